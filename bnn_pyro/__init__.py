@@ -1,0 +1,52 @@
+"""bnn_pyro: a zoo of Bayesian neural networks in Pyro, with posteriors that have been checked.
+
+>>> import bnn_pyro as bp
+>>> data = bp.load_data("breast-cancer", features=["mean radius", "mean texture"])
+>>> posterior = bp.fit("mean-field", data, bp.SVI(epochs=50), progress=False)
+>>> bp.predict(posterior, data.x_test).mean.shape[1]
+2
+
+Names are imported when first used: importing the package does not import torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "DATASETS": "datasets",
+    "load_data": "datasets",
+    "Dataset": "datasets.dataset",
+    "Schema": "datasets.dataset",
+    "METHODS": "inference",
+    "MAP": "inference",
+    "MLE": "inference",
+    "SVI": "inference",
+    "ZOO": "zoo",
+    "MLP": "zoo",
+    "MeanField": "zoo",
+    "Posterior": "posterior",
+    "Prediction": "predictive",
+    "predict": "predictive",
+    "fit": "training",
+    "load": "training",
+    "isolated": "isolation",
+    "UserError": "errors",
+}
+_ROOMS = ("metrics", "plots", "report")
+
+__all__ = ["metrics", "plots", "report", *_HOMES]
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"bnn_pyro.{_HOMES[name]}"), name)
+    if name in _ROOMS:
+        return importlib.import_module(f"bnn_pyro.{name}")
+    raise AttributeError(f"module 'bnn_pyro' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

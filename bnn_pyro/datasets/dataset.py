@@ -1,0 +1,129 @@
+"""What a data set is: tensors on one device, standardised with training statistics only, and the way back.
+
+A :class:`Schema` is everything that a model, a prediction or a saved run needs to know of a data set, never its
+size; a :class:`Dataset` adds the rows. Inputs are standardised here, once. Targets stay in their own units: the
+likelihood carries the shift and scale (see ``parts/likelihoods.py``), so that every density, error and interval is
+in the units that the user brought.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["Column", "Dataset", "Schema"]
+
+TASKS = ("regression", "classification")
+
+
+@dataclass(frozen=True)
+class Column:
+    """One input column of a table: numeric, or categorical with the categories that one-hot encode it."""
+
+    name: str
+    categories: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Schema:
+    """What a model must know of its data; JSON-able by :meth:`to_dict`.
+
+    task         "regression" or "classification" (two classes are classification with K = 2)
+    input_shape  shape of one standardised input: (features,) for tables, (channels, height, width) for images
+    classes      names of the K classes, in the order of the labels 0 … K−1; () for regression
+    features     name of each input feature after encoding; () for images
+    target       name of the target
+    x_shift, x_scale  tuples that broadcast to ``input_shape`` when shaped by :meth:`standardise`:
+                 length 1 (one for all, as for images) or one per feature
+    y_shift, y_scale  mean and standard deviation of the training targets (regression; 0 and 1 otherwise)
+    columns      how a raw table becomes features; () where there is no table
+    """
+
+    task: str
+    input_shape: tuple[int, ...]
+    classes: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
+    target: str = "y"
+    x_shift: tuple[float, ...] = (0.0,)
+    x_scale: tuple[float, ...] = (1.0,)
+    y_shift: float = 0.0
+    y_scale: float = 1.0
+    columns: tuple[Column, ...] = ()
+
+    @property
+    def is_image(self) -> bool:
+        """Whether inputs are images of shape (channels, height, width)."""
+        return len(self.input_shape) == 3
+
+    def standardise(self, x: Tensor) -> Tensor:
+        """Raw inputs (…, *input_shape) -> standardised float32 inputs of the same shape."""
+        shift, scale = self._affine(x)
+        return (x.to(torch.float32) - shift) / scale
+
+    def unstandardise(self, x: Tensor) -> Tensor:
+        """The inverse of :meth:`standardise`: (…, *input_shape) in the user's units."""
+        shift, scale = self._affine(x)
+        return x * scale + shift
+
+    def _affine(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        shift = torch.tensor(self.x_shift, dtype=torch.float32, device=x.device)
+        scale = torch.tensor(self.x_scale, dtype=torch.float32, device=x.device)
+        if len(self.x_shift) > 1:
+            shift, scale = shift.reshape(self.input_shape), scale.reshape(self.input_shape)
+        return shift, scale
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain lists, strings and numbers, for JSON."""
+        plain = {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self).items()}
+        plain["columns"] = [[c.name, None if c.categories is None else list(c.categories)] for c in self.columns]
+        return plain
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> Schema:
+        """The inverse of :meth:`to_dict`."""
+        fields = {k: tuple(v) if isinstance(v, list) else v for k, v in plain.items()}
+        fields["columns"] = tuple(Column(n, None if c is None else tuple(c)) for n, c in plain.get("columns", ()))
+        return cls(**fields)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Inputs and targets for training, validation and test.
+
+    x_*  (N, *input_shape) float32, standardised with the statistics of x_train
+    y_*  (N,) float32 in the target's own units (regression), or int64 labels (classification)
+    name      as given to ``load_data`` (a file's stem for a user's file)
+    source    where it came from, for the report and the model card
+    split     how the rows were divided: seed, fractions or the given split; JSON-able
+
+    The validation and test parts may be empty (shape (0, …)), never None.
+    """
+
+    name: str
+    schema: Schema
+    x_train: Tensor
+    y_train: Tensor
+    x_val: Tensor
+    y_val: Tensor
+    x_test: Tensor
+    y_test: Tensor
+    source: str = ""
+    split: Mapping[str, Any] = field(default_factory=dict)
+
+    def to(self, device: torch.device | str) -> Dataset:
+        """The same data set with every tensor on ``device``."""
+        parts = ("x_train", "y_train", "x_val", "y_val", "x_test", "y_test")
+        return replace(self, **{p: getattr(self, p).to(device) for p in parts})
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the training rows (first 16 hex digits): equal fingerprints mean equal training data."""
+        digest = hashlib.sha256()
+        for part in (self.x_train, self.y_train):
+            digest.update(part.detach().cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()[:16]

@@ -1,0 +1,28 @@
+"""Errors that a user can act on: what is wrong, where, and the way out.
+
+Everything that bad input can cause is raised as :class:`UserError`. The command line prints its one line and
+exits with code 2; a library user sees an ordinary ``ValueError``.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = ["UserError", "unknown"]
+
+
+class UserError(ValueError):
+    """Bad input, told in one line: what, where, and what to do instead."""
+
+
+def unknown(what: str, name: object, valid: Iterable[str]) -> UserError:
+    """The error for a name that is none of ``valid``, with the nearest one suggested.
+
+    >>> str(unknown("data set", "mnits", ["mnist", "digits"]))
+    "unknown data set 'mnits'; did you mean 'mnist'? Valid: digits, mnist"
+    """
+    names = sorted(valid)
+    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+    hint = f"; did you mean '{near[0]}'?" if near else "."
+    return UserError(f"unknown {what} '{name}'{hint} Valid: {', '.join(names)}")

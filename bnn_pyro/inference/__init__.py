@@ -1,0 +1,10 @@
+"""Ways to infer a posterior, each a frozen dataclass of settings with the verb ``run``."""
+
+from bnn_pyro.inference.method import Method
+from bnn_pyro.inference.point import MAP, MLE
+from bnn_pyro.inference.svi import SVI
+
+#: Every method by its name on the command line.
+METHODS: dict[str, type[Method]] = {"svi": SVI, "map": MAP, "mle": MLE}
+
+__all__ = ["MAP", "METHODS", "MLE", "SVI", "Method"]

@@ -1,0 +1,175 @@
+"""Minimising -ELBO by Adam over mini-batches: the loop that SVI and the point estimates share.
+
+The ELBO is Pyro's TraceMeanField_ELBO (closed-form KL wherever a pair of distributions has one), the optimiser is
+torch's fused Adam with a cosine decay: noise in the gradient is averaged away at the end instead of left in the answer.
+Every step is a function of (parameters, optimiser state, generator state, step number), so a checkpoint made between
+any two steps goes on to the very same result.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from pyro.infer import TraceMeanField_ELBO
+from torch import Tensor, nn
+
+from bnn_pyro.checkpoint import Checkpoint, Interrupted
+from bnn_pyro.datasets.dataset import Dataset
+from bnn_pyro.errors import UserError
+from bnn_pyro.inference.density import Rescale
+from bnn_pyro.inference.method import Report
+from bnn_pyro.isolation import generator_state, set_generator_state
+from bnn_pyro.parts.likelihoods import OBSERVED
+
+__all__ = ["ELBO", "Optimisation"]
+
+
+class ELBO(TraceMeanField_ELBO):
+    """Pyro's ELBO that also keeps its likelihood part, so that training curves can tell it from the KL."""
+
+    log_likelihood: Tensor
+
+    def _get_trace(self, model, guide, args, kwargs):
+        model_trace, guide_trace = super()._get_trace(model, guide, args, kwargs)
+        part = model_trace.nodes[OBSERVED]["log_prob_sum"].detach()
+        self.log_likelihood = self.log_likelihood + part / self.num_particles
+        return model_trace, guide_trace
+
+    def parts(self, model, guide, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """(-ELBO with its gradient, log-likelihood part), both scalars in nats."""
+        self.log_likelihood = torch.zeros((), device=x.device)
+        loss = self.differentiable_loss(model, guide, x, y)
+        return loss, self.log_likelihood
+
+
+@dataclass(frozen=True)
+class Optimisation:
+    """Settings of stochastic gradient descent.
+
+    epochs      passes over the training rows
+    batch_size  rows a step; 0 takes all rows in every step
+    lr          Adam's first learning rate; it falls by a cosine to ``final_lr``·lr
+    final_lr    the last learning rate as a share of the first
+    """
+
+    epochs: int = 1000
+    batch_size: int = 0
+    lr: float = 0.01
+    final_lr: float = 0.01
+
+    def __post_init__(self) -> None:
+        for name, low in (("epochs", 1), ("batch_size", 0)):
+            if getattr(self, name) < low:
+                raise UserError(f"{name} must be at least {low}, got {getattr(self, name)}")
+        if not (self.lr > 0 and math.isfinite(self.lr)):
+            raise UserError(f"lr must be positive and finite, got {self.lr}")
+        if not 0 <= self.final_lr <= 1:
+            raise UserError(f"final_lr is a share of lr between 0 and 1, got {self.final_lr}")
+
+    def minimise(
+        self,
+        model: nn.Module,
+        guide: nn.Module,
+        data: Dataset,
+        *,
+        seed: int,
+        latent: float = 1.0,
+        num_particles: int = 1,
+        checkpoint: Checkpoint | None = None,
+        report: Report | None = None,
+    ) -> dict[str, list[float]]:
+        """Fit ``guide`` in place and return the trace {epoch, elbo, log_likelihood, kl}, means over the epochs.
+
+        Raises UserError where the objective stops being finite, and Interrupted after a signal.
+        """
+        x, y = data.x_train, data.y_train
+        elbo = ELBO(num_particles=num_particles)
+        optimiser = torch.optim.Adam(guide.parameters(), lr=self.lr, fused=True)
+        size = self.batch_size if 0 < self.batch_size < len(x) else len(x)
+        per_epoch = math.ceil(len(x) / size)
+        total = per_epoch * self.epochs
+        window = per_epoch * math.ceil(self.epochs / 1000)  # steps that make one line of the trace
+        step, trace = 0, {"epoch": [], "elbo": [], "log_likelihood": [], "kl": []}
+        recent: list[Tensor] = []
+
+        if checkpoint is not None and (state := checkpoint.load()) is not None:
+            guide.load_state_dict(state["guide"])
+            optimiser.load_state_dict(state["optimiser"])
+            set_generator_state(state["generators"])
+            step, trace, recent = state["step"], state["trace"], list(state["recent"].to(x.device))
+
+        def save() -> None:
+            assert checkpoint is not None
+            _check_finite(recent, step, self.lr)
+            checkpoint.save(
+                {
+                    "guide": guide.state_dict(),
+                    "optimiser": optimiser.state_dict(),
+                    "generators": generator_state(),
+                    "step": step,
+                    "trace": trace,
+                    "recent": torch.stack(recent) if recent else torch.empty(0, 2),
+                }
+            )
+
+        for index in _batches(len(x), size, seed, step, total, x.device):
+            rows = slice(None) if index is None else index
+            x_batch, y_batch = x[rows], y[rows]
+            for group in optimiser.param_groups:
+                group["lr"] = self._rate(step / total)
+            scaled = Rescale(len(x) / len(x_batch), latent)(model)
+            loss, log_likelihood = elbo.parts(scaled, Rescale(latent=latent)(guide), x_batch, y_batch)
+            optimiser.zero_grad(set_to_none=True)
+            loss.backward()
+            optimiser.step()
+            step += 1
+            recent.append(torch.stack([loss.detach(), log_likelihood]))
+            if step % window == 0 or step == total:
+                _check_finite(recent, step, self.lr)
+                minus_elbo, likelihood = torch.stack(recent).double().mean(0).tolist()
+                for name, value in zip(
+                    trace, (step / per_epoch, -minus_elbo, likelihood, likelihood + minus_elbo), strict=True
+                ):
+                    trace[name].append(value)
+                recent.clear()
+                if report is not None:
+                    report(step, total, {"ELBO/N": trace["elbo"][-1] / len(x)})
+            if checkpoint is not None and checkpoint.due:
+                save()
+                if checkpoint.stop:
+                    raise Interrupted(f"stopped after step {step:,} of {total:,}")
+        return trace
+
+    def _rate(self, progress: float) -> float:
+        """Learning rate after a share of the steps."""
+        return self.lr * (self.final_lr + (1 - self.final_lr) * 0.5 * (1 + math.cos(math.pi * progress)))
+
+
+def _batches(num: int, size: int, seed: int, start: int, stop: int, device: torch.device) -> Iterator[Tensor | None]:
+    """Row indices of steps start … stop−1; None for all rows. A new random order every epoch.
+
+    The order is a function of (seed, epoch) alone, so that step k has the same rows after a resume.
+    """
+    if size == num:
+        yield from (None for _ in range(start, stop))
+        return
+    per_epoch = math.ceil(num / size)
+    step = start
+    while step < stop:
+        epoch, first = divmod(step, per_epoch)
+        order = torch.randperm(num, generator=torch.Generator().manual_seed(seed * 1_000_003 + epoch)).to(device)
+        for batch in order.split(size)[first:]:
+            yield batch
+            step += 1
+
+
+def _check_finite(recent: list[Tensor], step: int, lr: float) -> None:
+    bad = [i for i, parts in enumerate(recent) if not bool(torch.isfinite(parts[0]))]
+    if bad:
+        raise UserError(
+            f"the loss became {recent[bad[0]][0].item()} at step {step - len(recent) + bad[0] + 1} (lr {lr}); "
+            f"the last good checkpoint, if any, is kept: try a smaller --lr, such as {lr / 10:g}"
+        )

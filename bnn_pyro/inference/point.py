@@ -1,0 +1,55 @@
+"""Point estimates, the baselines: the most probable weights (MAP) and the most likely ones (MLE).
+
+    MAP: argmax_w log p(y | x, w) + log p(w)          MLE: argmax_w log p(y | x, w)
+
+Both are SVI with a point mass for a guide, whose KL to the prior is −log p(w); MLE gives it the weight 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import nn
+
+from bnn_pyro.checkpoint import Checkpoint
+from bnn_pyro.datasets.dataset import Dataset
+from bnn_pyro.inference.method import Report
+from bnn_pyro.inference.optimise import Optimisation
+from bnn_pyro.parts.guides import PointMass
+from bnn_pyro.posterior import Posterior
+
+__all__ = ["MAP", "MLE"]
+
+
+@dataclass(frozen=True)
+class MAP(Optimisation):
+    """Settings of the maximum a posteriori estimate. The prior is the weight decay."""
+
+    prior_weight: ClassVar[float] = 1.0
+
+    def run(
+        self,
+        model: nn.Module,
+        guide: nn.Module | None,
+        data: Dataset,
+        *,
+        seed: int = 0,
+        checkpoint: Checkpoint | None = None,
+        report: Report | None = None,
+    ) -> Posterior:
+        """Find the point and return it as one chain of one draw; see ``Method.run``. The guide is not used."""
+        point = PointMass(model.initial).to(data.x_train.device)
+        trace = self.minimise(
+            model, point, data, seed=seed, latent=self.prior_weight, checkpoint=checkpoint, report=report
+        )
+        trace["log_joint"], trace["log_prior"] = trace.pop("elbo"), [-kl for kl in trace.pop("kl")]
+        chains = {site: value.detach()[None, None] for site, value in point.sites().items()}
+        return Posterior(model, data.schema, chains=chains, trace=trace)
+
+
+@dataclass(frozen=True)
+class MLE(MAP):
+    """Settings of the maximum likelihood estimate: MAP with the prior left out."""
+
+    prior_weight: ClassVar[float] = 0.0

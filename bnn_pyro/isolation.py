@@ -1,0 +1,56 @@
+"""Pyro work that leaves nothing behind: the only file that touches the parameter store and global generators.
+
+Pyro keeps parameters in one global store, so that a fresh guide of the same name starts at the last run's optimum
+and drags the last run's guide along with it. ``pyro.set_rng_seed`` seeds ``random`` and numpy too, and
+``torch.random.fork_rng`` does not bring those back. Everything in this package that samples or trains enters
+:func:`isolated`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pyro
+import torch
+
+__all__ = ["generator_state", "isolated", "set_generator_state"]
+
+
+@contextmanager
+def isolated(seed: int | None = None) -> Iterator[None]:
+    """Run a block with module-local parameters in an empty parameter store; both are put back on exit.
+
+    seed: if given, torch (CPU and every CUDA device), numpy and ``random`` are seeded with it, and their former
+        states return on exit. Without a seed the generators are the caller's and advance as usual.
+    """
+    store = pyro.get_param_store()
+    kept = store.get_state()
+    states = (random.getstate(), np.random.get_state(), generator_state()) if seed is not None else None
+    store.clear()
+    try:
+        with pyro.settings.context(module_local_params=True):
+            if seed is not None:
+                pyro.set_rng_seed(seed)
+            yield
+    finally:
+        store.set_state(kept)
+        if states is not None:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
+            set_generator_state(states[2])
+
+
+def generator_state() -> list[torch.Tensor]:
+    """The state of torch's generators, CPU first, then each CUDA device: what a checkpoint must hold."""
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return [torch.get_rng_state(), *cuda]
+
+
+def set_generator_state(states: list[torch.Tensor]) -> None:
+    """Put back what :func:`generator_state` returned (on a machine with as many CUDA devices, or on the CPU)."""
+    torch.set_rng_state(states[0])
+    if torch.cuda.is_available() and len(states) > 1:
+        torch.cuda.set_rng_state_all(states[1:])

@@ -1,0 +1,1 @@
+"""What variants are made of: nets, priors, likelihoods and guides; small functions, nothing to inherit."""

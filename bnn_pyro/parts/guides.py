@@ -1,0 +1,67 @@
+"""Approximate posteriors q(w) beyond Pyro's autoguides."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import pyro
+import pyro.distributions as dist
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+__all__ = ["MeanFieldNormal", "PointMass"]
+
+
+class _Flat(nn.Module):
+    """Sites cut from one flat vector: one optimiser tensor and one elementwise kernel, however many layers."""
+
+    def __init__(self, initial: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.shapes = {name: value.shape for name, value in initial.items()}
+        self.loc = nn.Parameter(torch.cat([value.detach().flatten() for value in initial.values()]).clone())
+
+    def _cut(self, flat: Tensor) -> dict[str, Tensor]:
+        pieces = flat.split([shape.numel() for shape in self.shapes.values()])
+        return {name: p.view(shape) for (name, shape), p in zip(self.shapes.items(), pieces, strict=True)}
+
+    def sites(self) -> dict[str, Tensor]:
+        """{site: location}."""
+        return self._cut(self.loc)
+
+
+class MeanFieldNormal(_Flat):
+    """q(w) = ∏ᵢ Normal(wᵢ; μᵢ, σᵢ), σ = softplus(ρ) (Blundell et al. 2015, section 3.2).
+
+    initial: {site: value} where μ starts.   init_scale: σ at the start, for all weights: small, so that training
+        begins like that of a deterministic network.
+    """
+
+    def __init__(self, initial: Mapping[str, Tensor], init_scale: float = 0.01) -> None:
+        super().__init__(initial)
+        self.rho = nn.Parameter(torch.full_like(self.loc, math.log(math.expm1(init_scale))))
+
+    @property
+    def scale(self) -> Tensor:
+        """σ of every weight, flat, in the order of the sites."""
+        return F.softplus(self.rho)
+
+    def forward(self, x: Tensor | None = None, y: Tensor | None = None) -> dict[str, Tensor]:
+        """Sample every site; inputs and targets are taken for the sake of Pyro's calls and not used."""
+        scales = self._cut(self.scale)
+        return {
+            name: pyro.sample(name, dist.Normal(loc, scales[name], validate_args=False).to_event(loc.dim()))
+            for name, loc in self._cut(self.loc).items()
+        }
+
+
+class PointMass(_Flat):
+    """q(w) = δ(w − μ): a point estimate as a guide."""
+
+    def forward(self, x: Tensor | None = None, y: Tensor | None = None) -> dict[str, Tensor]:
+        """Sample every site: its value."""
+        return {
+            name: pyro.sample(name, dist.Delta(loc, validate_args=False).to_event(loc.dim()))
+            for name, loc in self._cut(self.loc).items()
+        }

@@ -1,0 +1,133 @@
+"""Priors placed on every parameter of a network, and the model p(y, w | x) that follows.
+
+A prior is written as a short text, ``"fan-in:1"``, so that a setting, a command line and a JSON file say it alike;
+:func:`parse_prior` makes the distributions. :class:`BayesianNet` samples each parameter of a network from its prior,
+calls the network with the sample and hands the output to a likelihood. It never learns N.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro.distributions import constraints
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from bnn_pyro.errors import UserError, unknown
+
+__all__ = ["PRIORS", "BayesianNet", "ScaleMixture", "parse_prior"]
+
+
+class ScaleMixture(dist.TorchDistribution):
+    """π Normal(0, σ₁) + (1 − π) Normal(0, σ₂): Blundell et al. 2015, equation 7. One weight's prior.
+
+    No closed-form KL to a Normal exists: TraceMeanField_ELBO falls back to one Monte-Carlo draw of it.
+    """
+
+    arg_constraints: dict = {"wide": constraints.positive, "narrow": constraints.positive}  # noqa: RUF012
+    support = constraints.real
+
+    def __init__(self, wide: Tensor, narrow: Tensor, weight: float, validate_args: bool | None = None) -> None:
+        self.wide, self.narrow = torch.broadcast_tensors(wide, narrow)
+        self.weight = weight
+        super().__init__(self.wide.shape, validate_args=validate_args)
+
+    def expand(self, batch_shape: torch.Size, _instance: object = None) -> ScaleMixture:
+        """The same prior for every element of ``batch_shape``."""
+        return ScaleMixture(self.wide.expand(batch_shape), self.narrow.expand(batch_shape), self.weight, False)
+
+    def sample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:  # noqa: B008 (torch's own signature)
+        """Draws of shape sample_shape + batch_shape."""
+        shape = torch.Size(sample_shape) + self.batch_shape
+        choose = torch.rand(shape, device=self.wide.device) < self.weight
+        return torch.where(choose, self.wide, self.narrow) * torch.randn(shape, device=self.wide.device)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Log-density in nats."""
+        half_square = value.square() * 0.5
+        wide = math.log(self.weight) - self.wide.log() - half_square / self.wide.square()
+        narrow = math.log1p(-self.weight) - self.narrow.log() - half_square / self.narrow.square()
+        return torch.logaddexp(wide, narrow) - 0.5 * math.log(2 * math.pi)
+
+
+Maker = Callable[[Tensor], dist.TorchDistribution]  # a parameter of the net -> the scalar prior of its elements
+
+
+def _normal(scale: float = 1.0) -> Maker:
+    """normal:SCALE — w ~ Normal(0, scale), the same for all parameters."""
+    return lambda w: dist.Normal(w.new_zeros(()), w.new_tensor(scale), validate_args=False)
+
+
+def _fan_in(scale: float = 1.0) -> Maker:
+    """fan-in:SCALE — Normal(0, scale/√fan-in) for weights (out, in, …), Normal(0, scale) for biases (Neal 1996).
+
+    The outputs then keep their prior variance whatever the widths.
+    """
+    return lambda w: _normal(scale / math.sqrt(w[0].numel()) if w.dim() > 1 else scale)(w)
+
+
+def _scale_mixture(wide: float = 1.0, narrow: float = math.exp(-6), weight: float = 0.5) -> Maker:
+    """scale-mixture:WIDE,NARROW,WEIGHT — Blundell et al. 2015, equation 7; WEIGHT is that of the wide component."""
+    if not 0 < weight < 1:
+        raise UserError(f"the weight of the wide component must lie between 0 and 1, got {weight}")
+    return lambda w: ScaleMixture(w.new_tensor(wide), w.new_tensor(narrow), weight, validate_args=False)
+
+
+#: Every prior by name; the numbers after the colon are its arguments.
+PRIORS: dict[str, Callable[..., Maker]] = {"normal": _normal, "fan-in": _fan_in, "scale-mixture": _scale_mixture}
+
+
+def parse_prior(text: str) -> Maker:
+    """``"fan-in:1.5"`` -> the prior; numbers left out take their defaults.
+
+    Raises UserError for an unknown name, a number that is none, or a scale that is not positive.
+    """
+    name, _, rest = text.partition(":")
+    if name not in PRIORS:
+        raise unknown("prior", name, PRIORS)
+    try:
+        numbers = [float(part) for part in rest.split(",")] if rest else []
+        if not all(n > 0 and math.isfinite(n) for n in numbers):
+            raise ValueError
+        return PRIORS[name](*numbers)
+    except (ValueError, TypeError) as error:
+        if isinstance(error, UserError):
+            raise
+        form = (PRIORS[name].__doc__ or "").split(" — ")[0]
+        raise UserError(f"the prior '{text}' must have the form {form} with positive numbers") from None
+
+
+class BayesianNet(nn.Module):
+    """p(y, w | x): every parameter of ``net`` is a latent site of its own name, then the likelihood.
+
+    net: gives the sites' names and shapes and, by its initial values, a starting point; the values are no part of
+        the model.   likelihood: a callable (f, y) from ``parts.likelihoods``.   prior: as for :func:`parse_prior`.
+    """
+
+    def __init__(self, net: nn.Module, likelihood: nn.Module, prior: str = "fan-in") -> None:
+        super().__init__()
+        self.net = net.requires_grad_(False)
+        self.likelihood = likelihood
+        self.prior = parse_prior(prior)
+
+    @property
+    def initial(self) -> Mapping[str, Tensor]:
+        """{site: value} where guides and optimisers start: the network's own initial weights, the likelihood's own."""
+        return {**dict(self.net.named_parameters()), **self.likelihood.initial}
+
+    @property
+    def width(self) -> int:
+        """The widest activation, in numbers per point and draw."""
+        return self.net.width
+
+    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+        """Draw w, then the site "y" for inputs x (B, *input_shape); y (B,) observes it."""
+        w = {
+            name: pyro.sample(name, self.prior(p).expand(p.shape).to_event(p.dim()))
+            for name, p in self.net.named_parameters()
+        }
+        return self.likelihood(functional_call(self.net, w, (x,)), y)

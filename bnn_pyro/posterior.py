@@ -1,0 +1,136 @@
+"""q(w | D) as something to draw from: what every inference method returns, and its archive on disk.
+
+Nobody to the right of this file asks which method made a posterior. The archive holds tensors and JSON only, and is
+read with ``weights_only=True``: loading executes nothing from the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyro
+import pyro.poutine as poutine
+import torch
+from torch import Tensor, nn
+
+from bnn_pyro.checkpoint import write_whole
+from bnn_pyro.datasets.dataset import Schema
+from bnn_pyro.errors import UserError
+from bnn_pyro.isolation import isolated
+
+__all__ = ["Posterior", "read_archive"]
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """An approximate posterior over the weights. Shapes: S draws, C chains, D draws a chain.
+
+    model       the conditional p(y | x, w) that the draws belong to
+    schema      what the data looked like
+    guide       q, a module to sample; or None
+    chains      {site: (C, D, *site shape)}; or None where q is a guide
+    stats       {name: (C, D)}: diverging, acceptance_rate, energy, …
+    trace       {name: one number per epoch}: elbo, log_likelihood, kl, … in nats, of the whole training set
+    provenance  entry, settings, seed, versions, data fingerprint, seconds; JSON-able
+    """
+
+    model: nn.Module
+    schema: Schema
+    guide: nn.Module | None = None
+    chains: Mapping[str, Tensor] | None = None
+    stats: Mapping[str, Tensor] = field(default_factory=dict)
+    trace: Mapping[str, list[float]] = field(default_factory=dict)
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if (self.guide is None) == (self.chains is None):
+            raise ValueError("a Posterior is either a guide or chains")
+
+    @property
+    def device(self) -> torch.device:
+        """Where the draws come from."""
+        return next(iter(self.guide.parameters() if self.guide is not None else self.chains.values())).device
+
+    @property
+    def width(self) -> int:
+        """The model's widest activation, in numbers per point and draw."""
+        return self.model.width
+
+    def draw(self, num: int, x: Tensor | None = None, seed: int | None = None) -> dict[str, Tensor]:
+        """{site: (num, *site shape)}: fresh draws of a guide, or the chains' draws thinned evenly.
+
+        num: at most C·D where the draws are stored; fewer are returned, never repeated ones.
+        x: (B, *input_shape), for a q over activations; weights do not depend on it.
+        seed: for a guide's draws; None takes the caller's generator.
+        """
+        if num < 1:
+            raise UserError(f"the number of draws must be at least 1, got {num}")
+        if self.chains is not None:
+            flat = {site: v.flatten(0, 1) for site, v in self.chains.items()}
+            held = next(iter(flat.values())).shape[0]
+            keep = torch.linspace(0, held - 1, min(num, held)).round().long()
+            return {site: v[keep.to(v.device)] for site, v in flat.items()}
+        with torch.no_grad(), isolated(seed), poutine.trace() as trace, pyro.plate("draws", num, dim=-1):
+            self.guide(x)
+        return {
+            name: node["value"]
+            for name, node in trace.trace.nodes.items()
+            if node["type"] == "sample" and not poutine.util.site_is_subsample(node)
+        }
+
+    def save(self, folder: str | os.PathLike) -> None:
+        """Write ``posterior.pt`` (tensors) and ``posterior.json`` (the rest, with a checksum), each atomically."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        tensors = {
+            "guide": None if self.guide is None else {k: v.cpu() for k, v in self.guide.state_dict().items()},
+            "chains": None if self.chains is None else {k: v.cpu() for k, v in self.chains.items()},
+            "stats": {k: v.cpu() for k, v in self.stats.items()},
+        }
+        buffer = io.BytesIO()
+        torch.save(tensors, buffer)
+        blob = buffer.getvalue()
+        meta = {
+            "format": FORMAT,
+            "sha256": hashlib.sha256(blob).hexdigest(),
+            "schema": self.schema.to_dict(),
+            "trace": dict(self.trace),
+            "provenance": dict(self.provenance),
+        }
+        write_whole(folder / "posterior.pt", blob)
+        write_whole(folder / "posterior.json", json.dumps(meta, indent=1).encode())
+
+
+def read_archive(folder: str | os.PathLike) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(tensors, meta) of a saved posterior; executes nothing.
+
+    Raises UserError where a file is missing, truncated, altered, or of a newer format.
+    """
+    folder = Path(folder)
+    path = folder / "posterior.pt"
+    for name in ("posterior.json", "posterior.pt"):
+        if not (folder / name).is_file():
+            raise UserError(f"no {name} in {folder}: not a finished run, or not a run at all")
+    try:
+        meta = json.loads((folder / "posterior.json").read_text())
+        expected, version = meta["sha256"], meta["format"]
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"{folder / 'posterior.json'} is damaged; train again or restore the file") from None
+    if version != FORMAT:
+        raise UserError(f"{folder / 'posterior.json'} has format {version}; this version reads format {FORMAT}")
+    blob = path.read_bytes()
+    if hashlib.sha256(blob).hexdigest() != expected:
+        raise UserError(f"{path} is truncated or was altered (its checksum differs); train again or restore the file")
+    try:
+        return torch.load(io.BytesIO(blob), map_location="cpu", weights_only=True), meta
+    except Exception:
+        raise UserError(f"{path} holds something else than tensors and was not loaded; train again") from None

@@ -1,0 +1,247 @@
+"""The posterior predictive p(y | x, D): an equal mixture of S likelihoods, one per draw of the weights.
+
+Nothing is averaged before scoring: probabilities are averaged, never log-probabilities, and the moments and
+quantiles are those of the mixture, not of a matched Gaussian. The likelihood is the one that trained: it is read
+off the model's site "y".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import pyro.poutine as poutine
+import torch
+from pyro.distributions import Bernoulli, Categorical, Distribution, Independent, Normal
+from torch import Tensor
+
+from bnn_pyro.errors import UserError
+from bnn_pyro.isolation import isolated
+from bnn_pyro.parts.likelihoods import ReadLikelihood
+from bnn_pyro.posterior import Posterior
+
+__all__ = ["Prediction", "predict"]
+
+#: Bytes that the largest intermediate of one chunk may take; a 10,000-image prediction stays well under 1 GB.
+DEFAULT_MAX_MEMORY = 256 * 2**20
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """p(y | x, D) as S components. Shapes: S draws, B points, K classes; all tensors on the CPU.
+
+    components  the model's own distribution at site "y", batch shape (S, B): Categorical, Bernoulli or Normal,
+                the latter in the target's own units
+    """
+
+    components: Distribution
+
+    @property
+    def task(self) -> str:
+        """ "regression" or "classification"."""
+        return "regression" if isinstance(self.components, Normal) else "classification"
+
+    @property
+    def num_draws(self) -> int:
+        """S, the number of draws."""
+        return self.components.batch_shape[0]
+
+    def __len__(self) -> int:
+        return self.components.batch_shape[1]
+
+    def __getitem__(self, index: Tensor | slice | Sequence[int]) -> Prediction:
+        """The prediction for some of the points: a slice, a mask (B,) or indices."""
+        return Prediction(_select(self.components, index))
+
+    # -- classification ------------------------------------------------------------------------------------------
+    @cached_property
+    def probs(self) -> Tensor:
+        """Class probabilities of every draw, (S, B, K); a Bernoulli's are those of K = 2 classes."""
+        self._need("classification", "probs")
+        if isinstance(self.components, Bernoulli):
+            return torch.stack([torch.sigmoid(-self.components.logits), torch.sigmoid(self.components.logits)], -1)
+        return self.components.probs
+
+    @cached_property
+    def votes(self) -> Tensor:
+        """Share of the draws whose most probable class is k, (B, K)."""
+        top = self.probs.argmax(-1)
+        return torch.nn.functional.one_hot(top, self.probs.shape[-1]).double().mean(0).float()
+
+    # -- regression ----------------------------------------------------------------------------------------------
+    @property
+    def locs(self) -> Tensor:
+        """Component means (S, B), target units."""
+        self._need("regression", "locs")
+        return self.components.mean
+
+    @property
+    def scales(self) -> Tensor:
+        """Component standard deviations (S, B), target units."""
+        self._need("regression", "scales")
+        return self.components.stddev
+
+    def cdf(self, y: Tensor) -> Tensor:
+        """P(Y ≤ y) of the mixture; y broadcasts against (B,), any leading dimensions."""
+        self._need("regression", "cdf")
+        z = (y.unsqueeze(-2).double() - self.locs.double()) / self.scales.double()
+        return torch.special.ndtr(z).mean(-2)
+
+    def quantile(self, q: float | Sequence[float]) -> Tensor:
+        """Quantiles of the mixture by bisection of its cdf, (len(q), B), to 1e-9 of the search bracket.
+
+        Raises UserError unless 0 < q < 1.
+        """
+        self._need("regression", "quantile")
+        levels = torch.as_tensor([q] if isinstance(q, float | int) else list(q), dtype=torch.float64)
+        if not bool(((levels > 0) & (levels < 1)).all()):
+            raise UserError(f"quantile levels must lie strictly between 0 and 1, got {levels.tolist()}")
+        z = torch.special.ndtri(levels)[:, None, None]  # (Q, 1, 1)
+        ends = self.locs.double() + z * self.scales.double()  # (Q, S, B): every component's own quantile
+        low, high = ends.amin(-2), ends.amax(-2)  # the mixture's lies between the extreme ones
+        for _ in range(30):
+            middle = (low + high) / 2
+            below = self.cdf(middle) < levels[:, None]
+            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+        return ((low + high) / 2).float()
+
+    # -- both ----------------------------------------------------------------------------------------------------
+    @cached_property
+    def mean(self) -> Tensor:
+        """Mean class probabilities (B, K), or the predictive mean (B,) in target units."""
+        return self.probs.mean(0) if self.task == "classification" else self.locs.mean(0)
+
+    @cached_property
+    def total(self) -> Tensor:
+        """Total uncertainty (B,): entropy of the mean probabilities in nats, or the mixture's variance."""
+        if self.task == "classification":
+            return _entropy(self.mean)
+        return self.aleatoric + self.epistemic
+
+    @cached_property
+    def aleatoric(self) -> Tensor:
+        """What more data would not remove (B,): mean entropy of the draws in nats, or mean component variance."""
+        if self.task == "classification":
+            return torch.cat([_entropy(p).mean(0) for p in self.probs.split(1000, dim=1)])
+        return self.scales.square().mean(0)
+
+    @cached_property
+    def epistemic(self) -> Tensor:
+        """What the draws disagree on (B,): mutual information I(y; w) in nats, or the variance of the means."""
+        if self.task == "classification":
+            return (self.total - self.aleatoric).clamp_min(0.0)  # ≥ 0 by Jensen; the clamp removes rounding only
+        return self.locs.double().var(0, unbiased=False).float()
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """log p(y | x, D) = logsumexp_s log p_s(y) − log S, in nats, (B,). y: labels or targets, (B,)."""
+        y = y.cpu()
+        y = y.to(torch.float32) if isinstance(self.components, Bernoulli | Normal) else y.long()
+        return torch.logsumexp(self.components.log_prob(y), 0) - math.log(self.num_draws)
+
+    def _need(self, task: str, what: str) -> None:
+        if self.task != task:
+            raise UserError(f"'{what}' belongs to {task}, but this is a {self.task} prediction")
+
+
+def predict(
+    posterior: Posterior,
+    x: Tensor,
+    *,
+    num_draws: int = 100,
+    max_memory: int = DEFAULT_MAX_MEMORY,
+    seed: int | None = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> Prediction:
+    """p(y | x, D) at standardised inputs, the forward pass vectorised over draws and chunked over draws and points.
+
+    x: (B, *input_shape), standardised (``data.x_test``, or ``schema.standardise(raw)``).
+    num_draws: S; a posterior of stored draws gives at most as many as it holds.
+    max_memory: bytes that a chunk's widest activation may take. The result itself takes 4·S·B·K bytes besides.
+    seed: for the draws; None takes the caller's generator.
+    progress: called as progress(done, of) after each chunk.
+
+    Raises UserError where x has not the shape that the posterior was trained on.
+    """
+    shape = posterior.schema.input_shape
+    if tuple(x.shape[1:]) != tuple(shape):
+        raise UserError(
+            f"inputs have shape {tuple(x.shape[1:])}, but this posterior was trained on {tuple(shape)} "
+            f"({posterior.provenance.get('data', 'its data')}); load the data with the run's own schema"
+        )
+    if len(x) == 0:
+        raise UserError("there is no input to predict: x has 0 rows")
+    device = posterior.device
+    rows = []
+    with torch.no_grad(), isolated(seed):
+        draws = posterior.draw(num_draws, x)
+        num_draws = next(iter(draws.values())).shape[0]
+        per_point = 4 * posterior.width  # bytes of the widest activation of one draw at one point
+        draw_chunk = max(1, min(num_draws, max_memory // (per_point * min(len(x), 512))))
+        point_chunk = max(1, min(len(x), max_memory // (per_point * draw_chunk)))
+        for start in range(0, len(x), point_chunk):
+            part = x[start : start + point_chunk].to(device)
+            pieces = [_likelihood(posterior.model, w, part) for w in _chunks(draws, draw_chunk)]
+            rows.append(_join(pieces, 0))
+            if progress is not None:
+                progress(min(start + point_chunk, len(x)), len(x))
+    return Prediction(_join(rows, 1))
+
+
+def _chunks(draws: dict[str, Tensor], size: int) -> Iterator[dict[str, Tensor]]:
+    num = next(iter(draws.values())).shape[0]
+    for start in range(0, num, size):
+        yield {site: value[start : start + size] for site, value in draws.items()}
+
+
+def _likelihood(model: Callable, draws: dict[str, Tensor], x: Tensor) -> Distribution:
+    """The model's own distribution at "y", batch shape (draws, points), moved to the CPU."""
+    with ReadLikelihood() as read, poutine.condition(data=draws):
+        model(x)
+    likelihood = read.likelihood
+    while isinstance(likelihood, Independent):
+        likelihood = likelihood.base_dist
+    shape = (next(iter(draws.values())).shape[0], len(x))
+    return _rebuild(likelihood, lambda p, event: p.expand(shape + p.shape[p.dim() - event :]).cpu())
+
+
+# The parameters that make a component, by name, and how many event dimensions each has. Kept as logits: a
+# probability that underflows would lose its log-density.
+_PARAMETERS: dict[type, dict[str, int]] = {
+    Categorical: {"logits": 1},
+    Bernoulli: {"logits": 0},
+    Normal: {"loc": 0, "scale": 0},
+}
+
+
+def _kind(d: Distribution) -> type:
+    for kind in _PARAMETERS:
+        if isinstance(d, kind):
+            return kind
+    raise UserError(
+        f"a likelihood of type {type(d).__name__} has no Prediction yet; use Categorical, Bernoulli, Normal"
+    )
+
+
+def _rebuild(d: Distribution, change: Callable[[Tensor, int], Tensor]) -> Distribution:
+    kind = _kind(d)
+    parameters = {name: change(getattr(d, name), event) for name, event in _PARAMETERS[kind].items()}
+    return kind(**parameters, validate_args=False)
+
+
+def _select(d: Distribution, index: Tensor | slice | Sequence[int]) -> Distribution:
+    return _rebuild(d, lambda p, _: p[:, index])
+
+
+def _join(pieces: list[Distribution], dim: int) -> Distribution:
+    if len(pieces) == 1:
+        return pieces[0]
+    kind = _kind(pieces[0])
+    parameters = {name: torch.cat([getattr(p, name) for p in pieces], dim) for name in _PARAMETERS[kind]}
+    return kind(**parameters, validate_args=False)
+
+
+def _entropy(probs: Tensor) -> Tensor:
+    """Entropy in nats over the last dimension; 0·log 0 = 0."""
+    return -torch.special.xlogy(probs, probs).sum(-1)

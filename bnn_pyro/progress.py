@@ -1,0 +1,29 @@
+"""Progress bars with the time left, on standard error, one a task."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+
+from tqdm import tqdm
+
+__all__ = ["progress_bar"]
+
+
+@contextlib.contextmanager
+def progress_bar(
+    description: str, show: bool = True, unit: str = "step"
+) -> Iterator[Callable[[int, int, Mapping[str, float]], None]]:
+    """Yield ``report(done, of, figures)``, which moves a bar that shows rate, time left and the figures."""
+    if not show:
+        yield lambda done, of, figures=None: None
+        return
+    with tqdm(desc=description, unit=unit, dynamic_ncols=True, leave=True, mininterval=0.2) as bar:
+
+        def report(done: int, of: int, figures: Mapping[str, float] | None = None) -> None:
+            bar.total = of
+            if figures:
+                bar.set_postfix({k: f"{v:.4g}" for k, v in figures.items()}, refresh=False)
+            bar.update(done - bar.n)
+
+        yield report

@@ -1,0 +1,47 @@
+"""The protocol of a variant: a frozen dataclass whose fields are its settings, with two verbs, ``model`` and ``guide``.
+
+To add one: a file here, and a line in ``ZOO``. Its class attributes say the rest: ``summary`` (the idea in one line),
+``paper``, ``methods`` (names of the inference methods that suit it, the first is the default) and ``fits``, tuned
+settings by data set and method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+from torch import nn
+
+from bnn_pyro.datasets.dataset import Schema
+
+__all__ = ["Entry", "Fit"]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Tuned settings for one data set: of the variant, of the method, and of the way the data are loaded."""
+
+    entry: Mapping[str, Any] = field(default_factory=dict)
+    method: Mapping[str, Any] = field(default_factory=dict)
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Entry(Protocol):
+    """One Bayesian network: p(y, w | x) and its q(w)."""
+
+    summary: ClassVar[str]
+    paper: ClassVar[str]
+    methods: ClassVar[tuple[str, ...]]
+    fits: ClassVar[Mapping[str, Mapping[str, Fit]]]
+
+    def model(self, schema: Schema) -> nn.Module:
+        """m with m(x, y=None): draws w, then the site "y" in a plate of len(x). It never learns N.
+
+        Besides: ``initial`` {site: value} where optimisers start, and ``width``, the widest activation.
+        """
+        ...
+
+    def guide(self, model: nn.Module) -> nn.Module | None:
+        """q over exactly the model's latent sites, or None."""
+        ...

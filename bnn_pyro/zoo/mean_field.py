@@ -1,0 +1,66 @@
+"""Mean-field Normal weights: every weight its own mean and standard deviation (Bayes by Backprop).
+
+    w ~ p(w)    f = net_w(x)    y ~ likelihood(f)          q(w) = ∏ᵢ Normal(wᵢ; μᵢ, softplus(ρᵢ))
+
+Blundell, Cornebise, Kavukcuoglu & Wierstra 2015, arXiv:1505.05424. The model is an ordinary Pyro model that any
+method takes. With the "scale-mixture" prior the KL is estimated by Monte Carlo, with the others it is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import nn
+
+from bnn_pyro.datasets.dataset import Schema
+from bnn_pyro.errors import UserError
+from bnn_pyro.parts.guides import MeanFieldNormal
+from bnn_pyro.parts.likelihoods import make_likelihood
+from bnn_pyro.parts.nets import MLP
+from bnn_pyro.parts.priors import BayesianNet
+from bnn_pyro.zoo.entry import Fit
+
+__all__ = ["MeanField"]
+
+
+@dataclass(frozen=True)
+class MeanField:
+    """Settings of a fully connected network with mean-field Normal weights.
+
+    hidden      widths of the hidden layers; () is a linear model
+    activation  relu, tanh, sigmoid, leaky_relu or gelu
+    bias        in every layer, or in none
+    prior       normal:SCALE, fan-in:SCALE or scale-mixture:WIDE,NARROW,WEIGHT
+    noise       regression only: learned, heteroscedastic, or a standard deviation in target units
+    init_scale  σ of every weight where training starts
+    """
+
+    hidden: tuple[int, ...] = (50,)
+    activation: str = "relu"
+    bias: bool = True
+    prior: str = "fan-in:1"
+    noise: str | float = "learned"
+    init_scale: float = 0.01
+
+    summary: ClassVar[str] = "A mean and a standard deviation for every weight (Bayes by Backprop)"
+    paper: ClassVar[str] = "Blundell et al. 2015, arXiv:1505.05424"
+    methods: ClassVar[tuple[str, ...]] = ("svi", "map", "mle")
+    fits: ClassVar[Mapping[str, Mapping[str, Fit]]] = {}
+
+    def __post_init__(self) -> None:
+        if any(width < 1 for width in self.hidden):
+            raise UserError(f"hidden widths must be at least 1, got {self.hidden}")
+        if not self.init_scale > 0:
+            raise UserError(f"init_scale must be positive, got {self.init_scale}")
+
+    def model(self, schema: Schema) -> BayesianNet:
+        """p(y, w | x); see ``Entry.model``."""
+        likelihood = make_likelihood(schema, self.noise)
+        net = MLP(schema.input_shape, self.hidden, likelihood.outputs, self.activation, self.bias)
+        return BayesianNet(net, likelihood, self.prior)
+
+    def guide(self, model: nn.Module) -> MeanFieldNormal:
+        """q(w), starting at the network's own initial weights; see ``Entry.guide``."""
+        return MeanFieldNormal(model.initial, self.init_scale)
