@@ -13,13 +13,69 @@ from collections.abc import Callable, Mapping
 import pyro
 import pyro.distributions as dist
 import torch
+import torch.nn.functional as F
 from pyro.distributions import constraints
 from torch import Tensor, nn
+from torch.distributions import Independent, Normal, register_kl
 from torch.func import functional_call
 
 from bnn_pyro.errors import UserError, unknown
 
-__all__ = ["PRIORS", "BayesianNet", "ScaleMixture", "parse_prior"]
+__all__ = ["PRIORS", "BayesianNet", "IsotropicNormal", "ScaleMixture", "parse_prior"]
+
+
+class IsotropicNormal(dist.TorchDistribution):
+    """w ~ Normal(0, scale²·I) over a whole parameter: event shape that of the parameter, one scalar scale.
+
+    The same density as ``Normal(0, scale).expand(shape).to_event()``, by one sum of squares instead of a dozen
+    elementwise passes; likewise its KL from an independent Normal, registered below.
+    """
+
+    arg_constraints: dict = {"scale": constraints.positive}  # noqa: RUF012
+    has_rsample = True
+
+    def __init__(self, scale: Tensor, shape: torch.Size, batch_shape: torch.Size = torch.Size()) -> None:  # noqa: B008
+        self.scale = scale
+        super().__init__(batch_shape, shape, validate_args=False)
+
+    @constraints.dependent_property(is_discrete=False)
+    def support(self) -> constraints.Constraint:
+        """Reals, as one event."""
+        return constraints.independent(constraints.real, len(self.event_shape))
+
+    def expand(self, batch_shape: torch.Size, _instance: object = None) -> IsotropicNormal:
+        """Independent copies."""
+        return IsotropicNormal(self.scale, self.event_shape, torch.Size(batch_shape))
+
+    def rsample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:  # noqa: B008 (torch's own signature)
+        """Draws of shape sample_shape + batch_shape + event_shape."""
+        shape = torch.Size(sample_shape) + self.batch_shape + self.event_shape
+        return self.scale * torch.randn(shape, device=self.scale.device, dtype=self.scale.dtype)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Log-density in nats, one a parameter."""
+        return -0.5 * _sum_of_squares(value, len(self.event_shape)) / self.scale.square() - self._log_normaliser
+
+    @property
+    def _log_normaliser(self) -> Tensor:
+        return self.event_shape.numel() * (self.scale.log() + 0.5 * math.log(2 * math.pi))
+
+
+def _sum_of_squares(value: Tensor, event_dims: int) -> Tensor:
+    flat = value.flatten(-event_dims) if event_dims else value.unsqueeze(-1)
+    return flat.dot(flat) if flat.dim() == 1 else flat.square().sum(-1)
+
+
+@register_kl(Independent, IsotropicNormal)
+def _kl_independent_isotropic(q: Independent, p: IsotropicNormal) -> Tensor:
+    """KL(∏ Normal(μᵢ, σᵢ) ‖ Normal(0, s²I)) = ½ Σ(μ² + σ²)/s² − Σ log σ + n (log s − ½), in nats."""
+    if not isinstance(q.base_dist, Normal) or q.event_shape != p.event_shape:
+        raise NotImplementedError
+    dims = len(p.event_shape)
+    mu, sigma = q.base_dist.loc, q.base_dist.scale
+    squares = _sum_of_squares(mu, dims) + _sum_of_squares(sigma, dims)
+    log_sigma = sigma.log().sum(tuple(range(-dims, 0))) if dims else sigma.log()
+    return 0.5 * squares / p.scale.square() - log_sigma + p.event_shape.numel() * (p.scale.log() - 0.5)
 
 
 class ScaleMixture(dist.TorchDistribution):
@@ -48,18 +104,20 @@ class ScaleMixture(dist.TorchDistribution):
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Log-density in nats."""
-        half_square = value.square() * 0.5
-        wide = math.log(self.weight) - self.wide.log() - half_square / self.wide.square()
-        narrow = math.log1p(-self.weight) - self.narrow.log() - half_square / self.narrow.square()
-        return torch.logaddexp(wide, narrow) - 0.5 * math.log(2 * math.pi)
+        # log(eᵃ + eᵇ) = a + softplus(b − a), and b − a is linear in w²: three passes over the weights instead of ten.
+        square = value.square()
+        gap = math.log1p(-self.weight) - math.log(self.weight) + (self.wide / self.narrow).log()
+        slope = 0.5 / self.narrow.square() - 0.5 / self.wide.square()
+        wide = math.log(self.weight) - self.wide.log() - 0.5 * math.log(2 * math.pi)
+        return wide - square * (0.5 / self.wide.square()) + F.softplus(gap - slope * square)
 
 
-Maker = Callable[[Tensor], dist.TorchDistribution]  # a parameter of the net -> the scalar prior of its elements
+Maker = Callable[[Tensor], dist.TorchDistribution]  # a parameter of the net -> its prior, of the same event shape
 
 
 def _normal(scale: float = 1.0) -> Maker:
     """normal:SCALE — w ~ Normal(0, scale), the same for all parameters."""
-    return lambda w: dist.Normal(w.new_zeros(()), w.new_tensor(scale), validate_args=False)
+    return lambda w: IsotropicNormal(w.new_tensor(scale), w.shape)
 
 
 def _fan_in(scale: float = 1.0) -> Maker:
@@ -74,7 +132,12 @@ def _scale_mixture(wide: float = 1.0, narrow: float = math.exp(-6), weight: floa
     """scale-mixture:WIDE,NARROW,WEIGHT — Blundell et al. 2015, equation 7; WEIGHT is that of the wide component."""
     if not 0 < weight < 1:
         raise UserError(f"the weight of the wide component must lie between 0 and 1, got {weight}")
-    return lambda w: ScaleMixture(w.new_tensor(wide), w.new_tensor(narrow), weight, validate_args=False)
+
+    def prior(w: Tensor) -> dist.TorchDistribution:
+        one = ScaleMixture(w.new_tensor(wide), w.new_tensor(narrow), weight, validate_args=False)
+        return one.expand(w.shape).to_event(w.dim())
+
+    return prior
 
 
 #: Every prior by name; the numbers after the colon are its arguments.
@@ -126,8 +189,5 @@ class BayesianNet(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
         """Draw w, then the site "y" for inputs x (B, *input_shape); y (B,) observes it."""
-        w = {
-            name: pyro.sample(name, self.prior(p).expand(p.shape).to_event(p.dim()))
-            for name, p in self.net.named_parameters()
-        }
+        w = {name: pyro.sample(name, self.prior(p)) for name, p in self.net.named_parameters()}
         return self.likelihood(functional_call(self.net, w, (x,)), y)
