@@ -28,7 +28,7 @@ def isolated(seed: int | None = None) -> Iterator[None]:
     """
     store = pyro.get_param_store()
     kept = store.get_state()
-    states = (random.getstate(), np.random.get_state(), generator_state()) if seed is not None else None
+    states = (random.getstate(), np.random.get_state(), generator_state()) if seed is not None else None  # noqa: NPY002
     store.clear()
     try:
         with pyro.settings.context(module_local_params=True):
@@ -39,7 +39,7 @@ def isolated(seed: int | None = None) -> Iterator[None]:
         store.set_state(kept)
         if states is not None:
             random.setstate(states[0])
-            np.random.set_state(states[1])
+            np.random.set_state(states[1])  # noqa: NPY002 (the legacy generator is the one Pyro seeds)
             set_generator_state(states[2])
 
 

@@ -10,7 +10,7 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,9 @@ from bnn_pyro.isolation import isolated
 __all__ = ["Posterior", "read_archive"]
 
 FORMAT = 1
+
+#: Weights drawn at once.
+BLOCK_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True)
@@ -72,14 +75,30 @@ class Posterior:
         x: (B, *input_shape), for a q over activations; weights do not depend on it.
         seed: for a guide's draws; None takes the caller's generator.
         """
+        with isolated(seed):
+            blocks = list(self.blocks(num, x))
+        return blocks[0] if len(blocks) == 1 else {site: torch.cat([b[site] for b in blocks]) for site in blocks[0]}
+
+    def blocks(self, num: int, x: Tensor | None = None) -> Iterator[dict[str, Tensor]]:
+        """The same draws a few at a time, at most ``BLOCK_BYTES`` of weights each; call inside ``isolated``.
+
+        The size of a block is no parameter: a guide's draws would depend on it.
+        """
         if num < 1:
             raise UserError(f"the number of draws must be at least 1, got {num}")
-        if self.chains is not None:
-            flat = {site: v.flatten(0, 1) for site, v in self.chains.items()}
-            held = next(iter(flat.values())).shape[0]
-            keep = torch.linspace(0, held - 1, min(num, held)).round().long()
-            return {site: v[keep.to(v.device)] for site, v in flat.items()}
-        with torch.no_grad(), isolated(seed), poutine.trace() as trace, pyro.plate("draws", num, dim=-1):
+        weights = sum(value.numel() for value in self.model.initial.values())
+        size = max(1, BLOCK_BYTES // (4 * weights))
+        if self.chains is None:
+            for start in range(0, num, size):
+                yield self._sample_guide(min(size, num - start), x)
+            return
+        held = next(iter(self.chains.values())).shape[:2].numel()
+        keep = torch.linspace(0, held - 1, min(num, held)).round().long()
+        for part in keep.split(size):
+            yield {site: v.flatten(0, 1)[part.to(v.device)] for site, v in self.chains.items()}
+
+    def _sample_guide(self, num: int, x: Tensor | None) -> dict[str, Tensor]:
+        with torch.no_grad(), poutine.trace() as trace, pyro.plate("draws", num, dim=-1):
             self.guide(x)
         return {
             name: node["value"]

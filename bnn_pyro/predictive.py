@@ -160,7 +160,7 @@ def predict(
     num_draws: S; a posterior of stored draws gives at most as many as it holds.
     max_memory: bytes that a chunk's widest activation may take. The result itself takes 4·S·B·K bytes besides.
     seed: for the draws; None takes the caller's generator.
-    progress: called as progress(done, of) after each chunk.
+    progress: called as progress(draws done, of how many) after each block of draws.
 
     Raises UserError where x has not the shape that the posterior was trained on.
     """
@@ -172,21 +172,22 @@ def predict(
         )
     if len(x) == 0:
         raise UserError("there is no input to predict: x has 0 rows")
-    device = posterior.device
-    rows = []
+    per_point = 4 * posterior.width  # bytes of the widest activation of one draw at one point
+    blocks, done = [], 0
     with torch.no_grad(), isolated(seed):
-        draws = posterior.draw(num_draws, x)
-        num_draws = next(iter(draws.values())).shape[0]
-        per_point = 4 * posterior.width  # bytes of the widest activation of one draw at one point
-        draw_chunk = max(1, min(num_draws, max_memory // (per_point * min(len(x), 512))))
-        point_chunk = max(1, min(len(x), max_memory // (per_point * draw_chunk)))
-        for start in range(0, len(x), point_chunk):
-            part = x[start : start + point_chunk].to(device)
-            pieces = [_likelihood(posterior.model, w, part) for w in _chunks(draws, draw_chunk)]
-            rows.append(_join(pieces, 0))
+        for block in posterior.blocks(num_draws, x):
+            drawn = next(iter(block.values())).shape[0]
+            at_once = max(1, min(drawn, max_memory // (per_point * min(len(x), 512))))
+            points = max(1, min(len(x), max_memory // (per_point * at_once)))
+            rows = []
+            for part in x.split(points):
+                pieces = [_likelihood(posterior.model, w, part.to(posterior.device)) for w in _chunks(block, at_once)]
+                rows.append(_join(pieces, 0))
+            blocks.append(_join(rows, 1))
+            done += drawn
             if progress is not None:
-                progress(min(start + point_chunk, len(x)), len(x))
-    return Prediction(_join(rows, 1))
+                progress(done, num_draws)
+    return Prediction(_join(blocks, 0))
 
 
 def _chunks(draws: dict[str, Tensor], size: int) -> Iterator[dict[str, Tensor]]:
