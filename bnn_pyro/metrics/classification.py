@@ -1,0 +1,207 @@
+"""Metrics of class probabilities. Probabilities are averaged over the draws, then scored; all in float64.
+
+Calibration bins are right-closed, (i/15, (i+1)/15], so that a confidence of exactly 1 lies in the last one. An ECE is
+never 0, not even of a perfect model: :func:`ece_floor` tells what such a model would show.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from scipy.special import entr
+from sklearn import metrics as sklearn_metrics
+
+from bnn_pyro.errors import UserError
+from bnn_pyro.metrics.metric import BLOCK, Metric, Targets, Undefined, auroc_of, in_order, mean_of, targets
+from bnn_pyro.predictive import Prediction
+
+__all__ = [
+    "BINS",
+    "Floor",
+    "Reliability",
+    "accuracy",
+    "adaptive_ece",
+    "aurc",
+    "auroc",
+    "brier",
+    "classwise_ece",
+    "confusion_matrix",
+    "ece",
+    "ece_floor",
+    "entropy",
+    "error",
+    "mean_probs",
+    "reliability",
+    "selective_risk",
+]
+
+#: Calibration bins, as in Guo et al. 2017.
+BINS = 15
+
+
+def mean_probs(prediction: Prediction) -> np.ndarray:
+    """The predictive class probabilities (B, K) in float64, summing to 1.
+
+    Dividing by the sum undoes the rounding of single-precision probabilities near 1, where networks have ties.
+    """
+    probs = prediction.probs.mean(0, dtype=torch.float64).numpy()
+    return probs / probs.sum(1, keepdims=True)
+
+
+def entropy(prediction: Prediction) -> np.ndarray:
+    """Total predictive entropy H[E p] in nats, (B,), float64."""
+    return entr(mean_probs(prediction)).sum(1)
+
+
+def _wrong(prediction: Prediction, y: np.ndarray) -> np.ndarray:
+    return (mean_probs(prediction).argmax(1) != y).astype(np.float64)
+
+
+def _right(prediction: Prediction, y: np.ndarray) -> np.ndarray:
+    return 1.0 - _wrong(prediction, y)
+
+
+def _brier(prediction: Prediction, y: np.ndarray) -> np.ndarray:
+    probs = mean_probs(prediction)
+    return np.square(probs - np.eye(probs.shape[1])[y]).sum(1)
+
+
+# -- calibration -------------------------------------------------------------------------------------------------------
+def _in_bins(confidence: np.ndarray, value: np.ndarray, bins: int = BINS) -> np.ndarray:
+    """(…, bins): each value in the column of its confidence's equal-width bin, 0 in the others."""
+    edges = np.linspace(0.0, 1.0, bins + 1)
+    index = np.clip(np.searchsorted(edges, confidence, side="left") - 1, 0, bins - 1)
+    columns = np.zeros((*np.shape(confidence), bins))
+    np.put_along_axis(columns, index[..., None], np.broadcast_to(value, np.shape(confidence))[..., None], axis=-1)
+    return columns
+
+
+def _gaps(prediction: Prediction, y: np.ndarray) -> np.ndarray:
+    """confidence − correct of the top label, in its bin: (B, bins). The ECE is Σ_bins |mean over points|."""
+    confidence = mean_probs(prediction).max(1)
+    return _in_bins(confidence, confidence - _right(prediction, y))
+
+
+def _class_gaps(prediction: Prediction, y: np.ndarray) -> np.ndarray:
+    """p_k − 1{y = k} in the bin of p_k, over K: (B, K · bins)."""
+    probs = mean_probs(prediction)
+    classes = probs.shape[1]
+    return (_in_bins(probs, probs - np.eye(classes)[y]) / classes).reshape(len(y), -1)
+
+
+def _sum_of_absolute_means(points: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    return np.abs(mean_of(points, counts)).sum(1)
+
+
+def _ranked_gaps(prediction: Prediction, y: np.ndarray) -> np.ndarray:
+    confidence = mean_probs(prediction).max(1)
+    return np.stack([confidence, confidence - _right(prediction, y)], 1)
+
+
+def _equal_mass_ece(points: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    bins = np.array_split(in_order(points, counts), min(BINS, len(points)), axis=1)
+    return sum(np.abs(b.sum(1)) for b in bins) / len(points)
+
+
+class Reliability(NamedTuple):
+    """Per bin of top-label confidence: edges (bins + 1,); mean confidence, accuracy (NaN where empty) and count."""
+
+    edges: np.ndarray
+    confidence: np.ndarray
+    accuracy: np.ndarray
+    count: np.ndarray
+
+
+def reliability(prediction: Prediction, y: Targets, bins: int = BINS) -> Reliability:
+    """What a reliability diagram shows. Σ count/B · |accuracy − confidence| over the filled bins is the ECE."""
+    if bins < 1:
+        raise UserError(f"a reliability diagram needs at least 1 bin, got {bins}")
+    y = targets(prediction, y)
+    confidence = mean_probs(prediction).max(1)
+    count, total, right = (
+        _in_bins(confidence, v, bins).sum(0) for v in (np.ones(len(y)), confidence, _right(prediction, y))
+    )
+    empty = np.full(bins, np.nan)
+    mean, accuracy = (np.divide(v, count, out=empty.copy(), where=count > 0) for v in (total, right))
+    return Reliability(np.linspace(0.0, 1.0, bins + 1), mean, accuracy, count.astype(np.int64))
+
+
+class Floor(NamedTuple):
+    """The ECE of a perfectly calibrated model: its mean, and the value that it exceeds once in 20 test sets."""
+
+    mean: float
+    quantile_95: float
+
+
+def ece_floor(prediction: Prediction, *, replicates: int = 1000, seed: int = 0) -> Floor:
+    """The noise floor of the ECE: what a perfectly calibrated model with these confidences shows at this test size.
+
+    Simulated: each point's top label is right with a probability of exactly its confidence.
+    """
+    if replicates < 1:
+        raise UserError(f"the floor is simulated with at least 1 replicate, got {replicates}; 1000 is usual")
+    rng = np.random.default_rng(seed)
+    confidence = mean_probs(prediction).max(1)
+    columns = _in_bins(confidence, np.ones_like(confidence))
+    sample = []
+    for start in range(0, replicates, rows := max(1, BLOCK // len(confidence))):
+        right = rng.random((min(rows, replicates - start), len(confidence))) < confidence
+        sample.append(np.abs((confidence - right) @ columns).sum(1) / len(confidence))
+    values = np.concatenate(sample)
+    return Floor(float(values.mean()), float(np.quantile(values, 0.95)))
+
+
+# -- ranking -----------------------------------------------------------------------------------------------------------
+def _log_odds(prediction: Prediction, y: np.ndarray) -> np.ndarray:
+    probs = mean_probs(prediction)
+    if probs.shape[1] != 2:
+        raise Undefined(f"AUROC is for 2 classes, this prediction has {probs.shape[1]}")
+    if len(np.unique(y)) < 2:
+        raise Undefined(f"AUROC needs both classes in y, but every label is {y[0]}")
+    log_probs = np.log(np.maximum(probs, 1e-300))
+    return np.stack([log_probs[:, 1] - log_probs[:, 0], y], 1)
+
+
+def _ranked_errors(prediction: Prediction, y: np.ndarray) -> np.ndarray:
+    return np.stack([entropy(prediction), _wrong(prediction, y)], 1)
+
+
+def _risks(points: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    return np.cumsum(in_order(points, counts), 1) / np.arange(1, len(points) + 1)
+
+
+def _area(points: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    return _risks(points, counts).mean(1)
+
+
+def selective_risk(prediction: Prediction, y: Targets) -> tuple[np.ndarray, np.ndarray]:
+    """Coverage (B,) = 1/B … 1 and risk (B,): the error among the points of least total entropy. Ties share."""
+    points = aurc.summarise(prediction, y)
+    return np.arange(1, len(points) + 1) / len(points), _risks(points, np.ones((1, len(points))))[0]
+
+
+def confusion_matrix(prediction: Prediction, y: Targets) -> np.ndarray:
+    """Counts (K, K): row the true class, column the most probable one."""
+    y, probs = targets(prediction, y), mean_probs(prediction)
+    return sklearn_metrics.confusion_matrix(y, probs.argmax(1), labels=range(probs.shape[1]))
+
+
+error = Metric(_wrong, mean_of, "share of points whose most probable class is wrong")
+accuracy = Metric(_right, mean_of, "share of points whose most probable class is right", "higher")
+brier = Metric(_brier, mean_of, "squared error of the probabilities, summed over the classes (0 to 2)")
+ece = Metric(
+    _gaps, _sum_of_absolute_means, f"expected calibration error, top label, {BINS} equal-width bins", biased=True
+)
+adaptive_ece = Metric(
+    _ranked_gaps, _equal_mass_ece, f"expected calibration error, top label, {BINS} equal-mass bins", biased=True
+)
+classwise_ece = Metric(
+    _class_gaps,
+    _sum_of_absolute_means,
+    f"expected calibration error, mean over the classes, {BINS} equal-width bins",
+    biased=True,
+)
+auroc = Metric(_log_odds, auroc_of, "area under the ROC curve of P(class 1); two classes only", "higher")
+aurc = Metric(_ranked_errors, _area, "area under the risk-coverage curve, ordered by total entropy")

@@ -1,0 +1,386 @@
+"""Metrics against numbers worked out by hand, brute force, numerical integration and scikit-learn."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from pyro.distributions import Bernoulli, Categorical, Normal
+from sklearn.metrics import brier_score_loss, log_loss, roc_auc_score
+
+from bnn_pyro import metrics
+from bnn_pyro.errors import UserError
+from bnn_pyro.metrics.metric import auroc_of, bootstrap, in_order, mean_of
+from bnn_pyro.predictive import Prediction
+
+
+def classes(probs):
+    """A Prediction with these probabilities (S, B, K)."""
+    return Prediction(Categorical(logits=torch.as_tensor(probs, dtype=torch.float32).log(), validate_args=False))
+
+
+def gaussians(locs, scales):
+    """A Prediction with these components (S, B)."""
+    locs, scales = (torch.as_tensor(v, dtype=torch.float32) for v in (locs, scales))
+    return Prediction(Normal(locs, scales, validate_args=False))
+
+
+def simulated(num=2000, num_classes=4, draws=3, seed=0, sharpen=1.0):
+    """A prediction, and labels drawn from the probabilities that it would state at ``sharpen`` = 1."""
+    rng = np.random.default_rng(seed)
+    logits = 2 * rng.normal(size=(1, num, num_classes)) + 0.7 * rng.normal(size=(draws, num, num_classes))
+    truth = metrics.classification.mean_probs(Prediction(Categorical(logits=torch.tensor(logits), validate_args=False)))
+    y = (rng.random((num, 1)) > truth.cumsum(1)).sum(1).clip(max=num_classes - 1)
+    return Prediction(Categorical(logits=torch.tensor(sharpen * logits), validate_args=False)), y
+
+
+# Two draws of three points. Mean probabilities: (.75, .25), (.4, .6), (.5, .5)
+TWO_DRAWS = classes([[[0.9, 0.1], [0.2, 0.8], [0.5, 0.5]], [[0.6, 0.4], [0.6, 0.4], [0.5, 0.5]]])
+Y = [0, 0, 1]
+
+
+# -- classification ----------------------------------------------------------------------------------------------
+def test_hand_numbers_classification():
+    # Most probable: 0, 1, 0 (first of a tie); right: only the first.
+    assert metrics.error(TWO_DRAWS, Y) == pytest.approx(2 / 3)
+    assert metrics.accuracy(TWO_DRAWS, Y) == pytest.approx(1 / 3)
+    assert metrics.nll(TWO_DRAWS, Y) == pytest.approx(-(math.log(0.75) + math.log(0.4) + math.log(0.5)) / 3)
+    # Squared distances to (1, 0), (1, 0), (0, 1): .125, .72, .5
+    assert metrics.brier(TWO_DRAWS, Y) == pytest.approx((0.125 + 0.72 + 0.5) / 3)
+    # P(class 1) = .25, .6 for the negatives, .5 for the positive: it wins one of its two pairs.
+    assert metrics.auroc(TWO_DRAWS, Y) == pytest.approx(0.5)
+    # Confidences .75, .6, .5 lie in three different bins of width 1/15: |.75−1|, |.6−0|, |.5−0|
+    assert metrics.ece(TWO_DRAWS, Y) == pytest.approx((0.25 + 0.6 + 0.5) / 3)
+    assert metrics.adaptive_ece(TWO_DRAWS, Y) == pytest.approx((0.25 + 0.6 + 0.5) / 3)
+    # Class 1's gaps .25−0, .6−0, .5−1 in three bins; class 0's are the same with the other sign.
+    assert metrics.classwise_ece(TWO_DRAWS, Y) == pytest.approx((0.25 + 0.6 + 0.5) / 3)
+    # By confidence: right, wrong, wrong. Risks 0, 1/2, 2/3.
+    coverage, risk = metrics.selective_risk(TWO_DRAWS, Y)
+    np.testing.assert_allclose(coverage, [1 / 3, 2 / 3, 1])
+    np.testing.assert_allclose(risk, [0, 1 / 2, 2 / 3])
+    assert metrics.aurc(TWO_DRAWS, Y) == pytest.approx((1 / 2 + 2 / 3) / 3)
+    np.testing.assert_array_equal(metrics.confusion_matrix(TWO_DRAWS, Y), [[1, 1], [1, 0]])
+
+
+def test_nll_averages_probabilities_not_log_probabilities():
+    log_mean = -math.log((0.9 + 0.6) / 2)
+    mean_log = -(math.log(0.9) + math.log(0.6)) / 2
+    assert metrics.nll(TWO_DRAWS[:1], [0]) == pytest.approx(log_mean, rel=1e-6)
+    assert mean_log - log_mean > 0.02  # the control: the wrong order would be seen
+
+
+def test_entropies_add_up_to_hand_numbers():
+    def h(p):
+        return -p * math.log(p) - (1 - p) * math.log(1 - p)
+
+    information = h(0.75) - (h(0.9) + h(0.6)) / 2
+    assert metrics.SCORES["total_entropy"](TWO_DRAWS)[0] == pytest.approx(h(0.75), rel=1e-6)
+    assert metrics.SCORES["mutual_information"](TWO_DRAWS)[0] == pytest.approx(information, rel=1e-5)
+    assert metrics.SCORES["mutual_information"](TWO_DRAWS)[2] == 0.0
+    assert metrics.SCORES["max_prob"](TWO_DRAWS)[0] == pytest.approx(0.25)
+    assert TWO_DRAWS.total[0] == pytest.approx(h(0.75), rel=1e-5)
+    assert TWO_DRAWS.epistemic[0] == pytest.approx(information, rel=1e-4)
+    assert metrics.bits(math.log(2)) == pytest.approx(1.0)
+
+
+def test_ece_against_brute_force():
+    prediction, y = simulated(sharpen=1.5)
+    probs = prediction.probs.double().mean(0).numpy()
+    total, adaptive = 0.0, 0.0
+    for i in range(15):
+        inside = (probs.max(1) > i / 15) & (probs.max(1) <= (i + 1) / 15)
+        if inside.any():
+            total += inside.mean() * abs((probs.argmax(1) == y)[inside].mean() - probs.max(1)[inside].mean())
+    for rows in np.array_split(np.argsort(probs.max(1)), 15):
+        adaptive += len(rows) / len(y) * abs((probs.argmax(1) == y)[rows].mean() - probs.max(1)[rows].mean())
+    by_class = 0.0
+    for k in range(4):
+        for i in range(15):
+            inside = (probs[:, k] > i / 15) & (probs[:, k] <= (i + 1) / 15)
+            by_class += abs((probs[:, k] - (y == k))[inside].sum()) / len(y) / 4
+    assert metrics.ece(prediction, y) == pytest.approx(total, abs=1e-12)
+    assert metrics.adaptive_ece(prediction, y) == pytest.approx(adaptive, abs=1e-12)
+    assert metrics.classwise_ece(prediction, y) == pytest.approx(by_class, abs=1e-12)
+
+
+def test_confidence_of_exactly_one_is_in_the_last_bin():
+    certain = classes([[[1.0, 0.0], [1.0, 0.0], [0.97, 0.03], [0.97, 0.03]]])
+    assert metrics.ece(certain, [0, 1, 0, 0]) == pytest.approx(abs(0.985 - 0.75))
+    result = metrics.reliability(certain, [0, 1, 0, 0])
+    assert result.count[-1] == 4 and result.count.sum() == 4
+    assert result.confidence[-1] == pytest.approx(0.985) and result.accuracy[-1] == 0.75
+    assert np.isnan(result.accuracy[:-1]).all()
+
+
+def test_reliability_adds_up_to_the_ece():
+    prediction, y = simulated(sharpen=2.0)
+    edges, confidence, accuracy, count = metrics.reliability(prediction, y)
+    filled = count > 0
+    gap = np.abs(accuracy - confidence)[filled] @ count[filled] / len(y)
+    assert gap == pytest.approx(metrics.ece(prediction, y))
+    assert (confidence[filled] > edges[:-1][filled]).all() and (confidence[filled] <= edges[1:][filled]).all()
+
+
+def test_a_calibrated_model_is_at_the_floor_and_an_overconfident_one_is_not():
+    eces = [metrics.ece(*simulated(num=1500, seed=seed)) for seed in range(40)]
+    floor = metrics.ece_floor(simulated(num=1500)[0])
+    standard_error = np.std(eces) / math.sqrt(len(eces))
+    assert abs(np.mean(eces) - floor.mean) < 4 * standard_error
+    assert np.mean(np.array(eces) > floor.quantile_95) < 0.25  # 5% expected, of 40
+    assert 0 < floor.mean < floor.quantile_95
+    assert metrics.ece(*simulated(num=1500, sharpen=2.0)) > 2 * floor.quantile_95
+
+
+def test_scikit_learn_agrees():
+    prediction, y = simulated(num_classes=2, num=500)
+    probs = metrics.classification.mean_probs(prediction)
+    assert metrics.nll(prediction, y) == pytest.approx(log_loss(y, probs), rel=1e-6)
+    assert metrics.auroc(prediction, y) == pytest.approx(roc_auc_score(y, probs[:, 1]), abs=1e-12)
+    assert metrics.brier(prediction, y) == pytest.approx(2 * brier_score_loss(y, probs[:, 1]), rel=1e-9)
+
+
+def test_auroc_with_ties_and_weights_is_scikit_learns():
+    rng = np.random.default_rng(0)
+    score, label = rng.integers(0, 8, 200).astype(float), rng.integers(0, 2, 200)
+    counts = rng.multinomial(200, np.full(200, 1 / 200), size=5).astype(float)
+    ours = auroc_of(np.stack([score, label], 1), counts)
+    theirs = [roc_auc_score(label, score, sample_weight=c) for c in counts]
+    np.testing.assert_allclose(ours, theirs, rtol=1e-12)
+
+
+def test_bernoulli_is_scored_as_two_classes():
+    logits = torch.tensor([[0.3, -2.0, 1.0, 0.1], [0.8, -1.0, 3.0, -0.4]])
+    binary = Prediction(Bernoulli(logits=logits, validate_args=False))
+    two = Prediction(Categorical(logits=torch.stack([torch.zeros_like(logits), logits], -1), validate_args=False))
+    y = [1, 0, 1, 1]
+    a, b = metrics.evaluate(binary, y, bootstrap=50), metrics.evaluate(two, y, bootstrap=50)
+    assert a.keys() == b.keys() == metrics.METRICS["classification"].keys()
+    for name in a:
+        assert a[name] == pytest.approx(b[name], rel=1e-5, abs=1e-6)
+
+
+def test_tied_points_do_not_depend_on_the_order_of_the_file():
+    certain = classes(np.tile([[1.0, 0.0]], (1, 6, 1)))
+    for y in ([0, 0, 0, 1, 1, 1], [1, 1, 1, 0, 0, 0]):
+        assert metrics.aurc(certain, y) == pytest.approx(0.5)
+    ordered = in_order(np.array([[2.0, 1.0], [1.0, 5.0], [2.0, 3.0]]), np.array([[1.0, 1, 1], [2, 0, 1], [0, 3, 0]]))
+    np.testing.assert_allclose(ordered, [[5, 2, 2], [5 / 3] * 3, [5, 5, 5]])
+
+
+# -- regression --------------------------------------------------------------------------------------------------
+MIXTURE = gaussians(
+    [[0.0, 1.0, -3.0], [2.0, 1.5, -2.0], [5.0, 1.0, 4.0]], [[1.0, 0.5, 2.0], [0.3, 0.4, 1.0], [2, 1, 3]]
+)
+TARGETS = [0.7, 1.2, 6.0]
+
+
+def test_hand_numbers_regression():
+    one = gaussians([[0.0, 1.0], [2.0, 1.0]], [[1.0, 2.0], [1.0, 2.0]])
+    assert metrics.rmse(one, [2.0, 4.0]) == pytest.approx(math.sqrt((1 + 9) / 2))
+
+    def density(y, loc, scale):
+        return math.exp(-(((y - loc) / scale) ** 2) / 2) / scale / math.sqrt(2 * math.pi)
+
+    expected = -(math.log((density(2, 0, 1) + density(2, 2, 1)) / 2) + math.log(density(4, 1, 2))) / 2
+    assert metrics.nll(one, [2.0, 4.0]) == pytest.approx(expected, rel=1e-6)
+    # A Gaussian's CRPS at its mean: σ (√2 − 1)/√π
+    assert metrics.crps(one[1:], [1.0]) == pytest.approx(2 * (math.sqrt(2) - 1) / math.sqrt(math.pi), rel=1e-6)
+    assert metrics.width_95(one[1:], [1.0]) == pytest.approx(2 * 2 * 1.959964, rel=1e-5)
+    np.testing.assert_allclose(metrics.pit(one, [1.0, 3.0]), [0.5, 0.8413447], rtol=1e-6)
+    # Φ(.67) = .7486 lies inside the central half, Φ(.68) = .7517 outside.
+    assert metrics.coverage_50(gaussians([[0.0] * 4], [[1.0] * 4]), [0.67, 0.68, -0.67, -0.68]) == 0.5
+    assert metrics.coverage_90(gaussians([[0.0] * 4], [[1.0] * 4]), [1.64, 1.65, -1.64, 0.0]) == 0.75
+    assert metrics.coverage_95(gaussians([[0.0] * 4], [[1.0] * 4]), [1.95, 1.97, -1.97, -3.0]) == 0.25
+
+
+def test_coverage_is_of_the_mixture_not_of_a_matched_gaussian():
+    # Two narrow peaks at ±1: nothing lies between them, where a matched Gaussian has its centre.
+    peaks = gaussians([[-1.0, -1.0, -1.0], [1.0, 1.0, 1.0]], [[0.1] * 3, [0.1] * 3])
+    assert metrics.coverage_50(peaks, [0.0, 1.05, -1.05]) == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("draws", [1, 2, 3])
+def test_crps_is_the_integrated_squared_error_of_the_cdf(draws):
+    prediction = gaussians(MIXTURE.locs[:draws], MIXTURE.scales[:draws])
+    expected = []
+    for i, y in enumerate(TARGETS):  # split at y, where the integrand jumps
+        for low, high, step in ((-40.0, y, 0.0), (y, 40.0, 1.0)):
+            t = torch.linspace(low, high, 40_001, dtype=torch.float64)
+            expected.append(torch.trapezoid((prediction[i : i + 1].cdf(t[:, None])[:, 0] - step) ** 2, t).item())
+    assert metrics.crps(prediction, TARGETS) == pytest.approx(sum(expected) / 3, rel=1e-5)
+
+
+def test_crps_in_chunks_is_the_same(monkeypatch):
+    rng = np.random.default_rng(0)
+    prediction = gaussians(rng.normal(size=(6, 20)), rng.random((6, 20)) + 0.1)
+    y = rng.normal(size=20)
+    whole = metrics.crps(prediction, y)
+    monkeypatch.setattr(metrics.regression, "BLOCK", 30)
+    assert metrics.crps(prediction, y) == pytest.approx(whole, rel=1e-12)
+
+
+# -- intervals ---------------------------------------------------------------------------------------------------
+def test_interval_of_a_mean_is_the_analytic_one():
+    points = np.random.default_rng(1).exponential(size=2000)
+    value, low, high = bootstrap({"m": lambda c: mean_of(points, c)}, (2000,), replicates=4000)["m"]
+    half = 1.959964 * points.std() / math.sqrt(2000)
+    assert value == pytest.approx(points.mean())
+    # An extreme quantile of 4000 replicates has a standard error of about 0.04 standard errors of the mean.
+    assert high - value == pytest.approx(half, rel=0.1) and value - low == pytest.approx(half, rel=0.1)
+    narrow = bootstrap({"m": lambda c: mean_of(points, c)}, (2000,), confidence=0.5)["m"]
+    assert (narrow.high - narrow.low) / (high - low) == pytest.approx(0.6745 / 1.96, rel=0.1)
+
+
+def test_interval_covers_as_often_as_it_says():
+    covered = 0
+    for seed in range(300):
+        points = np.random.default_rng(seed).normal(size=100)
+        _, low, high = bootstrap({"m": lambda c, p=points: mean_of(p, c)}, (100,), replicates=200, seed=seed)["m"]
+        covered += low <= 0 <= high
+    assert covered / 300 == pytest.approx(0.945, abs=4 * math.sqrt(0.05 * 0.95 / 300))
+
+
+@pytest.mark.parametrize("name", metrics.METRICS["classification"])
+def test_replicates_are_the_metric_of_resampled_predictions(name):
+    """The reductions from counts equal the metric of a prediction with its rows really repeated."""
+    prediction, y = simulated(num=60, num_classes=2)
+    drawn = np.random.default_rng(3).integers(60, size=60)
+    metric = metrics.METRICS["classification"][name]
+    fast = metric.reduce(metric.summarise(prediction, y), np.bincount(drawn, minlength=60)[None].astype(float))
+    assert fast[0] == pytest.approx(metric(prediction[torch.tensor(drawn)], y[drawn]), abs=1e-7)
+
+
+@pytest.mark.parametrize("name", metrics.METRICS["regression"])
+def test_replicates_are_the_metric_of_resampled_targets(name):
+    rng = np.random.default_rng(0)
+    prediction, y = gaussians(rng.normal(size=(4, 60)), rng.random((4, 60)) + 0.1), rng.normal(size=60)
+    drawn = rng.integers(60, size=60)
+    metric = metrics.METRICS["regression"][name]
+    fast = metric.reduce(metric.summarise(prediction, y), np.bincount(drawn, minlength=60)[None].astype(float))
+    assert fast[0] == pytest.approx(metric(prediction[torch.tensor(drawn)], y[drawn]), rel=1e-6)
+
+
+def test_evaluate_gives_every_metric_an_interval_around_its_value():
+    prediction, y = simulated(num_classes=2, num=800)
+    result = metrics.evaluate(prediction, y)
+    assert list(result) == list(metrics.METRICS["classification"]) and result.notes == {}
+    for name, (value, low, high) in result.items():
+        assert value == getattr(metrics, name)(prediction, y)
+        assert 0 <= low < value < high, name  # the ECEs too: their raw replicates lie above the value
+    assert result == metrics.evaluate(prediction, y) != metrics.evaluate(prediction, y, seed=1)
+    flat = json.loads(json.dumps(result.flat(), allow_nan=False))
+    assert flat["nll"] == result["nll"].value and flat["nll_low"] == result["nll"].low
+    assert flat["nll_high"] == result["nll"].high and len(flat) == 3 * len(result)
+
+    regression = metrics.evaluate(MIXTURE, TARGETS, bootstrap=100)
+    assert list(regression) == list(metrics.METRICS["regression"])
+
+
+def test_paired_difference_is_sharper_than_two_intervals():
+    a, y = simulated(num=1000)
+    b, _ = simulated(num=1000, sharpen=1.6)
+    difference = metrics.paired("nll", a, b, y)
+    alone = metrics.evaluate(a, y)["nll"]
+    assert difference.value == pytest.approx(metrics.nll(a, y) - metrics.nll(b, y))
+    assert difference.low < difference.value < difference.high < 0
+    assert difference.high - difference.low < (alone.high - alone.low) / 2
+    assert metrics.paired(metrics.nll, b, a, y).value == pytest.approx(-difference.value)
+    assert metrics.paired("ece", a, a, y) == (0, 0, 0)
+
+
+# -- out of distribution -----------------------------------------------------------------------------------------
+def test_ood_auroc_by_hand():
+    inside = classes([[[0.95, 0.05], [0.7, 0.3]], [[0.95, 0.05], [0.7, 0.3]]])  # no disagreement
+    outside = classes([[[0.9, 0.1], [0.9, 0.1]], [[0.1, 0.9], [0.8, 0.2]]])  # means .5, .85
+    # Entropy falls with max p: .95 < .85 < .7 < .5, so that the outside wins 2 + 1 of 4 pairs.
+    assert metrics.ood_auroc(inside, outside) == 0.75
+    assert metrics.ood_auroc(inside, outside, "max_prob") == 0.75
+    assert metrics.ood_auroc(inside, outside, "mutual_information") == 1.0
+    assert metrics.ood_auroc(outside, inside) == 0.25
+    table = metrics.ood_table(inside, outside, bootstrap=50)
+    assert list(table) == list(metrics.SCORES) and table["max_prob"].value == 0.75
+    assert table["mutual_information"] == (1, 1, 1)
+
+
+def test_saturated_confidences_keep_their_order():
+    """At float32, p = 1 − 1e-9 is 1; the sum of the others still tells it from 1 − 1e-12."""
+    logits = torch.tensor([[[0.0, -27.6], [0.0, -20.7]]])
+    prediction = Prediction(Categorical(logits=logits, validate_args=False))
+    assert prediction.probs.max(-1).values.tolist() == [[1.0, 1.0]]
+    for score in ("max_prob", "total_entropy"):
+        assert metrics.ood_auroc(prediction[:1], prediction[1:], score) == 1.0
+
+
+def test_one_draw_has_no_mutual_information():
+    point = classes([[[0.9, 0.1], [0.5, 0.5]]])
+    table = metrics.ood_table(point[:1], point[1:], bootstrap=10)
+    assert list(table) == ["total_entropy", "max_prob"] and "more than one draw" in table.notes["mutual_information"]
+    with pytest.raises(UserError, match="more than one draw"):
+        metrics.ood_auroc(point[:1], point[1:], "mutual_information")
+
+
+# -- bad input ---------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("y", "message"),
+    [
+        ([0, 0, 2], "label 2 at row 2 is none of the classes 0 to 1"),
+        ([0, -1, 0], "label -1 at row 1"),
+        ([0.5, 0, 0], "label 0.5 at row 0"),
+        ([0, float("nan"), 1], "y is nan at row 1"),
+        ([0, 1], r"shape \(2,\), but the prediction is for 3 points"),
+        (torch.zeros(3, 1), r"shape \(3, 1\)"),
+        (["a", "b", "c"], "must hold numbers"),
+    ],
+)
+def test_bad_targets_are_refused(y, message):
+    for score in (metrics.nll, metrics.evaluate, metrics.confusion_matrix, metrics.reliability):
+        with pytest.raises(UserError, match=message):
+            score(TWO_DRAWS, y)
+
+
+def test_undefined_is_left_out_with_a_note_and_never_nan():
+    result = metrics.evaluate(TWO_DRAWS, [1, 1, 1], bootstrap=20)
+    assert "auroc" not in result and "both classes" in result.notes["auroc"]
+    with pytest.raises(UserError, match="both classes in y, but every label is 1"):
+        metrics.auroc(TWO_DRAWS, [1, 1, 1])
+    many, y = simulated()
+    with pytest.raises(UserError, match="2 classes, this prediction has 4"):
+        metrics.auroc(many, y)
+    impossible = classes([[[1.0, 0.0], [0.5, 0.5]]])
+    result = metrics.evaluate(impossible, [1, 0], bootstrap=20)
+    assert "nll" not in result and result.notes["nll"].startswith("infinite at row 0")
+    assert math.isfinite(result["brier"].value)
+    for name, estimate in metrics.evaluate(TWO_DRAWS, [0, 1, 1], bootstrap=500).items():  # replicates of one class
+        assert np.isfinite(estimate).all(), name
+
+
+def test_a_prediction_of_nan_is_refused():
+    broken = gaussians([[0.0, math.nan]], [[1.0, 1.0]])
+    with pytest.raises(UserError, match="prediction is NaN at row 1"):
+        metrics.evaluate(broken, [0.0, 0.0])
+    with pytest.raises(UserError, match="outside prediction is NaN at row 0"):
+        metrics.ood_auroc(TWO_DRAWS, classes([[[math.nan, 0.5]]]))
+
+
+def test_other_mistakes():
+    with pytest.raises(UserError, match="did you mean 'nll'"):
+        metrics.paired("nl", TWO_DRAWS, TWO_DRAWS, Y)
+    with pytest.raises(UserError, match="cannot compare a classification with a regression"):
+        metrics.paired("nll", TWO_DRAWS, MIXTURE, Y)
+    with pytest.raises(UserError, match="did you mean 'max_prob'"):
+        metrics.ood_auroc(TWO_DRAWS, TWO_DRAWS, "max_probs")
+    with pytest.raises(UserError, match="belongs to regression"):
+        metrics.rmse(TWO_DRAWS, Y)
+    with pytest.raises(UserError, match="at least 2 replicates"):
+        metrics.evaluate(TWO_DRAWS, Y, bootstrap=0)
+    with pytest.raises(UserError, match="confidence must lie"):
+        metrics.evaluate(TWO_DRAWS, Y, confidence=95)
+
+
+def test_the_tables_name_what_the_module_holds():
+    for table in metrics.METRICS.values():
+        for name, metric in table.items():
+            assert getattr(metrics, name) is metric
+            assert metric.description and metric.better in ("lower", "higher", "nominal")
+            assert (metric.nominal is not None) == (metric.better == "nominal")
