@@ -113,6 +113,11 @@ def test_confidence_of_exactly_one_is_in_the_last_bin():
     assert np.isnan(result.accuracy[:-1]).all()
 
 
+def test_bins_are_closed_on_the_right():
+    half = classes([[[0.5, 0.5], [0.51, 0.49]]])
+    np.testing.assert_array_equal(metrics.reliability(half, [0, 0], bins=2).count, [1, 1])
+
+
 def test_reliability_adds_up_to_the_ece():
     prediction, y = simulated(sharpen=2.0)
     edges, confidence, accuracy, count = metrics.reliability(prediction, y)
@@ -308,6 +313,8 @@ def test_saturated_confidences_keep_their_order():
     logits = torch.tensor([[[0.0, -27.6], [0.0, -20.7]]])
     prediction = Prediction(Categorical(logits=logits, validate_args=False))
     assert prediction.probs.max(-1).values.tolist() == [[1.0, 1.0]]
+    single = classes(torch.rand(3, 50, 10, generator=torch.Generator().manual_seed(0)) + 0.1)
+    np.testing.assert_allclose(metrics.classification.mean_probs(single).sum(1), 1.0, rtol=1e-14)
     for score in ("max_prob", "total_entropy"):
         assert metrics.ood_auroc(prediction[:1], prediction[1:], score) == 1.0
 
