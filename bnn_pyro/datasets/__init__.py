@@ -1,0 +1,135 @@
+"""Data sets: a table of named ones, and the door that also takes a user's file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from bnn_pyro.datasets.archives import load_archive, read_inputs
+from bnn_pyro.datasets.bundled import breast_cancer, diabetes, digits, toy_curve
+from bnn_pyro.datasets.dataset import TASKS, Column, Dataset, Schema
+from bnn_pyro.datasets.files import existing, load_table, read_rows
+from bnn_pyro.datasets.images import IMAGE_SUFFIXES, fashion_mnist, kmnist, mnist, noise_images, read_images, read_part
+from bnn_pyro.datasets.raw import Raw, prepare
+from bnn_pyro.datasets.root import data_root, resolve
+from bnn_pyro.errors import UserError, unknown
+
+__all__ = [
+    "DATASETS", "NOISE", "Column", "Dataset", "Schema", "data_root", "load_data", "load_inputs", "noise_images",
+    "read_images", "read_rows",
+]  # fmt: skip
+
+#: Name -> loader; the first line of the loader's docstring says what the set is.
+DATASETS: dict[str, Callable[..., Raw]] = {
+    "toy-curve": toy_curve,
+    "breast-cancer": breast_cancer,
+    "digits": digits,
+    "diabetes": diabetes,
+    "mnist": mnist,
+    "fashion-mnist": fashion_mnist,
+    "kmnist": kmnist,
+}
+#: Suffix of a user's file -> loader.
+FILES: dict[str, Callable[..., Raw]] = {".csv": load_table, ".tsv": load_table, ".npz": load_archive}
+#: Name of out-of-distribution noise -> kind.
+NOISE = {"noise": "uniform", "uniform-noise": "uniform", "gaussian-noise": "gaussian"}
+_PARTS_OF_IMAGES = ("mnist", "fashion-mnist", "kmnist")
+
+
+def load_data(
+    name_or_path: str | Path,
+    *,
+    features: Sequence[str] | None = None,
+    target: str | None = None,
+    task: str | None = None,
+    drop_missing: bool = False,
+    splits: str | Path | None = None,
+    split: int = 0,
+    seed: int = 0,
+    fractions: Sequence[float] | None = None,
+    validation: int | None = None,
+    limit: int | None = None,
+) -> Dataset:
+    """A named data set, or a CSV, TSV or NPZ file, divided once and standardised by its training part.
+
+    features      names of the columns to use, in that order; all where not given
+    target, task, drop_missing  of a user's file: see ``files.load_table`` and ``archives.load_archive``
+    splits, split an NPZ file of given test rows (test_0, test_1, …; rows counted from 0), and which of them to take;
+                  the other rows train
+    seed          of the random split, which is stratified for classification
+    fractions     training, validation and test share, 0.70, 0.15 and 0.15 where not given; not where the test part
+                  is given
+    validation    number of rows to hold out for validation. Where not given: by ``fractions``; a sixth of the
+                  training file of a set with its own test part (10,000 of MNIST); none with given splits
+    limit         keep so many training rows, the first after shuffling, for quick runs
+
+    Raises UserError, one line with the place and the way out, for whatever is wrong with the input.
+    """
+    loader, given = _loader(name_or_path)
+    if isinstance(given, Path):
+        raw = loader(given, target=target, features=features, task=task, drop_missing=drop_missing)
+    else:
+        raw = loader(features=features)
+        if task is not None and task not in TASKS:
+            raise unknown("task", task, TASKS)
+        for what, asked, has in (("target", target, raw.target), ("task", task, raw.task)):
+            if asked not in (None, has):
+                raise UserError(f"{given}: its {what} is '{has}', not '{asked}'; leave {what} out")
+    return prepare(
+        raw,
+        splits=None if splits is None else resolve(splits),
+        split=split,
+        seed=seed,
+        fractions=fractions,
+        validation=validation,
+        limit=limit,
+    )
+
+
+def load_inputs(
+    name_or_path: str | Path, schema: Schema, *, num: int | None = None, seed: int = 0, invert: bool = False
+) -> Tensor:
+    """Inputs from anywhere (N, *input_shape), standardised as the model's own: out-of-distribution data, for one.
+
+    name_or_path  a data set (its test part where it has one), a CSV, TSV or NPZ file, a PNG or JPG file or a folder
+                  of them, or "noise", "uniform-noise", "gaussian-noise"
+    num           keep the first so many (noise: draw so many, 1,000 where not given)
+    invert        of pictures: see ``images.read_images``
+    """
+    text = str(name_or_path)
+    path = resolve(name_or_path)
+    if text in NOISE:
+        return noise_images(NOISE[text], 1000 if num is None else num, schema, seed)
+    if text not in DATASETS and (path.is_dir() or path.suffix.lower() in IMAGE_SUFFIXES):
+        return read_images(path, schema, invert=invert)[:num]
+    loader, given = _loader(name_or_path, also=NOISE)
+    if isinstance(given, Path) and given.suffix.lower() != ".npz":
+        return read_rows(given, schema)[0][:num]
+    if isinstance(given, Path):
+        x = read_inputs(given)
+    elif text in _PARTS_OF_IMAGES:
+        x = read_part(text, train=False)[0].float() / 255
+    else:
+        raw = loader()
+        x = raw.units(raw.x if raw.test is None else raw.test[0])
+    if tuple(x.shape[1:]) != schema.input_shape:
+        raise UserError(f"{text}: inputs of shape {tuple(x.shape[1:])}; this model takes {schema.input_shape}")
+    return schema.standardise(x[:num])
+
+
+def _loader(
+    name_or_path: str | Path, also: Sequence[str] | dict[str, str] = ()
+) -> tuple[Callable[..., Raw], str | Path]:
+    """The loader, and the name or the path of an existing file."""
+    text = str(name_or_path)
+    if text in DATASETS:
+        return DATASETS[text], text
+    path = resolve(name_or_path)
+    if path.suffix.lower() in FILES:
+        return FILES[path.suffix.lower()], existing(path)
+    if path.exists() or path.suffix or len(path.parts) > 1:
+        existing(path)
+        raise UserError(f"{path}: can't read a '{path.suffix}' file; save it as {', '.join(FILES)}")
+    raise UserError(f"{unknown('data set', text, [*DATASETS, *also])}; or the path of a {', '.join(FILES)} file")

@@ -1,0 +1,114 @@
+"""Sets that need no network: scikit-learn's, and the six points of a curve."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from bnn_pyro.datasets.dataset import Column
+from bnn_pyro.datasets.raw import Raw
+from bnn_pyro.errors import UserError, unknown
+
+__all__ = ["breast_cancer", "curve", "diabetes", "digits", "no_features", "toy_curve"]
+
+
+def curve(x: torch.Tensor) -> torch.Tensor:
+    """The truth behind toy-curve: y = −x⁴ + 3x² + 1."""
+    return -(x**4) + 3 * x**2 + 1
+
+
+def toy_curve(*, features: Sequence[str] | None = None) -> Raw:
+    """Six points of y = −x⁴ + 3x² + 1, all to train on; the test part is the curve itself on a grid."""
+    x = torch.tensor([-2.0, -1.8, -1.0, 1.0, 1.8, 2.0], dtype=torch.float64)
+    grid = torch.linspace(-2, 2, 101, dtype=torch.float64)
+    x, _, columns = _choose(x.unsqueeze(1), ["x"], features, "toy-curve")
+    return Raw(
+        name="toy-curve",
+        task="regression",
+        x=x,
+        y=curve(x.squeeze(1)),
+        features=("x",),
+        columns=columns,
+        source="six points of y = -x^4 + 3x^2 + 1; tested on the curve itself between -2 and 2",
+        test=(grid.unsqueeze(1), curve(grid)),
+        validation=0,
+    )
+
+
+def breast_cancer(*, features: Sequence[str] | None = None) -> Raw:
+    """569 tumours, 30 measurements of their cell nuclei: malignant (1) or benign (0)."""
+    from sklearn.datasets import load_breast_cancer
+
+    bunch = load_breast_cancer()
+    x, names, columns = _choose(torch.from_numpy(bunch.data), list(bunch.feature_names), features, "breast-cancer")
+    return Raw(
+        name="breast-cancer",
+        task="classification",
+        x=x,
+        y=torch.from_numpy(1 - bunch.target.astype(np.int64)),  # scikit-learn has benign as 1
+        classes=("benign", "malignant"),
+        features=names,
+        target="diagnosis",
+        columns=columns,
+        source="Breast Cancer Wisconsin (Diagnostic), Wolberg et al. 1995, in scikit-learn",
+    )
+
+
+def digits(*, features: Sequence[str] | None = None) -> Raw:
+    """1,797 handwritten digits of 8 × 8 pixels."""
+    from sklearn.datasets import load_digits
+
+    no_features("digits", features)
+    bunch = load_digits()
+    return Raw(
+        name="digits",
+        task="classification",
+        x=torch.from_numpy(bunch.images.astype(np.uint8)).unsqueeze(1),
+        y=torch.from_numpy(bunch.target.astype(np.int64)),
+        classes=tuple(str(k) for k in range(10)),
+        target="digit",
+        source="Optical Recognition of Handwritten Digits (test part), Alpaydin & Kaynak 1998, in scikit-learn",
+        white=16.0,
+    )
+
+
+def diabetes(*, features: Sequence[str] | None = None) -> Raw:
+    """442 patients, 10 measurements: how far the disease went in a year."""
+    from sklearn.datasets import load_diabetes
+
+    bunch = load_diabetes(scaled=False)
+    x, names, columns = _choose(torch.from_numpy(bunch.data), list(bunch.feature_names), features, "diabetes")
+    return Raw(
+        name="diabetes",
+        task="regression",
+        x=x,
+        y=torch.from_numpy(bunch.target),
+        features=names,
+        target="progression",
+        columns=columns,
+        source="Diabetes, Efron, Hastie, Johnstone & Tibshirani 2004, in scikit-learn",
+    )
+
+
+def no_features(name: str, features: Sequence[str] | None) -> None:
+    """Refuse a choice of features where the inputs are images."""
+    if features is not None:
+        raise UserError(f"{name} holds images, which have no columns to choose: leave features={list(features)} out")
+
+
+def _choose(
+    x: torch.Tensor, names: list[str], features: Sequence[str] | None, where: str
+) -> tuple[torch.Tensor, tuple[str, ...], tuple[Column, ...]]:
+    """The chosen columns of x, in the order asked for."""
+    chosen = [str(n) for n in names] if features is None else list(features)
+    if not chosen:
+        raise UserError(f"{where}: features=[] chooses no column; leave it out to take all")
+    for name in chosen:
+        if name not in names:
+            raise unknown(f"feature of {where}", name, names)
+        if chosen.count(name) > 1:
+            raise UserError(f"{where}: feature '{name}' is chosen twice")
+    index = [names.index(name) for name in chosen]
+    return x[:, index].double(), tuple(chosen), tuple(Column(name) for name in chosen)
