@@ -1,0 +1,305 @@
+"""What each command does: from parsed arguments to a run folder, a file or a table."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from argparse import Namespace
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+
+from bnn_pyro import metrics
+from bnn_pyro.checkpoint import write_whole
+from bnn_pyro.datasets import DATASETS, load_inputs, read_rows
+from bnn_pyro.datasets.dataset import Dataset, Schema
+from bnn_pyro.errors import UserError
+from bnn_pyro.evaluation import (
+    evaluate_run,
+    facts,
+    labelled,
+    load_posterior,
+    outside_inputs,
+    paired_differences,
+    predicted,
+)
+from bnn_pyro.inference import METHODS
+from bnn_pyro.isolation import isolated
+from bnn_pyro.posterior import Posterior
+from bnn_pyro.predictive import Prediction
+from bnn_pyro.recipe import Recipe, read_config, resolve
+from bnn_pyro.report import comparison_html
+from bnn_pyro.rundir import RunFolder, default_folder
+from bnn_pyro.tables import RunFacts, difference, difference_rows, metric_rows, outside_rows, plain_table
+from bnn_pyro.training import fit
+from bnn_pyro.zoo import ZOO
+
+__all__ = ["compare", "evaluate", "list_", "predict", "train"]
+
+#: Rows of each outside data set, unless --limit says otherwise.
+OUTSIDE_ROWS = 10_000
+
+
+# -- list --------------------------------------------------------------------------------------------------------------
+def list_(args: Namespace) -> None:
+    """The tables: variants with their methods and tuned data sets, methods, data sets."""
+    first_line = lambda thing: (thing.__doc__ or "").strip().splitlines()[0]  # noqa: E731
+    variants = {
+        name: {
+            "idea": kind.summary,
+            "paper": kind.paper,
+            "methods": list(kind.methods),
+            "tuned": {data: list(methods) for data, methods in kind.fits.items()},
+            "settings": _defaults(kind),
+        }
+        for name, kind in ZOO.items()
+    }
+    methods = {
+        name: {"idea": first_line(kind).removeprefix("Settings of ").removeprefix("the "), "settings": _defaults(kind)}
+        for name, kind in METHODS.items()
+    }
+    data = {name: first_line(loader) for name, loader in DATASETS.items()}
+    if args.json:
+        print(json.dumps({"variants": variants, "methods": methods, "data": data}, indent=2, ensure_ascii=False))
+        return
+    rows = [
+        [name, v["idea"], ", ".join(v["methods"]), ", ".join(v["tuned"]) or "–", v["paper"]]
+        for name, v in variants.items()
+    ]
+    print(plain_table(["variant", "idea", "inference", "tuned for", "paper"], rows))
+    print()
+    print(plain_table(["method", "", "settings"], [[n, m["idea"], _spoken(m["settings"])] for n, m in methods.items()]))
+    print()
+    print(plain_table(["data set", ""], [[name, line] for name, line in data.items()]))
+    print("\nor the path of a CSV, TSV or NPZ file. Settings of a variant (--set KEY=VALUE):")
+    print(plain_table(["variant", "settings"], [[n, _spoken(v["settings"])] for n, v in variants.items()]))
+
+
+def _defaults(kind: type) -> dict[str, Any]:
+    """The settings of a variant or method with their defaults."""
+    return {f.name: list(f.default) if isinstance(f.default, tuple) else f.default for f in dataclasses.fields(kind)}
+
+
+def _spoken(settings: Mapping[str, Any]) -> str:
+    return " ".join(f"{k}={','.join(map(str, v)) if isinstance(v, list) else v}" for k, v in settings.items())
+
+
+# -- train -------------------------------------------------------------------------------------------------------------
+def train(args: Namespace) -> None:
+    """Fit a variant and, beside it, the deterministic network; score both and write the run folder.
+
+    Raises KeyboardInterrupt with the way to go on after Ctrl-C or SIGTERM.
+    """
+    config = read_config(args.config) if args.config else {}
+    stored = (
+        read_config(Path(args.out) / "config.json") if args.resume and RunFolder(Path(args.out or "")).is_run else {}
+    )
+    recipe = resolve(args, {**stored, **config})
+    out = Path(args.out) if args.out else default_folder(recipe, resume=args.resume)
+    folder = RunFolder.claim(out, resume=args.resume, overwrite=args.overwrite)
+    if args.resume:
+        _same_recipe(recipe, folder)
+    data = recipe.load()
+    _check_model(recipe, data)
+    if recipe.baseline:
+        _check_model(recipe.for_baseline(), data)
+    folder.begin(recipe, keep=args.resume)
+    try:
+        posterior = _fit(recipe, data, folder, args)
+        baseline = None
+        if recipe.baseline:
+            folder.baseline.begin(recipe.for_baseline(), keep=args.resume)
+            baseline = _fit(recipe.for_baseline(), data, folder.baseline, args)
+        run = evaluate_run(folder, recipe, data, posterior, baseline, show=not args.quiet)
+    except KeyboardInterrupt as stopped:
+        again = f"python -m bnn_pyro.run train --resume --out {folder.path}"
+        raise KeyboardInterrupt(f"{stopped or 'stopped'}; go on to the same result with: {again}") from None
+    _show(run)
+    print(f"\nreport: {folder.path / 'report.html'}")
+
+
+def _fit(recipe: Recipe, data: Dataset, folder: RunFolder, args: Namespace) -> Posterior:
+    posterior = fit(
+        recipe.entry(),
+        data,
+        recipe.method(),
+        seed=recipe.seed,
+        out=folder.path,
+        resume=args.resume,
+        device=recipe.device,
+        progress=not args.quiet,
+    )
+    folder.write_history(posterior.trace)
+    folder.write_environment(posterior.provenance["device"], posterior.provenance["seconds"])
+    return posterior
+
+
+def _check_model(recipe: Recipe, data: Dataset) -> None:
+    """Build variant and method once, so that bad settings are told before any file is written."""
+    recipe.method()
+    with isolated(0):
+        entry = recipe.entry()
+        entry.guide(entry.model(data.schema))
+
+
+def _same_recipe(recipe: Recipe, folder: RunFolder) -> None:
+    """Refuse to resume a run with other settings. The device and the number of draws may change."""
+    now, then = dataclasses.asdict(recipe), dataclasses.asdict(folder.recipe)
+    for key in ("variant", "inference", "seed", "variant_settings", "inference_settings", "data"):
+        a, b = now[key], then[key]
+        if isinstance(a, Mapping):
+            key, a, b = next(((k, a.get(k), b.get(k)) for k in {**b, **a} if a.get(k) != b.get(k)), (key, 0, 0))
+        if a != b:
+            raise UserError(
+                f"{folder.path} was started with {key.replace('_', ' ')} {b}, not {a}; resume it without other "
+                "settings, or choose another --out"
+            )
+
+
+def _show(run: RunFacts) -> None:
+    """The metrics on standard output."""
+    rows, head = metric_rows(run.runs), ["", *(r.label for r in run.runs)]
+    print(f"\n{run.title}: {run.subtitle}\n")
+    if run.differences:
+        rows = [row._replace(cells=[*row.cells, difference(run.differences, row.name, run.task)]) for row in rows]
+        head.append("paired difference")
+    if rows:
+        print(plain_table(head, [[row.name, *row.cells] for row in rows]))
+        print("\n[…] 95 % bootstrap intervals over the test rows")
+    outside = outside_rows(run.runs)
+    if outside:
+        print("\nInputs from elsewhere against the test rows, AUROC")
+        lines = [[row.name, row.description.removeprefix("AUROC "), *row.cells] for row in outside]
+        print(plain_table(["", "", *(r.label for r in run.runs)], lines))
+    if run.temperature != 1:
+        print(f"\ntemperature {run.temperature}: not the posterior of the stated model")
+
+
+# -- evaluate ----------------------------------------------------------------------------------------------------------
+def evaluate(args: Namespace) -> None:
+    """Score a run on its own test rows (and on --ood), or on other data with labels."""
+    folder = RunFolder.open(args.run)
+    recipe = _with_flags(folder.recipe, args)
+    posterior = load_posterior(folder, recipe.device)
+    if args.data is not None:
+        if args.ood:
+            raise UserError("--data scores on other rows and --ood against the run's own; give one of them")
+        _evaluate_other(args, folder, recipe, posterior)
+        return
+    outside = outside_inputs(args.ood, posterior.schema, num=args.limit or OUTSIDE_ROWS, invert=args.invert)
+    data = recipe.load()
+    baseline = load_posterior(folder.baseline, recipe.device) if folder.baseline.is_trained else None
+    run = evaluate_run(folder, recipe, data, posterior, baseline, outside=outside, show=not args.quiet)
+    _show(run)
+    print(f"\nreport: {folder.path / 'report.html'}")
+
+
+def _evaluate_other(args: Namespace, folder: RunFolder, recipe: Recipe, posterior: Posterior) -> None:
+    name, x, y = labelled(args.data, posterior.schema, recipe)
+    if not len(x):
+        raise UserError(f"{args.data}: no rows to score")
+    scores = metrics.evaluate(predicted(posterior, x, recipe.num_draws, name, not args.quiet), y)
+    rows = [[metric, f"{e.value:.4g}", f"[{e.low:.4g}, {e.high:.4g}]"] for metric, e in scores.items()]
+    print(f"{folder.path} on {len(y):,} rows of {args.data}\n")
+    print(plain_table(["", "value", "95 % interval"], rows))
+    path = folder.write(f"metrics-{name}.json", scores.flat())
+    print(f"\nwritten: {path}")
+
+
+def _with_flags(recipe: Recipe, args: Namespace) -> Recipe:
+    given = {"num_draws": args.num_draws, "device": args.device}
+    recipe = dataclasses.replace(recipe, **{k: v for k, v in given.items() if v is not None})
+    if recipe.num_draws < 1:
+        raise UserError(f"--num-draws must be at least 1, got {recipe.num_draws}")
+    return recipe
+
+
+# -- predict -----------------------------------------------------------------------------------------------------------
+def predict(args: Namespace) -> None:
+    """Predictions with their uncertainty for new inputs, one line a row, as CSV."""
+    output = Path(args.output)
+    if output.is_dir():
+        raise UserError(f"--output {output} is a folder; give the name of a CSV file")
+    if output.exists() and not args.overwrite:
+        raise UserError(f"--output {output} exists; choose another name or add --overwrite")
+    folder = RunFolder.open(args.run)
+    recipe = _with_flags(folder.recipe, args)
+    posterior = load_posterior(folder, recipe.device)
+    x = _new_inputs(args.input, posterior.schema, args.invert)
+    table = prediction_table(predicted(posterior, x, recipe.num_draws, args.input, not args.quiet), posterior.schema)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(output, table.to_csv(index=False, float_format="%.7g").encode())
+    print(f"{len(table):,} predictions: {output}")
+
+
+def _new_inputs(path: str, schema: Schema, invert: bool) -> torch.Tensor:
+    if Path(path).suffix.lower() in (".csv", ".tsv"):
+        return read_rows(path, schema)[0]
+    return load_inputs(path, schema, invert=invert)
+
+
+def prediction_table(prediction: Prediction, schema: Schema) -> pd.DataFrame:
+    """One line a row: class, probabilities and entropies in nats; or mean, standard deviations and quantiles."""
+    if prediction.task == "classification":
+        best = prediction.mean.argmax(-1)
+        columns = {schema.target: [schema.classes[k] for k in best.tolist()]}
+        columns |= {f"p({name})": prediction.mean[:, k].numpy() for k, name in enumerate(schema.classes)}
+        parts = ("total", "epistemic", "aleatoric")
+        return pd.DataFrame(columns | {f"{p}_nats": getattr(prediction, p).numpy() for p in parts})
+    low, middle, high = prediction.quantile((0.025, 0.5, 0.975)).numpy()
+    spreads = {"sd": prediction.total, "epistemic_sd": prediction.epistemic, "aleatoric_sd": prediction.aleatoric}
+    return pd.DataFrame(
+        {"mean": prediction.mean.numpy()}
+        | {name: variance.sqrt().numpy() for name, variance in spreads.items()}
+        | {"q2.5": low, "q50": middle, "q97.5": high}
+    )
+
+
+# -- compare -----------------------------------------------------------------------------------------------------------
+def compare(args: Namespace) -> None:
+    """Several runs on the same test rows: a table, and HTML with paired differences to the first."""
+    folders = [RunFolder.open(path) for path in args.runs]
+    if len(folders) < 2:
+        raise UserError("compare takes two run folders or more")
+    out = Path(args.out) if args.out else folders[0].path / "comparison.html"
+    if args.out and out.exists():
+        raise UserError(f"--out {out} exists; choose another name")
+    runs, predictions, truth = [], [], None
+    for folder in folders:
+        recipe = _with_flags(folder.recipe, args)
+        data = recipe.load()
+        truth = truth or data
+        _same_test_rows(truth, data, folders[0], folder)
+        posterior = load_posterior(folder, recipe.device)
+        prediction = predicted(posterior, data.x_test, recipe.num_draws, str(folder.path), not args.quiet)
+        found = dataclasses.replace(
+            facts(folder, str(folder.path)), metrics=metrics.evaluate(prediction, data.y_test).flat()
+        )
+        runs.append(found)
+        predictions.append(prediction)
+    differences = {}
+    for run, prediction in zip(runs[1:], predictions[1:], strict=True):
+        differences[run.label] = paired_differences(prediction, predictions[0], truth.y_test)
+    lines = [[row.name, *row.cells] for row in metric_rows(runs)]
+    print("\n" + plain_table(["", *(run.label for run in runs)], lines))
+    print(f"\nPaired differences to {runs[0].label}")
+    lines = [[row.name, *row.cells] for row in difference_rows(runs[0].task, differences)]
+    print(plain_table(["", *differences], lines))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(out, comparison_html(runs, differences).encode())
+    print(f"\ncomparison: {out}")
+
+
+def _same_test_rows(truth: Dataset, data: Dataset, first: RunFolder, other: RunFolder) -> None:
+    """Refuse a paired comparison of different rows. Inputs are compared in their own units."""
+    same = truth.schema.task == data.schema.task and torch.equal(truth.y_test, data.y_test)
+    if same and truth.schema.features == data.schema.features and truth.x_test.shape == data.x_test.shape:
+        a, b = truth.schema.unstandardise(truth.x_test), data.schema.unstandardise(data.x_test)
+        same = torch.allclose(a, b, rtol=1e-4, atol=1e-4 * float(a.std()))
+    if not same:
+        raise UserError(f"{first.path} and {other.path} have other test rows, so they cannot be compared in pairs")
+    if not len(data.x_test):
+        raise UserError(f"{first.path} has no test rows to compare on")

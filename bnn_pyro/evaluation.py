@@ -1,0 +1,223 @@
+"""From a posterior to everything that a run folder shows of it: metrics, figures, report, model card."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bnn_pyro import metrics
+from bnn_pyro.datasets import DATASETS, load_data, load_inputs, read_rows
+from bnn_pyro.datasets.archives import load_archive
+from bnn_pyro.datasets.dataset import Dataset, Schema
+from bnn_pyro.datasets.sources import resolve
+from bnn_pyro.errors import UserError
+from bnn_pyro.figures import Outside, Scene, draw_all, pictures
+from bnn_pyro.posterior import Posterior
+from bnn_pyro.predictive import Prediction, predict
+from bnn_pyro.progress import progress_bar
+from bnn_pyro.recipe import Recipe
+from bnn_pyro.report import run_card, run_html
+from bnn_pyro.rundir import RunFolder
+from bnn_pyro.tables import RunFacts
+from bnn_pyro.training import choose_device, load
+
+__all__ = ["evaluate_run", "facts", "labelled", "load_posterior", "outside_inputs", "paired_differences", "predicted"]
+
+#: Names that --ood takes for noise, and what ``load_inputs`` calls them.
+NOISE = {
+    "noise": ("uniform-noise", "gaussian-noise"),
+    "uniform": ("uniform-noise",),
+    "gaussian": ("gaussian-noise",),
+}
+
+
+def load_posterior(folder: RunFolder, device: str) -> Posterior:
+    """The run's posterior, on the device asked for."""
+    posterior, where = load(folder.path), choose_device(device)
+    if where.type == "cpu":
+        return posterior
+    posterior.model.to(where)
+    if posterior.guide is not None:
+        posterior.guide.to(where)
+        return posterior
+    chains = {site: value.to(where) for site, value in posterior.chains.items()}
+    return Posterior(posterior.model, posterior.schema, None, chains, posterior.stats, posterior.trace,
+                     posterior.provenance)  # fmt: skip
+
+
+def predicted(posterior: Posterior, x: Tensor, num_draws: int, what: str, show: bool) -> Prediction:
+    """``predict`` with a progress bar."""
+    with progress_bar(f"predict {what}", show, unit="draw") as report:
+        prediction = predict(posterior, x, num_draws=num_draws, progress=report)
+        report(prediction.num_draws, prediction.num_draws)
+        return prediction
+
+
+def evaluate_run(
+    folder: RunFolder,
+    recipe: Recipe,
+    data: Dataset,
+    posterior: Posterior,
+    baseline: Posterior | None = None,
+    *,
+    outside: Mapping[str, Tensor] | None = None,
+    show: bool = True,
+) -> RunFacts:
+    """Score a run on its test rows and on inputs from elsewhere; write metrics, figures, report and model card.
+
+    outside: {name: standardised inputs}; classification only.
+    """
+    _same_data(folder, posterior, data)
+    posteriors = {folder: posterior} | ({folder.baseline: baseline} if baseline is not None else {})
+    predictions = {
+        f: predicted(p, data.x_test, recipe.num_draws, f"test rows ({_label(p)})", show) if len(data.x_test) else None
+        for f, p in posteriors.items()
+    }
+    elsewhere = [
+        Outside(name, x, *(predicted(p, x, recipe.num_draws, name, show) for p in posteriors.values()))
+        for name, x in (outside or {}).items()
+    ]
+    with _steps("evaluate", 3, show) as step:
+        for place, prediction in predictions.items():
+            scores = _scores(prediction, data.y_test) if prediction is not None else {}
+            for other in elsewhere:
+                outer = other.prediction if place is folder else other.baseline
+                scores |= _flat(f"ood_{other.name}", metrics.ood_table(prediction, outer))
+            if place is folder and baseline is not None and prediction is not None:
+                differences = paired_differences(prediction, predictions[folder.baseline], data.y_test)
+                scores |= _named(differences, "minus_baseline")
+            place.write("metrics.json", scores)
+        step()
+        scene = Scene(posterior, baseline, data, predictions[folder], predictions.get(folder.baseline), elsewhere)
+        draw_all(scene, folder.path / "figures")
+        step()
+        run = facts(folder)
+        folder.write("report.html", run_html(run, pictures(scene, folder.path / "figures")))
+        folder.write("README.md", run_card(run))
+        step()
+    return run
+
+
+def facts(folder: RunFolder, name: str | None = None) -> RunFacts:
+    """What the files of a run say."""
+    recipe = folder.read("config.json")
+    meta = folder.read("posterior.json")
+    return RunFacts(
+        label=name or f"{recipe['variant']} ({recipe['inference']})",
+        folder=str(folder.path),
+        task=meta["schema"]["task"],
+        recipe=recipe,
+        metrics=folder.read("metrics.json"),
+        environment=folder.read("environment.json"),
+        provenance=meta["provenance"],
+        baseline=facts(folder.baseline) if folder.baseline.is_trained else None,
+    )
+
+
+def outside_inputs(names: Sequence[str], schema: Schema, *, num: int, invert: bool) -> dict[str, Tensor]:
+    """{name: standardised inputs} for the --ood arguments."""
+    if names and schema.task != "classification":
+        raise UserError("--ood scores class probabilities; this run is a regression, so look at its epistemic variance")
+    wanted = [kind for name in names for kind in NOISE.get(name, (name,))]
+    found = {}
+    for text in wanted:
+        name = text if text in DATASETS or text.endswith("-noise") else Path(text).stem
+        found[name] = load_inputs(text, schema, num=num, invert=invert)
+    return found
+
+
+def labelled(name: str, schema: Schema, recipe: Recipe) -> tuple[str, Tensor, Tensor]:
+    """(name, x, y) of other data with labels for a trained model: x standardised by its schema.
+
+    A file is taken whole; of a named data set, the test part. Labels are matched by the names of the classes.
+    """
+    if Path(name).suffix.lower() in (".csv", ".tsv"):
+        x, y = read_rows(name, schema)
+        if y is None:
+            raise UserError(f"{name}: no column '{schema.target}', so there is nothing to score against; use predict")
+        return Path(name).stem, x, y
+    if name in DATASETS:
+        options = {"features": recipe.data["features"]} if "features" in recipe.data else {}
+        data = load_data(name, **options)
+        task, classes, x, y = data.schema.task, data.schema.classes, data.x_test, data.y_test
+        x = schema.standardise(data.schema.unstandardise(x)) if data.schema.input_shape == schema.input_shape else x
+    else:
+        raw = load_archive(resolve(name))
+        task, classes, x, y = raw.task, raw.classes, load_inputs(name, schema), raw.y
+    if task != schema.task:
+        raise UserError(f"{name}: is {task}, and this run is {schema.task}")
+    if tuple(x.shape[1:]) != schema.input_shape:
+        raise UserError(f"{name}: inputs of shape {tuple(x.shape[1:])}; this run takes {schema.input_shape}")
+    if task == "regression":
+        return Path(name).stem, x, y.to(torch.float32)
+    strange = [c for c in classes if c not in schema.classes]
+    if strange:
+        raise UserError(f"{name}: class '{strange[0]}' is none of the run's: {_few(schema.classes)}")
+    return Path(name).stem, x, torch.tensor([schema.classes.index(c) for c in classes])[y]
+
+
+def paired_differences(prediction: Prediction, first: Prediction, y: Tensor) -> dict[str, float]:
+    """{metric, metric_low, metric_high}: prediction − first on the same rows, of every metric that both have."""
+    found = {}
+    for name, metric in metrics.METRICS[prediction.task].items():
+        try:
+            estimate = metrics.paired(metric, prediction, first, y)
+        except metrics.Undefined:
+            continue
+        found |= {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
+    return found
+
+
+# -- pieces ------------------------------------------------------------------------------------------------------------
+def _scores(prediction: Prediction, y: Tensor) -> dict[str, float]:
+    scores = metrics.evaluate(prediction, y).flat()
+    if prediction.task == "classification":
+        floor = metrics.ece_floor(prediction)
+        scores |= {"ece_floor": floor.mean, "ece_floor_95": floor.quantile_95}
+    return scores | {"num_draws": prediction.num_draws, "test_rows": len(prediction)}
+
+
+def _named(differences: Mapping[str, float], how: str) -> dict[str, float]:
+    """{"nll_low": …} -> {"nll_minus_baseline_low": …}."""
+    ends = ("_low", "_high")
+    split = ((k, next((e for e in ends if k.endswith(e)), "")) for k in differences)
+    return {f"{k.removesuffix(end)}_{how}{end}": differences[k] for k, end in split}
+
+
+def _flat(prefix: str, table: metrics.Evaluation) -> dict[str, float]:
+    return {f"{prefix}_{key}": value for key, value in table.flat().items()}
+
+
+def _same_data(folder: RunFolder, posterior: Posterior, data: Dataset) -> None:
+    trained = posterior.provenance.get("fingerprint")
+    if trained != data.fingerprint:
+        raise UserError(
+            f"the training rows of {data.name} are not those that {folder.path} was trained on (fingerprint "
+            f"{data.fingerprint}, then {trained}): the file or the loader has changed; train again"
+        )
+
+
+def _label(posterior: Posterior) -> str:
+    return str(posterior.provenance.get("entry", "posterior"))
+
+
+def _few(names: Sequence[str], most: int = 6) -> str:
+    return ", ".join(names[:most]) + (", …" if len(names) > most else "")
+
+
+@contextmanager
+def _steps(description: str, of: int, show: bool) -> Iterator[Any]:
+    with progress_bar(description, show) as report:
+        done = 0
+
+        def step() -> None:
+            nonlocal done
+            done += 1
+            report(done, of, {})
+
+        yield step

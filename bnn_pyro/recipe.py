@@ -1,0 +1,229 @@
+"""A recipe is everything needed to run something again: what ``config.json`` holds and ``train`` starts from.
+
+It is resolved from layers, later ones over earlier ones: the zoo's tuned settings, a config file, flags.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tomllib
+from argparse import Namespace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bnn_pyro.datasets import DATASETS, load_data
+from bnn_pyro.datasets.dataset import Dataset
+from bnn_pyro.datasets.sources import resolve as locate
+from bnn_pyro.errors import UserError, unknown
+from bnn_pyro.inference import METHODS, Method
+from bnn_pyro.settings import build, plain
+from bnn_pyro.training import choose_device, tuned
+from bnn_pyro.zoo import ZOO, Entry
+
+__all__ = ["Recipe", "read_config", "resolve"]
+
+#: How data can be loaded: the keys of a recipe's ``data``, and the arguments of ``load_data`` that they become.
+DATA_KEYS = ("name", "target", "features", "task", "drop_missing", "splits", "split", "validation", "limit", "seed")
+#: The baseline: one point estimate of the same network.
+BASELINE = ("mlp", "map")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A variant, a method and data, each with its settings; JSON-able by ``dataclasses.asdict``.
+
+    data       ``name`` (a name in ``DATASETS``, or an absolute path) and arguments of ``load_data``
+    num_draws  S of every prediction
+    baseline   whether the deterministic network is trained beside it
+    """
+
+    variant: str = "mean-field"
+    variant_settings: Mapping[str, Any] = field(default_factory=dict)
+    inference: str | None = None
+    inference_settings: Mapping[str, Any] = field(default_factory=dict)
+    data: Mapping[str, Any] = field(default_factory=lambda: {"name": "digits"})
+    seed: int = 0
+    num_draws: int = 100
+    device: str = "auto"
+    baseline: bool = True
+
+    def entry(self) -> Entry:
+        """The variant with its settings."""
+        return build(ZOO[self.variant], self.variant_settings)
+
+    def method(self) -> Method:
+        """The inference method with its settings."""
+        return build(METHODS[self.inference], self.inference_settings)
+
+    def load(self) -> Dataset:
+        """The data."""
+        return load_data(self.data["name"], **{k: v for k, v in self.data.items() if k != "name"})
+
+    @property
+    def data_name(self) -> str:
+        """The name of the data set, or a file's stem."""
+        name = self.data["name"]
+        return name if name in DATASETS else Path(name).stem
+
+    def for_baseline(self) -> Recipe:
+        """The deterministic network of the same architecture, on the same data, with the same epochs and batches."""
+        variant, method = BASELINE
+        _, best = tuned(variant, self.data_name, method)
+        shared = {k: v for k, v in self.variant_settings.items() if k in _fields(ZOO[variant])}
+        schedule = {k: v for k, v in self.inference_settings.items() if k in ("epochs", "batch_size")}
+        if "prior" in shared and str(shared["prior"]).startswith("scale-mixture"):
+            del shared["prior"]  # a point mass in its narrow peak is another model, not a baseline
+        settings = plain(build(ZOO[variant], {**shared, **{k: v for k, v in best.entry.items() if k == "prior"}}))
+        inference = plain(build(METHODS[method], {**best.method, **schedule}))
+        return dataclasses.replace(
+            self,
+            variant=variant,
+            variant_settings=settings,
+            inference=method,
+            inference_settings=inference,
+            baseline=False,
+        )
+
+
+def read_config(path: str | Path) -> dict[str, Any]:
+    """The keys of a JSON or TOML config file. Raises UserError where it is absent, unreadable, or has unknown keys."""
+    path = Path(path)
+    if not path.is_file():
+        raise UserError(f"no config file {path}")
+    try:
+        text = path.read_text()
+        config = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+    except ValueError as error:
+        raise UserError(f"{path} is not valid {'TOML' if path.suffix == '.toml' else 'JSON'}: {error}") from None
+    if not isinstance(config, dict):
+        raise UserError(f"{path} holds a {type(config).__name__}, not the settings of a run")
+    valid = [f.name for f in dataclasses.fields(Recipe)]
+    for key, value in config.items():
+        if key not in valid:
+            raise unknown(f"key in {path}", key, valid)
+        if (key == "data" or key.endswith("_settings")) and not isinstance(value, dict):
+            raise UserError(f"'{key}' in {path} must be a table of settings, got {value!r}")
+    for key in config.get("data", {}):
+        if key not in DATA_KEYS:
+            raise unknown(f"key of 'data' in {path}", key, DATA_KEYS)
+    return config
+
+
+def resolve(args: Namespace, config: Mapping[str, Any]) -> Recipe:
+    """Tuned settings < config < flags. Raises UserError for unknown names, or values of the wrong kind."""
+    flags = {k: v for k, v in vars(args).items() if v is not None}
+    base = {**{f.name: None for f in dataclasses.fields(Recipe)}, **config}
+    variant = flags.get("variant") or base["variant"] or Recipe.variant
+    if variant not in ZOO:
+        raise unknown("variant", variant, ZOO)
+    data = _data(flags, dict(base["data"] or {}))
+    name = data["name"] if data["name"] in DATASETS else Path(data["name"]).stem + " (a file)"
+    same_variant = variant == (base["variant"] or Recipe.variant)
+    method, best = tuned(variant, name, flags.get("inference") or (base["inference"] if same_variant else None))
+    same_method = same_variant and method == (base["inference"] or method)
+    data = {**best.data, **data}
+
+    given = _given(flags)
+    known = {"variant": _fields(ZOO[variant]), "inference": _fields(METHODS[method])}
+    for key in given:
+        if not any(key in fields for fields in known.values()):
+            raise unknown(f"setting of {variant} or {method}", key, [n for fields in known.values() for n in fields])
+    layers = {
+        "variant": {**best.entry, **((base["variant_settings"] or {}) if same_variant else {})},
+        "inference": {**best.method, **((base["inference_settings"] or {}) if same_method else {})},
+    }
+    kinds = {"variant": ZOO[variant], "inference": METHODS[method]}
+    settings = {}
+    for part, fields in known.items():
+        chosen = layers[part] | {k: v for k, v in given.items() if k in fields}
+        values = {k: _typed(k, v, fields[k]) if k in fields else v for k, v in chosen.items()}
+        settings[part] = plain(build(kinds[part], values))
+    rest = {k: _whole(k, flags.get(k, base[k]), getattr(Recipe, k)) for k in ("seed", "num_draws")}
+    if rest["num_draws"] < 1:
+        raise UserError(f"num_draws must be at least 1, got {rest['num_draws']}")
+    if rest["seed"] < 0:
+        raise UserError(f"seed must not be negative, got {rest['seed']}")
+    baseline = flags.get("baseline", base["baseline"])
+    device = flags.get("device") or base["device"] or Recipe.device
+    choose_device(device)
+    return Recipe(
+        variant=variant,
+        variant_settings=settings["variant"],
+        inference=method,
+        inference_settings=settings["inference"],
+        data=data,
+        device=device,
+        baseline=variant != BASELINE[0] and (True if baseline is None else bool(baseline)),
+        **rest,
+    )
+
+
+def _data(flags: Mapping[str, Any], data: dict[str, Any]) -> dict[str, Any]:
+    """The data options of flags over those of a config; those of another data set are left out."""
+    name = flags.get("data")
+    if name is not None and name not in DATASETS and locate(name).exists():
+        name = str(locate(name).resolve())
+    if name is not None and name != data.get("name"):
+        data = {"name": name}
+    data.setdefault("name", "digits")
+    for key in ("target", "task", "drop_missing", "split", "validation", "limit"):
+        if key in flags:
+            data[key] = flags[key]
+    if "features" in flags:
+        data["features"] = [feature.strip() for feature in flags["features"].split(",")]
+    if "splits" in flags:
+        data["splits"] = str(locate(flags["splits"]).resolve())
+    if "data_seed" in flags:
+        data["seed"] = flags["data_seed"]
+    return data
+
+
+def _given(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of variant or method that were given as flags, --set last."""
+    names = ("hidden", "activation", "prior", "noise", "bias", "epochs", "batch_size", "lr")
+    given = {name: flags[name] for name in names if name in flags}
+    for text in flags.get("set", ()):
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise UserError(f"--set takes KEY=VALUE, got '{text}'")
+        given[key.strip().replace("-", "_")] = value.strip()
+    return given
+
+
+def _fields(kind: type) -> dict[str, Any]:
+    return {f.name: f.default for f in dataclasses.fields(kind)}
+
+
+def _typed(key: str, value: Any, default: Any) -> Any:
+    """A setting's value, which may be text from the command line, as what its default is."""
+    if isinstance(default, bool):
+        choices = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+        if str(value).lower() not in choices:
+            raise UserError(f"{key} is true or false, got '{value}'")
+        return choices[str(value).lower()]
+    if isinstance(default, tuple):
+        parts = [part for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+        parts = [parts] if isinstance(parts, int) else parts
+        return tuple(_whole(key, part, None) for part in parts)
+    if isinstance(default, int):
+        return _whole(key, value, None)
+    if isinstance(default, float):
+        try:
+            return float(value)
+        except (TypeError, ValueError):
+            raise UserError(f"{key} is a number, got '{value}'") from None
+    return value
+
+
+def _whole(key: str, value: Any, default: int | None) -> int:
+    if value is None and default is not None:
+        return default
+    try:
+        if isinstance(value, bool) or int(value) != float(value):
+            raise ValueError
+        return int(value)
+    except (TypeError, ValueError):
+        raise UserError(f"{key} takes whole numbers, got '{value}'") from None

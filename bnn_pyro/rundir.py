@@ -1,0 +1,197 @@
+"""The run folder: what is in it, how it is opened, and that nothing which is not a run is ever touched.
+
+    config.json       the recipe: everything to run it again       posterior.pt, .json   the posterior's archive
+    metrics.json      test metrics, flat, with intervals           figures/*.png         the report's pictures
+    history.csv       the training curve                           report.html           all of it, to read
+    environment.json  versions, machine, command, times            README.md             the model card
+    checkpoint/       while training                               baseline/             the same, of the baseline
+
+Every file is written whole or not at all.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bnn_pyro.checkpoint import write_whole
+from bnn_pyro.errors import UserError
+from bnn_pyro.recipe import Recipe, read_config
+
+__all__ = ["RunFolder", "default_folder"]
+
+FILES = ("metrics.json", "history.csv", "environment.json", "report.html", "comparison.html", "README.md")
+ARCHIVE = ("posterior.json", "posterior.pt")
+PACKAGES = ("bnn-pyro", "pyro-ppl", "torch", "torchvision", "numpy", "pandas", "scikit-learn", "matplotlib")
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """A folder that is, or becomes, a run."""
+
+    path: Path
+
+    @classmethod
+    def open(cls, path: str | Path) -> RunFolder:
+        """A finished run. Raises UserError where there is none."""
+        folder = cls(Path(path))
+        if not folder.path.is_dir():
+            raise UserError(f"no run folder {path}")
+        if not folder.is_run:
+            raise UserError(f"{path} is not a run: it has no config.json of one")
+        if not folder.is_trained:
+            raise UserError(f"the run {path} is not finished; go on with: train --resume --out {path}")
+        return folder
+
+    @classmethod
+    def claim(cls, path: str | Path, *, resume: bool = False, overwrite: bool = False) -> RunFolder:
+        """A folder that a run may be written to; nothing is written or removed yet.
+
+        Raises UserError where something else is there, or a run and neither ``resume`` nor ``overwrite``.
+        """
+        folder = cls(Path(path))
+        if resume and overwrite:
+            raise UserError("--resume goes on with a run and --overwrite replaces it; give one of them")
+        if resume and not folder.is_run:
+            raise UserError(f"nothing to resume: {path} is no run; leave out --resume to start one")
+        if folder.path.exists() and not folder.path.is_dir():
+            raise UserError(f"--out {path} is a file; choose a folder that does not exist yet")
+        if folder.path.is_dir() and not folder.is_run and any(folder.path.iterdir()):
+            raise UserError(f"--out {path} exists and is not a run; choose another folder")
+        if folder.is_run and not (resume or overwrite):
+            raise UserError(f"--out {path} is a run already; add --resume to go on with it, or --overwrite")
+        return folder
+
+    @property
+    def is_run(self) -> bool:
+        """Whether a run was begun here."""
+        try:
+            return "variant" in read_config(self.path / "config.json")
+        except UserError:
+            return False
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether the posterior is there."""
+        return all((self.path / name).is_file() for name in ARCHIVE)
+
+    @property
+    def baseline(self) -> RunFolder:
+        """The run of the deterministic network beside it."""
+        return RunFolder(self.path / "baseline")
+
+    @property
+    def recipe(self) -> Recipe:
+        """What was run. Raises UserError where the file is damaged."""
+        return Recipe(**read_config(self.path / "config.json"))
+
+    def begin(self, recipe: Recipe, *, keep: bool = False) -> None:
+        """Make the folder and write its recipe; without ``keep`` a former run's own files are removed first."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        if not keep:
+            self._clear()
+        self.write("config.json", dataclasses.asdict(recipe))
+
+    def _clear(self) -> None:
+        """Remove the files that a run writes, by their names; whatever else lies in the folder stays."""
+        figures = (self.path / "figures").glob("*.png") if (self.path / "figures").is_dir() else ()
+        for file in (
+            *(self.path / name for name in (*ARCHIVE, *FILES)),
+            *figures,
+            self.path / "checkpoint/training.pt",
+        ):
+            file.unlink(missing_ok=True)
+        if self.baseline.is_run:
+            self.baseline._clear()
+
+    def read(self, name: str) -> dict[str, Any]:
+        """A JSON file of the run; {} where it is not there yet."""
+        path = self.path / name
+        if not path.is_file():
+            return {}
+        try:
+            return json.loads(path.read_text())
+        except ValueError:
+            raise UserError(f"{path} is damaged; `evaluate {self.path}` writes it again once it is removed") from None
+
+    def write(self, name: str, content: str | bytes | Mapping[str, Any]) -> Path:
+        """Write one file of the run as a whole: text, bytes, or JSON."""
+        path = self.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(content, Mapping):
+            content = json.dumps(dict(content), indent=2, ensure_ascii=False) + "\n"
+        write_whole(path, content.encode() if isinstance(content, str) else content)
+        return path
+
+    def write_history(self, trace: Mapping[str, list[float]]) -> None:
+        """history.csv: one line per recorded epoch, in nats of the whole training set."""
+        text = io.StringIO()
+        writer = csv.writer(text)
+        writer.writerow(trace)
+        writer.writerows(zip(*trace.values(), strict=True))
+        self.write("history.csv", text.getvalue())
+
+    def write_environment(self, device: str, seconds: float) -> None:
+        """environment.json: what it ran on."""
+        self.write(
+            "environment.json",
+            {
+                "command": _command(),
+                "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+                "training_seconds": seconds,
+                "device": device if device == "cpu" else f"{device}: {torch.cuda.get_device_name(device)}",
+                "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+                "threads": torch.get_num_threads(),
+                "python": platform.python_version(),
+                "versions": {name: _version(name) for name in PACKAGES},
+                "commit": _commit(),
+            },
+        )
+
+
+def default_folder(recipe: Recipe, *, resume: bool) -> Path:
+    """runs/VARIANT-DATA-SEED; with ``-2``, ``-3``, … where that is taken, or the last of them to resume."""
+    base = Path("runs") / f"{recipe.variant}-{recipe.data_name}-{recipe.seed}"
+    names = [base, *(base.with_name(f"{base.name}-{k}") for k in range(2, 10_000))]
+    free = next(k for k, path in enumerate(names) if not path.exists())
+    return names[max(free - 1, 0)] if resume else names[free]
+
+
+def _command() -> str:
+    """The command line, as one would type it."""
+    program = "python -m bnn_pyro.run" if Path(sys.argv[0]).name == "run.py" else Path(sys.argv[0]).name
+    return " ".join([program, *map(shlex.quote, sys.argv[1:])])
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    """The commit of the package's own checkout, marked where files differ from it; None outside of one."""
+    here = Path(__file__).parent
+    if not (here.parent / ".git").exists():
+        return None
+    try:
+        ask = ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=10", "--exclude=*"]
+        return subprocess.run(ask, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None

@@ -1,0 +1,182 @@
+"""What the files of a run say, and its metrics as cells: value, interval, verdict; for reports and the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from bnn_pyro.metrics import METRICS, SCORES
+
+__all__ = [
+    "HEADLINE",
+    "Cell",
+    "Row",
+    "RunFacts",
+    "difference",
+    "difference_rows",
+    "estimate",
+    "metric_rows",
+    "outside_rows",
+    "plain_table",
+    "told",
+]
+
+#: Metrics that are shares of the test rows, written in per cent.
+SHARES = ("error", "accuracy", "coverage_50", "coverage_90", "coverage_95")
+#: The metrics that a summary speaks of.
+HEADLINE = {"classification": ("error", "nll"), "regression": ("rmse", "nll")}
+SCORE_NAMES = {"total_entropy": "total entropy", "max_prob": "1 − max p", "mutual_information": "mutual information"}
+AGAINST = "_minus_baseline"
+
+
+class Cell(NamedTuple):
+    """A number as it is shown; ``interval`` and ``verdict`` may be empty."""
+
+    value: str
+    interval: str = ""
+    verdict: str = ""
+
+    def __str__(self) -> str:
+        return " ".join(part for part in self if part)
+
+
+class Row(NamedTuple):
+    """One metric: its name, what it is, and a cell for each column (None where it has no value)."""
+
+    name: str
+    description: str
+    cells: list[Cell | None]
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What is known of one run: its files, read.
+
+    label        what its column is headed with      folder       as the user calls it
+    task         "regression" or "classification"    recipe       config.json
+    metrics      metrics.json                        environment  environment.json
+    provenance   of the posterior                    baseline     the deterministic network's facts, or None
+    """
+
+    label: str
+    folder: str
+    task: str
+    recipe: Mapping[str, Any]
+    metrics: Mapping[str, float]
+    environment: Mapping[str, Any]
+    provenance: Mapping[str, Any]
+    baseline: RunFacts | None = None
+
+    @property
+    def runs(self) -> list[RunFacts]:
+        """The run, and its baseline where there is one."""
+        return [self] if self.baseline is None else [self, self.baseline]
+
+    @property
+    def differences(self) -> dict[str, float]:
+        """Paired differences run − baseline: {metric, metric_low, metric_high}."""
+        return {k.replace(AGAINST, ""): v for k, v in self.metrics.items() if AGAINST in k}
+
+    @property
+    def temperature(self) -> float:
+        """1 where the method knows none."""
+        return self.recipe["inference_settings"].get("temperature", 1.0)
+
+    @property
+    def title(self) -> str:
+        """Variant and data."""
+        return f"{self.recipe['variant']} on {self.provenance['data']}"
+
+    @property
+    def subtitle(self) -> str:
+        """One line under the title."""
+        rows = self.provenance["rows"]
+        return (
+            f"{self.task.capitalize()} · inference by {self.recipe['inference']} · seed {self.recipe['seed']} · "
+            f"{rows['train']:,} training rows · {rows['test']:,} test rows · {self.recipe['num_draws']} draws"
+        )
+
+
+def metric_rows(runs: Sequence[RunFacts]) -> list[Row]:
+    """A row for each metric that one of the runs has; for a run with a baseline alone, also the paired difference."""
+    table = METRICS[runs[0].task]
+    return [
+        Row(name, metric.description, [estimate(run.metrics, name) for run in runs])
+        for name, metric in table.items()
+        if any(name in run.metrics for run in runs)
+    ]
+
+
+def difference_rows(task: str, differences: Mapping[str, Mapping[str, float]]) -> list[Row]:
+    """A row for each metric and a cell for each of {label: differences}."""
+    return [
+        Row(name, metric.description, [difference(d, name, task) for d in differences.values()])
+        for name, metric in METRICS[task].items()
+        if any(name in d for d in differences.values())
+    ]
+
+
+def outside_rows(runs: Sequence[RunFacts]) -> list[Row]:
+    """AUROC of inputs from elsewhere: a row for each data set and score."""
+    keys = {f"ood_{name}_{score}": (name, score) for name in _outside_names(runs[0].metrics) for score in SCORES}
+    return [
+        Row(name, f"AUROC by {SCORE_NAMES[score]}", [estimate(run.metrics, key) for run in runs])
+        for key, (name, score) in keys.items()
+        if any(key in run.metrics for run in runs)
+    ]
+
+
+def estimate(metrics: Mapping[str, float], name: str) -> Cell | None:
+    """The value of a metric with its interval."""
+    if name not in metrics:
+        return None
+    low, high = (_number(name, metrics[f"{name}_{end}"]).removesuffix(" %") for end in ("low", "high"))
+    return Cell(_number(name, metrics[name]), f"[{low}, {high}]")
+
+
+def difference(differences: Mapping[str, float], name: str, task: str) -> Cell | None:
+    """A paired difference with its interval, and what it says."""
+    if name not in differences:
+        return None
+    low, high = differences[f"{name}_low"], differences[f"{name}_high"]
+    interval = f"[{_number(name, low, '+')}, {_number(name, high, '+')}]"
+    return Cell(_number(name, differences[name], "+"), interval, _verdict(name, task, low, high))
+
+
+def told(label: str, other: str, differences: Mapping[str, float], name: str, task: str) -> str:
+    """A paired difference as a sentence."""
+    cell = difference(differences, name, task)
+    unit = " percentage points" if name in SHARES else " nats" if name == "nll" else ""
+    verdict = {"no clear difference": "not clearly different from", "": "beside"}
+    what = verdict.get(cell.verdict, f"{cell.verdict} than")
+    return f"{name}: {label} is {what} {other} (paired difference {cell.value}{unit}, 95 % interval {cell.interval})."
+
+
+def plain_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Columns as wide as they need, for a terminal; None is a dash."""
+    lines = [list(head), *(["–" if cell is None else str(cell) for cell in row] for row in rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
+    return "\n".join("  ".join(text.ljust(w) for text, w in zip(line, widths, strict=True)).rstrip() for line in lines)
+
+
+def _verdict(name: str, task: str, low: float, high: float) -> str:
+    """ "better", "worse" or "no clear difference" (the interval holds 0); "" where nearer to a value is better."""
+    better = METRICS[task][name].better
+    if better == "nominal":
+        return ""
+    if low <= 0 <= high:
+        return "no clear difference"
+    return "better" if (high < 0) == (better == "lower") else "worse"
+
+
+def _number(name: str, value: float, sign: str = "") -> str:
+    if name in SHARES:
+        return f"{100 * value:{sign}.2f}{'' if sign else ' %'}"
+    return f"{value:{sign}.3g}" if abs(value) < 1000 else f"{value:{sign},.0f}"
+
+
+def _outside_names(metrics: Mapping[str, float]) -> list[str]:
+    endings = tuple(f"_{score}" for score in SCORES)
+    found = (key.removeprefix("ood_") for key in metrics if key.startswith("ood_") and key.endswith(endings))
+    return list(dict.fromkeys(name.removesuffix(next(e for e in endings if name.endswith(e))) for name in found))
