@@ -73,6 +73,7 @@ def fit(
     name = _name(entry, ZOO)
     key = [name, plain(entry), _name(method, METHODS), plain(method), seed, data.fingerprint]
     provenance = {
+        "key": key,
         "entry": name,
         "entry_settings": plain(entry),
         "method": _name(method, METHODS),
@@ -92,7 +93,7 @@ def fit(
         raise UserError(f"data set '{data.name}' has no training rows")
     checkpoint = None if out is None else Checkpoint(Path(out) / "checkpoint", key)
     if checkpoint is not None and resume and (Path(out) / "posterior.json").is_file():
-        return load(out)
+        return _finished(out, entry, key)
     if checkpoint is not None and not resume:
         checkpoint.discard()
     where = choose_device(device)
@@ -116,16 +117,19 @@ def fit(
     return posterior
 
 
-def load(folder: str | Path) -> Posterior:
+def load(folder: str | Path, entry: Entry | None = None) -> Posterior:
     """A posterior saved by :func:`fit` or ``posterior.save``; executes nothing from the files.
+
+    entry: needed only for a variant of your own that is not in ``ZOO``, with the settings that it was fitted with.
 
     Raises UserError where the archive is absent, damaged, or of a variant that this version does not know.
     """
     tensors, meta = read_archive(folder)
     provenance = meta["provenance"]
-    if provenance.get("entry") not in ZOO:
-        raise unknown(f"variant in {folder}", provenance.get("entry"), ZOO)
-    entry = build(ZOO[provenance["entry"]], provenance["entry_settings"])
+    if entry is None:
+        if provenance.get("entry") not in ZOO:
+            raise unknown(f"variant in {folder}", provenance.get("entry"), ZOO)
+        entry = build(ZOO[provenance["entry"]], provenance["entry_settings"])
     schema = Schema.from_dict(meta["schema"])
     with isolated(0):
         model = entry.model(schema)
@@ -138,20 +142,33 @@ def load(folder: str | Path) -> Posterior:
     return Posterior(model, schema, guide, tensors["chains"], tensors["stats"], meta["trace"], provenance)
 
 
+def _finished(folder: str | Path, entry: Entry, key: list) -> Posterior:
+    """The finished posterior in ``folder``, if it is the one asked for."""
+    posterior = load(folder, entry)
+    if posterior.provenance.get("key") != key:
+        raise UserError(
+            f"{folder} holds a finished posterior of other settings, seed or data; choose another folder, "
+            "or start again with --overwrite"
+        )
+    return posterior
+
+
 def _resolve(entry: str | Entry, data: Dataset, method: str | Method | None) -> tuple[Entry, Method]:
-    kind = entry if isinstance(entry, str) else _name(entry, ZOO)
-    if method is None or isinstance(method, str):
-        name, best = tuned(kind, data.name, method)
-        method = build(METHODS[name], best.method)
-    else:
-        name, best = tuned(kind, data.name, _name(method, METHODS))
-    if isinstance(entry, str):
-        entry = build(ZOO[entry], best.entry)
-    return entry, method
+    """Settings for both, the tuned ones where a name was given; either may be of the user's own class."""
+    if isinstance(entry, str) and entry not in ZOO:
+        raise unknown("variant", entry, ZOO)
+    kind = ZOO[entry] if isinstance(entry, str) else type(entry)
+    given = method is not None and not isinstance(method, str)
+    name = _name(method, METHODS) if given else method or kind.methods[0]
+    if name not in kind.methods and not (given and name not in METHODS):
+        raise unknown(f"inference method for {kind.__name__}", name, kind.methods)
+    best = kind.fits.get(data.name, {}).get(name, Fit())
+    return (
+        build(kind, best.entry) if isinstance(entry, str) else entry,
+        method if given else build(METHODS[name], best.method),
+    )
 
 
 def _name(settings: object, table: dict[str, type]) -> str:
-    for name, kind in table.items():
-        if type(settings) is kind:
-            return name
-    raise unknown("kind", type(settings).__name__, [kind.__name__ for kind in table.values()])
+    """The name of a variant or method in its table; the class's own name where it is the user's."""
+    return next((name for name, kind in table.items() if type(settings) is kind), type(settings).__name__)
