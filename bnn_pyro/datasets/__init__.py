@@ -10,10 +10,10 @@ from torch import Tensor
 from bnn_pyro.datasets.archives import load_archive, read_inputs
 from bnn_pyro.datasets.bundled import breast_cancer, diabetes, digits, toy_curve
 from bnn_pyro.datasets.dataset import TASKS, Column, Dataset, Schema
-from bnn_pyro.datasets.files import existing, load_table, read_rows
+from bnn_pyro.datasets.files import load_table, read_rows
 from bnn_pyro.datasets.images import IMAGE_SUFFIXES, fashion_mnist, kmnist, mnist, noise_images, read_images, read_part
 from bnn_pyro.datasets.raw import Raw, prepare
-from bnn_pyro.datasets.root import data_root, resolve
+from bnn_pyro.datasets.sources import data_root, existing, resolve
 from bnn_pyro.errors import UserError, unknown
 
 __all__ = [
@@ -100,6 +100,8 @@ def load_inputs(
     """
     text = str(name_or_path)
     path = resolve(name_or_path)
+    if num is not None and num < 1:
+        raise UserError(f"num={num}: give the number of inputs to keep, 1 or more")
     if text in NOISE:
         return noise_images(NOISE[text], 1000 if num is None else num, schema, seed)
     if text not in DATASETS and (path.is_dir() or path.suffix.lower() in IMAGE_SUFFIXES):
@@ -114,6 +116,8 @@ def load_inputs(
     else:
         raw = loader()
         x = raw.units(raw.x if raw.test is None else raw.test[0])
+        if schema.features and set(schema.features) <= set(raw.features):
+            x = x[:, [raw.features.index(name) for name in schema.features]]
     if tuple(x.shape[1:]) != schema.input_shape:
         raise UserError(f"{text}: inputs of shape {tuple(x.shape[1:])}; this model takes {schema.input_shape}")
     return schema.standardise(x[:num])

@@ -5,21 +5,18 @@ Rows of arrays are counted from 0.
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from bnn_pyro.datasets.bundled import no_features
 from bnn_pyro.datasets.columns import infer_task, read_target
-from bnn_pyro.datasets.dataset import Column
-from bnn_pyro.datasets.files import existing
-from bnn_pyro.datasets.raw import Raw
-from bnn_pyro.errors import UserError, unknown
+from bnn_pyro.datasets.raw import Raw, choose, no_features
+from bnn_pyro.datasets.sources import existing, read_archive
+from bnn_pyro.errors import UserError
 
-__all__ = ["image_pair", "load_archive", "read_archive", "read_inputs"]
+__all__ = ["image_pair", "load_archive", "read_inputs"]
 
 
 def load_archive(
@@ -51,35 +48,23 @@ def load_archive(
         raise UserError(f"{path}: the target of an NPZ file is its array y; leave target='{target}' out")
     x, y, rows = _finite_targets(path, x, y, drop_missing)
     task, labels, classes = _targets(path, y, task, arrays.get("classes"))
-    names: tuple[str, ...] = ()
+    inputs, names, columns = torch.from_numpy(np.ascontiguousarray(x)), (), ()
     if x.ndim == 4:
         no_features(str(path), features)
     else:
-        names = tuple(f"x{i + 1}" for i in range(x.shape[1]))
-        x, names = _chosen(path, x, names, features)
+        inputs, names, columns = choose(inputs, [f"x{i + 1}" for i in range(x.shape[1])], features, str(path))
     return Raw(
         name=path.stem,
         task=task,
-        x=torch.from_numpy(np.ascontiguousarray(x)),
+        x=inputs,
         y=torch.from_numpy(labels),
         classes=classes,
         features=names,
-        columns=tuple(Column(name) for name in names),
+        columns=columns,
         source=str(path),
         white=255.0 if x.dtype == np.uint8 else 1.0,
         rows=rows,
     )
-
-
-def read_archive(path: str | Path) -> dict[str, np.ndarray]:
-    """The arrays of an NPZ file; nothing in it is executed."""
-    path = existing(path)
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
-    except (ValueError, OSError, EOFError, AttributeError, TypeError, KeyError, zipfile.BadZipFile) as error:
-        detail = "it holds Python objects" if "allow_pickle" in str(error) else "it is damaged or something else"
-        raise UserError(f"{path}: not an NPZ file of plain arrays ({detail}); save it with numpy.savez") from None
 
 
 def read_inputs(path: str | Path) -> torch.Tensor:
@@ -192,14 +177,3 @@ def _targets(
         raise UserError(f"{path}: with an array classes of two or more names, y must hold labels 0, 1, …")
     check_labels(f"{path}: y", y, len(classes))
     return "classification", y.astype(np.int64), classes
-
-
-def _chosen(
-    path: Path, x: np.ndarray, names: tuple[str, ...], features: Sequence[str] | None
-) -> tuple[np.ndarray, tuple[str, ...]]:
-    if features is None:
-        return x, names
-    for name in features:
-        if name not in names:
-            raise unknown(f"feature of {path}", name, names)
-    return x[:, [names.index(name) for name in features]], tuple(features)

@@ -7,11 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from bnn_pyro.datasets.dataset import Column
-from bnn_pyro.datasets.raw import Raw
-from bnn_pyro.errors import UserError, unknown
+from bnn_pyro.datasets.raw import Raw, choose, no_features
 
-__all__ = ["breast_cancer", "curve", "diabetes", "digits", "no_features", "toy_curve"]
+__all__ = ["breast_cancer", "curve", "diabetes", "digits", "toy_curve"]
 
 
 def curve(x: torch.Tensor) -> torch.Tensor:
@@ -23,7 +21,7 @@ def toy_curve(*, features: Sequence[str] | None = None) -> Raw:
     """Six points of y = −x⁴ + 3x² + 1, all to train on; the test part is the curve itself on a grid."""
     x = torch.tensor([-2.0, -1.8, -1.0, 1.0, 1.8, 2.0], dtype=torch.float64)
     grid = torch.linspace(-2, 2, 101, dtype=torch.float64)
-    x, _, columns = _choose(x.unsqueeze(1), ["x"], features, "toy-curve")
+    x, _, columns = choose(x.unsqueeze(1), ["x"], features, "toy-curve")
     return Raw(
         name="toy-curve",
         task="regression",
@@ -42,7 +40,7 @@ def breast_cancer(*, features: Sequence[str] | None = None) -> Raw:
     from sklearn.datasets import load_breast_cancer
 
     bunch = load_breast_cancer()
-    x, names, columns = _choose(torch.from_numpy(bunch.data), list(bunch.feature_names), features, "breast-cancer")
+    x, names, columns = choose(torch.from_numpy(bunch.data), list(bunch.feature_names), features, "breast-cancer")
     return Raw(
         name="breast-cancer",
         task="classification",
@@ -79,7 +77,7 @@ def diabetes(*, features: Sequence[str] | None = None) -> Raw:
     from sklearn.datasets import load_diabetes
 
     bunch = load_diabetes(scaled=False)
-    x, names, columns = _choose(torch.from_numpy(bunch.data), list(bunch.feature_names), features, "diabetes")
+    x, names, columns = choose(torch.from_numpy(bunch.data), list(bunch.feature_names), features, "diabetes")
     return Raw(
         name="diabetes",
         task="regression",
@@ -90,25 +88,3 @@ def diabetes(*, features: Sequence[str] | None = None) -> Raw:
         columns=columns,
         source="Diabetes, Efron, Hastie, Johnstone & Tibshirani 2004, in scikit-learn",
     )
-
-
-def no_features(name: str, features: Sequence[str] | None) -> None:
-    """Refuse a choice of features where the inputs are images."""
-    if features is not None:
-        raise UserError(f"{name} holds images, which have no columns to choose: leave features={list(features)} out")
-
-
-def _choose(
-    x: torch.Tensor, names: list[str], features: Sequence[str] | None, where: str
-) -> tuple[torch.Tensor, tuple[str, ...], tuple[Column, ...]]:
-    """The chosen columns of x, in the order asked for."""
-    chosen = [str(n) for n in names] if features is None else list(features)
-    if not chosen:
-        raise UserError(f"{where}: features=[] chooses no column; leave it out to take all")
-    for name in chosen:
-        if name not in names:
-            raise unknown(f"feature of {where}", name, names)
-        if chosen.count(name) > 1:
-            raise UserError(f"{where}: feature '{name}' is chosen twice")
-    index = [names.index(name) for name in chosen]
-    return x[:, index].double(), tuple(chosen), tuple(Column(name) for name in chosen)

@@ -100,9 +100,10 @@ def read_target(path: Path, cells: pd.Series, task: str | None) -> tuple[str, np
         if len(values) > 1 and values.min() == values.max():
             raise UserError(f"{where} is {cells.iloc[0]} in every row; there is nothing to learn")
         return task, values, ()
+    labels = list(cells)
     if _is_numeric(cells):
         numbers(path, cells)
-    labels = [label_text(cell) for cell in cells]
+        labels = [label_text(cell) for cell in cells]
     classes = tuple(sorted(set(labels), key=_order))
     if len(classes) < 2:
         raise UserError(f"{where} has one class only, '{classes[0]}'; classification needs two")
@@ -125,7 +126,7 @@ def known_labels(path: Path, cells: pd.Series, classes: tuple[str, ...]) -> np.n
 
 
 def label_text(cell: object) -> str:
-    """The name of a class: text as it is; 1, 1.0 and "1" are one class."""
+    """The name of a class in a column of numbers, where 1, 1.0 and 1e0 are one class; text as it is."""
     try:
         value = float(str(cell))
     except ValueError:

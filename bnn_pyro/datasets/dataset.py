@@ -61,9 +61,13 @@ class Schema:
         return len(self.input_shape) == 3
 
     def standardise(self, x: Tensor) -> Tensor:
-        """Raw inputs (…, *input_shape) -> standardised float32 inputs of the same shape."""
+        """Raw inputs (…, *input_shape) -> standardised float32 inputs of the same shape.
+
+        float64 inputs are shifted in float64: a year or a timestamp has few digits left in 32 bits.
+        """
+        x = x if x.dtype == torch.float64 else x.to(torch.float32)
         shift, scale = self._affine(x)
-        return (x.to(torch.float32) - shift) / scale
+        return ((x - shift) / scale).to(torch.float32)
 
     def unstandardise(self, x: Tensor) -> Tensor:
         """The inverse of :meth:`standardise`: (…, *input_shape) in the user's units."""
@@ -71,8 +75,8 @@ class Schema:
         return x * scale + shift
 
     def _affine(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        shift = torch.tensor(self.x_shift, dtype=torch.float32, device=x.device)
-        scale = torch.tensor(self.x_scale, dtype=torch.float32, device=x.device)
+        shift = torch.tensor(self.x_shift, dtype=x.dtype, device=x.device)
+        scale = torch.tensor(self.x_scale, dtype=x.dtype, device=x.device)
         if len(self.x_shift) > 1:
             shift, scale = shift.reshape(self.input_shape), scale.reshape(self.input_shape)
         return shift, scale

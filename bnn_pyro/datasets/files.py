@@ -17,26 +17,16 @@ from torch import Tensor
 from bnn_pyro.datasets.columns import describe, encode, known_labels, numbers, read_target
 from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.datasets.raw import Raw
+from bnn_pyro.datasets.sources import existing
 from bnn_pyro.errors import UserError, unknown
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["existing", "load_table", "read_rows", "read_table"]
+__all__ = ["load_table", "read_rows", "read_table"]
 
 #: Cells that hold nothing.
 MISSING = ("", "?", "NA", "N/A", "#N/A", "NaN", "nan", "NAN", "-nan", "null", "NULL", "None", "none", "n/a", "na")
-
-
-def existing(path: str | Path) -> Path:
-    """``path`` if there is such a file, else the error that says what is there instead."""
-    path = Path(path)
-    if path.is_dir():
-        raise UserError(f"{path}: is a folder; give a file")
-    if not path.is_file():
-        other = "" if path.parent.is_dir() else f", and no folder {path.parent}"
-        raise UserError(f"{path}: no such file{other}; check the path (it is taken from {Path.cwd()})")
-    return path
 
 
 def read_table(path: str | Path) -> pd.DataFrame:

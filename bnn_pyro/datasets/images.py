@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from bnn_pyro.datasets.archives import check_labels, image_pair
-from bnn_pyro.datasets.bundled import no_features
 from bnn_pyro.datasets.dataset import Schema
-from bnn_pyro.datasets.raw import Raw
-from bnn_pyro.datasets.root import data_root
+from bnn_pyro.datasets.raw import Raw, no_features
+from bnn_pyro.datasets.sources import data_root
 from bnn_pyro.errors import UserError, unknown
 
 __all__ = ["IMAGE_SUFFIXES", "fashion_mnist", "kmnist", "mnist", "noise_images", "read_images", "read_part"]
@@ -66,7 +65,7 @@ def read_part(name: str, train: bool) -> tuple[Tensor, Tensor]:
     if not (images.is_file() and labels.is_file()):
         if all(path.is_file() for path in pair):
             return image_pair(*pair, len(classes))
-        _download(name, folder, images)
+        _download(name, folder, labels if images.is_file() else images)
     return _read_idx(images, labels, len(classes))
 
 
@@ -102,8 +101,8 @@ def read_images(paths: str | Path | Sequence[str | Path], schema: Schema, invert
 def noise_images(kind: str, num: int, schema: Schema, seed: int = 0) -> Tensor:
     """Standardised noise (num, channels, height, width), every pixel drawn by itself.
 
-    kind  "uniform": in [0, 1]; "gaussian": Normal with the mean and standard deviation of the training pixels, not
-          clipped (standard Normal after standardisation)
+    kind  "uniform": in [0, 1]; "gaussian": standard Normal after standardisation, so with the schema's shift and scale
+          in pixels; not clipped
     """
     _need_images(schema, "noise images")
     if kind not in NOISE:
@@ -157,7 +156,10 @@ def _download(name: str, folder: str, missing: Path) -> None:
     try:
         getattr(datasets, folder)(data_root(), download=True)
     except (OSError, RuntimeError, EOFError) as error:
-        reason = (str(error).splitlines() or [""])[0][:120]
+        reason = " ".join(str(error).split())[:200]
+        for empty in (data_root() / folder / "raw", data_root() / folder):
+            if empty.is_dir() and not any(empty.iterdir()):
+                empty.rmdir()
         raise UserError(f"{name}: {missing} is not there and can't be downloaded ({reason}); {where}") from None
     if not missing.is_file():
         raise UserError(f"{name}: {missing} is not there after downloading; {where}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bnn_pyro.datasets.sources import read_archive
 from bnn_pyro.errors import UserError
 
 if TYPE_CHECKING:
@@ -78,18 +78,12 @@ def given_split(path: Path, split: int, num_rows: int, rows: Tensor | None = Non
     The file counts the data rows from 0, in the order of the table. ``rows`` are the numbers of the rows kept, where
     rows with missing values were dropped.
     """
-    if not path.is_file():
-        raise UserError(f"{path}: no such file; splits= takes an NPZ file with arrays test_0, test_1, …")
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            names = list(archive.files) if hasattr(archive, "files") else []
-            chosen = archive[f"test_{split}"] if f"test_{split}" in names else None
-    except (ValueError, OSError, EOFError, AttributeError, TypeError, zipfile.BadZipFile):
-        raise UserError(f"{path}: not an NPZ file of splits; it takes arrays test_0, test_1, …") from None
-    if chosen is None:
-        have = sorted((n for n in names if n.startswith("test_")), key=lambda n: (len(n), n))
-        tell = f"it has {have[0]} to {have[-1]}" if have else f"it has {', '.join(names) or 'nothing'}"
-        raise UserError(f"{path}: no array test_{split}; {tell}")
+    arrays = read_archive(path)
+    if f"test_{split}" not in arrays:
+        have = sorted((name for name in arrays if name.startswith("test_")), key=lambda name: (len(name), name))
+        tell = f"{have[0]} to {have[-1]}" if have else ", ".join(arrays) or "nothing"
+        raise UserError(f"{path}: no array test_{split}; it has {tell}")
+    chosen = arrays[f"test_{split}"]
     where = f"{path}: test_{split}"
     if chosen.ndim != 1 or not np.issubdtype(chosen.dtype, np.integer) or not len(chosen):
         raise UserError(f"{where} must be a list of row numbers, and is {chosen.dtype} of shape {chosen.shape}")

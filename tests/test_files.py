@@ -1,0 +1,307 @@
+"""A user's own files: tables, archives, given splits, rows to predict; and what bad ones get."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from bnn_pyro.datasets import load_data, read_rows
+from bnn_pyro.errors import UserError
+
+
+def table(path, num=40, **columns):
+    """A table of num rows: rooms (numbers), city (two texts), price (numbers), changed by columns."""
+    cells = {
+        "rooms": [i % 7 + 0.5 for i in range(num)],
+        "city": ["Oslo" if i % 3 else "Bergen" for i in range(num)],
+        "price": [100.0 + 2.5 * i for i in range(num)],
+    } | columns
+    pd.DataFrame(cells).to_csv(path, index=False)
+    return path
+
+
+def test_a_table_becomes_numbers_and_one_hot_features(tmp_path):
+    data = load_data(table(tmp_path / "houses.csv"), target="price")
+    schema = data.schema
+    assert (data.name, schema.task, schema.target) == ("houses", "regression", "price")
+    assert schema.features == ("rooms", "city=Bergen", "city=Oslo")
+    assert data.split["rows"] == [28, 6, 6]
+    raw = schema.unstandardise(data.x_train)
+    assert set(raw[:, 1].tolist()) == {0.0, 1.0} and torch.equal(raw[:, 1] + raw[:, 2], torch.ones(28))
+    row = ((data.y_train - 100) / 2.5).round().int()  # the price tells which row it was
+    torch.testing.assert_close(raw[:, 0], row % 7 + 0.5)
+    assert torch.equal(raw[:, 1] == 1, row % 3 == 0)
+    torch.testing.assert_close(data.x_train[:, 0].std(correction=0), torch.tensor(1.0))
+
+
+@pytest.mark.parametrize(
+    ("cells", "task"),
+    [
+        (["yes", "no"] * 20, "classification"),
+        ([0, 1] * 20, "classification"),
+        ([1.0, 2.0] * 20, "classification"),
+        ([True, False] * 20, "classification"),
+        (list(range(5)) * 8, "classification"),
+        (list(range(10)) * 4, "regression"),
+        ([0.5, 1.5] * 20, "regression"),
+        (list(range(40)), "regression"),
+    ],
+)
+def test_the_task_is_inferred_from_the_target(tmp_path, cells, task):
+    assert load_data(table(tmp_path / "t.csv", price=cells), target="price").schema.task == task
+
+
+def test_the_task_can_be_overridden(tmp_path):
+    path = table(tmp_path / "t.csv", price=[3, 4, 5, 6] * 10)
+    assert load_data(path, target="price").schema.classes == ("3", "4", "5", "6")
+    data = load_data(path, target="price", task="regression")
+    assert data.schema.classes == () and data.y_train.dtype == torch.float32
+
+
+def test_classes_are_in_the_order_of_numbers_or_letters(tmp_path):
+    numbers = load_data(table(tmp_path / "a.csv", price=[10, 9, 2, 9] * 10), target="price", task="classification")
+    texts = load_data(table(tmp_path / "b.csv", price=["no", "yes"] * 20), target="price")
+    assert numbers.schema.classes == ("2", "9", "10") and texts.schema.classes == ("no", "yes")
+    counts = sum(torch.bincount(getattr(numbers, f"y_{p}"), minlength=3) for p in ("train", "val", "test"))
+    assert counts.tolist() == [10, 20, 10]
+
+
+def test_y_is_the_target_where_none_is_named_and_features_can_be_chosen(tmp_path):
+    path = table(tmp_path / "t.csv", y=list(range(40)))
+    assert load_data(path).schema.target == "y"
+    assert load_data(path, features=["price", "rooms"]).schema.features == ("price", "rooms")
+
+
+def test_tabs_semicolons_blank_lines_and_a_byte_order_mark_are_read(tmp_path):
+    expected = load_data(table(tmp_path / "t.csv"), target="price")
+    text = (tmp_path / "t.csv").read_text()
+    (tmp_path / "t.tsv").write_text(text.replace(",", "\t"))
+    (tmp_path / "s.csv").write_text("\ufeff" + text.replace(",", ";").replace("\n", "\n\n"), encoding="utf-8")
+    for name in ("t.tsv", "s.csv"):
+        assert load_data(tmp_path / name, target="price").fingerprint == expected.fingerprint
+
+
+def test_rows_with_missing_values_are_dropped_only_when_asked(tmp_path):
+    path = table(tmp_path / "t.csv", rooms=[None if i in (3, 8) else i for i in range(40)])
+    with pytest.raises(UserError, match=r"column 'rooms', row 5: missing value \(''\), and 1 more rows.*drop_missing"):
+        load_data(path, target="price")
+    data = load_data(path, target="price", drop_missing=True)
+    assert sum(data.split["rows"]) == 38
+
+
+def test_a_constant_column_gets_scale_one(tmp_path):
+    data = load_data(table(tmp_path / "t.csv", rooms=[0.1] * 40), target="price")
+    assert data.schema.x_scale[0] == 1.0 and data.x_train[:, 0].abs().max() < 1e-6
+
+
+def test_a_large_offset_keeps_its_digits(tmp_path):
+    """Seconds since 1970, one apart: 32 bits would make them all alike."""
+    data = load_data(table(tmp_path / "t.csv", rooms=[1_700_000_000 + i for i in range(40)]), target="price")
+    assert len(data.x_train[:, 0].unique()) == 28
+    torch.testing.assert_close(data.x_train[:, 0].std(correction=0), torch.tensor(1.0))
+
+
+def test_given_splits_decide_the_test_rows(tmp_path):
+    path = table(tmp_path / "t.csv")
+    np.savez(tmp_path / "s.npz", test_0=np.array([0, 1]), test_1=np.array([39, 5, 20]))
+    data = load_data(path, target="price", splits=tmp_path / "s.npz", split=1)
+    assert data.y_test.tolist() == [197.5, 112.5, 150.0]
+    assert data.split["rows"] == [37, 0, 3] and data.split["split"] == 1
+    assert sorted(data.y_train.tolist()) == [100 + 2.5 * i for i in range(40) if i not in (39, 5, 20)]
+    held = load_data(path, target="price", splits=tmp_path / "s.npz", validation=7)
+    assert held.split["rows"] == [31, 7, 2]
+
+
+def test_given_splits_count_the_rows_of_the_file_even_where_some_are_dropped(tmp_path):
+    path = table(tmp_path / "t.csv", rooms=[None if i == 3 else i for i in range(40)])
+    np.savez(tmp_path / "s.npz", test_0=np.array([3, 5, 39]))
+    data = load_data(path, target="price", drop_missing=True, splits=tmp_path / "s.npz")
+    assert data.y_test.tolist() == [112.5, 197.5]
+
+
+def test_paths_are_also_looked_for_under_the_data_root(tmp_path, monkeypatch):
+    monkeypatch.setenv("BNN_PYRO_DATA", str(tmp_path))
+    (tmp_path / "uci").mkdir()
+    table(tmp_path / "uci" / "t.csv")
+    for name in ("uci/t.csv", "$BNN_PYRO_DATA/uci/t.csv"):
+        assert load_data(name, target="price").name == "t"
+
+
+def test_archives_hold_tables_and_images(tmp_path):
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(50, 3))
+    np.savez(tmp_path / "t.npz", x=x, y=x.sum(1))
+    data = load_data(tmp_path / "t.npz")
+    assert data.schema.features == ("x1", "x2", "x3") and data.schema.task == "regression"
+    raw = data.schema.unstandardise(data.x_test)
+    torch.testing.assert_close(raw.sum(1), data.y_test, atol=1e-5, rtol=0)
+    pixels = generator.integers(0, 256, size=(50, 6, 4, 3), dtype=np.uint8)
+    np.savez(tmp_path / "i.npz", x=pixels, y=np.arange(50) % 2, classes=np.array(["cat", "dog"]))
+    images = load_data(tmp_path / "i.npz")
+    assert images.schema.input_shape == (3, 6, 4) and images.schema.classes == ("cat", "dog")
+    back = images.schema.unstandardise(images.x_train)[0].movedim(0, 2) * 255
+    assert (np.abs(pixels - back.numpy()).max((1, 2, 3)) < 0.01).sum() == 1
+
+
+@pytest.fixture
+def trained(tmp_path):
+    path = table(tmp_path / "train.csv", price=["low", "high"] * 20)
+    return load_data(path, target="price")
+
+
+def test_new_rows_are_read_as_the_training_rows_were(tmp_path, trained):
+    path = tmp_path / "new.csv"
+    path.write_text("city,extra,rooms,price\nOslo,?,2.5,low\nBergen,7,4.5,high\n")
+    x, y = read_rows(path, trained.schema)
+    raw = trained.schema.unstandardise(x)
+    torch.testing.assert_close(raw, torch.tensor([[2.5, 0, 1], [4.5, 1, 0]]))
+    assert y.tolist() == [1, 0] and trained.schema.classes == ("high", "low")
+    path.write_text("city,rooms\nOslo,2.5\n")
+    assert read_rows(path, trained.schema)[1] is None
+    path.write_text("city,rooms,price\nOslo,2.5,\n")
+    assert read_rows(path, trained.schema)[1] is None
+
+
+BAD_ROWS = {
+    "column": ("city,price\nOslo,low\n", "no column 'rooms', which this model needs; it has city, price"),
+    "category": ("city,rooms\nOslo,1\nOslo,2\nBargen,3\n", "'city', row 4: unknown category 'Bargen'.*'Bergen'"),
+    "label": ("city,rooms,price\nOslo,1,low\nOslo,1,lov\n", "'price', row 3: unknown class 'lov'.*'low'"),
+    "text": ("city,rooms\nOslo,many\n", "'rooms', row 2: 'many' is not a number"),
+    "missing": ("city,rooms\nOslo,\n", "'rooms', row 2: missing value"),
+    "half a target": ("city,rooms,price\nOslo,1,low\nOslo,1,\n", "'price', row 3: missing value"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_ROWS)
+def test_rows_that_do_not_fit_the_model_are_refused(tmp_path, trained, case):
+    text, message = BAD_ROWS[case]
+    (tmp_path / "new.csv").write_text(text)
+    with pytest.raises(UserError, match=message):
+        read_rows(tmp_path / "new.csv", trained.schema)
+
+
+NUMBERED = "\n".join(f"{i},{i * i}" for i in range(20)) + "\n"
+BAD_TABLES = {
+    "no target": ("a,b\n" + NUMBERED, {"target": "price"}, "unknown target column .*'price'.*Valid: a, b"),
+    "near target": ("a,price\n" + NUMBERED, {"target": "prise"}, "did you mean 'price'"),
+    "target not told": ("a,b\n" + NUMBERED, {}, "which column is the target.*a, b"),
+    "text": ("a,y\n1,2\n1,3\nx1,4\n3,5\n", {}, "column 'a', row 4: 'x1' is not a number"),
+    "text in target": ("a,y\n1,2.5\n1,3\n2,x\n3,5\n", {}, "column 'y', row 4: 'x' is not a number"),
+    "classes as numbers": ("a,y\n1,u\n2,v\n", {"task": "regression"}, "column 'y', row 2: 'u' is not a number"),
+    "nan": ("a,y\n1,2\nnan,3\n", {}, "column 'a', row 3: missing value"),
+    "inf": ("a,y\n1,2\n2,3\ninf,4\n", {"drop_missing": True}, "column 'a', row 4: 'inf' is not finite"),
+    "huge": ("a,y\n1,2\n2,1e39\n", {}, "column 'y', row 3: 1e39 is too large"),
+    "decimal comma": ("a;y\n1,5;2\n2,5;3\n", {}, "'1,5'.*write decimals with a point"),
+    "one class": ("a,y\n1,no\n2,no\n", {}, "one class only, 'no'"),
+    "constant": ("a,y\n1,2.5\n2,2.5\n3,2.5\n", {}, "is 2.5 in every row"),
+    "few rows": ("a,y\n1,2.5\n2,3.5\n", {}, "has 2 rows, too few"),
+    "rare class": ("a,y\n" + "1,u\n2,v\n" * 20 + "3,w\n", {}, "too few rows of class 'w' of 'y'"),
+    "many classes": ("a,y\n" + NUMBERED, {"task": "classification"}, "20 classes in 20 rows"),
+    "names": ("a,b,y\n" + "".join(f"{i},n{i},{i}\n" for i in range(30)), {}, "'b' holds 30 different texts"),
+    "duplicate": ("a,b,a\n1,2,3\n", {}, "columns 1 and 3 are both called 'a'"),
+    "nameless": (",a,y\n0,1,2\n", {}, "column 1 has no name"),
+    "ragged": ("a,y\n1,2\n1,2,3\n", {}, "Expected 2 fields in line 3, saw 3"),
+    "empty": ("", {}, "is empty"),
+    "header only": ("a,y\n", {}, "has a header and no rows"),
+    "target only": ("y\n1\n", {}, "no column but the target"),
+    "feature": ("height,y\n" + NUMBERED, {"features": ["heigth"]}, "did you mean 'height'"),
+    "target as feature": ("a,y\n" + NUMBERED, {"features": ["y"]}, "column 'y' is the target"),
+    "all missing": ("a,b,y\n,1,2\n,2,3\n", {"drop_missing": True}, "every row has a missing value.*'a'"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_TABLES)
+def test_bad_tables_get_one_line_with_the_place(tmp_path, case):
+    text, arguments, message = BAD_TABLES[case]
+    path = tmp_path / "bad.csv"
+    path.write_text(text)
+    with pytest.raises(UserError, match=message) as caught:
+        load_data(path, **arguments)
+    assert "\n" not in str(caught.value) and "bad" in str(caught.value)
+    assert path.read_text() == text
+
+
+def test_text_that_is_not_utf8_is_told(tmp_path):
+    (tmp_path / "bad.csv").write_bytes("a,y\nÅ,1\n".encode("latin-1"))
+    with pytest.raises(UserError, match="byte 4 is not UTF-8"):
+        load_data(tmp_path / "bad.csv")
+
+
+X, Y = np.arange(40.0).reshape(20, 2), np.linspace(0, 1, 20)
+BAD_ARCHIVES = {
+    "keys": ({"inputs": X, "y": Y}, {}, "has inputs, y; it needs arrays x and y"),
+    "lengths": ({"x": X, "y": Y[:19]}, {}, r"shape \(20, 2\) and y \(19,\)"),
+    "flat": ({"x": Y, "y": Y}, {}, r"x has shape \(20,\)"),
+    "channels": ({"x": np.zeros((20, 2, 5, 5)), "y": Y}, {}, "1 or 3 channels"),
+    "pixels": ({"x": np.full((20, 5, 5), 255.0), "y": Y}, {}, r"store images as uint8"),
+    "text": ({"x": X.astype(str), "y": Y}, {}, "x holds <U"),
+    "objects": ({"x": X.astype(object), "y": Y}, {}, "it holds Python objects"),
+    "nan": ({"x": np.where(X == 7, np.nan, X), "y": Y}, {}, r"x\[3, 1\] is nan; correct or remove row 3"),
+    "inf": ({"x": X, "y": np.where(Y == 1, np.inf, Y)}, {"drop_missing": True}, r"y\[19\] is inf"),
+    "label": ({"x": X, "y": np.arange(20) % 3, "classes": np.array(["a", "b"])}, {}, "row 2 .*label 2, outside 0 to 1"),
+    "one class": ({"x": X, "y": np.zeros(20, int)}, {}, "one class only, '0'"),
+    "feature": ({"x": X, "y": Y}, {"features": ["x3"]}, "unknown feature.*Valid: x1, x2"),
+    "target": ({"x": X, "y": Y}, {"target": "price"}, "its array y"),
+    "no images": ({"arr_0": X}, {}, "give the file of images"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_ARCHIVES)
+def test_bad_archives_get_one_line(tmp_path, case):
+    arrays, arguments, message = BAD_ARCHIVES[case]
+    np.savez(tmp_path / "bad.npz", **arrays)
+    with pytest.raises(UserError, match=message) as caught:
+        load_data(tmp_path / "bad.npz", **arguments)
+    assert "\n" not in str(caught.value) and "bad.npz" in str(caught.value)
+
+
+def test_official_pairs_are_checked(tmp_path):
+    images, labels = tmp_path / "k-imgs.npz", tmp_path / "k-labels.npz"
+    np.savez(images, np.zeros((4, 3, 3), np.uint8))
+    with pytest.raises(UserError, match=r"its labels .*k-labels.npz are missing"):
+        load_data(images)
+    np.savez(labels, np.array([0, 1, 0]))
+    with pytest.raises(UserError, match="4 images need"):
+        load_data(images)
+    np.savez(images, np.zeros((4, 3, 3)))
+    with pytest.raises(UserError, match="arr_0 is float64"):
+        load_data(images)
+
+
+def test_a_file_that_is_no_archive_is_told(tmp_path):
+    for content in (b"", b"PK\x03\x04 cut short", b"anything else"):
+        (tmp_path / "bad.npz").write_bytes(content)
+        with pytest.raises(UserError, match="not an NPZ file"):
+            load_data(tmp_path / "bad.npz")
+    np.save(tmp_path / "one", X)
+    (tmp_path / "one.npy").rename(tmp_path / "bad.npz")
+    with pytest.raises(UserError, match="not an NPZ file"):
+        load_data(tmp_path / "bad.npz")
+
+
+BAD_SPLITS = {
+    "absent": ({"test_0": np.array([1])}, 4, "no array test_4; it has test_0 to test_0"),
+    "other arrays": ({"rows": np.array([1])}, 0, "no array test_0; it has rows"),
+    "range": ({"test_0": np.array([1, 40])}, 0, r"test_0\[1\] is row 40, but the table has rows 0 to 39"),
+    "negative": ({"test_0": np.array([-1])}, 0, r"test_0\[0\] is row -1"),
+    "twice": ({"test_0": np.array([1, 1])}, 0, "names a row twice"),
+    "mask": ({"test_0": np.ones(40, bool)}, 0, "must be a list of row numbers, and is bool"),
+    "everything": ({"test_0": np.arange(40)}, 0, "leaves too few to train on"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_SPLITS)
+def test_bad_splits_get_one_line(tmp_path, case):
+    arrays, split, message = BAD_SPLITS[case]
+    np.savez(tmp_path / "s.npz", **arrays)
+    with pytest.raises(UserError, match=message):
+        load_data(table(tmp_path / "t.csv"), target="price", splits=tmp_path / "s.npz", split=split)
+
+
+def test_a_splits_file_that_is_none_is_told(tmp_path):
+    path = table(tmp_path / "t.csv")
+    with pytest.raises(UserError, match=r"s\.npz: no such file"):
+        load_data(path, target="price", splits=tmp_path / "s.npz")
+    (tmp_path / "s.npz").write_text("0 1 2")
+    with pytest.raises(UserError, match="not an NPZ file"):
+        load_data(path, target="price", splits=tmp_path / "s.npz")
