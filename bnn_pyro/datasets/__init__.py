@@ -68,6 +68,7 @@ def load_data(
     Raises UserError, one line with the place and the way out, for whatever is wrong with the input.
     """
     loader, given = _loader(name_or_path)
+    features = [features] if isinstance(features, str) else features
     if isinstance(given, Path):
         raw = loader(given, target=target, features=features, task=task, drop_missing=drop_missing)
     else:

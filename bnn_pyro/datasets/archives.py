@@ -5,7 +5,7 @@ Rows of arrays are counted from 0.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -38,15 +38,21 @@ def load_archive(
         return _pair(path, features, task)
     if "x" not in arrays or "y" not in arrays:
         raise UserError(f"{path}: has {', '.join(arrays) or 'no arrays'}; it needs arrays x and y (or one arr_0)")
-    x, y = _inputs(path, arrays["x"]), arrays["y"]
+    x, y = arrays["x"], arrays["y"]
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
-    if y.ndim != 1 or len(y) != len(x):
-        raise UserError(f"{path}: x has shape {arrays['x'].shape} and y {arrays['y'].shape}; y must be one value a row "
-                        f"of x, shape ({len(x)},)")  # fmt: skip
+    if x.ndim == 0 or x.size == 0 or y.ndim != 1 or len(y) != len(x):
+        raise UserError(f"{path}: x has shape {arrays['x'].shape} and y {arrays['y'].shape}; x needs rows, and y "
+                        "one value for each, shape (N,)")  # fmt: skip
     if target is not None and target != "y":
         raise UserError(f"{path}: the target of an NPZ file is its array y; leave target='{target}' out")
-    x, y, rows = _finite_targets(path, x, y, drop_missing)
+    rows = None
+    if drop_missing:
+        _refuse(path, "x", x, np.isinf)
+        _refuse(path, "y", y, np.isinf)
+        x, y, rows = _without_nan(path, x, y)
+    x = _inputs(path, x)
+    _refuse(path, "y", y, _not_finite)
     task, labels, classes = _targets(path, y, task, arrays.get("classes"))
     inputs, names, columns = torch.from_numpy(np.ascontiguousarray(x)), (), ()
     if x.ndim == 4:
@@ -131,9 +137,7 @@ def _inputs(path: Path, x: np.ndarray) -> np.ndarray:
         raise UserError(f"{path}: x holds {x.dtype}; it must hold numbers")
     if x.ndim not in (2, 3, 4) or 0 in x.shape:
         raise UserError(f"{path}: x has shape {x.shape}; it must be (N, features), (N, H, W) or (N, H, W, channels)")
-    if not np.isfinite(x).all():
-        place = tuple(int(i) for i in np.argwhere(~np.isfinite(x))[0])
-        raise UserError(f"{path}: x{list(place)} is {x[place]}; correct or remove row {place[0]} (from 0)")
+    _refuse(path, "x", x, _not_finite)
     if x.ndim == 2:
         return x.astype(np.float64)
     if x.dtype != np.uint8:
@@ -148,16 +152,30 @@ def _inputs(path: Path, x: np.ndarray) -> np.ndarray:
     return x if x.shape[1] in (1, 3) else np.moveaxis(x, 3, 1)
 
 
-def _finite_targets(
-    path: Path, x: np.ndarray, y: np.ndarray, drop: bool
-) -> tuple[np.ndarray, np.ndarray, torch.Tensor | None]:
-    if not np.issubdtype(y.dtype, np.floating) or np.isfinite(y).all():
+def _without_nan(path: Path, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, torch.Tensor | None]:
+    """x and y without the rows that have a NaN, and the numbers of the rows kept (None: all)."""
+    whole = np.ones(len(y), dtype=bool)
+    for values in (x, y):
+        if np.issubdtype(values.dtype, np.floating):
+            whole &= ~np.isnan(values.reshape(len(values), -1)).any(axis=1)
+    if whole.all():
         return x, y, None
-    bad = np.flatnonzero(~np.isfinite(y))[0]
-    kept = np.flatnonzero(~np.isnan(y))
-    if not drop or np.isinf(y).any() or not len(kept):
-        raise UserError(f"{path}: y[{bad}] is {y[bad]}; correct or remove row {bad} (from 0)")
-    return x[kept], y[kept], torch.from_numpy(kept)
+    if not whole.any():
+        raise UserError(f"{path}: every row has a missing value (nan)")
+    return x[whole], y[whole], torch.from_numpy(np.flatnonzero(whole))
+
+
+def _refuse(path: Path, name: str, values: np.ndarray, bad: Callable[[np.ndarray], np.ndarray]) -> None:
+    """The first bad value of an array of floats is an error that tells its place."""
+    if not np.issubdtype(values.dtype, np.floating) or not bad(values).any():
+        return
+    place = tuple(int(i) for i in np.argwhere(bad(values))[0])
+    drop = ", or train with drop_missing (--drop-missing)" if np.isnan(values[place]) else ""
+    raise UserError(f"{path}: {name}{list(place)} is {values[place]}; correct or remove row {place[0]} (from 0){drop}")
+
+
+def _not_finite(values: np.ndarray) -> np.ndarray:
+    return ~np.isfinite(values)
 
 
 def _targets(

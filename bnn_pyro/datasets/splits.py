@@ -101,9 +101,12 @@ def given_split(path: Path, split: int, num_rows: int, rows: Tensor | None = Non
 
 
 def _sizes(raw: Raw, fractions: Sequence[float], validation: int | None) -> tuple[int, int, int]:
-    shares = tuple(float(f) for f in fractions)
+    try:
+        shares = tuple(float(f) for f in fractions)
+    except (TypeError, ValueError):
+        shares = ()
     if len(shares) != 3 or min(shares) < 0 or abs(sum(shares) - 1) > 1e-6 or shares[0] == 0:
-        raise UserError(f"fractions={tuple(fractions)}: give three shares (train, validation, test) that sum to 1")
+        raise UserError(f"fractions={fractions}: give three shares (train, validation, test) that sum to 1")
     num = len(raw.y)
     test = round(num * shares[2])
     val = round(num * shares[1]) if validation is None else validation
@@ -118,7 +121,7 @@ def _sizes(raw: Raw, fractions: Sequence[float], validation: int | None) -> tupl
 def _cut(raw: Raw, rows: np.ndarray, num: int, labels: np.ndarray | None, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Shuffle ``rows`` and cut ``num`` off their end, with the classes in proportion: (rest, cut)."""
     if num == 0:
-        return np.random.default_rng(seed).permutation(rows), rows[:0]
+        return np.random.default_rng(seed % 2**32).permutation(rows), rows[:0]
     from sklearn.model_selection import train_test_split
 
     strata = None if labels is None else labels[rows]
