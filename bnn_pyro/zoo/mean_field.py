@@ -47,7 +47,18 @@ class MeanField:
     summary: ClassVar[str] = "A mean and a standard deviation for every weight (Bayes by Backprop)"
     paper: ClassVar[str] = "Blundell et al. 2015, arXiv:1505.05424"
     methods: ClassVar[tuple[str, ...]] = ("svi", "map", "mle")
-    fits: ClassVar[Mapping[str, Mapping[str, Fit]]] = {}
+    fits: ClassVar[Mapping[str, Mapping[str, Fit]]] = {
+        "digits": {
+            "svi": Fit(
+                entry={"hidden": (100,), "prior": "normal:3"}, method={"epochs": 100, "batch_size": 64, "lr": 3e-3}
+            )
+        },
+        "mnist": {
+            "svi": Fit(
+                entry={"hidden": (400, 400), "prior": "normal:1"}, method={"epochs": 30, "batch_size": 128, "lr": 1e-3}
+            )
+        },
+    }
 
     def __post_init__(self) -> None:
         if any(width < 1 for width in self.hidden):

@@ -27,7 +27,18 @@ class MLP(MeanField):
     summary: ClassVar[str] = "The deterministic network: one point estimate, the baseline"
     paper: ClassVar[str] = "Rumelhart, Hinton & Williams 1986, doi:10.1038/323533a0"
     methods: ClassVar[tuple[str, ...]] = ("map", "mle")
-    fits: ClassVar[Mapping[str, Mapping[str, Fit]]] = {}
+    fits: ClassVar[Mapping[str, Mapping[str, Fit]]] = {
+        "digits": {
+            "map": Fit(
+                entry={"hidden": (100,), "prior": "normal:1"}, method={"epochs": 100, "batch_size": 64, "lr": 3e-3}
+            )
+        },
+        "mnist": {
+            "map": Fit(
+                entry={"hidden": (400, 400), "prior": "normal:1"}, method={"epochs": 30, "batch_size": 128, "lr": 1e-3}
+            )
+        },
+    }
 
     def guide(self, model: nn.Module) -> None:
         """None: a point estimate needs no q."""
