@@ -1,0 +1,35 @@
+"""One function per picture: each takes a Prediction (or a trace) and returns the axes that it drew on.
+
+``ax=None`` (``axes=None`` where there are several panels) makes a new figure, which is ``ax.figure``:
+``plots.reliability(prediction, y)[0].figure.savefig("reliability.png")``. Nothing is left behind in pyplot, except in
+a notebook, which shows its figures through pyplot. Entropies are in nats, targets and inputs in the user's own units.
+"""
+
+from bnn_pyro.plots.calibration import regression_calibration, reliability
+from bnn_pyro.plots.classification import confidence_histogram, confusion_matrix, selective_risk, softmax_draws
+from bnn_pyro.plots.grid import Grid, grid, line
+from bnn_pyro.plots.images import uncertain_images
+from bnn_pyro.plots.maps import decision_boundary, epistemic_map
+from bnn_pyro.plots.ood import entropy_histograms, ood_bars
+from bnn_pyro.plots.regression import predicted_observed, predictive_band
+from bnn_pyro.plots.training import training_curves
+
+__all__ = [
+    "Grid",
+    "confidence_histogram",
+    "confusion_matrix",
+    "decision_boundary",
+    "entropy_histograms",
+    "epistemic_map",
+    "grid",
+    "line",
+    "ood_bars",
+    "predicted_observed",
+    "predictive_band",
+    "regression_calibration",
+    "reliability",
+    "selective_risk",
+    "softmax_draws",
+    "training_curves",
+    "uncertain_images",
+]
