@@ -7,9 +7,9 @@ a notebook, which shows its figures through pyplot. Entropies are in nats, targe
 
 from bnn_pyro.plots.calibration import regression_calibration, reliability
 from bnn_pyro.plots.classification import confidence_histogram, confusion_matrix, selective_risk, softmax_draws
-from bnn_pyro.plots.grid import Grid, grid, line
 from bnn_pyro.plots.images import uncertain_images
 from bnn_pyro.plots.maps import decision_boundary, epistemic_map
+from bnn_pyro.plots.mesh import Grid, grid, line
 from bnn_pyro.plots.ood import entropy_histograms, ood_bars
 from bnn_pyro.plots.regression import predicted_observed, predictive_band
 from bnn_pyro.plots.training import training_curves

@@ -101,8 +101,9 @@ def softmax_draws(
 ) -> np.ndarray:
     """Class probabilities of some points, one panel each: the mean (bar) and the draws (box); axes (len(points),).
 
-    A box holds the middle half of the draws, its whiskers reach from 5 to 95 %. The title has the total entropy and its epistemic and aleatoric parts, in nats. Tall boxes are draws that
-    disagree; short boxes at middling heights, draws that agree that the label is a gamble.
+    A box holds the middle half of the draws, its whiskers reach from 5 to 95 %. The title has the total entropy and
+    its epistemic and aleatoric parts, in nats. Tall boxes are draws that disagree; short boxes at middling heights,
+    draws that agree that the label is a gamble.
 
     points: which rows of the prediction. most: how many classes to show, the most probable ones.
     """
@@ -120,8 +121,9 @@ def softmax_draws(
     )  # fmt: skip
     for ax in axes[len(rows) :]:
         ax.set_axis_off()
-    for ax, row in zip(axes, rows, strict=False):
-        draws = prediction.probs[:, row].double().numpy()
+    some = prediction[rows.tolist()]
+    for k, (ax, row) in enumerate(zip(axes, rows, strict=False)):
+        draws = some.probs[:, k].double().numpy()
         shown = np.sort(np.argsort(-draws.mean(0), kind="stable")[:most])
         place = np.arange(len(shown))
         ax.bar(place, draws.mean(0)[shown], 0.8, color=tint(BAYES, 0.25), label="mean")
@@ -130,11 +132,11 @@ def softmax_draws(
             medianprops={"color": DATA}, boxprops={"color": BAYES}, whiskerprops={"color": BAYES},
             capprops={"color": BAYES},
         )  # fmt: skip
-        long = len(shown) > 3 and max(len(names[k]) for k in shown) > 3
-        ax.set_xticks(place, [names[k] for k in shown], rotation=90 if long else 0)
+        long = len(shown) > 3 and max(len(names[c]) for c in shown) > 3
+        ax.set_xticks(place, [names[c] for c in shown], rotation=90 if long else 0)
         if y is not None and y[row] in shown:
             ax.get_xticklabels()[int(np.searchsorted(shown, y[row]))].set(color=WRONG, fontweight="bold")
-        total, epistemic, aleatoric = (getattr(prediction, u)[row] for u in ("total", "epistemic", "aleatoric"))
+        total, epistemic, aleatoric = (getattr(some, u)[k] for u in ("total", "epistemic", "aleatoric"))
         true = "" if y is None else f", true: {names[y[row]]}"
         ax.set_title(
             f"point {row}{true}\ntotal {total:.2f} = {epistemic:.2f} epist. + {aleatoric:.2f} aleat. nats", size=8.5

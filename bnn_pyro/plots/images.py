@@ -48,9 +48,9 @@ def uncertain_images(
         heading = f"most uncertain first, by {ORDERS[by]}"
         key = "bars: votes of the draws" + (", hatched: the true class" if y is not None else "")
         axes = _cells(len(order), heading, key)
-    for (image, bars), row in zip(axes, order, strict=True):
+    all_votes = prediction[order].votes.numpy()
+    for (image, bars), row, votes in zip(axes, order, all_votes, strict=True):
         show_image(image, x[row], schema)
-        votes = prediction.votes[row].numpy()
         true = "" if y is None else f"true {names[y[row]]} · "
         top = f"{names[votes.argmax()]} has {votes.max():.0%} of votes"
         image.set_title(f"{true}{score[row]:.2f} nats\n{top}", size=7.5, pad=3)
@@ -87,6 +87,6 @@ def _cells(num: int, heading: str, key: str) -> np.ndarray:
     outer = page.add_gridspec(lines, columns)
     axes = []
     for cell in range(num):
-        inner = outer[divmod(cell, columns)].subgridspec(2, 1, height_ratios=(3, 1), hspace=0.02)
+        inner = outer[divmod(cell, columns)].subgridspec(2, 1, height_ratios=(3, 1.2), hspace=0.02)
         axes.append([page.add_subplot(inner[0]), page.add_subplot(inner[1])])
     return np.array(axes, dtype=object)

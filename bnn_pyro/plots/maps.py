@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 from matplotlib.axes import Axes
 from torch import Tensor
 
 from bnn_pyro.errors import UserError
-from bnn_pyro.plots.grid import Grid
+from bnn_pyro.plots.mesh import Grid
 from bnn_pyro.plots.style import MARKERS, class_names, drawn, legend_below, need, panel
 from bnn_pyro.predictive import Prediction
 
@@ -108,7 +109,7 @@ def _boundary(ax: Axes, grid: Grid, probs: np.ndarray, label: int | None, colour
 def _data(ax: Axes, grid: Grid, x: Tensor | None, y: Tensor | None, names: list[str]) -> None:
     if x is None or y is None:
         return
-    points, y = grid.points(x), np.asarray(y)
+    points, y = grid.points(x), torch.as_tensor(y).cpu().numpy()
     shades = np.linspace(1, 0, max(len(names), 2))
     size = 18 if len(points) > 150 else 26
     for k, name in enumerate(names):

@@ -52,8 +52,8 @@ def ood_bars(
 ) -> np.ndarray:
     """Class probabilities of images from elsewhere, Bayesian beside deterministic; axes (num, 2).
 
-    Whiskers hold the middle 90 % of the Bayesian network's draws. A network that knows its limits spreads its bars on noise; the titles have both predictive entropies in nats, the
-    highest possible is log K.
+    Whiskers hold the middle 90 % of the Bayesian network's draws. A network that knows its limits spreads its bars
+    on noise; the titles have both predictive entropies in nats, of which log K is the highest.
 
     x: (B, channels, height, width) the inputs of both predictions; the first ``num`` are shown.
     names: a caption for each image.
@@ -68,6 +68,7 @@ def ood_bars(
         )
     classes = class_names(bayesian, schema)
     num, own = min(num, len(x)), axes is None
+    bayesian, deterministic = bayesian[:num], deterministic[:num]
     axes = _cells(num) if axes is None else axes
     place, width = np.arange(len(classes)), 0.4
     for row, (image, bars) in enumerate(axes):
@@ -83,10 +84,8 @@ def ood_bars(
         short = all(len(name) <= 3 for name in classes)
         bars.set_xticks(place, classes, rotation=0 if short else 90)
         bars.set_ylim(0, 1.02)
-        bars.set_title(
-            f"entropy {bayesian.total[row]:.2f} nats Bayesian,\n{deterministic.total[row]:.2f} nats deterministic",
-            size=8,
-        )
+        entropies = bayesian.total[row], deterministic.total[row]
+        bars.set_title("entropy {:.2f} nats Bayesian,\n{:.2f} nats deterministic".format(*entropies), size=8)
         if row == 0:
             bars.set_ylabel("class probability")
     if own:

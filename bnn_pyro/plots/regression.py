@@ -12,7 +12,7 @@ from torch import Tensor
 from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.errors import UserError
 from bnn_pyro.metrics.metric import Targets, targets
-from bnn_pyro.plots.grid import _one_feature
+from bnn_pyro.plots.mesh import one_feature
 from bnn_pyro.plots.style import (
     BAYES,
     DATA,
@@ -55,7 +55,7 @@ def predictive_band(
     """
     need(prediction, "regression", "a predictive band")
     if data is not None:
-        _one_feature(data.schema)
+        one_feature(data.schema)
         x = data.schema.unstandardise(x.cpu())
     x = torch.as_tensor(x).detach().cpu().double().reshape(-1)
     if len(x) != len(prediction):

@@ -12,7 +12,7 @@ from torch import Tensor
 from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.errors import UserError, unknown
 
-__all__ = ["Grid", "grid", "line"]
+__all__ = ["Grid", "grid", "line", "one_feature"]
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def line(data: Dataset, low: float | None = None, high: float | None = None, *, 
     By default the range of the training data and half of it more on both sides.
     Raises UserError where the data have not exactly one input feature.
     """
-    _one_feature(data.schema)
+    one_feature(data.schema)
     x = data.schema.unstandardise(data.x_train.cpu())
     span = (x.amax() - x.amin()).item()
     low = x.amin().item() - span / 2 if low is None else low
@@ -94,7 +94,8 @@ def line(data: Dataset, low: float | None = None, high: float | None = None, *, 
     return data.schema.standardise(torch.linspace(low, high, num, dtype=torch.float64)[:, None])
 
 
-def _one_feature(schema: Schema) -> None:
+def one_feature(schema: Schema) -> None:
+    """Raises UserError unless the inputs are single numbers."""
     if tuple(schema.input_shape) != (1,):
         raise UserError(f"this picture is for one input feature; these inputs have shape {tuple(schema.input_shape)}")
 

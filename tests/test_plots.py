@@ -1,0 +1,390 @@
+"""The pictures carry the right numbers, on axes with labels, and leave nothing behind in matplotlib."""
+
+import matplotlib
+import numpy as np
+import pytest
+import torch
+from matplotlib import pyplot
+from matplotlib.collections import QuadMesh
+from matplotlib.figure import Figure
+from pyro.distributions import Bernoulli, Categorical, Normal
+
+from bnn_pyro import metrics, plots
+from bnn_pyro.datasets.dataset import Dataset, Schema
+from bnn_pyro.errors import UserError
+from bnn_pyro.predictive import Prediction
+
+DRAWS, POINTS, CLASSES = 20, 60, 4
+
+
+@pytest.fixture(autouse=True)
+def clean_matplotlib():
+    settings = dict(matplotlib.rcParams)
+    yield
+    assert pyplot.get_fignums() == [], "a figure was left open in pyplot"
+    assert dict(matplotlib.rcParams) == settings, "matplotlib's global settings were changed"
+
+
+def random(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture
+def categorical():
+    logits = 2 * random(1, POINTS, CLASSES) + random(DRAWS, POINTS, CLASSES, seed=1)
+    return Prediction(Categorical(logits=logits))
+
+
+@pytest.fixture
+def labels(categorical):
+    y = categorical.mean.argmax(1)
+    return torch.where(torch.arange(POINTS) % 5 == 0, (y + 1) % CLASSES, y)
+
+
+@pytest.fixture
+def normal():
+    return Prediction(Normal(random(DRAWS, POINTS), 0.5 + random(DRAWS, POINTS, seed=1).abs()))
+
+
+def two_features(task="classification"):
+    x = random(40, 2)
+    y = (x[:, 0] > 0).long() if task == "classification" else x[:, 0]
+    schema = Schema(task, (2,), ("no", "yes") if task == "classification" else (), ("a", "b"), "answer",
+                    x_shift=(10.0, -5.0), x_scale=(2.0, 4.0))  # fmt: skip
+    return Dataset("two", schema, x[:30], y[:30], x[30:35], y[30:35], x[35:], y[35:])
+
+
+def one_feature():
+    schema = Schema("regression", (1,), (), ("age",), "height", x_shift=(30.0,), x_scale=(10.0,))
+    x, y = torch.tensor([[-1.0], [0.0], [1.0]]), torch.tensor([1.0, 2.0, 3.0])
+    return Dataset("one", schema, x, y, x[:0], y[:0], x[:0], y[:0])
+
+
+def heights(container):
+    return np.array([bar.get_height() for bar in container])
+
+
+def line_of(ax, label):
+    return next(line for line in ax.lines if line.get_label().startswith(label))
+
+
+def legend_of(ax):
+    return [text.get_text() for text in ax.get_legend().get_texts()]
+
+
+# -- every picture -----------------------------------------------------------------------------------------------------
+def every_picture(categorical, labels, normal):
+    data, curve = two_features(), one_feature()
+    grid, x = plots.grid(data, num=5), plots.line(curve, num=POINTS)
+    two = Prediction(Bernoulli(logits=random(DRAWS, 25)))
+    images = random(POINTS, 1, 6, 6)
+    point = Prediction(Categorical(logits=random(1, POINTS, CLASSES)))
+    y = normal.mean
+    return {
+        "training_curves": lambda: plots.training_curves({"elbo": [-2.0, -1.0], "kl": [1.0, 0.0]}),
+        "predictive_band": lambda: plots.predictive_band(normal, x, curve, truth=torch.sin),
+        "predicted_observed": lambda: plots.predicted_observed(normal, y, curve.schema),
+        "regression_calibration": lambda: plots.regression_calibration(normal, y),
+        "decision_boundary": lambda: plots.decision_boundary(two, grid, data.x_train, data.y_train),
+        "epistemic_map": lambda: plots.epistemic_map(two, grid, data.x_train, data.y_train),
+        "confusion_matrix": lambda: plots.confusion_matrix(categorical, labels),
+        "reliability": lambda: plots.reliability(categorical, labels),
+        "confidence_histogram": lambda: plots.confidence_histogram(categorical, labels),
+        "softmax_draws": lambda: plots.softmax_draws(categorical, [3, 1, 4, 1], labels),
+        "selective_risk": lambda: plots.selective_risk(categorical, labels, baseline=point),
+        "uncertain_images": lambda: plots.uncertain_images(categorical, images, labels, num=7),
+        "ood_bars": lambda: plots.ood_bars(categorical, point, images),
+        "entropy_histograms": lambda: plots.entropy_histograms(categorical, {"noise": point, "half": point[:30]}),
+    }  # fmt: skip
+
+
+def test_every_picture_is_in_a_figure_of_its_own_and_can_be_saved(categorical, labels, normal, tmp_path):
+    pictures = every_picture(categorical, labels, normal)
+    assert set(pictures) | {"Grid", "grid", "line"} == set(plots.__all__), "a picture without a test"
+    for name, draw in pictures.items():
+        axes = np.ravel(np.asarray(draw(), dtype=object))
+        page = axes[0].figure
+        assert isinstance(page, Figure), name
+        page.savefig(tmp_path / f"{name}.png")  # lays it out: a layout that fails warns, and warnings are errors
+        assert (tmp_path / f"{name}.png").stat().st_size > 5000, name
+        assert any(ax.get_xlabel() or ax.get_ylabel() or ax.get_title() for ax in axes), name
+
+
+def test_a_picture_draws_on_the_axes_that_it_is_given(categorical, labels):
+    page = Figure()
+    ax = page.add_subplot()
+    assert plots.selective_risk(categorical, labels, ax=ax) is ax
+    pair = Figure().subplots(2)
+    assert list(plots.reliability(categorical, labels, axes=pair)) == list(pair)
+    with pytest.raises(UserError, match=r"draws on 2 axes, but 1 were given"):
+        plots.reliability(categorical, labels, axes=[ax])
+
+
+def test_a_point_estimate_has_pictures_too():
+    point = Prediction(Normal(torch.zeros(1, 3), torch.ones(1, 3)))
+    ax = plots.predictive_band(point, torch.arange(3.0))
+    assert not any("epistemic" in text for text in legend_of(ax))
+    single = Prediction(Categorical(logits=random(1, 3, CLASSES)))
+    assert len(plots.softmax_draws(single, 0)) == 1
+    ax = plots.epistemic_map(Prediction(Bernoulli(logits=random(1, 25))), plots.grid(two_features(), num=5))
+    assert ax.get_xlabel() == "a"
+
+
+@pytest.mark.parametrize("draw", ["reliability", "confusion_matrix", "confidence_histogram", "selective_risk"])
+def test_the_other_task_is_refused(draw, normal):
+    with pytest.raises(UserError, match="is a picture of a classification prediction, but this is a regression one"):
+        getattr(plots, draw)(normal, normal.mean)
+
+
+# -- where to predict --------------------------------------------------------------------------------------------------
+def test_grid_is_a_mesh_in_raw_units_whose_points_are_standardised():
+    data = two_features()
+    grid = plots.grid(data, num=5, margin=0.5)
+    assert grid.x.shape == (25, 2)
+    raw = data.schema.unstandardise(grid.x).numpy()
+    assert np.allclose(raw[:5, 0], grid.first, atol=1e-5), "the first feature runs along the columns"
+    assert np.allclose(raw[::5, 1], grid.second, atol=1e-5), "the second along the rows"
+    everything = grid.points(torch.cat([data.x_train, data.x_val, data.x_test]))
+    low, high = everything.min(0), everything.max(0)
+    assert np.allclose([grid.first[0], grid.second[0]], low - 0.5 * (high - low), atol=1e-4)
+    assert np.allclose([grid.first[-1], grid.second[-1]], high + 0.5 * (high - low), atol=1e-4)
+
+
+def test_grid_of_two_among_more_features_keeps_the_others_at_their_mean():
+    x, y = random(10, 3), torch.zeros(10)
+    schema = Schema("regression", (3,), (), ("a", "b", "c"), x_shift=(1.0, 2.0, 3.0), x_scale=(1.0, 1.0, 1.0))
+    data = Dataset("three", schema, x, y, x, y, x, y)
+    grid = plots.grid(data, ["c", "a"], num=3)
+    assert grid.names == ("c", "a") and not grid.x[:, 1].any() and grid.x[:, 0].any()
+    with pytest.raises(UserError, match="name the two features"):
+        plots.grid(data)
+    with pytest.raises(UserError, match="unknown feature 'd'"):
+        plots.grid(data, ["a", "d"])
+    with pytest.raises(UserError, match="one input feature"):
+        plots.line(data)
+
+
+def test_line_takes_raw_units():
+    x = plots.line(one_feature(), -100, 100, num=5)
+    assert torch.allclose(x[:, 0], (torch.tensor([-100.0, -50, 0, 50, 100]) - 30) / 10)
+
+
+# -- training ----------------------------------------------------------------------------------------------------------
+def test_training_curves_show_the_trace():
+    trace = {"epoch": [1.0, 2.0, 3.0], "elbo": [-9.0, -5.0, -4.0], "log_likelihood": [-5, -3, -3], "kl": [4, 2, 1]}
+    objective, parts = plots.training_curves(trace)
+    assert line_of(objective, "ELBO").get_xydata().tolist() == [[1, -9], [2, -5], [3, -4]]
+    assert line_of(parts, "KL").get_ydata().tolist() == [4, 2, 1]
+    assert line_of(parts, "log likelihood").get_ydata().tolist() == [-5, -3, -3]
+    assert "nats" in objective.get_ylabel()
+
+
+def test_training_curves_of_a_point_estimate_cut_a_steep_start_and_say_so():
+    joint = [-1e6] + [-10.0 + 0.01 * k for k in range(99)]
+    objective, _ = plots.training_curves({"log_joint": joint, "log_prior": joint, "log_likelihood": joint})
+    assert objective.get_ylim()[0] > -20
+    assert "starts at −1e+06" in [text.get_text() for text in objective.texts]
+    with pytest.raises(UserError, match="this trace holds energy"):
+        plots.training_curves({"energy": [1.0]})
+
+
+# -- regression --------------------------------------------------------------------------------------------------------
+def edges_of(ax, label):
+    """Lower and upper edge of a filled band, by ascending x."""
+    band = next(c for c in ax.collections if str(c.get_label()).startswith(label))
+    corners = band.get_paths()[0].vertices
+    xs = np.unique(corners[:, 0])
+    return np.array([[f(corners[corners[:, 0] == x, 1]) for x in xs] for f in (np.min, np.max)])
+
+
+def test_band_edges_are_the_quantiles_of_the_mixture_and_of_the_mean_curves(normal):
+    x = plots.line(one_feature(), num=POINTS)
+    ax = plots.predictive_band(normal, x, one_feature())
+    for share in (0.5, 0.8, 0.95):
+        expected = normal.quantile([(1 - share) / 2, (1 + share) / 2])
+        assert np.allclose(edges_of(ax, f"{share:.0%} of new y"), expected, atol=1e-5)
+    expected = np.quantile(normal.locs.numpy(), [0.025, 0.975], axis=0)
+    assert np.allclose(edges_of(ax, "95% of mean curves"), expected, atol=1e-5)
+    assert np.allclose(line_of(ax, "median").get_ydata(), normal.quantile(0.5)[0], atol=1e-5)
+    assert line_of(ax, "training data").get_xydata().tolist() == [[20, 1], [30, 2], [40, 3]]  # raw units
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("age", "height")
+
+
+def test_band_sorts_its_points_and_the_truth_does_not_squeeze_it(normal):
+    x = torch.linspace(0, 1, POINTS)
+    shuffled = torch.randperm(POINTS, generator=torch.Generator().manual_seed(0))
+    ax = plots.predictive_band(normal[shuffled], x[shuffled], truth=lambda x: 1e6 * x)
+    assert np.allclose(edges_of(ax, "95% of new y")[0], normal.quantile(0.025)[0], atol=1e-5)
+    assert ax.get_ylim()[1] < 100
+    with pytest.raises(UserError, match="x has 3 points"):
+        plots.predictive_band(normal, torch.zeros(3))
+
+
+def test_predicted_observed_counts_the_hits_of_all_points():
+    prediction = Prediction(Normal(torch.zeros(1, 10), torch.ones(1, 10)))
+    y = torch.tensor([0.0] * 8 + [1.95, 1.97])  # the interval ends at 1.96
+    ax = plots.predicted_observed(prediction, y, most=5)
+    assert ax.get_title() == "90.0% of 10 targets in their 95% interval (5 drawn)"
+    ax = plots.predicted_observed(prediction, y)
+    misses = next(c for c in ax.containers if "misses" in c.get_label())
+    assert misses[0].get_xdata().tolist() == pytest.approx([1.97])
+
+
+def test_coverage_and_pit_are_those_of_the_metrics(normal):
+    y = normal.mean + 0.8 * random(POINTS, seed=9)
+    coverage, pit = plots.regression_calibration(normal, y)
+    curve = dict(np.round(line_of(coverage, "this prediction").get_xydata(), 6).tolist())
+    for share, metric in ((0.5, metrics.coverage_50), (0.9, metrics.coverage_90), (0.95, metrics.coverage_95)):
+        assert curve[share] == pytest.approx(metric(normal, y), abs=1e-6)
+    assert coverage.get_title().startswith(f"{metrics.coverage_95(normal, y):.1%}")
+    expected, _ = np.histogram(metrics.pit(normal, y), np.linspace(0, 1, 11))
+    assert heights(pit.containers[0]).tolist() == expected.tolist()
+
+
+# -- maps --------------------------------------------------------------------------------------------------------------
+def test_maps_show_the_probability_and_the_mutual_information_with_the_data():
+    data = two_features()
+    grid = plots.grid(data, num=5)
+    prediction = Prediction(Bernoulli(logits=3 * grid.x[:, 0] + random(DRAWS, 25)))
+    for draw, expected in (
+        (plots.decision_boundary, prediction.mean[:, 1]),
+        (plots.epistemic_map, prediction.epistemic),
+    ):
+        ax = draw(prediction, grid, data.x_train, data.y_train)
+        mesh = next(c for c in ax.collections if isinstance(c, QuadMesh))
+        assert np.allclose(mesh.get_array(), expected.reshape(5, 5), atol=1e-6)
+        points = {c.get_label(): c.get_offsets() for c in ax.collections if c.get_label() in ("no", "yes")}
+        raw = data.schema.unstandardise(data.x_train)
+        assert np.allclose(points["yes"], raw[data.y_train == 1], atol=1e-5)
+        assert np.allclose(points["no"], raw[data.y_train == 0], atol=1e-5)
+        assert (ax.get_xlabel(), ax.get_ylabel()) == ("a", "b")
+    ax = plots.decision_boundary(prediction, grid)
+    assert "P(answer = yes)" in [a.get_ylabel() for a in ax.figure.axes]
+
+
+def test_the_contour_lies_where_the_probability_is_one_half():
+    grid = plots.grid(two_features(), num=9)
+    ax = plots.decision_boundary(Prediction(Bernoulli(logits=4 * grid.x[None, :, 0])), grid)
+    contour = next(c for c in ax.collections if type(c).__name__ == "QuadContourSet")
+    x = np.concatenate([path.vertices[:, 0] for path in contour.get_paths()])
+    assert np.allclose(x, 10.0, atol=0.3), "standardised 0 is 10 in raw units"
+
+
+def test_maps_of_more_classes_and_of_a_regression():
+    data = two_features("regression")
+    grid = plots.grid(data, num=5)
+    ax = plots.epistemic_map(Prediction(Normal(random(DRAWS, 25), torch.ones(DRAWS, 25))), grid, data.x_test)
+    assert "epistemic standard deviation of answer" in [a.get_ylabel() for a in ax.figure.axes]
+    three = Schema("classification", (2,), ("u", "v", "w"), ("a", "b"))
+    grid = plots.Grid(grid.x, grid.first, grid.second, grid.features, three)
+    prediction = Prediction(Categorical(logits=3 * random(DRAWS, 25, 3)))
+    ax = plots.decision_boundary(prediction, grid)
+    mesh = next(c for c in ax.collections if isinstance(c, QuadMesh))
+    assert np.allclose(mesh.get_array(), prediction.mean.amax(1).reshape(5, 5), atol=1e-6)
+    with pytest.raises(UserError, match=r"predict at grid\.x"):
+        plots.decision_boundary(prediction[:7], grid)
+    with pytest.raises(UserError, match="there is no class 3"):
+        plots.decision_boundary(prediction, grid, label=3)
+
+
+# -- classification ----------------------------------------------------------------------------------------------------
+def test_reliability_bars_are_the_accuracies_and_counts_of_the_metric(categorical, labels):
+    table = metrics.reliability(categorical, labels)
+    filled = table.count > 0
+    top, bottom = plots.reliability(categorical, labels)
+    many, few, gaps = top.containers
+    bars = {round(bar.get_x(), 6): bar.get_height() for bar in [*many, *few]}
+    assert list(dict(sorted(bars.items())).values()) == pytest.approx(table.accuracy[filled])
+    assert heights(gaps) == pytest.approx((table.confidence - table.accuracy)[filled])
+    assert sorted(heights([*bottom.containers[0], *bottom.containers[1]])) == sorted(table.count[filled])
+    assert len(few) == ((table.count < 10) & filled).sum()
+    ece, floor = metrics.ece(categorical, labels), metrics.ece_floor(categorical).mean
+    assert top.get_title() == f"ECE {ece:.4f}, noise floor {floor:.4f}"
+
+
+def test_confusion_matrix_has_the_counts(categorical, labels):
+    ax = plots.confusion_matrix(categorical, labels, Schema("classification", (2,), ("a", "b", "c", "d")))
+    shown = [int(t.get_text().replace("·", "0")) for t in ax.texts]
+    expected = metrics.confusion_matrix(categorical, labels)
+    assert shown == expected.ravel().tolist()
+    assert [t.get_text() for t in ax.get_yticklabels()] == ["a", "b", "c", "d"]
+    assert ax.get_title() == "12 of 60 wrong"
+
+
+def test_confidence_histogram_divides_right_from_wrong(categorical, labels):
+    ax = plots.confidence_histogram(categorical, labels)
+    right, wrong = ax.containers
+    assert (heights(right).sum(), heights(wrong).sum()) == (48, 12)
+    assert line_of(ax, "accuracy").get_xdata()[0] == pytest.approx(0.8)
+    assert line_of(ax, "mean confidence").get_xdata()[0] == pytest.approx(categorical.mean.amax(1).mean().item())
+
+
+def test_softmax_draws_shows_the_means_and_the_decomposition(categorical, labels):
+    axes = plots.softmax_draws(categorical, [5, 2], labels)
+    for ax, row in zip(axes, (5, 2), strict=True):
+        assert heights(ax.containers[0]) == pytest.approx(categorical.mean[row].numpy(), abs=1e-6)
+        total, epistemic = categorical.total[row], categorical.epistemic[row]
+        assert f"total {total:.2f} = {epistemic:.2f} epist. +" in ax.get_title()
+        assert f"point {row}, true: {labels[row]}" in ax.get_title()
+    few = plots.softmax_draws(categorical, 5, most=2)[0]
+    top = categorical.mean[5].topk(2).indices.sort().values
+    assert [t.get_text() for t in few.get_xticklabels()] == [str(k.item()) for k in top]
+    with pytest.raises(UserError, match="rows 0 to 59"):
+        plots.softmax_draws(categorical, 60)
+
+
+def test_selective_risk_lies_between_the_oracle_and_a_random_order(categorical, labels):
+    ax = plots.selective_risk(categorical, labels)
+    coverage, risk = metrics.selective_risk(categorical, labels)
+    assert np.allclose(line_of(ax, "least entropy").get_xydata(), np.stack([coverage, risk], 1))
+    oracle = line_of(ax, "oracle").get_ydata()
+    assert oracle[47] == 0 and oracle[48] == pytest.approx(1 / 49) and oracle[-1] == pytest.approx(0.2)
+    assert line_of(ax, "random").get_ydata() == [pytest.approx(0.2)] * 2
+    assert ax.get_title() == f"AURC {metrics.aurc(categorical, labels):.4f}"
+
+
+# -- images and elsewhere ----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("by", ["total", "epistemic", "aleatoric"])
+def test_images_come_in_the_order_of_their_uncertainty(categorical, labels, by):
+    images = torch.arange(POINTS * 1.0)[:, None, None, None].expand(-1, 1, 2, 2)  # every pixel says which image it is
+    axes = plots.uncertain_images(categorical, images, labels, num=5, by=by)
+    expected = getattr(categorical, by).argsort(descending=True)[:5]
+    assert [int(image.images[0].get_array()[0, 0]) for image, _ in axes] == expected.tolist()
+    for (image, bars), row in zip(axes, expected.tolist(), strict=True):
+        assert heights(bars.containers[0]) == pytest.approx(categorical.votes[row].numpy())
+        assert f"true {labels[row]} · {getattr(categorical, by)[row]:.2f} nats" in image.get_title()
+        assert [bar.get_hatch() is not None for bar in bars.containers[0]] == [k == labels[row] for k in range(CLASSES)]
+
+
+def test_images_can_have_colours_and_other_shapes_are_refused(categorical):
+    axes = plots.uncertain_images(categorical, random(POINTS, 3, 4, 5), num=2)
+    assert axes[0][0].images[0].get_array().shape == (4, 5, 3)
+    with pytest.raises(UserError, match="60 images"):
+        plots.uncertain_images(categorical, random(POINTS, 8))
+    with pytest.raises(UserError, match="did you mean 'epistemic'"):
+        plots.uncertain_images(categorical, random(POINTS, 1, 2, 2), by="epistemc")
+
+
+def test_ood_bars_set_the_bayesian_mean_beside_the_deterministic_probabilities(categorical):
+    point = Prediction(Categorical(logits=random(1, POINTS, CLASSES)))
+    axes = plots.ood_bars(categorical, point, random(POINTS, 1, 3, 3), num=2, names=["left", "right"])
+    for row, (image, bars) in enumerate(axes):
+        assert heights(bars.containers[0]) == pytest.approx(categorical.mean[row].numpy())
+        assert heights(bars.containers[1]) == pytest.approx(point.mean[row].numpy())
+        assert f"{categorical.total[row]:.2f} nats Bayesian" in bars.get_title()
+        assert f"{point.total[row]:.2f} nats deterministic" in bars.get_title()
+        assert image.get_title() == ("left", "right")[row]
+    with pytest.raises(UserError, match="the same images"):
+        plots.ood_bars(categorical, point[:3], random(POINTS, 1, 3, 3))
+
+
+def test_entropy_histograms_hold_every_point_and_tell_the_auroc(categorical):
+    outside = Prediction(Categorical(logits=0.1 * random(DRAWS, 30, CLASSES, seed=3)))
+    ax = plots.entropy_histograms(categorical, {"noise": outside}, bins=7)
+    inner, outer = (patch.get_data() for patch in ax.patches)
+    expected, _ = np.histogram(categorical.total, outer.edges)
+    assert inner.values == pytest.approx(expected / POINTS) and inner.values.sum() == pytest.approx(1)
+    assert outer.values.sum() == pytest.approx(1)
+    assert f"AUROC {metrics.ood_auroc(categorical, outside):.3f}" in legend_of(ax)[1]
+    with pytest.raises(UserError, match="unknown uncertainty score 'entropy'"):
+        plots.entropy_histograms(categorical, outside, score="entropy")
