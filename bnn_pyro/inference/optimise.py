@@ -150,7 +150,12 @@ class Optimisation:
             for group in optimiser.param_groups:
                 group["lr"] = self._rate(step / total)
             scaled = Rescale(len(x) / len(x_batch), latent)(model)
-            objective, log_likelihood = elbo.parts(scaled, Rescale(latent=latent)(guide), x_batch, y_batch)
+            try:
+                objective, log_likelihood = elbo.parts(scaled, Rescale(latent=latent)(guide), x_batch, y_batch)
+            except ValueError as refused:  # a likelihood is refused its NaN parameters before there is a loss
+                if "constraint" not in str(refused):
+                    raise
+                raise _diverged("nan", step + 1, self.lr) from None
             optimiser.zero_grad(set_to_none=True)
             (-objective).backward()
             optimiser.step()
@@ -196,7 +201,11 @@ def _batches(num: int, size: int, seed: int, start: int, stop: int, device: torc
 def _check_finite(recent: list[Tensor], step: int, lr: float) -> None:
     bad = [i for i, parts in enumerate(recent) if not bool(torch.isfinite(parts[0]))]
     if bad:
-        raise UserError(
-            f"the loss became {recent[bad[0]][0].item()} at step {step - len(recent) + bad[0] + 1} (lr {lr}); "
-            f"the last good checkpoint, if any, is kept: try a smaller --lr, such as {lr / 10:g}"
-        )
+        raise _diverged(recent[bad[0]][0].item(), step - len(recent) + bad[0] + 1, lr)
+
+
+def _diverged(loss: object, step: int, lr: float) -> UserError:
+    return UserError(
+        f"the loss became {loss} at step {step} (lr {lr}); the last good checkpoint, if any, is kept: "
+        f"try a smaller --lr, such as {lr / 10:g}"
+    )
