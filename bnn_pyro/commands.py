@@ -171,8 +171,8 @@ def _show(run: RunFacts) -> None:
         print("\n[…] 95 % bootstrap intervals over the test rows")
     outside = outside_rows(run.runs)
     if outside:
-        print("\nInputs from elsewhere against the test rows, AUROC")
-        lines = [[row.name, row.description.removeprefix("AUROC "), *row.cells] for row in outside]
+        print("\nInputs from elsewhere against the test rows")
+        lines = [[row.name, row.description, *row.cells] for row in outside]
         print(plain_table(["", "", *(r.label for r in run.runs)], lines))
     if run.temperature != 1:
         print(f"\ntemperature {run.temperature}: not the posterior of the stated model")
@@ -189,7 +189,8 @@ def evaluate(args: Namespace) -> None:
             raise UserError("--data scores on other rows and --ood against the run's own; give one of them")
         _evaluate_other(args, folder, recipe, posterior)
         return
-    outside = outside_inputs(args.ood, posterior.schema, num=args.limit or OUTSIDE_ROWS, invert=args.invert)
+    num = OUTSIDE_ROWS if args.limit is None else args.limit
+    outside = outside_inputs(args.ood, posterior.schema, num=num, invert=args.invert) if args.ood else None
     data = recipe.load()
     baseline = load_posterior(folder.baseline, recipe.device) if folder.baseline.is_trained else None
     run = evaluate_run(folder, recipe, data, posterior, baseline, outside=outside, show=not args.quiet)

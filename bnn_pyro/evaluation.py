@@ -16,7 +16,7 @@ from bnn_pyro.datasets.archives import load_archive
 from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.datasets.sources import resolve
 from bnn_pyro.errors import UserError
-from bnn_pyro.figures import Outside, Scene, draw_all, pictures
+from bnn_pyro.figures import Outside, Scene, draw_all
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction, predict
 from bnn_pyro.progress import progress_bar
@@ -34,6 +34,8 @@ NOISE = {
     "uniform": ("uniform-noise",),
     "gaussian": ("gaussian-noise",),
 }
+#: How many noise images of each kind a run is shown without being asked.
+NOISE_IMAGES = 1000
 
 
 def load_posterior(folder: RunFolder, device: str) -> Posterior:
@@ -70,9 +72,13 @@ def evaluate_run(
 ) -> RunFacts:
     """Score a run on its test rows and on inputs from elsewhere; write metrics, figures, report and model card.
 
-    outside: {name: standardised inputs}; classification only.
+    outside: {name: standardised inputs}, classification only; None takes noise for a classifier of images.
     """
     _same_data(folder, posterior, data)
+    if outside is None and data.schema.is_image and data.schema.task == "classification":
+        outside = outside_inputs(["noise"], data.schema, num=NOISE_IMAGES)
+    if outside and not len(data.x_test):
+        raise UserError(f"{data.name} has no test rows that inputs from elsewhere could be told from")
     posteriors = {folder: posterior} | ({folder.baseline: baseline} if baseline is not None else {})
     predictions = {
         f: predicted(p, data.x_test, recipe.num_draws, f"test rows ({_label(p)})", show) if len(data.x_test) else None
@@ -88,16 +94,17 @@ def evaluate_run(
             for other in elsewhere:
                 outer = other.prediction if place is folder else other.baseline
                 scores |= _flat(f"ood_{other.name}", metrics.ood_table(prediction, outer))
+                scores[f"ood_{other.name}_mean_entropy"] = outer.total.mean().item()
             if place is folder and baseline is not None and prediction is not None:
                 differences = paired_differences(prediction, predictions[folder.baseline], data.y_test)
                 scores |= _named(differences, "minus_baseline")
             place.write("metrics.json", scores)
         step()
-        scene = Scene(posterior, baseline, data, predictions[folder], predictions.get(folder.baseline), elsewhere)
-        draw_all(scene, folder.path / "figures")
+        inside = predictions[folder], predictions.get(folder.baseline)
+        pictures = draw_all(Scene(posterior, data, recipe.num_draws, *inside, elsewhere), folder.path / "figures")
         step()
         run = facts(folder)
-        folder.write("report.html", run_html(run, pictures(scene, folder.path / "figures")))
+        folder.write("report.html", run_html(run, pictures))
         folder.write("README.md", run_card(run))
         step()
     return run
@@ -119,7 +126,7 @@ def facts(folder: RunFolder, name: str | None = None) -> RunFacts:
     )
 
 
-def outside_inputs(names: Sequence[str], schema: Schema, *, num: int, invert: bool) -> dict[str, Tensor]:
+def outside_inputs(names: Sequence[str], schema: Schema, *, num: int, invert: bool = False) -> dict[str, Tensor]:
     """{name: standardised inputs} for the --ood arguments."""
     if names and schema.task != "classification":
         raise UserError("--ood scores class probabilities; this run is a regression, so look at its epistemic variance")
@@ -147,7 +154,7 @@ def labelled(name: str, schema: Schema, recipe: Recipe) -> tuple[str, Tensor, Te
         task, classes, x, y = data.schema.task, data.schema.classes, data.x_test, data.y_test
         x = schema.standardise(data.schema.unstandardise(x)) if data.schema.input_shape == schema.input_shape else x
     else:
-        raw = load_archive(resolve(name))
+        raw = load_archive(resolve(name), task=schema.task)
         task, classes, x, y = raw.task, raw.classes, load_inputs(name, schema), raw.y
     if task != schema.task:
         raise UserError(f"{name}: is {task}, and this run is {schema.task}")
@@ -179,6 +186,7 @@ def _scores(prediction: Prediction, y: Tensor) -> dict[str, float]:
     if prediction.task == "classification":
         floor = metrics.ece_floor(prediction)
         scores |= {"ece_floor": floor.mean, "ece_floor_95": floor.quantile_95}
+        scores["mean_entropy"] = prediction.total.mean().item()
     return scores | {"num_draws": prediction.num_draws, "test_rows": len(prediction)}
 
 

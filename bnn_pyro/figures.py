@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 from torch import Tensor
 
+from bnn_pyro import plots
+from bnn_pyro.checkpoint import write_whole
+from bnn_pyro.datasets.bundled import curve
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.posterior import Posterior
-from bnn_pyro.predictive import Prediction
+from bnn_pyro.predictive import Prediction, predict
 from bnn_pyro.report import Picture
 
-__all__ = ["FIGURES", "Figure", "Outside", "Scene", "draw_all", "pictures"]
+__all__ = ["FIGURES", "Figure", "Outside", "Scene", "draw_all", "figures_of"]
+
+#: The function behind a data set that was made from one.
+TRUTHS = {"toy-curve": curve}
+#: How far the zoomed-out band reaches on both sides, in ranges of the training inputs (±100 for toy-curve).
+FAR = 25
+DOTS_PER_INCH = 144
 
 
 @dataclass(frozen=True)
@@ -31,11 +42,15 @@ class Scene:
     """All that a picture can be made of; predictions are for the test rows, None where there are none."""
 
     posterior: Posterior
-    baseline: Posterior | None
     data: Dataset
+    num_draws: int
     prediction: Prediction | None
-    baseline_prediction: Prediction | None
+    baseline: Prediction | None = None
     outside: Sequence[Outside] = field(default_factory=tuple)
+
+    def at(self, x: Tensor) -> Prediction:
+        """The run's prediction elsewhere."""
+        return predict(self.posterior, x, num_draws=self.num_draws)
 
 
 @dataclass(frozen=True)
@@ -49,13 +64,200 @@ class Figure:
     wide: bool = False
 
 
-FIGURES: dict[str, Figure] = {}
+# -- when --------------------------------------------------------------------------------------------------------------
+def _always(scene: Scene) -> bool:
+    return any(scene.posterior.trace.get(name) for name in ("elbo", "log_joint"))
 
 
-def draw_all(scene: Scene, folder: Path) -> None:
-    """Draw every figure that applies."""
+def _classified(scene: Scene) -> bool:
+    return scene.prediction is not None and scene.data.schema.task == "classification"
 
 
-def pictures(scene: Scene, folder: Path) -> list[Picture]:
-    """The figures there are."""
-    return []
+def _regressed(scene: Scene) -> bool:
+    return scene.prediction is not None and scene.data.schema.task == "regression"
+
+
+def _images(scene: Scene) -> bool:
+    return _classified(scene) and scene.data.schema.is_image
+
+
+def _one_input(scene: Scene) -> bool:
+    return scene.data.schema.task == "regression" and scene.data.schema.input_shape == (1,)
+
+
+def _two_inputs(scene: Scene) -> bool:
+    return scene.data.schema.task == "classification" and scene.data.schema.input_shape == (2,)
+
+
+def _several_draws(scene: Scene) -> bool:
+    return _classified(scene) and scene.prediction.num_draws > 1
+
+
+def _outside(scene: Scene) -> bool:
+    return _classified(scene) and bool(scene.outside)
+
+
+# -- how ---------------------------------------------------------------------------------------------------------------
+def _band(scene: Scene) -> object:
+    x = plots.line(scene.data)
+    return plots.predictive_band(scene.at(x), x, scene.data, truth=TRUTHS.get(scene.data.name))
+
+
+def _far_band(scene: Scene) -> object:
+    raw = scene.data.schema.unstandardise(scene.data.x_train)
+    low, high = raw.amin().item(), raw.amax().item()
+    middle, reach = (low + high) / 2, FAR * (high - low)
+    x = plots.line(scene.data, middle - reach, middle + reach)
+    return plots.predictive_band(scene.at(x), x, scene.data)
+
+
+def _map(scene: Scene, draw: Callable, margin: float) -> object:
+    mesh = plots.grid(scene.data, margin=margin)
+    return draw(scene.at(mesh.x), mesh, scene.data.x_train, scene.data.y_train)
+
+
+def _softmax_draws(scene: Scene) -> object:
+    rows = scene.prediction.epistemic.argsort(descending=True)[:6]
+    return plots.softmax_draws(scene.prediction, rows, scene.data.y_test, scene.data.schema)
+
+
+def _entropies(scene: Scene) -> object:
+    outside = {other.name: other.prediction for other in scene.outside[:4]}
+    return plots.entropy_histograms(scene.prediction, outside, name=f"{scene.data.name} (test)")
+
+
+FIGURES: dict[str, Figure] = {
+    "predictive-band": Figure(
+        "Prediction and its uncertainty",
+        "The fan is where a new observation is expected; the hatched band is where the mean curve may lie, and that is "
+        "the part which more data would shrink. It should widen where there are no points.",
+        _one_input,
+        _band,
+    ),
+    "predictive-band-far": Figure(
+        "Far away from the data",
+        "The same prediction over 50 times the range of the inputs: a network that knows its limits has a band that "
+        "keeps growing. How fast it grows is the prior's choice, not the data's.",
+        _one_input,
+        _far_band,
+    ),
+    "decision-boundary": Figure(
+        "Decision boundary",
+        "Probability of the class, averaged over the draws, with the training rows. Values near 0.5 mix noise in the "
+        "labels with doubt about the weights.",
+        _two_inputs,
+        lambda s: _map(s, plots.decision_boundary, 0.15),
+    ),
+    "epistemic-map": Figure(
+        "What the draws disagree on",
+        "Mutual information between label and weights, reaching beyond the data. Bright means that the draws "
+        "contradict one another, so that more data there would help; dark far away means confidence, not knowledge.",
+        _two_inputs,
+        lambda s: _map(s, plots.epistemic_map, 1.0),
+    ),
+    "uncertain-images": Figure(
+        "The most uncertain test images",
+        "Sorted by total entropy. A person may find these hard as well; votes spread over classes are draws that "
+        "disagree about this image.",
+        _images,
+        lambda s: plots.uncertain_images(s.prediction, s.data.x_test, s.data.y_test, s.data.schema),
+        wide=True,
+    ),
+    "softmax-draws": Figure(
+        "Single draws",
+        "Class probabilities of every draw for the six test rows with the largest epistemic uncertainty: tall boxes "
+        "are disagreement between draws, short boxes at middling heights an ambiguous row.",
+        _several_draws,
+        _softmax_draws,
+        wide=True,
+    ),
+    "reliability": Figure(
+        "Is its confidence deserved?",
+        "Share of right answers among rows of like confidence; on the diagonal, confidence is accuracy. Bins with few "
+        "rows have wide whiskers and prove little.",
+        _classified,
+        lambda s: plots.reliability(s.prediction, s.data.y_test),
+    ),
+    "confidence-histogram": Figure(
+        "Confidence where it is right and where it is wrong",
+        "Errors made with high confidence are those that no threshold on confidence would have caught.",
+        _classified,
+        lambda s: plots.confidence_histogram(s.prediction, s.data.y_test),
+    ),
+    "selective-risk": Figure(
+        "Leaving the uncertain rows to a person",
+        "Error among the rows that are kept when the most uncertain ones are set aside: the lower and the nearer to "
+        "the oracle, the better uncertainty ranks errors.",
+        _classified,
+        lambda s: plots.selective_risk(s.prediction, s.data.y_test, baseline=s.baseline),
+    ),
+    "confusion-matrix": Figure(
+        "What is taken for what",
+        "Rows are the true classes. It counts errors and says nothing of how sure the network was.",
+        _classified,
+        lambda s: plots.confusion_matrix(s.prediction, s.data.y_test, s.data.schema),
+    ),
+    "entropy-histograms": Figure(
+        "Test rows and inputs from elsewhere",
+        "Entropy of the mean prediction. Inputs from elsewhere should lie to the right; where the histograms overlap, "
+        "entropy cannot tell them from test rows.",
+        _outside,
+        _entropies,
+    ),
+    "predicted-observed": Figure(
+        "Predicted and observed",
+        "Each test row's median with its central 95 % interval; about one in twenty should miss.",
+        _regressed,
+        lambda s: plots.predicted_observed(s.prediction, s.data.y_test, s.data.schema),
+    ),
+    "calibration": Figure(
+        "Are its intervals as wide as they should be?",
+        "Share of test rows inside the central intervals against the share promised; below the diagonal is "
+        "overconfident. Grey is what chance alone does to a perfect model on as many rows.",
+        _regressed,
+        lambda s: plots.regression_calibration(s.prediction, s.data.y_test),
+        wide=True,
+    ),
+    "training-curves": Figure(
+        "Training",
+        "The objective and its parts. A flat end says that the optimiser has come to rest, not that the posterior is "
+        "right.",
+        _always,
+        lambda s: plots.training_curves(s.posterior.trace),
+        wide=True,
+    ),
+}
+
+
+def figures_of(scene: Scene) -> dict[str, Figure]:
+    """The figures that apply to a run, with one more for each set of images from elsewhere."""
+    found = {name: figure for name, figure in FIGURES.items() if figure.applies(scene)}
+    last = {"training-curves": found.pop("training-curves")} if "training-curves" in found else {}
+    for other in scene.outside:
+        if other.baseline is not None and scene.data.schema.is_image:
+            found[f"outside-{other.name}"] = Figure(
+                f"{other.name}: Bayesian and deterministic",
+                "None of the classes is right here, so a network that knows its limits spreads its bars. These are "
+                "the first inputs, not chosen ones.",
+                _outside,
+                lambda s, o=other: plots.ood_bars(o.prediction, o.baseline, o.x, s.data.schema),
+                wide=True,
+            )
+    return found | last
+
+
+def draw_all(scene: Scene, folder: Path) -> list[Picture]:
+    """Draw every figure that applies into ``folder``, and remove those of an earlier evaluation that no longer do."""
+    folder.mkdir(parents=True, exist_ok=True)
+    figures = figures_of(scene)
+    for old in folder.glob("*.png"):
+        if old.stem not in figures and (old.stem in FIGURES or old.stem.startswith("outside-")):
+            old.unlink()
+    pictures = []
+    for name, figure in figures.items():
+        page = np.ravel(np.asarray(figure.draw(scene), dtype=object))[0].figure
+        blob = io.BytesIO()
+        page.savefig(blob, format="png", dpi=DOTS_PER_INCH)
+        write_whole(folder / f"{name}.png", blob.getvalue())
+        pictures.append(Picture(folder / f"{name}.png", figure.title, figure.sentence, figure.wide))
+    return pictures

@@ -118,6 +118,10 @@ class RunFolder:
             file.unlink(missing_ok=True)
         if self.baseline.is_run:
             self.baseline._clear()
+            (self.baseline.path / "config.json").unlink()
+        for inside in ("figures", "checkpoint", "baseline"):
+            if (self.path / inside).is_dir() and not any((self.path / inside).iterdir()):
+                (self.path / inside).rmdir()
 
     def read(self, name: str) -> dict[str, Any]:
         """A JSON file of the run; {} where it is not there yet."""

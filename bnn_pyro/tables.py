@@ -118,19 +118,24 @@ def difference_rows(task: str, differences: Mapping[str, Mapping[str, float]]) -
 
 
 def outside_rows(runs: Sequence[RunFacts]) -> list[Row]:
-    """AUROC of inputs from elsewhere: a row for each data set and score."""
-    keys = {f"ood_{name}_{score}": (name, score) for name in _outside_names(runs[0].metrics) for score in SCORES}
+    """Inputs from elsewhere: for each data set a row for each score's AUROC, and one for the mean entropy."""
+    names = _outside_names(runs[0].metrics)
+    wanted = {f"ood_{name}_{score}": (name, f"AUROC by {SCORE_NAMES[score]}") for name in names for score in SCORES}
+    wanted |= {"mean_entropy": ("test rows", "mean entropy, nats")} if names else {}
+    wanted |= {f"ood_{name}_mean_entropy": (name, "mean entropy, nats") for name in names}
     return [
-        Row(name, f"AUROC by {SCORE_NAMES[score]}", [estimate(run.metrics, key) for run in runs])
-        for key, (name, score) in keys.items()
+        Row(name, description, [estimate(run.metrics, key) for run in runs])
+        for key, (name, description) in wanted.items()
         if any(key in run.metrics for run in runs)
     ]
 
 
 def estimate(metrics: Mapping[str, float], name: str) -> Cell | None:
-    """The value of a metric with its interval."""
+    """The value of a metric with its interval, where it has one."""
     if name not in metrics:
         return None
+    if f"{name}_low" not in metrics:
+        return Cell(_number(name, metrics[name]))
     low, high = (_number(name, metrics[f"{name}_{end}"]).removesuffix(" %") for end in ("low", "high"))
     return Cell(_number(name, metrics[name]), f"[{low}, {high}]")
 
