@@ -116,6 +116,9 @@ def test_a_picture_draws_on_the_axes_that_it_is_given(categorical, labels):
     assert plots.selective_risk(categorical, labels, ax=ax) is ax
     pair = Figure().subplots(2)
     assert list(plots.reliability(categorical, labels, axes=pair)) == list(pair)
+    five = Figure().subplots(1, 5)
+    assert list(plots.softmax_draws(categorical, range(5), axes=five)) == list(five)
+    assert plots.softmax_draws(categorical, 0, axes=ax)[0] is ax
     with pytest.raises(UserError, match=r"draws on 2 axes, but 1 were given"):
         plots.reliability(categorical, labels, axes=[ax])
 
@@ -183,7 +186,7 @@ def test_training_curves_of_a_point_estimate_cut_a_steep_start_and_say_so():
     joint = [-1e6] + [-10.0 + 0.01 * k for k in range(99)]
     objective, _ = plots.training_curves({"log_joint": joint, "log_prior": joint, "log_likelihood": joint})
     assert objective.get_ylim()[0] > -20
-    assert "starts at −1e+06" in [text.get_text() for text in objective.texts]
+    assert "starts at −1,000,000" in [text.get_text() for text in objective.texts]
     with pytest.raises(UserError, match="this trace holds energy"):
         plots.training_curves({"energy": [1.0]})
 

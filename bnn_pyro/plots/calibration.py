@@ -35,7 +35,7 @@ def reliability(
     ece = np.sum(table.count[filled] * np.abs(table.accuracy - table.confidence)[filled]) / table.count.sum()
     axes = panels(axes, 2, 1, 4.4, 4.8, sharex=True, height_ratios=(3, 1))
     left, width = table.edges[:-1], 1 / bins
-    for some, colour in (((table.count >= FEW), tint(BAYES, 0.75)), (filled & (table.count < FEW), "0.8")):
+    for some, colour in (((table.count >= FEW), tint(BAYES, 0.5)), (filled & (table.count < FEW), "0.88")):
         axes[0].bar(left[some], table.accuracy[some], width, align="edge", color=colour, edgecolor="white")
         axes[1].bar(left[some], table.count[some], width, align="edge", color=colour, edgecolor="white")
     gap = table.confidence - table.accuracy

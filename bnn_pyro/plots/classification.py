@@ -113,12 +113,13 @@ def softmax_draws(
         raise UserError(f"points must be rows 0 to {len(prediction) - 1} of the prediction, got {rows.tolist()}")
     y = None if y is None else targets(prediction, y)
     names = class_names(prediction, schema)
+    long = min(most, len(names)) > 3 and max(map(len, names)) > 3
     columns = 2 if len(rows) == 4 else min(len(rows), 3)
     lines = -(-len(rows) // columns)
-    axes = panels(
-        axes if axes is None or len(rows) > 1 else np.ravel(axes), lines, columns, 3.1 * columns + 0.4, 2.6 * lines,
-        sharey=True,
-    )  # fmt: skip
+    if axes is not None:
+        lines, columns = 1, len(rows)
+    height = (3.0 if long else 2.6) * lines
+    axes = panels(axes, lines, columns, 3.1 * columns + 0.4, height, sharey=True)
     for ax in axes[len(rows) :]:
         ax.set_axis_off()
     some = prediction[rows.tolist()]
@@ -132,7 +133,6 @@ def softmax_draws(
             medianprops={"color": DATA}, boxprops={"color": BAYES}, whiskerprops={"color": BAYES},
             capprops={"color": BAYES},
         )  # fmt: skip
-        long = len(shown) > 3 and max(len(names[c]) for c in shown) > 3
         ax.set_xticks(place, [names[c] for c in shown], rotation=90 if long else 0)
         if y is not None and y[row] in shown:
             ax.get_xticklabels()[int(np.searchsorted(shown, y[row]))].set(color=WRONG, fontweight="bold")

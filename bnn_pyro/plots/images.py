@@ -44,20 +44,20 @@ def uncertain_images(
     names = class_names(prediction, schema)
     score = getattr(prediction, by)
     order = score.argsort(descending=True, stable=True)[:num].tolist()
+    short = all(len(name) <= 2 for name in names)
     if axes is None:
         heading = f"most uncertain first, by {ORDERS[by]}"
         key = "bars: votes of the draws" + (", hatched: the true class" if y is not None else "")
-        axes = _cells(len(order), heading, key)
+        axes = _cells(len(order), heading, key, 0.0 if short else 0.35)
     all_votes = prediction[order].votes.numpy()
     for (image, bars), row, votes in zip(axes, order, all_votes, strict=True):
         show_image(image, x[row], schema)
         true = "" if y is None else f"true {names[y[row]]} · "
-        top = f"{names[votes.argmax()]} has {votes.max():.0%} of votes"
+        top = f"votes: {names[votes.argmax()]} {votes.max():.0%}"
         image.set_title(f"{true}{score[row]:.2f} nats\n{top}", size=7.5, pad=3)
         drawn_bars = bars.bar(np.arange(len(votes)), votes, 0.8, color=tint(BAYES, 0.75))
         if y is not None:
             drawn_bars[y[row]].set(facecolor=tint(WRONG, 0.45), hatch=HATCH, edgecolor=WRONG)
-        short = all(len(name) <= 2 for name in names)
         bars.set_xticks(np.arange(len(votes)), names, size=6 if len(names) > 5 else 7, rotation=0 if short else 90)
         bars.set(ylim=(0, 1), yticks=[])
         bars.tick_params(length=0, pad=1.5)
@@ -78,12 +78,12 @@ def show_image(ax: Axes, image: Tensor, schema: Schema | None = None) -> None:
     ax.spines[:].set_color("0.7")
 
 
-def _cells(num: int, heading: str, key: str) -> np.ndarray:
-    """(num, 2) axes: image above votes, six to a line."""
+def _cells(num: int, heading: str, key: str, more: float) -> np.ndarray:
+    """(num, 2) axes: image above votes, six to a line, each ``more`` inches higher for long class names."""
     columns = min(num, 6)
     lines = -(-num // columns)
-    page = figure(max(1.35 * columns, 2.9), 2.05 * lines + (0.3 if columns > 3 else 0.45))
-    page.suptitle(heading + ("; " if columns > 3 else "\n") + key, size=9)
+    page = figure(max(1.35 * columns, 2.9), (2.05 + more) * lines + (0.3 if columns > 5 else 0.45))
+    page.suptitle(heading + ("; " if columns > 5 else "\n") + key, size=9)
     outer = page.add_gridspec(lines, columns)
     axes = []
     for cell in range(num):

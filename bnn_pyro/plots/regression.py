@@ -32,7 +32,7 @@ from bnn_pyro.predictive import Prediction
 __all__ = ["predicted_observed", "predictive_band"]
 
 #: Central shares of the fan and the strength of their tints.
-SHARES = {0.95: 0.20, 0.80: 0.38, 0.50: 0.60}
+SHARES = {0.95: 0.16, 0.80: 0.30, 0.50: 0.46}
 
 
 @drawn
@@ -110,7 +110,7 @@ def predicted_observed(
 ) -> Axes:
     """Predictive median with its central 95 % interval against what was observed; the title counts the hits.
 
-    Points whose interval misses the target are drawn as orange-red crosses.
+    Points whose interval misses the target are crosses.
 
     y: (B,) in target units.
     most: how many of the points to draw, evenly from the smallest to the largest y; the title is about all of them.
@@ -122,6 +122,8 @@ def predicted_observed(
     shown = np.argsort(y, kind="stable")[np.linspace(0, len(y) - 1, min(most, len(y))).round().astype(int)]
     ax = panel(ax, 4.6, 4.4)
     for which, colour, marker, label in ((hit, BAYES, "o", "covers"), (~hit, WRONG, "X", "misses")):
+        if not which.any():
+            continue
         rows = shown[which[shown]]
         ax.errorbar(
             y[rows], middle[rows], [middle[rows] - low[rows], high[rows] - middle[rows]], fmt=marker, color=colour,

@@ -25,7 +25,7 @@ __all__ = ["BAYES", "CONTRAST", "DATA", "EPISTEMIC", "GOOD", "HATCH", "LINES", "
 
 _PALETTE = list(seaborn.color_palette("colorblind").as_hex())
 BAYES, POINT = _PALETTE[0], _PALETTE[1]  #: the Bayesian network (blue), the deterministic one (orange)
-EPISTEMIC, GOOD, WRONG = _PALETTE[1], _PALETTE[2], _PALETTE[3]
+EPISTEMIC, GOOD, WRONG = _PALETTE[3], _PALETTE[2], _PALETTE[3]
 CONTRAST = [_PALETTE[1], _PALETTE[2], _PALETTE[4], _PALETTE[3]]  #: the second, third, … thing in one picture
 DATA, REFERENCE = "0.1", "0.35"  #: observations; diagonals and nominal values
 HATCH = "////"

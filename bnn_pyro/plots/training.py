@@ -64,5 +64,5 @@ def _cut_the_start(ax: Axes, curves: list[np.ndarray]) -> None:
     if np.ptp(everything) > 3 * (high - low):
         ax.set_ylim(low, high)
         first = min(c[0] for c in curves)
-        text = f"starts at {first:,.4g}".replace("-", "−")
+        text = f"starts at {first:{',.0f' if abs(first) >= 1000 else '.4g'}}".replace("-", "−")
         ax.annotate(text, (0.98, 0.03), xycoords="axes fraction", ha="right", color="0.35", size=8)
