@@ -1,5 +1,7 @@
 """The pictures carry the right numbers, on axes with labels, and leave nothing behind in matplotlib."""
 
+import sys
+
 import matplotlib
 import numpy as np
 import pytest
@@ -121,6 +123,13 @@ def test_a_picture_draws_on_the_axes_that_it_is_given(categorical, labels):
     assert plots.softmax_draws(categorical, 0, axes=ax)[0] is ax
     with pytest.raises(UserError, match=r"draws on 2 axes, but 1 were given"):
         plots.reliability(categorical, labels, axes=[ax])
+
+
+def test_a_notebook_gets_pyplot_figures_so_that_it_shows_them(categorical, labels, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ipykernel", sys)
+    ax = plots.selective_risk(categorical, labels)
+    assert pyplot.figure(pyplot.get_fignums()[0]) is ax.figure
+    pyplot.close(ax.figure)
 
 
 def test_a_point_estimate_has_pictures_too():
@@ -354,7 +363,9 @@ def test_images_come_in_the_order_of_their_uncertainty(categorical, labels, by):
     expected = getattr(categorical, by).argsort(descending=True)[:5]
     assert [int(image.images[0].get_array()[0, 0]) for image, _ in axes] == expected.tolist()
     for (image, bars), row in zip(axes, expected.tolist(), strict=True):
-        assert heights(bars.containers[0]) == pytest.approx(categorical.votes[row].numpy())
+        votes = categorical.votes[row]
+        assert heights(bars.containers[0]) == pytest.approx(votes.numpy())
+        assert image.get_title().endswith(f"{votes.max():.0%} vote {votes.argmax()}")
         assert f"true {labels[row]} · {getattr(categorical, by)[row]:.2f} nats" in image.get_title()
         assert [bar.get_hatch() is not None for bar in bars.containers[0]] == [k == labels[row] for k in range(CLASSES)]
 

@@ -53,7 +53,7 @@ def uncertain_images(
     for (image, bars), row, votes in zip(axes, order, all_votes, strict=True):
         show_image(image, x[row], schema)
         true = "" if y is None else f"true {names[y[row]]} · "
-        top = f"votes: {names[votes.argmax()]} {votes.max():.0%}"
+        top = f"{votes.max():.0%} vote {names[votes.argmax()]}"
         image.set_title(f"{true}{score[row]:.2f} nats\n{top}", size=7.5, pad=3)
         drawn_bars = bars.bar(np.arange(len(votes)), votes, 0.8, color=tint(BAYES, 0.75))
         if y is not None:
