@@ -1,0 +1,283 @@
+"""The predictive distribution: an equal mixture of the draws' own likelihoods, checked against closed forms."""
+
+import math
+
+import numpy as np
+import pyro.poutine as poutine
+import pytest
+import torch
+from linear_gaussian import correlated, dataset
+from pyro.distributions import Bernoulli, Categorical, Normal
+from scipy.optimize import brentq
+from scipy.special import logsumexp
+from scipy.stats import norm
+
+import bnn_pyro as bp
+from bnn_pyro.isolation import isolated
+from bnn_pyro.posterior import Posterior
+from bnn_pyro.predictive import Prediction, predict
+
+SCHEMAS = {
+    "fixed": bp.Schema("regression", (3,), y_shift=2.0, y_scale=3.0),
+    "learned": bp.Schema("regression", (3,), y_shift=2.0, y_scale=3.0),
+    "heteroscedastic": bp.Schema("regression", (3,), y_shift=2.0, y_scale=3.0),
+    "binary": bp.Schema("classification", (3,), classes=("a", "b")),
+    "multiclass": bp.Schema("classification", (3,), classes=("a", "b", "c")),
+    "images": bp.Schema("classification", (1, 3, 2), classes=("a", "b", "c")),
+}
+
+
+def wide(kind, **settings):
+    """An untrained posterior with a q of appreciable width, and 13 inputs."""
+    schema = SCHEMAS[kind]
+    noise = {"fixed": 0.7, "heteroscedastic": "heteroscedastic"}.get(kind, "learned")
+    entry = bp.MeanField(hidden=(5, 4), noise=noise, init_scale=0.4, **settings)
+    with isolated(3):
+        model = entry.model(schema)
+        guide = entry.guide(model)
+        x = torch.randn(13, *schema.input_shape)
+    return Posterior(model, schema, guide=guide, provenance={"data": "by-hand"}), x
+
+
+def parameters(prediction):
+    names = {Normal: ("loc", "scale"), Categorical: ("logits",), Bernoulli: ("logits",)}[type(prediction.components)]
+    return [getattr(prediction.components, name) for name in names]
+
+
+# -- from the draws to the components ----------------------------------------------------------------------------
+@pytest.mark.parametrize("kind", SCHEMAS)
+def test_vectorised_draws_equal_a_loop_over_draws(kind):
+    """Each component is the distribution at "y" of the model conditioned on that one draw."""
+    posterior, x = wide(kind)
+    prediction = predict(posterior, x, num_draws=6, seed=5)
+    draws = posterior.draw(6, seed=5)
+    for s in range(6):
+        one = {site: value[s] for site, value in draws.items()}
+        with isolated(0):
+            node = poutine.trace(poutine.condition(posterior.model, data=one)).get_trace(x).nodes["y"]
+        y = node["value"]
+        mine = prediction.components.log_prob(y)[s]
+        torch.testing.assert_close(mine, node["fn"].log_prob(y), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(prediction.components.mean[s], node["fn"].mean, equal_nan=True)
+
+
+@pytest.mark.parametrize("kind", SCHEMAS)
+def test_the_memory_bound_changes_nothing(kind):
+    posterior, x = wide(kind)
+    default = predict(posterior, x, num_draws=7, seed=1)
+    for max_memory in (1, 4 * 5 * 13 * 3, 4 * 5 * 4):
+        for a, b in zip(
+            parameters(default),
+            parameters(predict(posterior, x, num_draws=7, seed=1, max_memory=max_memory)),
+            strict=True,
+        ):
+            assert a.shape == b.shape
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_the_memory_bound_is_kept():
+    """The widest activation that the network is ever asked for stays within ``max_memory``."""
+    posterior, x = wide("multiclass")
+    asked = []
+
+    def record(layer, inputs, output):
+        asked.append(4 * output.numel())
+
+    hooks = [layer.register_forward_hook(record) for layer in posterior.model.net.layers]
+    for bound in (20, 200, 2000):
+        asked.clear()
+        predict(posterior, x, num_draws=9, max_memory=bound)
+        assert max(asked) <= bound
+    for hook in hooks:
+        hook.remove()
+
+
+def test_seeds():
+    posterior, x = wide("fixed")
+    first, again, other = (predict(posterior, x, num_draws=5, seed=s).locs for s in (4, 4, 5))
+    assert torch.equal(first, again) and not torch.equal(first, other)
+    with isolated(9):
+        free = predict(posterior, x, num_draws=5, seed=None).locs
+        more = predict(posterior, x, num_draws=5, seed=None).locs
+    assert not torch.equal(free, more)
+
+
+def test_stored_draws_are_not_repeated():
+    posterior, x = wide("fixed")
+    draws = posterior.draw(6, seed=0)
+    chains = {site: value.unflatten(0, (2, 3)) for site, value in draws.items()}
+    stored = Posterior(posterior.model, posterior.schema, chains=chains)
+    prediction = predict(stored, x, num_draws=100)
+    assert prediction.num_draws == 6
+    torch.testing.assert_close(prediction.locs, predict(posterior, x, num_draws=6, seed=0).locs)
+    assert predict(stored, x, num_draws=1).num_draws == 1
+
+
+# -- linear regression: everything is known ----------------------------------------------------------------------
+def test_linear_model_against_its_closed_form():
+    """y* ~ Normal(shift + scale·a*m, σ² + scale² a*ᵀ Λ⁻¹ a*), from exact posterior draws in both ways of storing."""
+    problem = correlated(num=25, noise=5.0, y_shift=40.0, y_scale=8.0, prior_scale=0.7)
+    num, x = 4000, problem.x[:10]
+    covariance = torch.linalg.inv(problem.precision)
+    exact = torch.distributions.MultivariateNormal(problem.mean, covariance)
+    with isolated(2):
+        model = problem.entry().model(problem.schema)
+        w = exact.sample((num,))
+    chains = {"layers.0.weight": w[None, :, None, :-1].float(), "layers.0.bias": w[None, :, -1:].float()}
+    prediction = predict(Posterior(model, problem.schema, chains=chains), x.float(), num_draws=num)
+
+    a = problem.design(x)
+    mean = 40 + 8 * a @ problem.mean
+    epistemic = 64 * ((a @ covariance) * a).sum(1)
+    error = (epistemic / num).sqrt()
+    assert ((prediction.mean - mean).abs() < 4.5 * error).all()
+    # The variance of a sample variance of Gaussians is 2σ⁴/S.
+    assert ((prediction.epistemic / epistemic - 1).abs() < 4.5 * math.sqrt(2 / num)).all()
+    assert error.max() < 0.1 * prediction.total.sqrt().min()
+    torch.testing.assert_close(prediction.aleatoric, torch.full((10,), 25.0))
+    torch.testing.assert_close(prediction.total, prediction.aleatoric + prediction.epistemic)
+
+    total = (25 + epistemic).sqrt()
+    y = mean + torch.linspace(-2, 2, 10) * total
+    density = torch.exp(prediction.components.log_prob(y.float())).double()
+    nll_error = density.std(0) / density.mean(0) / math.sqrt(num)  # delta method: of the log of a mean
+    truth = torch.distributions.Normal(mean, total).log_prob(y)
+    assert ((prediction.log_prob(y) - truth).abs() < 4.5 * nll_error + 1e-5).all()
+    levels = (0.025, 0.5, 0.975)
+    for q, found in zip(levels, prediction.quantile(levels), strict=True):
+        wanted = torch.tensor(norm.ppf(q)) * total + mean
+        assert ((prediction.cdf(wanted) - q).abs() < 4.5 * 0.5 / math.sqrt(num)).all()
+        assert ((found - wanted).abs() < 0.1 * total).all()
+
+
+# -- hand-made mixtures ------------------------------------------------------------------------------------------
+LOCS, SCALES = (
+    torch.tensor([[0.0, 5.0], [4.0, 5.0], [-1.0, -300.0]]),
+    torch.tensor([[1.0, 0.1], [0.5, 2.0], [3.0, 1.0]]),
+)
+
+
+def test_mixture_moments_quantiles_and_densities():
+    prediction = Prediction(Normal(LOCS, SCALES))
+    assert prediction.mean.tolist() == pytest.approx([1.0, -290 / 3])
+    assert prediction.aleatoric.tolist() == pytest.approx([(1 + 0.25 + 9) / 3, (0.01 + 4 + 1) / 3])
+    assert prediction.epistemic[0].item() == pytest.approx((1 + 9 + 4) / 3)  # about the mean 1, by 1/S
+    levels = [0.001, 0.1, 0.5, 2 / 3, 0.999]
+    quantiles = prediction.quantile(levels)
+    assert quantiles.shape == (5, 2)
+    for b in range(2):
+        loc, scale = LOCS[:, b].double().numpy(), SCALES[:, b].double().numpy()
+
+        def cdf(y, loc=loc, scale=scale):
+            return norm.cdf(y, loc, scale).mean()
+
+        for q, found in zip(levels, quantiles[:, b].tolist(), strict=True):
+            assert found == pytest.approx(brentq(lambda y, q=q, cdf=cdf: cdf(y) - q, -400, 100, xtol=1e-12), rel=1e-5)
+        for y in (-299.0, 0.3, 5.05):
+            assert prediction.cdf(torch.tensor(y).expand(2))[b].item() == pytest.approx(cdf(y), rel=1e-6)
+            log_prob = prediction.log_prob(torch.tensor([y, y]))[b].item()
+            assert log_prob == pytest.approx(logsumexp(norm.logpdf(y, loc, scale)) - math.log(3), rel=1e-5)
+    assert prediction.cdf(torch.zeros(4, 2)).shape == (4, 2)
+    torch.testing.assert_close(
+        prediction.cdf(quantiles), torch.tensor(levels).double()[:, None].expand(5, 2), atol=1e-5, rtol=0
+    )
+    assert prediction.quantile(0.5).shape == (1, 2)
+    for wrong in (0.0, 1.0, [0.5, -1], math.nan):
+        with pytest.raises(bp.UserError, match="strictly between 0 and 1"):
+            prediction.quantile(wrong)
+
+
+def test_log_prob_is_the_log_of_the_mean_density_even_where_that_underflows():
+    logits = torch.tensor([[[0.0, 1.0, -200.0]], [[3.0, 0.0, -250.0]]])
+    prediction = Prediction(Categorical(logits=logits))
+    for label in range(3):
+        terms = logits.double().log_softmax(-1)[:, 0, label]
+        wanted = torch.logsumexp(terms, 0).item() - math.log(2)
+        assert prediction.log_prob(torch.tensor([label])).item() == pytest.approx(wanted, rel=1e-6)
+    assert prediction.mean[0, 0].item() == pytest.approx(
+        0.5 * (1 / (1 + math.e) + math.e**3 / (1 + math.e**3)), rel=1e-5
+    )
+    binary = Prediction(Bernoulli(logits=torch.tensor([[150.0], [150.0]])))
+    assert binary.log_prob(torch.tensor([0])).item() == pytest.approx(-150.0)
+    assert binary.probs.shape == (2, 1, 2)
+
+
+def test_entropy_decomposition():
+    """total = H[E p] = E H[p] + I(y; w): two draws that are sure of opposite classes are all epistemic."""
+    sure = 60.0
+    logits = torch.tensor([[[sure, 0.0], [0.0, 0.0], [1.0, 0.0]], [[0.0, sure], [0.0, 0.0], [0.0, 0.0]]])
+    prediction = Prediction(Categorical(logits=logits))
+    log2 = math.log(2)
+    assert prediction.total[:2].tolist() == pytest.approx([log2, log2])
+    assert prediction.aleatoric[:2].tolist() == pytest.approx([0.0, log2], abs=1e-6)
+    assert prediction.epistemic[:2].tolist() == pytest.approx([log2, 0.0], abs=1e-6)
+    p = np.array([1 / (1 + math.exp(-1)), 0.5])
+
+    def h(p):
+        return -p * math.log(p) - (1 - p) * math.log(1 - p)
+
+    assert prediction.total[2].item() == pytest.approx(h(p.mean()))
+    assert prediction.aleatoric[2].item() == pytest.approx((h(p[0]) + h(p[1])) / 2)
+    assert prediction.epistemic[2].item() == pytest.approx(h(p.mean()) - (h(p[0]) + h(p[1])) / 2, abs=1e-6)
+    assert prediction.votes.tolist() == [[0.5, 0.5], [1.0, 0.0], [1.0, 0.0]]
+
+    posterior, x = wide("multiclass")
+    prediction = predict(posterior, x, num_draws=50)
+    torch.testing.assert_close(prediction.total, prediction.aleatoric + prediction.epistemic)
+    assert (prediction.epistemic > 1e-4).all() and (prediction.total <= math.log(3)).all()
+    torch.testing.assert_close(prediction.mean.sum(-1), torch.ones(13))
+
+
+def test_both_forms_of_two_classes_agree():
+    f = torch.linspace(-6, 6, 8).view(2, 4)
+    one = Prediction(Bernoulli(logits=f))
+    two = Prediction(Categorical(logits=torch.stack([torch.zeros_like(f), f], -1)))
+    for what in ("mean", "votes", "total", "aleatoric", "epistemic", "probs"):
+        torch.testing.assert_close(getattr(one, what), getattr(two, what), atol=1e-6, rtol=1e-5)
+    y = torch.tensor([0, 1, 1, 0])
+    torch.testing.assert_close(one.log_prob(y), two.log_prob(y))
+
+
+# -- shapes, selection, mistakes ---------------------------------------------------------------------------------
+@pytest.mark.parametrize("kind", SCHEMAS)
+def test_selection(kind):
+    posterior, x = wide(kind)
+    prediction = predict(posterior, x, num_draws=4)
+    assert len(prediction) == 13 and prediction.num_draws == 4
+    mask = torch.arange(13) % 3 == 0
+    for index in (slice(2, 9, 2), mask, [4, 0, 4], torch.tensor([12])):
+        part = prediction[index]
+        assert len(part) == len(x[index]) and part.num_draws == 4
+        for name in ("mean", "total", "aleatoric", "epistemic"):
+            torch.testing.assert_close(getattr(part, name), getattr(prediction, name)[index])
+
+
+def test_mistakes_are_told():
+    posterior, x = wide("fixed")
+    with pytest.raises(bp.UserError, match=r"inputs have shape \(4,\).*trained on \(3,\)"):
+        predict(posterior, torch.zeros(2, 4))
+    with pytest.raises(bp.UserError, match=r"inputs have shape \(\)"):
+        predict(posterior, torch.zeros(3))
+    with pytest.raises(bp.UserError, match="0 rows"):
+        predict(posterior, x[:0])
+    with pytest.raises(bp.UserError, match="at least 1"):
+        predict(posterior, x, num_draws=0)
+    regression, classes = predict(posterior, x, num_draws=2), predict(*wide("binary"), num_draws=2)
+    for what in ("probs", "votes"):
+        with pytest.raises(bp.UserError, match="belongs to classification"):
+            getattr(regression, what)
+    for what in ("locs", "scales"):
+        with pytest.raises(bp.UserError, match=f"'{what}' belongs to regression"):
+            getattr(classes, what)
+    with pytest.raises(bp.UserError, match="'quantile' belongs to regression"):
+        classes.quantile(0.5)
+
+
+def test_a_fitted_posterior_predicts_what_it_was_taught():
+    """End to end through the public names: y = sign of the first input."""
+    x = torch.linspace(-2, 2, 40)[:, None]
+    data = dataset(x, (x[:, 0] > 0).long(), bp.Schema("classification", (1,), classes=("no", "yes")), x, (x[:, 0] > 0))
+    posterior = bp.fit(bp.MeanField(hidden=(), prior="normal:5"), data, bp.SVI(epochs=150, lr=0.1), progress=False)
+    prediction = bp.predict(posterior, data.x_test, num_draws=50)
+    assert ((prediction.mean[:, 1] > 0.5) == data.y_test).float().mean() > 0.95
+    assert prediction.epistemic.argmax() in range(10, 30)
