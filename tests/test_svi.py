@@ -1,0 +1,280 @@
+"""SVI where the answer is known: Bayesian linear regression, through the public API, and its ELBO term by term.
+
+Tolerances are Monte-Carlo errors. A fit ends a little off the optimum, by the gradient noise that Adam's falling
+learning rate has not averaged away; how much is measured by fitting with several seeds. The mean over the seeds must
+then agree with the exact answer within its own standard error, and that error must be small enough to tell.
+"""
+
+import math
+from dataclasses import replace
+
+import pyro
+import pytest
+import torch
+from linear_gaussian import correlated, dataset, orthogonal
+from pyro.infer import TraceMeanField_ELBO
+from scipy.integrate import quad
+from scipy.stats import norm, t
+
+import bnn_pyro as bp
+from bnn_pyro.inference import optimise
+from bnn_pyro.inference.density import Rescale
+from bnn_pyro.inference.optimise import ELBO
+from bnn_pyro.isolation import isolated
+
+# Shift and scale of the target that are not 0 and 1: the likelihood has to carry them.
+UNITS = dict(noise=5.0, y_shift=40.0, y_scale=8.0)
+STEPS = 500
+
+
+def fits(problem, seeds=4, steps=STEPS, batch_size=0, init_scale=0.05, **settings):
+    """Posteriors from several seeds, all of as many steps."""
+    per_epoch = math.ceil(len(problem.x) / batch_size) if batch_size else 1
+    svi = bp.SVI(epochs=steps // per_epoch, batch_size=batch_size, lr=0.03, final_lr=0.0, **settings)
+    entry = problem.entry(init_scale=init_scale)
+    return [bp.fit(entry, problem.data, svi, seed=s, progress=False, device="cpu") for s in range(seeds)]
+
+
+def exact_elbo(problem, posterior):
+    return problem.elbo(posterior.guide.loc.detach().double(), posterior.guide.scale.detach().double())
+
+
+def check_optimum(problem, posteriors, alpha=1e-4):
+    """Means and scales of q agree with the exact mean-field optimum of ``problem`` within Monte-Carlo error.
+
+    Errors are taken in posterior standard deviations (means) and in log (scales). Their spread over the seeds, pooled
+    over the weights, gives the standard error of their mean; the bound is Student's t for the probability ``alpha``
+    that any of the statistics exceeds it by chance. Nor may a single fit fall short of the best ELBO by 0.3 nats.
+    The planted faults below move a log scale by 0.7 or more, so the bound itself has to stay under 0.45.
+    """
+    exact, width = problem.mean, problem.mean_field_scale
+    lacking = [problem.log_evidence - problem.gap - exact_elbo(problem, p) for p in posteriors]
+    assert max(lacking) < 0.3, f"off the exact optimum by {max(lacking):.1f} nats"
+    q = [p.guide for p in posteriors]
+    errors = torch.stack(
+        [torch.stack([(g.loc.double() - exact) / width, (g.scale.double() / width).log()]) for g in q]
+    ).detach()  # (seeds, 2, P)
+    seeds, _, weights = errors.shape
+    mean, spread = errors.mean(0), errors.var(0).mean(-1).sqrt()
+    bound = t.isf(alpha / (2 * 2 * weights), (seeds - 1) * weights) * spread / math.sqrt(seeds)
+    worst = mean.abs().amax(-1)
+    assert (worst <= bound).all(), f"off the exact optimum: means {worst[0]:.3f}, log scales {worst[1]:.3f} > {bound}"
+    assert (bound < 0.45).all(), f"too noisy to tell: {bound}"
+
+
+@pytest.fixture(scope="module")
+def full_batch():
+    problem = correlated()
+    return problem, fits(problem)
+
+
+@pytest.fixture(scope="module")
+def exact_family():
+    problem = orthogonal(**UNITS)
+    return problem, fits(problem)
+
+
+# -- the optimum -------------------------------------------------------------------------------------------------
+def test_full_batch_reaches_the_mean_field_optimum(full_batch):
+    problem, posteriors = full_batch
+    check_optimum(problem, posteriors)
+    # What the table of numbers teaches: mean field finds 1/√Λᵢᵢ, not the marginal standard deviation √(Λ⁻¹)ᵢᵢ.
+    marginal = torch.linalg.inv(problem.precision).diagonal().sqrt()
+    assert (posteriors[0].guide.scale[:-1] < 0.9 * marginal[:-1]).all()
+
+
+def test_mini_batches_and_units_reach_the_same_optimum():
+    problem = correlated(**UNITS)
+    check_optimum(problem, fits(problem, batch_size=50))
+
+
+def test_a_diagonal_posterior_is_reached(exact_family):
+    check_optimum(*exact_family)
+
+
+def test_a_cold_posterior_is_that_of_less_noise():
+    """E log p(y) − T·KL is T times the ELBO of a likelihood with variance σ²T."""
+    warm = correlated(prior_scale=0.2)
+    cold = replace(warm, noise=warm.noise / 2)
+    posteriors = fits(warm, temperature=0.25, init_scale=0.02)
+    check_optimum(cold, posteriors)
+    with pytest.raises(AssertionError, match="off the exact optimum"):
+        check_optimum(warm, posteriors)
+
+
+# A KL that is maximised; one for each of the 4 mini-batches; a likelihood that is not scaled by N/B.
+def flipped_kl(q, p, _kl=optimise._kl):
+    return -_kl(q, p)
+
+
+def kl_per_batch(q, p, _kl=optimise._kl):
+    return 4 * _kl(q, p)
+
+
+class Unscaled(Rescale):
+    def __init__(self, likelihood=1.0, latent=1.0):
+        super().__init__(1.0, latent)
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [("_kl", flipped_kl), ("_kl", kl_per_batch), ("Rescale", Unscaled)],
+    ids=["KL maximised", "KL in every batch", "likelihood not scaled"],
+)
+def test_planted_faults_are_caught(monkeypatch, name, fault):
+    monkeypatch.setattr(optimise, name, fault)
+    problem = correlated()
+    with pytest.raises(AssertionError, match="off the exact optimum"):
+        check_optimum(problem, fits(problem, seeds=2, steps=300, batch_size=50))
+
+
+# -- the ELBO ----------------------------------------------------------------------------------------------------
+def estimate(problem, posterior, particles=300):
+    """(mean, standard error) of the library's own ELBO estimator at the fitted q."""
+    x, y = problem.data.x_train, problem.data.y_train
+    with isolated(0), torch.no_grad():
+        one = [ELBO().parts(posterior.model, posterior.guide, x, y)[0] for _ in range(particles)]
+    elbo = torch.stack(one).double()
+    return elbo.mean().item(), elbo.std().item() / math.sqrt(particles)
+
+
+@pytest.mark.parametrize("case", ["full_batch", "exact_family"])
+def test_elbo_against_the_evidence(case, request):
+    """ELBO = evidence − KL(q ‖ posterior): below it by the analytic gap, level with it where Λ is diagonal."""
+    problem, posteriors = request.getfixturevalue(case)
+    assert (problem.gap < 1e-9) == (case == "exact_family")
+    for posterior in posteriors:
+        mean, error = estimate(problem, posterior)
+        assert mean == pytest.approx(exact_elbo(problem, posterior), abs=4 * error)
+        assert mean <= problem.log_evidence + 4 * error
+        assert exact_elbo(problem, posterior) <= problem.log_evidence - problem.gap
+    best = problem.elbo(problem.mean, problem.mean_field_scale)
+    assert best == pytest.approx(problem.log_evidence - problem.gap, abs=1e-6)
+
+
+@pytest.mark.parametrize("case", ["full_batch", "exact_family"])
+def test_training_trace_never_exceeds_the_evidence(case, request):
+    problem, posteriors = request.getfixturevalue(case)
+    for posterior in posteriors:
+        trace = {k: torch.tensor(v).double() for k, v in posterior.trace.items()}
+        assert len(trace["elbo"]) == STEPS and trace["epoch"][-1] == STEPS
+        torch.testing.assert_close(trace["elbo"], trace["log_likelihood"] - trace["kl"])
+        for part in trace["elbo"].split(50):
+            assert part.mean() <= problem.log_evidence + 4 * part.std() / math.sqrt(50)
+        # The KL is exact, without Monte-Carlo error; the last recorded one is that of the step before the last.
+        _, kl = problem.parts(posterior.guide.loc.detach().double(), posterior.guide.scale.detach().double())
+        assert trace["kl"][-1].item() == pytest.approx(kl, rel=1e-4)
+
+
+SCHEMAS = {
+    "learned": bp.Schema("regression", (3,), y_shift=2.0, y_scale=3.0),
+    "heteroscedastic": bp.Schema("regression", (3,), y_shift=2.0, y_scale=3.0),
+    "binary": bp.Schema("classification", (3,), classes=("a", "b")),
+    "multiclass": bp.Schema("classification", (3,), classes=("a", "b", "c")),
+}
+
+
+def small_net(kind, num=24, **settings):
+    """(model, guide, x, y) of a network with a hidden layer and a q of appreciable width."""
+    schema, g = SCHEMAS[kind], torch.Generator().manual_seed(3)
+    x = torch.randn(num, 3, generator=g)
+    k = len(schema.classes)
+    y = torch.randint(k, (num,), generator=g) if k else 2 + 3 * torch.randn(num, generator=g)
+    noise = kind if schema.task == "regression" else "learned"
+    entry = bp.MeanField(hidden=(4,), noise=noise, init_scale=0.3, **settings)
+    with isolated(5):
+        model = entry.model(schema)
+        return model, entry.guide(model), x, y
+
+
+def with_noise(seed, scaled_model, guide, x, y):
+    with isolated(seed), torch.no_grad():
+        return [part.item() for part in ELBO().parts(scaled_model, guide, x, y)]
+
+
+@pytest.mark.parametrize("prior", ["fan-in:1", "scale-mixture:1,0.1,0.5"])
+@pytest.mark.parametrize("kind", SCHEMAS)
+def test_mini_batch_elbo_averages_to_the_full_one(kind, prior):
+    """Over the batches of any partition, weighted by their rows: with the same draw of w, equal."""
+    model, guide, x, y = small_net(kind, prior=prior)
+    full, full_likelihood = with_noise(7, model, guide, x, y)
+    assert full != pytest.approx(full_likelihood)
+    for batches in (x.new_tensor(range(24)).long().split(8), torch.arange(24).flip(0).split([1, 16, 7])):
+        elbo = likelihood = 0.0
+        for rows in batches:
+            part = with_noise(7, Rescale(24 / len(rows))(model), guide, x[rows], y[rows])
+            elbo, likelihood = elbo + part[0] * len(rows) / 24, likelihood + part[1] * len(rows) / 24
+        assert (elbo, likelihood) == pytest.approx((full, full_likelihood), rel=2e-5)
+
+
+@pytest.mark.parametrize("prior", ["normal:0.8", "scale-mixture:1,0.1,0.5"])
+@pytest.mark.parametrize("kind", SCHEMAS)
+def test_elbo_is_pyros(kind, prior):
+    """The leaner evaluation is the same number as ``TraceMeanField_ELBO``, and has the same gradient."""
+    model, guide, x, y = small_net(kind, prior=prior)
+    gradients = []
+    for elbo in (TraceMeanField_ELBO(num_particles=2), ELBO(num_particles=2)):
+        with isolated(11):
+            loss = elbo.differentiable_loss(model, guide, x, y)
+        gradients.append([*torch.autograd.grad(loss, list(guide.parameters())), loss.detach()])
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-4, atol=1e-4)
+
+
+def test_elbo_by_an_own_formula():
+    """log p(y | x, w) − Σ KL(Normal(μ, σ) ‖ Normal(0, s)), written out in weight space."""
+    model, guide, x, y = small_net("multiclass", prior="normal:0.8")
+    with isolated(2), torch.no_grad():
+        w = guide()
+    elbo, likelihood = with_noise(2, model, guide, x, y)
+    hidden = torch.relu(x @ w["layers.0.weight"].T + w["layers.0.bias"])
+    logits = hidden @ w["layers.1.weight"].T + w["layers.1.bias"]
+    by_hand = sum((logits[n, y[n]] - logits[n].exp().sum().log()).item() for n in range(len(x)))
+    mu, sigma = guide.loc.detach(), guide.scale.detach()
+    kl = (math.log(0.8) - sigma.log() + (sigma**2 + mu**2) / (2 * 0.8**2) - 0.5).sum().item()
+    assert likelihood == pytest.approx(by_hand, rel=1e-5)
+    assert elbo == pytest.approx(by_hand - kl, rel=1e-5)
+
+
+def test_temperature_scales_the_kl_only():
+    for prior in ("normal:0.8", "scale-mixture:1,0.1,0.5"):
+        model, guide, x, y = small_net("learned", prior=prior)
+        warm, likelihood = with_noise(1, model, guide, x, y)
+        cold = Rescale(latent=0.3)
+        elbo, same = with_noise(1, cold(model), Rescale(latent=0.3)(guide), x, y)
+        assert same == likelihood
+        assert likelihood - elbo == pytest.approx(0.3 * (likelihood - warm), rel=1e-4)
+
+
+def test_scale_mixture_kl_by_monte_carlo():
+    """No closed form exists; the estimate's mean is the integral ∫ q log(q/p), within its standard error."""
+    schema = bp.Schema("regression", (500,))
+    entry = bp.MeanField(hidden=(), noise=1.0, bias=False, prior="scale-mixture:1.2,0.05,0.4", init_scale=0.2)
+    with isolated(0):
+        model = entry.model(schema)
+        guide = entry.guide(model)
+    torch.nn.init.constant_(guide.loc, 0.15)
+
+    def integrand(w):
+        p = 0.4 * norm.pdf(w, scale=1.2) + 0.6 * norm.pdf(w, scale=0.05)
+        return norm.pdf(w, 0.15, 0.2) * (norm.logpdf(w, 0.15, 0.2) - math.log(p))
+
+    exact = quad(integrand, -1.6, 1.9, points=[-0.1, 0.0, 0.1], epsabs=1e-10)[0]
+    x, y = torch.zeros(1, 500), torch.zeros(1)
+    with isolated(0), torch.no_grad():
+        parts = [ELBO().parts(model, guide, x, y) for _ in range(100)]
+    kl = torch.tensor([(likelihood - elbo) / 500 for elbo, likelihood in parts]).double()
+    assert exact > 0.3
+    assert kl.mean().item() == pytest.approx(exact, abs=4 * kl.std().item() / 10)
+    assert kl.std() / 10 < 0.02 * exact
+
+
+def test_unknown_or_impossible_settings():
+    for wrong in (dict(epochs=0), dict(lr=0.0), dict(lr=math.inf), dict(batch_size=-1), dict(num_particles=0)):
+        with pytest.raises(bp.UserError, match=next(iter(wrong))):
+            bp.SVI(**wrong)
+    for wrong in (dict(temperature=0.0), dict(temperature=math.nan), dict(final_lr=2.0)):
+        with pytest.raises(bp.UserError, match=next(iter(wrong))):
+            bp.SVI(**wrong)
+    with pytest.raises(bp.UserError, match="no training rows"):
+        bp.fit(bp.MeanField(), dataset(torch.zeros(0, 3), torch.zeros(0), SCHEMAS["learned"]), progress=False)
+    assert not dict(pyro.get_param_store())
