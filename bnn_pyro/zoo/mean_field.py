@@ -55,7 +55,7 @@ class MeanField:
         },
         "mnist": {
             "svi": Fit(
-                entry={"hidden": (400, 400), "prior": "normal:1"}, method={"epochs": 30, "batch_size": 128, "lr": 1e-3}
+                entry={"hidden": (400, 400), "prior": "normal:3"}, method={"epochs": 20, "batch_size": 128, "lr": 1e-3}
             )
         },
     }

@@ -35,7 +35,7 @@ class MLP(MeanField):
         },
         "mnist": {
             "map": Fit(
-                entry={"hidden": (400, 400), "prior": "normal:1"}, method={"epochs": 30, "batch_size": 128, "lr": 1e-3}
+                entry={"hidden": (400, 400), "prior": "normal:1"}, method={"epochs": 20, "batch_size": 128, "lr": 1e-3}
             )
         },
     }
