@@ -36,6 +36,7 @@ def isolated(seed: int | None = None) -> Iterator[None]:
                 pyro.set_rng_seed(seed)
             yield
     finally:
+        store.clear()  # set_state adds to what is there
         store.set_state(kept)
         if states is not None:
             random.setstate(states[0])
