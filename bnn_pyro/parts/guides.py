@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 
@@ -9,16 +10,24 @@ import pyro
 import pyro.distributions as dist
 import torch
 import torch.nn.functional as F
+from pyro.nn import PyroModule
 from torch import Tensor, nn
 
 __all__ = ["MeanFieldNormal", "PointMass"]
 
 
-class _Flat(nn.Module):
-    """Sites cut from one flat vector: one optimiser tensor and one elementwise kernel, however many layers."""
+_numbers = itertools.count()
+
+
+class _Flat(PyroModule):
+    """Sites cut from one flat vector: one optimiser tensor and one elementwise kernel, however many layers.
+
+    A ``PyroModule``, so that Pyro's own ``SVI`` finds its parameters. Each has a name of its own, because two of one
+    name would share their parameters in the global store of a user who works with it.
+    """
 
     def __init__(self, initial: Mapping[str, Tensor]) -> None:
-        super().__init__()
+        super().__init__(name=f"{type(self).__name__}{next(_numbers)}")
         self.shapes = {name: value.shape for name, value in initial.items()}
         self.loc = nn.Parameter(torch.cat([value.detach().flatten() for value in initial.values()]).clone())
 
