@@ -1,0 +1,289 @@
+"""The contract of the zoo: every variant × method × task, read off the tables, so that a new line is tested too."""
+
+from dataclasses import replace
+
+import pyro
+import pyro.poutine as poutine
+import pytest
+import torch
+from linear_gaussian import dataset
+from pyro.infer import MCMC, NUTS, SVI, Predictive, Trace_ELBO
+from pyro.infer.autoguide import AutoNormal
+from pyro.optim import Adam
+
+import bnn_pyro as bp
+from bnn_pyro.inference import METHODS
+from bnn_pyro.inference.density import Rescale
+from bnn_pyro.isolation import isolated
+from bnn_pyro.zoo import ZOO
+
+NUM, FEATURES = 12, 3
+# Settings that make a method quick, whichever of them it has.
+QUICK = dict(
+    epochs=3, batch_size=5, lr=0.01, steps=3, warmup=3, draws=3, chains=2, num_draws=3, num_samples=3, members=2
+)
+# Settings of a variant that belong to a task, whichever of them it has.
+TASKS = {
+    "fixed noise": ("regression", dict(noise=0.5)),
+    "learned noise": ("regression", dict(noise="learned")),
+    "heteroscedastic": ("regression", dict(noise="heteroscedastic")),
+    "binary": ("classification", dict(classes=2)),
+    "multiclass": ("classification", dict(classes=3)),
+}
+
+
+def fields(kind):
+    return getattr(kind, "__dataclass_fields__", {})
+
+
+def quick(method):
+    return METHODS[method](**{k: v for k, v in QUICK.items() if k in fields(METHODS[method])})
+
+
+def problem(name, task):
+    """(variant with small settings, data) for a task."""
+    kind, settings = TASKS[task]
+    settings = dict(settings)
+    classes = tuple("abc"[: settings.pop("classes", 0)])
+    if not all(k in fields(ZOO[name]) for k in settings):
+        pytest.skip(f"{name} has no {task}")
+    small = {k: v for k, v in dict(hidden=(4,)).items() if k in fields(ZOO[name])}
+    schema = bp.Schema(
+        kind, (FEATURES,), classes=classes, y_shift=0.0 if classes else 5.0, y_scale=1.0 if classes else 2.0
+    )
+    g = torch.Generator().manual_seed(8)
+    x = torch.randn(NUM, FEATURES, generator=g)
+    y = torch.arange(NUM) % len(classes) if classes else 5 + 2 * torch.randn(NUM, generator=g)
+    return ZOO[name](**small, **settings), dataset(x, y, schema, x[:7] + 0.1, y[:7])
+
+
+every_entry = pytest.mark.parametrize("name", ZOO)
+every_task = pytest.mark.parametrize("task", TASKS)
+every_method = pytest.mark.parametrize(("name", "method"), [(n, m) for n, kind in ZOO.items() for m in kind.methods])
+
+
+def sites(trace):
+    """{latent site: shape of its value}."""
+    return {
+        name: tuple(node["value"].shape)
+        for name, node in trace.nodes.items()
+        if node["type"] == "sample" and not node["is_observed"] and not poutine.util.site_is_subsample(node)
+    }
+
+
+# -- the model and its guide -------------------------------------------------------------------------------------
+@every_task
+@every_entry
+def test_model_and_guide_are_ordinary_pyro_callables(name, task):
+    """Site "y" has y's shape in a plate "data" of len(x); q has exactly the model's sites; prior predictive runs."""
+    entry, data = problem(name, task)
+    with isolated(0), pyro.validation_enabled(True):
+        model = entry.model(data.schema)
+        guide = entry.guide(model)
+        for num in (NUM, 1, 5):
+            trace = poutine.trace(model).get_trace(data.x_train[:num], data.y_train[:num])
+            trace.compute_log_prob()
+            assert trace.nodes["y"]["is_observed"]
+            assert trace.nodes["y"]["log_prob"].shape == (num,)
+            assert trace.nodes["y"]["cond_indep_stack"][-1].name == "data"
+            free = poutine.trace(model).get_trace(data.x_train[:num])
+            assert free.nodes["y"]["value"].shape == data.y_train[:num].shape and not free.nodes["y"]["is_observed"]
+            latent = {site: shape for site, shape in sites(free).items() if site != "y"}
+            assert latent == sites(trace) == {site: tuple(v.shape) for site, v in model.initial.items()}
+            if guide is not None:
+                assert sites(poutine.trace(guide).get_trace(data.x_train[:num])) == latent
+                assert sites(poutine.trace(guide).get_trace(data.x_train[:num], data.y_train[:num])) == latent
+        # Every latent site is drawn once, outside the plate, and afresh each time.
+        again = poutine.trace(model).get_trace(data.x_train)
+        for site in latent:
+            assert not free.nodes[site]["cond_indep_stack"]
+            assert not torch.equal(free.nodes[site]["value"], again.nodes[site]["value"])
+
+
+@every_task
+@every_entry
+def test_log_joint_of_two_halves_averages_to_the_whole(name, task):
+    """Catches a missing plate, an N baked into the model and a prior that is counted twice, or scaled."""
+    entry, data = problem(name, task)
+    with isolated(0):
+        model = entry.model(data.schema)
+        w = poutine.trace(model).get_trace(data.x_train)
+        for other in [node for node in w.nodes if node not in model.initial]:
+            w.remove_node(other)
+
+        def log_joint(rows, factor):
+            scaled = poutine.replay(Rescale(factor)(model), trace=w)
+            return poutine.trace(scaled).get_trace(data.x_train[rows], data.y_train[rows]).log_prob_sum().item()
+
+        whole = log_joint(slice(None), 1.0)
+        halves = [log_joint(slice(0, 6), 2.0), log_joint(slice(6, None), 2.0)]
+        assert halves[0] != pytest.approx(halves[1], rel=1e-4)
+        assert sum(halves) / 2 == pytest.approx(whole, rel=1e-5)
+
+
+# -- each of its methods -----------------------------------------------------------------------------------------
+@every_task
+@every_method
+def test_methods_fit_and_predict(name, method, task):
+    entry, data = problem(name, task)
+    runs = [bp.fit(entry, data, quick(method), seed=s, progress=False, device="cpu") for s in (3, 3, 4)]
+    draws = [run.draw(2, data.x_test, seed=1) for run in runs]
+    shapes = {site: tuple(v.shape) for site, v in runs[0].model.initial.items()}
+    assert {site: tuple(v.shape[1:]) for site, v in draws[0].items()} == shapes
+    assert all(torch.equal(draws[0][site], draws[1][site]) for site in shapes)
+    assert any(not torch.equal(draws[0][site], draws[2][site]) for site in shapes)
+
+    prediction = bp.predict(runs[0], data.x_test, num_draws=5, seed=0)
+    same = bp.predict(runs[1], data.x_test, num_draws=5, seed=0)
+    s, b = prediction.components.batch_shape
+    assert b == 7 and 1 <= s <= 5
+    assert prediction.task == data.schema.task
+    if data.schema.classes:
+        assert prediction.probs.shape == (s, 7, len(data.schema.classes))
+        assert prediction.mean.shape == (7, len(data.schema.classes))
+    else:
+        assert prediction.locs.shape == (s, 7) and prediction.mean.shape == (7,)
+    for result in ("mean", "total", "aleatoric", "epistemic"):
+        value = getattr(prediction, result)
+        assert torch.isfinite(value).all() and torch.equal(value, getattr(same, result))
+    assert torch.isfinite(prediction.log_prob(data.y_test)).all()
+
+    provenance = runs[0].provenance
+    assert (provenance["entry"], provenance["method"], provenance["seed"]) == (name, method, 3)
+    lengths = {len(line) for line in runs[0].trace.values()}
+    assert len(lengths) <= 1 and all(torch.isfinite(torch.tensor(line)).all() for line in runs[0].trace.values())
+
+
+@every_method
+def test_methods_save_and_load(name, method, tmp_path):
+    entry, data = problem(name, "multiclass")
+    posterior = bp.fit(entry, data, quick(method), seed=3, progress=False, out=tmp_path, device="cpu")
+    loaded = bp.load(tmp_path)
+    before, after = (bp.predict(p, data.x_test, num_draws=4, seed=2).components.logits for p in (posterior, loaded))
+    assert torch.equal(before, after)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_refuse_settings_that_they_do_not_have(name):
+    from bnn_pyro.settings import build
+
+    with pytest.raises(bp.UserError, match=r"unknown .* setting 'bogus'"):
+        build(METHODS[name], {"bogus": 1})
+
+
+@every_entry
+def test_variants_say_what_they_are(name):
+    kind = ZOO[name]
+    assert kind.summary and kind.paper and kind.methods
+    assert set(kind.methods) <= set(METHODS)
+    for data, by_method in kind.fits.items():
+        assert data in bp.DATASETS or data.startswith("uci"), data
+        for method, best in by_method.items():
+            assert method in kind.methods
+            replace(kind(), **best.entry)
+            METHODS[method](**best.method)
+    with pytest.raises(bp.UserError, match=r"unknown .* 'bogus'"):
+        bp.fit(name, problem(name, "multiclass")[1], "bogus", progress=False)
+
+
+# -- in a Pyro user's own hands ----------------------------------------------------------------------------------
+@pytest.mark.parametrize("local", [True, False], ids=["local parameters", "global store"])
+@every_task
+@every_entry
+def test_pyros_own_svi_takes_the_model_and_trains_the_guide(name, task, local):
+    """Both of Pyro's ways: ``SVI`` on the global store, and an ELBO module with a torch optimiser."""
+    entry, data = problem(name, task)
+    batch = data.x_train, data.y_train
+    with isolated(0), pyro.settings.context(module_local_params=local), pyro.validation_enabled(True):
+        model = entry.model(data.schema)
+        for guide in (AutoNormal(model), entry.guide(model), entry.guide(model)):
+            if guide is None:
+                continue
+            guide(*batch)
+            before = {name: p.detach().clone() for name, p in guide.named_parameters()}
+            elbo = Trace_ELBO(num_particles=2)
+            if local:
+                loss, optimiser = elbo(model, guide), torch.optim.Adam(guide.parameters(), lr=0.05)
+                losses = []
+                for _ in range(40):
+                    optimiser.zero_grad()
+                    value = loss(*batch)
+                    value.backward()
+                    optimiser.step()
+                    losses.append(value.item())
+            else:
+                svi = SVI(model, guide, Adam({"lr": 0.05}), elbo)
+                losses = [svi.step(*batch) for _ in range(40)]
+            assert sum(losses[-10:]) < sum(losses[:10])
+            assert before and all(not torch.equal(p, before[name]) for name, p in guide.named_parameters())
+
+
+@every_entry
+def test_guides_share_nothing_even_in_the_global_store(name):
+    """Pyro's default: modules of one name are one module. Two guides, and the first must stay what it was."""
+    entry, data = problem(name, "binary")
+    with isolated(0), pyro.settings.context(module_local_params=False):
+        model = entry.model(data.schema)
+        first, second = entry.guide(model), entry.guide(model)
+        if first is None:
+            pytest.skip(f"{name} has no guide")
+        kept = {k: v.clone() for k, v in second.state_dict().items()}
+        svi = SVI(model, first, Adam({"lr": 0.05}), Trace_ELBO())
+        for _ in range(3):
+            svi.step(data.x_train, data.y_train)
+        second(data.x_train)
+        assert all(torch.equal(kept[k], v) for k, v in second.state_dict().items())
+        assert any(not torch.equal(kept[k], v) for k, v in first.state_dict().items())
+
+
+@every_task
+@every_entry
+def test_vectorised_particles(name, task):
+    """The vectorised estimate is the same number as the mean over its particles, one at a time."""
+    entry, data = problem(name, task)
+    with isolated(0), pyro.validation_enabled(True):
+        model = entry.model(data.schema)
+        guide = entry.guide(model) or AutoNormal(model)
+        x, y = data.x_train, data.y_train
+        guide(x, y)
+        vectorised = Trace_ELBO(num_particles=2, vectorize_particles=True, max_plate_nesting=1)
+        (model_trace, guide_trace), *_ = vectorised._get_traces(model, guide, (x, y), {})
+        assert model_trace.nodes["y"]["log_prob"].shape == (2, NUM)
+        for particle in range(2):
+            # The particles are the first dimension; the plate's own, of size 1, follows.
+            w = {s: guide_trace.nodes[s]["value"][particle].reshape(v.shape) for s, v in model.initial.items()}
+            one = poutine.trace(poutine.condition(model, data=w)).get_trace(x, y)
+            one.compute_log_prob()
+            torch.testing.assert_close(
+                model_trace.nodes["y"]["log_prob"][particle], one.nodes["y"]["log_prob"], rtol=1e-4, atol=1e-5
+            )
+
+
+@every_task
+@every_entry
+def test_pyros_predictive_in_parallel(name, task):
+    entry, data = problem(name, task)
+    with isolated(0):
+        model = entry.model(data.schema)
+        prior = Predictive(model, num_samples=4, parallel=True)(data.x_test)
+        assert prior["y"].reshape(4, -1).shape == (4, 7)
+        draws = {site: prior[site] for site in model.initial}
+        again = Predictive(model, posterior_samples=draws, parallel=True)(data.x_test)
+        assert again["y"].reshape(4, -1).shape == (4, 7)
+        guide = entry.guide(model)
+        if guide is not None:
+            assert Predictive(model, guide=guide, num_samples=4, parallel=True)(data.x_test)["y"].shape[-1] == 7
+
+
+@every_task
+@every_entry
+def test_pyros_nuts_takes_the_model(name, task):
+    entry, data = problem(name, task)
+    with isolated(0):
+        model = entry.model(data.schema)
+        mcmc = MCMC(NUTS(model, max_tree_depth=3), num_samples=3, warmup_steps=3, disable_progbar=True)
+        mcmc.run(data.x_train, data.y_train)
+        samples = mcmc.get_samples()
+    assert {site: tuple(v.shape) for site, v in samples.items()} == {
+        site: (3, *v.shape) for site, v in model.initial.items()
+    }
