@@ -120,13 +120,19 @@ class Posterior:
         blob = buffer.getvalue()
         meta = {
             "format": FORMAT,
-            "sha256": hashlib.sha256(blob).hexdigest(),
             "schema": self.schema.to_dict(),
             "trace": dict(self.trace),
             "provenance": dict(self.provenance),
         }
+        meta["sha256"] = _digest(blob, meta)
         write_whole(folder / "posterior.pt", blob)
         write_whole(folder / "posterior.json", json.dumps(meta, indent=1).encode())
+
+
+def _digest(blob: bytes, meta: Mapping[str, Any]) -> str:
+    """SHA-256 of both files: the tensors, and every entry of the JSON but the checksum itself."""
+    rest = json.loads(json.dumps({k: v for k, v in meta.items() if k != "sha256"}))
+    return hashlib.sha256(blob + json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def read_archive(folder: str | os.PathLike) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -147,8 +153,10 @@ def read_archive(folder: str | os.PathLike) -> tuple[dict[str, Any], dict[str, A
     if version != FORMAT:
         raise UserError(f"{folder / 'posterior.json'} has format {version}; this version reads format {FORMAT}")
     blob = path.read_bytes()
-    if hashlib.sha256(blob).hexdigest() != expected:
-        raise UserError(f"{path} is truncated or was altered (its checksum differs); train again or restore the file")
+    if _digest(blob, meta) != expected:
+        raise UserError(
+            f"{path} (or posterior.json) is truncated or was altered (checksum); train again or restore the file"
+        )
     try:
         return torch.load(io.BytesIO(blob), map_location="cpu", weights_only=True), meta
     except Exception:
