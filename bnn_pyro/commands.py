@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import torch
 
 from bnn_pyro import metrics
@@ -25,11 +25,11 @@ from bnn_pyro.evaluation import (
     outside_inputs,
     paired_differences,
     predicted,
+    prediction_table,
 )
 from bnn_pyro.inference import METHODS
 from bnn_pyro.isolation import isolated
 from bnn_pyro.posterior import Posterior
-from bnn_pyro.predictive import Prediction
 from bnn_pyro.recipe import Recipe, read_config, resolve
 from bnn_pyro.report import comparison_html
 from bnn_pyro.rundir import RunFolder, default_folder
@@ -41,6 +41,8 @@ __all__ = ["compare", "evaluate", "list_", "predict", "train"]
 
 #: Rows of each outside data set, unless --limit says otherwise.
 OUTSIDE_ROWS = 10_000
+#: Weights × rows of a step below which a second thread costs more than it brings.
+SMALL_STEP = 20_000_000
 
 
 # -- list --------------------------------------------------------------------------------------------------------------
@@ -101,7 +103,13 @@ def train(args: Namespace) -> None:
     out = Path(args.out) if args.out else default_folder(recipe, resume=args.resume)
     folder = RunFolder.claim(out, resume=args.resume, overwrite=args.overwrite)
     if args.resume:
-        _same_recipe(recipe, folder)
+        changed = recipe.difference(folder.recipe)
+        if changed is not None:
+            key, now, then = changed
+            raise UserError(
+                f"{folder.path} was started with {key} {then}, not {now}; resume it without other settings, "
+                "or choose another --out"
+            )
     data = recipe.load()
     _check_model(recipe, data)
     if recipe.baseline:
@@ -122,19 +130,35 @@ def train(args: Namespace) -> None:
 
 
 def _fit(recipe: Recipe, data: Dataset, folder: RunFolder, args: Namespace) -> Posterior:
-    posterior = fit(
-        recipe.entry(),
-        data,
-        recipe.method(),
-        seed=recipe.seed,
-        out=folder.path,
-        resume=args.resume,
-        device=recipe.device,
-        progress=not args.quiet,
-    )
-    folder.write_history(posterior.trace)
-    folder.write_environment(posterior.provenance["device"], posterior.provenance["seconds"])
+    with _few_threads(recipe, data):
+        posterior = fit(
+            recipe.entry(),
+            data,
+            recipe.method(),
+            seed=recipe.seed,
+            out=folder.path,
+            resume=args.resume,
+            device=recipe.device,
+            progress=not args.quiet,
+        )
+        folder.write_history(posterior.trace)
+        folder.write_environment(posterior.provenance["device"], posterior.provenance["seconds"])
     return posterior
+
+
+@contextmanager
+def _few_threads(recipe: Recipe, data: Dataset) -> Iterator[None]:
+    """One thread where a step is so small that threads would only wait for one another (a busy machine: 25 times)."""
+    with isolated(0):
+        weights = sum(value.numel() for value in recipe.entry().model(data.schema).initial.values())
+    rows = recipe.inference_settings.get("batch_size") or len(data.x_train)
+    former = torch.get_num_threads()
+    if weights * min(rows, len(data.x_train)) < SMALL_STEP:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(former)
 
 
 def _check_model(recipe: Recipe, data: Dataset) -> None:
@@ -143,20 +167,6 @@ def _check_model(recipe: Recipe, data: Dataset) -> None:
     with isolated(0):
         entry = recipe.entry()
         entry.guide(entry.model(data.schema))
-
-
-def _same_recipe(recipe: Recipe, folder: RunFolder) -> None:
-    """Refuse to resume a run with other settings. The device and the number of draws may change."""
-    now, then = dataclasses.asdict(recipe), dataclasses.asdict(folder.recipe)
-    for key in ("variant", "inference", "seed", "variant_settings", "inference_settings", "data"):
-        a, b = now[key], then[key]
-        if isinstance(a, Mapping):
-            key, a, b = next(((k, a.get(k), b.get(k)) for k in {**b, **a} if a.get(k) != b.get(k)), (key, 0, 0))
-        if a != b:
-            raise UserError(
-                f"{folder.path} was started with {key.replace('_', ' ')} {b}, not {a}; resume it without other "
-                "settings, or choose another --out"
-            )
 
 
 def _show(run: RunFacts) -> None:
@@ -240,23 +250,6 @@ def _new_inputs(path: str, schema: Schema, invert: bool) -> torch.Tensor:
     if Path(path).suffix.lower() in (".csv", ".tsv"):
         return read_rows(path, schema)[0]
     return load_inputs(path, schema, invert=invert)
-
-
-def prediction_table(prediction: Prediction, schema: Schema) -> pd.DataFrame:
-    """One line a row: class, probabilities and entropies in nats; or mean, standard deviations and quantiles."""
-    if prediction.task == "classification":
-        best = prediction.mean.argmax(-1)
-        columns = {schema.target: [schema.classes[k] for k in best.tolist()]}
-        columns |= {f"p({name})": prediction.mean[:, k].numpy() for k, name in enumerate(schema.classes)}
-        parts = ("total", "epistemic", "aleatoric")
-        return pd.DataFrame(columns | {f"{p}_nats": getattr(prediction, p).numpy() for p in parts})
-    low, middle, high = prediction.quantile((0.025, 0.5, 0.975)).numpy()
-    spreads = {"sd": prediction.total, "epistemic_sd": prediction.epistemic, "aleatoric_sd": prediction.aleatoric}
-    return pd.DataFrame(
-        {"mean": prediction.mean.numpy()}
-        | {name: variance.sqrt().numpy() for name, variance in spreads.items()}
-        | {"q2.5": low, "q50": middle, "q97.5": high}
-    )
 
 
 # -- compare -----------------------------------------------------------------------------------------------------------

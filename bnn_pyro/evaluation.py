@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -26,7 +27,16 @@ from bnn_pyro.rundir import RunFolder
 from bnn_pyro.tables import RunFacts
 from bnn_pyro.training import choose_device, load
 
-__all__ = ["evaluate_run", "facts", "labelled", "load_posterior", "outside_inputs", "paired_differences", "predicted"]
+__all__ = [
+    "evaluate_run",
+    "facts",
+    "labelled",
+    "load_posterior",
+    "outside_inputs",
+    "paired_differences",
+    "predicted",
+    "prediction_table",
+]
 
 #: Names that --ood takes for noise, and what ``load_inputs`` calls them.
 NOISE = {
@@ -178,6 +188,23 @@ def paired_differences(prediction: Prediction, first: Prediction, y: Tensor) -> 
             continue
         found |= {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
     return found
+
+
+def prediction_table(prediction: Prediction, schema: Schema) -> pd.DataFrame:
+    """One line a row: class, probabilities and entropies in nats; or mean, standard deviations and quantiles."""
+    if prediction.task == "classification":
+        best = prediction.mean.argmax(-1)
+        columns = {schema.target: [schema.classes[k] for k in best.tolist()]}
+        columns |= {f"p({name})": prediction.mean[:, k].numpy() for k, name in enumerate(schema.classes)}
+        parts = ("total", "epistemic", "aleatoric")
+        return pd.DataFrame(columns | {f"{p}_nats": getattr(prediction, p).numpy() for p in parts})
+    low, middle, high = prediction.quantile((0.025, 0.5, 0.975)).numpy()
+    spreads = {"sd": prediction.total, "epistemic_sd": prediction.epistemic, "aleatoric_sd": prediction.aleatoric}
+    return pd.DataFrame(
+        {"mean": prediction.mean.numpy()}
+        | {name: variance.sqrt().numpy() for name, variance in spreads.items()}
+        | {"q2.5": low, "q50": middle, "q97.5": high}
+    )
 
 
 # -- pieces ------------------------------------------------------------------------------------------------------------

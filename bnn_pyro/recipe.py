@@ -68,6 +68,18 @@ class Recipe:
         name = self.data["name"]
         return name if name in DATASETS else Path(name).stem
 
+    def difference(self, other: Recipe) -> tuple[str, Any, Any] | None:
+        """(what, here, there) of the first thing that would make another posterior; None where there is none."""
+        for name in ("variant", "inference", "seed", "variant_settings", "inference_settings", "data"):
+            here, there = getattr(self, name), getattr(other, name)
+            if isinstance(here, Mapping):
+                for key in {**there, **here}:
+                    if here.get(key) != there.get(key):
+                        return key.replace("_", " "), here.get(key), there.get(key)
+            elif here != there:
+                return name, here, there
+        return None
+
     def for_baseline(self) -> Recipe:
         """The deterministic network of the same architecture, on the same data, with the same epochs and batches."""
         variant, method = BASELINE

@@ -136,7 +136,7 @@ def estimate(metrics: Mapping[str, float], name: str) -> Cell | None:
         return None
     if f"{name}_low" not in metrics:
         return Cell(_number(name, metrics[name]))
-    low, high = (_number(name, metrics[f"{name}_{end}"]).removesuffix(" %") for end in ("low", "high"))
+    low, high = (_bare(name, metrics[f"{name}_{end}"]) for end in ("low", "high"))
     return Cell(_number(name, metrics[name]), f"[{low}, {high}]")
 
 
@@ -145,14 +145,14 @@ def difference(differences: Mapping[str, float], name: str, task: str) -> Cell |
     if name not in differences:
         return None
     low, high = differences[f"{name}_low"], differences[f"{name}_high"]
-    interval = f"[{_number(name, low, '+')}, {_number(name, high, '+')}]"
+    interval = f"[{_bare(name, low, '+')}, {_bare(name, high, '+')}]"
     return Cell(_number(name, differences[name], "+"), interval, _verdict(name, task, low, high))
 
 
 def told(label: str, other: str, differences: Mapping[str, float], name: str, task: str) -> str:
     """A paired difference as a sentence."""
     cell = difference(differences, name, task)
-    unit = " percentage points" if name in SHARES else " nats" if name == "nll" else ""
+    unit = " nats" if name == "nll" else ""
     verdict = {"no clear difference": "not clearly different from", "": "beside"}
     what = verdict.get(cell.verdict, f"{cell.verdict} than")
     return f"{name}: {label} is {what} {other} (paired difference {cell.value}{unit}, 95 % interval {cell.interval})."
@@ -177,8 +177,13 @@ def _verdict(name: str, task: str, low: float, high: float) -> str:
 
 def _number(name: str, value: float, sign: str = "") -> str:
     if name in SHARES:
-        return f"{100 * value:{sign}.2f}{'' if sign else ' %'}"
+        return f"{100 * value:{sign}.2f} {'pp' if sign else '%'}"
     return f"{value:{sign}.3g}" if abs(value) < 1000 else f"{value:{sign},.0f}"
+
+
+def _bare(name: str, value: float, sign: str = "") -> str:
+    """The number without its unit."""
+    return _number(name, value, sign).split(" ")[0]
 
 
 def _outside_names(metrics: Mapping[str, float]) -> list[str]:

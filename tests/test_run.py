@@ -347,6 +347,9 @@ def bad(tmp_path, runs):
     (tmp_path / "truncated" / "posterior.pt").write_bytes(blob[: len(blob) // 2])
     (tmp_path / "tampered" / "posterior.pt").write_bytes(blob[:-50] + bytes([blob[-50] ^ 1]) + blob[-49:])
     (tmp_path / "unfinished" / "posterior.pt").unlink()
+    meta = json.loads((tmp_path / "edited" / "posterior.json").read_text())
+    meta["schema"]["y_scale"] *= 2
+    (tmp_path / "edited" / "posterior.json").write_text(json.dumps(meta))
     return tmp_path
 
 
@@ -402,6 +405,7 @@ OTHERS = {
         "truncated",
     ),
     "tampered posterior": (["evaluate", "DIR/tampered"], "altered"),
+    "edited posterior": (["evaluate", "DIR/edited"], "altered"),
     "data of another shape": (["evaluate", "RUNS/digits", "--data", "breast-cancer"], "shape (30,)"),
     "data of another task": (["evaluate", "RUNS/digits", "--data", "diabetes"], "is regression"),
     "labels outside the classes": (["evaluate", "RUNS/digits", "--data", "DIR/labels.npz"], "class '10'"),

@@ -1,0 +1,182 @@
+"""Reports say what their numbers say, hold everything they show, and escape what a user typed."""
+
+import dataclasses
+import re
+
+import pytest
+import torch
+from matplotlib.figure import Figure as Page
+
+import bnn_pyro as bp
+from bnn_pyro.figures import FIGURES, Outside, Scene, draw_all, figures_of
+from bnn_pyro.report import Picture, comparison_html, run_card, run_html
+from bnn_pyro.tables import RunFacts, difference, estimate, plain_table, told
+
+BASELINE = RunFacts(
+    label="mlp (map)",
+    folder="runs/a/baseline",
+    task="classification",
+    recipe={
+        "variant": "mlp",
+        "variant_settings": {"hidden": [8, 4]},
+        "inference": "map",
+        "inference_settings": {"epochs": 3},
+        "data": {"name": "digits"},
+        "seed": 0,
+        "num_draws": 5,
+    },
+    metrics={"error": 0.1, "error_low": 0.05, "error_high": 0.15, "nll": 0.4, "nll_low": 0.3, "nll_high": 0.5},
+    environment={},
+    provenance={
+        "data": "digits",
+        "source": "<b>scikit-learn</b>",
+        "rows": {"train": 1000, "val": 10, "test": 300},
+        "split": {"kind": "random", "seed": 0, "rows": [1000, 10, 300]},
+        "fingerprint": "f00d",
+        "seconds": 1.25,
+        "device": "cpu",
+    },
+)
+DIFFERENCES = {"nll_minus_baseline": -0.15, "nll_minus_baseline_low": -0.2, "nll_minus_baseline_high": -0.05}
+RUN = dataclasses.replace(
+    BASELINE,
+    label="mean-field (svi)",
+    folder="runs/a",
+    recipe={
+        **BASELINE.recipe,
+        "variant": "mean-field",
+        "inference": "svi",
+        "inference_settings": {"epochs": 3, "temperature": 1.0},
+    },
+    metrics={**BASELINE.metrics, "nll": 0.25, "nll_low": 0.2, "nll_high": 0.31, **DIFFERENCES},
+    baseline=BASELINE,
+)
+
+
+@pytest.fixture
+def picture(tmp_path):
+    page = Page(figsize=(1, 1))
+    page.add_subplot()
+    page.savefig(tmp_path / "p.png")
+    return Picture(tmp_path / "p.png", "A title", "A sentence.")
+
+
+@pytest.mark.parametrize(
+    ("name", "low", "high", "words"),
+    [
+        ("nll", -0.2, -0.1, "better"),
+        ("nll", 0.1, 0.2, "worse"),
+        ("nll", -0.1, 0.2, "no clear difference"),
+        ("nll", -0.1, 0.0, "no clear difference"),
+        ("accuracy", 0.1, 0.2, "better"),
+        ("accuracy", -0.2, -0.1, "worse"),
+    ],
+)
+def test_verdict_follows_the_interval_and_the_direction(name, low, high, words):
+    found = {name: (low + high) / 2, f"{name}_low": low, f"{name}_high": high}
+    assert difference(found, name, "classification").verdict == words
+    assert {"better": "better than B", "worse": "worse than B"}.get(words, "not clearly different from B") in told(
+        "A", "B", found, name, "classification"
+    )
+
+
+def test_nominal_metrics_have_no_verdict():
+    found = {"coverage_95": -0.1, "coverage_95_low": -0.2, "coverage_95_high": -0.05}
+    assert difference(found, "coverage_95", "regression") == ("-10.00 pp", "[-20.00, -5.00]", "")
+
+
+def test_numbers_are_rounded_as_their_kind():
+    assert estimate({"error": 0.0142, "error_low": 0.012, "error_high": 0.0166}, "error") == (
+        "1.42 %",
+        "[1.20, 1.66]",
+        "",
+    )
+    assert estimate({"rmse": 53.219, "rmse_low": 49.0, "rmse_high": 12345.6}, "rmse") == ("53.2", "[49, 12,346]", "")
+    assert estimate({}, "rmse") is None
+    assert plain_table(["", "a"], [["x", None], ["yy", 1]]) == "    a\nx   –\nyy  1"
+
+
+def test_report_says_what_was_run_and_found(picture):
+    html = run_html(RUN, [picture])
+    for words in ("0.25", "[0.2, 0.31]", "0.4", "-0.15", "[-0.2, -0.05]", "better", "f00d", "hidden 8/4", "1.2 s"):
+        assert words in html, words
+    assert "train --config runs/a/config.json" in html and "One seed and one split" in html
+    assert "Temperature" not in html
+
+
+def test_report_is_self_contained_and_escaped(picture):
+    html = run_html(RUN, [picture])
+    assert "<b>scikit-learn</b>" not in html and "&lt;b&gt;scikit-learn" in html
+    assert not re.findall(r"(?:src|href)=\"(?!data:image/png;base64,)", html) and "http" not in html.replace(
+        "https://", ""
+    )
+    assert html.count("data:image/png;base64,iVBOR") == 1 and 'alt="A title"' in html
+    assert 'name="viewport"' in html and "@media print" in html
+
+
+def test_a_temperature_is_named():
+    cold = {**RUN.recipe, "inference_settings": {"temperature": 0.1}}
+    assert "Temperature 0.1" in run_html(dataclasses.replace(RUN, recipe=cold), [])
+
+
+def test_card_has_front_matter_from_the_metrics():
+    card = run_card(RUN)
+    front, body = card.split("---\n")[1:3]
+    assert "library_name: pyro" in front and "- type: nll\n      value: 0.25" in front
+    assert "nll: mean-field (svi) is better than mlp (map)" in body
+    lines = [line for line in card.splitlines() if line.startswith("|")]
+    assert lines[0] == "| metric | mean-field (svi) | mlp (map) | difference |" and lines[1] == "|---|---|---|---|"
+    assert "| nll | 0.25 [0.2, 0.31] | 0.4 [0.3, 0.5] | -0.15 [-0.2, -0.05] better |" in lines
+
+
+def test_comparison_takes_differences_to_the_first():
+    html = comparison_html([BASELINE, RUN], {RUN.label: RUN.differences})
+    assert html.index("mlp (map)") < html.index("mean-field (svi)") or "mean-field (svi) is better than mlp" in html
+    assert "-0.15" in html and "nll: mean-field (svi) is better than mlp (map)" in html
+
+
+# -- the table of figures ----------------------------------------------------------------------------------------------
+def scene(name, baseline=False, **options):
+    data = bp.load_data(name, **options)
+    posterior = bp.fit(bp.MeanField(hidden=(4,)), data, bp.SVI(epochs=2), device="cpu", progress=False)
+    prediction = bp.predict(posterior, data.x_test, num_draws=4)
+    return Scene(posterior, data, 4, prediction, prediction if baseline else None)
+
+
+COMMON = ["reliability", "confidence-histogram", "selective-risk", "confusion-matrix"]
+WANTED = {
+    "toy-curve": ["predictive-band", "predictive-band-far", "predicted-observed", "calibration"],
+    "diabetes": ["predicted-observed", "calibration"],
+    "breast-cancer": ["softmax-draws", *COMMON],
+    "digits": ["uncertain-images", "softmax-draws", *COMMON],
+}
+
+
+@pytest.mark.parametrize("name", WANTED)
+def test_figures_suit_task_and_shape(name):
+    assert list(figures_of(scene(name))) == [*WANTED[name], "training-curves"]
+
+
+def test_two_features_are_mapped_and_drawn(tmp_path):
+    found = scene("breast-cancer", features=["mean radius", "mean texture"])
+    pictures = draw_all(found, tmp_path)
+    names = [p.path.stem for p in pictures]
+    assert names[:2] == ["decision-boundary", "epistemic-map"]
+    assert all(p.path.read_bytes().startswith(b"\x89PNG") and p.sentence.endswith(".") for p in pictures)
+
+
+def test_inputs_from_elsewhere_are_drawn_and_old_figures_removed(tmp_path):
+    inside = scene("digits", baseline=True, limit=50)
+    x = torch.zeros(4, 1, 8, 8)
+    prediction = inside.at(x)
+    other = Outside("letters", x, prediction, prediction)
+    (tmp_path / "mine.png").write_bytes(b"mine")
+    draw_all(dataclasses.replace(inside, outside=[other]), tmp_path)
+    assert {"outside-letters.png", "entropy-histograms.png"} <= {p.name for p in tmp_path.iterdir()}
+    draw_all(inside, tmp_path)
+    left = {p.name for p in tmp_path.iterdir()}
+    assert "outside-letters.png" not in left and "entropy-histograms.png" not in left and "mine.png" in left
+
+
+def test_every_figure_has_a_sentence():
+    assert all(len(f.sentence) > 40 and f.sentence.endswith(".") and f.title for f in FIGURES.values())
