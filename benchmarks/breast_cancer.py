@@ -1,4 +1,4 @@
-"""Breast cancer, two features, 2-5-5-1 tanh: mean-field SVI, the MAP network and logistic regression on the same halves.
+"""Breast cancer, two features, 2-5-5-1 tanh: mean-field SVI, MAP and logistic regression on the same halves.
 
     python benchmarks/breast_cancer.py                                  # 20 random stratified halves, minutes
     python benchmarks/breast_cancer.py --halves 5 --validation          # how the settings were chosen
