@@ -1,4 +1,4 @@
-"""MNIST, 784-400-400-10: test metrics and out-of-distribution detection, one recipe and seed a line of the results file.
+"""MNIST, 784-400-400-10: test metrics and out-of-distribution detection, one recipe and seed a line of results.
 
     python benchmarks/mnist.py gaussian --seed 0
     python benchmarks/mnist.py mixture deterministic --seed 0 --validation 10000 --set epochs=30
