@@ -25,7 +25,7 @@ __all__ = ["SVI"]
 
 @dataclass(frozen=True)
 class SVI(Optimisation):
-    """Settings of SVI.
+    """Settings of stochastic variational inference: the guide of the highest ELBO.
 
     num_particles  draws of w that estimate the ELBO in a step
     temperature    T: the KL is charged T times; 1 is Bayes, less is a cold posterior and is reported as such
