@@ -48,12 +48,17 @@ class Checkpoint:
         self._last = time.monotonic()
         self._handlers: dict[int, Any] = {}
 
+    @property
+    def exists(self) -> bool:
+        """Whether there is something to resume from."""
+        return self.path.is_file()
+
     def load(self) -> dict[str, Any] | None:
         """The last saved state, or None where there is none.
 
         Raises UserError where the file is damaged or belongs to other settings or data.
         """
-        if not self.path.is_file():
+        if not self.exists:
             return None
         try:
             saved = torch.load(self.path, map_location="cpu", weights_only=True)

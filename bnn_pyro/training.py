@@ -92,7 +92,8 @@ def fit(
     if not len(data.x_train):
         raise UserError(f"data set '{data.name}' has no training rows")
     checkpoint = None if out is None else Checkpoint(Path(out) / "checkpoint", key)
-    if checkpoint is not None and resume and (Path(out) / "posterior.json").is_file():
+    # A checkpoint beside a finished posterior is that of a later run, stopped before it could replace it.
+    if checkpoint is not None and resume and not checkpoint.exists and (Path(out) / "posterior.json").is_file():
         return _finished(out, entry, key)
     if checkpoint is not None and not resume:
         checkpoint.discard()

@@ -133,6 +133,7 @@ class Optimisation:
         def save() -> None:
             assert checkpoint is not None
             _check_finite(recent, step, self.lr)
+            _check_weights(guide, step, self.lr)
             checkpoint.save(
                 {
                     "guide": guide.state_dict(),
@@ -155,7 +156,7 @@ class Optimisation:
             except ValueError as refused:  # a likelihood is refused its NaN parameters before there is a loss
                 if "constraint" not in str(refused):
                     raise
-                raise _diverged("nan", step + 1, self.lr) from None
+                raise _diverged("loss became nan at", step + 1, self.lr) from None
             optimiser.zero_grad(set_to_none=True)
             (-objective).backward()
             optimiser.step()
@@ -173,6 +174,7 @@ class Optimisation:
                 save()
                 if checkpoint.stop:
                     raise Interrupted(f"stopped after step {step:,} of {total:,}")
+        _check_weights(guide, step, self.lr)
         return trace
 
     def _rate(self, progress: float) -> float:
@@ -201,11 +203,17 @@ def _batches(num: int, size: int, seed: int, start: int, stop: int, device: torc
 def _check_finite(recent: list[Tensor], step: int, lr: float) -> None:
     bad = [i for i, parts in enumerate(recent) if not bool(torch.isfinite(parts[0]))]
     if bad:
-        raise _diverged(recent[bad[0]][0].item(), step - len(recent) + bad[0] + 1, lr)
+        raise _diverged(f"loss became {recent[bad[0]][0].item()} at", step - len(recent) + bad[0] + 1, lr)
 
 
-def _diverged(loss: object, step: int, lr: float) -> UserError:
+def _check_weights(guide: nn.Module, step: int, lr: float) -> None:
+    """A finite loss can have a gradient that is not: its harm shows in the weights, before the next loss."""
+    if not all(bool(torch.isfinite(p).all()) for p in guide.parameters()):
+        raise _diverged("weights stopped being finite at", step, lr)
+
+
+def _diverged(what: str, step: int, lr: float) -> UserError:
     return UserError(
-        f"the loss became {loss} at step {step} (lr {lr}); the last good checkpoint, if any, is kept: "
+        f"the {what} step {step} (lr {lr}); the last good checkpoint, if any, is kept: "
         f"try a smaller --lr, such as {lr / 10:g}"
     )
