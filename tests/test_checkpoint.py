@@ -1,0 +1,235 @@
+"""Training that is stopped at any step goes on to the very same result, and never resumes something else."""
+
+import math
+import signal
+
+import pytest
+import torch
+from linear_gaussian import correlated
+
+import bnn_pyro as bp
+from bnn_pyro.checkpoint import Checkpoint, Interrupted, write_whole
+from bnn_pyro.inference import optimise
+
+PROBLEM = correlated(num=30, noise=0.5)
+DATA = PROBLEM.data
+ENTRY = bp.MeanField(hidden=(3,))
+METHODS = {
+    "svi, mini-batches": bp.SVI(epochs=6, batch_size=8),
+    "svi, full batch": bp.SVI(epochs=24),
+    "map": bp.MAP(epochs=6, batch_size=8),
+}
+STEPS = 24
+
+
+def fit(method, out=None, entry=ENTRY, data=DATA, **settings):
+    return bp.fit(entry, data, method, **{"seed": 2, "out": out, "progress": False, "device": "cpu", **settings})
+
+
+def content(posterior):
+    tensors = posterior.chains if posterior.guide is None else posterior.guide.state_dict()
+    return {name: value.clone() for name, value in tensors.items()}
+
+
+def same(a, b):
+    return all(torch.equal(content(a)[name], value) for name, value in content(b).items()) and a.trace == b.trace
+
+
+@pytest.fixture
+def stop_at(monkeypatch):
+    """Raise SIGINT or SIGTERM in this very process after some step, as Ctrl-C would."""
+
+    def plan(step, number=signal.SIGINT):
+        steps = iter(range(1, 10_000))
+
+        def due(self):
+            if next(steps) == step:
+                signal.raise_signal(number)
+            return self.stop
+
+        monkeypatch.setattr(Checkpoint, "due", property(due))
+
+    return plan
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda n: n.name)
+@pytest.mark.parametrize("name", METHODS)
+def test_a_stopped_run_goes_on_to_the_same_result(tmp_path, stop_at, name, number):
+    whole = fit(METHODS[name])
+    for step in (1, 4, 10, 23, 24):
+        out = tmp_path / str(step)
+        stop_at(step, number)
+        with pytest.raises(Interrupted, match=f"step {step} of {STEPS}"):
+            fit(METHODS[name], out)
+        assert (out / "checkpoint" / "training.pt").is_file() and not (out / "posterior.json").exists()
+        resumed = fit(METHODS[name], out, resume=True)
+        assert same(resumed, whole)
+        assert same(bp.load(out), whole)
+        assert not (out / "checkpoint").exists()
+
+
+def test_stopped_again_and_again(tmp_path, stop_at):
+    method, whole = METHODS["svi, mini-batches"], fit(METHODS["svi, mini-batches"])
+    for done in (5, 10, 15, 20):
+        stop_at(5)
+        with pytest.raises(Interrupted, match=f"step {done} "):
+            fit(method, tmp_path, resume=True)
+    stop_at(99)
+    assert same(fit(method, tmp_path, resume=True), whole)
+
+
+def test_a_checkpoint_of_any_moment_will_do(tmp_path, monkeypatch):
+    """SIGKILL leaves whatever file was last written: resume from each of them."""
+    files, save = [], Checkpoint.save
+
+    def keep(self, state):
+        save(self, state)
+        files.append(self.path.read_bytes())
+
+    monkeypatch.setattr(Checkpoint, "due", property(lambda self: True))
+    monkeypatch.setattr(Checkpoint, "save", keep)
+    whole = fit(METHODS["svi, mini-batches"], tmp_path / "whole")
+    assert len(files) == STEPS
+    monkeypatch.setattr(Checkpoint, "save", save)
+    for file in files[::5]:
+        (tmp_path / "part" / "checkpoint").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "part" / "checkpoint" / "training.pt").write_bytes(file)
+        (tmp_path / "part" / "posterior.json").unlink(missing_ok=True)
+        assert same(fit(METHODS["svi, mini-batches"], tmp_path / "part", resume=True), whole)
+
+
+def test_saving_changes_nothing(tmp_path, monkeypatch):
+    whole = fit(METHODS["svi, mini-batches"])
+    monkeypatch.setattr(Checkpoint, "due", property(lambda self: True))
+    assert same(fit(METHODS["svi, mini-batches"], tmp_path), whole)
+
+
+def test_other_settings_are_refused(tmp_path, stop_at):
+    method = METHODS["svi, mini-batches"]
+    stop_at(5)
+    with pytest.raises(Interrupted):
+        fit(method, tmp_path)
+    before = (tmp_path / "checkpoint" / "training.pt").read_bytes()
+    others = (
+        dict(method=bp.SVI(epochs=7, batch_size=8)),
+        dict(method=bp.MAP(epochs=6, batch_size=8)),
+        dict(seed=3),
+        dict(entry=bp.MeanField(hidden=(4,))),
+        dict(data=correlated(num=30, noise=0.5, seed=9).data),
+    )
+    for other in others:
+        with pytest.raises(bp.UserError, match="other settings, seed or data"):
+            fit(**{"method": method, "out": tmp_path, "resume": True, **other})
+        assert (tmp_path / "checkpoint" / "training.pt").read_bytes() == before
+
+
+def test_a_finished_run_of_other_settings_is_refused_too(tmp_path):
+    method = METHODS["svi, mini-batches"]
+    first = fit(method, tmp_path)
+    assert same(fit(method, tmp_path, resume=True), first)
+    with pytest.raises(bp.UserError, match="other settings, seed or data"):
+        fit(method, tmp_path, resume=True, seed=3)
+    assert same(bp.load(tmp_path), first)
+
+
+def test_a_run_started_over_is_not_mistaken_for_the_finished_one(tmp_path, stop_at):
+    """The old posterior stays until the new one is whole, and ``resume`` means the new one."""
+    method = METHODS["svi, mini-batches"]
+    old = fit(method, tmp_path, seed=1)
+    stop_at(7)
+    with pytest.raises(Interrupted):
+        fit(method, tmp_path)
+    assert same(bp.load(tmp_path), old)
+    stop_at(99)
+    new = fit(method, tmp_path, resume=True)
+    assert same(new, fit(method)) and same(bp.load(tmp_path), new) and not same(new, old)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "empty", "foreign", "altered"])
+def test_a_damaged_checkpoint_is_refused(tmp_path, stop_at, damage):
+    stop_at(5)
+    with pytest.raises(Interrupted):
+        fit(METHODS["map"], tmp_path)
+    path = tmp_path / "checkpoint" / "training.pt"
+    blob = path.read_bytes()
+    blob = {"truncated": blob[:-200], "empty": b"", "foreign": b"PK not a checkpoint", "altered": None}[damage]
+    if blob is None:
+        torch.save(["something", "else"], path)
+    else:
+        path.write_bytes(blob)
+    with pytest.raises(bp.UserError, match=r"training\.pt is damaged; start again"):
+        fit(METHODS["map"], tmp_path, resume=True)
+
+
+def test_a_loss_that_is_not_finite(tmp_path, monkeypatch):
+    """The step and the learning rate are named, and the checkpoint on disk stays the last good one."""
+    monkeypatch.setattr(Checkpoint, "due", property(lambda self: True))
+    parts, calls = optimise.ELBO.parts, iter(range(1, 100))
+
+    def broken(self, *args):
+        elbo, likelihood = parts(self, *args)
+        return (elbo * math.nan if next(calls) == 11 else elbo), likelihood
+
+    monkeypatch.setattr(optimise.ELBO, "parts", broken)
+    with pytest.raises(bp.UserError, match=r"loss became nan at step 11 \(lr 0.01\).*such as 0.001"):
+        fit(METHODS["svi, mini-batches"], tmp_path)
+    state = torch.load(tmp_path / "checkpoint" / "training.pt", weights_only=True)["state"]
+    assert state["step"] == 10
+    assert all(torch.isfinite(value).all() for value in state["guide"].values())
+
+
+@pytest.mark.parametrize("step", [11, STEPS])
+def test_a_gradient_that_is_not_finite(tmp_path, monkeypatch, step):
+    """The loss is finite and its gradient is not: the weights after that step must not reach the disk or the user."""
+    monkeypatch.setattr(Checkpoint, "due", property(lambda self: next(saves) < step))
+    saves, parts, calls = iter(range(1, 100)), optimise.ELBO.parts, iter(range(1, 100))
+
+    def broken(self, *args):
+        elbo, likelihood = parts(self, *args)
+        if next(calls) == step:
+            elbo.register_hook(lambda gradient: gradient * math.nan)
+        return elbo, likelihood
+
+    monkeypatch.setattr(optimise.ELBO, "parts", broken)
+    what = "loss became nan at step 12" if step == 11 else f"weights stopped being finite at step {STEPS}"
+    with pytest.raises(bp.UserError, match=rf"{what} \(lr 0.01\).*such as 0.001"):
+        fit(METHODS["svi, mini-batches"], tmp_path)
+    saves = iter(range(-100, 100))  # the same, with a checkpoint due right after that step
+    calls = iter(range(1, 100))
+    with pytest.raises(bp.UserError, match=f"weights stopped being finite at step {step} "):
+        fit(METHODS["svi, mini-batches"], tmp_path)
+    state = torch.load(tmp_path / "checkpoint" / "training.pt", weights_only=True)["state"]
+    assert state["step"] == step - 1
+    assert all(torch.isfinite(value).all() for value in state["guide"].values())
+
+
+def test_an_honest_divergence_is_told():
+    far = correlated(num=30)
+    data = type(DATA)(**{**vars(DATA), "y_train": far.y.float() * 1e30})
+    with pytest.raises(bp.UserError, match=r"at step \d+ \(lr 0.01\)"):
+        fit(METHODS["map"], data=data, entry=bp.MeanField(hidden=(3,), noise=1e-10))
+
+
+# -- the file itself ---------------------------------------------------------------------------------------------
+def test_a_file_is_whole_or_absent(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    write_whole(path, b"old")
+
+    def killed(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("os.fsync", killed)
+    with pytest.raises(KeyboardInterrupt):
+        write_whole(path, b"new, half written")
+    assert path.read_bytes() == b"old"
+
+
+def test_signal_handlers_come_back_and_a_second_signal_stops_at_once(tmp_path):
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt), Checkpoint(tmp_path) as checkpoint:
+        signal.raise_signal(signal.SIGTERM)
+        assert checkpoint.stop and checkpoint.due
+        signal.raise_signal(signal.SIGTERM)
+        raise AssertionError("the second signal was swallowed")
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+    assert not list(tmp_path.iterdir())
