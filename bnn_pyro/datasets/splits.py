@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from bnn_pyro.datasets.raw import Raw
 from bnn_pyro.datasets.sources import read_archive
 from bnn_pyro.errors import UserError
-
-if TYPE_CHECKING:
-    from bnn_pyro.datasets.raw import Raw
 
 __all__ = ["FRACTIONS", "divide", "given_split"]
 
