@@ -135,12 +135,15 @@ def load(folder: str | Path, entry: Entry | None = None) -> Posterior:
     with isolated(0):
         model = entry.model(schema)
         guide = None if tensors["guide"] is None else entry.guide(model)
-    if guide is not None:
-        try:
+    chains = tensors["chains"]
+    try:
+        if guide is not None:
             guide.load_state_dict(tensors["guide"])
-        except RuntimeError:
-            raise UserError(f"the posterior in {folder} does not fit its own settings; train again") from None
-    return Posterior(model, schema, guide, tensors["chains"], tensors["stats"], meta["trace"], provenance)
+        elif {k: v.shape[2:] for k, v in chains.items()} != {k: v.shape for k, v in model.initial.items()}:
+            raise RuntimeError
+    except RuntimeError:
+        raise UserError(f"the posterior in {folder} does not fit its own settings; train again") from None
+    return Posterior(model, schema, guide, chains, tensors["stats"], meta["trace"], provenance)
 
 
 def _finished(folder: str | Path, entry: Entry, key: list) -> Posterior:
