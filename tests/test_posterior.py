@@ -1,0 +1,224 @@
+"""What a posterior gives back: its draws, evenly thinned chains, and the very same ones after a round trip on disk."""
+
+import json
+import os
+import pickle
+
+import pytest
+import torch
+from linear_gaussian import correlated, dataset
+
+import bnn_pyro as bp
+from bnn_pyro.isolation import isolated
+from bnn_pyro.posterior import Posterior, _digest
+
+PROBLEM = correlated(num=20, y_shift=3.0, y_scale=2.0)
+METHODS = {"guide": bp.SVI(epochs=10), "chains": bp.MAP(epochs=10)}
+
+
+def fit(kind, out=None, seed=4):
+    return bp.fit(bp.MeanField(hidden=(3,)), PROBLEM.data, METHODS[kind], seed=seed, out=out, progress=False)
+
+
+@pytest.fixture(params=METHODS)
+def saved(request, tmp_path):
+    folder = tmp_path / "run"
+    return fit(request.param, folder), folder
+
+
+# -- draws -------------------------------------------------------------------------------------------------------
+def test_draws_of_a_guide():
+    posterior = fit("guide")
+    draws = posterior.draw(500, seed=1)
+    for site, initial in posterior.model.initial.items():
+        assert draws[site].shape == (500, *initial.shape)
+        assert len(draws[site].reshape(500, -1).unique(dim=0)) == 500
+        assert not draws[site].requires_grad
+    flat = torch.cat([value.reshape(500, -1) for value in draws.values()], 1).double()
+    loc, scale = posterior.guide.loc.detach(), posterior.guide.scale.detach()
+    assert ((flat.mean(0) - loc).abs() < 5 * scale / 500**0.5).all()
+    assert ((flat.std(0) / scale - 1).abs() < 5 / 1000**0.5).all()
+    again, other = posterior.draw(500, seed=1), posterior.draw(500, seed=2)
+    assert all(torch.equal(draws[site], again[site]) and not torch.equal(draws[site], other[site]) for site in draws)
+    with pytest.raises(bp.UserError, match="at least 1, got 0"):
+        posterior.draw(0)
+
+
+def test_blocks_are_the_draws_a_few_at_a_time(monkeypatch):
+    posterior = fit("guide")
+    monkeypatch.setattr("bnn_pyro.posterior.BLOCK_BYTES", 4 * 20 * 3)  # 20 weights: three draws a block
+    with isolated(3):
+        sizes = [next(iter(block.values())).shape[0] for block in posterior.blocks(8)]
+    assert sizes == [3, 3, 2]
+    draws = posterior.draw(8, seed=3)
+    assert all(value.shape[0] == 8 for value in draws.values())
+
+
+def numbered(chains, length):
+    """A posterior whose draw d of chain c is the number c·length + d."""
+    with isolated(0):
+        model = bp.MeanField(hidden=(), bias=False, noise=1.0).model(bp.Schema("regression", (1,)))
+    value = torch.arange(chains * length).float().view(chains, length, 1, 1)
+    return Posterior(model, bp.Schema("regression", (1,)), chains={"layers.0.weight": value})
+
+
+def test_thinning_is_even():
+    posterior = numbered(4, 25)
+    for num in (1, 2, 3, 7, 10, 33, 99, 100):
+        kept = posterior.draw(num)["layers.0.weight"].flatten()
+        assert len(kept) == num and len(kept.unique()) == num
+        assert (kept.diff() > 0).all() and kept.diff().amax() - kept.diff().amin() <= 1 if num > 2 else True
+        if num >= 4:
+            share = torch.bincount((kept // 25).long(), minlength=4)
+            assert share.amax() - share.amin() <= 1
+        if num > 1:
+            assert kept[0] == 0 and kept[-1] == 99
+    assert posterior.draw(1000)["layers.0.weight"].flatten().tolist() == list(range(100))
+
+
+def test_a_posterior_is_a_guide_or_chains():
+    posterior = fit("guide")
+    with pytest.raises(ValueError, match="either a guide or chains"):
+        Posterior(posterior.model, posterior.schema)
+    with pytest.raises(ValueError, match="either a guide or chains"):
+        Posterior(posterior.model, posterior.schema, guide=posterior.guide, chains={})
+
+
+def reseal(folder, **changes):
+    """Make the checksum fit again: what someone would do who alters an archive on purpose."""
+    meta = {**json.loads((folder / "posterior.json").read_text()), **changes}
+    meta["sha256"] = _digest((folder / "posterior.pt").read_bytes(), meta)
+    (folder / "posterior.json").write_text(json.dumps(meta))
+
+
+# -- the archive -------------------------------------------------------------------------------------------------
+def test_round_trip_is_exact(saved):
+    posterior, folder = saved
+    loaded = bp.load(folder)
+    for seed in (0, 1):
+        before, after = posterior.draw(5, seed=seed), loaded.draw(5, seed=seed)
+        assert before.keys() == after.keys()
+        assert all(torch.equal(before[site], after[site]) for site in before)
+    x = PROBLEM.data.x_train
+    assert torch.equal(bp.predict(posterior, x).locs, bp.predict(loaded, x).locs)
+    assert loaded.schema == posterior.schema
+    assert loaded.trace == dict(posterior.trace) and loaded.provenance == json.loads(json.dumps(posterior.provenance))
+    assert {
+        "entry",
+        "entry_settings",
+        "method",
+        "method_settings",
+        "seed",
+        "fingerprint",
+        "versions",
+        "seconds",
+    } <= set(loaded.provenance)
+    loaded.save(folder.parent / "again")
+    assert (folder / "posterior.pt").read_bytes() == (folder.parent / "again" / "posterior.pt").read_bytes()
+    assert sorted(path.name for path in folder.iterdir()) == ["posterior.json", "posterior.pt"]
+
+
+def test_chains_and_statistics_round_trip(tmp_path):
+    posterior = numbered(2, 3)
+    provenance = {"entry": "mean-field", "entry_settings": {"hidden": [], "bias": False, "noise": 1.0}}
+    stats = {"diverging": torch.tensor([[True, False, False], [False, False, True]])}
+    Posterior(posterior.model, posterior.schema, chains=posterior.chains, stats=stats, provenance=provenance).save(
+        tmp_path
+    )
+    loaded = bp.load(tmp_path)
+    assert torch.equal(loaded.chains["layers.0.weight"], posterior.chains["layers.0.weight"])
+    assert torch.equal(loaded.stats["diverging"], stats["diverging"])
+
+
+@pytest.mark.parametrize("damage", ["truncated", "one bit", "empty"])
+def test_a_damaged_archive_is_refused(saved, damage):
+    _, folder = saved
+    path = folder / "posterior.pt"
+    blob = bytearray(path.read_bytes())
+    if damage == "one bit":
+        blob[len(blob) // 2] ^= 1
+    path.write_bytes({"truncated": blob[:-1], "one bit": blob, "empty": b""}[damage])
+    with pytest.raises(bp.UserError, match=r"posterior\.pt .*is truncated or was altered"):
+        bp.load(folder)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: text[:-20],
+        lambda text: "",
+        lambda text: "[]",
+        lambda text: "null",
+        lambda text: text.replace('"schema"', '"scheme"'),
+        lambda text: text.replace('"provenance"', '"origin"'),
+        lambda text: text.replace('"trace"', '"traces"'),
+        lambda text: text.replace('"entry_settings"', '"settings"'),
+        lambda text: text.replace('"input_shape"', '"shape"'),
+        lambda text: text.replace('"y_scale": 2.0', '"y_scale": 1.0'),
+        lambda text: "\udcff",
+    ],
+    ids=["cut", "empty", "list", "null", "schema", "provenance", "trace", "settings", "fields", "units", "not UTF-8"],
+)
+def test_a_damaged_description_is_refused(saved, change):
+    _, folder = saved
+    path = folder / "posterior.json"
+    path.write_bytes(change(path.read_text()).encode(errors="surrogateescape"))
+    with pytest.raises(bp.UserError, match=r"posterior\.json\)? is (damaged|truncated or was altered)"):
+        bp.load(folder)
+
+
+def test_other_descriptions_are_told(saved):
+    posterior, folder = saved
+    reseal(folder, format=99)
+    with pytest.raises(bp.UserError, match="format 99; this version reads format 1"):
+        bp.load(folder)
+    reseal(folder, format=1, provenance={**posterior.provenance, "entry": "mean-feild"})
+    with pytest.raises(bp.UserError, match="did you mean 'mean-field'"):
+        bp.load(folder)
+    settings = {**posterior.provenance["entry_settings"], "hidden": [4]}
+    reseal(folder, provenance={**posterior.provenance, "entry_settings": settings})
+    with pytest.raises(bp.UserError, match="does not fit its own settings"):
+        bp.load(folder)
+    (folder / "posterior.pt").unlink()
+    with pytest.raises(bp.UserError, match=r"no posterior\.pt in .*not a finished run"):
+        bp.load(folder)
+    with pytest.raises(bp.UserError, match=r"no posterior\.json in"):
+        bp.load(folder / "nowhere")
+
+
+class Payload:
+    """What a malicious file would hold: unpickling it makes a folder."""
+
+    def __init__(self, where):
+        self.where = where
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.where),)
+
+
+@pytest.mark.parametrize("writer", ["torch", "pickle"])
+def test_code_in_a_file_is_not_executed(saved, tmp_path, writer):
+    """Even where whoever wrote the file made the checksum fit."""
+    _, folder = saved
+    path, mark = folder / "posterior.pt", tmp_path / "executed"
+    if writer == "torch":
+        torch.save({"guide": Payload(mark), "chains": None, "stats": {}}, path)
+    else:
+        path.write_bytes(pickle.dumps(Payload(mark)))
+    reseal(folder)
+    with pytest.raises(bp.UserError, match="something else than tensors and was not loaded"):
+        bp.load(folder)
+    assert not mark.exists()
+    with pytest.raises(FileNotFoundError):  # the payload would have worked
+        os.rmdir(mark)
+    torch.load(path, weights_only=False) if writer == "torch" else pickle.loads(path.read_bytes())
+    assert mark.exists()
+
+
+def test_prediction_of_an_image_posterior_after_loading(tmp_path):
+    schema = bp.Schema("classification", (1, 2, 2), classes=("a", "b", "c"), x_shift=(0.1,), x_scale=(0.3,))
+    g = torch.Generator().manual_seed(0)
+    data = dataset(torch.randn(9, 1, 2, 2, generator=g), torch.arange(9) % 3, schema)
+    posterior = bp.fit(bp.MeanField(hidden=(3,)), data, bp.SVI(epochs=2), out=tmp_path, progress=False)
+    a, b = (bp.predict(p, data.x_train, num_draws=4).probs for p in (posterior, bp.load(tmp_path)))
+    assert torch.equal(a, b)
