@@ -84,7 +84,7 @@ class Optimisation:
     final_lr    the last learning rate as a share of the first
     """
 
-    epochs: int = 1000
+    epochs: int = 2000
     batch_size: int = 0
     lr: float = 0.01
     final_lr: float = 0.01
