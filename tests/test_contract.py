@@ -219,6 +219,27 @@ def test_pyros_own_svi_takes_the_model_and_trains_the_guide(name, task, local):
 
 
 @every_entry
+def test_a_guide_goes_in_and_out_of_isolation(name):
+    """Made and trained by hand on the global store, then drawn from by this package, and the other way about."""
+    entry, data = problem(name, "binary")
+    with isolated(0), pyro.settings.context(module_local_params=False):
+        model = entry.model(data.schema)
+        guide = entry.guide(model)
+        if guide is None:
+            pytest.skip(f"{name} has no guide")
+        SVI(model, guide, Adam({"lr": 0.05}), Trace_ELBO()).step(data.x_train, data.y_train)
+        trained = {k: v.clone() for k, v in guide.state_dict().items()}
+        posterior = bp.Posterior(model, data.schema, guide=guide)
+        assert bp.predict(posterior, data.x_test, num_draws=3).probs.shape == (3, 7, 2)
+        fitted = bp.fit(entry, data, quick("svi"), progress=False, device="cpu")
+        before = fitted.draw(2, seed=0)
+        fitted.guide(data.x_test)
+        SVI(model, guide, Adam({"lr": 0.05}), Trace_ELBO()).step(data.x_train, data.y_train)
+        assert all(torch.equal(before[site], value) for site, value in fitted.draw(2, seed=0).items())
+        assert any(not torch.equal(trained[k], v) for k, v in guide.state_dict().items())
+
+
+@every_entry
 def test_guides_share_nothing_even_in_the_global_store(name):
     """Pyro's default: modules of one name are one module. Two guides, and the first must stay what it was."""
     entry, data = problem(name, "binary")

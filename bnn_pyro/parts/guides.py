@@ -10,7 +10,6 @@ import pyro
 import pyro.distributions as dist
 import torch
 import torch.nn.functional as F
-from pyro.nn import PyroModule
 from torch import Tensor, nn
 
 __all__ = ["MeanFieldNormal", "PointMass"]
@@ -19,15 +18,17 @@ __all__ = ["MeanFieldNormal", "PointMass"]
 _numbers = itertools.count()
 
 
-class _Flat(PyroModule):
+class _Flat(nn.Module):
     """Sites cut from one flat vector: one optimiser tensor and one elementwise kernel, however many layers.
 
-    A ``PyroModule``, so that Pyro's own ``SVI`` finds its parameters. Each has a name of its own, because two of one
-    name would share their parameters in the global store of a user who works with it.
+    Every call tells Pyro of the parameters, so that its own ``SVI`` finds them. Each guide has a name of its own,
+    because two of one name would share their parameters in the global store of a user who works with it. (As a
+    ``PyroModule`` it could not be called under ``isolated()`` unless it was made there.)
     """
 
     def __init__(self, initial: Mapping[str, Tensor]) -> None:
-        super().__init__(name=f"{type(self).__name__}{next(_numbers)}")
+        super().__init__()
+        self.name = f"{type(self).__name__}{next(_numbers)}"
         self.shapes = {name: value.shape for name, value in initial.items()}
         self.loc = nn.Parameter(torch.cat([value.detach().flatten() for value in initial.values()]).clone())
 
@@ -58,6 +59,7 @@ class MeanFieldNormal(_Flat):
 
     def forward(self, x: Tensor | None = None, y: Tensor | None = None) -> dict[str, Tensor]:
         """Sample every site; inputs and targets are taken for the sake of Pyro's calls and not used."""
+        pyro.module(self.name, self)
         scales = self._cut(self.scale)
         return {
             name: pyro.sample(name, dist.Normal(loc, scales[name], validate_args=False).to_event(loc.dim()))
@@ -70,6 +72,7 @@ class PointMass(_Flat):
 
     def forward(self, x: Tensor | None = None, y: Tensor | None = None) -> dict[str, Tensor]:
         """Sample every site: its value."""
+        pyro.module(self.name, self)
         return {
             name: pyro.sample(name, dist.Delta(loc, validate_args=False).to_event(loc.dim()))
             for name, loc in self._cut(self.loc).items()
