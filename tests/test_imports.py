@@ -1,0 +1,120 @@
+"""The direction of flow, read off the imports: nothing imports to its right, so there is no cycle."""
+
+import ast
+import subprocess
+import sys
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import bnn_pyro as bp
+
+PACKAGE = Path(bp.__file__).parent
+#: Rooms from left to right; those of one line may not import each other either, except to the left.
+ORDER = [
+    "errors", "settings", "progress", "isolation", "checkpoint", "datasets", "parts", "posterior", "inference", "zoo",
+    "training", "predictive", "metrics", "diagnostics", "plots", "tables", "report", "recipe", "rundir", "figures",
+    "evaluation", "commands", "run",
+]  # fmt: skip
+FILES = {
+    ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in sorted(PACKAGE.rglob("*.py"))
+}
+
+
+def imported(path):
+    """Every module that a file imports, wherever in the file: dotted names, without "bnn_pyro." for its own."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}: a relative import"
+            # "from bnn_pyro.parts import nets" imports the module, "from bnn_pyro.parts.nets import mlp" a name in it.
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+            names = [n for n in names if n.removeprefix("bnn_pyro.") in FILES or n == node.module]
+        else:
+            continue
+        yield from (name.removeprefix("bnn_pyro.") for name in names if name != "bnn_pyro")
+
+
+def room(module):
+    return module.partition(".")[0]
+
+
+@pytest.mark.parametrize("module", [name for name in FILES if name != "__init__"])
+def test_nothing_imports_to_its_right(module):
+    assert room(module) in ORDER, f"say in ORDER where the new room '{room(module)}' stands"
+    for other in imported(FILES[module]):
+        if other in FILES and room(other) != room(module):
+            assert ORDER.index(room(other)) < ORDER.index(room(module)), f"{module} imports {other}, to its right"
+
+
+def test_no_cycle_inside_a_room():
+    graph = {module: {o for o in imported(path) if o in FILES and o != module} for module, path in FILES.items()}
+    list(TopologicalSorter(graph).static_order())  # CycleError, with the cycle
+
+
+@pytest.mark.parametrize(
+    ("library", "rooms"),
+    [
+        ("matplotlib", {"plots"}),
+        ("seaborn", {"plots"}),
+        ("arviz", {"diagnostics"}),
+        ("jinja2", {"report"}),
+        ("argparse", {"commands", "recipe", "run", "rundir", "evaluation"}),
+    ],
+)
+def test_libraries_stay_in_their_rooms(library, rooms):
+    users = {room(module) for module, path in FILES.items() if library in {room(o) for o in imported(path)}}
+    assert users <= rooms
+
+
+def test_one_file_alone_touches_the_store_and_the_global_generators():
+    """Only isolation.py may name them: everything else goes through ``isolated``."""
+    words = ("get_param_store", "clear_param_store", "set_rng_seed", "manual_seed(", "get_rng_state", "random.seed(")
+    for module, path in FILES.items():
+        if module != "isolation":
+            text = path.read_text().replace("torch.Generator().manual_seed(", "").replace("generator.manual_seed(", "")
+            found = [word for word in words if word in text]
+            assert not found, f"{module} uses {found}"
+
+
+def test_one_file_alone_names_the_observed_site():
+    for module, path in FILES.items():
+        if module != "parts.likelihoods" and room(module) in ("parts", "inference", "posterior", "zoo", "predictive"):
+            literals = [
+                node.value
+                for node in ast.walk(ast.parse(path.read_text()))
+                if isinstance(node, ast.Constant) and node.value in ("y", "data")
+            ]
+            # A prediction's message reads provenance["data"]; nobody else spells the site or its plate.
+            assert literals in ([], ["data"] * len(literals)) and (not literals or module == "predictive"), module
+
+
+def run(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+
+
+def test_importing_the_package_is_cheap():
+    heavy = {"torch", "pyro", "numpy", "pandas", "matplotlib", "sklearn", "torchvision", "arviz", "scipy"}
+    loaded = run("import bnn_pyro, sys; dir(bnn_pyro); print(*sys.modules)")
+    assert "bnn_pyro" in loaded and not heavy & set(loaded)
+
+
+def test_training_needs_no_plots():
+    loaded = run("from bnn_pyro import fit, predict, metrics, ZOO, METHODS; import sys; print(*sys.modules)")
+    assert "torch" in loaded and not {"matplotlib", "seaborn", "jinja2", "bnn_pyro.plots"} & set(loaded)
+
+
+def test_every_public_name_is_there():
+    for name in bp.__all__:
+        assert getattr(bp, name) is not None, name
+    assert set(bp.__all__) <= set(dir(bp))
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = bp.nonsense
+
+
+def test_files_stay_short():
+    for module, path in FILES.items():
+        assert len(path.read_text().splitlines()) <= 300, f"{module} is long: two rooms in one?"

@@ -1,0 +1,294 @@
+"""What variants are made of: priors, nets, likelihoods and guides, against densities written out or libraries'."""
+
+import math
+
+import pyro.poutine as poutine
+import pytest
+import torch
+import torch.nn.functional as F
+from scipy.integrate import quad
+from scipy.stats import kstest, norm
+from torch.distributions import Independent, Normal, kl_divergence
+from torch.func import functional_call
+
+import bnn_pyro as bp
+from bnn_pyro.isolation import isolated
+from bnn_pyro.parts.guides import MeanFieldNormal, PointMass
+from bnn_pyro.parts.likelihoods import ReadLikelihood, make_likelihood
+from bnn_pyro.parts.nets import ACTIVATIONS, MLP, Linear
+from bnn_pyro.parts.priors import PRIORS, BayesianNet, IsotropicNormal, ScaleMixture, parse_prior
+
+
+def randn(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+# -- priors ------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("normla:1", "unknown prior 'normla'; did you mean 'normal'"),
+        ("", "unknown prior ''"),
+        ("normal:-1", "form normal:SCALE with positive numbers"),
+        ("normal:0", "form normal:SCALE"),
+        ("normal:nan", "form normal:SCALE"),
+        ("normal:inf", "form normal:SCALE"),
+        ("normal:wide", "form normal:SCALE"),
+        ("normal:1,2", "form normal:SCALE"),
+        ("fan-in:1,", "form fan-in:SCALE"),
+        ("scale-mixture:1,2,3,4", "form scale-mixture:WIDE,NARROW,WEIGHT"),
+        ("scale-mixture:1,0.1,1.5", "weight of the wide component must lie between 0 and 1, got 1.5"),
+    ],
+)
+def test_priors_that_are_refused(text, message):
+    with pytest.raises(bp.UserError, match=message):
+        parse_prior(text)
+    with pytest.raises(bp.UserError, match=message), isolated(0):
+        bp.MeanField(prior=text).model(bp.Schema("regression", (1,)))
+
+
+@pytest.mark.parametrize("name", PRIORS)
+def test_every_prior_has_defaults_and_the_parameters_shape(name):
+    for shape in ((5, 3), (5,), (4, 2, 3, 3)):
+        prior = parse_prior(name)(torch.zeros(shape))
+        assert prior.event_shape == shape and prior.batch_shape == ()
+        with isolated(0):
+            assert prior.sample().shape == shape and prior.sample((7,)).shape == (7, *shape)
+            assert prior.log_prob(prior.sample((7,))).shape == (7,)
+            assert prior.expand((6,)).sample().shape == (6, *shape)
+
+
+def test_scales():
+    """normal: the same everywhere; fan-in: 1/√fan-in for weights, dense or convolutional, and 1 for biases."""
+    for text, shape, scale in [
+        ("normal:2.5", (4, 9), 2.5),
+        ("normal:2.5", (4,), 2.5),
+        ("fan-in:3", (4, 9), 1.0),
+        ("fan-in:3", (4,), 3.0),
+        ("fan-in:6", (8, 4, 3, 3), 1.0),
+    ]:
+        value = randn(2, *shape)
+        expected = norm.logpdf(value.double().numpy(), scale=scale).reshape(2, -1).sum(1)
+        torch.testing.assert_close(
+            parse_prior(text)(torch.zeros(shape)).log_prob(value).double(), torch.tensor(expected), rtol=1e-5, atol=1e-4
+        )
+
+
+def test_fan_in_keeps_the_outputs_prior_variance():
+    for width in (4, 256):
+        with isolated(0):
+            draws = [parse_prior("fan-in:1.5")(torch.zeros(1000, width)).sample() for _ in range(4)]
+        outputs = torch.stack(draws) @ torch.ones(width)
+        assert outputs.std().item() == pytest.approx(1.5, rel=5 / math.sqrt(2 * 4000))
+
+
+@pytest.mark.parametrize("shape", [(), (4,), (3, 2)])
+def test_isotropic_normal_is_torchs(shape):
+    mine, theirs = IsotropicNormal(torch.tensor(0.7), torch.Size(shape)), Normal(torch.zeros(shape), 0.7)
+    theirs = Independent(theirs, len(shape))
+    value, loc, scale = randn(6, *shape), randn(*shape, seed=1), randn(*shape, seed=2).exp()
+    torch.testing.assert_close(mine.log_prob(value), theirs.log_prob(value))
+    torch.testing.assert_close(mine.log_prob(value[0]), theirs.log_prob(value[0]))
+    q = Independent(Normal(loc, scale), len(shape))
+    if shape:
+        torch.testing.assert_close(kl_divergence(q, mine), kl_divergence(q, theirs))
+        batch = Independent(Normal(value, scale.expand(6, *shape)), len(shape))
+        torch.testing.assert_close(kl_divergence(batch, mine), kl_divergence(batch, theirs))
+    with isolated(0):
+        many = mine.sample((20000,))
+    assert many.std().item() == pytest.approx(0.7, rel=5 / math.sqrt(2 * many.numel()))
+
+
+MIXTURE = dict(wide=1.3, narrow=0.04, weight=0.3)
+
+
+def mixture():
+    return ScaleMixture(torch.tensor(MIXTURE["wide"]), torch.tensor(MIXTURE["narrow"]), MIXTURE["weight"])
+
+
+def mixture_cdf(w):
+    return 0.3 * norm.cdf(w, scale=1.3) + 0.7 * norm.cdf(w, scale=0.04)
+
+
+def test_scale_mixture_density():
+    total = quad(
+        lambda w: mixture().log_prob(torch.tensor(w, dtype=torch.float64)).exp().item(), -9, 9, points=[-0.1, 0, 0.1]
+    )
+    assert total[0] == pytest.approx(1.0, abs=1e-6)
+    w = torch.cat([torch.linspace(-4, 4, 41), torch.linspace(-0.1, 0.1, 21), torch.tensor([30.0, -200.0])])
+    by_hand = torch.logsumexp(
+        torch.stack(
+            [
+                math.log(0.3) + Normal(0.0, 1.3).log_prob(w.double()),
+                math.log(0.7) + Normal(0.0, 0.04).log_prob(w.double()),
+            ]
+        ),
+        0,
+    )
+    torch.testing.assert_close(mixture().log_prob(w).double(), by_hand, rtol=1e-4, atol=1e-4)
+
+
+def test_scale_mixture_samples_have_its_density():
+    with isolated(3):
+        draws = mixture().sample((5000,)).numpy()
+    assert kstest(draws, mixture_cdf).pvalue > 1e-3
+    assert kstest(draws, norm(scale=draws.std()).cdf).pvalue < 1e-6  # the test can tell it from one Normal
+
+
+# -- nets --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_many_draws_in_one_call_equal_a_loop(activation, bias):
+    with isolated(0):
+        net = MLP((2, 3), (5, 4), 2, activation, bias)
+    x = randn(7, 2, 3)
+    draws = {name: randn(6, *p.shape, seed=i) for i, (name, p) in enumerate(net.named_parameters())}
+    together = functional_call(net, draws, (x,))
+    assert together.shape == (6, 7, 2)
+    for s in range(6):
+        one = functional_call(net, {name: value[s] for name, value in draws.items()}, (x,))
+        torch.testing.assert_close(together[s], one)
+
+
+def test_mlp_by_hand():
+    with isolated(0):
+        net = MLP((3,), (4,), 2, "tanh")
+    x, w = randn(5, 3), {name: p.detach() for name, p in net.named_parameters()}
+    hidden = torch.tanh(x @ w["layers.0.weight"].T + w["layers.0.bias"])
+    torch.testing.assert_close(net(x).detach(), hidden @ w["layers.1.weight"].T + w["layers.1.bias"])
+    with isolated(0):
+        assert net.width == 4 and MLP((3,), (), 2).width == 2
+        assert [tuple(p.shape) for p in MLP((1, 2, 3), (7,), 2, bias=False).parameters()] == [(7, 6), (2, 7)]
+
+
+def test_linear_takes_leading_dimensions_of_either():
+    with isolated(0):
+        layer = Linear(3, 2)
+    w, b, x = randn(4, 2, 3), randn(4, 2, seed=1), randn(5, 3, seed=2)
+    y = functional_call(layer, {"weight": w, "bias": b}, (x,))
+    deep = functional_call(layer, {"weight": w, "bias": b}, (y.new_tensor(0) + x.expand(4, 5, 3),))
+    torch.testing.assert_close(y, deep)
+    torch.testing.assert_close(y[2], F.linear(x, w[2], b[2]))
+
+
+def test_unknown_activation():
+    with pytest.raises(bp.UserError, match="unknown activation 'rleu'; did you mean 'relu'"):
+        bp.MeanField(activation="rleu").model(bp.Schema("regression", (1,)))
+
+
+# -- likelihoods -------------------------------------------------------------------------------------------------
+def read(likelihood, f, **latent):
+    with ReadLikelihood() as kept, poutine.condition(data=latent):
+        likelihood(f)
+    return kept.likelihood
+
+
+SCHEMA = bp.Schema("regression", (1,), y_shift=100.0, y_scale=20.0)
+
+
+def test_fixed_noise_is_in_target_units():
+    d = read(make_likelihood(SCHEMA, 3.0), torch.tensor([[0.0], [1.0], [-2.0]]))
+    assert d.mean.tolist() == [100.0, 120.0, 60.0] and d.stddev.tolist() == [3.0, 3.0, 3.0]
+    assert torch.equal(d.mean, read(make_likelihood(SCHEMA, "3.0"), torch.tensor([[0.0], [1.0], [-2.0]])).mean)
+
+
+def test_learned_noise_has_a_prior_in_standardised_units():
+    likelihood, f = make_likelihood(SCHEMA), torch.zeros(4, 1)
+    d = read(likelihood, f, log_noise=torch.tensor(-1.0))
+    assert d.stddev.tolist() == pytest.approx([20 / math.e] * 4)
+    many = read(likelihood, torch.zeros(2, 4, 1), log_noise=torch.tensor([0.0, -2.0]))
+    assert many.stddev[:, 0].tolist() == pytest.approx([20.0, 20 * math.exp(-2)])
+    with isolated(0):
+        trace = poutine.trace(likelihood).get_trace(f)
+    prior = trace.nodes["log_noise"]["fn"]
+    assert (prior.mean.item(), prior.stddev.item()) == (-1.0, 1.0)
+    assert not trace.nodes["log_noise"]["cond_indep_stack"]
+    assert likelihood.initial["log_noise"].item() == -1.0
+
+
+def test_heteroscedastic_noise():
+    likelihood = make_likelihood(SCHEMA, "heteroscedastic")
+    d = read(likelihood, torch.tensor([[0.5, 0.0], [0.0, -50.0], [0.0, 30.0]]))
+    assert likelihood.outputs == 2 and d.mean.tolist() == [110.0, 100.0, 100.0]
+    assert d.stddev.tolist() == pytest.approx([20 * (0.001 + math.log(2)), 0.02, 20 * 30.001])
+
+
+def test_densities_change_units_with_the_target():
+    """The same network and standardised data in other units: log-densities shift by log(scale), nothing else."""
+    f, z = randn(9, 2), randn(9, seed=1)
+    for noise in ("learned", "heteroscedastic"):
+        results = []
+        for shift, scale in ((0.0, 1.0), (-7.0, 40.0)):
+            schema = bp.Schema("regression", (1,), y_shift=shift, y_scale=scale)
+            likelihood = make_likelihood(schema, noise)
+            d = read(likelihood, f[:, : likelihood.outputs], log_noise=torch.tensor(-0.3))
+            results.append(d.log_prob(shift + scale * z) + math.log(scale))
+        torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
+
+
+def test_classification_likelihoods():
+    f = randn(6, 3)
+    y = torch.tensor([0, 1, 2, 0, 1, 2])
+    three = make_likelihood(bp.Schema("classification", (1,), classes=tuple("abc")))
+    torch.testing.assert_close(read(three, f).log_prob(y), f.log_softmax(-1)[torch.arange(6), y])
+    two = make_likelihood(bp.Schema("classification", (1,), classes=tuple("ab")))
+    assert (three.outputs, two.outputs) == (3, 1)
+    torch.testing.assert_close(
+        read(two, f[:, :1]).log_prob((y > 0).float()), F.logsigmoid(f[:, 0] * (2.0 * (y > 0) - 1))
+    )
+    with isolated(0):
+        observed = poutine.trace(two).get_trace(f[:, :1], (y > 0).long())  # integer labels
+        observed.compute_log_prob()
+    assert observed.nodes["y"]["log_prob"].shape == (6,)
+
+
+@pytest.mark.parametrize("noise", ["leanred", "0", "-1", 0.0, -2.0, math.nan, math.inf, "nan"])
+def test_noise_that_is_refused(noise):
+    with pytest.raises(bp.UserError, match="noise must be 'learned', 'heteroscedastic' or a positive number"):
+        make_likelihood(SCHEMA, noise)
+
+
+# -- models and guides -------------------------------------------------------------------------------------------
+def test_bayesian_net_draws_its_own_weights():
+    """The net's initial values are a starting point, and no part of the model."""
+    with isolated(0):
+        net = MLP((2,), (3,), 1)
+        model = BayesianNet(net, make_likelihood(SCHEMA, 1.0), "normal:1")
+        before = poutine.condition(model, data={})
+        first = poutine.trace(before).get_trace(randn(4, 2)).nodes
+    with isolated(0), torch.no_grad():
+        MLP((2,), (3,), 1)
+        for p in net.parameters():
+            p.fill_(1e9)
+        second = poutine.trace(model).get_trace(randn(4, 2)).nodes
+    assert torch.equal(first["y"]["fn"].mean, second["y"]["fn"].mean)
+    assert set(model.initial) == {name for name, _ in net.named_parameters()}
+
+
+def test_mean_field_normal_starts_where_it_is_told():
+    initial = {"a": randn(2, 3), "b": torch.tensor(0.5)}
+    guide = MeanFieldNormal(initial, init_scale=0.02)
+    torch.testing.assert_close(guide.scale, torch.full((7,), 0.02))
+    assert all(torch.equal(guide.sites()[name], value) for name, value in initial.items())
+    with isolated(0):
+        nodes = poutine.trace(guide).get_trace(None).nodes
+    for name, value in initial.items():
+        d = nodes[name]["fn"]
+        assert d.event_shape == value.shape and d.batch_shape == ()
+        torch.testing.assert_close(d.mean, value)
+        torch.testing.assert_close(d.stddev, torch.full_like(value, 0.02))
+    initial["a"].zero_()
+    assert not torch.equal(guide.sites()["a"], initial["a"])  # a copy of its own
+
+
+def test_point_mass_is_its_value():
+    initial = {"a": randn(2, 3), "b": torch.tensor(0.5)}
+    with isolated(0):
+        draw = PointMass(initial)()
+    assert all(torch.equal(draw[name], value) for name, value in initial.items())
+
+
+@pytest.mark.parametrize("wrong", [dict(hidden=(0,)), dict(hidden=(5, -1)), dict(init_scale=0.0)])
+def test_variant_settings_that_are_refused(wrong):
+    with pytest.raises(bp.UserError, match=next(iter(wrong)).split("_")[0]):
+        bp.MeanField(**wrong)
