@@ -48,6 +48,18 @@ class MeanField:
     paper: ClassVar[str] = "Blundell et al. 2015, arXiv:1505.05424"
     methods: ClassVar[tuple[str, ...]] = ("svi", "map", "mle")
     fits: ClassVar[Mapping[str, Mapping[str, Fit]]] = {
+        "toy-curve": {
+            "svi": Fit(
+                entry={"hidden": (32,), "prior": "normal:3", "noise": 1.0, "init_scale": 1e-3},
+                method={"epochs": 3000, "lr": 0.01, "num_particles": 2},
+            )
+        },
+        "breast-cancer": {
+            "svi": Fit(
+                entry={"hidden": (5, 5), "activation": "tanh", "prior": "fan-in:1.5", "init_scale": 1e-3},
+                method={"epochs": 450, "lr": 0.02},
+            )
+        },
         "digits": {
             "svi": Fit(
                 entry={"hidden": (100,), "prior": "normal:3"}, method={"epochs": 100, "batch_size": 64, "lr": 3e-3}

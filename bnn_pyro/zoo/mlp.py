@@ -28,6 +28,14 @@ class MLP(MeanField):
     paper: ClassVar[str] = "Rumelhart, Hinton & Williams 1986, doi:10.1038/323533a0"
     methods: ClassVar[tuple[str, ...]] = ("map", "mle")
     fits: ClassVar[Mapping[str, Mapping[str, Fit]]] = {
+        "toy-curve": {
+            "map": Fit(entry={"hidden": (32,), "prior": "normal:3", "noise": 1.0}, method={"epochs": 3000, "lr": 0.01})
+        },
+        "breast-cancer": {
+            "map": Fit(
+                entry={"hidden": (5, 5), "activation": "tanh", "prior": "fan-in:2"}, method={"epochs": 600, "lr": 0.02}
+            )
+        },
         "digits": {
             "map": Fit(
                 entry={"hidden": (100,), "prior": "normal:1"}, method={"epochs": 100, "batch_size": 64, "lr": 3e-3}

@@ -1,0 +1,45 @@
+"""The README's figure: what a Bayesian and a deterministic network claim to know, near the data and far from them.
+
+python benchmarks/readme_figure.py
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+
+import bnn_pyro as bp
+
+TARGET = Path(__file__).parent / "figures" / "readme.png"
+FEATURES = ["mean radius", "mean texture"]
+
+
+def main() -> None:
+    """Fit both networks on two data sets and draw four panels."""
+    figure, axes = plt.subplots(1, 3, figsize=(13, 4.3), layout="constrained")
+    data = bp.load_data("toy-curve")
+    entry = bp.MeanField(hidden=(32,), prior="normal:3", noise=0.5, init_scale=0.05)
+    posterior = bp.fit(entry, data, bp.SVI(epochs=10_000, lr=0.01), seed=0)
+    x = bp.plots.line(data, -4, 4)
+    bp.plots.predictive_band(bp.predict(posterior, x, num_draws=1000), x, data, ax=axes[0])
+    point = bp.predict(bp.fit("mlp", data, seed=0), x)
+    axes[0].plot(data.schema.unstandardise(x)[:, 0], point.mean, color="black", linestyle="-.")
+    axes[0].text(-3.9, 21, "dash-dotted: the deterministic network", fontsize=8)
+    axes[0].set(title="six points: less is known outside them", ylim=(-25, 25))
+
+    data = bp.load_data("breast-cancer", features=FEATURES)
+    posterior = bp.fit("mean-field", data, seed=0)
+    mesh = bp.plots.grid(data, margin=0.25)
+    prediction = bp.predict(posterior, mesh.x, num_draws=300)
+    bp.plots.decision_boundary(prediction, mesh, data.x_test, data.y_test, ax=axes[1])
+    bp.plots.epistemic_map(prediction, mesh, data.x_test, data.y_test, ax=axes[2])
+    axes[1].set_title("breast cancer: P(malignant)")
+    axes[2].set_title("and what the draws disagree on")
+    TARGET.parent.mkdir(exist_ok=True)
+    figure.savefig(TARGET, dpi=90)
+    print(TARGET)
+
+
+if __name__ == "__main__":
+    main()
