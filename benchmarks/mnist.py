@@ -31,7 +31,7 @@ RESULTS = Path(__file__).parent / "results" / "mnist.json"
 #: variant, method, and what differs from the zoo's settings for MNIST.
 RECIPES = {
     "gaussian": ("mean-field", "svi", {}),
-    "mixture": ("mean-field", "svi", {"prior": "scale-mixture"}),
+    "mixture": ("mean-field", "svi", {"prior": "scale-mixture:3,0.3,0.5"}),
     "deterministic": ("mlp", "map", {}),
 }
 
