@@ -193,6 +193,7 @@ def main() -> None:
         except (ValueError, SyntaxError):
             changes[key] = value
     torch.set_num_threads(1)
+    commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], text=True).strip()
     results = json.loads(args.out.read_text()) if args.out.exists() else {}
     for run in args.run:
         lines: list[dict] = []
@@ -208,7 +209,7 @@ def main() -> None:
                 "temperature": 1.0,
                 "seed": args.seed,
                 "command": "python " + " ".join(sys.argv),
-                "commit": subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], text=True).strip(),
+                "commit": commit,
                 "machine": f"{platform.machine()}, 1 thread, {os.cpu_count()} cores, torch {torch.__version__}",
                 "date": datetime.date.today().isoformat(),
                 "splits": lines,
