@@ -126,7 +126,7 @@ def main() -> None:
         "temperature": 1.0,
         "seeds": list(range(args.halves)),
         "command": "python " + " ".join(sys.argv),
-        "commit": subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], text=True).strip(),
+        "commit": subprocess.check_output(["git", "describe", "--always", "--dirty"], text=True).strip(),
         "machine": f"{platform.machine()}, 1 thread, {os.cpu_count()} cores, torch {torch.__version__}",
         "date": datetime.date.today().isoformat(),
         "halves": halves,

@@ -99,7 +99,7 @@ def main() -> None:
                 "settings": {**posterior.provenance["entry_settings"], **posterior.provenance["method_settings"]},
                 "seconds": posterior.provenance["seconds"],
                 "command": "python " + " ".join(sys.argv),
-                "commit": subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], text=True).strip(),
+                "commit": subprocess.check_output(["git", "describe", "--always", "--dirty"], text=True).strip(),
                 "machine": f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}",
                 "date": datetime.date.today().isoformat(),
             }

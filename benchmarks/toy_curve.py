@@ -183,7 +183,7 @@ def main() -> None:
         print("nuts", json.dumps(found["nuts"]), json.dumps(found["svi_against_nuts"]), flush=True)
     found |= {
         "command": "python " + " ".join(sys.argv),
-        "commit": subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], text=True).strip(),
+        "commit": subprocess.check_output(["git", "describe", "--always", "--dirty"], text=True).strip(),
         "machine": f"{platform.machine()}, 1 thread, {os.cpu_count()} cores, torch {torch.__version__}",
         "date": datetime.date.today().isoformat(),
     }

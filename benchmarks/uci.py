@@ -193,7 +193,7 @@ def main() -> None:
         except (ValueError, SyntaxError):
             changes[key] = value
     torch.set_num_threads(1)
-    commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], text=True).strip()
+    commit = subprocess.check_output(["git", "describe", "--always", "--dirty"], text=True).strip()
     results = json.loads(args.out.read_text()) if args.out.exists() else {}
     for run in args.run:
         lines: list[dict] = []

@@ -101,6 +101,7 @@ def evaluate_run(
     with _steps("evaluate", 3, show) as step:
         for place, prediction in predictions.items():
             scores = _scores(prediction, data.y_test) if prediction is not None else {}
+            scores |= _validation(posteriors[place], data, recipe.num_draws, show)
             for other in elsewhere:
                 outer = other.prediction if place is folder else other.baseline
                 scores |= _flat(f"ood_{other.name}", metrics.ood_table(prediction, outer))
@@ -215,6 +216,15 @@ def _scores(prediction: Prediction, y: Tensor) -> dict[str, float]:
         scores |= {"ece_floor": floor.mean, "ece_floor_95": floor.quantile_95}
         scores["mean_entropy"] = prediction.total.mean().item()
     return scores | {"num_draws": prediction.num_draws, "test_rows": len(prediction)}
+
+
+def _validation(posterior: Posterior, data: Dataset, num_draws: int, show: bool) -> dict[str, float]:
+    """{"validation_nll": …}, without intervals: what settings are chosen by, so that the test rows need not be."""
+    if not len(data.x_val):
+        return {}
+    prediction = predicted(posterior, data.x_val, num_draws, f"validation rows ({_label(posterior)})", show)
+    found = metrics.evaluate(prediction, data.y_val, bootstrap=2)
+    return {f"validation_{name}": estimate.value for name, estimate in found.items()}
 
 
 def _named(differences: Mapping[str, float], how: str) -> dict[str, float]:

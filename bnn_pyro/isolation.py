@@ -16,6 +16,8 @@ import numpy as np
 import pyro
 import torch
 
+from bnn_pyro.errors import UserError
+
 __all__ = ["generator_state", "isolated", "set_generator_state"]
 
 
@@ -25,7 +27,11 @@ def isolated(seed: int | None = None) -> Iterator[None]:
 
     seed: if given, torch (CPU and every CUDA device), numpy and ``random`` are seeded with it, and their former
         states return on exit. Without a seed the generators are the caller's and advance as usual.
+
+    Raises UserError where the seed does not lie between 0 and 2³² - 1.
     """
+    if seed is not None and not 0 <= seed < 2**32:
+        raise UserError(f"a seed must lie between 0 and 2³² - 1, got {seed}")
     store = pyro.get_param_store()
     kept = store.get_state()
     states = (random.getstate(), np.random.get_state(), generator_state()) if seed is not None else None  # noqa: NPY002

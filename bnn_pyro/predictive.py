@@ -98,6 +98,10 @@ class Prediction:
         levels = torch.as_tensor([q] if isinstance(q, float | int) else list(q), dtype=torch.float64)
         if not bool(((levels > 0) & (levels < 1)).all()):
             raise UserError(f"quantile levels must lie strictly between 0 and 1, got {levels.tolist()}")
+        points = max(1, 2**21 // (self.num_draws * len(levels)))  # 16 MB in float64
+        return torch.cat([self[i : i + points]._quantile(levels) for i in range(0, len(self), points)], 1)
+
+    def _quantile(self, levels: Tensor) -> Tensor:
         z = torch.special.ndtri(levels)[:, None, None]  # (Q, 1, 1)
         ends = self.locs.double() + z * self.scales.double()  # (Q, S, B): every component's own quantile
         low, high = ends.amin(-2), ends.amax(-2)  # the mixture's lies between the extreme ones
@@ -136,6 +140,10 @@ class Prediction:
 
     def log_prob(self, y: Tensor) -> Tensor:
         """log p(y | x, D) = logsumexp_s log p_s(y) − log S, in nats, (B,). y: labels or targets, (B,)."""
+        if y.shape != (len(self),):
+            raise UserError(
+                f"y has shape {tuple(y.shape)}, but the prediction is for {len(self)} points: ({len(self)},)"
+            )
         y = y.cpu()
         y = y.to(torch.float32) if isinstance(self.components, Bernoulli | Normal) else y.long()
         return torch.logsumexp(self.components.log_prob(y), 0) - math.log(self.num_draws)

@@ -156,8 +156,8 @@ def resolve(args: Namespace, config: Mapping[str, Any]) -> Recipe:
     rest = {k: _whole(k, flags.get(k, base[k]), getattr(Recipe, k)) for k in ("seed", "num_draws")}
     if rest["num_draws"] < 1:
         raise UserError(f"num_draws must be at least 1, got {rest['num_draws']}")
-    if rest["seed"] < 0:
-        raise UserError(f"seed must not be negative, got {rest['seed']}")
+    if not 0 <= rest["seed"] < 2**32:
+        raise UserError(f"seed must lie between 0 and 2³² - 1, got {rest['seed']}")
     baseline = flags.get("baseline", base["baseline"])
     device = flags.get("device") or base["device"] or Recipe.device
     choose_device(device)

@@ -168,7 +168,7 @@ def plain_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 def _verdict(name: str, task: str, low: float, high: float) -> str:
     """ "better", "worse" or "no clear difference" (the interval holds 0); "" where nearer to a value is better."""
     better = METRICS[task][name].better
-    if better == "nominal":
+    if better == "nominal" or name.startswith("width"):  # narrower is better only where coverage is right
         return ""
     if low <= 0 <= high:
         return "no clear difference"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor
@@ -72,6 +73,8 @@ def load_data(
     features = [features] if isinstance(features, str) else features
     if isinstance(given, Path):
         raw = loader(given, target=target, features=features, task=task, drop_missing=drop_missing)
+        if raw.name in DATASETS:  # a user's digits.csv must not be taken for the set of that name
+            raw = replace(raw, name=given.name)
     else:
         raw = loader(features=features)
         if task is not None and task not in TASKS:

@@ -15,6 +15,9 @@ from bnn_pyro.errors import UserError
 
 __all__ = ["prepare"]
 
+#: Standard deviation of a target over its largest value: below this, float32 rounds away more than 0.06 % of it.
+MIN_RELATIVE_SPREAD = 1e-4
+
 
 def prepare(
     raw: Raw,
@@ -48,6 +51,11 @@ def _schema(raw: Raw, x: Tensor, y: Tensor) -> Schema:
     shift, scale = _pixel_statistics(x, raw.white) if x.dim() == 4 else _column_statistics(x, raw.columns)
     regression = raw.task == "regression"
     deviation = _scale(y.double()).item() if regression else 1.0
+    if regression and deviation < MIN_RELATIVE_SPREAD * y.abs().max().item():
+        raise UserError(
+            f"{raw.name}: the target '{raw.target}' varies by {deviation:.3g} around {y.double().mean().item():.6g}, "
+            "too little for 32-bit numbers; subtract a constant from it first"
+        )
     return Schema(
         task=raw.task,
         input_shape=tuple(x.shape[1:]),

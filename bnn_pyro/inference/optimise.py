@@ -195,7 +195,7 @@ def _batches(num: int, size: int, seed: int, start: int, stop: int, device: torc
     while step < stop:
         epoch, first = divmod(step, per_epoch)
         order = torch.randperm(num, generator=torch.Generator().manual_seed(seed * 1_000_003 + epoch)).to(device)
-        for batch in order.split(size)[first:]:
+        for batch in order.tensor_split(per_epoch)[first:]:  # sizes differ by one row at most
             yield batch
             step += 1
 

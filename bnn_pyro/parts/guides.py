@@ -50,7 +50,7 @@ class MeanFieldNormal(_Flat):
 
     def __init__(self, initial: Mapping[str, Tensor], init_scale: float = 0.01) -> None:
         super().__init__(initial)
-        self.rho = nn.Parameter(torch.full_like(self.loc, math.log(math.expm1(init_scale))))
+        self.rho = nn.Parameter(torch.full_like(self.loc, init_scale + math.log(-math.expm1(-init_scale))))
 
     @property
     def scale(self) -> Tensor:

@@ -41,10 +41,14 @@ class MLP(MeanField):
                 entry={"hidden": (100,), "prior": "normal:1"}, method={"epochs": 100, "batch_size": 64, "lr": 3e-3}
             )
         },
-        "mnist": {
-            "map": Fit(
-                entry={"hidden": (400, 400), "prior": "normal:1"}, method={"epochs": 20, "batch_size": 128, "lr": 1e-3}
-            )
+        **{
+            name: {
+                "map": Fit(
+                    entry={"hidden": (400, 400), "prior": "normal:1"},
+                    method={"epochs": 20, "batch_size": 128, "lr": 1e-3},
+                )
+            }
+            for name in ("mnist", "fashion-mnist", "kmnist")
         },
     }
 
