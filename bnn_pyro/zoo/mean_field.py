@@ -43,7 +43,7 @@ class MeanField:
     bias: bool = True
     prior: str = "fan-in:1"
     noise: str | float = "learned"
-    init_scale: float = 0.01
+    init_scale: float = 1e-3
 
     summary: ClassVar[str] = "A mean and a standard deviation for every weight (Bayes by Backprop)"
     paper: ClassVar[str] = "Blundell et al. 2015, arXiv:1505.05424"
@@ -61,16 +61,22 @@ class MeanField:
                 method={"epochs": 450, "lr": 0.02},
             )
         },
+        "diabetes": {
+            "svi": Fit(
+                entry={"hidden": (50,), "prior": "fan-in:0.5", "init_scale": 0.01}, method={"epochs": 800, "lr": 0.02}
+            )
+        },
         "digits": {
             "svi": Fit(
-                entry={"hidden": (100,), "prior": "normal:3"}, method={"epochs": 100, "batch_size": 64, "lr": 3e-3}
+                entry={"hidden": (100,), "prior": "normal:3", "init_scale": 0.01},
+                method={"epochs": 100, "batch_size": 64, "lr": 3e-3},
             )
         },
         # Chosen on MNIST; the two others have its shape and size, and nothing was chosen on them.
         **{
             name: {
                 "svi": Fit(
-                    entry={"hidden": (400, 400), "prior": "normal:3"},
+                    entry={"hidden": (400, 400), "prior": "normal:3", "init_scale": 0.01},
                     method={"epochs": 20, "batch_size": 128, "lr": 1e-3},
                 )
             }

@@ -36,6 +36,7 @@ class MLP(MeanField):
                 entry={"hidden": (5, 5), "activation": "tanh", "prior": "fan-in:2"}, method={"epochs": 600, "lr": 0.02}
             )
         },
+        "diabetes": {"map": Fit(entry={"hidden": (50,), "prior": "fan-in:1"}, method={"epochs": 800, "lr": 0.02})},
         "digits": {
             "map": Fit(
                 entry={"hidden": (100,), "prior": "normal:1"}, method={"epochs": 100, "batch_size": 64, "lr": 3e-3}
