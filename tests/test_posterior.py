@@ -18,7 +18,9 @@ METHODS = {"guide": bp.SVI(epochs=10), "chains": bp.MAP(epochs=10)}
 
 def fit(kind, out=None, seed=4):
     # a σ of 0.1 keeps 500 draws of one float32 apart
-    return bp.fit(bp.MeanField(hidden=(3,), init_scale=0.1), PROBLEM.data, METHODS[kind], seed=seed, out=out, progress=False)
+    return bp.fit(
+        bp.MeanField(hidden=(3,), init_scale=0.1), PROBLEM.data, METHODS[kind], seed=seed, out=out, progress=False
+    )
 
 
 @pytest.fixture(params=METHODS)
