@@ -27,6 +27,7 @@ _HOMES = {
     "ZOO": "zoo",
     "MLP": "zoo",
     "MeanField": "zoo",
+    "HiddenLayer": "parts.hidden_layer",
     "Posterior": "posterior",
     "Prediction": "predictive",
     "predict": "predictive",
