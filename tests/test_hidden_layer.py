@@ -17,8 +17,8 @@ from pyro.infer import Predictive, Trace_ELBO, TraceMeanField_ELBO
 from torch.distributions import Normal, kl_divergence
 
 import bnn_pyro as bp
-from bnn_pyro.parts import hidden_layer
-from bnn_pyro.parts.hidden_layer import HiddenLayer, LocalLinear
+from bnn_pyro.parts.hidden_layer import HiddenLayer
+from bnn_pyro.parts.local_layer import KLNormal, LocalLinear
 
 SHORTFALL = 0.3  # nats
 
@@ -55,13 +55,13 @@ def test_moments_are_those_of_sampled_weights(non_linearity, bias, draws=200_000
 
 def test_gradient_of_the_local_linear_map():
     one = layer(B=5)
-    inputs = [t.clone().requires_grad_() for t in (one.X, one.A_mean, one.A_scale)]
+    inputs = [t.clone().requires_grad_() for t in (one.X, one.A_mean, one.A_variance)]
 
     for shape in (torch.Size(), torch.Size((3,)), torch.Size((2, 2))):
 
-        def draw(x, mean, scale, shape=shape):
+        def draw(x, mean, variance, shape=shape):
             with bp.isolated(1):  # the same noise in every call
-                return LocalLinear.apply(x, mean, scale, shape)
+                return LocalLinear.apply(x, mean, variance, shape)
 
         assert torch.autograd.gradcheck(draw, inputs)
 
@@ -91,6 +91,9 @@ def test_kl_against_torch(dtype):
     exact = kl_divergence(Normal(q.A_mean, q.A_scale), Normal(0.0, 0.7)).sum()
     assert torch.allclose(q.KL, exact)
     p = layer(seed=5, dtype=dtype)
+    if dtype == torch.float64:
+        tensors = [t.clone().requires_grad_() for t in (q.A_mean, q.A_scale, p.A_mean[:1], p.A_scale[:, :1])]
+        assert torch.autograd.gradcheck(KLNormal.apply, tensors)  # the prior's broadcast
     rows = kl_divergence(q, p)
     assert rows.shape == q.batch_shape and rows.dtype == dtype
     assert torch.allclose(rows.sum(), kl_divergence(q.weights, p.weights).sum())
@@ -183,14 +186,14 @@ def test_mini_batches_with_their_factor():
 
 
 def test_planted_faults_are_caught(monkeypatch):
-    right = hidden_layer._kl_normal
+    right = KLNormal.apply
     faults = {
         "counted for every row": lambda *a: len(PROBLEM.x) * right(*a),
         "rewarded": lambda *a: -right(*a),
         "forgotten": lambda *a: 0 * right(*a),
     }
     for fault, kl in faults.items():
-        monkeypatch.setattr(hidden_layer, "_kl_normal", kl)
+        monkeypatch.setattr(KLNormal, "apply", kl)
         assert fit(PROBLEM, TraceMeanField_ELBO(), steps=600) < BEST - 2 * SHORTFALL, fault
     monkeypatch.undo()
     assert fit(PROBLEM, TraceMeanField_ELBO(), batch=20, kl_factor=1.0, steps=1500) < BEST - SHORTFALL  # no B/N

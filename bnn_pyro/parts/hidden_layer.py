@@ -31,14 +31,15 @@ from collections.abc import Callable
 import pyro.distributions as dist
 import torch
 import torch.nn.functional as F
-from pyro.distributions import constraints
 from torch import Tensor
 from torch.distributions import register_kl
 
-__all__ = ["HiddenLayer", "LocalLinear"]
+from bnn_pyro.parts.local_layer import KLNormal, LocalLayer, LocalLinear
+
+__all__ = ["HiddenLayer"]
 
 
-class HiddenLayer(dist.TorchDistribution):
+class HiddenLayer(LocalLayer):
     """The output of a Bayesian linear layer; arguments as those of ``pyro.contrib.bnn.HiddenLayer``.
 
     X: (…, B, D) inputs.   A_mean, A_scale: (D, H) mean and standard deviation of the weights.
@@ -53,10 +54,6 @@ class HiddenLayer(dist.TorchDistribution):
 
     Raises ValueError where the shapes do not fit.
     """
-
-    arg_constraints: dict = {}  # noqa: RUF012
-    support = constraints.real_vector
-    has_rsample = True
 
     def __init__(
         self,
@@ -75,26 +72,10 @@ class HiddenLayer(dist.TorchDistribution):
             )
         if X.dim() < 2 or X.shape[-1] != A_mean.shape[0]:
             raise ValueError(f"X must be (…, B, {A_mean.shape[0]}) for these weights, got {tuple(X.shape)}")
-        self.X, self.A_mean, self.A_scale = X, A_mean, A_scale
-        self.non_linearity, self.KL_factor, self.A_prior_scale = non_linearity, KL_factor, A_prior_scale
+        self.A_mean, self.A_scale, self.A_prior_scale = A_mean, A_scale, A_prior_scale
         self.include_hidden_bias, self.weight_space_sampling = include_hidden_bias, weight_space_sampling
         width = A_mean.shape[1] + int(include_hidden_bias)
-        super().__init__(X.shape[:-1], torch.Size((width,)), validate_args=False)
-
-    def expand(self, batch_shape: torch.Size, _instance: object = None) -> HiddenLayer:
-        """The same layer for a larger batch; the weights' KL is still counted once for each leading index."""
-        if torch.Size(batch_shape) == self.batch_shape:
-            return self
-        return HiddenLayer(
-            self.X.expand(*batch_shape, self.X.shape[-1]),
-            self.A_mean,
-            self.A_scale,
-            self.non_linearity,
-            self.KL_factor,
-            self.A_prior_scale,
-            self.include_hidden_bias,
-            self.weight_space_sampling,
-        )
+        super().__init__(X, torch.Size((width,)), 1, non_linearity, KL_factor)
 
     @property
     def weights(self) -> dist.Normal:
@@ -102,82 +83,31 @@ class HiddenLayer(dist.TorchDistribution):
         return dist.Normal(self.A_mean, self.A_scale, validate_args=False)
 
     @property
+    def A_variance(self) -> Tensor:
+        """Variance of the weights, (D, H)."""
+        return self.A_scale.square()
+
+    @property
     def KL(self) -> Tensor:
         """KL(A ‖ Normal(0, A_prior_scale)) of all weights, a scalar in nats, without KL_factor."""
-        return _kl_normal(self.A_mean, self.A_scale, torch.zeros(()), torch.as_tensor(self.A_prior_scale))
+        prior_scale = torch.as_tensor(self.A_prior_scale, dtype=self.A_mean.dtype, device=self.A_mean.device)
+        return KLNormal.apply(self.A_mean, self.A_scale, torch.zeros_like(prior_scale), prior_scale)
+
+    def pre_activation(self, sample_shape: torch.Size) -> Tensor:
+        """Draws of X A, sample_shape + (…, B, H)."""
+        if self.weight_space_sampling:
+            lead = sample_shape + self.batch_shape[:-1]
+            noise = torch.randn(lead + self.A_mean.shape, dtype=self.A_mean.dtype, device=self.A_mean.device)
+            return self.X @ (self.A_mean + self.A_scale * noise)
+        return LocalLinear.apply(self.X, self.A_mean, self.A_variance, sample_shape)
 
     def rsample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:  # noqa: B008 (torch's own signature)
         """Outputs of shape sample_shape + batch_shape + event_shape."""
-        shape = torch.Size(sample_shape)
-        if self.weight_space_sampling:
-            lead = shape + self.batch_shape[:-1]
-            noise = torch.randn(lead + self.A_mean.shape, dtype=self.A_mean.dtype, device=self.A_mean.device)
-            activation = self.X @ (self.A_mean + self.A_scale * noise)
-        else:
-            activation = LocalLinear.apply(self.X, self.A_mean, self.A_scale, shape)
-        if self.non_linearity is not None:
-            activation = self.non_linearity(activation)
+        output = super().rsample(sample_shape)
         if self.include_hidden_bias:
-            activation = F.pad(activation, (0, 1), value=1.0)
-        activation.drawn_from = self  # lets the model's layer find q under Trace_ELBO
-        return activation
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        """log p − log q's share of this site, (…, B): −KL per row in the model, 0 in the guide.
-
-        Raises NotImplementedError for a value that no HiddenLayer has drawn: its density is not tractable.
-        """
-        q = getattr(value, "drawn_from", None)
-        if q is None:
-            raise NotImplementedError(
-                "a HiddenLayer has no tractable density of its output: use it in model and guide under an ELBO "
-                "(TraceMeanField_ELBO, Trace_ELBO), or sample weights instead (bnn_pyro.MeanField) for MCMC"
-            )
-        if q is self or (q.A_mean is self.A_mean and q.A_scale is self.A_scale):
-            return self.X.new_zeros(self.batch_shape)
-        return -_kl_rows(q, self)
-
-
-class LocalLinear(torch.autograd.Function):
-    """Pre-activations mean + √variance·ε and their gradients, with nothing larger than an activation kept.
-
-    Backward, for a gradient G of the output and R = G·ε / (2·std) that of the variance (0 where the variance is 0):
-
-        dA_mean = Xᵀ G      dA_scale = 2·A_scale·(X²)ᵀ R      dX = G A_meanᵀ + 2·X·(R (A_scale²)ᵀ)
-
-    and d of the standard deviation where the variance is exactly 0 is taken as 0, the value of its symmetric
-    derivative: there the output does not depend on A_scale (X = 0) or ε averages it away.
-    """
-
-    @staticmethod
-    def forward(ctx, X: Tensor, A_mean: Tensor, A_scale: Tensor, sample_shape: torch.Size) -> Tensor:
-        """Sample; shapes as in HiddenLayer, output sample_shape + (…, B, H)."""
-        std = (X.square() @ A_scale.square()).sqrt_()
-        noise = torch.randn(sample_shape + std.shape, dtype=std.dtype, device=std.device)
-        output = torch.addcmul(X @ A_mean, std, noise)
-        ctx.save_for_backward(X, A_mean, A_scale, noise, std)
+            output = F.pad(output, (0, 1), value=1.0)
+            output.drawn_from = self
         return output
-
-    @staticmethod
-    def backward(ctx, G: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
-        """Gradients for X, A_mean, A_scale."""
-        X, A_mean, A_scale, noise, std = ctx.saved_tensors
-        needs = ctx.needs_input_grad
-        R = torch.where(std > 0, G * noise / (2 * std), torch.zeros((), dtype=std.dtype, device=std.device))
-        extra = G.dim() - std.dim()
-        if extra:  # many draws of one input: their gradients add
-            G, R = G.sum(tuple(range(extra))), R.sum(tuple(range(extra)))
-        flat_X, flat_G, flat_R = X.reshape(-1, X.shape[-1]), G.reshape(-1, G.shape[-1]), R.reshape(-1, R.shape[-1])
-        d_mean = flat_X.mT @ flat_G if needs[1] else None
-        d_scale = 2 * A_scale * (flat_X.square().mT @ flat_R) if needs[2] else None
-        d_X = G @ A_mean.mT + 2 * X * (R @ A_scale.square().mT) if needs[0] else None
-        return d_X, d_mean, d_scale, None
-
-
-def _kl_normal(mean: Tensor, scale: Tensor, prior_mean: Tensor, prior_scale: Tensor) -> Tensor:
-    """Σ KL(Normal(mean, scale) ‖ Normal(prior_mean, prior_scale)), in nats."""
-    ratio = scale / prior_scale
-    return 0.5 * (ratio.square() + ((mean - prior_mean) / prior_scale).square() - 1 - 2 * ratio.log()).sum()
 
 
 @register_kl(HiddenLayer, HiddenLayer)
@@ -188,5 +118,4 @@ def _kl_rows(q: HiddenLayer, p: HiddenLayer) -> Tensor:
             f"guide and model have weights of other shapes at one site: {tuple(q.A_mean.shape)} "
             f"and {tuple(p.A_mean.shape)}"
         )
-    whole = q.KL_factor * _kl_normal(q.A_mean, q.A_scale, p.A_mean, p.A_scale)
-    return (whole / q.batch_shape[-1]).expand(q.batch_shape)
+    return q.per_row(KLNormal.apply(q.A_mean, q.A_scale, p.A_mean, p.A_scale))

@@ -1,0 +1,162 @@
+"""Local reparametrization: what a Bayesian layer needs to sample its output instead of its weights.
+
+:class:`LocalLayer` is the Pyro distribution over a layer's activations that the layers of this package share: its
+shapes, its sampling, and how the KL of its weights enters an ELBO. :class:`LocalLinear` samples pre-activations with
+gradients of its own, :class:`KLNormal` is the KL of two sets of independent Normal weights. Kingma, Salimans &
+Welling 2015, arXiv:1506.02557.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pyro.distributions as dist
+import torch
+from pyro.distributions import constraints
+from torch import Tensor
+from torch.distributions import kl_divergence
+
+__all__ = ["KLNormal", "LocalLayer", "LocalLinear", "drawn_from"]
+
+
+class LocalLayer(dist.TorchDistribution):
+    """The activations of a layer whose weights are random: batch shape (…, B), one row per input.
+
+    The density of activations is not tractable and inside an ELBO not needed: log p − log q integrates to −KL of the
+    weights. A share of 1/B of it belongs to each row, so that a plate over the rows adds up to one KL; see
+    ``parts.hidden_layer``. Each pair (layer of the guide, layer of the model) registers its ``kl_divergence``.
+    """
+
+    arg_constraints: dict = {}  # noqa: RUF012
+    has_rsample = True
+
+    def __init__(
+        self,
+        X: Tensor,
+        event_shape: torch.Size,
+        input_dims: int,
+        non_linearity: Callable[[Tensor], Tensor] | None,
+        KL_factor: float,
+    ) -> None:
+        self.X, self.input_dims, self.non_linearity, self.KL_factor = X, input_dims, non_linearity, KL_factor
+        self._origin = self  # the same object in every expanded copy
+        super().__init__(X.shape[: X.dim() - input_dims], event_shape, validate_args=False)
+
+    @constraints.dependent_property(is_discrete=False)
+    def support(self) -> constraints.Constraint:
+        """Reals, as one event."""
+        return constraints.independent(constraints.real, len(self.event_shape))
+
+    def expand(self, batch_shape: torch.Size, _instance: object = None) -> LocalLayer:
+        """The same layer for a larger batch; the weights' KL is still counted once for each leading index."""
+        batch_shape = torch.Size(batch_shape)
+        if batch_shape == self.batch_shape:
+            return self
+        new = copy.copy(self)
+        new.X = self.X.expand(batch_shape + self.X.shape[self.X.dim() - self.input_dims :])
+        new._batch_shape = batch_shape
+        return new
+
+    def pre_activation(self, sample_shape: torch.Size) -> Tensor:
+        """Reparametrised draws before the non-linearity, sample_shape + batch_shape + (…)."""
+        raise NotImplementedError
+
+    def rsample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:  # noqa: B008 (torch's own signature)
+        """Activations of shape sample_shape + batch_shape + event_shape."""
+        activation = self.pre_activation(torch.Size(sample_shape))
+        if self.non_linearity is not None:
+            activation = self.non_linearity(activation)
+        activation.drawn_from = self  # lets the model's layer find q under Trace_ELBO
+        return activation
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """log p − log q's share of this site, (…, B): −KL per row in the model, 0 in the guide.
+
+        Raises NotImplementedError for a value that no HiddenLayer has drawn: its density is not tractable.
+        """
+        q = drawn_from(value)
+        if q._origin is self._origin:
+            return self.X.new_zeros(self.batch_shape)
+        return -kl_divergence(q, self)
+
+    def per_row(self, whole: Tensor) -> Tensor:
+        """KL_factor·whole/B for every row, of batch shape: what a plate over the rows adds up to ``whole`` again."""
+        return (self.KL_factor * whole / self.batch_shape[-1]).expand(self.batch_shape)
+
+
+def drawn_from(value: Tensor) -> LocalLayer:
+    """The layer that drew these activations. Raises NotImplementedError where none did."""
+    q = getattr(value, "drawn_from", None)
+    if q is None:
+        raise NotImplementedError(
+            "a HiddenLayer has no tractable density of its output: use it in model and guide under an ELBO "
+            "(TraceMeanField_ELBO, Trace_ELBO), or sample weights instead (bnn_pyro.MeanField) for MCMC"
+        )
+    return q
+
+
+class LocalLinear(torch.autograd.Function):
+    """Pre-activations mean + √variance·ε and their gradients, with nothing larger than an activation kept.
+
+    With M the weights' mean, V their variance, G the gradient of the output, std its standard deviation and
+    R = G·ε / (2·std) the gradient of its variance (0 where that is 0):
+
+        dM = Xᵀ G      dV = (X²)ᵀ R      dX = G Mᵀ + 2·X·(R Vᵀ)
+
+    d of the standard deviation where the variance is exactly 0 is taken as 0, the value of its symmetric derivative:
+    there the output does not depend on V (X = 0) or ε averages it away.
+    """
+
+    @staticmethod
+    def forward(ctx, X: Tensor, A_mean: Tensor, A_variance: Tensor, sample_shape: torch.Size) -> Tensor:
+        """Sample; shapes as in HiddenLayer, output sample_shape + (…, B, H)."""
+        std = (X.square() @ A_variance).sqrt_()
+        noise = torch.randn(sample_shape + std.shape, dtype=std.dtype, device=std.device)
+        ctx.save_for_backward(X, A_mean, A_variance, noise, std)
+        return torch.addcmul(X @ A_mean, std, noise)
+
+    @staticmethod
+    def backward(ctx, G: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+        """Gradients for X, A_mean, A_variance."""
+        X, A_mean, A_variance, noise, std = ctx.saved_tensors
+        needs = ctx.needs_input_grad
+        R = (G * noise).div_(2 * std).masked_fill_(std == 0, 0.0)
+        extra = G.dim() - std.dim()
+        if extra:  # many draws of one input: their gradients add
+            G, R = G.sum(tuple(range(extra))), R.sum(tuple(range(extra)))
+        flat_X, flat_G, flat_R = X.reshape(-1, X.shape[-1]), G.reshape(-1, G.shape[-1]), R.reshape(-1, R.shape[-1])
+        d_mean = flat_X.mT @ flat_G if needs[1] else None
+        d_variance = flat_X.square().mT @ flat_R if needs[2] else None
+        d_X = torch.addcmul(G @ A_mean.mT, X, R @ A_variance.mT, value=2) if needs[0] else None
+        return d_X, d_mean, d_variance, None
+
+
+class KLNormal(torch.autograd.Function):
+    """Σ KL(Normal(μ, σ) ‖ Normal(m, s)) in nats and its gradients, in as few passes over the weights as there can be.
+
+        KL = ½((σ² + (μ − m)²)/s² − 1) − log σ + log s      dμ = (μ − m)/s²      dσ = σ/s² − 1/σ
+
+    μ and σ have one shape, m and s broadcast against it.
+    """
+
+    @staticmethod
+    def forward(ctx, mean: Tensor, scale: Tensor, prior_mean: Tensor, prior_scale: Tensor) -> Tensor:
+        """A scalar."""
+        ctx.save_for_backward(mean, scale, prior_mean, prior_scale)
+        gap, ratio = ((mean - prior_mean) / prior_scale).flatten(), (scale / prior_scale).flatten()
+        return 0.5 * (ratio.dot(ratio) + gap.dot(gap) - ratio.numel()) - ratio.log_().sum()
+
+    @staticmethod
+    def backward(ctx, g: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients for the four."""
+        mean, scale, prior_mean, prior_scale = ctx.saved_tensors
+        needs, precision = ctx.needs_input_grad, g / prior_scale.square()
+        d_mean = (mean - prior_mean).mul_(precision) if needs[0] or needs[2] else None
+        d_scale = torch.addcdiv(scale * precision, -g, scale) if needs[1] else None
+        d_prior_mean = -d_mean.sum_to_size(prior_mean.shape) if needs[2] else None
+        d_prior_scale = None
+        if needs[3]:
+            squares = (scale.square() + (mean - prior_mean).square()) / prior_scale.square()
+            d_prior_scale = (g * (1 - squares) / prior_scale).sum_to_size(prior_scale.shape)
+        return d_mean, d_scale, d_prior_mean, d_prior_scale
