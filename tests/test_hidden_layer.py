@@ -18,7 +18,8 @@ from torch.distributions import Normal, kl_divergence
 
 import bnn_pyro as bp
 from bnn_pyro.parts.hidden_layer import HiddenLayer
-from bnn_pyro.parts.local_layer import KLNormal, LocalLinear
+from bnn_pyro.parts.local_layer import LocalLinear
+from bnn_pyro.parts.weights import KLNormal
 
 SHORTFALL = 0.3  # nats
 
@@ -55,7 +56,7 @@ def test_moments_are_those_of_sampled_weights(non_linearity, bias, draws=200_000
 
 def test_gradient_of_the_local_linear_map():
     one = layer(B=5)
-    inputs = [t.clone().requires_grad_() for t in (one.X, one.A_mean, one.A_variance)]
+    inputs = [t.clone().requires_grad_() for t in (one.X, one.A_mean, one.weights.variance)]
 
     for shape in (torch.Size(), torch.Size((3,)), torch.Size((2, 2))):
 

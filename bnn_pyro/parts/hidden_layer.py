@@ -28,18 +28,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import pyro.distributions as dist
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.distributions import register_kl
 
-from bnn_pyro.parts.local_layer import KLNormal, LocalLayer, LocalLinear
+from bnn_pyro.parts.local_layer import LinearLayer
+from bnn_pyro.parts.weights import KLNormal, NormalWeights
 
 __all__ = ["HiddenLayer"]
 
 
-class HiddenLayer(LocalLayer):
+class HiddenLayer(LinearLayer):
     """The output of a Bayesian linear layer; arguments as those of ``pyro.contrib.bnn.HiddenLayer``.
 
     X: (…, B, D) inputs.   A_mean, A_scale: (D, H) mean and standard deviation of the weights.
@@ -70,22 +69,11 @@ class HiddenLayer(LocalLayer):
             raise ValueError(
                 f"A_mean and A_scale must both be (D, H), got {tuple(A_mean.shape)} and {tuple(A_scale.shape)}"
             )
-        if X.dim() < 2 or X.shape[-1] != A_mean.shape[0]:
-            raise ValueError(f"X must be (…, B, {A_mean.shape[0]}) for these weights, got {tuple(X.shape)}")
         self.A_mean, self.A_scale, self.A_prior_scale = A_mean, A_scale, A_prior_scale
         self.include_hidden_bias, self.weight_space_sampling = include_hidden_bias, weight_space_sampling
-        width = A_mean.shape[1] + int(include_hidden_bias)
-        super().__init__(X, torch.Size((width,)), 1, non_linearity, KL_factor)
-
-    @property
-    def weights(self) -> dist.Normal:
-        """The distribution of A, (D, H) independent Normals."""
-        return dist.Normal(self.A_mean, self.A_scale, validate_args=False)
-
-    @property
-    def A_variance(self) -> Tensor:
-        """Variance of the weights, (D, H)."""
-        return self.A_scale.square()
+        super().__init__(X, NormalWeights(A_mean, A_scale), non_linearity, KL_factor)
+        if include_hidden_bias:
+            self._event_shape = torch.Size((A_mean.shape[1] + 1,))
 
     @property
     def KL(self) -> Tensor:
@@ -96,10 +84,8 @@ class HiddenLayer(LocalLayer):
     def pre_activation(self, sample_shape: torch.Size) -> Tensor:
         """Draws of X A, sample_shape + (…, B, H)."""
         if self.weight_space_sampling:
-            lead = sample_shape + self.batch_shape[:-1]
-            noise = torch.randn(lead + self.A_mean.shape, dtype=self.A_mean.dtype, device=self.A_mean.device)
-            return self.X @ (self.A_mean + self.A_scale * noise)
-        return LocalLinear.apply(self.X, self.A_mean, self.A_variance, sample_shape)
+            return self.X @ self.weights.rsample(sample_shape + self.batch_shape[:-1])
+        return super().pre_activation(sample_shape)
 
     def rsample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:  # noqa: B008 (torch's own signature)
         """Outputs of shape sample_shape + batch_shape + event_shape."""
@@ -108,14 +94,3 @@ class HiddenLayer(LocalLayer):
             output = F.pad(output, (0, 1), value=1.0)
             output.drawn_from = self
         return output
-
-
-@register_kl(HiddenLayer, HiddenLayer)
-def _kl_rows(q: HiddenLayer, p: HiddenLayer) -> Tensor:
-    """KL_factor · KL(q(A) ‖ p(A)) / B for each row, of q's batch shape; a plate over the rows adds up to one KL."""
-    if q.A_mean.shape != p.A_mean.shape:
-        raise ValueError(
-            f"guide and model have weights of other shapes at one site: {tuple(q.A_mean.shape)} "
-            f"and {tuple(p.A_mean.shape)}"
-        )
-    return q.per_row(KLNormal.apply(q.A_mean, q.A_scale, p.A_mean, p.A_scale))

@@ -1,9 +1,9 @@
 """Local reparametrization: what a Bayesian layer needs to sample its output instead of its weights.
 
 :class:`LocalLayer` is the Pyro distribution over a layer's activations that the layers of this package share: its
-shapes, its sampling, and how the KL of its weights enters an ELBO. :class:`LocalLinear` samples pre-activations with
-gradients of its own, :class:`KLNormal` is the KL of two sets of independent Normal weights. Kingma, Salimans &
-Welling 2015, arXiv:1506.02557.
+shapes, its sampling, and how the KL of its weights enters an ELBO. :class:`LinearLayer` is the fully connected one;
+:class:`LocalLinear` samples its pre-activations with gradients of its own. Kingma, Salimans & Welling 2015,
+arXiv:1506.02557.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import pyro.distributions as dist
 import torch
 from pyro.distributions import constraints
 from torch import Tensor
-from torch.distributions import kl_divergence
+from torch.distributions import kl_divergence, register_kl
 
-__all__ = ["KLNormal", "LocalLayer", "LocalLinear", "drawn_from"]
+__all__ = ["LinearLayer", "LocalLayer", "LocalLinear"]
 
 
 class LocalLayer(dist.TorchDistribution):
@@ -25,7 +25,11 @@ class LocalLayer(dist.TorchDistribution):
 
     The density of activations is not tractable and inside an ELBO not needed: log p − log q integrates to −KL of the
     weights. A share of 1/B of it belongs to each row, so that a plate over the rows adds up to one KL; see
-    ``parts.hidden_layer``. Each pair (layer of the guide, layer of the model) registers its ``kl_divergence``.
+    ``parts.hidden_layer``.
+
+    X: (…, B, *input), inputs of ``input_dims`` dimensions each.   weights: their distribution, of batch shape ();
+        in a guide with ``mean`` and ``variance``.   event_shape: of one row's activations.
+    non_linearity: applied to the pre-activations; None for none.   KL_factor: weight of the KL.
     """
 
     arg_constraints: dict = {}  # noqa: RUF012
@@ -34,12 +38,14 @@ class LocalLayer(dist.TorchDistribution):
     def __init__(
         self,
         X: Tensor,
+        weights: dist.TorchDistribution,
         event_shape: torch.Size,
         input_dims: int,
         non_linearity: Callable[[Tensor], Tensor] | None,
         KL_factor: float,
     ) -> None:
-        self.X, self.input_dims, self.non_linearity, self.KL_factor = X, input_dims, non_linearity, KL_factor
+        self.X, self.weights, self.input_dims = X, weights, input_dims
+        self.non_linearity, self.KL_factor = non_linearity, KL_factor
         self._origin = self  # the same object in every expanded copy
         super().__init__(X.shape[: X.dim() - input_dims], event_shape, validate_args=False)
 
@@ -73,27 +79,45 @@ class LocalLayer(dist.TorchDistribution):
     def log_prob(self, value: Tensor) -> Tensor:
         """log p − log q's share of this site, (…, B): −KL per row in the model, 0 in the guide.
 
-        Raises NotImplementedError for a value that no HiddenLayer has drawn: its density is not tractable.
+        Raises NotImplementedError for a value that no layer has drawn: its density is not tractable.
         """
-        q = drawn_from(value)
-        if q._origin is self._origin:
-            return self.X.new_zeros(self.batch_shape)
-        return -kl_divergence(q, self)
+        q = getattr(value, "drawn_from", None)
+        if q is None:
+            raise NotImplementedError(
+                "a HiddenLayer has no tractable density of its output: use it in model and guide under an ELBO "
+                "(TraceMeanField_ELBO, Trace_ELBO), or sample weights instead (bnn_pyro.MeanField) for MCMC"
+            )
+        return self.X.new_zeros(self.batch_shape) if q._origin is self._origin else -kl_divergence(q, self)
 
-    def per_row(self, whole: Tensor) -> Tensor:
-        """KL_factor·whole/B for every row, of batch shape: what a plate over the rows adds up to ``whole`` again."""
-        return (self.KL_factor * whole / self.batch_shape[-1]).expand(self.batch_shape)
+
+@register_kl(LocalLayer, LocalLayer)
+def _kl_rows(q: LocalLayer, p: LocalLayer) -> Tensor:
+    """KL_factor · KL(q(w) ‖ p(w)) / B for each row, of q's batch shape; a plate over the rows adds up to one KL."""
+    whole = kl_divergence(q.weights, p.weights)
+    return (q.KL_factor * whole / q.batch_shape[-1]).expand(q.batch_shape)
 
 
-def drawn_from(value: Tensor) -> LocalLayer:
-    """The layer that drew these activations. Raises NotImplementedError where none did."""
-    q = getattr(value, "drawn_from", None)
-    if q is None:
-        raise NotImplementedError(
-            "a HiddenLayer has no tractable density of its output: use it in model and guide under an ELBO "
-            "(TraceMeanField_ELBO, Trace_ELBO), or sample weights instead (bnn_pyro.MeanField) for MCMC"
-        )
-    return q
+class LinearLayer(LocalLayer):
+    """The output of a Bayesian linear layer: X (…, B, D) and weights of event shape (D, H) to (…, B, H).
+
+    Raises ValueError where the shapes do not fit.
+    """
+
+    def __init__(
+        self,
+        X: Tensor,
+        weights: dist.TorchDistribution,
+        non_linearity: Callable[[Tensor], Tensor] | None = None,
+        KL_factor: float = 1.0,
+    ) -> None:
+        D, H = weights.event_shape
+        if X.dim() < 2 or X.shape[-1] != D:
+            raise ValueError(f"X must be (…, B, {D}) for these weights, got {tuple(X.shape)}")
+        super().__init__(X, weights, torch.Size((H,)), 1, non_linearity, KL_factor)
+
+    def pre_activation(self, sample_shape: torch.Size) -> Tensor:
+        """Draws of X A, sample_shape + (…, B, H)."""
+        return LocalLinear.apply(self.X, self.weights.mean, self.weights.variance, sample_shape)
 
 
 class LocalLinear(torch.autograd.Function):
@@ -130,33 +154,3 @@ class LocalLinear(torch.autograd.Function):
         d_variance = flat_X.square().mT @ flat_R if needs[2] else None
         d_X = torch.addcmul(G @ A_mean.mT, X, R @ A_variance.mT, value=2) if needs[0] else None
         return d_X, d_mean, d_variance, None
-
-
-class KLNormal(torch.autograd.Function):
-    """Σ KL(Normal(μ, σ) ‖ Normal(m, s)) in nats and its gradients, in as few passes over the weights as there can be.
-
-        KL = ½((σ² + (μ − m)²)/s² − 1) − log σ + log s      dμ = (μ − m)/s²      dσ = σ/s² − 1/σ
-
-    μ and σ have one shape, m and s broadcast against it.
-    """
-
-    @staticmethod
-    def forward(ctx, mean: Tensor, scale: Tensor, prior_mean: Tensor, prior_scale: Tensor) -> Tensor:
-        """A scalar."""
-        ctx.save_for_backward(mean, scale, prior_mean, prior_scale)
-        gap, ratio = ((mean - prior_mean) / prior_scale).flatten(), (scale / prior_scale).flatten()
-        return 0.5 * (ratio.dot(ratio) + gap.dot(gap) - ratio.numel()) - ratio.log_().sum()
-
-    @staticmethod
-    def backward(ctx, g: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients for the four."""
-        mean, scale, prior_mean, prior_scale = ctx.saved_tensors
-        needs, precision = ctx.needs_input_grad, g / prior_scale.square()
-        d_mean = (mean - prior_mean).mul_(precision) if needs[0] or needs[2] else None
-        d_scale = torch.addcdiv(scale * precision, -g, scale) if needs[1] else None
-        d_prior_mean = -d_mean.sum_to_size(prior_mean.shape) if needs[2] else None
-        d_prior_scale = None
-        if needs[3]:
-            squares = (scale.square() + (mean - prior_mean).square()) / prior_scale.square()
-            d_prior_scale = (g * (1 - squares) / prior_scale).sum_to_size(prior_scale.shape)
-        return d_mean, d_scale, d_prior_mean, d_prior_scale
