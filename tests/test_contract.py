@@ -231,7 +231,7 @@ def test_a_guide_goes_in_and_out_of_isolation(name):
         trained = {k: v.clone() for k, v in guide.state_dict().items()}
         posterior = bp.Posterior(model, data.schema, guide=guide)
         assert bp.predict(posterior, data.x_test, num_draws=3).probs.shape == (3, 7, 2)
-        fitted = bp.fit(entry, data, quick("svi"), progress=False, device="cpu")
+        fitted = bp.fit(entry, data, quick(ZOO[name].methods[0]), progress=False, device="cpu")
         before = fitted.draw(2, seed=0)
         fitted.guide(data.x_test)
         SVI(model, guide, Adam({"lr": 0.05}), Trace_ELBO()).step(data.x_train, data.y_train)

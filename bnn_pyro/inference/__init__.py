@@ -1,10 +1,11 @@
 """Ways to infer a posterior, each a frozen dataclass of settings with the verb ``run``."""
 
+from bnn_pyro.inference.dropout import MCDropout
 from bnn_pyro.inference.method import Method
 from bnn_pyro.inference.point import MAP, MLE
 from bnn_pyro.inference.svi import SVI
 
 #: Every method by its name on the command line.
-METHODS: dict[str, type[Method]] = {"svi": SVI, "map": MAP, "mle": MLE}
+METHODS: dict[str, type[Method]] = {"svi": SVI, "map": MAP, "mle": MLE, "mc-dropout": MCDropout}
 
-__all__ = ["MAP", "METHODS", "MLE", "SVI", "Method"]
+__all__ = ["MAP", "METHODS", "MLE", "SVI", "MCDropout", "Method"]

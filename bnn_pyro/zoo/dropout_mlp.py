@@ -1,0 +1,68 @@
+"""The network with dropout: deterministic once trained, or Bayesian by masks that go on falling at prediction.
+
+    h₀ = x    h_l = act(W_l (z_l ∘ h_{l−1}) / (1 − p_l) + b_l)    y ~ likelihood(h_L)        z_l ~ Bernoulli(1 − p_l)
+
+Method map trains with masks and predicts without them (Srivastava, Hinton, Krizhevsky, Sutskever & Salakhutdinov 2014);
+mc-dropout keeps them, one for every draw (Gal & Ghahramani 2016). To the model p(y, w | x) they are no part of it: out
+of training mode it is that of ``MLP``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import nn
+
+from bnn_pyro.datasets.dataset import Schema
+from bnn_pyro.errors import UserError
+from bnn_pyro.parts.dropout import DroppedInputs
+from bnn_pyro.parts.likelihoods import make_likelihood
+from bnn_pyro.parts.nets import MLP
+from bnn_pyro.parts.priors import BayesianNet
+from bnn_pyro.zoo.entry import Fit
+
+__all__ = ["DropoutMLP"]
+
+
+@dataclass(frozen=True)
+class DropoutMLP:
+    """Settings of a multilayer perceptron with dropout.
+
+    hidden          widths of the hidden layers; () is a linear model
+    activation      relu, tanh, sigmoid, leaky_relu or gelu
+    bias            in every layer, or in none
+    prior           normal:SCALE, fan-in:SCALE or scale-mixture:WIDE,NARROW,WEIGHT: the weight decay
+    noise           regression only: learned, heteroscedastic, or a standard deviation in target units
+    input_dropout   share of the inputs that a mask removes; 0 for none
+    hidden_dropout  share of every hidden layer's units that a mask removes
+    """
+
+    hidden: tuple[int, ...] = (100,)
+    activation: str = "relu"
+    bias: bool = True
+    prior: str = "fan-in:1"
+    noise: str | float = "learned"
+    input_dropout: float = 0.2
+    hidden_dropout: float = 0.5
+
+    summary: ClassVar[str] = "A network with dropout, deterministic or with a mask for every draw (MC dropout)"
+    paper: ClassVar[str] = "Srivastava et al. 2014, JMLR 15:1929; Gal & Ghahramani 2016, arXiv:1506.02142"
+    methods: ClassVar[tuple[str, ...]] = ("mc-dropout", "map", "mle")
+    fits: ClassVar[Mapping[str, Mapping[str, Fit]]] = {}
+
+    def __post_init__(self) -> None:
+        if any(width < 1 for width in self.hidden):
+            raise UserError(f"hidden widths must be at least 1, got {self.hidden}")
+
+    def model(self, schema: Schema) -> BayesianNet:
+        """p(y, w | x), out of training mode; see ``Entry.model``."""
+        likelihood = make_likelihood(schema, self.noise)
+        rates = self.input_dropout, self.hidden_dropout
+        net = MLP(schema.input_shape, self.hidden, likelihood.outputs, self.activation, self.bias, rates)
+        return BayesianNet(net, likelihood, self.prior).eval()
+
+    def guide(self, model: nn.Module) -> DroppedInputs:
+        """q(w): the weights with dropped columns; see ``Entry.guide``."""
+        return DroppedInputs(model.initial, model.net.dropout_rates)
