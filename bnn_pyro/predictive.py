@@ -20,6 +20,7 @@ from torch import Tensor
 from bnn_pyro.errors import UserError
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.likelihoods import ReadLikelihood
+from bnn_pyro.parts.nets import in_mode
 from bnn_pyro.posterior import Posterior
 
 __all__ = ["Prediction", "predict"]
@@ -164,6 +165,8 @@ def predict(
 ) -> Prediction:
     """p(y | x, D) at standardised inputs, the forward pass vectorised over draws and chunked over draws and points.
 
+    The model is out of training mode meanwhile: all randomness is the draws'.
+
     x: (B, *input_shape), standardised (``data.x_test``, or ``schema.standardise(raw)``).
     num_draws: S; a posterior of stored draws gives at most as many as it holds.
     max_memory: bytes that a chunk's widest activation may take. The result itself takes 4·S·B·K bytes besides.
@@ -182,7 +185,7 @@ def predict(
         raise UserError("there is no input to predict: x has 0 rows")
     per_point = 4 * posterior.width  # bytes of the widest activation of one draw at one point
     blocks, done = [], 0
-    with torch.no_grad(), isolated(seed):
+    with torch.no_grad(), isolated(seed), in_mode(posterior.model, training=False):
         for block in posterior.blocks(num_draws, x):
             drawn = next(iter(block.values())).shape[0]
             at_once = max(1, min(drawn, max_memory // (per_point * min(len(x), 512))))

@@ -1,9 +1,9 @@
-"""Minimising -ELBO by Adam over mini-batches: the loop that SVI and the point estimates share.
+"""Minimising -ELBO over mini-batches: the loop that SVI and the point estimates share.
 
-The ELBO is Pyro's TraceMeanField_ELBO (closed-form KL wherever a pair of distributions has one), the optimiser is
-torch's fused Adam with a cosine decay: noise in the gradient is averaged away at the end instead of left in the answer.
-Every step is a function of (parameters, optimiser state, generator state, step number), so a checkpoint made between
-any two steps goes on to the very same result.
+The ELBO is Pyro's TraceMeanField_ELBO (closed-form KL wherever a pair of distributions has one), the learning rate
+falls by a cosine: noise in the gradient is averaged away at the end instead of left in the answer. Every step is a
+function of (parameters, optimiser state, generator state, step number), so a checkpoint made between any two steps
+goes on to the very same result.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference.density import Rescale
 from bnn_pyro.inference.method import Report
+from bnn_pyro.inference.optimisers import parse_optimiser
 from bnn_pyro.isolation import generator_state, set_generator_state
+from bnn_pyro.parts.nets import in_mode
 
 __all__ = ["ELBO", "Optimisation"]
 
@@ -80,14 +82,16 @@ class Optimisation:
 
     epochs      passes over the training rows
     batch_size  rows a step; 0 takes all rows in every step
-    lr          Adam's first learning rate; it falls by a cosine to ``final_lr``·lr
+    lr          the first learning rate; it falls by a cosine to ``final_lr``·lr
     final_lr    the last learning rate as a share of the first
+    optimiser   adam, or sgd:MOMENTUM, whose lr is that of the mean over the rows
     """
 
     epochs: int = 2000
     batch_size: int = 0
     lr: float = 0.01
     final_lr: float = 0.01
+    optimiser: str = "adam"
 
     def __post_init__(self) -> None:
         for name, low in (("epochs", 1), ("batch_size", 0)):
@@ -97,6 +101,7 @@ class Optimisation:
             raise UserError(f"lr must be positive and finite, got {self.lr}")
         if not 0 <= self.final_lr <= 1:
             raise UserError(f"final_lr is a share of lr between 0 and 1, got {self.final_lr}")
+        parse_optimiser(self.optimiser)
 
     def minimise(
         self,
@@ -107,16 +112,21 @@ class Optimisation:
         seed: int,
         latent: float = 1.0,
         num_particles: int = 1,
+        project: Callable[[], None] | None = None,
         checkpoint: Checkpoint | None = None,
         report: Report | None = None,
     ) -> dict[str, list[float]]:
         """Fit ``guide`` in place and return the trace {epoch, elbo, log_likelihood, kl}, means over the epochs.
 
+        The model is in training mode meanwhile, where dropout draws its masks.
+        project: called after every step, to bring the guide's parameters back to where they must stay.
+
         Raises UserError where the objective stops being finite, and Interrupted after a signal.
         """
         x, y = data.x_train, data.y_train
         elbo = ELBO(num_particles=num_particles)
-        optimiser = torch.optim.Adam(guide.parameters(), lr=self.lr, fused=True)
+        optimiser = parse_optimiser(self.optimiser)(guide.parameters(), self.lr, len(x))
+        first_lr = optimiser.param_groups[0]["lr"]
         size = self.batch_size if 0 < self.batch_size < len(x) else len(x)
         per_epoch = math.ceil(len(x) / size)
         total = per_epoch * self.epochs
@@ -149,10 +159,11 @@ class Optimisation:
             rows = slice(None) if index is None else index
             x_batch, y_batch = x[rows], y[rows]
             for group in optimiser.param_groups:
-                group["lr"] = self._rate(step / total)
+                group["lr"] = first_lr * self._decay(step / total)
             scaled = Rescale(len(x) / len(x_batch), latent)(model)
             try:
-                objective, log_likelihood = elbo.parts(scaled, Rescale(latent=latent)(guide), x_batch, y_batch)
+                with in_mode(model, training=True):
+                    objective, log_likelihood = elbo.parts(scaled, Rescale(latent=latent)(guide), x_batch, y_batch)
             except ValueError as refused:  # a likelihood is refused its NaN parameters before there is a loss
                 if "constraint" not in str(refused):
                     raise
@@ -160,6 +171,8 @@ class Optimisation:
             optimiser.zero_grad(set_to_none=True)
             (-objective).backward()
             optimiser.step()
+            if project is not None:
+                project()
             step += 1
             recent.append(torch.stack([objective.detach(), log_likelihood]))
             if step % window == 0 or step == total:
@@ -177,9 +190,9 @@ class Optimisation:
         _check_weights(guide, step, self.lr)
         return trace
 
-    def _rate(self, progress: float) -> float:
-        """Learning rate after a share of the steps."""
-        return self.lr * (self.final_lr + (1 - self.final_lr) * 0.5 * (1 + math.cos(math.pi * progress)))
+    def _decay(self, progress: float) -> float:
+        """Learning rate after a share of the steps, as a share of the first."""
+        return self.final_lr + (1 - self.final_lr) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
 def _batches(num: int, size: int, seed: int, start: int, stop: int, device: torch.device) -> Iterator[Tensor | None]:

@@ -2,11 +2,14 @@
 
     MAP: argmax_w log p(y | x, w) + log p(w)          MLE: argmax_w log p(y | x, w)
 
-Both are SVI with a point mass for a guide, whose KL to the prior is −log p(w); MLE gives it the weight 0.
+Both are SVI with a point mass for a guide, whose KL to the prior is −log p(w); MLE gives it the weight 0. Where the
+network has dropout the likelihood is averaged over its masks, and the weights found are those of the network without:
+the layers divide what they keep by its share, so that nothing needs to be scaled (Srivastava et al. 2014, section 10).
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,6 +17,7 @@ from torch import nn
 
 from bnn_pyro.checkpoint import Checkpoint
 from bnn_pyro.datasets.dataset import Dataset
+from bnn_pyro.errors import UserError
 from bnn_pyro.inference.method import Report
 from bnn_pyro.inference.optimise import Optimisation
 from bnn_pyro.parts.guides import PointMass
@@ -24,9 +28,19 @@ __all__ = ["MAP", "MLE"]
 
 @dataclass(frozen=True)
 class MAP(Optimisation):
-    """Settings of the maximum a posteriori estimate. The prior is the weight decay."""
+    """Settings of the maximum a posteriori estimate. The prior is the weight decay.
+
+    max_norm  c: after every step the incoming weights of a unit that are longer than c are shortened to it; 0: not
+    """
+
+    max_norm: float = 0.0
 
     prior_weight: ClassVar[float] = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.max_norm < math.inf:
+            raise UserError(f"max_norm must be positive, or 0 for none, got {self.max_norm}")
 
     def run(
         self,
@@ -40,12 +54,33 @@ class MAP(Optimisation):
     ) -> Posterior:
         """Find the point and return it as one chain of one draw; see ``Method.run``. The guide is not used."""
         point = PointMass(model.initial).to(data.x_train.device)
-        trace = self.minimise(
-            model, point, data, seed=seed, latent=self.prior_weight, checkpoint=checkpoint, report=report
-        )
-        trace["log_joint"], trace["log_prior"] = trace.pop("elbo"), [-kl for kl in trace.pop("kl")]
+        trace = self.find(model, point, data, seed=seed, checkpoint=checkpoint, report=report)
         chains = {site: value.detach()[None, None] for site, value in point.sites().items()}
         return Posterior(model, data.schema, chains=chains, trace=trace)
+
+    def find(
+        self,
+        model: nn.Module,
+        point: PointMass,
+        data: Dataset,
+        *,
+        seed: int,
+        checkpoint: Checkpoint | None = None,
+        report: Report | None = None,
+    ) -> dict[str, list[float]]:
+        """Move ``point`` in place and return the trace {epoch, log_likelihood, log_joint, log_prior}."""
+        trace = self.minimise(
+            model,
+            point,
+            data,
+            seed=seed,
+            latent=self.prior_weight,
+            project=(lambda: point.shorten(self.max_norm)) if self.max_norm else None,
+            checkpoint=checkpoint,
+            report=report,
+        )
+        trace["log_joint"], trace["log_prior"] = trace.pop("elbo"), [-kl for kl in trace.pop("kl")]
+        return trace
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,17 @@ class PointMass(_Flat):
     def forward(self, x: Tensor | None = None, y: Tensor | None = None) -> dict[str, Tensor]:
         """Sample every site: its value."""
         pyro.module(self.name, self)
-        return {
-            name: pyro.sample(name, dist.Delta(loc, validate_args=False).to_event(loc.dim()))
-            for name, loc in self._cut(self.loc).items()
-        }
+        return {name: pyro.sample(name, self._site(name, loc)) for name, loc in self._cut(self.loc).items()}
+
+    def _site(self, name: str, loc: Tensor) -> dist.TorchDistribution:
+        return dist.Delta(loc, validate_args=False).to_event(loc.dim())
+
+    @torch.no_grad()
+    def shorten(self, length: float) -> None:
+        """Shorten every row of a weight matrix, a unit's incoming weights, to ``length`` at most; biases stay.
+
+        Max-norm regularisation (Srivastava, Hinton, Krizhevsky, Sutskever & Salakhutdinov 2014, section 5.1).
+        """
+        for weight in self._cut(self.loc.detach()).values():
+            if weight.dim() > 1:
+                weight.renorm_(2, 0, length)
