@@ -25,12 +25,17 @@ from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.errors import UserError
 from bnn_pyro.isolation import isolated
 
-__all__ = ["Posterior", "read_archive"]
+__all__ = ["Posterior", "read_archive", "weight_space"]
 
 FORMAT = 1
 
 #: Weights drawn at once.
 BLOCK_BYTES = 64 * 2**20
+
+
+def weight_space(module: nn.Module) -> nn.Module:
+    """A model or guide over weights: the twin of one whose sites are activations, else the module itself."""
+    return getattr(module, "weight_space", module)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.inference import METHODS, Method
 from bnn_pyro.isolation import isolated
-from bnn_pyro.posterior import Posterior, read_archive
+from bnn_pyro.posterior import Posterior, read_archive, weight_space
 from bnn_pyro.progress import progress_bar
 from bnn_pyro.settings import build, plain
 from bnn_pyro.zoo import ZOO, Entry, Fit
@@ -134,7 +134,8 @@ def load(folder: str | Path, entry: Entry | None = None) -> Posterior:
     schema = Schema.from_dict(meta["schema"])
     with isolated(0):
         model = entry.model(schema)
-        guide = None if tensors["guide"] is None else entry.guide(model)
+        guide = None if tensors["guide"] is None else weight_space(entry.guide(model))
+        model = weight_space(model)
     chains = tensors["chains"]
     try:
         if guide is not None:

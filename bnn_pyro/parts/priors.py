@@ -20,6 +20,7 @@ from torch.distributions import Independent, Normal, register_kl
 from torch.func import functional_call
 
 from bnn_pyro.errors import UserError, unknown
+from bnn_pyro.parts.weights import KLNormal, LogUniform, NormalWeights
 
 __all__ = ["PRIORS", "BayesianNet", "IsotropicNormal", "ScaleMixture", "parse_prior"]
 
@@ -78,6 +79,11 @@ def _kl_independent_isotropic(q: Independent, p: IsotropicNormal) -> Tensor:
     return 0.5 * squares / p.scale.square() - log_sigma + p.event_shape.numel() * (p.scale.log() - 0.5)
 
 
+@register_kl(NormalWeights, IsotropicNormal)
+def _kl_weights_isotropic(q: NormalWeights, p: IsotropicNormal) -> Tensor:
+    return KLNormal.apply(q.loc, q.scale, p.scale.new_zeros(1), p.scale)
+
+
 class ScaleMixture(dist.TorchDistribution):
     """π Normal(0, σ₁) + (1 − π) Normal(0, σ₂): Blundell et al. 2015, equation 7. One weight's prior.
 
@@ -128,6 +134,11 @@ def _fan_in(scale: float = 1.0) -> Maker:
     return lambda w: _normal(scale / math.sqrt(w[0].numel()) if w.dim() > 1 else scale)(w)
 
 
+def _log_uniform() -> Maker:
+    """log-uniform — p(w) ∝ 1/|w|, improper: for variational dropout (Kingma et al. 2015)."""
+    return lambda w: LogUniform(w.shape)
+
+
 def _scale_mixture(wide: float = 1.0, narrow: float = math.exp(-6), weight: float = 0.5) -> Maker:
     """scale-mixture:WIDE,NARROW,WEIGHT — Blundell et al. 2015, equation 7; WEIGHT is that of the wide component."""
     if not 0 < weight < 1:
@@ -141,7 +152,7 @@ def _scale_mixture(wide: float = 1.0, narrow: float = math.exp(-6), weight: floa
 
 
 #: Every prior by name; the numbers after the colon are its arguments.
-PRIORS: dict[str, Callable[..., Maker]] = {"normal": _normal, "fan-in": _fan_in, "scale-mixture": _scale_mixture}
+PRIORS: dict[str, Callable[..., Maker]] = {"normal": _normal, "fan-in": _fan_in, "scale-mixture": _scale_mixture, "log-uniform": _log_uniform}
 
 
 def parse_prior(text: str) -> Maker:

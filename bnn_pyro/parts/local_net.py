@@ -1,0 +1,222 @@
+"""A network by local reparametrization: a model and a guide whose sites are activations, and their twins over weights.
+
+    model   h₀ = x,  hₗ ~ layer(hₗ₋₁; prior of Wₗ),  y ~ likelihood(h_L)
+    guide   h₀ = x,  hₗ ~ layer(hₗ₋₁; q(Wₗ))
+
+The pair is for training with stochastic gradients, whose noise is smaller where every row has noise of its own. What
+is learned is q(W), so each has a twin, ``weight_space``, over the weights themselves, on the same parameters: draws
+that are one function for all inputs, for predictions, pruning and diagnostics.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+
+import pyro
+import pyro.distributions as dist
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bnn_pyro.errors import UserError
+from bnn_pyro.parts.guides import MeanFieldNormal
+from bnn_pyro.parts.local_layer import LinearLayer, LocalLayer
+from bnn_pyro.parts.nets import Linear, Stage
+from bnn_pyro.parts.priors import BayesianNet, IsotropicNormal
+from bnn_pyro.parts.weights import DropoutWeights, LogUniform, NormalWeights
+
+__all__ = ["SCALES", "DropoutScale", "FreeScale", "LocalGuide", "LocalNet", "WeightGuide"]
+
+_numbers = itertools.count()
+
+
+def _linear(x: Tensor, weights: dist.TorchDistribution, layer: nn.Linear, after: Callable | None) -> LinearLayer:
+    return LinearLayer(x if layer.bias is None else F.pad(x, (0, 1), value=1.0), weights, after)
+
+
+#: The distribution over a layer's activations, by the kind of the deterministic layer: (x, q(A), layer, what follows).
+LAYERS: dict[type[nn.Module], Callable[..., LocalLayer]] = {Linear: _linear}
+
+
+def _join(weight: Tensor, bias: Tensor | None) -> Tensor:
+    """A layer's weights as one matrix A (fan-in + 1, out), the bias its last row: the weights of an adjoined 1."""
+    rows = weight.flatten(1).mT
+    return rows.clone() if bias is None else torch.cat([rows, bias[None]])
+
+
+def _cut(A: Tensor, layer: nn.Module) -> dict[str, Tensor]:
+    """The same matrix as {"weight", "bias"}, of the layer's own shapes."""
+    rows = A if layer.bias is None else A[:-1]
+    weight = rows.mT.reshape(layer.weight.shape)
+    return {"weight": weight} if layer.bias is None else {"weight": weight, "bias": A[-1]}
+
+
+class FreeScale(nn.Module):
+    """q(A): a mean and a σ = exp(log_scale) for every weight. start: (D, H) means.   init: σ."""
+
+    def __init__(self, start: Tensor, init: float) -> None:
+        super().__init__()
+        self.loc = nn.Parameter(start)
+        self.log_scale = nn.Parameter(torch.full_like(start, init).log())
+
+    def forward(self) -> NormalWeights:
+        """q(A)."""
+        return NormalWeights(self.loc, self.log_scale.exp())
+
+
+class DropoutScale(nn.Module):
+    """q(A) = Normal(μ, αμ²), α = sigmoid(·) < 1, learned for the parts of A that ``shape`` names.
+
+    1 is the bound of Kingma et al. 2015, section 3: it is dropout at rate ½.
+    """
+
+    def __init__(self, start: Tensor, init: float, shape: torch.Size) -> None:
+        super().__init__()
+        self.loc = nn.Parameter(start)
+        self.logit_alpha = nn.Parameter(start.new_full(shape, init).logit())
+
+    @property
+    def alpha(self) -> Tensor:
+        """The dropout's variance, of ``shape``."""
+        return self.logit_alpha.sigmoid()
+
+    def forward(self) -> DropoutWeights:
+        """q(A)."""
+        return DropoutWeights(self.loc, self.alpha)
+
+
+#: How σ depends on the mean, by name: start (D, H), initial value -> module.
+SCALES: dict[str, Callable[[Tensor, float], nn.Module]] = {
+    "free": FreeScale,
+    "layer": lambda start, init: DropoutScale(start, init, torch.Size()),
+    "unit": lambda start, init: DropoutScale(start, init, torch.Size((start.shape[0], 1))),
+    "weight": lambda start, init: DropoutScale(start, init, start.shape),
+}
+
+
+class LocalNet(nn.Module):
+    """p(y, h | x): activations of each layer under the weights' prior, then the likelihood.
+
+    weight_space: the same network over its weights; it gives the layers, their priors and the likelihood.
+
+    Raises UserError for a prior that has no KL in closed form.
+    """
+
+    def __init__(self, weight_space: BayesianNet) -> None:
+        super().__init__()
+        self.weight_space = weight_space
+        self.priors = nn.ModuleList(_prior(weight_space, layer) for _, layer, _ in self.net.stages())
+
+    @property
+    def net(self) -> nn.Module:
+        """The deterministic network."""
+        return self.weight_space.net
+
+    @property
+    def likelihood(self) -> nn.Module:
+        """From the network's output to "y"."""
+        return self.weight_space.likelihood
+
+    @property
+    def width(self) -> int:
+        """The widest activation, in numbers per point and draw."""
+        return self.weight_space.width
+
+    @property
+    def initial(self) -> Mapping[str, Tensor]:
+        """{site: value} of the weights; see ``BayesianNet.initial``."""
+        return self.weight_space.initial
+
+    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+        """Draw the activations, then the site "y" for inputs x (B, *input_shape); y (B,) observes it."""
+        return self.likelihood(_activations(self.net.enter, self.net.stages(), self.priors, x), y)
+
+
+def _activations(enter: Callable, stages: Sequence[Stage], weights: nn.ModuleList, x: Tensor) -> Tensor:
+    """Sample every layer's activations in a plate over the rows; the last ones."""
+    h = enter(x)
+    with pyro.plate("rows", len(x), dim=-1):
+        for (name, layer, after), A in zip(stages, weights, strict=True):
+            h = pyro.sample(name, LAYERS[type(layer)](h, A(), layer, after))
+    return h
+
+
+class _NormalPrior(nn.Module):
+    """A prior Normal(0, scale), scale (D, 1): one for all weights of an input."""
+
+    def __init__(self, scale: Tensor, width: int) -> None:
+        super().__init__()
+        self.shape = torch.Size((len(scale), width))
+        self.register_buffer("scale", scale, persistent=False)
+        self.register_buffer("zero", scale.new_zeros(1), persistent=False)
+
+    def forward(self) -> NormalWeights:
+        return NormalWeights(self.zero.expand(self.shape), self.scale.expand(self.shape))
+
+
+class _LogUniformPrior(nn.Module):
+    def __init__(self, shape: torch.Size) -> None:
+        super().__init__()
+        self.shape = shape
+
+    def forward(self) -> LogUniform:
+        return LogUniform(self.shape)
+
+
+def _prior(weight_space: BayesianNet, layer: nn.Module) -> nn.Module:
+    """The prior of a layer's joined weights."""
+    sites = [weight_space.prior(p) for p in (layer.weight, layer.bias) if p is not None]
+    fan_in, out = layer.weight[0].numel(), len(layer.weight)
+    if all(isinstance(p, IsotropicNormal) for p in sites):
+        rows = [fan_in, 1][: len(sites)]
+        scale = torch.cat([p.scale.expand(n, 1) for p, n in zip(sites, rows, strict=True)])
+        return _NormalPrior(scale.clone(), out)
+    if all(isinstance(p, LogUniform) for p in sites):
+        return _LogUniformPrior(torch.Size((fan_in + len(sites) - 1, out)))
+    raise UserError("local reparametrization needs a prior whose KL has a closed form: normal, fan-in or log-uniform")
+
+
+class LocalGuide(nn.Module):
+    """q(h | x): activations of each layer under q of its weights; the likelihood's own latent sites mean-field.
+
+    scale: a key of ``SCALES``.   init: σ, or α, of every weight where training starts.
+    """
+
+    def __init__(self, model: LocalNet, scale: str, init: float) -> None:
+        super().__init__()
+        q = [SCALES[scale](_join(layer.weight.detach(), layer.bias), init) for _, layer, _ in model.net.stages()]
+        self.weight_space = WeightGuide(model.net, q, model.likelihood.initial)
+
+    def forward(self, x: Tensor, y: Tensor | None = None) -> None:
+        """Sample every site for inputs x (B, *input_shape); targets are not used."""
+        own = self.weight_space
+        pyro.module(own.name, own)
+        _activations(own.enter, own.stages, own.layers, x)
+        if own.noise is not None:
+            own.noise()
+
+
+class WeightGuide(nn.Module):
+    """q(W) over the sites "LAYER.weight" and "LAYER.bias" of a network, and over the likelihood's own.
+
+    layers: one module a layer, each returning q of the layer's joined weights.
+    noise: {site: value} where the likelihood's latent sites start; mean-field Normal.
+    """
+
+    def __init__(self, net: nn.Module, layers: Sequence[nn.Module], noise: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.name = f"{type(self).__name__}{next(_numbers)}"
+        self.enter, self.stages = net.enter, net.stages()  # no submodule: its weights are no parameters of q
+        self.layers = nn.ModuleList(layers)
+        self.noise = MeanFieldNormal(noise, 0.01) if noise else None
+
+    def forward(self, x: Tensor | None = None, y: Tensor | None = None) -> None:
+        """Sample every site; inputs and targets are not used."""
+        pyro.module(self.name, self)
+        for (name, layer, _), q in zip(self.stages, self.layers, strict=True):
+            locs, scales = _cut(q().loc, layer), _cut(q().scale, layer)
+            for part in locs:
+                pyro.sample(f"{name}.{part}", NormalWeights(locs[part], scales[part]))
+        if self.noise is not None:
+            self.noise()

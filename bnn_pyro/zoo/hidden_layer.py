@@ -1,0 +1,61 @@
+"""A fully connected network by local reparametrization: Bayesian layers that sample activations, not weights.
+
+    W ~ p(W)    f = net_W(x)    y ~ likelihood(f)          q(W) = ∏ᵢ Normal(Wᵢ; μᵢ, σᵢ)
+
+The network and the posterior family are those of mean-field weights; the ELBO is the same number, its gradient less
+noisy, because every row of a mini-batch has noise of its own (Kingma, Salimans & Welling 2015, arXiv:1506.02557).
+Model and guide meet in activations, for training; the fitted q is over the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import nn
+
+from bnn_pyro.datasets.dataset import Schema
+from bnn_pyro.errors import UserError, unknown
+from bnn_pyro.parts.local_net import SCALES, LocalGuide, LocalNet
+from bnn_pyro.zoo.entry import Fit
+from bnn_pyro.zoo.mean_field import MeanField
+
+__all__ = ["HiddenLayerNet"]
+
+
+@dataclass(frozen=True)
+class HiddenLayerNet(MeanField):
+    """Settings of a network of hidden layers: those of ``MeanField``, and how σ depends on the mean.
+
+    activation  leaky_relu, relu, tanh, sigmoid or gelu
+    prior       normal:SCALE, fan-in:SCALE or log-uniform
+    scale       free: a σ for every weight; layer, unit or weight: σ = √α·|mean|, with one α < 1 for each of these
+    init_scale  σ of every weight where training starts, or α
+    """
+
+    activation: str = "leaky_relu"
+    scale: str = "free"
+
+    summary: ClassVar[str] = "HiddenLayer: mean-field weights that train on sampled activations"
+    paper: ClassVar[str] = "Kingma, Salimans & Welling 2015, arXiv:1506.02557"
+    methods: ClassVar[tuple[str, ...]] = ("svi",)
+    fits: ClassVar[Mapping[str, Mapping[str, Fit]]] = {
+        name: {"svi": Fit(entry=dict(fit.entry), method=dict(fit.method))}
+        for name, fit in ((name, methods["svi"]) for name, methods in MeanField.fits.items())
+    }
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.scale not in SCALES:
+            raise unknown("scale", self.scale, SCALES)
+        if self.scale != "free" and self.init_scale >= 1:
+            raise UserError(f"init_scale is the first α of variational dropout and below 1, got {self.init_scale}")
+
+    def model(self, schema: Schema) -> LocalNet:
+        """p(y, h | x) over activations; ``.weight_space`` is p(y, W | x). See ``Entry.model``."""
+        return LocalNet(super().model(schema))
+
+    def guide(self, model: nn.Module) -> LocalGuide:
+        """q(h | x), starting at the network's own initial weights; ``.weight_space`` is q(W). See ``Entry.guide``."""
+        return LocalGuide(model, self.scale, self.init_scale)
