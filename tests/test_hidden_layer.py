@@ -93,8 +93,9 @@ def test_kl_against_torch(dtype):
     assert torch.allclose(q.KL, exact)
     p = layer(seed=5, dtype=dtype)
     if dtype == torch.float64:
-        tensors = [t.clone().requires_grad_() for t in (q.A_mean, q.A_scale, p.A_mean[:1], p.A_scale[:, :1])]
-        assert torch.autograd.gradcheck(KLNormal.apply, tensors)  # the prior's broadcast
+        for mean, scale in ((p.A_mean, p.A_scale), (p.A_mean[:1], p.A_scale[:, :1]), (p.A_mean[0, 0], p.A_scale[0, 0])):
+            tensors = [t.clone().requires_grad_() for t in (q.A_mean, q.A_scale, q.A_scale, mean, scale)]
+            assert torch.autograd.gradcheck(KLNormal.apply, tensors)  # also where the prior is broadcast
     rows = kl_divergence(q, p)
     assert rows.shape == q.batch_shape and rows.dtype == dtype
     assert torch.allclose(rows.sum(), kl_divergence(q.weights, p.weights).sum())

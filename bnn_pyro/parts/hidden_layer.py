@@ -31,9 +31,10 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.distributions import kl_divergence
 
 from bnn_pyro.parts.local_layer import LinearLayer
-from bnn_pyro.parts.weights import KLNormal, NormalWeights
+from bnn_pyro.parts.weights import CentredNormal, NormalWeights
 
 __all__ = ["HiddenLayer"]
 
@@ -79,7 +80,7 @@ class HiddenLayer(LinearLayer):
     def KL(self) -> Tensor:
         """KL(A ‖ Normal(0, A_prior_scale)) of all weights, a scalar in nats, without KL_factor."""
         prior_scale = torch.as_tensor(self.A_prior_scale, dtype=self.A_mean.dtype, device=self.A_mean.device)
-        return KLNormal.apply(self.A_mean, self.A_scale, torch.zeros_like(prior_scale), prior_scale)
+        return kl_divergence(self.weights, CentredNormal(prior_scale, self.A_mean.shape))
 
     def pre_activation(self, sample_shape: torch.Size) -> Tensor:
         """Draws of X A, sample_shape + (…, B, H)."""

@@ -24,7 +24,7 @@ from bnn_pyro.parts.guides import MeanFieldNormal
 from bnn_pyro.parts.local_layer import LinearLayer, LocalLayer
 from bnn_pyro.parts.nets import Linear, Stage
 from bnn_pyro.parts.priors import BayesianNet, IsotropicNormal
-from bnn_pyro.parts.weights import DropoutWeights, LogUniform, NormalWeights
+from bnn_pyro.parts.weights import CentredNormal, DropoutWeights, FreeWeights, LogUniform, NormalWeights
 
 __all__ = ["SCALES", "DropoutScale", "FreeScale", "LocalGuide", "LocalNet", "WeightGuide"]
 
@@ -53,16 +53,16 @@ def _cut(A: Tensor, layer: nn.Module) -> dict[str, Tensor]:
 
 
 class FreeScale(nn.Module):
-    """q(A): a mean and a σ = exp(log_scale) for every weight. start: (D, H) means.   init: σ."""
+    """q(A): a mean and a variance for every weight. start: (D, H) means.   init: σ."""
 
     def __init__(self, start: Tensor, init: float) -> None:
         super().__init__()
         self.loc = nn.Parameter(start)
-        self.log_scale = nn.Parameter(torch.full_like(start, init).log())
+        self.log_variance = nn.Parameter(torch.full_like(start, init).log_().mul_(2))
 
-    def forward(self) -> NormalWeights:
+    def forward(self) -> FreeWeights:
         """q(A)."""
-        return NormalWeights(self.loc, self.log_scale.exp())
+        return FreeWeights(self.loc, self.log_variance)
 
 
 class DropoutScale(nn.Module):
@@ -149,10 +149,9 @@ class _NormalPrior(nn.Module):
         super().__init__()
         self.shape = torch.Size((len(scale), width))
         self.register_buffer("scale", scale, persistent=False)
-        self.register_buffer("zero", scale.new_zeros(1), persistent=False)
 
-    def forward(self) -> NormalWeights:
-        return NormalWeights(self.zero.expand(self.shape), self.scale.expand(self.shape))
+    def forward(self) -> CentredNormal:
+        return CentredNormal(self.scale, self.shape)
 
 
 class _LogUniformPrior(nn.Module):

@@ -81,7 +81,7 @@ def _kl_independent_isotropic(q: Independent, p: IsotropicNormal) -> Tensor:
 
 @register_kl(NormalWeights, IsotropicNormal)
 def _kl_weights_isotropic(q: NormalWeights, p: IsotropicNormal) -> Tensor:
-    return KLNormal.apply(q.loc, q.scale, p.scale.new_zeros(1), p.scale)
+    return KLNormal.apply(q.loc, q.variance, q.log_variance, None, p.scale)
 
 
 class ScaleMixture(dist.TorchDistribution):
@@ -152,7 +152,12 @@ def _scale_mixture(wide: float = 1.0, narrow: float = math.exp(-6), weight: floa
 
 
 #: Every prior by name; the numbers after the colon are its arguments.
-PRIORS: dict[str, Callable[..., Maker]] = {"normal": _normal, "fan-in": _fan_in, "scale-mixture": _scale_mixture, "log-uniform": _log_uniform}
+PRIORS: dict[str, Callable[..., Maker]] = {
+    "normal": _normal,
+    "fan-in": _fan_in,
+    "scale-mixture": _scale_mixture,
+    "log-uniform": _log_uniform,
+}
 
 
 def parse_prior(text: str) -> Maker:

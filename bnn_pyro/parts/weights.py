@@ -1,8 +1,13 @@
 """Distributions of one layer's weights, each a whole array at once, and the KLs between them.
 
-    NormalWeights    wᵢ ~ Normal(μᵢ, σᵢ)        a free σ for every weight; also the Normal priors
+    NormalWeights    wᵢ ~ Normal(μᵢ, σᵢ)        a free σ for every weight, given as σ
+    FreeWeights      the same, given as log σ²   a parameter on the whole real line
     DropoutWeights   wᵢ ~ Normal(μᵢ, α μᵢ²)     Gaussian dropout of variance α as a posterior
+    CentredNormal    wᵢ ~ Normal(0, s)          a prior, s one number or one a row
     LogUniform       p(w) ∝ ∏ 1/|wᵢ|            the prior that makes sense of dropout
+
+Layers have millions of weights, and what a training step costs beside its matrix products is passes over such arrays:
+hence closed forms with gradients of their own here, in terms of the variance, which is what a layer needs.
 
 Gaussian dropout of variance α is a q whose noise is in proportion to the mean (Kingma, Salimans & Welling 2015,
 arXiv:1506.02557, section 3); α is learned for a whole layer, for each input unit of it, or for each weight. Under the
@@ -17,14 +22,25 @@ arXiv:1807.01969), so an ELBO under it compares fits of one model and nothing el
 
 from __future__ import annotations
 
+import copy
+
 import pyro.distributions as dist
 import torch
 import torch.nn.functional as F
 from pyro.distributions import constraints
 from torch import Tensor
-from torch.distributions import Independent, Normal, register_kl
+from torch.distributions import Normal, register_kl
 
-__all__ = ["DropoutWeights", "KLNormal", "LogUniform", "NormalWeights", "kl_log_uniform", "log_alpha"]
+__all__ = [
+    "CentredNormal",
+    "DropoutWeights",
+    "FreeWeights",
+    "KLNormal",
+    "LogUniform",
+    "NormalWeights",
+    "kl_log_uniform",
+    "log_alpha",
+]
 
 
 class _Weights(dist.TorchDistribution):
@@ -42,14 +58,13 @@ class _Weights(dist.TorchDistribution):
         return value.flatten(value.dim() - len(self.event_shape)) if self.event_shape else value.unsqueeze(-1)
 
 
-class NormalWeights(_Weights):
-    """Independent Normals. loc, scale: (*shape), event shape all of it."""
+class _NormalArray(_Weights):
+    """Independent Normals of any parametrisation: ``loc``, ``variance`` and ``log_variance``, all (*shape)."""
 
     has_rsample = True
-
-    def __init__(self, loc: Tensor, scale: Tensor, batch_shape: torch.Size = torch.Size()) -> None:  # noqa: B008
-        self.loc, self.scale = loc, scale
-        super().__init__(batch_shape, loc.shape, validate_args=False)
+    loc: Tensor
+    variance: Tensor
+    log_variance: Tensor
 
     @property
     def mean(self) -> Tensor:
@@ -57,13 +72,15 @@ class NormalWeights(_Weights):
         return self.loc
 
     @property
-    def variance(self) -> Tensor:
-        """The variances, (*shape)."""
-        return self.scale.square()
+    def scale(self) -> Tensor:
+        """The standard deviations, (*shape)."""
+        return self.variance.sqrt()
 
-    def expand(self, batch_shape: torch.Size, _instance: object = None) -> NormalWeights:
+    def expand(self, batch_shape: torch.Size, _instance: object = None) -> _NormalArray:
         """Independent copies."""
-        return NormalWeights(self.loc, self.scale, torch.Size(batch_shape))
+        new = copy.copy(self)
+        new._batch_shape = torch.Size(batch_shape)
+        return new
 
     def rsample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:  # noqa: B008 (torch's own signature)
         """Draws of shape sample_shape + batch_shape + event_shape."""
@@ -75,26 +92,108 @@ class NormalWeights(_Weights):
         return self._flat(Normal(self.loc, self.scale, validate_args=False).log_prob(value)).sum(-1)
 
 
-class DropoutWeights(NormalWeights):
-    """Normal(μ, α μ²). loc: (*shape); alpha: positive, broadcasts against loc."""
+class NormalWeights(_NormalArray):
+    """Independent Normals. loc, scale: (*shape), event shape all of it."""
 
-    def __init__(self, loc: Tensor, alpha: Tensor, batch_shape: torch.Size = torch.Size()) -> None:  # noqa: B008
-        self.loc, self.alpha = loc, alpha
-        dist.TorchDistribution.__init__(self, batch_shape, loc.shape, validate_args=False)
+    def __init__(self, loc: Tensor, scale: Tensor) -> None:
+        self.loc, self._scale = loc, scale
+        super().__init__(torch.Size(), loc.shape, validate_args=False)
 
     @property
     def scale(self) -> Tensor:
-        """√α |μ|, (*shape)."""
-        return self.alpha.sqrt() * self.loc.abs()
+        """The standard deviations, (*shape)."""
+        return self._scale
 
     @property
     def variance(self) -> Tensor:
-        """α μ², (*shape), without a square root whose gradient the square would undo."""
-        return self.alpha * self.loc.square()
+        """The variances, (*shape)."""
+        return self._scale.square()
 
-    def expand(self, batch_shape: torch.Size, _instance: object = None) -> DropoutWeights:
+    @property
+    def log_variance(self) -> Tensor:
+        """log σ², (*shape)."""
+        return 2 * self._scale.log()
+
+
+class FreeWeights(_NormalArray):
+    """Independent Normals. loc, log_variance: (*shape), event shape all of it."""
+
+    def __init__(self, loc: Tensor, log_variance: Tensor) -> None:
+        self.loc, self.log_variance = loc, log_variance
+        self._variance = log_variance.exp()  # once: the layer and the KL share it
+        super().__init__(torch.Size(), loc.shape, validate_args=False)
+
+    @property
+    def variance(self) -> Tensor:
+        """The variances, (*shape)."""
+        return self._variance
+
+
+class DropoutWeights(_NormalArray):
+    """Normal(μ, α μ²). loc: (*shape); alpha: positive, broadcasts against loc."""
+
+    def __init__(self, loc: Tensor, alpha: Tensor) -> None:
+        self.loc, self.alpha = loc, alpha
+        super().__init__(torch.Size(), loc.shape, validate_args=False)
+
+    @property
+    def variance(self) -> Tensor:
+        """α μ², (*shape)."""
+        return _DropoutVariance.apply(self.loc, self.alpha)
+
+    @property
+    def log_variance(self) -> Tensor:
+        """log α μ², (*shape)."""
+        return self.alpha.log() + self.loc.square().log()
+
+
+class _DropoutVariance(torch.autograd.Function):
+    """V = α μ²      dμ = 2 α μ dV      dα = Σ μ² dV"""
+
+    @staticmethod
+    def forward(ctx, loc: Tensor, alpha: Tensor) -> Tensor:
+        ctx.save_for_backward(loc, alpha)
+        return loc.square().mul_(alpha)
+
+    @staticmethod
+    def backward(ctx, g: Tensor) -> tuple[Tensor, Tensor]:
+        loc, alpha = ctx.saved_tensors
+        g = g * loc
+        d_alpha = g.flatten().dot(loc.flatten()) if alpha.dim() == 0 else (g * loc).sum_to_size(alpha.shape)
+        return g.mul_(2 * alpha), d_alpha
+
+
+class CentredNormal(_Weights):
+    """w ~ Normal(0, scale). scale: broadcasts against shape, (D, 1) for one a row."""
+
+    has_rsample = True
+
+    def __init__(self, scale: Tensor, shape: torch.Size, batch_shape: torch.Size = torch.Size()) -> None:  # noqa: B008
+        self.scale = scale
+        super().__init__(batch_shape, shape, validate_args=False)
+
+    @property
+    def mean(self) -> Tensor:
+        """Zeros, (*shape)."""
+        return self.scale.new_zeros(()).expand(self.event_shape)
+
+    @property
+    def variance(self) -> Tensor:
+        """(*shape)."""
+        return self.scale.square().expand(self.event_shape)
+
+    def expand(self, batch_shape: torch.Size, _instance: object = None) -> CentredNormal:
         """Independent copies."""
-        return DropoutWeights(self.loc, self.alpha, torch.Size(batch_shape))
+        return CentredNormal(self.scale, self.event_shape, torch.Size(batch_shape))
+
+    def rsample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:  # noqa: B008 (torch's own signature)
+        """Draws of shape sample_shape + batch_shape + event_shape."""
+        shape = torch.Size(sample_shape) + self.batch_shape + self.event_shape
+        return self.scale * torch.randn(shape, dtype=self.scale.dtype, device=self.scale.device)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Log-density of the whole array in nats."""
+        return self._flat(Normal(0.0, self.scale, validate_args=False).log_prob(value)).sum(-1)
 
 
 class LogUniform(_Weights):
@@ -122,64 +221,72 @@ def kl_log_uniform(log_alpha: Tensor) -> Tensor:
     return k1 * torch.sigmoid(-k2 - k3 * log_alpha) + 0.5 * F.softplus(-log_alpha)
 
 
-def log_alpha(loc: Tensor, scale: Tensor) -> Tensor:
-    """log α = log σ²/μ²; a mean of 0 counts as 10⁻⁸."""
-    return 2 * scale.log() - (loc.square() + 1e-16).log()
+def log_alpha(q: _NormalArray) -> Tensor:
+    """log α = log σ²/μ² of every weight; a mean of 0 counts as 10⁻⁸."""
+    return q.log_variance - (q.loc.square() + 1e-16).log()
 
 
 class KLNormal(torch.autograd.Function):
-    """Σ KL(Normal(μ, σ) ‖ Normal(m, s)) in nats and its gradients, in as few passes over the weights as there can be.
+    """Σ KL(Normal(μ, V) ‖ Normal(m, s²)) in nats and its gradients, in as few passes over the weights as there can be.
 
-        KL = ½((σ² + (μ − m)²)/s² − 1) − log σ + log s      dμ = (μ − m)/s²      dσ = σ/s² − 1/σ
+        KL = ½ Σ ((V + (μ − m)²)/s² − 1 − log V) + Σ log s      dμ = (μ − m)/s²      dV = ½/s²      d log V = −½
 
-    μ and σ have one shape, m and s broadcast against it.
+    mean, variance, log_variance: of one shape (D, H) or any other; the two gradients of V add up where both are made
+    of one parameter.   prior_mean, prior_scale: broadcast against it; None for a mean of 0.
     """
 
     @staticmethod
-    def forward(ctx, mean: Tensor, scale: Tensor, prior_mean: Tensor, prior_scale: Tensor) -> Tensor:
+    def forward(
+        ctx, mean: Tensor, variance: Tensor, log_variance: Tensor, prior_mean: Tensor | None, prior_scale: Tensor
+    ) -> Tensor:
         """A scalar."""
-        ctx.save_for_backward(mean, scale, prior_mean, prior_scale)
-        gap, ratio = ((mean - prior_mean) / prior_scale).flatten(), (scale / prior_scale).flatten()
-        return 0.5 * (ratio.dot(ratio) + gap.dot(gap) - ratio.numel()) - ratio.log_().sum()
+        gap = mean if prior_mean is None else mean - prior_mean
+        ctx.save_for_backward(gap, variance, prior_scale)
+        ctx.prior_mean_shape = None if prior_mean is None else prior_mean.shape
+        precision = prior_scale.square().reciprocal()
+        squares = torch.linalg.vector_norm(gap, dim=-1, keepdim=True).square_() + variance.sum(-1, keepdim=True)
+        if prior_scale.dim() and prior_scale.shape[-1] > 1:  # a scale for every weight: no sum over a row before it
+            squares = gap.square() + variance
+        log_scale = prior_scale.log().expand(mean.shape).sum()
+        return 0.5 * ((squares * precision).sum() - mean.numel() - log_variance.sum()) + log_scale
 
     @staticmethod
     def backward(ctx, g: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients for the four."""
-        mean, scale, prior_mean, prior_scale = ctx.saved_tensors
+        """Gradients for the five."""
+        gap, variance, prior_scale = ctx.saved_tensors
         needs, precision = ctx.needs_input_grad, g / prior_scale.square()
-        d_mean = (mean - prior_mean).mul_(precision) if needs[0] or needs[2] else None
-        d_scale = torch.addcdiv(scale * precision, -g, scale) if needs[1] else None
-        d_prior_mean = -d_mean.sum_to_size(prior_mean.shape) if needs[2] else None
+        d_mean = gap * precision if needs[0] or needs[3] else None
+        d_variance = (0.5 * precision).expand(gap.shape) if needs[1] else None
+        d_log_variance = (-0.5 * g).expand(gap.shape) if needs[2] else None
+        d_prior_mean = -d_mean.sum_to_size(ctx.prior_mean_shape) if needs[3] else None
         d_prior_scale = None
-        if needs[3]:
-            squares = (scale.square() + (mean - prior_mean).square()) / prior_scale.square()
+        if needs[4]:
+            squares = (variance + gap.square()) / prior_scale.square()
             d_prior_scale = (g * (1 - squares) / prior_scale).sum_to_size(prior_scale.shape)
-        return d_mean, d_scale, d_prior_mean, d_prior_scale
+        return d_mean, d_variance, d_log_variance, d_prior_mean, d_prior_scale
 
 
-@register_kl(NormalWeights, NormalWeights)
-def _kl_normals(q: NormalWeights, p: NormalWeights) -> Tensor:
+@register_kl(_NormalArray, _NormalArray)
+def _kl_normals(q: _NormalArray, p: _NormalArray) -> Tensor:
     if q.event_shape != p.event_shape:
         raise ValueError(
             f"guide and model have weights of other shapes at one site: {tuple(q.event_shape)} and "
             f"{tuple(p.event_shape)}"
         )
-    return KLNormal.apply(q.loc, q.scale, p.loc, p.scale)
+    return KLNormal.apply(q.loc, q.variance, q.log_variance, p.loc, p.scale)
 
 
-@register_kl(NormalWeights, LogUniform)
-def _kl_free(q: NormalWeights, p: LogUniform) -> Tensor:
-    return kl_log_uniform(log_alpha(q.loc, q.scale)).sum()
+@register_kl(_NormalArray, CentredNormal)
+def _kl_centred(q: _NormalArray, p: CentredNormal) -> Tensor:
+    return KLNormal.apply(q.loc, q.variance, q.log_variance, None, p.scale)
+
+
+@register_kl(_NormalArray, LogUniform)
+def _kl_free(q: _NormalArray, p: LogUniform) -> Tensor:
+    return kl_log_uniform(log_alpha(q)).sum()
 
 
 @register_kl(DropoutWeights, LogUniform)
 def _kl_dropout(q: DropoutWeights, p: LogUniform) -> Tensor:
     """By α itself: the means do not enter, and each α is shared by as many weights."""
     return kl_log_uniform(q.alpha.log()).sum() * (q.loc.numel() / q.alpha.numel())
-
-
-@register_kl(Independent, LogUniform)
-def _kl_independent(q: Independent, p: LogUniform) -> Tensor:
-    if not isinstance(q.base_dist, Normal) or q.event_shape != p.event_shape:
-        raise NotImplementedError
-    return p._flat(kl_log_uniform(log_alpha(q.base_dist.loc, q.base_dist.scale))).sum(-1)
