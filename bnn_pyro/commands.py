@@ -20,12 +20,12 @@ from bnn_pyro.errors import UserError
 from bnn_pyro.evaluation import (
     evaluate_run,
     facts,
-    labelled,
     load_posterior,
     outside_inputs,
     paired_differences,
     predicted,
-    prediction_table,
+    score_mean_weights,
+    score_other,
 )
 from bnn_pyro.inference import METHODS
 from bnn_pyro.isolation import isolated
@@ -33,7 +33,16 @@ from bnn_pyro.posterior import Posterior
 from bnn_pyro.recipe import Recipe, read_config, resolve
 from bnn_pyro.report import comparison_html
 from bnn_pyro.rundir import RunFolder, default_folder
-from bnn_pyro.tables import RunFacts, difference, difference_rows, metric_rows, outside_rows, plain_table
+from bnn_pyro.tables import (
+    RunFacts,
+    difference,
+    difference_rows,
+    metric_rows,
+    outside_rows,
+    plain_table,
+    prediction_table,
+    score_table,
+)
 from bnn_pyro.training import fit
 from bnn_pyro.zoo import ZOO
 
@@ -191,33 +200,23 @@ def _show(run: RunFacts) -> None:
 # -- evaluate ----------------------------------------------------------------------------------------------------------
 def evaluate(args: Namespace) -> None:
     """Score a run on its own test rows (and on --ood), or on other data with labels."""
-    folder = RunFolder.open(args.run)
+    folder, show = RunFolder.open(args.run), not args.quiet
     recipe = _with_flags(folder.recipe, args)
     posterior = load_posterior(folder, recipe.device)
     if args.data is not None:
         if args.ood:
             raise UserError("--data scores on other rows and --ood against the run's own; give one of them")
-        _evaluate_other(args, folder, recipe, posterior)
+        print(score_table(score_other(folder, recipe, posterior, args.data, mean_weights=args.mean_weights, show=show)))
         return
     num = OUTSIDE_ROWS if args.limit is None else args.limit
     outside = outside_inputs(args.ood, posterior.schema, num=num, invert=args.invert) if args.ood else None
     data = recipe.load()
+    if args.mean_weights:
+        print(score_table(score_mean_weights(folder, recipe, data, posterior, outside=outside, show=show)))
+        return
     baseline = load_posterior(folder.baseline, recipe.device) if folder.baseline.is_trained else None
-    run = evaluate_run(folder, recipe, data, posterior, baseline, outside=outside, show=not args.quiet)
-    _show(run)
-    print(f"\nreport: {folder.path / 'report.html'}")
-
-
-def _evaluate_other(args: Namespace, folder: RunFolder, recipe: Recipe, posterior: Posterior) -> None:
-    name, x, y = labelled(args.data, posterior.schema, recipe)
-    if not len(x):
-        raise UserError(f"{args.data}: no rows to score")
-    scores = metrics.evaluate(predicted(posterior, x, recipe.num_draws, name, not args.quiet), y)
-    rows = [[metric, f"{e.value:.4g}", f"[{e.low:.4g}, {e.high:.4g}]"] for metric, e in scores.items()]
-    print(f"{folder.path} on {len(y):,} rows of {args.data}\n")
-    print(plain_table(["", "value", "95 % interval"], rows))
-    path = folder.write(f"metrics-{name}.json", scores.flat())
-    print(f"\nwritten: {path}")
+    _show(run := evaluate_run(folder, recipe, data, posterior, baseline, outside=outside, show=show))
+    print(f"\nreport: {Path(run.folder) / 'report.html'}")
 
 
 def _with_flags(recipe: Recipe, args: Namespace) -> Recipe:

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import torch
 from torch import Tensor
 
@@ -35,7 +34,8 @@ __all__ = [
     "outside_inputs",
     "paired_differences",
     "predicted",
-    "prediction_table",
+    "score_mean_weights",
+    "score_other",
 ]
 
 #: Names that --ood takes for noise, and what ``load_inputs`` calls them.
@@ -85,10 +85,7 @@ def evaluate_run(
     outside: {name: standardised inputs}, classification only; None takes noise for a classifier of images.
     """
     _same_data(folder, posterior, data)
-    if outside is None and data.schema.is_image and data.schema.task == "classification":
-        outside = outside_inputs(["noise"], data.schema, num=NOISE_IMAGES)
-    if outside and not len(data.x_test):
-        raise UserError(f"{data.name} has no test rows that inputs from elsewhere could be told from")
+    outside = _elsewhere(outside, data)
     posteriors = {folder: posterior} | ({folder.baseline: baseline} if baseline is not None else {})
     predictions = {
         f: predicted(p, data.x_test, recipe.num_draws, f"test rows ({_label(p)})", show) if len(data.x_test) else None
@@ -96,16 +93,12 @@ def evaluate_run(
     }
     elsewhere = [
         Outside(name, x, *(predicted(p, x, recipe.num_draws, name, show) for p in posteriors.values()))
-        for name, x in (outside or {}).items()
+        for name, x in outside.items()
     ]
     with _steps("evaluate", 3, show) as step:
         for place, prediction in predictions.items():
-            scores = _scores(prediction, data.y_test) if prediction is not None else {}
-            scores |= _validation(posteriors[place], data, recipe.num_draws, show)
-            for other in elsewhere:
-                outer = other.prediction if place is folder else other.baseline
-                scores |= _flat(f"ood_{other.name}", metrics.ood_table(prediction, outer))
-                scores[f"ood_{other.name}_mean_entropy"] = outer.total.mean().item()
+            others = {o.name: o.prediction if place is folder else o.baseline for o in elsewhere}
+            scores = _scores(posteriors[place], data, recipe.num_draws, prediction, others, show)
             if place is folder and baseline is not None and prediction is not None:
                 differences = paired_differences(prediction, predictions[folder.baseline], data.y_test)
                 scores |= _named(differences, "minus_baseline")
@@ -119,6 +112,35 @@ def evaluate_run(
         folder.write("README.md", run_card(run))
         step()
     return run
+
+
+def score_mean_weights(
+    folder: RunFolder,
+    recipe: Recipe,
+    data: Dataset,
+    posterior: Posterior,
+    *,
+    outside: Mapping[str, Tensor] | None = None,
+    show: bool = True,
+) -> Path:
+    """Score the network at the mean weights as ``evaluate_run`` does; the file that it wrote, beside metrics.json."""
+    _same_data(folder, posterior, data)
+    mean, num = posterior.at_mean_weights(), recipe.num_draws
+    others = {name: predicted(mean, x, num, name, show) for name, x in _elsewhere(outside, data).items()}
+    prediction = predicted(mean, data.x_test, num, "test rows (mean weights)", show) if len(data.x_test) else None
+    return folder.write("metrics-mean-weights.json", _scores(mean, data, num, prediction, others, show))
+
+
+def score_other(
+    folder: RunFolder, recipe: Recipe, posterior: Posterior, name: str, *, mean_weights: bool = False, show: bool = True
+) -> Path:
+    """Score on other data with labels, see :func:`labelled`; the file that it wrote, metrics-NAME.json."""
+    stem, x, y = labelled(name, posterior.schema, recipe)
+    if not len(x):
+        raise UserError(f"{name}: no rows to score")
+    posterior, stem = (posterior.at_mean_weights(), f"{stem}-mean-weights") if mean_weights else (posterior, stem)
+    scores = metrics.evaluate(predicted(posterior, x, recipe.num_draws, stem, show), y).flat()
+    return folder.write(f"metrics-{stem}.json", scores | {"test_rows": len(x)})
 
 
 def facts(folder: RunFolder, name: str | None = None) -> RunFacts:
@@ -191,25 +213,34 @@ def paired_differences(prediction: Prediction, first: Prediction, y: Tensor) -> 
     return found
 
 
-def prediction_table(prediction: Prediction, schema: Schema) -> pd.DataFrame:
-    """One line a row: class, probabilities and entropies in nats; or mean, standard deviations and quantiles."""
-    if prediction.task == "classification":
-        best = prediction.mean.argmax(-1)
-        columns = {schema.target: [schema.classes[k] for k in best.tolist()]}
-        columns |= {f"p({name})": prediction.mean[:, k].numpy() for k, name in enumerate(schema.classes)}
-        parts = ("total", "epistemic", "aleatoric")
-        return pd.DataFrame(columns | {f"{p}_nats": getattr(prediction, p).numpy() for p in parts})
-    low, middle, high = prediction.quantile((0.025, 0.5, 0.975)).numpy()
-    spreads = {"sd": prediction.total, "epistemic_sd": prediction.epistemic, "aleatoric_sd": prediction.aleatoric}
-    return pd.DataFrame(
-        {"mean": prediction.mean.numpy()}
-        | {name: variance.sqrt().numpy() for name, variance in spreads.items()}
-        | {"q2.5": low, "q50": middle, "q97.5": high}
-    )
-
-
 # -- pieces ------------------------------------------------------------------------------------------------------------
-def _scores(prediction: Prediction, y: Tensor) -> dict[str, float]:
+def _elsewhere(outside: Mapping[str, Tensor] | None, data: Dataset) -> Mapping[str, Tensor]:
+    """Inputs from elsewhere: those given, or noise for a classifier of images where None are."""
+    if outside is None and data.schema.is_image and data.schema.task == "classification":
+        outside = outside_inputs(["noise"], data.schema, num=NOISE_IMAGES)
+    if outside and not len(data.x_test):
+        raise UserError(f"{data.name} has no test rows that inputs from elsewhere could be told from")
+    return outside or {}
+
+
+def _scores(
+    posterior: Posterior,
+    data: Dataset,
+    num_draws: int,
+    prediction: Prediction | None,
+    outside: Mapping[str, Prediction],
+    show: bool,
+) -> dict[str, float]:
+    """Everything that metrics.json says of one posterior: on test rows, validation rows and inputs from elsewhere."""
+    scores = _test_scores(prediction, data.y_test) if prediction is not None else {}
+    scores |= _validation(posterior, data, num_draws, show)
+    for name, other in outside.items():
+        scores |= _flat(f"ood_{name}", metrics.ood_table(prediction, other))
+        scores[f"ood_{name}_mean_entropy"] = other.total.mean().item()
+    return scores
+
+
+def _test_scores(prediction: Prediction, y: Tensor) -> dict[str, float]:
     scores = metrics.evaluate(prediction, y).flat()
     if prediction.task == "classification":
         floor = metrics.ece_floor(prediction)

@@ -105,11 +105,30 @@ class Posterior:
     def _sample_guide(self, num: int, x: Tensor | None) -> dict[str, Tensor]:
         with torch.no_grad(), poutine.trace() as trace, pyro.plate("draws", num, dim=-1):
             self.guide(x)
-        return {
-            name: node["value"]
-            for name, node in trace.trace.nodes.items()
-            if node["type"] == "sample" and not poutine.util.site_is_subsample(node)
-        }
+        return {name: node["value"] for name, node in _latent(trace.trace).items()}
+
+    def at_mean_weights(self) -> Posterior:
+        """The network at the mean of q, a posterior of one draw: one forward pass, and no epistemic uncertainty.
+
+        Raises UserError for stored draws (units of a network can be exchanged, so that the mean of several likely
+        networks is not a likely one), or where q has sites other than the model's or without a mean.
+        """
+        if self.guide is None:
+            raise UserError(
+                "stored draws have no mean weights: the mean of likely networks is in general no likely one"
+            )
+        with isolated(0), torch.no_grad(), poutine.trace() as trace:
+            self.guide(None)
+        sites = _latent(trace.trace)
+        try:
+            if sites.keys() != self.model.initial.keys():
+                raise NotImplementedError
+            chains = {name: node["fn"].mean.clone()[None, None] for name, node in sites.items()}
+        except NotImplementedError:
+            raise UserError(f"{type(self.guide).__name__} has no mean of every weight; use its draws") from None
+        # Without the key that `fit(resume=True)` knows its own posterior by: this is another one.
+        provenance = {k: v for k, v in self.provenance.items() if k != "key"} | {"draws": "mean weights"}
+        return Posterior(self.model, self.schema, chains=chains, trace=self.trace, provenance=provenance)
 
     def save(self, folder: str | os.PathLike) -> None:
         """Write ``posterior.pt`` (tensors) and ``posterior.json`` (the rest, with a checksum), each atomically."""
@@ -132,6 +151,14 @@ class Posterior:
         meta["sha256"] = _digest(blob, meta)
         write_whole(folder / "posterior.pt", blob)
         write_whole(folder / "posterior.json", json.dumps(meta, indent=1).encode())
+
+
+def _latent(trace: poutine.Trace) -> dict[str, dict]:
+    return {
+        name: node
+        for name, node in trace.nodes.items()
+        if node["type"] == "sample" and not poutine.util.site_is_subsample(node)
+    }
 
 
 def _digest(blob: bytes, meta: Mapping[str, Any]) -> str:

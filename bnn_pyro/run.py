@@ -86,6 +86,11 @@ def _evaluate(parser: Parser) -> None:
         "repeatable",
     )
     parser.add_argument("--data", metavar="NAME|FILE", help="score on other data with labels (the run's own test set)")
+    parser.add_argument(
+        "--mean-weights",
+        action="store_true",
+        help="score the one network at the posterior mean weights instead, into metrics-mean-weights.json",
+    )
     parser.add_argument("--limit", metavar="N", type=int, help="at most so many rows of each outside data set (10000)")
     parser.add_argument("--invert", action="store_true", help="images of --ood are dark on light: invert them")
     _common_options(parser)

@@ -35,7 +35,15 @@ from bnn_pyro.recipe import Recipe, read_config
 
 __all__ = ["RunFolder", "default_folder"]
 
-FILES = ("metrics.json", "history.csv", "environment.json", "report.html", "comparison.html", "README.md")
+FILES = (
+    "metrics.json",
+    "metrics-mean-weights.json",
+    "history.csv",
+    "environment.json",
+    "report.html",
+    "comparison.html",
+    "README.md",
+)
 ARCHIVE = ("posterior.json", "posterior.pt")
 PACKAGES = ("bnn-pyro", "pyro-ppl", "torch", "torchvision", "numpy", "pandas", "scikit-learn", "matplotlib")
 

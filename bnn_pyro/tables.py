@@ -1,12 +1,18 @@
-"""What the files of a run say, and its metrics as cells: value, interval, verdict; for reports and the terminal."""
+"""What the files of a run say, its metrics as cells (value, interval, verdict), and its predictions as a table."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import pandas as pd
+
+from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.metrics import METRICS, SCORES
+from bnn_pyro.predictive import Prediction
 
 __all__ = [
     "HEADLINE",
@@ -19,6 +25,8 @@ __all__ = [
     "metric_rows",
     "outside_rows",
     "plain_table",
+    "prediction_table",
+    "score_table",
     "told",
 ]
 
@@ -190,3 +198,33 @@ def _outside_names(metrics: Mapping[str, float]) -> list[str]:
     endings = tuple(f"_{score}" for score in SCORES)
     found = (key.removeprefix("ood_") for key in metrics if key.startswith("ood_") and key.endswith(endings))
     return list(dict.fromkeys(name.removesuffix(next(e for e in endings if name.endswith(e))) for name in found))
+
+
+def score_table(path: Path) -> str:
+    """Everything in a file of flat metrics that has an interval, as text."""
+    scores = json.loads(path.read_text())
+    ends = {
+        name: f"[{scores[f'{name}_low']:.4g}, {scores[f'{name}_high']:.4g}]"
+        for name in scores
+        if f"{name}_low" in scores
+    }
+    rows = [[name, f"{scores[name]:.4g}", interval] for name, interval in ends.items()]
+    table = plain_table(["", "value", "95 % interval"], rows)
+    return f"{scores.get('test_rows', 0):,} rows\n\n{table}\n\nwritten: {path}"
+
+
+def prediction_table(prediction: Prediction, schema: Schema) -> pd.DataFrame:
+    """One line a row: class, probabilities and entropies in nats; or mean, standard deviations and quantiles."""
+    if prediction.task == "classification":
+        best = prediction.mean.argmax(-1)
+        columns = {schema.target: [schema.classes[k] for k in best.tolist()]}
+        columns |= {f"p({name})": prediction.mean[:, k].numpy() for k, name in enumerate(schema.classes)}
+        parts = ("total", "epistemic", "aleatoric")
+        return pd.DataFrame(columns | {f"{p}_nats": getattr(prediction, p).numpy() for p in parts})
+    low, middle, high = prediction.quantile((0.025, 0.5, 0.975)).numpy()
+    spreads = {"sd": prediction.total, "epistemic_sd": prediction.epistemic, "aleatoric_sd": prediction.aleatoric}
+    return pd.DataFrame(
+        {"mean": prediction.mean.numpy()}
+        | {name: variance.sqrt().numpy() for name, variance in spreads.items()}
+        | {"q2.5": low, "q50": middle, "q97.5": high}
+    )

@@ -1,0 +1,89 @@
+"""The network at the mean weights: the mean of q, one draw, and metrics of its own that overwrite nothing."""
+
+import json
+
+import pytest
+import torch
+from linear_gaussian import correlated
+from pyro.infer.autoguide import AutoNormal
+
+import bnn_pyro as bp
+from bnn_pyro.isolation import isolated
+from bnn_pyro.run import main
+
+PROBLEM = correlated(num=30)
+SMALL = ["--hidden", "8", "--epochs", "3", "--num-draws", "4", "--device", "cpu", "--quiet"]
+
+
+def fit(entry, method, **settings):
+    return bp.fit(entry, PROBLEM.data, method, progress=False, device="cpu", **settings)
+
+
+@pytest.mark.parametrize("name", ["mean-field", "dropout-mlp"])
+def test_it_is_the_mean_of_the_draws(name, tmp_path):
+    posterior = fit(bp.ZOO[name](hidden=(4,)), bp.METHODS[bp.ZOO[name].methods[0]](epochs=5))
+    mean, draws = posterior.at_mean_weights(), posterior.draw(20_000, seed=0)
+    assert mean.chains.keys() == draws.keys()
+    for site, value in draws.items():
+        assert mean.chains[site].shape == (1, 1, *value.shape[1:])
+        bound = 5 * value.std(0) / 20_000**0.5 + 1e-6
+        assert ((value.mean(0) - mean.chains[site][0, 0]).abs() < bound).all()
+    prediction = bp.predict(mean, PROBLEM.data.x_train, num_draws=50)
+    assert prediction.num_draws == 1 and (prediction.epistemic == 0).all()
+    mean.save(tmp_path)
+    again = bp.predict(bp.load(tmp_path), PROBLEM.data.x_train, num_draws=50)
+    assert torch.equal(again.locs, prediction.locs)
+    with pytest.raises(bp.UserError, match="other settings"):  # it is not what fit would have returned
+        fit(bp.ZOO[name](hidden=(4,)), bp.METHODS[bp.ZOO[name].methods[0]](epochs=5), out=tmp_path, resume=True)
+
+
+def test_it_is_a_copy():
+    posterior = fit(bp.MeanField(hidden=(4,)), bp.SVI(epochs=2))
+    mean = posterior.at_mean_weights().chains["layers.0.weight"]
+    with torch.no_grad():
+        posterior.guide.loc.zero_()
+    assert mean.abs().max() > 0
+
+
+def test_what_has_no_mean_weights():
+    with pytest.raises(bp.UserError, match="stored draws have no mean weights"):
+        fit(bp.MLP(hidden=(4,)), bp.MAP(epochs=1)).at_mean_weights()
+    with isolated(0):
+        model = bp.MeanField(hidden=(4,)).model(PROBLEM.schema)
+        guide = AutoNormal(model)  # draws "w_unconstrained", and w is a point at its value
+        guide(PROBLEM.data.x_train)
+        posterior = bp.Posterior(model, PROBLEM.schema, guide=guide)
+        with pytest.raises(bp.UserError, match="AutoNormal has no mean of every weight"):
+            posterior.at_mean_weights()
+
+
+def test_command(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("bnn_pyro.evaluation.draw_all", lambda scene, folder: [])
+    run = tmp_path / "run"
+    data = ["--data", "digits", "--limit", "120", "--no-baseline"]
+    assert main(["train", "dropout-mlp", *data, "--out", str(run), *SMALL]) == 0
+    before = {p.name: p.read_bytes() for p in run.iterdir() if p.is_file()}
+    own = json.loads(before["metrics.json"])
+    capsys.readouterr()
+    assert main(["evaluate", str(run), "--mean-weights", "--ood", "uniform", "--limit", "20", "--quiet"]) == 0
+    out = capsys.readouterr().out
+    assert "metrics-mean-weights.json" in out and "nll" in out
+    found = json.loads((run / "metrics-mean-weights.json").read_text())
+    digits, posterior = bp.load_data("digits", limit=120), bp.load(run)
+    exact = bp.predict(posterior.at_mean_weights(), digits.x_test)
+    assert found["nll"] == pytest.approx(bp.metrics.nll(exact, digits.y_test), abs=1e-6)
+    assert found["nll"] != own["nll"] and (found["num_draws"], own["num_draws"]) == (1, 4)
+    assert found["test_rows"] == len(digits.y_test) and "ood_uniform-noise_mean_entropy" in found
+    assert {name: (run / name).read_bytes() for name in before} == before
+
+    # Rows from elsewhere get a file of their own as well.
+    assert main(["evaluate", str(run), "--mean-weights", "--data", "digits", "--quiet"]) == 0
+    assert (run / "metrics-digits-mean-weights.json").is_file() and not (run / "metrics-digits.json").exists()
+    assert {name: (run / name).read_bytes() for name in before} == before
+
+    # A run that replaces this one leaves nothing of it.
+    assert main(["train", "mlp", *data, "--out", str(run), "--overwrite", *SMALL]) == 0
+    assert not (run / "metrics-mean-weights.json").exists()
+    capsys.readouterr()
+    assert main(["evaluate", str(run), "--mean-weights", "--quiet"]) == 2
+    assert "stored draws have no mean weights" in capsys.readouterr().err
