@@ -1,0 +1,108 @@
+"""Optimisers by hand and max-norm: what a step of training does to the weights."""
+
+import math
+
+import pytest
+import torch
+from linear_gaussian import correlated
+
+import bnn_pyro as bp
+from bnn_pyro.inference.optimisers import parse_optimiser
+from bnn_pyro.parts.guides import PointMass
+
+PROBLEM = correlated(num=24, noise=2.0, y_shift=1.0, y_scale=3.0, prior_scale=0.5)
+
+
+def fit(method, entry=None, data=None):
+    return bp.fit(entry or PROBLEM.entry(), data or PROBLEM.data, method, progress=False, device="cpu")
+
+
+def flat(posterior):
+    return torch.cat([posterior.chains[site].flatten() for site in posterior.model.initial]).double()
+
+
+def test_momentum_steps_are_those_by_hand():
+    """The log joint of the linear model is −½ wᵀΛw + wᵀΛm: its gradient is Λ (m − w), and a row's share 1/N of it."""
+    epochs, lr, momentum, final = 4, 0.2, 0.9, 0.1
+    start = flat(fit(bp.MAP(epochs=1, lr=1e-12, optimiser="sgd:0")))
+    w, velocity = start.clone(), torch.zeros_like(start)
+    for step in range(epochs):
+        velocity = momentum * velocity - PROBLEM.precision @ (PROBLEM.mean - w) / 24
+        w = w - lr * (final + (1 - final) * 0.5 * (1 + math.cos(math.pi * step / epochs))) * velocity
+    found = flat(fit(bp.MAP(epochs=epochs, lr=lr, final_lr=final, optimiser=f"sgd:{momentum}")))
+    torch.testing.assert_close(found, w, rtol=1e-4, atol=1e-5)
+    assert (w - start).abs().max() > 0.1
+
+
+def test_momentum_finds_the_mode():
+    found = flat(fit(bp.MAP(epochs=500, lr=0.1, optimiser="sgd:0.9")))
+    torch.testing.assert_close(found, PROBLEM.mean, rtol=1e-3, atol=1e-3)
+
+
+def test_a_stopped_run_keeps_its_velocity(tmp_path, monkeypatch):
+    from bnn_pyro.checkpoint import Checkpoint, Interrupted
+
+    method = bp.MAP(epochs=6, batch_size=8, lr=0.05, optimiser="sgd:0.9", max_norm=0.6)
+    whole = flat(fit(method))
+    steps = iter(range(1, 100))
+
+    def due(self):
+        self.stop = self.stop or next(steps) == 7
+        return self.stop
+
+    monkeypatch.setattr(Checkpoint, "due", property(due))
+    again = dict(seed=0, out=tmp_path, progress=False, device="cpu")
+    with pytest.raises(Interrupted, match="step 7 of 18"):
+        bp.fit(PROBLEM.entry(), PROBLEM.data, method, **again)
+    assert torch.equal(flat(bp.fit(PROBLEM.entry(), PROBLEM.data, method, resume=True, **again)), whole)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("sdg:0.9", "unknown optimiser 'sdg'; did you mean 'sgd'"),
+        ("", "unknown optimiser ''"),
+        ("sgd", "'sgd' must have the form sgd:MOMENTUM, with 0 <= MOMENTUM < 1"),
+        ("sgd:", "must have the form sgd:MOMENTUM"),
+        ("sgd:1", "must have the form sgd:MOMENTUM"),
+        ("sgd:-0.1", "must have the form sgd:MOMENTUM"),
+        ("sgd:nan", "must have the form sgd:MOMENTUM"),
+        ("sgd:fast", "must have the form sgd:MOMENTUM"),
+        ("sgd:0.9,0.1", "must have the form sgd:MOMENTUM"),
+        ("adam:0.9", "'adam:0.9' must have the form adam"),
+    ],
+)
+def test_optimisers_that_are_refused(text, message):
+    for make in (lambda: parse_optimiser(text), lambda: bp.MAP(optimiser=text), lambda: bp.SVI(optimiser=text)):
+        with pytest.raises(bp.UserError, match=message):
+            make()
+
+
+# -- max-norm ------------------------------------------------------------------------------------------------------
+def test_rows_are_shortened_and_directions_kept():
+    weight = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]])
+    point = PointMass({"a": weight, "b": torch.tensor([7.0, 8.0]), "log_noise": torch.tensor(9.0)})
+    point.shorten(2.0)
+    torch.testing.assert_close(point.sites()["a"], torch.tensor([[1.2, 1.6], [0.3, 0.4], [0.0, 0.0]]))
+    assert point.sites()["b"].tolist() == [7.0, 8.0] and point.sites()["log_noise"].item() == 9.0
+    assert point.loc.requires_grad
+
+
+@pytest.mark.parametrize("optimiser", ["adam", "sgd:0.5"])
+@pytest.mark.parametrize("kind", [bp.MAP, bp.MLE])
+def test_max_norm_holds_after_training(kind, optimiser):
+    entry = bp.MLP(hidden=(5,), prior="normal:5", noise=0.5)
+    settings = dict(epochs=60, batch_size=6, lr=0.1 if optimiser == "adam" else 1e-3, optimiser=optimiser)
+    free, held = (fit(kind(**settings, **more), entry).chains for more in ({}, {"max_norm": 0.7}))
+    matrices = [name for name in free if name.endswith("weight")]
+    assert len(matrices) == 2
+    longest = [max(c[name][0, 0].norm(dim=1).max().item() for name in matrices) for c in (free, held)]
+    assert longest[0] > 0.8 and longest[1] == pytest.approx(0.7, rel=1e-5)
+    biases = torch.cat([held[name].flatten() for name in held if name.endswith("bias")])
+    assert biases.norm() > 0
+
+
+@pytest.mark.parametrize("value", [-1.0, math.inf, math.nan])
+def test_max_norms_that_are_refused(value):
+    with pytest.raises(bp.UserError, match="max_norm must be positive, or 0 for none"):
+        bp.MAP(max_norm=value)
