@@ -1,0 +1,121 @@
+"""Other packages' Bayesian layers, each as its README says, with the ELBO's own weight of the KL, 1/N, and fused Adam.
+
+    pip install -e ".[peers]"
+
+One that cannot be imported is reported as absent. Every prior is N(0, 1), but for blitz: its own default, which it
+evaluates as a mixture. Its README takes three draws a step; one is taken here, as of everybody.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro.infer import SVI, TraceMeanField_ELBO
+from torch import Tensor, nn
+
+from speed.problem import LR, NOISE, Contestant, Problem, Step, network
+from speed.through_pyro import adam
+
+__all__ = ["PEERS"]
+
+
+def _adam_step(net: nn.Module, loss_of: Callable[[Tensor, Tensor], Tensor]) -> Step:
+    optimiser = torch.optim.Adam(net.parameters(), lr=LR, fused=True)
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        loss = loss_of(x, y)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        return loss.detach()
+
+    return step
+
+
+def torchbnn(problem: Problem) -> Step:
+    """``BayesLinear`` and ``BKLLoss``; one weight draw for the batch."""
+    import torchbnn as bnn
+
+    net = network(problem, lambda i, o: bnn.BayesLinear(0, 1.0, i, o)).to(problem.device)
+    kl = bnn.BKLLoss(reduction="sum")
+    return _adam_step(net, lambda x, y: problem.nll(net(x), y) + kl(net).squeeze() / problem.rows)
+
+
+def bayesian_torch(problem: Problem, kind: str) -> Step:
+    """``dnn_to_bnn`` and ``get_kl_loss``."""
+    from bayesian_torch.models.dnn_to_bnn import dnn_to_bnn, get_kl_loss
+
+    net = network(problem)
+    settings = dict(prior_mu=0.0, prior_sigma=1.0, posterior_mu_init=0.0, posterior_rho_init=-3.0)
+    dnn_to_bnn(net, {**settings, "type": kind, "moped_enable": False, "moped_delta": 0.5})
+    net = net.to(problem.device)
+    return _adam_step(net, lambda x, y: problem.nll(net(x), y) + get_kl_loss(net) / problem.rows)
+
+
+def blitz(problem: Problem) -> Step:
+    """``BayesianLinear`` and ``sample_elbo`` of one draw; the KL is estimated by that draw."""
+    from blitz.modules import BayesianLinear
+    from blitz.utils import variational_estimator
+
+    @variational_estimator
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = network(problem, BayesianLinear)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layers(x)
+
+    net = Net().to(problem.device)
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        settings = dict(criterion=problem.nll, sample_nbr=1, complexity_cost_weight=1 / problem.rows)
+        return net.sample_elbo(inputs=x, labels=y, **settings)
+
+    return _adam_step(net, loss)
+
+
+def tyxe(problem: Problem) -> Step:
+    """``VariationalBNN`` with its own AutoNormal guide, trained by the SVI that its ``fit`` makes."""
+    import tyxe
+
+    # TyXe 0.0.2 calls pyro.util.deep_getattr, which Pyro 1.9 has no more; that is all it needs to run.
+    pyro.util.deep_getattr = lambda module, name: operator.attrgetter(name)(module)
+    net = network(problem).to(problem.device)
+    zero, one = torch.zeros((), device=problem.device), torch.ones((), device=problem.device)
+    if problem.regression:
+        likelihood = tyxe.likelihoods.HomoskedasticGaussian(problem.rows, scale=NOISE)
+    else:
+        likelihood = tyxe.likelihoods.Categorical(problem.rows)
+    bnn = tyxe.VariationalBNN(net, tyxe.priors.IIDPrior(dist.Normal(zero, one)), likelihood, tyxe.guides.AutoNormal)
+    step = SVI(bnn.model, bnn.guide, adam(), loss=TraceMeanField_ELBO()).step
+    return (lambda x, y: step(x, y.unsqueeze(-1))) if problem.regression else step
+
+
+def _tyxe_handler(name: str) -> Callable[[], AbstractContextManager]:
+    def around() -> AbstractContextManager:
+        import tyxe
+
+        return getattr(tyxe.poutine, name)()
+
+    return around
+
+
+PEERS: dict[str, Contestant] = {
+    "torchbnn": Contestant(torchbnn, "BayesLinear", "torchbnn"),
+    "bayesian-torch": Contestant(
+        lambda p: bayesian_torch(p, "Reparameterization"), "LinearReparameterization", "bayesian_torch"
+    ),
+    "bayesian-torch Flipout": Contestant(lambda p: bayesian_torch(p, "Flipout"), "LinearFlipout", "bayesian_torch"),
+    "blitz": Contestant(blitz, "BayesianLinear", "blitz"),
+    "TyXe": Contestant(tyxe, "VariationalBNN", "tyxe"),
+    "TyXe local_reparam": Contestant(
+        tyxe, "VariationalBNN, local_reparameterization", "tyxe", _tyxe_handler("local_reparameterization")
+    ),
+    "TyXe flipout": Contestant(tyxe, "VariationalBNN, flipout", "tyxe", _tyxe_handler("flipout")),
+}

@@ -1,0 +1,152 @@
+"""What is to be learned, the same for all, and what a contestant is: a function that returns one training step."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import math
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cached_property
+
+import pyro
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bnn_pyro.datasets.dataset import Schema
+
+__all__ = ["NOISE", "Contestant", "Problem", "Runner", "Step", "network"]
+
+#: Standard deviation of the targets in regression, known to every contestant.
+NOISE = 0.1
+LR = 1e-3
+
+#: step(x, y) -> the loss, detached where the contestant has one to give.
+Step = Callable[[Tensor, Tensor], object]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Synthetic standardised inputs; classification, or regression where the last size is 1.
+
+    sizes   widths from input to output
+    rows    N, to which a mini-batch's log-likelihood is scaled
+    batch   B; a batch of N rows is a full batch
+    """
+
+    sizes: tuple[int, ...]
+    rows: int
+    batch: int
+    device: torch.device
+
+    @property
+    def name(self) -> str:
+        """784-400-400-10."""
+        return "-".join(map(str, self.sizes))
+
+    @property
+    def regression(self) -> bool:
+        """Whether targets are real numbers."""
+        return self.sizes[-1] == 1
+
+    @property
+    def weights(self) -> int:
+        """Weights and biases of the deterministic network."""
+        return sum((i + 1) * o for i, o in zip(self.sizes, self.sizes[1:], strict=False))
+
+    @property
+    def activations(self) -> int:
+        """Numbers in one activation of every layer, for a batch."""
+        return self.batch * sum(self.sizes[1:])
+
+    @property
+    def schema(self) -> Schema:
+        """For the variants of the zoo."""
+        features = tuple(f"x{i}" for i in range(self.sizes[0]))
+        if self.regression:
+            return Schema("regression", self.sizes[:1], features=features)
+        return Schema("classification", self.sizes[:1], tuple(map(str, range(self.sizes[-1]))), features)
+
+    @cached_property
+    def batches(self) -> list[tuple[Tensor, Tensor]]:
+        """A few batches (B, D), (B,) that the steps go round."""
+        generator = torch.Generator().manual_seed(0)
+        found = []
+        for _ in range(1 if self.batch == self.rows else 8):
+            x = torch.randn(self.batch, self.sizes[0], generator=generator)
+            y = torch.sin(3 * x[:, 0]) if self.regression else torch.randint(self.sizes[-1], (self.batch,))
+            found.append((x.to(self.device), y.to(self.device)))
+        return found
+
+    def nll(self, f: Tensor, y: Tensor) -> Tensor:
+        """Mean negative log-likelihood a row, in nats, of outputs f (B, K)."""
+        if self.regression:
+            squares = (f.squeeze(-1) - y).square().mean()
+            return 0.5 * squares / NOISE**2 + math.log(NOISE) + 0.5 * math.log(2 * math.pi)
+        return F.cross_entropy(f, y)
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """Who takes part.
+
+    build   from a problem to a step, with its own parameters and optimiser
+    note    what it is, for the results
+    needs   a package that must be importable
+    around  a context in which its steps run
+    fits    whether it can do the problem
+    """
+
+    build: Callable[[Problem], Step]
+    note: str
+    needs: str | None = None
+    around: Callable[[], AbstractContextManager] = contextlib.nullcontext
+    fits: Callable[[Problem], bool] = lambda problem: True
+
+    @property
+    def absent(self) -> bool:
+        """Whether its package is not here."""
+        return self.needs is not None and importlib.util.find_spec(self.needs) is None
+
+
+class Runner:
+    """One contestant at work: its step, its place in the batches, and a Pyro parameter store of its own."""
+
+    def __init__(self, contestant: Contestant, problem: Problem) -> None:
+        self.contestant, self.problem, self.done = contestant, problem, 0
+        self.store: dict | None = None
+        with self.at_work():
+            self.step = contestant.build(problem)
+
+    @contextlib.contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Two contestants may give their parameters the same names: neither sees the other's."""
+        store = pyro.get_param_store()
+        store.clear()
+        if self.store is not None:
+            store.set_state(self.store)
+        try:
+            with self.contestant.around():
+                yield
+        finally:
+            self.store = store.get_state()
+            store.clear()
+
+    def run(self, steps: int) -> object:
+        """Take steps; call inside ``at_work``. Returns the last loss."""
+        loss = None
+        for _ in range(steps):
+            x, y = self.problem.batches[self.done % len(self.problem.batches)]
+            loss = self.step(x, y)
+            self.done += 1
+        return loss
+
+
+def network(problem: Problem, linear: Callable[[int, int], nn.Module] = nn.Linear) -> nn.Sequential:
+    """Layers made by ``linear(in, out)`` with leaky ReLU between them: what every contestant computes."""
+    layers: list[nn.Module] = []
+    for i, o in zip(problem.sizes, problem.sizes[1:], strict=False):
+        layers += [linear(i, o), nn.LeakyReLU()]
+    return nn.Sequential(*layers[:-1])

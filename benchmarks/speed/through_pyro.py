@@ -1,0 +1,152 @@
+"""What one writes in Pyro alone, trained by Pyro's own SVI: its stock HiddenLayer, a naive repaired one, AutoNormal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pyro
+import pyro.distributions as dist
+import torch
+import torch.nn.functional as F
+from pyro.contrib.bnn import HiddenLayer as StockHiddenLayer
+from pyro.distributions import constraints
+from pyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO
+from pyro.infer.autoguide import AutoNormal
+from pyro.nn import PyroModule, PyroSample
+from torch import Tensor, nn
+from torch.distributions import Distribution, register_kl
+
+from speed.plain import INIT_SCALE
+from speed.problem import LR, NOISE, Contestant, Problem, Step
+
+__all__ = ["THROUGH_PYRO", "adam"]
+
+
+def adam() -> pyro.optim.PyroOptim:
+    """Pyro's Adam, fused as everybody's is here."""
+    return pyro.optim.Adam({"lr": LR, "fused": True})
+
+
+class RepairedStock(StockHiddenLayer):
+    """``pyro.contrib.bnn.HiddenLayer`` with the smallest repair that lets it run: the missing call of ``__init__``.
+
+    Its ``log_prob`` is one number for all rows, so that its batch shape is () and it stands outside of the plate. The
+    KL of such a pair has the wrong sign (see ``bnn_pyro.HiddenLayer``); it costs what a right one would.
+    """
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)
+        shape = torch.Size((len(self.X), self.dim_H + int(self.include_hidden_bias)))
+        Distribution.__init__(self, torch.Size(), shape, validate_args=False)
+
+
+class NaiveHiddenLayer(dist.TorchDistribution):
+    """Local reparametrization by two matrix products in plain autograd, with a registered KL: the obvious repair."""
+
+    arg_constraints: dict = {}  # noqa: RUF012
+    support = constraints.real_vector
+    has_rsample = True
+
+    def __init__(
+        self, X: Tensor, mean: Tensor, scale: Tensor, non_linearity: Callable, *, include_hidden_bias: bool
+    ) -> None:
+        self.X, self.mean_, self.scale_ = X, mean, scale
+        self.non_linearity, self.include_hidden_bias = non_linearity, include_hidden_bias
+        super().__init__(X.shape[:-1], torch.Size((mean.shape[1] + int(include_hidden_bias),)), validate_args=False)
+
+    def rsample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:  # noqa: B008 (torch's own signature)
+        """One draw."""
+        loc = self.X @ self.mean_
+        std = (self.X.square() @ self.scale_.square() + 1e-12).sqrt()
+        h = self.non_linearity(dist.Normal(loc, std).rsample(sample_shape))
+        return F.pad(h, (0, 1), value=1.0) if self.include_hidden_bias else h
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Nothing: the KL is registered."""
+        return self.X.new_zeros(self.batch_shape)
+
+
+@register_kl(NaiveHiddenLayer, NaiveHiddenLayer)
+def _kl(q: NaiveHiddenLayer, p: NaiveHiddenLayer) -> Tensor:
+    whole = torch.distributions.kl_divergence(dist.Normal(q.mean_, q.scale_), dist.Normal(p.mean_, p.scale_)).sum()
+    return (whole / len(q.X)).expand(q.batch_shape)
+
+
+def observe(problem: Problem, f: Tensor, y: Tensor) -> None:
+    """The site "y" in a plate that scales it by N/B."""
+    with pyro.plate("data", problem.rows, subsample=y):
+        pyro.sample("y", dist.Normal(f.squeeze(-1), NOISE) if problem.regression else dist.Categorical(logits=f), obs=y)
+
+
+def hidden_layers(problem: Problem, stock: bool) -> Step:
+    """The pair of model and guide that people write, with ``pyro.param`` and ``SVI.step``."""
+    shapes = [(i + 1, o) for i, o in zip(problem.sizes, problem.sizes[1:], strict=False)]
+    last = len(shapes) - 1
+    prior = [(torch.zeros(s, device=problem.device), torch.ones(s, device=problem.device)) for s in shapes]
+    starts = [(torch.randn(s) / s[0] ** 0.5, torch.full(s, INIT_SCALE)) for s in shapes]
+
+    def layers(x: Tensor, weights: list[tuple[Tensor, Tensor]]) -> Tensor:
+        x = F.pad(x, (0, 1), value=1.0)
+        for i, (mean, scale) in enumerate(weights):
+            activation = (lambda v: v) if i == last else F.leaky_relu
+            if stock:
+                layer = RepairedStock(x, mean, scale, activation, len(x) / problem.rows, include_hidden_bias=i < last)
+                x = pyro.sample(f"h{i}", layer)
+            else:
+                layer = NaiveHiddenLayer(x, mean, scale, activation, include_hidden_bias=i < last)
+                with pyro.plate(f"rows{i}", len(x)):
+                    x = pyro.sample(f"h{i}", layer)
+        return x
+
+    def model(x: Tensor, y: Tensor) -> None:
+        observe(problem, layers(x, prior), y)
+
+    def guide(x: Tensor, y: Tensor) -> None:
+        weights = []
+        for i, (mean, scale) in enumerate(starts):
+            mean = pyro.param(f"mean{i}", lambda m=mean: m.to(problem.device))
+            scale = pyro.param(f"scale{i}", lambda s=scale: s.to(problem.device), constraint=constraints.positive)
+            weights.append((mean, scale))
+        layers(x, weights)
+
+    return SVI(model, guide, adam(), Trace_ELBO() if stock else TraceMeanField_ELBO()).step
+
+
+class BayesianMLP(PyroModule):
+    """Every weight a ``PyroSample`` with an N(0, 1) prior, as in Pyro's tutorials."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__()
+        self.problem = problem
+        self.layers = PyroModule[nn.ModuleList](
+            [PyroModule[nn.Linear](i, o) for i, o in zip(problem.sizes, problem.sizes[1:], strict=False)]
+        )
+        zero, one = torch.zeros((), device=problem.device), torch.ones((), device=problem.device)
+        for layer in self.layers:
+            layer.weight = PyroSample(dist.Normal(zero, one).expand(layer.weight.shape).to_event(2))
+            layer.bias = PyroSample(dist.Normal(zero, one).expand(layer.bias.shape).to_event(1))
+
+    def forward(self, x: Tensor, y: Tensor) -> None:
+        """The model."""
+        for layer in self.layers[:-1]:
+            x = F.leaky_relu(layer(x))
+        observe(self.problem, self.layers[-1](x), y)
+
+
+def auto_normal(problem: Problem) -> Step:
+    """Pyro's mean-field autoguide."""
+    model = BayesianMLP(problem)
+    guide = AutoNormal(model, init_scale=INIT_SCALE)
+    return SVI(model, guide, adam(), TraceMeanField_ELBO()).step
+
+
+THROUGH_PYRO: dict[str, Contestant] = {
+    "naive HiddenLayer": Contestant(
+        lambda p: hidden_layers(p, stock=False), "two matmuls, plain autograd, registered KL; Pyro's SVI"
+    ),
+    "Pyro AutoNormal": Contestant(auto_normal, "PyroSample weights, AutoNormal, TraceMeanField_ELBO; Pyro's SVI"),
+    "stock HiddenLayer": Contestant(
+        lambda p: hidden_layers(p, stock=True),
+        "pyro.contrib.bnn, with the missing Distribution.__init__ called, outside of the plate; Pyro's SVI, Trace_ELBO",
+    ),
+}

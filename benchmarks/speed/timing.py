@@ -1,0 +1,81 @@
+"""Timing steps in turn, so that whatever else the machine does hits all contestants alike."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+from speed.problem import Runner
+
+__all__ = ["Times", "ratio", "spread", "take_turns", "wait_for"]
+
+#: {contestant: seconds a step, one number a round}
+Times = dict[str, list[float]]
+
+
+def wait_for(device: torch.device) -> None:
+    """Until the device has done all that it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def seconds(runner: Runner, steps: int) -> float:
+    """Seconds a step, mean over a block of steps."""
+    device = runner.problem.device
+    wait_for(device)
+    start = time.perf_counter()
+    runner.run(steps)
+    wait_for(device)
+    return (time.perf_counter() - start) / steps
+
+
+def take_turns(
+    runners: dict[str, Runner], *, rounds: int, steps: int, block: float, report: Callable[[int], None] | None = None
+) -> Times:
+    """Every round has one block of every contestant, in a new order.
+
+    A block is one step untimed, which brings the contestant's weights back into the caches, and then ``steps`` timed
+    ones, or fewer where they would take more than ``block`` seconds. Ctrl-C ends it with the rounds that are whole.
+    """
+    times: Times = {name: [] for name in runners}
+    lengths = {}
+    order = random.Random(0)
+    try:
+        for name, runner in runners.items():
+            with runner.at_work():
+                runner.run(2)  # the first steps make parameters, optimiser state and caches
+                lengths[name] = max(1, min(steps, int(block / seconds(runner, 1))))
+        for i in range(rounds):
+            names = list(runners)
+            order.shuffle(names)
+            found = {}
+            for name in names:
+                with runners[name].at_work():
+                    if lengths[name] > 1:
+                        runners[name].run(1)
+                    found[name] = seconds(runners[name], lengths[name])
+            for name, value in found.items():
+                times[name].append(value)
+            if report is not None:
+                report(i + 1)
+    except KeyboardInterrupt:
+        if not any(times.values()):
+            raise
+    return times
+
+
+def spread(values: list[float], digits: int = 4) -> dict[str, float]:
+    """Median and quartiles over the rounds."""
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
+    return {"median": round(middle, digits), "quartiles": [round(low, digits), round(high, digits)]}
+
+
+def ratio(times: Times, numerator: str, denominator: str) -> dict[str, float] | None:
+    """Ratio of two contestants' times: taken within every round, then the median and quartiles of those."""
+    if not times.get(numerator) or not times.get(denominator):
+        return None
+    return spread([a / b for a, b in zip(times[numerator], times[denominator], strict=True)])

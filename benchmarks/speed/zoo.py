@@ -1,0 +1,110 @@
+"""Variants of this package, by the very calls that ``Optimisation.minimise`` makes in a step."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+import pyro
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bnn_pyro import isolated
+from bnn_pyro.inference.density import Rescale
+from bnn_pyro.inference.optimise import ELBO
+from bnn_pyro.parts.hidden_layer import HiddenLayer
+from bnn_pyro.parts.likelihoods import make_likelihood
+from bnn_pyro.parts.nets import in_mode
+from bnn_pyro.zoo import ZOO
+from speed.plain import INIT_SCALE, LocalWeights
+from speed.problem import LR, NOISE, Contestant, Problem, Step
+
+__all__ = ["OURS", "ZOO_STEPS", "variant"]
+
+
+def svi_step(model: nn.Module, guide: nn.Module, rows: int) -> Step:
+    """One step of ``Optimisation.minimise``: its ELBO, its scaling, its optimiser, its bookkeeping."""
+    elbo = ELBO(num_particles=1)
+    optimiser = torch.optim.Adam(guide.parameters(), lr=LR, fused=True)
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        for group in optimiser.param_groups:
+            group["lr"] = LR
+        scaled = Rescale(rows / len(x), 1.0)(model)
+        with in_mode(model, training=True):
+            objective, log_likelihood = elbo.parts(scaled, Rescale(latent=1.0)(guide), x, y)
+        optimiser.zero_grad(set_to_none=True)
+        (-objective).backward()
+        optimiser.step()
+        return -torch.stack([objective.detach(), log_likelihood])[0]
+
+    return step
+
+
+class Pair(nn.Module):
+    """``HiddenLayer`` in guide and model, written by hand: a call samples the layers, of q or of N(0, 1)."""
+
+    def __init__(self, problem: Problem, weights: LocalWeights | None) -> None:
+        super().__init__()
+        self.sizes, self.weights = problem.sizes, weights
+        if weights is None:
+            self.likelihood = make_likelihood(problem.schema, NOISE)
+            shapes = [(i + 1, o) for i, o in zip(self.sizes, self.sizes[1:], strict=False)]
+            self.zeros = nn.ParameterList(torch.zeros(shape) for shape in shapes).requires_grad_(False)
+            self.ones = nn.ParameterList(torch.ones(shape) for shape in shapes).requires_grad_(False)
+
+    def forward(self, x: Tensor, y: Tensor | None = None) -> None:
+        """Sample; the model's likelihood besides."""
+        if self.weights is None:
+            means, scales = self.zeros, self.ones
+        else:
+            means, scales = self.weights.means, [(0.5 * v).exp() for v in self.weights.log_variances]
+        last, x = len(means) - 1, F.pad(x, (0, 1), value=1.0)
+        for i, (mean, scale) in enumerate(zip(means, scales, strict=True)):
+            activation = None if i == last else F.leaky_relu
+            layer = HiddenLayer(x, mean, scale, activation, include_hidden_bias=i < last)
+            with pyro.plate(f"rows{i}", len(x), dim=-1):
+                x = pyro.sample(f"h{i}", layer)
+        if self.weights is None:
+            self.likelihood(x, y)
+
+
+def pair(problem: Problem) -> Step:
+    """The pair written by hand through our step."""
+    guide = Pair(problem, LocalWeights(problem)).to(problem.device)
+    return svi_step(Pair(problem, None).to(problem.device), guide, problem.rows)
+
+
+def variant(name: str, problem: Problem, **settings: object) -> tuple[nn.Module, nn.Module]:
+    """(model, guide) of a zoo variant at the problem's sizes, N(0, 1) prior, known noise."""
+    given = {"hidden": problem.sizes[1:-1], "activation": "leaky_relu", "noise": NOISE, "prior": "normal:1"}
+    entry = ZOO[name](**{**given, "init_scale": INIT_SCALE, **settings})
+    model = entry.model(problem.schema).to(problem.device)
+    return model, entry.guide(model).to(problem.device)
+
+
+def zoo_step(name: str, note: str, **settings: object) -> Contestant:
+    """A variant through our step."""
+    return Contestant(
+        lambda problem: svi_step(*variant(name, problem, **settings), problem.rows),
+        f"{note}; our SVI step",
+        around=_own,
+    )
+
+
+def _own() -> AbstractContextManager:
+    return isolated(None)
+
+
+ZOO_STEPS: dict[str, Contestant] = {
+    "HiddenLayer by hand": Contestant(pair, "our HiddenLayer in model and guide by hand; our SVI step", around=_own),
+    "mean-field": zoo_step("mean-field", "sampled weights"),
+}
+if "hidden-layer" in ZOO:
+    ZOO_STEPS |= {
+        "hidden-layer": zoo_step("hidden-layer", "local reparametrization, a free σ for every weight"),
+        "variational dropout": zoo_step("hidden-layer", "one α a layer", scale="layer", prior="log-uniform"),
+        "sparse variational dropout": zoo_step("hidden-layer", "one α a weight", scale="free", prior="log-uniform"),
+    }
+#: The contestant that the comparisons are about.
+OURS = "hidden-layer" if "hidden-layer" in ZOO else "HiddenLayer by hand"
