@@ -76,7 +76,8 @@ class Problem:
         found = []
         for _ in range(1 if self.batch == self.rows else 8):
             x = torch.randn(self.batch, self.sizes[0], generator=generator)
-            y = torch.sin(3 * x[:, 0]) if self.regression else torch.randint(self.sizes[-1], (self.batch,))
+            labels = torch.randint(self.sizes[-1], (self.batch,), generator=generator)
+            y = torch.sin(3 * x[:, 0]) if self.regression else labels
             found.append((x.to(self.device), y.to(self.device)))
         return found
 

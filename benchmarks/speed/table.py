@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from speed.timing import Times, ratio, spread
 
-__all__ = ["comparisons", "print_memory", "print_prediction", "print_steps"]
+__all__ = ["comparisons", "over_deterministic", "print_memory", "print_prediction", "print_steps"]
 
 
 def comparisons(times: Times, ours: str, peers: Iterable[str]) -> dict[str, dict]:
@@ -62,10 +62,25 @@ def print_memory(sizes: str, found: dict, ours: str) -> None:
     for name, value in found.items():
         numbers = [value["held"] / 2**20, value["peak"] / 2**20, *(value[key] for key in keys)]
         print(f"  {name:32}" + "".join(f"{number:20.2f}" for number in numbers))
-    if ours in found and "deterministic" in found:
-        extra = (found[ours]["peak"] - found["deterministic"]["peak"]) / 2**20
-        state = (found[ours]["held"] - found["deterministic"]["held"]) / 2**20
-        print(f"  ours over deterministic: {extra:.1f} MB at the peak, of which {state:.1f} MB held between steps")
+    over = over_deterministic(found, ours)
+    if over:
+        more, state = over["bytes"] / 2**20, over["state"] / 2**20
+        print(
+            f"  ours over deterministic, at the peak: {more:.1f} MB, {state:.1f} of it held between steps; "
+            f"the rest is {over['rest_in_activations']:.2f} activations of every layer"
+        )
+
+
+def over_deterministic(found: dict, ours: str) -> dict[str, float] | None:
+    """What our step takes beyond the deterministic one: bytes at the peak, those held between steps, and the rest."""
+    if ours not in found or "deterministic" not in found:
+        return None
+    own, floor = found[ours], found["deterministic"]
+    return {
+        "bytes": own["peak"] - floor["peak"],
+        "state": own["held"] - floor["held"],
+        "rest_in_activations": round(own["during_in_activations"] - floor["during_in_activations"], 2),
+    }
 
 
 def print_prediction(found: dict) -> None:

@@ -47,7 +47,8 @@ def take_turns(
     try:
         for name, runner in runners.items():
             with runner.at_work():
-                runner.run(2)  # the first steps make parameters, optimiser state and caches
+                if seconds(runner, 1) < block:  # the first step also makes parameters and optimiser state
+                    runner.run(1)
                 lengths[name] = max(1, min(steps, int(block / seconds(runner, 1))))
         for i in range(rounds):
             names = list(runners)
