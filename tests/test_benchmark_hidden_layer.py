@@ -109,16 +109,17 @@ def test_an_interrupt_keeps_the_whole_rounds():
 @pytest.mark.filterwarnings("ignore")
 def test_the_program(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(hidden_layer, "PREDICTION", "6-4-3")
-    monkeypatch.setattr(hidden_layer, "LARGE", 1)
+    monkeypatch.setattr(hidden_layer, "LARGE", 40)
     out = tmp_path / "results.json"
     out.write_text('{"cuda": "of another day"}')
     few = "--rounds 2 --steps 1 --images 30 --draws 3 --prediction-rounds 2 --sizes 6-4-3 1-3-1"
-    hidden_layer.main([*few.split(), "--only", "deterministic", "plain", "by hand", "--out", str(out)])
+    hidden_layer.main([*few.split(), "--only", "deterministic", "--out", str(out)])
     result = json.loads(out.read_text())
     assert result["cuda"] == "of another day"
     found = result["cpu"]
     assert found["steps"]["6-4-3"]["rounds"] == 2 and not found["steps"]["6-4-3"]["failed"]
     assert found["steps"]["1-3-1"]["ms"]["deterministic"]["median"] > 0
+    assert found["memory"].keys() == {"6-4-3"}
     assert found["memory"]["6-4-3"]["deterministic"]["held"] >= 4 * 4 * (7 * 4 + 5 * 3)
     assert found["prediction"]["seconds"].keys() >= {"deterministic", "mean-field, predict", "mean-field, naive loop"}
     assert "a training step" in capsys.readouterr().out
