@@ -62,7 +62,7 @@ WEIGHED = (
     "deterministic",
     "plain torch",
     OURS,
-    "variational dropout",
+    "variational-dropout",
     "mean-field",
     "naive HiddenLayer",
     "stock HiddenLayer",

@@ -16,10 +16,9 @@ from torch import Tensor
 from bnn_pyro import isolated
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import predict
-from bnn_pyro.zoo import ZOO
 from speed.memory import peak_bytes
-from speed.problem import Problem, network
-from speed.timing import Times, wait_for
+from speed.problem import Problem, network, wait_for
+from speed.timing import Times
 from speed.zoo import variant
 
 __all__ = ["CHUNK", "PREDICTED", "measure", "predictors"]
@@ -27,7 +26,7 @@ __all__ = ["CHUNK", "PREDICTED", "measure", "predictors"]
 #: Images that a loop takes at once.
 CHUNK = 500
 #: Variants that are asked to predict.
-PREDICTED = tuple(name for name in ("hidden-layer", "mean-field") if name in ZOO)
+PREDICTED = ("hidden-layer", "mean-field")
 
 Predictor = Callable[[Tensor, int], Tensor]  # images, draws -> mean probabilities (B, K)
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from bnn_pyro.datasets.dataset import Schema
 
-__all__ = ["NOISE", "Contestant", "Problem", "Runner", "Step", "network"]
+__all__ = ["NOISE", "Contestant", "Problem", "Runner", "Step", "network", "wait_for"]
 
 #: Standard deviation of the targets in regression, known to every contestant.
 NOISE = 0.1
@@ -110,6 +110,12 @@ class Contestant:
     def absent(self) -> bool:
         """Whether its package is not here."""
         return self.needs is not None and importlib.util.find_spec(self.needs) is None
+
+
+def wait_for(device: torch.device) -> None:
+    """Until the device has done all that it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 class Runner:

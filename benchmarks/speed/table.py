@@ -13,11 +13,12 @@ def comparisons(times: Times, ours: str, peers: Iterable[str]) -> dict[str, dict
     """The ratios that the table of goals names, {what: median and quartiles}, as far as they were measured."""
     asked = {
         "ours / deterministic": (ours, "deterministic"),
-        "variational dropout / deterministic": ("variational dropout", "deterministic"),
+        "variational-dropout / deterministic": ("variational-dropout", "deterministic"),
         "stock HiddenLayer / ours": ("stock HiddenLayer", ours),
         "naive HiddenLayer / ours": ("naive HiddenLayer", ours),
         "Pyro AutoNormal / ours": ("Pyro AutoNormal", ours),
         "ours / plain torch": (ours, "plain torch"),
+        "training loop / plain torch": (f"{ours}, training loop", "plain torch"),
         **{f"{name}: predict / naive loop": (f"{name}, predict", f"{name}, naive loop") for name in _variants(times)},
     }
     found = {what: ratio(times, *pair) for what, pair in asked.items()}
