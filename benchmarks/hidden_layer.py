@@ -84,9 +84,9 @@ def chosen(only: list[str]) -> list[str]:
     ]
 
 
-def time_steps(task: Problem, names: list[str], args: argparse.Namespace) -> dict:
-    """{"ms": {contestant: spread}, "ratios": …, "failed": …} for one network."""
-    runners, failed = {}, {}
+def time_steps(task: Problem, names: list[str], args: argparse.Namespace, found: dict) -> None:
+    """Fill ``found``, for one network, with {"ms": {contestant: spread}, "ratios": …, "failed": …}."""
+    runners, failures, times = {}, {}, {}
     for name in names:
         try:
             runners[name] = Runner(CONTESTANTS[name], task)
@@ -94,27 +94,26 @@ def time_steps(task: Problem, names: list[str], args: argparse.Namespace) -> dic
                 runners[name].run(1)
         except Exception as error:  # other people's code: one that fails must not end the run
             runners.pop(name, None)
-            failed[name] = f"{type(error).__name__}: {error}".splitlines()[0]
+            failures[name] = f"{type(error).__name__}: {error}".splitlines()[0]
     gc.collect()
     gc.freeze()  # many contestants' modules would make every collection dearer than it is for one alone
     start = time.perf_counter()
 
     def report(done: int) -> None:
-        print(
-            f"\r  {task.name}: round {done} of {args.rounds}, {time.perf_counter() - start:.0f} s", end="", flush=True
-        )
+        clock = f"{time.perf_counter() - start:.0f} s"
+        print(f"\r  {task.name}: round {done} of {args.rounds}, {clock}", end="", flush=True)
 
     try:
-        times = take_turns(runners, rounds=args.rounds, steps=args.steps, block=args.block, report=report)
+        take_turns(runners, times, rounds=args.rounds, steps=args.steps, block=args.block, report=report)
     finally:
         gc.unfreeze()
-        print()
-    return {
-        "rounds": len(next(iter(times.values()), [])),
-        "ms": {name: spread([1000 * v for v in values]) for name, values in times.items() if values},
-        "ratios": comparisons(times, OURS, PEERS),
-        "failed": failed,
-    }
+        found |= {
+            "rounds": len(next(iter(times.values()), [])),
+            "ms": {name: spread([1000 * v for v in times[name]]) for name in names if name in times},
+            "ratios": comparisons(times, OURS, PEERS),
+            "failed": failures,
+        }
+        print_steps(task.name, found, OURS)
 
 
 def provenance(device: torch.device) -> dict:
@@ -157,8 +156,7 @@ def run(args: argparse.Namespace, result: dict) -> None:
     if "steps" in args.parts:
         result["steps"] = {}
         for sizes in args.sizes:
-            result["steps"][sizes] = time_steps(problem(sizes, device), names, args)
-            print_steps(sizes, result["steps"][sizes], OURS)
+            time_steps(problem(sizes, device), names, args, result["steps"].setdefault(sizes, {}))
     if "memory" in args.parts:
         result["memory"] = {}
         for sizes in args.sizes:
@@ -171,18 +169,24 @@ def run(args: argparse.Namespace, result: dict) -> None:
             print_memory(sizes, found, OURS)
             found["ours over deterministic"] = over_deterministic(found, OURS)
     if "prediction" in args.parts:
-        settings = {"images": args.images, "draws": args.draws, "rounds": args.prediction_rounds}
-        task = problem(PREDICTION, device)
-        found = measure(task, **settings, report=lambda line: print(f"\r  {line:60}", end="", flush=True))
-        print()
-        result["prediction"] = {
-            "network": PREDICTION,
+        time_prediction(problem(PREDICTION, device), args, result.setdefault("prediction", {}))
+
+
+def time_prediction(task: Problem, args: argparse.Namespace, found: dict) -> None:
+    """Fill ``found`` with {"seconds": {who: spread}, "peak_bytes": …, "ratios": …}."""
+    settings = {"images": args.images, "draws": args.draws, "rounds": args.prediction_rounds}
+    times, memory = {}, {}
+    try:
+        measure(task, times, memory, **settings, report=lambda line: print(f"\r  {line:60}", end="", flush=True))
+    finally:
+        found |= {
+            "network": task.name,
             **settings,
-            "seconds": {name: spread(values) for name, values in found["times"].items() if values},
-            "peak_bytes": found["memory"],
-            "ratios": comparisons(found["times"], OURS, {}),
+            "seconds": {name: spread(values) for name, values in times.items()},
+            "peak_bytes": memory,
+            "ratios": comparisons(times, OURS, {}),
         }
-        print_prediction(result["prediction"])
+        print_prediction(found)
 
 
 def main(argv: list[str] | None = None) -> None:

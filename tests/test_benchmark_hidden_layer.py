@@ -102,7 +102,9 @@ def test_an_interrupt_keeps_the_whole_rounds():
         return step
 
     runners = {name: Runner(Contestant(build, ""), CLASSES) for name in "ab"}
-    times = take_turns(runners, rounds=50, steps=1, block=1.0)
+    times = {}
+    with pytest.raises(KeyboardInterrupt):
+        take_turns(runners, times, rounds=50, steps=1, block=1.0, report=lambda done: None)
     assert len(times["a"]) == len(times["b"]) == 1
 
 

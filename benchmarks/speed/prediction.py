@@ -83,25 +83,31 @@ def predictors(problem: Problem) -> dict[str, Predictor]:
     return found
 
 
-def measure(problem: Problem, *, images: int, draws: int, rounds: int, report: Callable[[str], None]) -> dict:
-    """{"times": seconds of a whole prediction, by round, "memory": peak bytes above the images}; Ctrl-C ends it."""
+def measure(
+    problem: Problem,
+    times: Times,
+    memory: dict[str, int],
+    *,
+    images: int,
+    draws: int,
+    rounds: int,
+    report: Callable[[str], None],
+) -> None:
+    """Fill ``memory`` with peak bytes above the images, and ``times`` with seconds of whole predictions, by rounds."""
     x = torch.randn(images, problem.sizes[0], generator=torch.Generator().manual_seed(1)).to(problem.device)
     everybody = predictors(problem)
-    times: Times = {name: [] for name in everybody}
-    memory: dict[str, int] = {}
-    try:
+    for name, run in everybody.items():
+        report(f"memory: {name}")
+        run(x[:CHUNK], 1)
+        # A tenth of the draws: the profiler notes every allocation, and the peak is reached in the first few.
+        memory[name] = peak_bytes(problem.device, lambda run=run: run(x, max(1, draws // 10)))[1][0]
+    for i in range(rounds):
+        found = {}
         for name, run in everybody.items():
-            run(x[:CHUNK], 1)
-            # A tenth of the draws: the profiler notes every allocation, and the peak is reached in the first few.
-            memory[name] = peak_bytes(problem.device, lambda run=run: run(x, max(1, draws // 10)))[1][0]
-        for i in range(rounds):
-            for name, run in everybody.items():
-                report(f"round {i + 1} of {rounds}: {name}")
-                wait_for(problem.device)
-                start = time.perf_counter()
-                run(x, draws)
-                times[name].append(time.perf_counter() - start)
-    except KeyboardInterrupt:
-        pass
-    whole = min(len(v) for v in times.values())
-    return {"times": {name: v[:whole] for name, v in times.items()}, "memory": memory}
+            report(f"round {i + 1} of {rounds}: {name}")
+            wait_for(problem.device)
+            start = time.perf_counter()
+            run(x, draws)
+            found[name] = time.perf_counter() - start
+        for name, value in found.items():
+            times.setdefault(name, []).append(value)

@@ -43,7 +43,7 @@ def print_steps(sizes: str, found: dict, ours: str) -> None:
     """Milliseconds a step, and as multiples of the deterministic network's and of ours."""
     times = {name: value["median"] for name, value in found["ms"].items()}
     floor, own = times.get("deterministic"), times.get(ours)
-    print(f"\n{sizes}: a training step, median of {found['rounds']} rounds (quartiles)")
+    print(f"\n\n{sizes}: a training step, median of {found['rounds']} rounds (quartiles)")
     print(f"  {'':32} {'ms':>9} {'':21} {'/ deterministic':>16} {'/ ours':>8}")
     for name, value in found["ms"].items():
         low, high = value["quartiles"]
@@ -86,7 +86,7 @@ def over_deterministic(found: dict, ours: str) -> dict[str, float] | None:
 
 def print_prediction(found: dict) -> None:
     """Seconds and peak memory of a whole prediction."""
-    print(f"\n{found['network']}: {found['images']:,} images × {found['draws']} draws")
+    print(f"\n\n{found['network']}: {found['images']:,} images × {found['draws']} draws")
     for name, value in found["seconds"].items():
         print(f"  {name:32} {value['median']:9.2f} s {found['peak_bytes'].get(name, 0) / 2**20:9.1f} MB at the peak")
     _show(found["ratios"])

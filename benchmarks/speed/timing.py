@@ -28,39 +28,32 @@ def seconds(runner: Runner, steps: int) -> float:
 
 
 def take_turns(
-    runners: dict[str, Runner], *, rounds: int, steps: int, block: float, report: Callable[[int], None] | None = None
-) -> Times:
-    """Every round has one block of every contestant, in a new order.
+    runners: dict[str, Runner], times: Times, *, rounds: int, steps: int, block: float, report: Callable[[int], None]
+) -> None:
+    """Every round has one block of every contestant, in a new order; ``times`` is filled with whole rounds.
 
     A block is one step untimed, which brings the contestant's weights back into the caches, and then ``steps`` timed
-    ones, or fewer where they would take more than ``block`` seconds. Ctrl-C ends it with the rounds that are whole.
+    ones, or fewer where they would take more than ``block`` seconds.
     """
-    times: Times = {name: [] for name in runners}
     lengths = {}
     order = random.Random(0)
-    try:
-        for name, runner in runners.items():
-            with runner.at_work():
-                if seconds(runner, 1) < block:  # the first step also makes parameters and optimiser state
-                    runner.run(1)
-                lengths[name] = max(1, min(steps, int(block / seconds(runner, 1))))
-        for i in range(rounds):
-            names = list(runners)
-            order.shuffle(names)
-            found = {}
-            for name in names:
-                with runners[name].at_work():
-                    if lengths[name] > 1:
-                        runners[name].run(1)
-                    found[name] = seconds(runners[name], lengths[name])
-            for name, value in found.items():
-                times[name].append(value)
-            if report is not None:
-                report(i + 1)
-    except KeyboardInterrupt:
-        if not any(times.values()):
-            raise
-    return times
+    for name, runner in runners.items():
+        with runner.at_work():
+            if seconds(runner, 1) < block:  # the first step also makes parameters and optimiser state
+                runner.run(1)
+            lengths[name] = max(1, min(steps, int(block / seconds(runner, 1))))
+    for i in range(rounds):
+        names = list(runners)
+        order.shuffle(names)
+        found = {}
+        for name in names:
+            with runners[name].at_work():
+                if lengths[name] > 1:
+                    runners[name].run(1)
+                found[name] = seconds(runners[name], lengths[name])
+        for name, value in found.items():
+            times.setdefault(name, []).append(value)
+        report(i + 1)
 
 
 def spread(values: list[float], digits: int = 4) -> dict[str, float]:
