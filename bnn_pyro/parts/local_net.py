@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from bnn_pyro.errors import UserError
 from bnn_pyro.parts.guides import MeanFieldNormal
+from bnn_pyro.parts.local_conv import Conv2dLayer
 from bnn_pyro.parts.local_layer import LinearLayer, LocalLayer
 from bnn_pyro.parts.nets import Linear, Stage
 from bnn_pyro.parts.priors import BayesianNet, IsotropicNormal
@@ -35,8 +36,12 @@ def _linear(x: Tensor, weights: dist.TorchDistribution, layer: nn.Linear, after:
     return LinearLayer(x if layer.bias is None else F.pad(x, (0, 1), value=1.0), weights, after)
 
 
+def _conv(x: Tensor, weights: dist.TorchDistribution, layer: nn.Conv2d, after: Callable | None) -> Conv2dLayer:
+    return Conv2dLayer(x, weights, layer.kernel_size, layer.stride, layer.padding, after)
+
+
 #: The distribution over a layer's activations, by the kind of the deterministic layer: (x, q(A), layer, what follows).
-LAYERS: dict[type[nn.Module], Callable[..., LocalLayer]] = {Linear: _linear}
+LAYERS: dict[type[nn.Module], Callable[..., LocalLayer]] = {Linear: _linear, nn.Conv2d: _conv}
 
 
 def _join(weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -1,0 +1,91 @@
+"""A small Bayesian convolutional network, trained by local reparametrization of its convolutions.
+
+    W ~ p(W)    f = convnet_W(x)    y ~ likelihood(f)          q(W) = ∏ᵢ Normal(Wᵢ; μᵢ, σᵢ)
+
+Two convolutions with max-pooling and a hidden layer, as LeNet has them. The fitted q is over the weights, and
+predictions are those of drawn weights. In training every position of a convolution's output has noise of its own,
+where drawn weights share theirs: exact for each position, an approximation for all of them together, so that the
+ELBO in the trace is that of the approximation (see ``parts.local_conv``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from bnn_pyro.datasets.dataset import Schema
+from bnn_pyro.errors import UserError
+from bnn_pyro.parts.convnet import ConvNet
+from bnn_pyro.parts.likelihoods import make_likelihood
+from bnn_pyro.parts.local_net import LocalNet
+from bnn_pyro.parts.priors import BayesianNet
+from bnn_pyro.zoo.entry import Fit
+from bnn_pyro.zoo.hidden_layer import HiddenLayerNet
+
+__all__ = ["BayesianConvNet"]
+
+
+@dataclass(frozen=True)
+class BayesianConvNet(HiddenLayerNet):
+    """Settings of a small convolutional network: those of ``HiddenLayerNet``, and of the convolutions.
+
+    channels  of each convolution, which 2 × 2 max-pooling follows
+    kernel    height and width of every convolution, in pixels
+    padding   pixels of zeros around each one's input; half the kernel keeps the image's size
+    hidden    widths of the hidden layers after the convolutions
+    """
+
+    hidden: tuple[int, ...] = (128,)
+    init_scale: float = 0.01
+    channels: tuple[int, ...] = (16, 32)
+    kernel: int = 3
+    padding: int = 1
+
+    summary: ClassVar[str] = "A small convolutional network with mean-field weights, for images"
+    paper: ClassVar[str] = "Shridhar, Laumann & Liwicki 2019, arXiv:1901.02731"
+    images_only: ClassVar[bool] = True
+    fits: ClassVar[Mapping[str, Mapping[str, Fit]]] = {
+        "digits": {
+            "svi": Fit(
+                entry={"hidden": (64,), "prior": "normal:1"},
+                method={"epochs": 60, "batch_size": 64, "lr": 3e-3},
+            )
+        },
+        **{
+            name: {
+                "svi": Fit(
+                    entry={"channels": (32, 64), "kernel": 5, "padding": 0, "prior": "normal:1"},
+                    method={"epochs": 20, "batch_size": 128, "lr": 1e-3},
+                )
+            }
+            for name in ("mnist", "fashion-mnist", "kmnist")
+        },
+    }
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.channels or any(width < 1 for width in self.channels):
+            raise UserError(f"channels: one or more numbers, each at least 1, got {self.channels}")
+        if self.kernel < 1 or not 0 <= self.padding < self.kernel:
+            raise UserError(
+                f"kernel must be at least 1 and padding between 0 and less than it, got {self.kernel}, {self.padding}"
+            )
+
+    def model(self, schema: Schema) -> LocalNet:
+        """p(y, h | x) over activations; ``.weight_space`` is p(y, W | x). See ``Entry.model``.
+
+        Raises UserError for inputs that are no images, or too small for the convolutions.
+        """
+        likelihood = make_likelihood(schema, self.noise)
+        net = ConvNet(
+            schema.input_shape,
+            self.channels,
+            self.hidden,
+            likelihood.outputs,
+            self.activation,
+            self.bias,
+            self.kernel,
+            self.padding,
+        )
+        return LocalNet(BayesianNet(net, likelihood, self.prior))
