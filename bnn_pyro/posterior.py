@@ -33,7 +33,7 @@ FORMAT = 1
 BLOCK_BYTES = 64 * 2**20
 
 
-def weight_space(module: nn.Module) -> nn.Module:
+def weight_space(module: nn.Module | None) -> nn.Module | None:
     """A model or guide over weights: the twin of one whose sites are activations, else the module itself."""
     return getattr(module, "weight_space", module)
 
@@ -60,6 +60,8 @@ class Posterior:
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        for name in ("model", "guide"):  # a pair over activations was for training: what is kept is over weights
+            object.__setattr__(self, name, weight_space(getattr(self, name)))
         if (self.guide is None) == (self.chains is None):
             raise ValueError("a Posterior is either a guide or chains")
 
@@ -77,7 +79,7 @@ class Posterior:
         """{site: (num, *site shape)}: fresh draws of a guide, or the chains' draws thinned evenly.
 
         num: at most C·D where the draws are stored; fewer are returned, never repeated ones.
-        x: (B, *input_shape), for a q over activations; weights do not depend on it.
+        x: (B, *input_shape), for a guide whose draws depend on the input; none here does.
         seed: for a guide's draws; None takes the caller's generator.
         """
         with isolated(seed):

@@ -15,6 +15,7 @@ import bnn_pyro as bp
 from bnn_pyro.inference import METHODS
 from bnn_pyro.inference.density import Rescale
 from bnn_pyro.isolation import isolated
+from bnn_pyro.posterior import weight_space
 from bnn_pyro.zoo import ZOO
 
 NUM, FEATURES = 12, 3
@@ -40,14 +41,16 @@ def quick(method):
     return METHODS[method](**{k: v for k, v in QUICK.items() if k in fields(METHODS[method])})
 
 
-def problem(name, task):
-    """(variant with small settings, data) for a task."""
+def problem(name, task, proper=False):
+    """(variant with small settings, data) for a task; ``proper``: with a prior that has samples."""
     kind, settings = TASKS[task]
     settings = dict(settings)
     classes = tuple("abc"[: settings.pop("classes", 0)])
     if not all(k in fields(ZOO[name]) for k in settings):
         pytest.skip(f"{name} has no {task}")
-    small = {k: v for k, v in dict(hidden=(4,)).items() if k in fields(ZOO[name])}
+    small = {k: v for k, v in dict(hidden=(4,), init_scale=0.01).items() if k in fields(ZOO[name])}
+    if proper and "prior" in fields(ZOO[name]) and ZOO[name]().prior == "log-uniform":
+        small["prior"] = "fan-in:1"
     schema = bp.Schema(
         kind, (FEATURES,), classes=classes, y_shift=0.0 if classes else 5.0, y_scale=1.0 if classes else 2.0
     )
@@ -76,10 +79,14 @@ def sites(trace):
 @every_entry
 def test_model_and_guide_are_ordinary_pyro_callables(name, task):
     """Site "y" has y's shape in a plate "data" of len(x); q has exactly the model's sites; prior predictive runs."""
-    entry, data = problem(name, task)
+    entry, data = problem(name, task, proper=True)
     with isolated(0), pyro.validation_enabled(True):
         model = entry.model(data.schema)
         guide = entry.guide(model)
+        if weight_space(model) is not model:  # a pair over activations: it is ordinary, and so is its twin
+            guide(data.x_train)
+            assert poutine.trace(model).get_trace(data.x_train).nodes["y"]["value"].shape == data.y_train.shape
+            model, guide = weight_space(model), weight_space(guide)
         for num in (NUM, 1, 5):
             trace = poutine.trace(model).get_trace(data.x_train[:num], data.y_train[:num])
             trace.compute_log_prob()
@@ -104,9 +111,9 @@ def test_model_and_guide_are_ordinary_pyro_callables(name, task):
 @every_entry
 def test_log_joint_of_two_halves_averages_to_the_whole(name, task):
     """Catches a missing plate, an N baked into the model and a prior that is counted twice, or scaled."""
-    entry, data = problem(name, task)
+    entry, data = problem(name, task, proper=True)
     with isolated(0):
-        model = entry.model(data.schema)
+        model = weight_space(entry.model(data.schema))
         w = poutine.trace(model).get_trace(data.x_train)
         for other in [node for node in w.nodes if node not in model.initial]:
             w.remove_node(other)
@@ -192,11 +199,11 @@ def test_variants_say_what_they_are(name):
 @every_entry
 def test_pyros_own_svi_takes_the_model_and_trains_the_guide(name, task, local):
     """Both of Pyro's ways: ``SVI`` on the global store, and an ELBO module with a torch optimiser."""
-    entry, data = problem(name, task)
+    (entry, data), (proper, _) = problem(name, task), problem(name, task, proper=True)
     batch = data.x_train, data.y_train
     with isolated(0), pyro.settings.context(module_local_params=local), pyro.validation_enabled(True):
-        model = entry.model(data.schema)
-        for guide in (AutoNormal(model), entry.guide(model), entry.guide(model)):
+        pair, weights = entry.model(data.schema), weight_space(proper.model(data.schema))
+        for model, guide in ((weights, AutoNormal(weights)), (pair, entry.guide(pair)), (pair, entry.guide(pair))):
             if guide is None:
                 continue
             guide(*batch)
@@ -261,10 +268,11 @@ def test_guides_share_nothing_even_in_the_global_store(name):
 @every_entry
 def test_vectorised_particles(name, task):
     """The vectorised estimate is the same number as the mean over its particles, one at a time."""
-    entry, data = problem(name, task)
+    entry, data = problem(name, task, proper=True)
     with isolated(0), pyro.validation_enabled(True):
         model = entry.model(data.schema)
-        guide = entry.guide(model) or AutoNormal(model)
+        guide = weight_space(entry.guide(model)) or AutoNormal(model)
+        model = weight_space(model)
         x, y = data.x_train, data.y_train
         guide(x, y)
         vectorised = Trace_ELBO(num_particles=2, vectorize_particles=True, max_plate_nesting=1)
@@ -283,25 +291,26 @@ def test_vectorised_particles(name, task):
 @every_task
 @every_entry
 def test_pyros_predictive_in_parallel(name, task):
-    entry, data = problem(name, task)
+    entry, data = problem(name, task, proper=True)
     with isolated(0):
-        model = entry.model(data.schema)
+        pair = entry.model(data.schema)
+        model = weight_space(pair)
         prior = Predictive(model, num_samples=4, parallel=True)(data.x_test)
         assert prior["y"].reshape(4, -1).shape == (4, 7)
         draws = {site: prior[site] for site in model.initial}
         again = Predictive(model, posterior_samples=draws, parallel=True)(data.x_test)
         assert again["y"].reshape(4, -1).shape == (4, 7)
-        guide = entry.guide(model)
+        guide = entry.guide(pair)
         if guide is not None:
-            assert Predictive(model, guide=guide, num_samples=4, parallel=True)(data.x_test)["y"].shape[-1] == 7
+            assert Predictive(pair, guide=guide, num_samples=4, parallel=True)(data.x_test)["y"].shape[-1] == 7
 
 
 @every_task
 @every_entry
 def test_pyros_nuts_takes_the_model(name, task):
-    entry, data = problem(name, task)
+    entry, data = problem(name, task, proper=True)
     with isolated(0):
-        model = entry.model(data.schema)
+        model = weight_space(entry.model(data.schema))
         mcmc = MCMC(NUTS(model, max_tree_depth=3), num_samples=3, warmup_steps=3, disable_progbar=True)
         mcmc.run(data.x_train, data.y_train)
         samples = mcmc.get_samples()

@@ -18,7 +18,7 @@ from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference.method import Report
 from bnn_pyro.inference.optimise import Optimisation
-from bnn_pyro.posterior import Posterior, weight_space
+from bnn_pyro.posterior import Posterior
 
 __all__ = ["SVI"]
 
@@ -64,4 +64,4 @@ class SVI(Optimisation):
             checkpoint=checkpoint,
             report=report,
         )
-        return Posterior(weight_space(model), data.schema, guide=weight_space(guide), trace=trace)
+        return Posterior(model, data.schema, guide=guide, trace=trace)

@@ -12,23 +12,33 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["MeanFieldNormal", "PointMass"]
+__all__ = ["MeanFieldNormal", "PointMass", "new_name", "register"]
 
 
 _numbers = itertools.count()
 
 
+def new_name(guide: nn.Module) -> str:
+    """A name that no other guide has: two of one name would share their parameters in a user's global store."""
+    return f"{type(guide).__name__}{next(_numbers)}"
+
+
+def register(guide: nn.Module) -> None:
+    """Tell Pyro of a guide's parameters, so that its own ``SVI`` finds them; nothing to do where they are local."""
+    if not pyro.settings.get("module_local_params"):
+        pyro.module(guide.name, guide)
+
+
 class _Flat(nn.Module):
     """Sites cut from one flat vector: one optimiser tensor and one elementwise kernel, however many layers.
 
-    Every call tells Pyro of the parameters, so that its own ``SVI`` finds them. Each guide has a name of its own,
-    because two of one name would share their parameters in the global store of a user who works with it. (As a
-    ``PyroModule`` it could not be called under ``isolated()`` unless it was made there.)
+    Every call registers the parameters under a name of the guide's own. (As a ``PyroModule`` it could not be called
+    under ``isolated()`` unless it was made there.)
     """
 
     def __init__(self, initial: Mapping[str, Tensor]) -> None:
         super().__init__()
-        self.name = f"{type(self).__name__}{next(_numbers)}"
+        self.name = new_name(self)
         self.shapes = {name: value.shape for name, value in initial.items()}
         self.loc = nn.Parameter(torch.cat([value.detach().flatten() for value in initial.values()]).clone())
 
@@ -59,7 +69,7 @@ class MeanFieldNormal(_Flat):
 
     def forward(self, x: Tensor | None = None, y: Tensor | None = None) -> dict[str, Tensor]:
         """Sample every site; inputs and targets are taken for the sake of Pyro's calls and not used."""
-        pyro.module(self.name, self)
+        register(self)
         scales = self._cut(self.scale)
         return {
             name: pyro.sample(name, dist.Normal(loc, scales[name], validate_args=False).to_event(loc.dim()))
@@ -72,7 +82,7 @@ class PointMass(_Flat):
 
     def forward(self, x: Tensor | None = None, y: Tensor | None = None) -> dict[str, Tensor]:
         """Sample every site: its value."""
-        pyro.module(self.name, self)
+        register(self)
         return {name: pyro.sample(name, self._site(name, loc)) for name, loc in self._cut(self.loc).items()}
 
     def _site(self, name: str, loc: Tensor) -> dist.TorchDistribution:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import pyro.distributions as dist
 import torch
+import torch.nn.functional as F
 from pyro.distributions import constraints
 from torch import Tensor
 from torch.distributions import kl_divergence, register_kl
@@ -94,11 +95,13 @@ class LocalLayer(dist.TorchDistribution):
 def _kl_rows(q: LocalLayer, p: LocalLayer) -> Tensor:
     """KL_factor · KL(q(w) ‖ p(w)) / B for each row, of q's batch shape; a plate over the rows adds up to one KL."""
     whole = kl_divergence(q.weights, p.weights)
-    return (q.KL_factor * whole / q.batch_shape[-1]).expand(q.batch_shape)
+    return (whole * (q.KL_factor / q.batch_shape[-1])).expand(q.batch_shape)
 
 
 class LinearLayer(LocalLayer):
     """The output of a Bayesian linear layer: X (…, B, D) and weights of event shape (D, H) to (…, B, H).
+
+    adjoin_one: a 1 joins every row of X, whose weights, the last row of (D + 1, H), are the bias.
 
     Raises ValueError where the shapes do not fit.
     """
@@ -109,15 +112,19 @@ class LinearLayer(LocalLayer):
         weights: dist.TorchDistribution,
         non_linearity: Callable[[Tensor], Tensor] | None = None,
         KL_factor: float = 1.0,
+        adjoin_one: bool = False,
     ) -> None:
         D, H = weights.event_shape
+        D -= adjoin_one
+        self.adjoin_one = adjoin_one
         if X.dim() < 2 or X.shape[-1] != D:
             raise ValueError(f"X must be (…, B, {D}) for these weights, got {tuple(X.shape)}")
         super().__init__(X, weights, torch.Size((H,)), 1, non_linearity, KL_factor)
 
     def pre_activation(self, sample_shape: torch.Size) -> Tensor:
         """Draws of X A, sample_shape + (…, B, H)."""
-        return LocalLinear.apply(self.X, self.weights.mean, self.weights.variance, sample_shape)
+        X = F.pad(self.X, (0, 1), value=1.0) if self.adjoin_one else self.X
+        return LocalLinear.apply(X, self.weights.mean, self.weights.variance, sample_shape)
 
 
 class LocalLinear(torch.autograd.Function):

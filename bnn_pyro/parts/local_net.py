@@ -10,17 +10,15 @@ that are one function for all inputs, for predictions, pruning and diagnostics.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 
 import pyro
 import pyro.distributions as dist
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bnn_pyro.errors import UserError
-from bnn_pyro.parts.guides import MeanFieldNormal
+from bnn_pyro.parts.guides import MeanFieldNormal, new_name, register
 from bnn_pyro.parts.local_conv import Conv2dLayer
 from bnn_pyro.parts.local_layer import LinearLayer, LocalLayer
 from bnn_pyro.parts.nets import Linear, Stage
@@ -29,11 +27,9 @@ from bnn_pyro.parts.weights import CentredNormal, DropoutWeights, FreeWeights, L
 
 __all__ = ["SCALES", "DropoutScale", "FreeScale", "LocalGuide", "LocalNet", "WeightGuide"]
 
-_numbers = itertools.count()
-
 
 def _linear(x: Tensor, weights: dist.TorchDistribution, layer: nn.Linear, after: Callable | None) -> LinearLayer:
-    return LinearLayer(x if layer.bias is None else F.pad(x, (0, 1), value=1.0), weights, after)
+    return LinearLayer(x, weights, after, adjoin_one=layer.bias is not None)
 
 
 def _conv(x: Tensor, weights: dist.TorchDistribution, layer: nn.Conv2d, after: Callable | None) -> Conv2dLayer:
@@ -141,7 +137,7 @@ class LocalNet(nn.Module):
 def _activations(enter: Callable, stages: Sequence[Stage], weights: nn.ModuleList, x: Tensor) -> Tensor:
     """Sample every layer's activations in a plate over the rows; the last ones."""
     h = enter(x)
-    with pyro.plate("rows", len(x), dim=-1):
+    with pyro.plate("rows", dim=-1):  # of the size that the activations have; the likelihood's plate states it
         for (name, layer, after), A in zip(stages, weights, strict=True):
             h = pyro.sample(name, LAYERS[type(layer)](h, A(), layer, after))
     return h
@@ -195,7 +191,7 @@ class LocalGuide(nn.Module):
     def forward(self, x: Tensor, y: Tensor | None = None) -> None:
         """Sample every site for inputs x (B, *input_shape); targets are not used."""
         own = self.weight_space
-        pyro.module(own.name, own)
+        register(own)
         _activations(own.enter, own.stages, own.layers, x)
         if own.noise is not None:
             own.noise()
@@ -210,14 +206,14 @@ class WeightGuide(nn.Module):
 
     def __init__(self, net: nn.Module, layers: Sequence[nn.Module], noise: Mapping[str, Tensor]) -> None:
         super().__init__()
-        self.name = f"{type(self).__name__}{next(_numbers)}"
+        self.name = new_name(self)
         self.enter, self.stages = net.enter, net.stages()  # no submodule: its weights are no parameters of q
         self.layers = nn.ModuleList(layers)
         self.noise = MeanFieldNormal(noise, 0.01) if noise else None
 
     def forward(self, x: Tensor | None = None, y: Tensor | None = None) -> None:
         """Sample every site; inputs and targets are not used."""
-        pyro.module(self.name, self)
+        register(self)
         for (name, layer, _), q in zip(self.stages, self.layers, strict=True):
             locs, scales = _cut(q().loc, layer), _cut(q().scale, layer)
             for part in locs:

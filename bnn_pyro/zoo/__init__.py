@@ -2,10 +2,29 @@
 
 from bnn_pyro.zoo.dropout_mlp import DropoutMLP
 from bnn_pyro.zoo.entry import Entry, Fit
+from bnn_pyro.zoo.hidden_layer import HiddenLayerNet
 from bnn_pyro.zoo.mean_field import MeanField
 from bnn_pyro.zoo.mlp import MLP
+from bnn_pyro.zoo.variational_dropout import SparseDropout, VariationalDropout
 
 #: Every variant by its name on the command line.
-ZOO: dict[str, type[Entry]] = {"mean-field": MeanField, "mlp": MLP, "dropout-mlp": DropoutMLP}
+ZOO: dict[str, type[Entry]] = {
+    "mean-field": MeanField,
+    "hidden-layer": HiddenLayerNet,
+    "variational-dropout": VariationalDropout,
+    "sparse-dropout": SparseDropout,
+    "mlp": MLP,
+    "dropout-mlp": DropoutMLP,
+}
 
-__all__ = ["MLP", "ZOO", "DropoutMLP", "Entry", "Fit", "MeanField"]
+__all__ = [
+    "MLP",
+    "ZOO",
+    "DropoutMLP",
+    "Entry",
+    "Fit",
+    "HiddenLayerNet",
+    "MeanField",
+    "SparseDropout",
+    "VariationalDropout",
+]
