@@ -155,7 +155,12 @@ COMMANDS = {
     "evaluate": (
         _evaluate,
         "score a run again, also on inputs from elsewhere, and refresh its report",
-        ("evaluate runs/mnist", "evaluate runs/mnist --ood kmnist --ood noise", "evaluate runs/houses --data new.csv"),
+        (
+            "evaluate runs/mnist",
+            "evaluate runs/mnist --ood kmnist --ood noise",
+            "evaluate runs/mnist --mean-weights",
+            "evaluate runs/houses --data new.csv",
+        ),
     ),
     "predict": (
         _predict,
