@@ -1,6 +1,7 @@
-"""MNIST, 784-400-400-10: test metrics and out-of-distribution detection, one recipe and seed a line of results.
+"""MNIST: test metrics and out-of-distribution detection, one recipe and seed a line of results.
 
     python benchmarks/mnist.py gaussian --seed 0
+    python benchmarks/mnist.py hidden-layer variational-dropout dropout --seed 0
     python benchmarks/mnist.py mixture deterministic --seed 0 --validation 10000 --set epochs=30
 
 Trains on the 60,000 training images with the settings of the zoo (chosen on 10,000 of them held out: ``--validation``),
@@ -33,6 +34,12 @@ RECIPES = {
     "gaussian": ("mean-field", "svi", {}),
     "mixture": ("mean-field", "svi", {"prior": "scale-mixture:3,0.3,0.5"}),
     "deterministic": ("mlp", "map", {}),
+    "hidden-layer": ("hidden-layer", "svi", {}),
+    "variational-dropout": ("variational-dropout", "svi", {}),
+    "sparse-dropout": ("sparse-dropout", "svi", {}),
+    "dropout": ("dropout-mlp", "mc-dropout", {}),
+    "convnet": ("bayesian-convnet", "svi", {}),
+    "deterministic-1024": ("mlp", "map", {"hidden": (1024, 1024, 1024)}),
 }
 
 
@@ -49,10 +56,18 @@ def train(recipe: str, seed: int, validation: int, changes: dict) -> tuple[bp.Po
 
 
 def score(posterior: bp.Posterior, data: bp.Dataset, validation: int) -> dict:
-    """Metrics on the test set (or the validation rows), and OOD AUROC and entropies."""
+    """Metrics on the test set (or the validation rows) of the draws and of the mean weights, and OOD AUROC."""
     x, y = (data.x_val, data.y_val) if validation else (data.x_test, data.y_test)
+    at_mean = {}
+    if posterior.guide is not None:
+        prediction = bp.predict(posterior.at_mean_weights(), x, num_draws=1)
+        at_mean = {k: round(e.value, 5) for k, e in bp.metrics.evaluate(prediction, y, bootstrap=2).items()}
+        at_mean = {k: at_mean[k] for k in ("error", "nll", "ece")}
     inside = bp.predict(posterior, x, num_draws=100)
     found = {name: round(e.value, 5) for name, e in bp.metrics.evaluate(inside, y, bootstrap=200).items()}
+    if at_mean:
+        found["at_mean_weights"] = at_mean
+    found["trace_end"] = {name: line[-1] for name, line in posterior.trace.items()}
     found["ece_floor"] = round(bp.metrics.ece_floor(inside).mean, 5)
     if not validation:
         schema = data.schema
@@ -68,9 +83,6 @@ def score(posterior: bp.Posterior, data: bp.Dataset, validation: int) -> dict:
                 "mean_entropy": round(prediction.total.mean().item(), 5),
                 **{k: round(e.value, 5) for k, e in bp.metrics.ood_table(inside, prediction, bootstrap=2).items()},
             }
-    if posterior.guide is not None:
-        scales = posterior.guide.scale.detach()
-        found["median_scale"] = round(scales.median().item(), 5)
     return found
 
 
