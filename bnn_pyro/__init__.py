@@ -31,6 +31,7 @@ _HOMES = {
     "HiddenLayerNet": "zoo",
     "VariationalDropout": "zoo",
     "SparseDropout": "zoo",
+    "BayesianConvNet": "zoo",
     "DropoutMLP": "zoo",
     "HiddenLayer": "parts.hidden_layer",
     "Posterior": "posterior",

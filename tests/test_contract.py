@@ -48,14 +48,13 @@ def problem(name, task, proper=False):
     classes = tuple("abc"[: settings.pop("classes", 0)])
     if not all(k in fields(ZOO[name]) for k in settings):
         pytest.skip(f"{name} has no {task}")
-    small = {k: v for k, v in dict(hidden=(4,), init_scale=0.01).items() if k in fields(ZOO[name])}
+    small = {k: v for k, v in dict(hidden=(4,), channels=(2,), init_scale=0.01).items() if k in fields(ZOO[name])}
     if proper and "prior" in fields(ZOO[name]) and ZOO[name]().prior == "log-uniform":
         small["prior"] = "fan-in:1"
-    schema = bp.Schema(
-        kind, (FEATURES,), classes=classes, y_shift=0.0 if classes else 5.0, y_scale=1.0 if classes else 2.0
-    )
+    shape = (1, 4, 4) if getattr(ZOO[name], "images_only", False) else (FEATURES,)
+    schema = bp.Schema(kind, shape, classes=classes, y_shift=0.0 if classes else 5.0, y_scale=1.0 if classes else 2.0)
     g = torch.Generator().manual_seed(8)
-    x = torch.randn(NUM, FEATURES, generator=g)
+    x = torch.randn(NUM, *shape, generator=g)
     y = torch.arange(NUM) % len(classes) if classes else 5 + 2 * torch.randn(NUM, generator=g)
     return ZOO[name](**small, **settings), dataset(x, y, schema, x[:7] + 0.1, y[:7])
 

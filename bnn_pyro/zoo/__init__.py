@@ -1,5 +1,6 @@
 """The zoo: every variant is one file here and one line in ``ZOO``."""
 
+from bnn_pyro.zoo.conv_net import BayesianConvNet
 from bnn_pyro.zoo.dropout_mlp import DropoutMLP
 from bnn_pyro.zoo.entry import Entry, Fit
 from bnn_pyro.zoo.hidden_layer import HiddenLayerNet
@@ -13,6 +14,7 @@ ZOO: dict[str, type[Entry]] = {
     "hidden-layer": HiddenLayerNet,
     "variational-dropout": VariationalDropout,
     "sparse-dropout": SparseDropout,
+    "bayesian-convnet": BayesianConvNet,
     "mlp": MLP,
     "dropout-mlp": DropoutMLP,
 }
@@ -20,6 +22,7 @@ ZOO: dict[str, type[Entry]] = {
 __all__ = [
     "MLP",
     "ZOO",
+    "BayesianConvNet",
     "DropoutMLP",
     "Entry",
     "Fit",

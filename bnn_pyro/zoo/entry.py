@@ -2,7 +2,7 @@
 
 To add one: a file here, and a line in ``ZOO``. Its class attributes say the rest: ``summary`` (the idea in one line),
 ``paper``, ``methods`` (names of the inference methods that suit it, the first is the default) and ``fits``, tuned
-settings by data set and method.
+settings by data set and method; ``images_only = True`` where inputs must have a height and a width.
 """
 
 from __future__ import annotations
