@@ -49,7 +49,7 @@ class BayesianConvNet(HiddenLayerNet):
         "digits": {
             "svi": Fit(
                 entry={"hidden": (64,), "prior": "normal:1"},
-                method={"epochs": 60, "batch_size": 64, "lr": 3e-3},
+                method={"epochs": 100, "batch_size": 64, "lr": 3e-3},
             )
         },
         **{
