@@ -3,14 +3,15 @@
     pip install -e ".[peers]"                               # other packages' layers; may be left out
     python benchmarks/hidden_layer.py                       # about 25 minutes on two cores
     python benchmarks/hidden_layer.py --device cuda
-    python benchmarks/hidden_layer.py --quick               # two minutes; writes nothing
+    python benchmarks/hidden_layer.py --quick               # three minutes; writes nothing
     python benchmarks/hidden_layer.py --only deterministic plain --sizes 784-400-400-10 --parts steps
 
-Steps are taken in turn, a block of each contestant a round, in a new order every round; a ratio is that of two blocks
-of one round, and the table has its median and quartiles over the rounds. Everybody has the same synthetic inputs and
-batches (128 of 60,000 rows, or all of 100 in regression), leaky ReLU, fused Adam, and pays for one forward and
-backward pass, one update and its own bookkeeping. Who the contestants are is in ``benchmarks/speed``, and with each
-result. Packages that cannot be imported are listed as absent. Ctrl-C keeps what has been measured.
+Steps are taken in turn, a block of each contestant a round, in a new order every round. A block's number is its median
+step (on a GPU, where steps overlap, the mean); a ratio is that of two blocks of one round, and the table has its
+median and quartiles over the rounds. Everybody has the same synthetic inputs and batches (128 of 60,000 rows, or all
+of 100 in regression), leaky ReLU and fused Adam, and pays for one forward and backward pass, one update and its own
+bookkeeping. Who the contestants are is in ``benchmarks/speed``, and with each result. Packages that cannot be imported
+are listed as absent. Ctrl-C keeps what has been measured.
 
 Memory is what the allocator was asked for: "held" between steps (parameters, gradients, optimiser state), and the
 highest point of a step; in multiples of the deterministic network's weights, and, what comes on top during a step, of
@@ -18,7 +19,10 @@ one activation of every layer.
 
 Tried for a faster step, and not kept:
 
-* (nothing written down yet)
+* Means and log-variances of all layers as two flat vectors: within the noise at 2×400 and 3×1024, a tenth at 1-32-1.
+
+On a machine that others use too, take ``--threads 1``: threads that wait for each other's turns cost small steps more
+than everything else here.
 
 Writes ``benchmarks/results/hidden_layer.json``, one entry for each kind of device.
 """
@@ -196,18 +200,18 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
     parser.add_argument("--only", nargs="+", default=[], metavar="TEXT", help="contestants with this in their name")
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--steps", type=int, default=20, help="steps of a block, at most")
-    parser.add_argument("--block", type=float, default=0.5, help="seconds of a block, at most, but for one step")
+    parser.add_argument("--steps", type=int, default=100, help="steps of a block, at most")
+    parser.add_argument("--block", type=float, default=0.25, help="seconds of a block, at most, but for one step")
     parser.add_argument("--images", type=int, default=10_000)
     parser.add_argument("--draws", type=int, default=100)
     parser.add_argument("--prediction-rounds", type=int, default=3)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--threads", type=int, default=None, help="torch's; by default as many as it takes")
     parser.add_argument("--quick", action="store_true", help="few rounds, images and draws; writes nothing")
-    parser.add_argument("--out", type=Path, default=None, help=f"default: {RESULTS.name}, unless --quick or --only")
+    parser.add_argument("--out", type=Path, default=None, help=f"default: {RESULTS.name} for a whole run, else none")
     args = parser.parse_args(argv)
     if args.quick:
-        args.rounds, args.steps, args.block = min(args.rounds, 3), min(args.steps, 3), min(args.block, 0.1)
+        args.rounds, args.steps, args.block = min(args.rounds, 3), min(args.steps, 10), min(args.block, 0.1)
         args.images, args.draws, args.prediction_rounds = min(args.images, 1000), min(args.draws, 10), 1
     if args.threads is not None:
         torch.set_num_threads(args.threads)
@@ -224,7 +228,8 @@ def main(argv: list[str] | None = None) -> None:
     except KeyboardInterrupt:
         result["interrupted"] = True
         print("\ninterrupted; what was measured is kept")
-    out = args.out or (None if args.quick or args.only else RESULTS)
+    whole = not (args.quick or args.only) and set(args.parts) == set(PARTS) and set(args.sizes) == set(SIZES)
+    out = args.out or (RESULTS if whole else None)
     if out is not None:
         kept = json.loads(out.read_text()) if out.exists() else {}
         out.parent.mkdir(parents=True, exist_ok=True)

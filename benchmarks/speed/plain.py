@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -39,7 +40,7 @@ class LocalWeights(nn.Module):
 
     def __init__(self, problem: Problem) -> None:
         super().__init__()
-        shapes = [(i + 1, o) for i, o in zip(problem.sizes, problem.sizes[1:], strict=False)]
+        shapes = [(i + 1, o) for i, o in pairwise(problem.sizes)]
         self.means = nn.ParameterList(torch.randn(shape) / shape[0] ** 0.5 for shape in shapes)
         self.log_variances = nn.ParameterList(torch.full(shape, INIT_SCALE).log() * 2 for shape in shapes)
         self.register_buffer("one", torch.ones(()))

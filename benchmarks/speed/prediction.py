@@ -49,8 +49,6 @@ def deterministic(problem: Problem) -> Predictor:
 def ours(name: str, problem: Problem, max_memory: int | None = None) -> Predictor:
     """``predict`` for a variant, with its own bound of memory or another."""
     model, guide = variant(name, problem)
-    # A variant that trains on activations predicts with draws of its weights, as ``SVI`` returns it.
-    model, guide = getattr(model, "weight_space", model), getattr(guide, "weight_space", guide)
     posterior = Posterior(model, problem.schema, guide=guide)
     settings = {} if max_memory is None else {"max_memory": max_memory}
     return lambda x, draws: predict(posterior, x, num_draws=draws, **settings).mean

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import math
+import statistics
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import pyro
 import torch
@@ -17,7 +19,7 @@ from torch import Tensor, nn
 
 from bnn_pyro.datasets.dataset import Schema
 
-__all__ = ["NOISE", "Contestant", "Problem", "Runner", "Step", "network", "wait_for"]
+__all__ = ["NOISE", "Contestant", "Problem", "Runner", "Step", "network", "step_time", "wait_for"]
 
 #: Standard deviation of the targets in regression, known to every contestant.
 NOISE = 0.1
@@ -54,7 +56,7 @@ class Problem:
     @property
     def weights(self) -> int:
         """Weights and biases of the deterministic network."""
-        return sum((i + 1) * o for i, o in zip(self.sizes, self.sizes[1:], strict=False))
+        return sum((i + 1) * o for i, o in pairwise(self.sizes))
 
     @property
     def activations(self) -> int:
@@ -118,6 +120,13 @@ def wait_for(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def step_time(ticks: list[float], device: torch.device) -> float:
+    """From the times at which steps ended: the median step, or the mean where ``device`` runs ahead of Python."""
+    if device.type == "cuda":
+        return (ticks[-1] - ticks[0]) / (len(ticks) - 1)
+    return statistics.median(b - a for a, b in pairwise(ticks))
+
+
 class Runner:
     """One contestant at work: its step, its place in the batches, and a Pyro parameter store of its own."""
 
@@ -154,6 +163,6 @@ class Runner:
 def network(problem: Problem, linear: Callable[[int, int], nn.Module] = nn.Linear) -> nn.Sequential:
     """Layers made by ``linear(in, out)`` with leaky ReLU between them: what every contestant computes."""
     layers: list[nn.Module] = []
-    for i, o in zip(problem.sizes, problem.sizes[1:], strict=False):
+    for i, o in pairwise(problem.sizes):
         layers += [linear(i, o), nn.LeakyReLU()]
     return nn.Sequential(*layers[:-1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import pyro
 import pyro.distributions as dist
@@ -80,7 +81,7 @@ def observe(problem: Problem, f: Tensor, y: Tensor) -> None:
 
 def hidden_layers(problem: Problem, stock: bool) -> Step:
     """The pair of model and guide that people write, with ``pyro.param`` and ``SVI.step``."""
-    shapes = [(i + 1, o) for i, o in zip(problem.sizes, problem.sizes[1:], strict=False)]
+    shapes = [(i + 1, o) for i, o in pairwise(problem.sizes)]
     last = len(shapes) - 1
     prior = [(torch.zeros(s, device=problem.device), torch.ones(s, device=problem.device)) for s in shapes]
     starts = [(torch.randn(s) / s[0] ** 0.5, torch.full(s, INIT_SCALE)) for s in shapes]
@@ -118,9 +119,7 @@ class BayesianMLP(PyroModule):
     def __init__(self, problem: Problem) -> None:
         super().__init__()
         self.problem = problem
-        self.layers = PyroModule[nn.ModuleList](
-            [PyroModule[nn.Linear](i, o) for i, o in zip(problem.sizes, problem.sizes[1:], strict=False)]
-        )
+        self.layers = PyroModule[nn.ModuleList]([PyroModule[nn.Linear](i, o) for i, o in pairwise(problem.sizes)])
         zero, one = torch.zeros((), device=problem.device), torch.ones((), device=problem.device)
         for layer in self.layers:
             layer.weight = PyroSample(dist.Normal(zero, one).expand(layer.weight.shape).to_event(2))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from contextlib import AbstractContextManager, nullcontext
+from itertools import pairwise
 
 import pyro
 import torch
@@ -20,7 +21,7 @@ from bnn_pyro.parts.likelihoods import make_likelihood
 from bnn_pyro.parts.nets import in_mode
 from bnn_pyro.zoo import ZOO
 from speed.plain import INIT_SCALE, LocalWeights
-from speed.problem import LR, NOISE, Contestant, Problem, Step, wait_for
+from speed.problem import LR, NOISE, Contestant, Problem, Step, step_time, wait_for
 
 __all__ = ["OURS", "ZOO_STEPS", "variant"]
 
@@ -61,8 +62,7 @@ class TrainingLoop:
 
     def seconds(self, steps: int) -> float:
         """Seconds a step, without the first two, which make the optimiser's state."""
-        ticks = self._minimise(steps + 2)[1]
-        return (ticks[-1] - ticks[1]) / (len(ticks) - 2)
+        return step_time(self._minimise(steps + 2)[1][1:], self.problem.device)
 
     def _minimise(self, steps: int) -> tuple[dict[str, list[float]], list[float]]:
         per_epoch = len(self.problem.batches)
@@ -98,7 +98,7 @@ class Pair(nn.Module):
         self.sizes, self.weights = problem.sizes, weights
         if weights is None:
             self.likelihood = make_likelihood(problem.schema, NOISE)
-            shapes = [(i + 1, o) for i, o in zip(self.sizes, self.sizes[1:], strict=False)]
+            shapes = [(i + 1, o) for i, o in pairwise(self.sizes)]
             self.zeros = nn.ParameterList(torch.zeros(shape) for shape in shapes).requires_grad_(False)
             self.ones = nn.ParameterList(torch.ones(shape) for shape in shapes).requires_grad_(False)
 
