@@ -103,6 +103,11 @@ def test_the_log_uniform_kl_against_its_integral(alpha):
     assert kl_log_uniform(torch.tensor(alpha).log()).item() == pytest.approx(exact, abs=0.008)
 
 
+def test_the_gradient_of_the_log_uniform_kl():
+    a = torch.linspace(-9, 9, 13, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(kl_log_uniform, a)
+
+
 def test_the_log_uniform_kl_knows_only_alpha():
     p = LogUniform(LOC.shape)
     for alpha in ALPHAS.values():

@@ -215,10 +215,28 @@ class LogUniform(_Weights):
         return -self._flat(value.abs().log()).sum(-1)
 
 
+K1, K2, K3 = 0.63576, 1.87320, 1.48695  # fitted by Molchanov et al. 2017
+
+
+class _KLLogUniform(torch.autograd.Function):
+    """k₁ sigmoid(−k₂ − k₃ a) + ½ softplus(−a), a = log α      da = −k₁ k₃ s (1 − s) − ½ sigmoid(−a)"""
+
+    @staticmethod
+    def forward(ctx, log_alpha: Tensor) -> Tensor:
+        s = torch.sigmoid(log_alpha * -K3 - K2)
+        if ctx.needs_input_grad[0]:
+            d = torch.sigmoid(-log_alpha).mul_(-0.5).sub_((s - s * s).mul_(K1 * K3))
+            ctx.save_for_backward(d)
+        return s.mul_(K1).add_(F.softplus(-log_alpha), alpha=0.5)
+
+    @staticmethod
+    def backward(ctx, g: Tensor) -> Tensor:
+        return g * ctx.saved_tensors[0]
+
+
 def kl_log_uniform(log_alpha: Tensor) -> Tensor:
     """KL(Normal(μ, αμ²) ‖ log-uniform) of one weight in nats, 0 at α = ∞; elementwise in log α."""
-    k1, k2, k3 = 0.63576, 1.87320, 1.48695
-    return k1 * torch.sigmoid(-k2 - k3 * log_alpha) + 0.5 * F.softplus(-log_alpha)
+    return _KLLogUniform.apply(log_alpha)
 
 
 def log_alpha(q: _NormalArray) -> Tensor:
