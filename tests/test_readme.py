@@ -18,6 +18,7 @@ def test_python_code_runs(tmp_path, monkeypatch):
         exec(block, names)
     assert names["prediction"].epistemic.max() > 0
     assert bp.predict(names["again"], names["data"].x_test, num_draws=200).mean.equal(names["prediction"].mean)
+    assert sum(names["losses"][-20:]) < 0.7 * sum(names["losses"][:20])
     assert names["mcmc"].get_samples()["layers.0.weight"].shape == (20, 5, 2)
 
 
