@@ -15,6 +15,7 @@ from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.inference import METHODS, Method
 from bnn_pyro.isolation import isolated
+from bnn_pyro.parts.pruned import PrunedGuide, weight_sites
 from bnn_pyro.posterior import Posterior, read_archive, weight_space
 from bnn_pyro.progress import progress_bar
 from bnn_pyro.settings import build, plain
@@ -136,6 +137,9 @@ def load(folder: str | Path, entry: Entry | None = None) -> Posterior:
         model = entry.model(schema)
         guide = None if tensors["guide"] is None else weight_space(entry.guide(model))
         model = weight_space(model)
+    if guide is not None and "pruned" in provenance:
+        masks = {site: torch.ones_like(model.initial[site], dtype=torch.bool) for site in weight_sites(model)}
+        guide = PrunedGuide(guide, masks)
     chains = tensors["chains"]
     try:
         if guide is not None:

@@ -1,0 +1,201 @@
+"""Pruning by signal-to-noise ratio: which weights the posterior is sure of, and what is lost without the others.
+
+    SNR = |μ| / σ        log α = log σ²/μ² = −2 log SNR
+
+of every weight of a q that has a mean μ and a standard deviation σ for each. Weights are removed in the order of
+their SNR, over all layers together (Blundell et al. 2015, arXiv:1505.05424, section 5.1), or beyond a threshold of
+log α (Molchanov, Ashukha & Vetrov 2017, arXiv:1701.05369). A removed weight is 0 in every draw; the rest of q stays.
+
+A weight is an entry of a layer's matrix or kernels. Biases stay (a few numbers that shift a unit, and the offset of
+one whose weights are gone), and so does what the likelihood learns, the noise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import pyro.poutine as poutine
+import torch
+from torch import Tensor
+from torch.distributions import Distribution, Independent, Normal
+
+from bnn_pyro import metrics
+from bnn_pyro.errors import UserError
+from bnn_pyro.isolation import isolated
+from bnn_pyro.metrics.metric import Estimate, bootstrap
+from bnn_pyro.parts.pruned import PrunedGuide, PrunedWeights, weight_sites
+from bnn_pyro.parts.weights import NormalWeights
+from bnn_pyro.posterior import Posterior
+from bnn_pyro.predictive import predict
+
+__all__ = ["LOG_ALPHA", "SHARES", "PrunedScore", "Removed", "prune", "pruning_curve", "share_removed",
+           "signal_to_noise"]  # fmt: skip
+
+#: Shares of the weights that a curve removes: those of Blundell et al., table 2, and a few between them.
+SHARES = (0.0, 0.25, 0.5, 0.75, 0.9, 0.95, 0.98)
+#: The threshold of Molchanov et al.: noise of e³ = 20 times the squared mean, a dropout rate above 0.95.
+LOG_ALPHA = 3.0
+#: Ratios that agree to this are one ratio: those of a layer with one α differ by rounding alone.
+SAME = 1e-4
+
+
+class Removed(NamedTuple):
+    """Share of the weights beyond the threshold: of all, and {site: share} of each layer's."""
+
+    share: float
+    layers: dict[str, float]
+
+
+@dataclass(frozen=True)
+class PrunedScore:
+    """What is left after pruning. Intervals are 95 % bootstrap ones over the points.
+
+    share    removed, of all weights            weights  how many are left
+    measure  "error" or "rmse", by the task     loss     its value: a share of the points, or in target units
+    nll      nats a point
+    """
+
+    share: float
+    weights: int
+    measure: str
+    loss: Estimate
+    nll: Estimate
+
+
+def signal_to_noise(posterior: Posterior) -> dict[str, Tensor]:
+    """{site: |mean| / standard deviation} of every weight, of the site's shape, on the CPU; 0 where the mean is 0.
+
+    Raises UserError for stored draws and point estimates, and where q is not Normal in every weight (MC dropout).
+    """
+    return {site: ratio for site, (_, ratio) in _ratios(posterior).items()}
+
+
+def share_removed(posterior: Posterior, log_alpha: float = LOG_ALPHA) -> Removed:
+    """The share of weights whose log α = log σ²/μ² exceeds ``log_alpha``; ``prune`` by it removes just these.
+
+    The threshold was proposed for a q under the log-uniform prior, where such weights are noise around 0.
+    """
+    beyond = {site: ratio < math.exp(-log_alpha / 2) for site, ratio in signal_to_noise(posterior).items()}
+    total = sum(b.numel() for b in beyond.values())
+    layers = {site: b.double().mean().item() for site, b in beyond.items()}
+    return Removed(sum(int(b.sum()) for b in beyond.values()) / total, layers)
+
+
+def prune(posterior: Posterior, share: float) -> Posterior:
+    """The posterior without the ``share`` of weights of the lowest signal-to-noise ratio; the given one is unchanged.
+
+    Round(share · weights) of them are 0 in every draw, and the other draws are the same, bit for bit. Where ratios are
+    equal (variational dropout has one α for a layer), those of the smaller |mean| go first.
+
+    Raises UserError for a share outside 0 to 1 or a posterior without ``signal_to_noise``.
+    """
+    return _without(posterior, share, _Order(posterior))
+
+
+def pruning_curve(
+    posterior: Posterior,
+    x: Tensor,
+    y: metrics.Targets,
+    shares: Sequence[float] = SHARES,
+    *,
+    num_draws: int = 100,
+    seed: int | None = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[PrunedScore]:
+    """Loss and NLL on (x, y) after removing each share of the weights, lowest signal-to-noise ratio first.
+
+    x: (B, *input_shape), standardised.   y: (B,) labels, or targets in their own units.
+    num_draws, seed: as for ``predict``; all shares have the same draws of the weights that are left.
+    progress: called as progress(draws done, of how many) over all shares.
+    """
+    order, measure = _Order(posterior), "error" if posterior.schema.task == "classification" else "rmse"
+    for share in shares:
+        _check(share)
+    found = []
+    for number, share in enumerate(shares):
+        done = None if progress is None else partial(_report, progress, number, len(shares), num_draws)
+        prediction = predict(_without(posterior, share, order), x, num_draws=num_draws, seed=seed, progress=done)
+        table = metrics.METRICS[prediction.task]
+        reductions = {n: partial(table[n].reduce, table[n].summarise(prediction, y)) for n in (measure, "nll")}
+        scores = bootstrap(reductions, (len(prediction),))
+        left = order.total - round(share * order.total)
+        found.append(PrunedScore(float(share), left, measure, scores[measure], scores["nll"]))
+    return found
+
+
+# -- pieces ------------------------------------------------------------------------------------------------------------
+class _Order:
+    """All weights of a posterior, numbered site by site, in the order in which they are removed."""
+
+    def __init__(self, posterior: Posterior) -> None:
+        ratios = _ratios(posterior)
+        self.shapes = {site: ratio.shape for site, (_, ratio) in ratios.items()}
+        size, ratio = (torch.cat([pair[i].flatten() for pair in ratios.values()]) for i in (0, 1))
+        by_size = size.argsort(stable=True)
+        self.first = by_size[(ratio.log() / SAME).round()[by_size].argsort(stable=True)]
+
+    @property
+    def total(self) -> int:
+        """How many weights there are."""
+        return len(self.first)
+
+    def kept(self, share: float) -> dict[str, Tensor]:
+        """{site: mask} that leaves all but the first ``share``."""
+        mask = torch.ones(self.total, dtype=torch.bool)
+        mask[self.first[: round(share * self.total)]] = False
+        parts = mask.split([shape.numel() for shape in self.shapes.values()])
+        return {site: part.view(shape) for (site, shape), part in zip(self.shapes.items(), parts, strict=True)}
+
+
+def _without(posterior: Posterior, share: float, order: _Order) -> Posterior:
+    _check(share)
+    guide = PrunedGuide(posterior.guide, order.kept(share)).to(posterior.device)
+    # Without the key that `fit(resume=True)` knows its own posterior by: this is another one.
+    provenance = {k: v for k, v in posterior.provenance.items() if k != "key"} | {"pruned": float(share)}
+    return Posterior(posterior.model, posterior.schema, guide, trace=posterior.trace, provenance=provenance)
+
+
+def _check(share: float) -> None:
+    if not 0 <= share <= 1:
+        raise UserError(f"the share of weights to remove must lie between 0 and 1, got {share:g}")
+
+
+def _report(progress: Callable[[int, int], None], number: int, curves: int, draws: int, done: int, of: int) -> None:
+    progress(number * draws + done, curves * draws)
+
+
+def _ratios(posterior: Posterior) -> Mapping[str, tuple[Tensor, Tensor]]:
+    """{site: (|mean|, |mean| / scale)} of the network's weights, in the model's order; float64 on the CPU."""
+    if posterior.guide is None:
+        raise UserError(
+            "a signal-to-noise ratio needs a mean and a standard deviation of every weight, and this posterior is "
+            "a point estimate or stored draws; fit mean-field, hidden-layer or sparse-dropout by svi"
+        )
+    with isolated(0), torch.no_grad(), poutine.trace() as trace:
+        posterior.guide(None)
+    nodes = trace.trace.nodes
+    moments = {s: _moments(nodes[s]["fn"]) if s in nodes else None for s in weight_sites(posterior.model)}
+    if not moments or None in moments.values():
+        raise UserError(
+            f"{type(posterior.guide).__name__} has no mean and standard deviation of every weight (dropout removes "
+            "inputs, not weights); fit mean-field, hidden-layer or sparse-dropout by svi"
+        )
+    found = {}
+    for site, (mean, scale) in moments.items():
+        size = mean.detach().abs().double().cpu()
+        found[site] = size, torch.where(size == 0, 0.0, size / scale.detach().double().cpu())
+    return found
+
+
+def _moments(q: Distribution) -> tuple[Tensor, Tensor] | None:
+    """(mean, standard deviation) of every weight, or None where q is not independently Normal."""
+    if isinstance(q, PrunedWeights):
+        whole = _moments(q.whole)
+        return whole and (q.mean, whole[1])
+    while isinstance(q, Independent):
+        q = q.base_dist
+    return (q.mean, q.scale) if isinstance(q, Normal | NormalWeights) else None

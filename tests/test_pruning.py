@@ -1,0 +1,183 @@
+"""Pruning by signal-to-noise: by hand, bit for bit, and on a problem whose relevant weights are known."""
+
+import math
+
+import pytest
+import torch
+from linear_gaussian import correlated, dataset
+
+import bnn_pyro as bp
+from bnn_pyro import pruning
+
+PROBLEM = correlated(num=30)
+X, Y = PROBLEM.data.x_train, PROBLEM.data.y_train
+WEIGHT, HIDDEN = "layers.0.weight", "layers.1.weight"
+
+
+def fit(entry, epochs=3, method=None, data=PROBLEM.data):
+    return bp.fit(entry, data, method or bp.SVI(epochs=epochs), progress=False, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def mean_field():
+    """A mean-field network of 4 · 3 + 3 weights with known means and scales; the noise is learned."""
+    posterior = fit(bp.MeanField(hidden=(3,)))
+    numbers = posterior.guide.loc.numel()
+    with torch.no_grad():
+        posterior.guide.loc.copy_(torch.linspace(-1.1, 1.3, numbers))
+        posterior.guide.rho.copy_(torch.linspace(-3.0, 0.0, numbers).flip(0))
+    return posterior
+
+
+@pytest.fixture(scope="module")
+def relevant():
+    """(data, relevant inputs): y depends on 2 of 20 inputs.
+
+    Inputs and noise are orthogonal, so that the data say exactly nothing of the other 18: by chance alone, some of
+    them would lie two standard errors from 0, and sparse dropout rightly keeps such ones.
+    """
+    g = torch.Generator().manual_seed(3)
+    q = torch.linalg.qr(torch.cat([torch.ones(200, 1), torch.randn(200, 21, generator=g)], 1))[0] * math.sqrt(200)
+    x, noise = q[:, 1:21], 0.3 * q[:, 21]
+    return dataset(x, 1.5 * x[:, 4] - x[:, 13] + noise, bp.Schema("regression", (20,))), {4, 13}
+
+
+# -- the ratio ---------------------------------------------------------------------------------------------------------
+def test_ratio_by_hand():
+    posterior = fit(bp.MeanField(hidden=(), noise=0.5))
+    with torch.no_grad():  # 4 weights, then the bias
+        posterior.guide.loc.copy_(torch.tensor([2.0, -3.0, 0.0, 0.1, 9.0]))
+        scale = torch.tensor([0.5, 1.0, 1.0, 2.0, 1.0])
+        posterior.guide.rho.copy_(scale.expm1().log())
+    ratios = bp.signal_to_noise(posterior)
+    assert ratios.keys() == {WEIGHT}  # not the bias
+    assert torch.allclose(ratios[WEIGHT].float(), torch.tensor([[4.0, 3.0, 0.0, 0.05]]))
+    # log α = −2 log SNR: −2.77, −2.20, ∞, 5.99.
+    assert bp.share_removed(posterior) == pruning.Removed(0.5, {WEIGHT: 0.5})
+    assert bp.share_removed(posterior, 6.0).share == 0.25
+    assert bp.share_removed(posterior, -2.5).share == 0.75
+    draws = bp.prune(posterior, 0.75).draw(5, seed=0)
+    assert (draws[WEIGHT][..., 0] != 0).all() and (draws[WEIGHT][..., 1:] == 0).all()
+
+
+@pytest.mark.parametrize("name", ["mean-field", "hidden-layer", "variational-dropout", "sparse-dropout"])
+def test_ratio_is_that_of_the_draws(name):
+    posterior = fit(bp.ZOO[name](hidden=(3,)))
+    draws = posterior.draw(20_000, seed=1)
+    ratios = bp.signal_to_noise(posterior)
+    assert list(ratios) == [WEIGHT, HIDDEN]  # neither biases nor the learned noise
+    for site, ratio in ratios.items():
+        assert ratio.shape == draws[site].shape[1:]
+        estimated = draws[site].double().mean(0).abs() / draws[site].double().std(0)
+        # Standard error of mean/sd: √((1 + ratio²/2) / S).
+        assert ((estimated - ratio).abs() < 5 * ((1 + ratio**2 / 2) / 20_000).sqrt()).all()
+
+
+def test_convolutions_have_ratios():
+    g = torch.Generator().manual_seed(0)
+    schema = bp.Schema("classification", (1, 6, 6), ("a", "b", "c"))
+    data = dataset(torch.randn(12, 1, 6, 6, generator=g), torch.arange(12) % 3, schema)
+    posterior = fit(bp.BayesianConvNet(channels=(2,), hidden=(4,)), 1, data=data)
+    ratios = bp.signal_to_noise(posterior)
+    assert [r.dim() for r in ratios.values()] == [4, 2, 2]
+    draws = bp.prune(posterior, 0.5).draw(3, seed=0)
+    removed = sum(int((draws[site] == 0).all(0).sum()) for site in ratios)
+    assert removed == round(0.5 * sum(r.numel() for r in ratios.values()))
+
+
+# -- prune -------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", ["mean-field", "hidden-layer", "variational-dropout", "sparse-dropout"])
+def test_removed_weights_are_zero_and_the_others_the_same(name):
+    posterior = fit(bp.ZOO[name](hidden=(3,)))
+    before, state = posterior.draw(7, seed=5), {k: v.clone() for k, v in posterior.guide.state_dict().items()}
+    nothing, some, everything = (bp.prune(posterior, share).draw(7, seed=5) for share in (0.0, 0.4, 1.0))
+    ratios = torch.cat([r.flatten() for r in bp.signal_to_noise(posterior).values()])
+    removed = []
+    for site, value in before.items():
+        assert torch.equal(nothing[site], value)
+        if "weight" not in site:
+            assert torch.equal(some[site], value) and torch.equal(everything[site], value)
+            continue
+        assert (everything[site] == 0).all()
+        zero = (some[site] == 0).all(0)
+        assert torch.equal(some[site], torch.where(zero, 0.0, value))
+        removed.append(zero.flatten())
+    removed = torch.cat(removed)
+    assert removed.sum() == round(0.4 * 15)
+    assert ratios[removed].max() <= ratios[~removed].min() * (1 + 2 * pruning.SAME)
+    after = posterior.draw(7, seed=5)
+    assert all(torch.equal(after[site], value) for site, value in before.items())
+    assert all(torch.equal(posterior.guide.state_dict()[k], v) for k, v in state.items())
+
+
+def test_equal_ratios_go_by_size():
+    """One α a layer: every weight of it has one ratio, up to rounding."""
+    posterior = fit(bp.VariationalDropout(hidden=()))
+    means = posterior.at_mean_weights().chains[WEIGHT].flatten().abs()
+    kept = (bp.prune(posterior, 0.5).draw(1, seed=0)[WEIGHT] != 0).flatten()
+    assert kept.sum() == 2 and means[kept].min() > means[~kept].max()
+
+
+def test_a_pruned_posterior_is_a_posterior(mean_field, tmp_path):
+    pruned = bp.prune(mean_field, 0.6)
+    zero = pruned.draw(1, seed=0)[WEIGHT][0] == 0
+    assert 0 < zero.sum() < zero.numel()
+    mean, whole = pruned.at_mean_weights().chains[WEIGHT][0, 0], mean_field.at_mean_weights().chains[WEIGHT][0, 0]
+    assert torch.equal(mean, torch.where(zero, 0.0, whole))
+    assert (bp.signal_to_noise(pruned)[WEIGHT][zero] == 0).all()
+    assert torch.equal(bp.signal_to_noise(pruned)[WEIGHT][~zero], bp.signal_to_noise(mean_field)[WEIGHT][~zero])
+    twice, once = bp.prune(pruned, 0.8).draw(3, seed=1), bp.prune(mean_field, 0.8).draw(3, seed=1)
+    assert all(torch.equal(twice[site], value) for site, value in once.items())
+    pruned.save(tmp_path)
+    again = bp.load(tmp_path).draw(3, seed=2)
+    assert all(torch.equal(again[site], value) for site, value in pruned.draw(3, seed=2).items())
+    assert bp.load(tmp_path).provenance["pruned"] == 0.6
+    with pytest.raises(bp.UserError, match="other settings"):  # it is not what fit would have returned
+        bp.fit(bp.MeanField(hidden=(3,)), PROBLEM.data, bp.SVI(epochs=3), out=tmp_path, resume=True, progress=False)
+
+
+# -- the curve ---------------------------------------------------------------------------------------------------------
+def test_curve_at_0_is_the_prediction(mean_field):
+    calls = []
+    curve = bp.pruning_curve(mean_field, X, Y, (0, 0.5, 1), num_draws=9, progress=lambda *done: calls.append(done))
+    scores = bp.metrics.evaluate(bp.predict(mean_field, X, num_draws=9), Y)
+    first = curve[0]
+    assert (first.share, first.weights, first.measure) == (0.0, 15, "rmse")
+    assert first.loss == scores["rmse"] and first.nll == scores["nll"]
+    assert [point.weights for point in curve] == [15, 15 - round(7.5), 0]
+    pruned = bp.metrics.evaluate(bp.predict(bp.prune(mean_field, 0.5), X, num_draws=9), Y)
+    assert curve[1].loss == pruned["rmse"] and curve[1].nll == pruned["nll"]
+    assert calls == [(9, 27), (18, 27), (27, 27)]
+
+
+def test_the_relevant_inputs_stay(relevant):
+    data, which = relevant
+    posterior = fit(bp.MeanField(hidden=(), noise=0.3), 150, bp.SVI(epochs=150, lr=0.05, batch_size=0), data)
+    kept = bp.prune(posterior, 0.9).draw(1, seed=0)[WEIGHT][0, 0].nonzero().flatten()
+    assert set(kept.tolist()) == which
+    curve = bp.pruning_curve(posterior, data.x_train, data.y_train, (0, 0.9, 0.95))
+    assert curve[1].loss.value < 0.35 < 0.9 < curve[2].loss.value  # the noise is 0.3; the smaller weight 1
+
+
+def test_sparse_dropout_removes_the_others(relevant):
+    data, which = relevant
+    entry = bp.SparseDropout(hidden=(), noise=0.3)
+    posterior = fit(entry, method=bp.SVI(epochs=1000, lr=0.05, batch_size=0), data=data)
+    removed = bp.share_removed(posterior)
+    assert removed == pruning.Removed(pytest.approx(0.9), {WEIGHT: pytest.approx(0.9)})
+    kept = bp.prune(posterior, removed.share).draw(1, seed=0)[WEIGHT][0, 0].nonzero().flatten()
+    assert set(kept.tolist()) == which
+
+
+# -- what it refuses ---------------------------------------------------------------------------------------------------
+def test_errors(mean_field):
+    for method in (bp.MAP(epochs=1), bp.MLE(epochs=1)):
+        with pytest.raises(bp.UserError, match="point estimate or stored draws"):
+            bp.signal_to_noise(fit(bp.MLP(hidden=(3,)), method=method))
+    with pytest.raises(bp.UserError, match="DroppedInputs has no mean and standard deviation of every weight"):
+        bp.prune(fit(bp.DropoutMLP(hidden=(3,)), method=bp.MCDropout(epochs=1)), 0.5)
+    for share in (-0.1, 1.1, math.nan):
+        with pytest.raises(bp.UserError, match="must lie between 0 and 1"):
+            bp.prune(mean_field, share)
+    with pytest.raises(bp.UserError, match="must lie between 0 and 1"):
+        bp.pruning_curve(mean_field, X, Y, (0, 75))
