@@ -55,8 +55,8 @@ class BayesianConvNet(HiddenLayerNet):
         **{
             name: {
                 "svi": Fit(
-                    entry={"channels": (32, 64), "kernel": 5, "padding": 0, "prior": "normal:1"},
-                    method={"epochs": 20, "batch_size": 128, "lr": 1e-3},
+                    entry={"channels": (16, 32), "kernel": 5, "padding": 0, "prior": "normal:1"},
+                    method={"epochs": 20, "batch_size": 128, "lr": 2e-3},
                 )
             }
             for name in ("mnist", "fashion-mnist", "kmnist")
