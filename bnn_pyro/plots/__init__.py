@@ -11,6 +11,7 @@ from bnn_pyro.plots.images import uncertain_images
 from bnn_pyro.plots.maps import decision_boundary, epistemic_map
 from bnn_pyro.plots.mesh import Grid, grid, line
 from bnn_pyro.plots.ood import entropy_histograms, ood_bars
+from bnn_pyro.plots.pruning import pruning_curve, signal_to_noise
 from bnn_pyro.plots.regression import predicted_observed, predictive_band
 from bnn_pyro.plots.training import training_curves
 
@@ -26,9 +27,11 @@ __all__ = [
     "ood_bars",
     "predicted_observed",
     "predictive_band",
+    "pruning_curve",
     "regression_calibration",
     "reliability",
     "selective_risk",
+    "signal_to_noise",
     "softmax_draws",
     "training_curves",
     "uncertain_images",
