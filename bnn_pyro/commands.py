@@ -30,17 +30,16 @@ from bnn_pyro.evaluation import (
 from bnn_pyro.inference import METHODS
 from bnn_pyro.isolation import isolated
 from bnn_pyro.posterior import Posterior
+from bnn_pyro.pruned_run import prune_run, pruning_table
 from bnn_pyro.recipe import Recipe, read_config, resolve
 from bnn_pyro.report import comparison_html
 from bnn_pyro.rundir import RunFolder, default_folder
 from bnn_pyro.tables import (
-    RunFacts,
-    difference,
     difference_rows,
     metric_rows,
-    outside_rows,
     plain_table,
     prediction_table,
+    run_table,
     score_table,
 )
 from bnn_pyro.training import fit
@@ -134,7 +133,7 @@ def train(args: Namespace) -> None:
     except KeyboardInterrupt as stopped:
         again = f"python -m bnn_pyro.run train --resume --out {folder.path}"
         raise KeyboardInterrupt(f"{stopped or 'stopped'}; go on to the same result with: {again}") from None
-    _show(run)
+    print(run_table(run))
     print(f"\nreport: {folder.path / 'report.html'}")
 
 
@@ -178,30 +177,13 @@ def _check_model(recipe: Recipe, data: Dataset) -> None:
         entry.guide(entry.model(data.schema))
 
 
-def _show(run: RunFacts) -> None:
-    """The metrics on standard output."""
-    rows, head = metric_rows(run.runs), ["", *(r.label for r in run.runs)]
-    print(f"\n{run.title}: {run.subtitle}\n")
-    if run.differences:
-        rows = [row._replace(cells=[*row.cells, difference(run.differences, row.name, run.task)]) for row in rows]
-        head.append("paired difference")
-    if rows:
-        print(plain_table(head, [[row.name, *row.cells] for row in rows]))
-        print("\n[…] 95 % bootstrap intervals over the test rows")
-    outside = outside_rows(run.runs)
-    if outside:
-        print("\nInputs from elsewhere against the test rows")
-        lines = [[row.name, row.description, *row.cells] for row in outside]
-        print(plain_table(["", "", *(r.label for r in run.runs)], lines))
-    if run.temperature != 1:
-        print(f"\ntemperature {run.temperature}: not the posterior of the stated model")
-
-
 # -- evaluate ----------------------------------------------------------------------------------------------------------
 def evaluate(args: Namespace) -> None:
     """Score a run on its own test rows (and on --ood), or on other data with labels."""
     folder, show = RunFolder.open(args.run), not args.quiet
     recipe = _with_flags(folder.recipe, args)
+    if args.prune and (args.data is not None or args.mean_weights):
+        raise UserError("--prune scores draws on the run's own test rows; leave out --data and --mean-weights")
     posterior = load_posterior(folder, recipe.device)
     if args.data is not None:
         if args.ood:
@@ -215,7 +197,9 @@ def evaluate(args: Namespace) -> None:
         print(score_table(score_mean_weights(folder, recipe, data, posterior, outside=outside, show=show)))
         return
     baseline = load_posterior(folder.baseline, recipe.device) if folder.baseline.is_trained else None
-    _show(run := evaluate_run(folder, recipe, data, posterior, baseline, outside=outside, show=show))
+    pruned = prune_run(folder, data, posterior, recipe.num_draws, show=show) if args.prune else None
+    run = evaluate_run(folder, recipe, data, posterior, baseline, outside=outside, show=show)
+    print(run_table(run) + (pruning_table(pruned) if pruned is not None else ""))
     print(f"\nreport: {Path(run.folder) / 'report.html'}")
 
 

@@ -20,6 +20,7 @@ from bnn_pyro.figures import Outside, Scene, draw_all
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction, predict
 from bnn_pyro.progress import progress_bar
+from bnn_pyro.pruned_run import read_pruning
 from bnn_pyro.recipe import Recipe
 from bnn_pyro.report import run_card, run_html
 from bnn_pyro.rundir import RunFolder
@@ -105,7 +106,8 @@ def evaluate_run(
             place.write("metrics.json", scores)
         step()
         inside = predictions[folder], predictions.get(folder.baseline)
-        pictures = draw_all(Scene(posterior, data, recipe.num_draws, *inside, elsewhere), folder.path / "figures")
+        scene = Scene(posterior, data, recipe.num_draws, *inside, elsewhere, read_pruning(folder))
+        pictures = draw_all(scene, folder.path / "figures")
         step()
         run = facts(folder)
         folder.write("report.html", run_html(run, pictures))
@@ -235,7 +237,7 @@ def _scores(
     scores = _test_scores(prediction, data.y_test) if prediction is not None else {}
     scores |= _validation(posterior, data, num_draws, show)
     for name, other in outside.items():
-        scores |= _flat(f"ood_{name}", metrics.ood_table(prediction, other))
+        scores |= {f"ood_{name}_{key}": value for key, value in metrics.ood_table(prediction, other).flat().items()}
         scores[f"ood_{name}_mean_entropy"] = other.total.mean().item()
     return scores
 
@@ -263,10 +265,6 @@ def _named(differences: Mapping[str, float], how: str) -> dict[str, float]:
     ends = ("_low", "_high")
     split = ((k, next((e for e in ends if k.endswith(e)), "")) for k in differences)
     return {f"{k.removesuffix(end)}_{how}{end}": differences[k] for k, end in split}
-
-
-def _flat(prefix: str, table: metrics.Evaluation) -> dict[str, float]:
-    return {f"{prefix}_{key}": value for key, value in table.flat().items()}
 
 
 def _same_data(folder: RunFolder, posterior: Posterior, data: Dataset) -> None:

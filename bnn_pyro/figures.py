@@ -16,6 +16,8 @@ from bnn_pyro.datasets.bundled import curve
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction, predict
+from bnn_pyro.pruned_run import Pruning
+from bnn_pyro.pruning import signal_to_noise
 from bnn_pyro.report import Picture
 
 __all__ = ["FIGURES", "Figure", "Outside", "Scene", "draw_all", "figures_of"]
@@ -47,6 +49,7 @@ class Scene:
     prediction: Prediction | None
     baseline: Prediction | None = None
     outside: Sequence[Outside] = field(default_factory=tuple)
+    pruning: Pruning | None = None
 
     def at(self, x: Tensor) -> Prediction:
         """The run's prediction elsewhere."""
@@ -95,6 +98,10 @@ def _several_draws(scene: Scene) -> bool:
 
 def _outside(scene: Scene) -> bool:
     return _classified(scene) and bool(scene.outside)
+
+
+def _pruned(scene: Scene) -> bool:
+    return scene.pruning is not None
 
 
 # -- how ---------------------------------------------------------------------------------------------------------------
@@ -217,6 +224,21 @@ FIGURES: dict[str, Figure] = {
         _regressed,
         lambda s: plots.regression_calibration(s.prediction, s.data.y_test),
         wide=True,
+    ),
+    "pruning": Figure(
+        "With weights removed",
+        "Scores on the test rows without the weights of the lowest signal-to-noise ratio: where the curve is flat, the "
+        "posterior could do without them. The rest was not trained again.",
+        _pruned,
+        lambda s: plots.pruning_curve(s.pruning.curve, removed=s.pruning.removed.share),
+        wide=True,
+    ),
+    "signal-to-noise": Figure(
+        "Which weights it is sure of",
+        "Signal-to-noise ratios of all weights but the biases; removed are those to the left of a line. A single heap "
+        "means that no share of the weights stands out as needless.",
+        _pruned,
+        lambda s: plots.signal_to_noise(signal_to_noise(s.posterior)),
     ),
     "training-curves": Figure(
         "Training",

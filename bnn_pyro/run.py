@@ -91,6 +91,11 @@ def _evaluate(parser: Parser) -> None:
         action="store_true",
         help="score the one network at the posterior mean weights instead, into metrics-mean-weights.json",
     )
+    parser.add_argument(
+        "--prune",
+        action="store_true",
+        help="also score the run without 25 %% to 98 %% of its weights, least certain first; into pruning.json, report",
+    )
     parser.add_argument("--limit", metavar="N", type=int, help="at most so many rows of each outside data set (10000)")
     parser.add_argument("--invert", action="store_true", help="images of --ood are dark on light: invert them")
     _common_options(parser)
@@ -159,6 +164,7 @@ COMMANDS = {
             "evaluate runs/mnist",
             "evaluate runs/mnist --ood kmnist --ood noise",
             "evaluate runs/mnist --mean-weights",
+            "evaluate runs/mnist --prune",
             "evaluate runs/houses --data new.csv",
         ),
     ),

@@ -38,6 +38,7 @@ __all__ = ["RunFolder", "default_folder"]
 FILES = (
     "metrics.json",
     "metrics-mean-weights.json",
+    "pruning.json",
     "history.csv",
     "environment.json",
     "report.html",

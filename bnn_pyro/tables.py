@@ -26,6 +26,7 @@ __all__ = [
     "outside_rows",
     "plain_table",
     "prediction_table",
+    "run_table",
     "score_table",
     "told",
 ]
@@ -198,6 +199,26 @@ def _outside_names(metrics: Mapping[str, float]) -> list[str]:
     endings = tuple(f"_{score}" for score in SCORES)
     found = (key.removeprefix("ood_") for key in metrics if key.startswith("ood_") and key.endswith(endings))
     return list(dict.fromkeys(name.removesuffix(next(e for e in endings if name.endswith(e))) for name in found))
+
+
+def run_table(run: RunFacts) -> str:
+    """The metrics of a run beside its baseline, and on inputs from elsewhere, for a terminal."""
+    rows, head = metric_rows(run.runs), ["", *(r.label for r in run.runs)]
+    parts = [f"\n{run.title}: {run.subtitle}\n"]
+    if run.differences:
+        rows = [row._replace(cells=[*row.cells, difference(run.differences, row.name, run.task)]) for row in rows]
+        head.append("paired difference")
+    if rows:
+        parts.append(plain_table(head, [[row.name, *row.cells] for row in rows]))
+        parts.append("\n[…] 95 % bootstrap intervals over the test rows")
+    outside = outside_rows(run.runs)
+    if outside:
+        parts.append("\nInputs from elsewhere against the test rows")
+        lines = [[row.name, row.description, *row.cells] for row in outside]
+        parts.append(plain_table(["", "", *(r.label for r in run.runs)], lines))
+    if run.temperature != 1:
+        parts.append(f"\ntemperature {run.temperature}: not the posterior of the stated model")
+    return "\n".join(parts)
 
 
 def score_table(path: Path) -> str:

@@ -1,13 +1,16 @@
 """Pruning by signal-to-noise: by hand, bit for bit, and on a problem whose relevant weights are known."""
 
+import json
 import math
 
+import numpy as np
 import pytest
 import torch
 from linear_gaussian import correlated, dataset
 
 import bnn_pyro as bp
-from bnn_pyro import pruning
+from bnn_pyro import plots, pruning
+from bnn_pyro.run import main
 
 PROBLEM = correlated(num=30)
 X, Y = PROBLEM.data.x_train, PROBLEM.data.y_train
@@ -181,3 +184,69 @@ def test_errors(mean_field):
             bp.prune(mean_field, share)
     with pytest.raises(bp.UserError, match="must lie between 0 and 1"):
         bp.pruning_curve(mean_field, X, Y, (0, 75))
+
+
+# -- pictures ----------------------------------------------------------------------------------------------------------
+def test_picture_of_the_curve(mean_field):
+    curve = bp.pruning_curve(mean_field, X, Y, (0, 0.5, 0.9), num_draws=5)
+    axes = plots.pruning_curve(curve, removed=0.25)
+    for ax, name in zip(axes, ("loss", "nll"), strict=True):
+        line = next(line for line in ax.lines if line.get_label() == "pruned")
+        np.testing.assert_allclose(line.get_xdata(), [1, 0.5, 0.1])  # what is left, on a reversed log scale
+        np.testing.assert_allclose(line.get_ydata(), [getattr(point, name).value for point in curve])
+        assert ax.get_xscale() == "log" and ax.xaxis_inverted()
+        assert [tick.get_text() for tick in ax.get_xticklabels()] == ["0", "50", "90"]
+        assert next(line for line in ax.lines if "log α" in line.get_label()).get_xdata() == [0.75, 0.75]
+    for few in (curve[:1], [*curve, *bp.pruning_curve(mean_field, X, Y, (1,), num_draws=2)]):
+        with pytest.raises(bp.UserError, match="two shares or more, each below 1"):
+            plots.pruning_curve(few)
+
+
+def test_picture_of_the_ratios():
+    ratios = {"a": torch.logspace(-2, 2, 50).view(5, 10), "b": torch.tensor([0.0])}
+    ax = plots.signal_to_noise(ratios, shares=(0.5,), bins=10)
+    (heap,) = [patch for patch in ax.patches if patch.get_label() == "51 weights"]
+    density, edges, _ = heap.get_data()
+    assert (density * np.diff(edges)).sum() == pytest.approx(1)  # the 0, −∞ dB, is in the first bin
+    half, threshold = (line.get_xdata()[0] for line in ax.lines)
+    assert half == pytest.approx(-0.82, abs=0.01)  # the 26th of 51: 10^(−2 + 4 · 24/49) = 0.910
+    assert threshold == pytest.approx(20 * math.log10(math.exp(-1.5)))
+
+
+# -- command -----------------------------------------------------------------------------------------------------------
+SMALL = ["--hidden", "8", "--epochs", "3", "--num-draws", "4", "--device", "cpu", "--quiet", "--no-baseline"]
+
+
+def test_command(tmp_path, capsys):
+    out = tmp_path / "run"
+    assert main(["train", "sparse-dropout", "--data", "toy-curve", *SMALL, "--out", str(out)]) == 0
+    assert not (out / "pruning.json").exists() and not (out / "figures" / "pruning.png").exists()
+    capsys.readouterr()
+    assert main(["evaluate", str(out), "--prune", "--quiet"]) == 0
+    shown = capsys.readouterr().out
+    held, scores = json.loads((out / "pruning.json").read_text()), json.loads((out / "metrics.json").read_text())
+    assert held["curve"][0]["rmse"] == scores["rmse"] and held["curve"][0]["nll_high"] == scores["nll_high"]
+    removed = bp.share_removed(bp.load(out))
+    assert (held["share_removed"], held["share_removed_by_site"]) == removed
+    assert {point["share"] for point in held["curve"]} - {removed.share} == set(pruning.SHARES) - {removed.share}
+    assert f"{held['curve'][2]['rmse']:.3g}" in shown and f"all weights      {100 * removed.share:.1f} %" in shown
+    report = (out / "report.html").read_text()
+    assert "With weights removed" in report and "Which weights it is sure of" in report
+    assert main(["evaluate", str(out), "--quiet"]) == 0  # what was found stays in the report
+    assert (out / "report.html").read_text() == report
+    (out / "pruning.json").write_text('{"measure": "rmse"}')
+    assert main(["evaluate", str(out), "--quiet"]) == 2
+    assert "pruning.json is damaged; remove it, or write it again" in capsys.readouterr().err
+
+
+def test_command_refuses(tmp_path, capsys):
+    out = tmp_path / "run"
+    assert main(["train", "mlp", "--data", "toy-curve", *SMALL, "--out", str(out)]) == 0
+    for flags, said in (
+        (["--prune"], "point estimate or stored draws"),
+        (["--prune", "--mean-weights"], "leave out --data and --mean-weights"),
+        (["--prune", "--data", "toy-curve"], "leave out --data and --mean-weights"),
+    ):
+        assert main(["evaluate", str(out), *flags, "--quiet"]) == 2
+        assert said in capsys.readouterr().err
+    assert not (out / "pruning.json").exists()
