@@ -1,0 +1,180 @@
+"""Write the tables of RESULTS.md from the figures in ``benchmarks/results``: nothing there is typed by hand.
+
+    python benchmarks/write_results.py
+
+A table stands between ``<!-- begin NAME -->`` and ``<!-- end NAME -->``; the prose around it is left alone.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+
+#: Recipe of ``benchmarks/mnist.py`` -> how the table names it.
+SMALL = {
+    "gaussian": "mean-field, Normal(0, 3)",
+    "mixture": "mean-field, scale mixture",
+    "deterministic": "mlp (MAP), same architecture and schedule",
+}
+LARGE = {
+    "hidden-layer": "hidden-layer 3×1024, free σ, Normal(0, 1)",
+    "variational-dropout": "variational-dropout 3×1024, an α a layer",
+    "dropout": "dropout-mlp 3×1024, MC dropout",
+    "convnet": "bayesian-convnet, Normal(0, 1)",
+    "deterministic-1024": "mlp 3×1024 (MAP)",
+}
+#: Published RMSE and log-likelihood by data set: MC dropout, PBP, deep ensembles (see the notes below the table).
+PUBLISHED = {
+    "concrete": ("4.827 ± 0.161 / −2.937 ± 0.025", "5.67 / −3.16", "6.03 / −3.06", 4.827, -2.937),
+    "energy": ("0.539 ± 0.014 / −1.211 ± 0.005", "1.80 / −2.04", "2.09 / −1.38", 0.539, -1.211),
+    "power-plant": ("4.014 ± 0.037 / −2.808 ± 0.009", "4.12 / −2.84", "4.11 / −2.79", 4.014, -2.808),
+    "wine-quality-red": ("0.622 ± 0.008 / −0.928 ± 0.013", "0.64 / −0.97", "0.64 / −0.94", 0.622, -0.928),
+}
+
+Line = dict
+Pick = Callable[[dict], float | None]
+
+
+def mnist_lines(recipe: str) -> list[Line]:
+    """The lines of a recipe that were scored on the test set, one a seed (the latest of each)."""
+    lines = json.loads((RESULTS / "mnist.json").read_text())
+    latest = {line["seed"]: line for line in lines if line["recipe"] == recipe and not line["validation"]}
+    return [latest[seed] for seed in sorted(latest)]
+
+
+def cell(lines: list[Line], pick: Pick, form: str) -> str:
+    """Mean over the seeds, and its standard error where there are several."""
+    values = [pick(line["metrics"]) for line in lines]
+    if any(value is None for value in values):
+        return "–"
+    text = form % statistics.mean(values)
+    return text if len(values) == 1 else f"{text} ± {form % (statistics.stdev(values) / math.sqrt(len(values)))}"
+
+
+def at_mean(name: str, factor: float = 1) -> Pick:
+    """A metric of the network at the mean weights."""
+    return lambda m: factor * m["at_mean_weights"][name] if "at_mean_weights" in m else None
+
+
+def metrics_table(recipes: dict[str, str]) -> str:
+    """Test metrics of each recipe."""
+    rows = [
+        "| recipe | seeds | error % | NLL | ECE (15 bins; noise floor) "
+        "| at the mean weights: error %, NLL, ECE | minutes |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for recipe, name in recipes.items():
+        lines = mnist_lines(recipe)
+        if lines:
+            point = [cell(lines, at_mean(n, f), form) for n, f, form in MEAN_COLUMNS]
+            minutes = statistics.mean(line["seconds"] for line in lines) / 60
+            rows.append(
+                f"| {name} | {', '.join(str(line['seed']) for line in lines)} "
+                f"| {cell(lines, lambda m: 100 * m['error'], '%.2f')} | {cell(lines, lambda m: m['nll'], '%.4f')} "
+                f"| {cell(lines, lambda m: m['ece'], '%.4f')} ({cell(lines[:1], lambda m: m['ece_floor'], '%.4f')}) "
+                f"| {'–' if '–' in point else ', '.join(point)} | {minutes:.0f} |"
+            )
+    return "\n".join(rows)
+
+
+MEAN_COLUMNS = (("error", 100, "%.2f"), ("nll", 1, "%.4f"), ("ece", 1, "%.4f"))
+
+
+def ood_table(recipes: dict[str, str]) -> str:
+    """Mean entropies, and AUROC by total entropy / 1 − max p / mutual information."""
+    outside = {"kmnist": "KMNIST", "uniform noise": "uniform noise", "gaussian noise": "Gaussian noise"}
+    rows = [
+        "| recipe | H, test | " + " | ".join(f"{n}: H | AUROC H / 1 − max p / MI" for n in outside.values()) + " |",
+        "|---" * (2 + 2 * len(outside)) + "|",
+    ]
+    for recipe, name in recipes.items():
+        lines = mnist_lines(recipe)
+        if not lines:
+            continue
+        cells = [name, cell(lines, lambda m: m["entropy_inside"], "%.3f")]
+        for key in outside:
+            cells.append(cell(lines, lambda m, key=key: m[key]["mean_entropy"], "%.2f"))
+            scores = ("total_entropy", "max_prob", "mutual_information")
+            cells.append(" / ".join(cell(lines, lambda m, key=key, s=s: m[key].get(s), "%.3f") for s in scores))
+        rows.append("| " + " | ".join(cells) + " |")
+    return "\n".join(rows)
+
+
+def commands(recipes: dict[str, str]) -> str:
+    """What to run, and what these figures were run at."""
+    lines = [line for recipe in recipes for line in mnist_lines(recipe)]
+    commits = ", ".join(dict.fromkeys(line["commit"] for line in lines))
+    seeds = " ".join(str(s) for s in sorted({line["seed"] for line in lines}))
+    names = " ".join(r for r in recipes if mnist_lines(r))
+    return f"`python benchmarks/mnist.py {names} --seed {seeds}`; commits {commits}."
+
+
+def uci_table() -> str:
+    """RMSE and log-likelihood over the splits, beside published ones."""
+    found = json.loads((RESULTS / "uci.json").read_text())
+    rows = [
+        "| data | splits | RMSE | test log-likelihood | 95 % coverage | ΔRMSE to MC dropout | ΔLL to MC dropout "
+        "| MC dropout RMSE / LL | PBP | deep ensembles (5) | CPU s a split |",
+        "|---" * 11 + "|",
+    ]
+    for name, (dropout, pbp, ensembles, best_rmse, best_ll) in PUBLISHED.items():
+        if name not in found:
+            continue
+        summary, splits = found[name]["summary"], found[name]["splits"]
+        difference = summary["minus MC dropout"]
+        rmse, ll = (f"{number(summary[k][0])} ± {summary[k][1]:.3f}" for k in ("rmse", "log_likelihood"))
+        rows.append(
+            f"| {name} | {len(splits)} | {bold(rmse, summary['rmse'][0] <= best_rmse)} "
+            f"| {bold(ll, summary['log_likelihood'][0] >= best_ll)} | {100 * summary['coverage_95'][0]:.1f} % "
+            f"| {paired(difference['rmse'])} | {paired(difference['log_likelihood'])} | {dropout} | {pbp} "
+            f"| {ensembles} | {statistics.mean(split['cpu_seconds'] for split in splits):.0f} |"
+        )
+    return "\n".join(rows)
+
+
+def number(value: float) -> str:
+    """With a minus sign that is one."""
+    return f"{value:.3f}".replace("-", "−")
+
+
+def bold(text: str, yes: bool) -> str:
+    """**text** where it is the better one."""
+    return f"**{text}**" if yes else text
+
+
+def paired(difference: dict) -> str:
+    """A difference and its standard error."""
+    mean, error = difference["difference"]
+    return f"{number(mean)} ± {error:.3f}" + (" (paired)" if difference["paired"] else "")
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "mnist": lambda: metrics_table(SMALL),
+    "mnist ood": lambda: ood_table(SMALL) + "\n\n" + commands(SMALL),
+    "hidden layer": lambda: metrics_table(LARGE),
+    "hidden layer ood": lambda: ood_table(LARGE | SMALL) + "\n\n" + commands(LARGE),
+    "uci": uci_table,
+}
+
+
+def main() -> None:
+    """Replace each table."""
+    path = ROOT / "RESULTS.md"
+    text = path.read_text()
+    for name, table in TABLES.items():
+        pattern = re.compile(rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
+        if not pattern.search(text):
+            raise SystemExit(f"RESULTS.md has no place for the table '{name}'")
+        text = pattern.sub(lambda m, table=table: f"{m[1]}\n{table()}\n\n{m[2]}", text)
+    path.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
