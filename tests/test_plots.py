@@ -14,7 +14,9 @@ from pyro.distributions import Bernoulli, Categorical, Normal
 from bnn_pyro import metrics, plots
 from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.errors import UserError
+from bnn_pyro.metrics.metric import Estimate
 from bnn_pyro.predictive import Prediction
+from bnn_pyro.pruning import PrunedScore
 
 DRAWS, POINTS, CLASSES = 20, 60, 4
 
@@ -82,6 +84,8 @@ def every_picture(categorical, labels, normal):
     images = random(POINTS, 1, 6, 6)
     point = Prediction(Categorical(logits=random(1, POINTS, CLASSES)))
     y = normal.mean
+    loss = {0.0: Estimate(0.02, 0.0, 0.05), 0.5: Estimate(0.03, 0.01, 0.06), 0.9: Estimate(0.4, 0.3, 0.5)}
+    pruned = [PrunedScore(share, round(100 - 100 * share), "error", e, e) for share, e in loss.items()]
     return {
         "training_curves": lambda: plots.training_curves({"elbo": [-2.0, -1.0], "kl": [1.0, 0.0]}),
         "predictive_band": lambda: plots.predictive_band(normal, x, curve, truth=torch.sin),
@@ -96,6 +100,8 @@ def every_picture(categorical, labels, normal):
         "selective_risk": lambda: plots.selective_risk(categorical, labels, baseline=point),
         "uncertain_images": lambda: plots.uncertain_images(categorical, images, labels, num=7),
         "ood_bars": lambda: plots.ood_bars(categorical, point, images),
+        "pruning_curve": lambda: plots.pruning_curve(pruned, removed=0.6),
+        "signal_to_noise": lambda: plots.signal_to_noise({"w": random(4, 30).abs()}),
         "entropy_histograms": lambda: plots.entropy_histograms(categorical, {"noise": point, "half": point[:30]}),
     }  # fmt: skip
 
