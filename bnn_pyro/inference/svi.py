@@ -29,15 +29,21 @@ class SVI(Optimisation):
 
     num_particles  draws of w that estimate the ELBO in a step
     temperature    T: the KL is charged T times; 1 is Bayes, less is a cold posterior and is reported as such
+    kl_warmup      epochs in which the KL's weight rises from 0 to T, so that the data speak before the prior does; the
+                   optimum stays what it is, but which of several is found may change (Bowman et al. 2016,
+                   arXiv:1511.06349, section 3.1)
     """
 
     num_particles: int = 1
     temperature: float = 1.0
+    kl_warmup: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.num_particles < 1:
             raise UserError(f"num_particles must be at least 1, got {self.num_particles}")
+        if not 0 <= self.kl_warmup <= self.epochs:
+            raise UserError(f"kl_warmup must lie between 0 and the {self.epochs} epochs, got {self.kl_warmup}")
         if not self.temperature > 0:
             raise UserError(f"temperature must be positive (1 is the Bayesian posterior), got {self.temperature}")
 
@@ -60,6 +66,7 @@ class SVI(Optimisation):
             data,
             seed=seed,
             latent=self.temperature,
+            warmup=self.kl_warmup,
             num_particles=self.num_particles,
             checkpoint=checkpoint,
             report=report,
