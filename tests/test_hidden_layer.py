@@ -18,7 +18,7 @@ from torch.distributions import Normal, kl_divergence
 
 import bnn_pyro as bp
 from bnn_pyro.parts.hidden_layer import HiddenLayer
-from bnn_pyro.parts.local_layer import LocalLinear
+from bnn_pyro.parts.local_linear import LocalLinear
 from bnn_pyro.parts.weights import KLNormal
 
 SHORTFALL = 0.3  # nats
@@ -62,7 +62,7 @@ def test_gradient_of_the_local_linear_map():
 
         def draw(x, mean, variance, shape=shape):
             with bp.isolated(1):  # the same noise in every call
-                return LocalLinear.apply(x, mean, variance, shape)
+                return LocalLinear.apply(x, mean, variance, False, shape)
 
         assert torch.autograd.gradcheck(draw, inputs)
 

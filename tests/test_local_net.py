@@ -3,7 +3,9 @@
 Tolerances are Monte-Carlo errors: z = 5 of the measured standard errors, unless a comment says otherwise.
 """
 
+import gc
 import math
+import weakref
 
 import pyro
 import pytest
@@ -11,6 +13,7 @@ import torch
 from linear_gaussian import correlated, dataset
 from pyro import poutine
 from pyro.infer import TraceMeanField_ELBO
+from pyro.poutine.messenger import Messenger
 from scipy.optimize import minimize_scalar
 
 import bnn_pyro as bp
@@ -175,3 +178,30 @@ def test_settings_that_do_not_fit_are_refused():
         HiddenLayerNet(prior="scale-mixture").model(data().schema)
     with pytest.raises(bp.UserError, match="must have the form log-uniform"), isolated(0):
         HiddenLayerNet(prior="log-uniform:1").model(data().schema)
+
+
+# -- what a step leaves behind -----------------------------------------------------------------------------------------
+@every_scale
+def test_a_step_leaves_nothing_for_the_garbage_collector(scale):
+    """Activations of one step in a cycle would stay until some later collection: several steps' memory at once."""
+    problem = data()
+    model, guide = perturbed(HiddenLayerNet(hidden=(6, 5), **SCALES[scale]), problem)
+    made = []
+
+    class Remember(Messenger):
+        def _pyro_post_sample(self, msg):
+            made.extend(weakref.ref(thing) for thing in (msg["fn"], msg["value"]) if thing is not problem.y_train)
+
+    gc.collect()
+    gc.disable()
+    try:
+        with isolated(0):
+            for _ in range(2):
+                with Remember():
+                    elbo, _ = ELBO().parts(model, guide, problem.x_train, problem.y_train)
+                elbo.backward()
+                del elbo
+    finally:
+        gc.enable()
+    assert len(made) > 20
+    assert [ref() for ref in made if ref() is not None] == []

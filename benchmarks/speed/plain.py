@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bnn_pyro.parts.local_layer import LocalLinear
-from bnn_pyro.parts.weights import KLNormal
+from bnn_pyro.parts.local_linear import FreeLinear
 from speed.problem import LR, Contestant, Problem, Step, network
 
 __all__ = ["INIT_SCALE", "PLAIN", "LocalWeights"]
@@ -46,41 +45,32 @@ class LocalWeights(nn.Module):
         self.register_buffer("one", torch.ones(()))
 
 
-def own_linear(X: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-    """The package's autograd function."""
-    return LocalLinear.apply(X, mean, variance, torch.Size())
+def own_layer(X: Tensor, mean: Tensor, log_variance: Tensor, one: Tensor) -> tuple[Tensor, Tensor]:
+    """(pre-activations, KL to N(0, 1)) by the package's autograd function."""
+    return FreeLinear.apply(X, mean, log_variance, one, True, torch.Size())
 
 
-def plain_linear(X: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-    """As one writes it down; the 10⁻¹² keeps the square root's gradient finite."""
+def plain_layer(X: Tensor, mean: Tensor, log_variance: Tensor, one: Tensor) -> tuple[Tensor, Tensor]:
+    """The same as one writes it down; the 10⁻¹² keeps the square root's gradient finite."""
+    X, variance = F.pad(X, (0, 1), value=1.0), log_variance.exp()
     std = (X.square() @ variance + 1e-12).sqrt()
-    return X @ mean + std * torch.randn_like(std)
+    kl = 0.5 * (variance + mean.square() - 1 - log_variance).sum()
+    return X @ mean + std * torch.randn_like(std), kl
 
 
-def own_kl(mean: Tensor, variance: Tensor, log_variance: Tensor, one: Tensor) -> Tensor:
-    """KL to N(0, 1) by the package's autograd function."""
-    return KLNormal.apply(mean, variance, log_variance, None, one)
-
-
-def plain_kl(mean: Tensor, variance: Tensor, log_variance: Tensor, one: Tensor) -> Tensor:
-    """The same as one writes it down."""
-    return 0.5 * (variance + mean.square() - 1 - log_variance).sum()
-
-
-def local(problem: Problem, linear: Callable[..., Tensor], kl: Callable[..., Tensor]) -> Step:
+def local(problem: Problem, layer: Callable[..., tuple[Tensor, Tensor]]) -> Step:
     """Local reparametrization with a closed-form KL: −ELBO = N·nll + KL, fused Adam."""
     weights = LocalWeights(problem).to(problem.device)
     optimiser = torch.optim.Adam(weights.parameters(), lr=LR, fused=True)
 
     def step(x: Tensor, y: Tensor) -> Tensor:
+        optimiser.zero_grad(set_to_none=True)
         divergence, last = 0.0, len(weights.means) - 1
         for i, (mean, log_variance) in enumerate(zip(weights.means, weights.log_variances, strict=True)):
-            variance = log_variance.exp()
-            x = linear(F.pad(x, (0, 1), value=1.0), mean, variance)
+            x, kl = layer(x, mean, log_variance, weights.one)
             x = x if i == last else F.leaky_relu(x)
-            divergence = divergence + kl(mean, variance, log_variance, weights.one)
+            divergence = divergence + kl
         loss = problem.rows * problem.nll(x, y) + divergence
-        optimiser.zero_grad(set_to_none=True)
         loss.backward()
         optimiser.step()
         return loss.detach()
@@ -95,9 +85,9 @@ PLAIN: dict[str, Contestant] = {
     ),
     "deterministic, no update": Contestant(lambda p: deterministic(p, update=False), "MLP, forward and backward only"),
     "plain torch": Contestant(
-        lambda p: local(p, own_linear, own_kl), "local reparametrization by our autograd functions, without Pyro"
+        lambda p: local(p, own_layer), "local reparametrization by our autograd functions, without Pyro"
     ),
     "plain torch, plain autograd": Contestant(
-        lambda p: local(p, plain_linear, plain_kl), "the same with torch's own backward, without Pyro"
+        lambda p: local(p, plain_layer), "the same with torch's own backward, without Pyro"
     ),
 }

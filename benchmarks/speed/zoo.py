@@ -36,10 +36,10 @@ def svi_step(model: nn.Module, guide: nn.Module, rows: int) -> Step:
         nonlocal checks
         for group in optimiser.param_groups:
             group["lr"] = LR
+        optimiser.zero_grad(set_to_none=True)
         scaled = Rescale(rows / len(x), 1.0)(model)
         with checks, in_mode(model, training=True):
             objective, log_likelihood = elbo.parts(scaled, Rescale(latent=1.0)(guide), x, y)
-        optimiser.zero_grad(set_to_none=True)
         (-objective).backward()
         optimiser.step()
         checks = pyro.validation_enabled(False)

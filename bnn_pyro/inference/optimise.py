@@ -185,6 +185,7 @@ class Optimisation:
             for group in optimiser.param_groups:
                 group["lr"] = first_lr * self._decay(step / total)
             scaled = Rescale(len(x) / len(x_batch), latent)(model)
+            optimiser.zero_grad(set_to_none=True)  # before the forward pass, which needs the memory
             # Pyro's checks of shapes and supports tell what is wrong with a model in its first step.
             checks = nullcontext() if step == first else pyro.validation_enabled(False)
             try:
@@ -194,7 +195,6 @@ class Optimisation:
                 if "constraint" not in str(refused):
                     raise
                 raise _diverged("loss became nan at", step + 1, self.lr) from None
-            optimiser.zero_grad(set_to_none=True)
             (-objective).backward()
             optimiser.step()
             if project is not None:

@@ -1,9 +1,8 @@
 """Local reparametrization: what a Bayesian layer needs to sample its output instead of its weights.
 
 :class:`LocalLayer` is the Pyro distribution over a layer's activations that the layers of this package share: its
-shapes, its sampling, and how the KL of its weights enters an ELBO. :class:`LinearLayer` is the fully connected one;
-:class:`LocalLinear` samples its pre-activations with gradients of its own. Kingma, Salimans & Welling 2015,
-arXiv:1506.02557.
+shapes, its sampling, and how the KL of its weights enters an ELBO. :class:`LinearLayer` is the fully connected one.
+Kingma, Salimans & Welling 2015, arXiv:1506.02557.
 """
 
 from __future__ import annotations
@@ -13,12 +12,13 @@ from collections.abc import Callable
 
 import pyro.distributions as dist
 import torch
-import torch.nn.functional as F
 from pyro.distributions import constraints
 from torch import Tensor
 from torch.distributions import kl_divergence, register_kl
 
-__all__ = ["LinearLayer", "LocalLayer", "LocalLinear"]
+from bnn_pyro.parts.weights import CentredNormal
+
+__all__ = ["LinearLayer", "LocalLayer"]
 
 
 class LocalLayer(dist.TorchDistribution):
@@ -47,8 +47,12 @@ class LocalLayer(dist.TorchDistribution):
     ) -> None:
         self.X, self.weights, self.input_dims = X, weights, input_dims
         self.non_linearity, self.KL_factor = non_linearity, KL_factor
-        self._origin = self  # the same object in every expanded copy
+        self._origin = object()  # the same one in every expanded copy; not self: that would be a reference cycle
         super().__init__(X.shape[: X.dim() - input_dims], event_shape, validate_args=False)
+
+    def weights_kl(self, prior: dist.TorchDistribution) -> Tensor:
+        """KL(weights ‖ prior), a scalar in nats."""
+        return kl_divergence(self.weights, prior)
 
     @constraints.dependent_property(is_discrete=False)
     def support(self) -> constraints.Constraint:
@@ -94,14 +98,16 @@ class LocalLayer(dist.TorchDistribution):
 @register_kl(LocalLayer, LocalLayer)
 def _kl_rows(q: LocalLayer, p: LocalLayer) -> Tensor:
     """KL_factor · KL(q(w) ‖ p(w)) / B for each row, of q's batch shape; a plate over the rows adds up to one KL."""
-    whole = kl_divergence(q.weights, p.weights)
-    return (whole * (q.KL_factor / q.batch_shape[-1])).expand(q.batch_shape)
+    return (q.weights_kl(p.weights) * (q.KL_factor / q.batch_shape[-1])).expand(q.batch_shape)
 
 
 class LinearLayer(LocalLayer):
     """The output of a Bayesian linear layer: X (…, B, D) and weights of event shape (D, H) to (…, B, H).
 
     adjoin_one: a 1 joins every row of X, whose weights, the last row of (D + 1, H), are the bias.
+    prior_scale: in a guide, the standard deviation, () or (D, 1), of the CentredNormal that the model's layer is
+        expected to have: the KL to it then comes with the output, which is the cheapest. A layer that turns out to
+        have another prior is no mistake, its KL is computed by itself.
 
     Raises ValueError where the shapes do not fit.
     """
@@ -113,51 +119,24 @@ class LinearLayer(LocalLayer):
         non_linearity: Callable[[Tensor], Tensor] | None = None,
         KL_factor: float = 1.0,
         adjoin_one: bool = False,
+        prior_scale: Tensor | None = None,
     ) -> None:
         D, H = weights.event_shape
         D -= adjoin_one
-        self.adjoin_one = adjoin_one
+        self.adjoin_one, self.prior_scale = adjoin_one, prior_scale
+        self._kl: Tensor | None = None
         if X.dim() < 2 or X.shape[-1] != D:
             raise ValueError(f"X must be (…, B, {D}) for these weights, got {tuple(X.shape)}")
         super().__init__(X, weights, torch.Size((H,)), 1, non_linearity, KL_factor)
 
     def pre_activation(self, sample_shape: torch.Size) -> Tensor:
         """Draws of X A, sample_shape + (…, B, H)."""
-        X = F.pad(self.X, (0, 1), value=1.0) if self.adjoin_one else self.X
-        return LocalLinear.apply(X, self.weights.mean, self.weights.variance, sample_shape)
+        output, self._kl = self.weights.linear(self.X, self.adjoin_one, sample_shape, self.prior_scale)
+        return output
 
-
-class LocalLinear(torch.autograd.Function):
-    """Pre-activations mean + √variance·ε and their gradients, with nothing larger than an activation kept.
-
-    With M the weights' mean, V their variance, G the gradient of the output, std its standard deviation and
-    R = G·ε / (2·std) the gradient of its variance (0 where that is 0):
-
-        dM = Xᵀ G      dV = (X²)ᵀ R      dX = G Mᵀ + 2·X·(R Vᵀ)
-
-    d of the standard deviation where the variance is exactly 0 is taken as 0, the value of its symmetric derivative:
-    there the output does not depend on V (X = 0) or ε averages it away.
-    """
-
-    @staticmethod
-    def forward(ctx, X: Tensor, A_mean: Tensor, A_variance: Tensor, sample_shape: torch.Size) -> Tensor:
-        """Sample; shapes as in HiddenLayer, output sample_shape + (…, B, H)."""
-        std = (X.square() @ A_variance).sqrt_()
-        noise = torch.randn(sample_shape + std.shape, dtype=std.dtype, device=std.device)
-        ctx.save_for_backward(X, A_mean, A_variance, noise, std)
-        return torch.addcmul(X @ A_mean, std, noise)
-
-    @staticmethod
-    def backward(ctx, G: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
-        """Gradients for X, A_mean, A_variance."""
-        X, A_mean, A_variance, noise, std = ctx.saved_tensors
-        needs = ctx.needs_input_grad
-        R = (G * noise).div_(2 * std).masked_fill_(std == 0, 0.0)
-        extra = G.dim() - std.dim()
-        if extra:  # many draws of one input: their gradients add
-            G, R = G.sum(tuple(range(extra))), R.sum(tuple(range(extra)))
-        flat_X, flat_G, flat_R = X.reshape(-1, X.shape[-1]), G.reshape(-1, G.shape[-1]), R.reshape(-1, R.shape[-1])
-        d_mean = flat_X.mT @ flat_G if needs[1] else None
-        d_variance = flat_X.square().mT @ flat_R if needs[2] else None
-        d_X = torch.addcmul(G @ A_mean.mT, X, R @ A_variance.mT, value=2) if needs[0] else None
-        return d_X, d_mean, d_variance, None
+    def weights_kl(self, prior: dist.TorchDistribution) -> Tensor:
+        """KL(weights ‖ prior), a scalar in nats: the one made with the output, where it is of this very prior."""
+        known = self._kl is not None and isinstance(prior, CentredNormal) and prior.scale is self.prior_scale
+        if known and (self._kl.requires_grad or not torch.is_grad_enabled()):  # not one of a draw without gradients
+            return self._kl
+        return super().weights_kl(prior)

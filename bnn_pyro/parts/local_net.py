@@ -28,15 +28,20 @@ from bnn_pyro.parts.weights import CentredNormal, DropoutWeights, FreeWeights, L
 __all__ = ["SCALES", "DropoutScale", "FreeScale", "LocalGuide", "LocalNet", "WeightGuide"]
 
 
-def _linear(x: Tensor, weights: dist.TorchDistribution, layer: nn.Linear, after: Callable | None) -> LinearLayer:
-    return LinearLayer(x, weights, after, adjoin_one=layer.bias is not None)
+def _linear(
+    x: Tensor, weights: dist.TorchDistribution, layer: nn.Linear, after: Callable | None, prior_scale: Tensor | None
+) -> LinearLayer:
+    return LinearLayer(x, weights, after, adjoin_one=layer.bias is not None, prior_scale=prior_scale)
 
 
-def _conv(x: Tensor, weights: dist.TorchDistribution, layer: nn.Conv2d, after: Callable | None) -> Conv2dLayer:
+def _conv(
+    x: Tensor, weights: dist.TorchDistribution, layer: nn.Conv2d, after: Callable | None, prior_scale: Tensor | None
+) -> Conv2dLayer:
     return Conv2dLayer(x, weights, layer.kernel_size, layer.stride, layer.padding, after)
 
 
-#: The distribution over a layer's activations, by the kind of the deterministic layer: (x, q(A), layer, what follows).
+#: The distribution over a layer's activations, by the kind of the deterministic layer: (x, q(A), layer, what follows,
+#: the scale of the prior that q(A) will meet or None).
 LAYERS: dict[type[nn.Module], Callable[..., LocalLayer]] = {Linear: _linear, nn.Conv2d: _conv}
 
 
@@ -131,15 +136,22 @@ class LocalNet(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
         """Draw the activations, then the site "y" for inputs x (B, *input_shape); y (B,) observes it."""
-        return self.likelihood(_activations(self.net.enter, self.net.stages(), self.priors, x), y)
+        no_kl = [None] * len(self.priors)  # that is the guide's
+        return self.likelihood(_activations(self.net.enter, self.net.stages(), self.priors, no_kl, x), y)
 
 
-def _activations(enter: Callable, stages: Sequence[Stage], weights: nn.ModuleList, x: Tensor) -> Tensor:
+def _activations(
+    enter: Callable,
+    stages: Sequence[Stage],
+    weights: nn.ModuleList,
+    prior_scales: Sequence[Tensor | None],
+    x: Tensor,
+) -> Tensor:
     """Sample every layer's activations in a plate over the rows; the last ones."""
     h = enter(x)
     with pyro.plate("rows", dim=-1):  # of the size that the activations have; the likelihood's plate states it
-        for (name, layer, after), A in zip(stages, weights, strict=True):
-            h = pyro.sample(name, LAYERS[type(layer)](h, A(), layer, after))
+        for (name, layer, after), A, prior_scale in zip(stages, weights, prior_scales, strict=True):
+            h = pyro.sample(name, LAYERS[type(layer)](h, A(), layer, after, prior_scale))
     return h
 
 
@@ -156,6 +168,8 @@ class _NormalPrior(nn.Module):
 
 
 class _LogUniformPrior(nn.Module):
+    scale = None
+
     def __init__(self, shape: torch.Size) -> None:
         super().__init__()
         self.shape = shape
@@ -187,12 +201,13 @@ class LocalGuide(nn.Module):
         super().__init__()
         q = [SCALES[scale](_join(layer.weight.detach(), layer.bias), init) for _, layer, _ in model.net.stages()]
         self.weight_space = WeightGuide(model.net, q, model.likelihood.initial)
+        self.priors = model.priors  # the same modules, so that their scales stay the model's own on any device
 
     def forward(self, x: Tensor, y: Tensor | None = None) -> None:
         """Sample every site for inputs x (B, *input_shape); targets are not used."""
         own = self.weight_space
         register(own)
-        _activations(own.enter, own.stages, own.layers, x)
+        _activations(own.enter, own.stages, own.layers, [prior.scale for prior in self.priors], x)
         if own.noise is not None:
             own.noise()
 

@@ -1,0 +1,157 @@
+"""Draws of X A for a random matrix A by local reparametrization, with gradients of their own.
+
+    LocalLinear      A ~ Normal(M, V)         V given
+    FreeLinear       A ~ Normal(M, exp L)     and, with the layer's output, KL(A ‖ Normal(0, s)) at next to no cost
+    DropoutLinear    A ~ Normal(M, α M²)
+
+With G the gradient of the output, std its standard deviation and R = G·ε / (2·std) the gradient of its variance (0
+where that is 0):
+
+    dM = Xᵀ G      dV = (X²)ᵀ R      dX = G Mᵀ + 2·X·(R Vᵀ)
+
+A layer has many times more weights than activations of a mini-batch, and a pass over the weights costs what a third of
+a matrix product does. So V is not kept for the gradients but computed again, gradients of weights are added to within
+the product that makes them, and ε / (2·std) is all that is kept beside the inputs. d of the standard deviation where
+the variance is exactly 0 is taken as 0, the value of its symmetric derivative: there the output does not depend on V
+(X = 0) or ε averages it away.
+
+X (…, B, D); A (D, H), or (D + 1, H) with ``bias``: its last row is then the weights of a 1 that joins every row of X.
+Output sample_shape + (…, B, H).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+__all__ = ["DropoutLinear", "FreeLinear", "LocalLinear"]
+
+
+class LocalLinear(torch.autograd.Function):
+    """A ~ Normal(M, V)."""
+
+    @staticmethod
+    def forward(ctx, X: Tensor, M: Tensor, V: Tensor, bias: bool, sample_shape: torch.Size) -> Tensor:
+        """A draw."""
+        output, ratio = _draw(X, M, V, bias, sample_shape)
+        ctx.save_for_backward(X, M, V, ratio)
+        ctx.bias = bias
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, G: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients for X, M, V."""
+        X, M, V, ratio = ctx.saved_tensors
+        needs = ctx.needs_input_grad
+        G, R = _rows(G, ratio, X)
+        d_X = _to_inputs(G, R, X, M, V, ctx.bias) if needs[0] else None
+        d_M = _to_weights(X, G, torch.empty_like(M), ctx.bias) if needs[1] else None
+        d_V = _to_weights(X.square(), R, torch.empty_like(V), ctx.bias) if needs[2] else None
+        return d_X, d_M, d_V, None, None
+
+
+class FreeLinear(torch.autograd.Function):
+    """A ~ Normal(M, exp L), and KL(A ‖ Normal(0, s)) in nats: 0 without s.
+
+    KL = ½ Σ ((V + M²)/s² − 1 − L) + Σ log s      dM += M/s²      dL = V·(dV + ½/s²) − ½
+    """
+
+    @staticmethod
+    def forward(
+        ctx, X: Tensor, M: Tensor, L: Tensor, s: Tensor | None, bias: bool, sample_shape: torch.Size
+    ) -> tuple[Tensor, Tensor]:
+        """A draw and the KL. s: () or (rows of A, 1)."""
+        V = L.exp()
+        output, ratio = _draw(X, M, V, bias, sample_shape)
+        kl, precision = M.new_zeros(()), None
+        if s is not None:
+            precision = s.square().reciprocal()
+            squares = torch.linalg.vector_norm(M, dim=-1, keepdim=True).square_().add_(V.sum(-1, keepdim=True))
+            scales = s.log().sum().mul_(M.numel() / s.numel())
+            kl = squares.mul_(precision).sum().sub_(L.sum()).sub_(M.numel()).mul_(0.5).add_(scales)
+        ctx.save_for_backward(X, M, L, ratio, precision)
+        ctx.bias = bias
+        return output, kl
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, G: Tensor, g: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients for X, M, L."""
+        X, M, L, ratio, precision = ctx.saved_tensors
+        needs = ctx.needs_input_grad
+        G, R = _rows(G, ratio, X)
+        V = L.exp() if needs[0] or needs[2] else None
+        d_X = _to_inputs(G, R, X, M, V, ctx.bias) if needs[0] else None
+        d_M = d_L = None
+        if needs[1]:
+            d_M = torch.empty_like(M) if precision is None else M * (g * precision)
+            d_M = _to_weights(X, G, d_M, ctx.bias, add=precision is not None)
+        if needs[2]:
+            d_L = _to_weights(X.square(), R, torch.empty_like(L), ctx.bias)
+            d_L = d_L.mul_(V) if precision is None else d_L.add_(0.5 * g * precision).mul_(V).sub_(0.5 * g)
+        return d_X, d_M, d_L, None, None, None
+
+
+class DropoutLinear(torch.autograd.Function):
+    """A ~ Normal(M, α M²).      dM += 2 α M dV      dα = Σ M² dV"""
+
+    @staticmethod
+    def forward(ctx, X: Tensor, M: Tensor, alpha: Tensor, bias: bool, sample_shape: torch.Size) -> Tensor:
+        """A draw. alpha: broadcasts against M."""
+        output, ratio = _draw(X, M, M.square().mul_(alpha), bias, sample_shape)
+        ctx.save_for_backward(X, M, alpha, ratio)
+        ctx.bias = bias
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, G: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients for X, M, α."""
+        X, M, alpha, ratio = ctx.saved_tensors
+        G, R = _rows(G, ratio, X)
+        d_X = _to_inputs(G, R, X, M, M.square().mul_(alpha), ctx.bias) if ctx.needs_input_grad[0] else None
+        d_M = _to_weights(X.square(), R, torch.empty_like(M), ctx.bias).mul_(M)  # dV·M
+        d_alpha = d_M.flatten().dot(M.flatten()) if alpha.dim() == 0 else (d_M * M).sum_to_size(alpha.shape)
+        return d_X, _to_weights(X, G, d_M.mul_(2 * alpha), ctx.bias, add=True), d_alpha, None, None
+
+
+def _draw(X: Tensor, M: Tensor, V: Tensor, bias: bool, sample_shape: torch.Size) -> tuple[Tensor, Tensor]:
+    """(draws of X A, ε / 2·std of each)."""
+    rows, shape = X.reshape(-1, X.shape[-1]), X.shape[:-1] + M.shape[1:]
+    std = _product(rows.square(), V, bias).sqrt_().view(shape)
+    mean = _product(rows, M, bias).view(shape)
+    ratio = torch.randn(sample_shape + shape, dtype=std.dtype, device=std.device)
+    output = torch.addcmul(mean, std, ratio) if sample_shape else mean.addcmul_(std, ratio)
+    zero = std == 0
+    return output, ratio.div_(std.mul_(2)).masked_fill_(zero, 0.0)
+
+
+def _product(rows: Tensor, A: Tensor, bias: bool) -> Tensor:
+    """[rows 1] A."""
+    return torch.addmm(A[-1], rows, A[:-1]) if bias else rows @ A
+
+
+def _rows(G: Tensor, ratio: Tensor, X: Tensor) -> tuple[Tensor, Tensor]:
+    """(G, R) of the output's shape, without its leading sample_shape: many draws of one input add up."""
+    R = G * ratio
+    extra = G.dim() - X.dim()
+    return (G.flatten(0, extra - 1).sum(0), R.flatten(0, extra - 1).sum(0)) if extra else (G, R)
+
+
+def _to_inputs(G: Tensor, R: Tensor, X: Tensor, M: Tensor, V: Tensor, bias: bool) -> Tensor:
+    """dX."""
+    if bias:
+        M, V = M[:-1], V[:-1]
+    rows, G, R = (t.reshape(-1, t.shape[-1]) for t in (X, G, R))
+    return (R @ V.mT).mul_(rows).mul_(2).addmm_(G, M.mT).view(X.shape)
+
+
+def _to_weights(X: Tensor, G: Tensor, out: Tensor, bias: bool, add: bool = False) -> Tensor:
+    """out, which becomes, or is added, [X 1]ᵀ G."""
+    X, G = X.reshape(-1, X.shape[-1]), G.reshape(-1, G.shape[-1])
+    out[: len(out) - bias].addmm_(X.mT, G, beta=1 if add else 0)
+    if bias:
+        out[-1] = G.sum(0).add_(out[-1]) if add else G.sum(0)
+    return out
