@@ -134,6 +134,7 @@ class Optimisation:
         *,
         seed: int,
         latent: float = 1.0,
+        warmup: int = 0,
         num_particles: int = 1,
         project: Callable[[], None] | None = None,
         checkpoint: Checkpoint | None = None,
@@ -142,6 +143,7 @@ class Optimisation:
         """Fit ``guide`` in place and return the trace {epoch, elbo, log_likelihood, kl}, means over the epochs.
 
         The model is in training mode meanwhile, where dropout draws its masks.
+        latent: what the KL is multiplied by, after rising to it from 0 in the first ``warmup`` epochs.
         project: called after every step, to bring the guide's parameters back to where they must stay.
 
         Raises UserError where the objective stops being finite, and Interrupted after a signal.
@@ -184,13 +186,14 @@ class Optimisation:
             x_batch, y_batch = x[rows], y[rows]
             for group in optimiser.param_groups:
                 group["lr"] = first_lr * self._decay(step / total)
-            scaled = Rescale(len(x) / len(x_batch), latent)(model)
+            weight = latent * min(1.0, (step + 1) / (warmup * per_epoch)) if warmup else latent
+            scaled = Rescale(len(x) / len(x_batch), weight)(model)
             optimiser.zero_grad(set_to_none=True)  # before the forward pass, which needs the memory
             # Pyro's checks of shapes and supports tell what is wrong with a model in its first step.
             checks = nullcontext() if step == first else pyro.validation_enabled(False)
             try:
                 with checks, in_mode(model, training=True):
-                    objective, log_likelihood = elbo.parts(scaled, Rescale(latent=latent)(guide), x_batch, y_batch)
+                    objective, log_likelihood = elbo.parts(scaled, Rescale(latent=weight)(guide), x_batch, y_batch)
             except ValueError as refused:  # a likelihood is refused its NaN parameters before there is a loss
                 if "constraint" not in str(refused):
                     raise
@@ -200,7 +203,10 @@ class Optimisation:
             if project is not None:
                 project()
             step += 1
-            recent.append(torch.stack([objective.detach(), log_likelihood]))
+            value = objective.detach()
+            if weight != latent:  # in the warm-up too, the trace tells of the ELBO with all of its KL
+                value = log_likelihood + (value - log_likelihood) * (latent / weight)
+            recent.append(torch.stack([value, log_likelihood]))
             if step % window == 0 or step == total:
                 _check_finite(recent, step, self.lr)
                 mean, likelihood = torch.stack(recent).double().mean(0).tolist()
