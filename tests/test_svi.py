@@ -289,6 +289,6 @@ def test_a_kl_warmup_ends_at_the_same_optimum(full_batch):
         # In the first step a 250th of the KL is charged; its float32 rounding comes back multiplied.
         assert w.trace["elbo"][0] == pytest.approx(p.trace["elbo"][0], rel=1e-4)
         assert w.trace["kl"][0] == pytest.approx(p.trace["kl"][0], rel=5e-3)
-        assert w.trace["kl"][50] > 1.05 * p.trace["kl"][50]  # and meanwhile the KL was charged less
+        assert w.trace["kl"][50] > 1.02 * p.trace["kl"][50]  # and meanwhile the KL was charged less
     with pytest.raises(bp.UserError, match="between 0 and the 10 epochs, got 11"):
         bp.SVI(epochs=10, kl_warmup=11)

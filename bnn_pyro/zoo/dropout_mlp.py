@@ -49,7 +49,7 @@ _FITS = {
     **{
         name: Fit(
             entry={"hidden": (1024, 1024, 1024), "prior": "normal:1", "input_dropout": 0.2, "hidden_dropout": 0.5},
-            method={"epochs": 50, "batch_size": 128, "lr": 0.05, "optimiser": "sgd:0.95", "max_norm": 2.0},
+            method={"epochs": 40, "batch_size": 128, "lr": 1e-3},
         )
         for name in ("mnist", "fashion-mnist", "kmnist")
     },
