@@ -82,7 +82,7 @@ class FreeLinear(torch.autograd.Function):
         X, M, L, ratio, precision = ctx.saved_tensors
         needs = ctx.needs_input_grad
         G, R = _rows(G, ratio, X)
-        V = L.exp() if needs[0] or needs[2] else None
+        V = L.exp() if needs[0] else None
         d_X = _to_inputs(G, R, X, M, V, ctx.bias) if needs[0] else None
         d_M = d_L = None
         if needs[1]:
@@ -90,6 +90,7 @@ class FreeLinear(torch.autograd.Function):
             d_M = _to_weights(X, G, d_M, ctx.bias, add=precision is not None)
         if needs[2]:
             d_L = _to_weights(X.square(), R, torch.empty_like(L), ctx.bias)
+            V = L.exp() if V is None else V  # not before X² has gone again: the first layer's is large
             d_L = d_L.mul_(V) if precision is None else d_L.add_(0.5 * g * precision).mul_(V).sub_(0.5 * g)
         return d_X, d_M, d_L, None, None, None
 

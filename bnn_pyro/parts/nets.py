@@ -34,13 +34,14 @@ Stage = tuple[str, nn.Module, Callable[[Tensor], Tensor] | None]
 @contextmanager
 def in_mode(module: nn.Module, training: bool) -> Iterator[None]:
     """Every submodule in training mode (dropout draws masks) or out of it; each one's former mode returns on exit."""
-    former = [(part, part.training) for part in module.modules()]
-    module.train(training)
+    changed = [part for part in module.modules() if part.training != training]  # none in most training steps
+    for part in changed:
+        part.training = training
     try:
         yield
     finally:
-        for part, mode in former:
-            part.training = mode
+        for part in changed:
+            part.training = not training
 
 
 class Linear(nn.Linear):
