@@ -21,6 +21,9 @@ Tried for a faster step, and not kept:
 
 * Means and log-variances of all layers as two flat vectors: within the noise at 2×400 and 3×1024, a tenth at 1-32-1.
 
+And kept for its memory, not for its time: a layer's output and KL in one autograd function, with variances made again
+for the gradients; at 3×1024 a few hundredths of a step.
+
 On a machine that others use too, take ``--threads 1``: threads that wait for each other's turns cost small steps more
 than everything else here.
 
