@@ -70,6 +70,10 @@ def pruning_curve(
     return axes
 
 
+#: dB, the left end of the densities.
+FLOOR = -60.0
+
+
 @drawn
 def signal_to_noise(
     ratios: Mapping[str, Tensor],
@@ -80,12 +84,13 @@ def signal_to_noise(
 ) -> Axes:
     """Density of |mean| / standard deviation of the weights in dB, 20 log₁₀, and where each share of them is removed.
 
-    ratios: {site: array} of ``pruning.signal_to_noise``. The lowest half per cent lies in the first bin.
+    ratios: {site: array} of ``pruning.signal_to_noise``. What lies below −60 dB, a mean of a thousandth of its noise
+        (weights of pixels that are always black, say), is in the first bin.
     shares: up to four, marked at their quantiles; log α = 3 is marked besides.
     """
     values = np.concatenate([np.asarray(ratio).ravel() for ratio in ratios.values()])
     db = 20 * np.log10(values.clip(1e-12, 1e12))
-    low, high = np.quantile(db, [0.005, 1])
+    low, high = max(np.quantile(db, 0.005), FLOOR), db.max()
     threshold = -10 * LOG_ALPHA / math.log(10)
     edges = np.linspace(min(low, threshold - 3), max(high, threshold + 3) + 1e-9, bins + 1)
     density = np.histogram(db.clip(edges[0], edges[-1]), edges)[0] / len(db) / np.diff(edges)
