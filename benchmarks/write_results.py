@@ -155,11 +155,25 @@ def paired(difference: dict) -> str:
     return f"{number(mean)} ± {error:.3f}" + (" (paired)" if difference["paired"] else "")
 
 
+def pruning_table() -> str:
+    """Test error and NLL after removing a share of the weights."""
+    rows = ["| network | weights removed | left | error % | NLL |", "|---|---|---|---|---|"]
+    for name, found in json.loads((RESULTS / "pruning.json").read_text()).items():
+        for point in found["curve"]:
+            error = f"{100 * point['error']:.2f} [{100 * point['error_low']:.2f}, {100 * point['error_high']:.2f}]"
+            mark = ", log α > 3" if point["share"] == found["share_removed"] else ""
+            rows.append(
+                f"| {name} | {100 * point['share']:.4g} %{mark} | {point['weights']:,} | {error} | {point['nll']:.4f} |"
+            )
+    return "\n".join(rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "mnist": lambda: metrics_table(SMALL),
     "mnist ood": lambda: ood_table(SMALL) + "\n\n" + commands(SMALL),
     "hidden layer": lambda: metrics_table(LARGE),
     "hidden layer ood": lambda: ood_table(LARGE | SMALL) + "\n\n" + commands(LARGE),
+    "pruning": pruning_table,
     "uci": uci_table,
 }
 
