@@ -52,6 +52,10 @@ def test_every_prior_has_defaults_and_the_parameters_shape(name):
     for shape in ((5, 3), (5,), (4, 2, 3, 3)):
         prior = parse_prior(name)(torch.zeros(shape))
         assert prior.event_shape == shape and prior.batch_shape == ()
+        assert prior.log_prob(torch.ones(7, *shape)).shape == (7,)
+        assert prior.expand(torch.Size((6,))).log_prob(torch.ones(6, *shape)).shape == (6,)
+        if name == "log-uniform":  # improper: tests/test_weights.py
+            continue
         with isolated(0):
             assert prior.sample().shape == shape and prior.sample((7,)).shape == (7, *shape)
             assert prior.log_prob(prior.sample((7,))).shape == (7,)
