@@ -22,7 +22,7 @@ Tried for a faster step, and not kept:
 * Means and log-variances of all layers as two flat vectors: within the noise at 2×400 and 3×1024, a tenth at 1-32-1.
 
 And kept for its memory, not for its time: a layer's output and KL in one autograd function, with variances made again
-for the gradients; at 3×1024 a few hundredths of a step.
+for the gradients; the step is the same within the noise.
 
 On a machine that others use too, take ``--threads 1``: threads that wait for each other's turns cost small steps more
 than everything else here.

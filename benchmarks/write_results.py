@@ -168,11 +168,42 @@ def pruning_table() -> str:
     return "\n".join(rows)
 
 
+def speed_tables() -> str:
+    """A training step as a multiple of the deterministic network's, and the ratios and memory that matter."""
+    found = json.loads((RESULTS / "hidden_layer.json").read_text())["cpu"]
+    networks = list(found["steps"])
+    rows = ["| a training step | " + " | ".join(networks) + " |", "|---" * (1 + len(networks)) + "|"]
+    for name in found["steps"][networks[0]]["ms"]:
+        each = [found["steps"][n]["ms"].get(name) for n in networks]
+        floor = [found["steps"][n]["ms"]["deterministic"]["median"] for n in networks]
+        cells = [f"{v['median']:.2f} ms, {v['median'] / f:.2f}" if v else "–" for v, f in zip(each, floor, strict=True)]
+        rows.append(f"| {name} | " + " | ".join(cells) + " |")
+    ratios = ["| ratio, median (quartiles) | " + " | ".join(networks) + " |", "|---" * (1 + len(networks)) + "|"]
+    for name in found["steps"][networks[0]]["ratios"]:
+        each = [found["steps"][n]["ratios"].get(name) for n in networks]
+        cells = [f"{v['median']:.2f} ({v['quartiles'][0]:.2f} to {v['quartiles'][1]:.2f})" if v else "–" for v in each]
+        ratios.append(f"| {name} | " + " | ".join(cells) + " |")
+    held = [
+        "| memory of a step | network | held between steps, weights | during a step, activations of every layer |",
+        "|---|---|---|---|",
+    ]
+    for network, by_name in found["memory"].items():
+        held += [
+            f"| {name} | {network} | {m['held_in_weights']:.1f} | {m['during_in_activations']:.1f} |"
+            for name, m in by_name.items()
+            if isinstance(m, dict) and "held_in_weights" in m
+        ]
+    where = f"{found['machine']}, {found['threads']} threads, {found['date']}"
+    run = f"`{found['command']}`; commit {found['commit']}, {where}."
+    return "\n\n".join("\n".join(part) for part in (rows, ratios, held, [run]))
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "mnist": lambda: metrics_table(SMALL),
     "mnist ood": lambda: ood_table(SMALL) + "\n\n" + commands(SMALL),
     "hidden layer": lambda: metrics_table(LARGE),
     "hidden layer ood": lambda: ood_table(LARGE | SMALL) + "\n\n" + commands(LARGE),
+    "speed": speed_tables,
     "pruning": pruning_table,
     "uci": uci_table,
 }
