@@ -17,6 +17,7 @@ from pyro.infer import Predictive, Trace_ELBO, TraceMeanField_ELBO
 from torch.distributions import Normal, kl_divergence
 
 import bnn_pyro as bp
+from bnn_pyro.inference.optimise import ELBO
 from bnn_pyro.parts.hidden_layer import HiddenLayer
 from bnn_pyro.parts.local_linear import LocalLinear
 from bnn_pyro.parts.weights import KLNormal
@@ -128,6 +129,22 @@ def test_bad_shapes_and_values_without_a_density():
         HiddenLayer(torch.ones(2, 3), torch.ones(3, 2), torch.ones(3, 1))
     with pytest.raises(NotImplementedError, match="no tractable density"):
         layer().log_prob(torch.zeros(2, 5))
+
+
+@pytest.mark.parametrize("elbo", [TraceMeanField_ELBO, ELBO])
+def test_a_layer_in_the_guide_alone_is_refused(elbo):
+    x = torch.ones(4, 2)
+
+    def model():
+        with pyro.plate("data", 4):
+            pyro.sample("h", dist.Normal(torch.zeros(4, 3), 1.0).to_event(1))
+
+    def guide():
+        with pyro.plate("data", 4):
+            pyro.sample("h", HiddenLayer(x, torch.ones(2, 3), torch.ones(2, 3), None, include_hidden_bias=False))
+
+    with bp.isolated(0), pytest.raises(ValueError, match="make the model's site a HiddenLayer as well"):
+        elbo().differentiable_loss(model, guide)
 
 
 # -- inside an ELBO ------------------------------------------------------------------------------------------------

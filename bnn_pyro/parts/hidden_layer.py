@@ -18,7 +18,8 @@ one at the same site of the model is p, and the pair contributes
 exactly once: a share of 1/B for each of the B rows of the site's batch shape, so that a plate over the rows adds up to
 one KL and not to B of them. ``TraceMeanField_ELBO`` takes it from ``kl_divergence``, which is registered for the pair.
 Under ``Trace_ELBO`` and its kin the layer in the model finds the layer that sampled its value and answers −KL; the
-layer in the guide answers 0. A density that is neither is refused.
+layer in the guide answers 0. A density that is neither is refused, and so is, by ``TraceMeanField_ELBO``, a layer in
+the guide alone; ``Trace_ELBO`` does not compare the two sites and cannot tell: give it a layer in both.
 
 A plate that scales its sites by N/B, as ``plate(size=N, subsample_size=B)`` does, scales this site as well: give
 ``KL_factor=B/N``, as one does for an unscaled mini-batch.

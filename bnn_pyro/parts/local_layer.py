@@ -14,7 +14,7 @@ import pyro.distributions as dist
 import torch
 from pyro.distributions import constraints
 from torch import Tensor
-from torch.distributions import kl_divergence, register_kl
+from torch.distributions import Distribution, kl_divergence, register_kl
 
 from bnn_pyro.parts.weights import CentredNormal
 
@@ -99,6 +99,14 @@ class LocalLayer(dist.TorchDistribution):
 def _kl_rows(q: LocalLayer, p: LocalLayer) -> Tensor:
     """KL_factor · KL(q(w) ‖ p(w)) / B for each row, of q's batch shape; a plate over the rows adds up to one KL."""
     return (q.weights_kl(p.weights) * (q.KL_factor / q.batch_shape[-1])).expand(q.batch_shape)
+
+
+@register_kl(LocalLayer, Distribution)
+def _kl_of_another_kind(q: LocalLayer, p: Distribution) -> Tensor:
+    raise ValueError(
+        f"the guide samples this site from a {type(q).__name__}, the model from a {type(p).__name__}: the KL of the "
+        "weights needs the prior of the weights, so make the model's site a HiddenLayer as well"
+    )
 
 
 class LinearLayer(LocalLayer):
