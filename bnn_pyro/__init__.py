@@ -27,6 +27,7 @@ _HOMES = {
     "MCDropout": "inference",
     "ZOO": "zoo",
     "MLP": "zoo",
+    "ConvNet": "zoo",
     "MeanField": "zoo",
     "HiddenLayerNet": "zoo",
     "VariationalDropout": "zoo",

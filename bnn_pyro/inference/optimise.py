@@ -26,6 +26,7 @@ from bnn_pyro.checkpoint import Checkpoint, Interrupted
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference.density import Rescale
+from bnn_pyro.inference.early_stopping import EarlyStopping
 from bnn_pyro.inference.method import Report
 from bnn_pyro.inference.optimisers import parse_optimiser
 from bnn_pyro.isolation import generator_state, set_generator_state
@@ -137,6 +138,7 @@ class Optimisation:
         warmup: int = 0,
         num_particles: int = 1,
         project: Callable[[], None] | None = None,
+        watch: EarlyStopping | None = None,
         checkpoint: Checkpoint | None = None,
         report: Report | None = None,
     ) -> dict[str, list[float]]:
@@ -145,6 +147,8 @@ class Optimisation:
         The model is in training mode meanwhile, where dropout draws its masks.
         latent: what the KL is multiplied by, after rising to it from 0 in the first ``warmup`` epochs.
         project: called after every step, to bring the guide's parameters back to where they must stay.
+        watch: asked after every line of the trace, to which it adds ``validation_nll``, whether to stop; the weights
+            are then those that it found best.
 
         Raises UserError where the objective stops being finite, and Interrupted after a signal.
         """
@@ -157,6 +161,8 @@ class Optimisation:
         total = per_epoch * self.epochs
         window = per_epoch * math.ceil(self.epochs / 1000)  # steps that make one line of the trace
         step, trace = 0, {"epoch": [], "elbo": [], "log_likelihood": [], "kl": []}
+        if watch is not None:
+            trace["validation_nll"] = []
         recent: list[Tensor] = []
 
         if checkpoint is not None and (state := checkpoint.load()) is not None:
@@ -164,6 +170,8 @@ class Optimisation:
             optimiser.load_state_dict(state["optimiser"])
             set_generator_state(state["generators"])
             step, trace, recent = state["step"], state["trace"], list(state["recent"].to(x.device))
+            if watch is not None:
+                watch.load_state_dict(state["watch"])
 
         def save() -> None:
             assert checkpoint is not None
@@ -177,6 +185,7 @@ class Optimisation:
                     "step": step,
                     "trace": trace,
                     "recent": torch.stack(recent) if recent else torch.empty(0, 2),
+                    "watch": None if watch is None else watch.state_dict(),
                 }
             )
 
@@ -210,15 +219,24 @@ class Optimisation:
             if step % window == 0 or step == total:
                 _check_finite(recent, step, self.lr)
                 mean, likelihood = torch.stack(recent).double().mean(0).tolist()
-                for name, value in zip(trace, (step / per_epoch, mean, likelihood, likelihood - mean), strict=True):
+                line = [step / per_epoch, mean, likelihood, likelihood - mean]
+                figures, enough = {"ELBO/N": mean / len(x)}, False
+                if watch is not None:
+                    nll, enough = watch.seen(step / per_epoch)
+                    line, figures = [*line, nll], figures | {"validation NLL": nll}
+                for name, value in zip(trace, line, strict=True):
                     trace[name].append(value)
                 recent.clear()
                 if report is not None:
-                    report(step, total, {"ELBO/N": trace["elbo"][-1] / len(x)})
+                    report(step, total, figures)
+                if enough:
+                    break
             if checkpoint is not None and checkpoint.due:
                 save()
                 if checkpoint.stop:
                     raise Interrupted(f"stopped after step {step:,} of {total:,}")
+        if watch is not None:
+            watch.restore()
         _check_weights(guide, step, self.lr)
         return trace
 

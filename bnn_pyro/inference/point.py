@@ -18,6 +18,7 @@ from torch import nn
 from bnn_pyro.checkpoint import Checkpoint
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError
+from bnn_pyro.inference.early_stopping import EarlyStopping
 from bnn_pyro.inference.method import Report
 from bnn_pyro.inference.optimise import Optimisation
 from bnn_pyro.parts.guides import PointMass
@@ -30,9 +31,12 @@ __all__ = ["MAP", "MLE"]
 class MAP(Optimisation):
     """Settings of the maximum a posteriori estimate. The prior is the weight decay.
 
+    patience  epochs without a better NLL of the validation rows after which training stops; the weights of the best
+              epoch are kept. 0: train all epochs and keep the last
     max_norm  c: after every step the incoming weights of a unit that are longer than c are shortened to it; 0: not
     """
 
+    patience: int = 0
     max_norm: float = 0.0
 
     prior_weight: ClassVar[float] = 1.0
@@ -41,6 +45,8 @@ class MAP(Optimisation):
         super().__post_init__()
         if not 0 <= self.max_norm < math.inf:
             raise UserError(f"max_norm must be positive, or 0 for none, got {self.max_norm}")
+        if self.patience < 0:
+            raise UserError(f"patience must be a number of epochs, or 0 for none, got {self.patience}")
 
     def run(
         self,
@@ -68,7 +74,16 @@ class MAP(Optimisation):
         checkpoint: Checkpoint | None = None,
         report: Report | None = None,
     ) -> dict[str, list[float]]:
-        """Move ``point`` in place and return the trace {epoch, log_likelihood, log_joint, log_prior}."""
+        """Move ``point`` in place and return the trace {epoch, log_likelihood, log_joint, log_prior}.
+
+        Raises UserError where early stopping is asked for and there are no validation rows.
+        """
+        if self.patience and not len(data.x_val):
+            raise UserError(
+                f"early stopping (patience {self.patience}) needs validation rows, and {data.name} was loaded without "
+                "any: give --validation ROWS, or --set patience=0"
+            )
+        watch = EarlyStopping(model, point, data.x_val, data.y_val, self.patience) if self.patience else None
         trace = self.minimise(
             model,
             point,
@@ -76,6 +91,7 @@ class MAP(Optimisation):
             seed=seed,
             latent=self.prior_weight,
             project=(lambda: point.shorten(self.max_norm)) if self.max_norm else None,
+            watch=watch,
             checkpoint=checkpoint,
             report=report,
         )

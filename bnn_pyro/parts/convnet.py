@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bnn_pyro.errors import UserError, unknown
-from bnn_pyro.parts.nets import ACTIVATIONS, Linear, Stage
+from bnn_pyro.parts.nets import ACTIVATIONS, Linear, Stage, dropout_rate
 
 __all__ = ["ConvNet"]
 
@@ -25,6 +25,7 @@ class ConvNet(nn.Module):
     input_shape: (channels, height, width).   channels: of each convolution, one or more.
     hidden: widths of the layers after them.   outputs: width of the last layer.   activation: a key of ``ACTIVATIONS``.
     bias: in every layer, or in none.   kernel, padding: of every convolution, in pixels.
+    dropout: share of the inputs of every fully connected layer that is removed in training mode, as in ``nets.MLP``.
 
     Raises UserError for inputs that are no images, or images that are too small for it; for an unknown activation.
     """
@@ -39,8 +40,10 @@ class ConvNet(nn.Module):
         bias: bool = True,
         kernel: int = 3,
         padding: int = 1,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
+        self.rate = dropout_rate(dropout)
         if activation not in ACTIVATIONS:
             raise unknown("activation", activation, ACTIVATIONS)
         if len(input_shape) != 3:
@@ -93,8 +96,8 @@ class ConvNet(nn.Module):
         rest = [(f"layers.{i}", layer, None if i == last else self.activation) for i, layer in enumerate(self.layers)]
         return first + rest
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, *input_shape) -> (B, outputs), or (S, B, outputs) where weights or x carry S draws."""
+    def features(self, x: Tensor) -> Tensor:
+        """(B, *input_shape) -> what the last layer takes: (B, F), or (S, B, F) where weights or x carry S draws."""
         x = self.enter(x)
         weights = [(layer.weight, layer.bias) for layer in self.convolutions]
         lead = torch.broadcast_shapes(x.shape[:-4], *(W.shape[:-4] for W, _ in weights))
@@ -105,8 +108,15 @@ class ConvNet(nn.Module):
         drawn = [self._convolve(one, w) for one, w in zip(inputs, zip(*each, strict=True), strict=False)]
         x = torch.stack(drawn).unflatten(0, lead) if lead else drawn[0]
         for layer in self.layers[:-1]:
-            x = self.activation(layer(x))
-        return self.layers[-1](x)
+            x = self.activation(layer(self._drop(x)))
+        return self._drop(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, *input_shape) -> (B, outputs), or (S, B, outputs) where weights or x carry S draws."""
+        return self.layers[-1](self.features(x))
+
+    def _drop(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.rate) if self.training and self.rate else x
 
     def _convolve(self, x: Tensor, weights: Sequence[tuple[Tensor, Tensor | None]]) -> Tensor:
         """(B, C, H, W) -> (B, features) by one draw of the weights."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from bnn_pyro.errors import UserError, unknown
 
-__all__ = ["ACTIVATIONS", "MLP", "Linear", "Stage", "in_mode"]
+__all__ = ["ACTIVATIONS", "MLP", "Linear", "Stage", "dropout_rate", "in_mode"]
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -42,6 +42,13 @@ def in_mode(module: nn.Module, training: bool) -> Iterator[None]:
     finally:
         for part in changed:
             part.training = not training
+
+
+def dropout_rate(rate: float) -> float:
+    """The rate itself. Raises UserError unless it lies between 0 (none) and 1 (excluded)."""
+    if not 0 <= rate < 1:
+        raise UserError(f"a dropout rate lies between 0 (none) and 1 (excluded), got {rate}")
+    return rate
 
 
 class Linear(nn.Linear):
@@ -76,9 +83,7 @@ class MLP(nn.Module):
         dropout: tuple[float, float] = (0.0, 0.0),
     ) -> None:
         super().__init__()
-        for rate in dropout:
-            if not 0 <= rate < 1:
-                raise UserError(f"a dropout rate lies between 0 (none) and 1 (excluded), got {rate}")
+        dropout = tuple(dropout_rate(rate) for rate in dropout)
         if activation not in ACTIVATIONS:
             raise unknown("activation", activation, ACTIVATIONS)
         self.input_dims = len(input_shape)
@@ -106,12 +111,16 @@ class MLP(nn.Module):
         """The widest activation, in numbers per point: what a memory bound counts."""
         return max(layer.out_features for layer in self.layers)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, *input_shape) -> (B, outputs), or (S, B, outputs) where the weights carry S draws."""
+    def features(self, x: Tensor) -> Tensor:
+        """(B, *input_shape) -> what the last layer takes: (B, F), or (S, B, F)."""
         x = self.enter(x)
         for layer, rate in zip(self.layers[:-1], self.rates[:-1], strict=True):
             x = self.activation(layer(self._drop(x, rate)))
-        return self.layers[-1](self._drop(x, self.rates[-1]))
+        return self._drop(x, self.rates[-1])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, *input_shape) -> (B, outputs), or (S, B, outputs) where the weights carry S draws."""
+        return self.layers[-1](self.features(x))
 
     def _drop(self, x: Tensor, rate: float) -> Tensor:
         return F.dropout(x, rate) if self.training and rate else x

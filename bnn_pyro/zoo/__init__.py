@@ -6,6 +6,7 @@ from bnn_pyro.zoo.entry import Entry, Fit
 from bnn_pyro.zoo.hidden_layer import HiddenLayerNet
 from bnn_pyro.zoo.mean_field import MeanField
 from bnn_pyro.zoo.mlp import MLP
+from bnn_pyro.zoo.point_conv_net import ConvNet
 from bnn_pyro.zoo.variational_dropout import SparseDropout, VariationalDropout
 
 #: Every variant by its name on the command line.
@@ -16,6 +17,7 @@ ZOO: dict[str, type[Entry]] = {
     "sparse-dropout": SparseDropout,
     "bayesian-convnet": BayesianConvNet,
     "mlp": MLP,
+    "convnet": ConvNet,
     "dropout-mlp": DropoutMLP,
 }
 
@@ -23,6 +25,7 @@ __all__ = [
     "MLP",
     "ZOO",
     "BayesianConvNet",
+    "ConvNet",
     "DropoutMLP",
     "Entry",
     "Fit",

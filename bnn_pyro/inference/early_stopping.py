@@ -1,0 +1,53 @@
+"""Early stopping: the weights of the epoch that predicted the validation rows best, and when to give up on a better one.
+
+Choosing among the epochs is all that the validation rows do: no gradient is ever taken of them.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bnn_pyro.inference.validation import log_likelihood
+from bnn_pyro.parts.nets import in_mode
+
+__all__ = ["EarlyStopping"]
+
+
+class EarlyStopping:
+    """Watches the mean validation NLL (nats per row) of a point estimate, and keeps its best weights.
+
+    x, y: the validation rows.   patience: epochs without a better NLL after which :meth:`seen` says to stop.
+    """
+
+    def __init__(self, model: nn.Module, point: nn.Module, x: Tensor, y: Tensor, patience: int) -> None:
+        self.model, self.point, self.x, self.y, self.patience = model, point, x, y, patience
+        self.best_nll, self.best_epoch = math.inf, 0.0
+        self.best = copy.deepcopy(point.state_dict())
+
+    @torch.no_grad()
+    def seen(self, epoch: float) -> tuple[float, bool]:
+        """(validation NLL of the weights as they are, whether to stop)."""
+        weights = {site: value[None] for site, value in self.point.sites().items()}
+        with in_mode(self.model, training=False):
+            nll = -log_likelihood(self.model, weights, self.x, self.y).mean().item()
+        if nll < self.best_nll:
+            self.best_nll, self.best_epoch = nll, epoch
+            self.best = copy.deepcopy(self.point.state_dict())
+        return nll, epoch - self.best_epoch >= self.patience
+
+    def restore(self) -> None:
+        """Put the best weights back."""
+        self.point.load_state_dict(self.best)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint must hold."""
+        return {"best": self.best, "best_nll": self.best_nll, "best_epoch": self.best_epoch}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what :meth:`state_dict` returned."""
+        self.best, self.best_nll, self.best_epoch = state["best"], state["best_nll"], state["best_epoch"]
