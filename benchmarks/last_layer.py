@@ -2,9 +2,9 @@
 
     python benchmarks/last_layer.py cnn --seed 0 1 2 3 4 --runs /tmp/last-layer
 
-50,000 training images; 10,000 held out, by which training stops early and settings were chosen; the official 10,000 test
-images are scored with 100 draws at temperature 1. Fitted posteriors are kept in ``--runs`` and taken up again from there;
-figures are appended to ``benchmarks/results/last_layer.json``.
+50,000 training images; 10,000 held out, by which training stops early and settings were chosen; the official 10,000
+test images are scored with 100 draws at temperature 1. Fitted posteriors are kept in ``--runs`` and taken up again from
+there; figures are appended to ``benchmarks/results/last_layer.json``.
 """
 
 from __future__ import annotations

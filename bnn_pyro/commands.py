@@ -42,8 +42,8 @@ from bnn_pyro.tables import (
     run_table,
     score_table,
 )
-from bnn_pyro.training import fit
-from bnn_pyro.zoo import ZOO
+from bnn_pyro.training import at_hand, fit
+from bnn_pyro.zoo import ZOO, Entry
 
 __all__ = ["compare", "evaluate", "list_", "predict", "train"]
 
@@ -119,16 +119,19 @@ def train(args: Namespace) -> None:
                 "or choose another --out"
             )
     data = recipe.load()
-    _check_model(recipe, data)
-    if recipe.baseline:
-        _check_model(recipe.for_baseline(), data)
+    entry, below = at_hand(recipe.entry(), data), recipe.for_baseline(data.schema)
+    _check_model(recipe, entry, data)
+    if below is not None:
+        _check_model(below, below.entry(), data)
     folder.begin(recipe, keep=args.resume)
     try:
-        posterior = _fit(recipe, data, folder, args)
         baseline = None
-        if recipe.baseline:
-            folder.baseline.begin(recipe.for_baseline(), keep=args.resume)
-            baseline = _fit(recipe.for_baseline(), data, folder.baseline, args)
+        if recipe.stands_on(data.schema) is not None:
+            baseline = _fit_baseline(below, data, folder, args)
+            entry = entry.on(baseline)
+        posterior = _fit(recipe, entry, data, folder, args)
+        if below is not None and baseline is None:
+            baseline = _fit_baseline(below, data, folder, args)
         run = evaluate_run(folder, recipe, data, posterior, baseline, show=not args.quiet)
     except KeyboardInterrupt as stopped:
         again = f"python -m bnn_pyro.run train --resume --out {folder.path}"
@@ -137,10 +140,15 @@ def train(args: Namespace) -> None:
     print(f"\nreport: {folder.path / 'report.html'}")
 
 
-def _fit(recipe: Recipe, data: Dataset, folder: RunFolder, args: Namespace) -> Posterior:
-    with _few_threads(recipe, data):
+def _fit_baseline(recipe: Recipe, data: Dataset, folder: RunFolder, args: Namespace) -> Posterior:
+    folder.baseline.begin(recipe, keep=args.resume)
+    return _fit(recipe, recipe.entry(), data, folder.baseline, args)
+
+
+def _fit(recipe: Recipe, entry: Entry, data: Dataset, folder: RunFolder, args: Namespace) -> Posterior:
+    with _few_threads(recipe, entry, data):
         posterior = fit(
-            recipe.entry(),
+            entry,
             data,
             recipe.method(),
             seed=recipe.seed,
@@ -155,10 +163,10 @@ def _fit(recipe: Recipe, data: Dataset, folder: RunFolder, args: Namespace) -> P
 
 
 @contextmanager
-def _few_threads(recipe: Recipe, data: Dataset) -> Iterator[None]:
+def _few_threads(recipe: Recipe, entry: Entry, data: Dataset) -> Iterator[None]:
     """One thread where a step is so small that threads would only wait for one another (a busy machine: 25 times)."""
     with isolated(0):
-        weights = sum(value.numel() for value in recipe.entry().model(data.schema).initial.values())
+        weights = sum(value.numel() for value in entry.model(data.schema).initial.values())
     rows = recipe.inference_settings.get("batch_size") or len(data.x_train)
     former = torch.get_num_threads()
     if weights * min(rows, len(data.x_train)) < SMALL_STEP:
@@ -169,11 +177,10 @@ def _few_threads(recipe: Recipe, data: Dataset) -> Iterator[None]:
         torch.set_num_threads(former)
 
 
-def _check_model(recipe: Recipe, data: Dataset) -> None:
+def _check_model(recipe: Recipe, entry: Entry, data: Dataset) -> None:
     """Build variant and method once, so that bad settings are told before any file is written."""
     recipe.method()
     with isolated(0):
-        entry = recipe.entry()
         entry.guide(entry.model(data.schema))
 
 

@@ -136,10 +136,12 @@ class Posterior:
         """Write ``posterior.pt`` (tensors) and ``posterior.json`` (the rest, with a checksum), each atomically."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
+        backbone = getattr(self.model, "backbone", None)
         tensors = {
             "guide": None if self.guide is None else {k: v.cpu() for k, v in self.guide.state_dict().items()},
             "chains": None if self.chains is None else {k: v.cpu() for k, v in self.chains.items()},
             "stats": {k: v.cpu() for k, v in self.stats.items()},
+            "backbone": {k: v.cpu() for k, v in backbone.state_dict().items()} if backbone is not None else None,
         }
         buffer = io.BytesIO()
         torch.save(tensors, buffer)
@@ -156,10 +158,13 @@ class Posterior:
 
 
 def _latent(trace: poutine.Trace) -> dict[str, dict]:
+    """The sites of a guide's call that are the model's: an auxiliary one (the whole of a joint guide) is not."""
     return {
         name: node
         for name, node in trace.nodes.items()
-        if node["type"] == "sample" and not poutine.util.site_is_subsample(node)
+        if node["type"] == "sample"
+        and not poutine.util.site_is_subsample(node)
+        and not node["infer"].get("is_auxiliary")
     }
 
 

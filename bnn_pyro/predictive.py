@@ -19,6 +19,7 @@ from torch import Tensor
 
 from bnn_pyro.errors import UserError
 from bnn_pyro.isolation import isolated
+from bnn_pyro.parts.backbone import once
 from bnn_pyro.parts.likelihoods import ReadLikelihood
 from bnn_pyro.parts.nets import in_mode
 from bnn_pyro.posterior import Posterior
@@ -186,13 +187,14 @@ def predict(
     per_point = 4 * posterior.width  # bytes of the widest activation of one draw at one point
     blocks, done = [], 0
     with torch.no_grad(), isolated(seed), in_mode(posterior.model, training=False):
+        model, x = once(posterior.model, x)
         for block in posterior.blocks(num_draws, x):
             drawn = next(iter(block.values())).shape[0]
             at_once = max(1, min(drawn, max_memory // (per_point * min(len(x), 512))))
             points = max(1, min(len(x), max_memory // (per_point * at_once)))
             rows = []
             for part in x.split(points):
-                pieces = [_likelihood(posterior.model, w, part.to(posterior.device)) for w in _chunks(block, at_once)]
+                pieces = [_likelihood(model, w, part.to(posterior.device)) for w in _chunks(block, at_once)]
                 rows.append(_join(pieces, 0))
             blocks.append(_join(rows, 1))
             done += drawn

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bnn_pyro.datasets import DATASETS, load_data
-from bnn_pyro.datasets.dataset import Dataset
+from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.datasets.sources import resolve as locate
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.inference import METHODS, Method
@@ -80,8 +80,30 @@ class Recipe:
                 return name, here, there
         return None
 
-    def for_baseline(self) -> Recipe:
-        """The deterministic network of the same architecture, on the same data, with the same epochs and batches."""
+    def stands_on(self, schema: Schema) -> str | None:
+        """The variant whose point estimate this one stands on, and which is then the baseline; None for most."""
+        entry = self.entry()
+        return entry.foundation(schema) if hasattr(entry, "foundation") else None
+
+    def for_baseline(self, schema: Schema) -> Recipe | None:
+        """What to compare with: a deterministic network on the same data, or None.
+
+        It is the network that the variant stands on, as tuned for the data; else one of the same architecture, with the
+        same epochs and batches.
+        """
+        below = self.stands_on(schema)
+        if below is not None:
+            method, best = tuned(below, self.data_name)
+            return dataclasses.replace(
+                self,
+                variant=below,
+                variant_settings=plain(build(ZOO[below], best.entry)),
+                inference=method,
+                inference_settings=plain(build(METHODS[method], best.method)),
+                baseline=False,
+            )
+        if not self.baseline or hasattr(self.entry(), "foundation"):
+            return None
         variant, method = BASELINE
         _, best = tuned(variant, self.data_name, method)
         shared = {k: v for k, v in self.variant_settings.items() if k in _fields(ZOO[variant])}
@@ -202,6 +224,8 @@ def _given(flags: Mapping[str, Any]) -> dict[str, Any]:
         if not equals or not key:
             raise UserError(f"--set takes KEY=VALUE, got '{text}'")
         given[key.strip().replace("-", "_")] = value.strip()
+    if "backbone" in given and Path(given["backbone"]).exists():
+        given["backbone"] = str(Path(given["backbone"]).resolve())
     return given
 
 

@@ -29,5 +29,7 @@ def build(kind: type[T], values: Mapping[str, Any]) -> T:
 
 
 def plain(settings: Any) -> dict[str, Any]:
-    """The fields of a settings dataclass as JSON-able values."""
-    return {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(settings).items()}
+    """The fields of a settings dataclass as JSON-able values; an object that is not is told by its ``description``."""
+    values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
+    values = {k: dict(getattr(v, "description", None) or {}) or v for k, v in values.items()}
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}

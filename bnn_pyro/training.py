@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import platform
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from bnn_pyro.checkpoint import Checkpoint
 from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.errors import UserError, unknown
+from bnn_pyro.features import on_features
 from bnn_pyro.inference import METHODS, Method
 from bnn_pyro.isolation import isolated
+from bnn_pyro.parts.backbone import spoken
 from bnn_pyro.parts.pruned import PrunedGuide, weight_sites
 from bnn_pyro.posterior import Posterior, read_archive, weight_space
 from bnn_pyro.progress import progress_bar
 from bnn_pyro.settings import build, plain
 from bnn_pyro.zoo import ZOO, Entry, Fit
 
-__all__ = ["choose_device", "fit", "load", "tuned"]
+__all__ = ["at_hand", "choose_device", "fit", "load", "tuned"]
 
 
 def tuned(entry: str, data: str, method: str | None = None) -> tuple[str, Fit]:
@@ -64,13 +68,22 @@ def fit(
     entry: a name in ``ZOO`` (with the settings tuned for ``data.name``), or a variant with your own settings.
     method: a name in ``METHODS``, or settings such as ``SVI(epochs=200)``; by default the variant's first.
     seed: determines initial weights, order of mini-batches and noise; the caller's generators are left as they were.
-    out: a folder for ``checkpoint/`` while training and the posterior's archive after it.
+    out: a folder for ``checkpoint/`` while training and the posterior's archive after it; the network that a last
+        layer stands on, where it has to be trained first, is in ``baseline/`` there.
     resume: go on from ``out``'s checkpoint, to the very same result; a finished posterior is just loaded.
 
     Raises UserError for bad input or a loss that is not finite, and ``Interrupted`` (a KeyboardInterrupt) on Ctrl-C
     or SIGTERM where ``out`` was given: its checkpoint is then whole.
     """
     entry, method = _resolve(entry, data, method)
+    if not len(data.x_train):
+        raise UserError(f"data set '{data.name}' has no training rows")
+    entry = at_hand(entry, data)
+    stands_on = entry.foundation(data.schema) if hasattr(entry, "foundation") else None
+    if stands_on is not None:
+        below = None if out is None else Path(out) / "baseline"
+        how = dict(seed=seed, out=below, resume=resume, device=device, progress=progress)
+        entry = entry.on(fit(stands_on, data, **how))
     name = _name(entry, ZOO)
     key = [name, plain(entry), _name(method, METHODS), plain(method), seed, data.fingerprint]
     provenance = {
@@ -90,8 +103,6 @@ def fit(
             **{p: version(p) for p in ("bnn-pyro", "pyro-ppl", "torch", "numpy")},
         },
     }
-    if not len(data.x_train):
-        raise UserError(f"data set '{data.name}' has no training rows")
     checkpoint = None if out is None else Checkpoint(Path(out) / "checkpoint", key)
     # A checkpoint beside a finished posterior is that of a later run, stopped before it could replace it.
     if checkpoint is not None and resume and not checkpoint.exists and (Path(out) / "posterior.json").is_file():
@@ -101,22 +112,45 @@ def fit(
     where = choose_device(device)
     on_device = data.to(where)
     start = time.perf_counter()
-    with isolated(seed), progress_bar(f"{name} · {provenance['method']} · {data.name}", progress) as report:
+    label = f"{name} · {provenance['method']} · {data.name}"
+    with isolated(seed), ExitStack() as bars:
         model = entry.model(data.schema).to(where)
+        inferred, seen = on_features(model, on_device, progress)
         guide = entry.guide(model)
+        report = bars.enter_context(progress_bar(label, progress))
         guide = guide if guide is None else guide.to(where)
         settings = dict(seed=seed, report=report)
         if checkpoint is None:
-            posterior = method.run(model, guide, on_device, **settings)
+            posterior = method.run(inferred, guide, seen, **settings)
         else:
             with checkpoint:
-                posterior = method.run(model, guide, on_device, checkpoint=checkpoint, **settings)
+                posterior = method.run(inferred, guide, seen, checkpoint=checkpoint, **settings)
     provenance |= {"seconds": round(time.perf_counter() - start, 3), "device": str(where)}
-    posterior = replace(posterior, provenance=provenance)
+    whole = posterior.model if inferred is model else model
+    posterior = replace(posterior, model=whole, schema=data.schema, provenance=provenance)
     if checkpoint is not None:
         posterior.save(out)
         checkpoint.discard()
     return posterior
+
+
+def at_hand(entry: Entry, data: Dataset) -> Entry:
+    """A last layer whose backbone is the folder of a run, with that loaded; any other variant as it is.
+
+    Raises UserError where rows that validate or test here may have trained the network.
+    """
+    backbone = getattr(entry, "backbone", None)
+    if not isinstance(backbone, str) or not Path(backbone).is_dir():
+        return entry
+    posterior = load(backbone)
+    about = posterior.provenance
+    then, now = ({k: v for k, v in dict(split).items() if k != "limit"} for split in (about["split"], data.split))
+    if about["data"] == data.name and then != now:
+        raise UserError(
+            f"the backbone in {backbone} was trained on another split of {data.name} ({then}; here {now}), so that it "
+            "may have seen rows that validate or test here; divide the data as then, or train another backbone"
+        )
+    return entry.on(posterior)
 
 
 def load(folder: str | Path, entry: Entry | None = None) -> Posterior:
@@ -137,6 +171,8 @@ def load(folder: str | Path, entry: Entry | None = None) -> Posterior:
         model = entry.model(schema)
         guide = None if tensors["guide"] is None else weight_space(entry.guide(model))
         model = weight_space(model)
+    if tensors.get("backbone") is not None:
+        _fill_backbone(model.backbone, tensors["backbone"], folder)
     if guide is not None and "pruned" in provenance:
         masks = {site: torch.ones_like(model.initial[site], dtype=torch.bool) for site in weight_sites(model)}
         guide = PrunedGuide(guide, masks)
@@ -149,6 +185,20 @@ def load(folder: str | Path, entry: Entry | None = None) -> Posterior:
     except RuntimeError:
         raise UserError(f"the posterior in {folder} does not fit its own settings; train again") from None
     return Posterior(model, schema, guide, chains, tensors["stats"], meta["trace"], provenance)
+
+
+def _fill_backbone(backbone: nn.Module, state: dict[str, torch.Tensor], folder: str | Path) -> None:
+    """Put the archive's weights into the network, or, where that is the user's own, see that they are the same."""
+    own = backbone.description["kind"] in ("module", "file")
+    here = backbone.state_dict()
+    try:
+        if own and any(not torch.equal(here[k].cpu(), v) for k, v in state.items() if k != "scale"):
+            raise RuntimeError
+        backbone.load_state_dict(state)
+    except (RuntimeError, KeyError):
+        raise UserError(
+            f"the posterior in {folder} stands on another backbone than the one given ({spoken(backbone.description)})"
+        ) from None
 
 
 def _finished(folder: str | Path, entry: Entry, key: list) -> Posterior:

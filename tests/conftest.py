@@ -11,6 +11,14 @@ import torch
 matplotlib.use("Agg")
 
 
+@pytest.fixture(autouse=True, scope="session")
+def own_cache(tmp_path_factory):
+    """Nothing is written to the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BNN_PYRO_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def no_residue():
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Early stopping: the weights of the epoch that predicted the validation rows best, and when to give up on a better one.
+"""Early stopping: the weights of the epoch that predicted the validation rows best, and when to stop looking further.
 
 Choosing among the epochs is all that the validation rows do: no gradient is ever taken of them.
 """

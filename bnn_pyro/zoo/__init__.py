@@ -4,6 +4,7 @@ from bnn_pyro.zoo.conv_net import BayesianConvNet
 from bnn_pyro.zoo.dropout_mlp import DropoutMLP
 from bnn_pyro.zoo.entry import Entry, Fit
 from bnn_pyro.zoo.hidden_layer import HiddenLayerNet
+from bnn_pyro.zoo.last_layer import LastLayer
 from bnn_pyro.zoo.mean_field import MeanField
 from bnn_pyro.zoo.mlp import MLP
 from bnn_pyro.zoo.point_conv_net import ConvNet
@@ -16,6 +17,7 @@ ZOO: dict[str, type[Entry]] = {
     "variational-dropout": VariationalDropout,
     "sparse-dropout": SparseDropout,
     "bayesian-convnet": BayesianConvNet,
+    "last-layer": LastLayer,
     "mlp": MLP,
     "convnet": ConvNet,
     "dropout-mlp": DropoutMLP,
@@ -30,6 +32,7 @@ __all__ = [
     "Entry",
     "Fit",
     "HiddenLayerNet",
+    "LastLayer",
     "MeanField",
     "SparseDropout",
     "VariationalDropout",

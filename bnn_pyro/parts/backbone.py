@@ -1,0 +1,159 @@
+"""A frozen network as the source of features for a Bayesian last layer, and the model over the two together.
+
+    φ(x) = net(x) / c          c the root mean square of the training rows' features
+    w ~ p(w)    f = W φ(x) + b    y ~ likelihood(f)
+
+The network is run out of training mode and without gradients. No draw of w changes what it does, so that :func:`once`
+lets a caller run it once for all of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bnn_pyro.datasets.dataset import Schema
+from bnn_pyro.errors import UserError
+from bnn_pyro.parts.nets import in_mode
+from bnn_pyro.parts.priors import BayesianNet
+
+__all__ = ["Backbone", "OnFeatures", "Pretrained", "once", "spoken", "weights_digest"]
+
+#: Input numbers that one call of the network takes, and rows at most: bounds the memory of its activations.
+CHUNK_NUMBERS, CHUNK_ROWS = 2**21, 512
+
+
+def weights_digest(net: nn.Module) -> str:
+    """SHA-256 of a module's parameters and buffers, the first 16 hex digits."""
+    digest = hashlib.sha256()
+    for name, value in net.state_dict().items():
+        digest.update(name.encode())
+        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+@dataclass(frozen=True, eq=False)
+class Pretrained:
+    """A network up to its features, with what belongs to it.
+
+    net          inputs -> features, (B, *input_shape) -> (B, …)
+    description  where it comes from, JSON-able: enough to know it by, or to make it again
+    schema       the data that it was trained on, whose standardised inputs it takes; None: it takes inputs in their own
+                 units (pixels in [0, 1])
+    head         weight (K, F) and bias (K,) or None of the last layer that it was trained with; None where it had none
+    """
+
+    net: nn.Module
+    description: Mapping[str, Any]
+    schema: Schema | None = None
+    head: tuple[Tensor, Tensor | None] | None = None
+
+
+class Backbone(nn.Module):
+    """φ: standardised inputs (B, *input_shape) -> features (B, F), with a mean square of 1 on the training rows."""
+
+    def __init__(self, pretrained: Pretrained, schema: Schema) -> None:
+        super().__init__()
+        self.net = pretrained.net.requires_grad_(False)
+        self.description = pretrained.description
+        self.register_buffer("scale", torch.tensor(1.0))
+        self._enter = _translation(schema, pretrained.schema)
+        with torch.no_grad():
+            self.num_features = self(torch.zeros(2, *schema.input_shape, device=_device(self.net))).shape[1]
+
+    def forward(self, x: Tensor, report: Callable[[int, int], None] | None = None) -> Tensor:
+        """Features of x, a few rows at a time.
+
+        report: called as report(rows done, of how many).
+        Raises UserError where the network does not take such inputs, or gives no finite features.
+        """
+        rows = max(1, min(CHUNK_ROWS, CHUNK_NUMBERS // max(1, x.shape[1:].numel())))
+        found, done = [], 0
+        for part in x.split(rows):
+            found.append(self._features(part))
+            done += len(part)
+            if report is not None:
+                report(done, len(x))
+        return torch.cat(found) if found else x.new_empty(0, self.num_features)
+
+    @torch.no_grad()
+    def _features(self, x: Tensor) -> Tensor:
+        try:
+            with in_mode(self.net, training=False):
+                features = self.net(self._enter(x))
+        except (RuntimeError, TypeError, ValueError, AssertionError) as error:
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise UserError(
+                f"the backbone ({spoken(self.description)}) does not take inputs of shape {tuple(x.shape)}: {reason}"
+            ) from None
+        if not isinstance(features, Tensor) or features.dim() < 2 or len(features) != len(x):
+            got = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
+            raise UserError(
+                f"the backbone ({spoken(self.description)}) must give features of shape ({len(x)}, F) for {len(x)} "
+                f"rows, and gave {got}"
+            )
+        if not bool(torch.isfinite(features).all()):
+            raise UserError(f"the backbone ({spoken(self.description)}) gave features that are not finite")
+        return features.flatten(1).to(torch.float32) / self.scale
+
+
+class OnFeatures(nn.Module):
+    """p(y, w | x): a Bayesian last layer, ``head``, on the features of a frozen ``backbone``."""
+
+    def __init__(self, backbone: Backbone, head: BayesianNet) -> None:
+        super().__init__()
+        self.backbone, self.head = backbone, head
+
+    @property
+    def initial(self) -> Mapping[str, Tensor]:
+        """{site: value} where guides, samplers and optimisers start."""
+        return self.head.initial
+
+    @property
+    def width(self) -> int:
+        """The widest activation of the head, in numbers per point and draw."""
+        return self.head.width
+
+    def scale_features(self, features: Tensor) -> Tensor:
+        """Set c by the training rows' features (N, F) and return them divided by it; the head's start follows."""
+        c = features.square().mean(dtype=torch.float64).sqrt().to(features.dtype)
+        if not c > 0:
+            raise UserError(f"all features of the backbone ({spoken(self.backbone.description)}) are 0")
+        self.backbone.scale *= c
+        self.head.net.layers[0].weight *= c
+        return features / c
+
+    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+        """Draw w, then the site "y" for inputs x (B, *input_shape); y (B,) observes it."""
+        return self.head(self.backbone(x), y)
+
+
+def once(model: nn.Module, x: Tensor) -> tuple[nn.Module, Tensor]:
+    """(the part of the model that draws change, its inputs): what no draw changes has been computed."""
+    if not isinstance(model, OnFeatures):
+        return model, x
+    return model.head, model.backbone(x.to(_device(model.head)))
+
+
+def spoken(description: Mapping[str, Any]) -> str:
+    """A backbone's description in a few words."""
+    names = [str(description[k]) for k in ("kind", "entry", "name", "class", "path") if k in description]
+    return " ".join(names)
+
+
+def _translation(given: Schema, own: Schema | None) -> Callable[[Tensor], Tensor]:
+    """From inputs standardised by ``given`` to those that the network takes."""
+    if own is None:
+        return given.unstandardise
+    if (given.x_shift, given.x_scale) == (own.x_shift, own.x_scale):
+        return lambda x: x
+    return lambda x: own.standardise(given.unstandardise(x))
+
+
+def _device(module: nn.Module) -> torch.device:
+    return next((p.device for p in (*module.parameters(), *module.buffers())), torch.device("cpu"))

@@ -1,0 +1,133 @@
+"""A user's own network as a backbone: a module, a TorchScript or torch.export file, or a torchvision architecture.
+
+A network is written as a text: ``model.pt`` (TorchScript), ``model.pt2`` (torch.export), or ``resnet18:weights.pth``
+(a torchvision architecture and its weights, whose last linear layer is left out). It takes inputs in the user's units,
+pixels in [0, 1]; torchvision's are given ImageNet's normalisation and three channels.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bnn_pyro.errors import UserError, unknown
+from bnn_pyro.parts.backbone import Pretrained, weights_digest
+
+__all__ = ["from_description", "from_module", "from_text"]
+
+FILES = (".pt", ".ts", ".pt2")
+
+
+def from_module(module: nn.Module) -> Pretrained:
+    """A module whose output is the features."""
+    return Pretrained(module, {"kind": "module", "class": type(module).__name__, "weights": weights_digest(module)})
+
+
+def from_text(text: str) -> Pretrained:
+    """The network that ``text`` names.
+
+    Raises UserError where there is no such file or architecture, or the weights do not belong to it.
+    """
+    name, colon, file = text.partition(":")
+    if colon and Path(text).suffix not in FILES:
+        return _torchvision(name, Path(file))
+    path = Path(text).expanduser()
+    if path.suffix not in FILES:
+        raise UserError(
+            f"the backbone '{text}' is none of: auto, convnet, mlp, the folder of a run of these, a TorchScript file "
+            "(.pt), a torch.export file (.pt2), or a torchvision architecture with a weights file (resnet18:FILE)"
+        )
+    if not path.is_file():
+        raise UserError(f"no backbone file {path}")
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    description = {"kind": "file", "path": str(path.resolve()), "sha256": digest}
+    return Pretrained(_read(path), description)
+
+
+def from_description(description: Mapping[str, Any]) -> Pretrained:
+    """The network of a saved posterior; its weights, where the posterior holds them, are put in afterwards.
+
+    Raises UserError where it is needed and not there, or is another one by now.
+    """
+    if description["kind"] == "torchvision":
+        return Pretrained(_Torchvision(_architecture(description["name"])), description)
+    if description["kind"] == "module":
+        raise UserError(
+            f"this posterior stands on a module of your own ({description['class']}), which an archive of tensors "
+            "cannot hold; pass it: load(folder, entry=LastLayer(backbone=module, …))"
+        )
+    found = from_text(description["path"])
+    if found.description["sha256"] != description["sha256"]:
+        raise UserError(
+            f"the backbone file {description['path']} is not the one that this posterior was made with (SHA-256 "
+            f"{found.description['sha256'][:16]}, then {description['sha256'][:16]}); restore the file or train again"
+        )
+    return found
+
+
+def _read(path: Path) -> nn.Module:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # TorchScript is deprecated; its files are still about
+            if path.suffix == ".pt2":
+                return torch.export.load(path).module()
+            return torch.jit.load(path, map_location="cpu").eval()
+    except Exception as error:
+        kind = "torch.export" if path.suffix == ".pt2" else "TorchScript"
+        reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+        raise UserError(
+            f"{path} is no {kind} file that can be read ({reason}); write it with "
+            + ("torch.export.save" if path.suffix == ".pt2" else "torch.jit.script(module).save")
+        ) from None
+
+
+def _architecture(name: str) -> nn.Module:
+    """A torchvision classifier without its last linear layer."""
+    from torchvision import models
+
+    if name not in models.list_models(module=models):
+        raise unknown("torchvision architecture", name, models.list_models(module=models))
+    net = models.get_model(name, weights=None)
+    last = [(key, part) for key, part in net.named_modules() if isinstance(part, nn.Linear)]
+    if not last:
+        raise UserError(f"torchvision's {name} ends in no linear layer that could be made Bayesian")
+    parent, _, child = last[-1][0].rpartition(".")
+    setattr(net.get_submodule(parent), child, nn.Identity())
+    return net
+
+
+class _Torchvision(nn.Module):
+    """Pixels in [0, 1] -> features: three channels, ImageNet's normalisation, the network."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+        self.register_buffer("mean", torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net((x.expand(-1, 3, -1, -1) - self.mean) / self.std)
+
+
+def _torchvision(name: str, file: Path) -> Pretrained:
+    net = _architecture(name)
+    file = file.expanduser()
+    if not file.is_file():
+        raise UserError(f"no weights file {file} for torchvision's {name}; save one with torch.save(net.state_dict())")
+    try:
+        state = torch.load(file, map_location="cpu", weights_only=True)
+        mismatch = net.load_state_dict(state, strict=False)
+    except Exception as error:
+        raise UserError(
+            f"{file} holds no weights of torchvision's {name}: {str(error).strip().splitlines()[0][:200]}"
+        ) from None
+    if mismatch.missing_keys:
+        raise UserError(f"{file} holds no weights of torchvision's {name}: it lacks {mismatch.missing_keys[0]}")
+    description = {"kind": "torchvision", "name": name, "path": str(file.resolve()), "weights": weights_digest(net)}
+    return Pretrained(_Torchvision(net), description)

@@ -1,0 +1,163 @@
+"""A Bayesian last layer on a frozen network: the cheapest honest uncertainty for a network that is there already.
+
+    φ = net(x) / c    W, b ~ p(W, b)    f = W φ + b    y ~ likelihood(f)          q(W, b): Normal, of a chosen family
+
+The network is trained to a point estimate on the same rows and frozen; then the posterior of its last layer alone is
+inferred (Snoek et al. 2015, arXiv:1502.05700; Kristiadi, Hein & Hennig 2020, arXiv:2002.10118). The model is a
+generalised linear one, whose log posterior is concave for the usual likelihoods: samplers converge on it, and every
+approximation can be checked. What the features do not tell of an input, no last layer can be unsure about.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from bnn_pyro.datasets.dataset import Schema
+from bnn_pyro.errors import UserError
+from bnn_pyro.parts.backbone import Backbone, OnFeatures, Pretrained, weights_digest
+from bnn_pyro.parts.likelihoods import make_likelihood
+from bnn_pyro.parts.nets import MLP as Net
+from bnn_pyro.parts.pretrained import from_description, from_module, from_text
+from bnn_pyro.parts.priors import BayesianNet
+from bnn_pyro.posterior import Posterior
+from bnn_pyro.zoo.entry import Fit
+from bnn_pyro.zoo.mlp import MLP
+from bnn_pyro.zoo.point_conv_net import ConvNet
+
+__all__ = ["LastLayer"]
+
+#: Variants whose point estimate a last layer can stand on.
+FOUNDATIONS = {"convnet": ConvNet, "mlp": MLP}
+
+
+@dataclass(frozen=True)
+class LastLayer:
+    """Settings of a Bayesian last layer.
+
+    backbone    auto (convnet for images, else mlp), convnet or mlp: trained first, with its tuned settings and the same
+                seed; the folder of a run of one of these; a TorchScript file (.pt), a torch.export file (.pt2), or
+                resnet18:WEIGHTS, any torchvision architecture with a weights file; in Python also a module, whose
+                output is the features, or a posterior of one of these variants
+    bias        in the last layer, or none
+    prior       normal:SCALE, fan-in:SCALE, gamma:SHAPE,RATE or scale-mixture:WIDE,NARROW,WEIGHT; features have a
+                mean square of 1
+    noise       regression only: learned, heteroscedastic, or a standard deviation in target units
+    init_scale  SVI: σ of every weight where training starts
+    """
+
+    backbone: Any = "auto"
+    bias: bool = True
+    prior: str = "fan-in:1"
+    noise: str | float = "learned"
+    init_scale: float = 1e-2
+
+    summary: ClassVar[str] = "A Bayesian last layer on the features of a frozen network"
+    paper: ClassVar[str] = "Snoek et al. 2015, arXiv:1502.05700; Chen, Fox & Guestrin 2014, arXiv:1402.4102"
+    methods: ClassVar[tuple[str, ...]] = ("svi", "map", "mle")
+    fits: ClassVar[Mapping[str, Mapping[str, Fit]]] = {}
+
+    def __post_init__(self) -> None:
+        if not 0 < self.init_scale < math.inf:
+            raise UserError(f"init_scale must be positive and finite, got {self.init_scale}")
+        if isinstance(self.backbone, Posterior):
+            object.__setattr__(self, "backbone", _trained(self.backbone))
+        elif isinstance(self.backbone, nn.Module):
+            object.__setattr__(self, "backbone", from_module(self.backbone))
+
+    def foundation(self, schema: Schema) -> str | None:
+        """The name of the variant that has to be fitted first, None where the backbone is there."""
+        if self.backbone == "auto":
+            return "convnet" if schema.is_image else "mlp"
+        return self.backbone if isinstance(self.backbone, str) and self.backbone in FOUNDATIONS else None
+
+    def on(self, posterior: Posterior) -> LastLayer:
+        """The same last layer on the network that ``posterior`` is a point estimate of.
+
+        Raises UserError for a posterior of several draws, or of a variant that has no features.
+        """
+        return replace(self, backbone=posterior)
+
+    def model(self, schema: Schema) -> OnFeatures:
+        """p(y, w | x); see ``Entry.model``. A backbone that is given by its variant's name is not trained here."""
+        likelihood = make_likelihood(schema, self.noise)
+        pretrained = self._pretrained(schema)
+        backbone = Backbone(pretrained, schema)
+        net = Net((backbone.num_features,), (), likelihood.outputs, bias=self.bias)
+        if pretrained.head is not None and _same_targets(schema, pretrained):
+            weight, bias = pretrained.head
+            with torch.no_grad():
+                net.layers[0].weight.copy_(weight)
+                if self.bias and bias is not None:
+                    net.layers[0].bias.copy_(bias)
+        return OnFeatures(backbone, BayesianNet(net, likelihood, self.prior))
+
+    def guide(self, model: nn.Module) -> nn.Module:
+        """q(w), starting at the last layer's own weights; see ``Entry.guide``."""
+        from bnn_pyro.parts.guides import MeanFieldNormal
+
+        return MeanFieldNormal(model.initial, self.init_scale)
+
+    def _pretrained(self, schema: Schema) -> Pretrained:
+        if isinstance(self.backbone, Pretrained):
+            return self.backbone
+        if isinstance(self.backbone, Mapping):
+            return _from_run(self.backbone) if self.backbone["kind"] == "run" else from_description(self.backbone)
+        name = self.foundation(schema)
+        if name is None:
+            return from_text(self.backbone)
+        net = FOUNDATIONS[name]().model(schema).net
+        return Pretrained(_Features(net), {"kind": "untrained", "entry": name}, schema)
+
+
+class _Features(nn.Module):
+    """A network of this package up to its last layer."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net.features(x)
+
+
+def _trained(posterior: Posterior) -> Pretrained:
+    """The network of a point estimate, with its weights and its last layer."""
+    about = posterior.provenance
+    draws = posterior.draw(2, seed=0)
+    if about.get("entry") not in FOUNDATIONS or len(next(iter(draws.values()))) > 1:
+        raise UserError(
+            f"a backbone is the point estimate of {' or '.join(FOUNDATIONS)}; this posterior is of "
+            f"{about.get('entry', 'an unknown variant')} by {about.get('method', 'an unknown method')}"
+        )
+    net = copy.deepcopy(posterior.model.net).cpu()
+    net.load_state_dict({name: draws[name][0].cpu() for name, _ in net.named_parameters()})
+    description = {
+        "kind": "run",
+        **{k: about[k] for k in ("entry", "entry_settings", "seed", "data", "fingerprint", "split")},
+        "schema": posterior.schema.to_dict(),
+        "weights": weights_digest(net),
+    }
+    last = net.layers[-1]
+    head = (last.weight.detach().clone(), None if last.bias is None else last.bias.detach().clone())
+    return Pretrained(_Features(net), description, posterior.schema, head)
+
+
+def _from_run(description: Mapping[str, Any]) -> Pretrained:
+    """The same network without its weights, which the archive holds."""
+    schema = Schema.from_dict(description["schema"])
+    settings = {k: tuple(v) if isinstance(v, list) else v for k, v in description["entry_settings"].items()}
+    net = FOUNDATIONS[description["entry"]](**settings).model(schema).net
+    return Pretrained(_Features(net), description, schema)
+
+
+def _same_targets(schema: Schema, pretrained: Pretrained) -> bool:
+    """Whether the last layer that the network was trained with is one for these targets."""
+    own = pretrained.schema
+    return own is not None and (own.task, own.classes) == (schema.task, schema.classes)
