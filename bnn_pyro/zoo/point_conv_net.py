@@ -67,9 +67,11 @@ class ConvNet:
 
     summary: ClassVar[str] = "The deterministic convolutional network: one point estimate, or an ensemble of them"
     paper: ClassVar[str] = "LeCun, Bottou, Bengio & Haffner 1998, doi:10.1109/5.726791"
-    methods: ClassVar[tuple[str, ...]] = ("map", "mle")
+    methods: ClassVar[tuple[str, ...]] = ("map", "mle", "ensemble")
     images_only: ClassVar[bool] = True
-    fits: ClassVar[Mapping[str, Mapping[str, Fit]]] = {data: {"map": fit} for data, fit in _FITS.items()}
+    fits: ClassVar[Mapping[str, Mapping[str, Fit]]] = {
+        data: {"map": fit, "ensemble": fit} for data, fit in _FITS.items()
+    }
 
     def __post_init__(self) -> None:
         for name in ("channels", "hidden"):
