@@ -21,6 +21,8 @@ _HOMES = {
     "Dataset": "datasets.dataset",
     "Schema": "datasets.dataset",
     "METHODS": "inference",
+    "HMC": "inference",
+    "NUTS": "inference",
     "MAP": "inference",
     "MLE": "inference",
     "SVI": "inference",
@@ -47,9 +49,9 @@ _HOMES = {
     "isolated": "isolation",
     "UserError": "errors",
 }
-_ROOMS = ("metrics", "plots", "report")
+_ROOMS = ("diagnostics", "metrics", "plots", "report")
 
-__all__ = ["metrics", "plots", "report", *_HOMES]
+__all__ = ["diagnostics", "metrics", "plots", "report", *_HOMES]
 
 
 def __getattr__(name: str) -> object:

@@ -1,11 +1,19 @@
 """Ways to infer a posterior, each a frozen dataclass of settings with the verb ``run``."""
 
 from bnn_pyro.inference.dropout import MCDropout
+from bnn_pyro.inference.mcmc import HMC, NUTS
 from bnn_pyro.inference.method import Method
 from bnn_pyro.inference.point import MAP, MLE
 from bnn_pyro.inference.svi import SVI
 
 #: Every method by its name on the command line.
-METHODS: dict[str, type[Method]] = {"svi": SVI, "map": MAP, "mle": MLE, "mc-dropout": MCDropout}
+METHODS: dict[str, type[Method]] = {
+    "svi": SVI,
+    "map": MAP,
+    "mle": MLE,
+    "mc-dropout": MCDropout,
+    "hmc": HMC,
+    "nuts": NUTS,
+}
 
-__all__ = ["MAP", "METHODS", "MLE", "SVI", "MCDropout", "Method"]
+__all__ = ["HMC", "MAP", "METHODS", "MLE", "NUTS", "SVI", "MCDropout", "Method"]

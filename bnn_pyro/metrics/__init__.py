@@ -28,6 +28,7 @@ from bnn_pyro.metrics.classification import (
     reliability,
     selective_risk,
 )
+from bnn_pyro.metrics.distance import DISTANCES, agreement, distance_floor, distances, total_variation, wasserstein
 from bnn_pyro.metrics.metric import Estimate, Evaluation, Metric, Targets, Undefined, mean_of, targets
 from bnn_pyro.metrics.metric import bootstrap as _bootstrap
 from bnn_pyro.metrics.ood import SCORES, ood_auroc, ood_table
@@ -35,6 +36,7 @@ from bnn_pyro.metrics.regression import coverage_50, coverage_90, coverage_95, c
 from bnn_pyro.predictive import Prediction
 
 __all__ = [
+    "DISTANCES",
     "METRICS",
     "SCORES",
     "Estimate",
@@ -43,6 +45,7 @@ __all__ = [
     "Undefined",
     "accuracy",
     "adaptive_ece",
+    "agreement",
     "aurc",
     "auroc",
     "bits",
@@ -53,6 +56,8 @@ __all__ = [
     "coverage_90",
     "coverage_95",
     "crps",
+    "distance_floor",
+    "distances",
     "ece",
     "ece_floor",
     "error",
@@ -65,6 +70,8 @@ __all__ = [
     "reliability",
     "rmse",
     "selective_risk",
+    "total_variation",
+    "wasserstein",
     "width_95",
 ]
 

@@ -1,0 +1,153 @@
+"""How far apart two posteriors are where it matters: in their predictions of the same points.
+
+The measures by which Izmailov, Vikram, Hoffman & Wilson 2021 (arXiv:2104.14421, section 7) judge approximate inference
+against HMC: agreement and total variation of the mean class probabilities. For regression, where they have none, the
+Wasserstein-1 distance of the predictive mixtures. The intervals resample the points, as those of the other metrics.
+
+Predictions are means over finitely many draws, so that no distance is 0, not even between two runs of one exact
+sampler: :func:`distance_floor` tells what would be seen then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import torch
+from pyro.distributions import Normal
+
+from bnn_pyro.errors import UserError
+from bnn_pyro.metrics.classification import mean_probs
+from bnn_pyro.metrics.metric import BLOCK, Estimate, mean_of
+from bnn_pyro.metrics.metric import bootstrap as _bootstrap
+from bnn_pyro.predictive import Prediction
+
+__all__ = ["DISTANCES", "agreement", "distance_floor", "distances", "total_variation", "wasserstein"]
+
+#: Points of the grid of one pair of mixtures, over which |F − G| is integrated.
+GRID = 512
+
+
+def _agree(a: Prediction, b: Prediction) -> np.ndarray:
+    return (mean_probs(a).argmax(1) == mean_probs(b).argmax(1)).astype(np.float64)
+
+
+def _variation(a: Prediction, b: Prediction) -> np.ndarray:
+    return 0.5 * np.abs(mean_probs(a) - mean_probs(b)).sum(1)
+
+
+def _transport(a: Prediction, b: Prediction) -> np.ndarray:
+    """∫ |F(y) − G(y)| dy by the trapezoid rule, from 8 standard deviations below the lowest component to 8 above."""
+    points = max(1, BLOCK // (GRID * max(a.num_draws, b.num_draws)))
+    distances = []
+    for rows in torch.arange(len(a)).split(points):
+        p, q = a[rows], b[rows]
+        low = torch.minimum(*((m.locs.double() - 8 * m.scales.double()).amin(0) for m in (p, q)))
+        high = torch.maximum(*((m.locs.double() + 8 * m.scales.double()).amax(0) for m in (p, q)))
+        y = low + torch.linspace(0, 1, GRID, dtype=torch.float64)[:, None] * (high - low)
+        distances.append(torch.trapezoid((p.cdf(y) - q.cdf(y)).abs(), y, dim=0))
+    return torch.cat(distances).numpy()
+
+
+#: By task: the distance of two predictions at every point, (B,) float64; the reported one is the mean over the points.
+DISTANCES: dict[str, dict[str, Callable[[Prediction, Prediction], np.ndarray]]] = {
+    "classification": {"agreement": _agree, "total_variation": _variation},
+    "regression": {"wasserstein": _transport},
+}
+
+
+def agreement(a: Prediction, b: Prediction, *, bootstrap: int = 1000, seed: int = 0) -> Estimate:
+    """Share of points whose most probable class is the same in both, with its 95% interval over the points.
+
+    Raises UserError for regression, or predictions of other numbers of points or classes.
+    """
+    return _one("agreement", "classification", a, b, bootstrap, seed)
+
+
+def total_variation(a: Prediction, b: Prediction, *, bootstrap: int = 1000, seed: int = 0) -> Estimate:
+    """½ Σ_k |p_k − q_k| of the mean probabilities, averaged over the points (0 to 1), with its 95% interval.
+
+    Raises UserError for regression, or predictions of other numbers of points or classes.
+    """
+    return _one("total_variation", "classification", a, b, bootstrap, seed)
+
+
+def wasserstein(a: Prediction, b: Prediction, *, bootstrap: int = 1000, seed: int = 0) -> Estimate:
+    """∫ |F − G| of the two predictive mixtures, target units, averaged over the points, with its 95% interval.
+
+    The mean distance by which probability mass has to move (Wasserstein-1). Of two Normals with equal scales it is the
+    distance of their means; the integral is a sum over a grid, exact to a thousandth of the predictive scale.
+
+    Raises UserError for classification, or predictions of other numbers of points.
+    """
+    return _one("wasserstein", "regression", a, b, bootstrap, seed)
+
+
+def distances(a: Prediction, b: Prediction, *, bootstrap: int = 1000, seed: int = 0) -> dict[str, Estimate]:
+    """Every distance of the task, from the same resampled points; the same errors as the single ones."""
+    points = _points(a, b)
+    reductions = {name: partial(mean_of, values) for name, values in points.items()}
+    return _bootstrap(reductions, (len(a),), replicates=bootstrap, seed=seed)
+
+
+def distance_floor(prediction: Prediction, *, block: int = 1, splits: int = 20, seed: int = 0) -> dict[str, Estimate]:
+    """The distances between two halves of one posterior's draws: mean over random halves, and 95% of them.
+
+    Two posteriors of S draws each cannot be told apart by a distance below that of halves of 2S draws. Total variation
+    and Wasserstein fall about as 1/√S: the halves of S draws show √2 times what S draws against S would.
+
+    block: so many successive draws stay together, because those of a Markov chain resemble each other; the length of
+        a chain compares chains with chains. For independent draws 1.
+
+    Raises UserError for fewer than two blocks of draws or one split.
+    """
+    blocks = prediction.num_draws // max(1, block)
+    if block < 1 or blocks < 2 or splits < 1:
+        raise UserError(
+            f"the floor needs two blocks of draws and a split, got {prediction.num_draws} draws in blocks of {block} "
+            f"and {splits} splits"
+        )
+    rng, half = np.random.default_rng(seed), blocks // 2
+    found: dict[str, list[float]] = {name: [] for name in DISTANCES[prediction.task]}
+    for _ in range(splits):
+        order = rng.permutation(blocks)
+        halves = [order[:half], order[half : 2 * half]]
+        rows = [(np.sort(h)[:, None] * block + np.arange(block)).ravel() for h in halves]
+        for name, values in _points(*(_of_draws(prediction, r) for r in rows)).items():
+            found[name].append(float(values.mean()))
+    return {
+        name: Estimate(float(np.mean(v)), *(float(q) for q in np.quantile(v, [0.025, 0.975])))
+        for name, v in found.items()
+    }
+
+
+def _of_draws(prediction: Prediction, rows: np.ndarray) -> Prediction:
+    """The prediction by some of the draws."""
+    index = torch.from_numpy(rows)
+    components = prediction.components
+    if prediction.task == "regression":
+        return Prediction(Normal(components.loc[index], components.scale[index], validate_args=False))
+    return Prediction(type(components)(logits=components.logits[index], validate_args=False))
+
+
+def _one(name: str, task: str, a: Prediction, b: Prediction, bootstrap: int, seed: int) -> Estimate:
+    if a.task == task and b.task == task:
+        return distances(a, b, bootstrap=bootstrap, seed=seed)[name]
+    raise UserError(f"'{name}' is for {task}; these are {a.task} and {b.task} predictions")
+
+
+def _points(a: Prediction, b: Prediction) -> dict[str, np.ndarray]:
+    if a.task != b.task:
+        raise UserError(f"cannot compare a {a.task} with a {b.task} prediction")
+    if len(a) != len(b):
+        raise UserError(f"the predictions are for {len(a)} and {len(b)} points; predict the same points with both")
+    if len(a) == 0:
+        raise UserError("there is nothing to compare: the predictions have 0 points")
+    if a.task == "classification" and a.mean.shape != b.mean.shape:
+        raise UserError(f"the predictions have {a.mean.shape[1]} and {b.mean.shape[1]} classes")
+    points = {name: distance(a, b) for name, distance in DISTANCES[a.task].items()}
+    for values in points.values():
+        if not np.isfinite(values).all():
+            raise UserError(f"a prediction is not finite at row {int(np.argmin(np.isfinite(values)))}")
+    return points
