@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -66,10 +67,14 @@ class LastLayer:
     def __post_init__(self) -> None:
         if not 0 < self.init_scale < math.inf:
             raise UserError(f"init_scale must be positive and finite, got {self.init_scale}")
-        if isinstance(self.backbone, Posterior):
+        if isinstance(self.backbone, os.PathLike):
+            object.__setattr__(self, "backbone", os.fspath(self.backbone))
+        elif isinstance(self.backbone, Posterior):
             object.__setattr__(self, "backbone", _trained(self.backbone))
         elif isinstance(self.backbone, nn.Module):
             object.__setattr__(self, "backbone", from_module(self.backbone))
+        elif not isinstance(self.backbone, str | Mapping | Pretrained):
+            raise UserError(f"a backbone is a text, a module or a posterior, not {self.backbone!r}")
 
     def foundation(self, schema: Schema) -> str | None:
         """The name of the variant that has to be fitted first, None where the backbone is there."""
@@ -90,12 +95,8 @@ class LastLayer:
         pretrained = self._pretrained(schema)
         backbone = Backbone(pretrained, schema)
         net = Net((backbone.num_features,), (), likelihood.outputs, bias=self.bias)
-        if pretrained.head is not None and _same_targets(schema, pretrained):
-            weight, bias = pretrained.head
-            with torch.no_grad():
-                net.layers[0].weight.copy_(weight)
-                if self.bias and bias is not None:
-                    net.layers[0].bias.copy_(bias)
+        if pretrained.head is not None and _same_targets(schema, pretrained.schema):
+            _start_at(net.layers[0], *pretrained.head)
         return OnFeatures(backbone, BayesianNet(net, likelihood, self.prior))
 
     def guide(self, model: nn.Module) -> nn.Module:
@@ -157,7 +158,17 @@ def _from_run(description: Mapping[str, Any]) -> Pretrained:
     return Pretrained(_Features(net), description, schema)
 
 
-def _same_targets(schema: Schema, pretrained: Pretrained) -> bool:
-    """Whether the last layer that the network was trained with is one for these targets."""
-    own = pretrained.schema
-    return own is not None and (own.task, own.classes) == (schema.task, schema.classes)
+def _same_targets(here: Schema, then: Schema | None) -> bool:
+    """Whether the last layer that the network was trained with is one for these targets, in these units."""
+    names = ("task", "classes", "target", "y_shift", "y_scale")
+    return then is not None and all(getattr(here, name) == getattr(then, name) for name in names)
+
+
+@torch.no_grad()
+def _start_at(layer: nn.Linear, weight: Tensor, bias: Tensor | None) -> None:
+    """Start at the trained last layer, unless it has other outputs (another kind of noise)."""
+    if weight.shape != layer.weight.shape:
+        return
+    layer.weight.copy_(weight)
+    if layer.bias is not None:
+        layer.bias.copy_(torch.zeros_like(layer.bias) if bias is None else bias)
