@@ -1,6 +1,6 @@
 """What a frozen backbone makes of a data set, computed once: a cache on disk, mapped into memory where it is large.
 
-A file is named by the backbone's weights and the inputs, so that it can never be the wrong one. The folder is
+A file is named by the backbone and the inputs, so that it can never be the wrong one. The folder is
 ``BNN_PYRO_CACHE``, or ``~/.cache/bnn_pyro``; what was used least recently goes when it exceeds ``CACHE_BYTES``.
 """
 
@@ -10,22 +10,28 @@ import hashlib
 import json
 import os
 import warnings
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from bnn_pyro.datasets.dataset import Dataset
-from bnn_pyro.parts.backbone import Backbone, OnFeatures, weights_digest
+from bnn_pyro.errors import UserError
+from bnn_pyro.parts.backbone import Backbone, OnFeatures, spoken, weights_digest
 from bnn_pyro.progress import progress_bar
 
-__all__ = ["cache_folder", "on_features"]
+__all__ = ["cache_folder", "check_split", "on_features"]
 
 #: Features of fewer bytes are not kept on disk; of more, mapped into memory instead of read.
 SMALL, LARGE = 2**20, 2**28
 CACHE_BYTES = 8 * 2**30
+#: Rows that are run twice, and how far their features may differ, as a share of the largest one.
+PROBE, TOLERANCE = 8, 0.05
 
 
 def cache_folder() -> Path:
@@ -34,57 +40,111 @@ def cache_folder() -> Path:
     return (Path(given) if given else Path.home() / ".cache" / "bnn_pyro") / "features"
 
 
+def check_split(description: Mapping[str, Any], data: Dataset) -> None:
+    """Raise UserError where rows that validate or test here may have trained the network."""
+    if description.get("kind") != "run" or description["data"] != data.name:
+        return
+    # A limit takes training rows away, and no others.
+    then, now = (
+        {k: v for k, v in json.loads(json.dumps(dict(split))).items() if k not in ("limit", "rows")}
+        for split in (description["split"], data.split)
+    )
+    if then != now:
+        raise UserError(
+            f"the backbone ({spoken(description)}) was trained on another split of {data.name} ({then}; here {now}), "
+            "so that it may have seen rows that validate or test here; divide the data as then, or train another one"
+        )
+
+
 def on_features(model: nn.Module, data: Dataset, progress: bool = False) -> tuple[nn.Module, Dataset]:
     """(the part of the model that is inferred, the data set that it takes): features instead of inputs, if it has any.
 
-    The features are scaled by those of the training rows; the test part is left empty.
+    The features are divided by the root mean square of the training rows'; the test part is left empty.
+
+    Raises UserError where the backbone is random, has features of 0 only, or belongs to another split of the data.
     """
     if not isinstance(model, OnFeatures):
         return model, data
-    train, val = (_features(model.backbone, x, f"features · {data.name}", progress) for x in (data.x_train, data.x_val))
+    check_split(model.backbone.description, data)
+    what = f"features · {data.name}"
+    train, c = _features(model.backbone, data.x_train, what, progress, unit=True)
+    model.divide_features(c)
+    val, _ = _features(model.backbone, data.x_val, what, progress)
     schema = replace(data.schema, input_shape=(train.shape[1],), features=(), x_shift=(0.0,), x_scale=(1.0,))
-    train = model.scale_features(train)
-    seen = replace(data, schema=schema, x_train=train, x_val=val / model.backbone.scale, x_test=train[:0],
-                   y_test=data.y_test[:0])  # fmt: skip
+    seen = replace(data, schema=schema, x_train=train, x_val=val, x_test=train[:0], y_test=data.y_test[:0])
     return model.head, seen
 
 
-def _features(backbone: Backbone, x: Tensor, what: str, progress: bool) -> Tensor:
-    """(N, F) of the inputs, from the cache where they are there."""
+def _features(backbone: Backbone, x: Tensor, what: str, progress: bool, unit: bool = False) -> tuple[Tensor, float]:
+    """(N, F) of the inputs, from the cache where they are there, and what they were divided by.
+
+    unit: divide them by their root mean square.
+    """
     size = 4 * len(x) * backbone.num_features
-    if size < SMALL:
-        return backbone(x)
-    path = cache_folder() / f"{_key(backbone, x)}.npy"
-    if not path.is_file():
-        with progress_bar(what, progress, unit="row") as report:
-            features = backbone(x, report)
-        try:
-            _keep(path, features)
-        except OSError as error:
-            warnings.warn(f"features could not be cached in {path.parent} ({error})", stacklevel=2)
-        if size < LARGE or not path.is_file():
-            return features
-    os.utime(path)
-    array = np.load(path, mmap_mode="c" if size >= LARGE else None)  # "c": a private map, which torch may share
-    return torch.from_numpy(np.asarray(array)).to(x.device)
+    probe = backbone(x[:PROBE])
+    path = None if size < SMALL else cache_folder() / f"{_key(backbone, x, unit, probe)}.npy"
+    if path is not None and path.is_file():
+        return _read(path, size, x.device)
+    with progress_bar(what, progress, unit="row") as report:
+        features = backbone(x, report)
+    _check_repeatable(backbone, probe, features)
+    c = 1.0
+    if unit:
+        c = features.square().mean(dtype=torch.float64).sqrt().to(features.dtype).item()
+        if not c > 0:
+            raise UserError(f"all features of the backbone ({spoken(backbone.description)}) are 0")
+        features /= c
+    if path is None:
+        return features, c
+    try:
+        _keep(path, features, c)
+    except OSError as error:
+        warnings.warn(f"features could not be cached in {path.parent} ({error})", stacklevel=2)
+        return features, c
+    return (features, c) if size < LARGE else _read(path, size, x.device)
 
 
-def _key(backbone: Backbone, x: Tensor) -> str:
-    about = [weights_digest(backbone.net), json.dumps(dict(backbone.description), sort_keys=True), list(x.shape)]
-    digest = hashlib.sha256(json.dumps(about).encode())
-    digest.update(x.detach().cpu().contiguous().numpy().tobytes())
+def _check_repeatable(backbone: Backbone, probe: Tensor, features: Tensor) -> None:
+    """Features must be those of a row: not drawn at random, and no matter which rows are beside it."""
+    if len(probe) and (probe - features[: len(probe)]).abs().max() > TOLERANCE * probe.abs().max():
+        raise UserError(
+            f"the backbone ({spoken(backbone.description)}) gives other features for the same rows each time: it has "
+            "dropout or batch statistics that stay on out of training mode; export it after .eval()"
+        )
+
+
+def _key(backbone: Backbone, x: Tensor, unit: bool, probe: Tensor) -> str:
+    """The features of a few rows tell apart what weights do not: the code, and the units of the inputs."""
+    about = [weights_digest(backbone.net), dict(backbone.description), backbone.scale.item(), unit, list(x.shape)]
+    digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
+    for part in (probe, x):
+        digest.update(part.detach().cpu().contiguous().numpy())
     return digest.hexdigest()[:32]
 
 
-def _keep(path: Path, features: Tensor) -> None:
-    """Write one file as a whole, after making room for it."""
+def _read(path: Path, size: int, device: torch.device) -> tuple[Tensor, float]:
+    with suppress(OSError):  # another user's, or a folder that is read only
+        os.utime(path)
+    array = np.load(path, mmap_mode="c" if size >= LARGE else None)  # "c": a private map, which torch may share
+    with open(path, "rb") as file:
+        file.seek(-4, os.SEEK_END)
+        c = np.frombuffer(file.read(), np.float32).item()
+    return torch.from_numpy(np.asarray(array)).to(device), c
+
+
+def _keep(path: Path, features: Tensor, c: float) -> None:
+    """Write one file as a whole, after making room for it: the array, and behind it c."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    old = sorted(path.parent.glob("*.npy"), key=lambda file: file.stat().st_mtime)
+    old = sorted(path.parent.glob("*.npy*"), key=lambda file: file.stat().st_mtime)
     held = sum(file.stat().st_size for file in old) + features.nbytes
     while old and held > CACHE_BYTES:
         held -= old[0].stat().st_size
         old.pop(0).unlink(missing_ok=True)
     beside = path.with_name(f"{path.name}.{os.getpid()}.part")
-    with open(beside, "wb") as file:
-        np.save(file, features.cpu().numpy())
-    os.replace(beside, path)
+    try:
+        with open(beside, "wb") as file:
+            np.save(file, features.cpu().numpy())
+            file.write(np.float32(c).tobytes())
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)

@@ -9,6 +9,7 @@ lets a caller run it once for all of them.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -59,7 +60,7 @@ class Backbone(nn.Module):
 
     def __init__(self, pretrained: Pretrained, schema: Schema) -> None:
         super().__init__()
-        self.net = pretrained.net.requires_grad_(False)
+        self.net = _own(pretrained.net).requires_grad_(False)
         self.description = pretrained.description
         self.register_buffer("scale", torch.tensor(1.0))
         self._enter = _translation(schema, pretrained.schema)
@@ -74,7 +75,7 @@ class Backbone(nn.Module):
         """
         rows = max(1, min(CHUNK_ROWS, CHUNK_NUMBERS // max(1, x.shape[1:].numel())))
         found, done = [], 0
-        for part in x.split(rows):
+        for part in x.split(rows) if len(x) else ():
             found.append(self._features(part))
             done += len(part)
             if report is not None:
@@ -86,12 +87,15 @@ class Backbone(nn.Module):
         try:
             with in_mode(self.net, training=False):
                 features = self.net(self._enter(x))
-        except (RuntimeError, TypeError, ValueError, AssertionError) as error:
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # whatever a user's own network raises
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise UserError(
                 f"the backbone ({spoken(self.description)}) does not take inputs of shape {tuple(x.shape)}: {reason}"
-            ) from None
-        if not isinstance(features, Tensor) or features.dim() < 2 or len(features) != len(x):
+            ) from error
+        shaped = isinstance(features, Tensor) and features.dim() >= 2 and len(features) == len(x)
+        if not shaped or not features[0].numel():
             got = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
             raise UserError(
                 f"the backbone ({spoken(self.description)}) must give features of shape ({len(x)}, F) for {len(x)} "
@@ -119,14 +123,10 @@ class OnFeatures(nn.Module):
         """The widest activation of the head, in numbers per point and draw."""
         return self.head.width
 
-    def scale_features(self, features: Tensor) -> Tensor:
-        """Set c by the training rows' features (N, F) and return them divided by it; the head's start follows."""
-        c = features.square().mean(dtype=torch.float64).sqrt().to(features.dtype)
-        if not c > 0:
-            raise UserError(f"all features of the backbone ({spoken(self.backbone.description)}) are 0")
+    def divide_features(self, c: float) -> None:
+        """Let features be divided by c from now on; the head's start follows."""
         self.backbone.scale *= c
         self.head.net.layers[0].weight *= c
-        return features / c
 
     def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
         """Draw w, then the site "y" for inputs x (B, *input_shape); y (B,) observes it."""
@@ -144,6 +144,17 @@ def spoken(description: Mapping[str, Any]) -> str:
     """A backbone's description in a few words."""
     names = [str(description[k]) for k in ("kind", "entry", "name", "class", "path") if k in description]
     return " ".join(names)
+
+
+def _own(net: nn.Module) -> nn.Module:
+    """A copy: neither the user's module nor another model's is frozen, moved or overwritten."""
+    try:
+        return copy.deepcopy(net)
+    except Exception as error:
+        raise UserError(
+            f"the backbone {type(net).__name__} cannot be copied ({str(error).strip().splitlines()[0][:200]}); "
+            "give it as a TorchScript or torch.export file"
+        ) from error
 
 
 def _translation(given: Schema, own: Schema | None) -> Callable[[Tensor], Tensor]:

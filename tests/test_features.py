@@ -1,0 +1,312 @@
+"""Features of a frozen backbone: computed once, the network left as it was, and a cache that is never the wrong one."""
+
+import os
+
+import numpy as np
+import pytest
+import torch
+from linear_gaussian import dataset
+from torch import nn
+
+import bnn_pyro as bp
+from bnn_pyro import features
+from bnn_pyro.features import cache_folder, on_features
+from bnn_pyro.isolation import isolated
+
+QUICK = bp.MAP(epochs=2, batch_size=16)
+
+
+class Net(nn.Module):
+    """A user's own network. What it is called with is kept outside of it, where a copy finds it too."""
+
+    calls: list = []  # noqa: RUF012
+
+    def __init__(self, activation=torch.tanh):
+        super().__init__()
+        self.first, self.drop, self.second = nn.Linear(4, 6), nn.Dropout(0.5), nn.Linear(6, 5)
+        self.activation = activation
+
+    def forward(self, x):
+        Net.calls.append((x.clone(), {part.training for part in self.modules()}, torch.is_grad_enabled()))
+        return self.activation(self.second(self.drop(self.activation(self.first(x)))))
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """A cache of each test's own that keeps everything."""
+    monkeypatch.setenv("BNN_PYRO_CACHE", str(tmp_path))
+    monkeypatch.setattr(features, "SMALL", 1)
+    monkeypatch.setattr(features, "PROBE", 2)
+    Net.calls.clear()
+    return cache_folder()
+
+
+def net(seed=0, **settings):
+    with isolated(seed):
+        return Net(**settings)
+
+
+def rows(num=40, num_val=10, seed=1, x_shift=0.0, x_scale=1.0):
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(num + num_val + 7, 4, generator=g)
+    y = (x[:, 0] > 0).long() + (x[:, 1] > 1).long()
+    schema = bp.Schema("classification", (4,), tuple("abc"), x_shift=(x_shift,), x_scale=(x_scale,))
+    train, val, test = (slice(0, num), slice(num, num + num_val), slice(num + num_val, None))
+    return bp.Dataset("by-hand", schema, x[train], y[train], x[val], y[val], x[test], y[test])
+
+
+def seen(module, data):
+    """The data set of features."""
+    with isolated(0):
+        return on_features(bp.LastLayer(backbone=module).model(data.schema), data)
+
+
+def rows_run():
+    """How many rows the network was run on, but for the probes of shape and repeatability (2 rows each)."""
+    return sum(len(x) for x, *_ in Net.calls if len(x) > 2)
+
+
+# -- what the features are ---------------------------------------------------------------------------------------
+def test_they_are_the_networks_own_over_their_root_mean_square():
+    data, module = rows(), net()
+    head, inside = seen(module, data)
+    own = [module.eval()(x).detach() for x in (data.x_train, data.x_val)]
+    c = own[0].square().mean().sqrt()
+    torch.testing.assert_close(inside.x_train, own[0] / c)
+    torch.testing.assert_close(inside.x_val, own[1] / c)
+    assert inside.x_train.square().mean().item() == pytest.approx(1, abs=1e-6)
+    assert inside.schema.input_shape == (5,) and inside.schema.classes == data.schema.classes
+    assert torch.equal(inside.y_train, data.y_train) and len(inside.x_test) == len(inside.y_test) == 0
+    with isolated(0):
+        assert head(inside.x_train).shape == (40,)
+
+
+def test_inputs_reach_a_users_network_in_their_own_units():
+    data, module = rows(x_shift=3.0, x_scale=2.0), net()
+    _, inside = seen(module, data)
+    own = module.eval()(data.x_train * 2 + 3).detach()
+    torch.testing.assert_close(inside.x_train, own / own.square().mean().sqrt())
+
+
+def test_images_of_any_shape_and_features_of_any_shape():
+    x = torch.rand(12, 3, 6, 6, generator=torch.Generator().manual_seed(0))
+    data = dataset(x, torch.arange(12) % 3, bp.Schema("classification", (3, 6, 6), tuple("abc")))
+    with isolated(0):
+        module = nn.Conv2d(3, 2, 3)
+    _, inside = seen(module, data)
+    assert inside.x_train.shape == (12, 2 * 4 * 4)
+
+
+def test_it_runs_once_out_of_training_mode_and_without_gradients():
+    data, module = rows(), net()
+    module.train()
+    module.second.eval()
+    modes = [part.training for part in module.modules()]
+    posterior = bp.fit(bp.LastLayer(backbone=module), data, QUICK, progress=False, device="cpu")
+    assert rows_run() == 40 + 10
+    assert all(modes_inside == {False} and not gradients for _, modes_inside, gradients in Net.calls)
+    Net.calls.clear()
+    bp.predict(posterior, data.x_test)
+    assert [len(x) for x, *_ in Net.calls] == [7] and Net.calls[0][1:] == ({False}, False)
+    assert [part.training for part in module.modules()] == modes
+    assert all(p.requires_grad and p.grad is None for p in module.parameters())
+
+
+def test_it_runs_once_whatever_the_number_of_draws():
+    data = rows()
+    fitted = bp.fit(bp.LastLayer(backbone=net()), data, bp.SVI(epochs=2), progress=False, device="cpu")
+    Net.calls.clear()
+    assert bp.predict(fitted, data.x_test, num_draws=300, max_memory=4000).num_draws == 300
+    assert [len(x) for x, *_ in Net.calls] == [7]
+
+
+def test_the_posteriors_network_is_a_copy():
+    """Training the user's module on, or another fit with it, must not change predictions."""
+    data, module = rows(), net()
+    posterior = bp.fit(bp.LastLayer(backbone=module), data, QUICK, progress=False, device="cpu")
+    before = bp.predict(posterior, data.x_test).probs
+    with torch.no_grad():
+        module.first.weight.zero_()
+    assert torch.equal(bp.predict(posterior, data.x_test).probs, before)
+
+
+def test_many_rows_are_run_a_few_at_a_time():
+    data = rows(num=1100, num_val=0)
+    _, inside = seen(net(), data)
+    assert sorted(len(x) for x, *_ in Net.calls if len(x) > 2) == [76, 512, 512]
+    assert inside.x_train.shape == (1100, 5)
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------
+class Output(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+def fails(x):
+    return {}["key"]
+
+
+REFUSED = {
+    "nan": (lambda x: x / 0 - x / 0, "not finite"),
+    "one-dimensional": (lambda x: x[:, 0], r"features of shape \(2, F\) for 2 rows, and gave \(2,\)"),
+    "no features": (lambda x: x[:, :0], r"gave \(2, 0\)"),
+    "no tensor": (lambda x: [x], "gave list"),
+    "rows mixed up": (lambda x: x[:1], r"gave \(1, 4\)"),
+    "all 0": (lambda x: x * 0, "all features of the backbone .* are 0"),
+    "another shape": (lambda x: nn.functional.linear(x, torch.zeros(2, 3)), r"inputs of shape \(2, 4\): "),
+    "a mistake in it": (fails, "does not take inputs"),
+    "images": (lambda x: nn.functional.conv2d(x, torch.zeros(1, 1, 3, 3)), r"inputs of shape \(2, 4\): "),
+    "dropout left on": (lambda x: nn.functional.dropout(x + 10), "gives other features for the same rows"),
+    "batch statistics": (lambda x: x - x.mean(0), "gives other features for the same rows"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_networks_without_usable_features_are_refused_in_one_line(case):
+    function, words = REFUSED[case]
+    with pytest.raises(bp.UserError, match=words) as told:
+        bp.fit(bp.LastLayer(backbone=Output(function)), rows(), QUICK, progress=False, device="cpu")
+    assert "\n" not in str(told.value) and "Output" in str(told.value)
+
+
+def test_a_network_that_cannot_be_copied_is_refused():
+    module = net().eval()
+    module.result = module(torch.zeros(1, 4))
+    with pytest.raises(bp.UserError, match=r"Net cannot be copied .*; give it as a TorchScript"):
+        bp.LastLayer(backbone=module).model(rows().schema)
+
+
+# -- the cache ---------------------------------------------------------------------------------------------------
+def files(cache):
+    return {path.name for path in cache.iterdir()}
+
+
+def test_the_second_time_reads_the_file(cache):
+    data = rows()
+    first = seen(net(), data)
+    assert rows_run() == 50 and len(files(cache)) == 2
+    Net.calls.clear()
+    second = seen(net(), data)
+    assert rows_run() == 0 and len(files(cache)) == 2
+    for part in ("x_train", "x_val"):
+        assert torch.equal(getattr(first[1], part), getattr(second[1], part))
+    assert torch.equal(first[0].net.layers[0].weight, second[0].net.layers[0].weight)
+
+
+def test_predictions_are_the_same_from_the_cache():
+    data, entry = rows(), bp.LastLayer(backbone=net())
+    first, second = (bp.fit(entry, data, QUICK, progress=False, device="cpu") for _ in range(2))
+    assert first.trace == second.trace and first.model.backbone.scale == second.model.backbone.scale
+    assert torch.equal(bp.predict(first, data.x_test).probs, bp.predict(second, data.x_test).probs)
+
+
+def changed(module):
+    with torch.no_grad():
+        module.second.bias[0] += 1e-3
+    return module
+
+
+CHANGES = {
+    "a weight": lambda: (changed(net()), rows()),
+    "an input": lambda: (net(), rows(seed=2)),
+    "the code": lambda: (net(activation=torch.sigmoid), rows()),
+    "the units": lambda: (net(), rows(x_scale=2.0)),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_another_network_or_other_inputs_are_another_file(cache, change):
+    seen(net(), rows(num_val=0))
+    Net.calls.clear()
+    module, data = CHANGES[change]()
+    _, inside = seen(module, data)
+    assert rows_run() == 50 and len(files(cache)) == 3
+    own = module.eval()(data.schema.unstandardise(data.x_train)).detach()
+    torch.testing.assert_close(inside.x_train, own / own.square().mean().sqrt())
+
+
+def test_large_features_are_mapped_and_give_the_same_fit(cache, monkeypatch):
+    data, entry = rows(), bp.LastLayer(backbone=net())
+    read = bp.fit(entry, data, QUICK, progress=False, device="cpu")
+    for file in cache.iterdir():
+        file.unlink()
+    monkeypatch.setattr(features, "LARGE", 1)
+    maps, load = [], np.load
+    monkeypatch.setattr(np, "load", lambda *a, **k: maps.append(load(*a, **k)) or maps[-1])
+    for _ in range(2):  # computed and kept; read
+        maps.clear()
+        _, inside = seen(net(), data)
+        assert [type(array) for array in maps] == [np.memmap, np.memmap]
+        assert inside.x_train.data_ptr() == maps[0].ctypes.data and inside.x_val.data_ptr() == maps[1].ctypes.data
+    mapped = bp.fit(entry, data, QUICK, progress=False, device="cpu")
+    assert mapped.trace == read.trace
+    assert all(torch.equal(mapped.chains[site], value) for site, value in read.chains.items())
+
+
+def test_writing_to_mapped_features_does_not_reach_the_file(cache, monkeypatch):
+    monkeypatch.setattr(features, "LARGE", 1)
+    before = seen(net(), rows())[1].x_train
+    kept = before.clone()
+    before.zero_()
+    assert torch.equal(seen(net(), rows())[1].x_train, kept)
+
+
+def test_small_features_are_not_kept(cache, monkeypatch):
+    monkeypatch.setattr(features, "SMALL", 4 * 40 * 5 + 1)
+    seen(net(), rows())
+    assert not cache.exists()
+
+
+def test_a_folder_that_cannot_be_written_only_warns(tmp_path, monkeypatch):
+    data, entry = rows(), bp.LastLayer(backbone=net())
+    whole = bp.fit(entry, data, QUICK, progress=False, device="cpu")
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("BNN_PYRO_CACHE", str(tmp_path / "file"))
+    for large in (features.LARGE, 1):
+        monkeypatch.setattr(features, "LARGE", large)
+        with pytest.warns(UserWarning, match="features could not be cached in .*file"):
+            found = bp.fit(entry, data, QUICK, progress=False, device="cpu")
+        assert found.trace == whole.trace
+
+
+def test_a_full_disk_leaves_nothing_half_written(cache, monkeypatch):
+    def full(file, array):
+        file.write(b"half")
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(np, "save", full)
+    with pytest.warns(UserWarning, match="No space left"):
+        seen(net(), rows())
+    assert not files(cache)
+
+
+def test_a_cache_that_can_only_be_read_is_read(cache, monkeypatch):
+    def refused(*args):
+        raise PermissionError("not yours")
+
+    seen(net(), rows())
+    Net.calls.clear()
+    monkeypatch.setattr(os, "utime", refused)
+    seen(net(), rows())
+    assert rows_run() == 0
+
+
+def test_what_was_used_least_recently_goes(cache, monkeypatch):
+    size = 4 * 40 * 5 + 128 + 4
+    monkeypatch.setattr(features, "CACHE_BYTES", 2 * size)
+    kept = {}
+    for age, seed in ((3000, 0), (2000, 1)):
+        former = set(kept.values())
+        seen(net(seed), rows(num_val=0))
+        (new,) = files(cache) - former
+        kept[seed] = new
+        assert (cache / new).stat().st_size == size
+        os.utime(cache / new, (0, 1e9 - age))
+    seen(net(0), rows(num_val=0))  # used again: the other one is older now
+    seen(net(2), rows(num_val=0))
+    assert kept[0] in files(cache) and kept[1] not in files(cache) and len(files(cache)) == 2
