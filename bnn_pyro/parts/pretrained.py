@@ -2,13 +2,15 @@
 
 A network is written as a text: ``model.pt`` (TorchScript), ``model.pt2`` (torch.export), or ``resnet18:weights.pth``
 (a torchvision architecture and its weights, whose last linear layer is left out). It takes inputs in the user's units,
-pixels in [0, 1]; torchvision's are given ImageNet's normalisation and three channels.
+pixels in [0, 1]; torchvision's are given ImageNet's normalisation and three channels. No file is unpickled.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import warnings
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -35,7 +37,7 @@ def from_text(text: str) -> Pretrained:
     Raises UserError where there is no such file or architecture, or the weights do not belong to it.
     """
     name, colon, file = text.partition(":")
-    if colon and Path(text).suffix not in FILES:
+    if colon and not Path(text).is_file() and not set(name) & set("/\\."):
         return _torchvision(name, Path(file))
     path = Path(text).expanduser()
     if path.suffix not in FILES:
@@ -43,11 +45,7 @@ def from_text(text: str) -> Pretrained:
             f"the backbone '{text}' is none of: auto, convnet, mlp, the folder of a run of these, a TorchScript file "
             "(.pt), a torch.export file (.pt2), or a torchvision architecture with a weights file (resnet18:FILE)"
         )
-    if not path.is_file():
-        raise UserError(f"no backbone file {path}")
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    description = {"kind": "file", "path": str(path.resolve()), "sha256": digest}
-    return Pretrained(_read(path), description)
+    return _from_file(path)
 
 
 def from_description(description: Mapping[str, Any]) -> Pretrained:
@@ -62,13 +60,20 @@ def from_description(description: Mapping[str, Any]) -> Pretrained:
             f"this posterior stands on a module of your own ({description['class']}), which an archive of tensors "
             "cannot hold; pass it: load(folder, entry=LastLayer(backbone=module, …))"
         )
-    found = from_text(description["path"])
-    if found.description["sha256"] != description["sha256"]:
+    return _from_file(Path(description["path"]), description["sha256"])
+
+
+def _from_file(path: Path, expected: str | None = None) -> Pretrained:
+    """The network in a file, which is not read where it is another one than ``expected``."""
+    if not path.is_file():
+        raise UserError(f"no backbone file {path}")
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    if expected not in (None, digest):
         raise UserError(
-            f"the backbone file {description['path']} is not the one that this posterior was made with (SHA-256 "
-            f"{found.description['sha256'][:16]}, then {description['sha256'][:16]}); restore the file or train again"
+            f"the backbone file {path} is not the one that this posterior was made with (SHA-256 {digest[:16]}, then "
+            f"{expected[:16]}); restore the file or train again"
         )
-    return found
+    return Pretrained(_read(path), {"kind": "file", "path": str(path.resolve()), "sha256": digest})
 
 
 def _read(path: Path) -> nn.Module:
@@ -76,8 +81,11 @@ def _read(path: Path) -> nn.Module:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # TorchScript is deprecated; its files are still about
             if path.suffix == ".pt2":
+                _refuse_pickles(path)
                 return torch.export.load(path).module()
             return torch.jit.load(path, map_location="cpu").eval()
+    except UserError:
+        raise
     except Exception as error:
         kind = "torch.export" if path.suffix == ".pt2" else "TorchScript"
         reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
@@ -85,6 +93,20 @@ def _read(path: Path) -> nn.Module:
             f"{path} is no {kind} file that can be read ({reason}); write it with "
             + ("torch.export.save" if path.suffix == ".pt2" else "torch.jit.script(module).save")
         ) from None
+
+
+def _refuse_pickles(path: Path) -> None:
+    """Refuse what ``torch.export.load`` would unpickle, or run: custom objects, tensor subclasses, compiled code."""
+    with zipfile.ZipFile(path) as archive:
+        names = archive.namelist()
+        configs = [json.loads(archive.read(name)) for name in names if name.endswith("_config.json")]
+    if not any(name.endswith("/archive_format") for name in names):
+        raise UserError(f"{path} has the format of an older torch; write it again with torch.export.save")
+    loaded = [entry for config in configs for entry in config.get("config", {}).values()]
+    if any(part in name for name in names for part in ("custom_obj_", "opaque_obj_", "aotinductor/")) or any(
+        entry.get("use_pickle") for entry in loaded
+    ):
+        raise UserError(f"{path} holds pickled objects or compiled code, which are not read; export tensors only")
 
 
 def _architecture(name: str) -> nn.Module:
