@@ -1,0 +1,174 @@
+"""Early stopping: the best epoch by the validation rows is kept, and that is all that these rows do."""
+
+import math
+import signal
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import bnn_pyro as bp
+from bnn_pyro.checkpoint import Checkpoint, Interrupted
+from bnn_pyro.inference.early_stopping import EarlyStopping
+from bnn_pyro.inference.validation import log_likelihood
+
+ENTRY = bp.MLP(hidden=(20,), prior="normal:3", noise=2.0)
+LONG = dict(epochs=30, batch_size=10, lr=0.05)
+
+
+def rows(classes=3, num=30, num_val=20, seed=0):
+    """Few rows whose labels are half noise: a network soon fits too much of them."""
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(num + num_val, 3, generator=g)
+    signal, noise = x[:, 0], 1.5 * torch.randn(len(x), generator=g)
+    if classes:
+        y, schema = (signal + noise > 0).long(), bp.Schema("classification", (3,), tuple("abc"[:classes]))
+        y = y + (classes == 3) * (x[:, 1] > 1).long()
+    else:
+        y, schema = 40 + 8 * (signal + noise), bp.Schema("regression", (3,), y_shift=40.0, y_scale=8.0)
+    return bp.Dataset("by-hand", schema, x[:num], y[:num], x[num:], y[num:], x[:0], y[:0])
+
+
+def fit(data, entry=ENTRY, out=None, resume=False, kind=bp.MAP, **settings):
+    method = kind(**{**LONG, **settings})
+    return bp.fit(entry, data, method, seed=3, out=out, resume=resume, progress=False, device="cpu")
+
+
+def validation_nll(posterior, data):
+    return -bp.predict(posterior, data.x_val).log_prob(data.y_val).mean().item()
+
+
+@pytest.mark.parametrize("kind", [bp.MAP, bp.MLE])
+@pytest.mark.parametrize("classes", [0, 2, 3], ids=["regression", "binary", "multiclass"])
+def test_the_weights_of_the_best_epoch_are_kept(classes, kind):
+    data = rows(classes)
+    posterior = fit(data, patience=30, kind=kind)
+    trace = posterior.trace["validation_nll"]
+    assert len(trace) == 30 and min(trace) < trace[-1] - 0.05  # the last weights would not do
+    assert validation_nll(posterior, data) == pytest.approx(min(trace), rel=1e-5)
+    assert validation_nll(fit(data, kind=kind), data) == pytest.approx(trace[-1], rel=1e-5)
+
+
+def test_the_nll_of_the_trace_is_that_of_the_network_by_hand():
+    data = rows()
+    posterior = fit(data, patience=1, epochs=1)
+    w = {site: value[0, 0] for site, value in posterior.chains.items()}
+    hidden = torch.relu(data.x_val @ w["layers.0.weight"].T + w["layers.0.bias"])
+    logits = hidden @ w["layers.1.weight"].T + w["layers.1.bias"]
+    assert posterior.trace["validation_nll"] == [pytest.approx(F.cross_entropy(logits, data.y_val).item(), rel=1e-5)]
+
+
+@pytest.mark.parametrize("patience", [1, 3, 5])
+def test_it_stops_after_patience_epochs_without_a_better_one(patience):
+    whole, stopped = (fit(rows(), patience=p).trace for p in (30, patience))
+    best, since = math.inf, 0
+    for epoch, nll in enumerate(whole["validation_nll"], 1):
+        best, since = (nll, 0) if nll < best else (best, since + 1)
+        if since == patience:
+            break
+    assert epoch < 30  # else nothing was tested
+    assert stopped == {name: line[:epoch] for name, line in whole.items()}
+
+
+def test_it_does_nothing_to_the_epochs_before():
+    data = rows()
+    watched, free = fit(data, patience=30).trace, fit(data).trace
+    assert "validation_nll" not in free
+    assert {name: line for name, line in watched.items() if name != "validation_nll"} == free
+
+
+def test_validation_rows_choose_the_epoch_and_nothing_else():
+    """Other labels there: the very same path of the weights, of which another epoch may be kept."""
+    data = rows()
+    other = replace(data, y_val=(data.y_val + 1) % 3)
+    first, second = fit(data, patience=30), fit(other, patience=30)
+    assert first.trace["log_joint"] == second.trace["log_joint"]
+    assert first.trace["validation_nll"] != second.trace["validation_nll"]
+    kept = [p.trace["validation_nll"].index(min(p.trace["validation_nll"])) + 1 for p in (first, second)]
+    assert kept[0] != kept[1]
+    # Each is where training with the labels of no validation row at all was after so many epochs.
+    path = []
+    seen = EarlyStopping.seen
+
+    def remember(self, epoch):
+        path.append({site: value.detach().clone() for site, value in self.point.sites().items()})
+        return seen(self, epoch)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(EarlyStopping, "seen", remember)
+        fit(replace(data, y_val=data.y_val * 0), patience=30)
+    for posterior, epoch in zip((first, second), kept, strict=True):
+        assert all(torch.equal(posterior.chains[site][0, 0], value) for site, value in path[epoch - 1].items())
+
+
+def test_dropout_is_off_while_it_looks_and_on_again_after(monkeypatch):
+    schema = bp.Schema("classification", (1, 8, 8), tuple("abc"))
+    g = torch.Generator().manual_seed(0)
+    x, y = torch.randn(24, 1, 8, 8, generator=g), torch.arange(24) % 3
+    data = bp.Dataset("by-hand", schema, x[:16], y[:16], x[16:], y[16:], x[:0], y[:0])
+    modes, seen = [], EarlyStopping.seen
+    forward = bp.parts.convnet.ConvNet.features
+
+    def note(self, x):
+        modes.append(self.training)
+        return forward(self, x)
+
+    def looking(self, epoch):
+        modes.append("looks")
+        return seen(self, epoch)
+
+    monkeypatch.setattr(bp.parts.convnet.ConvNet, "features", note)
+    monkeypatch.setattr(EarlyStopping, "seen", looking)
+    posterior = fit(data, bp.ConvNet(channels=(2,), hidden=(5,), dropout=0.5), patience=3, epochs=2, batch_size=0)
+    assert modes == [True, "looks", False, True, "looks", False]
+    assert validation_nll(posterior, data) == pytest.approx(min(posterior.trace["validation_nll"]), rel=1e-5)
+
+
+def test_it_needs_validation_rows_and_a_patience():
+    data = rows(num_val=0)
+    with pytest.raises(bp.UserError, match=r"\(patience 4\) needs validation rows, and by-hand was loaded without any"):
+        fit(data, patience=4)
+    with pytest.raises(bp.UserError, match="patience must be a number of epochs"):
+        bp.MAP(patience=-1)
+
+
+@pytest.mark.parametrize("step", [1, 5, 8, 17])
+def test_a_stopped_run_goes_on_to_the_same_result(tmp_path, monkeypatch, step):
+    """Step 8 lies after the best epoch: the resumed run must still know its weights."""
+    data, settings = rows(), dict(patience=4, lr=0.1)
+    whole = fit(data, **settings)
+    nll = whole.trace["validation_nll"]
+    assert 3 * (nll.index(min(nll)) + 1) < 8 < 17 < 3 * len(nll)
+    monkeypatch.setattr(Checkpoint, "due", property(due_at(step)))
+    with pytest.raises(Interrupted):
+        fit(data, out=tmp_path, **settings)
+    resumed = fit(data, out=tmp_path, resume=True, **settings)
+    assert resumed.trace == whole.trace
+    for posterior in (resumed, bp.load(tmp_path)):
+        assert all(torch.equal(posterior.chains[site], value) for site, value in whole.chains.items())
+
+
+def due_at(step):
+    steps = iter(range(1, 10_000))
+
+    def due(self):
+        if next(steps) == step:
+            signal.raise_signal(signal.SIGINT)
+        return self.stop
+
+    return due
+
+
+def test_log_likelihood_of_several_draws_in_chunks(monkeypatch):
+    for classes in (0, 2, 3):
+        data = rows(classes)
+        posterior = bp.fit(bp.MeanField(hidden=(4,)), data, bp.SVI(epochs=2), progress=False, device="cpu")
+        draws = posterior.draw(5, seed=0)
+        whole = log_likelihood(posterior.model, draws, data.x_val, data.y_val)
+        with monkeypatch.context() as patch:
+            patch.setattr("bnn_pyro.inference.validation.MAX_MEMORY", 4 * 5 * posterior.model.width * 7)
+            parts = log_likelihood(posterior.model, draws, data.x_val, data.y_val)
+        torch.testing.assert_close(parts, whole)
+        predicted = bp.predict(posterior, data.x_val, num_draws=5, seed=0).log_prob(data.y_val)
+        torch.testing.assert_close(whole.logsumexp(0) - math.log(5), predicted, rtol=1e-5, atol=1e-5)
