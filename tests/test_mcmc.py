@@ -15,6 +15,7 @@ import bnn_pyro as bp
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
 from bnn_pyro.diagnostics import _arviz
 from bnn_pyro.inference import mcmc, whitening
+from bnn_pyro.inference.log_joint import LogJoint
 
 UNITS = dict(noise=5.0, y_shift=40.0, y_scale=8.0)
 SAMPLERS = {"nuts": bp.NUTS(chains=2, draws=300, warmup=100), "hmc": bp.HMC(chains=2, draws=400, warmup=100)}
@@ -59,15 +60,51 @@ def check_gaussian(problem, posterior):
 
 
 # -- the right posterior ---------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(("name", "plain"), [("nuts", False), ("nuts", True), ("hmc", False)])
-def test_linear_regression(name, plain, monkeypatch):
-    """The whole covariance, in units of a target that is not standardised."""
-    if plain:
+@pytest.mark.parametrize(
+    ("name", "space"), [("nuts", "hessian"), ("nuts", "kronecker"), ("nuts", "plain"), ("hmc", "hessian")]
+)
+def test_linear_regression(name, space, monkeypatch):
+    """The whole covariance, in units of a target that is not standardised, in whatever coordinates."""
+    if space == "plain":
         monkeypatch.setattr(mcmc, "coordinates", lambda *_: whitening.Plain())
-    problem = correlated(**UNITS)
+    if space == "kronecker":
+        monkeypatch.setattr(whitening, "DENSE", 0)
+    problem = correlated(inputs=2, **UNITS)
     posterior = fit(problem.entry(), problem.data, SAMPLERS[name])
     check_gaussian(problem, posterior)
     assert posterior.stats["diverging"].sum() == 0
+
+
+@pytest.mark.parametrize("classes", [0, 2, 3])
+@pytest.mark.parametrize("dense", [0, 4096], ids=["kronecker", "hessian"])
+def test_coordinates(dense, classes, monkeypatch):
+    """There and back is the identity; by the Hessian the log joint is −½ zᵀz around its mode, to second order."""
+    monkeypatch.setattr(whitening, "DENSE", dense)
+    g = torch.Generator().manual_seed(0)
+    x, temperature = torch.randn(60, 2, generator=g) + 1, 0.5
+    kind = "classification" if classes else "regression"
+    schema = bp.Schema(
+        kind, (2,), classes=tuple("abc"[:classes]), y_shift=2.0 * (not classes), y_scale=1 + (not classes)
+    )
+    y = torch.randint(classes, (60,), generator=g) if classes else 3 + torch.randn(60, generator=g)
+    with bp.isolated(0):
+        model = bp.MeanField(hidden=(), prior="normal:2", noise=0.7).model(schema)
+        target = LogJoint(model, x, y, temperature)
+        space = whitening.coordinates(target, temperature)
+        mode = whitening._mode(target, whitening.Plain())
+    assert type(space) is (whitening.Rounded if dense else whitening.Whitened)
+    there = space.inverse(mode)
+    back = space.weights(there)
+    assert all(torch.allclose(back[s], v.double(), atol=1e-5) for s, v in mode.items())
+    curve = torch.autograd.functional.hessian(
+        lambda z: -target(space.weights({whitening.ROUND: z})), there[whitening.ROUND]
+    )
+    curve = curve.reshape(there[whitening.ROUND].numel(), -1)
+    if dense:
+        assert (curve - torch.eye(len(curve))).abs().max() < 0.02
+    else:  # an approximation, near enough to be of use: the weights' own has a ratio of scales above 5
+        values = torch.linalg.eigvalsh(curve)
+        assert values[0] > 0.2 and values[-1] < 5
 
 
 def test_temperature():
@@ -141,7 +178,10 @@ def test_what_is_recorded():
 
 
 # -- runs ------------------------------------------------------------------------------------------------------------
-SMALL = {"nuts": bp.NUTS(chains=2, draws=8, warmup=30), "hmc": bp.HMC(chains=2, draws=8, warmup=30)}
+SMALL = {
+    "nuts": bp.NUTS(chains=2, draws=8, warmup=30, max_tree_depth=3),
+    "hmc": bp.HMC(chains=2, draws=8, warmup=30, max_steps=6),
+}
 PROBLEM = correlated(num=30, noise=0.5)
 NET = bp.MeanField(hidden=(3,))
 
@@ -196,8 +236,6 @@ def test_progress():
 
 def test_chains_start_apart():
     """By the prior's standard deviation, around the model's initial values."""
-    from bnn_pyro.inference.log_joint import LogJoint
-
     problem = correlated(num=10, prior_scale=0.5)
     with bp.isolated(0):
         model = problem.entry().model(problem.schema)

@@ -16,7 +16,7 @@ from bnn_pyro.errors import UserError
 from bnn_pyro.inference.density import Rescale
 from bnn_pyro.parts.nets import in_mode
 
-__all__ = ["LogJoint"]
+__all__ = ["LogJoint", "Sites"]
 
 
 class LogJoint:
@@ -35,7 +35,7 @@ class LogJoint:
         self.calls = 0
         self.initial = {site: value.detach().to(x.device) for site, value in model.initial.items()}
         # Once with Pyro's checks of shapes and supports, which then stay off: a trajectory may meet infinities.
-        with torch.no_grad(), _Sites(self.initial) as first:
+        with torch.no_grad(), Sites(self.initial) as first:
             self._run()
         self.priors = first.priors
         for site, prior in self.priors.items():
@@ -56,7 +56,7 @@ class LogJoint:
     def __call__(self, w: Mapping[str, Tensor]) -> Tensor:
         """The log joint of one set of weights of any floating type, a float64 scalar with its gradient."""
         self.calls += 1
-        with pyro.validation_enabled(False), _Sites({s: v.to(self.initial[s].dtype) for s, v in w.items()}) as sites:
+        with pyro.validation_enabled(False), Sites({s: v.to(self.initial[s].dtype) for s, v in w.items()}) as sites:
             self._run()
         return sites.total
 
@@ -69,7 +69,7 @@ class LogJoint:
             self._scaled(self.x, self.y)
 
 
-class _Sites(Messenger):
+class Sites(Messenger):
     """Gives the latent sites their values, adds up log-densities and keeps the priors."""
 
     def __init__(self, values: Mapping[str, Tensor]) -> None:
