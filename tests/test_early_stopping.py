@@ -62,11 +62,11 @@ def test_the_nll_of_the_trace_is_that_of_the_network_by_hand():
 @pytest.mark.parametrize("patience", [1, 3, 5])
 def test_it_stops_after_patience_epochs_without_a_better_one(patience):
     whole, stopped = (fit(rows(), patience=p).trace for p in (30, patience))
-    best, since = math.inf, 0
-    for epoch, nll in enumerate(whole["validation_nll"], 1):
+    best, since, epoch = math.inf, 0, 0
+    while since < patience:
+        nll = whole["validation_nll"][epoch]
         best, since = (nll, 0) if nll < best else (best, since + 1)
-        if since == patience:
-            break
+        epoch += 1
     assert epoch < 30  # else nothing was tested
     assert stopped == {name: line[:epoch] for name, line in whole.items()}
 

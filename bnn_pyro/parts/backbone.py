@@ -60,7 +60,7 @@ class Backbone(nn.Module):
 
     def __init__(self, pretrained: Pretrained, schema: Schema) -> None:
         super().__init__()
-        self.net = _own(pretrained.net).requires_grad_(False)
+        self.net = _frozen_copy(pretrained.net)
         self.description = pretrained.description
         self.register_buffer("scale", torch.tensor(1.0))
         self._enter = _translation(schema, pretrained.schema)
@@ -146,15 +146,19 @@ def spoken(description: Mapping[str, Any]) -> str:
     return " ".join(names)
 
 
-def _own(net: nn.Module) -> nn.Module:
-    """A copy: neither the user's module nor another model's is frozen, moved or overwritten."""
+def _frozen_copy(net: nn.Module) -> nn.Module:
+    """Frozen as a copy: neither the user's module nor another model's is changed, moved or overwritten."""
     try:
-        return copy.deepcopy(net)
+        with torch.no_grad():  # TorchScript copies by operations
+            own = copy.deepcopy(net)
     except Exception as error:
         raise UserError(
             f"the backbone {type(net).__name__} cannot be copied ({str(error).strip().splitlines()[0][:200]}); "
             "give it as a TorchScript or torch.export file"
         ) from error
+    for parameter in own.parameters():  # TorchScript has no requires_grad_ of a whole module
+        parameter.requires_grad_(False)
+    return own
 
 
 def _translation(given: Schema, own: Schema | None) -> Callable[[Tensor], Tensor]:
