@@ -1,9 +1,11 @@
 """Ways to infer a posterior, each a frozen dataclass of settings with the verb ``run``."""
 
 from bnn_pyro.inference.dropout import MCDropout
+from bnn_pyro.inference.ensemble import Ensemble
 from bnn_pyro.inference.mcmc import HMC, NUTS
 from bnn_pyro.inference.method import Method
 from bnn_pyro.inference.point import MAP, MLE
+from bnn_pyro.inference.sghmc import SGHMC, SGLD
 from bnn_pyro.inference.svi import SVI
 
 #: Every method by its name on the command line.
@@ -12,8 +14,11 @@ METHODS: dict[str, type[Method]] = {
     "map": MAP,
     "mle": MLE,
     "mc-dropout": MCDropout,
+    "ensemble": Ensemble,
     "hmc": HMC,
     "nuts": NUTS,
+    "sghmc": SGHMC,
+    "sgld": SGLD,
 }
 
-__all__ = ["HMC", "MAP", "METHODS", "MLE", "NUTS", "SVI", "MCDropout", "Method"]
+__all__ = ["HMC", "MAP", "METHODS", "MLE", "NUTS", "SVI", "Ensemble", "MCDropout", "Method"]

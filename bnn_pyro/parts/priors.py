@@ -20,6 +20,7 @@ from torch.distributions import Independent, Normal, register_kl
 from torch.func import functional_call
 
 from bnn_pyro.errors import UserError, unknown
+from bnn_pyro.parts.gamma_prior import GammaNormal
 from bnn_pyro.parts.weights import KLNormal, LogUniform, NormalWeights
 
 __all__ = ["PRIORS", "BayesianNet", "IsotropicNormal", "ScaleMixture", "parse_prior"]
@@ -139,6 +140,11 @@ def _log_uniform() -> Maker:
     return lambda w: LogUniform(w.shape)
 
 
+def _gamma(shape: float = 1.0, rate: float = 1.0) -> Maker:
+    """gamma:SHAPE,RATE — Normal(0, 1/√τ), each parameter with its own τ ~ Gamma(SHAPE, RATE), integrated out."""
+    return lambda w: GammaNormal(w.new_tensor(shape), w.new_tensor(rate), w.shape)
+
+
 def _scale_mixture(wide: float = 1.0, narrow: float = math.exp(-6), weight: float = 0.5) -> Maker:
     """scale-mixture:WIDE,NARROW,WEIGHT — Blundell et al. 2015, equation 7; WEIGHT is that of the wide component."""
     if not 0 < weight < 1:
@@ -155,6 +161,7 @@ def _scale_mixture(wide: float = 1.0, narrow: float = math.exp(-6), weight: floa
 PRIORS: dict[str, Callable[..., Maker]] = {
     "normal": _normal,
     "fan-in": _fan_in,
+    "gamma": _gamma,
     "scale-mixture": _scale_mixture,
     "log-uniform": _log_uniform,
 }
