@@ -7,7 +7,7 @@ pass over all rows: a reference for small networks and last layers, not a way to
 diagonal M are adapted in the warm-up, which is dropped. Chains start apart, as a convergence diagnostic wants it: each
 at the model's initial values plus ``jitter`` times a vector of mean 0 with the prior's standard deviations.
 
-A linear model is sampled in the coordinates of :mod:`bnn_pyro.inference.whitening`, in which trajectories are short; its
+A linear model is sampled in the coordinates of :mod:`bnn_pyro.inference.whitening`, where trajectories are short; its
 draws are weights all the same. Positions and energies are float64, the model is evaluated in its own precision.
 
 Chains run in sequence in this process, each with a seed of its own derived from (seed, chain): Pyro's worker

@@ -127,7 +127,7 @@ class Rounded(Whitened):
 
     def _hessian(self, log_joint: LogJoint, at: Mapping[str, Tensor]) -> Tensor:
         """−∂² log p(y | x, V) / ∂V², (P, P), block by block of the outputs."""
-        model, total = log_joint.model, 0.0
+        model, blocks = log_joint.model, {}  # block (i, j) is symmetric, and equal to (j, i)
         w = {site: at[site] for site in self._sites(log_joint)}
         for rows, y in zip(log_joint.x.split(ROWS), log_joint.y.split(ROWS), strict=True):
             with torch.no_grad():
@@ -137,15 +137,12 @@ class Rounded(Whitened):
                 model.likelihood(f, y)
             (score,) = torch.autograd.grad(sites.total, f, create_graph=True)
             inputs = self._inputs(log_joint, rows)
-            outputs = f.shape[1]
-            row_blocks = []
-            for i in range(outputs):
+            for i in range(f.shape[1]):
                 (curvature,) = torch.autograd.grad(-score[:, i].sum(), f, retain_graph=True)  # (rows, K)
-                row_blocks.append(
-                    torch.cat([inputs.mT @ (inputs * curvature[:, j : j + 1]) for j in range(outputs)], 1)
-                )
-            total = total + torch.cat(row_blocks)
-        return total
+                for j in range(i + 1):
+                    blocks[i, j] = blocks.get((i, j), 0.0) + inputs.mT @ (inputs * curvature[:, j : j + 1])
+        outputs = 1 + max(i for i, _ in blocks)
+        return torch.cat([torch.cat([blocks[max(i, j), min(i, j)] for j in range(outputs)], 1) for i in range(outputs)])
 
     def weights(self, z: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """z -> w."""
