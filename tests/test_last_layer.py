@@ -1,0 +1,354 @@
+"""A Bayesian last layer on what it stands on: the same network, the same split, and every command."""
+
+import json
+import signal
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from fake_mnist import fake_images
+from test_run import same, snapshot
+
+import bnn_pyro as bp
+from bnn_pyro.checkpoint import Checkpoint, Interrupted
+from bnn_pyro.features import check_split, on_features
+from bnn_pyro.inference import optimise
+from bnn_pyro.isolation import isolated
+from bnn_pyro.run import main
+from bnn_pyro.zoo import Fit
+
+QUICK = bp.MAP(epochs=3, batch_size=20, lr=0.01)
+SVI = bp.SVI(epochs=3, batch_size=20, lr=0.01)
+CONV = bp.ConvNet(channels=(3,), hidden=(6,), dropout=0.5)
+unresolved = pytest.mark.xfail(
+    strict=True, reason="'rows' differ with a limit: training.at_hand should ask check_split"
+)
+
+
+def fit(entry, data, method=QUICK, **settings):
+    return bp.fit(entry, data, method, **{"seed": 2, "progress": False, "device": "cpu", **settings})
+
+
+def digits(**settings):
+    return bp.load_data("digits", **{"limit": 60, **settings})
+
+
+def at_the_start(posterior, data, **settings):
+    """The posterior that has all its mass where inference would start."""
+    with isolated(0):
+        model = bp.LastLayer(backbone=posterior, **settings).model(data.schema)
+        on_features(model, data)
+    return bp.Posterior(model, data.schema, chains={site: v.clone()[None, None] for site, v in model.initial.items()})
+
+
+# -- it starts as the network that it stands on ------------------------------------------------------------------
+FOUNDATIONS = {
+    "convnet": (CONV, dict(name_or_path="digits", limit=60)),
+    "mlp on images": (bp.MLP(hidden=(9,)), dict(name_or_path="digits", limit=60)),
+    "two classes": (bp.MLP(hidden=(9, 4), activation="tanh"), dict(name_or_path="breast-cancer", limit=60)),
+    "without a bias": (bp.MLP(hidden=(9,), bias=False), dict(name_or_path="digits", limit=60)),
+    "regression": (bp.MLP(hidden=(9,), noise=40.0), dict(name_or_path="diabetes", limit=60)),
+    "without hidden layers": (bp.MLP(hidden=()), dict(name_or_path="digits", limit=60)),
+}
+
+
+@pytest.mark.parametrize("name", FOUNDATIONS)
+def test_predictions_at_the_start_are_the_networks_own(name):
+    entry, source = FOUNDATIONS[name]
+    data = bp.load_data(**source)
+    below = fit(entry, data)
+    start = at_the_start(below, data, **({"noise": 40.0} if name == "regression" else {}))
+    assert start.model.backbone.scale != 1
+    found, own = (bp.predict(p, data.x_test) for p in (start, below))
+    torch.testing.assert_close(found.log_prob(data.y_test), own.log_prob(data.y_test), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found.mean, own.mean, rtol=1e-4, atol=1e-4)
+
+
+def test_features_have_no_dropout_and_a_mean_square_of_1():
+    data = digits()
+    below = fit(CONV, data)
+    with isolated(0):
+        _, first = on_features(bp.LastLayer(backbone=below).model(data.schema), data)
+        _, again = on_features(bp.LastLayer(backbone=below).model(data.schema), data)
+    assert torch.equal(first.x_train, again.x_train)
+    own = below.model.net
+    own.load_state_dict({site: value[0, 0] for site, value in below.chains.items()})
+    c = own.eval().features(data.x_train).square().mean().sqrt()
+    torch.testing.assert_close(first.x_val, own.features(data.x_val) / c)
+    assert first.x_train.square().mean().item() == pytest.approx(1, abs=1e-5)
+
+
+def test_another_kind_of_noise_starts_elsewhere():
+    """One output below and two above, or the other way about: the trained head is no start then."""
+    data = bp.load_data("diabetes", limit=60)
+    for below, above in (("heteroscedastic", "learned"), (40.0, "heteroscedastic")):
+        posterior = fit(bp.MLP(hidden=(5,), noise=below), data)
+        entry = bp.LastLayer(backbone=posterior, noise=above)
+        with isolated(0):
+            start = entry.model(data.schema).initial["layers.0.weight"]
+        assert start.shape == (2 if above == "heteroscedastic" else 1, 5)
+        assert not torch.equal(start[0], posterior.chains["layers.1.weight"][0, 0, 0])
+        assert torch.isfinite(bp.predict(fit(entry, data), data.x_test).mean).all()
+
+
+def test_a_head_for_targets_in_other_units_is_no_start():
+    data = bp.load_data("diabetes", limit=60)
+    below = fit(bp.MLP(hidden=(5,), noise=40.0), data)
+    for schema, used in ((data.schema, True), (replace(data.schema, y_scale=9.0), False)):
+        with isolated(0):
+            start = bp.LastLayer(backbone=below).model(schema).initial["layers.0.weight"]
+        assert torch.equal(start, below.chains["layers.1.weight"][0, 0]) == used
+
+
+def test_its_settings():
+    data = digits()
+    below = fit(CONV, data)
+    with isolated(0):
+        assert set(bp.LastLayer(backbone=below, bias=False).model(data.schema).initial) == {"layers.0.weight"}
+    for settings, words in (
+        (dict(init_scale=0.0), "init_scale must be positive"),
+        (dict(backbone=7), "a backbone is a text"),
+    ):
+        with pytest.raises(bp.UserError, match=words):
+            bp.LastLayer(**settings)
+    with isolated(0), pytest.raises(bp.UserError, match="unknown prior"):
+        bp.LastLayer(backbone=below, prior="norml:1").model(data.schema)
+
+
+@pytest.mark.parametrize("noise", ["learned", 30.0, "heteroscedastic"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_regression_on_a_table(tmp_path, noise, bias):
+    data = bp.load_data("diabetes", limit=60)
+    entry = bp.LastLayer(backbone=fit(bp.MLP(hidden=(5,)), data), noise=noise, bias=bias)
+    posterior = fit(entry, data, SVI, out=tmp_path)
+    sites = {"layers.0.weight": True, "layers.0.bias": bias, "log_noise": noise == "learned"}
+    assert set(posterior.model.initial) == {site for site, there in sites.items() if there}
+    before, after = (bp.predict(p, data.x_test, num_draws=4, seed=1) for p in (posterior, bp.load(tmp_path)))
+    assert torch.equal(before.locs, after.locs) and torch.equal(before.scales, after.scales)
+    if noise == 30.0:
+        assert (before.scales == 30).all()
+
+
+# -- what it can stand on ----------------------------------------------------------------------------------------
+def test_what_is_no_point_estimate_of_a_network_with_features_is_refused():
+    data = digits()
+    others = {
+        "mean-field by svi": fit(bp.MeanField(hidden=(4,)), data, SVI),
+        "mlp by ensemble": fit(bp.MLP(hidden=(4,)), data, bp.Ensemble(members=2, epochs=1)),
+        "last-layer by map": fit(bp.LastLayer(backbone=fit(CONV, data)), data),
+    }
+    for what, posterior in others.items():
+        with pytest.raises(bp.UserError, match=f"point estimate of convnet or mlp; this posterior is of {what}"):
+            bp.LastLayer(backbone=posterior)
+
+
+@pytest.mark.parametrize("name", ["auto", "mlp"])
+def test_by_name_it_is_trained_first_as_tuned(tmp_path, monkeypatch, name):
+    tuned = Fit({"hidden": (7,)}, {"epochs": 2, "batch_size": 30})
+    monkeypatch.setattr(bp.MLP, "fits", {"breast-cancer": {"map": tuned}})
+    data = bp.load_data("breast-cancer", limit=60)
+    posterior = fit(bp.LastLayer(backbone=name), data, SVI, out=tmp_path)
+    below = bp.load(tmp_path / "baseline")
+    assert below.provenance["entry"] == "mlp" and below.chains["layers.0.weight"].shape[2:] == (7, 30)
+    assert posterior.model.initial["layers.0.weight"].shape == (1, 7)
+    for site, value in posterior.model.backbone.net.named_parameters():
+        assert torch.equal(value, below.chains[site.removeprefix("net.")][0, 0])
+    alone = fit(bp.LastLayer(backbone=below), data, SVI)
+    assert torch.equal(*(bp.predict(p, data.x_test, num_draws=3).probs for p in (posterior, alone)))
+
+
+def test_archives_hold_the_backbone(tmp_path):
+    data = digits()
+    posterior = fit(bp.LastLayer(backbone=fit(CONV, data)), data, SVI, out=tmp_path)
+    loaded = bp.load(tmp_path)
+    assert torch.equal(*(bp.predict(p, data.x_test, num_draws=5).components.logits for p in (posterior, loaded)))
+    assert loaded.model.backbone.description == json.loads(json.dumps(posterior.model.backbone.description))
+    torch.load(tmp_path / "posterior.pt", weights_only=True)
+
+
+@pytest.mark.parametrize("step", [2, 11, 15])
+def test_stopped_in_either_part_it_goes_on_to_the_same_result(tmp_path, monkeypatch, step):
+    """Nine steps of the network below, then nine of the last layer."""
+    monkeypatch.setattr(bp.ConvNet, "fits", {"digits": {"map": Fit({"channels": (2,)}, vars(QUICK))}})
+    data = digits()
+    whole = fit(bp.LastLayer(), data, SVI)
+    steps = iter(range(1, 1000))
+
+    def due(self):
+        if next(steps) == step:
+            signal.raise_signal(signal.SIGINT)
+        return self.stop
+
+    monkeypatch.setattr(Checkpoint, "due", property(due))
+    with pytest.raises(Interrupted):
+        fit(bp.LastLayer(), data, SVI, out=tmp_path)
+    assert (tmp_path / "baseline" / "posterior.pt").exists() == (step > 9)
+    for _ in range(2):  # goes on; is finished and only loaded
+        resumed = fit(bp.LastLayer(), data, SVI, out=tmp_path, resume=True)
+        assert resumed.trace == whole.trace
+        assert torch.equal(*(bp.predict(p, data.x_test, num_draws=3).components.logits for p in (resumed, whole)))
+
+
+# -- the rows that it may have seen ------------------------------------------------------------------------------
+def test_a_backbone_of_another_split_is_refused(tmp_path):
+    below = fit(CONV, digits(seed=1), out=tmp_path)
+    for backbone in (str(tmp_path), below):
+        with pytest.raises(bp.UserError, match=r"another split of digits .*'seed': 1.* here .*'seed': 0"):
+            fit(bp.LastLayer(backbone=backbone), digits())
+    fit(bp.LastLayer(backbone=below), digits(seed=1))
+
+
+def test_other_shares_are_another_split_too():
+    below = fit(CONV, digits())
+    with pytest.raises(bp.UserError, match="another split of digits"):
+        fit(bp.LastLayer(backbone=below), digits(fractions=(0.6, 0.2, 0.2)))
+
+
+@pytest.mark.parametrize("limits", [(60, 30), (30, 60), (None, 40), (40, None)])
+def test_fewer_training_rows_of_the_same_split_are_the_same_split(limits):
+    then, now = (digits(limit=limit) for limit in limits)
+    assert torch.equal(then.y_test, now.y_test)
+    check_split({"kind": "run", "entry": "convnet", "data": "digits", "split": then.split}, now)
+
+
+@unresolved
+def test_a_folder_of_a_run_with_another_limit(tmp_path):
+    fit(CONV, digits(), out=tmp_path)
+    fit(bp.LastLayer(backbone=str(tmp_path)), digits(limit=30))
+
+
+def test_the_backbone_gets_its_own_standardisation():
+    """A limit changes the statistics of the training rows; the network must see what it was trained on."""
+    whole, few = (bp.load_data("breast-cancer", limit=limit) for limit in (200, 30))
+    assert whole.schema.x_shift != few.schema.x_shift
+    below = fit(bp.MLP(hidden=(9,)), whole)
+    with isolated(0):
+        backbone = bp.LastLayer(backbone=below).model(few.schema).backbone
+    own = below.model.net
+    own.load_state_dict({site: value[0, 0] for site, value in below.chains.items()})
+    torch.testing.assert_close(backbone(few.x_test), own.features(whole.x_test), rtol=1e-4, atol=1e-4)
+
+
+def test_another_data_set_of_the_same_shape_is_accepted(tmp_path, monkeypatch):
+    monkeypatch.setenv("BNN_PYRO_DATA", str(tmp_path))
+    for name in ("MNIST", "FashionMNIST"):
+        fake_images(tmp_path / name)
+    below = fit(replace(CONV, channels=(2,)), bp.load_data("mnist", limit=20, seed=4))
+    data = bp.load_data("fashion-mnist", limit=20)
+    assert bp.predict(fit(bp.LastLayer(backbone=below), data), data.x_test).probs.shape == (1, 30, 10)
+    with pytest.raises(bp.UserError, match=r"does not take inputs of shape \(2, 1, 8, 8\)"):
+        fit(bp.LastLayer(backbone=below), digits())
+
+
+# -- the command line --------------------------------------------------------------------------------------------
+TRAIN = ["train", "last-layer", "--data", "digits", "--limit", "60", "--epochs", "2", "--batch-size", "30"]
+SMALL = ["--num-draws", "4", "--device", "cpu", "--quiet"]
+
+
+@pytest.fixture(autouse=True)
+def small_convnet(monkeypatch):
+    """A network that is trained in a moment, and no figures, which take longer than all the rest."""
+    below = Fit({"channels": (2,), "hidden": (5,)}, {"epochs": 2, "batch_size": 30, "patience": 2})
+    monkeypatch.setattr(bp.ConvNet, "fits", {"digits": {"map": below}})
+    monkeypatch.setattr("bnn_pyro.evaluation.draw_all", lambda scene, folder: [])
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture
+def run(runs):
+    """A run folder, made once."""
+    if not (runs / "first").exists():
+        assert main([*TRAIN, *SMALL, "--out", str(runs / "first")]) == 0
+    return runs / "first"
+
+
+def test_train_writes_the_network_below_as_the_baseline(run):
+    below, above = bp.load(run / "baseline"), bp.load(run)
+    assert (below.provenance["entry"], above.provenance["entry"]) == ("convnet", "last-layer")
+    assert below.trace["validation_nll"]
+    net = above.model.backbone.net
+    assert all(torch.equal(v, below.chains[site.removeprefix("net.")][0, 0]) for site, v in net.named_parameters())
+    found = json.loads((run / "metrics.json").read_text())
+    data = digits()
+    assert found["nll"] == pytest.approx(bp.metrics.nll(bp.predict(above, data.x_test, num_draws=4), data.y_test))
+    nll = bp.metrics.nll(bp.predict(below, data.x_test), data.y_test)
+    assert found["nll_minus_baseline"] == pytest.approx(found["nll"] - nll, abs=1e-5)
+    assert "last-layer" in (run / "README.md").read_text() and "convnet" in (run / "report.html").read_text()
+
+
+def test_its_config_reproduces_it(run, tmp_path):
+    assert main(["train", "--config", str(run / "config.json"), "--out", str(tmp_path / "again"), "--quiet"]) == 0
+    assert same(run, tmp_path / "again") and same(run / "baseline", tmp_path / "again" / "baseline")
+    assert (run / "metrics.json").read_bytes() == (tmp_path / "again" / "metrics.json").read_bytes()
+
+
+def test_the_other_commands_take_it(run, tmp_path, capsys):
+    assert main(["evaluate", str(run), "--ood", "noise", "--limit", "20", "--quiet"]) == 0
+    assert "ood_uniform-noise_total_entropy" in json.loads((run / "metrics.json").read_text())
+    assert main(["compare", str(run), str(run / "baseline"), "--quiet", "--out", str(tmp_path / "c.html")]) == 0
+    assert "last-layer" in capsys.readouterr().out
+    data = digits()
+    np.savez(tmp_path / "x.npz", x=data.schema.unstandardise(data.x_test[:3]).numpy())
+    arguments = ["--input", str(tmp_path / "x.npz"), "--output", str(tmp_path / "p.csv"), "--quiet"]
+    assert main(["predict", str(run), *arguments]) == 0
+    assert len((tmp_path / "p.csv").read_text().splitlines()) == 4
+
+
+@pytest.mark.parametrize("stop", [2, 4])
+def test_resume_goes_on_in_either_part(run, tmp_path, monkeypatch, capsys, stop):
+    check, calls = optimise._check_finite, []
+
+    def check_and_stop(*args):
+        calls.append(1)
+        if len(calls) == stop:
+            signal.raise_signal(signal.SIGTERM)
+        check(*args)
+
+    out = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(optimise, "_check_finite", check_and_stop)
+        assert main([*TRAIN, *SMALL, "--out", str(out)]) == 130
+    assert f"train --resume --out {out}" in capsys.readouterr().err and not (out / "posterior.pt").exists()
+    assert main(["train", "--resume", "--out", str(out), "--quiet"]) == 0
+    assert same(out, run) and same(out / "baseline", run / "baseline")
+
+
+def test_the_folder_of_a_run_is_a_backbone(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(run)
+    out = tmp_path / "on"
+    assert main([*TRAIN, *SMALL, "--set", "backbone=baseline", "--out", str(out)]) == 0
+    assert same(out, run)  # the very network that it was trained on
+    assert json.loads((out / "config.json").read_text())["variant_settings"]["backbone"] == str(run / "baseline")
+    monkeypatch.chdir(tmp_path)
+    assert main(["evaluate", str(out), "--quiet"]) == 0
+
+
+BAD = {
+    "unknown text": (["--set", "backbone=convnt"], "is none of: auto, convnet, mlp"),
+    "missing file": (["--set", "backbone=DIR/none.pt"], "no backbone file"),
+    "no run": (["--set", "backbone=DIR/empty"], "no posterior.json"),
+    "no point estimate": (["--set", "backbone=RUN"], "point estimate of convnet or mlp"),
+    "another split": (["--set", "backbone=RUN/baseline", "--data-seed", "1"], "another split of digits"),
+    "another shape": (["--set", "backbone=RUN/baseline", "--data", "breast-cancer"], "inputs of shape (2, 30)"),
+    "images wanted": (["--set", "backbone=convnet", "--data", "breast-cancer"], "images"),
+    "unknown architecture": (["--set", "backbone=resnt18:x.pth"], "did you mean 'resnet18'"),
+    "no weights": (["--set", "backbone=resnet18:DIR/x.pth"], "no weights file"),
+    "init_scale": (["--set", "init_scale=0"], "init_scale must be positive"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_backbones_are_told_before_anything_is_written(case, run, tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    extra, words = BAD[case]
+    argv = [a.replace("DIR", str(tmp_path)).replace("RUN", str(run)) for a in (*TRAIN, *SMALL, *extra)]
+    before = snapshot(tmp_path), snapshot(run)
+    assert main([*argv, "--out", str(tmp_path / "new")]) == 2
+    told = capsys.readouterr()
+    assert len(told.err.strip().splitlines()) == 1 and words in told.err and "Traceback" not in told.err
+    assert (snapshot(tmp_path), snapshot(run)) == before and not (tmp_path / "new").exists()
