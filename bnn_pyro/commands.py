@@ -14,6 +14,7 @@ import torch
 
 from bnn_pyro import metrics
 from bnn_pyro.checkpoint import write_whole
+from bnn_pyro.comparison import draw_comparison
 from bnn_pyro.datasets import DATASETS, load_inputs, read_rows
 from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.errors import UserError
@@ -251,7 +252,7 @@ def compare(args: Namespace) -> None:
     out = Path(args.out) if args.out else folders[0].path / "comparison.html"
     if args.out and out.exists():
         raise UserError(f"--out {out} exists; choose another name")
-    runs, predictions, truth = [], [], None
+    runs, posteriors, predictions, truth = [], [], [], None
     for folder in folders:
         recipe = _with_flags(folder.recipe, args)
         data = recipe.load()
@@ -263,6 +264,7 @@ def compare(args: Namespace) -> None:
             facts(folder, str(folder.path)), metrics=metrics.evaluate(prediction, data.y_test).flat()
         )
         runs.append(found)
+        posteriors.append(posterior)
         predictions.append(prediction)
     differences = {}
     for run, prediction in zip(runs[1:], predictions[1:], strict=True):
@@ -273,7 +275,8 @@ def compare(args: Namespace) -> None:
     lines = [[row.name, *row.cells] for row in difference_rows(runs[0].task, differences)]
     print(plain_table(["", *differences], lines))
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(out, comparison_html(runs, differences).encode())
+    pictures = draw_comparison(runs, posteriors, predictions, truth)
+    write_whole(out, comparison_html(runs, differences, pictures).encode())
     print(f"\ncomparison: {out}")
 
 

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
-from torch import Tensor
 
 from bnn_pyro import plots
 from bnn_pyro.checkpoint import write_whole
 from bnn_pyro.datasets.bundled import curve
-from bnn_pyro.datasets.dataset import Dataset
-from bnn_pyro.posterior import Posterior
-from bnn_pyro.predictive import Prediction, predict
-from bnn_pyro.pruned_run import Pruning
 from bnn_pyro.pruning import signal_to_noise
 from bnn_pyro.report import Picture
+from bnn_pyro.scene import Outside, Scene
 
 __all__ = ["FIGURES", "Figure", "Outside", "Scene", "draw_all", "figures_of"]
 
@@ -26,34 +19,10 @@ __all__ = ["FIGURES", "Figure", "Outside", "Scene", "draw_all", "figures_of"]
 TRUTHS = {"toy-curve": curve}
 #: How far the zoomed-out band reaches on both sides, in ranges of the training inputs (±100 for toy-curve).
 FAR = 25
-DOTS_PER_INCH = 144
-
-
-@dataclass(frozen=True)
-class Outside:
-    """Inputs from elsewhere (N, *input_shape), standardised, and what run and baseline say of them."""
-
-    name: str
-    x: Tensor
-    prediction: Prediction
-    baseline: Prediction | None = None
-
-
-@dataclass(frozen=True)
-class Scene:
-    """All that a picture can be made of; predictions are for the test rows, None where there are none."""
-
-    posterior: Posterior
-    data: Dataset
-    num_draws: int
-    prediction: Prediction | None
-    baseline: Prediction | None = None
-    outside: Sequence[Outside] = field(default_factory=tuple)
-    pruning: Pruning | None = None
-
-    def at(self, x: Tensor) -> Prediction:
-        """The run's prediction elsewhere."""
-        return predict(self.posterior, x, num_draws=self.num_draws)
+#: Where so many rows have a confidence above 0.99, errors are told by doubt on a log scale as well.
+SURE, SURE_SHARE = 0.99, 0.5
+#: Test rows at most on which an ensemble is watched as it grows: every stored draw predicts them once more.
+GROWING_ROWS = 10_000
 
 
 @dataclass(frozen=True)
@@ -68,8 +37,17 @@ class Figure:
 
 
 # -- when --------------------------------------------------------------------------------------------------------------
-def _always(scene: Scene) -> bool:
-    return any(scene.posterior.trace.get(name) for name in ("elbo", "log_joint"))
+def _optimised(scene: Scene) -> bool:
+    return not _sampled(scene) and any(scene.posterior.trace.get(name) for name in ("elbo", "log_joint"))
+
+
+def _sampled(scene: Scene) -> bool:
+    return any(scene.posterior.trace.get(name) for name in ("kinetic_temperature", "step_size"))
+
+
+def _stored(scene: Scene) -> bool:
+    chains = scene.posterior.chains
+    return scene.prediction is not None and chains is not None and next(iter(chains.values())).shape[:2].numel() > 1
 
 
 def _classified(scene: Scene) -> bool:
@@ -93,7 +71,11 @@ def _two_inputs(scene: Scene) -> bool:
 
 
 def _several_draws(scene: Scene) -> bool:
-    return _classified(scene) and scene.prediction.num_draws > 1
+    return _classified(scene) and scene.prediction.num_draws > 1 and not scene.data.schema.is_image
+
+
+def _sure(scene: Scene) -> bool:
+    return _classified(scene) and (scene.prediction.mean.amax(1) > SURE).float().mean().item() > SURE_SHARE
 
 
 def _outside(scene: Scene) -> bool:
@@ -126,6 +108,12 @@ def _map(scene: Scene, draw: Callable, margin: float) -> object:
 def _softmax_draws(scene: Scene) -> object:
     rows = scene.prediction.epistemic.argsort(descending=True)[:6]
     return plots.softmax_draws(scene.prediction, rows, scene.data.y_test, scene.data.schema)
+
+
+def _growing(scene: Scene) -> object:
+    x, y = scene.data.x_test[:GROWING_ROWS], scene.data.y_test[:GROWING_ROWS]
+    baseline = None if scene.baseline is None else scene.baseline[:GROWING_ROWS]
+    return plots.growing_ensemble(scene.posterior, x, y, baseline=baseline)
 
 
 def _entropies(scene: Scene) -> object:
@@ -164,16 +152,16 @@ FIGURES: dict[str, Figure] = {
     ),
     "uncertain-images": Figure(
         "The most uncertain test images",
-        "Sorted by total entropy. A person may find these hard as well; votes spread over classes are draws that "
-        "disagree about this image.",
+        "Sorted by total entropy. Lines that part are draws that disagree about an image (the epistemic part, which "
+        "more data would shrink); lines that agree on several classes call it ambiguous.",
         _images,
         lambda s: plots.uncertain_images(s.prediction, s.data.x_test, s.data.y_test, s.data.schema),
         wide=True,
     ),
     "softmax-draws": Figure(
         "Single draws",
-        "Class probabilities of every draw for the six test rows with the largest epistemic uncertainty: tall boxes "
-        "are disagreement between draws, short boxes at middling heights an ambiguous row.",
+        "Class probabilities of the draws for the six test rows with the largest epistemic uncertainty: tall boxes are "
+        "disagreement between draws, short boxes at middling heights an ambiguous row.",
         _several_draws,
         _softmax_draws,
         wide=True,
@@ -184,6 +172,13 @@ FIGURES: dict[str, Figure] = {
         "rows have wide whiskers and prove little.",
         _classified,
         lambda s: plots.reliability(s.prediction, s.data.y_test),
+    ),
+    "doubt-calibration": Figure(
+        "Is its doubt deserved?",
+        "Most rows lie in the last bin of the diagram before; here their doubt, 1 − confidence, is spread out. Bins "
+        "without an error only bound it from above: more rows would be needed to say whether so little doubt is right.",
+        _sure,
+        lambda s: plots.doubt_calibration(s.prediction, s.data.y_test),
     ),
     "confidence-histogram": Figure(
         "Confidence where it is right and where it is wrong",
@@ -225,6 +220,13 @@ FIGURES: dict[str, Figure] = {
         lambda s: plots.regression_calibration(s.prediction, s.data.y_test),
         wide=True,
     ),
+    "growing-ensemble": Figure(
+        "What each further draw is worth",
+        "NLL of the test rows under the first draws of the stored ensemble. A flat end says that more draws of these "
+        "chains would not help; chains that end apart have not explored the same posterior.",
+        _stored,
+        _growing,
+    ),
     "pruning": Figure(
         "With weights removed",
         "Scores on the test rows without the weights of the lowest signal-to-noise ratio: where the curve is flat, the "
@@ -244,8 +246,16 @@ FIGURES: dict[str, Figure] = {
         "Training",
         "The objective and its parts. A flat end says that the optimiser has come to rest, not that the posterior is "
         "right.",
-        _always,
+        _optimised,
         lambda s: plots.training_curves(s.posterior.trace),
+        wide=True,
+    ),
+    "sampler-trace": Figure(
+        "The sampler at work",
+        "A kinetic temperature of 1 is what the right step size and noise estimate give; it does not show that the "
+        "chains have been everywhere. The NLL is that of the ensemble, not of its last draw.",
+        _sampled,
+        lambda s: plots.sampler_trace(s.posterior.trace),
         wide=True,
     ),
 }
@@ -254,7 +264,7 @@ FIGURES: dict[str, Figure] = {
 def figures_of(scene: Scene) -> dict[str, Figure]:
     """The figures that apply to a run, with one more for each set of images from elsewhere."""
     found = {name: figure for name, figure in FIGURES.items() if figure.applies(scene)}
-    last = {"training-curves": found.pop("training-curves")} if "training-curves" in found else {}
+    last = {name: found.pop(name) for name in ("training-curves", "sampler-trace") if name in found}
     for other in scene.outside:
         if other.baseline is not None and scene.data.schema.is_image:
             found[f"outside-{other.name}"] = Figure(
@@ -277,9 +287,6 @@ def draw_all(scene: Scene, folder: Path) -> list[Picture]:
             old.unlink()
     pictures = []
     for name, figure in figures.items():
-        page = np.ravel(np.asarray(figure.draw(scene), dtype=object))[0].figure
-        blob = io.BytesIO()
-        page.savefig(blob, format="png", dpi=DOTS_PER_INCH)
-        write_whole(folder / f"{name}.png", blob.getvalue())
-        pictures.append(Picture(folder / f"{name}.png", figure.title, figure.sentence, figure.wide))
+        pictures.append(Picture.of(name, figure.draw(scene), figure.title, figure.sentence, figure.wide))
+        write_whole(folder / f"{name}.png", pictures[-1].png)
     return pictures

@@ -7,11 +7,12 @@ not show: intervals are over test rows, a comparison is paired, a temperature ot
 from __future__ import annotations
 
 import base64
+import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from bnn_pyro import __version__
@@ -20,6 +21,7 @@ from bnn_pyro.tables import HEADLINE, RunFacts, difference, difference_rows, est
 
 __all__ = ["Picture", "comparison_html", "run_card", "run_html"]
 
+DOTS_PER_INCH = 144
 INTERVALS = (
     "In brackets: 95 % bootstrap intervals over the test rows, that is, what another test set of this size would have "
     "changed. They say nothing of another seed or another training set."
@@ -29,17 +31,26 @@ PAIRED = " The difference is run minus baseline on the same resampled rows, whic
 
 @dataclass(frozen=True)
 class Picture:
-    """A PNG of the run with what it shows."""
+    """A PNG with its name and what it shows."""
 
-    path: Path
+    name: str
+    png: bytes
     title: str
     sentence: str
     wide: bool = False
 
+    @classmethod
+    def of(cls, name: str, axes: object, title: str, sentence: str, wide: bool = False) -> Picture:
+        """The page that these axes are on."""
+        page = np.ravel(np.asarray(axes, dtype=object))[0].figure
+        blob = io.BytesIO()
+        page.savefig(blob, format="png", dpi=DOTS_PER_INCH)
+        return cls(name, blob.getvalue(), title, sentence, wide)
+
     @property
     def base64(self) -> str:
-        """The file, for a data URI."""
-        return base64.b64encode(self.path.read_bytes()).decode()
+        """The PNG, for a data URI."""
+        return base64.b64encode(self.png).decode()
 
 
 def run_html(run: RunFacts, pictures: Iterable[Picture]) -> str:
@@ -60,7 +71,9 @@ def run_card(run: RunFacts) -> str:
     )
 
 
-def comparison_html(runs: Sequence[RunFacts], differences: Mapping[str, Mapping[str, float]]) -> str:
+def comparison_html(
+    runs: Sequence[RunFacts], differences: Mapping[str, Mapping[str, float]], pictures: Iterable[Picture] = ()
+) -> str:
     """Several runs side by side. differences: {label: {metric, metric_low, metric_high}} to the first run."""
     first = runs[0]
     return _render(
@@ -77,6 +90,7 @@ def comparison_html(runs: Sequence[RunFacts], differences: Mapping[str, Mapping[
         columns=[run.label for run in runs],
         note=INTERVALS,
         differences=difference_rows(first.task, differences),
+        figures=list(pictures),
         runs=[{"name": run.label, "facts": _facts(run)} for run in runs],
     )
 

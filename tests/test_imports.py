@@ -15,7 +15,7 @@ PACKAGE = Path(bp.__file__).parent
 ORDER = [
     "errors", "settings", "progress", "isolation", "checkpoint", "datasets", "parts", "posterior", "inference", "zoo",
     "features", "training", "predictive", "metrics", "pruning", "diagnostics", "plots", "tables", "report", "recipe", "rundir",
-    "pruned_run", "figures", "evaluation", "commands", "run",
+    "pruned_run", "scene", "figures", "comparison", "evaluation", "commands", "run",
 ]  # fmt: skip
 FILES = {
     ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"): path

@@ -5,34 +5,44 @@
 a notebook, which shows its figures through pyplot. Entropies are in nats, targets and inputs in the user's own units.
 """
 
-from bnn_pyro.plots.calibration import regression_calibration, reliability
+from bnn_pyro.plots.calibration import doubt_calibration, regression_calibration, reliability
 from bnn_pyro.plots.classification import confidence_histogram, confusion_matrix, selective_risk, softmax_draws
+from bnn_pyro.plots.ensembles import dispute, growing_ensemble, method_predictions, most_disputed
 from bnn_pyro.plots.images import uncertain_images
 from bnn_pyro.plots.maps import decision_boundary, epistemic_map
 from bnn_pyro.plots.mesh import Grid, grid, line
 from bnn_pyro.plots.ood import entropy_histograms, ood_bars
 from bnn_pyro.plots.pruning import pruning_curve, signal_to_noise
 from bnn_pyro.plots.regression import predicted_observed, predictive_band
-from bnn_pyro.plots.training import training_curves
+from bnn_pyro.plots.training import sampler_trace, training_curves
+from bnn_pyro.plots.weights import unlike, weight_posteriors
 
 __all__ = [
     "Grid",
     "confidence_histogram",
     "confusion_matrix",
     "decision_boundary",
+    "dispute",
+    "doubt_calibration",
     "entropy_histograms",
     "epistemic_map",
     "grid",
+    "growing_ensemble",
     "line",
+    "method_predictions",
+    "most_disputed",
     "ood_bars",
     "predicted_observed",
     "predictive_band",
     "pruning_curve",
     "regression_calibration",
     "reliability",
+    "sampler_trace",
     "selective_risk",
     "signal_to_noise",
     "softmax_draws",
     "training_curves",
     "uncertain_images",
+    "unlike",
+    "weight_posteriors",
 ]

@@ -14,6 +14,7 @@ from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.errors import UserError
 from bnn_pyro.metrics.classification import mean_probs
 from bnn_pyro.metrics.metric import Targets, targets
+from bnn_pyro.plots.images import split_nats
 from bnn_pyro.plots.style import (
     BAYES,
     DATA,
@@ -32,7 +33,11 @@ from bnn_pyro.plots.style import (
 )
 from bnn_pyro.predictive import Prediction
 
-__all__ = ["confidence_histogram", "confusion_matrix", "selective_risk", "softmax_draws"]
+__all__ = ["confidence_histogram", "confusion_matrix", "draw_boxes", "selective_risk", "softmax_draws"]
+
+
+#: A confidence that few would question: how many points lie above it, and how many of them are wrong, is told.
+SURE = 0.99
 
 
 @drawn
@@ -82,8 +87,11 @@ def confidence_histogram(prediction: Prediction, y: Targets, *, bins: int = 20, 
     ax.set_ylim(0.7, 1.5 * max(up.max(), down.max()))  # so that a single point can be seen
     ax.yaxis.set_major_formatter("{x:,.0f}")
     ax.minorticks_off()
-    ax.axvline(confidence.mean(), color=DATA, label=f"mean confidence {confidence.mean():.1%}")
-    ax.axvline(right.mean(), color=DATA, linestyle="--", label=f"accuracy {right.mean():.1%}")
+    percent = ".1%" if right.mean() < 0.97 else ".2%"
+    ax.axvline(confidence.mean(), color=DATA, label=f"mean confidence {confidence.mean():{percent}}")
+    ax.axvline(right.mean(), color=DATA, linestyle="--", label=f"accuracy {right.mean():{percent}}")
+    sure = confidence > SURE
+    ax.set_title(f"{sure.sum():,} of {len(y):,} above {SURE:.0%}, {(sure & ~right).sum():,} of these wrong")
     ax.set(xlabel="confidence: largest class probability", ylabel="points", xlim=(edges[0], 1))
     legend_below(ax, columns=2)
     return ax
@@ -126,25 +134,30 @@ def softmax_draws(
     for k, (ax, row) in enumerate(zip(axes, rows, strict=False)):
         draws = some.probs[:, k].double().numpy()
         shown = np.sort(np.argsort(-draws.mean(0), kind="stable")[:most])
-        place = np.arange(len(shown))
-        ax.bar(place, draws.mean(0)[shown], 0.8, color=tint(BAYES, 0.25), label="mean")
+        place = draw_boxes(ax, draws, shown, names)
+        if y is not None and y[row] in place:
+            ax.get_xticklabels()[place[y[row]]].set(color=WRONG, fontweight="bold")
+        true = "" if y is None else f", true: {names[y[row]]}"
+        ax.set_title(f"point {row}{true}\n{split_nats(some, k)}", size=8.5)
+        ax.set_ylim(0, 1.03)
+    for ax in axes[::columns]:
+        ax.set_ylabel("class probability\n(bar: mean, box: draws)")
+    return axes[: len(rows)]
+
+
+def draw_boxes(ax: Axes, draws: np.ndarray, shown: np.ndarray, names: Sequence[str]) -> dict[int, int]:
+    """Draws (S, K) of one point: their mean as bars, and as boxes; {class shown: its place on the axis}."""
+    place = np.arange(len(shown))
+    ax.bar(place, draws.mean(0)[shown], 0.8, color=tint(BAYES, 0.25), label="mean")
+    if len(draws) > 1:
         ax.boxplot(
             draws[:, shown], positions=place, widths=0.45, whis=(5, 95), showfliers=False,
             medianprops={"color": DATA}, boxprops={"color": BAYES}, whiskerprops={"color": BAYES},
             capprops={"color": BAYES},
         )  # fmt: skip
-        ax.set_xticks(place, [names[c] for c in shown], rotation=90 if long else 0)
-        if y is not None and y[row] in shown:
-            ax.get_xticklabels()[int(np.searchsorted(shown, y[row]))].set(color=WRONG, fontweight="bold")
-        total, epistemic, aleatoric = (getattr(some, u)[k] for u in ("total", "epistemic", "aleatoric"))
-        true = "" if y is None else f", true: {names[y[row]]}"
-        ax.set_title(
-            f"point {row}{true}\ntotal {total:.2f} = {epistemic:.2f} epist. + {aleatoric:.2f} aleat. nats", size=8.5
-        )
-        ax.set_ylim(0, 1.03)
-    for ax in axes[::columns]:
-        ax.set_ylabel("class probability\n(bar: mean, box: draws)")
-    return axes[: len(rows)]
+    long = len(shown) > 3 and max(len(name) for name in names) > 3
+    ax.set_xticks(place, [names[c] for c in shown], rotation=90 if long else 0)
+    return {int(c): k for k, c in enumerate(shown)}
 
 
 @drawn

@@ -1,21 +1,24 @@
-"""Pictures of pictures: the images that a classifier is least sure of, with the votes of its draws."""
+"""Pictures of pictures: the images that a classifier is least sure of, with what each draw says of them."""
 
 from __future__ import annotations
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
 from torch import Tensor
 
 from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.metrics.metric import Targets, targets
-from bnn_pyro.plots.style import BAYES, HATCH, WRONG, class_names, drawn, figure, need, tint
+from bnn_pyro.plots.style import BAYES, DATA, HATCH, WRONG, class_names, drawn, figure, need, tint
 from bnn_pyro.predictive import Prediction
 
-__all__ = ["show_image", "uncertain_images"]
+__all__ = ["mark_class", "show_image", "split_nats", "uncertain_images"]
 
 #: What images can be sorted by, and what it is called.
 ORDERS = {"total": "total entropy", "epistemic": "mutual information", "aleatoric": "aleatoric entropy"}
+#: So many draws are drawn as lines; more would only be black.
+MOST_LINES = 100
 
 
 @drawn
@@ -25,15 +28,21 @@ def uncertain_images(
     y: Targets | None = None,
     schema: Schema | None = None,
     *,
-    num: int = 12,
+    num: int = 9,
     by: str = "total",
     axes: np.ndarray | None = None,
 ) -> np.ndarray:
-    """The most uncertain images, worst first, each above the share of the draws that vote for a class; axes (num, 2).
+    """The most uncertain images, worst first, each beside the class probabilities of its draws; axes (num, 2).
 
-    x: (B, channels, height, width) the images of the prediction. y: their labels (B,); the true class is hatched.
+    A thin line is one draw, the thick one with dots their mean; the true class is hatched. The title has the true
+    class, the most probable one, and the total entropy with its epistemic and aleatoric parts in nats. Lines that
+    part are draws that disagree; lines that agree on a middling height, an image that is ambiguous to all of them.
+
+    x: (B, channels, height, width) the images of the prediction. y: their labels (B,).
     by: "total", "epistemic" or "aleatoric" entropy, nats.
-    axes: (num, 2) to draw on: image, votes.
+    axes: (num, 2) to draw on: image, draws.
+
+    Raises UserError for a regression, an unknown order, or inputs that are not the prediction's images.
     """
     need(prediction, "classification", "a grid of uncertain images")
     if by not in ORDERS:
@@ -42,27 +51,46 @@ def uncertain_images(
         raise UserError(f"x must be {len(prediction)} images (B, channels, height, width), got shape {tuple(x.shape)}")
     y = None if y is None else targets(prediction, y)
     names = class_names(prediction, schema)
-    score = getattr(prediction, by)
-    order = score.argsort(descending=True, stable=True)[:num].tolist()
+    order = getattr(prediction, by).argsort(descending=True, stable=True)[:num].tolist()
     short = all(len(name) <= 2 for name in names)
     if axes is None:
         heading = f"most uncertain first, by {ORDERS[by]}"
-        key = "bars: votes of the draws" + (", hatched: the true class" if y is not None else "")
-        axes = _cells(len(order), heading, key, 0.0 if short else 0.35)
-    all_votes = prediction[order].votes.numpy()
-    for (image, bars), row, votes in zip(axes, order, all_votes, strict=True):
+        key = "thin lines: draws, thick: their mean" + (", hatched: the true class" if y is not None else "")
+        axes = _cells(len(order), heading, key, 0.0 if short else 0.4)
+    some = prediction[order]
+    keep = np.linspace(0, some.num_draws - 1, min(some.num_draws, MOST_LINES)).round().astype(int)
+    for k, ((image, lines), row) in enumerate(zip(axes, order, strict=True)):
         show_image(image, x[row], schema)
-        true = "" if y is None else f"true {names[y[row]]} · "
-        top = f"{votes.max():.0%} vote {names[votes.argmax()]}"
-        image.set_title(f"{true}{score[row]:.2f} nats\n{top}", size=7.5, pad=3)
-        drawn_bars = bars.bar(np.arange(len(votes)), votes, 0.8, color=tint(BAYES, 0.75))
+        mean = some.mean[k].numpy()
+        top = f"most probable {names[mean.argmax()]} ({mean.max():.0%})"
+        true = "" if y is None else f"true {names[y[row]]}, "
+        lines.set_title(f"{true}{top}\n{split_nats(some, k)}", size=7.5, pad=3, loc="right")
+        place = np.arange(len(names))
+        if some.num_draws > 1:
+            paths = [np.column_stack([place, draw]) for draw in some.probs[keep, k].numpy()]
+            lines.add_collection(LineCollection(paths, colors=[tint(BAYES, 0.65)], linewidths=0.35, label="draws"))
+        lines.plot(place, mean, color=DATA, marker="o", markersize=2.6, linewidth=1.1, zorder=3, label="mean")
         if y is not None:
-            drawn_bars[y[row]].set(facecolor=tint(WRONG, 0.45), hatch=HATCH, edgecolor=WRONG)
-        bars.set_xticks(np.arange(len(votes)), names, size=6 if len(names) > 5 else 7, rotation=0 if short else 90)
-        bars.set(ylim=(0, 1), yticks=[])
-        bars.tick_params(length=0, pad=1.5)
-        bars.spines["left"].set_visible(False)
+            mark_class(lines, y[row])
+        lines.set_xticks(place, names, size=6.5, rotation=0 if short else 90)
+        lines.set(xlim=(-0.6, len(names) - 0.4), ylim=(0, 1.03), yticks=[0, 0.5, 1])
+        lines.tick_params(axis="y", labelsize=6.5)
+        lines.tick_params(length=2, pad=1.5)
     return axes
+
+
+def split_nats(prediction: Prediction, row: int) -> str:
+    """The total entropy of one point and its parts, in words."""
+    total, epistemic, aleatoric = (getattr(prediction, u)[row] for u in ("total", "epistemic", "aleatoric"))
+    return f"total {total:.2f} = {epistemic:.2f} epist. + {aleatoric:.2f} aleat. nats"
+
+
+def mark_class(ax: Axes, place: int) -> None:
+    """Hatch the column of the true class."""
+    ax.axvspan(
+        place - 0.4, place + 0.4, facecolor=tint(WRONG, 0.12), edgecolor=tint(WRONG, 0.6), hatch=HATCH, linewidth=0,
+        zorder=0,
+    )  # fmt: skip
 
 
 def show_image(ax: Axes, image: Tensor, schema: Schema | None = None) -> None:
@@ -79,14 +107,15 @@ def show_image(ax: Axes, image: Tensor, schema: Schema | None = None) -> None:
 
 
 def _cells(num: int, heading: str, key: str, more: float) -> np.ndarray:
-    """(num, 2) axes: image above votes, six to a line, each ``more`` inches higher for long class names."""
-    columns = min(num, 6)
+    """(num, 2) axes: image beside draws, three to a line, each ``more`` inches higher for long class names."""
+    columns = min(num, 3)
     lines = -(-num // columns)
-    page = figure(max(1.35 * columns, 2.9), (2.05 + more) * lines + (0.3 if columns > 5 else 0.45))
-    page.suptitle(heading + ("; " if columns > 5 else "\n") + key, size=9)
+    page = figure(max(3.15 * columns, 4.0), (1.45 + more) * lines + (0.3 if columns > 1 else 0.45))
+    page.suptitle(heading + ("; " if columns > 1 else "\n") + key, size=9)
     outer = page.add_gridspec(lines, columns)
     axes = []
     for cell in range(num):
-        inner = outer[divmod(cell, columns)].subgridspec(2, 1, height_ratios=(3, 1.2), hspace=0.02)
+        inner = outer[divmod(cell, columns)].subgridspec(1, 2, width_ratios=(1, 1.75), wspace=0.02)
         axes.append([page.add_subplot(inner[0]), page.add_subplot(inner[1])])
+        axes[-1][1].set_ylabel("class probability" if cell % columns == 0 else "", size=7)
     return np.array(axes, dtype=object)
