@@ -12,6 +12,7 @@ import bnn_pyro as bp
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
 from bnn_pyro.inference.early_stopping import EarlyStopping
 from bnn_pyro.inference.validation import log_likelihood
+from bnn_pyro.parts.guides import PointMass
 
 ENTRY = bp.MLP(hidden=(20,), prior="normal:3", noise=2.0)
 LONG = dict(epochs=30, batch_size=10, lr=0.05)
@@ -172,3 +173,15 @@ def test_log_likelihood_of_several_draws_in_chunks(monkeypatch):
         torch.testing.assert_close(parts, whole)
         predicted = bp.predict(posterior, data.x_val, num_draws=5, seed=0).log_prob(data.y_val)
         torch.testing.assert_close(whole.logsumexp(0) - math.log(5), predicted, rtol=1e-5, atol=1e-5)
+
+
+def test_a_model_in_training_mode_is_looked_at_out_of_it():
+    schema = bp.Schema("classification", (1, 8, 8), tuple("abc"))
+    x = torch.randn(9, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    with bp.isolated(0):
+        model = bp.ConvNet(channels=(2,), hidden=(5,), dropout=0.5).model(schema)
+        point = PointMass(model.initial)
+        watch = EarlyStopping(model, point, x, torch.arange(9) % 3, patience=1)
+        off = watch.seen(1.0)[0]
+        model.train()
+        assert watch.seen(2.0) == (off, True) and all(part.training for part in model.modules())
