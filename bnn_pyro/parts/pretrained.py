@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from bnn_pyro.errors import UserError, unknown
+from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.backbone import Pretrained, weights_digest
 
 __all__ = ["from_description", "from_module", "from_text"]
@@ -115,7 +116,8 @@ def _architecture(name: str) -> nn.Module:
 
     if name not in models.list_models(module=models):
         raise unknown("torchvision architecture", name, models.list_models(module=models))
-    net = models.get_model(name, weights=None)
+    with isolated(0):  # it draws initial weights
+        net = models.get_model(name, weights=None)
     last = [(key, part) for key, part in net.named_modules() if isinstance(part, nn.Linear)]
     if not last:
         raise UserError(f"torchvision's {name} ends in no linear layer that could be made Bayesian")
