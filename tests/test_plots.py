@@ -110,7 +110,7 @@ def every_picture(categorical, labels, normal):
 def test_every_picture_is_in_a_figure_of_its_own_and_can_be_saved(categorical, labels, normal, tmp_path):
     pictures = every_picture(categorical, labels, normal)
     no_pictures = {"Grid", "grid", "line", "dispute", "most_disputed", "unlike"}
-    elsewhere = {"growing_ensemble", "method_predictions", "sampler_trace", "weight_posteriors"}  # …_last_layer.py
+    elsewhere = {"chain_traces", "growing_ensemble", "method_predictions", "sampler_trace", "weight_posteriors"}
     assert set(pictures) | no_pictures | elsewhere == set(plots.__all__), "a picture without a test"
     for name, draw in pictures.items():
         axes = np.ravel(np.asarray(draw(), dtype=object))

@@ -1,6 +1,7 @@
 """Pictures of a last layer by several methods: their artists hold hand-computed numbers, wrong input is told."""
 
 import math
+from dataclasses import replace
 
 import matplotlib
 import numpy as np
@@ -15,8 +16,10 @@ from bnn_pyro import plots
 from bnn_pyro.comparison import draw_comparison, short_labels
 from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.errors import UserError
+from bnn_pyro.figures import draw_all, figures_of
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction
+from bnn_pyro.scene import Scene
 from bnn_pyro.tables import RunFacts
 
 SCHEMA = Schema("classification", (2,), ("a", "b", "c"), ("first", "second"))
@@ -253,6 +256,47 @@ def test_a_samplers_trace_has_its_temperature_against_one(tmp_path):
     assert len(few) == 1, "a panel without a number is none"
     with pytest.raises(UserError, match="'kinetic_temperature' or 'step_size'; this one holds elbo"):
         plots.sampler_trace({"elbo": [1.0]})
+
+
+def test_chains_are_lines_and_divergent_transitions_are_marked(tmp_path):
+    stats = {
+        "lp": torch.tensor([[-3.0, -2.0, -1.0], [-2.0, -2.0, -2.0]]),
+        "diverging": torch.tensor([[0.0, 0.0, 0.0], [0.0, 1.0, 0.0]]),
+    }
+    ax = plots.chain_traces(stats)
+    assert line_of(ax, "chain 0").get_xydata().tolist() == [[1, -3], [2, -2], [3, -1]]
+    assert list(line_of(ax, "chain 1").get_ydata()) == [-2, -2, -2]
+    assert list(line_of(ax, "divergent").get_xdata()) == [2]
+    assert ax.get_title().startswith("1 of 6 transitions divergent; mean −2") and "nats" in ax.get_ylabel()
+    saved(ax, tmp_path / "p.png")
+    with pytest.raises(UserError, match="unknown statistic 'energy'"):
+        plots.chain_traces(stats, name="energy")
+    with pytest.raises(UserError, match="no statistics"):
+        plots.chain_traces({})
+
+
+def scene(posterior, **options):
+    x, y = random(6, 2), torch.arange(6) % 3
+    data = Dataset("three", SCHEMA, x, y, x[:0], y[:0], x, y)
+    return Scene(posterior, data, 4, bp.predict(posterior, x, num_draws=4), **options)
+
+
+def test_a_report_of_a_sampler_shows_its_trace_and_its_growing_ensemble(tmp_path):
+    sghmc = replace(chains(random(2, 3, 3, 2)), trace={"kinetic_temperature": [1.0], "log_joint": [-3.0]})
+    nuts = replace(chains(random(2, 3, 3, 2)), stats={"lp": random(2, 3)})
+    for posterior, last in ((sghmc, "sampler-trace"), (nuts, "transitions")):
+        names = list(figures_of(scene(posterior)))
+        assert names[-1] == last and "growing-ensemble" in names and "training-curves" not in names
+    assert "growing-ensemble" not in figures_of(scene(guided()))
+    drawn = draw_all(scene(sghmc), tmp_path)
+    assert (tmp_path / "sampler-trace.png").read_bytes() == drawn[-1].png
+
+
+def test_doubt_is_shown_where_most_rows_are_sure():
+    unsure = chains(0.1 * random(1, 3, 3, 2))
+    bias = torch.tensor([9.0, 0.0, 0.0]).expand(1, 3, 3)
+    assert "doubt-calibration" not in figures_of(scene(unsure))
+    assert "doubt-calibration" in figures_of(scene(chains(0.1 * random(1, 3, 3, 2), bias)))
 
 
 def test_early_stopping_marks_the_epoch_that_it_kept(tmp_path):

@@ -14,11 +14,12 @@ from bnn_pyro.plots.mesh import Grid, grid, line
 from bnn_pyro.plots.ood import entropy_histograms, ood_bars
 from bnn_pyro.plots.pruning import pruning_curve, signal_to_noise
 from bnn_pyro.plots.regression import predicted_observed, predictive_band
-from bnn_pyro.plots.training import sampler_trace, training_curves
+from bnn_pyro.plots.training import chain_traces, sampler_trace, training_curves
 from bnn_pyro.plots.weights import unlike, weight_posteriors
 
 __all__ = [
     "Grid",
+    "chain_traces",
     "confidence_histogram",
     "confusion_matrix",
     "decision_boundary",

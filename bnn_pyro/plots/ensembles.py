@@ -81,7 +81,7 @@ def method_predictions(
         place = draw_boxes(ax, one.probs[:, 0].double().numpy(), shown, names)
         if label in place:
             ax.get_xticklabels()[place[label]].set(color=WRONG, fontweight="bold")
-        ax.set_title(f"{method}\n{split_nats(one, 0)}", size=8)
+        ax.set_title(f"{method}\n{split_nats(one, 0)}", size=7.5)
         ax.set_ylim(0, 1.03)
     axes[int(image)].set_ylabel("class probability\n(bar: mean, box: draws)")
     for ax in axes[4::4] if len(axes) > 5 else []:
