@@ -62,7 +62,6 @@ class _Terms(Messenger):
     def __init__(self, values: Mapping[str, Tensor], precision: Mapping[str, Tensor]) -> None:
         super().__init__()
         self.values, self.precision = values, precision
-        self.draws = next(iter(values.values())).shape[0]
         self.prior: Tensor | float = 0.0
         self.likelihood: Tensor | float = 0.0
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import pyro.poutine as poutine
 import torch
 from torch import Tensor, nn
 
@@ -18,11 +19,10 @@ from bnn_pyro.errors import UserError
 from bnn_pyro.inference.density import log_joints
 from bnn_pyro.inference.validation import log_likelihood
 from bnn_pyro.parts.gamma_prior import GammaNormal
+from bnn_pyro.parts.nets import MLP
+from bnn_pyro.parts.priors import BayesianNet, IsotropicNormal
 
 __all__ = ["Batches", "Ensemble", "Target", "momentum_variance", "noise_variance", "step"]
-
-#: Bytes of shuffled rows kept for an epoch; above, rows are fetched batch by batch.
-SHUFFLED_BYTES = 2**30
 
 
 def step(w: Tensor, v: Tensor, gradient: Tensor, eta: float, friction: float, noise: Tensor | float) -> tuple:
@@ -52,7 +52,7 @@ def momentum_variance(eta: float, friction: float) -> float:
 def noise_variance(halves: Tensor, rows: int, batch: int, num: int) -> Tensor:
     """Unbiased estimate of the variance of a mini-batch's gradient, elementwise, from one batch.
 
-    halves: (2, …), the gradient of the log-likelihood as each half of ``rows`` rows estimates it, at the scale of all
+    halves: (2, …), the gradient of the log joint as each half of ``rows`` rows estimates it, at the scale of all
     ``num`` rows.   batch: rows of the batches whose noise is meant, drawn without replacement.
     """
     # Under sampling without replacement a contrast ½(a − b) has the variance N²s²/(2·rows), and the mean of a batch of
@@ -63,10 +63,9 @@ def noise_variance(halves: Tensor, rows: int, batch: int, num: int) -> Tensor:
 class Batches:
     """Mini-batches of C chains: x (C, B, *input_shape) and y (C, B); without mini-batches the data as they are.
 
-    Every epoch the rows are divided into blocks of B anew (fewer than one row a block is left out), and every chain
-    takes the blocks in an order of its own: ``independent`` with replacement, so that gradient noise is white; else
-    each block once, so that the noise of an epoch sums to zero. Both ways the noises of any two chains are
-    uncorrelated. All of it is a function of (seed, epoch).
+    Every epoch each chain divides the rows into blocks of B of its own (fewer rows than there are blocks are left out)
+    and takes each block once, so that the noise of an epoch sums to zero; or, ``independent``, as many blocks with
+    replacement, so that gradient noise is white. All of it is a function of (seed, epoch).
     """
 
     def __init__(self, x: Tensor, y: Tensor, size: int, chains: int, seed: int, independent: bool) -> None:
@@ -87,28 +86,22 @@ class Batches:
             return
         while start < stop:
             epoch, first = divmod(start, self.per_epoch)
-            for batch in self._epoch(epoch, first, min(self.per_epoch, first + stop - start)):
-                yield batch
+            for rows in self._rows(epoch)[first : first + stop - start]:
+                flat = rows.flatten()
+                yield tuple(part.index_select(0, flat).unflatten(0, rows.shape) for part in (self.x, self.y))
                 start += 1
 
-    def _epoch(self, epoch: int, first: int, last: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def _rows(self, epoch: int) -> Tensor:
+        """Row numbers of every step of an epoch (steps, C, B)."""
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
-        used = self.per_epoch * self.size
-        rows = torch.randperm(len(self.x), generator=generator)[:used].to(self.x.device)
-        shape = (self.per_epoch, self.chains)
-        if self.independent:
-            which = torch.randint(self.per_epoch, shape, generator=generator)
-        else:
-            which = torch.rand(shape, generator=generator).argsort(0)
-        which, rows = which.to(self.x.device), rows.view(self.per_epoch, self.size)
-        if self.x.numel() * self.x.element_size() > SHUFFLED_BYTES:
-            for blocks in which[first:last]:
-                index = rows[blocks]
-                yield self.x[index], self.y[index]
-            return
-        x, y = (part[rows.flatten()].unflatten(0, rows.shape) for part in (self.x, self.y))
-        for blocks in which[first:last]:
-            yield x.index_select(0, blocks), y.index_select(0, blocks)
+        rows = []
+        for _ in range(self.chains):
+            blocks = torch.randperm(len(self.x), generator=generator)[: self.per_epoch * self.size]
+            blocks = blocks.view(self.per_epoch, self.size)
+            if self.independent:
+                blocks = blocks[torch.randint(self.per_epoch, (self.per_epoch,), generator=generator)]
+            rows.append(blocks)
+        return torch.stack(rows, 1).to(self.x.device)
 
 
 class Target:
@@ -123,6 +116,8 @@ class Target:
         self.shapes = {site: value.shape for site, value in self.initial.items()}
         self.sizes = [value.numel() for value in self.initial.values()]
         self.priors: dict[str, Any] = {}
+        #: Sites of the weights (and biases) of a linear model; empty for any other.
+        self.linear: tuple[str, ...] = ()
 
     def sites(self, flat: Tensor) -> dict[str, Tensor]:
         """(…, P) -> {site: (…, *shape)}, views."""
@@ -136,11 +131,12 @@ class Target:
 
     def start(self, chains: int, jitter: float, x: Tensor, y: Tensor) -> Tensor:
         """(C, P): the initial weights plus ``jitter`` times a vector with the prior's standard deviations."""
-        import pyro.poutine as poutine
-
         # One ordinary call under Pyro's own checks: they tell what is wrong with a model.
         trace = poutine.trace(poutine.condition(self.model, data=self.initial)).get_trace(x[:2], y[:2])
         self.priors = {site: trace.nodes[site]["fn"] for site in self.shapes}
+        if type(self.model) is BayesianNet and type(self.model.net) is MLP and len(self.model.net.layers) == 1:
+            names = tuple(name for name, _ in self.model.net.named_parameters())
+            self.linear = names if all(isinstance(self.priors[n], IsotropicNormal | GammaNormal) for n in names) else ()
         try:
             drawn = {s: [p.sample((chains,)) for _ in range(2)] for s, p in self.priors.items()}
         except NotImplementedError:
@@ -150,26 +146,50 @@ class Target:
         scale = jitter / math.sqrt(2)  # the difference of two draws has mean 0 and twice the variance
         return self.flat({s: self.initial[s] + scale * (a - b) for s, (a, b) in drawn.items()})
 
-    def __call__(
-        self, w: Tensor, x: Tensor, y: Tensor, precision: Mapping[str, Tensor], prior: bool = True
-    ) -> tuple[Tensor, Tensor]:
-        """((C,) log joint estimated from these rows, its gradient (C, P)); without ``prior`` the likelihood alone.
+    def __call__(self, w: Tensor, x: Tensor, y: Tensor, precision: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """((C,) log joint estimated from these rows, its gradient (C, P)).
 
         precision: {site: (C,)} for priors whose precision is given; the log joint has it integrated out all the same.
         """
-        leaves = {site: value.detach().requires_grad_() for site, value in self.sites(w).items()}
-        batch = y.shape[-1]
-        first, second = log_joints(self.model, leaves, x, y, self.num / batch / self.temperature, precision)
-        total = first + second if prior else second
-        gradients = torch.autograd.grad(total.sum(), list(leaves.values()), allow_unused=not prior)
-        found = dict(zip(leaves, gradients, strict=True))
-        if not prior:
-            found = {s: torch.zeros_like(leaves[s]) if g is None else g for s, g in found.items()}
+        factor = self.num / y.shape[-1] / self.temperature
+        sites = self.sites(w)
+        total, gradients = (self._linear if self.linear else self._any)(sites, x, y, factor, precision)
+        for site, given in precision.items() if not self.linear else ():
+            law, value = self.priors[site], sites[site]
+            total = total + law.log_prob(value) - law.log_prob_given(value, given)
+        return total, self.flat(gradients)
+
+    def _any(
+        self, sites: dict[str, Tensor], x: Tensor, y: Tensor, factor: float, precision: Mapping[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Of any model, by automatic differentiation."""
+        leaves = {site: value.detach().requires_grad_() for site, value in sites.items()}
+        total = sum(log_joints(self.model, leaves, x, y, factor, precision))
+        gradients = torch.autograd.grad(total.sum(), list(leaves.values()), allow_unused=True, materialize_grads=True)
+        return total.detach(), dict(zip(leaves, gradients, strict=True))
+
+    def _linear(
+        self, sites: dict[str, Tensor], x: Tensor, y: Tensor, factor: float, precision: Mapping[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Of a linear model whose priors have −(a precision)·w for a gradient: three times as fast as the other way.
+
+        Pyro sees the likelihood and its own sites only. Products keep the long dimension of x contiguous.
+        """
+        weight, *bias = (sites[name] for name in self.linear)
+        x = self.model.net.enter(x)
+        f = weight @ x.mT
+        f = (f + bias[0].unsqueeze(-1) if bias else f).mT.requires_grad_()
+        own = {s: value.detach().requires_grad_() for s, value in sites.items() if s not in self.linear}
+        total = sum(log_joints(lambda _, y: self.model.likelihood(f, y), own, x, y, factor))
+        gradient, *others = torch.autograd.grad(total.sum(), [f, *own.values()])
+        gradients = dict(zip(self.linear, (gradient.mT @ x, gradient.sum(-2)), strict=False))
         total = total.detach()
-        for site, given in precision.items() if prior else ():
-            value = leaves[site].detach()
-            total = total + self.priors[site].log_prob(value) - self.priors[site].log_prob_given(value, given)
-        return total, self.flat(found)
+        for site in self.linear:
+            value, law = sites[site], self.priors[site]
+            pull = precision[site] if site in precision else _pull(law, value)
+            gradients[site].addcmul_(pull.view(pull.shape + (1,) * (value.dim() - pull.dim())), value, value=-1)
+            total = total + law.log_prob(value)
+        return total, gradients | dict(zip(own, others, strict=True))
 
     def draw_precisions(self, w: Tensor) -> dict[str, Tensor]:
         """{site: (C,)}: the precision of every Gamma prior, drawn from its exact conditional given w."""
@@ -180,8 +200,13 @@ class Target:
         """(P,): variance of the gradient of batches like this one (C, B, …), mean over the chains; see above."""
         batch = y.shape[-1]
         half = batch // 2
-        parts = [self(w, x[:, a : a + half], y[:, a : a + half], {}, prior=False)[1] for a in (0, half)]
+        parts = [self(w, x[:, a : a + half], y[:, a : a + half], {})[1] for a in (0, half)]
         return noise_variance(torch.stack(parts), half, batch, self.num).mean(0)
+
+
+def _pull(prior: IsotropicNormal | GammaNormal, w: Tensor) -> Tensor:
+    """The factor of −w in the gradient of the prior's log-density, a scalar or (C,)."""
+    return prior.precision_given(w).mean if isinstance(prior, GammaNormal) else prior.scale**-2
 
 
 @dataclass
