@@ -100,6 +100,14 @@ def test_an_ensemble_grows_by_the_stored_draws_in_their_order(numbers, tmp_path,
     saved(ax, tmp_path / "p.png")
 
 
+def test_an_ensemble_of_single_draws_grows_by_its_members():
+    posterior = chains(random(3, 1, 3, 2))
+    x, y = random(7, 2, seed=2), torch.tensor([0, 1, 2, 0, 1, 2, 0])
+    curve = line_of(plots.growing_ensemble(posterior, x, y), "ensemble")
+    expected = [by_hand(posterior, x, y, [(c, 0) for c in range(s)]) for s in (1, 2, 3)]
+    assert list(curve.get_xdata()) == [1, 2, 3] and list(curve.get_ydata()) == pytest.approx(expected, rel=1e-5)
+
+
 def test_a_distant_baseline_does_not_flatten_the_ensemble():
     posterior = chains(0.1 * random(1, 30, 3, 2))
     x, y = random(20, 2, seed=2), torch.arange(20) % 3

@@ -157,7 +157,8 @@ def growing_ensemble(
 
     −mean_n log 1/S Σ_s p(y_n | x_n, w_s). Thin: each chain by itself. The band is a single draw's NLL, mean ± one
     standard deviation over the draws. Averaging probabilities can only improve on the mean NLL of single draws
-    (Jensen); where the curve still falls at its end, more draws would help.
+    (Jensen); where the curve still falls at its end, more draws would help. An ensemble with one draw a chain grows by
+    its chains.
 
     x: (B, *input_shape), standardised. y: (B,).
     baseline: another prediction of the same rows, such as the deterministic network's.
@@ -169,6 +170,8 @@ def growing_ensemble(
     chains, kept = next(iter(posterior.chains.values())).shape[:2]
     if chains * kept < 2:
         raise UserError("an ensemble of a single draw does not grow")
+    if kept == 1:  # members of a deep ensemble: there is nothing to grow but their number
+        chains, kept = kept, chains
     if baseline is not None and len(baseline) != len(x):
         raise UserError(f"the baseline predicts {len(baseline)} points, and x has {len(x)}")
     together, single, of_chain = _running_nll(posterior, x, y, chains, kept)
