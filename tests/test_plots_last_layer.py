@@ -316,7 +316,7 @@ def test_early_stopping_marks_the_epoch_that_it_kept(tmp_path):
         "validation_nll": [0.5, 0.3, 0.3, 0.4],
     }
     axes = plots.training_curves(trace)
-    kept = line_of(axes[2], "kept: epoch 2, 0.3000 nats")
+    kept = line_of(axes[2], "lowest: epoch 2, 0.3000 nats")
     assert (kept.get_xdata()[0], kept.get_ydata()[0]) == (2, 0.3), "the first of equals"
     assert "nats" in axes[2].get_ylabel()
     # 956 nats apart and 16 wide: as changes to the last values, which the legend adds back

@@ -32,10 +32,10 @@ APART = 3
 def training_curves(trace: Mapping[str, Sequence[float]], *, axes: Sequence[Axes] | None = None) -> np.ndarray:
     """Objective (left) and its parts (right) per epoch, in nats of the whole training set; axes (2,), or (3,).
 
-    A third panel has the NLL of the validation rows where training was watched by them: marked is the epoch whose
-    weights were kept. Where single epochs are noisy, the strong line is a running median and the faint one the values
-    themselves. A steep start is cut off so that the rest can be read; the picture says so. Parts too far apart for one
-    axis are drawn as changes to their last values, which the legend tells.
+    A third panel has the NLL of the validation rows where training was watched by them: marked is the lowest, whose
+    weights early stopping keeps. Where single epochs are noisy, the strong line is a running median and the faint one
+    the values themselves. A steep start is cut off so that the rest can be read; the picture says so. Parts too far
+    apart for one axis are drawn as changes to their last values, which the legend tells.
 
     trace: ``posterior.trace``.
 
@@ -154,9 +154,9 @@ def _epochs(trace: Mapping[str, Sequence[float]], num: int) -> np.ndarray:
 
 
 def _kept(ax: Axes, epoch: np.ndarray, nll: np.ndarray) -> None:
-    """Mark the epoch of the lowest NLL, the first of equals: early stopping keeps its weights."""
+    """Mark the epoch of the lowest NLL, the first of equals, whose weights early stopping keeps."""
     best = int(np.nanargmin(nll))
-    label = f"kept: epoch {epoch[best]:g}, {nll[best]:.4f} nats"
+    label = f"lowest: epoch {epoch[best]:g}, {nll[best]:.4f} nats"
     ax.plot(epoch[best], nll[best], "D", color=DATA, markersize=6, linestyle="none", zorder=4, label=label)
     ax.axvline(epoch[best], color=DATA, linestyle=":", linewidth=1)
 
