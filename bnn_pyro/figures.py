@@ -192,7 +192,7 @@ FIGURES: dict[str, Figure] = {
     ),
     "training-curves": Figure(
         "Training",
-        "The objective and its parts. Where validation rows watched, the lowest NLL is marked: early stopping keeps its "
+        "The objective and its parts. With validation rows, the lowest NLL is marked; early stopping keeps its "
         "weights. A flat end says that the optimiser has come to rest, not that the posterior is right.",
         "optimised",
         lambda s: plots.training_curves(s.posterior.trace),
