@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 import bnn_pyro as bp
-from bnn_pyro.inference import sg_chains
+from bnn_pyro.inference import sghmc
 from bnn_pyro.plots import style
 
 HERE = Path(__file__).parent
@@ -65,13 +65,13 @@ def problem() -> tuple[bp.Dataset, torch.Tensor, torch.Tensor]:
 @contextmanager
 def update(form: str):
     """Within, positions move with the old momentum where ``form`` is "explicit"."""
-    own = sg_chains.step
+    own = sghmc.step
     if form == "explicit":
-        sg_chains.step = lambda w, v, *rest: (w + v, own(w, v, *rest)[1])
+        sghmc.step = lambda w, v, *rest: (w + v, own(w, v, *rest)[1])
     try:
         yield
     finally:
-        sg_chains.step = own
+        sghmc.step = own
 
 
 def measure(settings, form: str, lr: float) -> dict[str, float]:

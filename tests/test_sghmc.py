@@ -18,7 +18,7 @@ from scipy.stats import t
 
 import bnn_pyro as bp
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
-from bnn_pyro.inference import sg_chains
+from bnn_pyro.inference import sg_chains, sghmc
 from bnn_pyro.inference.log_joint import LogJoint
 from bnn_pyro.inference.sg_chains import Batches, Ensemble, Target
 from bnn_pyro.inference.sg_schedule import Plan, parse_schedule
@@ -91,7 +91,11 @@ def unscaled(model, w, x, y, likelihood=1.0, precision=None):
 
 
 sg_chains_step, log_joints = sg_chains.step, sg_chains.log_joints
-FAULTS = {"explicit": ("step", explicit), "noise": ("step", doubled_noise), "no N/B": ("log_joints", unscaled)}
+FAULTS = {
+    "explicit": (sghmc, "step", explicit),
+    "noise": (sghmc, "step", doubled_noise),
+    "no N/B": (sg_chains, "log_joints", unscaled),
+}
 
 
 # -- the right posterior ---------------------------------------------------------------------------------------------
@@ -104,7 +108,7 @@ def test_linear_regression(method):
     ("name", "method"), [("explicit", SMALL), ("noise", SMALL), ("no N/B", MINI), ("explicit", MINI)]
 )
 def test_a_planted_fault_is_caught(name, method, monkeypatch):
-    monkeypatch.setattr(sg_chains, *FAULTS[name])
+    monkeypatch.setattr(*FAULTS[name])
     with pytest.raises(AssertionError, match="off the exact answer"):
         check_posterior(PROBLEM, sample(PROBLEM, method))
 
@@ -154,7 +158,7 @@ def test_the_explicit_form_inflates(monkeypatch):
     implicit, wide = (stationary(PROBLEM, eta, FRICTION, e).diagonal().sqrt() for e in (False, True))
     exact = torch.linalg.inv(PROBLEM.precision).diagonal().sqrt()
     assert (implicit / exact).max() < 1.005 and (wide / exact).min() > 1.03
-    monkeypatch.setattr(sg_chains, *FAULTS["explicit"])
+    monkeypatch.setattr(*FAULTS["explicit"])
     posterior = sample(PROBLEM, replace(SMALL, lr=0.01, epochs=1600))
     check_gaussian(weights(posterior), PROBLEM.mean, stationary(PROBLEM, eta, FRICTION, True))
 
@@ -272,7 +276,7 @@ TASKS = {
 @pytest.mark.parametrize("hidden", [(), (3,)], ids=["linear", "network"])
 @pytest.mark.parametrize("task", TASKS)
 def test_log_joint_and_gradient_of_many_chains(task, hidden):
-    """Chain by chain the number that the samplers of whole data sets use, and its gradient; the fast way and the other."""
+    """Chain by chain the number that the samplers of whole data sets use, and its gradient; both ways."""
     settings, prior, classes = TASKS[task]
     g = torch.Generator().manual_seed(0)
     x = torch.randn(9, 2, generator=g)

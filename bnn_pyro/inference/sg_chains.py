@@ -22,7 +22,7 @@ from bnn_pyro.parts.gamma_prior import GammaNormal
 from bnn_pyro.parts.nets import MLP
 from bnn_pyro.parts.priors import BayesianNet, IsotropicNormal
 
-__all__ = ["Batches", "Ensemble", "Target", "momentum_variance", "noise_variance", "step"]
+__all__ = ["Batches", "Ensemble", "Target", "momentum_variance", "noise_variance", "scores", "step"]
 
 
 def step(w: Tensor, v: Tensor, gradient: Tensor, eta: float, friction: float, noise: Tensor | float) -> tuple:

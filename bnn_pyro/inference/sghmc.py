@@ -35,10 +35,9 @@ from torch import Tensor, nn
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError, unknown
-from bnn_pyro.inference import sg_chains
 from bnn_pyro.inference.method import Report
 from bnn_pyro.inference.optimise import _check_finite, _diverged
-from bnn_pyro.inference.sg_chains import Batches, Ensemble, Target, momentum_variance, scores
+from bnn_pyro.inference.sg_chains import Batches, Ensemble, Target, momentum_variance, scores, step
 from bnn_pyro.inference.sg_schedule import Plan, parse_schedule
 from bnn_pyro.isolation import generator_state, set_generator_state
 from bnn_pyro.parts.nets import in_mode
@@ -227,7 +226,7 @@ class _Run:
                     found = self.target.gradient_noise(self.w, x, y)
                     self.variance.lerp_(found, max(1 / self.estimates, ESTIMATE_WEIGHT))
                 noise = (2 * s.friction * eta - eta**2 * self.variance).clamp_(min=0).sqrt_()
-        self.w, self.v = sg_chains.step(self.w, self.v, gradient, eta, s.friction, noise)
+        self.w, self.v = step(self.w, self.v, gradient, eta, s.friction, noise)
         kinetic = self.v.flatten().dot(self.v.flatten()) / (self.v.numel() * momentum_variance(eta, s.friction))
         self.recent.append(torch.stack([log_joint.mean(), kinetic]))
         self.done += 1
