@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,10 +16,12 @@ from torch import nn
 from bnn_pyro.checkpoint import Checkpoint
 from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.errors import UserError, unknown
-from bnn_pyro.features import on_features
+from bnn_pyro.features import check_split, on_features
 from bnn_pyro.inference import METHODS, Method
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.backbone import spoken
+from bnn_pyro.parts.joint import parse_family
+from bnn_pyro.parts.pretrained import from_text
 from bnn_pyro.parts.pruned import PrunedGuide, weight_sites
 from bnn_pyro.posterior import Posterior, read_archive, weight_space
 from bnn_pyro.progress import progress_bar
@@ -135,22 +138,16 @@ def fit(
 
 
 def at_hand(entry: Entry, data: Dataset) -> Entry:
-    """A last layer whose backbone is the folder of a run, with that loaded; any other variant as it is.
+    """A last layer whose backbone is in a folder or a file, with that loaded; any other variant as it is.
 
-    Raises UserError where rows that validate or test here may have trained the network.
+    Raises UserError where there is none, or where rows that validate or test here may have trained it.
     """
     backbone = getattr(entry, "backbone", None)
-    if not isinstance(backbone, str) or not Path(backbone).is_dir():
-        return entry
-    posterior = load(backbone)
-    about = posterior.provenance
-    then, now = ({k: v for k, v in dict(split).items() if k != "limit"} for split in (about["split"], data.split))
-    if about["data"] == data.name and then != now:
-        raise UserError(
-            f"the backbone in {backbone} was trained on another split of {data.name} ({then}; here {now}), so that it "
-            "may have seen rows that validate or test here; divide the data as then, or train another backbone"
-        )
-    return entry.on(posterior)
+    if isinstance(backbone, str) and entry.foundation(data.schema) is None:
+        found = load(backbone) if Path(backbone).is_dir() else from_text(backbone)
+        entry = replace(entry, backbone=found)
+    check_split(getattr(getattr(entry, "backbone", None), "description", {}), data)
+    return entry
 
 
 def load(folder: str | Path, entry: Entry | None = None) -> Posterior:
@@ -169,7 +166,7 @@ def load(folder: str | Path, entry: Entry | None = None) -> Posterior:
     schema = Schema.from_dict(meta["schema"])
     with isolated(0):
         model = entry.model(schema)
-        guide = None if tensors["guide"] is None else weight_space(entry.guide(model))
+        guide = None if tensors["guide"] is None else _guide(entry, model, provenance)
         model = weight_space(model)
     if tensors.get("backbone") is not None:
         _fill_backbone(model.backbone, tensors["backbone"], folder)
@@ -185,6 +182,12 @@ def load(folder: str | Path, entry: Entry | None = None) -> Posterior:
     except RuntimeError:
         raise UserError(f"the posterior in {folder} does not fit its own settings; train again") from None
     return Posterior(model, schema, guide, chains, tensors["stats"], meta["trace"], provenance)
+
+
+def _guide(entry: Entry, model: nn.Module, provenance: dict[str, Any]) -> nn.Module:
+    """q as it was before training: the variant's own, or one of the family that its method makes by itself."""
+    family = getattr(METHODS.get(provenance.get("method")), "family", None)
+    return weight_space(entry.guide(model)) if family is None else parse_family(family)(model.initial, 1.0)
 
 
 def _fill_backbone(backbone: nn.Module, state: dict[str, torch.Tensor], folder: str | Path) -> None:

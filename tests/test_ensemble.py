@@ -46,10 +46,8 @@ def test_it_predicts_the_mean_of_its_members(ensemble):
     x = PROBLEM.x[:5].float()
     prediction = bp.predict(ensemble, x, num_draws=100)
     assert prediction.num_draws == 3
-    single = [
-        bp.predict(bp.Posterior(ensemble.model, ensemble.schema, chains={s: v[m : m + 1] for s, v in ensemble.chains.items()}), x)
-        for m in range(3)
-    ]  # fmt: skip
+    members = [{site: value[m : m + 1] for site, value in ensemble.chains.items()} for m in range(3)]
+    single = [bp.predict(bp.Posterior(ensemble.model, ensemble.schema, chains=chains), x) for chains in members]
     torch.testing.assert_close(prediction.mean, torch.stack([p.mean for p in single]).mean(0))
     assert (prediction.epistemic > 0).all() and all((p.epistemic == 0).all() for p in single)
 

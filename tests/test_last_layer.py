@@ -21,9 +21,6 @@ from bnn_pyro.zoo import Fit
 QUICK = bp.MAP(epochs=3, batch_size=20, lr=0.01)
 SVI = bp.SVI(epochs=3, batch_size=20, lr=0.01)
 CONV = bp.ConvNet(channels=(3,), hidden=(6,), dropout=0.5)
-unresolved = pytest.mark.xfail(
-    strict=True, reason="'rows' differ with a limit: training.at_hand should ask check_split"
-)
 
 
 def fit(entry, data, method=QUICK, **settings):
@@ -212,7 +209,6 @@ def test_fewer_training_rows_of_the_same_split_are_the_same_split(limits):
     check_split({"kind": "run", "entry": "convnet", "data": "digits", "split": then.split}, now)
 
 
-@unresolved
 def test_a_folder_of_a_run_with_another_limit(tmp_path):
     fit(CONV, digits(), out=tmp_path)
     fit(bp.LastLayer(backbone=str(tmp_path)), digits(limit=30))

@@ -15,7 +15,6 @@ from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.pretrained import from_text
 
 QUICK = bp.SVI(epochs=2)
-unresolved = pytest.mark.xfail(strict=True, reason="fit stores the text, not the description: training.at_hand")
 
 
 def rows(shape=(3,), num=20):
@@ -156,7 +155,6 @@ def test_a_posterior_on_a_file_is_loaded_exactly(tmp_path, write, kind, monkeypa
     assert torch.equal(logits(bp.load(tmp_path / "run")), logits(posterior))
 
 
-@unresolved
 @pytest.mark.parametrize("kind", FILES)
 def test_a_file_that_went_or_changed_is_refused(tmp_path, write, kind, monkeypatch):
     path = write(kind)
@@ -259,7 +257,6 @@ def test_a_torchvision_backbone_has_imagenets_inputs_and_no_last_layer(weights):
     assert model.initial["layers.0.weight"].shape == (3, 1024)
 
 
-@unresolved
 def test_a_torchvision_posterior_outlives_its_weights_file(tmp_path, weights):
     file = shutil.copy(weights, tmp_path / "w.pt")
     posterior = fit(f"shufflenet_v2_x0_5:{file}", tmp_path / "run", IMAGES)
@@ -293,7 +290,6 @@ def test_torchvision_texts_that_are_wrong(tmp_path, weights):
 
 
 # -- what the archive holds --------------------------------------------------------------------------------------
-@unresolved
 def test_archives_hold_tensors_only(tmp_path, weights):
     posterior = fit(f"shufflenet_v2_x0_5:{weights}", tmp_path, IMAGES)
     tensors = torch.load(tmp_path / "posterior.pt", weights_only=True)

@@ -2,6 +2,7 @@
 
 from bnn_pyro.inference.dropout import MCDropout
 from bnn_pyro.inference.ensemble import Ensemble
+from bnn_pyro.inference.laplace import Laplace
 from bnn_pyro.inference.mcmc import HMC, NUTS
 from bnn_pyro.inference.method import Method
 from bnn_pyro.inference.point import MAP, MLE
@@ -11,6 +12,7 @@ from bnn_pyro.inference.svi import SVI
 #: Every method by its name on the command line.
 METHODS: dict[str, type[Method]] = {
     "svi": SVI,
+    "laplace": Laplace,
     "map": MAP,
     "mle": MLE,
     "mc-dropout": MCDropout,
@@ -21,4 +23,4 @@ METHODS: dict[str, type[Method]] = {
     "sgld": SGLD,
 }
 
-__all__ = ["HMC", "MAP", "METHODS", "MLE", "NUTS", "SVI", "Ensemble", "MCDropout", "Method"]
+__all__ = ["HMC", "MAP", "METHODS", "MLE", "NUTS", "SGHMC", "SGLD", "SVI", "Ensemble", "Laplace", "MCDropout", "Method"]

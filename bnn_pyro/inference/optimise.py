@@ -58,6 +58,9 @@ class ELBO(TraceMeanField_ELBO):
                     elbo = elbo + term
                 else:
                     elbo = elbo - _kl(q.sites[name], site)
+            for name, site in q.sites.items():
+                if name not in p.sites:  # auxiliary: the whole of a joint guide
+                    elbo = elbo + _entropy(site)
         if self.num_particles == 1:
             return elbo, likelihood
         return elbo / self.num_particles, likelihood / self.num_particles
@@ -94,6 +97,14 @@ def _kl(q: dict, p: dict) -> Tensor:
         return _scaled(kl_divergence(q["fn"], p["fn"]), q)
     except NotImplementedError:
         return _scaled(q["fn"].log_prob(q["value"]), q) - _scaled(p["fn"].log_prob(q["value"]), p)
+
+
+def _entropy(q: dict) -> Tensor:
+    """−E[log q] of a site that the guide alone has, in closed form, else at the draw."""
+    try:
+        return _scaled(q["fn"].entropy(), q)
+    except NotImplementedError:
+        return -_scaled(q["fn"].log_prob(q["value"]), q)
 
 
 def _scaled(term: Tensor, site: dict) -> Tensor:

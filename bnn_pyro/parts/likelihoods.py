@@ -1,14 +1,17 @@
 """From the network's output to the site "y" in the plate "data": the only file that names either.
 
 A likelihood is a callable ``likelihood(f, y=None)`` with two attributes: ``outputs``, the width that the network must
-have, and ``initial``, where the latent sites of its own start (the noise). Targets are in their own units here: the
-network works on standardised values, and the shift and scale of the schema are applied to its output, so that an
-ELBO, a test density and an interval all speak the user's units.
+have, and ``initial``, where the latent sites of its own start (the noise). Its method ``information(f, own)`` is the
+Fisher information of one target about the network's output, (B, outputs, outputs), given {own site: value}, and
+``own_information`` that about its own sites, {site: number}; between the two there is none. Targets are in their own
+units here: the network works on standardised values, and the shift and scale of the schema are applied to its output,
+so that an ELBO, a test density and an interval all speak the user's units.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import pyro
 import pyro.distributions as dist
@@ -63,6 +66,8 @@ def _outputs(f: Tensor) -> Tensor:
 class Categorical(nn.Module):
     """y ~ Categorical(softmax f), f (…, B, K)."""
 
+    own_information: dict[str, float] = {}  # noqa: RUF012
+
     def __init__(self, classes: int) -> None:
         super().__init__()
         self.outputs = classes
@@ -73,17 +78,27 @@ class Categorical(nn.Module):
         f = _outputs(f)
         return _observe(dist.Categorical(logits=f), f.shape[-2], y)
 
+    def information(self, f: Tensor, own: Mapping[str, Tensor]) -> Tensor:
+        """diag(p) − p pᵀ, which is minus the Hessian of log p(y | f) for every y."""
+        p = f.softmax(-1)
+        return torch.diag_embed(p) - p[..., :, None] * p[..., None, :]
+
 
 class Bernoulli(nn.Module):
     """y ~ Bernoulli(sigmoid f), f (…, B, 1)."""
 
     outputs = 1
     initial: dict[str, Tensor] = {}  # noqa: RUF012
+    own_information: dict[str, float] = {}  # noqa: RUF012
 
     def forward(self, f: Tensor, y: Tensor | None = None) -> Tensor:
         """Sample, or observe labels y (B,), 0 or 1 of any dtype."""
         logits = _outputs(f).squeeze(-1)
         return _observe(dist.Bernoulli(logits=logits), logits.shape[-1], None if y is None else y.to(f.dtype))
+
+    def information(self, f: Tensor, own: Mapping[str, Tensor]) -> Tensor:
+        """p (1 − p), which is minus the second derivative of log p(y | f) for every y."""
+        return (f.sigmoid() * (-f).sigmoid())[..., None]
 
 
 class Normal(nn.Module):
@@ -118,6 +133,16 @@ class Normal(nn.Module):
             sigma = self.scale * (log_noise.unsqueeze(-1) if log_noise.dim() == 1 else log_noise).exp()
         return _observe(dist.Normal(loc, sigma), loc.shape[-1], y)
 
+    @property
+    def own_information(self) -> dict[str, float]:
+        """E[(∂ log p(y) / ∂ log σ)²] = E[(r² − 1)²] = 2, r standard Normal."""
+        return {} if self.noise is not None else {"log_noise": 2.0}
+
+    def information(self, f: Tensor, own: Mapping[str, Tensor]) -> Tensor:
+        """(scale/σ)², which is minus the second derivative of log p(y | f) for every y."""
+        ratio = own["log_noise"].exp() if self.noise is None else f.new_tensor(self.noise / self.scale)
+        return ratio.pow(-2).expand(f.shape)[..., None]
+
 
 class Heteroscedastic(nn.Module):
     """y ~ Normal(shift + scale·f₁, scale·(10⁻³ + softplus f₂)), f (…, B, 2): the noise depends on the input.
@@ -127,6 +152,7 @@ class Heteroscedastic(nn.Module):
 
     outputs = 2
     initial: dict[str, Tensor] = {}  # noqa: RUF012
+    own_information: dict[str, float] = {}  # noqa: RUF012
     floor = 1e-3
 
     def __init__(self, shift: float = 0.0, scale: float = 1.0) -> None:
@@ -138,6 +164,12 @@ class Heteroscedastic(nn.Module):
         mean, raw = _outputs(f).unbind(-1)
         loc = self.shift + self.scale * mean
         return _observe(dist.Normal(loc, self.scale * (self.floor + F.softplus(raw))), loc.shape[-1], y)
+
+    def information(self, f: Tensor, own: Mapping[str, Tensor]) -> Tensor:
+        """diag(1, 2 s'²) / s², s = 10⁻³ + softplus f₂: the expectation over y; the Hessian need not be positive."""
+        raw = f[..., 1]
+        s = self.floor + F.softplus(raw)
+        return torch.diag_embed(torch.stack([s.pow(-2), 2 * (raw.sigmoid() / s).square()], -1))
 
 
 class ReadLikelihood(Messenger):

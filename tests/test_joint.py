@@ -1,0 +1,306 @@
+"""Joint Normal guides where the answer is known: closed forms against torch's, fits against the exact posterior."""
+
+import math
+from dataclasses import asdict, dataclass
+
+import pyro
+import pyro.poutine as poutine
+import pytest
+import torch
+from linear_gaussian import correlated
+from pyro.infer import Predictive, Trace_ELBO, TraceMeanField_ELBO
+from scipy.stats import t
+from torch.distributions import MultivariateNormal, kl_divergence
+
+import bnn_pyro as bp
+from bnn_pyro.inference.density import Rescale
+from bnn_pyro.inference.optimise import ELBO
+from bnn_pyro.isolation import isolated
+from bnn_pyro.parts.guides import MeanFieldNormal
+from bnn_pyro.parts.joint import FAMILIES, JOINT, FullNormal, LowRankNormal, parse_family
+from bnn_pyro.parts.joint_normal import Part
+
+JOINT_FAMILIES = ["full", "low-rank:2"]
+SITES = {"layers.0.weight": (1, 4), "layers.0.bias": (1,)}
+
+
+@dataclass(frozen=True)
+class Joint(bp.MeanField):
+    """A fully connected network with a guide of any family."""
+
+    family: str = "full"
+    methods = ("svi",)
+
+    def guide(self, model):
+        return parse_family(self.family)(model.initial, self.init_scale)
+
+
+def variant(problem, family, **settings):
+    return Joint(**asdict(problem.entry(**settings)), family=family)
+
+
+def small_model(**settings):
+    problem = correlated(num=5)
+    with isolated(0):
+        return problem.entry(**settings).model(problem.schema)
+
+
+def shaken(family, initial=None, seed=4):
+    """A guide with every parameter away from where it starts; A stays strictly triangular."""
+    g = torch.Generator().manual_seed(seed)
+    with isolated(seed):
+        guide = parse_family(family)(initial or {s: torch.zeros(shape) for s, shape in SITES.items()}, 0.5)
+    with torch.no_grad():
+        for name, p in guide.named_parameters():
+            p.add_(0.4 * torch.randn(p.shape, generator=g))
+            if name == "lower":
+                p.tril_(-1)
+    return guide
+
+
+def torchs(guide):
+    """The same q by torch's own class, float64."""
+    joint = guide.joint
+    return MultivariateNormal(joint.mean.detach().double(), joint.covariance.detach().double())
+
+
+# -- closed forms ------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("family", JOINT_FAMILIES)
+def test_the_distribution_is_the_multivariate_normal(family):
+    guide = shaken(family)
+    joint, exact = guide.joint, torchs(guide)
+    root = guide.scale[:, None] * (guide.factor if family != "full" else torch.eye(5) + guide.lower)
+    dense = root @ root.T + (torch.diag(guide.scale**2) if family != "full" else 0)
+    torch.testing.assert_close(dense.detach().double(), exact.covariance_matrix, rtol=1e-5, atol=1e-6)
+    w = torch.randn(3, 2, 5, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(joint.log_prob(w).double(), exact.log_prob(w.double()), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(joint.entropy().double(), exact.entropy())
+    torch.testing.assert_close(joint.variance.double(), exact.variance, check_dtype=False)
+    assert joint.expand((3, 2)).log_prob(w).shape == joint.expand((3, 2)).entropy().shape == (3, 2)
+    with isolated(0), torch.no_grad():
+        draws = joint.expand((40_000,))().double()
+        torch.testing.assert_close(joint.variance, torchs(guide).variance.float())  # after a draw too
+    # Standard errors of second moments of Normals: √((Σᵢᵢ Σⱼⱼ + Σᵢⱼ²) / S).
+    error = ((exact.variance[:, None] * exact.variance + exact.covariance_matrix**2) / 40_000).sqrt()
+    assert ((draws.T.cov() - exact.covariance_matrix).abs() < 4.5 * error).all()
+    assert ((draws.mean(0) - exact.mean).abs() < 4.5 * (exact.variance / 40_000).sqrt()).all()
+
+
+@pytest.mark.parametrize("prior", ["normal:0.8", "fan-in:1"])
+@pytest.mark.parametrize("family", JOINT_FAMILIES)
+def test_the_kl_is_torchs(family, prior):
+    """Cross-entropies of the parts less the entropy of the whole, noise included: one KL, and its gradient."""
+    model = small_model(prior=prior, noise="learned")
+    guide, data = shaken(family, model.initial), correlated(num=5).data
+    with isolated(0):
+        kl = -ELBO().parts(Rescale(0.0)(model), guide, data.x_train, data.y_train)[0]
+    scales = torch.full((6,), 0.8) if prior == "normal:0.8" else torch.tensor([0.5] * 4 + [1.0, 1.0])
+    scales[5] = 1.0
+    loc = torch.tensor([0.0] * 5 + [-1.0])
+    p = MultivariateNormal(loc.double(), torch.diag(scales.double() ** 2))
+    exact = kl_divergence(MultivariateNormal(guide.joint.mean.double(), guide.joint.covariance.double()), p)
+    assert kl.item() == pytest.approx(exact.item(), rel=1e-5)
+    names, parameters = zip(*guide.named_parameters(), strict=True)
+    ours, theirs = (torch.autograd.grad(value, parameters) for value in (kl, exact))
+    for name, a, b in zip(names, ours, theirs, strict=True):
+        torch.testing.assert_close(a, b.tril(-1) if name == "lower" else b, rtol=1e-3, atol=1e-4)
+
+
+def test_normal_priors_of_every_form():
+    """An ``Independent`` of Normals, as other models have them, and a prior without a closed form."""
+    guide = shaken("full")
+
+    def model(prior):
+        return lambda: [pyro.sample(site, prior(shape)) for site, shape in SITES.items()]
+
+    def gap(prior):
+        with isolated(0), torch.no_grad():
+            return -ELBO().parts(model(prior), guide)[0].item()
+
+    def normal(shape):
+        return pyro.distributions.Normal(0.3, 0.8).expand(shape).to_event(len(shape))
+
+    def student(shape):
+        return pyro.distributions.StudentT(5.0, 0.0, 0.8).expand(shape).to_event(len(shape))
+
+    p = MultivariateNormal(torch.full((5,), 0.3).double(), 0.64 * torch.eye(5).double())
+    assert gap(normal) == pytest.approx(kl_divergence(torchs(guide), p).item(), rel=1e-5)
+    with isolated(0), torch.no_grad():
+        w = guide()
+        by_hand = -guide.joint.entropy() - sum(student(v.shape).log_prob(v) for v in w.values())
+    assert gap(student) == pytest.approx(by_hand.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("prior", ["normal:0.8", "scale-mixture:1,0.1,0.5"])
+@pytest.mark.parametrize("family", JOINT_FAMILIES)
+def test_pyros_elbos_have_the_same_expectation(family, prior):
+    problem = correlated(num=5)
+    model = small_model(prior=prior, noise="learned")
+    guide = shaken(family, model.initial)
+    batch, num = (problem.data.x_train, problem.data.y_train), 300
+
+    def mean(one):
+        with isolated(1), torch.no_grad(), pyro.validation_enabled(True):
+            value = torch.tensor([float(one()) for _ in range(num)]).double()
+        return value.mean().item(), value.std().item() / math.sqrt(num)
+
+    scaled = Rescale(3.0, latent=0.5)(model), Rescale(3.0, latent=0.5)(guide)
+    ours, error = mean(lambda: -ELBO().parts(*scaled, *batch)[0])
+    for pyros in (TraceMeanField_ELBO(), Trace_ELBO()):
+        theirs, other = mean(lambda e=pyros: e.loss(*scaled, *batch))
+        assert theirs == pytest.approx(ours, abs=4 * math.hypot(error, other))
+
+
+def test_temperature_scales_all_of_the_kl():
+    problem = correlated(num=5)
+    model, guide = small_model(), shaken("full")
+    kls = {}
+    for latent in (1.0, 0.3):
+        scale = Rescale(latent=latent)
+        with isolated(1), torch.no_grad():
+            elbo, likelihood = ELBO().parts(scale(model), scale(guide), problem.data.x_train, problem.data.y_train)
+        kls[latent] = (likelihood - elbo).item()
+    assert kls[0.3] == pytest.approx(0.3 * kls[1.0], rel=1e-4)
+
+
+# -- fits --------------------------------------------------------------------------------------------------------
+def fit(problem, family, seed, steps=1200, **settings):
+    svi = bp.SVI(epochs=steps, lr=0.03, final_lr=0.0, **settings)
+    return bp.fit(variant(problem, family, init_scale=0.05), problem.data, svi, seed=seed, progress=False, device="cpu")
+
+
+def kl_to_posterior(problem, posterior):
+    """What the ELBO of a fit lacks to the evidence, exactly: KL(q ‖ Normal(m, Λ⁻¹))."""
+    exact = MultivariateNormal(problem.mean, precision_matrix=problem.precision)
+    return kl_divergence(torchs(posterior.guide), exact).item()
+
+
+def least_gap(problem, rank):
+    """The KL of the best low-rank-plus-diagonal q, by L-BFGS in float64 from several starts: no closed form exists."""
+    precision, size, best = problem.precision, len(problem.mean), math.inf
+    for seed in range(4):
+        g = torch.Generator().manual_seed(seed)
+        factor = (0.1 * torch.randn(size, rank, generator=g)).double().requires_grad_()
+        log_scale = (-0.5 * precision.diagonal().log()).clone().requires_grad_()
+        optimiser = torch.optim.LBFGS([factor, log_scale], max_iter=500, line_search_fn="strong_wolfe")
+
+        def kl(factor=factor, log_scale=log_scale):
+            s = log_scale.exp()[:, None] * factor
+            covariance = torch.diag((2 * log_scale).exp()) + s @ s.T
+            return 0.5 * ((precision @ covariance).trace() - size - torch.logdet(precision) - torch.logdet(covariance))
+
+        def closure(kl=kl, optimiser=optimiser):
+            optimiser.zero_grad()
+            value = kl()
+            value.backward()
+            return value
+
+        optimiser.step(closure)
+        best = min(best, kl().item())
+    return best
+
+
+@pytest.fixture(scope="module")
+def problem():
+    return correlated()
+
+
+@pytest.fixture(scope="module")
+def full(problem):
+    return [fit(problem, "full", seed) for seed in range(3)]
+
+
+def test_the_full_guide_reaches_the_exact_posterior(problem, full):
+    """Mean, covariance and evidence: the gap is the error of the optimiser alone."""
+    assert max(kl_to_posterior(problem, p) for p in full) < 0.1 * problem.gap
+    root = torch.linalg.cholesky(problem.precision)
+    means = torch.stack([root.T @ (p.guide.loc.detach().double() - problem.mean) for p in full])
+    # In coordinates where the posterior is Normal(0, I), its covariance has to be I, off the diagonal too.
+    roots = torch.stack([root.T @ torchs(p.guide).covariance_matrix @ root - torch.eye(5) for p in full])
+    for errors in (means, roots):
+        spread = errors.var(0).mean().sqrt()
+        bound = t.isf(1e-3 / (2 * 30), 2 * errors[0].numel()) * spread / math.sqrt(3)
+        assert errors.mean(0).abs().max() <= bound < 0.4, (errors.mean(0), bound)
+    narrow = root.T @ torch.diag(problem.mean_field_scale**2) @ root - torch.eye(5)
+    assert narrow.abs().max() > 0.6  # what mean field would have
+
+
+def test_low_rank_reaches_the_least_gap_of_its_rank(problem):
+    """Rank 4 of 5 is any covariance; with rank 1 a known part of mean field's gap is left."""
+    least = least_gap(problem, 1)
+    assert least_gap(problem, 4) < 1e-6 and 0.1 < least < 0.7 * problem.gap
+    settings = dict(seed=0, steps=600, num_particles=4)
+    assert kl_to_posterior(problem, fit(problem, "low-rank:4", **settings)) < 0.2 * problem.gap
+    assert least < kl_to_posterior(problem, fit(problem, "low-rank:1", **settings)) < least + 0.2 * problem.gap
+
+
+def test_mean_field_by_name_stays_at_its_own_optimum(problem):
+    q = fit(problem, "mean-field", 0, steps=500).guide
+    exact = problem.elbo(q.loc.detach().double(), q.scale.detach().double())
+    assert problem.log_evidence - exact == pytest.approx(problem.gap, abs=0.1)
+
+
+def test_the_training_trace_approaches_the_evidence(problem, full):
+    trace = torch.tensor([p.trace["elbo"][-250:] for p in full]).double()
+    bound = 4 * trace.std().item() / math.sqrt(trace.numel()) + 0.05
+    assert trace.mean().item() == pytest.approx(problem.log_evidence, abs=bound)
+    assert bound < 0.5 * problem.gap
+
+
+# -- as a guide of the house -------------------------------------------------------------------------------------
+@pytest.mark.parametrize("family", JOINT_FAMILIES)
+def test_draws_archive_and_mean_weights(problem, family, tmp_path):
+    entry = variant(problem, family, noise="learned")
+    posterior = bp.fit(entry, problem.data, bp.SVI(epochs=3), progress=False, out=tmp_path, device="cpu")
+    draws = posterior.draw(5, seed=0)
+    assert {s: v.shape for s, v in draws.items()} == {
+        "layers.0.weight": (5, 1, 4), "layers.0.bias": (5, 1), "log_noise": (5,)
+    }  # fmt: skip
+    loaded = bp.load(tmp_path, entry)
+    assert all(torch.equal(v, loaded.draw(5, seed=0)[s]) for s, v in draws.items())
+    mean = posterior.at_mean_weights().chains
+    assert torch.equal(torch.cat([v.flatten() for v in mean.values()]), posterior.guide.loc)
+    assert bp.predict(posterior, problem.data.x_train, num_draws=3).locs.shape == (3, 200)
+
+
+@pytest.mark.parametrize("family", JOINT_FAMILIES)
+def test_parallel_particles(problem, family):
+    model = small_model(noise="learned")
+    guide = shaken(family, model.initial)
+    with isolated(0), pyro.validation_enabled(True):
+        for kind in (Trace_ELBO, TraceMeanField_ELBO):
+            elbo = kind(num_particles=3, vectorize_particles=True, max_plate_nesting=1)
+            loss = elbo.differentiable_loss(model, guide, problem.data.x_train, problem.data.y_train)
+            assert torch.isfinite(loss)
+            loss.backward()
+            assert all(torch.isfinite(p.grad).all() for p in guide.parameters())
+        assert guide.lower.grad.triu().abs().max() == 0 if family == "full" else True
+        drawn = Predictive(model, guide=guide, num_samples=4, parallel=True)(problem.data.x_train)
+        assert drawn["y"].shape[-1] == 200
+        trace = poutine.trace(guide).get_trace()
+        assert isinstance(trace.nodes["layers.0.bias"]["fn"], Part) and JOINT in trace.nodes
+
+
+def test_a_full_guide_of_given_moments():
+    g = torch.Generator().manual_seed(0)
+    root = torch.randn(6, 6, generator=g).double().tril(-1) + torch.diag(torch.rand(6, generator=g).double() + 0.1)
+    mean = {"a": torch.randn(2, 2, generator=g).double(), "b": torch.randn(2, generator=g).double()}
+    guide = FullNormal.of(mean, root)
+    torch.testing.assert_close(guide.joint.covariance, root @ root.T)
+    assert torch.equal(guide.loc, torch.cat([mean["a"].flatten(), mean["b"]]))
+
+
+def test_families_by_name():
+    initial = {"w": torch.zeros(2, 3)}
+    with isolated(0):
+        assert type(parse_family("mean-field")(initial, 0.1)) is MeanFieldNormal
+        assert isinstance(parse_family("full")(initial, 0.1), FullNormal)
+        low = parse_family("low-rank:3")(initial, 0.1)
+        assert isinstance(low, LowRankNormal) and low.factor.shape == (6, 3)
+        torch.testing.assert_close(low.scale, torch.full((6,), 0.1))
+    assert set(FAMILIES) == {"mean-field", "low-rank", "full"}
+    with pytest.raises(bp.UserError, match="did you mean 'full'"):
+        parse_family("ful")
+    for wrong in ("low-rank:0", "low-rank:x", "low-rank:1.5", "full:3", "low-rank:"):
+        with pytest.raises(bp.UserError, match="must have the form"):
+            parse_family(wrong)
