@@ -42,8 +42,20 @@ RECIPES: dict[str, tuple[str, dict]] = {
     "laplace": ("laplace", {}),
     "laplace-kron": ("laplace", {"structure": "kron"}),
     "sghmc": ("sghmc", {}),
+    "sghmc-long": ("sghmc", {"epochs": 4000, "burn_in": 200, "max_draws": 500}),
     "nuts": ("nuts", {}),
 }
+#: What is different with few training images: an epoch is a few steps only.
+FEW = {
+    "cnn": {"epochs": 150, "batch_size": 64, "patience": 30},
+    "sghmc": {"epochs": 10_000, "batch_size": 0},
+    "svi": {"epochs": 3000, "batch_size": 0},
+}
+
+
+def few(data: bp.Dataset, method: str) -> dict:
+    """Settings that differ for the number of training images."""
+    return FEW.get(method, {}) if len(data.x_train) <= 5000 else {}
 
 
 def place(runs: Path, recipe: str, data: bp.Dataset, seed: int) -> Path:
@@ -53,14 +65,16 @@ def place(runs: Path, recipe: str, data: bp.Dataset, seed: int) -> Path:
 
 def cnn(data: bp.Dataset, seed: int, runs: Path) -> bp.Posterior:
     """The point estimate, from ``runs`` if it is there."""
-    return bp.fit("convnet", data, seed=seed, out=place(runs, "cnn", data, seed), resume=True)
+    _, best = tuned("convnet", "mnist")
+    how = bp.MAP(**{**best.method, **few(data, "cnn")})
+    return bp.fit(bp.ConvNet(**best.entry), data, how, seed=seed, out=place(runs, "cnn", data, seed), resume=True)
 
 
 def last_layer(recipe: str, data: bp.Dataset, seed: int, runs: Path) -> bp.Posterior:
     """A posterior of the last layer of the CNN of that seed, from ``runs`` if it is there."""
     method, differs = RECIPES[recipe]
     _, best = tuned("last-layer", "mnist", method)
-    settings = {**best.entry, **best.method, **differs}
+    settings = {**best.entry, **best.method, **few(data, method), **differs}
     fields = bp.LastLayer.__dataclass_fields__
     entry = bp.LastLayer(cnn(data, seed, runs), **{k: v for k, v in settings.items() if k in fields})
     how = build(METHODS[method], {k: v for k, v in settings.items() if k not in fields})

@@ -72,7 +72,7 @@ class LastLayer:
             "laplace": Fit(entry={"prior": "fan-in:4"}),
             "sghmc": Fit(
                 entry={"prior": "fan-in:4"},
-                method={"epochs": 400, "batch_size": 512, "lr": 0.1, "friction": 0.01, "jitter": 0.1},
+                method={"epochs": 300, "batch_size": 512, "lr": 0.1, "friction": 0.03, "jitter": 0.1},
             ),
             "nuts": Fit(entry={"prior": "fan-in:4"}, method={"draws": 400, "warmup": 150, "jitter": 0.1}),
         }
