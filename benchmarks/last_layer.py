@@ -47,7 +47,7 @@ RECIPES: dict[str, tuple[str, dict]] = {
 }
 #: What is different with few training images: an epoch is a few steps only.
 FEW = {
-    "cnn": {"epochs": 150, "batch_size": 64, "patience": 30},
+    "cnn": {"epochs": 40, "batch_size": 20, "patience": 10},
     "sghmc": {"epochs": 10_000, "batch_size": 0},
     "svi": {"epochs": 3000, "batch_size": 0},
 }
