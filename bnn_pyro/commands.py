@@ -180,7 +180,9 @@ def _few_threads(recipe: Recipe, entry: Entry, data: Dataset) -> Iterator[None]:
 
 def _check_model(recipe: Recipe, entry: Entry, data: Dataset) -> None:
     """Build variant and method once, so that bad settings are told before any file is written."""
-    recipe.method()
+    method = recipe.method()
+    if hasattr(method, "check"):
+        method.check(data)
     with isolated(0):
         entry.guide(entry.model(data.schema))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import time
 from contextlib import ExitStack
@@ -155,7 +156,8 @@ def load(folder: str | Path, entry: Entry | None = None) -> Posterior:
 
     entry: needed only for a variant of your own that is not in ``ZOO``, with the settings that it was fitted with.
 
-    Raises UserError where the archive is absent, damaged, or of a variant that this version does not know.
+    Raises UserError where the archive is absent, damaged, of a variant that this version does not know, or of other
+    settings than those of ``entry``.
     """
     tensors, meta = read_archive(folder)
     provenance = meta["provenance"]
@@ -163,6 +165,8 @@ def load(folder: str | Path, entry: Entry | None = None) -> Posterior:
         if provenance.get("entry") not in ZOO:
             raise unknown(f"variant in {folder}", provenance.get("entry"), ZOO)
         entry = build(ZOO[provenance["entry"]], provenance["entry_settings"])
+    else:
+        _same_settings(folder, json.loads(json.dumps(plain(entry))), provenance.get("entry_settings", {}))
     schema = Schema.from_dict(meta["schema"])
     with isolated(0):
         model = entry.model(schema)
@@ -182,6 +186,17 @@ def load(folder: str | Path, entry: Entry | None = None) -> Posterior:
     except RuntimeError:
         raise UserError(f"the posterior in {folder} does not fit its own settings; train again") from None
     return Posterior(model, schema, guide, chains, tensors["stats"], meta["trace"], provenance)
+
+
+def _same_settings(folder: str | Path, given: dict[str, Any], saved: dict[str, Any]) -> None:
+    """Refuse a variant with settings other than those that the posterior was fitted with."""
+    for name in given:
+        if name in saved and given[name] != saved[name]:
+            here, there = (spoken(v) if isinstance(v, dict) else v for v in (given[name], saved[name]))
+            raise UserError(
+                f"the posterior in {folder} was fitted with {name} {there}, and the variant given has {here}"
+                + (" (its weights or layers differ)" if here == there else "")
+            )
 
 
 def _guide(entry: Entry, model: nn.Module, provenance: dict[str, Any]) -> nn.Module:
@@ -206,13 +221,12 @@ def _fill_backbone(backbone: nn.Module, state: dict[str, torch.Tensor], folder: 
 
 def _finished(folder: str | Path, entry: Entry, key: list) -> Posterior:
     """The finished posterior in ``folder``, if it is the one asked for."""
-    posterior = load(folder, entry)
-    if posterior.provenance.get("key") != key:
+    if read_archive(folder)[1]["provenance"].get("key") != key:
         raise UserError(
             f"{folder} holds a finished posterior of other settings, seed or data; choose another folder, "
             "or start again with --overwrite"
         )
-    return posterior
+    return load(folder, entry)
 
 
 def _resolve(entry: str | Entry, data: Dataset, method: str | Method | None) -> tuple[Entry, Method]:

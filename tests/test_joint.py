@@ -137,7 +137,7 @@ def test_pyros_elbos_have_the_same_expectation(family, prior):
     problem = correlated(num=5)
     model = small_model(prior=prior, noise="learned")
     guide = shaken(family, model.initial)
-    batch, num = (problem.data.x_train, problem.data.y_train), 300
+    batch, num = (problem.data.x_train, problem.data.y_train), 200
 
     def mean(one):
         with isolated(1), torch.no_grad(), pyro.validation_enabled(True):
@@ -164,8 +164,8 @@ def test_temperature_scales_all_of_the_kl():
 
 
 # -- fits --------------------------------------------------------------------------------------------------------
-def fit(problem, family, seed, steps=1200, **settings):
-    svi = bp.SVI(epochs=steps, lr=0.03, final_lr=0.0, **settings)
+def fit(problem, family, seed, steps=1000, lr=0.1, **settings):
+    svi = bp.SVI(epochs=steps, lr=lr, final_lr=0.0, **settings)
     return bp.fit(variant(problem, family, init_scale=0.05), problem.data, svi, seed=seed, progress=False, device="cpu")
 
 
@@ -229,13 +229,12 @@ def test_low_rank_reaches_the_least_gap_of_its_rank(problem):
     """Rank 4 of 5 is any covariance; with rank 1 a known part of mean field's gap is left."""
     least = least_gap(problem, 1)
     assert least_gap(problem, 4) < 1e-6 and 0.1 < least < 0.7 * problem.gap
-    settings = dict(seed=0, steps=600, num_particles=4)
-    assert kl_to_posterior(problem, fit(problem, "low-rank:4", **settings)) < 0.2 * problem.gap
-    assert least < kl_to_posterior(problem, fit(problem, "low-rank:1", **settings)) < least + 0.2 * problem.gap
+    assert kl_to_posterior(problem, fit(problem, "low-rank:4", 0)) < 0.15 * problem.gap
+    assert least < kl_to_posterior(problem, fit(problem, "low-rank:1", 0)) < least + 0.15 * problem.gap
 
 
 def test_mean_field_by_name_stays_at_its_own_optimum(problem):
-    q = fit(problem, "mean-field", 0, steps=500).guide
+    q = fit(problem, "mean-field", 0, steps=500, lr=0.03).guide
     exact = problem.elbo(q.loc.detach().double(), q.scale.detach().double())
     assert problem.log_evidence - exact == pytest.approx(problem.gap, abs=0.1)
 

@@ -84,7 +84,7 @@ def test_another_module_is_refused(tmp_path, other):
     fit(network(), tmp_path)
     with isolated(0):
         other = other()
-    with pytest.raises(bp.UserError, match="stands on another backbone than the one given"):
+    with pytest.raises(bp.UserError, match="was fitted with backbone module Sequential, and"):
         bp.load(tmp_path, entry=bp.LastLayer(backbone=other))
 
 

@@ -64,6 +64,14 @@ class MAP(Optimisation):
         chains = {site: value.detach()[None, None] for site, value in point.sites().items()}
         return Posterior(model, data.schema, chains=chains, trace=trace)
 
+    def check(self, data: Dataset) -> None:
+        """Raises UserError where early stopping is asked for and there are no validation rows."""
+        if self.patience and not len(data.x_val):
+            raise UserError(
+                f"early stopping (patience {self.patience}) needs validation rows, and {data.name} was loaded without "
+                "any: give --validation ROWS, or train the network with patience 0"
+            )
+
     def find(
         self,
         model: nn.Module,
@@ -74,15 +82,8 @@ class MAP(Optimisation):
         checkpoint: Checkpoint | None = None,
         report: Report | None = None,
     ) -> dict[str, list[float]]:
-        """Move ``point`` in place and return the trace {epoch, log_likelihood, log_joint, log_prior}.
-
-        Raises UserError where early stopping is asked for and there are no validation rows.
-        """
-        if self.patience and not len(data.x_val):
-            raise UserError(
-                f"early stopping (patience {self.patience}) needs validation rows, and {data.name} was loaded without "
-                "any: give --validation ROWS, or --set patience=0"
-            )
+        """Move ``point`` in place and return the trace {epoch, log_likelihood, log_joint, log_prior}."""
+        self.check(data)
         watch = EarlyStopping(model, point, data.x_val, data.y_val, self.patience) if self.patience else None
         trace = self.minimise(
             model,

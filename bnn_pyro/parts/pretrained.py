@@ -29,7 +29,9 @@ FILES = (".pt", ".ts", ".pt2")
 
 def from_module(module: nn.Module) -> Pretrained:
     """A module whose output is the features."""
-    return Pretrained(module, {"kind": "module", "class": type(module).__name__, "weights": weights_digest(module)})
+    layers = hashlib.sha256(repr(module).encode()).hexdigest()[:16]  # weights alone do not tell a ReLU from a tanh
+    about = {"kind": "module", "class": type(module).__name__, "layers": layers, "weights": weights_digest(module)}
+    return Pretrained(module, about)
 
 
 def from_text(text: str) -> Pretrained:
