@@ -1,0 +1,259 @@
+"""The Laplace approximation where the answer is known: exact for regression, elsewhere the model's own curvature."""
+
+import math
+from dataclasses import replace
+
+import pyro.poutine as poutine
+import pytest
+import torch
+from linear_gaussian import correlated, dataset
+from scipy.integrate import quad
+from torch.distributions import kl_divergence
+
+import bnn_pyro as bp
+from bnn_pyro.checkpoint import Checkpoint, Interrupted
+from bnn_pyro.inference import laplace
+from bnn_pyro.isolation import isolated
+from bnn_pyro.parts.likelihoods import ReadLikelihood
+
+UNITS = dict(noise=5.0, y_shift=40.0, y_scale=8.0)
+
+
+def made(entry, data):
+    with isolated(0):
+        return entry.model(data.schema)
+
+
+def run(problem, structure="full", temperature=1.0, **settings):
+    model = made(problem.entry(**settings), problem.data)
+    return bp.Laplace(structure=structure, temperature=temperature).run(model, None, problem.data)
+
+
+def flat(chains):
+    return torch.cat([value.flatten() for value in chains.values()])
+
+
+# -- regression: exact -------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("structure", ["full", "kron"])
+@pytest.mark.parametrize("settings", [{}, UNITS, {"bias": False}], ids=["plain", "units", "no bias"])
+def test_regression_is_the_conjugate_posterior(structure, settings):
+    """Mean and covariance to float32, in which the guide is kept, and the evidence to float64."""
+    problem = correlated(**settings)
+    posterior = run(problem, structure)
+    exact = torch.linalg.inv(problem.precision)
+    sd = exact.diagonal().sqrt()
+    covariance = posterior.guide.joint.covariance.detach().double()
+    assert ((posterior.guide.loc.double() - problem.mean) / sd).abs().max() < 1e-5
+    assert ((covariance - exact) / sd[:, None] / sd).abs().max() < 1e-6
+    assert posterior.stats["log_evidence"].shape == (1, 1)
+    assert posterior.stats["log_evidence"].item() == pytest.approx(problem.log_evidence, rel=1e-10)
+
+
+def test_the_diagonal_is_mean_fields_optimum():
+    """N(m, diag(Λ)⁻¹), whose ½ log det falls short of the evidence by just mean field's gap."""
+    problem = correlated()
+    posterior = run(problem, "diag")
+    torch.testing.assert_close(
+        posterior.guide.joint.variance.sqrt().double(), problem.mean_field_scale, rtol=1e-5, atol=0
+    )
+    assert posterior.guide.lower.abs().max() == 0
+    assert posterior.stats["log_evidence"].item() == pytest.approx(problem.log_evidence - problem.gap, rel=1e-8)
+
+
+def test_regression_at_a_temperature_is_that_of_less_noise():
+    """p(y | w)^(1/T) has the shape of a likelihood of variance σ²T."""
+    warm = correlated(noise=0.8)
+    cold = replace(warm, noise=0.4)
+    torch.testing.assert_close(
+        run(warm, temperature=0.25).guide.joint.covariance.double(),
+        torch.linalg.inv(cold.precision),
+        rtol=1e-4,
+        atol=1e-8,
+    )
+    torch.testing.assert_close(run(warm, temperature=0.25).guide.loc.double(), cold.mean, rtol=1e-5, atol=1e-6)
+
+
+# -- against the curvature of the Pyro model itself ---------------------------------------------------------------
+def classes(num_classes, num=60, inputs=3):
+    g = torch.Generator().manual_seed(num_classes)
+    x = torch.randn(num, inputs, generator=g)
+    logits = x @ torch.randn(inputs, num_classes, generator=g)
+    y = (logits - torch.rand(num, num_classes, generator=g).log().neg().log()).argmax(1)
+    schema = bp.Schema("classification", (inputs,), classes=tuple("abcd"[:num_classes]))
+    return dataset(x, y, schema)
+
+
+def targets(num=60):
+    g = torch.Generator().manual_seed(2)
+    x = torch.randn(num, 3, generator=g)
+    y = 2 + 3 * (x @ torch.tensor([0.5, -1.0, 0.2]) + 0.6 * torch.randn(num, generator=g))
+    return dataset(x, y, bp.Schema("regression", (3,), y_shift=2.0, y_scale=3.0))
+
+
+def log_joint(model, data, temperature=1.0):
+    """The Pyro model's own log joint in float64, as a function of the flat vector of its sites."""
+    model = model.double()
+    shapes = {site: value.shape for site, value in model.initial.items()}
+    x, y = data.x_train.double(), data.y_train
+    y = y.double() if y.is_floating_point() else y
+
+    def of(w):
+        pieces = w.split([shape.numel() for shape in shapes.values()])
+        sites = {site: piece.view(shape) for (site, shape), piece in zip(shapes.items(), pieces, strict=True)}
+        trace = poutine.trace(poutine.condition(model, data=sites)).get_trace(x, y)
+        terms = {name: trace.nodes[name]["fn"].log_prob(trace.nodes[name]["value"]).sum() for name in (*shapes, "y")}
+        return terms.pop("y") / temperature + sum(terms.values())
+
+    return of
+
+
+CASES = {
+    "binary": (lambda: classes(2), {}),
+    "softmax": (lambda: classes(4), {"prior": "fan-in:2"}),
+    "softmax, no bias": (lambda: classes(3), {"bias": False}),
+    "cold": (lambda: classes(3), {"temperature": 0.5}),
+    "learned noise": (targets, {}),
+    "heteroscedastic": (targets, {"noise": "heteroscedastic"}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_mode_and_precision_are_those_of_the_model(case, monkeypatch):
+    """At the mode the gradient of the model's log joint is 0 and, for canonical likelihoods, its Hessian is −Λ.
+
+    Of a learned or heteroscedastic noise, Λ is the expectation of the Hessian over targets that the model draws.
+    """
+    data, settings = CASES[case][0](), dict(CASES[case][1])
+    temperature = settings.pop("temperature", 1.0)
+    monkeypatch.setattr(laplace, "ROWS", 17)  # so that the sum is over chunks, and of unequal ones
+    entry = bp.MeanField(hidden=(), **settings)
+    posterior = bp.Laplace(temperature=temperature).run(made(entry, data), None, data)
+    of, mode = log_joint(made(entry, data), data, temperature), posterior.guide.loc.detach().double()
+    lower = posterior.guide.joint.scale_tril.detach().double()
+    precision = torch.cholesky_inverse(lower)
+    gradient = torch.autograd.functional.jacobian(of, mode)
+    # In posterior standard deviations: the mode is kept in float32.
+    assert (lower.mT @ gradient).abs().max() < 1e-3
+    scale = precision.diagonal().rsqrt()
+    hessian = -torch.func.hessian(of)(mode)
+    if case in ("learned noise", "heteroscedastic"):
+        hessian = expected_hessian(made(entry, data), data, mode)
+    error = ((precision - hessian) * scale[:, None] * scale).abs().max()
+    assert error < 2e-5, error
+
+
+def expected_hessian(model, data, w):
+    """−E[∂² log joint] over targets that the model draws at w: for noises, the Hessian is quadratic in each target.
+
+    Two values of the right mean and variance then have the right expectation.
+    """
+    with isolated(0), ReadLikelihood() as read:
+        pieces = dict(zip(model.initial, w.split([value.numel() for value in model.initial.values()]), strict=True))
+        sites = {site: pieces[site].view(value.shape) for site, value in model.initial.items()}
+        poutine.condition(model.double(), data=sites)(data.x_train.double())
+    fn = read.likelihood
+    each = [replace(data, y_train=y.detach()) for y in (fn.mean + fn.stddev, fn.mean - fn.stddev)]
+    return sum(-torch.func.hessian(log_joint(model, one))(w) for one in each) / 2
+
+
+def test_kron_is_full_where_the_information_is_the_same_everywhere():
+    """With prior weights that depend on the input alone, and at f = 0, where every I_n is diag(p) − ppᵀ of one p."""
+    data = classes(3)
+    problem = laplace._Linear(made(bp.MeanField(hidden=(), prior="fan-in:1"), data), data, 1.0)
+    zero = torch.zeros_like(problem.start)
+    full, kron, diag = (problem.precision(zero, laplace.STRUCTURES[s]) for s in ("full", "kron", "diag"))
+    torch.testing.assert_close(kron, full)
+    torch.testing.assert_close(diag, torch.diag(full.diagonal()))
+    elsewhere = torch.linspace(-2, 2, len(zero)).double()
+    full, kron, diag = (problem.precision(elsewhere, laplace.STRUCTURES[s]) for s in ("full", "kron", "diag"))
+    assert (full - kron).abs().max() > 0.5
+    torch.testing.assert_close(diag, torch.diag(full.diagonal()))
+
+
+def test_one_weight_against_quadrature():
+    """The logistic posterior of one weight: moments and evidence, off by the terms of order 1/N that Laplace leaves."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(80, 1, generator=g)
+    y = (torch.rand(80, generator=g) < torch.sigmoid(1.5 * x[:, 0])).long()
+    data = dataset(x, y, bp.Schema("classification", (1,), classes=("a", "b")))
+    entry = bp.MeanField(hidden=(), bias=False, prior="normal:2")
+    posterior = bp.Laplace().run(made(entry, data), None, data)
+    of = log_joint(made(entry, data), data)
+    mode, sd = posterior.guide.loc.item(), posterior.guide.scale.item()
+    top = of(torch.tensor([mode]).double()).item()
+
+    def moment(power):
+        density = lambda w: w**power * math.exp(of(torch.tensor([w]).double()).item() - top)  # noqa: E731
+        return quad(density, mode - 6 * sd, mode + 8 * sd, epsabs=1e-10)[0]
+
+    z, first, second = (moment(k) for k in range(3))
+    mean, spread = first / z, math.sqrt(second / z - (first / z) ** 2)
+    evidence = posterior.stats["log_evidence"].item()
+    assert evidence == pytest.approx(math.log(z) + top, abs=0.02)
+    assert sd == pytest.approx(spread, rel=0.05)
+    assert abs(mode - mean) < 0.25 * spread
+    # The next term of the expansion, in the third and fourth derivatives at the mode, explains nearly all of it.
+    d2, d3, d4 = derivatives(of, mode)
+    correction = d4 / (8 * d2**2) + 5 * d3**2 / (24 * d2**3)
+    assert math.log(z) + top - evidence == pytest.approx(correction, abs=0.3 * abs(correction) + 1e-4)
+
+
+def derivatives(of, w):
+    """(−f'', f''', f'''') of the log joint f of one weight."""
+    w = torch.tensor(w, dtype=torch.float64, requires_grad=True)
+    found, value = [], of(w[None])
+    for _ in range(4):
+        (value,) = torch.autograd.grad(value, w, create_graph=True)
+        found.append(value.item())
+    return -found[1], found[2], found[3]
+
+
+# -- as a method of the house ------------------------------------------------------------------------------------
+def test_it_predicts_has_a_mean_and_draws():
+    problem = correlated(**UNITS)
+    posterior = run(problem)
+    assert torch.equal(flat(posterior.at_mean_weights().chains), posterior.guide.loc.detach())
+    draws = torch.cat([v.flatten(1) for v in posterior.draw(20_000, seed=0).values()], 1).double()
+    exact = torch.linalg.inv(problem.precision)
+    error = ((exact.diagonal()[:, None] * exact.diagonal() + exact**2) / 20_000).sqrt()
+    assert ((draws.T.cov() - exact).abs() < 4.5 * error).all()
+    prediction = bp.predict(posterior, problem.data.x_train[:9], num_draws=4000)
+    a = problem.design(problem.x[:9])
+    sd = problem.y_scale * (a @ exact * a).sum(1).sqrt()
+    torch.testing.assert_close(prediction.epistemic.double().sqrt(), sd, rtol=0.06, atol=0)
+    assert kl_divergence(
+        torch.distributions.MultivariateNormal(posterior.guide.loc.double(), posterior.guide.joint.covariance.double()),
+        torch.distributions.MultivariateNormal(problem.mean, precision_matrix=problem.precision),
+    ) < 1e-6  # fmt: skip
+
+
+def test_refusals_tell_the_way_out(monkeypatch):
+    data = classes(3)
+
+    def fit(**settings):
+        return bp.Laplace().run(made(bp.MeanField(**{"hidden": (), **settings}), data), None, data)
+
+    with pytest.raises(bp.UserError, match="linear models"):
+        fit(hidden=(4,))
+    for prior in ("scale-mixture:1,0.1,0.5", "gamma:1,1"):
+        with pytest.raises(bp.UserError, match="needs a Normal prior"):
+            fit(prior=prior)
+    with pytest.raises(bp.UserError, match="not found in 1 iterations"):
+        bp.Laplace(max_iterations=1).run(made(bp.MeanField(hidden=(), prior="normal:100"), data), None, data)
+    monkeypatch.setattr(laplace, "MOST_WEIGHTS", 11)
+    with pytest.raises(bp.UserError, match="11 weights at most, and this model has 12"):
+        fit()
+    with pytest.raises(bp.UserError, match="did you mean 'kron'"):
+        bp.Laplace(structure="krno")
+    for wrong in (dict(temperature=0.0), dict(temperature=math.nan), dict(max_iterations=0)):
+        with pytest.raises(bp.UserError, match=next(iter(wrong))):
+            bp.Laplace(**wrong)
+
+
+def test_it_stops_on_a_signal(tmp_path):
+    data = classes(3)
+    checkpoint = Checkpoint(tmp_path)
+    checkpoint.stop = True
+    with pytest.raises(Interrupted):
+        bp.Laplace().run(made(bp.MeanField(hidden=()), data), None, data, checkpoint=checkpoint)
+    assert not checkpoint.exists
