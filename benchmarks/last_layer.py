@@ -6,6 +6,8 @@
 50,000 training images; 10,000 held out, by which training stops early and settings were chosen; the official 10,000
 test images are scored with 100 draws at temperature 1. Fitted posteriors are kept in ``--runs`` and taken up again from
 there; figures are appended to ``benchmarks/results/last_layer.json``.
+
+    python benchmarks/last_layer.py speed               # needs no data; benchmarks/results/last_layer_speed.json
 """
 
 from __future__ import annotations
@@ -45,11 +47,13 @@ RECIPES: dict[str, tuple[str, dict]] = {
     "sghmc-long": ("sghmc", {"epochs": 4000, "burn_in": 200, "max_draws": 500}),
     "nuts": ("nuts", {}),
 }
-#: What is different with few training images: an epoch is a few steps only.
+#: What is different with few training images, where an epoch is a few steps only; the prior by held-out images.
 FEW = {
     "cnn": {"epochs": 40, "batch_size": 20, "patience": 10},
-    "sghmc": {"epochs": 10_000, "batch_size": 0},
-    "svi": {"epochs": 3000, "batch_size": 0},
+    "sghmc": {"prior": "fan-in:8", "epochs": 6000, "batch_size": 0},
+    "svi": {"prior": "fan-in:8", "epochs": 1500, "batch_size": 0, "lr": 0.02},
+    "laplace": {"prior": "fan-in:8"},
+    "nuts": {"prior": "fan-in:8"},
 }
 
 
@@ -145,11 +149,18 @@ def append(entry: dict) -> None:
 def main() -> None:
     """Fit, score, append."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("recipe", nargs="+", choices=["cnn", *RECIPES, "ensemble"])
+    parser.add_argument("recipe", nargs="+", choices=["cnn", *RECIPES, "ensemble", "speed"])
     parser.add_argument("--seed", type=int, nargs="+", default=[0])
     parser.add_argument("--rows", type=int, help="training images (50,000)")
     parser.add_argument("--runs", type=Path, default=Path("runs/last-layer"), help="where posteriors are kept")
     args = parser.parse_args()
+    if "speed" in args.recipe:
+        if args.recipe != ["speed"]:
+            parser.error("speed is measured alone")
+        from speed import last_layer as speed
+
+        speed.measure()
+        return
     data = data_for(args.rows)
     for recipe in args.recipe:
         for seed in [0] if recipe == "ensemble" else args.seed:
