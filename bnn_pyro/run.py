@@ -53,7 +53,9 @@ def _train(parser: Parser) -> None:
     model.add_argument("--hidden", metavar="WIDTHS", help="hidden widths, such as 400,400")
     model.add_argument("--activation", metavar="NAME", help="relu, tanh, sigmoid, leaky_relu or gelu")
     model.add_argument(
-        "--prior", metavar="PRIOR", help="normal:SCALE, fan-in:SCALE or scale-mixture:WIDE,NARROW,WEIGHT"
+        "--prior",
+        metavar="PRIOR",
+        help="normal:SCALE, fan-in:SCALE, gamma:SHAPE,RATE or scale-mixture:WIDE,NARROW,WEIGHT",
     )
     model.add_argument("--noise", metavar="NOISE", help="regression: learned, heteroscedastic or a standard deviation")
     model.add_argument("--bias", action=argparse.BooleanOptionalAction, default=None, help="biases in every layer")
@@ -152,6 +154,8 @@ COMMANDS = {
             "train",
             "train mean-field --data mnist --seed 0 --out runs/mnist",
             "train mean-field --data houses.csv --target price --drop-missing",
+            "train last-layer --data mnist --inference sghmc",
+            "train last-layer --data mnist --inference svi --set backbone=runs/convnet-mnist-0 --set family=full",
             "train mean-field --data digits --hidden 400,400 --set prior=normal:0.1 --set temperature=0.1",
             "train --config runs/mnist/config.json --out runs/again",
             "train --resume --out runs/mnist",

@@ -33,7 +33,7 @@ class MeanField:
     hidden      widths of the hidden layers; () is a linear model
     activation  relu, tanh, sigmoid, leaky_relu or gelu
     bias        in every layer, or in none
-    prior       normal:SCALE, fan-in:SCALE or scale-mixture:WIDE,NARROW,WEIGHT
+    prior       normal:SCALE, fan-in:SCALE, gamma:SHAPE,RATE or scale-mixture:WIDE,NARROW,WEIGHT
     noise       regression only: learned, heteroscedastic, or a standard deviation in target units
     init_scale  σ of every weight where training starts
     """
