@@ -26,6 +26,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from hidden_layer import provenance
 from torch import Tensor, nn
 
 import bnn_pyro as bp
@@ -37,7 +38,6 @@ from bnn_pyro.parts.likelihoods import make_likelihood
 from bnn_pyro.parts.nets import MLP
 from bnn_pyro.parts.priors import BayesianNet
 from bnn_pyro.training import tuned
-from hidden_layer import provenance
 from speed.memory import peak_bytes
 from speed.timing import Times, ratio, spread
 

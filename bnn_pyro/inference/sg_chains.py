@@ -219,7 +219,7 @@ def categorical(f: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     in passes over the classes of one row at a time.
     """
     log_p = f.log_softmax(-2)
-    labels = y.unsqueeze(-2).expand(f.shape[:-2] + (1, f.shape[-1]))
+    labels = y.unsqueeze(-2).expand((*f.shape[:-2], 1, f.shape[-1]))
     total = log_p.gather(-2, labels).flatten(-2).sum(-1)
     return total, log_p.exp_().neg_().scatter_add_(-2, labels, f.new_ones(()).expand(labels.shape))
 
