@@ -198,12 +198,50 @@ def speed_tables() -> str:
     return "\n\n".join("\n".join(part) for part in (rows, ratios, held, [run]))
 
 
+def last_layer_speed_tables() -> str:
+    """Times and ratios of SGHMC on features and of an ensemble's prediction; memory; what to run."""
+    path = RESULTS / "last_layer_speed.json"
+    if not path.exists():
+        return "Not measured yet: `python benchmarks/last_layer.py speed`."
+    found = json.loads(path.read_text())
+    threads = list(found["by_threads"])
+    heads = [f"{n} thread{'s' if n != '1' else ''}" for n in threads]
+    ratios = ["| ratio, median (quartiles) | target | " + " | ".join(heads) + " |", "|---" * (2 + len(heads)) + "|"]
+    times = ["| ms, median | " + " | ".join(heads) + " |", "|---" * (1 + len(heads)) + "|"]
+    for part in ("epochs", "prediction"):
+        each = [found["by_threads"][n][part] for n in threads]
+        for name, first in each[0]["ratios"].items():
+            cells = [spread_cell(one["ratios"][name]) for one in each]
+            target = "–" if first["target"] is None else f"≤ {first['target']:g}"
+            ratios.append(f"| {name} | {target} | " + " | ".join(cells) + " |")
+        for name in each[0]["ms"]:
+            cells = [f"{one['ms'][name]['median']:.4g}" for one in each]
+            times.append(f"| {name} | " + " | ".join(cells) + " |")
+    memory = ["| peak memory beyond what was there before, MB | |", "|---|---|"]
+    for title, by_name in (
+        ("SGHMC, an epoch", found["sghmc_peak_bytes"]),
+        ("prediction", found["by_threads"][threads[0]]["prediction"]["peak_bytes"]),
+    ):
+        memory += [f"| {title}: {name} | {value / 2**20:.1f} |" for name, value in by_name.items()]
+    where = f"{found['machine']}, {found['date']}"
+    run = f"`{found['command']}`; commit {found['commit']}, {where}."
+    return "\n\n".join("\n".join(part) for part in (ratios, times, memory, [run]))
+
+
+def spread_cell(value: dict) -> str:
+    """A ratio's median and quartiles; small ones with three digits."""
+    digits = 3 if value["median"] < 0.5 else 2
+    low, high = value["quartiles"]
+    return f"{value['median']:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "mnist": lambda: metrics_table(SMALL),
     "mnist ood": lambda: ood_table(SMALL) + "\n\n" + commands(SMALL),
     "hidden layer": lambda: metrics_table(LARGE),
     "hidden layer ood": lambda: ood_table(LARGE | SMALL) + "\n\n" + commands(LARGE),
     "speed": speed_tables,
+    "last layer speed": last_layer_speed_tables,
     "pruning": pruning_table,
     "uci": uci_table,
 }

@@ -220,7 +220,7 @@ def compare(times: Times, asked: tuple[tuple[str, str, str, float | None], ...])
     return {what: {**ratio(times, a, b), "target": target} for what, a, b, target in asked}
 
 
-def measure(out: Path | None = RESULTS, rounds: int = 15, slow_rounds: int = 5) -> dict:
+def measure(out: Path | None = RESULTS, rounds: int = 15, slow_rounds: int = 4) -> dict:
     """Everything, with all threads and with one; printed, and written to ``out``."""
 
     def report(line: str) -> None:
