@@ -249,9 +249,11 @@ TABLES: dict[str, Callable[[], str]] = {
 
 def main() -> None:
     """Replace each table."""
+    from last_layer_tables import LAST_LAYER_TABLES
+
     path = ROOT / "RESULTS.md"
     text = path.read_text()
-    for name, table in TABLES.items():
+    for name, table in (TABLES | LAST_LAYER_TABLES).items():
         pattern = re.compile(rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
         if not pattern.search(text):
             raise SystemExit(f"RESULTS.md has no place for the table '{name}'")
