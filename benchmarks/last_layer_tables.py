@@ -6,7 +6,7 @@ import json
 import statistics
 from collections.abc import Callable
 
-from write_results import RESULTS, Line, cell
+from result_cells import RESULTS, Line, cell
 
 #: Recipe of ``benchmarks/last_layer.py`` -> how the tables name it.
 LAST_LAYER = {

@@ -8,14 +8,15 @@ A table stands between ``<!-- begin NAME -->`` and ``<!-- end NAME -->``; the pr
 from __future__ import annotations
 
 import json
-import math
 import re
 import statistics
 from collections.abc import Callable
 from pathlib import Path
 
+from last_layer_tables import LAST_LAYER_TABLES
+from result_cells import RESULTS, Line, Pick, cell
+
 ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "benchmarks" / "results"
 
 #: Recipe of ``benchmarks/mnist.py`` -> how the table names it.
 SMALL = {
@@ -38,24 +39,12 @@ PUBLISHED = {
     "wine-quality-red": ("0.622 ± 0.008 / −0.928 ± 0.013", "0.64 / −0.97", "0.64 / −0.94", 0.622, -0.928),
 }
 
-Line = dict
-Pick = Callable[[dict], float | None]
-
 
 def mnist_lines(recipe: str) -> list[Line]:
     """The lines of a recipe that were scored on the test set, one a seed (the latest of each)."""
     lines = json.loads((RESULTS / "mnist.json").read_text())
     latest = {line["seed"]: line for line in lines if line["recipe"] == recipe and not line["validation"]}
     return [latest[seed] for seed in sorted(latest)]
-
-
-def cell(lines: list[Line], pick: Pick, form: str) -> str:
-    """Mean over the seeds, and its standard error where there are several."""
-    values = [pick(line["metrics"]) for line in lines]
-    if any(value is None for value in values):
-        return "–"
-    text = form % statistics.mean(values)
-    return text if len(values) == 1 else f"{text} ± {form % (statistics.stdev(values) / math.sqrt(len(values)))}"
 
 
 def at_mean(name: str, factor: float = 1) -> Pick:
@@ -249,8 +238,6 @@ TABLES: dict[str, Callable[[], str]] = {
 
 def main() -> None:
     """Replace each table."""
-    from last_layer_tables import LAST_LAYER_TABLES
-
     path = ROOT / "RESULTS.md"
     text = path.read_text()
     for name, table in (TABLES | LAST_LAYER_TABLES).items():

@@ -1,0 +1,25 @@
+"""A cell of a table of results: mean and standard error over the seeds of one figure."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+
+__all__ = ["RESULTS", "Line", "Pick", "cell"]
+
+RESULTS = Path(__file__).parent / "results"
+
+#: One entry of a results file, and what picks a figure from its metrics.
+Line = dict
+Pick = Callable[[dict], float | None]
+
+
+def cell(lines: list[Line], pick: Pick, form: str) -> str:
+    """Mean over the seeds, and its standard error where there are several."""
+    values = [pick(line["metrics"]) for line in lines]
+    if any(value is None for value in values):
+        return "–"
+    text = form % statistics.mean(values)
+    return text if len(values) == 1 else f"{text} ± {form % (statistics.stdev(values) / math.sqrt(len(values)))}"
