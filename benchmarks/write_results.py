@@ -204,7 +204,7 @@ def last_layer_speed_tables() -> str:
             target = "–" if first["target"] is None else f"≤ {first['target']:g}"
             ratios.append(f"| {name} | {target} | " + " | ".join(cells) + " |")
         for name in each[0]["ms"]:
-            cells = [f"{one['ms'][name]['median']:.4g}" for one in each]
+            cells = [f"{one['ms'][name]['median']:,.{0 if one['ms'][name]['median'] >= 100 else 1}f}" for one in each]
             times.append(f"| {name} | " + " | ".join(cells) + " |")
     memory = ["| peak memory beyond what was there before, MB | |", "|---|---|"]
     for title, by_name in (

@@ -1,6 +1,6 @@
 """Speed and memory of a Bayesian last layer: SGHMC on features, several chains at once, an ensemble's predictions.
 
-    python benchmarks/last_layer.py speed                   # two minutes on two cores
+    python benchmarks/last_layer.py speed                   # about three minutes on two cores, with nothing beside it
 
 Everything is synthetic: 48,000 images and as many rows of 256 features, 10 classes, a CNN with random weights of the
 shape that is tuned on MNIST. Contestants take turns, in a new order every round; a ratio is that of two times of one
@@ -242,7 +242,7 @@ def measure(out: Path | None = RESULTS, rounds: int = 15, slow_rounds: int = 4) 
         torch.set_num_threads(threads)
         data = dataset(x, SCHEMA)
         result["sghmc_peak_bytes"] = {
-            f"{chains} chains": peak(lambda chains=chains: sghmc(head(), data, 1, chains)) for chains in (1, CHAINS)
+            f"{chains} chain{'s' if chains > 1 else ''}": peak(lambda chains=chains: sghmc(head(), data, 1, chains)) for chains in (1, CHAINS)
         }
         result["sghmc_peak_bytes"]["the features"] = x.nbytes
     print({name: f"{value / 2**20:.1f} MB" for name, value in result["sghmc_peak_bytes"].items()})
