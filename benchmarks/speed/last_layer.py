@@ -242,7 +242,8 @@ def measure(out: Path | None = RESULTS, rounds: int = 15, slow_rounds: int = 4) 
         torch.set_num_threads(threads)
         data = dataset(x, SCHEMA)
         result["sghmc_peak_bytes"] = {
-            f"{chains} chain{'s' if chains > 1 else ''}": peak(lambda chains=chains: sghmc(head(), data, 1, chains)) for chains in (1, CHAINS)
+            f"{chains} chain{'s' if chains > 1 else ''}": peak(lambda chains=chains: sghmc(head(), data, 1, chains))
+            for chains in (1, CHAINS)
         }
         result["sghmc_peak_bytes"]["the features"] = x.nbytes
     print({name: f"{value / 2**20:.1f} MB" for name, value in result["sghmc_peak_bytes"].items()})
