@@ -29,9 +29,12 @@ def main() -> None:
     predictions = {label: bp.predict(p, data.x_test, num_draws=400) for label, p in posteriors.items()}
     reference = predictions["NUTS"]
     row = int(reference.total.argmax())  # chosen by the reference alone: what it is least sure of
+    mean = posteriors["NUTS"].chains["layers.0.weight"].mean((0, 1))[7]
+    largest = mean.abs().argsort(descending=True)[:5].tolist()
+    weights = ["layers.0.bias[7]", *(f"layers.0.weight[7,{k}]" for k in largest)]
     pictures = {
         "digit": bp.plots.method_predictions(predictions, row, x=data.x_test, y=data.y_test, schema=data.schema),
-        "weights": bp.plots.weight_posteriors(posteriors),
+        "weights": bp.plots.weight_posteriors(posteriors, weights),
         "ensemble": bp.plots.growing_ensemble(
             posteriors["SGHMC"], data.x_val, data.y_val, baseline=bp.predict(cnn(data, 0, runs), data.x_val)
         ),
