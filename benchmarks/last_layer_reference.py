@@ -1,7 +1,7 @@
 """How far each posterior of MNIST's last layer is from NUTS on the same weights, in its predictions of the test images.
 
     python benchmarks/last_layer_reference.py --seed 0 --runs /tmp/last-layer
-    python benchmarks/last_layer_reference.py --seed 0 1 2 3 4 --rows 1000 --runs /tmp/last-layer
+    python benchmarks/last_layer_reference.py --seed 0 --rows 1000 --runs /tmp/last-layer
 
 Compares what ``benchmarks/last_layer.py`` left in ``--runs``: agreement and total variation with NUTS (Izmailov et al.
 2021), the test NLL of both, and R-hat of the class probabilities over chains. 1,000 draws each. Figures go to
@@ -15,7 +15,7 @@ import json
 from pathlib import Path
 
 import numpy as np
-from last_layer import RECIPES, cnn, data_for, ensemble, last_layer, line, place
+from last_layer import RECIPES, cnn, data_for, last_layer, line, place
 
 import bnn_pyro as bp
 
@@ -54,8 +54,6 @@ def main() -> None:
         there = [r for r in RECIPES if (place(args.runs, r, data, seed) / "posterior.json").is_file()]
         posteriors = {r: last_layer(r, data, seed, args.runs) for r in sorted(there, key=lambda r: r != "nuts")}
         posteriors["cnn"] = cnn(data, seed, args.runs)
-        if seed == 0:
-            posteriors["ensemble"] = ensemble(data, args.runs)
         reference = None
         for recipe, posterior in posteriors.items():
             prediction = bp.predict(posterior, data.x_test, num_draws=DRAWS, seed=seed)
