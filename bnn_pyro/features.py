@@ -61,11 +61,10 @@ def on_features(model: nn.Module, data: Dataset, progress: bool = False) -> tupl
 
     The features are divided by the root mean square of the training rows'; the test part is left empty.
 
-    Raises UserError where the backbone is random, has features of 0 only, or belongs to another split of the data.
+    Raises UserError where the backbone is random, or has features of 0 only.
     """
     if not isinstance(model, OnFeatures):
         return model, data
-    check_split(model.backbone.description, data)
     what = f"features · {data.name}"
     train, c = _features(model.backbone, data.x_train, what, progress, unit=True)
     model.divide_features(c)

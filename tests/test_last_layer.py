@@ -348,3 +348,10 @@ def test_bad_backbones_are_told_before_anything_is_written(case, run, tmp_path, 
     told = capsys.readouterr()
     assert len(told.err.strip().splitlines()) == 1 and words in told.err and "Traceback" not in told.err
     assert (snapshot(tmp_path), snapshot(run)) == before and not (tmp_path / "new").exists()
+
+
+def test_one_prior_for_every_method():
+    """The model is not the method's to change: a comparison of two methods would be one of two models."""
+    for data, fits in bp.LastLayer.fits.items():
+        assert set(fits) == set(bp.LastLayer.methods)
+        assert len({best.entry["prior"] for best in fits.values()}) == 1, data

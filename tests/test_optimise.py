@@ -2,11 +2,13 @@
 
 import math
 
+import pyro
 import pytest
 import torch
 from linear_gaussian import correlated
 
 import bnn_pyro as bp
+from bnn_pyro.inference.optimise import ELBO
 from bnn_pyro.inference.optimisers import parse_optimiser
 from bnn_pyro.parts.guides import PointMass
 
@@ -106,3 +108,20 @@ def test_max_norm_holds_after_training(kind, optimiser):
 def test_max_norms_that_are_refused(value):
     with pytest.raises(bp.UserError, match="max_norm must be positive, or 0 for none"):
         bp.MAP(max_norm=value)
+
+
+def test_a_site_that_only_the_guide_has_must_say_that_it_is_auxiliary():
+    """A misspelt site would add its entropy to the ELBO without end, as Pyro's own TraceMeanField_ELBO also sees."""
+    x, y = PROBLEM.data.x_train, PROBLEM.data.y_train
+    with bp.isolated(0):
+        model, guide = (
+            PROBLEM.entry().model(PROBLEM.schema),
+            PROBLEM.entry().guide(PROBLEM.entry().model(PROBLEM.schema)),
+        )
+
+        def misspelt(x, y=None):
+            guide(x, y)
+            pyro.sample("layer.0.weight", pyro.distributions.Normal(0.0, 1.0))
+
+        with pytest.raises(ValueError, match=r"'layer\.0\.weight' is none of the model's"):
+            ELBO().parts(model, misspelt, x, y)

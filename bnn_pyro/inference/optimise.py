@@ -59,7 +59,7 @@ class ELBO(TraceMeanField_ELBO):
                 else:
                     elbo = elbo - _kl(q.sites[name], site)
             for name, site in q.sites.items():
-                if name not in p.sites:  # auxiliary: the whole of a joint guide
+                if name not in p.sites:
                     elbo = elbo + _entropy(site)
         if self.num_particles == 1:
             return elbo, likelihood
@@ -100,7 +100,13 @@ def _kl(q: dict, p: dict) -> Tensor:
 
 
 def _entropy(q: dict) -> Tensor:
-    """−E[log q] of a site that the guide alone has, in closed form, else at the draw."""
+    """−E[log q] of a site that the guide alone has, in closed form, else at the draw.
+
+    Raises ValueError unless the guide says that it is auxiliary, as the whole of a joint guide: a misspelt site would
+    be rewarded for its entropy.
+    """
+    if not q["infer"].get("is_auxiliary"):
+        raise ValueError(f"the guide's site '{q['name']}' is none of the model's, and is not marked as auxiliary")
     try:
         return _scaled(q["fn"].entropy(), q)
     except NotImplementedError:

@@ -23,7 +23,7 @@ from bnn_pyro.parts.likelihoods import Categorical
 from bnn_pyro.parts.nets import MLP
 from bnn_pyro.parts.priors import BayesianNet, IsotropicNormal
 
-__all__ = ["Batches", "Ensemble", "Target", "categorical", "momentum_variance", "noise_variance", "scores", "step"]
+__all__ = ["Batches", "Stored", "Target", "categorical", "momentum_variance", "noise_variance", "scores", "step"]
 
 
 def step(w: Tensor, v: Tensor, gradient: Tensor, eta: float, friction: float, noise: Tensor | float) -> tuple:
@@ -230,7 +230,7 @@ def _pull(prior: IsotropicNormal | GammaNormal, w: Tensor) -> Tensor:
 
 
 @dataclass
-class Ensemble:
+class Stored:
     """The stored draws: equal weights, at most ``cap`` a chain, evenly spread over simulated time.
 
     Where one more is due, every second one is dropped and the interval doubles.

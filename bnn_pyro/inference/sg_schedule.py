@@ -39,7 +39,8 @@ def _decaying(final: float = 0.1, power: float = 0.55) -> Schedule:
 def _cyclical(cycles: float = 4, explore: float = 0.5) -> Schedule:
     """cyclical:CYCLES,EXPLORE — a cosine from 1 to 0 in every cycle; its first EXPLORE (0 to 1, excluded) optimises.
 
-    Zhang et al. 2020, arXiv:1902.03932: the rest of the cycle samples.
+    Zhang et al. 2020, arXiv:1902.03932: the rest of the cycle samples. It starts at a mode: draws are too narrow
+    where a cycle is short beside the time that an independent draw takes.
     """
     if cycles < 1 or cycles != int(cycles) or not 0 <= explore < 1:
         raise ValueError

@@ -37,7 +37,7 @@ from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.inference.method import Report
 from bnn_pyro.inference.optimise import _check_finite, _diverged
-from bnn_pyro.inference.sg_chains import Batches, Ensemble, Target, momentum_variance, scores, step
+from bnn_pyro.inference.sg_chains import Batches, Stored, Target, momentum_variance, scores, step
 from bnn_pyro.inference.sg_schedule import Plan, parse_schedule
 from bnn_pyro.isolation import generator_state, set_generator_state
 from bnn_pyro.parts.nets import in_mode
@@ -199,7 +199,7 @@ class _Run:
         self.variance = torch.zeros_like(self.w[0])  # V̂, and of how many estimates it is the mean
         self.estimates = 0
         self.precision: dict[str, Tensor] = self.target.draw_precisions(self.w) if s.resample_prior else {}
-        self.ensemble = Ensemble(s.max_draws)
+        self.ensemble = Stored(s.max_draws)
         self.recent: list[Tensor] = []
         names = ["epoch", "step_size", "kinetic_temperature", "log_joint", "draws"]
         self.trace: dict[str, list[float]] = {n: [] for n in [*names, *(["validation_nll"] if len(self.x_val) else [])]}

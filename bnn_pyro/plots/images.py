@@ -118,4 +118,5 @@ def _cells(num: int, heading: str, key: str, more: float) -> np.ndarray:
         inner = outer[divmod(cell, columns)].subgridspec(1, 2, width_ratios=(1, 1.75), wspace=0.02)
         axes.append([page.add_subplot(inner[0]), page.add_subplot(inner[1])])
         axes[-1][1].set_ylabel("class probability" if cell % columns == 0 else "", size=7)
+        axes[-1][1].set_xlabel("class" if cell + columns >= num else "", size=7)
     return np.array(axes, dtype=object)
