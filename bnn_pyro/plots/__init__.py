@@ -6,7 +6,16 @@ a notebook, which shows its figures through pyplot. Entropies are in nats, targe
 """
 
 from bnn_pyro.plots.calibration import doubt_calibration, regression_calibration, reliability
+from bnn_pyro.plots.chains import autocorrelation, chain_traces, energy, forest, trace_ranks
 from bnn_pyro.plots.classification import confidence_histogram, confusion_matrix, selective_risk, softmax_draws
+from bnn_pyro.plots.diagnostics import (
+    convergence,
+    importance_weights,
+    loo_pit,
+    objective,
+    pareto_k,
+    posterior_predictive,
+)
 from bnn_pyro.plots.ensembles import dispute, growing_ensemble, method_predictions, most_disputed
 from bnn_pyro.plots.images import uncertain_images
 from bnn_pyro.plots.maps import decision_boundary, epistemic_map
@@ -14,25 +23,34 @@ from bnn_pyro.plots.mesh import Grid, grid, line
 from bnn_pyro.plots.ood import entropy_histograms, ood_bars
 from bnn_pyro.plots.pruning import pruning_curve, signal_to_noise
 from bnn_pyro.plots.regression import predicted_observed, predictive_band
-from bnn_pyro.plots.training import chain_traces, sampler_trace, training_curves
+from bnn_pyro.plots.training import sampler_trace, training_curves
 from bnn_pyro.plots.weights import unlike, weight_posteriors
 
 __all__ = [
     "Grid",
+    "autocorrelation",
     "chain_traces",
     "confidence_histogram",
     "confusion_matrix",
+    "convergence",
     "decision_boundary",
     "dispute",
     "doubt_calibration",
+    "energy",
     "entropy_histograms",
     "epistemic_map",
+    "forest",
     "grid",
     "growing_ensemble",
+    "importance_weights",
     "line",
+    "loo_pit",
     "method_predictions",
     "most_disputed",
+    "objective",
     "ood_bars",
+    "pareto_k",
+    "posterior_predictive",
     "predicted_observed",
     "predictive_band",
     "pruning_curve",
@@ -42,6 +60,7 @@ __all__ = [
     "selective_risk",
     "signal_to_noise",
     "softmax_draws",
+    "trace_ranks",
     "training_curves",
     "uncertain_images",
     "unlike",

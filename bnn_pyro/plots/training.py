@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
-from torch import Tensor
 
-from bnn_pyro.errors import UserError, unknown
-from bnn_pyro.plots.style import BAYES, CONTRAST, DATA, LINES, REFERENCE, drawn, legend_below, panel, panels
+from bnn_pyro.errors import UserError
+from bnn_pyro.plots.style import BAYES, CONTRAST, DATA, REFERENCE, drawn, legend_below, panels
 
-__all__ = ["chain_traces", "sampler_trace", "training_curves"]
+__all__ = ["draw_curve", "sampler_trace", "training_curves"]
 
 #: What a trace may hold, (name, label): the objective, and the parts that it is made of.
 _OBJECTIVES = (("elbo", "ELBO"), ("log_joint", "log joint density"))
@@ -120,33 +119,11 @@ def sampler_trace(trace: Mapping[str, Sequence[float]], *, axes: Sequence[Axes] 
     return axes
 
 
-@drawn
-def chain_traces(stats: Mapping[str, Tensor], *, name: str = "lp", ax: Axes | None = None) -> Axes:
-    """Log joint density in nats of every kept draw, one line a chain; crosses below are divergent transitions.
-
-    stats: ``posterior.stats``, {name: (C, D)}.   name: what to draw of them instead.
-
-    Raises UserError where the posterior has no such statistic.
-    """
-    if name not in stats:
-        raise unknown("statistic", name, stats) if stats else UserError("this posterior has no statistics of its draws")
-    values = stats[name].double().cpu().numpy()
-    label = "log joint density, nats" if name in ("lp", "log_joint") else name.replace("_", " ")
-    ax = panel(ax, 7.6, 2.9)
-    draw = np.arange(1, values.shape[1] + 1)
-    for c, chain in enumerate(values):
-        colour = [BAYES, *CONTRAST][c % 5]
-        ax.plot(draw, chain, color=colour, linestyle=LINES[c // 5 % 4], linewidth=0.8, label=f"chain {c}")
-    bad = stats["diverging"].cpu().numpy() > 0 if "diverging" in stats else np.zeros(values.shape, bool)
-    if bad.any():
-        low = values.min() - 0.05 * (np.ptp(values) or 1.0)
-        at = draw[np.nonzero(bad)[1]]
-        ax.plot(at, np.full(len(at), low), "x", color=DATA, markersize=4, label="divergent")
-    ax.set(xlabel="kept draw", ylabel=label, xlim=(1, max(2, values.shape[1])))
-    spread = f", sd {values.std():.1f}" if values.size > 1 else ""
-    ax.set_title(f"{bad.sum():,} of {values.size:,} transitions divergent; mean {_number(values.mean())}{spread}")
-    legend_below(ax, columns=6)
-    return ax
+def draw_curve(ax: Axes, epoch: np.ndarray, values: np.ndarray, label: str) -> None:
+    """One curve with its running median where it is noisy, and a steep start cut off, which the picture says."""
+    _curve(ax, epoch, values, label, BAYES, "-")
+    _cut_the_start(ax, [values])
+    ax.grid(axis="y", color="0.9")
 
 
 def _epochs(trace: Mapping[str, Sequence[float]], num: int) -> np.ndarray:

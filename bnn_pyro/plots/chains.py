@@ -1,0 +1,280 @@
+"""What chains of draws look like: traces with ranks, intervals by chain, energies, autocorrelation.
+
+All from plain arrays, C chains of D draws of M quantities. With hundreds of chains a few are drawn as lines, evenly
+chosen, over the range of all of them; every picture says how many it shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import ArrayLike
+from scipy import stats as distributions
+from torch import Tensor
+
+from bnn_pyro.errors import UserError, unknown
+from bnn_pyro.plots.style import (
+    BAYES,
+    CONTRAST,
+    DATA,
+    LINES,
+    MARKERS,
+    REFERENCE,
+    WRONG,
+    drawn,
+    legend_below,
+    panel,
+    panels,
+    tint,
+)
+
+__all__ = ["autocorrelation", "chain_traces", "energy", "forest", "trace_ranks"]
+
+#: Chains that are drawn as lines; with more, these are evenly chosen.
+MOST_CHAINS = 8
+#: Rows of a rank plot at most: with more chains, neighbours share a row.
+MOST_ROWS = 64
+#: Draws of a row and bin of a rank plot that are expected, so that a bin says something.
+PER_BIN = 8
+#: Quantities that a picture shows at most.
+MOST_TRACES, MOST_INTERVALS = 6, 30
+#: A smaller share of a chain's energy range in one transition is too little (Betancourt 2016).
+BFMI = 0.3
+
+
+@drawn
+def trace_ranks(
+    values: ArrayLike,
+    labels: Sequence[str],
+    *,
+    diverging: ArrayLike | None = None,
+    unit: str = "value",
+    axes: Sequence[Axes] | None = None,
+) -> np.ndarray:
+    """Trace (left) and ranks (right) of each quantity, axes (2·M,); Vehtari et al. 2021, arXiv:1903.08008, figure 5.
+
+    Ranks of all draws together, by chain: bars that follow the dashed line say that the chain visits low and high
+    values as often as the others do. With more than 8 chains the bars become a map, one row a chain (or a few
+    neighbours), and the traces show 8 chains over the 5 to 95 % range of all. Ticks below mark divergent draws.
+
+    values: (C, D, M), the first 6 of M are shown.   diverging: (C, D), 0 or 1.   unit: of the values, for the axis.
+
+    Raises UserError where labels and values do not match.
+    """
+    values = _quantities(values, labels)
+    num = min(MOST_TRACES, values.shape[2])
+    axes = panels(axes, num, 2, 7.8, 1.25 * num + 0.75, width_ratios=(3, 2))
+    bad = np.zeros(values.shape[:2], bool) if diverging is None else np.asarray(diverging) > 0
+    for m in range(num):
+        left, right = axes[2 * m : 2 * m + 2]
+        _lines(left, values[..., m])
+        _rug(left, bad)
+        left.set_title(_short(labels[m], 44), size=8.5, loc="left")
+        left.yaxis.set_major_locator(MaxNLocator(3))
+        left.set_ylabel(unit, size=8)
+        right.set_title(_ranks(right, values[..., m]), size=8.5, loc="left")
+        if m < num - 1:
+            left.tick_params(labelbottom=False)
+            right.tick_params(labelbottom=False)
+    more = f"; {num} of {values.shape[2]} quantities" if values.shape[2] > num else ""
+    axes[-2].set_xlabel(f"kept draw ({_how_many(values.shape[0])}{more})", size=8)
+    axes[-1].set_xlabel("rank of the draw, in % of all draws", size=8)
+    return axes
+
+
+@drawn
+def chain_traces(stats: Mapping[str, Tensor], *, name: str = "lp", ax: Axes | None = None) -> Axes:
+    """Log joint density in nats of every kept draw, one line a chain; crosses below are divergent transitions.
+
+    With more than 8 chains, 8 of them over the 5 to 95 % range of all.
+
+    stats: ``posterior.stats``, {name: (C, D)}.   name: what to draw of them instead.
+
+    Raises UserError where the posterior has no such statistic.
+    """
+    if name not in stats:
+        raise unknown("statistic", name, stats) if stats else UserError("this posterior has no statistics of its draws")
+    values = stats[name].double().cpu().numpy()
+    label = "log joint density, nats" if name in ("lp", "log_joint") else name.replace("_", " ")
+    ax = panel(ax, 7.6, 2.9)
+    _lines(ax, values)
+    bad = stats["diverging"].cpu().numpy() > 0 if "diverging" in stats else np.zeros(values.shape, bool)
+    if bad.any():
+        low = np.nanmin(values) - 0.05 * (np.ptp(values[np.isfinite(values)]) or 1.0)
+        at = np.unique(np.nonzero(bad)[1]) + 1
+        ax.plot(at, np.full(len(at), low), "x", color=DATA, markersize=4, label="divergent")
+    ax.set(xlabel="kept draw", ylabel=label, xlim=(1, max(2, values.shape[1])))
+    spread = f", sd {values.std():.1f}" if values.size > 1 else ""
+    ax.set_title(f"{bad.sum():,} of {values.size:,} transitions divergent; mean {_number(values.mean())}{spread}")
+    legend_below(ax, columns=5)
+    return ax
+
+
+@drawn
+def forest(values: ArrayLike, labels: Sequence[str], *, unit: str = "value", ax: Axes | None = None) -> Axes:
+    """Median with the central 50 % (thick) and 95 % (thin) of the draws, by quantity.
+
+    Up to 4 chains: one line each. More: one line for all draws, and a small tick at every chain's median (64 at most).
+
+    values: (C, D, M), the first 30 of M are shown.   unit: of the values, for the axis.
+    """
+    values = _quantities(values, labels)
+    num, chains = min(MOST_INTERVALS, values.shape[2]), values.shape[0]
+    apart = chains <= 4
+    groups = list(values) if apart else [values.reshape(-1, values.shape[2])]
+    ax = panel(ax, 6.4, 1.3 + (0.17 * len(groups) + 0.16) * num)
+    place = np.arange(num, dtype=float)
+    for c, group in enumerate(groups):
+        low, first, middle, third, high = np.quantile(group[:, :num], (0.025, 0.25, 0.5, 0.75, 0.975), axis=0)
+        at, colour = place + (c - (len(groups) - 1) / 2) * 0.62 / max(len(groups), 1), [BAYES, *CONTRAST][c % 5]
+        ax.hlines(at, low, high, color=colour, linewidth=1)
+        ax.hlines(at, first, third, color=colour, linewidth=2.8)
+        marker = MARKERS[c % len(MARKERS)]
+        label = f"chain {c}" if apart else "all draws"
+        ax.plot(middle, at, marker, color=colour, mec="white", mew=0.6, markersize=5.5, linestyle="none", label=label)
+    if not apart:
+        few = _evenly(chains, MOST_ROWS)
+        medians = np.median(values[few, :, :num], axis=1)
+        label = f"medians of {'all ' if len(few) == chains else ''}{len(few)} chains"
+        ax.plot(medians.T.ravel(), np.repeat(place + 0.3, len(few)), "|", color=REFERENCE, markersize=5, label=label)
+    ax.set_yticks(place, [_short(label, 30) for label in labels[:num]])
+    ax.set(ylim=(num - 0.4, -0.6), xlabel=unit)
+    ax.grid(axis="x", color="0.9")
+    shown = f"{num} of {values.shape[2]}, " if values.shape[2] > num else ""
+    ax.set_title(f"{shown}median, 50 % and 95 % of the draws")
+    if chains > 1:
+        legend_below(ax, columns=4)
+    return ax
+
+
+@drawn
+def energy(energies: ArrayLike, *, bfmi: float | None = None, ax: Axes | None = None) -> Axes:
+    """How far one transition moves the energy (line) beside how far the energy ranges (filled); Betancourt 2016.
+
+    Where the line is much narrower, the chain creeps through its energies. BFMI is E[(ΔE)²] / var E of a chain.
+
+    energies: (C, D) nats.   bfmi: the smallest of the chains; None computes it.
+    """
+    energies = np.asarray(energies, dtype=float)
+    if energies.ndim != 2 or energies.shape[1] < 3:
+        raise UserError(f"an energy plot takes (C, D) energies of at least 3 draws, got the shape {energies.shape}")
+    moves = np.diff(energies, axis=1)
+    if bfmi is None:
+        bfmi = float((np.square(moves).mean(1) / np.maximum(energies.var(1), 1e-300)).min())
+    marginal, moves = (energies - energies.mean(1, keepdims=True)).ravel(), moves.ravel()
+    reach = np.quantile(np.abs(np.concatenate([marginal, moves])), 0.998) or 1.0
+    edges = np.linspace(-reach, reach, 2 * int(np.clip(np.sqrt(energies.size) / 2, 5, 30)) + 1)
+    ax = panel(ax)
+    ax.hist(marginal, edges, density=True, color=tint(BAYES, 0.45), edgecolor="white", label="energy, from its mean")
+    ax.hist(moves, edges, density=True, histtype="step", color=WRONG, linewidth=1.6, label="change in one transition")
+    ax.set(xlabel="nats", ylabel="density", xlim=(-reach, reach))
+    ax.set_title(f"smallest BFMI {bfmi:.2f}: {'below' if bfmi < BFMI else 'above'} {BFMI}")
+    legend_below(ax, columns=2)
+    return ax
+
+
+@drawn
+def autocorrelation(values: ArrayLike, labels: Sequence[str], *, draws: int | None = None,
+                    ax: Axes | None = None) -> Axes:  # fmt: skip
+    """Correlation of a chain's draws with those some draws earlier: the faster it falls to 0, the more a draw is worth.
+
+    values: (M, lags), from lag 0, averaged over the chains; the first 6 of M are shown.
+    draws: C·D, for the band in which 95 % of the values of independent draws lie.
+    """
+    values = np.atleast_2d(np.asarray(values, dtype=float))
+    if len(labels) < len(values):
+        raise UserError(f"{len(values)} autocorrelations need as many labels, got {len(labels)}")
+    ax = panel(ax, 5.6, 3.6)
+    if draws:
+        ax.axhspan(-1.96 / draws**0.5, 1.96 / draws**0.5, color="0.88", linewidth=0, label="95 % if independent")
+    ax.axhline(0, color=REFERENCE, linewidth=0.8)
+    lags = np.arange(values.shape[1])
+    for m, row in enumerate(values[:MOST_TRACES]):
+        colour, dash = [BAYES, *CONTRAST][m % 5], LINES[m % len(LINES)]
+        few = dict(marker=MARKERS[m], markersize=3.5, markevery=max(1, len(lags) // 8))
+        ax.plot(lags, row, color=colour, linestyle=dash, linewidth=1.3, label=_short(labels[m], 30), **few)
+    ax.set(xlabel="lag, draws of one chain", ylabel="autocorrelation", xlim=(0, max(1, lags[-1])))
+    ax.set_ylim(min(-0.1, np.nanmin(values) - 0.05), 1.03)
+    ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    legend_below(ax, columns=2)
+    return ax
+
+
+# -- pieces ------------------------------------------------------------------------------------------------------------
+def _quantities(values: ArrayLike, labels: Sequence[str]) -> np.ndarray:
+    values = np.asarray(values, dtype=float)
+    if values.ndim != 3 or values.shape[2] != len(labels):
+        raise UserError(f"values must be (chains, draws, {len(labels)} quantities), got the shape {values.shape}")
+    return values
+
+
+def _lines(ax: Axes, values: np.ndarray) -> None:
+    """One line a chain; of many, a few over the range of all."""
+    draw, chains = np.arange(1, values.shape[1] + 1), values.shape[0]
+    shown = _evenly(chains, MOST_CHAINS)
+    if chains > len(shown):
+        low, high = np.nanquantile(values, (0.05, 0.95), axis=0)
+        ax.fill_between(draw, low, high, color="0.85", linewidth=0, label=f"5–95 % of {chains} chains")
+    for k, c in enumerate(shown):
+        colour, dash = [BAYES, *CONTRAST][k % 5], LINES[k // 5 % 4]
+        marker = "o" if len(draw) == 1 else None
+        ax.plot(draw, values[c], color=colour, linestyle=dash, linewidth=0.7, marker=marker, label=f"chain {c}")
+    ax.set_xlim(1, max(2, len(draw)))
+    ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+
+
+def _rug(ax: Axes, bad: np.ndarray) -> None:
+    at = np.unique(np.nonzero(bad)[1]) + 1
+    if len(at):
+        ax.plot(at, np.full(len(at), 0.03), "|", color=DATA, markersize=6, transform=ax.get_xaxis_transform(),
+                label="divergent")  # fmt: skip
+
+
+def _ranks(ax: Axes, values: np.ndarray) -> str:
+    """Ranks by chain, as bars around what is expected or as a map; returns the title."""
+    chains = len(values)
+    share = (distributions.rankdata(values, axis=None).reshape(values.shape) - 0.5) / values.size
+    rows = np.array_split(share, min(chains, MOST_ROWS))
+    bins = int(np.clip(min(r.size for r in rows) // PER_BIN, 2, 20))
+    edges = np.linspace(0, 1, bins + 1)
+    counts = [np.histogram(r, edges)[0] / (r.size / bins) for r in rows]
+    ax.set(xlim=(0, 100))
+    ax.xaxis.set_major_locator(MaxNLocator(4))
+    if chains > MOST_CHAINS:
+        mesh = ax.pcolormesh(100 * edges, np.arange(len(rows) + 1), counts, cmap="PuOr_r", vmin=0, vmax=2)
+        bar = ax.figure.colorbar(mesh, ax=ax, ticks=[0, 1, 2], pad=0.02, aspect=12)
+        bar.ax.set_yticklabels(["0", "1 ×", "2 ×"], size=7)
+        ax.set(ylim=(len(rows), 0), yticks=[])
+        each = -(-chains // len(rows))
+        ax.set_ylabel("chains" if each == 1 else f"rows of ≤{each} chains", size=7)
+        return "ranks, times the expected"
+    for c, count in enumerate(counts):
+        height, colour = 0.42 * np.clip(count, 0, 2.1), [BAYES, *CONTRAST][c % 5]
+        ax.bar(100 * edges[:-1], height, 100 / bins, bottom=chains - 1 - c, align="edge", color=tint(colour, 0.6),
+               edgecolor="white", linewidth=0.4)  # fmt: skip
+        ax.hlines(chains - 1 - c + 0.42, 0, 100, color=REFERENCE, linestyle="--", linewidth=0.8)
+    ax.set_yticks([chains - 1 - c + 0.42 for c in range(chains)], [str(c) for c in range(chains)], size=7)
+    ax.set(ylim=(0, chains))
+    ax.set_ylabel("chain", size=8)
+    return "ranks by chain; dashed: expected"
+
+
+def _evenly(of: int, most: int) -> np.ndarray:
+    return np.unique(np.linspace(0, of - 1, min(of, most)).round().astype(int))
+
+
+def _how_many(chains: int) -> str:
+    if chains <= MOST_CHAINS:
+        return f"{chains} chain{'s' if chains > 1 else ''}"
+    return f"{MOST_CHAINS} of {chains} chains, grey: 5–95 % of all"
+
+
+def _short(label: str, most: int) -> str:
+    return label if len(label) <= most else label[: most - 1] + "…"
+
+
+def _number(value: float) -> str:
+    return f"{value:{',.0f' if abs(value) >= 1000 else '.4g'}}".replace("-", "−")
