@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 from pyro.distributions.util import scale_and_mask
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
@@ -78,7 +79,7 @@ class _Terms(Messenger):
         if msg["mask"] is not None or not (isinstance(msg["scale"], float | int) and msg["scale"] == 1):
             term = scale_and_mask(term, msg["scale"], msg["mask"])
         if term.dim() > 1:
-            term = term.flatten(1).sum(1)
+            term = term.flatten(1).sum(1, dtype=torch.float64)  # thousands of rows: float32 would be noise
         if msg["is_observed"]:
             self.likelihood = self.likelihood + term
         else:

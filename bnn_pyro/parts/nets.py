@@ -58,8 +58,8 @@ class Linear(nn.Linear):
         """Apply the layer to x, broadcasting over the draws' dimensions."""
         if self.weight.dim() == 2:
             return F.linear(x, self.weight, self.bias)
-        y = (self.weight @ x.mT).mT  # not x @ Wᵀ: where outputs are few, as in a last layer, two to three times as fast
-        return y if self.bias is None else y.add_(self.bias.unsqueeze(-2))  # in place: nobody needs y itself
+        y = self.weight @ x.mT  # not x @ Wᵀ: where outputs are few, as in a last layer, two to three times as fast
+        return (y if self.bias is None else y.add_(self.bias.unsqueeze(-1))).mT  # in place: nobody needs y itself
 
 
 class MLP(nn.Module):
