@@ -6,7 +6,7 @@ import torch
 from linear_gaussian import correlated
 
 import bnn_pyro as bp
-from bnn_pyro.diagnostics import function_space, function_space_rhat
+from bnn_pyro.diagnostics import function_space, function_space_rhat, functions
 
 CHAINS, DRAWS = 4, 250
 PROBLEM = correlated(num=50)
@@ -55,8 +55,6 @@ def test_it_is_arviz_s_of_the_same_series():
 @pytest.mark.parametrize("num_classes", [2, 3])
 def test_classes_and_chunks(num_classes, monkeypatch):
     """(B, K), however few inputs are held at once; confidence that rounds to 1 does not tie the ranks."""
-    from bnn_pyro import diagnostics
-
     schema = bp.Schema("classification", (2,), classes=tuple("abc"[:num_classes]))
     outputs = 1 if num_classes == 2 else num_classes
     g = torch.Generator().manual_seed(1)
@@ -68,7 +66,7 @@ def test_classes_and_chunks(num_classes, monkeypatch):
     x = torch.randn(5, 2, generator=g)
     whole = function_space(posterior, x)
     assert whole.rhat.shape == (5, num_classes) and torch.isfinite(whole.rhat).all()
-    monkeypatch.setattr(diagnostics, "BLOCK", 1)
+    monkeypatch.setattr(functions, "BLOCK", 1)
     assert torch.equal(function_space_rhat(posterior, x), whole.rhat)
 
 

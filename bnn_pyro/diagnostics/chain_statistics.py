@@ -1,0 +1,217 @@
+"""R-hat, effective sample size and their kin, for many series of draws at once.
+
+    values (M, C, D): M scalars, each a series of D draws in C chains -> (M,)
+
+The estimators are those of Vehtari, Gelman, Simpson, Carpenter & Bürkner 2021 (arXiv:1903.08008) and, where many short
+chains share a few starting points, the nested R-hat of Margossian et al. 2022 (arXiv:2110.13017). They are ArviZ's,
+number for number, which takes them one series at a time: a network has hundreds of outputs, and chains may number
+hundreds too. A scalar that every draw gives the same value has none of these numbers: NaN.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+from scipy.fft import next_fast_len
+from scipy.special import ndtri
+from scipy.stats import rankdata
+
+__all__ = ["ChainStatistics", "autocorrelation", "bfmi", "chain_statistics", "ess_mean", "nested_rhat"]
+
+#: Numbers that are worked on at once: few enough to stay in the processor's cache.
+BLOCK = 2**19
+#: Draws of a chain below which neither R-hat nor an effective sample size means anything.
+LEAST_DRAWS = 4
+
+
+@dataclass(frozen=True)
+class ChainStatistics:
+    """Of M scalars, each (M,).
+
+    rhat      rank-normalised split R-hat, or nested R-hat: near 1 where chains agree, below 1.01 is the usual demand
+    ess_bulk  effective number of draws for the centre of the distribution, of C·D
+    ess_tail  that for its 5 % and 95 % quantiles, the smaller one
+    mcse      Monte-Carlo standard error of the mean, in standard deviations of the scalar itself
+    """
+
+    rhat: np.ndarray
+    ess_bulk: np.ndarray
+    ess_tail: np.ndarray
+    mcse: np.ndarray
+
+
+def chain_statistics(values: np.ndarray, superchain: np.ndarray | None = None) -> ChainStatistics:
+    """All four of ``values`` (M, C, D).
+
+    superchain: (C,) which starting point each chain shared with others; R-hat is then the nested one.
+
+    R-hat is NaN for a single chain, and everything for fewer than 4 draws a chain, but for a nested R-hat.
+    """
+    size = max(1, BLOCK // max(1, values.shape[1] * values.shape[2]))
+    parts = [_block(values[i : i + size], superchain) for i in range(0, len(values), size)]
+    return ChainStatistics(*(np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(ChainStatistics)))
+
+
+def _block(values: np.ndarray, superchain: np.ndarray | None) -> ChainStatistics:
+    values = np.asarray(values, dtype=np.float64)
+    num, chains, draws = values.shape
+    rhat, bulk, tail, mcse = (np.full(num, np.nan) for _ in range(4))
+    nested = superchain is not None and len(np.unique(superchain)) > 1
+    usable = np.isfinite(values).all((1, 2)) & (values.max((1, 2)) > values.min((1, 2)))
+    if not usable.any() or (draws < LEAST_DRAWS and not nested):
+        return ChainStatistics(rhat, bulk, tail, mcse)
+    v = values[usable]
+    halves = _split(v) if draws >= LEAST_DRAWS else v
+    centred, folded = _normal_scores(halves)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        if nested:
+            groups = np.concatenate([superchain, superchain]) if draws >= LEAST_DRAWS else superchain
+            rhat[usable] = np.maximum(nested_rhat(centred, groups), nested_rhat(folded, groups))
+        elif chains > 1:
+            rhat[usable] = np.maximum(_rhat(centred), _rhat(folded))
+        if draws >= LEAST_DRAWS:
+            bulk[usable] = _ess(centred)
+            low, high = (_ess(_split(v <= _quantile_of(v, q)[:, None, None])) for q in (0.05, 0.95))
+            tail[usable] = np.minimum(low, high)
+            mcse[usable] = _ess(halves) ** -0.5
+    return ChainStatistics(rhat, bulk, tail, mcse)
+
+
+def ess_mean(values: np.ndarray) -> np.ndarray:
+    """Effective sample size for the mean of each of ``values`` (M, C, D), of C·D; (M,)."""
+    return _ess(_split(np.asarray(values, dtype=np.float64)))
+
+
+def nested_rhat(values: np.ndarray, superchain: np.ndarray) -> np.ndarray:
+    """√(1 + B/W) of ``values`` (M, C, D) as they are, equations 6 to 8 of Margossian et al. 2022; (M,).
+
+    B is the variance between the means of superchains, W that within them: of draws in a chain, and between the means
+    of the chains that started together. Chains may be short: W counts how far they have come apart. (C,) superchain
+    numbers; superchains weigh the same.
+    """
+    names, which = np.unique(superchain, return_inverse=True)
+    member = (which[:, None] == np.arange(len(names))).astype(np.float64)  # (C, K)
+    count = member.sum(0)
+    means = values.mean(2)  # (M, C)
+    inside = values.var(2, ddof=1) if values.shape[2] > 1 else np.zeros_like(means)
+    centre = means @ member / count  # (M, K)
+    apart = np.square(means - centre[:, which]) @ member / np.maximum(count - 1, 1)
+    within = (inside @ member / count + apart).mean(1)
+    return np.sqrt(1 + centre.var(1, ddof=1) / within)
+
+
+def bfmi(energy: np.ndarray) -> np.ndarray:
+    """Bayesian fraction of missing information of every chain: energy (C, D) in nats -> (C,).
+
+    E[(Eₜ − Eₜ₋₁)²] / Var E (Betancourt 2016, arXiv:1604.00695): below 0.3, momenta that are drawn afresh change the
+    energy too little to reach the tails. NaN for a chain of fewer than 4 draws, or of one energy.
+    """
+    energy = np.asarray(energy, dtype=np.float64)
+    if energy.shape[1] < LEAST_DRAWS:
+        return np.full(len(energy), np.nan)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.square(np.diff(energy, axis=1)).mean(1) / energy.var(1, ddof=1)
+
+
+def autocorrelation(values: np.ndarray, lags: int = 100) -> np.ndarray:
+    """Autocorrelation of ``values`` (M, C, D), averaged over the chains: (M, lags), lag 0 first."""
+    covariance = _autocovariance(np.asarray(values, dtype=np.float64))[:, :lags]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return covariance / covariance[:, :1]
+
+
+# -- the parts -----------------------------------------------------------------------------------------------------
+def _split(values: np.ndarray) -> np.ndarray:
+    """(M, C, D) -> (M, 2C, D // 2): the halves of every chain as chains of their own."""
+    half = values.shape[2] // 2
+    return np.concatenate([values[..., :half], values[..., -half:]], 1)
+
+
+def _normal_scores(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The normal quantiles of the ranks over all chains, of the shape of ``values`` (M, C, D): (its own, folded ones).
+
+    Folded: of |value − median|, which tells chains apart that have one centre and different spreads.
+    """
+    flat = values.reshape(len(values), -1)
+    order = flat.argsort(1)
+    ordered = np.take_along_axis(flat, order, 1)
+    folded = np.abs(ordered - _quantile(ordered, 0.5)[:, None])  # falls, then rises: a merge sort takes one pass
+    again = folded.argsort(1, kind="stable")
+    pair = ((order, ordered), (np.take_along_axis(order, again, 1), np.take_along_axis(folded, again, 1)))
+    centred, spread = (_scores(*sorted_).reshape(values.shape) for sorted_ in pair)
+    return centred, spread
+
+
+def _scores(order: np.ndarray, ordered: np.ndarray) -> np.ndarray:
+    """Of rows whose values in ascending order are ``ordered``, and stood at ``order``: (M, S), like both."""
+    size = ordered.shape[1]
+    levels = (np.arange(1, size + 1) - 0.375) / (size + 0.25)
+    scores = np.empty_like(ordered)
+    np.put_along_axis(scores, order, ndtri(levels)[None], 1)
+    tied = (np.diff(ordered, axis=1) == 0).any(1)
+    if tied.any():  # equal values share their mean rank
+        ranks = rankdata(ordered[tied], axis=1)
+        some = np.empty_like(ranks)
+        np.put_along_axis(some, order[tied], ndtri((ranks - 0.375) / (size + 0.25)), 1)
+        scores[tied] = some
+    return scores
+
+
+def _quantile(ordered: np.ndarray, level: float) -> np.ndarray:
+    """Of rows in ascending order, (M, S) -> (M,); linear between neighbours."""
+    place = level * (ordered.shape[1] - 1)
+    low = int(place)
+    high = min(low + 1, ordered.shape[1] - 1)
+    return (1 - place + low) * ordered[:, low] + (place - low) * ordered[:, high]
+
+
+def _quantile_of(values: np.ndarray, level: float) -> np.ndarray:
+    flat = values.reshape(len(values), -1)
+    place = level * (flat.shape[1] - 1)
+    low = int(place)
+    high = min(low + 1, flat.shape[1] - 1)
+    two = np.partition(flat, (low, high), axis=1)
+    return (1 - place + low) * two[:, low] + (place - low) * two[:, high]
+
+
+def _rhat(values: np.ndarray) -> np.ndarray:
+    draws = values.shape[2]
+    between = draws * values.mean(2).var(1, ddof=1)
+    within = values.var(2, ddof=1).mean(1)
+    return np.sqrt((between / within + draws - 1) / draws)
+
+
+def _autocovariance(values: np.ndarray) -> np.ndarray:
+    """Mean over the chains of the biased autocovariance: (M, C, D) -> (M, D)."""
+    draws = values.shape[2]
+    length = next_fast_len(2 * draws, real=True)
+    transformed = np.fft.rfft(values - values.mean(2, keepdims=True), n=length, axis=2)
+    power = (np.square(transformed.real) + np.square(transformed.imag)).mean(1)
+    return np.fft.irfft(power, n=length, axis=1)[:, :draws] / draws
+
+
+def _ess(values: np.ndarray) -> np.ndarray:
+    """Effective sample size by Geyer's initial monotone sequence of the autocorrelations of (M, C, D); (M,)."""
+    values = np.asarray(values, dtype=np.float64)
+    num, chains, draws = values.shape
+    total = float(chains * draws)
+    if draws < 2:
+        return np.full(num, np.nan)
+    covariance = _autocovariance(values)
+    within = covariance[:, 0] * draws / (draws - 1)
+    overall = covariance[:, 0] + (values.mean(2).var(1, ddof=1) if chains > 1 else 0.0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        rho = 1 - (within[:, None] - covariance) / overall[:, None]
+    rho[:, 0] = 1.0
+    pairs = rho[:, 0 : draws - 1 : 2] + rho[:, 1:draws:2]  # (M, K): positive and falling in a reversible chain
+    most = max(0, min(pairs.shape[1] - 1, -(-(draws - 2) // 2) - 1))
+    ended = pairs[:, : most + 1] <= 0
+    last = np.where(ended.any(1), ended.argmax(1), most)
+    falling = np.minimum.accumulate(pairs, 1) * (np.arange(pairs.shape[1]) < last[:, None])
+    rows = np.arange(num)
+    even = rho[rows, 2 * last]
+    odd_one_out = np.where((pairs[rows, last] >= 0) | (even > 0) | (last == 0), even, 0.0)
+    time = np.maximum(-1 + 2 * falling.sum(1) + odd_one_out, 1 / np.log10(total))
+    constant = values.max((1, 2)) - values.min((1, 2)) < 1e-15  # an indicator that is always 1
+    return np.where(constant, total, total / time)

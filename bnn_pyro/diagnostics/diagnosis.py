@@ -1,0 +1,200 @@
+"""Everything at once: can this posterior be trusted, and if not, what to try."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from bnn_pyro.datasets.dataset import Dataset
+from bnn_pyro.diagnostics.arviz_bridge import psis
+from bnn_pyro.diagnostics.chain_statistics import ChainStatistics, autocorrelation, chain_statistics
+from bnn_pyro.diagnostics.checks import replicate, settled, uniformity
+from bnn_pyro.diagnostics.draws import WORK, chosen_weights, even, kind, sized, walk, weight_count
+from bnn_pyro.diagnostics.functions import output_names, output_values, superchains
+from bnn_pyro.diagnostics.importance import GOOD_K, NoWeights, importance_weights, leave_one_out, temperature_of
+from bnn_pyro.diagnostics.overall import Findings
+from bnn_pyro.diagnostics.sampler import sampler_series, sampler_statistics, stuck_chains
+from bnn_pyro.diagnostics.sentences import verdicts
+from bnn_pyro.diagnostics.verdict import Diagnosis
+from bnn_pyro.errors import UserError
+from bnn_pyro.posterior import Posterior
+
+__all__ = ["diagnose"]
+
+#: Test points and single weights that are looked at, and those that figures show.
+POINTS, WEIGHTS, SHOWN, LAGS = 200, 200, 6, 100
+#: Numbers of function values that are judged: more outputs or draws than this, and fewer points are taken.
+VALUES = 5e7
+#: Fresh draws of a guide.
+GUIDE_DRAWS = 1000
+
+
+def diagnose(posterior: Posterior, data: Dataset, *, progress: Callable[[int, int], None] | None = None) -> Diagnosis:
+    """Diagnose any posterior with the data that it was fitted to.
+
+    The overall verdict rests on what the network computes at up to 200 test points (training points where there are no
+    test rows); weights are listed, a few hundred at most. Numbers and arrays are those that the class
+    :class:`Diagnosis` lists. Costs seconds: of large networks and data sets, fewer draws, rows and points are taken.
+
+    progress: called as progress(steps done, of how many).
+
+    Raises UserError for data of other inputs than the posterior's.
+    """
+    if tuple(data.schema.input_shape) != tuple(posterior.schema.input_shape):
+        raise UserError(
+            f"the data have inputs of shape {tuple(data.schema.input_shape)}, and the posterior was fitted to "
+            f"{tuple(posterior.schema.input_shape)}; give the data of its own run"
+        )
+    work = _Work(posterior, data)
+    steps = (work.functions, work.weights, work.sampler, work.approximation, work.held_out, work.replication)
+    for done, step in enumerate(steps):
+        if progress is not None:
+            progress(done, len(steps))
+        step()
+    if progress is not None:
+        progress(len(steps), len(steps))
+    return Diagnosis(work.found.statistics, verdicts(work.found), work.series, work.table)
+
+
+class _Work:
+    """One diagnosis in the making; every step adds its statistics and its series."""
+
+    def __init__(self, posterior: Posterior, data: Dataset) -> None:
+        self.posterior, self.data = posterior, data
+        settings = posterior.provenance.get("method_settings", {})
+        self.settings = settings
+        affordable = int(WORK / (weight_count(posterior) * min(POINTS, max(1, len(data.x_test)))))
+        self.shape = sized(posterior, max(50, min(GUIDE_DRAWS, affordable)))
+        self.found = Findings(
+            kind=kind(posterior),
+            statistics={"chains": float(self.shape[0]), "draws": float(self.shape[1])},
+            tested=len(data.x_test) > 0,
+            temperature=temperature_of(posterior),
+            stochastic="kinetic_temperature" in posterior.trace,
+            rows=len(data.x_train),
+        )
+        self.series: dict[str, Any] = {}
+        self.table: list[dict[str, Any]] = []
+        self.is_chain = self.found.kind == "chains"
+        self.groups = superchains(posterior) if self.is_chain else None
+
+    def functions(self) -> None:
+        """What the network computes at test points: R-hat and its kin, and the series that figures show."""
+        x = self.data.x_test if len(self.data.x_test) else self.data.x_train
+        names, num = output_names(self.posterior), self.shape[0] * self.shape[1]
+        points = even(len(x), int(min(POINTS, max(1, VALUES / (num * len(names))))))
+        self.found.statistics["points"] = float(len(points))
+        outputs = np.empty((len(points), len(names), *self.shape), dtype=np.float32)
+        for part, prediction in walk(self.posterior, x[torch.from_numpy(points).to(x.device)], num):
+            values = output_values(prediction)
+            outputs[part] = np.moveaxis(values, 0, -1).reshape(*values.shape[1:], *self.shape)
+        flat = outputs.reshape(-1, *self.shape)
+        shown = even(len(flat), SHOWN)
+        self.found.constant = num > 1 and not (flat.max((1, 2)) > flat.min((1, 2))).any()
+        self.found.broken = int((~np.isfinite(flat).all(0)).sum())
+        if self.is_chain:
+            found = chain_statistics(flat, self.groups)
+            self._summarise(found)
+            self.series |= {"rhat": found.rhat, "ess_bulk": found.ess_bulk, "ess_tail": found.ess_tail}
+            worst = np.argsort(np.where(np.isnan(found.rhat), np.inf, -found.rhat))[:1]
+            shown = np.unique([*worst, *even(len(flat), SHOWN - 1)])
+            self.series["autocorrelation"] = autocorrelation(flat[shown], min(LAGS, self.shape[1]))
+        part = "test" if self.found.tested else "training"
+        self.series["outputs"] = np.moveaxis(flat[shown], 0, -1)
+        self.series["output_labels"] = [
+            f"{names[i % len(names)]}, {part} point {points[i // len(names)] + 1}" for i in shown
+        ]
+
+    def _summarise(self, found: ChainStatistics) -> None:
+        s = self.found.statistics
+        if np.isfinite(found.rhat).any():
+            s["rhat_max"] = float(np.nanmax(found.rhat))
+            s["rhat_share"] = float((found.rhat[np.isfinite(found.rhat)] < 1.01).mean())
+        if np.isfinite(found.ess_bulk).any():
+            s["ess_bulk_min"], s["ess_tail_min"] = float(np.nanmin(found.ess_bulk)), float(np.nanmin(found.ess_tail))
+            s["mcse_max"] = float(np.nanmax(found.mcse))
+        if self.groups is not None:
+            s["nested"] = 1.0
+
+    def weights(self) -> None:
+        """A bounded table of single weights, and a few of their series."""
+        names, values = chosen_weights(self.posterior, WEIGHTS, self.shape[1])
+        self.found.statistics["weights_shown"] = float(len(names))
+        columns: dict[str, np.ndarray] = {"mean": values.mean((1, 2)), "sd": values.std((1, 2))}
+        if self.is_chain:
+            found = chain_statistics(values, self.groups)
+            columns |= {n: getattr(found, n) for n in ("rhat", "ess_bulk", "ess_tail", "mcse")}
+            for name, column, pick in (("rhat_max", found.rhat, np.nanmax), ("ess_min", found.ess_bulk, np.nanmin)):
+                if np.isfinite(column).any():
+                    self.found.statistics[f"weight_{name}"] = float(pick(column))
+        self.table = [
+            {"name": name, **{k: float(column[i]) for k, column in columns.items()}} for i, name in enumerate(names)
+        ]
+        shown = even(len(names), SHOWN)
+        self.series["weights"] = np.moveaxis(values[shown], 0, -1)
+        self.series["weight_labels"] = [names[i] for i in shown]
+        self.chosen = values
+
+    def sampler(self) -> None:
+        """Energies, divergences, depth of trees, stuck chains."""
+        series = sampler_series(self.posterior)
+        self.series |= {n: series[n] for n in ("energy", "diverging", "lp") if n in series}
+        if not self.is_chain:
+            return
+        self.found.statistics |= sampler_statistics(series, self.settings)
+        stuck = stuck_chains(series.get("lp"), self.chosen)
+        self.found.statistics["stuck_chains"] = float(stuck.sum())
+        self.series["stuck"] = stuck
+
+    def approximation(self) -> None:
+        """Of a guide: k̂ of its importance weights, and whether its training had settled."""
+        if not self.is_chain and np.isfinite(rise := settled(self.posterior.trace)):
+            self.found.statistics["elbo_rise"] = rise
+        objective = self.posterior.trace.get("elbo")
+        if objective:
+            self.series["elbo"] = np.asarray(objective, dtype=np.float64)
+        self.own, self.log_weights = self.posterior, None
+        if self.found.kind != "approximation":
+            return
+        try:
+            self.own, self.log_weights = importance_weights(self.posterior, self.data)
+        except NoWeights as reason:
+            self.found.no_khat = str(reason)
+            return
+        self.series["log_weights"] = self.log_weights
+        self.found.statistics["khat"] = float(psis(self.log_weights[None])[1][0])
+
+    def held_out(self) -> None:
+        """Leave-one-out cross-validation and its calibration, where importance sampling can tell them."""
+        statistics = self.found.statistics
+        num = self.shape[0] * self.shape[1]
+        if self.found.broken or num < 25 or not (self.is_chain or statistics.get("khat", np.inf) <= GOOD_K):
+            return
+        loo = leave_one_out(self.own, self.data, self.log_weights)
+        statistics |= {
+            "elpd_loo": float(loo.elpd.sum()),
+            "elpd_loo_se": loo.standard_error,
+            "p_loo": float(loo.p_loo.sum()),
+            "loo_rows": float(len(loo.rows)),
+            "pareto_k_max": float(np.nanmax(loo.pareto_k)) if np.isfinite(loo.pareto_k).any() else float("nan"),
+            "pareto_k_bad": float((~(loo.pareto_k <= GOOD_K)).sum()),
+            "pit_p": uniformity(loo.pit),
+        }
+        self.found.spread = float(np.abs(loo.pit - 0.5).mean() - 0.25)
+        self.series |= {
+            "pareto_k": loo.pareto_k,
+            "loo_pit": loo.pit,
+            "elpd_rows": loo.elpd,
+            "loo_rows": loo.rows,
+        }
+
+    def replication(self) -> None:
+        """Data sets that the fitted model makes, beside the observed one."""
+        if self.found.broken:
+            return
+        found = replicate(self.posterior, self.data)
+        self.found.statistics["ppc_p"] = found.p_value
+        self.series |= {"replicated": found.replicated, "observed": found.observed}

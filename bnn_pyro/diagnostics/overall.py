@@ -1,0 +1,184 @@
+"""The overall verdict, which rests on what the network computes: one sentence, and what to try next."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from bnn_pyro.diagnostics.importance import GOOD_K
+from bnn_pyro.diagnostics.verdict import Verdict
+
+__all__ = ["DIVERGENT", "RHAT", "Findings", "overall", "times"]
+
+#: R-hat: what is usually demanded, and what no longer passes for nearly converged. Effective draws likewise.
+RHAT, RHAT_BAD = 1.01, 1.05
+ESS, ESS_BAD = 400, 100
+#: Share of divergent transitions that matters.
+DIVERGENT = 0.01
+
+LONGER = "Try more draws and a longer warm-up (--set draws=…, --set warmup=…)"
+
+
+@dataclass
+class Findings:
+    """What the sentences are made of: ``Diagnosis.statistics``, and what is no number."""
+
+    kind: str
+    statistics: dict[str, float]
+    tested: bool
+    temperature: float
+    stochastic: bool
+    rows: int
+    no_khat: str = ""
+    constant: bool = False
+    broken: int = 0
+    spread: float = 0.0
+
+    def get(self, name: str) -> float:
+        """The number, NaN where it does not apply."""
+        return self.statistics.get(name, math.nan)
+
+    def has(self, name: str) -> bool:
+        """Whether the number is there and finite."""
+        return math.isfinite(self.get(name))
+
+    @property
+    def where(self) -> str:
+        """ "200 test points"."""
+        num = int(self.get("points"))
+        return f"{num:,} {'test' if self.tested else 'training'} point{'s' if num != 1 else ''}"
+
+
+def _broken(f: Findings) -> Verdict:
+    total = f.get("chains") * f.get("draws")
+    return Verdict(
+        "bad",
+        "overall",
+        f"{times(f.broken, 'draw')} of {int(total):,} predict numbers that are not finite: the computation broke down "
+        "and nothing here can be trusted. Try a smaller step size, standardised inputs or a narrower prior.",
+    )
+
+
+def _chains(f: Findings) -> Verdict:
+    chains, draws = int(f.get("chains")), int(f.get("draws"))
+    retry = "sample again with at least 4 chains of 250 draws (--set chains=4 --set draws=250)"
+    if f.constant and draws > 1:
+        return Verdict("bad", "overall", "No draw changes any prediction: the chains did not move. " + _MOVE)
+    if not f.has("ess_bulk_min") and not f.has("rhat_max"):
+        return Verdict(
+            "bad",
+            "overall",
+            f"{times(chains, 'chain')} of {times(draws, 'draw')} are too few to tell whether the sampler has "
+            f"converged; {retry}.",
+        )
+    ess = f"{_count(f.get('ess_bulk_min'))} effective draws of {chains * draws:,}"
+    if not f.has("rhat_max"):
+        return Verdict(
+            "caution",
+            "overall",
+            f"One chain alone cannot show whether another would find the same predictions; within it there are at "
+            f"least {ess} at {f.where}. To be sure, {retry}.",
+        )
+    rhat, low = f.get("rhat_max"), min(f.get("ess_bulk_min"), f.get("ess_tail_min")) if f.has("ess_bulk_min") else 0.0
+    name = "nested R-hat" if f.get("nested") == 1 else "R-hat"
+    measured = f"at {f.where} {name} is at most {rhat:.3f} (it should be below {RHAT}), with at least {ess}"
+    stuck = f.get("stuck_chains") if f.has("stuck_chains") else 0.0
+    if rhat > RHAT_BAD or low < ESS_BAD or stuck > 0.05 * chains:
+        because = " and ".join(
+            reason
+            for reason, holds in (
+                (f"{times(int(stuck), 'chain')} got stuck", stuck > 0.05 * chains),
+                ("the chains disagree about what the network predicts", rhat > RHAT_BAD),
+                ("there are too few effective draws", low < ESS_BAD and not rhat > RHAT_BAD),
+            )
+            if holds
+        )
+        return Verdict(
+            "bad",
+            "overall",
+            f"Not converged: {because}; {measured}. Do not trust this run's uncertainty yet. {LONGER}, a smaller "
+            "network, a narrower prior, or start the chains from a fit.",
+        )
+    if rhat > RHAT or low < ESS or stuck or f.get("divergences") > DIVERGENT * chains * draws:
+        more = f"{max(2, math.ceil(ESS / max(low, 1.0)))} times as many draws would make sure"
+        more = more if low < ESS or rhat > RHAT else "what follows says what to look at"
+        return Verdict(
+            "caution",
+            "overall",
+            f"Nearly converged: {measured}. Mean predictions can be used, their far tails less so; {more}.",
+        )
+    return Verdict(
+        "good",
+        "overall",
+        f"The chains agree about what the network predicts: {measured}. These draws can be used as the posterior.",
+    )
+
+
+def _approximation(f: Findings) -> Verdict:
+    compare = "To see what it misses, fit the same variant with --inference nuts where that is affordable and compare"
+    if f.has("khat"):
+        k = f.get("khat")
+        if k <= GOOD_K:
+            return Verdict(
+                "good",
+                "overall",
+                f"The approximation is close to the exact posterior: the Pareto k-hat of its importance weights is "
+                f"{k:.2f} (below {GOOD_K} is good), so that what it predicts is what exact inference would.",
+            )
+        return Verdict(
+            "caution",
+            "overall",
+            f"The approximation is not close to the exact posterior over the weights: the Pareto k-hat of its "
+            f"importance weights is {k:.2f} (above {GOOD_K}). Its predictions may be good all the same, but their "
+            f"uncertainty is the approximation's, often too small. {compare}.",
+        )
+    return Verdict(
+        "caution",
+        "overall",
+        "This is an approximation of the posterior, and how close it is could not be measured"
+        f"{': ' + f.no_khat if f.no_khat else ''}. Its draws are independent, so that there is no convergence of "
+        f"chains to judge; calibration on test rows is what to look at. {compare}.",
+    )
+
+
+def _members(f: Findings) -> Verdict:
+    return Verdict(
+        "caution",
+        "overall",
+        f"{int(f.get('chains'))} networks, each trained on its own: where they disagree the data leave the answer "
+        "open, but they are no draws of a posterior, so that there is nothing to converge to and no share of them is "
+        "a probability. For draws of the posterior take --inference nuts or svi of a Bayesian variant.",
+    )
+
+
+def _point(f: Findings) -> Verdict:
+    return Verdict(
+        "caution",
+        "overall",
+        "One network, a point estimate: it knows of the noise in the data and nothing of how unsure its own weights "
+        "are. For that take an ensemble, or a Bayesian variant (--inference svi or nuts).",
+    )
+
+
+_OVERALL: dict[str, Callable[[Findings], Verdict]] = {
+    "chains": _chains,
+    "approximation": _approximation,
+    "members": _members,
+    "point": _point,
+}
+_MOVE = "Try a smaller step size or another starting point, and look at the acceptance rate."
+
+
+def overall(f: Findings) -> Verdict:
+    """What to make of this posterior."""
+    return _broken(f) if f.broken else _OVERALL[f.kind](f)
+
+
+def times(num: int, what: str) -> str:
+    """ "1 chain", "2 chains"."""
+    return f"{num:,} {what}{'' if num == 1 else 's'}"
+
+
+def _count(num: float) -> str:
+    return f"{math.floor(num):,}"
