@@ -1,0 +1,95 @@
+"""The same models in NumPyro, and its NUTS: an opponent of ``benchmarks/mcmc.py``, and no dependency of the package.
+
+Written as a user of NumPyro would write them; scales, widths and activation are read off the Pyro model, and the
+log joint densities are held against each other before anything is timed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pyro
+import torch
+from mcmc_problems import Problem
+from mcmc_pyro import pyro_model
+from numpyro.infer import MCMC, NUTS
+from numpyro.infer.util import log_density
+
+from bnn_pyro.inference.log_joint import Sites
+from bnn_pyro.isolation import isolated
+
+__all__ = ["check", "numpyro_model", "sample"]
+
+ACTIVATIONS = {"relu": jax.nn.relu, "tanh": jnp.tanh}
+
+
+def numpyro_model(problem: Problem) -> tuple[Callable, tuple[Any, Any]]:
+    """(the model in NumPyro, its arguments x and y)."""
+    model, schema = problem.model(), problem.data.schema
+    sites = [(n, tuple(p.shape), float(model.prior(p).scale)) for n, p in model.net.named_parameters()]
+    activation = ACTIVATIONS[problem.entry.activation]
+    layers, regression = len(sites) // 2, schema.task == "regression"
+
+    def joint(x: Any, y: Any = None) -> None:
+        w = {n: numpyro.sample(n, dist.Normal(0.0, s).expand(shape).to_event(len(shape))) for n, shape, s in sites}
+        h = x
+        for k in range(layers):
+            h = h @ w[f"layers.{k}.weight"].T + w[f"layers.{k}.bias"]
+            h = activation(h) if k + 1 < layers else h[:, 0]
+        with numpyro.plate("data", len(x)):
+            if regression:
+                numpyro.sample("y", dist.Normal(schema.y_shift + schema.y_scale * h, problem.entry.noise), obs=y)
+            else:
+                numpyro.sample("y", dist.Bernoulli(logits=h), obs=y)
+
+    return joint, (jnp.asarray(problem.data.x_train.numpy()), jnp.asarray(problem.data.y_train.numpy()))
+
+
+def check(problem: Problem, draws: int = 20, tolerance: float = 1e-4) -> float:
+    """The largest difference of the package's log joint to Pyro's and to NumPyro's, relative.
+
+    At weights of several sizes. AssertionError where it exceeds ``tolerance``: then nothing may be compared.
+    """
+    model, (plain, given) = problem.model(), pyro_model(problem)
+    joint, args = numpyro_model(problem)
+    theirs = jax.jit(lambda w: log_density(joint, args, {}, w)[0])
+    worst = 0.0
+    with isolated(0), torch.no_grad(), pyro.validation_enabled(False):
+        for k in range(draws):
+            w = {n: (0.2 + k / draws) * torch.randn_like(p) for n, p in model.net.named_parameters()}
+            with Sites(w) as sites:
+                model(problem.data.x_train, problem.data.y_train)
+            ours = float(sites.total)
+            with Sites(w) as sites:
+                plain(*given)
+            for other in (float(sites.total), float(theirs({n: jnp.asarray(v.numpy()) for n, v in w.items()}))):
+                worst = max(worst, abs(ours - other) / (1 + abs(ours)))
+    assert worst < tolerance, f"{problem.name}: the log joint densities differ by {worst:.1e} of their size"
+    return worst
+
+
+def sample(
+    problem: Problem, *, chains: int, warmup: int, draws: int, method: str, seed: int, dense_mass: bool = False
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """({site: (C, D, *shape)}, {n_steps, diverging: (C, D)}) from a first call: compilation is in it."""
+    joint, args = numpyro_model(problem)
+    numpyro.enable_x64(False)
+    run = MCMC(
+        NUTS(joint, dense_mass=dense_mass),
+        num_warmup=warmup,
+        num_samples=draws,
+        num_chains=chains,
+        chain_method=method,
+        progress_bar=False,
+    )
+    run.run(jax.random.PRNGKey(seed), *args, extra_fields=("num_steps", "diverging", "accept_prob"))
+    found = {name: np.asarray(value) for name, value in run.get_samples(group_by_chain=True).items()}
+    extra = run.get_extra_fields(group_by_chain=True)
+    names = {"num_steps": "n_steps", "diverging": "diverging", "accept_prob": "acceptance_rate"}
+    return found, {ours: np.asarray(extra[theirs], dtype=float) for theirs, ours in names.items()}

@@ -1,0 +1,79 @@
+"""The same models as an ordinary user of Pyro writes them, and plain ``pyro.infer.NUTS``.
+
+The package's own model serves Pyro's kernels too, and takes as long there; but ``jit_compile`` refuses the functional
+calls in it, and a peer should have its best settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import torch
+from mcmc_problems import Problem
+from pyro.infer import MCMC, NUTS
+from pyro.ops import integrator
+
+from bnn_pyro.isolation import isolated
+
+__all__ = ["pyro_model", "sample"]
+
+ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh}
+
+
+def pyro_model(problem: Problem) -> tuple[Callable, tuple[torch.Tensor, torch.Tensor]]:
+    """(the model in plain Pyro, its arguments x and y)."""
+    model, schema = problem.model(), problem.data.schema
+    sites = [(n, tuple(p.shape), float(model.prior(p).scale)) for n, p in model.net.named_parameters()]
+    activation = ACTIVATIONS[problem.entry.activation]
+    layers, regression = len(sites) // 2, schema.task == "regression"
+
+    def joint(x: torch.Tensor, y: torch.Tensor | None = None) -> None:
+        w = {n: pyro.sample(n, dist.Normal(0.0, s).expand(shape).to_event(len(shape))) for n, shape, s in sites}
+        h = x
+        for k in range(layers):
+            h = h @ w[f"layers.{k}.weight"].T + w[f"layers.{k}.bias"]
+            h = activation(h) if k + 1 < layers else h[:, 0]
+        with pyro.plate("data", len(x)):
+            if regression:
+                pyro.sample("y", dist.Normal(schema.y_shift + schema.y_scale * h, problem.entry.noise), obs=y)
+            else:
+                pyro.sample("y", dist.Bernoulli(logits=h), obs=y)
+
+    return joint, (problem.data.x_train, problem.data.y_train.float())
+
+
+def sample(
+    problem: Problem, *, warmup: int, draws: int, jit: bool, seed: int
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """({site: (1, D, *shape)}, {n_steps, diverging: (1, D)}) of one chain with Pyro's default settings."""
+    joint, args = pyro_model(problem)
+    gradients, after = 0, []
+    original = integrator.potential_grad
+
+    def counted(*args: Any) -> Any:
+        nonlocal gradients
+        gradients += 1
+        return original(*args)
+
+    integrator.potential_grad = counted
+    try:
+        with isolated(seed):
+            kernel = NUTS(joint, jit_compile=jit, ignore_jit_warnings=True)
+            run = MCMC(
+                kernel,
+                num_samples=draws,
+                warmup_steps=warmup,
+                disable_progbar=True,
+                hook_fn=lambda *_: after.append(gradients),
+            )
+            run.run(*args)
+    finally:
+        integrator.potential_grad = original
+    found = {site: value.numpy() for site, value in run.get_samples(group_by_chain=True).items()}
+    diverging = np.zeros((1, draws))
+    diverging[0, run.diagnostics()["divergences"]["chain 0"]] = 1
+    return found, {"n_steps": np.diff(after)[None, -draws:], "diverging": diverging}
