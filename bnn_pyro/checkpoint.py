@@ -48,6 +48,13 @@ class Checkpoint:
         self._last = time.monotonic()
         self._handlers: dict[int, Any] = {}
 
+    def child(self, name: str) -> Checkpoint:
+        """A file of its own beside this one's, for a part of the run; it stops when this one does.
+
+        A child that was pickled to another process is on its own there: set its ``stop``.
+        """
+        return _Child(self, name)
+
     @property
     def exists(self) -> bool:
         """Whether there is something to resume from."""
@@ -86,8 +93,10 @@ class Checkpoint:
         return self.stop or time.monotonic() - self._last >= self.every
 
     def discard(self) -> None:
-        """Remove the file: the posterior is saved."""
+        """Remove the file, and those of its children: the posterior is saved."""
         self.path.unlink(missing_ok=True)
+        for child in self.path.parent.glob(f"{self.path.stem}.*.pt"):
+            child.unlink()
         if self.path.parent.is_dir() and not any(self.path.parent.iterdir()):
             self.path.parent.rmdir()
 
@@ -104,3 +113,25 @@ class Checkpoint:
         if self.stop:
             raise KeyboardInterrupt
         self.stop = True
+
+
+class _Child(Checkpoint):
+    """A checkpoint of a part of a run; ``stop`` is its parent's."""
+
+    def __init__(self, parent: Checkpoint, name: str) -> None:
+        self.parent: Checkpoint | None = None
+        super().__init__(parent.path.parent, parent.key, parent.every)
+        self.path = parent.path.with_suffix(f".{name}.pt")
+        self.parent = parent
+
+    @property
+    def stop(self) -> bool:
+        """Whether the run is asked to stop."""
+        return self._stop if self.parent is None else self.parent.stop
+
+    @stop.setter
+    def stop(self, value: bool) -> None:
+        self._stop = value
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "parent": None, "_stop": False, "_handlers": {}}

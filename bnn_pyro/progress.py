@@ -13,17 +13,25 @@ __all__ = ["progress_bar"]
 @contextlib.contextmanager
 def progress_bar(
     description: str, show: bool = True, unit: str = "step"
-) -> Iterator[Callable[[int, int, Mapping[str, float]], None]]:
-    """Yield ``report(done, of, figures)``, which moves a bar that shows rate, time left and the figures."""
+) -> Iterator[Callable[[int, int, Mapping[str, float | str]], None]]:
+    """Yield ``report(done, of, figures)``, which moves a bar that shows rate, time left and the figures.
+
+    A figure is a number, or text as it is to be shown.
+    """
     if not show:
         yield lambda done, of, figures=None: None
         return
     with tqdm(desc=description, unit=unit, dynamic_ncols=True, leave=True, mininterval=0.2) as bar:
 
-        def report(done: int, of: int, figures: Mapping[str, float] | None = None) -> None:
+        shown: Mapping[str, float | str] | None = None
+
+        def report(done: int, of: int, figures: Mapping[str, float | str] | None = None) -> None:
+            nonlocal shown
             bar.total = of
-            if figures:
-                bar.set_postfix({k: f"{v:.4g}" for k, v in figures.items()}, refresh=False)
+            if figures and figures is not shown:  # the same object again has nothing new to say
+                shown = figures
+                text = {k: v if isinstance(v, str) else f"{v:.4g}" for k, v in figures.items()}
+                bar.set_postfix(text, refresh=False)
             bar.update(done - bar.n)
 
         yield report

@@ -89,7 +89,9 @@ def fit(
         how = dict(seed=seed, out=below, resume=resume, device=device, progress=progress)
         entry = entry.on(fit(stands_on, data, **how))
     name = _name(entry, ZOO)
-    key = [name, plain(entry), _name(method, METHODS), plain(method), seed, data.fingerprint]
+    incidental = getattr(method, "incidental", ())
+    settings_that_count = {k: v for k, v in plain(method).items() if k not in incidental}
+    key = [name, plain(entry), _name(method, METHODS), settings_that_count, seed, data.fingerprint]
     provenance = {
         "key": key,
         "entry": name,
@@ -131,6 +133,7 @@ def fit(
                 posterior = method.run(inferred, guide, seen, checkpoint=checkpoint, **settings)
     provenance |= {"seconds": round(time.perf_counter() - start, 3), "device": str(where)}
     whole = posterior.model if inferred is model else model
+    provenance = {**posterior.provenance, **provenance}
     posterior = replace(posterior, model=whole, schema=data.schema, provenance=provenance)
     if checkpoint is not None:
         posterior.save(out)

@@ -1,169 +1,99 @@
-"""Hamiltonian Monte Carlo over all rows of the training set: Pyro's own HMC and NUTS kernels, chain after chain.
+"""Hamiltonian Monte Carlo over all rows of the training set: HMC and NUTS with Pyro's adaptation, several chains.
 
     H(w, r) = −log p(y | x, w) / T − log p(w) + ½ rᵀ M⁻¹ r
 
 Exact up to Monte-Carlo error (Neal 2011, arXiv:1206.1901; Hoffman & Gelman 2014, arXiv:1111.4246), every gradient a
-pass over all rows: a reference for small networks and last layers, not a way to train large ones. Step size and
-diagonal M are adapted in the warm-up, which is dropped. Chains start apart, as a convergence diagnostic wants it: each
-at the model's initial values plus ``jitter`` times a vector of mean 0 with the prior's standard deviations.
+pass over all rows: a reference for small networks and last layers, not a way to train large ones. Step size and M are
+adapted in the warm-up, which is dropped: M is diagonal, a matrix for every layer, or one for all weights.
 
-A linear model is sampled in the coordinates of :mod:`bnn_pyro.inference.whitening`, where trajectories are short; its
-draws are weights all the same. Positions and energies are float64, the model is evaluated in its own precision.
-
-Chains run in sequence in this process, each with a seed of its own derived from (seed, chain): Pyro's worker
-processes are known to hang in notebooks. A checkpoint holds the draws so far and the whole state of the kernel with
-its adaptation, so that a run stopped at any transition goes on to the very same draws.
+The log density is :class:`bnn_pyro.inference.potential.Potential`, in float64 coordinates on all of ℝᴾ, compiled where
+the run is long enough to be worth it; a linear model is sampled in the coordinates of
+:mod:`bnn_pyro.inference.whitening`, where trajectories are short. Kernels are Pyro's with trajectories of our own
+(:mod:`bnn_pyro.inference.kernel`), and chains run side by side in processes, or in sequence, to the same draws
+(:mod:`bnn_pyro.inference.chains`). A run stopped at any transition goes on to the very same draws.
 """
 
 from __future__ import annotations
 
 import math
-import time
+import warnings
 from dataclasses import dataclass
-from typing import Any
+from itertools import groupby
+from typing import Any, ClassVar
 
 import numpy as np
-import pyro
 import torch
-from pyro.infer import mcmc
-from torch import Tensor, nn
+from torch import nn
 
-from bnn_pyro.checkpoint import Checkpoint, Interrupted
+from bnn_pyro.checkpoint import Checkpoint
 from bnn_pyro.datasets.dataset import Dataset
-from bnn_pyro.errors import UserError
-from bnn_pyro.inference.log_joint import LogJoint
+from bnn_pyro.errors import UserError, unknown
+from bnn_pyro.inference import whitening
+from bnn_pyro.inference.budget import check_dense, choose_compiled, choose_cores
+from bnn_pyro.inference.chains import run_chains
+from bnn_pyro.inference.kernel import FlatHMC, FlatNUTS
 from bnn_pyro.inference.method import Report
-from bnn_pyro.inference.whitening import Plain, coordinates
-from bnn_pyro.isolation import generator_state, isolated, set_generator_state
+from bnn_pyro.inference.one_chain import Plan
+from bnn_pyro.inference.potential import Potential, Space
+from bnn_pyro.inference.record import Record, most_draws
+from bnn_pyro.inference.starts import STARTS, starting_points
+from bnn_pyro.isolation import isolated
 from bnn_pyro.posterior import Posterior, weight_space
 
 __all__ = ["HMC", "NUTS"]
 
+MASSES, COMPILED = ("diagonal", "dense", "block"), ("auto", "yes", "no")
 
-class _Watched:
-    """Remembers the energy that a trajectory starts with; mixed into Pyro's kernels."""
-
-    def _sample_r(self, name: str) -> tuple[dict[str, Tensor], dict[tuple, Tensor]]:
-        r, unscaled = super()._sample_r(name)
-        self.energy = self._potential_energy_last + self._kinetic_energy(unscaled)
-        return r, unscaled
-
-
-class _NUTSKernel(_Watched, mcmc.NUTS):
-    pass
-
-
-class _HMCKernel(_Watched, mcmc.HMC):
-    """Trajectories of random lengths, so that no direction of the posterior comes back to where it started."""
-
-    settings: HMC
-
-    def sample(self, params: dict[str, Tensor]) -> dict[str, Tensor]:
-        self.trajectory_length = self.settings.length * (0.5 + torch.rand(()).item())
-        return super().sample(params)
-
-    @property
-    def num_steps(self) -> int:
-        return min(self.settings.max_steps, super().num_steps)
-
-
-class _Chain:
-    """One chain at work: a Pyro kernel with its adaptation."""
-
-    def __init__(self, kernel: mcmc.HMC, log_joint: LogJoint, space: Plain, warmup: int, jitter: float) -> None:
-        self.kernel, self.log_joint, self.space = kernel, log_joint, space
-        a, b = log_joint.prior_draw(), log_joint.prior_draw()  # their difference has mean 0 and twice the variance
-        start = {s: w + jitter / math.sqrt(2) * (a[s] - b[s]) for s, w in log_joint.initial.items()}
-        kernel.initial_params = space.inverse(start)
-        kernel.setup(warmup)
-
-    def step(self) -> tuple[dict[str, Tensor], dict[str, float]]:
-        """One transition: (weights, what ``stats`` keeps of it)."""
-        kernel, calls = self.kernel, self.log_joint.calls
-        mean, divergences = kernel._mean_accept_prob, len(kernel._divergences)
-        z = kernel.sample(kernel._z_last)
-        past = kernel._t - kernel._warmup_steps  # Pyro starts its running mean afresh after the warm-up
-        count = past if past > 0 else kernel._t
-        figures = {
-            "acceptance_rate": kernel._mean_accept_prob * count - mean * (count - 1),
-            "diverging": float(len(kernel._divergences) > divergences),
-            "energy": kernel.energy.item(),
-            "lp": -kernel._potential_energy_last.item(),
-            "n_steps": float(self.log_joint.calls - calls),
-            "step_size": float(kernel.step_size),
-        }
-        return self.space.weights(z), figures
-
-    def state(self) -> dict[str, Any]:
-        """Everything that the next transition depends on."""
-        kernel, adapter = self.kernel, self.kernel._adapter
-        (inverse_mass,) = kernel.inverse_mass_matrix.values()
-        (welford,) = kernel.mass_matrix_adapter._adapt_scheme.values()
-        names = ("_t", "_accept_cnt", "_mean_accept_prob", "_divergences")
-        return {
-            "cache": list(kernel._fetch_from_cache()),
-            "kernel": {name: getattr(kernel, name) for name in names},
-            "adapter": {name: getattr(adapter, name) for name in ("step_size", "_current_window")},
-            "averaging": dict(vars(adapter._step_size_adapt_scheme)),
-            "welford": dict(vars(welford)),
-            "inverse_mass": inverse_mass,
-            "generators": generator_state(),
-        }
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on from such a state, in a chain made with the same seed."""
-        kernel, adapter = self.kernel, self.kernel._adapter
-        state = _on(kernel._potential_energy_last.device, {k: v for k, v in state.items() if k != "generators"}) | {
-            "generators": state["generators"]
-        }
-        kernel._cache(*state["cache"])
-        vars(kernel).update(state["kernel"])
-        vars(adapter).update(state["adapter"])
-        vars(adapter._step_size_adapt_scheme).update(state["averaging"])
-        ((block, welford),) = kernel.mass_matrix_adapter._adapt_scheme.items()
-        kernel.mass_matrix_adapter.inverse_mass_matrix = {block: state["inverse_mass"]}  # which empties welford
-        vars(welford).update(state["welford"])
-        set_generator_state(state["generators"])
-
-
-def _on(device: torch.device, value: Any) -> Any:
-    """The same nested lists and dicts with their tensors on a device."""
-    if isinstance(value, dict):
-        return {k: _on(device, v) for k, v in value.items()}
-    if isinstance(value, list):
-        return [_on(device, v) for v in value]
-    return value.to(device) if isinstance(value, Tensor) else value
+#: Draws of a chain from which on one that never moves, or always diverges, is told: fewer may be bad luck.
+ENOUGH = 10
 
 
 @dataclass(frozen=True)
 class _Sampler:
     """Settings that HMC and NUTS share.
 
-    draws          kept transitions of each chain
+    draws          draws kept of each chain
     warmup         transitions before them, in which step size and mass matrix are adapted; dropped
-    chains         independent chains, one after the other
+    chains         independent chains
     target_accept  mean acceptance rate that the step size is adapted to; higher where trajectories diverge
-    jitter         how far apart chains start, in standard deviations of the prior
+    thin           transitions a draw
+    mass           mass matrix: diagonal, block (a dense one for every layer) or dense
+    start          where chains start: jitter, prior, map or svi
+    jitter         how far apart jittered chains start, in standard deviations of the prior
     temperature    T: p(y | x, w)^(1/T) p(w) is sampled; 1 is Bayes, less is a cold posterior and is reported as such
+    cores          chains at once, each in a process of its own; 1: one after the other in this one; 0: as many as there
+                   are cores, where the run is long enough. The draws are the same
+    compiled       whether to compile the gradient: auto (where the run is long enough), yes or no
     """
 
     draws: int = 1000
     warmup: int = 500
     chains: int = 4
     target_accept: float = 0.8
+    thin: int = 1
+    mass: str = "diagonal"
+    start: str = "jitter"
     jitter: float = 1.0
     temperature: float = 1.0
+    cores: int = 0
+    compiled: str = "auto"
+
+    #: Settings that no draw depends on: a run may be resumed with others.
+    incidental: ClassVar[tuple[str, ...]] = ("cores",)
 
     def __post_init__(self) -> None:
-        for name in ("draws", "warmup", "chains"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name, low in (("draws", 1), ("warmup", 1), ("chains", 1), ("thin", 1), ("cores", 0)):
+            if getattr(self, name) < low:
+                raise UserError(f"{name} must be at least {low}, got {getattr(self, name)}")
         if not 0 < self.target_accept < 1:
             raise UserError(f"target_accept must lie between 0 and 1, got {self.target_accept}; 0.8 is usual")
         if not 0 <= self.jitter < math.inf:
             raise UserError(f"jitter must be 0 or positive, got {self.jitter}")
         if not 0 < self.temperature < math.inf:
             raise UserError(f"temperature must be positive (1 is the Bayesian posterior), got {self.temperature}")
+        for name, valid in (("mass", MASSES), ("start", STARTS), ("compiled", COMPILED)):
+            if getattr(self, name) not in valid:
+                raise unknown(name, getattr(self, name), valid)
 
     def run(
         self,
@@ -175,68 +105,110 @@ class _Sampler:
         checkpoint: Checkpoint | None = None,
         report: Report | None = None,
     ) -> Posterior:
-        """Sample the posterior; see ``Method.run``. The guide is not used.
+        """Sample the posterior; see ``Method.run``. The guide is used by ``start="svi"`` alone.
 
         ``stats`` of the posterior, (C, D): acceptance_rate, diverging (0 or 1), energy (in nats, where the trajectory
-        starts), lp (log joint density of the draw in nats), n_steps (gradients taken), step_size.
+        starts), lp (log joint density of the draw in nats), n_steps (gradients taken), step_size; tree_depth of NUTS,
+        trajectory_length of HMC. With ``thin`` above 1 they speak for all transitions since the draw before.
+
+        Ctrl-C returns the draws so far, with a warning, where there are any and no checkpoint.
         """
         model = weight_space(model)
         with isolated(seed):
-            log_joint = LogJoint(model, data.x_train, data.y_train, self.temperature)
-            space = coordinates(log_joint, self.temperature)
-        chains = {s: w.new_zeros(self.chains, self.draws, *w.shape) for s, w in log_joint.initial.items()}
-        stats: dict[str, Tensor] = {}
-        per_chain = self.warmup + self.draws
-        done, total, unfinished = 0, self.chains * per_chain, None
-        if checkpoint is not None and (state := checkpoint.load()) is not None:
-            done, unfinished, stats = state["done"], state["chain"], state["stats"]
-            for site, draws in state["chains"].items():
-                chains[site][: len(draws)] = draws
-        start, calls, divergent = 0.0, 0, 0
-        while done < total:
-            c = done // per_chain
-            with isolated(_seed(seed, c)), pyro.validation_enabled(False):  # trajectories may meet infinities
-                chain = _Chain(self._kernel(log_joint, space), log_joint, space, self.warmup, self.jitter)
-                if unfinished is not None:
-                    chain.restore(unfinished)
-                    unfinished = None
-                if not calls:  # by now every lazy set-up is over: what follows tells the time of a gradient
-                    start, calls = time.perf_counter(), log_joint.calls
-                for t in range(done - c * per_chain, per_chain):
-                    w, figures = chain.step()
-                    done += 1
-                    if t >= self.warmup:
-                        for site, value in w.items():
-                            chains[site][c, t - self.warmup] = value
-                        for name, value in figures.items():
-                            stats.setdefault(name, torch.zeros(self.chains, self.draws, dtype=torch.float64))
-                            stats[name][c, t - self.warmup] = value
-                        divergent += int(figures["diverging"])
-                    if report is not None:
-                        seconds = (time.perf_counter() - start) / (log_joint.calls - calls)
-                        shown = {"accept": chain.kernel._mean_accept_prob, "step size": figures["step_size"]}
-                        shown |= {"gradients": figures["n_steps"], "ms/gradient": 1e3 * seconds, "divergent": divergent}
-                        report(done, total, shown)
-                    if checkpoint is not None and checkpoint.due:
-                        inside = t + 1 < per_chain
-                        checkpoint.save(
-                            {
-                                "done": done,
-                                "chain": chain.state() if inside else None,
-                                "chains": {site: draws[: c + 1].clone() for site, draws in chains.items()},
-                                "stats": stats,
-                            }
-                        )
-                        if checkpoint.stop:
-                            raise Interrupted(f"stopped after step {done:,} of {total:,}")
-        return Posterior(model, data.schema, chains=chains, stats=stats)
+            potential = Potential(model, data.x_train, data.y_train, self.temperature)
+            potential.space = whitening.coordinates(potential)
+            blocks = self._blocks(potential)
+            if checkpoint is not None and (state := checkpoint.load()) is not None:
+                starts = state["starts"]
+            else:
+                starts = starting_points(
+                    potential, model, guide, data, self.start, self.chains, self.jitter, seed
+                ).cpu()
+                if checkpoint is not None:
+                    checkpoint.save({"starts": starts})
+        gradients = float(
+            self.chains * (self.warmup + self.draws * self.thin) * self.typical(type(potential.space) is not Space)
+        )
+        compiled = choose_compiled(self.compiled, gradients)
+        plan = Plan(self, potential, blocks, starts.numpy(), seed, compiled, gradients)
+        cores = choose_cores(self.cores, self.chains, gradients, compiled, potential)
+        records, stopped = run_chains(plan, cores, checkpoint, report)
+        return self._posterior(model, data, potential, records, stopped)
 
-    def _kernel(self, log_joint: LogJoint, space: Plain) -> mcmc.HMC:
+    def _posterior(
+        self, model: nn.Module, data: Dataset, potential: Potential, records: list[Record], stopped: str
+    ) -> Posterior:
+        """The draws of all chains, or of those that have the most of them."""
+        chosen, draws = most_draws(records)
+        if not chosen:
+            raise KeyboardInterrupt(
+                f"{stopped} in the warm-up, before the first draw; with a folder (out=…, --out) a run can go on from "
+                "where it was stopped"
+            )
+        if stopped:
+            stopped = f"{stopped}: {len(chosen)} of {self.chains} chains with {draws:,} of {self.draws:,} draws each"
+            warnings.warn(f"{stopped} are kept", stacklevel=4)
+        for c in chosen:
+            _complain(c, self.chains, records[c])
+        device = potential.initial.device
+        drawn = [potential.weights(torch.from_numpy(records[c].z[:draws]).to(device)) for c in chosen]
+        chains = {site: torch.stack([w[site] for w in drawn]) for site in model.initial}
+        stats = {
+            name: torch.stack([torch.from_numpy(records[c].stats[name][:draws]) for c in chosen])
+            for name in records[chosen[0]].stats
+        }
+        about = {"stopped": stopped} if stopped else {}
+        return Posterior(model, data.schema, chains=chains, stats=stats, provenance=about)
+
+    def kernel(self, potential: Potential, blocks: dict[str, int], start: np.ndarray, seed: int) -> Any:
+        """A kernel at the start of its chain, set up; call inside ``isolated``."""
+        kernel = self._kernel(
+            potential=potential,
+            sizes=blocks,
+            dense=self.mass != "diagonal",
+            start=start,
+            target_accept=self.target_accept,
+            seed=seed,
+        )
+        kernel.setup(self.warmup)
+        return kernel
+
+    def _blocks(self, potential: Potential) -> dict[str, int]:
+        """{block of the mass matrix: its length}, in the order of z. Raises UserError for one that is too large."""
+        blocks = {"all": potential.size} if self.mass != "block" else _layers(potential)
+        if self.mass != "diagonal":
+            for block, length in blocks.items():
+                check_dense(length, block)
+        return blocks
+
+    def _kernel(self, **settings: Any) -> Any:
+        raise NotImplementedError
+
+    def typical(self, whitened: bool) -> int:
+        """Gradients that a transition may be expected to take: more where the posterior has not been made round."""
         raise NotImplementedError
 
 
-def _seed(seed: int, chain: int) -> int:
-    return int(np.random.SeedSequence([seed, chain]).generate_state(1)[0])
+def _layers(potential: Potential) -> dict[str, int]:
+    """{layer: how many of its numbers z has}: sites that follow each other and share all of their name but its end."""
+    sizes = {site: shape.numel() for site, shape in potential._free.items()}
+    layers = groupby(sizes, key=lambda site: site.rpartition(".")[0] or site)
+    return {layer: sum(sizes[site] for site in sites) for layer, sites in layers}
+
+
+def _complain(chain: int, chains: int, record: Record) -> None:
+    """Warn of a chain whose draws stand for nothing but its start."""
+    z = record.z[: record.kept]
+    diverging = record.stats["diverging"][: record.kept]
+    if record.kept < ENOUGH:
+        return
+    what = "diverged" if diverging.all() else "was rejected" if (z == z[0]).all() else ""
+    if what:
+        warnings.warn(
+            f"chain {chain + 1} of {chains}: every transition {what}, and its draws tell of its start alone; try "
+            "start=map, a higher target_accept or a longer warm-up",
+            stacklevel=5,
+        )
 
 
 @dataclass(frozen=True)
@@ -253,12 +225,12 @@ class NUTS(_Sampler):
         if self.max_tree_depth < 1:
             raise UserError(f"max_tree_depth must be at least 1, got {self.max_tree_depth}")
 
-    def _kernel(self, log_joint: LogJoint, space: Plain) -> mcmc.HMC:
-        return _NUTSKernel(
-            potential_fn=lambda z: -log_joint(space.weights(z)),
-            target_accept_prob=self.target_accept,
-            max_tree_depth=self.max_tree_depth,
-        )
+    def _kernel(self, **settings: Any) -> FlatNUTS:
+        return FlatNUTS(max_depth=self.max_tree_depth, **settings)
+
+    def typical(self, whitened: bool) -> int:
+        """See ``_Sampler``."""
+        return 2 ** min(self.max_tree_depth, 3 if whitened else 7) - 1
 
 
 @dataclass(frozen=True)
@@ -280,7 +252,9 @@ class HMC(_Sampler):
         if self.max_steps < 1:
             raise UserError(f"max_steps must be at least 1, got {self.max_steps}")
 
-    def _kernel(self, log_joint: LogJoint, space: Plain) -> mcmc.HMC:
-        kernel = _HMCKernel(potential_fn=lambda z: -log_joint(space.weights(z)), target_accept_prob=self.target_accept)
-        kernel.settings = self
-        return kernel
+    def _kernel(self, **settings: Any) -> FlatHMC:
+        return FlatHMC(length=self.length, max_steps=self.max_steps, **settings)
+
+    def typical(self, whitened: bool) -> int:
+        """See ``_Sampler``."""
+        return min(self.max_steps, max(1, round(self.length / (0.5 if whitened else 0.025))))

@@ -1,0 +1,238 @@
+"""Transitions of HMC and NUTS in flat coordinates: numpy arrays of length P, and no dictionary in sight.
+
+    H(z, u) = −log p(z) + ½ uᵀu        M⁻¹ = L Lᵀ,  u = Lᵀ r        z' = L u,  u' = Lᵀ ∇ log p(z)
+
+u is the momentum r in units of its own standard deviation, which is what Pyro calls unscaled: the dynamics is that of
+the mass matrix M, and neither the energy nor the U-turn criterion needs M any more. What a leapfrog step costs besides
+its gradient is a dozen operations on P numbers; Pyro's own takes 300 µs whatever P.
+
+The tree is that of Pyro's NUTS as it comes: doubled in random directions, the proposal drawn by multinomial weights
+within a subtree and with a bias towards the new one between them, stopped by the generalised criterion of the momenta
+that were summed up along the way (Hoffman & Gelman 2014, arXiv:1111.4246; Betancourt 2017, arXiv:1701.02434, A.4).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+__all__ = ["Metric", "Point", "Transition", "gradient_of", "hmc", "nuts"]
+
+#: A trajectory whose energy error exceeds this many nats has diverged (as in Stan and Pyro).
+LIMIT = 1000.0
+
+#: z (P,) -> (log density, its gradient (P,)).
+Gradient = Callable[[np.ndarray], tuple[float, np.ndarray]]
+#: Moves (z, u, gradient) on by one step: (z, u, log density, gradient, kinetic energy).
+Leap = Callable[[np.ndarray, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray, float, np.ndarray, float]]
+
+
+class Point(NamedTuple):
+    """Where a chain is: z (P,), the log density there in nats, and its gradient (P,)."""
+
+    z: np.ndarray
+    log_density: float
+    gradient: np.ndarray
+
+
+class Transition(NamedTuple):
+    """What one transition came to.
+
+    point       where the chain is now
+    energy      H where the trajectory started, in nats
+    acceptance  mean acceptance probability, what the step size is adapted to
+    diverging   whether the energy went out of bounds, or stopped being a number
+    steps       gradients taken
+    depth       doublings of the tree; 0 for HMC
+    """
+
+    point: Point
+    energy: float
+    acceptance: float
+    diverging: bool
+    steps: int
+    depth: int = 0
+
+
+class Metric:
+    """M⁻¹ = L Lᵀ, given by the factors L of its blocks: (n,) on the diagonal, or (n, n) lower triangular."""
+
+    def __init__(self, factors: Sequence[np.ndarray]) -> None:
+        self.factors = [np.ascontiguousarray(factor) for factor in factors]
+        self.transposed = [np.ascontiguousarray(factor.T) for factor in self.factors]
+        ends = np.cumsum([len(factor) for factor in self.factors])
+        self.parts = [slice(end - len(f), end) for end, f in zip(ends, self.factors, strict=True)]
+
+    def leap(self, gradient: Gradient, step: float) -> Leap:
+        """One leapfrog step of that size, backwards in time where it is negative."""
+        if len(self.factors) == 1 and self.factors[0].ndim == 1:
+            whole = step * self.factors[0]
+            half = 0.5 * whole
+
+            def diagonal(z: np.ndarray, u: np.ndarray, g: np.ndarray) -> tuple:
+                u = u + half * g
+                z = z + whole * u
+                log_density, g = gradient(z)
+                u = u + half * g
+                return z, u, log_density, g, 0.5 * float(u.dot(u))
+
+            return diagonal
+        half = 0.5 * step
+        velocity, force = self._product(self.factors), self._product(self.transposed)
+
+        def dense(z: np.ndarray, u: np.ndarray, g: np.ndarray) -> tuple:
+            u = u + half * force(g)
+            z = z + step * velocity(u)
+            log_density, g = gradient(z)
+            u = u + half * force(g)
+            return z, u, log_density, g, 0.5 * float(u.dot(u))
+
+        return dense
+
+    def _product(self, factors: Sequence[np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
+        if len(factors) == 1:
+            return factors[0].dot
+        blocks = list(zip(self.parts, factors, strict=True))
+
+        def product(v: np.ndarray) -> np.ndarray:
+            out = np.empty_like(v)
+            for part, factor in blocks:
+                out[part] = factor * v[part] if factor.ndim == 1 else factor.dot(v[part])
+            return out
+
+        return product
+
+
+def gradient_of(potential: Callable) -> Gradient:
+    """A ``Potential`` of C chains as a function of one z (P,), numpy to numpy."""
+    held = torch.empty_like(potential.initial)[None]  # where the potential reads z: nothing is allocated in a step
+    if held.device.type != "cpu":
+
+        def remote(z: np.ndarray) -> tuple[float, np.ndarray]:
+            log_density, gradient = potential(torch.from_numpy(z).to(held.device)[None])
+            return log_density.item(), gradient[0].cpu().numpy()
+
+        return remote
+    row = held.numpy()[0]
+
+    def local(z: np.ndarray) -> tuple[float, np.ndarray]:
+        row[:] = z
+        log_density, gradient = potential(held)
+        return log_density.item(), gradient.numpy()[0]
+
+    return local
+
+
+def hmc(
+    rng: np.random.Generator, start: Point, gradient: Gradient, metric: Metric, step: float, steps: int
+) -> Transition:
+    """One trajectory of so many steps, accepted or rejected as a whole."""
+    leap = metric.leap(gradient, step)
+    u = rng.standard_normal(len(start.z))
+    energy = 0.5 * float(u.dot(u)) - start.log_density
+    z, log_density, g = start
+    kinetic, taken = math.nan, 0
+    while taken < steps:
+        z, u, log_density, g, kinetic = leap(z, u, g)
+        taken += 1
+        if not math.isfinite(kinetic):  # nothing comes back from there
+            break
+    error = _error(kinetic - log_density - energy)
+    acceptance = _probability(-error)
+    accepted = rng.random() < acceptance
+    return Transition(Point(z, log_density, g) if accepted else start, energy, acceptance, error > LIMIT, taken)
+
+
+class _Tree(NamedTuple):
+    """A subtree of a trajectory in its direction of travel; weights are log densities less that of the start."""
+
+    end: tuple[np.ndarray, np.ndarray, np.ndarray]  # z, u and gradient of the last leaf
+    first: np.ndarray  # u of the first one
+    proposal: Point
+    momentum: np.ndarray  # the sum of all u
+    weight: float
+    turning: bool
+    diverging: bool
+    acceptance: float  # a sum, as is the next
+    steps: int
+
+
+def nuts(
+    rng: np.random.Generator, start: Point, gradient: Gradient, metric: Metric, step: float, max_depth: int
+) -> Transition:
+    """One trajectory that goes on, in both directions, until it turns back, diverges or was doubled so many times."""
+    u = rng.standard_normal(len(start.z))
+    energy = 0.5 * float(u.dot(u)) - start.log_density
+    uniform = rng.random
+    leaps = metric.leap(gradient, -step), metric.leap(gradient, step)
+
+    def build(depth: int, end: tuple[np.ndarray, np.ndarray, np.ndarray], leap: Leap) -> _Tree:
+        if not depth:
+            z, u, log_density, g, kinetic = leap(*end)
+            error = _error(kinetic - log_density - energy)
+            leaf = Point(z, log_density, g)
+            return _Tree((z, u, g), u, leaf, u, -error, False, error > LIMIT, _probability(-error), 1)
+        one = build(depth - 1, end, leap)
+        if one.turning or one.diverging:
+            return one
+        two = build(depth - 1, one.end, leap)
+        weight = _log_sum(one.weight, two.weight)
+        momentum = one.momentum + two.momentum
+        return _Tree(
+            two.end,
+            one.first,
+            two.proposal if uniform() < math.exp(two.weight - weight) else one.proposal,
+            momentum,
+            weight,
+            two.turning or _turns(one.first, two.end[1], momentum),
+            two.diverging,
+            one.acceptance + two.acceptance,
+            one.steps + two.steps,
+        )
+
+    ends = [(start.z, u, start.gradient)] * 2  # the past end and the future one
+    point, momentum, weight = start, u, 0.0
+    depth = steps = 0
+    acceptance = 0.0
+    diverging = False
+    while depth < max_depth:
+        forwards = int(uniform() < 0.5)
+        tree = build(depth, ends[forwards], leaps[forwards])
+        ends[forwards] = tree.end
+        acceptance += tree.acceptance
+        steps += tree.steps
+        diverging = tree.diverging
+        if diverging or tree.turning:
+            break
+        depth += 1
+        if uniform() < _probability(tree.weight - weight):
+            point = tree.proposal
+        momentum = momentum + tree.momentum
+        if _turns(ends[0][1], ends[1][1], momentum):
+            break
+        weight = _log_sum(weight, tree.weight)
+    return Transition(point, energy, acceptance / steps, diverging, steps, depth)
+
+
+def _turns(first: np.ndarray, last: np.ndarray, momentum: np.ndarray) -> bool:
+    """Whether a longer trajectory would bring its two ends nearer to each other."""
+    between = momentum - 0.5 * (first + last)
+    return first.dot(between) <= 0 or last.dot(between) <= 0
+
+
+def _error(error: float) -> float:
+    """An energy that is not a finite number is a divergence, never an acceptance."""
+    return error if math.isfinite(error) else math.inf
+
+
+def _probability(log: float) -> float:
+    return 1.0 if log >= 0 else math.exp(log)
+
+
+def _log_sum(a: float, b: float) -> float:
+    high, low = (a, b) if a > b else (b, a)
+    return high + math.log1p(math.exp(low - high))
