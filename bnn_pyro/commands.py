@@ -12,18 +12,16 @@ from typing import Any
 
 import torch
 
-from bnn_pyro import metrics
 from bnn_pyro.checkpoint import write_whole
-from bnn_pyro.comparison import draw_comparison
+from bnn_pyro.comparison import compare_runs
 from bnn_pyro.datasets import DATASETS, load_inputs, read_rows
 from bnn_pyro.datasets.dataset import Dataset, Schema
+from bnn_pyro.diagnosis import diagnose_run, diagnosis_table
 from bnn_pyro.errors import UserError
 from bnn_pyro.evaluation import (
     evaluate_run,
-    facts,
     load_posterior,
     outside_inputs,
-    paired_differences,
     predicted,
     score_mean_weights,
     score_other,
@@ -33,20 +31,12 @@ from bnn_pyro.isolation import isolated
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.pruned_run import prune_run, pruning_table
 from bnn_pyro.recipe import Recipe, read_config, resolve
-from bnn_pyro.report import comparison_html
 from bnn_pyro.rundir import RunFolder, default_folder
-from bnn_pyro.tables import (
-    difference_rows,
-    metric_rows,
-    plain_table,
-    prediction_table,
-    run_table,
-    score_table,
-)
+from bnn_pyro.tables import plain_table, prediction_table, run_table, score_table
 from bnn_pyro.training import at_hand, fit
 from bnn_pyro.zoo import ZOO, Entry
 
-__all__ = ["compare", "evaluate", "list_", "predict", "train"]
+__all__ = ["compare", "diagnose", "evaluate", "list_", "predict", "train"]
 
 #: Rows of each outside data set, unless --limit says otherwise.
 OUTSIDE_ROWS = 10_000
@@ -247,48 +237,29 @@ def _new_inputs(path: str, schema: Schema, invert: bool) -> torch.Tensor:
 
 # -- compare -----------------------------------------------------------------------------------------------------------
 def compare(args: Namespace) -> None:
-    """Several runs on the same test rows: a table, and HTML with paired differences to the first."""
+    """Several runs on the same test rows: tables and HTML with rankings and paired differences to the first."""
     folders = [RunFolder.open(path) for path in args.runs]
     if len(folders) < 2:
         raise UserError("compare takes two run folders or more")
     out = Path(args.out) if args.out else folders[0].path / "comparison.html"
     if args.out and out.exists():
         raise UserError(f"--out {out} exists; choose another name")
-    runs, posteriors, predictions, truth = [], [], [], None
-    for folder in folders:
-        recipe = _with_flags(folder.recipe, args)
-        data = recipe.load()
-        truth = truth or data
-        _same_test_rows(truth, data, folders[0], folder)
-        posterior = load_posterior(folder, recipe.device)
-        prediction = predicted(posterior, data.x_test, recipe.num_draws, str(folder.path), not args.quiet)
-        found = dataclasses.replace(
-            facts(folder, str(folder.path)), metrics=metrics.evaluate(prediction, data.y_test).flat()
-        )
-        runs.append(found)
-        posteriors.append(posterior)
-        predictions.append(prediction)
-    differences = {}
-    for run, prediction in zip(runs[1:], predictions[1:], strict=True):
-        differences[run.label] = paired_differences(prediction, predictions[0], truth.y_test)
-    lines = [[row.name, *row.cells] for row in metric_rows(runs)]
-    print("\n" + plain_table(["", *(run.label for run in runs)], lines))
-    print(f"\nPaired differences to {runs[0].label}")
-    lines = [[row.name, *row.cells] for row in difference_rows(runs[0].task, differences)]
-    print(plain_table(["", *differences], lines))
+    found = compare_runs({folder: _with_flags(folder.recipe, args) for folder in folders}, show=not args.quiet)
     out.parent.mkdir(parents=True, exist_ok=True)
-    pictures = draw_comparison(runs, posteriors, predictions, truth)
-    write_whole(out, comparison_html(runs, differences, pictures).encode())
-    print(f"\ncomparison: {out}")
+    write_whole(out, found.html.encode())
+    print(f"{found.text}\n\ncomparison: {out}")
 
 
-def _same_test_rows(truth: Dataset, data: Dataset, first: RunFolder, other: RunFolder) -> None:
-    """Refuse a paired comparison of different rows. Inputs are compared in their own units."""
-    same = truth.schema.task == data.schema.task and torch.equal(truth.y_test, data.y_test)
-    if same and truth.schema.features == data.schema.features and truth.x_test.shape == data.x_test.shape:
-        a, b = truth.schema.unstandardise(truth.x_test), data.schema.unstandardise(data.x_test)
-        same = torch.allclose(a, b, rtol=1e-4, atol=1e-4 * float(a.std()))
-    if not same:
-        raise UserError(f"{first.path} and {other.path} have other test rows, so they cannot be compared in pairs")
-    if not len(data.x_test):
-        raise UserError(f"{first.path} has no test rows to compare on")
+# -- diagnose ----------------------------------------------------------------------------------------------------------
+def diagnose(args: Namespace) -> None:
+    """Whether a run's posterior can be trusted: verdicts, tables, figures, and its draws for ArviZ."""
+    folder = RunFolder.open(args.run)
+    recipe = folder.recipe
+    out = None if args.out is None else Path(args.out)
+    if out is not None and out.exists():
+        raise UserError(f"--out {out} exists; choose another name, or leave it out to write into the run")
+    data = recipe.load()
+    posterior = load_posterior(folder, args.device or recipe.device)
+    found = diagnose_run(folder, recipe, data, posterior, out=out, netcdf=not args.no_netcdf, show=not args.quiet)
+    print(diagnosis_table(found))
+    print(f"\ndiagnosis: {(out or folder.path) / 'diagnosis.html'}")

@@ -1,20 +1,149 @@
-"""Pictures of several runs on the same test rows: what their weights and their predictions do not agree on."""
+"""Several runs on the same test rows: who predicts best, by how much, and what they do not agree on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
 
-from bnn_pyro import plots
+import numpy as np
+import torch
+
+from bnn_pyro import metrics, plots
 from bnn_pyro.datasets.dataset import Dataset
+from bnn_pyro.diagnostics.arviz_bridge import LEAST_TAIL, psis
+from bnn_pyro.diagnostics.draws import KINDS, kind
+from bnn_pyro.diagnostics.importance import GOOD_K, Loo, NoWeights, importance_weights, leave_one_out
+from bnn_pyro.errors import UserError
+from bnn_pyro.evaluation import load_posterior, paired_differences, predicted
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction
-from bnn_pyro.report import Picture
-from bnn_pyro.tables import RunFacts
+from bnn_pyro.progress import progress_bar
+from bnn_pyro.ranking import Ranking, ranked
+from bnn_pyro.recipe import Recipe
+from bnn_pyro.report import Picture, comparison_html
+from bnn_pyro.rundir import RunFolder
+from bnn_pyro.tables import RunFacts, difference_rows, metric_rows, plain_table
 
-__all__ = ["draw_comparison", "short_labels"]
+__all__ = ["Comparison", "compare_runs", "draw_comparison", "short_labels"]
 
 #: More methods than these share no panel that could be read.
 MOST = 8
+HELD_OUT = (
+    "The log density that each run gives the test rows it was not trained on, summed. It rewards being right and being "
+    "as sure as one may be. Two runs are told apart where their difference is more than two of its standard errors, "
+    "which say what another test set of this size would change, and nothing of another seed."
+)
+LEFT_OUT = (
+    "What each run would have said of every training row had it not seen that row, by Pareto-smoothed importance "
+    "sampling from the draws of its chains (PSIS-LOO, Vehtari et al. 2017): it needs no test rows. A row with a Pareto "
+    "k above 0.7 is estimated badly; with more than a few of them the ranking on test rows is the one to believe."
+)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What `compare` found: the runs' facts with their metrics, differences to the first, rankings, pictures."""
+
+    runs: Sequence[RunFacts]
+    differences: Mapping[str, Mapping[str, float]]
+    rankings: Sequence[Ranking]
+    pictures: Sequence[Picture]
+
+    @property
+    def text(self) -> str:
+        """For a terminal."""
+        first = self.runs[0]
+        lines = [[row.name, *row.cells] for row in metric_rows(self.runs)]
+        parts = ["\n" + plain_table(["", *(run.label for run in self.runs)], lines)]
+        lines = [[row.name, *row.cells] for row in difference_rows(first.task, self.differences)]
+        parts.append(f"\nPaired differences to {first.label}\n{plain_table(['', *self.differences], lines)}")
+        return "\n".join([*parts, *(f"\n{ranking.text}" for ranking in self.rankings)])
+
+    @property
+    def html(self) -> str:
+        """comparison.html."""
+        return comparison_html(self.runs, self.differences, self.pictures, self.rankings)
+
+
+def compare_runs(folders: Mapping[RunFolder, Recipe], *, show: bool = True) -> Comparison:
+    """Score runs on the same test rows, rank them there and by PSIS-LOO, and draw what they dispute.
+
+    Raises UserError where test rows differ, or there are none.
+    """
+    first = next(iter(folders))
+    truth, runs, posteriors, predictions = None, [], [], []
+    left_out: dict[str, Loo | str] = {}
+    for folder, recipe in folders.items():
+        data, label = recipe.load(), str(folder.path)
+        truth = truth or data
+        _same_test_rows(truth, data, first, folder)
+        posterior = load_posterior(folder, recipe.device)
+        predictions.append(predicted(posterior, data.x_test, recipe.num_draws, label, show))
+        scores = metrics.evaluate(predictions[-1], data.y_test).flat()
+        runs.append(dataclasses.replace(folder.facts(label), metrics=scores))
+        posteriors.append(posterior)
+        with progress_bar(f"leave-one-out {label}", show) as report:
+            left_out[label] = _left_out(posterior, data, truth)
+            report(1, 1)
+    differences = {
+        run.label: paired_differences(prediction, predictions[0], truth.y_test)
+        for run, prediction in zip(runs[1:], predictions[1:], strict=True)
+    }
+    densities = {r.label: p.log_prob(truth.y_test).numpy() for r, p in zip(runs, predictions, strict=True)}
+    title = f"Ranking by held-out log density, {len(truth.x_test):,} test rows"
+    rankings = [Ranking(title, HELD_OUT, ranked(densities)), _loo_ranking(left_out, len(truth.x_train))]
+    return Comparison(runs, differences, rankings, draw_comparison(runs, posteriors, predictions, truth))
+
+
+def _left_out(posterior: Posterior, data: Dataset, truth: Dataset) -> Loo | str:
+    """PSIS-LOO of one run, or the reason why it has none."""
+    if len(data.y_train) != len(truth.y_train) or not torch.equal(data.y_train, truth.y_train):
+        return "was trained on other rows than the first run, so that leaving them out compares nothing"
+    what = kind(posterior)
+    if what == "chains" and (num := len(next(iter(posterior.chains.values())).flatten(0, 1))) < LEAST_TAIL:
+        return f"its chains have {num} draws, too few to leave rows out by ({LEAST_TAIL} are needed)"
+    if what == "chains":
+        return leave_one_out(posterior, data)
+    if what != "approximation":
+        return f"no chains, so nothing to leave rows out by: {KINDS[what]}"
+    try:
+        draws, log_weights = importance_weights(posterior, data)
+    except NoWeights as reason:
+        return f"is an approximation whose draws cannot be reweighted: {reason}"
+    k = float(psis(log_weights[None])[1][0])
+    if not k <= GOOD_K:
+        return f"is an approximation whose draws cannot be reweighted: its k-hat is {k:.2f}, above {GOOD_K}"
+    return leave_one_out(draws, data, log_weights)
+
+
+def _loo_ranking(found: Mapping[str, Loo | str], num: int) -> Ranking:
+    """Over the rows that all who have a PSIS-LOO have in common: all, or some of a large set."""
+    held = {label: loo for label, loo in found.items() if not isinstance(loo, str)}
+    reasons = [(label, reason) for label, reason in found.items() if isinstance(reason, str)]
+    rows = reduce(np.intersect1d, [loo.rows for loo in held.values()]) if held else np.arange(num)
+    points, notes = {}, {}
+    for label, loo in held.items():
+        mine = np.isin(loo.rows, rows)
+        points[label], bad = loo.elpd[mine], int((~(loo.pareto_k[mine] <= GOOD_K)).sum())
+        if bad:
+            notes[label] = f"{bad:,} row{'s' if bad > 1 else ''} with k above {GOOD_K}"
+    some = f"{num:,}" if len(rows) == num else f"{len(rows):,} of {num:,}"
+    standings = ranked(points, notes) if len(rows) and held else []
+    return Ranking(f"Ranking by PSIS-LOO, {some} training rows", LEFT_OUT, standings, reasons)
+
+
+def _same_test_rows(truth: Dataset, data: Dataset, first: RunFolder, other: RunFolder) -> None:
+    """Refuse a paired comparison of different rows. Inputs are compared in their own units."""
+    same = truth.schema.task == data.schema.task and torch.equal(truth.y_test, data.y_test)
+    if same and truth.schema.features == data.schema.features and truth.x_test.shape == data.x_test.shape:
+        a, b = truth.schema.unstandardise(truth.x_test), data.schema.unstandardise(data.x_test)
+        same = torch.allclose(a, b, rtol=1e-4, atol=1e-4 * float(a.std()))
+    if not same:
+        raise UserError(f"{first.path} and {other.path} have other test rows, so they cannot be compared in pairs")
+    if not len(data.x_test):
+        raise UserError(f"{first.path} has no test rows to compare on")
 
 
 def draw_comparison(

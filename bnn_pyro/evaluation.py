@@ -15,6 +15,7 @@ from bnn_pyro.datasets import DATASETS, load_data, load_inputs, read_rows
 from bnn_pyro.datasets.archives import load_archive
 from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.datasets.sources import resolve
+from bnn_pyro.diagnosis import judge_chains
 from bnn_pyro.errors import UserError
 from bnn_pyro.figures import Outside, Scene, draw_all
 from bnn_pyro.posterior import Posterior
@@ -29,7 +30,6 @@ from bnn_pyro.training import choose_device, load
 
 __all__ = [
     "evaluate_run",
-    "facts",
     "labelled",
     "load_posterior",
     "outside_inputs",
@@ -85,7 +85,7 @@ def evaluate_run(
 
     outside: {name: standardised inputs}, classification only; None takes noise for a classifier of images.
     """
-    _same_data(folder, posterior, data)
+    folder.check_data(posterior, data)
     outside = _elsewhere(outside, data)
     posteriors = {folder: posterior} | ({folder.baseline: baseline} if baseline is not None else {})
     predictions = {
@@ -104,12 +104,13 @@ def evaluate_run(
                 differences = paired_differences(prediction, predictions[folder.baseline], data.y_test)
                 scores |= _named(differences, "minus_baseline")
             place.write("metrics.json", scores)
+        judge_chains(folder, posterior, data)
         step()
         inside = predictions[folder], predictions.get(folder.baseline)
         scene = Scene(posterior, data, recipe.num_draws, *inside, elsewhere, read_pruning(folder))
         pictures = draw_all(scene, folder.path / "figures")
         step()
-        run = facts(folder)
+        run = folder.facts()
         folder.write("report.html", run_html(run, pictures))
         folder.write("README.md", run_card(run))
         step()
@@ -126,7 +127,7 @@ def score_mean_weights(
     show: bool = True,
 ) -> Path:
     """Score the network at the mean weights as ``evaluate_run`` does; the file that it wrote, beside metrics.json."""
-    _same_data(folder, posterior, data)
+    folder.check_data(posterior, data)
     mean, num = posterior.at_mean_weights(), recipe.num_draws
     others = {name: predicted(mean, x, num, name, show) for name, x in _elsewhere(outside, data).items()}
     prediction = predicted(mean, data.x_test, num, "test rows (mean weights)", show) if len(data.x_test) else None
@@ -143,22 +144,6 @@ def score_other(
     posterior, stem = (posterior.at_mean_weights(), f"{stem}-mean-weights") if mean_weights else (posterior, stem)
     scores = metrics.evaluate(predicted(posterior, x, recipe.num_draws, stem, show), y).flat()
     return folder.write(f"metrics-{stem}.json", scores | {"test_rows": len(x)})
-
-
-def facts(folder: RunFolder, name: str | None = None) -> RunFacts:
-    """What the files of a run say."""
-    recipe = folder.read("config.json")
-    meta = folder.read("posterior.json")
-    return RunFacts(
-        label=name or f"{recipe['variant']} ({recipe['inference']})",
-        folder=str(folder.path),
-        task=meta["schema"]["task"],
-        recipe=recipe,
-        metrics=folder.read("metrics.json"),
-        environment=folder.read("environment.json"),
-        provenance=meta["provenance"],
-        baseline=facts(folder.baseline) if folder.baseline.is_trained else None,
-    )
 
 
 def outside_inputs(names: Sequence[str], schema: Schema, *, num: int, invert: bool = False) -> dict[str, Tensor]:
@@ -265,15 +250,6 @@ def _named(differences: Mapping[str, float], how: str) -> dict[str, float]:
     ends = ("_low", "_high")
     split = ((k, next((e for e in ends if k.endswith(e)), "")) for k in differences)
     return {f"{k.removesuffix(end)}_{how}{end}": differences[k] for k, end in split}
-
-
-def _same_data(folder: RunFolder, posterior: Posterior, data: Dataset) -> None:
-    trained = posterior.provenance.get("fingerprint")
-    if trained != data.fingerprint:
-        raise UserError(
-            f"the training rows of {data.name} are not those that {folder.path} was trained on (fingerprint "
-            f"{data.fingerprint}, then {trained}): the file or the loader has changed; train again"
-        )
 
 
 def _label(posterior: Posterior) -> str:

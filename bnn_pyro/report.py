@@ -17,14 +17,31 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from bnn_pyro import __version__
 from bnn_pyro.metrics import METRICS
-from bnn_pyro.tables import HEADLINE, RunFacts, difference, difference_rows, estimate, metric_rows, outside_rows, told
+from bnn_pyro.ranking import Ranking
+from bnn_pyro.tables import (
+    HEADLINE,
+    WORDS,
+    RunFacts,
+    difference,
+    difference_rows,
+    estimate,
+    metric_rows,
+    outside_rows,
+    told,
+)
 
-__all__ = ["Picture", "comparison_html", "run_card", "run_html"]
+__all__ = ["Picture", "comparison_html", "diagnosis_html", "run_card", "run_html"]
 
 DOTS_PER_INCH = 144
 INTERVALS = (
     "In brackets: 95 % bootstrap intervals over the test rows, that is, what another test set of this size would have "
     "changed. They say nothing of another seed or another training set."
+)
+DIAGNOSIS_LIMITS = (
+    "Diagnostics find some faults and prove no virtue: chains that agree may all have missed the same mode.",
+    "They judge the draws as a sample of the posterior of the stated model, not the model: whether it predicts well is "
+    "in report.html.",
+    "Only some test points, rows, draws and weights are looked at where there are many; the tables say how many.",
 )
 PAIRED = " The difference is run minus baseline on the same resampled rows, which is sharper than two intervals."
 
@@ -72,7 +89,10 @@ def run_card(run: RunFacts) -> str:
 
 
 def comparison_html(
-    runs: Sequence[RunFacts], differences: Mapping[str, Mapping[str, float]], pictures: Iterable[Picture] = ()
+    runs: Sequence[RunFacts],
+    differences: Mapping[str, Mapping[str, float]],
+    pictures: Iterable[Picture] = (),
+    rankings: Iterable[Ranking] = (),
 ) -> str:
     """Several runs side by side. differences: {label: {metric, metric_low, metric_high}} to the first run."""
     first = runs[0]
@@ -86,12 +106,32 @@ def comparison_html(
             for name in HEADLINE[first.task]
             if name in found
         ],
+        rankings=list(rankings),
         metrics=metric_rows(runs),
         columns=[run.label for run in runs],
         note=INTERVALS,
         differences=difference_rows(first.task, differences),
         figures=list(pictures),
         runs=[{"name": run.label, "facts": _facts(run)} for run in runs],
+    )
+
+
+def diagnosis_html(
+    run: RunFacts, verdicts: Iterable[Any], tables: Iterable[Any], pictures: Iterable[Picture], note: str = ""
+) -> str:
+    """diagnosis.html: verdicts (level, about, sentence), the overall one first, tables (title, sentence, columns,
+    rows), pictures; note: what went wrong in the writing."""
+    return _render(
+        "diagnosis.html.j2",
+        title=f"Diagnosis: {run.title}",
+        subtitle=run.subtitle,
+        temperature=run.temperature,
+        verdicts=_worded(vars(verdict) for verdict in verdicts),
+        tables=list(tables),
+        figures=list(pictures),
+        note=note,
+        facts=_facts(run),
+        limits=DIAGNOSIS_LIMITS,
     )
 
 
@@ -116,6 +156,9 @@ def _context(run: RunFacts) -> dict[str, Any]:
         "subtitle": run.subtitle,
         "temperature": run.temperature,
         "summary": _summary(run),
+        "worries": _worded(run.worries),
+        "converged": run.converged,
+        "diagnose": f"python -m bnn_pyro.run diagnose {run.folder}",
         "metrics": rows,
         "columns": columns,
         "note": note,
@@ -147,6 +190,11 @@ def _summary(run: RunFacts) -> list[str]:
             f"many rows (mean {run.metrics['ece_floor']:.4f}, below {floor:.4f} in 95 % of test sets)."
         )
     return sentences
+
+
+def _worded(verdicts: Iterable[Mapping[str, str]]) -> list[dict[str, str]]:
+    """Each with its level as a word, which a print without colour shows as well."""
+    return [{**verdict, "word": WORDS[verdict["level"]]} for verdict in verdicts]
 
 
 def _facts(run: RunFacts) -> list[tuple[str, str]]:

@@ -123,6 +123,15 @@ def _compare(parser: Parser) -> None:
     _common_options(parser)
 
 
+def _diagnose(parser: Parser) -> None:
+    parser.add_argument("run", help="a run folder")
+    parser.add_argument("--out", metavar="FOLDER", help="where to write instead of the run folder; must not exist yet")
+    parser.add_argument(
+        "--no-netcdf", action="store_true", help="do not write posterior.nc, the draws for ArviZ (it can be large)"
+    )
+    _machine_options(parser)
+
+
 def _data_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--data", metavar="NAME|FILE", help="a name that `list` shows, or a CSV, TSV or NPZ file (digits)"
@@ -140,6 +149,10 @@ def _data_options(group: argparse._ArgumentGroup) -> None:
 
 def _common_options(group: argparse._ActionsContainer) -> None:
     group.add_argument("--num-draws", metavar="S", type=int, help="draws of the weights in a prediction (100)")
+    _machine_options(group)
+
+
+def _machine_options(group: argparse._ActionsContainer) -> None:
     group.add_argument("--device", metavar="DEVICE", help="auto, cpu or cuda (auto)")
     group.add_argument("--quiet", action="store_true", help="no progress on standard error")
 
@@ -182,8 +195,16 @@ COMMANDS = {
     ),
     "compare": (
         _compare,
-        "several runs side by side, with paired differences to the first",
+        "several runs side by side: rankings with standard errors, paired differences to the first",
         ("compare runs/mean-field-digits-0 runs/mean-field-digits-0/baseline",),
+    ),
+    "diagnose": (
+        _diagnose,
+        "can the posterior be trusted? R-hat, effective draws, PSIS-LOO, k-hat; with figures and a file for ArviZ",
+        (
+            "diagnose runs/bc-nuts",
+            "diagnose runs/bc-nuts --no-netcdf --out bc-nuts-diagnosis",
+        ),
     ),
 }
 

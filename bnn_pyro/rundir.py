@@ -4,7 +4,9 @@
     metrics.json      test metrics, flat, with intervals           figures/*.png         the report's pictures
     history.csv       the training curve                           report.html           all of it, to read
     environment.json  versions, machine, command, times            README.md             the model card
-    checkpoint/       while training                               baseline/             the same, of the baseline
+    convergence.json  of chains: have they converged               diagnosis.json, .html what `diagnose` found
+    checkpoint/       while training                               posterior.nc          the draws, for ArviZ
+    baseline/         the same, of the baseline
 
 Every file is written whole or not at all.
 """
@@ -30,8 +32,11 @@ from typing import Any
 import torch
 
 from bnn_pyro.checkpoint import write_whole
+from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError
+from bnn_pyro.posterior import Posterior
 from bnn_pyro.recipe import Recipe, read_config
+from bnn_pyro.tables import RunFacts
 
 __all__ = ["RunFolder", "default_folder"]
 
@@ -39,6 +44,10 @@ FILES = (
     "metrics.json",
     "metrics-mean-weights.json",
     "pruning.json",
+    "convergence.json",
+    "diagnosis.json",
+    "diagnosis.html",
+    "posterior.nc",
     "history.csv",
     "environment.json",
     "report.html",
@@ -150,6 +159,30 @@ class RunFolder:
             content = json.dumps(dict(content), indent=2, ensure_ascii=False) + "\n"
         write_whole(path, content.encode() if isinstance(content, str) else content)
         return path
+
+    def facts(self, name: str | None = None) -> RunFacts:
+        """What the files of a finished run say; ``name`` is what its column is headed with."""
+        recipe, meta = self.read("config.json"), self.read("posterior.json")
+        return RunFacts(
+            label=name or f"{recipe['variant']} ({recipe['inference']})",
+            folder=str(self.path),
+            task=meta["schema"]["task"],
+            recipe=recipe,
+            metrics=self.read("metrics.json"),
+            environment=self.read("environment.json"),
+            provenance=meta["provenance"],
+            baseline=self.baseline.facts() if self.baseline.is_trained else None,
+            convergence=self.read("convergence.json"),
+        )
+
+    def check_data(self, posterior: Posterior, data: Dataset) -> None:
+        """Raises UserError unless the training rows are those that the posterior was fitted to."""
+        trained = posterior.provenance.get("fingerprint")
+        if trained != data.fingerprint:
+            raise UserError(
+                f"the training rows of {data.name} are not those that {self.path} was trained on (fingerprint "
+                f"{data.fingerprint}, then {trained}): the file or the loader has changed; train again"
+            )
 
     def write_history(self, trace: Mapping[str, list[float]]) -> None:
         """history.csv: one line per recorded epoch, in nats of the whole training set."""

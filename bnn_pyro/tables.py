@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from bnn_pyro.predictive import Prediction
 
 __all__ = [
     "HEADLINE",
+    "WORDS",
     "Cell",
     "Row",
     "RunFacts",
@@ -29,7 +31,11 @@ __all__ = [
     "run_table",
     "score_table",
     "told",
+    "verdict_lines",
 ]
+
+#: How the level of a verdict is called.
+WORDS = {"good": "Good", "caution": "Caution", "bad": "Problem"}
 
 #: Metrics that are shares of the test rows, written in per cent.
 SHARES = ("error", "accuracy", "coverage_50", "coverage_90", "coverage_95")
@@ -66,6 +72,7 @@ class RunFacts:
     task         "regression" or "classification"    recipe       config.json
     metrics      metrics.json                        environment  environment.json
     provenance   of the posterior                    baseline     the deterministic network's facts, or None
+    convergence  convergence.json; empty where the draws are not those of Markov chains
     """
 
     label: str
@@ -76,6 +83,7 @@ class RunFacts:
     environment: Mapping[str, Any]
     provenance: Mapping[str, Any]
     baseline: RunFacts | None = None
+    convergence: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def runs(self) -> list[RunFacts]:
@@ -91,6 +99,17 @@ class RunFacts:
     def temperature(self) -> float:
         """1 where the method knows none."""
         return self.recipe["inference_settings"].get("temperature", 1.0)
+
+    @property
+    def worries(self) -> list[Mapping[str, str]]:
+        """What is not good of the chains' convergence: {level, about, sentence}, the overall verdict first."""
+        return [verdict for verdict in self.convergence.get("verdicts", []) if verdict["level"] != "good"]
+
+    @property
+    def converged(self) -> str:
+        """The sentence that says so; "" where they have not, or there are no chains."""
+        said = self.convergence.get("verdicts", [])
+        return said[0]["sentence"] if said and said[0]["level"] == "good" else ""
 
     @property
     def title(self) -> str:
@@ -174,6 +193,13 @@ def plain_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     return "\n".join("  ".join(text.ljust(w) for text, w in zip(line, widths, strict=True)).rstrip() for line in lines)
 
 
+def verdict_lines(verdicts: Sequence[Mapping[str, str]], width: int = 110) -> str:
+    """Each verdict's level as a word, and its sentence, for a terminal."""
+    indent = max(map(len, WORDS.values())) + 2
+    lines = [f"{WORDS[v['level']]:<{indent}}{v['sentence']}" for v in verdicts]
+    return "\n".join(textwrap.fill(line, width, subsequent_indent=" " * indent) for line in lines)
+
+
 def _verdict(name: str, task: str, low: float, high: float) -> str:
     """ "better", "worse" or "no clear difference" (the interval holds 0); "" where nearer to a value is better."""
     better = METRICS[task][name].better
@@ -216,6 +242,8 @@ def run_table(run: RunFacts) -> str:
         parts.append("\nInputs from elsewhere against the test rows")
         lines = [[row.name, row.description, *row.cells] for row in outside]
         parts.append(plain_table(["", "", *(r.label for r in run.runs)], lines))
+    if run.worries:
+        parts.append(f"\n{verdict_lines(run.worries)}\n`diagnose {run.folder}` shows where, with figures.")
     if run.temperature != 1:
         parts.append(f"\ntemperature {run.temperature}: not the posterior of the stated model")
     return "\n".join(parts)

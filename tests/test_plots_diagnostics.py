@@ -189,7 +189,7 @@ def test_replicated_classes_are_counted():
 
 def test_replicated_targets_lie_under_the_observed_ones(rng):
     left, right = plots.posterior_predictive(rng.normal(size=(200, 10)), np.full(10, 3.0) + np.arange(10), label="k€")
-    assert list(line_of(left, "observed").get_xdata()) == list(range(3, 13)) and left.get_xlabel() == "k€"
+    assert list(line_of(left, "observed").get_xdata()[1:-1]) == list(range(3, 13)) and left.get_xlabel() == "k€"
     assert len([line for line in left.lines if line.get_label() != "observed"]) == 40
     assert right.get_title() == "0 % of the replicated ones are larger"
     with pytest.raises(UserError, match="10 rows"):

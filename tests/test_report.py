@@ -3,14 +3,16 @@
 import dataclasses
 import re
 
+import numpy as np
 import pytest
 import torch
 from matplotlib.figure import Figure as Page
 
 import bnn_pyro as bp
 from bnn_pyro.figures import FIGURES, Outside, Scene, draw_all, figures_of
+from bnn_pyro.ranking import Ranking, ranked
 from bnn_pyro.report import Picture, comparison_html, run_card, run_html
-from bnn_pyro.tables import RunFacts, difference, estimate, plain_table, told
+from bnn_pyro.tables import RunFacts, difference, estimate, plain_table, run_table, told
 
 BASELINE = RunFacts(
     label="mlp (map)",
@@ -133,6 +135,37 @@ def test_comparison_takes_differences_to_the_first():
     html = comparison_html([BASELINE, RUN], {RUN.label: RUN.differences})
     assert html.index("mlp (map)") < html.index("mean-field (svi)") or "mean-field (svi) is better than mlp" in html
     assert "-0.15" in html and "nll: mean-field (svi) is better than mlp (map)" in html
+
+
+BAD = {"level": "bad", "about": "overall", "sentence": "Not converged: R-hat is 1.2 <at most>. Try more draws."}
+FINE = {"level": "good", "about": "divergences", "sentence": "No transition diverged."}
+
+
+def test_chains_that_have_not_converged_are_the_first_thing_to_read():
+    run = dataclasses.replace(RUN, convergence={"verdicts": [BAD, FINE]})
+    html, card = run_html(run, []), run_card(run)
+    assert html.index("<b>Problem</b>") < html.index("Not converged") < html.index("On 300 test rows")
+    assert "&lt;at most&gt;" in html and "diagnose runs/a" in html and "No transition diverged" not in html
+    assert card.index("**Problem.** Not converged") < card.index("## Use")
+    assert "Problem  Not converged" in run_table(run) and "`diagnose runs/a`" in run_table(run)
+
+
+def test_chains_that_have_converged_take_one_quiet_sentence():
+    good = {**BAD, "level": "good", "sentence": "The chains agree."}
+    run = dataclasses.replace(RUN, convergence={"verdicts": [good, FINE]})
+    html = run_html(run, [])
+    assert '<p class="under">The chains agree.</p>' in html and html.index("On 300 test rows") < html.index("chains ag")
+    assert "verdict-good" not in html.split("</style>")[1] and "The chains agree" not in run_table(run)
+    assert "chains agree" not in run_html(RUN, []), "no chains, nothing said"
+
+
+def test_a_comparison_has_its_rankings_before_its_metrics():
+    ranking = Ranking(
+        "Ranking by PSIS-LOO", "A sentence.", ranked({"a": np.zeros(3), "b": np.ones(3)}), [("c", "<why>")]
+    )
+    html = comparison_html([BASELINE, RUN], {RUN.label: RUN.differences}, rankings=[ranking])
+    assert html.index("Ranking by PSIS-LOO") < html.index("Metrics on the same test rows")
+    assert html.index('scope="row">b<') < html.index('scope="row">a<') and "&lt;why&gt;" in html and "-3.0" in html
 
 
 # -- the table of figures ----------------------------------------------------------------------------------------------

@@ -249,6 +249,8 @@ def test_compare(runs, capsys):
     found = json.loads((first / "metrics.json").read_text())
     shown = f"{-found['nll_minus_baseline']:+.3g}"
     assert shown in text and shown in html
+    density = f"{-found['nll'] * found['test_rows']:,.1f}"
+    assert "Ranking by held-out log density" in text and density in text and density in html
 
 
 # -- stopped runs ------------------------------------------------------------------------------------------------------
@@ -418,6 +420,12 @@ OTHERS = {
     "an output that exists": (["predict", "RUNS/houses", "--input", "DIR/fine.csv", "--output", "DIR/file"], "exists"),
     "comparing other rows": (["compare", "RUNS/digits", "RUNS/houses"], "other test rows"),
     "comparing one": (["compare", "RUNS/digits"], "two run folders"),
+    "diagnosing nothing": (["diagnose", "DIR/nowhere"], "no run folder"),
+    "diagnosing what is no run": (["diagnose", "DIR/other"], "is not a run"),
+    "diagnosing what is unfinished": (["diagnose", "DIR/unfinished"], "--resume"),
+    "a diagnosis that exists": (["diagnose", "RUNS/houses", "--out", "DIR/other"], "exists; choose another name"),
+    "unknown device to diagnose on": (["diagnose", "RUNS/houses", "--device", "gpu"], "unknown device 'gpu'"),
+    "unknown option to diagnose": (["diagnose", "RUNS/houses", "--no-netcfd"], "did you mean '--no-netcdf'"),
     "unknown command": (["trian"], "did you mean 'train'"),
     "unknown option": (["evaluate", "RUNS/digits", "--odd", "noise"], "did you mean '--ood'"),
     "abbreviated option": (["train", "--epo", "3"], "did you mean '--epochs'"),
@@ -449,7 +457,7 @@ def test_bad_input_to_train(case, bad, runs, capsys):
 @pytest.mark.parametrize("case", OTHERS)
 def test_bad_input_to_the_others(case, bad, runs, capsys):
     argv, words = OTHERS[case]
-    quiet = ["--quiet"] if argv[0] in ("evaluate", "predict", "compare") else []
+    quiet = ["--quiet"] if argv[0] in ("evaluate", "predict", "compare", "diagnose") else []
     check_refused([*argv, *quiet], words, bad, runs, capsys)
 
 
@@ -481,7 +489,8 @@ def test_help_and_typos_do_not_import_torch():
     code = (
         "import sys, io, contextlib\n"
         "from bnn_pyro.run import main\n"
-        "for argv in (['--help'], ['train', '--help'], ['predict', '--help'], ['--version'], ['train', '--epocs']):\n"
+        "for argv in (['--help'], ['train', '--help'], ['predict', '--help'],\n"
+        "  ['diagnose', '--help'], ['--version'], ['train', '--epocs']):\n"
         "    with contextlib.redirect_stdout(io.StringIO()) as out:\n"
         "        try: code = main(argv)\n"
         "        except SystemExit as exit: code = exit.code\n"

@@ -108,7 +108,8 @@ def chain_traces(stats: Mapping[str, Tensor], *, name: str = "lp", ax: Axes | No
         ax.plot(at, np.full(len(at), low), "x", color=DATA, markersize=4, label="divergent")
     ax.set(xlabel="kept draw", ylabel=label, xlim=(1, max(2, values.shape[1])))
     spread = f", sd {values.std():.1f}" if values.size > 1 else ""
-    ax.set_title(f"{bad.sum():,} of {values.size:,} transitions divergent; mean {_number(values.mean())}{spread}")
+    said = f"{bad.sum():,} of {values.size:,} transitions divergent; " if "diverging" in stats else ""
+    ax.set_title(f"{said}mean {_number(values.mean())}{spread}")
     legend_below(ax, columns=5)
     return ax
 
@@ -191,6 +192,8 @@ def autocorrelation(values: ArrayLike, labels: Sequence[str], *, draws: int | No
     if draws:
         ax.axhspan(-1.96 / draws**0.5, 1.96 / draws**0.5, color="0.88", linewidth=0, label="95 % if independent")
     ax.axhline(0, color=REFERENCE, linewidth=0.8)
+    far = np.flatnonzero((np.abs(values[:MOST_TRACES]) > 3 / max(draws or 100, 9) ** 0.5).any(0))
+    values = values[:, : max(20, 2 * (far.max(initial=0) + 1))]  # what follows is noise
     lags = np.arange(values.shape[1])
     for m, row in enumerate(values[:MOST_TRACES]):
         colour, dash = [BAYES, *CONTRAST][m % 5], LINES[m % len(LINES)]

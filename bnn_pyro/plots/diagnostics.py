@@ -86,17 +86,17 @@ def convergence(
 
 
 @drawn
-def pareto_k(k: ArrayLike, *, names: Sequence[str] | None = None, ax: Axes | None = None) -> Axes:
+def pareto_k(k: ArrayLike, *, rows: ArrayLike | None = None, ax: Axes | None = None) -> Axes:
     """Pareto k of every training row: how much leaving it out would move the posterior; Vehtari et al. 2024.
 
     Above 0.7 (crosses; the largest are named) the estimate of PSIS-LOO for that row, and so their sum, is unreliable:
     the row is an outlier, or the network bends to fit it.
 
-    k: (N,).   names: of the rows, where their numbers do not do.
+    k: (N,).   rows: (N,) numbers of the training rows that they are of; None: all, in order.
     """
     k = np.asarray(k, dtype=float).ravel()
     bad, fair = k > BAD_K, (k > GOOD_K) & (k <= BAD_K)
-    rows, small = np.arange(len(k)), len(k) > MANY
+    rows, small = np.arange(len(k)) if rows is None else np.asarray(rows), len(k) > MANY
     ax = panel(ax, 7.2, 3.2)
     kinds = ((~bad & ~fair, "o", BAYES, "up to 0.5: good"), (fair, "^", CONTRAST[0], "0.5 to 0.7: usable"),
              (bad, "x", WRONG, "above 0.7: unreliable"))  # fmt: skip
@@ -106,12 +106,11 @@ def pareto_k(k: ArrayLike, *, names: Sequence[str] | None = None, ax: Axes | Non
         ax.plot(rows[some], k[some], marker, color=colour, markersize=size, linestyle="none", label=label)
     for threshold in (GOOD_K, BAD_K):
         ax.axhline(threshold, color=REFERENCE, linestyle="--" if threshold == BAD_K else ":", linewidth=1)
-    for row in sorted(np.flatnonzero(bad & np.isfinite(k)), key=lambda i: -k[i])[:NAMED]:
-        text = str(row) if names is None else names[row]
-        ax.annotate(text, (row, k[row]), (4, 0), textcoords="offset points", size=7, va="center")
+    for i in sorted(np.flatnonzero(bad & np.isfinite(k)), key=lambda i: -k[i])[:NAMED]:
+        ax.annotate(str(rows[i]), (rows[i], k[i]), (4, 0), textcoords="offset points", size=7, va="center")
     held = k[np.isfinite(k)]
     top = max(1.0, held.max() + 0.08) if len(held) else 1.0
-    ax.set(xlabel="training row", ylabel="Pareto k", xlim=(-0.02 * len(k), 1.04 * len(k)))
+    ax.set(xlabel="training row", ylabel="Pareto k", xlim=(-0.02 * (rows.max() + 1), 1.04 * (rows.max() + 1)))
     ax.set_ylim(min(0, held.min() - 0.05) if len(held) else 0, top)
     ax.set_title(f"largest k {held.max():.2f}; {bad.sum():,} of {len(k):,} rows above {BAD_K}" if len(held) else "no k")
     legend_below(ax, columns=3)
@@ -175,13 +174,13 @@ def posterior_predictive(
         return _class_counts(replicated.astype(int), observed.astype(int), classes, axes)
     axes = panels(axes, 1, 2, 7.8, 3.2, width_ratios=(3, 2))
     few = np.unique(np.linspace(0, len(replicated) - 1, min(len(replicated), MOST_REPLICATED)).round().astype(int))
-    share = np.arange(1, len(observed) + 1) / len(observed)
-    for k, row in enumerate(np.sort(replicated[few], axis=1)):
-        name = f"replicated ({len(few)} of {len(replicated):,} shown)" if not k else None
-        axes[0].step(row, share, where="post", color=tint(BAYES, 0.55), linewidth=0.5, label=name)
-    axes[0].step(np.sort(observed), share, where="post", color=DATA, linewidth=1.8, label="observed")
     low, high = np.quantile(np.concatenate([replicated[few].ravel(), observed]), (0.002, 0.998))
-    low, high = min(low, observed.min()), max(high, observed.max())
+    margin = 0.03 * (max(high, observed.max()) - min(low, observed.min()))
+    low, high = min(low, observed.min()) - margin, max(high, observed.max()) + margin
+    for k, row in enumerate(replicated[few]):
+        name = f"replicated ({len(few)} of {len(replicated):,} shown)" if not k else None
+        axes[0].step(*_shares(row, low, high), where="post", color=tint(BAYES, 0.55), linewidth=0.5, label=name)
+    axes[0].step(*_shares(observed, low, high), where="post", color=DATA, linewidth=1.8, label="observed")
     axes[0].set(xlabel=label, ylabel="share of the training rows", ylim=(0, 1), xlim=(low, high))
     spread, own = replicated.std(1), observed.std()
     larger = (spread >= own).mean()
@@ -230,6 +229,8 @@ def importance_weights(log_weights: ArrayLike, *, khat: float | None = None, ax:
             curve = _pareto_tail(np.exp(nats[: tail + 1]), share[: tail + 1], k)
             ax.plot(share[: tail + 1], np.log10(curve), dash, color=colour, label=name)
     ax.axhline(0, color=REFERENCE, linewidth=0.8)
+    low, high = np.quantile(nats, (0.05, 1)) / np.log(10)  # the smallest weights tell nothing
+    ax.set_ylim(min(low, -0.1) - 0.05 * (high - low), max(high, 0) + 0.08 * (high - low))
     ax.set(xscale="log", xlabel="share of the draws with a larger weight", ylabel="log₁₀ (weight / mean weight)")
     ax.xaxis.set_major_formatter(lambda v, _: f"{100 * v:g} %")
     ax.xaxis.set_minor_locator(NullLocator())
@@ -285,7 +286,8 @@ def _simultaneous_band(num: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def _shares(values: np.ndarray, low: float, high: float) -> tuple[np.ndarray, np.ndarray]:
     """Steps of the empirical distribution function between two ends."""
     values = np.sort(values)
-    return np.array([low, *values, high]), np.array([0, *np.arange(1, len(values) + 1) / len(values), 1])
+    share = np.concatenate([[0], np.arange(1, len(values) + 1) / len(values), [1]])
+    return np.concatenate([[min(low, values[0])], values, [max(high, values[-1])]]), share
 
 
 def _share(value: float) -> str:

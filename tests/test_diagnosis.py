@@ -1,0 +1,301 @@
+"""A run is diagnosed: files, verdicts in words, what cannot be written or has no R-hat, rankings of several runs."""
+
+import dataclasses
+import json
+import math
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+import bnn_pyro as bp
+from bnn_pyro import diagnostics
+from bnn_pyro.comparison import _loo_ranking
+from bnn_pyro.diagnosis import convergence_of, read_diagnosis
+from bnn_pyro.diagnosis.statistics import TABLES, tables_of
+from bnn_pyro.diagnostics.importance import Loo
+from bnn_pyro.errors import UserError
+from bnn_pyro.posterior import Posterior
+from bnn_pyro.ranking import ranked
+from bnn_pyro.run import main
+from bnn_pyro.rundir import RunFolder
+
+FEATURES = ["--data", "breast-cancer", "--features", "mean radius,mean texture"]
+SMALL = ["--hidden", "2", "--epochs", "2", "--num-draws", "8", "--device", "cpu", "--quiet"]
+
+
+def chains(posterior, num=4, draws=500, shift=0.0, spread=0.1):
+    """Independent draws around one network, as if of a sampler; chain 0 sits ``shift`` away from the others."""
+    generator = torch.Generator().manual_seed(1)
+    sites = {}
+    for site, value in posterior.model.initial.items():
+        draw = value + spread * torch.randn(num, draws, *value.shape, generator=generator)
+        draw[0] += shift
+        sites[site] = draw
+    energy = 30 + torch.randn(num, draws, generator=generator, dtype=torch.float64)
+    stats = {"lp": -energy, "energy": energy, "diverging": torch.zeros(num, draws, dtype=torch.float64)}
+    stats["acceptance_rate"] = torch.full((num, draws), 0.8, dtype=torch.float64)
+    return dataclasses.replace(posterior, guide=None, chains=sites, stats=stats, trace={})
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Runs: variational with its baseline, and that with chains in its place which agree, or do not."""
+    folder = tmp_path_factory.mktemp("runs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bnn_pyro.evaluation.draw_all", lambda scene, folder: [])
+        assert main(["train", *FEATURES, *SMALL, "--out", str(folder / "svi")]) == 0
+    posterior = bp.load(folder / "svi")
+    for name, options in {"good": {}, "bad": {"shift": 2.0}, "few": {"draws": 3}}.items():
+        shutil.copytree(folder / "svi", folder / name)
+        chains(posterior, **options).save(folder / name)
+    return folder
+
+
+@pytest.fixture
+def runs(trained, tmp_path):
+    shutil.copytree(trained, tmp_path / "runs")
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def no_figures(monkeypatch):
+    monkeypatch.setattr("bnn_pyro.evaluation.draw_all", lambda scene, folder: [])
+    monkeypatch.setattr("bnn_pyro.comparison.draw_comparison", lambda *args: [])
+    monkeypatch.setattr("bnn_pyro.diagnosis.folder.draw_diagnosis", lambda *args: [])
+
+
+def written(folder):
+    return {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
+
+
+# -- diagnose ----------------------------------------------------------------------------------------------------------
+def test_diagnose_writes_what_the_library_finds(runs, capsys):
+    folder = runs / "good"
+    before = written(folder)
+    assert main(["diagnose", str(folder), "--quiet"]) == 0
+    new = written(folder) - before
+    figures = {name for name in new if name.startswith("figures/diagnose-")}
+    assert new - figures == {"diagnosis.json", "diagnosis.html", "posterior.nc"}
+    wanted = ("convergence", "outputs", "intervals", "log-joint", "energy", "autocorrelation", "pareto-k", "loo-pit")
+    assert {f"figures/diagnose-{name}.png" for name in wanted} <= figures
+    text, html = capsys.readouterr().out, (folder / "diagnosis.html").read_text()
+    data = RunFolder(folder).recipe.load()
+    found = diagnostics.diagnose(bp.load(folder), data)
+    assert found.level == "good" and text.split("draws\n\n")[1].startswith("Good")
+    for verdict in found.verdicts:
+        words = verdict.sentence.split()
+        assert " ".join(words) in " ".join(text.split()), "the terminal has every verdict"
+        assert words[0] in html and verdict.about in html
+    assert html.index("verdict-good overall") < html.index("<table") < html.index("data:image/png")
+    assert html.count("data:image/png;base64,iVBOR") == len(figures) and 'src="http' not in html
+    kept = read_diagnosis(RunFolder(folder))
+    assert kept.verdicts == found.verdicts and kept.statistics == pytest.approx(dict(found.statistics), nan_ok=True)
+    assert f"{found.statistics['rhat_max']:.3f}" in text and f"{found.statistics['rhat_max']:.3f}" in html
+    assert diagnostics.load_netcdf(folder / "posterior.nc").posterior.sizes["chain"] == 4
+    (folder / "figures" / "diagnose-elbo.png").write_bytes(b"of another posterior")
+    assert main(["diagnose", str(folder), "--quiet", "--no-netcdf"]) == 0
+    assert not (folder / "figures" / "diagnose-elbo.png").exists()
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_a_bad_posterior_is_told_first_and_in_words(runs, capsys):
+    assert main(["diagnose", str(runs / "bad"), "--quiet"]) == 0
+    text, html = capsys.readouterr().out, (runs / "bad" / "diagnosis.html").read_text()
+    assert "Problem  Not converged" in text and "Try" in text
+    assert html.index("<b>Problem</b>") < html.index("Not converged") < html.index("<table")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("few", "are too few to tell"), ("svi", "k-hat"), ("svi/baseline", "One network, a point estimate")],
+)
+@pytest.mark.usefixtures("no_figures")
+def test_what_has_no_rhat_is_told_so(name, words, runs, capsys):
+    assert main(["diagnose", str(runs / name), "--quiet", "--no-netcdf"]) == 0
+    assert words in " ".join(capsys.readouterr().out.split())
+    assert not (runs / name / "posterior.nc").exists()
+
+
+@pytest.mark.parametrize("name", ["few", "svi", "svi/baseline"])
+def test_figures_suit_the_posterior(name, runs):
+    assert main(["diagnose", str(runs / name), "--quiet", "--no-netcdf"]) == 0
+    names = {p.stem.removeprefix("diagnose-") for p in (runs / name / "figures").glob("diagnose-*.png")}
+    assert "intervals" in names and "replicated" in names and not names & {"convergence", "outputs", "weights"}
+    assert ("importance-weights" in names) == (name == "svi") and ("log-joint" in names) == (name == "few")
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_a_netcdf_file_that_cannot_be_written_costs_nothing_else(runs, capsys):
+    (runs / "good" / "posterior.nc").mkdir()
+    assert main(["diagnose", str(runs / "good"), "--quiet"]) == 0
+    text = capsys.readouterr().out
+    assert "posterior.nc, the draws for ArviZ, is missing" in text and "is a folder" in text
+    assert "is missing" in (runs / "good" / "diagnosis.html").read_text()
+    assert "is a folder" in json.loads((runs / "good" / "diagnosis.json").read_text())["netcdf"]
+    assert read_diagnosis(RunFolder(runs / "good")).level == "good"
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_out_leaves_the_run_as_it_was(runs, tmp_path, capsys):
+    before = written(runs)
+    out = tmp_path / "elsewhere" / "diagnosis"
+    assert main(["diagnose", str(runs / "good"), "--out", str(out), "--quiet"]) == 0
+    assert written(out) == {"diagnosis.json", "diagnosis.html", "posterior.nc"} and written(runs) == before
+    capsys.readouterr()
+    assert main(["diagnose", str(runs / "good"), "--out", str(out), "--quiet"]) == 2
+    assert "exists; choose another name" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_data_that_are_missing_or_changed_are_told_in_a_line(tmp_path, capsys):
+    table = tmp_path / "t.csv"
+    rows = np.random.default_rng(0).normal(size=(40, 2)).round(3)
+    np.savetxt(table, rows, delimiter=",", header="a,b", comments="")
+    command = ["train", "--data", str(table), "--target", "b", "--task", "regression", "--no-baseline"]
+    assert main([*command, *SMALL, "--out", str(tmp_path / "run")]) == 0
+    np.savetxt(table, rows + 1, delimiter=",", header="a,b", comments="")
+    before = written(tmp_path)
+    for words in ("fingerprint", "t.csv"):
+        capsys.readouterr()
+        assert main(["diagnose", str(tmp_path / "run"), "--quiet"]) == 2
+        told = capsys.readouterr().err.strip().splitlines()
+        assert len(told) == 1 and told[0].startswith("error: ") and words in told[0]
+        assert written(tmp_path) - {"t.csv"} == before - {"t.csv"}
+        table.unlink(missing_ok=True)
+
+
+def test_a_damaged_file_is_told_with_the_way_out(tmp_path):
+    folder = RunFolder(tmp_path)
+    assert read_diagnosis(folder) is None
+    folder.write("diagnosis.json", {"statistics": {}})
+    with pytest.raises(UserError, match=r"damaged; write it again: diagnose"):
+        read_diagnosis(folder)
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+def test_tables_have_what_there_is_and_a_dash_for_what_is_no_number():
+    numbers = {"rhat_max": 1.0234, "ess_bulk_min": 399.9, "divergences": 0.0, "khat": math.nan, "rhat_share": 0.5}
+    found = diagnostics.Diagnosis(numbers, (), weights=[{"name": f"w[{i}]", "mean": -0.5} for i in range(50)])
+    tables = tables_of(found)
+    cells = {row[0]: row[2] for table in tables for row in table.rows}
+    assert cells["largest R-hat"] == "1.023" and cells["fewest effective draws, bulk"] == "399", "rounded down"
+    assert cells["k-hat"] == "–" and cells["outputs with R-hat below 1.01"] == "50.0 %" and cells["w[0]"] == "−0.5"
+    assert "PSIS-LOO" not in " ".join(t.title for t in tables)
+    assert len(tables[-1].rows) <= 20 and "of the 50" in tables[-1].sentence
+    nested = diagnostics.Diagnosis(numbers | {"nested": 1.0}, ())
+    assert "largest nested R-hat" in {row[0] for table in tables_of(nested) for row in table.rows}
+
+
+def test_every_number_of_a_diagnosis_is_in_a_table(runs):
+    known = {key for _, _, statistics in TABLES for key in statistics} | {"nested"}
+    for name in ("good", "svi"):
+        found = diagnostics.diagnose(bp.load(runs / name), RunFolder(runs / name).recipe.load())
+        assert set(found.statistics) <= known
+
+
+# -- after training, and in the report ---------------------------------------------------------------------------------
+def test_the_quick_verdict_is_that_of_the_diagnosis(runs):
+    data = RunFolder(runs / "good").recipe.load()
+    for name in ("good", "bad", "few"):
+        posterior = bp.load(runs / name)
+        quick, whole = convergence_of(posterior, data), diagnostics.diagnose(posterior, data)
+        assert quick.level == whole.level, name
+        assert quick.verdicts[0].sentence.split(":")[0] == whole.verdicts[0].sentence.split(":")[0]
+    assert convergence_of(bp.load(runs / "svi"), data) is None
+    assert convergence_of(bp.load(runs / "svi" / "baseline"), data) is None
+
+
+def test_divergences_and_stuck_chains_reach_the_quick_verdict(runs):
+    posterior, data = bp.load(runs / "good"), RunFolder(runs / "good").recipe.load()
+    for num, level in ((3, "caution"), (30, "bad")):
+        posterior.stats["diverging"][1, :num] = 1
+        found = convergence_of(posterior, data)
+        assert {v.about: v.level for v in found.verdicts}["divergences"] == level
+        assert found.statistics["divergences"] == num and found.statistics["divergent_chains"] == 1
+    for site in posterior.chains.values():
+        site[2] = site[2, :1]
+    found = convergence_of(posterior, data)
+    assert found.statistics["stuck_chains"] == 1 and "stuck chains" in {v.about for v in found.verdicts}
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_evaluate_says_whether_the_chains_have_converged(runs, capsys):
+    for name in ("good", "bad", "svi"):
+        capsys.readouterr()
+        assert main(["evaluate", str(runs / name), "--quiet"]) == 0
+        text, html = capsys.readouterr().out, (runs / name / "report.html").read_text()
+        card = (runs / name / "README.md").read_text()
+        assert (runs / name / "convergence.json").exists() == (name != "svi")
+        if name == "bad":
+            assert "Problem  Not converged" in text and f"`diagnose {runs / name}`" in text
+            assert html.index("<b>Problem</b>") < html.index('class="summary"') and "**Problem.** Not conv" in card
+            assert "Try more" in html
+        else:
+            assert "onverged" not in text and "<b>Problem</b>" not in html and "Not converged" not in card
+            assert ("The chains agree" in html) == (name == "good")
+    (runs / "svi" / "convergence.json").write_text("{}")
+    assert main(["evaluate", str(runs / "svi"), "--quiet"]) == 0
+    assert not (runs / "svi" / "convergence.json").exists()
+
+
+# -- rankings ----------------------------------------------------------------------------------------------------------
+def test_a_ranking_is_paired_with_the_best():
+    a, b, c = np.array([-1.0, -2.0, -3.0, -4.0]), np.array([-1.5, -2.5, -3.5, -4.5]), np.array([-1.0, -2.0, -2.0, -5.5])
+    best, second, third = ranked({"b": b, "a": a, "c": c}, {"c": "a note"})
+    assert (best.label, second.label, third.label) == ("a", "c", "b")
+    assert (best.density, best.difference, best.its_error, best.note) == (-10, 0, 0, "")
+    assert best.se == pytest.approx(math.sqrt(4 * 5 / 3))
+    # c − a = (0, 0, 1, −1.5): sum −0.5, variance (1 + 2.25 − 4 · 0.125²) / 3
+    assert second.difference == -0.5 and second.its_error == pytest.approx(math.sqrt(4 * (3.25 - 0.0625) / 3))
+    assert second.note == "not told apart; a note"
+    assert (third.difference, third.its_error, third.note) == (-2, 0, "worse"), "by half a nat on every row"
+    assert math.isnan(ranked({"a": np.array([-1.0])})[0].se)
+
+
+def test_loo_is_compared_on_the_rows_that_all_have():
+    def loo(rows, elpd, k):
+        return Loo(np.array(rows), np.array(elpd), np.zeros(len(rows)), np.array(k), np.zeros(len(rows)))
+
+    found = {
+        "a": loo([0, 1, 2], [-1.0, -1.0, -9.0], [0.1, 0.1, 0.9]),
+        "b": loo([0, 1, 3], [-2.0, -3.0, 0.0], [0.1, 0.8, 0.1]),
+        "c": "why",
+    }
+    ranking = _loo_ranking(found, 10)
+    assert ranking.title.endswith("2 of 10 training rows") and ranking.left_out == [("c", "why")]
+    assert [(s.label, s.density) for s in ranking.standings] == [("a", -2), ("b", -5)]
+    assert ranking.standings[0].note == "" and ranking.standings[1].note.endswith("1 row with k above 0.7")
+    assert "c: why" in ranking.text and not _loo_ranking({"c": "why"}, 10).standings
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_compare_ranks_by_held_out_density_and_by_leaving_out(runs, tmp_path, capsys):
+    names = [str(runs / name) for name in ("svi", "good", "bad", "svi/baseline", "few")]
+    assert main(["compare", *names, "--quiet", "--out", str(tmp_path / "c.html")]) == 0
+    text, html = capsys.readouterr().out, (tmp_path / "c.html").read_text()
+    data = RunFolder(runs / "good").recipe.load()
+    posteriors = {name: bp.load(name) for name in names}
+    density = {n: bp.predict(p, data.x_test, num_draws=8).log_prob(data.y_test) for n, p in posteriors.items()}
+    best = max(density, key=lambda name: density[name].sum())
+    held_out = text.split("Ranking by held-out log density")[1].split("Ranking by PSIS-LOO")[0].splitlines()[2:7]
+    assert held_out[0].startswith(best) and "best" in held_out[0]
+    for line in held_out[1:]:
+        name, total, _, difference, error = line.split()[:5]
+        paired = (density[name] - density[best]).double()
+        assert float(total) == pytest.approx(density[name].sum().item(), abs=0.06)
+        assert float(difference) == pytest.approx(paired.sum().item(), abs=0.06)
+        assert float(error) == pytest.approx(math.sqrt(len(paired) * paired.var().item()), abs=0.06)
+    left_out = text.split("Ranking by PSIS-LOO")[1]
+    assert left_out.index(names[1]) < left_out.index(names[2]) and f"{names[3]}: no chains" in left_out
+    assert f"{names[4]}: its chains have 12 draws" in left_out and f"{names[0]}: " in left_out
+    assert "Ranking by held-out log density" in html and "Ranking by PSIS-LOO" in html
+
+
+def test_other_training_rows_have_no_loo_to_compare():
+    from bnn_pyro.comparison import _left_out
+
+    data, other = (bp.load_data("breast-cancer", limit=n, features=["mean radius"]) for n in (50, 60))
+    posterior = Posterior(None, data.schema, chains={"w": torch.zeros(2, 30)})
+    assert "other rows" in _left_out(posterior, other, data)
