@@ -77,6 +77,8 @@ def to_arviz(posterior: Posterior, data: Dataset, *, num_draws: int | None = Non
     groups: dict[str, Variables] = {"posterior": _weights(posterior, shape, names, left_out, seed)}
     groups["sample_stats"] = _sample_stats(posterior, shape)
     groups |= _training_rows(posterior, data, rows, shape, seed)
+    if not groups["posterior_predictive"]:
+        left_out.append("posterior_predictive: some draws predict numbers that are not finite")
     groups["constant_data"], more = _inputs(posterior, data, rows, left_out)
     coords |= more
     groups |= _prior(posterior, data, rows, names, left_out, seed)
@@ -159,17 +161,18 @@ def _training_rows(
 ) -> dict[str, Variables]:
     index = torch.from_numpy(rows).to(data.x_train.device)
     x, y = data.x_train[index], data.y_train[index].cpu()
-    labels = posterior.schema.task == "classification"
+    labels, finite = posterior.schema.task == "classification", True
     log_likelihood = np.empty((math.prod(shape), len(rows)))
     replicated = np.empty(log_likelihood.shape, dtype=np.int32 if labels else np.float32)
     with isolated(seed + 1):
         for part, prediction in walk(posterior, x, math.prod(shape), seed):
             log_likelihood[:, part] = log_likelihoods(prediction, y[part]).numpy()
-            replicated[:, part] = prediction.components.sample().numpy()
+            finite = finite and bool(np.isfinite(log_likelihood[:, part]).all())
+            replicated[:, part] = prediction.components.sample().numpy() if finite else 0
     dims = ("chain", "draw", "observation")
     return {
         "log_likelihood": {OBSERVED: (dims, log_likelihood.reshape(*shape, -1))},
-        "posterior_predictive": {OBSERVED: (dims, replicated.reshape(*shape, -1))},
+        "posterior_predictive": {OBSERVED: (dims, replicated.reshape(*shape, -1))} if finite else {},
         "observed_data": {OBSERVED: (("observation",), y.numpy())},
     }
 

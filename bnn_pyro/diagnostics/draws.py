@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
+import pyro
 import torch
 from torch import Tensor
 
@@ -92,7 +93,9 @@ def walk(posterior: Posterior, x: Tensor, num_draws: int, seed: int = 0) -> Iter
     size = max(1, BLOCK // numbers)
     for start in range(0, len(x), size):
         rows = slice(start, min(start + size, len(x)))
-        yield rows, predict(posterior, x[rows], num_draws=num_draws, seed=seed)
+        with pyro.validation_enabled(False):  # a draw may be broken, which is for a diagnosis to say
+            prediction = predict(posterior, x[rows], num_draws=num_draws, seed=seed)
+        yield rows, prediction
 
 
 def held(posterior: Posterior, draws: Mapping[str, Tensor]) -> Posterior:

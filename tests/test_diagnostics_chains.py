@@ -1,0 +1,196 @@
+"""R-hat, effective sample size and what the sampler says of itself: ArviZ's numbers, and hand numbers."""
+
+import math
+import warnings
+from importlib.metadata import version
+
+import numpy as np
+import pytest
+
+from bnn_pyro.diagnostics import bfmi, chain_statistics, nested_rhat
+from bnn_pyro.diagnostics.chain_statistics import autocorrelation, ess_mean
+from bnn_pyro.diagnostics.sampler import sampler_statistics, stuck_chains
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # 0.23 announces 1.0 once a day
+    import arviz
+
+OLD = version("arviz").startswith("0.")
+
+
+def series(num, chains, draws, phi, seed=0):
+    """Autoregressive series of the first order, (M, C, D); some with ties, heavy tails, or a chain apart."""
+    values = np.random.default_rng(seed).standard_normal((num, chains, draws))
+    for t in range(1, draws):
+        values[..., t] += phi * values[..., t - 1]
+    values[1] = np.round(values[1])
+    values[2] = np.exp(values[2])
+    values[3, 0] += 2.0
+    values[4] = -np.abs(values[4])
+    return values
+
+
+def number(name, values, **settings):
+    return float(np.asarray(getattr(arviz, name)(values, **settings)).item())
+
+
+@pytest.mark.parametrize(
+    ("chains", "draws", "phi"),
+    [
+        (4, 100, 0.5),
+        (3, 101, -0.5),
+        (16, 7, 0.0),
+        (2, 4, 0.0),
+        (2, 5, 0.9),
+        (4, 400, 0.99),
+        (2, 6, -0.95),
+        (1, 50, 0.3),
+    ],
+)
+def test_the_numbers_are_arviz_s(chains, draws, phi):
+    values = series(8, chains, draws, phi)
+    found = chain_statistics(values)
+    for i, one in enumerate(values):
+        if chains > 1:
+            assert found.rhat[i] == pytest.approx(number("rhat", one, method="rank"), rel=1e-12)
+        assert found.ess_bulk[i] == pytest.approx(number("ess", one, method="bulk"), rel=1e-9)
+        assert found.ess_tail[i] == pytest.approx(number("ess", one, method="tail", prob=(0.05, 0.95)), rel=1e-9)
+        mean = number("ess", one, method="mean")
+        assert ess_mean(values)[i] == pytest.approx(mean, rel=1e-9)
+        assert found.mcse[i] == pytest.approx(mean**-0.5, rel=1e-9)
+        assert found.mcse[i] == pytest.approx(number("mcse", one, method="mean") / one.std(ddof=1), rel=1e-9)
+    assert np.isnan(found.rhat).all() == (chains == 1)
+
+
+@pytest.mark.skipif(OLD, reason="ArviZ 0.x has no nested R-hat")
+@pytest.mark.parametrize("draws", [4, 9, 100])
+def test_nested_rhat_is_arviz_s(draws):
+    values, groups = series(8, 12, draws, 0.5), np.arange(12) % 3
+    found = chain_statistics(values, groups).rhat
+    for i, one in enumerate(values):
+        expected = number("rhat_nested", one, superchain_ids=groups, method="rank")
+        assert found[i] == pytest.approx(expected, rel=1e-12)
+
+
+def test_nested_rhat_by_hand():
+    """Chain means 2, 4 | 6, 8, variance 2 in each: W = 2 + 2, superchain means 3 and 7: B = 8."""
+    values = np.array([[[1.0, 3], [3, 5], [5, 7], [7, 9]]])
+    groups = np.array([5, 5, 2, 2])
+    assert nested_rhat(values, groups)[0] == pytest.approx(math.sqrt(1 + 8 / 4))
+    assert nested_rhat(values[:, [2, 0, 1, 3]], groups[[2, 0, 1, 3]])[0] == pytest.approx(math.sqrt(3))
+    # One draw a chain: W is between the chains alone. Chains of their own: W is within them alone.
+    assert nested_rhat(np.array([[[2.0], [4], [6], [8]]]), groups)[0] == pytest.approx(math.sqrt(1 + 8 / 2))
+    assert nested_rhat(values, np.arange(4))[0] == pytest.approx(math.sqrt(1 + (20 / 3) / 2))
+    # Superchains of different sizes weigh the same: means 2 and 6, W = (2 + 0)/2 + (2 + 4)/2.
+    assert nested_rhat(values, np.array([0, 1, 1, 1]))[0] == pytest.approx(math.sqrt(1 + 8 / 4))
+
+
+def test_nested_rhat_of_many_short_chains():
+    """Near 1 where superchains agree, though ten draws a chain are far too few for the plain one's threshold."""
+    groups = np.repeat(np.arange(4), 32)
+    values = series(20, 128, 10, 0.9, seed=1)[5:]
+    values /= values.std((1, 2), keepdims=True)
+    agree = chain_statistics(values, groups).rhat
+    assert agree.max() < 1.03 and chain_statistics(values).rhat.min() > 1.2
+    apart = values + 1.0 * (groups == 3)[None, :, None]  # one starting point that was not forgotten
+    assert chain_statistics(apart, groups).rhat.min() > 1.05
+    wide = np.where((groups == 3)[None, :, None], 3 * values, values)  # or whose spread is another
+    assert chain_statistics(wide, groups).rhat.min() > 1.05
+    single = chain_statistics(values[..., :1], groups)  # a draw a chain has a nested R-hat, and nothing else
+    assert np.isfinite(single.rhat).all() and np.isnan(single.ess_bulk).all()
+
+
+def test_a_shift_and_a_drift_are_told():
+    values = series(6, 4, 250, 0.0)[5:]
+    assert chain_statistics(values).rhat[0] < 1.01
+    shifted = values + np.array([0.0, 0, 0, 1])[:, None]
+    assert chain_statistics(shifted).rhat[0] > 1.05
+    assert chain_statistics(values + np.linspace(-1, 1, 250)).rhat[0] > 1.05  # all chains alike
+
+
+def test_what_has_no_number():
+    constant = np.ones((1, 4, 100))
+    broken = series(6, 4, 100, 0.0)[5:]
+    broken[0, 1, 3] = np.nan
+    short = series(6, 4, 3, 0.0)[5:]
+    for values in (constant, broken, short):
+        assert all(np.isnan(v).all() for v in vars(chain_statistics(values)).values())
+    together = chain_statistics(np.concatenate([constant, series(6, 4, 100, 0.0)]))
+    assert np.isnan(together.rhat[0]) and np.isfinite(together.rhat[1:]).all()
+
+
+def test_blocks_change_nothing(monkeypatch):
+    from bnn_pyro.diagnostics import chain_statistics as module
+
+    values = series(9, 4, 50, 0.5)
+    whole = vars(chain_statistics(values))
+    monkeypatch.setitem(chain_statistics.__globals__, "BLOCK", 1)
+    assert module is chain_statistics
+    for name, numbers in vars(chain_statistics(values)).items():
+        assert np.allclose(numbers, whole[name], rtol=1e-12, atol=0)
+
+
+def test_autocorrelation_of_a_known_process():
+    values = series(6, 8, 4000, 0.7, seed=2)[5:]
+    assert np.allclose(autocorrelation(values, 5)[0], 0.7 ** np.arange(5), atol=0.03)
+
+
+def test_bfmi_by_hand():
+    energy = np.array([[1.0, 2, 4, 1], [1, 1, 1, 1]])
+    # Differences 1, 2, −3: mean square 14/3; variance of (1, 2, 4, 1) is 6/3.
+    assert bfmi(energy)[0] == pytest.approx((14 / 3) / 2) and np.isnan(bfmi(energy)[1])
+    assert np.isnan(bfmi(energy[:, :3])).all()
+    if OLD:
+        draws = np.random.default_rng(0).standard_normal((3, 500)).cumsum(1)
+        assert bfmi(draws) == pytest.approx(arviz.bfmi(draws), rel=0.01)  # which divides by n instead of n − 1
+
+
+# -- the sampler ---------------------------------------------------------------------------------------------------
+def log_joints(chains=4, draws=300, weights=20, seed=0):
+    """−½ χ² of as many degrees of freedom as weights: what a Gaussian posterior's log joint is."""
+    return -0.5 * np.random.default_rng(seed).chisquare(weights, (chains, draws))
+
+
+def test_stuck_chains():
+    lp = log_joints()
+    moving = np.random.default_rng(1).standard_normal((5, 4, 300))
+    assert not stuck_chains(lp, moving).any() and not stuck_chains(None, moving).any()
+    poor = lp.copy()
+    poor[2] -= 4 * lp.std()
+    assert stuck_chains(poor, moving).tolist() == [False, False, True, False]
+    assert stuck_chains(poor[1:3], moving[:, :2]).tolist() == [False, True]  # of two, the lower one
+    near = lp.copy()
+    near[2] -= lp.std()  # a slow chain; R-hat says so
+    assert not stuck_chains(near, moving).any()
+    slow = lp.copy()
+    slow[2] = lp[2].mean() + 12 * np.sin(np.linspace(0, 3, 300)) - 14  # far below, and one long wave: no certainty
+    assert not stuck_chains(slow, moving).any()
+    better = lp.copy()
+    better[2] += 4 * lp.std()  # one found a better mode: the others are not "far below others", each has two beside it
+    assert not stuck_chains(better, moving).any()
+    frozen = moving.copy()
+    frozen[:, 1] = frozen[:, 1, :1]
+    assert stuck_chains(lp, frozen).tolist() == [False, True, False, False]
+    dead = lp.copy()
+    dead[0, 5:] = -np.inf
+    assert stuck_chains(dead, moving).tolist() == [True, False, False, False]
+    assert not stuck_chains(lp[:, :3], moving[..., :3]).any()  # too short to tell
+
+
+def test_many_chains_raise_no_false_alarm():
+    assert not stuck_chains(log_joints(512, 20), np.random.default_rng(1).standard_normal((2, 512, 20))).any()
+
+
+def test_sampler_statistics():
+    diverging = np.zeros((3, 4))
+    diverging[1, :2] = diverging[2, 0] = 1
+    steps = np.array([[7.0, 7, 3, 1]] * 3)
+    stats = dict(diverging=diverging, n_steps=steps, acceptance_rate=np.full((3, 4), 0.75), energy=steps)
+    found = sampler_statistics(stats, {"max_tree_depth": 3})
+    assert found["divergences"] == 3 and found["divergent_chains"] == 2 and found["acceptance_mean"] == 0.75
+    assert found["max_tree_share"] == 0.5
+    assert found["bfmi_min"] == pytest.approx((20 / 3) / 9)  # differences 0, −4, −2; variance of 7, 7, 3, 1
+    assert sampler_statistics(stats, {"max_steps": 8})["max_tree_share"] == 0
+    depth = dict(tree_depth=np.array([[3.0, 2, 2, 2]]))
+    assert sampler_statistics(depth, {"max_tree_depth": 3}) == {"max_tree_share": 0.25}
+    assert sampler_statistics({}, {"max_tree_depth": 3}) == {}

@@ -1,0 +1,230 @@
+"""Importance weights against closed forms: the evidence, leave-one-out by refitting, Pareto tails of known shape."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from linear_gaussian import correlated, dataset
+from torch.distributions import MultivariateNormal, Normal
+
+import bnn_pyro as bp
+from bnn_pyro.diagnostics import importance, leave_one_out
+from bnn_pyro.diagnostics.arviz_bridge import psis
+from bnn_pyro.diagnostics.importance import NoWeights, importance_weights, proper_prior
+from bnn_pyro.parts.joint import FullNormal
+from bnn_pyro.pruning import prune
+
+PROBLEM = correlated(num=40, y_shift=3.0, y_scale=2.0)
+
+
+def refitted(problem):
+    """(elpd_i, PIT_i) of every row by the exact posterior without it."""
+    rows, design = torch.arange(len(problem.x)), problem.design(problem.x)
+    elpd, pit = [], []
+    for i in rows:
+        rest = type(problem)(problem.x[rows != i], problem.y[rows != i], noise=problem.noise, y_shift=3.0, y_scale=2.0)
+        variance = problem.noise**2 + 4.0 * design[i] @ torch.linalg.solve(rest.precision, design[i])
+        left = Normal(3.0 + 2.0 * design[i] @ rest.mean, variance.sqrt())
+        elpd.append(left.log_prob(problem.y[i]))
+        pit.append(left.cdf(problem.y[i]))
+    return torch.stack(elpd).numpy(), torch.stack(pit).numpy()
+
+
+def in_sample(problem):
+    design = problem.design(problem.x)
+    variance = problem.noise**2 + 4.0 * (design @ torch.linalg.inv(problem.precision) * design).sum(1)
+    return Normal(3.0 + 2.0 * design @ problem.mean, variance.sqrt()).log_prob(problem.y).numpy()
+
+
+def sites(w, bias=True):
+    return (
+        {"layers.0.weight": w[..., None, :-1], "layers.0.bias": w[..., -1:]}
+        if bias
+        else {"layers.0.weight": w[..., None, :]}
+    )
+
+
+def chains(problem=PROBLEM, temperature=1.0, draws=1000):
+    """Four chains of independent draws of the exact posterior at a temperature."""
+    tempered = problem.precision if temperature == 1.0 else tempered_precision(problem, temperature)
+    mean = problem.mean if temperature == 1.0 else tempered_mean(problem, temperature)
+    g = torch.Generator().manual_seed(0)
+    unit = torch.randn(4, draws, len(mean), generator=g, dtype=torch.float64)
+    w = mean + unit @ torch.linalg.cholesky(torch.linalg.inv(tempered)).T
+    about = {"method_settings": {"temperature": temperature}}
+    return bp.Posterior(model(problem), problem.schema, chains=sites(w.float()), provenance=about)
+
+
+def model(problem):
+    with bp.isolated(0):
+        return problem.entry().model(problem.schema)
+
+
+def tempered_precision(problem, temperature):
+    prior = torch.eye(len(problem.mean)).double() / problem.prior_scale**2
+    return (problem.precision - prior) / temperature + prior
+
+
+def tempered_mean(problem, temperature):
+    return torch.linalg.solve(tempered_precision(problem, temperature), problem.precision @ problem.mean / temperature)
+
+
+def guide(problem=PROBLEM, narrower=1.0, temperature=1.0):
+    """The exact posterior as a guide, with all standard deviations divided by ``narrower``."""
+    net = model(problem)
+    precision = problem.precision if temperature == 1.0 else tempered_precision(problem, temperature)
+    mean = (problem.mean if temperature == 1.0 else tempered_mean(problem, temperature)).float()
+    lower = torch.linalg.cholesky(torch.linalg.inv(precision)).float() / narrower
+    q = FullNormal.of({s: v.squeeze(0) for s, v in sites(mean[None], problem.bias).items()}, lower)
+    about = {"method_settings": {"temperature": temperature}}
+    return bp.Posterior(net, problem.schema, guide=q, provenance=about)
+
+
+# -- leave-one-out -------------------------------------------------------------------------------------------------
+def test_leave_one_out_is_the_refit():
+    loo = leave_one_out(chains(), PROBLEM.data)
+    elpd, pit = refitted(PROBLEM)
+    assert loo.rows.tolist() == list(range(40))
+    assert np.abs(loo.elpd - elpd).max() < 0.05 and abs(loo.elpd.sum() - elpd.sum()) < 0.25
+    assert np.abs(in_sample(PROBLEM) - elpd).max() > 0.2  # which the draws as they are would have given
+    assert loo.p_loo == pytest.approx(in_sample(PROBLEM) - elpd, abs=0.05)
+    assert np.abs(loo.pit - pit).max() < 0.02
+    assert loo.pareto_k.max() < 0.7
+    assert loo.standard_error == pytest.approx(math.sqrt(40 * loo.elpd.var(ddof=1)))
+
+
+def test_leave_one_out_of_an_approximation_takes_its_weights():
+    """Twice too wide, corrected by importance weights, it gives the exact answer; uncorrected it does not."""
+    own, weights = importance_weights(guide(narrower=0.7), PROBLEM.data)
+    elpd, _ = refitted(PROBLEM)
+    corrected = leave_one_out(own, PROBLEM.data, weights)
+    assert abs(corrected.elpd.sum() - elpd.sum()) < 0.5 and np.abs(corrected.elpd - elpd).max() < 0.12
+    assert corrected.p_loo.sum() == pytest.approx((in_sample(PROBLEM) - elpd).sum(), abs=0.4)
+    assert abs(leave_one_out(own, PROBLEM.data).elpd.sum() - elpd.sum()) > 1.0
+
+
+def test_leave_one_out_at_another_temperature():
+    """p(y_i | w)^(1/T) is what a row put into the posterior, and what is taken out."""
+    posterior, rows = chains(temperature=0.5), torch.arange(40)
+    loo = leave_one_out(posterior, PROBLEM.data)
+    i, design = 7, PROBLEM.design(PROBLEM.x)
+    rest = type(PROBLEM)(PROBLEM.x[rows != i], PROBLEM.y[rows != i], noise=0.7, y_shift=3.0, y_scale=2.0)
+    variance = 0.49 + 4.0 * design[i] @ torch.linalg.solve(tempered_precision(rest, 0.5), design[i])
+    exact = Normal(3.0 + 2.0 * design[i] @ tempered_mean(rest, 0.5), variance.sqrt()).log_prob(PROBLEM.y[i])
+    assert loo.elpd[i] == pytest.approx(exact.item(), abs=0.02)
+
+
+def test_a_large_set_is_looked_at_in_part(monkeypatch):
+    whole = leave_one_out(chains(), PROBLEM.data)
+    monkeypatch.setattr(importance, "LOO_NUMBERS", 4000 * 10)
+    part = leave_one_out(chains(), PROBLEM.data)
+    assert part.rows.tolist() == np.linspace(0, 39, 10).round().astype(int).tolist()
+    assert part.elpd == pytest.approx(whole.elpd[part.rows], abs=0.02)
+
+
+@pytest.mark.parametrize("num_classes", [2, 3])
+def test_labels(num_classes):
+    """elpd of labels from the true model is honest and its PITs are uniform."""
+    g = torch.Generator().manual_seed(3)
+    schema = bp.Schema("classification", (2,), classes=tuple("abc"[:num_classes]))
+    outputs = 1 if num_classes == 2 else 3
+    x, w = torch.randn(300, 2, generator=g), torch.randn(outputs, 2, generator=g)
+    logits = x @ w.T if outputs == 3 else torch.cat([torch.zeros(300, 1), x @ w.T], 1)
+    y = torch.multinomial(logits.softmax(-1), 1, generator=g)[:, 0]
+    with bp.isolated(0):
+        net = bp.MeanField(hidden=()).model(schema)
+    draws = {"layers.0.weight": w + 0.05 * torch.randn(4, 50, outputs, 2, generator=g)}
+    draws["layers.0.bias"] = 0.05 * torch.randn(4, 50, outputs, generator=g)
+    loo = leave_one_out(bp.Posterior(net, schema, chains=draws), dataset(x, y, schema))
+    exact = logits.log_softmax(-1).gather(1, y[:, None])[:, 0].numpy()
+    assert loo.elpd == pytest.approx(exact, abs=0.1)
+    from bnn_pyro.diagnostics.checks import uniformity
+
+    assert uniformity(loo.pit) > 0.01 > uniformity(loo.pit**2)
+    assert uniformity(loo.pit[:5]) != uniformity(loo.pit[:5])
+
+
+# -- distance from the posterior -----------------------------------------------------------------------------------
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_the_exact_posterior_has_equal_weights(temperature):
+    """log p(y, w) − log q(w) is the log evidence for every w, and k̂ is that of weights without a tail."""
+    _, weights = importance_weights(guide(temperature=temperature), PROBLEM.data)
+    assert np.ptp(weights) < 0.02
+    if temperature == 1.0:
+        assert weights.mean() == pytest.approx(PROBLEM.log_evidence, abs=0.01)
+    assert psis(weights[None])[1][0] < 0.5
+
+
+@pytest.mark.parametrize("narrower", [10.0, 1.3])
+def test_k_hat_of_a_q_that_is_too_narrow(narrower):
+    """The weights of q = Normal(m, s²) for a posterior Normal(m, σ²) have a Pareto tail of shape 1 − s²/σ²."""
+    line = correlated(num=40, inputs=1, bias=False)
+    k = psis(importance_weights(guide(line, narrower), line.data)[1][None])[1][0]
+    assert k == pytest.approx(1 - narrower**-2, abs=0.25) and (k > 0.7) == (narrower == 10)
+
+
+def test_k_hat_of_a_q_that_is_too_wide():
+    assert psis(importance_weights(guide(narrower=0.8), PROBLEM.data)[1][None])[1][0] < 0.3
+
+
+def test_psis_itself():
+    """Pareto tails of a known shape; weights that do not vary, too few of them, or one that is not a number."""
+    g = np.random.default_rng(0)
+    for shape in (0.3, 0.9):
+        log_weights = shape * g.exponential(size=(3, 20_000))
+        assert psis(log_weights)[1] == pytest.approx(np.full(3, shape), abs=0.12)
+    smooth, k = psis(np.stack([np.zeros(100), np.r_[np.nan, np.zeros(99)], g.standard_normal(100)]))
+    assert k[0] == 0 and smooth[0] == pytest.approx(-math.log(100)) and np.isnan(k[1]) and np.isfinite(k[2])
+    assert np.exp(smooth[2]).sum() == pytest.approx(1)
+    few, none = psis(g.standard_normal((2, 20)))
+    assert np.isnan(none).all() and np.exp(few).sum(1) == pytest.approx(np.ones(2))
+
+
+def test_why_there_are_no_weights():
+    data = PROBLEM.data
+
+    def refused(posterior, why, data=data):
+        with pytest.raises(NoWeights, match=why):
+            importance_weights(posterior, data)
+
+    def fitted(entry, method):
+        return bp.fit(entry, data, method, progress=False, device="cpu")
+
+    refused(chains(), "no approximation's")
+    refused(fitted(bp.DropoutMLP(hidden=(4,)), bp.MCDropout(epochs=1)), "have no density")
+    refused(fitted(bp.VariationalDropout(hidden=(4,)), bp.SVI(epochs=1)), "the prior is improper")
+    svi = fitted(PROBLEM.entry(), bp.SVI(epochs=1))
+    refused(prune(svi, 0.5), "have no density")
+    big = dataset(torch.zeros(1, 4).expand(10**9, 4), torch.zeros(1).expand(10**9), PROBLEM.schema)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(importance, "WORK", 1e3)
+        refused(svi, "would take too long")
+    del big
+    assert (
+        proper_prior(fitted(bp.MLP(hidden=(4,)), bp.MLE(epochs=1)), data)
+        == "the weights were fitted without their prior"
+    )
+    assert proper_prior(svi, data) == ""
+
+
+def test_every_family_of_guides_has_its_density():
+    """log q against torch's own density of the same Normal."""
+    problem = correlated(num=30, inputs=3)
+    posterior = bp.fit(problem.entry(init_scale=0.1), problem.data, bp.SVI(epochs=2), progress=False, device="cpu")
+    own, weights = importance_weights(posterior, problem.data)
+    w = torch.cat([own.chains["layers.0.weight"][0, :, 0], own.chains["layers.0.bias"][0]], 1).double()
+    loc, scale = posterior.guide.loc.detach().double(), posterior.guide.scale.detach().double()
+    log_q = Normal(loc, scale).log_prob(w).sum(1)
+    log_prior = Normal(0.0, 1.5).log_prob(w).sum(1)
+    likelihood = Normal(w @ problem.design(problem.x).T, 0.7).log_prob(problem.y).sum(1)
+    assert weights == pytest.approx((log_prior + likelihood - log_q).numpy(), abs=2e-2)
+    full = guide(problem)
+    lower = torch.linalg.cholesky(torch.linalg.inv(problem.precision))
+    exact = MultivariateNormal(problem.mean, scale_tril=lower)
+    own, weights = importance_weights(full, problem.data)
+    w = torch.cat([own.chains["layers.0.weight"][0, :, 0], own.chains["layers.0.bias"][0]], 1).double()
+    likelihood = Normal(w @ problem.design(problem.x).T, 0.7).log_prob(problem.y).sum(1)
+    assert weights == pytest.approx(
+        (Normal(0.0, 1.5).log_prob(w).sum(1) + likelihood - exact.log_prob(w)).numpy(), abs=2e-2
+    )

@@ -1,0 +1,259 @@
+"""What is said of a posterior: each trouble by its own sentence, the overall one first, whatever its draws are."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from linear_gaussian import correlated, dataset
+
+import bnn_pyro as bp
+from bnn_pyro.diagnostics import Diagnosis, diagnose
+from bnn_pyro.diagnostics.verdict import LEVELS
+from bnn_pyro.parts.joint import FullNormal
+
+PROBLEM = correlated(num=60)
+DATA = replace(PROBLEM.data, x_test=PROBLEM.data.x_train[:20] + 0.1, y_test=PROBLEM.data.y_train[:20])
+CHAINS, DRAWS = 4, 500
+
+
+def exact(change=None, chains=CHAINS, draws=DRAWS, stats=None, **about):
+    """Independent draws of the exact posterior; ``change`` takes and returns them (C, D, P) in units of its root."""
+    g = torch.Generator().manual_seed(0)
+    unit = torch.randn(chains, draws, len(PROBLEM.mean), generator=g, dtype=torch.float64)
+    if change is not None:
+        unit = change(unit)
+    w = (PROBLEM.mean + unit @ torch.linalg.cholesky(torch.linalg.inv(PROBLEM.precision)).T).float()
+    with bp.isolated(0):
+        model = PROBLEM.entry().model(PROBLEM.schema)
+    lp = -0.5 * unit.square().sum(-1)
+    stats = {"lp": lp, "energy": -lp + torch.rand(lp.shape, generator=g), "diverging": torch.zeros(lp.shape)} | (
+        stats or {}
+    )
+    held = {"layers.0.weight": w[..., None, :-1], "layers.0.bias": w[..., -1:]}
+    return bp.Posterior(model, PROBLEM.schema, chains=held, stats=stats, provenance=about)
+
+
+def said(diagnosis, about):
+    """The verdict about something; None where nothing was said."""
+    return next((v for v in diagnosis.verdicts if v.about == about), None)
+
+
+def sound(diagnosis):
+    """Every diagnosis, of whatever posterior: an overall verdict first, sentences without NaN, JSON there and back."""
+    assert diagnosis.verdicts[0].about == "overall" and diagnosis.level == diagnosis.verdicts[0].level
+    for verdict in diagnosis.verdicts:
+        assert verdict.level in LEVELS and verdict.sentence.endswith(".") and "nan" not in verdict.sentence.split()
+        assert verdict.sentence[0].isupper() or verdict.sentence[0].isdigit()
+    text = json.dumps(diagnosis.to_dict(), allow_nan=False)
+    back = Diagnosis.from_dict(json.loads(text))
+    assert back.verdicts == diagnosis.verdicts and back.to_dict() == diagnosis.to_dict() and not back.series
+    assert len(diagnosis.weights) == diagnosis.statistics["weights_shown"] <= 200
+    return diagnosis
+
+
+def test_exact_draws():
+    steps = []
+    found = sound(diagnose(exact(), DATA, progress=lambda done, of: steps.append((done, of))))
+    s = found.statistics
+    assert found.level == "good" and "The chains agree about what the network predicts" in found.verdicts[0].sentence
+    assert all(v.level == "good" for v in found.verdicts)
+    assert s["rhat_max"] < 1.01 and s["rhat_share"] == 1 and 1200 < s["ess_bulk_min"] <= 3000 and s["points"] == 20
+    assert s["chains"] == 4 and s["draws"] == 500 and s["divergences"] == s["stuck_chains"] == 0 and "nested" not in s
+    assert s["mcse_max"] == pytest.approx(2000**-0.5, rel=0.3)
+    assert s["pareto_k_bad"] == 0 and s["loo_rows"] == 60 and "khat" not in s
+    assert 3.5 < s["p_loo"] < 6.5  # five weights
+    assert steps == [(i, 6) for i in range(7)]
+    row = found.weights[4]
+    assert row["name"] == "layers.0.bias[0]" and row["mean"] == pytest.approx(PROBLEM.mean[4].item(), abs=0.02)
+    assert row["sd"] == pytest.approx(torch.linalg.inv(PROBLEM.precision)[4, 4].sqrt().item(), rel=0.1)
+
+
+def test_series_for_the_figures():
+    series = diagnose(exact(), DATA).series
+    shapes = {name: getattr(v, "shape", len(v)) for name, v in series.items()}
+    points, drawn = len(series["output_labels"]), (CHAINS, DRAWS)
+    assert points <= 6 and shapes["outputs"] == (*drawn, points) and shapes["autocorrelation"] == (points, 100)
+    assert shapes["weights"] == (*drawn, 5) and series["weight_labels"][0] == "layers.0.weight[0, 0]"
+    assert all(shapes[name] == drawn for name in ("energy", "diverging", "lp"))
+    assert all(shapes[name] == (20,) for name in ("rhat", "ess_bulk", "ess_tail"))
+    assert all(shapes[name] == (60,) for name in ("pareto_k", "loo_pit", "elpd_rows", "loo_rows", "observed"))
+    assert shapes["replicated"][1] == 60
+    prediction = bp.predict(exact(), DATA.x_test, num_draws=2000)
+    assert series["output_labels"][0] == "mean of y, test point 1"
+    assert np.array_equal(series["outputs"][..., 0].ravel(), prediction.locs[:, 0].numpy())
+
+
+def test_chains_apart():
+    def shifted(unit):
+        unit[0] += 1.0
+        return unit
+
+    found = sound(diagnose(exact(shifted), DATA))
+    assert found.level == "bad" and "the chains disagree about what the network predicts" in found.verdicts[0].sentence
+    assert found.statistics["rhat_max"] > 1.05 and said(found, "stuck chains") is None
+
+
+def test_slow_chains():
+    def slow(unit):
+        for t in range(1, unit.shape[1]):
+            unit[:, t] = 0.9 * unit[:, t - 1] + 0.19**0.5 * unit[:, t]
+        return unit
+
+    found = sound(diagnose(exact(slow), DATA))
+    assert found.level in ("caution", "bad") and found.statistics["ess_bulk_min"] < 250
+    assert "effective draws of 2,000" in found.verdicts[0].sentence
+
+
+def test_stuck_chains():
+    def poor(unit):
+        unit[2] += 6.0
+        return unit
+
+    found = sound(diagnose(exact(poor), DATA))
+    assert found.statistics["stuck_chains"] == 1 and found.series["stuck"].tolist() == [False, False, True, False]
+    assert "1 chain got stuck" in found.verdicts[0].sentence and said(found, "stuck chains").level == "bad"
+
+    def frozen(unit):
+        unit[1] = unit[1, :1]
+        return unit
+
+    assert diagnose(exact(frozen), DATA).series["stuck"].tolist() == [False, True, False, False]
+
+
+def test_no_chain_moved():
+    found = sound(diagnose(exact(lambda unit: unit[:, :1].expand(4, 20, 5)[:1].expand(4, 20, 5).clone()), DATA))
+    assert found.level == "bad" and "did not move" in found.verdicts[0].sentence
+
+
+def test_draws_that_are_not_finite():
+    def dead(unit):
+        unit[3, 10:] = torch.nan
+        return unit
+
+    found = sound(diagnose(exact(dead), DATA))
+    assert found.level == "bad" and found.verdicts[0].sentence.startswith("490 draws of 2,000")
+    assert found.statistics["stuck_chains"] == 1
+
+
+def test_divergences_and_the_other_warnings():
+    g = torch.Generator().manual_seed(5)
+    diverging = (torch.rand(CHAINS, DRAWS, generator=g) < 0.05).double()
+    deep, slow = torch.full((CHAINS, DRAWS), 3.0), torch.randn(CHAINS, DRAWS, generator=g).cumsum(1)
+    accepted = torch.full((CHAINS, DRAWS), 0.1)
+    stats = {"diverging": diverging, "tree_depth": deep, "energy": slow, "acceptance_rate": accepted}
+    settings = {"max_tree_depth": 3, "temperature": 0.5}
+    found = sound(diagnose(exact(stats=stats, method_settings=settings), DATA))
+    assert found.level == "caution" and found.statistics["divergences"] == diverging.sum()
+    assert said(found, "divergences").level == "bad" and "target_accept" in said(found, "divergences").sentence
+    assert said(found, "trajectories").sentence.startswith("100%")
+    assert "BFMI" in said(found, "energy").sentence and "10%" in said(found, "acceptance").sentence
+    assert "temperature 0.5" in said(found, "temperature").sentence
+    few = exact(
+        stats={"diverging": torch.zeros(CHAINS, DRAWS).index_fill(1, torch.tensor([7]), 1.0)[:1].expand(4, 500)}
+    )
+    assert said(diagnose(few, DATA), "divergences").level == "caution"
+
+
+def test_superchains():
+    """Many short chains: judged by nested R-hat, near 1 where the plain one would not be."""
+    groups = torch.arange(128).div(32, rounding_mode="floor")[:, None].expand(128, 10)
+
+    def slow(unit):
+        for t in range(1, unit.shape[1]):
+            unit[:, t] = 0.9 * unit[:, t - 1] + 0.19**0.5 * unit[:, t]
+        return unit
+
+    nested = sound(diagnose(exact(slow, 128, 10, stats={"superchain": groups}), DATA))
+    plain = diagnose(exact(slow, 128, 10), DATA)
+    assert nested.statistics["nested"] == 1 and "nested R-hat" in nested.verdicts[0].sentence
+    assert nested.statistics["rhat_max"] < 1.1 < 1.2 < plain.statistics["rhat_max"]
+    from bnn_pyro.diagnostics import function_space
+
+    found = function_space(exact(slow, 128, 10, stats={"superchain": groups}), DATA.x_test)
+    assert found.nested and found.worst == pytest.approx(nested.statistics["rhat_max"], rel=1e-4)
+
+
+@pytest.mark.parametrize(("chains", "draws", "words"), [(4, 3, "4 chains of 3 draws"), (1, 2, "1 chain of 2 draws")])
+def test_too_few_draws(chains, draws, words):
+    found = sound(diagnose(exact(chains=chains, draws=draws), DATA))
+    assert found.level == "bad" and words in found.verdicts[0].sentence and "set chains=4" in found.verdicts[0].sentence
+    assert "rhat_max" not in found.statistics and "elpd_loo" not in found.statistics
+
+
+def test_one_chain():
+    found = sound(diagnose(exact(chains=1), DATA))
+    assert found.level == "caution" and "One chain alone" in found.verdicts[0].sentence
+
+
+def test_no_test_rows():
+    found = sound(diagnose(exact(), PROBLEM.data))
+    assert "60 training points" in found.verdicts[0].sentence and "no test rows" in said(found, "test rows").sentence
+    with pytest.raises(bp.UserError, match=r"inputs of shape \(3,\)"):
+        diagnose(exact(), correlated(num=20, inputs=3).data)
+
+
+def test_a_wrong_model_is_noticed():
+    """Targets far from the fitted line: outliers that the noise does not know of, and rows that matter too much."""
+    y = DATA.y_train.clone()
+    y[5] += 20.0
+    found = sound(diagnose(exact(), replace(DATA, y_train=y)))
+    assert said(found, "predictive check").level == "caution" and found.statistics["ppc_p"] == 0
+    wide = sound(diagnose(exact(), replace(DATA, y_train=PROBLEM.mean[4] + 0 * y + 5 * (y > 0))))
+    assert said(wide, "calibration").level == "caution"
+
+
+# -- what is no chain ----------------------------------------------------------------------------------------------
+def guided(narrower):
+    lower = torch.linalg.cholesky(torch.linalg.inv(PROBLEM.precision)).float() / narrower
+    mean = PROBLEM.mean.float()
+    q = FullNormal.of({"layers.0.weight": mean[None, :-1], "layers.0.bias": mean[-1:]}, lower)
+    trace = {"epoch": list(range(100)), "elbo": [-50.0 - 100 * 0.5**i for i in range(100)]}
+    return bp.Posterior(exact().model, PROBLEM.schema, guide=q, trace=trace)
+
+
+def test_a_good_and_a_bad_approximation():
+    good, bad = sound(diagnose(guided(1.0), DATA)), sound(diagnose(guided(10.0), DATA))
+    assert good.level == "good" and good.statistics["khat"] < 0.7 and "close to the exact" in good.verdicts[0].sentence
+    assert said(good, "training").level == "good" and "rhat_max" not in good.statistics
+    assert bad.level == "caution" and bad.statistics["khat"] > 0.7 and "--inference nuts" in bad.verdicts[0].sentence
+    chains = diagnose(exact(), DATA).statistics
+    assert good.statistics["elpd_loo"] == pytest.approx(chains["elpd_loo"], abs=0.3)
+    assert "elpd_loo" not in bad.statistics and "left out" in said(bad, "leave-one-out").sentence
+    assert good.series["log_weights"].shape == (2000,) and good.series["elbo"].shape == (100,)
+    assert good.series["outputs"].shape == (1, 1000, 6)
+
+
+def test_training_that_had_not_settled():
+    rising = replace(guided(1.0), trace={"elbo": [-500.0 + i for i in range(100)]})
+    found = sound(diagnose(rising, DATA))
+    assert said(found, "training").level == "caution" and found.statistics["elbo_rise"] == pytest.approx(10)
+    noise = torch.randn(100, generator=torch.Generator().manual_seed(0)) * 20
+    assert diagnose(replace(rising, trace={"elbo": noise.tolist()}), DATA).statistics["elbo_rise"] == 0
+    assert "elbo_rise" not in diagnose(replace(rising, trace={"elbo": [-1.0] * 19}), DATA).statistics
+
+
+def test_points_and_members():
+    point = exact(chains=1, draws=1)
+    found = sound(diagnose(replace(point, stats={}), DATA))
+    assert found.level == "caution" and "a point estimate" in found.verdicts[0].sentence
+    members = sound(diagnose(replace(exact(chains=5, draws=1), stats={}), DATA))
+    assert members.level == "caution" and members.verdicts[0].sentence.startswith("5 networks")
+    assert members.series["outputs"].shape == (5, 1, 6) and "elpd_loo" not in members.statistics
+
+
+def test_classes_and_the_label_of_an_output():
+    schema = bp.Schema("classification", (2,), classes=("no", "yes", "maybe"))
+    g = torch.Generator().manual_seed(1)
+    with bp.isolated(0):
+        model = bp.MeanField(hidden=()).model(schema)
+    chains = {
+        "layers.0.weight": torch.randn(4, 100, 3, 2, generator=g),
+        "layers.0.bias": torch.randn(4, 100, 3, generator=g),
+    }
+    x, y = torch.randn(30, 2, generator=g), torch.arange(30) % 3
+    found = sound(diagnose(bp.Posterior(model, schema, chains=chains), dataset(x, y, schema, x[:4], y[:4])))
+    assert found.series["rhat"].shape == (12,) and found.statistics["points"] == 4
+    assert found.series["output_labels"][-1] == "log-odds of maybe, test point 4"
+    assert found.series["replicated"].max() <= 2
