@@ -12,7 +12,6 @@ from test_posterior_1d import TAU, X, Y, log_joint
 
 import bnn_pyro as bp
 from bnn_pyro.inference import whitening
-from bnn_pyro.inference.log_joint import LogJoint
 from bnn_pyro.inference.potential import Space
 
 UNITS = dict(noise=5.0, y_shift=40.0, y_scale=8.0)
@@ -55,38 +54,6 @@ def test_a_dense_mass_matrix_shortens_trajectories(monkeypatch):
         for mass in ("diagonal", "dense")
     }
     assert steps["dense"] < 0.8 * steps["diagonal"]
-
-
-@pytest.mark.parametrize("classes", [0, 2, 3])
-@pytest.mark.parametrize("dense", [0, 4096], ids=["kronecker", "hessian"])
-def test_coordinates(dense, classes, monkeypatch):
-    """There and back is the identity; by the Hessian the log joint is −½ zᵀz around its mode, to second order."""
-    monkeypatch.setattr(whitening, "DENSE", dense)
-    g = torch.Generator().manual_seed(0)
-    x, temperature = torch.randn(60, 2, generator=g) + 1, 0.5
-    kind = "classification" if classes else "regression"
-    schema = bp.Schema(
-        kind, (2,), classes=tuple("abc"[:classes]), y_shift=2.0 * (not classes), y_scale=1 + (not classes)
-    )
-    y = torch.randint(classes, (60,), generator=g) if classes else 3 + torch.randn(60, generator=g)
-    with bp.isolated(0):
-        model = bp.MeanField(hidden=(), prior="normal:2", noise=0.7).model(schema)
-        target = LogJoint(model, x, y, temperature)
-        space = whitening.coordinates(target, temperature)
-        mode = whitening._mode(target, whitening.Plain())
-    assert type(space) is (whitening.Rounded if dense else whitening.Whitened)
-    there = space.inverse(mode)
-    back = space.weights(there)
-    assert all(torch.allclose(back[s], v.double(), atol=1e-5) for s, v in mode.items())
-    curve = torch.autograd.functional.hessian(
-        lambda z: -target(space.weights({whitening.ROUND: z})), there[whitening.ROUND]
-    )
-    curve = curve.reshape(there[whitening.ROUND].numel(), -1)
-    if dense:
-        assert (curve - torch.eye(len(curve))).abs().max() < 0.02
-    else:  # an approximation, near enough to be of use: the weights' own has a ratio of scales above 5
-        values = torch.linalg.eigvalsh(curve)
-        assert values[0] > 0.2 and values[-1] < 5
 
 
 def test_temperature():

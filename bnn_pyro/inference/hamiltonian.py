@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-__all__ = ["Metric", "Point", "Transition", "gradient_of", "hmc", "nuts"]
+__all__ = ["Metric", "Point", "Transition", "fused", "gradient_of", "hmc", "nuts"]
 
 #: A trajectory whose energy error exceeds this many nats has diverged (as in Stan and Pyro).
 LIMIT = 1000.0
@@ -37,6 +37,10 @@ class Point(NamedTuple):
     z: np.ndarray
     log_density: float
     gradient: np.ndarray
+
+
+#: From (start, its u, the size of a step, how many) to (the end, its kinetic energy, how many were taken).
+Trajectory = Callable[[Point, np.ndarray, float, int], tuple[Point, float, int]]
 
 
 class Transition(NamedTuple):
@@ -66,6 +70,21 @@ class Metric:
         self.transposed = [np.ascontiguousarray(factor.T) for factor in self.factors]
         ends = np.cumsum([len(factor) for factor in self.factors])
         self.parts = [slice(end - len(f), end) for end, f in zip(ends, self.factors, strict=True)]
+
+    def trajectory(self, gradient: Gradient) -> Trajectory:
+        """Several leapfrog steps."""
+
+        def trajectory(start: Point, u: np.ndarray, step: float, steps: int) -> tuple[Point, float, int]:
+            leap, (z, log_density, g) = self.leap(gradient, step), start
+            kinetic, taken = math.nan, 0
+            while taken < steps:
+                z, u, log_density, g, kinetic = leap(z, u, g)
+                taken += 1
+                if not math.isfinite(kinetic):  # nothing comes back from there
+                    break
+            return Point(z, log_density, g), kinetic, taken
+
+        return trajectory
 
     def leap(self, gradient: Gradient, step: float) -> Leap:
         """One leapfrog step of that size, backwards in time where it is negative."""
@@ -107,7 +126,7 @@ class Metric:
         return product
 
 
-def gradient_of(potential: Callable) -> Gradient:
+def gradient_of(potential: Any) -> Gradient:
     """A ``Potential`` of C chains as a function of one z (P,), numpy to numpy."""
     held = torch.empty_like(potential.initial)[None]  # where the potential reads z: nothing is allocated in a step
     if held.device.type != "cpu":
@@ -127,24 +146,31 @@ def gradient_of(potential: Callable) -> Gradient:
     return local
 
 
-def hmc(
-    rng: np.random.Generator, start: Point, gradient: Gradient, metric: Metric, step: float, steps: int
-) -> Transition:
+def fused(potential: Any, metric: Metric) -> Trajectory | None:
+    """As ``metric.trajectory``, all steps in one call of compiled code; None where there is none for this metric."""
+    scale = metric.factors[0]
+    if getattr(potential, "_compiled", None) is None or len(metric.factors) > 1 or scale.ndim > 1:
+        return None
+    inverse_mass = torch.from_numpy(scale * scale)
+
+    def trajectory(start: Point, u: np.ndarray, step: float, steps: int) -> tuple[Point, float, int]:
+        z, r, g = (torch.from_numpy(v.copy())[None] for v in (start.z, u / scale, start.gradient))
+        density = torch.tensor([start.log_density], dtype=torch.float64)
+        potential.leapfrog(z, r, density, g, inverse_mass, torch.tensor([step], dtype=torch.float64), steps)
+        u = r.numpy()[0] * scale
+        return Point(z.numpy()[0], density.item(), g.numpy()[0]), 0.5 * float(u.dot(u)), steps
+
+    return trajectory
+
+
+def hmc(rng: np.random.Generator, start: Point, trajectory: Trajectory, step: float, steps: int) -> Transition:
     """One trajectory of so many steps, accepted or rejected as a whole."""
-    leap = metric.leap(gradient, step)
     u = rng.standard_normal(len(start.z))
     energy = 0.5 * float(u.dot(u)) - start.log_density
-    z, log_density, g = start
-    kinetic, taken = math.nan, 0
-    while taken < steps:
-        z, u, log_density, g, kinetic = leap(z, u, g)
-        taken += 1
-        if not math.isfinite(kinetic):  # nothing comes back from there
-            break
-    error = _error(kinetic - log_density - energy)
+    end, kinetic, taken = trajectory(start, u, step, steps)
+    error = _error(kinetic - end.log_density - energy)
     acceptance = _probability(-error)
-    accepted = rng.random() < acceptance
-    return Transition(Point(z, log_density, g) if accepted else start, energy, acceptance, error > LIMIT, taken)
+    return Transition(end if rng.random() < acceptance else start, energy, acceptance, error > LIMIT, taken)
 
 
 class _Tree(NamedTuple):

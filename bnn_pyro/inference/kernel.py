@@ -18,7 +18,7 @@ from pyro.infer import mcmc
 from torch import Tensor
 
 from bnn_pyro.errors import UserError
-from bnn_pyro.inference.hamiltonian import Metric, Point, Transition, gradient_of, hmc, nuts
+from bnn_pyro.inference.hamiltonian import Metric, Point, Transition, fused, gradient_of, hmc, nuts
 from bnn_pyro.isolation import generator_state, set_generator_state
 
 __all__ = ["SMALLEST", "FlatHMC", "FlatNUTS"]
@@ -42,7 +42,7 @@ class _Flat:
             target_accept_prob=target_accept,
             full_mass=[(block,) for block in sizes] if dense else False,
         )
-        self.sizes = dict(sizes)
+        self.potential, self.sizes = potential, dict(sizes)
         self.rng = np.random.default_rng(seed)
         self.gradient = gradient_of(potential)
         self.initial_params = self._split(start)
@@ -180,13 +180,17 @@ class FlatHMC(_Flat, mcmc.HMC):
     def __init__(self, length: float, max_steps: int, **settings: Any) -> None:
         super().__init__(**settings)
         self.length, self.max_steps = length, max_steps
+        self._moved: Metric | None = None  # the metric that ``_trajectory`` is of
 
     def transition(self) -> Transition:
         """See ``_Flat``."""
         length = self.length * (0.5 + self.rng.random())
         steps = min(self.max_steps, max(1, int(length / self.step_size)))
         self.trajectory_length = steps * self.step_size
-        return hmc(self.rng, self.point, self.gradient, self.metric, self.step_size, steps)
+        if self._moved is not self.metric:
+            self._moved = self.metric
+            self._trajectory = fused(self.potential, self.metric) or self.metric.trajectory(self.gradient)
+        return hmc(self.rng, self.point, self._trajectory, self.step_size, steps)
 
     def shape(self) -> dict[str, float]:
         """How long it was, in posterior standard deviations."""

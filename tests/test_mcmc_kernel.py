@@ -1,0 +1,248 @@
+"""Our trajectories beside Pyro's own, unmodified kernels, and what becomes of gradients that are not numbers."""
+
+import math
+
+import numpy as np
+import pyro
+import pytest
+import torch
+from linear_gaussian import correlated
+from monte_carlo import check, check_alike
+from pyro.infer import mcmc
+from scipy.special import digamma, polygamma
+
+import bnn_pyro as bp
+from bnn_pyro.inference.hamiltonian import Metric, Point, fused, gradient_of, hmc, nuts
+from bnn_pyro.inference.kernel import FlatHMC, FlatNUTS, _Energy
+from bnn_pyro.inference.potential import Potential
+
+SHAPES = torch.tensor([1.5, 4.0, 9.0], dtype=torch.float64)
+
+
+class LogGamma:
+    """z = log of Gamma(a, 1) variables: skewed, and of different widths. E z = ψ(a), Var z = ψ'(a)."""
+
+    def __init__(self):
+        self.initial, self.size, self.calls = SHAPES.log(), len(SHAPES), 0
+        self.mean, self.variance = digamma(SHAPES.numpy()), polygamma(1, SHAPES.numpy())
+
+    def __call__(self, z):
+        self.calls += 1
+        return (SHAPES * z - z.exp()).sum(-1), SHAPES - z.exp()
+
+
+def own(kind, potential, seed, mass="diagonal", **settings):
+    size = potential.size
+    sizes = {"a": 2, "b": size - 2} if mass == "block" else {"all": size}
+    start = potential.initial.numpy().copy()
+    shape = dict(max_depth=10) if kind is FlatNUTS else dict(length=3.0, max_steps=1000)
+    where = dict(potential=potential, sizes=sizes, dense=mass != "diagonal", start=start)
+    return kind(**shape, **where, target_accept=0.8, seed=seed)
+
+
+def pyros(potential, adapt=True, step_size=1.0):
+    """Pyro's NUTS on the same density, none of it ours but the gradient."""
+    kernel = mcmc.NUTS(
+        potential_fn=lambda z: _Energy.apply(z["all"], potential),
+        step_size=step_size,
+        adapt_step_size=adapt,
+        adapt_mass_matrix=adapt,
+    )
+    kernel.initial_params = {"all": potential.initial.clone()}
+    return kernel
+
+
+def moments(z, potential):
+    """Series whose means are all 0: first, second and third powers as their expectations have it."""
+    unit = (z - potential.mean) / np.sqrt(potential.variance)
+    skew = polygamma(2, SHAPES.numpy()) / potential.variance**1.5
+    return np.concatenate([unit, unit**2 - 1, unit**3 - skew], -1)
+
+
+# -- the same algorithm ----------------------------------------------------------------------------------------------
+def test_nuts_is_pyros_nuts():
+    """At one step size: tree depths, gradients, acceptance and moments are alike."""
+    num, potential, step = 1200, LogGamma(), 0.35
+
+    def series(position, depth, steps, acceptance):
+        share = [float(depth == d) for d in (1, 2, 3)]
+        return [*moments(np.asarray(position), potential)[: 2 * len(SHAPES)], *share, steps, acceptance]
+
+    theirs, ours = [], []
+    with bp.isolated(0), pyro.validation_enabled(False):
+        kernel = pyros(potential, adapt=False, step_size=step)
+        kernel.setup(0)
+        z = kernel.initial_params
+        for t in range(num):
+            calls, mean = potential.calls, kernel._mean_accept_prob
+            z = kernel.sample(z)
+            steps = potential.calls - calls
+            acceptance = kernel._mean_accept_prob * (t + 1) - mean * t
+            # A tree that was doubled d times took 2^d − 1 steps, and the one that it stopped in no more than 2^d.
+            theirs.append(series(z["all"].numpy(), math.floor(math.log2(steps + 1)), steps, acceptance))
+    rng, metric, gradient = np.random.default_rng(0), Metric([np.ones(3)]), gradient_of(potential)
+    start = potential.initial.numpy()
+    point = Point(start, *gradient(start))
+    for _ in range(5 * num):
+        done = nuts(rng, point, gradient, metric, step, 10)
+        point = done.point
+        assert 2**done.depth - 1 <= done.steps < 2 ** (done.depth + 1)
+        ours.append(series(point.z, math.floor(math.log2(done.steps + 1)), done.steps, done.acceptance))
+    check_alike(np.array(theirs)[None], np.array(ours).reshape(5, num, -1))
+
+
+def test_adaptation_is_pyros():
+    """Step sizes after the warm-up: one distribution."""
+    potential, sizes = LogGamma(), {"pyro": [], "own": []}
+    for seed in range(16):
+        with bp.isolated(seed), pyro.validation_enabled(False):
+            for name, kernel in {"pyro": pyros(potential), "own": own(FlatNUTS, potential, seed)}.items():
+                if name == "pyro" and seed >= 6:  # they take ten times as long
+                    continue
+                kernel.setup(100)
+                z = kernel.initial_params
+                for _ in range(100):
+                    z = kernel.sample(z)
+                sizes[name].append(math.log(kernel.step_size))
+    a, b = map(np.array, sizes.values())
+    error = math.sqrt(a.var(ddof=1) / len(a) + b.var(ddof=1) / len(b))
+    assert abs(a.mean() - b.mean()) < 4 * error and error < 0.2
+
+
+@pytest.mark.parametrize("kind", [FlatNUTS, FlatHMC])
+@pytest.mark.parametrize("mass", ["diagonal", "dense", "block"])
+def test_a_skewed_target(kind, mass):
+    """Moments to the third of log-gamma variables; a sign or a direction that is wrong would show in the odd ones."""
+    potential, draws = LogGamma(), []
+    for seed in (0, 1):
+        with bp.isolated(seed), np.errstate(all="ignore"):
+            kernel = own(kind, potential, seed, mass)
+            kernel.setup(200)
+            line = []
+            for t in range(1700):
+                kernel.step()
+                if t >= 200:
+                    line.append(kernel.point.z)
+            draws.append(line)
+    values = moments(np.array(draws), potential)
+    assert check(values, np.zeros(values.shape[-1])).max() < 0.3
+
+
+def test_metrics_agree():
+    """A diagonal one, the same as a matrix, and in two blocks: one trajectory; and it is reversible."""
+    potential = LogGamma()
+    gradient, scale = gradient_of(potential), np.array([0.5, 1.5, 2.0])
+    start = potential.initial.numpy() + 0.1
+    lines = []
+    for factors in ([scale], [np.diag(scale)], [np.diag(scale[:1]), np.diag(scale[1:])], [scale[:2], scale[2:]]):
+        metric = Metric(factors)
+        z, u, g = start, np.array([0.3, -1.0, 0.7]), gradient(start)[1]
+        for step in (0.1, 0.1, -0.1, 0.1):
+            z, u, _, g, kinetic = metric.leap(gradient, step)(z, u, g)
+        assert kinetic == pytest.approx(0.5 * u @ u)
+        lines.append(np.concatenate([z, u]))
+    assert all(np.allclose(line, lines[0], rtol=1e-12, atol=1e-12) for line in lines[1:])
+    back, forth = metric.leap(gradient, -0.1), metric.leap(gradient, 0.1)
+    again = forth(*(back(z, u, g)[i] for i in (0, 1, 3)))
+    assert np.allclose(again[0], z, rtol=1e-12) and np.allclose(again[1], u, rtol=1e-12)
+
+
+def test_a_fused_trajectory_is_the_same():
+    """HMC in one call of compiled code, beside step after step: as far as it lets itself be told apart."""
+    problem = correlated(inputs=3, num=30)
+    with bp.isolated(0):
+        potential = Potential(problem.entry().model(problem.schema), problem.data.x_train, problem.data.y_train)
+        metric = Metric([np.array([0.2, 0.3, 0.1, 0.2])])
+        assert fused(potential, metric) is None
+        assert potential.compile(1)
+    gradient, u = gradient_of(potential), np.array([1.0, -0.3, 0.2, 0.5])
+    start = potential.initial.numpy()
+    point = Point(start, *gradient(start))
+    ends = [move(point, u, 0.2, 7) for move in (fused(potential, metric), metric.trajectory(gradient))]
+    assert all(np.allclose(a, b, rtol=1e-6) for a, b in zip(ends[0][0], ends[1][0], strict=True))
+    assert ends[0][1] == pytest.approx(ends[1][1], rel=1e-6) and ends[0][2] == ends[1][2] == 7
+    assert np.array_equal(point.z, potential.initial.numpy())  # a point stays what it is
+
+
+def test_energy_is_kept():
+    """The error of a trajectory falls with the square of the step."""
+    potential = LogGamma()
+    gradient = gradient_of(potential)
+    start, trajectory = potential.initial.numpy(), Metric([np.ones(3)]).trajectory(gradient)
+    point, errors = Point(start, *gradient(start)), []
+    for step in (0.1, 0.05):
+        lost = [hmc(np.random.default_rng(s), point, trajectory, step, round(1 / step)) for s in range(20)]
+        errors.append(np.mean([1 - one.acceptance for one in lost]))
+    assert 2.5 < errors[0] / errors[1] < 6
+
+
+# -- bad luck --------------------------------------------------------------------------------------------------------
+class Broken(LogGamma):
+    """As ``LogGamma`` up to a wall; beyond it is ``beyond``: a density and a gradient."""
+
+    def __init__(self, density, gradient):
+        super().__init__()
+        self.beyond = density, gradient
+
+    def __call__(self, z):
+        density, gradient = super().__call__(z)
+        over = z[:, 0] > 1.0
+        if self.beyond[0] is not None:
+            density = torch.where(over, self.beyond[0], density)
+        return density, torch.where(over[:, None], self.beyond[1], gradient)
+
+
+@pytest.mark.parametrize("kind", [FlatNUTS, FlatHMC])
+@pytest.mark.parametrize(
+    "beyond",
+    [(math.nan, math.nan), (None, math.nan), (-math.inf, 0.0), (math.inf, 0.0), (-math.inf, math.nan)],
+    ids=["NaN", "a NaN gradient", "no density", "infinite density", "neither"],
+)
+def test_what_is_not_a_number_is_a_divergence(kind, beyond):
+    """It is counted, it is never where the chain goes, and what is drawn is right up to the wall."""
+    with bp.isolated(0), np.errstate(all="ignore"):
+        kernel = own(kind, Broken(*beyond), 0)
+        kernel.setup(60)
+        steps = [(kernel.step(), kernel.point.z[0]) for _ in range(400)]
+    assert sum(figures["diverging"] for figures, _ in steps) > 5
+    assert all(z <= 1.0 and math.isfinite(figures["lp"]) for figures, z in steps)
+    assert all(0 <= figures["acceptance_rate"] <= 1 for figures, _ in steps)
+    assert len({z for _, z in steps[60:]}) > 20
+
+
+def test_a_step_size_that_underflows():
+    class Elsewhere(LogGamma):
+        """Finite where the chain starts, and nowhere else."""
+
+        def __call__(self, z):
+            density, gradient = super().__call__(z)
+            return density, torch.where((z == self.initial).all(-1, keepdim=True), gradient, math.nan)
+
+    with bp.isolated(0), pytest.raises(bp.UserError, match=r"step size fell to .*start=map"):
+        own(FlatNUTS, Elsewhere(), 0).setup(100)
+
+    class Uphill(LogGamma):
+        """A gradient that is not the density's, once the first step size is found."""
+
+        def __call__(self, z):
+            density, gradient = super().__call__(z)
+            return density if self.calls < 50 else torch.full_like(density, -1e9) * self.calls, gradient
+
+    with bp.isolated(0), np.errstate(all="ignore"):
+        kernel = own(FlatNUTS, Uphill(), 0)
+        kernel.setup(200)
+        with pytest.raises(bp.UserError, match=r"step size fell to .* at transition \d+"):
+            for _ in range(200):
+                kernel.step()
+
+
+def test_it_is_a_pyro_kernel():
+    """In Pyro's own ``MCMC``."""
+    potential = LogGamma()
+    with bp.isolated(0):
+        kernel = own(FlatNUTS, potential, 0)
+        settings = dict(num_samples=50, warmup_steps=50, disable_progbar=True)
+        sampler = mcmc.MCMC(kernel, initial_params=kernel.initial_params, **settings)
+        sampler.run()
+        assert sampler.get_samples()["all"].shape == (50, 3)
+        assert sampler.diagnostics()["acceptance rate"]["chain 0"] >= 0
