@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -12,6 +13,8 @@ import torch
 
 from bnn_pyro import metrics, plots
 from bnn_pyro.datasets.dataset import Dataset
+from bnn_pyro.diagnosis import read_diagnosis
+from bnn_pyro.diagnostics import Diagnosis
 from bnn_pyro.diagnostics.arviz_bridge import LEAST_TAIL, psis
 from bnn_pyro.diagnostics.draws import KINDS, kind
 from bnn_pyro.diagnostics.importance import GOOD_K, Loo, NoWeights, importance_weights, leave_one_out
@@ -37,8 +40,9 @@ HELD_OUT = (
 )
 LEFT_OUT = (
     "What each run would have said of every training row had it not seen that row, by Pareto-smoothed importance "
-    "sampling from the draws of its chains (PSIS-LOO, Vehtari et al. 2017): it needs no test rows. A row with a Pareto "
-    "k above 0.7 is estimated badly; with more than a few of them the ranking on test rows is the one to believe."
+    "sampling from its draws (PSIS-LOO, Vehtari et al. 2017): it needs no test rows, but the draws of chains, or of an "
+    "approximation that is close to the posterior. A row with a Pareto k above 0.7 is estimated badly; with more than "
+    "a few of them the ranking on test rows is the one to believe."
 )
 
 
@@ -85,7 +89,7 @@ def compare_runs(folders: Mapping[RunFolder, Recipe], *, show: bool = True) -> C
         runs.append(dataclasses.replace(folder.facts(label), metrics=scores))
         posteriors.append(posterior)
         with progress_bar(f"leave-one-out {label}", show) as report:
-            left_out[label] = _left_out(posterior, data, truth)
+            left_out[label] = _left_out(posterior, data, truth, read_diagnosis(folder))
             report(1, 1)
     differences = {
         run.label: paired_differences(prediction, predictions[0], truth.y_test)
@@ -97,8 +101,8 @@ def compare_runs(folders: Mapping[RunFolder, Recipe], *, show: bool = True) -> C
     return Comparison(runs, differences, rankings, draw_comparison(runs, posteriors, predictions, truth))
 
 
-def _left_out(posterior: Posterior, data: Dataset, truth: Dataset) -> Loo | str:
-    """PSIS-LOO of one run, or the reason why it has none."""
+def _left_out(posterior: Posterior, data: Dataset, truth: Dataset, known: Diagnosis | None = None) -> Loo | str:
+    """PSIS-LOO of one run, or the reason why it has none, which its diagnosis may know already."""
     if len(data.y_train) != len(truth.y_train) or not torch.equal(data.y_train, truth.y_train):
         return "was trained on other rows than the first run, so that leaving them out compares nothing"
     what = kind(posterior)
@@ -108,14 +112,16 @@ def _left_out(posterior: Posterior, data: Dataset, truth: Dataset) -> Loo | str:
         return leave_one_out(posterior, data)
     if what != "approximation":
         return f"no chains, so nothing to leave rows out by: {KINDS[what]}"
-    try:
-        draws, log_weights = importance_weights(posterior, data)
-    except NoWeights as reason:
-        return f"is an approximation whose draws cannot be reweighted: {reason}"
-    k = float(psis(log_weights[None])[1][0])
-    if not k <= GOOD_K:
-        return f"is an approximation whose draws cannot be reweighted: its k-hat is {k:.2f}, above {GOOD_K}"
-    return leave_one_out(draws, data, log_weights)
+    k, why = math.nan if known is None else known.statistics.get("khat", math.nan), ""
+    if not k > GOOD_K:
+        try:
+            draws, log_weights = importance_weights(posterior, data)
+            k = float(psis(log_weights[None])[1][0])
+        except NoWeights as reason:
+            why = str(reason)
+    if k <= GOOD_K and not why:
+        return leave_one_out(draws, data, log_weights)
+    return f"an approximation whose draws cannot be reweighted: {why or f'its k-hat is {k:.2f}, above {GOOD_K}'}"
 
 
 def _loo_ranking(found: Mapping[str, Loo | str], num: int) -> Ranking:

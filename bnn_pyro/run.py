@@ -220,7 +220,9 @@ def _parsers() -> tuple[Parser, dict[str, Parser]]:
     parsers = {}
     for name, (add_options, summary, examples) in COMMANDS.items():
         epilog = "examples:\n" + "\n".join(f"  {PROGRAM} {example}" for example in examples)
-        parsers[name] = commands.add_parser(name, help=summary, description=summary.capitalize() + ".", epilog=epilog)
+        parsers[name] = commands.add_parser(
+            name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.", epilog=epilog
+        )
         add_options(parsers[name])
     return top, parsers
 

@@ -92,7 +92,7 @@ TABLES: tuple[tuple[str, str, dict[str, Statistic]], ...] = (
             "loo_rows": Statistic("training rows", "all of them, or some evenly chosen", WHOLE),
             "elpd_loo": Statistic("log predictive density", "nats, summed over the rows; higher is better", "{:,.1f}"),
             "elpd_loo_se": Statistic("its standard error", "over other such rows, nats", "{:,.1f}"),
-            "p_loo": Statistic("effective number of weights", "how much each row helps to predict itself", "{:,.1f}"),
+            "p_loo": Statistic("effective number of parameters", "what rows add to their own density", "{:,.1f}"),
             "pareto_k_max": Statistic(
                 "largest Pareto k", "how much one row moves the posterior", "{:.2f}", "up to 0.7"
             ),

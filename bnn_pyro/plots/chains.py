@@ -1,7 +1,7 @@
 """What chains of draws look like: traces with ranks, intervals by chain, energies, autocorrelation.
 
-All from plain arrays, C chains of D draws of M quantities. With hundreds of chains a few are drawn as lines, evenly
-chosen, over the range of all of them; every picture says how many it shows.
+All from plain arrays, C chains of D draws of M quantities. With hundreds of chains a few are drawn as lines, from the
+one with the lowest mean to that with the highest, over the range of all; every picture says how many it shows.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from bnn_pyro.plots.style import (
 
 __all__ = ["autocorrelation", "chain_traces", "energy", "forest", "trace_ranks"]
 
-#: Chains that are drawn as lines; with more, these are evenly chosen.
+#: Chains that are drawn as lines; of more, so many, evenly chosen by their means.
 MOST_CHAINS = 8
 #: Rows of a rank plot at most: with more chains, neighbours share a row.
 MOST_ROWS = 64
@@ -215,9 +215,9 @@ def _quantities(values: ArrayLike, labels: Sequence[str]) -> np.ndarray:
 
 
 def _lines(ax: Axes, values: np.ndarray) -> None:
-    """One line a chain; of many, a few over the range of all."""
+    """One line a chain; of many, a few over the range of all, from the lowest mean to the highest."""
     draw, chains = np.arange(1, values.shape[1] + 1), values.shape[0]
-    shown = _evenly(chains, MOST_CHAINS)
+    shown = np.sort(values.mean(1).argsort(kind="stable")[_evenly(chains, MOST_CHAINS)])
     if chains > len(shown):
         low, high = np.nanquantile(values, (0.05, 0.95), axis=0)
         ax.fill_between(draw, low, high, color="0.85", linewidth=0, label=f"5–95 % of {chains} chains")
@@ -272,7 +272,7 @@ def _evenly(of: int, most: int) -> np.ndarray:
 def _how_many(chains: int) -> str:
     if chains <= MOST_CHAINS:
         return f"{chains} chain{'s' if chains > 1 else ''}"
-    return f"{MOST_CHAINS} of {chains} chains, grey: 5–95 % of all"
+    return f"{MOST_CHAINS} of {chains} chains, lowest to highest; grey: 5–95 %"
 
 
 def _short(label: str, most: int) -> str:
