@@ -192,7 +192,7 @@ def autocorrelation(values: ArrayLike, labels: Sequence[str], *, draws: int | No
     if draws:
         ax.axhspan(-1.96 / draws**0.5, 1.96 / draws**0.5, color="0.88", linewidth=0, label="95 % if independent")
     ax.axhline(0, color=REFERENCE, linewidth=0.8)
-    far = np.flatnonzero((np.abs(values[:MOST_TRACES]) > 3 / max(draws or 100, 9) ** 0.5).any(0))
+    far = np.flatnonzero((np.abs(values[:MOST_TRACES]) > max(0.1, 4 / (draws or 100) ** 0.5)).any(0))
     values = values[:, : max(20, 2 * (far.max(initial=0) + 1))]  # what follows is noise
     lags = np.arange(values.shape[1])
     for m, row in enumerate(values[:MOST_TRACES]):
