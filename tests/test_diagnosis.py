@@ -71,7 +71,7 @@ def written(folder):
 
 
 # -- diagnose ----------------------------------------------------------------------------------------------------------
-def test_diagnose_writes_what_the_library_finds(runs, capsys):
+def test_diagnose_writes_what_the_library_finds(runs, capsys, monkeypatch):
     folder = runs / "good"
     before = written(folder)
     assert main(["diagnose", str(folder), "--quiet"]) == 0
@@ -94,9 +94,10 @@ def test_diagnose_writes_what_the_library_finds(runs, capsys):
     assert kept.verdicts == found.verdicts and kept.statistics == pytest.approx(dict(found.statistics), nan_ok=True)
     assert f"{found.statistics['rhat_max']:.3f}" in text and f"{found.statistics['rhat_max']:.3f}" in html
     assert diagnostics.load_netcdf(folder / "posterior.nc").posterior.sizes["chain"] == 4
-    (folder / "figures" / "diagnose-elbo.png").write_bytes(b"of another posterior")
+    (folder / "figures" / "mine.png").write_bytes(b"mine")
+    monkeypatch.setattr("bnn_pyro.diagnosis.folder.draw_diagnosis", lambda *args: [])
     assert main(["diagnose", str(folder), "--quiet", "--no-netcdf"]) == 0
-    assert not (folder / "figures" / "diagnose-elbo.png").exists()
+    assert [p.name for p in (folder / "figures").iterdir()] == ["mine.png"], "figures that no longer apply are removed"
 
 
 @pytest.mark.usefixtures("no_figures")

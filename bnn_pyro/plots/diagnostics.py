@@ -110,7 +110,8 @@ def pareto_k(k: ArrayLike, *, rows: ArrayLike | None = None, ax: Axes | None = N
         ax.annotate(str(rows[i]), (rows[i], k[i]), (4, 0), textcoords="offset points", size=7, va="center")
     held = k[np.isfinite(k)]
     top = max(1.0, held.max() + 0.08) if len(held) else 1.0
-    ax.set(xlabel="training row (the first is 0)", ylabel="Pareto k", xlim=(-0.02 * (rows.max() + 1), 1.04 * (rows.max() + 1)))
+    ax.set(xlabel="training row (the first is 0)", ylabel="Pareto k")
+    ax.set_xlim(-0.02 * (rows.max() + 1), 1.04 * (rows.max() + 1))
     ax.set_ylim(min(0, held.min() - 0.05) if len(held) else 0, top)
     ax.set_title(f"largest k {held.max():.2f}; {bad.sum():,} of {len(k):,} rows above {BAD_K}" if len(held) else "no k")
     legend_below(ax, columns=3)
