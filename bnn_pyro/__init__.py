@@ -23,6 +23,7 @@ _HOMES = {
     "METHODS": "inference",
     "HMC": "inference",
     "NUTS": "inference",
+    "ChEES": "inference",
     "SGHMC": "inference",
     "SGLD": "inference",
     "MAP": "inference",

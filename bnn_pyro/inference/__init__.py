@@ -1,5 +1,6 @@
 """Ways to infer a posterior, each a frozen dataclass of settings with the verb ``run``."""
 
+from bnn_pyro.inference.chees import ChEES
 from bnn_pyro.inference.dropout import MCDropout
 from bnn_pyro.inference.ensemble import Ensemble
 from bnn_pyro.inference.laplace import Laplace
@@ -19,8 +20,23 @@ METHODS: dict[str, type[Method]] = {
     "ensemble": Ensemble,
     "hmc": HMC,
     "nuts": NUTS,
+    "chees": ChEES,
     "sghmc": SGHMC,
     "sgld": SGLD,
 }
 
-__all__ = ["HMC", "MAP", "METHODS", "MLE", "NUTS", "SGHMC", "SGLD", "SVI", "Ensemble", "Laplace", "MCDropout", "Method"]
+__all__ = [
+    "HMC",
+    "MAP",
+    "METHODS",
+    "MLE",
+    "NUTS",
+    "SGHMC",
+    "SGLD",
+    "SVI",
+    "ChEES",
+    "Ensemble",
+    "Laplace",
+    "MCDropout",
+    "Method",
+]

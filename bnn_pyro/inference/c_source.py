@@ -47,7 +47,7 @@ POINTWISE = {
     aten.minimum: "smaller{f}({0}, {1})",
     aten.clamp_min: "larger{f}({0}, {1})",
     aten.clamp_max: "smaller{f}({0}, {1})",
-    aten.where: "({0} ? {1} : {2})",
+    aten.where: "choose{f}({0}, {1}, {2})",
     aten.gt: "({0} > {1})",
     aten.ge: "({0} >= {1})",
     aten.lt: "({0} < {1})",
@@ -87,6 +87,7 @@ float powf(float, float); void *aligned_alloc(unsigned long, unsigned long); voi
   static inline type larger##f(type a, type b) { return a > b || a != a ? a : b; } \\
   static inline type smaller##f(type a, type b) { return a < b || a != a ? a : b; } \\
   static inline type leaky##f(type a, type slope) { return a > 0 ? a : a * slope; } \\
+  static inline type choose##f(int c, type a, type b) { return c ? a : b; } \\
   static inline type square##f(type a) { return a * a; } \\
   static inline type gelu##f(type a) { return a * (type)0.5 * (1 + erf##f(a * (type)0.70710678118654752)); }
 INLINE(double, ) INLINE(float, f)
@@ -181,7 +182,8 @@ class _Writer:
             # Where it is wanted twice, it is kept: an expression would be worked out twice.
             return made if len(node.users) == 1 else self._stored(made)
         special = {aten.sum: self._sum, aten.amax: self._amax, aten.mm: self._mm, aten.bmm: self._mm,
-                   aten.scatter_add: self._scatter, aten.cat: self._cat}  # fmt: skip
+                   aten.scatter_add: self._scatter, aten.cat: self._cat, aten.slice_scatter: self._slice_scatter,
+                   aten.select_scatter: self._select_scatter}  # fmt: skip
         if packet not in special:
             raise Unsupported(f"the operator {packet}")
         return special[packet](like, *held[0])
@@ -258,10 +260,12 @@ class _Writer:
     # -- loops -------------------------------------------------------------------------------------------------------
     def _loop(self, shape: Sequence[int], stride: Sequence[int], body: Callable[[list[str]], str], depth: str = "i") -> None:
         """``body`` for every index; the smallest stride innermost."""
+        if 0 in shape:
+            return
         index = [f"{depth}{d}" if n > 1 else "0" for d, n in enumerate(shape)]
         order = sorted((d for d, n in enumerate(shape) if n > 1), key=lambda d: -stride[d])
         for d in order:
-            pragma = "\n#pragma GCC ivdep\n" if d == order[-1] else ""
+            pragma = "\n\n" if d == order[-1] else ""
             self.lines.append(f"{pragma}for (long {index[d]} = 0; {index[d]} < {shape[d]}; {index[d]}++) {{")
         self.lines.append(body(index) + "}" * len(order))
 
@@ -308,8 +312,8 @@ class _Writer:
         axis = along[0]
         other = "m" if axis == "n" else "n"
         self.lines.append(
-            f"{batch}{loop[other]}{{\n#pragma GCC ivdep\n{loop[axis]}{out} = 0;\n"
-            f"{loop['k']}{{\n#pragma GCC ivdep\n{loop[axis]}{out} += {x} * {y}; }} }}"
+            f"{batch}{loop[other]}{{\n\n{loop[axis]}{out} = 0;\n"
+            f"{loop['k']}{{\n\n{loop[axis]}{out} += {x} * {y}; }} }}"
         )
         return made
 
@@ -320,6 +324,23 @@ class _Writer:
         put = lambda i: made([*i[:dim], chosen(i), *i[dim + 1 :]])  # noqa: E731
         self._loop(shape, list(range(len(shape), 0, -1)), lambda i: f"{put(i)} += {source(i)};")
         return made
+
+    def _slice_scatter(
+        self, like: Tensor, base: object, part: object, dim: int = 0, start: int | None = 0, *rest: int
+    ) -> Array:
+        if rest[1:] and rest[1] != 1:
+            raise Unsupported("slices with a step")
+        made, base, part, dim = self._new(like), self._array(base), self._array(part), dim % like.dim()
+        self._loop(like.shape, like.stride(), lambda i: f"{made(i)} = {base(_broadcast(i, base.like.shape))};")
+        start = (start or 0) % max(1, like.shape[dim])
+        shift = lambda i: [f"({e} + {start})" if d == dim else e for d, e in enumerate(i)]  # noqa: E731
+        self._loop(part.like.shape, like.stride(), lambda i: f"{made(shift(i))} = {part(i)};")
+        return made
+
+    def _select_scatter(self, like: Tensor, base: object, part: object, dim: int, index: int) -> Array:
+        source, dim = self._stored(part), dim % like.dim()
+        wide = Array(source.like.unsqueeze(dim), source.buffer)
+        return self._slice_scatter(like, base, wide, dim, index % like.shape[dim])
 
     def _cat(self, like: Tensor, parts: Sequence, dim: int = 0) -> Array:
         made, start, dim = self._new(like), 0, dim % like.dim()

@@ -2,7 +2,7 @@
 
 A Python call of an operator costs more than what it computes for a small network: one gradient of 50 weights takes a
 millisecond as some two hundred operators, and a fiftieth of that as one piece of C that runs through the arrays of one
-chain, chain after chain, on as many cores as torch may use. What is not supported, or a machine without a compiler,
+chain, chain after chain, on all cores that OMP_NUM_THREADS allows. What is not supported, or a machine without a compiler,
 raises ``NotCompiled``; on a GPU, and where matrices are large, operators are the faster way anyhow.
 """
 
@@ -32,8 +32,8 @@ MATHS = "-fno-math-errno -fno-trapping-math -fno-signed-zeros -fassociative-math
 FLAGS = (["-O3", "-march=native", "-fopenmp", *MATHS], ["-O3", "-fopenmp", *MATHS], ["-O2"])
 
 DRIVER = """
-void evaluate(const double *z, double *density, double *g, long chains, long size, int threads) {
-#pragma omp parallel num_threads(threads) if (chains > 1)
+void evaluate(const double *z, double *density, double *g, long chains, long size) {
+#pragma omp parallel if (chains > 1)
   {
     char *work = aligned_alloc(64, WORK);
 #pragma omp for schedule(dynamic)
@@ -43,8 +43,8 @@ void evaluate(const double *z, double *density, double *g, long chains, long siz
 }
 /* steps of (r += e/2 g; z += e m r; r += e/2 g), each chain for itself; a chain ends where its density is not finite */
 void leapfrog(double *z, double *r, double *density, double *g, const double *m, const double *step, long steps,
-              long chains, long size, int threads) {
-#pragma omp parallel num_threads(threads) if (chains > 1)
+              long chains, long size) {
+#pragma omp parallel if (chains > 1)
   {
     char *work = aligned_alloc(64, WORK);
 #pragma omp for schedule(dynamic)
@@ -74,8 +74,8 @@ class CompiledGradient:
         self._library, self._constants, self.size = library, constants, size
         library.bind((ctypes.c_void_p * max(1, len(constants)))(*(k.data_ptr() for k in constants)))
         long, pointer = ctypes.c_long, ctypes.c_void_p
-        library.evaluate.argtypes = [pointer] * 3 + [long, long, ctypes.c_int]
-        library.leapfrog.argtypes = [pointer] * 6 + [long, long, long, ctypes.c_int]
+        library.evaluate.argtypes = [pointer] * 3 + [long, long]
+        library.leapfrog.argtypes = [pointer] * 6 + [long, long, long]
         library.evaluate.restype = library.leapfrog.restype = library.bind.restype = None
 
     def __call__(self, z: Tensor) -> tuple[Tensor, Tensor]:
@@ -83,7 +83,7 @@ class CompiledGradient:
         z = z.contiguous()
         density, gradient = z.new_empty(len(z)), torch.empty_like(z)
         pointers = z.data_ptr(), density.data_ptr(), gradient.data_ptr()
-        self._library.evaluate(*pointers, len(z), self.size, torch.get_num_threads())
+        self._library.evaluate(*pointers, len(z), self.size)
         return density, gradient
 
     def leapfrog(
@@ -91,7 +91,7 @@ class CompiledGradient:
     ) -> None:
         """``steps`` steps of C chains, in place; all float64 and contiguous, inverse_mass (P,), step (C,)."""
         pointers = (t.data_ptr() for t in (z, r, density, gradient, inverse_mass, step))
-        self._library.leapfrog(*pointers, steps, len(z), self.size, torch.get_num_threads())
+        self._library.leapfrog(*pointers, steps, len(z), self.size)
 
 
 def compile_gradient(gradient: Callable[[Tensor], tuple[Tensor, Tensor]], z: Tensor) -> CompiledGradient:

@@ -37,7 +37,7 @@ __all__ = ["LastLayer"]
 
 #: Variants whose point estimate a last layer can stand on.
 FOUNDATIONS = {"convnet": ConvNet, "mlp": MLP}
-_METHODS = ("svi", "laplace", "sghmc", "sgld", "nuts", "hmc", "map", "mle")
+_METHODS = ("svi", "laplace", "sghmc", "sgld", "nuts", "hmc", "chees", "map", "mle")
 
 #: Data set -> prior, chosen by the ELBO and held-out rows, and settings by method.
 _TUNED: dict[str, tuple[str, dict[str, dict]]] = {

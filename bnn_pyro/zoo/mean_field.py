@@ -47,7 +47,7 @@ class MeanField:
 
     summary: ClassVar[str] = "A mean and a standard deviation for every weight (Bayes by Backprop)"
     paper: ClassVar[str] = "Blundell et al. 2015, arXiv:1505.05424"
-    methods: ClassVar[tuple[str, ...]] = ("svi", "map", "mle", "hmc", "nuts", "sghmc", "sgld")
+    methods: ClassVar[tuple[str, ...]] = ("svi", "map", "mle", "hmc", "nuts", "chees", "sghmc", "sgld")
     fits: ClassVar[Mapping[str, Mapping[str, Fit]]] = {
         "toy-curve": {
             "svi": Fit(

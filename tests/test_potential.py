@@ -1,0 +1,243 @@
+"""The log joint in flat coordinates: against Pyro's own trace, on constrained sites, compiled; and what it refuses."""
+
+import warnings
+
+import pyro
+import pyro.distributions as dist
+import pyro.poutine as poutine
+import pytest
+import torch
+from torch import nn
+
+import bnn_pyro as bp
+from bnn_pyro.inference import compiled
+from bnn_pyro.inference.potential import Potential
+from bnn_pyro.inference.whitening import coordinates
+
+TASKS = {"fixed": 0, "learned": 0, "heteroscedastic": 0, "binary": 2, "classes": 3}
+
+
+def potential(task="binary", hidden=(4,), temperature=1.0, **settings):
+    g = torch.Generator().manual_seed(0)
+    x, classes = torch.randn(12, 3, generator=g), TASKS[task]
+    kind = "classification" if classes else "regression"
+    units = dict(y_shift=0.0 if classes else 5.0, y_scale=1.0 if classes else 2.0)
+    schema = bp.Schema(kind, (3,), classes=tuple("abc"[:classes]), **units)
+    y = torch.arange(12) % classes if classes else 5 + 2 * torch.randn(12, generator=g)
+    if not classes:
+        settings["noise"] = 0.5 if task == "fixed" else task
+    with bp.isolated(0):
+        return Potential(bp.MeanField(hidden=hidden, **settings).model(schema), x, y, temperature)
+
+
+def draws(target, num=5):
+    with bp.isolated(1):
+        return target.prior_draws(num)
+
+
+def by_pyro(target, z):
+    """log p(w) + log p(y | x, w)/T of one z, term by term, by a trace of the model."""
+    w = {site: value[0] for site, value in target.weights(z[None]).items()}
+    with poutine.trace() as trace, poutine.condition(data=w):
+        target.model(target.x, target.y)
+    total = 0.0
+    for name, site in trace.trace.nodes.items():
+        if site["type"] == "sample" and not poutine.util.site_is_subsample(site):
+            term = site["fn"].log_prob(site["value"]).double().sum()
+            total += term / (target.temperature if name == "y" else 1.0)
+    return total
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_it_is_pyro_s_log_joint(task):
+    target = potential(task, temperature=0.5)
+    z = draws(target)
+    density, gradient = target(z)
+    assert density.dtype == gradient.dtype == torch.float64 and gradient.shape == z.shape
+    for row in range(len(z)):
+        assert density[row].item() == pytest.approx(by_pyro(target, z[row]).item(), rel=1e-6)
+    # The gradient against central differences along a random direction, in units of the step's own error.
+    direction = torch.randn(z.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    target.model.double()
+    target._dtype, target.x = torch.float64, target.x.double()
+    slope = (target(z + 1e-5 * direction)[0] - target(z - 1e-5 * direction)[0]) / 2e-5
+    torch.testing.assert_close((target(z)[1] * direction).sum(1), slope, rtol=1e-4, atol=1e-4)
+
+
+def test_there_and_back():
+    target = potential("learned")
+    z = draws(target)
+    torch.testing.assert_close(target.position(target.weights(z)), z, rtol=1e-6, atol=1e-6)
+    assert {s: v.shape for s, v in target.weights(z.view(5, 1, -1)).items()} == {
+        s: (5, 1, *v.shape) for s, v in target.model.initial.items()
+    }
+
+
+@pytest.mark.parametrize("prior", ["fan-in:1", "gamma:1,1", "scale-mixture"])
+@pytest.mark.parametrize("task", TASKS)
+def test_compiled(task, prior):
+    """As good as the operators, for any number of chains; by the check, and by comparison."""
+    activation = dict(fixed="relu", learned="leaky_relu", heteroscedastic="sigmoid", binary="tanh", classes="gelu")[task]
+    target = potential(task, hidden=(4, 3), activation=activation, prior=prior)
+    z = draws(target, 7)
+    expected = target(z)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert target.compile(3)
+    for found, value in zip(target(z), expected, strict=True):
+        torch.testing.assert_close(found, value, rtol=1e-4, atol=1e-4)
+    alone = [target(row[None]) for row in z]
+    assert torch.equal(torch.cat([density for density, _ in alone]), target(z)[0])
+
+
+@pytest.mark.parametrize("task", ["learned", "binary", "classes"])
+def test_compiled_in_whitened_coordinates(task):
+    target = potential(task, hidden=())
+    with bp.isolated(0):
+        target.space = coordinates(target)
+    z = draws(target)
+    expected = target(z)
+    assert target.compile(1)
+    for found, value in zip(target(z), expected, strict=True):
+        torch.testing.assert_close(found, value, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_leapfrog(fast):
+    """Time-reversible, of second order in the step, and the same compiled or not."""
+    target = potential("binary", activation="tanh")
+    if fast:
+        assert target.compile(1)
+    z0 = draws(target, 3)
+    g = torch.Generator().manual_seed(3)
+    r0 = torch.randn(z0.shape, generator=g, dtype=torch.float64)
+    mass = torch.rand(target.size, generator=g, dtype=torch.float64) + 0.5
+
+    def travel(z, r, step, steps):
+        z, r = z.clone(), r.clone()
+        density, gradient = (t.clone() for t in target(z))
+        target.leapfrog(z, r, density, gradient, mass, torch.full((3,), step, dtype=torch.float64), steps)
+        torch.testing.assert_close(density, target(z)[0])
+        return z, r, 0.5 * (mass * r * r).sum(1) - density
+
+    z, r, energy = travel(z0, r0, 0.05, 10)
+    back, momentum, start = travel(z, -r, 0.05, 10)
+    torch.testing.assert_close(back, z0, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(-momentum, r0, rtol=1e-4, atol=1e-4)
+    start = 0.5 * (mass * r0 * r0).sum(1) - target(z0)[0]
+    coarse = (travel(z0, r0, 0.2, 5)[2] - start).abs().max()
+    fine = (travel(z0, r0, 0.05, 20)[2] - start).abs().max()
+    assert fine < coarse / 8  # of second order: a sixteenth
+
+
+class Constrained(nn.Module):
+    """A scale, a share of three and a weight: sites that are not on the whole line."""
+
+    width = 1
+
+    def __init__(self, shares=True):
+        super().__init__()
+        self.shares = shares
+        self.initial = {"w": torch.tensor(0.1), "scale": torch.tensor(1.5)}
+        if shares:
+            self.initial["shares"] = torch.tensor([0.2, 0.5, 0.3])
+
+    def forward(self, x, y=None):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        scale = pyro.sample("scale", dist.Gamma(2.0, 1.0))
+        loc = w.unsqueeze(-1) * x[:, 0]
+        if self.shares:
+            loc = loc + (pyro.sample("shares", dist.Dirichlet(torch.ones(3))) ** 2).sum(-1, keepdim=True)
+        with pyro.plate("data", len(x), dim=-1):
+            return pyro.sample("y", dist.Normal(loc, scale.unsqueeze(-1)), obs=y)
+
+
+def test_constrained_sites():
+    """log |J| of a log and of a stick-breaking transform, by hand, against torch's own."""
+    x, y = torch.ones(6, 1), torch.linspace(-1, 1, 6)
+    with bp.isolated(0):
+        target = Potential(Constrained(), x, y)
+        z = target.prior_draws(4)
+    assert target.size == 4
+    w = target.weights(z)
+    assert (w["scale"] > 0).all()
+    torch.testing.assert_close(w["shares"].sum(-1), torch.ones(4))
+    transform = torch.distributions.biject_to(dist.Dirichlet(torch.ones(3)).support)
+    for row in range(4):
+        one = {s: v[row] for s, v in w.items()}
+        free = transform.inv(one["shares"].double())
+        jacobian = one["scale"].log() + transform.log_abs_det_jacobian(free, one["shares"].double())
+        assert target(z)[0][row].item() == pytest.approx((by_pyro(target, z[row]) + jacobian).item(), rel=1e-4)
+
+
+def test_memory_is_bounded(monkeypatch):
+    from bnn_pyro.inference import potential as module
+
+    target = potential("classes")
+    z = draws(target, 9)
+    expected = target(z)
+    monkeypatch.setattr(module, "MAX_MEMORY", 2 * 4 * 12 * 4)
+    for found, value in zip(target(z), expected, strict=True):
+        torch.testing.assert_close(found, value)
+
+
+# -- what it refuses -------------------------------------------------------------------------------------------------
+class Discrete(nn.Module):
+    initial = {"k": torch.tensor(1.0)}  # noqa: RUF012
+    width = 1
+
+    def forward(self, x, y=None):
+        k = pyro.sample("k", dist.Bernoulli(0.5))
+        with pyro.plate("data", len(x), dim=-1):
+            return pyro.sample("y", dist.Normal(k, 1.0).expand([len(x)]), obs=y)
+
+
+def test_discrete_sites_are_refused():
+    with bp.isolated(0), pytest.raises(bp.UserError, match="latent site 'k' is discrete"):
+        Potential(Discrete(), torch.zeros(3, 1), torch.zeros(3))
+
+
+def test_a_site_without_a_start_is_refused():
+    model = Constrained(shares=False)
+    del model.initial["scale"]
+    with bp.isolated(0), pytest.raises(bp.UserError, match="no value for its latent site 'scale'"):
+        Potential(model, torch.zeros(3, 1), torch.zeros(3))
+
+
+def test_an_infinite_density_is_refused():
+    x, y = torch.ones(6, 1), torch.full((6,), 1e30)
+    with bp.isolated(0), pyro.validation_enabled(False), pytest.raises(bp.UserError, match="log joint density is -inf"):
+        Potential(Constrained(shares=False), x, y)
+
+
+def test_an_improper_prior_is_refused():
+    with pytest.raises(bp.UserError, match="proper prior"):
+        potential(prior="log-uniform")
+
+
+# -- where there is no compiled gradient -------------------------------------------------------------------------------
+def test_no_compiler(monkeypatch):
+    monkeypatch.setattr(compiled.shutil, "which", lambda name: None)
+    target = potential()
+    z = draws(target)
+    before = target(z)
+    with pytest.warns(UserWarning, match="not compiled.*no C compiler"):
+        assert not target.compile(1)
+    assert all(torch.equal(a, b) for a, b in zip(before, target(z), strict=True))
+
+
+def test_a_wrong_result_is_refused(monkeypatch):
+    """A planted fault: a compiler that gets one operator wrong is found out."""
+    from bnn_pyro.inference import c_source
+
+    monkeypatch.setitem(c_source.POINTWISE, torch.ops.aten.tanh, "sin{f}({0})")
+    with pytest.warns(UserWarning, match="its result is off by"):
+        assert not potential(activation="tanh").compile(1)
+
+
+def test_an_operator_without_c_is_told():
+    target = potential("fixed")
+    plain = target.model.net.activation
+    target.model.net.activation = lambda f: torch.special.i0(plain(f))
+    with pytest.warns(UserWarning, match="not compiled.*has no C form"):
+        assert not target.compile(1)
