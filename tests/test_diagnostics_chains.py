@@ -178,7 +178,12 @@ def test_stuck_chains():
 
 
 def test_many_chains_raise_no_false_alarm():
-    assert not stuck_chains(log_joints(512, 20), np.random.default_rng(1).standard_normal((2, 512, 20))).any()
+    moving = np.random.default_rng(1).standard_normal((2, 512, 20))
+    assert not stuck_chains(log_joints(512, 20), moving).any()
+    slow = series(6, 512, 220, 0.95)[5, :, 200:]  # twenty draws, of which each chain remembers the first to the last
+    assert not stuck_chains(slow, moving).any()
+    slow[7] -= 8 * slow.std()
+    assert np.flatnonzero(stuck_chains(slow, moving)).tolist() == [7]
 
 
 def test_sampler_statistics():
@@ -189,8 +194,12 @@ def test_sampler_statistics():
     found = sampler_statistics(stats, {"max_tree_depth": 3})
     assert found["divergences"] == 3 and found["divergent_chains"] == 2 and found["acceptance_mean"] == 0.75
     assert found["max_tree_share"] == 0.5
-    assert found["bfmi_min"] == pytest.approx((20 / 3) / 9)  # differences 0, −4, −2; variance of 7, 7, 3, 1
+    assert found["bfmi_min"] == pytest.approx((20 / 3) / 6.75)  # differences 0, −4, −2; variance of 7, 7, 3, 1
     assert sampler_statistics(stats, {"max_steps": 8})["max_tree_share"] == 0
     depth = dict(tree_depth=np.array([[3.0, 2, 2, 2]]))
     assert sampler_statistics(depth, {"max_tree_depth": 3}) == {"max_tree_share": 0.25}
     assert sampler_statistics({}, {"max_tree_depth": 3}) == {}
+    assert sampler_statistics({"n_steps": steps * 2}, {"max_steps": 7, "thin": 2}) == {"max_tree_share": 0.5}
+    short, energy = np.random.default_rng(0).standard_normal((2, 256, 10))[0], series(6, 4, 500, 0.5)[5]
+    assert sampler_statistics({"energy": short}, {})["bfmi_min"] == pytest.approx(2, rel=0.1)  # pooled
+    assert sampler_statistics({"energy": energy}, {})["bfmi_min"] == pytest.approx(bfmi(energy).min())

@@ -78,7 +78,7 @@ def test_series_for_the_figures():
     assert shapes["weights"] == (*drawn, 5) and series["weight_labels"][0] == "layers.0.weight[0, 0]"
     assert all(shapes[name] == drawn for name in ("energy", "diverging", "lp"))
     assert all(shapes[name] == (20,) for name in ("rhat", "ess_bulk", "ess_tail"))
-    assert all(shapes[name] == (60,) for name in ("pareto_k", "loo_pit", "elpd_rows", "loo_rows", "observed"))
+    assert all(shapes[name] == (60,) for name in ("pareto_k", "loo_pit", "elpd_rows", "loo_row_numbers", "observed"))
     assert shapes["replicated"][1] == 60
     prediction = bp.predict(exact(), DATA.x_test, num_draws=2000)
     assert series["output_labels"][0] == "mean of y, test point 1"
@@ -173,6 +173,18 @@ def test_superchains():
 
     found = function_space(exact(slow, 128, 10, stats={"superchain": groups}), DATA.x_test)
     assert found.nested and found.worst == pytest.approx(nested.statistics["rhat_max"], rel=1e-4)
+
+
+def test_superchains_of_a_draw_or_two():
+    """A nested R-hat needs no more; effective draws cannot be counted, and that is said."""
+    from bnn_pyro.diagnostics import function_space
+
+    groups = torch.arange(128).div(32, rounding_mode="floor")[:, None].expand(128, 2)
+    posterior = exact(chains=128, draws=2, stats={"superchain": groups})
+    found = sound(diagnose(posterior, DATA))
+    assert found.level == "caution" and "cannot be counted" in found.verdicts[0].sentence
+    assert found.statistics["rhat_max"] < 1.05 and "ess_bulk_min" not in found.statistics
+    assert function_space(posterior, DATA.x_test).nested
 
 
 @pytest.mark.parametrize(("chains", "draws", "words"), [(4, 3, "4 chains of 3 draws"), (1, 2, "1 chain of 2 draws")])

@@ -15,7 +15,6 @@ from dataclasses import dataclass, fields
 import numpy as np
 from scipy.fft import next_fast_len
 from scipy.special import ndtri
-from scipy.stats import rankdata
 
 __all__ = ["ChainStatistics", "autocorrelation", "bfmi", "chain_statistics", "ess_mean", "nested_rhat"]
 
@@ -144,17 +143,24 @@ def _normal_scores(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _scores(order: np.ndarray, ordered: np.ndarray) -> np.ndarray:
-    """Of rows whose values in ascending order are ``ordered``, and stood at ``order``: (M, S), like both."""
+    """Of rows whose values in ascending order are ``ordered``, and stood at ``order``: (M, S), like both.
+
+    Equal values share their mean rank, as is common among many draws in single precision.
+    """
     size = ordered.shape[1]
-    levels = (np.arange(1, size + 1) - 0.375) / (size + 0.25)
+    half_ranks = ndtri((np.arange(2 * size - 1) / 2 + 1 - 0.375) / (size + 0.25))  # of twice the rank, from 0
+    place = np.arange(size)
+    differs = np.ones((len(ordered), size + 1), dtype=bool)
+    np.not_equal(ordered[:, 1:], ordered[:, :-1], out=differs[:, 1:-1])
+    found = np.broadcast_to(half_ranks[::2], ordered.shape)
+    tied = ~differs.all(1)
+    if tied.any():
+        first = np.maximum.accumulate(np.where(differs[tied, :-1], place, 0), 1)
+        last = np.minimum.accumulate(np.where(differs[tied, 1:], place, size)[:, ::-1], 1)[:, ::-1]
+        found = found.copy()
+        found[tied] = half_ranks[first + last]
     scores = np.empty_like(ordered)
-    np.put_along_axis(scores, order, ndtri(levels)[None], 1)
-    tied = (np.diff(ordered, axis=1) == 0).any(1)
-    if tied.any():  # equal values share their mean rank
-        ranks = rankdata(ordered[tied], axis=1)
-        some = np.empty_like(ranks)
-        np.put_along_axis(some, order[tied], ndtri((ranks - 0.375) / (size + 0.25)), 1)
-        scores[tied] = some
+    np.put_along_axis(scores, order, found, 1)
     return scores
 
 

@@ -90,10 +90,12 @@ def to_arviz(posterior: Posterior, data: Dataset, *, num_draws: int | None = Non
 
 
 def _draws(posterior: Posterior, num_draws: int | None) -> int:
-    """Draws in all: fewer of a large network."""
-    affordable = max(20, int(WORK / (100 * weight_count(posterior))))
-    most = GUIDE_DRAWS if posterior.chains is None else NUMBERS // 100
-    return min(affordable, most) if num_draws is None else num_draws
+    """Draws in all: of a guide fewer where the network is large."""
+    if num_draws is not None:
+        return num_draws
+    if posterior.chains is not None:
+        return NUMBERS // 100
+    return min(GUIDE_DRAWS, max(50, int(WORK / (500 * weight_count(posterior)))))
 
 
 def _attributes(posterior: Posterior, left_out: list[str]) -> dict[str, Any]:

@@ -30,6 +30,8 @@ POINTS, WEIGHTS, SHOWN, LAGS = 200, 200, 6, 100
 VALUES = 5e7
 #: Fresh draws of a guide.
 GUIDE_DRAWS = 1000
+#: Numbers that are drawn of a guide for the table of its weights.
+WEIGHT_DRAWS = 1e8
 
 
 def diagnose(posterior: Posterior, data: Dataset, *, progress: Callable[[int, int], None] | None = None) -> Diagnosis:
@@ -121,7 +123,8 @@ class _Work:
 
     def weights(self) -> None:
         """A bounded table of single weights, and a few of their series."""
-        names, values = chosen_weights(self.posterior, WEIGHTS, self.shape[1])
+        num = min(self.shape[1], max(50, int(WEIGHT_DRAWS / weight_count(self.posterior))))
+        names, values = chosen_weights(self.posterior, WEIGHTS, num)
         self.found.statistics["weights_shown"] = float(len(names))
         columns: dict[str, np.ndarray] = {"mean": values.mean((1, 2)), "sd": values.std((1, 2))}
         if self.is_chain:
@@ -188,7 +191,7 @@ class _Work:
             "pareto_k": loo.pareto_k,
             "loo_pit": loo.pit,
             "elpd_rows": loo.elpd,
-            "loo_rows": loo.rows,
+            "loo_row_numbers": loo.rows,
         }
 
     def replication(self) -> None:

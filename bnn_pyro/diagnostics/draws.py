@@ -38,7 +38,7 @@ KINDS = {
 #: Numbers that one step of the work holds at once, 64 MB in float32.
 BLOCK = 2**24
 #: Multiplications that one diagnostic may take: seconds.
-WORK = 2e11
+WORK = 5e10
 
 
 def kind(posterior: Posterior) -> str:

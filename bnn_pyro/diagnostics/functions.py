@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnn_pyro.diagnostics.chain_statistics import chain_statistics
+from bnn_pyro.diagnostics.chain_statistics import LEAST_DRAWS, chain_statistics
 from bnn_pyro.errors import UserError
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction, predict
@@ -60,10 +60,10 @@ def function_space(posterior: Posterior, x: Tensor) -> Convergence:
     look at, are the same), K = 2 for two classes; in regression the mean of every draw's likelihood. Where the
     sampler's ``stats`` name a superchain for every chain, R-hat is nested.
 
-    Raises UserError for a guide, for fewer than two chains, or for fewer than four draws a chain.
+    Raises UserError for a guide, for fewer than two chains, or (but for nested R-hat) fewer than four draws a chain.
     """
-    chains = _chains(posterior)
     groups = superchains(posterior)
+    chains = _chains(posterior, least=1 if groups is not None else LEAST_DRAWS)
     found = []
     for part in x.split(_points(posterior, chains)):
         values = output_values(predict(posterior, part, num_draws=chains[0] * chains[1]))  # (S, B, K)
@@ -109,14 +109,14 @@ def output_names(posterior: Posterior) -> list[str]:
     return [f"log-odds of {c}" for c in (schema.classes[1:] if len(schema.classes) == 2 else schema.classes)]
 
 
-def _chains(posterior: Posterior) -> tuple[int, int]:
+def _chains(posterior: Posterior, least: int) -> tuple[int, int]:
     if posterior.chains is None:
         raise UserError(
             "R-hat compares Markov chains, and this posterior is a guide: its draws are independent and show nothing "
             "of how well it was fitted"
         )
     chains, draws = next(iter(posterior.chains.values())).shape[:2]
-    if chains < 2 or draws < 4:
+    if chains < 2 or draws < least:
         raise UserError(
             f"R-hat compares at least 2 chains of at least 4 draws, and this posterior holds {chains} of {draws}; "
             "sample again with chains=4"

@@ -49,6 +49,8 @@ GOOD_K = 0.7
 #: Draws that k̂ is estimated from, and that leave-one-out takes, at most; and fewer than which are too few for k̂.
 MOST_DRAWS, LEAST_DRAWS = 2000, 100
 LOO_DRAWS, LOO_NUMBERS = 4000, 1e7
+#: Weights of all draws together that are held for k̂, 200 MB.
+HELD = 5e7
 
 
 class NoWeights(Exception):
@@ -106,7 +108,7 @@ def importance_weights(posterior: Posterior, data: Dataset, seed: int = 0) -> tu
         raise NoWeights("the draws are no approximation's")
     if reason := proper_prior(posterior, data):
         raise NoWeights(f"{reason}, so there is no posterior to compare with")
-    num = int(min(MOST_DRAWS, WORK / (weight_count(posterior) * len(data.x_train)), 1e8 / weight_count(posterior)))
+    num = int(min(MOST_DRAWS, WORK / (weight_count(posterior) * len(data.x_train)), HELD / weight_count(posterior)))
     if num < LEAST_DRAWS:
         raise NoWeights(
             f"{len(data.x_train):,} rows × {weight_count(posterior):,} weights × {LEAST_DRAWS} draws would take too "

@@ -72,7 +72,8 @@ def _chains(f: Findings) -> Verdict:
             f"{times(chains, 'chain')} of {times(draws, 'draw')} are too few to tell whether the sampler has "
             f"converged; {retry}.",
         )
-    ess = f"{_count(f.get('ess_bulk_min'))} effective draws of {chains * draws:,}"
+    counted = f.has("ess_bulk_min")
+    ess = f"{math.floor(f.get('ess_bulk_min')):,} effective draws of {chains * draws:,}" if counted else ""
     if not f.has("rhat_max"):
         return Verdict(
             "caution",
@@ -80,9 +81,10 @@ def _chains(f: Findings) -> Verdict:
             f"One chain alone cannot show whether another would find the same predictions; within it there are at "
             f"least {ess} at {f.where}. To be sure, {retry}.",
         )
-    rhat, low = f.get("rhat_max"), min(f.get("ess_bulk_min"), f.get("ess_tail_min")) if f.has("ess_bulk_min") else 0.0
+    rhat, low = f.get("rhat_max"), min(f.get("ess_bulk_min"), f.get("ess_tail_min")) if counted else ESS - 1
     name = "nested R-hat" if f.get("nested") == 1 else "R-hat"
-    measured = f"at {f.where} {name} is at most {rhat:.3f} (it should be below {RHAT}), with at least {ess}"
+    measured = f"at {f.where} {name} is at most {rhat:.3f} (it should be below {RHAT}), "
+    measured += f"with at least {ess}" if counted else "and effective draws cannot be counted in so short chains"
     stuck = f.get("stuck_chains") if f.has("stuck_chains") else 0.0
     if rhat > RHAT_BAD or low < ESS_BAD or stuck > 0.05 * chains:
         because = " and ".join(
@@ -178,7 +180,3 @@ def overall(f: Findings) -> Verdict:
 def times(num: int, what: str) -> str:
     """ "1 chain", "2 chains"."""
     return f"{num:,} {what}{'' if num == 1 else 's'}"
-
-
-def _count(num: float) -> str:
-    return f"{math.floor(num):,}"
