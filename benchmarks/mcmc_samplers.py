@@ -13,9 +13,9 @@ from mcmc_problems import Problem
 import bnn_pyro as bp
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference import METHODS
-from bnn_pyro.settings import build
+from bnn_pyro.settings import build, plain
 
-__all__ = ["SAMPLERS", "Absent", "Sampler", "run"]
+__all__ = ["SAMPLERS", "Absent", "Sampler", "in_full", "run"]
 
 #: {site: (C, D, *shape)}, and what is known of every transition, (C, D).
 Found = tuple[dict[str, np.ndarray], dict[str, np.ndarray]]
@@ -93,6 +93,12 @@ def by_numpyro(problem: Problem, seed: int, **settings: Any) -> Found:
     import mcmc_numpyro
 
     return mcmc_numpyro.sample(problem, seed=seed, **settings)
+
+
+def in_full(sampler: Sampler, problem: str) -> dict[str, Any]:
+    """The settings with this package's defaults filled in: what a run is known by."""
+    settings = sampler.settings_for(problem)
+    return plain(build(METHODS[sampler.kind], settings)) if sampler.kind in METHODS else settings
 
 
 def by_package(name: str) -> Callable[..., Found]:

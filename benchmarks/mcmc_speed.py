@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from mcmc_problems import PROBLEMS
-from mcmc_samplers import SAMPLERS, Sampler
+from mcmc_samplers import SAMPLERS, Sampler, in_full
 from mcmc_worker import anonymous
 
 __all__ = ["RESULTS", "append", "measure", "read", "stamp"]
@@ -36,7 +36,7 @@ def measure(problems: list[str], samplers: list[str], seeds: list[int] | None, a
         for name in samplers:
             sampler = SAMPLERS[name]
             for seed in sampler.seeds if seeds is None else seeds:
-                key = {"problem": problem, "sampler": name, "seed": seed, "settings": sampler.settings_for(problem)}
+                key = {"problem": problem, "sampler": name, "seed": seed, "settings": in_full(sampler, problem)}
                 if not again and any(key.items() <= line.items() for line in read(RESULTS)):
                     print(f"{problem} {name} seed {seed}: known", flush=True)
                     continue
