@@ -77,7 +77,9 @@ def test_there_and_back():
 @pytest.mark.parametrize("task", TASKS)
 def test_compiled(task, prior):
     """As good as the operators, for any number of chains; by the check, and by comparison."""
-    activation = dict(fixed="relu", learned="leaky_relu", heteroscedastic="sigmoid", binary="tanh", classes="gelu")[task]
+    activation = dict(fixed="relu", learned="leaky_relu", heteroscedastic="sigmoid", binary="tanh", classes="gelu")[
+        task
+    ]
     target = potential(task, hidden=(4, 3), activation=activation, prior=prior)
     z = draws(target, 7)
     expected = target(z)
@@ -120,8 +122,8 @@ def test_leapfrog(fast):
         torch.testing.assert_close(density, target(z)[0])
         return z, r, 0.5 * (mass * r * r).sum(1) - density
 
-    z, r, energy = travel(z0, r0, 0.05, 10)
-    back, momentum, start = travel(z, -r, 0.05, 10)
+    z, r, _ = travel(z0, r0, 0.05, 10)
+    back, momentum, _ = travel(z, -r, 0.05, 10)
     torch.testing.assert_close(back, z0, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(-momentum, r0, rtol=1e-4, atol=1e-4)
     start = 0.5 * (mass * r0 * r0).sum(1) - target(z0)[0]
@@ -228,9 +230,9 @@ def test_no_compiler(monkeypatch):
 
 def test_a_wrong_result_is_refused(monkeypatch):
     """A planted fault: a compiler that gets one operator wrong is found out."""
-    from bnn_pyro.inference import c_source
+    from bnn_pyro.inference import c_pieces
 
-    monkeypatch.setitem(c_source.POINTWISE, torch.ops.aten.tanh, "sin{f}({0})")
+    monkeypatch.setitem(c_pieces.POINTWISE, torch.ops.aten.tanh, "sin{f}({0})")
     with pytest.warns(UserWarning, match="its result is off by"):
         assert not potential(activation="tanh").compile(1)
 

@@ -15,113 +15,24 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, fx
 
+from bnn_pyro.inference.c_pieces import (
+    C_TYPES,
+    POINTWISE,
+    PRELUDE,
+    VIEWS,
+    Array,
+    Unsupported,
+    broadcast,
+    literal,
+)
+
 __all__ = ["Unsupported", "write_c"]
 
 aten = torch.ops.aten
 
-C_TYPES = {torch.float32: "float", torch.float64: "double", torch.bool: "unsigned char", torch.int64: "long"}
-
-#: Elementwise operators; {f} is the suffix of C's float functions.
-POINTWISE = {
-    aten.add: "({0} + {1})",
-    aten.sub: "({0} - {1})",
-    aten.mul: "({0} * {1})",
-    aten.div: "({0} / {1})",
-    aten.neg: "(-{0})",
-    aten.reciprocal: "(1 / {0})",
-    aten.abs: "fabs{f}({0})",
-    aten.exp: "exp{f}({0})",
-    aten.expm1: "expm1{f}({0})",
-    aten.log: "log{f}({0})",
-    aten.log1p: "log1p{f}({0})",
-    aten.sqrt: "sqrt{f}({0})",
-    aten.rsqrt: "(1 / sqrt{f}({0}))",
-    aten.tanh: "tanh{f}({0})",
-    aten.erf: "erf{f}({0})",
-    aten.sin: "sin{f}({0})",
-    aten.cos: "cos{f}({0})",
-    aten.sigmoid: "(1 / (1 + exp{f}(-{0})))",
-    aten.relu: "larger{f}({0}, 0)",
-        aten.gelu: "gelu{f}({0})",
-    aten.maximum: "larger{f}({0}, {1})",
-    aten.minimum: "smaller{f}({0}, {1})",
-    aten.clamp_min: "larger{f}({0}, {1})",
-    aten.clamp_max: "smaller{f}({0}, {1})",
-    aten.where: "choose{f}({0}, {1}, {2})",
-    aten.gt: "({0} > {1})",
-    aten.ge: "({0} >= {1})",
-    aten.lt: "({0} < {1})",
-    aten.le: "({0} <= {1})",
-    aten.eq: "({0} == {1})",
-    aten.ne: "({0} != {1})",
-    aten.logical_not: "(!{0})",
-    aten.logical_and: "({0} && {1})",
-    aten.logical_or: "({0} || {1})",
-    aten.clone: "{0}",
-    aten.alias: "{0}",
-    aten._to_copy: "{0}",
-    aten.lift_fresh_copy: "{0}",
-}
-VIEWS = {
-    aten.view, aten._unsafe_view, aten.permute, aten.expand, aten.unsqueeze, aten.squeeze, aten.slice, aten.select,
-    aten.split_with_sizes, aten.transpose, aten.t, aten.detach,
-}  # fmt: skip
-
-PRELUDE = """
-#define INFINITY __builtin_inff()
-#define NAN __builtin_nanf("")
-#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
-#include <features.h>
-#if defined(__GLIBC__) && __GLIBC_PREREQ(2, 35)
-#define VECTOR __attribute__((simd("notinbranch"), const))
-#endif
-#endif
-#ifndef VECTOR
-#define VECTOR
-#endif
-#define BOTH(name) VECTOR double name(double); VECTOR float name##f(float);
-BOTH(exp) BOTH(expm1) BOTH(log) BOTH(log1p) BOTH(tanh) BOTH(erf) BOTH(sin) BOTH(cos)
-double sqrt(double); float sqrtf(float); double fabs(double); float fabsf(float); double pow(double, double);
-float powf(float, float); void *aligned_alloc(unsigned long, unsigned long); void free(void *);
-#define INLINE(type, f) \\
-  static inline type larger##f(type a, type b) { return a > b || a != a ? a : b; } \\
-  static inline type smaller##f(type a, type b) { return a < b || a != a ? a : b; } \\
-  static inline type leaky##f(type a, type slope) { return a > 0 ? a : a * slope; } \\
-  static inline type choose##f(int c, type a, type b) { return c ? a : b; } \\
-  static inline type square##f(type a) { return a * a; } \\
-  static inline type gelu##f(type a) { return a * (type)0.5 * (1 + erf##f(a * (type)0.70710678118654752)); }
-INLINE(double, ) INLINE(float, f)
-"""
-
-
-class Unsupported(Exception):
-    """A graph holds something that has no C here."""
-
-
-@dataclass
-class Array:
-    """A value of the graph: an address into a buffer, or (``at``) an expression of the indices."""
-
-    like: Tensor  # on the "meta" device: shape, strides, offset, type
-    buffer: str = ""
-    at: Callable[[Sequence[str]], str] | None = None
-
-    def __call__(self, index: Sequence[str]) -> str:
-        """The element at these indices, as C."""
-        if self.at is not None:
-            return self.at(index)
-        return f"{self.buffer}[{_address(index, self.like.stride(), self.like.storage_offset())}]"
-
-    @property
-    def type(self) -> str:
-        """C's name of its type."""
-        if self.like.dtype not in C_TYPES:
-            raise Unsupported(f"arrays of {self.like.dtype}")
-        return C_TYPES[self.like.dtype]
-
 
 def write_c(graph: fx.GraphModule) -> tuple[str, list[Tensor]]:
-    """(C source with ``double gradient(const double *z, double *g, char *work)`` and ``WORK``, the constants k0, k1, …).
+    """(C source of ``double gradient(const double *z, double *g, char *work)`` and ``WORK``, the constants k0, k1, …).
 
     graph: one input (1, P) float64; outputs (1,) and (1, P), as ``make_fx`` traces them.
 
@@ -155,7 +66,7 @@ class _Writer:
                 self.values[node] = getattr(self.graph, node.target).detach()
             elif node.op == "output":
                 density, gradient = (self._array(value) for value in node.args[0])
-                self._loop(gradient.like.shape, gradient.like.stride(), lambda i: f"g[{i[1]}] = {gradient(i)};")
+                self._loop(gradient.like.shape, (0, 1), lambda i, g=gradient: f"g[{i[1]}] = {g(i)};")
                 self.lines.append(f"return {density(['0'])};")
             else:
                 self.values[node] = self._node(node)
@@ -176,7 +87,9 @@ class _Writer:
             return made if isinstance(seen, list | tuple) else made[0]
         like = torch.empty_strided(val.shape, val.stride(), dtype=val.dtype, device="meta")
         if packet in (aten.full_like, aten.zeros_like, aten.ones_like):
-            return torch.full(val.shape, {aten.zeros_like: 0, aten.ones_like: 1}.get(packet, held[0][-1]), dtype=val.dtype)
+            return torch.full(
+                val.shape, {aten.zeros_like: 0, aten.ones_like: 1}.get(packet, held[0][-1]), dtype=val.dtype
+            )
         if packet in POINTWISE or packet in (aten.pow, aten.leaky_relu, aten.clamp, aten.gather):
             made = Array(like, at=self._expression(packet, like, held[0]))
             # Where it is wanted twice, it is kept: an expression would be worked out twice.
@@ -197,11 +110,12 @@ class _Writer:
             return value
         if isinstance(value, Tensor):
             if value.numel() == 1:
-                return Array(value.to("meta"), at=lambda _, v=_literal(value.item(), value.dtype): v)
+                number = literal(value.item(), value.dtype)
+                return Array(value.to("meta"), at=lambda _: number)
             value = value.detach().cpu()
             if value.dtype not in C_TYPES:
                 raise Unsupported(f"constants of {value.dtype}")
-            dense = value.clone(memory_format=torch.contiguous_format) if 0 in value.stride() else value.clone()
+            dense = value.clone(memory_format=torch.contiguous_format if 0 in value.stride() else torch.preserve_format)
             self.constants.append(dense)
             like = torch.empty_strided(dense.shape, dense.stride(), dtype=dense.dtype, device="meta")
             return Array(like, f"k{len(self.constants) - 1}")
@@ -234,21 +148,26 @@ class _Writer:
             args = args[:1]
         operands: list[Callable] = []
         floats = [a for a in args if isinstance(a, Array | Tensor)]
-        kind = like.dtype if like.dtype != torch.bool else next(a.like if isinstance(a, Array) else a for a in floats).dtype
+        kind = (
+            like.dtype
+            if like.dtype != torch.bool
+            else next(a.like if isinstance(a, Array) else a for a in floats).dtype
+        )
         for a in args:
             if isinstance(a, Array | Tensor):
                 array = self._array(a)
-                operands.append(lambda i, array=array: array(_broadcast(i, array.like.shape)))
+                operands.append(lambda i, array=array: array(broadcast(i, array.like.shape)))
             elif a is None:
                 operands.append(None)
             elif isinstance(a, int | float):
-                operands.append(lambda i, v=_literal(a, kind): v)
+                number = literal(a, kind)
+                operands.append(lambda i, number=number: number)
         if packet is aten.pow:
-            powers = {2: f"square{f}({{0}})", 1: "{0}", 0.5: f"sqrt{f}({{0}})", -1: "(1 / {0})", 3: f"({{0}} * square{f}({{0}}))",
-                      -2: f"(1 / square{f}({{0}}))"}  # fmt: skip
+            powers = {2: f"square{f}({{0}})", 1: "{0}", 0.5: f"sqrt{f}({{0}})", -1: "(1 / {0})",
+                      3: f"({{0}} * square{f}({{0}}))", -2: f"(1 / square{f}({{0}}))"}  # fmt: skip
             form = powers.get(args[1] if isinstance(args[1], int | float) else None, f"pow{f}({{0}}, {{1}})")
         elif packet is aten.leaky_relu:
-            form = f"leaky{f}({{0}}, {_literal(args[1] if len(args) > 1 else 0.01, kind)})"
+            form = f"leaky{f}({{0}}, {literal(args[1] if len(args) > 1 else 0.01, kind)})"
         elif packet is aten.clamp:
             form = "{0}" if operands[1] is None else f"larger{f}({{0}}, {{1}})"
             form = form if len(operands) < 3 or operands[2] is None else f"smaller{f}({form}, {{2}})"
@@ -258,7 +177,9 @@ class _Writer:
         return lambda i: cast + form.format(*(o(i) if o is not None else "" for o in operands))
 
     # -- loops -------------------------------------------------------------------------------------------------------
-    def _loop(self, shape: Sequence[int], stride: Sequence[int], body: Callable[[list[str]], str], depth: str = "i") -> None:
+    def _loop(
+        self, shape: Sequence[int], stride: Sequence[int], body: Callable[[list[str]], str], depth: str = "i"
+    ) -> None:
         """``body`` for every index; the smallest stride innermost."""
         if 0 in shape:
             return
@@ -296,6 +217,8 @@ class _Writer:
 
     def _mm(self, like: Tensor, left: object, right: object) -> Array:
         """(M, K) (K, N), or a batch of them: along n or m where that is contiguous, else as scalar products."""
+        # A constant is laid out so that n is contiguous.
+        right = right.contiguous() if isinstance(right, Tensor) else right
         a, b, made = self._stored(left), self._stored(right), self._new(like)
         lead = ["p"] if like.dim() == 3 else []
         (m, k), n = a.like.shape[-2:], b.like.shape[-1]
@@ -307,19 +230,20 @@ class _Writer:
             ("n", n, (like.stride(-1), b.like.stride(-1))), ("m", m, (like.stride(-2), a.like.stride(-2))),
         ) if set(strides) == {1} and size > 4]  # fmt: skip
         if not along:
-            self.lines.append(f"{batch}{{ {loop['m']}{loop['n']}{{ {made.type} a = 0;\n{loop['k']}a += {x} * {y}; {out} = a; }} }}")
+            self.lines.append(
+                f"{batch}{{ {loop['m']}{loop['n']}{{ {made.type} a = 0;\n{loop['k']}a += {x} * {y}; {out} = a; }} }}"
+            )
             return made
         axis = along[0]
         other = "m" if axis == "n" else "n"
         self.lines.append(
-            f"{batch}{loop[other]}{{\n\n{loop[axis]}{out} = 0;\n"
-            f"{loop['k']}{{\n\n{loop[axis]}{out} += {x} * {y}; }} }}"
+            f"{batch}{loop[other]}{{\n\n{loop[axis]}{out} = 0;\n{loop['k']}{{\n\n{loop[axis]}{out} += {x} * {y}; }} }}"
         )
         return made
 
     def _scatter(self, like: Tensor, base: object, dim: int, chosen: object, source: object) -> Array:
         made, base, chosen, source = self._new(like), self._array(base), self._array(chosen), self._array(source)
-        self._loop(like.shape, like.stride(), lambda i: f"{made(i)} = {base(_broadcast(i, base.like.shape))};")
+        self._loop(like.shape, like.stride(), lambda i: f"{made(i)} = {base(broadcast(i, base.like.shape))};")
         dim, shape = dim % like.dim(), chosen.like.shape
         put = lambda i: made([*i[:dim], chosen(i), *i[dim + 1 :]])  # noqa: E731
         self._loop(shape, list(range(len(shape), 0, -1)), lambda i: f"{put(i)} += {source(i)};")
@@ -331,7 +255,7 @@ class _Writer:
         if rest[1:] and rest[1] != 1:
             raise Unsupported("slices with a step")
         made, base, part, dim = self._new(like), self._array(base), self._array(part), dim % like.dim()
-        self._loop(like.shape, like.stride(), lambda i: f"{made(i)} = {base(_broadcast(i, base.like.shape))};")
+        self._loop(like.shape, like.stride(), lambda i: f"{made(i)} = {base(broadcast(i, base.like.shape))};")
         start = (start or 0) % max(1, like.shape[dim])
         shift = lambda i: [f"({e} + {start})" if d == dim else e for d, e in enumerate(i)]  # noqa: E731
         self._loop(part.like.shape, like.stride(), lambda i: f"{made(shift(i))} = {part(i)};")
@@ -355,21 +279,3 @@ def _leaves(value: object) -> list:
     if isinstance(value, tuple | list):
         return [leaf for part in value for leaf in _leaves(part)]
     return [leaf for part in value.values() for leaf in _leaves(part)] if isinstance(value, dict) else [value]
-
-
-def _address(index: Sequence[str], stride: Sequence[int], offset: int) -> str:
-    terms = [f"{i} * {s}" if s != 1 else i for i, s in zip(index, stride, strict=True) if i != "0" and s]
-    return " + ".join([*terms, *([str(offset)] if offset or not terms else [])])
-
-
-def _broadcast(index: Sequence[str], shape: Sequence[int]) -> list[str]:
-    """The last indices, 0 where the array has but one element."""
-    return ["0" if n == 1 else i for i, n in zip(index[len(index) - len(shape) :], shape, strict=True)]
-
-
-def _literal(value: float, dtype: torch.dtype) -> str:
-    if value != value or value in (float("inf"), -float("inf")):
-        return "NAN" if value != value else "INFINITY" if value > 0 else "(-INFINITY)"
-    if dtype in (torch.int64, torch.bool):
-        return str(int(value))
-    return f"({float(value)!r}{'f' if dtype == torch.float32 else ''})"

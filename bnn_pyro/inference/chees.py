@@ -1,4 +1,4 @@
-"""ChEES-HMC: many short chains of Hamiltonian Monte Carlo at once, which tune step size, trajectories and mass together.
+"""ChEES-HMC: many short chains of Hamiltonian Monte Carlo, which tune step size, trajectories and mass together.
 
     r ~ Normal(0, M),   (z', r') = ⌈h T/ε⌉ leapfrog steps of size ε from (z, r),   accept with min(1, exp(H − H'))
 
@@ -172,8 +172,8 @@ class ChEES:
                     named = ", ".join(str(int(c) + 1) for c in chains.nonzero()[:5])
                     warnings.warn(
                         f"{int(chains.sum())} of {len(z)} chains: every transition {what} (chain {named}"
-                        f"{', …' if chains.sum() > 5 else ''}), and their draws tell of their start alone; try start=map, "
-                        "a higher target_accept or a longer warm-up",
+                        f"{', …' if chains.sum() > 5 else ''}), and their draws tell of their start alone; try "
+                        "start=map, a higher target_accept or a longer warm-up",
                         stacklevel=4,
                     )
         chains = sampling.potential.weights(z.to(data.x_train.device))

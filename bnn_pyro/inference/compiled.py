@@ -2,8 +2,8 @@
 
 A Python call of an operator costs more than what it computes for a small network: one gradient of 50 weights takes a
 millisecond as some two hundred operators, and a fiftieth of that as one piece of C that runs through the arrays of one
-chain, chain after chain, on all cores that OMP_NUM_THREADS allows. What is not supported, or a machine without a compiler,
-raises ``NotCompiled``; on a GPU, and where matrices are large, operators are the faster way anyhow.
+chain, chain after chain, on all cores that OMP_NUM_THREADS allows. What is not supported, or a machine without a
+compiler, raises ``NotCompiled``; on a GPU, and where matrices are large, operators are the faster way anyhow.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from bnn_pyro.inference.c_source import Unsupported, write_c
 __all__ = ["CompiledGradient", "NotCompiled", "compile_gradient"]
 
 #: Associative sums make vector instructions possible; infinities and NaN keep their meaning: a divergence has them.
-MATHS = "-fno-math-errno -fno-trapping-math -fno-signed-zeros -fassociative-math -freciprocal-math".split()
+MATHS = ["-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math", "-freciprocal-math"]
 #: What compilers are asked for, until one of them takes it.
 FLAGS = (["-O3", "-march=native", "-fopenmp", *MATHS], ["-O3", "-fopenmp", *MATHS], ["-O2"])
 

@@ -31,7 +31,7 @@ COMBINED: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class Transition(NamedTuple):
-    """What became of all chains: z (C, P) before, at the trajectories' ends and after, the chance of acceptance (C,)."""
+    """What became of all chains: where they were and are, where trajectories ended, the chance of acceptance."""
 
     before: Tensor  # (C, P)
     end: Tensor  # (C, P)

@@ -37,6 +37,9 @@ SAMPLES = 20
 #: Rows whose inputs are held in double precision at once.
 ROWS = 4096
 
+#: The largest slope, in nats per standard deviation or so, at which a place will do for the mode.
+NEAR = 0.01
+
 #: Weights up to which the whole Hessian is used: 4,096 make a matrix of 67 MB.
 DENSE = 4096
 
@@ -176,10 +179,10 @@ def _values(potential: Potential, u: Tensor) -> dict[str, Tensor]:
     return {site: value[0] for site, value in potential.weights(u[None]).items()}
 
 
-def _mode(potential: Potential, space: Space, iterations: int = 100) -> dict[str, Tensor]:
+def _mode(potential: Potential, space: Space) -> dict[str, Tensor]:
     """The most probable weights, or near enough: L-BFGS from the model's initial values."""
     z = space.inverse(potential.initial).requires_grad_(True)
-    optimiser = torch.optim.LBFGS([z], max_iter=iterations, line_search_fn="strong_wolfe")
+    optimiser = torch.optim.LBFGS([z], max_iter=100, tolerance_grad=NEAR, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
         optimiser.zero_grad()

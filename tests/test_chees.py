@@ -1,0 +1,348 @@
+"""ChEES-HMC where the posterior is known, or another sampler's; what it learns; what bad luck gets."""
+
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from linear_gaussian import correlated, dataset
+from scipy.stats import norm, t
+from torch import nn
+
+import bnn_pyro as bp
+from bnn_pyro.checkpoint import Checkpoint, Interrupted
+from bnn_pyro.inference import chees
+from bnn_pyro.inference.chees_adaptation import Adaptation, Approach, halton
+from bnn_pyro.inference.many_chains import Chains, Transition
+from bnn_pyro.inference.potential import Potential
+from bnn_pyro.inference.whitening import Space
+
+PROBLEM = correlated(inputs=2, noise=5.0, y_shift=40.0, y_scale=8.0)
+SMALL = bp.ChEES(chains=64, draws=50, warmup=150)
+EMPTY = dataset(torch.zeros(1, 1), torch.zeros(1), bp.Schema("regression", (1,)))
+
+
+class Density(nn.Module):
+    """One latent site "w" of a given law, and a target that tells nothing of it."""
+
+    width = 1
+
+    def __init__(self, law, start):
+        super().__init__()
+        self.law, self.initial = law, {"w": start}
+
+    def forward(self, x, y=None):
+        w = pyro.sample("w", self.law)
+        with pyro.plate("data", len(x), dim=-1):
+            return pyro.sample("y", dist.Normal(0.0 * w.sum(-1, keepdim=True), 1.0), obs=y)
+
+
+def sample(law, start, method, seed=0):
+    with bp.isolated(seed):
+        return method.run(Density(law, start), None, EMPTY, seed=seed)
+
+
+def fit(entry, data, method, **settings):
+    return bp.fit(entry, data, method, **{"progress": False, "device": "cpu", **settings})
+
+
+def weights(posterior):
+    """(C, D, P) float64, in the order of the model's sites."""
+    parts = [posterior.chains[s].double() for s in posterior.model.initial]
+    return torch.cat([p.reshape(*p.shape[:2], -1) for p in parts], -1)
+
+
+def check(values, exact, alpha=1e-4):
+    """Means of (C, D, M) series agree with ``exact`` (M,): t-tests on the chains' own means, Bonferroni.
+
+    Chains are independent of each other, however correlated the draws of each are.
+    """
+    means = values.mean(1)
+    error = means.std(0, ddof=1) / np.sqrt(len(means))
+    worst = (np.abs(means.mean(0) - exact) / error).max()
+    assert worst < t.isf(alpha / (2 * len(error)), len(means) - 1), f"off by {worst:.1f} standard errors"
+    return error
+
+
+def moments(unit):
+    """First and second moments of (C, D, P) and what they are for independent standard Normals."""
+    upper = np.triu_indices(unit.shape[-1])
+    products = np.einsum("cdi,cdj->cdij", unit, unit)[..., upper[0], upper[1]]
+    return np.concatenate([unit, products], -1), np.concatenate([np.zeros(unit.shape[-1]), upper[0] == upper[1]])
+
+
+# -- the right posterior ---------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("kind", ["correlated", "ill-conditioned"])
+def test_gaussian(kind):
+    """Every mean and covariance, from starts far off: correlation 0.95, or scales from 0.01 to 10."""
+    size = 8
+    scale = torch.logspace(-2, 1, size) if kind == "ill-conditioned" else torch.ones(size)
+    correlation = torch.full((size, size), 0.95 if kind == "correlated" else 0.0)
+    correlation.fill_diagonal_(1.0)
+    root = scale[:, None] * torch.linalg.cholesky(correlation)
+    law = dist.MultivariateNormal(torch.arange(8.0), scale_tril=root)
+    posterior = sample(law, torch.arange(8.0) + 20 * scale, replace(SMALL, start="jitter", jitter=2.0))
+    unit = torch.linalg.solve_triangular(root.double(), (weights(posterior) - torch.arange(8.0)).mT, upper=False).mT
+    error = check(*moments(unit.numpy()))
+    assert error.max() < 0.1, "too noisy to tell"
+    assert posterior.stats["diverging"].sum() == 0
+
+
+@pytest.mark.parametrize("whitened", [True, False])
+def test_linear_regression(whitened, monkeypatch):
+    if not whitened:
+        monkeypatch.setattr(chees, "coordinates", lambda potential: Space())
+    posterior = fit(PROBLEM.entry(), PROBLEM.data, SMALL)
+    root = torch.linalg.cholesky(torch.linalg.inv(PROBLEM.precision))
+    unit = torch.linalg.solve_triangular(root, (weights(posterior) - PROBLEM.mean).mT, upper=False).mT
+    values, exact = moments(unit.numpy())
+    assert check(values, exact).max() < 0.1
+    with pytest.raises(AssertionError, match="off by"):  # it is told from a posterior a fifth too wide
+        check(values, np.where(exact == 1, 1.44, exact))
+
+
+def test_temperature():
+    """p(y | x, w)^(1/T) p(w) is the posterior at noise σ√T."""
+    cold = fit(PROBLEM.entry(), PROBLEM.data, replace(SMALL, temperature=0.25))
+    problem = replace(PROBLEM, noise=PROBLEM.noise / 2)
+    root = torch.linalg.cholesky(torch.linalg.inv(problem.precision))
+    unit = torch.linalg.solve_triangular(root, (weights(cold) - problem.mean).mT, upper=False).mT
+    check(*moments(unit.numpy()))
+
+
+def test_a_skewed_target():
+    """log w of a Gamma: a sign error in a Jacobian or a trajectory shows in odd moments."""
+    shape = 2.0
+    posterior = sample(dist.Gamma(torch.tensor([shape]), torch.tensor([1.0])), torch.tensor([5.0]), SMALL)
+    w = weights(posterior).numpy()
+    tests = np.concatenate([w, w**2, np.log(w), 1.0 * (w < 1)], -1)
+    law = torch.distributions.Gamma(shape, 1.0)
+    log_mean = torch.digamma(torch.tensor(shape, dtype=torch.float64)).item()
+    below = torch.special.gammainc(torch.tensor(shape), torch.tensor(1.0)).item()
+    check(tests, np.array([law.mean.item(), shape * (shape + 1), log_mean, below]))
+
+
+def test_it_agrees_with_a_long_nuts_run():
+    """A small network: the predictions' means and variances at some points, each with its Monte-Carlo error."""
+    g = torch.Generator().manual_seed(2)
+    x = torch.randn(20, 1, generator=g)
+    y = (x[:, 0] + 0.5 * torch.randn(20, generator=g) > 0).long()
+    data = dataset(x, y, bp.Schema("classification", (1,), classes=("a", "b")))
+    entry, points = bp.MeanField(hidden=(3,), activation="tanh", prior="normal:1.5"), torch.linspace(-2, 2, 5)[:, None]
+    a = fit(entry, data, bp.ChEES(chains=128, draws=50, warmup=200))
+    b = fit(entry, data, bp.NUTS(chains=8, draws=500, warmup=300, cores=1))
+
+    def series(posterior):
+        shape = next(iter(posterior.chains.values())).shape[:2]
+        f = bp.predict(posterior, points, num_draws=shape[0] * shape[1]).components.logits.double().numpy()
+        f = f.reshape(*shape, -1)
+        return np.concatenate([f, f**2], -1)
+
+    values, other = series(a), series(b)
+    means = [v.mean(1) for v in (values, other)]
+    error = np.sqrt(sum(m.var(0, ddof=1) / len(m) for m in means))
+    z = np.abs(means[0].mean(0) - means[1].mean(0)) / error
+    assert z.max() < t.isf(1e-4 / (2 * z.size), 7), f"apart by {z.max():.1f} standard errors"
+    assert (error[:5] < 0.25).all()
+
+
+def test_the_funnel_defeats_it_and_that_is_told():
+    """Neal's funnel: the neck is not visited, the log scale is overestimated, and the run does not look converged."""
+
+    class Funnel(nn.Module):
+        width = 1
+        initial = {"v": torch.tensor(0.0), "x": torch.zeros(9)}  # noqa: RUF012
+
+        def forward(self, x, y=None):
+            v = pyro.sample("v", dist.Normal(0.0, 3.0))
+            scale = (v / 2).exp().unsqueeze(-1)
+            w = pyro.sample("x", dist.Normal(0.0, scale.expand(*v.shape, 9)).to_event(1))
+            with pyro.plate("data", len(x), dim=-1):
+                return pyro.sample("y", dist.Normal(0.0 * w.sum(-1, keepdim=True), 1.0), obs=y)
+
+    with bp.isolated(0):
+        posterior = replace(SMALL, warmup=300, draws=100).run(Funnel(), None, EMPTY, seed=0)
+    v = posterior.chains["v"].double().numpy()
+    low = (v < 3 * norm.ppf(0.05)).mean()
+    stuck = posterior.stats["acceptance_rate"].mean(1)
+    assert low < 0.04, "the neck holds 5 % of the mass"
+    assert posterior.stats["diverging"].sum() > 0 or (stuck < 0.4).any() or np.ptp(v.mean(1)) > 6
+
+
+# -- what it learns ----------------------------------------------------------------------------------------------------
+def test_what_the_warm_up_learns():
+    """The mass is the covariance's diagonal, trajectories about a quarter of a period, acceptance as asked for."""
+    law = dist.Normal(torch.zeros(10), torch.logspace(-1, 1, 10)).to_event(1)
+    posterior = sample(law, torch.zeros(10), replace(SMALL, warmup=500, start="jitter"))
+    step, length = posterior.stats["step_size"], posterior.stats["trajectory_length"]
+    assert step.unique().numel() == 1 and step[0, 0] > 0.5  # of a posterior made round: its limit is 2
+    assert 0.5 < length.mean() < 2.5
+    assert 0.5 < posterior.stats["acceptance_rate"].mean() < 0.97
+
+
+def test_superchains():
+    posterior = fit(PROBLEM.entry(), PROBLEM.data, replace(SMALL, chains=8, superchains=4, warmup=4, draws=2))
+    assert posterior.stats["superchain"].tolist() == [[k, k] for k in (0, 0, 1, 1, 2, 2, 3, 3)]
+
+
+def test_halton():
+    assert [halton(i) for i in range(1, 8)] == [0.5, 0.25, 0.75, 0.125, 0.625, 0.375, 0.875]
+
+
+def test_the_approach_gives_every_chain_its_own_step():
+    first = Approach.begin(torch.randn(4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64))
+    for _ in range(20):
+        first.learn(torch.tensor([0.0, 0.65, 1.0, 0.65], dtype=torch.float64))
+    assert first.step[0] < first.step[1] == first.step[3] < first.step[2]
+
+
+def test_a_step_that_underflows():
+    z = torch.randn(4, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    learned = Adaptation.begin(torch.full((4,), 1e-9).double(), z, torch.ones(2).double())
+    zero = torch.zeros(4, dtype=torch.float64)
+    moved = Transition(z, z * torch.inf, z, z, zero, zero, zero + 1)
+    with pytest.raises(bp.UserError, match=r"the step size fell to .* chain 1 accepts no trajectory"):
+        for _ in range(100):
+            learned.learn(moved, 0.5, 0.65, 1.0)
+
+
+def test_not_a_number_is_a_divergence(monkeypatch):
+    """A trajectory that ends in NaN is rejected and counted; the chain stays where it was."""
+    with bp.isolated(0):
+        potential = Potential(PROBLEM.entry().model(PROBLEM.schema), PROBLEM.data.x_train, PROBLEM.data.y_train)
+        z = potential.prior_draws(6)
+        chains = Chains(z, *potential(z))
+        honest = potential._evaluate
+
+        def broken(z):
+            density, gradient = honest(z)
+            gradient[2] = torch.nan
+            density[4] = torch.inf
+            return density, gradient
+
+        monkeypatch.setattr(potential, "_evaluate", broken)
+        moved = chains.move(potential, torch.ones(potential.size).double(), torch.full((6,), 0.01).double(), 3)
+    assert moved.diverging.tolist() == [0, 0, 1, 0, 1, 0] and moved.acceptance[[2, 4]].tolist() == [0, 0]
+    assert torch.equal(chains.z[[2, 4]], z[[2, 4]]) and torch.isfinite(chains.density).all()
+    assert not torch.equal(chains.z[[0, 1, 3, 5]], z[[0, 1, 3, 5]])
+
+
+def test_chains_that_stay_where_they_are_are_told():
+    posterior = fit(PROBLEM.entry(), PROBLEM.data, replace(SMALL, warmup=10, draws=12, chains=4))
+    with bp.isolated(0):
+        potential = Potential(posterior.model, PROBLEM.data.x_train, PROBLEM.data.y_train)
+        sampling = chees._Sampling(replace(SMALL, draws=12, chains=4), potential)
+        for _ in range(12):
+            z = torch.randn(4, potential.size, dtype=torch.float64)
+            z[1], z[3] = 1.0, 2.0
+            sampling.draws.add(z, {"diverging": torch.tensor([0.0, 0.0, 0.0, 1.0])})
+    with pytest.warns(UserWarning) as said:
+        SMALL._posterior(posterior.model, PROBLEM.data, sampling, "")
+    texts = " ".join(str(w.message) for w in said)
+    assert "every transition diverged (chain 4)" in texts and "every transition was rejected (chain 2)" in texts
+
+
+# -- runs --------------------------------------------------------------------------------------------------------------
+TINY = bp.ChEES(chains=6, superchains=3, draws=6, warmup=12, thin=2)
+
+
+def test_the_same_seed_gives_the_same_draws():
+    a, b, c = (fit(PROBLEM.entry(), PROBLEM.data, TINY, seed=s) for s in (1, 1, 2))
+    assert all(torch.equal(a.chains[k], b.chains[k]) for k in a.chains)
+    assert not any(torch.equal(a.chains[k], c.chains[k]) for k in a.chains)
+    assert {k: v.shape for k, v in a.stats.items()} == dict.fromkeys(a.stats, (6, 6))
+
+
+def test_lp_is_the_log_joint_and_thinning_adds_up():
+    posterior = fit(PROBLEM.entry(), PROBLEM.data, TINY)
+    with bp.isolated(0):
+        potential = Potential(posterior.model, PROBLEM.data.x_train, PROBLEM.data.y_train)
+    w = {site: value.flatten(0, 1) for site, value in posterior.chains.items()}
+    torch.testing.assert_close(
+        potential(potential.position(w))[0], posterior.stats["lp"].flatten(), rtol=1e-4, atol=0.01
+    )
+    assert (posterior.stats["n_steps"] >= 2).all()  # two transitions a draw
+
+
+@pytest.mark.parametrize("stop", [3, 14, 20])
+def test_resume(tmp_path, stop):
+    """In the approach, in the adaptation's end, while sampling: bit for bit."""
+    whole = fit(PROBLEM.entry(), PROBLEM.data, TINY)
+    model = whole.model
+
+    def run(after):
+        checkpoint = Checkpoint(tmp_path, "key", every=1e9)
+
+        def report(done, of, figures):
+            checkpoint.stop = done == after
+
+        with bp.isolated(0):
+            PROBLEM.entry().model(PROBLEM.schema)
+            return TINY.run(model, None, PROBLEM.data, seed=0, checkpoint=checkpoint, report=report)
+
+    with pytest.raises(Interrupted, match=f"stopped after iteration {stop}"):
+        run(stop)
+    again = run(None)
+    for site, value in whole.chains.items():
+        assert torch.equal(again.chains[site], value)
+    assert all(torch.equal(again.stats[name], value) for name, value in whole.stats.items())
+
+
+def test_ctrl_c_keeps_the_draws_so_far():
+    def stop_after(iterations):
+        def report(done, of, figures):
+            if done == iterations:
+                raise KeyboardInterrupt
+
+        with bp.isolated(0):
+            model = PROBLEM.entry().model(PROBLEM.schema)
+            return TINY.run(model, None, PROBLEM.data, report=report)
+
+    with pytest.warns(UserWarning, match="stopped: 2 of 6 draws of each chain are kept"):
+        part = stop_after(17)
+    whole = fit(PROBLEM.entry(), PROBLEM.data, TINY)
+    assert all(v.shape[:2] == (6, 2) for v in part.chains.values()) and "stopped" in part.provenance
+    assert part.stats["lp"].shape == (6, 2) and whole.stats["lp"].shape == (6, 6)
+    with pytest.raises(KeyboardInterrupt, match="before the first draw"):
+        stop_after(8)
+
+
+def test_compiled_or_not_the_posterior_is_the_same():
+    settings = replace(SMALL, chains=32, draws=40, warmup=80)
+    slow, fast = (
+        fit(PROBLEM.entry(), PROBLEM.data, replace(settings, compiled=c), seed=s) for s, c in enumerate(("no", "yes"))
+    )
+    means = [weights(p).mean(1).numpy() for p in (slow, fast)]
+    error = np.sqrt(sum(m.var(0, ddof=1) / len(m) for m in means))
+    z = np.abs(means[0].mean(0) - means[1].mean(0)) / error
+    assert z.max() < t.isf(1e-4 / (2 * z.size), 31)
+
+
+def test_progress():
+    lines = []
+    with bp.isolated(0), warnings.catch_warnings():
+        model = PROBLEM.entry().model(PROBLEM.schema)
+        TINY.run(model, None, PROBLEM.data, report=lambda *line: lines.append(line))
+    assert [line[0] for line in lines] == list(range(1, 25)) and {line[1] for line in lines} == {24}
+    assert {"accept", "step size", "gradients", "divergent"} <= set(lines[-1][2])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (dict(draws=0), "draws must be at least 1"),
+        (dict(chains=1), "needs at least 2"),
+        (dict(chains=24), "24 chains cannot be shared out evenly to 16 superchains"),
+        (dict(target_accept=1.0), "target_accept must lie between"),
+        (dict(temperature=0.0), "temperature must be positive"),
+        (dict(jitter=-1.0), "jitter must be"),
+        (dict(start="here"), "unknown start 'here'"),
+        (dict(compiled="maybe"), "unknown compiled 'maybe'"),
+    ],
+)
+def test_impossible_settings(settings, message):
+    with pytest.raises(bp.UserError, match=message):
+        bp.ChEES(**settings)
