@@ -39,11 +39,11 @@ def number(name, values, **settings):
     [
         (4, 100, 0.5),
         (3, 101, -0.5),
-        (16, 7, 0.0),
-        (2, 4, 0.0),
-        (2, 5, 0.9),
+        (15, 11, 0.0),
+        (16, 50, 0.9),
+        (2, 10, 0.9),
         (4, 400, 0.99),
-        (2, 6, -0.95),
+        (2, 12, -0.95),
         (1, 50, 0.3),
     ],
 )
@@ -60,6 +60,34 @@ def test_the_numbers_are_arviz_s(chains, draws, phi):
         assert found.mcse[i] == pytest.approx(mean**-0.5, rel=1e-9)
         assert found.mcse[i] == pytest.approx(number("mcse", one, method="mean") / one.std(ddof=1), rel=1e-9)
     assert np.isnan(found.rhat).all() == (chains == 1)
+
+
+@pytest.mark.parametrize(("chains", "draws"), [(16, 7), (2, 4), (2, 9)])
+def test_rhat_of_few_draws_is_arviz_s(chains, draws):
+    values = series(8, chains, draws, 0.5)
+    with np.errstate(invalid="ignore"):
+        expected = [number("rhat", one, method="rank") for one in values]
+    assert chain_statistics(values).rhat == pytest.approx(np.array(expected), rel=1e-12, nan_ok=True)
+    assert np.isnan(chain_statistics(values).ess_bulk).all() == (chains < 16)
+
+
+@pytest.mark.parametrize("draws", [1, 2, 4, 9, 20])
+@pytest.mark.parametrize("phi", [0.0, 0.5, 0.99])
+def test_effective_draws_of_short_chains(draws, phi):
+    """Of a stationary process: C·D / (1 + 2 Σ (1 − k/D) φᵏ); the autocorrelations of so few draws count too many."""
+    g, values = np.random.default_rng(0), np.empty((20, 256, draws))
+    values[..., 0] = g.standard_normal((20, 256))
+    for t in range(1, draws):
+        values[..., t] = phi * values[..., t - 1] + math.sqrt(1 - phi**2) * g.standard_normal((20, 256))
+    k = np.arange(1, draws)
+    exact = 256 * draws / (1 + 2 * ((1 - k / draws) * phi**k).sum())
+    found = chain_statistics(values)
+    assert found.ess_bulk.mean() == pytest.approx(exact, rel=0.1)
+    assert (found.mcse**-2).mean() == pytest.approx(exact, rel=0.1)
+    if 4 <= draws < 20:
+        assert number("ess", values[0], method="bulk") > 1.2 * exact
+    if phi == 0 and draws > 4:  # the tails of independent draws are as well known as their centre, and less by the min
+        assert found.ess_tail.mean() == pytest.approx(exact, rel=0.2)
 
 
 @pytest.mark.skipif(OLD, reason="ArviZ 0.x has no nested R-hat")
@@ -96,8 +124,8 @@ def test_nested_rhat_of_many_short_chains():
     assert chain_statistics(apart, groups).rhat.min() > 1.05
     wide = np.where((groups == 3)[None, :, None], 3 * values, values)  # or whose spread is another
     assert chain_statistics(wide, groups).rhat.min() > 1.05
-    single = chain_statistics(values[..., :1], groups)  # a draw a chain has a nested R-hat, and nothing else
-    assert np.isfinite(single.rhat).all() and np.isnan(single.ess_bulk).all()
+    single = chain_statistics(values[..., :1], groups)  # a draw a chain is enough
+    assert single.rhat.max() < 1.1 and single.ess_bulk == pytest.approx(np.full(15, 128), rel=0.02)
 
 
 def test_a_shift_and_a_drift_are_told():

@@ -176,22 +176,25 @@ def test_superchains():
 
 
 def test_superchains_of_a_draw_or_two():
-    """A nested R-hat needs no more; effective draws cannot be counted, and that is said."""
+    """A nested R-hat needs no more."""
     from bnn_pyro.diagnostics import function_space
 
     groups = torch.arange(128).div(32, rounding_mode="floor")[:, None].expand(128, 2)
     posterior = exact(chains=128, draws=2, stats={"superchain": groups})
     found = sound(diagnose(posterior, DATA))
-    assert found.level == "caution" and "cannot be counted" in found.verdicts[0].sentence
-    assert found.statistics["rhat_max"] < 1.05 and "ess_bulk_min" not in found.statistics
+    assert found.level == "caution" and found.statistics["rhat_max"] < 1.05
+    assert 150 < found.statistics["ess_bulk_min"] < 300
     assert function_space(posterior, DATA.x_test).nested
 
 
-@pytest.mark.parametrize(("chains", "draws", "words"), [(4, 3, "4 chains of 3 draws"), (1, 2, "1 chain of 2 draws")])
+@pytest.mark.parametrize(
+    ("chains", "draws", "words"),
+    [(4, 3, "4 chains of 3 draws"), (4, 9, "4 chains of 9 draws"), (1, 2, "1 chain of 2 draws")],
+)
 def test_too_few_draws(chains, draws, words):
     found = sound(diagnose(exact(chains=chains, draws=draws), DATA))
     assert found.level == "bad" and words in found.verdicts[0].sentence and "set chains=4" in found.verdicts[0].sentence
-    assert "rhat_max" not in found.statistics and "elpd_loo" not in found.statistics
+    assert "ess_bulk_min" not in found.statistics
 
 
 def test_one_chain():

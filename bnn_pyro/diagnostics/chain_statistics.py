@@ -6,6 +6,11 @@ The estimators are those of Vehtari, Gelman, Simpson, Carpenter & Bürkner 2021 
 chains share a few starting points, the nested R-hat of Margossian et al. 2022 (arXiv:2110.13017). They are ArviZ's,
 number for number, which takes them one series at a time: a network has hundreds of outputs, and chains may number
 hundreds too. A scalar that every draw gives the same value has none of these numbers: NaN.
+
+In chains of fewer than 10 draws there is no autocorrelation to speak of, and ArviZ counts more effective draws than
+there are; in fewer than 50 it counts too many where they depend on one another. Of 16 chains and more the variance of
+the chains' means tells the same without it: C·Var/Var(means), and the smaller count is taken. Fewer chains that short
+have none.
 """
 
 from __future__ import annotations
@@ -20,8 +25,9 @@ __all__ = ["ChainStatistics", "autocorrelation", "bfmi", "chain_statistics", "es
 
 #: Numbers that are worked on at once: few enough to stay in the processor's cache.
 BLOCK = 2**19
-#: Draws of a chain below which neither R-hat nor an effective sample size means anything.
-LEAST_DRAWS = 4
+#: Draws of a chain below which it cannot be split for R-hat; below which autocorrelation tells nothing, and not enough;
+#: and chains that are enough to tell by the variance of their means.
+LEAST_DRAWS, COUNTED, SHORT, MANY = 4, 10, 50, 16
 
 
 @dataclass(frozen=True)
@@ -45,7 +51,8 @@ def chain_statistics(values: np.ndarray, superchain: np.ndarray | None = None) -
 
     superchain: (C,) which starting point each chain shared with others; R-hat is then the nested one.
 
-    R-hat is NaN for a single chain, and everything for fewer than 4 draws a chain, but for a nested R-hat.
+    R-hat is NaN for a single chain, and without superchains for fewer than 4 draws a chain; the others are NaN for
+    fewer than 16 chains of fewer than 10 draws.
     """
     size = max(1, BLOCK // max(1, values.shape[1] * values.shape[2]))
     parts = [_block(values[i : i + size], superchain) for i in range(0, len(values), size)]
@@ -58,7 +65,7 @@ def _block(values: np.ndarray, superchain: np.ndarray | None) -> ChainStatistics
     rhat, bulk, tail, mcse = (np.full(num, np.nan) for _ in range(4))
     nested = superchain is not None and len(np.unique(superchain)) > 1
     usable = np.isfinite(values).all((1, 2)) & (values.max((1, 2)) > values.min((1, 2)))
-    if not usable.any() or (draws < LEAST_DRAWS and not nested):
+    if not usable.any() or (draws < LEAST_DRAWS and not nested and chains < MANY):
         return ChainStatistics(rhat, bulk, tail, mcse)
     v = values[usable]
     halves = _split(v) if draws >= LEAST_DRAWS else v
@@ -66,15 +73,23 @@ def _block(values: np.ndarray, superchain: np.ndarray | None) -> ChainStatistics
     with np.errstate(divide="ignore", invalid="ignore"):
         if nested:
             groups = np.concatenate([superchain, superchain]) if draws >= LEAST_DRAWS else superchain
-            rhat[usable] = np.maximum(nested_rhat(centred, groups), nested_rhat(folded, groups))
-        elif chains > 1:
-            rhat[usable] = np.maximum(_rhat(centred), _rhat(folded))
-        if draws >= LEAST_DRAWS:
-            bulk[usable] = _ess(centred)
-            low, high = (_ess(_split(v <= _quantile_of(v, q)[:, None, None])) for q in (0.05, 0.95))
-            tail[usable] = np.minimum(low, high)
-            mcse[usable] = _ess(halves) ** -0.5
+            rhat[usable] = np.fmax(nested_rhat(centred, groups), nested_rhat(folded, groups))
+        elif chains > 1 and draws >= LEAST_DRAWS:
+            rhat[usable] = np.fmax(_rhat(centred), _rhat(folded))
+        many = chains >= MANY and draws < SHORT
+        bulk[usable] = _counted(centred, _normal_scores(v)[0] if many else v)
+        low, high = (_counted(_split(i), i) for i in (v <= _quantile_of(v, q)[:, None, None] for q in (0.05, 0.95)))
+        tail[usable], mcse[usable] = np.minimum(low, high), _counted(halves, v) ** -0.5
     return ChainStatistics(rhat, bulk, tail, mcse)
+
+
+def _counted(halves: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Effective sample size of ``values`` (M, C, D) and, for the autocorrelations, of their split chains; (M,)."""
+    chains, draws = values.shape[1:]
+    found = _ess(halves) if draws >= COUNTED else np.full(len(values), np.nan)
+    if chains < MANY or draws >= SHORT:
+        return found
+    return np.fmin(found, chains * values.var((1, 2)) / values.mean(2).var(1, ddof=1))
 
 
 def ess_mean(values: np.ndarray) -> np.ndarray:
@@ -124,7 +139,7 @@ def autocorrelation(values: np.ndarray, lags: int = 100) -> np.ndarray:
 def _split(values: np.ndarray) -> np.ndarray:
     """(M, C, D) -> (M, 2C, D // 2): the halves of every chain as chains of their own."""
     half = values.shape[2] // 2
-    return np.concatenate([values[..., :half], values[..., -half:]], 1)
+    return np.concatenate([values[..., :half], values[..., values.shape[2] - half :]], 1)
 
 
 def _normal_scores(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -65,15 +65,14 @@ def _chains(f: Findings) -> Verdict:
     retry = "sample again with at least 4 chains of 250 draws (--set chains=4 --set draws=250)"
     if f.constant and draws > 1:
         return Verdict("bad", "overall", "No draw changes any prediction: the chains did not move. " + _MOVE)
-    if not f.has("ess_bulk_min") and not f.has("rhat_max"):
+    if not f.has("ess_bulk_min"):
         return Verdict(
             "bad",
             "overall",
             f"{times(chains, 'chain')} of {times(draws, 'draw')} are too few to tell whether the sampler has "
             f"converged; {retry}.",
         )
-    counted = f.has("ess_bulk_min")
-    ess = f"{math.floor(f.get('ess_bulk_min')):,} effective draws of {chains * draws:,}" if counted else ""
+    ess = f"{math.floor(f.get('ess_bulk_min')):,} effective draws of {chains * draws:,}"
     if not f.has("rhat_max"):
         return Verdict(
             "caution",
@@ -81,10 +80,9 @@ def _chains(f: Findings) -> Verdict:
             f"One chain alone cannot show whether another would find the same predictions; within it there are at "
             f"least {ess} at {f.where}. To be sure, {retry}.",
         )
-    rhat, low = f.get("rhat_max"), min(f.get("ess_bulk_min"), f.get("ess_tail_min")) if counted else ESS - 1
+    rhat, low = f.get("rhat_max"), min(f.get("ess_bulk_min"), f.get("ess_tail_min"))
     name = "nested R-hat" if f.get("nested") == 1 else "R-hat"
-    measured = f"at {f.where} {name} is at most {rhat:.3f} (it should be below {RHAT}), "
-    measured += f"with at least {ess}" if counted else "and effective draws cannot be counted in so short chains"
+    measured = f"at {f.where} {name} is at most {rhat:.3f} (it should be below {RHAT}), with at least {ess}"
     stuck = f.get("stuck_chains") if f.has("stuck_chains") else 0.0
     if rhat > RHAT_BAD or low < ESS_BAD or stuck > 0.05 * chains:
         because = " and ".join(
