@@ -14,10 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import pyro
 import torch
 from pyro import poutine
 from pyro.distributions import TorchDistribution
+from scipy.optimize import minimize
 from torch import Tensor
 from torch.func import functional_call
 
@@ -180,16 +182,18 @@ def _values(potential: Potential, u: Tensor) -> dict[str, Tensor]:
 
 
 def _mode(potential: Potential, space: Space) -> dict[str, Tensor]:
-    """The most probable weights, or near enough: L-BFGS from the model's initial values."""
-    z = space.inverse(potential.initial).requires_grad_(True)
-    optimiser = torch.optim.LBFGS([z], max_iter=100, tolerance_grad=NEAR, line_search_fn="strong_wolfe")
+    """The most probable weights, or near enough: L-BFGS in the coordinates given, from the model's initial values."""
+    plain, potential.space = potential.space, space
+    device = potential.initial.device
 
-    def closure() -> Tensor:
-        optimiser.zero_grad()
-        loss = -potential.log_density(space.forward(z)[None]).sum()
-        loss.backward()
-        return loss
+    def loss(z: np.ndarray) -> tuple[float, np.ndarray]:
+        density, gradient = potential(torch.from_numpy(z).to(device)[None])
+        return -density.item(), -gradient[0].cpu().numpy()
 
-    optimiser.step(closure)
-    u = space.forward(z.detach())
+    try:
+        start = space.inverse(potential.initial).cpu().numpy()
+        found = minimize(loss, start, jac=True, method="L-BFGS-B", options={"gtol": NEAR, "maxiter": 200})
+        u = space.forward(torch.from_numpy(found.x).to(device))
+    finally:
+        potential.space = plain
     return _values(potential, u if torch.isfinite(u).all() else potential.initial)
