@@ -164,6 +164,10 @@ def test_draws_and_chains():
     assert np.array_equal(thin["layers.0.bias"], whole["layers.0.bias"][:, ::5])
     assert "400 of each chain's 500 draws" in thin.attrs["left_out"]
     assert groups(tree)["sample_stats"].sizes["draw"] == 100
+    for most in (1, 4, 24, 1999, 2001):
+        few = groups(to_arviz(exact(), DATA, num_draws=most))["posterior"]
+        assert few.sizes["draw"] == {1: 1, 4: 1, 24: 6, 1999: 250, 2001: 500}[most]
+        assert np.array_equal(few["layers.0.bias"], whole["layers.0.bias"].sel(draw=few.coords["draw"]))
     drawn = groups(to_arviz(guided(1.0), DATA, num_draws=30))["posterior"]
     assert dict(drawn.sizes)["chain"] == 1 and dict(drawn.sizes)["draw"] == 30 and "independent" in drawn.attrs["draws"]
     assert groups(to_arviz(guided(1.0), DATA))["posterior"].sizes["draw"] == 1000

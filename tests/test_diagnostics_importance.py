@@ -11,6 +11,7 @@ from torch.distributions import MultivariateNormal, Normal
 import bnn_pyro as bp
 from bnn_pyro.diagnostics import importance, leave_one_out
 from bnn_pyro.diagnostics.arviz_bridge import psis
+from bnn_pyro.diagnostics.checks import uniformity
 from bnn_pyro.diagnostics.importance import NoWeights, importance_weights, proper_prior
 from bnn_pyro.parts.joint import FullNormal
 from bnn_pyro.pruning import prune
@@ -139,10 +140,17 @@ def test_labels(num_classes):
     loo = leave_one_out(bp.Posterior(net, schema, chains=draws), dataset(x, y, schema))
     exact = logits.log_softmax(-1).gather(1, y[:, None])[:, 0].numpy()
     assert loo.elpd == pytest.approx(exact, abs=0.1)
-    from bnn_pyro.diagnostics.checks import uniformity
-
     assert uniformity(loo.pit) > 0.01 > uniformity(loo.pit**2)
-    assert uniformity(loo.pit[:5]) != uniformity(loo.pit[:5])
+
+
+def test_uniformity_is_kolmogorov_and_smirnov_s():
+    from scipy.stats import kstest
+
+    g = np.random.default_rng(0)
+    for num, power in ((10, 1.0), (40, 1.3), (300, 1.1)):
+        pit = g.random(num) ** power
+        assert uniformity(pit) == pytest.approx(kstest(pit, "uniform").pvalue, abs=0.01)
+    assert np.isnan(uniformity(g.random(5))) and np.isnan(uniformity(np.full(20, np.nan)))
 
 
 # -- distance from the posterior -----------------------------------------------------------------------------------

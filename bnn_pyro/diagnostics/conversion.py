@@ -26,7 +26,19 @@ from torch import Tensor
 import bnn_pyro
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.diagnostics.arviz_bridge import Variables, as_arviz
-from bnn_pyro.diagnostics.draws import KINDS, WORK, even, held, kind, rows_at_hand, sized, thinned, walk, weight_count
+from bnn_pyro.diagnostics.draws import (
+    KINDS,
+    WORK,
+    even,
+    held,
+    kind,
+    rows_at_hand,
+    sized,
+    stride,
+    thinned,
+    walk,
+    weight_count,
+)
 from bnn_pyro.diagnostics.importance import log_likelihoods, proper_prior, temperature_of
 from bnn_pyro.diagnostics.names import dimensions
 from bnn_pyro.errors import UserError
@@ -63,12 +75,11 @@ def to_arviz(posterior: Posterior, data: Dataset, *, num_draws: int | None = Non
         raise UserError(f"the number of draws must be at least 1, got {num_draws}")
     left_out: list[str] = []
     draws = _draws(posterior, num_draws)
-    whole = sized(posterior, draws)
+    whole, step = sized(posterior, draws), stride(posterior, draws)
     posterior = thinned(posterior, draws)
     shape = sized(posterior, draws)
     if posterior.chains is not None and shape != whole:
         left_out.append(f"{whole[1] - shape[1]:,} of each chain's {whole[1]:,} draws (evenly thinned)")
-    step = -(-whole[1] // shape[1])
     rows = rows_at_hand(posterior, len(data.x_train), math.prod(shape), NUMBERS)
     if len(rows) < len(data.x_train):
         left_out.append(f"{len(data.x_train) - len(rows):,} of {len(data.x_train):,} training rows (evenly chosen)")

@@ -68,7 +68,7 @@ class _Work:
         self.posterior, self.data = posterior, data
         settings = posterior.provenance.get("method_settings", {})
         self.settings = settings
-        affordable = int(WORK / (weight_count(posterior) * min(POINTS, max(1, len(data.x_test)))))
+        affordable = int(WORK / (weight_count(posterior) * min(POINTS, len(data.x_test) or len(data.x_train))))
         self.shape = sized(posterior, max(50, min(GUIDE_DRAWS, affordable)))
         self.found = Findings(
             kind=kind(posterior),

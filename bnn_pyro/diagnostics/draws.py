@@ -23,6 +23,7 @@ __all__ = [
     "kind",
     "rows_at_hand",
     "sized",
+    "stride",
     "thinned",
     "walk",
     "weight_count",
@@ -65,12 +66,18 @@ def weight_count(posterior: Posterior) -> int:
     return sum(value.numel() for value in posterior.model.initial.values())
 
 
-def thinned(posterior: Posterior, most: int) -> Posterior:
-    """Every k-th draw of every chain, so that at most ``most`` remain in all (but one a chain); a guide as it is."""
+def stride(posterior: Posterior, most: int) -> int:
+    """k: where every k-th draw of every chain is taken, at most ``most`` remain in all, but one a chain."""
     if posterior.chains is None:
-        return posterior
+        return 1
     chains, draws = _shape(posterior.chains)
-    step = max(1, min(draws, math.ceil(chains * draws / max(most, 1))))
+    each = max(1, most // chains)
+    return max(1, math.ceil(draws / each))
+
+
+def thinned(posterior: Posterior, most: int) -> Posterior:
+    """Every k-th draw of every chain, so that at most ``most`` remain in all, but one a chain; a guide as it is."""
+    step = stride(posterior, most)
     if step == 1:
         return posterior
     stats = {name: value[:, ::step] for name, value in posterior.stats.items()}
