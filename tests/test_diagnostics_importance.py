@@ -149,7 +149,7 @@ def test_uniformity_is_kolmogorov_and_smirnov_s():
     g = np.random.default_rng(0)
     for num, power in ((10, 1.0), (40, 1.3), (300, 1.1)):
         pit = g.random(num) ** power
-        assert uniformity(pit) == pytest.approx(kstest(pit, "uniform").pvalue, abs=0.01)
+        assert uniformity(pit) == pytest.approx(kstest(pit, "uniform").pvalue, abs=0.02)
     assert np.isnan(uniformity(g.random(5))) and np.isnan(uniformity(np.full(20, np.nan)))
 
 
