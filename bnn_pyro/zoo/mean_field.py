@@ -25,6 +25,11 @@ from bnn_pyro.zoo.entry import Fit
 
 __all__ = ["MeanField"]
 
+#: Methods whose draws have the exact posterior as their limit: of the very model that SVI was tuned for.
+_EXACT = ("hmc", "nuts", "chees")
+_TOY_CURVE = {"hidden": (32,), "prior": "normal:3", "noise": 1.0, "init_scale": 1e-3}
+_BREAST_CANCER = {"hidden": (5, 5), "activation": "tanh", "prior": "fan-in:1.5", "init_scale": 1e-3}
+
 
 @dataclass(frozen=True)
 class MeanField:
@@ -50,16 +55,12 @@ class MeanField:
     methods: ClassVar[tuple[str, ...]] = ("svi", "map", "mle", "hmc", "nuts", "chees", "sghmc", "sgld")
     fits: ClassVar[Mapping[str, Mapping[str, Fit]]] = {
         "toy-curve": {
-            "svi": Fit(
-                entry={"hidden": (32,), "prior": "normal:3", "noise": 1.0, "init_scale": 1e-3},
-                method={"epochs": 3000, "lr": 0.01, "num_particles": 2},
-            )
+            "svi": Fit(entry=_TOY_CURVE, method={"epochs": 3000, "lr": 0.01, "num_particles": 2}),
+            **{name: Fit(entry=_TOY_CURVE) for name in _EXACT},
         },
         "breast-cancer": {
-            "svi": Fit(
-                entry={"hidden": (5, 5), "activation": "tanh", "prior": "fan-in:1.5", "init_scale": 1e-3},
-                method={"epochs": 450, "lr": 0.02},
-            )
+            "svi": Fit(entry=_BREAST_CANCER, method={"epochs": 450, "lr": 0.02}),
+            **{name: Fit(entry=_BREAST_CANCER) for name in _EXACT},
         },
         "diabetes": {
             "svi": Fit(
