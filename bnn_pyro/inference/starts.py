@@ -34,6 +34,9 @@ ATTEMPTS = 100
 #: Steps of Adam to a mode, and the first of its learning rates, which fall to 0 by a cosine.
 STEPS, LR = 500, 0.05
 
+#: Starts that climb in one call of the model.
+TOGETHER = 64
+
 #: Steps of SVI, in full batches: enough to tell where the posterior is and how wide.
 SVI_STEPS = 1000
 
@@ -99,20 +102,24 @@ def _checked(potential: Potential, z: Tensor, how: str) -> Tensor:
 
 
 def _climbed(potential: Potential, z: Tensor) -> Tensor:
-    """From each z (num, P) to the most probable place on the way to a mode."""
-    z, best, top = z.clone(), z.clone(), torch.full((len(z),), -math.inf, dtype=z.dtype, device=z.device)
-    leaf = z.requires_grad_(True)
-    optimiser = torch.optim.Adam([leaf], LR)
+    """From each z (num, P) to the most probable place on the way to a mode.
+
+    On the scale of the weights themselves: in coordinates in which the posterior is round, starts are far away.
+    """
+    u = potential.space.forward(z).detach().requires_grad_(True)
+    best, top = u.detach().clone(), torch.full((len(z),), -math.inf, dtype=z.dtype, device=z.device)
+    optimiser = torch.optim.Adam([u], LR)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, STEPS)
     for _ in range(STEPS):
-        density, gradient = potential(leaf.detach())
-        better = density > top  # not where it is not a number
-        top = torch.where(better, density, top)
-        best = torch.where(better[:, None], leaf.detach(), best)
-        leaf.grad = -gradient.nan_to_num(0.0, 0.0, 0.0)
+        density = torch.cat([potential.log_density(part) for part in u.split(TOGETHER)])
+        (gradient,) = torch.autograd.grad(density.sum(), u)
+        better = density.detach() > top  # not where it is not a number
+        top = torch.where(better, density.detach(), top)
+        best = torch.where(better[:, None], u.detach(), best)
+        u.grad = -gradient.nan_to_num(0.0, 0.0, 0.0)
         optimiser.step()
         schedule.step()
-    return best
+    return potential.space.inverse(best)
 
 
 def _from_svi(

@@ -1,0 +1,387 @@
+"""Runs of several chains: to the same draws in this process and in others, stopped, resumed, interrupted and killed."""
+
+import os
+import signal
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from linear_gaussian import correlated
+from monte_carlo import fit, same
+
+import bnn_pyro as bp
+from bnn_pyro.checkpoint import Checkpoint, Interrupted
+from bnn_pyro.inference import budget, chains, mcmc, one_chain, processes
+from bnn_pyro.inference.board import COST, PID, Board
+from bnn_pyro.inference.record import Record, most_draws
+
+SMALL = {
+    "nuts": bp.NUTS(chains=2, draws=8, warmup=30, max_tree_depth=3),
+    "hmc": bp.HMC(chains=2, draws=8, warmup=30, max_steps=6),
+}
+PROBLEM = correlated(num=30, noise=0.5)
+NET = bp.MeanField(hidden=(3,))
+LONGER = bp.NUTS(chains=2, draws=30, warmup=20, max_tree_depth=5, mass="block", thin=2)  # as long as signals need
+
+
+def run(method, entry=NET, seed=0, **settings):
+    """``method.run`` as ``fit`` calls it."""
+    with bp.isolated(seed):
+        return method.run(entry.model(PROBLEM.schema), None, PROBLEM.data, seed=seed, **settings)
+
+
+# -- in this process -------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("entry", [NET, PROBLEM.entry()], ids=["network", "linear"])
+def test_same_seed_same_draws_saved_and_loaded(entry, tmp_path):
+    first = fit(entry, PROBLEM.data, SMALL["nuts"], seed=5, out=tmp_path)
+    assert same(first, fit(entry, PROBLEM.data, SMALL["nuts"], seed=5)) and same(first, bp.load(tmp_path))
+    assert not same(first, fit(entry, PROBLEM.data, SMALL["nuts"], seed=6))
+    site = "layers.0.weight"
+    assert not torch.equal(first.chains[site][0], first.chains[site][1])
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_stopped_run_goes_on_to_the_same_draws(name, tmp_path, monkeypatch):
+    """In warm-up windows, among the draws, at the end of a chain, and after the last step; twice in one run."""
+    whole = fit(NET, PROBLEM.data, SMALL[name])
+    real = Checkpoint.due
+    for stops in ((1,), (10, 17), (33,), (38,), (50, 26)):
+        out, done = tmp_path / "-".join(map(str, stops)), 0
+        for stop in stops:
+            steps = iter(range(1, 10_000))
+
+            def due(self, steps=steps, stop=stop):
+                if next(steps) == stop:
+                    signal.raise_signal(signal.SIGINT)
+                return self.stop
+
+            monkeypatch.setattr(Checkpoint, "due", property(due))
+            done += stop
+            with pytest.raises(Interrupted, match=f"step {done} of 76"):
+                fit(NET, PROBLEM.data, SMALL[name], out=out, resume=True)
+        monkeypatch.setattr(Checkpoint, "due", real)
+        assert same(fit(NET, PROBLEM.data, SMALL[name], out=out, resume=True), whole), stops
+        assert not (out / "checkpoint").exists()
+
+
+def test_a_finished_chain_is_not_lost_with_the_next(tmp_path, monkeypatch):
+    """Whatever a checkpoint's timer says, a chain is on the disk when it ends."""
+    monkeypatch.setattr(Checkpoint, "due", property(lambda self: self.stop))
+    folder, lines = Checkpoint(tmp_path, every=1e9), []
+
+    def killed(done, of, figures):
+        lines.append(done)
+        if done == 40:
+            raise MemoryError
+
+    with pytest.raises(MemoryError):
+        run(SMALL["nuts"], checkpoint=folder, report=killed)
+    assert same(run(SMALL["nuts"], checkpoint=folder, report=lambda done, *_: lines.append(done)), run(SMALL["nuts"]))
+    assert lines[40:] == list(range(39, 77))
+
+
+def test_progress():
+    lines = []
+    run(bp.NUTS(chains=2, draws=3, warmup=4), report=lambda *line: lines.append(line))
+    assert [line[0] for line in lines] == list(range(1, 15)) and {line[1] for line in lines} == {14}
+    assert {"accept", "step size", "divergent", "ms/gradient"} <= set(lines[-1][2])
+    assert lines[-1][2]["chains"] == "100·100%"
+
+
+def test_thinning_keeps_every_third_transition():
+    all_of_them, thinned = (run(replace(SMALL["nuts"], draws=30 // thin, thin=thin)) for thin in (1, 3))
+    assert all(torch.equal(v[:, 2::3], thinned.chains[site]) for site, v in all_of_them.chains.items())
+    groups = {name: v.unflatten(1, (10, 3)) for name, v in all_of_them.stats.items()}
+    expected = {"n_steps": groups["n_steps"].sum(2), "diverging": groups["diverging"].amax(2)}
+    expected |= {"tree_depth": groups["tree_depth"].amax(2), "acceptance_rate": groups["acceptance_rate"].mean(2)}
+    expected |= {name: groups[name][..., -1] for name in ("lp", "energy", "step_size")}
+    assert expected.keys() == thinned.stats.keys()
+    assert all(torch.allclose(v, thinned.stats[name]) for name, v in expected.items())
+
+
+def test_every_divergence_is_counted():
+    """The rarest outcome of a thinned block is the one that must not be lost."""
+    record = Record(draws=2, warmup=1, thin=3, size=1)
+    for t in range(7):
+        record.add(np.array([float(t)]), {"diverging": float(t in (0, 2)), "acceptance_rate": t / 10})
+    assert record.finished and record.divergent == 1
+    assert record.stats["diverging"].tolist() == [1.0, 0.0] and record.z[:, 0].tolist() == [3.0, 6.0]
+    assert record.stats["acceptance_rate"].tolist() == pytest.approx([0.2, 0.5])
+
+
+# -- in processes ----------------------------------------------------------------------------------------------------
+def local_entry():
+    """A variant whose class no other process could import, as those of a notebook."""
+
+    class Mine(bp.MeanField):
+        def model(self, schema):
+            return super().model(schema)
+
+    return Mine(hidden=(3,))
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        bp.NUTS(chains=3, draws=6, warmup=20, max_tree_depth=3, thin=2, mass="dense"),
+        bp.HMC(chains=2, draws=20, warmup=30, compiled="yes", start="prior"),
+    ],
+    ids=["more chains than processes", "compiled"],
+)
+def test_processes_draw_the_same(method):
+    entry, lines = local_entry(), []
+    here = run(method, entry)
+    at_once = run(replace(method, cores=2), entry, report=lambda *line: lines.append(line))
+    assert same(here, at_once)
+    assert lines[-1][:2] == (lines[-1][1],) * 2 and lines[-1][2]["ms/gradient"] > 0
+
+
+@pytest.fixture(scope="module")
+def whole():
+    return run(LONGER)
+
+
+def test_processes_that_were_stopped_go_on_to_the_same_draws(tmp_path, whole):
+    """SIGTERM while they are at it, and then resumed in processes."""
+    method, lines = replace(LONGER, cores=2), []
+
+    def signalled(done, of, figures):
+        if done >= 40 and not checkpoint.stop:
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(Interrupted, match=r"step \d+ of 160") as stopped, Checkpoint(tmp_path) as checkpoint:
+        run(method, checkpoint=checkpoint, report=signalled)
+    reached = int(str(stopped.value).split()[3])
+    assert 40 <= reached < 160
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        again = run(method, checkpoint=Checkpoint(tmp_path), report=lambda done, *_: lines.append(done))
+    assert lines[0] >= reached and same(again, whole)
+
+
+def test_the_number_of_processes_is_no_setting_of_the_result(tmp_path, monkeypatch):
+    """A run may be resumed, and a finished one loaded, with other ``cores``."""
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoint, "due", property(lambda self: signal.raise_signal(signal.SIGINT) or self.stop))
+        with pytest.raises(Interrupted):
+            fit(NET, PROBLEM.data, SMALL["nuts"], out=tmp_path)
+    whole = fit(NET, PROBLEM.data, replace(SMALL["nuts"], cores=1), out=tmp_path, resume=True)
+    assert same(fit(NET, PROBLEM.data, replace(SMALL["nuts"], cores=2), out=tmp_path, resume=True), whole)
+    with pytest.raises(bp.UserError, match="other settings"):
+        fit(NET, PROBLEM.data, replace(SMALL["nuts"], thin=2), out=tmp_path, resume=True)
+
+
+@pytest.fixture
+def boards(monkeypatch):
+    """The boards of the runs in processes."""
+    made = []
+
+    def kept(*args):
+        made.append(Board(*args))
+        return made[-1]
+
+    monkeypatch.setattr(processes, "Board", kept)
+    return made
+
+
+def killer(boards, chain, after):
+    """A report that kills the process of a chain, once."""
+    dead = []
+
+    def report(done, of, figures):
+        if not dead and boards[0].rows[chain, 0] >= after:
+            dead.append(int(boards[0].rows[chain, PID]))
+            os.kill(dead[0], signal.SIGKILL)
+
+    return report
+
+
+def test_a_chain_that_dies_is_named_and_nothing_is_lost(tmp_path, boards, whole):
+    with pytest.raises(bp.UserError, match=r"chain 1 of 2 died in its process .* go on with --resume"):
+        run(replace(LONGER, cores=2), checkpoint=Checkpoint(tmp_path, every=0.0), report=killer(boards, 0, 20))
+    lines = []
+    again = run(LONGER, checkpoint=Checkpoint(tmp_path), report=lambda done, *_: lines.append(done))
+    assert 80 + 19 < lines[0] < 80 + 75  # the other was run to its end, and its own file was of use
+    assert same(again, whole)
+
+
+def test_a_chain_that_dies_leaves_the_others_where_there_is_no_checkpoint(boards, whole):
+    with pytest.warns(UserWarning, match=r"chain 2 of 2 died .*: 1 of 2 chains with 30 of 30 draws each are kept"):
+        rest = run(replace(LONGER, cores=2), report=killer(boards, 1, 20))
+    assert all(torch.equal(whole.chains[site][:1], v) for site, v in rest.chains.items())
+    assert "chain 2 of 2 died" in rest.provenance["stopped"]
+
+
+def test_an_error_in_a_process_is_the_users_to_read():
+    """As it is in this one: one line, with the chain's number."""
+
+    class Failing(bp.NUTS):
+        def kernel(self, *args):
+            raise bp.UserError("no way to go on")
+
+    for cores in (1, 2):
+        with pytest.raises(bp.UserError, match=r"^chain [12] of 2: no way to go on$"):
+            run(Failing(chains=2, draws=5, warmup=5, cores=cores))
+
+
+# -- Ctrl-C without a checkpoint -------------------------------------------------------------------------------------
+def interrupt_at(step):
+    def report(done, of, figures):
+        if done >= step and not report.told:
+            report.told = True
+            signal.raise_signal(signal.SIGINT)
+
+    report.told = False
+    return report
+
+
+def test_ctrl_c_keeps_the_draws_so_far():
+    method = bp.NUTS(chains=3, draws=20, warmup=10, max_tree_depth=3)
+    whole = run(method)
+    with pytest.warns(UserWarning, match="Ctrl-C: 2 of 3 chains with 20 of 20 draws each are kept"):
+        two = run(method, report=interrupt_at(75))
+    assert all(torch.equal(whole.chains[site][:2], v) for site, v in two.chains.items())
+    assert two.stats["lp"].shape == (2, 20) and two.provenance["stopped"].startswith("stopped by Ctrl-C")
+    with pytest.warns(UserWarning, match="1 of 3 chains with 7 of 20 draws"):
+        some = run(method, report=interrupt_at(17))
+    assert all(torch.equal(whole.chains[site][:1, :7], v) for site, v in some.chains.items())
+    with pytest.raises(KeyboardInterrupt, match=r"in the warm-up, before the first draw; .*--out"):
+        run(method, report=interrupt_at(9))
+
+
+def test_ctrl_c_keeps_the_draws_of_processes(boards):
+    method, told = bp.NUTS(chains=2, draws=2000, warmup=10, max_tree_depth=3, compiled="no"), []
+
+    def interrupt(done, of, figures):
+        if not told and (boards[0].rows[:2, 0] > 15).all():
+            told.append(done)
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.warns(UserWarning, match=r"Ctrl-C: . of 2 chains with \d+ of 2,000 draws each are kept"):
+        some = run(replace(method, cores=2), report=interrupt)
+    kept, num = some.stats["lp"].shape
+    alone = run(replace(method, draws=min(num, 20)))
+    rows = [c for c in range(2) if any(torch.equal(alone.stats["lp"][c], lp[:20]) for lp in some.stats["lp"])]
+    assert len(rows) == kept
+    assert all(torch.equal(alone.chains[site][rows], v[:, :20]) for site, v in some.chains.items())
+
+
+def test_a_stopped_posterior_says_so_when_it_is_loaded(tmp_path, monkeypatch):
+    real = one_chain.Record.add
+
+    def interrupted(self, *args):
+        if self.kept == 5:
+            raise KeyboardInterrupt
+        real(self, *args)
+
+    monkeypatch.setattr(one_chain.Record, "add", interrupted)
+    with pytest.warns(UserWarning, match="1 of 2 chains with 5 of 8 draws"):
+        posterior = fit(NET, PROBLEM.data, SMALL["nuts"])
+    posterior.save(tmp_path)
+    assert "5 of 8" in bp.load(tmp_path).provenance["stopped"]
+
+
+@pytest.mark.parametrize(
+    ("kept", "chosen"),
+    [
+        ((20, 20, 20), ([0, 1, 2], 20)),
+        ((20, 3, 20), ([0, 2], 20)),
+        ((9, 8, 0), ([0, 1], 8)),
+        ((20, 1, 0), ([0], 20)),
+        ((0, 0, 0), ([], 0)),
+    ],
+)
+def test_the_most_draws(kept, chosen):
+    records = [Record(20, 0, 1, 1) for _ in kept]
+    for record, num in zip(records, kept, strict=True):
+        record.kept = num
+    assert most_draws(records) == chosen
+
+
+# -- what a run is going to cost -------------------------------------------------------------------------------------
+def test_a_long_run_is_announced(monkeypatch):
+    with pytest.warns(UserWarning, match=r"about 3 hours: 1,000,000 gradients of 20 ms each on 2 cores; chees .*svi"):
+        budget.announce(0.02, 1e6, 2)
+    with pytest.warns(UserWarning, match="about 40 minutes"):
+        budget.announce(0.024, 1e5, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        budget.announce(0.02, 5e4, 1)
+    monkeypatch.setattr(one_chain, "seconds_per_gradient", lambda *_: 100.0)
+    with pytest.warns(UserWarning, match="this run will take about"):
+        run(SMALL["nuts"])
+
+
+def test_what_a_gradient_costs_is_measured(monkeypatch):
+    boards = []
+    monkeypatch.setattr(chains, "Board", lambda *args: boards.append(Board(*args)) or boards[-1])
+    run(SMALL["nuts"])
+    assert 1e-6 < boards[0].rows[0, COST] < 1
+
+
+def test_when_to_compile_and_how_many_processes():
+    """By the settings and the sizes alone; never for a short run."""
+
+    class Potential:
+        x, size = torch.zeros(100, 2), 50
+
+    assert [budget.choose_compiled(asked, 100) for asked in ("yes", "no", "auto")] == [True, False, False]
+    assert budget.choose_compiled("auto", 1e6) and not budget.choose_compiled("no", 1e6)
+    assert budget.choose_cores(1, 4, 1e9, False, Potential) == 1 and budget.choose_cores(7, 4, 1, False, Potential) == 4
+    assert budget.choose_cores(0, 4, 1e3, False, Potential) == 1
+    cores = min(4, budget.joblib.cpu_count())
+    assert budget.choose_cores(0, 4, 1e6, False, Potential) == cores
+    assert budget.choose_cores(0, 4, 1e5, True, Potential) == 1
+
+
+# -- settings and reports --------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (dict(draws=0), "draws must be at least 1"),
+        (dict(chains=0), "chains must be at least 1"),
+        (dict(thin=0), "thin must be at least 1"),
+        (dict(cores=-1), "cores must be at least 0"),
+        (dict(target_accept=1.0), "target_accept must lie between"),
+        (dict(temperature=0.0), "temperature must be positive"),
+        (dict(jitter=-1.0), "jitter must be"),
+        (dict(mass="full"), "unknown mass 'full'"),
+        (dict(compiled="maybe"), "unknown compiled 'maybe'"),
+    ],
+)
+def test_impossible_settings(settings, message):
+    for method in (bp.NUTS, bp.HMC):
+        with pytest.raises(bp.UserError, match=message):
+            method(**settings)
+    with pytest.raises(bp.UserError, match="max_tree_depth"):
+        bp.NUTS(max_tree_depth=0)
+    with pytest.raises(bp.UserError, match="length"):
+        bp.HMC(length=0.0)
+
+
+def test_an_improper_prior_is_refused():
+    for hidden in ((), (3,)):
+        with pytest.raises(bp.UserError, match="proper prior"):
+            fit(bp.MeanField(hidden=hidden, prior="log-uniform"), PROBLEM.data, SMALL["nuts"])
+
+
+def test_a_mass_matrix_that_would_be_too_large():
+    large = bp.MeanField(hidden=(900,))
+    for mass in ("dense", "block"):
+        with pytest.raises(bp.UserError, match=r"a dense mass matrix of [45],\d{3} weights \(.*\) takes 0.\d GiB"):
+            run(bp.NUTS(mass=mass), large)
+
+
+def test_a_chain_that_tells_of_nothing_but_its_start():
+    record = Record(12, 0, 1, 2)
+    for _ in range(12):
+        record.add(np.ones(2), {"diverging": 1.0})
+    with pytest.warns(UserWarning, match=r"chain 2 of 4: every transition diverged.*start=map"):
+        mcmc._complain(1, 4, record)
+    record.stats["diverging"][3] = 0.0
+    with pytest.warns(UserWarning, match=r"every transition was rejected"):
+        mcmc._complain(1, 4, record)
+    record.z[5] = 2.0
+    mcmc._complain(1, 4, record)

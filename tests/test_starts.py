@@ -1,0 +1,129 @@
+"""Where chains start: apart, at the prior, at modes of their own, or where SVI found the posterior to be."""
+
+import math
+
+import pytest
+import torch
+from linear_gaussian import correlated
+from scipy.stats import norm
+
+import bnn_pyro as bp
+from bnn_pyro.inference.potential import Potential, Space
+from bnn_pyro.inference.starts import STARTS, starting_points
+from bnn_pyro.inference.whitening import coordinates
+
+
+def starts(problem, how, num=8, entry=None, jitter=1.0, seed=3, white=False, temperature=1.0):
+    """(potential, weights of the starts (num, P))."""
+    entry = problem.entry() if entry is None else entry
+    with bp.isolated(0):
+        model = entry.model(problem.schema)
+        potential = Potential(model, problem.data.x_train, problem.data.y_train, temperature)
+        if white:
+            potential.space = coordinates(potential)
+        guide = entry.guide(model)
+        z = starting_points(potential, model, guide, problem.data, how, num, jitter, seed)
+    return potential, z
+
+
+def flat(potential, z):
+    return torch.cat([v.flatten(1).double() for v in potential.weights(z).values()], 1)
+
+
+@pytest.mark.parametrize("white", [False, True], ids=["plain", "whitened"])
+def test_jitter_is_the_priors_width_around_the_initial_values(white):
+    problem, num = correlated(num=10, prior_scale=0.5), 300
+    potential, z = starts(problem, "jitter", num, jitter=2.0, white=white)
+    offset = flat(potential, z) - torch.cat([v.flatten() for v in potential.model.initial.values()])
+    assert offset.std() == pytest.approx(1.0, rel=0.1) and offset.mean().abs() < 4 / math.sqrt(offset.numel())
+    _, same = starts(problem, "jitter", 2, jitter=0.0, white=white)
+    assert torch.equal(same[0], same[1])
+
+
+def test_prior_starts_are_draws_of_the_prior():
+    problem, num = correlated(num=10, prior_scale=0.5), 400
+    potential, z = starts(problem, "prior", num)
+    draws = flat(potential, z)
+    unit = draws / 0.5
+    assert unit.mean().abs() < 4 / math.sqrt(unit.numel())
+    assert (unit.square().mean() - 1).abs() < 4 * math.sqrt(2 / unit.numel())
+    assert norm.cdf(unit.numpy()).max() > 0.99
+
+
+@pytest.mark.parametrize("white", [False, True], ids=["plain", "whitened"])
+@pytest.mark.parametrize("temperature", [1.0, 0.25])
+def test_map_starts_are_at_the_mode(white, temperature):
+    """Of a linear model there is one, and it is the mean: of the posterior at the temperature that is sampled."""
+    problem = correlated(num=40, noise=1.4, prior_scale=0.3)
+    potential, z = starts(problem, "map", 3, white=white, temperature=temperature)
+    exact = correlated(num=40, noise=1.4, prior_scale=0.3)
+    object.__setattr__(exact, "noise", 1.4 * math.sqrt(temperature))
+    scale = torch.linalg.inv(exact.precision).diagonal().sqrt()
+    assert ((flat(potential, z) - exact.mean) / scale).abs().max() < 0.05
+
+
+def test_map_starts_of_a_network_are_modes_of_their_own():
+    problem, entry = correlated(num=30, noise=0.5), bp.MeanField(hidden=(3,))
+    potential, climbed = starts(problem, "map", 4, entry)
+    _, drawn = starts(problem, "jitter", 4, entry)
+    before, after = (potential(z)[0] for z in (drawn, climbed))
+    assert (after > before + 10).all()
+    assert torch.cdist(climbed, climbed).add(torch.eye(4)).min() > 0.1
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.25])
+def test_svi_starts_are_near_the_posterior(temperature):
+    problem = correlated(num=40, noise=1.4, prior_scale=0.3)
+    potential, z = starts(problem, "svi", 200, temperature=temperature)
+    object.__setattr__(problem, "noise", 1.4 * math.sqrt(temperature))
+    unit = (flat(potential, z) - problem.mean) / problem.mean_field_scale
+    assert unit.mean(0).abs().max() < 0.5 and (unit.std(0) - 1).abs().max() < 0.3
+
+
+@pytest.mark.parametrize("how", STARTS)
+def test_starts_are_finite_and_repeat(how, monkeypatch):
+    monkeypatch.setattr("bnn_pyro.inference.starts.SVI_STEPS", 50)
+    monkeypatch.setattr("bnn_pyro.inference.starts.STEPS", 100)
+    problem, entry = correlated(num=20), bp.MeanField(hidden=(2,))
+    potential, z = starts(problem, how, 3, entry)
+    density, gradient = potential(z)
+    assert z.shape == (3, potential.size) and z.dtype == torch.float64
+    assert torch.isfinite(density).all() and torch.isfinite(gradient).all()
+    assert torch.equal(z, starts(problem, how, 3, entry)[1])
+    assert not torch.equal(z, starts(problem, how, 3, entry, seed=4)[1])
+    assert not torch.equal(z[0], z[1])
+    if how in ("jitter", "prior"):  # a chain's start is its own
+        assert torch.equal(z[:2], starts(problem, how, 2, entry)[1])
+
+
+class Walled:
+    """A standard normal that ends at ``wall``: no density beyond."""
+
+    def __init__(self, wall):
+        self.wall, self.initial, self.space, self.size = wall, torch.zeros(2, dtype=torch.float64), Space(), 2
+
+    def prior_draws(self, num):
+        return torch.randn(num, 2, dtype=torch.float64)
+
+    def log_density(self, z):
+        return torch.where(z[:, 0] > self.wall, -math.inf, -0.5 * z.square().sum(1))
+
+    def __call__(self, z):
+        return self.log_density(z), -z
+
+
+@pytest.mark.parametrize("how", ["jitter", "prior"])
+def test_a_start_without_density_is_drawn_again(how):
+    z = starting_points(Walled(-1.0), None, None, None, how, 20)
+    assert (z[:, 0] <= -1).all() and z[:, 0].std() > 0.1
+
+
+@pytest.mark.parametrize("how", ["jitter", "prior", "map"])
+def test_no_start_of_finite_density(how):
+    with pytest.raises(bp.UserError, match=r"chain 1 has no start where the log density .*are finite \(start="):
+        starting_points(Walled(-100.0), None, None, None, how, 2)
+
+
+def test_an_unknown_start():
+    with pytest.raises(bp.UserError, match=r"unknown start 'mode'"):
+        bp.NUTS(start="mode")
