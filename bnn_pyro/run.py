@@ -10,6 +10,7 @@ import argparse
 import difflib
 import signal
 import sys
+import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from types import FrameType
@@ -246,7 +247,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Returns 0; 2 after bad input, told in one line; 130 after Ctrl-C or SIGTERM."""
-    former = None
+    former, format_before = None, warnings.formatwarning
+    warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"  # not the line of source that warned
     with suppress(ValueError):  # only the main thread can take signals
         former = signal.signal(signal.SIGTERM, _stop)
     try:
@@ -267,6 +269,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"\n{stopped or 'stopped'}", file=sys.stderr)
         return 130
     finally:
+        warnings.formatwarning = format_before
         if former is not None:
             signal.signal(signal.SIGTERM, former)
 

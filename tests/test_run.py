@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from dataclasses import fields
 from pathlib import Path
 
@@ -500,3 +501,16 @@ def test_help_and_typos_do_not_import_torch():
         "assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", code], check=True, stderr=subprocess.PIPE)
+
+
+def test_a_warning_is_one_line(monkeypatch, capsys):
+    """What happened and what to try, without the source line that warned."""
+    from bnn_pyro import commands
+
+    said = lambda args: print(
+        warnings.formatwarning("the gradient was not compiled", UserWarning, "file.py", 7), end=""
+    )  # noqa: E731
+    monkeypatch.setattr(commands, "list_", said)
+    before = warnings.formatwarning
+    assert main(["list"]) == 0
+    assert capsys.readouterr().out == "warning: the gradient was not compiled\n" and warnings.formatwarning is before
