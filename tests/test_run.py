@@ -507,9 +507,9 @@ def test_a_warning_is_one_line(monkeypatch, capsys):
     """What happened and what to try, without the source line that warned."""
     from bnn_pyro import commands
 
-    said = lambda args: print(
-        warnings.formatwarning("the gradient was not compiled", UserWarning, "file.py", 7), end=""
-    )  # noqa: E731
+    def said(args):
+        print(warnings.formatwarning("the gradient was not compiled", UserWarning, "file.py", 7), end="")
+
     monkeypatch.setattr(commands, "list_", said)
     before = warnings.formatwarning
     assert main(["list"]) == 0
