@@ -47,25 +47,28 @@ def maps(problem: Problem, runs: Path) -> Figure:
         top.set(title=title, xlabel="")
         bottom.set(title="")
         for ax in (top, bottom):
+            ax.get_legend().remove()
             if k + 1 < len(methods):
                 ax.collections[0].colorbar.remove()
             if k:
                 ax.set_ylabel("")
-            if k or ax is top:
-                ax.get_legend().remove()
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, markerscale=1.3)
     return figure
 
 
 def bands(problem: Problem, runs: Path) -> Figure:
     """The predictive band of each method, axes alike."""
     data, methods = problem.data, shown()
-    x = bp.plots.line(data, -4, 4)
-    figure = Figure(figsize=(3.6 * len(methods), 3.9), layout="constrained")
+    x = bp.plots.line(data, -3, 3)
+    figure = Figure(figsize=(3.6 * len(methods), 3.5), layout="constrained")
     axes = np.ravel(figure.subplots(1, len(methods), sharey=True))
     for k, (ax, (name, title)) in enumerate(zip(axes, methods.items(), strict=True)):
         bp.plots.predictive_band(bp.predict(posterior(name, problem, runs), x, num_draws=DRAWS), x, data, ax=ax)
         ax.set_title(title)
+        ax.get_legend().remove()
         if k:
             ax.set_ylabel("")
-            ax.get_legend().remove()
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=8)
     return figure

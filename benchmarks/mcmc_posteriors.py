@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from mcmc_problems import PROBLEMS, Problem, functions
 from mcmc_score import score
-from mcmc_speed import HERE, append, read, stamp
+from mcmc_speed import HERE, append, stamp
 
 import bnn_pyro as bp
 from bnn_pyro.inference import METHODS
@@ -35,7 +35,8 @@ METHOD_TITLES = {
 }
 #: Problem -> epochs after which the ELBO rises no more.
 CONVERGED = {"breast-cancer": 6000, "toy-curve": 12000}
-DRAWS = 4000
+#: Draws that are scored; those of a regression's CRPS are compared with each other in pairs.
+DRAWS = {"classification": 4000, "regression": 1000}
 #: A cell is among the data where so many training rows are so near, in standard deviations of the inputs.
 NEAR, ROWS = 0.4, 5
 #: Groups of draws that Monte-Carlo errors are taken from.
@@ -76,20 +77,25 @@ def fit_and_score(runs: Path, again: bool) -> None:
                 print(f"{problem.name} {name}: skipped; this version of bnn_pyro has no such method (yet)", flush=True)
                 continue
             found[name] = posterior(name, problem, runs, again)
-        exact = bp.predict(found[REFERENCE], problem.data.x_test, num_draws=DRAWS)
+        exact = predict(found[REFERENCE], problem.data.x_test)
         areas = regions(problem, found[REFERENCE]) if exact.task == "classification" else {}
         for name, fitted in found.items():
             line = {"problem": problem.name, "method": name, "seconds": fitted.provenance["seconds"]}
             line |= scored(problem, fitted, exact) | {"settings": dict(fitted.provenance["method_settings"])}
-            line["areas"] = {area: sureness(fitted, x, problem) for area, x in areas.items()}
+            line["areas"] = {area: sureness(fitted, x) for area, x in areas.items()}
             append(RESULTS, {**line, **stamp()}, ("problem", "method"))
             shown = {k: line.get(k) for k in ("seconds", "metrics", "distance", "ess_min", "rhat_max")}
             print(problem.name, name, shown, flush=True)
 
 
+def predict(fitted: bp.Posterior, x: torch.Tensor) -> bp.Prediction:
+    """With as many draws as are scored."""
+    return bp.predict(fitted, x, num_draws=DRAWS[fitted.schema.task])
+
+
 def scored(problem: Problem, fitted: bp.Posterior, exact: bp.Prediction) -> dict:
     """Test metrics, distance to the reference's predictions, and what function space says of the chains."""
-    prediction = bp.predict(fitted, problem.data.x_test, num_draws=DRAWS)
+    prediction = predict(fitted, problem.data.x_test)
     metrics = bp.metrics.evaluate(prediction, problem.data.y_test, bootstrap=200)
     line: dict = {"metrics": {name: round(e.value, 5) for name, e in metrics.items()}}
     line["distance"] = {name: round(e.value, 5) for name, e in bp.metrics.distances(prediction, exact).items()}
@@ -118,16 +124,16 @@ def regions(problem: Problem, reference: bp.Posterior) -> dict[str, torch.Tensor
 
 def overlap(reference: bp.Posterior, x: torch.Tensor) -> torch.Tensor:
     """The points in doubt."""
-    p = bp.predict(reference, x, num_draws=DRAWS).mean[:, 1]
+    p = predict(reference, x).mean[:, 1]
     return x[(p > 0.2) & (p < 0.8)]
 
 
-def sureness(fitted: bp.Posterior, x: torch.Tensor, problem: Problem) -> dict:
+def sureness(fitted: bp.Posterior, x: torch.Tensor) -> dict:
     """Means over the points, each with its Monte-Carlo standard error, from groups of draws (or of chains).
 
     confidence: probability of the more probable class; entropies in nats; log_odds_sd: over the draws.
     """
-    p = bp.predict(fitted, x, num_draws=DRAWS).probs[..., 1].double()  # (S, B), chain after chain
+    p = predict(fitted, x).probs[..., 1].double()  # (S, B), chain after chain
     whole = summary(p)
     parts = [summary(part) for part in p.tensor_split(GROUPS)]
     found = {
@@ -153,8 +159,3 @@ def summary(p: torch.Tensor) -> dict[str, float]:
 def entropy(p: torch.Tensor) -> torch.Tensor:
     """Of a Bernoulli variable, nats."""
     return -(torch.xlogy(p, p) + torch.xlogy(1 - p, 1 - p))
-
-
-def lines() -> list[dict]:
-    """What was measured last."""
-    return read(RESULTS)

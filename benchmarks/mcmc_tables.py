@@ -77,8 +77,8 @@ def speed_table() -> str:
         limit, zs = agreement(found, problem)
         rows = [
             f"| {title} | chains × (warm-up + draws) | seconds | effective draws, least (median) "
-            "| **a second**, least (median) | R-hat, worst | gradients a draw | MB more | largest \\|z\\| |",
-            "|---" * 9 + "|",
+            "| **a second**, least (median) | R-hat, worst | gradients a draw | imports, s | MB | worst \\|z\\| |",
+            "|---" * 10 + "|",
         ]
         for sampler, name in SAMPLERS.items():
             lines = found.get((problem, sampler))
@@ -90,6 +90,7 @@ def speed_table() -> str:
                 )
                 cells.append(f"{median(lines, 'rhat_max'):.3f}{' n' if lines[0]['rhat'] == 'nested' else ''}")
                 cells.append(f"{lines[0]['gradients'] / (lines[0]['chains'] * lines[0]['draws']):,.0f}")
+                cells.append(f"{median(lines, 'import_seconds'):.1f}")
                 cells.append(f"{statistics.median(e['peak_mb'] - e['memory_before_mb'] for e in lines):,.0f}")
                 cells.append(f"{zs[sampler]:.1f}" if sampler in zs else "–")
                 rows.append("| " + " | ".join(cells) + " |")

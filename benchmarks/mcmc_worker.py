@@ -35,6 +35,9 @@ def main() -> None:
     torch.set_num_threads(sampler.threads)
     if sampler.kind == "numpyro" or args.check:
         import mcmc_numpyro
+    elif sampler.kind in ("nuts", "chees"):
+        import torch._dynamo
+        import torch._inductor
     if args.check:
         print(json.dumps({"log_joint_difference": mcmc_numpyro.check(problem)}))
         return
