@@ -28,15 +28,15 @@ from torch import nn
 from bnn_pyro.checkpoint import Checkpoint
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError, unknown
-from bnn_pyro.inference import whitening
 from bnn_pyro.inference.budget import check_dense, choose_compiled, choose_cores
 from bnn_pyro.inference.chains import run_chains
 from bnn_pyro.inference.kernel import FlatHMC, FlatNUTS
 from bnn_pyro.inference.method import Report
-from bnn_pyro.inference.one_chain import Plan
+from bnn_pyro.inference.one_chain import Plan, one_thread
 from bnn_pyro.inference.potential import Potential, Space
 from bnn_pyro.inference.record import Record, most_draws
 from bnn_pyro.inference.starts import STARTS, starting_points
+from bnn_pyro.inference.whitening import coordinates
 from bnn_pyro.isolation import isolated
 from bnn_pyro.posterior import Posterior, weight_space
 
@@ -114,9 +114,9 @@ class _Sampler:
         Ctrl-C returns the draws so far, with a warning, where there are any and no checkpoint.
         """
         model = weight_space(model)
-        with isolated(seed):
+        with isolated(seed), one_thread(self.chains):
             potential = Potential(model, data.x_train, data.y_train, self.temperature)
-            potential.space = whitening.coordinates(potential)
+            potential.space = coordinates(potential)
             blocks = self._blocks(potential)
             if checkpoint is not None and (state := checkpoint.load()) is not None:
                 starts = state["starts"]

@@ -1,7 +1,7 @@
 """One chain of a sampler, wherever it runs: from its start or from its checkpoint, to its end or until it is stopped.
 
-A chain depends on its start and on a seed of its own, and computes on one thread: in which process, and beside how
-many others, changes nothing.
+A chain depends on its start and on a seed of its own, and where there are several each computes on one thread: in
+which process, and beside how many others, changes nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bnn_pyro.inference.record import Record
 from bnn_pyro.inference.starts import chain_seed
 from bnn_pyro.isolation import isolated
 
-__all__ = ["Plan", "sample"]
+__all__ = ["Plan", "one_thread", "sample"]
 
 
 @dataclass(frozen=True)
@@ -57,15 +57,21 @@ class Plan:
 
     def prepare(self, board: Board, chain: int) -> None:
         """Compile, and measure what a gradient costs."""
-        with one_thread():
+        with one_thread(len(self.starts)):
             if self.compiled:
                 self.potential.compile(1)
             board.rows[chain, COST] = seconds_per_gradient(self.potential, self.starts[chain])
 
 
 @contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """One thread for torch and for numpy's linear algebra: sums of several come out otherwise in the last digit."""
+def one_thread(chains: int) -> Iterator[None]:
+    """One thread for torch and for numpy's linear algebra: sums of several come out otherwise in the last digit.
+
+    chains: a single one has all threads to itself, and nothing to be compared with.
+    """
+    if chains == 1:
+        yield
+        return
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -84,7 +90,7 @@ def sample(
     """
     sampler, row = plan.sampler, Row(board, chain)
     quiet = pyro.validation_enabled(False), np.errstate(all="ignore")  # trajectories may meet infinities
-    with isolated(chain_seed(plan.seed, chain, stream=1)), one_thread(), quiet[0], quiet[1]:
+    with isolated(chain_seed(plan.seed, chain, stream=1)), one_thread(len(plan.starts)), quiet[0], quiet[1]:
         try:
             seed = chain_seed(plan.seed, chain, stream=2)
             kernel = sampler.kernel(plan.potential, plan.blocks, plan.starts[chain], seed)

@@ -26,12 +26,16 @@ from bnn_pyro.errors import UserError
 from bnn_pyro.inference.board import COST, DONE, Board
 from bnn_pyro.inference.budget import announce
 from bnn_pyro.inference.one_chain import Plan, sample
+from bnn_pyro.inference.potential import _IDENTITY
 from bnn_pyro.inference.record import Record
 
 __all__ = ["LOOK", "Show", "in_processes"]
 
 #: Seconds between two looks at what the chains have done.
 LOOK = 0.1
+
+#: Seconds that a worker waits for another chain: one whose parent was killed meanwhile ends by itself.
+IDLE = 60.0
 
 #: Called with the board, how many transitions are done, and whether to show the other figures at once.
 Show = Callable[[Board, int, bool], None]
@@ -109,9 +113,8 @@ class _Crew:
     def hire(self) -> None:
         """One more. Ctrl-C is the parent's to answer, from before the worker has imported anything."""
         threads = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
-        worker = ProcessPoolExecutor(
-            1, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN), env=threads
-        )
+        deaf = dict(initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN))
+        worker = ProcessPoolExecutor(1, timeout=IDLE, env=threads, **deaf)
         self.stack.callback(worker.shutdown, wait=True, kill_workers=True)
         self.idle.append(worker)
 
@@ -144,13 +147,8 @@ def _work(folder: str, chain: int, checkpoint: Checkpoint | None, parent: int) -
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as Ctrl-C: the parent's to answer
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("default")
-        if fresh := folder not in _PLANS:
-            _PLANS[folder] = cloudpickle.loads(Path(folder, "plan").read_bytes())
-            from bnn_pyro.inference import potential as module  # TODO
-
-            tr = _PLANS[folder].potential._transforms
-            tr.update({s: module._IDENTITY for s, t in tr.items() if t == module._IDENTITY})
-        plan = _PLANS[folder]
+        fresh = folder not in _PLANS
+        plan = _PLANS[folder] if not fresh else _PLANS.setdefault(folder, _read(folder))
         board = Board(len(plan.starts), Path(folder, "board"))
         if fresh:
             plan.prepare(board, chain)
@@ -167,6 +165,14 @@ def _work(folder: str, chain: int, checkpoint: Checkpoint | None, parent: int) -
     return record, [
         str(w.message) for w in heard if issubclass(w.category, UserWarning) and w.filename.startswith(here)
     ]
+
+
+def _read(folder: str) -> Plan:
+    """The plan of a run. What its potential knows by identity is not the same object here: it is put back."""
+    plan = cloudpickle.loads(Path(folder, "plan").read_bytes())
+    transforms = plan.potential._transforms
+    transforms.update({site: _IDENTITY for site, transform in transforms.items() if transform == _IDENTITY})
+    return plan
 
 
 #: What this process has read and compiled, by the folder of the run.
