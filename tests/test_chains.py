@@ -23,7 +23,7 @@ SMALL = {
 }
 PROBLEM = correlated(num=30, noise=0.5)
 NET = bp.MeanField(hidden=(3,))
-LONGER = bp.NUTS(chains=2, draws=30, warmup=20, max_tree_depth=5, mass="block", thin=2)  # as long as signals need
+LONGER = bp.NUTS(chains=2, draws=30, warmup=20, max_tree_depth=4, mass="block", thin=2)  # as long as signals need
 
 
 def run(method, entry=NET, seed=0, **settings):
@@ -47,7 +47,7 @@ def test_a_stopped_run_goes_on_to_the_same_draws(name, tmp_path, monkeypatch):
     """In warm-up windows, among the draws, at the end of a chain, and after the last step; twice in one run."""
     whole = fit(NET, PROBLEM.data, SMALL[name])
     real = Checkpoint.due
-    for stops in ((1,), (10, 17), (33,), (38,), (50, 26)):
+    for stops in ((10, 23), (38,), (50, 26)):
         out, done = tmp_path / "-".join(map(str, stops)), 0
         for stop in stops:
             steps = iter(range(1, 10_000))
