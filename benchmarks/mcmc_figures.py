@@ -9,6 +9,8 @@ from matplotlib.figure import Figure
 from mcmc_posteriors import METHOD_TITLES, posterior
 from mcmc_problems import PROBLEMS, Problem
 from mcmc_speed import HERE
+from mcmc_tables import PROBLEMS as TITLES
+from mcmc_tables import SAMPLERS, median, speed_lines
 
 import bnn_pyro as bp
 from bnn_pyro.inference import METHODS
@@ -21,9 +23,45 @@ DRAWS = 2000
 
 def draw(runs: Path) -> None:
     """All of them, from posteriors in ``runs`` (fitted there where they are not)."""
+    if speed_lines():
+        speeds().savefig(FIGURES / "mcmc-speed.png", dpi=100)
     network, curve = PROBLEMS["breast-cancer"](), PROBLEMS["toy-curve"]()
     maps(network, runs).savefig(FIGURES / "mcmc-maps.png", dpi=100)
     bands(curve, runs).savefig(FIGURES / "mcmc-bands.png", dpi=100)
+
+
+def speeds() -> Figure:
+    """Effective draws per second of every sampler, a panel a problem: the worst point filled, the median open."""
+    found = speed_lines()
+    names = [s for s in SAMPLERS if any((problem, s) in found for problem in TITLES)]
+    figure = Figure(figsize=(12, 1.0 + 0.27 * len(names)), layout="constrained")
+    for ax, (problem, title) in zip(figure.subplots(1, len(TITLES), sharey=True), TITLES.items(), strict=True):
+        for k, sampler in enumerate(names):
+            lines = found.get((problem, sampler), [])
+            if lines:
+                low, high = (median(lines, f"ess_{n}_per_second") for n in ("min", "median"))
+                colour, marker = ("C0", "o") if sampler.startswith(("nuts", "chees")) else ("0.35", "s")
+                ax.plot([low, high], [k, k], color=colour, linewidth=1)
+                ax.plot(low, k, marker, color=colour, label="the worst of 50 points")
+                ax.plot(high, k, marker, color=colour, markerfacecolor="white", label="their median")
+        ax.set(xscale="log")
+        ax.set_title(title, fontsize=10)
+        ax.set_yticks(range(len(names)), [label(s, found) for s in names])
+        ax.grid(axis="x", color="0.9")
+        ax.set_axisbelow(True)
+        ax.spines[["top", "right"]].set_visible(False)
+    ax.invert_yaxis()
+    figure.axes[1].set_xlabel("effective draws per second of the whole run")
+    handles, labels = ax.get_legend_handles_labels()
+    figure.legend(handles[:2], labels[:2], loc="outside lower center", ncols=2, frameon=False)
+    return figure
+
+
+def label(sampler: str, found: dict) -> str:
+    """Name and chains."""
+    chains = next(lines[0]["chains"] for (_, s), lines in found.items() if s == sampler)
+    name = SAMPLERS[sampler].replace("`", "")
+    return name if chains == 1 else f"{name}, {chains} chains"
 
 
 def shown() -> dict[str, str]:

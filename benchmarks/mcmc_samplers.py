@@ -78,6 +78,7 @@ SAMPLERS: dict[str, Sampler] = {
     "chees-16": Sampler("chees", "bnn_pyro ChEES", {"chains": 16}, threads=2),
     "chees-64": Sampler("chees", "bnn_pyro ChEES", {"chains": 64}, threads=2),
     "chees-256": Sampler("chees", "bnn_pyro ChEES", {"chains": 256}, threads=2),
+    "chees-long": Sampler("chees", "bnn_pyro ChEES, long", {"chains": 256, "draws": 1000}, threads=2, seeds=(0,)),
 }
 
 
