@@ -328,7 +328,8 @@ def test_when_to_compile_and_how_many_processes():
         x, size = torch.zeros(100, 2), 50
 
     assert [budget.choose_compiled(asked, 100) for asked in ("yes", "no", "auto")] == [True, False, False]
-    assert budget.choose_compiled("auto", 1e6) and not budget.choose_compiled("no", 1e6)
+    assert budget.choose_compiled("auto", 1e6, 1e6) and not budget.choose_compiled("no", 1e6, 1e6)
+    assert not budget.choose_compiled("auto", 1e6, 1e8) and budget.choose_compiled("yes", 1e6, 1e8)
     assert budget.choose_cores(1, 4, 1e9, False, Potential) == 1 and budget.choose_cores(7, 4, 1, False, Potential) == 4
     assert budget.choose_cores(0, 4, 1e3, False, Potential) == 1
     cores = min(4, budget.joblib.cpu_count())

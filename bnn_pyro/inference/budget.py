@@ -26,7 +26,10 @@ __all__ = ["announce", "choose_compiled", "choose_cores", "seconds_per_gradient"
 EAGER, COMPILED = 1e-3, 5e-5
 
 #: Seconds for 6 floating-point operations, what a weight costs with a row, forwards and backwards.
-ARITHMETIC = 2e-9
+ARITHMETIC = 5e-10
+
+#: Rows · weights above which compiled code was no faster than operators, and soon three times slower.
+LARGE = 5e6
 
 #: Seconds that a compilation takes, and that a process takes to start.
 COMPILATION, PROCESS = 2.5, 5.0
@@ -35,9 +38,12 @@ COMPILATION, PROCESS = 2.5, 5.0
 LONG = 30 * 60
 
 
-def choose_compiled(asked: str, gradients: float) -> bool:
-    """Whether to compile: where "auto" was asked for, if that saves twice the time that it takes."""
-    return asked == "yes" or (asked == "auto" and gradients * (EAGER - COMPILED) > 2 * COMPILATION)
+def choose_compiled(asked: str, gradients: float, work: float = 0.0) -> bool:
+    """Whether to compile: where "auto" was asked for, if that saves twice the time that it takes.
+
+    work: rows · weights. Large matrices are multiplied faster by PyTorch's operators.
+    """
+    return asked == "yes" or (asked == "auto" and work <= LARGE and gradients * (EAGER - COMPILED) > 2 * COMPILATION)
 
 
 def choose_cores(asked: int, chains: int, gradients: float, compiled: bool, potential: Potential) -> int:

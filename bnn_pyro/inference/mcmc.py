@@ -129,7 +129,7 @@ class _Sampler:
         gradients = float(
             self.chains * (self.warmup + self.draws * self.thin) * self.typical(type(potential.space) is not Space)
         )
-        compiled = choose_compiled(self.compiled, gradients)
+        compiled = choose_compiled(self.compiled, gradients, len(potential.x) * potential.size)
         plan = Plan(self, potential, blocks, starts.numpy(), seed, compiled, gradients)
         cores = choose_cores(self.cores, self.chains, gradients, compiled, potential)
         records, stopped = run_chains(plan, cores, checkpoint, report)
