@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +30,7 @@ from bnn_pyro.inference.budget import choose_compiled
 from bnn_pyro.inference.chees_adaptation import Adaptation, Approach, halton
 from bnn_pyro.inference.many_chains import Chains, Draws
 from bnn_pyro.inference.method import Report
+from bnn_pyro.inference.one_chain import one_thread
 from bnn_pyro.inference.potential import Potential
 from bnn_pyro.inference.starts import STARTS, starting_points
 from bnn_pyro.inference.whitening import coordinates
@@ -119,10 +121,12 @@ class ChEES:
         Raises UserError where the step size falls to nothing.
         """
         model = weight_space(model)
-        with isolated(seed):
+        compiled = choose_compiled(self.compiled, (self.warmup + self.draws * self.thin) * TYPICAL)
+        # Compiled code has threads of its own; those of torch would only be in its way.
+        with isolated(seed), one_thread(self.chains) if compiled else nullcontext():
             potential = Potential(model, data.x_train, data.y_train, self.temperature)
             potential.space = coordinates(potential)
-            if choose_compiled(self.compiled, (self.warmup + self.draws * self.thin) * TYPICAL):
+            if compiled:
                 potential.compile(self.chains)
             sampling = _Sampling(self, potential)
             saved = checkpoint.load() if checkpoint is not None else None

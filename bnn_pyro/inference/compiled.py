@@ -29,36 +29,53 @@ __all__ = ["CompiledGradient", "NotCompiled", "compile_gradient"]
 #: Associative sums make vector instructions possible; infinities and NaN keep their meaning: a divergence has them.
 MATHS = ["-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math", "-freciprocal-math"]
 #: What compilers are asked for, until one of them takes it.
-FLAGS = (["-O3", "-march=native", "-fopenmp", *MATHS], ["-O3", "-fopenmp", *MATHS], ["-O2"])
+FLAGS = (["-O3", "-march=native", *MATHS], ["-O3", *MATHS], ["-O2"])
 
+#: Chains are handed out to threads one by one; each is worked on by one thread alone, so that results depend on no
+#: number of threads. They are POSIX threads that end with the call: those of OpenMP wait for each other by spinning,
+#: which on a busy machine costs several times what they do.
 DRIVER = """
-void evaluate(const double *z, double *density, double *g, long chains, long size) {
-#pragma omp parallel if (chains > 1)
-  {
-    char *work = aligned_alloc(64, WORK);
-#pragma omp for schedule(dynamic)
-    for (long c = 0; c < chains; c++) density[c] = gradient(z + c * size, g + c * size, work);
-    free(work);
+#include <pthread.h>
+typedef struct {
+  double *z, *r, *density, *g;
+  const double *m, *step;
+  long steps, chains, size, next;
+} Job;
+/* steps of (r += e/2 g; z += e m r; r += e/2 g), or the gradient alone; the chain ends where it is not finite */
+static void chain(Job *job, long c, char *work) {
+  long size = job->size;
+  double *z = job->z + c * size, *g = job->g + c * size;
+  if (!job->r) { job->density[c] = gradient(z, g, work); return; }
+  double *r = job->r + c * size, e = job->step[c];
+  for (long s = 0; s < job->steps; s++) {
+    for (long i = 0; i < size; i++) { r[i] += 0.5 * e * g[i]; z[i] += e * job->m[i] * r[i]; }
+    double density = job->density[c] = gradient(z, g, work);
+    for (long i = 0; i < size; i++) r[i] += 0.5 * e * g[i];
+    if (!(density - density == 0)) break;
   }
 }
-/* steps of (r += e/2 g; z += e m r; r += e/2 g), each chain for itself; a chain ends where its density is not finite */
+static void *chains(void *given) {
+  Job *job = given;
+  char *work = aligned_alloc(64, WORK);
+  for (long c; (c = __atomic_fetch_add(&job->next, 1, __ATOMIC_RELAXED)) < job->chains;) chain(job, c, work);
+  free(work);
+  return 0;
+}
+static void run(Job *job, long threads) {
+  pthread_t others[63];
+  int n = 0;
+  while (n < 63 && n + 1 < threads && n + 1 < job->chains && !pthread_create(others + n, 0, chains, job)) n++;
+  chains(job);
+  while (n) pthread_join(others[--n], 0);
+}
+void evaluate(double *z, double *density, double *g, long chains, long size, long threads) {
+  Job job = {z, 0, density, g, 0, 0, 0, chains, size, 0};
+  run(&job, threads);
+}
 void leapfrog(double *z, double *r, double *density, double *g, const double *m, const double *step, long steps,
-              long chains, long size) {
-#pragma omp parallel if (chains > 1)
-  {
-    char *work = aligned_alloc(64, WORK);
-#pragma omp for schedule(dynamic)
-    for (long c = 0; c < chains; c++) {
-      double *zc = z + c * size, *rc = r + c * size, *gc = g + c * size, e = step[c];
-      for (long s = 0; s < steps; s++) {
-        for (long i = 0; i < size; i++) { rc[i] += 0.5 * e * gc[i]; zc[i] += e * m[i] * rc[i]; }
-        density[c] = gradient(zc, gc, work);
-        for (long i = 0; i < size; i++) rc[i] += 0.5 * e * gc[i];
-        if (!(density[c] - density[c] == 0)) break;
-      }
-    }
-    free(work);
-  }
+              long chains, long size, long threads) {
+  Job job = {z, r, density, g, m, step, steps, chains, size, 0};
+  run(&job, threads);
 }
 """
 
@@ -71,11 +88,11 @@ class CompiledGradient:
     """The log density and its gradient as a call into C; results do not depend on the number of threads."""
 
     def __init__(self, library: ctypes.CDLL, constants: list[Tensor], size: int) -> None:
-        self._library, self._constants, self.size = library, constants, size
+        self._library, self._constants, self.size, self.threads = library, constants, size, _threads()
         library.bind((ctypes.c_void_p * max(1, len(constants)))(*(k.data_ptr() for k in constants)))
         long, pointer = ctypes.c_long, ctypes.c_void_p
-        library.evaluate.argtypes = [pointer] * 3 + [long, long]
-        library.leapfrog.argtypes = [pointer] * 6 + [long, long, long]
+        library.evaluate.argtypes = [pointer] * 3 + [long] * 3
+        library.leapfrog.argtypes = [pointer] * 6 + [long] * 4
         library.evaluate.restype = library.leapfrog.restype = library.bind.restype = None
 
     def __call__(self, z: Tensor) -> tuple[Tensor, Tensor]:
@@ -83,7 +100,7 @@ class CompiledGradient:
         z = z.contiguous()
         density, gradient = z.new_empty(len(z)), torch.empty_like(z)
         pointers = z.data_ptr(), density.data_ptr(), gradient.data_ptr()
-        self._library.evaluate(*pointers, len(z), self.size)
+        self._library.evaluate(*pointers, len(z), self.size, self.threads)
         return density, gradient
 
     def leapfrog(
@@ -91,7 +108,14 @@ class CompiledGradient:
     ) -> None:
         """``steps`` steps of C chains, in place; all float64 and contiguous, inverse_mass (P,), step (C,)."""
         pointers = (t.data_ptr() for t in (z, r, density, gradient, inverse_mass, step))
-        self._library.leapfrog(*pointers, steps, len(z), self.size)
+        self._library.leapfrog(*pointers, steps, len(z), self.size, self.threads)
+
+
+def _threads() -> int:
+    """The cores that this process may use, or as many as OMP_NUM_THREADS says."""
+    asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return int(asked) if asked.isdigit() and int(asked) else cores
 
 
 def compile_gradient(gradient: Callable[[Tensor], tuple[Tensor, Tensor]], z: Tensor) -> CompiledGradient:
@@ -122,7 +146,7 @@ def _build(compiler: str, source: str, folder: Path) -> ctypes.CDLL:
     code, library = folder / "gradient.c", folder / "gradient.so"
     code.write_text(source)
     for flags in FLAGS:
-        command = [compiler, "-shared", "-fPIC", "-w", *flags, str(code), "-o", str(library), "-lm"]
+        command = [compiler, "-shared", "-fPIC", "-w", *flags, str(code), "-o", str(library), "-lm", "-pthread"]
         try:
             made = subprocess.run(command, capture_output=True, text=True, timeout=120)
         except (OSError, subprocess.TimeoutExpired) as error:

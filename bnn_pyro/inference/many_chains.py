@@ -84,8 +84,9 @@ class Draws:
         self.z[:, self.kept] = z.cpu()
         for name in figures:
             values = torch.stack([one[name] for one in self.since])
-            series = self.stats.setdefault(name, torch.zeros(self.z.shape[:2], dtype=torch.float64))
-            series[:, self.kept] = COMBINED.get(name, lambda v: v[-1])(values)
+            if name not in self.stats:
+                self.stats[name] = torch.zeros(self.z.shape[:2], dtype=torch.float64)
+            self.stats[name][:, self.kept] = COMBINED.get(name, lambda v: v[-1])(values)
         self.since, self.kept = [], self.kept + 1
 
     def state(self) -> dict[str, Any]:
