@@ -9,6 +9,7 @@ and what a run draws must not depend on how busy the machine was. What the user 
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import time
 import warnings
@@ -20,7 +21,7 @@ from bnn_pyro.errors import UserError
 from bnn_pyro.inference.hamiltonian import gradient_of
 from bnn_pyro.inference.potential import Potential
 
-__all__ = ["announce", "choose_compiled", "choose_cores", "seconds_per_gradient"]
+__all__ = ["announce", "check_dense", "choose_compiled", "choose_cores", "seconds_per_gradient", "work"]
 
 #: Seconds that a gradient takes besides its arithmetic, by PyTorch's operators one by one and compiled.
 EAGER, COMPILED = 1e-3, 5e-5
@@ -38,10 +39,15 @@ COMPILATION, PROCESS = 2.5, 5.0
 LONG = 30 * 60
 
 
+def work(potential: Potential) -> float:
+    """Rows · weights, infinite on a GPU: what a gradient's arithmetic is in proportion to."""
+    return len(potential.x) * potential.size if potential.x.device.type == "cpu" else math.inf
+
+
 def choose_compiled(asked: str, gradients: float, work: float = 0.0) -> bool:
     """Whether to compile: where "auto" was asked for, if that saves twice the time that it takes.
 
-    work: rows · weights. Large matrices are multiplied faster by PyTorch's operators.
+    work: see :func:`work`. Large matrices are multiplied faster by PyTorch's operators.
     """
     return asked == "yes" or (asked == "auto" and work <= LARGE and gradients * (EAGER - COMPILED) > 2 * COMPILATION)
 
@@ -74,17 +80,18 @@ def seconds_per_gradient(potential: Potential, z: np.ndarray) -> float:
     return (time.perf_counter() - start) / times
 
 
-def announce(seconds: float, gradients: float, cores: int) -> None:
-    """Warn of a run that will take long. ``seconds``: measured, for one gradient."""
+INSTEAD = "chees shares the work between many chains, sghmc takes mini-batches, and svi is an approximation in minutes"
+
+
+def announce(seconds: float, gradients: float, cores: int, instead: str = INSTEAD) -> None:
+    """Warn of a run that will take long. ``seconds``: measured, for one gradient.   instead: what to take."""
     total = seconds * gradients / cores
     if total < LONG:
         return
     spoken = f"{total / 60:.0f} minutes" if total < 2 * 3600 else f"{total / 3600:,.0f} hours"
     warnings.warn(
         f"this run will take about {spoken}: {gradients:,.0f} gradients of {1e3 * seconds:.3g} ms each"
-        + (f" on {cores} cores" if cores > 1 else "")
-        + "; chees shares the work between many chains, sghmc takes mini-batches, and svi is an approximation in "
-        "minutes",
+        f"{f' on {cores} cores' if cores > 1 else ''}; {instead}",
         stacklevel=3,
     )
 

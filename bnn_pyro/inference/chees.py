@@ -15,6 +15,7 @@ arXiv:2110.13017); ``stats["superchain"]`` tells the groups.
 from __future__ import annotations
 
 import math
+import time
 import warnings
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -25,21 +26,20 @@ from torch import Tensor, nn
 
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
 from bnn_pyro.datasets.dataset import Dataset
-from bnn_pyro.errors import UserError, unknown
-from bnn_pyro.inference.budget import choose_compiled
+from bnn_pyro.errors import UserError
+from bnn_pyro.inference.budget import announce, choose_compiled, work
 from bnn_pyro.inference.chees_adaptation import Adaptation, Approach, halton
 from bnn_pyro.inference.many_chains import Chains, Draws
 from bnn_pyro.inference.method import Report
 from bnn_pyro.inference.one_chain import one_thread
 from bnn_pyro.inference.potential import Potential
+from bnn_pyro.inference.sampler import COMPILED, check_settings
 from bnn_pyro.inference.starts import STARTS, starting_points
 from bnn_pyro.inference.whitening import coordinates
 from bnn_pyro.isolation import generator_state, isolated, set_generator_state
 from bnn_pyro.posterior import Posterior, weight_space
 
 __all__ = ["ChEES"]
-
-COMPILED = ("auto", "yes", "no")
 
 #: Gradients that an iteration may be expected to take, all chains at once.
 TYPICAL = 20
@@ -81,9 +81,8 @@ class ChEES:
     compiled: str = "auto"
 
     def __post_init__(self) -> None:
-        for name in ("draws", "warmup", "superchains", "max_steps", "thin"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} must be at least 1, got {getattr(self, name)}")
+        least = {"draws": 1, "warmup": 1, "superchains": 1, "max_steps": 1, "thin": 1}
+        check_settings(self, least, 0.651, start=STARTS, compiled=COMPILED)
         if self.chains < 2:
             raise UserError(f"chees learns across chains and needs at least 2 of them, got {self.chains}; take nuts")
         if self.chains > self.superchains and self.chains % self.superchains:
@@ -91,15 +90,6 @@ class ChEES:
                 f"{self.chains} chains cannot be shared out evenly to {self.superchains} superchains; take a multiple "
                 f"of {self.superchains}, or other superchains"
             )
-        if not 0 < self.target_accept < 1:
-            raise UserError(f"target_accept must lie between 0 and 1, got {self.target_accept}; 0.651 is usual")
-        if not 0 <= self.jitter < math.inf:
-            raise UserError(f"jitter must be 0 or positive, got {self.jitter}")
-        if not 0 < self.temperature < math.inf:
-            raise UserError(f"temperature must be positive (1 is the Bayesian posterior), got {self.temperature}")
-        for name, valid in (("start", STARTS), ("compiled", COMPILED)):
-            if getattr(self, name) not in valid:
-                raise unknown(name, getattr(self, name), valid)
 
     def run(
         self,
@@ -121,22 +111,24 @@ class ChEES:
         Raises UserError where the step size falls to nothing.
         """
         model = weight_space(model)
-        compiled = choose_compiled(self.compiled, (self.warmup + self.draws * self.thin) * TYPICAL)
-        # Compiled code has threads of its own; those of torch would only be in its way.
-        with isolated(seed), one_thread(self.chains) if compiled else nullcontext():
+        with isolated(seed):
             potential = Potential(model, data.x_train, data.y_train, self.temperature)
             potential.space = coordinates(potential)
-            if compiled:
-                potential.compile(self.chains)
+            gradients = float((self.warmup + self.draws * self.thin) * TYPICAL)
+            if compiled := choose_compiled(self.compiled, gradients, work(potential)):
+                compiled = potential.compile(self.chains)
             sampling = _Sampling(self, potential)
-            saved = checkpoint.load() if checkpoint is not None else None
-            if saved is not None:
-                sampling.restore(saved)
-            else:
-                num = min(self.chains, self.superchains)
-                starts = starting_points(potential, model, guide, data, self.start, num, self.jitter, seed)
-                sampling.begin(starts.repeat_interleave(self.chains // num, 0))
-            stopped = self._drive(sampling, checkpoint, report)
+            # Compiled code has threads of its own; those of torch would only be in its way.
+            with one_thread(self.chains) if compiled else nullcontext():
+                saved = checkpoint.load() if checkpoint is not None else None
+                if saved is not None:
+                    sampling.restore(saved)
+                else:
+                    num = min(self.chains, self.superchains)
+                    starts = starting_points(potential, model, guide, data, self.start, num, self.jitter, seed)
+                    sampling.begin(starts.repeat_interleave(self.chains // num, 0))
+                    announce(sampling.seconds, gradients, 1, "sghmc takes mini-batches, and svi is an approximation")
+                stopped = self._drive(sampling, checkpoint, report)
         return self._posterior(model, data, sampling, stopped)
 
     def _drive(self, sampling: _Sampling, checkpoint: Checkpoint | None, report: Report | None) -> str:
@@ -195,8 +187,10 @@ class _Sampling:
         self.done = self.divergent = 0
 
     def begin(self, z: Tensor) -> None:
-        """At starts z (C, P)."""
+        """At starts z (C, P); a gradient of all chains is timed."""
+        start = time.perf_counter()
         self.chains = Chains(z, *self.potential(z))
+        self.seconds = time.perf_counter() - start
         self.first = Approach.begin(z)
         self.adaptation: Adaptation | None = None
 

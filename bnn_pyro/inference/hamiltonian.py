@@ -149,7 +149,7 @@ def gradient_of(potential: Any) -> Gradient:
 def fused(potential: Any, metric: Metric) -> Trajectory | None:
     """As ``metric.trajectory``, all steps in one call of compiled code; None where there is none for this metric."""
     scale = metric.factors[0]
-    if getattr(potential, "_compiled", None) is None or len(metric.factors) > 1 or scale.ndim > 1:
+    if not getattr(potential, "compiled", False) or len(metric.factors) > 1 or scale.ndim > 1:
         return None
     inverse_mass = torch.from_numpy(scale * scale)
 

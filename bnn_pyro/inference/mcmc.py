@@ -27,14 +27,15 @@ from torch import nn
 
 from bnn_pyro.checkpoint import Checkpoint
 from bnn_pyro.datasets.dataset import Dataset
-from bnn_pyro.errors import UserError, unknown
-from bnn_pyro.inference.budget import check_dense, choose_compiled, choose_cores
+from bnn_pyro.errors import UserError
+from bnn_pyro.inference.budget import check_dense, choose_compiled, choose_cores, work
 from bnn_pyro.inference.chains import run_chains
 from bnn_pyro.inference.kernel import FlatHMC, FlatNUTS
 from bnn_pyro.inference.method import Report
 from bnn_pyro.inference.one_chain import Plan, one_thread
 from bnn_pyro.inference.potential import Potential, Space
 from bnn_pyro.inference.record import Record, most_draws
+from bnn_pyro.inference.sampler import COMPILED, check_settings
 from bnn_pyro.inference.starts import STARTS, starting_points
 from bnn_pyro.inference.whitening import coordinates
 from bnn_pyro.isolation import isolated
@@ -42,7 +43,7 @@ from bnn_pyro.posterior import Posterior, weight_space
 
 __all__ = ["HMC", "NUTS"]
 
-MASSES, COMPILED = ("diagonal", "dense", "block"), ("auto", "yes", "no")
+MASSES = ("diagonal", "dense", "block")
 
 #: Draws of a chain from which on one that never moves, or always diverges, is told: fewer may be bad luck.
 ENOUGH = 10
@@ -82,18 +83,8 @@ class _Sampler:
     incidental: ClassVar[tuple[str, ...]] = ("cores",)
 
     def __post_init__(self) -> None:
-        for name, low in (("draws", 1), ("warmup", 1), ("chains", 1), ("thin", 1), ("cores", 0)):
-            if getattr(self, name) < low:
-                raise UserError(f"{name} must be at least {low}, got {getattr(self, name)}")
-        if not 0 < self.target_accept < 1:
-            raise UserError(f"target_accept must lie between 0 and 1, got {self.target_accept}; 0.8 is usual")
-        if not 0 <= self.jitter < math.inf:
-            raise UserError(f"jitter must be 0 or positive, got {self.jitter}")
-        if not 0 < self.temperature < math.inf:
-            raise UserError(f"temperature must be positive (1 is the Bayesian posterior), got {self.temperature}")
-        for name, valid in (("mass", MASSES), ("start", STARTS), ("compiled", COMPILED)):
-            if getattr(self, name) not in valid:
-                raise unknown(name, getattr(self, name), valid)
+        least = {"draws": 1, "warmup": 1, "chains": 1, "thin": 1, "cores": 0}
+        check_settings(self, least, 0.8, mass=MASSES, start=STARTS, compiled=COMPILED)
 
     def run(
         self,
@@ -129,7 +120,7 @@ class _Sampler:
         gradients = float(
             self.chains * (self.warmup + self.draws * self.thin) * self.typical(type(potential.space) is not Space)
         )
-        compiled = choose_compiled(self.compiled, gradients, len(potential.x) * potential.size)
+        compiled = choose_compiled(self.compiled, gradients, work(potential))
         plan = Plan(self, potential, blocks, starts.numpy(), seed, compiled, gradients)
         cores = choose_cores(self.cores, self.chains, gradients, compiled, potential)
         records, stopped = run_chains(plan, cores, checkpoint, report)
@@ -191,7 +182,7 @@ class _Sampler:
 
 def _layers(potential: Potential) -> dict[str, int]:
     """{layer: how many of its numbers z has}: sites that follow each other and share all of their name but its end."""
-    sizes = {site: shape.numel() for site, shape in potential._free.items()}
+    sizes = {site: shape.numel() for site, shape in potential.free.items()}
     layers = groupby(sizes, key=lambda site: site.rpartition(".")[0] or site)
     return {layer: sum(sizes[site] for site in sites) for layer, sites in layers}
 

@@ -14,7 +14,7 @@ from bnn_pyro.posterior import Posterior
 __all__ = ["Method", "Report"]
 
 #: Called with (steps done, of how many, figures to show).
-Report = Callable[[int, int, Mapping[str, float]], None]
+Report = Callable[[int, int, Mapping[str, float | str]], None]
 
 
 class Method(Protocol):

@@ -54,6 +54,7 @@ class Potential:
 
     priors   {latent site: its prior}          initial  (P,) u where the model starts, float64
     size     P                                 calls    how often the gradient was asked for
+    free     {latent site: shape of its unconstrained numbers}, in the order of z
     space    the coordinates of z; may be replaced before sampling. A linear change adds a constant to the density,
              which is left out: ``lp`` of a draw is its log joint
 
@@ -76,7 +77,7 @@ class Potential:
         self._shapes = {site: value.shape for site, value in values.items()}
         self._dtype = next(iter(values.values())).dtype
         parts = {site: self._transforms[site].inv(value) for site, value in values.items()}
-        self._free = {site: part.shape for site, part in parts.items()}  # shapes of the unconstrained numbers
+        self.free = {site: part.shape for site, part in parts.items()}  # shapes of the unconstrained numbers
         self.initial = torch.cat([part.double().flatten() for part in parts.values()])
         self.size = len(self.initial)
         try:
@@ -96,6 +97,11 @@ class Potential:
         """Log densities (C,) and gradients (C, P) at z (C, P), float64; what is not finite comes back as it is."""
         self.calls += 1
         return self._compiled(z) if self._compiled is not None else self._evaluate(z)
+
+    @property
+    def compiled(self) -> bool:
+        """Whether the gradient is compiled code."""
+        return self._compiled is not None
 
     def leapfrog(
         self, z: Tensor, r: Tensor, density: Tensor, gradient: Tensor, inverse_mass: Tensor, step: Tensor, steps: int
@@ -124,7 +130,7 @@ class Potential:
             transform = self._transforms[site]
             value = transform(free)
             w[site] = value.to(self._dtype)
-            if transform is not _IDENTITY:
+            if transform != _IDENTITY:  # equal, too, after a journey to another process
                 jacobian = jacobian + transform.log_abs_det_jacobian(free, value).reshape(len(u), -1).sum(1)
         with pyro.validation_enabled(False), in_mode(self.model, training=False):
             prior, likelihood = log_joints(self.model, w, self.x, self.y, 1.0 / self.temperature)
@@ -182,8 +188,8 @@ class Potential:
 
     def _split(self, u: Tensor) -> dict[str, Tensor]:
         """{site: (C, *free shape)} of u (C, P)."""
-        parts = u.split([shape.numel() for shape in self._free.values()], 1)
-        return {site: part.reshape(-1, *self._free[site]) for site, part in zip(self._free, parts, strict=True)}
+        parts = u.split([shape.numel() for shape in self.free.values()], 1)
+        return {site: part.reshape(-1, *self.free[site]) for site, part in zip(self.free, parts, strict=True)}
 
 
 _IDENTITY = biject_to(constraints.real)

@@ -26,7 +26,6 @@ from bnn_pyro.errors import UserError
 from bnn_pyro.inference.board import COST, DONE, Board
 from bnn_pyro.inference.budget import announce
 from bnn_pyro.inference.one_chain import Plan, sample
-from bnn_pyro.inference.potential import _IDENTITY
 from bnn_pyro.inference.record import Record
 
 __all__ = ["LOOK", "Show", "in_processes"]
@@ -168,11 +167,8 @@ def _work(folder: str, chain: int, checkpoint: Checkpoint | None, parent: int) -
 
 
 def _read(folder: str) -> Plan:
-    """The plan of a run. What its potential knows by identity is not the same object here: it is put back."""
-    plan = cloudpickle.loads(Path(folder, "plan").read_bytes())
-    transforms = plan.potential._transforms
-    transforms.update({site: _IDENTITY for site, transform in transforms.items() if transform == _IDENTITY})
-    return plan
+    """The plan of a run."""
+    return cloudpickle.loads(Path(folder, "plan").read_bytes())
 
 
 #: What this process has read and compiled, by the folder of the run.
