@@ -22,7 +22,6 @@ def progress_bar(
         yield lambda done, of, figures=None: None
         return
     with tqdm(desc=description, unit=unit, dynamic_ncols=True, leave=True, mininterval=0.2) as bar:
-
         shown: Mapping[str, float | str] | None = None
 
         def report(done: int, of: int, figures: Mapping[str, float | str] | None = None) -> None:

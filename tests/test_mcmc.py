@@ -11,8 +11,9 @@ from scipy.stats import norm
 from test_posterior_1d import TAU, X, Y, log_joint
 
 import bnn_pyro as bp
-from bnn_pyro.inference import mcmc, whitening
-from bnn_pyro.inference.potential import Space
+from bnn_pyro.inference import mcmc
+from bnn_pyro.inference.target import whitening
+from bnn_pyro.inference.target.potential import Space
 
 UNITS = dict(noise=5.0, y_shift=40.0, y_scale=8.0)
 SAMPLERS = {

@@ -12,9 +12,9 @@ from pyro.infer import mcmc
 from scipy.special import digamma, polygamma
 
 import bnn_pyro as bp
-from bnn_pyro.inference.hamiltonian import Metric, Point, fused, gradient_of, hmc, nuts
-from bnn_pyro.inference.kernel import FlatHMC, FlatNUTS, _Energy
-from bnn_pyro.inference.potential import Potential
+from bnn_pyro.inference.markov.hamiltonian import Metric, Point, fused, gradient_of, hmc, nuts
+from bnn_pyro.inference.markov.kernel import FlatHMC, FlatNUTS, _Energy
+from bnn_pyro.inference.target.potential import Potential
 
 SHAPES = torch.tensor([1.5, 4.0, 9.0], dtype=torch.float64)
 

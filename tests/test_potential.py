@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 import bnn_pyro as bp
-from bnn_pyro.inference import compiled
-from bnn_pyro.inference.potential import Potential
-from bnn_pyro.inference.whitening import coordinates
+from bnn_pyro.inference.target import compiled
+from bnn_pyro.inference.target.potential import Potential
+from bnn_pyro.inference.target.whitening import coordinates
 
 TASKS = {"fixed": 0, "learned": 0, "heteroscedastic": 0, "binary": 2, "classes": 3}
 
@@ -173,7 +173,7 @@ def test_constrained_sites():
 
 
 def test_memory_is_bounded(monkeypatch):
-    from bnn_pyro.inference import potential as module
+    from bnn_pyro.inference.target import potential as module
 
     target = potential("classes")
     z = draws(target, 9)
@@ -230,7 +230,7 @@ def test_no_compiler(monkeypatch):
 
 def test_a_wrong_result_is_refused(monkeypatch):
     """A planted fault: a compiler that gets one operator wrong is found out."""
-    from bnn_pyro.inference import c_pieces
+    from bnn_pyro.inference.target import c_pieces
 
     monkeypatch.setitem(c_pieces.POINTWISE, torch.ops.aten.tanh, "sin{f}({0})")
     with pytest.warns(UserWarning, match="its result is off by"):

@@ -17,9 +17,9 @@ from scipy.stats import t
 
 import bnn_pyro as bp
 from bnn_pyro.inference import sg_chains, sghmc
-from bnn_pyro.inference.potential import Potential
 from bnn_pyro.inference.sg_chains import Batches, Target
 from bnn_pyro.inference.sg_schedule import Plan, parse_schedule
+from bnn_pyro.inference.target.potential import Potential
 from bnn_pyro.parts.gamma_prior import GammaNormal
 
 CHAINS, FRICTION = 200, 0.1

@@ -6,11 +6,11 @@ Exact up to Monte-Carlo error (Neal 2011, arXiv:1206.1901; Hoffman & Gelman 2014
 pass over all rows: a reference for small networks and last layers, not a way to train large ones. Step size and M are
 adapted in the warm-up, which is dropped: M is diagonal, a matrix for every layer, or one for all weights.
 
-The log density is :class:`bnn_pyro.inference.potential.Potential`, in float64 coordinates on all of ℝᴾ, compiled where
-the run is long enough to be worth it; a linear model is sampled in the coordinates of
-:mod:`bnn_pyro.inference.whitening`, where trajectories are short. Kernels are Pyro's with trajectories of our own
-(:mod:`bnn_pyro.inference.kernel`), and chains run side by side in processes, or in sequence, to the same draws
-(:mod:`bnn_pyro.inference.chains`). A run stopped at any transition goes on to the very same draws.
+The log density is :class:`bnn_pyro.inference.target.potential.Potential`, in float64 coordinates on all of ℝᴾ,
+compiled where the run is long enough to be worth it; a linear model is sampled in the coordinates of
+:mod:`bnn_pyro.inference.target.whitening`, where trajectories are short. Kernels are Pyro's with trajectories of our
+own (:mod:`bnn_pyro.inference.markov.kernel`), and chains run side by side in processes, or in sequence, to the same
+draws (:mod:`bnn_pyro.inference.markov.chains`). A run stopped at any transition goes on to the very same draws.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from torch import nn
 from bnn_pyro.checkpoint import Checkpoint
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError
-from bnn_pyro.inference.budget import check_dense, choose_compiled, choose_cores, work
-from bnn_pyro.inference.chains import run_chains
-from bnn_pyro.inference.kernel import FlatHMC, FlatNUTS
+from bnn_pyro.inference.markov.budget import check_dense, choose_compiled, choose_cores, work
+from bnn_pyro.inference.markov.chains import run_chains
+from bnn_pyro.inference.markov.kernel import FlatHMC, FlatNUTS
+from bnn_pyro.inference.markov.one_chain import Plan, one_thread
+from bnn_pyro.inference.markov.record import Record, most_draws
+from bnn_pyro.inference.markov.sampler import COMPILED, check_settings
+from bnn_pyro.inference.markov.starts import STARTS, starting_points
 from bnn_pyro.inference.method import Report
-from bnn_pyro.inference.one_chain import Plan, one_thread
-from bnn_pyro.inference.potential import Potential, Space
-from bnn_pyro.inference.record import Record, most_draws
-from bnn_pyro.inference.sampler import COMPILED, check_settings
-from bnn_pyro.inference.starts import STARTS, starting_points
-from bnn_pyro.inference.whitening import coordinates
+from bnn_pyro.inference.target.potential import Potential, Space
+from bnn_pyro.inference.target.whitening import coordinates
 from bnn_pyro.isolation import isolated
 from bnn_pyro.posterior import Posterior, weight_space
 

@@ -1,8 +1,8 @@
 """Pyro's HMC and NUTS kernels with trajectories of our own: set-up, adaptation and their schedule stay Pyro's.
 
 ``setup`` finds the first step size, ``WarmupAdapter`` averages it (dual averaging) and estimates the mass matrix
-(Welford) in the windows of Stan; ``sample`` alone is replaced, by :mod:`bnn_pyro.inference.hamiltonian`. The positions
-that Pyro sees are a dictionary of the blocks of the mass matrix.
+(Welford) in the windows of Stan; ``sample`` alone is replaced, by :mod:`bnn_pyro.inference.markov.hamiltonian`. The
+positions that Pyro sees are a dictionary of the blocks of the mass matrix.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pyro.infer import mcmc
 from torch import Tensor
 
 from bnn_pyro.errors import UserError
-from bnn_pyro.inference.hamiltonian import Metric, Point, Transition, fused, gradient_of, hmc, nuts
+from bnn_pyro.inference.markov.hamiltonian import Metric, Point, Transition, fused, gradient_of, hmc, nuts
 from bnn_pyro.isolation import generator_state, set_generator_state
 
 __all__ = ["SMALLEST", "FlatHMC", "FlatNUTS"]

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from bnn_pyro.inference.density import log_joints
-from bnn_pyro.inference.potential import Potential, Space
+from bnn_pyro.inference.target.potential import Potential, Space
 from bnn_pyro.parts.likelihoods import ReadLikelihood
 from bnn_pyro.parts.nets import MLP
 from bnn_pyro.parts.priors import IsotropicNormal

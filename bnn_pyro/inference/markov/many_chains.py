@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bnn_pyro.inference.potential import Potential
+from bnn_pyro.inference.target.potential import Potential
 
 __all__ = ["Chains", "Draws", "Transition"]
 

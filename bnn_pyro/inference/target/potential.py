@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.distributions import biject_to
 
 from bnn_pyro.errors import UserError
-from bnn_pyro.inference.compiled import CompiledGradient, NotCompiled, compile_gradient
 from bnn_pyro.inference.density import log_joints
+from bnn_pyro.inference.target.compiled import CompiledGradient, NotCompiled, compile_gradient
 from bnn_pyro.parts.nets import in_mode
 
 __all__ = ["Potential", "Space"]

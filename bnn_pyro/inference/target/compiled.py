@@ -22,7 +22,7 @@ from torch._decomp import core_aten_decompositions
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from bnn_pyro.inference.c_source import Unsupported, write_c
+from bnn_pyro.inference.target.c_source import Unsupported, write_c
 
 __all__ = ["CompiledGradient", "NotCompiled", "compile_gradient"]
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from bnn_pyro.errors import UserError
-from bnn_pyro.inference.many_chains import Transition
+from bnn_pyro.inference.markov.many_chains import Transition
 
 __all__ = ["Adaptation", "Approach", "halton"]
 

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError, unknown
-from bnn_pyro.inference.potential import Potential
 from bnn_pyro.inference.svi import SVI
+from bnn_pyro.inference.target.potential import Potential
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.guides import MeanFieldNormal
 from bnn_pyro.posterior import weight_space

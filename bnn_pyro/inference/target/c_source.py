@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, fx
 
-from bnn_pyro.inference.c_pieces import (
+from bnn_pyro.inference.target.c_pieces import (
     C_TYPES,
     POINTWISE,
     PRELUDE,

@@ -9,12 +9,12 @@ import time
 from typing import Any
 
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
-from bnn_pyro.inference.board import COST, DONE, Board
-from bnn_pyro.inference.budget import announce
+from bnn_pyro.inference.markov.board import COST, DONE, Board
+from bnn_pyro.inference.markov.budget import announce
+from bnn_pyro.inference.markov.one_chain import Plan, sample
+from bnn_pyro.inference.markov.processes import LOOK, Show, in_processes
+from bnn_pyro.inference.markov.record import Record
 from bnn_pyro.inference.method import Report
-from bnn_pyro.inference.one_chain import Plan, sample
-from bnn_pyro.inference.processes import LOOK, Show, in_processes
-from bnn_pyro.inference.record import Record
 
 __all__ = ["run_chains"]
 

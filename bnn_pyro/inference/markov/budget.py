@@ -18,8 +18,8 @@ import joblib
 import numpy as np
 
 from bnn_pyro.errors import UserError
-from bnn_pyro.inference.hamiltonian import gradient_of
-from bnn_pyro.inference.potential import Potential
+from bnn_pyro.inference.markov.hamiltonian import gradient_of
+from bnn_pyro.inference.target.potential import Potential
 
 __all__ = ["announce", "check_dense", "choose_compiled", "choose_cores", "seconds_per_gradient", "work"]
 

@@ -18,11 +18,11 @@ from threadpoolctl import threadpool_limits
 
 from bnn_pyro.checkpoint import Checkpoint
 from bnn_pyro.errors import UserError
-from bnn_pyro.inference.board import COST, Board, Row
-from bnn_pyro.inference.budget import seconds_per_gradient
-from bnn_pyro.inference.potential import Potential
-from bnn_pyro.inference.record import Record
-from bnn_pyro.inference.starts import chain_seed
+from bnn_pyro.inference.markov.board import COST, Board, Row
+from bnn_pyro.inference.markov.budget import seconds_per_gradient
+from bnn_pyro.inference.markov.record import Record
+from bnn_pyro.inference.markov.starts import chain_seed
+from bnn_pyro.inference.target.potential import Potential
 from bnn_pyro.isolation import isolated
 
 __all__ = ["Plan", "one_thread", "sample"]

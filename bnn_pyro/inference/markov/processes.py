@@ -23,10 +23,10 @@ from joblib.externals.loky import ProcessPoolExecutor
 
 from bnn_pyro.checkpoint import Checkpoint
 from bnn_pyro.errors import UserError
-from bnn_pyro.inference.board import COST, DONE, Board
-from bnn_pyro.inference.budget import announce
-from bnn_pyro.inference.one_chain import Plan, sample
-from bnn_pyro.inference.record import Record
+from bnn_pyro.inference.markov.board import COST, DONE, Board
+from bnn_pyro.inference.markov.budget import announce
+from bnn_pyro.inference.markov.one_chain import Plan, sample
+from bnn_pyro.inference.markov.record import Record
 
 __all__ = ["LOOK", "Show", "in_processes"]
 
@@ -160,7 +160,7 @@ def _work(folder: str, chain: int, checkpoint: Checkpoint | None, parent: int) -
                 checkpoint.stop = True
 
         sample(plan, chain, record, checkpoint, board, watch)
-    here = str(Path(__file__).parents[1])
+    here = str(Path(__file__).parents[2])
     return record, [
         str(w.message) for w in heard if issubclass(w.category, UserWarning) and w.filename.startswith(here)
     ]

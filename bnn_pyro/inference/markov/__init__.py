@@ -1,0 +1,1 @@
+"""What HMC, NUTS and ChEES are made of: transitions, adaptation, chains in processes or all at once, their records."""
