@@ -12,7 +12,7 @@ from pyro.infer import mcmc
 from scipy.special import digamma, polygamma
 
 import bnn_pyro as bp
-from bnn_pyro.inference.markov.hamiltonian import Metric, Point, fused, gradient_of, hmc, nuts
+from bnn_pyro.inference.markov.hamiltonian import Metric, Point, at_once, fused, gradient_of, hmc, nuts, stepwise
 from bnn_pyro.inference.markov.kernel import FlatHMC, FlatNUTS, _Energy
 from bnn_pyro.inference.target.potential import Potential
 
@@ -84,11 +84,55 @@ def test_nuts_is_pyros_nuts():
     start = potential.initial.numpy()
     point = Point(start, *gradient(start))
     for _ in range(4 * num):
-        done = nuts(rng, point, gradient, metric, step, 10)
+        done = nuts(rng, point, stepwise(gradient, metric), step, 10)
         point = done.point
         assert 2**done.depth - 1 <= done.steps < 2 ** (done.depth + 1)
         ours.append(series(point.z, math.floor(math.log2(done.steps + 1)), done.steps, done.acceptance))
     check_alike(np.array(theirs)[None], np.array(ours).reshape(4, num, -1))
+
+
+class SameNumbers:
+    """A generator whose uniform numbers do not depend on how many are asked for at once."""
+
+    def __init__(self, seed):
+        self.rng, self.held = np.random.default_rng(seed), []
+
+    def random(self, num=None):
+        while len(self.held) < (num or 1):
+            self.held.append(self.rng.random())
+        return self.held.pop(0) if num is None else np.array(self.held[:num])
+
+
+@pytest.mark.parametrize(("step", "depth"), [(0.02, 0), (0.02, 3), (-0.02, 6), (0.15, 7), (4.0, 5)])
+def test_compiled_subtrees(step, depth):
+    """The very subtree that steps one by one make: ends, proposal, weight, and where it stops."""
+    problem = correlated(num=40)
+    with bp.isolated(0):
+        slow, fast = (
+            Potential(problem.entry().model(problem.schema), problem.data.x_train, problem.data.y_train) for _ in "ab"
+        )
+        start = slow.prior_draws(1).numpy()[0]
+    assert fast.compile(1)
+    scale = np.linspace(0.5, 1.5, slow.size)
+    metric, g = Metric([scale]), np.random.default_rng(1)
+    stopped = 0
+    for seed in range(20):
+        gradient = gradient_of(slow)
+        z = start + 0.1 * g.standard_normal(slow.size)
+        u, (density, slope) = g.standard_normal(slow.size), gradient(z)
+        energy = 0.5 * u.dot(u) - density
+        expected = stepwise(gradient, metric)(SameNumbers(seed), depth, (z, u, slope), step, energy)
+        found = at_once(fast, metric)(SameNumbers(seed), depth, (z.copy(), u.copy(), slope.copy()), step, energy)
+        assert (found.steps, found.turning, found.diverging) == (expected.steps, expected.turning, expected.diverging)
+        stopped += expected.turning or expected.diverging
+        if expected.diverging:
+            continue  # there, rounding grows to anything
+        assert found.weight == pytest.approx(expected.weight, abs=2e-3)
+        assert found.acceptance == pytest.approx(expected.acceptance, rel=2e-3)
+        for a, b in ((found.end, expected.end), (found.proposal, expected.proposal)):
+            np.testing.assert_allclose(a[0], b[0], rtol=1e-3, atol=1e-3)
+        np.testing.assert_allclose(found.momentum, expected.momentum, rtol=1e-3, atol=0.05)
+    assert stopped == (20 if depth == 7 or step > 1 else 0) or depth == 6
 
 
 def test_adaptation_is_pyros():

@@ -92,6 +92,17 @@ def test_compiled(task, prior):
     assert torch.equal(torch.cat([density for density, _ in alone]), target(z)[0])
 
 
+@pytest.mark.parametrize("name", ["tanh", "sigmoid", "exp", "log1p", "softplus", "expm1", "erf"])
+def test_elementwise_functions(name):
+    """In single precision, over their whole range, with what is not finite as torch has it."""
+    f = torch.nn.functional.softplus if name == "softplus" else getattr(torch, name)
+    low = -0.999 if name == "log1p" else -80.0
+    z = torch.cat([torch.linspace(low, 80, 4000), torch.logspace(-30, 0, 500)]).double()[None]
+    z = torch.cat([z, torch.tensor([[torch.nan, torch.inf, -torch.inf if low == -80 else 0.0]])], 1)
+    made = compiled.compile_gradient(lambda z: ((y := f(z.float()).double()).sum(1), y), z)
+    torch.testing.assert_close(made(z)[1], f(z.float()).double(), rtol=1e-5, atol=1e-7, equal_nan=True)
+
+
 @pytest.mark.parametrize("task", ["learned", "binary", "classes"])
 def test_compiled_in_whitened_coordinates(task):
     target = potential(task, hidden=())

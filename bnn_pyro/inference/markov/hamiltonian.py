@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-__all__ = ["Metric", "Point", "Transition", "fused", "gradient_of", "hmc", "nuts"]
+__all__ = ["Metric", "Point", "Transition", "Tree", "at_once", "fused", "gradient_of", "hmc", "nuts", "stepwise"]
 
 #: A trajectory whose energy error exceeds this many nats has diverged (as in Stan and Pyro).
 LIMIT = 1000.0
@@ -173,11 +173,15 @@ def hmc(rng: np.random.Generator, start: Point, trajectory: Trajectory, step: fl
     return Transition(end if rng.random() < acceptance else start, energy, acceptance, error > LIMIT, taken)
 
 
-class _Tree(NamedTuple):
+#: z, u and gradient at an end of a trajectory.
+End = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+class Tree(NamedTuple):
     """A subtree of a trajectory in its direction of travel; weights are log densities less that of the start."""
 
-    end: tuple[np.ndarray, np.ndarray, np.ndarray]  # z, u and gradient of the last leaf
-    first: np.ndarray  # u of the first one
+    end: End  # of the last leaf
+    first: np.ndarray  # u of the first one (of a whole subtree, nobody asks)
     proposal: Point
     momentum: np.ndarray  # the sum of all u
     weight: float
@@ -187,39 +191,69 @@ class _Tree(NamedTuple):
     steps: int
 
 
-def nuts(
-    rng: np.random.Generator, start: Point, gradient: Gradient, metric: Metric, step: float, max_depth: int
-) -> Transition:
+#: (generator, depth, end to start from, signed step size, energy of the trajectory's start) -> 2^depth leaves or fewer.
+Subtree = Callable[[np.random.Generator, int, End, float, float], Tree]
+
+
+def stepwise(gradient: Gradient, metric: Metric) -> Subtree:
+    """Subtrees one leapfrog step after the other."""
+
+    def subtree(rng: np.random.Generator, depth: int, end: End, step: float, energy: float) -> Tree:
+        leap, uniform = metric.leap(gradient, step), rng.random
+
+        def build(depth: int, end: End) -> Tree:
+            if not depth:
+                z, u, log_density, g, kinetic = leap(*end)
+                error = _error(kinetic - log_density - energy)
+                leaf = Point(z, log_density, g)
+                return Tree((z, u, g), u, leaf, u, -error, False, error > LIMIT, _probability(-error), 1)
+            one = build(depth - 1, end)
+            if one.turning or one.diverging:
+                return one
+            two = build(depth - 1, one.end)
+            weight = _log_sum(one.weight, two.weight)
+            momentum = one.momentum + two.momentum
+            return Tree(
+                two.end,
+                one.first,
+                two.proposal if uniform() < math.exp(two.weight - weight) else one.proposal,
+                momentum,
+                weight,
+                two.turning or _turns(one.first, two.end[1], momentum),
+                two.diverging,
+                one.acceptance + two.acceptance,
+                one.steps + two.steps,
+            )
+
+        return build(depth, end)
+
+    return subtree
+
+
+def at_once(potential: Any, metric: Metric) -> Subtree | None:
+    """As ``stepwise``, every subtree in one call of compiled code; None where there is none for this metric."""
+    scale = metric.factors[0]
+    if not getattr(potential, "compiled", False) or len(metric.factors) > 1 or scale.ndim > 1:
+        return None
+    scale = np.ascontiguousarray(scale)
+    size = len(scale)
+
+    def subtree(rng: np.random.Generator, depth: int, end: End, step: float, energy: float) -> Tree:
+        arrays = np.concatenate(end), np.empty(3 * size), np.empty(6), scale, rng.random(2**depth)
+        potential.subtree(*(a.ctypes.data for a in arrays), step=step, energy=energy, depth=depth)
+        (z, u, g), (momentum, *proposal) = (a.reshape(3, size) for a in arrays[:2])
+        log_density, weight, acceptance, steps, turning, diverging = arrays[2].tolist()
+        leaf = Point(proposal[0], log_density, proposal[1])
+        return Tree((z, u, g), u, leaf, momentum, weight, bool(turning), bool(diverging), acceptance, int(steps))
+
+    return subtree
+
+
+def nuts(rng: np.random.Generator, start: Point, subtree: Subtree, step: float, max_depth: int) -> Transition:
     """One trajectory that goes on, in both directions, until it turns back, diverges or was doubled so many times."""
     u = rng.standard_normal(len(start.z))
     energy = 0.5 * float(u.dot(u)) - start.log_density
     uniform = rng.random
-    leaps = metric.leap(gradient, -step), metric.leap(gradient, step)
-
-    def build(depth: int, end: tuple[np.ndarray, np.ndarray, np.ndarray], leap: Leap) -> _Tree:
-        if not depth:
-            z, u, log_density, g, kinetic = leap(*end)
-            error = _error(kinetic - log_density - energy)
-            leaf = Point(z, log_density, g)
-            return _Tree((z, u, g), u, leaf, u, -error, False, error > LIMIT, _probability(-error), 1)
-        one = build(depth - 1, end, leap)
-        if one.turning or one.diverging:
-            return one
-        two = build(depth - 1, one.end, leap)
-        weight = _log_sum(one.weight, two.weight)
-        momentum = one.momentum + two.momentum
-        return _Tree(
-            two.end,
-            one.first,
-            two.proposal if uniform() < math.exp(two.weight - weight) else one.proposal,
-            momentum,
-            weight,
-            two.turning or _turns(one.first, two.end[1], momentum),
-            two.diverging,
-            one.acceptance + two.acceptance,
-            one.steps + two.steps,
-        )
-
     ends = [(start.z, u, start.gradient)] * 2  # the past end and the future one
     point, momentum, weight = start, u, 0.0
     depth = steps = 0
@@ -227,7 +261,7 @@ def nuts(
     diverging = False
     while depth < max_depth:
         forwards = int(uniform() < 0.5)
-        tree = build(depth, ends[forwards], leaps[forwards])
+        tree = subtree(rng, depth, ends[forwards], step if forwards else -step, energy)
         ends[forwards] = tree.end
         acceptance += tree.acceptance
         steps += tree.steps

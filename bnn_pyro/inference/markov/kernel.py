@@ -18,7 +18,17 @@ from pyro.infer import mcmc
 from torch import Tensor
 
 from bnn_pyro.errors import UserError
-from bnn_pyro.inference.markov.hamiltonian import Metric, Point, Transition, fused, gradient_of, hmc, nuts
+from bnn_pyro.inference.markov.hamiltonian import (
+    Metric,
+    Point,
+    Transition,
+    at_once,
+    fused,
+    gradient_of,
+    hmc,
+    nuts,
+    stepwise,
+)
 from bnn_pyro.isolation import generator_state, set_generator_state
 
 __all__ = ["SMALLEST", "FlatHMC", "FlatNUTS"]
@@ -161,10 +171,14 @@ class FlatNUTS(_Flat, mcmc.NUTS):
     def __init__(self, max_depth: int, **settings: Any) -> None:
         super().__init__(**settings)
         self._max_tree_depth = max_depth
+        self._grown: Metric | None = None  # the metric that ``_subtree`` is of
 
     def transition(self) -> Transition:
         """See ``_Flat``."""
-        return nuts(self.rng, self.point, self.gradient, self.metric, self.step_size, self._max_tree_depth)
+        if self._grown is not self.metric:
+            self._grown = self.metric
+            self._subtree = at_once(self.potential, self.metric) or stepwise(self.gradient, self.metric)
+        return nuts(self.rng, self.point, self._subtree, self.step_size, self._max_tree_depth)
 
     def shape(self) -> dict[str, float]:
         """How often the tree was doubled."""

@@ -29,7 +29,7 @@ POINTWISE = {
     aten.log1p: "log1p{f}({0})",
     aten.sqrt: "sqrt{f}({0})",
     aten.rsqrt: "(1 / sqrt{f}({0}))",
-    aten.tanh: "tanh{f}({0})",
+    aten.tanh: "quick_tanh{f}({0})",
     aten.erf: "erf{f}({0})",
     aten.sin: "sin{f}({0})",
     aten.cos: "cos{f}({0})",
@@ -84,6 +84,18 @@ float powf(float, float); void *aligned_alloc(unsigned long, unsigned long); voi
   static inline type square##f(type a) { return a * a; } \\
   static inline type gelu##f(type a) { return a * (type)0.5 * (1 + erf##f(a * (type)0.70710678118654752)); }
 INLINE(double, ) INLINE(float, f)
+static inline double quick_tanh(double x) { return tanh(x); }
+/* The rational approximation of Eigen (generic_fast_tanh_float), good to a few units in the last place */
+static inline float quick_tanhf(float x) {
+  float c = smallerf(largerf(x, -7.9053111f), 7.9053111f), s = c * c;
+  float p = -2.76076847742355e-16f * s + 2.00018790482477e-13f;
+  p = p * s + -8.60467152213735e-11f; p = p * s + 5.12229709037114e-08f; p = p * s + 1.48572235717979e-05f;
+  p = p * s + 6.37261928875436e-04f; p = p * s + 4.89352455891786e-03f;
+  float q = 1.19825839466702e-06f * s + 1.18534705686654e-04f;
+  q = q * s + 2.26843463243900e-03f; q = q * s + 4.89352518554385e-03f;
+  float t = c * p / q;
+  return s < 1.6e-7f ? x : t;
+}
 """
 
 

@@ -31,53 +31,8 @@ MATHS = ["-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassoci
 #: What compilers are asked for, until one of them takes it.
 FLAGS = (["-O3", "-march=native", *MATHS], ["-O3", *MATHS], ["-O2"])
 
-#: Chains are handed out to threads one by one; each is worked on by one thread alone, so that results depend on no
-#: number of threads. They are POSIX threads that end with the call: those of OpenMP wait for each other by spinning,
-#: which on a busy machine costs several times what they do.
-DRIVER = """
-#include <pthread.h>
-typedef struct {
-  double *z, *r, *density, *g;
-  const double *m, *step;
-  long steps, chains, size, next;
-} Job;
-/* steps of (r += e/2 g; z += e m r; r += e/2 g), or the gradient alone; the chain ends where it is not finite */
-static void chain(Job *job, long c, char *work) {
-  long size = job->size;
-  double *z = job->z + c * size, *g = job->g + c * size;
-  if (!job->r) { job->density[c] = gradient(z, g, work); return; }
-  double *r = job->r + c * size, e = job->step[c];
-  for (long s = 0; s < job->steps; s++) {
-    for (long i = 0; i < size; i++) { r[i] += 0.5 * e * g[i]; z[i] += e * job->m[i] * r[i]; }
-    double density = job->density[c] = gradient(z, g, work);
-    for (long i = 0; i < size; i++) r[i] += 0.5 * e * g[i];
-    if (!(density - density == 0)) break;
-  }
-}
-static void *chains(void *given) {
-  Job *job = given;
-  char *work = aligned_alloc(64, WORK);
-  for (long c; (c = __atomic_fetch_add(&job->next, 1, __ATOMIC_RELAXED)) < job->chains;) chain(job, c, work);
-  free(work);
-  return 0;
-}
-static void run(Job *job, long threads) {
-  pthread_t others[63];
-  int n = 0;
-  while (n < 63 && n + 1 < threads && n + 1 < job->chains && !pthread_create(others + n, 0, chains, job)) n++;
-  chains(job);
-  while (n) pthread_join(others[--n], 0);
-}
-void evaluate(double *z, double *density, double *g, long chains, long size, long threads) {
-  Job job = {z, 0, density, g, 0, 0, 0, chains, size, 0};
-  run(&job, threads);
-}
-void leapfrog(double *z, double *r, double *density, double *g, const double *m, const double *step, long steps,
-              long chains, long size, long threads) {
-  Job job = {z, r, density, g, m, step, steps, chains, size, 0};
-  run(&job, threads);
-}
-"""
+#: What calls the gradient, in C.
+DRIVER = Path(__file__).with_name("driver.c")
 
 
 class NotCompiled(Exception):
@@ -93,7 +48,8 @@ class CompiledGradient:
         long, pointer = ctypes.c_long, ctypes.c_void_p
         library.evaluate.argtypes = [pointer] * 3 + [long] * 3
         library.leapfrog.argtypes = [pointer] * 6 + [long] * 4
-        library.evaluate.restype = library.leapfrog.restype = library.bind.restype = None
+        library.subtree.argtypes = [pointer] * 5 + [ctypes.c_double] * 2 + [long] * 2
+        library.subtree.restype = library.evaluate.restype = library.leapfrog.restype = library.bind.restype = None
 
     def __call__(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """(C, P) float64 -> (C,), (C, P)."""
@@ -109,6 +65,10 @@ class CompiledGradient:
         """``steps`` steps of C chains, in place; all float64 and contiguous, inverse_mass (P,), step (C,)."""
         pointers = (t.data_ptr() for t in (z, r, density, gradient, inverse_mass, step))
         self._library.leapfrog(*pointers, steps, len(z), self.size, self.threads)
+
+    def subtree(self, *pointers: int, step: float, energy: float, depth: int) -> None:
+        """A subtree of NUTS; see the C code for the five arrays of doubles that the addresses are of."""
+        self._library.subtree(*pointers, step, energy, depth, self.size)
 
 
 def _threads() -> int:
@@ -139,7 +99,7 @@ def compile_gradient(gradient: Callable[[Tensor], tuple[Tensor, Tensor]], z: Ten
     except Exception as error:
         raise NotCompiled(f"the model could not be traced ({type(error).__name__}: {error})") from None
     with tempfile.TemporaryDirectory(prefix="bnn-pyro-") as folder:
-        return CompiledGradient(_build(compiler, source + DRIVER, Path(folder)), constants, z.shape[1])
+        return CompiledGradient(_build(compiler, source + DRIVER.read_text(), Path(folder)), constants, z.shape[1])
 
 
 def _build(compiler: str, source: str, folder: Path) -> ctypes.CDLL:

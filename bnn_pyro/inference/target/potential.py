@@ -123,6 +123,11 @@ class Potential:
             gradient.copy_(slope)
             r.addcmul_(step, gradient, value=1.0 if s < steps - 1 else 0.5)
 
+    def subtree(self, *pointers: int, step: float, energy: float, depth: int) -> None:
+        """A subtree of NUTS by compiled code; see ``compiled``."""
+        self.calls += 2**depth
+        self._compiled.subtree(*pointers, step=step, energy=energy, depth=depth)
+
     def log_density(self, u: Tensor) -> Tensor:
         """(C,) at unconstrained u (C, P), differentiable."""
         jacobian, w = 0.0, {}

@@ -1,0 +1,125 @@
+/* What calls the generated gradient: many chains at once, leapfrog steps, subtrees of NUTS.
+
+   Chains are handed out to threads one by one, each worked on by one thread alone, so that results depend on no number
+   of threads. They are POSIX threads that end with the call: those of OpenMP wait for each other by spinning, which on
+   a busy machine costs several times what they do. */
+#include <pthread.h>
+typedef struct {
+  double *z, *r, *density, *g;
+  const double *m, *step;
+  long steps, chains, size, next;
+} Job;
+/* steps of (r += e/2 g; z += e m r; r += e/2 g), or the gradient alone; the chain ends where it is not finite */
+static void chain(Job *job, long c, char *work) {
+  long size = job->size;
+  double *z = job->z + c * size, *g = job->g + c * size;
+  if (!job->r) { job->density[c] = gradient(z, g, work); return; }
+  double *r = job->r + c * size, e = job->step[c];
+  for (long s = 0; s < job->steps; s++) {
+    for (long i = 0; i < size; i++) { r[i] += 0.5 * e * g[i]; z[i] += e * job->m[i] * r[i]; }
+    double density = job->density[c] = gradient(z, g, work);
+    for (long i = 0; i < size; i++) r[i] += 0.5 * e * g[i];
+    if (!(density - density == 0)) break;
+  }
+}
+static void *chains(void *given) {
+  Job *job = given;
+  char *work = aligned_alloc(64, WORK);
+  for (long c; (c = __atomic_fetch_add(&job->next, 1, __ATOMIC_RELAXED)) < job->chains;) chain(job, c, work);
+  free(work);
+  return 0;
+}
+static void run(Job *job, long threads) {
+  pthread_t others[63];
+  int n = 0;
+  while (n < 63 && n + 1 < threads && n + 1 < job->chains && !pthread_create(others + n, 0, chains, job)) n++;
+  chains(job);
+  while (n) pthread_join(others[--n], 0);
+}
+void evaluate(double *z, double *density, double *g, long chains, long size, long threads) {
+  Job job = {z, 0, density, g, 0, 0, 0, chains, size, 0};
+  run(&job, threads);
+}
+void leapfrog(double *z, double *r, double *density, double *g, const double *m, const double *step, long steps,
+              long chains, long size, long threads) {
+  Job job = {z, r, density, g, m, step, steps, chains, size, 0};
+  run(&job, threads);
+}
+/* A subtree of NUTS in one direction: markov/hamiltonian.py has the same in Python, and says what it is. */
+typedef struct { double *first, *momentum, *z, *g, density, weight, acceptance, steps; int turning, diverging; } Node;
+typedef struct {
+  double *z, *u, *g, *levels;
+  const double *scale, *uniform;
+  double step, energy;
+  long size;
+  char *work;
+} Tree;
+static double dot(const double *a, const double *b, long n) {
+  double sum = 0;
+  for (long i = 0; i < n; i++) sum += a[i] * b[i];
+  return sum;
+}
+static int turns(const double *first, const double *last, const double *momentum, long n) {
+  double a = 0, b = 0;
+  for (long i = 0; i < n; i++) {
+    double between = momentum[i] - 0.5 * (first[i] + last[i]);
+    a += first[i] * between;
+    b += last[i] * between;
+  }
+  return a <= 0 || b <= 0;
+}
+static void build(Tree *t, long depth, Node *out) {
+  long n = t->size;
+  if (!depth) {
+    for (long i = 0; i < n; i++) {
+      double e = t->step * t->scale[i];
+      t->u[i] += 0.5 * e * t->g[i];
+      t->z[i] += e * t->u[i];
+    }
+    out->density = gradient(t->z, t->g, t->work);
+    for (long i = 0; i < n; i++) {
+      t->u[i] += 0.5 * t->step * t->scale[i] * t->g[i];
+      out->first[i] = out->momentum[i] = t->u[i];
+      out->z[i] = t->z[i];
+      out->g[i] = t->g[i];
+    }
+    double error = 0.5 * dot(t->u, t->u, n) - out->density - t->energy;
+    if (!(error - error == 0)) error = INFINITY;
+    out->weight = -error;
+    out->acceptance = error <= 0 ? 1 : exp(-error);
+    out->steps = 1;
+    out->turning = 0;
+    out->diverging = error > 1000;
+    return;
+  }
+  build(t, depth - 1, out);
+  if (out->turning || out->diverging) return;
+  double *level = t->levels + 4 * n * (depth - 1);
+  Node two = {level, level + n, level + 2 * n, level + 3 * n};
+  build(t, depth - 1, &two);
+  double high = out->weight > two.weight ? out->weight : two.weight;
+  double low = out->weight > two.weight ? two.weight : out->weight, weight = high + log1p(exp(low - high));
+  if (*t->uniform++ < exp(two.weight - weight)) {
+    for (long i = 0; i < n; i++) { out->z[i] = two.z[i]; out->g[i] = two.g[i]; }
+    out->density = two.density;
+  }
+  for (long i = 0; i < n; i++) out->momentum[i] += two.momentum[i];
+  out->weight = weight;
+  out->acceptance += two.acceptance;
+  out->steps += two.steps;
+  out->turning = two.turning || turns(out->first, t->u, out->momentum, n);
+  out->diverging = two.diverging;
+}
+/* end: z, u, g where it starts, and where it ends; found: momentum, z, g of the proposal; numbers: six of the node's */
+void subtree(double *end, double *found, double *numbers, const double *scale, const double *uniform, double step,
+             double energy, long depth, long size) {
+  double *levels = aligned_alloc(64, ((4 * depth + 1) * size * sizeof(double) + 63) / 64 * 64);
+  char *work = aligned_alloc(64, WORK);
+  Tree t = {end, end + size, end + 2 * size, levels + size, scale, uniform, step, energy, size, work};
+  Node node = {levels, found, found + size, found + 2 * size};
+  build(&t, depth, &node);
+  double all[] = {node.density, node.weight, node.acceptance, node.steps, node.turning, node.diverging};
+  for (int i = 0; i < 6; i++) numbers[i] = all[i];
+  free(work);
+  free(levels);
+}
