@@ -72,13 +72,13 @@ SAMPLERS: dict[str, Sampler] = {
     "numpyro-dense": Sampler(
         "numpyro", "NumPyro NUTS, parallel, dense mass", PARALLEL | {"dense_mass": True}, devices=4, seeds=(0,)
     ),
-    "numpyro-long": Sampler("numpyro", "NumPyro NUTS, parallel", PARALLEL | {"draws": 5000}, devices=4, seeds=(0,)),
+    "numpyro-long": Sampler("numpyro", "NumPyro NUTS, parallel", PARALLEL | {"draws": 5000}, devices=4, seeds=(0, 1)),
     "nuts": Sampler("nuts", "bnn_pyro NUTS", FULL),
     "nuts-4": Sampler("nuts", "bnn_pyro NUTS", FOUR),
     "chees-16": Sampler("chees", "bnn_pyro ChEES", {"chains": 16}, threads=2),
     "chees-64": Sampler("chees", "bnn_pyro ChEES", {"chains": 64}, threads=2),
     "chees-256": Sampler("chees", "bnn_pyro ChEES", {"chains": 256}, threads=2),
-    "chees-long": Sampler("chees", "bnn_pyro ChEES, long", {"chains": 256, "draws": 1000}, threads=2, seeds=(0,)),
+    "chees-long": Sampler("chees", "bnn_pyro ChEES, long", {"chains": 64, "draws": 1000}, threads=2),
 }
 
 
