@@ -66,6 +66,7 @@ SAMPLERS: dict[str, Sampler] = {
     "numpyro-sequential": Sampler("numpyro", "NumPyro NUTS, sequential", FOUR | {"method": "sequential"}, seeds=(0,)),
     "numpyro-vectorized": Sampler("numpyro", "NumPyro NUTS, vectorized", FOUR | {"method": "vectorized"}, seeds=(0,)),
     "numpyro-parallel": Sampler("numpyro", "NumPyro NUTS, parallel", PARALLEL, devices=4),
+    "chees-wide": Sampler("chees", "bnn_pyro ChEES, long", {"chains": 256, "draws": 1000}, threads=2),
     "numpyro-cached": Sampler(
         "numpyro", "NumPyro NUTS, parallel, compiled before", PARALLEL, devices=4, cached=True, seeds=(0,)
     ),
