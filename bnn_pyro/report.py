@@ -210,6 +210,7 @@ def _facts(run: RunFacts) -> list[tuple[str, str]]:
         ("split", _spoken(split)),
         ("fingerprint", f"{provenance['fingerprint']} (of the training rows)"),
         ("draws", f"{recipe['num_draws']} in every prediction"),
+        *([("stopped early", provenance["stopped"])] if "stopped" in provenance else []),
         ("training time", f"{provenance['seconds']:.1f} s on {environment.get('device', provenance['device'])}"),
     ]
     if run.baseline is not None:

@@ -17,7 +17,7 @@ ESS, ESS_BAD = 400, 100
 #: Share of divergent transitions that matters.
 DIVERGENT = 0.01
 
-LONGER = "Try more draws and a longer warm-up (--set draws=…, --set warmup=…)"
+LONGER = "Try more draws and a longer warm-up (--set draws=…, --set warmup=…; of sghmc and sgld: epochs=…, burn_in=…)"
 
 
 @dataclass

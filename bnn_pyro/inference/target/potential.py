@@ -53,7 +53,7 @@ class Potential:
     """The log joint density in nats at temperature T, in coordinates on all of ℝᴾ.
 
     priors   {latent site: its prior}          initial  (P,) u where the model starts, float64
-    size     P                                 calls    how often the gradient was asked for
+    size     P
     free     {latent site: shape of its unconstrained numbers}, in the order of z
     space    the coordinates of z; may be replaced before sampling. A linear change adds a constant to the density,
              which is left out: ``lp`` of a draw is its log joint
@@ -64,7 +64,7 @@ class Potential:
 
     def __init__(self, model: nn.Module, x: Tensor, y: Tensor, temperature: float = 1.0) -> None:
         self.model, self.x, self.y, self.temperature = model, x, y, temperature
-        self.space, self.calls = Space(), 0
+        self.space = Space()
         self._compiled: CompiledGradient | None = None
         values = {site: value.detach().to(x.device) for site, value in model.initial.items()}
         # Once with Pyro's checks of shapes and supports, which then stay off: a trajectory may meet infinities.
@@ -88,14 +88,14 @@ class Potential:
             ) from None
         density, gradient = self._evaluate(self.initial[None])
         if not (torch.isfinite(density).all() and torch.isfinite(gradient).all()):
+            what = density.item() if not torch.isfinite(density).all() else "finite but its gradient is not,"
             raise UserError(
-                f"the log joint density is {density.item()} at the initial weights"
-                + ("" if torch.isfinite(density).all() else "; are there infinite targets, or inputs far out of range?")
+                f"the log joint density is {what} at the initial weights; look for inputs or targets that are not "
+                "finite, or far out of range"
             )
 
     def __call__(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """Log densities (C,) and gradients (C, P) at z (C, P), float64; what is not finite comes back as it is."""
-        self.calls += 1
         return self._compiled(z) if self._compiled is not None else self._evaluate(z)
 
     @property
@@ -110,7 +110,6 @@ class Potential:
 
         inverse_mass: (P,), a diagonal.   step: (C,).   A chain whose density is not finite may stop there.
         """
-        self.calls += steps
         if self._compiled is not None:
             self._compiled.leapfrog(z, r, density, gradient, inverse_mass, step, steps)
             return
@@ -125,7 +124,6 @@ class Potential:
 
     def subtree(self, *pointers: int, step: float, energy: float, depth: int) -> None:
         """A subtree of NUTS by compiled code; see ``compiled``."""
-        self.calls += 2**depth
         self._compiled.subtree(*pointers, step=step, energy=energy, depth=depth)
 
     def log_density(self, u: Tensor) -> Tensor:
