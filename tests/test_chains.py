@@ -238,7 +238,15 @@ def interrupt_at(step):
     return report
 
 
-def test_ctrl_c_keeps_the_draws_so_far():
+@pytest.fixture
+def ctrl_c():
+    """Python's own handler, which a process that was started in the background does not have."""
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, former)
+
+
+def test_ctrl_c_keeps_the_draws_so_far(ctrl_c):
     method = bp.NUTS(chains=3, draws=20, warmup=10, max_tree_depth=3)
     whole = run(method)
     with pytest.warns(UserWarning, match="Ctrl-C: 2 of 3 chains with 20 of 20 draws each are kept"):
@@ -252,7 +260,7 @@ def test_ctrl_c_keeps_the_draws_so_far():
         run(method, report=interrupt_at(9))
 
 
-def test_ctrl_c_keeps_the_draws_of_processes(boards):
+def test_ctrl_c_keeps_the_draws_of_processes(boards, ctrl_c):
     method, told = bp.NUTS(chains=2, draws=2000, warmup=10, max_tree_depth=3, compiled="no"), []
 
     def interrupt(done, of, figures):
