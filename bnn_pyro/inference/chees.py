@@ -19,7 +19,7 @@ import time
 import warnings
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -68,6 +68,7 @@ class ChEES:
     compiled       whether to compile the gradient: auto (where the run is long enough), yes or no
     """
 
+    limit: ClassVar[str] = "posterior"
     chains: int = 64
     draws: int = 200
     warmup: int = 400

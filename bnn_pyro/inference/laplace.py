@@ -61,6 +61,7 @@ class Laplace:
     max_iterations  of L-BFGS over all rows, in search of the most probable weights
     """
 
+    limit: ClassVar[str] = "normal at the mode"
     structure: str = "full"
     temperature: float = 1.0
     max_iterations: int = 1000

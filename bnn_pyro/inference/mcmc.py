@@ -67,6 +67,7 @@ class _Sampler:
     compiled       whether to compile the gradient: auto (where the run is long enough), yes or no
     """
 
+    limit: ClassVar[str] = "posterior"
     draws: int = 1000
     warmup: int = 500
     chains: int = 4

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from torch import nn
 
@@ -11,14 +11,29 @@ from bnn_pyro.checkpoint import Checkpoint
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.posterior import Posterior
 
-__all__ = ["Method", "Report"]
+__all__ = ["LIMITS", "Method", "Report"]
 
 #: Called with (steps done, of how many, figures to show).
 Report = Callable[[int, int, Mapping[str, float | str]], None]
 
 
+#: What the draws of a method tend to as it is given more time.
+LIMITS: dict[str, str] = {
+    "posterior": "the exact posterior",
+    "posterior at step size 0": "the exact posterior, but for a bias that falls with the step size",
+    "best of a family": "the member of a family that is closest to the posterior",
+    "normal at the mode": "a Normal at a mode of the posterior, exact where the log joint is quadratic",
+    "points": "one set of weights, or a few, with nothing said of what lies between them",
+}
+
+
 class Method(Protocol):
-    """One way to infer."""
+    """One way to infer.
+
+    ``limit``, a key of ``LIMITS``, is what it claims, and what the checks of ``trust`` hold it to.
+    """
+
+    limit: ClassVar[str]
 
     def run(
         self,

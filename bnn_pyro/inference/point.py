@@ -36,6 +36,7 @@ class MAP(Optimisation):
     max_norm  c: after every step the incoming weights of a unit that are longer than c are shortened to it; 0: not
     """
 
+    limit: ClassVar[str] = "points"
     patience: int = 0
     max_norm: float = 0.0
 

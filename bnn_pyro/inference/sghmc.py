@@ -71,6 +71,7 @@ class _StochasticGradient:
     temperature     T: p(y | x, w)^(1/T) p(w) is sampled; 1 is Bayes, less is a cold posterior and is reported as such
     """
 
+    limit: ClassVar[str] = "posterior at step size 0"
     epochs: int = 5000
     batch_size: int = 0
     lr: float = 0.01

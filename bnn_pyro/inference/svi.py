@@ -10,6 +10,7 @@ weights are correlated.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import nn
 
@@ -34,6 +35,7 @@ class SVI(Optimisation):
                    arXiv:1511.06349, section 3.1)
     """
 
+    limit: ClassVar[str] = "best of a family"
     num_particles: int = 1
     temperature: float = 1.0
     kl_warmup: int = 0

@@ -1,0 +1,14 @@
+"""Is a posterior right? Checks of a variant and a method against what is known independently of both.
+
+Each check is a frozen dataclass of settings in a file of its own, and holds a method to what it claims
+(``inference.method.LIMITS``): an exact sampler must be exact, an approximation must be off in the way that it is known
+for, by an amount that is told.
+"""
+
+from bnn_pyro.trust.outcome import ALPHA, Check, Finding, Outcome, worst
+from bnn_pyro.trust.subject import Subject
+
+#: Every check by its name on the command line, in the order of their power per second.
+CHECKS: dict[str, type[Check]] = {}
+
+__all__ = ["ALPHA", "CHECKS", "Check", "Finding", "Outcome", "Subject", "worst"]
