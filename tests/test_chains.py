@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from linear_gaussian import correlated
 from monte_carlo import fit, same
 
 import bnn_pyro as bp
@@ -17,6 +16,7 @@ from bnn_pyro.inference import mcmc
 from bnn_pyro.inference.markov import budget, chains, one_chain, processes
 from bnn_pyro.inference.markov.board import COST, PID, Board
 from bnn_pyro.inference.markov.record import Record, most_draws
+from bnn_pyro.trust.linear_regression import correlated
 
 SMALL = {
     "nuts": bp.NUTS(chains=2, draws=8, warmup=30, max_tree_depth=3),

@@ -5,11 +5,11 @@ import signal
 
 import pytest
 import torch
-from linear_gaussian import correlated
 
 import bnn_pyro as bp
 from bnn_pyro.checkpoint import Checkpoint, Interrupted, write_whole
 from bnn_pyro.inference import optimise
+from bnn_pyro.trust.linear_regression import correlated
 
 PROBLEM = correlated(num=30, noise=0.5)
 DATA = PROBLEM.data

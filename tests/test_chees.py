@@ -8,7 +8,6 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from linear_gaussian import correlated, dataset
 from scipy.stats import norm, t
 from torch import nn
 
@@ -19,6 +18,7 @@ from bnn_pyro.inference.markov.chees_adaptation import Adaptation, Approach, hal
 from bnn_pyro.inference.markov.many_chains import Chains, Transition
 from bnn_pyro.inference.target.potential import Potential
 from bnn_pyro.inference.target.whitening import Space
+from bnn_pyro.trust.linear_regression import correlated, dataset
 
 PROBLEM = correlated(inputs=2, noise=5.0, y_shift=40.0, y_scale=8.0)
 SMALL = bp.ChEES(chains=64, draws=50, warmup=150)

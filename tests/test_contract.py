@@ -6,7 +6,6 @@ import pyro
 import pyro.poutine as poutine
 import pytest
 import torch
-from linear_gaussian import dataset
 from pyro.infer import MCMC, NUTS, SVI, Predictive, Trace_ELBO
 from pyro.infer.autoguide import AutoNormal
 from pyro.optim import Adam
@@ -16,6 +15,7 @@ from bnn_pyro.inference import METHODS
 from bnn_pyro.inference.density import Rescale
 from bnn_pyro.isolation import isolated
 from bnn_pyro.posterior import weight_space
+from bnn_pyro.trust.linear_regression import dataset
 from bnn_pyro.zoo import ZOO
 
 NUM, FEATURES = 12, 3

@@ -4,10 +4,10 @@ import warnings
 
 import pytest
 import torch
-from linear_gaussian import correlated
 
 import bnn_pyro as bp
 from bnn_pyro.diagnostics import function_space, function_space_rhat, functions
+from bnn_pyro.trust.linear_regression import correlated
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # 0.23 announces 1.0 once a day

@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from linear_gaussian import correlated, dataset
 from torch.distributions import MultivariateNormal, Normal
 
 import bnn_pyro as bp
@@ -15,6 +14,7 @@ from bnn_pyro.diagnostics.checks import uniformity
 from bnn_pyro.diagnostics.importance import NoWeights, importance_weights, proper_prior
 from bnn_pyro.parts.joint import FullNormal
 from bnn_pyro.pruning import prune
+from bnn_pyro.trust.linear_regression import correlated, dataset
 
 PROBLEM = correlated(num=40, y_shift=3.0, y_scale=2.0)
 

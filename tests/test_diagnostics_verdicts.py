@@ -6,12 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from linear_gaussian import correlated, dataset
 
 import bnn_pyro as bp
 from bnn_pyro.diagnostics import Diagnosis, diagnose
 from bnn_pyro.diagnostics.verdict import LEVELS
 from bnn_pyro.parts.joint import FullNormal
+from bnn_pyro.trust.linear_regression import correlated, dataset
 
 PROBLEM = correlated(num=60)
 DATA = replace(PROBLEM.data, x_test=PROBLEM.data.x_train[:20] + 0.1, y_test=PROBLEM.data.y_train[:20])

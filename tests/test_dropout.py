@@ -6,7 +6,6 @@ from itertools import product
 import pyro.poutine as poutine
 import pytest
 import torch
-from linear_gaussian import dataset
 from torch.func import functional_call
 
 import bnn_pyro as bp
@@ -16,6 +15,7 @@ from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.dropout import DroppedColumns, DroppedInputs
 from bnn_pyro.parts.guides import PointMass
 from bnn_pyro.parts.nets import MLP, in_mode
+from bnn_pyro.trust.linear_regression import dataset
 
 W = torch.tensor([[1.0, -2.0, 0.5], [3.0, 0.25, -1.0]])
 

@@ -4,10 +4,10 @@ import signal
 
 import pytest
 import torch
-from linear_gaussian import correlated
 
 import bnn_pyro as bp
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
+from bnn_pyro.trust.linear_regression import correlated
 
 PROBLEM = correlated(num=30, noise=0.5)
 SETTINGS = dict(epochs=6, batch_size=8)  # 24 steps a member

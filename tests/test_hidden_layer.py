@@ -1,13 +1,12 @@
 """HiddenLayer: moments of the weight-space layer, one KL of the right sign, and the exact conjugate optimum.
 
-The yardstick is Bayesian linear regression (tests/linear_gaussian.py): the exact ELBO of the fitted q may fall short
+The yardstick is Bayesian linear regression (trust/linear_regression.py): the exact ELBO of the fitted q may fall short
 of the best mean-field ELBO by 0.3 nats at most, which is what stochastic gradients leave; the planted faults miss by
 nats.
 """
 
 import math
 
-import linear_gaussian
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -21,6 +20,7 @@ from bnn_pyro.inference.optimise import ELBO
 from bnn_pyro.parts.hidden_layer import HiddenLayer
 from bnn_pyro.parts.local_linear import LocalLinear
 from bnn_pyro.parts.weights import KLNormal
+from bnn_pyro.trust import linear_regression
 
 SHORTFALL = 0.3  # nats
 
@@ -181,7 +181,7 @@ def fit(problem, elbo, *, batch=0, kl_factor=1.0, plated=True, steps=2000, seed=
     return problem.elbo(mean.detach().double().flatten(), log_scale.detach().exp().double().flatten())
 
 
-PROBLEM = linear_gaussian.correlated(num=60, inputs=2)
+PROBLEM = linear_regression.correlated(num=60, inputs=2)
 BEST = PROBLEM.log_evidence - PROBLEM.gap
 
 

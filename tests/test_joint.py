@@ -8,7 +8,6 @@ import pyro
 import pyro.poutine as poutine
 import pytest
 import torch
-from linear_gaussian import correlated
 from pyro.infer import Predictive, Trace_ELBO, TraceMeanField_ELBO
 from scipy.stats import t
 from torch.distributions import MultivariateNormal, kl_divergence
@@ -20,6 +19,7 @@ from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.guides import MeanFieldNormal
 from bnn_pyro.parts.joint import FAMILIES, JOINT, FullNormal, LowRankNormal, parse_family
 from bnn_pyro.parts.joint_normal import LowRank, Part
+from bnn_pyro.trust.linear_regression import correlated
 
 JOINT_FAMILIES = ["full", "low-rank:2"]
 SITES = {"layers.0.weight": (1, 4), "layers.0.bias": (1,)}

@@ -6,7 +6,6 @@ from dataclasses import replace
 import pyro.poutine as poutine
 import pytest
 import torch
-from linear_gaussian import correlated, dataset
 from scipy.integrate import quad
 from torch.distributions import kl_divergence
 
@@ -15,6 +14,7 @@ from bnn_pyro.checkpoint import Checkpoint, Interrupted
 from bnn_pyro.inference import laplace
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.likelihoods import ReadLikelihood
+from bnn_pyro.trust.linear_regression import correlated, dataset
 
 UNITS = dict(noise=5.0, y_shift=40.0, y_scale=8.0)
 

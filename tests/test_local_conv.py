@@ -7,7 +7,6 @@ import pyro
 import pytest
 import torch
 import torch.nn.functional as F
-from linear_gaussian import dataset
 from pyro.infer import Trace_ELBO, TraceMeanField_ELBO
 from torch import nn
 from torch.distributions import Normal, kl_divergence
@@ -19,6 +18,7 @@ from bnn_pyro.parts.local_conv import Conv2dLayer, LocalConv2d
 from bnn_pyro.parts.local_layer import LinearLayer
 from bnn_pyro.parts.local_net import _cut, _join
 from bnn_pyro.parts.weights import NormalWeights
+from bnn_pyro.trust.linear_regression import dataset
 from bnn_pyro.zoo.conv_net import BayesianConvNet
 
 GEOMETRIES = [((3, 3), (1, 1), (1, 1)), ((2, 3), (2, 1), (0, 1)), ((5, 5), (1, 1), (0, 0)), ((1, 1), (2, 2), (0, 0))]

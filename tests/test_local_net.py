@@ -10,7 +10,6 @@ import weakref
 import pyro
 import pytest
 import torch
-from linear_gaussian import correlated, dataset
 from pyro import poutine
 from pyro.infer import TraceMeanField_ELBO
 from pyro.poutine.messenger import Messenger
@@ -20,6 +19,7 @@ import bnn_pyro as bp
 from bnn_pyro.inference.optimise import ELBO
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.weights import kl_log_uniform, log_alpha
+from bnn_pyro.trust.linear_regression import correlated, dataset
 from bnn_pyro.zoo import HiddenLayerNet, SparseDropout, VariationalDropout
 
 SCALES = {

@@ -5,7 +5,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from linear_gaussian import correlated, dataset
 from monte_carlo import check, check_gaussian, fit, weights
 from scipy.stats import norm
 from test_posterior_1d import TAU, X, Y, log_joint
@@ -14,6 +13,7 @@ import bnn_pyro as bp
 from bnn_pyro.inference import mcmc
 from bnn_pyro.inference.target import whitening
 from bnn_pyro.inference.target.potential import Space
+from bnn_pyro.trust.linear_regression import correlated, dataset
 
 UNITS = dict(noise=5.0, y_shift=40.0, y_scale=8.0)
 SAMPLERS = {

@@ -6,7 +6,6 @@ import numpy as np
 import pyro
 import pytest
 import torch
-from linear_gaussian import correlated
 from monte_carlo import check, check_alike
 from pyro.infer import mcmc
 from scipy.special import digamma, polygamma
@@ -15,6 +14,7 @@ import bnn_pyro as bp
 from bnn_pyro.inference.markov.hamiltonian import Metric, Point, at_once, fused, gradient_of, hmc, nuts, stepwise
 from bnn_pyro.inference.markov.kernel import FlatHMC, FlatNUTS, _Energy
 from bnn_pyro.inference.target.potential import Potential
+from bnn_pyro.trust.linear_regression import correlated
 
 SHAPES = torch.tensor([1.5, 4.0, 9.0], dtype=torch.float64)
 

@@ -4,12 +4,12 @@ import json
 
 import pytest
 import torch
-from linear_gaussian import correlated
 from pyro.infer.autoguide import AutoNormal
 
 import bnn_pyro as bp
 from bnn_pyro.isolation import isolated
 from bnn_pyro.run import main
+from bnn_pyro.trust.linear_regression import correlated
 
 PROBLEM = correlated(num=30)
 SMALL = ["--hidden", "8", "--epochs", "3", "--num-draws", "4", "--device", "cpu", "--quiet"]

@@ -5,12 +5,12 @@ import math
 import pyro
 import pytest
 import torch
-from linear_gaussian import correlated
 
 import bnn_pyro as bp
 from bnn_pyro.inference.optimise import ELBO
 from bnn_pyro.inference.optimisers import parse_optimiser
 from bnn_pyro.parts.guides import PointMass
+from bnn_pyro.trust.linear_regression import correlated
 
 PROBLEM = correlated(num=24, noise=2.0, y_shift=1.0, y_scale=3.0, prior_scale=0.5)
 

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from linear_gaussian import correlated, dataset
 from scipy.optimize import minimize, minimize_scalar
 
 import bnn_pyro as bp
+from bnn_pyro.trust.linear_regression import correlated, dataset
 
 LONG = dict(epochs=600, lr=0.1, final_lr=0.0)
 

@@ -6,10 +6,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from linear_gaussian import dataset
 from scipy.optimize import minimize
 
 import bnn_pyro as bp
+from bnn_pyro.trust.linear_regression import dataset
 
 NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(80)
 WEIGHTS = WEIGHTS / WEIGHTS.sum()  # E over a standard Normal

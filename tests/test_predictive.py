@@ -6,7 +6,6 @@ import numpy as np
 import pyro.poutine as poutine
 import pytest
 import torch
-from linear_gaussian import correlated, dataset
 from pyro.distributions import Bernoulli, Categorical, Normal
 from scipy.optimize import brentq
 from scipy.special import logsumexp
@@ -16,6 +15,7 @@ import bnn_pyro as bp
 from bnn_pyro.isolation import isolated
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction, predict
+from bnn_pyro.trust.linear_regression import correlated, dataset
 
 SCHEMAS = {
     "fixed": bp.Schema("regression", (3,), y_shift=2.0, y_scale=3.0),

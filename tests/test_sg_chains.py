@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from linear_gaussian import correlated, dataset
 
 import bnn_pyro as bp
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
 from bnn_pyro.inference.sg_chains import Batches, Stored
 from bnn_pyro.inference.sg_schedule import Plan, parse_schedule
+from bnn_pyro.trust.linear_regression import correlated, dataset
 
 PROBLEM = correlated(num=60, inputs=3)
 

@@ -11,7 +11,6 @@ import numpy as np
 import pyro
 import pytest
 import torch
-from linear_gaussian import correlated
 from scipy.linalg import solve_discrete_lyapunov
 from scipy.stats import t
 
@@ -21,6 +20,7 @@ from bnn_pyro.inference.sg_chains import Batches, Target
 from bnn_pyro.inference.sg_schedule import Plan, parse_schedule
 from bnn_pyro.inference.target.potential import Potential
 from bnn_pyro.parts.gamma_prior import GammaNormal
+from bnn_pyro.trust.linear_regression import correlated
 
 CHAINS, FRICTION = 200, 0.1
 PROBLEM = correlated(num=60, inputs=3)

@@ -4,13 +4,13 @@ import math
 
 import pytest
 import torch
-from linear_gaussian import correlated
 from scipy.stats import norm
 
 import bnn_pyro as bp
 from bnn_pyro.inference.markov.starts import STARTS, starting_points
 from bnn_pyro.inference.target.potential import Potential, Space
 from bnn_pyro.inference.target.whitening import coordinates
+from bnn_pyro.trust.linear_regression import correlated
 
 
 def starts(problem, how, num=8, entry=None, jitter=1.0, seed=3, white=False, temperature=1.0):

@@ -11,7 +11,6 @@ from dataclasses import replace
 import pyro
 import pytest
 import torch
-from linear_gaussian import correlated, dataset, orthogonal
 from pyro.infer import TraceMeanField_ELBO
 from scipy.integrate import quad
 from scipy.stats import norm, t
@@ -21,6 +20,7 @@ from bnn_pyro.inference import optimise
 from bnn_pyro.inference.density import Rescale
 from bnn_pyro.inference.optimise import ELBO
 from bnn_pyro.isolation import isolated
+from bnn_pyro.trust.linear_regression import correlated, dataset, orthogonal
 
 # Shift and scale of the target that are not 0 and 1: the likelihood has to carry them.
 UNITS = dict(noise=5.0, y_shift=40.0, y_scale=8.0)

@@ -8,21 +8,29 @@
 It is ``MeanField(hidden=(), noise=σ, prior="normal:τ")`` on a data set made here. Everything exact is float64.
 """
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributions import MultivariateNormal
 
-import bnn_pyro as bp
+from bnn_pyro.datasets.dataset import Dataset, Schema
+from bnn_pyro.zoo import MeanField
+
+__all__ = ["LinearGaussian", "correlated", "dataset", "orthogonal"]
 
 
-def dataset(x, y, schema, x_test=None, y_test=None):
+def dataset(
+    x: Tensor, y: Tensor, schema: Schema, x_test: Tensor | None = None, y_test: Tensor | None = None
+) -> Dataset:
     """A Dataset by hand, with an empty validation part."""
     x, y = x.float(), y if schema.task == "classification" else y.float()
     x_test, y_test = (x[:0] if x_test is None else x_test.float()), (y[:0] if y_test is None else y_test)
-    return bp.Dataset("by-hand", schema, x, y, x[:0], y[:0], x_test, y_test)
+    return Dataset("by-hand", schema, x, y, x[:0], y[:0], x_test, y_test)
 
 
 @dataclass(frozen=True)
@@ -38,51 +46,54 @@ class LinearGaussian:
     bias: bool = True
 
     @property
-    def schema(self):
-        return bp.Schema("regression", tuple(self.x.shape[1:]), y_shift=self.y_shift, y_scale=self.y_scale)
+    def schema(self) -> Schema:
+        """Of its data."""
+        return Schema("regression", tuple(self.x.shape[1:]), y_shift=self.y_shift, y_scale=self.y_scale)
 
     @property
-    def data(self):
+    def data(self) -> Dataset:
+        """Its rows, as a variant takes them."""
         return dataset(self.x, self.y, self.schema)
 
-    def entry(self, **settings):
+    def entry(self, **settings: Any) -> MeanField:
+        """The variant whose posterior this is."""
         prior = f"normal:{self.prior_scale}"
-        return bp.MeanField(**{"hidden": (), "noise": self.noise, "prior": prior, "bias": self.bias, **settings})
+        return MeanField(**{"hidden": (), "noise": self.noise, "prior": prior, "bias": self.bias, **settings})
 
-    def design(self, x):
+    def design(self, x: Tensor) -> Tensor:
         """A (N, P): the order of the columns is that of the sites "layers.0.weight", "layers.0.bias"."""
         return torch.cat([x.double(), torch.ones(len(x), 1).double()], 1) if self.bias else x.double()
 
     @property
-    def precision(self):
+    def precision(self) -> Tensor:
         """Λ (P, P)."""
         a = self.design(self.x)
         return self.y_scale**2 * a.T @ a / self.noise**2 + torch.eye(a.shape[1]).double() / self.prior_scale**2
 
     @property
-    def mean(self):
+    def mean(self) -> Tensor:
         """m (P,)."""
         projected = self.y_scale * self.design(self.x).T @ (self.y - self.y_shift) / self.noise**2
         return torch.linalg.solve(self.precision, projected)
 
     @property
-    def mean_field_scale(self):
+    def mean_field_scale(self) -> Tensor:
         """Of the best mean-field q (P,): 1/√Λᵢᵢ, the *conditional* standard deviation, never above the marginal."""
         return self.precision.diagonal().rsqrt()
 
     @property
-    def log_evidence(self):
+    def log_evidence(self) -> float:
         """log p(y | x)."""
         a = self.design(self.x)
         covariance = self.noise**2 * torch.eye(len(a)).double() + (self.y_scale * self.prior_scale) ** 2 * a @ a.T
         return MultivariateNormal(torch.full_like(self.y, self.y_shift), covariance).log_prob(self.y).item()
 
     @property
-    def gap(self):
+    def gap(self) -> float:
         """KL(best mean-field q ‖ posterior): what its ELBO lacks to the evidence; 0 where Λ is diagonal."""
         return 0.5 * (self.precision.diagonal().log().sum() - torch.logdet(self.precision)).item()
 
-    def parts(self, loc, scale):
+    def parts(self, loc: Tensor, scale: Tensor) -> tuple[float, float]:
         """(E_q log p(y | x, w), KL(q ‖ prior)) of any q = Normal(loc, diag(scale²))."""
         a, variance = self.design(self.x), self.noise**2
         residual = self.y - self.y_shift - self.y_scale * a @ loc
@@ -92,13 +103,13 @@ class LinearGaussian:
         kl = 0.5 * (ratio.square() + (loc / self.prior_scale).square() - 1 - 2 * ratio.log()).sum()
         return fit.item(), kl.item()
 
-    def elbo(self, loc, scale):
+    def elbo(self, loc: Tensor, scale: Tensor) -> float:
         """The exact ELBO of any mean-field Normal q, in nats."""
         fit, kl = self.parts(loc, scale)
         return fit - kl
 
 
-def correlated(num=200, inputs=4, seed=1, **settings):
+def correlated(num: int = 200, inputs: int = 4, seed: int = 1, **settings: Any) -> LinearGaussian:
     """Neighbouring inputs correlate at 0.7, and there is a bias: mean field is too narrow here, by a known amount."""
     g = torch.Generator().manual_seed(seed)
     z = torch.randn(num, inputs, generator=g, dtype=torch.float64)
@@ -107,14 +118,21 @@ def correlated(num=200, inputs=4, seed=1, **settings):
     return _answered(z.float().double(), g, **settings)
 
 
-def orthogonal(num=64, seed=1, **settings):
+def orthogonal(num: int = 64, seed: int = 1, **settings: Any) -> LinearGaussian:
     """Walsh columns (±1, orthogonal to one another and to 1): Λ is diagonal and mean field is exact."""
     row = torch.arange(num)
     x = torch.stack([1.0 - 2 * (row // 2**k % 2) for k in range(5)], 1).double()
     return _answered(x, torch.Generator().manual_seed(seed), **settings)
 
 
-def _answered(x, generator, noise=0.7, y_shift=0.0, y_scale=1.0, **settings):
+def _answered(
+    x: Tensor,
+    generator: torch.Generator,
+    noise: float = 0.7,
+    y_shift: float = 0.0,
+    y_scale: float = 1.0,
+    **settings: Any,
+) -> LinearGaussian:
     w = torch.linspace(-1.5, 1.2, x.shape[1], dtype=torch.float64)
     eps = torch.randn(len(x), generator=generator, dtype=torch.float64)
     y = y_shift + y_scale * (x @ w + 0.3) + noise * eps
