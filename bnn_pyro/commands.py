@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from bnn_pyro.checking import CheckFolder, bench_subjects, check_subjects, check_table, one_subject
+from bnn_pyro.checking.bench import BUDGETS
+from bnn_pyro.checking.page import level_of
 from bnn_pyro.checkpoint import write_whole
 from bnn_pyro.comparison import compare_runs
-from bnn_pyro.datasets import DATASETS, load_inputs, read_rows
+from bnn_pyro.datasets import load_inputs, read_rows
 from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.diagnosis import diagnose_run, diagnosis_table
-from bnn_pyro.errors import UserError
+from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.evaluation import (
     evaluate_run,
     load_posterior,
@@ -26,66 +27,23 @@ from bnn_pyro.evaluation import (
     score_mean_weights,
     score_other,
 )
-from bnn_pyro.inference import METHODS
 from bnn_pyro.isolation import isolated
+from bnn_pyro.listing import list_
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.pruned_run import prune_run, pruning_table
 from bnn_pyro.recipe import Recipe, read_config, resolve
-from bnn_pyro.rundir import RunFolder, default_folder
-from bnn_pyro.tables import plain_table, prediction_table, run_table, score_table
+from bnn_pyro.rundir import RunFolder, default_folder, environment
+from bnn_pyro.tables import prediction_table, run_table, score_table
 from bnn_pyro.training import at_hand, fit
-from bnn_pyro.zoo import ZOO, Entry
+from bnn_pyro.trust import CHECKS
+from bnn_pyro.zoo import Entry
 
-__all__ = ["compare", "diagnose", "evaluate", "list_", "predict", "train"]
+__all__ = ["check", "compare", "diagnose", "evaluate", "list_", "predict", "train"]
 
 #: Rows of each outside data set, unless --limit says otherwise.
 OUTSIDE_ROWS = 10_000
 #: Weights × rows of a step below which a second thread costs more than it brings.
 SMALL_STEP = 20_000_000
-
-
-# -- list --------------------------------------------------------------------------------------------------------------
-def list_(args: Namespace) -> None:
-    """The tables: variants with their methods and tuned data sets, methods, data sets."""
-    first_line = lambda thing: (thing.__doc__ or "").strip().splitlines()[0]  # noqa: E731
-    variants = {
-        name: {
-            "idea": kind.summary,
-            "paper": kind.paper,
-            "methods": list(kind.methods),
-            "tuned": {data: list(methods) for data, methods in kind.fits.items()},
-            "settings": _defaults(kind),
-        }
-        for name, kind in ZOO.items()
-    }
-    methods = {
-        name: {"idea": first_line(kind).removeprefix("Settings of ").removeprefix("the "), "settings": _defaults(kind)}
-        for name, kind in METHODS.items()
-    }
-    data = {name: first_line(loader) for name, loader in DATASETS.items()}
-    if args.json:
-        print(json.dumps({"variants": variants, "methods": methods, "data": data}, indent=2, ensure_ascii=False))
-        return
-    rows = [
-        [name, v["idea"], ", ".join(v["methods"]), ", ".join(v["tuned"]) or "–", v["paper"]]
-        for name, v in variants.items()
-    ]
-    print(plain_table(["variant", "idea", "inference", "tuned for", "paper"], rows))
-    print()
-    print(plain_table(["method", "", "settings"], [[n, m["idea"], _spoken(m["settings"])] for n, m in methods.items()]))
-    print()
-    print(plain_table(["data set", ""], [[name, line] for name, line in data.items()]))
-    print("\nor the path of a CSV, TSV or NPZ file. Settings of a variant (--set KEY=VALUE):")
-    print(plain_table(["variant", "settings"], [[n, _spoken(v["settings"])] for n, v in variants.items()]))
-
-
-def _defaults(kind: type) -> dict[str, Any]:
-    """The settings of a variant or method with their defaults."""
-    return {f.name: list(f.default) if isinstance(f.default, tuple) else f.default for f in dataclasses.fields(kind)}
-
-
-def _spoken(settings: Mapping[str, Any]) -> str:
-    return " ".join(f"{k}={','.join(map(str, v)) if isinstance(v, list) else v}" for k, v in settings.items())
 
 
 # -- train -------------------------------------------------------------------------------------------------------------
@@ -263,3 +221,33 @@ def diagnose(args: Namespace) -> None:
     found = diagnose_run(folder, recipe, data, posterior, out=out, netcdf=not args.no_netcdf, show=not args.quiet)
     print(diagnosis_table(found))
     print(f"\ndiagnosis: {(out or folder.path) / 'diagnosis.html'}")
+
+
+# -- check -------------------------------------------------------------------------------------------------------------
+def check(args: Namespace) -> int:
+    """Whether posteriors are right, by what is known without them. Returns 1 where a claim does not hold, else 0.
+
+    Raises KeyboardInterrupt with the way to go on after Ctrl-C or SIGTERM.
+    """
+    if args.budget not in BUDGETS:
+        raise unknown("budget", args.budget, BUDGETS)
+    for name in args.only:
+        if name not in CHECKS:
+            raise unknown("check", name, CHECKS)
+    checks = [name for name in CHECKS if name in args.only] if args.only else list(CHECKS)
+    plans = bench_subjects(args) if args.variant is None else [one_subject(args)]
+    recipe = plans[0].recipe
+    name = "zoo" if args.variant is None else f"{recipe.variant}-{recipe.inference}-{recipe.data_name}"
+    claim = CheckFolder.claim if args.out else CheckFolder.default
+    place = claim(args.out or name, resume=args.resume)
+    facts = {**environment("cpu"), "budget": args.budget}
+    try:
+        results = check_subjects(
+            plans, checks, place, budget=args.budget, seed=args.seed or 0, facts=facts, show=not args.quiet
+        )
+    except KeyboardInterrupt as stopped:
+        said = str(stopped) or "stopped"
+        raise KeyboardInterrupt(f"{said}; finished checks are kept: --resume --out {place.path} goes on") from None
+    print(check_table(results))
+    print(f"\nchecks: {place.page}")
+    return int(any(level_of(found) == "bad" for found in results["subjects"]))

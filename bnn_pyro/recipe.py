@@ -23,7 +23,7 @@ from bnn_pyro.settings import build, plain
 from bnn_pyro.training import choose_device, tuned
 from bnn_pyro.zoo import ZOO, Entry
 
-__all__ = ["Recipe", "read_config", "resolve"]
+__all__ = ["Recipe", "given_settings", "read_config", "resolve"]
 
 #: How data can be loaded: the keys of a recipe's ``data``, and the arguments of ``load_data`` that they become.
 DATA_KEYS = ("name", "target", "features", "task", "drop_missing", "splits", "split", "validation", "limit", "seed")
@@ -193,6 +193,13 @@ def resolve(args: Namespace, config: Mapping[str, Any]) -> Recipe:
         baseline=variant != BASELINE[0] and (True if baseline is None else bool(baseline)),
         **rest,
     )
+
+
+def given_settings(args: Namespace, kind: type) -> dict[str, Any]:
+    """The settings of a variant or method that the flags give, without tuned ones and defaults."""
+    fields = _fields(kind)
+    given = _given({k: v for k, v in vars(args).items() if v is not None})
+    return {k: _typed(k, v, fields[k]) for k, v in given.items() if k in fields}
 
 
 def _data(flags: Mapping[str, Any], data: dict[str, Any]) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from bnn_pyro.tables import (
     told,
 )
 
-__all__ = ["Picture", "comparison_html", "diagnosis_html", "run_card", "run_html"]
+__all__ = ["Picture", "checks_html", "comparison_html", "diagnosis_html", "run_card", "run_html"]
 
 DOTS_PER_INCH = 144
 INTERVALS = (
@@ -133,6 +133,13 @@ def diagnosis_html(
         facts=_facts(run),
         limits=DIAGNOSIS_LIMITS,
     )
+
+
+def checks_html(*, verdicts: Iterable[Mapping[str, str]], subjects: Iterable[Mapping[str, Any]], **context: Any) -> str:
+    """check.html: verdicts; one section a subject, with its own verdicts; context: title, subtitle, the overview's
+    head and rows (none for a single subject), ideas of the checks and facts of the run, as pairs."""
+    worded = [{**subject, "verdicts": _worded(subject["verdicts"])} for subject in subjects]
+    return _render("check.html.j2", verdicts=_worded(verdicts), subjects=worded, **context)
 
 
 def _render(template: str, **context: Any) -> str:

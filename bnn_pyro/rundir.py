@@ -38,7 +38,7 @@ from bnn_pyro.posterior import Posterior
 from bnn_pyro.recipe import Recipe, read_config
 from bnn_pyro.tables import RunFacts
 
-__all__ = ["RunFolder", "default_folder"]
+__all__ = ["RunFolder", "default_folder", "environment"]
 
 FILES = (
     "metrics.json",
@@ -194,20 +194,22 @@ class RunFolder:
 
     def write_environment(self, device: str, seconds: float) -> None:
         """environment.json: what it ran on."""
-        self.write(
-            "environment.json",
-            {
-                "command": _command(),
-                "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-                "training_seconds": seconds,
-                "device": device if device == "cpu" else f"{device}: {torch.cuda.get_device_name(device)}",
-                "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
-                "threads": torch.get_num_threads(),
-                "python": platform.python_version(),
-                "versions": {name: _version(name) for name in PACKAGES},
-                "commit": _commit(),
-            },
-        )
+        self.write("environment.json", environment(device, seconds))
+
+
+def environment(device: str, seconds: float | None = None) -> dict[str, Any]:
+    """The command, the machine, versions and time; JSON-able.   seconds: of the training."""
+    return {
+        "command": _command(),
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        **({} if seconds is None else {"training_seconds": seconds}),
+        "device": device if device == "cpu" else f"{device}: {torch.cuda.get_device_name(device)}",
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in PACKAGES},
+        "commit": _commit(),
+    }
 
 
 def default_folder(recipe: Recipe, *, resume: bool) -> Path:

@@ -15,7 +15,8 @@ PACKAGE = Path(bp.__file__).parent
 ORDER = [
     "errors", "settings", "progress", "isolation", "side_by_side", "checkpoint", "datasets", "parts", "posterior", "inference", "zoo",
     "features", "training", "predictive", "metrics", "pruning", "diagnostics", "trust", "plots", "tables", "ranking", "report",
-    "recipe", "rundir", "pruned_run", "diagnosis", "checking", "scene", "figures", "evaluation", "comparison", "commands", "run",
+    "recipe", "rundir", "pruned_run", "diagnosis", "checking", "scene", "figures", "evaluation", "comparison", "listing", "commands", "options",
+    "run",
 ]  # fmt: skip
 FILES = {
     ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"): path
@@ -62,7 +63,7 @@ def test_no_cycle_inside_a_room():
         ("seaborn", {"plots"}),
         ("arviz", {"diagnostics"}),
         ("jinja2", {"report"}),
-        ("argparse", {"commands", "recipe", "run", "rundir", "evaluation"}),
+        ("argparse", {"checking", "commands", "listing", "options", "recipe", "evaluation"}),
     ],
 )
 def test_libraries_stay_in_their_rooms(library, rooms):
