@@ -254,3 +254,27 @@ def test_an_operator_without_c_is_told():
     target.model.net.activation = lambda f: torch.special.i0(plain(f))
     with pytest.warns(UserWarning, match="not compiled.*has no C form"):
         assert not target.compile(1)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_other_targets(task):
+    """Given to all chains, compiled or not, or to each its own: the very density of data with these targets."""
+    whole, fast = potential(task), potential(task)
+    z = draws(whole, 3)
+    g = torch.Generator().manual_seed(4)
+    ys = torch.stack([whole.y[torch.randperm(12, generator=g)] for _ in z])
+    alone = []
+    for row, y in zip(z, ys, strict=True):
+        with bp.isolated(0):
+            alone.append(Potential(whole.model, whole.x, y)(row[None]))
+    expected = [torch.cat(parts) for parts in zip(*alone, strict=True)]
+    assert fast.compile(3)
+    for row, y, (density, gradient) in zip(z, ys, alone, strict=True):
+        for target in (whole, fast):
+            target.give(y)
+            torch.testing.assert_close(target(row[None]), (density, gradient), rtol=1e-4, atol=1e-4)
+        assert fast.compiled
+    for target in (whole, fast):
+        target.give(ys)
+        assert not target.compiled
+        torch.testing.assert_close(target(z), tuple(expected), rtol=1e-6, atol=1e-6)

@@ -31,14 +31,15 @@ __all__ = ["Unsupported", "write_c"]
 aten = torch.ops.aten
 
 
-def write_c(graph: fx.GraphModule) -> tuple[str, list[Tensor]]:
+def write_c(graph: fx.GraphModule, others: Sequence[Tensor] = ()) -> tuple[str, list[Tensor]]:
     """(C source of ``double gradient(const double *z, double *g, char *work)`` and ``WORK``, the constants k0, k1, …).
 
-    graph: one input (1, P) float64; outputs (1,) and (1, P), as ``make_fx`` traces them.
+    graph: the first input (1, P) float64; outputs (1,) and (1, P), as ``make_fx`` traces them.
+    others: contiguous tensors that its other inputs are read from, the first of the constants.
 
     Raises Unsupported for an operator that is not here.
     """
-    writer = _Writer(graph)
+    writer = _Writer(graph, list(others))
     body = "\n".join(writer.run())
     globals_ = "\n".join(f"static const {C_TYPES[k.dtype]} *k{i};" for i, k in enumerate(writer.constants))
     bind = " ".join(f"k{i} = constants[{i}];" for i in range(len(writer.constants)))
@@ -59,9 +60,11 @@ class _Writer:
         """The statements of the function's body."""
         self.lines: list[str] = []
         self.values: dict[fx.Node, Array | tuple[Array, ...] | Tensor | tuple] = {}
+        inputs = iter(["z", *(f"k{i}" for i in range(len(self.constants)))])
         for node in self.graph.graph.nodes:
             if node.op == "placeholder":
-                self.values[node] = Array(torch.empty(node.meta["val"].shape, dtype=torch.float64, device="meta"), "z")
+                val = node.meta["val"]
+                self.values[node] = Array(torch.empty(val.shape, dtype=val.dtype, device="meta"), next(inputs))
             elif node.op == "get_attr":
                 self.values[node] = getattr(self.graph, node.target).detach()
             elif node.op == "output":

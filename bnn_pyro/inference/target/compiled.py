@@ -40,9 +40,13 @@ class NotCompiled(Exception):
 
 
 class CompiledGradient:
-    """The log density and its gradient as a call into C; results do not depend on the number of threads."""
+    """The log density and its gradient as a call into C; results do not depend on the number of threads.
 
-    def __init__(self, library: ctypes.CDLL, constants: list[Tensor], size: int) -> None:
+    targets: what the code reads as the targets y, where it was traced with any; other ones may be copied there.
+    """
+
+    def __init__(self, library: ctypes.CDLL, constants: list[Tensor], size: int, targets: Tensor | None = None) -> None:
+        self.targets = targets
         self._library, self._constants, self.size, self.threads = library, constants, size, _threads()
         library.bind((ctypes.c_void_p * max(1, len(constants)))(*(k.data_ptr() for k in constants)))
         long, pointer = ctypes.c_long, ctypes.c_void_p
@@ -78,8 +82,12 @@ def _threads() -> int:
     return int(asked) if asked.isdigit() and int(asked) else cores
 
 
-def compile_gradient(gradient: Callable[[Tensor], tuple[Tensor, Tensor]], z: Tensor) -> CompiledGradient:
+def compile_gradient(
+    gradient: Callable[..., tuple[Tensor, Tensor]], z: Tensor, y: Tensor | None = None
+) -> CompiledGradient:
     """Trace ``gradient`` at z (C, P) float64, for one chain, write it as C, compile and load it.
+
+    y: targets that ``gradient(z, y)`` is to be given besides; the code has a copy of them.
 
     Raises NotCompiled with the reason.
     """
@@ -88,18 +96,20 @@ def compile_gradient(gradient: Callable[[Tensor], tuple[Tensor, Tensor]], z: Ten
     compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         raise NotCompiled("there is no C compiler (install gcc or clang, or name one in the variable CC)")
+    given = (z[:1],) if y is None else (z[:1], y.clone(memory_format=torch.contiguous_format))
     try:
-        first = make_fx(lambda z: gradient(z))(z[:1])
+        first = make_fx(lambda *given: gradient(*given))(*given)
         plain = functionalize(first)
-        graph = make_fx(lambda z: plain(z), decomposition_table=core_aten_decompositions())(z[:1])
+        graph = make_fx(lambda *given: plain(*given), decomposition_table=core_aten_decompositions())(*given)
         graph.graph.eliminate_dead_code()
-        source, constants = write_c(graph)
+        source, constants = write_c(graph, given[1:])
     except Unsupported as reason:
         raise NotCompiled(f"{reason} has no C form") from None
     except Exception as error:
         raise NotCompiled(f"the model could not be traced ({type(error).__name__}: {error})") from None
     with tempfile.TemporaryDirectory(prefix="bnn-pyro-") as folder:
-        return CompiledGradient(_build(compiler, source + DRIVER.read_text(), Path(folder)), constants, z.shape[1])
+        library = _build(compiler, source + DRIVER.read_text(), Path(folder))
+    return CompiledGradient(library, constants, z.shape[1], *given[1:])
 
 
 def _build(compiler: str, source: str, folder: Path) -> ctypes.CDLL:

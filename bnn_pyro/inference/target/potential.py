@@ -9,6 +9,7 @@ rows a float32 sum is off by a hundredth of a nat, which is noise in every Metro
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Mapping
 
@@ -98,6 +99,17 @@ class Potential:
         """Log densities (C,) and gradients (C, P) at z (C, P), float64; what is not finite comes back as it is."""
         return self._compiled(z) if self._compiled is not None else self._evaluate(z)
 
+    def give(self, y: Tensor) -> None:
+        """From now on the posterior given other targets of the same rows: y (N,), or (C, N), its own for each chain.
+
+        Compiled code takes (N,) as it is, and is left for operators with (C, N).
+        """
+        self.y = y.to(self.y)
+        if self._compiled is not None and y.dim() == 1:
+            self._compiled.targets.copy_(y)
+        else:
+            self._compiled = None
+
     @property
     def compiled(self) -> bool:
         """Whether the gradient is compiled code."""
@@ -126,8 +138,8 @@ class Potential:
         """A subtree of NUTS by compiled code; see ``compiled``."""
         self._compiled.subtree(*pointers, step=step, energy=energy, depth=depth)
 
-    def log_density(self, u: Tensor) -> Tensor:
-        """(C,) at unconstrained u (C, P), differentiable."""
+    def log_density(self, u: Tensor, y: Tensor | None = None) -> Tensor:
+        """(C,) at unconstrained u (C, P), differentiable.   y: other targets than the potential's own."""
         jacobian, w = 0.0, {}
         for site, free in self._split(u).items():
             transform = self._transforms[site]
@@ -136,7 +148,7 @@ class Potential:
             if transform != _IDENTITY:  # equal, too, after a journey to another process
                 jacobian = jacobian + transform.log_abs_det_jacobian(free, value).reshape(len(u), -1).sum(1)
         with pyro.validation_enabled(False), in_mode(self.model, training=False):
-            prior, likelihood = log_joints(self.model, w, self.x, self.y, 1.0 / self.temperature)
+            prior, likelihood = log_joints(self.model, w, self.x, self.y if y is None else y, 1.0 / self.temperature)
         return prior + likelihood + jacobian
 
     def weights(self, z: Tensor) -> dict[str, Tensor]:
@@ -165,7 +177,7 @@ class Potential:
         noise = torch.randn(max(chains, CHECKED), self.size, generator=g, dtype=torch.float64).to(self.x.device)
         z = self.space.inverse(self.initial) + 0.3 * noise
         try:
-            made = compile_gradient(self._gradient, z)
+            made = compile_gradient(self._gradient, z, self.y)
             for found, expected in zip(made(z), self._evaluate(z), strict=True):
                 error = (found - expected).abs().max() / expected.abs().max().clamp_min(1.0)
                 if not error < AGREEMENT:
@@ -179,13 +191,14 @@ class Potential:
     def _evaluate(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """By PyTorch's operators, as many chains at once as memory allows."""
         block = max(1, MAX_MEMORY // (4 * len(self.x) * self.model.width))
-        parts = [self._gradient(part) for part in z.split(block)]
+        ys = self.y.split(block) if self.y.dim() > 1 else itertools.repeat(self.y)
+        parts = [self._gradient(part, y) for part, y in zip(z.split(block), ys, strict=False)]
         return parts[0] if len(parts) == 1 else tuple(torch.cat(column) for column in zip(*parts, strict=True))
 
-    def _gradient(self, z: Tensor) -> tuple[Tensor, Tensor]:
+    def _gradient(self, z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         with torch.enable_grad():
             leaf = z.detach().requires_grad_(True)
-            density = self.log_density(self.space.forward(leaf))
+            density = self.log_density(self.space.forward(leaf), y)
             (gradient,) = torch.autograd.grad(density.sum(), leaf)
         return density.detach(), gradient
 
