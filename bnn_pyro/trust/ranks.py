@@ -1,0 +1,191 @@
+"""Ranks of simulated quantities among the draws given simulated data: are they as uniform as chance lets them be?
+
+    r = #{s : f(w_s) < f(w*)} + ties broken at random,   s = 1 … L        uniform on 0 … L where the posterior is right
+
+Talts et al. 2018, arXiv:1804.06788. The statistic is that of Säilynoja, Bürkner & Vehtari 2022, arXiv:2103.10522: the
+empirical distribution function of R ranks at every point between two ranks, each a binomial, the most unlikely of
+which counts,
+
+    N_i = #{r < i} ~ Binomial(R, i/(L+1)),  i = 1 … L        γ = min_i 2 min(P(N_i ≤ n_i), P(N_i ≥ n_i))
+
+What they simulate, and approximate for continuous values, is exact here: paths of N inside a band are summed over, as
+a chain of Poisson increments given their total, so that bands and p-values are those of ranks on 0 … L to the last
+digits, without chance and without a limit to how small a p-value can be told (but for rounding, ``SMALLEST``).
+
+An ECDF finds any kind of fault, and so none of them early. Two sums beside it find the common ones with a quarter of
+the ranks: of the normal scores z = Φ⁻¹((r + ½)/(L + 1)), which tells bias, and of their squares, which tells width.
+Their distributions are exact too, by convolution.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+from scipy.fft import irfft, next_fast_len, rfft
+from scipy.special import ndtri
+from scipy.stats import binom, chi2, poisson
+
+__all__ = ["LEVELS", "SMALLEST", "band", "chi_square", "covered", "ecdf_difference", "holm", "p_location",
+           "p_uniform", "p_width", "ranks", "width"]  # fmt: skip
+
+#: Central intervals whose coverage is counted.
+LEVELS = (0.5, 0.8, 0.95)
+
+#: p-values below are told as this.
+SMALLEST = 1e-12
+
+#: Steps between the smallest and the largest score: the sum of rounded scores has an exact distribution.
+STEPS = 2000
+
+#: Expected count of a bin of χ² at least.
+PER_BIN = 5
+
+
+def ranks(truth: np.ndarray, draws: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+    """Rank of each ``truth`` (…,) among its ``draws`` (…, L): whole numbers 0 … L; ties by lot."""
+    truth = np.asarray(truth)[..., None]
+    below, equal = (draws < truth).sum(-1), (draws == truth).sum(-1)
+    return below + generator.integers(0, equal, endpoint=True)
+
+
+def p_uniform(found: np.ndarray, num: int) -> float:
+    """The p-value of R ranks (R,) on 0 … ``num``: the chance that R uniform ones have as small a γ."""
+    total = len(found)
+    if num < 1 or total < 1:
+        return 1.0
+    counts = np.bincount(found, minlength=num + 1)[:-1].cumsum()
+    gamma = _tails(total, num)[np.arange(num), counts].min()
+    return float(max(SMALLEST, 1.0 - _inside(*_limits(gamma, total, num), total)))
+
+
+@lru_cache(maxsize=256)
+def band(total: int, num: int, chance: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(u, low, high), each (num + 2,): where the empirical distribution function of ``total`` uniform ranks stays.
+
+    At u_i = i/(num + 1) it lies between low_i and high_i, at all i at once but for a share of at most ``chance``.
+    """
+    below, above = 0.0, 1.0  # γ: with the lower one the band is wide enough, with the upper one it is not
+    for _ in range(60):
+        middle = 0.5 * (below + above)
+        if 1.0 - _inside(*_limits(middle, total, num), total) <= chance:
+            below = middle
+        else:
+            above = middle
+    low, high = _limits(below, total, num)
+    ends = np.r_[0, low, total] / total, np.r_[0, high, total] / total
+    return np.arange(num + 2) / (num + 1), *ends
+
+
+def ecdf_difference(found: np.ndarray, num: int) -> np.ndarray:
+    """Empirical minus uniform distribution function of ranks (R,) on 0 … ``num``, at i/(num + 1); (num + 2,)."""
+    counts = np.bincount(found, minlength=num + 1).cumsum()
+    return np.r_[0.0, counts / len(found)] - np.arange(num + 2) / (num + 1)
+
+
+def chi_square(found: np.ndarray, num: int, bins: int = 20) -> float:
+    """The p-value of Pearson's χ² of ranks (R,) in at most ``bins`` bins; what a bin should hold is counted exactly."""
+    bins = min(bins, num + 1, len(found) // PER_BIN)
+    if bins < 2:
+        return 1.0
+    bin_of = np.arange(num + 1) * bins // (num + 1)
+    expected = len(found) * np.bincount(bin_of) / (num + 1)
+    observed = np.bincount(bin_of[found], minlength=bins)
+    return float(max(SMALLEST, chi2.sf((np.square(observed - expected) / expected).sum(), bins - 1)))
+
+
+def p_location(found: np.ndarray, num: int) -> float:
+    """The p-value of the sum of the normal scores of ranks (R,) on 0 … ``num``: is the truth in the middle of them?"""
+    return _p_of_sum(found, num, 1)
+
+
+def p_width(found: np.ndarray, num: int) -> float:
+    """The p-value of the sum of their squares: large where draws lie too close together, small where too far apart."""
+    return _p_of_sum(found, num, 2)
+
+
+def width(found: np.ndarray, num: int) -> np.ndarray:
+    """How wide the draws lie, as a share of what is right, by ranks (…, R) on 0 … ``num``; (…,).
+
+    1/rms of the normal scores, over that of uniform ranks: of Normal draws around the truth's own centre, the share
+    that their standard deviation is.
+    """
+    z = _normal(num)
+    return np.sqrt(np.square(z).mean() / np.square(z[found]).mean(-1))
+
+
+def holm(p: np.ndarray) -> np.ndarray:
+    """p-values (Q,) corrected for their number (Holm 1979): the smallest of them is multiplied by Q."""
+    p = np.asarray(p, dtype=float)
+    order = p.argsort()
+    steps = np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1))
+    found = np.empty_like(p)
+    found[order] = np.minimum(1.0, steps)
+    return found
+
+
+def covered(found: np.ndarray, num: int, level: float) -> np.ndarray:
+    """Whether the central interval of ``level`` holds the truth, by its rank (…,) on 0 … ``num``.
+
+    Rank r stands for [r, r+1]/(num + 1), and counts by the share of it that lies inside: of uniform ranks, exactly
+    ``level`` are covered, whatever ``num``.
+    """
+    low = 0.5 * (1 - level) * (num + 1)
+    inside = np.minimum(found + 1, num + 1 - low) - np.maximum(found, low)
+    return np.clip(inside, 0.0, 1.0)
+
+
+# -- sums of scores --------------------------------------------------------------------------------------------------
+def _normal(num: int) -> np.ndarray:
+    return ndtri((np.arange(num + 1) + 0.5) / (num + 1))
+
+
+@lru_cache(maxsize=32)
+def _sum(total: int, num: int, power: int) -> tuple[np.ndarray, np.ndarray]:
+    """(scores of ranks 0 … ``num`` as whole numbers, distribution function of the sum of ``total`` of them)."""
+    z = _normal(num) ** power
+    scores = np.rint((z - z.min()) * (STEPS / max(z.max() - z.min(), 1e-300))).astype(int)
+    length = total * scores.max() + 1
+    padded = next_fast_len(length, real=True)
+    one = np.bincount(scores, minlength=padded) / (num + 1)
+    return scores, irfft(rfft(one) ** total, padded)[:length].cumsum()
+
+
+def _p_of_sum(found: np.ndarray, num: int, power: int) -> float:
+    """Two-sided."""
+    if num < 1 or len(found) < 1:
+        return 1.0
+    scores, below = _sum(len(found), num, power)
+    at = scores[found].sum()
+    tail = min(below[at], 1.0 - (below[at - 1] if at else 0.0))
+    return float(min(1.0, max(SMALLEST, 2 * tail)))
+
+
+# -- binomial paths --------------------------------------------------------------------------------------------------
+@lru_cache(maxsize=32)
+def _tails(total: int, num: int) -> np.ndarray:
+    """2 min(P(N ≤ n), P(N ≥ n)) of N ~ Binomial(total, i/(num + 1)), (num, total + 1)."""
+    n, share = np.arange(total + 1), np.arange(1, num + 1)[:, None] / (num + 1)
+    return 2 * np.minimum(binom.cdf(n, total, share), binom.sf(n - 1, total, share))
+
+
+def _limits(gamma: float, total: int, num: int) -> tuple[np.ndarray, np.ndarray]:
+    """The least and the largest n at each i, (num,), whose tails are above γ: equal ones count as outside."""
+    inside = _tails(total, num) > gamma * (1 + 1e-9)
+    some = inside.any(1)
+    low = np.where(some, inside.argmax(1), 1)
+    high = np.where(some, total - inside[:, ::-1].argmax(1), 0)  # low above high: nothing is inside
+    return low, high
+
+
+def _inside(low: np.ndarray, high: np.ndarray, total: int) -> float:
+    """P(low_i ≤ N_i ≤ high_i for all i)."""
+    if (low > high).any():
+        return 0.0
+    rate = total / (len(low) + 1)
+    increment = poisson.pmf(np.arange(total + 1), rate)
+    path, first = np.ones(1), 0  # P(N = first, first + 1, … and inside so far)
+    for least, most in zip(np.r_[low, total], np.r_[high, total], strict=True):
+        path = np.convolve(path, increment[: most - first + 1])[: most - first + 1]
+        path, first = path[max(0, least - first) :], max(first, least)
+    return float(path[0] / poisson.pmf(total, total))
