@@ -10,7 +10,7 @@ from bnn_pyro.report import Picture, checks_html
 from bnn_pyro.tables import WORDS, plain_table, verdict_lines
 from bnn_pyro.trust import CHECKS, worst
 
-__all__ = ["check_html", "check_table", "level_of"]
+__all__ = ["check_html", "check_table", "level_of", "overview"]
 
 #: Numbers of the overview, by their key in an outcome's figures: heading, and how they are written.
 COLUMNS: dict[str, tuple[str, str]] = {
@@ -40,7 +40,7 @@ def check_table(results: Mapping[str, Any]) -> str:
         parts.append(verdict_lines(_verdicts(found)))
         parts += [f"\nNot checked: {name}: {reason}" for name, reason in found["refused"].items()]
     if len(subjects) > 1:
-        parts.append("\n" + plain_table(*_overview(subjects)))
+        parts.append("\n" + plain_table(*overview(subjects)))
     return "\n".join(parts)
 
 
@@ -48,7 +48,7 @@ def check_html(results: Mapping[str, Any], png: Callable[[str], bytes]) -> str:
     """check.html. png: gives the figure of a name."""
     subjects, key = results["subjects"], results["key"]
     many = len(subjects) > 1
-    head, rows = _overview(subjects)
+    head, rows = overview(subjects)
     return checks_html(
         title="Checks of the zoo" if many else f"Checks of {subjects[0]['label']}",
         subtitle=f"{key['budget'].capitalize()} budget · seed {key['seed']}",
@@ -85,7 +85,7 @@ def _verdicts(found: Mapping[str, Any]) -> list[dict[str, str]]:
     return made + failed
 
 
-def _overview(subjects: list[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
+def overview(subjects: list[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
     """One line a subject: the word for each check, the numbers that there are, and the seconds."""
     used = [name for name in CHECKS if any(name in s["outcomes"] or name in s["failed"] for s in subjects)]
     figures = [_figures(found) for found in subjects]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -12,7 +12,9 @@ from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.inference import METHODS
 from bnn_pyro.inference.method import LIMITS
+from bnn_pyro.isolation import isolated
 from bnn_pyro.recipe import Recipe, given_settings, resolve
+from bnn_pyro.settings import build
 from bnn_pyro.training import at_hand, fit
 from bnn_pyro.trust import Subject
 from bnn_pyro.zoo import ZOO, Entry
@@ -22,18 +24,38 @@ __all__ = ["DATA", "Checked", "bench_subjects", "one_subject"]
 #: Data whose inputs are used where none are named: small enough for every method, and embedded.
 DATA, IMAGES = "toy-curve", "digits"
 #: Settings of variants in the bench of the whole zoo: small networks, of which chains can visit all there is.
-SMALL: dict[str, dict[str, Any]] = {
-    "mean-field": {"hidden": (4,), "activation": "tanh"},
-    "hidden-layer": {"hidden": (4,), "activation": "tanh"},
-}
+SMALL = {name: ["hidden=4", "activation=tanh"] for name in ("mean-field", "hidden-layer")}
+
+
+@dataclass(frozen=True)
+class Grounds:
+    """A variant and data, loaded and made when first asked for; shared by the methods that are checked on them."""
+
+    recipe: Recipe
+
+    @cached_property
+    def data(self) -> Dataset:
+        """All of its rows; checks take some."""
+        return self.recipe.load()
+
+    @cached_property
+    def entry(self) -> Entry:
+        """The variant; the network that a last layer stands on is trained first."""
+        entry = at_hand(self.recipe.entry(), self.data)
+        below = self.recipe.for_baseline(self.data.schema) if self.recipe.stands_on(self.data.schema) else None
+        if below is None:
+            return entry
+        how = dict(seed=self.recipe.seed, device="cpu", progress=False)
+        return entry.on(fit(below.entry(), self.data, below.method(), **how))
 
 
 @dataclass(frozen=True)
 class Checked:
-    """A subject to be: its recipe, and the settings of the method that a user gave."""
+    """A subject to be: its recipe, the settings of the method that a user gave, and what it stands on."""
 
     recipe: Recipe
-    given: Mapping[str, Any] = field(default_factory=dict)
+    given: Mapping[str, Any]
+    grounds: Grounds
 
     @property
     def label(self) -> str:
@@ -58,22 +80,17 @@ class Checked:
         about = self.key | {"label": self.label, "limit": limit, "claim": LIMITS[limit]}
         return about | {"outcomes": {}, "refused": {}, "failed": {}}
 
+    def prepare(self) -> Checked:
+        """Itself, after loading the data and building variant and method once, so that bad input is told early."""
+        build(METHODS[self.recipe.inference], self.given)
+        entry = at_hand(self.recipe.entry(), self.grounds.data)
+        with isolated(0):
+            entry.guide(entry.model(self.grounds.data.schema))
+        return self
+
     def subject(self) -> Subject:
-        """With the data loaded; the network that a last layer stands on is trained first, once."""
-        return Subject(self.recipe.variant, self._entry, self.recipe.inference, self._data, self.given)
-
-    @cached_property
-    def _data(self) -> Dataset:
-        return self.recipe.load()
-
-    @cached_property
-    def _entry(self) -> Entry:
-        entry = at_hand(self.recipe.entry(), self._data)
-        below = self.recipe.for_baseline(self._data.schema) if hasattr(entry, "foundation") else None
-        if below is None or entry.foundation(self._data.schema) is None:
-            return entry
-        how = dict(seed=self.recipe.seed, device="cpu", progress=False)
-        return entry.on(fit(below.entry(), self._data, below.method(), **how))
+        """What a check is made of."""
+        return Subject(self.recipe.variant, self.grounds.entry, self.recipe.inference, self.grounds.data, self.given)
 
 
 def one_subject(args: Namespace) -> Checked:
@@ -82,7 +99,7 @@ def one_subject(args: Namespace) -> Checked:
         raise unknown("variant", args.variant, ZOO)
     images = getattr(ZOO[args.variant], "images_only", False)
     recipe = resolve(args, {"data": {"name": IMAGES if images else DATA}})
-    return Checked(recipe, given_settings(args, METHODS[recipe.inference]))
+    return Checked(recipe, given_settings(args, METHODS[recipe.inference]), Grounds(recipe))
 
 
 def bench_subjects(args: Namespace) -> list[Checked]:
@@ -94,17 +111,14 @@ def bench_subjects(args: Namespace) -> list[Checked]:
     for name, value in vars(args).items():
         if name not in alone and value not in (None, [], False):
             raise UserError(f"--{name.replace('_', '-')} needs a variant: check VARIANT --{name.replace('_', '-')} …")
-    plans = []
+    plans: list[Checked] = []
     for variant, kind in ZOO.items():
         for method in kind.methods:
             if args.inference in (None, method):
-                small = [
-                    f"{k}={','.join(map(str, v)) if isinstance(v, tuple) else v}"
-                    for k, v in SMALL.get(variant, {}).items()
-                ]
-                plans.append(
-                    one_subject(Namespace(**{**vars(args), "variant": variant, "inference": method, "set": small}))
-                )
+                asked = {"variant": variant, "inference": method, "set": SMALL.get(variant, [])}
+                plan = one_subject(Namespace(**{**vars(args), **asked}))
+                same = (p.grounds for p in plans if {**p.key, "inference": 0} == {**plan.key, "inference": 0})
+                plans.append(replace(plan, grounds=next(same, plan.grounds)))
     if not plans:
         raise unknown("inference method", args.inference, METHODS)
     return plans
