@@ -4,10 +4,10 @@
     python benchmarks/references.py boston --runs /tmp/references --no-store      # sample and print the bar only
 
 Each is sampled twice: 10,000 draws by ChEES-HMC, every chain from a starting point of its own, thinned; and a second
-run that shares nothing with it, by NUTS or from other starting points, unthinned. The bar is that of posteriordb (Magnusson
-et al. 2024, arXiv:2407.04967), asked of what the network computes, because weights are not identified: 10,000 draws,
-R-hat < 1.01, E-BFMI > 0.2, |autocorrelation at lag 1| < 0.05, no divergences; and the means and spreads of the two runs
-must agree within their own Monte-Carlo error. What misses a criterion is stored with ``"met": false`` and the numbers.
+run that shares nothing with it, by NUTS or from other starting points, unthinned. The bar is that of posteriordb
+(Magnusson et al. 2024, arXiv:2407.04967), asked of what the network computes, because weights are not identified:
+10,000 draws, R-hat < 1.01, E-BFMI > 0.2, |autocorrelation at lag 1| < 0.05, no divergences; and means and spreads of
+the two runs must agree within their Monte-Carlo errors. What misses one is stored as such, with the numbers.
 
 A run is kept in ``--runs`` (seconds to an hour each) and, when interrupted, goes on from there to the same draws.
 """
@@ -22,117 +22,22 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from torch import nn
+from reference_recipes import RECIPES, data_of, entry_of, inputs_of
+from scipy.stats import norm
+from torch import Tensor
 
 import bnn_pyro as bp
+from bnn_pyro.diagnostics.chain_statistics import bfmi, chain_statistics, ess_mean, nested_rhat
+from bnn_pyro.diagnostics.functions import output_values
 from bnn_pyro.inference import METHODS
 from bnn_pyro.settings import build
-from bnn_pyro.zoo import ZOO
-
-#: Draws are thinned so far that neighbours are independent; every chain starts at a draw of the prior of its own.
-WIDE = {"chains": 100, "superchains": 100, "draws": 100, "start": "prior"}
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """A posterior, and the two runs that sample it.
-
-    variant, entry  of the zoo, with the settings that the posterior depends on
-    data            arguments of ``load_data``
-    first, second   (method, settings): the run that is stored, and the one that it is compared with
-    title           for tables
-    """
-
-    title: str
-    variant: str
-    entry: Mapping[str, Any]
-    data: Mapping[str, Any]
-    first: tuple[str, Mapping[str, Any]]
-    second: tuple[str, Mapping[str, Any]]
-    backbone: Mapping[str, Any] = field(default_factory=dict)
-
-
-RECIPES: dict[str, Recipe] = {
-    "toy-curve": Recipe(
-        "toy-curve, 1-32-1",
-        "mean-field",
-        {"hidden": [32], "activation": "relu", "prior": "normal:3", "noise": 1.0},
-        {"name_or_path": "toy-curve"},
-        ("chees", {**WIDE, "warmup": 600, "thin": 20}),
-        ("nuts", {"chains": 8, "warmup": 1000, "draws": 1500, "start": "prior"}),
-    ),
-    "breast-cancer": Recipe(
-        "breast-cancer, two features, 2-5-5-1",
-        "mean-field",
-        {"hidden": [5, 5], "activation": "tanh", "prior": "fan-in:1.5"},
-        {"name_or_path": "breast-cancer", "features": ["mean radius", "mean texture"]},
-        ("chees", {**WIDE, "warmup": 600, "thin": 20}),
-        ("nuts", {"chains": 8, "warmup": 1000, "draws": 1500, "start": "prior"}),
-    ),
-    "digits-last-layer": Recipe(
-        "digits, last layer of a 64-50-10 network",
-        "last-layer",
-        {"prior": "fan-in:8"},
-        {"name_or_path": "digits"},
-        ("chees", {**WIDE, "warmup": 300, "thin": 10}),
-        ("nuts", {"chains": 8, "warmup": 300, "draws": 400, "start": "prior"}),
-        backbone={"hidden": [50], "prior": "normal:1", "method": {"epochs": 100, "batch_size": 64, "lr": 3e-3}},
-    ),
-    "mnist-160": Recipe(
-        "160 MNIST images, 784-10-10",
-        "mean-field",
-        {"hidden": [10], "activation": "relu", "prior": "fan-in:1"},
-        {"name_or_path": "mnist", "limit": 160},
-        ("chees", {**WIDE, "warmup": 400, "thin": 8}),
-        ("chees", {"chains": 50, "superchains": 50, "draws": 200, "warmup": 300, "start": "jitter"}),
-    ),
-    "boston": Recipe(
-        "boston housing, split 0, 13-50-1",
-        "mean-field",
-        {"hidden": [50], "activation": "tanh", "prior": "fan-in:1", "noise": "learned"},
-        {
-            "name_or_path": "uci/bostonHousing.csv",
-            "target": "y",
-            "task": "regression",
-            "splits": "uci/bostonHousing.splits.npz",
-            "split": 0,
-        },
-        ("chees", {**WIDE, "chains": 40, "superchains": 40, "draws": 250, "warmup": 250, "thin": 4}),
-        ("chees", {"chains": 20, "superchains": 20, "draws": 200, "warmup": 250, "start": "jitter"}),
-    ),
-}
-
-
-def data_of(recipe: Recipe) -> bp.Dataset:
-    """Its data set."""
-    return bp.load_data(**recipe.data)
-
-
-def backbone_of(recipe: Recipe, data: bp.Dataset, folder: Path) -> nn.Module:
-    """Pixels in [0, 1] -> features: the hidden layer of a network fitted to its most probable weights."""
-    about = dict(recipe.backbone)
-    method = METHODS["map"](**about.pop("method"))
-    entry = build(ZOO["mlp"], about)
-    fitted = bp.fit(entry, data, method, seed=0, out=folder / "backbone", resume=True, device="cpu", progress=False)
-    w = {site: value[0].double() for site, value in fitted.draw(1).items()}
-    (shift,), (scale,) = data.schema.x_shift, data.schema.x_scale
-    layer = nn.Linear(*reversed(w["layers.0.weight"].shape))
-    with torch.no_grad():
-        layer.weight.copy_(w["layers.0.weight"] / scale)
-        layer.bias.copy_(w["layers.0.bias"] - w["layers.0.weight"].sum(1) * shift / scale)
-    return nn.Sequential(nn.Flatten(), layer, nn.ReLU())
-
-
-def entry_of(recipe: Recipe, data: bp.Dataset, folder: Path) -> Any:
-    """The variant with its settings, on its backbone where it has one."""
-    given = {"backbone": backbone_of(recipe, data, folder)} if recipe.backbone else {}
-    return build(ZOO[recipe.variant], {**recipe.entry, **given})
+from bnn_pyro.trust.outcome import ALPHA
+from bnn_pyro.trust.reference_posterior import REFERENCES, ReferencePosterior, bounded, log_joints_at
 
 
 def sampled(name: str, which: str, runs: Path) -> bp.Posterior:
@@ -151,6 +56,122 @@ def sampled(name: str, which: str, runs: Path) -> bp.Posterior:
     posterior = bp.fit(entry, data, build(METHODS[method], settings), **how)
     print(f"{name}, {which} run: {time.perf_counter() - start:.0f} s", flush=True)
     return posterior
+
+
+def outputs(posterior: bp.Posterior, x: Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of all draws at x: outputs (C, D, B, J), probabilities or means (C·D, B, K), noise (C·D, 1) or empty."""
+    shape = next(iter(posterior.chains.values())).shape[:2]
+    values, means, noise = [], [], np.zeros((0, 1))
+    for part in x.split(25):
+        prediction = bp.predict(posterior, part, num_draws=shape.numel())
+        values.append(output_values(prediction).astype(np.float32))
+        if prediction.task == "regression":
+            means.append(prediction.locs[..., None].numpy())
+            noise = prediction.scales[:, :1].double().numpy()
+        else:
+            means.append(prediction.probs.numpy())
+    return np.concatenate(values, 1).reshape(*shape, len(x), -1), np.concatenate(means, 1), noise
+
+
+def series(values: np.ndarray) -> np.ndarray:
+    """(C, D, …) -> (M, C, D)."""
+    return np.moveaxis(values.reshape(*values.shape[:2], -1), 2, 0)
+
+
+def neighbours(values: np.ndarray) -> np.ndarray:
+    """Autocorrelation at lag 1 of (M, C, D) about the mean of all chains, which R-hat says they share; (M,)."""
+    apart = values - values.mean((1, 2), keepdims=True)
+    return (apart[..., 1:] * apart[..., :-1]).mean((1, 2)) / np.square(apart).mean((1, 2))
+
+
+def averages(values: np.ndarray, centre: np.ndarray, spread: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Means of the bounded functions of outputs (C, D, B, J), and their Monte-Carlo errors; (2, B, J) each."""
+    found = bounded(values.astype(np.float64), centre, spread)
+    error = [one.std((0, 1)) / np.sqrt(ess_mean(series(one)).reshape(centre.shape)) for one in found]
+    return found.mean((1, 2)), np.stack(error)
+
+
+def bar(first: np.ndarray, posterior: bp.Posterior, again: bp.Posterior) -> dict[str, list]:
+    """{criterion: [what was reached, the limit, whether that meets it]} of the first run's outputs (C, D, B, J)."""
+    values = series(first).astype(np.float64)
+    split = chain_statistics(values).rhat
+    nested = nested_rhat(values, np.arange(values.shape[1]))
+    energies = [bfmi(p.stats["energy"].numpy()) for p in (posterior, again)]
+    reached = {
+        "draws": (values[0].size, 10_000, int.__ge__),
+        "rhat_split_max": (float(np.nanmax(split)), 1.01, float.__lt__),
+        "rhat_of_starts_max": (float(np.nanmax(nested)), 1.01, float.__lt__),
+        "bfmi_min": (float(min(e.min() for e in energies)), 0.2, float.__gt__),
+        "lag1_max": (float(np.abs(neighbours(values)).max()), 0.05, float.__lt__),
+        "divergences": (int(sum(p.stats["diverging"].sum() for p in (posterior, again))), 0, int.__eq__),
+    }
+    return {name: [value, limit, meets(value, limit)] for name, (value, limit, meets) in reached.items()}
+
+
+def measured(name: str, runs: Path) -> ReferencePosterior:
+    """A reference of both runs, whether or not it meets the bar."""
+    recipe, folder = RECIPES[name], runs / name
+    data = data_of(recipe)
+    entry, x = entry_of(recipe, data, folder), inputs_of(recipe, data)
+    posterior, again = (sampled(name, which, runs) for which in ("first", "second"))
+    values, means, noise = outputs(posterior, x)
+    centre, spread = (getattr(values.astype(np.float64), f)((0, 1)) for f in ("mean", "std"))
+    expected, error = averages(values, centre, spread)
+    others, other_error = averages(outputs(again, x)[0], centre, spread)
+    criteria = bar(values, posterior, again)
+    z = np.abs(expected - others) / np.hypot(error, other_error)
+    p = float(min(1.0, 2 * norm.sf(z.max()) * z.size))
+    criteria["second_run_p"] = [p, ALPHA, p > ALPHA]
+    kept = (
+        np.linspace(0, values.shape[0] * values.shape[1] - 1, 1000 if centre.shape[1] == 1 else 400).round().astype(int)
+    )
+    points = np.linspace(0, len(x) - 1, min(len(x), 60 if centre.shape[1] == 1 else 30)).round().astype(int)
+    draws = ((values.reshape(-1, *centre.shape)[kept] - centre) / spread)[:, points]
+    lp = series(posterior.stats["lp"].numpy()[..., None])
+    about = {
+        "title": recipe.title,
+        "task": data.schema.task,
+        "variant": recipe.variant,
+        "entry": dict(recipe.entry),
+        "data": dict(recipe.data),
+        "backbone": dict(recipe.backbone),
+        "fingerprint": data.fingerprint,
+        "classes": list(data.schema.classes),
+        "weights": sum(v[0, 0].numel() for v in posterior.chains.values()),
+        "draws": int(values.shape[0] * values.shape[1]),
+        "criteria": criteria,
+        "met": all(met for *_, met in criteria.values()),
+        "log_joint_rhat": float(chain_statistics(lp).rhat[0]),
+        "log_joint_lag1": float(neighbours(lp)[0]),
+        "ess_min": float(chain_statistics(series(values)).ess_bulk.min()),
+        "largest_shift_between_runs": float(np.abs(means_apart(values, again, x, spread)).max()),
+        "log_joint": log_joints_at(entry, data).tolist(),
+        "runs": {w: run_of(folder / w, p) for w, p in (("first", posterior), ("second", again))},
+        "measured": stamp(),
+    }
+    backbone = {}
+    if recipe.backbone:
+        layer = entry.backbone.net[1]
+        backbone = {"weight": layer.weight.numpy(), "bias": layer.bias.numpy()}
+    small = lambda a: a.astype(np.float32)  # noqa: E731
+    return ReferencePosterior(
+        name, about, small(x.numpy()), small(means.mean(0, dtype=np.float64)), small(means.std(0, dtype=np.float64)),
+        centre, spread, expected, error, points, draws.astype(np.float16), noise[kept] if len(noise) else noise,
+        backbone,
+    )  # fmt: skip
+
+
+def means_apart(values: np.ndarray, again: bp.Posterior, x: Tensor, spread: np.ndarray) -> np.ndarray:
+    """Differences of the means of the two runs' outputs, in posterior standard deviations; (B, J)."""
+    return (values.mean((0, 1), dtype=np.float64) - outputs(again, x)[0].mean((0, 1), dtype=np.float64)) / spread
+
+
+def run_of(place: Path, posterior: bp.Posterior) -> dict[str, Any]:
+    """What made a run, and how long it took."""
+    about = posterior.provenance
+    held = {k: about[k] for k in ("method", "method_settings", "seed", "seconds", "versions")}
+    gradients = float(posterior.stats["n_steps"].sum())
+    return held | {"gradients_after_warmup": gradients} | json.loads((place / "run.json").read_text())
 
 
 def stamp() -> dict[str, str]:
@@ -177,6 +198,15 @@ def main() -> None:
     for name in args.names:
         for which in ("first", "second"):
             sampled(name, which, args.runs)
+        if args.no_store:
+            continue
+        reference = measured(name, args.runs)
+        for criterion, (value, limit, met) in reference.about["criteria"].items():
+            print(f"  {criterion:22} {value:<12.6g} limit {limit:<8g} {'met' if met else 'NOT MET'}", flush=True)
+        reference.write()
+        size = sum((REFERENCES / f"{name}{end}").stat().st_size for end in (".npz", ".json"))
+        verdict = "meets the bar" if reference.about["met"] else "does NOT meet the bar, and says so"
+        print(f"{name}: {verdict}; stored, {size / 1000:.0f} kB", flush=True)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from pyro.distributions import Bernoulli, Categorical, Normal
 
 import bnn_pyro as bp
 from bnn_pyro.metrics import agreement, distance_floor, distances, total_variation, wasserstein
+from bnn_pyro.metrics.distance import quantile_distance, wasserstein_2
 from bnn_pyro.predictive import Prediction
 
 
@@ -59,6 +60,47 @@ def test_wasserstein_by_hand():
     p, q = normals([[0.0], [2.0], [2.5]], [[0.3], [0.1], [1.0]]), normals([[0.5], [1.0]], [[0.4], [2.0]])
     exact = (p.quantile(levels.tolist()) - q.quantile(levels.tolist())).abs().mean().item()
     assert wasserstein(p, q).value == pytest.approx(exact, rel=5e-3)
+
+
+def normal_quantiles(loc, scale, num):
+    return loc + scale * torch.special.ndtri((torch.arange(num).double() + 0.5) / num)
+
+
+def test_wasserstein_2_of_two_normals():
+    """W₂² = (μ − μ')² + (σ − σ')², between draws that stand at the quantiles, in any order and of any number."""
+    g = torch.Generator().manual_seed(0)
+    for locs, scales in [((0.0, 3.0), (1.0, 1.0)), ((1.0, 1.0), (2.0, 0.5)), ((0.2, -0.4), (0.3, 1.0))]:
+        exact = math.hypot(locs[0] - locs[1], scales[0] - scales[1])
+        for sizes in ((4000, 4000), (4000, 2500)):
+            each = zip(locs, scales, sizes, strict=True)
+            draws = [normal_quantiles(*of)[torch.randperm(of[2], generator=g)] for of in each]
+            found = wasserstein_2(*(normals(d[:, None].tolist(), 1.0) for d in draws))
+            assert found.value == pytest.approx(exact, rel=5e-3)
+            assert quantile_distance(*(d.numpy() for d in draws)) == pytest.approx(found.value)
+
+
+def test_wasserstein_2_by_hand():
+    """{0, 2} against {1}: 1. {0, 1, 2} against {0, 2}: the middle third is moved by 1."""
+    assert wasserstein_2(normals([[0.0], [2.0]], 1.0), normals([[1.0]], 1.0)).value == pytest.approx(1.0)
+    assert wasserstein_2(normals([[2.0], [0.0], [1.0]], 1.0), normals([[2.0], [0.0]], 9.0)).value == pytest.approx(
+        math.sqrt(1 / 3)
+    )
+    # Same mean probabilities, other draws: only this distance sees it. Class by class 0.4, and (½ · 2 · 0.4²)^½.
+    certain, unsure = classes([[0.9, 0.1]], [[0.1, 0.9]]), classes([[0.5, 0.5]])
+    assert total_variation(certain, unsure).value == pytest.approx(0.0, abs=1e-12)
+    assert wasserstein_2(certain, unsure).value == wasserstein_2(unsure, certain).value == pytest.approx(0.4)
+    assert wasserstein_2(A, A) == (0.0, 0.0, 0.0)
+    # A against B by hand: point 0 moves (½, 0.7) -> 0.2, (0.3, 0.1) -> 0.5, 0.2 -> 0.3, and so on.
+    moved = (0.3**2 + 0.5**2 + 0.2**2 + 0.4**2) / 2 + 0.1**2, (0.3**2 + 0.5**2 + 0.25**2 + 0.55**2) / 2 + 0.05**2
+    assert wasserstein_2(A, B).value == pytest.approx((math.sqrt(moved[0] / 2) + math.sqrt(moved[1] / 2)) / 2)
+
+
+def test_wasserstein_2_of_two_samples_of_one_normal():
+    """What is told of its floor: some 2.4 σ/√S."""
+    g = torch.Generator().manual_seed(1)
+    for draws in (100, 1000):
+        a, b = (torch.randn(draws, 400, generator=g).numpy() for _ in range(2))
+        assert quantile_distance(a, b).mean() * math.sqrt(draws) == pytest.approx(2.4, rel=0.15)
 
 
 def test_intervals_are_those_of_the_points():
@@ -114,6 +156,8 @@ def test_refused():
         (lambda: agreement(A[:0], B[:0]), "nothing to compare"),
         (lambda: distance_floor(B), "two blocks of draws"),
         (lambda: distance_floor(A, block=2), "two blocks of draws"),
+        (lambda: wasserstein_2(A, regression), "cannot compare a classification with a regression"),
+        (lambda: wasserstein_2(A, B[:1]), "2 and 1 points"),
         (lambda: wasserstein(normals([[math.nan]], 1.0), normals([[0.0]], 1.0)), "not finite at row 0"),
     ]:
         with pytest.raises(bp.UserError, match=message):
