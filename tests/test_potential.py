@@ -1,6 +1,7 @@
 """The log joint in flat coordinates: against Pyro's own trace, on constrained sites, compiled; and what it refuses."""
 
 import warnings
+from collections import OrderedDict
 
 import pyro
 import pyro.distributions as dist
@@ -243,9 +244,39 @@ def test_a_wrong_result_is_refused(monkeypatch):
     """A planted fault: a compiler that gets one operator wrong is found out."""
     from bnn_pyro.inference.target import c_pieces
 
+    monkeypatch.setattr(compiled, "TRACES", OrderedDict())
     monkeypatch.setitem(c_pieces.POINTWISE, torch.ops.aten.tanh, "sin{f}({0})")
     with pytest.warns(UserWarning, match="its result is off by"):
         assert not potential(activation="tanh").compile(1)
+
+
+def test_code_is_made_once_for_targets_and_starts_of_its_own(monkeypatch):
+    """Two potentials at once: other targets and another start take the same code, and neither hears of the other."""
+    monkeypatch.setattr(compiled, "TRACES", OrderedDict())
+    monkeypatch.setattr(compiled, "LIBRARIES", OrderedDict())
+    first, second, other_rows = (potential("fixed", activation="tanh") for _ in range(3))
+    second.y = second.y.flip(0) + 1
+    second.model.net.layers[0].weight += 0.1  # where it starts is no part of the density
+    other_rows.x = other_rows.x + 1
+    assert first.compile(1) and second.compile(1) and len(compiled.TRACES) == len(compiled.LIBRARIES) == 1
+    assert other_rows.compile(1) and len(compiled.TRACES) == 2
+    z = draws(first)
+    for target in (first, second, other_rows):
+        for found, expected in zip(target(z), target._evaluate(z), strict=True):
+            assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
+    assert (first(z)[0] - second(z)[0]).abs().min() > 0.01
+
+
+def test_what_a_recipe_does_not_say_is_found_out(monkeypatch):
+    """A model whose density depends on more than its recipe has: code of its own, and right."""
+    first, second = (potential("fixed", activation="tanh") for _ in range(2))
+    second.y = second.y + 1
+    second.temperature = 2.0
+    monkeypatch.setattr("bnn_pyro.inference.target.potential.recipe", lambda *about: b"the same for all")
+    monkeypatch.setattr(compiled, "TRACES", OrderedDict())
+    assert first.compile(1) and second.compile(1)
+    z = draws(first)
+    assert (second(z)[0] - second._evaluate(z)[0]).abs().max() < 1e-3
 
 
 def test_an_operator_without_c_is_told():
