@@ -1,4 +1,7 @@
-"""What `diagnose` leaves in a run: diagnosis.json, diagnosis.html, figures/diagnose-*.png, posterior.nc."""
+"""What is left of a diagnosis in a run: diagnosis.json, diagnosis.html, figures/diagnose-*.png, posterior.nc.
+
+Every run with chains is asked the first question, whether they have converged, when it is evaluated: convergence.json.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,10 @@ from bnn_pyro.report import Picture, diagnosis_html
 from bnn_pyro.rundir import RunFolder
 from bnn_pyro.tables import RunFacts, plain_table, verdict_lines
 
-__all__ = ["FILE", "Diagnosed", "diagnose_run", "diagnosis_table", "read_diagnosis"]
+__all__ = ["FILE", "Diagnosed", "diagnose_run", "diagnosis_table", "judge_chains", "read_diagnosis"]
 
 FILE = "diagnosis.json"
+CONVERGENCE = "convergence.json"
 NETCDF = "posterior.nc"
 
 
@@ -63,6 +67,15 @@ def diagnose_run(
     run = folder.facts()
     place.write("diagnosis.html", diagnosis_html(run, found.verdicts, tables_of(found), pictures, _note(missing)))
     return Diagnosed(found, run, missing)
+
+
+def judge_chains(folder: RunFolder, posterior: Posterior, data: Dataset) -> None:
+    """Write convergence.json, or remove it where the draws are not those of Markov chains."""
+    found = diagnostics.diagnose_chains(posterior, data)
+    if found is None:
+        (folder.path / CONVERGENCE).unlink(missing_ok=True)
+    else:
+        folder.write(CONVERGENCE, found.to_dict())
 
 
 def read_diagnosis(folder: RunFolder) -> Diagnosis | None:

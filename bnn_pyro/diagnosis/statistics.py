@@ -46,6 +46,10 @@ TABLES: tuple[tuple[str, str, dict[str, Statistic]], ...] = (
                 "largest R-hat", "how much more all chains vary than each does by itself; 1: not at all", "{:.3f}",
                 "below 1.01",
             ),
+            "rhat_p": Statistic(
+                "its p-value", "how often the largest of so many would be above 1.01 and as large by chance", "{:.1g}",
+                "above 0.01",
+            ),
             "rhat_share": Statistic("outputs with R-hat below 1.01", "share of points and classes", "{:.1%}", "100 %"),
             "ess_bulk_min": Statistic(
                 "fewest effective draws, bulk", "how many independent draws the centre of an output is worth",
@@ -70,7 +74,7 @@ TABLES: tuple[tuple[str, str, dict[str, Statistic]], ...] = (
                 "divergent transitions", "trajectories that left the energy level: a region is not reached", WHOLE,
                 "none",
             ),
-            "divergent_chains": Statistic("chains with one", "", WHOLE, "none"),
+            "divergent_chains": Statistic("chains with divergent transitions", "", WHOLE, "none"),
             "stuck_chains": Statistic(
                 "stuck chains", "which hardly move, or stay at a far lower density than the others", WHOLE, "none"
             ),
@@ -80,8 +84,7 @@ TABLES: tuple[tuple[str, str, dict[str, Statistic]], ...] = (
                 "above 0.3",
             ),
             "max_tree_share": Statistic(
-                "transitions at the largest tree", "trajectories that were cut off before they turned", "{:.1%}",
-                "few",
+                "trajectories of the largest length", "they may have been cut off before they turned", "{:.1%}", "few",
             ),
         },
     ),
@@ -131,6 +134,7 @@ TABLES: tuple[tuple[str, str, dict[str, Statistic]], ...] = (
         {
             "weights_shown": Statistic("weights looked at", "evenly chosen", WHOLE),
             "weight_rhat_max": Statistic("largest R-hat", "", "{:.3f}"),
+            "weight_rhat_p": Statistic("its p-value", "as above", "{:.1g}"),
             "weight_ess_min": Statistic("fewest effective draws", "", WHOLE),
         },
     ),

@@ -6,7 +6,7 @@ Only ``arviz_bridge`` imports ArviZ, and only when something of it is called.
 from bnn_pyro.diagnostics.arviz_bridge import load_netcdf, save_netcdf
 from bnn_pyro.diagnostics.chain_statistics import ChainStatistics, bfmi, chain_statistics, nested_rhat
 from bnn_pyro.diagnostics.conversion import to_arviz
-from bnn_pyro.diagnostics.diagnosis import diagnose
+from bnn_pyro.diagnostics.diagnosis import diagnose, diagnose_chains
 from bnn_pyro.diagnostics.functions import Convergence, function_space, function_space_rhat
 from bnn_pyro.diagnostics.importance import leave_one_out
 from bnn_pyro.diagnostics.verdict import Diagnosis, Verdict
@@ -19,6 +19,7 @@ __all__ = [
     "bfmi",
     "chain_statistics",
     "diagnose",
+    "diagnose_chains",
     "function_space",
     "function_space_rhat",
     "leave_one_out",

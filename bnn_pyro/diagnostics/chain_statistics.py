@@ -19,7 +19,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 from scipy.fft import next_fast_len
-from scipy.special import ndtri
+from scipy.special import chdtrc, fdtrc, ndtri
 
 __all__ = ["ChainStatistics", "autocorrelation", "bfmi", "chain_statistics", "ess_mean", "nested_rhat"]
 
@@ -35,19 +35,21 @@ class ChainStatistics:
     """Of M scalars, each (M,).
 
     rhat      rank-normalised split R-hat, or nested R-hat: near 1 where chains agree, below 1.01 is the usual demand
+    rhat_p    p-value of "the chains agree": how often they would show as large an R-hat by chance
     ess_bulk  effective number of draws for the centre of the distribution, of C·D
     ess_tail  that for its 5 % and 95 % quantiles, the smaller one
     mcse      Monte-Carlo standard error of the mean, in standard deviations of the scalar itself
     """
 
     rhat: np.ndarray
+    rhat_p: np.ndarray
     ess_bulk: np.ndarray
     ess_tail: np.ndarray
     mcse: np.ndarray
 
 
 def chain_statistics(values: np.ndarray, superchain: np.ndarray | None = None) -> ChainStatistics:
-    """All four of ``values`` (M, C, D).
+    """All of them, of ``values`` (M, C, D).
 
     superchain: (C,) which starting point each chain shared with others; R-hat is then the nested one.
 
@@ -62,11 +64,11 @@ def chain_statistics(values: np.ndarray, superchain: np.ndarray | None = None) -
 def _block(values: np.ndarray, superchain: np.ndarray | None) -> ChainStatistics:
     values = np.asarray(values, dtype=np.float64)
     num, chains, draws = values.shape
-    rhat, bulk, tail, mcse = (np.full(num, np.nan) for _ in range(4))
+    rhat, chance, bulk, tail, mcse = (np.full(num, np.nan) for _ in range(5))
     nested = superchain is not None and len(np.unique(superchain)) > 1
     usable = np.isfinite(values).all((1, 2)) & (values.max((1, 2)) > values.min((1, 2)))
     if not usable.any() or (draws < LEAST_DRAWS and not nested and chains < MANY):
-        return ChainStatistics(rhat, bulk, tail, mcse)
+        return ChainStatistics(rhat, chance, bulk, tail, mcse)
     v = values[usable]
     halves = _split(v) if draws >= LEAST_DRAWS else v
     centred, folded = _normal_scores(halves)
@@ -76,11 +78,38 @@ def _block(values: np.ndarray, superchain: np.ndarray | None) -> ChainStatistics
             rhat[usable] = np.fmax(nested_rhat(centred, groups), nested_rhat(folded, groups))
         elif chains > 1 and draws >= LEAST_DRAWS:
             rhat[usable] = np.fmax(_rhat(centred), _rhat(folded))
+        if nested or (chains > 1 and draws >= LEAST_DRAWS):
+            one, other = (_chance(scores, superchain if nested else None, chains) for scores in (centred, folded))
+            chance[usable] = np.minimum(2 * np.minimum(one, other), 1.0)  # the larger R-hat of two was taken
         many = chains >= MANY and draws < SHORT
         bulk[usable] = _counted(centred, _normal_scores(v)[0] if many else v)
         low, high = (_counted(_split(i), i) for i in (v <= _quantile_of(v, q)[:, None, None] for q in (0.05, 0.95)))
         tail[usable], mcse[usable] = np.minimum(low, high), _counted(halves, v) ** -0.5
-    return ChainStatistics(rhat, bulk, tail, mcse)
+    return ChainStatistics(rhat, chance, bulk, tail, mcse)
+
+
+def _chance(scores: np.ndarray, superchain: np.ndarray | None, chains: int) -> np.ndarray:
+    """p-values (M,) of "all chains have one mean", of their normal scores (M, C or 2C halves, D).
+
+    R-hat² − 1 is, but for factors, the F of an analysis of variance. Between superchains the yardstick is how far the
+    means of chains within one are apart, however short they are. Without them it is variance / effective draws of a
+    half, by autocorrelations around the half's own mean: around the mean of all, chains apart would pass for slow ones.
+    """
+    means = scores.mean(2)
+    if superchain is not None:
+        means = means.reshape(len(means), -1, chains).mean(1)  # of whole chains: halves of one are not independent
+        names, which, count = np.unique(superchain, return_inverse=True, return_counts=True)
+        if count.min() > 1:
+            member = (which[:, None] == np.arange(len(names))).astype(np.float64)
+            centre = means @ member / count
+            between = (count * np.square(centre - means.mean(1, keepdims=True))).sum(1) / (len(names) - 1)
+            within = np.square(means - centre[:, which]).sum(1) / (chains - len(names))
+            return fdtrc(len(names) - 1, chains - len(names), between / within)
+        means = scores.mean(2)
+    own = scores - means[..., None]
+    effective = _ess(own) / scores.shape[1]
+    apart = np.square(means - means.mean(1, keepdims=True)).sum(1)
+    return chdtrc(scores.shape[1] - 1, effective * apart / np.square(own).mean((1, 2)))
 
 
 def _counted(halves: np.ndarray, values: np.ndarray) -> np.ndarray:

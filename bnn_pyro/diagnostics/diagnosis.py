@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,19 +15,34 @@ from bnn_pyro.diagnostics.checks import replicate, settled, uniformity
 from bnn_pyro.diagnostics.draws import WORK, chosen_weights, even, kind, sized, walk, weight_count
 from bnn_pyro.diagnostics.functions import output_names, output_values, superchains
 from bnn_pyro.diagnostics.importance import GOOD_K, NoWeights, importance_weights, leave_one_out, temperature_of
-from bnn_pyro.diagnostics.overall import Findings
+from bnn_pyro.diagnostics.overall import RHAT, Findings
 from bnn_pyro.diagnostics.sampler import sampler_series, sampler_statistics, stuck_chains
 from bnn_pyro.diagnostics.sentences import verdicts
 from bnn_pyro.diagnostics.verdict import Diagnosis
 from bnn_pyro.errors import UserError
 from bnn_pyro.posterior import Posterior
 
-__all__ = ["diagnose"]
+__all__ = ["diagnose", "diagnose_chains"]
 
-#: Test points and single weights that are looked at, and those that figures show.
-POINTS, WEIGHTS, SHOWN, LAGS = 200, 200, 6, 100
-#: Numbers of function values that are judged: more outputs or draws than this, and fewer points are taken.
-VALUES = 5e7
+
+class Bounds(NamedTuple):
+    """How much is looked at, at most.
+
+    points, weights  test points, and single weights
+    values           numbers that the network computes there, in all draws; where they are more, fewer points are taken
+    """
+
+    points: int
+    weights: int
+    values: float
+
+
+#: Of a whole diagnosis, and of one that takes a second or two.
+WHOLE, QUICK = Bounds(200, 200, 5e7), Bounds(50, 50, 5e6)
+#: What a quick one tells.
+CHAINS_ALONE = ("overall", "stuck chains", "divergences", "trajectories", "acceptance")
+#: Points and weights that figures show, and lags.
+SHOWN, LAGS = 6, 100
 #: Fresh draws of a guide.
 GUIDE_DRAWS = 1000
 #: Numbers that are drawn of a guide for the table of its weights.
@@ -50,7 +65,7 @@ def diagnose(posterior: Posterior, data: Dataset, *, progress: Callable[[int, in
             f"the data have inputs of shape {tuple(data.schema.input_shape)}, and the posterior was fitted to "
             f"{tuple(posterior.schema.input_shape)}; give the data of its own run"
         )
-    work = _Work(posterior, data)
+    work = _Work(posterior, data, WHOLE)
     steps = (work.functions, work.weights, work.sampler, work.approximation, work.held_out, work.replication)
     for done, step in enumerate(steps):
         if progress is not None:
@@ -61,14 +76,27 @@ def diagnose(posterior: Posterior, data: Dataset, *, progress: Callable[[int, in
     return Diagnosis(work.found.statistics, verdicts(work.found), work.series, work.table)
 
 
+def diagnose_chains(posterior: Posterior, data: Dataset) -> Diagnosis | None:
+    """The part of a diagnosis that tells whether chains have converged, at fewer points; None without chains.
+
+    By the same rules as :func:`diagnose`, in a second or two.
+    """
+    work = _Work(posterior, data, QUICK)
+    if not work.is_chain:
+        return None
+    for step in (work.functions, work.weights, work.sampler):
+        step()
+    return Diagnosis(work.found.statistics, tuple(v for v in verdicts(work.found) if v.about in CHAINS_ALONE))
+
+
 class _Work:
     """One diagnosis in the making; every step adds its statistics and its series."""
 
-    def __init__(self, posterior: Posterior, data: Dataset) -> None:
-        self.posterior, self.data = posterior, data
-        settings = posterior.provenance.get("method_settings", {})
-        self.settings = settings
-        affordable = int(WORK / (weight_count(posterior) * min(POINTS, len(data.x_test) or len(data.x_train))))
+    def __init__(self, posterior: Posterior, data: Dataset, bounds: Bounds) -> None:
+        self.posterior, self.data, self.bounds = posterior, data, bounds
+        self.settings = posterior.provenance.get("method_settings", {})
+        points = min(bounds.points, len(data.x_test) or len(data.x_train))
+        affordable = int(WORK / (weight_count(posterior) * points))
         self.shape = sized(posterior, max(50, min(GUIDE_DRAWS, affordable)))
         self.found = Findings(
             kind=kind(posterior),
@@ -87,7 +115,7 @@ class _Work:
         """What the network computes at test points: R-hat and its kin, and the series that figures show."""
         x = self.data.x_test if len(self.data.x_test) else self.data.x_train
         names, num = output_names(self.posterior), self.shape[0] * self.shape[1]
-        points = even(len(x), int(min(POINTS, max(1, VALUES / (num * len(names))))))
+        points = even(len(x), int(min(self.bounds.points, max(1, self.bounds.values / (num * len(names))))))
         self.found.statistics["points"] = float(len(points))
         outputs = np.empty((len(points), len(names), *self.shape), dtype=np.float32)
         for part, prediction in walk(self.posterior, x[torch.from_numpy(points).to(x.device)], num):
@@ -112,9 +140,9 @@ class _Work:
 
     def _summarise(self, found: ChainStatistics) -> None:
         s = self.found.statistics
+        s |= _largest(found)
         if np.isfinite(found.rhat).any():
-            s["rhat_max"] = float(np.nanmax(found.rhat))
-            s["rhat_share"] = float((found.rhat[np.isfinite(found.rhat)] < 1.01).mean())
+            s["rhat_share"] = float((found.rhat[np.isfinite(found.rhat)] < RHAT).mean())
         if np.isfinite(found.ess_bulk).any():
             s["ess_bulk_min"], s["ess_tail_min"] = float(np.nanmin(found.ess_bulk)), float(np.nanmin(found.ess_tail))
             s["mcse_max"] = float(np.nanmax(found.mcse))
@@ -124,15 +152,15 @@ class _Work:
     def weights(self) -> None:
         """A bounded table of single weights, and a few of their series."""
         num = min(self.shape[1], max(50, int(WEIGHT_DRAWS / weight_count(self.posterior))))
-        names, values = chosen_weights(self.posterior, WEIGHTS, num)
+        names, values = chosen_weights(self.posterior, self.bounds.weights, num)
         self.found.statistics["weights_shown"] = float(len(names))
         columns: dict[str, np.ndarray] = {"mean": values.mean((1, 2)), "sd": values.std((1, 2))}
         if self.is_chain:
             found = chain_statistics(values, self.groups)
             columns |= {n: getattr(found, n) for n in ("rhat", "ess_bulk", "ess_tail", "mcse")}
-            for name, column, pick in (("rhat_max", found.rhat, np.nanmax), ("ess_min", found.ess_bulk, np.nanmin)):
-                if np.isfinite(column).any():
-                    self.found.statistics[f"weight_{name}"] = float(pick(column))
+            self.found.statistics |= {f"weight_{name}": value for name, value in _largest(found).items()}
+            if np.isfinite(found.ess_bulk).any():
+                self.found.statistics["weight_ess_min"] = float(np.nanmin(found.ess_bulk))
         self.table = [
             {"name": name, **{k: float(column[i]) for k, column in columns.items()}} for i, name in enumerate(names)
         ]
@@ -201,3 +229,13 @@ class _Work:
         found = replicate(self.posterior, self.data)
         self.found.statistics["ppc_p"] = found.p_value
         self.series |= {"replicated": found.replicated, "observed": found.observed}
+
+
+def _largest(found: ChainStatistics) -> dict[str, float]:
+    """rhat_max, and where it is too large rhat_p: how often the largest of as many would be by chance (Bonferroni)."""
+    held = np.isfinite(found.rhat)
+    if not held.any():
+        return {}
+    large = held & (found.rhat > RHAT)
+    chance = {"rhat_p": min(1.0, float(held.sum() * np.nan_to_num(found.rhat_p[large]).min()))} if large.any() else {}
+    return {"rhat_max": float(found.rhat[held].max()), **chance}

@@ -14,6 +14,8 @@ __all__ = ["DIVERGENT", "RHAT", "Findings", "overall", "times"]
 #: R-hat: what is usually demanded, and what no longer passes for nearly converged. Effective draws likewise.
 RHAT, RHAT_BAD = 1.01, 1.05
 ESS, ESS_BAD = 400, 100
+#: p-value from which on an R-hat above that is what the largest of so many comes to by chance.
+CHANCE = 0.01
 #: Share of divergent transitions that matters.
 DIVERGENT = 0.01
 
@@ -42,6 +44,10 @@ class Findings:
     def has(self, name: str) -> bool:
         """Whether the number is there and finite."""
         return math.isfinite(self.get(name))
+
+    def apart(self, prefix: str = "") -> bool:
+        """Whether an R-hat is too large, and larger than chance makes the largest of as many."""
+        return self.get(f"{prefix}rhat_max") > RHAT and not self.get(f"{prefix}rhat_p") >= CHANCE
 
     @property
     def where(self) -> str:
@@ -82,15 +88,19 @@ def _chains(f: Findings) -> Verdict:
         )
     rhat, low = f.get("rhat_max"), min(f.get("ess_bulk_min"), f.get("ess_tail_min"))
     name = "nested R-hat" if f.get("nested") == 1 else "R-hat"
-    measured = f"at {f.where} {name} is at most {rhat:.3f} (it should be below {RHAT}), with at least {ess}"
+    asked = f"it should be below {RHAT}"
+    if rhat > RHAT and not f.apart():
+        asked += f", but chance alone may bring the largest of so many there, p = {f.get('rhat_p'):.1g}"
+    measured = f"at {f.where} {name} is at most {rhat:.3f} ({asked}), with at least {ess}"
     stuck = f.get("stuck_chains") if f.has("stuck_chains") else 0.0
     if rhat > RHAT_BAD or low < ESS_BAD or stuck > 0.05 * chains:
+        disagree = rhat > RHAT_BAD and f.apart()
         because = " and ".join(
             reason
             for reason, holds in (
                 (f"{times(int(stuck), 'chain')} got stuck", stuck > 0.05 * chains),
-                ("the chains disagree about what the network predicts", rhat > RHAT_BAD),
-                ("there are too few effective draws", low < ESS_BAD and not rhat > RHAT_BAD),
+                ("the chains disagree about what the network predicts", disagree),
+                ("there are too few effective draws", not disagree and (rhat > RHAT_BAD or low < ESS_BAD)),
             )
             if holds
         )
@@ -100,9 +110,9 @@ def _chains(f: Findings) -> Verdict:
             f"Not converged: {because}; {measured}. Do not trust this run's uncertainty yet. {LONGER}, a smaller "
             "network, a narrower prior, or start the chains from a fit.",
         )
-    if rhat > RHAT or low < ESS or stuck or f.get("divergences") > DIVERGENT * chains * draws:
+    if f.apart() or low < ESS or stuck or f.get("divergences") > DIVERGENT * chains * draws:
         more = f"{max(2, math.ceil(ESS / max(low, 1.0)))} times as many draws would make sure"
-        more = more if low < ESS or rhat > RHAT else "what follows says what to look at"
+        more = more if low < ESS or f.apart() else "what follows says what to look at"
         return Verdict(
             "caution",
             "overall",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bnn_pyro.diagnostics.importance import GOOD_K
-from bnn_pyro.diagnostics.overall import DIVERGENT, RHAT, Findings, overall, times
+from bnn_pyro.diagnostics.overall import DIVERGENT, Findings, overall, times
 from bnn_pyro.diagnostics.verdict import Verdict
 
 __all__ = ["verdicts"]
@@ -96,9 +96,11 @@ def _weights(f: Findings) -> Iterator[Verdict]:
     if not f.has("weight_rhat_max") or not f.has("rhat_max"):
         return
     worst, shown = f.get("weight_rhat_max"), int(f.get("weights_shown"))
-    if worst <= RHAT:
-        yield Verdict("good", "weights", f"The chains agree on each of {shown} weights too (R-hat {worst:.3f}).")
-    elif f.get("rhat_max") <= RHAT:
+    if not f.apart("weight_"):
+        yield Verdict(
+            "good", "weights", f"The chains agree on each of {shown} weights too (R-hat at most {worst:.3f})."
+        )
+    elif not f.apart():
         yield Verdict(
             "good",
             "weights",

@@ -28,11 +28,13 @@ class Verdict:
 class Diagnosis:
     """All that could be found out about one posterior.
 
-    statistics  numbers by name, only those that apply: rhat_max, rhat_share (of outputs below 1.01), ess_bulk_min,
+    statistics  numbers by name, only those that apply: rhat_max, rhat_p (where that is above 1.01: how often the
+                largest of as many would be as large by chance), rhat_share (of outputs below 1.01), ess_bulk_min,
                 ess_tail_min, mcse_max (in posterior standard deviations of the output), nested (1 where R-hat is
-                nested), points (inputs looked at), weight_rhat_max, weight_ess_min, weights_shown, divergences,
-                divergent_chains, stuck_chains, acceptance_mean, bfmi_min, max_tree_share, elpd_loo, elpd_loo_se, p_loo,
-                loo_rows, pareto_k_max, pareto_k_bad (rows above 0.7), pit_p, ppc_p, khat, elbo_rise, draws, chains
+                nested), points (inputs looked at), weight_rhat_max, weight_rhat_p, weight_ess_min, weights_shown,
+                divergences, divergent_chains, stuck_chains, acceptance_mean, bfmi_min, max_tree_share (of trajectories
+                that were cut at their longest), elpd_loo, elpd_loo_se, p_loo, loo_rows, pareto_k_max, pareto_k_bad
+                (rows above 0.7), pit_p, ppc_p, khat, elbo_rise, draws, chains
     verdicts    the overall one first
     series      arrays for the figures, by name
     weights     rows of a bounded table: name, mean, sd, and for chains rhat, ess_bulk, ess_tail, mcse
