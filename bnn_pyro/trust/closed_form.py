@@ -30,7 +30,14 @@ from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import predict
 from bnn_pyro.settings import plain
 from bnn_pyro.training import fit
-from bnn_pyro.trust import gaussian_claims as claims
+from bnn_pyro.trust.gaussian_claims import (
+    Claim,
+    claim_of,
+    evidence_findings,
+    expected_of,
+    quantities,
+    which_are_means,
+)
 from bnn_pyro.trust.linear_regression import LinearGaussian, correlated
 from bnn_pyro.trust.outcome import ALPHA, Finding, Outcome, worst
 from bnn_pyro.trust.reduction import irreducible, reduced
@@ -38,7 +45,7 @@ from bnn_pyro.trust.subject import Subject
 from bnn_pyro.trust.z_tests import Estimate, judge, of_chains, of_independent, of_runs
 from bnn_pyro.zoo import Entry
 
-__all__ = ["LEVELS", "ClosedForm"]
+__all__ = ["LEVELS", "ClosedForm", "linear_settings"]
 
 #: Intervals whose coverage is told.
 LEVELS = (0.5, 0.8, 0.95)
@@ -91,23 +98,23 @@ class ClosedForm:
         problem = self._problem()
         entry = reduced(subject.entry, hidden=(), bias=True, noise=problem.noise, prior=f"normal:{problem.prior_scale}")
         findings: list[Finding] = []
-        method = subject.method(self._below(subject.inference))
+        method = subject.method(linear_settings(subject.inference, self.effort))
         exact = replace(problem, noise=problem.noise * math.sqrt(getattr(method, "temperature", 1.0)))
         batches = [{}]
         if subject.limit == "posterior at step size 0" and not subject.given.get("batch_size"):
             epochs, lr = max(200, round(600 * self.effort)), {"sgld": 0.03}.get(subject.inference, 0.004)
             batches.append(dict(batch_size=BATCH, lr=lr, epochs=epochs, burn_in=epochs // 4))
         for extra in batches:
-            method = subject.method({**self._below(subject.inference), **extra})
+            method = subject.method({**linear_settings(subject.inference, self.effort), **extra})
             posteriors = self._posteriors(subject, entry, method, problem, seed, report)
             values = self._values(posteriors, exact)
-            claim = claims.claim(subject, entry, method, exact, posteriors[0])
-            found, judged = self._judge(subject, claim, exact, values, " of mini-batches" if extra else "")
+            claimed = claim_of(subject, entry, method, exact, posteriors[0])
+            found, judged = self._judge(subject, claimed, exact, values, " of mini-batches" if extra else "")
             findings += judged
             if not extra:
-                shown, shown_claim, kept = found, claim, values
-        method = subject.method(self._below(subject.inference))
-        findings += claims.evidence(problem, posteriors, method)
+                shown, shown_claim, kept = found, claimed, values
+        method = subject.method(linear_settings(subject.inference, self.effort))
+        findings += evidence_findings(problem, posteriors, method)
         evidence = self._evidence(exact, shown, shown_claim, kept)
         findings += self._amounts(subject, shown, evidence)
         level = worst(f.level for f in findings)
@@ -127,23 +134,6 @@ class ClosedForm:
         made = correlated(self.rows, self.inputs, noise=0.7)
         x = made.x / made.x.square().mean().sqrt()  # a last layer divides its features by just this
         return replace(made, x=x.float().double())
-
-    def _below(self, name: str) -> dict[str, Any]:
-        """What the check sets of each method; the user's settings go above."""
-        many = lambda num: max(1, round(num * self.effort))  # noqa: E731
-        optimiser = {"epochs": many(125), "batch_size": BATCH, "lr": 0.03, "final_lr": 0.0}
-        chains = {"draws": many(1000), "warmup": 300, "chains": 4, "cores": 1}
-        stochastic = {"chains": 128, "friction": 0.1, "lr": 0.01, "epochs": many(1200), "burn_in": 300}
-        return {
-            "svi": optimiser,
-            **{name: {**optimiser, "epochs": many(125)} for name in ("map", "mle")},
-            "ensemble": {**optimiser, "epochs": many(125), "members": 2},
-            "nuts": chains,
-            "hmc": chains,
-            "chees": {"chains": 32, "superchains": 16, "draws": many(150), "warmup": 200},
-            "sghmc": stochastic,
-            "sgld": {"chains": 128, "lr": 0.05, "epochs": many(1600), "burn_in": 400},
-        }.get(name, {})
 
     def _posteriors(
         self, subject: Subject, entry: Entry, method: Method, problem: LinearGaussian, seed: int, report: Report | None
@@ -182,11 +172,11 @@ class ClosedForm:
         return torch.cat(found).numpy()
 
     def _judge(
-        self, subject: Subject, claim: claims.Claim, exact: LinearGaussian, values: np.ndarray, run: str
+        self, subject: Subject, claim: Claim, exact: LinearGaussian, values: np.ndarray, run: str
     ) -> tuple[Estimate, list[Finding]]:
-        """What was found, and findings against what the method claims."""
-        abouts = claims.labels(len(exact.mean), self.points, run)
-        low, high = (claims.expected(c, exact, self._new(exact), claim.shift) for c in (claim.low, claim.high))
+        """What was found, and findings against what the method"""
+        abouts = quantities(len(exact.mean), self.points, run)
+        low, high = (expected_of(c, exact, self._new(exact), claim.shift) for c in (claim.low, claim.high))
         if subject.limit == "posterior":
             found = of_chains(values)
         elif subject.limit == "normal at the mode":
@@ -195,7 +185,7 @@ class ClosedForm:
             found = of_runs(values.mean(1))
         stops = STOPS if subject.limit in REFITTED else 0.0
         if claim.known is None:  # no more than the means
-            keep = claims.means(len(exact.mean), self.points)
+            keep = which_are_means(len(exact.mean), self.points)
             judged = judge([abouts[i] for i in keep], found[keep], low[keep], tolerance=stops)
         else:
             judged = judge(abouts, found, low, high=high, tolerance=stops)
@@ -205,41 +195,41 @@ class ClosedForm:
             judged += (Finding(about, noisy, BLIND, level="caution"),)
         return found, list(judged)
 
-    def _evidence(
-        self, exact: LinearGaussian, found: Estimate, claim: claims.Claim, values: np.ndarray
-    ) -> dict[str, Any]:
+    def _evidence(self, exact: LinearGaussian, found: Estimate, claim: Claim, values: np.ndarray) -> dict[str, Any]:
         x, size = self._new(exact), len(exact.mean)
         a, covariance = exact.design(x), torch.linalg.inv(exact.precision)
         exact_mean = (exact.y_shift + exact.y_scale * a @ exact.mean).numpy()
         exact_sd = (((a @ covariance) * a).sum(1).sqrt() * exact.y_scale).numpy()
-        f = found.mean[-2 * self.points : -self.points]
-        diagonal = [i for i, label in enumerate(claims.labels(size, self.points)) if label.startswith("variance of w")]
-        parts = []
-        for first, second in ((range(size), diagonal), (range(len(found.mean))[-2 * self.points :][: self.points],
-                                                         range(len(found.mean))[-self.points :])):  # fmt: skip
-            runs = values.mean(1) if claim.refitted else values.mean((0, 1))[None]
-            within = np.sqrt(np.maximum(runs[:, second] - runs[:, first] ** 2, 0.0)).mean(0)
-            half = norm.ppf(0.5 + np.array(LEVELS) / 2)[:, None] * within
-            off = found.mean[list(first)]
-            parts.append((within, (norm.cdf(off + half) - norm.cdf(off - half)).mean(1)))
-        (weight_sd, weight_coverage), (within, coverage) = parts
-        low, high = (claims.expected(c, exact, x, claim.shift) for c in (claim.low, claim.high))
+        every, count = np.arange(len(found.mean)), size * (size + 1) // 2
+        firsts = every[:size], every[-2 * self.points : -self.points]
+        diagonal = [
+            i for i, (row, column) in enumerate(zip(*torch.triu_indices(size, size), strict=True)) if row == column
+        ]
+        seconds = every[size : size + count][diagonal], every[-self.points :]
+        runs = values.mean(1) if claim.refitted else values.mean((0, 1))[None]
+        sds, coverages = [], []
+        for first, second in zip(firsts, seconds, strict=True):
+            sd = np.sqrt(np.maximum(runs[:, second] - runs[:, first] ** 2, 0.0)).mean(0)
+            half, off = norm.ppf(0.5 + np.array(LEVELS) / 2)[:, None] * sd, found.mean[first]
+            sds.append(sd)
+            coverages.append((norm.cdf(off + half) - norm.cdf(off - half)).mean(1))
+        low, high = (expected_of(c, exact, x, claim.shift) for c in (claim.low, claim.high))
         return {
-            "labels": claims.labels(size, self.points),
+            "labels": quantities(size, self.points),
             "found": found.mean,
             "error": found.error,
             "low": low,
             "high": high,
-            "expected": claims.expected(torch.linalg.inv(exact.precision), exact, x),
+            "expected": expected_of(torch.linalg.inv(exact.precision), exact, x),
             "exact_mean": exact_mean,
             "exact_sd": exact_sd,
-            "found_mean": exact_mean + f * exact_sd,
-            "found_sd": within * exact_sd,
+            "found_mean": exact_mean + found.mean[firsts[1]] * exact_sd,
+            "found_sd": sds[1] * exact_sd,
             "levels": np.array(LEVELS),
-            "coverage": coverage,
-            "weight_coverage": weight_coverage,
-            "ratio": within.mean(),
-            "weight_ratio": weight_sd.mean(),
+            "coverage": coverages[1],
+            "weight_coverage": coverages[0],
+            "ratio": sds[1].mean(),
+            "weight_ratio": sds[0].mean(),
         }
 
     def _amounts(self, subject: Subject, found: Estimate, evidence: Mapping[str, Any]) -> list[Finding]:
@@ -253,6 +243,24 @@ class ClosedForm:
             Finding(about.format("weights"), float(evidence["weight_ratio"]), 1.0, level=level),
             Finding(about.format("predictions"), float(evidence["ratio"]), 1.0, level=level),
         ]
+
+
+def linear_settings(name: str, effort: float) -> dict[str, Any]:
+    """What the check sets of each method; the user's settings go above."""
+    many = lambda num: max(1, round(num * effort))  # noqa: E731
+    optimiser = {"epochs": many(125), "batch_size": BATCH, "lr": 0.03, "final_lr": 0.0}
+    chains = {"draws": many(1000), "warmup": 300, "chains": 4, "cores": 1}
+    stochastic = {"chains": 128, "friction": 0.1, "lr": 0.01, "epochs": many(1200), "burn_in": 300}
+    return {
+        "svi": optimiser,
+        **{name: {**optimiser, "epochs": many(125)} for name in ("map", "mle")},
+        "ensemble": {**optimiser, "epochs": many(125), "members": 2},
+        "nuts": chains,
+        "hmc": chains,
+        "chees": {"chains": 32, "superchains": 16, "draws": many(150), "warmup": 200},
+        "sghmc": stochastic,
+        "sgld": {"chains": 128, "lr": 0.05, "epochs": many(1600), "burn_in": 400},
+    }.get(name, {})
 
 
 def _sentence(level: str, findings: list[Finding], claim: str, evidence: Mapping[str, Any]) -> str:

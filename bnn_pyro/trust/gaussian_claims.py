@@ -24,7 +24,7 @@ from bnn_pyro.trust.subject import Subject
 from bnn_pyro.trust.z_tests import judge, of_runs
 from bnn_pyro.zoo import Entry
 
-__all__ = ["Claim", "claim", "evidence", "expected", "labels", "means", "stationary"]
+__all__ = ["Claim", "claim_of", "evidence_findings", "expected_of", "quantities", "stationary", "which_are_means"]
 
 #: Draws that estimate the ELBO of a fitted q.
 PARTICLES = 400
@@ -50,7 +50,7 @@ class Claim:
         return self.low
 
 
-def claim(subject: Subject, entry: Entry, method: Method, exact: LinearGaussian, posterior: Posterior) -> Claim:
+def claim_of(subject: Subject, entry: Entry, method: Method, exact: LinearGaussian, posterior: Posterior) -> Claim:
     """What is claimed of the posterior of ``exact``, which has the method's temperature already."""
     full = torch.linalg.inv(exact.precision)
     diagonal = torch.diag(exact.mean_field_scale.square())
@@ -114,7 +114,7 @@ def stationary(method: Method, exact: LinearGaussian) -> tuple[Tensor | None, Te
 
 
 # -- quantities ------------------------------------------------------------------------------------------------------
-def labels(weights: int, points: int, run: str = "") -> list[str]:
+def quantities(weights: int, points: int, run: str = "") -> list[str]:
     """What is compared: P means, P(P + 1)/2 products, B means of predictions and B of their squares."""
     pairs = zip(*torch.triu_indices(weights, weights).tolist(), strict=True)
     return [
@@ -126,13 +126,13 @@ def labels(weights: int, points: int, run: str = "") -> list[str]:
     ]  # fmt: skip
 
 
-def means(weights: int, points: int) -> list[int]:
+def which_are_means(weights: int, points: int) -> list[int]:
     """Which of these are means."""
     first = weights + weights * (weights + 1) // 2
     return [*range(weights), *range(first, first + points)]
 
 
-def expected(covariance: Tensor | None, exact: LinearGaussian, x: Tensor, shift: Tensor | None = None) -> np.ndarray:
+def expected_of(covariance: Tensor | None, exact: LinearGaussian, x: Tensor, shift: Tensor | None = None) -> np.ndarray:
     """All of these for Normal(m + shift, covariance), in standard units of the exact posterior; NaN where unknown."""
     posterior = torch.linalg.inv(exact.precision)
     sd, a = posterior.diagonal().sqrt(), exact.design(x)
@@ -151,7 +151,7 @@ def expected(covariance: Tensor | None, exact: LinearGaussian, x: Tensor, shift:
 
 
 # -- the evidence ----------------------------------------------------------------------------------------------------
-def evidence(problem: LinearGaussian, posteriors: list[Posterior], method: Method) -> list[Finding]:
+def evidence_findings(problem: LinearGaussian, posteriors: list[Posterior], method: Method) -> list[Finding]:
     """The log evidence that a method tells, and its ELBO, which must be the evidence less KL(q ‖ posterior)."""
     if getattr(method, "temperature", 1.0) != 1.0:
         return []

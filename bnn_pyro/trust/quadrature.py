@@ -35,7 +35,7 @@ from bnn_pyro.trust.small_problems import PROBLEMS, SmallProblem
 from bnn_pyro.trust.subject import Subject
 from bnn_pyro.trust.z_tests import Estimate, judge, of_chains, of_independent, of_runs
 
-__all__ = ["Quadrature"]
+__all__ = ["Quadrature", "small_settings"]
 
 #: In posterior standard deviations: how far off an optimiser may stop, and the Monte-Carlo error that tells nothing.
 STOPS, BLIND = 0.03, 0.1
@@ -81,7 +81,7 @@ class Quadrature:
         chosen = [p for p, made in PROBLEMS.items() if self._suits(subject, made)]
         for k, name in enumerate(chosen):
             made = PROBLEMS[name]
-            method = subject.method(_settings(subject.inference, name, self.effort))
+            method = subject.method(small_settings(subject.inference, name, self.effort))
             made = replace(made, temperature=getattr(method, "temperature", 1.0))
             posteriors = []
             fits = self.fits if subject.limit in REFITTED else 1
@@ -148,7 +148,8 @@ class Quadrature:
                 tolerance = _bias(method, made, exact) * np.maximum(np.abs(expected), 1.0)
             findings = list(judge(labels, found, low, tolerance=tolerance))
         if subject.limit != "posterior":
-            off = judge(labels, found, expected, tolerance=STOPS, level="caution")
+            beside = [f"{label}, beside the posterior's" for label in labels]
+            off = judge(beside, found, expected, tolerance=STOPS, level="caution")
             findings += [f for f in off if f.level == "caution"]
         noisy = float(found.error.max())
         if noisy > BLIND:
@@ -168,7 +169,7 @@ class Quadrature:
         return w.unflatten(0, lead), f.double().unflatten(0, lead)
 
 
-def _settings(name: str, problem: str, effort: float) -> dict[str, Any]:
+def small_settings(name: str, problem: str, effort: float) -> dict[str, Any]:
     """What the check sets of each method; the user's settings go above."""
     sign = problem == "sign"
     many = lambda num: max(1, round(num * effort))  # noqa: E731
