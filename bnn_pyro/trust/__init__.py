@@ -5,10 +5,21 @@ Each check is a frozen dataclass of settings in a file of its own, and holds a m
 for, by an amount that is told.
 """
 
+from bnn_pyro.trust.closed_form import ClosedForm
+from bnn_pyro.trust.estimators import Estimators
 from bnn_pyro.trust.outcome import ALPHA, Check, Finding, Outcome, worst
+from bnn_pyro.trust.predictive_check import PredictiveCheck
+from bnn_pyro.trust.quadrature import Quadrature
+from bnn_pyro.trust.reference import Reference
 from bnn_pyro.trust.subject import Subject
 
 #: Every check by its name on the command line, in the order of their power per second.
-CHECKS: dict[str, type[Check]] = {}
+CHECKS: dict[str, type[Check]] = {
+    "closed-form": ClosedForm,
+    "quadrature": Quadrature,
+    "predictive": PredictiveCheck,
+    "estimator": Estimators,
+    "reference": Reference,
+}
 
 __all__ = ["ALPHA", "CHECKS", "Check", "Finding", "Outcome", "Subject", "worst"]
