@@ -135,7 +135,9 @@ def measured(name: str, runs: Path) -> ReferencePosterior:
         "entry": dict(recipe.entry),
         "data": dict(recipe.data),
         "backbone": dict(recipe.backbone),
+        "dataset": data.name,
         "fingerprint": data.fingerprint,
+        "unit": data.schema.target,
         "classes": list(data.schema.classes),
         "weights": sum(v[0, 0].numel() for v in posterior.chains.values()),
         "draws": int(values.shape[0] * values.shape[1]),
@@ -152,13 +154,14 @@ def measured(name: str, runs: Path) -> ReferencePosterior:
     backbone = {}
     if recipe.backbone:
         layer = entry.backbone.net[1]
-        backbone = {"weight": layer.weight.numpy(), "bias": layer.bias.numpy()}
+        backbone = {"weight": layer.weight.detach().numpy(), "bias": layer.bias.detach().numpy()}
     small = lambda a: a.astype(np.float32)  # noqa: E731
+    averaged = [small(a) for a in (means.mean(0, dtype=np.float64), means.std(0, dtype=np.float64))]
+    tests = [small(a) for a in (centre, spread, expected, error)]
+    kept_noise = small(noise[kept]) if len(noise) else noise
     return ReferencePosterior(
-        name, about, small(x.numpy()), small(means.mean(0, dtype=np.float64)), small(means.std(0, dtype=np.float64)),
-        centre, spread, expected, error, points, draws.astype(np.float16), noise[kept] if len(noise) else noise,
-        backbone,
-    )  # fmt: skip
+        name, about, small(x.numpy()), *averaged, *tests, points, draws.astype(np.float16), kept_noise, backbone
+    )
 
 
 def means_apart(values: np.ndarray, again: bp.Posterior, x: Tensor, spread: np.ndarray) -> np.ndarray:
