@@ -37,7 +37,7 @@ def check_table(results: Mapping[str, Any]) -> str:
     subjects = results["subjects"]
     for found in subjects if len(subjects) == 1 else [s for s in subjects if level_of(s) == "bad"]:
         parts.append(f"\n{found['label']}: claims {found['claim']}\n")
-        parts.append(verdict_lines(_verdicts(found)))
+        parts.append(verdict_lines([v | {"sentence": f"{v['about']}: {v['sentence']}"} for v in _verdicts(found)]))
         parts += [f"\nNot checked: {name}: {reason}" for name, reason in found["refused"].items()]
     if len(subjects) > 1:
         parts.append("\n" + plain_table(*overview(subjects)))
