@@ -23,7 +23,7 @@ from bnn_pyro.settings import plain
 from bnn_pyro.training import fit
 from bnn_pyro.trust.outcome import ALPHA, Finding, Outcome, worst
 from bnn_pyro.trust.reduction import irreducible
-from bnn_pyro.trust.reference_comparison import Found, Test, amounts, coverage, distances_to, found_by, tested
+from bnn_pyro.trust.reference_comparison import Compared, Found, amounts, compared, coverage, distances_to, found_by
 from bnn_pyro.trust.reference_posterior import ReferencePosterior, load_reference, references
 from bnn_pyro.trust.reference_settings import below
 from bnn_pyro.trust.subject import Subject
@@ -99,13 +99,16 @@ class Reference:
         posterior = fit(posed.entry, posed.data, method, seed=seed, device="cpu", progress=False)
         if report is not None:
             report(1, 2, {"comparing": reference.name})
-        found = found_by(posterior, reference, self.draws)
         settings = {"variant": plain(posed.entry), "method": plain(method), "check": plain(self)}
         settings |= {"reference": reference.name, "own": posed.own}
-        if not (np.isfinite(found.outputs).all() and np.isfinite(found.mean).all()):
+        try:
+            found = found_by(posterior, reference, self.draws)
+        except ValueError:  # a distribution refuses parameters that are not finite
+            found = None
+        if found is None or not (np.isfinite(found.outputs).all() and np.isfinite(found.mean).all()):
             sentence = f"On {reference.title}: predictions are not finite."
             return Outcome("reference", "bad", sentence, settings, seconds=time.perf_counter() - start)
-        test = tested(found, reference, ALPHA)
+        test = compared(found, reference, ALPHA)
         held, apart, off = coverage(found, reference), distances_to(found, reference, seed), amounts(found, reference)
         claims = self._claims(subject, found, test)
         findings = (*_distances(apart, reference, claims[0].level), *_amounts(held, off, claims[0].level), *claims)
@@ -154,7 +157,7 @@ class Reference:
             raise UserError(reason)
         return Posed(reference, entry, data, False)
 
-    def _claims(self, subject: Subject, found: Found, test: Test) -> tuple[Finding, ...]:
+    def _claims(self, subject: Subject, found: Found, test: Compared) -> tuple[Finding, ...]:
         """Whether the draws are of the posterior, and whether that could be told."""
         about = "every output's mean and width are the reference's (largest difference, in standard errors)"
         largest = float(np.abs(test.z).max())
@@ -212,7 +215,7 @@ def _sentence(
     subject: Subject,
     posed: Posed,
     found: Found,
-    test: Test,
+    test: Compared,
     held: Mapping[float, tuple[float, float]],
     off: Mapping[str, float],
 ) -> str:
@@ -238,7 +241,7 @@ def _sentence(
     return f"{place} it cannot be told from the posterior: {seen}."
 
 
-def _evidence(posed: Posed, found: Found, test: Test, held: Mapping[float, tuple[float, float]]) -> dict[str, Any]:
+def _evidence(posed: Posed, found: Found, test: Compared, held: Mapping[float, tuple[float, float]]) -> dict[str, Any]:
     reference, schema = posed.reference, posed.data.schema
     mean, sd = (getattr(found.flat, name)(0, dtype=np.float64) for name in ("mean", "std"))
     number = 1 / found.effective + 1 / reference.about["draws"]

@@ -25,12 +25,13 @@ from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction, predict
 from bnn_pyro.trust.reference_posterior import ReferencePosterior, bounded
 
-__all__ = ["LEVELS", "Found", "Test", "amounts", "coverage", "distances_to", "found_by", "tested"]
+__all__ = ["LEVELS", "Compared", "Found", "amounts", "compared", "coverage", "distances_to", "found_by"]
 
 #: Intervals whose coverage is told.
 LEVELS = (0.5, 0.8, 0.95)
-#: Inputs predicted at once; splits in halves that a floor is averaged over.
-BLOCK, SPLITS = 25, 4
+#: Inputs predicted at once; splits in halves that a floor is averaged over; how many of the inputs with stored draws
+#: mixtures are compared at: every so many.
+BLOCK, SPLITS, THINNED = 25, 4, 4
 #: The autocorrelations behind an effective number of draws are added up over some such number of its units: the error
 #: that comes of it has that many degrees of freedom less than there are effective draws.
 WINDOW = 5
@@ -78,7 +79,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Test:
+class Compared:
     """Whether the draws are of the reference's posterior.
 
     p          of the output that is furthest off, corrected for how many there are
@@ -108,7 +109,7 @@ def found_by(posterior: Posterior, reference: ReferencePosterior, draws: int) ->
     return Found(values, torch.cat(means).numpy(), noise, chains is not None and shape[1] >= LEAST_DRAWS)
 
 
-def tested(found: Found, reference: ReferencePosterior, alpha: float) -> Test:
+def compared(found: Found, reference: ReferencePosterior, alpha: float) -> Compared:
     """Every output's mean and width against the reference's, within the Monte-Carlo errors of both.
 
     A single draw has no error: p is NaN.
@@ -116,7 +117,7 @@ def tested(found: Found, reference: ReferencePosterior, alpha: float) -> Test:
     values = bounded(found.outputs.astype(np.float64), reference.centre, reference.spread)
     mean = values.mean((1, 2))
     if found.draws == 1:
-        return Test(math.nan, (mean - reference.expected) / reference.error, math.inf)
+        return Compared(math.nan, (mean - reference.expected) / reference.error, math.inf)
     if found.markov:
         count = np.stack([ess_mean(_series(v)).reshape(reference.centre.shape) for v in values])
         freedom = np.maximum(count / WINDOW, 1.0)
@@ -128,7 +129,7 @@ def tested(found: Found, reference: ReferencePosterior, alpha: float) -> Test:
         z = np.nan_to_num((mean - reference.expected) / error, nan=math.inf)
     p = min(1.0, float((2 * t.sf(np.abs(z), freedom)).min()) * z.size)
     limit = t.isf(alpha / (2 * z.size), np.nan_to_num(freedom[0], nan=1.0))
-    return Test(p, z, float(np.nanmedian(limit * error[0]) / SLOPE))
+    return Compared(p, z, float(np.nanmedian(limit * error[0]) / SLOPE))
 
 
 def distances_to(found: Found, reference: ReferencePosterior, seed: int = 0) -> dict[str, tuple[float, float]]:
@@ -153,9 +154,9 @@ def distances_to(found: Found, reference: ReferencePosterior, seed: int = 0) -> 
         tv = 0.5 * np.abs(found.mean - reference.mean).sum(1).mean()
         known["total_variation"] = float(tv), float(0.5 * math.sqrt(2 / math.pi) * error.sum(1).mean())
     else:
-        whole = reference.prediction()
-        mine = _mixture(found.flat[:, reference.points, 0], found.noise)
-        two = [wasserstein(_some(whole, a), _some(whole, b), bootstrap=2).value for a, b in halves[:2]]
+        whole = reference.prediction()[::THINNED]
+        mine = _mixture(found.flat[:, reference.points[::THINNED], 0], found.noise)
+        two = [wasserstein(_some(whole, a), _some(whole, b), bootstrap=2).value for a, b in halves]
         known["wasserstein"] = wasserstein(mine, whole, bootstrap=2).value, share * float(np.mean(two))
     floor = share * float(np.mean([apart(draws[a], draws[b]) for a, b in halves]))
     known["wasserstein2"] = apart(found.flat[:, reference.points], draws), floor

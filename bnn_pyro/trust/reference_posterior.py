@@ -111,7 +111,8 @@ class ReferencePosterior:
     def features(self) -> nn.Module:
         """Pixels in [0, 1] -> features, (B, …) -> (B, F): the stored hidden layer."""
         weight, bias = (torch.from_numpy(self.backbone[k].copy()) for k in ("weight", "bias"))
-        layer = nn.Linear(weight.shape[1], weight.shape[0])
+        with isolated(0):
+            layer = nn.Linear(weight.shape[1], weight.shape[0])
         layer.load_state_dict({"weight": weight, "bias": bias})
         return nn.Sequential(nn.Flatten(), layer, nn.ReLU())
 
@@ -177,7 +178,7 @@ def _check_shapes(found: ReferencePosterior) -> None:
             raise ValueError(f"{name} has shape {getattr(found, name).shape}, not {shape}")
     if len(found.x) != num or found.points.min() < 0 or found.points.max() >= num:
         raise ValueError("inputs and points do not belong together")
-    for name in ("x", "noise", *shapes):
+    for name in ("x", "noise", "centre", *shapes):
         if not np.isfinite(getattr(found, name)).all():
             raise ValueError(f"{name} is not finite")
     needed = ("title", "task", "variant", "entry", "data", "log_joint", "draws", "criteria", "met")

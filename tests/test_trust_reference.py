@@ -1,0 +1,340 @@
+"""Reference posteriors: what is stored, that nothing else is taken for it, and that the check sees what is off."""
+
+import dataclasses
+import io
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import norm
+
+import bnn_pyro as bp
+from bnn_pyro.errors import UserError
+from bnn_pyro.plots.reference import reference_band, reference_coverage, reference_outputs
+from bnn_pyro.settings import build
+from bnn_pyro.trust import ALPHA, CHECKS, Subject, reference
+from bnn_pyro.trust.reference import Reference
+from bnn_pyro.trust.reference_comparison import Found, amounts, compared, coverage, distances_to
+from bnn_pyro.trust.reference_posterior import REFERENCES, ReferencePosterior, bounded, load_reference, references
+from bnn_pyro.zoo import ZOO
+
+#: References whose data every installation has.
+EMBEDDED = ("breast-cancer", "digits-last-layer", "toy-curve")
+TOY = {"hidden": (32,), "prior": "normal:3", "noise": 1.0}
+
+
+def subject(variant="mean-field", inference="svi", data="toy-curve", given=None, **settings):
+    return Subject(variant, build(ZOO[variant], settings), inference, bp.load_data(data), given or {})
+
+
+# -- what is stored ------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", references())
+def test_a_stored_reference_meets_the_bar_and_its_parts_fit(name):
+    found = load_reference(name)
+    criteria = found.about["criteria"]
+    assert found.about["met"] == all(met for *_, met in criteria.values())
+    assert found.about["met"] and criteria["draws"][0] >= 10_000 and criteria["divergences"][0] == 0
+    assert max(criteria["rhat_split_max"][0], criteria["rhat_of_starts_max"][0]) < 1.01
+    assert criteria["bfmi_min"][0] > 0.2 and criteria["lag1_max"][0] < 0.05 and criteria["second_run_p"][0] > ALPHA
+    assert (REFERENCES / f"{name}.npz").stat().st_size < 300_000
+    # The stored draws are some of those that the averages are of.
+    z, draws = found.draws.astype(float), len(found.draws)
+    assert np.abs(z.mean(0)).max() < 5 / np.sqrt(draws) and np.abs(z.std(0) - 1).max() < 0.35
+    prediction = found.prediction()
+    assert (prediction.num_draws, len(prediction)) == (draws, len(found.points))
+    error = np.abs(prediction.mean.numpy().reshape(len(found.points), -1) - found.mean[found.points])
+    assert (error <= 5 * found.mean_sd[found.points] / np.sqrt(draws) + 1e-3).all()
+    assert np.abs(bounded(found.outputs(), *(a[found.points] for a in (found.centre, found.spread))).mean(1)
+                  - found.expected[:, found.points]).max() < 5 * 0.7 / np.sqrt(draws)  # fmt: skip
+
+
+def test_references_are_there():
+    assert set(EMBEDDED) <= set(references()) and CHECKS["reference"] is Reference
+
+
+@pytest.mark.parametrize("name", EMBEDDED)
+def test_the_density_knows_its_own_posterior_and_no_other(name):
+    stored = load_reference(name)
+    data, own = stored.data(), build(ZOO[stored.about["variant"]], stored.settings())
+    assert stored.unlike(own, data) == ""
+    others = [{"prior": "normal:2.99"}, {"bias": False}]
+    others += [{"noise": 1.001}] if stored.task == "regression" else []
+    others += [] if stored.backbone else [{"activation": "gelu"}, {"hidden": (5, 4)}]
+    for change in others:
+        assert "is another one" in stored.unlike(dataclasses.replace(own, **change), data)
+    if stored.task == "classification":  # the same rows, one of them with another label
+        wrong = data.y_train.clone()
+        wrong[0] = 1 - wrong[0].clamp(max=1)
+        assert "is another one" in stored.unlike(own, dataclasses.replace(data, y_train=wrong))
+    assert "of another kind" in stored.unlike(own, bp.load_data("diabetes"))
+
+
+def test_what_a_guide_starts_from_is_no_part_of_the_posterior():
+    stored, data = load_reference("toy-curve"), bp.load_data("toy-curve")
+    for variant in ("mean-field", "hidden-layer", "mlp"):
+        assert not stored.unlike(build(ZOO[variant], {**TOY, "activation": "relu", "init_scale": 0.3}), data)
+
+
+# -- reading -------------------------------------------------------------------------------------------------------
+@pytest.fixture
+def copies(tmp_path):
+    for end in (".npz", ".json"):
+        shutil.copy(REFERENCES / f"toy-curve{end}", tmp_path / f"toy-curve{end}")
+    return tmp_path
+
+
+def arrays_of(path):
+    with np.load(path, allow_pickle=False) as archive:
+        return dict(archive)
+
+
+def damaged(folder):
+    with pytest.raises(UserError, match=r"toy-curve\.npz or the .json beside it is damaged"):
+        load_reference("toy-curve", folder)
+
+
+def test_damaged_files_are_refused_and_nothing_is_executed(copies):
+    npz, text = (copies / f"toy-curve{end}" for end in (".npz", ".json"))
+    blob, words, arrays = npz.read_bytes(), text.read_text(), arrays_of(npz)
+    assert load_reference("toy-curve", copies).title == load_reference("toy-curve").title
+    for share in (0.0, 0.3, 0.999):
+        npz.write_bytes(blob[: int(share * len(blob))])
+        damaged(copies)
+    flipped = bytearray(blob)
+    flipped[len(blob) // 2] ^= 1
+    npz.write_bytes(bytes(flipped))
+    damaged(copies)
+    for change in (
+        {"draws": arrays["draws"][:, :5]}, {"points": arrays["points"] + 80}, {"centre": arrays["centre"] * np.nan},
+        {"mean": np.array([print], dtype=object)}, {"extra": np.zeros(1)},
+    ):  # fmt: skip
+        buffer = io.BytesIO()
+        np.savez(buffer, **{**arrays, **change})
+        npz.write_bytes(buffer.getvalue())
+        damaged(copies)
+    npz.write_bytes(blob)
+    for wrong in ("", "[]", "{", words.replace('"met"', '"mett"'), words.replace('"format": 1', '"format": 2')):
+        text.write_text(wrong)
+        damaged(copies)
+
+
+def test_an_unknown_name_is_refused(copies):
+    with pytest.raises(UserError, match=r"unknown reference 'toy'.*toy-curve"):
+        load_reference("toy", copies)
+    assert references(copies) == ["toy-curve"]
+
+
+def test_what_is_written_is_read(tmp_path):
+    one = load_reference("digits-last-layer")
+    one.write(tmp_path)
+    two = load_reference("digits-last-layer", tmp_path)
+    for field in dataclasses.fields(ReferencePosterior):
+        if field.name not in ("name", "about", "backbone"):
+            assert np.array_equal(getattr(one, field.name), getattr(two, field.name)), field.name
+    assert json.dumps(one.about, sort_keys=True) == json.dumps(two.about, sort_keys=True)
+    assert all(np.array_equal(two.backbone[k], v) for k, v in one.backbone.items())
+
+
+# -- comparing -----------------------------------------------------------------------------------------------------
+def normal_reference(num=30, draws=500, seed=5):
+    """Of independent standard Normal outputs at ``num`` inputs, whose every average is known by integration."""
+    u = norm.ppf((np.arange(100_000) + 0.5) / 100_000)
+    expected = np.broadcast_to(bounded(u[:, None, None], 0.0, np.ones(1)).mean(1), (2, num, 1))
+    error = np.broadcast_to(np.array([0.63, 0.23])[:, None, None] / 100, (2, num, 1))
+    one = np.ones((num, 1))
+    stored = np.random.default_rng(seed).standard_normal((draws, num, 1))
+    about = {"task": "regression", "draws": 10_000, "title": "standard Normals"}
+    return ReferencePosterior(
+        "normal", about, np.zeros((num, 1)), 0 * one, one, 0 * one, one, expected, error, np.arange(num), stored,
+        np.full((draws, 1), 0.5),
+    )  # fmt: skip
+
+
+def chains(rng, shape=(4, 400), num=30, rho=0.0, shift=0.0, width=1.0, markov=True):
+    """Found: AR(1) series of correlation rho, standard Normals but for shift and width."""
+    noise = rng.standard_normal((*shape, num, 1))
+    values = noise.copy()
+    for i in range(1, shape[1]):
+        values[:, i] = rho * values[:, i - 1] + np.sqrt(1 - rho**2) * noise[:, i]
+    values = (shift + width * values).astype(np.float32)
+    return Found(values, values.mean((0, 1)), np.full(shape[0] * shape[1], 0.5), markov)
+
+
+def test_the_test_has_its_level_for_dependent_draws():
+    """p below 5 % in some 5 % of 200 posteriors that are right (with Bonferroni, in fewer), and never below 0.1 %."""
+    rng, stored = np.random.default_rng(1), normal_reference()
+    for rho in (0.0, 0.7):
+        p = np.array([compared(chains(rng, rho=rho), stored, ALPHA).p for _ in range(100)])
+        assert (p < 0.05).sum() <= 12 and p.min() > ALPHA
+
+
+@pytest.mark.parametrize(("what", "off"), [("shift", 0.2), ("shift", -0.2), ("width", 0.85), ("width", 1.2)])
+def test_what_is_off_is_seen(what, off):
+    stored = normal_reference()
+    for seed in range(5):
+        test = compared(chains(np.random.default_rng(seed), shape=(4, 1000), rho=0.3, **{what: off}), stored, ALPHA)
+        assert test.p < ALPHA
+        assert test.visible < 0.2
+
+
+def test_few_draws_are_known_to_be_few():
+    rng = np.random.default_rng(0)
+    assert compared(chains(rng, shape=(4, 25)), normal_reference(), ALPHA).visible > 0.5
+    point = chains(rng, shape=(1, 1), markov=False)
+    assert np.isnan(compared(point, normal_reference(), ALPHA).p) and point.effective == np.inf
+
+
+def test_effective_draws_of_chains_and_guides():
+    rng = np.random.default_rng(2)
+    assert chains(rng, markov=False).effective == 1600 and np.isnan(chains(rng, markov=False).rhat())
+    slow = chains(rng, shape=(4, 2000), rho=0.8)
+    assert slow.effective == pytest.approx(8000 * (1 - 0.8) / (1 + 0.8), rel=0.15)
+    assert slow.rhat() < 1.05
+    apart = dataclasses.replace(slow, outputs=slow.outputs + np.arange(4)[:, None, None, None])
+    assert apart.rhat() > 1.5
+
+
+def test_distances_and_coverage_of_normals():
+    """W₂ of two Normals: (μ² + (σ − 1)²)^½, coverage 2Φ(σ q) − 1; draws of the same posterior show the floor."""
+    stored, rng = normal_reference(num=60, draws=1000), np.random.default_rng(3)
+    same = distances_to(chains(rng, num=60, markov=False), stored)
+    for value, floor in same.values():
+        assert value == pytest.approx(floor, rel=0.25)
+    assert same["wasserstein2"][1] == pytest.approx(2.4 / np.sqrt(2) * np.sqrt(1 / 1600 + 1 / 1000), rel=0.15)
+    off = chains(rng, shape=(1, 4000), num=60, shift=0.5, width=0.4, markov=False)
+    assert distances_to(off, stored)["wasserstein2"][0] == pytest.approx(np.hypot(0.5, 0.6), rel=0.02)
+    assert amounts(off, stored)["shift"] == pytest.approx(0.5, rel=0.03)
+    assert amounts(off, stored)["ratio"] == pytest.approx(0.4, rel=0.03)
+    narrow = coverage(chains(rng, shape=(1, 4000), num=60, width=0.5, markov=False), stored)
+    for level, (share, error) in narrow.items():
+        assert share == pytest.approx(2 * norm.cdf(0.5 * norm.ppf((1 + level) / 2)) - 1, abs=3 * error)
+
+
+def test_distances_of_classes():
+    """Two classes: total variation is |p − q|, and its floor that of means over so many draws."""
+    stored = load_reference("breast-cancer")
+    flat = stored.outputs()
+    same = Found(flat[None], stored.mean, np.zeros(0), False)
+    whole = dataclasses.replace(stored, points=np.arange(len(stored.points)), **{
+        k: getattr(stored, k)[stored.points] for k in ("x", "mean", "mean_sd", "centre", "spread")},
+        **{k: getattr(stored, k)[:, stored.points] for k in ("expected", "error")})  # fmt: skip
+    found = dataclasses.replace(same, mean=whole.mean)
+    apart = distances_to(found, whole)
+    assert apart["agreement"][0] == 1.0 and apart["total_variation"][0] == 0.0 and apart["wasserstein2"][0] == 0.0
+    assert apart["total_variation"][1] == pytest.approx(
+        whole.mean_sd[:, 0].mean() * np.sqrt(2 / np.pi) * np.sqrt(1 / 1000 + 1 / 10_000), rel=1e-3
+    )
+    moved = np.clip(whole.mean + np.array([-0.1, 0.1]), 0, 1)
+    there = distances_to(dataclasses.replace(found, mean=moved), whole)
+    assert there["total_variation"][0] == pytest.approx(np.abs(moved - whole.mean).sum(1).mean() / 2)
+    assert there["agreement"][0] == (moved.argmax(1) == whole.mean.argmax(1)).mean() < 1
+
+
+# -- the check -----------------------------------------------------------------------------------------------------
+QUICK = build(Reference, Reference.quick)
+
+
+def test_a_sampler_passes_and_a_broken_one_does_not(monkeypatch):
+    of = subject(inference="chees", given={"draws": 60, "warmup": 200}, **TOY)
+    fit, kept = reference.fit, []
+
+    def remembered(*args, **settings):
+        kept.append(fit(*args, **settings))
+        return kept[-1]
+
+    monkeypatch.setattr(reference, "fit", remembered)
+    right = QUICK.run(of)
+    assert right.level == "good", right.sentence
+    assert right.settings["own"] and "your own model" in right.sentence and "cannot be told" in right.sentence
+    assert {"wasserstein", "wasserstein2", "coverage_50", "coverage_80", "coverage_95"} <= set(right.figures)
+    assert right.figures["coverage_95"] == pytest.approx(0.95, abs=0.04)
+    json.dumps(right.to_dict())
+
+    def too_wide(*args, **settings):
+        return dataclasses.replace(kept[0], chains={k: 1.05 * v for k, v in kept[0].chains.items()})
+
+    monkeypatch.setattr(reference, "fit", too_wide)
+    wrong = QUICK.run(of)
+    assert wrong.level == "bad" and "does not sample the posterior" in wrong.sentence
+    assert min(f.p for f in wrong.findings if f.p is not None) < ALPHA
+
+
+def test_an_approximation_is_told_by_how_much(monkeypatch):
+    of = subject(given={"epochs": 150, "lr": 0.02}, hidden=(4,))
+    check = dataclasses.replace(QUICK, on="breast-cancer", draws=1000)
+    found = check.run(of)
+    assert found.level == "caution" and not found.settings["own"] and "a model of its kind" in found.sentence
+    assert found.settings["variant"]["prior"] == "fan-in:1.5" and found.settings["variant"]["hidden"] == [5, 5]
+    assert found.figures["coverage_95"] < 0.9 and found.figures["sd_ratio"] < 0.9
+    assert f"hold {found.figures['coverage_95']:.0%}" in found.sentence
+    evidence = found.evidence
+    assert evidence["found_probability"].shape == evidence["reference_probability"].shape
+    axes = reference_outputs(
+        *(evidence[k] for k in ("reference_mean", "found_mean", "reference_sd", "found_sd")),
+        mean_floor=evidence["mean_floor"], sd_floor=evidence["sd_floor"], unit="log-odds",
+    )  # fmt: skip
+    assert "log-odds" in axes[0].get_xlabel()
+    across, up = axes[1].lines[1].get_data()
+    assert len(across) == 150 and (np.asarray(up) < np.asarray(across)).mean() > 0.5  # below the diagonal: too sure
+
+
+def test_points_say_nothing_of_what_lies_around_them():
+    found = QUICK.run(subject("mlp", "map", given={"epochs": 100, "lr": 0.02}))
+    assert found.level == "caution" and found.figures["coverage_95"] == 0.0 and found.figures["sd_ratio"] == 0.0
+    assert not any(f.p is not None for f in found.findings)
+
+
+def test_what_is_not_finite_is_bad(monkeypatch):
+    fit = reference.fit
+
+    def broken(*args, **settings):
+        posterior = fit(*args, **settings)
+        return dataclasses.replace(posterior, chains={k: v * torch.nan for k, v in posterior.chains.items()})
+
+    monkeypatch.setattr(reference, "fit", broken)
+    found = QUICK.run(subject("mlp", "map", given={"epochs": 2}))
+    assert found.level == "bad" and "not finite" in found.sentence
+
+
+def test_which_reference_is_taken():
+    taken = lambda of, **settings: dataclasses.replace(QUICK, **settings)._posed(of)  # noqa: E731
+    assert taken(subject(**TOY)).own and taken(subject(**TOY)).reference.name == "toy-curve"
+    other = taken(subject(hidden=(4,), activation="tanh", data="diabetes"))
+    assert (other.own, other.reference.name, other.entry.prior, other.data.name) == (
+        False, "toy-curve", "normal:3", "toy-curve",
+    )  # fmt: skip
+    assert taken(subject(data="breast-cancer")).reference.name == "breast-cancer"
+    last = taken(subject("last-layer", data="digits", prior="fan-in:8"))
+    assert last.own and last.reference.name == "digits-last-layer"
+    elsewhere = taken(subject("last-layer", data="toy-curve"))
+    assert not elsewhere.own and elsewhere.entry.prior == "fan-in:8" and elsewhere.data.name == "digits"
+
+
+def test_refusals(monkeypatch, tmp_path):
+    assert QUICK.refuses(subject(**TOY)) == ""
+    assert "temperature 1, and this is of 0.5" in QUICK.refuses(subject(given={"temperature": 0.5}, **TOY))
+    sampler = subject("last-layer", "nuts", data="digits")
+    assert "take the full budget" in QUICK.refuses(sampler) and Reference().refuses(sampler) == ""
+    assert "convolutions" in QUICK.refuses(subject("bayesian-convnet", data="digits"))
+    assert "no posterior that is known" in QUICK.refuses(subject("dropout-mlp", "mc-dropout"))
+    assert "unknown reference 'bosten'" in dataclasses.replace(QUICK, on="bosten").refuses(subject())
+    monkeypatch.setenv("BNN_PYRO_DATA", str(tmp_path))
+    for name in set(references()) - set(EMBEDDED):
+        assert dataclasses.replace(QUICK, on=name).refuses(subject()), name
+
+
+# -- pictures ------------------------------------------------------------------------------------------------------
+def test_band_and_coverage_show_the_numbers():
+    x = np.array([[2.0], [0.0], [1.0]])
+    ax = reference_band(x, x, 0 * x + 1, 2 * x, 0 * x + 0.5, label="SVI", names=("speed", "way"))
+    lines = {line.get_label(): line for line in ax.lines}
+    assert lines["reference, mean"].get_xdata().tolist() == [0, 1, 2]
+    assert lines["SVI, mean"].get_ydata().tolist() == [0, 2, 4] and ax.get_xlabel() == "speed"
+    with pytest.raises(UserError, match="one input"):
+        reference_band(np.zeros((3, 2)), x, x, x, x)
+    bars = reference_coverage([0.5, 0.95], [0.2, 0.6], [0.01, 0.01])
+    assert [p.get_height() for p in bars.patches] == pytest.approx([20, 60])
+    with pytest.raises(UserError, match="no outputs"):
+        reference_outputs([], [], [], [])
