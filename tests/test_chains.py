@@ -12,10 +12,10 @@ from monte_carlo import fit, same
 
 import bnn_pyro as bp
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
-from bnn_pyro.inference import mcmc
 from bnn_pyro.inference.markov import budget, chains, one_chain, processes
 from bnn_pyro.inference.markov.board import COST, PID, Board
 from bnn_pyro.inference.markov.record import Record, most_draws
+from bnn_pyro.inference.markov.sampler import warn_of_idle_chains
 from bnn_pyro.trust.linear_regression import correlated
 
 SMALL = {
@@ -104,7 +104,7 @@ def test_thinning_keeps_every_third_transition():
 
 def test_every_divergence_is_counted():
     """The rarest outcome of a thinned block is the one that must not be lost."""
-    record = Record(draws=2, warmup=1, thin=3, size=1)
+    record = Record(draws=2, warmup=1, thin=3, shape=(1,))
     for t in range(7):
         record.add(np.array([float(t)]), {"diverging": float(t in (0, 2)), "acceptance_rate": t / 10})
     assert record.finished and record.divergent == 1
@@ -303,7 +303,7 @@ def test_a_stopped_posterior_says_so_when_it_is_loaded(tmp_path, monkeypatch):
     ],
 )
 def test_the_most_draws(kept, chosen):
-    records = [Record(20, 0, 1, 1) for _ in kept]
+    records = [Record(20, 0, 1, (1,)) for _ in kept]
     for record, num in zip(records, kept, strict=True):
         record.kept = num
     assert most_draws(records) == chosen
@@ -384,14 +384,15 @@ def test_a_mass_matrix_that_would_be_too_large():
             run(bp.NUTS(mass=mass), large)
 
 
-def test_a_chain_that_tells_of_nothing_but_its_start():
-    record = Record(12, 0, 1, 2)
-    for _ in range(12):
-        record.add(np.ones(2), {"diverging": 1.0})
-    with pytest.warns(UserWarning, match=r"chain 2 of 4: every transition diverged.*start=map"):
-        mcmc._complain(1, 4, record)
-    record.stats["diverging"][3] = 0.0
-    with pytest.warns(UserWarning, match=r"every transition was rejected"):
-        mcmc._complain(1, 4, record)
-    record.z[5] = 2.0
-    mcmc._complain(1, 4, record)
+def test_chains_that_tell_of_nothing_but_their_starts():
+    z, diverging = torch.arange(5.0 * 12).reshape(5, 12, 1), torch.zeros(5, 12)
+    z[1], z[3] = 1.0, 2.0
+    diverging[[0, 3, 4]] = 1.0
+    with pytest.warns(UserWarning) as said:
+        warn_of_idle_chains(z, diverging, (0, 2, 4, 5, 7), 8)
+    every, none = (str(w.message) for w in said)
+    assert every.startswith("3 chains (1, 6, 8) of 8: every draw diverged") and "start=map" in every
+    assert none.startswith("chain 3 of 8: every transition was rejected")
+    diverging[:, 3], z[:, 5] = 0.0, -1.0  # one of them moved, or did not diverge
+    warn_of_idle_chains(z, diverging, range(5), 8)
+    warn_of_idle_chains(torch.ones(2, 9, 1), torch.ones(2, 9), range(2), 2)  # too few to tell

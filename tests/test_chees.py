@@ -234,15 +234,16 @@ def test_chains_that_stay_where_they_are_are_told():
     posterior = fit(PROBLEM.entry(), PROBLEM.data, replace(SMALL, warmup=10, draws=12, chains=4))
     with bp.isolated(0):
         potential = Potential(posterior.model, PROBLEM.data.x_train, PROBLEM.data.y_train)
-        sampling = chees._Sampling(replace(SMALL, draws=12, chains=4), potential)
-        for _ in range(12):
+        sampling = chees._Sampling(replace(SMALL, warmup=1, draws=12, chains=4), potential)
+        for _ in range(13):
             z = torch.randn(4, potential.size, dtype=torch.float64)
             z[1], z[3] = 1.0, 2.0
-            sampling.draws.add(z, {"diverging": torch.tensor([0.0, 0.0, 0.0, 1.0])})
+            sampling.record.add(z.numpy(), {"diverging": np.array([0.0, 0.0, 0.0, 1.0])})
     with pytest.warns(UserWarning) as said:
         SMALL._posterior(posterior.model, PROBLEM.data, sampling, "")
-    texts = " ".join(str(w.message) for w in said)
-    assert "every transition diverged (chain 4)" in texts and "every transition was rejected (chain 2)" in texts
+    texts = [str(w.message) for w in said]
+    assert texts[0].startswith("chain 4 of 4: every draw diverged")
+    assert texts[1].startswith("chain 2 of 4: every transition was rejected")
 
 
 # -- runs --------------------------------------------------------------------------------------------------------------
@@ -301,7 +302,7 @@ def test_ctrl_c_keeps_the_draws_so_far():
             model = PROBLEM.entry().model(PROBLEM.schema)
             return TINY.run(model, None, PROBLEM.data, report=report)
 
-    with pytest.warns(UserWarning, match="stopped: 2 of 6 draws of each chain are kept"):
+    with pytest.warns(UserWarning, match="stopped by Ctrl-C: 2 of 6 draws of each chain are kept"):
         part = stop_after(17)
     whole = fit(PROBLEM.entry(), PROBLEM.data, TINY)
     assert all(v.shape[:2] == (6, 2) for v in part.chains.values()) and "stopped" in part.provenance

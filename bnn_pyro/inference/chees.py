@@ -19,7 +19,7 @@ import time
 import warnings
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,11 +28,12 @@ from bnn_pyro.checkpoint import Checkpoint, Interrupted
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference.markov.budget import announce, choose_compiled, work
-from bnn_pyro.inference.markov.chees_adaptation import Adaptation, Approach, halton
-from bnn_pyro.inference.markov.many_chains import Chains, Draws
+from bnn_pyro.inference.markov.chees_adaptation import APPROACH_STEPS, Adaptation, Approach, halton
+from bnn_pyro.inference.markov.many_chains import Chains, Transition
 from bnn_pyro.inference.markov.one_chain import one_thread
-from bnn_pyro.inference.markov.sampler import COMPILED, check_settings
-from bnn_pyro.inference.markov.starts import STARTS, starting_points
+from bnn_pyro.inference.markov.record import Record
+from bnn_pyro.inference.markov.sampler import Sampler, nothing_drawn, warn_of_idle_chains
+from bnn_pyro.inference.markov.starts import starting_points
 from bnn_pyro.inference.method import Report
 from bnn_pyro.inference.target.potential import Potential
 from bnn_pyro.inference.target.whitening import coordinates
@@ -47,43 +48,28 @@ TYPICAL = 20
 #: Iterations of the approach, at most, and as a share of the warm-up.
 APPROACH, APPROACH_SHARE = 100, 0.25
 
-#: Draws of a chain from which on one that never moves, or always diverges, is told: fewer may be bad luck.
-ENOUGH = 10
-
 
 @dataclass(frozen=True)
-class ChEES:
-    """Settings of ChEES-HMC: many chains at once, tuned across chains.
+class ChEES(Sampler):
+    """Settings of ChEES-HMC: many chains at once, 16 to 512, tuned across chains.
 
-    chains         chains, all at once; 16 to 512
-    draws          draws kept of each chain
-    warmup         iterations before them, in which step size, trajectory length and mass are learned; dropped
-    superchains    starting points, each shared by as many chains; at most ``chains``, which it must divide
-    target_accept  harmonic mean of the acceptance rates that the step size is adapted to (the plain mean is higher)
-    max_steps      at most so many leapfrog steps a transition
-    thin           transitions a draw
-    start          where chains start: jitter, prior, map or svi
-    jitter         how far apart jittered chains start, in standard deviations of the prior
-    temperature    T: p(y | x, w)^(1/T) p(w) is sampled; 1 is Bayes, less is a cold posterior and is reported as such
-    compiled       whether to compile the gradient: auto (where the run is long enough), yes or no
+    ``target_accept`` is the harmonic mean of the chains' acceptance rates; the plain mean is higher.
+
+    superchains  starting points, each shared by as many chains; at most ``chains``, which it must divide
+    max_steps    at most so many leapfrog steps a transition
     """
 
-    limit: ClassVar[str] = "posterior"
     chains: int = 64
     draws: int = 200
     warmup: int = 400
-    superchains: int = 16
     target_accept: float = 0.651
-    max_steps: int = 1000
-    thin: int = 1
     start: str = "prior"
-    jitter: float = 1.0
-    temperature: float = 1.0
-    compiled: str = "auto"
+    superchains: int = 16
+    max_steps: int = 1000
 
     def __post_init__(self) -> None:
-        least = {"draws": 1, "warmup": 1, "superchains": 1, "max_steps": 1, "thin": 1}
-        check_settings(self, least, 0.651, start=STARTS, compiled=COMPILED)
+        super().__post_init__()
+        self._at_least(superchains=1, max_steps=1)
         if self.chains < 2:
             raise UserError(f"chees learns across chains and needs at least 2 of them, got {self.chains}; take nuts")
         if self.chains > self.superchains and self.chains % self.superchains:
@@ -115,7 +101,7 @@ class ChEES:
         with isolated(seed):
             potential = Potential(model, data.x_train, data.y_train, self.temperature)
             potential.space = coordinates(potential)
-            gradients = float((self.warmup + self.draws * self.thin) * TYPICAL)
+            gradients = float(self.transitions * TYPICAL)
             if compiled := choose_compiled(self.compiled, gradients, work(potential)):
                 compiled = potential.compile(self.chains)
             sampling = _Sampling(self, potential)
@@ -134,45 +120,32 @@ class ChEES:
 
     def _drive(self, sampling: _Sampling, checkpoint: Checkpoint | None, report: Report | None) -> str:
         """Iterate to the end. Returns why it was stopped before, "" if it was not."""
-        total = self.warmup + self.draws * self.thin
+        record, total = sampling.record, self.transitions
         try:
-            while sampling.done < total:
+            while not record.finished:
                 figures = sampling.iterate()
                 if report is not None:
-                    report(sampling.done, total, figures)
+                    report(record.done, total, figures)
                 if checkpoint is not None and checkpoint.due:
                     checkpoint.save(sampling.state())
                     if checkpoint.stop:
-                        raise Interrupted(f"stopped after iteration {sampling.done:,} of {total:,}")
-        except Interrupted:
-            raise
+                        raise Interrupted(f"stopped after iteration {record.done:,} of {total:,}")
         except KeyboardInterrupt:
-            if checkpoint is not None or not sampling.draws.kept:
-                raise KeyboardInterrupt(
-                    f"stopped at iteration {sampling.done:,} of {total:,}, before the first draw"
-                    if not sampling.draws.kept
-                    else "stopped"
-                ) from None
-            return f"stopped: {sampling.draws.kept:,} of {self.draws:,} draws of each chain"
+            if checkpoint is not None:  # it was answered above, or is the second Ctrl-C
+                raise
+            return "stopped by Ctrl-C"
         return ""
 
     def _posterior(self, model: nn.Module, data: Dataset, sampling: _Sampling, stopped: str) -> Posterior:
+        record = sampling.record
+        if not record.kept:
+            raise nothing_drawn(stopped)
         if stopped:
+            stopped = f"{stopped}: {record.kept:,} of {self.draws:,} draws of each chain"
             warnings.warn(f"{stopped} are kept", stacklevel=4)
-        draws = sampling.draws
-        z, stats = draws.z[:, : draws.kept], {name: value[:, : draws.kept] for name, value in draws.stats.items()}
-        if draws.kept >= ENOUGH:
-            still = (z == z[:, :1]).flatten(1).all(1)
-            diverging = stats["diverging"].bool().all(1)
-            for chains, what in ((diverging, "diverged"), (still & ~diverging, "was rejected")):
-                if chains.any():
-                    named = ", ".join(str(int(c) + 1) for c in chains.nonzero()[:5])
-                    warnings.warn(
-                        f"{int(chains.sum())} of {len(z)} chains: every transition {what} (chain {named}"
-                        f"{', …' if chains.sum() > 5 else ''}), and their draws tell of their start alone; try "
-                        "start=map, a higher target_accept or a longer warm-up",
-                        stacklevel=4,
-                    )
+        first = lambda kept: torch.from_numpy(kept[: record.kept]).transpose(0, 1).contiguous()  # noqa: E731
+        z, stats = first(record.z), {name: first(values) for name, values in record.stats.items()}
+        warn_of_idle_chains(z, stats["diverging"], range(len(z)), len(z))
         chains = sampling.potential.weights(z.to(data.x_train.device))
         about = {"stopped": stopped} if stopped else {}
         return Posterior(model, data.schema, chains=chains, stats=stats, provenance=about)
@@ -183,9 +156,10 @@ class _Sampling:
 
     def __init__(self, settings: ChEES, potential: Potential) -> None:
         self.settings, self.potential = settings, potential
-        self.draws = Draws(settings.chains, settings.draws, potential.size, settings.thin)
+        self.record = Record(settings.draws, settings.warmup, settings.thin, (settings.chains, potential.size))
         self.approach = min(APPROACH, int(APPROACH_SHARE * settings.warmup))  # iterations of it
-        self.done = self.divergent = 0
+        each = settings.chains // min(settings.chains, settings.superchains)
+        self.superchain = torch.arange(settings.chains, dtype=torch.float64) // each
 
     def begin(self, z: Tensor) -> None:
         """At starts z (C, P); a gradient of all chains is timed."""
@@ -197,46 +171,40 @@ class _Sampling:
 
     def iterate(self) -> dict[str, float]:
         """One transition of every chain. Returns what a progress bar shows."""
-        settings, done = self.settings, self.done
-        self.done += 1
-        if done < self.approach:
+        if self.record.done < self.approach:
             moved = self.chains.move(self.potential, *self.first.plan())
             self.first.learn(moved.acceptance)
+            self._keep(moved, APPROACH_STEPS, self.first.step)
             return {"accept": moved.acceptance.mean().item(), "step size": self.first.step.median().item()}
         if self.adaptation is None:
             self.adaptation = Adaptation.begin(self.first.step, self.chains.z, self.first.variance)
-        learned, share = self.adaptation, halton(done + 1 - self.approach)
+        settings, learned, done = self.settings, self.adaptation, self.record.done
         if done == settings.warmup:
             learned.settle()
-        steps = max(1, min(settings.max_steps, math.ceil(share * learned.length / learned.step)))
-        step = self.chains.density.new_full((settings.chains,), learned.step)
-        size = learned.step
-        moved = self.chains.move(self.potential, learned.variance, step, steps)
+        share, step = halton(done + 1 - self.approach), learned.step
+        steps = max(1, min(settings.max_steps, math.ceil(share * learned.length / step)))
+        sizes = self.chains.density.new_full((settings.chains,), step)
+        moved = self.chains.move(self.potential, learned.variance, sizes, steps)
         if done < settings.warmup:
-            learned.learn(moved, share, target=settings.target_accept, longest=settings.max_steps * size)
-        else:
-            same = {"n_steps": steps, "step_size": size, "trajectory_length": steps * size}
-            figures = {name: torch.full_like(moved.energy, value) for name, value in same.items()}
-            figures |= {"acceptance_rate": moved.acceptance, "diverging": moved.diverging, "energy": moved.energy}
-            figures |= {"lp": self.chains.density, "superchain": self._superchain()}
-            self.draws.add(self.chains.z, figures)
-            self.divergent += int(moved.diverging.sum())
-        shown = {"accept": moved.acceptance.mean().item(), "step size": size, "gradients": steps}
-        return shown | {"divergent": self.divergent}
+            learned.learn(moved, share, target=settings.target_accept, longest=settings.max_steps * step)
+        self._keep(moved, steps, sizes)
+        shown = {"accept": moved.acceptance.mean().item(), "step size": step, "gradients": steps}
+        return shown | {"divergent": self.record.divergent}
 
-    def _superchain(self) -> Tensor:
-        chains = self.settings.chains
-        return torch.arange(chains, dtype=torch.float64) // (chains // min(chains, self.settings.superchains))
+    def _keep(self, moved: Transition, steps: int, step: Tensor) -> None:
+        """Where the chains are now goes into the record, with what ``stats`` keeps of the transition."""
+        figures = {"acceptance_rate": moved.acceptance, "diverging": moved.diverging, "energy": moved.energy}
+        figures |= {"lp": self.chains.density, "n_steps": torch.full_like(step, steps), "step_size": step}
+        figures |= {"trajectory_length": steps * step, "superchain": self.superchain}
+        self.record.add(self.chains.z.cpu().numpy(), {name: value.cpu().numpy() for name, value in figures.items()})
 
     def state(self) -> dict[str, Any]:
         """Everything that the next iteration depends on, and the draws."""
         return {
-            "done": self.done,
-            "divergent": self.divergent,
             "chains": dict(vars(self.chains)),
             "first": dict(vars(self.first)),
             "adaptation": None if self.adaptation is None else dict(vars(self.adaptation)),
-            "draws": self.draws.state(),
+            "record": self.record.state(),
             "generators": generator_state(),
         }
 
@@ -244,8 +212,7 @@ class _Sampling:
         """Go on from such a state."""
         device = self.potential.initial.device
         there = lambda part: {k: v.to(device) if isinstance(v, Tensor) else v for k, v in part.items()}  # noqa: E731
-        self.done, self.divergent = state["done"], state["divergent"]
         self.chains, self.first = Chains(**there(state["chains"])), Approach(**there(state["first"]))
         self.adaptation = None if state["adaptation"] is None else Adaptation(**there(state["adaptation"]))
-        self.draws.restore(state["draws"])
+        self.record.restore(state["record"])
         set_generator_state(state["generators"])

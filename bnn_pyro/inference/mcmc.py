@@ -33,8 +33,8 @@ from bnn_pyro.inference.markov.chains import run_chains
 from bnn_pyro.inference.markov.kernel import FlatHMC, FlatNUTS
 from bnn_pyro.inference.markov.one_chain import Plan, one_thread
 from bnn_pyro.inference.markov.record import Record, most_draws
-from bnn_pyro.inference.markov.sampler import COMPILED, check_settings
-from bnn_pyro.inference.markov.starts import STARTS, starting_points
+from bnn_pyro.inference.markov.sampler import Sampler, nothing_drawn, warn_of_idle_chains
+from bnn_pyro.inference.markov.starts import starting_points
 from bnn_pyro.inference.method import Report
 from bnn_pyro.inference.target.potential import Potential, Space
 from bnn_pyro.inference.target.whitening import coordinates
@@ -45,47 +45,26 @@ __all__ = ["HMC", "NUTS"]
 
 MASSES = ("diagonal", "dense", "block")
 
-#: Draws of a chain from which on one that never moves, or always diverges, is told: fewer may be bad luck.
-ENOUGH = 10
-
 
 @dataclass(frozen=True)
-class _Sampler:
-    """Settings that HMC and NUTS share.
+class _Sampler(Sampler):
+    """What HMC and NUTS have besides.
 
-    draws          draws kept of each chain
-    warmup         transitions before them, in which step size and mass matrix are adapted; dropped
-    chains         independent chains
-    target_accept  mean acceptance rate that the step size is adapted to; higher where trajectories diverge
-    thin           transitions a draw
-    mass           mass matrix: diagonal, block (a dense one for every layer) or dense
-    start          where chains start: jitter, prior, map or svi
-    jitter         how far apart jittered chains start, in standard deviations of the prior
-    temperature    T: p(y | x, w)^(1/T) p(w) is sampled; 1 is Bayes, less is a cold posterior and is reported as such
-    cores          chains at once, each in a process of its own; 1: one after the other in this one; 0: as many as there
-                   are cores, where the run is long enough. The draws are the same
-    compiled       whether to compile the gradient: auto (where the run is long enough), yes or no
+    mass   mass matrix: diagonal, block (a dense one for every layer) or dense
+    cores  chains at once, each in a process of its own; 1: one after the other in this one; 0: as many as there are
+           cores, where the run is long enough. The draws are the same
     """
 
-    limit: ClassVar[str] = "posterior"
-    draws: int = 1000
-    warmup: int = 500
-    chains: int = 4
-    target_accept: float = 0.8
-    thin: int = 1
     mass: str = "diagonal"
-    start: str = "jitter"
-    jitter: float = 1.0
-    temperature: float = 1.0
     cores: int = 0
-    compiled: str = "auto"
 
     #: Settings that no draw depends on: a run may be resumed with others.
     incidental: ClassVar[tuple[str, ...]] = ("cores",)
 
     def __post_init__(self) -> None:
-        least = {"draws": 1, "warmup": 1, "chains": 1, "thin": 1, "cores": 0}
-        check_settings(self, least, 0.8, mass=MASSES, start=STARTS, compiled=COMPILED)
+        super().__post_init__()
+        self._at_least(cores=0)
+        self._one_of(mass=MASSES)
 
     def run(
         self,
@@ -118,9 +97,7 @@ class _Sampler:
                 ).cpu()
                 if checkpoint is not None:
                     checkpoint.save({"starts": starts})
-        gradients = float(
-            self.chains * (self.warmup + self.draws * self.thin) * self.typical(type(potential.space) is not Space)
-        )
+        gradients = float(self.chains * self.transitions * self.typical(type(potential.space) is not Space))
         compiled = choose_compiled(self.compiled, gradients, work(potential))
         plan = Plan(self, potential, blocks, starts.numpy(), seed, compiled, gradients)
         cores = choose_cores(self.cores, self.chains, gradients, compiled, potential)
@@ -133,22 +110,18 @@ class _Sampler:
         """The draws of all chains, or of those that have the most of them."""
         chosen, draws = most_draws(records)
         if not chosen:
-            raise KeyboardInterrupt(
-                f"{stopped} in the warm-up, before the first draw; with a folder (out=…, --out) a run can go on from "
-                "where it was stopped"
-            )
+            raise nothing_drawn(stopped)
         if stopped:
             stopped = f"{stopped}: {len(chosen)} of {self.chains} chains with {draws:,} of {self.draws:,} draws each"
             warnings.warn(f"{stopped} are kept", stacklevel=4)
-        for c in chosen:
-            _complain(c, self.chains, records[c])
-        device = potential.initial.device
-        drawn = [potential.weights(torch.from_numpy(records[c].z[:draws]).to(device)) for c in chosen]
-        chains = {site: torch.stack([w[site] for w in drawn]) for site in model.initial}
+        z = torch.from_numpy(np.stack([records[c].z[:draws] for c in chosen]))
         stats = {
-            name: torch.stack([torch.from_numpy(records[c].stats[name][:draws]) for c in chosen])
+            name: torch.from_numpy(np.stack([records[c].stats[name][:draws] for c in chosen]))
             for name in records[chosen[0]].stats
         }
+        warn_of_idle_chains(z, stats["diverging"], chosen, self.chains)
+        drawn = [potential.weights(one) for one in z.to(potential.initial.device)]
+        chains = {site: torch.stack([w[site] for w in drawn]) for site in model.initial}
         about = {"stopped": stopped} if stopped else {}
         return Posterior(model, data.schema, chains=chains, stats=stats, provenance=about)
 
@@ -177,7 +150,7 @@ class _Sampler:
         raise NotImplementedError
 
     def typical(self, whitened: bool) -> int:
-        """Gradients that a transition may be expected to take: more where the posterior has not been made round."""
+        """Gradients that a transition may be expected to take; more where the coordinates are not whitened."""
         raise NotImplementedError
 
 
@@ -186,21 +159,6 @@ def _layers(potential: Potential) -> dict[str, int]:
     sizes = {site: shape.numel() for site, shape in potential.free.items()}
     layers = groupby(sizes, key=lambda site: site.rpartition(".")[0] or site)
     return {layer: sum(sizes[site] for site in sites) for layer, sites in layers}
-
-
-def _complain(chain: int, chains: int, record: Record) -> None:
-    """Warn of a chain whose draws stand for nothing but its start."""
-    z = record.z[: record.kept]
-    diverging = record.stats["diverging"][: record.kept]
-    if record.kept < ENOUGH:
-        return
-    what = "diverged" if diverging.all() else "was rejected" if (z == z[0]).all() else ""
-    if what:
-        warnings.warn(
-            f"chain {chain + 1} of {chains}: every transition {what}, and its draws tell of its start alone; try "
-            "start=map, a higher target_accept or a longer warm-up",
-            stacklevel=5,
-        )
 
 
 @dataclass(frozen=True)
@@ -214,8 +172,7 @@ class NUTS(_Sampler):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.max_tree_depth < 1:
-            raise UserError(f"max_tree_depth must be at least 1, got {self.max_tree_depth}")
+        self._at_least(max_tree_depth=1)
 
     def _kernel(self, **settings: Any) -> FlatNUTS:
         return FlatNUTS(max_depth=self.max_tree_depth, **settings)
@@ -239,10 +196,9 @@ class HMC(_Sampler):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._at_least(max_steps=1)
         if not 0 < self.length < math.inf:
             raise UserError(f"length must be positive, got {self.length}")
-        if self.max_steps < 1:
-            raise UserError(f"max_steps must be at least 1, got {self.max_steps}")
 
     def _kernel(self, **settings: Any) -> FlatHMC:
         return FlatHMC(length=self.length, max_steps=self.max_steps, **settings)

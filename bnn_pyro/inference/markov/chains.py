@@ -35,8 +35,8 @@ def run_chains(
         if child is not None and (state := child.load()) is not None:
             record.restore(state["record"])
     todo = [c for c, record in enumerate(records) if not record.finished]
-    total = len(records) * plan.transitions
-    show = _shown(report, total, plan.transitions)
+    total = len(records) * plan.sampler.transitions
+    show = _shown(report, total, plan.sampler.transitions)
     if cores > 1 and len(todo) > 1:
         stopped = in_processes(plan, cores, todo, records, children, checkpoint, show)
     else:

@@ -32,7 +32,7 @@ __all__ = ["Plan", "one_thread", "sample"]
 class Plan:
     """All that the chains of a run need: sent to every process once.
 
-    sampler    settings with ``draws``, ``warmup``, ``thin`` and ``kernel(potential, blocks, start, seed)``
+    sampler    settings, with the verb ``kernel(potential, blocks, start, seed)``
     blocks     {block of the mass matrix: its length}
     starts     (C, P)          gradients  how many are expected of all chains
     compiled   whether each process compiles the potential's gradient first
@@ -46,14 +46,9 @@ class Plan:
     compiled: bool
     gradients: float
 
-    @property
-    def transitions(self) -> int:
-        """Of every chain, with its warm-up."""
-        return self.sampler.warmup + self.sampler.draws * self.sampler.thin
-
     def record(self) -> Record:
-        """An empty one."""
-        return Record(self.sampler.draws, self.sampler.warmup, self.sampler.thin, self.starts.shape[1])
+        """An empty one of a chain."""
+        return Record(self.sampler.draws, self.sampler.warmup, self.sampler.thin, self.starts.shape[1:])
 
     def prepare(self, board: Board, chain: int) -> None:
         """Compile, and measure what a gradient costs."""
