@@ -84,10 +84,11 @@ def elbo_estimators(
     full = of_independent(traces[0])
     names = [f"ELBO of batches of {option['batch_size']} rows (nats)" for option in options[1:]]
     findings += _alike([*names, f"ELBO by {PARTICLES} particles (nats)"], [*traces[1:], several], traces[0])
+    findings += _by_definition(sizes, subject, model, q, data, traces[0], latent)
     if report is not None:
         report(1, 2, {})
 
-    draws: dict[str, Gradient] = {"as in training": lambda: estimate(model, q, whole)}
+    draws: dict[str, Gradient] = {"all rows, one draw": lambda: estimate(model, q, whole)}
     if weight_space(model) is not model:
         draws["weight draws"] = lambda: estimate(weight_space(model), weight_space(q), whole)
     draws[f"{PARTICLES} particles"] = lambda: estimate(model, q, whole, PARTICLES)
@@ -146,6 +147,40 @@ def _as_trained(
     trace = Optimisation.minimise(still, model, q, data, seed=seed, latent=latent, **particles)
     q.load_state_dict(before)
     return np.array(trace["elbo"])[:, None]
+
+
+def _by_definition(
+    sizes: Sizes, subject: Subject, model: nn.Module, q: nn.Module, data: Dataset, trained: np.ndarray, latent: float
+) -> tuple[Finding, ...]:
+    """E_q[log p(y | x, w) + log p(w) − log q(w)] over drawn weights is what training maximises, in the mean."""
+    m, g = weight_space(model), weight_space(q)
+    if str(getattr(subject.entry, "prior", "")).startswith("log-uniform"):
+        return ()  # its KL is an approximation up to a constant
+    values = []
+    with torch.no_grad(), in_mode(m, training=False):
+        for _ in range(4 * sizes.repeats):
+            with optimise._Record() as record:
+                g(None)
+            w = {name: site["value"][None] for name, site in _own(record).items()}
+            prior, likelihood = log_joints(m, w, data.x_train, data.y_train)
+            inside = 0.0 if subject.limit == "points" else sum(_density(site) for site in record.sites.values())
+            values.append((likelihood + latent * (prior - inside)).double().item())
+    about = "ELBO as trained, beside log p(y, w) − log q(w) over drawn weights (nats)"
+    found = _alike([about], [trained], np.array(values)[:, None])
+    approximate = hasattr(subject.entry, "channels") and m is not model
+    masks = (subject.limit == "points" and any(getattr(m.net, "dropout_rates", ()))) or getattr(m.net, "rate", 0.0)
+    if masks:  # training averages over them, and they are no part of this model
+        return ()
+    return tuple(replace(f, level="caution") if approximate and f.level == "bad" else f for f in found)
+
+
+def _density(site: dict[str, Any]) -> Tensor:
+    return site["fn"].log_prob(site["value"]).sum()
+
+
+def _own(record: Any) -> dict[str, Any]:
+    """The sites that the model has too."""
+    return {name: site for name, site in record.sites.items() if not site["infer"].get("is_auxiliary")}
 
 
 def _alike(abouts: list[str], values: list[np.ndarray], reference: np.ndarray) -> tuple[Finding, ...]:

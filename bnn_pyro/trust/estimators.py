@@ -112,7 +112,7 @@ def _sentence(findings: list[Finding], evidence: Mapping[str, Any], optimiser: b
     )
     if len(evidence.get("estimators", ())) > 1:
         pairs = zip(evidence["estimators"][1:], evidence["variance"][1:], strict=True)
-        said += " Variance of the gradient, as a share of that in training: "
+        said += " Variance of the gradient, as a share of that of all rows and one draw: "
         said += ", ".join(f"{name} {share:.2g}" for name, share in pairs) + "."
     cautions = [f for f in findings if f.level == "caution"]
     return said + "".join(f" {f.about[0].upper()}{f.about[1:]}: {f.found:.4g}, not {f.expected:.4g}." for f in cautions)
