@@ -5,8 +5,10 @@ Each check is a frozen dataclass of settings in a file of its own, and holds a m
 for, by an amount that is told.
 """
 
+from bnn_pyro.trust.calibration import Calibration
 from bnn_pyro.trust.closed_form import ClosedForm
 from bnn_pyro.trust.estimators import Estimators
+from bnn_pyro.trust.joint_distribution import JointDistribution
 from bnn_pyro.trust.outcome import ALPHA, Check, Finding, Outcome, worst
 from bnn_pyro.trust.predictive_check import PredictiveCheck
 from bnn_pyro.trust.quadrature import Quadrature
@@ -19,7 +21,9 @@ CHECKS: dict[str, type[Check]] = {
     "quadrature": Quadrature,
     "predictive": PredictiveCheck,
     "estimator": Estimators,
+    "joint-distribution": JointDistribution,
     "reference": Reference,
+    "calibration": Calibration,
 }
 
 __all__ = ["ALPHA", "CHECKS", "Check", "Finding", "Outcome", "Subject", "worst"]

@@ -1,0 +1,145 @@
+"""The joint distribution test: right samplers pass it, wrong ones do not, each by the production code with a patch."""
+
+import math
+from contextlib import ExitStack
+from dataclasses import replace
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+
+import bnn_pyro as bp
+from bnn_pyro.inference import sg_chains, sghmc
+from bnn_pyro.inference.markov import hamiltonian, kernel, many_chains
+from bnn_pyro.parts import priors
+from bnn_pyro.trust.joint_distribution import JointDistribution
+from bnn_pyro.trust.linear_regression import correlated
+from bnn_pyro.trust.quantities import NormalScores
+from bnn_pyro.trust.subject import Subject
+
+SMALL = JointDistribution(chains=600, sweeps=4, rows=6)
+LINEAR, NETWORK = dict(hidden=(), noise=0.7, prior="normal:1"), dict(hidden=(2,), activation="tanh", noise=0.7)
+
+
+def subject(inference, entry=NETWORK, classes=(), **given):
+    data = correlated(num=30, inputs=2).data
+    if classes:
+        schema = bp.Schema("classification", (2,), classes=classes)
+        y = torch.arange(30) % len(classes)
+        data = bp.Dataset("by-hand", schema, data.x_train, y, data.x_val, y[:0], data.x_test, y[:0])
+    return Subject("mean-field", bp.MeanField(**entry), inference, data, given)
+
+
+def short(inference):
+    return dict(warmup=40) if inference in ("nuts", "hmc", "chees") else {}
+
+
+# -- faults ------------------------------------------------------------------------------------------------------------
+def newest_always(rng, start, subtree, step, max_depth):
+    """NUTS that takes the proposal of every new half of the tree, whatever its weight."""
+
+    def certain(rng, depth, end, step, energy):
+        return subtree(rng, depth, end, step, energy)._replace(weight=1e6 * (depth + 1))
+
+    return own_nuts(rng, start, certain, step, max_depth)
+
+
+def end_always(rng, start, trajectory, step, steps):
+    """HMC that is never rejected; what it tells of its acceptance rate is right."""
+    done = own_hmc(rng, start, trajectory, step, steps)
+    end, _, _ = trajectory(start, rng.standard_normal(len(start.z)), step, steps)
+    return done._replace(point=end)
+
+
+def all_move(self, potential, *rest):
+    """ChEES that is never rejected."""
+    moved = own_move(self, potential, *rest)
+    self.z = moved.end
+    self.density, self.gradient = potential(moved.end)
+    return moved
+
+
+def wide(self, value):
+    """A prior of twice the width, but for a constant; its draws are as they were."""
+    return 0.25 * own_log_prob(self, value)
+
+
+def hot(w, v, gradient, eta, friction, noise):
+    return own_step(w, v, gradient, eta, friction, math.sqrt(2) * noise)
+
+
+own_nuts, own_hmc, own_move = hamiltonian.nuts, hamiltonian.hmc, many_chains.Chains.move
+own_log_prob, own_step, own_pull = priors.IsotropicNormal.log_prob, sg_chains.step, sg_chains._pull
+WIDE = [(priors.IsotropicNormal, "log_prob", wide), (sg_chains, "_pull", lambda p, w: 0.25 * own_pull(p, w))]
+FAULTS = {
+    "nuts without acceptance": ("nuts", [(kernel, "nuts", newest_always)]),
+    "hmc without acceptance": ("hmc", [(kernel, "hmc", end_always)]),
+    "chees without acceptance": ("chees", [(many_chains.Chains, "move", all_move)]),
+    "nuts, another prior": ("nuts", WIDE),
+    "chees, another prior": ("chees", WIDE),
+    "sghmc, another prior": ("sghmc", WIDE),
+    "sghmc, twice the noise": ("sghmc", [(sghmc, "step", hot)]),
+    "sgld, twice the noise": ("sgld", [(sghmc, "step", hot)]),
+}
+
+
+@pytest.mark.parametrize("inference", ["nuts", "hmc", "chees", "sghmc", "sgld"])
+def test_samplers_leave_the_joint_distribution_as_it_is(inference):
+    """Neither a false alarm nor a sleeping one: what could be seen is told, and is less than a quarter."""
+    lines = []
+    outcome = SMALL.run(subject(inference, **short(inference)), report=lambda *line: lines.append(line))
+    assert outcome.level == ("good" if inference != "sgld" else outcome.level) != "bad", outcome.sentence
+    assert lines[-1][:2] == (4, 4)
+    evidence, quantities = outcome.evidence, len(outcome.evidence["quantities"])
+    assert evidence["z"].shape == evidence["error"].shape == (quantities, 2)
+    assert evidence["drift"].shape == (4, quantities, 2) and evidence["scores"].shape == (199, quantities)
+    np.testing.assert_allclose(evidence["drift"].mean(0), evidence["shift"], atol=1e-9)
+    assert 0.5 < np.abs(evidence["z"]).mean() < 1.2  # 0.8 of standard Normals
+    assert outcome.figures["joint distribution p"] > 1e-3 and outcome.settings["check"]["chains"] == 600
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_is_caught(name):
+    inference, patches = FAULTS[name]
+    with ExitStack() as stack:
+        for target in patches:
+            stack.enter_context(patch.object(*target))
+        check = replace(SMALL, chains=2000, sweeps=5) if name == "nuts without acceptance" else SMALL
+        outcome = check.run(subject(inference, LINEAR, **short(inference)))
+    assert outcome.level == "bad", outcome.sentence
+
+
+def test_compiled_code_and_classes():
+    """NUTS in compiled code, whose targets are exchanged; three classes, whose prediction is a share."""
+    case = subject("nuts", dict(hidden=(2,)), tuple("abc"), warmup=40, compiled="yes")
+    outcome = JointDistribution(chains=500, sweeps=3).run(case)
+    assert outcome.level == "good", outcome.sentence
+
+
+def test_too_few_draws_are_told():
+    outcome = JointDistribution(chains=60, sweeps=1).run(subject("chees", LINEAR, warmup=30))
+    assert outcome.level == "caution" and "too few draws to tell" in outcome.sentence
+
+
+def test_too_large_a_step_is_bad():
+    for lr, words in ((0.3, "too large|does not vanish"), (30.0, "diverge")):
+        outcome = JointDistribution(chains=300, sweeps=2).run(subject("sghmc", LINEAR, lr=lr))
+        assert outcome.level == "bad"
+        assert any(word in outcome.sentence for word in words.split("|")), outcome.sentence
+
+
+def test_what_is_refused():
+    check = JointDistribution()
+    assert "no transitions" in check.refuses(subject("svi"))
+    assert "temperature 1" in check.refuses(subject("nuts", temperature=0.5))
+    assert "narrow" in check.refuses(subject("sgld", dict(prior="scale-mixture")))
+    assert not check.refuses(subject("nuts", dict(prior="scale-mixture")))
+
+
+def test_normal_scores():
+    """By ranks: any increasing function of a standard Normal becomes it; ties share a rank."""
+    rng = np.random.default_rng(0)
+    sample, new = rng.standard_normal((20_000, 1)), rng.standard_normal((50, 1))
+    np.testing.assert_allclose(NormalScores(np.exp(3 * sample))(np.exp(3 * new)), new, atol=0.15)
+    assert NormalScores(np.ones((10, 1)))(np.ones((3, 1))).ravel().tolist() == [0.0] * 3
