@@ -1,0 +1,305 @@
+"""Simulation-based calibration: right posteriors pass, planted faults do not, approximations are told by amounts."""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from pyro.distributions import MultivariateNormal
+
+import bnn_pyro as bp
+from bnn_pyro.errors import UserError
+from bnn_pyro.posterior import Posterior
+from bnn_pyro.trust import CHECKS, miscalibration, replicas, simulation
+from bnn_pyro.trust.calibration import Calibration
+from bnn_pyro.trust.linear_regression import LinearGaussian, dataset
+from bnn_pyro.trust.subject import Subject
+
+NOISE, PRIOR = 0.7, 1.0
+
+
+def data(rows=30, inputs=2, task="regression", classes=(), **units):
+    g = torch.Generator().manual_seed(3)
+    x = torch.randn(rows, inputs, generator=g)
+    y = torch.randn(rows, generator=g) if task == "regression" else torch.arange(rows) % max(2, len(classes))
+    return dataset(x, y, bp.Schema(task, (inputs,), classes=classes, **units), x[:5] + 0.3, y[:5])
+
+
+LINEAR = bp.MeanField(hidden=(), noise=NOISE, prior=f"normal:{PRIOR}")
+
+
+@dataclass(frozen=True)
+class Exact:
+    """Independent draws of the exact posterior of Bayesian linear regression, made wrong in a chosen way."""
+
+    limit: ClassVar[str] = "posterior"
+    width: float = 1.0
+    shift: float = 0.0
+    prior: bool = False
+    repeat: int = 1
+    draws: int = 159
+
+    def run(self, model, guide, data, *, seed=0, checkpoint=None, report=None):
+        problem = LinearGaussian(data.x_train.double(), data.y_train.double(), NOISE, PRIOR)
+        mean, covariance = problem.mean, torch.linalg.inv(problem.precision)
+        if self.prior:
+            mean, covariance = torch.zeros_like(mean), PRIOR**2 * torch.eye(len(mean)).double()
+        w = MultivariateNormal(mean, self.width**2 * covariance).sample((self.draws,)).float()
+        w = w.repeat_interleave(self.repeat, 0) + self.shift * covariance.diagonal().sqrt().float()
+        return Posterior(
+            model, data.schema, chains={"layers.0.weight": w[None, :, None, :-1], "layers.0.bias": w[None, :, -1:]}
+        )
+
+
+@dataclass(frozen=True)
+class Approximate(Exact):
+    limit: ClassVar[str] = "best of a family"
+
+
+def judged(method, entry=LINEAR, number=150, rows=10, data=data(), seed=0):
+    plan = replicas.Plan(entry, simulation.design(data, rows, 4, 0), method, seed, 159)
+    return miscalibration.judge(method.limit, plan, replicas.replications(plan, number, cores=1))
+
+
+def of(outcome, kind):
+    """The smallest corrected p-value of the quantities of a kind."""
+    return outcome.evidence["p"][[k == kind for k in outcome.evidence["kinds"]]].min()
+
+
+# -- exact posteriors, and what can be wrong with them -----------------------------------------------------------------
+@pytest.fixture(scope="module")
+def exact():
+    return judged(Exact())
+
+
+def test_an_exact_posterior_passes(exact):
+    assert exact.level == "good" and exact.figures["calibration_p"] > 1e-3
+    assert exact.evidence["draws"] in (139, 159) and exact.evidence["ranks"].shape == (7, 150)
+    for level in (50, 80, 95):
+        assert exact.figures[f"coverage_{level}"] == pytest.approx(level / 100, abs=0.08)
+    assert np.abs(exact.evidence["width"] - 1).max() < 0.25 and "could not be told" in exact.sentence
+    assert all(finding.level == "good" for finding in exact.findings)
+
+
+def test_too_narrow_by_30_percent_is_caught():
+    outcome = judged(Exact(width=0.7), number=120)
+    assert outcome.level == "bad" and of(outcome, "prediction") < 1e-3 and "too narrow" in outcome.sentence
+    assert outcome.figures["coverage_95"] < 0.9 and outcome.figures["calibration_width"] == pytest.approx(0.7, abs=0.1)
+
+
+def test_too_wide_and_to_one_side_are_caught():
+    outcome = judged(Exact(width=1.5), number=120)
+    assert outcome.level == "bad" and "too wide" in outcome.sentence and outcome.figures["coverage_50"] > 0.55
+    outcome = judged(Exact(shift=0.7), number=120)
+    assert outcome.level == "bad" and "too often below the draws" in outcome.sentence
+
+
+def test_a_posterior_that_ignores_its_data_is_seen_by_the_likelihood_alone():
+    """Ranks of every weight and prediction are those of the prior among itself: uniform. Modrák et al. 2023."""
+    outcome = judged(Exact(prior=True), number=100)
+    assert outcome.level == "bad" and of(outcome, "likelihood") < 1e-9
+    assert of(outcome, "prediction") > 1e-3 and of(outcome, "weight") > 1e-3
+
+
+def test_too_few_effective_draws_are_no_verdict():
+    outcome = judged(Exact(draws=8, repeat=20), number=40)
+    assert outcome.level == "caution" and "Too few effective draws" in outcome.sentence
+
+
+def test_thinned_as_far_as_draws_are_independent():
+    outcome = judged(Exact(draws=60, repeat=3), number=60)
+    assert outcome.evidence["draws"] in (19, 39, 59) and outcome.level == "good"
+
+
+# -- approximations ----------------------------------------------------------------------------------------------------
+def test_an_approximation_s_spread_is_told_and_its_other_faults_are_caught():
+    told = judged(Approximate(width=0.6), number=120)
+    assert told.level == "caution" and "too narrow" in told.sentence and "error" not in told.sentence
+    sided = judged(Approximate(width=0.6, shift=1.0), number=100)
+    assert sided.level == "bad" and "lies to one side of the truth" in sided.sentence
+    ignorant = judged(Approximate(prior=True), number=100)
+    assert ignorant.level == "bad" and "no likelier than those of the prior" in ignorant.sentence
+    assert judged(Approximate(), number=100).level == "good"
+
+
+def run(entry, inference, given=None, data=data(), **settings):
+    settings = {**Calibration.quick, "rows": 10, "cores": 1, **settings}
+    return Calibration(**settings).run(Subject("mean-field", entry, inference, data, given or {}))
+
+
+def test_mean_field_is_too_narrow_where_weights_are_correlated():
+    """Rows far from 0 tie slope and bias to each other: q's spread of the bias is √((Λ⁻¹)ᵢᵢ Λᵢᵢ) times too small."""
+    far = data(inputs=1)
+    far = replace(far, x_train=far.x_train + 0.5, x_test=far.x_test + 0.5)
+    outcome = run(LINEAR, "svi", dict(epochs=600, lr=0.05), far, replications=100)
+    given = simulation.design(far, 10, 4, 0)
+    precision = LinearGaussian(given.x.double(), torch.zeros(10).double(), NOISE, PRIOR).precision
+    share = (torch.linalg.inv(precision)[1, 1] * precision[1, 1]).rsqrt().item()
+    found = dict(zip(outcome.evidence["kinds"], outcome.evidence["width"], strict=True))["weight"]
+    assert 0.6 < share < 0.8 and found == pytest.approx(share, rel=0.15)
+    assert outcome.level == "caution" and "layers.0.bias[0]" in outcome.sentence
+
+
+@pytest.fixture(scope="module")
+def head():
+    """task -> a last layer on a network that was trained once."""
+
+    def made(there, **settings):
+        settings = {"hidden": (4,), **settings}
+        trained = bp.fit(bp.MLP(**settings), there, bp.MAP(epochs=30), progress=False, device="cpu")
+        noise = {"noise": NOISE} if there.schema.task == "regression" else {}
+        return bp.LastLayer(backbone=trained, **noise)
+
+    return made
+
+
+# -- the package's methods ---------------------------------------------------------------------------------------------
+def test_the_exact_last_layer_passes(head):
+    """Laplace of linear regression with a known noise is held to be exact."""
+    outcome = run(head(data()), "laplace", replications=60)
+    assert outcome.level == "good" and outcome.figures["calibration_width"] == pytest.approx(1, abs=0.2)
+    skewed = replace(LINEAR, noise="learned")
+    given = simulation.design(data(), 10, 4, 0)
+    exact = [miscalibration._is_exact(replicas.Plan(e, given, bp.Laplace(), 0, 159)) for e in (LINEAR, skewed)]
+    assert exact == [True, False]
+
+
+@pytest.mark.parametrize(("inference", "number"), [("nuts", 30), ("chees", 30)])
+def test_samplers_pass_on_a_network(inference, number):
+    outcome = run(bp.MeanField(hidden=(4,), activation="tanh"), inference, data=data(inputs=1), replications=number)
+    assert outcome.level == "good", outcome.sentence
+    assert {"log_noise", "layers.1.bias[0]", "log-likelihood of the data"} <= set(outcome.evidence["labels"])
+
+
+def test_classes(head):
+    there = data(task="classification", classes=("a", "b"))
+    outcome = run(head(there), "laplace", data=there, replications=40)
+    assert outcome.level != "bad" and outcome.evidence["labels"][0] == "log odds at row 1"
+    there = data(task="classification", classes=("a", "b", "c"))
+    outcome = run(head(there), "laplace", data=there, replications=20)
+    assert outcome.evidence["labels"][1] == "log odds of class 1 to 2 at row 2"
+
+
+def test_several_processes_find_the_very_same(head):
+    entry = head(data())
+    one, two = (run(entry, "laplace", replications=20, cores=cores) for cores in (1, 2))
+    assert np.array_equal(one.evidence["ranks"], two.evidence["ranks"]) and one.sentence == two.sentence
+
+
+# -- many data sets in one run -----------------------------------------------------------------------------------------
+def test_together_is_one_by_one(monkeypatch):
+    """With the same noise, every data set's guide is the one that a run of its own ends with."""
+    entry, method = bp.MeanField(hidden=(3,)), bp.SVI(epochs=60, lr=0.02, num_particles=2)
+    given, number = simulation.design(data(y_shift=4.0, y_scale=2.0), 8, 4, 0), 3
+    simulated = [simulation.simulate(entry, given, seed) for seed in range(number)]
+    table = torch.Generator().manual_seed(5)
+    noise = [torch.randn(number, 32, generator=table) for _ in range(60 * 2 * 5)]
+    calls, which = [0], [None]
+
+    def standard_normal(shape, dtype, device):
+        row = noise[calls[0]]
+        calls[0] += 1
+        own = row if which[0] is None else row[which[0]]
+        return own[..., : int(np.prod(shape)) // (number if which[0] is None else 1)].reshape(shape)
+
+    monkeypatch.setattr("torch.distributions.normal._standard_normal", standard_normal)
+    targets = [s.data.y_train for s in simulated]
+    together = replicas.fit_together(entry, method, given, targets, list(range(number)))
+    assert calls[0] == len(noise)
+    for r in range(number):
+        calls[0], which[0] = 0, r
+        alone = bp.fit(entry, simulated[r].data, method, seed=r, progress=False, device="cpu")
+        for name in ("loc", "rho"):
+            found, expected = getattr(together[r].guide, name), getattr(alone.guide, name)
+            torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+        assert (alone.guide.loc - together[r - 1].guide.loc).abs().max() > 0.1
+
+
+def test_what_is_not_fitted_together():
+    given = simulation.design(data(), 20, 4, 0)
+    refused = [
+        (LINEAR, bp.NUTS()),
+        (LINEAR, bp.SVI(batch_size=5)),
+        (bp.HiddenLayerNet(hidden=(4,)), bp.SVI()),
+    ]
+    assert all(replicas.why_not_together(entry, method, given) for entry, method in refused)
+    assert not replicas.why_not_together(LINEAR, bp.SVI(batch_size=64), given)
+
+
+# -- simulation --------------------------------------------------------------------------------------------------------
+def test_simulated_data_are_the_model_s():
+    """Targets of linear regression: Normal around A w*, in the target's own units; weights from the prior."""
+    units = data(y_shift=10.0, y_scale=3.0)
+    given = simulation.design(units, 10, 4, 0)
+    made = [simulation.simulate(LINEAR, given, seed) for seed in range(400)]
+    a = torch.cat([given.x, torch.ones(10, 1)], 1)
+    w = torch.stack([torch.cat([m.w["layers.0.weight"][0], m.w["layers.0.bias"]]) for m in made])
+    y = torch.stack([m.data.y_train for m in made])
+    residual = (y - 10 - 3 * w @ a.T) / NOISE
+    assert abs(residual.std().item() - 1) < 4 / np.sqrt(2 * residual.numel()) and abs(residual.mean()) < 0.05
+    assert (w.std(0) - PRIOR).abs().max() < 4 * PRIOR / np.sqrt(800)
+    assert torch.equal(made[3].data.y_train, simulation.simulate(LINEAR, given, 3).data.y_train)
+
+
+def test_answers_are_the_likelihood_s_and_the_network_s():
+    units = data(y_shift=10.0, y_scale=3.0)
+    given = simulation.design(units, 10, 4, 0)
+    made = simulation.simulate(LINEAR, given, 0)
+    y = made.data.y_train
+    asked, truth, draws = simulation.ask(LINEAR, given, y, {s: v[None] for s, v in made.w.items()}, made.w)
+    assert np.array_equal(truth, draws[:, 0])
+    answers = dict(zip([q.about for q in asked], truth, strict=True))
+    w = torch.cat([made.w["layers.0.weight"][0], made.w["layers.0.bias"]]).double()
+    a = torch.cat([given.x, torch.ones(10, 1)], 1).double()
+    law = torch.distributions.Normal(10 + 3 * a @ w, NOISE)
+    assert answers["log-likelihood of the data"] == pytest.approx(law.log_prob(y.double()).sum().item(), rel=1e-5)
+    assert answers["mean at row 2"] == pytest.approx(law.mean[1].item(), rel=1e-5)
+    prior = torch.distributions.Normal(0, PRIOR).log_prob(w).sum().item()
+    assert answers["log prior density"] == pytest.approx(prior, rel=1e-5)
+    assert answers["layers.0.bias[0]"] == pytest.approx(w[-1].item())
+
+
+# -- what is refused, and what goes wrong ------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("entry", "inference", "given", "words"),
+    [
+        (LINEAR, "map", {}, "gives points"),
+        (LINEAR, "nuts", {"temperature": 0.5}, "temperature other than 1"),
+        (bp.HiddenLayerNet(prior="log-uniform"), "svi", {}, "the prior is improper"),
+    ],
+)
+def test_refused(entry, inference, given, words):
+    subject = Subject("any", entry, inference, data(), given)
+    assert words in Calibration().refuses(subject)
+    assert Calibration().refuses(Subject("any", LINEAR, "svi", data())) == ""
+    assert CHECKS["calibration"] is Calibration
+
+
+def test_settings_that_are_refused():
+    with pytest.raises(UserError, match="replications must be at least 20"):
+        Calibration(replications=5)
+
+
+@dataclass(frozen=True)
+class Failing(Exact):
+    often: float = 0.1
+
+    def run(self, model, guide, data, **rest):
+        if np.random.default_rng(rest["seed"]).random() < self.often:
+            raise UserError("no luck")
+        return super().run(model, guide, data, **rest)
+
+
+def test_fits_that_fail_are_counted():
+    outcome = judged(Failing(), number=60)
+    assert outcome.level == "caution" and "fits failed" in outcome.sentence and "no luck" in outcome.sentence
+    outcome = judged(Failing(often=1.0), number=20)
+    assert outcome.level == "bad" and "20 of 20 fits" in outcome.sentence
+
+
+def test_a_last_layer_stands_on_a_network_that_the_subject_s_data_trained():
+    entry = bp.LastLayer(backbone="mlp", noise=0.5)
+    assert Calibration().refuses(Subject("last-layer", entry, "laplace", data())) == ""
+    outcome = run(entry, "laplace", replications=20)
+    assert outcome.level == "good" and outcome.settings["variant"]["backbone"]["kind"] == "run"

@@ -1,0 +1,145 @@
+"""Ranks: exact null distributions, against brute force; what is found, and what the sums find that an ECDF does not."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import binom
+
+from bnn_pyro import plots
+from bnn_pyro.errors import UserError
+from bnn_pyro.trust import ranks as r
+
+
+def uniform(sets, total, num, seed=0):
+    return np.random.default_rng(seed).integers(0, num, (sets, total), endpoint=True)
+
+
+def posteriors(total, num, width=1.0, shift=0.0, seed=0):
+    """Ranks of a standard Normal truth among draws of another width, and to one side."""
+    rng = np.random.default_rng(seed)
+    return r.ranks(rng.standard_normal(total), shift + width * rng.standard_normal((total, num)), rng)
+
+
+# -- ranks -----------------------------------------------------------------------------------------------------------
+def test_ranks_by_hand_and_ties_by_lot():
+    rng = np.random.default_rng(0)
+    assert r.ranks(np.array([0.5, -1.0, 9.0]), np.array([[0.0, 1.0, 2.0]] * 3), rng).tolist() == [1, 0, 3]
+    tied = r.ranks(np.zeros(3000), np.tile([-1.0, 0.0, 0.0, 1.0], (3000, 1)), rng)
+    assert set(tied) == {1, 2, 3} and np.abs(np.bincount(tied)[1:] - 1000).max() < 4 * math.sqrt(3000 * 2 / 9)
+
+
+def test_coverage_counts_shares_of_ranks_exactly():
+    """Of all ranks once, an interval holds its level, whether or not its ends fall between two ranks."""
+    for num in (1, 7, 19, 39, 100):
+        for level in r.LEVELS:
+            assert r.covered(np.arange(num + 1), num, level).mean() == pytest.approx(level, abs=1e-12)
+    ends = r.covered(np.array([0, 1, 38, 39]), 39, 0.95)  # 1 of 40 ranks is cut off at either end
+    assert ends.tolist() == pytest.approx([0, 1, 1, 0])
+
+
+def test_holm_by_hand():
+    assert r.holm(np.array([0.01, 0.04, 0.03, 0.5])).tolist() == pytest.approx([0.04, 0.09, 0.09, 0.5])
+
+
+# -- the null distribution, exact ------------------------------------------------------------------------------------
+def test_a_band_by_enumeration():
+    """Two ranks on 0 … 2, nine pairs: every p-value is a ninth or more, worked out by listing all pairs."""
+    pairs = [np.array([a, b]) for a in range(3) for b in range(3)]
+    share = {1: 1 / 3, 2: 2 / 3}
+    gamma = []
+    for pair in pairs:
+        counts = {i: (pair < i).sum() for i in (1, 2)}
+        tails = [min(binom.cdf(counts[i], 2, share[i]), binom.sf(counts[i] - 1, 2, share[i])) for i in (1, 2)]
+        gamma.append(2 * min(tails))
+    for pair, own in zip(pairs, gamma, strict=True):
+        assert r.p_uniform(pair, 2) == pytest.approx(np.mean([g <= own + 1e-12 for g in gamma]), abs=1e-12)
+
+
+@pytest.mark.parametrize(("total", "num"), [(60, 19), (100, 7), (250, 99)])
+def test_bands_hold_what_they_say_by_brute_force(total, num):
+    sets, chance = 4000, 0.1
+    u, low, high = r.band(total, num, chance)
+    assert u[0] == low[0] == high[0] == 0 and u[-1] == low[-1] == high[-1] == 1
+    curves = np.stack([r.ecdf_difference(found, num) + u for found in uniform(sets, total, num)])
+    outside = ((curves < low - 1e-9) | (curves > high + 1e-9)).any(1).mean()
+    assert outside < chance + 4 * math.sqrt(chance * (1 - chance) / sets)
+    assert outside > 0.8 * chance - 4 * math.sqrt(chance / sets)  # and is no wider than counts allow
+    # By the band or by the p-value: the same curves are out.
+    some = uniform(200, total, num, seed=1)
+    out = [((c := r.ecdf_difference(f, num) + u) < low - 1e-9).any() or (c > high + 1e-9).any() for f in some]
+    assert out == [r.p_uniform(f, num) <= chance for f in some]
+
+
+@pytest.mark.parametrize("test", [r.p_uniform, r.p_location, r.p_width])
+@pytest.mark.parametrize(("total", "num"), [(80, 19), (200, 159)])
+def test_uniform_ranks_are_rejected_as_often_as_they_should_be(test, total, num):
+    sets = 1000
+    p = np.array([test(found, num) for found in uniform(sets, total, num, seed=2)])
+    for chance in (0.01, 0.05, 0.3):
+        error = math.sqrt(chance * (1 - chance) / sets)
+        assert (p <= chance).mean() < chance + 4 * error
+        assert (p <= chance).mean() > 0.8 * chance - 4 * error
+
+
+def test_chi_square_of_bins_that_hold_unlike_numbers_of_ranks():
+    p = np.array([r.chi_square(found, 32) for found in uniform(2000, 150, 32)])
+    assert abs((p <= 0.05).mean() - 0.05) < 4 * math.sqrt(0.05 * 0.95 / 2000)
+    assert r.chi_square(np.repeat(np.arange(20), 5), 19) == 1.0 and r.chi_square(np.zeros(100, int), 19) < 1e-9
+
+
+def test_p_values_of_sums_by_enumeration():
+    """Three ranks on 0 … 3: 64 triples, each as likely."""
+    triples = np.stack(np.meshgrid(*[np.arange(4)] * 3), -1).reshape(-1, 3)
+    for test, power in ((r.p_location, 1), (r.p_width, 2)):
+        sums = (r.normal_scores(triples, 3) ** power).sum(1)
+        for triple, own in zip(triples, sums, strict=True):
+            two_sided = 2 * min((sums <= own + 1e-6).mean(), (sums >= own - 1e-6).mean())
+            assert test(triple, 3) == pytest.approx(min(1.0, two_sided), abs=1e-9)
+
+
+# -- what is found -----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("wrong", "test"),
+    [({"width": 0.7}, r.p_width), ({"width": 1.4}, r.p_width), ({"shift": 0.5}, r.p_location)],
+    ids=["too narrow", "too wide", "to one side"],
+)
+def test_wrong_posteriors_are_found(wrong, test):
+    """At 500 data sets by every test that is meant for it; at 150 the sums still find what an ECDF does not."""
+    found = posteriors(500, 159, **wrong)
+    assert r.p_uniform(found, 159) < 1e-4 and test(found, 159) < 1e-8 and r.chi_square(found, 159) < 1e-2
+    few = [posteriors(150, 159, **wrong, seed=s) for s in range(20)]
+    p = np.array([[r.p_uniform(f, 159), test(f, 159)] for f in few])
+    assert (p[:, 1] < 4e-5).mean() >= 0.8 and (p[:, 1] < p[:, 0]).mean() >= 0.8
+
+
+def test_width_is_that_of_the_draws():
+    for width in (0.75, 1.0, 1.3):
+        assert r.width(posteriors(4000, 159, width), 159) == pytest.approx(width, rel=0.08)
+
+
+def test_a_bound_on_p_values_instead_of_0():
+    assert r.p_uniform(np.zeros(300, int), 39) == r.SMALLEST
+    assert r.p_location(np.zeros(300, int), 39) == r.SMALLEST
+
+
+# -- pictures ----------------------------------------------------------------------------------------------------------
+def test_pictures_show_what_is_off():
+    labels, order = ["right", "narrow"], np.stack([posteriors(200, 39), posteriors(200, 39, 0.3)])
+    bars = plots.rank_histograms(order, 39, labels)
+    heights = [[bar.get_height() * bar.get_width() for bar in ax.patches] for ax in bars]
+    assert np.allclose(np.sum(heights, 1), 1) and [ax.get_title(loc="left") for ax in bars] == labels
+    hatched = [sum(bar.get_hatch() is not None for bar in ax.patches) for ax in bars]
+    assert hatched[0] <= 3 < hatched[1]
+    curves = plots.rank_ecdfs(order, 39, labels, p=[[0.5, 1], [1e-9, 1]])
+    assert "p = 1e-09" in curves[1].get_title(loc="left")
+    np.testing.assert_allclose(curves[1].lines[-1].get_ydata(), r.ecdf_difference(order[1], 39))
+    thick = [np.isfinite(ax.lines[-2].get_ydata()).any() for ax in curves]
+    assert thick == [False, True]
+    held = np.array([[0.5, 0.8, 0.95], [0.2, 0.4, 0.5]])
+    ax = plots.interval_coverage(r.LEVELS, held, 0.1 * np.ones((2, 3)), labels)
+    assert [t.get_text() for t in ax.get_yticklabels()] == labels
+    with pytest.raises(UserError, match="do not go with 3 labels"):
+        plots.rank_histograms(order, 39, ["a", "b", "c"])
+    with pytest.raises(UserError, match="need coverage of that shape"):
+        plots.interval_coverage(r.LEVELS, held, held, ["a"])
