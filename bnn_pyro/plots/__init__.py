@@ -22,6 +22,8 @@ from bnn_pyro.plots.maps import decision_boundary, epistemic_map
 from bnn_pyro.plots.mesh import Grid, grid, line
 from bnn_pyro.plots.ood import entropy_histograms, ood_bars
 from bnn_pyro.plots.pruning import pruning_curve, signal_to_noise
+from bnn_pyro.plots.ranks import interval_coverage, rank_ecdfs, rank_histograms
+from bnn_pyro.plots.reference import reference_band, reference_coverage, reference_outputs
 from bnn_pyro.plots.regression import predicted_observed, predictive_band
 from bnn_pyro.plots.training import sampler_trace, training_curves
 from bnn_pyro.plots.weights import unlike, weight_posteriors
@@ -43,6 +45,7 @@ __all__ = [
     "grid",
     "growing_ensemble",
     "importance_weights",
+    "interval_coverage",
     "line",
     "loo_pit",
     "method_predictions",
@@ -54,6 +57,11 @@ __all__ = [
     "predicted_observed",
     "predictive_band",
     "pruning_curve",
+    "rank_ecdfs",
+    "rank_histograms",
+    "reference_band",
+    "reference_coverage",
+    "reference_outputs",
     "regression_calibration",
     "reliability",
     "sampler_trace",
