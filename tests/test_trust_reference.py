@@ -248,8 +248,8 @@ def test_a_sampler_passes_and_a_broken_one_does_not(monkeypatch):
     right = QUICK.run(of)
     assert right.level == "good", right.sentence
     assert right.settings["own"] and "your own model" in right.sentence and "cannot be told" in right.sentence
-    assert {"wasserstein", "wasserstein2", "coverage_50", "coverage_80", "coverage_95"} <= set(right.figures)
-    assert right.figures["coverage_95"] == pytest.approx(0.95, abs=0.04)
+    assert {"wasserstein", "wasserstein2", "posterior_coverage_50", "posterior_coverage_95"} <= set(right.figures)
+    assert right.figures["posterior_coverage_95"] == pytest.approx(0.95, abs=0.04)
     json.dumps(right.to_dict())
 
     def too_wide(*args, **settings):
@@ -267,8 +267,8 @@ def test_an_approximation_is_told_by_how_much(monkeypatch):
     found = check.run(of)
     assert found.level == "caution" and not found.settings["own"] and "a model of its kind" in found.sentence
     assert found.settings["variant"]["prior"] == "fan-in:1.5" and found.settings["variant"]["hidden"] == [5, 5]
-    assert found.figures["coverage_95"] < 0.9 and found.figures["sd_ratio"] < 0.9
-    assert f"hold {found.figures['coverage_95']:.0%}" in found.sentence
+    assert found.figures["posterior_coverage_95"] < 0.9 and found.figures["sd_ratio"] < 0.9
+    assert f"hold {found.figures['posterior_coverage_95']:.0%}" in found.sentence
     evidence = found.evidence
     assert evidence["found_probability"].shape == evidence["reference_probability"].shape
     axes = reference_outputs(
@@ -282,7 +282,9 @@ def test_an_approximation_is_told_by_how_much(monkeypatch):
 
 def test_points_say_nothing_of_what_lies_around_them():
     found = QUICK.run(subject("mlp", "map", given={"epochs": 100, "lr": 0.02}))
-    assert found.level == "caution" and found.figures["coverage_95"] == 0.0 and found.figures["sd_ratio"] == 0.0
+    assert (
+        found.level == "caution" and found.figures["posterior_coverage_95"] == 0.0 and found.figures["sd_ratio"] == 0.0
+    )
     assert not any(f.p is not None for f in found.findings)
 
 

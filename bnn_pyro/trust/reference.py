@@ -89,6 +89,9 @@ class Reference:
         target units, reference_mean, reference_sd, found_mean, found_sd (B, J), and mean_floor, sd_floor (B, J), two
         standard errors of their differences; reference_probability, found_probability (B, K) for classification;
         z (2, B, J); levels, coverage and coverage_error (3,).
+
+        ``figures``: the distances, each with its floor, as :func:`distances_to` names them; posterior_coverage_50, _80
+        and _95, shares of the posterior (not of the truth) that intervals hold; shift and sd_ratio.
         """
         start = time.perf_counter()
         posed = self._posed(subject)
@@ -114,7 +117,7 @@ class Reference:
         findings = (*_distances(apart, reference, claims[0].level), *_amounts(held, off, claims[0].level), *claims)
         figures = {name: value for name, (value, _) in apart.items()}
         figures |= {f"{name}_floor": floor for name, (_, floor) in apart.items()}
-        figures |= {f"coverage_{level * 100:.0f}": share for level, (share, _) in held.items()}
+        figures |= {f"posterior_coverage_{level * 100:.0f}": share for level, (share, _) in held.items()}
         figures |= {"shift": off["shift"], "sd_ratio": off["ratio"]}
         return Outcome(
             "reference",
@@ -227,15 +230,17 @@ def _sentence(
     )
     if found.draws == 1 or subject.limit == "points":
         return f"{place}, {off_words}."
+    rhat = found.rhat()
+    unsettled = found.markov and not (rhat < CONVERGED and found.effective > FEWEST)
+    still = f"its chains have not converged (R-hat {rhat:.2f}, {found.effective:,.0f} effective draws)"
     if test.p < ALPHA and subject.limit == "posterior":
-        rhat = found.rhat()
-        why = f"its chains have not converged (R-hat {rhat:.2f}), and " if rhat >= CONVERGED else ""
+        why = f"{still}, and " if unsettled else ""
         return f"{place}: {why}it does not sample the posterior that it claims (p = {test.p:.1g}): {off_words}."
     if test.p < ALPHA:
-        return f"{place}, {off_words}."
+        return f"{place}, {off_words}{f'; {still}' if unsettled else ''}."
+    if unsettled:
+        return f"{place}: too few draws to tell; {still}. As far as they go, {off_words}."
     seen = f"a mean off by {test.visible:.2g} posterior standard deviations would have been seen"
-    if found.markov and not (found.rhat() < CONVERGED and found.effective > FEWEST):
-        return f"{place}: too few draws to tell; its chains have not converged (R-hat {found.rhat():.2f})."
     if test.visible >= BLIND:
         return f"{place}: too few draws to tell; only {seen.removeprefix('a ')}."
     return f"{place} it cannot be told from the posterior: {seen}."
