@@ -1,0 +1,104 @@
+"""Mistakes that people make in Bayesian networks, each a small patch of the package: the bench must catch them all."""
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from bnn_pyro.inference import optimise, sg_chains
+from bnn_pyro.inference.density import Rescale
+from bnn_pyro.parts import guides
+from bnn_pyro.predictive import Prediction
+
+_kl, _log_joints, _cut, _mean = optimise._kl, sg_chains.log_joints, guides._Flat._cut, Prediction.mean.func
+
+
+@contextmanager
+def _patched(*patches):
+    with pytest.MonkeyPatch.context() as patch:
+        for target, name, value in patches:
+            patch.setattr(target, name, value)
+        yield
+
+
+class _Unscaled(Rescale):
+    """The likelihood of B rows stands for B rows, not for N."""
+
+    def __init__(self, likelihood=1.0, latent=1.0):
+        super().__init__(1.0, latent)
+
+
+class _PerBatch(Rescale):
+    """Latent sites are scaled with the likelihood."""
+
+    def __init__(self, likelihood=1.0, latent=1.0):
+        super().__init__(likelihood, latent * likelihood)
+
+
+def wrong_kl_sign():
+    """The KL is maximised."""
+    return _patched((optimise, "_kl", lambda q, p: -_kl(q, p)))
+
+
+def kl_twice():
+    """Once in the guide, once in the model."""
+    return _patched((optimise, "_kl", lambda q, p: 2 * _kl(q, p)))
+
+
+def kl_per_batch():
+    """All of the KL in each of the N/B batches of an epoch, whose likelihoods are scaled as well."""
+    return _patched((optimise, "Rescale", _PerBatch), (optimise, "_kl", lambda q, p: p["scale"] * _kl(q, p)))
+
+
+def likelihood_not_rescaled():
+    """Of a mini-batch, in the ELBO."""
+    return _patched((optimise, "Rescale", _Unscaled))
+
+
+def likelihood_not_rescaled_in_sghmc():
+    """Of a mini-batch, in the log joint that stochastic gradients are of."""
+
+    def unscaled(model, w, x, y, likelihood=1.0, precision=None):
+        return _log_joints(model, w, x, y, 1.0, precision)
+
+    return _patched((sg_chains, "log_joints", unscaled))
+
+
+def averaged_log_probabilities():
+    """Over the draws, in place of probabilities: predictions that are too sure, or do not sum to 1."""
+
+    def mean(self):
+        probs = self.probs.log().mean(0).exp() if self.task == "classification" else None
+        return _mean(self) if probs is None else probs
+
+    def log_prob(self, y):
+        y = y.float() if self.task == "regression" or self.probs.shape[-1] == 2 else y
+        return self.components.log_prob(y).mean(0)
+
+    return _patched((Prediction, "mean", property(mean)), (Prediction, "log_prob", log_prob))
+
+
+def a_guide_that_ignores_a_weight():
+    """The first weight of q stays where it starts, as one that the optimiser never heard of."""
+
+    def cut(self, flat):
+        return _cut(self, torch.cat([flat[:1].detach(), flat[1:]]))
+
+    return _patched((guides._Flat, "_cut", cut))
+
+
+#: Name -> a context manager within which the package has the fault.
+FAULTS = {
+    "wrong KL sign": wrong_kl_sign,
+    "KL counted twice": kl_twice,
+    "KL counted once per batch": kl_per_batch,
+    "likelihood not rescaled": likelihood_not_rescaled,
+    "likelihood not rescaled, SGHMC": likelihood_not_rescaled_in_sghmc,
+    "averaged log-probabilities": averaged_log_probabilities,
+    "a guide that ignores a weight": a_guide_that_ignores_a_weight,
+}
+
+#: Name -> (variant, method) that has it; mean-field weights by SVI where none is told.
+SUFFERS = {
+    "likelihood not rescaled, SGHMC": ("mean-field", "sghmc"),
+}
