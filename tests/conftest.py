@@ -1,4 +1,4 @@
-"""What every test must leave as it found it: an empty parameter store, and the caller's random generators."""
+"""What every test must leave as it found it, an empty parameter store and the random generators; runs that several share."""
 
 import random
 
@@ -29,3 +29,23 @@ def no_residue():
     now = np.random.get_state()  # noqa: NPY002
     assert all(np.array_equal(a, b) for a, b in zip(now, states[1], strict=True)), "numpy's generator moved"
     assert torch.equal(torch.get_rng_state(), states[2]), "torch's generator moved: use isolated(seed)"
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory):
+    """A folder with two small runs, trained once: digits with its baseline, and a table of houses."""
+    from run_folders import SMALL, small_table
+
+    from bnn_pyro.run import main
+
+    folder = tmp_path_factory.mktemp("runs")
+    table = small_table(folder / "houses.csv")
+    assert main(["train", "--data", "digits", "--limit", "150", "--out", str(folder / "digits"), *SMALL]) == 0
+    assert main(["train", "--data", str(table), "--target", "price", "--out", str(folder / "houses"), *SMALL]) == 0
+    return folder
+
+
+@pytest.fixture
+def no_figures(monkeypatch):
+    """Drawing takes most of the time of a small run."""
+    monkeypatch.setattr("bnn_pyro.evaluation.draw_all", lambda scene, folder: [])

@@ -1,34 +1,22 @@
 """Pictures of chains and of fits: their artists hold hand-computed numbers, and hundreds of chains stay readable."""
 
-import matplotlib
 import numpy as np
 import pytest
 import torch
-from matplotlib import pyplot
+from pictures import (
+    clean_matplotlib,  # noqa: F401 (a fixture of every test here)
+    legend_of,
+    line_of,
+)
 
 from bnn_pyro import plots
 from bnn_pyro.errors import UserError
 from bnn_pyro.plots.diagnostics import _simultaneous_band
 
 
-@pytest.fixture(autouse=True)
-def clean_matplotlib():
-    settings = dict(matplotlib.rcParams)
-    yield
-    assert pyplot.get_fignums() == [] and dict(matplotlib.rcParams) == settings
-
-
 @pytest.fixture
 def rng():
     return np.random.default_rng(0)
-
-
-def line_of(ax, label):
-    return next(line for line in ax.lines if line.get_label().startswith(label))
-
-
-def legend_of(ax):
-    return [text.get_text() for text in ax.get_legend().get_texts()]
 
 
 def page(axes):
