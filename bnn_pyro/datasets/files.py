@@ -30,7 +30,7 @@ MISSING = ("", "?", "NA", "N/A", "#N/A", "NaN", "nan", "NAN", "-nan", "null", "N
 
 
 def read_table(path: str | Path) -> pd.DataFrame:
-    """Every cell as stripped text, indexed by row number; empty lines are left out."""
+    """Every cell as text of one line, indexed by row number; empty lines are left out."""
     import pandas as pd
 
     path = existing(path)
@@ -47,7 +47,7 @@ def read_table(path: str | Path) -> pd.DataFrame:
     except (pd.errors.ParserError, csv.Error) as error:
         told = " ".join(str(error).split()).removeprefix("Error tokenizing data. C error: ")
         raise UserError(f"{path}: rows of unequal length or an open quote: {told}") from None
-    frame = frame.fillna("").map(lambda cell: cell.strip())
+    frame = frame.fillna("").map(lambda cell: " ".join(cell.split()))
     header = frame.iloc[0].tolist()
     _check_header(path, header)
     frame = frame.iloc[1:]
