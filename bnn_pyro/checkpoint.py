@@ -1,35 +1,181 @@
-"""Files that are whole or absent, and training that can be stopped at any moment and goes on to the same result."""
+"""Files that are whole or absent, folders that one process at a time writes to, and training that can be stopped.
+
+A training that was stopped, or killed at any moment, goes on to the same result.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import hashlib
 import io
+import json
 import os
 import signal
+import socket
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from bnn_pyro.errors import UserError
 
-__all__ = ["Checkpoint", "Interrupted", "write_whole"]
+try:
+    import fcntl
+except ImportError:  # Windows: two runs aimed at one folder are the user's to avoid
+    fcntl = None
+
+__all__ = ["CLAIM", "Checkpoint", "Claim", "Interrupted", "read_json", "unwritable", "write_whole"]
+
+#: The file that a process holds locked while it writes to a folder.
+CLAIM = "in-use.lock"
+#: What ends the name of a file that is being written.
+PART = ".part"
+#: Bytes of a checkpoint's checksum.
+SEAL = 32
 
 
 class Interrupted(KeyboardInterrupt):
     """Training stopped on a signal, after its checkpoint was written."""
 
 
+def _seal(blob: bytes) -> bytes:
+    """What ends a checkpoint, so that a change in it is noticed."""
+    return hashlib.sha256(blob).digest()
+
+
 def write_whole(path: Path, blob: bytes) -> None:
-    """Write beside, flush to disk, rename: a process killed at any moment leaves the old file or the new one."""
-    beside = path.with_name(path.name + ".part")
-    with open(beside, "wb") as file:
-        file.write(blob)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(beside, path)
+    """Write beside, flush to disk, rename: a process killed at any moment leaves the old file or the new one.
+
+    Raises UserError where the disk is full or the folder cannot be written to; the old file is then as it was.
+    """
+    beside = path.with_name(f"{path.name}.{os.getpid()}{PART}")
+    try:
+        with open(beside, "wb") as file:
+            file.write(blob)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            beside.unlink()
+        if isinstance(error, OSError):
+            raise unwritable(path, error) from None
+        raise
+
+
+def read_json(path: Path, shape: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The table in a JSON file; None where the file is damaged, or does not hold what ``shape`` says.
+
+    shape: the kind of every value by its key, "*" for any key; in turn a table, or a list of one kind for all items.
+    """
+    try:
+        held = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
+        return None
+    return held if isinstance(held, dict) and _fits(held, shape) else None
+
+
+def _fits(held: Any, shape: Any) -> bool:
+    if isinstance(shape, list):
+        return isinstance(held, list) and all(_fits(item, shape[0]) for item in held)
+    if isinstance(shape, Mapping):
+        if not isinstance(held, dict) or ("*" in shape and not all(_fits(v, shape["*"]) for v in held.values())):
+            return False
+        return all(key == "*" or (key in held and _fits(held[key], kind)) for key, kind in shape.items())
+    return isinstance(held, shape) and not isinstance(held, bool)
+
+
+def unwritable(path: Path, error: OSError) -> UserError:
+    """The error for a file or folder that could not be written."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    way = (
+        "make room and give the command again (train: with --resume)" if full else "choose a place that can be written"
+    )
+    return UserError(f"{path} could not be written ({error.strerror}); what was whole before still is; {way}")
+
+
+class Claim:
+    """The sole right to write to a folder, until :meth:`release`, the end of a ``with`` block or of this object.
+
+    The operating system takes it back from a process that ends in whatever way, so that nothing remains of one that
+    was killed. The thread that holds a folder may claim it again. Where a file system knows no locks, there is none.
+
+    Raises UserError where another process (or thread) is at it, or the folder cannot be made.
+    """
+
+    _held: ClassVar[dict[Path, int]] = {}
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder, self._file = Path(folder).resolve(), -1
+        holder = self._held.get(self.folder)
+        if holder is not None:
+            if holder != threading.get_ident():
+                raise self._taken("another thread of this process")
+            return
+        self._made = not self.folder.exists()
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._file = self._lock(self.folder / CLAIM)
+        except OSError as error:
+            raise unwritable(self.folder, error) from None
+        self._held[self.folder] = threading.get_ident()
+        for left in (*self.folder.glob(f"*{PART}"), *self.folder.glob(f"*/*{PART}")):  # of a process that was killed
+            if left.with_suffix("").suffix[1:].isdigit():
+                left.unlink(missing_ok=True)
+
+    def _lock(self, path: Path) -> int:
+        while True:
+            file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            try:
+                if fcntl is not None:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                told = os.read(file, 200).decode(errors="replace").strip()
+                os.close(file)
+                raise self._taken(told or "another process") from None
+            except OSError:  # a file system without locks
+                pass
+            with contextlib.suppress(FileNotFoundError):
+                if path.stat().st_ino == os.fstat(file).st_ino:
+                    break
+            os.close(file)  # its holder removed it while we opened it
+        with contextlib.suppress(OSError):  # a full disk
+            os.ftruncate(file, 0)
+            os.write(file, f"process {os.getpid()} on {socket.gethostname()}".encode())
+        return file
+
+    def _taken(self, who: str) -> UserError:
+        return UserError(
+            f"{self.folder} is being written to by {who}; wait until that has ended, stop it (its claim ends with it, "
+            "however it ends), or choose another folder"
+        )
+
+    def release(self) -> None:
+        """Give it back; the folder too where it was made for nothing."""
+        if self._file < 0:
+            return
+        file, self._file = self._file, -1
+        self._held.pop(self.folder, None)
+        with contextlib.suppress(OSError):
+            (self.folder / CLAIM).unlink()
+        os.close(file)
+        if self._made:
+            with contextlib.suppress(OSError):  # it is not empty, as it should be
+                self.folder.rmdir()
+
+    def __enter__(self) -> Claim:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, where: TracebackType | None) -> None:
+        self.release()
+
+    def __del__(self) -> None:
+        self.release()
 
 
 class Checkpoint:
@@ -68,7 +214,10 @@ class Checkpoint:
         if not self.exists:
             return None
         try:
-            saved = torch.load(self.path, map_location="cpu", weights_only=True)
+            blob = self.path.read_bytes()
+            if _seal(blob[:-SEAL]) != blob[-SEAL:]:
+                raise ValueError  # torch reads tensors of changed bytes without a word
+            saved = torch.load(io.BytesIO(blob), map_location="cpu", weights_only=True)
             key, state = saved["key"], saved["state"]
         except Exception:
             raise UserError(f"the checkpoint {self.path} is damaged; start again with --overwrite") from None
@@ -84,7 +233,7 @@ class Checkpoint:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         buffer = io.BytesIO()
         torch.save({"key": self.key, "state": state}, buffer)
-        write_whole(self.path, buffer.getvalue())
+        write_whole(self.path, buffer.getvalue() + _seal(buffer.getvalue()))
         self._last = time.monotonic()
 
     @property

@@ -85,7 +85,11 @@ def evaluate_run(
 
     outside: {name: standardised inputs}, classification only; None takes noise for a classifier of images.
     """
+    folder.hold()
     folder.check_data(posterior, data)
+    pruned = read_pruning(folder)
+    for place in (folder, folder.baseline):
+        place.check_files()  # before anything is written
     outside = _elsewhere(outside, data)
     posteriors = {folder: posterior} | ({folder.baseline: baseline} if baseline is not None else {})
     predictions = {
@@ -107,7 +111,7 @@ def evaluate_run(
         judge_chains(folder, posterior, data)
         step()
         inside = predictions[folder], predictions.get(folder.baseline)
-        scene = Scene(posterior, data, recipe.num_draws, *inside, elsewhere, read_pruning(folder))
+        scene = Scene(posterior, data, recipe.num_draws, *inside, elsewhere, pruned)
         pictures = draw_all(scene, folder.path / "figures")
         step()
         run = folder.facts()

@@ -187,7 +187,7 @@ def read_archive(folder: str | os.PathLike) -> tuple[dict[str, Any], dict[str, A
     try:
         meta = json.loads((folder / "posterior.json").read_text())
         expected, version = meta["sha256"], meta["format"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise UserError(f"{folder / 'posterior.json'} is damaged; train again or restore the file") from None
     if version != FORMAT:
         raise UserError(f"{folder / 'posterior.json'} has format {version}; this version reads format {FORMAT}")

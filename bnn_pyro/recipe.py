@@ -25,8 +25,13 @@ from bnn_pyro.zoo import ZOO, Entry
 
 __all__ = ["Recipe", "given_settings", "read_config", "resolve"]
 
-#: How data can be loaded: the keys of a recipe's ``data``, and the arguments of ``load_data`` that they become.
-DATA_KEYS = ("name", "target", "features", "task", "drop_missing", "splits", "split", "validation", "limit", "seed")
+#: How data can be loaded: the keys of a recipe's ``data``, and the arguments of ``load_data`` that they become; with
+#: what a config file may say of them.
+DATA_KEYS = {"name": str, "target": str, "features": list, "task": str, "drop_missing": bool, "splits": str,
+             "split": int, "validation": int, "limit": int, "seed": int}  # fmt: skip
+#: The other keys of a config file.
+KEYS = {"variant": str, "variant_settings": dict, "inference": str, "inference_settings": dict, "data": dict,
+        "seed": int, "num_draws": int, "device": str, "baseline": bool}  # fmt: skip
 #: The baseline: one point estimate of the same network.
 BASELINE = ("mlp", "map")
 
@@ -128,22 +133,29 @@ def read_config(path: str | Path) -> dict[str, Any]:
     if not path.is_file():
         raise UserError(f"no config file {path}")
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
         config = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not valid {'TOML' if path.suffix == '.toml' else 'JSON'}: {error}") from None
     if not isinstance(config, dict):
         raise UserError(f"{path} holds a {type(config).__name__}, not the settings of a run")
-    valid = [f.name for f in dataclasses.fields(Recipe)]
-    for key, value in config.items():
-        if key not in valid:
-            raise unknown(f"key in {path}", key, valid)
-        if (key == "data" or key.endswith("_settings")) and not isinstance(value, dict):
-            raise UserError(f"'{key}' in {path} must be a table of settings, got {value!r}")
-    for key in config.get("data", {}):
-        if key not in DATA_KEYS:
-            raise unknown(f"key of 'data' in {path}", key, DATA_KEYS)
-    return config
+    _check_keys(path, "key", config, KEYS)
+    if config.get("data") is not None:
+        _check_keys(path, "key of 'data'", config["data"], DATA_KEYS)
+        config["data"] = {k: v for k, v in config["data"].items() if v is not None}
+    return {k: v for k, v in config.items() if v is not None}
+
+
+def _check_keys(path: Path, what: str, values: Mapping[str, Any], kinds: Mapping[str, type]) -> None:
+    """Refuse keys that there are not, and values of another kind; None is a value that is not given."""
+    for key, value in values.items():
+        if key not in kinds:
+            raise unknown(f"{what} in {path}", key, kinds)
+        fits = value is None or (isinstance(value, kinds[key]) and isinstance(value, bool) <= (kinds[key] is bool))
+        if not fits or "\0" in str(value) or (kinds[key] is list and not all(isinstance(v, str) for v in value or ())):
+            name = {str: "a text", int: "a whole number", bool: "true or false", list: "a list of texts"}
+            what = name.get(kinds[key], "a table of settings")
+            raise UserError(f"{path}: '{key}' must be {what}, got {value!r:.80}")
 
 
 def resolve(args: Namespace, config: Mapping[str, Any]) -> Recipe:
@@ -249,15 +261,16 @@ def _typed(key: str, value: Any, default: Any) -> Any:
         return choices[str(value).lower()]
     if isinstance(default, tuple):
         parts = [part for part in value.split(",") if part.strip()] if isinstance(value, str) else value
-        parts = [parts] if isinstance(parts, int) else parts
-        return tuple(_whole(key, part, None) for part in parts)
+        return tuple(_whole(key, part, None) for part in (parts if isinstance(parts, list | tuple) else [parts]))
     if isinstance(default, int):
         return _whole(key, value, None)
     if isinstance(default, float):
         try:
             return float(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise UserError(f"{key} is a number, got '{value}'") from None
+    if isinstance(default, str) and not isinstance(value, str | int | float):
+        raise UserError(f"{key} is a text or a number, got {value!r}")
     return value
 
 
@@ -268,5 +281,5 @@ def _whole(key: str, value: Any, default: int | None) -> int:
         if isinstance(value, bool) or int(value) != float(value):
             raise ValueError
         return int(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise UserError(f"{key} takes whole numbers, got '{value}'") from None

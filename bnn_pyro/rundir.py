@@ -23,7 +23,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -31,38 +31,48 @@ from typing import Any
 
 import torch
 
-from bnn_pyro.checkpoint import write_whole
+from bnn_pyro.checkpoint import CLAIM, Claim, read_json, unwritable, write_whole
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError
-from bnn_pyro.posterior import Posterior
+from bnn_pyro.posterior import Posterior, read_archive
 from bnn_pyro.recipe import Recipe, read_config
 from bnn_pyro.tables import RunFacts
+from bnn_pyro.training import choose_device, tuned
 
 __all__ = ["RunFolder", "default_folder", "environment"]
 
-FILES = (
-    "metrics.json",
-    "metrics-mean-weights.json",
-    "pruning.json",
-    "convergence.json",
-    "diagnosis.json",
-    "diagnosis.html",
-    "posterior.nc",
-    "history.csv",
-    "environment.json",
-    "report.html",
-    "comparison.html",
-    "README.md",
-)
+FILES = ("metrics.json", "metrics-mean-weights.json", "pruning.json", "convergence.json", "diagnosis.json",
+         "diagnosis.html", "posterior.nc", "history.csv", "environment.json", "report.html", "comparison.html",
+         "README.md")  # fmt: skip
 ARCHIVE = ("posterior.json", "posterior.pt")
+NUMBER, VERDICT = int | float | None, {"level": str, "about": str, "sentence": str}
+#: What is read of these files: the kind of every value by its key, "*" for all keys.
+SHAPES: dict[str, Any] = {
+    "metrics.json": {"*": NUMBER},
+    "convergence.json": {"statistics": {"*": NUMBER}, "verdicts": [VERDICT]},
+    "diagnosis.json": {"statistics": {"*": NUMBER}, "verdicts": [VERDICT], "weights": [{"*": NUMBER | str}]},
+    "pruning.json": {"measure": str, "share_removed": NUMBER, "share_removed_by_site": {"*": NUMBER},
+                     "curve": [{"*": NUMBER}]},
+    "environment.json": {"command": str, "finished": str, "training_seconds": NUMBER, "device": str, "machine": str,
+                         "threads": int, "python": str, "versions": {"*": str | None}, "commit": str | None},
+}  # fmt: skip
+#: The command that writes a file anew; no other does.
+ANEW = {"metrics.json": "evaluate", "convergence.json": "evaluate", "diagnosis.json": "diagnose",
+        "pruning.json": "evaluate --prune"}  # fmt: skip
 PACKAGES = ("bnn-pyro", "pyro-ppl", "torch", "torchvision", "numpy", "pandas", "scikit-learn", "matplotlib")
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """A folder that is, or becomes, a run."""
+    """A folder that is, or becomes, a run.
+
+    seen   config.json as it was when the folder was claimed for a run; () where it was not
+    claims what :meth:`hold` holds for as long as this object lives
+    """
 
     path: Path
+    seen: tuple[bytes | None, ...] = field(default=(), compare=False, repr=False)
+    claims: list[Claim] = field(default_factory=list, compare=False, repr=False)
 
     @classmethod
     def open(cls, path: str | Path) -> RunFolder:
@@ -82,14 +92,14 @@ class RunFolder:
 
         Raises UserError where something else is there, or a run and neither ``resume`` nor ``overwrite``.
         """
-        folder = cls(Path(path))
+        folder = cls(Path(path), (_bytes(Path(path) / "config.json"),))
         if resume and overwrite:
             raise UserError("--resume goes on with a run and --overwrite replaces it; give one of them")
         if resume and not folder.is_run:
             raise UserError(f"nothing to resume: {path} is no run; leave out --resume to start one")
         if folder.path.exists() and not folder.path.is_dir():
             raise UserError(f"--out {path} is a file; choose a folder that does not exist yet")
-        if folder.path.is_dir() and not folder.is_run and any(folder.path.iterdir()):
+        if folder.path.is_dir() and not folder.is_run and any(p.name != CLAIM for p in folder.path.iterdir()):
             raise UserError(f"--out {path} exists and is not a run; choose another folder")
         if folder.is_run and not (resume or overwrite):
             raise UserError(f"--out {path} is a run already; add --resume to go on with it, or --overwrite")
@@ -116,14 +126,35 @@ class RunFolder:
     @property
     def recipe(self) -> Recipe:
         """What was run. Raises UserError where the file is damaged."""
-        return Recipe(**read_config(self.path / "config.json"))
+        path = self.path / "config.json"
+        recipe = Recipe(**read_config(path))
+        try:
+            if "name" not in recipe.data or recipe.inference is None:
+                raise UserError("it names no data, or no inference method")
+            tuned(recipe.variant, recipe.data_name, recipe.inference)
+            recipe.entry(), recipe.method(), choose_device(recipe.device)
+            if recipe.num_draws < 1 or not 0 <= recipe.seed < 2**32:
+                raise UserError(f"num_draws {recipe.num_draws} or seed {recipe.seed} is out of range")
+        except UserError as error:
+            raise UserError(f"{path} is damaged ({error}); restore it, or train again") from None
+        return recipe
 
     def begin(self, recipe: Recipe, *, keep: bool = False) -> None:
-        """Make the folder and write its recipe; without ``keep`` a former run's own files are removed first."""
-        self.path.mkdir(parents=True, exist_ok=True)
+        """Make the folder and write its recipe; without ``keep`` a former run's own files are removed first.
+
+        Raises UserError where another process is at it, or has begun a run here since it was claimed.
+        """
+        self.hold()
+        if self.seen and self.seen != (_bytes(self.path / "config.json"),):
+            raise UserError(f"another run was begun in {self.path} meanwhile; choose another --out")
         if not keep:
             self._clear()
-        self.write("config.json", dataclasses.asdict(recipe))
+        if not keep or not self._is_of(recipe):
+            self.write("config.json", dataclasses.asdict(recipe))
+
+    def hold(self) -> None:
+        """Keep other processes from writing here; UserError where one is at it."""
+        self.claims.append(Claim(self.path))
 
     def _clear(self) -> None:
         """Remove the files that a run writes, by their names; whatever else lies in the folder stays."""
@@ -142,19 +173,23 @@ class RunFolder:
                 (self.path / inside).rmdir()
 
     def read(self, name: str) -> dict[str, Any]:
-        """A JSON file of the run; {} where it is not there yet."""
+        """A JSON file of the run; {} where it is not there yet. Raises UserError where it is damaged."""
         path = self.path / name
         if not path.is_file():
             return {}
-        try:
-            return json.loads(path.read_text())
-        except ValueError:
-            raise UserError(f"{path} is damaged; `evaluate {self.path}` writes it again once it is removed") from None
+        held = read_json(path, SHAPES.get(name, {}))
+        if held is None:
+            again = f"write it again: {ANEW[name]} {self.path}" if name in ANEW else "the report does without it"
+            raise UserError(f"{path} is damaged; remove it, and {again}")
+        return held
 
     def write(self, name: str, content: str | bytes | Mapping[str, Any]) -> Path:
         """Write one file of the run as a whole: text, bytes, or JSON."""
         path = self.path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise unwritable(path.parent, error) from None
         if isinstance(content, Mapping):
             content = json.dumps(dict(content), indent=2, ensure_ascii=False) + "\n"
         write_whole(path, content.encode() if isinstance(content, str) else content)
@@ -162,7 +197,7 @@ class RunFolder:
 
     def facts(self, name: str | None = None) -> RunFacts:
         """What the files of a finished run say; ``name`` is what its column is headed with."""
-        recipe, meta = self.read("config.json"), self.read("posterior.json")
+        recipe, meta = dataclasses.asdict(self.recipe), read_archive(self.path)[1]
         return RunFacts(
             label=name or f"{recipe['variant']} ({recipe['inference']})",
             folder=str(self.path),
@@ -174,6 +209,17 @@ class RunFolder:
             baseline=self.baseline.facts() if self.baseline.is_trained else None,
             convergence=self.read("convergence.json"),
         )
+
+    def _is_of(self, recipe: Recipe) -> bool:
+        try:
+            return self.recipe == recipe
+        except UserError:
+            return False
+
+    def check_files(self) -> None:
+        """Raises UserError where a file that no evaluation writes anew is damaged."""
+        if self.is_trained:
+            self.recipe, self.read("environment.json")
 
     def check_data(self, posterior: Posterior, data: Dataset) -> None:
         """Raises UserError unless the training rows are those that the posterior was fitted to."""
@@ -210,6 +256,10 @@ def environment(device: str, seconds: float | None = None) -> dict[str, Any]:
         "versions": {name: _version(name) for name in PACKAGES},
         "commit": _commit(),
     }
+
+
+def _bytes(path: Path) -> bytes | None:
+    return path.read_bytes() if path.is_file() else None
 
 
 def default_folder(recipe: Recipe, *, resume: bool) -> Path:

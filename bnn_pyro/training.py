@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from bnn_pyro.checkpoint import Checkpoint
+from bnn_pyro.checkpoint import Checkpoint, Claim
 from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.features import check_split, on_features
@@ -76,8 +76,8 @@ def fit(
         layer stands on, where it has to be trained first, is in ``baseline/`` there.
     resume: go on from ``out``'s checkpoint, to the very same result; a finished posterior is just loaded.
 
-    Raises UserError for bad input or a loss that is not finite, and ``Interrupted`` (a KeyboardInterrupt) on Ctrl-C
-    or SIGTERM where ``out`` was given: its checkpoint is then whole.
+    Raises UserError for bad input, a loss that is not finite, or ``out`` in use by another process, and
+    ``Interrupted`` (a KeyboardInterrupt) on Ctrl-C or SIGTERM where ``out`` was given: its checkpoint is then whole.
     """
     entry, method = _resolve(entry, data, method)
     if not len(data.x_train):
@@ -113,32 +113,33 @@ def fit(
     # A checkpoint beside a finished posterior is that of a later run, stopped before it could replace it.
     if checkpoint is not None and resume and not checkpoint.exists and (Path(out) / "posterior.json").is_file():
         return _finished(out, entry, key)
-    if checkpoint is not None and not resume:
-        checkpoint.discard()
-    where = choose_device(device)
-    on_device = data.to(where)
-    start = time.perf_counter()
-    label = f"{name} · {provenance['method']} · {data.name}"
-    with isolated(seed), ExitStack() as bars:
-        model = entry.model(data.schema).to(where)
-        inferred, seen = on_features(model, on_device, progress)
-        guide = entry.guide(model)
-        report = bars.enter_context(progress_bar(label, progress))
-        guide = guide if guide is None else guide.to(where)
-        settings = dict(seed=seed, report=report)
-        if checkpoint is None:
-            posterior = method.run(inferred, guide, seen, **settings)
-        else:
-            with checkpoint:
-                posterior = method.run(inferred, guide, seen, checkpoint=checkpoint, **settings)
-    provenance |= {"seconds": round(time.perf_counter() - start, 3), "device": str(where)}
-    whole = posterior.model if inferred is model else model
-    provenance = {**posterior.provenance, **provenance}
-    posterior = replace(posterior, model=whole, schema=data.schema, provenance=provenance)
-    if checkpoint is not None:
-        posterior.save(out)
-        checkpoint.discard()
-    return posterior
+    with nullcontext() if out is None else Claim(out):
+        if checkpoint is not None and not resume:
+            checkpoint.discard()
+        where = choose_device(device)
+        on_device = data.to(where)
+        start = time.perf_counter()
+        label = f"{name} · {provenance['method']} · {data.name}"
+        with isolated(seed), ExitStack() as bars:
+            model = entry.model(data.schema).to(where)
+            inferred, seen = on_features(model, on_device, progress)
+            guide = entry.guide(model)
+            report = bars.enter_context(progress_bar(label, progress))
+            guide = guide if guide is None else guide.to(where)
+            settings = dict(seed=seed, report=report)
+            if checkpoint is None:
+                posterior = method.run(inferred, guide, seen, **settings)
+            else:
+                with checkpoint:
+                    posterior = method.run(inferred, guide, seen, checkpoint=checkpoint, **settings)
+        provenance |= {"seconds": round(time.perf_counter() - start, 3), "device": str(where)}
+        whole = posterior.model if inferred is model else model
+        provenance = {**posterior.provenance, **provenance}
+        posterior = replace(posterior, model=whole, schema=data.schema, provenance=provenance)
+        if checkpoint is not None:
+            posterior.save(out)
+            checkpoint.discard()
+        return posterior
 
 
 def at_hand(entry: Entry, data: Dataset) -> Entry:
@@ -163,6 +164,18 @@ def load(folder: str | Path, entry: Entry | None = None) -> Posterior:
     settings than those of ``entry``.
     """
     tensors, meta = read_archive(folder)
+    try:
+        return _restored(folder, entry, tensors, meta)
+    except UserError:
+        raise
+    except Exception as error:
+        if entry is not None:  # it may be the user's own code
+            raise
+        raise UserError(f"the posterior in {folder} does not fit its own settings; train again") from error
+
+
+def _restored(folder: str | Path, entry: Entry | None, tensors: dict[str, Any], meta: dict[str, Any]) -> Posterior:
+    """The posterior that an archive describes."""
     provenance = meta["provenance"]
     if entry is None:
         if provenance.get("entry") not in ZOO:
