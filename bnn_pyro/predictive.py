@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -174,7 +175,7 @@ def predict(
     seed: for the draws; None takes the caller's generator.
     progress: called as progress(draws done, of how many) after each block of draws.
 
-    Raises UserError where x has not the shape that the posterior was trained on.
+    Raises UserError where x has not the shape that the posterior was trained on, or memory does not suffice.
     """
     shape = posterior.schema.input_shape
     if tuple(x.shape[1:]) != tuple(shape):
@@ -186,7 +187,8 @@ def predict(
         raise UserError("there is no input to predict: x has 0 rows")
     per_point = 4 * posterior.width  # bytes of the widest activation of one draw at one point
     blocks, done = [], 0
-    with torch.no_grad(), isolated(seed), in_mode(posterior.model, training=False):
+    enough = _enough_memory(num_draws, len(x), max_memory)
+    with enough, torch.no_grad(), isolated(seed), in_mode(posterior.model, training=False):
         model, x = once(posterior.model, x)
         for block in posterior.blocks(num_draws, x):
             drawn = next(iter(block.values())).shape[0]
@@ -200,7 +202,21 @@ def predict(
             done += drawn
             if progress is not None:
                 progress(done, num_draws)
-    return Prediction(_join(blocks, 0))
+        return Prediction(_join(blocks, 0))
+
+
+@contextmanager
+def _enough_memory(num_draws: int, num: int, max_memory: int) -> Iterator[None]:
+    """Where memory does not suffice, say so and how to do with less."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "memory" not in str(error).lower():
+            raise
+        raise UserError(
+            f"there is not enough memory to predict {num:,} points by {num_draws:,} draws; take fewer of either, or a "
+            f"smaller max_memory than {max_memory:,} bytes"
+        ) from None
 
 
 def _chunks(draws: dict[str, Tensor], size: int) -> Iterator[dict[str, Tensor]]:
