@@ -1,0 +1,305 @@
+"""What the machine does to a program: full disks, other processes, little memory, SIGKILL; and the same seed again."""
+
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from forked import Forks
+from properties import SHORT, answer, contents
+
+import bnn_pyro as bp
+from bnn_pyro.checkpoint import CLAIM, Checkpoint, Claim, write_whole
+from bnn_pyro.isolation import isolated
+from bnn_pyro.posterior import read_archive
+from bnn_pyro.rundir import RunFolder
+
+DATA = ["--data", "toy-curve", "--no-baseline", *SHORT]
+
+
+@pytest.fixture(autouse=True)
+def no_figures(monkeypatch):
+    """Drawing takes most of the time of a small run."""
+    monkeypatch.setattr("bnn_pyro.evaluation.draw_all", lambda scene, folder: [])
+
+
+@pytest.fixture(scope="module")
+def forks():
+    with Forks() as forks:
+        yield forks
+
+
+def tensors(folder):
+    guide, chains = (read_archive(folder)[0][key] for key in ("guide", "chains"))
+    return guide if guide is not None else chains
+
+
+def same(a, b):
+    a, b = tensors(a), tensors(b)
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+# -- two processes, one folder ---------------------------------------------------------------------------------------
+HOLD = """
+import fcntl, os, sys, time
+file = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
+fcntl.flock(file, fcntl.LOCK_EX)
+os.write(file, b"process %d on a test" % os.getpid())
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_folder_in_use_is_refused_until_its_holder_has_ended_in_whatever_way(tmp_path):
+    out = tmp_path / "run"
+    assert answer(["train", *DATA, "--out", str(out)]).code == 0
+    before = contents(out)
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(out / CLAIM)], stdout=subprocess.PIPE)
+    assert holder.stdout.readline() == b"held\n"
+    for argv in (["train", "--overwrite", *DATA, "--out", str(out)], ["evaluate", str(out), "--quiet"],
+                 ["train", "--resume", "--out", str(out), "--quiet"]):  # fmt: skip
+        told = answer(argv)
+        assert told.code == 2 and f"process {holder.pid} on a test" in told.err and "stop it" in told.err
+    with pytest.raises(bp.UserError, match="is being written to by process"):
+        bp.fit(bp.MeanField(hidden=(3,)), bp.load_data("toy-curve"), bp.SVI(epochs=2), out=out, progress=False)
+    assert {k: v for k, v in contents(out).items() if k != CLAIM} == before
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    holder.stdout.close()
+    assert (out / CLAIM).is_file()  # nobody was left to remove it, and it holds nobody up
+    assert answer(["evaluate", str(out), "--quiet"]).code == 0 and not (out / CLAIM).exists()
+
+
+def test_a_run_that_was_begun_since_the_folder_was_claimed_is_left_alone(tmp_path):
+    out = tmp_path / "run"
+    late = RunFolder.claim(out)
+    assert answer(["train", *DATA, "--out", str(out)]).code == 0
+    before = contents(out)
+    with pytest.raises(bp.UserError, match=r"another run was begun in .* meanwhile"):
+        late.begin(RunFolder.open(out).recipe)
+    del late
+    assert contents(out) == before
+
+
+def test_a_claim_is_a_threads_and_leaves_nothing(tmp_path):
+    from concurrent.futures import ThreadPoolExecutor
+
+    with Claim(tmp_path / "new") as claim, Claim(tmp_path / "new"), ThreadPoolExecutor(1) as other:
+        with pytest.raises(bp.UserError, match="another thread"):
+            other.submit(Claim, tmp_path / "new").result()
+        assert (claim.folder / CLAIM).read_text().startswith(f"process {os.getpid()} on ")
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_a_killed_process_left_half_written_is_removed(tmp_path):
+    (tmp_path / "figures").mkdir()
+    left = [tmp_path / "posterior.pt.4711.part", tmp_path / "figures" / "map.png.4711.part"]
+    mine = tmp_path / "film.part"
+    for path in (*left, mine):
+        path.write_text("half")
+    with Claim(tmp_path):
+        assert mine.exists() and not any(path.exists() for path in left)
+
+
+# -- disks -----------------------------------------------------------------------------------------------------------
+def test_a_file_that_could_not_be_written_is_as_it_was(tmp_path):
+    path = tmp_path / "file"
+    write_whole(path, b"old")
+    with limited(1000), pytest.raises(bp.UserError, match=r"file could not be written .*make room.*--resume"):
+        write_whole(path, b"new" * 1000)
+    assert path.read_bytes() == b"old" and [p.name for p in tmp_path.iterdir()] == ["file"]
+    with pytest.raises(bp.UserError, match="choose a place that can be written"):
+        write_whole(tmp_path / "nowhere" / "file", b"")
+
+
+class limited:
+    """No file of this process may grow beyond so many bytes: what a full disk is to it."""
+
+    def __init__(self, size):
+        self.size = size
+
+    def __enter__(self):
+        self.former = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (self.size, self.former[1]))
+
+    def __exit__(self, *_):
+        resource.setrlimit(resource.RLIMIT_FSIZE, self.former)
+
+
+@pytest.mark.parametrize("size", [1, 900, 2500])
+def test_a_disk_that_fills_up_is_told_and_the_run_goes_on_once_there_is_room(tmp_path, size, monkeypatch):
+    """At the recipe, at the first checkpoint, at the posterior."""
+    monkeypatch.setattr(Checkpoint, "due", property(lambda self: True))
+    whole, out = tmp_path / "whole", tmp_path / "run"
+    assert answer(["train", *DATA, "--out", str(whole)]).code == 0
+    with limited(size):
+        told = answer(["train", *DATA, "--out", str(out)])
+    assert told.code == 2 and "make room" in told.err and not (out / "posterior.json").exists()
+    assert not list(tmp_path.rglob("*.part")) and not (out / CLAIM).exists()
+    again = ["--resume"] if (out / "config.json").exists() else DATA
+    assert answer(["train", *again, "--quiet", "--out", str(out)]).code == 0
+    assert same(out, whole) and (out / "metrics.json").read_bytes() == (whole / "metrics.json").read_bytes()
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 64 KiB, where this machine lets us make one."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", disk], capture_output=True)
+    if made.returncode:
+        pytest.skip("no file system may be mounted here")
+    yield disk
+    subprocess.run(["umount", disk], check=True)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="tmpfs")
+def test_a_full_disk(small_disk, tmp_path):
+    whole, out = tmp_path / "whole", small_disk / "run"
+    assert answer(["train", *DATA, "--out", str(whole)]).code == 0
+    full = small_disk / "full"
+    full.write_bytes(bytes(64 * 1024 - 4 * 4096))
+    told = answer(["train", *DATA, "--out", str(out)])
+    assert told.code == 2 and "No space left" in told.err and "make room" in told.err
+    assert not list(out.rglob("*.part"))
+    full.unlink()
+    again = ["--resume"] if (out / "config.json").exists() else DATA
+    done = answer(["train", *again, "--quiet", "--out", str(out)])
+    assert done.code == 0 and same(out, whole)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="tmpfs")
+def test_a_disk_that_cannot_be_written(small_disk):
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    told = answer(["train", *DATA, "--out", str(small_disk / "run")])
+    assert told.code == 2 and "Read-only" in told.err and "choose a place" in told.err
+
+
+# -- SIGKILL ---------------------------------------------------------------------------------------------------------
+RUNS = {
+    "svi": ["mean-field", "--epochs", "60", "--hidden", "8"],
+    "nuts": ["mean-field", "--inference", "nuts", "--hidden", "3", "--set", "draws=12", "--set", "warmup=12",
+             "--set", "chains=2", "--set", "compiled=no", "--set", "cores=1", "--set", "max_tree_depth=3"],
+    "sghmc": ["mean-field", "--inference", "sghmc", "--hidden", "8", "--epochs", "150", "--set", "chains=2"],
+}  # fmt: skip
+FAST = ["--data", "toy-curve", "--no-baseline", "--num-draws", "3", "--device", "cpu", "--quiet"]
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_that_was_killed_goes_on_to_the_same_result(forks, tmp_path, name):
+    whole, out, log = tmp_path / "whole", tmp_path / "run", str(tmp_path / "log")
+    forks.start("command", argv=["train", *RUNS[name], *FAST, "--out", str(whole)], log=log)
+    start = time.monotonic()
+    assert forks.result() == 0
+    seconds = time.monotonic() - start
+    argv = ["train", *RUNS[name], *FAST, "--out", str(out)]
+    for share in random.Random(name).sample([0.2, 0.4, 0.6, 0.8], 2):
+        pid = forks.start("command", argv=argv, log=log)
+        time.sleep(share * seconds)
+        forks.kill(pid)
+        if (out / "config.json").is_file():
+            argv = ["train", "--resume", "--out", str(out), "--quiet"]
+    assert forks.run("command", argv=argv, log=log) == 0, Path(log).read_text()
+    assert same(out, whole) and (out / "metrics.json").read_bytes() == (whole / "metrics.json").read_bytes()
+    assert contents(out).keys() == contents(whole).keys()
+
+
+# -- memory ----------------------------------------------------------------------------------------------------------
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc, and limits that are kept")
+def test_a_prediction_stays_within_its_memory(forks, tmp_path):
+    """At 20,000 points and 50 draws of 512 units all activations would take 2 GB; their chunks are given 8 MB."""
+    out, log, mega = tmp_path / "run", tmp_path / "log", 2**20
+    train = [
+        "train",
+        "mean-field",
+        "--hidden",
+        "512",
+        "--data",
+        "toy-curve",
+        "--no-baseline",
+        "--epochs",
+        "2",
+        "--quiet",
+    ]
+    assert forks.run("command", argv=[*train, "--out", str(out)], log=str(log)) == 0
+    limits = dict(run=str(out), rows=20_000, draws=50, bound=8 * mega, log=str(log))
+    assert forks.run("predict_within", room=192 * mega, **limits) == 0
+    assert forks.run("predict_within", room=1 * mega, **limits) == 2
+    assert "not enough memory" in log.read_text() and "max_memory" in log.read_text()
+
+
+# -- the same again --------------------------------------------------------------------------------------------------
+METHODS = {
+    "svi": bp.SVI(epochs=30),
+    "laplace": bp.Laplace(),
+    "nuts": bp.NUTS(draws=8, warmup=10, chains=2, compiled="no", cores=1, max_tree_depth=3),
+    "chees": bp.ChEES(draws=4, warmup=10, chains=8, superchains=2, max_steps=20, compiled="no"),
+    "sghmc": bp.SGHMC(epochs=100, chains=2),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_same_seed_gives_the_same_on_one_thread_and_on_two(name):
+    """To the last bit: on rows as few as these torch and the BLAS split no sum between threads."""
+    former, found = torch.get_num_threads(), []
+    data = bp.load_data("breast-cancer", features=["mean radius", "mean texture"], limit=60)
+    try:
+        for threads in (1, 1, 2):
+            torch.set_num_threads(threads)
+            posterior = bp.fit(entry(name), data, METHODS[name], seed=3, progress=False, device="cpu")
+            held = posterior.chains if posterior.guide is None else dict(posterior.guide.state_dict())
+            found.append({k: v.clone() for k, v in held.items()} | {"p": bp.predict(posterior, data.x_test).mean})
+    finally:
+        torch.set_num_threads(former)
+    for again in found[1:]:
+        assert all(torch.equal(value, again[k]) for k, value in found[0].items())
+
+
+def entry(name):
+    return bp.LastLayer(backbone=backbone()) if name == "laplace" else bp.MeanField(hidden=(4,))
+
+
+def backbone():
+    with isolated(0):
+        return torch.nn.Sequential(torch.nn.Linear(2, 5), torch.nn.Tanh())
+
+
+def test_a_damaged_number_in_a_checkpoint_is_noticed(tmp_path):
+    """torch itself reads tensors of changed bytes without a word."""
+    checkpoint = Checkpoint(tmp_path, key=1)
+    checkpoint.save({"w": torch.arange(100.0)})
+    blob = bytearray(checkpoint.path.read_bytes())
+    at = blob.index(torch.tensor([41.0, 42.0]).numpy().tobytes())
+    blob[at] ^= 1
+    assert not torch.equal(torch.load(_file(blob), weights_only=True)["state"]["w"], torch.arange(100.0))
+    checkpoint.path.write_bytes(blob)
+    with pytest.raises(bp.UserError, match="is damaged; start again"):
+        checkpoint.load()
+
+
+def _file(blob):
+    import io
+
+    return io.BytesIO(bytes(blob))
+
+
+def test_settings_of_the_wrong_kind_in_a_config_are_told(tmp_path):
+    for tree, words in (
+        ({"variant": ["mlp"]}, "'variant' must be a text"),
+        ({"data": {"name": 3}}, "'name' must be a text"),
+        ({"data": {"limit": "few"}}, "'limit' must be a whole number"),
+        ({"data": {"features": "a"}}, "'features' must be a list of texts"),
+        ({"inference_settings": {"epochs": 1e400}}, "epochs takes whole numbers"),
+        ({"variant_settings": {"hidden": None}}, "hidden takes whole numbers"),
+        ({"variant_settings": {"prior": {}}}, "prior is a text or a number"),
+    ):
+        (tmp_path / "c.json").write_text(json.dumps(tree))
+        told = answer(["train", "--config", str(tmp_path / "c.json"), "--out", str(tmp_path / "run"), "--quiet"])
+        assert told.code == 2 and words in told.err
