@@ -1,4 +1,4 @@
-"""What every test must leave as it found it, an empty parameter store and the random generators; runs that several share."""
+"""What every test must leave as it found it: the parameter store, the random generators. Runs that tests share."""
 
 import random
 

@@ -8,6 +8,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from monte_carlo import fit, same, weights
 from scipy.stats import norm, t
 from torch import nn
 
@@ -43,16 +44,6 @@ class Density(nn.Module):
 def sample(law, start, method, seed=0):
     with bp.isolated(seed):
         return method.run(Density(law, start), None, EMPTY, seed=seed)
-
-
-def fit(entry, data, method, **settings):
-    return bp.fit(entry, data, method, **{"progress": False, "device": "cpu", **settings})
-
-
-def weights(posterior):
-    """(C, D, P) float64, in the order of the model's sites."""
-    parts = [posterior.chains[s].double() for s in posterior.model.initial]
-    return torch.cat([p.reshape(*p.shape[:2], -1) for p in parts], -1)
 
 
 def check(values, exact, alpha=1e-4):
@@ -252,8 +243,7 @@ TINY = bp.ChEES(chains=6, superchains=3, draws=6, warmup=12, thin=2)
 
 def test_the_same_seed_gives_the_same_draws():
     a, b, c = (fit(PROBLEM.entry(), PROBLEM.data, TINY, seed=s) for s in (1, 1, 2))
-    assert all(torch.equal(a.chains[k], b.chains[k]) for k in a.chains)
-    assert not any(torch.equal(a.chains[k], c.chains[k]) for k in a.chains)
+    assert same(a, b) and not any(torch.equal(a.chains[k], c.chains[k]) for k in a.chains)
     assert {k: v.shape for k, v in a.stats.items()} == dict.fromkeys(a.stats, (6, 6))
 
 
@@ -286,10 +276,7 @@ def test_resume(tmp_path, stop):
 
     with pytest.raises(Interrupted, match=f"stopped after iteration {stop}"):
         run(stop)
-    again = run(None)
-    for site, value in whole.chains.items():
-        assert torch.equal(again.chains[site], value)
-    assert all(torch.equal(again.stats[name], value) for name, value in whole.stats.items())
+    assert same(run(None), whole)
 
 
 def test_ctrl_c_keeps_the_draws_so_far():

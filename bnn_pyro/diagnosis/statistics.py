@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from bnn_pyro.diagnostics import Diagnosis
@@ -156,23 +156,27 @@ def tables_of(found: Diagnosis) -> list[Table]:
             rows = [_row(s, found.statistics[key], found) for key, s in held.items()]
             tables.append(Table(title, sentence, ("value", "asked for"), rows))
     if found.weights:
-        tables.append(_weights(found.weights))
+        tables.append(_weights(found))
     return tables
 
 
 def _row(statistic: Statistic, value: float, found: Diagnosis) -> list[str]:
-    name = statistic.name.replace("R-hat", "nested R-hat") if found.statistics.get("nested") else statistic.name
-    return [name, statistic.meaning, _number(value, statistic.form), statistic.asked]
+    return [_named(statistic.name, found), statistic.meaning, _number(value, statistic.form), statistic.asked]
 
 
-def _weights(rows: Sequence[Mapping[str, Any]]) -> Table:
+def _named(name: str, found: Diagnosis) -> str:
+    return name.replace("R-hat", "nested R-hat") if found.statistics.get("nested") else name
+
+
+def _weights(found: Diagnosis) -> Table:
+    rows = found.weights
     names = [name for name in rows[0] if name != "name"]
     every = -(-len(rows) // MOST_WEIGHTS)
     shown = rows[::every]
     more = f" {len(shown)} of the {len(rows)} looked at are shown." if every > 1 else ""
     forms = {"rhat": "{:.3f}", "ess_bulk": WHOLE, "ess_tail": WHOLE}
     cells = [[str(row["name"]), "", *(_number(row[n], forms.get(n, "{:.3g}")) for n in names)] for row in shown]
-    heads = [HEADS.get(name, name.replace("_", " ")) for name in names]
+    heads = [_named(HEADS.get(name, name.replace("_", " ")), found) for name in names]
     return Table("Some weights one by one", f"Evenly chosen over the network.{more}", heads, cells)
 
 

@@ -141,8 +141,9 @@ def _held_out(f: Findings) -> Iterator[Verdict]:
         return
     bad, rows = int(f.get("pareto_k_bad")), int(f.get("loo_rows"))
     some = f"{rows:,}" if rows == f.rows else f"{rows:,} evenly chosen of {f.rows:,}"
+    elpd = f"{f.get('elpd_loo'):,.1f}".replace("-", "−")
     number = (
-        f"The log density of {some} training rows, each left out in turn, is {f.get('elpd_loo'):,.1f} ± "
+        f"The log density of {some} training rows, each left out in turn, is {elpd} ± "
         f"{f.get('elpd_loo_se'):,.1f} nats (PSIS-LOO, an effective number of {f.get('p_loo'):,.1f} parameters)"
     )
     if bad:

@@ -77,7 +77,9 @@ def convergence(
     axes[1].xaxis.set_major_formatter("{x:,.0f}")
     axes[1].xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if far / low < 300 else (1.0,)))
     axes[1].xaxis.set_minor_locator(NullLocator())
-    axes[1].set_title(f"fewest effective draws: {', '.join(f'{v.min():,.0f} ({n})' for v, n, *_ in kept)}", size=9)
+    axes[1].set_title(
+        f"fewest effective draws: {', '.join(f'{np.floor(v.min()):,.0f} ({n})' for v, n, *_ in kept)}", size=9
+    )
     for ax in axes:
         ax.set_ylim(0, 1.02)
         ax.yaxis.set_major_formatter(lambda v, _: f"{100 * v:.0f} %")

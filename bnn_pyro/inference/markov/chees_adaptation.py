@@ -2,7 +2,7 @@
 
     step size          dual averaging of log ε until the harmonic mean of the acceptance rates is the target
     trajectory length  T by stochastic gradients of ChEES(T) = ¼ E[(‖x' − E x'‖² − ‖x − E x‖²)²]
-    mass               the variance of every coordinate over the chains, averaged over the last part of the warm-up
+    mass               1 / the variance of every coordinate, over chains and iterations, late ones weighing most
 
 Hoffman, Radul & Sountsov 2021, AISTATS, "An adaptive-MCMC scheme for setting trajectory lengths in Hamiltonian Monte
 Carlo", equations 6 to 9 and algorithm 1; dual averaging by Hoffman & Gelman 2014, section 3.2. x are the coordinates in
@@ -32,7 +32,7 @@ FIRST_STEP, APPROACH_STEPS, APPROACH_TARGET, GAIN = 0.01, 8, 0.65, 0.5
 CAUTION = 0.1
 #: Below this no trajectory gets anywhere.
 SMALLEST_STEP = 1e-10
-#: The mass is that of about the last third of the iterations.
+#: In the variance, iteration t weighs as t^(WINDOW − 1): 70 % of the weight is that of the last third.
 WINDOW = 3.0
 
 
@@ -94,7 +94,7 @@ class Adaptation:
     def begin(cls, steps: Tensor, z: Tensor, former: Tensor) -> Adaptation:
         """Where the chains have come to, z (C, P), with step sizes (C,) that suited them under the variance ``former``.
 
-        Trajectories are as long as a standard deviation at first, and the mass is that of the chains as they are.
+        Trajectories are as long as a standard deviation at first, and the variance is that of the chains as they are.
         """
         spread = z.var(0)
         variance = torch.where(spread > 0, spread, former)
