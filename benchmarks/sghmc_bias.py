@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import math
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +19,13 @@ import torch
 import bnn_pyro as bp
 from bnn_pyro.inference import sghmc
 from bnn_pyro.plots import style
+from bnn_pyro.trust.linear_regression import correlated
+from bnn_pyro.trust.recursion import sample, stationary_covariance
 
 HERE = Path(__file__).parent
-ROWS, INPUTS, BATCH, NOISE, PRIOR, CHAINS, FRICTION = 200, 4, 20, 0.7, 1.5, 128, 0.1
+ROWS, BATCH, CHAINS, FRICTION = 200, 20, 128, 0.1
+#: Inputs correlate at 0.7; noise 0.7, prior scale 1.5.
+PROBLEM = correlated(num=ROWS, inputs=4)
 RATES = (0.003, 0.006, 0.01, 0.02, 0.05, 0.1, 0.2)
 
 #: Name in the picture -> (settings, the form of the update, smallest lr that is affordable, largest that is stable).
@@ -49,19 +52,6 @@ MINI = {
 }
 
 
-def problem() -> tuple[bp.Dataset, torch.Tensor, torch.Tensor]:
-    """(data, posterior mean (P,), posterior precision (P, P)); inputs correlate at 0.7."""
-    g = torch.Generator().manual_seed(1)
-    x = torch.randn(ROWS, INPUTS, generator=g)
-    for i in range(1, INPUTS):
-        x[:, i] = 0.7 * x[:, i - 1] + math.sqrt(0.51) * x[:, i]
-    y = x @ torch.linspace(-1.5, 1.2, INPUTS) + 0.3 + NOISE * torch.randn(ROWS, generator=g)
-    data = bp.Dataset("by-hand", bp.Schema("regression", (INPUTS,)), x, y, x[:0], y[:0], x[:0], y[:0])
-    a = torch.cat([x, torch.ones(ROWS, 1)], 1).double()
-    precision = a.T @ a / NOISE**2 + torch.eye(INPUTS + 1).double() / PRIOR**2
-    return data, torch.linalg.solve(precision, a.T @ y.double() / NOISE**2), precision
-
-
 @contextmanager
 def update(form: str):
     """Within, positions move with the old momentum where ``form`` is "explicit"."""
@@ -76,44 +66,32 @@ def update(form: str):
 
 def measure(settings, form: str, lr: float) -> dict[str, float]:
     """Bias of the standard deviations (relative) and of the means (in sd), each with its standard error."""
-    data, mean, precision = problem()
-    alpha = getattr(settings, "friction", 1.0)
-    eta = settings.eta_share * lr / ROWS
-    slowest = max(2 * alpha / (eta * torch.linalg.eigvalsh(precision)[0].item()), 2 / alpha)  # steps to forget
-    steps = math.ceil(25 * slowest) + 600
-    per_epoch = math.ceil(ROWS / settings.batch_size) if settings.batch_size else 1
-    epochs = math.ceil(steps / per_epoch)
-    method = replace(settings, lr=lr, epochs=epochs, burn_in=epochs // 3, chains=CHAINS, max_draws=300)
-    entry = bp.MeanField(hidden=(), noise=NOISE, prior=f"normal:{PRIOR}")
+    mean, precision = PROBLEM.mean, PROBLEM.precision
     try:
         with update(form):
-            posterior = bp.fit(entry, data, method, progress=False, device="cpu")
+            found = sample(settings, PROBLEM, lr, chains=CHAINS, times=25.0)
     except bp.UserError:  # diverged
         return {}
-    draws = torch.cat([posterior.chains[s].double().flatten(2) for s in posterior.model.initial], -1)
-    unit = (draws - mean) / torch.linalg.inv(precision).diagonal().sqrt()
+    unit = (found.draws - mean) / torch.linalg.inv(precision).diagonal().sqrt()
     variance = unit.square().mean((1, 2))  # a chain, over weights
     ratio = variance.mean().sqrt().item()
     off = unit.mean(1)
-    kinetic = torch.tensor(posterior.trace["kinetic_temperature"])
     return {
         "lr": lr,
-        "eta_lambda_max": eta / settings.eta_share * torch.linalg.eigvalsh(precision)[-1].item(),
+        "eta_lambda_max": lr / ROWS * torch.linalg.eigvalsh(precision)[-1].item(),
         "sd": ratio - 1,
         "sd_error": variance.std().item() / math.sqrt(CHAINS) / (2 * ratio),
         "mean": off.mean(0).square().mean().sqrt().item(),
         "mean_error": (off.var(0).mean() / CHAINS).sqrt().item(),
-        "kinetic_temperature": kinetic[len(kinetic) // 3 :].mean().item(),
-        "steps": epochs * per_epoch,
+        "kinetic_temperature": found.kinetic_temperature,
+        "steps": found.steps,
     }
 
 
 def theory(lr: float) -> float:
     """The bias of the standard deviations of semi-implicit SGHMC, full batch, from its stationary covariance."""
-    values, vectors = torch.linalg.eigh(problem()[2])
-    inflated = 1 / (values * (1 - lr / ROWS * values / (4 - 2 * FRICTION)))
-    ratio = (vectors.square() @ inflated) / (vectors.square() @ (1 / values))
-    return ratio.mean().sqrt().item() - 1
+    covariance = stationary_covariance(PROBLEM.precision, lr / ROWS, FRICTION)
+    return (covariance.diagonal() / torch.linalg.inv(PROBLEM.precision).diagonal()).mean().sqrt().item() - 1
 
 
 @style.drawn

@@ -13,6 +13,7 @@ from bnn_pyro.trust.outcome import ALPHA, Check, Finding, Outcome, worst
 from bnn_pyro.trust.predictive_check import PredictiveCheck
 from bnn_pyro.trust.quadrature import Quadrature
 from bnn_pyro.trust.reference import Reference
+from bnn_pyro.trust.step_size import StepSize
 from bnn_pyro.trust.subject import Subject
 
 #: Every check by its name on the command line, in the order of their power per second.
@@ -22,6 +23,7 @@ CHECKS: dict[str, type[Check]] = {
     "predictive": PredictiveCheck,
     "estimator": Estimators,
     "joint-distribution": JointDistribution,
+    "step-size": StepSize,
     "reference": Reference,
     "calibration": Calibration,
 }
