@@ -51,8 +51,8 @@ __all__ = ["LEVELS", "ClosedForm", "linear_settings"]
 LEVELS = (0.5, 0.8, 0.95)
 #: In posterior standard deviations: how far off an optimiser may stop, and the Monte-Carlo error that tells nothing.
 STOPS, BLIND = 0.02, 0.1
-#: Draws of a fitted guide; rows of a mini-batch.
-DRAWS, BATCH = 4000, 50
+#: Draws of a fitted guide; mini-batches that the rows are divided into.
+DRAWS, BATCHES = 4000, 4
 
 #: Methods that give a guide or points, whose own randomness is seen by fitting again and again.
 REFITTED = ("best of a family", "points")
@@ -98,14 +98,14 @@ class ClosedForm:
         problem = self._problem()
         entry = reduced(subject.entry, hidden=(), bias=True, noise=problem.noise, prior=f"normal:{problem.prior_scale}")
         findings: list[Finding] = []
-        method = subject.method(linear_settings(subject.inference, self.effort))
+        method = subject.method(linear_settings(subject.inference, self.effort, self.rows))
         exact = replace(problem, noise=problem.noise * math.sqrt(getattr(method, "temperature", 1.0)))
         batches = [{}]
         if subject.limit == "posterior at step size 0" and not subject.given.get("batch_size"):
             epochs, lr = max(200, round(600 * self.effort)), {"sgld": 0.03}.get(subject.inference, 0.004)
-            batches.append(dict(batch_size=BATCH, lr=lr, epochs=epochs, burn_in=epochs // 4))
+            batches.append(dict(batch_size=self.rows // BATCHES, lr=lr, epochs=epochs, burn_in=epochs // 4))
         for extra in batches:
-            method = subject.method({**linear_settings(subject.inference, self.effort), **extra})
+            method = subject.method({**linear_settings(subject.inference, self.effort, self.rows), **extra})
             posteriors = self._posteriors(subject, entry, method, problem, seed, report)
             values = self._values(posteriors, exact)
             claimed = claim_of(subject, entry, method, exact, posteriors[0])
@@ -113,7 +113,7 @@ class ClosedForm:
             findings += judged
             if not extra:
                 shown, shown_claim, kept = found, claimed, values
-        method = subject.method(linear_settings(subject.inference, self.effort))
+        method = subject.method(linear_settings(subject.inference, self.effort, self.rows))
         findings += evidence_findings(problem, posteriors, method)
         evidence = self._evidence(exact, shown, shown_claim, kept)
         findings += self._amounts(subject, shown, evidence)
@@ -245,10 +245,10 @@ class ClosedForm:
         ]
 
 
-def linear_settings(name: str, effort: float) -> dict[str, Any]:
+def linear_settings(name: str, effort: float, rows: int) -> dict[str, Any]:
     """What the check sets of each method; the user's settings go above."""
     many = lambda num: max(1, round(num * effort))  # noqa: E731
-    optimiser = {"epochs": many(125), "batch_size": BATCH, "lr": 0.03, "final_lr": 0.0}
+    optimiser = {"epochs": many(125), "batch_size": rows // BATCHES, "lr": 0.03, "final_lr": 0.0}
     chains = {"draws": many(1000), "warmup": 300, "chains": 4, "cores": 1}
     stochastic = {"chains": 128, "friction": 0.1, "lr": 0.01, "epochs": many(1200), "burn_in": 300}
     return {

@@ -92,19 +92,19 @@ class PredictiveCheck:
         }
         for k, (name, (data, settings)) in enumerate(tasks.items()):
             regression = data.schema.task == "regression"
-            below = (linear_settings(subject.inference, self.effort) if regression
+            below = (linear_settings(subject.inference, self.effort, self.rows) if regression
                      else small_settings(subject.inference, "logistic", self.effort))  # fmt: skip
             method = subject.method(below)
             entry = reduced(subject.entry, hidden=(), bias=True, **settings)
             posterior = fit(entry, data, method, seed=seed, device="cpu", progress=False)
-            x, y = self._inputs(data)
+            x, y = self._inputs(data, problem)
             prediction = predict(posterior, x, num_draws=self.draws, seed=seed)
             w = _weights(posterior, self.draws, seed)
             found, shown = (_regression_rows if regression else _class_rows)(prediction, w, x, y, problem.noise)
             rows += [(f"{what} ({name})", *pair) for what, *pair in found]
             tempered = getattr(method, "temperature", 1.0) != 1.0
             if name != "three classes":
-                exact = self._exact(problem, x, y) if regression else _by_integration(x, y)
+                exact = _by_formula(problem, x, y) if regression else _by_integration(x, y)
                 if subject.limit == "posterior" and not tempered:
                     findings += _against_exact(posterior, x, y, exact, name, seed)
                 for what, values in {**shown, "exact": exact}.items():
@@ -134,19 +134,20 @@ class PredictiveCheck:
             time.perf_counter() - start,
         )
 
-    def _inputs(self, data: Dataset) -> tuple[Tensor, Tensor]:
-        """New inputs (B, D), and targets that are likely at some and unlikely at others (B,)."""
+    def _inputs(self, data: Dataset, problem: LinearGaussian) -> tuple[Tensor, Tensor]:
+        """New inputs (B, D), and targets (B,): every class in turn, or from −2 to 2 predictive standard deviations."""
         size = data.schema.input_shape[0]
         x = torch.linspace(-2, 2, self.points)[:, None] * torch.tensor([1.0, -0.6, 0.3, 0.8][:size])
         if data.schema.task == "classification":
             return x, torch.arange(self.points) % len(data.schema.classes)
-        return x, torch.linspace(-3, 3, self.points)
+        mean, sd = _predictive(problem, x)
+        return x, (mean + torch.linspace(-2, 2, self.points) * sd).float()
 
-    def _exact(self, problem: LinearGaussian, x: Tensor, y: Tensor) -> np.ndarray:
-        """Normal(a·m, σ² + a Λ⁻¹ a) at y, nats (B,)."""
-        a = problem.design(x)
-        variance = problem.noise**2 + ((a @ torch.linalg.inv(problem.precision)) * a).sum(1)
-        return norm.logpdf(y.double().numpy(), (a @ problem.mean).numpy(), variance.sqrt().numpy())
+
+def _predictive(problem: LinearGaussian, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of y at x (B, D): Normal(a·m, σ² + a Λ⁻¹ a)."""
+    a = problem.design(x)
+    return a @ problem.mean, (problem.noise**2 + ((a @ torch.linalg.inv(problem.precision)) * a).sum(1)).sqrt()
 
 
 def _regression(rows: int) -> LinearGaussian:
@@ -211,6 +212,12 @@ def _class_rows(
         ("mutual information (nats)", p.epistemic.numpy(), total - aleatoric),
     ]
     return rows, {"log_density": p.log_prob(y).numpy(), "log_of_mean": log, "mean_of_log": terms.mean(0)}
+
+
+def _by_formula(problem: LinearGaussian, x: Tensor, y: Tensor) -> np.ndarray:
+    """log p(y | x, D) of linear regression, nats (B,)."""
+    mean, sd = _predictive(problem, x)
+    return norm.logpdf(y.double().numpy(), mean.numpy(), sd.numpy())
 
 
 def _by_integration(x: Tensor, y: Tensor) -> np.ndarray:

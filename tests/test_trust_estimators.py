@@ -1,0 +1,93 @@
+"""Estimators of objectives and gradients: right ones pass on any variant, and each kind of mistake is seen."""
+
+import pytest
+import torch
+
+import bnn_pyro as bp
+from bnn_pyro.inference.target.potential import Potential
+from bnn_pyro.trust import Subject
+from bnn_pyro.trust.estimators import Estimators
+from bnn_pyro.trust.linear_regression import correlated, dataset
+from bnn_pyro.zoo import ZOO
+
+QUICK = Estimators(rows=48, repeats=40, warm=30)
+
+
+def labels(classes):
+    data = correlated(48, 2)
+    y = torch.bucketize(data.y, data.y.quantile(torch.linspace(0, 1, classes + 1)[1:-1].double()))
+    return dataset(data.x, y, bp.Schema("classification", (2,), classes=tuple("abc"[:classes])))
+
+
+DATA = {"regression": correlated(48, 2, y_shift=5.0, y_scale=3.0).data, "three classes": labels(3)}
+
+
+def subject(variant, method, task="regression", settings=None, **given):
+    small = {} if variant == "last-layer" else {"hidden": (4,)}
+    return Subject(variant, ZOO[variant](**{**small, **(settings or {})}), method, DATA[task], given)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize(
+    ("variant", "method", "task", "settings"),
+    [
+        ("mean-field", "svi", "regression", {}),
+        ("mean-field", "svi", "three classes", {"prior": "scale-mixture:1,0.1,0.5"}),
+        ("hidden-layer", "svi", "three classes", {}),
+        ("variational-dropout", "svi", "regression", {}),
+        ("last-layer", "svi", "regression", {"family": "full", "backbone": "mlp"}),
+        ("mlp", "map", "three classes", {}),
+        ("dropout-mlp", "mc-dropout", "regression", {}),
+        ("mean-field", "nuts", "regression", {"activation": "tanh"}),
+        ("mean-field", "sghmc", "three classes", {"prior": "gamma:2,1"}),
+        ("last-layer", "sgld", "three classes", {"backbone": "mlp"}),
+    ],
+)
+def test_right_ones_pass(variant, method, task, settings):
+    outcome = QUICK.run(subject(variant, method, task, settings))
+    assert outcome.level == "good", [f for f in outcome.findings if f.level != "good"]
+
+
+def test_more_particles_and_local_reparametrisation_have_less_variance():
+    outcome = QUICK.run(subject("hidden-layer", "svi", settings={"init_scale": 0.2}))
+    share = dict(zip(outcome.evidence["estimators"], outcome.evidence["variance"], strict=True))
+    assert share["4 particles"] == pytest.approx(0.25, rel=0.6)
+    assert share["weight draws"] > 1.3
+    assert outcome.figures["gradient_variance"] == pytest.approx(1 / share["weight draws"])
+
+
+def test_a_wrong_gradient_is_seen(monkeypatch):
+    own = Potential._gradient
+
+    def wrong(self, z, *rest):
+        density, gradient = own(self, z, *rest)
+        return density, gradient * torch.linspace(1, 1.1, gradient.shape[1], dtype=gradient.dtype)
+
+    monkeypatch.setattr(Potential, "_gradient", wrong)
+    outcome = QUICK.run(subject("mean-field", "nuts"))
+    assert outcome.level == "bad" and "finite differences" in outcome.sentence
+
+
+def test_a_density_that_loses_digits_is_seen(monkeypatch):
+    """In half precision, as a careless cast would have it."""
+    forward = Potential.log_density
+
+    def coarse(self, u, *rest):
+        found = forward(self, u, *rest)
+        return found if self._dtype == torch.float64 else found.to(torch.bfloat16).to(found.dtype)
+
+    monkeypatch.setattr(Potential, "log_density", coarse)
+    outcome = QUICK.run(subject("mean-field", "nuts"))
+    assert outcome.level == "bad" and "32 bits" in outcome.sentence
+
+
+def test_what_estimates_nothing_is_refused():
+    assert "all rows at once" in QUICK.refuses(subject("last-layer", "laplace"))
+    assert QUICK.refuses(subject("mean-field", "svi")) == ""
