@@ -18,6 +18,7 @@ from bnn_pyro.plots.diagnostics import (
 )
 from bnn_pyro.plots.ensembles import dispute, growing_ensemble, method_predictions, most_disputed
 from bnn_pyro.plots.images import uncertain_images
+from bnn_pyro.plots.joint import joint_quantiles, joint_z_scores, step_size_bias
 from bnn_pyro.plots.maps import decision_boundary, epistemic_map
 from bnn_pyro.plots.mesh import Grid, grid, line
 from bnn_pyro.plots.ood import entropy_histograms, ood_bars
@@ -46,6 +47,8 @@ __all__ = [
     "growing_ensemble",
     "importance_weights",
     "interval_coverage",
+    "joint_quantiles",
+    "joint_z_scores",
     "line",
     "loo_pit",
     "method_predictions",
@@ -68,6 +71,7 @@ __all__ = [
     "selective_risk",
     "signal_to_noise",
     "softmax_draws",
+    "step_size_bias",
     "trace_ranks",
     "training_curves",
     "uncertain_images",
