@@ -194,11 +194,13 @@ def predict(
             drawn = next(iter(block.values())).shape[0]
             at_once = max(1, min(drawn, max_memory // (per_point * min(len(x), 512))))
             points = max(1, min(len(x), max_memory // (per_point * at_once)))
-            rows = []
-            for part in x.split(points):
-                pieces = [_likelihood(model, w, part.to(posterior.device)) for w in _chunks(block, at_once)]
-                rows.append(_join(pieces, 0))
-            blocks.append(_join(rows, 1))
+            held: dict[str, Tensor] = {}
+            for start in range(0, len(x), points):
+                part = x[start : start + points].to(posterior.device)
+                for first in range(0, drawn, at_once):
+                    some = {site: value[first : first + at_once] for site, value in block.items()}
+                    kind = _place(_likelihood(model, some, part), held, (drawn, len(x)), first, start)
+            blocks.append(_make(kind, held))
             done += drawn
             if progress is not None:
                 progress(done, num_draws)
@@ -219,10 +221,18 @@ def _enough_memory(num_draws: int, num: int, max_memory: int) -> Iterator[None]:
         ) from None
 
 
-def _chunks(draws: dict[str, Tensor], size: int) -> Iterator[dict[str, Tensor]]:
-    num = next(iter(draws.values())).shape[0]
-    for start in range(0, num, size):
-        yield {site: value[start : start + size] for site, value in draws.items()}
+def _place(piece: Distribution, held: dict[str, Tensor], shape: tuple[int, int], first: int, start: int) -> type:
+    """Copy the parameters of a piece to where they belong among all draws and points; the piece's kind.
+
+    Pieces that are kept as they are would lie between the activations and keep their memory from being used again.
+    """
+    kind = _kind(piece)
+    for name in _PARAMETERS[kind]:
+        value = getattr(piece, name)
+        if name not in held:
+            held[name] = value.new_empty(shape + value.shape[2:])
+        held[name][first : first + value.shape[0], start : start + value.shape[1]] = value
+    return kind
 
 
 def _likelihood(model: Callable, draws: dict[str, Tensor], x: Tensor) -> Distribution:
