@@ -87,7 +87,7 @@ OPTIONS = [
 ]  # fmt: skip
 
 
-@cases(22)
+@cases(16)
 @given(case=table(), suffix=st.sampled_from([".csv", ".csv", ".csv", ".tsv", ".CSV", ".txt", ".npz"]))
 def test_a_table_is_trained_on_or_refused(case, suffix):
     tally("table to train on")
@@ -107,7 +107,7 @@ def test_a_table_is_trained_on_or_refused(case, suffix):
             assert np.isfinite(pd.read_csv(output).select_dtypes("number").to_numpy()).all()
 
 
-@cases(12)
+@cases(8)
 @given(case=table(), how=st.sampled_from(["predict", "evaluate"]), known=st.integers(0, 3))
 def test_rows_for_a_run_are_predicted_or_refused(runs, case, how, known):
     tally("table to predict")
@@ -148,7 +148,7 @@ def archive(draw) -> bytes:
     return draw(damage(blob)) if mark is None and draw(st.integers(0, 2)) == 0 else blob
 
 
-@cases(20)
+@cases(13)
 @given(
     blob=archive(), options=st.sampled_from([[], ["--drop-missing"], ["--task", "regression"], ["--features", "x1"]])
 )
@@ -163,7 +163,7 @@ def test_an_archive_is_trained_on_or_refused(blob, options):
             assert not (folder / "run" / "posterior.pt").exists()
 
 
-@cases(4)
+@cases(2)
 @given(data=st.data(), name=st.sampled_from(["x", "y", "classes", "arr_0"]))
 def test_code_in_an_archive_is_not_executed(data, name):
     tally("archive with code")
@@ -184,7 +184,7 @@ def planted_object(mark):
     return Planted(mark)
 
 
-@cases(4)
+@cases(3)
 @given(chosen=array(), name=st.sampled_from(["test_0", "test_0", "test_1", "rows"]), harm=st.booleans(), data=st.data())
 def test_given_splits_are_used_or_refused(chosen, name, harm, data):
     tally("splits")
@@ -216,7 +216,7 @@ def picture(draw) -> bytes:
     return draw(damage(file.getvalue())) if draw(st.booleans()) else file.getvalue()
 
 
-@cases(6)
+@cases(4)
 @given(blob=picture(), suffix=st.sampled_from([".png", ".jpg", ".JPEG", ".gif"]), invert=st.booleans())
 def test_a_picture_is_predicted_or_refused(runs, blob, suffix, invert):
     tally("picture")

@@ -66,7 +66,7 @@ COMMANDS = {
 }
 
 
-@cases(36)
+@cases(24)
 @given(
     data=st.data(),
     name=st.sampled_from(["svi", "svi", "nuts", "laplace"]),
@@ -111,7 +111,7 @@ def test_a_damaged_run_is_used_or_refused(runs, data, name, command):
 
 
 # -- archives whose checksum was made to fit -------------------------------------------------------------------------
-@cases(5)
+@cases(3)
 @given(data=st.data(), name=st.sampled_from(sorted(RUNS)), how=st.sampled_from(["json", "json", "tensors", "code"]))
 def test_an_archive_that_was_resealed_is_loaded_or_refused(runs, data, name, how):
     """What someone would do who alters an archive on purpose: nothing in it is executed."""
@@ -179,7 +179,7 @@ def tensors_of(posterior):
     return posterior.chains if posterior.guide is None else dict(posterior.guide.state_dict())
 
 
-@cases(8)
+@cases(5)
 @given(data=st.data(), name=st.sampled_from(["svi", "nuts", "sghmc"]))
 def test_a_damaged_checkpoint_is_resumed_to_the_same_result_or_refused(stopped, data, name):
     tally("damaged checkpoint")

@@ -94,7 +94,7 @@ def arguments(draw) -> list[str]:
     return argv + [part for text in short for part in ("--set", text)]
 
 
-@cases(10)
+@cases(7)
 @given(argv=arguments())
 def test_a_training_runs_or_is_refused(argv):
     tally("options of train")
@@ -106,7 +106,7 @@ def test_a_training_runs_or_is_refused(argv):
             assert not (folder / "run" / "posterior.pt").exists()
 
 
-@cases(5)
+@cases(3)
 @given(
     argv=st.lists(st.one_of(st.sampled_from(WORDS), VALUES), max_size=6),
     command=st.sampled_from(["train", "evaluate", "predict", "compare", "diagnose", "list", "", "help"]),
@@ -175,7 +175,7 @@ def config(draw) -> dict:
     return tree
 
 
-@cases(9)
+@cases(6)
 @given(tree=config(), fixed=st.booleans())
 def test_a_config_runs_or_is_refused(tree, fixed):
     tally("config")
@@ -189,7 +189,7 @@ def test_a_config_runs_or_is_refused(tree, fixed):
 
 
 # -- settings --------------------------------------------------------------------------------------------------------
-@cases(8)
+@cases(6)
 @given(data=st.data())
 def test_settings_are_taken_or_refused(data):
     tally("settings")

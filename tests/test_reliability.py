@@ -230,7 +230,7 @@ def test_a_prediction_stays_within_its_memory(forks, tmp_path):
     ]
     assert forks.run("command", argv=[*train, "--out", str(out)], log=str(log)) == 0
     limits = dict(run=str(out), rows=20_000, draws=50, bound=8 * mega, log=str(log))
-    assert forks.run("predict_within", room=192 * mega, **limits) == 0
+    assert forks.run("predict_within", room=64 * mega, **limits) == 0
     assert forks.run("predict_within", room=1 * mega, **limits) == 2
     assert "not enough memory" in log.read_text() and "max_memory" in log.read_text()
 
