@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from bnn_pyro.errors import UserError
-from bnn_pyro.inference import METHODS
+from bnn_pyro.inference import METHODS, SVI
 from bnn_pyro.inference.markov.budget import LARGE
 from bnn_pyro.inference.method import Report
 from bnn_pyro.isolation import isolated
@@ -25,8 +25,8 @@ from bnn_pyro.settings import plain
 from bnn_pyro.training import at_hand, fit
 from bnn_pyro.trust.miscalibration import judge
 from bnn_pyro.trust.outcome import Outcome
-from bnn_pyro.trust.replicas import Plan, replications
-from bnn_pyro.trust.simulation import Design, design, why_not
+from bnn_pyro.trust.replicas import Plan, replications, why_not_together
+from bnn_pyro.trust.simulation import Design, design, linear_part, why_not
 from bnn_pyro.trust.subject import Subject
 from bnn_pyro.zoo import Entry
 
@@ -39,9 +39,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "hmc": {"chains": 2, "draws": 80, "warmup": 200, "thin": 2, "target_accept": 0.9, "cores": 1},
     "nuts": {"chains": 2, "draws": 80, "warmup": 200, "thin": 2, "target_accept": 0.9, "cores": 1},
     "chees": {"chains": 16, "superchains": 16, "draws": 20, "warmup": 200, "thin": 3},
-    "sghmc": {"chains": 16, "epochs": 3000, "burn_in": 1000, "max_draws": 20},
-    "sgld": {"chains": 16, "epochs": 3000, "burn_in": 1000, "max_draws": 20},
+    "sghmc": {"chains": 16, "epochs": 2000, "burn_in": 700, "max_draws": 20},
+    "sgld": {"chains": 16, "epochs": 2000, "burn_in": 700, "max_draws": 20},
 }
+#: How many times fewer replications: of linear models, whose whitened gradient is traced anew for every data set, and
+#: of what takes a second each.
+WHITENED, SLOW, FEWEST = 2, 4, 20
 #: Those that are multiplied by the effort, of methods that come closer to the posterior with it.
 LENGTHS = ("warmup", "thin", "epochs", "burn_in")
 
@@ -50,7 +53,7 @@ LENGTHS = ("warmup", "thin", "epochs", "burn_in")
 class Calibration:
     """Settings of simulation-based calibration.
 
-    replications  data sets, each drawn and fitted
+    replications  data sets, each drawn and fitted; of methods that take a second for each, a quarter of them
     rows          of each, at most: taken from the subject's training inputs
     points        inputs at which predictions are asked for, half of them rows of the data
     draws         of each fit, at most; fewer where they would depend on one another
@@ -73,7 +76,7 @@ class Calibration:
     quick: ClassVar[Mapping[str, Any]] = {"replications": 80, "effort": 1.0}
 
     def __post_init__(self) -> None:
-        for name, low in dict(replications=20, rows=1, points=1, draws=19, cores=0).items():
+        for name, low in dict(replications=FEWEST, rows=1, points=1, draws=19, cores=0).items():
             if getattr(self, name) < low:
                 raise UserError(f"{name} must be at least {low}, got {getattr(self, name)}")
 
@@ -104,13 +107,24 @@ class Calibration:
             raise UserError(reason)
         method = subject.method(self._below(subject, entry, given))
         plan = Plan(entry, given, method, seed, self.draws)
-        found = replications(plan, self.replications, self.cores, report)
+        found = replications(plan, self._number(plan), self.cores, report)
         judged = judge(subject.limit, plan, found)
         settings = {**subject.settings(method), "variant": plain(entry), "check": plain(self)}
         return replace(judged, settings=settings, seconds=time.perf_counter() - start)
 
     def _design(self, subject: Subject, seed: int) -> Design:
         return design(subject.data, self.rows, self.points, seed)
+
+    def _number(self, plan: Plan) -> int:
+        """How many replications, so that those of all methods take about as long."""
+        method = plan.method
+        if isinstance(method, SVI):
+            share = SLOW if why_not_together(plan.entry, method, plan.given) else 1
+        elif hasattr(method, "compiled"):
+            share = 1 if linear_part(plan.entry, plan.given) is None else WHITENED
+        else:
+            share = SLOW if hasattr(method, "epochs") else 1
+        return max(FEWEST, self.replications // share)
 
     def _below(self, subject: Subject, entry: Entry, given: Design) -> dict[str, Any]:
         """Settings of the method for one fit."""

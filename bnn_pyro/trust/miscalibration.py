@@ -13,14 +13,13 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.stats import binomtest, norm, ttest_1samp
 
-from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.likelihoods import Normal
-from bnn_pyro.parts.nets import MLP
-from bnn_pyro.parts.priors import BayesianNet, IsotropicNormal
+from bnn_pyro.parts.priors import IsotropicNormal
 from bnn_pyro.trust import ranks
 from bnn_pyro.trust.outcome import ALPHA, Finding, Outcome
 from bnn_pyro.trust.ranks import LEVELS
 from bnn_pyro.trust.replicas import Failure, Plan, Replication
+from bnn_pyro.trust.simulation import linear_part
 
 __all__ = ["judge"]
 
@@ -28,6 +27,9 @@ NAME = "calibration"
 
 #: Fewer draws that are worth an independent one tell nothing; so many replications may have fewer.
 LEAST, SHARE = 19, 0.05
+
+#: p-value up to which the data are taken to be likelier under the draws than under the prior more often than not.
+HALF = 0.01
 
 #: Draws that are ranked among, as a share of what they are worth: estimates of the latter scatter about it.
 NEARLY = 1.25
@@ -81,13 +83,10 @@ def _is_exact(plan: Plan) -> bool:
     """Whether a Normal at the mode is the posterior: linear regression with a known noise and a Normal prior."""
     if plan.method.limit != "normal at the mode" or getattr(plan.method, "structure", "") != "full":
         return False
-    with isolated(0):
-        model = plan.entry.model(plan.given.schema)
-    head = getattr(model, "head", model)
-    if not (isinstance(head, BayesianNet) and isinstance(head.net, MLP) and len(head.net.layers) == 1):
+    model = linear_part(plan.entry, plan.given)
+    if model is None or not (isinstance(model.likelihood, Normal) and model.likelihood.noise is not None):
         return False
-    normal = all(isinstance(head.prior(w), IsotropicNormal) for w in head.net.parameters())
-    return normal and isinstance(head.likelihood, Normal) and head.likelihood.noise is not None
+    return all(isinstance(model.prior(w), IsotropicNormal) for w in model.net.parameters())
 
 
 def _faults(done: Sequence[Replication], order: np.ndarray, num: int) -> list[Finding]:
@@ -103,7 +102,7 @@ def _faults(done: Sequence[Replication], order: np.ndarray, num: int) -> list[Fi
             found.append(Finding(about, float(z.mean()), 0.0, float(z.std() / np.sqrt(len(z))), p, "bad"))
     better = sum(r.learned for r in done)
     p = float(binomtest(better, len(done), 0.5, alternative="greater").pvalue)
-    if p > ALPHA:
+    if p > HALF:
         about = "share of the data sets that are likelier under the draws than under the prior"
         found.append(Finding(about, better / len(done), 1.0, None, p, "bad"))
     return found

@@ -26,12 +26,13 @@ from bnn_pyro.inference.density import log_joints
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.backbone import once
 from bnn_pyro.parts.likelihoods import OBSERVED, Heteroscedastic
-from bnn_pyro.parts.nets import in_mode
+from bnn_pyro.parts.nets import MLP, in_mode
+from bnn_pyro.parts.priors import BayesianNet
 from bnn_pyro.posterior import weight_space
 from bnn_pyro.trust.quantities import targets_of
 from bnn_pyro.zoo import Entry
 
-__all__ = ["Design", "Question", "Simulated", "ask", "design", "simulate", "why_not"]
+__all__ = ["Design", "Question", "Simulated", "ask", "design", "linear_part", "simulate", "why_not"]
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,15 @@ class Question:
 
     about: str
     kind: str
+
+
+def linear_part(entry: Entry, given: Design) -> BayesianNet | None:
+    """The model that is inferred where it has no hidden layers, as a last layer's; else None."""
+    with isolated(0):
+        model = entry.model(given.schema)
+    head = getattr(model, "head", model)
+    linear = isinstance(head, BayesianNet) and isinstance(head.net, MLP) and len(head.net.layers) == 1
+    return head if linear else None
 
 
 def ask(
