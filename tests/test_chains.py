@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from monte_carlo import fit, same
+from monte_carlo import fit, same, stop_at
 
 import bnn_pyro as bp
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
@@ -51,14 +51,7 @@ def test_a_stopped_run_goes_on_to_the_same_draws(name, tmp_path, monkeypatch):
     for stops in ((10, 23), (38,), (50, 26)):
         out, done = tmp_path / "-".join(map(str, stops)), 0
         for stop in stops:
-            steps = iter(range(1, 10_000))
-
-            def due(self, steps=steps, stop=stop):
-                if next(steps) == stop:
-                    signal.raise_signal(signal.SIGINT)
-                return self.stop
-
-            monkeypatch.setattr(Checkpoint, "due", property(due))
+            monkeypatch.setattr(Checkpoint, "due", stop_at(stop))
             done += stop
             with pytest.raises(Interrupted, match=f"step {done} of 76"):
                 fit(NET, PROBLEM.data, SMALL[name], out=out, resume=True)

@@ -1,12 +1,12 @@
 """What SGHMC and SGLD are made of: mini-batches, schedules, stored draws, traces, resuming, refused settings."""
 
 import math
-import signal
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from monte_carlo import stop_at
 
 import bnn_pyro as bp
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
@@ -110,14 +110,7 @@ def test_a_stopped_run_goes_on_to_the_same_draws(name, tmp_path, monkeypatch):
     for stops in ((1,), (7, 12), (20, 15), (36,)):
         out, done = tmp_path / "-".join(map(str, stops)), 0
         for stop in stops:
-            steps = iter(range(1, 1000))
-
-            def due(self, steps=steps, stop=stop):
-                if next(steps) == stop:
-                    signal.raise_signal(signal.SIGINT)
-                return self.stop
-
-            monkeypatch.setattr(Checkpoint, "due", property(due))
+            monkeypatch.setattr(Checkpoint, "due", stop_at(stop))
             done += stop
             with pytest.raises(Interrupted, match=f"step {done} of 36"):
                 bp.fit(entry, data, RUNS[name], out=out, resume=True, **run)
