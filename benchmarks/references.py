@@ -122,10 +122,9 @@ def measured(name: str, runs: Path) -> ReferencePosterior:
     z = np.abs(expected - others) / np.hypot(error, other_error)
     p = float(min(1.0, 2 * norm.sf(z.max()) * z.size))
     criteria["second_run_p"] = [p, ALPHA, p > ALPHA]
-    kept = (
-        np.linspace(0, values.shape[0] * values.shape[1] - 1, 1000 if centre.shape[1] == 1 else 400).round().astype(int)
-    )
-    points = np.linspace(0, len(x) - 1, min(len(x), 60 if centre.shape[1] == 1 else 30)).round().astype(int)
+    stored, shown = (1000, 60) if centre.shape[1] == 1 else (330, 30)
+    kept = np.linspace(0, values.shape[0] * values.shape[1] - 1, stored).round().astype(int)
+    points = np.linspace(0, len(x) - 1, min(len(x), shown)).round().astype(int)
     draws = ((values.reshape(-1, *centre.shape)[kept] - centre) / spread)[:, points]
     lp = series(posterior.stats["lp"].numpy()[..., None])
     about = {

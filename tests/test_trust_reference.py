@@ -308,6 +308,7 @@ def test_which_reference_is_taken():
         False, "toy-curve", "normal:3", "toy-curve",
     )  # fmt: skip
     assert taken(subject(data="breast-cancer")).reference.name == "breast-cancer"
+    assert taken(subject(inference="sghmc", hidden=(4,))).reference.name == "breast-cancer"
     last = taken(subject("last-layer", data="digits", prior="fan-in:8"))
     assert last.own and last.reference.name == "digits-last-layer"
     elsewhere = taken(subject("last-layer", data="toy-curve"))

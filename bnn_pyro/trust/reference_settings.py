@@ -31,8 +31,18 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
         }
         for name in ("map", "mle", "ensemble")
     },
-    "sghmc": {"": {"chains": 8, "max_draws": 2000}},
-    "sgld": {"": {"chains": 8, "max_draws": 2000}},
+    "sghmc": {
+        "": {"chains": 4, "max_draws": 2000},
+        "breast-cancer": {"lr": 0.3},
+        "toy-curve": {"lr": 3e-5, "epochs": 8000},
+        "digits-last-layer": {"epochs": 2500},
+    },
+    "sgld": {
+        "": {"chains": 4, "max_draws": 2000},
+        "breast-cancer": {"lr": 1.0},
+        "toy-curve": {"lr": 3e-5, "epochs": 8000},
+        "digits-last-layer": {"epochs": 2500},
+    },
 }
 
 
