@@ -9,6 +9,7 @@ import torch
 from scipy.stats import norm
 
 import bnn_pyro as bp
+from bnn_pyro import plots
 from bnn_pyro.trust import ALPHA, CHECKS, Subject
 from bnn_pyro.trust.closed_form import ClosedForm
 from bnn_pyro.trust.gaussian_claims import expected_of, quantities, stationary
@@ -30,6 +31,13 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+def test_what_is_far_off_is_named():
+    labels = [f"mean of weight {i + 1} (posterior sd)" for i in range(8)]
+    ax = plots.standard_errors(labels, [0.3, -1, 0, 9.0, 0, 0, -np.inf, 1], 4.0)
+    assert {text.get_text() for text in ax.texts} == {"mean of weight 4", "mean of weight 7"}
+    assert ax.get_title().startswith("2 of 8") and ax.get_legend().get_texts()[0].get_text() == "mean of weight"
 
 
 # -- z-tests -----------------------------------------------------------------------------------------------------
@@ -112,6 +120,12 @@ def test_the_amount_is_the_known_one():
     covered = (2 * norm.cdf(norm.ppf(0.9) * share.numpy()) - 1).mean()
     assert outcome.evidence["weight_coverage"][1] == pytest.approx(covered, abs=0.05)
     assert "of the exact standard deviation" in outcome.sentence
+    e = outcome.evidence
+    off = plots.standard_errors(e["labels"], e["z"], e["bound"])
+    assert off.get_title().startswith("0 of") and len(off.get_legend().get_texts()) == 5
+    shown = ("exact_mean", "exact_sd", "found_mean", "found_sd", "levels", "coverage", "weight_coverage")
+    left, right = plots.exact_intervals(*(e[name] for name in shown))
+    assert left.get_xlabel() == "new input" and len(right.get_lines()) == 3
 
 
 def test_a_cold_posterior_is_held_to_the_cold_one():
@@ -152,4 +166,6 @@ def test_predictions_of_every_way_to_store_draws():
         outcome = check.run(subject(variant, method))
         assert outcome.level == "good", outcome.sentence
         assert outcome.evidence["log_density"].shape == outcome.evidence["exact"].shape == (24,)
+    shown = ("log_density", "log_of_mean", "mean_of_log", "exact")
+    assert len(plots.mixture_densities(*(outcome.evidence[name] for name in shown)).get_lines()) == 4
     assert CHECKS["predictive"] is PredictiveCheck

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import bnn_pyro as bp
+from bnn_pyro import plots
 from bnn_pyro.inference.target.potential import Potential
 from bnn_pyro.trust import Subject
 from bnn_pyro.trust.estimators import Estimators
@@ -60,6 +61,9 @@ def test_more_particles_and_local_reparametrisation_have_less_variance():
     share = dict(zip(outcome.evidence["estimators"], outcome.evidence["variance"], strict=True))
     assert share["4 particles"] == pytest.approx(0.25, rel=0.6)
     assert share["weight draws"] > 1.3
+    shown = ("batch_sizes", "elbo", "elbo_error", "estimators", "variance", "variance_error")
+    axes = plots.batch_objectives(*(outcome.evidence[name] for name in shown))
+    assert [t.get_text() for t in axes[1].get_yticklabels()] == list(share)
     assert outcome.figures["gradient_variance"] == pytest.approx(1 / share["weight draws"])
 
 

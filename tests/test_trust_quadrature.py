@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.distributions import MultivariateNormal
 
+from bnn_pyro import plots
 from bnn_pyro.trust import Subject
 from bnn_pyro.trust.grid import Grid, best_normal, climb, curvature, normal_grid
 from bnn_pyro.trust.linear_regression import correlated
@@ -103,6 +104,9 @@ def test_methods_are_what_they_claim(variant, method, levels):
         shape = len(outcome.evidence[f"{name}_axis_1"]), len(outcome.evidence[f"{name}_axis_2"])
         assert outcome.evidence[f"{name}_density"].shape == shape
         assert outcome.evidence[f"{name}_draws"].shape[1] == 2
+        shown = ("axis_1", "axis_2", "density", "draws", "names")
+        ax = plots.two_weights(*(outcome.evidence[f"{name}_{what}"] for what in shown))
+        assert len(ax.get_legend().get_texts()) == 4
 
 
 def test_a_wrong_prior_is_bad():

@@ -17,6 +17,14 @@ from bnn_pyro.plots.diagnostics import (
     posterior_predictive,
 )
 from bnn_pyro.plots.ensembles import dispute, growing_ensemble, method_predictions, most_disputed
+from bnn_pyro.plots.exact import (
+    batch_objectives,
+    exact_intervals,
+    finite_differences,
+    mixture_densities,
+    standard_errors,
+    two_weights,
+)
 from bnn_pyro.plots.images import uncertain_images
 from bnn_pyro.plots.joint import joint_quantiles, joint_z_scores, step_size_bias
 from bnn_pyro.plots.maps import decision_boundary, epistemic_map
@@ -32,6 +40,7 @@ from bnn_pyro.plots.weights import unlike, weight_posteriors
 __all__ = [
     "Grid",
     "autocorrelation",
+    "batch_objectives",
     "chain_traces",
     "confidence_histogram",
     "confusion_matrix",
@@ -42,6 +51,8 @@ __all__ = [
     "energy",
     "entropy_histograms",
     "epistemic_map",
+    "exact_intervals",
+    "finite_differences",
     "forest",
     "grid",
     "growing_ensemble",
@@ -52,6 +63,7 @@ __all__ = [
     "line",
     "loo_pit",
     "method_predictions",
+    "mixture_densities",
     "most_disputed",
     "objective",
     "ood_bars",
@@ -71,9 +83,11 @@ __all__ = [
     "selective_risk",
     "signal_to_noise",
     "softmax_draws",
+    "standard_errors",
     "step_size_bias",
     "trace_ranks",
     "training_curves",
+    "two_weights",
     "uncertain_images",
     "unlike",
     "weight_posteriors",

@@ -42,7 +42,7 @@ from bnn_pyro.trust.linear_regression import LinearGaussian, correlated
 from bnn_pyro.trust.outcome import ALPHA, Finding, Outcome, worst
 from bnn_pyro.trust.reduction import irreducible, reduced
 from bnn_pyro.trust.subject import Subject
-from bnn_pyro.trust.z_tests import Estimate, judge, of_chains, of_independent, of_runs
+from bnn_pyro.trust.z_tests import Estimate, bound, judge, of_chains, of_independent, of_runs, z_scores
 from bnn_pyro.zoo import Entry
 
 __all__ = ["LEVELS", "ClosedForm", "linear_settings"]
@@ -79,7 +79,7 @@ class ClosedForm:
         "Without hidden layers, with a Normal prior and a known noise, the network is Bayesian linear regression: "
         "means, covariances, predictions and the evidence are held against the formulas."
     )
-    quick: ClassVar[Mapping[str, Any]] = {"fits": 6, "effort": 1.0}
+    quick: ClassVar[Mapping[str, Any]] = {"fits": 8, "effort": 1.0}
 
     def refuses(self, subject: Subject) -> str:
         """See ``Check``."""
@@ -89,10 +89,10 @@ class ClosedForm:
         """See ``Check``.
 
         ``evidence``: labels (M,), found, expected, error, low, high (M,) of every quantity, in posterior standard
-        deviations; of predictions at B new inputs in units of the target: exact_mean, exact_sd, found_mean, found_sd
-        (B,); levels and coverage, the share of the exact posterior's predictions that the method's central intervals
-        hold; weight_coverage, the same of the weights; ratio and weight_ratio, mean of the method's standard
-        deviations as shares of the posterior's, of predictions and weights.
+        deviations, and z (M,), by how many standard errors it is off, with the bound of an alarm; of predictions at B
+        new inputs in units of the target: exact_mean, exact_sd, found_mean, found_sd (B,); levels and coverage, the
+        share of the exact posterior's predictions that the method's central intervals hold; weight_coverage, the same
+        of the weights; ratio and weight_ratio, mean of the method's standard deviations as shares of the posterior's.
         """
         start = time.perf_counter()
         problem = self._problem()
@@ -220,6 +220,8 @@ class ClosedForm:
             "error": found.error,
             "low": low,
             "high": high,
+            "z": z_scores(found, low, high, STOPS if claim.refitted else 0.0),
+            "bound": bound(found),
             "expected": expected_of(torch.linalg.inv(exact.precision), exact, x),
             "exact_mean": exact_mean,
             "exact_sd": exact_sd,

@@ -33,7 +33,7 @@ from bnn_pyro.trust.quadrature_words import sentence
 from bnn_pyro.trust.reduction import irreducible, reduced
 from bnn_pyro.trust.small_problems import PROBLEMS, SmallProblem
 from bnn_pyro.trust.subject import Subject
-from bnn_pyro.trust.z_tests import Estimate, judge, of_chains, of_independent, of_runs
+from bnn_pyro.trust.z_tests import Estimate, bound, judge, of_chains, of_independent, of_runs, z_scores
 
 __all__ = ["Quadrature", "small_settings"]
 
@@ -60,7 +60,7 @@ class Quadrature:
         "Logistic regression with two weights, and one tanh unit, whose posterior has two modes that differ in sign: "
         "means, variances, predictions and the masses of the modes are held against integrals over a grid."
     )
-    quick: ClassVar[Mapping[str, Any]] = {"fits": 6, "effort": 1.0}
+    quick: ClassVar[Mapping[str, Any]] = {"fits": 8, "effort": 1.0}
 
     def refuses(self, subject: Subject) -> str:
         """See ``Check``."""
@@ -72,7 +72,8 @@ class Quadrature:
         ``evidence``, for each problem P in ``problems`` (names): P_names of its two weights; P_axis_1, P_axis_2 (n,)
         and P_density (n, n), the exact posterior; P_draws (S, 2) of the method; P_labels, P_found, P_error, P_low,
         P_high (what is claimed) and P_expected (what the posterior has), (M,), in units of the posterior's standard
-        deviations; P_x, P_exact_mean and P_found_mean, E[y | x] at new inputs (B,).
+        deviations, P_z (M,) and P_bound, by how many standard errors each is off, and the bound of an alarm; P_x,
+        P_exact_mean and P_found_mean, E[y | x] at new inputs (B,).
         """
         start = time.perf_counter()
         findings: list[Finding] = []
@@ -139,7 +140,7 @@ class Quadrature:
             found = of_runs(values.mean(1))
         if claimed is None:
             findings = []
-            low = np.full(len(expected), np.nan)
+            low, tolerance = np.full(len(expected), np.nan), 0.0
         else:
             mean = made.mean(claimed.points, x.double())
             low = (claimed.expect(_quantities(made, claimed.points, mean, folded)) / unit).numpy()
@@ -156,7 +157,10 @@ class Quadrature:
             about = f"Monte-Carlo error ({made.title}, posterior sd): too few independent draws to tell"
             findings.append(Finding(about, noisy, BLIND, level="caution"))
         findings.append(_own_density(made, posteriors[0], method))
-        return findings, _shown(made, exact, x, drawn, found, low, expected, labels, unit)
+        return findings, _shown(made, exact, x, drawn, found, low, expected, labels, unit) | {
+            "z": z_scores(found, low, tolerance=tolerance),
+            "bound": bound(found),
+        }
 
     def _drawn(self, posterior: Posterior, x: Tensor, seed: int) -> tuple[Tensor, Tensor]:
         """Weights (C, D, 2) and the predictions' means at x (C, D, B), float64."""

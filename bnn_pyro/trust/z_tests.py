@@ -11,7 +11,7 @@ from scipy.stats import t
 from bnn_pyro.diagnostics.chain_statistics import ess_mean
 from bnn_pyro.trust.outcome import ALPHA, Finding
 
-__all__ = ["Estimate", "judge", "of_chains", "of_independent", "of_runs", "p_values", "z_scores"]
+__all__ = ["Estimate", "bound", "judge", "of_chains", "of_independent", "of_runs", "p_values", "z_scores"]
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,11 @@ def z_scores(
 def p_values(found: Estimate, z: np.ndarray) -> np.ndarray:
     """Two-sided, of each by itself (M,): multiply by M."""
     return np.where(np.isfinite(z), 2 * t.sf(np.abs(z), found.freedom), 0.0)
+
+
+def bound(found: Estimate) -> float:
+    """Standard errors beyond which one of the quantities counts as off."""
+    return float(t.isf(ALPHA / (2 * len(found.mean)), found.freedom).max())
 
 
 def judge(
