@@ -49,6 +49,7 @@ class Found:
     drift: np.ndarray  # (sweeps, M, 2)
     drift_error: np.ndarray
     quantiles: np.ndarray  # (199, M)
+    renewed: float  # by one transition: 1 less the correlation of slopes before and after, given the same targets
 
 
 class Bench:
@@ -96,13 +97,16 @@ class Bench:
             method, self.model, self.data, self.first, w, check.sweeps, self.seed, **settings
         )
         total, last = 0.0, []
-        drift, drift_error = [], []
+        drift, drift_error, renewed = [], [], []
+        slopes = self.quantities.slopes
         for k in range(check.sweeps):
+            before = self.scores(self.quantities(w, y))[:, slopes]
             w = chains.move(y)
             values = self.quantities(w, y)
             if not np.isfinite(values).all():
                 raise UserError(f"after {k + 1} transitions, densities or their slopes are no longer finite")
             scores = self.scores(values)
+            renewed.append(1 - _correlation(before, scores[:, slopes]).clip(0, 1))
             now = _moments(scores)
             total = total + now
             drift.append(now.mean(0) - self.expected.mean(0))
@@ -119,6 +123,7 @@ class Bench:
             np.stack(drift),
             np.stack(drift_error),
             np.quantile(np.concatenate(last), norm.cdf(LEVELS), axis=0),
+            float(np.median(np.mean(renewed, 0))),
         )
 
     def evidence(self, found: Found) -> dict[str, Any]:
@@ -132,13 +137,33 @@ class Bench:
             "drift_error": found.drift_error,
             "levels": LEVELS,
             "scores": found.quantiles,
-            "bound": float(norm.isf(ALPHA / (2 * found.shift.size))),
+            "bound": self.bound(found),
+            "renewed": found.renewed,
         }
+
+    def bound(self, found: Found) -> float:
+        """What all of |z| stay below with probability 1 − ALPHA."""
+        return float(norm.isf(ALPHA / (2 * found.shift.size)))
+
+    def blind(self, found: Found) -> float:
+        """The least error of posterior variances that would be seen, as a share of them.
+
+        A slope is on the scale of the posterior, and its variance would be off by that after many transitions; after
+        k of them, as far as these have come. A kernel that never moves leaves every distribution as it is.
+        """
+        come = 1 - (1 - found.renewed) ** np.arange(1, self.check.sweeps + 1)
+        seen = self.bound(found) * float(np.median(found.error[self.quantities.slopes, 1]))
+        return seen / max(float(come.mean()), 1e-9)
 
 
 def _moments(scores: np.ndarray) -> np.ndarray:
     """(S, M) -> (S, M, 2)."""
     return np.stack([scores, scores**2], 2)
+
+
+def _correlation(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Of the columns of two samples (S, M), which have the means 0; (M,)."""
+    return (a * b).mean(0) / np.sqrt((a**2).mean(0) * (b**2).mean(0)).clip(1e-300)
 
 
 def _error(values: np.ndarray, expected: np.ndarray) -> np.ndarray:

@@ -62,6 +62,8 @@ class Quantities:
             *(f"prediction of row {n + 1}" for n in self.rows.tolist()),
             "mean target",
         ]
+        #: Which of them are slopes.
+        self.slopes = [i for i, name in enumerate(self.names) if name.startswith("slope")]
         potential.give(y)
         _, slopes = potential(potential.position(w))
         self.scale = slopes.square().mean(0).clamp_min(1e-300)
