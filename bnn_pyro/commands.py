@@ -235,7 +235,7 @@ def check(args: Namespace) -> int:
         if name not in CHECKS:
             raise unknown("check", name, CHECKS)
     checks = [name for name in CHECKS if name in args.only] if args.only else list(CHECKS)
-    plans = bench_subjects(args) if args.variant is None else [one_subject(args)]
+    plans = bench_subjects(args) if args.variant is None else [one_subject(args).prepare()]
     recipe = plans[0].recipe
     name = "zoo" if args.variant is None else f"{recipe.variant}-{recipe.inference}-{recipe.data_name}"
     claim = CheckFolder.claim if args.out else CheckFolder.default
