@@ -47,12 +47,86 @@ def _bias(e: Mapping[str, Any]) -> object:
     return plots.step_size_bias(e["lr"], e["bias"], e["error"], e["grid_lr"], e["grid_exact"], order=order, **own)
 
 
+def _intervals(e: Mapping[str, Any]) -> object:
+    names = ("exact_mean", "exact_sd", "found_mean", "found_sd", "levels", "coverage", "weight_coverage")
+    return plots.exact_intervals(*(e[name] for name in names))
+
+
+def _weights(problem: str) -> Callable[[Mapping[str, Any]], object]:
+    def draw(e: Mapping[str, Any]) -> object:
+        axes = (e[f"{problem}_axis_1"], e[f"{problem}_axis_2"])
+        return plots.two_weights(*axes, e[f"{problem}_density"], e[f"{problem}_draws"], e[f"{problem}_names"])
+
+    return draw
+
+
+def _densities(e: Mapping[str, Any]) -> object:
+    return plots.mixture_densities(e["log_density"], e["log_of_mean"], e["mean_of_log"], e["exact"])
+
+
+def _objectives(e: Mapping[str, Any]) -> object:
+    more = (e[name] for name in ("estimators", "variance", "variance_error")) if "estimators" in e else ()
+    return plots.batch_objectives(e["batch_sizes"], e["elbo"], e["elbo_error"], *more)
+
+
 def _is_a_line(e: Mapping[str, Any]) -> bool:
     return e["task"] == "regression" and e["x"].ndim == 2 and e["x"].shape[1] == 1
 
 
 #: The figures of each check, in the order of the page.
 SHOWN: dict[str, tuple[Shown, ...]] = {
+    "closed-form": (
+        Shown(
+            "Outputs of linear regression, and what intervals hold of them",
+            "At new inputs, the exact posterior of the network's output and the method's; right, the share of the exact "
+            "posterior that the method's central intervals hold.",
+            ("exact_sd",),
+            _intervals,
+        ),
+        Shown(
+            "How far off is each quantity?",
+            "Means, variances and covariances in standard errors from what the method claims.",
+            ("z", "bound"),
+            lambda e: plots.standard_errors(e["labels"], e["z"], float(e["bound"])),
+        ),
+    ),
+    "quadrature": (
+        *(
+            Shown(
+                f"{title} with two weights",
+                "The exact posterior by numerical integration (lines hold 50, 80 and 95 % of it), and draws of the "
+                "method.",
+                (f"{problem}_density",),
+                _weights(problem),
+                wide=False,
+            )
+            for problem, title in (("logistic", "Logistic regression"), ("sign", "One tanh unit"))
+        ),
+    ),
+    "predictive": (
+        Shown(
+            "Is the density of a target that of the mixture?",
+            "The logarithm of the mean over the draws is right; the mean of the logarithms is a common mistake.",
+            ("log_density",),
+            _densities,
+            wide=False,
+        ),
+    ),
+    "estimator": (
+        Shown(
+            "Is the objective the same for every size of mini-batch?",
+            "Left, the ELBO as training estimates it; right, the variance of its gradient by the way it is estimated.",
+            ("batch_sizes",),
+            _objectives,
+        ),
+        Shown(
+            "Is the gradient that of the density?",
+            "Each entry of the gradient beside a central difference of the log joint density.",
+            ("finite_difference",),
+            lambda e: plots.finite_differences(e["gradient"], e["finite_difference"]),
+            wide=False,
+        ),
+    ),
     "calibration": (
         Shown(
             "Are the ranks of the truth uniform?",
