@@ -5,11 +5,13 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from bnn_pyro.inference import optimise, sg_chains
+from bnn_pyro.inference import optimise, sg_chains, sghmc
 from bnn_pyro.inference.density import Rescale
+from bnn_pyro.inference.markov import hamiltonian, kernel, many_chains
 from bnn_pyro.parts import guides
 from bnn_pyro.predictive import Prediction
 
+_nuts, _move = hamiltonian.nuts, many_chains.Chains.move
 _kl, _log_joints, _cut, _mean = optimise._kl, sg_chains.log_joints, guides._Flat._cut, Prediction.mean.func
 
 
@@ -87,6 +89,35 @@ def a_guide_that_ignores_a_weight():
     return _patched((guides._Flat, "_cut", cut))
 
 
+def too_large_an_sghmc_step():
+    """η is the step on the mean over the rows, not divided by how many there are."""
+    return _patched((sghmc._Run, "_eta", lambda run, k: run.settings.eta_share * run.settings.lr))
+
+
+def nuts_without_acceptance():
+    """The proposal of every new half of the tree is taken, whatever its weight."""
+
+    def nuts(rng, start, subtree, step, max_depth):
+        def certain(rng, depth, end, step, energy):
+            return subtree(rng, depth, end, step, energy)._replace(weight=1e6 * (depth + 1))
+
+        return _nuts(rng, start, certain, step, max_depth)
+
+    return _patched((kernel, "nuts", nuts))
+
+
+def chees_without_acceptance():
+    """Every trajectory's end is where the chain goes on."""
+
+    def move(chains, potential, *rest):
+        moved = _move(chains, potential, *rest)
+        chains.z = moved.end
+        chains.density, chains.gradient = potential(moved.end)
+        return moved
+
+    return _patched((many_chains.Chains, "move", move))
+
+
 #: Name -> a context manager within which the package has the fault.
 FAULTS = {
     "wrong KL sign": wrong_kl_sign,
@@ -96,9 +127,22 @@ FAULTS = {
     "likelihood not rescaled, SGHMC": likelihood_not_rescaled_in_sghmc,
     "averaged log-probabilities": averaged_log_probabilities,
     "a guide that ignores a weight": a_guide_that_ignores_a_weight,
+    "too large an SGHMC step": too_large_an_sghmc_step,
+    "NUTS without acceptance": nuts_without_acceptance,
+    "ChEES without acceptance": chees_without_acceptance,
 }
 
 #: Name -> (variant, method) that has it; mean-field weights by SVI where none is told.
 SUFFERS = {
     "likelihood not rescaled, SGHMC": ("mean-field", "sghmc"),
+    "too large an SGHMC step": ("mean-field", "sghmc"),
+    "NUTS without acceptance": ("mean-field", "nuts"),
+    "ChEES without acceptance": ("mean-field", "chees"),
+}
+
+#: Name -> the checks of samplers that catch it, where those of a few seconds do not, or do not get to their end.
+CAUGHT_BY = {
+    "too large an SGHMC step": ("step-size",),
+    "NUTS without acceptance": ("joint-distribution",),
+    "ChEES without acceptance": ("joint-distribution",),
 }

@@ -4,7 +4,7 @@ from functools import cache
 
 import pytest
 import torch
-from planted_faults import FAULTS, SUFFERS
+from planted_faults import CAUGHT_BY, FAULTS, SUFFERS
 
 from bnn_pyro.trust import CHECKS, Subject
 from bnn_pyro.trust.linear_regression import correlated
@@ -45,7 +45,7 @@ def sound(variant, method):
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_caught(name):
     with FAULTS[name]():
-        found = levels(*SUFFERS.get(name, SVI))
+        found = levels(*SUFFERS.get(name, SVI), CAUGHT_BY.get(name, BENCH))
     assert "bad" in found.values(), f"{name} passed: {found}"
 
 
