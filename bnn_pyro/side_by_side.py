@@ -19,7 +19,7 @@ from threadpoolctl import threadpool_limits
 
 from bnn_pyro.errors import UserError
 
-__all__ = ["each", "usable_cores"]
+__all__ = ["each", "one_thread", "usable_cores"]
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -70,7 +70,7 @@ def each(
 
 def _here(function: Callable[[Task], Result], tasks: list[tuple[int, Task]]) -> Iterator[Result]:
     for number, task in tasks:
-        with _one_thread():
+        with one_thread():
             result = _one(function, number, task, len(tasks))
         yield result
 
@@ -91,13 +91,13 @@ def _in_processes(function: Callable[[Task], Result], tasks: list[tuple[int, Tas
 
 
 def _worker(function: Callable[[Task], Result], number: int, task: Task, of: int) -> Result:
-    with _one_thread():
+    with one_thread():
         return _one(function, number, task, of)
 
 
 @contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """Sums of several threads come out otherwise in the last digit."""
+def one_thread() -> Iterator[None]:
+    """One thread for torch and for numpy's linear algebra: sums of several come out otherwise in the last digit."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -96,7 +96,7 @@ def test_samplers_leave_the_joint_distribution_as_it_is(inference):
     assert evidence["drift"].shape == (4, quantities, 2) and evidence["scores"].shape == (199, quantities)
     np.testing.assert_allclose(evidence["drift"].mean(0), evidence["shift"], atol=1e-9)
     assert 0.5 < np.abs(evidence["z"]).mean() < 1.2  # 0.8 of standard Normals
-    assert outcome.figures["joint distribution p"] > 1e-3 and outcome.settings["check"]["chains"] == 600
+    assert outcome.figures["joint_p"] > 1e-3 and outcome.settings["check"]["chains"] == 600
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -114,7 +114,7 @@ def test_compiled_code_and_classes():
     """NUTS in compiled code, whose targets are exchanged; three classes, whose prediction is a share."""
     case = subject("nuts", dict(hidden=(2,)), tuple("abc"), warmup=40, compiled="yes")
     outcome = JointDistribution(chains=500, sweeps=3).run(case)
-    assert outcome.level != "bad" and outcome.figures["joint distribution p"] > 1e-3, outcome.sentence
+    assert outcome.level != "bad" and outcome.figures["joint_p"] > 1e-3, outcome.sentence
 
 
 def test_a_sampler_that_never_moves_passes_nothing():

@@ -52,7 +52,7 @@ def test_the_bias_is_that_of_the_step_size(inference):
     evidence = outcome.evidence
     assert evidence["order"] == pytest.approx(evidence["expected_order"], abs=4 * evidence["order_error"])
     assert 1 < evidence["expected_order"] < 1.3 and (np.abs(evidence["bias"] / evidence["error"]) > 2).all()
-    assert outcome.figures["step-size order"] == evidence["order"]
+    assert outcome.figures["step_order"] == evidence["order"]
 
 
 def explicit(w, v, *rest):

@@ -13,6 +13,7 @@ from bnn_pyro.checking.subjects import Checked
 from bnn_pyro.errors import UserError
 from bnn_pyro.progress import progress_bar
 from bnn_pyro.settings import build, plain
+from bnn_pyro.side_by_side import one_thread
 from bnn_pyro.trust import CHECKS, Check, Outcome
 
 __all__ = ["BUDGETS", "check_subjects"]
@@ -68,12 +69,13 @@ def _check(
     """One check of one subject; ``found`` is what check.json holds of the subject."""
     check, start = build(CHECKS[name], BUDGETS[budget](CHECKS[name])), time.perf_counter()
     try:
-        subject = plan.subject()
-        if reason := check.refuses(subject):
-            found["refused"][name] = reason
-            return
-        with progress_bar(f"{plan.label} · {name}", show) as report:
-            outcome: Outcome = check.run(subject, seed=seed, report=report)
+        with one_thread():  # what is checked is small, and threads would only wait for one another
+            subject = plan.subject()
+            if reason := check.refuses(subject):
+                found["refused"][name] = reason
+                return
+            with progress_bar(f"{plan.label} · {name}", show) as report:
+                outcome: Outcome = check.run(subject, seed=seed, report=report)
     except UserError as error:
         found["failed"][name] = str(error)
         return

@@ -14,6 +14,8 @@ __all__ = ["check_html", "check_table", "level_of", "overview"]
 
 #: Numbers of the overview, by their key in an outcome's figures: heading, and how they are written.
 COLUMNS: dict[str, tuple[str, str]] = {
+    "closed_form": ("sd / exact sd", ".2f"),
+    "joint_p": ("joint p", ".2g"),
     "calibration_p": ("calibration p", ".2g"),
     "coverage_50": ("covers 50 %", ".0%"),
     "coverage_80": ("covers 80 %", ".0%"),

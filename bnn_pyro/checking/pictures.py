@@ -78,8 +78,8 @@ SHOWN: dict[str, tuple[Shown, ...]] = {
     "closed-form": (
         Shown(
             "Outputs of linear regression, and what intervals hold of them",
-            "At new inputs, the exact posterior of the network's output and the method's; right, the share of the exact "
-            "posterior that the method's central intervals hold.",
+            "At new inputs, the exact posterior of the network's output and the method's; right, the share of the "
+            "exact posterior that the method's central intervals hold.",
             ("exact_sd",),
             _intervals,
         ),

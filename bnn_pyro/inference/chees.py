@@ -30,7 +30,6 @@ from bnn_pyro.errors import UserError
 from bnn_pyro.inference.markov.budget import announce, choose_compiled, work
 from bnn_pyro.inference.markov.chees_adaptation import APPROACH_STEPS, Adaptation, Approach, halton
 from bnn_pyro.inference.markov.many_chains import Chains, Transition
-from bnn_pyro.inference.markov.one_chain import one_thread
 from bnn_pyro.inference.markov.record import Record
 from bnn_pyro.inference.markov.sampler import Sampler, nothing_drawn, warn_of_idle_chains
 from bnn_pyro.inference.markov.starts import starting_points
@@ -39,6 +38,7 @@ from bnn_pyro.inference.target.potential import Potential
 from bnn_pyro.inference.target.whitening import coordinates
 from bnn_pyro.isolation import generator_state, isolated, set_generator_state
 from bnn_pyro.posterior import Posterior, weight_space
+from bnn_pyro.side_by_side import one_thread
 
 __all__ = ["ChEES"]
 
@@ -106,7 +106,7 @@ class ChEES(Sampler):
                 compiled = potential.compile(self.chains)
             sampling = _Sampling(self, potential)
             # Compiled code has threads of its own; those of torch would only be in its way.
-            with one_thread(self.chains) if compiled else nullcontext():
+            with one_thread() if compiled else nullcontext():
                 saved = checkpoint.load() if checkpoint is not None else None
                 if saved is not None:
                     sampling.restore(saved)

@@ -31,7 +31,7 @@ from bnn_pyro.errors import UserError
 from bnn_pyro.inference.markov.budget import check_dense, choose_compiled, choose_cores, work
 from bnn_pyro.inference.markov.chains import run_chains
 from bnn_pyro.inference.markov.kernel import FlatHMC, FlatNUTS
-from bnn_pyro.inference.markov.one_chain import Plan, one_thread
+from bnn_pyro.inference.markov.one_chain import Plan, one_thread_each
 from bnn_pyro.inference.markov.record import Record, most_draws
 from bnn_pyro.inference.markov.sampler import Sampler, nothing_drawn, warn_of_idle_chains
 from bnn_pyro.inference.markov.starts import starting_points
@@ -85,7 +85,7 @@ class _Sampler(Sampler):
         Ctrl-C returns the draws so far, with a warning, where there are any and no checkpoint.
         """
         model = weight_space(model)
-        with isolated(seed), one_thread(self.chains):
+        with isolated(seed), one_thread_each(self.chains):
             potential = Potential(model, data.x_train, data.y_train, self.temperature)
             potential.space = coordinates(potential)
             blocks = self._blocks(potential)

@@ -28,7 +28,15 @@ from bnn_pyro.metrics.classification import (
     reliability,
     selective_risk,
 )
-from bnn_pyro.metrics.distance import DISTANCES, agreement, distance_floor, distances, total_variation, wasserstein
+from bnn_pyro.metrics.distance import (
+    DISTANCES,
+    agreement,
+    distance_floor,
+    distances,
+    total_variation,
+    wasserstein,
+    wasserstein_2,
+)
 from bnn_pyro.metrics.metric import Estimate, Evaluation, Metric, Targets, Undefined, mean_of, targets
 from bnn_pyro.metrics.metric import bootstrap as _bootstrap
 from bnn_pyro.metrics.ood import SCORES, ood_auroc, ood_table
@@ -72,6 +80,7 @@ __all__ = [
     "selective_risk",
     "total_variation",
     "wasserstein",
+    "wasserstein_2",
     "width_95",
 ]
 

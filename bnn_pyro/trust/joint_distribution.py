@@ -116,7 +116,7 @@ class JointDistribution:
             settings=subject.settings(method) | {"check": vars(self), "variant": bench.described},
             findings=findings,
             evidence=bench.evidence(found) | more if found else {},
-            figures={"joint distribution p": p},
+            figures={"joint_p": p},
             seconds=time.perf_counter() - begun,
         )
 

@@ -131,7 +131,7 @@ class StepSize:
             settings=subject.settings(own) | {"check": vars(self)},
             findings=findings,
             evidence=evidence,
-            figures={"step-size order": evidence["order"]} if evidence else {},
+            figures={"step_order": evidence["order"]} if evidence else {},
             seconds=time.perf_counter() - begun,
         )
 

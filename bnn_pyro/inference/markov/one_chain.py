@@ -7,14 +7,12 @@ which process, and beside how many others, changes nothing.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyro
-import torch
-from threadpoolctl import threadpool_limits
 
 from bnn_pyro.checkpoint import Checkpoint
 from bnn_pyro.errors import UserError
@@ -24,8 +22,9 @@ from bnn_pyro.inference.markov.record import Record
 from bnn_pyro.inference.markov.starts import chain_seed
 from bnn_pyro.inference.target.potential import Potential
 from bnn_pyro.isolation import isolated
+from bnn_pyro.side_by_side import one_thread
 
-__all__ = ["Plan", "one_thread", "sample"]
+__all__ = ["Plan", "one_thread_each", "sample"]
 
 
 @dataclass(frozen=True)
@@ -52,28 +51,15 @@ class Plan:
 
     def prepare(self, board: Board, chain: int) -> None:
         """Compile, and measure what a gradient costs."""
-        with one_thread(len(self.starts)):
+        with one_thread_each(len(self.starts)):
             if self.compiled:
                 self.potential.compile(1)
             board.rows[chain, COST] = seconds_per_gradient(self.potential, self.starts[chain])
 
 
-@contextlib.contextmanager
-def one_thread(chains: int) -> Iterator[None]:
-    """One thread for torch and for numpy's linear algebra: sums of several come out otherwise in the last digit.
-
-    chains: a single one has all threads to itself, and nothing to be compared with.
-    """
-    if chains == 1:
-        yield
-        return
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with threadpool_limits(1, user_api="blas"):
-            yield
-    finally:
-        torch.set_num_threads(before)
+def one_thread_each(chains: int) -> contextlib.AbstractContextManager[None]:
+    """One thread where there are several chains; a single one has all of them, and nothing to be compared with."""
+    return contextlib.nullcontext() if chains == 1 else one_thread()
 
 
 def sample(
@@ -85,7 +71,7 @@ def sample(
     """
     sampler, row = plan.sampler, Row(board, chain)
     quiet = pyro.validation_enabled(False), np.errstate(all="ignore")  # trajectories may meet infinities
-    with isolated(chain_seed(plan.seed, chain, stream=1)), one_thread(len(plan.starts)), quiet[0], quiet[1]:
+    with isolated(chain_seed(plan.seed, chain, stream=1)), one_thread_each(len(plan.starts)), quiet[0], quiet[1]:
         try:
             seed = chain_seed(plan.seed, chain, stream=2)
             kernel = sampler.kernel(plan.potential, plan.blocks, plan.starts[chain], seed)
