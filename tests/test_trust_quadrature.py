@@ -10,7 +10,9 @@ from bnn_pyro import plots
 from bnn_pyro.trust import Subject
 from bnn_pyro.trust.grid import Grid, best_normal, climb, curvature, normal_grid
 from bnn_pyro.trust.linear_regression import correlated
+from bnn_pyro.trust.logistic import Logistic
 from bnn_pyro.trust.quadrature import Quadrature
+from bnn_pyro.trust.reduction import reduced
 from bnn_pyro.trust.small_problems import PROBLEMS
 from bnn_pyro.zoo import ZOO
 
@@ -118,3 +120,19 @@ def test_a_wrong_prior_is_bad():
         outcome = SMALL.run(subject("last-layer", "nuts"))
     bad = [f.about for f in outcome.findings if f.level == "bad"]
     assert any("log joint" in about for about in bad) and any("mean of w" in about for about in bad)
+
+
+# -- six weights, against NUTS -----------------------------------------------------------------------------------
+def test_samplers_agree_with_nuts_and_approximations_tell_by_how_much_they_do_not():
+    check = Logistic(rows=60, draws=1000, effort=0.5)
+    good, narrow = (check.run(subject("mean-field", method)) for method in ("hmc", "svi"))
+    assert good.level == "good", good.sentence
+    assert narrow.level == "caution" and 0.4 < narrow.figures["logistic_sd"] < 0.85
+    assert "temperature 1" in check.refuses(subject("mean-field", "hmc", temperature=0.5))
+
+
+def test_another_prior_is_seen_by_nuts(monkeypatch):
+    narrow = {"prior": "normal:1"}
+    monkeypatch.setattr("bnn_pyro.trust.logistic.reduced", lambda entry, **own: reduced(entry, **{**own, **narrow}))
+    outcome = Logistic(rows=60, draws=1000, effort=0.5).run(subject("mean-field", "hmc"))
+    assert outcome.level == "bad" and "not the posterior" in outcome.sentence

@@ -9,6 +9,7 @@ from bnn_pyro.trust.calibration import Calibration
 from bnn_pyro.trust.closed_form import ClosedForm
 from bnn_pyro.trust.estimators import Estimators
 from bnn_pyro.trust.joint_distribution import JointDistribution
+from bnn_pyro.trust.logistic import Logistic
 from bnn_pyro.trust.outcome import ALPHA, Check, Finding, Outcome, worst
 from bnn_pyro.trust.predictive_check import PredictiveCheck
 from bnn_pyro.trust.quadrature import Quadrature
@@ -20,6 +21,7 @@ from bnn_pyro.trust.subject import Subject
 CHECKS: dict[str, type[Check]] = {
     "closed-form": ClosedForm,
     "quadrature": Quadrature,
+    "logistic": Logistic,
     "predictive": PredictiveCheck,
     "estimator": Estimators,
     "joint-distribution": JointDistribution,
