@@ -58,10 +58,10 @@ MENDED = [
     "--data ~nobody/x.csv: a traceback of pathlib",
 ]
 METHODS = {
-    "svi": ["mean-field", "--epochs", "300", "--hidden", "8"],
-    "nuts": ["mean-field", "--inference", "nuts", "--hidden", "3", "--set", "draws=25", "--set", "warmup=25",
+    "svi": ["mean-field", "--epochs", "150", "--hidden", "8"],
+    "nuts": ["mean-field", "--inference", "nuts", "--hidden", "3", "--set", "draws=15", "--set", "warmup=15",
              "--set", "chains=2", "--set", "compiled=no", "--set", "cores=1", "--set", "max_tree_depth=4"],
-    "sghmc": ["mean-field", "--inference", "sghmc", "--hidden", "8", "--epochs", "400", "--set", "chains=2"],
+    "sghmc": ["mean-field", "--inference", "sghmc", "--hidden", "8", "--epochs", "200", "--set", "chains=2"],
 }  # fmt: skip
 COMMON = ["--data", "toy-curve", "--num-draws", "5", "--device", "cpu", "--quiet"]
 

@@ -15,7 +15,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, ClassVar
@@ -203,15 +203,15 @@ class Checkpoint:
 
     @property
     def exists(self) -> bool:
-        """Whether there is something to resume from."""
-        return self.path.is_file()
+        """Whether there is something to resume from, be it of a child alone."""
+        return self.path.is_file() or any(self._children())
 
     def load(self) -> dict[str, Any] | None:
         """The last saved state, or None where there is none.
 
         Raises UserError where the file is damaged or belongs to other settings or data.
         """
-        if not self.exists:
+        if not self.path.is_file():
             return None
         try:
             blob = self.path.read_bytes()
@@ -236,6 +236,9 @@ class Checkpoint:
         write_whole(self.path, buffer.getvalue() + _seal(buffer.getvalue()))
         self._last = time.monotonic()
 
+    def _children(self) -> Iterator[Path]:
+        return self.path.parent.glob(f"{self.path.stem}.*.pt")
+
     @property
     def due(self) -> bool:
         """Whether the loop should save now."""
@@ -244,7 +247,7 @@ class Checkpoint:
     def discard(self) -> None:
         """Remove the file, and those of its children: the posterior is saved."""
         self.path.unlink(missing_ok=True)
-        for child in self.path.parent.glob(f"{self.path.stem}.*.pt"):
+        for child in self._children():
             child.unlink()
         if self.path.parent.is_dir() and not any(self.path.parent.iterdir()):
             self.path.parent.rmdir()

@@ -12,6 +12,7 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 #: Seconds between two checkpoints of a job; 20 otherwise.
@@ -95,6 +96,21 @@ def serve():
     import bnn_pyro.commands  # noqa: F401
 
     torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:  # what is loaded at the first use is loaded once
+        tiny = [
+            "--data",
+            "toy-curve",
+            "--hidden",
+            "2",
+            "--epochs",
+            "1",
+            "--num-draws",
+            "2",
+            "--device",
+            "cpu",
+            "--quiet",
+        ]
+        command(["train", *tiny, "--out", f"{folder}/run"], f"{folder}/log", every=20.0)
     for line in sys.stdin:
         job = json.loads(line)
         child = os.fork()

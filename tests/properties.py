@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
+from hypothesis.configuration import set_hypothesis_home_dir
 
 from bnn_pyro.run import main
 
@@ -25,6 +26,7 @@ CASES = int(os.environ.get("BNN_PYRO_CASES", CI))
 #: Where the number of cases that were run is written, one line a property.
 TALLY = os.environ.get("BNN_PYRO_TALLY")
 
+set_hypothesis_home_dir(Path(tempfile.gettempdir()) / "hypothesis")  # not the folder that tests are run from
 settings.register_profile(
     "ci",
     derandomize=CASES == CI,

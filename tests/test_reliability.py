@@ -16,7 +16,7 @@ from forked import Forks
 from properties import SHORT, answer, contents
 
 import bnn_pyro as bp
-from bnn_pyro.checkpoint import CLAIM, Checkpoint, Claim, write_whole
+from bnn_pyro.checkpoint import CLAIM, Checkpoint, Claim, Interrupted, write_whole
 from bnn_pyro.isolation import isolated
 from bnn_pyro.posterior import read_archive
 from bnn_pyro.rundir import RunFolder
@@ -209,6 +209,26 @@ def test_a_run_that_was_killed_goes_on_to_the_same_result(forks, tmp_path, name)
     assert forks.run("command", argv=argv, log=log) == 0, Path(log).read_text()
     assert same(out, whole) and (out / "metrics.json").read_bytes() == (whole / "metrics.json").read_bytes()
     assert contents(out).keys() == contents(whole).keys()
+
+
+def test_chains_begun_over_a_finished_run_are_not_mistaken_for_it(tmp_path, monkeypatch):
+    """A run in chains has checkpoints of its chains alone; the old posterior stays until the new one is whole."""
+    data, method, how = bp.load_data("toy-curve"), METHODS["nuts"], dict(progress=False, device="cpu")
+    old = bp.fit(entry("nuts"), data, method, seed=1, out=tmp_path, **how)
+    looks = iter(range(100))
+
+    def due(self):
+        if next(looks) == 11:
+            signal.raise_signal(signal.SIGTERM)
+        return self.stop
+
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+        patch.setattr(Checkpoint, "due", property(due))
+        bp.fit(entry("nuts"), data, method, seed=2, out=tmp_path, **how)
+    assert torch.equal(bp.load(tmp_path).chains["layers.0.weight"], old.chains["layers.0.weight"])
+    new = bp.fit(entry("nuts"), data, method, seed=2, out=tmp_path, resume=True, **how)
+    assert not torch.equal(new.chains["layers.0.weight"], old.chains["layers.0.weight"])
+    assert torch.equal(new.stats["lp"], bp.fit(entry("nuts"), data, method, seed=2, **how).stats["lp"])
 
 
 # -- memory ----------------------------------------------------------------------------------------------------------
