@@ -216,6 +216,17 @@ def test_together_is_one_by_one(monkeypatch):
         assert (alone.guide.loc - together[r - 1].guide.loc).abs().max() > 0.1
 
 
+def test_many_weights_are_fitted_a_few_data_sets_at_a_time(monkeypatch):
+    given, told = simulation.design(data(), 8, 4, 0), []
+    plan = replicas.Plan(LINEAR, given, bp.SVI(epochs=5), 0, 39)
+    monkeypatch.setattr(replicas, "AT_ONCE", 3 * 3)
+    some = replicas.replications(plan, 7, report=lambda *a: told.append(a[:2]))
+    assert told[-1] == (35, 35) and [t for t, _ in told] == sorted(t for t, _ in told)
+    monkeypatch.undo()
+    every = replicas.replications(plan, 7)
+    assert all(np.array_equal(a.truth, b.truth) and a.draws.shape == (7, 39) for a, b in zip(some, every, strict=True))
+
+
 def test_what_is_not_fitted_together():
     given = simulation.design(data(), 20, 4, 0)
     refused = [

@@ -39,8 +39,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "hmc": {"chains": 2, "draws": 80, "warmup": 200, "thin": 2, "target_accept": 0.9, "cores": 1},
     "nuts": {"chains": 2, "draws": 80, "warmup": 200, "thin": 2, "target_accept": 0.9, "cores": 1},
     "chees": {"chains": 16, "superchains": 16, "draws": 20, "warmup": 200, "thin": 3},
-    "sghmc": {"chains": 16, "epochs": 2000, "burn_in": 700, "max_draws": 20},
-    "sgld": {"chains": 16, "epochs": 2000, "burn_in": 700, "max_draws": 20},
+    "sghmc": {"chains": 16, "epochs": 800, "burn_in": 300, "max_draws": 20},
+    "sgld": {"chains": 16, "epochs": 1000, "burn_in": 300, "max_draws": 20},
 }
 #: How many times fewer replications: of linear models, whose whitened gradient is traced anew for every data set, and
 #: of what takes a second each.

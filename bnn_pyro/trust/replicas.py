@@ -36,6 +36,9 @@ from bnn_pyro.trust.ranks import ranks
 from bnn_pyro.trust.simulation import Design, Question, Simulated, ask, simulate
 from bnn_pyro.zoo import Entry
 
+#: Weights of all the data sets that are fitted together: what a step holds is a few times as many numbers.
+AT_ONCE = 2**23
+
 #: Draws of the prior beside those of a posterior.
 OF_PRIOR = 9
 
@@ -62,7 +65,7 @@ class Replication:
     """Of one data set: Q answers by the weights that made it, (Q,), and by S draws of its posterior, (Q, S).
 
     ess      effective draws of each quantity, (Q,)
-    learned  whether the data are likelier under most of the draws than under most of a few of the prior
+    learned  log-likelihood of the data, in nats: its median over the draws less that over a few of the prior
     warned   what the fit was warned of
     """
 
@@ -70,7 +73,7 @@ class Replication:
     truth: np.ndarray
     draws: np.ndarray
     ess: np.ndarray
-    learned: bool = True
+    learned: float = np.nan
     warned: tuple[str, ...] = ()
 
     def ranks(self, num: int, generator: np.random.Generator) -> np.ndarray:
@@ -88,17 +91,30 @@ class Failure:
 
 def replications(plan: Plan, number: int, cores: int = 0, report: Report | None = None) -> list[Replication | Failure]:
     """So many of them: in one run where that is the same, else side by side."""
+    alone = _Alone(plan)
     if why_not_together(plan.entry, plan.method, plan.given):
-        return each(_Alone(plan), range(number), cores=cores, report=report)
-    seeds = [plan.seeds(r) for r in range(number)]
-    simulated = [simulate(plan.entry, plan.given, s[0]) for s in seeds]
-    try:
-        posteriors = fit_together(
-            plan.entry, plan.method, plan.given, [s.data.y_train for s in simulated], [s[1] for s in seeds], report
-        )
-    except UserError:  # which of them it was, their own runs tell
-        return each(_Alone(plan), range(number), cores=cores, report=report)
-    return [_answered(plan, s, p, seeds[r][1]) for r, (s, p) in enumerate(zip(simulated, posteriors, strict=True))]
+        return each(alone, range(number), cores=cores, report=report)
+    with isolated(0):
+        weights = sum(value.numel() for value in plan.entry.model(plan.given.schema).initial.values())
+    at_once, found = max(1, AT_ONCE // weights), []
+    for first in range(0, number, at_once):
+        some = range(first, min(number, first + at_once))
+        seeds = [plan.seeds(r) for r in some]
+        simulated = [simulate(plan.entry, plan.given, s[0]) for s in seeds]
+        targets, starts = [s.data.y_train for s in simulated], [s[1] for s in seeds]
+        shown = None if report is None else _shifted(report, first, len(some), number)
+        try:
+            posteriors = fit_together(plan.entry, plan.method, plan.given, targets, starts, shown)
+        except UserError:  # whose fault it was, their own runs tell
+            found += each(alone, some, cores=cores)
+            continue
+        found += [_answered(plan, *both, seed) for *both, seed in zip(simulated, posteriors, starts, strict=True)]
+    return found
+
+
+def _shifted(report: Report, first: int, some: int, of: int) -> Report:
+    """Steps of some of the data sets, told as a share of all."""
+    return lambda done, total, figures: report(first * total // some + done, of * total // some, figures)
 
 
 @dataclass(frozen=True)
@@ -123,16 +139,18 @@ class _Alone:
 
 def _answered(plan: Plan, simulated: Simulated, posterior: Posterior, seed: int) -> Replication:
     chains = posterior.chains
-    if chains is None:
-        draws, shape = posterior.draw(plan.draws, seed=seed), (1, plan.draws)
-    else:
-        shape = next(iter(chains.values())).shape[:2]
-        draws = {site: value.flatten(0, 1) for site, value in chains.items()}
-    questions, truth, answers = ask(plan.entry, plan.given, simulated.data.y_train, draws, simulated.w)
+    shape = (1, plan.draws) if chains is None else next(iter(chains.values())).shape[:2]
+    asked = []
+    with isolated(seed):
+        for block in posterior.blocks(shape[0] * shape[1]):
+            asked.append(ask(plan.entry, plan.given, simulated.data.y_train, block, simulated.w))
+    questions, truth, _ = asked[0]
+    answers = np.concatenate([found for *_, found in asked], 1)
     ess = np.full(len(truth), float(plan.draws))
     if chains is not None:
         ess = ess_mean(answers.reshape(-1, *shape)) if shape[1] >= 4 else np.full(len(truth), float(shape[0]))
-    learned = plan.method.limit == "posterior" or _learned(plan, simulated, answers[_likelihood(questions)])
+    exact = plan.method.limit == "posterior"  # whose ranks tell it
+    learned = np.nan if exact else _learned(plan, simulated, answers[_likelihood(questions)])
     return Replication(questions, truth, answers, ess, learned)
 
 
@@ -140,12 +158,12 @@ def _likelihood(questions: list[Question]) -> int:
     return [q.kind for q in questions].index("likelihood")
 
 
-def _learned(plan: Plan, simulated: Simulated, log_likelihood: np.ndarray) -> bool:
+def _learned(plan: Plan, simulated: Simulated, log_likelihood: np.ndarray) -> float:
     seeds = np.random.SeedSequence([simulated.seed, 1]).generate_state(OF_PRIOR)
     prior = [simulate(plan.entry, plan.given, int(s)).w for s in seeds]
     stacked = {site: torch.stack([w[site] for w in prior]) for site in simulated.w}
     questions, _, answers = ask(plan.entry, plan.given, simulated.data.y_train, stacked, simulated.w)
-    return bool(np.median(log_likelihood) > np.median(answers[_likelihood(questions)]))
+    return float(np.median(log_likelihood) - np.median(answers[_likelihood(questions)]))
 
 
 # -- together ----------------------------------------------------------------------------------------------------------
