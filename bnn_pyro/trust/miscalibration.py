@@ -15,9 +15,18 @@ from scipy.stats import norm, ttest_1samp, wilcoxon
 
 from bnn_pyro.parts.likelihoods import Normal
 from bnn_pyro.parts.priors import IsotropicNormal
-from bnn_pyro.trust import ranks
 from bnn_pyro.trust.outcome import ALPHA, Finding, Outcome
-from bnn_pyro.trust.ranks import LEVELS
+from bnn_pyro.trust.ranks import (
+    LEVELS,
+    chi_square,
+    covered,
+    holm,
+    normal_scores,
+    p_location,
+    p_uniform,
+    p_width,
+)
+from bnn_pyro.trust.ranks import width as relative_width
 from bnn_pyro.trust.replicas import Failure, Plan, Replication
 from bnn_pyro.trust.simulation import linear_part
 
@@ -53,8 +62,8 @@ def judge(limit: str, plan: Plan, found: Sequence[Replication | Failure]) -> Out
     few, num = enough < LEAST, _thinned(min(plan.draws, done[0].draws.shape[1]), usual)
     lots = np.random.default_rng([plan.seed, 1])
     order = np.stack([r.ranks(num, lots) for r in done], 1)  # (Q, R)
-    tests = (ranks.p_uniform, ranks.p_location, ranks.p_width)
-    p = ranks.holm(np.array([[test(q, num) for test in tests] for q in order]).ravel()).reshape(-1, 3)
+    tests = (p_uniform, p_location, p_width)
+    p = holm(np.array([[test(q, num) for test in tests] for q in order]).ravel()).reshape(-1, 3)
     evidence = _evidence(done, order, num, p, ess)
     claim = "posterior" if limit == "posterior" or _is_exact(plan) else limit
     faults = [] if claim == "posterior" else _faults(done, order, num)
@@ -95,7 +104,7 @@ def _faults(done: Sequence[Replication], order: np.ndarray, num: int) -> list[Fi
     sided = [i for i, q in enumerate(questions) if q.kind in ("prediction", "weight")]
     found = []
     for i in sided:  # their spread may be wrong: by its own standard error
-        z = ranks.normal_scores(order[i], num)
+        z = normal_scores(order[i], num)
         p = min(1.0, len(sided) * float(ttest_1samp(z, 0.0).pvalue))
         if p < ALPHA:
             about = f"{questions[i].about}: normal score of the truth among the draws, on average"
@@ -110,7 +119,7 @@ def _faults(done: Sequence[Replication], order: np.ndarray, num: int) -> list[Fi
 
 def _evidence(done: Sequence[Replication], order: np.ndarray, num: int, p: np.ndarray, ess: np.ndarray) -> dict:
     total = order.shape[1]
-    inside = np.stack([ranks.covered(order, num, level) for level in LEVELS], -1)  # (Q, R, 3)
+    inside = np.stack([covered(order, num, level) for level in LEVELS], -1)  # (Q, R, 3)
     smooth = (inside.sum(1) + 2) / (total + 4)  # Agresti & Coull 1998: no error of 0 where all are covered
     return {
         "labels": [q.about for q in done[0].questions],
@@ -118,11 +127,11 @@ def _evidence(done: Sequence[Replication], order: np.ndarray, num: int, p: np.nd
         "ranks": order,
         "draws": num,
         "p": p,
-        "chi_square": np.array([ranks.chi_square(q, num) for q in order]),
+        "chi_square": np.array([chi_square(q, num) for q in order]),
         "levels": np.array(LEVELS),
         "coverage": inside.mean(1),
         "coverage_error": np.sqrt(smooth * (1 - smooth) / total),
-        "width": ranks.width(order, num),
+        "width": relative_width(order, num),
         "ess": np.quantile(ess, SHARE, 0),
         "shown": ALPHA / p.size,
     }
@@ -135,7 +144,7 @@ def _predictions(evidence: dict) -> np.ndarray:
 def _coverage(evidence: dict) -> tuple[np.ndarray, np.ndarray]:
     """Of all predictions, and its standard error, (3,) each: those of one data set count as one."""
     order = evidence["ranks"][_predictions(evidence)]
-    each = np.stack([ranks.covered(order, evidence["draws"], level).mean(0) for level in LEVELS])
+    each = np.stack([covered(order, evidence["draws"], level).mean(0) for level in LEVELS])
     return each.mean(1), np.maximum(each.std(1, ddof=1), 0.5 / each.shape[1]) / np.sqrt(each.shape[1])
 
 
@@ -198,7 +207,7 @@ def _off(evidence: dict, p: np.ndarray) -> str:
     kinds: dict[str, list[str]] = {}
     for q in p.min(1).argsort():
         label, width, num = evidence["labels"][q], evidence["width"][q], evidence["draws"]
-        score = ranks.normal_scores(evidence["ranks"][q], num).mean()
+        score = normal_scores(evidence["ranks"][q], num).mean()
         if p[q, 2] < ALPHA:
             what = "too narrow" if width < 1 else "too wide"
             kinds.setdefault(f"Draws are {what}, with this share of the right width:", []).append(
