@@ -18,6 +18,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "DATASETS": "datasets",
     "load_data": "datasets",
+    "load_inputs": "datasets",
     "Dataset": "datasets.dataset",
     "Schema": "datasets.dataset",
     "METHODS": "inference",

@@ -24,6 +24,12 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "total_variation": ("total variation", ".2g"),
     "wasserstein2": ("Wasserstein-2", ".2g"),
 }
+#: The verdict on a subject, by its worst level.
+OVERALL = {
+    "good": "It does what it claims, as far as these checks can see.",
+    "caution": "It does what it claims. As an approximation it is off in the ways below, or a check could not see enough.",
+    "bad": "It does not do what it claims.",
+}
 #: How the level of a check is written in a table, where it could not be made or was not.
 FAILED, REFUSED, OPEN = "failed", "–", "…"
 
@@ -39,7 +45,8 @@ def check_table(results: Mapping[str, Any]) -> str:
     subjects = results["subjects"]
     for found in subjects if len(subjects) == 1 else [s for s in subjects if level_of(s) == "bad"]:
         parts.append(f"\n{found['label']}: claims {found['claim']}\n")
-        parts.append(verdict_lines([v | {"sentence": f"{v['about']}: {v['sentence']}"} for v in _verdicts(found)]))
+        lines = [v | {"sentence": ": ".join(p for p in (v["about"], v["sentence"]) if p)} for v in _verdicts(found)]
+        parts.append(verdict_lines(lines))
         parts += [f"\nNot checked: {name}: {reason}" for name, reason in found["refused"].items()]
     if len(subjects) > 1:
         parts.append("\n" + plain_table(*overview(subjects)))
@@ -76,6 +83,8 @@ def _overall(subjects: list[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def _verdicts(found: Mapping[str, Any]) -> list[dict[str, str]]:
+    level = level_of(found)
+    overall = {"level": level, "about": "", "sentence": OVERALL[level]}
     made = [
         {"level": o["level"], "about": CHECKS[name].title, "sentence": o["sentence"]}
         for name, o in found["outcomes"].items()
@@ -84,7 +93,7 @@ def _verdicts(found: Mapping[str, Any]) -> list[dict[str, str]]:
         {"level": "bad", "about": CHECKS[name].title, "sentence": f"The check could not be finished: {reason}"}
         for name, reason in found["failed"].items()
     ]
-    return made + failed
+    return [overall, *made, *failed] if made or failed else []
 
 
 def overview(subjects: list[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
@@ -138,7 +147,7 @@ def _section(found: Mapping[str, Any], png: Callable[[str], bytes]) -> dict[str,
                 "sentence": outcome["sentence"],
                 "findings": [_cells(finding) for finding in outcome["findings"]],
                 "figures": figures,
-                "settings": _spoken(outcome["check_settings"]) + "; " + _spoken(outcome["settings"]),
+                "settings": _spoken({"check": outcome["check_settings"], **outcome["settings"]}),
                 "seconds": f"{outcome['seconds']:.1f}",
             }
         )
@@ -170,6 +179,6 @@ def _spoken(settings: Mapping[str, Any]) -> str:
     parts = []
     for key, value in settings.items():
         value = f"({_spoken(value)})" if isinstance(value, Mapping) else value
-        value = "/".join(map(str, value)) if isinstance(value, list | tuple) else value
+        value = "/".join(map(str, value)) or "none" if isinstance(value, list | tuple) else value
         parts.append(f"{key.replace('_', ' ')} {value}")
     return ", ".join(parts)

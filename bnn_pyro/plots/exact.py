@@ -206,6 +206,7 @@ def batch_objectives(
     )
     axes[0].errorbar(at, elbo, 2 * error, fmt="o", color=BAYES, capsize=3, label="mean, ± 2 s.e.")
     axes[0].set_xticks(at, [f"{size:,.0f}" for size in sizes])
+    axes[0].ticklabel_format(axis="y", useOffset=False)
     axes[0].set(xlim=(-0.5, len(at) - 0.5), xlabel="rows of a mini-batch", ylabel="objective (nats)")
     legend_below(axes[0], columns=2)
     share, spread = np.asarray(variance, float), np.asarray(variance_error, float)

@@ -6,8 +6,9 @@ greyscale. The settings hold while a picture is drawn; matplotlib's global ones 
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import matplotlib
 import numpy as np
@@ -48,8 +49,18 @@ _SETTINGS = {
     "image.interpolation": "nearest",
 }
 
+
+@contextlib.contextmanager
+def _settled() -> Iterator[None]:
+    """The settings above. What a notebook switches on with its first figure, drawing by itself, stays on."""
+    with matplotlib.rc_context(_SETTINGS):
+        yield
+        interactive = matplotlib.is_interactive()
+    matplotlib.interactive(interactive)
+
+
 #: Decorator of every picture: the settings above while it draws.
-drawn = matplotlib.rc_context(_SETTINGS)
+drawn = _settled()
 
 
 def figure(width: float, height: float) -> Figure:
