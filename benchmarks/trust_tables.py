@@ -18,8 +18,9 @@ def overview_table() -> str:
     found = json.loads(path.read_text())
     head, rows = overview(found["subjects"])
     table = ["| " + " | ".join(line) + " |" for line in (head, ["---"] * len(head), *rows)]
-    facts = found["facts"]
-    run = f"`{facts['command']}`; commit {facts['commit']}, {facts['machine']}, {facts['finished'][:10]}."
+    facts = [subject["facts"] for subject in found["subjects"]]
+    commits = ", ".join(dict.fromkeys(str(f["commit"]) for f in facts))
+    run = f"`{found['command']}`; commit {commits}, {facts[-1]['machine']}, {facts[-1]['finished'][:10]}."
     return "\n".join(table) + "\n\n" + run
 
 

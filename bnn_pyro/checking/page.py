@@ -27,7 +27,7 @@ COLUMNS: dict[str, tuple[str, str]] = {
 #: The verdict on a subject, by its worst level.
 OVERALL = {
     "good": "It does what it claims, as far as these checks can see.",
-    "caution": "It does what it claims. As an approximation it is off in the ways below, or a check could not see enough.",
+    "caution": "It does what it claims. As an approximation it is off in the ways below, or a check saw too little.",
     "bad": "It does not do what it claims.",
 }
 #: How the level of a check is written in a table, where it could not be made or was not.
