@@ -37,7 +37,7 @@ from bnn_pyro.errors import UserError
 from bnn_pyro.posterior import Posterior, read_archive
 from bnn_pyro.recipe import Recipe, read_config
 from bnn_pyro.tables import RunFacts
-from bnn_pyro.training import choose_device, tuned
+from bnn_pyro.training import tuned
 
 __all__ = ["RunFolder", "default_folder", "environment"]
 
@@ -132,9 +132,11 @@ class RunFolder:
             if "name" not in recipe.data or recipe.inference is None:
                 raise UserError("it names no data, or no inference method")
             tuned(recipe.variant, recipe.data_name, recipe.inference)
-            recipe.entry(), recipe.method(), choose_device(recipe.device)
+            recipe.entry(), recipe.method()
             if recipe.num_draws < 1 or not 0 <= recipe.seed < 2**32:
                 raise UserError(f"num_draws {recipe.num_draws} or seed {recipe.seed} is out of range")
+            if recipe.device not in ("auto", "cpu", "cuda"):  # whether it is here is asked when it is used
+                raise UserError(f"unknown device '{recipe.device:.20}'")
         except UserError as error:
             raise UserError(f"{path} is damaged ({error}); restore it, or train again") from None
         return recipe

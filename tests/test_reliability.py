@@ -310,6 +310,18 @@ def _file(blob):
     return io.BytesIO(bytes(blob))
 
 
+def test_a_run_of_a_gpu_is_opened_where_there_is_none(tmp_path, monkeypatch):
+    out = tmp_path / "run"
+    assert answer(["train", *DATA, "--out", str(out)]).code == 0
+    text = (out / "config.json").read_text()
+    (out / "config.json").write_text(text.replace('"device": "cpu"', '"device": "cuda"'))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert "--device cpu" in answer(["evaluate", str(out), "--quiet"]).err
+    assert answer(["evaluate", str(out), "--quiet", "--device", "cpu"]).code == 0
+    (out / "config.json").write_text(text.replace('"device": "cpu"', '"device": "cpv"'))
+    assert "config.json is damaged (unknown device 'cpv')" in answer(["evaluate", str(out), "--quiet"]).err
+
+
 def test_settings_of_the_wrong_kind_in_a_config_are_told(tmp_path):
     for tree, words in (
         ({"variant": ["mlp"]}, "'variant' must be a text"),
