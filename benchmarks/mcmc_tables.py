@@ -37,7 +37,7 @@ SAMPLERS = {
     "chees-long": "bnn_pyro ChEES, long",
     "chees-wide": "bnn_pyro ChEES, long",
 }
-#: NumPyro at the budget of the issue, whatever its chains do.
+#: NumPyro with 1,000 + 1,000 transitions a chain, whatever its chains do.
 SAME_BUDGET = ("numpyro-parallel", "numpyro-vectorized", "numpyro-sequential")
 ANY_BUDGET = (*SAME_BUDGET, "numpyro", "numpyro-dense", "numpyro-long", "numpyro-cached")
 CHEES = ("chees-16", "chees-64", "chees-256")

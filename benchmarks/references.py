@@ -36,8 +36,8 @@ from bnn_pyro.diagnostics.chain_statistics import bfmi, chain_statistics, ess_me
 from bnn_pyro.diagnostics.functions import output_values
 from bnn_pyro.inference import METHODS
 from bnn_pyro.settings import build
+from bnn_pyro.trust.known.reference_posterior import REFERENCES, ReferencePosterior, bounded, log_joints_at
 from bnn_pyro.trust.outcome import ALPHA
-from bnn_pyro.trust.reference_posterior import REFERENCES, ReferencePosterior, bounded, log_joints_at
 
 
 def sampled(name: str, which: str, runs: Path) -> bp.Posterior:

@@ -19,8 +19,8 @@ import torch
 import bnn_pyro as bp
 from bnn_pyro.inference import sghmc
 from bnn_pyro.plots import style
+from bnn_pyro.trust.kernels.recursion import sample, stationary_covariance
 from bnn_pyro.trust.linear_regression import correlated
-from bnn_pyro.trust.recursion import sample, stationary_covariance
 
 HERE = Path(__file__).parent
 ROWS, BATCH, CHAINS, FRICTION = 200, 20, 128, 0.1

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 from result_cells import RESULTS
 
 from bnn_pyro.checking.page import overview
+
+REFERENCES = Path(__file__).parents[1] / "bnn_pyro/references"
 
 
 def overview_table() -> str:
@@ -24,4 +27,23 @@ def overview_table() -> str:
     return "\n".join(table) + "\n\n" + run
 
 
-TRUST_TABLES: dict[str, Callable[[], str]] = {"trust": overview_table}
+def references_table() -> str:
+    """Every stored reference posterior and the bar that it was held to."""
+    rows = [
+        "| reference | weights | draws | R-hat (split / of starts) | least E-BFMI | largest lag-1 autocorrelation "
+        "| divergences | second run: largest shift (sd) | minutes |",
+        "|---" * 9 + "|",
+    ]
+    for path in sorted(REFERENCES.glob("*.json")):
+        about = json.loads(path.read_text())
+        found = {name: value for name, (value, _, _) in about["criteria"].items()}
+        minutes = sum(run["seconds"] for run in about["runs"].values()) / 60
+        rows.append(
+            f"| {about['title']} | {about['weights']:,} | {about['draws']:,} | {found['rhat_split_max']:.4f} / "
+            f"{found['rhat_of_starts_max']:.4f} | {found['bfmi_min']:.2f} | {found['lag1_max']:.3f} "
+            f"| {found['divergences']:.0f} | {about['largest_shift_between_runs']:.2f} | {minutes:.0f} |"
+        )
+    return "\n".join(rows)
+
+
+TRUST_TABLES: dict[str, Callable[[], str]] = {"trust": overview_table, "references": references_table}

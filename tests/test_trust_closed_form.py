@@ -11,10 +11,10 @@ from scipy.stats import norm
 import bnn_pyro as bp
 from bnn_pyro import plots
 from bnn_pyro.trust import ALPHA, CHECKS, Subject
-from bnn_pyro.trust.closed_form import ClosedForm
-from bnn_pyro.trust.gaussian_claims import expected_of, quantities, stationary
+from bnn_pyro.trust.exact.closed_form import ClosedForm
+from bnn_pyro.trust.exact.gaussian_claims import expected_of, quantities, stationary
+from bnn_pyro.trust.exact.predictive_check import PredictiveCheck
 from bnn_pyro.trust.linear_regression import correlated
-from bnn_pyro.trust.predictive_check import PredictiveCheck
 from bnn_pyro.trust.z_tests import Estimate, judge, of_chains, of_independent, of_runs
 from bnn_pyro.zoo import ZOO
 

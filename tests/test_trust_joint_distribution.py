@@ -13,9 +13,9 @@ import bnn_pyro as bp
 from bnn_pyro.inference import sg_chains, sghmc
 from bnn_pyro.inference.markov import hamiltonian, kernel, many_chains
 from bnn_pyro.parts import priors
-from bnn_pyro.trust.joint_distribution import JointDistribution
+from bnn_pyro.trust.kernels.joint_distribution import JointDistribution
 from bnn_pyro.trust.linear_regression import correlated
-from bnn_pyro.trust.quantities import NormalScores
+from bnn_pyro.trust.simulated.quantities import NormalScores
 from bnn_pyro.trust.subject import Subject
 
 SMALL = JointDistribution(chains=600, sweeps=4, rows=6)

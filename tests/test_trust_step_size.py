@@ -9,9 +9,9 @@ import torch
 
 import bnn_pyro as bp
 from bnn_pyro.inference import sg_chains, sghmc
+from bnn_pyro.trust.kernels.recursion import largest_lr, stationary_covariance
+from bnn_pyro.trust.kernels.step_size import StepSize, _order
 from bnn_pyro.trust.linear_regression import correlated
-from bnn_pyro.trust.recursion import largest_lr, stationary_covariance
-from bnn_pyro.trust.step_size import StepSize, _order
 from bnn_pyro.trust.subject import Subject
 
 SMALL = StepSize(chains=300, times=15.0)

@@ -73,6 +73,13 @@ def _is_a_line(e: Mapping[str, Any]) -> bool:
     return e["task"] == "regression" and e["x"].ndim == 2 and e["x"].shape[1] == 1
 
 
+_ERRORS = Shown(
+    "How far off is each quantity?",
+    "Averages over the draws in standard errors from what the method claims, or from the exact posterior.",
+    ("z", "bound"),
+    lambda e: plots.standard_errors(e["labels"], e["z"], float(e["bound"])),
+)
+
 #: The figures of each check, in the order of the page.
 SHOWN: dict[str, tuple[Shown, ...]] = {
     "closed-form": (
@@ -83,12 +90,7 @@ SHOWN: dict[str, tuple[Shown, ...]] = {
             ("exact_sd",),
             _intervals,
         ),
-        Shown(
-            "How far off is each quantity?",
-            "Means, variances and covariances in standard errors from what the method claims.",
-            ("z", "bound"),
-            lambda e: plots.standard_errors(e["labels"], e["z"], float(e["bound"])),
-        ),
+        _ERRORS,
     ),
     "quadrature": (
         *(
@@ -103,6 +105,7 @@ SHOWN: dict[str, tuple[Shown, ...]] = {
             for problem, title in (("logistic", "Logistic regression"), ("sign", "One tanh unit"))
         ),
     ),
+    "logistic": (_ERRORS,),
     "predictive": (
         Shown(
             "Is the density of a target that of the mixture?",

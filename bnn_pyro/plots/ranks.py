@@ -26,7 +26,7 @@ from bnn_pyro.plots.style import (
     panels,
     tint,
 )
-from bnn_pyro.trust.ranks import band, ecdf_difference
+from bnn_pyro.trust.simulated.ranks import band, ecdf_difference
 
 __all__ = ["interval_coverage", "rank_ecdfs", "rank_histograms"]
 

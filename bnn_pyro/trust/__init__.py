@@ -5,16 +5,16 @@ Each check is a frozen dataclass of settings in a file of its own, and holds a m
 for, by an amount that is told.
 """
 
-from bnn_pyro.trust.calibration import Calibration
-from bnn_pyro.trust.closed_form import ClosedForm
-from bnn_pyro.trust.estimators import Estimators
-from bnn_pyro.trust.joint_distribution import JointDistribution
-from bnn_pyro.trust.logistic import Logistic
+from bnn_pyro.trust.exact.closed_form import ClosedForm
+from bnn_pyro.trust.exact.logistic import Logistic
+from bnn_pyro.trust.exact.predictive_check import PredictiveCheck
+from bnn_pyro.trust.exact.quadrature import Quadrature
+from bnn_pyro.trust.kernels.joint_distribution import JointDistribution
+from bnn_pyro.trust.kernels.step_size import StepSize
+from bnn_pyro.trust.known.reference import Reference
+from bnn_pyro.trust.objective.estimators import Estimators
 from bnn_pyro.trust.outcome import ALPHA, Check, Finding, Outcome, worst
-from bnn_pyro.trust.predictive_check import PredictiveCheck
-from bnn_pyro.trust.quadrature import Quadrature
-from bnn_pyro.trust.reference import Reference
-from bnn_pyro.trust.step_size import StepSize
+from bnn_pyro.trust.simulated.calibration import Calibration
 from bnn_pyro.trust.subject import Subject
 
 #: Every check by its name on the command line, in the order of their power per second.

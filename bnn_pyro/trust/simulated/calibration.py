@@ -23,10 +23,10 @@ from bnn_pyro.inference.method import Report
 from bnn_pyro.isolation import isolated
 from bnn_pyro.settings import plain
 from bnn_pyro.training import at_hand, fit
-from bnn_pyro.trust.miscalibration import judge
 from bnn_pyro.trust.outcome import Outcome
-from bnn_pyro.trust.replicas import Plan, replications, why_not_together
-from bnn_pyro.trust.simulation import Design, design, linear_part, why_not
+from bnn_pyro.trust.simulated.miscalibration import judge
+from bnn_pyro.trust.simulated.replicas import Plan, replications, why_not_together
+from bnn_pyro.trust.simulated.simulation import Design, design, linear_part, why_not
 from bnn_pyro.trust.subject import Subject
 from bnn_pyro.zoo import Entry
 

@@ -32,8 +32,8 @@ from bnn_pyro.parts.priors import BayesianNet
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.side_by_side import each
 from bnn_pyro.training import fit
-from bnn_pyro.trust.ranks import ranks
-from bnn_pyro.trust.simulation import Design, Question, Simulated, ask, simulate
+from bnn_pyro.trust.simulated.ranks import ranks
+from bnn_pyro.trust.simulated.simulation import Design, Question, Simulated, ask, simulate
 from bnn_pyro.zoo import Entry
 
 #: Weights of all the data sets that are fitted together: what a step holds is a few times as many numbers.

@@ -37,7 +37,7 @@ from bnn_pyro.zoo import Entry
 
 __all__ = ["REFERENCES", "ReferencePosterior", "bounded", "load_reference", "log_joints_at", "references"]
 
-REFERENCES = Path(__file__).parents[1] / "references"
+REFERENCES = Path(__file__).parents[2] / "references"
 FORMAT = 1
 #: Weights at which densities are compared, and how far they may differ: single precision, on another machine.
 PLACES, SAME = 5, 2e-5

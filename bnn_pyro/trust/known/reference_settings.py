@@ -6,7 +6,7 @@ from typing import Any
 
 from bnn_pyro.errors import UserError
 from bnn_pyro.training import tuned
-from bnn_pyro.trust.reference_posterior import ReferencePosterior
+from bnn_pyro.trust.known.reference_posterior import ReferencePosterior
 from bnn_pyro.trust.subject import Subject
 
 __all__ = ["below"]

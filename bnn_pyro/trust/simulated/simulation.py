@@ -29,7 +29,7 @@ from bnn_pyro.parts.likelihoods import OBSERVED, Heteroscedastic
 from bnn_pyro.parts.nets import MLP, in_mode
 from bnn_pyro.parts.priors import BayesianNet
 from bnn_pyro.posterior import weight_space
-from bnn_pyro.trust.quantities import targets_of
+from bnn_pyro.trust.simulated.quantities import targets_of
 from bnn_pyro.zoo import Entry
 
 __all__ = ["Design", "Question", "Simulated", "ask", "design", "linear_part", "simulate", "why_not"]

@@ -22,9 +22,9 @@ from torch import Tensor
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference.method import Report
 from bnn_pyro.inference.sghmc import SGHMC
+from bnn_pyro.trust.kernels.recursion import eta_of, largest_lr, sample, stationary_covariance
 from bnn_pyro.trust.linear_regression import LinearGaussian, correlated
 from bnn_pyro.trust.outcome import ALPHA, Finding, Outcome, worst
-from bnn_pyro.trust.recursion import eta_of, largest_lr, sample, stationary_covariance
 from bnn_pyro.trust.subject import Subject
 from bnn_pyro.trust.z_tests import Estimate, judge, of_runs
 

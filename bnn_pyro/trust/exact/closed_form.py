@@ -30,7 +30,7 @@ from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import predict
 from bnn_pyro.settings import plain
 from bnn_pyro.training import fit
-from bnn_pyro.trust.gaussian_claims import (
+from bnn_pyro.trust.exact.gaussian_claims import (
     Claim,
     claim_of,
     evidence_findings,

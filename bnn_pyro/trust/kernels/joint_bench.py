@@ -15,11 +15,11 @@ from bnn_pyro.features import on_features
 from bnn_pyro.inference.method import Report
 from bnn_pyro.inference.target.potential import Potential
 from bnn_pyro.posterior import weight_space
+from bnn_pyro.trust.kernels.transitions import TRANSITIONS
 from bnn_pyro.trust.outcome import ALPHA
-from bnn_pyro.trust.quantities import NormalScores, Quantities, targets_of
 from bnn_pyro.trust.reduction import reduced
+from bnn_pyro.trust.simulated.quantities import NormalScores, Quantities, targets_of
 from bnn_pyro.trust.subject import Subject
-from bnn_pyro.trust.transitions import TRANSITIONS
 
 __all__ = ["Bench", "Found"]
 

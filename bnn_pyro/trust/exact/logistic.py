@@ -23,9 +23,9 @@ from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import predict
 from bnn_pyro.settings import plain
 from bnn_pyro.training import fit
+from bnn_pyro.trust.exact.quadrature import small_settings
 from bnn_pyro.trust.linear_regression import LinearGaussian, correlated, dataset
 from bnn_pyro.trust.outcome import ALPHA, Finding, Outcome, worst
-from bnn_pyro.trust.quadrature import small_settings
 from bnn_pyro.trust.reduction import irreducible, reduced
 from bnn_pyro.trust.subject import Subject
 from bnn_pyro.trust.z_tests import Estimate, bound, judge, of_chains, of_runs, z_scores

@@ -16,7 +16,7 @@ from scipy.stats import norm, ttest_1samp, wilcoxon
 from bnn_pyro.parts.likelihoods import Normal
 from bnn_pyro.parts.priors import IsotropicNormal
 from bnn_pyro.trust.outcome import ALPHA, Finding, Outcome
-from bnn_pyro.trust.ranks import (
+from bnn_pyro.trust.simulated.ranks import (
     LEVELS,
     chi_square,
     covered,
@@ -26,9 +26,9 @@ from bnn_pyro.trust.ranks import (
     p_uniform,
     p_width,
 )
-from bnn_pyro.trust.ranks import width as relative_width
-from bnn_pyro.trust.replicas import Failure, Plan, Replication
-from bnn_pyro.trust.simulation import linear_part
+from bnn_pyro.trust.simulated.ranks import width as relative_width
+from bnn_pyro.trust.simulated.replicas import Failure, Plan, Replication
+from bnn_pyro.trust.simulated.simulation import linear_part
 
 __all__ = ["judge"]
 

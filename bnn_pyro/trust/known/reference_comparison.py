@@ -23,7 +23,7 @@ from bnn_pyro.diagnostics.functions import output_values
 from bnn_pyro.metrics.distance import quantile_distance, wasserstein
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction, predict
-from bnn_pyro.trust.reference_posterior import ReferencePosterior, bounded
+from bnn_pyro.trust.known.reference_posterior import ReferencePosterior, bounded
 
 __all__ = ["LEVELS", "Compared", "Found", "amounts", "compared", "coverage", "distances_to", "found_by"]
 

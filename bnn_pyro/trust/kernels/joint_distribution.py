@@ -22,10 +22,10 @@ import numpy as np
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference.method import Report
 from bnn_pyro.isolation import isolated
-from bnn_pyro.trust.joint_bench import Bench, Found
+from bnn_pyro.trust.kernels.joint_bench import Bench, Found
+from bnn_pyro.trust.kernels.transitions import TRANSITIONS, quiet
 from bnn_pyro.trust.outcome import ALPHA, Finding, Outcome, worst
 from bnn_pyro.trust.subject import Subject
-from bnn_pyro.trust.transitions import TRANSITIONS, quiet
 from bnn_pyro.trust.z_tests import Estimate, p_values, z_scores
 
 __all__ = ["JointDistribution"]

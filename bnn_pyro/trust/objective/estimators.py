@@ -17,8 +17,8 @@ from bnn_pyro.inference.method import Report
 from bnn_pyro.inference.optimise import Optimisation
 from bnn_pyro.isolation import isolated
 from bnn_pyro.settings import plain
-from bnn_pyro.trust.density_estimators import density_estimators
-from bnn_pyro.trust.elbo_estimators import elbo_estimators
+from bnn_pyro.trust.objective.density_estimators import density_estimators
+from bnn_pyro.trust.objective.elbo_estimators import elbo_estimators
 from bnn_pyro.trust.outcome import Finding, Outcome, worst
 from bnn_pyro.trust.subject import Subject
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from bnn_pyro.trust.exact.small_problems import SmallProblem
 from bnn_pyro.trust.outcome import ALPHA, Finding
-from bnn_pyro.trust.small_problems import SmallProblem
 
 __all__ = ["sentence"]
 

@@ -27,11 +27,11 @@ from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import predict
 from bnn_pyro.settings import plain
 from bnn_pyro.training import fit
-from bnn_pyro.trust.grid import Grid, best_normal, climb, curvature, normal_grid
+from bnn_pyro.trust.exact.grid import Grid, best_normal, climb, curvature, normal_grid
+from bnn_pyro.trust.exact.quadrature_words import sentence
+from bnn_pyro.trust.exact.small_problems import PROBLEMS, SmallProblem
 from bnn_pyro.trust.outcome import Finding, Outcome, worst
-from bnn_pyro.trust.quadrature_words import sentence
 from bnn_pyro.trust.reduction import irreducible, reduced
-from bnn_pyro.trust.small_problems import PROBLEMS, SmallProblem
 from bnn_pyro.trust.subject import Subject
 from bnn_pyro.trust.z_tests import Estimate, bound, judge, of_chains, of_independent, of_runs, z_scores
 

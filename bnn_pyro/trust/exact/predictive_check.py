@@ -28,13 +28,13 @@ from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction, predict
 from bnn_pyro.settings import plain
 from bnn_pyro.training import fit
-from bnn_pyro.trust.closed_form import linear_settings
-from bnn_pyro.trust.grid import Grid
+from bnn_pyro.trust.exact.closed_form import linear_settings
+from bnn_pyro.trust.exact.grid import Grid
+from bnn_pyro.trust.exact.quadrature import small_settings
+from bnn_pyro.trust.exact.small_problems import PROBLEMS
 from bnn_pyro.trust.linear_regression import LinearGaussian, correlated, dataset
 from bnn_pyro.trust.outcome import Finding, Outcome, worst
-from bnn_pyro.trust.quadrature import small_settings
 from bnn_pyro.trust.reduction import irreducible, reduced
-from bnn_pyro.trust.small_problems import PROBLEMS
 from bnn_pyro.trust.subject import Subject
 from bnn_pyro.trust.z_tests import judge, of_chains
 

@@ -21,11 +21,19 @@ from bnn_pyro.errors import UserError
 from bnn_pyro.inference.method import Report
 from bnn_pyro.settings import plain
 from bnn_pyro.training import fit
+from bnn_pyro.trust.known.reference_comparison import (
+    Compared,
+    Found,
+    amounts,
+    compared,
+    coverage,
+    distances_to,
+    found_by,
+)
+from bnn_pyro.trust.known.reference_posterior import ReferencePosterior, load_reference, references
+from bnn_pyro.trust.known.reference_settings import below
 from bnn_pyro.trust.outcome import ALPHA, Finding, Outcome, worst
 from bnn_pyro.trust.reduction import irreducible
-from bnn_pyro.trust.reference_comparison import Compared, Found, amounts, compared, coverage, distances_to, found_by
-from bnn_pyro.trust.reference_posterior import ReferencePosterior, load_reference, references
-from bnn_pyro.trust.reference_settings import below
 from bnn_pyro.trust.subject import Subject
 from bnn_pyro.zoo import Entry
 

@@ -1,0 +1,1 @@
+"""Whether what training follows is what it should be: objectives, gradients, and their estimators."""
