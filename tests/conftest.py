@@ -8,6 +8,8 @@ import pyro
 import pytest
 import torch
 
+from bnn_pyro.side_by_side import one_thread as one_thread_of_torch
+
 matplotlib.use("Agg")
 
 
@@ -49,3 +51,10 @@ def runs(tmp_path_factory):
 def no_figures(monkeypatch):
     """Drawing takes most of the time of a small run."""
     monkeypatch.setattr("bnn_pyro.evaluation.draw_all", lambda scene, folder: [])
+
+
+@pytest.fixture
+def one_thread():
+    """For fits so small that threads would only wait for one another."""
+    with one_thread_of_torch():
+        yield

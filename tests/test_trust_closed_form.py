@@ -18,19 +18,14 @@ from bnn_pyro.trust.linear_regression import correlated
 from bnn_pyro.trust.z_tests import Estimate, judge, of_chains, of_independent, of_runs
 from bnn_pyro.zoo import ZOO
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
 SMALL = ClosedForm(rows=60, inputs=2, points=3, fits=5, effort=0.5)
 
 
 def subject(variant, method, settings=None, **given):
     return Subject(variant, ZOO[variant](**(settings or {})), method, correlated(20).data, given)
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def test_what_is_far_off_is_named():

@@ -11,6 +11,9 @@ from bnn_pyro.trust.linear_regression import correlated, dataset
 from bnn_pyro.trust.objective.estimators import Estimators
 from bnn_pyro.zoo import ZOO
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
 QUICK = Estimators(rows=48, repeats=40, warm=30)
 
 
@@ -26,14 +29,6 @@ DATA = {"regression": correlated(48, 2, y_shift=5.0, y_scale=3.0).data, "three c
 def subject(variant, method, task="regression", settings=None, **given):
     small = {} if variant == "last-layer" else {"hidden": (4,)}
     return Subject(variant, ZOO[variant](**{**small, **(settings or {})}), method, DATA[task], given)
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize(

@@ -16,19 +16,14 @@ from bnn_pyro.trust.linear_regression import correlated
 from bnn_pyro.trust.reduction import reduced
 from bnn_pyro.zoo import ZOO
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
 SMALL = Quadrature(fits=4, effort=0.6)
 
 
 def subject(variant, method, **given):
     return Subject(variant, ZOO[variant](), method, correlated(20).data, given)
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def test_a_correlated_normal_is_integrated_exactly():
