@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from fake_mnist import fake_images
-from test_run import same, snapshot
+from run_folders import same, snapshot
 
 import bnn_pyro as bp
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
