@@ -62,7 +62,8 @@ TOLERANCE = 1e-5
 METHODS = {
     "svi": ["mean-field", "--epochs", "150", "--hidden", "8"],
     "nuts": ["mean-field", "--inference", "nuts", "--hidden", "3", "--set", "draws=15", "--set", "warmup=15",
-             "--set", "chains=2", "--set", "compiled=no", "--set", "cores=1", "--set", "max_tree_depth=4", "--no-baseline"],
+             "--set", "chains=2", "--set", "compiled=no", "--set", "cores=1", "--set", "max_tree_depth=4",
+             "--no-baseline"],
     "sghmc": ["mean-field", "--inference", "sghmc", "--hidden", "8", "--epochs", "600", "--set", "chains=2",
               "--no-baseline"],
 }  # fmt: skip
