@@ -8,9 +8,8 @@ import pyro
 import pytest
 import torch
 
-from bnn_pyro.side_by_side import one_thread as one_thread_of_torch
-
 matplotlib.use("Agg")
+torch.set_num_threads(1)  # what is fitted here is so small that threads would only wait for one another
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -51,10 +50,3 @@ def runs(tmp_path_factory):
 def no_figures(monkeypatch):
     """Drawing takes most of the time of a small run."""
     monkeypatch.setattr("bnn_pyro.evaluation.draw_all", lambda scene, folder: [])
-
-
-@pytest.fixture
-def one_thread():
-    """For fits so small that threads would only wait for one another."""
-    with one_thread_of_torch():
-        yield

@@ -18,9 +18,6 @@ from bnn_pyro.trust.linear_regression import correlated
 from bnn_pyro.trust.z_tests import Estimate, judge, of_chains, of_independent, of_runs
 from bnn_pyro.zoo import ZOO
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
 SMALL = ClosedForm(rows=60, inputs=2, points=3, fits=5, effort=0.5)
 
 

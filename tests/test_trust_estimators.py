@@ -11,9 +11,6 @@ from bnn_pyro.trust.linear_regression import correlated, dataset
 from bnn_pyro.trust.objective.estimators import Estimators
 from bnn_pyro.zoo import ZOO
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
 QUICK = Estimators(rows=48, repeats=40, warm=30)
 
 

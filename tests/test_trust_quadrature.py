@@ -16,9 +16,6 @@ from bnn_pyro.trust.linear_regression import correlated
 from bnn_pyro.trust.reduction import reduced
 from bnn_pyro.zoo import ZOO
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
 SMALL = Quadrature(fits=4, effort=0.6)
 
 
