@@ -13,7 +13,7 @@ import torch
 from bnn_pyro.checking import CheckFolder, bench_subjects, check_subjects, check_table, one_subject
 from bnn_pyro.checking.bench import BUDGETS
 from bnn_pyro.checking.page import level_of
-from bnn_pyro.checkpoint import write_whole
+from bnn_pyro.checkpoint import Claim, write_whole
 from bnn_pyro.comparison import compare_runs
 from bnn_pyro.datasets import load_inputs, read_rows
 from bnn_pyro.datasets.dataset import Dataset, Schema
@@ -218,7 +218,8 @@ def diagnose(args: Namespace) -> None:
         raise UserError(f"--out {out} exists; choose another name, or leave it out to write into the run")
     data = recipe.load()
     posterior = load_posterior(folder, args.device or recipe.device)
-    found = diagnose_run(folder, recipe, data, posterior, out=out, netcdf=not args.no_netcdf, show=not args.quiet)
+    with Claim(out or folder.path):
+        found = diagnose_run(folder, recipe, data, posterior, out=out, netcdf=not args.no_netcdf, show=not args.quiet)
     print(diagnosis_table(found))
     print(f"\ndiagnosis: {(out or folder.path) / 'diagnosis.html'}")
 
@@ -242,9 +243,10 @@ def check(args: Namespace) -> int:
     place = claim(args.out or name, resume=args.resume)
     facts = {**environment("cpu"), "budget": args.budget}
     try:
-        results = check_subjects(
-            plans, checks, place, budget=args.budget, seed=args.seed or 0, facts=facts, show=not args.quiet
-        )
+        with Claim(place.path):
+            results = check_subjects(
+                plans, checks, place, budget=args.budget, seed=args.seed or 0, facts=facts, show=not args.quiet
+            )
     except KeyboardInterrupt as stopped:
         said = str(stopped) or "stopped"
         raise KeyboardInterrupt(f"{said}; finished checks are kept: --resume --out {place.path} goes on") from None

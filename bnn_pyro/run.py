@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return getattr(commands, args.command if args.command != "list" else "list_")(args) or 0
     except (UserError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print("error:", *str(error).split(), file=sys.stderr)  # of one line, whatever a file is called
         return 2
     except KeyboardInterrupt as stopped:
         print(f"\n{stopped or 'stopped'}", file=sys.stderr)
