@@ -55,7 +55,7 @@ def keep(out: Path, budget: str, seed: str) -> None:
         subjects.append(subject | {"facts": one["facts"]})
     place = list(ZOO)
     subjects.sort(key=lambda s: (place.index(s["variant"]), ZOO[s["variant"]].methods.index(s["inference"])))
-    kept = {"command": f"python benchmarks/trust.py --budget {budget} --seed {seed} --out {out}", "subjects": subjects}
+    kept = {"command": f"python benchmarks/trust.py --budget {budget} --seed {seed} --out FOLDER", "subjects": subjects}
     (RESULTS / f"trust_{budget}.json").write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from last_layer_tables import LAST_LAYER_TABLES
 from mcmc_tables import MCMC_TABLES
+from reliability_tables import RELIABILITY_TABLES
 from result_cells import RESULTS, Line, Pick, cell
 from trust_tables import TRUST_TABLES
 
@@ -242,7 +243,7 @@ def main() -> None:
     """Replace each table."""
     path = ROOT / "RESULTS.md"
     text = path.read_text()
-    for name, table in (TABLES | LAST_LAYER_TABLES | MCMC_TABLES | TRUST_TABLES).items():
+    for name, table in (TABLES | LAST_LAYER_TABLES | MCMC_TABLES | TRUST_TABLES | RELIABILITY_TABLES).items():
         pattern = re.compile(rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
         if not pattern.search(text):
             raise SystemExit(f"RESULTS.md has no place for the table '{name}'")
