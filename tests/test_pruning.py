@@ -236,7 +236,7 @@ def test_command(tmp_path, capsys):
     assert (out / "report.html").read_text() == report
     (out / "pruning.json").write_text('{"measure": "rmse"}')
     assert main(["evaluate", str(out), "--quiet"]) == 2
-    assert "pruning.json is damaged; remove it, or write it again" in capsys.readouterr().err
+    assert "pruning.json is damaged; remove it, and write it again" in capsys.readouterr().err
 
 
 def test_command_refuses(tmp_path, capsys):
