@@ -1,4 +1,4 @@
-"""The tables of RESULTS.md that say which posteriors are right, from ``benchmarks/results/trust_full.json``."""
+"""The tables of RESULTS.md that say which posteriors are right, from ``trust_full.json`` and ``trust_quick.json``."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from bnn_pyro.checking.page import overview
 REFERENCES = Path(__file__).parents[1] / "bnn_pyro/references"
 
 
-def overview_table() -> str:
+def overview_table(budget: str) -> str:
     """Variant × method × check, and what was run."""
-    path = RESULTS / "trust_full.json"
+    path = RESULTS / f"trust_{budget}.json"
     if not path.exists():
-        return "Not measured yet: `python benchmarks/trust.py --budget full --out runs/check`."
+        return f"Not measured yet: `python benchmarks/trust.py --budget {budget} --out FOLDER`."
     found = json.loads(path.read_text())
     head, rows = overview(found["subjects"])
     table = ["| " + " | ".join(line) + " |" for line in (head, ["---"] * len(head), *rows)]
@@ -46,4 +46,8 @@ def references_table() -> str:
     return "\n".join(rows)
 
 
-TRUST_TABLES: dict[str, Callable[[], str]] = {"trust": overview_table, "references": references_table}
+TRUST_TABLES: dict[str, Callable[[], str]] = {
+    "trust full": lambda: overview_table("full"),
+    "trust quick": lambda: overview_table("quick"),
+    "references": references_table,
+}
