@@ -87,3 +87,10 @@ def test_a_density_that_loses_digits_is_seen(monkeypatch):
 def test_what_estimates_nothing_is_refused():
     assert "all rows at once" in QUICK.refuses(subject("last-layer", "laplace"))
     assert QUICK.refuses(subject("mean-field", "svi")) == ""
+
+
+def test_picture_of_finite_differences():
+    ax = plots.finite_differences([1.0, -2.0, 0.5], [1.0, -2.0, 0.7])
+    entries = next(line for line in ax.lines if line.get_label() == "an entry")
+    assert entries.get_xdata().tolist() == [1.0, -2.0, 0.7] and entries.get_ydata().tolist() == [1.0, -2.0, 0.5]
+    assert ax.get_title().startswith("at most 0.1 of the largest")  # 0.2 of 2
