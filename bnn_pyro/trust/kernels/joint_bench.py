@@ -15,7 +15,7 @@ from bnn_pyro.features import on_features
 from bnn_pyro.inference.method import Report
 from bnn_pyro.inference.target.potential import Potential
 from bnn_pyro.posterior import weight_space
-from bnn_pyro.trust.kernels.transitions import TRANSITIONS
+from bnn_pyro.trust.kernels.transitions import TRANSITIONS, Start
 from bnn_pyro.trust.outcome import ALPHA
 from bnn_pyro.trust.reduction import reduced
 from bnn_pyro.trust.simulated.quantities import NormalScores, Quantities, targets_of
@@ -93,9 +93,8 @@ class Bench:
         """Chains of this method, against the joint distribution."""
         check = self.check
         w, y = self.draws(check.chains)
-        chains = TRANSITIONS[self.inference](
-            method, self.model, self.data, self.first, w, check.sweeps, self.seed, **settings
-        )
+        start = Start(self.model, self.data, self.first, w, check.sweeps, self.seed)
+        chains = TRANSITIONS[self.inference](method, start, **settings)
         total, last = 0.0, []
         drift, drift_error, renewed = [], [], []
         slopes = self.quantities.slopes

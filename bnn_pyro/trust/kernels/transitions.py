@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pyro
@@ -30,19 +30,31 @@ from bnn_pyro.inference.sghmc import _Run as Run
 from bnn_pyro.inference.target.potential import Potential, Space
 from bnn_pyro.inference.target.whitening import coordinates
 
-__all__ = ["TRANSITIONS", "Transitions", "quiet"]
+__all__ = ["TRANSITIONS", "Start", "Transitions", "quiet"]
 
 #: Chains that ChEES is tuned with.
 TUNED_WITH = 64
 
 
-class Transitions(Protocol):
-    """C chains, at weights of their own.
+class Start(NamedTuple):
+    """Where chains begin.
 
-    Made from (method, model, data, first, w, transitions, seed): ``data`` has the inputs, and the targets that belong
-    to the weights ``first`` {site: (*shape)}, an exact draw of the posterior, where a warm-up starts; w {site:
-    (C, *shape)}, where the chains are; how many transitions are to come.
+    data         the inputs, and the targets that belong to ``first``
+    first        {site: (*shape)}, an exact draw of that posterior, where a warm-up starts
+    w            {site: (C, *shape)}, where the chains are
+    transitions  how many are to come
     """
+
+    model: nn.Module
+    data: Dataset
+    first: dict[str, Tensor]
+    w: dict[str, Tensor]
+    transitions: int
+    seed: int
+
+
+class Transitions(Protocol):
+    """C chains, at weights of their own; made from (method, start)."""
 
     def move(self, y: Tensor) -> dict[str, Tensor]:
         """One transition of every chain, given targets of its own, y (C, N). Returns where they are, as w."""
@@ -59,23 +71,14 @@ def quiet() -> Iterator[None]:
 class _OneByOne:
     """HMC and NUTS. All that a kernel remembers after its warm-up is where it is: it takes every chain's turn."""
 
-    def __init__(
-        self,
-        method: HMC | NUTS,
-        model: nn.Module,
-        data: Dataset,
-        first: dict[str, Tensor],
-        w: dict[str, Tensor],
-        transitions: int,
-        seed: int,
-    ) -> None:
-        self.potential = potential = _potential(model, data)
-        self.z = potential.position(w)
-        gradients = float(len(self.z) * transitions * method.typical(type(potential.space) is not Space))
+    def __init__(self, method: HMC | NUTS, start: Start) -> None:
+        self.potential = potential = _potential(start)
+        self.z = potential.position(start.w)
+        gradients = float(len(self.z) * start.transitions * method.typical(type(potential.space) is not Space))
         if choose_compiled(method.compiled, gradients, work(potential)):
             potential.compile(1)
-        start = potential.position({site: value[None] for site, value in first.items()})[0].numpy()
-        self.kernel = method.kernel(potential, method._blocks(potential), start, seed)
+        first = potential.position({site: value[None] for site, value in start.first.items()})[0].numpy()
+        self.kernel = method.kernel(potential, method._blocks(potential), first, start.seed)
         for _ in range(method.warmup):
             self.kernel.step()
 
@@ -93,18 +96,9 @@ class _OneByOne:
 class _AllAtOnce:
     """ChEES. It is tuned with few chains; what they learned moves all of them."""
 
-    def __init__(
-        self,
-        method: ChEES,
-        model: nn.Module,
-        data: Dataset,
-        first: dict[str, Tensor],
-        w: dict[str, Tensor],
-        transitions: int,
-        seed: int,
-    ) -> None:
-        self.potential = potential = _potential(model, data)
-        self.z = potential.position(w)
+    def __init__(self, method: ChEES, start: Start) -> None:
+        self.potential = potential = _potential(start)
+        self.z = potential.position(start.w)
         chains = dict(superchains=1, thin=1)
         if choose_compiled(method.compiled, float(method.warmup * TYPICAL), work(potential)):
             potential.compile(TUNED_WITH)
@@ -112,7 +106,7 @@ class _AllAtOnce:
         tuned.begin(potential.prior_draws(TUNED_WITH))
         while tuned.record.done < method.warmup:
             tuned.iterate()
-        self.sampling = Sampling(replace(method, chains=len(self.z), draws=transitions, **chains), potential)
+        self.sampling = Sampling(replace(method, chains=len(self.z), draws=start.transitions, **chains), potential)
         self.sampling.adaptation, self.sampling.record.done = tuned.adaptation, tuned.record.done
 
     def move(self, y: Tensor) -> dict[str, Tensor]:
@@ -127,22 +121,13 @@ class _AllAtOnce:
 class _InSteps:
     """SGHMC and SGLD on all rows at a constant step size, ``steps`` of them a transition; momenta are kept."""
 
-    def __init__(
-        self,
-        method: SGHMC | SGLD,
-        model: nn.Module,
-        data: Dataset,
-        first: dict[str, Tensor],
-        w: dict[str, Tensor],
-        transitions: int,
-        seed: int,
-        steps: int = 1,
-    ) -> None:
-        self.x, self.steps = data.x_train, steps
-        total = transitions * steps
+    def __init__(self, method: SGHMC | SGLD, start: Start, steps: int = 1) -> None:
+        self.x, self.steps = start.data.x_train, steps
+        total = start.transitions * steps
         whole = dict(epochs=total, burn_in=0, batch_size=0, schedule="constant", thin=total, max_draws=1)
-        self.run = Run(replace(method, chains=len(next(iter(w.values()))), **whole), model, data, seed)
-        self.run.w = self.run.target.flat(w)
+        chains = len(next(iter(start.w.values())))
+        self.run = Run(replace(method, chains=chains, **whole), start.model, start.data, start.seed)
+        self.run.w = self.run.target.flat(start.w)
         if self.run.precision:
             self.run.precision = self.run.target.draw_precisions(self.run.w)
 
@@ -154,8 +139,8 @@ class _InSteps:
         return {site: value.clone() for site, value in self.run.target.sites(self.run.w).items()}
 
 
-def _potential(model: nn.Module, data: Dataset) -> Potential:
-    potential = Potential(model, data.x_train, data.y_train)
+def _potential(start: Start) -> Potential:
+    potential = Potential(start.model, start.data.x_train, start.data.y_train)
     potential.space = coordinates(potential)
     return potential
 
