@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from argparse import Namespace
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -16,7 +14,7 @@ from bnn_pyro.checking.page import level_of
 from bnn_pyro.checkpoint import Claim, write_whole
 from bnn_pyro.comparison import compare_runs
 from bnn_pyro.datasets import load_inputs, read_rows
-from bnn_pyro.datasets.dataset import Dataset, Schema
+from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.diagnosis import diagnose_run, diagnosis_table
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.evaluation import (
@@ -27,23 +25,18 @@ from bnn_pyro.evaluation import (
     score_mean_weights,
     score_other,
 )
-from bnn_pyro.isolation import isolated
+from bnn_pyro.fitted_run import fit_run, prepared
 from bnn_pyro.listing import list_
-from bnn_pyro.posterior import Posterior
 from bnn_pyro.pruned_run import prune_run, pruning_table
 from bnn_pyro.recipe import Recipe, read_config, resolve
 from bnn_pyro.rundir import RunFolder, default_folder, environment
 from bnn_pyro.tables import prediction_table, run_table, score_table
-from bnn_pyro.training import at_hand, fit
 from bnn_pyro.trust import CHECKS
-from bnn_pyro.zoo import Entry
 
 __all__ = ["check", "compare", "diagnose", "evaluate", "list_", "predict", "train"]
 
 #: Rows of each outside data set, unless --limit says otherwise.
 OUTSIDE_ROWS = 10_000
-#: Weights × rows of a step below which a second thread costs more than it brings.
-SMALL_STEP = 20_000_000
 
 
 # -- train -------------------------------------------------------------------------------------------------------------
@@ -68,71 +61,17 @@ def train(args: Namespace) -> None:
                 "or choose another --out"
             )
     data = recipe.load()
-    entry, below = at_hand(recipe.entry(), data), recipe.for_baseline(data.schema)
-    _check_model(recipe, entry, data)
-    if below is not None:
-        _check_model(below, below.entry(), data)
+    entry, below = prepared(recipe, data)
     folder.begin(recipe, keep=args.resume)
+    show = not args.quiet
     try:
-        baseline = None
-        if recipe.stands_on(data.schema) is not None:
-            baseline = _fit_baseline(below, data, folder, args)
-            entry = entry.on(baseline)
-        posterior = _fit(recipe, entry, data, folder, args)
-        if below is not None and baseline is None:
-            baseline = _fit_baseline(below, data, folder, args)
-        run = evaluate_run(folder, recipe, data, posterior, baseline, show=not args.quiet)
+        posterior, baseline = fit_run(folder, recipe, data, entry, below, resume=args.resume, show=show)
+        run = evaluate_run(folder, recipe, data, posterior, baseline, show=show)
     except KeyboardInterrupt as stopped:
         again = f"python -m bnn_pyro.run train --resume --out {folder.path}"
         raise KeyboardInterrupt(f"{stopped or 'stopped'}; go on to the same result with: {again}") from None
     print(run_table(run))
     print(f"\nreport: {folder.path / 'report.html'}")
-
-
-def _fit_baseline(recipe: Recipe, data: Dataset, folder: RunFolder, args: Namespace) -> Posterior:
-    folder.baseline.begin(recipe, keep=args.resume)
-    return _fit(recipe, recipe.entry(), data, folder.baseline, args)
-
-
-def _fit(recipe: Recipe, entry: Entry, data: Dataset, folder: RunFolder, args: Namespace) -> Posterior:
-    with _few_threads(recipe, entry, data):
-        posterior = fit(
-            entry,
-            data,
-            recipe.method(),
-            seed=recipe.seed,
-            out=folder.path,
-            resume=args.resume,
-            device=recipe.device,
-            progress=not args.quiet,
-        )
-        folder.write_history(posterior.trace)
-        folder.write_environment(posterior.provenance["device"], posterior.provenance["seconds"])
-    return posterior
-
-
-@contextmanager
-def _few_threads(recipe: Recipe, entry: Entry, data: Dataset) -> Iterator[None]:
-    """One thread where a step is so small that threads would only wait for one another (a busy machine: 25 times)."""
-    with isolated(0):
-        weights = sum(value.numel() for value in entry.model(data.schema).initial.values())
-    rows = recipe.inference_settings.get("batch_size") or len(data.x_train)
-    former = torch.get_num_threads()
-    if weights * min(rows, len(data.x_train)) < SMALL_STEP:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(former)
-
-
-def _check_model(recipe: Recipe, entry: Entry, data: Dataset) -> None:
-    """Build variant and method once, so that bad settings are told before any file is written."""
-    method = recipe.method()
-    if hasattr(method, "check"):
-        method.check(data)
-    with isolated(0):
-        entry.guide(entry.model(data.schema))
 
 
 # -- evaluate ----------------------------------------------------------------------------------------------------------

@@ -15,8 +15,8 @@ PACKAGE = Path(bp.__file__).parent
 ORDER = [
     "errors", "settings", "progress", "isolation", "side_by_side", "checkpoint", "datasets", "parts", "posterior",
     "inference", "zoo", "features", "training", "predictive", "metrics", "pruning", "diagnostics", "trust", "plots",
-    "tables", "ranking", "report", "recipe", "rundir", "pruned_run", "diagnosis", "checking", "scene", "figures",
-    "evaluation", "comparison", "listing", "commands", "options", "run",
+    "tables", "ranking", "report", "recipe", "rundir", "fitted_run", "pruned_run", "diagnosis", "checking", "scene",
+    "figures", "evaluation", "comparison", "sweeping", "listing", "commands", "options", "run",
 ]  # fmt: skip
 FILES = {
     ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"): path
