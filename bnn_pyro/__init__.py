@@ -52,7 +52,7 @@ _HOMES = {
     "share_removed": "pruning",
     "signal_to_noise": "pruning",
     "fit": "training",
-    "load": "training",
+    "load": "loading",
     "isolated": "isolation",
     "UserError": "errors",
 }

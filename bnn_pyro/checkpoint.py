@@ -1,4 +1,4 @@
-"""Files that are whole or absent, folders that one process at a time writes to, and training that can be stopped.
+"""Files that are whole or absent, and training that can be stopped.
 
 A training that was stopped, or killed at any moment, goes on to the same result.
 """
@@ -12,31 +12,26 @@ import io
 import json
 import os
 import signal
-import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
 from bnn_pyro.errors import UserError
+from bnn_pyro.ranks import here
 
-try:
-    import fcntl
-except ImportError:  # Windows: two runs aimed at one folder are the user's to avoid
-    fcntl = None
+__all__ = ["PART", "Checkpoint", "Interrupted", "read_json", "unwritable", "write_whole"]
 
-__all__ = ["CLAIM", "Checkpoint", "Claim", "Interrupted", "read_json", "unwritable", "write_whole"]
-
-#: The file that a process holds locked while it writes to a folder.
-CLAIM = "in-use.lock"
 #: What ends the name of a file that is being written.
 PART = ".part"
 #: Bytes of a checkpoint's checksum.
 SEAL = 32
+#: Seconds in which a signal is an echo: torchrun passes on the Ctrl-C that its processes had from the terminal.
+ECHO = 2.0
 
 
 class Interrupted(KeyboardInterrupt):
@@ -99,90 +94,14 @@ def unwritable(path: Path, error: OSError) -> UserError:
     return UserError(f"{path} could not be written ({error.strerror}); what was whole before still is; {way}")
 
 
-class Claim:
-    """The sole right to write to a folder, until :meth:`release`, the end of a ``with`` block or of this object.
-
-    The operating system takes it back from a process that ends in whatever way, so that nothing remains of one that
-    was killed. The thread that holds a folder may claim it again. Where a file system knows no locks, there is none.
-
-    Raises UserError where another process (or thread) is at it, or the folder cannot be made.
-    """
-
-    _held: ClassVar[dict[Path, int]] = {}
-
-    def __init__(self, folder: str | Path) -> None:
-        self.folder, self._file = Path(folder).resolve(), -1
-        holder = self._held.get(self.folder)
-        if holder is not None:
-            if holder != threading.get_ident():
-                raise self._taken("another thread of this process")
-            return
-        self._made = not self.folder.exists()
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._file = self._lock(self.folder / CLAIM)
-        except OSError as error:
-            raise unwritable(self.folder, error) from None
-        self._held[self.folder] = threading.get_ident()
-        for left in (*self.folder.glob(f"*{PART}"), *self.folder.glob(f"*/*{PART}")):  # of a process that was killed
-            if left.with_suffix("").suffix[1:].isdigit():
-                left.unlink(missing_ok=True)
-
-    def _lock(self, path: Path) -> int:
-        while True:
-            file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-            try:
-                if fcntl is not None:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                told = os.read(file, 200).decode(errors="replace").strip()
-                os.close(file)
-                raise self._taken(told or "another process") from None
-            except OSError:  # a file system without locks
-                pass
-            with contextlib.suppress(FileNotFoundError):
-                if path.stat().st_ino == os.fstat(file).st_ino:
-                    break
-            os.close(file)  # its holder removed it while we opened it
-        with contextlib.suppress(OSError):  # a full disk
-            os.ftruncate(file, 0)
-            os.write(file, f"process {os.getpid()} on {socket.gethostname()}".encode())
-        return file
-
-    def _taken(self, who: str) -> UserError:
-        return UserError(
-            f"{self.folder} is being written to by {who}; wait until that has ended, stop it (its claim ends with it, "
-            "however it ends), or choose another folder"
-        )
-
-    def release(self) -> None:
-        """Give it back; the folder too where it was made for nothing."""
-        if self._file < 0:
-            return
-        file, self._file = self._file, -1
-        self._held.pop(self.folder, None)
-        with contextlib.suppress(OSError):
-            (self.folder / CLAIM).unlink()
-        os.close(file)
-        if self._made:
-            with contextlib.suppress(OSError):  # it is not empty, as it should be
-                self.folder.rmdir()
-
-    def __enter__(self) -> Claim:
-        return self
-
-    def __exit__(self, kind: type | None, error: BaseException | None, where: TracebackType | None) -> None:
-        self.release()
-
-    def __del__(self) -> None:
-        self.release()
-
-
 class Checkpoint:
     """One file in ``folder`` that holds everything that a training loop needs to go on.
 
     As a context manager it takes SIGINT and SIGTERM (in the main thread): the first sets :attr:`stop`, which the loop
     answers between two steps by saving and raising :class:`Interrupted`; a second one stops at once.
+
+    Where a fit has several processes all of them call :meth:`load`, :meth:`save` and :meth:`discard`: rank 0 has the
+    file, and what it reads, or its error, is everybody's.
 
     folder: made when first needed.   every: seconds between two saves.
     key: what must agree for a resume, such as the settings and the data's fingerprint; JSON-able.
@@ -191,7 +110,7 @@ class Checkpoint:
     def __init__(self, folder: Path, key: Any = None, every: float = 20.0) -> None:
         self.path, self.key, self.every = Path(folder) / "training.pt", key, every
         self.stop = False
-        self._last = time.monotonic()
+        self._last = self._asked = time.monotonic()
         self._handlers: dict[int, Any] = {}
 
     def child(self, name: str) -> Checkpoint:
@@ -204,13 +123,16 @@ class Checkpoint:
     @property
     def exists(self) -> bool:
         """Whether there is something to resume from, be it of a child alone."""
-        return self.path.is_file() or any(self._children())
+        return here().first_does(lambda: self.path.is_file() or any(self._children()))
 
     def load(self) -> dict[str, Any] | None:
         """The last saved state, or None where there is none.
 
         Raises UserError where the file is damaged or belongs to other settings or data.
         """
+        return here().first_does(self._read)
+
+    def _read(self) -> dict[str, Any] | None:
         if not self.path.is_file():
             return None
         try:
@@ -230,6 +152,9 @@ class Checkpoint:
 
     def save(self, state: dict[str, Any]) -> None:
         """Write the state (tensors, numbers, strings, lists, dicts) as a whole."""
+        here().first_does(lambda: self._write(state))
+
+    def _write(self, state: dict[str, Any]) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         buffer = io.BytesIO()
         torch.save({"key": self.key, "state": state}, buffer)
@@ -246,6 +171,9 @@ class Checkpoint:
 
     def discard(self) -> None:
         """Remove the file, and those of its children: the posterior is saved."""
+        here().first_does(self._remove)
+
+    def _remove(self) -> None:
         self.path.unlink(missing_ok=True)
         for child in self._children():
             child.unlink()
@@ -262,9 +190,10 @@ class Checkpoint:
             signal.signal(number, handler)
 
     def _request(self, number: int, frame: FrameType | None) -> None:
-        if self.stop:
+        now = time.monotonic()
+        if self.stop and not (here().size > 1 and now - self._asked < ECHO):
             raise KeyboardInterrupt
-        self.stop = True
+        self.stop, self._asked = True, now
 
 
 class _Child(Checkpoint):

@@ -18,23 +18,22 @@ from bnn_pyro.datasets.sources import resolve
 from bnn_pyro.diagnosis import judge_chains
 from bnn_pyro.errors import UserError
 from bnn_pyro.figures import Outside, Scene, draw_all
+from bnn_pyro.loading import load
 from bnn_pyro.posterior import Posterior
-from bnn_pyro.predictive import Prediction, predict
 from bnn_pyro.progress import progress_bar
 from bnn_pyro.pruned_run import read_pruning
 from bnn_pyro.recipe import Recipe
 from bnn_pyro.report import run_card, run_html
 from bnn_pyro.rundir import RunFolder
+from bnn_pyro.scoring import on_test_rows, predicted, scores, write_scores
 from bnn_pyro.tables import RunFacts
-from bnn_pyro.training import choose_device, load
+from bnn_pyro.training import choose_device
 
 __all__ = [
     "evaluate_run",
     "labelled",
     "load_posterior",
     "outside_inputs",
-    "paired_differences",
-    "predicted",
     "score_mean_weights",
     "score_other",
 ]
@@ -63,14 +62,6 @@ def load_posterior(folder: RunFolder, device: str) -> Posterior:
                      posterior.provenance)  # fmt: skip
 
 
-def predicted(posterior: Posterior, x: Tensor, num_draws: int, what: str, show: bool) -> Prediction:
-    """``predict`` with a progress bar."""
-    with progress_bar(f"predict {what}", show, unit="draw") as report:
-        prediction = predict(posterior, x, num_draws=num_draws, progress=report)
-        report(prediction.num_draws, prediction.num_draws)
-        return prediction
-
-
 def evaluate_run(
     folder: RunFolder,
     recipe: Recipe,
@@ -92,22 +83,13 @@ def evaluate_run(
         place.check_files()  # before anything is written
     outside = _elsewhere(outside, data)
     posteriors = {folder: posterior} | ({folder.baseline: baseline} if baseline is not None else {})
-    predictions = {
-        f: predicted(p, data.x_test, recipe.num_draws, f"test rows ({_label(p)})", show) if len(data.x_test) else None
-        for f, p in posteriors.items()
-    }
+    predictions = on_test_rows(posteriors, data, recipe.num_draws, show)
     elsewhere = [
         Outside(name, x, *(predicted(p, x, recipe.num_draws, name, show) for p in posteriors.values()))
         for name, x in outside.items()
     ]
     with _steps("evaluate", 3, show) as step:
-        for place, prediction in predictions.items():
-            others = {o.name: o.prediction if place is folder else o.baseline for o in elsewhere}
-            scores = _scores(posteriors[place], data, recipe.num_draws, prediction, others, show)
-            if place is folder and baseline is not None and prediction is not None:
-                differences = paired_differences(prediction, predictions[folder.baseline], data.y_test)
-                scores |= _named(differences, "minus_baseline")
-            place.write("metrics.json", scores)
+        write_scores(posteriors, predictions, elsewhere, data, recipe.num_draws, show)
         judge_chains(folder, posterior, data)
         step()
         inside = predictions[folder], predictions.get(folder.baseline)
@@ -135,7 +117,7 @@ def score_mean_weights(
     mean, num = posterior.at_mean_weights(), recipe.num_draws
     others = {name: predicted(mean, x, num, name, show) for name, x in _elsewhere(outside, data).items()}
     prediction = predicted(mean, data.x_test, num, "test rows (mean weights)", show) if len(data.x_test) else None
-    return folder.write("metrics-mean-weights.json", _scores(mean, data, num, prediction, others, show))
+    return folder.write("metrics-mean-weights.json", scores(mean, data, num, prediction, others, show))
 
 
 def score_other(
@@ -146,8 +128,8 @@ def score_other(
     if not len(x):
         raise UserError(f"{name}: no rows to score")
     posterior, stem = (posterior.at_mean_weights(), f"{stem}-mean-weights") if mean_weights else (posterior, stem)
-    scores = metrics.evaluate(predicted(posterior, x, recipe.num_draws, stem, show), y).flat()
-    return folder.write(f"metrics-{stem}.json", scores | {"test_rows": len(x)})
+    found = metrics.evaluate(predicted(posterior, x, recipe.num_draws, stem, show), y).flat()
+    return folder.write(f"metrics-{stem}.json", found | {"test_rows": len(x)})
 
 
 def outside_inputs(names: Sequence[str], schema: Schema, *, num: int, invert: bool = False) -> dict[str, Tensor]:
@@ -192,18 +174,6 @@ def labelled(name: str, schema: Schema, recipe: Recipe) -> tuple[str, Tensor, Te
     return Path(name).stem, x, torch.tensor([schema.classes.index(c) for c in classes])[y]
 
 
-def paired_differences(prediction: Prediction, first: Prediction, y: Tensor) -> dict[str, float]:
-    """{metric, metric_low, metric_high}: prediction − first on the same rows, of every metric that both have."""
-    found = {}
-    for name, metric in metrics.METRICS[prediction.task].items():
-        try:
-            estimate = metrics.paired(metric, prediction, first, y)
-        except metrics.Undefined:
-            continue
-        found |= {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
-    return found
-
-
 # -- pieces ------------------------------------------------------------------------------------------------------------
 def _elsewhere(outside: Mapping[str, Tensor] | None, data: Dataset) -> Mapping[str, Tensor]:
     """Inputs from elsewhere: those given, or noise for a classifier of images where None are."""
@@ -212,52 +182,6 @@ def _elsewhere(outside: Mapping[str, Tensor] | None, data: Dataset) -> Mapping[s
     if outside and not len(data.x_test):
         raise UserError(f"{data.name} has no test rows that inputs from elsewhere could be told from")
     return outside or {}
-
-
-def _scores(
-    posterior: Posterior,
-    data: Dataset,
-    num_draws: int,
-    prediction: Prediction | None,
-    outside: Mapping[str, Prediction],
-    show: bool,
-) -> dict[str, float]:
-    """Everything that metrics.json says of one posterior: on test rows, validation rows and inputs from elsewhere."""
-    scores = _test_scores(prediction, data.y_test) if prediction is not None else {}
-    scores |= _validation(posterior, data, num_draws, show)
-    for name, other in outside.items():
-        scores |= {f"ood_{name}_{key}": value for key, value in metrics.ood_table(prediction, other).flat().items()}
-        scores[f"ood_{name}_mean_entropy"] = other.total.mean().item()
-    return scores
-
-
-def _test_scores(prediction: Prediction, y: Tensor) -> dict[str, float]:
-    scores = metrics.evaluate(prediction, y).flat()
-    if prediction.task == "classification":
-        floor = metrics.ece_floor(prediction)
-        scores |= {"ece_floor": floor.mean, "ece_floor_95": floor.quantile_95}
-        scores["mean_entropy"] = prediction.total.mean().item()
-    return scores | {"num_draws": prediction.num_draws, "test_rows": len(prediction)}
-
-
-def _validation(posterior: Posterior, data: Dataset, num_draws: int, show: bool) -> dict[str, float]:
-    """{"validation_nll": …}, without intervals: what settings are chosen by, so that the test rows need not be."""
-    if not len(data.x_val):
-        return {}
-    prediction = predicted(posterior, data.x_val, num_draws, f"validation rows ({_label(posterior)})", show)
-    found = metrics.evaluate(prediction, data.y_val, bootstrap=2)
-    return {f"validation_{name}": estimate.value for name, estimate in found.items()}
-
-
-def _named(differences: Mapping[str, float], how: str) -> dict[str, float]:
-    """{"nll_low": …} -> {"nll_minus_baseline_low": …}."""
-    ends = ("_low", "_high")
-    split = ((k, next((e for e in ends if k.endswith(e)), "")) for k in differences)
-    return {f"{k.removesuffix(end)}_{how}{end}": differences[k] for k, end in split}
-
-
-def _label(posterior: Posterior) -> str:
-    return str(posterior.provenance.get("entry", "posterior"))
 
 
 def _few(names: Sequence[str], most: int = 6) -> str:

@@ -18,7 +18,7 @@ import torch
 
 from bnn_pyro.errors import UserError
 
-__all__ = ["generator_state", "isolated", "set_generator_state"]
+__all__ = ["generator_state", "isolated", "set_generator_state", "set_stream"]
 
 
 @contextmanager
@@ -61,3 +61,8 @@ def set_generator_state(states: list[torch.Tensor]) -> None:
     torch.set_rng_state(states[0])
     if torch.cuda.is_available() and len(states) > 1:
         torch.cuda.set_rng_state_all(states[1:])
+
+
+def set_stream(*numbers: int) -> None:
+    """Seed torch's generators by several whole numbers: streams of other numbers have nothing to do with each other."""
+    torch.manual_seed(int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0]))

@@ -31,7 +31,8 @@ from typing import Any
 
 import torch
 
-from bnn_pyro.checkpoint import CLAIM, Claim, read_json, unwritable, write_whole
+from bnn_pyro.checkpoint import read_json, unwritable, write_whole
+from bnn_pyro.claim import CLAIM, Claim
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError
 from bnn_pyro.posterior import Posterior, read_archive

@@ -1,35 +1,33 @@
-"""The one door to training: build the variant, isolate, infer, keep a checkpoint; and the way back from disk."""
+"""The one door to training: build the variant, isolate, infer, keep a checkpoint."""
 
 from __future__ import annotations
 
 import json
 import platform
 import time
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import nn
 
-from bnn_pyro.checkpoint import Checkpoint, Claim
-from bnn_pyro.datasets.dataset import Dataset, Schema
+from bnn_pyro.checkpoint import Checkpoint
+from bnn_pyro.claim import Claim
+from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.features import check_split, on_features
 from bnn_pyro.inference import METHODS, Method
 from bnn_pyro.isolation import isolated
-from bnn_pyro.parts.backbone import spoken
-from bnn_pyro.parts.joint import parse_family
+from bnn_pyro.loading import load
 from bnn_pyro.parts.pretrained import from_text
-from bnn_pyro.parts.pruned import PrunedGuide, weight_sites
-from bnn_pyro.posterior import Posterior, read_archive, weight_space
+from bnn_pyro.posterior import Posterior, read_archive
 from bnn_pyro.progress import progress_bar
+from bnn_pyro.ranks import Agreed, Ranks, here, joined
 from bnn_pyro.settings import build, plain
 from bnn_pyro.zoo import ZOO, Entry, Fit
 
-__all__ = ["at_hand", "choose_device", "fit", "load", "tuned"]
+__all__ = ["at_hand", "choose_device", "fit", "tuned"]
 
 
 def tuned(entry: str, data: str, method: str | None = None) -> tuple[str, Fit]:
@@ -48,12 +46,23 @@ def tuned(entry: str, data: str, method: str | None = None) -> tuple[str, Fit]:
 
 
 def choose_device(name: str) -> torch.device:
-    """ "auto", "cpu" or "cuda" -> a device; UserError where CUDA is asked for and absent."""
+    """ "auto", "cpu" or "cuda" -> a device; UserError where CUDA is asked for and absent.
+
+    Each process of a fit has a GPU of its own.
+    """
     if name not in ("auto", "cpu", "cuda"):
         raise unknown("device", name, ("auto", "cpu", "cuda"))
     if name == "cuda" and not torch.cuda.is_available():
         raise UserError("device 'cuda' was asked for, but this machine has none that torch can use; take --device cpu")
-    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+    if name == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    ranks = here()
+    if ranks.local >= torch.cuda.device_count():
+        raise UserError(
+            f"this machine has {torch.cuda.device_count()} GPUs for {ranks.local + 1} processes or more; start as many "
+            "processes as there are GPUs (torchrun --nproc-per-node), or take --device cpu"
+        )
+    return torch.device("cuda") if ranks.size == 1 else torch.device("cuda", ranks.local)
 
 
 def fit(
@@ -76,13 +85,36 @@ def fit(
         layer stands on, where it has to be trained first, is in ``baseline/`` there.
     resume: go on from ``out``'s checkpoint, to the very same result; a finished posterior is just loaded.
 
+    Under torchrun, or in a process group of torch.distributed, all processes fit one posterior: each calls this with
+    the same arguments, has a share of the rows of every step, and returns it; rank 0 writes. A checkpoint may be
+    resumed by any number of processes.
+
     Raises UserError for bad input, a loss that is not finite, or ``out`` in use by another process, and
     ``Interrupted`` (a KeyboardInterrupt) on Ctrl-C or SIGTERM where ``out`` was given: its checkpoint is then whole.
     """
+    with joined() as ranks, ranks.connected():
+        return _fit(ranks, entry, data, method, seed, out, resume, device, progress and ranks.first)
+
+
+def _fit(
+    ranks: Ranks,
+    entry: str | Entry,
+    data: Dataset,
+    method: str | Method | None,
+    seed: int,
+    out: str | Path | None,
+    resume: bool,
+    device: str,
+    progress: bool,
+) -> Posterior:
     entry, method = _resolve(entry, data, method)
     if not len(data.x_train):
         raise UserError(f"data set '{data.name}' has no training rows")
-    entry = at_hand(entry, data)
+    if ranks.size > 1 and not getattr(method, "divisible", False):
+        raise UserError(
+            f"{_name(method, METHODS)} is not divided among processes; start it without torchrun, as one process"
+        )
+    entry = ranks.all_do(lambda: at_hand(entry, data))
     stands_on = entry.foundation(data.schema) if hasattr(entry, "foundation") else None
     if stands_on is not None:
         below = None if out is None else Path(out) / "baseline"
@@ -109,14 +141,18 @@ def fit(
             **{p: version(p) for p in ("bnn-pyro", "pyro-ppl", "torch", "numpy")},
         },
     }
+    _check_same(ranks, key)
     checkpoint = None if out is None else Checkpoint(Path(out) / "checkpoint", key)
     # A checkpoint beside a finished posterior is that of a later run, stopped before it could replace it.
-    if checkpoint is not None and resume and not checkpoint.exists and (Path(out) / "posterior.json").is_file():
-        return _finished(out, entry, key)
-    with nullcontext() if out is None else Claim(out):
+    finished = checkpoint is not None and resume and not checkpoint.exists
+    if finished and ranks.first_does((Path(out) / "posterior.json").is_file):
+        return ranks.all_do(lambda: _finished(out, entry, key))
+    with ExitStack() as held:
+        if out is not None:
+            ranks.all_do(lambda: held.enter_context(Claim(out)) if ranks.first else None)
         if checkpoint is not None and not resume:
             checkpoint.discard()
-        where = choose_device(device)
+        where = ranks.all_do(lambda: choose_device(device))
         on_device = data.to(where)
         start = time.perf_counter()
         label = f"{name} · {provenance['method']} · {data.name}"
@@ -133,13 +169,26 @@ def fit(
                 with checkpoint:
                     posterior = method.run(inferred, guide, seen, checkpoint=checkpoint, **settings)
         provenance |= {"seconds": round(time.perf_counter() - start, 3), "device": str(where)}
+        if ranks.size > 1:
+            provenance["processes"] = ranks.size
         whole = posterior.model if inferred is model else model
         provenance = {**posterior.provenance, **provenance}
         posterior = replace(posterior, model=whole, schema=data.schema, provenance=provenance)
         if checkpoint is not None:
-            posterior.save(out)
+            ranks.all_do(lambda: posterior.save(out) if ranks.first else None)
             checkpoint.discard()
         return posterior
+
+
+def _check_same(ranks: Ranks, key: list) -> None:
+    """Raises UserError on every rank unless all of them were asked for the same fit."""
+    asked = ranks.gather(json.dumps(key, sort_keys=True, default=str))
+    if len(set(asked)) > 1:
+        rank = next(r for r, other in enumerate(asked) if other != asked[0])
+        names = ("variant", "its settings", "inference method", "its settings", "seed", "training rows")
+        here, there = (json.loads(asked[r]) for r in (0, rank))
+        what = ", ".join(name for name, a, b in zip(names, here, there, strict=True) if a != b)
+        raise Agreed(f"processes 0 and {rank} of this fit were given other things ({what}); give all of them the same")
 
 
 def at_hand(entry: Entry, data: Dataset) -> Entry:
@@ -153,86 +202,6 @@ def at_hand(entry: Entry, data: Dataset) -> Entry:
         entry = replace(entry, backbone=found)
     check_split(getattr(getattr(entry, "backbone", None), "description", {}), data)
     return entry
-
-
-def load(folder: str | Path, entry: Entry | None = None) -> Posterior:
-    """A posterior saved by :func:`fit` or ``posterior.save``; executes nothing from the files.
-
-    entry: needed only for a variant of your own that is not in ``ZOO``, with the settings that it was fitted with.
-
-    Raises UserError where the archive is absent, damaged, of a variant that this version does not know, or of other
-    settings than those of ``entry``.
-    """
-    tensors, meta = read_archive(folder)
-    try:
-        return _restored(folder, entry, tensors, meta)
-    except UserError:
-        raise
-    except Exception as error:
-        if entry is not None:  # it may be the user's own code
-            raise
-        raise UserError(f"the posterior in {folder} does not fit its own settings; train again") from error
-
-
-def _restored(folder: str | Path, entry: Entry | None, tensors: dict[str, Any], meta: dict[str, Any]) -> Posterior:
-    """The posterior that an archive describes."""
-    provenance = meta["provenance"]
-    if entry is None:
-        if provenance.get("entry") not in ZOO:
-            raise unknown(f"variant in {folder}", provenance.get("entry"), ZOO)
-        entry = build(ZOO[provenance["entry"]], provenance["entry_settings"])
-    else:
-        _same_settings(folder, json.loads(json.dumps(plain(entry))), provenance.get("entry_settings", {}))
-    schema = Schema.from_dict(meta["schema"])
-    with isolated(0):
-        model = entry.model(schema)
-        guide = None if tensors["guide"] is None else _guide(entry, model, provenance)
-        model = weight_space(model)
-    if tensors.get("backbone") is not None:
-        _fill_backbone(model.backbone, tensors["backbone"], folder)
-    if guide is not None and "pruned" in provenance:
-        masks = {site: torch.ones_like(model.initial[site], dtype=torch.bool) for site in weight_sites(model)}
-        guide = PrunedGuide(guide, masks)
-    chains = tensors["chains"]
-    try:
-        if guide is not None:
-            guide.load_state_dict(tensors["guide"])
-        elif {k: v.shape[2:] for k, v in chains.items()} != {k: v.shape for k, v in model.initial.items()}:
-            raise RuntimeError
-    except RuntimeError:
-        raise UserError(f"the posterior in {folder} does not fit its own settings; train again") from None
-    return Posterior(model, schema, guide, chains, tensors["stats"], meta["trace"], provenance)
-
-
-def _same_settings(folder: str | Path, given: dict[str, Any], saved: dict[str, Any]) -> None:
-    """Refuse a variant with settings other than those that the posterior was fitted with."""
-    for name in given:
-        if name in saved and given[name] != saved[name]:
-            here, there = (spoken(v) if isinstance(v, dict) else v for v in (given[name], saved[name]))
-            raise UserError(
-                f"the posterior in {folder} was fitted with {name} {there}, and the variant given has {here}"
-                + (" (its weights or layers differ)" if here == there else "")
-            )
-
-
-def _guide(entry: Entry, model: nn.Module, provenance: dict[str, Any]) -> nn.Module:
-    """q as it was before training: the variant's own, or one of the family that its method makes by itself."""
-    family = getattr(METHODS.get(provenance.get("method")), "family", None)
-    return weight_space(entry.guide(model)) if family is None else parse_family(family)(model.initial, 1.0)
-
-
-def _fill_backbone(backbone: nn.Module, state: dict[str, torch.Tensor], folder: str | Path) -> None:
-    """Put the archive's weights into the network, or, where that is the user's own, see that they are the same."""
-    own = backbone.description["kind"] in ("module", "file")
-    here = backbone.state_dict()
-    try:
-        if own and any(not torch.equal(here[k].cpu(), v) for k, v in state.items() if k != "scale"):
-            raise RuntimeError
-        backbone.load_state_dict(state)
-    except (RuntimeError, KeyError):
-        raise UserError(
-            f"the posterior in {folder} stands on another backbone than the one given ({spoken(backbone.description)})"
-        ) from None
 
 
 def _finished(folder: str | Path, entry: Entry, key: list) -> Posterior:

@@ -5,14 +5,14 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from bnn_pyro.inference import optimise, sg_chains, sghmc
+from bnn_pyro.inference import elbo, optimise, sg_chains, sghmc
 from bnn_pyro.inference.density import Rescale
 from bnn_pyro.inference.markov import hamiltonian, kernel, many_chains
 from bnn_pyro.parts import guides
 from bnn_pyro.predictive import Prediction
 
 _nuts, _move = hamiltonian.nuts, many_chains.Chains.move
-_kl, _log_joints, _cut, _mean = optimise._kl, sg_chains.log_joints, guides._Flat._cut, Prediction.mean.func
+_kl, _log_joints, _cut, _mean = elbo._kl, sg_chains.log_joints, guides._Flat._cut, Prediction.mean.func
 
 
 @contextmanager
@@ -39,17 +39,17 @@ class _PerBatch(Rescale):
 
 def wrong_kl_sign():
     """The KL is maximised."""
-    return _patched((optimise, "_kl", lambda q, p: -_kl(q, p)))
+    return _patched((elbo, "_kl", lambda q, p: -_kl(q, p)))
 
 
 def kl_twice():
     """Once in the guide, once in the model."""
-    return _patched((optimise, "_kl", lambda q, p: 2 * _kl(q, p)))
+    return _patched((elbo, "_kl", lambda q, p: 2 * _kl(q, p)))
 
 
 def kl_per_batch():
     """All of the KL in each of the N/B batches of an epoch, whose likelihoods are scaled as well."""
-    return _patched((optimise, "Rescale", _PerBatch), (optimise, "_kl", lambda q, p: p["scale"] * _kl(q, p)))
+    return _patched((optimise, "Rescale", _PerBatch), (elbo, "_kl", lambda q, p: p["scale"] * _kl(q, p)))
 
 
 def likelihood_not_rescaled():

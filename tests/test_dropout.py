@@ -10,7 +10,7 @@ from torch.func import functional_call
 
 import bnn_pyro as bp
 from bnn_pyro.inference.density import Rescale
-from bnn_pyro.inference.optimise import ELBO
+from bnn_pyro.inference.elbo import ELBO
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.dropout import DroppedColumns, DroppedInputs
 from bnn_pyro.parts.guides import PointMass

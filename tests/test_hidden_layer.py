@@ -16,7 +16,7 @@ from pyro.infer import Predictive, Trace_ELBO, TraceMeanField_ELBO
 from torch.distributions import Normal, kl_divergence
 
 import bnn_pyro as bp
-from bnn_pyro.inference.optimise import ELBO
+from bnn_pyro.inference.elbo import ELBO
 from bnn_pyro.parts.hidden_layer import HiddenLayer
 from bnn_pyro.parts.local_linear import LocalLinear
 from bnn_pyro.parts.weights import KLNormal

@@ -14,7 +14,7 @@ from torch.distributions import MultivariateNormal, kl_divergence
 
 import bnn_pyro as bp
 from bnn_pyro.inference.density import Rescale
-from bnn_pyro.inference.optimise import ELBO
+from bnn_pyro.inference.elbo import ELBO
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.guides import MeanFieldNormal
 from bnn_pyro.parts.joint import FAMILIES, JOINT, FullNormal, LowRankNormal, parse_family

@@ -122,7 +122,7 @@ def test_the_network_s_guide_knows_its_model_s_prior_and_notices_another():
         with isolated(0):
             loss = TraceMeanField_ELBO().differentiable_loss(p, guide, *batch)
         with isolated(0):
-            elbo, likelihood = bp.inference.optimise.ELBO().parts(p, guide, *batch)
+            elbo, likelihood = bp.inference.elbo.ELBO().parts(p, guide, *batch)
         torch.testing.assert_close(likelihood - elbo, kl)
         torch.testing.assert_close(-loss, elbo)
 

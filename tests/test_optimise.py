@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import bnn_pyro as bp
-from bnn_pyro.inference.optimise import ELBO
+from bnn_pyro.inference.elbo import ELBO
 from bnn_pyro.inference.optimisers import parse_optimiser
 from bnn_pyro.parts.guides import PointMass
 from bnn_pyro.trust.linear_regression import correlated

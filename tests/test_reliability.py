@@ -16,7 +16,8 @@ from forked import Forks
 from properties import SHORT, answer, contents
 
 import bnn_pyro as bp
-from bnn_pyro.checkpoint import CLAIM, Checkpoint, Claim, Interrupted, write_whole
+from bnn_pyro.checkpoint import Checkpoint, Interrupted, write_whole
+from bnn_pyro.claim import CLAIM, Claim
 from bnn_pyro.isolation import isolated
 from bnn_pyro.posterior import read_archive
 from bnn_pyro.rundir import RunFolder

@@ -1,6 +1,7 @@
 """Early stopping: the weights of the epoch that predicted the validation rows best, and when to stop looking further.
 
-Choosing among the epochs is all that the validation rows do: no gradient is ever taken of them.
+Choosing among the epochs is all that the validation rows do: no gradient is ever taken of them. Where a fit has several
+processes, each scores its share of them.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from bnn_pyro.inference.validation import log_likelihood
 from bnn_pyro.parts.nets import in_mode
+from bnn_pyro.ranks import here
 
 __all__ = ["EarlyStopping"]
 
@@ -33,8 +35,10 @@ class EarlyStopping:
     def seen(self, epoch: float) -> tuple[float, bool]:
         """(validation NLL of the weights as they are, whether to stop)."""
         weights = {site: value[None] for site, value in self.point.sites().items()}
+        ranks = here()
         with in_mode(self.model, training=False):
-            nll = -log_likelihood(self.model, weights, self.x, self.y).mean().item()
+            mine = log_likelihood(self.model, weights, ranks.part(self.x), ranks.part(self.y))
+        nll = -ranks.total(mine.sum(dtype=torch.float64)).item() / len(self.x)
         if nll < self.best_nll:
             self.best_nll, self.best_epoch = nll, epoch
             self.best = copy.deepcopy(self.point.state_dict())

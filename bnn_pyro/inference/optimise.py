@@ -1,120 +1,43 @@
 """Minimising -ELBO over mini-batches: the loop that SVI and the point estimates share.
 
-The ELBO is Pyro's TraceMeanField_ELBO (closed-form KL wherever a pair of distributions has one), the learning rate
-falls by a cosine: noise in the gradient is averaged away at the end instead of left in the answer. Every step is a
-function of (parameters, optimiser state, generator state, step number), so a checkpoint made between any two steps
-goes on to the very same result.
+The learning rate falls by a cosine: noise in the gradient is averaged away at the end instead of left in the answer.
+Every step is a function of (parameters, optimiser state, generator state, step number), so a checkpoint made between
+any two steps goes on to the very same result.
+
+Where the fit has several processes (torchrun), each step's rows are divided among them. With R ranks, rank r's
+objective is R · N/B · Σ_{its rows} log p(y | x, w_r) − KL, w_r drawn with noise of its own, so that the mean over the
+ranks estimates the same ELBO as one process does, also where their shares differ in size.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import ClassVar
 
 import pyro
 import torch
-from pyro.distributions.util import scale_and_mask
-from pyro.infer import TraceMeanField_ELBO
-from pyro.poutine.messenger import Messenger
-from pyro.poutine.util import site_is_subsample
 from torch import Tensor, nn
-from torch.distributions import kl_divergence
 
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference.density import Rescale
 from bnn_pyro.inference.early_stopping import EarlyStopping
+from bnn_pyro.inference.elbo import ELBO
 from bnn_pyro.inference.method import Report
 from bnn_pyro.inference.optimisers import parse_optimiser
-from bnn_pyro.isolation import generator_state, set_generator_state
+from bnn_pyro.isolation import generator_state, set_generator_state, set_stream
 from bnn_pyro.parts.nets import in_mode
+from bnn_pyro.ranks import Ranks, here
 
-__all__ = ["ELBO", "Optimisation"]
+__all__ = ["Optimisation"]
 
-
-class ELBO(TraceMeanField_ELBO):
-    """Pyro's TraceMeanField_ELBO, the same number, without the densities that a closed-form KL makes superfluous.
-
-    Pyro's own evaluates log q(w) and log p(w) of every draw even where it then uses KL(q ‖ p): at 784-400-400-10 that
-    is more than half of a step. This one also keeps the likelihood part, so that a training curve can tell it from
-    the KL. It is meant for models without subsampled or enumerated sites.
-    """
-
-    def parts(self, model: Callable, guide: Callable, *args: Tensor) -> tuple[Tensor, Tensor]:
-        """(ELBO with its gradient, its likelihood part detached), scalars in nats, means over the particles."""
-        elbo, likelihood = 0.0, 0.0
-        for _ in range(self.num_particles):
-            with _Record() as q:
-                guide(*args)
-            with _Record(given=q.sites) as p:
-                model(*args)
-            for name, site in p.sites.items():
-                if site["is_observed"]:
-                    term = _scaled(site["fn"].log_prob(site["value"]), site)
-                    likelihood = likelihood + term.detach()
-                    elbo = elbo + term
-                else:
-                    elbo = elbo - _kl(q.sites[name], site)
-            for name, site in q.sites.items():
-                if name not in p.sites:
-                    elbo = elbo + _entropy(site)
-        if self.num_particles == 1:
-            return elbo, likelihood
-        return elbo / self.num_particles, likelihood / self.num_particles
-
-    def differentiable_loss(self, model: Callable, guide: Callable, *args: Tensor) -> Tensor:
-        """-ELBO."""
-        return -self.parts(model, guide, *args)[0]
-
-
-class _Record(Messenger):
-    """Keeps the sample sites of a call, after giving latent ones the values of a former call.
-
-    What ``poutine.trace`` and ``poutine.replay`` do together, without copies of every message: a third of what Pyro
-    adds to the step of a small network.
-    """
-
-    def __init__(self, given: Mapping[str, dict] | None = None) -> None:
-        super().__init__()
-        self.given = given
-        self.sites: dict[str, dict] = {}
-
-    def _pyro_sample(self, msg: dict) -> None:
-        if self.given is not None and not msg["is_observed"] and msg["name"] in self.given:
-            msg["value"], msg["done"] = self.given[msg["name"]]["value"], True
-
-    def _pyro_post_sample(self, msg: dict) -> None:
-        if not site_is_subsample(msg):
-            self.sites[msg["name"]] = msg
-
-
-def _kl(q: dict, p: dict) -> Tensor:
-    """KL(q ‖ p) of one latent site, in closed form, else log q(w) − log p(w) at the draw."""
-    try:
-        return _scaled(kl_divergence(q["fn"], p["fn"]), q)
-    except NotImplementedError:
-        return _scaled(q["fn"].log_prob(q["value"]), q) - _scaled(p["fn"].log_prob(q["value"]), p)
-
-
-def _entropy(q: dict) -> Tensor:
-    """−E[log q] of a site that the guide alone has, in closed form, else at the draw.
-
-    Raises ValueError unless the guide says that it is auxiliary, as the whole of a joint guide: a misspelt site would
-    be rewarded for its entropy.
-    """
-    if not q["infer"].get("is_auxiliary"):
-        raise ValueError(f"the guide's site '{q['name']}' is none of the model's, and is not marked as auxiliary")
-    try:
-        return _scaled(q["fn"].entropy(), q)
-    except NotImplementedError:
-        return -_scaled(q["fn"].log_prob(q["value"]), q)
-
-
-def _scaled(term: Tensor, site: dict) -> Tensor:
-    return scale_and_mask(term, site["scale"], site["mask"]).sum()
+#: Seconds between two agreements of several processes on whether to save or to stop.
+AGREE = 1.0
 
 
 @dataclass(frozen=True)
@@ -127,6 +50,9 @@ class Optimisation:
     final_lr    the last learning rate as a share of the first
     optimiser   adam, or sgd:MOMENTUM, whose lr is that of the mean over the rows
     """
+
+    #: Several processes can share one fit.
+    divisible: ClassVar[bool] = True
 
     epochs: int = 2000
     batch_size: int = 0
@@ -170,7 +96,8 @@ class Optimisation:
         Raises UserError where the objective stops being finite, and Interrupted after a signal.
         """
         x, y = data.x_train, data.y_train
-        elbo = ELBO(num_particles=num_particles)
+        ranks = here()
+        trained = ranks.averaged(_Objective(model, guide, num_particles))
         optimiser = parse_optimiser(self.optimiser)(guide.parameters(), self.lr, len(x))
         first_lr = optimiser.param_groups[0]["lr"]
         size = self.batch_size if 0 < self.batch_size < len(x) else len(x)
@@ -182,44 +109,55 @@ class Optimisation:
             trace["validation_nll"] = []
         recent: list[Tensor] = []
 
-        if checkpoint is not None and (state := checkpoint.load()) is not None:
+        state = None if checkpoint is None else checkpoint.load()
+        if state is not None:
             guide.load_state_dict(state["guide"])
             optimiser.load_state_dict(state["optimiser"])
-            set_generator_state(state["generators"])
             step, trace, recent = state["step"], state["trace"], list(state["recent"].to(x.device))
             if watch is not None:
                 watch.load_state_dict(state["watch"])
+        _start_noise(ranks, state, seed, step)
+
+        def figures_since() -> Tensor:
+            """(steps, 2) since the last line of the trace, of all ranks."""
+            figures = ranks.mean(torch.stack(recent)) if recent else torch.empty(0, 2)
+            _check_finite(figures, step, self.lr)
+            return figures
+
+        def check_guide() -> None:
+            ranks.all_do(lambda: _check_weights(guide, step, self.lr))
+            ranks.check_alike(guide, f"after step {step:,}")
 
         def save() -> None:
             assert checkpoint is not None
-            _check_finite(recent, step, self.lr)
-            _check_weights(guide, step, self.lr)
-            checkpoint.save(
-                {
-                    "guide": guide.state_dict(),
-                    "optimiser": optimiser.state_dict(),
-                    "generators": generator_state(),
-                    "step": step,
-                    "trace": trace,
-                    "recent": torch.stack(recent) if recent else torch.empty(0, 2),
-                    "watch": None if watch is None else watch.state_dict(),
-                }
-            )
+            figures = figures_since()
+            check_guide()
+            generators = ranks.gather(generator_state())
+            state = {
+                "guide": guide.state_dict(),
+                "optimiser": optimiser.state_dict(),
+                "generators": generators[0],
+                "others": generators[1:],
+                "step": step,
+                "trace": trace,
+                "recent": figures,
+                "watch": None if watch is None else watch.state_dict(),
+            }
+            checkpoint.save(state)
 
-        first = step
+        first, agreed = step, _Agreement(ranks, checkpoint, step)
         for index in _batches(len(x), size, seed, step, total, x.device):
             rows = slice(None) if index is None else index
             x_batch, y_batch = x[rows], y[rows]
             for group in optimiser.param_groups:
                 group["lr"] = first_lr * self._decay(step / total)
             weight = latent * min(1.0, (step + 1) / (warmup * per_epoch)) if warmup else latent
-            scaled = Rescale(len(x) / len(x_batch), weight)(model)
             optimiser.zero_grad(set_to_none=True)  # before the forward pass, which needs the memory
             # Pyro's checks of shapes and supports tell what is wrong with a model in its first step.
             checks = nullcontext() if step == first else pyro.validation_enabled(False)
             try:
                 with checks, in_mode(model, training=True):
-                    objective, log_likelihood = elbo.parts(scaled, Rescale(latent=weight)(guide), x_batch, y_batch)
+                    objective, log_likelihood = trained(*_share(ranks, x_batch, y_batch, len(x)), weight)
             except ValueError as refused:  # a likelihood is refused its NaN parameters before there is a loss
                 if "constraint" not in str(refused):
                     raise
@@ -234,8 +172,7 @@ class Optimisation:
                 value = log_likelihood + (value - log_likelihood) * (latent / weight)
             recent.append(torch.stack([value, log_likelihood]))
             if step % window == 0 or step == total:
-                _check_finite(recent, step, self.lr)
-                mean, likelihood = torch.stack(recent).double().mean(0).tolist()
+                mean, likelihood = figures_since().double().mean(0).tolist()
                 line = [step / per_epoch, mean, likelihood, likelihood - mean]
                 figures, enough = {"ELBO/N": mean / len(x)}, False
                 if watch is not None:
@@ -248,13 +185,14 @@ class Optimisation:
                     report(step, total, figures)
                 if enough:
                     break
-            if checkpoint is not None and checkpoint.due:
+            due, stop = agreed.after(step)
+            if due or stop:
                 save()
-                if checkpoint.stop:
+                if stop:
                     raise Interrupted(f"stopped after step {step:,} of {total:,}")
         if watch is not None:
             watch.restore()
-        _check_weights(guide, step, self.lr)
+        check_guide()
         return trace
 
     def _decay(self, progress: float) -> float:
@@ -280,7 +218,67 @@ def _batches(num: int, size: int, seed: int, start: int, stop: int, device: torc
             step += 1
 
 
-def _check_finite(recent: list[Tensor], step: int, lr: float) -> None:
+class _Objective(nn.Module):
+    """(ELBO with its gradient, its likelihood part) of some rows: a module, as gradients are averaged by modules."""
+
+    def __init__(self, model: nn.Module, guide: nn.Module, num_particles: int) -> None:
+        super().__init__()
+        self.guide, self.elbo = guide, ELBO(num_particles=num_particles)
+        self._model = (model,)  # not as a submodule: its parameters are not trained
+
+    def forward(self, x: Tensor, y: Tensor, likelihood: float, latent: float) -> tuple[Tensor, Tensor]:
+        """x, y: rows whose log-likelihood counts ``likelihood`` times; the KL counts ``latent`` times."""
+        scaled = Rescale(likelihood, latent)(self._model[0])
+        return self.elbo.parts(scaled, Rescale(latent=latent)(self.guide), x, y)
+
+
+def _share(ranks: Ranks, x: Tensor, y: Tensor, num: int) -> tuple[Tensor, Tensor, float]:
+    """(x, y, what their log-likelihood is multiplied by) of this rank in a step whose rows x, y stand for ``num``.
+
+    A rank without rows of its own takes one with weight 0: its guide has a KL all the same.
+    """
+    mine = ranks.part(x), ranks.part(y)
+    return (*mine, ranks.size * num / len(x)) if len(mine[0]) else (x[:1], y[:1], 0.0)
+
+
+def _start_noise(ranks: Ranks, state: dict | None, seed: int, step: int) -> None:
+    """The generators as a checkpoint has them; a stream of its own for a rank that has none there."""
+    kept = [] if state is None else [state["generators"], *state.get("others", ())]
+    if ranks.rank < len(kept):
+        set_generator_state(kept[ranks.rank])
+    elif ranks.rank:
+        set_stream(seed, ranks.rank, step)
+
+
+class _Agreement:
+    """Whether to save and whether to stop, the same answer on every rank: rank 0's clock, anybody's signal.
+
+    Asking costs a collective, so that several ranks ask only about once in ``AGREE`` seconds, after steps that they
+    have agreed on the time before.
+    """
+
+    def __init__(self, ranks: Ranks, checkpoint: Checkpoint | None, step: int) -> None:
+        self.ranks, self.checkpoint = ranks, checkpoint
+        self.last, self.next, self.since = step, step + 1, time.monotonic()
+
+    def after(self, step: int) -> tuple[bool, bool]:
+        """(whether to save, whether to stop) after this step."""
+        if self.checkpoint is None or step < self.next:
+            return False, False
+        if self.ranks.size == 1:
+            return self.checkpoint.due, self.checkpoint.stop
+        now = time.monotonic()
+        pace = (step - self.last) / max(now - self.since, 1e-3)
+        wait = min(max(1, int(pace * AGREE)), 4 * (step - self.last))  # the first steps are slow, and no measure
+        mine = [self.checkpoint.due, self.checkpoint.stop, wait if self.ranks.first else 0]
+        if not self.ranks.first:
+            mine[0] = False
+        due, stop, wait = self.ranks.largest(torch.tensor(mine, dtype=torch.int64)).tolist()
+        self.last, self.next, self.since = step, step + wait, now
+        return bool(due), bool(stop)
+
+
+def _check_finite(recent: Sequence[Tensor] | Tensor, step: int, lr: float) -> None:
     bad = [i for i, parts in enumerate(recent) if not bool(torch.isfinite(parts[0]))]
     if bad:
         raise _diverged(f"loss became {recent[bad[0]][0].item()} at", step - len(recent) + bad[0] + 1, lr)

@@ -12,7 +12,7 @@ from scipy.linalg import solve_discrete_lyapunov
 from torch import Tensor
 
 from bnn_pyro.inference import Method
-from bnn_pyro.inference.optimise import ELBO
+from bnn_pyro.inference.elbo import ELBO
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.guides import MeanFieldNormal
 from bnn_pyro.parts.joint import FullNormal, LowRankNormal

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.inference import optimise
 from bnn_pyro.inference.density import Rescale, log_joints
+from bnn_pyro.inference.elbo import ELBO, _Record
 from bnn_pyro.inference.method import Report
 from bnn_pyro.inference.optimise import Optimisation
 from bnn_pyro.isolation import isolated
@@ -68,7 +69,7 @@ def elbo_estimators(
         size = num if isinstance(rows, slice) else len(rows)
         scaled = optimise.Rescale(num / size, latent)(m)
         with in_mode(m, training=False):
-            elbo, _ = optimise.ELBO(particles).parts(scaled, optimise.Rescale(latent=latent)(g), x[rows], y[rows])
+            elbo, _ = ELBO(particles).parts(scaled, optimise.Rescale(latent=latent)(g), x[rows], y[rows])
         gradients = torch.autograd.grad(elbo, list(g.parameters()), allow_unused=True, materialize_grads=True)
         return elbo.item(), torch.cat([v.flatten() for v in gradients]).double()
 
@@ -159,7 +160,7 @@ def _by_definition(
     values = []
     with torch.no_grad(), in_mode(m, training=False):
         for _ in range(4 * sizes.repeats):
-            with optimise._Record() as record:
+            with _Record() as record:
                 g(None)
             w = {name: site["value"][None] for name, site in _own(record).items()}
             prior, likelihood = log_joints(m, w, data.x_train, data.y_train)
@@ -258,7 +259,7 @@ def _precision(model: nn.Module, q: nn.Module, data: Dataset) -> list[Finding]:
                 kl = []
                 for seed in (1, 2):
                     with isolated(seed):
-                        kl.append(-optimise.ELBO().parts(Rescale(0.0)(m), g, x, y)[0].double().item())
+                        kl.append(-ELBO().parts(Rescale(0.0)(m), g, x, y)[0].double().item())
         values.append((total.double().item(), torch.cat([v.flatten() for v in gradient]).double(), kl))
     (low, low_gradient, low_kl), (high, high_gradient, high_kl) = values
     about = "{} in 32 bits less that in 64 (relative)"
@@ -274,7 +275,7 @@ def _precision(model: nn.Module, q: nn.Module, data: Dataset) -> list[Finding]:
 
 def _sample(q: nn.Module) -> dict[str, Tensor]:
     """{site of the model: one draw}."""
-    with optimise._Record() as record:
+    with _Record() as record:
         q(None)
     return {
         name: site["value"].detach() for name, site in record.sites.items() if not site["infer"].get("is_auxiliary")

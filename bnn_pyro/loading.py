@@ -1,0 +1,103 @@
+"""The way back from disk: a saved posterior as it was, by the settings that its archive names."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from bnn_pyro.datasets.dataset import Schema
+from bnn_pyro.errors import UserError, unknown
+from bnn_pyro.inference import METHODS
+from bnn_pyro.isolation import isolated
+from bnn_pyro.parts.backbone import spoken
+from bnn_pyro.parts.joint import parse_family
+from bnn_pyro.parts.pruned import PrunedGuide, weight_sites
+from bnn_pyro.posterior import Posterior, read_archive, weight_space
+from bnn_pyro.settings import build, plain
+from bnn_pyro.zoo import ZOO, Entry
+
+__all__ = ["load"]
+
+
+def load(folder: str | Path, entry: Entry | None = None) -> Posterior:
+    """A posterior saved by :func:`fit` or ``posterior.save``; executes nothing from the files.
+
+    entry: needed only for a variant of your own that is not in ``ZOO``, with the settings that it was fitted with.
+
+    Raises UserError where the archive is absent, damaged, of a variant that this version does not know, or of other
+    settings than those of ``entry``.
+    """
+    tensors, meta = read_archive(folder)
+    try:
+        return _restored(folder, entry, tensors, meta)
+    except UserError:
+        raise
+    except Exception as error:
+        if entry is not None:  # it may be the user's own code
+            raise
+        raise UserError(f"the posterior in {folder} does not fit its own settings; train again") from error
+
+
+def _restored(folder: str | Path, entry: Entry | None, tensors: dict[str, Any], meta: dict[str, Any]) -> Posterior:
+    """The posterior that an archive describes."""
+    provenance = meta["provenance"]
+    if entry is None:
+        if provenance.get("entry") not in ZOO:
+            raise unknown(f"variant in {folder}", provenance.get("entry"), ZOO)
+        entry = build(ZOO[provenance["entry"]], provenance["entry_settings"])
+    else:
+        _same_settings(folder, json.loads(json.dumps(plain(entry))), provenance.get("entry_settings", {}))
+    schema = Schema.from_dict(meta["schema"])
+    with isolated(0):
+        model = entry.model(schema)
+        guide = None if tensors["guide"] is None else _guide(entry, model, provenance)
+        model = weight_space(model)
+    if tensors.get("backbone") is not None:
+        _fill_backbone(model.backbone, tensors["backbone"], folder)
+    if guide is not None and "pruned" in provenance:
+        masks = {site: torch.ones_like(model.initial[site], dtype=torch.bool) for site in weight_sites(model)}
+        guide = PrunedGuide(guide, masks)
+    chains = tensors["chains"]
+    try:
+        if guide is not None:
+            guide.load_state_dict(tensors["guide"])
+        elif {k: v.shape[2:] for k, v in chains.items()} != {k: v.shape for k, v in model.initial.items()}:
+            raise RuntimeError
+    except RuntimeError:
+        raise UserError(f"the posterior in {folder} does not fit its own settings; train again") from None
+    return Posterior(model, schema, guide, chains, tensors["stats"], meta["trace"], provenance)
+
+
+def _same_settings(folder: str | Path, given: dict[str, Any], saved: dict[str, Any]) -> None:
+    """Refuse a variant with settings other than those that the posterior was fitted with."""
+    for name in given:
+        if name in saved and given[name] != saved[name]:
+            here, there = (spoken(v) if isinstance(v, dict) else v for v in (given[name], saved[name]))
+            raise UserError(
+                f"the posterior in {folder} was fitted with {name} {there}, and the variant given has {here}"
+                + (" (its weights or layers differ)" if here == there else "")
+            )
+
+
+def _guide(entry: Entry, model: nn.Module, provenance: dict[str, Any]) -> nn.Module:
+    """q as it was before training: the variant's own, or one of the family that its method makes by itself."""
+    family = getattr(METHODS.get(provenance.get("method")), "family", None)
+    return weight_space(entry.guide(model)) if family is None else parse_family(family)(model.initial, 1.0)
+
+
+def _fill_backbone(backbone: nn.Module, state: dict[str, torch.Tensor], folder: str | Path) -> None:
+    """Put the archive's weights into the network, or, where that is the user's own, see that they are the same."""
+    own = backbone.description["kind"] in ("module", "file")
+    here = backbone.state_dict()
+    try:
+        if own and any(not torch.equal(here[k].cpu(), v) for k, v in state.items() if k != "scale"):
+            raise RuntimeError
+        backbone.load_state_dict(state)
+    except (RuntimeError, KeyError):
+        raise UserError(
+            f"the posterior in {folder} stands on another backbone than the one given ({spoken(backbone.description)})"
+        ) from None

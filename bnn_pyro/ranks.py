@@ -1,0 +1,213 @@
+"""The processes of one fit, which torchrun starts: the one door to torch.distributed.
+
+Every process (a rank) runs the same program on its share of the rows. What they must agree on goes through
+:class:`Ranks`; in a program that runs alone the same calls do nothing. Importing this file does not import torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from bnn_pyro.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+__all__ = ["Agreed", "Ranks", "here", "joined", "launched"]
+
+Value = TypeVar("Value")
+
+#: What the errors of gloo and NCCL say when the other end of a connection has gone.
+GONE = ("closed by peer", "reset by peer", "broken pipe", "gloo", "nccl", "connection refused", "timed out")
+
+
+class Agreed(UserError):
+    """An error that every rank raises alike, so that one of them may tell it for all."""
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among those of a fit.
+
+    rank  its number, from 0; rank 0 writes files and speaks to the user     size  how many there are
+    local its number among those of this machine
+    """
+
+    rank: int = 0
+    size: int = 1
+    local: int = 0
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the one that writes and speaks."""
+        return self.rank == 0
+
+    # -- values and errors ---------------------------------------------------------------------------------------------
+    def share(self, value: Value) -> Value:
+        """Rank 0's value, on all."""
+        if self.size == 1:
+            return value
+        import torch.distributed as dist
+
+        held = [value]
+        dist.broadcast_object_list(held, src=0)
+        return held[0]
+
+    def gather(self, value: Value) -> list[Value]:
+        """The values of all ranks, in their order, on all."""
+        if self.size == 1:
+            return [value]
+        import torch.distributed as dist
+
+        held: list[Any] = [None] * self.size
+        dist.all_gather_object(held, value)
+        return held
+
+    def all_do(self, function: Callable[[], Value]) -> Value:
+        """``function()`` of each; where one raises UserError all do, so that none waits for another in vain."""
+        if self.size == 1:
+            return function()
+        value, problem = None, None
+        try:
+            value = function()
+        except UserError as error:
+            problem = str(error)
+        for told in self.gather(problem):
+            if told is not None:
+                raise Agreed(told)
+        return value
+
+    def first_does(self, function: Callable[[], Value]) -> Value:
+        """``function()`` of rank 0: its value or its UserError on all."""
+        return self.share(self.all_do(lambda: function() if self.first else None))
+
+    def in_turn(self, function: Callable[[], Value]) -> Value:
+        """``function()`` of each, but first on one rank of every machine: the others find what it downloaded."""
+        early = self.all_do(lambda: function() if self.local == 0 else None)
+        return self.all_do(lambda: early if self.local == 0 else function())
+
+    # -- numbers -------------------------------------------------------------------------------------------------------
+    def mean(self, x: Tensor) -> Tensor:
+        """The mean over the ranks, elementwise; the same bits on all."""
+        return x if self.size == 1 else self._reduced(x, "SUM") / self.size
+
+    def total(self, x: Tensor) -> Tensor:
+        """The sum over the ranks, elementwise; the same bits on all."""
+        return x if self.size == 1 else self._reduced(x, "SUM")
+
+    def largest(self, x: Tensor) -> Tensor:
+        """The largest over the ranks, elementwise."""
+        return x if self.size == 1 else self._reduced(x, "MAX")
+
+    def _reduced(self, x: Tensor, how: str) -> Tensor:
+        import torch.distributed as dist
+
+        x = x.detach().clone()
+        dist.all_reduce(x, getattr(dist.ReduceOp, how))
+        return x
+
+    # -- rows and gradients --------------------------------------------------------------------------------------------
+    def part(self, rows: Tensor) -> Tensor:
+        """This rank's share of (B, …): lengths differ by one at most, and may be 0."""
+        return rows if self.size == 1 else rows.tensor_split(self.size)[self.rank]
+
+    def joined_rows(self, part: Tensor, num: int) -> Tensor:
+        """(num, …) on all, of the shares (see :meth:`part`) that each has computed."""
+        if self.size == 1:
+            return part
+        import torch.distributed as dist
+
+        whole = part.new_empty((num, *part.shape[1:]))
+        self.part(whole).copy_(part)
+        for rank, rows in enumerate(whole.tensor_split(self.size)):
+            if len(rows):
+                dist.broadcast(rows, src=rank)
+        return whole
+
+    def averaged(self, module: nn.Module) -> nn.Module:
+        """The module, with rank 0's parameters, whose gradients come out of ``backward`` as means over the ranks."""
+        if self.size == 1:
+            return module
+        from torch.nn.parallel import DistributedDataParallel
+
+        return DistributedDataParallel(module, broadcast_buffers=False)
+
+    def check_alike(self, module: nn.Module, when: str) -> None:
+        """Raises UserError on all where a parameter is not the same, bit for bit, on every rank."""
+        if self.size == 1:
+            return
+        import torch
+
+        flat = torch.cat([p.detach().flatten() for p in module.parameters()])
+        digests = self.gather(hashlib.sha256(flat.cpu().numpy().tobytes()).hexdigest())
+        if len(set(digests)) > 1:
+            apart = (self.largest(flat) + self.largest(-flat)).max().item()
+            raise Agreed(
+                f"the {self.size} processes of this fit have drifted apart ({when} their parameters differ by up to "
+                f"{apart:.2g}): are their machines and versions of PyTorch alike? The last checkpoint is from before"
+            )
+
+    @contextlib.contextmanager
+    def connected(self) -> Iterator[None]:
+        """Raises UserError where another process of the fit is gone, instead of what the connection says."""
+        try:
+            yield
+        except RuntimeError as error:
+            if self.size == 1 or not any(word in str(error).lower() for word in GONE):
+                raise
+            raise UserError(
+                "another process of this fit has ended (killed, or out of memory? where it could, it said why); the "
+                "last checkpoint, if any, is whole: start all of them again, with --resume"
+            ) from error
+
+
+def launched() -> tuple[int, int]:
+    """(rank, how many) of the processes that torchrun, or a launcher like it, started; (0, 1) where none did."""
+    told = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")]
+    if multiprocessing.parent_process() is not None or not (all(told) and told[0].isdigit() and told[1].isdigit()):
+        return 0, 1
+    return int(told[0]), int(told[1])
+
+
+def here() -> Ranks:
+    """This process, in the process group that there is; alone where there is none."""
+    import torch.distributed as dist
+
+    if not dist.is_available() or not dist.is_initialized():
+        return Ranks()
+    return Ranks(dist.get_rank(), dist.get_world_size(), _local(dist.get_rank()))
+
+
+@contextlib.contextmanager
+def joined() -> Iterator[Ranks]:
+    """Be one of the processes that torchrun started, if it did; a process group that is there already will do.
+
+    gloo carries what is on CPUs, NCCL what is on GPUs. Raises UserError where the processes cannot be brought together.
+    """
+    import torch
+    import torch.distributed as dist
+
+    rank, size = launched()
+    if size == 1 or not dist.is_available() or dist.is_initialized():
+        yield here()
+        return
+    try:
+        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+    except (RuntimeError, ValueError) as error:
+        where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        raise UserError(f"process {rank} of {size} found no connection to the others by {where}: {error}") from None
+    try:
+        yield here()
+    finally:
+        dist.destroy_process_group()
+
+
+def _local(rank: int) -> int:
+    told = os.environ.get("LOCAL_RANK", "")
+    return int(told) if told.isdigit() else rank
