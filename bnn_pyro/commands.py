@@ -11,7 +11,8 @@ import torch
 from bnn_pyro.checking import CheckFolder, bench_subjects, check_subjects, check_table, one_subject
 from bnn_pyro.checking.bench import BUDGETS
 from bnn_pyro.checking.page import level_of
-from bnn_pyro.checkpoint import Claim, write_whole
+from bnn_pyro.checkpoint import write_whole
+from bnn_pyro.claim import Claim
 from bnn_pyro.comparison import compare_runs
 from bnn_pyro.datasets import load_inputs, read_rows
 from bnn_pyro.datasets.dataset import Schema
@@ -21,7 +22,6 @@ from bnn_pyro.evaluation import (
     evaluate_run,
     load_posterior,
     outside_inputs,
-    predicted,
     score_mean_weights,
     score_other,
 )
@@ -30,6 +30,7 @@ from bnn_pyro.listing import list_
 from bnn_pyro.pruned_run import prune_run, pruning_table
 from bnn_pyro.recipe import Recipe, read_config, resolve
 from bnn_pyro.rundir import RunFolder, default_folder, environment
+from bnn_pyro.scoring import predicted
 from bnn_pyro.tables import prediction_table, run_table, score_table
 from bnn_pyro.trust import CHECKS
 

@@ -19,7 +19,7 @@ from bnn_pyro.diagnostics.arviz_bridge import LEAST_TAIL, psis
 from bnn_pyro.diagnostics.draws import KINDS, kind
 from bnn_pyro.diagnostics.importance import GOOD_K, Loo, NoWeights, importance_weights, leave_one_out
 from bnn_pyro.errors import UserError
-from bnn_pyro.evaluation import load_posterior, paired_differences, predicted
+from bnn_pyro.evaluation import load_posterior
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction
 from bnn_pyro.progress import progress_bar
@@ -27,6 +27,7 @@ from bnn_pyro.ranking import Ranking, ranked
 from bnn_pyro.recipe import Recipe
 from bnn_pyro.report import Picture, comparison_html
 from bnn_pyro.rundir import RunFolder
+from bnn_pyro.scoring import paired_differences, predicted
 from bnn_pyro.tables import RunFacts, difference_rows, metric_rows, plain_table
 
 __all__ = ["Comparison", "compare_runs", "draw_comparison", "short_labels"]
