@@ -28,10 +28,12 @@ from bnn_pyro.evaluation import (
 from bnn_pyro.fitted_run import fit_run, prepared
 from bnn_pyro.listing import list_
 from bnn_pyro.pruned_run import prune_run, pruning_table
+from bnn_pyro.ranks import joined
 from bnn_pyro.recipe import Recipe, read_config, resolve
 from bnn_pyro.rundir import RunFolder, default_folder, environment
 from bnn_pyro.scoring import predicted
 from bnn_pyro.tables import prediction_table, run_table, score_table
+from bnn_pyro.training import check_divisible
 from bnn_pyro.trust import CHECKS
 
 __all__ = ["check", "compare", "diagnose", "evaluate", "list_", "predict", "train"]
@@ -44,8 +46,31 @@ OUTSIDE_ROWS = 10_000
 def train(args: Namespace) -> None:
     """Fit a variant and, beside it, the deterministic network; score both and write the run folder.
 
+    Under torchrun every process has a share of the rows of each step, and rank 0 writes and scores.
+
     Raises KeyboardInterrupt with the way to go on after Ctrl-C or SIGTERM.
     """
+    with joined() as ranks, ranks.connected():
+        recipe, folder = ranks.first_does(lambda: _asked(args))
+        check_divisible(recipe.method(), ranks)
+        data = ranks.in_turn(recipe.load)
+        entry, below = ranks.all_do(lambda: prepared(recipe, data))
+        ranks.all_do(lambda: folder.begin(recipe, keep=args.resume) if ranks.first else None)
+        show = not args.quiet
+        try:
+            posterior, baseline = fit_run(folder, recipe, data, entry, below, resume=args.resume, show=show)
+            if not ranks.first:
+                return
+            run = evaluate_run(folder, recipe, data, posterior, baseline, show=show)
+        except KeyboardInterrupt as stopped:
+            again = f"python -m bnn_pyro.run train --resume --out {folder.path}"
+            raise KeyboardInterrupt(f"{stopped or 'stopped'}; go on to the same result with: {again}") from None
+    print(run_table(run))
+    print(f"\nreport: {folder.path / 'report.html'}")
+
+
+def _asked(args: Namespace) -> tuple[Recipe, RunFolder]:
+    """What to run, and where, with nothing written yet."""
     config = read_config(args.config) if args.config else {}
     stored = (
         read_config(Path(args.out) / "config.json") if args.resume and RunFolder(Path(args.out or "")).is_run else {}
@@ -61,18 +86,7 @@ def train(args: Namespace) -> None:
                 f"{folder.path} was started with {key} {then}, not {now}; resume it without other settings, "
                 "or choose another --out"
             )
-    data = recipe.load()
-    entry, below = prepared(recipe, data)
-    folder.begin(recipe, keep=args.resume)
-    show = not args.quiet
-    try:
-        posterior, baseline = fit_run(folder, recipe, data, entry, below, resume=args.resume, show=show)
-        run = evaluate_run(folder, recipe, data, posterior, baseline, show=show)
-    except KeyboardInterrupt as stopped:
-        again = f"python -m bnn_pyro.run train --resume --out {folder.path}"
-        raise KeyboardInterrupt(f"{stopped or 'stopped'}; go on to the same result with: {again}") from None
-    print(run_table(run))
-    print(f"\nreport: {folder.path / 'report.html'}")
+    return recipe, folder
 
 
 # -- evaluate ----------------------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """What a frozen backbone makes of a data set, computed once: a cache on disk, mapped into memory where it is large.
 
 A file is named by the backbone and the inputs, so that it can never be the wrong one. The folder is
-``BNN_PYRO_CACHE``, or ``~/.cache/bnn_pyro``; what was used least recently goes when it exceeds ``CACHE_BYTES``.
+``BNN_PYRO_CACHE``, or ``~/.cache/bnn_pyro``; what was used least recently goes when it exceeds ``CACHE_BYTES``. Where a
+fit has several processes, each computes the features of its share of the rows, and one on every machine keeps them all.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError
 from bnn_pyro.parts.backbone import Backbone, OnFeatures, spoken, weights_digest
 from bnn_pyro.progress import progress_bar
+from bnn_pyro.ranks import here
 
 __all__ = ["cache_folder", "check_split", "on_features"]
 
@@ -79,14 +81,15 @@ def _features(backbone: Backbone, x: Tensor, what: str, progress: bool, unit: bo
 
     unit: divide them by their root mean square.
     """
-    size = 4 * len(x) * backbone.num_features
+    ranks, size = here(), 4 * len(x) * backbone.num_features
     probe = backbone(x[:PROBE])
     path = None if size < SMALL else cache_folder() / f"{_key(backbone, x, unit, probe)}.npy"
-    if path is not None and path.is_file():
+    if path is not None and all(ranks.gather(path.is_file())):
         return _read(path, size, x.device)
     with progress_bar(what, progress, unit="row") as report:
-        features = backbone(x, report)
-    _check_repeatable(backbone, probe, features)
+        mine = ranks.all_do(lambda: backbone(ranks.part(x), report))
+    features = ranks.joined_rows(mine, len(x))
+    ranks.all_do(lambda: _check_repeatable(backbone, probe, features))
     c = 1.0
     if unit:
         c = features.square().mean(dtype=torch.float64).sqrt().to(features.dtype).item()
@@ -96,11 +99,12 @@ def _features(backbone: Backbone, x: Tensor, what: str, progress: bool, unit: bo
     if path is None:
         return features, c
     try:
-        _keep(path, features, c)
+        if ranks.local == 0:
+            _keep(path, features, c)
     except OSError as error:
         warnings.warn(f"features could not be cached in {path.parent} ({error})", stacklevel=2)
-        return features, c
-    return (features, c) if size < LARGE else _read(path, size, x.device)
+    kept = ranks.gather(path.is_file())[ranks.rank]  # asked when all have tried
+    return _read(path, size, x.device) if kept and size >= LARGE else (features, c)
 
 
 def _check_repeatable(backbone: Backbone, probe: Tensor, features: Tensor) -> None:

@@ -10,6 +10,7 @@ import torch
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.isolation import isolated
 from bnn_pyro.posterior import Posterior
+from bnn_pyro.ranks import here
 from bnn_pyro.recipe import Recipe
 from bnn_pyro.rundir import RunFolder
 from bnn_pyro.training import at_hand, fit
@@ -47,6 +48,8 @@ def fit_run(
 
     resume: go on from the folder's checkpoints, to the very same result; what is finished is just loaded.
 
+    Where the fit has several processes, all of them call this, and rank 0 writes.
+
     Raises what ``fit`` raises.
     """
     baseline = None
@@ -60,7 +63,8 @@ def fit_run(
 
 
 def _fit_baseline(folder: RunFolder, recipe: Recipe, data: Dataset, resume: bool, show: bool) -> Posterior:
-    folder.baseline.begin(recipe, keep=resume)
+    ranks = here()
+    ranks.all_do(lambda: folder.baseline.begin(recipe, keep=resume) if ranks.first else None)
     return _fit(folder.baseline, recipe, recipe.entry(), data, resume, show)
 
 
@@ -76,8 +80,9 @@ def _fit(folder: RunFolder, recipe: Recipe, entry: Entry, data: Dataset, resume:
             device=recipe.device,
             progress=show,
         )
-        folder.write_history(posterior.trace)
-        folder.write_environment(posterior.provenance["device"], posterior.provenance["seconds"])
+        if here().first:
+            folder.write_history(posterior.trace)
+            folder.write_environment(posterior.provenance["device"], posterior.provenance["seconds"])
     return posterior
 
 

@@ -19,7 +19,7 @@ from bnn_pyro.errors import UserError
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["Agreed", "Ranks", "here", "joined", "launched"]
+__all__ = ["Agreed", "Alone", "Ranks", "here", "joined", "launched"]
 
 Value = TypeVar("Value")
 
@@ -29,6 +29,10 @@ GONE = ("closed by peer", "reset by peer", "broken pipe", "gloo", "nccl", "conne
 
 class Agreed(UserError):
     """An error that every rank raises alike, so that one of them may tell it for all."""
+
+
+class Alone(UserError):
+    """An error of one rank, which has to tell it by itself."""
 
 
 @dataclass(frozen=True)
@@ -155,15 +159,22 @@ class Ranks:
 
     @contextlib.contextmanager
     def connected(self) -> Iterator[None]:
-        """Raises UserError where another process of the fit is gone, instead of what the connection says."""
+        """Raises UserError where another process is gone, instead of what the connection says; names this one."""
         try:
             yield
+        except (Agreed, Alone):
+            raise
+        except UserError as error:
+            raise (
+                error if self.size == 1 else Alone(f"process {self.rank} of {self.size}: {error}")
+            ) from error.__cause__
         except RuntimeError as error:
             if self.size == 1 or not any(word in str(error).lower() for word in GONE):
                 raise
-            raise UserError(
-                "another process of this fit has ended (killed, or out of memory? where it could, it said why); the "
-                "last checkpoint, if any, is whole: start all of them again, with --resume"
+            raise Alone(
+                f"process {self.rank} of {self.size}: another process of this fit has ended (killed, or out of memory? "
+                "where it could, it said why); the last checkpoint, if any, is whole: start all of them again, with "
+                "--resume"
             ) from error
 
 

@@ -11,6 +11,7 @@ from types import FrameType
 
 from bnn_pyro.errors import UserError
 from bnn_pyro.options import parse
+from bnn_pyro.ranks import Alone, launched
 
 __all__ = ["main"]
 
@@ -23,10 +24,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     former, format_before = None, warnings.formatwarning
     warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"  # not the line of source that warned
+    rank, size = launched()
+    if rank:  # of several processes the first one speaks
+        warnings.simplefilter("ignore")
     with suppress(ValueError):  # only the main thread can take signals
         former = signal.signal(signal.SIGTERM, _stop)
     try:
         args = parse(sys.argv[1:] if argv is None else argv)
+        if size > 1 and args.command not in ("train", None):
+            raise UserError(f"{args.command} runs in one process; start it without torchrun")
         if args.command is None:
             from bnn_pyro import __version__
 
@@ -36,10 +42,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return getattr(commands, args.command if args.command != "list" else "list_")(args) or 0
     except (UserError, OSError) as error:
-        print("error:", *str(error).split(), file=sys.stderr)  # of one line, whatever a file is called
+        if rank == 0 or isinstance(error, Alone):
+            print("error:", *str(error).split(), file=sys.stderr)  # of one line, whatever a file is called
         return 2
     except KeyboardInterrupt as stopped:
-        print(f"\n{stopped or 'stopped'}", file=sys.stderr)
+        if rank == 0:
+            print(f"\n{stopped or 'stopped'}", file=sys.stderr)
         return 130
     finally:
         warnings.formatwarning = format_before

@@ -27,7 +27,7 @@ from bnn_pyro.ranks import Agreed, Ranks, here, joined
 from bnn_pyro.settings import build, plain
 from bnn_pyro.zoo import ZOO, Entry, Fit
 
-__all__ = ["at_hand", "choose_device", "fit", "tuned"]
+__all__ = ["at_hand", "check_divisible", "choose_device", "fit", "tuned"]
 
 
 def tuned(entry: str, data: str, method: str | None = None) -> tuple[str, Fit]:
@@ -110,10 +110,7 @@ def _fit(
     entry, method = _resolve(entry, data, method)
     if not len(data.x_train):
         raise UserError(f"data set '{data.name}' has no training rows")
-    if ranks.size > 1 and not getattr(method, "divisible", False):
-        raise UserError(
-            f"{_name(method, METHODS)} is not divided among processes; start it without torchrun, as one process"
-        )
+    check_divisible(method, ranks)
     entry = ranks.all_do(lambda: at_hand(entry, data))
     stands_on = entry.foundation(data.schema) if hasattr(entry, "foundation") else None
     if stands_on is not None:
@@ -178,6 +175,15 @@ def _fit(
             ranks.all_do(lambda: posterior.save(out) if ranks.first else None)
             checkpoint.discard()
         return posterior
+
+
+def check_divisible(method: Method, ranks: Ranks) -> None:
+    """Raises UserError where there are several processes and the method cannot share a fit among them."""
+    if ranks.size > 1 and not getattr(method, "divisible", False):
+        can = ", ".join(name for name, kind in METHODS.items() if getattr(kind, "divisible", False))
+        raise Agreed(
+            f"{_name(method, METHODS)} does not divide one fit among processes, as {can} do; start it without torchrun"
+        )
 
 
 def _check_same(ranks: Ranks, key: list) -> None:
