@@ -140,7 +140,7 @@ class Ranks:
             return module
         from torch.nn.parallel import DistributedDataParallel
 
-        return DistributedDataParallel(module, broadcast_buffers=False)
+        return DistributedDataParallel(module)
 
     def check_alike(self, module: nn.Module, when: str) -> None:
         """Raises UserError on all where a parameter is not the same, bit for bit, on every rank."""

@@ -1,0 +1,244 @@
+"""What the processes of one fit do, for tests/test_ranks.py: run by torchrun, each rank writes what it found to a file.
+
+``python -m torch.distributed.run --standalone --nproc-per-node 2 tests/ranked.py FOLDER``; what a process that runs
+alone finds is got by calling the same functions.
+"""
+
+import os
+import signal
+import sys
+import traceback
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import bnn_pyro as bp
+from bnn_pyro import ranks
+from bnn_pyro.checkpoint import Checkpoint, Interrupted
+from bnn_pyro.inference import optimise
+from bnn_pyro.isolation import isolated, set_stream
+from bnn_pyro.parts.guides import PointMass
+from bnn_pyro.trust.linear_regression import correlated
+
+#: 31 rows in batches of 8 at most: 4 steps an epoch, of 8, 8, 8 and 7 rows.
+PROBLEM = correlated(num=31, noise=0.5)
+DATA = PROBLEM.data
+ENTRY = bp.MeanField(hidden=(3,), activation="tanh")
+SVI = bp.SVI(epochs=6, batch_size=8, num_particles=2)
+MAP = bp.MAP(epochs=15, batch_size=8, patience=4, lr=0.05)
+STOPPED = 7  # a step in the middle of an epoch
+REPEATS = 250
+
+
+def fit(method, out=None, entry=ENTRY, data=DATA, **settings):
+    return bp.fit(entry, data, method, **{"seed": 2, "out": out, "progress": False, "device": "cpu", **settings})
+
+
+def tensors(posterior):
+    return posterior.chains if posterior.guide is None else posterior.guide.state_dict()
+
+
+def found(posterior):
+    return {name: value.clone() for name, value in tensors(posterior).items()}, posterior.trace
+
+
+def objective(kind, rows, repeats=1, shared=True):
+    """(ELBO, its gradient) of the first rows of the data at the start, estimated with noise that ranks share, or not."""
+    here = ranks.here()
+    entry = replace(ENTRY, noise="learned") if kind == "svi" else bp.MLP(hidden=(3,))
+    with isolated(5):
+        model = entry.model(DATA.schema)
+        guide = entry.guide(model) if kind == "svi" else PointMass(model.initial)
+        trained = here.averaged(optimise._Objective(model, guide, 1))
+        x, y = DATA.x_train[:rows], DATA.y_train[:rows]
+        values, gradients = [], []
+        if not shared:
+            set_stream(9, here.rank)
+        for _ in range(repeats):
+            elbo, _ = trained(*optimise._share(here, x, y, len(DATA.x_train)), 0.7)
+            guide.zero_grad()
+            elbo.backward()
+            values.append(here.mean(elbo.detach()))
+            gradients.append(torch.cat([p.grad.flatten() for p in guide.parameters()]))
+    return torch.stack(values).double(), torch.stack(gradients).double()
+
+
+def objectives():
+    return {(kind, rows): objective(kind, rows) for kind in ("svi", "map") for rows in (31, 5, 1)}
+
+
+def expectations():
+    return objective("svi", 7, REPEATS, shared=False)
+
+
+def with_validation():
+    x, y = DATA.x_train, DATA.y_train
+    return replace(DATA, x_train=x[:24], y_train=y[:24], x_val=x[24:], y_val=y[24:])
+
+
+def points():
+    """The order of rows and the starts are those of one process, and a point estimate has no noise of its own."""
+    return found(fit(MAP, entry=bp.MLP(hidden=(3,)), data=with_validation()))
+
+
+def ensemble():
+    return found(fit(bp.Ensemble(epochs=4, batch_size=8, members=3), entry=bp.MLP(hidden=(3,))))
+
+
+def optimum():
+    problem = correlated()
+    svi = bp.SVI(epochs=125, batch_size=50, lr=0.03, final_lr=0.0)
+    entry = problem.entry(init_scale=0.05)
+    return [found(bp.fit(entry, problem.data, svi, seed=s, progress=False, device="cpu")) for s in range(2)]
+
+
+def contract():
+    """{(variant, method): result} of all that can be divided; batches of 1 or 2 rows, fewer than there are ranks."""
+    import test_contract as zoo
+
+    done = {}
+    for name, method in [(n, m) for n, kind in zoo.ZOO.items() for m in kind.methods]:
+        if getattr(zoo.METHODS[method], "divisible", False):
+            entry, data = zoo.problem(name, "multiclass")
+            few = replace(zoo.quick(method), batch_size=1, epochs=1)
+            done[name, method] = found(fit(few, entry=entry, data=data))
+    return done
+
+
+def whole():
+    return found(fit(SVI))
+
+
+@contextmanager
+def stopping(step, by):
+    """Ctrl-C comes to one of the ranks after that step; they agree after every step."""
+    looks = iter(range(1, 10_000))
+
+    def due(self):
+        if next(looks) == step and ranks.here().rank == by:
+            signal.raise_signal(signal.SIGINT)
+        return self.stop
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Checkpoint, "due", property(due))
+        patch.setattr(optimise, "AGREE", 0.0)
+        yield
+
+
+def stopped(folder):
+    """Two ranks stop, and go on; two stop, and leave a checkpoint for one."""
+    for name in ("again", "left"):
+        with stopping(STOPPED, by=1), pytest.raises(Interrupted, match=f"step {STOPPED} of 24"):
+            fit(SVI, folder / name)
+    return found(fit(SVI, folder / "again", resume=True))
+
+
+def taken_over(folder):
+    """The checkpoint of one process, made before, goes on in all."""
+    return found(fit(SVI, folder / "alone", resume=True))
+
+
+def finished(folder):
+    """A posterior that is there already is loaded by all."""
+    first = found(fit(SVI, folder / "whole"))
+    return first, found(fit(SVI, folder / "whole", resume=True))
+
+
+def drifted():
+    """One rank's weights move a little on their own, as all of them do where a plain SVI.step runs on each."""
+    here, problem = ranks.here(), {}
+    with isolated(0):
+        model = ENTRY.model(DATA.schema)
+        guide = ENTRY.guide(model)
+
+        def nudge():
+            if here.rank == 1:
+                with torch.no_grad():
+                    guide.loc[0] += 1e-6
+
+        try:
+            optimise.Optimisation(epochs=2, batch_size=8).minimise(model, guide, DATA, seed=0, project=nudge)
+        except bp.UserError as error:
+            problem = {"kind": type(error).__name__, "told": str(error)}
+    return problem
+
+
+def complaints(folder):
+    """What is told where ranks were asked for different things, one of them fails, or the method cannot be divided."""
+    here, told = ranks.here(), {}
+
+    def refuse():
+        if here.rank == 1:
+            raise bp.UserError("rank 1 has no such file")
+
+    tries = {
+        "seeds": lambda: fit(SVI, seed=here.rank),
+        "rows": lambda: fit(SVI, data=replace(DATA, x_train=DATA.x_train + here.rank)),
+        "one fails": lambda: here.all_do(refuse),
+        "method": lambda: fit(bp.NUTS()),
+        "settings of a checkpoint": lambda: fit(replace(SVI, epochs=7), folder / "left", resume=True),
+    }
+    for name, attempt in tries.items():
+        try:
+            attempt()
+        except bp.UserError as error:
+            told[name] = type(error).__name__, str(error)
+    return told
+
+
+def features(folder):
+    """Of a backbone, in shares of 2,001 rows; and who wrote the cache."""
+    from bnn_pyro.features import _features
+    from bnn_pyro.parts.backbone import Backbone
+
+    schema = bp.Schema("classification", (6,), classes=("a", "b"))
+    calls, rows = [], torch.randn(2001, 6, generator=torch.Generator().manual_seed(0))
+    os.environ["BNN_PYRO_CACHE"] = str(folder / "cache")
+    with isolated(3):
+        backbone = bp.LastLayer(backbone=torch.nn.Linear(6, 200)).model(schema).backbone
+    forward = Backbone.forward
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Backbone, "forward", lambda self, x, *args: calls.append(len(x)) or forward(self, x, *args))
+        first, c = _features(backbone, rows, "rows", False, unit=True)
+        again, _ = _features(backbone, rows, "rows", False, unit=True)
+    return {"features": first, "c": c, "again": again, "calls": calls, "files": len(list(folder.glob("cache/*/*.npy")))}
+
+
+def generators():
+    """What each rank would draw next, in the middle of a fit."""
+    kept = []
+    fit(replace(SVI, epochs=1), entry=replace(ENTRY, init_scale=0.1))
+    with isolated(2):
+        optimise._start_noise(ranks.here(), None, 2, 0)
+        kept.append(torch.randn(2000))
+    return ranks.here().gather(kept[0])
+
+
+def main(folder):
+    folder, results = Path(folder), {}
+    torch.set_num_threads(1)
+    with ranks.joined() as here:
+        assert here.size > 1
+        tasks = {
+            name: function
+            for name, function in globals().items()
+            if name in ("objectives", "expectations", "points", "ensemble", "optimum", "contract", "whole", "drifted")
+            or name == "generators"
+        }
+        tasks |= {f.__name__: lambda f=f: f(folder) for f in (stopped, taken_over, finished, complaints, features)}
+        for name, task in tasks.items():
+            try:
+                results[name] = task()
+            except BaseException:
+                results[name] = {"traceback": traceback.format_exc()}
+                print(results[name]["traceback"], file=sys.stderr)
+                break
+        torch.save(results, folder / f"rank-{here.rank}.pt")
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parent))
+    main(sys.argv[1])

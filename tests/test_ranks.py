@@ -1,0 +1,280 @@
+"""One fit in several processes: the fit of all rows that one process makes, or a clear error on every one of them."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import ranked
+import torch
+from run_folders import SMALL
+from scipy.stats import norm
+from test_svi import check_optimum
+
+import bnn_pyro as bp
+from bnn_pyro.checkpoint import Checkpoint
+from bnn_pyro.ranks import Ranks, here, joined, launched
+from bnn_pyro.run import main
+from bnn_pyro.trust.linear_regression import correlated
+
+LAUNCH = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+ENVIRONMENT = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+
+
+def start(num, *command, **how):
+    """torchrun, its processes in a group of their own, as a terminal's are."""
+    return subprocess.Popen(
+        [*LAUNCH, str(num), *map(str, command)],
+        env={**os.environ, **ENVIRONMENT},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        **how,
+    )
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """What two ranks found, [rank 0's, rank 1's], and the folder that they shared."""
+    folder = tmp_path_factory.mktemp("ranks")
+    with ranked.stopping(ranked.STOPPED, by=0), pytest.raises(KeyboardInterrupt):
+        ranked.fit(ranked.SVI, folder / "alone")
+    process = start(2, Path(ranked.__file__), folder)
+    told, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, told
+    both = [torch.load(folder / f"rank-{rank}.pt", weights_only=False) for rank in (0, 1)]
+    assert not any("traceback" in str(result) for results in both for result in results.values()), told
+    return both, folder
+
+
+def equal(a, b):
+    return a[0].keys() == b[0].keys() and all(torch.equal(a[0][k], b[0][k]) for k in a[0]) and a[1] == b[1]
+
+
+def assert_close(a, b):
+    """Equal up to the order in which float32 numbers were added."""
+    for name, value in a[0].items():
+        torch.testing.assert_close(value, b[0][name], rtol=1e-3, atol=1e-5)
+    assert a[1].keys() == b[1].keys()
+    for name, line in a[1].items():
+        assert line == pytest.approx(b[1][name], rel=1e-3, abs=1e-4), name
+
+
+# -- the fit is that of the full data ----------------------------------------------------------------------------
+@pytest.mark.parametrize("rows", [31, 5, 1], ids="{} rows".format)
+@pytest.mark.parametrize("kind", ["svi", "map"])
+def test_objective_and_gradient_are_those_of_one_process(results, kind, rows):
+    """With the same noise on both ranks; of 5 rows one has 3, of 1 row one has none."""
+    elbo, gradient = ranked.objective(kind, rows)
+    for rank in results[0]:
+        its_elbo, its_gradient = rank["objectives"][kind, rows]
+        torch.testing.assert_close(its_elbo, elbo, rtol=1e-5, atol=1e-4)
+        torch.testing.assert_close(its_gradient, gradient, rtol=1e-4, atol=1e-4 * gradient.abs().max().item())
+
+
+def test_objective_and_gradient_have_the_same_expectation_with_noise_of_their_own(results):
+    """Two ranks, each with draws of its own: the same mean as one process, and less variance."""
+    alone, together = ranked.objective("svi", 7, 4 * ranked.REPEATS, shared=False), results[0][0]["expectations"]
+    for one, two in zip(alone, together, strict=True):
+        one, two = one.reshape(len(one), -1), two.reshape(len(two), -1)
+        error = (one.var(0) / len(one) + two.var(0) / len(two)).sqrt()
+        z = ((one.mean(0) - two.mean(0)) / error)[error > 0].abs()
+        assert z.max() < norm.isf(1e-4 / (2 * len(z)))
+    # Of the likelihood's noise half is averaged away, of the data's none: these rows are given.
+    assert 0.3 < (together[1].var(0).sum() / alone[1].var(0).sum()).item() < 0.8
+
+
+def test_ranks_have_noise_of_their_own_and_rank_0_that_of_one_process(results):
+    first, second = results[0][0]["generators"]
+    with bp.isolated(2):
+        assert torch.equal(first, torch.randn(2000))
+    assert abs(torch.corrcoef(torch.stack([first, second]))[0, 1]) < 4 / 2000**0.5
+
+
+def test_a_point_estimate_is_that_of_one_process(results):
+    """Every step: the order of rows, the learning rate, early stopping by validation rows that are divided as well."""
+    for rank in results[0]:
+        assert_close(rank["points"], ranked.points())
+
+
+def test_ranks_agree_bit_for_bit(results):
+    first, second = results[0]
+    for name in ("points", "ensemble", "whole"):
+        assert equal(first[name], second[name]), name
+    assert first["contract"].keys() == second["contract"].keys()
+    for name, result in first["contract"].items():
+        assert equal(result, second["contract"][name]), name
+
+
+def test_every_variant_can_be_divided(results):
+    """With batches that are smaller than the number of ranks."""
+    done = results[0][0]["contract"]
+    assert {method for _, method in done} == {"svi", "map", "mle", "ensemble", "mc-dropout"}
+    assert {name for name, _ in done} == set(bp.ZOO)
+    for values, trace in done.values():
+        assert all(torch.isfinite(v).all() for v in values.values())
+        assert all(torch.isfinite(torch.tensor(line)).all() for line in trace.values())
+
+
+def test_svi_in_two_processes_reaches_the_mean_field_optimum(results):
+    problem = correlated()
+    entry, posteriors = problem.entry(init_scale=0.05), []
+    for state, _ in results[0][0]["optimum"]:
+        posterior = bp.fit(entry, problem.data, bp.SVI(epochs=1), progress=False, device="cpu")
+        posterior.guide.load_state_dict(state)
+        posteriors.append(posterior)
+    check_optimum(problem, posteriors)
+
+
+# -- stopping and going on ---------------------------------------------------------------------------------------
+def test_a_stopped_fit_goes_on_to_the_very_same_result(results):
+    """The signal came to rank 1 alone."""
+    for rank in results[0]:
+        assert equal(rank["stopped"], rank["whole"])
+
+
+def test_a_checkpoint_is_resumed_by_another_number_of_processes(results):
+    both, folder = results
+    state = Checkpoint(folder / "left" / "checkpoint").path
+    assert state.is_file()
+    alone = ranked.fit(ranked.SVI, folder / "left", resume=True)
+    assert alone.trace["epoch"] == both[0]["whole"][1]["epoch"]
+    whole = ranked.found(ranked.fit(ranked.SVI))[1]["elbo"]
+    passed = ranked.STOPPED // 4  # lines of the trace before it was stopped
+    assert alone.trace["elbo"][:passed] == both[0]["whole"][1]["elbo"][:passed]
+    for rank in both:
+        assert rank["taken_over"][1]["elbo"][:passed] == whole[:passed]
+    assert equal(both[0]["taken_over"], both[1]["taken_over"])
+
+
+def test_a_finished_fit_is_loaded_by_all(results):
+    for rank in results[0]:
+        assert equal(*rank["finished"])
+
+
+# -- what goes wrong is told -------------------------------------------------------------------------------------
+def test_ranks_that_drift_apart_are_caught(results):
+    for rank in results[0]:
+        assert rank["drifted"]["kind"] == "Agreed"
+        assert re.search(r"drifted apart \(after step 8 .*by up to .*e-0", rank["drifted"]["told"])
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("seeds", r"processes 0 and 1 of this fit were given other things \(seed\)"),
+        ("rows", r"processes 0 and 1 of this fit were given other things \(training rows\)"),
+        ("one fails", r"^rank 1 has no such file$"),
+        ("method", r"nuts does not divide one fit among processes, as svi, .* do; start it without torchrun"),
+        ("settings of a checkpoint", r"training\.pt was made with other settings"),
+    ],
+)
+def test_an_error_is_the_same_on_all(results, name, words):
+    for rank in results[0]:
+        kind, told = rank["complaints"][name]
+        assert kind == "Agreed" and re.search(words, told)
+
+
+def test_features_are_computed_in_shares_and_kept_once(results):
+    both, _ = results
+    assert [rank["features"]["calls"] for rank in both] == [[8, 1001, 8], [8, 1000, 8]]  # 8: the probe
+    for rank in both:
+        assert rank["features"]["files"] == 1 and rank["features"]["c"] == both[0]["features"]["c"]
+        assert torch.equal(rank["features"]["features"], rank["features"]["again"])
+        assert torch.equal(rank["features"]["features"], both[0]["features"]["features"])
+    assert both[0]["features"]["features"].square().mean() == pytest.approx(1.0, rel=1e-4)
+
+
+def test_a_process_that_runs_alone():
+    """The calls that several ranks agree by change nothing."""
+    alone, x = here(), torch.arange(5.0)
+    assert alone == Ranks() and alone.first and launched() == (0, 1)
+    assert alone.share(3) == 3 and alone.gather(3) == [3] and alone.first_does(lambda: 4) == 4
+    assert alone.mean(x) is x and alone.part(x) is x and alone.joined_rows(x, 5) is x
+    module = torch.nn.Identity()
+    assert alone.averaged(module) is module
+    with joined() as ranks:
+        assert ranks == alone
+
+
+def test_processes_that_find_no_connection_are_told(monkeypatch):
+    for name, value in dict(RANK="1", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="none").items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(bp.UserError, match=r"process 1 of 2 found no connection .* 127\.0\.0\.1:none"), joined():
+        pass
+
+
+# -- the command line --------------------------------------------------------------------------------------------
+TRAIN = ["train", *SMALL, "--data", "digits", "--no-baseline", "--batch-size", "50"]
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (["evaluate", "runs/none"], "error: evaluate runs in one process; start it without torchrun"),
+        (["train", "mean-feld"], "error: unknown variant 'mean-feld'; did you mean 'mean-field'"),
+    ],
+)
+def test_an_error_of_all_is_told_once(command, words):
+    told, _ = start(2, "-m", "bnn_pyro.run", *command).communicate(timeout=120)
+    assert told.count("error: ") == 1 and words in told and 'File "' not in told.partition("error: ")[2].split("\n")[0]
+
+
+def children(process):
+    """The processes that torchrun started."""
+    found = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return [pid for pid in found if b"bnn_pyro.run" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+def until(condition, process, seconds=90):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end and process.poll() is None, process.communicate()[0]
+        time.sleep(0.05)
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_a_killed_rank_and_ctrl_c_leave_a_whole_checkpoint(tmp_path):
+    """Two ranks, of which one is killed; three go on, until Ctrl-C comes to all of them; one makes the end."""
+    out = tmp_path / "run"
+    often = tmp_path / "often.py"  # as `-m bnn_pyro.run`, but with a checkpoint after every step
+    often.write_text(
+        "import sys; from bnn_pyro import checkpoint; from bnn_pyro.inference import optimise; import bnn_pyro.run\n"
+        "optimise.AGREE = 0.0; checkpoint.Checkpoint.__init__.__defaults__ = (None, 0.0)\n"
+        "sys.exit(bnn_pyro.run.main())\n"
+    )
+    command = [often, *TRAIN, "--epochs", "60", "--out", out]
+    saved = out / "checkpoint" / "training.pt"
+
+    def steps():
+        state = torch.load(saved, weights_only=True)["state"] if saved.is_file() else {"step": 0}
+        return state["step"]
+
+    process = start(2, *command)
+    until(lambda: steps() > 3, process)
+    ranks = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(int(ranks[1]), signal.SIGKILL)
+    told, _ = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert re.search(r"error: process 0 of 2: another process of this fit has ended .* --resume", told), told
+    killed_at = steps()
+    assert killed_at > 3 and not (out / "posterior.pt").exists()
+
+    process = start(3, often, "train", "--resume", "--quiet", "--out", out)
+    until(lambda: steps() > killed_at + 3, process)
+    os.killpg(process.pid, signal.SIGINT)
+    told, _ = process.communicate(timeout=60)
+    assert re.search(rf"stopped after step \d+ of .*go on to the same result with: .*--resume --out {out}", told), told
+    assert steps() > killed_at
+
+    config = json.loads((out / "config.json").read_text())
+    state = torch.load(saved, weights_only=True)
+    assert len(state["state"]["others"]) == 2 and config["inference_settings"]["epochs"] == 60
+    assert main(["train", "--resume", "--out", str(out), "--quiet"]) == 0
+    assert (out / "metrics.json").is_file() and not saved.exists()
