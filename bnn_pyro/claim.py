@@ -18,10 +18,14 @@ try:
 except ImportError:  # Windows: two runs aimed at one folder are the user's to avoid
     fcntl = None
 
-__all__ = ["CLAIM", "Claim"]
+__all__ = ["CLAIM", "Claim", "InUse"]
 
 #: The file that a process holds locked while it writes to a folder.
 CLAIM = "in-use.lock"
+
+
+class InUse(UserError):
+    """Another process, or thread, is writing to the folder."""
 
 
 class Claim:
@@ -30,7 +34,7 @@ class Claim:
     The operating system takes it back from a process that ends in whatever way, so that nothing remains of one that
     was killed. The thread that holds a folder may claim it again. Where a file system knows no locks, there is none.
 
-    Raises UserError where another process (or thread) is at it, or the folder cannot be made.
+    Raises InUse where another process (or thread) is at it, UserError where the folder cannot be made.
     """
 
     _held: ClassVar[dict[Path, int]] = {}
@@ -74,8 +78,8 @@ class Claim:
             os.write(file, f"process {os.getpid()} on {socket.gethostname()}".encode())
         return file
 
-    def _taken(self, who: str) -> UserError:
-        return UserError(
+    def _taken(self, who: str) -> InUse:
+        return InUse(
             f"{self.folder} is being written to by {who}; wait until that has ended, stop it (its claim ends with it, "
             "however it ends), or choose another folder"
         )

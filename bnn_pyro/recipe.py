@@ -23,7 +23,7 @@ from bnn_pyro.settings import build, plain
 from bnn_pyro.training import choose_device, tuned
 from bnn_pyro.zoo import ZOO, Entry
 
-__all__ = ["Recipe", "given_settings", "read_config", "resolve"]
+__all__ = ["DATA_KEYS", "KEYS", "Recipe", "check_keys", "given_settings", "read_config", "resolve"]
 
 #: How data can be loaded: the keys of a recipe's ``data``, and the arguments of ``load_data`` that they become; with
 #: what a config file may say of them.
@@ -139,23 +139,26 @@ def read_config(path: str | Path) -> dict[str, Any]:
         raise UserError(f"{path} is not valid {'TOML' if path.suffix == '.toml' else 'JSON'}: {error}") from None
     if not isinstance(config, dict):
         raise UserError(f"{path} holds a {type(config).__name__}, not the settings of a run")
-    _check_keys(path, "key", config, KEYS)
+    check_keys(path, "key", config, KEYS)
     if config.get("data") is not None:
-        _check_keys(path, "key of 'data'", config["data"], DATA_KEYS)
+        check_keys(path, "key of 'data'", config["data"], DATA_KEYS)
         config["data"] = {k: v for k, v in config["data"].items() if v is not None}
     return {k: v for k, v in config.items() if v is not None}
 
 
-def _check_keys(path: Path, what: str, values: Mapping[str, Any], kinds: Mapping[str, type]) -> None:
-    """Refuse keys that there are not, and values of another kind; None is a value that is not given."""
+def check_keys(place: str | Path, what: str, values: Mapping[str, Any], kinds: Mapping[str, type]) -> None:
+    """Refuse keys that there are not, and values of another kind; None is a value that is not given.
+
+    place: the file, and the table in it.   what: what a key is called.
+    """
     for key, value in values.items():
         if key not in kinds:
-            raise unknown(f"{what} in {path}", key, kinds)
+            raise unknown(f"{what} in {place}", key, kinds)
         fits = value is None or (isinstance(value, kinds[key]) and isinstance(value, bool) <= (kinds[key] is bool))
         if not fits or "\0" in str(value) or (kinds[key] is list and not all(isinstance(v, str) for v in value or ())):
             name = {str: "a text", int: "a whole number", bool: "true or false", list: "a list of texts"}
             what = name.get(kinds[key], "a table of settings")
-            raise UserError(f"{path}: '{key}' must be {what}, got {value!r:.80}")
+            raise UserError(f"{place}: '{key}' must be {what}, got {value!r:.80}")
 
 
 def resolve(args: Namespace, config: Mapping[str, Any]) -> Recipe:

@@ -30,7 +30,7 @@ from bnn_pyro.tables import (
     told,
 )
 
-__all__ = ["Picture", "checks_html", "comparison_html", "diagnosis_html", "run_card", "run_html"]
+__all__ = ["Picture", "checks_html", "comparison_html", "diagnosis_html", "run_card", "run_html", "sweep_html"]
 
 DOTS_PER_INCH = 144
 INTERVALS = (
@@ -142,6 +142,12 @@ def checks_html(*, verdicts: Iterable[Mapping[str, str]], subjects: Iterable[Map
     return _render("check.html.j2", verdicts=_worded(verdicts), subjects=worded, **context)
 
 
+def sweep_html(**context: Any) -> str:
+    """sweep.html; context: title, subtitle, summary (sentences), failures and facts as pairs, overviews and sections
+    (tables whose rows are ``tables.Row``), figures, reading (sentences), spec (a text)."""
+    return _render("sweep.html.j2", **context)
+
+
 def _render(template: str, **context: Any) -> str:
     environment = Environment(
         loader=PackageLoader("bnn_pyro", "templates"),
@@ -208,6 +214,7 @@ def _facts(run: RunFacts) -> list[tuple[str, str]]:
     """What was run, as pairs of words."""
     recipe, environment, provenance = run.recipe, run.environment, run.provenance
     split = {k: v for k, v in provenance["split"].items() if k != "rows"}
+    shared = f", divided among {provenance['processes']} processes" if "processes" in provenance else ""
     facts = [
         ("variant", f"{recipe['variant']}: {_spoken(recipe['variant_settings'])}"),
         ("inference", f"{recipe['inference']}: {_spoken(recipe['inference_settings'])}"),
@@ -218,7 +225,7 @@ def _facts(run: RunFacts) -> list[tuple[str, str]]:
         ("fingerprint", f"{provenance['fingerprint']} (of the training rows)"),
         ("draws", f"{recipe['num_draws']} in every prediction"),
         *([("stopped early", provenance["stopped"])] if "stopped" in provenance else []),
-        ("training time", f"{provenance['seconds']:.1f} s on {environment.get('device', provenance['device'])}"),
+        ("training time", f"{provenance['seconds']:.1f} s on {environment.get('device', provenance['device'])}{shared}"),
     ]
     if run.baseline is not None:
         base = run.baseline.recipe

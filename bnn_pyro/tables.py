@@ -17,6 +17,7 @@ from bnn_pyro.predictive import Prediction
 
 __all__ = [
     "HEADLINE",
+    "SHARES",
     "WORDS",
     "Cell",
     "Row",

@@ -34,11 +34,13 @@ from bnn_pyro.plots.pruning import pruning_curve, signal_to_noise
 from bnn_pyro.plots.ranks import interval_coverage, rank_ecdfs, rank_histograms
 from bnn_pyro.plots.reference import reference_band, reference_coverage, reference_outputs
 from bnn_pyro.plots.regression import predicted_observed, predictive_band
+from bnn_pyro.plots.sweep import Scores, sweep_points, sweep_settings
 from bnn_pyro.plots.training import sampler_trace, training_curves
 from bnn_pyro.plots.weights import unlike, weight_posteriors
 
 __all__ = [
     "Grid",
+    "Scores",
     "autocorrelation",
     "batch_objectives",
     "chain_traces",
@@ -85,6 +87,8 @@ __all__ = [
     "softmax_draws",
     "standard_errors",
     "step_size_bias",
+    "sweep_points",
+    "sweep_settings",
     "trace_ranks",
     "training_curves",
     "two_weights",

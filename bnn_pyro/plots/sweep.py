@@ -1,0 +1,188 @@
+"""Many fits at once: every recipe's score on every data set, and what a setting does to it.
+
+Both are drawn from plain numbers. A recipe's colour says where it stands beside the best, and so does its marker.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator, NullLocator, ScalarFormatter
+
+from bnn_pyro.errors import UserError
+from bnn_pyro.plots.style import BAYES, CONTRAST, LINES, MARKERS, REFERENCE, drawn, panels, tint
+
+__all__ = ["Scores", "sweep_points", "sweep_settings"]
+
+#: How a mean is drawn by what is said of its recipe: marker, colour, filled, words.
+KINDS = {
+    "best": ("D", BAYES, True, "best mean"),
+    "not told apart": ("o", BAYES, False, "not told from the best"),
+    "worse": ("s", CONTRAST[0], True, "worse than the best"),
+    "": ("o", REFERENCE, True, "mean"),
+}
+#: Characters of a recipe's name on a line.
+WIDE = 30
+#: A scale is logarithmic where its values span more than so many times.
+SPAN = 30
+
+
+class Scores(NamedTuple):
+    """One recipe on one data set: the metric of each fit, its mean and standard error (NaN for none), and its standing.
+
+    kind  "best", "not told apart", "worse" or ""
+    """
+
+    points: Sequence[float]
+    mean: float
+    error: float
+    kind: str = ""
+
+
+@drawn
+def sweep_points(
+    scores: Mapping[str, Mapping[str, Scores]],
+    label: str,
+    *,
+    nominal: float | None = None,
+    axes: Sequence[Axes] | None = None,
+) -> np.ndarray:
+    """Recipes up, a metric across: a mark for every fit, each recipe's mean ± its standard error; a panel a data set.
+
+    scores: {data set: {recipe: scores}}.   label: of the metric, with its unit.   nominal: where the metric should be.
+
+    Raises UserError where there is nothing to draw.
+    """
+    recipes = list(dict.fromkeys(name for by in scores.values() for name in by))
+    if not recipes:
+        raise UserError("there is no fit to draw")
+    names = ["\n".join(textwrap.wrap(name, WIDE)) for name in recipes]
+    lines = sum(1 + 0.55 * name.count("\n") for name in names)
+    columns = min(len(scores), 3)
+    down = -(-len(scores) // columns)
+    wide = 0.075 * max(len(line) for name in names for line in name.split("\n"))
+    height = down * (0.95 + 0.3 * max(lines, 2)) + 0.35
+    drawn_on = _one_each(axes, len(scores), down, columns, wide + 2.9 * columns, height, sharey=True)
+    place = {name: k for k, name in enumerate(reversed(recipes))}
+    for ax, (data, by) in zip(drawn_on, scores.items(), strict=True):
+        for name, one in by.items():
+            _dots(ax, place[name], one)
+        _scaled(ax, [value for one in by.values() for value in one.points])
+        if nominal is not None:
+            ax.axvline(nominal, color=REFERENCE, linestyle="--", linewidth=1.1, zorder=0)
+        ax.set(title=data, xlabel=label, ylim=(-0.6, len(recipes) - 0.4))
+        ax.set_yticks(list(place.values()), list(reversed(names)))
+        ax.grid(axis="y", color="0.9", linewidth=0.7)
+        ax.tick_params(axis="y", length=0)
+    _legend(drawn_on[0].figure, {one.kind for by in scores.values() for one in by.values()}, nominal)
+    return drawn_on
+
+
+def _one_each(
+    axes: Sequence[Axes] | None, num: int, down: int, columns: int, width: float, height: float, **grid: bool
+) -> np.ndarray:
+    """(num,) axes: those given, or the first of a new figure's."""
+    if axes is not None:
+        return panels(axes, 1, num, width, height)
+    made = panels(None, down, columns, width, height, **grid)
+    for ax in made[num:]:
+        ax.remove()
+    return made[:num]
+
+
+def _dots(ax: Axes, row: int, one: Scores) -> None:
+    marker, colour, filled, _ = KINDS[one.kind]
+    points = np.asarray(one.points, dtype=float)
+    if len(points) > 1:
+        beside = row - 0.24 + 0.1 * ((np.arange(len(points)) % 3) - 1)  # under the mean, such that few cover others
+        ax.plot(points, beside, "|", color=tint(colour, 0.75), markersize=6, markeredgewidth=1.0, zorder=2)
+    ax.errorbar(
+        one.mean, row + 0.12, xerr=None if math.isnan(one.error) else one.error, fmt=marker, color=colour,
+        markerfacecolor=colour if filled else "white", markersize=6, elinewidth=1.4, capsize=2.5, zorder=3,
+    )  # fmt: skip
+
+
+def _scaled(ax: Axes, values: Sequence[float]) -> None:
+    """A logarithmic axis where one recipe is so far off that the others would fall together on a straight one."""
+    spread = np.asarray(values, dtype=float)
+    low, high = spread.min(), spread.max()
+    if low > 0 and high / low > SPAN:
+        ax.set_xscale("log")
+    elif high - low > SPAN * max(float(np.median(spread) - low), 1e-12) and high > low and len(spread) > 2:
+        ax.set_xscale("symlog", linthresh=max(abs(float(np.median(spread))), 1e-3))
+    else:
+        ax.xaxis.set_major_locator(MaxNLocator(4))
+
+
+def _legend(page: object, kinds: set[str], nominal: float | None) -> None:
+    handles = [
+        Line2D([], [], linestyle="", marker=marker, color=colour, markerfacecolor=colour if filled else "white",
+               markersize=6, label=f"{words} ± its standard error" if not kind else words)
+        for kind, (marker, colour, filled, words) in KINDS.items()
+        if kind in kinds
+    ]  # fmt: skip
+    handles.append(Line2D([], [], linestyle="", marker="|", color=REFERENCE, markersize=6, label="one fit"))
+    if nominal is not None:
+        handles.append(Line2D([], [], color=REFERENCE, linestyle="--", label="where it should be"))
+    page.legend(handles=handles, loc="outside lower center", ncols=len(handles), handletextpad=0.3, columnspacing=1.2)
+
+
+@drawn
+def sweep_settings(
+    lines: Mapping[str, Mapping[str, Mapping[float, Scores]]],
+    setting: str,
+    label: str,
+    *,
+    axes: Sequence[Axes] | None = None,
+) -> np.ndarray:
+    """A metric (up) by a setting (across), its mean ± standard error with a line for each recipe; a panel a data set.
+
+    lines: {data set: {recipe: {value of the setting: scores}}}.   setting, label: names of the axes, with units.
+
+    Raises UserError where there is nothing to draw, or more recipes than can be told apart.
+    """
+    recipes = list(dict.fromkeys(name for by in lines.values() for name in by))
+    if not recipes:
+        raise UserError("there is no fit to draw")
+    if len(recipes) > len(MARKERS):
+        raise UserError(f"{len(recipes)} lines cannot be told apart; draw at most {len(MARKERS)}")
+    columns = min(len(lines), 3)
+    down = -(-len(lines) // columns)
+    rows = -(-len(recipes) // 2)
+    height = 2.75 * down + 0.25 * rows + 0.1
+    drawn_on = _one_each(axes, len(lines), down, columns, max(3.3 * columns, 4.6), height)
+    colours = [BAYES, *CONTRAST, REFERENCE, "0.1", "0.55"]
+    for ax, (data, by) in zip(drawn_on, lines.items(), strict=True):
+        for k, name in enumerate(recipes):
+            if name not in by:
+                continue
+            x = sorted(by[name])
+            mean = np.array([by[name][value].mean for value in x])
+            error = np.nan_to_num([by[name][value].error for value in x])
+            ax.errorbar(
+                x, mean, yerr=error if error.any() else None, color=colours[k], marker=MARKERS[k],
+                linestyle=LINES[k % len(LINES)], markersize=5, capsize=2.5, elinewidth=1.1,
+                label="\n".join(textwrap.wrap(name, 44)),
+            )  # fmt: skip
+        every = sorted({value for line in by.values() for value in line})
+        if every[0] > 0 and every[-1] / every[0] >= 8:
+            ax.set_xscale("log")
+            ax.xaxis.set_minor_locator(NullLocator())
+            ax.xaxis.set_major_formatter(ScalarFormatter())
+        if len(every) <= 8:
+            ax.set_xticks(every, [f"{value:g}" for value in every])
+        ax.set(title=data, xlabel=setting)
+        if ax in drawn_on[::columns]:
+            ax.set_ylabel(label)
+    if len(recipes) > 1:
+        handles, labels = drawn_on[0].get_legend_handles_labels()
+        drawn_on[0].figure.legend(handles, labels, loc="outside lower center", ncols=2)
+    else:
+        drawn_on[0].figure.suptitle(recipes[0], fontsize=9)
+    return drawn_on
