@@ -57,10 +57,10 @@ def generator_state() -> list[torch.Tensor]:
 
 
 def set_generator_state(states: list[torch.Tensor]) -> None:
-    """Put back what :func:`generator_state` returned (on a machine with as many CUDA devices, or on the CPU)."""
+    """Put back what :func:`generator_state` returned: of as many CUDA devices as there are here."""
     torch.set_rng_state(states[0])
     if torch.cuda.is_available() and len(states) > 1:
-        torch.cuda.set_rng_state_all(states[1:])
+        torch.cuda.set_rng_state_all(states[1 : 1 + torch.cuda.device_count()])
 
 
 def set_stream(*numbers: int) -> None:

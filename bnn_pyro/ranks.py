@@ -199,13 +199,22 @@ def here() -> Ranks:
 def joined() -> Iterator[Ranks]:
     """Be one of the processes that torchrun started, if it did; a process group that is there already will do.
 
-    gloo carries what is on CPUs, NCCL what is on GPUs. Raises UserError where the processes cannot be brought together.
+    gloo carries what is on CPUs, NCCL what is on GPUs. Raises UserError where the processes cannot be brought together,
+    or the process group that is there has nothing for CPUs.
     """
     import torch
     import torch.distributed as dist
 
     rank, size = launched()
-    if size == 1 or not dist.is_available() or dist.is_initialized():
+    if dist.is_available() and dist.is_initialized():
+        if "gloo" not in dist.get_backend_config():
+            raise UserError(
+                "this process group has no backend for what is on CPUs; make it by "
+                'torch.distributed.init_process_group("cpu:gloo,cuda:nccl")'
+            )
+        yield here()
+        return
+    if size == 1 or not dist.is_available():
         yield here()
         return
     try:

@@ -62,7 +62,10 @@ def choose_device(name: str) -> torch.device:
             f"this machine has {torch.cuda.device_count()} GPUs for {ranks.local + 1} processes or more; start as many "
             "processes as there are GPUs (torchrun --nproc-per-node), or take --device cpu"
         )
-    return torch.device("cuda") if ranks.size == 1 else torch.device("cuda", ranks.local)
+    if ranks.size == 1:
+        return torch.device("cuda")
+    torch.cuda.set_device(ranks.local)  # where NCCL works
+    return torch.device("cuda", ranks.local)
 
 
 def fit(

@@ -46,7 +46,7 @@ def found(posterior):
 
 
 def objective(kind, rows, repeats=1, shared=True):
-    """(ELBO, its gradient) of the first rows of the data at the start, estimated with noise that ranks share, or not."""
+    """(ELBO, its gradient) of the first rows of the data at the start, with noise that ranks share, or do not."""
     here = ranks.here()
     entry = replace(ENTRY, noise="learned") if kind == "svi" else bp.MLP(hidden=(3,))
     with isolated(5):
@@ -92,7 +92,7 @@ def optimum():
     problem = correlated()
     svi = bp.SVI(epochs=125, batch_size=50, lr=0.03, final_lr=0.0)
     entry = problem.entry(init_scale=0.05)
-    return [found(bp.fit(entry, problem.data, svi, seed=s, progress=False, device="cpu")) for s in range(2)]
+    return [found(bp.fit(entry, problem.data, svi, seed=s, progress=False, device="cpu")) for s in range(3)]
 
 
 def contract():
