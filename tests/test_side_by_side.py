@@ -6,13 +6,14 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from bnn_pyro.errors import UserError
-from bnn_pyro.side_by_side import each, usable_cores
+from bnn_pyro.side_by_side import each, stopping, tell, usable_cores
 
 
 def product(seed):
@@ -80,10 +81,132 @@ def test_an_error_names_its_task(cores):
     assert "in task 3 of 3 (4)" in error.value.__notes__
 
 
-def test_a_dead_process_is_one_sentence_and_the_next_call_works():
-    with pytest.raises(UserError, match=r"a process of its own died.*cores=1"):
-        each(die, [0, 1, 2], cores=2)
+def die_once(task):
+    """SIGKILL, the first time."""
+    number, path = task
+    if number == 1 and not path.exists():
+        path.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
+def test_a_process_that_was_killed_is_tried_again_and_nothing_is_done_twice_for_the_caller(tmp_path):
+    ended = []
+    tasks = [(number, tmp_path / "killed") for number in range(5)]
+    assert each(die_once, tasks, cores=2, done=lambda index, result: ended.append((index, result))) == [0, 1, 2, 3, 4]
+    assert (tmp_path / "killed").exists() and sorted(ended) == [(i, i) for i in range(5)]
+
+
+def test_a_task_that_kills_its_process_each_time_is_given_up_alone():
+    ended, errors = [], []
+
+    def failed(task, error):
+        errors.append((task, str(error)))
+        return "none"
+
+    def done(index, result):
+        ended.append(index)
+
+    assert each(die, [0, 1, 2, 3], cores=2, done=done, failed=failed) == [0, "none", 2, 3]
+    ((task, error),) = errors
+    assert task == 1 and error.startswith("task 2 of 4 (1): its process died each time") and "cores=1" in error
+    assert sorted(ended) == [0, 1, 2, 3] and ended[-1] == 1  # the others did not wait for it
     assert each(slow_first, [1, 2], cores=2) == [1, 2]
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_what_stands_for_a_task_that_failed(cores):
+    assert each(refuse, [1, 3, 2], cores=cores, failed=lambda task, error: (task, str(error))) == [
+        1,
+        (3, "task 2 of 3 (3): three is refused"),
+        2,
+    ]
+    with pytest.raises(ValueError, match="four"):  # a fault of the program's is not the user's to collect
+        each(refuse, [1, 4], cores=cores, failed=lambda task, error: None)
+
+
+def half_way(task):
+    tell(1, 2, {"figure": task})
+    time.sleep(0.5)
+    return stopping()
+
+
+def test_a_task_tells_how_far_it_is():
+    for cores, first in ((1, [(0.5, 2, {"figure": 7})]), (2, [(0.5, 2, {}), (1.0, 2, {})])):
+        told = []
+        each(half_way, [7, 8], cores=cores, report=lambda *a: told.append(a))  # noqa: B023
+        assert told[0] in first and told[-1] == (2, 2, {})
+        assert [t[0] for t in told] == sorted(t[0] for t in told)
+    tell(1, 2)  # outside of a task, to nobody
+    assert not stopping()
+
+
+def until_asked(task):
+    start = time.monotonic()
+    while not stopping():
+        assert time.monotonic() - start < 30
+        tell(0.1, 1)
+        time.sleep(0.01)
+    Path(task).touch()
+    raise KeyboardInterrupt
+
+
+def test_a_watcher_stops_tasks_which_may_end_in_order(tmp_path):
+    class Enough(Exception):
+        pass
+
+    tasks, told = [tmp_path / name for name in ("a", "b", "c")], []
+
+    def watch():
+        if told and told[-1] > 0.15:  # both are at it
+            raise Enough
+
+    with pytest.raises(Enough):
+        each(until_asked, tasks, cores=2, report=lambda done, *_: told.append(done), watch=watch)
+    assert [task.exists() for task in tasks] == [True, True, False]
+
+
+class Hidden:
+    """Cannot be taken apart, or put together."""
+
+    def __init__(self, how):
+        self.how = how
+
+    def __reduce__(self):
+        if self.how == "pickle":
+            raise TypeError("not to be pickled")
+        return int, ("no number",)
+
+
+class Odd(Exception):
+    def __init__(self, one, two):
+        super().__init__(f"{one} and {two}")
+
+
+def odd(task):
+    if task == "error":
+        raise Odd(1, 2)
+    return Hidden(task)
+
+
+@pytest.mark.parametrize(("task", "said"), [("pickle", "not to be"), ("read", "no number"), ("error", "1 and 2")])
+def test_what_cannot_travel_back_is_an_error_of_its_task(task, said):
+    with pytest.raises((TypeError, RuntimeError), match=said) as error:
+        each(odd, [task, task], cores=2)
+    assert any(f"in task 1 of 2 ('{task}')" in note or "in task 2" in note for note in error.value.__notes__)
+
+
+def warned(task):
+    from bnn_pyro.inference.markov import budget
+
+    budget.announce(1.0, 1e6, 1)
+    return task
+
+
+def test_what_the_package_warns_of_is_said_here_and_once():
+    with pytest.warns(UserWarning, match="this run will take about 278 hours") as said:
+        assert each(warned, [1, 2, 3], cores=2) == [1, 2, 3]
+    assert len(said) == 1
 
 
 def test_nothing_to_do_and_what_is_refused():

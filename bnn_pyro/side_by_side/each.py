@@ -1,39 +1,36 @@
-"""Many independent tasks on all cores: the one door to joblib.
-
-A task computes on one thread wherever it runs, so that the results are the same in this process and in many, bit for
-bit. Signals are the parent's to answer: Ctrl-C ends the workers too, quietly.
-"""
+"""The one ``map`` of this package."""
 
 from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import signal
+import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import joblib
-import torch
-from joblib.externals.loky.process_executor import TerminatedWorkerError
-from threadpoolctl import threadpool_limits
 
 from bnn_pyro.errors import UserError
+from bnn_pyro.executors.where import Cluster, Here, Processes, Where, in_force
+from bnn_pyro.side_by_side.crews import ClusterCrew, ProcessesCrew, in_rounds
+from bnn_pyro.side_by_side.lines import HereLine, held
+from bnn_pyro.side_by_side.task import named, one_thread, short
 
-__all__ = ["each", "one_thread", "usable_cores"]
+__all__ = ["each", "usable_cores"]
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
-#: Seconds that a worker waits for another task: those of a parent that was killed end by themselves.
-IDLE = 60.0
-
-#: Characters of a task that an error message shows.
-SHOWN = 80
+Report = Callable[[float, int, Mapping[str, float | str]], None]
 
 
 def usable_cores() -> int:
-    """Cores that this process may use; 1 in a process that is itself one of several."""
-    return 1 if multiprocessing.parent_process() is not None else joblib.cpu_count()
+    """Cores that this process may use: 1 in a task, and in a process that is itself one of several."""
+    where = in_force()
+    if isinstance(where, Here) or multiprocessing.parent_process() is not None:
+        return 1
+    return where.cores if isinstance(where, Processes) and where.cores else joblib.cpu_count()
 
 
 def each(
@@ -41,86 +38,138 @@ def each(
     tasks: Sequence[Task],
     *,
     cores: int = 0,
-    report: Callable[[int, int, Mapping[str, float | str]], None] | None = None,
+    report: Report | None = None,
+    done: Callable[[int, Result], None] | None = None,
+    failed: Callable[[Task, UserError], Result] | None = None,
+    watch: Callable[[], None] | None = None,
 ) -> list[Result]:
     """``[function(task) for task in tasks]``, several at once; results in the order of the tasks.
 
-    function: travels to other processes, as tasks and results do, by value where it is not importable. It must not
-        depend on the caller's random generators: a task brings a seed.
-    cores: processes; 1: one task after the other in this process; 0: as many as there are cores to be used.
-    report: called as report(tasks done, of how many, {}).
+    function: travels to other processes, as tasks and results do, by value where it is not importable; what it holds
+        travels once a process, and is not to be changed by a task. It must not depend on the caller's random
+        generators: a task brings a seed.
+    cores: processes; 1: one task after the other in this process; 0: as many as there are cores to be used. Where an
+        executor is in force, that decides.
+    report: called as report(tasks done, of how many, {}); of tasks that ``tell`` also the shares that are done.
+    done: called as done(index, result) in this process as each task ends, so that nothing finished is lost later.
+    failed: what stands for a task that raised UserError, or whose process died time and again; without it that error
+        is raised.
+    watch: called in this process several times a second. What it raises is raised once the tasks at work, which can
+        see that by ``stopping``, have ended, or after some seconds.
 
-    Raises what a task raised, with the task named in it: the message of a UserError, a note of any other. Raises
-    UserError where a process died.
+    A task whose process dies runs again: it is a function of itself. One that ends its process each time, the last
+    time alone, has failed.
+
+    Raises what a task raised, with the task named in it: the message of a UserError, a note of any other.
     """
     if cores < 0:
         raise UserError(f"cores must be a number of processes, or 0 for all there are, got {cores}")
     tasks = list(tasks)
-    processes = min(cores or usable_cores(), len(tasks))
-    numbered = [(number, task) for number, task in enumerate(tasks, 1)]
-    done = _here(function, numbered) if processes <= 1 else _in_processes(function, numbered, processes)
-    results: list[Result] = []
-    with contextlib.closing(done):
-        for result in done:
-            results.append(result)
-            if report is not None:
-                report(len(results), len(tasks), {})
-    return results
+    names = [f"task {number} of {len(tasks)} ({short(task)})" for number, task in enumerate(tasks, 1)]
+    show = _Shown(report, len(tasks))
+    where = _where(cores, len(tasks))
+    results: dict[int, Result] = {}
+    with contextlib.ExitStack() as stack:
+        if isinstance(where, Here):
+            ends = _here(function, tasks, names, show, watch)
+        elif isinstance(where, Processes):
+            ends = _away(ProcessesCrew(stack, function, tasks, names, where.cores), show, watch)
+        else:
+            ends = _away(ClusterCrew(stack, function, tasks, names, where.client), show, watch)
+        for number, good, result in stack.enter_context(contextlib.closing(ends)):
+            if not good:
+                if failed is None or not isinstance(result, UserError):
+                    raise result
+                result = failed(tasks[number], result)
+            results[number] = result
+            if done is not None:
+                done(number, result)
+            show.ended(number)
+    return [results[number] for number in range(len(tasks))]
 
 
-def _here(function: Callable[[Task], Result], tasks: list[tuple[int, Task]]) -> Iterator[Result]:
-    for number, task in tasks:
-        with one_thread():
-            result = _one(function, number, task, len(tasks))
-        yield result
+def _where(cores: int, tasks: int) -> Where:
+    """An executor in force, or processes; this process where there would be but one."""
+    where = in_force()
+    if isinstance(where, Cluster):
+        return where if tasks else Here()
+    processes = min(usable_cores() if isinstance(where, Here | Processes) else cores or usable_cores(), tasks)
+    return Processes(processes) if processes > 1 else Here()
 
 
-def _in_processes(function: Callable[[Task], Result], tasks: list[tuple[int, Task]], cores: int) -> Iterator[Result]:
-    """OpenMP and BLAS are told of one thread before a worker starts, torch in ``_worker``."""
-    deaf = {"initializer": signal.signal, "initargs": (signal.SIGINT, signal.SIG_IGN)}
-    quiet = {"inner_max_num_threads": 1, "idle_worker_timeout": IDLE, **deaf}
-    with joblib.parallel_config(backend="loky", n_jobs=cores, **quiet):
-        parallel = joblib.Parallel(return_as="generator")
-    calls = (joblib.delayed(_worker)(function, number, task, len(tasks)) for number, task in tasks)
-    try:
-        yield from parallel(calls)
-    except TerminatedWorkerError:
-        raise UserError(
-            "a process of its own died (killed, or out of memory?); run the tasks one after the other, with cores=1"
-        ) from None
+class _Shown:
+    """Tells ``report`` how many tasks are done, and how much of the others."""
+
+    def __init__(self, report: Report | None, of: int) -> None:
+        self.report, self.of, self.done = report, of, set()
+        self.last = 0.0
+
+    def ended(self, number: int) -> None:
+        """One more."""
+        self.done.add(number)
+        self._tell(len(self.done), {})
+
+    def going(self, shares: Mapping[int, float] | Sequence[float], figures: Mapping[str, float | str]) -> None:
+        """So much of each task."""
+        pairs = shares.items() if isinstance(shares, Mapping) else enumerate(shares)
+        part = sum(float(share) for number, share in pairs if number not in self.done)
+        if part and len(self.done) + part != self.last:
+            self._tell(len(self.done) + part, figures)
+
+    def _tell(self, done: float, figures: Mapping[str, float | str]) -> None:
+        self.last = done
+        if self.report is not None:
+            self.report(done, self.of, figures)
 
 
-def _worker(function: Callable[[Task], Result], number: int, task: Task, of: int) -> Result:
-    with one_thread():
-        return _one(function, number, task, of)
+def _here(
+    function: Callable[[Task], Result],
+    tasks: list[Task],
+    names: list[str],
+    show: _Shown,
+    watch: Callable[[], None] | None,
+) -> Iterator[tuple[int, bool, Any]]:
+    """(number, whether there is a result, it or else the error), one task after the other."""
+    for number, (task, name) in enumerate(zip(tasks, names, strict=True)):
+
+        def hear(share: float, figures: Mapping[str, float | str], number: int = number) -> None:
+            show.going({number: share}, figures)
+            if watch is not None:
+                watch()
+
+        with one_thread(), held(HereLine(hear)):
+            try:
+                end = True, function(task)
+            except Exception as error:
+                end = False, named(error, name)
+        yield number, *end
 
 
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """One thread for torch and for numpy's linear algebra: sums of several come out otherwise in the last digit."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with threadpool_limits(1, user_api="blas"):
-            yield
-    finally:
-        torch.set_num_threads(before)
+def _away(
+    crew: ProcessesCrew | ClusterCrew, show: _Shown, watch: Callable[[], None] | None
+) -> Iterator[tuple[int, bool, Any]]:
+    """As ``_here``, in the order in which they end elsewhere."""
+    asked: BaseException | None = None
+    deadline = 0.0
 
+    def look() -> None:
+        nonlocal asked, deadline
+        show.going(crew.shares, {})
+        if asked is not None and time.monotonic() > deadline:
+            raise asked
+        if asked is None and watch is not None:
+            try:
+                watch()
+            except BaseException as reason:
+                asked, deadline = reason, time.monotonic() + crew.grace
+                crew.stop()
 
-def _one(function: Callable[[Task], Result], number: int, task: Task, of: int) -> Result:
-    try:
-        return function(task)
-    except Exception as error:
-        raise _named(error, f"task {number} of {of} ({_short(task)})") from error.__cause__
-
-
-def _named(error: Exception, name: str) -> Exception:
-    if isinstance(error, UserError):
-        return UserError(f"{name}: {error}")
-    error.add_note(f"in {name}")
-    return error
-
-
-def _short(task: Any) -> str:
-    text = " ".join(repr(task).split())
-    return text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…"
+    said = set()
+    for number, good, result, heard in in_rounds(crew, look):
+        for message in heard:
+            if message not in said:
+                said.add(message)
+                warnings.warn(message, stacklevel=3)
+        yield number, good, result
+    if asked is not None:
+        raise asked

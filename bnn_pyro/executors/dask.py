@@ -1,0 +1,120 @@
+"""Dask clusters: found, made for a while, and looked over before tasks are sent there."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import warnings
+from importlib import metadata
+from typing import Any
+
+import joblib
+
+from bnn_pyro.errors import UserError
+from bnn_pyro.executors.where import TEXTS, Cluster, LocalCluster
+
+__all__ = ["connect", "missing_workers"]
+
+#: Seconds in which a scheduler must answer.
+ANSWER = 10.0
+
+#: What must be the same on workers, for results to be the same bit for bit.
+PACKAGES = ("bnn-pyro", "torch", "pyro-ppl", "numpy")
+
+
+def connect(where: Any, stack: contextlib.ExitStack) -> Any:
+    """A ``distributed.Client``; what was opened for it is closed with ``stack``.
+
+    where: LocalCluster, Cluster with the address of a scheduler, a Client, or a cluster object.
+
+    Raises UserError where ``distributed`` is missing, the scheduler does not answer, or a worker has no bnn_pyro.
+    """
+    try:
+        import distributed
+    except ImportError:
+        raise UserError('this executor needs the package distributed: pip install "bnn-pyro[cluster]"') from None
+    if isinstance(where, LocalCluster):
+        import dask
+
+        # A task that kills its worker is ours to try again: Dask would let it kill four.
+        stack.enter_context(dask.config.set({"distributed.scheduler.allowed-failures": 0}))
+        where = stack.enter_context(
+            distributed.LocalCluster(
+                n_workers=where.workers or joblib.cpu_count(),
+                threads_per_worker=1,
+                host="127.0.0.1",
+                dashboard_address=None,
+                silence_logs=logging.CRITICAL,
+            )
+        )
+    if isinstance(where, distributed.Client):
+        client = where
+    elif isinstance(where, Cluster) or hasattr(where, "scheduler_address"):
+        client = stack.enter_context(_client(where.client if isinstance(where, Cluster) else where))
+    else:
+        raise UserError(f"an executor is a text ({TEXTS}), a distributed.Client or a Dask cluster, got {where!r}")
+    if client.asynchronous:
+        raise UserError("an asynchronous distributed.Client cannot be waited for; make one with asynchronous=False")
+    check_workers(client)
+    return client
+
+
+def _client(address: Any) -> Any:
+    import distributed
+
+    logger = logging.getLogger("distributed")  # what it would tell of a scheduler that is away, the error says
+    level = logger.level
+    try:
+        logger.setLevel(logging.CRITICAL)
+        return distributed.Client(address, timeout=ANSWER, set_as_default=False)
+    except (OSError, TimeoutError, ValueError) as error:
+        shown = address.replace("tcp:", "dask:") if isinstance(address, str) else address
+        raise UserError(
+            f"no Dask scheduler answers at {shown} ({type(error).__name__}); start one with `dask scheduler`, and "
+            "workers with `dask worker HOST:PORT --nthreads 1`"
+        ) from None
+    finally:
+        logger.setLevel(level)
+
+
+def versions() -> dict[str, str]:
+    """Of Python and of the packages that results depend on, in this process."""
+    found = {"python": ".".join(map(str, sys.version_info[:2]))}
+    for package in PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    return found
+
+
+def check_workers(client: Any) -> None:
+    """Raises UserError where a worker cannot import this package; warns of other versions, and of many threads."""
+    here = versions()
+    for worker, there in client.run(versions, on_error="return").items():
+        if isinstance(there, Exception):
+            raise UserError(f"the Dask worker {worker} cannot import bnn_pyro ({there}): install it there too")
+        other = [
+            f"{name} {there.get(name, 'none')} (here {here[name]})" for name in here if there.get(name) != here[name]
+        ]
+        if other:
+            warnings.warn(
+                f"the Dask worker {worker} has {', '.join(other)}: results may differ from those of this machine",
+                stacklevel=6,
+            )
+    crowded = [threads for threads in client.nthreads().values() if threads > 1]
+    if crowded:
+        warnings.warn(
+            f"a Dask worker with {max(crowded)} threads runs one task at a time all the same, as Pyro's state is a "
+            "process's own; start workers with --nthreads 1 --nworkers N to use its cores",
+            stacklevel=6,
+        )
+
+
+def missing_workers(client: Any) -> str:
+    """What to tell where a scheduler has no workers, "" where it has some."""
+    if client.nthreads():
+        return ""
+    return (
+        f"the Dask scheduler at {client.scheduler.address} has no workers, tasks are waiting for one: start it with "
+        f"`dask worker {client.scheduler.address} --nthreads 1`"
+    )
