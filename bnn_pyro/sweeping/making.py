@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import multiprocessing
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -17,6 +19,7 @@ from bnn_pyro.fitted_run import fit_run, prepared
 from bnn_pyro.recipe import Recipe
 from bnn_pyro.rundir import RunFolder
 from bnn_pyro.scoring import score_run
+from bnn_pyro.side_by_side import stopping, tell
 
 __all__ = ["Making", "make_fit"]
 
@@ -45,8 +48,9 @@ class Making:
 
 def make_fit(making: Making) -> str:
     """Train and score into the fit's folder. Returns "", or what went wrong in one line; other fits go on then."""
+    tell(0.0, 1.0)
     try:
-        with _ending_with_parent(), _claimed(making.folder):
+        with _heeding_parent(), _claimed(making.folder):
             _make(making)
     except UserError as error:
         return " ".join(str(error).split())
@@ -62,6 +66,7 @@ def _make(making: Making) -> None:
     entry, below = prepared(recipe, data)
     folder.begin(recipe, keep=making.resume)
     posterior, baseline = fit_run(folder, recipe, data, entry, below, resume=making.resume, show=False)
+    tell(0.9, 1.0)
     folder.write("environment.json", folder.read("environment.json") | {"command": making.command})
     beside = baseline if recipe.baseline or recipe.stands_on(data.schema) else None
     score_run(folder, recipe, data, posterior, beside, show=False)
@@ -84,19 +89,25 @@ def _claimed(folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _ending_with_parent() -> Iterator[None]:
-    """In a process that was started for tasks: end where its parent was killed, so that another may go on."""
+def _heeding_parent() -> Iterator[None]:
+    """In a process that was started for tasks: stop, with a checkpoint, where the parent asks for it, and end where it
+    was killed, so that another sweep may go on."""
     if multiprocessing.parent_process() is None:
         yield
         return
     done, parent = threading.Event(), os.getppid()
 
-    def watch() -> None:
-        while not done.wait(1.0):
+    def heed() -> None:
+        asked = False
+        while not done.wait(0.5):
             if os.getppid() != parent:
                 os._exit(1)
+            # A checkpoint takes this signal while a fit is at work; at other times it is ignored.
+            if not asked and stopping() and callable(signal.getsignal(signal.SIGINT)):
+                asked = True
+                os.kill(os.getpid(), signal.SIGINT)
 
-    threading.Thread(target=watch, daemon=True).start()
+    threading.Thread(target=contextvars.copy_context().run, args=(heed,), daemon=True).start()
     try:
         yield
     finally:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FrameType
 
 from bnn_pyro.errors import UserError
 from bnn_pyro.progress import progress_bar
@@ -47,16 +51,17 @@ def make_fits(
         for fit, standing in missing
     ]
     failures: dict[str, str] = {}
-    with progress_bar("sweep", show, unit="fit") as report:
+    with _signals() as look, progress_bar("sweep", show, unit="fit") as report:
 
         def ended(index: int, error: str) -> None:
             if error:
                 failures[tasks[index].name] = error
 
-        def progress(done: int, of: int, figures: Mapping[str, float | str] | None = None) -> None:
-            report(done, of, {"failed": str(len(failures))} if failures else None)
+        def progress(done: float, of: int, figures: Mapping[str, float | str] | None = None) -> None:
+            report(round(done, 1), of, {"failed": str(len(failures))} if failures else None)
 
-        errors = each(make_fit, tasks, cores=cores, report=progress, done=ended, failed=_why)
+        progress(0, len(tasks))
+        errors = each(make_fit, tasks, cores=cores, report=progress, done=ended, failed=_why, watch=look)
     for (fit, _), error in zip(missing, errors, strict=True):
         if not error and place.standing(fit).state != FINISHED:
             failures[fit.name] = (
@@ -64,6 +69,33 @@ def make_fits(
                 "a file system that they share with this one"
             )
     return failures
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[Callable[[], None]]:
+    """Yield what raises KeyboardInterrupt after Ctrl-C or SIGTERM, so that fits at work may save first; a second signal
+    raises at once."""
+    asked = False
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+
+    def look() -> None:
+        if asked:
+            raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield look
+        return
+    former = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield look
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
 
 
 def _why(task: Making, error: UserError) -> str:

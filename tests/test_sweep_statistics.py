@@ -1,0 +1,141 @@
+"""Means, errors and differences of a sweep: against numbers worked out by hand, and against chance."""
+
+import math
+
+import numpy as np
+import pytest
+
+from bnn_pyro.sweeping.statistics import ALPHA, Difference, mean_of, paired, worse_than_best
+from bnn_pyro.sweeping.summary import BEST, OPEN, WORSE, summarise
+
+
+def test_the_mean_over_splits_of_the_means_over_seeds():
+    values = {(0, 0): 1.0, (0, 1): 3.0, (1, 0): 4.0, (1, 1): 6.0}  # split means 2 and 5: variance 4.5
+    found = mean_of(values, share=0.25)
+    assert found == pytest.approx((3.5, math.sqrt(4.5 * (1 / 2 + 0.25)), 2, 4))
+    assert mean_of(values).error == pytest.approx(math.sqrt(4.5 / 2))
+
+
+def test_on_one_split_the_error_is_over_seeds_and_knows_no_other_rows():
+    found = mean_of({(3, 0): 1.0, (3, 1): 2.0, (3, 2): 6.0}, share=0.25)  # variance 7
+    assert found == pytest.approx((3.0, math.sqrt(7 / 3), 3, 3))
+
+
+def test_one_fit_has_no_error_and_none_no_mean():
+    assert mean_of({(0, 0): 2.0}).value == 2 and math.isnan(mean_of({(0, 0): 2.0}).error)
+    assert mean_of({}).fits == 0 and math.isnan(mean_of({}).value)
+
+
+def test_differences_are_taken_in_pairs_where_both_are():
+    mine = {(0, 0): 11.0, (1, 0): 22.0, (2, 0): 33.0, (3, 0): 5.0}
+    best = {(0, 0): 10.0, (1, 0): 20.0, (2, 0): 30.0, (4, 0): 5.0}
+    found = paired(mine, best)  # differences 1, 2, 3: t = 2√3, two degrees of freedom: P = ½ − t / (2 √(2 + t²))
+    t = 2 * math.sqrt(3)
+    assert found == pytest.approx((2.0, 1 / math.sqrt(3), 3, 3, 0.5 - t / (2 * math.sqrt(2 + t**2))))
+
+
+def test_differences_without_spread_or_pairs_tell_nothing():
+    same = {(0, 0): 1.0, (1, 0): 2.0}
+    assert math.isnan(paired(same, same).p) and not worse_than_best({"same": paired(same, same)}, lower=True)
+    shifted = paired({unit: value + 1 for unit, value in same.items()}, same)  # equal to the last digit: no error
+    assert not worse_than_best({"shifted": shifted}, lower=True)
+    assert paired(same, {(9, 0): 1.0}).pairs == 0
+
+
+def test_the_level_is_shared_by_those_that_are_compared():
+    differences = {"a": Difference(1.0, 0.5, 5, 5, 0.02), "b": Difference(1.0, 0.4, 5, 5, 0.03)}
+    assert worse_than_best(differences, lower=True) == {"a"}  # 0.025 each
+    assert worse_than_best({"b": differences["b"]}, lower=True) == {"b"}
+    assert not worse_than_best(differences, lower=False)
+
+
+def overlapping(rng, sims, splits, rho):
+    """(sims, splits) of variance 1 and correlation rho, as splits of the same rows have."""
+    shared, own = rng.normal(size=(sims, 1)), rng.normal(size=(sims, splits))
+    return math.sqrt(rho) * shared + math.sqrt(1 - rho) * own
+
+
+def test_the_error_over_overlapping_splits_is_that_of_their_mean():
+    rho, splits = 0.2, 5
+    drawn = overlapping(np.random.default_rng(0), 4000, splits, rho)
+    errors = np.array([[mean_of({(k, 0): v for k, v in enumerate(line)}, share).error for share in (rho / (1 - rho), 0)]
+                       for line in drawn])  # fmt: skip
+    corrected, plain = (errors**2).mean(0)
+    true = rho + (1 - rho) / splits
+    assert corrected == pytest.approx(true, rel=0.05)
+    assert plain < 0.5 * true, "the plain error would do, and this test shows nothing"
+
+
+def test_the_best_in_truth_is_told_to_be_worse_as_seldom_as_is_said():
+    rng, sims, splits, rho = np.random.default_rng(1), 600, 5, 0.1
+    wrong = 0
+    for _ in range(sims):
+        values = {f"r{k}": dict(enumerate(line)) for k, line in enumerate(overlapping(rng, 5, splits, rho))}
+        values = {name: {(k, 0): v for k, v in by.items()} for name, by in values.items()}
+        best = min(values, key=lambda name: sum(values[name].values()))
+        others = {n: paired(by, values[best], rho / (1 - rho)) for n, by in values.items() if n != best}
+        wrong += "r0" in worse_than_best(others, lower=True)  # all are alike, so r0 is best as well
+    assert wrong / sims < ALPHA + 3 * math.sqrt(ALPHA * (1 - ALPHA) / sims)
+
+
+# -- summary -----------------------------------------------------------------------------------------------------------
+def fit(recipe, split, seed=0, *, status="finished", kind="random", **metrics):
+    about = {"name": f"{recipe}-{split}", "recipe": recipe, "data": "d", "seed": seed, "split": split, "status": status}
+    if status != "finished":
+        return about | {"error": "lost"}
+    rows = {"train": 80, "val": 0, "test": 20}
+    return about | {"task": "regression", "seconds": 2.0, "rows": rows, "split_kind": kind, "metrics": metrics}
+
+
+def noisy(rng, recipe, shift):
+    """Five splits whose rows are hard or easy for all recipes alike, and a little of its own."""
+    return [fit(recipe, k, rmse=3 + 2 * k + shift + rng.normal(0, 0.05), coverage_95=0.9) for k in range(5)]
+
+
+def test_a_better_recipe_is_told_and_equal_ones_are_not():
+    rng = np.random.default_rng(0)
+    fits = [*noisy(rng, "good", -1), *noisy(rng, "as good", -1), *noisy(rng, "bad", 0), *noisy(rng, "worse", 1)]
+    (found,) = summarise(fits)
+    contest = found.contests["rmse"]
+    told = {row.recipe: contest.verdict(row.recipe) for row in found.recipes}
+    assert sorted([told.pop("good"), told.pop("as good")]) == [BEST, OPEN]
+    assert told == {"bad": WORSE, "worse": WORSE}
+    assert found.share == 0.25 and "Nadeau" in found.over
+    # Without pairs nothing could be told: the splits differ by much more than the recipes.
+    assert found.recipes[0].metrics["rmse"].error > 1 > 20 * contest.differences["bad"].error
+
+
+def test_a_coverage_has_no_best():
+    (found,) = summarise(noisy(np.random.default_rng(0), "a", 0))
+    assert set(found.values) == {"rmse", "coverage_95"} and set(found.contests) == {"rmse"}
+    assert found.contests["rmse"].verdict("a") == "", "best of one"
+
+
+def test_one_that_failed_on_the_hard_splits_is_not_best():
+    whole = [fit("whole", k, rmse=r) for k, r in enumerate([1.0, 2.0, 9.0])]
+    partly = [fit("partly", 0, rmse=1.1), fit("partly", 1, rmse=2.1), fit("partly", 2, status="failed")]
+    (found,) = summarise(whole + partly)
+    assert found.recipes[1].metrics["rmse"].value < found.recipes[0].metrics["rmse"].value
+    assert found.contests["rmse"].best == "whole" and found.contests["rmse"].differences["partly"].pairs == 2
+    assert (found.recipes[1].finished, found.recipes[1].failed, found.recipes[1].asked) == (2, 1, 3)
+
+
+@pytest.mark.parametrize(
+    ("fits", "said", "share"),
+    [
+        ([fit("a", 0, rmse=1.0)], "nothing can be told apart", 0),
+        ([fit("a", 0, s, rmse=1.0 + s) for s in range(3)], "over 3 seeds on one split", 0),
+        ([fit("a", k, rmse=1.0 + k) for k in range(3)], "over 3 random splits of the same rows. The", 0.25),
+        ([fit("a", k, s, rmse=1.0 + k) for k in range(3) for s in range(2)], "each the mean of its 2 seeds", 0.25),
+        ([fit("a", k, kind="own test part", rmse=1.0 + k) for k in range(3)], "The test rows are the same", 0),
+    ],
+)
+def test_it_says_what_the_error_is_over(fits, said, share):
+    (found,) = summarise(fits)
+    assert said in found.over and found.share == share
+
+
+def test_nothing_finished_is_a_summary_too():
+    (found,) = summarise([fit("a", 0, status="failed"), fit("b", 0, status="missing")])
+    assert found.task == "" and not found.values and [row.failed for row in found.recipes] == [1, 0]
+    assert found.to_dict()["recipes"]["a"]["seconds"]["value"] is None
