@@ -334,7 +334,7 @@ def test_when_to_compile_and_how_many_processes():
     assert not budget.choose_compiled("auto", 1e6, 1e8) and budget.choose_compiled("yes", 1e6, 1e8)
     assert budget.choose_cores(1, 4, 1e9, False, Potential) == 1 and budget.choose_cores(7, 4, 1, False, Potential) == 4
     assert budget.choose_cores(0, 4, 1e3, False, Potential) == 1
-    cores = min(4, budget.joblib.cpu_count())
+    cores = min(4, budget.usable_cores())
     assert budget.choose_cores(0, 4, 1e6, False, Potential) == cores
     assert budget.choose_cores(0, 4, 1e5, True, Potential) == 1
 

@@ -4,26 +4,43 @@
 
 Lakshminarayanan, Pritzel & Blundell 2017, arXiv:1612.01474, without its adversarial examples. No posterior is
 approximated around any of the M points: what they disagree on is how differently training can end.
+
+A member is a function of a seed of its own, and is trained on one thread where there are several: one after the other
+or many at once, here or on a cluster, the members are the same.
 """
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from bnn_pyro.checkpoint import Checkpoint
+from bnn_pyro.checkpoint import Checkpoint, Interrupted
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError
+from bnn_pyro.executors.where import Cluster, in_force
 from bnn_pyro.inference.method import Report
 from bnn_pyro.inference.point import MAP
+from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.guides import PointMass
 from bnn_pyro.posterior import Posterior
+from bnn_pyro.ranks import here
+from bnn_pyro.side_by_side import each, stopping, tell, usable_cores
 
 __all__ = ["Ensemble"]
+
+#: ({site: weights}, trace) of a member.
+Member = tuple[dict[str, Tensor], dict[str, list[float]]]
+
+#: Seconds that a step takes besides its arithmetic, that 6 floating-point operations take, what a weight costs with a
+#: row, and that a process takes to start.
+STEP, ARITHMETIC, PROCESS = 1e-3, 5e-10, 5.0
 
 
 @dataclass(frozen=True)
@@ -31,14 +48,21 @@ class Ensemble(MAP):
     """Settings of a deep ensemble: those of MAP, which finds every member.
 
     members  M, each with initial weights, an order of rows and dropout masks of its own
+    cores    members at once, each in a process of its own; 1: one after the other in this one; 0: as many as there are
+             cores, where training is long enough and the data are on the CPU. The members are the same
     """
 
     members: int = 5
+    cores: int = 0
+
+    #: Settings that no member depends on: a run may be resumed with others.
+    incidental: ClassVar[tuple[str, ...]] = ("cores",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.members < 1:
-            raise UserError(f"members must be at least 1, got {self.members}")
+        for name, low in (("members", 1), ("cores", 0)):
+            if getattr(self, name) < low:
+                raise UserError(f"{name} must be at least {low}, got {getattr(self, name)}")
 
     def run(
         self,
@@ -50,65 +74,123 @@ class Ensemble(MAP):
         checkpoint: Checkpoint | None = None,
         report: Report | None = None,
     ) -> Posterior:
-        """Find the members one after the other and return each as a chain of one draw; see ``Method.run``.
+        """Find the members and return each as a chain of one draw; see ``Method.run``.
 
-        The trace is the mean over the members, as far as all of them trained. The guide is not used.
+        The trace is the mean over the members, as far as all of them trained. The guide is not used. Each member has a
+        checkpoint of its own beside the run's.
         """
-        state = (checkpoint.load() if checkpoint is not None else None) or {"done": [], "traces": []}
-        done, traces = state["done"], state["traces"]
-        for member in range(len(done), self.members):
-            if member:
-                _start_afresh(model)
-            point = PointMass(model.initial).to(data.x_train.device)
-            stage = None if checkpoint is None else _Stage(checkpoint, done, traces)
-            trace = self.find(
-                model,
-                point,
-                data,
-                seed=seed + 7919 * member,  # of the order of the rows
-                checkpoint=stage,
-                report=None if report is None else _shifted(report, member, self.members),
-            )
-            done = [*done, {site: value.detach().clone() for site, value in point.sites().items()}]
-            traces = [*traces, trace]
+        self.check(data)
+        children = [None if checkpoint is None else checkpoint.child(f"member-{m + 1}") for m in range(self.members)]
+        states = [None if child is None else child.load() for child in children]
+        found: dict[int, Member] = {m: state["found"] for m, state in enumerate(states) if state and "found" in state}
+        todo = [m for m in range(self.members) if m not in found]
+
+        def keep(index: int, member: Member) -> None:
+            found[todo[index]] = member
+            if (child := children[todo[index]]) is not None:
+                child.save({"found": member})
+
+        def watch() -> None:
+            if checkpoint is not None and checkpoint.stop:
+                raise Interrupted(f"stopped with {len(found)} of {self.members} members found")
+
+        shown = self._shown(report, data, self.members - len(todo))
+        near = not isinstance(in_force(), Cluster)
+        train = _Training(self, model, _training_rows(data), seed, children if near else None)
+        if self.members == 1 or here().size > 1:  # several ranks train each member together, on all of their threads
+            for index, m in enumerate(todo):
+                keep(index, train(m, lambda done, of, figures: shown(index + done / of, self.members, figures)))  # noqa: B023
+        else:
+            each(train, todo, cores=self._processes(model, data), report=shown, done=keep, watch=watch)
         where = data.x_train.device
-        chains = {site: torch.stack([member[site].to(where) for member in done])[:, None] for site in done[0]}
-        return Posterior(model, data.schema, chains=chains, trace=_mean(traces))
+        members = [found[m] for m in range(self.members)]
+        chains = {site: torch.stack([w[site].to(where) for w, _ in members])[:, None] for site in members[0][0]}
+        return Posterior(model, data.schema, chains=chains, trace=_mean([trace for _, trace in members]))
+
+    def _steps(self, data: Dataset) -> int:
+        """Of a member that trains to its end."""
+        return self.epochs * math.ceil(len(data.x_train) / (self.batch_size or len(data.x_train)))
+
+    def _shown(self, report: Report | None, data: Dataset, before: int) -> Report:
+        """Told of members found in this sitting, and shares of members, reports steps of all of them."""
+        steps = self._steps(data)
+
+        def shown(done: float, of: int, figures: Mapping[str, float | str]) -> None:
+            if report is not None:
+                report(round((before + done) * steps), self.members * steps, figures)
+
+        return shown
+
+    def _processes(self, model: nn.Module, data: Dataset) -> int:
+        """How many are worth it. No member depends on it."""
+        if self.cores or data.x_train.device.type != "cpu":
+            return self.cores or 1
+        cores = min(self.members, usable_cores())
+        weights = sum(value.numel() for value in model.initial.values())
+        rows = self.epochs * len(data.x_train)
+        seconds = self.members * (self._steps(data) * STEP + ARITHMETIC * rows * weights)
+        return cores if seconds * (1 - 1 / cores) > 2 * PROCESS else 1
 
 
-class _Stage:
-    """A checkpoint as one member sees it: its own state, kept beside the members that are done."""
+@dataclass
+class _Training:
+    """Finds member m, wherever it is called; ``children``: None where their files are out of reach."""
 
-    def __init__(self, whole: Checkpoint, done: list, traces: list) -> None:
-        self.whole, self.beside = whole, {"done": done, "traces": traces}
+    method: Ensemble
+    model: nn.Module
+    data: Dataset
+    seed: int
+    children: list[Checkpoint | None] | None
+
+    def __call__(self, m: int, report: Report = tell) -> Member:
+        child = None if self.children is None else self.children[m]
+
+        def told(done: int, of: int, figures: Mapping[str, float]) -> None:
+            report(done, of, {"member": m + 1, **figures})
+            if child is None and stopping():
+                raise Interrupted
+
+        seed = self.seed if m == 0 else int(np.random.SeedSequence([self.seed, m]).generate_state(1)[0])
+        with isolated(seed):
+            model = copy.deepcopy(self.model)
+            if m:  # the first starts where the model does, as MAP would
+                _start_afresh(model)
+            point = PointMass(model.initial).to(self.data.x_train.device)
+            asked = None if child is None else _Asked(child)
+            trace = self.method.find(model, point, self.data, seed=seed, checkpoint=asked, report=told)
+        return {site: value.detach().clone() for site, value in point.sites().items()}, trace
+
+
+class _Asked:
+    """A member's checkpoint, which in a process of its own is asked to stop over another line than in the run's."""
+
+    def __init__(self, child: Checkpoint) -> None:
+        self.child = child
 
     def load(self) -> dict[str, Any] | None:
-        state = self.whole.load()
-        return state["current"] if state is not None and len(state["done"]) == len(self.beside["done"]) else None
+        return self.child.load()
 
     def save(self, state: dict[str, Any]) -> None:
-        self.whole.save({**self.beside, "current": state})
+        self.child.save(state)
 
     @property
     def due(self) -> bool:
-        return self.whole.due
+        return self.child.due or stopping()
 
     @property
     def stop(self) -> bool:
-        return self.whole.stop
+        return self.child.stop or stopping()
+
+
+def _training_rows(data: Dataset) -> Dataset:
+    """What training looks at: the rest need not travel."""
+    return replace(data, x_test=data.x_test[:0], y_test=data.y_test[:0])
 
 
 def _start_afresh(model: nn.Module) -> None:
     for part in model.net.modules():
         if hasattr(part, "reset_parameters"):
             part.reset_parameters()
-
-
-def _shifted(report: Report, member: int, members: int) -> Report:
-    def shifted(done: int, of: int, figures: Mapping[str, float]) -> None:
-        report(member * of + done, members * of, {"member": member + 1, **figures})
-
-    return shifted
 
 
 def _mean(traces: list[dict[str, list[float]]]) -> dict[str, list[float]]:

@@ -10,16 +10,16 @@ and what a run draws must not depend on how busy the machine was. What the user 
 from __future__ import annotations
 
 import math
-import multiprocessing
 import time
 import warnings
 
-import joblib
 import numpy as np
 
 from bnn_pyro.errors import UserError
+from bnn_pyro.executors.where import Here, Processes, in_force
 from bnn_pyro.inference.markov.hamiltonian import gradient_of
 from bnn_pyro.inference.target.potential import Potential
+from bnn_pyro.side_by_side import usable_cores
 
 __all__ = ["announce", "check_dense", "choose_compiled", "choose_cores", "seconds_per_gradient", "work"]
 
@@ -56,13 +56,15 @@ def choose_cores(asked: int, chains: int, gradients: float, compiled: bool, pote
     """How many processes: what was asked for, or for 0 as many as there are cores where that saves twice their price.
 
     1 means: in this process. No draw depends on it. On a GPU chains are run one after the other, and so they are in a
-    process that is itself one of several.
+    process that is itself one of several. An executor in force decides instead of ``asked``.
     """
+    if isinstance(in_force(), Here | Processes):
+        return min(usable_cores(), chains) if potential.x.device.type == "cpu" else 1
     if asked:
         return min(asked, chains)
-    if potential.x.device.type != "cpu" or multiprocessing.parent_process() is not None:
+    if potential.x.device.type != "cpu" or usable_cores() == 1:
         return 1
-    cores = min(chains, joblib.cpu_count())
+    cores = min(chains, usable_cores())
     rows = len(potential.x)
     seconds = gradients * ((COMPILED if compiled else EAGER) + ARITHMETIC * rows * potential.size)
     price = PROCESS + (COMPILATION if compiled else 0.0)

@@ -1,4 +1,4 @@
-"""Runs the chains of a sampler, one after the other in this process or several at once, to the very same draws.
+"""Runs the chains of a sampler, one after the other, several at once or on a cluster, to the very same draws.
 
 Each keeps a checkpoint of its own beside the run's.
 """
@@ -9,8 +9,10 @@ import time
 from typing import Any
 
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
+from bnn_pyro.executors.where import Cluster, in_force
 from bnn_pyro.inference.markov.board import COST, DONE, Board
 from bnn_pyro.inference.markov.budget import announce
+from bnn_pyro.inference.markov.on_cluster import on_cluster
 from bnn_pyro.inference.markov.one_chain import Plan, sample
 from bnn_pyro.inference.markov.processes import LOOK, Show, in_processes
 from bnn_pyro.inference.markov.record import Record
@@ -37,7 +39,9 @@ def run_chains(
     todo = [c for c, record in enumerate(records) if not record.finished]
     total = len(records) * plan.sampler.transitions
     show = _shown(report, total, plan.sampler.transitions)
-    if cores > 1 and len(todo) > 1:
+    if todo and isinstance(in_force(), Cluster):
+        stopped = on_cluster(plan, todo, records, children, checkpoint, show)
+    elif cores > 1 and len(todo) > 1:
         stopped = in_processes(plan, cores, todo, records, children, checkpoint, show)
     else:
         stopped = in_sequence(plan, todo, records, children, checkpoint, show)

@@ -28,7 +28,7 @@ from bnn_pyro.inference.markov.budget import announce
 from bnn_pyro.inference.markov.one_chain import Plan, sample
 from bnn_pyro.inference.markov.record import Record
 
-__all__ = ["LOOK", "Show", "in_processes"]
+__all__ = ["LOOK", "Show", "end_of", "in_processes"]
 
 #: Seconds between two looks at what the chains have done.
 LOOK = 0.1
@@ -82,10 +82,10 @@ def in_processes(
         show(board, board.done, True)
         if failure is not None:
             raise failure
-        return _end_of(crew.lost, records, checkpoint, interrupted)
+        return end_of(crew.lost, records, checkpoint, interrupted)
 
 
-def _end_of(lost: list[int], records: list[Record], checkpoint: Checkpoint | None, interrupted: bool) -> str:
+def end_of(lost: list[int], records: list[Record], checkpoint: Checkpoint | None, interrupted: bool) -> str:
     """Why a run ended early. Raises UserError where a chain died, if there is a checkpoint, or no draw."""
     if interrupted:
         return "stopped by Ctrl-C"
