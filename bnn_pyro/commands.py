@@ -18,13 +18,8 @@ from bnn_pyro.datasets import load_inputs, read_rows
 from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.diagnosis import diagnose_run, diagnosis_table
 from bnn_pyro.errors import UserError, unknown
-from bnn_pyro.evaluation import (
-    evaluate_run,
-    load_posterior,
-    outside_inputs,
-    score_mean_weights,
-    score_other,
-)
+from bnn_pyro.evaluation import evaluate_run, load_posterior, outside_inputs, score_mean_weights, score_other
+from bnn_pyro.executors import parse as parse_executor
 from bnn_pyro.fitted_run import fit_run, prepared
 from bnn_pyro.listing import list_
 from bnn_pyro.pruned_run import prune_run, pruning_table
@@ -32,11 +27,12 @@ from bnn_pyro.ranks import joined
 from bnn_pyro.recipe import Recipe, read_config, resolve
 from bnn_pyro.rundir import RunFolder, default_folder, environment
 from bnn_pyro.scoring import predicted
+from bnn_pyro.sweeping import SweepFolder, failures_of, planned_text, read_spec, run_sweep, sweep_text
 from bnn_pyro.tables import prediction_table, run_table, score_table
 from bnn_pyro.training import check_divisible
 from bnn_pyro.trust import CHECKS
 
-__all__ = ["check", "compare", "diagnose", "evaluate", "list_", "predict", "train"]
+__all__ = ["check", "compare", "diagnose", "evaluate", "list_", "predict", "sweep", "train"]
 
 #: Rows of each outside data set, unless --limit says otherwise.
 OUTSIDE_ROWS = 10_000
@@ -207,3 +203,28 @@ def check(args: Namespace) -> int:
     print(check_table(results))
     print(f"\nchecks: {place.page}")
     return int(any(level_of(found) == "bad" for found in results["subjects"]))
+
+
+# -- sweep -------------------------------------------------------------------------------------------------------------
+def sweep(args: Namespace) -> int:
+    """Every recipe on every data set, split and seed: the fits that are missing, and one report of all.
+
+    Returns 1 where a fit failed, else 0. Raises KeyboardInterrupt with the way to go on after Ctrl-C or SIGTERM.
+    """
+    spec, show = read_spec(args.spec), not args.quiet
+    place = SweepFolder.claim(args.out or Path("runs") / f"sweep-{spec.path.stem}")
+    if args.dry_run:
+        print(planned_text(spec, place, show=show))
+        return 0
+    if args.executor is not None:
+        parse_executor(args.executor)
+    try:
+        with Claim(place.path):
+            how = dict(executor=args.executor, cores=args.cores or 0, overwrite=args.overwrite)
+            results, found = run_sweep(spec, place, **how, show=show)
+    except KeyboardInterrupt as stopped:
+        said, again = str(stopped) or "stopped", environment("cpu")["command"]
+        raise KeyboardInterrupt(f"{said}; finished fits are kept, the same command goes on: {again}") from None
+    print(sweep_text(results, found))
+    print(f"\nsweep: {place.page}")
+    return int(bool(failures_of(results)))

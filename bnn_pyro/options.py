@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from bnn_pyro.errors import UserError, unknown
+from bnn_pyro.examples import EXAMPLES, NOTES
 
 __all__ = ["parse"]
 
@@ -58,6 +59,7 @@ def _train(parser: Parser) -> None:
     run.add_argument("--out", metavar="FOLDER", help="default: runs/VARIANT-DATA-SEED, numbered where that is taken")
     run.add_argument("--resume", action="store_true", help="go on with a run that was stopped, to the same result")
     run.add_argument("--overwrite", action="store_true", help="replace the run in --out")
+    _executor_option(run, "chains and ensemble members")
     _common_options(run)
 
 
@@ -116,6 +118,20 @@ def _diagnose(parser: Parser) -> None:
     _machine_options(parser)
 
 
+def _sweep(parser: Parser) -> None:
+    parser.add_argument("spec", metavar="SPEC", help="a TOML file, such as the one below")
+    parser.add_argument("--out", metavar="FOLDER", help="of all its fits (runs/sweep-SPEC)")
+    parser.add_argument(
+        "--cores", metavar="N", type=int, help="processes of this machine; 1: one after the other (all)"
+    )
+    _executor_option(parser, "fits")
+    parser.add_argument("--dry-run", action="store_true", help="check the file and list the fits; train nothing")
+    parser.add_argument(
+        "--overwrite", action="store_true", help="replace finished fits of the same name but other settings or data"
+    )
+    parser.add_argument("--quiet", action="store_true", help="no progress on standard error")
+
+
 def _check(parser: Parser) -> None:
     parser.add_argument("variant", nargs="?", help="a name that `list` shows (every variant with each of its methods)")
     check = parser.add_argument_group("check")
@@ -135,6 +151,7 @@ def _check(parser: Parser) -> None:
     check.add_argument(
         "--resume", action="store_true", help="keep the checks that are finished in --out, make the rest"
     )
+    _executor_option(check, "replications and chains")
     check.add_argument("--quiet", action="store_true", help="no progress on standard error")
     _model_options(parser)
     _data_options(parser.add_argument_group("data: its inputs; the targets are simulated, but for --only reference"))
@@ -171,6 +188,15 @@ def _data_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--data-seed", metavar="SEED", type=int, help="of the split into parts (0)")
 
 
+def _executor_option(group: argparse._ActionsContainer, what: str) -> None:
+    group.add_argument(
+        "--executor",
+        metavar="WHERE",
+        help=f"where {what} run: here, processes:4, dask:4 (a cluster of this machine) or dask://HOST:PORT, the scheduler "
+        "of any (here, on all cores where that pays); results are the same",
+    )
+
+
 def _common_options(group: argparse._ActionsContainer) -> None:
     group.add_argument("--num-draws", metavar="S", type=int, help="draws of the weights in a prediction (100)")
     _machine_options(group)
@@ -181,64 +207,24 @@ def _machine_options(group: argparse._ActionsContainer) -> None:
     group.add_argument("--quiet", action="store_true", help="no progress on standard error")
 
 
-#: What each command adds to its parser, its line in the overview, and examples.
+#: What each command adds to its parser, and its line in the overview.
 COMMANDS = {
-    "list": (_list, "variants, inference methods, data sets", ("list", "list --json")),
-    "train": (
-        _train,
-        "fit a variant, score it beside a deterministic network, write a run folder with a report",
-        (
-            "train",
-            "train mean-field --data mnist --seed 0 --out runs/mnist",
-            "train mean-field --data houses.csv --target price --drop-missing",
-            "train last-layer --data mnist --inference sghmc",
-            "train last-layer --data mnist --inference svi --set backbone=runs/convnet-mnist-0 --set family=full",
-            "train mean-field --data digits --hidden 400,400 --set prior=normal:0.1 --set temperature=0.1",
-            "train --config runs/mnist/config.json --out runs/again",
-            "train --resume --out runs/mnist",
-        ),
-    ),
-    "evaluate": (
-        _evaluate,
-        "score a run again, also on inputs from elsewhere, and refresh its report",
-        (
-            "evaluate runs/mnist",
-            "evaluate runs/mnist --ood kmnist --ood noise",
-            "evaluate runs/mnist --mean-weights",
-            "evaluate runs/mnist --prune",
-            "evaluate runs/houses --data new.csv",
-        ),
-    ),
-    "predict": (
-        _predict,
-        "predictions with their uncertainty for new inputs, as a CSV file",
-        (
-            "predict runs/houses --input new.csv --output predictions.csv",
-            "predict runs/mnist --input photo.png --invert --output predictions.csv",
-        ),
-    ),
-    "compare": (
-        _compare,
-        "several runs side by side: rankings with standard errors, paired differences to the first",
-        ("compare runs/mean-field-digits-0 runs/mean-field-digits-0/baseline",),
+    "list": (_list, "variants, inference methods, data sets"),
+    "train": (_train, "fit a variant, score it beside a deterministic network, write a run folder with a report"),
+    "evaluate": (_evaluate, "score a run again, also on inputs from elsewhere, and refresh its report"),
+    "predict": (_predict, "predictions with their uncertainty for new inputs, as a CSV file"),
+    "compare": (_compare, "several runs side by side: rankings with standard errors, paired differences to the first"),
+    "sweep": (
+        _sweep,
+        "many recipes on many data sets, splits and seeds side by side; one report with errors and paired differences",
     ),
     "check": (
         _check,
         "are posteriors right? A variant and a method against what is known without them; exits with 1 where not",
-        (
-            "check mean-field --inference nuts",
-            'check mean-field --data breast-cancer --features "mean radius,mean texture" --inference svi',
-            "check mean-field --inference sghmc --set lr=0.01 --only closed-form --only calibration",
-            "check --budget full --out runs/check",
-        ),
     ),
     "diagnose": (
         _diagnose,
         "can the posterior be trusted? R-hat, effective draws, PSIS-LOO, k-hat; with figures and a file for ArviZ",
-        (
-            "diagnose runs/bc-nuts",
-            "diagnose runs/bc-nuts --no-netcdf --out bc-nuts-diagnosis",
-        ),
     ),
 }
 
@@ -252,8 +238,8 @@ def _parsers() -> tuple[Parser, dict[str, Parser]]:
     top.add_argument("--version", action="store_true", help="show the version")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
     parsers = {}
-    for name, (add_options, summary, examples) in COMMANDS.items():
-        epilog = "examples:\n" + "\n".join(f"  {PROGRAM} {example}" for example in examples)
+    for name, (add_options, summary) in COMMANDS.items():
+        epilog = "examples:\n" + "\n".join(f"  {PROGRAM} {example}" for example in EXAMPLES[name]) + NOTES.get(name, "")
         parsers[name] = commands.add_parser(
             name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.", epilog=epilog
         )

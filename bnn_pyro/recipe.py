@@ -23,7 +23,7 @@ from bnn_pyro.settings import build, plain
 from bnn_pyro.training import choose_device, tuned
 from bnn_pyro.zoo import ZOO, Entry
 
-__all__ = ["DATA_KEYS", "KEYS", "Recipe", "check_keys", "given_settings", "read_config", "resolve"]
+__all__ = ["DATA_KEYS", "KEYS", "Recipe", "check_keys", "given_settings", "read_config", "resolve", "resolve_config"]
 
 #: How data can be loaded: the keys of a recipe's ``data``, and the arguments of ``load_data`` that they become; with
 #: what a config file may say of them.
@@ -208,6 +208,11 @@ def resolve(args: Namespace, config: Mapping[str, Any]) -> Recipe:
         baseline=variant != BASELINE[0] and (True if baseline is None else bool(baseline)),
         **rest,
     )
+
+
+def resolve_config(config: Mapping[str, Any]) -> Recipe:
+    """The same without flags."""
+    return resolve(Namespace(), config)
 
 
 def given_settings(args: Namespace, kind: type) -> dict[str, Any]:

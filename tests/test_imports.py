@@ -13,11 +13,11 @@ import bnn_pyro as bp
 PACKAGE = Path(bp.__file__).parent
 #: Rooms from left to right; those of one line may not import each other either, except to the left.
 ORDER = [
-    "errors", "settings", "progress", "isolation", "ranks", "side_by_side", "checkpoint", "claim", "datasets",
-    "parts", "posterior", "inference", "zoo", "features", "loading", "training", "predictive", "metrics", "pruning",
-    "diagnostics", "trust", "plots", "tables", "ranking", "report", "recipe", "rundir", "fitted_run", "pruned_run",
-    "diagnosis", "checking", "scene", "figures", "scoring", "evaluation", "comparison", "sweeping", "listing",
-    "commands", "options", "run",
+    "errors", "settings", "progress", "isolation", "ranks", "executors", "side_by_side", "checkpoint", "claim",
+    "datasets", "parts", "posterior", "inference", "zoo", "features", "loading", "training", "predictive", "metrics",
+    "pruning", "diagnostics", "trust", "plots", "tables", "ranking", "report", "recipe", "rundir", "fitted_run",
+    "pruned_run", "diagnosis", "checking", "scene", "figures", "scoring", "evaluation", "comparison", "sweeping",
+    "listing", "commands", "examples", "options", "run",
 ]  # fmt: skip
 FILES = {
     ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"): path

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bnn_pyro.errors import UserError
 from bnn_pyro.fitted_run import prepared
 from bnn_pyro.progress import progress_bar
-from bnn_pyro.recipe import Recipe, resolve
+from bnn_pyro.recipe import Recipe, resolve_config
 from bnn_pyro.sweeping.spec import Candidate, Material, Spec, slug
 
 __all__ = ["Fit", "check_fits", "plan_fits"]
@@ -64,7 +63,7 @@ def plan_fits(spec: Spec) -> list[Fit]:
 def _resolved(spec: Spec, candidate: Candidate, material: Material, seed: int, k: int) -> Recipe:
     config = {**candidate.config, "data": material.config_of(material.splits[k]), "seed": seed}
     try:
-        return resolve(Namespace(), config)
+        return resolve_config(config)
     except UserError as error:
         raise UserError(f"{spec.path} [recipes.{candidate.table}] ({candidate.name}): {error}") from None
 

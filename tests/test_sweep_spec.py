@@ -1,0 +1,146 @@
+"""The SPEC of a sweep: what it expands to, and every error in one line with the file, the table and the way out."""
+
+import numpy as np
+import pytest
+from run_folders import small_table
+
+from bnn_pyro.errors import UserError
+from bnn_pyro.run import main
+from bnn_pyro.sweeping.pictures import numeric_settings
+from bnn_pyro.sweeping.plan import check_fits, plan_fits
+from bnn_pyro.sweeping.spec import read_spec
+
+DATA = '[data.toy-curve]\n[data.houses]\nname = "houses.csv"\ntarget = "price"\n'
+RECIPES = '[recipes.mlp]\nvariant = "mlp"\n'
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    small_table(tmp_path / "houses.csv")
+    np.savez(tmp_path / "given.npz", test_0=np.arange(9), test_1=np.arange(9, 18), test_7=np.arange(20, 25))
+
+
+def spec(text):
+    with open("s.toml", "w") as file:
+        file.write(text)
+    return read_spec("s.toml")
+
+
+def plans(text):
+    return plan_fits(spec(text))
+
+
+def test_a_grid_is_every_combination_of_its_values():
+    fits = plans(
+        'seeds = [3, 4]\n[data.toy-curve]\n[recipes.mf]\nvariant_settings = { hidden = [7] }\n'
+        '[recipes.mf.grid]\nprior = ["normal:1", "fan-in:2"]\nlr = [0.1, 0.2]\n[recipes.plain]\nvariant = "mlp"\n'
+    )  # fmt: skip
+    assert [fit.candidate for fit in fits[:5]] == [
+        "mf prior=normal:1 lr=0.1", "mf prior=normal:1 lr=0.2", "mf prior=fan-in:2 lr=0.1", "mf prior=fan-in:2 lr=0.2",
+        "plain",
+    ]  # fmt: skip
+    assert len(fits) == 10 and {fit.seed for fit in fits} == {3, 4} == {fit.recipe.seed for fit in fits}
+    recipe = fits[1].recipe
+    assert (recipe.variant_settings["hidden"], recipe.variant_settings["prior"]) == ([7], "normal:1")
+    assert recipe.inference_settings["lr"] == 0.2 and not recipe.baseline
+    assert recipe.variant_settings["noise"] == 1.0, "what is tuned for the data, where the SPEC says nothing"
+    assert fits[1].name == "mf-prior=normal-1-lr=0.2-toy-curve-seed3-split0"
+
+
+def test_splits_are_those_of_a_file_or_seeds_of_random_ones():
+    text = f'splits = "all"\n[data.a]\nname = "houses.csv"\ntarget = "price"\nsplits = "given.npz"\n{RECIPES}'
+    assert [fit.recipe.data["split"] for fit in plans(text)] == [0, 1, 7]
+    text = f"splits = [5, 6]\n{DATA}{RECIPES}"
+    assert [(fit.data, fit.recipe.data["seed"]) for fit in plans(text)] == [
+        ("toy-curve", 5), ("houses", 5), ("toy-curve", 6), ("houses", 6)
+    ]  # fmt: skip
+    text = f"splits = [5]\n[data.toy-curve]\nsplits_to_run = [1, 2]\n{RECIPES}"
+    assert [fit.split for fit in plans(text)] == [1, 2]
+    assert [fit.split for fit in plans(f"[data.toy-curve]\nseed = 9\n{RECIPES}")] == [9]
+
+
+def test_all_recipes_come_before_the_next_split():
+    fits = plans(f"seeds = [0, 1]\nsplits = [0, 1]\n{DATA}{RECIPES}[recipes.mf]\n")
+    assert [fit.candidate for fit in fits[:2]] == ["mlp", "mf"]
+    assert [fit.unit for fit in fits[::4]] == [(0, 0), (1, 0), (0, 1), (1, 1)]
+
+
+def test_numeric_settings_of_grids_become_lines():
+    found = numeric_settings(
+        spec('[data.toy-curve]\n[recipes.a.grid]\nprior = ["normal:1", "normal:1e-1", "fan-in:3"]\nbias = [true]\n'
+             '[recipes.b.grid]\nprior = ["normal:1", "normal:4"]\nhidden = [[5], [5, 5]]\n').recipes
+    )  # fmt: skip
+    assert [(s.key, s.kind) for s in found] == [("prior", "normal")]
+    assert {line: sorted(by) for line, by in found[0].lines.items()} == {
+        "a bias=true": [0.1, 1.0], "b hidden=5": [1.0, 4.0], "b hidden=5,5": [1.0, 4.0]
+    }  # fmt: skip
+    assert found[0].lines["b hidden=5"][4.0] == "b prior=normal:4 hidden=5"
+
+
+WRONG = {
+    "seeds = [0": "is not valid TOML",
+    f"seed = [0]\n{DATA}{RECIPES}": "unknown key in s.toml 'seed'; did you mean 'seeds'?",
+    f"seeds = 3\n{DATA}{RECIPES}": "'seeds' must be a list of whole numbers from 0 on, such as [0, 1, 2], got 3",
+    f"seeds = [true]\n{DATA}{RECIPES}": "'seeds' must be a list of whole numbers",
+    f"seeds = [1, 2, 1]\n{DATA}{RECIPES}": "'seeds' has 1 twice",
+    f"splits = []\n{DATA}{RECIPES}": "'splits' must be a list",
+    DATA: "s.toml has no recipes: add a table [recipes.NAME]",
+    RECIPES: "s.toml has no data: add a table [data.NAME]",
+    f"data = 3\n{RECIPES}": "has no data",
+    f"[data]\ntoy-curve = 3\n{RECIPES}": "must be a table [data.toy-curve], got 3",
+    f'[data.a]\nnmae = "b"\n{RECIPES}': "unknown key in s.toml [data.a] 'nmae'; did you mean 'name'?",
+    f"[data.a]\nlimit = true\n{RECIPES}": "s.toml [data.a]: 'limit' must be a whole number, got True",
+    f'splits = "all"\n{DATA}{RECIPES}': "s.toml [data.toy-curve]: \"all\" splits are those of a file",
+    f"splits = [1]\n[data.toy-curve]\nseed = 3\n{RECIPES}": "'seed' is which split to take",
+    f'splits = [0, 2]\n[data.a]\nname = "houses.csv"\nsplits = "given.npz"\n{RECIPES}': "no split 2",
+    f'splits = [0]\n[data.a]\nname = "houses.csv"\nsplits = "gone.npz"\n{RECIPES}': "gone.npz: no such file",
+    f'{DATA}[recipes.a]\nvariant = "mpl"\n': "s.toml [recipes.a]: unknown variant 'mpl'; did you mean 'mlp'?",
+    f'{DATA}[recipes.a]\nvariant = ["mlp"]\n': "s.toml [recipes.a]: 'variant' must be a text",
+    f'{DATA}{RECIPES}inference = "svi"\n': "unknown inference method for mlp 'svi'",
+    f"{DATA}{RECIPES}epochs = 3\n": "'epochs' is a setting; write inference_settings = { epochs = … }",
+    f"{DATA}{RECIPES}seed = 3\n": "unknown key in s.toml [recipes.mlp] 'seed'",
+    f"{DATA}{RECIPES}inference_settings = {{ epoch = 3 }}\n": "setting of map in s.toml [recipes.mlp] 'epoch'; did you",
+    f"{DATA}{RECIPES}inference_settings = {{ epochs = 0.5 }}\n": "[recipes.mlp] (mlp): epochs takes whole numbers",
+    f"{DATA}{RECIPES}num_draws = 0\n": "num_draws must be at least 1",
+    f"{DATA}{RECIPES}grid = {{ hiden = [1] }}\n": "[recipes.mlp.grid] 'hiden'; did you mean 'hidden'?",
+    f"{DATA}{RECIPES}grid = {{ lr = 0.1 }}\n": "[recipes.mlp.grid]: 'lr' must be a list of values",
+    f"{DATA}{RECIPES}grid = {{ lr = [1, 1] }}\n": "'lr' has 1 twice",
+    f"{DATA}{RECIPES}inference_settings = {{ lr = 1 }}\ngrid = {{ lr = [1] }}\n": "'lr' is in inference_settings too",
+    f'{DATA}{RECIPES}[recipes.MLP]\nvariant = "mlp"\n': "'mlp' and 'MLP' would share a folder; rename one",
+    f'{DATA}[recipes.{"a" * 101}]\nvariant = "mlp"\n': "has more than 100 characters",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_errors_are_one_line_that_names_the_place(text, capsys):
+    with pytest.raises(UserError, match=r"s\.toml") as caught:
+        plans(text)
+    assert WRONG[text] in str(caught.value) and "\n" not in str(caught.value)
+    assert main(["sweep", "s.toml", "--quiet"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("error: ") and told.count("\n") == 1
+
+
+UNFIT = {
+    f'[data.a]\nname = "gone.csv"\n{RECIPES}': "s.toml [data.a]: gone.csv: no such file",
+    f"[data.toy-cruve]\n{RECIPES}": "s.toml [data.toy-cruve]: unknown data set 'toy-cruve'; did you mean 'toy-curve'?",
+    f'[data.a]\nname = "houses.csv"\ntarget = "prize"\n{RECIPES}': "s.toml [data.a]: ",
+    f'{DATA}[recipes.cnn]\nvariant = "convnet"\n': "s.toml [recipes.cnn] (cnn) on data 'toy-curve': ",
+    f"{DATA}{RECIPES}variant_settings = {{ prior = \"nrmal:1\" }}\n": "[recipes.mlp] (mlp) on data 'toy-curve': ",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", UNFIT)
+def test_data_and_recipes_that_do_not_suit_are_told_before_training(text, tmp_path):
+    asked = spec(text)
+    with pytest.raises(UserError) as caught:
+        check_fits(asked, plan_fits(asked), show=False)
+    assert UNFIT[text] in str(caught.value) and "\n" not in str(caught.value)
+    assert main(["sweep", "s.toml", "--quiet"]) == 2
+    assert not (tmp_path / "runs" / "sweep-s").exists(), "something was written"
+
+
+def test_an_absent_file_is_told(capsys):
+    assert main(["sweep", "gone.toml"]) == 2
+    assert "no sweep file gone.toml" in capsys.readouterr().err
