@@ -54,6 +54,7 @@ _HOMES = {
     "fit": "training",
     "load": "loading",
     "isolated": "isolation",
+    "executor": "executors",
     "UserError": "errors",
 }
 _ROOMS = ("diagnostics", "metrics", "plots", "report")

@@ -10,6 +10,7 @@ from contextlib import suppress
 from types import FrameType
 
 from bnn_pyro.errors import UserError
+from bnn_pyro.executors import executor
 from bnn_pyro.options import parse
 from bnn_pyro.ranks import Alone, launched
 
@@ -38,9 +39,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             print(__version__)
             return 0
-        from bnn_pyro import commands
+        where = getattr(args, "executor", None) if args.command != "sweep" else None  # which has its own
+        if size > 1 and where is not None:
+            raise UserError("torchrun has started the processes already; leave --executor out, or torchrun")
+        with executor(where):
+            from bnn_pyro import commands
 
-        return getattr(commands, args.command if args.command != "list" else "list_")(args) or 0
+            return getattr(commands, args.command if args.command != "list" else "list_")(args) or 0
     except (UserError, OSError) as error:
         if rank == 0 or isinstance(error, Alone):
             print("error:", *str(error).split(), file=sys.stderr)  # of one line, whatever a file is called
