@@ -1,0 +1,177 @@
+"""What is measured, by name: a fit or a prediction of synthetic rows of given sizes."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+
+import torch
+
+import bnn_pyro as bp
+from bnn_pyro.inference.method import Method
+from scale.memory import peak
+from scale.sizes import Sizes
+
+__all__ = ["SUBJECTS", "Clocked", "Enough", "Subject", "clocked", "measure"]
+
+#: Epochs that are timed at least after the first, and seconds after which that is enough.
+EPOCHS, SECONDS = 3, 2.0
+
+
+class Enough(Exception):
+    """Raised in the middle of a fit that has been timed."""
+
+
+class Clocked:
+    """A method that notes when it began and when each epoch ended, and stops early; made by :func:`clocked`."""
+
+    began: list[float]
+    ticks: list[float]
+    most: float
+    least: int
+
+    def run(self, model, guide, data, *, report=None, **rest):
+        """The method's own, with a report of ours."""
+        self.began.append(time.perf_counter())
+        if self.least == 0:
+            raise Enough
+
+        def tick(done: int, of: int, figures: object = None) -> None:
+            self.ticks.append(time.perf_counter())
+            if len(self.ticks) >= self.least and self.ticks[-1] - self.ticks[0] >= self.most:
+                raise Enough
+
+        return super().run(model, guide, data, report=tick, **rest)
+
+
+def clocked(method: Method, most: float = math.inf, least: int = EPOCHS + 1) -> Method:
+    """The same settings of a class of its own, with ``ticks``.
+
+    It raises ``Enough`` after ``least`` epochs, or where it would begin if that is 0, once ``most`` seconds have passed
+    since the first one's end.
+    """
+    own = {"began": [], "ticks": [], "most": most, "least": least}
+    kind = type("Timed" + type(method).__name__, (Clocked, type(method)), own)
+    return kind(**{f.name: getattr(method, f.name) for f in fields(method)})
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One thing to fit.
+
+    title   how the tables name it
+    unit    what its seconds are of: "step" of a mini-batch, "iteration" of all chains, "fit" or "prediction"
+    sizes   where it starts from
+    """
+
+    title: str
+    unit: str
+    sizes: Sizes
+    entry: Callable[[Sizes], object]
+    method: Callable[[Sizes], Method] | None = None
+    whole: bool = False
+
+
+def _net(kind: type, **more: object) -> Callable[[Sizes], object]:
+    return lambda s: kind(hidden=s.hidden, **more)
+
+
+def _long(kind: type, **more: object) -> Callable[[Sizes], Method]:
+    return lambda s: kind(epochs=1000, batch_size=s.batch, lr=1e-4, **more)
+
+
+def _sghmc(s: Sizes) -> Method:
+    """As many epochs as fill the store: one draw is kept an epoch."""
+    return bp.SGHMC(
+        epochs=s.draws + 2, burn_in=1, batch_size=s.batch, lr=1e-3, chains=s.chains, thin=-(-s.rows // s.batch),
+        max_draws=s.draws,
+    )  # fmt: skip
+
+
+def _laplace(structure: str) -> Callable[[Sizes], Method]:
+    return lambda s: bp.Laplace(structure=structure)
+
+
+def _chees(s: Sizes) -> Method:
+    return bp.ChEES(chains=s.chains, warmup=100, draws=s.draws, superchains=min(16, s.chains), compiled="yes")
+
+
+LINEAR = _net(bp.MeanField)
+WIDE = Sizes()
+FEATURES = Sizes(rows=4096, inputs=512, width=0, batch=512)
+SUBJECTS: dict[str, Subject] = {
+    "mean-field": Subject("mean-field, SVI", "step", WIDE, _net(bp.MeanField), _long(bp.SVI)),
+    "hidden-layer": Subject("hidden-layer, SVI", "step", WIDE, _net(bp.HiddenLayerNet), _long(bp.SVI)),
+    "map": Subject("mlp, MAP", "step", WIDE, _net(bp.MLP), _long(bp.MAP)),
+    "last-svi": Subject("last layer, SVI", "step", FEATURES, LINEAR, _long(bp.SVI)),
+    "last-map": Subject("last layer, MAP", "step", FEATURES, LINEAR, _long(bp.MAP)),
+    "last-sghmc": Subject("last layer, SGHMC", "step", replace(FEATURES, draws=8), LINEAR, _sghmc, whole=True),
+    **{
+        f"laplace-{name}": Subject(
+            f"last layer, Laplace ({name})", "fit", replace(FEATURES, inputs=124), LINEAR, _laplace(name), True
+        )
+        for name in ("full", "kron", "diag")
+    },
+    "sghmc-chains": Subject(
+        "SGHMC, 64 features", "step", Sizes(1024, 64, 0, batch=128, draws=4), LINEAR, _sghmc, whole=True
+    ),
+    "chees-chains": Subject(
+        "ChEES, logistic regression", "fit", Sizes(284, 30, 0, classes=2, draws=50, threads=2), LINEAR, _chees, True
+    ),
+    "chees-net": Subject(
+        "ChEES, 2-5-5-1", "fit", Sizes(284, 2, 5, classes=2, draws=50, threads=2),
+        _net(bp.MeanField, activation="tanh"), _chees, True,
+    ),
+    "predict": Subject("predict, mean-field", "prediction", WIDE, _net(bp.MeanField)),
+}  # fmt: skip
+
+
+def measure(name: str, sizes: Sizes) -> dict[str, float]:
+    """{seconds (of the subject's unit), peak and anonymous (bytes), …} of one run in this process.
+
+    The same thing at tiny sizes runs first: code that is read from disk, threads, lazily made state.
+    """
+    subject = SUBJECTS[name]
+    torch.set_num_threads(sizes.threads)
+    tiny = replace(sizes, rows=32, inputs=min(sizes.inputs, 8), width=min(sizes.width, 8), batch=16, points=4, draws=2)
+    run(subject, replace(tiny, classes=min(sizes.classes, 3), chains=min(sizes.chains, 2)), 0.0)
+    with peak() as found:
+        figures = run(subject, sizes, SECONDS)
+    return {**figures, "peak": found.resident, "anonymous": found.anonymous}
+
+
+def run(subject: Subject, sizes: Sizes, most: float) -> dict[str, float]:
+    """Seconds of the unit, of one run from data to posterior.   most: seconds that mini-batches are timed for."""
+    if subject.method is None:
+        return _predicted(subject, sizes)
+    data, method = sizes.data(), clocked(subject.method(sizes), math.inf if subject.whole else most)
+    start, figures = time.perf_counter(), {}
+    try:
+        posterior = bp.fit(subject.entry(sizes), data, method, device="cpu", progress=False)
+        if "n_steps" in posterior.stats:  # of the draws that were kept
+            figures["gradients"] = posterior.stats["n_steps"].mean().item()
+    except Enough:
+        pass
+    figures["whole"] = time.perf_counter() - start
+    if subject.unit == "fit":
+        return {"seconds": figures["whole"], **figures}
+    epochs = [b - a for a, b in zip(method.ticks, method.ticks[1:], strict=False)]
+    steps = -(-sizes.rows // sizes.batch)
+    return {"seconds": statistics.median(epochs) / steps, "fastest": min(epochs) / steps, **figures}
+
+
+def _predicted(subject: Subject, sizes: Sizes) -> dict[str, float]:
+    """By the guide as it is before training."""
+    data = sizes.data()
+    entry, x = subject.entry(sizes), torch.randn(sizes.points, sizes.inputs)
+    with bp.isolated(0):
+        model = entry.model(data.schema)
+        posterior = bp.Posterior(model, data.schema, guide=entry.guide(model))
+    start = time.perf_counter()
+    most = sizes.memory * 2**20 if sizes.memory else 2**50
+    prediction = bp.predict(posterior, x, num_draws=sizes.draws, max_memory=most)
+    assert prediction.num_draws == sizes.draws
+    return {"seconds": time.perf_counter() - start}
