@@ -54,10 +54,15 @@ CLUSTER = """
 
 a cluster: `dask scheduler` on one machine, `dask worker HOST:8786 --nthreads 1 --nworkers N` on each that is to work,
 with bnn_pyro installed on all of them; then --executor dask://HOST:8786."""
+DIVIDED = """
+
+one fit in several processes (svi, map, mle, ensemble, mc-dropout), on one machine or many:
+  torchrun --nproc-per-node N -m bnn_pyro.run train mean-field --data mnist --out runs/mnist
+each has a share of every step's rows, --batch-size stays that of the whole step; any number of them may --resume."""
 
 #: What the help of a command says after its examples.
 NOTES = {
-    "train": CLUSTER,
+    "train": DIVIDED + CLUSTER,
     "check": CLUSTER,
     "sweep": """
 
