@@ -29,6 +29,8 @@ KINDS = {
 }
 #: Characters of a recipe's name on a line.
 WIDE = 30
+#: Inches that a legend needs.
+LEAST = 5.4
 #: A scale is logarithmic where its values span more than so many times.
 SPAN = 30
 
@@ -64,23 +66,23 @@ def sweep_points(
         raise UserError("there is no fit to draw")
     names = ["\n".join(textwrap.wrap(name, WIDE)) for name in recipes]
     lines = sum(1 + 0.55 * name.count("\n") for name in names)
-    columns = min(len(scores), 3)
-    down = -(-len(scores) // columns)
+    columns, down = _shape(len(scores))
     wide = 0.075 * max(len(line) for name in names for line in name.split("\n"))
     height = down * (0.95 + 0.3 * max(lines, 2)) + 0.35
-    drawn_on = _one_each(axes, len(scores), down, columns, wide + 2.9 * columns, height, sharey=True)
+    drawn_on = _one_each(axes, len(scores), down, columns, max(wide + 2.9 * columns, LEAST), height, sharey=True)
     place = {name: k for k, name in enumerate(reversed(recipes))}
     for ax, (data, by) in zip(drawn_on, scores.items(), strict=True):
         for name, one in by.items():
             _dots(ax, place[name], one)
-        _scaled(ax, [value for one in by.values() for value in one.points])
+        _scaled(ax, by, place)
         if nominal is not None:
             ax.axvline(nominal, color=REFERENCE, linestyle="--", linewidth=1.1, zorder=0)
         ax.set(title=data, xlabel=label, ylim=(-0.6, len(recipes) - 0.4))
         ax.set_yticks(list(place.values()), list(reversed(names)))
         ax.grid(axis="y", color="0.9", linewidth=0.7)
         ax.tick_params(axis="y", length=0)
-    _legend(drawn_on[0].figure, {one.kind for by in scores.values() for one in by.values()}, nominal)
+    every = [one for by in scores.values() for one in by.values()]
+    _legend(drawn_on[0].figure, {one.kind for one in every}, any(len(one.points) > 1 for one in every), nominal)
     return drawn_on
 
 
@@ -96,6 +98,12 @@ def _one_each(
     return made[:num]
 
 
+def _shape(num: int) -> tuple[int, int]:
+    """(columns, rows) of so many panels."""
+    columns = 2 if num == 4 else min(num, 3)
+    return columns, -(-num // columns)
+
+
 def _dots(ax: Axes, row: int, one: Scores) -> None:
     marker, colour, filled, _ = KINDS[one.kind]
     points = np.asarray(one.points, dtype=float)
@@ -108,26 +116,35 @@ def _dots(ax: Axes, row: int, one: Scores) -> None:
     )  # fmt: skip
 
 
-def _scaled(ax: Axes, values: Sequence[float]) -> None:
-    """A logarithmic axis where one recipe is so far off that the others would fall together on a straight one."""
-    spread = np.asarray(values, dtype=float)
-    low, high = spread.min(), spread.max()
+def _scaled(ax: Axes, by: Mapping[str, Scores], place: Mapping[str, int]) -> None:
+    """Where one recipe is so far off that the others would fall together: a logarithmic axis, or (where there is none
+    for negative values) one that ends before it and says where its mean is."""
+    values = np.asarray([value for one in by.values() for value in one.points], dtype=float)
+    low, middle, high = values.min(), float(np.median(values)), values.max()
     if low > 0 and high / low > SPAN:
         ax.set_xscale("log")
-    elif high - low > SPAN * max(float(np.median(spread) - low), 1e-12) and high > low and len(spread) > 2:
-        ax.set_xscale("symlog", linthresh=max(abs(float(np.median(spread))), 1e-3))
-    else:
-        ax.xaxis.set_major_locator(MaxNLocator(4))
+        return
+    ax.xaxis.set_major_locator(MaxNLocator(4))
+    end = middle + 4 * (middle - low)
+    if low <= 0 and high - low > SPAN * (middle - low) > 0:
+        ax.set_xlim(low - 0.1 * (end - low), end)
+        for name, one in by.items():
+            if one.mean > end:
+                ax.annotate(
+                    f"{one.mean:,.3g} →", (1, place[name] + 0.12), xycoords=("axes fraction", "data"), ha="right",
+                    va="center", fontsize=8,
+                )  # fmt: skip
 
 
-def _legend(page: object, kinds: set[str], nominal: float | None) -> None:
+def _legend(page: object, kinds: set[str], marks: bool, nominal: float | None) -> None:
     handles = [
         Line2D([], [], linestyle="", marker=marker, color=colour, markerfacecolor=colour if filled else "white",
-               markersize=6, label=f"{words} ± its standard error" if not kind else words)
+               markersize=6, label=f"{words} ± its standard error" if marks and not kind else words)
         for kind, (marker, colour, filled, words) in KINDS.items()
         if kind in kinds
     ]  # fmt: skip
-    handles.append(Line2D([], [], linestyle="", marker="|", color=REFERENCE, markersize=6, label="one fit"))
+    if marks:
+        handles.append(Line2D([], [], linestyle="", marker="|", color=REFERENCE, markersize=6, label="one fit"))
     if nominal is not None:
         handles.append(Line2D([], [], color=REFERENCE, linestyle="--", label="where it should be"))
     page.legend(handles=handles, loc="outside lower center", ncols=len(handles), handletextpad=0.3, columnspacing=1.2)
@@ -152,11 +169,10 @@ def sweep_settings(
         raise UserError("there is no fit to draw")
     if len(recipes) > len(MARKERS):
         raise UserError(f"{len(recipes)} lines cannot be told apart; draw at most {len(MARKERS)}")
-    columns = min(len(lines), 3)
-    down = -(-len(lines) // columns)
+    columns, down = _shape(len(lines))
     rows = -(-len(recipes) // 2)
     height = 2.75 * down + 0.25 * rows + 0.1
-    drawn_on = _one_each(axes, len(lines), down, columns, max(3.3 * columns, 4.6), height)
+    drawn_on = _one_each(axes, len(lines), down, columns, max(3.3 * columns, LEAST), height)
     colours = [BAYES, *CONTRAST, REFERENCE, "0.1", "0.55"]
     for ax, (data, by) in zip(drawn_on, lines.items(), strict=True):
         for k, name in enumerate(recipes):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,8 @@ from bnn_pyro.tables import Row as TableRow
 
 __all__ = ["failures_of", "sweep_page", "sweep_text", "told"]
 
+#: Characters of a line in a terminal, and how many failures are told there.
+WIDTH, MOST = 110, 10
 READING = (
     "The best is the recipe with the best mean among those with the most fits. Another is told to be worse where its "
     "paired differences to the best, over the same splits and seeds, are more than chance: a one-sided t-test on their "
@@ -35,6 +38,18 @@ def failures_of(results: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(fit["name"], fit["error"]) for fit in results["fits"] if fit["status"] == FAILED]
 
 
+def _grouped(results: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """(whose, error): the fits of a recipe on a data set that failed alike are told once."""
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for fit in results["fits"]:
+        if fit["status"] == FAILED:
+            groups.setdefault((fit["recipe"], fit["data"], fit["error"]), []).append(fit["name"])
+    return [
+        (names[0] if len(names) == 1 else f"{recipe} on {data}, {len(names)} fits", error)
+        for (recipe, data, error), names in groups.items()
+    ]
+
+
 # -- terminal ----------------------------------------------------------------------------------------------------------
 def sweep_text(results: Mapping[str, Any], found: Sequence[OnData]) -> str:
     """A table a data set, sentences on the best, and what failed."""
@@ -51,9 +66,10 @@ def sweep_text(results: Mapping[str, Any], found: Sequence[OnData]) -> str:
             for row in on.recipes
         ]
         parts.append(f"\n{on.name}\n{plain_table(['', *metrics, 'fits', 'seconds a fit'], rows)}")
-        parts.append(on.over)
-    parts += [f"failed: {name}: {error}" for name, error in failures_of(results)]
-    return "\n".join(parts)
+        parts.append(textwrap.fill(on.over, WIDTH))
+    failed = [f"failed: {whose}: {error}" for whose, error in _grouped(results)]
+    more = [f"… and {len(failed) - MOST} more, in the report"] if len(failed) > MOST else []
+    return "\n".join([*parts, *([""] if failed else []), *failed[:MOST], *more])
 
 
 def _spoken_cell(on: OnData, metric: str, recipe: str) -> str | None:
@@ -75,7 +91,7 @@ def sweep_page(results: Mapping[str, Any], found: Sequence[OnData], pictures: Se
         title=f"Sweep {results['name']}",
         subtitle=f"{_count(len(recipes), 'recipe')} · {_count(len(found), 'data set')} · {' · '.join(counts)}",
         summary=[sentence for on in found for sentence in _sentences(on)] or ["No fit is finished."],
-        failures=failures_of(results),
+        failures=_grouped(results),
         overviews=_overviews(found, recipes) if len(found) > 1 else [],
         sections=[_section(on) for on in found],
         figures=pictures,

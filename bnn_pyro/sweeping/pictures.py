@@ -51,7 +51,7 @@ def draw_sweep(found: Sequence[OnData], recipes: Sequence[Candidate]) -> list[Pi
             nominal = next(m.nominal for by in METRICS.values() for name, m in by.items() if name == metric)
             axes = plots.sweep_points(scores, label, nominal=None if nominal is None else nominal * _unit(metric))
             title = f"{label.partition(',')[0]} by recipe"
-            pictures.append(Picture.of(f"sweep-{metric.replace('_', '-')}", axes, title, MARKS, wide=True))
+            pictures.append(Picture.of(f"sweep-{metric.replace('_', '-')}", axes, title, MARKS, wide=len(scores) > 1))
     for setting in numeric_settings(recipes):
         pictures += list(_draw_setting(found, setting))
     return pictures
