@@ -15,6 +15,7 @@ from bnn_pyro.datasets.files import load_table, read_rows
 from bnn_pyro.datasets.images import IMAGE_SUFFIXES, fashion_mnist, kmnist, mnist, noise_images, read_images, read_part
 from bnn_pyro.datasets.prepare import prepare
 from bnn_pyro.datasets.raw import Raw
+from bnn_pyro.datasets.rows import standardised
 from bnn_pyro.datasets.sources import data_root, existing, resolve
 from bnn_pyro.errors import UserError, unknown
 
@@ -115,17 +116,17 @@ def load_inputs(
     if isinstance(given, Path) and given.suffix.lower() != ".npz":
         return read_rows(given, schema)[0][:num]
     if isinstance(given, Path):
-        x = read_inputs(given)
+        x, white = read_inputs(given)
     elif text in _PARTS_OF_IMAGES:
-        x = read_part(text, train=False)[0].float() / 255
+        x, white = read_part(text, train=False)[0], 255.0
     else:
         raw = loader()
-        x = raw.units(raw.x if raw.test is None else raw.test[0])
+        x, white = raw.x if raw.test is None else raw.test[0], raw.white
         if schema.features and set(schema.features) <= set(raw.features):
             x = x[:, [raw.features.index(name) for name in schema.features]]
     if tuple(x.shape[1:]) != schema.input_shape:
         raise UserError(f"{text}: inputs of shape {tuple(x.shape[1:])}; this model takes {schema.input_shape}")
-    return schema.standardise(x[:num])
+    return standardised(x[:num], schema, white)
 
 
 def _loader(

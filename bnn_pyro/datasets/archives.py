@@ -13,10 +13,14 @@ import torch
 
 from bnn_pyro.datasets.columns import infer_task, read_target
 from bnn_pyro.datasets.raw import Raw, choose, no_features
+from bnn_pyro.datasets.rows import chunks
 from bnn_pyro.datasets.sources import existing, read_archive
 from bnn_pyro.errors import UserError
 
 __all__ = ["image_pair", "load_archive", "read_inputs"]
+
+#: Types of numbers that torch has too.
+HELD = tuple(np.dtype(name) for name in ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "?"))
 
 
 def load_archive(
@@ -38,11 +42,11 @@ def load_archive(
         return _pair(path, features, task)
     if "x" not in arrays or "y" not in arrays:
         raise UserError(f"{path}: has {', '.join(arrays) or 'no arrays'}; it needs arrays x and y (or one arr_0)")
-    x, y = arrays["x"], arrays["y"]
+    x, y = arrays.pop("x"), arrays["y"]  # pop: what follows may let the whole array go
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
     if x.ndim == 0 or x.size == 0 or y.ndim != 1 or len(y) != len(x):
-        raise UserError(f"{path}: x has shape {arrays['x'].shape} and y {arrays['y'].shape}; x needs rows, and y "
+        raise UserError(f"{path}: x has shape {x.shape} and y {arrays['y'].shape}; x needs rows, and y "
                         "one value for each, shape (N,)")  # fmt: skip
     if target is not None and target != "y":
         raise UserError(f"{path}: the target of an NPZ file is its array y; leave target='{target}' out")
@@ -54,7 +58,7 @@ def load_archive(
     x = _inputs(path, x)
     _refuse(path, "y", y, _not_finite)
     task, labels, classes = _targets(path, y, task, arrays.get("classes"))
-    inputs, names, columns = torch.from_numpy(np.ascontiguousarray(x)), (), ()
+    inputs, names, columns = torch.from_numpy(x), (), ()
     if x.ndim == 4:
         no_features(str(path), features)
     else:
@@ -68,19 +72,22 @@ def load_archive(
         features=names,
         columns=columns,
         source=str(path),
-        white=255.0 if x.dtype == np.uint8 else 1.0,
+        white=_white(x),
         rows=rows,
     )
 
 
-def read_inputs(path: str | Path) -> torch.Tensor:
-    """The inputs of an NPZ file, (N, F) float64 or images (N, channels, H, W) in [0, 1]; targets are not needed."""
+def read_inputs(path: str | Path) -> tuple[torch.Tensor, float]:
+    """The inputs of an NPZ file, (N, F) or images (N, channels, H, W), and the value of a white pixel.
+
+    Targets are not needed.
+    """
     arrays = read_archive(path)
     key = "x" if "x" in arrays else "arr_0"
     if key not in arrays:
         raise UserError(f"{path}: has {', '.join(arrays) or 'no arrays'}; it needs an array x (or arr_0)")
-    x = torch.from_numpy(np.ascontiguousarray(_inputs(Path(path), arrays[key])))
-    return x.to(torch.float32) / 255.0 if x.dtype == torch.uint8 else x
+    x = _inputs(Path(path), arrays[key])
+    return torch.from_numpy(x), _white(x)
 
 
 def image_pair(images: str | Path, labels: str | Path, num_classes: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -131,20 +138,28 @@ def _pair(path: Path, features: Sequence[str] | None, task: str | None) -> Raw:
     )
 
 
+def _white(x: np.ndarray) -> float:
+    return 255.0 if x.ndim == 4 and x.dtype == np.uint8 else 1.0
+
+
 def _inputs(path: Path, x: np.ndarray) -> np.ndarray:
-    """x as (N, F) float64 or images (N, channels, H, W), uint8 or float32 in [0, 1]; NaN and inf refused."""
+    """x as (N, F) or images (N, channels, H, W), uint8 or float32 in [0, 1]; NaN and inf refused.
+
+    Tables keep the type that they came in, where torch has it: a copy in float64 could be many times the file.
+    """
     if not (np.issubdtype(x.dtype, np.number) or x.dtype == bool) or np.iscomplexobj(x):
         raise UserError(f"{path}: x holds {x.dtype}; it must hold numbers")
     if x.ndim not in (2, 3, 4) or 0 in x.shape:
         raise UserError(f"{path}: x has shape {x.shape}; it must be (N, features), (N, H, W) or (N, H, W, channels)")
     _refuse(path, "x", x, _not_finite)
+    x = np.ascontiguousarray(x)
     if x.ndim == 2:
-        return x.astype(np.float64)
+        return x if x.dtype in HELD else x.astype(np.float64)
     if x.dtype != np.uint8:
         if x.min() < 0 or x.max() > 1:
             raise UserError(f"{path}: pixels from {x.min()} to {x.max()}; store images as uint8, or as numbers in "
                             "[0, 1]")  # fmt: skip
-        x = x.astype(np.float32)
+        x = x.astype(np.float32, copy=False)
     if x.ndim == 3:
         return x[:, None]
     if x.shape[1] not in (1, 3) and x.shape[3] not in (1, 3):
@@ -157,7 +172,8 @@ def _without_nan(path: Path, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, 
     whole = np.ones(len(y), dtype=bool)
     for values in (x, y):
         if np.issubdtype(values.dtype, np.floating):
-            whole &= ~np.isnan(values.reshape(len(values), -1)).any(axis=1)
+            for part in chunks(len(values), values.shape[1:]):
+                whole[part] &= ~np.isnan(values[part].reshape(len(values[part]), -1)).any(axis=1)
     if whole.all():
         return x, y, None
     if not whole.any():
@@ -167,9 +183,15 @@ def _without_nan(path: Path, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, 
 
 def _refuse(path: Path, name: str, values: np.ndarray, bad: Callable[[np.ndarray], np.ndarray]) -> None:
     """The first bad value of an array of floats is an error that tells its place."""
-    if not np.issubdtype(values.dtype, np.floating) or not bad(values).any():
+    if not np.issubdtype(values.dtype, np.floating):
         return
-    place = tuple(int(i) for i in np.argwhere(bad(values))[0])
+    for part in chunks(len(values), values.shape[1:]):
+        if bad(values[part]).any():
+            break
+    else:
+        return
+    row, *column = np.argwhere(bad(values[part]))[0].tolist()
+    place = (part.start + row, *column)
     drop = ", or train with drop_missing (--drop-missing)" if np.isnan(values[place]) else ""
     raise UserError(f"{path}: {name}{list(place)} is {values[place]}; correct or remove row {place[0]} (from 0){drop}")
 

@@ -67,7 +67,7 @@ class Schema:
         """
         x = x if x.dtype == torch.float64 else x.to(torch.float32)
         shift, scale = self._affine(x)
-        return ((x - shift) / scale).to(torch.float32)
+        return (x - shift).div_(scale).to(torch.float32)
 
     def unstandardise(self, x: Tensor) -> Tensor:
         """The inverse of :meth:`standardise`: (…, *input_shape) in the user's units."""
@@ -129,5 +129,5 @@ class Dataset:
         """SHA-256 of the training rows (first 16 hex digits): equal fingerprints mean equal training data."""
         digest = hashlib.sha256()
         for part in (self.x_train, self.y_train):
-            digest.update(part.detach().cpu().contiguous().numpy().tobytes())
+            digest.update(part.detach().cpu().contiguous().numpy())
         return digest.hexdigest()[:16]

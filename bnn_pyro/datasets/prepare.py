@@ -8,8 +8,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bnn_pyro.datasets.dataset import Column, Dataset, Schema
+from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.datasets.raw import Raw
+from bnn_pyro.datasets.rows import mean_and_scale, median, standardised, taken
 from bnn_pyro.datasets.splits import divide
 from bnn_pyro.errors import UserError
 
@@ -37,20 +38,23 @@ def prepare(
         if limit < 1:
             raise UserError(f"limit={limit}: give the number of training rows to keep, 1 or more")
         train, record = train[:limit], {**record, "limit": limit}
-    x_test, y_test = raw.test if raw.test is not None else (raw.x[test], raw.y[test])
-    schema = _schema(raw, raw.x[train], raw.y[train])
-    parts = ((raw.x[train], raw.y[train]), (raw.x[val], raw.y[val]), (x_test, y_test))
-    record["rows"] = [len(y) for _, y in parts]
+    schema = _schema(raw, train)
+    tested = (raw.x, raw.y, test) if raw.test is None else (*raw.test, torch.arange(len(raw.test[1])))
+    parts = ((raw.x, raw.y, train), (raw.x, raw.y, val), tested)
+    record["rows"] = [len(rows) for _, _, rows in parts]
     tensors: list[Tensor] = []
-    for x, y in parts:
-        tensors += [schema.standardise(raw.units(x)), y.to(torch.float32 if raw.task == "regression" else torch.int64)]
+    for x, y, rows in parts:
+        target = y[rows].to(torch.float32 if raw.task == "regression" else torch.int64)
+        tensors += [standardised(x, schema, raw.white, rows), target]
     return Dataset(raw.name, schema, *tensors, source=raw.source, split=record)
 
 
-def _schema(raw: Raw, x: Tensor, y: Tensor) -> Schema:
-    shift, scale = _pixel_statistics(x, raw.white) if x.dim() == 4 else _column_statistics(x, raw.columns)
+def _schema(raw: Raw, rows: Tensor) -> Schema:
+    """What the training rows, and no others, tell."""
+    y, statistics = raw.y[rows], _pixel_statistics if raw.x.dim() == 4 else _column_statistics
+    shift, scale = statistics(raw, rows)
     regression = raw.task == "regression"
-    deviation = _scale(y.double()).item() if regression else 1.0
+    deviation = mean_and_scale([y])[1].item() if regression else 1.0
     if regression and deviation < MIN_RELATIVE_SPREAD * y.abs().max().item():
         raise UserError(
             f"{raw.name}: the target '{raw.target}' varies by {deviation:.3g} around {y.double().mean().item():.6g}, "
@@ -58,7 +62,7 @@ def _schema(raw: Raw, x: Tensor, y: Tensor) -> Schema:
         )
     return Schema(
         task=raw.task,
-        input_shape=tuple(x.shape[1:]),
+        input_shape=tuple(raw.x.shape[1:]),
         classes=raw.classes,
         features=raw.features,
         target=raw.target,
@@ -70,18 +74,11 @@ def _schema(raw: Raw, x: Tensor, y: Tensor) -> Schema:
     )
 
 
-def _scale(x: Tensor) -> Tensor:
-    """Standard deviation over the first axis; 1 where all values are equal (rounding would leave 1e-17, not 0)."""
-    constant = x.amax(0) == x.amin(0)
-    return torch.where(constant, 1.0, x.std(0, correction=0))
-
-
-def _column_statistics(x: Tensor, columns: tuple[Column, ...]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _column_statistics(raw: Raw, rows: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of each feature; one-hot features keep their 0 and 1."""
-    x = x.double()
-    shift, scale = x.mean(0), _scale(x)
+    shift, scale = mean_and_scale(taken(raw.x, rows))
     start = 0
-    for column in columns:
+    for column in raw.columns:
         width = 1 if column.categories is None else len(column.categories)
         if column.categories is not None:
             shift[start : start + width], scale[start : start + width] = 0.0, 1.0
@@ -89,20 +86,20 @@ def _column_statistics(x: Tensor, columns: tuple[Column, ...]) -> tuple[tuple[fl
     return tuple(shift.tolist()), tuple(scale.tolist())
 
 
-def _pixel_statistics(x: Tensor, white: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _pixel_statistics(raw: Raw, rows: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """The median pixel and one standard deviation for all pixels.
 
     The median, because it is the background where there is one: an input of exactly 0 carries none of its weight's
     uncertainty, while a background shifted to -0.4 would add the noise of some 500 uninformative weights to every
     hidden unit of an MNIST network.
     """
-    if x.dtype != torch.uint8:
-        pixels = x.double().flatten() / white
-        return (pixels.median().item(),), (_scale(pixels).item(),)
-    counts = torch.bincount(x.flatten(), minlength=256).double()  # exact, and no float copy of the images
-    values = torch.arange(256, dtype=torch.float64) / white
+    if raw.x.dtype != torch.uint8:
+        pixels = (chunk.double().flatten() / raw.white for chunk in taken(raw.x, rows))
+        return (median(raw.x, rows) / raw.white,), (mean_and_scale(pixels)[1].item(),)
+    counts = sum(torch.bincount(chunk.flatten(), minlength=256) for chunk in taken(raw.x, rows)).double()  # exact
+    values = torch.arange(256, dtype=torch.float64) / raw.white
     share = counts / counts.sum()
-    median = values[int((share.cumsum(0) < 0.5).sum())]
+    middle = values[int((share.cumsum(0) < 0.5).sum())]
     mean = (share * values).sum()
     deviation = (share * (values - mean).square()).sum().sqrt().item() if (counts > 0).sum() > 1 else 1.0
-    return (median.item(),), (deviation,)
+    return (middle.item(),), (deviation,)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from bnn_pyro.datasets.dataset import Column
@@ -18,7 +17,8 @@ __all__ = ["Raw", "choose", "no_features"]
 class Raw:
     """Rows as they were read, neither divided nor standardised.
 
-    x      (N, F) float64, or (N, channels, height, width): uint8 of 0 … white, or float in [0, 1] where white is 1
+    x      (N, F) numbers of any type, or (N, channels, height, width): uint8 of 0 … white, or float32 in [0, 1] where
+           white is 1
     y      (N,) float64 (regression) or int64 labels 0 … K−1 (classification)
     test   x and y of the set's own test part, None where it has none
     white  the value of a white pixel: images are divided by it
@@ -40,10 +40,6 @@ class Raw:
     rows: Tensor | None = None
     validation: int | None = None
 
-    def units(self, x: Tensor) -> Tensor:
-        """Inputs in the units that a schema standardises: pixels in [0, 1], table columns as they are."""
-        return x.to(torch.float32) / self.white if x.dim() == 4 else x
-
 
 def no_features(name: str, features: Sequence[str] | None) -> None:
     """Refuse a choice of features where the inputs are images."""
@@ -63,5 +59,6 @@ def choose(
             raise unknown(f"feature of {where}", name, names)
         if chosen.count(name) > 1:
             raise UserError(f"{where}: feature '{name}' is chosen twice")
-    index = [names.index(name) for name in chosen]
-    return x[:, index].double(), tuple(chosen), tuple(Column(name) for name in chosen)
+    if features is not None:
+        x = x[:, [names.index(name) for name in chosen]]
+    return x, tuple(chosen), tuple(Column(name) for name in chosen)
