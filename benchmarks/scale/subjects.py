@@ -166,8 +166,9 @@ def run(subject: Subject, sizes: Sizes, most: float) -> dict[str, float]:
 def _predicted(subject: Subject, sizes: Sizes) -> dict[str, float]:
     """By the guide as it is before training."""
     data = sizes.data()
-    entry, x = subject.entry(sizes), torch.randn(sizes.points, sizes.inputs)
+    entry = subject.entry(sizes)
     with bp.isolated(0):
+        x = torch.randn(sizes.points, sizes.inputs)
         model = entry.model(data.schema)
         posterior = bp.Posterior(model, data.schema, guide=entry.guide(model))
     start = time.perf_counter()
