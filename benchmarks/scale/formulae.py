@@ -28,11 +28,6 @@ def _data(s: Sizes) -> float:
     return s.rows * (F32 * s.inputs + F64)
 
 
-def _start(s: Sizes) -> dict[str, Bytes]:
-    """The fingerprint of the data is taken of a copy of the inputs."""
-    return {"start": {"copy of the inputs": F32 * s.rows * s.inputs}}
-
-
 def _batch(s: Sizes, passes: float) -> Bytes:
     """Gathered rows, and as many tensors of the activations' size."""
     return {"batch": s.batch * (F32 * s.inputs + F64), "activations": passes * F32 * s.batch * sum(s.layers)}
@@ -44,7 +39,7 @@ def _optimised(**numbers: float) -> Callable[..., Callable[[Sizes], dict[str, By
     def made(passes: float) -> Callable[[Sizes], dict[str, Bytes]]:
         def formula(s: Sizes) -> dict[str, Bytes]:
             weights = {name: F32 * number * s.weights for name, number in numbers.items()}
-            return {**_start(s), "training": weights | _batch(s, passes)}
+            return {"training": weights | _batch(s, passes)}
 
         return formula
 
@@ -74,7 +69,7 @@ def _sghmc(s: Sizes) -> dict[str, Bytes]:
         "log-probabilities": 3 * F32 * s.chains * s.batch * s.classes,
     }
     end = {"network and noise estimate": own, "positions and momenta": 4 * chains, "stored draws": 2 * s.draws * chains}
-    return {**_start(s), "step": step, "end": end}
+    return {"step": step, "end": end}
 
 
 def _laplace(s: Sizes) -> dict[str, Bytes]:
@@ -84,7 +79,7 @@ def _laplace(s: Sizes) -> dict[str, Bytes]:
         "inputs": F64 * s.rows * (s.inputs + 1),
         "information of every row": 3 * F64 * s.rows * s.outputs**2,
     }
-    return {**_start(s), "curvature": found}
+    return {"curvature": found}
 
 
 #: What the stats of a draw of ChEES are: float64 numbers.
@@ -140,7 +135,7 @@ FORMULAE: dict[str, Callable[[Sizes], dict[str, Bytes]]] = {
     "chees-net": _chees,
     "predict": _predict,
 }
-#: The same in a line, besides the data, 4·N·D, which are there twice while their fingerprint is taken.
+#: The same in a line, besides the data, 4·N·D.
 TEXTS: dict[str, str] = {
     "mean-field": "4·(12 P + B·D + 2 A)",
     "hidden-layer": "4·(9 P + 2 B·D + 3 A)",
