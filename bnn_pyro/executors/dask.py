@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import random
 import sys
 import warnings
 from importlib import metadata
@@ -21,6 +22,10 @@ ANSWER = 10.0
 
 #: What must be the same on workers, for results to be the same bit for bit.
 PACKAGES = ("bnn-pyro", "torch", "pyro-ppl", "numpy")
+
+
+#: What a worker of our own does first: Ctrl-C at a terminal is the parent's to answer.
+DEAF = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)"
 
 
 def connect(where: Any, stack: contextlib.ExitStack) -> Any:
@@ -44,8 +49,9 @@ def connect(where: Any, stack: contextlib.ExitStack) -> Any:
                 n_workers=where.workers or joblib.cpu_count(),
                 threads_per_worker=1,
                 host="127.0.0.1",
-                dashboard_address=None,
+                dashboard_address="127.0.0.1:0",  # a port that is free, where None means 8787
                 silence_logs=logging.CRITICAL,
+                preload=DEAF,
             )
         )
     if isinstance(where, distributed.Client):
@@ -64,7 +70,7 @@ def _client(address: Any) -> Any:
     import distributed
 
     logger = logging.getLogger("distributed")  # what it would tell of a scheduler that is away, the error says
-    level = logger.level
+    level, state = logger.level, random.getstate()  # by which it waits before it tries again
     try:
         logger.setLevel(logging.CRITICAL)
         return distributed.Client(address, timeout=ANSWER, set_as_default=False)
@@ -76,6 +82,7 @@ def _client(address: Any) -> Any:
         ) from None
     finally:
         logger.setLevel(level)
+        random.setstate(state)
 
 
 def versions() -> dict[str, str]:

@@ -27,6 +27,9 @@ __all__ = ["ClusterCrew", "ProcessesCrew", "in_rounds"]
 #: Seconds between two looks at what the tasks have done.
 LOOK = 0.1
 
+#: Seconds between two counts of a cluster's workers, and that it may be without any before that is told.
+EVERY, PATIENCE = 5, 30
+
 #: Deaths of its process after which a task is tried alone, and after which it is given up if it was alone.
 SUSPECT, GIVEN_UP = 2, 3
 
@@ -93,7 +96,7 @@ class ClusterCrew:
         self.digest, self.topic = hashlib.sha256(self.blob).hexdigest(), f"bnn-pyro-{uuid.uuid4().hex}"
         self.shares = np.zeros(len(tasks))
         self.stopped = False
-        self.looks = self.without = 0
+        self.looks, self.without = 0, 0
         client.subscribe_topic(self.topic, self._hear)
         stack.callback(self._hang_up)
 
@@ -132,11 +135,11 @@ class ClusterCrew:
     def _count_workers(self) -> None:
         """Tell once of a cluster that stays without: workers may be starting, or starting again."""
         self.looks += 1
-        if self.looks % round(5 / LOOK) == 0 and self.without < 3:
+        if self.looks % round(EVERY / LOOK) == 0 and self.without < PATIENCE:
             with contextlib.suppress(OSError):
                 missing = missing_workers(self.client)
-                self.without = self.without + 1 if missing else 0
-                if self.without == 3:
+                self.without = self.without + EVERY if missing else 0
+                if self.without >= PATIENCE:
                     warnings.warn(missing, stacklevel=8)
 
     def stop(self) -> None:
