@@ -192,8 +192,8 @@ def _executor_option(group: argparse._ActionsContainer, what: str) -> None:
     group.add_argument(
         "--executor",
         metavar="WHERE",
-        help=f"where {what} run: here, processes:4, dask:4 (a cluster of this machine) or dask://HOST:PORT, the scheduler "
-        "of any (here, on all cores where that pays); results are the same",
+        help=f"where {what} run: here, processes:4, dask:4 (a cluster of this machine) or dask://HOST:PORT, the "
+        "scheduler of any (this machine, on all cores where that pays); results are the same",
     )
 
 
