@@ -68,7 +68,8 @@ NOTES = {
 
 The same command again makes what is missing: fits that are finished are kept, one that was cut off goes on from its
 checkpoint, one that failed is tried again, and a SPEC with more seeds, data or recipes adds their fits. Every fit is a
-run folder, RECIPE-DATA-seedN-splitN, for `evaluate`, `compare`, `predict`, `diagnose`. Exits with 1 where one failed.
+run folder, RECIPE-DATA-seedN-splitN, for `evaluate`, `compare`, `predict`, `diagnose`; its own seed is N of the SPEC +
+1000 · split, so that splits do not share their starts. Exits with 1 where one failed.
 
 a SPEC:
   seeds = [0, 1]

@@ -64,6 +64,7 @@ def test_all_recipes_come_before_the_next_split():
     fits = plans(f"seeds = [0, 1]\nsplits = [0, 1]\n{DATA}{RECIPES}[recipes.mf]\n")
     assert [fit.candidate for fit in fits[:2]] == ["mlp", "mf"]
     assert [fit.unit for fit in fits[::4]] == [(0, 0), (1, 0), (0, 1), (1, 1)]
+    assert [fit.recipe.seed for fit in fits[::4]] == [0, 1000, 1, 1001], "splits do not share their starts"
 
 
 def test_numeric_settings_of_grids_become_lines():
@@ -108,6 +109,7 @@ WRONG = {
     f"{DATA}{RECIPES}grid = {{ lr = [1, 1] }}\n": "'lr' has 1 twice",
     f"{DATA}{RECIPES}inference_settings = {{ lr = 1 }}\ngrid = {{ lr = [1] }}\n": "'lr' is in inference_settings too",
     f'{DATA}{RECIPES}[recipes.MLP]\nvariant = "mlp"\n': "'mlp' and 'MLP' would share a folder; rename one",
+    "[data.b-c]\nname = \"digits\"\n[data.c]\nname = \"digits\"\n[recipes.a]\n[recipes.a-b]\n": "share the folder",
     f'{DATA}[recipes.{"a" * 101}]\nvariant = "mlp"\n': "has more than 100 characters",
 }  # fmt: skip
 

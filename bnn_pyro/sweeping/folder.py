@@ -19,6 +19,7 @@ from bnn_pyro.errors import UserError
 from bnn_pyro.report import Picture
 from bnn_pyro.rundir import RunFolder
 from bnn_pyro.sweeping.plan import Fit
+from bnn_pyro.sweeping.spec import spoken
 
 __all__ = ["BEGUN", "CHANGED", "FAILED", "FINISHED", "MISSING", "Standing", "SweepFolder"]
 
@@ -92,8 +93,10 @@ class SweepFolder:
             "data": fit.data,
             "seed": fit.seed,
             "split": fit.split,
+            "own_seed": recipe.seed,
             "variant": recipe.variant,
             "inference": recipe.inference,
+            "grid": dict(fit.grid),
             "status": FAILED if error else self.standing(fit).state,
             "error": error,
         }
@@ -133,9 +136,10 @@ class SweepFolder:
 
 
 def _csv(fits: Sequence[Mapping[str, Any]]) -> str:
-    """One line a fit: who it is, what it took, every number of its metrics.json."""
+    """One line a fit: who it is, what its grid sets, what it took, every number of its metrics.json."""
     rows = [
         {k: v for k, v in fit.items() if not isinstance(v, Mapping)}
+        | {key: spoken(value) for key, value in fit["grid"].items()}
         | {f"{part}_rows": count for part, count in fit.get("rows", {}).items()}
         | dict(fit.get("metrics", {}))
         for fit in fits

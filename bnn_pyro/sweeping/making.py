@@ -66,7 +66,6 @@ def _make(making: Making) -> None:
     entry, below = prepared(recipe, data)
     folder.begin(recipe, keep=making.resume)
     posterior, baseline = fit_run(folder, recipe, data, entry, below, resume=making.resume, show=False)
-    tell(0.9, 1.0)
     folder.write("environment.json", folder.read("environment.json") | {"command": making.command})
     beside = baseline if recipe.baseline or recipe.stands_on(data.schema) else None
     score_run(folder, recipe, data, posterior, beside, show=False)

@@ -10,6 +10,7 @@ from typing import Any
 from bnn_pyro.metrics import METRICS
 from bnn_pyro.report import Picture, sweep_html
 from bnn_pyro.sweeping.folder import FAILED, FINISHED
+from bnn_pyro.sweeping.plan import STRIDE
 from bnn_pyro.sweeping.statistics import ALPHA, Difference, Mean
 from bnn_pyro.sweeping.summary import OPEN, WORSE, Contest, OnData
 from bnn_pyro.tables import HEADLINE, SHARES, Cell, plain_table
@@ -28,6 +29,8 @@ READING = (
     "“Not told apart” is not “equal”: with few splits only large differences can be told.",
     "There is no mean rank over data sets: it would weigh a difference that is chance as much as a large one, and "
     "change with the other recipes in the sweep. The overview counts only what is told.",
+    f"The seed of a fit is that of the SPEC + {STRIDE} · split: splits begin with other weights, so that what a start "
+    "does to the result is in the error over splits.",
     "A coverage or an interval width has no best: a coverage is good where it is near its nominal value, and a width "
     "where it is small with a coverage that is right.",
 )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from bnn_pyro.errors import UserError
 from bnn_pyro.fitted_run import prepared
@@ -11,7 +12,11 @@ from bnn_pyro.progress import progress_bar
 from bnn_pyro.recipe import Recipe, resolve_config
 from bnn_pyro.sweeping.spec import Candidate, Material, Spec, slug
 
-__all__ = ["Fit", "check_fits", "plan_fits"]
+__all__ = ["STRIDE", "Fit", "check_fits", "plan_fits"]
+
+#: A fit's own seed is that of the SPEC + STRIDE · split. Fits of one seed would begin with the same weights on every
+#: split, and what these do to the result (on a small set as much as the split) would be in no error over splits.
+STRIDE = 1000
 
 
 @dataclass(frozen=True)
@@ -19,8 +24,9 @@ class Fit:
     """One fit of a sweep.
 
     candidate, data  names in the SPEC
-    seed             of initial weights, order of rows and noise
+    seed             that of the SPEC; the recipe's own, of initial weights, order of rows and noise, follows from it
     split            the number of a given split, or the seed of a random one
+    grid             the settings that the grid gives its recipe
     """
 
     candidate: str
@@ -28,6 +34,7 @@ class Fit:
     seed: int
     split: int
     recipe: Recipe
+    grid: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -48,20 +55,38 @@ def plan_fits(spec: Spec) -> list[Fit]:
 
     Tuned settings go before those of the variant, those of the SPEC before tuned ones, as for `train`.
 
-    Raises UserError for settings that variant or method refuse.
+    Raises UserError for settings that variant or method refuse, and where two fits would share a folder.
     """
     rounds = [(seed, k) for seed in spec.seeds for k in range(max(len(material.splits) for material in spec.data))]
-    return [
-        Fit(candidate.name, material.name, seed, material.splits[k], _resolved(spec, candidate, material, seed, k))
+    fits = [
+        Fit(
+            candidate.name,
+            material.name,
+            seed,
+            material.splits[k],
+            _resolved(spec, candidate, material, seed, k),
+            candidate.grid,
+        )
         for seed, k in rounds
         for material in spec.data
         if k < len(material.splits)
         for candidate in spec.recipes
     ]
+    seen: dict[str, Fit] = {}
+    for fit in fits:
+        other = seen.setdefault(fit.name.lower(), fit)
+        if other is not fit:
+            raise UserError(
+                f"{spec.path}: '{other.candidate}' on '{other.data}' and '{fit.candidate}' on '{fit.data}' would share "
+                f"the folder {fit.name}; rename one of them"
+            )
+    return fits
 
 
 def _resolved(spec: Spec, candidate: Candidate, material: Material, seed: int, k: int) -> Recipe:
-    config = {**candidate.config, "data": material.config_of(material.splits[k]), "seed": seed}
+    split = material.splits[k]
+    own_seed = (seed + STRIDE * split) % 2**32
+    config = {**candidate.config, "data": material.config_of(split), "seed": own_seed}
     try:
         return resolve_config(config)
     except UserError as error:

@@ -168,8 +168,8 @@ def _material(path: Path, name: str, table: dict[str, Any], splits: tuple[int, .
     if chosen is None:
         return Material(name, config, key, (own or 0,))
     if own is not None:
-        raise UserError(f"{place}: '{key}' is which split to take, and so is 'splits' of the sweep; leave one of them "
-                        "out, or give splits_to_run here")  # fmt: skip
+        raise UserError(f"{place}: '{key}' is which split to take, and a list of splits is given too; leave it out, "
+                        f"or take that one alone by splits_to_run = [{own}] here")  # fmt: skip
     if not given and chosen == ALL:
         raise UserError(f'{place}: "{ALL}" splits are those of a file of given ones, and this has none; give '
                         "splits_to_run = [0, 1, 2] here (seeds of random splits), or splits = FILE.npz")  # fmt: skip
