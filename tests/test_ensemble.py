@@ -1,6 +1,8 @@
 """Deep ensembles: the members are point estimates of their own, and a stopped ensemble goes on to the same members."""
 
+import os
 import signal
+from dataclasses import replace
 
 import pytest
 import torch
@@ -70,6 +72,74 @@ def test_a_stopped_ensemble_goes_on_to_the_same_result(tmp_path, monkeypatch, en
     assert resumed.trace == ensemble.trace
 
 
+LONGER = bp.Ensemble(members=3, epochs=400, batch_size=8, cores=2)  # as long as signals need
+
+
+def members(posterior, num):
+    return {site: value[:num] for site, value in posterior.chains.items()}
+
+
+@pytest.fixture(scope="module")
+def whole():
+    return fit(replace(LONGER, cores=1))
+
+
+def same(a, b):
+    return all(torch.equal(a.chains[site], value) for site, value in b.chains.items()) and a.trace == b.trace
+
+
+def test_members_trained_at_once_are_the_same(whole):
+    assert same(fit(LONGER), whole)
+
+
+def test_a_member_does_not_depend_on_how_many_there_are(ensemble):
+    two = fit(bp.Ensemble(members=2, **SETTINGS))
+    assert all(torch.equal(two.chains[site], value) for site, value in members(ensemble, 2).items())
+
+
+def run(method, **settings):
+    """``method.run`` as ``fit`` calls it."""
+    with bp.isolated(2):
+        return method.run(bp.MLP(hidden=(3,)).model(PROBLEM.schema), None, PROBLEM.data, seed=2, **settings)
+
+
+def test_stopped_in_processes_and_resumed_in_this_one(tmp_path, whole):
+    lines = []
+
+    def signalled(done, of, figures):
+        if done > 200 and not checkpoint.stop:
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(Interrupted, match=r"stopped with . of 3 members found"), Checkpoint(tmp_path) as checkpoint:
+        run(LONGER, checkpoint=checkpoint, report=signalled)
+    assert list(tmp_path.glob("*.member-*.pt"))  # what they had when they were stopped
+    again = run(replace(LONGER, cores=1), checkpoint=Checkpoint(tmp_path), report=lambda done, *_: lines.append(done))
+    assert lines[0] > 4 and same(again, whole)
+
+
+def test_a_member_whose_process_is_killed_is_trained_again(tmp_path, whole):
+    class Killed(bp.Ensemble):  # travels by value
+        def find(self, model, point, data, **how):
+            trace = super().find(model, point, data, **how)
+            if how["seed"] != 2 and not (tmp_path / "killed").exists():
+                (tmp_path / "killed").touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return trace
+
+    method = Killed(**{name: getattr(LONGER, name) for name in ("members", "epochs", "batch_size", "cores")})
+    assert same(run(method), whole) and (tmp_path / "killed").exists()
+
+
+def test_progress_is_told_in_steps():
+    lines = []
+    run(bp.Ensemble(members=2, **SETTINGS), report=lambda *line: lines.append(line))
+    assert next(line[:2] for line in lines if line[0] == 24) == (24, 48) and lines[-1][:2] == (48, 48)
+    assert [line[0] for line in lines] == sorted(line[0] for line in lines)
+    assert {line[2]["member"] for line in lines if line[2]} == {1, 2}
+
+
 def test_it_needs_a_member():
     with pytest.raises(bp.UserError, match="members must be at least 1"):
         bp.Ensemble(members=0)
+    with pytest.raises(bp.UserError, match="cores must be at least 0"):
+        bp.Ensemble(cores=-1)
