@@ -16,6 +16,7 @@ from bnn_pyro.claim import Claim
 from bnn_pyro.comparison import compare_runs
 from bnn_pyro.datasets import load_inputs, read_rows
 from bnn_pyro.datasets.dataset import Schema
+from bnn_pyro.datasets.together import load_together
 from bnn_pyro.diagnosis import diagnose_run, diagnosis_table
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.evaluation import evaluate_run, load_posterior, outside_inputs, score_mean_weights, score_other
@@ -49,7 +50,7 @@ def train(args: Namespace) -> None:
     with joined() as ranks, ranks.connected():
         recipe, folder = ranks.first_does(lambda: _asked(args))
         check_divisible(recipe.method(), ranks)
-        data = ranks.in_turn(recipe.load)
+        data = load_together(ranks, recipe.load)
         entry, below = ranks.all_do(lambda: prepared(recipe, data))
         ranks.all_do(lambda: folder.begin(recipe, keep=args.resume) if ranks.first else None)
         show = not args.quiet

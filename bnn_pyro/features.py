@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from bnn_pyro.datasets.dataset import Dataset
+from bnn_pyro.datasets.sources import cache_root
 from bnn_pyro.errors import UserError
 from bnn_pyro.parts.backbone import Backbone, OnFeatures, spoken, weights_digest
 from bnn_pyro.progress import progress_bar
@@ -38,8 +39,7 @@ PROBE, TOLERANCE = 8, 0.05
 
 def cache_folder() -> Path:
     """Where features are kept."""
-    given = os.environ.get("BNN_PYRO_CACHE")
-    return (Path(given) if given else Path.home() / ".cache" / "bnn_pyro") / "features"
+    return cache_root() / "features"
 
 
 def check_split(description: Mapping[str, Any], data: Dataset) -> None:

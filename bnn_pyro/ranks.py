@@ -91,11 +91,6 @@ class Ranks:
         """``function()`` of rank 0: its value or its UserError on all."""
         return self.share(self.all_do(lambda: function() if self.first else None))
 
-    def in_turn(self, function: Callable[[], Value]) -> Value:
-        """``function()`` of each, but first on one rank of every machine: the others find what it downloaded."""
-        early = self.all_do(lambda: function() if self.local == 0 else None)
-        return self.all_do(lambda: early if self.local == 0 else function())
-
     # -- numbers -------------------------------------------------------------------------------------------------------
     def mean(self, x: Tensor) -> Tensor:
         """The mean over the ranks, elementwise; the same bits on all."""

@@ -19,6 +19,8 @@ from torch import Tensor
 __all__ = ["Column", "Dataset", "Schema"]
 
 TASKS = ("regression", "classification")
+#: The tensors of a data set.
+PARTS = ("x_train", "y_train", "x_val", "y_val", "x_test", "y_test")
 
 
 @dataclass(frozen=True)
@@ -121,8 +123,7 @@ class Dataset:
 
     def to(self, device: torch.device | str) -> Dataset:
         """The same data set with every tensor on ``device``."""
-        parts = ("x_train", "y_train", "x_val", "y_val", "x_test", "y_test")
-        return replace(self, **{p: getattr(self, p).to(device) for p in parts})
+        return replace(self, **{part: getattr(self, part).to(device) for part in PARTS})
 
     @property
     def fingerprint(self) -> str:

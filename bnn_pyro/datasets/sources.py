@@ -10,12 +10,18 @@ import numpy as np
 
 from bnn_pyro.errors import UserError
 
-__all__ = ["data_root", "existing", "read_archive", "resolve"]
+__all__ = ["cache_root", "data_root", "existing", "read_archive", "resolve"]
 
 
 def data_root() -> Path:
     """The folder that downloads go to and are read from: ``BNN_PYRO_DATA``, or ``data`` in the working directory."""
     return Path(os.environ.get("BNN_PYRO_DATA") or "data")
+
+
+def cache_root() -> Path:
+    """The folder for what can be made again: ``BNN_PYRO_CACHE``, or ``~/.cache/bnn_pyro``."""
+    given = os.environ.get("BNN_PYRO_CACHE")
+    return Path(given) if given else Path.home() / ".cache" / "bnn_pyro"
 
 
 def resolve(path: str | Path) -> Path:
