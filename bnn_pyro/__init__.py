@@ -45,6 +45,7 @@ _HOMES = {
     "DropoutMLP": "zoo",
     "HiddenLayer": "parts.hidden_layer",
     "Posterior": "posterior",
+    "pool": "posterior",
     "Prediction": "predictive",
     "predict": "predictive",
     "prune": "pruning",

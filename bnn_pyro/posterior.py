@@ -10,7 +10,7 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.errors import UserError
 from bnn_pyro.isolation import isolated
 
-__all__ = ["Posterior", "read_archive", "weight_space"]
+__all__ = ["Posterior", "pool", "read_archive", "weight_space"]
 
 FORMAT = 1
 
@@ -155,6 +155,45 @@ class Posterior:
         meta["sha256"] = _digest(blob, meta)
         write_whole(folder / "posterior.pt", blob)
         write_whole(folder / "posterior.json", json.dumps(meta, indent=1).encode())
+
+
+def pool(posteriors: Sequence[Posterior]) -> Posterior:
+    """The chains of several posteriors side by side, as if one run had made them all: of other seeds, or machines.
+
+    All draws count equally, and convergence is judged over all of them. ``stats`` are those that all have; there is no
+    trace.
+
+    Raises UserError where there are none, one is a guide, the chains differ in length, or variant, settings,
+    temperature or training rows differ.
+    """
+    if not posteriors:
+        raise UserError("there are no posteriors to pool")
+    first, shared = posteriors[0], set.intersection(*(set(one.stats) for one in posteriors))
+    for number, other in enumerate(posteriors, 1):
+        if other.chains is None:
+            raise UserError(f"posterior {number} is a guide and has no chains to pool; it draws as often as you like")
+        for what, here, there in zip(("variant or setting", "temperature", "training rows", "length of chains"),
+                                     _subject(first), _subject(other), strict=True):  # fmt: skip
+            if here != there:
+                raise UserError(f"posterior {number} has another {what} than the first ({there}, not {here})")
+    chains = {site: torch.cat([one.chains[site].to(first.device) for one in posteriors]) for site in first.chains}
+    stats = {name: torch.cat([one.stats[name].cpu() for one in posteriors]) for name in shared}
+    if "superchain" in stats:  # chains of different runs share no starting point
+        lengths = torch.tensor([len(one.stats["superchain"]) for one in posteriors])
+        run = torch.arange(len(posteriors)).repeat_interleave(lengths)[:, None]
+        stats["superchain"] += run * (stats["superchain"].max() + 1)
+    about = {"pooled": len(posteriors), "seeds": [one.provenance.get("seed") for one in posteriors]}
+    provenance = {k: v for k, v in first.provenance.items() if k != "key"} | about
+    return Posterior(first.model, first.schema, chains=chains, stats=stats, provenance=provenance)
+
+
+def _subject(posterior: Posterior) -> tuple[Any, ...]:
+    """What posteriors that are pooled must have in common."""
+    told = posterior.provenance
+    settings = json.dumps([told.get("entry"), told.get("entry_settings")], sort_keys=True, default=str)
+    temperature = told.get("method_settings", {}).get("temperature", 1.0)
+    length = next(iter(posterior.chains.values())).shape[1] if posterior.chains else 0
+    return settings, temperature, told.get("fingerprint"), length
 
 
 def _latent(trace: poutine.Trace) -> dict[str, dict]:

@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+from dataclasses import replace
 
 import pytest
 import torch
@@ -92,6 +93,42 @@ def reseal(folder, **changes):
     meta = {**json.loads((folder / "posterior.json").read_text()), **changes}
     meta["sha256"] = _digest((folder / "posterior.pt").read_bytes(), meta)
     (folder / "posterior.json").write_text(json.dumps(meta))
+
+
+# -- pooling -----------------------------------------------------------------------------------------------------
+def sampled(seed, chains=4, **settings):
+    method = bp.ChEES(**{"chains": chains, "superchains": 2, "warmup": 10, "draws": 3, "compiled": "no", **settings})
+    return bp.fit(PROBLEM.entry(), PROBLEM.data, method, seed=seed, progress=False, device="cpu")
+
+
+def test_pooled_chains_stand_side_by_side(tmp_path):
+    first, second = sampled(0), sampled(1, chains=6)
+    second.save(tmp_path)  # read back, its settings are JSON
+    pooled = bp.pool([first, bp.load(tmp_path)])
+    for site, values in pooled.chains.items():
+        assert torch.equal(values, torch.cat([first.chains[site], second.chains[site]]))
+    assert torch.equal(pooled.stats["lp"], torch.cat([first.stats["lp"], second.stats["lp"]]))
+    assert pooled.stats["superchain"][:, 0].tolist() == [0, 0, 1, 1, 2, 2, 2, 3, 3, 3]
+    assert pooled.provenance["seeds"] == [0, 1] and "key" not in pooled.provenance
+    assert bp.predict(pooled, PROBLEM.data.x_train, num_draws=30).num_draws == 30
+    pooled.save(tmp_path / "pooled")
+    assert torch.equal(bp.load(tmp_path / "pooled").stats["superchain"], pooled.stats["superchain"])
+
+
+def test_what_belongs_to_different_posteriors_is_not_pooled():
+    first = sampled(0)
+    others = {
+        "another length of chains": sampled(1, draws=4),
+        "another temperature": sampled(1, temperature=0.5),
+        "another training rows": replace(first, provenance={**first.provenance, "fingerprint": "other"}),
+        "another variant or setting": replace(first, provenance={**first.provenance, "entry": "mlp"}),
+        "is a guide and has no chains": fit("guide"),
+    }
+    for words, other in others.items():
+        with pytest.raises(bp.UserError, match=f"posterior 2 .*{words}"):
+            bp.pool([first, other])
+    with pytest.raises(bp.UserError, match="no posteriors"):
+        bp.pool([])
 
 
 # -- the archive -------------------------------------------------------------------------------------------------
