@@ -19,10 +19,17 @@ from bnn_pyro.datasets import load_data, together
 from bnn_pyro.errors import UserError
 
 
-def anonymous():
-    """Bytes of memory that are this process's own."""
-    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("Anonymous:"))
+def own(x):
+    """Bytes, of the part of memory that x is in, of which this process has a copy of its own."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first, _, rest = line.partition(" ")
+        if not first.endswith(":"):
+            start, end = (int(place, 16) for place in first.split("-"))
+            inside = start <= x.data_ptr() < end
+        elif inside and first == "Anonymous:":
+            return 1024 * int(rest.split()[0])
+    raise AssertionError("x is nowhere")
 
 
 def loaded(here, path, large=0, broken=(), **changed):
@@ -47,13 +54,12 @@ def loaded(here, path, large=0, broken=(), **changed):
             patch.setattr(together, name, function)
         mapped = together._map
         patch.setattr(together, "_map", lambda laid: found["files"].append(os.listdir(cache)) or mapped(laid))
-        before = anonymous()
         try:
             data = found["data"] = together.load_together(here, load)
             found["fingerprint"] = data.fingerprint  # reads every training row
+            found["own"] = own(data.x_train)
         except UserError as error:
             found["error"] = type(error).__name__, str(error)
-        found["memory"] = anonymous() - before
     if cache.is_dir():
         found["files"].append(os.listdir(cache))
     return found | {"calls": len(calls), "said": [str(warning.message) for warning in said]}
