@@ -7,6 +7,7 @@
     python benchmarks/scaling.py processes              # one fit in several processes (needs MNIST)
     python benchmarks/scaling.py processes --cores 8 --device cuda
     python benchmarks/scaling.py many                   # many fits on an executor
+    python benchmarks/scaling.py figures
 
 A measurement is written to ``benchmarks/results/scaling.json`` as soon as it is there; a run that is started again
 takes up what is missing. Inputs and labels are synthetic.
@@ -22,12 +23,13 @@ from scale.growth import measure_growth
 from scale.many import measure_many
 from scale.processes import measure_processes
 from scale.subjects import SUBJECTS
+from scaling_figures import draw
 
 
 def main() -> None:
     """Measure a part."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=["growth", "features", "processes", "many"])
+    parser.add_argument("part", choices=["growth", "features", "processes", "many", "figures"])
     parser.add_argument("--subject", nargs="+", choices=list(SUBJECTS), default=[], help="some of growth's (all)")
     parser.add_argument("--exact", action="store_true", help="growth: bytes that were asked for")
     parser.add_argument("--repeats", type=int, default=1, help="runs of every measurement (1)")
@@ -40,8 +42,10 @@ def main() -> None:
         measure_features(args.repeats)
     elif args.part == "processes":
         measure_processes(args.cores, args.repeats, args.device)
-    else:
+    elif args.part == "many":
         measure_many(args.cores, args.repeats)
+    else:
+        draw()
 
 
 if __name__ == "__main__":

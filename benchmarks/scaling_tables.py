@@ -15,7 +15,7 @@ from scale.sizes import Sizes
 from scale.store import read
 from scale.subjects import SUBJECTS
 
-__all__ = ["SCALING_TABLES", "best", "exponent"]
+__all__ = ["SCALING_TABLES", "best", "exponent", "sizes_of", "sweep_lines"]
 
 #: Of one thread and a batch of 128: seconds are told in the unit that suits them.
 GROWS = {"width": "weights P", "batch": "batch B", "rows": "rows N", "classes": "classes K", "inputs": "features D",
@@ -36,11 +36,14 @@ def _line(part: list[dict], **key: object) -> dict | None:
     return next((one for one in part if one["key"] == key), None)
 
 
-def _sizes(subject: str, key: dict) -> Sizes:
-    return replace(SUBJECTS[subject].sizes, **key["fixed"], **{key["grows"]: key["value"]})
+def sizes_of(line: dict) -> Sizes:
+    """All sizes of a measurement of growth."""
+    key = line["key"]
+    return replace(SUBJECTS[key["subject"]].sizes, **key["fixed"], **{key["grows"]: key["value"]})
 
 
-def _sweep(part: list[dict], subject: str, grows: str, values: tuple[int, ...], fixed: dict) -> list[dict]:
+def sweep_lines(part: list[dict], subject: str, grows: str, values: tuple[int, ...], fixed: dict) -> list[dict]:
+    """The measurements of a sweep, in its order."""
     found = [_line(part, subject=subject, grows=grows, value=value, fixed=fixed) for value in values]
     return [line for line in found if line is not None]
 
@@ -54,10 +57,10 @@ def growth_table() -> str:
     ]
     for sweep in SWEEPS:
         subject, grows, _, fixed = sweep
-        lines, asked = (_sweep(found.get(part, []), *sweep) for part in ("growth", "asked"))
+        lines, asked = (sweep_lines(found.get(part, []), *sweep) for part in ("growth", "asked"))
         if len(lines) < 2:
             continue
-        sizes = [_sizes(subject, line["key"]) for line in lines]
+        sizes = [sizes_of(line) for line in lines]
         x = [s.weights if grows == "width" else getattr(s, grows) for s in sizes]
         seconds = [best(line, "seconds") for line in lines]
         also = ", ".join(f"{_number(v)} {_spoken(k)}" for k, v in fixed.items() if k != "rows")
@@ -91,9 +94,7 @@ SMALL = 20 * 10**6
 
 def _ratios(part: list[dict], subject: str) -> list[float]:
     """Measured to expected, of the sizes that count."""
-    lines = [
-        (line, expected(subject, _sizes(subject, line["key"]))) for line in part if line["key"]["subject"] == subject
-    ]
+    lines = [(line, expected(subject, sizes_of(line))) for line in part if line["key"]["subject"] == subject]
     return [best(line, "anonymous") / formula for line, formula in lines if formula >= SMALL]
 
 

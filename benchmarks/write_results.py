@@ -7,7 +7,9 @@ A table stands between ``<!-- begin NAME -->`` and ``<!-- end NAME -->``; the pr
 
 from __future__ import annotations
 
+import functools
 import json
+import operator
 import re
 import statistics
 from collections.abc import Callable
@@ -17,6 +19,7 @@ from last_layer_tables import LAST_LAYER_TABLES
 from mcmc_tables import MCMC_TABLES
 from reliability_tables import RELIABILITY_TABLES
 from result_cells import RESULTS, Line, Pick, cell
+from scaling_tables import SCALING_TABLES
 from trust_tables import TRUST_TABLES
 
 ROOT = Path(__file__).parents[1]
@@ -239,11 +242,15 @@ TABLES: dict[str, Callable[[], str]] = {
 }
 
 
+#: Those that are written in files of their own.
+OTHERS = (LAST_LAYER_TABLES, MCMC_TABLES, TRUST_TABLES, RELIABILITY_TABLES, SCALING_TABLES)
+
+
 def main() -> None:
     """Replace each table."""
     path = ROOT / "RESULTS.md"
     text = path.read_text()
-    for name, table in (TABLES | LAST_LAYER_TABLES | MCMC_TABLES | TRUST_TABLES | RELIABILITY_TABLES).items():
+    for name, table in functools.reduce(operator.or_, (TABLES, *OTHERS)).items():
         pattern = re.compile(rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
         if not pattern.search(text):
             raise SystemExit(f"RESULTS.md has no place for the table '{name}'")

@@ -87,12 +87,15 @@ STATS = 8
 
 
 def _chees(s: Sizes) -> dict[str, Bytes]:
-    """Draws in float64 as they come and once more chain by chain, then the weights."""
-    numbers = s.chains * s.draws
+    """Draws in float64 as they come and once more chain by chain, then the weights.
+
+    A linear model is sampled in other coordinates, from which the draws are brought back.
+    """
+    numbers, back = s.chains * s.draws, 0 if s.hidden else F64
     return {
         "end": {
             "draws": 2 * F64 * numbers * s.weights,
-            "weights": (F64 + F32) * numbers * s.weights,
+            "weights": (back + F32) * numbers * s.weights,
             "stats": 2 * STATS * F64 * numbers,
             "chains": 10 * F64 * s.chains * s.weights,
         }
@@ -112,9 +115,14 @@ def _predict(s: Sizes) -> dict[str, Bytes]:
         "chunk": {
             "inputs": F32 * s.points * s.inputs,
             "result": result,
-            "weights of a block": 2 * F32 * drawn * s.weights,
+            "weights of a block": F32 * drawn * s.weights,
             "network and guide": 3 * F32 * s.weights,
             "widest activations": 3 * at_once * points * widest,
+        },
+        "drawing": {
+            "inputs": F32 * s.points * s.inputs,
+            "result": result * (1 - drawn / s.draws),
+            "weights of a block, noise": 2 * F32 * drawn * s.weights,
         },
         "end": {"inputs": F32 * s.points * s.inputs, "result": (2 if s.draws > block else 1) * result},
     }
@@ -145,5 +153,5 @@ TEXTS: dict[str, str] = {
     "last-sghmc": "4·C·P·(S + 6) + 8·C·N + 4·C·B·(D + 3 K), or at the end 4·C·P·(2 S + 4)",
     "laplace-full": "8·(4 P² + N·D + 3 N·K²)",
     "chees-chains": "C·S·(28 P + 128)",
-    "predict": "4·S·B·K (twice where P·S > 16 Mi) + twice 64 MiB of weights + 3 · max_memory",
+    "predict": "4·S·B·K (twice where 4·P·S > 64 MiB) + at most 64 MiB of weights + 3 · max_memory",
 }
