@@ -1,7 +1,8 @@
 """How time and memory grow with parameters, rows, batch, draws, chains, classes and features; what processes bring.
 
     python benchmarks/scaling.py growth                 # one size at a time, each measurement in a process of its own
-    python benchmarks/scaling.py growth --exact         # the same; bytes that were asked for, no times
+    python benchmarks/scaling.py asked                  # the same; bytes that were asked for, no times
+    python benchmarks/scaling.py held                   # large networks where the allocator gives nothing back
     python benchmarks/scaling.py growth --subject predict --repeats 3
     python benchmarks/scaling.py features               # a last layer of ImageNet's shape
     python benchmarks/scaling.py processes              # one fit in several processes (needs MNIST)
@@ -19,7 +20,7 @@ import argparse
 import os
 
 from scale.features import measure_features
-from scale.growth import measure_growth
+from scale.growth import ALLOCATORS, measure_growth
 from scale.many import measure_many
 from scale.processes import measure_processes
 from scale.subjects import SUBJECTS
@@ -29,15 +30,14 @@ from scaling_figures import draw
 def main() -> None:
     """Measure a part."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=["growth", "features", "processes", "many", "figures"])
+    parser.add_argument("part", choices=[*ALLOCATORS, "features", "processes", "many", "figures"])
     parser.add_argument("--subject", nargs="+", choices=list(SUBJECTS), default=[], help="some of growth's (all)")
-    parser.add_argument("--exact", action="store_true", help="growth: bytes that were asked for")
     parser.add_argument("--repeats", type=int, default=1, help="runs of every measurement (1)")
     parser.add_argument("--cores", type=int, default=os.cpu_count(), help="of processes and many (all there are)")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="of processes")
     args = parser.parse_args()
-    if args.part == "growth":
-        measure_growth(args.subject, args.repeats, args.exact)
+    if args.part in ALLOCATORS:
+        measure_growth(args.subject, args.repeats, args.part)
     elif args.part == "features":
         measure_features(args.repeats)
     elif args.part == "processes":

@@ -88,6 +88,23 @@ def bytes_table() -> str:
     return "\n".join(rows)
 
 
+def allocator_table() -> str:
+    """Steps of large networks where glibc gives memory back after use, and where it does not."""
+    found = read()
+    rows = [
+        "| a step, batch 128 | weights | ms, by default | ms, memory kept | MB, by default | MB, memory kept |",
+        "|---" * 6 + "|",
+    ]
+    for line in found.get("held", []):
+        other = _line(found.get("growth", []), **line["key"])
+        if other is not None:
+            cells = [f"{_ms(best(one, 'seconds'))}" for one in (other, line)]
+            cells += [_mb(best(one, "anonymous")) for one in (other, line)]
+            title = SUBJECTS[line["key"]["subject"]].title
+            rows.append(f"| {title} | {_number(sizes_of(line).weights)} | {' | '.join(cells)} |")
+    return "\n".join(rows) + "\n\n" + _source(found.get("held", []))
+
+
 #: Bytes below which a formula is not held against a measurement: code and threads take some, too.
 SMALL = 20 * 10**6
 
@@ -217,6 +234,7 @@ def _mb(value: float) -> str:
 SCALING_TABLES: dict[str, Callable[[], str]] = {
     "scaling growth": growth_table,
     "scaling bytes": bytes_table,
+    "scaling allocator": allocator_table,
     "scaling features": features_table,
     "scaling processes": processes_table,
     "scaling many": many_table,

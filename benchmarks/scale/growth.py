@@ -12,13 +12,18 @@ from typing import Any
 from scale.store import add, done, stamp
 from scale.subjects import SUBJECTS
 
-__all__ = ["SWEEPS", "measure_growth", "worker"]
+__all__ = ["ALLOCATORS", "SWEEPS", "measure_growth", "worker"]
 
 WORKER = Path(__file__).parents[1] / "scaling_worker.py"
 #: Seconds after which a measurement is given up.
 LIMIT = 600
-#: glibc then maps every tensor and gives it back at once: the resident set is what was asked for. Slower.
-EXACT = {"MALLOC_MMAP_THRESHOLD_": "65536"}
+#: Part of the results -> how glibc is to hold memory. "growth": as it does by itself. "asked": every tensor is mapped
+#: and given back at once, so that the resident set is what was asked for; slow. "held": nothing is mapped.
+ALLOCATORS: dict[str, dict[str, str]] = {
+    "growth": {},
+    "asked": {"MALLOC_MMAP_THRESHOLD_": "65536"},
+    "held": {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)},
+}
 
 WIDTHS, BATCHES = (100, 400, 1600), (32, 128, 512, 2048)
 #: (subject, the size that grows, its values, how the other sizes differ from the subject's own).
@@ -48,20 +53,22 @@ SWEEPS: tuple[tuple[str, str, tuple[int, ...], dict[str, int]], ...] = (
 )  # fmt: skip
 
 
-def measure_growth(subjects: list[str], repeats: int, exact: bool) -> None:
+def measure_growth(subjects: list[str], repeats: int, part: str) -> None:
     """Every point of every sweep, ``repeats`` times over; what is in the results already counts.
 
-    exact: bytes that were asked for, not the resident set as it is; times are then no measure.
+    part: one of ``ALLOCATORS``; "held" is of large networks alone.
     """
-    part = "asked" if exact else "growth"
     for again in range(repeats):
         for subject, grows, values, fixed in SWEEPS:
-            for value in values if subject in subjects or not subjects else ():
+            if subjects and subject not in subjects:
+                continue
+            for value in values:
                 key = {"subject": subject, "grows": grows, "value": value, "fixed": fixed}
-                if done(part, key) > again:
+                large = grows == "width" and value >= WIDTHS[-1]
+                if done(part, key) > again or (part == "held" and not large):
                     continue
                 load = os.getloadavg()[0]
-                run = worker(subject, {**fixed, grows: value}, **(EXACT if exact else {}))
+                run = worker(subject, {**fixed, grows: value}, **ALLOCATORS[part])
                 add(part, key, {**run, **stamp(load)})
                 spoken = " ".join(f"{k} {v:.4g}" for k, v in run.items() if k != "peak")
                 print(f"{subject} {grows} {value} {fixed or ''}: {spoken}", flush=True)
