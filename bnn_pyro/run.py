@@ -20,8 +20,8 @@ __all__ = ["main"]
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
-    Returns 0; 1 where `check` finds that a claim does not hold; 2 after bad input, told in one line; 130 after Ctrl-C
-    or SIGTERM.
+    Returns 0; 1 where `check` finds that a claim does not hold, or a fit of a `sweep` failed; 2 after bad input, told
+    in one line; 130 after Ctrl-C or SIGTERM.
     """
     former, format_before = None, warnings.formatwarning
     warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"  # not the line of source that warned
