@@ -26,7 +26,7 @@ IDLE = 60.0
 
 @dataclass(frozen=True)
 class Died:
-    """Of a task whose process ended; ``times``: how many did."""
+    """Of a task whose process ended; ``times``: how many did, 0 where it was another's fault."""
 
     times: int = 1
 

@@ -24,6 +24,10 @@ ANSWER = 10.0
 PACKAGES = ("bnn-pyro", "torch", "pyro-ppl", "numpy")
 
 
+#: Settings of a cluster of our own. A task that kills its worker is ours to try again, Dask would let it kill four. A
+#: worker that is starting again 15 seconds after its death, as one that died twice may be, would be given up for good.
+OURS = {"distributed.scheduler.allowed-failures": 0, "distributed.deploy.lost-worker-timeout": "1 hour"}
+
 #: What a worker of our own does first: Ctrl-C at a terminal is the parent's to answer.
 DEAF = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)"
 
@@ -42,8 +46,7 @@ def connect(where: Any, stack: contextlib.ExitStack) -> Any:
     if isinstance(where, LocalCluster):
         import dask
 
-        # A task that kills its worker is ours to try again: Dask would let it kill four.
-        stack.enter_context(dask.config.set({"distributed.scheduler.allowed-failures": 0}))
+        stack.enter_context(dask.config.set(OURS))
         where = stack.enter_context(
             distributed.LocalCluster(
                 n_workers=where.workers or joblib.cpu_count(),
@@ -57,7 +60,7 @@ def connect(where: Any, stack: contextlib.ExitStack) -> Any:
     if isinstance(where, distributed.Client):
         client = where
     elif isinstance(where, Cluster) or hasattr(where, "scheduler_address"):
-        client = stack.enter_context(_client(where.client if isinstance(where, Cluster) else where))
+        client = _client(where.client if isinstance(where, Cluster) else where, stack)
     else:
         raise UserError(f"an executor is a text ({TEXTS}), a distributed.Client or a Dask cluster, got {where!r}")
     if client.asynchronous:
@@ -66,14 +69,16 @@ def connect(where: Any, stack: contextlib.ExitStack) -> Any:
     return client
 
 
-def _client(address: Any) -> Any:
+def _client(address: Any, stack: contextlib.ExitStack) -> Any:
+    """Connected for as long as ``stack`` is open, and quiet: what it logs of a scheduler that is away, we raise."""
     import distributed
 
-    logger = logging.getLogger("distributed")  # what it would tell of a scheduler that is away, the error says
-    level, state = logger.level, random.getstate()  # by which it waits before it tries again
+    logger = logging.getLogger("distributed.client")
+    stack.callback(logger.setLevel, logger.level)
+    logger.setLevel(logging.CRITICAL)
+    state = random.getstate()  # by which it waits before it tries again
     try:
-        logger.setLevel(logging.CRITICAL)
-        return distributed.Client(address, timeout=ANSWER, set_as_default=False)
+        return stack.enter_context(distributed.Client(address, timeout=ANSWER, set_as_default=False))
     except (OSError, TimeoutError, ValueError) as error:
         shown = address.replace("tcp:", "dask:") if isinstance(address, str) else address
         raise UserError(
@@ -81,7 +86,6 @@ def _client(address: Any) -> Any:
             "workers with `dask worker HOST:PORT --nthreads 1`"
         ) from None
     finally:
-        logger.setLevel(level)
         random.setstate(state)
 
 

@@ -23,6 +23,10 @@ from bnn_pyro.executors.backends import Died, Lost
 __all__ = ["ClusterBackend"]
 
 
+#: Bytes that travel with each task, rather than once to each worker.
+FEW = 2**15
+
+
 class ClusterBackend(DaskDistributedBackend):
     """Tasks as futures of a ``distributed.Client``; see ``backends.Backend``."""
 
@@ -45,7 +49,9 @@ class ClusterBackend(DaskDistributedBackend):
         return 2
 
     def share(self, blob: bytes) -> Any:
-        """The bytes on the cluster, once a worker: also on one that starts later, or again."""
+        """The bytes on the cluster, once a worker: also on one that starts later, or again. Few go with each task."""
+        if len(blob) <= FEW:
+            return blob
         with _of_any_size():
             future = self.client.submit(bytes, blob, key=f"data{self.name}", pure=False)
         if self.client.nthreads():
@@ -67,8 +73,8 @@ class ClusterBackend(DaskDistributedBackend):
         number = self.numbers.pop(out, -1)
         try:
             return [(number, out.result())]
-        except KilledWorker as error:
-            return [(number, Died(error.allowed_failures + 1))]
+        except KilledWorker as error:  # it may have been computing the shared bytes again, for another task
+            return [(number, Died(error.allowed_failures + 1 if error.task == out.key else 0))]
         except (CancelledError, OSError):  # the scheduler went away, or the worker with the result in it
             return [(number, Died())]
         except Exception as error:

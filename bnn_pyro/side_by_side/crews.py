@@ -157,6 +157,7 @@ def in_rounds(crew: ProcessesCrew | ClusterCrew, look: Look) -> Iterator[tuple[i
     left, deaths = dict.fromkeys(range(len(crew.tasks))), [0] * len(crew.tasks)
     while left and not crew.stopped:
         some = [number for number in left if deaths[number] < SUSPECT] or list(left)[:1]
+        before = len(left), sum(deaths)
         with contextlib.closing(crew.run(some, look)) as ends:
             for number, outcome in ends:
                 if isinstance(outcome, Stopped) and crew.stopped:
@@ -168,6 +169,9 @@ def in_rounds(crew: ProcessesCrew | ClusterCrew, look: Look) -> Iterator[tuple[i
                     outcome = Lost(UserError(DEAD))
                 del left[number]
                 yield number, *_read(outcome, crew.names[number])
+        if before == (len(left), sum(deaths)):  # nothing ended, and nobody knows why
+            for number in some:
+                deaths[number] += 1
 
 
 DEAD = (
