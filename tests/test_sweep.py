@@ -11,7 +11,11 @@ import time
 import pytest
 from run_folders import same, small_table
 
+from bnn_pyro.errors import UserError
 from bnn_pyro.run import main
+from bnn_pyro.sweeping import sweep_text
+from bnn_pyro.sweeping.making import Making
+from bnn_pyro.sweeping.running import _why
 
 DATA = """
 splits = [0, 1]
@@ -205,6 +209,13 @@ def test_processes_make_the_same_fits_as_this_one(table, tmp_path):
     assert scores(tmp_path / "here") == scores(tmp_path / "two") and len(scores(tmp_path / "two")) == 4
     for name in scores(tmp_path / "two"):
         assert same(tmp_path / "here" / name, tmp_path / "two" / name)
+
+
+def test_a_fit_whose_process_dies_is_told_with_the_others_alike():
+    making = Making("mlp-houses-seed0-split0", None, None, False, "")
+    assert _why(making, UserError("task 2 of 4 (mlp-houses-seed0-split0): its process died")) == "its process died"
+    fits = [{"name": f"a-{k}", "recipe": "a", "data": "d", "status": "failed", "error": "it died"} for k in range(3)]
+    assert sweep_text({"fits": fits}, []) == "\nfailed: a on d, 3 fits: it died"
 
 
 OFTEN = (

@@ -99,5 +99,6 @@ def _signals() -> Iterator[Callable[[], None]]:
 
 
 def _why(task: Making, error: UserError) -> str:
-    """What stands for a fit whose process died."""
-    return " ".join(str(error).split())
+    """What stands for a fit whose process died; its name is told beside it."""
+    text = " ".join(str(error).split())
+    return text.partition(f"({task.name}): ")[2] or text
