@@ -4,27 +4,38 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from tqdm import tqdm
 
 __all__ = ["progress_bar"]
 
 
+class _Bar(tqdm):
+    """Shows a fraction in one digit."""
+
+    @property
+    def format_dict(self) -> dict[str, Any]:
+        shown = super().format_dict
+        n = round(shown["n"], 1)
+        return {**shown, "n": int(n) if n == int(n) else n}
+
+
 @contextlib.contextmanager
 def progress_bar(
     description: str, show: bool = True, unit: str = "step"
-) -> Iterator[Callable[[int, int, Mapping[str, float | str]], None]]:
+) -> Iterator[Callable[[float, int, Mapping[str, float | str]], None]]:
     """Yield ``report(done, of, figures)``, which moves a bar that shows rate, time left and the figures.
 
-    A figure is a number, or text as it is to be shown.
+    A figure is a number, or text as it is to be shown. ``done`` may be a fraction.
     """
     if not show:
         yield lambda done, of, figures=None: None
         return
-    with tqdm(desc=description, unit=unit, dynamic_ncols=True, leave=True, mininterval=0.2) as bar:
+    with _Bar(desc=description, unit=unit, dynamic_ncols=True, leave=True, mininterval=0.2) as bar:
         shown: Mapping[str, float | str] | None = None
 
-        def report(done: int, of: int, figures: Mapping[str, float | str] | None = None) -> None:
+        def report(done: float, of: int, figures: Mapping[str, float | str] | None = None) -> None:
             nonlocal shown
             bar.total = of
             if figures and figures is not shown:  # the same object again has nothing new to say

@@ -25,6 +25,7 @@ from bnn_pyro.posterior import Posterior, read_archive
 from bnn_pyro.progress import progress_bar
 from bnn_pyro.ranks import Agreed, Ranks, here, joined
 from bnn_pyro.settings import build, plain
+from bnn_pyro.side_by_side import telling
 from bnn_pyro.zoo import ZOO, Entry, Fit
 
 __all__ = ["at_hand", "check_divisible", "choose_device", "fit", "tuned"]
@@ -160,7 +161,7 @@ def _fit(
             model = entry.model(data.schema).to(where)
             inferred, seen = on_features(model, on_device, progress)
             guide = entry.guide(model)
-            report = bars.enter_context(progress_bar(label, progress))
+            report = telling(bars.enter_context(progress_bar(label, progress)))
             guide = guide if guide is None else guide.to(where)
             settings = dict(seed=seed, report=report)
             if checkpoint is None:

@@ -279,6 +279,24 @@ def test_errors_are_named(on_cluster):
     ]
 
 
+def waits(task):
+    time.sleep(0.3)
+
+
+def test_ctrl_c_takes_tasks_back(on_cluster):
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            each(waits, range(50), done=lambda index, result: signal.raise_signal(signal.SIGINT))
+    finally:
+        signal.signal(signal.SIGINT, former)
+    deadline = time.monotonic() + 20
+    while any(on_cluster.processing().values()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not any(on_cluster.processing().values())
+    assert each(whose, [0])  # and it goes on
+
+
 def test_chains_that_are_finished_are_kept(cluster, tmp_path, monkeypatch):
     """SIGTERM after the first; the rest is drawn here, by the same chains."""
     whole = run(NUTS, bp.MeanField(hidden=(3,)))

@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 import torch
 
+import bnn_pyro as bp
 from bnn_pyro.errors import UserError
+from bnn_pyro.progress import progress_bar
 from bnn_pyro.side_by_side import each, stopping, tell, usable_cores
 
 
@@ -139,6 +141,28 @@ def test_a_task_tells_how_far_it_is():
         assert [t[0] for t in told] == sorted(t[0] for t in told)
     tell(1, 2)  # outside of a task, to nobody
     assert not stopping()
+
+
+def a_fit(task):
+    data = bp.load_data("toy-curve")
+    bp.fit(bp.MLP(hidden=(3,)), data, bp.Ensemble(members=2, epochs=20), progress=False, device="cpu")
+    return stopping()
+
+
+def test_a_task_that_fits_tells_of_it():
+    """Members in a fit in a task: a task in a task tells the outer one, once each."""
+    told = []
+    assert each(a_fit, [0, 1], cores=1, report=lambda *a: told.append(a)) == [False, False]
+    assert [t[0] for t in told] == sorted(t[0] for t in told)
+    assert {0.25, 0.5, 1.5} <= {t[0] for t in told} and told[-1][:2] == (2, 2)
+
+
+def test_a_bar_of_fractions(capsys):
+    with progress_bar("fits", unit="fit") as report:
+        report(0.1 + 0.2, 5)
+        report(2.0, 5)
+    shown = capsys.readouterr().err
+    assert "2/5" in shown and "0000" not in shown
 
 
 def until_asked(task):

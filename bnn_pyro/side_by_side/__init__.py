@@ -5,7 +5,7 @@ machines, bit for bit.
 """
 
 from bnn_pyro.side_by_side.each import each, usable_cores
-from bnn_pyro.side_by_side.lines import stopping, tell
+from bnn_pyro.side_by_side.lines import stopping, tell, telling
 from bnn_pyro.side_by_side.task import one_thread
 
-__all__ = ["each", "one_thread", "stopping", "tell", "usable_cores"]
+__all__ = ["each", "one_thread", "stopping", "tell", "telling", "usable_cores"]

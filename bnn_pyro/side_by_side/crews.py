@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import pickle
+import random
 import tempfile
 import uuid
 import warnings
@@ -97,6 +98,7 @@ class ClusterCrew:
         self.shares = np.zeros(len(tasks))
         self.stopped = False
         self.looks, self.without = 0, 0
+        stack.callback(random.setstate, random.getstate())  # Dask's client waits by it before it tries again
         client.subscribe_topic(self.topic, self._hear)
         stack.callback(self._hang_up)
 

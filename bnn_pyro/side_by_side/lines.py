@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Board", "BoardLine", "EventLine", "HereLine", "Line", "held", "stopping", "tell"]
+__all__ = ["Board", "BoardLine", "EventLine", "HereLine", "Line", "held", "stopping", "tell", "telling"]
 
 Figures = Mapping[str, float | str]
 
@@ -32,6 +32,19 @@ def stopping() -> bool:
     """Whether nobody waits for this task any more: it may save what it has, and end."""
     line = _HELD.get()
     return line is not None and line.stopping
+
+
+def telling(report: Callable[..., None]) -> Callable[..., None]:
+    """The report of something that may be a task's work, which this task then tells as its own; else as it is."""
+    line = _HELD.get()
+    if line is None:
+        return report
+
+    def both(done: float, of: float, figures: Figures | None = None) -> None:
+        report(done, of, figures)
+        line.tell(min(1.0, done / of) if of else 1.0, figures or {})
+
+    return both
 
 
 class Line:
@@ -64,13 +77,19 @@ def held(line: Line) -> Iterator[None]:
 
 @dataclass
 class HereLine(Line):
-    """To the same process."""
+    """To the same process, which may itself be at a task."""
 
     hear: Callable[[float, Figures], None]
+    outer: Line | None = field(default_factory=lambda: _HELD.get())
 
     def tell(self, share: float, figures: Figures) -> None:
         """See ``Line``."""
         self.hear(share, figures)
+
+    @property
+    def stopping(self) -> bool:
+        """See ``Line``."""
+        return self.outer is not None and self.outer.stopping
 
 
 class Board:
