@@ -15,6 +15,7 @@ import statistics
 from collections.abc import Callable
 from pathlib import Path
 
+import several_processes
 from last_layer_tables import LAST_LAYER_TABLES
 from mcmc_tables import MCMC_TABLES
 from reliability_tables import RELIABILITY_TABLES
@@ -239,6 +240,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "last layer speed": last_layer_speed_tables,
     "pruning": pruning_table,
     "uci": uci_table,
+    "several processes": several_processes.table,
 }
 
 

@@ -124,7 +124,8 @@ def _fit(
     name = _name(entry, ZOO)
     incidental = getattr(method, "incidental", ())
     settings_that_count = {k: v for k, v in plain(method).items() if k not in incidental}
-    key = [name, plain(entry), _name(method, METHODS), settings_that_count, seed, data.fingerprint]
+    fingerprint = data.fingerprint
+    key = [name, plain(entry), _name(method, METHODS), settings_that_count, seed, fingerprint]
     provenance = {
         "key": key,
         "entry": name,
@@ -135,7 +136,7 @@ def _fit(
         "data": data.name,
         "source": data.source,
         "split": dict(data.split),
-        "fingerprint": data.fingerprint,
+        "fingerprint": fingerprint,
         "rows": {part: len(getattr(data, f"x_{part}")) for part in ("train", "val", "test")},
         "versions": {
             "python": platform.python_version(),
