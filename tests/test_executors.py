@@ -4,6 +4,7 @@ One scheduler and two workers on 127.0.0.1 for all of these tests, started from 
 """
 
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -97,8 +98,11 @@ def cluster(tmp_path_factory):
 
 @pytest.fixture
 def on_cluster(cluster):
+    state = random.getstate()
     with executor(cluster):
         yield cluster
+    cluster.processing()  # what Dask still had to send, with a sample of it measured by that generator, is sent
+    random.setstate(state)
 
 
 # -- what is asked for -------------------------------------------------------------------------------------------------

@@ -98,7 +98,7 @@ class ClusterCrew:
         self.shares = np.zeros(len(tasks))
         self.stopped = False
         self.looks, self.without = 0, 0
-        stack.callback(random.setstate, random.getstate())  # Dask's client waits by it before it tries again
+        stack.callback(random.setstate, random.getstate())  # by which Dask measures a sample of what it sends
         client.subscribe_topic(self.topic, self._hear)
         stack.callback(self._hang_up)
 
@@ -156,7 +156,7 @@ def in_rounds(crew: ProcessesCrew | ClusterCrew, look: Look) -> Iterator[tuple[i
     at a time, after the others: the one that ends its process by itself is found and given up, and one that needs the
     memory of two gets it.
     """
-    left, deaths = dict.fromkeys(range(len(crew.tasks))), [0] * len(crew.tasks)
+    left, deaths, given_up = dict.fromkeys(range(len(crew.tasks))), [0] * len(crew.tasks), []
     while left and not crew.stopped:
         some = [number for number in left if deaths[number] < SUSPECT] or list(left)[:1]
         before = len(left), sum(deaths)
@@ -166,14 +166,17 @@ def in_rounds(crew: ProcessesCrew | ClusterCrew, look: Look) -> Iterator[tuple[i
                     continue
                 if isinstance(outcome, Died):
                     deaths[number] += outcome.times
-                    if len(some) > 1 or deaths[number] < GIVEN_UP:
-                        continue
-                    outcome = Lost(UserError(DEAD))
+                    if len(some) == 1 and deaths[number] >= GIVEN_UP:
+                        given_up.append(number)
+                        del left[number]
+                    continue
                 del left[number]
                 yield number, *_read(outcome, crew.names[number])
         if before == (len(left), sum(deaths)):  # nothing ended, and nobody knows why
             for number in some:
                 deaths[number] += 1
+    for number in given_up:  # after the others: the caller may end with the first of them
+        yield number, *_read(Lost(UserError(DEAD)), crew.names[number])
 
 
 DEAD = (
