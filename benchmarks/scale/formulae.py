@@ -58,7 +58,7 @@ def _hidden_layer(s: Sizes) -> dict[str, Bytes]:
 
 
 def _sghmc(s: Sizes) -> dict[str, Bytes]:
-    """The stored draws are there twice when they are put together at the end."""
+    """A batch is there until the next one is; stored draws are there twice when they are put together at the end."""
     chains, own = F32 * s.chains * s.weights, 2 * F32 * s.weights
     step = {
         "network and noise estimate": own,
@@ -68,8 +68,10 @@ def _sghmc(s: Sizes) -> dict[str, Bytes]:
         "batches": s.chains * s.batch * (F32 * s.inputs + F64),
         "log-probabilities": 3 * F32 * s.chains * s.batch * s.classes,
     }
+    between = {name: step[name] for name in ("network and noise estimate", "stored draws", "order of the rows")}
+    between |= {"positions and momenta": 2 * chains, "two batches": 2 * step["batches"]}
     end = {"network and noise estimate": own, "positions and momenta": 4 * chains, "stored draws": 2 * s.draws * chains}
-    return {"step": step, "end": end}
+    return {"step": step, "between": between, "end": end}
 
 
 def _laplace(s: Sizes) -> dict[str, Bytes]:
@@ -150,7 +152,8 @@ TEXTS: dict[str, str] = {
     "map": "4·(6 P + B·D + 2 A)",
     "last-svi": "4·(12 P + B·D + 4 B·K)",
     "last-map": "4·(6 P + B·D + 4 B·K)",
-    "last-sghmc": "4·C·P·(S + 6) + 8·C·N + 4·C·B·(D + 3 K), or at the end 4·C·P·(2 S + 4)",
+    "last-sghmc": "4·C·P·(S + 6) + 8·C·N + 4·C·B·(D + 3 K) in a step, 4·C·P·(S + 2) + 8·C·N + 8·C·B·D before the next, "
+    "4·C·P·(2 S + 4) at the end: the most of these",
     "laplace-full": "8·(4 P² + N·D + 3 N·K²)",
     "chees-chains": "C·S·(28 P + 128)",
     "predict": "4·S·B·K (twice where 4·P·S > 64 MiB) + at most 64 MiB of weights + 3 · max_memory",
