@@ -220,7 +220,7 @@ def _number(value: float) -> str:
 
 
 def _spoken(size: str) -> str:
-    return {"memory": "MiB at most (0: no bound)", "width": "wide"}.get(size, size)
+    return {"memory": "for max_memory in MiB, 0 no bound", "width": "wide"}.get(size, size)
 
 
 def _ms(seconds: float) -> str:
