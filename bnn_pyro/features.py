@@ -33,6 +33,8 @@ __all__ = ["cache_folder", "check_split", "on_features"]
 #: Features of fewer bytes are not kept on disk; of more, mapped into memory instead of read.
 SMALL, LARGE = 2**20, 2**28
 CACHE_BYTES = 8 * 2**30
+#: Rows of features that are squared at once.
+CHUNK = 4096
 #: Rows that are run twice, and how far their features may differ, as a share of the largest one.
 PROBE, TOLERANCE = 8, 0.05
 
@@ -92,7 +94,8 @@ def _features(backbone: Backbone, x: Tensor, what: str, progress: bool, unit: bo
     ranks.all_do(lambda: _check_repeatable(backbone, probe, features))
     c = 1.0
     if unit:
-        c = features.square().mean(dtype=torch.float64).sqrt().to(features.dtype).item()
+        squares = sum(part.square().sum(dtype=torch.float64) for part in features.split(CHUNK))
+        c = (squares / features.numel()).sqrt().to(features.dtype).item()
         if not c > 0:
             raise UserError(f"all features of the backbone ({spoken(backbone.description)}) are 0")
         features /= c

@@ -74,13 +74,15 @@ class Backbone(nn.Module):
         Raises UserError where the network does not take such inputs, or gives no finite features.
         """
         rows = max(1, min(CHUNK_ROWS, CHUNK_NUMBERS // max(1, x.shape[1:].numel())))
-        found, done = [], 0
+        whole, done = None, 0
         for part in x.split(rows) if len(x) else ():
-            found.append(self._features(part))
+            found = self._features(part)
+            whole = found.new_empty(len(x), *found.shape[1:]) if whole is None else whole  # put together without a copy
+            whole[done : done + len(part)] = found
             done += len(part)
             if report is not None:
                 report(done, len(x))
-        return torch.cat(found) if found else x.new_empty(0, self.num_features)
+        return x.new_empty(0, self.num_features) if whole is None else whole
 
     @torch.no_grad()
     def _features(self, x: Tensor) -> Tensor:
