@@ -107,20 +107,23 @@ class Optimisation:
         step, trace = 0, {"epoch": [], "elbo": [], "log_likelihood": [], "kl": []}
         if watch is not None:
             trace["validation_nll"] = []
-        recent: list[Tensor] = []
+        # Figures of the steps since the last line: in one place, as tensors of their own between those of the steps
+        # would keep the allocator from giving any memory back for as long as an epoch takes.
+        recent, since = torch.empty(window, 2, dtype=torch.float64, device=x.device), 0
 
         state = None if checkpoint is None else checkpoint.load()
         if state is not None:
             guide.load_state_dict(state["guide"])
             optimiser.load_state_dict(state["optimiser"])
-            step, trace, recent = state["step"], state["trace"], list(state["recent"].to(x.device))
+            step, trace, since = state["step"], state["trace"], len(state["recent"])
+            recent[:since] = state["recent"]
             if watch is not None:
                 watch.load_state_dict(state["watch"])
         _start_noise(ranks, state, seed, step)
 
         def figures_since() -> Tensor:
             """(steps, 2) since the last line of the trace, of all ranks."""
-            figures = ranks.mean(torch.stack(recent)) if recent else torch.empty(0, 2)
+            figures = ranks.mean(recent[:since])
             _check_finite(figures, step, self.lr)
             return figures
 
@@ -140,7 +143,7 @@ class Optimisation:
                 "others": generators[1:],
                 "step": step,
                 "trace": trace,
-                "recent": figures,
+                "recent": figures.clone(),  # of a part, the whole would be saved
                 "watch": None if watch is None else watch.state_dict(),
             }
             checkpoint.save(state)
@@ -170,9 +173,10 @@ class Optimisation:
             value = objective.detach()
             if weight != latent:  # in the warm-up too, the trace tells of the ELBO with all of its KL
                 value = log_likelihood + (value - log_likelihood) * (latent / weight)
-            recent.append(torch.stack([value, log_likelihood]))
+            recent[since, 0], recent[since, 1] = value, log_likelihood
+            since += 1
             if step % window == 0 or step == total:
-                mean, likelihood = figures_since().double().mean(0).tolist()
+                mean, likelihood = figures_since().mean(0).tolist()
                 line = [step / per_epoch, mean, likelihood, likelihood - mean]
                 figures, enough = {"ELBO/N": mean / len(x)}, False
                 if watch is not None:
@@ -180,7 +184,7 @@ class Optimisation:
                     line, figures = [*line, nll], figures | {"validation NLL": nll}
                 for name, value in zip(trace, line, strict=True):
                     trace[name].append(value)
-                recent.clear()
+                since = 0
                 if report is not None:
                     report(step, total, figures)
                 if enough:
@@ -270,9 +274,8 @@ class _Agreement:
         now = time.monotonic()
         pace = (step - self.last) / max(now - self.since, 1e-3)
         wait = min(max(1, int(pace * AGREE)), 4 * (step - self.last))  # the first steps are slow, and no measure
-        mine = [self.checkpoint.due, self.checkpoint.stop, wait if self.ranks.first else 0]
-        if not self.ranks.first:
-            mine[0] = False
+        first = self.ranks.first
+        mine = [first and self.checkpoint.due, self.checkpoint.stop, wait if first else 0]
         due, stop, wait = self.ranks.largest(torch.tensor(mine, dtype=torch.int64)).tolist()
         self.last, self.next, self.since = step, step + wait, now
         return bool(due), bool(stop)
