@@ -275,7 +275,7 @@ class _Agreement:
         pace = (step - self.last) / max(now - self.since, 1e-3)
         wait = min(max(1, int(pace * AGREE)), 4 * (step - self.last))  # the first steps are slow, and no measure
         first = self.ranks.first
-        mine = [first and self.checkpoint.due, self.checkpoint.stop, wait if first else 0]
+        mine = [self.checkpoint.due and first, self.checkpoint.stop, wait if first else 0]
         due, stop, wait = self.ranks.largest(torch.tensor(mine, dtype=torch.int64)).tolist()
         self.last, self.next, self.since = step, step + wait, now
         return bool(due), bool(stop)
