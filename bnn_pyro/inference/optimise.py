@@ -270,7 +270,7 @@ class _Agreement:
         if self.checkpoint is None or step < self.next:
             return False, False
         if self.ranks.size == 1:
-            return self.checkpoint.due, self.checkpoint.stop
+            return (True, self.checkpoint.stop) if self.checkpoint.due else (False, False)
         now = time.monotonic()
         pace = (step - self.last) / max(now - self.since, 1e-3)
         wait = min(max(1, int(pace * AGREE)), 4 * (step - self.last))  # the first steps are slow, and no measure
