@@ -214,7 +214,9 @@ def _facts(run: RunFacts) -> list[tuple[str, str]]:
     """What was run, as pairs of words."""
     recipe, environment, provenance = run.recipe, run.environment, run.provenance
     split = {k: v for k, v in provenance["split"].items() if k != "rows"}
-    shared = f", divided among {provenance['processes']} processes" if "processes" in provenance else ""
+    where = environment.get("device", provenance["device"])
+    if "processes" in provenance:
+        where += f", divided among {provenance['processes']} processes"
     facts = [
         ("variant", f"{recipe['variant']}: {_spoken(recipe['variant_settings'])}"),
         ("inference", f"{recipe['inference']}: {_spoken(recipe['inference_settings'])}"),
@@ -225,7 +227,7 @@ def _facts(run: RunFacts) -> list[tuple[str, str]]:
         ("fingerprint", f"{provenance['fingerprint']} (of the training rows)"),
         ("draws", f"{recipe['num_draws']} in every prediction"),
         *([("stopped early", provenance["stopped"])] if "stopped" in provenance else []),
-        ("training time", f"{provenance['seconds']:.1f} s on {environment.get('device', provenance['device'])}{shared}"),
+        ("training time", f"{provenance['seconds']:.1f} s on {where}"),
     ]
     if run.baseline is not None:
         base = run.baseline.recipe

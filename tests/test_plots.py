@@ -94,15 +94,8 @@ def test_every_picture_is_in_a_figure_of_its_own_and_can_be_saved(categorical, l
     pictures = every_picture(categorical, labels, normal)
     no_pictures = {"Grid", "grid", "line", "dispute", "most_disputed", "unlike"}
     elsewhere = {"chain_traces", "growing_ensemble", "method_predictions", "sampler_trace", "weight_posteriors"}
-    for room in (
-        "chains",
-        "diagnostics",
-        "exact",
-        "joint",
-        "ranks",
-        "reference",
-        "sweep",
-    ):  # whose tests are files of their own
+    files = ("chains", "diagnostics", "exact", "joint", "ranks", "reference", "sweep")  # whose tests are their own
+    for room in files:
         elsewhere |= {*getattr(getattr(plots, room, None), "__all__", ())}
     assert set(pictures) | no_pictures | elsewhere == set(plots.__all__), "a picture without a test"
     for name, draw in pictures.items():
