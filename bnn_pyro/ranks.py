@@ -217,10 +217,8 @@ def joined() -> Iterator[Ranks]:
     except (RuntimeError, ValueError) as error:
         where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         raise UserError(f"process {rank} of {size} found no connection to the others by {where}: {error}") from None
-    try:
-        yield here()
-    finally:
-        dist.destroy_process_group()
+    yield here()
+    dist.destroy_process_group()  # not after an error: it may wait for, or trip over, a process that has gone
 
 
 def _local(rank: int) -> int:
