@@ -15,13 +15,15 @@ from scale.growth import SWEEPS
 from scale.store import read
 from scale.subjects import SUBJECTS
 from scaling_tables import best, sizes_of, sweep_lines
+from seaborn import color_palette
 
 from bnn_pyro.plots.style import LINES, MARKERS, REFERENCE, drawn, figure
 
 __all__ = ["draw", "growth"]
 
 FIGURES = Path(__file__).parent / "figures"
-COLOURS = ["C0", "C1", "C2", "C3"]
+#: By their values: "C0" would be looked up when the picture is saved, in the cycle that is the default then.
+COLOURS = color_palette("colorblind").as_hex()[:4]
 #: Title of a panel, its sweeps (subject, what grows), its axis.
 PANELS = (
     ("A step of a network", [("mean-field", "width"), ("hidden-layer", "width"), ("map", "width")], "weights P"),

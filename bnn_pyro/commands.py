@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from argparse import Namespace
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -47,12 +48,13 @@ def train(args: Namespace) -> None:
 
     Raises KeyboardInterrupt with the way to go on after Ctrl-C or SIGTERM.
     """
-    with joined() as ranks, ranks.connected():
+    with joined() as ranks, ranks.connected(), ExitStack() as held:
         recipe, folder = ranks.first_does(lambda: _asked(args))
         check_divisible(recipe.method(), ranks)
         data = load_together(ranks, recipe.load)
         entry, below = ranks.all_do(lambda: prepared(recipe, data))
-        ranks.all_do(lambda: folder.begin(recipe, keep=args.resume) if ranks.first else None)
+        begun = folder.begun(recipe, keep=args.resume)
+        ranks.all_do(lambda: held.enter_context(begun) if ranks.first else None)
         show = not args.quiet
         try:
             posterior, baseline = fit_run(folder, recipe, data, entry, below, resume=args.resume, show=show)
@@ -106,8 +108,9 @@ def evaluate(args: Namespace) -> None:
         print(score_table(score_mean_weights(folder, recipe, data, posterior, outside=outside, show=show)))
         return
     baseline = load_posterior(folder.baseline, recipe.device) if folder.baseline.is_trained else None
-    pruned = prune_run(folder, data, posterior, recipe.num_draws, show=show) if args.prune else None
-    run = evaluate_run(folder, recipe, data, posterior, baseline, outside=outside, show=show)
+    with Claim(folder.path):
+        pruned = prune_run(folder, data, posterior, recipe.num_draws, show=show) if args.prune else None
+        run = evaluate_run(folder, recipe, data, posterior, baseline, outside=outside, show=show)
     print(run_table(run) + (pruning_table(pruned) if pruned is not None else ""))
     print(f"\nreport: {Path(run.folder) / 'report.html'}")
 

@@ -76,7 +76,6 @@ def evaluate_run(
 
     outside: {name: standardised inputs}, classification only; None takes noise for a classifier of images.
     """
-    folder.hold()
     folder.check_data(posterior, data)
     pruned = read_pruning(folder)
     for place in (folder, folder.baseline):

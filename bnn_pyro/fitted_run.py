@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
 
@@ -64,8 +64,10 @@ def fit_run(
 
 def _fit_baseline(folder: RunFolder, recipe: Recipe, data: Dataset, resume: bool, show: bool) -> Posterior:
     ranks = here()
-    ranks.all_do(lambda: folder.baseline.begin(recipe, keep=resume) if ranks.first else None)
-    return _fit(folder.baseline, recipe, recipe.entry(), data, resume, show)
+    with ExitStack() as held:
+        begun = folder.baseline.begun(recipe, keep=resume)
+        ranks.all_do(lambda: held.enter_context(begun) if ranks.first else None)
+        return _fit(folder.baseline, recipe, recipe.entry(), data, resume, show)
 
 
 def _fit(folder: RunFolder, recipe: Recipe, entry: Entry, data: Dataset, resume: bool, show: bool) -> Posterior:

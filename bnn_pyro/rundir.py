@@ -22,7 +22,8 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -68,12 +69,10 @@ class RunFolder:
     """A folder that is, or becomes, a run.
 
     seen   config.json as it was when the folder was claimed for a run; () where it was not
-    claims what :meth:`hold` holds for as long as this object lives
     """
 
     path: Path
     seen: tuple[bytes | None, ...] = field(default=(), compare=False, repr=False)
-    claims: list[Claim] = field(default_factory=list, compare=False, repr=False)
 
     @classmethod
     def open(cls, path: str | Path) -> RunFolder:
@@ -142,22 +141,21 @@ class RunFolder:
             raise UserError(f"{path} is damaged ({error}); restore it, or train again") from None
         return recipe
 
-    def begin(self, recipe: Recipe, *, keep: bool = False) -> None:
-        """Make the folder and write its recipe; without ``keep`` a former run's own files are removed first.
+    @contextmanager
+    def begun(self, recipe: Recipe, *, keep: bool = False) -> Iterator[None]:
+        """The folder with its recipe in it, this process's alone to write to while the block lasts.
 
-        Raises UserError where another process is at it, or has begun a run here since it was claimed.
+        Without ``keep`` a former run's own files are removed first. Raises UserError where another process is at it, or
+        has begun a run here since it was claimed.
         """
-        self.hold()
-        if self.seen and self.seen != (_bytes(self.path / "config.json"),):
-            raise UserError(f"another run was begun in {self.path} meanwhile; choose another --out")
-        if not keep:
-            self._clear()
-        if not keep or not self._is_of(recipe):
-            self.write("config.json", dataclasses.asdict(recipe))
-
-    def hold(self) -> None:
-        """Keep other processes from writing here; UserError where one is at it."""
-        self.claims.append(Claim(self.path))
+        with Claim(self.path):
+            if self.seen and self.seen != (_bytes(self.path / "config.json"),):
+                raise UserError(f"another run was begun in {self.path} meanwhile; choose another --out")
+            if not keep:
+                self._clear()
+            if not keep or not self._is_of(recipe):
+                self.write("config.json", dataclasses.asdict(recipe))
+            yield
 
     def _clear(self) -> None:
         """Remove the files that a run writes, by their names; whatever else lies in the folder stays."""

@@ -37,7 +37,6 @@ def score_run(
     show: bool = True,
 ) -> None:
     """Score a run on its test rows alone: metrics.json. Figures and report are made by :func:`evaluate_run`, later."""
-    folder.hold()
     folder.check_data(posterior, data)
     posteriors = {folder: posterior} | ({folder.baseline: baseline} if baseline is not None else {})
     judge_chains(folder, posterior, data)

@@ -1,5 +1,6 @@
 """Small runs for the tests of the command line: what they are trained with, and what their folders hold."""
 
+import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,6 @@ def same(a: Path, b: Path) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
 
 
-def snapshot(folder: Path) -> dict[str, tuple[int, bytes]]:
+def snapshot(folder: Path) -> dict[str, tuple[int, str]]:
     files = sorted(p for p in folder.rglob("*") if p.is_file())
-    return {str(p): (p.stat().st_mtime_ns, p.read_bytes()) for p in files}
+    return {str(p): (p.stat().st_mtime_ns, hashlib.sha256(p.read_bytes()).hexdigest()) for p in files}

@@ -83,10 +83,19 @@ def test_a_run_that_was_begun_since_the_folder_was_claimed_is_left_alone(tmp_pat
     late = RunFolder.claim(out)
     assert answer(["train", *DATA, "--out", str(out)]).code == 0
     before = contents(out)
-    with pytest.raises(bp.UserError, match=r"another run was begun in .* meanwhile"):
-        late.begin(RunFolder.open(out).recipe)
-    del late
+    said = pytest.raises(bp.UserError, match=r"another run was begun in .* meanwhile")
+    with said, late.begun(RunFolder.open(out).recipe):
+        pass
     assert contents(out) == before
+
+
+def test_a_command_gives_its_folder_back_at_once(tmp_path, monkeypatch):
+    """Not when Python happens to collect what held it."""
+    monkeypatch.delattr(Claim, "__del__")
+    out, other = tmp_path / "run", tmp_path / "stopped"
+    assert answer(["train", *DATA, "--out", str(out)]).code == 0 and not list(out.rglob(CLAIM))
+    assert answer(["evaluate", str(out)]).code == 0 and not list(out.rglob(CLAIM))
+    assert answer(["train", *DATA, "--lr", "1e30", "--out", str(other)]).code == 2 and not list(other.rglob(CLAIM))
 
 
 def test_a_claim_is_a_threads_and_leaves_nothing(tmp_path):

@@ -3,14 +3,13 @@
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from programs import stopped_by_ctrl_c
 
 import bnn_pyro as bp
 from bnn_pyro.errors import UserError
@@ -257,24 +256,4 @@ each(slow, range(100), cores=2, report=lambda *_: print("going", flush=True))
 
 
 def test_ctrl_c_ends_quietly_and_leaves_no_process(tmp_path):
-    path = tmp_path / "long.py"
-    path.write_text(CODE)
-    started = subprocess.Popen(
-        [sys.executable, path], start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert started.stdout.readline() == "going\n"
-    os.killpg(started.pid, signal.SIGINT)  # as a terminal does: to the workers too
-    _, errors = started.communicate(timeout=60)
-    assert errors.count("Traceback") == 1 and errors.rstrip().endswith("KeyboardInterrupt")
-    deadline = time.monotonic() + 20
-    while alive(started.pid) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not alive(started.pid)
-
-
-def alive(group):
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
+    stopped_by_ctrl_c(CODE, tmp_path)

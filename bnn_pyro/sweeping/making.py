@@ -64,11 +64,11 @@ def _make(making: Making) -> None:
     (folder.path / "metrics.json").unlink(missing_ok=True)  # scores of other draws, or none
     data = recipe.load()
     entry, below = prepared(recipe, data)
-    folder.begin(recipe, keep=making.resume)
-    posterior, baseline = fit_run(folder, recipe, data, entry, below, resume=making.resume, show=False)
-    folder.write("environment.json", folder.read("environment.json") | {"command": making.command})
-    beside = baseline if recipe.baseline or recipe.stands_on(data.schema) else None
-    score_run(folder, recipe, data, posterior, beside, show=False)
+    with folder.begun(recipe, keep=making.resume):
+        posterior, baseline = fit_run(folder, recipe, data, entry, below, resume=making.resume, show=False)
+        folder.write("environment.json", folder.read("environment.json") | {"command": making.command})
+        beside = baseline if recipe.baseline or recipe.stands_on(data.schema) else None
+        score_run(folder, recipe, data, posterior, beside, show=False)
 
 
 @contextlib.contextmanager
