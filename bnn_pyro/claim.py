@@ -18,7 +18,7 @@ try:
 except ImportError:  # Windows: two runs aimed at one folder are the user's to avoid
     fcntl = None
 
-__all__ = ["CLAIM", "Claim", "InUse"]
+__all__ = ["CLAIM", "Claim", "InUse", "is_occupied"]
 
 #: The file that a process holds locked while it writes to a folder.
 CLAIM = "in-use.lock"
@@ -54,7 +54,7 @@ class Claim:
             raise unwritable(self.folder, error) from None
         self._held[self.folder] = threading.get_ident()
         for left in (*self.folder.glob(f"*{PART}"), *self.folder.glob(f"*/*{PART}")):  # of a process that was killed
-            if left.with_suffix("").suffix[1:].isdigit():
+            if _half_written(left):
                 left.unlink(missing_ok=True)
 
     def _lock(self, path: Path) -> int:
@@ -105,3 +105,13 @@ class Claim:
 
     def __del__(self) -> None:
         self.release()
+
+
+def is_occupied(folder: Path) -> bool:
+    """Whether there is more in the folder than a process of ours that was killed before its first whole file leaves."""
+    return folder.is_dir() and any(path.name != CLAIM and not _half_written(path) for path in folder.iterdir())
+
+
+def _half_written(path: Path) -> bool:
+    """Whether ``write_whole`` was writing it."""
+    return path.suffix == PART and path.with_suffix("").suffix[1:].isdigit()

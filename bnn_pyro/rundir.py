@@ -33,7 +33,7 @@ from typing import Any
 import torch
 
 from bnn_pyro.checkpoint import read_json, unwritable, write_whole
-from bnn_pyro.claim import CLAIM, Claim
+from bnn_pyro.claim import Claim, is_occupied
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError
 from bnn_pyro.posterior import Posterior, read_archive
@@ -99,7 +99,7 @@ class RunFolder:
             raise UserError(f"nothing to resume: {path} is no run; leave out --resume to start one")
         if folder.path.exists() and not folder.path.is_dir():
             raise UserError(f"--out {path} is a file; choose a folder that does not exist yet")
-        if folder.path.is_dir() and not folder.is_run and any(p.name != CLAIM for p in folder.path.iterdir()):
+        if not folder.is_run and is_occupied(folder.path):
             raise UserError(f"--out {path} exists and is not a run; choose another folder")
         if folder.is_run and not (resume or overwrite):
             raise UserError(f"--out {path} is a run already; add --resume to go on with it, or --overwrite")

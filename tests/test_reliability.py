@@ -16,11 +16,13 @@ from forked import Forks
 from properties import SHORT, answer, contents
 
 import bnn_pyro as bp
+from bnn_pyro.checking import CheckFolder
 from bnn_pyro.checkpoint import Checkpoint, Interrupted, write_whole
 from bnn_pyro.claim import CLAIM, Claim
 from bnn_pyro.isolation import isolated
 from bnn_pyro.posterior import read_archive
 from bnn_pyro.rundir import RunFolder
+from bnn_pyro.sweeping import SweepFolder
 
 DATA = ["--data", "toy-curve", "--no-baseline", *SHORT]
 
@@ -116,6 +118,16 @@ def test_what_a_killed_process_left_half_written_is_removed(tmp_path):
         path.write_text("half")
     with Claim(tmp_path):
         assert mine.exists() and not any(path.exists() for path in left)
+
+
+@pytest.mark.parametrize("folder", [RunFolder, CheckFolder, SweepFolder], ids=lambda kind: kind.__name__)
+def test_a_folder_where_a_process_was_killed_at_its_first_file_is_free(tmp_path, folder):
+    for name in (CLAIM, "config.json.4711.part"):
+        (tmp_path / name).write_text("half")
+    assert folder.claim(tmp_path).path == tmp_path
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(bp.UserError, match="choose another folder"):
+        folder.claim(tmp_path)
 
 
 # -- disks -----------------------------------------------------------------------------------------------------------

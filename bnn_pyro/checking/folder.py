@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bnn_pyro.checkpoint import write_whole
+from bnn_pyro.claim import is_occupied
 from bnn_pyro.errors import UserError
 from bnn_pyro.report import Picture
 
@@ -36,7 +37,7 @@ class CheckFolder:
             raise UserError(f"nothing to resume: {path} has no {RESULTS}; leave out --resume to start")
         if folder.has_results and not resume:
             raise UserError(f"--out {path} has results already; add --resume to go on with them, or choose another")
-        if folder.path.is_dir() and not folder.has_results and any(folder.path.iterdir()):
+        if not folder.has_results and is_occupied(folder.path):
             raise UserError(f"--out {path} exists and is not empty; choose another folder")
         return folder
 

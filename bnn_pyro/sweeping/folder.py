@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bnn_pyro.checkpoint import read_json, write_whole
-from bnn_pyro.claim import CLAIM
+from bnn_pyro.claim import is_occupied
 from bnn_pyro.errors import UserError
 from bnn_pyro.report import Picture
 from bnn_pyro.rundir import RunFolder
@@ -50,8 +50,7 @@ class SweepFolder:
         folder = cls(Path(path))
         if folder.path.exists() and not folder.path.is_dir():
             raise UserError(f"--out {path} is a file; choose a folder that does not exist yet")
-        begun = (folder.path / RESULTS).is_file()
-        if folder.path.is_dir() and not begun and any(p.name != CLAIM for p in folder.path.iterdir()):
+        if not (folder.path / RESULTS).is_file() and is_occupied(folder.path):
             raise UserError(f"--out {path} exists and is not a sweep; choose another folder")
         return folder
 
@@ -68,7 +67,7 @@ class SweepFolder:
         """Where a fit stands, by what is in its folder."""
         run = self.run_of(fit)
         if not run.is_run:
-            other = run.path.exists() and not (run.path.is_dir() and all(p.name == CLAIM for p in run.path.iterdir()))
+            other = run.path.is_file() or is_occupied(run.path)
             return Standing(CHANGED, "is no run") if other else Standing(MISSING)
         try:
             there = run.recipe
