@@ -51,9 +51,8 @@ def load_together(ranks: Ranks, load: Callable[[], Dataset]) -> Dataset:
     if ranks.size == 1:
         return load()
     early = ranks.all_do(lambda: load() if ranks.local == 0 else None)
-    others = (
-        1 in ranks.gather(ranks.local)[ranks.rank + 1 : ranks.rank + 2]
-    )  # torchrun numbers those of a machine in a row
+    # torchrun numbers those of a machine in a row.
+    others = 1 in ranks.gather(ranks.local)[ranks.rank + 1 : ranks.rank + 2]
     with ExitStack() as held:
         laid, problem = None, None
         if early is not None and others and sum(part.nbytes for part in _rows(early)) >= LARGE:
