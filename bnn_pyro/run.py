@@ -48,16 +48,21 @@ def main(argv: Sequence[str] | None = None) -> int:
             return getattr(commands, args.command if args.command != "list" else "list_")(args) or 0
     except (UserError, OSError) as error:
         if rank == 0 or isinstance(error, Alone):
-            print("error:", *str(error).split(), file=sys.stderr)  # of one line, whatever a file is called
+            _tell(f"error: {' '.join(str(error).split())}")  # of one line, whatever a file is called
         return 2
     except KeyboardInterrupt as stopped:
         if rank == 0:
-            print(f"\n{stopped or 'stopped'}", file=sys.stderr)
+            _tell(f"\n{stopped or 'stopped'}")
         return 130
     finally:
         warnings.formatwarning = format_before
         if former is not None:
             signal.signal(signal.SIGTERM, former)
+
+
+def _tell(line: str) -> None:
+    """In one piece: the processes that torchrun starts are unbuffered, and have one terminal."""
+    sys.stderr.write(f"{line}\n")
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

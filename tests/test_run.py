@@ -1,5 +1,6 @@
 """Every command end to end on small data."""
 
+import io
 import json
 import subprocess
 import sys
@@ -236,3 +237,17 @@ def test_a_warning_is_one_line(monkeypatch, capsys):
     before = warnings.formatwarning
     assert main(["list"]) == 0
     assert capsys.readouterr().out == "warning: the gradient was not compiled\n" and warnings.formatwarning is before
+
+
+def test_an_error_is_written_in_one_piece(monkeypatch):
+    """Of several processes on one terminal, unbuffered, no line is torn by another's."""
+    written = []
+
+    class Pieces(io.StringIO):
+        def write(self, text):
+            written.append(text)
+            return len(text)
+
+    monkeypatch.setattr(sys, "stderr", Pieces())
+    assert main(["evaluate", "nowhere"]) == 2
+    assert written == ["error: no run folder nowhere\n"]
