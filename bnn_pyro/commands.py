@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from argparse import Namespace
-from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -48,22 +47,21 @@ def train(args: Namespace) -> None:
 
     Raises KeyboardInterrupt with the way to go on after Ctrl-C or SIGTERM.
     """
-    with joined() as ranks, ranks.connected(), ExitStack() as held:
+    with joined() as ranks, ranks.connected():
         recipe, folder = ranks.first_does(lambda: _asked(args))
         check_divisible(recipe.method(), ranks)
         data = load_together(ranks, recipe.load)
         entry, below = ranks.all_do(lambda: prepared(recipe, data))
-        begun = folder.begun(recipe, keep=args.resume)
-        ranks.all_do(lambda: held.enter_context(begun) if ranks.first else None)
         show = not args.quiet
-        try:
-            posterior, baseline = fit_run(folder, recipe, data, entry, below, resume=args.resume, show=show)
-            if not ranks.first:
-                return
-            run = evaluate_run(folder, recipe, data, posterior, baseline, show=show)
-        except KeyboardInterrupt as stopped:
-            again = f"python -m bnn_pyro.run train --resume --out {folder.path}"
-            raise KeyboardInterrupt(f"{stopped or 'stopped'}; go on to the same result with: {again}") from None
+        with ranks.first_holds(lambda: folder.begun(recipe, keep=args.resume)):
+            try:
+                posterior, baseline = fit_run(folder, recipe, data, entry, below, resume=args.resume, show=show)
+                if not ranks.first:
+                    return
+                run = evaluate_run(folder, recipe, data, posterior, baseline, show=show)
+            except KeyboardInterrupt as stopped:
+                again = f"python -m bnn_pyro.run train --resume --out {folder.path}"
+                raise KeyboardInterrupt(f"{stopped or 'stopped'}; go on to the same result with: {again}") from None
     print(run_table(run))
     print(f"\nreport: {folder.path / 'report.html'}")
 

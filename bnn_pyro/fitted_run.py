@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 
 import torch
 
@@ -63,10 +63,7 @@ def fit_run(
 
 
 def _fit_baseline(folder: RunFolder, recipe: Recipe, data: Dataset, resume: bool, show: bool) -> Posterior:
-    ranks = here()
-    with ExitStack() as held:
-        begun = folder.baseline.begun(recipe, keep=resume)
-        ranks.all_do(lambda: held.enter_context(begun) if ranks.first else None)
+    with here().first_holds(lambda: folder.baseline.begun(recipe, keep=resume)):
         return _fit(folder.baseline, recipe, recipe.entry(), data, resume, show)
 
 

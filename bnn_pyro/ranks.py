@@ -91,6 +91,13 @@ class Ranks:
         """``function()`` of rank 0: its value or its UserError on all."""
         return self.share(self.all_do(lambda: function() if self.first else None))
 
+    @contextlib.contextmanager
+    def first_holds(self, make: Callable[[], contextlib.AbstractContextManager[Any]]) -> Iterator[None]:
+        """A block with ``make()`` entered by rank 0; where it cannot be, with UserError, all raise that."""
+        with contextlib.ExitStack() as held:
+            self.all_do(lambda: held.enter_context(make()) if self.first else None)
+            yield
+
     # -- numbers -------------------------------------------------------------------------------------------------------
     def mean(self, x: Tensor) -> Tensor:
         """The mean over the ranks, elementwise; the same bits on all."""

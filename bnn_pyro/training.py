@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -149,9 +149,7 @@ def _fit(
     finished = checkpoint is not None and resume and not checkpoint.exists
     if finished and ranks.first_does((Path(out) / "posterior.json").is_file):
         return ranks.all_do(lambda: _finished(out, entry, key))
-    with ExitStack() as held:
-        if out is not None:
-            ranks.all_do(lambda: held.enter_context(Claim(out)) if ranks.first else None)
+    with nullcontext() if out is None else ranks.first_holds(lambda: Claim(out)):
         if checkpoint is not None and not resume:
             checkpoint.discard()
         where = ranks.all_do(lambda: choose_device(device))

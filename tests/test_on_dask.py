@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from dying import die, die_once
 from monte_carlo import same
 from programs import free_port
 
@@ -79,7 +80,7 @@ class TwoWorkers:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
-    """Text of the executor, with it in force for as long as this module runs."""
+    """A client of the two workers, which run for as long as the tests of this module do."""
     two = TwoWorkers(tmp_path_factory.mktemp("dask") / "log")
     try:
         from distributed import Client
@@ -182,20 +183,6 @@ def test_a_calibration_replica_is_the_same_there(cluster):
 
 
 # -- what goes wrong there ---------------------------------------------------------------------------------------------
-def die_once(task):
-    number, path = task
-    if number == 1 and not path.exists():
-        path.touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-    return number
-
-
-def die(task):
-    if task == 1:
-        os._exit(9)
-    return task
-
-
 def refuse(task):
     raise UserError("refused")
 

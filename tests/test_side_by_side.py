@@ -2,13 +2,13 @@
 
 import multiprocessing
 import os
-import signal
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from dying import die, die_once
 from programs import stopped_by_ctrl_c
 
 import bnn_pyro as bp
@@ -33,12 +33,6 @@ def refuse(task):
         raise UserError("three is refused")
     if task == 4:
         raise ValueError("four is an error")
-    return task
-
-
-def die(task):
-    if task == 1:
-        os._exit(9)
     return task
 
 
@@ -80,15 +74,6 @@ def test_an_error_names_its_task(cores):
     with pytest.raises(ValueError, match="four") as error:
         each(refuse, [1, 2, 4], cores=cores)
     assert "in task 3 of 3 (4)" in error.value.__notes__
-
-
-def die_once(task):
-    """SIGKILL, the first time."""
-    number, path = task
-    if number == 1 and not path.exists():
-        path.touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-    return number
 
 
 def test_a_process_that_was_killed_is_tried_again_and_nothing_is_done_twice_for_the_caller(tmp_path):

@@ -27,7 +27,7 @@ PACKAGES = ("bnn-pyro", "torch", "pyro-ppl", "numpy")
 #: Settings of a cluster of our own. A task that kills its worker is ours to try again, Dask would let it kill four. A
 #: worker that is starting again 15 seconds after its death, as one that died twice may be, would be given up for good.
 #: Workers start with these variables and not with Dask's MALLOC_TRIM_THRESHOLD_, by which every step of a fit gives
-#: its memory back and asks for it again: a fit of 784-400-400-10 took about 1.6 times as long.
+#: its memory back and asks for it again: a fit of 784-400-400-10 takes twice as long.
 OURS = {
     "distributed.scheduler.allowed-failures": 0,
     "distributed.deploy.lost-worker-timeout": "1 hour",
