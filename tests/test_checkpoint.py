@@ -224,6 +224,13 @@ def test_a_file_is_whole_or_absent(tmp_path, monkeypatch):
     assert path.read_bytes() == b"old"
 
 
+def test_a_childs_file_alone_is_something_to_resume_from(tmp_path):
+    checkpoint = Checkpoint(tmp_path)
+    assert not checkpoint.exists
+    checkpoint.child("member-1").save({})
+    assert checkpoint.exists
+
+
 def test_signal_handlers_come_back_and_a_second_signal_stops_at_once(tmp_path):
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     with pytest.raises(KeyboardInterrupt), Checkpoint(tmp_path) as checkpoint:

@@ -71,6 +71,8 @@ def test_classes_and_chunks(num_classes, monkeypatch):
     x = torch.randn(5, 2, generator=g)
     whole = function_space(posterior, x)
     assert whole.rhat.shape == (5, num_classes) and torch.isfinite(whole.rhat).all()
+    names = functions.output_names(posterior)
+    assert names == [f"log-odds of {c}" for c in ("b" if num_classes == 2 else "abc")]
     monkeypatch.setattr(functions, "BLOCK", 1)
     assert torch.equal(function_space_rhat(posterior, x), whole.rhat)
 

@@ -15,8 +15,9 @@ PROBLEM = correlated(num=30, noise=0.5)
 SETTINGS = dict(epochs=6, batch_size=8)  # 24 steps a member
 
 
-def fit(method, out=None, **settings):
-    return bp.fit(bp.MLP(hidden=(3,)), PROBLEM.data, method, seed=2, out=out, progress=False, device="cpu", **settings)
+def fit(method, out=None, seed=2, **settings):
+    how = dict(seed=seed, out=out, progress=False, device="cpu")
+    return bp.fit(bp.MLP(hidden=(3,)), PROBLEM.data, method, **how, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +33,8 @@ def test_members_are_point_estimates_from_different_starts(ensemble):
     first = ensemble.chains["layers.0.weight"]
     assert (first[0] - first[1]).abs().max() > 0.1 and (first[1] - first[2]).abs().max() > 0.1
     assert len(ensemble.trace["log_joint"]) == 6
+    other = fit(bp.Ensemble(members=3, **SETTINGS), seed=1).chains["layers.0.weight"]
+    assert not any(torch.equal(a, b) for a, b in zip(first, other, strict=True))
 
 
 def test_every_member_is_at_an_optimum_of_its_own():

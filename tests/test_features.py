@@ -46,9 +46,11 @@ def net(seed=0, **settings):
         return Net(**settings)
 
 
-def rows(num=40, num_val=10, seed=1, x_shift=0.0, x_scale=1.0):
-    g = torch.Generator().manual_seed(seed)
+def rows(num=40, num_val=10, x_shift=0.0, x_scale=1.0, last=0.0):
+    """``last`` is added to the last training row."""
+    g = torch.Generator().manual_seed(1)
     x = torch.randn(num + num_val + 7, 4, generator=g)
+    x[num - 1] += last
     y = (x[:, 0] > 0).long() + (x[:, 1] > 1).long()
     schema = bp.Schema("classification", (4,), tuple("abc"), x_shift=(x_shift,), x_scale=(x_scale,))
     train, val, test = (slice(0, num), slice(num, num + num_val), slice(num + num_val, None))
@@ -213,7 +215,7 @@ def changed(module):
 
 CHANGES = {
     "a weight": lambda: (changed(net()), rows()),
-    "an input": lambda: (net(), rows(seed=2)),
+    "the last row": lambda: (net(), rows(last=1.0)),
     "the code": lambda: (net(activation=torch.sigmoid), rows()),
     "the units": lambda: (net(), rows(x_scale=2.0)),
 }

@@ -34,6 +34,14 @@ def test_a_table_becomes_numbers_and_one_hot_features(tmp_path):
     torch.testing.assert_close(data.x_train[:, 0].std(correction=0), torch.tensor(1.0))
 
 
+def test_a_number_right_of_a_category_is_standardised_and_the_category_is_not(tmp_path):
+    data = load_data(table(tmp_path / "t.csv"), target="price", features=["city", "rooms"])
+    assert data.schema.features == ("city=Bergen", "city=Oslo", "rooms")
+    assert data.schema.x_shift[:2] == (0.0, 0.0) and data.schema.x_scale[:2] == (1.0, 1.0)
+    rooms = data.x_train[:, 2]
+    torch.testing.assert_close(torch.stack([rooms.mean(), rooms.std(correction=0)]), torch.tensor([0.0, 1.0]))
+
+
 @pytest.mark.parametrize(
     ("cells", "task"),
     [
@@ -62,6 +70,8 @@ def test_classes_are_in_the_order_of_numbers_or_letters(tmp_path):
     numbers = load_data(table(tmp_path / "a.csv", price=[10, 9, 2, 9] * 10), target="price", task="classification")
     texts = load_data(table(tmp_path / "b.csv", price=["no", "yes"] * 20), target="price")
     assert numbers.schema.classes == ("2", "9", "10") and texts.schema.classes == ("no", "yes")
+    halves = load_data(table(tmp_path / "c.csv", price=[1.5, 0.5, 1.0, 0] * 10), target="price", task="classification")
+    assert halves.schema.classes == ("0", "0.5", "1", "1.5")
     counts = sum(torch.bincount(getattr(numbers, f"y_{p}"), minlength=3) for p in ("train", "val", "test"))
     assert counts.tolist() == [10, 20, 10]
 

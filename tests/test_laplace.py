@@ -54,6 +54,8 @@ def check_exact(problem, structure="full", temperature=1.0):
         assert posterior.stats["log_evidence"].shape == (1, 1)
         evidence = posterior.stats["log_evidence"].item()
         assert evidence == pytest.approx(target.log_evidence + lost, rel=1e-10), "the evidence is off"
+        joint, likelihood, prior = (posterior.trace[f"log_{part}"][-1] for part in ("joint", "likelihood", "prior"))
+        assert joint == pytest.approx(likelihood / temperature + prior)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.25])

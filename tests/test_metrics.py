@@ -137,6 +137,11 @@ def test_a_calibrated_model_is_at_the_floor_and_an_overconfident_one_is_not():
     assert metrics.ece(*simulated(num=1500, sharpen=2.0)) > 2 * floor.quantile_95
 
 
+def test_the_floors_quantile_by_hand():
+    """One point of confidence 0.92 has an ECE of 0.08, or of 0.92 in 8 % of the test sets."""
+    assert metrics.ece_floor(classes([[[0.92, 0.08]]])).quantile_95 == pytest.approx(0.92)
+
+
 def test_scikit_learn_agrees():
     prediction, y = simulated(num_classes=2, num=500)
     probs = metrics.classification.mean_probs(prediction)
@@ -306,6 +311,13 @@ def test_ood_auroc_by_hand():
     table = metrics.ood_table(inside, outside, bootstrap=50)
     assert list(table) == list(metrics.SCORES) and table["max_prob"].value == 0.75
     assert table["mutual_information"] == (1, 1, 1)
+
+
+def test_inside_and_outside_are_resampled_by_themselves():
+    """Of two outside points one is above: both of a replicate are below in 1/4 (in 1/3, were all three shuffled)."""
+    inside, outside = classes([[[0.7, 0.3]]]), classes([[[0.9, 0.1], [0.6, 0.4]]])
+    table = metrics.ood_table(inside, outside, bootstrap=4000, confidence=1 - 2 * 0.29)
+    assert table["max_prob"] == (0.5, 0.5, 0.5)
 
 
 def test_saturated_confidences_keep_their_order():

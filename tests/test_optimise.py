@@ -5,8 +5,11 @@ import math
 import pyro
 import pytest
 import torch
+from pyro.distributions import Normal, TransformedDistribution
+from torch.distributions import AffineTransform
 
 import bnn_pyro as bp
+from bnn_pyro.inference import optimise
 from bnn_pyro.inference.elbo import ELBO
 from bnn_pyro.inference.optimisers import parse_optimiser
 from bnn_pyro.parts.guides import PointMass
@@ -39,6 +42,28 @@ def test_momentum_steps_are_those_by_hand():
 def test_momentum_finds_the_mode():
     found = flat(fit(bp.MAP(epochs=500, lr=0.1, optimiser="sgd:0.9")))
     torch.testing.assert_close(found, PROBLEM.mean, rtol=1e-3, atol=1e-3)
+
+
+def test_mini_batches_take_every_row_once_an_epoch_and_the_kl_warms_up_over_epochs(monkeypatch):
+    """Batches are made up afresh in each epoch, and ``kl_warmup`` counts epochs, not steps."""
+    batches, weights = [], []
+
+    class Noted(optimise.Rescale):
+        def __init__(self, likelihood=1.0, latent=1.0):
+            weights.append(latent)
+            super().__init__(likelihood, latent)
+
+    def parts(self, model, guide, x, y, _parts=ELBO.parts):
+        batches.append({tuple(row) for row in x.tolist()})
+        return _parts(self, model, guide, x, y)
+
+    monkeypatch.setattr(optimise, "Rescale", Noted)
+    monkeypatch.setattr(ELBO, "parts", parts)
+    fit(bp.SVI(epochs=3, batch_size=8, kl_warmup=2))
+    epochs = [batches[start : start + 3] for start in (0, 3, 6)]
+    assert all(len(set.union(*epoch)) == 24 and [len(b) for b in epoch] == [8, 8, 8] for epoch in epochs)
+    assert all(batch not in epochs[0] for batch in epochs[1] + epochs[2])
+    assert weights[::2] == pytest.approx([1 / 6, 2 / 6, 3 / 6, 4 / 6, 5 / 6, 1, 1, 1, 1])
 
 
 def test_a_stopped_run_keeps_its_velocity(tmp_path, monkeypatch):
@@ -108,6 +133,21 @@ def test_max_norm_holds_after_training(kind, optimiser):
 def test_max_norms_that_are_refused(value):
     with pytest.raises(bp.UserError, match="max_norm must be positive, or 0 for none"):
         bp.MAP(max_norm=value)
+
+
+def test_the_entropy_of_an_auxiliary_site_without_closed_form_is_added():
+    """−log q of the draw, as of a flow in a guide of one's own."""
+    drawn, flow = [], TransformedDistribution(Normal(0.0, 1.0), [AffineTransform(0.0, 2.0)])
+
+    def model(x, y=None):
+        pyro.sample("y", Normal(0.0, 1.0).expand([len(y)]).to_event(1), obs=y)
+
+    def guide(x, y=None):
+        drawn.append(pyro.sample("u", flow, infer={"is_auxiliary": True}))
+
+    with bp.isolated(0):
+        elbo, log_likelihood = ELBO().parts(model, guide, PROBLEM.data.x_train[:1], PROBLEM.data.y_train[:1])
+    torch.testing.assert_close(elbo - log_likelihood, -flow.log_prob(drawn[0]))
 
 
 def test_a_site_that_only_the_guide_has_must_say_that_it_is_auxiliary():

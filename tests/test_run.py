@@ -15,7 +15,9 @@ from PIL import Image
 from run_folders import SMALL, same, small_table
 
 import bnn_pyro as bp
+from bnn_pyro.evaluation import labelled
 from bnn_pyro.metrics import METRICS
+from bnn_pyro.recipe import Recipe
 from bnn_pyro.run import main, parse
 
 
@@ -150,6 +152,15 @@ def test_evaluate_on_other_data(runs, tmp_path, capsys):
     assert (runs / "houses" / "metrics.json").read_bytes() == before
 
 
+def test_labels_of_other_data_are_matched_by_name(tmp_path):
+    """Where a file has some of the classes only, its numbers for them are others."""
+    x = np.arange(12.0).reshape(6, 2)
+    np.savez(tmp_path / "two.npz", x=x, y=np.array(["c", "b", "c", "c", "b", "b"]))
+    schema = bp.Schema("classification", (2,), tuple("abc"))
+    _, _, y = labelled(str(tmp_path / "two.npz"), schema, Recipe())
+    assert y.tolist() == [2, 1, 2, 2, 1, 1]
+
+
 def test_predict_regression(runs, tmp_path):
     new = tmp_path / "new.csv"
     pd.DataFrame({"town": ["south", "north"], "extra": [1, 2], "area": [50, 150]}).to_csv(new, index=False)
@@ -168,11 +179,13 @@ def test_predict_regression(runs, tmp_path):
     assert main(command) == 0
     found = pd.read_csv(output)
     assert list(found) == ["mean", "sd", "epistemic_sd", "aleatoric_sd", "q2.5", "q50", "q97.5"] and len(found) == 2
-    assert np.allclose(found["sd"] ** 2, found["epistemic_sd"] ** 2 + found["aleatoric_sd"] ** 2, rtol=1e-4)
-    assert (found["q2.5"] < found["q50"]).all() and (found["q50"] < found["q97.5"]).all()
     posterior = bp.load(runs / "houses")
     x = posterior.schema.standardise(torch.tensor([[50.0, 0.0, 1.0], [150.0, 1.0, 0.0]]))
-    assert np.allclose(found["mean"], bp.predict(posterior, x, num_draws=50).mean, rtol=1e-5)
+    expected = bp.predict(posterior, x, num_draws=50)
+    variances = [expected.total, expected.epistemic, expected.aleatoric]
+    columns = [expected.mean, *(v.sqrt() for v in variances), *expected.quantile((0.025, 0.5, 0.975))]
+    np.testing.assert_allclose(found.to_numpy(), torch.stack(columns, 1), rtol=1e-5)
+    assert not np.allclose(expected.epistemic, expected.aleatoric, rtol=0.01)
     written = output.read_bytes()
     assert main(command) == 2 and output.read_bytes() == written
     assert main([*command, "--overwrite"]) == 0

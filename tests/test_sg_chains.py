@@ -92,6 +92,18 @@ def test_what_is_recorded_and_shown():
     assert "validation_nll" not in sample(PROBLEM, replace(method, epochs=3, burn_in=1)).trace
 
 
+def test_chains_start_around_the_initial_weights_and_burn_in_is_a_fifth_of_the_epochs():
+    """At a step size of almost 0 the draws are the starts, and every line of the trace scores the same mixture."""
+    data, method = regression(), bp.SGHMC(lr=1e-14, epochs=10, batch_size=20, chains=500, thin=1, jitter=0.7)
+    with bp.isolated(0):
+        posterior = method.run(model := PROBLEM.entry().model(data.schema), None, data)
+    assert [draws > 0 for draws in posterior.trace["draws"]] == [False] * 2 + [True] * 8
+    nll = posterior.trace["validation_nll"]
+    assert nll[0] == pytest.approx(nll[-1], abs=1e-4)
+    offset = torch.cat([(posterior.chains[s][:, 0] - model.initial[s].detach()).flatten(1) for s in model.initial], 1)
+    assert offset.std() == pytest.approx(0.7 * PROBLEM.prior_scale, rel=0.08)  # 4 standard errors
+
+
 # -- runs ------------------------------------------------------------------------------------------------------------
 RUNS = {
     "subtracted": bp.SGHMC(epochs=12, batch_size=20, chains=2, burn_in=6, gradient_noise="subtracted", max_draws=5,
