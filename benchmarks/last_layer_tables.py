@@ -1,4 +1,4 @@
-"""The tables of RESULTS.md about the last layer, from ``benchmarks/results``; written by ``write_results.py``."""
+"""The tables of docs/results about the last layer, from ``benchmarks/results``; written by ``write_results.py``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import statistics
 from collections.abc import Callable
 
-from result_cells import RESULTS, Line, cell
+from result_cells import RESULTS, Line, cell, committed
 
 #: Recipe of ``benchmarks/last_layer.py`` -> how the tables name it.
 LAST_LAYER = {
@@ -24,7 +24,7 @@ LAST_LAYER = {
 
 def last_layer_lines(recipe: str, few: bool, file: str = "last_layer") -> list[Line]:
     """The lines of a recipe, one a seed (the latest of each), with few training images or all."""
-    lines = json.loads((RESULTS / f"{file}.json").read_text())
+    lines = committed(json.loads((RESULTS / f"{file}.json").read_text()))
     latest = {e["seed"]: e for e in lines if e["recipe"] == recipe and (e["rows"] <= 5000) == few}
     return [latest[seed] for seed in sorted(latest)]
 

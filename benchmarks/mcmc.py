@@ -5,7 +5,7 @@
     python benchmarks/mcmc.py speed --problem logistic --sampler numpyro-parallel chees-64 --again
     python benchmarks/mcmc.py posteriors          # SVI, HMC, NUTS and ChEES, results/mcmc_posteriors.json
     python benchmarks/mcmc.py figures             # from what `posteriors` left in --runs
-    python benchmarks/write_results.py            # the tables of RESULTS.md
+    python benchmarks/write_results.py            # the tables of docs/results
 
 Speed is effective draws of what the network says at 50 test points, the worst of them and the median, per second of
 the whole run in a fresh process with empty caches: model, compilation, warm-up, draws. Imports and reading the data

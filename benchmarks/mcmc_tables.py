@@ -1,4 +1,4 @@
-"""The tables of RESULTS.md about Markov chains, from ``benchmarks/results``; written by ``write_results.py``."""
+"""The tables of docs/results about Markov chains, from ``benchmarks/results``; written by ``write_results.py``."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
-"""The table of RESULTS.md that says what the program took, from ``benchmarks/results/reliability.json``."""
+"""The table of docs/results that says what the program took, from ``benchmarks/results/reliability.json``."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
 
-from result_cells import RESULTS
+from result_cells import RESULTS, committed
 
 
 def reliability_table() -> str:
-    """Cases and results of each part, and what was found and mended on the way."""
+    """Cases and results of each part."""
     found = json.loads((RESULTS / "reliability.json").read_text())
     kills = {name: part for name, part in found["kills"].items() if isinstance(part, dict) and "stopped" in part}
     stopped, same = (sum(part[what] for part in kills.values()) for what in ("stopped", "same_result"))
@@ -40,9 +40,9 @@ def reliability_table() -> str:
     }
     rows = ["| what happened | times | result | command; commit |", "|---|---|---|---|"]
     for what, (part, times, result) in lines.items():
-        rows.append(f"| {what} | {times} | {result} | `{found[part]['command']}`; {found[part]['commit']} |")
-    mended = "\n".join(f"- {line}" for line in found["found_and_mended"])
-    return "\n".join(rows) + "\n\nFound by these, and mended:\n\n" + mended
+        for run in committed([found[part]]):
+            rows.append(f"| {what} | {times} | {result} | `{run['command']}`; {run['commit']} |")
+    return "\n".join(rows)
 
 
 RELIABILITY_TABLES: dict[str, Callable[[], str]] = {"reliability": reliability_table}

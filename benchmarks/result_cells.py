@@ -7,13 +7,18 @@ import statistics
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["RESULTS", "Line", "Pick", "cell"]
+__all__ = ["RESULTS", "Line", "Pick", "cell", "committed"]
 
 RESULTS = Path(__file__).parent / "results"
 
 #: One entry of a results file, and what picks a figure from its metrics.
 Line = dict
 Pick = Callable[[dict], float | None]
+
+
+def committed(lines: list[Line]) -> list[Line]:
+    """Those measured at a commit: what ran with uncommitted changes ("-dirty") cannot be run again, and is not shown."""
+    return [line for line in lines if not line["commit"].endswith("-dirty")]
 
 
 def cell(lines: list[Line], pick: Pick, form: str) -> str:

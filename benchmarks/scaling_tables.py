@@ -1,4 +1,4 @@
-"""The tables of RESULTS.md that say what grows how, and what processes bring, from ``scaling.json``."""
+"""The tables of docs/results that say what grows how, and what processes bring, from ``scaling.json``."""
 
 from __future__ import annotations
 
