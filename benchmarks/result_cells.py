@@ -17,7 +17,7 @@ Pick = Callable[[dict], float | None]
 
 
 def committed(lines: list[Line]) -> list[Line]:
-    """Those measured at a commit: what ran with uncommitted changes ("-dirty") cannot be run again, and is not shown."""
+    """Those measured at a commit: what ran with uncommitted changes ("-dirty") cannot be run again."""
     return [line for line in lines if not line["commit"].endswith("-dirty")]
 
 

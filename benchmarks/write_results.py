@@ -256,8 +256,9 @@ def main() -> None:
     for page in sorted((ROOT / "docs" / "results").glob("*.md")):
         text = page.read_text()
         for name in re.findall(r"<!-- begin (.*?) -->", text):
-            pattern = re.compile(rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
-            text = pattern.sub(lambda m, table=tables.pop(name): f"{m[1]}\n{table()}\n\n{m[2]}", text)
+            begin, end = (f"<!-- {word} {name} -->" for word in ("begin", "end"))
+            before, _, after = *text.partition(begin)[:2], text.partition(end)[2]
+            text = f"{before}{begin}\n\n{tables.pop(name)()}\n\n{end}{after}"
         page.write_text(text)
     print("tables without a place in docs/results:", ", ".join(tables) or "none")
 
