@@ -23,7 +23,7 @@ from bnn_pyro.evaluation import load_posterior
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction
 from bnn_pyro.progress import progress_bar
-from bnn_pyro.ranking import Ranking, ranked
+from bnn_pyro.ranking import CLEAR, SOURCES, Ranking, ranked
 from bnn_pyro.recipe import Recipe
 from bnn_pyro.report import Picture, comparison_html
 from bnn_pyro.rundir import RunFolder
@@ -36,8 +36,9 @@ __all__ = ["Comparison", "compare_runs", "draw_comparison", "short_labels"]
 MOST = 8
 HELD_OUT = (
     "The log density that each run gives the test rows it was not trained on, summed. It rewards being right and being "
-    "as sure as one may be. Two runs are told apart where their difference is more than two of its standard errors, "
-    "which say what another test set of this size would change, and nothing of another seed."
+    f"as sure as one may be. {SOURCES} Here is one fit each, so that the standard errors are of the test rows alone: a "
+    f"run is called worse where its difference is more than {CLEAR:.0f} of them. Another seed or split may change the "
+    "order; `sweep` over several includes both sources."
 )
 LEFT_OUT = (
     "What each run would have said of every training row had it not seen that row, by Pareto-smoothed importance "

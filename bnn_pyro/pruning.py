@@ -27,6 +27,8 @@ from bnn_pyro import metrics
 from bnn_pyro.errors import UserError
 from bnn_pyro.isolation import isolated
 from bnn_pyro.metrics.metric import Estimate, bootstrap
+from bnn_pyro.parts.dropout import DroppedInputs
+from bnn_pyro.parts.joint_normal import Part
 from bnn_pyro.parts.pruned import PrunedGuide, PrunedWeights, weight_sites
 from bnn_pyro.parts.weights import NormalWeights
 from bnn_pyro.posterior import Posterior
@@ -69,7 +71,8 @@ class PrunedScore:
 def signal_to_noise(posterior: Posterior) -> dict[str, Tensor]:
     """{site: |mean| / standard deviation} of every weight, of the site's shape, on the CPU; 0 where the mean is 0.
 
-    Raises UserError for stored draws and point estimates, and where q is not Normal in every weight (MC dropout).
+    Raises UserError for stored draws and point estimates, and where q is not an independent Normal in every weight: MC
+    dropout, and low-rank or full covariances.
     """
     return {site: ratio for site, (_, ratio) in _ratios(posterior).items()}
 
@@ -180,10 +183,13 @@ def _ratios(posterior: Posterior) -> Mapping[str, tuple[Tensor, Tensor]]:
     nodes = trace.trace.nodes
     moments = {s: _moments(nodes[s]["fn"]) if s in nodes else None for s in weight_sites(posterior.model)}
     if not moments or None in moments.values():
-        raise UserError(
-            f"{type(posterior.guide).__name__} has no mean and standard deviation of every weight (dropout removes "
-            "inputs, not weights); fit mean-field, hidden-layer or sparse-dropout by svi"
-        )
+        name = type(posterior.guide).__name__
+        if any(isinstance(nodes[site]["fn"], Part) for site in moments if site in nodes):
+            why = f"{name} draws all weights jointly, and the ratio of each alone ignores their correlations"
+        else:
+            why = f"{name} has no mean and standard deviation of every weight"
+            why += " (dropout removes inputs, not weights)" * isinstance(posterior.guide, DroppedInputs)
+        raise UserError(f"{why}; fit mean-field, hidden-layer or sparse-dropout by svi")
     found = {}
     for site, (mean, scale) in moments.items():
         size = mean.detach().abs().double().cpu()

@@ -9,9 +9,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bnn_pyro.tables import plain_table
+from bnn_pyro.tables import NOT_CLEAR, plain_table
 
-__all__ = ["Ranking", "Standing", "ranked"]
+__all__ = ["CLEAR", "SOURCES", "Ranking", "Standing", "ranked"]
+
+#: A difference is clear from so many of its standard errors on.
+CLEAR = 2.0
+#: What is said of differences wherever they are shown.
+SOURCES = (
+    "A difference has two sources of error: the seeds and splits of the fits (another start, other training rows), and "
+    "the finite number of test rows."
+)
 
 COLUMNS = ("log density, nats", "se", "difference to the best", "se of the difference", "")
 
@@ -78,7 +86,7 @@ def ranked(densities: Mapping[str, np.ndarray], notes: Mapping[str, str] | None 
         points = np.asarray(densities[label], dtype=np.float64)
         difference = points - best
         one = Standing(label, points.sum(), _se(points), difference.sum(), _se(difference))
-        told = "" if label == order[0] else "worse" if one.difference < -2 * one.its_error else "not told apart"
+        told = "" if label == order[0] else "worse" if one.difference < -CLEAR * one.its_error else NOT_CLEAR
         found.append(one._replace(note="; ".join(filter(None, (told, (notes or {}).get(label))))))
     return found
 

@@ -2,6 +2,7 @@
 
     config.json       the recipe: everything to run it again       posterior.pt, .json   the posterior's archive
     metrics.json      test metrics, flat, with intervals           figures/*.png         the report's pictures
+    test-replicates.npz  the metrics on 1,000 resamples of the test rows, the same ones for all runs on these rows
     history.csv       the training curve                           report.html           all of it, to read
     environment.json  versions, machine, command, times            README.md             the model card
     convergence.json  of chains: have they converged               diagnosis.json, .html what `diagnose` found
@@ -41,9 +42,10 @@ from bnn_pyro.recipe import Recipe, read_config
 from bnn_pyro.tables import RunFacts
 from bnn_pyro.training import tuned
 
-__all__ = ["RunFolder", "default_folder", "environment"]
+__all__ = ["REPLICATES", "RunFolder", "default_folder", "environment"]
 
-FILES = ("metrics.json", "metrics-mean-weights.json", "pruning.json", "convergence.json", "diagnosis.json",
+REPLICATES = "test-replicates.npz"
+FILES = ("metrics.json", REPLICATES, "metrics-mean-weights.json", "pruning.json", "convergence.json", "diagnosis.json",
          "diagnosis.html", "posterior.nc", "history.csv", "environment.json", "report.html", "comparison.html",
          "README.md")  # fmt: skip
 ARCHIVE = ("posterior.json", "posterior.pt")

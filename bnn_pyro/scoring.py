@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 from torch import Tensor
 
 from bnn_pyro import metrics
@@ -14,7 +16,7 @@ from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction, predict
 from bnn_pyro.progress import progress_bar
 from bnn_pyro.recipe import Recipe
-from bnn_pyro.rundir import RunFolder
+from bnn_pyro.rundir import REPLICATES, RunFolder
 
 __all__ = ["on_test_rows", "paired_differences", "predicted", "score_run", "scores", "write_scores"]
 
@@ -73,11 +75,17 @@ def write_scores(
     num_draws: int,
     show: bool,
 ) -> None:
-    """metrics.json of a run and, where there is one, of its baseline, to which the run's differences are taken."""
+    """metrics.json of a run and, where there is one, of its baseline, to which the run's differences are taken.
+
+    The values on resampled test rows are kept beside it, for paired differences between runs without predicting again.
+    """
     (folder, prediction), *beside = predictions.items()
     for place, mine in reversed(predictions.items()):  # the run's own last: where it is, all is
         others = {o.name: o.prediction if place is folder else o.baseline for o in elsewhere}
-        found = scores(posteriors[place], data, num_draws, mine, others, show)
+        tested = None if mine is None else metrics.evaluate(mine, data.y_test)
+        found = _scores(posteriors[place], data, num_draws, mine, tested, others, show)
+        if tested is not None:
+            place.write(REPLICATES, _archive(tested.replicates))
         if place is folder and beside and prediction is not None:
             found |= _named(paired_differences(prediction, beside[0][1], data.y_test), "minus_baseline")
         place.write("metrics.json", found)
@@ -92,7 +100,20 @@ def scores(
     show: bool,
 ) -> dict[str, float]:
     """Everything that metrics.json says of one posterior: on test rows, validation rows and inputs from elsewhere."""
-    found = _test_scores(prediction, data.y_test) if prediction is not None else {}
+    tested = None if prediction is None else metrics.evaluate(prediction, data.y_test)
+    return _scores(posterior, data, num_draws, prediction, tested, outside, show)
+
+
+def _scores(
+    posterior: Posterior,
+    data: Dataset,
+    num_draws: int,
+    prediction: Prediction | None,
+    tested: metrics.Evaluation | None,
+    outside: Mapping[str, Prediction],
+    show: bool,
+) -> dict[str, float]:
+    found = _test_scores(prediction, tested) if prediction is not None and tested is not None else {}
     found |= _validation(posterior, data, num_draws, show)
     for name, other in outside.items():
         found |= {f"ood_{name}_{key}": value for key, value in metrics.ood_table(prediction, other).flat().items()}
@@ -100,8 +121,15 @@ def scores(
     return found
 
 
-def _test_scores(prediction: Prediction, y: Tensor) -> dict[str, float]:
-    found = metrics.evaluate(prediction, y).flat()
+def _archive(arrays: Mapping[str, np.ndarray]) -> bytes:
+    """An NPZ file."""
+    file = io.BytesIO()
+    np.savez(file, **arrays)
+    return file.getvalue()
+
+
+def _test_scores(prediction: Prediction, tested: metrics.Evaluation) -> dict[str, float]:
+    found = tested.flat()
     if prediction.task == "classification":
         floor = metrics.ece_floor(prediction)
         found |= {"ece_floor": floor.mean, "ece_floor_95": floor.quantile_95}

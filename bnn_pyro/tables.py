@@ -17,6 +17,7 @@ from bnn_pyro.predictive import Prediction
 
 __all__ = [
     "HEADLINE",
+    "NOT_CLEAR",
     "SHARES",
     "WORDS",
     "Cell",
@@ -35,6 +36,8 @@ __all__ = [
     "verdict_lines",
 ]
 
+#: What is said of a difference that its errors can explain.
+NOT_CLEAR = "no clear difference"
 #: How the level of a verdict is called.
 WORDS = {"good": "Good", "caution": "Caution", "bad": "Problem"}
 
@@ -182,7 +185,7 @@ def told(label: str, other: str, differences: Mapping[str, float], name: str, ta
     """A paired difference as a sentence."""
     cell = difference(differences, name, task)
     unit = " nats" if name == "nll" else ""
-    verdict = {"no clear difference": "not clearly different from", "": "beside"}
+    verdict = {NOT_CLEAR: "not clearly different from", "": "beside"}
     what = verdict.get(cell.verdict, f"{cell.verdict} than")
     return f"{name}: {label} is {what} {other} (paired difference {cell.value}{unit}, 95 % interval {cell.interval})."
 
@@ -207,7 +210,7 @@ def _verdict(name: str, task: str, low: float, high: float) -> str:
     if better == "nominal" or name.startswith("width"):  # narrower is better only where coverage is right
         return ""
     if low <= 0 <= high:
-        return "no clear difference"
+        return NOT_CLEAR
     return "better" if (high < 0) == (better == "lower") else "worse"
 
 

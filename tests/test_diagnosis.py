@@ -250,7 +250,7 @@ def test_a_ranking_is_paired_with_the_best():
     assert best.se == pytest.approx(math.sqrt(4 * 5 / 3))
     # c − a = (0, 0, 1, −1.5): sum −0.5, variance (1 + 2.25 − 4 · 0.125²) / 3
     assert second.difference == -0.5 and second.its_error == pytest.approx(math.sqrt(4 * (3.25 - 0.0625) / 3))
-    assert second.note == "not told apart; a note"
+    assert second.note == "no clear difference; a note"
     assert (third.difference, third.its_error, third.note) == (-2, 0, "worse"), "by half a nat on every row"
     assert math.isnan(ranked({"a": np.array([-1.0])})[0].se)
 

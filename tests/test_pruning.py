@@ -179,6 +179,11 @@ def test_errors(mean_field):
             bp.signal_to_noise(fit(bp.MLP(hidden=(3,)), method=method))
     with pytest.raises(bp.UserError, match="DroppedInputs has no mean and standard deviation of every weight"):
         bp.prune(fit(bp.DropoutMLP(hidden=(3,)), method=bp.MCDropout(epochs=1)), 0.5)
+    for family, guide in (("low-rank:1", "LowRankNormal"), ("full", "FullNormal")):
+        backbone = fit(bp.MLP(hidden=(3,)), method=bp.MAP(epochs=1))
+        with pytest.raises(bp.UserError, match=f"{guide} draws all weights jointly") as refused:
+            bp.signal_to_noise(fit(bp.LastLayer(backbone=backbone, family=family)))
+        assert "dropout removes" not in str(refused.value)
     for share in (-0.1, 1.1, math.nan):
         with pytest.raises(bp.UserError, match="must lie between 0 and 1"):
             bp.prune(mean_field, share)

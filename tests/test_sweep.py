@@ -2,12 +2,14 @@
 
 import csv
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 from run_folders import same, small_table
 
@@ -99,6 +101,22 @@ def test_the_summary_is_that_of_the_metrics(made):
     half = abs(values[0] - values[1]) / 2  # sd/√2 of two values
     assert told["value"] == pytest.approx(sum(values) / 2)
     assert told["error"] == pytest.approx(half * (1 + 2 * 9 / 42) ** 0.5)  # 9 test rows, 42 to train on
+
+
+def test_errors_over_seeds_include_the_test_rows_that_all_share(table, tmp_path):
+    spec, out = tmp_path / "s.toml", tmp_path / "out"
+    spec.write_text("seeds = [0, 1]\n" + DATA.format(table=table).replace("[0, 1]", "[3]") + MEAN_FIELD + MLP)
+    assert sweep(spec, out) == 0
+    values, resampled = [], []
+    for name in ("mean-field", "mlp"):
+        runs = [out / f"{name}-houses-seed{seed}-split3" for seed in (0, 1)]
+        values.append([json.loads((run / "metrics.json").read_text())["nll"] for run in runs])
+        resampled.append([np.load(run / "test-replicates.npz")["nll"] for run in runs])
+    of_seeds, of_rows = np.subtract(*values), np.subtract(*resampled).mean(0)
+    (on,) = results(out)["summary"]
+    (found,) = on["best"]["nll"]["differences"].values()
+    assert found["error"] == pytest.approx(math.sqrt(of_seeds.var(ddof=1) / 2 + of_rows.var(ddof=1)))
+    assert "the finite number of test rows" in (out / "sweep.html").read_text()
 
 
 @pytest.mark.usefixtures("no_figures")

@@ -33,7 +33,7 @@ def plans(text):
 
 def test_a_grid_is_every_combination_of_its_values():
     fits = plans(
-        'seeds = [3, 4]\n[data.toy-curve]\n[recipes.mf]\nvariant_settings = { hidden = [7] }\n'
+        'seeds = [3, 4]\n[data.toy-curve]\n[recipes.mf]\nvariant = "mean-field"\nvariant_settings = { hidden = [7] }\n'
         '[recipes.mf.grid]\nprior = ["normal:1", "fan-in:2"]\nlr = [0.1, 0.2]\n[recipes.plain]\nvariant = "mlp"\n'
     )  # fmt: skip
     assert [fit.candidate for fit in fits[:5]] == [
@@ -61,22 +61,28 @@ def test_splits_are_those_of_a_file_or_seeds_of_random_ones():
 
 
 def test_all_recipes_come_before_the_next_split():
-    fits = plans(f"seeds = [0, 1]\nsplits = [0, 1]\n{DATA}{RECIPES}[recipes.mf]\n")
-    assert [fit.candidate for fit in fits[:2]] == ["mlp", "mf"]
+    fits = plans(f"seeds = [0, 1]\nsplits = [0, 1]\n{DATA}{RECIPES}[recipes.mean-field]\n")
+    assert [fit.candidate for fit in fits[:2]] == ["mlp", "mean-field"]
     assert [fit.unit for fit in fits[::4]] == [(0, 0), (1, 0), (0, 1), (1, 1)]
     assert [fit.recipe.seed for fit in fits[::4]] == [0, 1000, 1, 1001], "splits do not share their starts"
 
 
 def test_numeric_settings_of_grids_become_lines():
     found = numeric_settings(
-        spec('[data.toy-curve]\n[recipes.a.grid]\nprior = ["normal:1", "normal:1e-1", "fan-in:3"]\nbias = [true]\n'
-             '[recipes.b.grid]\nprior = ["normal:1", "normal:4"]\nhidden = [[5], [5, 5]]\n').recipes
+        spec('[data.toy-curve]\n[recipes.mlp.grid]\nprior = ["normal:1", "normal:1e-1", "fan-in:3"]\nbias = [true]\n'
+             '[recipes.mean-field.grid]\nprior = ["normal:1", "normal:4"]\nhidden = [[5], [5, 5]]\n').recipes
     )  # fmt: skip
     assert [(s.key, s.kind) for s in found] == [("prior", "normal")]
     assert {line: sorted(by) for line, by in found[0].lines.items()} == {
-        "a bias=true": [0.1, 1.0], "b hidden=5": [1.0, 4.0], "b hidden=5,5": [1.0, 4.0]
+        "mlp bias=true": [0.1, 1.0], "mean-field hidden=5": [1.0, 4.0], "mean-field hidden=5,5": [1.0, 4.0]
     }  # fmt: skip
-    assert found[0].lines["b hidden=5"][4.0] == "b prior=normal:4 hidden=5"
+    assert found[0].lines["mean-field hidden=5"][4.0] == "mean-field prior=normal:4 hidden=5"
+
+
+def test_a_variants_name_means_that_variant():
+    fits = plans('[data.toy-curve]\n[recipes.mlp]\n[recipes.last-layer]\n[recipes.mean-field]\n'
+                 '[recipes.sparse-dropout]\nvariant = "hidden-layer"\n')  # fmt: skip
+    assert [fit.recipe.variant for fit in fits] == ["mlp", "last-layer", "mean-field", "hidden-layer"]
 
 
 WRONG = {
@@ -98,6 +104,8 @@ WRONG = {
     f'splits = [0]\n[data.a]\nname = "houses.csv"\nsplits = "gone.npz"\n{RECIPES}': "gone.npz: no such file",
     f'{DATA}[recipes.a]\nvariant = "mpl"\n': "s.toml [recipes.a]: unknown variant 'mpl'; did you mean 'mlp'?",
     f'{DATA}[recipes.a]\nvariant = ["mlp"]\n': "s.toml [recipes.a]: 'variant' must be a text",
+    f"{DATA}[recipes.net]\n": "s.toml [recipes.net] has no 'variant', and 'net' is not the name of one; add",
+    f'{DATA}[recipes.svi]\ninference = "svi"\n': "s.toml [recipes.svi] has no 'variant'",
     f'{DATA}{RECIPES}inference = "svi"\n': "unknown inference method for mlp 'svi'",
     f"{DATA}{RECIPES}epochs = 3\n": "'epochs' is a setting; write inference_settings = { epochs = … }",
     f"{DATA}{RECIPES}seed = 3\n": "unknown key in s.toml [recipes.mlp] 'seed'",
@@ -109,7 +117,8 @@ WRONG = {
     f"{DATA}{RECIPES}grid = {{ lr = [1, 1] }}\n": "'lr' has 1 twice",
     f"{DATA}{RECIPES}inference_settings = {{ lr = 1 }}\ngrid = {{ lr = [1] }}\n": "'lr' is in inference_settings too",
     f'{DATA}{RECIPES}[recipes.MLP]\nvariant = "mlp"\n': "'mlp' and 'MLP' would share a folder; rename one",
-    "[data.b-c]\nname = \"digits\"\n[data.c]\nname = \"digits\"\n[recipes.a]\n[recipes.a-b]\n": "share the folder",
+    '[data.b-c]\nname = "digits"\n[data.c]\nname = "digits"\n[recipes.mlp]\n[recipes.mlp-b]\nvariant = "mlp"\n':
+    "share the folder",
     f'{DATA}[recipes.{"a" * 101}]\nvariant = "mlp"\n': "has more than 100 characters",
 }  # fmt: skip
 

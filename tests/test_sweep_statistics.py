@@ -4,9 +4,12 @@ import math
 
 import numpy as np
 import pytest
+from scipy import stats
 
+from bnn_pyro.sweeping.page import sweep_sentences
 from bnn_pyro.sweeping.statistics import ALPHA, Difference, mean_of, paired, worse_than_best
 from bnn_pyro.sweeping.summary import BEST, OPEN, WORSE, summarise
+from bnn_pyro.tables import NOT_CLEAR
 
 
 def test_the_mean_over_splits_of_the_means_over_seeds():
@@ -78,6 +81,22 @@ def test_the_best_in_truth_is_told_to_be_worse_as_seldom_as_is_said():
     assert wrong / sims < ALPHA + 3 * math.sqrt(ALPHA * (1 - ALPHA) / sims)
 
 
+def test_the_variance_over_test_rows_is_added_to_that_over_seeds():
+    mine, best = {(0, 0): 2.0, (0, 1): 3.0}, {(0, 0): 1.0, (0, 1): 1.0}  # differences 1 and 2: variance of the mean 1/4
+    assert paired(mine, best) == pytest.approx((1.5, 0.5, 2, 2, 0.5 - math.atan(3) / math.pi))
+    both = paired(mine, best, rows=0.75)  # a quarter of the variance is over seeds: 4² degrees of freedom
+    assert both == pytest.approx((1.5, 1.0, 2, 2, float(stats.t.sf(1.5, 16))))
+    assert math.isnan(paired(mine, best, rows=math.nan).p), "test rows of which nothing is known leave all open"
+    alike = paired({unit: value + 1 for unit, value in best.items()}, best, rows=0.25)
+    assert alike == pytest.approx((1.0, 0.5, 2, 2, float(stats.norm.sf(2))))
+
+
+def test_what_compare_calls_unclear_is_not_called_worse():
+    close = Difference(1.0, 0.55, 9, 9, 0.04)  # 1.8 standard errors, of many degrees of freedom
+    assert not worse_than_best({"close": close}, lower=True)
+    assert worse_than_best({"far": close._replace(error=0.5)}, lower=True)
+
+
 # -- summary -----------------------------------------------------------------------------------------------------------
 def fit(recipe, split, seed=0, *, status="finished", kind="random", **metrics):
     about = {"name": f"{recipe}-{split}", "recipe": recipe, "data": "d", "seed": seed, "split": split, "status": status}
@@ -103,6 +122,57 @@ def test_a_better_recipe_is_told_and_equal_ones_are_not():
     assert found.share == 0.25 and "Nadeau" in found.over
     # Without pairs nothing could be told: the splits differ by much more than the recipes.
     assert found.recipes[0].metrics["rmse"].error > 1 > 20 * contest.differences["bad"].error
+
+
+def replicated(kind, rows=40, num=3):
+    """(fits, replicates) of two recipes on the same test rows: b is worse by 0.1, alike with every seed."""
+    rng = np.random.default_rng(0)
+    hard, extra = rng.normal(0, 5, rows), rng.normal(0.1, 1, rows)
+    extra += 0.1 - extra.mean()
+    counts = rng.multinomial(rows, np.full(rows, 1 / rows), size=1000)
+    fits, replicates = [], {}
+    for recipe, points in (("a", hard), ("b", hard + extra)):
+        means = counts @ points / rows
+        for k in range(num):
+            wiggle = rng.normal(0, 1e-4)
+            where = (0, k) if kind == "random" else (k, 0)
+            found = {"nll": points.mean() + wiggle, "nll_low": np.quantile(means, 0.025) + wiggle,
+                     "nll_high": np.quantile(means, 0.975) + wiggle}  # fmt: skip
+            fits.append(fit(recipe, *where, kind=kind, **found) | {"name": f"{recipe}-{where}"})
+            replicates[fits[-1]["name"]] = {"nll": means + wiggle}
+    return fits, replicates, math.sqrt(extra.var(ddof=1) / rows), math.sqrt(hard.var(ddof=1) / rows)
+
+
+@pytest.mark.parametrize("kind", ["random", "own test part"])
+def test_seeds_that_agree_do_not_make_a_difference_on_few_test_rows_clear(kind):
+    fits, replicates, paired_error, error = replicated(kind)
+    (on,) = summarise(fits, replicates)
+    contest, mean = on.contests["nll"], on.recipes[0].metrics["nll"]
+    assert contest.best == "a" and contest.differences["b"].error == pytest.approx(paired_error, rel=0.1)
+    assert mean.error == pytest.approx(error, rel=0.1)
+    assert contest.verdict("b") == OPEN == NOT_CLEAR
+    said = sweep_sentences(on)
+    assert "no other differs clearly" in said[0] and "the finite number of test rows" in said[0]
+    assert ("variation over seeds" if kind == "random" else "variation over splits") in said[0]
+    # The same difference on rows enough to show it.
+    (many,) = summarise(*replicated(kind, rows=4000)[:2])
+    assert many.contests["nll"].verdict("b") == WORSE
+    assert "b is worse by more than variation over" in sweep_sentences(many)[0]
+
+
+def test_fits_scored_by_an_earlier_version_have_the_larger_unpaired_error():
+    fits, _, _, error = replicated("random", rows=4000)
+    (on,) = summarise(fits)
+    assert on.contests["nll"].differences["b"].error == pytest.approx(math.sqrt(2) * error, rel=0.1)
+    assert on.contests["nll"].verdict("b") == OPEN
+
+
+def test_splits_with_test_rows_of_their_own_have_both_errors_already():
+    fits, replicates, *_ = replicated("random")
+    for number, one in enumerate(fits):
+        one["split"] = number % 3
+    alone, with_rows = summarise(fits)[0], summarise(fits, replicates)[0]
+    assert alone.contests == with_rows.contests
 
 
 def test_a_coverage_has_no_best():

@@ -39,6 +39,8 @@ from bnn_pyro.metrics.distance import (
 )
 from bnn_pyro.metrics.metric import Estimate, Evaluation, Metric, Targets, Undefined, mean_of, targets
 from bnn_pyro.metrics.metric import bootstrap as _bootstrap
+from bnn_pyro.metrics.metric import intervals as _intervals
+from bnn_pyro.metrics.metric import resample as _resample
 from bnn_pyro.metrics.ood import SCORES, ood_auroc, ood_table
 from bnn_pyro.metrics.regression import coverage_50, coverage_90, coverage_95, crps, pit, rmse, width_95
 from bnn_pyro.predictive import Prediction
@@ -124,7 +126,8 @@ def evaluate(
 
     y: (B,) labels 0 … K−1, or targets in their own units.
     bootstrap: replicates, the same resampled points for all metrics.
-    A metric without a value on these data is left out, and the reason is in ``.notes``.
+    A metric without a value on these data is left out, and the reason is in ``.notes``; the values on the resampled
+    points are in ``.replicates``.
 
     Raises UserError for a bad y, or where the prediction is NaN.
     """
@@ -135,17 +138,13 @@ def evaluate(
             points[name] = metric.summarise(prediction, y)
         except Undefined as reason:
             notes[name] = str(reason)
-    estimates = _bootstrap(
-        {name: partial(table[name].reduce, p) for name, p in points.items()},
-        (len(y),),
-        replicates=bootstrap,
-        seed=seed,
-        confidence=confidence,
-        biased={name for name in points if table[name].biased},
-    )
+    reductions = {name: partial(table[name].reduce, p) for name, p in points.items()}
+    replicates = _resample(reductions, (len(y),), replicates=bootstrap, seed=seed)
+    biased = {name for name in points if table[name].biased}
+    estimates = _intervals(reductions, replicates, len(y), confidence=confidence, biased=biased)
     # An absolute value stays one: only the biased metrics' intervals are moved, and could fall below 0.
     estimates = {n: e._replace(low=max(e.low, 0.0)) if table[n].biased else e for n, e in estimates.items()}
-    return Evaluation(estimates, notes)
+    return Evaluation(estimates, notes, replicates)
 
 
 def paired(

@@ -19,7 +19,8 @@ from torch import Tensor
 from bnn_pyro.errors import UserError
 from bnn_pyro.predictive import Prediction
 
-__all__ = ["Estimate", "Evaluation", "Metric", "Undefined", "auroc_of", "bootstrap", "in_order", "mean_of", "targets"]
+__all__ = ["Estimate", "Evaluation", "Metric", "Undefined", "auroc_of", "bootstrap", "in_order", "intervals", "mean_of",
+           "resample", "targets"]  # fmt: skip
 
 Targets = Tensor | np.ndarray | Sequence[float]
 Reduction = Callable[[np.ndarray], np.ndarray]  # counts (R, B) -> (R,)
@@ -41,11 +42,22 @@ class Estimate(NamedTuple):
 
 
 class Evaluation(dict[str, Estimate]):
-    """Metric name -> Estimate; ``notes`` tells of every metric that was left out, and why."""
+    """Metric name -> Estimate.
 
-    def __init__(self, estimates: Mapping[str, Estimate], notes: Mapping[str, str]) -> None:
+    notes       why a metric was left out, by its name
+    replicates  {name: (R,)}, the value on each of R resampled test sets. Evaluations of equally many points resample
+                the same ones, so that replicates of two predictions for the same points are pairs
+    """
+
+    def __init__(
+        self,
+        estimates: Mapping[str, Estimate],
+        notes: Mapping[str, str],
+        replicates: Mapping[str, np.ndarray] | None = None,
+    ) -> None:
         super().__init__(estimates)
         self.notes = dict(notes)
+        self.replicates = dict(replicates or {})
 
     def flat(self) -> dict[str, float]:
         """{"nll": …, "nll_low": …, "nll_high": …, …}: what metrics.json holds."""
@@ -168,26 +180,47 @@ def bootstrap(
 
     sizes: how many points; more than one number where groups are resampled each by itself (inside and outside).
     biased: which reductions' intervals are moved by their bias, see :class:`Metric`.
-    Replicates in which a reduction is NaN (one class drawn) are left out of its interval.
 
     Raises UserError for fewer than 2 replicates or a confidence outside (0, 1).
     """
+    samples = resample(reductions, sizes, replicates=replicates, seed=seed)
+    return intervals(reductions, samples, sum(sizes), confidence=confidence, biased=biased)
+
+
+def resample(
+    reductions: Mapping[str, Reduction], sizes: Sequence[int], *, replicates: int = 1000, seed: int = 0
+) -> dict[str, np.ndarray]:
+    """{name: (R,)}: each reduction on R resamples of the points, NaN where it has no value; see :func:`bootstrap`."""
     if replicates < 2:
         raise UserError(f"a bootstrap interval needs at least 2 replicates, got {replicates}; 1000 is usual")
-    if not 0 < confidence < 1:
-        raise UserError(f"confidence must lie between 0 and 1, got {confidence}; 0.95 is usual")
-    values = {name: float(reduce(np.ones((1, sum(sizes))))[0]) for name, reduce in reductions.items()}
     samples: dict[str, list[np.ndarray]] = {name: [] for name in reductions}
     for counts in _resamples(sizes, replicates, np.random.default_rng(seed)):
         for name, reduce in reductions.items():
             samples[name].append(reduce(counts))
+    return {name: np.concatenate(blocks) for name, blocks in samples.items()}
+
+
+def intervals(
+    reductions: Mapping[str, Reduction],
+    samples: Mapping[str, np.ndarray],
+    num: int,
+    *,
+    confidence: float = 0.95,
+    biased: Collection[str] = (),
+) -> dict[str, Estimate]:
+    """Values on all ``num`` points, with percentile intervals of the replicates that :func:`resample` drew.
+
+    Replicates in which a reduction is NaN (one class drawn) are left out of its interval.
+    """
+    if not 0 < confidence < 1:
+        raise UserError(f"confidence must lie between 0 and 1, got {confidence}; 0.95 is usual")
     tail = (1 - confidence) / 2
     estimates = {}
-    for name, value in values.items():
-        sample = np.concatenate(samples[name])
-        sample = sample[~np.isnan(sample)]
+    for name, reduce in reductions.items():
+        value = float(reduce(np.ones((1, num)))[0])
+        sample = samples[name][~np.isnan(samples[name])]
         if len(sample) == 0:
-            raise UserError(f"'{name}' has no value in any of {replicates} replicates; ask for more replicates")
+            raise UserError(f"'{name}' has no value in any of {len(samples[name])} replicates; ask for more replicates")
         low, high = np.quantile(sample, [tail, 1 - tail]) - (sample.mean() - value if name in biased else 0.0)
         estimates[name] = Estimate(value, float(low), float(high))
     return estimates

@@ -23,7 +23,7 @@ __all__ = ["Scores", "sweep_points", "sweep_settings"]
 #: How a mean is drawn by what is said of its recipe: marker, colour, filled, words.
 KINDS = {
     "best": ("D", BAYES, True, "best mean"),
-    "not told apart": ("o", BAYES, False, "not told from the best"),
+    "no clear difference": ("o", BAYES, False, "no clear difference to the best"),
     "worse": ("s", CONTRAST[0], True, "worse than the best"),
     "": ("o", REFERENCE, True, "mean"),
 }
@@ -38,7 +38,7 @@ SPAN = 30
 class Scores(NamedTuple):
     """One recipe on one data set: the metric of each fit, its mean and standard error (NaN for none), and its standing.
 
-    kind  "best", "not told apart", "worse" or ""
+    kind  "best", "no clear difference", "worse" or ""
     """
 
     points: Sequence[float]

@@ -5,6 +5,7 @@ What is finished is known from the run folders alone; every file is whole or not
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -13,11 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from bnn_pyro.checkpoint import read_json, write_whole
 from bnn_pyro.claim import is_occupied
+from bnn_pyro.datasets.sources import read_archive
 from bnn_pyro.errors import UserError
 from bnn_pyro.report import Picture
-from bnn_pyro.rundir import RunFolder
+from bnn_pyro.rundir import REPLICATES, RunFolder
 from bnn_pyro.sweeping.plan import Fit
 from bnn_pyro.sweeping.spec import spoken
 
@@ -116,6 +120,14 @@ class SweepFolder:
             "fingerprint": provenance["fingerprint"],
             "metrics": run.read("metrics.json"),
         }
+
+    def replicates(self, fits: Sequence[Fit]) -> dict[str, dict[str, np.ndarray]]:
+        """{name of a fit: {metric: (R,)}} on resampled test rows; without fits that an earlier version scored."""
+        found = {}
+        for fit in fits:
+            with contextlib.suppress(UserError):
+                found[fit.name] = read_archive(self.run_of(fit).path / REPLICATES)
+        return found
 
     def write(self, results: Mapping[str, Any]) -> None:
         """Replace sweep.json, and results.csv, one row a fit."""

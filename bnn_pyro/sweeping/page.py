@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bnn_pyro.metrics import METRICS
+from bnn_pyro.ranking import CLEAR, SOURCES
 from bnn_pyro.report import Picture, sweep_html
 from bnn_pyro.sweeping.folder import FAILED, FINISHED
 from bnn_pyro.sweeping.plan import STRIDE
@@ -16,19 +17,20 @@ from bnn_pyro.sweeping.summary import OPEN, WORSE, Contest, OnData
 from bnn_pyro.tables import HEADLINE, SHARES, Cell, plain_table
 from bnn_pyro.tables import Row as TableRow
 
-__all__ = ["failures_of", "sweep_page", "sweep_text", "told"]
+__all__ = ["failures_of", "sweep_page", "sweep_sentences", "sweep_text", "told"]
 
 #: Characters of a line in a terminal, and how many failures are told there.
 WIDTH, MOST = 110, 10
 READING = (
-    "The best is the recipe with the best mean among those with the most fits. Another is told to be worse where its "
-    "paired differences to the best, over the same splits and seeds, are more than chance: a one-sided t-test on their "
-    f"mean at {ALPHA:.2f} / (number of others), which tells the recipe that is best in truth to be worse in at most "
-    f"{ALPHA:.0%} of such tables, for each metric (comparisons with the best, Hsu 1984; variances of overlapping "
-    "splits by Nadeau & Bengio 2003).",
-    "“Not told apart” is not “equal”: with few splits only large differences can be told.",
+    f"{SOURCES} The standard errors here include both; `compare` has one fit each, so only that of the test rows.",
+    "The best is the recipe with the best mean among those with the most fits. Another is called worse where the mean "
+    "of its paired differences to the best, over the same splits and seeds, is at least "
+    f"{CLEAR:.0f} of its standard errors, and a one-sided t-test rejects equality at {ALPHA:.2f} / (number of others). "
+    f"The recipe that is best in truth is so called worse in at most {ALPHA:.0%} of such tables, for each metric "
+    "(comparisons with the best, Hsu 1984; variances of overlapping splits by Nadeau & Bengio 2003).",
+    "“No clear difference” is not “equal”: with few seeds, splits or test rows only large differences are clear.",
     "There is no mean rank over data sets: it would weigh a difference that is chance as much as a large one, and "
-    "change with the other recipes in the sweep. The overview counts only what is told.",
+    "change with the other recipes in the sweep. The overview counts only clear differences.",
     f"The seed of a fit is that of the SPEC + {STRIDE} · split: splits begin with other weights, so that what a start "
     "does to the result is in the error over splits.",
     "A coverage or an interval width has no best: a coverage is good where it is near its nominal value, and a width "
@@ -93,7 +95,7 @@ def sweep_page(results: Mapping[str, Any], found: Sequence[OnData], pictures: Se
     return sweep_html(
         title=f"Sweep {results['name']}",
         subtitle=f"{_count(len(recipes), 'recipe')} · {_count(len(found), 'data set')} · {' · '.join(counts)}",
-        summary=[sentence for on in found for sentence in _sentences(on)] or ["No fit is finished."],
+        summary=[sentence for on in found for sentence in sweep_sentences(on)] or ["No fit is finished."],
         failures=_grouped(results),
         overviews=_overviews(found, recipes) if len(found) > 1 else [],
         sections=[_section(on) for on in found],
@@ -104,7 +106,7 @@ def sweep_page(results: Mapping[str, Any], found: Sequence[OnData], pictures: Se
     )
 
 
-def _sentences(on: OnData) -> list[str]:
+def sweep_sentences(on: OnData) -> list[str]:
     """What is told of a data set, a sentence for each headline metric."""
     return [
         f"{on.name}, {metric}: {_sentence(on, metric, on.contests[metric])}"
@@ -120,14 +122,20 @@ def _sentence(on: OnData, metric: str, contest: Contest) -> str:
         return f"{said}."
     by = {kind: [name for name in contest.differences if contest.verdict(name) == kind] for kind in (OPEN, WORSE)}
     if not by[OPEN]:
-        return f"{said}, and {'all others are' if len(by[WORSE]) > 1 else f'{by[WORSE][0]} is'} told to be worse."
+        others = "all others are" if len(by[WORSE]) > 1 else f"{by[WORSE][0]} is"
+        return f"{said}, and {others} worse by more than {on.sources} explain."
+    if on.splits * on.seeds == 1:
+        return f"{said}; one fit each shows no clear difference."
     if not by[WORSE]:
-        return f"{said}; none of the others can be told from it."
-    return f"{said}; not told from it: {', '.join(by[OPEN])}; worse: {', '.join(by[WORSE])}."
+        return f"{said}; no other differs clearly from it, given {on.sources}."
+    return (
+        f"{said}; no clear difference: {', '.join(by[OPEN])}; worse by more than {on.sources} explain: "
+        f"{', '.join(by[WORSE])}."
+    )
 
 
 def _overviews(found: Sequence[OnData], recipes: Sequence[str]) -> list[dict[str, Any]]:
-    """A table for each headline metric: recipes by data sets, and on how many a recipe is told to be worse."""
+    """A table for each headline metric: recipes by data sets, and on how many a recipe is worse than the best."""
     tables = []
     for place in (1, 0):
         metrics = {on.name: HEADLINE[on.task][place] for on in found if on.task}
@@ -143,7 +151,7 @@ def _overviews(found: Sequence[OnData], recipes: Sequence[str]) -> list[dict[str
             rows.append(TableRow(recipe, "", [*cells, Cell(count)]))
         names = list(dict.fromkeys(metrics[on.name] for on in shown))
         columns = [f"{on.name}: {metrics[on.name]}" if len(names) > 1 else on.name for on in shown]
-        tables.append({"title": " or ".join(names), "columns": [*columns, "told worse on"], "rows": rows})
+        tables.append({"title": " or ".join(names), "columns": [*columns, "worse on"], "rows": rows})
     return tables
 
 

@@ -11,11 +11,11 @@ splits = "uci/energy.splits.npz"
 [data.breast-cancer]
 splits_to_run = [0, 1, 2]           # instead of those above
 
-[recipes.mean-field]                # keys of a config file, without data and seed
+[recipes.mean-field]                # keys of a config file, without data and seed; a variant's name means that variant
 inference_settings = { epochs = 100 }
 
-[recipes.mlp]
-variant = "mlp"
+[recipes.net]
+variant = "mlp"                     # any other name needs one
 grid = { prior = ["fan-in:1", "fan-in:3"] }     # one recipe each; several keys: all combinations
 """
 
@@ -35,7 +35,7 @@ from bnn_pyro.datasets.sources import read_archive
 from bnn_pyro.datasets.sources import resolve as locate
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.inference import METHODS
-from bnn_pyro.recipe import DATA_KEYS, KEYS, Recipe, check_keys
+from bnn_pyro.recipe import DATA_KEYS, KEYS, check_keys
 from bnn_pyro.training import tuned
 from bnn_pyro.zoo import ZOO
 
@@ -199,7 +199,11 @@ def _candidates(path: Path, name: str, table: dict[str, Any]) -> Iterator[Candid
     place = f"{path} [recipes.{name}]"
     kinds = {key: kind for key, kind in KEYS.items() if key not in ("data", "seed")} | {"grid": dict}
     check_keys(place, "key", {key: value for key, value in table.items() if key in kinds}, kinds)
-    grid, variant = table.pop("grid", {}), table.get("variant", Recipe.variant)
+    if "variant" not in table and name not in ZOO:
+        raise UserError(
+            f"{place} has no 'variant', and '{name}' is not the name of one; add variant = one of {', '.join(ZOO)}"
+        )
+    grid, variant = table.pop("grid", {}), table.setdefault("variant", name)
     try:
         method, _ = tuned(variant, "", table.get("inference"))
     except UserError as error:

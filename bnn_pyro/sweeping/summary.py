@@ -7,16 +7,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from bnn_pyro.metrics import METRICS
 from bnn_pyro.sweeping.folder import FAILED, FINISHED
 from bnn_pyro.sweeping.statistics import Difference, Mean, Values, mean_of, paired, worse_than_best
+from bnn_pyro.tables import NOT_CLEAR
 
 __all__ = ["BEST", "OPEN", "WORSE", "Contest", "OnData", "Row", "summarise"]
 
 #: What is said of a recipe beside the best.
-BEST, OPEN, WORSE = "best", "not told apart", "worse"
+BEST, OPEN, WORSE = "best", NOT_CLEAR, "worse"
 #: Splits whose test rows are drawn at random from all rows, so that they overlap.
 RESAMPLED = ("random", "given")
+#: Half a 95 % interval in standard errors.
+HALF = 1.96
+#: {a fit's name: {metric: (R,), its value on R resamples of the test rows}}.
+Replicates = Mapping[str, Mapping[str, np.ndarray]]
 
 
 @dataclass(frozen=True)
@@ -85,21 +92,27 @@ class OnData:
                 f"± is the standard error of the mean over {self.splits} {self.kind} splits of the same rows{each}. "
                 f"The splits overlap, so the variance is taken as var · (1/{self.splits} + n_test/n_train), with "
                 f"n_test/n_train = {self.share:.2g} (Nadeau & Bengio 2003); a plain sd/√{self.splits} would be "
-                f"{plain:.2g} times smaller, too small."
+                f"{plain:.2g} times smaller, too small. Every split has other test rows: the error includes theirs."
             )
         if self.splits > 1:
             return (
                 f"± is the standard error of the mean over {self.splits} divisions into training and validation "
-                f"rows{each}. The test rows are the same in each, so it says nothing of other test rows."
+                f"rows{each}. The test rows are the same in each: what others would change is added, by a bootstrap."
             )
         if self.seeds > 1:
             return (
                 f"± is the standard error of the mean over {self.seeds} seeds on one split: what another start would "
-                "change. It says nothing of other rows; more splits would."
+                "change and, by a bootstrap, other test rows. It says nothing of other training rows: add splits."
             )
         return (
             "One fit each: there is no standard error, and nothing can be told apart. More seeds or splits would tell."
         )
+
+    @property
+    def sources(self) -> str:
+        """What the standard errors include."""
+        what = [word for word, num in (("seeds", self.seeds), ("splits", self.splits)) if num > 1]
+        return f"variation over {' and '.join(what)} and the finite number of test rows"
 
     def to_dict(self) -> dict[str, Any]:
         """For sweep.json; what is not a number is None."""
@@ -132,14 +145,17 @@ class OnData:
         }
 
 
-def summarise(fits: Sequence[Mapping[str, Any]]) -> list[OnData]:
-    """fits: what sweep.json says of each, see ``SweepFolder.outcome``; data sets and recipes in their order there."""
-    return [
-        _on_data(name, [fit for fit in fits if fit["data"] == name]) for name in dict.fromkeys(f["data"] for f in fits)
-    ]
+def summarise(fits: Sequence[Mapping[str, Any]], replicates: Replicates | None = None) -> list[OnData]:
+    """fits: what sweep.json says of each, see ``SweepFolder.outcome``; data sets and recipes in their order there.
+
+    replicates: for the error over test rows that all fits share. A fit that an earlier version scored has none: the
+    error is then that of unpaired fits, from their intervals, which is too large.
+    """
+    names = dict.fromkeys(fit["data"] for fit in fits)
+    return [_on_data(name, [fit for fit in fits if fit["data"] == name], replicates or {}) for name in names]
 
 
-def _on_data(name: str, fits: Sequence[Mapping[str, Any]]) -> OnData:
+def _on_data(name: str, fits: Sequence[Mapping[str, Any]], replicates: Replicates) -> OnData:
     finished = [fit for fit in fits if fit["status"] == FINISHED]
     task = finished[0]["task"] if finished else ""
     rows = [fit["rows"] for fit in finished]
@@ -153,6 +169,7 @@ def _on_data(name: str, fits: Sequence[Mapping[str, Any]]) -> OnData:
     }
     kind = finished[0]["split_kind"] if finished else ""
     empty = OnData(name, task, mean_rows, splits, len({f["seed"] for f in finished}), kind, values, [], {})
+    rows_of = _TestRows(finished, replicates, kind in RESAMPLED)
     table = [
         Row(
             recipe,
@@ -160,12 +177,16 @@ def _on_data(name: str, fits: Sequence[Mapping[str, Any]]) -> OnData:
             sum(fit["recipe"] == recipe and fit["status"] == FAILED for fit in fits),
             sum(fit["recipe"] == recipe for fit in fits),
             mean_of({(f["split"], f["seed"]): f["seconds"] for f in finished if f["recipe"] == recipe}),
-            {metric: mean_of(by[recipe], empty.share) for metric, by in values.items() if recipe in by},
+            {
+                metric: mean_of(by[recipe], empty.share, rows_of.variance(metric, by, recipe))
+                for metric, by in values.items()
+                if recipe in by
+            },
         )
         for recipe in recipes
     ]
     contests = {
-        metric: _contest(by, METRICS[task][metric].better == "lower", empty.share)
+        metric: _contest(metric, by, METRICS[task][metric].better == "lower", empty.share, rows_of)
         for metric, by in values.items()
         if _ranked(task, metric)
     }
@@ -185,13 +206,40 @@ def _ranked(task: str, metric: str) -> bool:
     return METRICS[task][metric].better != "nominal" and not metric.startswith("width")
 
 
-def _contest(by: Mapping[str, Values], lower: bool, share: float) -> Contest:
+class _TestRows:
+    """The finished fits of one data set, for the variance of their means over other test rows."""
+
+    def __init__(self, finished: Sequence[Mapping[str, Any]], replicates: Replicates, resampled: bool) -> None:
+        self.fits = {(fit["recipe"], (fit["split"], fit["seed"])): fit for fit in finished}
+        self.replicates, self.resampled = replicates, resampled
+
+    def variance(self, metric: str, by: Mapping[str, Values], recipe: str, other: str = "") -> float:
+        """Of a recipe's mean, or of the difference of two in pairs; 0 where splits have test rows of their own."""
+        names = [recipe, other] if other else [recipe]
+        units = [unit for unit in by[recipe] if all(unit in by[name] for name in names)]
+        if self.resampled and len({split for split, _ in units}) > 1:
+            return 0.0
+        fits = [[self.fits[name, unit] for unit in units] for name in names]
+        held = [self.replicates.get(fit["name"], {}).get(metric) for group in fits for fit in group]
+        if any(r is None or r.shape != held[0].shape for r in held):
+            return sum(float(np.mean([_interval_error(fit, metric) for fit in group])) ** 2 for group in fits)
+        means = [np.mean(held[k * len(units) : (k + 1) * len(units)], axis=0) for k in range(len(names))]
+        return float(np.nanvar(means[0] - means[1] if other else means[0], ddof=1))
+
+
+def _interval_error(fit: Mapping[str, Any], metric: str) -> float:
+    """The standard error of one fit over test rows, from its interval; NaN where it has none."""
+    low, high = (fit["metrics"].get(f"{metric}_{end}", math.nan) for end in ("low", "high"))
+    return (high - low) / (2 * HALF)
+
+
+def _contest(metric: str, by: Mapping[str, Values], lower: bool, share: float, rows_of: _TestRows) -> Contest:
     """The best is one of those with the most fits: one that failed on the hard splits would look better than it is."""
     most = max(map(len, by.values()))
     whole = {recipe: mean_of(values).value for recipe, values in by.items() if len(values) == most}
     best = (min if lower else max)(whole, key=whole.__getitem__)
     differences = {
-        recipe: paired(values, by[best], share)
+        recipe: paired(values, by[best], share, rows_of.variance(metric, by, recipe, best))
         for recipe, values in by.items()
         if recipe != best and values.keys() & by[best].keys()
     }

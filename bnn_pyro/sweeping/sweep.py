@@ -57,7 +57,7 @@ def run_sweep(
             raise
     facts["seconds"] = f"{time.perf_counter() - start:,.0f}, for {len(missing):,} of {len(fits):,} fits"
     results = _results(spec, place, fits, failures, facts)
-    found = summarise(results["fits"])
+    found = summarise(results["fits"], place.replicates(fits))
     results["summary"] = [on.to_dict() for on in found]
     place.write(results)
     pictures = draw_sweep(found, spec.recipes)

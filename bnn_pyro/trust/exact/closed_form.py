@@ -174,7 +174,10 @@ class ClosedForm:
     def _judge(
         self, subject: Subject, claim: Claim, exact: LinearGaussian, values: np.ndarray, run: str
     ) -> tuple[Estimate, list[Finding]]:
-        """What was found, and findings against what the method"""
+        """(the estimate of every quantity, findings against what the method converges to by ``claim``).
+
+        values: (C, D, M), as from ``_values``.   run: a suffix to the names of the quantities.
+        """
         abouts = quantities(len(exact.mean), self.points, run)
         low, high = (expected_of(c, exact, self._new(exact), claim.shift) for c in (claim.low, claim.high))
         if subject.limit == "posterior":
