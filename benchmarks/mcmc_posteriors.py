@@ -16,9 +16,9 @@ from mcmc_score import score
 from mcmc_speed import HERE, append, stamp
 
 import bnn_pyro as bp
+from bnn_pyro.fitting import tuned
 from bnn_pyro.inference import METHODS
 from bnn_pyro.settings import build
-from bnn_pyro.training import tuned
 
 __all__ = ["METHOD_TITLES", "RESULTS", "fit_and_score", "posterior", "regions"]
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.func import functional_call
 
 import bnn_pyro as bp
+from bnn_pyro.fitting import tuned
 from bnn_pyro.isolation import isolated
-from bnn_pyro.training import tuned
 
 __all__ = ["PROBLEMS", "Problem", "functions"]
 

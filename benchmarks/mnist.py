@@ -23,9 +23,9 @@ import torch
 
 import bnn_pyro as bp
 from bnn_pyro.datasets import load_inputs, noise_images
+from bnn_pyro.fitting import tuned
 from bnn_pyro.inference import METHODS
 from bnn_pyro.settings import build
-from bnn_pyro.training import tuned
 from bnn_pyro.zoo import ZOO
 
 RESULTS = Path(__file__).parent / "results" / "mnist.json"

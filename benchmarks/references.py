@@ -1,4 +1,4 @@
-"""Reference posteriors of Bayesian networks, verified in function space: made here, stored in ``bnn_pyro/references``.
+"""Reference posteriors of networks, verified in function space: made here, stored in ``bnn_pyro/checks/references``.
 
     python benchmarks/references.py toy-curve breast-cancer digits-last-layer mnist-160 boston --runs /tmp/references
     python benchmarks/references.py boston --runs /tmp/references --no-store      # sample and print the bar only
@@ -32,12 +32,12 @@ from scipy.stats import norm
 from torch import Tensor
 
 import bnn_pyro as bp
+from bnn_pyro.checks.check import ALPHA
+from bnn_pyro.checks.reference_posterior import REFERENCES, ReferencePosterior, bounded, log_joints_at
 from bnn_pyro.diagnostics.chain_statistics import bfmi, chain_statistics, ess_mean, nested_rhat
 from bnn_pyro.diagnostics.functions import output_values
 from bnn_pyro.inference import METHODS
 from bnn_pyro.settings import build
-from bnn_pyro.trust.known.reference_posterior import REFERENCES, ReferencePosterior, bounded, log_joints_at
-from bnn_pyro.trust.outcome import ALPHA
 
 
 def sampled(name: str, which: str, runs: Path) -> bp.Posterior:

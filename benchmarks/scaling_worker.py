@@ -15,7 +15,7 @@ from scale.fits import time_fit
 from scale.many import run_job
 from scale.subjects import SUBJECTS, measure
 
-from bnn_pyro.ranks import launched
+from bnn_pyro.distributed import launched
 
 
 def main() -> None:

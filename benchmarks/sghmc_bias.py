@@ -17,10 +17,10 @@ import numpy as np
 import torch
 
 import bnn_pyro as bp
+from bnn_pyro.checks.linear_regression import correlated
+from bnn_pyro.checks.recursion import sample, stationary_covariance
 from bnn_pyro.inference import sghmc
 from bnn_pyro.plots import style
-from bnn_pyro.trust.kernels.recursion import sample, stationary_covariance
-from bnn_pyro.trust.linear_regression import correlated
 
 HERE = Path(__file__).parent
 ROWS, BATCH, CHAINS, FRICTION = 200, 20, 128, 0.1

@@ -13,8 +13,8 @@ import argparse
 import json
 from pathlib import Path
 
-from bnn_pyro.checking.subjects import SMALL
 from bnn_pyro.run import main as run
+from bnn_pyro.runs.check_subjects import SMALL
 from bnn_pyro.zoo import ZOO
 
 RESULTS = Path(__file__).parent / "results"

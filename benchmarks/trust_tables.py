@@ -8,9 +8,9 @@ from pathlib import Path
 
 from result_cells import RESULTS
 
-from bnn_pyro.checking.page import overview
+from bnn_pyro.runs.check_page import overview
 
-REFERENCES = Path(__file__).parents[1] / "bnn_pyro/references"
+REFERENCES = Path(__file__).parents[1] / "bnn_pyro/checks/references"
 
 
 def overview_table(budget: str) -> str:

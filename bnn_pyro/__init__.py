@@ -52,21 +52,21 @@ _HOMES = {
     "pruning_curve": "pruning",
     "share_removed": "pruning",
     "signal_to_noise": "pruning",
-    "fit": "training",
+    "fit": "fitting",
     "load": "loading",
     "isolated": "isolation",
     "executor": "executors",
     "UserError": "errors",
 }
-_ROOMS = ("diagnostics", "metrics", "plots", "report")
+_MODULES = ("checks", "diagnostics", "metrics", "plots", "pruning", "reports")
 
-__all__ = ["diagnostics", "metrics", "plots", "report", *_HOMES]
+__all__ = ["checks", "diagnostics", "metrics", "plots", "pruning", "reports", *_HOMES]
 
 
 def __getattr__(name: str) -> object:
     if name in _HOMES:
         return getattr(importlib.import_module(f"bnn_pyro.{_HOMES[name]}"), name)
-    if name in _ROOMS:
+    if name in _MODULES:
         return importlib.import_module(f"bnn_pyro.{name}")
     raise AttributeError(f"module 'bnn_pyro' has no attribute '{name}'")
 

@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 
+from bnn_pyro.distributed import here
 from bnn_pyro.errors import UserError
-from bnn_pyro.ranks import here
 
 __all__ = ["PART", "Checkpoint", "Interrupted", "read_json", "unwritable", "write_whole"]
 

@@ -8,30 +8,34 @@ from pathlib import Path
 
 import torch
 
-from bnn_pyro.checking import CheckFolder, bench_subjects, check_subjects, check_table, one_subject
-from bnn_pyro.checking.bench import BUDGETS
-from bnn_pyro.checking.page import level_of
 from bnn_pyro.checkpoint import write_whole
-from bnn_pyro.claim import Claim
-from bnn_pyro.comparison import compare_runs
+from bnn_pyro.checks import CHECKS
 from bnn_pyro.datasets import load_inputs, read_rows
 from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.datasets.together import load_together
-from bnn_pyro.diagnosis import diagnose_run, diagnosis_table
+from bnn_pyro.distributed import joined
 from bnn_pyro.errors import UserError, unknown
-from bnn_pyro.evaluation import evaluate_run, load_posterior, outside_inputs, score_mean_weights, score_other
 from bnn_pyro.executors import parse as parse_executor
-from bnn_pyro.fitted_run import fit_run, prepared
+from bnn_pyro.files import Claim
+from bnn_pyro.fitting import check_divisible
 from bnn_pyro.listing import list_
-from bnn_pyro.pruned_run import prune_run, pruning_table
-from bnn_pyro.ranks import joined
-from bnn_pyro.recipe import Recipe, read_config, resolve
-from bnn_pyro.rundir import RunFolder, default_folder, environment
-from bnn_pyro.scoring import predicted
-from bnn_pyro.sweeping import SweepFolder, failures_of, planned_text, read_spec, run_sweep, sweep_text
-from bnn_pyro.tables import prediction_table, run_table, score_table
-from bnn_pyro.training import check_divisible
-from bnn_pyro.trust import CHECKS
+from bnn_pyro.reports.tables import prediction_table, run_table, score_table
+from bnn_pyro.runs.check import BUDGETS, check_subjects
+from bnn_pyro.runs.check_folder import CheckFolder
+from bnn_pyro.runs.check_page import check_table, level_of
+from bnn_pyro.runs.check_subjects import bench_subjects, one_subject
+from bnn_pyro.runs.compare import compare_runs
+from bnn_pyro.runs.diagnose import diagnose_run, diagnosis_table
+from bnn_pyro.runs.evaluate import evaluate_run, load_posterior, outside_inputs, score_mean_weights, score_other
+from bnn_pyro.runs.folder import RunFolder, default_folder, environment
+from bnn_pyro.runs.prune import prune_run, pruning_table
+from bnn_pyro.runs.recipe import Recipe, read_config, resolve
+from bnn_pyro.runs.score import predicted
+from bnn_pyro.runs.sweep import planned_text, run_sweep
+from bnn_pyro.runs.sweep_folder import SweepFolder
+from bnn_pyro.runs.sweep_page import failures_of, sweep_text
+from bnn_pyro.runs.sweep_spec import read_spec
+from bnn_pyro.runs.train import fit_run, prepared
 
 __all__ = ["check", "compare", "diagnose", "evaluate", "list_", "predict", "sweep", "train"]
 

@@ -23,10 +23,10 @@ from torch import Tensor, nn
 
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.datasets.sources import cache_root
+from bnn_pyro.distributed import here
 from bnn_pyro.errors import UserError
 from bnn_pyro.parts.backbone import Backbone, OnFeatures, spoken, weights_digest
 from bnn_pyro.progress import progress_bar
-from bnn_pyro.ranks import here
 
 __all__ = ["cache_folder", "check_split", "on_features"]
 

@@ -8,10 +8,10 @@ from argparse import Namespace
 from collections.abc import Mapping
 from typing import Any
 
+from bnn_pyro.checks import CHECKS
 from bnn_pyro.datasets import DATASETS
 from bnn_pyro.inference import METHODS
-from bnn_pyro.tables import plain_table
-from bnn_pyro.trust import CHECKS
+from bnn_pyro.reports.tables import plain_table
 from bnn_pyro.zoo import ZOO
 
 __all__ = ["list_"]

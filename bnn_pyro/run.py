@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from types import FrameType
 
+from bnn_pyro.distributed import Alone, launched
 from bnn_pyro.errors import UserError
 from bnn_pyro.executors import executor
 from bnn_pyro.options import parse
-from bnn_pyro.ranks import Alone, launched
 
 __all__ = ["main"]
 

@@ -49,4 +49,4 @@ def runs(tmp_path_factory):
 @pytest.fixture
 def no_figures(monkeypatch):
     """Drawing takes most of the time of a small run."""
-    monkeypatch.setattr("bnn_pyro.evaluation.draw_all", lambda scene, folder: [])
+    monkeypatch.setattr("bnn_pyro.runs.evaluate.draw_all", lambda scene, folder: [])

@@ -22,13 +22,13 @@ OFTEN = 0.01
 # -- jobs ------------------------------------------------------------------------------------------------------------
 def command(argv, log, every=OFTEN, figures=False):
     """A command line; what it says goes to a file."""
-    import bnn_pyro.evaluation
+    import bnn_pyro.runs.evaluate
     from bnn_pyro.checkpoint import Checkpoint
     from bnn_pyro.run import main
 
     Checkpoint.__init__.__defaults__ = (None, every)
     if not figures:
-        bnn_pyro.evaluation.draw_all = lambda scene, folder: []
+        bnn_pyro.runs.evaluate.draw_all = lambda scene, folder: []
     with open(log, "w") as file, contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
         return main(argv)
 

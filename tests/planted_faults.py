@@ -5,9 +5,9 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from bnn_pyro.inference import elbo, optimise, sg_chains, sghmc
-from bnn_pyro.inference.density import Rescale
-from bnn_pyro.inference.markov import hamiltonian, kernel, many_chains
+from bnn_pyro.inference import elbo, kernel, many_chains, optimise, sg_chains, sghmc
+from bnn_pyro.inference import trajectories as hamiltonian
+from bnn_pyro.inference.log_joint import Rescale
 from bnn_pyro.parts import guides
 from bnn_pyro.predictive import Prediction
 

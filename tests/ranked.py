@@ -16,12 +16,12 @@ import pytest
 import torch
 
 import bnn_pyro as bp
-from bnn_pyro import ranks
+from bnn_pyro import distributed as ranks
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
+from bnn_pyro.checks.linear_regression import correlated
 from bnn_pyro.inference import optimise
 from bnn_pyro.isolation import isolated, set_stream
 from bnn_pyro.parts.guides import PointMass
-from bnn_pyro.trust.linear_regression import correlated
 
 #: 31 rows in batches of 8 at most: 4 steps an epoch, of 8, 8, 8 and 7 rows.
 PROBLEM = correlated(num=31, noise=0.5)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bnn_pyro import ranks
+from bnn_pyro import distributed as ranks
 from bnn_pyro.datasets import load_data, together
 from bnn_pyro.errors import UserError
 

@@ -12,11 +12,11 @@ from monte_carlo import fit, same, stop_at
 
 import bnn_pyro as bp
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
-from bnn_pyro.inference.markov import budget, chains, one_chain, processes
-from bnn_pyro.inference.markov.board import COST, PID, Board
-from bnn_pyro.inference.markov.record import Record, most_draws
-from bnn_pyro.inference.markov.sampler import warn_of_idle_chains
-from bnn_pyro.trust.linear_regression import correlated
+from bnn_pyro.checks.linear_regression import correlated
+from bnn_pyro.inference import budget, chains, one_chain, processes
+from bnn_pyro.inference.board import COST, PID, Board
+from bnn_pyro.inference.record import Record, most_draws
+from bnn_pyro.inference.sampler import warn_of_idle_chains
 
 SMALL = {
     "nuts": bp.NUTS(chains=2, draws=8, warmup=30, max_tree_depth=3),

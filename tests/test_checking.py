@@ -8,11 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from bnn_pyro import plots, trust
-from bnn_pyro.checking import bench, page, pictures, subjects
+from bnn_pyro import checks as trust
+from bnn_pyro import plots
+from bnn_pyro.checks import Finding, Outcome
 from bnn_pyro.errors import UserError
 from bnn_pyro.run import main
-from bnn_pyro.trust import Finding, Outcome
+from bnn_pyro.runs import check as bench
+from bnn_pyro.runs import check_page as page
+from bnn_pyro.runs import check_pictures as pictures
+from bnn_pyro.runs import check_subjects as subjects
 from bnn_pyro.zoo import ZOO
 
 CALLS: list = []

@@ -8,8 +8,8 @@ import torch
 
 import bnn_pyro as bp
 from bnn_pyro.checkpoint import Checkpoint, Interrupted, write_whole
+from bnn_pyro.checks.linear_regression import correlated
 from bnn_pyro.inference import elbo
-from bnn_pyro.trust.linear_regression import correlated
 
 PROBLEM = correlated(num=30, noise=0.5)
 DATA = PROBLEM.data

@@ -14,12 +14,12 @@ from torch import nn
 
 import bnn_pyro as bp
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
+from bnn_pyro.checks.linear_regression import correlated, dataset
 from bnn_pyro.inference import chees
-from bnn_pyro.inference.markov.chees_adaptation import Adaptation, Approach, halton
-from bnn_pyro.inference.markov.many_chains import Chains, Transition
-from bnn_pyro.inference.target.potential import Potential
-from bnn_pyro.inference.target.whitening import Space
-from bnn_pyro.trust.linear_regression import correlated, dataset
+from bnn_pyro.inference.chees_adaptation import Adaptation, Approach, halton
+from bnn_pyro.inference.curvature import Space
+from bnn_pyro.inference.many_chains import Chains, Transition
+from bnn_pyro.inference.potential import Potential
 
 PROBLEM = correlated(inputs=2, noise=5.0, y_shift=40.0, y_scale=8.0)
 SMALL = bp.ChEES(chains=64, draws=50, warmup=150)

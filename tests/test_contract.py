@@ -11,11 +11,11 @@ from pyro.infer.autoguide import AutoNormal
 from pyro.optim import Adam
 
 import bnn_pyro as bp
+from bnn_pyro.checks.linear_regression import dataset
 from bnn_pyro.inference import METHODS
-from bnn_pyro.inference.density import Rescale
+from bnn_pyro.inference.log_joint import Rescale
 from bnn_pyro.isolation import isolated
 from bnn_pyro.posterior import weight_space
-from bnn_pyro.trust.linear_regression import dataset
 from bnn_pyro.zoo import ZOO
 
 NUM, FEATURES = 12, 3

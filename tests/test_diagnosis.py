@@ -11,15 +11,15 @@ import torch
 
 import bnn_pyro as bp
 from bnn_pyro import diagnostics
-from bnn_pyro.comparison import _loo_ranking
-from bnn_pyro.diagnosis import read_diagnosis
-from bnn_pyro.diagnosis.statistics import TABLES, tables_of
 from bnn_pyro.diagnostics.importance import Loo
 from bnn_pyro.errors import UserError
 from bnn_pyro.posterior import Posterior
-from bnn_pyro.ranking import ranked
+from bnn_pyro.reports.ranking import ranked
 from bnn_pyro.run import main
-from bnn_pyro.rundir import RunFolder
+from bnn_pyro.runs.compare import _loo_ranking
+from bnn_pyro.runs.diagnose import read_diagnosis
+from bnn_pyro.runs.diagnose_statistics import TABLES, tables_of
+from bnn_pyro.runs.folder import RunFolder
 
 FEATURES = ["--data", "breast-cancer", "--features", "mean radius,mean texture"]
 SMALL = ["--hidden", "2", "--epochs", "2", "--num-draws", "8", "--device", "cpu", "--quiet"]
@@ -44,7 +44,7 @@ def trained(tmp_path_factory):
     """Runs: variational with its baseline, and that with chains in its place which agree, or do not."""
     folder = tmp_path_factory.mktemp("runs")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bnn_pyro.evaluation.draw_all", lambda scene, folder: [])
+        patch.setattr("bnn_pyro.runs.evaluate.draw_all", lambda scene, folder: [])
         assert main(["train", *FEATURES, *SMALL, "--out", str(folder / "svi")]) == 0
     posterior = bp.load(folder / "svi")
     for name, options in {"good": {}, "bad": {"shift": 2.0}, "few": {"draws": 3}}.items():
@@ -61,9 +61,9 @@ def runs(trained, tmp_path):
 
 @pytest.fixture
 def no_figures(monkeypatch):
-    monkeypatch.setattr("bnn_pyro.evaluation.draw_all", lambda scene, folder: [])
-    monkeypatch.setattr("bnn_pyro.comparison.draw_comparison", lambda *args: [])
-    monkeypatch.setattr("bnn_pyro.diagnosis.folder.draw_diagnosis", lambda *args: [])
+    monkeypatch.setattr("bnn_pyro.runs.evaluate.draw_all", lambda scene, folder: [])
+    monkeypatch.setattr("bnn_pyro.runs.compare.draw_comparison", lambda *args: [])
+    monkeypatch.setattr("bnn_pyro.runs.diagnose.draw_diagnosis", lambda *args: [])
 
 
 def written(folder):
@@ -95,7 +95,7 @@ def test_diagnose_writes_what_the_library_finds(runs, capsys, monkeypatch):
     assert f"{found.statistics['rhat_max']:.3f}" in text and f"{found.statistics['rhat_max']:.3f}" in html
     assert diagnostics.load_netcdf(folder / "posterior.nc").posterior.sizes["chain"] == 4
     (folder / "figures" / "mine.png").write_bytes(b"mine")
-    monkeypatch.setattr("bnn_pyro.diagnosis.folder.draw_diagnosis", lambda *args: [])
+    monkeypatch.setattr("bnn_pyro.runs.diagnose.draw_diagnosis", lambda *args: [])
     assert main(["diagnose", str(folder), "--quiet", "--no-netcdf"]) == 0
     assert [p.name for p in (folder / "figures").iterdir()] == ["mine.png"], "figures that no longer apply are removed"
 
@@ -295,7 +295,7 @@ def test_compare_ranks_by_held_out_density_and_by_leaving_out(runs, tmp_path, ca
 
 
 def test_an_approximation_is_left_out_where_its_weights_fail(runs, monkeypatch):
-    from bnn_pyro import comparison
+    from bnn_pyro.runs import compare as comparison
 
     posterior, data = bp.load(runs / "svi"), RunFolder(runs / "svi").recipe.load()
     found = comparison._left_out(posterior, data, data)
@@ -310,7 +310,7 @@ def test_an_approximation_is_left_out_where_its_weights_fail(runs, monkeypatch):
 
 
 def test_other_training_rows_have_no_loo_to_compare():
-    from bnn_pyro.comparison import _left_out
+    from bnn_pyro.runs.compare import _left_out
 
     data, other = (bp.load_data("breast-cancer", limit=n, features=["mean radius"]) for n in (50, 60))
     posterior = Posterior(None, data.schema, chains={"w": torch.zeros(2, 30)})

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import bnn_pyro as bp
+from bnn_pyro.checks.linear_regression import correlated
 from bnn_pyro.diagnostics import function_space, function_space_rhat, functions
-from bnn_pyro.trust.linear_regression import correlated
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # 0.23 announces 1.0 once a day

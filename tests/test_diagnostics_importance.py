@@ -9,6 +9,7 @@ import torch
 from torch.distributions import MultivariateNormal, Normal
 
 import bnn_pyro as bp
+from bnn_pyro.checks.linear_regression import correlated, dataset
 from bnn_pyro.diagnostics import draws as draws_module
 from bnn_pyro.diagnostics import importance, leave_one_out
 from bnn_pyro.diagnostics.arviz_bridge import psis
@@ -16,7 +17,6 @@ from bnn_pyro.diagnostics.checks import uniformity
 from bnn_pyro.diagnostics.importance import NoWeights, importance_weights, proper_prior
 from bnn_pyro.parts.joint import FullNormal
 from bnn_pyro.pruning import prune
-from bnn_pyro.trust.linear_regression import correlated, dataset
 
 PROBLEM = correlated(num=40, y_shift=3.0, y_scale=2.0)
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import bnn_pyro as bp
+from bnn_pyro.checks.linear_regression import correlated, dataset
 from bnn_pyro.diagnostics import Diagnosis, diagnose
-from bnn_pyro.diagnostics.verdict import LEVELS
+from bnn_pyro.diagnostics.verdicts import LEVELS
 from bnn_pyro.parts.joint import FullNormal
-from bnn_pyro.trust.linear_regression import correlated, dataset
 
 PROBLEM = correlated(num=60)
 DATA = replace(PROBLEM.data, x_test=PROBLEM.data.x_train[:20] + 0.1, y_test=PROBLEM.data.y_train[:20])

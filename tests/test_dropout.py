@@ -9,13 +9,13 @@ import torch
 from torch.func import functional_call
 
 import bnn_pyro as bp
-from bnn_pyro.inference.density import Rescale
+from bnn_pyro.checks.linear_regression import dataset
 from bnn_pyro.inference.elbo import ELBO
+from bnn_pyro.inference.log_joint import Rescale
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.dropout import DroppedColumns, DroppedInputs
 from bnn_pyro.parts.guides import PointMass
 from bnn_pyro.parts.nets import MLP, in_mode
-from bnn_pyro.trust.linear_regression import dataset
 
 W = torch.tensor([[1.0, -2.0, 0.5], [3.0, 0.25, -1.0]])
 

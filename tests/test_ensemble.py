@@ -9,7 +9,7 @@ import torch
 
 import bnn_pyro as bp
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
-from bnn_pyro.trust.linear_regression import correlated
+from bnn_pyro.checks.linear_regression import correlated
 
 PROBLEM = correlated(num=30, noise=0.5)
 SETTINGS = dict(epochs=6, batch_size=8)  # 24 steps a member

@@ -9,9 +9,9 @@ from torch import nn
 
 import bnn_pyro as bp
 from bnn_pyro import features
+from bnn_pyro.checks.linear_regression import dataset
 from bnn_pyro.features import cache_folder, on_features
 from bnn_pyro.isolation import isolated
-from bnn_pyro.trust.linear_regression import dataset
 
 QUICK = bp.MAP(epochs=2, batch_size=16)
 

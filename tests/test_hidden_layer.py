@@ -16,11 +16,11 @@ from pyro.infer import Predictive, Trace_ELBO, TraceMeanField_ELBO
 from torch.distributions import Normal, kl_divergence
 
 import bnn_pyro as bp
+from bnn_pyro.checks import linear_regression
 from bnn_pyro.inference.elbo import ELBO
 from bnn_pyro.parts.hidden_layer import HiddenLayer
 from bnn_pyro.parts.local_linear import LocalLinear
 from bnn_pyro.parts.weights import KLNormal
-from bnn_pyro.trust import linear_regression
 
 SHORTFALL = 0.3  # nats
 

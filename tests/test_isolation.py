@@ -11,8 +11,8 @@ from pyro.infer import SVI, Trace_ELBO
 from pyro.optim import Adam
 
 import bnn_pyro as bp
+from bnn_pyro.checks.linear_regression import correlated
 from bnn_pyro.isolation import generator_state, isolated, set_generator_state
-from bnn_pyro.trust.linear_regression import correlated
 
 FIRST, SECOND = correlated(num=20, seed=1), correlated(num=20, seed=2)
 QUICK = bp.SVI(epochs=20)

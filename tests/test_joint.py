@@ -13,13 +13,13 @@ from scipy.stats import t
 from torch.distributions import MultivariateNormal, kl_divergence
 
 import bnn_pyro as bp
-from bnn_pyro.inference.density import Rescale
+from bnn_pyro.checks.linear_regression import correlated
 from bnn_pyro.inference.elbo import ELBO
+from bnn_pyro.inference.log_joint import Rescale
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.guides import MeanFieldNormal
 from bnn_pyro.parts.joint import FAMILIES, JOINT, FullNormal, LowRankNormal, parse_family
 from bnn_pyro.parts.joint_normal import LowRank, Part
-from bnn_pyro.trust.linear_regression import correlated
 
 JOINT_FAMILIES = ["full", "low-rank:2"]
 SITES = {"layers.0.weight": (1, 4), "layers.0.bias": (1,)}

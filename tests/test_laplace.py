@@ -11,10 +11,10 @@ from torch.distributions import kl_divergence
 
 import bnn_pyro as bp
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
+from bnn_pyro.checks.linear_regression import correlated, dataset
 from bnn_pyro.inference import laplace
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.likelihoods import ReadLikelihood
-from bnn_pyro.trust.linear_regression import correlated, dataset
 
 UNITS = dict(noise=5.0, y_shift=40.0, y_scale=8.0)
 

@@ -247,7 +247,7 @@ def small_convnet(monkeypatch):
     """A network that is trained in a moment, and no figures, which take longer than all the rest."""
     below = Fit({"channels": (2,), "hidden": (5,)}, {"epochs": 2, "batch_size": 30, "patience": 2})
     monkeypatch.setattr(bp.ConvNet, "fits", {"digits": {"map": below}})
-    monkeypatch.setattr("bnn_pyro.evaluation.draw_all", lambda scene, folder: [])
+    monkeypatch.setattr("bnn_pyro.runs.evaluate.draw_all", lambda scene, folder: [])
 
 
 @pytest.fixture(scope="module")

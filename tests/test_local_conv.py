@@ -13,13 +13,13 @@ from torch.distributions import Normal, kl_divergence
 from torch.func import functional_call
 
 import bnn_pyro as bp
+from bnn_pyro.checks.linear_regression import dataset
 from bnn_pyro.parts.convnet import ConvNet
 from bnn_pyro.parts.local_conv import Conv2dLayer, LocalConv2d
 from bnn_pyro.parts.local_layer import LinearLayer
 from bnn_pyro.parts.local_net import _cut, _join
 from bnn_pyro.parts.weights import NormalWeights
-from bnn_pyro.trust.linear_regression import dataset
-from bnn_pyro.zoo.conv_net import BayesianConvNet
+from bnn_pyro.zoo.bayesian_convnet import BayesianConvNet
 
 GEOMETRIES = [((3, 3), (1, 1), (1, 1)), ((2, 3), (2, 1), (0, 1)), ((5, 5), (1, 1), (0, 0)), ((1, 1), (2, 2), (0, 0))]
 

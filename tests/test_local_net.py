@@ -16,10 +16,10 @@ from pyro.poutine.messenger import Messenger
 from scipy.optimize import minimize_scalar
 
 import bnn_pyro as bp
+from bnn_pyro.checks.linear_regression import correlated, dataset
 from bnn_pyro.inference.elbo import ELBO
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.weights import kl_log_uniform, log_alpha
-from bnn_pyro.trust.linear_regression import correlated, dataset
 from bnn_pyro.zoo import HiddenLayerNet, SparseDropout, VariationalDropout
 
 SCALES = {

@@ -10,10 +10,10 @@ from scipy.stats import norm
 from test_posterior_1d import TAU, X, Y, log_joint
 
 import bnn_pyro as bp
-from bnn_pyro.inference import mcmc
-from bnn_pyro.inference.target import whitening
-from bnn_pyro.inference.target.potential import Space
-from bnn_pyro.trust.linear_regression import correlated, dataset
+from bnn_pyro.checks.linear_regression import correlated, dataset
+from bnn_pyro.inference import curvature as whitening
+from bnn_pyro.inference import hmc as mcmc
+from bnn_pyro.inference.potential import Space
 
 UNITS = dict(noise=5.0, y_shift=40.0, y_scale=8.0)
 SAMPLERS = {

@@ -11,10 +11,10 @@ from pyro.infer import mcmc
 from scipy.special import digamma, polygamma
 
 import bnn_pyro as bp
-from bnn_pyro.inference.markov.hamiltonian import Metric, Point, at_once, fused, gradient_of, hmc, nuts, stepwise
-from bnn_pyro.inference.markov.kernel import FlatHMC, FlatNUTS, _Energy
-from bnn_pyro.inference.target.potential import Potential
-from bnn_pyro.trust.linear_regression import correlated
+from bnn_pyro.checks.linear_regression import correlated
+from bnn_pyro.inference.kernel import FlatHMC, FlatNUTS, _Energy
+from bnn_pyro.inference.potential import Potential
+from bnn_pyro.inference.trajectories import Metric, Point, at_once, fused, gradient_of, hmc, nuts, stepwise
 
 SHAPES = torch.tensor([1.5, 4.0, 9.0], dtype=torch.float64)
 

@@ -7,9 +7,9 @@ import torch
 from pyro.infer.autoguide import AutoNormal
 
 import bnn_pyro as bp
+from bnn_pyro.checks.linear_regression import correlated
 from bnn_pyro.isolation import isolated
 from bnn_pyro.run import main
-from bnn_pyro.trust.linear_regression import correlated
 
 PROBLEM = correlated(num=30)
 SMALL = ["--hidden", "8", "--epochs", "3", "--num-draws", "4", "--device", "cpu", "--quiet"]
@@ -58,7 +58,7 @@ def test_what_has_no_mean_weights():
 
 
 def test_command(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("bnn_pyro.evaluation.draw_all", lambda scene, folder: [])
+    monkeypatch.setattr("bnn_pyro.runs.evaluate.draw_all", lambda scene, folder: [])
     run = tmp_path / "run"
     data = ["--data", "digits", "--limit", "120", "--no-baseline"]
     assert main(["train", "dropout-mlp", *data, "--out", str(run), *SMALL]) == 0

@@ -21,10 +21,10 @@ from programs import free_port
 
 import bnn_pyro as bp
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
+from bnn_pyro.checks.linear_regression import correlated
 from bnn_pyro.errors import UserError
 from bnn_pyro.executors import executor
 from bnn_pyro.side_by_side import each, tell, usable_cores
-from bnn_pyro.trust.linear_regression import correlated
 
 PROBLEM = correlated(num=30, noise=0.5)
 NUTS = bp.NUTS(chains=3, draws=6, warmup=20, max_tree_depth=3)
@@ -54,7 +54,7 @@ class TwoWorkers:
                 "--nthreads",
                 "1",
                 "--preload",
-                "bnn_pyro.training",
+                "bnn_pyro.fitting",
             ],
         )
         self.log = open(log, "w")  # noqa: SIM115
@@ -170,8 +170,8 @@ def test_members_are_the_same_everywhere(cluster):
 
 
 def test_a_calibration_replica_is_the_same_there(cluster):
-    from bnn_pyro.trust.simulated.replicas import Plan, replications
-    from bnn_pyro.trust.simulated.simulation import design
+    from bnn_pyro.checks.replicas import Plan, replications
+    from bnn_pyro.checks.simulation import design
 
     given = design(PROBLEM.data, rows=10, points=4, seed=0)
     plan = Plan(bp.MeanField(hidden=()), given, bp.MAP(epochs=5), seed=1, draws=4)

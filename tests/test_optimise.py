@@ -9,11 +9,11 @@ from pyro.distributions import Normal, TransformedDistribution
 from torch.distributions import AffineTransform
 
 import bnn_pyro as bp
+from bnn_pyro.checks.linear_regression import correlated
 from bnn_pyro.inference import optimise
 from bnn_pyro.inference.elbo import ELBO
 from bnn_pyro.inference.optimisers import parse_optimiser
 from bnn_pyro.parts.guides import PointMass
-from bnn_pyro.trust.linear_regression import correlated
 
 PROBLEM = correlated(num=24, noise=2.0, y_shift=1.0, y_scale=3.0, prior_scale=0.5)
 

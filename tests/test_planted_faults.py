@@ -5,8 +5,8 @@ from functools import cache
 import pytest
 from planted_faults import CAUGHT_BY, FAULTS, SUFFERS
 
-from bnn_pyro.trust import CHECKS, Subject
-from bnn_pyro.trust.linear_regression import correlated
+from bnn_pyro.checks import CHECKS, Subject
+from bnn_pyro.checks.linear_regression import correlated
 from bnn_pyro.zoo import ZOO
 
 #: Checks of a few seconds, the quickest first; a fault is caught by the first that says so.

@@ -13,14 +13,14 @@ from pyro.distributions import Categorical
 
 import bnn_pyro as bp
 from bnn_pyro import plots
-from bnn_pyro.comparison import draw_comparison, short_labels
 from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.errors import UserError
-from bnn_pyro.figures import draw_all, figures_of
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction
-from bnn_pyro.scene import Scene
-from bnn_pyro.tables import RunFacts
+from bnn_pyro.reports.tables import RunFacts
+from bnn_pyro.runs.compare import draw_comparison, short_labels
+from bnn_pyro.runs.figures import draw_all, figures_of
+from bnn_pyro.runs.scene import Scene
 
 SCHEMA = Schema("classification", (2,), ("a", "b", "c"), ("first", "second"))
 

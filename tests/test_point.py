@@ -6,7 +6,7 @@ import torch
 from scipy.optimize import minimize, minimize_scalar
 
 import bnn_pyro as bp
-from bnn_pyro.trust.linear_regression import correlated, dataset
+from bnn_pyro.checks.linear_regression import correlated, dataset
 
 LONG = dict(epochs=600, lr=0.1, final_lr=0.0)
 

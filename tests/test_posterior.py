@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import bnn_pyro as bp
+from bnn_pyro.checks.linear_regression import correlated, dataset
 from bnn_pyro.isolation import isolated
 from bnn_pyro.posterior import Posterior, _digest
-from bnn_pyro.trust.linear_regression import correlated, dataset
 
 PROBLEM = correlated(num=20, y_shift=3.0, y_scale=2.0)
 METHODS = {"guide": bp.SVI(epochs=10), "chains": bp.MAP(epochs=10)}

@@ -9,7 +9,7 @@ import torch
 from scipy.optimize import minimize
 
 import bnn_pyro as bp
-from bnn_pyro.trust.linear_regression import dataset
+from bnn_pyro.checks.linear_regression import dataset
 
 NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(80)
 WEIGHTS = WEIGHTS / WEIGHTS.sum()  # E over a standard Normal

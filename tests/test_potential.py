@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 import bnn_pyro as bp
-from bnn_pyro.inference.target import compiled
-from bnn_pyro.inference.target.potential import Potential
-from bnn_pyro.inference.target.whitening import coordinates
+from bnn_pyro.inference import compiled
+from bnn_pyro.inference.curvature import coordinates
+from bnn_pyro.inference.potential import Potential
 
 TASKS = {"fixed": 0, "learned": 0, "heteroscedastic": 0, "binary": 2, "classes": 3}
 
@@ -185,7 +185,7 @@ def test_constrained_sites():
 
 
 def test_memory_is_bounded(monkeypatch):
-    from bnn_pyro.inference.target import potential as module
+    from bnn_pyro.inference import potential as module
 
     target = potential("classes")
     z = draws(target, 9)
@@ -242,7 +242,7 @@ def test_no_compiler(monkeypatch):
 
 def test_a_wrong_result_is_refused(monkeypatch):
     """A planted fault: a compiler that gets one operator wrong is found out."""
-    from bnn_pyro.inference.target import c_pieces
+    from bnn_pyro.inference.compiled import c_pieces
 
     monkeypatch.setattr(compiled, "TRACES", OrderedDict())
     monkeypatch.setitem(c_pieces.POINTWISE, torch.ops.aten.tanh, "sin{f}({0})")
@@ -272,7 +272,7 @@ def test_what_a_recipe_does_not_say_is_found_out(monkeypatch):
     first, second = (potential("fixed", activation="tanh") for _ in range(2))
     second.y = second.y + 1
     second.temperature = 2.0
-    monkeypatch.setattr("bnn_pyro.inference.target.potential.recipe", lambda *about: b"the same for all")
+    monkeypatch.setattr("bnn_pyro.inference.potential.recipe", lambda *about: b"the same for all")
     monkeypatch.setattr(compiled, "TRACES", OrderedDict())
     assert first.compile(1) and second.compile(1)
     z = draws(first)

@@ -12,10 +12,10 @@ from scipy.special import logsumexp
 from scipy.stats import norm
 
 import bnn_pyro as bp
+from bnn_pyro.checks.linear_regression import correlated, dataset
 from bnn_pyro.isolation import isolated
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction, predict
-from bnn_pyro.trust.linear_regression import correlated, dataset
 
 SCHEMAS = {
     "fixed": bp.Schema("regression", (3,), y_shift=2.0, y_scale=3.0),

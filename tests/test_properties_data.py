@@ -15,7 +15,7 @@ from properties import NUMBER, SHORT, TEXT, WORD, answer, array, cases, contents
 def quick():
     """Figures take most of the time of a small run."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bnn_pyro.evaluation.draw_all", lambda scene, folder: [])
+        patch.setattr("bnn_pyro.runs.evaluate.draw_all", lambda scene, folder: [])
         yield
 
 

@@ -31,8 +31,8 @@ SEALED = ("posterior.pt", "posterior.json")
 def quick():
     """Figures take most of the time of a small run; and what a run is diagnosed by is another test's."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bnn_pyro.evaluation.draw_all", lambda scene, folder: [])
-        patch.setattr("bnn_pyro.diagnosis.folder.draw_diagnosis", lambda found, schema: [])
+        patch.setattr("bnn_pyro.runs.evaluate.draw_all", lambda scene, folder: [])
+        patch.setattr("bnn_pyro.runs.diagnose.draw_diagnosis", lambda found, schema: [])
         yield
 
 

@@ -25,7 +25,7 @@ COSTLY = 200
 def quick():
     """Figures take most of the time of a small run."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bnn_pyro.evaluation.draw_all", lambda scene, folder: [])
+        patch.setattr("bnn_pyro.runs.evaluate.draw_all", lambda scene, folder: [])
         yield
 
 

@@ -9,8 +9,8 @@ import torch
 
 import bnn_pyro as bp
 from bnn_pyro import plots, pruning
+from bnn_pyro.checks.linear_regression import correlated, dataset
 from bnn_pyro.run import main
-from bnn_pyro.trust.linear_regression import correlated, dataset
 
 PROBLEM = correlated(num=30)
 X, Y = PROBLEM.data.x_train, PROBLEM.data.y_train

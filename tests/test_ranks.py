@@ -18,9 +18,9 @@ from test_svi import check_optimum
 
 import bnn_pyro as bp
 from bnn_pyro.checkpoint import Checkpoint
-from bnn_pyro.ranks import Ranks, here, joined, launched
+from bnn_pyro.checks.linear_regression import correlated
+from bnn_pyro.distributed import Ranks, here, joined, launched
 from bnn_pyro.run import main
-from bnn_pyro.trust.linear_regression import correlated
 
 LAUNCH = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 ENVIRONMENT = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}

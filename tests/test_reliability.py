@@ -16,13 +16,13 @@ from forked import Forks
 from properties import SHORT, answer, contents
 
 import bnn_pyro as bp
-from bnn_pyro.checking import CheckFolder
 from bnn_pyro.checkpoint import Checkpoint, Interrupted, write_whole
-from bnn_pyro.claim import CLAIM, Claim
+from bnn_pyro.files import CLAIM, Claim
 from bnn_pyro.isolation import isolated
 from bnn_pyro.posterior import read_archive
-from bnn_pyro.rundir import RunFolder
-from bnn_pyro.sweeping import SweepFolder
+from bnn_pyro.runs.check_folder import CheckFolder
+from bnn_pyro.runs.folder import RunFolder
+from bnn_pyro.runs.sweep_folder import SweepFolder
 
 DATA = ["--data", "toy-curve", "--no-baseline", *SHORT]
 
@@ -30,7 +30,7 @@ DATA = ["--data", "toy-curve", "--no-baseline", *SHORT]
 @pytest.fixture(autouse=True)
 def no_figures(monkeypatch):
     """Drawing takes most of the time of a small run."""
-    monkeypatch.setattr("bnn_pyro.evaluation.draw_all", lambda scene, folder: [])
+    monkeypatch.setattr("bnn_pyro.runs.evaluate.draw_all", lambda scene, folder: [])
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,10 @@ import torch
 from matplotlib.figure import Figure as Page
 
 import bnn_pyro as bp
-from bnn_pyro.figures import FIGURES, Outside, Scene, draw_all, figures_of
-from bnn_pyro.ranking import Ranking, ranked
-from bnn_pyro.report import Picture, comparison_html, run_card, run_html
-from bnn_pyro.tables import RunFacts, difference, estimate, plain_table, run_table, told
+from bnn_pyro.reports.page import Picture, comparison_html, run_card, run_html
+from bnn_pyro.reports.ranking import Ranking, ranked
+from bnn_pyro.reports.tables import RunFacts, difference, estimate, plain_table, run_table, told
+from bnn_pyro.runs.figures import FIGURES, Outside, Scene, draw_all, figures_of
 
 BASELINE = RunFacts(
     label="mlp (map)",

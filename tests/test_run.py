@@ -15,10 +15,10 @@ from PIL import Image
 from run_folders import SMALL, same, small_table
 
 import bnn_pyro as bp
-from bnn_pyro.evaluation import labelled
 from bnn_pyro.metrics import METRICS
-from bnn_pyro.recipe import Recipe
 from bnn_pyro.run import main, parse
+from bnn_pyro.runs.evaluate import labelled
+from bnn_pyro.runs.recipe import Recipe
 
 
 # -- what a run folder holds -------------------------------------------------------------------------------------------
@@ -86,7 +86,7 @@ def test_overwrite_replaces_the_run_and_nothing_else(tmp_path):
 
 # -- settings ----------------------------------------------------------------------------------------------------------
 def test_flags_go_before_config_and_config_before_tuned(tmp_path, monkeypatch):
-    from bnn_pyro.recipe import read_config, resolve
+    from bnn_pyro.runs.recipe import read_config, resolve
     from bnn_pyro.zoo import Fit
 
     best = {"toy-curve": {"svi": Fit({"hidden": (7,), "activation": "tanh"}, {"epochs": 11, "lr": 0.5})}}

@@ -10,9 +10,9 @@ from monte_carlo import stop_at
 
 import bnn_pyro as bp
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
+from bnn_pyro.checks.linear_regression import correlated, dataset
 from bnn_pyro.inference.sg_chains import Batches, Stored
 from bnn_pyro.inference.sg_schedule import Plan, parse_schedule
-from bnn_pyro.trust.linear_regression import correlated, dataset
 
 PROBLEM = correlated(num=60, inputs=3)
 

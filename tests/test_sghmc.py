@@ -15,12 +15,12 @@ from scipy.linalg import solve_discrete_lyapunov
 from scipy.stats import t
 
 import bnn_pyro as bp
+from bnn_pyro.checks.linear_regression import correlated
 from bnn_pyro.inference import sg_chains, sghmc
+from bnn_pyro.inference.potential import Potential
 from bnn_pyro.inference.sg_chains import Batches, Target
 from bnn_pyro.inference.sg_schedule import Plan, parse_schedule
-from bnn_pyro.inference.target.potential import Potential
 from bnn_pyro.parts.gamma_prior import GammaNormal
-from bnn_pyro.trust.linear_regression import correlated
 
 CHAINS, FRICTION = 200, 0.1
 PROBLEM = correlated(num=60, inputs=3)

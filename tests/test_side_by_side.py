@@ -205,7 +205,7 @@ def test_what_cannot_travel_back_is_an_error_of_its_task(task, said):
 
 
 def warned(task):
-    from bnn_pyro.inference.markov import budget
+    from bnn_pyro.inference import budget
 
     budget.announce(1.0, 1e6, 1)
     return task

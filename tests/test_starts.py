@@ -7,10 +7,10 @@ import torch
 from scipy.stats import norm
 
 import bnn_pyro as bp
-from bnn_pyro.inference.markov.starts import STARTS, starting_points
-from bnn_pyro.inference.target.potential import Potential, Space
-from bnn_pyro.inference.target.whitening import coordinates
-from bnn_pyro.trust.linear_regression import correlated
+from bnn_pyro.checks.linear_regression import correlated
+from bnn_pyro.inference.curvature import coordinates
+from bnn_pyro.inference.potential import Potential, Space
+from bnn_pyro.inference.starts import STARTS, starting_points
 
 
 def starts(problem, how, num=8, entry=None, jitter=1.0, seed=3, white=False, temperature=1.0):
@@ -82,8 +82,8 @@ def test_svi_starts_are_near_the_posterior(temperature):
 
 @pytest.mark.parametrize("how", STARTS)
 def test_starts_are_finite_and_repeat(how, monkeypatch):
-    monkeypatch.setattr("bnn_pyro.inference.markov.starts.SVI_STEPS", 50)
-    monkeypatch.setattr("bnn_pyro.inference.markov.starts.STEPS", 100)
+    monkeypatch.setattr("bnn_pyro.inference.starts.SVI_STEPS", 50)
+    monkeypatch.setattr("bnn_pyro.inference.starts.STEPS", 100)
     problem, entry = correlated(num=20), bp.MeanField(hidden=(2,))
     potential, z = starts(problem, how, 3, entry)
     density, gradient = potential(z)

@@ -16,12 +16,12 @@ from scipy.integrate import quad
 from scipy.stats import norm, t
 
 import bnn_pyro as bp
+from bnn_pyro.checks.linear_regression import correlated, dataset, orthogonal
 from bnn_pyro.inference import elbo as objective
 from bnn_pyro.inference import optimise
-from bnn_pyro.inference.density import Rescale
 from bnn_pyro.inference.elbo import ELBO
+from bnn_pyro.inference.log_joint import Rescale
 from bnn_pyro.isolation import isolated
-from bnn_pyro.trust.linear_regression import correlated, dataset, orthogonal
 
 # Shift and scale of the target that are not 0 and 1: the likelihood has to carry them.
 UNITS = dict(noise=5.0, y_shift=40.0, y_scale=8.0)

@@ -15,10 +15,10 @@ from run_folders import same, small_table
 
 from bnn_pyro.errors import UserError
 from bnn_pyro.run import main
-from bnn_pyro.rundir import environment
-from bnn_pyro.sweeping import sweep_text
-from bnn_pyro.sweeping.making import Making
-from bnn_pyro.sweeping.running import _why
+from bnn_pyro.runs.folder import environment
+from bnn_pyro.runs.sweep_page import sweep_text
+from bnn_pyro.runs.sweep_running import _why
+from bnn_pyro.runs.sweep_tasks import Making
 
 DATA = """
 splits = [0, 1]
@@ -132,7 +132,7 @@ def test_every_fit_is_a_run_that_other_commands_take(made, table):
 
 
 def test_a_fit_is_what_train_makes_of_its_recipe(made, tmp_path, monkeypatch):
-    monkeypatch.setattr("bnn_pyro.evaluation.draw_all", lambda scene, folder: [])
+    monkeypatch.setattr("bnn_pyro.runs.evaluate.draw_all", lambda scene, folder: [])
     _, out, _ = made
     run = out / "mean-field-houses-seed0-split1"
     assert main(["train", "--config", str(run / "config.json"), "--out", str(tmp_path / "again"), "--quiet"]) == 0
@@ -294,7 +294,7 @@ def test_a_signal_stops_with_the_command_that_goes_on(table, tmp_path, monkeypat
 def test_two_sweeps_cannot_write_to_one_folder(made, capsys):
     spec, out, _ = made
     code = (
-        f"import sys; from bnn_pyro.claim import Claim; c = Claim({str(out)!r}); print(1, flush=True); sys.stdin.read()"
+        f"import sys; from bnn_pyro.files import Claim; c = Claim({str(out)!r}); print(1, flush=True); sys.stdin.read()"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         other.stdout.readline()

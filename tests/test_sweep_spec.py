@@ -6,9 +6,9 @@ from run_folders import small_table
 
 from bnn_pyro.errors import UserError
 from bnn_pyro.run import main
-from bnn_pyro.sweeping.pictures import numeric_settings
-from bnn_pyro.sweeping.plan import check_fits, plan_fits
-from bnn_pyro.sweeping.spec import read_spec
+from bnn_pyro.runs.sweep_figures import numeric_settings
+from bnn_pyro.runs.sweep_plan import check_fits, plan_fits
+from bnn_pyro.runs.sweep_spec import read_spec
 
 DATA = '[data.toy-curve]\n[data.houses]\nname = "houses.csv"\ntarget = "price"\n'
 RECIPES = '[recipes.mlp]\nvariant = "mlp"\n'

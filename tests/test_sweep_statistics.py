@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from bnn_pyro.sweeping.page import sweep_sentences
-from bnn_pyro.sweeping.statistics import ALPHA, Difference, mean_of, paired, worse_than_best
-from bnn_pyro.sweeping.summary import BEST, OPEN, WORSE, summarise
-from bnn_pyro.tables import NOT_CLEAR
+from bnn_pyro.reports.tables import NOT_CLEAR
+from bnn_pyro.runs.sweep_page import sweep_sentences
+from bnn_pyro.runs.sweep_statistics import ALPHA, Difference, mean_of, paired, worse_than_best
+from bnn_pyro.runs.sweep_summary import BEST, OPEN, WORSE, summarise
 
 
 def test_the_mean_over_splits_of_the_means_over_seeds():

@@ -12,7 +12,7 @@ import torch
 from bnn_pyro.datasets import load_data
 from bnn_pyro.datasets.dataset import PARTS
 from bnn_pyro.datasets.together import load_together
-from bnn_pyro.ranks import Ranks
+from bnn_pyro.distributed import Ranks
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="memory is shared through /proc")
 

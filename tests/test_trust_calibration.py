@@ -9,13 +9,12 @@ import torch
 from pyro.distributions import MultivariateNormal
 
 import bnn_pyro as bp
+from bnn_pyro.checks import CHECKS, miscalibration, replicas, simulation
+from bnn_pyro.checks.linear_regression import LinearGaussian, dataset
+from bnn_pyro.checks.sbc import Calibration
+from bnn_pyro.checks.subject import Subject
 from bnn_pyro.errors import UserError
 from bnn_pyro.posterior import Posterior
-from bnn_pyro.trust import CHECKS
-from bnn_pyro.trust.linear_regression import LinearGaussian, dataset
-from bnn_pyro.trust.simulated import miscalibration, replicas, simulation
-from bnn_pyro.trust.simulated.calibration import Calibration
-from bnn_pyro.trust.subject import Subject
 
 NOISE, PRIOR = 0.7, 1.0
 

@@ -10,12 +10,12 @@ from scipy.stats import norm
 
 import bnn_pyro as bp
 from bnn_pyro import plots
-from bnn_pyro.trust import ALPHA, CHECKS, Subject
-from bnn_pyro.trust.exact.closed_form import ClosedForm
-from bnn_pyro.trust.exact.gaussian_claims import expected_of, quantities, stationary
-from bnn_pyro.trust.exact.predictive_check import PredictiveCheck
-from bnn_pyro.trust.linear_regression import correlated
-from bnn_pyro.trust.z_tests import Estimate, judge, of_chains, of_independent, of_runs
+from bnn_pyro.checks import ALPHA, CHECKS, Subject
+from bnn_pyro.checks.gaussian_claims import expected_of, quantities, stationary
+from bnn_pyro.checks.known_answers import ClosedForm
+from bnn_pyro.checks.linear_regression import correlated
+from bnn_pyro.checks.predictive import PredictiveCheck
+from bnn_pyro.checks.z_tests import Estimate, judge, of_chains, of_independent, of_runs
 from bnn_pyro.zoo import ZOO
 
 SMALL = ClosedForm(rows=60, inputs=2, points=3, fits=5, effort=0.5)

@@ -5,10 +5,10 @@ import torch
 
 import bnn_pyro as bp
 from bnn_pyro import plots
-from bnn_pyro.inference.target.potential import Potential
-from bnn_pyro.trust import Subject
-from bnn_pyro.trust.linear_regression import correlated, dataset
-from bnn_pyro.trust.objective.estimators import Estimators
+from bnn_pyro.checks import Subject
+from bnn_pyro.checks.estimators import Estimators
+from bnn_pyro.checks.linear_regression import correlated, dataset
+from bnn_pyro.inference.potential import Potential
 from bnn_pyro.zoo import ZOO
 
 QUICK = Estimators(rows=48, repeats=40, warm=30)

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 import bnn_pyro as bp
-from bnn_pyro.inference import sg_chains, sghmc
-from bnn_pyro.inference.markov import hamiltonian, kernel, many_chains
+from bnn_pyro.checks.joint_distribution import JointDistribution
+from bnn_pyro.checks.linear_regression import correlated
+from bnn_pyro.checks.quantities import NormalScores
+from bnn_pyro.checks.subject import Subject
+from bnn_pyro.inference import kernel, many_chains, sg_chains, sghmc
+from bnn_pyro.inference import trajectories as hamiltonian
 from bnn_pyro.parts import priors
-from bnn_pyro.trust.kernels.joint_distribution import JointDistribution
-from bnn_pyro.trust.linear_regression import correlated
-from bnn_pyro.trust.simulated.quantities import NormalScores
-from bnn_pyro.trust.subject import Subject
 
 SMALL = JointDistribution(chains=600, sweeps=4, rows=6)
 LINEAR, NETWORK = dict(hidden=(), noise=0.7, prior="normal:1"), dict(hidden=(2,), activation="tanh", noise=0.7)

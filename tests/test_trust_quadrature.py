@@ -7,13 +7,13 @@ import torch
 from torch.distributions import MultivariateNormal
 
 from bnn_pyro import plots
-from bnn_pyro.trust import Subject
-from bnn_pyro.trust.exact.grid import Grid, best_normal, climb, curvature, normal_grid
-from bnn_pyro.trust.exact.logistic import Logistic
-from bnn_pyro.trust.exact.quadrature import Quadrature
-from bnn_pyro.trust.exact.small_problems import PROBLEMS
-from bnn_pyro.trust.linear_regression import correlated
-from bnn_pyro.trust.reduction import reduced
+from bnn_pyro.checks import Subject
+from bnn_pyro.checks.grid import Grid, best_normal, climb, curvature, normal_grid
+from bnn_pyro.checks.linear_regression import correlated
+from bnn_pyro.checks.logistic import Logistic
+from bnn_pyro.checks.problems import PROBLEMS
+from bnn_pyro.checks.quadrature import Quadrature
+from bnn_pyro.checks.reduction import reduced
 from bnn_pyro.zoo import ZOO
 
 SMALL = Quadrature(fits=4, effort=0.6)
@@ -108,7 +108,7 @@ def test_a_wrong_prior_is_bad():
     made = PROBLEMS["logistic"]
     wider = {**PROBLEMS, "logistic": type(made)(**{**vars(made), "prior_scale": 2.5})}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bnn_pyro.trust.exact.quadrature.PROBLEMS", wider)
+        patch.setattr("bnn_pyro.checks.quadrature.PROBLEMS", wider)
         outcome = SMALL.run(subject("last-layer", "nuts"))
     bad = [f.about for f in outcome.findings if f.level == "bad"]
     assert any("log joint" in about for about in bad) and any("mean of w" in about for about in bad)
@@ -125,8 +125,6 @@ def test_samplers_agree_with_nuts_and_approximations_tell_by_how_much_they_do_no
 
 def test_another_prior_is_seen_by_nuts(monkeypatch):
     narrow = {"prior": "normal:1"}
-    monkeypatch.setattr(
-        "bnn_pyro.trust.exact.logistic.reduced", lambda entry, **own: reduced(entry, **{**own, **narrow})
-    )
+    monkeypatch.setattr("bnn_pyro.checks.logistic.reduced", lambda entry, **own: reduced(entry, **{**own, **narrow}))
     outcome = Logistic(rows=60, draws=1000, effort=0.5).run(subject("mean-field", "hmc"))
     assert outcome.level == "bad" and "not the posterior" in outcome.sentence

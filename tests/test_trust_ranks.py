@@ -7,8 +7,8 @@ import pytest
 from scipy.stats import binom
 
 from bnn_pyro import plots
+from bnn_pyro.checks import sbc_ranks as r
 from bnn_pyro.errors import UserError
-from bnn_pyro.trust.simulated import ranks as r
 
 
 def uniform(sets, total, num, seed=0):

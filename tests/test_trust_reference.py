@@ -10,13 +10,12 @@ import pytest
 import torch
 
 import bnn_pyro as bp
+from bnn_pyro.checks import ALPHA, CHECKS, Subject, reference
+from bnn_pyro.checks.reference import Reference
+from bnn_pyro.checks.reference_posterior import REFERENCES, ReferencePosterior, bounded, load_reference, references
 from bnn_pyro.errors import UserError
 from bnn_pyro.plots.reference import reference_band, reference_coverage, reference_outputs
 from bnn_pyro.settings import build
-from bnn_pyro.trust import ALPHA, CHECKS, Subject
-from bnn_pyro.trust.known import reference
-from bnn_pyro.trust.known.reference import Reference
-from bnn_pyro.trust.known.reference_posterior import REFERENCES, ReferencePosterior, bounded, load_reference, references
 from bnn_pyro.zoo import ZOO
 
 #: References whose data every installation has.

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from bnn_pyro.trust import ALPHA
-from bnn_pyro.trust.known.reference_comparison import Found, amounts, compared, coverage, distances_to
-from bnn_pyro.trust.known.reference_posterior import ReferencePosterior, bounded, load_reference
+from bnn_pyro.checks import ALPHA
+from bnn_pyro.checks.reference_comparison import Found, amounts, compared, coverage, distances_to
+from bnn_pyro.checks.reference_posterior import ReferencePosterior, bounded, load_reference
 
 
 def normal_reference(num=30, draws=500, seed=5):

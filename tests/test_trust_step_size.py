@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import bnn_pyro as bp
+from bnn_pyro.checks.linear_regression import correlated
+from bnn_pyro.checks.recursion import largest_lr, stationary_covariance
+from bnn_pyro.checks.step_size import StepSize, _order
+from bnn_pyro.checks.subject import Subject
 from bnn_pyro.inference import sg_chains, sghmc
-from bnn_pyro.trust.kernels.recursion import largest_lr, stationary_covariance
-from bnn_pyro.trust.kernels.step_size import StepSize, _order
-from bnn_pyro.trust.linear_regression import correlated
-from bnn_pyro.trust.subject import Subject
 
 SMALL = StepSize(chains=300, times=15.0)
 own_step = sg_chains.step

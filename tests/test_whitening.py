@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import bnn_pyro as bp
-from bnn_pyro.inference.target import whitening
-from bnn_pyro.inference.target.potential import Potential, Space
+from bnn_pyro.inference import curvature as whitening
+from bnn_pyro.inference.potential import Potential, Space
 
 
 def linear(classes, temperature=0.5, bias=True):

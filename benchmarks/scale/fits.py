@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 import bnn_pyro as bp
-from bnn_pyro.ranks import Ranks, joined
+from bnn_pyro.distributed import Ranks, joined
 from scale.memory import peak
 from scale.subjects import Enough, clocked
 

@@ -32,12 +32,12 @@ from torch import Tensor, nn
 import bnn_pyro as bp
 from bnn_pyro import isolated
 from bnn_pyro.datasets.dataset import Schema
+from bnn_pyro.fitting import tuned
 from bnn_pyro.inference import METHODS
 from bnn_pyro.parts.backbone import Backbone, OnFeatures, Pretrained
 from bnn_pyro.parts.likelihoods import make_likelihood
 from bnn_pyro.parts.nets import MLP
 from bnn_pyro.parts.priors import BayesianNet
-from bnn_pyro.training import tuned
 from speed.memory import peak_bytes
 from speed.timing import Times, ratio, spread
 

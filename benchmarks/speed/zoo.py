@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from bnn_pyro import isolated
 from bnn_pyro.datasets.dataset import Dataset
-from bnn_pyro.inference.density import Rescale
 from bnn_pyro.inference.elbo import ELBO
+from bnn_pyro.inference.log_joint import Rescale
 from bnn_pyro.inference.optimise import Optimisation
 from bnn_pyro.parts.hidden_layer import HiddenLayer
 from bnn_pyro.parts.likelihoods import make_likelihood

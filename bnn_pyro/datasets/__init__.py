@@ -8,15 +8,15 @@ from pathlib import Path
 
 from torch import Tensor
 
-from bnn_pyro.datasets.archives import load_archive, read_inputs
+from bnn_pyro.datasets.arrays import load_archive, read_inputs
 from bnn_pyro.datasets.bundled import breast_cancer, diabetes, digits, toy_curve
 from bnn_pyro.datasets.dataset import TASKS, Column, Dataset, Schema
-from bnn_pyro.datasets.files import load_table, read_rows
 from bnn_pyro.datasets.images import IMAGE_SUFFIXES, fashion_mnist, kmnist, mnist, noise_images, read_images, read_part
 from bnn_pyro.datasets.prepare import prepare
 from bnn_pyro.datasets.raw import Raw
 from bnn_pyro.datasets.rows import standardised
 from bnn_pyro.datasets.sources import data_root, existing, resolve
+from bnn_pyro.datasets.tables import load_table, read_rows
 from bnn_pyro.errors import UserError, unknown
 
 __all__ = [

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnn_pyro.datasets.archives import check_labels, image_pair
+from bnn_pyro.datasets.arrays import check_labels, image_pair
 from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.datasets.raw import Raw, no_features
 from bnn_pyro.datasets.sources import data_root

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from bnn_pyro.datasets.dataset import PARTS, Dataset
 from bnn_pyro.datasets.sources import cache_root
-from bnn_pyro.ranks import Ranks
+from bnn_pyro.distributed import Ranks
 
 __all__ = ["load_together"]
 

@@ -9,7 +9,7 @@ from bnn_pyro.diagnostics.conversion import to_arviz
 from bnn_pyro.diagnostics.diagnosis import diagnose, diagnose_chains
 from bnn_pyro.diagnostics.functions import Convergence, function_space, function_space_rhat
 from bnn_pyro.diagnostics.importance import leave_one_out
-from bnn_pyro.diagnostics.verdict import Diagnosis, Verdict
+from bnn_pyro.diagnostics.verdicts import Diagnosis, Verdict
 
 __all__ = [
     "ChainStatistics",

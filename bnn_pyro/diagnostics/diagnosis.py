@@ -18,7 +18,7 @@ from bnn_pyro.diagnostics.importance import GOOD_K, NoWeights, importance_weight
 from bnn_pyro.diagnostics.overall import RHAT, Findings
 from bnn_pyro.diagnostics.sampler import sampler_series, sampler_statistics, stuck_chains
 from bnn_pyro.diagnostics.sentences import verdicts
-from bnn_pyro.diagnostics.verdict import Diagnosis
+from bnn_pyro.diagnostics.verdicts import Diagnosis
 from bnn_pyro.errors import UserError
 from bnn_pyro.posterior import Posterior
 

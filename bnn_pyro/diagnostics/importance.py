@@ -25,7 +25,7 @@ from bnn_pyro.diagnostics.arviz_bridge import psis
 from bnn_pyro.diagnostics.chain_statistics import ess_mean
 from bnn_pyro.diagnostics.draws import WORK, held, rows_at_hand, sized, thinned, walk, weight_count
 from bnn_pyro.inference import METHODS
-from bnn_pyro.inference.density import log_joints
+from bnn_pyro.inference.log_joint import log_joints
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.backbone import once
 from bnn_pyro.parts.dropout import DroppedColumns

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bnn_pyro.diagnostics.importance import GOOD_K
-from bnn_pyro.diagnostics.verdict import Verdict
+from bnn_pyro.diagnostics.verdicts import Verdict
 
 __all__ = ["DIVERGENT", "RHAT", "Findings", "overall", "times"]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from bnn_pyro.diagnostics.importance import GOOD_K
 from bnn_pyro.diagnostics.overall import DIVERGENT, Findings, overall, times
-from bnn_pyro.diagnostics.verdict import Verdict
+from bnn_pyro.diagnostics.verdicts import Verdict
 
 __all__ = ["verdicts"]
 

@@ -3,8 +3,8 @@
 from bnn_pyro.inference.chees import ChEES
 from bnn_pyro.inference.dropout import MCDropout
 from bnn_pyro.inference.ensemble import Ensemble
+from bnn_pyro.inference.hmc import HMC, NUTS
 from bnn_pyro.inference.laplace import Laplace
-from bnn_pyro.inference.mcmc import HMC, NUTS
 from bnn_pyro.inference.method import Method
 from bnn_pyro.inference.point import MAP, MLE
 from bnn_pyro.inference.sghmc import SGHMC, SGLD

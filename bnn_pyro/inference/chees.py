@@ -5,7 +5,7 @@
 Hoffman, Radul & Sountsov 2021, AISTATS. h is a quasi-random number in (0, 1), the same for all chains, so that every
 chain takes as many steps and one batched call moves them all. The warm-up has two parts: an approach, in which each
 chain has a step size of its own until it has come from its start to where the posterior is, and the adaptation of
-:mod:`bnn_pyro.inference.markov.chees_adaptation`; both are dropped. Draws have the exact posterior as their limit.
+:mod:`bnn_pyro.inference.chees_adaptation`; both are dropped. Draws have the exact posterior as their limit.
 
 Chains are short, so that the usual R-hat is no judge of them. Groups of chains, superchains, share a starting point:
 whether their means agree tells whether the starts are forgotten (nested R-hat, Margossian et al. 2022,
@@ -27,15 +27,15 @@ from torch import Tensor, nn
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError
-from bnn_pyro.inference.markov.budget import announce, choose_compiled, work
-from bnn_pyro.inference.markov.chees_adaptation import APPROACH_STEPS, Adaptation, Approach, halton
-from bnn_pyro.inference.markov.many_chains import Chains, Transition
-from bnn_pyro.inference.markov.record import Record
-from bnn_pyro.inference.markov.sampler import Sampler, nothing_drawn, warn_of_idle_chains
-from bnn_pyro.inference.markov.starts import starting_points
+from bnn_pyro.inference.budget import announce, choose_compiled, work
+from bnn_pyro.inference.chees_adaptation import APPROACH_STEPS, Adaptation, Approach, halton
+from bnn_pyro.inference.curvature import coordinates
+from bnn_pyro.inference.many_chains import Chains, Transition
 from bnn_pyro.inference.method import Report
-from bnn_pyro.inference.target.potential import Potential
-from bnn_pyro.inference.target.whitening import coordinates
+from bnn_pyro.inference.potential import Potential
+from bnn_pyro.inference.record import Record
+from bnn_pyro.inference.sampler import Sampler, nothing_drawn, warn_of_idle_chains
+from bnn_pyro.inference.starts import starting_points
 from bnn_pyro.isolation import generator_state, isolated, set_generator_state
 from bnn_pyro.posterior import Posterior, weight_space
 from bnn_pyro.side_by_side import one_thread

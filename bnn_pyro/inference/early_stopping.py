@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bnn_pyro.distributed import here
 from bnn_pyro.inference.validation import log_likelihood
 from bnn_pyro.parts.nets import in_mode
-from bnn_pyro.ranks import here
 
 __all__ = ["EarlyStopping"]
 

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
 from bnn_pyro.datasets.dataset import Dataset
+from bnn_pyro.distributed import here
 from bnn_pyro.errors import UserError
 from bnn_pyro.executors.where import Cluster, in_force
 from bnn_pyro.inference.method import Report
@@ -30,7 +31,6 @@ from bnn_pyro.inference.point import MAP
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.guides import PointMass
 from bnn_pyro.posterior import Posterior
-from bnn_pyro.ranks import here
 from bnn_pyro.side_by_side import each, stopping, tell, usable_cores
 
 __all__ = ["Ensemble"]

@@ -24,15 +24,15 @@ from torch import Tensor, nn
 
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
 from bnn_pyro.datasets.dataset import Dataset
+from bnn_pyro.distributed import Ranks, here
 from bnn_pyro.errors import UserError
-from bnn_pyro.inference.density import Rescale
 from bnn_pyro.inference.early_stopping import EarlyStopping
 from bnn_pyro.inference.elbo import ELBO
+from bnn_pyro.inference.log_joint import Rescale
 from bnn_pyro.inference.method import Report
 from bnn_pyro.inference.optimisers import parse_optimiser
 from bnn_pyro.isolation import generator_state, set_generator_state, set_stream
 from bnn_pyro.parts.nets import in_mode
-from bnn_pyro.ranks import Ranks, here
 
 __all__ = ["Optimisation"]
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from bnn_pyro.errors import UserError
-from bnn_pyro.inference.density import log_joints
+from bnn_pyro.inference.log_joint import log_joints
 from bnn_pyro.inference.validation import log_likelihood
 from bnn_pyro.parts.gamma_prior import GammaNormal
 from bnn_pyro.parts.likelihoods import Categorical

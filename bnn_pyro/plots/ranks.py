@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from numpy.typing import ArrayLike
 from scipy.stats import binom
 
+from bnn_pyro.checks.sbc_ranks import band, ecdf_difference
 from bnn_pyro.errors import UserError
 from bnn_pyro.plots.style import (
     BAYES,
@@ -26,7 +27,6 @@ from bnn_pyro.plots.style import (
     panels,
     tint,
 )
-from bnn_pyro.trust.simulated.ranks import band, ecdf_difference
 
 __all__ = ["interval_coverage", "rank_ecdfs", "rank_histograms"]
 

@@ -1,6 +1,6 @@
 """A method beside a reference posterior, output by output: means, spreads, and what the method's intervals hold.
 
-All from plain arrays, the evidence of ``trust.reference.Reference``. Outputs are the network's means in target units,
+All from plain arrays, the evidence of ``checks.reference.Reference``. Outputs are the network's means in target units,
 or the log-odds of classes. Bars show what chance alone does: two Monte-Carlo standard errors of the difference.
 """
 

@@ -29,9 +29,9 @@ from bnn_pyro.parts.nets import MLP as Net
 from bnn_pyro.parts.pretrained import from_description, from_module, from_text
 from bnn_pyro.parts.priors import BayesianNet
 from bnn_pyro.posterior import Posterior
+from bnn_pyro.zoo.convnet import ConvNet
 from bnn_pyro.zoo.entry import Fit
 from bnn_pyro.zoo.mlp import MLP
-from bnn_pyro.zoo.point_conv_net import ConvNet
 
 __all__ = ["LastLayer"]
 

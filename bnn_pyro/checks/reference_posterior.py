@@ -1,0 +1,215 @@
+"""Posteriors of Bayesian networks that are known, in what the network computes: stored in ``bnn_pyro/references``.
+
+A reference is an NPZ file of arrays and a JSON file of the rest, made by ``benchmarks/references.py`` from 10,000 draws
+of HMC that meet the bar of posteriordb (Magnusson et al. 2024, arXiv:2407.04967) in function space. Weights are not
+stored, because they are not identified; what is, for B inputs, are averages over all draws, and for some of the inputs
+the predictions of a part of the draws. Reading one executes nothing.
+
+Whether a model is the one that a reference is of is asked of its density: log p(y, w | x) at a few weights that a
+formula gives must be the same, whatever the settings are called. No other prior, noise, data or shape passes.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from pyro.distributions import Bernoulli, Categorical, Normal
+from torch import Tensor, nn
+
+from bnn_pyro.checkpoint import write_whole
+from bnn_pyro.datasets import load_data
+from bnn_pyro.datasets.dataset import Dataset
+from bnn_pyro.errors import UserError, unknown
+from bnn_pyro.features import on_features
+from bnn_pyro.inference.potential import Potential
+from bnn_pyro.isolation import isolated
+from bnn_pyro.posterior import weight_space
+from bnn_pyro.predictive import Prediction
+from bnn_pyro.zoo import Entry
+
+__all__ = ["REFERENCES", "ReferencePosterior", "bounded", "load_reference", "log_joints_at", "references"]
+
+REFERENCES = Path(__file__).parent / "references"
+FORMAT = 1
+#: Weights at which densities are compared, and how far they may differ: single precision, on another machine.
+PLACES, SAME = 5, 2e-5
+
+
+@dataclass(frozen=True, eq=False)
+class ReferencePosterior:
+    """One reference. Shapes: B inputs; K classes, or 1 in regression; J outputs: log-odds, 1 for two classes; S draws.
+
+    name      of its files
+    about     title, variant, entry (settings), data (arguments of ``load_data``), criteria with what was reached, met,
+              draws (of which the averages are), log_joint, and who, when and how; JSON-able
+    x         (B, *input_shape) inputs, standardised
+    mean      (B, K) mean class probabilities, or mean of the network in target units, over all draws
+    mean_sd   (B, K) their standard deviation from draw to draw
+    centre, spread  (B, J) mean and standard deviation of the outputs: of every class's log-odds, or as ``mean``
+    expected, error (2, B, J) means of :func:`bounded` of the outputs, and their Monte-Carlo standard errors
+    points    (T,) those of the B inputs at which draws are stored
+    draws     (S, T, J) the outputs of S draws, thinned evenly, as (output − centre) / spread, in half precision
+    noise     (S, 1) standard deviations of the observations in target units; empty for classification
+    backbone  weights of the network that a last layer stands on; empty where there is none
+    """
+
+    name: str
+    about: Mapping[str, Any]
+    x: np.ndarray
+    mean: np.ndarray
+    mean_sd: np.ndarray
+    centre: np.ndarray
+    spread: np.ndarray
+    expected: np.ndarray
+    error: np.ndarray
+    points: np.ndarray
+    draws: np.ndarray
+    noise: np.ndarray
+    backbone: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    @property
+    def task(self) -> str:
+        """ "regression" or "classification"."""
+        return self.about["task"]
+
+    @property
+    def title(self) -> str:
+        """What it is of, in words."""
+        return self.about["title"]
+
+    def outputs(self) -> np.ndarray:
+        """(S, T, J) float64: the stored draws' log-odds, or means in target units."""
+        return self.centre[self.points] + self.spread[self.points] * self.draws.astype(np.float64)
+
+    def prediction(self) -> Prediction:
+        """The stored draws as a prediction of the T points."""
+        values = torch.from_numpy(self.outputs()).float()
+        if self.task == "regression":
+            scale = torch.from_numpy(self.noise).float().expand(values.shape[:2])
+            return Prediction(Normal(values[..., 0], scale, validate_args=False))
+        if values.shape[-1] == 1:
+            return Prediction(Bernoulli(logits=values[..., 0], validate_args=False))
+        return Prediction(Categorical(logits=torch.nn.functional.logsigmoid(values), validate_args=False))
+
+    def data(self) -> Dataset:
+        """The data set that it is a posterior given. Raises UserError where a file of it is not at hand."""
+        return load_data(**self.about["data"])
+
+    def settings(self) -> dict[str, Any]:
+        """What the posterior depends on, of a variant's settings; the backbone among them."""
+        held = {k: tuple(v) if isinstance(v, list) else v for k, v in self.about["entry"].items()}
+        return held | ({"backbone": self.features()} if self.backbone else {})
+
+    def features(self) -> nn.Module:
+        """Pixels in [0, 1] -> features, (B, …) -> (B, F): the stored hidden layer."""
+        weight, bias = (torch.from_numpy(self.backbone[k].copy()) for k in ("weight", "bias"))
+        with isolated(0):
+            layer = nn.Linear(weight.shape[1], weight.shape[0])
+        layer.load_state_dict({"weight": weight, "bias": bias})
+        return nn.Sequential(nn.Flatten(), layer, nn.ReLU())
+
+    def unlike(self, entry: Entry, data: Dataset) -> str:
+        """Why the posterior of a variant given data is another one than this, in words; "" where it is this."""
+        if data.schema.task != self.task or tuple(data.schema.input_shape) != self.x.shape[1:]:
+            return f"its data are of another kind than those of {self.title}"
+        try:
+            found = log_joints_at(entry, data)
+        except UserError as reason:
+            return str(reason)
+        expected = np.asarray(self.about["log_joint"])
+        if found.shape != expected.shape or not np.allclose(found, expected, rtol=SAME, atol=1e-3):
+            return f"its model or its data are not those of {self.title}: the log joint density is another one"
+        return ""
+
+    def write(self, folder: Path = REFERENCES) -> None:
+        """Both files, each whole or not at all."""
+        arrays = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("name", "about", "backbone")}
+        arrays |= {f"backbone.{name}": value for name, value in self.backbone.items()}
+        buffer = io.BytesIO()
+        np.savez_compressed(buffer, **arrays)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / f"{self.name}.npz", buffer.getvalue())
+        text = json.dumps({"format": FORMAT, **self.about}, indent=1, ensure_ascii=False)
+        write_whole(folder / f"{self.name}.json", (text + "\n").encode())
+
+
+def references(folder: Path = REFERENCES) -> list[str]:
+    """Names of those that are there."""
+    return sorted(path.stem for path in folder.glob("*.json") if path.with_suffix(".npz").is_file())
+
+
+def load_reference(name: str, folder: Path = REFERENCES) -> ReferencePosterior:
+    """The reference of that name. Raises UserError where there is none, or its files are damaged."""
+    if name not in references(folder):
+        raise unknown("reference", name, references(folder))
+    path = folder / f"{name}.npz"
+    try:
+        about = json.loads((folder / f"{name}.json").read_text())
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            arrays = {key: archive[key] for key in archive.files}
+        backbone = {k.removeprefix("backbone."): arrays.pop(k) for k in list(arrays) if k.startswith("backbone.")}
+        found = ReferencePosterior(name, about, **arrays, backbone=backbone)
+        _check_shapes(found)
+    except Exception as error:  # numpy, zipfile, zlib and json have some twenty for a damaged file
+        detail = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise UserError(f"{path} or the .json beside it is damaged ({detail}); install the package again") from None
+    return found
+
+
+def _check_shapes(found: ReferencePosterior) -> None:
+    """Raise ValueError where the arrays do not belong together or are not finite."""
+    if found.about["format"] != FORMAT:
+        raise ValueError(f"format {found.about['format']}; this version reads {FORMAT}")
+    (num, outputs), classes = found.centre.shape, found.mean.shape[1:]
+    shapes = {
+        "mean": (num, *classes), "mean_sd": (num, *classes), "spread": (num, outputs), "expected": (2, num, outputs),
+        "error": (2, num, outputs), "draws": (len(found.draws), len(found.points), outputs),
+    }  # fmt: skip
+    for name, shape in shapes.items():
+        if getattr(found, name).shape != shape:
+            raise ValueError(f"{name} has shape {getattr(found, name).shape}, not {shape}")
+    if len(found.x) != num or found.points.min() < 0 or found.points.max() >= num:
+        raise ValueError("inputs and points do not belong together")
+    for name in ("x", "noise", "centre", *shapes):
+        if not np.isfinite(getattr(found, name)).all():
+            raise ValueError(f"{name} is not finite")
+    needed = ("title", "task", "variant", "entry", "data", "log_joint", "draws", "criteria", "met")
+    if lacking := [key for key in needed if key not in found.about]:
+        raise ValueError(f"no '{lacking[0]}'")
+
+
+def bounded(outputs: np.ndarray, centre: np.ndarray, spread: np.ndarray) -> np.ndarray:
+    """(2, …, B, J) of outputs (…, B, J): tanh z and z²/(1 + z²), z = (output − centre)/spread.
+
+    What tells a shifted distribution, and one of another width; both bounded, so that their means over some hundred
+    draws are Normal far into the tails, whatever the tails of the outputs.
+    """
+    z = (outputs - centre) / np.where(spread > 0, spread, 1.0)
+    square = np.square(z)
+    return np.stack([np.tanh(z), square / (1 + square)])
+
+
+@torch.no_grad()
+def log_joints_at(entry: Entry, data: Dataset) -> np.ndarray:
+    """(PLACES,) log p(y, w | x) in nats, with the volume of any transform, at weights that a formula gives.
+
+    Raises UserError for a model that has no such density.
+    """
+    with isolated(0):
+        inferred, seen = on_features(weight_space(entry.model(data.schema)), data)
+        potential = Potential(weight_space(inferred), seen.x_train, seen.y_train)
+        return potential.log_density(_places(potential.size)).double().numpy()
+
+
+def _places(size: int) -> Tensor:
+    """(PLACES, size): sines of incommensurable frequencies, a third of a prior's usual scale."""
+    index, place = torch.arange(1, size + 1, dtype=torch.float64), torch.arange(1, PLACES + 1, dtype=torch.float64)
+    return 0.3 * torch.sin(math.sqrt(2) * place[:, None] * index + place[:, None] ** 2)

@@ -1,0 +1,184 @@
+"""Data from a variant's own prior, and what is asked of the weights that made them.
+
+    w* ~ p(w)    y ~ p(y | x, w*)    q(w | y) ≈ p(w | y):    is f(w*, y) like f(w, y), w ~ q?
+
+The quantities f are those of a user first: predictions at fixed inputs. Weights alone see little, and a posterior that
+ignores its data not at all: what sees it depends on the data too, as the log-likelihood of them does (Modrák et al.
+2023, arXiv:2211.02383). Single weights of a network have no meaning, units can be exchanged; the bias of the output
+has one, and the log prior density speaks for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyro.poutine as poutine
+import torch
+from pyro.distributions import Bernoulli, Categorical, Normal
+from torch import Tensor, nn
+
+from bnn_pyro.checks.quantities import targets_of
+from bnn_pyro.datasets.dataset import Dataset, Schema
+from bnn_pyro.errors import UserError
+from bnn_pyro.features import on_features
+from bnn_pyro.inference.log_joint import log_joints
+from bnn_pyro.isolation import isolated
+from bnn_pyro.parts.backbone import once
+from bnn_pyro.parts.likelihoods import OBSERVED, Heteroscedastic
+from bnn_pyro.parts.nets import MLP, in_mode
+from bnn_pyro.parts.priors import BayesianNet
+from bnn_pyro.posterior import weight_space
+from bnn_pyro.zoo import Entry
+
+__all__ = ["Design", "Question", "Simulated", "ask", "design", "linear_part", "simulate", "why_not"]
+
+
+@dataclass(frozen=True)
+class Design:
+    """The inputs of every simulated data set: x (N, …), and points (M, …) at which predictions are asked for.
+
+    old: how many of the points, the first ones, are rows of x.
+    """
+
+    schema: Schema
+    x: Tensor
+    points: Tensor
+    old: int
+
+    def data(self, y: Tensor) -> Dataset:
+        """The rows with targets y (N,); without a validation or a test part."""
+        x = self.x
+        return Dataset("simulated", self.schema, x, y, x[:0], y[:0], x[:0], y[:0], source="simulated from the prior")
+
+
+def design(data: Dataset, rows: int, points: int, seed: int) -> Design:
+    """At most ``rows`` of the training inputs; ``points`` of them and of others, in equal parts."""
+    g = torch.Generator().manual_seed(seed)
+    train = data.x_train.cpu()[torch.randperm(len(data.x_train), generator=g)]
+    rows = min(rows, len(train))
+    x, rest = train[:rows], torch.cat([train[rows:], data.x_test.cpu(), data.x_val.cpu()])
+    old = min(points - points // 2 if len(rest) else points, rows)
+    new = rest[torch.randperm(len(rest), generator=g)][: points - old]
+    return Design(replace(data.schema), x, torch.cat([x[:old], new]), old)
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """One draw of the joint distribution, by its seed: weights {site: shape} and the data that they made."""
+
+    w: Mapping[str, Tensor]
+    data: Dataset
+    seed: int
+
+
+def simulate(entry: Entry, given: Design, seed: int) -> Simulated:
+    """w* from the prior, targets from the model's own site at all rows together.
+
+    Raises UserError for a prior that cannot be drawn from.
+    """
+    with isolated(seed), torch.no_grad():
+        model = _model(entry, given)
+        with in_mode(model, training=False), poutine.trace() as traced:
+            try:
+                model(given.x)
+            except NotImplementedError:
+                raise UserError(IMPROPER) from None
+    nodes = traced.trace.nodes
+    w = {site: nodes[site]["value"].detach() for site in model.initial}
+    y = nodes[OBSERVED]["value"].detach()
+    y = y.float() if given.schema.task == "regression" else y.long()
+    return Simulated(w, given.data(y), seed)
+
+
+IMPROPER = "there is no data to simulate: the prior is improper (it has no draws); take another, such as fan-in:1"
+
+
+def why_not(entry: Entry, given: Design) -> str:
+    """Why no data can be simulated; "" where they can."""
+    try:
+        simulate(entry, given, 0)
+    except UserError as reason:
+        return str(reason)
+    return ""
+
+
+@dataclass(frozen=True)
+class Question:
+    """One quantity. about: in words.   kind: prediction, likelihood, prior, noise or weight."""
+
+    about: str
+    kind: str
+
+
+def linear_part(entry: Entry, given: Design) -> BayesianNet | None:
+    """The model that is inferred where it has no hidden layers, as a last layer's; else None."""
+    with isolated(0):
+        model = entry.model(given.schema)
+    head = getattr(model, "head", model)
+    linear = isinstance(head, BayesianNet) and isinstance(head.net, MLP) and len(head.net.layers) == 1
+    return head if linear else None
+
+
+def ask(
+    entry: Entry, given: Design, y: Tensor, draws: Mapping[str, Tensor], truth: Mapping[str, Tensor]
+) -> tuple[list[Question], np.ndarray, np.ndarray]:
+    """(Q questions, their answers by the true weights (Q,), by the draws (Q, S)), float64.
+
+    draws: {site: (S, *shape)}.   truth: {site: shape}.
+
+    Predictions are the network's mean in units of the target; the log odds of one class against another.
+    """
+    with isolated(0), torch.no_grad():
+        model = _model(entry, given)
+        both = {site: torch.cat([truth[site][None].to(v), v]) for site, v in draws.items()}
+        with in_mode(model, training=False):
+            head, points = once(model, given.points)
+            _, x = once(model, given.x)
+            questions, columns = _predictions(head, points, both, given)
+            prior, likelihood = log_joints(head, both, x, y)
+    asked = [*questions, Question("log-likelihood of the data", "likelihood"), Question("log prior density", "prior")]
+    columns += [likelihood, prior]
+    for site, about, kind, column in _own(head, both):
+        asked.append(Question(about.format(site), kind))
+        columns.append(column)
+    answers = torch.stack([c.double().expand(len(prior)) for c in columns]).numpy()
+    return asked, answers[:, 0], answers[:, 1:]
+
+
+def _model(entry: Entry, given: Design) -> nn.Module:
+    """Over weights, its features scaled as ``fit`` scales them; call inside ``isolated``."""
+    model = weight_space(entry.model(given.schema))
+    on_features(model, given.data(torch.zeros(len(given.x))))
+    return model
+
+
+def _predictions(
+    model: nn.Module, points: Tensor, w: Mapping[str, Tensor], given: Design
+) -> tuple[list[Question], list[Tensor]]:
+    law = targets_of(model, points, w)
+    where = [f"row {m + 1}" if m < given.old else f"new input {m + 1 - given.old}" for m in range(len(points))]
+    if isinstance(law, Normal):
+        what, values = ["mean"] * len(where), list(law.mean.expand(law.batch_shape).unbind(-1))
+        if isinstance(getattr(model, "likelihood", None), Heteroscedastic):
+            what, where = [*what, "log noise", "log noise"], [*where, where[0], where[-1]]
+            values += [law.scale[:, 0].log(), law.scale[:, -1].log()]
+    elif isinstance(law, Bernoulli):
+        what, values = ["log odds"] * len(where), list(law.logits.unbind(-1))
+    elif isinstance(law, Categorical):
+        classes = law.logits.shape[-1]
+        pairs = [(m % classes, (m + 1) % classes) for m in range(len(where))]
+        what = [f"log odds of class {a} to {b}" for a, b in pairs]
+        values = [law.logits[:, m, a] - law.logits[:, m, b] for m, (a, b) in enumerate(pairs)]
+    else:
+        raise UserError(f"no data can be simulated from a likelihood of type {type(law).__name__} yet")
+    return [Question(f"{a} at {b}", "prediction") for a, b in zip(what, where, strict=True)], values
+
+
+def _own(model: nn.Module, w: Mapping[str, Tensor]) -> list[tuple[str, str, str, Tensor]]:
+    """(site, about, kind, values): of the likelihood's own sites, and of the last layer's bias."""
+    own = getattr(getattr(model, "likelihood", None), "initial", {})
+    found = [(site, "{}", "noise", w[site]) for site in own if w[site].dim() == 1]
+    last = [site for site in w if site.endswith(".bias")][-1:]
+    return found + [(site, "{}[0]", "weight", w[site].flatten(1)[:, 0]) for site in last]

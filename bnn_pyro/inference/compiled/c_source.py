@@ -1,0 +1,284 @@
+"""A traced gradient as C: loops over the arrays of one chain, small enough to stay in the processor's cache.
+
+A graph of PyTorch's core operators has a few kinds of nodes. What depends on no input is worked out beforehand; a view
+is an address into another array; elementwise operators are expressions, which are fused into the loop that needs
+them; sums and products of matrices are loops. Every array keeps the strides that PyTorch gave it, and loops run with
+the smallest stride innermost, where the C compiler makes vector instructions of them.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, fx
+
+from bnn_pyro.inference.compiled.c_pieces import (
+    C_TYPES,
+    POINTWISE,
+    PRELUDE,
+    VIEWS,
+    Array,
+    Unsupported,
+    broadcast,
+    literal,
+)
+
+__all__ = ["Unsupported", "write_c"]
+
+aten = torch.ops.aten
+
+
+def write_c(graph: fx.GraphModule, others: Sequence[Tensor] = ()) -> tuple[str, list[Tensor]]:
+    """(C source of ``double gradient(const double *z, double *g, char *work)`` and ``WORK``, the constants k0, k1, …).
+
+    graph: the first input (1, P) float64; outputs (1,) and (1, P), as ``make_fx`` traces them.
+    others: contiguous tensors that its other inputs are read from, the first of the constants.
+
+    Raises Unsupported for an operator that is not here.
+    """
+    writer = _Writer(graph, list(others))
+    body = "\n".join(writer.run())
+    globals_ = "\n".join(f"static const {C_TYPES[k.dtype]} *k{i};" for i, k in enumerate(writer.constants))
+    bind = " ".join(f"k{i} = constants[{i}];" for i in range(len(writer.constants)))
+    source = (
+        f"{PRELUDE}\n#define WORK {max(64, writer.work)}\n{globals_}\nvoid bind(void **constants) {{ {bind} }}\n"
+        f"static double gradient(const double *restrict z, double *restrict g, char *work) {{\n{body}\n}}\n"
+    )
+    return source, writer.constants
+
+
+@dataclass
+class _Writer:
+    graph: fx.GraphModule
+    constants: list[Tensor] = field(default_factory=list)
+    work: int = 0
+
+    def run(self) -> list[str]:
+        """The statements of the function's body."""
+        self.lines: list[str] = []
+        self.values: dict[fx.Node, Array | tuple[Array, ...] | Tensor | tuple] = {}
+        inputs = iter(["z", *(f"k{i}" for i in range(len(self.constants)))])
+        for node in self.graph.graph.nodes:
+            if node.op == "placeholder":
+                val = node.meta["val"]
+                self.values[node] = Array(torch.empty(val.shape, dtype=val.dtype, device="meta"), next(inputs))
+            elif node.op == "get_attr":
+                self.values[node] = getattr(self.graph, node.target).detach()
+            elif node.op == "output":
+                density, gradient = (self._array(value) for value in node.args[0])
+                self._loop(gradient.like.shape, (0, 1), lambda i, g=gradient: f"g[{i[1]}] = {g(i)};")
+                self.lines.append(f"return {density(['0'])};")
+            else:
+                self.values[node] = self._node(node)
+        return self.lines
+
+    def _node(self, node: fx.Node) -> object:
+        held = fx.map_arg((node.args, node.kwargs), lambda n: self.values[n])
+        flat = [value for value in _leaves(held)]
+        if not any(isinstance(value, Array) for value in flat):  # depends on no input
+            return node.target(*held[0], **held[1])
+        if node.target is operator.getitem:
+            return held[0][0][held[0][1]]
+        packet, val = node.target.overloadpacket, node.meta["val"]
+        if packet in VIEWS:
+            source = self._stored(held[0][0])
+            seen = node.target(source.like, *held[0][1:], **held[1])
+            made = [Array(part, source.buffer) for part in (seen if isinstance(seen, list | tuple) else [seen])]
+            return made if isinstance(seen, list | tuple) else made[0]
+        like = torch.empty_strided(val.shape, val.stride(), dtype=val.dtype, device="meta")
+        if packet in (aten.full_like, aten.zeros_like, aten.ones_like):
+            return torch.full(
+                val.shape, {aten.zeros_like: 0, aten.ones_like: 1}.get(packet, held[0][-1]), dtype=val.dtype
+            )
+        if packet in POINTWISE or packet in (aten.pow, aten.leaky_relu, aten.clamp, aten.gather):
+            made = Array(like, at=self._expression(packet, like, held[0]))
+            # Where it is wanted twice, it is kept: an expression would be worked out twice.
+            return made if len(node.users) == 1 else self._stored(made)
+        special = {aten.sum: self._sum, aten.amax: self._amax, aten.mm: self._mm, aten.bmm: self._mm,
+                   aten.scatter_add: self._scatter, aten.cat: self._cat, aten.slice_scatter: self._slice_scatter,
+                   aten.select_scatter: self._select_scatter}  # fmt: skip
+        if packet not in special:
+            raise Unsupported(f"the operator {packet}")
+        return special[packet](like, *held[0])
+
+    # -- values ------------------------------------------------------------------------------------------------------
+    def _array(self, value: object) -> Array:
+        """An argument, be it a node, a constant tensor or a number, as an Array."""
+        if isinstance(value, fx.Node):
+            value = self.values[value]
+        if isinstance(value, Array):
+            return value
+        if isinstance(value, Tensor):
+            if value.numel() == 1:
+                number = literal(value.item(), value.dtype)
+                return Array(value.to("meta"), at=lambda _: number)
+            value = value.detach().cpu()
+            if value.dtype not in C_TYPES:
+                raise Unsupported(f"constants of {value.dtype}")
+            dense = value.clone(memory_format=torch.contiguous_format if 0 in value.stride() else torch.preserve_format)
+            self.constants.append(dense)
+            like = torch.empty_strided(dense.shape, dense.stride(), dtype=dense.dtype, device="meta")
+            return Array(like, f"k{len(self.constants) - 1}")
+        raise Unsupported(f"an argument {value!r}")
+
+    def _stored(self, value: object) -> Array:
+        """The same value in a buffer."""
+        array = self._array(value)
+        if array.at is None:
+            return array
+        made = self._new(array.like)
+        self._loop(made.like.shape, made.like.stride(), lambda i: f"{made(i)} = {array(i)};")
+        array.at, array.buffer = None, made.buffer  # whoever holds it reads the buffer from now on
+        return made
+
+    def _new(self, like: Tensor) -> Array:
+        size = 1 + sum((n - 1) * s for n, s in zip(like.shape, like.stride(), strict=True)) if like.numel() else 1
+        name, made = f"b{self.work}", Array(like)
+        made.buffer = name
+        self.lines.append(f"{made.type} *restrict {name} = ({made.type} *)(work + {self.work});")
+        self.work += (size * like.element_size() + 63) // 64 * 64
+        return made
+
+    def _expression(self, packet: object, like: Tensor, args: Sequence) -> Callable[[Sequence[str]], str]:
+        f = "f" if like.dtype == torch.float32 else ""
+        if packet is aten.gather:
+            source, dim, chosen = self._stored(args[0]), args[1] % like.dim(), self._array(args[2])
+            return lambda i: source([*i[:dim], chosen(i), *i[dim + 1 :]])
+        if packet is aten._to_copy or packet is aten.clone:
+            args = args[:1]
+        operands: list[Callable] = []
+        floats = [a for a in args if isinstance(a, Array | Tensor)]
+        kind = (
+            like.dtype
+            if like.dtype != torch.bool
+            else next(a.like if isinstance(a, Array) else a for a in floats).dtype
+        )
+        for a in args:
+            if isinstance(a, Array | Tensor):
+                array = self._array(a)
+                operands.append(lambda i, array=array: array(broadcast(i, array.like.shape)))
+            elif a is None:
+                operands.append(None)
+            elif isinstance(a, int | float):
+                number = literal(a, kind)
+                operands.append(lambda i, number=number: number)
+        if packet is aten.pow:
+            powers = {2: f"square{f}({{0}})", 1: "{0}", 0.5: f"sqrt{f}({{0}})", -1: "(1 / {0})",
+                      3: f"({{0}} * square{f}({{0}}))", -2: f"(1 / square{f}({{0}}))"}  # fmt: skip
+            form = powers.get(args[1] if isinstance(args[1], int | float) else None, f"pow{f}({{0}}, {{1}})")
+        elif packet is aten.leaky_relu:
+            form = f"leaky{f}({{0}}, {literal(args[1] if len(args) > 1 else 0.01, kind)})"
+        elif packet is aten.clamp:
+            form = "{0}" if operands[1] is None else f"larger{f}({{0}}, {{1}})"
+            form = form if len(operands) < 3 or operands[2] is None else f"smaller{f}({form}, {{2}})"
+        else:
+            form = POINTWISE[packet].replace("{f}", f)
+        cast = f"({C_TYPES[like.dtype]})" if packet is aten._to_copy else ""
+        return lambda i: cast + form.format(*(o(i) if o is not None else "" for o in operands))
+
+    # -- loops -------------------------------------------------------------------------------------------------------
+    def _loop(
+        self, shape: Sequence[int], stride: Sequence[int], body: Callable[[list[str]], str], depth: str = "i"
+    ) -> None:
+        """``body`` for every index; the smallest stride innermost."""
+        if 0 in shape:
+            return
+        index = [f"{depth}{d}" if n > 1 else "0" for d, n in enumerate(shape)]
+        order = sorted((d for d, n in enumerate(shape) if n > 1), key=lambda d: -stride[d])
+        for d in order:
+            pragma = "\n\n" if d == order[-1] else ""
+            self.lines.append(f"{pragma}for (long {index[d]} = 0; {index[d]} < {shape[d]}; {index[d]}++) {{")
+        self.lines.append(body(index) + "}" * len(order))
+
+    def _reduce(self, like: Tensor, value: Array, dims: Sequence[int], start: str, form: str) -> Array:
+        """Over ``dims`` of the value, each element on its own."""
+        made, shape = self._new(like), value.like.shape
+        dims = sorted(d % len(shape) for d in dims) if dims else list(range(len(shape)))
+        kept = [d for d in range(len(shape)) if d not in dims]
+        keepdim = like.dim() == len(shape)
+        outer = [shape[d] if d in kept else 1 for d in range(len(shape))]
+        inner = sorted((d for d in dims if shape[d] > 1), key=lambda d: -value.like.stride(d))
+
+        def body(index: list[str]) -> str:
+            whole = [f"j{d}" if d in inner else index[d] for d in range(len(shape))]
+            loops = "".join(f"for (long j{d} = 0; j{d} < {shape[d]}; j{d}++) " for d in inner)
+            place = index if keepdim else [index[d] for d in kept]
+            return f"{{ {made.type} a = {start}; {loops}{form.format(value(whole))} {made(place)} = a; }}"
+
+        self._loop(outer, list(range(len(outer), 0, -1)), body)
+        return made
+
+    def _sum(self, like: Tensor, value: object, dims: Sequence[int] = (), *_: object) -> Array:
+        return self._reduce(like, self._array(value), dims, "0", "a += {0};")
+
+    def _amax(self, like: Tensor, value: object, dims: Sequence[int] = (), *_: object) -> Array:
+        f = "f" if like.dtype == torch.float32 else ""
+        return self._reduce(like, self._array(value), dims, "-INFINITY", f"a = larger{f}(a, {{0}});")
+
+    def _mm(self, like: Tensor, left: object, right: object) -> Array:
+        """(M, K) (K, N), or a batch of them: along n or m where that is contiguous, else as scalar products."""
+        # A constant is laid out so that n is contiguous.
+        right = right.contiguous() if isinstance(right, Tensor) else right
+        a, b, made = self._stored(left), self._stored(right), self._new(like)
+        lead = ["p"] if like.dim() == 3 else []
+        (m, k), n = a.like.shape[-2:], b.like.shape[-1]
+        batch = f"for (long p = 0; p < {like.shape[0]}; p++) " if lead else ""
+        loop = {"m": f"for (long m = 0; m < {m}; m++) ", "n": f"for (long n = 0; n < {n}; n++) ",
+                "k": f"for (long k = 0; k < {k}; k++) "}  # fmt: skip
+        out, x, y = made([*lead, "m", "n"]), a([*lead, "m", "k"]), b([*lead, "k", "n"])
+        along = [axis for axis, size, strides in (
+            ("n", n, (like.stride(-1), b.like.stride(-1))), ("m", m, (like.stride(-2), a.like.stride(-2))),
+        ) if set(strides) == {1} and size > 4]  # fmt: skip
+        if not along:
+            self.lines.append(
+                f"{batch}{{ {loop['m']}{loop['n']}{{ {made.type} a = 0;\n{loop['k']}a += {x} * {y}; {out} = a; }} }}"
+            )
+            return made
+        axis = along[0]
+        other = "m" if axis == "n" else "n"
+        self.lines.append(
+            f"{batch}{loop[other]}{{\n\n{loop[axis]}{out} = 0;\n{loop['k']}{{\n\n{loop[axis]}{out} += {x} * {y}; }} }}"
+        )
+        return made
+
+    def _scatter(self, like: Tensor, base: object, dim: int, chosen: object, source: object) -> Array:
+        made, base, chosen, source = self._new(like), self._array(base), self._array(chosen), self._array(source)
+        self._loop(like.shape, like.stride(), lambda i: f"{made(i)} = {base(broadcast(i, base.like.shape))};")
+        dim, shape = dim % like.dim(), chosen.like.shape
+        put = lambda i: made([*i[:dim], chosen(i), *i[dim + 1 :]])  # noqa: E731
+        self._loop(shape, list(range(len(shape), 0, -1)), lambda i: f"{put(i)} += {source(i)};")
+        return made
+
+    def _slice_scatter(
+        self, like: Tensor, base: object, part: object, dim: int = 0, start: int | None = 0, *rest: int
+    ) -> Array:
+        if rest[1:] and rest[1] != 1:
+            raise Unsupported("slices with a step")
+        made, base, part, dim = self._new(like), self._array(base), self._array(part), dim % like.dim()
+        self._loop(like.shape, like.stride(), lambda i: f"{made(i)} = {base(broadcast(i, base.like.shape))};")
+        start = (start or 0) % max(1, like.shape[dim])
+        shift = lambda i: [f"({e} + {start})" if d == dim else e for d, e in enumerate(i)]  # noqa: E731
+        self._loop(part.like.shape, like.stride(), lambda i: f"{made(shift(i))} = {part(i)};")
+        return made
+
+    def _select_scatter(self, like: Tensor, base: object, part: object, dim: int, index: int) -> Array:
+        source, dim = self._stored(part), dim % like.dim()
+        wide = Array(source.like.unsqueeze(dim), source.buffer)
+        return self._slice_scatter(like, base, wide, dim, index % like.shape[dim])
+
+    def _cat(self, like: Tensor, parts: Sequence, dim: int = 0) -> Array:
+        made, start, dim = self._new(like), 0, dim % like.dim()
+        for part in map(self._array, parts):
+            shift = lambda i, start=start: [f"({e} + {start})" if d == dim else e for d, e in enumerate(i)]  # noqa: E731
+            self._loop(part.like.shape, like.stride(), lambda i, p=part, s=shift: f"{made(s(i))} = {p(i)};")
+            start += part.like.shape[dim]
+        return made
+
+
+def _leaves(value: object) -> list:
+    if isinstance(value, tuple | list):
+        return [leaf for part in value for leaf in _leaves(part)]
+    return [leaf for part in value.values() for leaf in _leaves(part)] if isinstance(value, dict) else [value]
