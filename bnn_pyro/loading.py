@@ -16,7 +16,7 @@ from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.backbone import spoken
 from bnn_pyro.parts.joint import parse_family
 from bnn_pyro.parts.pruned import PrunedGuide, weight_sites
-from bnn_pyro.posterior import Posterior, read_archive, weight_space
+from bnn_pyro.posterior import Posterior, model_buffers, read_archive, weight_space
 from bnn_pyro.settings import build, plain
 from bnn_pyro.zoo import ZOO, Entry
 
@@ -67,6 +67,10 @@ def _restored(folder: str | Path, entry: Entry | None, tensors: dict[str, Any], 
             guide.load_state_dict(tensors["guide"])
         elif {k: v.shape[2:] for k, v in chains.items()} != {k: v.shape for k, v in model.initial.items()}:
             raise RuntimeError
+        if "buffers" in tensors:  # archives of earlier versions have none
+            if tensors["buffers"].keys() != model_buffers(model).keys():
+                raise RuntimeError
+            model.load_state_dict(tensors["buffers"], strict=False)
     except RuntimeError:
         raise UserError(f"the posterior in {folder} does not fit its own settings; train again") from None
     return Posterior(model, schema, guide, chains, tensors["stats"], meta["trace"], provenance)

@@ -25,7 +25,7 @@ from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.errors import UserError
 from bnn_pyro.isolation import isolated
 
-__all__ = ["Posterior", "pool", "read_archive", "weight_space"]
+__all__ = ["Posterior", "model_buffers", "pool", "read_archive", "weight_space"]
 
 FORMAT = 1
 
@@ -36,6 +36,16 @@ BLOCK_BYTES = 64 * 2**20
 def weight_space(module: nn.Module | None) -> nn.Module | None:
     """A model or guide over weights: the twin of one whose sites are activations, else the module itself."""
     return getattr(module, "weight_space", module)
+
+
+def model_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """{name: value}: persistent buffers of a model, such as the running statistics of batch normalisation.
+
+    Those of a frozen backbone are not among them.
+    """
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    state = model.state_dict()
+    return {k: v for k, v in state.items() if k not in parameters and not k.startswith("backbone.")}
 
 
 @dataclass(frozen=True)
@@ -69,11 +79,6 @@ class Posterior:
     def device(self) -> torch.device:
         """Where the draws come from."""
         return next(iter(self.guide.parameters() if self.guide is not None else self.chains.values())).device
-
-    @property
-    def width(self) -> int:
-        """The model's widest activation, in numbers per point and draw."""
-        return self.model.width
 
     def draw(self, num: int, x: Tensor | None = None, seed: int | None = None) -> dict[str, Tensor]:
         """{site: (num, *site shape)}: fresh draws of a guide, or the chains' draws thinned evenly.
@@ -143,6 +148,8 @@ class Posterior:
             "stats": {k: v.cpu() for k, v in self.stats.items()},
             "backbone": {k: v.cpu() for k, v in backbone.state_dict().items()} if backbone is not None else None,
         }
+        if buffers := model_buffers(self.model):
+            tensors["buffers"] = {k: v.cpu() for k, v in buffers.items()}
         buffer = io.BytesIO()
         torch.save(tensors, buffer)
         blob = buffer.getvalue()

@@ -23,6 +23,7 @@ from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.backbone import once
 from bnn_pyro.parts.likelihoods import ReadLikelihood
 from bnn_pyro.parts.nets import in_mode
+from bnn_pyro.parts.priors import widest_activation
 from bnn_pyro.posterior import Posterior
 
 __all__ = ["Prediction", "predict"]
@@ -185,11 +186,10 @@ def predict(
         )
     if len(x) == 0:
         raise UserError("there is no input to predict: x has 0 rows")
-    per_point = 4 * posterior.width  # bytes of the widest activation of one draw at one point
-    blocks, done = [], 0
-    enough = _enough_memory(num_draws, len(x), max_memory)
+    blocks, done, enough = [], 0, _enough_memory(num_draws, len(x), max_memory)
     with enough, torch.no_grad(), isolated(seed), in_mode(posterior.model, training=False):
         model, x = once(posterior.model, x)
+        per_point = 4 * widest_activation(model, x[:1].to(posterior.device))  # bytes of one draw
         for block in posterior.blocks(num_draws, x):
             drawn = next(iter(block.values())).shape[0]
             at_once = max(1, min(drawn, max_memory // (per_point * min(len(x), 512))))

@@ -16,7 +16,7 @@ from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.guides import MeanFieldNormal, PointMass
 from bnn_pyro.parts.likelihoods import ReadLikelihood, make_likelihood
 from bnn_pyro.parts.nets import ACTIVATIONS, MLP, Linear
-from bnn_pyro.parts.priors import PRIORS, BayesianNet, IsotropicNormal, ScaleMixture, parse_prior
+from bnn_pyro.parts.priors import PRIORS, BayesianNet, IsotropicNormal, ScaleMixture, parse_prior, widest_activation
 
 
 def randn(*shape, seed=0):
@@ -161,7 +161,9 @@ def test_mlp_by_hand():
     hidden = torch.tanh(x @ w["layers.0.weight"].T + w["layers.0.bias"])
     torch.testing.assert_close(net(x).detach(), hidden @ w["layers.1.weight"].T + w["layers.1.bias"])
     with isolated(0):
-        assert net.width == 4 and MLP((3,), (), 2).width == 2
+        for hidden, widest in (((4,), 4), ((), 3)):
+            model = BayesianNet(MLP((3,), hidden, 3), make_likelihood(bp.Schema("classification", (3,), tuple("abc"))))
+            assert widest_activation(model, x) == widest
         assert [tuple(p.shape) for p in MLP((1, 2, 3), (7,), 2, bias=False).parameters()] == [(7, 6), (2, 7)]
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from bnn_pyro.distributed import here
 from bnn_pyro.inference.validation import log_likelihood
 from bnn_pyro.parts.nets import in_mode
+from bnn_pyro.posterior import model_buffers
 
 __all__ = ["EarlyStopping"]
 
@@ -29,7 +30,7 @@ class EarlyStopping:
     def __init__(self, model: nn.Module, point: nn.Module, x: Tensor, y: Tensor, patience: int) -> None:
         self.model, self.point, self.x, self.y, self.patience = model, point, x, y, patience
         self.best_nll, self.best_epoch = math.inf, 0.0
-        self.best = copy.deepcopy(point.state_dict())
+        self.best = self._weights()
 
     @torch.no_grad()
     def seen(self, epoch: float) -> tuple[float, bool]:
@@ -41,12 +42,17 @@ class EarlyStopping:
         nll = -ranks.total(mine.sum(dtype=torch.float64)).item() / len(self.x)
         if nll < self.best_nll:
             self.best_nll, self.best_epoch = nll, epoch
-            self.best = copy.deepcopy(self.point.state_dict())
+            self.best = self._weights()
         return nll, epoch - self.best_epoch >= self.patience
 
     def restore(self) -> None:
         """Put the best weights back."""
-        self.point.load_state_dict(self.best)
+        self.point.load_state_dict(self.best["weights"])
+        self.model.load_state_dict(self.best["buffers"], strict=False)
+
+    def _weights(self) -> dict[str, dict[str, Tensor]]:
+        """Copies of the weights and of the model's buffers, which training may change too."""
+        return copy.deepcopy({"weights": self.point.state_dict(), "buffers": model_buffers(self.model)})
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint must hold."""
@@ -54,4 +60,6 @@ class EarlyStopping:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what :meth:`state_dict` returned."""
-        self.best, self.best_nll, self.best_epoch = state["best"], state["best_nll"], state["best_epoch"]
+        best = state["best"]  # of an earlier version: the weights alone
+        self.best = best if best.keys() == {"weights", "buffers"} else {"weights": best, "buffers": {}}
+        self.best_nll, self.best_epoch = state["best_nll"], state["best_epoch"]

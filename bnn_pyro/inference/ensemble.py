@@ -78,8 +78,11 @@ class Ensemble(MAP):
 
         The trace is the mean over the members, as far as all of them trained. The guide is not used. Each member has a
         checkpoint of its own beside the run's.
+
+        Raises UserError for a network with batch normalisation.
         """
         self.check(data)
+        _check_no_batch_statistics(model)
         children = [None if checkpoint is None else checkpoint.child(f"member-{m + 1}") for m in range(self.members)]
         states = [None if child is None else child.load() for child in children]
         found: dict[int, Member] = {m: state["found"] for m, state in enumerate(states) if state and "found" in state}
@@ -187,8 +190,17 @@ def _training_rows(data: Dataset) -> Dataset:
     return replace(data, x_test=data.x_test[:0], y_test=data.y_test[:0])
 
 
+def _check_no_batch_statistics(model: nn.Module) -> None:
+    """Raise UserError where members would differ in more than their weights, which is all that a posterior keeps."""
+    if any(isinstance(part, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d) for part in model.modules()):
+        raise UserError(
+            "each member of an ensemble would have batch statistics of its own, and draws hold weights only; "
+            "take layer or group normalisation instead of batch normalisation"
+        )
+
+
 def _start_afresh(model: nn.Module) -> None:
-    for part in model.net.modules():
+    for part in model.modules():
         if hasattr(part, "reset_parameters"):
             part.reset_parameters()
 

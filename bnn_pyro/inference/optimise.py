@@ -33,6 +33,7 @@ from bnn_pyro.inference.method import Report
 from bnn_pyro.inference.optimisers import parse_optimiser
 from bnn_pyro.isolation import generator_state, set_generator_state, set_stream
 from bnn_pyro.parts.nets import in_mode
+from bnn_pyro.posterior import model_buffers
 
 __all__ = ["Optimisation"]
 
@@ -95,8 +96,7 @@ class Optimisation:
 
         Raises UserError where the objective stops being finite, and Interrupted after a signal.
         """
-        x, y = data.x_train, data.y_train
-        ranks = here()
+        x, y, ranks = data.x_train, data.y_train, here()
         trained = ranks.averaged(_Objective(model, guide, num_particles))
         optimiser = parse_optimiser(self.optimiser)(guide.parameters(), self.lr, len(x))
         first_lr = optimiser.param_groups[0]["lr"]
@@ -110,11 +110,11 @@ class Optimisation:
         # Figures of the steps since the last line: in one place, as tensors of their own between those of the steps
         # would keep the allocator from giving any memory back for as long as an epoch takes.
         recent, since = torch.empty(window, 2, dtype=torch.float64, device=x.device), 0
-
         state = None if checkpoint is None else checkpoint.load()
         if state is not None:
             guide.load_state_dict(state["guide"])
             optimiser.load_state_dict(state["optimiser"])
+            model.load_state_dict(state.get("buffers", {}), strict=False)
             step, trace, since = state["step"], state["trace"], len(state["recent"])
             recent[:since] = state["recent"]
             if watch is not None:
@@ -139,6 +139,7 @@ class Optimisation:
             state = {
                 "guide": guide.state_dict(),
                 "optimiser": optimiser.state_dict(),
+                "buffers": model_buffers(model),
                 "generators": generators[0],
                 "others": generators[1:],
                 "step": step,
@@ -169,8 +170,7 @@ class Optimisation:
             optimiser.step()
             if project is not None:
                 project()
-            step += 1
-            value = objective.detach()
+            step, value = step + 1, objective.detach()
             if weight != latent:  # in the warm-up too, the trace tells of the ELBO with all of its KL
                 value = log_likelihood + (value - log_likelihood) * (latent / weight)
             recent[since, 0], recent[since, 1] = value, log_likelihood

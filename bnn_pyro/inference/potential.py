@@ -26,6 +26,7 @@ from bnn_pyro.errors import UserError
 from bnn_pyro.inference.compiled import CompiledGradient, NotCompiled, compile_gradient, recipe
 from bnn_pyro.inference.log_joint import log_joints
 from bnn_pyro.parts.nets import in_mode
+from bnn_pyro.parts.priors import widest_activation
 
 __all__ = ["Potential", "Space"]
 
@@ -88,6 +89,7 @@ class Potential:
             raise UserError(
                 "samplers need a proper prior, and this variant's has no samples; take another, such as fan-in:1"
             ) from None
+        self._width = widest_activation(model, x)
         density, gradient = self._evaluate(self.initial[None])
         if not (torch.isfinite(density).all() and torch.isfinite(gradient).all()):
             what = density.item() if not torch.isfinite(density).all() else "finite but its gradient is not,"
@@ -200,7 +202,7 @@ class Potential:
 
     def _evaluate(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """By PyTorch's operators, as many chains at once as memory allows."""
-        block = max(1, MAX_MEMORY // (4 * len(self.x) * self.model.width))
+        block = max(1, MAX_MEMORY // (4 * len(self.x) * self._width))
         ys = self.y.split(block) if self.y.dim() > 1 else itertools.repeat(self.y)
         parts = [self._gradient(part, y) for part, y in zip(z.split(block), ys, strict=False)]
         return parts[0] if len(parts) == 1 else tuple(torch.cat(column) for column in zip(*parts, strict=True))

@@ -10,6 +10,7 @@ from pyro.distributions import Categorical
 from torch import Tensor, nn
 
 from bnn_pyro.parts.likelihoods import ReadLikelihood
+from bnn_pyro.parts.priors import widest_activation
 
 __all__ = ["log_likelihood"]
 
@@ -21,7 +22,7 @@ MAX_MEMORY = 64 * 2**20
 def log_likelihood(model: nn.Module, weights: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
     """log p(y_n | x_n, w_s) in nats, (S, B), for weights {site: (S, *shape)}."""
     draws = next(iter(weights.values())).shape[0]
-    rows = max(1, MAX_MEMORY // (4 * draws * model.width))
+    rows = max(1, MAX_MEMORY // (4 * draws * widest_activation(model, x)))
     found = []
     for x_part, y_part in zip(x.split(rows), y.split(rows), strict=True):
         with ReadLikelihood() as read, poutine.condition(data=dict(weights)):

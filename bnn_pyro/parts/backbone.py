@@ -120,11 +120,6 @@ class OnFeatures(nn.Module):
         """{site: value} where guides, samplers and optimisers start."""
         return self.head.initial
 
-    @property
-    def width(self) -> int:
-        """The widest activation of the head, in numbers per point and draw."""
-        return self.head.width
-
     def divide_features(self, c: float) -> None:
         """Let features be divided by c from now on; the head's start follows."""
         self.backbone.scale *= c

@@ -30,6 +30,8 @@ class ConvNet(nn.Module):
     Raises UserError for inputs that are no images, or images that are too small for it; for an unknown activation.
     """
 
+    takes_draws = True
+
     def __init__(
         self,
         input_shape: Sequence[int],

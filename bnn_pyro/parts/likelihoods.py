@@ -114,8 +114,8 @@ class Normal(nn.Module):
     def __init__(self, shift: float = 0.0, scale: float = 1.0, noise: float | None = None) -> None:
         super().__init__()
         self.shift, self.scale, self.noise = shift, scale, noise
-        self.register_buffer("log_noise_loc", torch.tensor(-1.0))
-        self.register_buffer("log_noise_scale", torch.tensor(1.0))
+        self.register_buffer("log_noise_loc", torch.tensor(-1.0), persistent=False)
+        self.register_buffer("log_noise_scale", torch.tensor(1.0), persistent=False)
 
     @property
     def initial(self) -> dict[str, Tensor]:

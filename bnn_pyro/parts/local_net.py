@@ -125,11 +125,6 @@ class LocalNet(nn.Module):
         return self.weight_space.likelihood
 
     @property
-    def width(self) -> int:
-        """The widest activation, in numbers per point and draw."""
-        return self.weight_space.width
-
-    @property
     def initial(self) -> Mapping[str, Tensor]:
         """{site: value} of the weights; see ``BayesianNet.initial``."""
         return self.weight_space.initial

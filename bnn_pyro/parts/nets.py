@@ -73,6 +73,8 @@ class MLP(nn.Module):
     Raises UserError for an unknown activation or a rate outside [0, 1).
     """
 
+    takes_draws = True
+
     def __init__(
         self,
         input_shape: Sequence[int],
@@ -105,11 +107,6 @@ class MLP(nn.Module):
     def dropout_rates(self) -> dict[str, float]:
         """{weight matrix: share of its columns, the inputs of its layer, that dropout removes}."""
         return {f"layers.{i}.weight": rate for i, rate in enumerate(self.rates)}
-
-    @property
-    def width(self) -> int:
-        """The widest activation, in numbers per point: what a memory bound counts."""
-        return max(layer.out_features for layer in self.layers)
 
     def features(self, x: Tensor) -> Tensor:
         """(B, *input_shape) -> what the last layer takes: (B, F), or (S, B, F)."""

@@ -7,23 +7,27 @@ calls the network with the sample and hands the output to a likelihood. It never
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping
 
 import pyro
 import pyro.distributions as dist
+import pyro.poutine as poutine
 import torch
 import torch.nn.functional as F
 from pyro.distributions import constraints
 from torch import Tensor, nn
 from torch.distributions import Independent, Normal, register_kl
-from torch.func import functional_call
+from torch.func import functional_call, vmap
 
 from bnn_pyro.errors import UserError, unknown
+from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.gamma_prior import GammaNormal
+from bnn_pyro.parts.nets import in_mode
 from bnn_pyro.parts.weights import KLNormal, LogUniform, NormalWeights
 
-__all__ = ["PRIORS", "BayesianNet", "IsotropicNormal", "ScaleMixture", "parse_prior"]
+__all__ = ["PRIORS", "BayesianNet", "IsotropicNormal", "ScaleMixture", "parse_prior", "widest_activation"]
 
 
 class IsotropicNormal(dist.TorchDistribution):
@@ -190,13 +194,16 @@ def parse_prior(text: str) -> Maker:
 class BayesianNet(nn.Module):
     """p(y, w | x): every parameter of ``net`` is a latent site of its own name, then the likelihood.
 
-    net: gives the sites' names and shapes and, by its initial values, a starting point; the values are no part of
-        the model.   likelihood: a callable (f, y) from ``parts.likelihoods``.   prior: as for :func:`parse_prior`.
+    net: any module (B, *input_shape) -> (B, outputs), of which a copy is kept. It gives the sites' names and shapes
+        and, by its initial values, a starting point; the values are no part of the model. Its buffers (the running
+        statistics of batch normalisation) are, and are kept with the posterior. A net that takes weights with leading
+        draw dimensions says so by ``takes_draws = True``; any other is mapped over the draws.
+    likelihood: a callable (f, y) from ``parts.likelihoods``.   prior: as for :func:`parse_prior`.
     """
 
     def __init__(self, net: nn.Module, likelihood: nn.Module, prior: str = "fan-in") -> None:
         super().__init__()
-        self.net = net.requires_grad_(False)
+        self.net = copy.deepcopy(net).requires_grad_(False)
         self.likelihood = likelihood
         self.prior = parse_prior(prior)
 
@@ -205,12 +212,57 @@ class BayesianNet(nn.Module):
         """{site: value} where guides and optimisers start: the network's own initial weights, the likelihood's own."""
         return {**dict(self.net.named_parameters()), **self.likelihood.initial}
 
-    @property
-    def width(self) -> int:
-        """The widest activation, in numbers per point and draw."""
-        return self.net.width
-
     def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
         """Draw w, then the site "y" for inputs x (B, *input_shape); y (B,) observes it."""
         w = {name: pyro.sample(name, self.prior(p)) for name, p in self.net.named_parameters()}
-        return self.likelihood(functional_call(self.net, w, (x,)), y)
+        rows_of_each = y is not None and y.dim() > 1
+        return self.likelihood(_call_with_draws(self.net, w, x, rows_of_each), y)
+
+
+def _call_with_draws(net: nn.Module, w: Mapping[str, Tensor], x: Tensor, rows_of_each: bool) -> Tensor:
+    """The net's outputs (…, B, outputs) with weights {site: (…, *shape)}.
+
+    rows_of_each: x is (C, B, *input_shape), with rows of its own for each of C draws.
+    """
+    if getattr(net, "takes_draws", False):
+        return functional_call(net, w, (x,))
+    shapes = {name: p.shape for name, p in net.named_parameters()}
+    leads = [value.shape[: value.dim() - len(shapes[name])] for name, value in w.items()]
+    lead = torch.broadcast_shapes(*leads)
+    if not lead:
+        return functional_call(net, w, (x,))
+    flat = {name: v.expand(*lead, *shapes[name]).reshape(-1, *shapes[name]) for name, v in w.items()}
+
+    def call(one: dict[str, Tensor], x: Tensor) -> Tensor:
+        return functional_call(net, one, (x,))
+
+    try:
+        f = vmap(call, in_dims=(0, 0 if rows_of_each else None), randomness="different")(flat, x)
+    except RuntimeError:  # what vmap does not support, such as a branch on values
+        draws = range(lead.numel())
+        f = torch.stack([call({k: v[s] for k, v in flat.items()}, x[s] if rows_of_each else x) for s in draws])
+    return f.unflatten(0, lead)
+
+
+@torch.no_grad()
+def widest_activation(model: nn.Module, x: Tensor) -> int:
+    """The most numbers per point and draw that a module of the model returns: what bounds on memory count.
+
+    Measured by a call with the first row of x (B, *input_shape) at the initial weights. A module that computes without
+    calling its layers may state its own in an attribute ``width``.
+    """
+    widest = [1, *(part.width for part in model.modules() if isinstance(getattr(part, "width", None), int))]
+
+    def measure(_: nn.Module, __: tuple, output: object) -> None:
+        parts = output if isinstance(output, tuple | list) else (output,)
+        widest.extend(part.numel() for part in parts if isinstance(part, Tensor))
+
+    hooks = [part.register_forward_hook(measure) for part in model.modules()]
+    initial = {site: value.detach().to(x.device) for site, value in model.initial.items()}
+    try:
+        with isolated(0), in_mode(model, training=False), poutine.condition(data=initial):
+            model(x[:1])
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return max(widest)

@@ -38,7 +38,7 @@ class Entry(Protocol):
     def model(self, schema: Schema) -> nn.Module:
         """m with m(x, y=None): draws w, then the site "y" in a plate of len(x). It never learns N.
 
-        Besides: ``initial`` {site: value} where optimisers start, and ``width``, the widest activation.
+        Besides: ``initial`` {site: value} where optimisers start. ``parts.priors.BayesianNet`` makes one of any module.
         """
         ...
 
