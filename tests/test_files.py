@@ -34,11 +34,12 @@ def test_a_table_becomes_numbers_and_one_hot_features(tmp_path):
     torch.testing.assert_close(data.x_train[:, 0].std(correction=0), torch.tensor(1.0))
 
 
-def test_a_number_right_of_a_category_is_standardised_and_the_category_is_not(tmp_path):
-    data = load_data(table(tmp_path / "t.csv"), target="price", features=["city", "rooms"])
-    assert data.schema.features == ("city=Bergen", "city=Oslo", "rooms")
-    assert data.schema.x_shift[:2] == (0.0, 0.0) and data.schema.x_scale[:2] == (1.0, 1.0)
-    rooms = data.x_train[:, 2]
+def test_a_number_between_categories_is_standardised_and_the_categories_are_not(tmp_path):
+    kinds = ["flat" if i % 4 else "house" for i in range(40)]
+    data = load_data(table(tmp_path / "t.csv", kind=kinds), target="price", features=["city", "rooms", "kind"])
+    assert data.schema.features == ("city=Bergen", "city=Oslo", "rooms", "kind=flat", "kind=house")
+    rooms, others = data.x_train[:, 2], [0, 1, 3, 4]
+    assert [(data.schema.x_shift[i], data.schema.x_scale[i]) for i in others] == [(0.0, 1.0)] * 4
     torch.testing.assert_close(torch.stack([rooms.mean(), rooms.std(correction=0)]), torch.tensor([0.0, 1.0]))
 
 

@@ -1,0 +1,204 @@
+"""How many single-line faults, put in by hand, the tests notice.
+
+    pip install -e ".[test]"
+    python benchmarks/mutants.py                  # all of benchmarks/mutants.toml: two hours on one core
+    python benchmarks/mutants.py 'prior-*' sg-burn-in
+    python benchmarks/mutants.py --dry-run        # only whether every fault still has its place
+
+Each fault is a line of the package changed in a scratch copy of this checkout, in which its nearest tests are run,
+first as they are (they must pass) and then with the fault. A fault is noticed where a test fails, or takes longer than
+a minute and four times as long. A run of all faults writes ``docs/results/mutants.md``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import fnmatch
+import os
+import platform
+import queue
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import tomllib
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+FAULTS, RESULTS, PACKAGE = ROOT / "benchmarks/mutants.toml", ROOT / "docs/results/mutants.md", "bnn_pyro"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """``old`` becomes ``new`` in ``path``; ``tests``: pytest's arguments, one list a file; ``harmless``: why."""
+
+    name: str
+    path: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+    what: str
+    harmless: str = ""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """``by``: the test that noticed the fault, "" for none."""
+
+    fault: Fault
+    by: str
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"{self.fault.name:24} {self.by or 'NOT NOTICED: ' + self.fault.what}  ({self.seconds:.0f} s)"
+
+
+def read_faults(root: Path, patterns: list[str]) -> list[Fault]:
+    """The faults of the list, each with the file that holds its text now. Exits with what is stale, if anything is."""
+    package = {path: path.read_text(encoding="utf-8") for path in sorted((root / PACKAGE).rglob("*.py"))}
+    found, stale = [], []
+    for name, (path, old, new, tests, what, *harmless) in tomllib.loads(FAULTS.read_text(encoding="utf-8")).items():
+        if patterns and not any(fnmatch.fnmatch(name, pattern) for pattern in patterns):
+            continue
+        home = root / PACKAGE / path
+        places = [home] if old in package.get(home, "") else [p for p, text in package.items() if old in text]
+        times = sum(package[place].count(old) for place in places)
+        commands = tuple(f"tests/{part.strip()}" for part in tests.split(","))
+        absent = [c.split()[0] for c in commands if not (root / c.split()[0]).is_file()]
+        if times != 1 or absent:
+            stale.append(f"{name} ({f'no {absent[0]}' if absent else f'its text is there {times} times: {old}'})")
+            continue
+        found.append(Fault(name, str(places[0].relative_to(root)), old, new, commands, what, *harmless))
+    if stale or not found:
+        sys.exit("the list is stale: " + "\n".join(stale) if stale else "no fault has such a name")
+    return found
+
+
+class Copies:
+    """Scratch copies of the checkout, one a job, and the seconds that tests take without a fault."""
+
+    def __init__(self, folder: Path, jobs: int) -> None:
+        self.free: queue.Queue[Path] = queue.Queue()
+        self._seconds: dict[str, float] = {}
+        self._locks: dict[str, threading.Lock] = defaultdict(threading.Lock)
+        listed = subprocess.run(["git", "ls-files", "-zco", "--exclude-standard"], cwd=ROOT, capture_output=True)
+        for job in range(jobs):
+            copy = folder / str(job)
+            for name in filter(None, listed.stdout.decode().split("\0")):
+                if (ROOT / name).is_file() and not name.startswith(("docs/", "notebooks/")):
+                    (copy / name).parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copy2(ROOT / name, copy / name)
+            # Compiled files that are checked by content: a fault may leave size and time of a file as they are.
+            compiled = ["-m", "compileall", "-q", "--invalidation-mode", "checked-hash", PACKAGE, "tests"]
+            subprocess.run([sys.executable, *compiled], cwd=copy, check=True)
+            self.free.put(copy)
+
+    def judge(self, fault: Fault) -> Outcome:
+        """Run the tests of a fault, without it where nobody has yet, and with it."""
+        copy, start = self.free.get(), time.perf_counter()
+        try:
+            by = ""
+            for tests in fault.tests:
+                with self._locks[tests]:
+                    if tests not in self._seconds:
+                        self._seconds[tests] = self._without(copy, tests)
+                path = copy / fault.path
+                whole = path.read_text(encoding="utf-8")
+                path.write_text(whole.replace(fault.old, fault.new), encoding="utf-8")
+                try:
+                    by = self._failed(copy, tests, 60 + 4 * self._seconds[tests])
+                finally:
+                    path.write_text(whole, encoding="utf-8")
+                if by:
+                    break
+            return Outcome(fault, by, time.perf_counter() - start)
+        finally:
+            self.free.put(copy)
+
+    def _without(self, copy: Path, tests: str) -> float:
+        start = time.perf_counter()
+        if failed := self._failed(copy, tests, 1800):
+            raise RuntimeError(f"the list is stale: without a fault, {tests} does not pass: {failed}")
+        return time.perf_counter() - start
+
+    def _failed(self, copy: Path, tests: str, limit: float) -> str:
+        """The first test that fails, or why there is none; "" where all pass."""
+        threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+        quiet = {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1", "MPLBACKEND": "Agg", **threads}
+        command = [sys.executable, "-m", "pytest", "-qx", "--no-header", "--tb=no", "-p", "no:cacheprovider"]
+        try:
+            ended = subprocess.run([*command, *shlex.split(tests)], cwd=copy, env={**os.environ, **quiet},
+                                   capture_output=True, text=True, timeout=limit)  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return f"{tests}: more than {limit:.0f} s"
+        if ended.returncode == 0:
+            return ""
+        if ended.returncode == 5:
+            return f"{tests} selects no test"
+        lines = [line for line in ended.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+        return (
+            lines[0].split(" ", 1)[1].split(" - ")[0].removeprefix("tests/") if lines else f"{tests}: it does not start"
+        )
+
+
+def summary(outcomes: list[Outcome], harmless: list[Fault], seconds: float) -> str:
+    """The page of results."""
+    folders: dict[str, list[Outcome]] = defaultdict(list)
+    for outcome in outcomes:
+        folders["/".join(Path(outcome.fault.path).parts[:2])].append(outcome)
+    noticed = [outcome for outcome in outcomes if outcome.by]
+    lines = [
+        "# Faults that the tests notice\n",
+        f"Of {len(outcomes)} faults of a single line, put in one by one by hand, the tests nearest to them notice "
+        f"**{len(noticed)} ({len(noticed) / len(outcomes):.0%})**.\n",
+        "| | faults | noticed |\n|---|---|---|",
+        *(f"| {name} | {len(some)} | {sum(bool(o.by) for o in some)} |" for name, some in sorted(folders.items())),
+        "\nNot noticed:\n" if len(noticed) < len(outcomes) else "",
+        *(f"- `{o.fault.name}` ({o.fault.path}): {o.fault.what}" for o in outcomes if not o.by),
+        "\nLeft out, as they do no harm:\n" if harmless else "",
+        *(f"- `{fault.name}` ({fault.path}): {fault.what}; {fault.harmless}" for fault in harmless),
+        f"\n`python benchmarks/mutants.py`; commit {_commit()}, {platform.system()} {platform.machine()}, "
+        f"{os.cpu_count()} cores shared with other work, Python {platform.python_version()}, "
+        f"{datetime.date.today().isoformat()}, {seconds / 60:.0f} minutes.",
+    ]
+    return "\n".join(line for line in lines if line) + "\n"
+
+
+def _commit() -> str:
+    ask = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=10", "--exclude=*"]
+    return subprocess.run(ask, capture_output=True, text=True).stdout.strip()
+
+
+def main() -> None:
+    """Read the command line, run the tests, and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("names", nargs="*", help="of faults, with * for any letters (default: all)")
+    parser.add_argument("--jobs", type=int, default=1, help="so many at once")
+    parser.add_argument("--dry-run", action="store_true", help="look only whether every fault has its place")
+    args = parser.parse_args()
+    faults, start = read_faults(ROOT, args.names), time.perf_counter()
+    tried, harmless = [f for f in faults if not f.harmless], [f for f in faults if f.harmless]
+    print(f"{len(tried)} faults in {len({f.path for f in tried})} files, and {len(harmless)} that do no harm")
+    if args.dry_run:
+        return
+    outcomes = []
+    with tempfile.TemporaryDirectory(prefix="bnn-pyro-faults-") as folder, ThreadPoolExecutor(args.jobs) as pool:
+        copies = Copies(Path(folder), args.jobs)
+        for outcome in pool.map(copies.judge, tried):
+            print(outcome, flush=True)
+            outcomes.append(outcome)
+    print(f"{sum(bool(o.by) for o in outcomes)} of {len(outcomes)} noticed")
+    if not args.names:
+        RESULTS.parent.mkdir(parents=True, exist_ok=True)
+        RESULTS.write_text(summary(outcomes, harmless, time.perf_counter() - start), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
