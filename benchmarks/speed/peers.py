@@ -18,8 +18,8 @@ import torch
 from pyro.infer import SVI, TraceMeanField_ELBO
 from torch import Tensor, nn
 
-from speed.problem import LR, NOISE, Contestant, Problem, Step, network
-from speed.through_pyro import adam
+from benchmarks.speed.problem import LR, NOISE, Contestant, Problem, Step, network
+from benchmarks.speed.through_pyro import adam
 
 __all__ = ["PEERS"]
 

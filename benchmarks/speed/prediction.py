@@ -1,27 +1,26 @@
-"""Predicting many images with many draws: ours, and the loops that people write, in time and peak memory.
+"""Predicting many images with many draws: ``bp.predict`` and the loop over guide traces that people write.
 
-The naive loop over guide traces: for every draw and chunk of images trace the guide, replay the model, read the
-logits, and add up the softmax. The floor is as many passes of the deterministic network.
+The loop: for every draw and chunk of images trace the guide, replay the model, read the probabilities at "y", and add
+them up. The floor is as many passes of the deterministic network.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
-import pyro.poutine as poutine
 import torch
+from pyro import poutine
 from torch import Tensor
 
-from bnn_pyro import isolated
-from bnn_pyro.posterior import Posterior
-from bnn_pyro.predictive import predict
-from speed.memory import peak_bytes
-from speed.problem import Problem, network, wait_for
-from speed.timing import Times
-from speed.zoo import variant
+import bnn_pyro as bp
+from benchmarks.memory import asked_bytes
+from benchmarks.speed.problem import Problem, network, wait_for
+from benchmarks.speed.zoo import settings_of
+from benchmarks.timing import Times, print_ratios, ratios, spread, stopwatch, take_turns
 
-__all__ = ["CHUNK", "PREDICTED", "measure", "predictors"]
+__all__ = ["PREDICTED", "predictors", "time_prediction"]
 
 #: Images that a loop takes at once.
 CHUNK = 500
@@ -46,21 +45,18 @@ def deterministic(problem: Problem) -> Predictor:
     return run
 
 
-def ours(name: str, problem: Problem, max_memory: int | None = None) -> Predictor:
-    """``predict`` for a variant, with its own bound of memory or another."""
-    model, guide = variant(name, problem)
-    posterior = Posterior(model, problem.schema, guide=guide)
-    settings = {} if max_memory is None else {"max_memory": max_memory}
-    return lambda x, draws: predict(posterior, x, num_draws=draws, **settings).mean
+def package(posterior: bp.Posterior) -> Predictor:
+    """``bp.predict``."""
+    return lambda x, draws: bp.predict(posterior, x, num_draws=draws).mean
 
 
-def naive_loop(name: str, problem: Problem) -> Predictor:
+def trace_loop(posterior: bp.Posterior) -> Predictor:
     """The loop over guide traces."""
-    model, guide = variant(name, problem)
+    model, guide = posterior.model, posterior.guide
 
     def run(x: Tensor, draws: int) -> Tensor:
-        total = torch.zeros(len(x), problem.sizes[-1])
-        with torch.no_grad(), isolated(None):
+        total = torch.zeros(len(x), len(posterior.schema.classes))
+        with torch.no_grad(), bp.isolated(None):
             for _ in range(draws):
                 for start in range(0, len(x), CHUNK):
                     chunk = x[start : start + CHUNK]
@@ -73,39 +69,40 @@ def naive_loop(name: str, problem: Problem) -> Predictor:
 
 
 def predictors(problem: Problem) -> dict[str, Predictor]:
-    """Everybody who predicts, by name."""
+    """Everybody who predicts, by name; posteriors as they are before training."""
     found = {"deterministic": deterministic(problem)}
     for name in PREDICTED:
-        found[f"{name}, predict"] = ours(name, problem)
-        found[f"{name}, naive loop"] = naive_loop(name, problem)
+        entry = bp.ZOO[name](**settings_of(problem))
+        with bp.isolated(0):
+            model = entry.model(problem.schema).to(problem.device)
+            posterior = bp.Posterior(model, problem.schema, guide=entry.guide(model).to(problem.device))
+        found[f"{name}, predict"] = package(posterior)
+        found[f"{name}, loop over traces"] = trace_loop(posterior)
     return found
 
 
-def measure(
-    problem: Problem,
-    times: Times,
-    memory: dict[str, int],
-    *,
-    images: int,
-    draws: int,
-    rounds: int,
-    report: Callable[[str], None],
-) -> None:
-    """Fill ``memory`` with peak bytes above the images, and ``times`` with seconds of whole predictions, by rounds."""
+def time_prediction(problem: Problem, images: int, draws: int, rounds: int, result: dict[str, Any]) -> None:
+    """Fill ``result`` with {"seconds": {who: spread}, "peak_bytes": {who: bytes}, "ratios"}; print it."""
     x = torch.randn(images, problem.sizes[0], generator=torch.Generator().manual_seed(1)).to(problem.device)
-    everybody = predictors(problem)
-    for name, run in everybody.items():
-        report(f"memory: {name}")
-        run(x[:CHUNK], 1)
-        # A tenth of the draws: the profiler notes every allocation, and the peak is reached in the first few.
-        memory[name] = peak_bytes(problem.device, lambda run=run: run(x, max(1, draws // 10)))[1][0]
-    for i in range(rounds):
-        found = {}
+    everybody, times = predictors(problem), Times()
+    result |= {"network": problem.name, "images": images, "draws": draws, "peak_bytes": {}}
+    if problem.device.type == "cpu":
         for name, run in everybody.items():
-            report(f"round {i + 1} of {rounds}: {name}")
-            wait_for(problem.device)
-            start = time.perf_counter()
-            run(x, draws)
-            found[name] = time.perf_counter() - start
-        for name, value in found.items():
-            times.setdefault(name, []).append(value)
+            run(x[:CHUNK], 1)
+            # A tenth of the draws: the profiler notes every allocation, and the peak is reached in the first few.
+            result["peak_bytes"][name] = asked_bytes(partial(run, x, max(1, draws // 10)))[1][0]
+
+    def whole(run: Predictor) -> None:
+        run(x, draws)
+        wait_for(problem.device)
+
+    try:
+        take_turns({name: stopwatch(partial(whole, run)) for name, run in everybody.items()}, rounds, times, "predict")
+    finally:
+        pairs = [(f"{name}, predict", other) for name in PREDICTED for other in (f"{name}, loop over traces",)]
+        pairs += [(f"{name}, predict", "deterministic") for name in PREDICTED]
+        result |= {"seconds": {name: spread(v) for name, v in times.items()}, "ratios": ratios(times, pairs)}
+        print(f"\n{problem.name}: {images:,} images × {draws} draws")
+        for name, value in result["seconds"].items():
+            print(f"  {name:32} {value['median']:9.2f} s {result['peak_bytes'].get(name, 0) / 2**20:9.1f} MB asked for")
+        print_ratios(result["ratios"])

@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import math
 import statistics
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -17,13 +18,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bnn_pyro.datasets.dataset import Schema
+import bnn_pyro as bp
 
-__all__ = ["NOISE", "Contestant", "Problem", "Runner", "Step", "network", "step_time", "wait_for"]
+__all__ = ["INIT_SCALE", "LR", "NOISE", "Contestant", "Problem", "Runner", "Step", "network", "wait_for"]
 
 #: Standard deviation of the targets in regression, known to every contestant.
 NOISE = 0.1
 LR = 1e-3
+#: Standard deviation of every weight where training starts.
+INIT_SCALE = 0.01
 
 #: step(x, y) -> the loss, detached where the contestant has one to give.
 Step = Callable[[Tensor, Tensor], object]
@@ -54,22 +57,12 @@ class Problem:
         return self.sizes[-1] == 1
 
     @property
-    def weights(self) -> int:
-        """Weights and biases of the deterministic network."""
-        return sum((i + 1) * o for i, o in pairwise(self.sizes))
-
-    @property
-    def activations(self) -> int:
-        """Numbers in one activation of every layer, for a batch."""
-        return self.batch * sum(self.sizes[1:])
-
-    @property
-    def schema(self) -> Schema:
+    def schema(self) -> bp.Schema:
         """For the variants of the zoo."""
         features = tuple(f"x{i}" for i in range(self.sizes[0]))
         if self.regression:
-            return Schema("regression", self.sizes[:1], features=features)
-        return Schema("classification", self.sizes[:1], tuple(map(str, range(self.sizes[-1]))), features)
+            return bp.Schema("regression", self.sizes[:1], features=features)
+        return bp.Schema("classification", self.sizes[:1], tuple(map(str, range(self.sizes[-1]))), features)
 
     @cached_property
     def batches(self) -> list[tuple[Tensor, Tensor]]:
@@ -95,22 +88,21 @@ class Problem:
 class Contestant:
     """Who takes part.
 
-    build   from a problem to a step, with its own parameters and optimiser
+    build   from a problem to a step, with its own parameters and optimiser; a step with a method ``seconds(steps)``
+            times itself
     note    what it is, for the results
     needs   a package that must be importable
     around  a context in which its steps run
-    fits    whether it can do the problem
     """
 
     build: Callable[[Problem], Step]
     note: str
     needs: str | None = None
     around: Callable[[], AbstractContextManager] = contextlib.nullcontext
-    fits: Callable[[Problem], bool] = lambda problem: True
 
     @property
     def absent(self) -> bool:
-        """Whether its package is not here."""
+        """Whether its package is not installed."""
         return self.needs is not None and importlib.util.find_spec(self.needs) is None
 
 
@@ -120,24 +112,17 @@ def wait_for(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def step_time(ticks: list[float], device: torch.device) -> float:
-    """From the times at which steps ended: the median step, or the mean where ``device`` runs ahead of Python."""
-    if device.type == "cuda":
-        return (ticks[-1] - ticks[0]) / (len(ticks) - 1)
-    return statistics.median(b - a for a, b in pairwise(ticks))
-
-
 class Runner:
-    """One contestant at work: its step, its place in the batches, and a Pyro parameter store of its own."""
+    """One contestant: its step, its place in the batches, and a Pyro parameter store of its own."""
 
     def __init__(self, contestant: Contestant, problem: Problem) -> None:
         self.contestant, self.problem, self.done = contestant, problem, 0
         self.store: dict | None = None
-        with self.at_work():
+        with self.active():
             self.step = contestant.build(problem)
 
     @contextlib.contextmanager
-    def at_work(self) -> Iterator[None]:
+    def active(self) -> Iterator[None]:
         """Two contestants may give their parameters the same names: neither sees the other's."""
         store = pyro.get_param_store()
         store.clear()
@@ -151,13 +136,33 @@ class Runner:
             store.clear()
 
     def run(self, steps: int) -> object:
-        """Take steps; call inside ``at_work``. Returns the last loss."""
+        """Take steps; call inside ``active``. Returns the last loss."""
         loss = None
         for _ in range(steps):
             x, y = self.problem.batches[self.done % len(self.problem.batches)]
             loss = self.step(x, y)
             self.done += 1
         return loss
+
+    def seconds(self, steps: int) -> float:
+        """Seconds a step: the median of the steps, or on a GPU, where steps overlap, their mean.
+
+        A step untimed before them brings the contestant's weights back into the caches.
+        """
+        with self.active():
+            if hasattr(self.step, "seconds"):
+                return self.step.seconds(steps)
+            self.run(1)
+            wait_for(self.problem.device)
+            ticks = [time.perf_counter()]
+            for _ in range(steps):
+                self.run(1)
+                ticks.append(time.perf_counter())
+            wait_for(self.problem.device)
+            ticks[-1] = time.perf_counter()
+        if self.problem.device.type == "cuda":
+            return (ticks[-1] - ticks[0]) / steps
+        return statistics.median(b - a for a, b in pairwise(ticks))
 
 
 def network(problem: Problem, linear: Callable[[int, int], nn.Module] = nn.Linear) -> nn.Sequential:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from scale.sizes import F32, F64, Sizes
+from benchmarks.scaling.sizes import F32, F64, Sizes
 
 __all__ = ["FORMULAE", "TEXTS", "expected"]
 
-#: What ``Posterior.blocks`` draws at once, and the rows that ``predict`` shares out draws by.
+#: Bytes of draws that ``Posterior`` gives at once, and rows by which ``predict`` divides its draws.
 BLOCK, ROWS = 64 * 2**20, 512
 
 #: Bytes by what they are for; those of different moments under names of these moments.
@@ -138,9 +138,7 @@ FORMULAE: dict[str, Callable[[Sizes], dict[str, Bytes]]] = {
     "last-map": _optimised(**POINT)(4),
     "last-sghmc": _sghmc,
     "sghmc-chains": _sghmc,
-    "laplace-full": _laplace,
-    "laplace-kron": _laplace,
-    "laplace-diag": _laplace,
+    "laplace": _laplace,
     "chees-chains": _chees,
     "chees-net": _chees,
     "predict": _predict,
@@ -154,7 +152,7 @@ TEXTS: dict[str, str] = {
     "last-map": "4·(6 P + B·D + 4 B·K)",
     "last-sghmc": "4·C·P·(S + 6) + 8·C·N + 4·C·B·(D + 3 K) in a step, 4·C·P·(S + 2) + 8·C·N + 8·C·B·D before the next, "
     "4·C·P·(2 S + 4) at the end: the most of these",
-    "laplace-full": "8·(4 P² + N·D + 3 N·K²)",
+    "laplace": "8·(4 P² + N·D + 3 N·K²)",
     "chees-chains": "C·S·(28 P + 128)",
     "predict": "4·S·B·K (twice where 4·P·S > 64 MiB) + at most 64 MiB of weights + 3 · max_memory",
 }

@@ -6,56 +6,21 @@ import math
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 import bnn_pyro as bp
-from bnn_pyro.inference.method import Method
-from scale.memory import peak
-from scale.sizes import Sizes
+from benchmarks.memory import peak
+from benchmarks.scaling.sizes import Sizes
+from benchmarks.timing import Enough, clocked
 
-__all__ = ["SUBJECTS", "Clocked", "Enough", "Subject", "clocked", "measure"]
+__all__ = ["SUBJECTS", "Subject", "measure", "run"]
 
 #: Epochs that are timed at least after the first, and seconds after which that is enough.
 EPOCHS, SECONDS = 3, 2.0
-
-
-class Enough(Exception):
-    """Raised in the middle of a fit that has been timed."""
-
-
-class Clocked:
-    """A method that notes when it began and when each epoch ended, and stops early; made by :func:`clocked`."""
-
-    began: list[float]
-    ticks: list[float]
-    most: float
-    least: int
-
-    def run(self, model, guide, data, *, report=None, **rest):
-        """The method's own, with a report of ours."""
-        self.began.append(time.perf_counter())
-        if self.least == 0:
-            raise Enough
-
-        def tick(done: int, of: int, figures: object = None) -> None:
-            self.ticks.append(time.perf_counter())
-            if len(self.ticks) >= self.least and self.ticks[-1] - self.ticks[0] >= self.most:
-                raise Enough
-
-        return super().run(model, guide, data, report=tick, **rest)
-
-
-def clocked(method: Method, most: float = math.inf, least: int = EPOCHS + 1) -> Method:
-    """The same settings of a class of its own, with ``ticks``.
-
-    It raises ``Enough`` after ``least`` epochs, or where it would begin if that is 0, once ``most`` seconds have passed
-    since the first one's end.
-    """
-    own = {"began": [], "ticks": [], "most": most, "least": least}
-    kind = type("Timed" + type(method).__name__, (Clocked, type(method)), own)
-    return kind(**{f.name: getattr(method, f.name) for f in fields(method)})
 
 
 @dataclass(frozen=True)
@@ -65,13 +30,14 @@ class Subject:
     title   how the tables name it
     unit    what its seconds are of: "step" of a mini-batch, "iteration" of all chains, "fit" or "prediction"
     sizes   where it starts from
+    whole   whether it is fitted to its end
     """
 
     title: str
     unit: str
     sizes: Sizes
     entry: Callable[[Sizes], object]
-    method: Callable[[Sizes], Method] | None = None
+    method: Callable[[Sizes], Any] | None = None
     whole: bool = False
 
 
@@ -79,11 +45,11 @@ def _net(kind: type, **more: object) -> Callable[[Sizes], object]:
     return lambda s: kind(hidden=s.hidden, **more)
 
 
-def _long(kind: type, **more: object) -> Callable[[Sizes], Method]:
-    return lambda s: kind(epochs=1000, batch_size=s.batch, lr=1e-4, **more)
+def _long(kind: type) -> Callable[[Sizes], Any]:
+    return lambda s: kind(epochs=1000, batch_size=s.batch, lr=1e-4)
 
 
-def _sghmc(s: Sizes) -> Method:
+def _sghmc(s: Sizes) -> bp.SGHMC:
     """As many epochs as fill the store: one draw is kept an epoch."""
     return bp.SGHMC(
         epochs=s.draws + 2, burn_in=1, batch_size=s.batch, lr=1e-3, chains=s.chains, thin=-(-s.rows // s.batch),
@@ -91,11 +57,11 @@ def _sghmc(s: Sizes) -> Method:
     )  # fmt: skip
 
 
-def _laplace(structure: str) -> Callable[[Sizes], Method]:
-    return lambda s: bp.Laplace(structure=structure)
+def _laplace(s: Sizes) -> bp.Laplace:
+    return bp.Laplace(structure="full")
 
 
-def _chees(s: Sizes) -> Method:
+def _chees(s: Sizes) -> bp.ChEES:
     return bp.ChEES(chains=s.chains, warmup=100, draws=s.draws, superchains=min(16, s.chains), compiled="yes")
 
 
@@ -109,12 +75,7 @@ SUBJECTS: dict[str, Subject] = {
     "last-svi": Subject("last layer, SVI", "step", FEATURES, LINEAR, _long(bp.SVI)),
     "last-map": Subject("last layer, MAP", "step", FEATURES, LINEAR, _long(bp.MAP)),
     "last-sghmc": Subject("last layer, SGHMC", "step", replace(FEATURES, draws=8), LINEAR, _sghmc, whole=True),
-    **{
-        f"laplace-{name}": Subject(
-            f"last layer, Laplace ({name})", "fit", replace(FEATURES, inputs=124), LINEAR, _laplace(name), True
-        )
-        for name in ("full", "kron", "diag")
-    },
+    "laplace": Subject("last layer, Laplace", "fit", replace(FEATURES, inputs=124), LINEAR, _laplace, whole=True),
     "sghmc-chains": Subject(
         "SGHMC, 64 features", "step", Sizes(1024, 64, 0, batch=128, draws=4), LINEAR, _sghmc, whole=True
     ),
@@ -143,36 +104,33 @@ def measure(name: str, sizes: Sizes) -> dict[str, float]:
     return {**figures, "peak": found.resident, "anonymous": found.anonymous}
 
 
-def run(subject: Subject, sizes: Sizes, most: float) -> dict[str, float]:
-    """Seconds of the unit, of one run from data to posterior.   most: seconds that mini-batches are timed for."""
+def run(subject: Subject, sizes: Sizes, seconds: float) -> dict[str, float]:
+    """Seconds of the unit, of one run from data to posterior.   seconds: that mini-batches are timed for."""
     if subject.method is None:
         return _predicted(subject, sizes)
-    data, method = sizes.data(), clocked(subject.method(sizes), math.inf if subject.whole else most)
+    data = sizes.data()
+    method = clocked(subject.method(sizes), math.inf if subject.whole else seconds, epochs_least=EPOCHS + 1)
     start, figures = time.perf_counter(), {}
-    try:
+    with suppress(Enough):
         posterior = bp.fit(subject.entry(sizes), data, method, device="cpu", progress=False)
         if "n_steps" in posterior.stats:  # of the draws that were kept
             figures["gradients"] = posterior.stats["n_steps"].mean().item()
-    except Enough:
-        pass
     figures["whole"] = time.perf_counter() - start
     if subject.unit == "fit":
         return {"seconds": figures["whole"], **figures}
-    epochs = [b - a for a, b in zip(method.ticks, method.ticks[1:], strict=False)]
-    steps = -(-sizes.rows // sizes.batch)
+    epochs, steps = method.epoch_seconds(), -(-sizes.rows // sizes.batch)
     return {"seconds": statistics.median(epochs) / steps, "fastest": min(epochs) / steps, **figures}
 
 
 def _predicted(subject: Subject, sizes: Sizes) -> dict[str, float]:
     """By the guide as it is before training."""
-    data = sizes.data()
-    entry = subject.entry(sizes)
+    data, entry = sizes.data(), subject.entry(sizes)
     with bp.isolated(0):
         x = torch.randn(sizes.points, sizes.inputs)
         model = entry.model(data.schema)
         posterior = bp.Posterior(model, data.schema, guide=entry.guide(model))
     start = time.perf_counter()
-    most = sizes.memory * 2**20 if sizes.memory else 2**50
-    prediction = bp.predict(posterior, x, num_draws=sizes.draws, max_memory=most)
+    bound = sizes.memory * 2**20 if sizes.memory else 2**50
+    prediction = bp.predict(posterior, x, num_draws=sizes.draws, max_memory=bound)
     assert prediction.num_draws == sizes.draws
     return {"seconds": time.perf_counter() - start}

@@ -1,23 +1,26 @@
-"""One fit in one process or in several: what is fitted, and how one of its processes times its training loop."""
+"""One fit in one process, of one thread and of several, and in several processes of one thread each, side by side."""
 
 from __future__ import annotations
 
+import json
+import os
 import statistics
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 import torch
 
 import bnn_pyro as bp
+from benchmarks.memory import peak, run_apart
+from benchmarks.provenance import Measurements
+from benchmarks.timing import Enough, clocked
 from bnn_pyro.distributed import Ranks, joined
-from scale.memory import peak
-from scale.subjects import Enough, clocked
 
-__all__ = ["FITS", "Fitted", "time_fit"]
+__all__ = ["BATCHES", "FITS", "Way", "measure_processes", "time_fit", "ways"]
 
+BATCHES = (128, 1024)
 #: Epochs that are timed, after a first one that is not.
 EPOCHS = 4
 
@@ -51,6 +54,42 @@ FITS: dict[str, Fitted] = {
 }
 
 
+@dataclass(frozen=True)
+class Way:
+    """How many processes, of how many threads, and whether they average their gradients."""
+
+    processes: int
+    threads: int
+    averaged: bool = True
+
+
+def ways(count: int) -> list[Way]:
+    """To use ``count`` cores, or GPUs. Without averaging, processes do all but communicate."""
+    return [Way(1, 1), Way(1, count), Way(count, 1), Way(count, 1, averaged=False)]
+
+
+def measure_processes(results: Measurements, count: int, repeats: int, device: str) -> None:
+    """All ways of a fit in turn, so that whatever else the machine does hits them alike."""
+    for again in range(repeats):
+        for name in FITS:
+            for batch in BATCHES:
+                for way in ways(count):
+                    key = {"fit": name, "batch": batch, **vars(way), "device": device}
+                    if len(results.runs(key)) > again:
+                        continue
+                    load = os.getloadavg()[0]
+                    run = launch(way, {"name": name, "batch": batch, "averaged": way.averaged, "device": device})
+                    results.add(key, run, load)
+                    print(f"{key}: {run['rows_per_second']:,.0f} rows/s, {run['memory'] / 1e6:.0f} MB", flush=True)
+
+
+def launch(way: Way, settings: dict[str, Any]) -> dict[str, Any]:
+    """What rank 0 of such a fit measures."""
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(way.processes))
+    worker = ("benchmarks.scaling.worker", "fit", json.dumps(settings))
+    return run_apart(*worker, launcher=torchrun if way.processes > 1 else (), OMP_NUM_THREADS=str(way.threads))
+
+
 def time_fit(name: str, batch: int, rows: int = 0, averaged: bool = True, device: str = "cpu") -> dict[str, Any]:
     """Of the training loop, alike in all processes: rows a second, and bytes beyond the imports of each process.
 
@@ -60,11 +99,11 @@ def time_fit(name: str, batch: int, rows: int = 0, averaged: bool = True, device
     data = bp.load_data("mnist", limit=rows or fitted.rows)
     none = {f"{axis}_{part}": getattr(data, f"{axis}_{part}")[:0] for axis in "xy" for part in ("val", "test")}
     data = replace(data, **none)
-    method = clocked(fitted.method(epochs=100, batch_size=batch, lr=1e-4), 0.0, least=EPOCHS + 1)
-    averaging = nullcontext() if averaged else apart()
+    method = clocked(fitted.method(epochs=100, batch_size=batch, lr=1e-4), 0.0, epochs_least=EPOCHS + 1)
+    averaging = nullcontext() if averaged else without_averaging()
     with joined(), averaging, peak() as found, suppress(Enough):  # after as many epochs in each process
         bp.fit(fitted.entry(), data, method, device=device, progress=False)
-    epochs = [b - a for a, b in pairwise(method.ticks)]
+    epochs = method.epoch_seconds()
     return {
         "threads": torch.get_num_threads(),
         "rows": len(data.x_train),
@@ -75,11 +114,11 @@ def time_fit(name: str, batch: int, rows: int = 0, averaged: bool = True, device
 
 
 @contextmanager
-def apart() -> Iterator[None]:
+def without_averaging() -> Iterator[None]:
     """Gradients stay each process's own."""
-    kept = Ranks.averaged
+    own = Ranks.averaged
     Ranks.averaged = lambda self, module: module
     try:
         yield
     finally:
-        Ranks.averaged = kept
+        Ranks.averaged = own

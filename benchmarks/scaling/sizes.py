@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
 
 import bnn_pyro as bp
-from bnn_pyro.datasets.dataset import Schema
 
-__all__ = ["Sizes"]
+__all__ = ["F32", "F64", "Sizes"]
 
 #: Bytes of float32, float64 and int64.
 F32, F64 = 4, 8
@@ -35,10 +34,6 @@ class Sizes:
     points: int = 1000
     memory: int = 256
     threads: int = 1
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            assert getattr(self, field.name) >= 0, field.name
 
     @property
     def hidden(self) -> tuple[int, ...]:
@@ -66,5 +61,5 @@ class Sizes:
         g = torch.Generator().manual_seed(0)
         x = torch.randn(self.rows, self.inputs, generator=g)
         y = torch.randint(self.classes, (self.rows,), generator=g)
-        schema = Schema("classification", (self.inputs,), tuple(str(k) for k in range(self.classes)))
+        schema = bp.Schema("classification", (self.inputs,), tuple(str(k) for k in range(self.classes)))
         return bp.Dataset("synthetic", schema, x, y, x[:0], y[:0], x[:0], y[:0])

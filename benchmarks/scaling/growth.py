@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
-from pathlib import Path
-from typing import Any
 
-from scale.store import add, done, stamp
-from scale.subjects import SUBJECTS
+from benchmarks.memory import run_apart
+from benchmarks.provenance import Measurements
+from benchmarks.scaling.subjects import SUBJECTS
 
-__all__ = ["ALLOCATORS", "SWEEPS", "measure_growth", "worker"]
+__all__ = ["ALLOCATORS", "SWEEPS", "measure_growth"]
 
-WORKER = Path(__file__).parents[1] / "scaling_worker.py"
 #: Seconds after which a measurement is given up.
 LIMIT = 600
 #: Part of the results -> how glibc is to hold memory. "growth": as it does by itself. "asked": every tensor is mapped
@@ -25,7 +21,7 @@ ALLOCATORS: dict[str, dict[str, str]] = {
     "held": {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)},
 }
 
-WIDTHS, BATCHES = (100, 400, 1600), (32, 128, 512, 2048)
+WIDTHS, BATCHES, POINTS = (100, 400, 1600), (32, 128, 512, 2048), (1000, 4000, 16_000)
 #: (subject, the size that grows, its values, how the other sizes differ from the subject's own).
 SWEEPS: tuple[tuple[str, str, tuple[int, ...], dict[str, int]], ...] = (
     ("mean-field", "width", (*WIDTHS, 3200), {}),
@@ -40,23 +36,21 @@ SWEEPS: tuple[tuple[str, str, tuple[int, ...], dict[str, int]], ...] = (
     ("last-sghmc", "classes", (10, 100, 1000), {}),
     ("last-svi", "inputs", (128, 512, 2048), {"classes": 100}),
     ("last-sghmc", "inputs", (128, 512, 2048), {"classes": 100}),
-    ("laplace-full", "inputs", (31, 124, 499), {}),
-    ("laplace-kron", "inputs", (31, 124, 499), {}),
-    ("laplace-diag", "inputs", (31, 124, 499), {}),
+    ("laplace", "inputs", (31, 124, 499), {}),
     ("sghmc-chains", "chains", (1, 16, 256, 2048, 10_000), {}),
     ("chees-chains", "chains", (16, 64, 256, 1024, 10_240), {}),
     ("chees-net", "chains", (16, 64, 256, 1024), {}),
     ("predict", "draws", (16, 64, 256, 1024), {}),
-    ("predict", "points", (1000, 4000, 16_000), {"draws": 32}),
-    ("predict", "points", (1000, 4000, 16_000), {"draws": 32, "memory": 32}),
-    ("predict", "points", (1000, 4000, 16_000), {"draws": 32, "memory": 0}),
-)  # fmt: skip
+    ("predict", "points", POINTS, {"draws": 32}),
+    ("predict", "points", POINTS, {"draws": 32, "memory": 32}),
+    ("predict", "points", POINTS, {"draws": 32, "memory": 0}),
+)
 
 
-def measure_growth(subjects: list[str], repeats: int, part: str) -> None:
+def measure_growth(results: Measurements, subjects: list[str], repeats: int) -> None:
     """Every point of every sweep, ``repeats`` times over; what is in the results already counts.
 
-    part: one of ``ALLOCATORS``; "held" is of large networks alone.
+    The part of ``results`` is one of ``ALLOCATORS``; "held" is of large networks alone.
     """
     for again in range(repeats):
         for subject, grows, values, fixed in SWEEPS:
@@ -65,23 +59,11 @@ def measure_growth(subjects: list[str], repeats: int, part: str) -> None:
             for value in values:
                 key = {"subject": subject, "grows": grows, "value": value, "fixed": fixed}
                 large = grows == "width" and value >= WIDTHS[-1]
-                if done(part, key) > again or (part == "held" and not large):
+                if len(results.runs(key)) > again or (results.part == "held" and not large):
                     continue
-                load = os.getloadavg()[0]
-                run = worker(subject, {**fixed, grows: value}, **ALLOCATORS[part])
-                add(part, key, {**run, **stamp(load)})
-                spoken = " ".join(f"{k} {v:.4g}" for k, v in run.items() if k != "peak")
-                print(f"{subject} {grows} {value} {fixed or ''}: {spoken}", flush=True)
-
-
-def worker(subject: str, sizes: dict[str, int], **environment: str) -> dict[str, Any]:
-    """What a process of its own measures."""
-    threads = sizes.get("threads", SUBJECTS[subject].sizes.threads)
-    given = {**os.environ, "OMP_NUM_THREADS": str(threads), **environment}
-    ended = subprocess.run(
-        [sys.executable, str(WORKER), subject, json.dumps(sizes)],
-        capture_output=True, text=True, env=given, timeout=LIMIT,
-    )  # fmt: skip
-    if ended.returncode:
-        raise SystemExit(f"{subject} {sizes} failed:\n{ended.stderr[-3000:]}")
-    return json.loads(ended.stdout.splitlines()[-1])
+                load, sizes = os.getloadavg()[0], {**fixed, grows: value}
+                threads = str(SUBJECTS[subject].sizes.threads)
+                worker = ("benchmarks.scaling.worker", subject, json.dumps(sizes))
+                run = run_apart(*worker, timeout=LIMIT, OMP_NUM_THREADS=threads, **ALLOCATORS[results.part])
+                results.add(key, run, load)
+                print(f"{subject} {grows} {value} {fixed or ''}: {run['seconds']:.4g} s", flush=True)

@@ -1,0 +1,1 @@
+"""Measurements of this package: ``python -m benchmarks.FOLDER``; see README.md."""

@@ -1,1 +1,0 @@
-"""What ``benchmarks/scaling.py`` measures: how time and memory grow, and what several processes bring."""

@@ -1,0 +1,194 @@
+"""Tables of what grows how, and of what processes bring, from ``benchmarks/results/scaling.json``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from benchmarks.markdown import table
+from benchmarks.provenance import RESULTS, Measurements, source
+from benchmarks.scaling.features import METHODS, ROWS
+from benchmarks.scaling.formulae import TEXTS, expected
+from benchmarks.scaling.growth import SWEEPS
+from benchmarks.scaling.many import JOBS
+from benchmarks.scaling.processes import BATCHES, FITS, ways
+from benchmarks.scaling.sizes import Sizes
+from benchmarks.scaling.subjects import SUBJECTS
+
+__all__ = ["TABLES", "best", "exponent", "grown", "sweep_lines"]
+
+#: The size that grows -> how it is written.
+GROWS = {"width": "weights P", "batch": "batch B", "rows": "rows N", "classes": "classes K", "inputs": "features D",
+         "chains": "chains C", "draws": "draws S", "points": "points"}  # fmt: skip
+#: Bytes below which a formula is not compared with a measurement: code and threads take some, too.
+SMALL = 20 * 10**6
+
+
+def best(line: dict[str, Any], figure: str, most: bool = False) -> float:
+    """The least of a figure over the runs of a measurement: what others do on the machine only adds to it."""
+    return (max if most else min)(run[figure] for run in line["runs"])
+
+
+def exponent(x: list[float], y: list[float]) -> float:
+    """Of the power law through the last two points."""
+    return math.log(y[-1] / y[-2]) / math.log(x[-1] / x[-2])
+
+
+def sizes_of(line: dict[str, Any]) -> Sizes:
+    """All sizes of a measurement of growth."""
+    key = line["key"]
+    return replace(SUBJECTS[key["subject"]].sizes, **key["fixed"], **{key["grows"]: key["value"]})
+
+
+def grown(lines: list[dict[str, Any]], grows: str) -> list[float]:
+    """The size that grows; weights in place of widths."""
+    return [s.weights if grows == "width" else getattr(s, grows) for s in map(sizes_of, lines)]
+
+
+def sweep_lines(part: list[dict], subject: str, grows: str, values: tuple[int, ...], fixed: dict) -> list[dict]:
+    """The measurements of a sweep, in its order."""
+    found = [_line(part, subject=subject, grows=grows, value=value, fixed=fixed) for value in values]
+    return [line for line in found if line is not None]
+
+
+def growth_table() -> str:
+    """Seconds and memory of every sweep, and the power of the last factor."""
+    growth, asked = _part("growth"), _part("asked")
+    head = ["what", "grows", "from … to", "ms of a", "…", "power", "MB, resident", "asked for", "by the formula"]
+    rows = []
+    for sweep in SWEEPS:
+        subject, grows, _, fixed = sweep
+        lines, bytes_asked = sweep_lines(growth, *sweep), sweep_lines(asked, *sweep)
+        if len(lines) < 2:
+            continue
+        x, seconds = grown(lines, grows), [best(line, "seconds") for line in lines]
+        also = ", ".join(f"{k} {v}" for k, v in fixed.items() if k != "rows")
+        rows.append([
+            SUBJECTS[subject].title + (f" ({also})" if also else ""),
+            GROWS[grows], _each(_number(v) for v in x), SUBJECTS[subject].unit, _each(_ms(s) for s in seconds),
+            f"{exponent(x, seconds):.2f}", _each(_mb(best(line, "anonymous")) for line in lines),
+            _each(_mb(best(line, "anonymous")) for line in bytes_asked),
+            _each(_mb(expected(subject, sizes_of(line))) for line in lines),
+        ])  # fmt: skip
+    return table(head, rows) + "\n\n" + source(growth)
+
+
+def bytes_table() -> str:
+    """Every formula, and how far what was asked for and what was resident are from it."""
+    rows = []
+    for subject, text in TEXTS.items():
+        ratios = [_to_formula(_part(part), subject) for part in ("asked", "growth")]
+        cells = [f"{min(r):.2f} to {max(r):.2f}" if r else "–" for r in ratios]
+        rows.append([SUBJECTS[subject].title, text, *cells])
+    return table(["bytes besides the data, 4·N·D", "", "asked for / formula", "resident / formula"], rows)
+
+
+def allocator_table() -> str:
+    """Steps of large networks where glibc gives memory back after use, and where it does not."""
+    head = ["a step, batch 128", "weights", "ms, by default", "ms, memory kept", "MB, by default", "MB, memory kept"]
+    rows, growth, held = [], _part("growth"), _part("held")
+    for line in held:
+        default = _line(growth, **line["key"])
+        if default is not None:
+            ms, mb = ([best(one, figure) for one in (default, line)] for figure in ("seconds", "anonymous"))
+            title = SUBJECTS[line["key"]["subject"]].title
+            rows.append([title, _number(sizes_of(line).weights), *map(_ms, ms), *map(_mb, mb)])
+    return table(head, rows) + "\n\n" + source(held)
+
+
+def features_table() -> str:
+    """Seconds and memory of a last layer of ImageNet's shape."""
+    part = _part("features")
+    counts = sorted({line["key"]["rows"] for line in part})
+    head = ["2,048 features, 1,000 classes"]
+    head += [cell for n in counts for cell in (f"{n:,} rows: s", "MB (with the map)")]
+    rows = []
+    for name, title in METHODS.items():
+        lines = [_line(part, method=name, rows=n) for n in counts]
+        if not lines or None in lines:
+            continue
+        seconds = [best(line, "seconds") for line in lines]
+        cells = [f"{_mb(best(line, 'anonymous'))} ({_mb(best(line, 'resident'))})" for line in lines]
+        row = [title, *(cell for s, mb in zip(seconds, cells, strict=True) for cell in (f"{s:.1f}", mb))]
+        if len(counts) > 1 and name != "predict":
+            row += [f"{exponent(counts, seconds):.2f}", f"{seconds[-1] * ROWS / counts[-1]:,.0f}"]
+        rows.append(row)
+    return table([*head, "power", f"all {ROWS:,} rows, s"], rows) + "\n\n" + source(part)
+
+
+def processes_table() -> str:
+    """Rows a second of one fit, one process and several."""
+    part = _part("processes")
+    count = max((line["key"]["processes"] for line in part), default=2)
+    head = ["rows a second", "batch", "1 process, 1 thread", f"1 process, {count} threads",
+            f"{count} processes, 1 thread each", "to 1 thread", f"to {count} threads", "exchange, of the step",
+            "MB, 1 process", f"MB, each of {count}"]  # fmt: skip
+    rows = []
+    for name, fitted in FITS.items():
+        for batch in BATCHES:
+            lines = [_line(part, fit=name, batch=batch, **vars(way), device="cpu") for way in ways(count)]
+            if None in lines:
+                continue
+            one, threads, several, apart = (best(line, "rows_per_second", most=True) for line in lines)
+            ratios = [f"{several / one:.2f}", f"{several / threads:.2f}", f"{100 * max(0, 1 - several / apart):.0f} %"]
+            speeds = [f"{speed:,.0f}" for speed in (one, threads, several)]
+            rows.append(
+                [fitted.title, f"{batch:,}", *speeds, *ratios, *(_mb(best(lines[i], "memory")) for i in (0, 2))]
+            )
+    return table(head, rows) + "\n\n" + source(part)
+
+
+def many_table() -> str:
+    """Seconds, overhead and memory of many fits by the ways to run them."""
+    part, rows = _part("many"), []
+    for job, (title, _, _, names) in JOBS.items():
+        lines = [line for name in names for line in part if line["key"]["job"] == job and line["key"]["way"] == name]
+        for line in lines:
+            seconds, more = best(line, "seconds"), ""
+            if job == "overhead":
+                more = f" (of which {1000 * best(line, 'again') / line['key']['tasks']:.1f} ms a task)"
+            to_first = f"{best(lines[0], 'seconds') / seconds:.2f}"
+            rows.append([title, line["key"]["way"], f"{seconds:.1f}{more}", to_first, _mb(best(line, "memory"))])
+    return table(["job", "way", "s", "to the first way", "MB, all processes"], rows) + "\n\n" + source(part)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "scaling growth": growth_table,
+    "scaling bytes": bytes_table,
+    "scaling allocator": allocator_table,
+    "scaling features": features_table,
+    "scaling processes": processes_table,
+    "scaling many": many_table,
+}
+
+
+def _part(name: str) -> list[dict[str, Any]]:
+    return Measurements(RESULTS / "scaling.json", name).lines()
+
+
+def _line(part: list[dict], **key: object) -> dict | None:
+    return next((one for one in part if one["key"] == key), None)
+
+
+def _to_formula(part: list[dict], subject: str) -> list[float]:
+    """Measured to expected, of the sizes that count."""
+    lines = [(line, expected(subject, sizes_of(line))) for line in part if line["key"]["subject"] == subject]
+    return [best(line, "anonymous") / formula for line, formula in lines if formula >= SMALL]
+
+
+def _each(cells: object) -> str:
+    return " · ".join(cells) or "–"
+
+
+def _number(value: float) -> str:
+    return f"{value / 1e6:.3g} M" if value >= 1e6 else f"{value:,.0f}" if value < 1e5 else f"{value / 1e3:.0f} k"
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:,.3g}" if seconds < 1 else f"{1000 * seconds:,.0f}"
+
+
+def _mb(value: float) -> str:
+    return f"{value / 1e6:,.0f}" if value >= 1e7 else f"{value / 1e6:.1f}"
