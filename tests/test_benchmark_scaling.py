@@ -124,7 +124,7 @@ def test_peaks_are_those_of_the_block_and_of_the_process(tmp_path):
         del block
     assert 38e6 < found.resident < 60e6
     assert tree(1 << 30) == 0
-    program = "import time; block = b'x' * 40_000_000; time.sleep(0.5); print('{\\"seconds\\": 2}')"
+    program = """import time; block = b"x" * 40_000_000; time.sleep(0.5); print('{"seconds": 2}')"""
     (tmp_path / "some_measurement.py").write_text(program)
     run = run_apart("some_measurement", PYTHONPATH=str(tmp_path))
     assert run["seconds"] == 2 and 38e6 < run["memory"] < 80e6

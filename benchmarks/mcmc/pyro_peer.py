@@ -13,11 +13,11 @@ import numpy as np
 import pyro
 import pyro.distributions as dist
 import torch
-from mcmc_problems import Problem
 from pyro.infer import MCMC, NUTS
 from pyro.ops import integrator
 
-from bnn_pyro.isolation import isolated
+from benchmarks.mcmc.problems import Problem
+from bnn_pyro import isolated
 
 __all__ = ["pyro_model", "sample"]
 
@@ -26,8 +26,7 @@ ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh}
 
 def pyro_model(problem: Problem) -> tuple[Callable, tuple[torch.Tensor, torch.Tensor]]:
     """(the model in plain Pyro, its arguments x and y)."""
-    model, schema = problem.model(), problem.data.schema
-    sites = [(n, tuple(p.shape), float(model.prior(p).scale)) for n, p in model.net.named_parameters()]
+    sites, schema = problem.sites(), problem.data.schema
     activation = ACTIVATIONS[problem.entry.activation]
     layers, regression = len(sites) // 2, schema.task == "regression"
 

@@ -1,7 +1,6 @@
-"""The same models in NumPyro, and its NUTS: an opponent of ``benchmarks/mcmc.py``, and no dependency of the package.
+"""The same models as a user of NumPyro writes them, and its NUTS.
 
-Written as a user of NumPyro would write them; scales, widths and activation are read off the Pyro model, and the
-log joint densities are held against each other before anything is timed.
+Shapes and scales are read off the package's model, and the log joint densities are compared before anything is timed.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ import numpyro
 import numpyro.distributions as dist
 import pyro
 import torch
-from mcmc_problems import Problem
-from mcmc_pyro import pyro_model
 from numpyro.infer import MCMC, NUTS
 from numpyro.infer.util import log_density
 
-from bnn_pyro.isolation import isolated
+from benchmarks.mcmc.problems import Problem
+from benchmarks.mcmc.pyro_peer import pyro_model
+from bnn_pyro import isolated
 
 __all__ = ["check", "numpyro_model", "sample"]
 
@@ -30,8 +29,7 @@ ACTIVATIONS = {"relu": jax.nn.relu, "tanh": jnp.tanh}
 
 def numpyro_model(problem: Problem) -> tuple[Callable, tuple[Any, Any]]:
     """(the model in NumPyro, its arguments x and y)."""
-    model, schema = problem.model(), problem.data.schema
-    sites = [(n, tuple(p.shape), float(model.prior(p).scale)) for n, p in model.net.named_parameters()]
+    sites, schema = problem.sites(), problem.data.schema
     activation = ACTIVATIONS[problem.entry.activation]
     layers, regression = len(sites) // 2, schema.task == "regression"
 

@@ -1,4 +1,4 @@
-"""The three posteriors of ``benchmarks/mcmc.py``, and what their samplers are asked for: the network at test points.
+"""The three posteriors that are sampled, and the functions by which draws are compared: the network at test points.
 
 Weights of a network are not identified, so that effective draws of a weight mean little: what counts is f(x) at 50
 points, the log-odds or the mean in target units, computed from anybody's weights by one function.
@@ -15,15 +15,18 @@ from torch import Tensor
 from torch.func import functional_call
 
 import bnn_pyro as bp
-from bnn_pyro.fitting import tuned
-from bnn_pyro.isolation import isolated
 
-__all__ = ["PROBLEMS", "Problem", "functions"]
+__all__ = ["PROBLEMS", "TITLES", "Problem", "functions"]
 
-#: The two features of which the tutorial's network learns.
+#: The two features of the network for breast cancer.
 FEATURES = ["mean radius", "mean texture"]
 #: Draws whose hidden units are held at once.
 CHUNK = 2000
+TITLES = {
+    "breast-cancer": "breast-cancer 2-5-5-1",
+    "toy-curve": "toy-curve 1-32-1",
+    "logistic": "logistic regression, 30 features",
+}
 
 
 @dataclass(frozen=True)
@@ -31,43 +34,43 @@ class Problem:
     """A variant, its data, and the points (M, features), standardised, where draws are compared."""
 
     name: str
-    title: str
     entry: bp.MeanField
     data: bp.Dataset
     points: Tensor
 
-    def model(self, seed: int = 0) -> torch.nn.Module:
+    def model(self) -> torch.nn.Module:
         """The Pyro model p(y, w | x)."""
-        with isolated(seed):
+        with bp.isolated(0):
             return self.entry.model(self.data.schema)
 
+    def sites(self) -> list[tuple[str, tuple[int, ...], float]]:
+        """(name, shape, standard deviation of its Normal prior) of weights and biases, in the order of the layers."""
+        model = self.model()
+        return [(n, tuple(p.shape), float(model.prior(p).scale)) for n, p in model.net.named_parameters()]
 
-def halves(features: list[str] | None) -> bp.Dataset:
+
+def _halves(features: list[str] | None) -> bp.Dataset:
     """Breast cancer: 284 rows to learn from, 284 to test on."""
     return bp.load_data("breast-cancer", features=features, fractions=(0.5, 0.0, 0.5), seed=0, limit=284)
 
 
-def network() -> Problem:
-    """Breast cancer by a network 2-5-5-1."""
-    entry, data = bp.MeanField(hidden=(5, 5), activation="tanh", prior="fan-in:1.5"), halves(FEATURES)
-    return Problem("breast-cancer", "breast-cancer 2-5-5-1", entry, data, data.x_test[:50])
+def _network() -> Problem:
+    entry, data = bp.MeanField(hidden=(5, 5), activation="tanh", prior="fan-in:1.5"), _halves(FEATURES)
+    return Problem("breast-cancer", entry, data, data.x_test[:50])
 
 
-def toy_curve() -> Problem:
-    """Six points of a curve by a network 1-32-1 with the settings of the zoo."""
+def _toy_curve() -> Problem:
     data = bp.load_data("toy-curve")
-    entry = bp.MeanField(**tuned("mean-field", "toy-curve", "svi")[1].entry)
-    points = data.schema.standardise(torch.linspace(-4, 4, 50).unsqueeze(1))
-    return Problem("toy-curve", "toy-curve 1-32-1", entry, data, points)
+    entry = bp.MeanField(hidden=(32,), activation="relu", prior="normal:3", noise=1.0)
+    return Problem("toy-curve", entry, data, data.schema.standardise(torch.linspace(-4, 4, 50).unsqueeze(1)))
 
 
-def logistic() -> Problem:
-    """Breast cancer by logistic regression on all 30 features."""
-    entry, data = bp.MeanField(hidden=(), prior="normal:1"), halves(None)
-    return Problem("logistic", "logistic regression, 30 features", entry, data, data.x_test[:50])
+def _logistic() -> Problem:
+    entry, data = bp.MeanField(hidden=(), prior="normal:1"), _halves(None)
+    return Problem("logistic", entry, data, data.x_test[:50])
 
 
-PROBLEMS: dict[str, Callable[[], Problem]] = {"breast-cancer": network, "toy-curve": toy_curve, "logistic": logistic}
+PROBLEMS: dict[str, Callable[[], Problem]] = {"breast-cancer": _network, "toy-curve": _toy_curve, "logistic": _logistic}
 
 
 def functions(problem: Problem, chains: Mapping[str, np.ndarray]) -> np.ndarray:
