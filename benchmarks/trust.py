@@ -13,6 +13,7 @@ import argparse
 import json
 from pathlib import Path
 
+from bnn_pyro.inference import methods_for
 from bnn_pyro.run import main as run
 from bnn_pyro.runs.check_subjects import SMALL
 from bnn_pyro.zoo import ZOO
@@ -33,7 +34,7 @@ def main() -> None:
     parser.add_argument("--seed", default="0")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    every = [f"{variant}:{method}" for variant, kind in ZOO.items() for method in kind.methods]
+    every = [f"{variant}:{method}" for variant, kind in ZOO.items() for method in methods_for(kind)]
     for subject in args.subjects or [*FIRST, *(s for s in every if s not in FIRST)]:
         variant, _, method = subject.partition(":")
         folder = args.out / f"{variant}-{method}"
@@ -54,7 +55,7 @@ def keep(out: Path, budget: str, seed: str) -> None:
         subject["outcomes"] = {name: {k: o[k] for k in KEPT} for name, o in subject["outcomes"].items()}
         subjects.append(subject | {"facts": one["facts"]})
     place = list(ZOO)
-    subjects.sort(key=lambda s: (place.index(s["variant"]), ZOO[s["variant"]].methods.index(s["inference"])))
+    subjects.sort(key=lambda s: (place.index(s["variant"]), methods_for(ZOO[s["variant"]]).index(s["inference"])))
     kept = {"command": f"python benchmarks/trust.py --budget {budget} --seed {seed} --out FOLDER", "subjects": subjects}
     (RESULTS / f"trust_{budget}.json").write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
 

@@ -18,7 +18,7 @@ from bnn_pyro.distributed import Agreed, Ranks, here, joined
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.features import check_split, on_features
 from bnn_pyro.files import Claim
-from bnn_pyro.inference import METHODS, Method
+from bnn_pyro.inference import METHODS, Method, methods_for, unsuitable
 from bnn_pyro.isolation import isolated
 from bnn_pyro.loading import load
 from bnn_pyro.parts.pretrained import from_text
@@ -40,9 +40,9 @@ def tuned(entry: str, data: str, method: str | None = None) -> tuple[str, Fit]:
         raise unknown("variant", entry, ZOO)
     kind = ZOO[entry]
     if method is None:
-        method = kind.methods[0]
-    elif method not in kind.methods:
-        raise unknown(f"inference method for {entry}", method, kind.methods)
+        method = methods_for(kind)[0]
+    elif method not in methods_for(kind):
+        raise unsuitable(method, entry, kind)
     return method, kind.fits.get(data, {}).get(method, Fit())
 
 
@@ -229,9 +229,9 @@ def _resolve(entry: str | Entry, data: Dataset, method: str | Method | None) -> 
         raise unknown("variant", entry, ZOO)
     kind = ZOO[entry] if isinstance(entry, str) else type(entry)
     given = method is not None and not isinstance(method, str)
-    name = _name(method, METHODS) if given else method or kind.methods[0]
-    if name not in kind.methods and not (given and name not in METHODS):
-        raise unknown(f"inference method for {kind.__name__}", name, kind.methods)
+    name = _name(method, METHODS) if given else method or methods_for(kind)[0]
+    if name not in methods_for(kind) and not (given and name not in METHODS):
+        raise unsuitable(name, kind.__name__, kind)
     best = kind.fits.get(data.name, {}).get(name, Fit())
     return (
         build(kind, best.entry) if isinstance(entry, str) else entry,

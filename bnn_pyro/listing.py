@@ -10,7 +10,7 @@ from typing import Any
 
 from bnn_pyro.checks import CHECKS
 from bnn_pyro.datasets import DATASETS
-from bnn_pyro.inference import METHODS
+from bnn_pyro.inference import METHODS, methods_for
 from bnn_pyro.reports.tables import plain_table
 from bnn_pyro.zoo import ZOO
 
@@ -24,7 +24,7 @@ def list_(args: Namespace) -> None:
         name: {
             "idea": kind.summary,
             "paper": kind.paper,
-            "methods": list(kind.methods),
+            "methods": list(methods_for(kind)),
             "tuned": {data: list(methods) for data, methods in kind.fits.items()},
             "settings": _defaults(kind),
         }

@@ -19,7 +19,7 @@ import bnn_pyro as bp
 from bnn_pyro import distributed as ranks
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
 from bnn_pyro.checks.linear_regression import correlated
-from bnn_pyro.inference import optimise
+from bnn_pyro.inference import methods_for, optimise
 from bnn_pyro.isolation import isolated, set_stream
 from bnn_pyro.parts.guides import PointMass
 
@@ -100,7 +100,7 @@ def contract():
     import test_contract as zoo
 
     done = {}
-    for name, method in [(n, m) for n, kind in zoo.ZOO.items() for m in kind.methods]:
+    for name, method in [(n, m) for n, kind in zoo.ZOO.items() for m in methods_for(kind)]:
         if getattr(zoo.METHODS[method], "divisible", False):
             entry, data = zoo.problem(name, "multiclass")
             few = replace(zoo.quick(method), batch_size=1, epochs=1)

@@ -12,7 +12,7 @@ from pyro.optim import Adam
 
 import bnn_pyro as bp
 from bnn_pyro.checks.linear_regression import dataset
-from bnn_pyro.inference import METHODS
+from bnn_pyro.inference import METHODS, methods_for
 from bnn_pyro.inference.log_joint import Rescale
 from bnn_pyro.isolation import isolated
 from bnn_pyro.posterior import weight_space
@@ -66,7 +66,9 @@ def problem(name, task, proper=False):
 
 every_entry = pytest.mark.parametrize("name", ZOO)
 every_task = pytest.mark.parametrize("task", TASKS)
-every_method = pytest.mark.parametrize(("name", "method"), [(n, m) for n, kind in ZOO.items() for m in kind.methods])
+every_method = pytest.mark.parametrize(
+    ("name", "method"), [(n, m) for n, kind in ZOO.items() for m in methods_for(kind)]
+)
 
 
 def sites(trace):
@@ -189,12 +191,12 @@ def test_methods_refuse_settings_that_they_do_not_have(name):
 @every_entry
 def test_variants_say_what_they_are(name):
     kind = ZOO[name]
-    assert kind.summary and kind.paper and kind.methods
-    assert set(kind.methods) <= set(METHODS)
+    assert kind.summary and kind.paper and methods_for(kind)
+    assert set(methods_for(kind)) <= set(METHODS)
     for data, by_method in kind.fits.items():
         assert data in bp.DATASETS or data.startswith("uci"), data
         for method, best in by_method.items():
-            assert method in kind.methods
+            assert method in methods_for(kind)
             replace(kind(), **best.entry)
             METHODS[method](**best.method)
     with pytest.raises(bp.UserError, match=r"unknown .* 'bogus'"):
@@ -246,7 +248,7 @@ def test_a_guide_goes_in_and_out_of_isolation(name):
         trained = {k: v.clone() for k, v in guide.state_dict().items()}
         posterior = bp.Posterior(model, data.schema, guide=guide)
         assert bp.predict(posterior, data.x_test, num_draws=3).probs.shape == (3, 7, 2)
-        fitted = bp.fit(entry, data, quick(ZOO[name].methods[0]), progress=False, device="cpu")
+        fitted = bp.fit(entry, data, quick(methods_for(ZOO[name])[0]), progress=False, device="cpu")
         before = fitted.draw(2, seed=0)
         fitted.guide(data.x_test)
         SVI(model, guide, Adam({"lr": 0.05}), Trace_ELBO()).step(data.x_train, data.y_train)

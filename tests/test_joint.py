@@ -30,7 +30,7 @@ class Joint(bp.MeanField):
     """A fully connected network with a guide of any family."""
 
     family: str = "full"
-    methods = ("svi",)
+    has = frozenset({"guide"})
 
     def guide(self, model):
         return parse_family(self.family)(model.initial, self.init_scale)

@@ -8,6 +8,7 @@ from pyro.infer.autoguide import AutoNormal
 
 import bnn_pyro as bp
 from bnn_pyro.checks.linear_regression import correlated
+from bnn_pyro.inference import methods_for
 from bnn_pyro.isolation import isolated
 from bnn_pyro.run import main
 
@@ -21,7 +22,7 @@ def fit(entry, method, **settings):
 
 @pytest.mark.parametrize("name", ["mean-field", "dropout-mlp"])
 def test_it_is_the_mean_of_the_draws(name, tmp_path):
-    posterior = fit(bp.ZOO[name](hidden=(4,)), bp.METHODS[bp.ZOO[name].methods[0]](epochs=5))
+    posterior = fit(bp.ZOO[name](hidden=(4,)), bp.METHODS[methods_for(bp.ZOO[name])[0]](epochs=5))
     mean, draws = posterior.at_mean_weights(), posterior.draw(20_000, seed=0)
     assert mean.chains.keys() == draws.keys()
     for site, value in draws.items():
@@ -34,7 +35,7 @@ def test_it_is_the_mean_of_the_draws(name, tmp_path):
     again = bp.predict(bp.load(tmp_path), PROBLEM.data.x_train, num_draws=50)
     assert torch.equal(again.locs, prediction.locs)
     with pytest.raises(bp.UserError, match="other settings"):  # it is not what fit would have returned
-        fit(bp.ZOO[name](hidden=(4,)), bp.METHODS[bp.ZOO[name].methods[0]](epochs=5), out=tmp_path, resume=True)
+        fit(bp.ZOO[name](hidden=(4,)), bp.METHODS[methods_for(bp.ZOO[name])[0]](epochs=5), out=tmp_path, resume=True)
 
 
 def test_it_is_a_copy():

@@ -10,6 +10,7 @@ from properties import LINE, ODD_VALUE, SHORT, answer, cases, contents, place, t
 
 import bnn_pyro as bp
 from bnn_pyro.errors import UserError
+from bnn_pyro.inference import methods_for
 from bnn_pyro.settings import build
 
 #: What every training of this file says last, so that it ends within a second.
@@ -85,8 +86,8 @@ def arguments(draw) -> list[str]:
             name = draw(st.sampled_from(NAMES))
             assume(not costly(value) or name in ("lr", "temperature", "prior", "noise", "init_scale"))
             argv += ["--set", f"{name}={value}"]
-    method = draw(st.sampled_from([None, None, *bp.ZOO[variant].methods]))
-    kinds = [bp.ZOO[variant], bp.METHODS[method or bp.ZOO[variant].methods[0]]]
+    method = draw(st.sampled_from([None, None, *methods_for(bp.ZOO[variant])]))
+    kinds = [bp.ZOO[variant], bp.METHODS[method or methods_for(bp.ZOO[variant])[0]]]
     fields = {f.name for kind in kinds for f in dataclasses.fields(kind)}
     asked = " ".join(argv)
     short = [f"{name}={value}" for name, value in QUICK.items() if name in fields and name not in asked]

@@ -15,6 +15,7 @@ from PIL import Image
 from run_folders import SMALL, same, small_table
 
 import bnn_pyro as bp
+from bnn_pyro.inference import methods_for
 from bnn_pyro.metrics import METRICS
 from bnn_pyro.run import main, parse
 from bnn_pyro.runs.evaluate import labelled
@@ -124,7 +125,7 @@ def test_list(capsys):
     found = json.loads(capsys.readouterr().out)
     assert list(found["variants"]) == list(bp.ZOO)
     assert {name: tuple(v["methods"]) for name, v in found["variants"].items()} == {
-        name: kind.methods for name, kind in bp.ZOO.items()
+        name: methods_for(kind) for name, kind in bp.ZOO.items()
     }
 
 

@@ -17,9 +17,10 @@ from __future__ import annotations
 import math
 import time
 import warnings
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -59,6 +60,7 @@ class ChEES(Sampler):
     max_steps    at most so many leapfrog steps a transition
     """
 
+    tiny: ClassVar[Mapping[str, Any]] = {"chains": 32, "superchains": 16, "draws": 150, "warmup": 200}
     chains: int = 64
     draws: int = 200
     warmup: int = 400

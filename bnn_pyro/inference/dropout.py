@@ -11,6 +11,7 @@ scaling of the decay). The rates p are settings and not learned: the spread of t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -30,6 +31,8 @@ __all__ = ["MCDropout"]
 @dataclass(frozen=True)
 class MCDropout(MAP):
     """Settings of MC dropout: those of MAP; every draw of the posterior has a dropout mask of its own."""
+
+    needs: ClassVar[frozenset[str]] = frozenset({"weights", "dropout"})
 
     def run(
         self,

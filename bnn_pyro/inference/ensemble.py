@@ -52,6 +52,8 @@ class Ensemble(MAP):
              cores, where training is long enough and the data are on the CPU. The members are the same
     """
 
+    needs: ClassVar[frozenset[str]] = frozenset({"weights", "deterministic"})
+    tiny: ClassVar[Mapping[str, Any]] = {**MAP.tiny, "members": 2}
     members: int = 5
     cores: int = 0
 

@@ -21,7 +21,7 @@ import copy
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pyro.poutine as poutine
 import torch
@@ -61,6 +61,9 @@ class Laplace:
     max_iterations  of L-BFGS over all rows, in search of the most probable weights
     """
 
+    converges_to: ClassVar[str] = "normal at the mode"
+    needs: ClassVar[frozenset[str]] = frozenset({"linear model", "proper prior"})
+    tiny: ClassVar[Mapping[str, Any]] = {}
     limit: ClassVar[str] = "normal at the mode"
     structure: str = "full"
     temperature: float = 1.0

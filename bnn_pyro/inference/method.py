@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 from torch import nn
 
@@ -11,7 +11,7 @@ from bnn_pyro.checkpoint import Checkpoint
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.posterior import Posterior
 
-__all__ = ["LIMITS", "Method", "Report"]
+__all__ = ["CONVERGES_TO", "LIMITS", "NEEDS", "Method", "Report"]
 
 #: Called with (steps done, of how many, figures to show).
 Report = Callable[[int, int, Mapping[str, float | str]], None]
@@ -26,13 +26,36 @@ LIMITS: dict[str, str] = {
     "points": "one set of weights, or a few, with nothing said of what lies between them",
 }
 
+#: What the draws of a method tend to as it is given more time.
+CONVERGES_TO: dict[str, str] = {
+    "exact": "the exact posterior",
+    "exact as lr → 0": "the exact posterior, but for a bias that falls with the step size",
+    "best in family": "the member of a family that is closest to the posterior",
+    "normal at the mode": "a Normal at a mode of the posterior, exact where the log joint is quadratic",
+    "point": "one set of weights, or a few, with nothing said of what lies between them",
+}
+#: What a method can need of a variant, which declares in ``has`` what it has.
+NEEDS: dict[str, str] = {
+    "guide": "a guide that is trained by the ELBO",
+    "weights": "a model p(y, w | x) of the network's own weights",
+    "proper prior": "a prior over weights that can be sampled",
+    "linear model": "a network that is linear in its weights",
+    "dropout": "a network with dropout",
+    "deterministic": "a network that is used with one set of weights",
+}
+
 
 class Method(Protocol):
     """One way to infer.
 
-    ``limit``, a key of ``LIMITS``, is what it claims, and what the checks of ``trust`` hold it to.
+    converges_to  a key of ``CONVERGES_TO``: what it claims, and what ``checks`` hold it to
+    needs         keys of ``NEEDS``: what a variant must have
+    tiny          settings that suffice where there are a few weights and some dozen rows
     """
 
+    converges_to: ClassVar[str]
+    needs: ClassVar[frozenset[str]]
+    tiny: ClassVar[Mapping[str, Any]]
     limit: ClassVar[str]
 
     def run(

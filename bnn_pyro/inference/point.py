@@ -10,8 +10,9 @@ the layers divide what they keep by its share, so that nothing needs to be scale
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -36,6 +37,9 @@ class MAP(Optimisation):
     max_norm  c: after every step the incoming weights of a unit that are longer than c are shortened to it; 0: not
     """
 
+    converges_to: ClassVar[str] = "point"
+    needs: ClassVar[frozenset[str]] = frozenset({"weights"})
+    tiny: ClassVar[Mapping[str, Any]] = {"epochs": 125, "batch_size": 10, "lr": 0.03, "final_lr": 0.0}
     limit: ClassVar[str] = "points"
     patience: int = 0
     max_norm: float = 0.0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -40,6 +40,9 @@ class Sampler:
     compiled       whether to compile the gradient: auto (where the run is long enough), yes or no
     """
 
+    converges_to: ClassVar[str] = "exact"
+    needs: ClassVar[frozenset[str]] = frozenset({"weights", "proper prior"})
+    tiny: ClassVar[Mapping[str, Any]] = {"draws": 1000, "warmup": 300, "chains": 4, "cores": 1}
     limit: ClassVar[str] = "posterior"
     draws: int = 1000
     warmup: int = 500

@@ -25,6 +25,7 @@ right within 0.5 %. SGLD takes ten times the lr for the same bias, and still nee
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -71,6 +72,9 @@ class _StochasticGradient:
     temperature     T: p(y | x, w)^(1/T) p(w) is sampled; 1 is Bayes, less is a cold posterior and is reported as such
     """
 
+    converges_to: ClassVar[str] = "exact as lr → 0"
+    needs: ClassVar[frozenset[str]] = frozenset({"weights", "proper prior"})
+    tiny: ClassVar[Mapping[str, Any]] = {"chains": 128, "lr": 0.01, "epochs": 1200, "burn_in": 300}
     limit: ClassVar[str] = "posterior at step size 0"
     epochs: int = 5000
     batch_size: int = 0
@@ -176,6 +180,7 @@ class SGLD(_StochasticGradient):
     some 1/√(ηλ) times as many steps for an independent draw.
     """
 
+    tiny: ClassVar[Mapping[str, Any]] = {"chains": 128, "lr": 0.05, "epochs": 1600, "burn_in": 400}
     friction: ClassVar[float] = 1.0
     gradient_noise: ClassVar[str] = "reshuffled"
     resample_momentum: ClassVar[int] = 0

@@ -9,8 +9,9 @@ weights are correlated.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -35,6 +36,9 @@ class SVI(Optimisation):
                    arXiv:1511.06349, section 3.1)
     """
 
+    converges_to: ClassVar[str] = "best in family"
+    needs: ClassVar[frozenset[str]] = frozenset({"guide"})
+    tiny: ClassVar[Mapping[str, Any]] = {"epochs": 125, "batch_size": 10, "lr": 0.03, "final_lr": 0.0}
     limit: ClassVar[str] = "best of a family"
     num_particles: int = 1
     temperature: float = 1.0

@@ -10,7 +10,7 @@ from typing import Any
 
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError, unknown
-from bnn_pyro.inference import METHODS
+from bnn_pyro.inference import METHODS, methods_for
 from bnn_pyro.inference.method import LIMITS
 from bnn_pyro.isolation import isolated
 from bnn_pyro.runs.recipe import Recipe, given_settings, resolve
@@ -113,7 +113,7 @@ def bench_subjects(args: Namespace) -> list[Checked]:
             raise UserError(f"--{name.replace('_', '-')} needs a variant: check VARIANT --{name.replace('_', '-')} …")
     plans: list[Checked] = []
     for variant, kind in ZOO.items():
-        for method in kind.methods:
+        for method in methods_for(kind):
             if args.inference in (None, method):
                 asked = {"variant": variant, "inference": method, "set": SMALL.get(variant, [])}
                 plan = one_subject(Namespace(**{**vars(args), **asked}))

@@ -67,7 +67,7 @@ class ConvNet:
 
     summary: ClassVar[str] = "The deterministic convolutional network: one point estimate, or an ensemble of them"
     paper: ClassVar[str] = "LeCun, Bottou, Bengio & Haffner 1998, doi:10.1109/5.726791"
-    methods: ClassVar[tuple[str, ...]] = ("map", "mle", "ensemble")
+    has: ClassVar[frozenset[str]] = frozenset({"weights", "deterministic"})
     images_only: ClassVar[bool] = True
     fits: ClassVar[Mapping[str, Mapping[str, Fit]]] = {
         data: {"map": fit, "ensemble": fit} for data, fit in _FITS.items()

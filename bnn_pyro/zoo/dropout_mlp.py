@@ -79,7 +79,7 @@ class DropoutMLP:
 
     summary: ClassVar[str] = "A network with dropout, deterministic or with a mask for every draw (MC dropout)"
     paper: ClassVar[str] = "Srivastava et al. 2014, JMLR 15:1929; Gal & Ghahramani 2016, arXiv:1506.02142"
-    methods: ClassVar[tuple[str, ...]] = ("mc-dropout", "map", "mle")
+    has: ClassVar[frozenset[str]] = frozenset({"weights", "dropout"})
     fits: ClassVar[Mapping[str, Mapping[str, Fit]]] = {
         data: {"mc-dropout": fit, "map": fit} for data, fit in _FITS.items()
     }

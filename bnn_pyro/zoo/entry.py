@@ -1,7 +1,7 @@
 """The protocol of a variant: a frozen dataclass whose fields are its settings, with two verbs, ``model`` and ``guide``.
 
 To add one: a file here, and a line in ``ZOO``. Its class attributes say the rest: ``summary`` (the idea in one line),
-``paper``, ``methods`` (names of the inference methods that suit it, the first is the default) and ``fits``, tuned
+``paper``, ``has`` (keys of ``inference.method.NEEDS``, from which follows what methods suit it) and ``fits``, tuned
 settings by data set and method; ``images_only = True`` where inputs must have a height and a width.
 """
 
@@ -32,7 +32,7 @@ class Entry(Protocol):
 
     summary: ClassVar[str]
     paper: ClassVar[str]
-    methods: ClassVar[tuple[str, ...]]
+    has: ClassVar[frozenset[str]]
     fits: ClassVar[Mapping[str, Mapping[str, Fit]]]
 
     def model(self, schema: Schema) -> nn.Module:

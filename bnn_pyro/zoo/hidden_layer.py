@@ -39,7 +39,7 @@ class HiddenLayerNet(MeanField):
 
     summary: ClassVar[str] = "HiddenLayer: mean-field weights that train on sampled activations"
     paper: ClassVar[str] = "Kingma, Salimans & Welling 2015, arXiv:1506.02557"
-    methods: ClassVar[tuple[str, ...]] = ("svi",)
+    has: ClassVar[frozenset[str]] = frozenset({"guide"})
     fits: ClassVar[Mapping[str, Mapping[str, Fit]]] = {
         # As tuned for mean-field weights, but for where σ starts: log σ² has further to go than ρ.
         **{

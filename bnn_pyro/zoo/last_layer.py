@@ -97,7 +97,7 @@ class LastLayer:
 
     summary: ClassVar[str] = "A Bayesian last layer on the features of a frozen network"
     paper: ClassVar[str] = "Snoek et al. 2015, arXiv:1502.05700; Chen, Fox & Guestrin 2014, arXiv:1402.4102"
-    methods: ClassVar[tuple[str, ...]] = _METHODS
+    has: ClassVar[frozenset[str]] = frozenset({"guide", "weights", "proper prior", "linear model"})
     fits: ClassVar[Mapping[str, Mapping[str, Fit]]] = {
         # Of one model for every method: the prior is the data set's, whether or not the method was tuned.
         name: {method: Fit(entry={"prior": prior}, method=best.get(method, {})) for method in _METHODS}

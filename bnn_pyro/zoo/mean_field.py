@@ -52,7 +52,7 @@ class MeanField:
 
     summary: ClassVar[str] = "A mean and a standard deviation for every weight (Bayes by Backprop)"
     paper: ClassVar[str] = "Blundell et al. 2015, arXiv:1505.05424"
-    methods: ClassVar[tuple[str, ...]] = ("svi", "map", "mle", "hmc", "nuts", "chees", "sghmc", "sgld")
+    has: ClassVar[frozenset[str]] = frozenset({"guide", "weights", "proper prior"})
     fits: ClassVar[Mapping[str, Mapping[str, Fit]]] = {
         "toy-curve": {
             "svi": Fit(entry=_TOY_CURVE, method={"epochs": 3000, "lr": 0.01, "num_particles": 2}),

@@ -26,7 +26,7 @@ class MLP(MeanField):
 
     summary: ClassVar[str] = "The deterministic network: one point estimate, the baseline"
     paper: ClassVar[str] = "Rumelhart, Hinton & Williams 1986, doi:10.1038/323533a0"
-    methods: ClassVar[tuple[str, ...]] = ("map", "mle", "ensemble")
+    has: ClassVar[frozenset[str]] = frozenset({"weights", "deterministic"})
     fits: ClassVar[Mapping[str, Mapping[str, Fit]]] = {
         "toy-curve": {
             "map": Fit(entry={"hidden": (32,), "prior": "normal:3", "noise": 1.0}, method={"epochs": 3000, "lr": 0.01})
