@@ -51,7 +51,7 @@ TRAIN = {
     "unknown data": (["--data", "digit"], "did you mean 'digits'"),
     "unknown variant": (["men-field"], "did you mean 'mean-field'"),
     "unknown method": (["--inference", "svy"], "did you mean 'svi'"),
-    "method of another variant": (["mlp", "--inference", "svi"], "unknown inference method for mlp"),
+    "method of another variant": (["mlp", "--inference", "svi"], "svi needs a guide"),
     "unknown activation": (["--activation", "relo"], "did you mean 'relu'"),
     "unknown prior": (["--prior", "norml:1"], "did you mean 'normal'"),
     "unknown task": (
