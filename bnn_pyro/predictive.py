@@ -7,7 +7,6 @@ off the model's site "y".
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,13 +14,14 @@ from functools import cached_property
 
 import pyro.poutine as poutine
 import torch
-from pyro.distributions import Bernoulli, Categorical, Distribution, Independent, Normal
+from pyro.distributions import Distribution
 from torch import Tensor
 
 from bnn_pyro.errors import UserError
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.backbone import once
 from bnn_pyro.parts.likelihoods import ReadLikelihood
+from bnn_pyro.parts.mixtures import MIXTURES, Mixture, make, parameters, rebuild
 from bnn_pyro.parts.nets import in_mode
 from bnn_pyro.parts.priors import widest_activation
 from bnn_pyro.posterior import Posterior
@@ -36,16 +36,27 @@ DEFAULT_MAX_MEMORY = 256 * 2**20
 class Prediction:
     """p(y | x, D) as S components. Shapes: S draws, B points, K classes; all tensors on the CPU.
 
-    components  the model's own distribution at site "y", batch shape (S, B): Categorical, Bernoulli or Normal,
-                the latter in the target's own units
+    components  the model's own distribution at site "y", batch shape (S, B), in the target's own units
+    kind        the class of mixture that its likelihood names; None takes that of the components' family
     """
 
     components: Distribution
+    kind: type[Mixture] | None = None
+
+    @cached_property
+    def mixture(self) -> Mixture:
+        """What the equal mixture of the components is asked."""
+        return (self.kind or MIXTURES.get(type(self.components), Mixture))(self.components)
 
     @property
     def task(self) -> str:
         """ "regression" or "classification"."""
-        return "regression" if isinstance(self.components, Normal) else "classification"
+        return self.mixture.task
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether the targets are labels, not numbers."""
+        return self.mixture.has_classes
 
     @property
     def num_draws(self) -> int:
@@ -57,16 +68,18 @@ class Prediction:
 
     def __getitem__(self, index: Tensor | slice | Sequence[int]) -> Prediction:
         """The prediction for some of the points: a slice, a mask (B,) or indices."""
-        return Prediction(_select(self.components, index))
+        return Prediction(rebuild(self.components, lambda p, _: p[:, index]), self.kind)
+
+    def of_draws(self, index: Tensor | slice | Sequence[int]) -> Prediction:
+        """The prediction by some of the draws: a slice, a mask (S,) or indices."""
+        return Prediction(rebuild(self.components, lambda p, _: p[index]), self.kind)
 
     # -- classification ------------------------------------------------------------------------------------------
-    @cached_property
+    @property
     def probs(self) -> Tensor:
         """Class probabilities of every draw, (S, B, K); a Bernoulli's are those of K = 2 classes."""
         self._need("classification", "probs")
-        if isinstance(self.components, Bernoulli):
-            return torch.stack([torch.sigmoid(-self.components.logits), torch.sigmoid(self.components.logits)], -1)
-        return self.components.logits.exp()  # they are normalised; a softmax would take eight times as long
+        return self.mixture.probs
 
     @cached_property
     def votes(self) -> Tensor:
@@ -90,8 +103,7 @@ class Prediction:
     def cdf(self, y: Tensor) -> Tensor:
         """P(Y ≤ y) of the mixture; y broadcasts against (B,), any leading dimensions."""
         self._need("regression", "cdf")
-        z = (y.unsqueeze(-2).double() - self.locs.double()) / self.scales.double()
-        return torch.special.ndtr(z).mean(-2)
+        return self.mixture.cdf(y)
 
     def quantile(self, q: float | Sequence[float]) -> Tensor:
         """Quantiles of the mixture by bisection of its cdf, (len(q), B), to 1e-9 of the search bracket.
@@ -103,44 +115,28 @@ class Prediction:
         if not bool(((levels > 0) & (levels < 1)).all()):
             raise UserError(f"quantile levels must lie strictly between 0 and 1, got {levels.tolist()}")
         points = max(1, 2**21 // (self.num_draws * len(levels)))  # 16 MB in float64
-        return torch.cat([self[i : i + points]._quantile(levels) for i in range(0, len(self), points)], 1)
-
-    def _quantile(self, levels: Tensor) -> Tensor:
-        z = torch.special.ndtri(levels)[:, None, None]  # (Q, 1, 1)
-        ends = self.locs.double() + z * self.scales.double()  # (Q, S, B): every component's own quantile
-        low, high = ends.amin(-2), ends.amax(-2)  # the mixture's lies between the extreme ones
-        for _ in range(30):
-            middle = (low + high) / 2
-            below = self.cdf(middle) < levels[:, None]
-            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
-        return ((low + high) / 2).float()
+        return torch.cat([self[i : i + points].mixture.quantile(levels) for i in range(0, len(self), points)], 1)
 
     # -- both ----------------------------------------------------------------------------------------------------
-    @cached_property
+    @property
     def mean(self) -> Tensor:
         """Mean class probabilities (B, K), or the predictive mean (B,) in target units."""
-        return self.probs.mean(0) if self.task == "classification" else self.locs.mean(0)
+        return self.mixture.mean
 
-    @cached_property
+    @property
     def total(self) -> Tensor:
         """Total uncertainty (B,): entropy of the mean probabilities in nats, or the mixture's variance."""
-        if self.task == "classification":
-            return _entropy(self.mean)
-        return self.aleatoric + self.epistemic
+        return self.mixture.total
 
-    @cached_property
+    @property
     def aleatoric(self) -> Tensor:
         """What more data would not remove (B,): mean entropy of the draws in nats, or mean component variance."""
-        if self.task == "classification":
-            return torch.cat([_entropy(p).mean(0) for p in self.probs.split(1000, dim=1)])
-        return self.scales.square().mean(0)
+        return self.mixture.aleatoric
 
-    @cached_property
+    @property
     def epistemic(self) -> Tensor:
         """What the draws disagree on (B,): mutual information I(y; w) in nats, or the variance of the means."""
-        if self.task == "classification":
-            return (self.total - self.aleatoric).clamp_min(0.0)  # ≥ 0 by Jensen; the clamp removes rounding only
-        return self.locs.double().var(0, unbiased=False).float()
+        return self.mixture.epistemic
 
     def log_prob(self, y: Tensor) -> Tensor:
         """log p(y | x, D) = logsumexp_s log p_s(y) − log S, in nats, (B,). y: labels or targets, (B,)."""
@@ -148,9 +144,7 @@ class Prediction:
             raise UserError(
                 f"y has shape {tuple(y.shape)}, but the prediction is for {len(self)} points: ({len(self)},)"
             )
-        y = y.cpu()
-        y = y.to(torch.float32) if isinstance(self.components, Bernoulli | Normal) else y.long()
-        return torch.logsumexp(self.components.log_prob(y), 0) - math.log(self.num_draws)
+        return self.mixture.log_prob(y.cpu())
 
     def _need(self, task: str, what: str) -> None:
         if self.task != task:
@@ -194,17 +188,19 @@ def predict(
             drawn = next(iter(block.values())).shape[0]
             at_once = max(1, min(drawn, max_memory // (per_point * min(len(x), 512))))
             points = max(1, min(len(x), max_memory // (per_point * at_once)))
-            held: dict[str, Tensor] = {}
+            values: dict[str, Tensor] = {}
             for start in range(0, len(x), points):
                 part = x[start : start + points].to(posterior.device)
                 for first in range(0, drawn, at_once):
                     some = {site: value[first : first + at_once] for site, value in block.items()}
-                    kind = _place(_likelihood(model, some, part), held, (drawn, len(x)), first, start)
-            blocks.append(_make(kind, held))
+                    read = _read(model, some, part)
+                    _place(read.likelihood, values, (drawn, len(x)), (first, start), (at_once, points))
+            blocks.append(values)
             done += drawn
             if progress is not None:
                 progress(done, num_draws)
-        return Prediction(_join(blocks, 0))
+        joined = blocks[0] if len(blocks) == 1 else {n: torch.cat([b[n] for b in blocks]) for n in blocks[0]}
+        return Prediction(make(type(read.likelihood), joined), read.mixture)
 
 
 @contextmanager
@@ -221,80 +217,27 @@ def _enough_memory(num_draws: int, num: int, max_memory: int) -> Iterator[None]:
         ) from None
 
 
-def _place(piece: Distribution, held: dict[str, Tensor], shape: tuple[int, int], first: int, start: int) -> type:
-    """Copy the parameters of a piece to where they belong among all draws and points; the piece's kind.
+def _read(model: Callable, draws: dict[str, Tensor], x: Tensor) -> ReadLikelihood:
+    """The model's own distribution at "y"."""
+    with ReadLikelihood() as read, poutine.condition(data=draws):
+        model(x)
+    return read
+
+
+def _place(
+    piece: Distribution,
+    values: dict[str, Tensor],
+    shape: tuple[int, int],
+    corner: tuple[int, int],
+    size: tuple[int, int],
+) -> None:
+    """Copy the parameters of a piece to its corner (draw, point) among all draws and points, on the CPU.
 
     Pieces that are kept as they are would lie between the activations and keep their memory from being used again.
     """
-    kind = _kind(piece)
-    for name in _PARAMETERS[kind]:
-        value = getattr(piece, name)
-        if name not in held:
-            held[name] = value.new_empty(shape + value.shape[2:])
-        held[name][first : first + value.shape[0], start : start + value.shape[1]] = value
-    return kind
-
-
-def _likelihood(model: Callable, draws: dict[str, Tensor], x: Tensor) -> Distribution:
-    """The model's own distribution at "y", batch shape (draws, points), moved to the CPU."""
-    with ReadLikelihood() as read, poutine.condition(data=draws):
-        model(x)
-    likelihood = read.likelihood
-    while isinstance(likelihood, Independent):
-        likelihood = likelihood.base_dist
-    shape = (next(iter(draws.values())).shape[0], len(x))
-    return _rebuild(likelihood, lambda p, event: p.expand(shape + p.shape[p.dim() - event :]).cpu())
-
-
-# The parameters that make a component, by name, and how many event dimensions each has. Kept as logits: a
-# probability that underflows would lose its log-density.
-_PARAMETERS: dict[type, dict[str, int]] = {
-    Categorical: {"logits": 1},
-    Bernoulli: {"logits": 0},
-    Normal: {"loc": 0, "scale": 0},
-}
-
-
-def _make(kind: type, parameters: dict[str, Tensor]) -> Distribution:
-    """A distribution of parameters that were read off others of its kind.
-
-    Their logits are normalised; the constructor would do it again, in the time of the product that they came from.
-    """
-    if kind is not Categorical:
-        return kind(**parameters, validate_args=False)
-    logits = parameters["logits"]
-    made = Categorical(logits=logits[:1, :1], validate_args=False).expand(logits.shape[:-1])
-    made.logits = made._param = logits
-    return made
-
-
-def _kind(d: Distribution) -> type:
-    for kind in _PARAMETERS:
-        if isinstance(d, kind):
-            return kind
-    raise UserError(
-        f"a likelihood of type {type(d).__name__} has no Prediction yet; use Categorical, Bernoulli, Normal"
-    )
-
-
-def _rebuild(d: Distribution, change: Callable[[Tensor, int], Tensor]) -> Distribution:
-    kind = _kind(d)
-    parameters = {name: change(getattr(d, name), event) for name, event in _PARAMETERS[kind].items()}
-    return _make(kind, parameters)
-
-
-def _select(d: Distribution, index: Tensor | slice | Sequence[int]) -> Distribution:
-    return _rebuild(d, lambda p, _: p[:, index])
-
-
-def _join(pieces: list[Distribution], dim: int) -> Distribution:
-    if len(pieces) == 1:
-        return pieces[0]
-    kind = _kind(pieces[0])
-    parameters = {name: torch.cat([getattr(p, name) for p in pieces], dim) for name in _PARAMETERS[kind]}
-    return _make(kind, parameters)
-
-
-def _entropy(probs: Tensor) -> Tensor:
-    """Entropy in nats over the last dimension; 0·log 0 = 0."""
-    return -torch.special.xlogy(probs, probs).sum(-1)
+    for name, (value, event) in parameters(piece).items():
+        own = value.shape[value.dim() - event :]
+        if name not in values:
+            values[name] = torch.empty(shape + own, dtype=value.dtype)
+        there = values[name][corner[0] : corner[0] + size[0], corner[1] : corner[1] + size[1]]
+        there.copy_(value.expand(there.shape))

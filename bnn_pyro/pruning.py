@@ -115,7 +115,7 @@ def pruning_curve(
     num_draws, seed: as for ``predict``; all shares have the same draws of the weights that are left.
     progress: called as progress(draws done, of how many) over all shares.
     """
-    order, measure = _Order(posterior), "error" if posterior.schema.task == "classification" else "rmse"
+    order, measure = _Order(posterior), "error" if posterior.schema.has_classes else "rmse"
     for share in shares:
         _check(share)
     found = []

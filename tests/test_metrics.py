@@ -12,6 +12,7 @@ from sklearn.metrics import brier_score_loss, log_loss, roc_auc_score
 from bnn_pyro import metrics
 from bnn_pyro.errors import UserError
 from bnn_pyro.metrics.metric import auroc_of, bootstrap, in_order, mean_of
+from bnn_pyro.parts import mixtures
 from bnn_pyro.predictive import Prediction
 
 
@@ -226,7 +227,7 @@ def test_crps_in_chunks_is_the_same(monkeypatch):
     prediction = gaussians(rng.normal(size=(6, 20)), rng.random((6, 20)) + 0.1)
     y = rng.normal(size=20)
     whole = metrics.crps(prediction, y)
-    monkeypatch.setattr(metrics.regression, "BLOCK", 30)
+    monkeypatch.setattr(mixtures, "BLOCK", 30)
     assert metrics.crps(prediction, y) == pytest.approx(whole, rel=1e-12)
 
 

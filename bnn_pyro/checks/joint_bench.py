@@ -87,7 +87,7 @@ class Bench:
     def draws(self, num: int) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
         """Of the joint distribution: w {site: (num, *shape)} and y (num, N)."""
         w = self.potential.weights(self.potential.prior_draws(num))
-        return w, targets_of(self.model, self.data.x_train, w).sample()
+        return w, targets_of(self.model, self.data.x_train, w).components.sample()
 
     def compare(self, method: Any, **settings: Any) -> Found:
         """Chains of this method, against the joint distribution."""
@@ -112,7 +112,7 @@ class Bench:
             drift_error.append(_error(now, self.expected))
             if 2 * k >= check.sweeps - 1:
                 last.append(scores)
-            y = targets_of(self.model, self.data.x_train, w).sample()
+            y = targets_of(self.model, self.data.x_train, w).components.sample()
             if self.report is not None:
                 self.report(k + 1, check.sweeps, {})
         mean = total / check.sweeps

@@ -28,7 +28,7 @@ def dataset(
     x: Tensor, y: Tensor, schema: Schema, x_test: Tensor | None = None, y_test: Tensor | None = None
 ) -> Dataset:
     """A Dataset by hand, with an empty validation part."""
-    x, y = x.float(), y if schema.task == "classification" else y.float()
+    x, y = x.float(), y if schema.has_classes else y.float()
     x_test, y_test = (x[:0] if x_test is None else x_test.float()), (y[:0] if y_test is None else y_test)
     return Dataset("by-hand", schema, x, y, x[:0], y[:0], x_test, y_test)
 

@@ -18,7 +18,6 @@ from bnn_pyro.checks.replicas import Failure, Plan, Replication
 from bnn_pyro.checks.sbc_ranks import LEVELS, chi_square, covered, holm, normal_scores, p_location, p_uniform, p_width
 from bnn_pyro.checks.sbc_ranks import width as relative_width
 from bnn_pyro.checks.simulation import linear_part
-from bnn_pyro.parts.likelihoods import Normal
 from bnn_pyro.parts.priors import IsotropicNormal
 
 __all__ = ["judge"]
@@ -84,7 +83,7 @@ def _is_exact(plan: Plan) -> bool:
     if plan.method.limit != "normal at the mode" or getattr(plan.method, "structure", "") != "full":
         return False
     model = linear_part(plan.entry, plan.given)
-    if model is None or not (isinstance(model.likelihood, Normal) and model.likelihood.noise is not None):
+    if model is None or not model.likelihood.quadratic:
         return False
     return all(isinstance(model.prior(w), IsotropicNormal) for w in model.net.parameters())
 

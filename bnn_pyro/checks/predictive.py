@@ -91,7 +91,7 @@ class PredictiveCheck:
             "three classes": (_three(self.rows), {"prior": "normal:2.0"}),
         }
         for k, (name, (data, settings)) in enumerate(tasks.items()):
-            regression = data.schema.task == "regression"
+            regression = not data.schema.has_classes
             below = (linear_settings(subject.inference, self.effort, self.rows) if regression
                      else small_settings(subject.inference, "logistic", self.effort))  # fmt: skip
             method = subject.method(below)
@@ -138,7 +138,7 @@ class PredictiveCheck:
         """New inputs (B, D), and targets (B,): every class in turn, or from −2 to 2 predictive standard deviations."""
         size = data.schema.input_shape[0]
         x = torch.linspace(-2, 2, self.points)[:, None] * torch.tensor([1.0, -0.6, 0.3, 0.8][:size])
-        if data.schema.task == "classification":
+        if data.schema.has_classes:
             return x, torch.arange(self.points) % len(data.schema.classes)
         mean, sd = _predictive(problem, x)
         return x, (mean + torch.linspace(-2, 2, self.points) * sd).float()
@@ -241,8 +241,7 @@ def _against_exact(
     chains = next(iter(posterior.chains.values())).shape[:2]
     prediction = predict(posterior, x, num_draws=chains.numel(), seed=seed)
     log = prediction.log_prob(y).double().numpy()
-    target = y if prediction.task == "classification" and prediction.probs.shape[-1] > 2 else y.float()
-    each = prediction.components.log_prob(target).double().numpy()
+    each = prediction.mixture.log_probs(y).double().numpy()
     relative = np.exp(each - exact).reshape(*chains, -1)
     found = of_chains(relative)
     found.mean[:] = np.exp(log - exact)

@@ -169,7 +169,7 @@ class Quadrature:
         sites = posterior.draw(lead[0] * lead[1], seed=seed)
         w = torch.cat([sites[site].double().flatten(1) for site in posterior.model.initial], 1)
         prediction = predict(posterior, x[:, None], num_draws=len(w), seed=seed)
-        f = prediction.probs[..., 1] if prediction.task == "classification" else prediction.locs
+        f = prediction.probs[..., 1] if prediction.has_classes else prediction.locs
         return w.unflatten(0, lead), f.double().unflatten(0, lead)
 
 

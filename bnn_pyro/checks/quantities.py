@@ -16,11 +16,11 @@ import pyro.poutine as poutine
 import torch
 from scipy.special import ndtri
 from torch import Tensor, nn
-from torch.distributions import Categorical, Distribution
 
 from bnn_pyro.inference.log_joint import log_joints
 from bnn_pyro.inference.potential import Potential
 from bnn_pyro.parts.likelihoods import ReadLikelihood
+from bnn_pyro.parts.mixtures import Mixture
 
 __all__ = ["NormalScores", "Quantities", "targets_of"]
 
@@ -31,11 +31,11 @@ WEIGHTS, ROWS = 8, 3
 TOGETHER = 4096
 
 
-def targets_of(model: nn.Module, x: Tensor, w: Mapping[str, Tensor]) -> Distribution:
-    """p(y | x, w) of C sets of weights, batch shape (C, N)."""
+def targets_of(model: nn.Module, x: Tensor, w: Mapping[str, Tensor]) -> Mixture:
+    """p(y | x, w) of C sets of weights, of components (C, N)."""
     with torch.no_grad(), pyro.validation_enabled(False), ReadLikelihood() as read, poutine.condition(data=w):
         model(x)
-    return read.likelihood
+    return read.mixture(read.likelihood)
 
 
 class Quantities:
@@ -81,8 +81,8 @@ class Quantities:
         log_joint, slopes = potential(z)
         with torch.no_grad(), pyro.validation_enabled(False):
             prior, likelihood = log_joints(potential.model, w, potential.x, y)
-        law = targets_of(potential.model, potential.x, w)
-        seen = law.probs[..., 0] if isinstance(law, Categorical) else law.mean
+        seen = targets_of(potential.model, potential.x, w)
+        seen = seen.probs[..., 0] if seen.has_classes else seen.components.mean
         chosen = z[:, self.picked]
         columns = [chosen, chosen[:, 1:] * chosen[:, :-1], slopes[:, self.picked]]
         columns += [(slopes.square() / self.scale).mean(1), log_joint, prior, likelihood]

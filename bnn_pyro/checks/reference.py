@@ -190,7 +190,7 @@ def _on_stored_features(subject: Subject, reference: ReferencePosterior) -> Entr
 
 def _distances(apart: Mapping[str, tuple[float, float]], reference: ReferencePosterior, off: str) -> list[Finding]:
     """off: the level of those that are more than twice what chance would show."""
-    unit = reference.about["unit"] if reference.task == "regression" else "probability"
+    unit = reference.about["unit"] if not reference.has_classes else "probability"
     names = {
         "agreement": "agreement with the reference in the most probable class; beside it, what chance would show",
         "total_variation": "total variation from the reference's mean probabilities; beside it, what chance would show",
@@ -269,6 +269,6 @@ def _evidence(posed: Posed, found: Found, test: Compared, held: Mapping[float, t
         "coverage": np.array([share for share, _ in held.values()]),
         "coverage_error": np.array([error for _, error in held.values()]),
     }
-    if reference.task == "classification":
+    if reference.has_classes:
         evidence |= {"reference_probability": reference.mean, "found_probability": found.mean}
     return evidence

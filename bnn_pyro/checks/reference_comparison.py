@@ -100,7 +100,7 @@ def found_by(posterior: Posterior, reference: ReferencePosterior, draws: int) ->
     for part in torch.from_numpy(reference.x).split(BLOCK):
         prediction = predict(posterior, part, num_draws=shape[0] * shape[1])
         outputs.append(output_values(prediction).astype(np.float32))
-        if prediction.task == "regression":
+        if not prediction.has_classes:
             means.append(prediction.locs.double().mean(0)[:, None])
             noise = prediction.scales[:, 0].double().numpy()
         else:
@@ -144,9 +144,9 @@ def distances_to(found: Found, reference: ReferencePosterior, seed: int = 0) -> 
     for _ in range(SPLITS):
         order = rng.permutation(len(draws))
         halves.append((order[: len(draws) // 2], order[len(draws) // 2 :]))
-    apart = lambda a, b: _spread_apart(a, b, reference.task)  # noqa: E731
+    apart = lambda a, b: _spread_apart(a, b, reference.has_classes)  # noqa: E731
     known: dict[str, tuple[float, float]] = {}
-    if reference.task == "classification":
+    if reference.has_classes:
         error = reference.mean_sd * math.sqrt(1 / found.effective + 1 / reference.about["draws"])
         noisy = reference.mean + error * rng.standard_normal((50, *error.shape))
         same = reference.mean.argmax(1)
@@ -156,7 +156,7 @@ def distances_to(found: Found, reference: ReferencePosterior, seed: int = 0) -> 
     else:
         whole = reference.prediction()[::THINNED]
         mine = _mixture(found.flat[:, reference.points[::THINNED], 0], found.noise)
-        two = [wasserstein(_some(whole, a), _some(whole, b), bootstrap=2).value for a, b in halves]
+        two = [wasserstein(whole.of_draws(a), whole.of_draws(b), bootstrap=2).value for a, b in halves]
         known["wasserstein"] = wasserstein(mine, whole, bootstrap=2).value, share * float(np.mean(two))
     floor = share * float(np.mean([apart(draws[a], draws[b]) for a, b in halves]))
     known["wasserstein2"] = apart(found.flat[:, reference.points], draws), floor
@@ -196,9 +196,9 @@ def _series(values: np.ndarray) -> np.ndarray:
     return np.moveaxis(values.reshape(*values.shape[:2], -1).astype(np.float64), 2, 0)
 
 
-def _spread_apart(a: np.ndarray, b: np.ndarray, task: str) -> float:
+def _spread_apart(a: np.ndarray, b: np.ndarray, has_classes: bool) -> float:
     """Mean over the points of W₂ of outputs (S, T, J): of probabilities (½ Σ_k W₂²)^½, as ``wasserstein_2`` has it."""
-    if task == "regression":
+    if not has_classes:
         return float(quantile_distance(a, b).mean())
     square = np.square(quantile_distance(expit(a.astype(np.float64)), expit(b.astype(np.float64))))
     return float(np.sqrt(square[:, 0] if square.shape[1] == 1 else 0.5 * square.sum(1)).mean())
@@ -211,8 +211,3 @@ def _mixture(locs: np.ndarray, noise: np.ndarray) -> Prediction:
     return Prediction(
         Normal(locs, torch.from_numpy(noise[kept]).float()[:, None].expand(locs.shape), validate_args=False)
     )
-
-
-def _some(prediction: Prediction, rows: np.ndarray) -> Prediction:
-    components = prediction.components
-    return Prediction(Normal(components.loc[rows], components.scale[rows], validate_args=False))

@@ -81,6 +81,11 @@ class ReferencePosterior:
         return self.about["task"]
 
     @property
+    def has_classes(self) -> bool:
+        """Whether its outputs are log-odds."""
+        return not self.noise.size
+
+    @property
     def title(self) -> str:
         """What it is of, in words."""
         return self.about["title"]
@@ -92,7 +97,7 @@ class ReferencePosterior:
     def prediction(self) -> Prediction:
         """The stored draws as a prediction of the T points."""
         values = torch.from_numpy(self.outputs()).float()
-        if self.task == "regression":
+        if not self.has_classes:
             scale = torch.from_numpy(self.noise).float().expand(values.shape[:2])
             return Prediction(Normal(values[..., 0], scale, validate_args=False))
         if values.shape[-1] == 1:

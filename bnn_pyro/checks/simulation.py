@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyro.poutine as poutine
 import torch
-from pyro.distributions import Bernoulli, Categorical, Normal
 from torch import Tensor, nn
 
 from bnn_pyro.checks.quantities import targets_of
@@ -88,7 +87,7 @@ def simulate(entry: Entry, given: Design, seed: int) -> Simulated:
     nodes = traced.trace.nodes
     w = {site: nodes[site]["value"].detach() for site in model.initial}
     y = nodes[OBSERVED]["value"].detach()
-    y = y.float() if given.schema.task == "regression" else y.long()
+    y = y.long() if given.schema.has_classes else y.float()
     return Simulated(w, given.data(y), seed)
 
 
@@ -159,20 +158,18 @@ def _predictions(
 ) -> tuple[list[Question], list[Tensor]]:
     law = targets_of(model, points, w)
     where = [f"row {m + 1}" if m < given.old else f"new input {m + 1 - given.old}" for m in range(len(points))]
-    if isinstance(law, Normal):
-        what, values = ["mean"] * len(where), list(law.mean.expand(law.batch_shape).unbind(-1))
+    if not law.has_classes:
+        what, values = ["mean"] * len(where), list(law.components.mean.expand(law.components.batch_shape).unbind(-1))
         if isinstance(getattr(model, "likelihood", None), Heteroscedastic):
             what, where = [*what, "log noise", "log noise"], [*where, where[0], where[-1]]
-            values += [law.scale[:, 0].log(), law.scale[:, -1].log()]
-    elif isinstance(law, Bernoulli):
-        what, values = ["log odds"] * len(where), list(law.logits.unbind(-1))
-    elif isinstance(law, Categorical):
-        classes = law.logits.shape[-1]
+            values += [law.components.scale[:, 0].log(), law.components.scale[:, -1].log()]
+    elif len(given.schema.classes) == 2:
+        what, values = ["log odds"] * len(where), list(law.output_values()[..., 0].unbind(-1))
+    else:
+        logits, classes = law.components.logits, len(given.schema.classes)
         pairs = [(m % classes, (m + 1) % classes) for m in range(len(where))]
         what = [f"log odds of class {a} to {b}" for a, b in pairs]
-        values = [law.logits[:, m, a] - law.logits[:, m, b] for m, (a, b) in enumerate(pairs)]
-    else:
-        raise UserError(f"no data can be simulated from a likelihood of type {type(law).__name__} yet")
+        values = [logits[:, m, a] - logits[:, m, b] for m, (a, b) in enumerate(pairs)]
     return [Question(f"{a} at {b}", "prediction") for a, b in zip(what, where, strict=True)], values
 
 

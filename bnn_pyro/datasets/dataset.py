@@ -58,6 +58,11 @@ class Schema:
     columns: tuple[Column, ...] = ()
 
     @property
+    def has_classes(self) -> bool:
+        """Whether targets are labels of classes, not numbers."""
+        return self.task == "classification"
+
+    @property
     def is_image(self) -> bool:
         """Whether inputs are images of shape (channels, height, width)."""
         return len(self.input_shape) == 3

@@ -11,10 +11,8 @@ from scipy.special import kolmogorov
 
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.diagnostics.draws import even, rows_at_hand, sized, thinned, walk
-from bnn_pyro.diagnostics.importance import log_likelihoods
 from bnn_pyro.isolation import isolated
 from bnn_pyro.posterior import Posterior
-from bnn_pyro.predictive import Prediction
 
 __all__ = ["Replication", "replicate", "settled", "uniformity"]
 
@@ -52,22 +50,15 @@ def replicate(posterior: Posterior, data: Dataset, seed: int = 0) -> Replication
     seen, made, shown = torch.zeros(num), torch.zeros(repeats, num), []
     with isolated(seed):
         for part, prediction in walk(posterior, data.x_train[index], num, seed):
-            seen = _worse(prediction, y[part], seen)
+            seen = prediction.mixture.discrepancy(y[part], seen)
             parts = []
             for r in range(repeats):
                 new = prediction.components.sample()
-                made[r] = _worse(prediction, new, made[r])
+                made[r] = prediction.mixture.discrepancy(new, made[r])
                 parts.append(new)
             shown.append(torch.cat(parts)[even(num * repeats, SHOWN)])
     p_value = (made > seen).double().mean() + 0.5 * (made == seen).double().mean()
     return Replication(torch.cat(shown, 1).numpy(), y.numpy(), float(p_value))
-
-
-def _worse(prediction: Prediction, y: torch.Tensor, so_far: torch.Tensor) -> torch.Tensor:
-    """T of every draw, (S,), with some more rows. y: (B,), or (S, B)."""
-    if prediction.task == "classification":
-        return so_far - log_likelihoods(prediction, y).sum(1).float()
-    return torch.maximum(so_far, ((y - prediction.locs) / prediction.scales).abs().amax(1))
 
 
 def uniformity(pit: np.ndarray) -> float:

@@ -39,7 +39,7 @@ from bnn_pyro.diagnostics.draws import (
     walk,
     weight_count,
 )
-from bnn_pyro.diagnostics.importance import log_likelihoods, proper_prior, temperature_of
+from bnn_pyro.diagnostics.importance import proper_prior, temperature_of
 from bnn_pyro.diagnostics.names import dimensions
 from bnn_pyro.errors import UserError
 from bnn_pyro.isolation import isolated
@@ -174,12 +174,12 @@ def _training_rows(
 ) -> dict[str, Variables]:
     index = torch.from_numpy(rows).to(data.x_train.device)
     x, y = data.x_train[index], data.y_train[index].cpu()
-    labels, finite = posterior.schema.task == "classification", True
+    finite = True
     log_likelihood = np.empty((math.prod(shape), len(rows)))
-    replicated = np.empty(log_likelihood.shape, dtype=np.int32 if labels else np.float32)
+    replicated = np.empty(log_likelihood.shape, dtype=np.int32 if posterior.schema.has_classes else np.float32)
     with isolated(seed + 1):
         for part, prediction in walk(posterior, x, math.prod(shape), seed):
-            log_likelihood[:, part] = log_likelihoods(prediction, y[part]).numpy()
+            log_likelihood[:, part] = prediction.mixture.log_probs(y[part]).double().numpy()
             finite = finite and bool(np.isfinite(log_likelihood[:, part]).all())
             replicated[:, part] = prediction.components.sample().numpy() if finite else 0
     dims = ("chain", "draw", "observation")

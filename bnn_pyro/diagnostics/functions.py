@@ -91,14 +91,7 @@ def superchains(posterior: Posterior) -> np.ndarray | None:
 
 def output_values(prediction: Prediction) -> np.ndarray:
     """(S, B, K) float64: log-odds of every class, K = 1 for two of them (the second's); in regression the mean."""
-    if prediction.task == "regression":
-        return prediction.locs.double().numpy()[..., None]
-    logits = prediction.components.logits.double()
-    if logits.dim() == 2:  # Bernoulli
-        return logits.numpy()[..., None]
-    # log p/(1 − p): probabilities that round to 1 would tie in rank.
-    others = [torch.cat([logits[..., :k], logits[..., k + 1 :]], -1).logsumexp(-1) for k in range(logits.shape[-1])]
-    return (logits - torch.stack(others, -1)).numpy()
+    return prediction.mixture.output_values().numpy()
 
 
 def output_names(posterior: Posterior) -> list[str]:

@@ -17,7 +17,7 @@ import numpy as np
 import pyro
 import pyro.poutine as poutine
 import torch
-from pyro.distributions import Bernoulli, Delta, Independent, Normal
+from pyro.distributions import Delta, Independent
 from torch import Tensor
 
 from bnn_pyro.datasets.dataset import Dataset
@@ -31,7 +31,6 @@ from bnn_pyro.parts.backbone import once
 from bnn_pyro.parts.dropout import DroppedColumns
 from bnn_pyro.parts.nets import in_mode
 from bnn_pyro.posterior import Posterior
-from bnn_pyro.predictive import Prediction
 
 __all__ = [
     "GOOD_K",
@@ -39,7 +38,6 @@ __all__ = [
     "NoWeights",
     "importance_weights",
     "leave_one_out",
-    "log_likelihoods",
     "proper_prior",
     "temperature_of",
 ]
@@ -130,7 +128,7 @@ def importance_weights(posterior: Posterior, data: Dataset, seed: int = 0) -> tu
         log_prior, _ = log_joints(model, draws, x, data.y_train[:1].to(own.device))
     likelihood = torch.zeros(num, dtype=torch.float64)
     for rows, prediction in walk(own, data.x_train, num):
-        likelihood += log_likelihoods(prediction, data.y_train[rows]).sum(1)
+        likelihood += prediction.mixture.log_probs(data.y_train[rows].cpu()).double().sum(1)
     return own, (likelihood / temperature_of(posterior) + log_prior.cpu().double() - log_q).numpy()
 
 
@@ -149,13 +147,6 @@ def _density(node: dict) -> Tensor:
     return term.double().reshape(term.shape[0], -1).sum(1)
 
 
-def log_likelihoods(prediction: Prediction, y: Tensor) -> Tensor:
-    """log p(y | x, w) of every draw and row, (S, B) float64, nats. y: (B,) labels, or targets in their own units."""
-    kind = prediction.components
-    y = y.cpu().float() if isinstance(kind, Bernoulli | Normal) else y.cpu().long()
-    return kind.log_prob(y).double()
-
-
 def leave_one_out(posterior: Posterior, data: Dataset, log_weights: np.ndarray | None = None, seed: int = 0) -> Loo:
     """PSIS-LOO of the training rows, all of them or, of a large set, some evenly chosen.
 
@@ -166,11 +157,11 @@ def leave_one_out(posterior: Posterior, data: Dataset, log_weights: np.ndarray |
     num, temperature = chains * draws, temperature_of(posterior)
     rows = rows_at_hand(posterior, len(data.x_train), num, LOO_NUMBERS)
     index = torch.from_numpy(rows).to(data.x_train.device)
-    x, y = data.x_train[index], data.y_train[index]
+    x, y = data.x_train[index], data.y_train[index].cpu()
     u = np.random.default_rng(seed).random(len(rows))
     columns = []
     for part, prediction in walk(posterior, x, num):
-        terms = log_likelihoods(prediction, y[part]).numpy().T  # (B, S)
+        terms = prediction.mixture.log_probs(y[part]).double().numpy().T  # (B, S)
         efficiency = 1.0
         if log_weights is None and draws > 3:
             relative = ess_mean(np.exp(terms - terms.max(1, keepdims=True)).reshape(-1, chains, draws)) / num
@@ -180,7 +171,7 @@ def leave_one_out(posterior: Posterior, data: Dataset, log_weights: np.ndarray |
         most = (smooth + terms).max(1, keepdims=True)
         elpd = most[:, 0] + np.log(np.exp(smooth + terms - most).sum(1))
         everything = _in_sample(terms, log_weights)
-        below, at = _below(prediction, y[part])
+        below, at = (share.numpy().T for share in prediction.mixture.component_below(y[part]))
         weights = np.exp(smooth)
         pit = (weights * below).sum(1) + u[part] * (weights * at).sum(1)
         columns.append((elpd, everything - elpd, k, pit.clip(0.0, 1.0)))
@@ -193,13 +184,3 @@ def _in_sample(terms: np.ndarray, log_weights: np.ndarray | None) -> np.ndarray:
     w = w - w.max()
     most = (terms + w).max(1, keepdims=True)
     return most[:, 0] + np.log(np.exp(terms + w - most).sum(1)) - np.log(np.exp(w).sum())
-
-
-def _below(prediction: Prediction, y: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """(P(Y < y) , P(Y = y)) of every draw, each (B, S)."""
-    if prediction.task == "regression":
-        z = (y.cpu().double() - prediction.locs.double()) / prediction.scales.double()
-        return torch.special.ndtr(z).numpy().T, np.zeros((1, 1))
-    probs, label = prediction.probs.double(), y.cpu().long()
-    at = probs.gather(-1, label.expand(len(probs), -1)[..., None])[..., 0]
-    return (probs.cumsum(-1).gather(-1, label.expand(len(probs), -1)[..., None])[..., 0] - at).numpy().T, at.numpy().T

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 import pyro.poutine as poutine
 import torch
-from pyro.distributions import Categorical
 from torch import Tensor, nn
 
 from bnn_pyro.parts.likelihoods import ReadLikelihood
@@ -27,7 +26,5 @@ def log_likelihood(model: nn.Module, weights: Mapping[str, Tensor], x: Tensor, y
     for x_part, y_part in zip(x.split(rows), y.split(rows), strict=True):
         with ReadLikelihood() as read, poutine.condition(data=dict(weights)):
             model(x_part)
-        labels = isinstance(read.likelihood, Categorical)  # a Bernoulli takes its 0 and 1 as floats
-        target = y_part if labels else y_part.to(read.likelihood.mean.dtype)
-        found.append(read.likelihood.log_prob(target).expand(draws, len(x_part)))
+        found.append(read.mixture(read.likelihood).log_probs(y_part).expand(draws, len(x_part)))
     return torch.cat(found, 1)

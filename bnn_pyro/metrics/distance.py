@@ -16,7 +16,6 @@ from functools import partial
 
 import numpy as np
 import torch
-from pyro.distributions import Normal
 
 from bnn_pyro.errors import UserError
 from bnn_pyro.metrics.classification import mean_probs
@@ -105,7 +104,7 @@ def wasserstein_2(a: Prediction, b: Prediction, *, bootstrap: int = 1000, seed: 
     Raises UserError for predictions of other tasks, or other numbers of points or classes.
     """
     _comparable(a, b)
-    if a.task == "regression":
+    if not a.has_classes:
         values = quantile_distance(a.locs.numpy(), b.locs.numpy())
     else:
         p, q = a.probs.numpy(), b.probs.numpy()
@@ -154,7 +153,7 @@ def distance_floor(prediction: Prediction, *, block: int = 1, splits: int = 20, 
         order = rng.permutation(blocks)
         halves = [order[:half], order[half : 2 * half]]
         rows = [(np.sort(h)[:, None] * block + np.arange(block)).ravel() for h in halves]
-        for name, values in _points(*(_of_draws(prediction, r) for r in rows)).items():
+        for name, values in _points(*(prediction.of_draws(torch.from_numpy(r)) for r in rows)).items():
             found[name].append(float(values.mean()))
     return {
         name: Estimate(float(np.mean(v)), *(float(q) for q in np.quantile(v, [0.025, 0.975])))
@@ -162,17 +161,8 @@ def distance_floor(prediction: Prediction, *, block: int = 1, splits: int = 20, 
     }
 
 
-def _of_draws(prediction: Prediction, rows: np.ndarray) -> Prediction:
-    """The prediction by some of the draws."""
-    index = torch.from_numpy(rows)
-    components = prediction.components
-    if prediction.task == "regression":
-        return Prediction(Normal(components.loc[index], components.scale[index], validate_args=False))
-    return Prediction(type(components)(logits=components.logits[index], validate_args=False))
-
-
 def _one(name: str, task: str, a: Prediction, b: Prediction, bootstrap: int, seed: int) -> Estimate:
-    if a.task == task and b.task == task:
+    if {a.task, b.task} == {task}:
         return distances(a, b, bootstrap=bootstrap, seed=seed)[name]
     raise UserError(f"'{name}' is for {task}; these are {a.task} and {b.task} predictions")
 
@@ -184,7 +174,7 @@ def _comparable(a: Prediction, b: Prediction) -> None:
         raise UserError(f"the predictions are for {len(a)} and {len(b)} points; predict the same points with both")
     if len(a) == 0:
         raise UserError("there is nothing to compare: the predictions have 0 points")
-    if a.task == "classification" and a.mean.shape != b.mean.shape:
+    if a.has_classes and a.mean.shape != b.mean.shape:
         raise UserError(f"the predictions have {a.mean.shape[1]} and {b.mean.shape[1]} classes")
 
 

@@ -119,7 +119,7 @@ def targets(prediction: Prediction, y: Targets) -> np.ndarray:
     if not np.isfinite(y).all():
         row = int(np.argmin(np.isfinite(y)))
         raise UserError(f"y is {y[row]} at row {row}; leave such rows out of prediction and y")
-    if prediction.task == "regression":
+    if not prediction.has_classes:
         return y
     classes = prediction.mean.shape[1]
     bad = (y != np.floor(y)) | (y < 0) | (y >= classes)

@@ -1,17 +1,15 @@
 """From the network's output to the site "y" in the plate "data": the only file that names either.
 
-A likelihood is a callable ``likelihood(f, y=None)`` with two attributes: ``outputs``, the width that the network must
-have, and ``initial``, where the latent sites of its own start (the noise). Its method ``information(f, own)`` is the
-Fisher information of one target about the network's output, (B, outputs, outputs), given {own site: value}, and
-``own_information`` that about its own sites, {site: number}; between the two there is none. Targets are in their own
-units here: the network works on standardised values, and the shift and scale of the schema are applied to its output,
-so that an ELBO, a test density and an interval all speak the user's units.
+To add a likelihood: a subclass of :class:`Likelihood`. Targets are in their own units here: the network works on
+standardised values, and the shift and scale of the schema are applied to its output, so that an ELBO, a test density
+and an interval all speak the user's units.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import ClassVar
 
 import pyro
 import pyro.distributions as dist
@@ -22,21 +20,23 @@ from torch import Tensor, nn
 
 from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.errors import UserError
+from bnn_pyro.parts.mixtures import MIXTURES, BernoulliMixture, ClassMixture, Mixture, NormalMixture
 
-__all__ = ["OBSERVED", "Bernoulli", "Categorical", "Heteroscedastic", "Normal", "ReadLikelihood", "make_likelihood"]
+__all__ = ["OBSERVED", "Bernoulli", "Categorical", "Heteroscedastic", "Likelihood", "Normal", "ReadLikelihood",
+           "make_likelihood"]  # fmt: skip
 
 #: The observed site of every model.
 OBSERVED = "y"
 
 
-def make_likelihood(schema: Schema, noise: str | float = "learned") -> nn.Module:
+def make_likelihood(schema: Schema, noise: str | float = "learned") -> Likelihood:
     """The likelihood for a schema.
 
     noise: for regression, ``"learned"`` (one standard deviation with a LogNormal prior), ``"heteroscedastic"`` (a
         second output of the network) or a number: the standard deviation, fixed, in target units. Ignored in
         classification.
     """
-    if schema.task == "classification":
+    if schema.has_classes:
         return Bernoulli() if len(schema.classes) == 2 else Categorical(len(schema.classes))
     if noise == "heteroscedastic":
         return Heteroscedastic(schema.y_shift, schema.y_scale)
@@ -53,30 +53,53 @@ def make_likelihood(schema: Schema, noise: str | float = "learned") -> nn.Module
     return Normal(schema.y_shift, schema.y_scale, scale)
 
 
-def _observe(likelihood: dist.TorchDistribution, points: int, y: Tensor | None) -> Tensor:
-    with pyro.plate("data", points, dim=-1):
-        return pyro.sample(OBSERVED, likelihood, obs=y)
+class Likelihood(nn.Module):
+    """p(y | f) of the network's output f (…, B, outputs); call it as ``likelihood(f, y=None)``.
+
+    outputs          width that the network must have
+    mixture          what an equal mixture of its components is asked, see :class:`Mixture`; it says whether the
+                     targets are labels or numbers
+    initial          {site: value} where its own latent sites start, such as the noise
+    own_information  {site: number}, the Fisher information of one target about each of its own sites; between them and
+                     the network's output there is none
+    quadratic        whether log p(y | f) is quadratic in f, of a known curvature: the posterior of a linear model with
+                     a Normal prior is then Normal
+    """
+
+    outputs: int = 1
+    mixture: ClassVar[type[Mixture]] = Mixture
+    initial: Mapping[str, Tensor] = {}
+    own_information: Mapping[str, float] = {}
+    quadratic: bool = False
+
+    def components(self, f: Tensor) -> dist.TorchDistribution:
+        """The distribution of y given f (…, B, outputs), batch shape (…, B); draws the likelihood's own sites."""
+        raise NotImplementedError
+
+    def information(self, f: Tensor, own: Mapping[str, Tensor]) -> Tensor:
+        """Fisher information of one target about f, (B, outputs, outputs), given {own site: value}."""
+        raise UserError(f"{type(self).__name__} defines no 'information', which a Laplace approximation is made of")
+
+    def forward(self, f: Tensor, y: Tensor | None = None) -> Tensor:
+        """Sample, or observe targets y (B,): labels, or numbers in target units."""
+        # The plate's own dimension -2 is removed where Pyro's vectorised particles put a 1 there.
+        components = self.components(f.squeeze(-3) if f.dim() > 3 else f)
+        with pyro.plate("data", components.batch_shape[-1], dim=-1):
+            return pyro.sample(OBSERVED, components, obs=y, infer={"mixture": self.mixture})
 
 
-def _outputs(f: Tensor) -> Tensor:
-    """(…, B, out) with the plate's own dimension -2 removed where Pyro's vectorised particles put a 1 there."""
-    return f.squeeze(-3) if f.dim() > 3 else f
-
-
-class Categorical(nn.Module):
+class Categorical(Likelihood):
     """y ~ Categorical(softmax f), f (…, B, K)."""
 
-    own_information: dict[str, float] = {}  # noqa: RUF012
+    mixture = ClassMixture
 
     def __init__(self, classes: int) -> None:
         super().__init__()
         self.outputs = classes
-        self.initial: dict[str, Tensor] = {}
 
-    def forward(self, f: Tensor, y: Tensor | None = None) -> Tensor:
-        """Sample, or observe labels y (B,), int64."""
-        f = _outputs(f)
-        return _observe(dist.Categorical(logits=f), f.shape[-2], y)
+    def components(self, f: Tensor) -> dist.Categorical:
+        """See ``Likelihood``."""
+        return dist.Categorical(logits=f)
 
     def information(self, f: Tensor, own: Mapping[str, Tensor]) -> Tensor:
         """diag(p) − p pᵀ, which is minus the Hessian of log p(y | f) for every y."""
@@ -84,24 +107,25 @@ class Categorical(nn.Module):
         return torch.diag_embed(p) - p[..., :, None] * p[..., None, :]
 
 
-class Bernoulli(nn.Module):
+class Bernoulli(Likelihood):
     """y ~ Bernoulli(sigmoid f), f (…, B, 1)."""
 
-    outputs = 1
-    initial: dict[str, Tensor] = {}  # noqa: RUF012
-    own_information: dict[str, float] = {}  # noqa: RUF012
+    mixture = BernoulliMixture
+
+    def components(self, f: Tensor) -> dist.Bernoulli:
+        """See ``Likelihood``."""
+        return dist.Bernoulli(logits=f.squeeze(-1))
 
     def forward(self, f: Tensor, y: Tensor | None = None) -> Tensor:
         """Sample, or observe labels y (B,), 0 or 1 of any dtype."""
-        logits = _outputs(f).squeeze(-1)
-        return _observe(dist.Bernoulli(logits=logits), logits.shape[-1], None if y is None else y.to(f.dtype))
+        return super().forward(f, None if y is None else y.to(f.dtype))
 
     def information(self, f: Tensor, own: Mapping[str, Tensor]) -> Tensor:
         """p (1 − p), which is minus the second derivative of log p(y | f) for every y."""
         return (f.sigmoid() * (-f).sigmoid())[..., None]
 
 
-class Normal(nn.Module):
+class Normal(Likelihood):
     """y ~ Normal(shift + scale·f, σ), f (…, B, 1).
 
     noise: σ in target units, fixed; or None: log(σ / scale) ~ Normal(-1, 1), a latent site "log_noise" on the whole
@@ -109,7 +133,7 @@ class Normal(nn.Module):
         standard deviation).
     """
 
-    outputs = 1
+    mixture = NormalMixture
 
     def __init__(self, shift: float = 0.0, scale: float = 1.0, noise: float | None = None) -> None:
         super().__init__()
@@ -122,16 +146,19 @@ class Normal(nn.Module):
         """The noise starts at its prior's median."""
         return {} if self.noise is not None else {"log_noise": self.log_noise_loc}
 
-    def forward(self, f: Tensor, y: Tensor | None = None) -> Tensor:
-        """Sample, or observe targets y (B,), target units."""
-        loc = self.shift + self.scale * _outputs(f).squeeze(-1)
+    @property
+    def quadratic(self) -> bool:
+        """Where the noise is fixed."""
+        return self.noise is not None
+
+    def components(self, f: Tensor) -> dist.Normal:
+        """See ``Likelihood``."""
+        loc = self.shift + self.scale * f.squeeze(-1)
         if self.noise is not None:
-            sigma: Tensor | float = self.noise
-        else:
-            log_noise = pyro.sample("log_noise", dist.Normal(self.log_noise_loc, self.log_noise_scale))
-            # One noise per draw: (S,) -> (S, 1) against (S, B); vectorised particles bring (P, 1) already.
-            sigma = self.scale * (log_noise.unsqueeze(-1) if log_noise.dim() == 1 else log_noise).exp()
-        return _observe(dist.Normal(loc, sigma), loc.shape[-1], y)
+            return dist.Normal(loc, self.noise)
+        log_noise = pyro.sample("log_noise", dist.Normal(self.log_noise_loc, self.log_noise_scale))
+        # One noise per draw: (S,) -> (S, 1) against (S, B); vectorised particles bring (P, 1) already.
+        return dist.Normal(loc, self.scale * (log_noise.unsqueeze(-1) if log_noise.dim() == 1 else log_noise).exp())
 
     @property
     def own_information(self) -> dict[str, float]:
@@ -144,26 +171,24 @@ class Normal(nn.Module):
         return ratio.pow(-2).expand(f.shape)[..., None]
 
 
-class Heteroscedastic(nn.Module):
+class Heteroscedastic(Likelihood):
     """y ~ Normal(shift + scale·f₁, scale·(10⁻³ + softplus f₂)), f (…, B, 2): the noise depends on the input.
 
     The floor keeps the density finite where the network would explain a point exactly.
     """
 
     outputs = 2
-    initial: dict[str, Tensor] = {}  # noqa: RUF012
-    own_information: dict[str, float] = {}  # noqa: RUF012
+    mixture = NormalMixture
     floor = 1e-3
 
     def __init__(self, shift: float = 0.0, scale: float = 1.0) -> None:
         super().__init__()
         self.shift, self.scale = shift, scale
 
-    def forward(self, f: Tensor, y: Tensor | None = None) -> Tensor:
-        """Sample, or observe targets y (B,), target units."""
-        mean, raw = _outputs(f).unbind(-1)
-        loc = self.shift + self.scale * mean
-        return _observe(dist.Normal(loc, self.scale * (self.floor + F.softplus(raw))), loc.shape[-1], y)
+    def components(self, f: Tensor) -> dist.Normal:
+        """See ``Likelihood``."""
+        mean, raw = f.unbind(-1)
+        return dist.Normal(self.shift + self.scale * mean, self.scale * (self.floor + F.softplus(raw)))
 
     def information(self, f: Tensor, own: Mapping[str, Tensor]) -> Tensor:
         """diag(1, 2 s'²) / s², s = 10⁻³ + softplus f₂: the expectation over y; the Hessian need not be positive."""
@@ -173,11 +198,19 @@ class Heteroscedastic(nn.Module):
 
 
 class ReadLikelihood(Messenger):
-    """Keeps the distribution at "y" as ``self.likelihood`` and skips its sampling: how predictions read a model."""
+    """Keeps the distribution at "y" and its mixture, and skips its sampling: how predictions read a model.
+
+    likelihood  the distribution
+    mixture     the class of its likelihood's mixture; of a plain ``pyro.sample``, by the distribution's family
+    """
 
     likelihood: dist.TorchDistribution
+    mixture: type[Mixture]
 
     def _pyro_sample(self, msg: dict) -> None:
         if msg["name"] == OBSERVED:
             self.likelihood = msg["fn"]
+            while isinstance(self.likelihood, dist.Independent):
+                self.likelihood = self.likelihood.base_dist
+            self.mixture = msg["infer"].get("mixture") or MIXTURES.get(type(self.likelihood), Mixture)
             msg["value"], msg["done"] = torch.empty(0), True

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 from matplotlib.axes import Axes
-from pyro.distributions import Categorical
 from torch import Tensor
 
 from bnn_pyro.datasets.dataset import Schema
@@ -219,9 +218,8 @@ def _running_nll(
     together, single, of_chain = (torch.zeros(n, dtype=torch.float64) for n in (kept, num, (chains, kept)))
     rows = max(1, NUMBERS // (num * max(1, len(posterior.schema.classes))))
     for some, answers in zip(x.split(rows), y.split(rows), strict=True):
-        components = predict(posterior, some, num_draws=num).components  # every stored draw, chain after chain
-        whole = isinstance(components, Categorical)
-        log_prob = components.log_prob(answers.long() if whole else answers.float()).double()
+        prediction = predict(posterior, some, num_draws=num)  # every stored draw, chain after chain
+        log_prob = prediction.mixture.log_probs(answers.cpu()).double()
         single -= log_prob.sum(1)
         grown = torch.logcumsumexp(log_prob.reshape(chains, kept, -1), 1)  # (C, D, rows)
         of_chain -= (grown - size.log()[:, None]).sum(2)

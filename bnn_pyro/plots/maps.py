@@ -65,7 +65,7 @@ def epistemic_map(
     prediction: at ``grid.x``. x, y: as for ``decision_boundary``; a regression's y is not used.
     """
     ax = panel(ax, 5.6, 4.3)
-    if prediction.task == "regression":
+    if not prediction.has_classes:
         what = f"epistemic standard deviation of {grid.schema.target}"
         values = grid.shaped(prediction.epistemic.sqrt())
         names, y = ["data"], None if x is None else np.zeros(len(x))
@@ -73,7 +73,7 @@ def epistemic_map(
         what, values = "mutual information of label and weights, nats", grid.shaped(prediction.epistemic)
         names = class_names(prediction, grid.schema)
     _colour(ax, grid, values, what, "viridis", (0, max(values.max(), 1e-9)))
-    if prediction.task == "classification":
+    if prediction.has_classes:
         _boundary(ax, grid, grid.shaped(prediction.mean), 1 if len(names) == 2 else None, "white")
     _data(ax, grid, x, y, names)
     ax.set_title("epistemic uncertainty")

@@ -268,7 +268,7 @@ def score_table(path: Path) -> str:
 
 def prediction_table(prediction: Prediction, schema: Schema) -> pd.DataFrame:
     """One line a row: class, probabilities and entropies in nats; or mean, standard deviations and quantiles."""
-    if prediction.task == "classification":
+    if prediction.has_classes:
         best = prediction.mean.argmax(-1)
         columns = {schema.target: [schema.classes[k] for k in best.tolist()]}
         columns |= {f"p({name})": prediction.mean[:, k].numpy() for k, name in enumerate(schema.classes)}

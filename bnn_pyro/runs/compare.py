@@ -163,7 +163,7 @@ def draw_comparison(
     """
     labels, found = short_labels(runs), []
     said = dict(list(zip(labels, predictions, strict=True))[:MOST])
-    if data.schema.task == "classification":
+    if data.schema.has_classes:
         row = plots.most_disputed(said)
         axes = plots.method_predictions(said, row, x=data.x_test, y=data.y_test, schema=data.schema)
         sentence = (

@@ -36,7 +36,7 @@ def _draws(found: Diagnosis) -> int:
 
 
 def _unit(schema: Schema) -> str:
-    return "log-odds" if schema.task == "classification" else f"mean of {schema.target}"
+    return "log-odds" if schema.has_classes else f"mean of {schema.target}"
 
 
 def _labels(found: Diagnosis, schema: Schema) -> list[str]:

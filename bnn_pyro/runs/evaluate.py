@@ -133,7 +133,7 @@ def score_other(
 
 def outside_inputs(names: Sequence[str], schema: Schema, *, num: int, invert: bool = False) -> dict[str, Tensor]:
     """{name: standardised inputs} for the --ood arguments."""
-    if names and schema.task != "classification":
+    if names and not schema.has_classes:
         raise UserError("--ood scores class probabilities; this run is a regression, so look at its epistemic variance")
     wanted = [kind for name in names for kind in NOISE.get(name, (name,))]
     found = {}
@@ -165,7 +165,7 @@ def labelled(name: str, schema: Schema, recipe: Recipe) -> tuple[str, Tensor, Te
         raise UserError(f"{name}: is {task}, and this run is {schema.task}")
     if tuple(x.shape[1:]) != schema.input_shape:
         raise UserError(f"{name}: inputs of shape {tuple(x.shape[1:])}; this run takes {schema.input_shape}")
-    if task == "regression":
+    if not schema.has_classes:
         return Path(name).stem, x, y.to(torch.float32)
     strange = [c for c in classes if c not in schema.classes]
     if strange:
@@ -176,7 +176,7 @@ def labelled(name: str, schema: Schema, recipe: Recipe) -> tuple[str, Tensor, Te
 # -- pieces ------------------------------------------------------------------------------------------------------------
 def _elsewhere(outside: Mapping[str, Tensor] | None, data: Dataset) -> Mapping[str, Tensor]:
     """Inputs from elsewhere: those given, or noise for a classifier of images where None are."""
-    if outside is None and data.schema.is_image and data.schema.task == "classification":
+    if outside is None and data.schema.is_image and data.schema.has_classes:
         outside = outside_inputs(["noise"], data.schema, num=NOISE_IMAGES)
     if outside and not len(data.x_test):
         raise UserError(f"{data.name} has no test rows that inputs from elsewhere could be told from")

@@ -68,12 +68,12 @@ class Scene:
     @property
     def classified(self) -> bool:
         """Whether there are test rows, with classes."""
-        return self.prediction is not None and self.data.schema.task == "classification"
+        return self.prediction is not None and self.data.schema.has_classes
 
     @property
     def regressed(self) -> bool:
         """Whether there are test rows, with numbers."""
-        return self.prediction is not None and self.data.schema.task == "regression"
+        return self.prediction is not None and not self.data.schema.has_classes
 
     @property
     def images(self) -> bool:
@@ -93,12 +93,12 @@ class Scene:
     @property
     def one_input(self) -> bool:
         """Whether it is a curve."""
-        return self.data.schema.task == "regression" and self.data.schema.input_shape == (1,)
+        return not self.data.schema.has_classes and self.data.schema.input_shape == (1,)
 
     @property
     def two_inputs(self) -> bool:
         """Whether it is a map of classes."""
-        return self.data.schema.task == "classification" and self.data.schema.input_shape == (2,)
+        return self.data.schema.has_classes and self.data.schema.input_shape == (2,)
 
     @property
     def elsewhere(self) -> bool:

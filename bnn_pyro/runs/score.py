@@ -130,7 +130,7 @@ def _archive(arrays: Mapping[str, np.ndarray]) -> bytes:
 
 def _test_scores(prediction: Prediction, tested: metrics.Evaluation) -> dict[str, float]:
     found = tested.flat()
-    if prediction.task == "classification":
+    if prediction.has_classes:
         floor = metrics.ece_floor(prediction)
         found |= {"ece_floor": floor.mean, "ece_floor_95": floor.quantile_95}
         found["mean_entropy"] = prediction.total.mean().item()
