@@ -1,16 +1,103 @@
-"""Settings are frozen dataclasses: made from names and plain values, refused with the valid list, written as JSON."""
+"""Settings are frozen dataclasses: bounds and choices stand at the field, unknown names are refused, JSON holds them.
+
+@dataclass(frozen=True)
+class MyMethod(Settings):
+    epochs: int = setting(100, low=1)
+    lr: float = setting(0.01, above=0)
+    start: str = setting("prior", choices=("prior", "map"))
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from bnn_pyro.errors import UserError, unknown
 
-__all__ = ["build", "plain"]
+__all__ = ["Settings", "build", "parse_named", "plain", "setting"]
 
 T = TypeVar("T")
+
+
+def setting(
+    default: Any,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    choices: Iterable[str] = (),
+    parse: Callable[[Any], Any] | None = None,
+) -> Any:
+    """A field of :class:`Settings` and the values it takes; of a tuple, each of its elements.
+
+    low, high: bounds that it may reach.   above, below: bounds that it may not.   choices: the texts that it may be.
+    parse: called with the value, and raises UserError where that has not the right form.
+    """
+    limits = {"low": low, "high": high, "above": above, "below": below, "choices": tuple(choices), "parse": parse}
+    return dataclasses.field(default=default, metadata={k: v for k, v in limits.items() if v not in (None, ())})
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Checks every field when made. Raises UserError for a value outside of what its field takes."""
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value, limits = getattr(self, field.name), field.metadata
+            if limits and not (value is None and field.default is None):
+                _check(field.name, value, limits)
+
+
+def _check(name: str, value: Any, limits: Mapping[str, Any]) -> None:
+    if "choices" in limits and value not in limits["choices"]:
+        raise unknown(name, value, limits["choices"])
+    if "parse" in limits:
+        limits["parse"](value)
+    low, high, above, below = (limits.get(k) for k in ("low", "high", "above", "below"))
+    if low is high is above is below is None:
+        return
+    for number in value if isinstance(value, tuple) else (value,):
+        inside = (low is None or number >= low) and (above is None or number > above)
+        inside = inside and (high is None or number <= high) and (below is None or number < below)
+        if not (inside and math.isfinite(number)):
+            raise UserError(f"{name} must {_range(low, high, above, below)}, got {value}")
+
+
+def _range(low: float | None, high: float | None, above: float | None, below: float | None) -> str:
+    """What ``_check`` demands, in words: "be at least 1"."""
+    if high is None and below is None:
+        lowest = f"above {above}" if above else "positive"
+        return f"be at least {low:g}" if above is None else f"be {lowest} and finite"
+    start, first = (low, "included") if above is None else (above, "excluded")
+    end, last = (high, "included") if below is None else (below, "excluded")
+    ends = "" if first == last == "included" else f" ({first} and {last})"
+    return f"lie between {start:g} and {end:g}{ends}"
+
+
+def parse_named(what: str, text: Any, table: Mapping[str, Callable[..., T]], number: type = float) -> T:
+    """``"name:1,2"`` -> ``table["name"](1, 2)``; numbers left out take their defaults.
+
+    The first line of a function's docstring says its form and limits, as "sgd:MOMENTUM — …; 0 <= MOMENTUM < 1", and the
+    function raises ValueError for numbers outside of them.
+
+    Raises UserError for an unknown name, a number that is none or not finite, or too many or too few of them.
+    """
+    name, colon, rest = str(text).partition(":")
+    if name not in table:
+        raise unknown(what, name, table)
+    try:
+        numbers = [number(part) for part in rest.split(",")] if colon else []
+        if not all(math.isfinite(value) for value in numbers):
+            raise ValueError
+        return table[name](*numbers)
+    except (ValueError, TypeError) as error:
+        if isinstance(error, UserError):
+            raise
+        form, _, about = (table[name].__doc__ or name).partition("\n")[0].rstrip(".").partition(" — ")
+        raise UserError(f"the {what} '{text}' must have the form {form} ({about})") from None
 
 
 def build(kind: type[T], values: Mapping[str, Any]) -> T:
@@ -29,7 +116,7 @@ def build(kind: type[T], values: Mapping[str, Any]) -> T:
 
 
 def plain(settings: Any) -> dict[str, Any]:
-    """The fields of a settings dataclass as JSON-able values; an object that is not is told by its ``description``."""
+    """The fields of a settings dataclass as JSON-able values; an object that is not is given by its ``description``."""
     values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
     values = {k: dict(getattr(v, "description", None) or {}) or v for k, v in values.items()}
     return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}

@@ -131,7 +131,7 @@ def test_it_needs_validation_rows_and_a_patience():
     data = rows(num_val=0)
     with pytest.raises(bp.UserError, match=r"\(patience 4\) needs validation rows, and by-hand was loaded without any"):
         fit(data, patience=4)
-    with pytest.raises(bp.UserError, match="patience must be a number of epochs"):
+    with pytest.raises(bp.UserError, match="patience must be at least 0"):
         bp.MAP(patience=-1)
 
 

@@ -89,7 +89,7 @@ def test_a_stopped_run_keeps_its_velocity(tmp_path, monkeypatch):
     [
         ("sdg:0.9", "unknown optimiser 'sdg'; did you mean 'sgd'"),
         ("", "unknown optimiser ''"),
-        ("sgd", "'sgd' must have the form sgd:MOMENTUM, with 0 <= MOMENTUM < 1"),
+        ("sgd", "'sgd' must have the form sgd:MOMENTUM ("),
         ("sgd:", "must have the form sgd:MOMENTUM"),
         ("sgd:1", "must have the form sgd:MOMENTUM"),
         ("sgd:-0.1", "must have the form sgd:MOMENTUM"),
@@ -131,7 +131,7 @@ def test_max_norm_holds_after_training(kind, optimiser):
 
 @pytest.mark.parametrize("value", [-1.0, math.inf, math.nan])
 def test_max_norms_that_are_refused(value):
-    with pytest.raises(bp.UserError, match="max_norm must be positive, or 0 for none"):
+    with pytest.raises(bp.UserError, match="max_norm must be at least 0"):
         bp.MAP(max_norm=value)
 
 

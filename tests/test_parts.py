@@ -29,7 +29,7 @@ def randn(*shape, seed=0):
     [
         ("normla:1", "unknown prior 'normla'; did you mean 'normal'"),
         ("", "unknown prior ''"),
-        ("normal:-1", "form normal:SCALE with positive numbers"),
+        ("normal:-1", "form normal:SCALE .*SCALE > 0"),
         ("normal:0", "form normal:SCALE"),
         ("normal:nan", "form normal:SCALE"),
         ("normal:inf", "form normal:SCALE"),

@@ -106,7 +106,7 @@ WRONG = {
     f'{DATA}[recipes.a]\nvariant = ["mlp"]\n': "s.toml [recipes.a]: 'variant' must be a text",
     f"{DATA}[recipes.net]\n": "s.toml [recipes.net] has no 'variant', and 'net' is not the name of one; add",
     f'{DATA}[recipes.svi]\ninference = "svi"\n': "s.toml [recipes.svi] has no 'variant'",
-    f'{DATA}{RECIPES}inference = "svi"\n': "unknown inference method for mlp 'svi'",
+    f'{DATA}{RECIPES}inference = "svi"\n': "svi needs a guide",
     f"{DATA}{RECIPES}epochs = 3\n": "'epochs' is a setting; write inference_settings = { epochs = … }",
     f"{DATA}{RECIPES}seed = 3\n": "unknown key in s.toml [recipes.mlp] 'seed'",
     f"{DATA}{RECIPES}inference_settings = {{ epoch = 3 }}\n": "setting of map in s.toml [recipes.mlp] 'epoch'; did you",

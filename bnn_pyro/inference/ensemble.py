@@ -31,6 +31,7 @@ from bnn_pyro.inference.point import MAP
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.guides import PointMass
 from bnn_pyro.posterior import Posterior
+from bnn_pyro.settings import setting
 from bnn_pyro.side_by_side import each, stopping, tell, usable_cores
 
 __all__ = ["Ensemble"]
@@ -54,17 +55,11 @@ class Ensemble(MAP):
 
     needs: ClassVar[frozenset[str]] = frozenset({"weights", "deterministic"})
     tiny: ClassVar[Mapping[str, Any]] = {**MAP.tiny, "members": 2}
-    members: int = 5
-    cores: int = 0
+    members: int = setting(5, low=1)
+    cores: int = setting(0, low=0)
 
     #: Settings that no member depends on: a run may be resumed with others.
     incidental: ClassVar[tuple[str, ...]] = ("cores",)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name, low in (("members", 1), ("cores", 0)):
-            if getattr(self, name) < low:
-                raise UserError(f"{name} must be at least {low}, got {getattr(self, name)}")
 
     def run(
         self,

@@ -34,6 +34,7 @@ from bnn_pyro.inference.optimisers import parse_optimiser
 from bnn_pyro.isolation import generator_state, set_generator_state, set_stream
 from bnn_pyro.parts.nets import in_mode
 from bnn_pyro.posterior import model_buffers
+from bnn_pyro.settings import Settings, setting
 
 __all__ = ["Optimisation"]
 
@@ -42,7 +43,7 @@ AGREE = 1.0
 
 
 @dataclass(frozen=True)
-class Optimisation:
+class Optimisation(Settings):
     """Settings of stochastic gradient descent.
 
     epochs      passes over the training rows
@@ -55,21 +56,11 @@ class Optimisation:
     #: Several processes can share one fit.
     divisible: ClassVar[bool] = True
 
-    epochs: int = 2000
-    batch_size: int = 0
-    lr: float = 0.01
-    final_lr: float = 0.01
-    optimiser: str = "adam"
-
-    def __post_init__(self) -> None:
-        for name, low in (("epochs", 1), ("batch_size", 0)):
-            if getattr(self, name) < low:
-                raise UserError(f"{name} must be at least {low}, got {getattr(self, name)}")
-        if not (self.lr > 0 and math.isfinite(self.lr)):
-            raise UserError(f"lr must be positive and finite, got {self.lr}")
-        if not 0 <= self.final_lr <= 1:
-            raise UserError(f"final_lr is a share of lr between 0 and 1, got {self.final_lr}")
-        parse_optimiser(self.optimiser)
+    epochs: int = setting(2000, low=1)
+    batch_size: int = setting(0, low=0)
+    lr: float = setting(0.01, above=0)
+    final_lr: float = setting(0.01, low=0, high=1)
+    optimiser: str = setting("adam", parse=parse_optimiser)
 
     def minimise(
         self,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import nn
 
-from bnn_pyro.errors import UserError, unknown
+from bnn_pyro.settings import parse_named
 
 __all__ = ["OPTIMISERS", "parse_optimiser"]
 
@@ -25,9 +25,9 @@ def _adam() -> Maker:
 
 
 def _sgd(momentum: float) -> Maker:
-    """sgd:MOMENTUM — v ← MOMENTUM·v + ∇(objective / N), w ← w − lr·v; 0 <= MOMENTUM < 1, without Nesterov's look-ahead.
+    """sgd:MOMENTUM — v ← MOMENTUM·v + ∇(objective / N), w ← w − lr·v; 0 <= MOMENTUM < 1.
 
-    The velocity grows to 1/(1 − MOMENTUM) gradients.
+    Without Nesterov's look-ahead: the velocity grows to 1/(1 − MOMENTUM) gradients.
     """
     if not 0 <= momentum < 1:
         raise ValueError
@@ -39,16 +39,5 @@ OPTIMISERS: dict[str, Callable[..., Maker]] = {"adam": _adam, "sgd": _sgd}
 
 
 def parse_optimiser(text: str) -> Maker:
-    """``"sgd:0.95"`` -> the optimiser.
-
-    Raises UserError for an unknown name, or a momentum that is missing or outside [0, 1).
-    """
-    name, colon, rest = str(text).partition(":")
-    if name not in OPTIMISERS:
-        raise unknown("optimiser", name, OPTIMISERS)
-    try:
-        return OPTIMISERS[name](*(float(part) for part in rest.split(",")) if colon else ())
-    except (ValueError, TypeError):
-        form = (OPTIMISERS[name].__doc__ or "").split(" — ")[0]
-        note = ", with 0 <= MOMENTUM < 1" if "MOMENTUM" in form else ""
-        raise UserError(f"the optimiser '{text}' must have the form {form}{note}") from None
+    """``"sgd:0.95"`` -> the optimiser. Raises UserError for an unknown name, or a momentum outside [0, 1)."""
+    return parse_named("optimiser", text, OPTIMISERS)

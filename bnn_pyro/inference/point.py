@@ -9,7 +9,6 @@ the layers divide what they keep by its share, so that nothing needs to be scale
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -24,6 +23,7 @@ from bnn_pyro.inference.method import Report
 from bnn_pyro.inference.optimise import Optimisation
 from bnn_pyro.parts.guides import PointMass
 from bnn_pyro.posterior import Posterior
+from bnn_pyro.settings import setting
 
 __all__ = ["MAP", "MLE"]
 
@@ -41,17 +41,10 @@ class MAP(Optimisation):
     needs: ClassVar[frozenset[str]] = frozenset({"weights"})
     tiny: ClassVar[Mapping[str, Any]] = {"epochs": 125, "batch_size": 10, "lr": 0.03, "final_lr": 0.0}
     limit: ClassVar[str] = "points"
-    patience: int = 0
-    max_norm: float = 0.0
+    patience: int = setting(0, low=0)
+    max_norm: float = setting(0.0, low=0)
 
     prior_weight: ClassVar[float] = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.max_norm < math.inf:
-            raise UserError(f"max_norm must be positive, or 0 for none, got {self.max_norm}")
-        if self.patience < 0:
-            raise UserError(f"patience must be a number of epochs, or 0 for none, got {self.patience}")
 
     def run(
         self,

@@ -21,6 +21,7 @@ from bnn_pyro.errors import UserError
 from bnn_pyro.inference.method import Report
 from bnn_pyro.inference.optimise import Optimisation
 from bnn_pyro.posterior import Posterior
+from bnn_pyro.settings import setting
 
 __all__ = ["SVI"]
 
@@ -40,18 +41,14 @@ class SVI(Optimisation):
     needs: ClassVar[frozenset[str]] = frozenset({"guide"})
     tiny: ClassVar[Mapping[str, Any]] = {"epochs": 125, "batch_size": 10, "lr": 0.03, "final_lr": 0.0}
     limit: ClassVar[str] = "best of a family"
-    num_particles: int = 1
-    temperature: float = 1.0
-    kl_warmup: int = 0
+    num_particles: int = setting(1, low=1)
+    temperature: float = setting(1.0, above=0)
+    kl_warmup: int = setting(0, low=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.num_particles < 1:
-            raise UserError(f"num_particles must be at least 1, got {self.num_particles}")
-        if not 0 <= self.kl_warmup <= self.epochs:
+        if self.kl_warmup > self.epochs:
             raise UserError(f"kl_warmup must lie between 0 and the {self.epochs} epochs, got {self.kl_warmup}")
-        if not self.temperature > 0:
-            raise UserError(f"temperature must be positive (1 is the Bayesian posterior), got {self.temperature}")
 
     def run(
         self,

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.parts.nets import ACTIVATIONS, Linear, Stage, dropout_rate
 
-__all__ = ["ConvNet"]
+__all__ = ["ConvNet", "check_convolutions"]
 
 
 class ConvNet(nn.Module):
@@ -133,3 +133,11 @@ def _per_draw(x: Tensor | None, dims: int, lead: torch.Size) -> Sequence[Tensor 
         return [None] * lead.numel()
     own = x.shape[x.dim() - dims :]
     return x.expand(lead + own).reshape(-1, *own).unbind()
+
+
+def check_convolutions(channels: Sequence[int], kernel: int, padding: int) -> None:
+    """Raise UserError where there is no convolution, or the padding is not smaller than the kernel."""
+    if not channels:
+        raise UserError("channels: one or more numbers, got none; for a network without convolutions take mlp")
+    if not 0 <= padding < kernel:
+        raise UserError(f"padding must lie between 0 and less than the kernel of {kernel}, got {padding}")

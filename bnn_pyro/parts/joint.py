@@ -19,9 +19,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bnn_pyro.errors import UserError, unknown
+from bnn_pyro.errors import UserError
 from bnn_pyro.parts.guides import MeanFieldNormal, _Flat, register
 from bnn_pyro.parts.joint_normal import FullCovariance, JointNormal, LowRank, Part
+from bnn_pyro.settings import parse_named
 
 __all__ = ["FAMILIES", "FullNormal", "LowRankNormal", "parse_family"]
 
@@ -116,7 +117,9 @@ def _mean_field() -> Maker:
 
 
 def _low_rank(rank: int = 10) -> Maker:
-    """low-rank:RANK — a diagonal and RANK common directions."""
+    """low-rank:RANK — a diagonal and RANK common directions; RANK is a positive whole number."""
+    if rank < 1:
+        raise ValueError
     return lambda initial, init_scale: LowRankNormal(initial, init_scale, rank)
 
 
@@ -134,14 +137,4 @@ def parse_family(text: str) -> Maker:
 
     Raises UserError for an unknown name, or a rank that is no positive whole number.
     """
-    name, colon, rest = str(text).partition(":")
-    if name not in FAMILIES:
-        raise unknown("family of guides", name, FAMILIES)
-    try:
-        numbers = [int(part) for part in rest.split(",")] if colon else []
-        if not all(n > 0 for n in numbers):
-            raise ValueError
-        return FAMILIES[name](*numbers)
-    except (ValueError, TypeError):
-        form = (FAMILIES[name].__doc__ or "").split(" — ")[0]
-        raise UserError(f"the family '{text}' must have the form {form}, RANK a positive whole number") from None
+    return parse_named("family of guides", text, FAMILIES, number=int)

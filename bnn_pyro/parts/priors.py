@@ -21,11 +21,12 @@ from torch import Tensor, nn
 from torch.distributions import Independent, Normal, register_kl
 from torch.func import functional_call, vmap
 
-from bnn_pyro.errors import UserError, unknown
+from bnn_pyro.errors import UserError
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.gamma_prior import GammaNormal
 from bnn_pyro.parts.nets import in_mode
 from bnn_pyro.parts.weights import KLNormal, LogUniform, NormalWeights
+from bnn_pyro.settings import parse_named
 
 __all__ = ["PRIORS", "BayesianNet", "IsotropicNormal", "ScaleMixture", "parse_prior", "widest_activation"]
 
@@ -127,12 +128,12 @@ Maker = Callable[[Tensor], dist.TorchDistribution]  # a parameter of the net -> 
 
 
 def _normal(scale: float = 1.0) -> Maker:
-    """normal:SCALE — w ~ Normal(0, scale), the same for all parameters."""
+    """normal:SCALE — w ~ Normal(0, scale), the same for all parameters; SCALE > 0."""
     return lambda w: IsotropicNormal(w.new_tensor(scale), w.shape)
 
 
 def _fan_in(scale: float = 1.0) -> Maker:
-    """fan-in:SCALE — Normal(0, scale/√fan-in) for weights (out, in, …), Normal(0, scale) for biases (Neal 1996).
+    """fan-in:SCALE — Normal(0, scale/√fan-in) for weights, Normal(0, scale) for biases; SCALE > 0 (Neal 1996).
 
     The outputs then keep their prior variance whatever the widths.
     """
@@ -145,12 +146,15 @@ def _log_uniform() -> Maker:
 
 
 def _gamma(shape: float = 1.0, rate: float = 1.0) -> Maker:
-    """gamma:SHAPE,RATE — Normal(0, 1/√τ), each parameter with its own τ ~ Gamma(SHAPE, RATE), integrated out."""
+    """gamma:SHAPE,RATE — Normal(0, 1/√τ), each parameter with its own τ ~ Gamma(SHAPE, RATE); both > 0.
+
+    τ is integrated out.
+    """
     return lambda w: GammaNormal(w.new_tensor(shape), w.new_tensor(rate), w.shape)
 
 
 def _scale_mixture(wide: float = 1.0, narrow: float = math.exp(-6), weight: float = 0.5) -> Maker:
-    """scale-mixture:WIDE,NARROW,WEIGHT — Blundell et al. 2015, equation 7; WEIGHT is that of the wide component."""
+    """scale-mixture:WIDE,NARROW,WEIGHT — Blundell et al. 2015, equation 7; positive, WEIGHT (of WIDE) < 1."""
     if not 0 < weight < 1:
         raise UserError(f"the weight of the wide component must lie between 0 and 1, got {weight}")
 
@@ -176,19 +180,13 @@ def parse_prior(text: str) -> Maker:
 
     Raises UserError for an unknown name, a number that is none, or a scale that is not positive.
     """
-    name, _, rest = text.partition(":")
-    if name not in PRIORS:
-        raise unknown("prior", name, PRIORS)
-    try:
-        numbers = [float(part) for part in rest.split(",")] if rest else []
-        if not all(n > 0 and math.isfinite(n) for n in numbers):
-            raise ValueError
-        return PRIORS[name](*numbers)
-    except (ValueError, TypeError) as error:
-        if isinstance(error, UserError):
-            raise
-        form = (PRIORS[name].__doc__ or "").split(" — ")[0]
-        raise UserError(f"the prior '{text}' must have the form {form} with positive numbers") from None
+    return parse_named("prior", text, PRIORS, number=_positive)
+
+
+def _positive(text: str) -> float:
+    if not (value := float(text)) > 0:
+        raise ValueError
+    return value
 
 
 class BayesianNet(nn.Module):

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from bnn_pyro.datasets.dataset import Schema
-from bnn_pyro.errors import UserError
-from bnn_pyro.parts.convnet import ConvNet
+from bnn_pyro.parts.convnet import ConvNet, check_convolutions
 from bnn_pyro.parts.likelihoods import make_likelihood
 from bnn_pyro.parts.local_net import LocalNet
 from bnn_pyro.parts.priors import BayesianNet
+from bnn_pyro.settings import setting
 from bnn_pyro.zoo.entry import Fit
 from bnn_pyro.zoo.hidden_layer import HiddenLayerNet
 
@@ -36,10 +36,10 @@ class BayesianConvNet(HiddenLayerNet):
     hidden    widths of the hidden layers after the convolutions
     """
 
-    hidden: tuple[int, ...] = (128,)
-    init_scale: float = 0.01
-    channels: tuple[int, ...] = (16, 32)
-    kernel: int = 3
+    hidden: tuple[int, ...] = setting((128,), low=1)
+    init_scale: float = setting(0.01, above=0)
+    channels: tuple[int, ...] = setting((16, 32), low=1)
+    kernel: int = setting(3, low=1)
     padding: int = 1
 
     summary: ClassVar[str] = "A small convolutional network with mean-field weights, for images"
@@ -67,12 +67,7 @@ class BayesianConvNet(HiddenLayerNet):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.channels or any(width < 1 for width in self.channels):
-            raise UserError(f"channels: one or more numbers, each at least 1, got {self.channels}")
-        if self.kernel < 1 or not 0 <= self.padding < self.kernel:
-            raise UserError(
-                f"kernel must be at least 1 and padding between 0 and less than it, got {self.kernel}, {self.padding}"
-            )
+        check_convolutions(self.channels, self.kernel, self.padding)
 
     def model(self, schema: Schema) -> LocalNet:
         """p(y, h | x) over activations; ``.weight_space`` is p(y, W | x). See ``Entry.model``.

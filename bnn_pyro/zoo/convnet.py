@@ -15,10 +15,11 @@ from typing import ClassVar
 from torch import nn
 
 from bnn_pyro.datasets.dataset import Schema
-from bnn_pyro.errors import UserError
 from bnn_pyro.parts.convnet import ConvNet as Net
+from bnn_pyro.parts.convnet import check_convolutions
 from bnn_pyro.parts.likelihoods import make_likelihood
 from bnn_pyro.parts.priors import BayesianNet
+from bnn_pyro.settings import Settings, setting
 from bnn_pyro.zoo.entry import Fit
 
 __all__ = ["ConvNet"]
@@ -41,7 +42,7 @@ _FITS = {
 
 
 @dataclass(frozen=True)
-class ConvNet:
+class ConvNet(Settings):
     """Settings of a deterministic convolutional network.
 
     channels    of each convolution, which 2 × 2 max-pooling follows
@@ -55,15 +56,15 @@ class ConvNet:
     dropout     share of the inputs of every fully connected layer that training removes; 0 for none
     """
 
-    channels: tuple[int, ...] = (16, 32)
-    kernel: int = 3
+    channels: tuple[int, ...] = setting((16, 32), low=1)
+    kernel: int = setting(3, low=1)
     padding: int = 1
-    hidden: tuple[int, ...] = (256,)
+    hidden: tuple[int, ...] = setting((256,), low=1)
     activation: str = "relu"
     bias: bool = True
     prior: str = "fan-in:1"
     noise: str | float = "learned"
-    dropout: float = 0.5
+    dropout: float = setting(0.5, low=0, below=1)
 
     summary: ClassVar[str] = "The deterministic convolutional network: one point estimate, or an ensemble of them"
     paper: ClassVar[str] = "LeCun, Bottou, Bengio & Haffner 1998, doi:10.1109/5.726791"
@@ -74,15 +75,8 @@ class ConvNet:
     }
 
     def __post_init__(self) -> None:
-        for name in ("channels", "hidden"):
-            if any(width < 1 for width in getattr(self, name)):
-                raise UserError(f"{name}: numbers of at least 1, got {getattr(self, name)}")
-        if not self.channels:
-            raise UserError("channels: one or more numbers, got none; for a network without convolutions take mlp")
-        if self.kernel < 1 or not 0 <= self.padding < self.kernel:
-            raise UserError(
-                f"kernel must be at least 1 and padding between 0 and less than it, got {self.kernel}, {self.padding}"
-            )
+        super().__post_init__()
+        check_convolutions(self.channels, self.kernel, self.padding)
 
     def model(self, schema: Schema) -> BayesianNet:
         """p(y, w | x), out of training mode; see ``Entry.model``. Raises UserError for inputs that are no images."""

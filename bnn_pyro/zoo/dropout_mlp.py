@@ -16,11 +16,11 @@ from typing import ClassVar
 from torch import nn
 
 from bnn_pyro.datasets.dataset import Schema
-from bnn_pyro.errors import UserError
 from bnn_pyro.parts.dropout import DroppedInputs
 from bnn_pyro.parts.likelihoods import make_likelihood
 from bnn_pyro.parts.nets import MLP
 from bnn_pyro.parts.priors import BayesianNet
+from bnn_pyro.settings import Settings, setting
 from bnn_pyro.zoo.entry import Fit
 
 __all__ = ["DropoutMLP"]
@@ -57,7 +57,7 @@ _FITS = {
 
 
 @dataclass(frozen=True)
-class DropoutMLP:
+class DropoutMLP(Settings):
     """Settings of a multilayer perceptron with dropout.
 
     hidden          widths of the hidden layers; () is a linear model
@@ -69,13 +69,13 @@ class DropoutMLP:
     hidden_dropout  share of every hidden layer's units that a mask removes
     """
 
-    hidden: tuple[int, ...] = (100,)
+    hidden: tuple[int, ...] = setting((100,), low=1)
     activation: str = "relu"
     bias: bool = True
     prior: str = "fan-in:1"
     noise: str | float = "learned"
-    input_dropout: float = 0.2
-    hidden_dropout: float = 0.5
+    input_dropout: float = setting(0.2, low=0, below=1)
+    hidden_dropout: float = setting(0.5, low=0, below=1)
 
     summary: ClassVar[str] = "A network with dropout, deterministic or with a mask for every draw (MC dropout)"
     paper: ClassVar[str] = "Srivastava et al. 2014, JMLR 15:1929; Gal & Ghahramani 2016, arXiv:1506.02142"
@@ -83,10 +83,6 @@ class DropoutMLP:
     fits: ClassVar[Mapping[str, Mapping[str, Fit]]] = {
         data: {"mc-dropout": fit, "map": fit} for data, fit in _FITS.items()
     }
-
-    def __post_init__(self) -> None:
-        if any(width < 1 for width in self.hidden):
-            raise UserError(f"hidden widths must be at least 1, got {self.hidden}")
 
     def model(self, schema: Schema) -> BayesianNet:
         """p(y, w | x), out of training mode; see ``Entry.model``."""

@@ -16,8 +16,9 @@ from typing import ClassVar
 from torch import nn
 
 from bnn_pyro.datasets.dataset import Schema
-from bnn_pyro.errors import UserError, unknown
+from bnn_pyro.errors import UserError
 from bnn_pyro.parts.local_net import SCALES, LocalGuide, LocalNet
+from bnn_pyro.settings import setting
 from bnn_pyro.zoo.entry import Fit
 from bnn_pyro.zoo.mean_field import MeanField
 
@@ -35,7 +36,7 @@ class HiddenLayerNet(MeanField):
     """
 
     activation: str = "leaky_relu"
-    scale: str = "free"
+    scale: str = setting("free", choices=SCALES)
 
     summary: ClassVar[str] = "HiddenLayer: mean-field weights that train on sampled activations"
     paper: ClassVar[str] = "Kingma, Salimans & Welling 2015, arXiv:1506.02557"
@@ -61,8 +62,6 @@ class HiddenLayerNet(MeanField):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.scale not in SCALES:
-            raise unknown("scale", self.scale, SCALES)
         if self.scale != "free" and self.init_scale >= 1:
             raise UserError(f"init_scale is the first α of variational dropout and below 1, got {self.init_scale}")
 

@@ -11,7 +11,6 @@ approximation can be checked. What the features do not tell of an input, no last
 from __future__ import annotations
 
 import copy
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -29,6 +28,7 @@ from bnn_pyro.parts.nets import MLP as Net
 from bnn_pyro.parts.pretrained import from_description, from_module, from_text
 from bnn_pyro.parts.priors import BayesianNet
 from bnn_pyro.posterior import Posterior
+from bnn_pyro.settings import Settings, setting
 from bnn_pyro.zoo.convnet import ConvNet
 from bnn_pyro.zoo.entry import Fit
 from bnn_pyro.zoo.mlp import MLP
@@ -73,7 +73,7 @@ _TUNED: dict[str, tuple[str, dict[str, dict]]] = {
 
 
 @dataclass(frozen=True)
-class LastLayer:
+class LastLayer(Settings):
     """Settings of a Bayesian last layer.
 
     backbone    auto (convnet for images, else mlp), convnet or mlp: trained first, with its tuned settings and the same
@@ -92,8 +92,8 @@ class LastLayer:
     bias: bool = True
     prior: str = "fan-in:4"
     noise: str | float = "learned"
-    family: str = "mean-field"
-    init_scale: float = 1e-2
+    family: str = setting("mean-field", parse=parse_family)
+    init_scale: float = setting(1e-2, above=0)
 
     summary: ClassVar[str] = "A Bayesian last layer on the features of a frozen network"
     paper: ClassVar[str] = "Snoek et al. 2015, arXiv:1502.05700; Chen, Fox & Guestrin 2014, arXiv:1402.4102"
@@ -105,9 +105,7 @@ class LastLayer:
     }
 
     def __post_init__(self) -> None:
-        if not 0 < self.init_scale < math.inf:
-            raise UserError(f"init_scale must be positive and finite, got {self.init_scale}")
-        parse_family(self.family)
+        super().__post_init__()
         if isinstance(self.backbone, os.PathLike):
             object.__setattr__(self, "backbone", os.fspath(self.backbone))
         elif isinstance(self.backbone, Posterior):

@@ -8,7 +8,6 @@ method takes. With the "scale-mixture" prior the KL is estimated by Monte Carlo,
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -16,11 +15,11 @@ from typing import ClassVar
 from torch import nn
 
 from bnn_pyro.datasets.dataset import Schema
-from bnn_pyro.errors import UserError
 from bnn_pyro.parts.guides import MeanFieldNormal
 from bnn_pyro.parts.likelihoods import make_likelihood
 from bnn_pyro.parts.nets import MLP
 from bnn_pyro.parts.priors import BayesianNet
+from bnn_pyro.settings import Settings, setting
 from bnn_pyro.zoo.entry import Fit
 
 __all__ = ["MeanField"]
@@ -32,7 +31,7 @@ _BREAST_CANCER = {"hidden": (5, 5), "activation": "tanh", "prior": "fan-in:1.5",
 
 
 @dataclass(frozen=True)
-class MeanField:
+class MeanField(Settings):
     """Settings of a fully connected network with mean-field Normal weights.
 
     hidden      widths of the hidden layers; () is a linear model
@@ -43,12 +42,12 @@ class MeanField:
     init_scale  σ of every weight where training starts
     """
 
-    hidden: tuple[int, ...] = (50,)
+    hidden: tuple[int, ...] = setting((50,), low=1)
     activation: str = "relu"
     bias: bool = True
     prior: str = "fan-in:1"
     noise: str | float = "learned"
-    init_scale: float = 1e-3
+    init_scale: float = setting(1e-3, above=0)
 
     summary: ClassVar[str] = "A mean and a standard deviation for every weight (Bayes by Backprop)"
     paper: ClassVar[str] = "Blundell et al. 2015, arXiv:1505.05424"
@@ -84,12 +83,6 @@ class MeanField:
             for name in ("mnist", "fashion-mnist", "kmnist")
         },
     }
-
-    def __post_init__(self) -> None:
-        if any(width < 1 for width in self.hidden):
-            raise UserError(f"hidden widths must be at least 1, got {self.hidden}")
-        if not 0 < self.init_scale < math.inf:
-            raise UserError(f"init_scale must be positive and finite, got {self.init_scale}")
 
     def model(self, schema: Schema) -> BayesianNet:
         """p(y, w | x); see ``Entry.model``."""

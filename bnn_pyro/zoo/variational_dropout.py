@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from bnn_pyro.parts.local_net import SCALES
+from bnn_pyro.settings import setting
 from bnn_pyro.zoo.entry import Fit
 from bnn_pyro.zoo.hidden_layer import HiddenLayerNet
 
@@ -25,8 +27,8 @@ class VariationalDropout(HiddenLayerNet):
     """Settings of a network with variational dropout: those of ``HiddenLayerNet``; init_scale is the first α."""
 
     prior: str = "log-uniform"
-    scale: str = "layer"
-    init_scale: float = 0.5
+    scale: str = setting("layer", choices=SCALES)
+    init_scale: float = setting(0.5, above=0)
 
     summary: ClassVar[str] = "Gaussian dropout with a learned rate (variational dropout)"
     paper: ClassVar[str] = "Kingma, Salimans & Welling 2015, arXiv:1506.02557"
@@ -58,7 +60,7 @@ class SparseDropout(HiddenLayerNet):
     """Settings of a network with sparse variational dropout: those of ``HiddenLayerNet``."""
 
     prior: str = "log-uniform"
-    init_scale: float = 0.01
+    init_scale: float = setting(0.01, above=0)
 
     summary: ClassVar[str] = "A dropout rate for every weight, unbounded, which removes weights"
     paper: ClassVar[str] = "Molchanov, Ashukha & Vetrov 2017, arXiv:1701.05369"
