@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 import bnn_pyro as bp
-from bnn_pyro.checks.linear_regression import correlated
-from bnn_pyro.checks.recursion import sample, stationary_covariance
+from bnn_pyro.checks.linear_regression import correlated, stationary_covariance
+from bnn_pyro.checks.step_size import sample
 from bnn_pyro.inference import sghmc
 from bnn_pyro.plots import style
 

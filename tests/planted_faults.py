@@ -12,7 +12,7 @@ from bnn_pyro.parts import guides
 from bnn_pyro.predictive import Prediction
 
 _nuts, _move = hamiltonian.nuts, many_chains.Chains.move
-_kl, _log_joints, _cut, _mean = elbo._kl, sg_chains.log_joints, guides._Flat._cut, Prediction.mean.func
+_kl, _log_joints, _cut, _mean = elbo._kl, sg_chains.log_joints, guides._Flat._cut, Prediction.mean.fget
 
 
 @contextmanager

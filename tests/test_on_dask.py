@@ -170,7 +170,7 @@ def test_members_are_the_same_everywhere(cluster):
 
 
 def test_a_calibration_replica_is_the_same_there(cluster):
-    from bnn_pyro.checks.replicas import Plan, replications
+    from bnn_pyro.checks.replications import Plan, replications
     from bnn_pyro.checks.simulation import design
 
     given = design(PROBLEM.data, rows=10, points=4, seed=0)

@@ -1,21 +1,17 @@
 """Is a posterior right? Checks of a variant and a method against what is known independently of both.
 
-Each check is a frozen dataclass of settings in a file of its own, and holds a method to what it claims
-(``inference.method.LIMITS``): an exact sampler must be exact, an approximation must be off in the way that it is known
-for, by an amount that is told.
+Each check is a frozen dataclass of settings, and holds a method to what it says that its draws converge to: an exact
+sampler must be exact, an approximation must be off in the way that it is known for, by an amount that is reported.
 """
 
-from bnn_pyro.checks.check import ALPHA, Check, Finding, Outcome, worst
+from bnn_pyro.checks.check import ALPHA, Check, Finding, Outcome, Subject, worst
 from bnn_pyro.checks.estimators import Estimators
 from bnn_pyro.checks.joint_distribution import JointDistribution
-from bnn_pyro.checks.known_answers import ClosedForm
-from bnn_pyro.checks.logistic import Logistic
+from bnn_pyro.checks.known_answers import ClosedForm, Logistic, Quadrature
 from bnn_pyro.checks.predictive import PredictiveCheck
-from bnn_pyro.checks.quadrature import Quadrature
 from bnn_pyro.checks.reference import Reference
 from bnn_pyro.checks.sbc import Calibration
 from bnn_pyro.checks.step_size import StepSize
-from bnn_pyro.checks.subject import Subject
 
 #: Every check by its name on the command line, in the order of their power per second.
 CHECKS: dict[str, type[Check]] = {

@@ -1,78 +1,56 @@
-"""A method on Bayesian linear regression, where everything is known exactly: posterior, best approximation, evidence.
+"""A method on problems whose posterior is known: closed forms, numerical integration, a long run of NUTS.
 
-What is expected depends on what the method claims, N(m, Λ⁻¹) being the posterior (see ``linear_regression``):
-
-    posterior                  N(m, Λ⁻¹)
-    … at step size 0           its stationary law at the finite step: N(m, Λ⁻¹(1 − ηΛ/(4 − 2α))⁻¹), full batch
-    best of a family           mean-field: N(m, diag(Λ)⁻¹); full, or of no lower rank: N(m, Λ⁻¹)
-    normal at the mode         N(m, Λ⁻¹) and log p(y); diagonal: as mean-field
-    points                     m; of maximum likelihood, the m of least squares
-
-Compared are means, every entry of the covariance, and mean and variance of ``predict`` at new inputs.
+One runner for all of them. A problem (``problems``, ``two_weights``) is data and exact expectations; a claim
+(``claims``) is what the method must meet there, within the Monte-Carlo errors of its own draws. How far an
+approximation is off the posterior itself is said in amounts.
 """
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from scipy.stats import norm
 from torch import Tensor
 
-from bnn_pyro.checks.check import ALPHA, Finding, Outcome, worst
-from bnn_pyro.checks.gaussian_claims import Claim, claim_of, evidence_findings, expected_of, quantities, which_are_means
-from bnn_pyro.checks.linear_regression import LinearGaussian, correlated
-from bnn_pyro.checks.reduction import irreducible, reduced
-from bnn_pyro.checks.subject import Subject
-from bnn_pyro.checks.z_tests import Estimate, bound, judge, of_chains, of_independent, of_runs, z_scores
+from bnn_pyro.checks.check import ALPHA, Finding, Outcome, Subject, irreducible, most_off, reduced, worst
+from bnn_pyro.checks.claims import REFITTED, Claim, claim_of, density_findings, estimate_of, evidence_findings
+from bnn_pyro.checks.problems import LinearRegression, Problem, SixWeights, drawn
+from bnn_pyro.checks.two_weights import TWO_WEIGHTS
+from bnn_pyro.checks.z_tests import Estimate, bound, judge, z_scores
 from bnn_pyro.fitting import fit
 from bnn_pyro.inference import Method
 from bnn_pyro.inference.method import Report
 from bnn_pyro.posterior import Posterior
-from bnn_pyro.predictive import predict
-from bnn_pyro.settings import plain
 from bnn_pyro.zoo import Entry
 
-__all__ = ["LEVELS", "ClosedForm", "linear_settings"]
+__all__ = ["ClosedForm", "KnownAnswers", "Logistic", "Quadrature", "problem_method"]
 
-#: Intervals whose coverage is told.
-LEVELS = (0.5, 0.8, 0.95)
-#: In posterior standard deviations: how far off an optimiser may stop, and the Monte-Carlo error that tells nothing.
-STOPS, BLIND = 0.02, 0.1
-#: Draws of a fitted guide; mini-batches that the rows are divided into.
-DRAWS, BATCHES = 4000, 4
-
-#: Methods that give a guide or points, whose own randomness is seen by fitting again and again.
-REFITTED = ("best of a family", "points")
+#: A Monte-Carlo error that tells nothing, in posterior standard deviations.
+BLIND = 0.1
 
 
 @dataclass(frozen=True)
-class ClosedForm:
-    """Settings of the check against closed forms.
+class KnownAnswers:
+    """Settings that these checks share.
 
-    rows, inputs  of the regression; neighbouring inputs correlate at 0.7, and there is a bias
-    points        new inputs at which predictions are compared
-    fits          independent fits of a method that gives a guide or points
-    effort        length of runs and trainings, in those of the quick budget
+    fits    independent fits of a method that gives a guide or points
+    effort  length of runs and trainings, in those of the quick budget
     """
 
-    rows: int = 200
-    inputs: int = 4
-    points: int = 8
     fits: int = 24
     effort: float = 4.0
 
-    title: ClassVar[str] = "Closed forms"
-    idea: ClassVar[str] = (
-        "Without hidden layers, with a Normal prior and a known noise, the network is Bayesian linear regression: "
-        "means, covariances, predictions and the evidence are held against the formulas."
-    )
+    name: ClassVar[str]
+    title: ClassVar[str]
+    idea: ClassVar[str]
     quick: ClassVar[Mapping[str, Any]] = {"fits": 8, "effort": 1.0}
+
+    def problems(self, subject: Subject, seed: int) -> Sequence[Problem]:
+        """Those on which the subject is checked."""
+        raise NotImplementedError
 
     def refuses(self, subject: Subject) -> str:
         """See ``Check``."""
@@ -81,209 +59,210 @@ class ClosedForm:
     def run(self, subject: Subject, *, seed: int = 0, report: Report | None = None) -> Outcome:
         """See ``Check``.
 
-        ``evidence``: labels (M,), found, expected, error, low, high (M,) of every quantity, in posterior standard
-        deviations, and z (M,), by how many standard errors it is off, with the bound of an alarm; of predictions at B
-        new inputs in units of the target: exact_mean, exact_sd, found_mean, found_sd (B,); levels and coverage, the
-        share of the exact posterior's predictions that the method's central intervals hold; weight_coverage, the same
-        of the weights; ratio and weight_ratio, mean of the method's standard deviations as shares of the posterior's.
+        ``evidence``: labels (M,) of every quantity of all problems; in posterior standard deviations estimate, error,
+        low, high (what is claimed) and expected (the posterior's), each (M,); z (M,), standard errors between estimate
+        and claim, and the bound of an alarm; and what ``Problem.pictures`` has.
         """
-        start = time.perf_counter()
-        problem = self._problem()
-        entry = reduced(subject.entry, hidden=(), bias=True, noise=problem.noise, prior=f"normal:{problem.prior_scale}")
-        findings: list[Finding] = []
-        method = subject.method(linear_settings(subject.inference, self.effort, self.rows))
-        exact = replace(problem, noise=problem.noise * math.sqrt(getattr(method, "temperature", 1.0)))
-        batches = [{}]
-        if subject.limit == "posterior at step size 0" and not subject.given.get("batch_size"):
-            epochs, lr = max(200, round(600 * self.effort)), {"sgld": 0.03}.get(subject.inference, 0.004)
-            batches.append(dict(batch_size=self.rows // BATCHES, lr=lr, epochs=epochs, burn_in=epochs // 4))
-        for extra in batches:
-            method = subject.method({**linear_settings(subject.inference, self.effort, self.rows), **extra})
-            posteriors = self._posteriors(subject, entry, method, problem, seed, report)
-            values = self._values(posteriors, exact)
-            claimed = claim_of(subject, entry, method, exact, posteriors[0])
-            found, judged = self._judge(subject, claimed, exact, values, " of mini-batches" if extra else "")
-            findings += judged
-            if not extra:
-                shown, shown_claim, kept = found, claimed, values
-        method = subject.method(linear_settings(subject.inference, self.effort, self.rows))
-        findings += evidence_findings(problem, posteriors, method)
-        evidence = self._evidence(exact, shown, shown_claim, kept)
-        findings += self._amounts(subject, shown, evidence)
-        level = worst(f.level for f in findings)
+        comparisons = []
+        problems = self.problems(subject, seed)
+        for k, problem in enumerate(problems):
+            settings, biased = [{}], subject.converges_to == "exact as lr → 0"
+            if biased and problem.batches > 1 and not subject.given.get("batch_size"):
+                settings.append({"batch_size": len(problem.data.x_train) // problem.batches})
+            for batch in settings:
+                comparisons.append(_compare(problem, subject, self, seed, batch))
+            if report is not None:
+                report(k + 1, len(problems), {"problem": problem.title})
+        findings = [f for c in comparisons for f in c.findings]
+        shown = [c for c in comparisons if not c.mini_batches]
+        amounts = [a for c in shown for a in c.problem.amounts(c.w, c.f)]
+        if subject.converges_to != "exact":
+            level = worst(f.level for c in shown for f in c.beside())
+            findings += [Finding(about, value, exact, level=level) for _, about, value, exact in amounts]
+        where = " and ".join(problem.title for problem in problems)
         return Outcome(
-            "closed-form",
-            level,
-            _sentence(level, findings, shown_claim.name, evidence),
-            {**subject.settings(method), "variant": plain(entry), "check": plain(self)},
-            tuple(findings),
-            evidence,
-            {"closed_form": float(evidence["weight_ratio"]), "closed_form_predictions": float(evidence["ratio"])},
-            time.perf_counter() - start,
+            self.name,
+            worst(f.level for f in findings),
+            _sentence(where, shown[-1].claim.name, findings, amounts if not subject.exact else []),
+            subject.settings(shown[-1].method, shown[-1].entry),
+            findings,
+            _together(shown),
+            {name: max(v for n, _, v, _ in amounts if n == name) for name, *_ in amounts},
         )
 
-    # -- the parts -----------------------------------------------------------------------------------------------
-    def _problem(self) -> LinearGaussian:
-        made = correlated(self.rows, self.inputs, noise=0.7)
-        x = made.x / made.x.square().mean().sqrt()  # a last layer divides its features by just this
-        return replace(made, x=x.float().double())
 
-    def _posteriors(
-        self, subject: Subject, entry: Entry, method: Method, problem: LinearGaussian, seed: int, report: Report | None
-    ) -> list[Posterior]:
-        fits = self.fits if subject.limit in REFITTED else 1
-        found = []
-        for i in range(fits):
-            found.append(fit(entry, problem.data, method, seed=seed + i, device="cpu", progress=False))
-            if report is not None:
-                report(i + 1, fits, {"fit": i + 1})
-        return found
+@dataclass(frozen=True)
+class ClosedForm(KnownAnswers):
+    """Settings of the check against closed forms; see also ``KnownAnswers``.
 
-    def _new(self, problem: LinearGaussian) -> Tensor:
-        """New inputs (B, D), float32."""
-        x = correlated(self.points, self.inputs, seed=2).x
-        return (x / problem.x.square().mean().sqrt()).float()
+    rows, inputs  of linear regression; neighbouring inputs correlate at 0.7, and there is a bias
+    points        new inputs at which predictions are compared
+    """
 
-    def _values(self, posteriors: list[Posterior], exact: LinearGaussian) -> np.ndarray:
-        """(C, D, M): weights, their products, f and f² at new inputs, all in standard units of the exact posterior."""
-        covariance = torch.linalg.inv(exact.precision)
-        sd, x = covariance.diagonal().sqrt(), self._new(exact)
-        a = exact.design(x)
-        f_sd = ((a @ covariance) * a).sum(1).sqrt() * exact.y_scale
-        upper = torch.triu_indices(len(sd), len(sd))
-        found = []
-        for k, posterior in enumerate(posteriors):
-            num = DRAWS if posterior.chains is None else next(iter(posterior.chains.values())).shape[:2].numel()
-            lead = (1, num) if posterior.chains is None else next(iter(posterior.chains.values())).shape[:2]
-            drawn = posterior.draw(num, seed=k)
-            w = torch.cat([drawn[site].double().flatten(1) for site in posterior.model.initial], 1)
-            unit = (w - exact.mean) / sd
-            locs = predict(posterior, x, num_draws=num, seed=k).locs.double()
-            f = (locs - exact.y_shift - exact.y_scale * a @ exact.mean) / f_sd
-            series = torch.cat([unit, unit[:, upper[0]] * unit[:, upper[1]], f, f.square()], 1)
-            found.append(series.unflatten(0, tuple(lead)))
-        return torch.cat(found).numpy()
+    rows: int = 200
+    inputs: int = 4
+    points: int = 8
 
-    def _judge(
-        self, subject: Subject, claim: Claim, exact: LinearGaussian, values: np.ndarray, run: str
-    ) -> tuple[Estimate, list[Finding]]:
-        """(the estimate of every quantity, findings against what the method converges to by ``claim``).
+    name: ClassVar[str] = "closed-form"
+    title: ClassVar[str] = "Closed forms"
+    idea: ClassVar[str] = (
+        "Without hidden layers, with a Normal prior and a known noise, the network is Bayesian linear regression: "
+        "means, covariances, predictions and the evidence are held against the formulas."
+    )
 
-        values: (C, D, M), as from ``_values``.   run: a suffix to the names of the quantities.
-        """
-        abouts = quantities(len(exact.mean), self.points, run)
-        low, high = (expected_of(c, exact, self._new(exact), claim.shift) for c in (claim.low, claim.high))
-        if subject.limit == "posterior":
-            found = of_chains(values)
-        elif subject.limit == "normal at the mode":
-            found = of_independent(values[0])
-        else:  # independent fits, members or chains
-            found = of_runs(values.mean(1))
-        stops = STOPS if subject.limit in REFITTED else 0.0
-        if claim.known is None:  # no more than the means
-            keep = which_are_means(len(exact.mean), self.points)
-            judged = judge([abouts[i] for i in keep], found[keep], low[keep], tolerance=stops)
-        else:
-            judged = judge(abouts, found, low, high=high, tolerance=stops)
-        noisy = float(found.error[: len(exact.mean)].max())
-        if noisy > BLIND:
-            about = f"Monte-Carlo error of the means{run} (posterior sd): too few independent draws to tell"
-            judged += (Finding(about, noisy, BLIND, level="caution"),)
-        return found, list(judged)
+    def problems(self, subject: Subject, seed: int) -> list[Problem]:
+        """Linear regression."""
+        return [LinearRegression(self.rows, self.inputs, self.points)]
 
-    def _evidence(self, exact: LinearGaussian, found: Estimate, claim: Claim, values: np.ndarray) -> dict[str, Any]:
-        x, size = self._new(exact), len(exact.mean)
-        a, covariance = exact.design(x), torch.linalg.inv(exact.precision)
-        exact_mean = (exact.y_shift + exact.y_scale * a @ exact.mean).numpy()
-        exact_sd = (((a @ covariance) * a).sum(1).sqrt() * exact.y_scale).numpy()
-        every, count = np.arange(len(found.mean)), size * (size + 1) // 2
-        firsts = every[:size], every[-2 * self.points : -self.points]
-        diagonal = [
-            i for i, (row, column) in enumerate(zip(*torch.triu_indices(size, size), strict=True)) if row == column
-        ]
-        seconds = every[size : size + count][diagonal], every[-self.points :]
-        runs = values.mean(1) if claim.refitted else values.mean((0, 1))[None]
-        sds, coverages = [], []
-        for first, second in zip(firsts, seconds, strict=True):
-            sd = np.sqrt(np.maximum(runs[:, second] - runs[:, first] ** 2, 0.0)).mean(0)
-            half, off = norm.ppf(0.5 + np.array(LEVELS) / 2)[:, None] * sd, found.mean[first]
-            sds.append(sd)
-            coverages.append((norm.cdf(off + half) - norm.cdf(off - half)).mean(1))
-        low, high = (expected_of(c, exact, x, claim.shift) for c in (claim.low, claim.high))
+
+@dataclass(frozen=True)
+class Quadrature(KnownAnswers):
+    """Settings of the check against numerical integration: those of ``KnownAnswers``."""
+
+    name: ClassVar[str] = "quadrature"
+    title: ClassVar[str] = "Numerical integration"
+    idea: ClassVar[str] = (
+        "Logistic regression with two weights, and one tanh unit, whose posterior has two modes that differ in sign: "
+        "means, variances, predictions and the masses of the modes are held against integrals over a grid."
+    )
+
+    def problems(self, subject: Subject, seed: int) -> list[Problem]:
+        """Those of two weights that the variant and the method can be made for."""
+        return [p for p in TWO_WEIGHTS.values() if not irreducible(subject, p.settings["hidden"])]
+
+
+@dataclass(frozen=True)
+class Logistic(KnownAnswers):
+    """Settings of the check against a long run of NUTS; see also ``KnownAnswers``.
+
+    rows, inputs  of the data; neighbouring inputs correlate at 0.7, and there is a bias
+    points        new inputs at which predictions are compared
+    draws         of each of the four chains of the reference
+    """
+
+    rows: int = 100
+    inputs: int = 5
+    points: int = 10
+    draws: int = 10_000
+
+    name: ClassVar[str] = "logistic"
+    title: ClassVar[str] = "Logistic regression"
+    idea: ClassVar[str] = (
+        "A posterior of six weights that no grid holds: log-odds and probabilities at new inputs are held against a "
+        "long run of NUTS, which is itself held against numerical integration."
+    )
+    quick: ClassVar[Mapping[str, Any]] = {"draws": 2000, "effort": 1.0, "fits": 6}
+
+    def problems(self, subject: Subject, seed: int) -> list[Problem]:
+        """Logistic regression, after its reference run."""
+        return [SixWeights(self.rows, self.inputs, self.points, self.draws, seed + 1000)]
+
+    def refuses(self, subject: Subject) -> str:
+        """See ``Check``."""
+        return "the reference is a posterior at temperature 1" if subject.temperature != 1 else irreducible(subject)
+
+
+# -- the runner ------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class _Comparison:
+    """Draws of a method on a problem beside what is claimed: weights w (C, D, P), outputs f (C, D, B)."""
+
+    problem: Problem
+    method: Method
+    entry: Entry
+    claim: Claim
+    estimate: Estimate
+    w: Tensor
+    f: Tensor
+    posteriors: Sequence[Posterior]
+    mini_batches: bool
+
+    @property
+    def labels(self) -> list[str]:
+        """Of the quantities."""
+        where = f" ({self.problem.title}{', mini-batches' if self.mini_batches else ''})"
+        return [label + where for label in self.problem.labels()]
+
+    @property
+    def findings(self) -> list[Finding]:
+        """Beside the claim, and what can be compared without draws."""
+        known, error = self.claim.known, self.estimate.less(self.problem.posterior).error
+        estimate = Estimate(self.estimate.mean[known], error[known], self.estimate.freedom)
+        labels = [label for label, k in zip(self.labels, known, strict=True) if k]
+        low, high, tolerance = (
+            np.broadcast_to(v, known.shape)[known] for v in (self.claim.low, self.claim.high, self.claim.tolerance)
+        )
+        findings = judge(labels, estimate, low, high=high, tolerance=tolerance) if labels else []
+        if (noisy := float(error[self.problem.sure].max())) > BLIND:
+            about = f"Monte-Carlo error ({self.problem.title}, posterior sd): too few independent draws to tell"
+            findings.append(Finding(about, noisy, BLIND, level="caution"))
+        exact = self.problem, self.method, self.posteriors
+        return findings + density_findings(*exact) + evidence_findings(*exact, self.claim)
+
+    def beside(self) -> list[Finding]:
+        """Beside the posterior itself, where an approximation may be off."""
+        estimate = self.estimate.less(self.problem.posterior)
+        return judge(self.labels, estimate, self.problem.posterior.mean, tolerance=self.problem.stops, level="caution")
+
+    def row(self) -> dict[str, Any]:
+        """Arrays for the figures."""
+        estimate, exact = self.estimate.less(self.problem.posterior), self.problem.posterior.mean
+        low, high = (np.where(self.claim.known, v, exact) for v in (self.claim.low, self.claim.high))
         return {
-            "labels": quantities(size, self.points),
-            "found": found.mean,
-            "error": found.error,
+            "labels": self.labels,
+            "estimate": estimate.mean,
+            "error": estimate.error,
             "low": low,
             "high": high,
-            "z": z_scores(found, low, high, STOPS if claim.refitted else 0.0),
-            "bound": bound(found),
-            "expected": expected_of(torch.linalg.inv(exact.precision), exact, x),
-            "exact_mean": exact_mean,
-            "exact_sd": exact_sd,
-            "found_mean": exact_mean + found.mean[firsts[1]] * exact_sd,
-            "found_sd": sds[1] * exact_sd,
-            "levels": np.array(LEVELS),
-            "coverage": coverages[1],
-            "weight_coverage": coverages[0],
-            "ratio": sds[1].mean(),
-            "weight_ratio": sds[0].mean(),
+            "expected": exact,
+            "z": z_scores(estimate, low, high, np.where(self.claim.known, self.claim.tolerance, 0.0)),
+            "bound": bound(estimate),
         }
 
-    def _amounts(self, subject: Subject, found: Estimate, evidence: Mapping[str, Any]) -> list[Finding]:
-        """How far an approximation is from the posterior itself, where it is."""
-        if subject.limit == "posterior":
-            return []
-        off = judge(evidence["labels"], found, evidence["expected"], tolerance=STOPS, level="caution")
-        level = worst(f.level for f in off)
-        about = "standard deviation of the {}, as a share of the posterior's (mean)"
-        return [
-            Finding(about.format("weights"), float(evidence["weight_ratio"]), 1.0, level=level),
-            Finding(about.format("predictions"), float(evidence["ratio"]), 1.0, level=level),
-        ]
+
+def problem_method(problem: Problem, subject: Subject, effort: float, **settings: Any) -> Method:
+    """The subject's method with settings that suffice on a problem."""
+    if problem.batches > 1 and not subject.exact:
+        settings = {"batch_size": len(problem.data.x_train) // problem.batches, **settings}
+    return subject.tiny_method(draws=effort * problem.length, epochs=effort / problem.batches, **settings)
 
 
-def linear_settings(name: str, effort: float, rows: int) -> dict[str, Any]:
-    """What the check sets of each method; the user's settings go above."""
-    many = lambda num: max(1, round(num * effort))  # noqa: E731
-    optimiser = {"epochs": many(125), "batch_size": rows // BATCHES, "lr": 0.03, "final_lr": 0.0}
-    chains = {"draws": many(1000), "warmup": 300, "chains": 4, "cores": 1}
-    stochastic = {"chains": 128, "friction": 0.1, "lr": 0.01, "epochs": many(1200), "burn_in": 300}
-    return {
-        "svi": optimiser,
-        **{name: {**optimiser, "epochs": many(125)} for name in ("map", "mle")},
-        "ensemble": {**optimiser, "epochs": many(125), "members": 2},
-        "nuts": chains,
-        "hmc": chains,
-        "chees": {"chains": 32, "superchains": 16, "draws": many(150), "warmup": 200},
-        "sghmc": stochastic,
-        "sgld": {"chains": 128, "lr": 0.05, "epochs": many(1600), "burn_in": 400},
-    }.get(name, {})
+def _compare(
+    problem: Problem, subject: Subject, check: KnownAnswers, seed: int, batch: Mapping[str, Any]
+) -> _Comparison:
+    """batch: the size of the mini-batches of stochastic gradients, which then take a smaller step; or empty."""
+    method = problem_method(problem, subject, check.effort)
+    if batch:
+        method = problem_method(problem, subject, check.effort / problem.batches, **batch, lr=method.lr / 5)
+    problem = problem.at(getattr(method, "temperature", 1.0), subject.exact)
+    entry = reduced(subject.entry, **problem.settings)
+    fits = check.fits if subject.converges_to in REFITTED else 1
+    posteriors = [fit(entry, problem.data, method, seed=seed + i, device="cpu", progress=False) for i in range(fits)]
+    pairs = [drawn(problem, posterior, i) for i, posterior in enumerate(posteriors)]
+    w, f = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+    estimate = estimate_of(subject.converges_to, problem.quantities(w, f).numpy())
+    claim = claim_of(problem, subject.converges_to, method, posteriors[0], w.shape[-1], estimate)
+    if subject.exact:  # chains of one posterior
+        w, f = (v.flatten(0, 1)[None] for v in (w, f))
+    return _Comparison(problem, method, entry, claim, estimate, w, f, posteriors, bool(batch))
 
 
-def _sentence(level: str, findings: list[Finding], claim: str, evidence: Mapping[str, Any]) -> str:
-    bad = [f for f in findings if f.level == "bad"]
-    if bad:
-        first = min(bad, key=lambda f: f.p if f.p is not None else 0.0)
-        return (
-            f"On linear regression this is not {claim}: {len(bad)} of {len(findings)} quantities are off, most of all "
-            f"the {first.about}: {first.found:.4g}, and {first.expected:.4g} is exact."
-        )
-    held = [f.p for f in findings if f.p is not None]
-    said = (
-        f"On linear regression this is {claim}: {len(held)} quantities agree with the formulas within their errors "
-        f"(smallest p {min(held):.2g}, alarm below {ALPHA:g})."
-    )
-    cautions = [f for f in findings if f.level == "caution"]
-    if any(f.about.startswith("standard deviation") for f in cautions):
-        said += " Against the posterior itself, " + "; ".join(
-            f"its {what} have {ratio:.2f} of the exact standard deviation, and intervals of 50, 80 and 95 % hold "
-            + ", ".join(f"{100 * c:.0f}" for c in coverage[:2])
-            + f" and {100 * coverage[2]:.0f} %"
-            for what, ratio, coverage in (
-                ("weights", evidence["weight_ratio"], evidence["weight_coverage"]),
-                ("predictions", evidence["ratio"], evidence["coverage"]),
-            )
-        )
-        said += "."
-    return said + "".join(f" {f.about}." for f in cautions if f.about.startswith("Monte-Carlo"))
+def _together(comparisons: Sequence[_Comparison]) -> dict[str, Any]:
+    rows = [c.row() for c in comparisons]
+    merged = {k: np.concatenate([row[k] for row in rows]) for k in rows[0] if k not in ("labels", "bound")}
+    merged |= {"labels": [label for row in rows for label in row["labels"]], "bound": max(row["bound"] for row in rows)}
+    return merged | {k: v for c in comparisons for k, v in c.problem.pictures(c.w, c.f).items()}
+
+
+def _sentence(where: str, claim: str, findings: Sequence[Finding], amounts: Sequence[tuple]) -> str:
+    if off := most_off(findings):
+        return f"On {where} this is not {claim}: {off}"
+    if p := [f.p for f in findings if f.p is not None]:
+        least = f"smallest p {min(p):.2g}, alarm below {ALPHA:g}"
+        words = f"On {where} this is {claim}: {len(p)} quantities agree within their errors ({least})."
+    else:
+        words = f"On {where}, what this method tends to is not known; it can only be compared with the posterior."
+    if amounts:
+        parts = (f"{about} {value:.2f} ({exact:g} is exact)" for _, about, value, exact in amounts)
+        words += f" Against the posterior itself: {'; '.join(parts)}."
+    return words + "".join(f" {f.about}." for f in findings if f.about.startswith("Monte-Carlo"))

@@ -14,14 +14,17 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from scipy.linalg import solve_discrete_lyapunov
 from torch import Tensor
 from torch.distributions import MultivariateNormal
 
 from bnn_pyro.datasets.dataset import Dataset, Schema
+from bnn_pyro.inference import Method
 from bnn_pyro.zoo import MeanField
 
-__all__ = ["LinearGaussian", "correlated", "dataset", "orthogonal"]
+__all__ = ["LinearGaussian", "correlated", "dataset", "orthogonal", "stationary", "stationary_covariance"]
 
 
 def dataset(
@@ -137,3 +140,41 @@ def _answered(
     eps = torch.randn(len(x), generator=generator, dtype=torch.float64)
     y = y_shift + y_scale * (x @ w + 0.3) + noise * eps
     return LinearGaussian(x, y.float().double(), noise=noise, y_shift=y_shift, y_scale=y_scale, **settings)
+
+
+# -- stochastic gradients at a finite step ---------------------------------------------------------------------------
+def stationary_covariance(precision: Tensor, eta: float, friction: float, noise: Tensor | float = 0.0) -> Tensor:
+    """Of the weights (P, P) under stochastic-gradient HMC, by a discrete Lyapunov equation: no limit of small steps.
+
+    v ← (1 − α) v − η Λ (w − m) + Normal(0, 2αη + noise),  w ← w + v;  noise: (P, P), of the gradients, times η².
+    """
+    one = np.eye(len(precision))
+    kick = np.hstack([-eta * precision.double().numpy(), (1 - friction) * one])
+    move = np.vstack([np.hstack([one, 0 * one]) + kick, kick])
+    both = np.vstack([one, one])
+    covariance = solve_discrete_lyapunov(move, both @ (2 * friction * eta * one + np.asarray(noise)) @ both.T)
+    return torch.from_numpy(covariance[: len(one), : len(one)])
+
+
+def stationary(method: Method, exact: LinearGaussian) -> tuple[Tensor | None, Tensor | None]:
+    """Two covariances (P, P) between which that of a stochastic-gradient method at its own step size lies.
+
+    Both are the same for all rows in every step. Of mini-batches: without their noise, and with that of independent
+    batches; batches that take every row once an epoch lie between. (None, None) where neither is known.
+    """
+    if method.schedule != "constant":
+        return None, None
+    num, size = len(exact.x), method.batch_size
+    eta = method.eta_share * method.lr / num
+    low = stationary_covariance(exact.precision, eta, method.friction)
+    if not 0 < size < num:
+        return low, low
+    if method.gradient_noise == "subtracted":
+        return None, None
+    # Gradients of rows, a r / σ², at weights of the posterior: E r² = (r at the mean)² + its variance.
+    a = exact.y_scale * exact.design(exact.x)
+    square = (exact.y - exact.y_shift - a @ exact.mean).square() + ((a @ torch.linalg.inv(exact.precision)) * a).sum(1)
+    rows = (a.T * square) @ a / exact.noise**4 / num
+    batch = num // math.ceil(num / size)
+    noise = eta**2 * num**2 / batch * (1 - batch / num) * rows * num / (num - 1)
+    return low, stationary_covariance(exact.precision, eta, method.friction, noise)

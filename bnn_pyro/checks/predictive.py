@@ -10,7 +10,6 @@ is held against the posterior predictive itself too: in closed form, or by numer
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -22,27 +21,25 @@ from scipy.special import logsumexp, softmax
 from scipy.stats import norm
 from torch import Tensor
 
-from bnn_pyro.checks.check import Finding, Outcome, worst
-from bnn_pyro.checks.grid import Grid
-from bnn_pyro.checks.known_answers import linear_settings
-from bnn_pyro.checks.linear_regression import LinearGaussian, correlated, dataset
-from bnn_pyro.checks.problems import PROBLEMS
-from bnn_pyro.checks.quadrature import small_settings
-from bnn_pyro.checks.reduction import irreducible, reduced
-from bnn_pyro.checks.subject import Subject
-from bnn_pyro.checks.z_tests import judge, of_chains
-from bnn_pyro.datasets.dataset import Dataset, Schema
+from bnn_pyro.checks.check import Finding, Outcome, Subject, irreducible, most_off, reduced, worst
+from bnn_pyro.checks.known_answers import problem_method
+from bnn_pyro.checks.linear_regression import correlated, dataset
+from bnn_pyro.checks.problems import NOISE, LinearRegression, Problem, standardised
+from bnn_pyro.checks.two_weights import TWO_WEIGHTS
+from bnn_pyro.checks.z_tests import close, judge, of_chains
+from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.fitting import fit
 from bnn_pyro.inference.method import Report
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction, predict
-from bnn_pyro.settings import plain
 
 __all__ = ["PredictiveCheck"]
 
 #: What float32 may leave of a number near 1 after sums over the draws.
 ROUNDING = 2e-4
 QUANTILES = (0.05, 0.5, 0.95)
+
+Rows = dict[str, tuple[Any, np.ndarray]]  # quantity -> as ``predict`` has it, by hand
 
 
 @dataclass(frozen=True)
@@ -74,196 +71,146 @@ class PredictiveCheck:
     def run(self, subject: Subject, *, seed: int = 0, report: Report | None = None) -> Outcome:
         """See ``Check``.
 
-        ``evidence``: labels (M,) and difference (M,), the largest one of each quantity over the inputs, from the
-        mixture of the same draws; of targets at the inputs of linear and of logistic regression, log densities in
-        nats: log_density of ``predict``, log_of_mean by hand, mean_of_log, which a wrong average would give, and exact
-        (the posterior's), each (2 B,).
+        ``evidence``: of targets at the inputs of linear and of logistic regression, log densities in nats: log_density
+        of ``predict``, log_of_mean by hand, mean_of_log, which a wrong average would give, and exact (the
+        posterior's), each (2 B,).
         """
-        start = time.perf_counter()
         findings: list[Finding] = []
-        rows: list[tuple[str, Any, np.ndarray]] = []
-        kept: dict[str, list[np.ndarray]] = {}
-        problem = _regression(self.rows)
-        logistic = PROBLEMS["logistic"]
-        tasks = {
-            "linear regression": (problem.data, {"noise": problem.noise, "prior": f"normal:{problem.prior_scale}"}),
-            "logistic regression": (logistic.data, {"prior": f"normal:{logistic.prior_scale}"}),
-            "three classes": (_three(self.rows), {"prior": "normal:2.0"}),
-        }
-        for k, (name, (data, settings)) in enumerate(tasks.items()):
-            regression = not data.schema.has_classes
-            below = (linear_settings(subject.inference, self.effort, self.rows) if regression
-                     else small_settings(subject.inference, "logistic", self.effort))  # fmt: skip
-            method = subject.method(below)
-            entry = reduced(subject.entry, hidden=(), bias=True, **settings)
-            posterior = fit(entry, data, method, seed=seed, device="cpu", progress=False)
-            x, y = self._inputs(data, problem)
+        evidence: dict[str, list[np.ndarray]] = {}
+        problems = (LinearRegression(self.rows, 2, self.points), TWO_WEIGHTS["logistic"], _ThreeClasses(self.rows))
+        for k, problem in enumerate(problems):
+            method = problem_method(problem, subject, self.effort)
+            entry = reduced(subject.entry, **problem.settings)
+            posterior = fit(entry, problem.data, method, seed=seed, device="cpu", progress=False)
+            x, y, exact = self._targets(problem)
             prediction = predict(posterior, x, num_draws=self.draws, seed=seed)
-            w = _weights(posterior, self.draws, seed)
-            found, shown = (_regression_rows if regression else _class_rows)(prediction, w, x, y, problem.noise)
-            rows += [(f"{what} ({name})", *pair) for what, *pair in found]
-            tempered = getattr(method, "temperature", 1.0) != 1.0
-            if name != "three classes":
-                exact = _by_formula(problem, x, y) if regression else _by_integration(x, y)
-                if subject.limit == "posterior" and not tempered:
-                    findings += _against_exact(posterior, x, y, exact, name, seed)
-                for what, values in {**shown, "exact": exact}.items():
-                    kept.setdefault(what, []).append(values)
+            sites = posterior.draw(self.draws, seed=seed)  # the very draws that ``predict`` takes
+            w, bias = (sites[f"layers.0.{name}"].double().numpy() for name in ("weight", "bias"))
+            f = np.einsum("skd,bd->sbk", w, x.double().numpy()) + bias[:, None]
+            compared = _regression if not problem.data.schema.has_classes else _classes
+            rows, densities = compared(prediction, f, y)
+            findings += [_largest(f"{what} ({problem.title})", *pair) for what, pair in rows.items()]
+            if exact is not None:
+                if subject.converges_to == "exact" and getattr(method, "temperature", 1.0) == 1.0:
+                    findings += _against_exact(posterior, x, y, exact, problem.title, seed)
+                for what, values in {**densities, "exact": exact}.items():
+                    evidence.setdefault(what, []).append(values)
             if report is not None:
-                report(k + 1, len(tasks), {"task": name})
-        for what, found, by_hand in rows:
-            off = np.abs(np.asarray(found, dtype=float) - by_hand)
-            at = int(np.argmax(off))
-            level = "bad" if not off.max() <= ROUNDING * max(1.0, float(np.abs(by_hand).max())) else "good"
-            findings.append(Finding(what, float(np.ravel(found)[at]), float(np.ravel(by_hand)[at]), 0.0, level=level))
-        densities = {what: np.concatenate(values) for what, values in kept.items()}
-        loss = _loss(kept["exact"][1], kept["log_density"][1])
-        level = worst(f.level for f in findings)
+                report(k + 1, len(problems), {"task": problem.title})
+        loss = _loss(evidence["exact"][1], evidence["log_density"][1])
         return Outcome(
             "predictive",
-            level,
-            _sentence(findings, loss, subject.limit),
-            {**subject.settings(method), "variant": plain(entry), "check": plain(self)},
-            tuple(findings),
-            {
-                "labels": [what for what, *_ in rows],
-                "difference": np.array([np.abs(np.asarray(a, dtype=float) - b).max() for _, a, b in rows]),
-                **densities,
-            },
+            worst(f.level for f in findings),
+            _sentence(findings, loss, subject.converges_to),
+            subject.settings(method, entry),
+            findings,
+            {what: np.concatenate(values) for what, values in evidence.items()},
             {"predictive_loss": loss},
-            time.perf_counter() - start,
         )
 
-    def _inputs(self, data: Dataset, problem: LinearGaussian) -> tuple[Tensor, Tensor]:
-        """New inputs (B, D), and targets (B,): every class in turn, or from −2 to 2 predictive standard deviations."""
-        size = data.schema.input_shape[0]
+    def _targets(self, problem: Problem) -> tuple[Tensor, Tensor, np.ndarray | None]:
+        """New inputs (B, D), targets (B,), and their exact log p(y | x, D) in nats (B,), where it is known.
+
+        Targets are every class in turn, or lie from −2 to 2 predictive standard deviations.
+        """
+        size = problem.data.schema.input_shape[0]
         x = torch.linspace(-2, 2, self.points)[:, None] * torch.tensor([1.0, -0.6, 0.3, 0.8][:size])
-        if data.schema.has_classes:
-            return x, torch.arange(self.points) % len(data.schema.classes)
-        mean, sd = _predictive(problem, x)
-        return x, (mean + torch.linspace(-2, 2, self.points) * sd).float()
+        if isinstance(problem, LinearRegression):
+            known = problem.known
+            a = known.design(x)
+            mean, sd = a @ known.mean, (NOISE**2 + ((a @ problem.covariance) * a).sum(1)).sqrt()
+            y = (mean + torch.linspace(-2, 2, self.points) * sd).float()
+            return x, y, norm.logpdf(y.double().numpy(), mean.numpy(), sd.numpy())
+        y = torch.arange(self.points) % len(problem.data.schema.classes)
+        if len(problem.data.schema.classes) > 2:
+            return x, y, None
+        p = problem.grid.expect(problem.output(problem.grid.points, x[:, 0].double()).sigmoid())
+        return x, y, torch.where(y == 1, p, 1 - p).log().numpy()
 
 
-def _predictive(problem: LinearGaussian, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of y at x (B, D): Normal(a·m, σ² + a Λ⁻¹ a)."""
-    a = problem.design(x)
-    return a @ problem.mean, (problem.noise**2 + ((a @ torch.linalg.inv(problem.precision)) * a).sum(1)).sqrt()
+class _ThreeClasses(Problem):
+    """Three classes that overlap, of two inputs; its posterior is not known."""
+
+    title, settings = "three classes", {"hidden": (), "bias": True, "prior": "normal:2.0"}
+
+    def __init__(self, rows: int) -> None:
+        made = correlated(rows, 2, seed=3)
+        x = standardised(made, made.x)
+        score = torch.stack([x[:, 0], x[:, 1] - 0.5, -x[:, 0] - 0.3 * x[:, 1]], 1)
+        y = (score + torch.sin(torch.arange(3 * rows) * 2.4).view(rows, 3)).argmax(1)
+        self.data = dataset(x, y, Schema("classification", (2,), classes=("a", "b", "c")))
 
 
-def _regression(rows: int) -> LinearGaussian:
-    made = correlated(rows, 2, noise=0.7)
-    x = (made.x / made.x.square().mean().sqrt()).float().double()
-    return LinearGaussian(x, made.y, noise=0.7)
-
-
-def _three(rows: int) -> Dataset:
-    """Three classes that overlap, of two inputs."""
-    x = correlated(rows, 2, seed=3).x
-    x = (x / x.square().mean().sqrt()).float()
-    score = torch.stack([x[:, 0], x[:, 1] - 0.5, -x[:, 0] - 0.3 * x[:, 1]], 1)
-    y = (score + torch.sin(torch.arange(3 * rows) * 2.4).view(rows, 3)).argmax(1)
-    return dataset(x, y, Schema("classification", (2,), classes=("a", "b", "c")))
-
-
-def _weights(posterior: Posterior, num: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Weights (S, K, D) and biases (S, K) of the very draws that ``predict`` takes, float64."""
-    drawn = posterior.draw(num, seed=seed)
-    return drawn["layers.0.weight"].double().numpy(), drawn["layers.0.bias"].double().numpy()
-
-
-def _regression_rows(
-    p: Prediction, w: tuple[np.ndarray, np.ndarray], x: Tensor, y: Tensor, noise: float
-) -> tuple[list[tuple[str, Any, np.ndarray]], dict[str, np.ndarray]]:
-    f = np.einsum("skd,bd->sb", w[0], x.double().numpy()) + w[1]
-    target = y.double().numpy()
-    terms = norm.logpdf(target, f, noise)
+def _regression(p: Prediction, f: np.ndarray, y: Tensor) -> tuple[Rows, dict[str, np.ndarray]]:
+    """f: (S, B, 1) means."""
+    f, target = f[..., 0], y.double().numpy()
+    terms = norm.logpdf(target, f, NOISE)
     log = logsumexp(terms, 0) - math.log(len(f))
 
     def quantile(level: float, column: np.ndarray) -> float:
-        ends = column.min() - 9 * noise, column.max() + 9 * noise
-        return brentq(lambda t: norm.cdf(t, column, noise).mean() - level, *ends, xtol=1e-10)
+        ends = column.min() - 9 * NOISE, column.max() + 9 * NOISE
+        return brentq(lambda t: norm.cdf(t, column, NOISE).mean() - level, *ends, xtol=1e-10)
 
-    rows = [
-        ("predictive mean", p.mean.numpy(), f.mean(0)),
-        ("predictive variance", p.total.numpy(), noise**2 + f.var(0)),
-        ("variance between draws", p.epistemic.numpy(), f.var(0)),
-        ("log predictive density (nats)", p.log_prob(y).numpy(), log),
-        ("P(y ≤ t)", p.cdf(y).numpy(), norm.cdf(target, f, noise).mean(0)),
-        *((f"{100 * q:g} % quantile", p.quantile(q)[0].numpy(), np.array([quantile(q, c) for c in f.T]))
-          for q in QUANTILES),
-    ]  # fmt: skip
+    rows: Rows = {
+        "predictive mean": (p.mean, f.mean(0)),
+        "predictive variance": (p.total, NOISE**2 + f.var(0)),
+        "variance between draws": (p.epistemic, f.var(0)),
+        "log predictive density (nats)": (p.log_prob(y), log),
+        "P(y ≤ t)": (p.cdf(y), norm.cdf(target, f, NOISE).mean(0)),
+    }
+    rows |= {f"{100 * q:g} % quantile": (p.quantile(q)[0], np.array([quantile(q, c) for c in f.T])) for q in QUANTILES}
     return rows, {"log_density": p.log_prob(y).numpy(), "log_of_mean": log, "mean_of_log": terms.mean(0)}
 
 
-def _class_rows(
-    p: Prediction, w: tuple[np.ndarray, np.ndarray], x: Tensor, y: Tensor, noise: float
-) -> tuple[list[tuple[str, Any, np.ndarray]], dict[str, np.ndarray]]:
-    f = np.einsum("skd,bd->sbk", w[0], x.double().numpy()) + w[1][:, None]
-    probs = softmax(np.concatenate([np.zeros_like(f), f], -1) if f.shape[-1] == 1 else f, -1)  # (S, B, K)
-    mean = probs.mean(0)
-    terms = np.log(probs[:, np.arange(len(y)), y.numpy()])
+def _classes(p: Prediction, f: np.ndarray, y: Tensor) -> tuple[Rows, dict[str, np.ndarray]]:
+    """f: (S, B, K) scores, or (S, B, 1) log-odds of the second of two classes."""
+    probs = softmax(np.concatenate([np.zeros_like(f), f], -1) if f.shape[-1] == 1 else f, -1)
+    mean, terms = probs.mean(0), np.log(probs[:, np.arange(len(y)), y.numpy()])
     log = logsumexp(terms, 0) - math.log(len(f))
     total, aleatoric = -(mean * np.log(mean)).sum(-1), -(probs * np.log(probs)).sum(-1).mean(0)
-    rows = [
-        ("mean probabilities", p.mean.numpy().ravel(), mean.ravel()),
-        ("log predictive probability (nats)", p.log_prob(y).numpy(), log),
-        ("entropy of the mean (nats)", p.total.numpy(), total),
-        ("mean entropy (nats)", p.aleatoric.numpy(), aleatoric),
-        ("mutual information (nats)", p.epistemic.numpy(), total - aleatoric),
-    ]
+    rows: Rows = {
+        "mean probabilities": (p.mean, mean),
+        "log predictive probability (nats)": (p.log_prob(y), log),
+        "entropy of the mean (nats)": (p.total, total),
+        "mean entropy (nats)": (p.aleatoric, aleatoric),
+        "mutual information (nats)": (p.epistemic, total - aleatoric),
+    }
     return rows, {"log_density": p.log_prob(y).numpy(), "log_of_mean": log, "mean_of_log": terms.mean(0)}
 
 
-def _by_formula(problem: LinearGaussian, x: Tensor, y: Tensor) -> np.ndarray:
-    """log p(y | x, D) of linear regression, nats (B,)."""
-    mean, sd = _predictive(problem, x)
-    return norm.logpdf(y.double().numpy(), mean.numpy(), sd.numpy())
+def _largest(about: str, values: Tensor, by_hand: np.ndarray) -> Finding:
+    """Where the two are furthest apart."""
+    values, by_hand = np.ravel(values.double().numpy()), np.ravel(by_hand)
+    at = int(np.argmax(np.abs(values - by_hand)))
+    return close(about, values[at], by_hand[at], ROUNDING * max(1.0, float(np.abs(by_hand).max())))
 
 
-def _by_integration(x: Tensor, y: Tensor) -> np.ndarray:
-    """log P(y | x, D) of the logistic problem, nats (B,)."""
-    made = PROBLEMS["logistic"]
-    grid = Grid.of(made.log_joint, 8 * made.prior_scale)
-    p = grid.expect(made.mean(grid.points, x[:, 0].double()))
-    return torch.where(y == 1, p, 1 - p).log().numpy()
-
-
-def _loss(exact: np.ndarray, found: np.ndarray) -> float:
-    """KL of the exact probabilities from those found, each given as the log of that of one class; nats an input."""
-    p, q = np.exp(exact), np.exp(found.astype(float))
+def _loss(exact: np.ndarray, predicted: np.ndarray) -> float:
+    """KL of the exact probabilities from the predicted, each given as the log of that of one class; nats an input."""
+    p, q = np.exp(exact), np.exp(predicted.astype(float))
     return float((p * np.log(p / q) + (1 - p) * np.log((1 - p) / (1 - q))).mean())
 
 
 def _against_exact(
-    posterior: Posterior, x: Tensor, y: Tensor, exact: np.ndarray, name: str, seed: int
-) -> tuple[Finding, ...]:
+    posterior: Posterior, x: Tensor, y: Tensor, exact: np.ndarray, title: str, seed: int
+) -> list[Finding]:
     """The density of every draw has the exact predictive density for its mean."""
     chains = next(iter(posterior.chains.values())).shape[:2]
     prediction = predict(posterior, x, num_draws=chains.numel(), seed=seed)
-    log = prediction.log_prob(y).double().numpy()
     each = prediction.mixture.log_probs(y).double().numpy()
-    relative = np.exp(each - exact).reshape(*chains, -1)
-    found = of_chains(relative)
-    found.mean[:] = np.exp(log - exact)
-    labels = [f"predictive density at input {b + 1}, as a share of the exact one ({name})" for b in range(len(y))]
-    return judge(labels, found, np.ones(len(y)))
+    estimate = of_chains(np.exp(each - exact).reshape(*chains, -1))
+    estimate.mean[:] = np.exp(prediction.log_prob(y).double().numpy() - exact)
+    labels = [f"predictive density at input {b + 1}, as a share of the exact one ({title})" for b in range(len(y))]
+    return judge(labels, estimate, np.ones(len(y)))
 
 
-def _sentence(findings: list[Finding], loss: float, limit: str) -> str:
-    bad = [f for f in findings if f.level == "bad"]
-    if bad:
-        first = bad[0]
-        return (
-            f"Predictions are not those of the mixture of the draws: {len(bad)} of {len(findings)} quantities are off, "
-            f"such as the {first.about}: {first.found:.4g} where {first.expected:.4g} is right."
-        )
-    said = (
+def _sentence(findings: list[Finding], loss: float, converges_to: str) -> str:
+    if off := most_off(findings):
+        return f"Predictions are not those of the mixture of the draws: {off}"
+    words = (
         f"Predictions are the mixture of their draws: {len(findings)} probabilities, densities, entropies and "
         "quantiles are those worked out by hand."
     )
-    if limit == "posterior":
-        return said + " They agree with the exact posterior predictive within Monte-Carlo error."
-    if limit == "points":
-        return said + f" One point instead of a posterior costs {loss:.3f} nats a label in logistic regression."
-    beside = f" Against the exact posterior predictive they lose {loss:.3f} nats a label in logistic regression."
-    return said + beside
+    if converges_to == "exact":
+        return words + " They agree with the exact posterior predictive within Monte-Carlo error."
+    return words + f" In logistic regression they lose {loss:.3f} nats a label against the exact posterior predictive."

@@ -1,110 +1,291 @@
-"""Two posteriors of two weights each, written out by hand: nothing here comes from the code that is checked.
+"""Small problems whose posterior is known, written out by hand: nothing here comes from the code that is checked.
 
-logistic   y ~ Bernoulli(sigmoid(w x + b)),       w, b ~ Normal(0, 2): skewed, correlated
-sign       y ~ Normal(v tanh(u x), 1.1),         u, v ~ Normal(0, 1.5): two modes, (u, v) and (−u, −v), of ½ each
+What is compared are expectations over the draws of M functions of the weights (…, P) and of the outputs (…, B) at new
+inputs, in standard deviations of the posterior. Here: linear regression, everything by formulas, and logistic
+regression with six weights, by a long run of NUTS; in ``two_weights`` what can be integrated over a grid.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
-import torch.nn.functional as F
+from scipy.stats import norm
 from torch import Tensor
+from torch.distributions import Normal
 
-from bnn_pyro.checks.linear_regression import dataset
+from bnn_pyro.checks.linear_regression import LinearGaussian, correlated, dataset, stationary
+from bnn_pyro.checks.z_tests import Estimate, of_chains
 from bnn_pyro.datasets.dataset import Dataset, Schema
+from bnn_pyro.fitting import fit
+from bnn_pyro.inference import NUTS, Method
+from bnn_pyro.posterior import Posterior
+from bnn_pyro.predictive import Prediction, predict
+from bnn_pyro.zoo import MeanField
 
-__all__ = ["PROBLEMS", "SmallProblem"]
+__all__ = ["Amount", "LinearRegression", "Problem", "SixWeights", "drawn", "standardised"]
+
+#: Draws of a guide that are compared; central intervals; σ of linear regression; τ of logistic regression.
+DRAWS, LEVELS, NOISE, PRIOR = 4000, (0.5, 0.8, 0.95), 0.7, 1.5
+
+#: Name of the figure, in words, of the method, of the posterior.
+Amount = tuple[str, str, float, float]
 
 
-@dataclass(frozen=True)
-class SmallProblem:
-    """A posterior of two weights. x (N,) and y (N,) in float64.
+class Problem:
+    """A data set and the posterior given it; what is not known of it is None, or NaN.
 
-    settings      of the variant that it is the posterior of
-    prior_scale   τ of both weights
-    noise         σ, of regression
-    temperature   T: p(y | x, w)^(1/T)
-    two_modes     whether (−w) is as likely as w
-    names         of the weights, in the order of the sites
+    title      in words                     settings   of the variant whose posterior it is
+    data       its rows                     x          (B, D) new inputs, float32
+    length     draws that it asks for, as a share of those of the easiest problem
+    stops      how far off an optimiser may stop, in posterior standard deviations
+    batches    mini-batches that optimisers divide the rows into
+    sure       quantities whose Monte-Carlo error says whether there are enough draws
+    posterior  expectations of the quantities (M,), with their errors where they are estimated
+
+    A problem has these methods too: ``labels()`` of the quantities, with units; ``outputs(prediction)``, what is
+    compared of a prediction at x, (S, B); ``quantities(w, f)``, (…, M) of weights (…, P) and outputs (…, B), float64;
+    ``amounts(w, f)``, how far C approximations (C, D, P), (C, D, B) are from the posterior. Where its mode is known,
+    ``best_normal(mode, correlated)``, mean (P,) and covariance (P, P) of the closest Normal, and ``expect(mean,
+    covariance)``, the quantities' expectations (M,) under a Normal. Where it is not linear regression, ``steepest()``,
+    a curvature (P, P) that the log joint has, or does not exceed, where the posterior lies.
     """
 
     title: str
-    x: Tensor
-    y: Tensor
     settings: Mapping[str, Any]
-    prior_scale: float
-    noise: float | None
-    names: tuple[str, str]
-    two_modes: bool = False
-    temperature: float = 1.0
+    data: Dataset
+    x: Tensor
+    length: float = 1.0
+    stops: float = 0.03
+    batches: int = 1
+    sure: slice = slice(None)
+    posterior: Estimate
 
-    @property
-    def data(self) -> Dataset:
-        """Its rows, as a variant takes them."""
-        classes = ("no", "yes") if self.noise is None else ()
-        schema = Schema("regression" if self.noise else "classification", (1,), classes=classes)
-        return dataset(self.x[:, None], self.y if self.noise else self.y.long(), schema)
+    def at(self, temperature: float, exact: bool) -> Problem:
+        """At that temperature; exact: whether what is compared with it visits every mode."""
+        return self
 
-    def output(self, w: Tensor, x: Tensor) -> Tensor:
-        """f (S, B) of weights w (S, 2) at x (B,): the logit, or the mean."""
-        first, second = w[:, :1], w[:, 1:]
-        return first * x + second if self.noise is None else second * torch.tanh(first * x)
+    def mode(self, prior_weight: float) -> Tensor | None:
+        """Maximum of log p(y | w) + prior_weight · log p(w), (P,)."""
+        return None
 
-    def mean(self, w: Tensor, x: Tensor) -> Tensor:
-        """E[y | x, w] (S, B): the probability of the second class, or f."""
-        f = self.output(w, x)
-        return f.sigmoid() if self.noise is None else f
+    def precisions(self, mode: Tensor) -> dict[str, Tensor]:
+        """The curvature of the log joint at the mode (P, P), "full", and what may stand for it."""
+        return {}
 
-    def log_likelihood(self, w: Tensor) -> Tensor:
-        """log p(y | x, w) (S,), nats."""
-        f = self.output(w, self.x)
-        if self.noise is None:
-            return F.logsigmoid((2 * self.y - 1) * f).sum(1)
-        normaliser = 0.5 * len(self.y) * math.log(2 * math.pi * self.noise**2)
-        return -0.5 * (self.y - f).square().sum(1) / self.noise**2 - normaliser
+    def stationary(self, method: Method) -> tuple[np.ndarray, np.ndarray, Any]:
+        """Of stochastic gradients at a finite step: low and high (M,), and what these may be off."""
+        mean = self.posterior.mean
+        largest = torch.linalg.eigvalsh(self.steepest()).max().item()
+        relative = method.eta_share * method.lr / len(self.data.x_train) * largest / (4 - 2 * method.friction)
+        return mean, mean, relative * np.maximum(np.abs(mean), 1.0)
 
-    def log_prior(self, w: Tensor) -> Tensor:
-        """log p(w) (S,), nats."""
-        return -0.5 * w.square().sum(1) / self.prior_scale**2 - 2 * math.log(self.prior_scale * math.sqrt(2 * math.pi))
+    def log_joint(self, w: Tensor) -> Tensor | None:
+        """log p(y | x, w)/T + log p(w) (S,), nats, w (S, P) in float64."""
+        return None
+
+    def elbo(self, mean: Tensor, covariance: Tensor) -> float | None:
+        """log p(y) − KL(q ‖ posterior) of a q with these moments, nats."""
+        return None
+
+    def pictures(self, w: Tensor, f: Tensor) -> dict[str, Any]:
+        """Arrays for the figures."""
+        return {}
+
+
+def drawn(problem: Problem, posterior: Posterior, seed: int) -> tuple[Tensor, Tensor]:
+    """Weights (C, D, P) and outputs (C, D, B) of chains, or of one "chain" of independent draws; float64."""
+    chains = None if posterior.chains is None else next(iter(posterior.chains.values())).shape[:2]
+    lead = (1, DRAWS) if chains is None else tuple(chains)
+    sites = posterior.draw(lead[0] * lead[1], seed=seed)
+    w = torch.cat([sites[site].double().flatten(1) for site in posterior.model.initial], 1)
+    f = problem.outputs(predict(posterior, problem.x, num_draws=len(w), seed=seed)).double()
+    return w.unflatten(0, lead), f.unflatten(0, lead)
+
+
+def standardised(problem: LinearGaussian, x: Tensor) -> Tensor:
+    """x in units of the root mean square of the problem's inputs: a last layer divides its features by just this."""
+    return (x / problem.x.square().mean().sqrt()).float()
+
+
+class LinearRegression(Problem):
+    """Everything by formulas; neighbouring inputs correlate at 0.7, and there is a bias."""
+
+    title, stops, batches = "linear regression", 0.02, 4
+
+    def __init__(self, rows: int, inputs: int, points: int, temperature: float = 1.0) -> None:
+        made = correlated(rows, inputs, noise=NOISE)
+        self.sizes, self.temperature = (rows, inputs, points), temperature
+        self.untempered = replace(made, x=standardised(made, made.x).double())
+        self.known = known = replace(self.untempered, noise=NOISE * math.sqrt(temperature))
+        self.settings = {"hidden": (), "bias": True, "noise": NOISE, "prior": f"normal:{made.prior_scale}"}
+        self.data, self.x = self.untempered.data, standardised(made, correlated(points, inputs, seed=2).x)
+        self.a, self.covariance = known.design(self.x), torch.linalg.inv(known.precision)
+        self.sd, self.f_mean = self.covariance.diagonal().sqrt(), self.a @ known.mean
+        self.f_sd = ((self.a @ self.covariance) * self.a).sum(1).sqrt()
+        self.sure = slice(len(self.sd))
+        self.upper = tuple(torch.triu_indices(len(self.sd), len(self.sd)))
+        expected = self.expect(known.mean, self.covariance)
+        self.posterior = Estimate(expected, np.zeros_like(expected))
+
+    def at(self, temperature: float, exact: bool) -> LinearRegression:
+        """See ``Problem``."""
+        return LinearRegression(*self.sizes, temperature)
+
+    def labels(self) -> list[str]:
+        """See ``Problem``."""
+        return [
+            *(f"mean of weight {i + 1} (posterior sd)" for i in range(len(self.sd))),
+            *(f"variance of weight {i + 1} (posterior variance)" if i == j else
+              f"covariance of weights {i + 1} and {j + 1} (posterior sd)"
+              for i, j in zip(*(u.tolist() for u in self.upper), strict=True)),
+            *(f"mean prediction at input {b + 1} (posterior sd)" for b in range(len(self.x))),
+            *(f"variance of the prediction at input {b + 1} (posterior variance)" for b in range(len(self.x))),
+        ]  # fmt: skip
+
+    def outputs(self, prediction: Prediction) -> Tensor:
+        """See ``Problem``."""
+        return prediction.locs
+
+    def quantities(self, w: Tensor, f: Tensor) -> Tensor:
+        """See ``Problem``."""
+        unit, f = (w - self.known.mean) / self.sd, (f - self.f_mean) / self.f_sd
+        i, j = self.upper
+        return torch.cat([unit, unit[..., i] * unit[..., j], f, f.square()], -1)
+
+    def mode(self, prior_weight: float) -> Tensor:
+        """See ``Problem``."""
+        if prior_weight:
+            return self.known.mean
+        return torch.linalg.lstsq(self.known.design(self.known.x), self.known.y[:, None]).solution[:, 0]
+
+    def precisions(self, mode: Tensor) -> dict[str, Tensor]:
+        """See ``Problem``."""
+        return {"full": self.known.precision, "diagonal": torch.diag(self.known.precision.diagonal())}
+
+    def best_normal(self, mode: Tensor, correlated: bool) -> tuple[Tensor, Tensor]:
+        """See ``Problem``."""
+        return mode, self.covariance if correlated else torch.diag(self.known.mean_field_scale.square())
+
+    def expect(self, mean: Tensor, covariance: Tensor | None) -> np.ndarray:
+        """In the order of the labels; of an unknown covariance the means alone."""
+        shift = mean - self.known.mean
+        spread = torch.full_like(self.covariance, math.nan) if covariance is None else covariance
+        second, (i, j) = spread + torch.outer(shift, shift), self.upper
+        f_second = ((self.a @ second) * self.a).sum(1) / self.f_sd.square()
+        products = (second / torch.outer(self.sd, self.sd))[i, j]
+        return torch.cat([shift / self.sd, products, self.a @ shift / self.f_sd, f_second]).numpy()
+
+    def stationary(self, method: Method) -> tuple[np.ndarray, np.ndarray, Any]:
+        """From the recursion itself."""
+        low, high = (self.expect(self.known.mean, c) for c in stationary(method, self.known))
+        return low, high, 0.0
 
     def log_joint(self, w: Tensor) -> Tensor:
-        """log p(y | x, w)/T + log p(w) (S,), nats, w (S, 2) in float64."""
-        return self.log_likelihood(w) / self.temperature + self.log_prior(w)
+        """See ``Problem``."""
+        residual = self.known.y - w @ self.known.design(self.known.x).mT
+        normaliser = 0.5 * len(self.known.y) * math.log(2 * math.pi * NOISE**2) / self.temperature
+        likelihood = -0.5 * residual.square().sum(1) / self.known.noise**2 - normaliser
+        return likelihood + Normal(0.0, self.known.prior_scale).log_prob(w).sum(1)
+
+    def elbo(self, mean: Tensor, covariance: Tensor) -> float:
+        """See ``Problem``; of a Normal."""
+        precision, off = self.known.precision, mean - self.known.mean
+        gap = (precision @ covariance).trace() + off @ precision @ off - len(off) - torch.logdet(precision @ covariance)
+        return self.known.log_evidence - 0.5 * gap.item()
+
+    def amounts(self, w: Tensor, f: Tensor) -> list[Amount]:
+        """See ``Problem``."""
+        share = "standard deviation of the {} as a share of the posterior's, mean"
+        f_sd = f.std(1, correction=0).mean(0)
+        return [
+            ("closed_form", share.format("weights"), _mean(w.std(1, correction=0).mean(0) / self.sd), 1.0),
+            ("closed_form_predictions", share.format("predictions"), _mean(f_sd / self.f_sd), 1.0),
+            (
+                "closed_form_coverage",
+                "share of the exact posterior of predictions inside central 95 % intervals",
+                float(_coverage((f.mean((0, 1)) - self.f_mean) / self.f_sd, f_sd / self.f_sd)[-1]),
+                0.95,
+            ),
+        ]
+
+    def pictures(self, w: Tensor, f: Tensor) -> dict[str, Any]:
+        """Of the outputs at B new inputs, exact_mean, exact_sd, mean, sd (B,); of intervals: levels, coverage (3,)."""
+        f_sd, w_sd = (v.std(1, correction=0).mean(0) for v in (f, w))
+        return {
+            "exact_mean": self.f_mean.numpy(),
+            "exact_sd": self.f_sd.numpy(),
+            "mean": f.mean((0, 1)).numpy(),
+            "sd": f_sd.numpy(),
+            "levels": np.array(LEVELS),
+            "coverage": _coverage((f.mean((0, 1)) - self.f_mean) / self.f_sd, f_sd / self.f_sd),
+            "weight_coverage": _coverage((w.mean((0, 1)) - self.known.mean) / self.sd, w_sd / self.sd),
+        }
 
 
-def _inputs(low: float, high: float) -> Tensor:
-    x = torch.linspace(low, high, 12, dtype=torch.float64)
-    return (x / x.square().mean().sqrt()).float().double()  # a last layer divides its features by just this
+class SixWeights(Problem):
+    """Logistic regression with several weights: a log-concave posterior, by a long run of NUTS.
+
+    Its NUTS is itself held to integrals where there are two weights. f are the log-odds.
+    """
+
+    title = "logistic regression with six weights"
+
+    def __init__(self, rows: int, inputs: int, points: int, draws: int, seed: int) -> None:
+        made = correlated(rows, inputs)
+        self.inputs = standardised(made, made.x)
+        self.x = standardised(made, correlated(points, inputs, seed=2).x)
+        y = (made.y + torch.sin(torch.arange(rows) * 2.4) > 0.3).long()
+        self.data = dataset(self.inputs, y, Schema("classification", (inputs,), classes=("no", "yes")))
+        self.settings = {"hidden": (), "bias": True, "prior": f"normal:{PRIOR}"}
+        self.sure = slice(points)
+        long = NUTS(draws=draws, warmup=500, chains=4, cores=1)
+        reference = fit(MeanField(**self.settings), self.data, long, seed=seed, device="cpu", progress=False)
+        _, f = drawn(self, reference, seed)
+        self.centre, self.sd = f.mean((0, 1)), f.std((0, 1))
+        self.posterior = of_chains(self.quantities(f, f).numpy())
+
+    def labels(self) -> list[str]:
+        """See ``Problem``."""
+        words = ("mean log-odds at input {} (posterior sd)",
+                 "mean square of the log-odds about their mean at input {} (posterior variance)",
+                 "probability at input {}")  # fmt: skip
+        return [what.format(k + 1) for what in words for k in range(len(self.x))]
+
+    def outputs(self, prediction: Prediction) -> Tensor:
+        """See ``Problem``."""
+        return prediction.components.logits
+
+    def quantities(self, w: Tensor, f: Tensor) -> Tensor:
+        """See ``Problem``."""
+        unit = (f - self.centre) / self.sd
+        return torch.cat([unit, unit.square(), f.sigmoid()], -1)
+
+    def steepest(self) -> Tensor:
+        """¼ AᵀA + I/τ²: no log-odds have a larger curvature."""
+        a = torch.cat([self.inputs, torch.ones_like(self.inputs[:, :1])], 1).double()
+        return 0.25 * a.mT @ a + torch.eye(a.shape[1]).double() / PRIOR**2
+
+    def amounts(self, w: Tensor, f: Tensor) -> list[Amount]:
+        """See ``Problem``."""
+        ratio = _mean(f.std(1, correction=0).mean(0) / self.sd)
+        exact = torch.from_numpy(self.posterior.mean[-len(self.x) :])
+        variation = _mean((f.sigmoid().mean((0, 1)) - exact).abs())
+        return [
+            ("logistic_sd", "standard deviation of the log-odds as a share of the posterior's, mean", ratio, 1.0),
+            ("logistic_variation", "distance of the probabilities from the posterior's, mean", variation, 0.0),
+        ]
 
 
-_LABELS = torch.tensor([0, 0, 0, 1, 0, 1, 1, 1, 1, 1, 1, 1], dtype=torch.float64)
-_NOISE = torch.tensor([0.5, -0.9, 0.3, -0.2, 1.1, -0.6, 0.4, -0.3, 0.7, -1.0, 0.2, 0.6], dtype=torch.float64)
-_X = _inputs(-2.0, 2.0)
+def _mean(values: Tensor) -> float:
+    return values.mean().item()
 
-#: Every one by its name.
-PROBLEMS: dict[str, SmallProblem] = {
-    "logistic": SmallProblem(
-        "logistic regression",
-        _inputs(-1.5, 2.5),
-        _LABELS,
-        {"hidden": (), "bias": True, "prior": "normal:2.0"},
-        2.0,
-        None,
-        ("w", "b"),
-    ),
-    "sign": SmallProblem(
-        "one tanh unit",
-        _X,
-        (torch.tanh(1.2 * _X) + 0.6 * _NOISE).float().double(),
-        {"hidden": (1,), "bias": False, "activation": "tanh", "prior": "normal:1.5", "noise": 1.1},
-        1.5,
-        1.1,
-        ("u", "v"),
-        two_modes=True,
-    ),
-}
+
+def _coverage(off: Tensor, sd: Tensor) -> np.ndarray:
+    """Share of a standard Normal inside central intervals of Normal(off, sd), for each level, mean; (3,)."""
+    half = norm.ppf(0.5 + np.array(LEVELS) / 2)[:, None] * sd.numpy()
+    return (norm.cdf(off.numpy() + half) - norm.cdf(off.numpy() - half)).mean(1)

@@ -8,25 +8,20 @@ tells.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 
-from bnn_pyro.checks.check import ALPHA, Finding, Outcome, worst
-from bnn_pyro.checks.reduction import irreducible
-from bnn_pyro.checks.reference_comparison import Compared, Found, amounts, compared, coverage, distances_to, found_by
+from bnn_pyro.checks.check import ALPHA, Finding, Outcome, Subject, fields_of, irreducible, lengthened, worst
+from bnn_pyro.checks.reference_comparison import Outputs, amounts, compared, coverage, distances_to, outputs_of
 from bnn_pyro.checks.reference_posterior import ReferencePosterior, load_reference, references
-from bnn_pyro.checks.reference_settings import below
-from bnn_pyro.checks.subject import Subject
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError
-from bnn_pyro.fitting import fit
+from bnn_pyro.fitting import fit, tuned
 from bnn_pyro.inference.method import Report
-from bnn_pyro.settings import plain
 from bnn_pyro.zoo import Entry
 
 __all__ = ["Reference"]
@@ -36,7 +31,16 @@ __all__ = ["Reference"]
 DEFAULT, STOCHASTIC, ON_FEATURES = "toy-curve", "breast-cancer", "digits-last-layer"
 #: R-hat above which chains have not converged; effective draws below which nothing can be told; a shift of the mean, in
 #: posterior standard deviations, that has to be visible.
-CONVERGED, FEWEST, BLIND = 1.05, 100, 0.5
+CONVERGED, MIN_EFFECTIVE, BLIND = 1.05, 100, 0.5
+#: How many times the epochs of a tiny problem an optimiser takes that was not tuned.
+EPOCHS = 5.0
+#: Distances whose unit does not depend on the task, in words.
+DISTANCES = {
+    "agreement": "agreement with the reference in the most probable class; beside it, what chance would show",
+    "total_variation": "total variation from the reference's mean probabilities; beside it, what chance would show",
+    "wasserstein": "1-Wasserstein distance of the predictive distributions, {unit}; beside it, of chance alone",
+    "wasserstein2": "2-Wasserstein distance of what single draws predict, {unit}; beside it, of chance alone",
+}
 
 
 class Posed(NamedTuple):
@@ -72,14 +76,13 @@ class Reference:
     def refuses(self, subject: Subject) -> str:
         """See ``Check``."""
         try:
-            posed = self._posed(subject)
-            method = subject.method(below(subject, posed.reference, self.draws))
+            posed = self.pose(subject)
         except UserError as reason:
             return str(reason)
-        if getattr(method, "temperature", 1.0) != 1:
-            return f"references are of temperature 1, and this is of {method.temperature:g}"
+        if subject.temperature != 1:
+            return f"references are of temperature 1, and this is of {subject.temperature:g}"
         size = len(posed.data.x_train) * posed.reference.about["weights"]
-        if subject.limit == "posterior" and size > self.rows:
+        if subject.converges_to == "exact" and size > self.rows:
             return f"to sample {posed.reference.title} takes minutes; take the full budget"
         return ""
 
@@ -87,188 +90,161 @@ class Reference:
         """See ``Check``.
 
         ``evidence``: task, title, target; x (B, …) inputs in their own units; of the outputs, log-odds or means in
-        target units, reference_mean, reference_sd, found_mean, found_sd (B, J), and mean_floor, sd_floor (B, J), two
-        standard errors of their differences; reference_probability, found_probability (B, K) for classification;
-        z (2, B, J); levels, coverage and coverage_error (3,).
+        target units, reference_mean, reference_sd, mean, sd (B, J), and mean_floor, sd_floor (B, J), two standard
+        errors of their differences; levels, coverage and coverage_error (3,).
 
         ``figures``: the distances, each with its floor, as :func:`distances_to` names them; posterior_coverage_50, _80
         and _95, shares of the posterior (not of the truth) that intervals hold; shift and sd_ratio.
         """
-        start = time.perf_counter()
-        posed = self._posed(subject)
+        posed = self.pose(subject)
         reference = posed.reference
-        method = subject.method(below(subject, reference, self.draws))
+        method = subject.method(self._settings(subject, reference))
         if report is not None:
             report(0, 2, {"fitting": reference.name})
         posterior = fit(posed.entry, posed.data, method, seed=seed, device="cpu", progress=False)
         if report is not None:
             report(1, 2, {"comparing": reference.name})
-        settings = {"variant": plain(posed.entry), "method": plain(method), "check": plain(self)}
-        settings |= {"reference": reference.name, "own": posed.own}
+        settings = subject.settings(method, posed.entry) | {"reference": reference.name, "own": posed.own}
         try:
-            found = found_by(posterior, reference, self.draws)
+            outputs = outputs_of(posterior, reference, self.draws)
         except ValueError:  # a distribution refuses parameters that are not finite
-            found = None
-        if found is None or not (np.isfinite(found.outputs).all() and np.isfinite(found.mean).all()):
-            sentence = f"On {reference.title}: predictions are not finite."
-            return Outcome("reference", "bad", sentence, settings, seconds=time.perf_counter() - start)
-        test = compared(found, reference, ALPHA)
-        held, apart, off = coverage(found, reference), distances_to(found, reference, seed), amounts(found, reference)
-        claims = self._claims(subject, found, test)
-        findings = (*_distances(apart, reference, claims[0].level), *_amounts(held, off, claims[0].level), *claims)
+            outputs = None
+        if outputs is None or not (np.isfinite(outputs.values).all() and np.isfinite(outputs.mean).all()):
+            return Outcome("reference", "bad", f"On {reference.title}: predictions are not finite.", settings)
+        claims, sentence = _claims(subject, posed, outputs)
+        level = claims[0].level
+        covered, apart = coverage(outputs, reference), distances_to(outputs, reference, seed)
+        off = amounts(outputs, reference)
+        findings = _distances(apart, reference, level)
+        for nominal, (share, error) in covered.items():
+            far = level if abs(share - nominal) > 4 * error else "good"
+            about = f"share of the posterior inside its {nominal:.0%} intervals"
+            findings.append(Finding(about, share, nominal, error, level=far))
+        findings += [
+            Finding(
+                "shift of the means, posterior standard deviations, root mean square", off["shift"], 0.0, level=level
+            ),
+            Finding("its standard deviations as shares of the posterior's, median", off["ratio"], 1.0, level=level),
+            *claims,
+        ]
         figures = {name: value for name, (value, _) in apart.items()}
         figures |= {f"{name}_floor": floor for name, (_, floor) in apart.items()}
-        figures |= {f"posterior_coverage_{level * 100:.0f}": share for level, (share, _) in held.items()}
+        figures |= {f"posterior_coverage_{nominal * 100:.0f}": share for nominal, (share, _) in covered.items()}
         figures |= {"shift": off["shift"], "sd_ratio": off["ratio"]}
-        return Outcome(
-            "reference",
-            worst(f.level for f in findings),
-            _sentence(subject, posed, found, test, held, off),
-            settings,
-            findings,
-            _evidence(posed, found, test, held),
-            figures,
-            time.perf_counter() - start,
+        words = (
+            f"means are off by {off['shift']:.2g} posterior standard deviations (root mean square), its spread is "
+            f"{off['ratio']:.2g} times the posterior's, and its 95 % intervals hold {covered[0.95][0]:.0%} of it"
         )
+        evidence = _evidence(posed, outputs, covered)
+        level = worst(f.level for f in findings)
+        return Outcome("reference", level, sentence.format(off=words), settings, findings, evidence, figures)
 
-    # -- the parts -----------------------------------------------------------------------------------------------
-    def _posed(self, subject: Subject) -> Posed:
-        """Raises UserError where there is none."""
+    def pose(self, subject: Subject) -> Posed:
+        """What the subject is compared with. Raises UserError where there is nothing."""
         known = [load_reference(name) for name in ([self.on] if self.on else references())]
+        on_features = hasattr(subject.entry, "backbone")
         for reference in known:
-            entry = _on_stored_features(subject, reference)
+            # A last layer on the network of the reference: every other would have other features.
+            stored = {"backbone": reference.features()} if reference.backbone and on_features else {}
+            entry = replace(subject.entry, **stored)
             if not reference.unlike(entry, subject.data):
                 return Posed(reference, entry, subject.data, True)
-        on_features = hasattr(subject.entry, "backbone")
         if reason := irreducible(subject, hidden=() if on_features else (1,)):
             raise UserError(reason)
         if self.on:
             reference = known[0]
         else:
-            suits = [r for r in known if bool(r.backbone) == on_features]
-            stochastic = subject.limit == "posterior at step size 0"
+            stochastic = subject.converges_to == "exact as lr → 0"
             name = ON_FEATURES if on_features else STOCHASTIC if stochastic else DEFAULT
-            usual = [r for r in suits if r.name == name]
+            suits = [r for r in known if bool(r.backbone) == on_features]
             same_data = [r for r in suits if r.about["dataset"] == subject.data.name and not stochastic]
-            if not (same_data or usual):
+            if not (suits := same_data + [r for r in suits if r.name == name]):
                 raise UserError("no reference posterior is stored for such a variant")
-            reference = (same_data or usual)[0]
-        names = {field.name for field in fields(subject.entry)}
-        settings = {"bias": True, "input_dropout": 0.0, "hidden_dropout": 0.0, **reference.settings()}
+            reference = suits[0]
+        names = fields_of(subject.entry)
         if lacking := [k for k in reference.settings() if k not in names]:
             raise UserError(f"{reference.title} is of a variant with '{lacking[0]}', which this one has not")
+        settings = {"bias": True, "input_dropout": 0.0, "hidden_dropout": 0.0, **reference.settings()}
         entry = replace(subject.entry, **{k: v for k, v in settings.items() if k in names})
         data = reference.data()
         if reason := reference.unlike(entry, data):
             raise UserError(reason)
         return Posed(reference, entry, data, False)
 
-    def _claims(self, subject: Subject, found: Found, test: Compared) -> tuple[Finding, ...]:
-        """Whether the draws are of the posterior, and whether that could be told."""
-        about = "every output's mean and width are the reference's (largest difference, in standard errors)"
-        largest = float(np.abs(test.z).max())
-        off = test.p < ALPHA
-        if found.draws == 1 or subject.limit == "points":
-            return (Finding("outputs of a point: nothing is said of what lies around it", largest, level="caution"),)
-        level = "good" if not off else "bad" if subject.limit == "posterior" else "caution"
-        findings = [Finding(about, largest, 0.0, 1.0, test.p, level)]
-        rhat = found.rhat()
-        if found.markov:
-            told = "good" if rhat < CONVERGED and found.effective > FEWEST else "caution"
-            findings.append(Finding("largest R-hat of the outputs of its own chains", rhat, 1.0, level=told))
-        told = "good" if off or test.visible < BLIND else "caution"
-        visible = "shift of a mean that would have been seen, in posterior standard deviations"
-        return (*findings, Finding(visible, test.visible, level=told))
+    def _settings(self, subject: Subject, reference: ReferencePosterior) -> dict[str, Any]:
+        """Those that were tuned for the data, or what suffices on a small problem; what the reference says, above."""
+        try:
+            settings = dict(tuned(subject.variant, reference.about["dataset"], subject.inference)[1].method)
+        except UserError:  # a variant or a method of the user's own
+            settings = {}
+        if subject.converges_to == "exact":
+            tiny = subject.kind.tiny
+            settings |= {**tiny, "draws": max(1, self.draws // tiny.get("chains", 1))}
+        elif subject.exact:
+            settings |= {"chains": 4, "max_draws": self.draws}
+        elif not settings:  # a tuned optimisation is one whole
+            settings = lengthened(subject.kind.tiny, epochs=EPOCHS)
+        return {**settings, **reference.about.get("settings", {}).get(subject.inference, {})}
 
 
-def _on_stored_features(subject: Subject, reference: ReferencePosterior) -> Entry:
-    """A last layer on the network of the reference: every other would have other features."""
-    if reference.backbone and hasattr(subject.entry, "backbone"):
-        return replace(subject.entry, backbone=reference.features())
-    return subject.entry
-
-
-def _distances(apart: Mapping[str, tuple[float, float]], reference: ReferencePosterior, off: str) -> list[Finding]:
-    """off: the level of those that are more than twice what chance would show."""
-    unit = reference.about["unit"] if not reference.has_classes else "probability"
-    names = {
-        "agreement": "agreement with the reference in the most probable class; beside it, what chance would show",
-        "total_variation": "total variation from the reference's mean probabilities; beside it, what chance would show",
-        "wasserstein": f"1-Wasserstein distance of the predictive distributions, {unit}; beside it, of chance alone",
-        "wasserstein2": f"2-Wasserstein distance of what single draws predict, {unit}; beside it, of chance alone",
-    }
-    far = {k: (1 - v > 2 * (1 - floor)) if k == "agreement" else (v > 2 * floor) for k, (v, floor) in apart.items()}
-    return [Finding(names[k], value, floor, level=off if far[k] else "good") for k, (value, floor) in apart.items()]
-
-
-def _amounts(held: Mapping[float, tuple[float, float]], off: Mapping[str, float], level: str) -> list[Finding]:
-    """level: that of shares that are more than four standard errors off."""
-    shares = [
-        Finding(
-            f"share of the posterior inside its {nominal:.0%} intervals", share, nominal, error,
-            level=level if abs(share - nominal) > 4 * error else "good",
-        )
-        for nominal, (share, error) in held.items()
-    ]  # fmt: skip
-    return [
-        *shares,
-        Finding("shift of the means, posterior standard deviations, root mean square", off["shift"], 0.0, level=level),
-        Finding("its standard deviations as shares of the posterior's, median", off["ratio"], 1.0, level=level),
-    ]
-
-
-def _sentence(
-    subject: Subject,
-    posed: Posed,
-    found: Found,
-    test: Compared,
-    held: Mapping[float, tuple[float, float]],
-    off: Mapping[str, float],
-) -> str:
+def _claims(subject: Subject, posed: Posed, outputs: Outputs) -> tuple[list[Finding], str]:
+    """Whether the draws are of the posterior, and whether that could be told; in words, {off} for the amounts."""
+    test, exact = compared(outputs, posed.reference, ALPHA), subject.converges_to == "exact"
     whose = "your own model and data" if posed.own else "a model of its kind with a known posterior"
     place = f"On {posed.reference.title} ({whose}; {posed.reference.about['draws']:,} verified draws)"
-    off_words = (
-        f"means are off by {off['shift']:.2g} posterior standard deviations (root mean square), its spread is "
-        f"{off['ratio']:.2g} times the posterior's, and its 95 % intervals hold {held[0.95][0]:.0%} of it"
-    )
-    if found.draws == 1 or subject.limit == "points":
-        return f"{place}, {off_words}."
-    rhat = found.rhat()
-    unsettled = found.markov and not (rhat < CONVERGED and found.effective > FEWEST)
-    still = f"its chains have not converged (R-hat {rhat:.2f}, {found.effective:,.0f} effective draws)"
-    if test.p < ALPHA and subject.limit == "posterior":
+    largest = float(np.abs(test.z).max())
+    if outputs.draws == 1 or subject.converges_to == "point":
+        about = "outputs of a point: nothing is said of what lies around it"
+        return [Finding(about, largest, level="caution")], f"{place}, {{off}}."
+    off, rhat = test.p < ALPHA, outputs.rhat()
+    unsettled = outputs.markov and not (rhat < CONVERGED and outputs.effective > MIN_EFFECTIVE)
+    about = "every output's mean and width are the reference's (largest difference, in standard errors)"
+    findings = [Finding(about, largest, 0.0, 1.0, test.p, "good" if not off else "bad" if exact else "caution")]
+    if outputs.markov:
+        about = "largest R-hat of the outputs of its own chains"
+        findings.append(Finding(about, rhat, 1.0, level="caution" if unsettled else "good"))
+    about = "shift of a mean that would have been seen, in posterior standard deviations"
+    findings.append(Finding(about, test.visible, level="good" if off or test.visible < BLIND else "caution"))
+    still = f"its chains have not converged (R-hat {rhat:.2f}, {outputs.effective:,.0f} effective draws)"
+    if off and exact:
         why = f"{still}, and " if unsettled else ""
-        return f"{place}: {why}it does not sample the posterior that it claims (p = {test.p:.1g}): {off_words}."
-    if test.p < ALPHA:
-        return f"{place}, {off_words}{f'; {still}' if unsettled else ''}."
-    if unsettled:
-        return f"{place}: too few draws to tell; {still}. As far as they go, {off_words}."
-    seen = f"a mean off by {test.visible:.2g} posterior standard deviations would have been seen"
-    if test.visible >= BLIND:
-        return f"{place}: too few draws to tell; only {seen.removeprefix('a ')}."
-    return f"{place} it cannot be told from the posterior: {seen}."
+        words = f"{place}: {why}it does not sample the posterior that it claims (p = {test.p:.1g}): {{off}}."
+    elif off:
+        words = f"{place}, {{off}}{f'; {still}' if unsettled else ''}."
+    elif unsettled:
+        words = f"{place}: too few draws to tell; {still}. As far as they go, {{off}}."
+    else:
+        seen = f"mean off by {test.visible:.2g} posterior standard deviations would have been seen"
+        told = f"{place}: too few draws to tell; only a {seen}." if test.visible >= BLIND else ""
+        words = told or f"{place} it cannot be told from the posterior: a {seen}."
+    return findings, words
 
 
-def _evidence(posed: Posed, found: Found, test: Compared, held: Mapping[float, tuple[float, float]]) -> dict[str, Any]:
+def _distances(apart: Mapping[str, tuple[float, float]], reference: ReferencePosterior, level: str) -> list[Finding]:
+    """level: of those that are more than twice what chance would show."""
+    unit = reference.about["unit"] if not reference.has_classes else "probability"
+    findings = []
+    for name, (value, floor) in apart.items():
+        far = (1 - value > 2 * (1 - floor)) if name == "agreement" else value > 2 * floor
+        findings.append(Finding(DISTANCES[name].format(unit=unit), value, floor, level=level if far else "good"))
+    return findings
+
+
+def _evidence(posed: Posed, outputs: Outputs, covered: Mapping[float, tuple[float, float]]) -> dict[str, Any]:
     reference, schema = posed.reference, posed.data.schema
-    mean, sd = (getattr(found.flat, name)(0, dtype=np.float64) for name in ("mean", "std"))
-    number = 1 / found.effective + 1 / reference.about["draws"]
-    evidence = {
+    number = 1 / outputs.effective + 1 / reference.about["draws"]
+    return {
         "task": reference.task,
         "title": reference.title,
         "target": schema.target,
         "x": schema.unstandardise(torch.from_numpy(reference.x)).numpy(),
         "reference_mean": reference.centre,
         "reference_sd": reference.spread,
-        "found_mean": mean,
-        "found_sd": sd,
+        "mean": outputs.flat.mean(0, dtype=np.float64),
+        "sd": outputs.flat.std(0, dtype=np.float64),
         "mean_floor": 2 * reference.spread * number**0.5,
         "sd_floor": 2 * reference.spread * (number / 2) ** 0.5,
-        "z": test.z,
-        "levels": np.array(list(held)),
-        "coverage": np.array([share for share, _ in held.values()]),
-        "coverage_error": np.array([error for _, error in held.values()]),
+        "levels": np.array(list(covered)),
+        "coverage": np.array([share for share, _ in covered.values()]),
+        "coverage_error": np.array([error for _, error in covered.values()]),
     }
-    if reference.has_classes:
-        evidence |= {"reference_probability": reference.mean, "found_probability": found.mean}
-    return evidence

@@ -25,7 +25,7 @@ from bnn_pyro.metrics.distance import quantile_distance, wasserstein
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction, predict
 
-__all__ = ["LEVELS", "Compared", "Found", "amounts", "compared", "coverage", "distances_to", "found_by"]
+__all__ = ["LEVELS", "Compared", "Outputs", "amounts", "compared", "coverage", "distances_to", "outputs_of"]
 
 #: Intervals whose coverage is told.
 LEVELS = (0.5, 0.8, 0.95)
@@ -40,16 +40,16 @@ SLOPE = 0.606
 
 
 @dataclass(frozen=True)
-class Found:
+class Outputs:
     """What a posterior predicts at the inputs of a reference. Shapes: C chains of D draws, B, J and K as there.
 
-    outputs   (C, D, B, J) log-odds, or means in target units
+    values    (C, D, B, J) log-odds, or means in target units
     mean      (B, K) mean class probabilities, or mean of the network
     noise     (C·D,) standard deviations of the observations; empty for classification
     markov    whether draws of a chain depend on one another
     """
 
-    outputs: np.ndarray
+    values: np.ndarray
     mean: np.ndarray
     noise: np.ndarray
     markov: bool
@@ -57,25 +57,25 @@ class Found:
     @property
     def draws(self) -> int:
         """C·D."""
-        return self.outputs.shape[0] * self.outputs.shape[1]
+        return self.values.shape[0] * self.values.shape[1]
 
     @property
     def flat(self) -> np.ndarray:
         """(C·D, B, J)."""
-        return self.outputs.reshape(-1, *self.outputs.shape[2:])
+        return self.values.reshape(-1, *self.values.shape[2:])
 
     @cached_property
     def effective(self) -> float:
         """Effective number of draws for the mean, the median over the outputs; infinite for a single draw."""
         if self.draws == 1:
             return math.inf
-        return float(np.nanmedian(ess_mean(_series(self.outputs)))) if self.markov else float(self.draws)
+        return float(np.nanmedian(ess_mean(_series(self.values)))) if self.markov else float(self.draws)
 
     def rhat(self) -> float:
         """The largest R-hat of the outputs; NaN for a single chain, or for independent draws."""
-        if not self.markov or len(self.outputs) < 2:
+        if not self.markov or len(self.values) < 2:
             return math.nan
-        return float(np.nanmax(chain_statistics(_series(self.outputs)).rhat))
+        return float(np.nanmax(chain_statistics(_series(self.values)).rhat))
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Compared:
     visible: float
 
 
-def found_by(posterior: Posterior, reference: ReferencePosterior, draws: int) -> Found:
+def outputs_of(posterior: Posterior, reference: ReferencePosterior, draws: int) -> Outputs:
     """All draws of chains, or so many of a guide, at the reference's inputs."""
     chains = posterior.chains
     shape = (1, draws) if chains is None else tuple(next(iter(chains.values())).shape[:2])
@@ -106,23 +106,23 @@ def found_by(posterior: Posterior, reference: ReferencePosterior, draws: int) ->
         else:
             means.append(prediction.probs.double().mean(0))
     values = np.concatenate(outputs, 1).reshape(*shape, len(reference.x), -1)
-    return Found(values, torch.cat(means).numpy(), noise, chains is not None and shape[1] >= LEAST_DRAWS)
+    return Outputs(values, torch.cat(means).numpy(), noise, chains is not None and shape[1] >= LEAST_DRAWS)
 
 
-def compared(found: Found, reference: ReferencePosterior, alpha: float) -> Compared:
+def compared(outputs: Outputs, reference: ReferencePosterior, alpha: float) -> Compared:
     """Every output's mean and width against the reference's, within the Monte-Carlo errors of both.
 
     A single draw has no error: p is NaN.
     """
-    values = bounded(found.outputs.astype(np.float64), reference.centre, reference.spread)
+    values = bounded(outputs.values.astype(np.float64), reference.centre, reference.spread)
     mean = values.mean((1, 2))
-    if found.draws == 1:
+    if outputs.draws == 1:
         return Compared(math.nan, (mean - reference.expected) / reference.error, math.inf)
-    if found.markov:
+    if outputs.markov:
         count = np.stack([ess_mean(_series(v)).reshape(reference.centre.shape) for v in values])
         freedom = np.maximum(count / WINDOW, 1.0)
     else:
-        count = np.full(mean.shape, float(found.draws))
+        count = np.full(mean.shape, float(outputs.draws))
         freedom = count - 1
     with np.errstate(divide="ignore", invalid="ignore"):
         error = np.hypot(values.std((1, 2)) / np.sqrt(count), reference.error)
@@ -132,7 +132,7 @@ def compared(found: Found, reference: ReferencePosterior, alpha: float) -> Compa
     return Compared(p, z, float(np.nanmedian(limit * error[0]) / SLOPE))
 
 
-def distances_to(found: Found, reference: ReferencePosterior, seed: int = 0) -> dict[str, tuple[float, float]]:
+def distances_to(outputs: Outputs, reference: ReferencePosterior, seed: int = 0) -> dict[str, tuple[float, float]]:
     """{distance: (its value, what draws of the same posterior would show)}; the mean over the reference's inputs.
 
     agreement, total_variation (classification) of the mean probabilities; wasserstein (regression), of the predictive
@@ -140,36 +140,36 @@ def distances_to(found: Found, reference: ReferencePosterior, seed: int = 0) -> 
     """
     rng = np.random.default_rng(seed)
     draws, halves = reference.outputs(), []
-    share = math.sqrt(1 / found.effective + 1 / len(draws)) / math.sqrt(4 / len(draws))  # of what halves show
+    share = math.sqrt(1 / outputs.effective + 1 / len(draws)) / math.sqrt(4 / len(draws))  # of what halves show
     for _ in range(SPLITS):
         order = rng.permutation(len(draws))
         halves.append((order[: len(draws) // 2], order[len(draws) // 2 :]))
     apart = lambda a, b: _spread_apart(a, b, reference.has_classes)  # noqa: E731
     known: dict[str, tuple[float, float]] = {}
     if reference.has_classes:
-        error = reference.mean_sd * math.sqrt(1 / found.effective + 1 / reference.about["draws"])
+        error = reference.mean_sd * math.sqrt(1 / outputs.effective + 1 / reference.about["draws"])
         noisy = reference.mean + error * rng.standard_normal((50, *error.shape))
         same = reference.mean.argmax(1)
-        known["agreement"] = float((found.mean.argmax(1) == same).mean()), float((noisy.argmax(2) == same).mean())
-        tv = 0.5 * np.abs(found.mean - reference.mean).sum(1).mean()
+        known["agreement"] = float((outputs.mean.argmax(1) == same).mean()), float((noisy.argmax(2) == same).mean())
+        tv = 0.5 * np.abs(outputs.mean - reference.mean).sum(1).mean()
         known["total_variation"] = float(tv), float(0.5 * math.sqrt(2 / math.pi) * error.sum(1).mean())
     else:
         whole = reference.prediction()[::THINNED]
-        mine = _mixture(found.flat[:, reference.points[::THINNED], 0], found.noise)
+        mine = _mixture(outputs.flat[:, reference.points[::THINNED], 0], outputs.noise)
         two = [wasserstein(whole.of_draws(a), whole.of_draws(b), bootstrap=2).value for a, b in halves]
         known["wasserstein"] = wasserstein(mine, whole, bootstrap=2).value, share * float(np.mean(two))
     floor = share * float(np.mean([apart(draws[a], draws[b]) for a, b in halves]))
-    known["wasserstein2"] = apart(found.flat[:, reference.points], draws), floor
+    known["wasserstein2"] = apart(outputs.flat[:, reference.points], draws), floor
     return known
 
 
-def coverage(found: Found, reference: ReferencePosterior) -> dict[float, tuple[float, float]]:
+def coverage(outputs: Outputs, reference: ReferencePosterior) -> dict[float, tuple[float, float]]:
     """{level: (share of the reference's draws inside the central intervals of the draws, its Monte-Carlo error)}.
 
     Of every output at the points with stored draws; the error is that at one of them, since points go together.
     """
-    mine, draws = found.flat[:, reference.points], reference.outputs()
-    number = 1 / found.effective + 1 / len(draws)
+    mine, draws = outputs.flat[:, reference.points], reference.outputs()
+    number = 1 / outputs.effective + 1 / len(draws)
     shares = {}
     for level in LEVELS:
         low, high = np.quantile(mine, [(1 - level) / 2, (1 + level) / 2], axis=0)
@@ -178,11 +178,11 @@ def coverage(found: Found, reference: ReferencePosterior) -> dict[float, tuple[f
     return shares
 
 
-def amounts(found: Found, reference: ReferencePosterior) -> Mapping[str, float]:
+def amounts(outputs: Outputs, reference: ReferencePosterior) -> Mapping[str, float]:
     """How far off: ``shift``, root mean square difference of the outputs' means, in posterior standard deviations;
     ``shift_max``; ``ratio``, the median of the standard deviations as shares of the posterior's."""
-    shift = (found.flat.mean(0, dtype=np.float64) - reference.centre) / reference.spread
-    ratio = found.flat.std(0, dtype=np.float64) / reference.spread
+    shift = (outputs.flat.mean(0, dtype=np.float64) - reference.centre) / reference.spread
+    ratio = outputs.flat.std(0, dtype=np.float64) / reference.spread
     return {
         "shift": float(np.sqrt(np.square(shift).mean())),
         "shift_max": float(np.abs(shift).max()),

@@ -3,70 +3,74 @@
     w* ~ p(w)    y ~ p(y | x, w*)    w_s ~ q(w | y), s = 1 … L          rank of f(w*, y) among f(w_s, y): uniform
 
 Talts et al. 2018, arXiv:1804.06788; Modrák et al. 2023, arXiv:2211.02383. Every replication is what a user would run:
-``fit`` with the variant, simulated data and the method. Of exact methods the ranks must be uniform. What approximations
-are known for is told in amounts, and what cannot come of it is a fault: draws that lie to one side of the truth, draws
-that know nothing of the data (see ``miscalibration``).
+``fit`` with the variant, simulated data and the method. Three tests of every quantity (``sbc_ranks``) are corrected for
+all of them together by Holm's method. Of a method that converges to the posterior all must hold. The spread of an
+approximation is not the posterior's; by how much is reported. It has no way to lie to one side of predictions, for
+prior and network are symmetric, or to be no likelier than the prior: these are faults of it, too.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import time
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from bnn_pyro.checks.check import Outcome
-from bnn_pyro.checks.miscalibration import judge
-from bnn_pyro.checks.replicas import Plan, replications, why_not_together
+import numpy as np
+from scipy.stats import norm, ttest_1samp, wilcoxon
+
+from bnn_pyro.checks.check import ALPHA, Finding, Outcome, Subject
+from bnn_pyro.checks.replications import Failure, Plan, Replication, replications, why_not_together
+from bnn_pyro.checks.sbc_ranks import LEVELS, covered, holm, normal_scores, p_location, p_uniform, p_width, width
 from bnn_pyro.checks.simulation import Design, design, linear_part, why_not
-from bnn_pyro.checks.subject import Subject
 from bnn_pyro.errors import UserError
 from bnn_pyro.fitting import at_hand, fit
-from bnn_pyro.inference import METHODS, SVI
+from bnn_pyro.inference import Method
 from bnn_pyro.inference.budget import LARGE
 from bnn_pyro.inference.method import Report
 from bnn_pyro.isolation import isolated
-from bnn_pyro.settings import plain
+from bnn_pyro.parts.priors import IsotropicNormal
+from bnn_pyro.settings import Settings, setting
 from bnn_pyro.zoo import Entry
 
-__all__ = ["Calibration"]
+__all__ = ["Calibration", "judge_ranks"]
 
-#: Settings of methods for one small data set, below those of the user: enough nearly independent draws, in a fraction
-#: of a second where chains are compiled.
-SETTINGS: dict[str, dict[str, Any]] = {
-    "svi": {"epochs": 1500, "lr": 0.02},
-    "hmc": {"chains": 2, "draws": 80, "warmup": 200, "thin": 2, "target_accept": 0.9, "cores": 1},
-    "nuts": {"chains": 2, "draws": 80, "warmup": 200, "thin": 2, "target_accept": 0.9, "cores": 1},
-    "chees": {"chains": 16, "superchains": 16, "draws": 20, "warmup": 200, "thin": 3},
-    "sghmc": {"chains": 16, "epochs": 800, "burn_in": 300, "max_draws": 20},
-    "sgld": {"chains": 16, "epochs": 1000, "burn_in": 300, "max_draws": 20},
+#: Lengths of a fit to one small data set, in those of a method's tiny settings; epochs of an optimiser.
+DRAWS, EPOCHS = 0.1, 4.0
+#: How many times fewer replications of what takes a second each; and the fewest.
+SLOW, FEWEST = 4, 20
+#: Fewer draws that are worth an independent one tell nothing; so many replications may have fewer.
+MIN_DRAWS, SHARE = 19, 0.05
+#: Draws that are ranked among, as a share of what they are worth: estimates of the latter scatter about it.
+NEARLY = 1.25
+#: Share of the fits that may fail and alter no verdict: ranks that are not there move an ECDF by no more.
+FEW = 0.01
+#: What is known of approximations.
+KNOWN = {
+    "best in family": "The best of a family is known to be off, with independent weights to be too narrow in these",
+    "normal at the mode": "A Normal at the mode is known to miss what is skewed",
+    "exact as lr → 0": "A chain of finite step is known for a bias that falls with the step",
 }
-#: How many times fewer replications: of linear models, whose whitened gradient is traced anew for every data set, and
-#: of what takes a second each.
-WHITENED, SLOW, FEWEST = 2, 4, 20
-#: Those that are multiplied by the effort, of methods that come closer to the posterior with it.
-LENGTHS = ("warmup", "thin", "epochs", "burn_in")
 
 
 @dataclass(frozen=True)
-class Calibration:
+class Calibration(Settings):
     """Settings of simulation-based calibration.
 
     replications  data sets, each drawn and fitted; of methods that take a second for each, a quarter of them
     rows          of each, at most: taken from the subject's training inputs
-    points        inputs at which predictions are asked for, half of them rows of the data
+    points        inputs at which predictions are compared, half of them rows of the data
     draws         of each fit, at most; fewer where they would depend on one another
     effort        length of chains, in those of the quick budget
     cores         processes; 0: as many as there are cores
     """
 
-    replications: int = 500
-    rows: int = 20
-    points: int = 4
-    draws: int = 159
-    effort: float = 2.0
-    cores: int = 0
+    replications: int = setting(500, low=FEWEST)
+    rows: int = setting(20, low=1)
+    points: int = setting(4, low=1)
+    draws: int = setting(159, low=MIN_DRAWS)
+    effort: float = setting(2.0, above=0)
+    cores: int = setting(0, low=0)
 
     title: ClassVar[str] = "Simulation-based calibration"
     idea: ClassVar[str] = (
@@ -75,18 +79,13 @@ class Calibration:
     )
     quick: ClassVar[Mapping[str, Any]] = {"replications": 80, "effort": 1.0}
 
-    def __post_init__(self) -> None:
-        for name, low in dict(replications=FEWEST, rows=1, points=1, draws=19, cores=0).items():
-            if getattr(self, name) < low:
-                raise UserError(f"{name} must be at least {low}, got {getattr(self, name)}")
-
     def refuses(self, subject: Subject) -> str:
         """See ``Check``."""
-        if subject.limit == "points":
+        if subject.converges_to == "point":
             return f"{subject.inference} gives points, and these have no spread that could be right or wrong"
-        if subject.given.get("temperature", 1.0) != 1.0:
+        if subject.temperature != 1.0:
             return "at a temperature other than 1, the posterior is not that of the prior that the data come from"
-        if _foundation(subject) is not None:  # the prior is that of the last layer, which comes after what it stands on
+        if _backbone_variant(subject) is not None:  # the prior is that of the last layer, whose backbone comes first
             return ""
         return why_not(subject.entry, self._design(subject, 0))
 
@@ -94,51 +93,34 @@ class Calibration:
         """See ``Check``.
 
         ``evidence``: labels and kinds (Q,) of the quantities; ranks (Q, R), whole numbers 0 … draws; draws, which is L;
-        p (Q, 3), of the tests of the ECDF, location and width, corrected for all of them; chi_square (Q,), as it is;
-        levels (3,); coverage and coverage_error (Q, 3); width (Q,), of the draws as a share of what is right; ess
-        (Q,), effective draws that 95 % of the replications exceed; shown, the chance that a uniform ECDF leaves the
-        bands of the picture.
+        p (Q, 3), of the tests of the ECDF, location and width, corrected for all of them; levels (3,); coverage and
+        coverage_error (Q, 3); width (Q,), of the draws as a share of what is right; shown, the chance that a uniform
+        ECDF leaves the bands of the figure.
 
         ``figures``: calibration_p; coverage_50, coverage_80, coverage_95 and calibration_width of predictions.
         """
-        start = time.perf_counter()
-        entry, given = _entry(subject, seed), self._design(subject, seed)
-        if reason := why_not(entry, given):
+        entry, inputs = _entry(subject, seed), self._design(subject, seed)
+        if reason := why_not(entry, inputs):
             raise UserError(reason)
-        method = subject.method(self._below(subject, entry, given))
-        plan = Plan(entry, given, method, seed, self.draws)
-        found = replications(plan, self._number(plan), self.cores, report)
-        judged = judge(subject.limit, plan, found)
-        settings = {**subject.settings(method), "variant": plain(entry), "check": plain(self)}
-        return replace(judged, settings=settings, seconds=time.perf_counter() - start)
+        plan = Plan(entry, inputs, self._method(subject, entry, inputs), seed, self.draws)
+        fast = hasattr(plan.method, "compiled") or not why_not_together(entry, plan.method, inputs)
+        number = max(FEWEST, self.replications // (1 if fast else SLOW))
+        judged = judge_ranks(subject.converges_to, plan, replications(plan, number, self.cores, report))
+        return dataclasses.replace(judged, settings=subject.settings(plan.method, entry))
 
     def _design(self, subject: Subject, seed: int) -> Design:
         return design(subject.data, self.rows, self.points, seed)
 
-    def _number(self, plan: Plan) -> int:
-        """How many replications, so that those of all methods take about as long."""
-        method = plan.method
-        if isinstance(method, SVI):
-            share = SLOW if why_not_together(plan.entry, method, plan.given) else 1
-        elif hasattr(method, "compiled"):
-            share = 1 if linear_part(plan.entry, plan.given) is None else WHITENED
-        else:
-            share = SLOW if hasattr(method, "epochs") else 1
-        return max(FEWEST, self.replications // share)
-
-    def _below(self, subject: Subject, entry: Entry, given: Design) -> dict[str, Any]:
-        """Settings of the method for one fit."""
-        below = dict(SETTINGS.get(subject.inference, {}))
-        if subject.limit.startswith("posterior"):
-            below |= {name: round(below[name] * self.effort) for name in LENGTHS if name in below}
-        if "compiled" in {field.name for field in dataclasses.fields(METHODS[subject.inference])}:
-            with isolated(0):
-                size = sum(value.numel() for value in entry.model(given.schema).initial.values())
-            below["compiled"] = "yes" if size * len(given.x) <= LARGE else "no"
-        return below
+    def _method(self, subject: Subject, entry: Entry, inputs: Design) -> Method:
+        """For one fit: a compiled gradient serves all of them."""
+        with isolated(0):
+            size = sum(value.numel() for value in entry.model(inputs.schema).initial.values())
+        compiled = "yes" if size * len(inputs.x) <= LARGE else "no"
+        draws = DRAWS * self.effort if subject.exact else DRAWS
+        return subject.tiny_method(draws=draws, epochs=EPOCHS, compiled=compiled)
 
 
-def _foundation(subject: Subject) -> str | None:
+def _backbone_variant(subject: Subject) -> str | None:
     """The name of the variant that has to be fitted first."""
     return subject.entry.foundation(subject.data.schema) if hasattr(subject.entry, "foundation") else None
 
@@ -146,5 +128,164 @@ def _foundation(subject: Subject) -> str | None:
 def _entry(subject: Subject, seed: int) -> Entry:
     """The variant: a last layer on a network that the subject's own data trained, once for all replications."""
     entry = at_hand(subject.entry, subject.data)
-    below = _foundation(subject)
-    return entry if below is None else entry.on(fit(below, subject.data, seed=seed, device="cpu", progress=False))
+    first = _backbone_variant(subject)
+    return entry if first is None else entry.on(fit(first, subject.data, seed=seed, device="cpu", progress=False))
+
+
+# -- the verdict -----------------------------------------------------------------------------------------------------
+def judge_ranks(converges_to: str, plan: Plan, results: Sequence[Replication | Failure]) -> Outcome:
+    """The outcome, without settings."""
+    done = [r for r in results if isinstance(r, Replication)]
+    failed = [r for r in results if isinstance(r, Failure)]
+    if len(done) < MIN_DRAWS:
+        sentence = f"{len(failed)} of {len(results)} fits to simulated data failed: {failed[0].reason}"
+        return Outcome("calibration", "bad", sentence)
+    ess = np.stack([r.ess for r in done])  # (R, Q)
+    enough, usual = (float(np.quantile(ess, share, 0).min()) for share in (SHARE, 0.5))
+    few, num = enough < MIN_DRAWS, _thinned(min(plan.draws, done[0].draws.shape[1]), usual)
+    lots = np.random.default_rng([plan.seed, 1])
+    order = np.stack([r.ranks(num, lots) for r in done], 1)  # (Q, R)
+    p = holm(np.array([[test(q, num) for test in (p_uniform, p_location, p_width)] for q in order]).ravel())
+    evidence = _evidence(done, order, num, p.reshape(-1, 3))
+    exact = converges_to == "exact" or _is_exact(plan)
+    faults = [] if exact else _faults(done, order, num)
+    off = bool(p.min() < ALPHA)
+    level = "caution" if few else "bad" if faults or (off and exact) else "caution" if off else "good"
+    cover, cover_error = _coverage(evidence)
+    sentence = _sentence(level, "" if exact else converges_to, enough if few else None, evidence, faults, cover)
+    if failed:
+        level = "caution" if level == "good" and len(failed) > FEW * len(results) else level
+        sentence += f" {len(failed)} of {len(results)} fits failed, and do not count: {failed[0].reason}"
+    if warned := [r for r in done if r.warned]:
+        sentence += f" {len(warned)} of {len(done)} fits warned: {warned[0].warned[0]}"
+    findings = _findings(evidence, cover, cover_error, "bad" if exact and not few else "caution")
+    figures = {f"coverage_{100 * share:.0f}": float(c) for share, c in zip(LEVELS, cover, strict=True)}
+    wide = float(np.median(evidence["width"][_predictions(evidence)]))
+    figures |= {"calibration_p": float(p.min()), "calibration_width": wide}
+    return Outcome("calibration", level, sentence, {}, findings + faults, evidence, figures)
+
+
+def _thinned(most: int, effective: float) -> int:
+    """How many draws are ranked among: the largest of 19, 39, 59, … that are nearly independent.
+
+    Of L draws worth E, the variance of a rank in units of L is 1/12 + 1/(6E) instead of 1/12 + 1/(6L).
+    """
+    return max(MIN_DRAWS, 20 * int((min(most, NEARLY * effective) + 1) // 20) - 1)
+
+
+def _is_exact(plan: Plan) -> bool:
+    """Whether a Normal at the mode is the posterior: linear regression with a known noise and a Normal prior."""
+    if plan.method.converges_to != "normal at the mode" or getattr(plan.method, "structure", "full") != "full":
+        return False
+    model = linear_part(plan.entry, plan.inputs)
+    if model is None or not model.likelihood.quadratic:
+        return False
+    return all(isinstance(model.prior(w), IsotropicNormal) for w in model.net.parameters())
+
+
+def _faults(done: Sequence[Replication], order: np.ndarray, num: int) -> list[Finding]:
+    """What no approximation is known for."""
+    sided, faults = [i for i, q in enumerate(done[0].questions) if q.kind in ("prediction", "weight")], []
+    for i in sided:  # their spread may be wrong: by its own standard error
+        z = normal_scores(order[i], num)
+        p = min(1.0, len(sided) * float(ttest_1samp(z, 0.0).pvalue))
+        if p < ALPHA:
+            about = f"{done[0].questions[i].about}: normal score of the truth among the draws, on average"
+            faults.append(Finding(about, float(z.mean()), 0.0, float(z.std() / np.sqrt(len(z))), p, "bad"))
+    learned = np.array([r.learned for r in done])
+    p = float(wilcoxon(learned, alternative="greater").pvalue) if learned.any() else 1.0
+    if p > ALPHA:
+        about = "log-likelihood of the data under the draws less that under the prior's, median, in nats"
+        faults.append(Finding(about, float(np.median(learned)), None, None, p, "bad"))
+    return faults
+
+
+def _evidence(done: Sequence[Replication], order: np.ndarray, num: int, p: np.ndarray) -> dict[str, Any]:
+    total = order.shape[1]
+    inside = np.stack([covered(order, num, level) for level in LEVELS], -1)  # (Q, R, 3)
+    smooth = (inside.sum(1) + 2) / (total + 4)  # Agresti & Coull 1998: no error of 0 where all are covered
+    return {
+        "labels": [q.about for q in done[0].questions],
+        "kinds": [q.kind for q in done[0].questions],
+        "ranks": order,
+        "draws": num,
+        "p": p,
+        "levels": np.array(LEVELS),
+        "coverage": inside.mean(1),
+        "coverage_error": np.sqrt(smooth * (1 - smooth) / total),
+        "width": width(order, num),
+        "shown": ALPHA / p.size,
+    }
+
+
+def _predictions(evidence: Mapping[str, Any]) -> np.ndarray:
+    return np.array([kind == "prediction" for kind in evidence["kinds"]])
+
+
+def _coverage(evidence: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Of all predictions, and its standard error, (3,) each: those of one data set count as one."""
+    order = evidence["ranks"][_predictions(evidence)]
+    each = np.stack([covered(order, evidence["draws"], level).mean(0) for level in LEVELS])
+    return each.mean(1), np.maximum(each.std(1, ddof=1), 0.5 / each.shape[1]) / np.sqrt(each.shape[1])
+
+
+def _findings(evidence: Mapping[str, Any], cover: np.ndarray, errors: np.ndarray, level: str) -> list[Finding]:
+    """level: of what is off."""
+    total, findings = evidence["ranks"].shape[1], []
+    for label, wide, p in zip(evidence["labels"], evidence["width"], evidence["p"].min(1), strict=True):
+        about, error = f"{label}: width of the draws, as a share of what is right", float(wide / np.sqrt(2 * total))
+        findings.append(Finding(about, float(wide), 1.0, error, float(p), level if p < ALPHA else "good"))
+    for share, c, error in zip(LEVELS, cover, errors, strict=True):
+        off = abs(c - share) > norm.isf(ALPHA / 6) * error
+        about = f"share of predictions inside central {100 * share:.0f} % intervals"
+        findings.append(Finding(about, float(c), share, float(error), None, level if off else "good"))
+    return findings
+
+
+def _sentence(
+    level: str, known: str, few: float | None, evidence: Mapping[str, Any], faults: Sequence[Finding], cover: np.ndarray
+) -> str:
+    """known: a key of ``KNOWN``, or empty where ranks must be uniform.   few: effective draws, where too few."""
+    shares = f"{', '.join(f'{100 * c:.0f}' for c in cover[:-1])} and {100 * cover[-1]:.0f} %"
+    intervals = f"Central 50, 80 and 95 % intervals of predictions hold {shares} of the truths."
+    if few is not None:
+        return (
+            f"Too few effective draws to tell: in {100 * SHARE:.0f} of 100 data sets the chains have fewer than "
+            f"{max(1.0, few):.0f} of some quantity, and {MIN_DRAWS} are needed; give more draws, or a higher thin. "
+            + intervals
+        )
+    total, p = evidence["ranks"].shape[1], evidence["p"]
+    if level == "good":
+        # By what share draws must be too narrow or too wide for 80 % of such checks to notice, about.
+        seen = (norm.isf(ALPHA / p.size / 2) + norm.isf(0.2)) / np.sqrt(2 * total)
+        return (
+            f"In {total} simulated data sets the weights that made the data could not be told from the posterior's "
+            f"draws (smallest corrected p-value {p.min():.2g}). {intervals} Draws too narrow or too wide by "
+            f"{100 * seen:.0f} % would have been noticed."
+        )
+    if not known:
+        return f"The draws are not those of the posterior. {_off(evidence)} {intervals}"
+    wrong = ""
+    for fault in faults:
+        what = f"{fault.about.partition(':')[0]} lies to one side of the truth (p = {fault.p:.1g})"
+        what = "draws are no likelier than those of the prior" if fault.expected is None else what
+        wrong += f" That {what} cannot come of it: look for an error."
+    return f"{intervals} {KNOWN[known]}. {_off(evidence)}{wrong}"
+
+
+def _off(evidence: Mapping[str, Any]) -> str:
+    """What is off, by the way it is, the surest first."""
+    p, kinds = evidence["p"], {}
+    for q in p.min(1).argsort():
+        label, wide = evidence["labels"][q], evidence["width"][q]
+        if p[q, 2] < ALPHA:
+            what = f"Draws are {'too narrow' if wide < 1 else 'too wide'}, with this share of the right width:"
+            kinds.setdefault(what, []).append(f"{label} {100 * wide:.0f} %")
+        elif p[q, 1] < ALPHA:
+            score = normal_scores(evidence["ranks"][q], evidence["draws"]).mean()
+            what = f"The truth lies too often {'above' if score > 0 else 'below'} the draws:"
+            kinds.setdefault(what, []).append(label)
+        elif p[q, 0] < ALPHA:
+            kinds.setdefault("Ranks are not uniform:", []).append(label)
+    more = (f", and {len(labels) - 4} more" if len(labels) > 4 else "" for labels in kinds.values())
+    return " ".join(f"{w} {', '.join(labels[:4])}{m}." for (w, labels), m in zip(kinds.items(), more, strict=True))

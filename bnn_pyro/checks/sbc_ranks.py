@@ -24,9 +24,9 @@ from functools import lru_cache
 import numpy as np
 from scipy.fft import irfft, next_fast_len, rfft
 from scipy.special import ndtri
-from scipy.stats import binom, chi2, poisson
+from scipy.stats import binom, poisson
 
-__all__ = ["LEVELS", "SMALLEST", "band", "chi_square", "covered", "ecdf_difference", "holm", "normal_scores",
+__all__ = ["LEVELS", "SMALLEST", "band", "covered", "ecdf_difference", "holm", "normal_scores",
            "p_location", "p_uniform", "p_width", "ranks", "width"]  # fmt: skip
 
 #: Central intervals whose coverage is counted.
@@ -37,9 +37,6 @@ SMALLEST = 1e-12
 
 #: Steps between the smallest and the largest score: the sum of rounded scores has an exact distribution.
 STEPS = 2000
-
-#: Expected count of a bin of χ² at least.
-PER_BIN = 5
 
 
 def ranks(truth: np.ndarray, draws: np.ndarray, generator: np.random.Generator) -> np.ndarray:
@@ -81,17 +78,6 @@ def ecdf_difference(found: np.ndarray, num: int) -> np.ndarray:
     """Empirical minus uniform distribution function of ranks (R,) on 0 … ``num``, at i/(num + 1); (num + 2,)."""
     counts = np.bincount(found, minlength=num + 1).cumsum()
     return np.r_[0.0, counts / len(found)] - np.arange(num + 2) / (num + 1)
-
-
-def chi_square(found: np.ndarray, num: int, bins: int = 20) -> float:
-    """The p-value of Pearson's χ² of ranks (R,) in at most ``bins`` bins; what a bin should hold is counted exactly."""
-    bins = min(bins, num + 1, len(found) // PER_BIN)
-    if bins < 2:
-        return 1.0
-    bin_of = np.arange(num + 1) * bins // (num + 1)
-    expected = len(found) * np.bincount(bin_of) / (num + 1)
-    observed = np.bincount(bin_of[found], minlength=bins)
-    return float(max(SMALLEST, chi2.sf((np.square(observed - expected) / expected).sum(), bins - 1)))
 
 
 def p_location(found: np.ndarray, num: int) -> float:

@@ -1,4 +1,4 @@
-"""Data from a variant's own prior, and what is asked of the weights that made them.
+"""Data from a variant's own prior, and quantities of the weights that made them.
 
     w* ~ p(w)    y ~ p(y | x, w*)    q(w | y) ≈ p(w | y):    is f(w*, y) like f(w, y), w ~ q?
 
@@ -31,7 +31,7 @@ from bnn_pyro.parts.priors import BayesianNet
 from bnn_pyro.posterior import weight_space
 from bnn_pyro.zoo import Entry
 
-__all__ = ["Design", "Question", "Simulated", "ask", "design", "linear_part", "simulate", "why_not"]
+__all__ = ["Design", "Question", "Simulated", "answers", "design", "linear_part", "simulate", "why_not"]
 
 
 @dataclass(frozen=True)
@@ -72,32 +72,32 @@ class Simulated:
     seed: int
 
 
-def simulate(entry: Entry, given: Design, seed: int) -> Simulated:
+def simulate(entry: Entry, inputs: Design, seed: int) -> Simulated:
     """w* from the prior, targets from the model's own site at all rows together.
 
     Raises UserError for a prior that cannot be drawn from.
     """
     with isolated(seed), torch.no_grad():
-        model = _model(entry, given)
+        model = _model(entry, inputs)
         with in_mode(model, training=False), poutine.trace() as traced:
             try:
-                model(given.x)
+                model(inputs.x)
             except NotImplementedError:
                 raise UserError(IMPROPER) from None
     nodes = traced.trace.nodes
     w = {site: nodes[site]["value"].detach() for site in model.initial}
     y = nodes[OBSERVED]["value"].detach()
-    y = y.long() if given.schema.has_classes else y.float()
-    return Simulated(w, given.data(y), seed)
+    y = y.long() if inputs.schema.has_classes else y.float()
+    return Simulated(w, inputs.data(y), seed)
 
 
 IMPROPER = "there is no data to simulate: the prior is improper (it has no draws); take another, such as fan-in:1"
 
 
-def why_not(entry: Entry, given: Design) -> str:
+def why_not(entry: Entry, inputs: Design) -> str:
     """Why no data can be simulated; "" where they can."""
     try:
-        simulate(entry, given, 0)
+        simulate(entry, inputs, 0)
     except UserError as reason:
         return str(reason)
     return ""
@@ -111,17 +111,17 @@ class Question:
     kind: str
 
 
-def linear_part(entry: Entry, given: Design) -> BayesianNet | None:
+def linear_part(entry: Entry, inputs: Design) -> BayesianNet | None:
     """The model that is inferred where it has no hidden layers, as a last layer's; else None."""
     with isolated(0):
-        model = entry.model(given.schema)
+        model = entry.model(inputs.schema)
     head = getattr(model, "head", model)
     linear = isinstance(head, BayesianNet) and isinstance(head.net, MLP) and len(head.net.layers) == 1
     return head if linear else None
 
 
-def ask(
-    entry: Entry, given: Design, y: Tensor, draws: Mapping[str, Tensor], truth: Mapping[str, Tensor]
+def answers(
+    entry: Entry, inputs: Design, y: Tensor, draws: Mapping[str, Tensor], truth: Mapping[str, Tensor]
 ) -> tuple[list[Question], np.ndarray, np.ndarray]:
     """(Q questions, their answers by the true weights (Q,), by the draws (Q, S)), float64.
 
@@ -130,43 +130,43 @@ def ask(
     Predictions are the network's mean in units of the target; the log odds of one class against another.
     """
     with isolated(0), torch.no_grad():
-        model = _model(entry, given)
+        model = _model(entry, inputs)
         both = {site: torch.cat([truth[site][None].to(v), v]) for site, v in draws.items()}
         with in_mode(model, training=False):
-            head, points = once(model, given.points)
-            _, x = once(model, given.x)
-            questions, columns = _predictions(head, points, both, given)
+            head, points = once(model, inputs.points)
+            _, x = once(model, inputs.x)
+            questions, columns = _predictions(head, points, both, inputs)
             prior, likelihood = log_joints(head, both, x, y)
-    asked = [*questions, Question("log-likelihood of the data", "likelihood"), Question("log prior density", "prior")]
+    questions += [Question("log-likelihood of the data", "likelihood"), Question("log prior density", "prior")]
     columns += [likelihood, prior]
     for site, about, kind, column in _own(head, both):
-        asked.append(Question(about.format(site), kind))
+        questions.append(Question(about.format(site), kind))
         columns.append(column)
-    answers = torch.stack([c.double().expand(len(prior)) for c in columns]).numpy()
-    return asked, answers[:, 0], answers[:, 1:]
+    values = torch.stack([c.double().expand(len(prior)) for c in columns]).numpy()
+    return questions, values[:, 0], values[:, 1:]
 
 
-def _model(entry: Entry, given: Design) -> nn.Module:
+def _model(entry: Entry, inputs: Design) -> nn.Module:
     """Over weights, its features scaled as ``fit`` scales them; call inside ``isolated``."""
-    model = weight_space(entry.model(given.schema))
-    on_features(model, given.data(torch.zeros(len(given.x))))
+    model = weight_space(entry.model(inputs.schema))
+    on_features(model, inputs.data(torch.zeros(len(inputs.x))))
     return model
 
 
 def _predictions(
-    model: nn.Module, points: Tensor, w: Mapping[str, Tensor], given: Design
+    model: nn.Module, points: Tensor, w: Mapping[str, Tensor], inputs: Design
 ) -> tuple[list[Question], list[Tensor]]:
     law = targets_of(model, points, w)
-    where = [f"row {m + 1}" if m < given.old else f"new input {m + 1 - given.old}" for m in range(len(points))]
+    where = [f"row {m + 1}" if m < inputs.old else f"new input {m + 1 - inputs.old}" for m in range(len(points))]
     if not law.has_classes:
         what, values = ["mean"] * len(where), list(law.components.mean.expand(law.components.batch_shape).unbind(-1))
         if isinstance(getattr(model, "likelihood", None), Heteroscedastic):
             what, where = [*what, "log noise", "log noise"], [*where, where[0], where[-1]]
             values += [law.components.scale[:, 0].log(), law.components.scale[:, -1].log()]
-    elif len(given.schema.classes) == 2:
+    elif len(inputs.schema.classes) == 2:
         what, values = ["log odds"] * len(where), list(law.output_values()[..., 0].unbind(-1))
     else:
-        logits, classes = law.components.logits, len(given.schema.classes)
+        logits, classes = law.components.logits, len(inputs.schema.classes)
         pairs = [(m % classes, (m + 1) % classes) for m in range(len(where))]
         what = [f"log odds of class {a} to {b}" for a, b in pairs]
         values = [logits[:, m, a] - logits[:, m, b] for m, (a, b) in enumerate(pairs)]
@@ -176,6 +176,6 @@ def _predictions(
 def _own(model: nn.Module, w: Mapping[str, Tensor]) -> list[tuple[str, str, str, Tensor]]:
     """(site, about, kind, values): of the likelihood's own sites, and of the last layer's bias."""
     own = getattr(getattr(model, "likelihood", None), "initial", {})
-    found = [(site, "{}", "noise", w[site]) for site in own if w[site].dim() == 1]
+    sites = [(site, "{}", "noise", w[site]) for site in own if w[site].dim() == 1]
     last = [site for site in w if site.endswith(".bias")][-1:]
-    return found + [(site, "{}[0]", "weight", w[site].flatten(1)[:, 0]) for site in last]
+    return sites + [(site, "{}[0]", "weight", w[site].flatten(1)[:, 0]) for site in last]

@@ -11,32 +11,28 @@ biases, which is a little above 1 at finite steps.
 
 from __future__ import annotations
 
-import time
+import math
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from bnn_pyro.checks.check import ALPHA, Finding, Outcome, worst
-from bnn_pyro.checks.linear_regression import LinearGaussian, correlated
-from bnn_pyro.checks.recursion import eta_of, largest_lr, sample, stationary_covariance
-from bnn_pyro.checks.subject import Subject
+from bnn_pyro.checks.check import ALPHA, Finding, Outcome, Subject, fields_of, most_off, worst
+from bnn_pyro.checks.linear_regression import LinearGaussian, correlated, stationary_covariance
 from bnn_pyro.checks.z_tests import Estimate, judge, of_runs
 from bnn_pyro.errors import UserError
+from bnn_pyro.inference import Method
 from bnn_pyro.inference.method import Report
-from bnn_pyro.inference.sghmc import SGHMC
+from bnn_pyro.isolation import isolated
 
-__all__ = ["StepSize"]
+__all__ = ["Sampled", "StepSize", "largest_lr", "order_of", "sample"]
 
-#: Of the momentum's share in a step, ηλ/(4 − 2α) in the narrowest direction: the largest step, and the limit of what
-#: may be asked for. 0.25 makes variances a third too large there.
-LARGEST, LIMIT = 0.25, 0.2
-
-#: A bias of the variances that need not be spoken of.
-SMALL = 0.01
-
+#: Of the momentum's share in a step, ηλ/(4 − 2α) in the narrowest direction: the largest step that is run.
+LARGEST = 0.25
+#: A share of the variances by which a bias need not be mentioned, and one above which a step is too large.
+SMALL, TOO_LARGE = 0.01, 0.2
 #: An order that is known no better than this is not known.
 PRECISE = 0.3
 
@@ -46,9 +42,9 @@ class StepSize:
     """Settings: chains, and how long each runs, in units of the time in which the slowest direction is forgotten.
 
     ``evidence``: lr (3,), bias, error (3,), relative bias of the variances as it was measured, mean over directions;
-    exact (3,), what the recursion has at these step sizes; order, order_error, expected_order, of the fitted line;
-    grid_lr, grid_exact (50,), the exact bias as a function of the step size; largest_lr, where it explodes;
-    own_lr, own_bias, those of the method's settings. Biases are shares of the posterior variance.
+    order, order_error, expected_order, of the fitted line; grid_lr, grid_exact (50,), the exact bias as a function of
+    the step size; largest_lr, where it explodes; own_lr, own_bias, those of the method's settings. Biases are shares of
+    the posterior variance.
     """
 
     title: ClassVar[str] = "Order of the step-size bias"
@@ -63,140 +59,96 @@ class StepSize:
 
     def refuses(self, subject: Subject) -> str:
         """See ``Check``."""
-        if subject.limit != "posterior at step size 0":
-            return f"{subject.inference} has no bias of the step size; take sghmc or sgld"
+        if subject.converges_to != "exact as lr → 0" or not hasattr(subject.kind, "eta_share"):
+            return f"{subject.inference} has no bias of the step size that is known"
         return ""
 
     def run(self, subject: Subject, *, seed: int = 0, report: Report | None = None) -> Outcome:
         """See ``Check``."""
-        begun, problem, own = time.perf_counter(), correlated(num=60, inputs=2), subject.method({})
-        whole: dict[str, Any] = dict(batch_size=0, schedule="constant", temperature=1.0)
-        whole |= {"resample_momentum": 0} if isinstance(own, SGHMC) else {}
-        method, rows, precision = replace(own, **whole), len(problem.x), problem.precision
-        top = LARGEST * largest_lr(method, precision, rows)
-        rates = [top, top / 2, top / 4]
-        runs, covariances, findings = [], [], []
-        try:
-            for i, lr in enumerate(rates):
-                found = sample(method, problem, lr, chains=self.chains, times=self.times, seed=seed)
-                runs.append(found.draws)
-                exact = stationary_covariance(precision, eta_of(method, lr, rows), method.friction)
-                covariances.append(exact)
-                findings += _covariance(problem, found.draws, exact, lr)
-                if report is not None:
-                    report(i + 1, len(rates), {"lr": lr})
-        except UserError as error:
-            sentence = f"at lr {lr:.3g}, a fourth of the largest stable one or less, chains diverge: {error}"
-            finding = Finding("step size, as lr", lr, level="bad")
-            return self._outcome(subject, own, "bad", sentence, (*findings, finding), {}, begun)
-        unit = [_unit(problem, draws) for draws in runs]  # (C,) each, mean of u² over draws and directions
-        bias = np.array([u.mean() - 1 for u in unit])
-        error = np.array([u.std(ddof=1) / np.sqrt(len(u)) for u in unit])
-        exact = np.array([_excess(precision, c) for c in covariances])
-        order, order_error = _order(rates, bias, error)
-        expected, _ = _order(rates, exact, error * exact / bias)
-        judged = judge(
-            ["order of the bias in the step size"],
-            Estimate(np.array([order]), np.array([order_error]), np.array([np.inf])),
-            np.array([expected]),
-        )
-        findings = [*_corrected(findings), *judged]
-        here = _own(method, precision, rows, own.lr)
-        findings.append(Finding(f"excess variance at lr {own.lr:g}, by the recursion", here, level=_level(here)))
-        grid = np.geomspace(min(rates[-1], own.lr) / 2, 0.9 * largest_lr(method, precision, rows), 50)
+        problem, own = correlated(num=60, inputs=2), subject.method({})
+        whole = dict(batch_size=0, schedule="constant", temperature=1.0, resample_momentum=0)
+        method = replace(own, **{k: v for k, v in whole.items() if k in fields_of(own)})
+        largest = largest_lr(method, problem)
+        rates = [LARGEST * largest / share for share in (1, 2, 4)]
+        excess, exact, findings = [], [], []
+        for i, lr in enumerate(rates):
+            try:
+                draws = sample(method, problem, lr, chains=self.chains, times=self.times, seed=seed).draws
+            except UserError as error:
+                sentence = f"at lr {lr:.3g}, a fourth of the largest stable one or less, chains diverge: {error}"
+                finding = Finding("step size, as lr", lr, level="bad")
+                return Outcome("step-size", "bad", sentence, subject.settings(own), [*findings, finding])
+            covariance = _covariance(method, problem, lr)
+            findings += _entries(problem, draws, covariance, lr, 1 + len(rates))
+            off = draws - problem.mean  # u², mean over directions and draws of each chain
+            excess.append(torch.einsum("cdi,ij,cdj->c", off, problem.precision, off).numpy() / draws[0].numel() - 1)
+            exact.append(_excess(problem, covariance))
+            if report is not None:
+                report(i + 1, len(rates), {"lr": lr})
+        measured = of_runs(np.stack(excess, 1))
+        order, order_error = order_of(rates, measured.mean, measured.error)
+        expected, _ = order_of(rates, np.array(exact), measured.error * exact / measured.mean)
+        slope = Estimate(np.array([order]), np.array([order_error]))
+        findings += judge(["order of the bias in the step size"], slope, np.array([expected]))
+        at_own = _bias(method, problem, own.lr)
+        level = "good" if at_own < SMALL else "caution" if at_own < TOO_LARGE else "bad"
+        about = f"excess variance at lr {own.lr:g}, by the recursion"
+        sentence = _sentence(findings, order, order_error, own.lr, at_own)
+        unknown = "caution" if not order_error < PRECISE else "good"
+        findings.append(Finding(about, at_own, level=level))
+        grid = np.geomspace(min(rates[-1], own.lr) / 2, 0.9 * largest, 50)
         evidence = {
             "lr": np.array(rates),
-            "bias": bias,
-            "error": error,
-            "exact": exact,
+            "bias": measured.mean,
+            "error": measured.error,
             "order": order,
             "order_error": order_error,
             "expected_order": expected,
             "grid_lr": grid,
-            "grid_exact": np.array([_own(method, precision, rows, lr) for lr in grid]),
-            "largest_lr": largest_lr(method, precision, rows),
+            "grid_exact": np.array([_bias(method, problem, lr) for lr in grid]),
+            "largest_lr": largest,
             "own_lr": own.lr,
-            "own_bias": here,
+            "own_bias": at_own,
         }
-        level, sentence = _verdict(findings, order, order_error, own.lr, here)
-        return self._outcome(subject, own, level, sentence, tuple(findings), evidence, begun)
-
-    def _outcome(
-        self, subject: Subject, own: Any, level: str, sentence: str, findings: tuple, evidence: dict, begun: float
-    ) -> Outcome:
-        return Outcome(
-            check="step-size",
-            level=level,
-            sentence=sentence,
-            settings=subject.settings(own) | {"check": vars(self)},
-            findings=findings,
-            evidence=evidence,
-            figures={"step_order": evidence["order"]} if evidence else {},
-            seconds=time.perf_counter() - begun,
-        )
+        level = worst([*(f.level for f in findings), unknown])
+        return Outcome("step-size", level, sentence, subject.settings(own), findings, evidence, {"step_order": order})
 
 
-def _verdict(findings: list[Finding], order: float, error: float, lr: float, here: float) -> tuple[str, str]:
-    level = worst(f.level for f in findings)
-    wrong = [f for f in findings if f.level == "bad" and f.p is not None]
-    measured = f"the bias falls as the step size to the power of {order:.2f} ± {error:.2f}"
-    if wrong:
-        w = max(wrong, key=lambda f: abs(f.found - f.expected) / f.error)
-        sentence = f"the bias is not that of the step size: {w.about} is {w.found:.3g}, not {w.expected:.3g}"
-    elif level == "bad":
-        how = "explodes" if not np.isfinite(here) else f"makes variances {here:.0%} too large"
-        sentence = f"lr {lr:g} is too large: on linear regression with standardised inputs it {how}"
-    elif not error < PRECISE:
-        level, sentence = "caution", f"too few draws to tell: {measured}"
-    elif level == "caution":
-        sentence = f"{measured}, as it should; at lr {lr:g} variances are {here:.1%} too large on linear regression"
-    else:
-        sentence = f"{measured}, as it should; at lr {lr:g} it is {here:.2%} of the variance on linear regression"
-    return level, sentence
+class Sampled(NamedTuple):
+    """draws (C, D, P) float64, kinetic temperature, and how many steps it took."""
+
+    draws: Tensor
+    kinetic_temperature: float
+    steps: int
 
 
-def _level(bias: float) -> str:
-    return "good" if bias < SMALL else "caution" if bias < LIMIT else "bad"
+def sample(
+    method: Method, problem: LinearGaussian, lr: float, *, chains: int, times: float, seed: int = 0, **more: Any
+) -> Sampled:
+    """A run of the method at this step size, so many times as long as the slowest direction takes to be forgotten.
+
+    A third of it is the burn-in.   more: settings of the method.   Raises UserError where it diverges.
+    """
+    rows, eta = len(problem.x), method.eta_share * lr / len(problem.x)
+    slowest = 2 * method.friction / (eta * torch.linalg.eigvalsh(problem.precision)[0].item())
+    steps = math.ceil(times * max(slowest, 2 / method.friction)) + 600
+    per_epoch = math.ceil(rows / method.batch_size) if method.batch_size else 1
+    epochs = math.ceil(steps / per_epoch)
+    method = replace(method, lr=lr, epochs=epochs, burn_in=epochs // 3, chains=chains, max_draws=300, **more)
+    with isolated(seed):
+        posterior = method.run(problem.entry().model(problem.schema), None, problem.data, seed=seed)
+    draws = torch.cat([posterior.chains[s].double().flatten(2) for s in posterior.model.initial], -1)
+    kinetic = torch.tensor(posterior.trace["kinetic_temperature"])
+    return Sampled(draws, kinetic[len(kinetic) // 3 :].mean().item(), epochs * per_epoch)
 
 
-def _own(method: Any, precision: Tensor, rows: int, lr: float) -> float:
-    """Relative excess of the variances at this step size, mean over directions; infinite where it explodes."""
-    if lr >= largest_lr(method, precision, rows):
-        return float("inf")
-    return _excess(precision, stationary_covariance(precision, eta_of(method, lr, rows), method.friction))
+def largest_lr(method: Method, problem: LinearGaussian) -> float:
+    """Above which the recursion explodes: where ηλ = 4 − 2α in the narrowest direction."""
+    largest = torch.linalg.eigvalsh(problem.precision)[-1].item()
+    return (4 - 2 * method.friction) / largest * len(problem.x) / method.eta_share
 
 
-def _excess(precision: Tensor, covariance: Tensor) -> float:
-    """tr(Λ Σ)/P − 1."""
-    return (precision * covariance).sum().item() / len(precision) - 1
-
-
-def _unit(problem: LinearGaussian, draws: Tensor) -> np.ndarray:
-    """(w − m)ᵀ Λ (w − m) / P, mean over the draws of each chain, (C,)."""
-    off = draws - problem.mean
-    return (torch.einsum("cdi,ij,cdj->c", off, problem.precision, off) / draws[0].numel()).numpy()
-
-
-def _covariance(problem: LinearGaussian, draws: Tensor, exact: Tensor, lr: float) -> list[Finding]:
-    """Every mean, and every entry of the covariance, against the exact ones at this step, in standard deviations."""
-    scale = exact.diagonal().sqrt()
-    unit = (draws - problem.mean) / scale
-    i, j = torch.triu_indices(len(scale), len(scale))
-    products = torch.einsum("cdi,cdj->cij", unit, unit)[:, i, j] / unit.shape[1]
-    expected = torch.cat([torch.zeros_like(scale), (exact / torch.outer(scale, scale))[i, j]])
-    names = [f"mean of weight {k + 1}" for k in range(len(scale))]
-    names += [f"covariance of weights {a + 1} and {b + 1}" for a, b in zip(i.tolist(), j.tolist(), strict=True)]
-    values = torch.cat([unit.mean(1), products], 1).numpy()
-    return list(judge([f"{name} at lr {lr:.3g}" for name in names], of_runs(values), expected.numpy()))
-
-
-def _corrected(findings: list[Finding]) -> list[Finding]:
-    """p-values of three runs, each corrected within itself, for all three and the order."""
-    wider = [replace(f, p=min(1.0, 4 * f.p)) for f in findings]
-    return [replace(f, level="bad" if f.p < ALPHA else "good") for f in wider]
-
-
-def _order(rates: list[float], bias: np.ndarray, error: np.ndarray) -> tuple[float, float]:
+def order_of(rates: list[float], bias: np.ndarray, error: np.ndarray) -> tuple[float, float]:
     """(slope of log bias on log step, its standard error), by weighted least squares; NaN where a bias is negative."""
     if not (bias > 0).all():
         return float("nan"), float("inf")
@@ -204,3 +156,44 @@ def _order(rates: list[float], bias: np.ndarray, error: np.ndarray) -> tuple[flo
     x = x - (weight * x).sum() / weight.sum()
     information = (weight * x**2).sum()
     return float((weight * x * y).sum() / information), float(information**-0.5)
+
+
+def _covariance(method: Method, problem: LinearGaussian, lr: float) -> Tensor:
+    return stationary_covariance(problem.precision, method.eta_share * lr / len(problem.x), method.friction)
+
+
+def _bias(method: Method, problem: LinearGaussian, lr: float) -> float:
+    """Relative excess of the variances at this step size, mean over directions; infinite where it explodes."""
+    return math.inf if lr >= largest_lr(method, problem) else _excess(problem, _covariance(method, problem, lr))
+
+
+def _excess(problem: LinearGaussian, covariance: Tensor) -> float:
+    """tr(Λ Σ)/P − 1."""
+    return (problem.precision * covariance).sum().item() / len(covariance) - 1
+
+
+def _entries(problem: LinearGaussian, draws: Tensor, exact: Tensor, lr: float, tests: int) -> list[Finding]:
+    """Every mean and entry of the covariance against the exact ones at this step; p is corrected for all ``tests``."""
+    scale = exact.diagonal().sqrt()
+    unit = (draws - problem.mean) / scale
+    i, j = torch.triu_indices(len(scale), len(scale))
+    products = torch.einsum("cdi,cdj->cij", unit, unit)[:, i, j] / unit.shape[1]
+    expected = torch.cat([torch.zeros_like(scale), (exact / torch.outer(scale, scale))[i, j]])
+    names = [f"mean of weight {k + 1}" for k in range(len(scale))]
+    names += [f"covariance of weights {a + 1} and {b + 1}" for a, b in zip(i.tolist(), j.tolist(), strict=True)]
+    values = of_runs(torch.cat([unit.mean(1), products], 1).numpy())
+    findings = judge([f"{name} at lr {lr:.3g}" for name in names], values, expected.numpy())
+    findings = [replace(f, p=min(1.0, tests * f.p)) for f in findings]
+    return [replace(f, level="bad" if f.p < ALPHA else "good") for f in findings]
+
+
+def _sentence(findings: list[Finding], order: float, error: float, lr: float, at_own: float) -> str:
+    measured = f"the bias falls as the step size to the power of {order:.2f} ± {error:.2f}"
+    if off := most_off(findings):
+        return f"the bias is not that of the step size: {off}"
+    if at_own >= TOO_LARGE:
+        how = f"makes variances {at_own:.0%} too large" if math.isfinite(at_own) else "explodes"
+        return f"lr {lr:g} is too large: on linear regression with standardised inputs it {how}"
+    if not error < PRECISE:
+        return f"too few draws to tell: {measured}"
+    return f"{measured}, as it should; at lr {lr:g} variances are {at_own:.2%} too large on linear regression"

@@ -12,13 +12,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import pyro
 from torch import Tensor, nn
 
 from bnn_pyro.datasets.dataset import Dataset
+from bnn_pyro.inference import Method
 from bnn_pyro.inference.budget import choose_compiled, work
 from bnn_pyro.inference.chees import TYPICAL, ChEES
 from bnn_pyro.inference.chees import _Sampling as Sampling
@@ -30,7 +31,7 @@ from bnn_pyro.inference.sghmc import SGHMC, SGLD
 from bnn_pyro.inference.sghmc import _Run as Run
 from bnn_pyro.inference.trajectories import Point
 
-__all__ = ["TRANSITIONS", "Start", "Transitions", "quiet"]
+__all__ = ["Start", "Transitions", "quiet", "transitions_of"]
 
 #: Chains that ChEES is tuned with.
 TUNED_WITH = 64
@@ -145,11 +146,14 @@ def _potential(start: Start) -> Potential:
     return potential
 
 
-#: By the name of the method in ``METHODS``.
-TRANSITIONS: dict[str, Callable[..., Any]] = {
-    "nuts": _OneByOne,
-    "hmc": _OneByOne,
-    "chees": _AllAtOnce,
-    "sghmc": _InSteps,
-    "sgld": _InSteps,
-}
+#: By the class of the method.
+_KINDS: list[tuple[tuple[type, ...], type]] = [
+    ((HMC, NUTS), _OneByOne),
+    ((ChEES,), _AllAtOnce),
+    ((SGHMC, SGLD), _InSteps),
+]
+
+
+def transitions_of(kind: type[Method]) -> Callable[..., Transitions] | None:
+    """What makes C chains from (method, start) of a method of this class; None where its transitions are not known."""
+    return next((made for kinds, made in _KINDS if issubclass(kind, kinds)), None)

@@ -11,7 +11,7 @@ from scipy.stats import t
 from bnn_pyro.checks.check import ALPHA, Finding
 from bnn_pyro.diagnostics.chain_statistics import ess_mean
 
-__all__ = ["Estimate", "bound", "judge", "of_chains", "of_independent", "of_runs", "p_values", "z_scores"]
+__all__ = ["Estimate", "bound", "close", "judge", "of_chains", "of_independent", "of_runs", "p_values", "z_scores"]
 
 
 @dataclass(frozen=True)
@@ -20,10 +20,11 @@ class Estimate:
 
     mean: np.ndarray
     error: np.ndarray
-    freedom: np.ndarray
+    freedom: np.ndarray | float = np.inf
 
-    def __getitem__(self, which: object) -> Estimate:
-        return Estimate(self.mean[which], self.error[which], self.freedom[which])
+    def less(self, other: Estimate) -> Estimate:
+        """Itself, with the error of the difference to another."""
+        return Estimate(self.mean, np.hypot(self.error, other.error), self.freedom)
 
 
 def of_chains(values: np.ndarray) -> Estimate:
@@ -31,62 +32,67 @@ def of_chains(values: np.ndarray) -> Estimate:
     values = np.asarray(values, dtype=np.float64)
     with np.errstate(invalid="ignore"):
         error = values.std((0, 1)) / np.sqrt(ess_mean(np.moveaxis(values, 2, 0)))
-    return Estimate(values.mean((0, 1)), np.nan_to_num(error), np.full(values.shape[2], np.inf))
+    return Estimate(values.mean((0, 1)), np.nan_to_num(error))
 
 
 def of_independent(values: np.ndarray) -> Estimate:
     """Of independent draws (S, M)."""
     values = np.asarray(values, dtype=np.float64)
-    return Estimate(values.mean(0), values.std(0) / np.sqrt(len(values)), np.full(values.shape[1], np.inf))
+    return Estimate(values.mean(0), values.std(0) / np.sqrt(len(values)))
 
 
 def of_runs(values: np.ndarray) -> Estimate:
     """Of independent runs, or chains, each with its own mean: (R, M)."""
     values = np.asarray(values, dtype=np.float64)
-    error = values.std(0, ddof=1) / np.sqrt(len(values))
-    return Estimate(values.mean(0), error, np.full(values.shape[1], len(values) - 1.0))
+    return Estimate(values.mean(0), values.std(0, ddof=1) / np.sqrt(len(values)), len(values) - 1.0)
 
 
 def z_scores(
-    found: Estimate, low: np.ndarray, high: np.ndarray | None = None, tolerance: np.ndarray | float = 0.0
+    estimate: Estimate, low: np.ndarray, high: np.ndarray | None = None, tolerance: np.ndarray | float = 0.0
 ) -> np.ndarray:
     """Standard errors between each quantity and [low, high], less what may be off for other reasons; (M,), signed."""
     high = low if high is None else high
-    off = np.where(found.mean > high, found.mean - high, np.minimum(found.mean - low, 0.0))
+    off = np.where(estimate.mean > high, estimate.mean - high, np.minimum(estimate.mean - low, 0.0))
     off = np.sign(off) * np.maximum(np.abs(off) - tolerance, 0.0)
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(off == 0, 0.0, off / found.error)
+        return np.where(off == 0, 0.0, off / estimate.error)
 
 
-def p_values(found: Estimate, z: np.ndarray) -> np.ndarray:
+def p_values(estimate: Estimate, z: np.ndarray) -> np.ndarray:
     """Two-sided, of each by itself (M,): multiply by M."""
-    return np.where(np.isfinite(z), 2 * t.sf(np.abs(z), found.freedom), 0.0)
+    return np.where(np.isfinite(z), 2 * t.sf(np.abs(z), estimate.freedom), 0.0)
 
 
-def bound(found: Estimate) -> float:
+def bound(estimate: Estimate) -> float:
     """Standard errors beyond which one of the quantities counts as off."""
-    return float(t.isf(ALPHA / (2 * len(found.mean)), found.freedom).max())
+    return float(np.max(t.isf(ALPHA / (2 * len(estimate.mean)), estimate.freedom)))
 
 
 def judge(
     abouts: Sequence[str],
-    found: Estimate,
+    estimate: Estimate,
     expected: np.ndarray,
     *,
     high: np.ndarray | None = None,
     tolerance: np.ndarray | float = 0.0,
     level: str = "bad",
-) -> tuple[Finding, ...]:
+) -> list[Finding]:
     """A finding for each quantity, of ``level`` where it is off; p is corrected for how many there are here.
 
     high: of an interval that starts at ``expected``, anywhere in which is right.
     tolerance: how far off each may be for reasons other than chance.
     """
-    z = z_scores(found, expected, high, tolerance)
-    p = np.minimum(1.0, len(abouts) * p_values(found, z))
-    near = expected if high is None else np.clip(found.mean, expected, high)
-    rows = zip(abouts, found.mean, near, found.error, p, strict=True)
-    return tuple(
+    z = z_scores(estimate, expected, high, tolerance)
+    p = np.minimum(1.0, len(abouts) * p_values(estimate, z))
+    near = expected if high is None else np.clip(estimate.mean, expected, high)
+    rows = zip(abouts, estimate.mean, near, estimate.error, p, strict=True)
+    return [
         Finding(about, float(m), float(e), float(s), float(q), level if q < ALPHA else "good")
         for about, m, e, s, q in rows
-    )
+    ]
+
+
+def close(about: str, estimate: float, expected: float, tolerance: float, level: str = "bad") -> Finding:
+    """A finding without chance, of ``level`` where the two differ by more than ``tolerance``, or one is not finite."""
+    good = abs(estimate - expected) <= tolerance
+    return Finding(about, float(estimate), float(expected), 0.0, level="good" if good else level)

@@ -39,7 +39,7 @@ class MAP(Optimisation):
 
     converges_to: ClassVar[str] = "point"
     needs: ClassVar[frozenset[str]] = frozenset({"weights"})
-    tiny: ClassVar[Mapping[str, Any]] = {"epochs": 125, "batch_size": 10, "lr": 0.03, "final_lr": 0.0}
+    tiny: ClassVar[Mapping[str, Any]] = {"epochs": 400, "batch_size": 0, "lr": 0.05, "final_lr": 0.0}
     limit: ClassVar[str] = "points"
     patience: int = setting(0, low=0)
     max_norm: float = setting(0.0, low=0)
@@ -103,3 +103,5 @@ class MLE(MAP):
     """Settings of the maximum likelihood estimate: MAP with the prior left out."""
 
     prior_weight: ClassVar[float] = 0.0
+    #: Without a prior, the way to the maximum is long.
+    tiny: ClassVar[Mapping[str, Any]] = {**MAP.tiny, "epochs": 1200, "lr": 0.2}

@@ -74,7 +74,7 @@ class _StochasticGradient:
 
     converges_to: ClassVar[str] = "exact as lr → 0"
     needs: ClassVar[frozenset[str]] = frozenset({"weights", "proper prior"})
-    tiny: ClassVar[Mapping[str, Any]] = {"chains": 128, "lr": 0.01, "epochs": 1200, "burn_in": 300}
+    tiny: ClassVar[Mapping[str, Any]] = {"chains": 128, "lr": 0.02, "jitter": 1.0, "epochs": 1500, "burn_in": 400}
     limit: ClassVar[str] = "posterior at step size 0"
     epochs: int = 5000
     batch_size: int = 0
@@ -180,7 +180,7 @@ class SGLD(_StochasticGradient):
     some 1/√(ηλ) times as many steps for an independent draw.
     """
 
-    tiny: ClassVar[Mapping[str, Any]] = {"chains": 128, "lr": 0.05, "epochs": 1600, "burn_in": 400}
+    tiny: ClassVar[Mapping[str, Any]] = {"chains": 128, "lr": 0.15, "jitter": 1.0, "epochs": 3000, "burn_in": 1000}
     friction: ClassVar[float] = 1.0
     gradient_noise: ClassVar[str] = "reshuffled"
     resample_momentum: ClassVar[int] = 0

@@ -32,12 +32,12 @@ def _unit(e: Mapping[str, Any]) -> str:
 
 def _outputs(e: Mapping[str, Any]) -> object:
     floors = {"mean_floor": e["mean_floor"], "sd_floor": e["sd_floor"], "unit": _unit(e)}
-    return plots.reference_outputs(e["reference_mean"], e["found_mean"], e["reference_sd"], e["found_sd"], **floors)
+    return plots.reference_outputs(e["reference_mean"], e["mean"], e["reference_sd"], e["sd"], **floors)
 
 
 def _line(e: Mapping[str, Any]) -> object:
     across = np.argsort(e["x"][:, 0])
-    series = [np.ravel(e[name])[across] for name in ("reference_mean", "reference_sd", "found_mean", "found_sd")]
+    series = [np.ravel(e[name])[across] for name in ("reference_mean", "reference_sd", "mean", "sd")]
     return plots.reference_band(e["x"][across, 0], *series, names=("x", e["target"]))
 
 
@@ -48,7 +48,7 @@ def _bias(e: Mapping[str, Any]) -> object:
 
 
 def _intervals(e: Mapping[str, Any]) -> object:
-    names = ("exact_mean", "exact_sd", "found_mean", "found_sd", "levels", "coverage", "weight_coverage")
+    names = ("exact_mean", "exact_sd", "mean", "sd", "levels", "coverage", "weight_coverage")
     return plots.exact_intervals(*(e[name] for name in names))
 
 
@@ -186,13 +186,13 @@ SHOWN: dict[str, tuple[Shown, ...]] = {
             "Where the network's outputs lie, and how sure it is",
             "Each output at each test point: the method's mean and standard deviation over its draws against those of "
             "the reference. Bars are Monte-Carlo errors.",
-            ("found_mean",),
+            ("reference_mean",),
             _outputs,
         ),
         Shown(
             "The posterior of the curve",
             "The network's mean ± 2 standard deviations over its draws.",
-            ("found_mean",),
+            ("reference_mean",),
             _line,
             applies=_is_a_line,
         ),

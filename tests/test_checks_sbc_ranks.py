@@ -82,12 +82,6 @@ def test_uniform_ranks_are_rejected_as_often_as_they_should_be(test, total, num)
         assert (p <= chance).mean() > 0.8 * chance - 4 * error
 
 
-def test_chi_square_of_bins_that_hold_unlike_numbers_of_ranks():
-    p = np.array([r.chi_square(found, 32) for found in uniform(2000, 150, 32)])
-    assert abs((p <= 0.05).mean() - 0.05) < 4 * math.sqrt(0.05 * 0.95 / 2000)
-    assert r.chi_square(np.repeat(np.arange(20), 5), 19) == 1.0 and r.chi_square(np.zeros(100, int), 19) < 1e-9
-
-
 def test_p_values_of_sums_by_enumeration():
     """Three ranks on 0 … 3: 64 triples, each as likely."""
     triples = np.stack(np.meshgrid(*[np.arange(4)] * 3), -1).reshape(-1, 3)
@@ -107,7 +101,7 @@ def test_p_values_of_sums_by_enumeration():
 def test_wrong_posteriors_are_found(wrong, test):
     """At 500 data sets by every test that is meant for it; at 150 the sums still find what an ECDF does not."""
     found = posteriors(500, 159, **wrong)
-    assert r.p_uniform(found, 159) < 1e-4 and test(found, 159) < 1e-8 and r.chi_square(found, 159) < 1e-2
+    assert r.p_uniform(found, 159) < 1e-4 and test(found, 159) < 1e-8
     few = [posteriors(150, 159, **wrong, seed=s) for s in range(20)]
     p = np.array([[r.p_uniform(f, 159), test(f, 159)] for f in few])
     assert (p[:, 1] < 4e-5).mean() >= 0.8 and (p[:, 1] < p[:, 0]).mean() >= 0.8

@@ -1,4 +1,4 @@
-"""A posterior of two weights by numerical integration, and the Normals that are closest to it.
+"""A density of two weights by numerical integration, and the Normals that are closest to it.
 
 The trapezoidal rule on a box outside which the density is e⁻³⁰ of its maximum: for smooth densities its error falls
 exponentially with the number of nodes, and 400 a side are far more than enough.
@@ -18,11 +18,10 @@ from torch.distributions import MultivariateNormal
 
 __all__ = ["Grid", "best_normal", "climb", "curvature", "normal_grid"]
 
-#: exp(−this) of the maximum counts as nothing; nodes a side of the first look, and of the integral.
-NOTHING, LOOK, NODES = 30.0, 201, 401
-
+#: exp(−NEGLIGIBLE) of the maximum counts as nothing; nodes a side of the first look, and of the integral.
+NEGLIGIBLE, COARSE_NODES, NODES = 30.0, 201, 401
 #: Gauss–Hermite nodes a side.
-HERMITE = 50
+HERMITE_NODES = 50
 
 LogDensity = Callable[[Tensor], Tensor]  # (S, 2) -> (S,), float64
 
@@ -34,7 +33,7 @@ class Grid:
     axes: tuple[Tensor, Tensor]
     points: Tensor
     mass: Tensor
-    log_evidence: float
+    log_evidence: float = 0.0
 
     @classmethod
     def of(cls, log_density: LogDensity, reach: float, nodes: int = NODES) -> Grid:
@@ -42,25 +41,29 @@ class Grid:
 
         reach: all of it lies within ± this in both weights, such as eight prior standard deviations.
         """
-        axis = torch.linspace(-reach, reach, LOOK, dtype=torch.float64)
-        log = log_density(torch.cartesian_prod(axis, axis)).view(LOOK, LOOK)
-        inside = log > log.max() - NOTHING
+        axis = torch.linspace(-reach, reach, COARSE_NODES, dtype=torch.float64)
+        log = log_density(torch.cartesian_prod(axis, axis)).view(COARSE_NODES, COARSE_NODES)
+        inside = log > log.max() - NEGLIGIBLE
         axes = []
-        for along in (1, 0):
-            held = inside.any(along).nonzero().flatten()
-            low, high = axis[max(held[0] - 1, 0)], axis[min(held[-1] + 1, LOOK - 1)]
+        for other in (1, 0):
+            places = inside.any(other).nonzero().flatten()
+            low, high = axis[max(places[0] - 1, 0)], axis[min(places[-1] + 1, COARSE_NODES - 1)]
             axes.append(torch.linspace(low, high, nodes, dtype=torch.float64))
         points = torch.cartesian_prod(*axes)
         log = log_density(points)
         total = torch.logsumexp(log, 0)  # the ends of the box count for nothing
-        cell = (axes[0][1] - axes[0][0]) * (axes[1][1] - axes[1][0])
-        return cls((axes[0], axes[1]), points, (log - total).exp(), (total + cell.log()).item())
+        grid = cls((axes[0], axes[1]), points, (log - total).exp())
+        return cls(grid.axes, points, grid.mass, (total + grid.cell.log()).item())
+
+    @property
+    def cell(self) -> Tensor:
+        """Area between four nodes."""
+        return (self.axes[0][1] - self.axes[0][0]) * (self.axes[1][1] - self.axes[1][0])
 
     @property
     def density(self) -> Tensor:
         """(n, n), first weight first."""
-        cell = (self.axes[0][1] - self.axes[0][0]) * (self.axes[1][1] - self.axes[1][0])
-        return (self.mass / cell).view(len(self.axes[0]), len(self.axes[1]))
+        return (self.mass / self.cell).view(len(self.axes[0]), len(self.axes[1]))
 
     @property
     def mode(self) -> Tensor:
@@ -94,7 +97,7 @@ def best_normal(log_density: LogDensity, start: Tensor, correlated: bool = False
     Closest by KL(q ‖ posterior): E_q log p(y, w) + H[q] is maximised, the expectation by Gauss–Hermite quadrature.
     correlated: of any covariance; otherwise of independent weights.
     """
-    nodes, weights = np.polynomial.hermite_e.hermegauss(HERMITE)
+    nodes, weights = np.polynomial.hermite_e.hermegauss(HERMITE_NODES)
     pairs = torch.cartesian_prod(*[torch.from_numpy(nodes)] * 2)
     mass = torch.cartesian_prod(*[torch.from_numpy(weights / weights.sum())] * 2).prod(1)
 
@@ -110,16 +113,18 @@ def best_normal(log_density: LogDensity, start: Tensor, correlated: bool = False
         return value.item(), torch.autograd.grad(value, leaf)[0].numpy()
 
     scale = curvature(log_density, start).diagonal().clamp_min(0.1).rsqrt()
-    found = minimize(loss, np.concatenate([start.numpy(), scale.log().numpy(), [0.0]]), jac=True, tol=1e-10)
-    best = torch.from_numpy(found.x)
-    return best[:2], root(best), -found.fun
+    result = minimize(loss, np.concatenate([start.numpy(), scale.log().numpy(), [0.0]]), jac=True, tol=1e-10)
+    best = torch.from_numpy(result.x)
+    return best[:2], root(best), -result.fun
 
 
-def normal_grid(mean: Tensor, root: Tensor, nodes: int = LOOK) -> Grid:
-    """Normal(mean, LLᵀ) as a grid of its own, L (2, 2)."""
-    q = MultivariateNormal(mean, scale_tril=root)
+def normal_grid(mean: Tensor, covariance: Tensor, nodes: int = COARSE_NODES) -> Grid:
+    """Normal(mean, covariance) as a grid of its own; one node where the covariance is 0."""
+    if not covariance.any():
+        return Grid((mean[:1], mean[1:]), mean[None], torch.ones(1, dtype=torch.float64))
+    q = MultivariateNormal(mean, covariance)
     axes = [
         torch.linspace(m - 8 * s, m + 8 * s, nodes, dtype=torch.float64) for m, s in zip(mean, q.stddev, strict=True)
     ]
     points = torch.cartesian_prod(*axes)
-    return Grid((axes[0], axes[1]), points, q.log_prob(points).softmax(0), 0.0)
+    return Grid((axes[0], axes[1]), points, q.log_prob(points).softmax(0))

@@ -1,37 +1,36 @@
-"""Two simulators of one joint distribution, of a variant made small, and how far they are apart; see the check."""
+"""Two simulators of the joint distribution p(w, y | x) of a variant made small, and how far they are apart."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from scipy.stats import norm
 
-from bnn_pyro.checks.check import ALPHA
+from bnn_pyro.checks.check import ALPHA, Subject, reduced
 from bnn_pyro.checks.quantities import NormalScores, Quantities, targets_of
-from bnn_pyro.checks.reduction import reduced
-from bnn_pyro.checks.subject import Subject
-from bnn_pyro.checks.transitions import TRANSITIONS, Start
+from bnn_pyro.checks.transitions import Start, transitions_of
+from bnn_pyro.checks.z_tests import Estimate, judge
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError
 from bnn_pyro.features import on_features
+from bnn_pyro.inference import Method
 from bnn_pyro.inference.method import Report
 from bnn_pyro.inference.potential import Potential
 from bnn_pyro.posterior import weight_space
 
-__all__ = ["Bench", "Found"]
+__all__ = ["Shift", "Simulators"]
 
 #: Draws of the joint distribution, for every chain.
 REFERENCE = 20
-
 #: Quantiles of the normal scores that are kept for a figure.
-LEVELS = norm.ppf((np.arange(199) + 1) / 200)
+QUANTILES = norm.ppf((np.arange(199) + 1) / 200)
 
 
 class Size(Protocol):
-    """Of the check: see ``JointDistribution``."""
+    """See ``JointDistribution``."""
 
     chains: int
     sweeps: int
@@ -40,8 +39,7 @@ class Size(Protocol):
     hidden: int
 
 
-@dataclass(frozen=True)
-class Found:
+class Shift(NamedTuple):
     """How far chains are off the joint distribution: shifts of means and variances of normal scores, (M, 2)."""
 
     shift: np.ndarray
@@ -51,26 +49,30 @@ class Found:
     quantiles: np.ndarray  # (199, M)
     renewed: float  # by one transition: 1 less the correlation of slopes before and after, given the same targets
 
+    @property
+    def bound(self) -> float:
+        """What all of |z| stay below with probability 1 − ALPHA."""
+        return float(norm.isf(ALPHA / (2 * self.shift.size)))
 
-class Bench:
-    """The variant made small, draws of its joint distribution, and what is looked at."""
+
+class Simulators:
+    """Two simulators of the joint distribution of a variant made small, and how far they are apart."""
 
     def __init__(self, check: Size, subject: Subject, seed: int, report: Report | None) -> None:
-        self.check, self.inference, self.seed, self.report = check, subject.inference, seed, report
+        self.check, self.seed, self.report = check, seed, report
         x = _inputs(subject.data.x_train, check.rows, check.inputs)
         schema = replace(subject.data.schema, input_shape=(x.shape[1],), features=(), columns=())
         classes = len(schema.classes)
         y = torch.zeros(len(x), dtype=torch.int64) if classes else torch.full((len(x),), float(schema.y_shift))
-        none = dict(x_val=x[:0], y_val=y[:0], x_test=x[:0], y_test=y[:0])
         entry = reduced(subject.entry)
         if hasattr(entry, "hidden"):
             entry = replace(entry, hidden=tuple(min(width, check.hidden) for width in entry.hidden))
-        if subject.limit != "posterior" and not classes and isinstance(entry.noise, str):
+        if subject.converges_to != "exact" and not classes and isinstance(entry.noise, str):
             # Where the noise is unknown, some draws of the prior have so little that no step is small enough.
             entry = replace(entry, noise=0.5 * schema.y_scale)
-        self.described = f"{entry}"
-        data = Dataset(subject.data.name, schema, x, y, **none)
-        model, self.data = on_features(entry.model(schema), data)
+        self.entry = entry
+        none = dict(x_val=x[:0], y_val=y[:0], x_test=x[:0], y_test=y[:0])
+        model, self.data = on_features(entry.model(schema), Dataset(subject.data.name, schema, x, y, **none))
         self.model = weight_space(model)
         self.potential = Potential(self.model, self.data.x_train, self.data.y_train)
         sample = self.draws(check.chains * REFERENCE)
@@ -79,8 +81,8 @@ class Bench:
         self.scores = NormalScores(values)
         self.expected = _moments(self.scores(values))  # (S, M, 2)
         # The targets that a warm-up is given: none out of the ordinary.
-        seen = values[:, self.quantities.names.index("log-likelihood")]
-        middle = int(np.argsort(seen)[len(seen) // 2])
+        likelihood = values[:, self.quantities.names.index("log-likelihood")]
+        middle = int(np.argsort(likelihood)[len(likelihood) // 2])
         self.first = {site: value[middle] for site, value in sample[0].items()}
         self.data = replace(self.data, y_train=sample[1][middle].to(self.data.y_train))
 
@@ -89,15 +91,14 @@ class Bench:
         w = self.potential.weights(self.potential.prior_draws(num))
         return w, targets_of(self.model, self.data.x_train, w).components.sample()
 
-    def compare(self, method: Any, **settings: Any) -> Found:
+    def compare(self, method: Method, **settings: Any) -> Shift:
         """Chains of this method, against the joint distribution."""
-        check = self.check
+        check, slopes = self.check, self.quantities.slopes
         w, y = self.draws(check.chains)
         start = Start(self.model, self.data, self.first, w, check.sweeps, self.seed)
-        chains = TRANSITIONS[self.inference](method, start, **settings)
-        total, last = 0.0, []
-        drift, drift_error, renewed = [], [], []
-        slopes = self.quantities.slopes
+        chains = transitions_of(type(method))(method, start, **settings)
+        moments, last, renewed = [], [], []
+        total = 0.0
         for k in range(check.sweeps):
             before = self.scores(self.quantities(w, y))[:, slopes]
             w = chains.move(y)
@@ -108,51 +109,45 @@ class Bench:
             renewed.append(1 - _correlation(before, scores[:, slopes]).clip(0, 1))
             now = _moments(scores)
             total = total + now
-            drift.append(now.mean(0) - self.expected.mean(0))
-            drift_error.append(_error(now, self.expected))
+            moments.append((now.mean(0) - self.expected.mean(0), self._error(now)))
             if 2 * k >= check.sweeps - 1:
                 last.append(scores)
             y = targets_of(self.model, self.data.x_train, w).components.sample()
             if self.report is not None:
                 self.report(k + 1, check.sweeps, {})
         mean = total / check.sweeps
-        return Found(
+        return Shift(
             mean.mean(0) - self.expected.mean(0),
-            _error(mean, self.expected),
-            np.stack(drift),
-            np.stack(drift_error),
-            np.quantile(np.concatenate(last), norm.cdf(LEVELS), axis=0),
+            self._error(mean),
+            *(np.stack(parts) for parts in zip(*moments, strict=True)),
+            np.quantile(np.concatenate(last), norm.cdf(QUANTILES), axis=0),
             float(np.median(np.mean(renewed, 0))),
         )
 
-    def evidence(self, found: Found) -> dict[str, Any]:
+    def _error(self, values: np.ndarray) -> np.ndarray:
+        """Standard error of the difference of the means of two independent samples (…, M, 2)."""
+        return np.sqrt(values.var(0) / len(values) + self.expected.var(0) / len(self.expected))
+
+    def evidence(self, shift: Shift) -> dict[str, Any]:
         """See ``JointDistribution``."""
-        return {
-            "quantities": self.quantities.names,
-            "shift": found.shift,
-            "error": found.error,
-            "z": found.shift / found.error,
-            "drift": found.drift,
-            "drift_error": found.drift_error,
-            "levels": LEVELS,
-            "scores": found.quantiles,
-            "bound": self.bound(found),
-            "renewed": found.renewed,
-        }
+        arrays = shift._asdict() | {"quantities": self.quantities.names, "z": shift.shift / shift.error}
+        return arrays | {"levels": QUANTILES, "scores": arrays.pop("quantiles"), "bound": shift.bound}
 
-    def bound(self, found: Found) -> float:
-        """What all of |z| stay below with probability 1 − ALPHA."""
-        return float(norm.isf(ALPHA / (2 * found.shift.size)))
-
-    def blind(self, found: Found) -> float:
+    def blind(self, shift: Shift) -> float:
         """The least error of posterior variances that would be seen, as a share of them.
 
         A slope is on the scale of the posterior, and its variance would be off by that after many transitions; after
         k of them, as far as these have come. A kernel that never moves leaves every distribution as it is.
         """
-        come = 1 - (1 - found.renewed) ** np.arange(1, self.check.sweeps + 1)
-        seen = self.bound(found) * float(np.median(found.error[self.quantities.slopes, 1]))
-        return seen / max(float(come.mean()), 1e-9)
+        come = 1 - (1 - shift.renewed) ** np.arange(1, self.check.sweeps + 1)
+        error = float(np.median(shift.error[self.quantities.slopes, 1]))
+        return shift.bound * error / max(float(come.mean()), 1e-9)
+
+    def findings(self, shift: np.ndarray, error: np.ndarray, level: str, tolerance: Any = 0.0, where: str = "") -> list:
+        """One for the mean and one for the variance of every quantity, in units of its own spread."""
+        sides = [f"{side} of {name}{where}" for name in self.quantities.names for side in ("mean", "variance")]
+        estimate = Estimate(shift.ravel(), error.ravel())
+        return judge(sides, estimate, np.zeros(shift.size), tolerance=np.ravel(tolerance), level=level)
 
 
 def _moments(scores: np.ndarray) -> np.ndarray:
@@ -163,11 +158,6 @@ def _moments(scores: np.ndarray) -> np.ndarray:
 def _correlation(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Of the columns of two samples (S, M), which have the means 0; (M,)."""
     return (a * b).mean(0) / np.sqrt((a**2).mean(0) * (b**2).mean(0)).clip(1e-300)
-
-
-def _error(values: np.ndarray, expected: np.ndarray) -> np.ndarray:
-    """Standard error of the difference of the means of two independent samples (…, M, 2)."""
-    return np.sqrt(values.var(0) / len(values) + expected.var(0) / len(expected))
 
 
 def _inputs(x: torch.Tensor, rows: int, columns: int) -> torch.Tensor:

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import bnn_pyro as bp
+from bnn_pyro.checks import Subject
 from bnn_pyro.checks.joint_distribution import JointDistribution
 from bnn_pyro.checks.linear_regression import correlated
 from bnn_pyro.checks.quantities import NormalScores
-from bnn_pyro.checks.subject import Subject
 from bnn_pyro.inference import kernel, many_chains, sg_chains, sghmc
 from bnn_pyro.inference import trajectories as hamiltonian
 from bnn_pyro.parts import priors

@@ -9,10 +9,9 @@ import torch
 from pyro.distributions import MultivariateNormal
 
 import bnn_pyro as bp
-from bnn_pyro.checks import CHECKS, miscalibration, replicas, simulation
+from bnn_pyro.checks import CHECKS, Subject, replications, sbc, simulation
 from bnn_pyro.checks.linear_regression import LinearGaussian, dataset
 from bnn_pyro.checks.sbc import Calibration
-from bnn_pyro.checks.subject import Subject
 from bnn_pyro.errors import UserError
 from bnn_pyro.posterior import Posterior
 
@@ -33,7 +32,7 @@ LINEAR = bp.MeanField(hidden=(), noise=NOISE, prior=f"normal:{PRIOR}")
 class Exact:
     """Independent draws of the exact posterior of Bayesian linear regression, made wrong in a chosen way."""
 
-    limit: ClassVar[str] = "posterior"
+    converges_to: ClassVar[str] = "exact"
     width: float = 1.0
     shift: float = 0.0
     prior: bool = False
@@ -54,12 +53,12 @@ class Exact:
 
 @dataclass(frozen=True)
 class Approximate(Exact):
-    limit: ClassVar[str] = "best of a family"
+    converges_to: ClassVar[str] = "best in family"
 
 
 def judged(method, entry=LINEAR, number=150, rows=10, data=data(), seed=0):
-    plan = replicas.Plan(entry, simulation.design(data, rows, 4, 0), method, seed, 159)
-    return miscalibration.judge(method.limit, plan, replicas.replications(plan, number, cores=1))
+    plan = replications.Plan(entry, simulation.design(data, rows, 4, 0), method, seed, 159)
+    return sbc.judge_ranks(method.converges_to, plan, replications.replications(plan, number, cores=1))
 
 
 def of(outcome, kind):
@@ -161,7 +160,7 @@ def test_the_exact_last_layer_passes(head):
     assert outcome.level == "good" and outcome.figures["calibration_width"] == pytest.approx(1, abs=0.2)
     skewed = replace(LINEAR, noise="learned")
     given = simulation.design(data(), 10, 4, 0)
-    exact = [miscalibration._is_exact(replicas.Plan(e, given, bp.Laplace(), 0, 159)) for e in (LINEAR, skewed)]
+    exact = [sbc._is_exact(replications.Plan(e, given, bp.Laplace(), 0, 159)) for e in (LINEAR, skewed)]
     assert exact == [True, False]
 
 
@@ -205,7 +204,7 @@ def test_together_is_one_by_one(monkeypatch):
 
     monkeypatch.setattr("torch.distributions.normal._standard_normal", standard_normal)
     targets = [s.data.y_train for s in simulated]
-    together = replicas.fit_together(entry, method, given, targets, list(range(number)))
+    together = replications.fit_together(entry, method, given, targets, list(range(number)))
     assert calls[0] == len(noise)
     for r in range(number):
         calls[0], which[0] = 0, r
@@ -218,12 +217,12 @@ def test_together_is_one_by_one(monkeypatch):
 
 def test_many_weights_are_fitted_a_few_data_sets_at_a_time(monkeypatch):
     given, told = simulation.design(data(), 8, 4, 0), []
-    plan = replicas.Plan(LINEAR, given, bp.SVI(epochs=5), 0, 39)
-    monkeypatch.setattr(replicas, "AT_ONCE", 3 * 3)
-    some = replicas.replications(plan, 7, report=lambda *a: told.append(a[:2]))
+    plan = replications.Plan(LINEAR, given, bp.SVI(epochs=5), 0, 39)
+    monkeypatch.setattr(replications, "AT_ONCE", 3 * 3)
+    some = replications.replications(plan, 7, report=lambda *a: told.append(a[:2]))
     assert told[-1] == (35, 35) and [t for t, _ in told] == sorted(t for t, _ in told)
     monkeypatch.undo()
-    every = replicas.replications(plan, 7)
+    every = replications.replications(plan, 7)
     assert all(np.array_equal(a.truth, b.truth) and a.draws.shape == (7, 39) for a, b in zip(some, every, strict=True))
 
 
@@ -234,8 +233,8 @@ def test_what_is_not_fitted_together():
         (LINEAR, bp.SVI(batch_size=5)),
         (bp.HiddenLayerNet(hidden=(4,)), bp.SVI()),
     ]
-    assert all(replicas.why_not_together(entry, method, given) for entry, method in refused)
-    assert not replicas.why_not_together(LINEAR, bp.SVI(batch_size=64), given)
+    assert all(replications.why_not_together(entry, method, given) for entry, method in refused)
+    assert not replications.why_not_together(LINEAR, bp.SVI(batch_size=64), given)
 
 
 # -- simulation --------------------------------------------------------------------------------------------------------
@@ -258,7 +257,7 @@ def test_answers_are_the_likelihood_s_and_the_network_s():
     given = simulation.design(units, 10, 4, 0)
     made = simulation.simulate(LINEAR, given, 0)
     y = made.data.y_train
-    asked, truth, draws = simulation.ask(LINEAR, given, y, {s: v[None] for s, v in made.w.items()}, made.w)
+    asked, truth, draws = simulation.answers(LINEAR, given, y, {s: v[None] for s, v in made.w.items()}, made.w)
     assert np.array_equal(truth, draws[:, 0])
     answers = dict(zip([q.about for q in asked], truth, strict=True))
     w = torch.cat([made.w["layers.0.weight"][0], made.w["layers.0.bias"]]).double()

@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import norm
 
 from bnn_pyro.checks import ALPHA
-from bnn_pyro.checks.reference_comparison import Found, amounts, compared, coverage, distances_to
+from bnn_pyro.checks.reference_comparison import Outputs, amounts, compared, coverage, distances_to
 from bnn_pyro.checks.reference_posterior import ReferencePosterior, bounded, load_reference
 
 
@@ -32,7 +32,7 @@ def chains(rng, shape=(4, 400), num=30, rho=0.0, shift=0.0, width=1.0, markov=Tr
     for i in range(1, shape[1]):
         values[:, i] = rho * values[:, i - 1] + np.sqrt(1 - rho**2) * noise[:, i]
     values = (shift + width * values).astype(np.float32)
-    return Found(values, values.mean((0, 1)), np.full(shape[0] * shape[1], 0.5), markov)
+    return Outputs(values, values.mean((0, 1)), np.full(shape[0] * shape[1], 0.5), markov)
 
 
 def test_the_test_has_its_level_for_dependent_draws():
@@ -65,7 +65,7 @@ def test_effective_draws_of_chains_and_guides():
     slow = chains(rng, shape=(4, 2000), rho=0.8)
     assert slow.effective == pytest.approx(8000 * (1 - 0.8) / (1 + 0.8), rel=0.15)
     assert slow.rhat() < 1.05
-    apart = dataclasses.replace(slow, outputs=slow.outputs + np.arange(4)[:, None, None, None])
+    apart = dataclasses.replace(slow, values=slow.values + np.arange(4)[:, None, None, None])
     assert apart.rhat() > 1.5
 
 
@@ -89,7 +89,7 @@ def test_distances_of_classes():
     """Two classes: total variation is |p − q|, and its floor that of means over so many draws."""
     stored = load_reference("breast-cancer")
     flat = stored.outputs()
-    same = Found(flat[None], stored.mean, np.zeros(0), False)
+    same = Outputs(flat[None], stored.mean, np.zeros(0), False)
     whole = dataclasses.replace(stored, points=np.arange(len(stored.points)), **{
         k: getattr(stored, k)[stored.points] for k in ("x", "mean", "mean_sd", "centre", "spread")},
         **{k: getattr(stored, k)[:, stored.points] for k in ("expected", "error")})  # fmt: skip

@@ -1,12 +1,11 @@
-"""Many data sets from the prior, each with its posterior: fitted one by one as a user would, or together.
+"""Data sets from the prior, each with its posterior: fitted one by one as a user would, or together.
 
 Variational inference of R data sets is one run of the loop that fits one,
 
     ELBO(φ₁ … φ_R) = Σ_r ELBO(φ_r; y_r)        q_r(w) = ∏ᵢ Normal(wᵢ; μ_ri, σ_ri)
 
 for the sum has no term in common to two data sets, and Adam goes by each parameter's own gradients: every q_r takes
-the very steps that it would take alone, but for its noise. A small network costs as many calls of operators as a
-hundred of them side by side. Where that is not so, ``why_not_together`` says why.
+the very steps that it would take alone, but for its noise, and a hundred of them cost as many calls as one.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from bnn_pyro.checks.sbc_ranks import ranks
-from bnn_pyro.checks.simulation import Design, Question, Simulated, ask, simulate
+from bnn_pyro.checks.simulation import Design, Question, Simulated, answers, simulate
 from bnn_pyro.diagnostics.chain_statistics import ess_mean
 from bnn_pyro.errors import UserError
 from bnn_pyro.features import on_features
@@ -50,7 +49,7 @@ class Plan:
     """What every replication has in common; draws: of the posterior, at most."""
 
     entry: Entry
-    given: Design
+    inputs: Design
     method: Method
     seed: int
     draws: int
@@ -92,28 +91,28 @@ class Failure:
 def replications(plan: Plan, number: int, cores: int = 0, report: Report | None = None) -> list[Replication | Failure]:
     """So many of them: in one run where that is the same, else side by side."""
     alone = _Alone(plan)
-    if why_not_together(plan.entry, plan.method, plan.given):
+    if why_not_together(plan.entry, plan.method, plan.inputs):
         return each(alone, range(number), cores=cores, report=report)
     with isolated(0):
-        weights = sum(value.numel() for value in plan.entry.model(plan.given.schema).initial.values())
-    at_once, found = max(1, AT_ONCE // weights), []
+        weights = sum(value.numel() for value in plan.entry.model(plan.inputs.schema).initial.values())
+    at_once, results = max(1, AT_ONCE // weights), []
     for first in range(0, number, at_once):
         some = range(first, min(number, first + at_once))
         seeds = [plan.seeds(r) for r in some]
-        simulated = [simulate(plan.entry, plan.given, s[0]) for s in seeds]
+        simulated = [simulate(plan.entry, plan.inputs, s[0]) for s in seeds]
         targets, starts = [s.data.y_train for s in simulated], [s[1] for s in seeds]
-        shown = None if report is None else _shifted(report, first, len(some), number)
+        shifted = None if report is None else _shifted(report, first, len(some), number)
         try:
-            posteriors = fit_together(plan.entry, plan.method, plan.given, targets, starts, shown)
-        except UserError:  # whose fault it was, their own runs tell
-            found += each(alone, some, cores=cores)
+            posteriors = fit_together(plan.entry, plan.method, plan.inputs, targets, starts, shifted)
+        except UserError:  # which of them failed, their own runs report
+            results += each(alone, some, cores=cores)
             continue
-        found += [_answered(plan, *both, seed) for *both, seed in zip(simulated, posteriors, starts, strict=True)]
-    return found
+        results += [_compared(plan, *both, seed) for *both, seed in zip(simulated, posteriors, starts, strict=True)]
+    return results
 
 
 def _shifted(report: Report, first: int, some: int, of: int) -> Report:
-    """Steps of some of the data sets, told as a share of all."""
+    """Steps of some of the data sets, as a share of all."""
     return lambda done, total, figures: report(first * total // some + done, of * total // some, figures)
 
 
@@ -126,55 +125,50 @@ class _Alone:
     def __call__(self, number: int) -> Replication | Failure:
         plan = self.plan
         first, second, _ = plan.seeds(number)
-        simulated = simulate(plan.entry, plan.given, first)
-        with warnings.catch_warnings(record=True) as heard:
+        simulated = simulate(plan.entry, plan.inputs, first)
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try:
                 posterior = fit(plan.entry, simulated.data, plan.method, seed=second, device="cpu", progress=False)
             except UserError as error:
                 return Failure(str(error))
-        warned = tuple(str(w.message) for w in heard if issubclass(w.category, UserWarning))
-        return replace(_answered(plan, simulated, posterior, second), warned=warned)
+        warned = tuple(str(w.message) for w in caught if issubclass(w.category, UserWarning))
+        return replace(_compared(plan, simulated, posterior, second), warned=warned)
 
 
-def _answered(plan: Plan, simulated: Simulated, posterior: Posterior, seed: int) -> Replication:
+def _compared(plan: Plan, simulated: Simulated, posterior: Posterior, seed: int) -> Replication:
     chains = posterior.chains
     shape = (1, plan.draws) if chains is None else next(iter(chains.values())).shape[:2]
-    asked = []
     with isolated(seed):
-        for block in posterior.blocks(shape[0] * shape[1]):
-            asked.append(ask(plan.entry, plan.given, simulated.data.y_train, block, simulated.w))
-    questions, truth, _ = asked[0]
-    answers = np.concatenate([found for *_, found in asked], 1)
+        blocks = [
+            answers(plan.entry, plan.inputs, simulated.data.y_train, block, simulated.w)
+            for block in posterior.blocks(shape[0] * shape[1])
+        ]
+    questions, truth, _ = blocks[0]
+    draws = np.concatenate([values for *_, values in blocks], 1)
     ess = np.full(len(truth), float(plan.draws))
     if chains is not None:
-        ess = ess_mean(answers.reshape(-1, *shape)) if shape[1] >= 4 else np.full(len(truth), float(shape[0]))
-    exact = plan.method.limit == "posterior"  # whose ranks tell it
-    learned = np.nan if exact else _learned(plan, simulated, answers[_likelihood(questions)])
-    return Replication(questions, truth, answers, ess, learned)
-
-
-def _likelihood(questions: list[Question]) -> int:
-    return [q.kind for q in questions].index("likelihood")
-
-
-def _learned(plan: Plan, simulated: Simulated, log_likelihood: np.ndarray) -> float:
+        ess = ess_mean(draws.reshape(-1, *shape)) if shape[1] >= 4 else np.full(len(truth), float(shape[0]))
+    if plan.method.converges_to == "exact":  # whose ranks tell it
+        return Replication(questions, truth, draws, ess)
+    likelihood = [q.kind for q in questions].index("likelihood")
     seeds = np.random.SeedSequence([simulated.seed, 1]).generate_state(OF_PRIOR)
-    prior = [simulate(plan.entry, plan.given, int(s)).w for s in seeds]
+    prior = [simulate(plan.entry, plan.inputs, int(s)).w for s in seeds]
     stacked = {site: torch.stack([w[site] for w in prior]) for site in simulated.w}
-    questions, _, answers = ask(plan.entry, plan.given, simulated.data.y_train, stacked, simulated.w)
-    return float(np.median(log_likelihood) - np.median(answers[_likelihood(questions)]))
+    *_, before = answers(plan.entry, plan.inputs, simulated.data.y_train, stacked, simulated.w)
+    learned = float(np.median(draws[likelihood]) - np.median(before[likelihood]))
+    return Replication(questions, truth, draws, ess, learned)
 
 
 # -- together ----------------------------------------------------------------------------------------------------------
-def why_not_together(entry: Entry, method: Method, given: Design) -> str:
+def why_not_together(entry: Entry, method: Method, inputs: Design) -> str:
     """Why these data sets must be fitted one by one; "" where fitting them together is the same."""
     if type(method) is not SVI:
         return "only SVI is known to come out the same"
-    if 0 < method.batch_size < len(given.x):
+    if 0 < method.batch_size < len(inputs.x):
         return "every run has mini-batches of its own"
     with isolated(0):
-        model = entry.model(given.schema)
+        model = entry.model(inputs.schema)
         guide = entry.guide(model)
     head = getattr(model, "head", model)
     if type(guide) is not MeanFieldNormal or type(head) is not BayesianNet:
@@ -185,7 +179,7 @@ def why_not_together(entry: Entry, method: Method, given: Design) -> str:
 def fit_together(
     entry: Entry,
     method: SVI,
-    given: Design,
+    inputs: Design,
     targets: Sequence[Tensor],
     seeds: Sequence[int],
     report: Report | None = None,
@@ -199,8 +193,8 @@ def fit_together(
     models, guides, starts = [], [], []
     for seed in seeds:
         with isolated(seed):
-            model = entry.model(given.schema)
-            inferred, seen = on_features(model, given.data(targets[0]))
+            model = entry.model(inputs.schema)
+            inferred, seen = on_features(model, inputs.data(targets[0]))
             guides.append(entry.guide(model))
         models.append(model)
         starts.append(guides[-1].sites())
@@ -210,7 +204,7 @@ def fit_together(
         how = dict(latent=method.temperature, warmup=method.kl_warmup, num_particles=method.num_particles)
         method.minimise(_Transposed(inferred), together, data, seed=seeds[0], report=report, **how)
     together.hand_out(guides)
-    return [Posterior(m, given.schema, guide=g) for m, g in zip(models, guides, strict=True)]
+    return [Posterior(m, inputs.schema, guide=g) for m, g in zip(models, guides, strict=True)]
 
 
 class _Together(MeanFieldNormal):

@@ -173,9 +173,8 @@ def test_an_approximation_is_told_by_how_much(monkeypatch):
     assert found.figures["posterior_coverage_95"] < 0.9 and found.figures["sd_ratio"] < 0.9
     assert f"hold {found.figures['posterior_coverage_95']:.0%}" in found.sentence
     evidence = found.evidence
-    assert evidence["found_probability"].shape == evidence["reference_probability"].shape
     axes = reference_outputs(
-        *(evidence[k] for k in ("reference_mean", "found_mean", "reference_sd", "found_sd")),
+        *(evidence[k] for k in ("reference_mean", "mean", "reference_sd", "sd")),
         mean_floor=evidence["mean_floor"], sd_floor=evidence["sd_floor"], unit="log-odds",
     )  # fmt: skip
     assert "log-odds" in axes[0].get_xlabel()
@@ -204,7 +203,7 @@ def test_what_is_not_finite_is_bad(monkeypatch):
 
 
 def test_which_reference_is_taken():
-    taken = lambda of, **settings: dataclasses.replace(QUICK, **settings)._posed(of)  # noqa: E731
+    taken = lambda of, **settings: dataclasses.replace(QUICK, **settings).pose(of)  # noqa: E731
     assert taken(subject(**TOY)).own and taken(subject(**TOY)).reference.name == "toy-curve"
     other = taken(subject(hidden=(4,), activation="tanh", data="diabetes"))
     assert (other.own, other.reference.name, other.entry.prior, other.data.name) == (

@@ -1,0 +1,288 @@
+"""Problems whose posterior is known: the answers themselves, that every claim holds, and that wrong ones do not."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import norm
+from torch.distributions import MultivariateNormal
+
+import bnn_pyro as bp
+from bnn_pyro import plots
+from bnn_pyro.checks import ALPHA, CHECKS, Subject, known_answers
+from bnn_pyro.checks.check import reduced
+from bnn_pyro.checks.integration import Grid, best_normal, climb, curvature, normal_grid
+from bnn_pyro.checks.known_answers import ClosedForm, Logistic, Quadrature
+from bnn_pyro.checks.linear_regression import correlated, stationary
+from bnn_pyro.checks.predictive import PredictiveCheck
+from bnn_pyro.checks.problems import LinearRegression
+from bnn_pyro.checks.two_weights import TWO_WEIGHTS
+from bnn_pyro.checks.z_tests import Estimate, judge, of_chains, of_independent, of_runs
+from bnn_pyro.parts.joint import FullNormal
+from bnn_pyro.posterior import Posterior
+from bnn_pyro.zoo import ZOO
+
+LINEAR = ClosedForm(rows=60, inputs=2, points=3, fits=4, effort=0.5)
+SMALL = Quadrature(fits=5, effort=0.4)
+SIX = Logistic(rows=60, draws=800, fits=5, effort=0.4)
+
+
+def subject(variant, method, settings=None, **given):
+    return Subject(variant, ZOO[variant](**(settings or {})), method, correlated(20).data, given)
+
+
+def bad(outcome):
+    return [f.about for f in outcome.findings if f.level == "bad"]
+
+
+# -- z-tests -----------------------------------------------------------------------------------------------------
+def test_errors_are_those_of_independent_numbers_and_larger_for_dependent_ones():
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=(4, 500, 3))
+    for one in (of_chains(values), of_independent(values.reshape(-1, 3)), of_runs(values.reshape(-1, 20, 3).mean(1))):
+        np.testing.assert_allclose(one.error, 1 / math.sqrt(2000), rtol=0.25)
+        assert np.abs(one.mean).max() < 4 / math.sqrt(2000)
+    slow = np.repeat(rng.normal(size=(4, 200, 1)), 10, axis=1)
+    assert of_chains(slow).error[0] > 2.5 * slow.std() / math.sqrt(slow.size)
+
+
+def test_p_values_are_corrected_for_how_many_there_are():
+    estimate, three = Estimate(np.array([0.0, 3.0]), np.ones(2)), Estimate(np.array([3.0]), np.ones(1))
+    good, off = judge(["a", "b"], estimate, np.zeros(2))
+    assert good.p == 1.0 and off.p == pytest.approx(2 * 2 * norm.sf(3))
+    assert judge(["b"], three, np.zeros(1), tolerance=1.0)[0].p == pytest.approx(2 * norm.sf(2))
+    assert judge(["b"], three, np.zeros(1), high=np.array([4.0]))[0].p == 1.0
+    stuck = Estimate(np.array([0.1]), np.array([0.0]))
+    assert [judge(["c"], stuck, np.array([x]))[0].level for x in (0.0, 0.1)] == ["bad", "good"]
+
+
+# -- the answers -------------------------------------------------------------------------------------------------
+def test_the_stationary_law_of_a_finite_step():
+    """Full batch: every variance 1/λ is larger by 1/(1 − ηλ/(4 − 2α)); mini-batches only add to it."""
+    problem = correlated(60, 3)
+    method = bp.SGHMC(lr=0.15, friction=0.1)
+    values, vectors = torch.linalg.eigh(problem.precision)
+    exact = vectors @ torch.diag(1 / values / (1 - 0.15 / 60 * values / 3.8)) @ vectors.T
+    low, high = stationary(method, problem)
+    torch.testing.assert_close(low, exact)
+    assert torch.equal(low, high)
+    low, high = stationary(replace(method, lr=0.01, batch_size=15), problem)
+    assert torch.linalg.eigvalsh(high - low).min() > 0
+    assert stationary(replace(method, schedule="decaying"), problem) == (None, None)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.25])
+def test_quantities_of_linear_regression_are_in_the_order_of_their_labels(temperature):
+    problem = LinearRegression(30, 2, 4, temperature)
+    covariance, values = problem.covariance, dict(zip(problem.labels(), problem.posterior.mean, strict=True))
+    assert len(values) == 3 + 6 + 4 + 4
+    assert values["mean of weight 2 (posterior sd)"] == 0
+    assert values["variance of weight 3 (posterior variance)"] == pytest.approx(1)
+    correlation = covariance[0, 2] / (covariance[0, 0] * covariance[2, 2]).sqrt()
+    assert values["covariance of weights 1 and 3 (posterior sd)"] == pytest.approx(correlation.item())
+    assert values["variance of the prediction at input 1 (posterior variance)"] == pytest.approx(1)
+    # The formula of the log joint has the posterior's mean and curvature.
+    torch.testing.assert_close(curvature(problem.log_joint, problem.known.mean), torch.linalg.inv(covariance))
+    torch.testing.assert_close(climb(problem.log_joint, torch.zeros(3).double()), problem.known.mean, atol=1e-5, rtol=0)
+
+
+def test_a_correlated_normal_is_integrated_exactly():
+    root = torch.tensor([[0.5, 0.0], [0.4, 0.3]], dtype=torch.float64)
+    target = MultivariateNormal(torch.tensor([1.0, -0.5], dtype=torch.float64), scale_tril=root)
+    grid = Grid.of(lambda w: target.log_prob(w) - 3.0, 8.0)
+    assert grid.log_evidence == pytest.approx(-3.0, abs=1e-9)
+    torch.testing.assert_close(grid.expect(grid.points), target.mean)
+    off = grid.points - target.mean
+    torch.testing.assert_close(off.T @ (grid.mass[:, None] * off), target.covariance_matrix, rtol=1e-9, atol=1e-12)
+    assert (grid.density.sum() * grid.cell).item() == pytest.approx(1.0)
+    torch.testing.assert_close(climb(target.log_prob, grid.mode), target.mean, atol=1e-6, rtol=0)
+    torch.testing.assert_close(curvature(target.log_prob, target.mean), target.precision_matrix)
+    # The best independent Normals: the same mean, and the conditional standard deviations; of any covariance: itself.
+    mean, scale, elbo = best_normal(lambda w: target.log_prob(w) - 3.0, grid.mode)
+    torch.testing.assert_close(mean, target.mean, atol=1e-5, rtol=0)
+    torch.testing.assert_close(scale.diagonal(), target.precision_matrix.diagonal().rsqrt(), atol=1e-5, rtol=0)
+    gap = 0.5 * (target.precision_matrix.diagonal().log().sum() - torch.logdet(target.precision_matrix))
+    assert elbo == pytest.approx(-3.0 - gap.item(), abs=1e-8)
+    _, scale, elbo = best_normal(lambda w: target.log_prob(w) - 3.0, grid.mode, correlated=True)
+    torch.testing.assert_close(scale, root, atol=1e-4, rtol=0)
+    assert elbo == pytest.approx(-3.0, abs=1e-8)
+    q = normal_grid(mean, target.covariance_matrix)
+    torch.testing.assert_close(q.expect(q.points), mean)
+
+
+@pytest.mark.parametrize("name", TWO_WEIGHTS)
+def test_the_integral_has_converged(name):
+    problem = TWO_WEIGHTS[name]
+    fine, coarse = (Grid.of(problem.log_joint, 8 * problem.prior_scale, nodes) for nodes in (401, 301))
+    assert fine.log_evidence == pytest.approx(coarse.log_evidence, abs=1e-5)
+    second = [g.expect(g.points.square()) for g in (fine, coarse)]
+    torch.testing.assert_close(*second, rtol=1e-4, atol=0)
+    # At weights of 0 every probability is ½, or every mean 0.
+    zero, sigma = problem.log_likelihood(torch.zeros(1, 2, dtype=torch.float64)).item(), problem.noise
+    by_hand = -12 * math.log(2) if sigma is None else norm.logpdf(problem.targets.numpy(), 0, sigma).sum()
+    assert zero == pytest.approx(by_hand)
+
+
+def test_the_unit_has_two_modes_of_equal_mass():
+    problem = TWO_WEIGHTS["sign"]
+    assert problem.posterior.mean[-1] * problem.unit[-1] == pytest.approx(0.5, abs=0.01)
+    mode = problem.mode(1.0)
+    between = problem.log_joint(torch.zeros(1, 2, dtype=torch.float64)) - problem.log_joint(mode[None])
+    assert between.item() < -2  # a sampler crosses, and notices
+    torch.testing.assert_close(problem.log_joint(mode[None]), problem.log_joint(-mode[None]))
+    # One mode is better for a Normal than both together.
+    origin = torch.zeros(2, dtype=torch.float64)
+    assert best_normal(problem.log_joint, mode)[2] > best_normal(problem.log_joint, origin)[2]
+
+
+# -- the claims --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("variant", "method", "settings", "levels", "ratio"),
+    [
+        ("mean-field", "nuts", {}, {"good"}, (0.93, 1.07)),
+        ("mean-field", "nuts", {"temperature": 0.25}, {"good", "caution"}, (0.93, 1.07)),
+        ("last-layer", "laplace", {}, {"good"}, (0.98, 1.02)),
+        ("last-layer", "laplace", {"temperature": 0.25}, {"good"}, (0.98, 1.02)),
+        ("last-layer", "laplace", {"structure": "diag"}, {"caution"}, (0.6, 0.95)),
+        ("mean-field", "sghmc", {}, {"good", "caution"}, (0.95, 1.1)),
+        ("hidden-layer", "svi", {}, {"caution"}, (0.5, 0.95)),
+        ("mlp", "map", {}, {"caution"}, (0.0, 0.03)),
+    ],
+)
+def test_methods_are_what_they_claim_of_linear_regression(variant, method, settings, levels, ratio):
+    outcome = LINEAR.run(subject(variant, method, **settings))
+    assert outcome.level in levels, outcome.sentence
+    assert ratio[0] <= outcome.figures["closed_form"] <= ratio[1]
+    assert outcome.evidence["estimate"].shape == (len(outcome.evidence["labels"]),)
+    assert {"about", "found", "expected", "error", "p", "level"} == set(outcome.to_dict()["findings"][0])
+
+
+def test_the_amount_is_the_known_one():
+    """Mean field: 1/√Λᵢᵢ instead of √(Λ⁻¹)ᵢᵢ, and coverage follows."""
+    outcome = replace(LINEAR, effort=1.25).run(subject("mean-field", "svi"))
+    known = LinearRegression(60, 2, 3).known
+    share = known.mean_field_scale * torch.linalg.inv(known.precision).diagonal().rsqrt()
+    assert outcome.figures["closed_form"] == pytest.approx(share.mean().item(), abs=0.05)
+    e = outcome.evidence
+    covered = (2 * norm.cdf(norm.ppf(0.9) * share.numpy()) - 1).mean()
+    assert e["weight_coverage"][1] == pytest.approx(covered, abs=0.05)
+    assert "best mean-field Normal" in outcome.sentence and "share of the posterior's" in outcome.sentence
+    off = plots.standard_errors(e["labels"], e["z"], e["bound"])
+    assert off.get_title().startswith("0 of") and len(off.get_legend().get_texts()) == 5
+    shown = ("exact_mean", "exact_sd", "mean", "sd", "levels", "coverage", "weight_coverage")
+    left, right = plots.exact_intervals(*(e[name] for name in shown))
+    assert left.get_xlabel() == "new input" and len(right.get_lines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("variant", "method", "levels"),
+    [
+        ("mean-field", "nuts", {"good", "caution"}),
+        ("mean-field", "svi", {"caution"}),
+        ("mlp", "mle", {"caution"}),
+    ],
+)
+def test_methods_are_what_they_claim_of_two_weights(variant, method, levels):
+    outcome = SMALL.run(subject(variant, method))
+    assert outcome.level in levels, outcome.sentence
+    names, e = (["logistic"] if variant == "last-layer" else ["logistic", "sign"]), outcome.evidence
+    assert [name for name in TWO_WEIGHTS if f"{name}_density" in e] == names
+    for name in names:
+        assert e[f"{name}_density"].shape == (len(e[f"{name}_axis_1"]), len(e[f"{name}_axis_2"]))
+        shown = ("axis_1", "axis_2", "density", "draws", "names")
+        ax = plots.two_weights(*(e[f"{name}_{what}"] for what in shown))
+        assert len(ax.get_legend().get_texts()) == 4
+
+
+@pytest.mark.parametrize("structure", ["full", "kron", "diag"])
+def test_the_curvature_at_the_mode_is_recognised(structure):
+    assert not bad(SMALL.run(subject("last-layer", "laplace", structure=structure)))
+
+
+@dataclass(frozen=True)
+class ToyLaplace:
+    """The exact posterior of linear regression, by a method that has none of the settings of Laplace's."""
+
+    converges_to: ClassVar[str] = "normal at the mode"
+    needs: ClassVar[frozenset] = frozenset({"linear model"})
+    tiny: ClassVar[dict] = {}
+    width: float = 1.0
+
+    def run(self, model, guide, data, *, seed=0, checkpoint=None, report=None):
+        known = LinearRegression(60, 2, 3).known
+        sites = {site: value.double() for site, value in model.initial.items()}
+        flat, root = known.mean.split([v.numel() for v in sites.values()]), torch.linalg.inv(known.precision)
+        mean = {site: m.view(v.shape) for (site, v), m in zip(sites.items(), flat, strict=True)}
+        q = FullNormal.of(mean, self.width * torch.linalg.cholesky(root)).float()
+        return Posterior(model, data.schema, guide=q)
+
+
+def test_a_normal_at_the_mode_by_another_method(monkeypatch):
+    monkeypatch.setitem(bp.inference.METHODS, "toy", ToyLaplace)
+    assert not bad(LINEAR.run(subject("mean-field", "toy")))
+    wide = LINEAR.run(subject("mean-field", "toy", width=1.2))
+    assert wide.level == "bad" and "not the Normal at the mode" in wide.sentence
+
+
+def test_samplers_agree_with_nuts_and_approximations_tell_by_how_much_they_do_not():
+    good, narrow = (SIX.run(subject("mean-field", method)) for method in ("hmc", "svi"))
+    assert good.level == "good", good.sentence
+    assert narrow.level == "caution" and 0.4 < narrow.figures["logistic_sd"] < 0.85
+    assert "temperature 1" in SIX.refuses(subject("mean-field", "hmc", temperature=0.5))
+
+
+def test_what_cannot_be_reduced_is_refused():
+    for variant, method, why in (
+        ("dropout-mlp", "mc-dropout", "settings, not inferred"),
+        ("convnet", "map", "convolutions"),
+        ("variational-dropout", "svi", "improper"),
+        ("sparse-dropout", "svi", "improper"),
+    ):
+        assert why in LINEAR.refuses(subject(variant, method))
+    assert "in proportion to the mean" in LINEAR.refuses(subject("hidden-layer", "svi", {"scale": "layer"}))
+    assert LINEAR.refuses(subject("dropout-mlp", "map")) == ""
+
+
+# -- what is wrong is seen ---------------------------------------------------------------------------------------
+def test_a_wrong_sampler_is_bad(monkeypatch):
+    """Draws of the posterior at another noise."""
+    own = bp.NUTS.run
+    monkeypatch.setattr(bp.NUTS, "run", lambda self, *rest, **how: own(replace(self, temperature=0.6), *rest, **how))
+    outcome = LINEAR.run(subject("mean-field", "nuts"))
+    assert outcome.level == "bad" and "not the exact posterior" in outcome.sentence
+    assert min(f.p for f in outcome.findings if f.p is not None) < ALPHA
+
+
+def test_a_wrong_prior_is_bad(monkeypatch):
+    """By the draws, by the formula of the log joint, and by NUTS on six weights."""
+
+    def narrower(entry, **settings):
+        return reduced(entry, **settings | {"prior": "normal:1"})
+
+    monkeypatch.setattr(known_answers, "reduced", narrower)
+    wrong = bad(SMALL.run(subject("last-layer", "nuts")))
+    assert any("log joint" in about for about in wrong) and any("mean of w" in about for about in wrong)
+    outcome = SIX.run(subject("mean-field", "hmc"))
+    assert outcome.level == "bad" and "not the exact posterior" in outcome.sentence
+
+
+# -- predictions -------------------------------------------------------------------------------------------------
+def test_predictions_of_every_way_to_store_draws():
+    check = PredictiveCheck(draws=200, effort=0.2)
+    for variant, method in (("mean-field", "nuts"), ("last-layer", "laplace"), ("mlp", "map")):
+        outcome = check.run(subject(variant, method))
+        assert outcome.level == "good", outcome.sentence
+        assert outcome.evidence["log_density"].shape == outcome.evidence["exact"].shape == (24,)
+    shown = ("log_density", "log_of_mean", "mean_of_log", "exact")
+    assert len(plots.mixture_densities(*(outcome.evidence[name] for name in shown)).get_lines()) == 4
+    assert CHECKS["predictive"] is PredictiveCheck
+
+
+def test_what_is_far_off_is_named():
+    labels = [f"mean of weight {i + 1} (posterior sd)" for i in range(8)]
+    ax = plots.standard_errors(labels, [0.3, -1, 0, 9.0, 0, 0, -np.inf, 1], 4.0)
+    assert {text.get_text() for text in ax.texts} == {"mean of weight 4", "mean of weight 7"}
+    assert ax.get_title().startswith("2 of 8") and ax.get_legend().get_texts()[0].get_text() == "mean of weight"
