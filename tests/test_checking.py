@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from bnn_pyro import checks as trust
+from bnn_pyro import checks as registry
 from bnn_pyro import plots
 from bnn_pyro.checks import Finding, Outcome
 from bnn_pyro.errors import UserError
@@ -34,7 +34,7 @@ class Made:
     level: ClassVar[str] = "good"
 
     def refuses(self, subject):
-        return "points have no spread" if subject.limit == "points" else ""
+        return "points have no spread" if subject.converges_to == "point" else ""
 
     def run(self, subject, *, seed=0, report=None):
         CALLS.append((type(self).__name__, subject.variant, subject.inference, self.effort, seed))
@@ -71,7 +71,7 @@ def checks(monkeypatch):
     """Puts these checks in the place of the real ones."""
 
     def put(**kinds):
-        monkeypatch.setattr(trust, "CHECKS", kinds)
+        monkeypatch.setattr(registry, "CHECKS", kinds)
         for module in (bench, page):
             monkeypatch.setattr(module, "CHECKS", kinds)
         monkeypatch.setattr("bnn_pyro.commands.CHECKS", kinds)
