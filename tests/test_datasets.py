@@ -1,6 +1,7 @@
 """Named sets, the one split, standardisation by the training part; and what bad requests get."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -78,6 +79,7 @@ def test_the_split_is_reproducible_disjoint_and_stratified():
     for part in PARTS:
         assert torch.equal(getattr(first, part), getattr(same, part))
     assert first.fingerprint == same.fingerprint != other.fingerprint
+    assert first.fingerprint != replace(first, y_train=1 - first.y_train).fingerprint
     rows = [
         {tuple(r) for r in first.schema.unstandardise(x).tolist()} for x in (first.x_train, first.x_val, first.x_test)
     ]
