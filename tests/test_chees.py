@@ -116,6 +116,18 @@ def test_a_skewed_target():
     check(tests, np.array([law.mean.item(), shape * (shape + 1), log_mean, below]))
 
 
+def test_a_transition_leaves_exact_draws_exact():
+    """At a step size near its limit, where four of ten trajectories must be refused."""
+    law = dist.Normal(torch.zeros(2), torch.ones(2)).to_event(1)
+    with bp.isolated(0):
+        potential = Potential(Density(law, torch.zeros(2)), EMPTY.x_train, EMPTY.y_train, 1.0)
+        z = torch.randn(4000, 2, dtype=torch.float64)
+        chains = Chains(z, *potential(z))
+        moved = chains.move(potential, torch.ones(2, dtype=torch.float64), torch.full_like(z[:, 0], 1.5), 1)
+    assert moved.acceptance.mean() < 0.7 and moved.end.var() > 2
+    assert chains.z.var().item() == pytest.approx(1, abs=0.06)  # 4 standard errors
+
+
 def test_it_agrees_with_a_long_nuts_run():
     """A small network: the predictions' means and variances at some points, each with its Monte-Carlo error."""
     g = torch.Generator().manual_seed(2)

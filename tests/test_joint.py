@@ -19,7 +19,7 @@ from bnn_pyro.inference.log_joint import Rescale
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.guides import MeanFieldNormal
 from bnn_pyro.parts.joint import FAMILIES, JOINT, FullNormal, LowRankNormal, parse_family
-from bnn_pyro.parts.joint_normal import LowRank, Part
+from bnn_pyro.parts.joint_normal import FullCovariance, LowRank, Part
 
 JOINT_FAMILIES = ["full", "low-rank:2"]
 SITES = {"layers.0.weight": (1, 4), "layers.0.bias": (1,)}
@@ -262,6 +262,16 @@ def test_low_rank_can_be_the_exact_posterior(problem, any_covariance):
     assert abs(gap(problem, any_covariance).item()) < 1e-8
     exact = MultivariateNormal(problem.mean, precision_matrix=problem.precision)
     assert abs(kl_divergence(torchs(any_covariance), exact).item()) < 1e-8
+
+
+def test_variances_have_their_gradient_after_a_draw_too():
+    """The full guide takes Σⱼ Aᵢⱼ² from the draw, in a backward pass of its own."""
+    with isolated(0):
+        scale, root = torch.rand(4), torch.randn(4, 4).tril(-1).requires_grad_()
+        q = FullCovariance(torch.zeros(4), scale, root)
+        q.rsample()
+    (found,) = torch.autograd.grad(q.variance.sum(), root)
+    torch.testing.assert_close(found, 2 * scale.square()[:, None] * root.detach())
 
 
 def check_gradients(problem, guide, draws=300, alpha=1e-4):

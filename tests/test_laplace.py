@@ -64,6 +64,13 @@ def test_regression_is_the_conjugate_posterior(settings, temperature):
     check_exact(correlated(**settings), temperature=temperature)
 
 
+def test_one_newton_step_ends_the_search(monkeypatch):
+    """Where the log joint is quadratic it leads to the mode from wherever L-BFGS came to."""
+    monkeypatch.setattr(laplace, "SMALL", 1e9)
+    monkeypatch.setattr(laplace, "ROUND", 1)
+    check_exact(correlated())
+
+
 @pytest.mark.parametrize("settings", [{}, UNITS], ids=["plain", "units"])
 def test_kron_is_exact_where_every_row_tells_alike(settings, monkeypatch):
     monkeypatch.setattr(laplace, "SMALL", 1e-8)  # as it has no Newton step at the end

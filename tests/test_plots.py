@@ -280,7 +280,10 @@ def test_the_contour_lies_where_the_probability_is_one_half():
 def test_maps_of_more_classes_and_of_a_regression():
     data = two_features("regression")
     grid = plots.grid(data, num=5)
-    ax = plots.epistemic_map(Prediction(Normal(random(DRAWS, 25), torch.ones(DRAWS, 25))), grid, data.x_test)
+    prediction = Prediction(Normal(random(DRAWS, 25), torch.ones(DRAWS, 25)))
+    ax = plots.epistemic_map(prediction, grid, data.x_test)
+    mesh = next(c for c in ax.collections if isinstance(c, QuadMesh))
+    assert np.allclose(mesh.get_array(), prediction.epistemic.sqrt().reshape(5, 5))
     assert "epistemic standard deviation of answer" in [a.get_ylabel() for a in ax.figure.axes]
     three = Schema("classification", (2,), ("u", "v", "w"), ("a", "b"))
     grid = plots.Grid(grid.x, grid.first, grid.second, grid.features, three)

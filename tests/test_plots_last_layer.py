@@ -189,7 +189,9 @@ def test_weights_are_those_of_the_largest_disagreement():
     """By Wasserstein-2 in units of the mean σ: 3 at [2, 0] (a shift), 2·(2 − 1)/(2 + 1) at [0, 1] (a scale)."""
     one = random(1, 4000, 3, 2)
     one = (one - one.mean(1, keepdim=True)) / one.std(1, keepdim=True)
+    one[..., 1, 1] *= 10
     other = one.clone()
+    other[..., 1, 1] += 5  # half of its σ
     other[..., 2, 0] += 3
     other[..., 0, 1] *= 2
     both = {"SVI": chains(one), "NUTS": chains(other)}

@@ -43,7 +43,7 @@ def test_draws_at_equal_increments_of_time():
     gaps = np.diff(time)
     assert np.ptp(gaps) <= 2 * plan.share.max() and gaps.mean() == pytest.approx(time[-1] / 50, rel=0.02)
     assert np.diff(due)[-1] > 4 * np.diff(due)[0]  # in steps they are anything but even
-    assert plan.share[0] == 1 and plan.share[-1] == pytest.approx(0.05, rel=0.01)
+    assert plan.share[0] == 1 and plan.share[-1] == pytest.approx(0.05, rel=1e-3)
 
 
 def test_cycles():
