@@ -7,7 +7,7 @@ from scipy.stats import f_oneway
 from bnn_pyro.diagnostics import chain_statistics
 from bnn_pyro.diagnostics.chain_statistics import _chance
 from bnn_pyro.diagnostics.diagnosis import _largest
-from bnn_pyro.diagnostics.overall import Findings, overall
+from bnn_pyro.diagnostics.verdicts import Findings, overall
 
 SHARED = np.repeat(np.arange(16), 4)
 

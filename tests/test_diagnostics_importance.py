@@ -13,8 +13,7 @@ from bnn_pyro.checks.linear_regression import correlated, dataset
 from bnn_pyro.diagnostics import draws as draws_module
 from bnn_pyro.diagnostics import importance, leave_one_out
 from bnn_pyro.diagnostics.arviz_bridge import psis
-from bnn_pyro.diagnostics.checks import uniformity
-from bnn_pyro.diagnostics.importance import NoWeights, importance_weights, proper_prior
+from bnn_pyro.diagnostics.importance import NoWeights, importance_weights, proper_prior, uniformity
 from bnn_pyro.parts.joint import FullNormal
 from bnn_pyro.pruning import prune
 

@@ -9,7 +9,7 @@ import torch
 
 import bnn_pyro as bp
 from bnn_pyro.checks.linear_regression import correlated, dataset
-from bnn_pyro.diagnostics import Diagnosis, diagnose
+from bnn_pyro.diagnostics import Diagnosis, diagnose, diagnose_chains
 from bnn_pyro.diagnostics.verdicts import LEVELS
 from bnn_pyro.parts.joint import FullNormal
 
@@ -154,6 +154,33 @@ def test_divergences_and_the_other_warnings():
         stats={"diverging": torch.zeros(CHAINS, DRAWS).index_fill(1, torch.tensor([7]), 1.0)[:1].expand(4, 500)}
     )
     assert said(diagnose(few, DATA), "divergences").level == "caution"
+
+
+@pytest.mark.parametrize(("lr", "level"), [(0.05, "bad"), (0.003, "not bad")])
+def test_a_step_size_that_is_too_large_is_named(lr, level):
+    """SGHMC with a learned noise leaves the posterior at lr 0.05: predictions spread over 1e9 and more."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(40, 2, generator=g)
+    y = 2 * x[:, 0] + 0.3 * torch.randn(40, generator=g)
+    data = dataset(x, y, bp.Schema("regression", (2,), y_scale=2.0), x[:10], y[:10])
+    posterior = bp.fit(bp.MeanField(hidden=()), data, bp.SGHMC(epochs=1500, lr=lr), seed=0, progress=False)
+    found = diagnose_chains(posterior, data)
+    kinetic, sentence = found.statistics["kinetic_temperature"], found.verdicts[0].sentence
+    if level == "bad":
+        assert kinetic > 1.8 and found.statistics["spread_max"] > 1e9 and found.level == "bad"
+        assert "kinetic temperature" in sentence and "ran away" in sentence and "--set lr=" in sentence
+        assert "draws=" not in sentence and said(found, "kinetic temperature").level == "bad"
+    else:
+        assert abs(kinetic - 1) < 0.2 and "kinetic temperature" not in sentence and said(found, "spread") is None
+
+
+def test_causes_of_a_sampler_that_has_not_converged_come_before_more_draws():
+    deep = torch.full((CHAINS, DRAWS), 3.0)
+    stats = {"tree_depth": deep, "diverging": (torch.rand(CHAINS, DRAWS) < 0.2).double()}
+    shifted = exact(lambda u: u + torch.arange(4.0)[:, None, None], stats=stats, method_settings={"max_tree_depth": 3})
+    sentence = diagnose_chains(shifted, DATA).verdicts[0].sentence
+    order = [sentence.index(word) for word in ("diverged", "cut at their longest", "target_accept", "draws=")]
+    assert sentence.startswith("Not converged") and order == sorted(order)
 
 
 def test_superchains():

@@ -46,6 +46,7 @@ class Counts(MeanField):
         return BayesianNet(MLP(schema.input_shape, self.hidden, 1, "tanh", True), Poisson(), self.prior)
 
 
+@pytest.mark.filterwarnings("ignore:the gradient was not compiled")
 @pytest.mark.parametrize(
     "method", [["svi", "--epochs", "150", "--lr", "0.05"], ["nuts", "--set", "warmup=50", "--set", "draws=25"]]
 )

@@ -11,18 +11,34 @@ import torch
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.diagnostics.arviz_bridge import psis
 from bnn_pyro.diagnostics.chain_statistics import ChainStatistics, autocorrelation, chain_statistics
-from bnn_pyro.diagnostics.checks import replicate, settled, uniformity
-from bnn_pyro.diagnostics.draws import WORK, chosen_weights, even, kind, sized, walk, weight_count
+from bnn_pyro.diagnostics.draws import (
+    WORK,
+    chosen_weights,
+    even,
+    kind,
+    rows_at_hand,
+    sized,
+    thinned,
+    walk,
+    weight_count,
+)
 from bnn_pyro.diagnostics.functions import output_names, output_values, superchains
-from bnn_pyro.diagnostics.importance import GOOD_K, NoWeights, importance_weights, leave_one_out, temperature_of
-from bnn_pyro.diagnostics.overall import RHAT, Findings
-from bnn_pyro.diagnostics.sampler import sampler_series, sampler_statistics, stuck_chains
+from bnn_pyro.diagnostics.importance import (
+    GOOD_K,
+    NoWeights,
+    importance_weights,
+    leave_one_out,
+    temperature_of,
+    uniformity,
+)
+from bnn_pyro.diagnostics.sampler import sampler_series, sampler_statistics, settled, stuck_chains
 from bnn_pyro.diagnostics.sentences import verdicts
-from bnn_pyro.diagnostics.verdicts import Diagnosis
+from bnn_pyro.diagnostics.verdicts import RHAT, Diagnosis, Findings
 from bnn_pyro.errors import UserError
+from bnn_pyro.isolation import isolated
 from bnn_pyro.posterior import Posterior
 
-__all__ = ["diagnose", "diagnose_chains"]
+__all__ = ["diagnose", "diagnose_chains", "replicate"]
 
 
 class Bounds(NamedTuple):
@@ -40,11 +56,13 @@ class Bounds(NamedTuple):
 #: Of a whole diagnosis, and of one that takes a second or two.
 WHOLE, QUICK = Bounds(200, 200, 5e7), Bounds(50, 50, 5e6)
 #: What a quick one tells.
-CHAINS_ALONE = ("overall", "stuck chains", "divergences", "trajectories", "acceptance")
+CHAINS_ALONE = ("overall", "stuck chains", "spread", "kinetic temperature", "divergences", "trajectories", "acceptance")
 #: Points and weights that figures show, and lags.
 SHOWN, LAGS = 6, 100
 #: Fresh draws of a guide.
 GUIDE_DRAWS = 1000
+#: Rows and draws of the predictive check, the fewest data sets that it makes, and those kept for the figure.
+ROWS, DRAWS, FEWEST, KEPT = 2000, 400, 100, 50
 #: Numbers that are drawn of a guide for the table of its weights.
 WEIGHT_DRAWS = 1e8
 
@@ -105,6 +123,7 @@ class _Work:
             temperature=temperature_of(posterior),
             stochastic="kinetic_temperature" in posterior.trace,
             rows=len(data.x_train),
+            unit="a nat of log-odds" if posterior.schema.has_classes else "the targets' own spread",
         )
         self.series: dict[str, Any] = {}
         self.table: list[dict[str, Any]] = []
@@ -118,14 +137,20 @@ class _Work:
         points = even(len(x), int(min(self.bounds.points, max(1, self.bounds.values / (num * len(names))))))
         self.found.statistics["points"] = float(len(points))
         outputs = np.empty((len(points), len(names), *self.shape), dtype=np.float32)
+        spread = 0.0
         for part, prediction in walk(self.posterior, x[torch.from_numpy(points).to(x.device)], num):
             values = output_values(prediction)
+            wide = (
+                values.std(0) if prediction.has_classes else prediction.total.sqrt().numpy() / self.data.schema.y_scale
+            )
+            spread = max(spread, float(wide.max()))
             outputs[part] = np.moveaxis(values, 0, -1).reshape(*values.shape[1:], *self.shape)
         flat = outputs.reshape(-1, *self.shape)
         shown = even(len(flat), SHOWN)
         self.found.constant = num > 1 and not (flat.max((1, 2)) > flat.min((1, 2))).any()
         self.found.broken = int((~np.isfinite(flat).all(0)).sum())
         if self.is_chain:
+            self.found.statistics["spread_max"] = spread
             found = chain_statistics(flat, self.groups)
             self._summarise(found)
             self.series |= {"rhat": found.rhat, "ess_bulk": found.ess_bulk, "ess_tail": found.ess_tail}
@@ -175,7 +200,7 @@ class _Work:
         self.series |= {n: series[n] for n in ("energy", "diverging", "lp") if n in series}
         if not self.is_chain:
             return
-        self.found.statistics |= sampler_statistics(series, self.settings)
+        self.found.statistics |= sampler_statistics(series, self.settings, self.posterior.trace)
         stuck = stuck_chains(series.get("lp"), self.chosen)
         self.found.statistics["stuck_chains"] = float(stuck.sum())
         self.series["stuck"] = stuck
@@ -226,9 +251,8 @@ class _Work:
         """Data sets that the fitted model makes, beside the observed one."""
         if self.found.broken:
             return
-        found = replicate(self.posterior, self.data)
-        self.found.statistics["ppc_p"] = found.p_value
-        self.series |= {"replicated": found.replicated, "observed": found.observed}
+        replicated, observed, self.found.statistics["ppc_p"] = replicate(self.posterior, self.data)
+        self.series |= {"replicated": replicated, "observed": observed}
 
 
 def _largest(found: ChainStatistics) -> dict[str, float]:
@@ -239,3 +263,32 @@ def _largest(found: ChainStatistics) -> dict[str, float]:
     large = held & (found.rhat > RHAT)
     chance = {"rhat_p": min(1.0, float(held.sum() * np.nan_to_num(found.rhat_p[large]).min()))} if large.any() else {}
     return {"rhat_max": float(found.rhat[held].max()), **chance}
+
+
+def replicate(posterior: Posterior, data: Dataset, seed: int = 0) -> tuple[np.ndarray, np.ndarray, float]:
+    """Posterior-predictive check by a realised discrepancy T(y, w) (Gelman, Meng & Stern 1996, Stat. Sinica 6:733).
+
+    (data sets made by the fitted model (R, M) at M training rows, the observed one (M,), share of the former that fit
+    worse: near 0, the data are stranger than the model would make them; near 1, they fit better than its own).
+
+    T is −log p(y | x, w) for labels; in regression, where a learned noise always makes that fit, the largest
+    |y − mean| / noise: are there outliers that the noise does not know of?
+    """
+    posterior = thinned(posterior, DRAWS)
+    shape = sized(posterior, DRAWS)
+    num = shape[0] * shape[1]
+    rows = even(len(data.x_train), min(ROWS, len(rows_at_hand(posterior, len(data.x_train), num, 1e7))))
+    index = torch.from_numpy(rows).to(data.x_train.device)
+    y, repeats = data.y_train[index].cpu(), max(1, -(-FEWEST // num))
+    seen, made, shown = torch.zeros(num), torch.zeros(repeats, num), []
+    with isolated(seed):
+        for part, prediction in walk(posterior, data.x_train[index], num, seed):
+            seen = prediction.mixture.discrepancy(y[part], seen)
+            parts = []
+            for r in range(repeats):
+                new = prediction.components.sample()
+                made[r] = prediction.mixture.discrepancy(new, made[r])
+                parts.append(new)
+            shown.append(torch.cat(parts)[even(num * repeats, KEPT)])
+    p_value = (made > seen).double().mean() + 0.5 * (made == seen).double().mean()
+    return torch.cat(shown, 1).numpy(), y.numpy(), float(p_value)

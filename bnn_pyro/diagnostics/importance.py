@@ -18,6 +18,7 @@ import pyro
 import pyro.poutine as poutine
 import torch
 from pyro.distributions import Delta, Independent
+from scipy.special import kolmogorov
 from torch import Tensor
 
 from bnn_pyro.datasets.dataset import Dataset
@@ -40,6 +41,7 @@ __all__ = [
     "leave_one_out",
     "proper_prior",
     "temperature_of",
+    "uniformity",
 ]
 
 #: Above it, sums of importance weights cannot be trusted.
@@ -184,3 +186,13 @@ def _in_sample(terms: np.ndarray, log_weights: np.ndarray | None) -> np.ndarray:
     w = w - w.max()
     most = (terms + w).max(1, keepdims=True)
     return most[:, 0] + np.log(np.exp(terms + w - most).sum(1)) - np.log(np.exp(w).sum())
+
+
+def uniformity(pit: np.ndarray) -> float:
+    """p-value of "these probability integral transforms (M,) are uniform" (Kolmogorov-Smirnov); NaN below 10."""
+    num = len(pit)
+    if num < 10 or not np.isfinite(pit).all():
+        return float("nan")
+    ordered, steps = np.sort(pit), np.arange(num + 1) / num
+    distance = max((steps[1:] - ordered).max(), (ordered - steps[:-1]).max())
+    return float(kolmogorov((np.sqrt(num) + 0.12 + 0.11 / np.sqrt(num)) * distance))  # Stephens 1970

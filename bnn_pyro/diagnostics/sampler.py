@@ -1,8 +1,10 @@
-"""What a sampler says of itself: energies, divergences, trees that grew too deep, chains that got stuck."""
+"""What a fit says of itself: energies, divergences, trees that grew too deep, stuck chains, an objective that rises."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from scipy.special import ndtri
@@ -10,13 +12,60 @@ from scipy.special import ndtri
 from bnn_pyro.diagnostics.chain_statistics import LEAST_DRAWS, bfmi, ess_mean
 from bnn_pyro.posterior import Posterior
 
-__all__ = ["sampler_series", "sampler_statistics", "stuck_chains"]
+__all__ = ["DIVERGENT", "Cause", "causes", "sampler_series", "sampler_statistics", "settled", "stuck_chains"]
 
 #: A chain is in a poor mode where its mean log joint density lies so far below that of the others that among all chains
 #: one that never mixed would do so with this probability, and this many Monte-Carlo standard errors.
 CHANCE, CERTAIN = 1e-3, 5.0
 #: Draws of a chain from which on it has a BFMI of its own.
 LONG = 100
+#: Share of divergent transitions that matters.
+DIVERGENT = 0.01
+#: Kinetic temperature: beyond these a warning, and no sampler of the posterior.
+WARM, HOT = 1.25, 1.8
+#: Standard deviations of the targets, or nats of log-odds, that no sampler of a posterior spreads over.
+RUNAWAY = 1e4
+#: Share of trajectories cut short that matters; mean acceptance below which the step size did not settle.
+CUT, ACCEPTED = 0.05, 0.4
+
+
+class Cause(NamedTuple):
+    """Why a sampler does not reach the posterior, by its own numbers: what it is about, a clause, what to set."""
+
+    about: str
+    clause: str
+    remedy: str
+    fatal: bool = False
+
+
+def causes(statistics: Mapping[str, float], stochastic: bool, unit: str) -> list[Cause]:
+    """What the sampler's own numbers show, the gravest first; a fatal one leaves no use for the draws.
+
+    statistics: of a ``Diagnosis``.   stochastic: whether proposals are never rejected.   unit: of ``spread_max``.
+    """
+    names = ("kinetic_temperature", "spread_max", "max_tree_share", "divergences", "acceptance_mean")
+    kinetic, spread, cut, diverged, accepted = (statistics.get(name, math.nan) for name in names)
+    diverged = diverged / (statistics.get("chains", math.nan) * statistics.get("draws", math.nan))
+    smaller = "a step size of a tenth (--set lr=…), or larger batches"
+    found = []
+    if spread > RUNAWAY:
+        clause = f"the draws ran away: the predictions of one point spread over {spread:.1g} times {unit}"
+        remedy = smaller if stochastic else "standardised inputs or a narrower prior"
+        found.append(Cause("spread", clause, remedy, fatal=True))
+    if kinetic < 1 / WARM or kinetic > WARM:
+        clause = f"the kinetic temperature is {kinetic:.2g} where 1 is right, so that the step size is too large"
+        found.append(Cause("kinetic temperature", clause, smaller, fatal=not 1 / HOT <= kinetic <= HOT))
+    if diverged > DIVERGENT:
+        clause = f"{diverged:.0%} of the transitions diverged: the step size is too large for them"
+        remedy = "a higher target acceptance (--set target_accept=0.95) or a narrower prior"
+        found.append(Cause("divergences", clause, remedy))
+    if cut > CUT:
+        clause = f"{cut:.0%} of the trajectories were cut at their longest allowed length"
+        found.append(Cause("trajectories", clause, "a larger max_tree_depth (or max_steps), or standardised inputs"))
+    if accepted < ACCEPTED:
+        clause = f"only {accepted:.0%} of the proposals were accepted: the step size did not settle"
+        found.append(Cause("acceptance", clause, "a longer warm-up (--set warmup=…)"))
+    return found
 
 
 def sampler_series(posterior: Posterior) -> dict[str, np.ndarray]:
@@ -30,12 +79,20 @@ def sampler_series(posterior: Posterior) -> dict[str, np.ndarray]:
     return found
 
 
-def sampler_statistics(series: Mapping[str, np.ndarray], settings: Mapping[str, object]) -> dict[str, float]:
-    """Numbers of a whole run: divergences, divergent_chains, acceptance_mean, bfmi_min, max_tree_share.
+def sampler_statistics(
+    series: Mapping[str, np.ndarray], settings: Mapping[str, object], trace: Mapping[str, Sequence[float]] | None = None
+) -> dict[str, float]:
+    """Numbers of a whole run: divergences, divergent_chains, acceptance_mean, bfmi_min, max_tree_share; and
+    kinetic_temperature, the mean of the second half of the run where steps are as small as there, without exploration.
 
     settings: those of the method; ``max_tree_depth`` (or ``max_steps``) is where trajectories were cut.
     """
     found: dict[str, float] = {}
+    if trace and "kinetic_temperature" in trace:
+        kinetic, step = (
+            np.asarray(trace[name])[len(trace[name]) // 2 :] for name in ("kinetic_temperature", "step_size")
+        )
+        found["kinetic_temperature"] = float(kinetic[step <= step.mean() * (1 + 1e-9)].mean())
     if "diverging" in series:
         found["divergences"] = float(series["diverging"].sum())
         found["divergent_chains"] = float((series["diverging"] > 0).any(1).sum())
@@ -106,3 +163,19 @@ def stuck_chains(log_joint: np.ndarray | None, weights: np.ndarray) -> np.ndarra
         between = 1.4826 * np.median(np.abs(mean[others] - np.median(mean[others])))
         stuck[chain] = gap > far * np.hypot(np.median(sd[others]), between) and gap > CERTAIN * noise
     return stuck
+
+
+def settled(trace: Mapping[str, Sequence[float]]) -> float:
+    """By how many nats the objective still rose in the last fifth of the training, 0 where that is noise.
+
+    The last tenth of the epochs against the tenth before it; NaN without a trace of an objective, or under 20 epochs.
+    """
+    objective = trace.get("elbo") or trace.get("log_joint") or ()
+    tenth = len(objective) // 10
+    if tenth < 2 or "kinetic_temperature" in trace:
+        return float("nan")
+    line = np.asarray(objective, dtype=np.float64)
+    before, last = line[-2 * tenth : -tenth], line[-tenth:]
+    rise = last.mean() - before.mean()
+    noise = np.hypot(before.std(ddof=1), last.std(ddof=1)) / np.sqrt(tenth)
+    return float(rise) if rise > max(3 * noise, 1.0, 0.002 * np.ptp(line)) else 0.0

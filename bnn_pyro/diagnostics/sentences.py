@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bnn_pyro.diagnostics.importance import GOOD_K
-from bnn_pyro.diagnostics.overall import DIVERGENT, Findings, overall, times
-from bnn_pyro.diagnostics.verdicts import Verdict
+from bnn_pyro.diagnostics.sampler import DIVERGENT
+from bnn_pyro.diagnostics.verdicts import Findings, Verdict, overall, times
 
 __all__ = ["verdicts"]
 
-#: BFMI below which energies mix badly; share of trajectories cut short that matters.
-BFMI, CUT = 0.3, 0.05
+#: BFMI below which energies mix badly.
+BFMI = 0.3
 #: p-values below which a check is said to have failed.
 SURPRISING = 0.01
 
@@ -68,14 +68,6 @@ def _sampler(f: Findings) -> Iterator[Verdict]:
         )
     elif f.has("divergences"):
         yield Verdict("good", "divergences", "No transition diverged.")
-    if f.get("max_tree_share") > CUT:
-        yield Verdict(
-            "caution",
-            "trajectories",
-            f"{f.get('max_tree_share'):.0%} of the trajectories were cut at their longest allowed length before they "
-            "had turned round: draws are right but slow to come apart. Try a larger max_tree_depth (or max_steps), or "
-            "standardised inputs.",
-        )
     if f.get("bfmi_min") < BFMI:
         yield Verdict(
             "caution",
@@ -83,13 +75,10 @@ def _sampler(f: Findings) -> Iterator[Verdict]:
             f"The energy changes too little from draw to draw (BFMI {f.get('bfmi_min'):.2f}, below {BFMI}): the far "
             "tails of the posterior are reached slowly. Try more draws, or a prior without long tails.",
         )
-    if f.get("acceptance_mean") < 0.4:
-        yield Verdict(
-            "caution",
-            "acceptance",
-            f"Only {f.get('acceptance_mean'):.0%} of the proposals were accepted on average: the step size did not "
-            "settle. Try a longer warm-up.",
-        )
+    for cause in f.causes:
+        if cause.about != "divergences":
+            sentence = f"{cause.clause[0].upper()}{cause.clause[1:]}. Try {cause.remedy}."
+            yield Verdict("bad" if cause.fatal else "caution", cause.about, sentence)
 
 
 def _weights(f: Findings) -> Iterator[Verdict]:

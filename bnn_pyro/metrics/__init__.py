@@ -15,6 +15,7 @@ import torch
 
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.metrics.classification import (
+    SCORES,
     accuracy,
     adaptive_ece,
     aurc,
@@ -25,6 +26,8 @@ from bnn_pyro.metrics.classification import (
     ece,
     ece_floor,
     error,
+    ood_auroc,
+    ood_table,
     reliability,
     selective_risk,
 )
@@ -41,7 +44,6 @@ from bnn_pyro.metrics.metric import Estimate, Evaluation, Metric, Targets, Undef
 from bnn_pyro.metrics.metric import bootstrap as _bootstrap
 from bnn_pyro.metrics.metric import intervals as _intervals
 from bnn_pyro.metrics.metric import resample as _resample
-from bnn_pyro.metrics.ood import SCORES, ood_auroc, ood_table
 from bnn_pyro.metrics.regression import coverage_50, coverage_90, coverage_95, crps, pit, rmse, width_95
 from bnn_pyro.predictive import Prediction
 
@@ -183,3 +185,7 @@ def paired(
 def bits(nats: T) -> T:
     """An entropy, information or log-density in bits."""
     return nats / math.log(2)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

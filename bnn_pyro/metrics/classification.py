@@ -6,6 +6,7 @@ never 0, not even of a perfect model: :func:`ece_floor` tells what such a model 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -13,12 +14,14 @@ import torch
 from scipy.special import entr
 from sklearn import metrics as sklearn_metrics
 
-from bnn_pyro.errors import UserError
-from bnn_pyro.metrics.metric import BLOCK, Metric, Targets, Undefined, auroc_of, in_order, mean_of, targets
+from bnn_pyro.errors import UserError, unknown
+from bnn_pyro.metrics.metric import BLOCK, Evaluation, Metric, Targets, Undefined, auroc_of, in_order, mean_of, targets
+from bnn_pyro.metrics.metric import bootstrap as bootstrap_intervals
 from bnn_pyro.predictive import Prediction
 
 __all__ = [
     "BINS",
+    "SCORES",
     "Floor",
     "Reliability",
     "accuracy",
@@ -33,6 +36,8 @@ __all__ = [
     "entropy",
     "error",
     "mean_probs",
+    "ood_auroc",
+    "ood_table",
     "reliability",
     "selective_risk",
 ]
@@ -205,3 +210,65 @@ classwise_ece = Metric(
 )
 auroc = Metric(_log_odds, auroc_of, "area under the ROC curve of P(class 1); two classes only", "higher")
 aurc = Metric(_ranked_errors, _area, "area under the risk-coverage curve, ordered by total entropy")
+
+
+# -- out-of-distribution points ---------------------------------------------------------------------------------------
+def _doubt(prediction: Prediction) -> np.ndarray:
+    """1 − max p as the sum of the other probabilities, which keeps its digits where max p rounds to 1."""
+    return np.sort(mean_probs(prediction), 1)[:, :-1].sum(1)
+
+
+def _mutual_information(prediction: Prediction) -> np.ndarray:
+    if prediction.num_draws == 1:
+        raise Undefined("mutual information needs more than one draw: a single one has none to disagree with")
+    aleatoric = []
+    for probs in prediction.probs.split(1000, dim=1):
+        p = probs.double().numpy()
+        aleatoric.append(entr(p / p.sum(-1, keepdims=True)).sum(-1).mean(0))
+    return np.maximum(entropy(prediction) - np.concatenate(aleatoric), 0.0)
+
+
+#: What is high where the network should not trust itself: Prediction -> (B,).
+SCORES = {"total_entropy": entropy, "max_prob": _doubt, "mutual_information": _mutual_information}
+
+
+def ood_auroc(inside: Prediction, outside: Prediction, score: str = "total_entropy") -> float:
+    """P(an outside point scores above an inside one), ties counting ½.
+
+    score: "total_entropy" (H[E p]), "max_prob" (1 − max p) or "mutual_information" (epistemic part).
+    Raises UserError for an unknown score, for no points or NaN, and for mutual information of a single draw.
+    """
+    points = _points(inside, outside, score)
+    return float(auroc_of(points, np.ones((1, len(points))))[0])
+
+
+def ood_table(
+    inside: Prediction, outside: Prediction, *, bootstrap: int = 1000, seed: int = 0, confidence: float = 0.95
+) -> Evaluation:
+    """Score name -> AUROC with its interval; inside and outside points are resampled each by themselves."""
+    points, notes = {}, {}
+    for score in SCORES:
+        try:
+            points[score] = _points(inside, outside, score)
+        except Undefined as reason:
+            notes[score] = str(reason)
+    reductions = {score: partial(auroc_of, p) for score, p in points.items()}
+    sizes = (len(inside), len(outside))
+    return Evaluation(
+        bootstrap_intervals(reductions, sizes, replicates=bootstrap, seed=seed, confidence=confidence),
+        notes,
+    )
+
+
+def _points(inside: Prediction, outside: Prediction, score: str) -> np.ndarray:
+    if score not in SCORES:
+        raise unknown("uncertainty score", score, SCORES)
+    parts = []
+    for name, prediction, positive in (("inside", inside, 0.0), ("outside", outside, 1.0)):
+        if len(prediction) == 0:
+            raise UserError(f"there are no {name} points to score")
+        values = SCORES[score](prediction)
+        if np.isnan(values).any():
+            raise UserError(f"the {name} prediction is NaN at row {int(np.argmax(np.isnan(values)))}")
+        parts.append(np.stack([values, np.full(len(values), positive)], 1))
+    return np.concatenate(parts)

@@ -96,3 +96,7 @@ __all__ = [
     "unlike",
     "weight_posteriors",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
