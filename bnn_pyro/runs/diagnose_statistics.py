@@ -58,6 +58,9 @@ TABLES: tuple[tuple[str, str, dict[str, Statistic]], ...] = (
             "ess_tail_min": Statistic(
                 "fewest effective draws, tails", "the same of its 5 % and 95 % quantiles", WHOLE, "400 or more"
             ),
+            "spread_max": Statistic(
+                "largest predictive spread", "standard deviation at a point, in those of the targets or in log-odds"
+            ),
             "mcse_max": Statistic(
                 "largest Monte-Carlo error", "of an output's mean, in posterior standard deviations of it", "{:.3f}",
                 "below 0.05",
@@ -68,6 +71,10 @@ TABLES: tuple[tuple[str, str, dict[str, Statistic]], ...] = (
         "The sampler at work",
         "What the transitions of the chains say of themselves.",
         {
+            "kinetic_temperature": Statistic(
+                "kinetic temperature", "mean squared momentum as a share of what is right, without rejections",
+                "{:.2f}", "1",
+            ),
             "chains": Statistic("chains", "", WHOLE),
             "draws": Statistic("kept draws of each", "", WHOLE),
             "divergences": Statistic(
