@@ -112,16 +112,10 @@ def test_a_bad_posterior_is_told_first_and_in_words(runs, capsys):
     ("name", "words"),
     [("few", "are too few to tell"), ("svi", "k-hat"), ("svi/baseline", "One network, a point estimate")],
 )
-@pytest.mark.usefixtures("no_figures")
-def test_what_has_no_rhat_is_told_so(name, words, runs, capsys):
+def test_what_has_no_rhat_is_told_so_in_words_and_figures(name, words, runs, capsys):
     assert main(["diagnose", str(runs / name), "--quiet", "--no-netcdf"]) == 0
     assert words in " ".join(capsys.readouterr().out.split())
     assert not (runs / name / "posterior.nc").exists()
-
-
-@pytest.mark.parametrize("name", ["few", "svi", "svi/baseline"])
-def test_figures_suit_the_posterior(name, runs):
-    assert main(["diagnose", str(runs / name), "--quiet", "--no-netcdf"]) == 0
     names = {p.stem.removeprefix("diagnose-") for p in (runs / name / "figures").glob("diagnose-*.png")}
     assert "intervals" in names and "replicated" in names and not names & {"convergence", "outputs", "weights"}
     assert ("importance-weights" in names) == (name == "svi") and ("log-joint" in names) == (name == "few")
