@@ -20,7 +20,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["RESULTS", "ROOT", "Measurements", "add_out", "check_tree", "commit", "provenance", "source", "write_json"]
+__all__ = ["RESULTS", "ROOT", "Measurements", "add_out", "check_kept", "check_tree", "commit", "provenance", "source",
+           "write_json"]  # fmt: skip
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -60,6 +61,12 @@ def check_tree(path: Path) -> None:
     """Raises SystemExit where ``path`` is in ``benchmarks/results`` and the code is not committed."""
     if path.resolve().is_relative_to(RESULTS) and commit().endswith("-dirty"):
         raise SystemExit(f"{path} takes figures of committed code alone: commit what is changed, or give --out FILE")
+
+
+def check_kept(facts: Mapping[str, Any]) -> None:
+    """Raises SystemExit where the facts of a run name no commit, or one that its code differs from."""
+    if not facts.get("commit") or facts["commit"].endswith("-dirty"):
+        raise SystemExit(f"made by uncommitted code (commit {facts.get('commit')}): commit, and run it again")
 
 
 def add_out(parser: argparse.ArgumentParser, name: str) -> None:

@@ -1,7 +1,7 @@
 """What the property tests share: how many cases, how a command is run, and what every answer must be like.
 
 A property is checked on random cases: 200 in all of the three files here, the same ones every time. With
-``BNN_PYRO_CASES`` there are as many as it says, drawn anew (``benchmarks/reliability.py fuzz``).
+``BNN_PYRO_CASES`` there are as many as it says, drawn anew (``python -m benchmarks.reliability fuzz``).
 """
 
 import contextlib

@@ -3,7 +3,6 @@
     pip install -e ".[peers]"
     python -m benchmarks.mcmc                     # everything that benchmarks/results/mcmc.json does not hold yet
     python -m benchmarks.mcmc --problem logistic --sampler numpyro-parallel chees-64 --repeats 2
-    python -m benchmarks.mcmc --figure            # benchmarks/figures/mcmc-speed.png
 
 Effective draws are of the network's output at 50 test points, the worst of them and the median, per second of the whole
 run in a fresh process with empty caches: model, compilation, warm-up, draws. Imports and reading the data are left out
@@ -73,20 +72,14 @@ def run_once(problem: str, name: str, seed: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, or draw."""
+    """Measure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for option, names in (("--problem", list(PROBLEMS)), ("--sampler", list(SAMPLERS))):
         text = f"of {', '.join(names)}; all of them by default"
         parser.add_argument(option, nargs="+", choices=names, default=names, metavar="NAME", help=text)
     parser.add_argument("--repeats", type=int, default=1, help="runs of every seed (1)")
-    parser.add_argument("--figure", action="store_true", help="draw what has been measured")
     add_out(parser, "mcmc.json")
     args = parser.parse_args()
-    if args.figure:
-        from benchmarks.mcmc.figure import draw
-
-        draw()
-        return
     check_tree(args.out)
     measure(Measurements(args.out, "speed"), args.problem, args.sampler, args.repeats)
 

@@ -14,7 +14,7 @@ from benchmarks.mcmc.problems import TITLES
 from benchmarks.mcmc.samplers import SAMPLERS
 from benchmarks.provenance import RESULTS, Measurements, source
 
-__all__ = ["TABLES", "median", "runs_of"]
+__all__ = ["TABLES"]
 
 #: NumPyro with 1,000 + 1,000 transitions a chain, whatever its chains do; and with any.
 SAME_BUDGET = ("numpyro-parallel", "numpyro-vectorized", "numpyro-sequential")

@@ -2,12 +2,9 @@
 
     python -m benchmarks.scaling growth                 # one size at a time, each measurement in a process of its own
     python -m benchmarks.scaling asked                  # the same; bytes that were asked for, no times
-    python -m benchmarks.scaling held                   # large networks where the allocator gives nothing back
     python -m benchmarks.scaling growth --subject predict --repeats 3
-    python -m benchmarks.scaling features               # a last layer of ImageNet's shape
     python -m benchmarks.scaling processes              # one fit in several processes (needs MNIST)
     python -m benchmarks.scaling many                   # many fits on an executor
-    python -m benchmarks.scaling figure                 # benchmarks/figures/scaling.png
 
 A measurement is in ``benchmarks/results/scaling.json`` as soon as it is made; a command that is given again makes what
 is missing. Inputs and labels are synthetic.
@@ -19,7 +16,6 @@ import argparse
 import os
 
 from benchmarks.provenance import Measurements, add_out, check_tree
-from benchmarks.scaling.features import measure_features
 from benchmarks.scaling.growth import ALLOCATORS, measure_growth
 from benchmarks.scaling.many import measure_many
 from benchmarks.scaling.processes import measure_processes
@@ -29,24 +25,17 @@ from benchmarks.scaling.subjects import SUBJECTS
 def main() -> None:
     """Measure a part."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=[*ALLOCATORS, "features", "processes", "many", "figure"])
+    parser.add_argument("part", choices=[*ALLOCATORS, "processes", "many"])
     parser.add_argument("--subject", nargs="+", choices=list(SUBJECTS), default=[], help="some of growth's (all)")
     parser.add_argument("--repeats", type=int, default=1, help="runs of every measurement (1)")
     parser.add_argument("--cores", type=int, default=os.cpu_count(), help="of processes and many (all there are)")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="of processes")
     add_out(parser, "scaling.json")
     args = parser.parse_args()
-    if args.part == "figure":
-        from benchmarks.scaling.figure import draw
-
-        draw(args.out)
-        return
     check_tree(args.out)
     results = Measurements(args.out, args.part)
     if args.part in ALLOCATORS:
         measure_growth(results, args.subject, args.repeats)
-    elif args.part == "features":
-        measure_features(results, args.repeats)
     elif args.part == "processes":
         measure_processes(results, args.cores, args.repeats, args.device)
     else:

@@ -14,11 +14,10 @@ __all__ = ["ALLOCATORS", "SWEEPS", "measure_growth"]
 #: Seconds after which a measurement is given up.
 LIMIT = 600
 #: Part of the results -> how glibc is to hold memory. "growth": as it does by itself. "asked": every tensor is mapped
-#: and given back at once, so that the resident set is what was asked for; slow. "held": nothing is mapped.
+#: and given back at once, so that the resident set is what was asked for; slow.
 ALLOCATORS: dict[str, dict[str, str]] = {
     "growth": {},
     "asked": {"MALLOC_MMAP_THRESHOLD_": "65536"},
-    "held": {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)},
 }
 
 WIDTHS, BATCHES, POINTS = (100, 400, 1600), (32, 128, 512, 2048), (1000, 4000, 16_000)
@@ -50,7 +49,7 @@ SWEEPS: tuple[tuple[str, str, tuple[int, ...], dict[str, int]], ...] = (
 def measure_growth(results: Measurements, subjects: list[str], repeats: int) -> None:
     """Every point of every sweep, ``repeats`` times over; what is in the results already counts.
 
-    The part of ``results`` is one of ``ALLOCATORS``; "held" is of large networks alone.
+    The part of ``results`` is one of ``ALLOCATORS``.
     """
     for again in range(repeats):
         for subject, grows, values, fixed in SWEEPS:
@@ -58,8 +57,7 @@ def measure_growth(results: Measurements, subjects: list[str], repeats: int) -> 
                 continue
             for value in values:
                 key = {"subject": subject, "grows": grows, "value": value, "fixed": fixed}
-                large = grows == "width" and value >= WIDTHS[-1]
-                if len(results.runs(key)) > again or (results.part == "held" and not large):
+                if len(results.runs(key)) > again:
                     continue
                 load, sizes = os.getloadavg()[0], {**fixed, grows: value}
                 threads = str(SUBJECTS[subject].sizes.threads)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import statistics
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ import bnn_pyro as bp
 from benchmarks.memory import peak, run_apart
 from benchmarks.provenance import Measurements
 from benchmarks.timing import Enough, clocked
-from bnn_pyro.distributed import Ranks, joined
+from bnn_pyro.distributed import joined
 
 __all__ = ["BATCHES", "FITS", "Way", "measure_processes", "time_fit", "ways"]
 
@@ -56,16 +56,15 @@ FITS: dict[str, Fitted] = {
 
 @dataclass(frozen=True)
 class Way:
-    """How many processes, of how many threads, and whether they average their gradients."""
+    """How many processes, of how many threads each."""
 
     processes: int
     threads: int
-    averaged: bool = True
 
 
 def ways(count: int) -> list[Way]:
-    """To use ``count`` cores, or GPUs. Without averaging, processes do all but communicate."""
-    return [Way(1, 1), Way(1, count), Way(count, 1), Way(count, 1, averaged=False)]
+    """To use ``count`` cores, or GPUs."""
+    return [Way(1, 1), Way(1, count), Way(count, 1)]
 
 
 def measure_processes(results: Measurements, count: int, repeats: int, device: str) -> None:
@@ -78,7 +77,7 @@ def measure_processes(results: Measurements, count: int, repeats: int, device: s
                     if len(results.runs(key)) > again:
                         continue
                     load = os.getloadavg()[0]
-                    run = launch(way, {"name": name, "batch": batch, "averaged": way.averaged, "device": device})
+                    run = launch(way, {"name": name, "batch": batch, "device": device})
                     results.add(key, run, load)
                     print(f"{key}: {run['rows_per_second']:,.0f} rows/s, {run['memory'] / 1e6:.0f} MB", flush=True)
 
@@ -90,18 +89,14 @@ def launch(way: Way, settings: dict[str, Any]) -> dict[str, Any]:
     return run_apart(*worker, launcher=torchrun if way.processes > 1 else (), OMP_NUM_THREADS=str(way.threads))
 
 
-def time_fit(name: str, batch: int, rows: int = 0, averaged: bool = True, device: str = "cpu") -> dict[str, Any]:
-    """Of the training loop, alike in all processes: rows a second, and bytes beyond the imports of each process.
-
-    averaged: whether gradients are; without, what is left is the time of everything else.
-    """
+def time_fit(name: str, batch: int, rows: int = 0, device: str = "cpu") -> dict[str, Any]:
+    """Of the training loop, alike in all processes: rows a second, and bytes beyond the imports of each process."""
     fitted = FITS[name]
     data = bp.load_data("mnist", limit=rows or fitted.rows)
     none = {f"{axis}_{part}": getattr(data, f"{axis}_{part}")[:0] for axis in "xy" for part in ("val", "test")}
     data = replace(data, **none)
     method = clocked(fitted.method(epochs=100, batch_size=batch, lr=1e-4), 0.0, epochs_least=EPOCHS + 1)
-    averaging = nullcontext() if averaged else without_averaging()
-    with joined(), averaging, peak() as found, suppress(Enough):  # after as many epochs in each process
+    with joined(), peak() as found, suppress(Enough):  # after as many epochs in each process
         bp.fit(fitted.entry(), data, method, device=device, progress=False)
     epochs = method.epoch_seconds()
     return {
@@ -111,14 +106,3 @@ def time_fit(name: str, batch: int, rows: int = 0, averaged: bool = True, device
         "fastest": len(data.x_train) / min(epochs),
         "memory": found.anonymous,
     }
-
-
-@contextmanager
-def without_averaging() -> Iterator[None]:
-    """Gradients stay each process's own."""
-    own = Ranks.averaged
-    Ranks.averaged = lambda self, module: module
-    try:
-        yield
-    finally:
-        Ranks.averaged = own

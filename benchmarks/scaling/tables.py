@@ -9,7 +9,6 @@ from typing import Any
 
 from benchmarks.markdown import table
 from benchmarks.provenance import RESULTS, Measurements, source
-from benchmarks.scaling.features import METHODS, ROWS
 from benchmarks.scaling.formulae import TEXTS, expected
 from benchmarks.scaling.growth import SWEEPS
 from benchmarks.scaling.many import JOBS
@@ -17,7 +16,7 @@ from benchmarks.scaling.processes import BATCHES, FITS, ways
 from benchmarks.scaling.sizes import Sizes
 from benchmarks.scaling.subjects import SUBJECTS
 
-__all__ = ["TABLES", "best", "exponent", "grown", "sweep_lines"]
+__all__ = ["TABLES", "best", "exponent"]
 
 #: The size that grows -> how it is written.
 GROWS = {"width": "weights P", "batch": "batch B", "rows": "rows N", "classes": "classes K", "inputs": "features D",
@@ -85,58 +84,22 @@ def bytes_table() -> str:
     return table(["bytes besides the data, 4·N·D", "", "asked for / formula", "resident / formula"], rows)
 
 
-def allocator_table() -> str:
-    """Steps of large networks where glibc gives memory back after use, and where it does not."""
-    head = ["a step, batch 128", "weights", "ms, by default", "ms, memory kept", "MB, by default", "MB, memory kept"]
-    rows, growth, held = [], _part("growth"), _part("held")
-    for line in held:
-        default = _line(growth, **line["key"])
-        if default is not None:
-            ms, mb = ([best(one, figure) for one in (default, line)] for figure in ("seconds", "anonymous"))
-            title = SUBJECTS[line["key"]["subject"]].title
-            rows.append([title, _number(sizes_of(line).weights), *map(_ms, ms), *map(_mb, mb)])
-    return table(head, rows) + "\n\n" + source(held)
-
-
-def features_table() -> str:
-    """Seconds and memory of a last layer of ImageNet's shape."""
-    part = _part("features")
-    counts = sorted({line["key"]["rows"] for line in part})
-    head = ["2,048 features, 1,000 classes"]
-    head += [cell for n in counts for cell in (f"{n:,} rows: s", "MB (with the map)")]
-    rows = []
-    for name, title in METHODS.items():
-        lines = [_line(part, method=name, rows=n) for n in counts]
-        if not lines or None in lines:
-            continue
-        seconds = [best(line, "seconds") for line in lines]
-        cells = [f"{_mb(best(line, 'anonymous'))} ({_mb(best(line, 'resident'))})" for line in lines]
-        row = [title, *(cell for s, mb in zip(seconds, cells, strict=True) for cell in (f"{s:.1f}", mb))]
-        if len(counts) > 1 and name != "predict":
-            row += [f"{exponent(counts, seconds):.2f}", f"{seconds[-1] * ROWS / counts[-1]:,.0f}"]
-        rows.append(row)
-    return table([*head, "power", f"all {ROWS:,} rows, s"], rows) + "\n\n" + source(part)
-
-
 def processes_table() -> str:
     """Rows a second of one fit, one process and several."""
-    part = _part("processes")
+    part, rows = _part("processes"), []
     count = max((line["key"]["processes"] for line in part), default=2)
     head = ["rows a second", "batch", "1 process, 1 thread", f"1 process, {count} threads",
-            f"{count} processes, 1 thread each", "to 1 thread", f"to {count} threads", "exchange, of the step",
+            f"{count} processes, 1 thread each", "to 1 thread", f"to {count} threads",
             "MB, 1 process", f"MB, each of {count}"]  # fmt: skip
-    rows = []
     for name, fitted in FITS.items():
         for batch in BATCHES:
             lines = [_line(part, fit=name, batch=batch, **vars(way), device="cpu") for way in ways(count)]
             if None in lines:
                 continue
-            one, threads, several, apart = (best(line, "rows_per_second", most=True) for line in lines)
-            ratios = [f"{several / one:.2f}", f"{several / threads:.2f}", f"{100 * max(0, 1 - several / apart):.0f} %"]
+            one, threads, several = (best(line, "rows_per_second", most=True) for line in lines)
             speeds = [f"{speed:,.0f}" for speed in (one, threads, several)]
-            rows.append(
-                [fitted.title, f"{batch:,}", *speeds, *ratios, *(_mb(best(lines[i], "memory")) for i in (0, 2))]
-            )
+            ratios, memory = (several / one, several / threads), (best(lines[i], "memory") for i in (0, 2))
+            rows.append([fitted.title, f"{batch:,}", *speeds, *(f"{r:.2f}" for r in ratios), *map(_mb, memory)])
     return table(head, rows) + "\n\n" + source(part)
 
 
@@ -157,8 +120,6 @@ def many_table() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "scaling growth": growth_table,
     "scaling bytes": bytes_table,
-    "scaling allocator": allocator_table,
-    "scaling features": features_table,
     "scaling processes": processes_table,
     "scaling many": many_table,
 }

@@ -11,7 +11,6 @@ import sys
 import warnings
 from dataclasses import replace
 
-from benchmarks.scaling.features import run_features
 from benchmarks.scaling.many import run_job
 from benchmarks.scaling.processes import time_fit
 from benchmarks.scaling.subjects import SUBJECTS, measure
@@ -21,7 +20,7 @@ def main() -> None:
     """Measure, print."""
     warnings.simplefilter("ignore")
     name, settings = sys.argv[1], json.loads(sys.argv[2])
-    others = {"features": run_features, "fit": time_fit, "many": run_job}
+    others = {"fit": time_fit, "many": run_job}
     found = others[name](**settings) if name in others else measure(name, replace(SUBJECTS[name].sizes, **settings))
     if os.environ.get("RANK", "0") == "0":  # of torchrun's processes the first
         print(json.dumps(found))

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 
 import pyro
 import pyro.distributions as dist
@@ -97,15 +96,6 @@ def tyxe(problem: Problem) -> Step:
     return (lambda x, y: step(x, y.unsqueeze(-1))) if problem.regression else step
 
 
-def _tyxe_handler(name: str) -> Callable[[], AbstractContextManager]:
-    def around() -> AbstractContextManager:
-        import tyxe
-
-        return getattr(tyxe.poutine, name)()
-
-    return around
-
-
 PEERS: dict[str, Contestant] = {
     "torchbnn": Contestant(torchbnn, "BayesLinear", "torchbnn"),
     "bayesian-torch": Contestant(
@@ -114,8 +104,4 @@ PEERS: dict[str, Contestant] = {
     "bayesian-torch Flipout": Contestant(lambda p: bayesian_torch(p, "Flipout"), "LinearFlipout", "bayesian_torch"),
     "blitz": Contestant(blitz, "BayesianLinear", "blitz"),
     "TyXe": Contestant(tyxe, "VariationalBNN", "tyxe"),
-    "TyXe local_reparam": Contestant(
-        tyxe, "VariationalBNN, local_reparameterization", "tyxe", _tyxe_handler("local_reparameterization")
-    ),
-    "TyXe flipout": Contestant(tyxe, "VariationalBNN, flipout", "tyxe", _tyxe_handler("flipout")),
 }

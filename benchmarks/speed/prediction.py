@@ -30,54 +30,38 @@ PREDICTED = ("hidden-layer", "mean-field")
 Predictor = Callable[[Tensor, int], Tensor]  # images, draws -> mean probabilities (B, K)
 
 
-def deterministic(problem: Problem) -> Predictor:
-    """As many passes of the deterministic network as there are draws."""
-    net = network(problem).to(problem.device)
+def chunked(classes: int, probabilities: Callable[[Tensor], Tensor]) -> Predictor:
+    """The mean over draws of what a function gives for a chunk of images, (B, D) -> (B, K)."""
 
+    @torch.no_grad()
     def run(x: Tensor, draws: int) -> Tensor:
-        total = torch.zeros(len(x), problem.sizes[-1])
-        with torch.no_grad():
-            for _ in range(draws):
-                for start in range(0, len(x), CHUNK):
-                    total[start : start + CHUNK] += net(x[start : start + CHUNK]).softmax(-1).cpu()
+        total = torch.zeros(len(x), classes)
+        for _ in range(draws):
+            for start in range(0, len(x), CHUNK):
+                total[start : start + CHUNK] += probabilities(x[start : start + CHUNK]).cpu()
         return total / draws
 
     return run
 
 
-def package(posterior: bp.Posterior) -> Predictor:
-    """``bp.predict``."""
-    return lambda x, draws: bp.predict(posterior, x, num_draws=draws).mean
-
-
-def trace_loop(posterior: bp.Posterior) -> Predictor:
-    """The loop over guide traces."""
-    model, guide = posterior.model, posterior.guide
-
-    def run(x: Tensor, draws: int) -> Tensor:
-        total = torch.zeros(len(x), len(posterior.schema.classes))
-        with torch.no_grad(), bp.isolated(None):
-            for _ in range(draws):
-                for start in range(0, len(x), CHUNK):
-                    chunk = x[start : start + CHUNK]
-                    drawn = poutine.trace(guide).get_trace(chunk)
-                    replayed = poutine.trace(poutine.replay(model, trace=drawn)).get_trace(chunk)
-                    total[start : start + CHUNK] += replayed.nodes["y"]["fn"].probs.cpu()
-        return total / draws
-
-    return run
+def traced(posterior: bp.Posterior, chunk: Tensor) -> Tensor:
+    """Probabilities of one draw of the guide, (B, K)."""
+    with bp.isolated(None):
+        drawn = poutine.trace(posterior.guide).get_trace(chunk)
+        return poutine.trace(poutine.replay(posterior.model, trace=drawn)).get_trace(chunk).nodes["y"]["fn"].probs
 
 
 def predictors(problem: Problem) -> dict[str, Predictor]:
     """Everybody who predicts, by name; posteriors as they are before training."""
-    found = {"deterministic": deterministic(problem)}
+    net, classes = network(problem).to(problem.device), problem.sizes[-1]
+    found = {"deterministic": chunked(classes, lambda x: net(x).softmax(-1))}
     for name in PREDICTED:
         entry = bp.ZOO[name](**settings_of(problem))
         with bp.isolated(0):
             model = entry.model(problem.schema).to(problem.device)
             posterior = bp.Posterior(model, problem.schema, guide=entry.guide(model).to(problem.device))
-        found[f"{name}, predict"] = package(posterior)
-        found[f"{name}, loop over traces"] = trace_loop(posterior)
+        found[f"{name}, predict"] = lambda x, draws, p=posterior: bp.predict(p, x, num_draws=draws).mean
+        found[f"{name}, loop over traces"] = chunked(classes, partial(traced, posterior))
     return found
 
 

@@ -36,7 +36,6 @@ PAIRS = (
     ("variational-dropout", "deterministic"),
     (OURS, "plain torch"),
     ("stock HiddenLayer", "HiddenLayer in Pyro"),
-    ("naive HiddenLayer", "HiddenLayer in Pyro"),
     ("Pyro AutoNormal", "mean-field"),
 )
 

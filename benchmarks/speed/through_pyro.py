@@ -1,8 +1,7 @@
-"""What one writes in Pyro, trained by its own SVI: AutoNormal, and a HiddenLayer: ours, a naive one, the stock one."""
+"""What one writes in Pyro, trained by its own SVI: AutoNormal, and a HiddenLayer: ours, or Pyro's own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import pairwise
 
 import pyro
@@ -15,7 +14,7 @@ from pyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO
 from pyro.infer.autoguide import AutoNormal
 from pyro.nn import PyroModule, PyroSample
 from torch import Tensor, nn
-from torch.distributions import Distribution, register_kl
+from torch.distributions import Distribution
 
 import bnn_pyro as bp
 from benchmarks.speed.problem import INIT_SCALE, LR, NOISE, Contestant, Problem, Step
@@ -39,43 +38,6 @@ class RepairedStock(StockHiddenLayer):
         super().__init__(*args, **kwargs)
         shape = torch.Size((len(self.X), self.dim_H + int(self.include_hidden_bias)))
         Distribution.__init__(self, torch.Size(), shape, validate_args=False)
-
-
-class NaiveHiddenLayer(dist.TorchDistribution):
-    """Local reparametrization by two matrix products in plain autograd, with a registered KL: the obvious repair."""
-
-    arg_constraints: dict = {}  # noqa: RUF012
-    support = constraints.real_vector
-    has_rsample = True
-
-    def __init__(
-        self, X: Tensor, mean: Tensor, scale: Tensor, non_linearity: Callable, *, include_hidden_bias: bool
-    ) -> None:
-        self.X, self.mean_, self.scale_ = X, mean, scale
-        self.non_linearity, self.include_hidden_bias = non_linearity, include_hidden_bias
-        super().__init__(X.shape[:-1], torch.Size((mean.shape[1] + int(include_hidden_bias),)), validate_args=False)
-
-    def expand(self, batch_shape: torch.Size, _instance: object = None) -> NaiveHiddenLayer:
-        """Itself: a plate's own expansion would hide it from the registered KL."""
-        assert torch.Size(batch_shape) == self.batch_shape
-        return self
-
-    def rsample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:  # noqa: B008 (torch's own signature)
-        """One draw."""
-        loc = self.X @ self.mean_
-        std = (self.X.square() @ self.scale_.square() + 1e-12).sqrt()
-        h = self.non_linearity(dist.Normal(loc, std).rsample(sample_shape))
-        return F.pad(h, (0, 1), value=1.0) if self.include_hidden_bias else h
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        """Nothing: the KL is registered."""
-        return self.X.new_zeros(self.batch_shape)
-
-
-@register_kl(NaiveHiddenLayer, NaiveHiddenLayer)
-def _kl(q: NaiveHiddenLayer, p: NaiveHiddenLayer) -> Tensor:
-    whole = torch.distributions.kl_divergence(dist.Normal(q.mean_, q.scale_), dist.Normal(p.mean_, p.scale_)).sum()
-    return (whole / len(q.X)).expand(q.batch_shape)
 
 
 def observe(problem: Problem, f: Tensor, y: Tensor) -> None:
@@ -148,9 +110,6 @@ def auto_normal(problem: Problem) -> Step:
 
 THROUGH_PYRO: dict[str, Contestant] = {
     "HiddenLayer in Pyro": Contestant(lambda p: hidden_layers(p, bp.HiddenLayer), "bnn_pyro.HiddenLayer; Pyro's SVI"),
-    "naive HiddenLayer": Contestant(
-        lambda p: hidden_layers(p, NaiveHiddenLayer), "two matmuls, plain autograd, registered KL; Pyro's SVI"
-    ),
     "Pyro AutoNormal": Contestant(auto_normal, "PyroSample weights, AutoNormal, TraceMeanField_ELBO; Pyro's SVI"),
     "stock HiddenLayer": Contestant(
         lambda p: hidden_layers(p, RepairedStock, stock=True),

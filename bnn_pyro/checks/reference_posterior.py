@@ -1,6 +1,6 @@
 """Posteriors of Bayesian networks that are known, in what the network computes: stored in ``bnn_pyro/references``.
 
-A reference is an NPZ file of arrays and a JSON file of the rest, made by ``benchmarks/references.py`` from 10,000 draws
+A reference is an NPZ file of arrays and a JSON file of the rest, made by ``benchmarks/checks`` from 10,000 draws
 of HMC that meet the bar of posteriordb (Magnusson et al. 2024, arXiv:2407.04967) in function space. Weights are not
 stored, because they are not identified; what is, for B inputs, are averages over all draws, and for some of the inputs
 the predictions of a part of the draws. Reading one executes nothing.

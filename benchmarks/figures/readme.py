@@ -1,6 +1,6 @@
 """The README's figure: what a Bayesian and a deterministic network claim to know, near the data and far from them.
 
-python benchmarks/readme_figure.py
+python -m benchmarks.figures.readme
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import matplotlib.pyplot as plt
 
 import bnn_pyro as bp
 
-TARGET = Path(__file__).parent / "figures" / "readme.png"
+TARGET = Path(__file__).with_name("readme.png")
 FEATURES = ["mean radius", "mean texture"]
 
 
@@ -36,7 +36,6 @@ def main() -> None:
     bp.plots.epistemic_map(prediction, mesh, data.x_test, data.y_test, ax=axes[2])
     axes[1].set_title("breast cancer: P(malignant)")
     axes[2].set_title("and what the draws disagree on")
-    TARGET.parent.mkdir(exist_ok=True)
     figure.savefig(TARGET, dpi=90)
     print(TARGET)
 

@@ -1,0 +1,74 @@
+"""Tables of speed, from ``benchmarks/results/speed.json``: one for each part that was measured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks.markdown import table
+from benchmarks.provenance import RESULTS
+
+__all__ = ["TABLES"]
+
+
+def steps_table() -> str:
+    """A training step as a multiple of the deterministic network's, and the ratios."""
+    found = _part("steps")
+    networks = found.get("networks", {})
+    times = {name: None for of in networks.values() for name in of["ms"]}
+    rows = []
+    for name in times:
+        cells = []
+        for of in networks.values():
+            value, floor = of["ms"].get(name), of["ms"]["deterministic"]["median"]
+            cells.append(f"{value['median']:.2f} ms, {value['median'] / floor:.2f}" if value else "–")
+        rows.append([name, *cells])
+    names = {name: None for of in networks.values() for name in of["ratios"]}
+    ratios = [[name, *(_spread(of["ratios"].get(name)) for of in networks.values())] for name in names]
+    parts = (table(["a training step", *networks], rows), table(["ratio, median (quartiles)", *networks], ratios))
+    return "\n\n".join([*parts, _origin(found)])
+
+
+def main_table() -> str:
+    """The main figures, beside those of another checkout."""
+    found = _part("main")
+    figures = dict(found.get("figures", {}))
+    against = figures.pop("against", None)
+    rows = [
+        [name, *(f"{of[k]['median']:.4g}" if k in of else "–" for k in ("new", "old")), _spread(of.get("ratio"))]
+        for name, of in figures.items()
+    ]
+    head = ["seconds", "this checkout", f"commit {against}" if against else "–", "ratio, median (quartiles)"]
+    return table(head, rows) + "\n\n" + _origin(found)
+
+
+def ratios_table(part: str) -> str:
+    """The ratios of predictions, or of a last layer."""
+    found = _part(part)
+    rows = [[name, _spread(value)] for name, value in found.get("ratios", {}).items()]
+    return table(["ratio", "median (quartiles)"], rows) + "\n\n" + _origin(found)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "speed main": main_table,
+    "speed steps": steps_table,
+    "speed prediction": lambda: ratios_table("prediction"),
+    "speed last-layer": lambda: ratios_table("last-layer"),
+}
+
+
+def _part(name: str) -> dict[str, Any]:
+    path = RESULTS / "speed.json"
+    return json.loads(path.read_text()).get(name, {}) if path.exists() else {}
+
+
+def _spread(value: dict[str, Any] | None) -> str:
+    return f"{value['median']:.2f} ({value['quartiles'][0]:.2f} to {value['quartiles'][1]:.2f})" if value else "–"
+
+
+def _origin(found: dict[str, Any]) -> str:
+    if not found:
+        return "Not measured yet."
+    machine = f"{found['machine']}, {found['threads']} threads, {found['date'][:10]}"
+    return f"`{found['command']}`; commit {found['commit']}; {machine}."
