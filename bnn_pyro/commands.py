@@ -1,43 +1,25 @@
-"""What each command does: from parsed arguments to a run folder, a file or a table."""
+"""What each command does: from parsed arguments to a run folder, a file or a table.
+
+Each imports what it needs when it is called.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from argparse import Namespace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-
-from bnn_pyro.checkpoint import write_whole
-from bnn_pyro.checks import CHECKS
-from bnn_pyro.datasets import load_inputs, read_rows
-from bnn_pyro.datasets.dataset import Schema
-from bnn_pyro.datasets.together import load_together
-from bnn_pyro.distributed import joined
 from bnn_pyro.errors import UserError, unknown
-from bnn_pyro.executors import parse as parse_executor
-from bnn_pyro.files import Claim
-from bnn_pyro.fitting import check_divisible
-from bnn_pyro.listing import list_
-from bnn_pyro.reports.tables import prediction_table, run_table, score_table
-from bnn_pyro.runs.check import BUDGETS, check_subjects
-from bnn_pyro.runs.check_folder import CheckFolder
-from bnn_pyro.runs.check_page import check_table, level_of
-from bnn_pyro.runs.check_subjects import bench_subjects, one_subject
-from bnn_pyro.runs.compare import compare_runs
-from bnn_pyro.runs.diagnose import diagnose_run, diagnosis_table
-from bnn_pyro.runs.evaluate import evaluate_run, load_posterior, outside_inputs, score_mean_weights, score_other
-from bnn_pyro.runs.folder import RunFolder, default_folder, environment
-from bnn_pyro.runs.prune import prune_run, pruning_table
-from bnn_pyro.runs.recipe import Recipe, read_config, resolve
-from bnn_pyro.runs.score import predicted
-from bnn_pyro.runs.sweep import planned_text, run_sweep
-from bnn_pyro.runs.sweep_folder import SweepFolder
-from bnn_pyro.runs.sweep_page import failures_of, sweep_text
-from bnn_pyro.runs.sweep_spec import read_spec
-from bnn_pyro.runs.train import fit_run, prepared
 
-__all__ = ["check", "compare", "diagnose", "evaluate", "list_", "predict", "sweep", "train"]
+if TYPE_CHECKING:
+    import torch
+
+    from bnn_pyro.datasets.dataset import Schema
+    from bnn_pyro.runs.folder import RunFolder
+    from bnn_pyro.runs.recipe import Recipe
+
+__all__ = ["check", "compare", "diagnose", "evaluate", "predict", "sweep", "train"]
 
 #: Rows of each outside data set, unless --limit says otherwise.
 OUTSIDE_ROWS = 10_000
@@ -51,6 +33,13 @@ def train(args: Namespace) -> None:
 
     Raises KeyboardInterrupt with the way to go on after Ctrl-C or SIGTERM.
     """
+    from bnn_pyro.datasets.together import load_together
+    from bnn_pyro.distributed import joined
+    from bnn_pyro.fitting import check_divisible
+    from bnn_pyro.reports.tables import run_table
+    from bnn_pyro.runs.evaluate import evaluate_run
+    from bnn_pyro.runs.train import fit_run, prepared
+
     with joined() as ranks, ranks.connected():
         recipe, folder = ranks.first_does(lambda: _asked(args))
         check_divisible(recipe.method(), ranks)
@@ -72,6 +61,9 @@ def train(args: Namespace) -> None:
 
 def _asked(args: Namespace) -> tuple[Recipe, RunFolder]:
     """What to run, and where, with nothing written yet."""
+    from bnn_pyro.runs.folder import RunFolder, default_folder
+    from bnn_pyro.runs.recipe import read_config, resolve
+
     config = read_config(args.config) if args.config else {}
     stored = (
         read_config(Path(args.out) / "config.json") if args.resume and RunFolder(Path(args.out or "")).is_run else {}
@@ -93,6 +85,12 @@ def _asked(args: Namespace) -> tuple[Recipe, RunFolder]:
 # -- evaluate ----------------------------------------------------------------------------------------------------------
 def evaluate(args: Namespace) -> None:
     """Score a run on its own test rows (and on --ood), or on other data with labels."""
+    from bnn_pyro.files import Claim
+    from bnn_pyro.reports.tables import run_table, score_table
+    from bnn_pyro.runs.evaluate import evaluate_run, load_posterior, outside_inputs, score_mean_weights, score_other
+    from bnn_pyro.runs.folder import RunFolder
+    from bnn_pyro.runs.prune import prune_run, pruning_table
+
     folder, show = RunFolder.open(args.run), not args.quiet
     recipe = _with_flags(folder.recipe, args)
     if args.prune and (args.data is not None or args.mean_weights):
@@ -128,6 +126,12 @@ def _with_flags(recipe: Recipe, args: Namespace) -> Recipe:
 # -- predict -----------------------------------------------------------------------------------------------------------
 def predict(args: Namespace) -> None:
     """Predictions with their uncertainty for new inputs, one line a row, as CSV."""
+    from bnn_pyro.checkpoint import write_whole
+    from bnn_pyro.reports.tables import prediction_table
+    from bnn_pyro.runs.evaluate import load_posterior
+    from bnn_pyro.runs.folder import RunFolder
+    from bnn_pyro.runs.score import predicted
+
     output = Path(args.output)
     if output.is_dir():
         raise UserError(f"--output {output} is a folder; give the name of a CSV file")
@@ -144,6 +148,8 @@ def predict(args: Namespace) -> None:
 
 
 def _new_inputs(path: str, schema: Schema, invert: bool) -> torch.Tensor:
+    from bnn_pyro.datasets import load_inputs, read_rows
+
     if Path(path).suffix.lower() in (".csv", ".tsv"):
         return read_rows(path, schema)[0]
     return load_inputs(path, schema, invert=invert)
@@ -152,6 +158,10 @@ def _new_inputs(path: str, schema: Schema, invert: bool) -> torch.Tensor:
 # -- compare -----------------------------------------------------------------------------------------------------------
 def compare(args: Namespace) -> None:
     """Several runs on the same test rows: tables and HTML with rankings and paired differences to the first."""
+    from bnn_pyro.checkpoint import write_whole
+    from bnn_pyro.runs.compare import compare_runs
+    from bnn_pyro.runs.folder import RunFolder
+
     folders = [RunFolder.open(path) for path in args.runs]
     if len(folders) < 2:
         raise UserError("compare takes two run folders or more")
@@ -167,6 +177,11 @@ def compare(args: Namespace) -> None:
 # -- diagnose ----------------------------------------------------------------------------------------------------------
 def diagnose(args: Namespace) -> None:
     """Whether a run's posterior can be trusted: verdicts, tables, figures, and its draws for ArviZ."""
+    from bnn_pyro.files import Claim
+    from bnn_pyro.runs.diagnose import diagnose_run, diagnosis_table
+    from bnn_pyro.runs.evaluate import load_posterior
+    from bnn_pyro.runs.folder import RunFolder
+
     folder = RunFolder.open(args.run)
     recipe = folder.recipe
     out = None if args.out is None else Path(args.out)
@@ -186,6 +201,14 @@ def check(args: Namespace) -> int:
 
     Raises KeyboardInterrupt with the way to go on after Ctrl-C or SIGTERM.
     """
+    from bnn_pyro.checks import CHECKS
+    from bnn_pyro.files import Claim
+    from bnn_pyro.runs.check import BUDGETS, check_subjects
+    from bnn_pyro.runs.check_folder import CheckFolder
+    from bnn_pyro.runs.check_page import check_table, level_of
+    from bnn_pyro.runs.check_subjects import bench_subjects, one_subject
+    from bnn_pyro.runs.folder import environment
+
     if args.budget not in BUDGETS:
         raise unknown("budget", args.budget, BUDGETS)
     for name in args.only:
@@ -217,6 +240,14 @@ def sweep(args: Namespace) -> int:
 
     Returns 1 where a fit failed, else 0. Raises KeyboardInterrupt with the way to go on after Ctrl-C or SIGTERM.
     """
+    from bnn_pyro.executors import parse as parse_executor
+    from bnn_pyro.files import Claim
+    from bnn_pyro.runs.folder import environment
+    from bnn_pyro.runs.sweep import planned_text, run_sweep
+    from bnn_pyro.runs.sweep_folder import SweepFolder
+    from bnn_pyro.runs.sweep_page import failures_of, sweep_text
+    from bnn_pyro.runs.sweep_spec import read_spec
+
     spec, show = read_spec(args.spec), not args.quiet
     place = SweepFolder.claim(args.out or Path("runs") / f"sweep-{spec.path.stem}")
     if args.dry_run:

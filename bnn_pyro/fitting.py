@@ -26,7 +26,7 @@ from bnn_pyro.posterior import Posterior, read_archive
 from bnn_pyro.progress import progress_bar
 from bnn_pyro.settings import build, plain
 from bnn_pyro.side_by_side import telling
-from bnn_pyro.zoo import ZOO, Entry, Fit
+from bnn_pyro.zoo import TUNED, ZOO, Entry, Fit
 
 __all__ = ["at_hand", "check_divisible", "choose_device", "fit", "tuned"]
 
@@ -43,7 +43,7 @@ def tuned(entry: str, data: str, method: str | None = None) -> tuple[str, Fit]:
         method = methods_for(kind)[0]
     elif method not in methods_for(kind):
         raise unsuitable(method, entry, kind)
-    return method, kind.fits.get(data, {}).get(method, Fit())
+    return method, TUNED.get(entry, {}).get(data, {}).get(method, Fit())
 
 
 def choose_device(name: str) -> torch.device:
@@ -232,7 +232,8 @@ def _resolve(entry: str | Entry, data: Dataset, method: str | Method | None) -> 
     name = _name(method, METHODS) if given else method or methods_for(kind)[0]
     if name not in methods_for(kind) and not (given and name not in METHODS):
         raise unsuitable(name, kind.__name__, kind)
-    best = kind.fits.get(data.name, {}).get(name, Fit())
+    variant = next((name for name, other in ZOO.items() if other is kind), "")
+    best = TUNED.get(variant, {}).get(data.name, {}).get(name, Fit())
     return (
         build(kind, best.entry) if isinstance(entry, str) else entry,
         method if given else build(METHODS[name], best.method),

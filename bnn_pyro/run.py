@@ -12,6 +12,7 @@ from types import FrameType
 from bnn_pyro.distributed import Alone, launched
 from bnn_pyro.errors import UserError
 from bnn_pyro.executors import executor
+from bnn_pyro.listing import check_names, list_
 from bnn_pyro.options import parse
 
 __all__ = ["main"]
@@ -42,10 +43,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         where = getattr(args, "executor", None) if args.command != "sweep" else None  # which has its own
         if size > 1 and where is not None:
             raise UserError("torchrun has started the processes already; leave --executor out, or torchrun")
+        if args.command == "list":
+            return list_(args) or 0
+        check_names(getattr(args, "variant", None), getattr(args, "inference", None))
         with executor(where):
             from bnn_pyro import commands
 
-            return getattr(commands, args.command if args.command != "list" else "list_")(args) or 0
+            return getattr(commands, args.command)(args) or 0
     except (UserError, OSError) as error:
         if rank == 0 or isinstance(error, Alone):
             _tell(f"error: {' '.join(str(error).split())}")  # of one line, whatever a file is called

@@ -3,17 +3,22 @@
 import ast
 import subprocess
 import sys
+from dataclasses import asdict
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 import bnn_pyro as bp
+from bnn_pyro.inference import methods_for
+from bnn_pyro.listing import tables
+from bnn_pyro.zoo import TUNED
 
 PACKAGE = Path(bp.__file__).parent
 #: Rooms from left to right; those of one line may not import each other either, except to the left.
 ORDER = [
-    "errors", "settings", "progress", "isolation", "distributed", "executors", "side_by_side", "checkpoint", "files",
+    "lazy", "errors", "settings", "progress", "isolation", "distributed", "executors", "side_by_side", "checkpoint",
+    "files",
     "datasets", "parts", "posterior", "inference", "zoo", "features", "loading", "fitting", "predictive", "metrics",
     "pruning", "diagnostics", "checks", "plots", "reports", "runs", "listing", "commands", "examples", "options", "run",
 ]  # fmt: skip
@@ -108,10 +113,37 @@ def test_training_needs_no_plots():
     assert "torch" in loaded and not {"matplotlib", "seaborn", "jinja2", "bnn_pyro.plots"} & set(loaded)
 
 
+def test_names_and_list_need_neither_torch_nor_matplotlib():
+    code = "import sys; from bnn_pyro.run import main; main({}); print(*sys.modules)"
+    for command in (["list"], ["list", "--json"], ["train", "meanfield"], ["train", "mlp", "--inference", "svii"]):
+        assert not {"torch", "numpy", "pandas", "matplotlib"} & set(run(code.format(command))), command
+
+
+def test_list_is_read_as_the_tables_are():
+    read = tables()
+    for name, kind in bp.ZOO.items():
+        defaults = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(kind()).items()}
+        assert read["variants"][name]["settings"] == defaults
+        assert (read["variants"][name]["idea"], read["variants"][name]["paper"]) == (kind.summary, kind.paper)
+        assert read["variants"][name]["methods"] == list(methods_for(kind))
+        assert read["variants"][name]["tuned"] == {k: list(v) for k, v in TUNED.get(name, {}).items()}
+    for name, kind in bp.METHODS.items():
+        assert read["methods"][name]["settings"] == asdict(kind())
+    assert read["checks"] == {name: kind.idea for name, kind in bp.checks.CHECKS.items()}
+    assert list(read["data"]) == list(bp.DATASETS)
+
+
+def test_train_loads_few_modules(tmp_path):
+    command = ["train", "--data", "toy-curve", "--epochs", "2", "--quiet", "--out", str(tmp_path / "run")]
+    loaded = run(f"import sys; from bnn_pyro.run import main; main({command}); print(*sys.modules)")
+    own = [name for name in loaded if name.startswith("bnn_pyro")]
+    assert len(own) <= 155 and "bnn_pyro.checks" not in own and "bnn_pyro.runs.sweep" not in own
+
+
 def test_every_public_name_is_there():
     for name in bp.__all__:
         assert getattr(bp, name) is not None, name
-    assert set(bp.__all__) <= set(dir(bp))
+    assert dir(bp) == sorted(bp.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = bp.nonsense
 

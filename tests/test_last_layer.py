@@ -16,7 +16,7 @@ from bnn_pyro.features import check_split, on_features
 from bnn_pyro.inference import methods_for, optimise
 from bnn_pyro.isolation import isolated
 from bnn_pyro.run import main
-from bnn_pyro.zoo import Fit
+from bnn_pyro.zoo import TUNED, Fit
 
 QUICK = bp.MAP(epochs=3, batch_size=20, lr=0.01)
 SVI = bp.SVI(epochs=3, batch_size=20, lr=0.01)
@@ -352,6 +352,6 @@ def test_bad_backbones_are_told_before_anything_is_written(case, run, tmp_path, 
 
 def test_one_prior_for_every_method():
     """The model is not the method's to change: a comparison of two methods would be one of two models."""
-    for data, fits in bp.LastLayer.fits.items():
+    for data, fits in TUNED["last-layer"].items():
         assert set(fits) == set(methods_for(bp.LastLayer))
         assert len({best.entry["prior"] for best in fits.values()}) == 1, data

@@ -52,14 +52,14 @@ def test_ratio_by_hand():
         posterior.guide.loc.copy_(torch.tensor([2.0, -3.0, 0.0, 0.1, 9.0]))
         scale = torch.tensor([0.5, 1.0, 1.0, 2.0, 1.0])
         posterior.guide.rho.copy_(scale.expm1().log())
-    ratios = bp.signal_to_noise(posterior)
+    ratios = pruning.signal_to_noise(posterior)
     assert ratios.keys() == {WEIGHT}  # not the bias
     assert torch.allclose(ratios[WEIGHT].float(), torch.tensor([[4.0, 3.0, 0.0, 0.05]]))
     # log α = −2 log SNR: −2.77, −2.20, ∞, 5.99.
-    assert bp.share_removed(posterior) == pruning.Removed(0.5, {WEIGHT: 0.5})
-    assert bp.share_removed(posterior, 6.0).share == 0.25
-    assert bp.share_removed(posterior, -2.5).share == 0.75
-    draws = bp.prune(posterior, 0.75).draw(5, seed=0)
+    assert pruning.share_removed(posterior) == pruning.Removed(0.5, {WEIGHT: 0.5})
+    assert pruning.share_removed(posterior, 6.0).share == 0.25
+    assert pruning.share_removed(posterior, -2.5).share == 0.75
+    draws = pruning.prune(posterior, 0.75).draw(5, seed=0)
     assert (draws[WEIGHT][..., 0] != 0).all() and (draws[WEIGHT][..., 1:] == 0).all()
 
 
@@ -67,7 +67,7 @@ def test_ratio_by_hand():
 def test_ratio_is_that_of_the_draws(name):
     posterior = fit(bp.ZOO[name](hidden=(3,)))
     draws = posterior.draw(20_000, seed=1)
-    ratios = bp.signal_to_noise(posterior)
+    ratios = pruning.signal_to_noise(posterior)
     assert list(ratios) == [WEIGHT, HIDDEN]  # neither biases nor the learned noise
     for site, ratio in ratios.items():
         assert ratio.shape == draws[site].shape[1:]
@@ -81,9 +81,9 @@ def test_convolutions_have_ratios():
     schema = bp.Schema("classification", (1, 6, 6), ("a", "b", "c"))
     data = dataset(torch.randn(12, 1, 6, 6, generator=g), torch.arange(12) % 3, schema)
     posterior = fit(bp.BayesianConvNet(channels=(2,), hidden=(4,)), 1, data=data)
-    ratios = bp.signal_to_noise(posterior)
+    ratios = pruning.signal_to_noise(posterior)
     assert [r.dim() for r in ratios.values()] == [4, 2, 2]
-    draws = bp.prune(posterior, 0.5).draw(3, seed=0)
+    draws = pruning.prune(posterior, 0.5).draw(3, seed=0)
     removed = sum(int((draws[site] == 0).all(0).sum()) for site in ratios)
     assert removed == round(0.5 * sum(r.numel() for r in ratios.values()))
 
@@ -93,8 +93,8 @@ def test_convolutions_have_ratios():
 def test_removed_weights_are_zero_and_the_others_the_same(name):
     posterior = fit(bp.ZOO[name](hidden=(3,)))
     before, state = posterior.draw(7, seed=5), {k: v.clone() for k, v in posterior.guide.state_dict().items()}
-    nothing, some, everything = (bp.prune(posterior, share).draw(7, seed=5) for share in (0.0, 0.4, 1.0))
-    ratios = torch.cat([r.flatten() for r in bp.signal_to_noise(posterior).values()])
+    nothing, some, everything = (pruning.prune(posterior, share).draw(7, seed=5) for share in (0.0, 0.4, 1.0))
+    ratios = torch.cat([r.flatten() for r in pruning.signal_to_noise(posterior).values()])
     removed = []
     for site, value in before.items():
         assert torch.equal(nothing[site], value)
@@ -117,19 +117,21 @@ def test_equal_ratios_go_by_size():
     """One α a layer: every weight of it has one ratio, up to rounding."""
     posterior = fit(bp.VariationalDropout(hidden=()))
     means = posterior.at_mean_weights().chains[WEIGHT].flatten().abs()
-    kept = (bp.prune(posterior, 0.5).draw(1, seed=0)[WEIGHT] != 0).flatten()
+    kept = (pruning.prune(posterior, 0.5).draw(1, seed=0)[WEIGHT] != 0).flatten()
     assert kept.sum() == 2 and means[kept].min() > means[~kept].max()
 
 
 def test_a_pruned_posterior_is_a_posterior(mean_field, tmp_path):
-    pruned = bp.prune(mean_field, 0.6)
+    pruned = pruning.prune(mean_field, 0.6)
     zero = pruned.draw(1, seed=0)[WEIGHT][0] == 0
     assert 0 < zero.sum() < zero.numel()
     mean, whole = pruned.at_mean_weights().chains[WEIGHT][0, 0], mean_field.at_mean_weights().chains[WEIGHT][0, 0]
     assert torch.equal(mean, torch.where(zero, 0.0, whole))
-    assert (bp.signal_to_noise(pruned)[WEIGHT][zero] == 0).all()
-    assert torch.equal(bp.signal_to_noise(pruned)[WEIGHT][~zero], bp.signal_to_noise(mean_field)[WEIGHT][~zero])
-    twice, once = bp.prune(pruned, 0.8).draw(3, seed=1), bp.prune(mean_field, 0.8).draw(3, seed=1)
+    assert (pruning.signal_to_noise(pruned)[WEIGHT][zero] == 0).all()
+    assert torch.equal(
+        pruning.signal_to_noise(pruned)[WEIGHT][~zero], pruning.signal_to_noise(mean_field)[WEIGHT][~zero]
+    )
+    twice, once = pruning.prune(pruned, 0.8).draw(3, seed=1), pruning.prune(mean_field, 0.8).draw(3, seed=1)
     assert all(torch.equal(twice[site], value) for site, value in once.items())
     pruned.save(tmp_path)
     again = bp.load(tmp_path).draw(3, seed=2)
@@ -142,13 +144,13 @@ def test_a_pruned_posterior_is_a_posterior(mean_field, tmp_path):
 # -- the curve ---------------------------------------------------------------------------------------------------------
 def test_curve_at_0_is_the_prediction(mean_field):
     calls = []
-    curve = bp.pruning_curve(mean_field, X, Y, (0, 0.5, 1), num_draws=9, progress=lambda *done: calls.append(done))
+    curve = pruning.pruning_curve(mean_field, X, Y, (0, 0.5, 1), num_draws=9, progress=lambda *done: calls.append(done))
     scores = bp.metrics.evaluate(bp.predict(mean_field, X, num_draws=9), Y)
     first = curve[0]
     assert (first.share, first.weights, first.measure) == (0.0, 15, "rmse")
     assert first.loss == scores["rmse"] and first.nll == scores["nll"]
     assert [point.weights for point in curve] == [15, 15 - round(7.5), 0]
-    pruned = bp.metrics.evaluate(bp.predict(bp.prune(mean_field, 0.5), X, num_draws=9), Y)
+    pruned = bp.metrics.evaluate(bp.predict(pruning.prune(mean_field, 0.5), X, num_draws=9), Y)
     assert curve[1].loss == pruned["rmse"] and curve[1].nll == pruned["nll"]
     assert calls == [(9, 27), (18, 27), (27, 27)]
 
@@ -156,9 +158,9 @@ def test_curve_at_0_is_the_prediction(mean_field):
 def test_the_relevant_inputs_stay(relevant):
     data, which = relevant
     posterior = fit(bp.MeanField(hidden=(), noise=0.3), 150, bp.SVI(epochs=150, lr=0.05, batch_size=0), data)
-    kept = bp.prune(posterior, 0.9).draw(1, seed=0)[WEIGHT][0, 0].nonzero().flatten()
+    kept = pruning.prune(posterior, 0.9).draw(1, seed=0)[WEIGHT][0, 0].nonzero().flatten()
     assert set(kept.tolist()) == which
-    curve = bp.pruning_curve(posterior, data.x_train, data.y_train, (0, 0.9, 0.95))
+    curve = pruning.pruning_curve(posterior, data.x_train, data.y_train, (0, 0.9, 0.95))
     assert curve[1].loss.value < 0.35 < 0.9 < curve[2].loss.value  # the noise is 0.3; the smaller weight 1
 
 
@@ -166,9 +168,9 @@ def test_sparse_dropout_removes_the_others(relevant):
     data, which = relevant
     entry = bp.SparseDropout(hidden=(), noise=0.3)
     posterior = fit(entry, method=bp.SVI(epochs=1000, lr=0.05, batch_size=0), data=data)
-    removed = bp.share_removed(posterior)
+    removed = pruning.share_removed(posterior)
     assert removed == pruning.Removed(pytest.approx(0.9), {WEIGHT: pytest.approx(0.9)})
-    kept = bp.prune(posterior, removed.share).draw(1, seed=0)[WEIGHT][0, 0].nonzero().flatten()
+    kept = pruning.prune(posterior, removed.share).draw(1, seed=0)[WEIGHT][0, 0].nonzero().flatten()
     assert set(kept.tolist()) == which
 
 
@@ -176,24 +178,24 @@ def test_sparse_dropout_removes_the_others(relevant):
 def test_errors(mean_field):
     for method in (bp.MAP(epochs=1), bp.MLE(epochs=1)):
         with pytest.raises(bp.UserError, match="point estimate or stored draws"):
-            bp.signal_to_noise(fit(bp.MLP(hidden=(3,)), method=method))
+            pruning.signal_to_noise(fit(bp.MLP(hidden=(3,)), method=method))
     with pytest.raises(bp.UserError, match="DroppedInputs has no mean and standard deviation of every weight"):
-        bp.prune(fit(bp.DropoutMLP(hidden=(3,)), method=bp.MCDropout(epochs=1)), 0.5)
+        pruning.prune(fit(bp.DropoutMLP(hidden=(3,)), method=bp.MCDropout(epochs=1)), 0.5)
     for family, guide in (("low-rank:1", "LowRankNormal"), ("full", "FullNormal")):
         backbone = fit(bp.MLP(hidden=(3,)), method=bp.MAP(epochs=1))
         with pytest.raises(bp.UserError, match=f"{guide} draws all weights jointly") as refused:
-            bp.signal_to_noise(fit(bp.LastLayer(backbone=backbone, family=family)))
+            pruning.signal_to_noise(fit(bp.LastLayer(backbone=backbone, family=family)))
         assert "dropout removes" not in str(refused.value)
     for share in (-0.1, 1.1, math.nan):
         with pytest.raises(bp.UserError, match="must lie between 0 and 1"):
-            bp.prune(mean_field, share)
+            pruning.prune(mean_field, share)
     with pytest.raises(bp.UserError, match="must lie between 0 and 1"):
-        bp.pruning_curve(mean_field, X, Y, (0, 75))
+        pruning.pruning_curve(mean_field, X, Y, (0, 75))
 
 
 # -- pictures ----------------------------------------------------------------------------------------------------------
 def test_picture_of_the_curve(mean_field):
-    curve = bp.pruning_curve(mean_field, X, Y, (0, 0.5, 0.9), num_draws=5)
+    curve = pruning.pruning_curve(mean_field, X, Y, (0, 0.5, 0.9), num_draws=5)
     axes = plots.pruning_curve(curve, removed=0.25)
     for ax, name in zip(axes, ("loss", "nll"), strict=True):
         line = next(line for line in ax.lines if line.get_label() == "pruned")
@@ -202,7 +204,7 @@ def test_picture_of_the_curve(mean_field):
         assert ax.get_xscale() == "log" and ax.xaxis_inverted()
         assert [tick.get_text() for tick in ax.get_xticklabels()] == ["0", "50", "90"]
         assert next(line for line in ax.lines if "log α" in line.get_label()).get_xdata() == [0.75, 0.75]
-    for few in (curve[:1], [*curve, *bp.pruning_curve(mean_field, X, Y, (1,), num_draws=2)]):
+    for few in (curve[:1], [*curve, *pruning.pruning_curve(mean_field, X, Y, (1,), num_draws=2)]):
         with pytest.raises(bp.UserError, match="two shares or more, each below 1"):
             plots.pruning_curve(few)
 
@@ -231,7 +233,7 @@ def test_command(tmp_path, capsys):
     shown = capsys.readouterr().out
     held, scores = json.loads((out / "pruning.json").read_text()), json.loads((out / "metrics.json").read_text())
     assert held["curve"][0]["rmse"] == scores["rmse"] and held["curve"][0]["nll_high"] == scores["nll_high"]
-    removed = bp.share_removed(bp.load(out))
+    removed = pruning.share_removed(bp.load(out))
     assert (held["share_removed"], held["share_removed_by_site"]) == removed
     assert {point["share"] for point in held["curve"]} - {removed.share} == set(pruning.SHARES) - {removed.share}
     assert f"{held['curve'][2]['rmse']:.3g}" in shown and f"all weights      {100 * removed.share:.1f} %" in shown

@@ -3,11 +3,12 @@
 from bnn_pyro.zoo.bayesian_convnet import BayesianConvNet
 from bnn_pyro.zoo.convnet import ConvNet
 from bnn_pyro.zoo.dropout_mlp import DropoutMLP
-from bnn_pyro.zoo.entry import Entry, Fit
+from bnn_pyro.zoo.entry import Entry
 from bnn_pyro.zoo.hidden_layer import HiddenLayerNet
 from bnn_pyro.zoo.last_layer import LastLayer
 from bnn_pyro.zoo.mean_field import MeanField
 from bnn_pyro.zoo.mlp import MLP
+from bnn_pyro.zoo.tuned import TUNED, Fit
 from bnn_pyro.zoo.variational_dropout import SparseDropout, VariationalDropout
 
 #: Every variant by its name on the command line.
@@ -25,6 +26,7 @@ ZOO: dict[str, type[Entry]] = {
 
 __all__ = [
     "MLP",
+    "TUNED",
     "ZOO",
     "BayesianConvNet",
     "ConvNet",

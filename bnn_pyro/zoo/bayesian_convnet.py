@@ -10,7 +10,6 @@ ELBO in the trace is that of the approximation (see ``parts.local_conv``).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -20,7 +19,6 @@ from bnn_pyro.parts.likelihoods import make_likelihood
 from bnn_pyro.parts.local_net import LocalNet
 from bnn_pyro.parts.priors import BayesianNet
 from bnn_pyro.settings import setting
-from bnn_pyro.zoo.entry import Fit
 from bnn_pyro.zoo.hidden_layer import HiddenLayerNet
 
 __all__ = ["BayesianConvNet"]
@@ -45,25 +43,6 @@ class BayesianConvNet(HiddenLayerNet):
     summary: ClassVar[str] = "A small convolutional network with mean-field weights, for images"
     paper: ClassVar[str] = "Shridhar, Laumann & Liwicki 2019, arXiv:1901.02731"
     images_only: ClassVar[bool] = True
-    fits: ClassVar[Mapping[str, Mapping[str, Fit]]] = {
-        "digits": {
-            "svi": Fit(
-                entry={"hidden": (64,), "prior": "normal:1"},
-                method={"epochs": 100, "batch_size": 64, "lr": 3e-3},
-            )
-        },
-        # Chosen on MNIST. Longer training makes σ grow as far as noise that averages out over positions lets it, and
-        # drawn weights, whose noise does not, then predict with too little confidence.
-        **{
-            name: {
-                "svi": Fit(
-                    entry={"channels": (16, 32), "kernel": 5, "padding": 0, "prior": "normal:1"},
-                    method={"epochs": 8, "batch_size": 128, "lr": 2e-3},
-                )
-            }
-            for name in ("mnist", "fashion-mnist", "kmnist")
-        },
-    }
 
     def __post_init__(self) -> None:
         super().__post_init__()

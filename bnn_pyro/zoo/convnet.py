@@ -8,7 +8,6 @@ weights are those of the epoch that predicted the validation rows best.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -20,25 +19,8 @@ from bnn_pyro.parts.convnet import check_convolutions
 from bnn_pyro.parts.likelihoods import make_likelihood
 from bnn_pyro.parts.priors import BayesianNet
 from bnn_pyro.settings import Settings, setting
-from bnn_pyro.zoo.entry import Fit
 
 __all__ = ["ConvNet"]
-
-#: The settings of a single network; every member of an ensemble has the same.
-_FITS = {
-    "digits": Fit(
-        entry={"channels": (16, 32), "hidden": (64,), "prior": "normal:1", "dropout": 0.3},
-        method={"epochs": 60, "batch_size": 64, "lr": 3e-3, "patience": 10},
-    ),
-    # Chosen on MNIST; the two others have its shape and size, and nothing was chosen on them.
-    **{
-        name: Fit(
-            entry={"channels": (32, 64), "kernel": 5, "padding": 0, "prior": "normal:1"},
-            method={"epochs": 12, "batch_size": 128, "lr": 1e-3, "patience": 4},
-        )
-        for name in ("mnist", "fashion-mnist", "kmnist")
-    },
-}
 
 
 @dataclass(frozen=True)
@@ -70,9 +52,6 @@ class ConvNet(Settings):
     paper: ClassVar[str] = "LeCun, Bottou, Bengio & Haffner 1998, doi:10.1109/5.726791"
     has: ClassVar[frozenset[str]] = frozenset({"weights", "deterministic"})
     images_only: ClassVar[bool] = True
-    fits: ClassVar[Mapping[str, Mapping[str, Fit]]] = {
-        data: {"map": fit, "ensemble": fit} for data, fit in _FITS.items()
-    }
 
     def __post_init__(self) -> None:
         super().__post_init__()

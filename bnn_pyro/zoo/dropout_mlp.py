@@ -9,7 +9,6 @@ of training mode it is that of ``MLP``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -21,39 +20,8 @@ from bnn_pyro.parts.likelihoods import make_likelihood
 from bnn_pyro.parts.nets import MLP
 from bnn_pyro.parts.priors import BayesianNet
 from bnn_pyro.settings import Settings, setting
-from bnn_pyro.zoo.entry import Fit
 
 __all__ = ["DropoutMLP"]
-
-
-#: The training is the same, whether or not masks are drawn afterwards.
-_FITS = {
-    "toy-curve": Fit(
-        entry={"hidden": (32,), "prior": "normal:3", "noise": 1.0, "input_dropout": 0.0, "hidden_dropout": 0.1},
-        method={"epochs": 3000, "lr": 0.01},
-    ),
-    "breast-cancer": Fit(
-        entry={"hidden": (50, 50), "prior": "fan-in:2", "input_dropout": 0.0, "hidden_dropout": 0.2},
-        method={"epochs": 500, "lr": 0.02},
-    ),
-    "diabetes": Fit(
-        entry={"hidden": (50,), "prior": "fan-in:1", "input_dropout": 0.0, "hidden_dropout": 0.1},
-        method={"epochs": 800, "lr": 0.02},
-    ),
-    "digits": Fit(
-        entry={"hidden": (200, 200), "prior": "normal:1", "input_dropout": 0.1, "hidden_dropout": 0.3},
-        method={"epochs": 60, "batch_size": 64, "lr": 3e-3},
-    ),
-    # The paper's network for MNIST; the two others have its shape and size. Its training is not the paper's: max-norm 2
-    # with momentum 0.95 underfits here, where inputs are standardised (test error 2.3 %, confidence too low).
-    **{
-        name: Fit(
-            entry={"hidden": (1024, 1024, 1024), "prior": "normal:1", "input_dropout": 0.2, "hidden_dropout": 0.5},
-            method={"epochs": 40, "batch_size": 128, "lr": 1e-3},
-        )
-        for name in ("mnist", "fashion-mnist", "kmnist")
-    },
-}
 
 
 @dataclass(frozen=True)
@@ -80,9 +48,6 @@ class DropoutMLP(Settings):
     summary: ClassVar[str] = "A network with dropout, deterministic or with a mask for every draw (MC dropout)"
     paper: ClassVar[str] = "Srivastava et al. 2014, JMLR 15:1929; Gal & Ghahramani 2016, arXiv:1506.02142"
     has: ClassVar[frozenset[str]] = frozenset({"weights", "dropout"})
-    fits: ClassVar[Mapping[str, Mapping[str, Fit]]] = {
-        data: {"mc-dropout": fit, "map": fit} for data, fit in _FITS.items()
-    }
 
     def model(self, schema: Schema) -> BayesianNet:
         """p(y, w | x), out of training mode; see ``Entry.model``."""

@@ -1,30 +1,19 @@
 """The protocol of a variant: a frozen dataclass whose fields are its settings, with two verbs, ``model`` and ``guide``.
 
 To add one: a file here, and a line in ``ZOO``. Its class attributes say the rest: ``summary`` (the idea in one line),
-``paper``, ``has`` (keys of ``inference.method.NEEDS``, from which follows what methods suit it) and ``fits``, tuned
-settings by data set and method; ``images_only = True`` where inputs must have a height and a width.
+``paper``, and ``has`` (keys of ``inference.method.NEEDS``, from which follows what methods suit it);
+``images_only = True`` where inputs must have a height and a width. Settings tuned for a data set go into ``zoo.tuned``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 from torch import nn
 
 from bnn_pyro.datasets.dataset import Schema
 
-__all__ = ["Entry", "Fit"]
-
-
-@dataclass(frozen=True)
-class Fit:
-    """Tuned settings for one data set: of the variant, of the method, and of the way the data are loaded."""
-
-    entry: Mapping[str, Any] = field(default_factory=dict)
-    method: Mapping[str, Any] = field(default_factory=dict)
-    data: Mapping[str, Any] = field(default_factory=dict)
+__all__ = ["Entry"]
 
 
 class Entry(Protocol):
@@ -33,7 +22,6 @@ class Entry(Protocol):
     summary: ClassVar[str]
     paper: ClassVar[str]
     has: ClassVar[frozenset[str]]
-    fits: ClassVar[Mapping[str, Mapping[str, Fit]]]
 
     def model(self, schema: Schema) -> nn.Module:
         """m with m(x, y=None): draws w, then the site "y" in a plate of len(x). It never learns N.

@@ -9,8 +9,7 @@ Model and guide meet in activations, for training; the fitted q is over the weig
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import nn
@@ -19,7 +18,6 @@ from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.errors import UserError
 from bnn_pyro.parts.local_net import SCALES, LocalGuide, LocalNet
 from bnn_pyro.settings import setting
-from bnn_pyro.zoo.entry import Fit
 from bnn_pyro.zoo.mean_field import MeanField
 
 __all__ = ["HiddenLayerNet"]
@@ -41,24 +39,6 @@ class HiddenLayerNet(MeanField):
     summary: ClassVar[str] = "HiddenLayer: mean-field weights that train on sampled activations"
     paper: ClassVar[str] = "Kingma, Salimans & Welling 2015, arXiv:1506.02557"
     has: ClassVar[frozenset[str]] = frozenset({"guide"})
-    fits: ClassVar[Mapping[str, Mapping[str, Fit]]] = {
-        # As tuned for mean-field weights, but for where σ starts: log σ² has further to go than ρ.
-        **{
-            name: {"svi": replace(fits["svi"], entry={**fits["svi"].entry, "init_scale": 0.01})}
-            for name, fits in MeanField.fits.items()
-            if name not in ("mnist", "fashion-mnist", "kmnist")
-        },
-        # Chosen on MNIST; the two others have its shape and size, and nothing was chosen on them.
-        **{
-            name: {
-                "svi": Fit(
-                    entry={"hidden": (1024, 1024, 1024), "prior": "normal:1", "init_scale": 0.01},
-                    method={"epochs": 20, "batch_size": 128, "lr": 1e-3},
-                )
-            }
-            for name in ("mnist", "fashion-mnist", "kmnist")
-        },
-    }
 
     def __post_init__(self) -> None:
         super().__post_init__()

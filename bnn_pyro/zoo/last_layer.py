@@ -30,46 +30,12 @@ from bnn_pyro.parts.priors import BayesianNet
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.settings import Settings, setting
 from bnn_pyro.zoo.convnet import ConvNet
-from bnn_pyro.zoo.entry import Fit
 from bnn_pyro.zoo.mlp import MLP
 
 __all__ = ["LastLayer"]
 
 #: Variants whose point estimate a last layer can stand on.
 FOUNDATIONS = {"convnet": ConvNet, "mlp": MLP}
-_METHODS = ("svi", "laplace", "sghmc", "sgld", "nuts", "hmc", "chees", "map", "mle")
-
-#: Data set -> prior, chosen by the ELBO and held-out rows, and settings by method.
-_TUNED: dict[str, tuple[str, dict[str, dict]]] = {
-    "digits": (
-        "fan-in:8",
-        {
-            "svi": {"epochs": 2000, "lr": 0.02},
-            "sghmc": {"epochs": 5000, "lr": 0.05, "friction": 0.03},
-            "nuts": {"draws": 500, "warmup": 200},
-        },
-    ),
-    "breast-cancer": (
-        "fan-in:2",
-        {"svi": {"epochs": 2000, "lr": 0.02}, "sghmc": {"epochs": 10_000, "lr": 0.003}},
-    ),
-    "diabetes": (
-        "fan-in:1",
-        {"svi": {"epochs": 2000, "lr": 0.02}, "sghmc": {"epochs": 10_000, "lr": 0.003}},
-    ),
-    # Chosen on MNIST; the two others have its shape and size, and nothing was chosen on them.
-    **{
-        name: (
-            "fan-in:4",
-            {
-                "svi": {"epochs": 30, "batch_size": 512, "lr": 0.01},
-                "sghmc": {"epochs": 300, "batch_size": 512, "lr": 0.1, "friction": 0.03, "jitter": 0.1},
-                "nuts": {"draws": 400, "warmup": 150, "jitter": 0.1},
-            },
-        )
-        for name in ("mnist", "fashion-mnist", "kmnist")
-    },
-}
 
 
 @dataclass(frozen=True)
@@ -98,11 +64,6 @@ class LastLayer(Settings):
     summary: ClassVar[str] = "A Bayesian last layer on the features of a frozen network"
     paper: ClassVar[str] = "Snoek et al. 2015, arXiv:1502.05700; Chen, Fox & Guestrin 2014, arXiv:1402.4102"
     has: ClassVar[frozenset[str]] = frozenset({"guide", "weights", "proper prior", "linear model"})
-    fits: ClassVar[Mapping[str, Mapping[str, Fit]]] = {
-        # Of one model for every method: the prior is the data set's, whether or not the method was tuned.
-        name: {method: Fit(entry={"prior": prior}, method=best.get(method, {})) for method in _METHODS}
-        for name, (prior, best) in _TUNED.items()
-    }
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -8,7 +8,6 @@ method takes. With the "scale-mixture" prior the KL is estimated by Monte Carlo,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -20,14 +19,8 @@ from bnn_pyro.parts.likelihoods import make_likelihood
 from bnn_pyro.parts.nets import MLP
 from bnn_pyro.parts.priors import BayesianNet
 from bnn_pyro.settings import Settings, setting
-from bnn_pyro.zoo.entry import Fit
 
 __all__ = ["MeanField"]
-
-#: Methods whose draws have the exact posterior as their limit: of the very model that SVI was tuned for.
-_EXACT = ("hmc", "nuts", "chees")
-_TOY_CURVE = {"hidden": (32,), "prior": "normal:3", "noise": 1.0, "init_scale": 1e-3}
-_BREAST_CANCER = {"hidden": (5, 5), "activation": "tanh", "prior": "fan-in:1.5", "init_scale": 1e-3}
 
 
 @dataclass(frozen=True)
@@ -52,37 +45,6 @@ class MeanField(Settings):
     summary: ClassVar[str] = "A mean and a standard deviation for every weight (Bayes by Backprop)"
     paper: ClassVar[str] = "Blundell et al. 2015, arXiv:1505.05424"
     has: ClassVar[frozenset[str]] = frozenset({"guide", "weights", "proper prior"})
-    fits: ClassVar[Mapping[str, Mapping[str, Fit]]] = {
-        "toy-curve": {
-            "svi": Fit(entry=_TOY_CURVE, method={"epochs": 3000, "lr": 0.01, "num_particles": 2}),
-            **{name: Fit(entry=_TOY_CURVE) for name in _EXACT},
-        },
-        "breast-cancer": {
-            "svi": Fit(entry=_BREAST_CANCER, method={"epochs": 450, "lr": 0.02}),
-            **{name: Fit(entry=_BREAST_CANCER) for name in _EXACT},
-        },
-        "diabetes": {
-            "svi": Fit(
-                entry={"hidden": (50,), "prior": "fan-in:0.5", "init_scale": 0.01}, method={"epochs": 800, "lr": 0.02}
-            )
-        },
-        "digits": {
-            "svi": Fit(
-                entry={"hidden": (100,), "prior": "normal:3", "init_scale": 0.01},
-                method={"epochs": 100, "batch_size": 64, "lr": 3e-3},
-            )
-        },
-        # Chosen on MNIST; the two others have its shape and size, and nothing was chosen on them.
-        **{
-            name: {
-                "svi": Fit(
-                    entry={"hidden": (400, 400), "prior": "normal:3", "init_scale": 0.01},
-                    method={"epochs": 20, "batch_size": 128, "lr": 1e-3},
-                )
-            }
-            for name in ("mnist", "fashion-mnist", "kmnist")
-        },
-    }
 
     def model(self, schema: Schema) -> BayesianNet:
         """p(y, w | x); see ``Entry.model``."""

@@ -10,13 +10,11 @@ with other defaults. The prior is improper; see ``parts.weights`` for what that 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from bnn_pyro.parts.local_net import SCALES
 from bnn_pyro.settings import setting
-from bnn_pyro.zoo.entry import Fit
 from bnn_pyro.zoo.hidden_layer import HiddenLayerNet
 
 __all__ = ["SparseDropout", "VariationalDropout"]
@@ -32,27 +30,6 @@ class VariationalDropout(HiddenLayerNet):
 
     summary: ClassVar[str] = "Gaussian dropout with a learned rate (variational dropout)"
     paper: ClassVar[str] = "Kingma, Salimans & Welling 2015, arXiv:1506.02557"
-    fits: ClassVar[Mapping[str, Mapping[str, Fit]]] = {
-        "toy-curve": {
-            "svi": Fit(entry={"hidden": (32,), "noise": 1.0, "init_scale": 0.05}, method={"epochs": 3000, "lr": 0.01})
-        },
-        "breast-cancer": {
-            "svi": Fit(entry={"hidden": (5, 5), "activation": "tanh"}, method={"epochs": 450, "lr": 0.02})
-        },
-        "diabetes": {"svi": Fit(entry={"hidden": (50,), "init_scale": 0.05}, method={"epochs": 800, "lr": 0.02})},
-        "digits": {
-            "svi": Fit(
-                entry={"hidden": (100,), "init_scale": 0.05}, method={"epochs": 100, "batch_size": 64, "lr": 3e-3}
-            )
-        },
-        # Chosen on MNIST; the two others have its shape and size, and nothing was chosen on them.
-        **{
-            name: {
-                "svi": Fit(entry={"hidden": (1024, 1024, 1024)}, method={"epochs": 25, "batch_size": 128, "lr": 1e-3})
-            }
-            for name in ("mnist", "fashion-mnist", "kmnist")
-        },
-    }
 
 
 @dataclass(frozen=True)
@@ -64,4 +41,3 @@ class SparseDropout(HiddenLayerNet):
 
     summary: ClassVar[str] = "A dropout rate for every weight, unbounded, which removes weights"
     paper: ClassVar[str] = "Molchanov, Ashukha & Vetrov 2017, arXiv:1701.05369"
-    fits: ClassVar[Mapping[str, Mapping[str, Fit]]] = {}

@@ -1,0 +1,28 @@
+"""Names of a package that are imported when they are first used."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+
+__all__ = ["lazy_names"]
+
+
+def lazy_names(
+    package: str, names: Mapping[str, str], modules: str = ""
+) -> tuple[list[str], Callable[[str], object], Callable[[], list[str]]]:
+    """(``__all__``, ``__getattr__``, ``__dir__``) of a package (PEP 562).
+
+    names: {module: its names, separated by spaces}.   modules: those that are public themselves.
+    """
+    homes = {name: module for module, text in names.items() for name in text.split()}
+    public = sorted([*homes, *modules.split()])
+
+    def getattr_(name: str) -> object:
+        if name in homes:
+            return getattr(importlib.import_module(f"{package}.{homes[name]}"), name)
+        if name in modules.split():
+            return importlib.import_module(f"{package}.{name}")
+        raise AttributeError(f"module '{package}' has no attribute '{name}'")
+
+    return public, getattr_, lambda: public
