@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import warnings
 from collections.abc import Mapping
@@ -26,9 +27,10 @@ from bnn_pyro.datasets.sources import cache_root
 from bnn_pyro.distributed import here
 from bnn_pyro.errors import UserError
 from bnn_pyro.parts.backbone import Backbone, OnFeatures, spoken, weights_digest
+from bnn_pyro.parts.nets import in_mode
 from bnn_pyro.progress import progress_bar
 
-__all__ = ["cache_folder", "check_split", "on_features"]
+__all__ = ["cache_folder", "check_inputs", "check_split", "on_features"]
 
 #: Features of fewer bytes are not kept on disk; of more, mapped into memory instead of read.
 SMALL, LARGE = 2**20, 2**28
@@ -37,6 +39,8 @@ CACHE_BYTES = 8 * 2**30
 CHUNK = 4096
 #: Rows that are run twice, and how far their features may differ, as a share of the largest one.
 PROBE, TOLERANCE = 8, 0.05
+#: Rows whose batch statistics are compared with the network's own, and how far they may be off, in nats per channel.
+COMPARED, OFF = 512, 1.0
 
 
 def cache_folder() -> Path:
@@ -60,6 +64,54 @@ def check_split(description: Mapping[str, Any], data: Dataset) -> None:
         )
 
 
+def check_inputs(backbone: Backbone, data: Dataset) -> None:
+    """Warn where a user's module seems to have been trained on inputs of the other kind (standardised or raw).
+
+    Batch normalisation remembers what the network was trained on. For the first such layer, the mean and variance of
+    its inputs on the training rows are compared with the running ones, by KL(Normal ‖ Normal), mean over channels. A
+    network without such a layer keeps no record of its inputs: nothing can be said of it.
+    """
+    if backbone.description["kind"] != "module":
+        return
+    x = data.x_train[:COMPARED]
+    off = {"standardised": _off(backbone.net, x), "raw": _off(backbone.net, data.schema.unstandardise(x))}
+    here = backbone.description.get("inputs", "raw")
+    there = "raw" if here == "standardised" else "standardised"
+    if off[here] > OFF and off[there] < 0.1 * off[here]:
+        warnings.warn(
+            f"the backbone ({spoken(backbone.description)}) is given {here} inputs, and its batch normalisation was "
+            f"trained on others, such as {there} ones; give LastLayer(…, inputs='{there}') if it was",
+            stacklevel=2,
+        )
+
+
+@torch.no_grad()
+def _off(net: nn.Module, x: Tensor) -> float:
+    """How far the first batch normalisation's inputs are from its running statistics; 0 where there is none."""
+    found: list[float] = []
+
+    def compare(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        rows = inputs[0].double().transpose(0, 1).flatten(1)
+        mean, variance = layer.running_mean.double(), layer.running_var.double() + layer.eps
+        ratio = (rows.var(1, correction=0) + layer.eps) / variance
+        shift = (rows.mean(1) - mean).square() / variance
+        found.append(0.5 * (ratio + shift - 1 - ratio.log()).mean().item())
+
+    kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+    layers = [part for part in net.modules() if isinstance(part, kinds) and part.running_mean is not None]
+    hooks = [layer.register_forward_pre_hook(compare) for layer in layers if layer.num_batches_tracked > 0]
+    try:
+        if hooks:
+            with in_mode(net, training=False):
+                net(x)
+    except Exception:  # it takes the one kind of inputs only
+        return math.inf
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found[0] if found else 0.0
+
+
 def on_features(model: nn.Module, data: Dataset, progress: bool = False) -> tuple[nn.Module, Dataset]:
     """(the part of the model that is inferred, the data set that it takes): features instead of inputs, if it has any.
 
@@ -70,6 +122,7 @@ def on_features(model: nn.Module, data: Dataset, progress: bool = False) -> tupl
     if not isinstance(model, OnFeatures):
         return model, data
     what = f"features · {data.name}"
+    check_inputs(model.backbone, data)
     train, c = _features(model.backbone, data.x_train, what, progress, unit=True)
     model.divide_features(c)
     val, _ = _features(model.backbone, data.x_val, what, progress)

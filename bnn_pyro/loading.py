@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.inference import METHODS
 from bnn_pyro.isolation import isolated
-from bnn_pyro.parts.backbone import spoken
+from bnn_pyro.parts.backbone import Pretrained, spoken
 from bnn_pyro.parts.joint import parse_family
 from bnn_pyro.parts.pruned import PrunedGuide, weight_sites
 from bnn_pyro.posterior import Posterior, model_buffers, read_archive, weight_space
@@ -26,7 +27,8 @@ __all__ = ["load"]
 def load(folder: str | Path, entry: Entry | None = None) -> Posterior:
     """A posterior saved by :func:`fit` or ``posterior.save``; executes nothing from the files.
 
-    entry: needed only for a variant of your own that is not in ``ZOO``, with the settings that it was fitted with.
+    entry: needed only for a variant of your own that is not in ``ZOO``, with the settings that it was fitted with, and
+        for a last layer on a module of your own, which gets the inputs (standardised or raw) that it had then.
 
     Raises UserError where the archive is absent, damaged, of a variant that this version does not know, or of other
     settings than those of ``entry``.
@@ -50,6 +52,7 @@ def _restored(folder: str | Path, entry: Entry | None, tensors: dict[str, Any], 
             raise unknown(f"variant in {folder}", provenance.get("entry"), ZOO)
         entry = build(ZOO[provenance["entry"]], provenance["entry_settings"])
     else:
+        entry = _with_saved_inputs(entry, provenance.get("entry_settings", {}).get("backbone"))
         _same_settings(folder, json.loads(json.dumps(plain(entry))), provenance.get("entry_settings", {}))
     schema = Schema.from_dict(meta["schema"])
     with isolated(0):
@@ -74,6 +77,16 @@ def _restored(folder: str | Path, entry: Entry | None, tensors: dict[str, Any], 
     except RuntimeError:
         raise UserError(f"the posterior in {folder} does not fit its own settings; train again") from None
     return Posterior(model, schema, guide, chains, tensors["stats"], meta["trace"], provenance)
+
+
+def _with_saved_inputs(entry: Entry, saved: Any) -> Entry:
+    """A last layer on the user's module, given the inputs that it had then: raw where the archive does not say."""
+    backbone = getattr(entry, "backbone", None)
+    if not isinstance(backbone, Pretrained) or not isinstance(saved, dict):
+        return entry
+    if not backbone.description["kind"] == saved.get("kind") == "module":
+        return entry
+    return replace(entry, backbone=backbone.taking(saved.get("inputs", "raw")))
 
 
 def _same_settings(folder: str | Path, given: dict[str, Any], saved: dict[str, Any]) -> None:

@@ -30,13 +30,16 @@ def setting(
     below: float | None = None,
     choices: Iterable[str] = (),
     parse: Callable[[Any], Any] | None = None,
+    optional: bool = False,
 ) -> Any:
     """A field of :class:`Settings` and the values it takes; of a tuple, each of its elements.
 
     low, high: bounds that it may reach.   above, below: bounds that it may not.   choices: the texts that it may be.
     parse: called with the value, and raises UserError where that has not the right form.
+    optional: where it is None, it is not written, so that settings written before it existed are equal.
     """
     limits = {"low": low, "high": high, "above": above, "below": below, "choices": tuple(choices), "parse": parse}
+    limits["optional"] = optional or None
     return dataclasses.field(default=default, metadata={k: v for k, v in limits.items() if v not in (None, ())})
 
 
@@ -116,7 +119,11 @@ def build(kind: type[T], values: Mapping[str, Any]) -> T:
 
 
 def plain(settings: Any) -> dict[str, Any]:
-    """The fields of a settings dataclass as JSON-able values; an object that is not is given by its ``description``."""
-    values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
+    """The fields of a settings dataclass as JSON-able values; an object that is not is given by its ``description``.
+
+    An optional field is left out where it is None.
+    """
+    values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)
+              if not (field.metadata.get("optional") and getattr(settings, field.name) is None)}  # fmt: skip
     values = {k: dict(getattr(v, "description", None) or {}) or v for k, v in values.items()}
     return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}

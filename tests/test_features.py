@@ -57,10 +57,10 @@ def rows(num=40, num_val=10, x_shift=0.0, x_scale=1.0, last=0.0):
     return bp.Dataset("by-hand", schema, x[train], y[train], x[val], y[val], x[test], y[test])
 
 
-def seen(module, data):
+def seen(module, data, inputs=None):
     """The data set of features."""
     with isolated(0):
-        return on_features(bp.LastLayer(backbone=module).model(data.schema), data)
+        return on_features(bp.LastLayer(backbone=module, inputs=inputs).model(data.schema), data)
 
 
 def rows_run():
@@ -83,10 +83,11 @@ def test_they_are_the_networks_own_over_their_root_mean_square():
         assert head(inside.x_train).shape == (40,)
 
 
-def test_inputs_reach_a_users_network_in_their_own_units():
+@pytest.mark.parametrize("inputs", ["standardised", "raw"])
+def test_inputs_reach_a_users_network_as_asked(inputs):
     data, module = rows(x_shift=3.0, x_scale=2.0), net()
-    _, inside = seen(module, data)
-    own = module.eval()(data.x_train * 2 + 3).detach()
+    _, inside = seen(module, data, inputs)
+    own = module.eval()(data.x_train * 2 + 3 if inputs == "raw" else data.x_train).detach()
     torch.testing.assert_close(inside.x_train, own / own.square().mean().sqrt())
 
 
@@ -223,10 +224,10 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_another_network_or_other_inputs_are_another_file(cache, change):
-    seen(net(), rows(num_val=0))
+    seen(net(), rows(num_val=0), "raw")
     Net.calls.clear()
     module, data = CHANGES[change]()
-    _, inside = seen(module, data)
+    _, inside = seen(module, data, "raw")
     assert rows_run() == 50 and len(files(cache)) == 3
     own = module.eval()(data.schema.unstandardise(data.x_train)).detach()
     torch.testing.assert_close(inside.x_train, own / own.square().mean().sqrt())

@@ -5,6 +5,7 @@ import pickle
 import shutil
 import warnings
 import zipfile
+from dataclasses import replace
 
 import pytest
 import torch
@@ -106,6 +107,57 @@ def test_resume_knows_another_module(tmp_path):
         fit(network(1), tmp_path, resume=True)
 
 
+def features(entry, data):
+    with isolated(0):
+        return entry.model(data.schema).backbone(data.x_test)
+
+
+def test_a_module_takes_the_inputs_of_the_data_unless_told():
+    data, module = rows(), network().eval()
+    raw = data.schema.unstandardise(data.x_test)
+    for settings, inputs in (({}, data.x_test), ({"inputs": "standardised"}, data.x_test), ({"inputs": "raw"}, raw)):
+        torch.testing.assert_close(
+            features(bp.LastLayer(backbone=network(), **settings), data), module(inputs).detach(), rtol=1e-5, atol=1e-6
+        )
+    provenance = fit(network()).provenance["entry_settings"]
+    assert provenance["backbone"]["inputs"] == "standardised" and "inputs" not in provenance
+
+
+def test_an_archive_that_says_nothing_of_inputs_stands_on_raw_ones(tmp_path):
+    """As written before there was a choice: its settings are those of ``inputs="raw"``, and it is loaded as such."""
+    posterior = fit(bp.LastLayer(backbone=network(), inputs="raw"), tmp_path)
+    settings = posterior.provenance["entry_settings"]
+    assert "inputs" not in settings and set(settings["backbone"]) == {"kind", "class", "layers", "weights"}
+    for entry in (bp.LastLayer(backbone=network()), bp.LastLayer(backbone=network(), inputs="raw")):
+        assert torch.equal(logits(bp.load(tmp_path, entry)), logits(posterior))
+    assert not torch.equal(logits(fit(network())), logits(posterior))
+
+
+def test_inputs_that_are_refused(tmp_path, weights):
+    for backbone, inputs, words in (
+        (network(), "rw", "unknown inputs 'rw'"),
+        ("mlp", "raw", "the backbone 'mlp' knows its own"),
+        (from_text(f"shufflenet_v2_x0_5:{weights}"), "standardised", "takes raw inputs; leave 'inputs' out"),
+    ):
+        with pytest.raises(bp.UserError, match=words):
+            bp.LastLayer(backbone=backbone, inputs=inputs)
+
+
+@pytest.mark.parametrize("trained", ["raw", "standardised"])
+def test_batch_normalisation_tells_that_a_network_knows_other_inputs(trained):
+    data = rows(num=200)
+    with isolated(0):
+        net = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 4), nn.Tanh())
+        moved = replace(data, schema=replace(data.schema, x_shift=(5.0,)))
+        x = data.x_train if trained == "standardised" else moved.schema.unstandardise(data.x_train)
+        for _ in range(200):
+            net(x)
+    other = "raw" if trained == "standardised" else "standardised"
+    fit(bp.LastLayer(backbone=net, inputs=trained), data=moved)  # a warning would be an error
+    with pytest.warns(UserWarning, match=f"is given {other} inputs.*inputs='{trained}'"):
+        fit(bp.LastLayer(backbone=net, inputs=other), data=moved)
+
+
 # -- files -------------------------------------------------------------------------------------------------------
 def test_texts_that_name_nothing_are_refused_with_the_valid_forms(tmp_path):
     for text in ("convnt", "runs/none", str(tmp_path / "weights.bin")):
@@ -144,6 +196,8 @@ def test_features_are_those_of_the_module_in_the_file(write, kind):
     for num in (0, 1, 2, 9):
         raw = data.schema.unstandardise(data.x_test[:num])
         torch.testing.assert_close(backbone(data.x_test[:num]), module(raw).detach(), rtol=1e-5, atol=1e-6)
+    told = features(bp.LastLayer(backbone=from_text(str(path)), inputs="standardised"), data)
+    torch.testing.assert_close(told, module(data.x_test).detach(), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", FILES)
@@ -153,6 +207,9 @@ def test_a_posterior_on_a_file_is_loaded_exactly(tmp_path, write, kind, monkeypa
     assert torch.equal(logits(bp.load(tmp_path / "run")), logits(posterior))
     monkeypatch.chdir("/")
     assert torch.equal(logits(bp.load(tmp_path / "run")), logits(posterior))
+    told = fit(bp.LastLayer(backbone=str(path), inputs="standardised"), tmp_path / "told")
+    assert torch.equal(logits(bp.load(tmp_path / "told")), logits(told))
+    assert not torch.equal(logits(told), logits(posterior))
 
 
 @pytest.mark.parametrize("kind", FILES)

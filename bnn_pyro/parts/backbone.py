@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,10 +23,12 @@ from bnn_pyro.errors import UserError
 from bnn_pyro.parts.nets import in_mode
 from bnn_pyro.parts.priors import BayesianNet
 
-__all__ = ["Backbone", "OnFeatures", "Pretrained", "once", "spoken", "weights_digest"]
+__all__ = ["INPUTS", "Backbone", "OnFeatures", "Pretrained", "once", "spoken", "weights_digest"]
 
 #: Input numbers that one call of the network takes, and rows at most: bounds the memory of its activations.
 CHUNK_NUMBERS, CHUNK_ROWS = 2**21, 512
+#: What a user's own network can be given: the data set's inputs as they are (``data.x_train``), or in their own units.
+INPUTS = ("standardised", "raw")
 
 
 def weights_digest(net: nn.Module) -> str:
@@ -44,8 +46,9 @@ class Pretrained:
 
     net          inputs -> features, (B, *input_shape) -> (B, …)
     description  where it comes from, JSON-able: enough to know it by, or to make it again
-    schema       the data that it was trained on, whose standardised inputs it takes; None: it takes inputs in their own
-                 units (pixels in [0, 1])
+    schema       the data that it was trained on, whose standardised inputs it takes; None: it takes what
+                 ``description["inputs"]`` says: "standardised", those of the data that it is used on; absent, raw: in
+                 their own units (pixels in [0, 1])
     head         weight (K, F) and bias (K,) or None of the last layer that it was trained with; None where it had none
     """
 
@@ -53,6 +56,26 @@ class Pretrained:
     description: Mapping[str, Any]
     schema: Schema | None = None
     head: tuple[Tensor, Tensor | None] | None = None
+
+    @property
+    def inputs(self) -> str:
+        """ "raw" or "standardised"."""
+        return "standardised" if self.schema is not None else self.description.get("inputs", "raw")
+
+    def taking(self, inputs: str) -> Pretrained:
+        """The same network, given "raw" or "standardised" inputs.
+
+        Raises UserError for a network that takes the one kind only.
+        """
+        if inputs != self.inputs and self.description["kind"] not in ("module", "file"):
+            raise UserError(f"the backbone ({spoken(self.description)}) takes {self.inputs} inputs; leave 'inputs' out")
+        # Descriptions of before there was a choice say nothing, and mean raw: they must stay the same.
+        about = {k: v for k, v in self.description.items() if k != "inputs"}
+        return (
+            self
+            if inputs == self.inputs
+            else replace(self, description=about | ({"inputs": inputs} if inputs != "raw" else {}))
+        )
 
 
 class Backbone(nn.Module):
@@ -63,7 +86,7 @@ class Backbone(nn.Module):
         self.net = _frozen_copy(pretrained.net)
         self.description = pretrained.description
         self.register_buffer("scale", torch.tensor(1.0))
-        self._enter = _translation(schema, pretrained.schema)
+        self._enter = _translation(schema, pretrained)
         with torch.no_grad():
             self.num_features = self(torch.zeros(2, *schema.input_shape, device=_device(self.net))).shape[1]
 
@@ -158,11 +181,12 @@ def _frozen_copy(net: nn.Module) -> nn.Module:
     return own
 
 
-def _translation(given: Schema, own: Schema | None) -> Callable[[Tensor], Tensor]:
+def _translation(given: Schema, pretrained: Pretrained) -> Callable[[Tensor], Tensor]:
     """From inputs standardised by ``given`` to those that the network takes."""
-    if own is None:
+    own = pretrained.schema
+    if pretrained.inputs == "raw":
         return given.unstandardise
-    if (given.x_shift, given.x_scale) == (own.x_shift, own.x_scale):
+    if own is None or (given.x_shift, given.x_scale) == (own.x_shift, own.x_scale):
         return lambda x: x
     return lambda x: own.standardise(given.unstandardise(x))
 

@@ -1,8 +1,12 @@
 """A user's own network as a backbone: a module, a TorchScript or torch.export file, or a torchvision architecture.
 
 A network is written as a text: ``model.pt`` (TorchScript), ``model.pt2`` (torch.export), or ``resnet18:weights.pth``
-(a torchvision architecture and its weights, whose last linear layer is left out). It takes inputs in the user's units,
-pixels in [0, 1]; torchvision's are given ImageNet's normalisation and three channels. No file is unpickled.
+(a torchvision architecture and its weights, whose last linear layer is left out).
+
+A module takes the standardised inputs that a data set holds, as one that was trained on ``data.x_train`` does. A file
+is written for use without this package, and takes inputs in their own units, pixels in [0, 1]. Either may be told to
+take the other (``Pretrained.taking``). Torchvision's take pixels in [0, 1], and are given ImageNet's normalisation and
+three channels. No file is unpickled.
 """
 
 from __future__ import annotations
@@ -28,10 +32,10 @@ FILES = (".pt", ".ts", ".pt2")
 
 
 def from_module(module: nn.Module) -> Pretrained:
-    """A module whose output is the features."""
+    """A module whose output is the features; its inputs are standardised."""
     layers = hashlib.sha256(repr(module).encode()).hexdigest()[:16]  # weights alone do not tell a ReLU from a tanh
     about = {"kind": "module", "class": type(module).__name__, "layers": layers, "weights": weights_digest(module)}
-    return Pretrained(module, about)
+    return Pretrained(module, about).taking("standardised")
 
 
 def from_text(text: str) -> Pretrained:
@@ -63,7 +67,8 @@ def from_description(description: Mapping[str, Any]) -> Pretrained:
             f"this posterior stands on a module of your own ({description['class']}), which an archive of tensors "
             "cannot hold; pass it: load(folder, entry=LastLayer(backbone=module, …))"
         )
-    return _from_file(Path(description["path"]), description["sha256"])
+    found = _from_file(Path(description["path"]), description["sha256"])
+    return found.taking(description.get("inputs", "raw"))
 
 
 def _from_file(path: Path, expected: str | None = None) -> Pretrained:

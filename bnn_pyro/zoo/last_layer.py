@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.errors import UserError
-from bnn_pyro.parts.backbone import Backbone, OnFeatures, Pretrained, weights_digest
+from bnn_pyro.parts.backbone import INPUTS, Backbone, OnFeatures, Pretrained, weights_digest
 from bnn_pyro.parts.joint import parse_family
 from bnn_pyro.parts.likelihoods import make_likelihood
 from bnn_pyro.parts.nets import MLP as Net
@@ -46,6 +46,8 @@ class LastLayer(Settings):
                 seed; the folder of a run of one of these; a TorchScript file (.pt), a torch.export file (.pt2), or
                 resnet18:WEIGHTS, any torchvision architecture with a weights file; in Python also a module, whose
                 output is the features, or a posterior of one of these variants
+    inputs      of a module or a file: standardised, as ``data.x_train`` is, or raw, in their own units. By default a
+                module takes standardised inputs and a file raw ones; all other backbones know theirs
     bias        in the last layer, or none
     prior       normal:SCALE, fan-in:SCALE, gamma:SHAPE,RATE or scale-mixture:WIDE,NARROW,WEIGHT; features have a
                 mean square of 1
@@ -60,6 +62,8 @@ class LastLayer(Settings):
     noise: str | float = "learned"
     family: str = setting("mean-field", parse=parse_family)
     init_scale: float = setting(1e-2, above=0)
+    #: None once the backbone is there: then its description says it.
+    inputs: str | None = setting(None, choices=INPUTS, optional=True)
 
     summary: ClassVar[str] = "A Bayesian last layer on the features of a frozen network"
     paper: ClassVar[str] = "Snoek et al. 2015, arXiv:1502.05700; Chen, Fox & Guestrin 2014, arXiv:1402.4102"
@@ -75,6 +79,16 @@ class LastLayer(Settings):
             object.__setattr__(self, "backbone", from_module(self.backbone))
         elif not isinstance(self.backbone, str | Mapping | Pretrained):
             raise UserError(f"a backbone is a text, a module or a posterior, not {self.backbone!r}")
+        self._give_inputs()
+
+    def _give_inputs(self) -> None:
+        if self.inputs is None:
+            return
+        if self.backbone == "auto" or (isinstance(self.backbone, str) and self.backbone in FOUNDATIONS):
+            raise UserError(f"inputs is for a network of your own; the backbone '{self.backbone}' knows its own")
+        if isinstance(self.backbone, Pretrained):
+            object.__setattr__(self, "backbone", self.backbone.taking(self.inputs))
+            object.__setattr__(self, "inputs", None)
 
     def foundation(self, schema: Schema) -> str | None:
         """The name of the variant that has to be fitted first, None where the backbone is there."""
