@@ -49,7 +49,7 @@ class Own:
 
     summary: ClassVar[str] = "a network of one's own"
     paper: ClassVar[str] = "none"
-    methods: ClassVar[tuple] = ("svi", "map", "ensemble", "sghmc", "nuts", "chees")
+    has: ClassVar[frozenset] = frozenset({"guide", "weights", "proper prior", "deterministic"})
     fits: ClassVar[dict] = {}
 
     def model(self, schema):
