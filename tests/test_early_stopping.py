@@ -11,7 +11,7 @@ from torch.nn import functional as F
 import bnn_pyro as bp
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
 from bnn_pyro.inference.early_stopping import EarlyStopping
-from bnn_pyro.inference.validation import log_likelihood
+from bnn_pyro.inference.log_joint import log_likelihood
 from bnn_pyro.parts.guides import PointMass
 
 ENTRY = bp.MLP(hidden=(20,), prior="normal:3", noise=2.0)

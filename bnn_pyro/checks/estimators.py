@@ -20,10 +20,10 @@ from bnn_pyro.checks.z_tests import close
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.features import on_features
 from bnn_pyro.inference import Method
+from bnn_pyro.inference.linear import linear_layer, stochastic_log_joint
 from bnn_pyro.inference.method import Report
 from bnn_pyro.inference.optimise import Optimisation
 from bnn_pyro.inference.potential import Potential
-from bnn_pyro.inference.sg_chains import Target
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.nets import in_mode
 from bnn_pyro.posterior import weight_space
@@ -118,8 +118,7 @@ def _density(method: Method, model: nn.Module, data: Dataset, batches: int) -> t
         close("log joint density in 32 bits less that in 64 (relative)", in_32, 0.0, ROUNDING),
         close("gradient in 32 bits less that in 64, of the largest entry", gradient_in_32, 0.0, ROUNDING),
     ]
-    linear = len(getattr(model.net, "layers", ())) == 1 and not hasattr(model.net, "convolutions")
-    if linear or getattr(model.net, "activation", None) in (torch.tanh, torch.sigmoid, None):
+    if linear_layer(model) is not None or getattr(model.net, "activation", None) in (torch.tanh, torch.sigmoid, None):
         findings.append(close(about.format("worst"), off[-1].item(), 0.0, 10 * SMOOTH + cancelled))
     if hasattr(method, "eta_share"):
         findings += _mini_batches(model, data, temperature, min(batches, len(x)))
@@ -129,12 +128,14 @@ def _density(method: Method, model: nn.Module, data: Dataset, batches: int) -> t
 def _mini_batches(model: nn.Module, data: Dataset, temperature: float, batches: int) -> list[Finding]:
     """The mean over equal mini-batches of log joint and gradient is that of all rows."""
     x, y, chains = data.x_train, data.y_train, 3
-    target = Target(model, len(x), x.device, temperature)
+    target = stochastic_log_joint(model, x, y, temperature)
     with in_mode(model, training=False):
-        w = target.start(chains, 0.2, x, y)
-        total, gradient = target(w, x, y, {})
+        w = target.flat(target.sample_prior(chains)[0])
+        w = w.lerp(target.initial.to(w), 0.8)
+        total, gradient = target.gradient(w)
         blocks = torch.randperm(len(x)).view(batches, -1)
-        pieces = [target(w, *(part[rows].expand(chains, *part[rows].shape) for part in (x, y)), {}) for rows in blocks]
+        own = ([part[rows].expand(chains, *part[rows].shape) for part in (x, y)] for rows in blocks)
+        pieces = [target.gradient(w, *rows) for rows in own]
     mean, slope = (torch.stack([p[k].double() for p in pieces]).mean(0) for k in (0, 1))
     off = ((mean - total).abs() / total.abs().clamp_min(1.0)).max().item()
     steep = ((slope - gradient).norm(dim=1) / gradient.norm(dim=1).clamp_min(1e-12)).max().item()

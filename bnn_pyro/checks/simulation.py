@@ -22,11 +22,12 @@ from bnn_pyro.checks.quantities import targets_of
 from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.errors import UserError
 from bnn_pyro.features import on_features
+from bnn_pyro.inference.linear import linear_layer
 from bnn_pyro.inference.log_joint import log_joints
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.backbone import once
 from bnn_pyro.parts.likelihoods import OBSERVED, Heteroscedastic
-from bnn_pyro.parts.nets import MLP, in_mode
+from bnn_pyro.parts.nets import in_mode
 from bnn_pyro.parts.priors import BayesianNet
 from bnn_pyro.posterior import weight_space
 from bnn_pyro.zoo import Entry
@@ -116,8 +117,7 @@ def linear_part(entry: Entry, inputs: Design) -> BayesianNet | None:
     with isolated(0):
         model = entry.model(inputs.schema)
     head = getattr(model, "head", model)
-    linear = isinstance(head, BayesianNet) and isinstance(head.net, MLP) and len(head.net.layers) == 1
-    return head if linear else None
+    return head if linear_layer(head) is not None else None
 
 
 def answers(

@@ -28,7 +28,7 @@ from bnn_pyro.inference.hmc import HMC, NUTS
 from bnn_pyro.inference.many_chains import Chains
 from bnn_pyro.inference.potential import Potential, Space
 from bnn_pyro.inference.sghmc import SGHMC, SGLD
-from bnn_pyro.inference.sghmc import _Run as Run
+from bnn_pyro.inference.sghmc import Chains as StochasticChains
 from bnn_pyro.inference.trajectories import Point
 
 __all__ = ["Start", "Transitions", "quiet", "transitions_of"]
@@ -127,17 +127,15 @@ class _InSteps:
         total = start.transitions * steps
         whole = dict(epochs=total, burn_in=0, batch_size=0, schedule="constant", thin=total, max_draws=1)
         chains = len(next(iter(start.w.values())))
-        self.run = Run(replace(method, chains=chains, **whole), start.model, start.data, start.seed)
-        self.run.w = self.run.target.flat(start.w)
-        if self.run.precision:
-            self.run.precision = self.run.target.draw_precisions(self.run.w)
+        self.run = StochasticChains(replace(method, chains=chains, **whole), start.model, start.data, start.seed)
+        self.run.start_at(start.w)
 
     def move(self, y: Tensor) -> dict[str, Tensor]:
         """See ``Transitions``. Raises UserError where something stops being finite."""
         for _ in range(self.steps):
             self.run.advance(self.x, y)
         self.run.record()
-        return {site: value.clone() for site, value in self.run.target.sites(self.run.w).items()}
+        return {site: value.clone() for site, value in self.run.log_joint.sites(self.run.w).items()}
 
 
 def _potential(start: Start) -> Potential:

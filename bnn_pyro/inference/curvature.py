@@ -1,188 +1,214 @@
-"""Coordinates in which the posterior of a linear model is nearly round: what spares HMC its long trajectories.
+"""The curvature of a linear model's log joint, and coordinates in which its posterior is nearly round.
 
-    W = τ ∘ V,  τ the prior's scale;  Hessian of −log p(y | x, V) at the mode: H;  R Rᵀ = H + I
-    up to DENSE weights:   z = Rᵀ V
-    above, by Kronecker:   H ≈ C ⊗ G,  C = U diag(c) Uᵀ,  G = Q diag(g) Qᵀ,    z_ij = (Uᵀ V Q)_ij (c_i g_j + 1)^(1/2)
+    Λ = (1/T) Σ_n φ_n φ_nᵀ ⊗ I_n − ∂² log p(w)             f_n = W φ_n
 
-G is the Gram matrix of the inputs, every row weighted by the Fisher information of its outputs, and C their mean
-information (Martens & Grosse 2015, arXiv:1503.05671). The features of a network are far from uncorrelated: in the
-coordinates of the weights the widest direction of the posterior can be a hundred times the narrowest. A linear change
-of coordinates alters no draw's distribution, however rough the approximation.
+I_n is the Fisher information of the likelihood in the outputs at row n: for labels, and for targets with one noise, the
+very Hessian. A learned noise has the information 2N/T about its logarithm, and none in common with the weights.
+
+    up to DENSE weights:   z = Rᵀ w,  R Rᵀ = Λ at the mode
+    above, by Kronecker:   w = τ v,  Λ_v ≈ C ⊗ G + 1,  C = U diag(c) Uᵀ,  G = Q diag(g) Qᵀ,
+                           z_ij = (Uᵀ V Q)_ij (c_i g_j + 1)^(1/2)
+
+τ is the prior's scale, G the Gram matrix of φ, every row weighted by the trace of its I_n, and C their mean (Martens &
+Grosse 2015, arXiv:1503.05671). Features of a network are far from uncorrelated: in the coordinates of the weights the
+widest direction of the posterior can be a hundred times the narrowest, and HMC needs trajectories as long. A linear
+change of coordinates alters no draw's distribution, however rough the approximation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 
 import numpy as np
-import pyro
 import torch
-from pyro import poutine
 from pyro.distributions import TorchDistribution
 from scipy.optimize import minimize
 from torch import Tensor
-from torch.func import functional_call
+from torch.distributions import Independent, Normal
 
-from bnn_pyro.inference.log_joint import log_joints
+from bnn_pyro.inference.linear import linear_layer
+from bnn_pyro.inference.log_joint import LogJoint
 from bnn_pyro.inference.potential import Potential, Space
-from bnn_pyro.parts.likelihoods import ReadLikelihood
-from bnn_pyro.parts.nets import MLP
 from bnn_pyro.parts.priors import IsotropicNormal
 
-__all__ = ["Rounded", "Whitened", "coordinates"]
+__all__ = ["STRUCTURES", "Curvature", "Rounded", "Whitened", "coordinates", "precision_near_the_mode"]
 
-WEIGHT, BIAS = "layers.0.weight", "layers.0.bias"
+#: Rows whose weighted features are held at once: they stay in the processor's cache.
+ROWS = 1024
 
-#: Draws of the targets, and of the prior, that the Fisher information and the prior's scale are estimated with.
-SAMPLES = 20
+#: Rows that count one by one in the curvature that a search for the mode goes by.
+MAX_SINGLE_ROWS = 4096
 
-#: Rows whose inputs are held in double precision at once.
-ROWS = 4096
+#: Draws that the scale of a prior is estimated with where it has no name for it.
+PRIOR_DRAWS = 20
 
 #: The largest slope, in nats per standard deviation or so, at which a place will do for the mode.
-NEAR = 0.01
+MAX_SLOPE = 0.01
 
-#: Weights up to which the whole Hessian is used: 4,096 make a matrix of 67 MB.
+#: Weights up to which Λ is used as it is: 4,096 make a matrix of 67 MB.
 DENSE = 4096
 
+#: φ (B, D) -> I (B, K, K).
+Information = Callable[[Tensor], Tensor]
 
-class Whitened(Space):
-    """The weights (K, F) and biases (K,) of a linear layer, rounded off; sites after them stay as they are.
 
-    potential: of a model whose first sites are those of the layer.   at: {site: value} of the mode, or near it.
+class Curvature:
+    """Of a linear model, in float64, over the flat vector of ``LogJoint``; call inside ``isolated``.
+
+    features         φ (N, D)
+    prior_precision  (P,), −∂² log p(w) of a Normal prior, 1/variance of another
     """
 
-    def __init__(self, potential: Potential, at: Mapping[str, Tensor]) -> None:
-        self.outputs, self.inputs = at[WEIGHT].shape
-        self.bias = BIAS in at
-        tau = [_prior_scale(potential.priors[site]) for site in (WEIGHT, BIAS) if site in at]
-        self.tau = torch.cat([tau[0].expand(self.inputs), *(t[None] for t in tau[1:])])  # (F + 1,)
-        self.size = self.outputs * len(self.tau)
-        gram, information = self._fisher(potential, at)
-        g, self.q = torch.linalg.eigh(gram / potential.temperature)
-        c, self.u = torch.linalg.eigh(information)
-        self.scale = (c.clamp_min(0)[:, None] * g.clamp_min(0) + 1).rsqrt()
+    def __init__(self, log_joint: LogJoint) -> None:
+        layer = linear_layer(log_joint.model)
+        self.log_joint, self.order = log_joint, layer.order
+        self.features = layer.features(log_joint.x)
+        rest = torch.arange(self.order.numel(), log_joint.size)
+        self.inverse = torch.cat(
+            [self.order.flatten(), rest]
+        ).argsort()  # where each number stands in (output, input) order
+        pieces = [_scale(log_joint.priors[s]).pow(-2).expand(shape).flatten() for s, shape in log_joint.free.items()]
+        self.prior_precision = torch.cat(pieces)
 
-    def _fisher(self, potential: Potential, at: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """G (F + 1, F + 1), summed over the rows, and C (K, K) of trace 1, at the values of the sites given."""
-        model = potential.model
-        gram, information = 0.0, 0.0
-        for rows in potential.x.split(ROWS):
-            f = _outputs(model, at, rows)
-            with ReadLikelihood() as read, poutine.condition(data=at):
-                model.likelihood(f)
-            weight = 0.0
-            for _ in range(SAMPLES):
-                log_prob = read.likelihood.log_prob(read.likelihood.sample()).sum()
-                (score,) = torch.autograd.grad(log_prob, f, retain_graph=True)  # (rows, K)
-                information = information + score.mT @ score / SAMPLES
-                weight = weight + score.square().sum(1, keepdim=True) / SAMPLES
-            inputs = self._inputs(model, rows)
-            gram = gram + inputs.mT @ (inputs * weight)
-        return gram, information / information.trace().clamp_min(1e-300)
+    def information(self, u: Tensor) -> Information:
+        """I_n of rows φ at weights u (P,)."""
+        likelihood = self.log_joint.model.likelihood
+        own = {s: v.double() for s, v in self.log_joint.sites(u).items() if s in likelihood.initial}
+        return lambda features: likelihood.information(features @ u[self.order].mT, own)
 
-    def _inputs(self, model: torch.nn.Module, rows: Tensor) -> Tensor:
-        """(B, F + 1) in units of the prior, the last one that of the bias."""
-        inputs = model.net.enter(rows).double()
-        return (torch.cat([inputs, torch.ones_like(inputs[:, :1])], 1) if self.bias else inputs) * self.tau
+    @property
+    def own_precision(self) -> Tensor:
+        """Λ of the likelihood's own sites, which is diagonal: (P − K·D,)."""
+        likelihood = self.log_joint.model.likelihood
+        each = [likelihood.own_information[site] for site in likelihood.initial]
+        rows = len(self.features) / self.log_joint.temperature
+        return rows * self.features.new_tensor(each) + self.prior_precision[self.order.numel() :]
 
-    def forward(self, z: Tensor) -> Tensor:
-        """z (…, P) -> u (…, P)."""
-        w = self._unfold(z[..., : self.size]) * self.tau
-        parts = [w[..., : self.inputs].flatten(-2), *([w[..., -1]] if self.bias else []), z[..., self.size :]]
-        return torch.cat(parts, -1)
-
-    def inverse(self, u: Tensor) -> Tensor:
-        """u (…, P) -> z (…, P)."""
-        cut = self.outputs * self.inputs
-        w = u[..., :cut].unflatten(-1, (self.outputs, self.inputs))
-        if self.bias:
-            w = torch.cat([w, u[..., cut : self.size, None]], -1)
-        return torch.cat([self._fold(w / self.tau), u[..., self.size :]], -1)
-
-    def _unfold(self, z: Tensor) -> Tensor:
-        """z (…, size) -> V (…, K, F + 1)."""
-        return self.u @ (z.unflatten(-1, self.scale.shape) * self.scale) @ self.q.mT
-
-    def _fold(self, v: Tensor) -> Tensor:
-        return (self.u.mT @ v @ self.q / self.scale).flatten(-2)
+    @torch.no_grad()
+    def precision(self, u: Tensor, structure: Callable[[Tensor, Information], Tensor]) -> Tensor:
+        """Λ (P, P) at u (P,); structure: one of ``STRUCTURES``."""
+        weights = structure(self.features, self.information(u)) / self.log_joint.temperature
+        weights.diagonal().add_(self.prior_precision[self.order.flatten()])
+        return torch.block_diag(weights, self.own_precision.diag())[self.inverse][:, self.inverse]
 
 
-class Rounded(Whitened):
-    """As ``Whitened``, by the whole Hessian of all weights of the layer: v = R⁻ᵀ z where R Rᵀ = H + I."""
+def _scale(prior: TorchDistribution) -> Tensor:
+    """The standard deviation of a weight, from draws where the prior does not say it."""
+    while isinstance(prior, Independent):
+        prior = prior.base_dist
+    if isinstance(prior, IsotropicNormal | Normal):
+        return prior.scale.double()
+    return torch.stack([prior.sample() for _ in range(PRIOR_DRAWS)]).double().square().mean().sqrt()
 
-    def __init__(self, potential: Potential, at: Mapping[str, Tensor]) -> None:
-        super().__init__(potential, at)
-        hessian = self._hessian(potential, at) / potential.temperature
-        hessian.diagonal().add_(1.0)
-        self.root = torch.linalg.cholesky(hessian)
-        eye = torch.eye(len(hessian), dtype=hessian.dtype, device=hessian.device)
+
+# -- Σ_n I_n ⊗ φ_n φ_nᵀ, and what stands for it: (φ, information) -> (K·D, K·D), by (output, input) --------------------
+def _full(features: Tensor, information: Information) -> Tensor:
+    """The upper blocks, a row of them in one product, and their mirror."""
+    found = 0.0
+    for rows in features.split(ROWS):
+        each = information(rows)
+        outputs, inputs = each.shape[-1], rows.shape[-1]
+        if isinstance(found, float):
+            found = rows.new_zeros(outputs, inputs, outputs, inputs)
+        for k in range(outputs):
+            right = (each[:, k, k:, None] * rows[:, None, :]).flatten(1)
+            found[k, :, k:] += (rows.mT @ right).unflatten(1, (outputs - k, inputs))
+    for k in range(outputs):
+        found[k + 1 :, :, k] = found[k, :, k + 1 :].permute(1, 2, 0)
+    return found.view(outputs * inputs, outputs * inputs)
+
+
+def _kron(features: Tensor, information: Information) -> Tensor:
+    mean = sum(information(rows).sum(0) for rows in features.split(ROWS)) / len(features)
+    return torch.kron(mean, features.mT @ features)
+
+
+def _diag(features: Tensor, information: Information) -> Tensor:
+    parts = (information(rows).diagonal(dim1=-2, dim2=-1).mT @ rows.square() for rows in features.split(ROWS))
+    return torch.diag(sum(parts).flatten())
+
+
+STRUCTURES = {"full": _full, "kron": _kron, "diag": _diag}
+
+
+def precision_near_the_mode(features: Tensor, information: Information) -> Tensor:
+    """The full sum over the rows that tell most, and kron over the others: cheap, and a good guide to the mode.
+
+    Where the labels are fitted well, a few rows make nearly all of the sum.
+    """
+    traces = [_trace(information(rows)) * rows.square().sum(-1) for rows in features.split(ROWS)]
+    first, rest = torch.cat(traces).argsort(descending=True).tensor_split([MAX_SINGLE_ROWS])
+    found = _full(features[first], information)
+    return found + _kron(features[rest], information) if len(rest) else found
+
+
+def _trace(information: Tensor) -> Tensor:
+    return information.diagonal(dim1=-2, dim2=-1).sum(-1)
+
+
+# -- coordinates ----------------------------------------------------------------------------------------------------
+class Rounded(Space):
+    """z = Rᵀ u, R Rᵀ = Λ at u (P,)."""
+
+    def __init__(self, curvature: Curvature, u: Tensor) -> None:
+        self.root = torch.linalg.cholesky(curvature.precision(u, _full))
+        eye = torch.eye(len(u), dtype=u.dtype, device=u.device)
         # In single precision, half the memory to read: any fixed matrix will do.
         self.map = torch.linalg.solve_triangular(self.root.mT, eye, upper=True).float()
 
-    def _hessian(self, potential: Potential, at: Mapping[str, Tensor]) -> Tensor:
-        """−∂² log p(y | x, V) / ∂V², (P, P), block by block of the outputs."""
-        model, blocks = potential.model, {}  # block (i, j) is symmetric, and equal to (j, i)
-        own = {site: value[None] for site, value in at.items() if site not in (WEIGHT, BIAS)}
-        for rows, y in zip(potential.x.split(ROWS), potential.y.split(ROWS), strict=True):
-            f = _outputs(model, at, rows)
-            with pyro.validation_enabled(False):
-                _, total = log_joints(lambda _, y, f=f: model.likelihood(f[None], y), own, rows, y)
-            (score,) = torch.autograd.grad(total.sum(), f, create_graph=True)
-            inputs = self._inputs(model, rows)
-            for i in range(f.shape[1]):
-                (curvature,) = torch.autograd.grad(-score[:, i].sum(), f, retain_graph=True)  # (rows, K)
-                for j in range(i + 1):
-                    blocks[i, j] = blocks.get((i, j), 0.0) + inputs.mT @ (inputs * curvature[:, j : j + 1])
-        outputs = 1 + max(i for i, _ in blocks)
-        return torch.cat([torch.cat([blocks[max(i, j), min(i, j)] for j in range(outputs)], 1) for i in range(outputs)])
+    def forward(self, z: Tensor) -> Tensor:
+        """z (…, P) -> u (…, P)."""
+        return (z.float() @ self.map.mT).double()
 
-    def _unfold(self, z: Tensor) -> Tensor:
-        return (z.float() @ self.map.mT).double().unflatten(-1, self.scale.shape)
-
-    def _fold(self, v: Tensor) -> Tensor:
-        return v.flatten(-2) @ self.root
+    def inverse(self, u: Tensor) -> Tensor:
+        """u (…, P) -> z (…, P)."""
+        return u @ self.root
 
 
-def _outputs(model: torch.nn.Module, at: Mapping[str, Tensor], rows: Tensor) -> Tensor:
-    """The network's outputs (B, K), a leaf in double precision."""
-    layer = {site: at[site] for site in (WEIGHT, BIAS) if site in at}
-    with torch.no_grad():
-        f = functional_call(model.net, layer, (rows,)).double()
-    return f.requires_grad_(True)
+class Whitened(Space):
+    """By Kronecker factors of Λ at u (P,)."""
 
+    @torch.no_grad()
+    def __init__(self, curvature: Curvature, u: Tensor) -> None:
+        self.outputs, self.inputs = curvature.order.shape
+        self.size = curvature.order.numel()
+        gram, total = 0.0, 0.0
+        information = curvature.information(u)
+        for rows in curvature.features.split(ROWS):
+            each = information(rows)
+            gram, total = gram + rows.mT @ (rows * _trace(each)[:, None]), total + each.sum(0)
+        self.tau = curvature.prior_precision[curvature.order[0]].rsqrt()  # (D,)
+        g, self.q = torch.linalg.eigh(self.tau[:, None] * gram * self.tau / curvature.log_joint.temperature)
+        c, self.u = torch.linalg.eigh(total / total.trace().clamp_min(1e-300))
+        self.scale = (c.clamp_min(0)[:, None] * g.clamp_min(0) + 1).rsqrt()
+        self.own_scale = curvature.own_precision.rsqrt()
+        self.order, self.flat_order = curvature.order, curvature.inverse[: self.size]
 
-def _prior_scale(prior: TorchDistribution) -> Tensor:
-    """The standard deviation of a weight, from draws where the prior does not say it."""
-    if isinstance(prior, IsotropicNormal):
-        return prior.scale.double()
-    return torch.stack([prior.sample() for _ in range(SAMPLES)]).double().square().mean().sqrt()
+    def forward(self, z: Tensor) -> Tensor:
+        """z (…, P) -> u (…, P)."""
+        v = self.u @ (z[..., : self.size].unflatten(-1, self.scale.shape) * self.scale) @ self.q.mT
+        return torch.cat([(v * self.tau).flatten(-2)[..., self.flat_order], z[..., self.size :] * self.own_scale], -1)
+
+    def inverse(self, u: Tensor) -> Tensor:
+        """u (…, P) -> z (…, P)."""
+        v = self.u.mT @ (u[..., self.order] / self.tau) @ self.q / self.scale
+        return torch.cat([v.flatten(-2), u[..., self.size :] / self.own_scale], -1)
 
 
 def coordinates(potential: Potential) -> Space:
-    """Where a sampler of this model had best move: whitened at the mode of a linear model, else as it is.
+    """Where a sampler of this model had best move: rounded at the mode of a linear model, else as it is.
 
-    potential: in plain coordinates.
+    potential: in plain coordinates; call inside ``isolated``.
     """
-    net = getattr(potential.model, "net", None)
-    if not (isinstance(net, MLP) and len(net.layers) == 1 and hasattr(potential.model, "likelihood")):
+    if linear_layer(potential.model) is None or not hasattr(potential.model.likelihood, "information"):
         return Space()
-    rough = Whitened(potential, _values(potential, potential.initial))
-    mode = _mode(potential, rough)
-    if rough.size <= DENSE:
-        try:
-            return Rounded(potential, mode)
-        except torch.linalg.LinAlgError:  # not the top of a hill, as a learned noise of every row can have it
-            pass
-    return Whitened(potential, mode)
+    curvature = Curvature(potential)
+    mode = _mode(potential, Whitened(curvature, potential.initial))
+    return Rounded(curvature, mode) if potential.size <= DENSE else Whitened(curvature, mode)
 
 
-def _values(potential: Potential, u: Tensor) -> dict[str, Tensor]:
-    return {site: value[0] for site, value in potential.weights(u[None]).items()}
-
-
-def _mode(potential: Potential, space: Space) -> dict[str, Tensor]:
-    """The most probable weights, or near enough: L-BFGS in the coordinates given, from the model's initial values."""
+def _mode(potential: Potential, space: Space) -> Tensor:
+    """The most probable u (P,), or near enough: L-BFGS in the coordinates given, from the model's initial values."""
     plain, potential.space = potential.space, space
     device = potential.initial.device
 
@@ -192,8 +218,8 @@ def _mode(potential: Potential, space: Space) -> dict[str, Tensor]:
 
     try:
         start = space.inverse(potential.initial).cpu().numpy()
-        found = minimize(loss, start, jac=True, method="L-BFGS-B", options={"gtol": NEAR, "maxiter": 200})
+        found = minimize(loss, start, jac=True, method="L-BFGS-B", options={"gtol": MAX_SLOPE, "maxiter": 200})
         u = space.forward(torch.from_numpy(found.x).to(device))
     finally:
         potential.space = plain
-    return _values(potential, u if torch.isfinite(u).all() else potential.initial)
+    return u if torch.isfinite(u).all() else potential.initial

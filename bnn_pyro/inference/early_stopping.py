@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from bnn_pyro.distributed import here
-from bnn_pyro.inference.validation import log_likelihood
+from bnn_pyro.inference.log_joint import log_likelihood
 from bnn_pyro.parts.nets import in_mode
 from bnn_pyro.posterior import model_buffers
 

@@ -36,7 +36,7 @@ from bnn_pyro.parts.nets import in_mode
 from bnn_pyro.posterior import model_buffers
 from bnn_pyro.settings import Settings, setting
 
-__all__ = ["Optimisation"]
+__all__ = ["Optimisation", "check_finite", "diverged"]
 
 #: Seconds between two agreements of several processes on whether to save or to stop.
 AGREE = 1.0
@@ -115,7 +115,7 @@ class Optimisation(Settings):
         def figures_since() -> Tensor:
             """(steps, 2) since the last line of the trace, of all ranks."""
             figures = ranks.mean(recent[:since])
-            _check_finite(figures, step, self.lr)
+            check_finite(figures, step, self.lr)
             return figures
 
         def check_guide() -> None:
@@ -156,7 +156,7 @@ class Optimisation(Settings):
             except ValueError as refused:  # a likelihood is refused its NaN parameters before there is a loss
                 if "constraint" not in str(refused):
                     raise
-                raise _diverged("loss became nan at", step + 1, self.lr) from None
+                raise diverged("loss became nan at", step + 1, self.lr) from None
             (-objective).backward()
             optimiser.step()
             if project is not None:
@@ -272,19 +272,21 @@ class _Agreement:
         return bool(due), bool(stop)
 
 
-def _check_finite(recent: Sequence[Tensor] | Tensor, step: int, lr: float) -> None:
+def check_finite(recent: Sequence[Tensor] | Tensor, step: int, lr: float) -> None:
+    """Raise UserError where the first figure of a line of ``recent`` is not finite, the last of them of this step."""
     bad = [i for i, parts in enumerate(recent) if not bool(torch.isfinite(parts[0]))]
     if bad:
-        raise _diverged(f"loss became {recent[bad[0]][0].item()} at", step - len(recent) + bad[0] + 1, lr)
+        raise diverged(f"loss became {recent[bad[0]][0].item()} at", step - len(recent) + bad[0] + 1, lr)
 
 
 def _check_weights(guide: nn.Module, step: int, lr: float) -> None:
     """A finite loss can have a gradient that is not: its harm shows in the weights, before the next loss."""
     if not all(bool(torch.isfinite(p).all()) for p in guide.parameters()):
-        raise _diverged("weights stopped being finite at", step, lr)
+        raise diverged("weights stopped being finite at", step, lr)
 
 
-def _diverged(what: str, step: int, lr: float) -> UserError:
+def diverged(what: str, step: int, lr: float) -> UserError:
+    """The error that says so, with what to do."""
     return UserError(
         f"the {what} step {step} (lr {lr}); the last good checkpoint, if any, is kept: "
         f"try a smaller --lr, such as {lr / 10:g}"
