@@ -5,14 +5,14 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from bnn_pyro.inference import elbo, kernel, many_chains, optimise, sg_chains, sghmc
+from bnn_pyro.inference import elbo, kernel, linear, log_joint, many_chains, optimise, sghmc
 from bnn_pyro.inference import trajectories as hamiltonian
 from bnn_pyro.inference.log_joint import Rescale
 from bnn_pyro.parts import guides
 from bnn_pyro.predictive import Prediction
 
 _nuts, _move = hamiltonian.nuts, many_chains.Chains.move
-_kl, _log_joints, _cut, _mean = elbo._kl, sg_chains.log_joints, guides._Flat._cut, Prediction.mean.fget
+_kl, _log_joints, _cut, _mean = elbo._kl, log_joint.log_joints, guides._Flat._cut, Prediction.mean.fget
 
 
 @contextmanager
@@ -63,7 +63,7 @@ def likelihood_not_rescaled_in_sghmc():
     def unscaled(model, w, x, y, likelihood=1.0, precision=None):
         return _log_joints(model, w, x, y, 1.0, precision)
 
-    return _patched((sg_chains, "log_joints", unscaled))
+    return _patched((linear, "log_joints", unscaled), (log_joint, "log_joints", unscaled))
 
 
 def averaged_log_probabilities():
@@ -91,7 +91,7 @@ def a_guide_that_ignores_a_weight():
 
 def too_large_an_sghmc_step():
     """η is the step on the mean over the rows, not divided by how many there are."""
-    return _patched((sghmc._Run, "_eta", lambda run, k: run.settings.eta_share * run.settings.lr))
+    return _patched((sghmc.Chains, "_eta", lambda run, k: run.settings.eta_share * run.settings.lr))
 
 
 def nuts_without_acceptance():

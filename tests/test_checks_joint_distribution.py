@@ -14,7 +14,7 @@ from bnn_pyro.checks import Subject
 from bnn_pyro.checks.joint_distribution import JointDistribution
 from bnn_pyro.checks.linear_regression import correlated
 from bnn_pyro.checks.quantities import NormalScores
-from bnn_pyro.inference import kernel, many_chains, sg_chains, sghmc
+from bnn_pyro.inference import kernel, linear, many_chains, sghmc
 from bnn_pyro.inference import trajectories as hamiltonian
 from bnn_pyro.parts import priors
 
@@ -70,8 +70,8 @@ def hot(w, v, gradient, eta, friction, noise):
 
 
 own_nuts, own_hmc, own_move = hamiltonian.nuts, hamiltonian.hmc, many_chains.Chains.move
-own_log_prob, own_step, own_pull = priors.IsotropicNormal.log_prob, sg_chains.step, sg_chains._pull
-WIDE = [(priors.IsotropicNormal, "log_prob", wide), (sg_chains, "_pull", lambda p, w: 0.25 * own_pull(p, w))]
+own_log_prob, own_step, own_pull = priors.IsotropicNormal.log_prob, sghmc.step, linear.prior_pull
+WIDE = [(priors.IsotropicNormal, "log_prob", wide), (linear, "prior_pull", lambda p, w: 0.25 * own_pull(p, w))]
 FAULTS = {
     "nuts without acceptance": ("nuts", [(kernel, "nuts", newest_always)]),
     "hmc without acceptance": ("hmc", [(kernel, "hmc", end_always)]),

@@ -11,10 +11,10 @@ import bnn_pyro as bp
 from bnn_pyro.checks import Subject
 from bnn_pyro.checks.linear_regression import correlated, stationary_covariance
 from bnn_pyro.checks.step_size import StepSize, largest_lr, order_of
-from bnn_pyro.inference import sg_chains, sghmc
+from bnn_pyro.inference import sghmc
 
 SMALL = StepSize(chains=300, times=15.0)
-own_step = sg_chains.step
+own_step = sghmc.step
 
 
 def subject(inference, **given):
@@ -67,7 +67,7 @@ def not_a_mean(self, k):
     return self.settings.eta_share * self.settings.lr
 
 
-FAULTS = {"explicit": (sghmc, "step", explicit), "noise": (sghmc, "step", hot), "η": (sghmc._Run, "_eta", not_a_mean)}
+FAULTS = {"explicit": (sghmc, "step", explicit), "noise": (sghmc, "step", hot), "η": (sghmc.Chains, "_eta", not_a_mean)}
 
 
 @pytest.mark.parametrize("name", FAULTS)

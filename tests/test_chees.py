@@ -17,9 +17,8 @@ from bnn_pyro.checkpoint import Checkpoint, Interrupted
 from bnn_pyro.checks.linear_regression import correlated, dataset
 from bnn_pyro.inference import chees
 from bnn_pyro.inference.chees_adaptation import Adaptation, Approach, halton
-from bnn_pyro.inference.curvature import Space
 from bnn_pyro.inference.many_chains import Chains, Transition
-from bnn_pyro.inference.potential import Potential
+from bnn_pyro.inference.potential import Potential, Space
 
 PROBLEM = correlated(inputs=2, noise=5.0, y_shift=40.0, y_scale=8.0)
 SMALL = bp.ChEES(chains=64, draws=50, warmup=150)
@@ -242,7 +241,7 @@ def test_not_a_number_is_a_divergence(monkeypatch):
         potential = Potential(PROBLEM.entry().model(PROBLEM.schema), PROBLEM.data.x_train, PROBLEM.data.y_train)
         z = potential.prior_draws(6)
         chains = Chains(z, *potential(z))
-        honest = potential._evaluate
+        honest = potential.evaluate
 
         def broken(z):
             density, gradient = honest(z)
@@ -250,7 +249,7 @@ def test_not_a_number_is_a_divergence(monkeypatch):
             density[4] = torch.inf
             return density, gradient
 
-        monkeypatch.setattr(potential, "_evaluate", broken)
+        monkeypatch.setattr(potential, "evaluate", broken)
         moved = chains.move(potential, torch.ones(potential.size).double(), torch.full((6,), 0.01).double(), 3)
     assert moved.diverging.tolist() == [0, 0, 1, 0, 1, 0] and moved.acceptance[[2, 4]].tolist() == [0, 0]
     assert torch.equal(chains.z[[2, 4]], z[[2, 4]]) and torch.isfinite(chains.density).all()

@@ -12,7 +12,9 @@ from torch.distributions import kl_divergence
 import bnn_pyro as bp
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
 from bnn_pyro.checks.linear_regression import correlated, dataset
-from bnn_pyro.inference import laplace
+from bnn_pyro.inference import curvature, laplace
+from bnn_pyro.inference.curvature import STRUCTURES, Curvature
+from bnn_pyro.inference.log_joint import LogJoint
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.likelihoods import ReadLikelihood
 
@@ -73,34 +75,35 @@ def test_one_newton_step_ends_the_search(monkeypatch):
 
 @pytest.mark.parametrize("settings", [{}, UNITS], ids=["plain", "units"])
 def test_kron_is_exact_where_every_row_tells_alike(settings, monkeypatch):
-    monkeypatch.setattr(laplace, "SMALL", 1e-8)  # as it has no Newton step at the end
+    monkeypatch.setattr(laplace, "MAX_DISTANCE", 1e-8)  # as it has no Newton step at the end
     check_exact(correlated(**settings), "kron")
 
 
-def no_prior(self, *rest, _precision=laplace._Linear.precision):
+def no_prior(self, *rest, _precision=Curvature.precision):
     return _precision(self, *rest) - 0.5 * torch.diag(self.prior_precision)
 
 
-def no_temperature(self, *rest, _precision=laplace._Linear.precision):
-    return self.temperature * _precision(self, *rest) + (1 - self.temperature) * torch.diag(self.prior_precision)
+def no_temperature(self, *rest, _precision=Curvature.precision):
+    t = self.log_joint.temperature
+    return t * _precision(self, *rest) + (1 - t) * torch.diag(self.prior_precision)
 
 
-def of_the_likelihood(self, w):
-    w = w.detach().requires_grad_()
-    return torch.autograd.grad(self.log_joint(w)[0], w)[0]
+def of_the_likelihood(self, u):
+    u = u.detach().requires_grad_()
+    return None, torch.autograd.grad(self.terms(u)[1].sum(), u)[0]
 
 
 @pytest.mark.parametrize(
-    ("name", "fault", "off"),
+    ("owner", "name", "fault", "off"),
     [
-        ("precision", no_prior, "covariance"),
-        ("precision", no_temperature, "covariance"),
-        ("gradient", of_the_likelihood, "mean"),
+        (Curvature, "precision", no_prior, "covariance"),
+        (Curvature, "precision", no_temperature, "covariance"),
+        (LogJoint, "gradient", of_the_likelihood, "mean"),
     ],
     ids=["prior forgotten in the curvature", "1/T forgotten in the curvature", "prior forgotten in the Newton step"],
 )
-def test_planted_faults_are_caught(monkeypatch, name, fault, off):
-    monkeypatch.setattr(laplace._Linear, name, fault)
+def test_planted_faults_are_caught(monkeypatch, owner, name, fault, off):
+    monkeypatch.setattr(owner, name, fault)
     with pytest.raises(AssertionError, match=f"the {off} is off"):
         check_exact(correlated(prior_scale=0.2), temperature=0.25)
 
@@ -168,7 +171,7 @@ def test_mode_and_precision_are_those_of_the_model(case, monkeypatch):
     """
     data, settings = CASES[case][0](), dict(CASES[case][1])
     temperature = settings.pop("temperature", 1.0)
-    monkeypatch.setattr(laplace, "ROWS", 17)  # so that the sum is over chunks, and of unequal ones
+    monkeypatch.setattr(curvature, "ROWS", 17)  # so that the sum is over chunks, and of unequal ones
     entry = bp.MeanField(hidden=(), **settings)
     posterior = bp.Laplace(temperature=temperature).run(made(entry, data), None, data)
     of, mode = log_joint(made(entry, data), data, temperature), posterior.guide.loc.detach().double()
@@ -205,13 +208,14 @@ def expected_hessian(model, data, w):
 def test_kron_is_full_where_the_information_is_the_same_everywhere():
     """With prior weights that depend on the input alone, and at f = 0, where every I_n is diag(p) − ppᵀ of one p."""
     data = classes(3)
-    problem = laplace._Linear(made(bp.MeanField(hidden=(), prior="fan-in:1"), data), data, 1.0)
-    zero = torch.zeros_like(problem.start)
-    full, kron, diag = (problem.precision(zero, laplace.STRUCTURES[s]) for s in ("full", "kron", "diag"))
+    model = made(bp.MeanField(hidden=(), prior="fan-in:1"), data).double()
+    problem = Curvature(LogJoint(model, data.x_train.double(), data.y_train))
+    zero = torch.zeros(model.net.layers[0].out_features * 4).double()
+    full, kron, diag = (problem.precision(zero, STRUCTURES[s]) for s in ("full", "kron", "diag"))
     torch.testing.assert_close(kron, full)
     torch.testing.assert_close(diag, torch.diag(full.diagonal()))
     elsewhere = torch.linspace(-2, 2, len(zero)).double()
-    full, kron, diag = (problem.precision(elsewhere, laplace.STRUCTURES[s]) for s in ("full", "kron", "diag"))
+    full, kron, diag = (problem.precision(elsewhere, STRUCTURES[s]) for s in ("full", "kron", "diag"))
     assert (full - kron).abs().max() > 0.5
     torch.testing.assert_close(diag, torch.diag(full.diagonal()))
 
@@ -260,8 +264,8 @@ def test_the_mode_is_the_same_by_any_way_there(monkeypatch):
     data, entry = classes(4), bp.MeanField(hidden=())
     straight = bp.Laplace().run(made(entry, data), None, data)
     sd = straight.guide.joint.variance.sqrt()
-    monkeypatch.setattr(laplace, "TELLING", 5)  # all other rows as their mean
-    monkeypatch.setattr(laplace, "ROUND", 3)
+    monkeypatch.setattr(curvature, "MAX_SINGLE_ROWS", 5)  # all other rows as their mean
+    monkeypatch.setattr(laplace, "MAX_ROUND", 3)
     model = made(entry, data)
     with torch.no_grad():
         model.net.layers[0].weight.mul_(20)
@@ -276,7 +280,7 @@ def test_the_mode_is_the_same_by_any_way_there(monkeypatch):
         assert last["log_likelihood"] + last["log_prior"] == pytest.approx(last["log_joint"], rel=1e-12)
 
 
-# -- as a method of the house ------------------------------------------------------------------------------------
+# -- as a method, saved and loaded ------------------------------------------------------------------------------------
 @pytest.mark.parametrize("case", ["softmax", "heteroscedastic"])
 def test_a_last_layer_by_the_front_door(case, tmp_path):
     data, settings = CASES[case][0](), {k: v for k, v in CASES[case][1].items() if k == "noise"}
@@ -329,7 +333,7 @@ def test_refusals_tell_the_way_out(monkeypatch):
             fit(prior=prior)
     with pytest.raises(bp.UserError, match="not found in 1 iterations"):
         bp.Laplace(max_iterations=1).run(made(bp.MeanField(hidden=(), prior="normal:100"), data), None, data)
-    monkeypatch.setattr(laplace, "MOST_WEIGHTS", 11)
+    monkeypatch.setattr(laplace, "MAX_WEIGHTS", 11)
     with pytest.raises(bp.UserError, match="11 weights at most, and this model has 12"):
         fit()
     with pytest.raises(bp.UserError, match="did you mean 'kron'"):

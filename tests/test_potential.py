@@ -1,4 +1,4 @@
-"""The log joint in flat coordinates: against Pyro's own trace, on constrained sites, compiled; and what it refuses."""
+"""The log joint over a flat vector: against Pyro's own trace, on constrained sites, compiled, whitened; refusals."""
 
 import warnings
 from collections import OrderedDict
@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 import bnn_pyro as bp
-from bnn_pyro.inference import compiled
-from bnn_pyro.inference.curvature import coordinates
-from bnn_pyro.inference.potential import Potential
+from bnn_pyro.inference import compiled, curvature
+from bnn_pyro.inference.curvature import Curvature, Rounded, Whitened, coordinates
+from bnn_pyro.inference.potential import Potential, Space
 
 TASKS = {"fixed": 0, "learned": 0, "heteroscedastic": 0, "binary": 2, "classes": 3}
 
@@ -60,7 +60,7 @@ def test_it_is_pyro_s_log_joint(task):
     # The gradient against central differences along a random direction, in units of the step's own error.
     direction = torch.randn(z.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     target.model.double()
-    target._dtype, target.x = torch.float64, target.x.double()
+    target.dtype, target.x = torch.float64, target.x.double()
     slope = (target(z + 1e-5 * direction)[0] - target(z - 1e-5 * direction)[0]) / 2e-5
     torch.testing.assert_close((target(z)[1] * direction).sum(1), slope, rtol=1e-4, atol=1e-4)
 
@@ -104,18 +104,62 @@ def test_elementwise_functions(name):
     torch.testing.assert_close(made(z)[1], f(z.float()).double(), rtol=1e-5, atol=1e-7, equal_nan=True)
 
 
-@pytest.mark.parametrize("task", ["learned", "binary", "classes"])
-def test_compiled_in_whitened_coordinates(task):
+# -- coordinates of linear models --------------------------------------------------------------------------------------
+def linear(classes, temperature=0.5, bias=True):
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(60, 2, generator=g) + 1
+    kind, units = ("classification", {}) if classes else ("regression", dict(y_shift=2.0, y_scale=2.0))
+    schema = bp.Schema(kind, (2,), classes=tuple("abc"[:classes]), **units)
+    y = torch.randint(classes, (60,), generator=g) if classes else 3 + torch.randn(60, generator=g)
+    model = bp.MeanField(hidden=(), prior="normal:2", noise=0.7, bias=bias).model(schema)
+    return Potential(model, x, y, temperature)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("classes", [0, 2, 3])
+@pytest.mark.parametrize("dense", [0, 4096], ids=["kronecker", "whole"])
+def test_coordinates(dense, classes, bias, monkeypatch):
+    """There and back is the identity; by all of Λ the log joint is −½ zᵀz around its mode, to second order."""
+    monkeypatch.setattr(curvature, "DENSE", dense)
+    with bp.isolated(0):
+        target = linear(classes, bias=bias)
+        space = coordinates(target)
+        start = Whitened(Curvature(target), target.initial)
+        mode = curvature.mode_of(target, start)
+    assert type(space) is (Rounded if dense else Whitened)
+    there = space.inverse(mode)
+    torch.testing.assert_close(space.forward(there), mode, rtol=1e-5, atol=1e-5)
+    many = torch.stack([there, there + 1, there - 1])
+    torch.testing.assert_close(space.inverse(space.forward(many)), many, rtol=1e-5, atol=1e-5)
+    curve = torch.autograd.functional.hessian(lambda z: -target.log_density(space.forward(z)[None]).sum(), there)
+    if dense:
+        assert (curve - torch.eye(len(curve))).abs().max() < 0.02
+    else:  # an approximation, near enough to be of use: the weights' own has a ratio of scales above 5
+        values = torch.linalg.eigvalsh(curve)
+        assert values[0] > 0.2 and values[-1] < 5
+
+
+@pytest.mark.parametrize("dense", [0, 4096], ids=["kronecker", "whole"])
+@pytest.mark.parametrize("task", ["learned", "heteroscedastic", "binary", "classes"])
+def test_compiled_in_such_coordinates(task, dense, monkeypatch):
+    """There and back with the noise's own sites, by operators and compiled."""
+    monkeypatch.setattr(curvature, "DENSE", dense)
     target = potential(task, hidden=())
     with bp.isolated(0):
         target.space = coordinates(target)
     z = draws(target)
+    torch.testing.assert_close(target.position(target.weights(z)), z, rtol=1e-4, atol=1e-4)
     expected = target(z)
     assert target.compile(1)
     for found, value in zip(target(z), expected, strict=True):
         torch.testing.assert_close(found, value, rtol=1e-4, atol=1e-4)
 
 
+def test_other_models_have_no_such_coordinates():
+    assert type(coordinates(potential(hidden=(3,)))) is Space
+
+
+# -- how it moves ------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("fast", [False, True])
 def test_leapfrog(fast):
     """Time-reversible, of second order in the step, and the same compiled or not."""
@@ -206,25 +250,17 @@ class Discrete(nn.Module):
             return pyro.sample("y", dist.Normal(k, 1.0).expand([len(x)]), obs=y)
 
 
-def test_discrete_sites_are_refused():
-    with bp.isolated(0), pytest.raises(bp.UserError, match="latent site 'k' is discrete"):
-        Potential(Discrete(), torch.zeros(3, 1), torch.zeros(3))
-
-
-def test_a_site_without_a_start_is_refused():
-    model = Constrained(shares=False)
-    del model.initial["scale"]
-    with bp.isolated(0), pytest.raises(bp.UserError, match="no value for its latent site 'scale'"):
-        Potential(model, torch.zeros(3, 1), torch.zeros(3))
-
-
-def test_an_infinite_density_is_refused():
-    x, y = torch.ones(6, 1), torch.full((6,), 1e30)
-    with bp.isolated(0), pyro.validation_enabled(False), pytest.raises(bp.UserError, match="log joint density is -inf"):
-        Potential(Constrained(shares=False), x, y)
-
-
-def test_an_improper_prior_is_refused():
+def test_what_is_refused():
+    x, y = torch.zeros(3, 1), torch.zeros(3)
+    without_start = Constrained(shares=False)
+    del without_start.initial["scale"]
+    for model, targets, message in (
+        (Discrete(), y, "latent site 'k' is discrete"),
+        (without_start, y, "no value for its latent site 'scale'"),
+        (Constrained(shares=False), y + 1e30, "log joint density is -inf"),
+    ):
+        with bp.isolated(0), pyro.validation_enabled(False), pytest.raises(bp.UserError, match=message):
+            Potential(model, x, targets)
     with pytest.raises(bp.UserError, match="proper prior"):
         potential(prior="log-uniform")
 
@@ -262,7 +298,7 @@ def test_code_is_made_once_for_targets_and_starts_of_its_own(monkeypatch):
     assert other_rows.compile(1) and len(compiled.TRACES) == 2
     z = draws(first)
     for target in (first, second, other_rows):
-        for found, expected in zip(target(z), target._evaluate(z), strict=True):
+        for found, expected in zip(target(z), target.evaluate(z), strict=True):
             assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
     assert (first(z)[0] - second(z)[0]).abs().min() > 0.01
 
@@ -276,7 +312,7 @@ def test_what_a_recipe_does_not_say_is_found_out(monkeypatch):
     monkeypatch.setattr(compiled, "TRACES", OrderedDict())
     assert first.compile(1) and second.compile(1)
     z = draws(first)
-    assert (second(z)[0] - second._evaluate(z)[0]).abs().max() < 1e-3
+    assert (second(z)[0] - second.evaluate(z)[0]).abs().max() < 1e-3
 
 
 def test_an_operator_without_c_is_told():

@@ -1,6 +1,6 @@
-"""SGHMC and SGLD where the answer is known: linear regression, its posterior and the bias of a finite step.
+"""SGHMC and SGLD where the answer is known, linear regression and the bias of a finite step; what runs are made of.
 
-Tolerances are Monte-Carlo errors. A couple of hundred independent chains run at once, so that the standard error of any
+Tolerances are Monte-Carlo errors. Some hundreds of independent chains run at once, so that the standard error of any
 average is known from its spread over them; the bounds hold all of a test's statistics with probability 1 − 10⁻⁴.
 """
 
@@ -8,25 +8,27 @@ import math
 from dataclasses import replace
 
 import numpy as np
-import pyro
 import pytest
 import torch
+from monte_carlo import stop_at
 from scipy.linalg import solve_discrete_lyapunov
 from scipy.stats import t
 
 import bnn_pyro as bp
-from bnn_pyro.checks.linear_regression import correlated
-from bnn_pyro.inference import sg_chains, sghmc
+from bnn_pyro.checkpoint import Checkpoint, Interrupted
+from bnn_pyro.checks.linear_regression import correlated, dataset
+from bnn_pyro.inference import linear, sghmc
+from bnn_pyro.inference.linear import LinearLogJoint, stochastic_log_joint
+from bnn_pyro.inference.log_joint import LogJoint
 from bnn_pyro.inference.potential import Potential
-from bnn_pyro.inference.sg_chains import Batches, Target
-from bnn_pyro.inference.sg_schedule import Plan, parse_schedule
+from bnn_pyro.inference.sg_chains import Batches, Plan, Stored, parse_schedule
 from bnn_pyro.parts.gamma_prior import GammaNormal
 
-CHAINS, FRICTION = 200, 0.1
+CHAINS, FRICTION = 400, 0.1
 PROBLEM = correlated(num=60, inputs=3)
-SMALL = bp.SGHMC(epochs=2400, lr=0.004, chains=CHAINS, friction=FRICTION, burn_in=400, max_draws=200)
-MINI = replace(SMALL, batch_size=15, epochs=600, burn_in=100)
-LARGE = replace(SMALL, epochs=1200, burn_in=200, lr=0.15)
+SMALL = bp.SGHMC(epochs=1400, lr=0.004, chains=CHAINS, friction=FRICTION, burn_in=400, max_draws=200)
+MINI = replace(SMALL, batch_size=15, epochs=350, burn_in=100)
+LARGE = replace(SMALL, epochs=700, burn_in=200, lr=0.15)
 
 
 def sample(problem, method, **settings):
@@ -62,37 +64,33 @@ def check_posterior(problem, posterior):
     check_gaussian(weights(posterior), problem.mean, torch.linalg.inv(problem.precision))
 
 
-def stationary(problem, eta, friction, explicit=False, extra=0.0):
-    """Covariance of the weights under the discretised recursion, from its discrete Lyapunov equation.
-
-    extra: covariance of what the gradient's noise adds to the momentum, less what is subtracted for it.
-    """
+def stationary(problem, eta, friction, explicit=False):
+    """Covariance of the weights under the discretised recursion, from its discrete Lyapunov equation."""
     precision, one = problem.precision.numpy(), np.eye(len(problem.mean))
     kick = np.hstack([-eta * precision, (1 - friction) * one])
     move = np.hstack([one, one]) if explicit else np.hstack([one, 0 * one]) + kick
     noise = np.vstack([0 * one if explicit else one, one])
-    injected = noise @ (2 * friction * eta * one + np.asarray(extra)) @ noise.T
-    covariance = solve_discrete_lyapunov(np.vstack([move, kick]), injected)
+    covariance = solve_discrete_lyapunov(np.vstack([move, kick]), 2 * friction * eta * noise @ noise.T)
     return torch.from_numpy(covariance[: len(one), : len(one)])
 
 
 def explicit(w, v, gradient, eta, friction, noise):
-    return w + v, sg_chains_step(w, v, gradient, eta, friction, noise)[1]
+    return w + v, own_step(w, v, gradient, eta, friction, noise)[1]
 
 
 def doubled_noise(w, v, gradient, eta, friction, noise):
-    return sg_chains_step(w, v, gradient, eta, friction, noise * math.sqrt(2))
+    return own_step(w, v, gradient, eta, friction, noise * math.sqrt(2))
 
 
 def unscaled(model, w, x, y, likelihood=1.0, precision=None):
     return log_joints(model, w, x, y, 1.0, precision)
 
 
-sg_chains_step, log_joints = sg_chains.step, sg_chains.log_joints
+own_step, log_joints = sghmc.step, linear.log_joints
 FAULTS = {
     "explicit": (sghmc, "step", explicit),
     "noise": (sghmc, "step", doubled_noise),
-    "no N/B": (sg_chains, "log_joints", unscaled),
+    "no N/B": (linear, "log_joints", unscaled),
 }
 
 
@@ -102,9 +100,7 @@ def test_linear_regression(method):
     check_posterior(PROBLEM, sample(PROBLEM, method))
 
 
-@pytest.mark.parametrize(
-    ("name", "method"), [("explicit", SMALL), ("noise", SMALL), ("no N/B", MINI), ("explicit", MINI)]
-)
+@pytest.mark.parametrize(("name", "method"), [("noise", SMALL), ("no N/B", MINI), ("explicit", MINI)])
 def test_a_planted_fault_is_caught(name, method, monkeypatch):
     monkeypatch.setattr(*FAULTS[name])
     with pytest.raises(AssertionError, match="off the exact answer"):
@@ -112,23 +108,19 @@ def test_a_planted_fault_is_caught(name, method, monkeypatch):
 
 
 def test_sgld():
-    method = bp.SGLD(epochs=3000, lr=0.05, chains=CHAINS, burn_in=500, max_draws=200)
+    method = bp.SGLD(epochs=1800, lr=0.05, chains=CHAINS, burn_in=500, max_draws=200)
     posterior = sample(PROBLEM, method)
     check_gaussian(weights(posterior), PROBLEM.mean, stationary(PROBLEM, 0.5 * 0.05 / 60, 1.0))
 
 
 def test_units_temperature_and_a_decaying_step():
-    """p(y | x, w)^(1/T) p(w) is the posterior at noise σ√T."""
+    """p(y | x, w)^(1/T) p(w) is the posterior at noise σ√T; the momentum may be resampled besides."""
     warm = correlated(num=60, inputs=3, noise=5.0, y_shift=40.0, y_scale=8.0, prior_scale=0.3)
-    method = replace(SMALL, schedule="decaying:0.5,0.55", temperature=0.5, lr=0.003)
+    method = replace(SMALL, schedule="decaying:0.5,0.55", temperature=0.5, lr=0.003, resample_momentum=50)
     posterior = sample(warm, method)
     check_posterior(replace(warm, noise=warm.noise * math.sqrt(0.5)), posterior)
     with pytest.raises(AssertionError, match="off the exact answer"):
         check_posterior(warm, posterior)
-
-
-def test_momentum_may_be_resampled():
-    check_posterior(PROBLEM, sample(PROBLEM, replace(SMALL, resample_momentum=50, friction=0.08)))
 
 
 # -- the bias of a finite step ---------------------------------------------------------------------------------------
@@ -146,7 +138,7 @@ def test_the_bias_is_the_one_that_theory_tells():
         check_posterior(PROBLEM, posterior)
     temperature = torch.tensor(posterior.trace["kinetic_temperature"][200:]).mean().item()
     assert temperature == pytest.approx(factor.mean().item(), rel=0.01) and temperature > 1.05
-    cool = sample(PROBLEM, replace(SMALL, epochs=1000)).trace["kinetic_temperature"][400:]
+    cool = sample(PROBLEM, replace(SMALL, epochs=800)).trace["kinetic_temperature"][400:]
     assert sum(cool) / len(cool) == pytest.approx(1.0, abs=0.02)
 
 
@@ -157,62 +149,8 @@ def test_the_explicit_form_inflates(monkeypatch):
     exact = torch.linalg.inv(PROBLEM.precision).diagonal().sqrt()
     assert (implicit / exact).max() < 1.005 and (wide / exact).min() > 1.03
     monkeypatch.setattr(*FAULTS["explicit"])
-    posterior = sample(PROBLEM, replace(SMALL, lr=0.01, epochs=1600))
+    posterior = sample(PROBLEM, replace(SMALL, lr=0.01, epochs=1000))
     check_gaussian(weights(posterior), PROBLEM.mean, stationary(PROBLEM, eta, FRICTION, True))
-
-
-# -- gradient noise --------------------------------------------------------------------------------------------------
-def test_the_estimate_of_the_gradient_noise():
-    """Against the variance over all ways to draw a batch, known in closed form; odd batches too."""
-    data, n = PROBLEM.data, len(PROBLEM.x)
-    with bp.isolated(0), pyro.validation_enabled(False):
-        target = Target(PROBLEM.entry().model(PROBLEM.schema), n, torch.device("cpu"), 1.0)
-        w = target.start(400, 0.0, data.x_train, data.y_train)
-        for size in (15, 20):
-            batches = Batches(data.x_train, data.y_train, size, 400, 1, independent=True)
-            steps = list(batches.steps(0, 24))
-            found = torch.stack([target.gradient_noise(w, x, y) for x, y in steps]).mean(0).double()
-            noisy = torch.stack([target(w, x, y, {})[1] for x, y in steps]).double()
-            a = PROBLEM.design(PROBLEM.x)
-            rows = a * (PROBLEM.y - a @ w[0].double())[:, None] / PROBLEM.noise**2
-            exact = n**2 / size * (1 - size / n) * rows.var(0)
-            torch.testing.assert_close(found, exact, rtol=0.06, atol=0)
-            torch.testing.assert_close(noisy.flatten(0, 1).var(0), exact, rtol=0.08, atol=0)
-            # White: successive batches are uncorrelated, and so are chains.
-            centred = noisy - noisy.mean((0, 1))
-            for pairs in (centred[1:] * centred[:-1], centred[:, 1:] * centred[:, :-1]):
-                assert (pairs.mean((0, 1)).abs() < 0.06 * exact).all()
-        total = target(w, data.x_train, data.y_train, {})[1]
-        shuffled = list(Batches(data.x_train, data.y_train, 15, 400, 1, independent=False).steps(0, 4))
-        mean = torch.stack([target(w, x, y, {})[1] for x, y in shuffled]).mean(0)
-        torch.testing.assert_close(mean, total, rtol=1e-3, atol=1e-2)  # an epoch's noise sums to zero
-
-
-def noise_covariance(problem, size):
-    """V (P, P) of independent mini-batches, mean over the posterior."""
-    n, a = len(problem.x), problem.design(problem.x)
-    w = torch.distributions.MultivariateNormal(problem.mean, precision_matrix=problem.precision)
-    with bp.isolated(0):
-        draws = w.sample((4000,))
-    rows = a * (problem.y - draws @ a.T)[..., None] / problem.noise**2
-    rows = rows - rows.mean(1, keepdim=True)
-    return n**2 / size * (1 - size / n) * torch.einsum("sni,snj->ij", rows, rows) / (len(draws) * (n - 1))
-
-
-def test_subtracting_it():
-    """Ignored, the noise inflates as its covariance V tells; subtracted, V less its diagonal is what is left."""
-    method = replace(MINI, epochs=800, burn_in=200)
-    eta, v = method.lr / 60, noise_covariance(PROBLEM, 15)
-    ignored, subtracted = (
-        stationary(PROBLEM, eta, FRICTION, extra=eta**2 * left) for left in (v, v - torch.diag(v.diagonal()))
-    )
-    exact = torch.linalg.inv(PROBLEM.precision).diagonal()
-    assert (ignored.diagonal() / exact).max() > 1.1
-    for name, right, wrong in (("ignored", ignored, subtracted), ("subtracted", subtracted, ignored)):
-        draws = weights(sample(PROBLEM, replace(method, gradient_noise=name)))
-        check_gaussian(draws, PROBLEM.mean, right)
-        with pytest.raises(AssertionError, match="off the exact answer"):
-            check_gaussian(draws, PROBLEM.mean, wrong)
 
 
 # -- the Gamma prior -------------------------------------------------------------------------------------------------
@@ -236,7 +174,7 @@ def test_the_precision_of_the_prior(resample, monkeypatch):
     """Both ways have the posterior of the same model; a precision that is never drawn again has another."""
     problem = correlated(num=12, inputs=2, bias=False, noise=2.0)
     exact = student_posterior(problem, 2.0, 1.0)
-    method = replace(SMALL, lr=0.05, resample_prior=resample, epochs=3000)
+    method = replace(SMALL, lr=0.05, resample_prior=resample, epochs=1600)
     check_gaussian(weights(sample(problem, method, prior="gamma:2,1")), *exact)
     if resample:
         right = GammaNormal.precision_given
@@ -270,26 +208,24 @@ def test_log_joint_and_gradient_of_many_chains(task, hidden):
     schema = bp.Schema("classification" if classes else "regression", (2,), **kind)
     with bp.isolated(0):
         model = bp.MeanField(hidden=hidden, prior=prior, **settings).model(schema)
-        target = Target(model, 18, torch.device("cpu"), 1.0)
-        w = target.start(3, 1.0, x, y)
-        assert bool(target.linear) == (not hidden and task != "three classes")
-        given = target.draw_precisions(w)
+        # 18 rows of which 9 are seen
+        target = stochastic_log_joint(model, x.repeat(2, 1), y.repeat(2))
+        whole = LogJoint(model, target.x, target.y)
+        assert (type(target) is LinearLogJoint) == (not hidden and task != "three classes")
+        w = target.flat(target.sample_prior(3)[0])
+        given = {s: torch.tensor([0.5, 1.0, 3.0]) for s, p in target.priors.items() if isinstance(p, GammaNormal)}
         assert set(given) == (set(dict(model.net.named_parameters())) if prior.startswith("gamma") else set())
-        log_joint, gradient = target(w, x, y, {})
-        conditional = target(w, x, y, given)
-        own_rows = target(w, x.expand(3, *x.shape), y.expand(3, -1), {})
-        target.linear = ()
+        log_joint, gradient = target.gradient(w, x, y)
+        conditional = target.gradient(w, x, y, given)
+        own_rows = target.gradient(w, x.expand(3, *x.shape), y.expand(3, -1))
         for fast, slow in (
-            ((log_joint, gradient), target(w, x, y, {})),
-            (conditional, target(w, x, y, given)),
+            ((log_joint, gradient), whole.gradient(w)),
+            (conditional, whole.gradient(w, x, y, given)),
             (own_rows, (log_joint, gradient)),
+            ((log_joint.double(), gradient.double()), Potential(model, x, y, temperature=0.5)(w.double())),
         ):
             torch.testing.assert_close(fast, slow, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(conditional[0], log_joint, rtol=1e-4, atol=1e-4)
-        whole = Potential(model, x, y, temperature=0.5)  # 18 rows of which 9 are seen
-        values, slopes = whole(w.double())
-        torch.testing.assert_close(values, log_joint.double(), rtol=1e-4, atol=1e-4)
-        torch.testing.assert_close(slopes.float(), gradient, rtol=1e-3, atol=1e-3)
 
 
 # -- schedules ---------------------------------------------------------------------------------------------------------
@@ -318,7 +254,7 @@ def mixture_of_cycles(problem, method):
 def test_cycles_sample_what_their_recursion_tells():
     """Cycles that sample for long have nearly the posterior; short ones start at the mode anew and are too narrow."""
     exact = torch.linalg.inv(PROBLEM.precision)
-    for cycles, epochs, low, high in ((2, 4000, 0.95, 1.05), (16, 1600, 0.0, 0.9)):
+    for cycles, epochs, low, high in ((2, 2400, 0.9, 1.1), (16, 1000, 0.0, 0.9)):
         method = replace(SMALL, epochs=epochs, burn_in=epochs // cycles, lr=0.01, schedule=f"cyclical:{cycles},0.2")
         covariance = mixture_of_cycles(PROBLEM, method)
         ratio = covariance.diagonal() / exact.diagonal()
@@ -327,3 +263,160 @@ def test_cycles_sample_what_their_recursion_tells():
         check_gaussian(draws, PROBLEM.mean, covariance)
     with pytest.raises(AssertionError, match="off the exact answer"):
         check_gaussian(draws, PROBLEM.mean, exact)
+
+
+# -- mini-batches ------------------------------------------------------------------------------------------------------
+def test_batches_belong_to_seed_epoch_and_chain():
+    x, y = torch.arange(14.0)[:, None], torch.arange(14.0)
+    batches = Batches(x, y, 4, 2, 3)
+    steps = list(batches.steps(0, 8))
+    assert batches.per_epoch == 4 and all(a.shape == (2, 3, 1) and torch.equal(a[..., 0], b) for a, b in steps)
+    again = list(batches.steps(6, 8))
+    assert all(torch.equal(a, b) for (a, _), (b, _) in zip(steps[6:], again, strict=True))
+    for chain in range(2):
+        rows = torch.cat([b[chain] for _, b in steps[:4]])
+        assert len(rows.unique()) == 12
+    assert not torch.equal(steps[0][1][0], steps[0][1][1]) and not torch.equal(steps[0][1], steps[4][1])
+
+
+# -- schedules and stored draws --------------------------------------------------------------------------------------
+def test_draws_at_equal_increments_of_time():
+    plan = Plan.make(parse_schedule("decaying:0.05,0.7"), 4000, 400, 0, 50)
+    due = np.array([k for k in range(4000) if plan.due(k)])
+    assert len(due) == 50 and due[0] >= 400 and due[-1] == 3999
+    time = np.cumsum(np.where(np.arange(4000) >= 400, plan.share, 0))[due]
+    gaps = np.diff(time)
+    assert np.ptp(gaps) <= 2 * plan.share.max() and gaps.mean() == pytest.approx(time[-1] / 50, rel=0.02)
+    assert np.diff(due)[-1] > 4 * np.diff(due)[0]  # in steps they are anything but even
+    assert plan.share[0] == 1 and plan.share[-1] == pytest.approx(0.05, rel=0.01)
+
+
+def test_cycles():
+    plan = Plan.make(parse_schedule("cyclical:4,0.5"), 400, 0, 0, 40)
+    due = [k for k in range(400) if plan.due(k)]
+    assert len(due) == 40 and all(plan.samples[k] and k % 100 >= 50 for k in due)
+    assert plan.share[[0, 100, 200]].tolist() == [1, 1, 1] and plan.share[99] < 1e-3
+    assert [sum(a <= k < a + 100 for k in due) for a in (0, 100, 200, 300)] == [10] * 4
+    thinned = Plan.make(parse_schedule("constant"), 100, 20, 8, 1000)
+    assert [k for k in range(100) if thinned.due(k)] == list(range(27, 100, 8))
+
+
+@pytest.mark.parametrize("cap", [1, 6, 7])
+def test_a_capped_ensemble_stays_evenly_spread(cap):
+    ensemble = Stored(cap)
+    for serial in range(1, 60):
+        wanted, before = ensemble.wants(serial), len(ensemble.draws)
+        ensemble.add(serial, torch.full((2, 1), float(serial)), torch.zeros(2), None)
+        kept = [int(draw[0, 0]) for draw in ensemble.draws]
+        assert len(kept) <= cap and kept == [ensemble.stride * i for i in range(1, len(kept) + 1)]
+        assert wanted == (kept[-1:] == [serial]) and (len(kept) >= cap // 2 or len(kept) > before)
+        assert serial - (kept[-1] if kept else 0) < ensemble.stride
+
+
+def regression(rows_val=20):
+    x, y = PROBLEM.data.x_train, PROBLEM.data.y_train
+    return replace(dataset(x, y, PROBLEM.schema), x_val=x[:rows_val] + 0.1, y_val=y[:rows_val])
+
+
+def test_what_is_recorded_and_shown():
+    data, lines = regression(), []
+    method = bp.SGHMC(epochs=30, batch_size=20, chains=3, burn_in=10, thin=2, max_draws=16)
+    with bp.isolated(0):
+        model = PROBLEM.entry().model(data.schema)
+        posterior = method.run(model, None, data, report=lambda *line: lines.append(line))
+    draws = posterior.chains["layers.0.weight"].shape[1]
+    assert posterior.stats["log_joint"].shape == (3, draws) and 8 <= draws <= 16  # 30 were due
+    assert [line[0] for line in lines] == list(range(3, 91, 3)) and lines[0][1] == 90
+    assert set(lines[0][2]) == {"lr", "draws", "kinetic T", "validation NLL"}
+    trace = posterior.trace
+    assert {"epoch", "step_size", "kinetic_temperature", "draws", "validation_nll", "log_joint"} == set(trace)
+    assert all(len(values) == 30 and np.isfinite(values).all() for values in trace.values())
+    assert trace["draws"][9] == 0 and trace["draws"][-1] == 3 * draws and trace["step_size"] == [0.01] * 30
+    mixture = bp.predict(posterior, data.x_val, num_draws=10_000).log_prob(data.y_val)
+    assert trace["validation_nll"][-1] == pytest.approx(-mixture.mean().item(), rel=1e-4)
+    assert "validation_nll" not in sample(PROBLEM, replace(method, epochs=3, burn_in=1)).trace
+
+
+def test_chains_start_around_the_initial_weights_and_burn_in_is_a_fifth_of_the_epochs():
+    """At a step size of almost 0 the draws are the starts, and every line of the trace scores the same mixture."""
+    data, method = regression(), bp.SGHMC(lr=1e-14, epochs=10, batch_size=20, chains=500, thin=1, jitter=0.7)
+    with bp.isolated(0):
+        posterior = method.run(model := PROBLEM.entry().model(data.schema), None, data)
+    assert [draws > 0 for draws in posterior.trace["draws"]] == [False] * 2 + [True] * 8
+    nll = posterior.trace["validation_nll"]
+    assert nll[0] == pytest.approx(nll[-1], abs=1e-4)
+    offset = torch.cat([(posterior.chains[s][:, 0] - model.initial[s].detach()).flatten(1) for s in model.initial], 1)
+    assert offset.std() == pytest.approx(0.7 * PROBLEM.prior_scale, rel=0.08)  # 4 standard errors
+
+
+# -- runs ------------------------------------------------------------------------------------------------------------
+RUNS = {
+    "capped": bp.SGHMC(epochs=12, batch_size=20, chains=2, burn_in=6, max_draws=5, thin=1, resample_prior=3,
+                       resample_momentum=7),
+    "cyclical": bp.SGHMC(epochs=12, batch_size=20, chains=2, schedule="cyclical:2,0.5"),
+    "sgld": bp.SGLD(epochs=36, chains=2, schedule="decaying"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_stopped_run_goes_on_to_the_same_draws(name, tmp_path, monkeypatch):
+    data, entry = regression(), bp.MeanField(hidden=(3,), prior="gamma:2,1")
+    run = dict(progress=False, device="cpu", seed=4)
+    whole = bp.fit(entry, data, RUNS[name], **run)
+    real = Checkpoint.due
+    for stops in ((1,), (7, 12), (20, 15), (36,)):
+        out, done = tmp_path / "-".join(map(str, stops)), 0
+        for stop in stops:
+            monkeypatch.setattr(Checkpoint, "due", stop_at(stop))
+            done += stop
+            with pytest.raises(Interrupted, match=f"step {done} of 36"):
+                bp.fit(entry, data, RUNS[name], out=out, resume=True, **run)
+        monkeypatch.setattr(Checkpoint, "due", real)
+        resumed = bp.fit(entry, data, RUNS[name], out=out, resume=True, **run)
+        assert all(torch.equal(v, whole.chains[s]) for s, v in resumed.chains.items()), stops
+        assert torch.equal(resumed.stats["log_joint"], whole.stats["log_joint"]) and resumed.trace == whole.trace
+
+
+def test_a_run_that_diverges_says_so():
+    for hidden in ((), (3,)):
+        with pytest.raises(bp.UserError, match="smaller --lr, such as 10"):
+            sample(PROBLEM, bp.SGHMC(lr=100.0, epochs=300, burn_in=10), hidden=hidden)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (dict(epochs=0), "epochs must be at least 1"),
+        (dict(chains=0), "chains must be at least 1"),
+        (dict(lr=0.0), "lr must be positive"),
+        (dict(temperature=math.nan), "temperature must be positive"),
+        (dict(jitter=-1.0), "jitter must be"),
+        (dict(burn_in=5000), "burn_in must lie between 0 and the 5000 epochs"),
+        (dict(max_draws=0), "max_draws must be at least 1"),
+        (dict(schedule="cosine"), "unknown schedule 'cosine'"),
+        (dict(schedule="cyclical:2.5"), "must have the form cyclical:CYCLES,EXPLORE"),
+        (dict(schedule="decaying:2"), "must have the form decaying:FINAL,POWER"),
+    ],
+)
+def test_impossible_settings(settings, message):
+    for method in (bp.SGHMC, bp.SGLD):
+        with pytest.raises(bp.UserError, match=message):
+            method(**settings)
+
+
+def test_more_impossible_settings():
+    for settings, message in (
+        (dict(friction=0.0), "friction must lie"),
+        (dict(friction=1.1), "friction must lie"),
+        (dict(gradient_noise="subtracted"), "must be 'reshuffled'.*further off the posterior"),
+        (dict(gradient_noise="ignored"), "must be 'reshuffled'"),
+        (dict(resample_momentum=-1), "resample_momentum"),
+    ):
+        with pytest.raises(bp.UserError, match=message):
+            bp.SGHMC(**settings)
+    with pytest.raises(bp.UserError, match="no draw would be kept"):
+        sample(PROBLEM, bp.SGHMC(epochs=10, thin=9))
+    with pytest.raises(bp.UserError, match="proper prior"):
+        sample(PROBLEM, bp.SGHMC(epochs=10), prior="log-uniform")
+    with pytest.raises(TypeError, match="friction"):
+        bp.SGLD(friction=0.1)

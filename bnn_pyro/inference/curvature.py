@@ -31,7 +31,7 @@ from bnn_pyro.inference.log_joint import LogJoint
 from bnn_pyro.inference.potential import Potential, Space
 from bnn_pyro.parts.priors import IsotropicNormal
 
-__all__ = ["STRUCTURES", "Curvature", "Rounded", "Whitened", "coordinates", "precision_near_the_mode"]
+__all__ = ["STRUCTURES", "Curvature", "Rounded", "Whitened", "coordinates", "mode_of", "precision_near_the_mode"]
 
 #: Rows whose weighted features are held at once: they stay in the processor's cache.
 ROWS = 1024
@@ -61,7 +61,7 @@ class Curvature:
 
     def __init__(self, log_joint: LogJoint) -> None:
         layer = linear_layer(log_joint.model)
-        self.log_joint, self.order = log_joint, layer.order
+        self.log_joint, self.order, self.has_bias = log_joint, layer.order, layer.has_bias
         self.features = layer.features(log_joint.x)
         rest = torch.arange(self.order.numel(), log_joint.size)
         self.inverse = torch.cat(
@@ -170,8 +170,7 @@ class Whitened(Space):
 
     @torch.no_grad()
     def __init__(self, curvature: Curvature, u: Tensor) -> None:
-        self.outputs, self.inputs = curvature.order.shape
-        self.size = curvature.order.numel()
+        self.order, self.size, self.has_bias = curvature.order, curvature.order.numel(), curvature.has_bias
         gram, total = 0.0, 0.0
         information = curvature.information(u)
         for rows in curvature.features.split(ROWS):
@@ -182,12 +181,13 @@ class Whitened(Space):
         c, self.u = torch.linalg.eigh(total / total.trace().clamp_min(1e-300))
         self.scale = (c.clamp_min(0)[:, None] * g.clamp_min(0) + 1).rsqrt()
         self.own_scale = curvature.own_precision.rsqrt()
-        self.order, self.flat_order = curvature.order, curvature.inverse[: self.size]
 
     def forward(self, z: Tensor) -> Tensor:
         """z (…, P) -> u (…, P)."""
         v = self.u @ (z[..., : self.size].unflatten(-1, self.scale.shape) * self.scale) @ self.q.mT
-        return torch.cat([(v * self.tau).flatten(-2)[..., self.flat_order], z[..., self.size :] * self.own_scale], -1)
+        w = v * self.tau
+        layer = [w[..., :-1].flatten(-2), w[..., -1]] if self.has_bias else [w.flatten(-2)]
+        return torch.cat([*layer, z[..., self.size :] * self.own_scale], -1)
 
     def inverse(self, u: Tensor) -> Tensor:
         """u (…, P) -> z (…, P)."""
@@ -203,11 +203,11 @@ def coordinates(potential: Potential) -> Space:
     if linear_layer(potential.model) is None or not hasattr(potential.model.likelihood, "information"):
         return Space()
     curvature = Curvature(potential)
-    mode = _mode(potential, Whitened(curvature, potential.initial))
+    mode = mode_of(potential, Whitened(curvature, potential.initial))
     return Rounded(curvature, mode) if potential.size <= DENSE else Whitened(curvature, mode)
 
 
-def _mode(potential: Potential, space: Space) -> Tensor:
+def mode_of(potential: Potential, space: Space) -> Tensor:
     """The most probable u (P,), or near enough: L-BFGS in the coordinates given, from the model's initial values."""
     plain, potential.space = potential.space, space
     device = potential.initial.device

@@ -34,16 +34,20 @@ class LinearLayer:
     def features(self, x: Tensor) -> Tensor:
         """φ (B, D) of inputs (B, *input_shape), float64."""
         x = self.net.enter(x).double()
-        return x if self.net.layers[0].bias is None else torch.cat([x, torch.ones_like(x[:, :1])], 1)
+        return torch.cat([x, torch.ones_like(x[:, :1])], 1) if self.has_bias else x
+
+    @property
+    def has_bias(self) -> bool:
+        """Whether the last column of W is a bias."""
+        return self.net.layers[0].bias is not None
 
     @property
     def order(self) -> Tensor:
         """(K, D): where in the flat vector each number of W stands."""
         outputs, inputs = self.net.layers[0].weight.shape
         weight = torch.arange(outputs * inputs).view(outputs, inputs)
-        if self.net.layers[0].bias is None:
-            return weight
-        return torch.cat([weight, torch.arange(outputs * inputs, outputs * (inputs + 1))[:, None]], 1)
+        bias = torch.arange(outputs * inputs, outputs * (inputs + 1))[:, None]
+        return torch.cat([weight, bias], 1) if self.has_bias else weight
 
 
 def linear_layer(model: nn.Module) -> LinearLayer | None:
