@@ -169,7 +169,7 @@ def test_log_likelihood_of_several_draws_in_chunks(monkeypatch):
         draws = posterior.draw(5, seed=0)
         whole = log_likelihood(posterior.model, draws, data.x_val, data.y_val)
         with monkeypatch.context() as patch:
-            patch.setattr("bnn_pyro.inference.validation.MAX_MEMORY", 4 * 5 * 4 * 7)
+            patch.setattr("bnn_pyro.inference.log_joint.MAX_MEMORY", 4 * 5 * 4 * 7)
             parts = log_likelihood(posterior.model, draws, data.x_val, data.y_val)
         torch.testing.assert_close(parts, whole)
         predicted = bp.predict(posterior, data.x_val, num_draws=5, seed=0).log_prob(data.y_val)

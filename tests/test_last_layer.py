@@ -297,7 +297,7 @@ def test_the_other_commands_take_it(run, tmp_path, capsys):
 
 @pytest.mark.parametrize("stop", [2, 4])
 def test_resume_goes_on_in_either_part(run, tmp_path, monkeypatch, capsys, stop):
-    check, calls = optimise._check_finite, []
+    check, calls = optimise.check_finite, []
 
     def check_and_stop(*args):
         calls.append(1)
@@ -307,7 +307,7 @@ def test_resume_goes_on_in_either_part(run, tmp_path, monkeypatch, capsys, stop)
 
     out = tmp_path / "run"
     with monkeypatch.context() as patch:
-        patch.setattr(optimise, "_check_finite", check_and_stop)
+        patch.setattr(optimise, "check_finite", check_and_stop)
         assert main([*TRAIN, *SMALL, "--out", str(out)]) == 130
     assert f"train --resume --out {out}" in capsys.readouterr().err and not (out / "posterior.pt").exists()
     assert main(["train", "--resume", "--out", str(out), "--quiet"]) == 0

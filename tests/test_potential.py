@@ -53,6 +53,10 @@ def by_pyro(target, z):
 def test_it_is_pyro_s_log_joint(task):
     target = potential(task, temperature=0.5)
     z = draws(target)
+    torch.testing.assert_close(target.position(target.weights(z)), z, rtol=1e-6, atol=1e-6)
+    assert {s: v.shape for s, v in target.weights(z.view(5, 1, -1)).items()} == {
+        s: (5, 1, *v.shape) for s, v in target.model.initial.items()
+    }
     density, gradient = target(z)
     assert density.dtype == gradient.dtype == torch.float64 and gradient.shape == z.shape
     for row in range(len(z)):
@@ -63,15 +67,6 @@ def test_it_is_pyro_s_log_joint(task):
     target.dtype, target.x = torch.float64, target.x.double()
     slope = (target(z + 1e-5 * direction)[0] - target(z - 1e-5 * direction)[0]) / 2e-5
     torch.testing.assert_close((target(z)[1] * direction).sum(1), slope, rtol=1e-4, atol=1e-4)
-
-
-def test_there_and_back():
-    target = potential("learned")
-    z = draws(target)
-    torch.testing.assert_close(target.position(target.weights(z)), z, rtol=1e-6, atol=1e-6)
-    assert {s: v.shape for s, v in target.weights(z.view(5, 1, -1)).items()} == {
-        s: (5, 1, *v.shape) for s, v in target.model.initial.items()
-    }
 
 
 @pytest.mark.parametrize("prior", ["fan-in:1", "gamma:1,1", "scale-mixture"])
@@ -266,11 +261,15 @@ def test_what_is_refused():
 
 
 # -- where there is no compiled gradient -------------------------------------------------------------------------------
-def test_no_compiler(monkeypatch):
-    monkeypatch.setattr(compiled.shutil, "which", lambda name: None)
-    target = potential()
+def test_no_compiler_or_no_c_for_an_operator(monkeypatch):
+    target = potential("fixed")
+    plain = target.model.net.activation
+    target.model.net.activation = lambda f: torch.special.i0(plain(f))
     z = draws(target)
     before = target(z)
+    with pytest.warns(UserWarning, match="not compiled.*has no C form"):
+        assert not target.compile(1)
+    monkeypatch.setattr(compiled.shutil, "which", lambda name: None)
     with pytest.warns(UserWarning, match="not compiled.*no C compiler"):
         assert not target.compile(1)
     assert all(torch.equal(a, b) for a, b in zip(before, target(z), strict=True))
@@ -313,14 +312,6 @@ def test_what_a_recipe_does_not_say_is_found_out(monkeypatch):
     assert first.compile(1) and second.compile(1)
     z = draws(first)
     assert (second(z)[0] - second.evaluate(z)[0]).abs().max() < 1e-3
-
-
-def test_an_operator_without_c_is_told():
-    target = potential("fixed")
-    plain = target.model.net.activation
-    target.model.net.activation = lambda f: torch.special.i0(plain(f))
-    with pytest.warns(UserWarning, match="not compiled.*has no C form"):
-        assert not target.compile(1)
 
 
 @pytest.mark.parametrize("task", TASKS)

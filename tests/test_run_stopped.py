@@ -22,7 +22,7 @@ def test_a_signal_leaves_a_checkpoint_that_goes_on_to_the_same_result(number, tm
     command = ["train", *LONG, *SMALL, "--epochs", "6"]
     assert main([*command, "--out", str(tmp_path / "whole")]) == 0
     stopped = tmp_path / "stopped"
-    check, calls = optimise._check_finite, []
+    check, calls = optimise.check_finite, []
 
     def check_and_stop(*args):
         calls.append(1)
@@ -31,7 +31,7 @@ def test_a_signal_leaves_a_checkpoint_that_goes_on_to_the_same_result(number, tm
         check(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(optimise, "_check_finite", check_and_stop)
+        patch.setattr(optimise, "check_finite", check_and_stop)
         assert main([*command, "--out", str(stopped)]) == 130
     told = capsys.readouterr().err
     assert f"train --resume --out {stopped}" in told and "Traceback" not in told

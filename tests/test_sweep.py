@@ -273,7 +273,7 @@ def test_a_signal_stops_with_the_command_that_goes_on(table, tmp_path, monkeypat
 
     spec, out = tmp_path / "s.toml", tmp_path / "out"
     spec.write_text(DATA.format(table=table) + MLP + MEAN_FIELD)
-    check, calls = optimise._check_finite, []
+    check, calls = optimise.check_finite, []
 
     def check_and_stop(*args):
         calls.append(1)
@@ -282,7 +282,7 @@ def test_a_signal_stops_with_the_command_that_goes_on(table, tmp_path, monkeypat
         check(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(optimise, "_check_finite", check_and_stop)
+        patch.setattr(optimise, "check_finite", check_and_stop)
         assert sweep(spec, out) == 130
     told = capsys.readouterr().err
     assert "finished fits are kept, the same command goes on: " in told and "Traceback" not in told

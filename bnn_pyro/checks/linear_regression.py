@@ -169,8 +169,6 @@ def stationary(method: Method, exact: LinearGaussian) -> tuple[Tensor | None, Te
     low = stationary_covariance(exact.precision, eta, method.friction)
     if not 0 < size < num:
         return low, low
-    if method.gradient_noise == "subtracted":
-        return None, None
     # Gradients of rows, a r / σ², at weights of the posterior: E r² = (r at the mean)² + its variance.
     a = exact.y_scale * exact.design(exact.x)
     square = (exact.y - exact.y_shift - a @ exact.mean).square() + ((a @ torch.linalg.inv(exact.precision)) * a).sum(1)

@@ -29,6 +29,7 @@ from torch.distributions import Independent, Normal
 from bnn_pyro.inference.linear import linear_layer
 from bnn_pyro.inference.log_joint import LogJoint
 from bnn_pyro.inference.potential import Potential, Space
+from bnn_pyro.parts.likelihoods import Likelihood
 from bnn_pyro.parts.priors import IsotropicNormal
 
 __all__ = ["STRUCTURES", "Curvature", "Rounded", "Whitened", "coordinates", "mode_of", "precision_near_the_mode"]
@@ -200,7 +201,9 @@ def coordinates(potential: Potential) -> Space:
 
     potential: in plain coordinates; call inside ``isolated``.
     """
-    if linear_layer(potential.model) is None or not hasattr(potential.model.likelihood, "information"):
+    if linear_layer(potential.model) is None:
+        return Space()
+    if getattr(type(potential.model.likelihood), "information", Likelihood.information) is Likelihood.information:
         return Space()
     curvature = Curvature(potential)
     mode = mode_of(potential, Whitened(curvature, potential.initial))

@@ -5,13 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from bnn_pyro.inference.log_joint import LogJoint, log_joints
+from bnn_pyro.inference.log_joint import LogJoint, Pair, Precision, log_joints
 from bnn_pyro.parts.gamma_prior import GammaNormal
 from bnn_pyro.parts.likelihoods import Categorical
 from bnn_pyro.parts.nets import MLP
@@ -78,12 +77,8 @@ class LinearLogJoint(LogJoint):
         self.layer_sites = linear_layer(model).sites
 
     def gradient(
-        self,
-        u: Tensor,
-        x: Tensor | None = None,
-        y: Tensor | None = None,
-        precision: Mapping[str, Tensor] | None = None,
-    ) -> tuple[Tensor, Tensor]:
+        self, u: Tensor, x: Tensor | None = None, y: Tensor | None = None, precision: Precision = None
+    ) -> Pair:
         """See :class:`LogJoint`."""
         x, y, precision = self.x if x is None else x, self.y if y is None else y, precision or {}
         factor = len(self.x) / y.shape[-1] / self.temperature

@@ -27,7 +27,11 @@ from bnn_pyro.parts.likelihoods import OBSERVED, ReadLikelihood
 from bnn_pyro.parts.nets import in_mode
 from bnn_pyro.parts.priors import widest_activation
 
-__all__ = ["LogJoint", "Rescale", "log_joints", "log_likelihood"]
+__all__ = ["LogJoint", "Pair", "Precision", "Rescale", "log_joints", "log_likelihood"]
+
+Pair = tuple[Tensor, Tensor]
+#: {site: (C,)}, given precisions of ``GammaNormal`` priors.
+Precision = Mapping[str, Tensor] | None
 
 #: Bytes that the widest activation of one chunk of rows may take.
 MAX_MEMORY = 64 * 2**20
@@ -84,13 +88,7 @@ class LogJoint:
         # Equal transforms: not the same objects any more after a journey to another process.
         return any(transform != _IDENTITY for transform in self._transforms.values())
 
-    def terms(
-        self,
-        u: Tensor,
-        x: Tensor | None = None,
-        y: Tensor | None = None,
-        precision: Mapping[str, Tensor] | None = None,
-    ) -> tuple[Tensor, Tensor]:
+    def terms(self, u: Tensor, x: Tensor | None = None, y: Tensor | None = None, precision: Precision = None) -> Pair:
         """(log p(w) + log |∂w/∂u|, (N/B)·log p(y | x, w)/T), each (C,) in nats, at u (C, P); differentiable.
 
         x, y, precision: as for :func:`log_joints`; without x or y, those of all rows.
@@ -114,12 +112,8 @@ class LogJoint:
         return prior + likelihood
 
     def gradient(
-        self,
-        u: Tensor,
-        x: Tensor | None = None,
-        y: Tensor | None = None,
-        precision: Mapping[str, Tensor] | None = None,
-    ) -> tuple[Tensor, Tensor]:
+        self, u: Tensor, x: Tensor | None = None, y: Tensor | None = None, precision: Precision = None
+    ) -> Pair:
         """(log π (C,), its gradient (C, P)); arguments as for :meth:`terms`.
 
         Where ``precision`` is given, the gradient is that of the conditional; log π has it integrated out all the same.
@@ -189,8 +183,8 @@ def log_joints(
     x: Tensor,
     y: Tensor,
     likelihood: float = 1.0,
-    precision: Mapping[str, Tensor] | None = None,
-) -> tuple[Tensor, Tensor]:
+    precision: Precision = None,
+) -> Pair:
     """(log p(w), ``likelihood`` · log p(y | x, w)) of C sets of weights at once, each (C,), in nats.
 
     w: {site: (C, *shape)}.   x, y: (B, *input_shape) and (B,) for all of them, or (C, B, …), rows of its own for each.

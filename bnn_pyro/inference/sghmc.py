@@ -10,15 +10,12 @@ posterior variance 1/λ the variance of full-batch draws is too large by 1/(1 �
 that is shown, mean v²·(1 − α/2)/η over the weights, is the mean of just these factors: 1.02 says that variances are 2 %
 too large on average, standard deviations 1 %. Slow directions need about 2α/(ηλ) steps for an independent draw. So:
 raise lr until that temperature leaves 1 by more than you allow, and look at R-hat for whether the run was long enough.
-Measured on linear regression (docs/results/sghmc.md, α = 0.1), standard deviations are within 0.5 % of exact up to
-ηλ = 0.3 for the largest λ; the explicit form, w ← w + the old v, is off by 1 to 8 % from 0.02 to 0.06, then explodes.
 
 Mini-batches ask for a smaller step. Every epoch takes each row once, so that the noises of an epoch sum to zero and
 slow directions hardly feel them: standard deviations were 0 to 2 % too large up to ηλ·N/B = 4α and 6 % at 6α, while the
 momenta, which do feel them, were at 1.35 and 1.7: the temperature is a warning here, not a measure of the bias.
 Independent batches were worse: 8 % too wide where this is right within 0.5 %, and 10 % too narrow where the estimated
-variance of their gradients was taken off the injected noise, as the paper has it. SGLD takes ten times the lr for the
-same bias, and still needs more steps for an independent draw.
+variance of their gradients was taken off the injected noise, as the paper has it (docs/results/sghmc.md).
 """
 
 from __future__ import annotations
