@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
 from bnn_pyro.datasets.dataset import Dataset
-from bnn_pyro.errors import UserError
+from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.inference.linear import stochastic_log_joint
 from bnn_pyro.inference.log_joint import log_likelihood
 from bnn_pyro.inference.method import Report
@@ -43,6 +43,9 @@ from bnn_pyro.parts.nets import in_mode
 from bnn_pyro.posterior import Posterior, weight_space
 
 __all__ = ["SGHMC", "SGLD", "Chains", "step"]
+
+#: What runs of earlier versions may have for ``gradient_noise``.
+FORMER_NOISE = ("subtracted", "ignored")
 
 
 def step(w: Tensor, v: Tensor, gradient: Tensor, eta: float, friction: float, noise: float) -> tuple[Tensor, Tensor]:
@@ -57,17 +60,15 @@ def step(w: Tensor, v: Tensor, gradient: Tensor, eta: float, friction: float, no
 
 
 class Chains:
-    """C chains between two steps: w and v are (C, P), so that a step is one normal draw and a few passes over memory.
-
-    Raises UserError for a prior without samples, and where no draw would be kept.
-    """
+    """C chains between two steps; w and v are (C, P): a step is one normal draw and a few passes over memory."""
 
     def __init__(self, settings: StochasticGradient, model: nn.Module, data: Dataset, seed: int) -> None:
-        self.settings, self.x_val, self.y_val = settings, data.x_val, data.y_val
-        s = settings
+        self.settings, self.x_val, self.y_val = (s := settings), data.x_val, data.y_val
+        if s.gradient_noise in FORMER_NOISE:
+            about = "was measured to be further off the posterior than reshuffled, and is no longer offered"
+            raise UserError(f"gradient_noise={s.gradient_noise} {about}; runs made with it are still read")
         self.batches = Batches(data.x_train, data.y_train, s.batch_size, s.chains, seed)
-        per_epoch = self.batches.per_epoch
-        self.done, self.total = 0, per_epoch * s.epochs
+        self.done, self.total = 0, (per_epoch := self.batches.per_epoch) * s.epochs
         self.window = per_epoch * math.ceil(s.epochs / 1000)  # steps that make one line of the trace
         burn_in = self.total // 5 if s.burn_in is None else per_epoch * s.burn_in
         self.plan = Plan.make(parse_schedule(s.schedule), self.total, burn_in, s.thin, s.max_draws)
@@ -114,8 +115,8 @@ class Chains:
         line = [self.done / self.batches.per_epoch, step_size, kinetic, log_joint, float(draws)]
         figures = {"lr": step_size, "draws": draws, "kinetic T": kinetic}
         if len(self.x_val):
-            line.append(self.stored.validation_nll(self._scores, self.settings.chains))
-            figures["validation NLL"] = line[-1]
+            figures["validation NLL"] = self.stored.validation_nll(self._scores, self.settings.chains)
+            line.append(figures["validation NLL"])
         for values, value in zip(self.trace.values(), line, strict=True):
             values.append(value)
         return figures
@@ -147,8 +148,7 @@ class Chains:
         return self.settings.eta_share * self.settings.lr / len(self.batches.x) * float(self.plan.share[k])
 
     def _momentum_variance(self, eta: float) -> float:
-        """In stationarity, in the limit of small steps."""
-        return eta / (1 - self.settings.friction / 2)
+        return eta / (1 - self.settings.friction / 2)  # in stationarity, in the limit of small steps
 
     def _momentum(self, eta: float) -> Tensor:
         return torch.randn_like(self.w) * math.sqrt(self._momentum_variance(eta))
@@ -160,8 +160,8 @@ class Chains:
 
     def _scores(self) -> Tensor:
         """log Σ_c p(y_n | x_n, w_c) of the validation rows, (B,)."""
-        sites = self.log_joint.sites(self.w)
-        return log_likelihood(self.log_joint.model, sites, self.x_val, self.y_val).logsumexp(0)
+        found = log_likelihood(self.log_joint.model, self.log_joint.sites(self.w), self.x_val, self.y_val)
+        return found.logsumexp(0)
 
     def _check(self) -> None:
         check_finite(self.recent, self.done, self.settings.lr)
@@ -207,6 +207,7 @@ class StochasticGradient:
 
     #: The same for every method of this family; SGHMC has them as settings.
     friction: ClassVar[float]
+    gradient_noise: ClassVar[str] = "reshuffled"
     resample_momentum: ClassVar[int]
     #: η as a share of lr/N.
     eta_share: ClassVar[float] = 1.0
@@ -238,8 +239,7 @@ class StochasticGradient:
 
         ``stats`` of the posterior, (C, D): log_joint of each draw in nats, as the mini-batch of its step estimates it.
         ``trace``, a line an epoch: step_size (as lr), kinetic_temperature and log_joint (means over chains and steps),
-        draws (stored, all chains), validation_nll (of the ensemble so far; before the first draw, of the chains as
-        they are).
+        draws (stored, all chains), validation_nll (of the ensemble so far, or of the chains as they are).
         """
         model = weight_space(model)
         with in_mode(model, training=False):
@@ -257,9 +257,9 @@ class StochasticGradient:
                         checkpoint.save(chains.state_dict())
                         if checkpoint.stop:
                             raise Interrupted(f"stopped after step {chains.done:,} of {chains.total:,}")
-        draws = torch.stack(chains.stored.draws, 1)
+        draws = chains.log_joint.sites(torch.stack(chains.stored.draws, 1))
         stats = {"log_joint": torch.stack(chains.stored.log_joint, 1)}
-        return Posterior(model, data.schema, chains=chains.log_joint.sites(draws), stats=stats, trace=chains.trace)
+        return Posterior(model, data.schema, chains=draws, stats=stats, trace=chains.trace)
 
 
 @dataclass(frozen=True)
@@ -267,7 +267,7 @@ class SGHMC(StochasticGradient):
     """Settings of stochastic-gradient Hamiltonian Monte Carlo.
 
     friction           α in (0, 1]: the share of the momentum that a step loses
-    gradient_noise     reshuffled: every epoch takes each row once; the only choice, others were measured to be worse
+    gradient_noise     reshuffled: every epoch takes each row once; no other choice any more
     resample_momentum  steps between two fresh draws of the momentum; 0: never
     """
 
@@ -279,11 +279,8 @@ class SGHMC(StochasticGradient):
         super().__post_init__()
         if not 0 < self.friction <= 1:
             raise UserError(f"friction must lie between 0 (excluded) and 1, got {self.friction}")
-        if self.gradient_noise != "reshuffled":
-            raise UserError(
-                f"gradient_noise must be 'reshuffled', got {self.gradient_noise!r}: draws with 'subtracted' or "
-                "'ignored' were measured to be further off the posterior, and are no longer made"
-            )
+        if self.gradient_noise not in ("reshuffled", *FORMER_NOISE):
+            raise unknown("gradient_noise", self.gradient_noise, ["reshuffled"])
         if self.resample_momentum < 0:
             raise UserError(f"resample_momentum must be at least 0, got {self.resample_momentum}")
 
