@@ -100,14 +100,6 @@ def test_diagnose_writes_what_the_library_finds(runs, capsys, monkeypatch):
     assert [p.name for p in (folder / "figures").iterdir()] == ["mine.png"], "figures that no longer apply are removed"
 
 
-@pytest.mark.usefixtures("no_figures")
-def test_a_bad_posterior_is_told_first_and_in_words(runs, capsys):
-    assert main(["diagnose", str(runs / "bad"), "--quiet"]) == 0
-    text, html = capsys.readouterr().out, (runs / "bad" / "diagnosis.html").read_text()
-    assert "Problem  Not converged" in text and "Try" in text
-    assert html.index("<b>Problem</b>") < html.index("Not converged") < html.index("<table")
-
-
 @pytest.mark.parametrize(
     ("name", "words"),
     [("few", "are too few to tell"), ("svi", "k-hat"), ("svi/baseline", "One network, a point estimate")],
@@ -200,19 +192,6 @@ def test_the_quick_verdict_is_that_of_the_diagnosis(runs):
         assert quick.verdicts[0].sentence.split(":")[0] == whole.verdicts[0].sentence.split(":")[0]
     assert diagnostics.diagnose_chains(bp.load(runs / "svi"), data) is None
     assert diagnostics.diagnose_chains(bp.load(runs / "svi" / "baseline"), data) is None
-
-
-def test_divergences_and_stuck_chains_reach_the_quick_verdict(runs):
-    posterior, data = bp.load(runs / "good"), RunFolder(runs / "good").recipe.load()
-    for num, level in ((3, "caution"), (30, "bad")):
-        posterior.stats["diverging"][1, :num] = 1
-        found = diagnostics.diagnose_chains(posterior, data)
-        assert {v.about: v.level for v in found.verdicts}["divergences"] == level
-        assert found.statistics["divergences"] == num and found.statistics["divergent_chains"] == 1
-    for site in posterior.chains.values():
-        site[2] = site[2, :1]
-    found = diagnostics.diagnose_chains(posterior, data)
-    assert found.statistics["stuck_chains"] == 1 and "stuck chains" in {v.about for v in found.verdicts}
 
 
 @pytest.mark.usefixtures("no_figures")

@@ -202,7 +202,7 @@ def _chains(f: Findings) -> Verdict:
             + (f"; then {LONGER}" if known else LONGER)
             + ", a smaller network, a narrower prior, or start the chains from a fit.",
         )
-    hampered = [cause for cause in known if cause.about in ("kinetic temperature", "divergences")]
+    hampered = [cause for cause in known if cause.about == "divergences"]
     if f.apart() or low < ESS or stuck or hampered:
         more = f"{max(2, math.ceil(ESS / max(low, 1.0)))} times as many draws would make sure"
         if hampered:
