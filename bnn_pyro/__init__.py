@@ -27,7 +27,7 @@ _NAMES = {
     "fitting": "fit",
     "loading": "load",
     "isolation": "isolated",
-    "executors": "executor",
+    "parallel.executor": "executor",
     "errors": "UserError",
     "parts.priors": "BayesianNet",
 }

@@ -1,20 +1,14 @@
-"""Files that are whole or absent, and training that can be stopped.
-
-A training that was stopped, or killed at any moment, goes on to the same result.
-"""
+"""Training that can be stopped, or killed at any moment, and goes on to the same result."""
 
 from __future__ import annotations
 
-import contextlib
-import errno
+import copy
 import hashlib
 import io
-import json
-import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
@@ -23,75 +17,20 @@ import torch
 
 from bnn_pyro.distributed import here
 from bnn_pyro.errors import UserError
+from bnn_pyro.files import write_whole
+from bnn_pyro.parallel.task import should_stop
 
-__all__ = ["PART", "Checkpoint", "Interrupted", "read_json", "unwritable", "write_whole"]
+__all__ = ["Checkpoint", "Interrupted"]
 
-#: What ends the name of a file that is being written.
-PART = ".part"
-#: Bytes of a checkpoint's checksum.
-SEAL = 32
-#: Seconds in which a signal is an echo: torchrun passes on the Ctrl-C that its processes had from the terminal.
-ECHO = 2.0
+#: Bytes of the checksum (SHA-256) that ends the file: torch reads tensors of changed bytes without a word.
+CHECKSUM = 32
+
+#: Seconds in which a signal is the same one: torchrun passes on the Ctrl-C that its processes had from the terminal.
+SAME_SIGNAL = 2.0
 
 
 class Interrupted(KeyboardInterrupt):
     """Training stopped on a signal, after its checkpoint was written."""
-
-
-def _seal(blob: bytes) -> bytes:
-    """What ends a checkpoint, so that a change in it is noticed."""
-    return hashlib.sha256(blob).digest()
-
-
-def write_whole(path: Path, blob: bytes) -> None:
-    """Write beside, flush to disk, rename: a process killed at any moment leaves the old file or the new one.
-
-    Raises UserError where the disk is full or the folder cannot be written to; the old file is then as it was.
-    """
-    beside = path.with_name(f"{path.name}.{os.getpid()}{PART}")
-    try:
-        with open(beside, "wb") as file:
-            file.write(blob)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            beside.unlink()
-        if isinstance(error, OSError):
-            raise unwritable(path, error) from None
-        raise
-
-
-def read_json(path: Path, shape: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The table in a JSON file; None where the file is damaged, or does not hold what ``shape`` says.
-
-    shape: the kind of every value by its key, "*" for any key; in turn a table, or a list of one kind for all items.
-    """
-    try:
-        held = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError):
-        return None
-    return held if isinstance(held, dict) and _fits(held, shape) else None
-
-
-def _fits(held: Any, shape: Any) -> bool:
-    if isinstance(shape, list):
-        return isinstance(held, list) and all(_fits(item, shape[0]) for item in held)
-    if isinstance(shape, Mapping):
-        if not isinstance(held, dict) or ("*" in shape and not all(_fits(v, shape["*"]) for v in held.values())):
-            return False
-        return all(key == "*" or (key in held and _fits(held[key], kind)) for key, kind in shape.items())
-    return isinstance(held, shape) and not isinstance(held, bool)
-
-
-def unwritable(path: Path, error: OSError) -> UserError:
-    """The error for a file or folder that could not be written."""
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    way = (
-        "make room and give the command again (train: with --resume)" if full else "choose a place that can be written"
-    )
-    return UserError(f"{path} could not be written ({error.strerror}); what was whole before still is; {way}")
 
 
 class Checkpoint:
@@ -109,16 +48,36 @@ class Checkpoint:
 
     def __init__(self, folder: Path, key: Any = None, every: float = 20.0) -> None:
         self.path, self.key, self.every = Path(folder) / "training.pt", key, every
-        self.stop = False
-        self._last = self._asked = time.monotonic()
+        self.parent: Checkpoint | None = None
+        self._signalled = False
+        self._last = self._signal_time = time.monotonic()
         self._handlers: dict[int, Any] = {}
 
     def child(self, name: str) -> Checkpoint:
-        """A file of its own beside this one's, for a part of the run; it stops when this one does.
+        """A file of its own beside this one's, for a part of the run; it stops when this one does, or its task is to.
 
-        A child that was pickled to another process is on its own there: set its ``stop``.
+        A child may be pickled to another process.
         """
-        return _Child(self, name)
+        child = copy.copy(self)
+        child.path, child.parent = self.path.with_suffix(f".{name}.pt"), self
+        return child
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "parent": None, "_signalled": False, "_handlers": {}}
+
+    @property
+    def stop(self) -> bool:
+        """Whether the loop is to save and end: after a signal, or where it is (part of) a task that is not wanted."""
+        return self._signalled or should_stop() or (self.parent is not None and self.parent.stop)
+
+    @stop.setter
+    def stop(self, value: bool) -> None:
+        self._signalled = value
+
+    @property
+    def due(self) -> bool:
+        """Whether the loop should save now."""
+        return self.stop or time.monotonic() - self._last >= self.every
 
     @property
     def exists(self) -> bool:
@@ -137,8 +96,8 @@ class Checkpoint:
             return None
         try:
             blob = self.path.read_bytes()
-            if _seal(blob[:-SEAL]) != blob[-SEAL:]:
-                raise ValueError  # torch reads tensors of changed bytes without a word
+            if hashlib.sha256(blob[:-CHECKSUM]).digest() != blob[-CHECKSUM:]:
+                raise ValueError
             saved = torch.load(io.BytesIO(blob), map_location="cpu", weights_only=True)
             key, state = saved["key"], saved["state"]
         except Exception:
@@ -158,61 +117,33 @@ class Checkpoint:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         buffer = io.BytesIO()
         torch.save({"key": self.key, "state": state}, buffer)
-        write_whole(self.path, buffer.getvalue() + _seal(buffer.getvalue()))
+        write_whole(self.path, buffer.getvalue() + hashlib.sha256(buffer.getvalue()).digest())
         self._last = time.monotonic()
-
-    def _children(self) -> Iterator[Path]:
-        return self.path.parent.glob(f"{self.path.stem}.*.pt")
-
-    @property
-    def due(self) -> bool:
-        """Whether the loop should save now."""
-        return self.stop or time.monotonic() - self._last >= self.every
 
     def discard(self) -> None:
         """Remove the file, and those of its children: the posterior is saved."""
         here().first_does(self._remove)
 
     def _remove(self) -> None:
-        self.path.unlink(missing_ok=True)
-        for child in self._children():
-            child.unlink()
+        for path in (self.path, *self._children()):
+            path.unlink(missing_ok=True)
         if self.path.parent.is_dir() and not any(self.path.parent.iterdir()):
             self.path.parent.rmdir()
 
+    def _children(self) -> Iterator[Path]:
+        return self.path.parent.glob(f"{self.path.stem}.*.pt")
+
     def __enter__(self) -> Checkpoint:
         if threading.current_thread() is threading.main_thread():
-            self._handlers = {s: signal.signal(s, self._request) for s in (signal.SIGINT, signal.SIGTERM)}
+            self._handlers = {s: signal.signal(s, self._on_signal) for s in (signal.SIGINT, signal.SIGTERM)}
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, where: TracebackType | None) -> None:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
 
-    def _request(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
-        if self.stop and not (here().size > 1 and now - self._asked < ECHO):
+        if self._signalled and not (here().size > 1 and now - self._signal_time < SAME_SIGNAL):
             raise KeyboardInterrupt
-        self.stop, self._asked = True, now
-
-
-class _Child(Checkpoint):
-    """A checkpoint of a part of a run; ``stop`` is its parent's."""
-
-    def __init__(self, parent: Checkpoint, name: str) -> None:
-        self.parent: Checkpoint | None = None
-        super().__init__(parent.path.parent, parent.key, parent.every)
-        self.path = parent.path.with_suffix(f".{name}.pt")
-        self.parent = parent
-
-    @property
-    def stop(self) -> bool:
-        """Whether the run is asked to stop."""
-        return self._stop if self.parent is None else self.parent.stop
-
-    @stop.setter
-    def stop(self, value: bool) -> None:
-        self._stop = value
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "parent": None, "_stop": False, "_handlers": {}}
+        self._signalled, self._signal_time = True, now

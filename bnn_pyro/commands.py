@@ -85,7 +85,7 @@ def _asked(args: Namespace) -> tuple[Recipe, RunFolder]:
 # -- evaluate ----------------------------------------------------------------------------------------------------------
 def evaluate(args: Namespace) -> None:
     """Score a run on its own test rows (and on --ood), or on other data with labels."""
-    from bnn_pyro.files import Claim
+    from bnn_pyro.files import lock_folder
     from bnn_pyro.reports.tables import run_table, score_table
     from bnn_pyro.runs.evaluate import evaluate_run, load_posterior, outside_inputs, score_mean_weights, score_other
     from bnn_pyro.runs.folder import RunFolder
@@ -108,7 +108,7 @@ def evaluate(args: Namespace) -> None:
         print(score_table(score_mean_weights(folder, recipe, data, posterior, outside=outside, show=show)))
         return
     baseline = load_posterior(folder.baseline, recipe.device) if folder.baseline.is_trained else None
-    with Claim(folder.path):
+    with lock_folder(folder.path):
         pruned = prune_run(folder, data, posterior, recipe.num_draws, show=show) if args.prune else None
         run = evaluate_run(folder, recipe, data, posterior, baseline, outside=outside, show=show)
     print(run_table(run) + (pruning_table(pruned) if pruned is not None else ""))
@@ -126,7 +126,7 @@ def _with_flags(recipe: Recipe, args: Namespace) -> Recipe:
 # -- predict -----------------------------------------------------------------------------------------------------------
 def predict(args: Namespace) -> None:
     """Predictions with their uncertainty for new inputs, one line a row, as CSV."""
-    from bnn_pyro.checkpoint import write_whole
+    from bnn_pyro.files import write_whole
     from bnn_pyro.reports.tables import prediction_table
     from bnn_pyro.runs.evaluate import load_posterior
     from bnn_pyro.runs.folder import RunFolder
@@ -158,7 +158,7 @@ def _new_inputs(path: str, schema: Schema, invert: bool) -> torch.Tensor:
 # -- compare -----------------------------------------------------------------------------------------------------------
 def compare(args: Namespace) -> None:
     """Several runs on the same test rows: tables and HTML with rankings and paired differences to the first."""
-    from bnn_pyro.checkpoint import write_whole
+    from bnn_pyro.files import write_whole
     from bnn_pyro.runs.compare import compare_runs
     from bnn_pyro.runs.folder import RunFolder
 
@@ -177,7 +177,7 @@ def compare(args: Namespace) -> None:
 # -- diagnose ----------------------------------------------------------------------------------------------------------
 def diagnose(args: Namespace) -> None:
     """Whether a run's posterior can be trusted: verdicts, tables, figures, and its draws for ArviZ."""
-    from bnn_pyro.files import Claim
+    from bnn_pyro.files import lock_folder
     from bnn_pyro.runs.diagnose import diagnose_run, diagnosis_table
     from bnn_pyro.runs.evaluate import load_posterior
     from bnn_pyro.runs.folder import RunFolder
@@ -189,7 +189,7 @@ def diagnose(args: Namespace) -> None:
         raise UserError(f"--out {out} exists; choose another name, or leave it out to write into the run")
     data = recipe.load()
     posterior = load_posterior(folder, args.device or recipe.device)
-    with Claim(out or folder.path):
+    with lock_folder(out or folder.path):
         found = diagnose_run(folder, recipe, data, posterior, out=out, netcdf=not args.no_netcdf, show=not args.quiet)
     print(diagnosis_table(found))
     print(f"\ndiagnosis: {(out or folder.path) / 'diagnosis.html'}")
@@ -202,7 +202,7 @@ def check(args: Namespace) -> int:
     Raises KeyboardInterrupt with the way to go on after Ctrl-C or SIGTERM.
     """
     from bnn_pyro.checks import CHECKS
-    from bnn_pyro.files import Claim
+    from bnn_pyro.files import lock_folder
     from bnn_pyro.runs.check import BUDGETS, check_subjects
     from bnn_pyro.runs.check_folder import CheckFolder
     from bnn_pyro.runs.check_page import check_table, level_of
@@ -222,7 +222,7 @@ def check(args: Namespace) -> int:
     place = claim(args.out or name, resume=args.resume)
     facts = {**environment("cpu"), "budget": args.budget}
     try:
-        with Claim(place.path):
+        with lock_folder(place.path):
             results = check_subjects(
                 plans, checks, place, budget=args.budget, seed=args.seed or 0, facts=facts, show=not args.quiet
             )
@@ -240,8 +240,8 @@ def sweep(args: Namespace) -> int:
 
     Returns 1 where a fit failed, else 0. Raises KeyboardInterrupt with the way to go on after Ctrl-C or SIGTERM.
     """
-    from bnn_pyro.executors import parse as parse_executor
-    from bnn_pyro.files import Claim
+    from bnn_pyro.files import lock_folder
+    from bnn_pyro.parallel.executor import parse_executor
     from bnn_pyro.runs.folder import environment
     from bnn_pyro.runs.sweep import planned_text, run_sweep
     from bnn_pyro.runs.sweep_folder import SweepFolder
@@ -256,7 +256,7 @@ def sweep(args: Namespace) -> int:
     if args.executor is not None:
         parse_executor(args.executor)
     try:
-        with Claim(place.path):
+        with lock_folder(place.path):
             how = dict(executor=args.executor, cores=args.cores or 0, overwrite=args.overwrite)
             results, found = run_sweep(spec, place, **how, show=show)
     except KeyboardInterrupt as stopped:

@@ -1,117 +1,145 @@
-"""Folders that one process at a time writes to."""
+"""Files that are whole or absent, and folders that one process at a time writes to."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import json
 import os
 import socket
-import threading
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import ClassVar
+from typing import Any
 
-from bnn_pyro.checkpoint import PART, unwritable
+from filelock import FileLock, Timeout
+
 from bnn_pyro.errors import UserError
 
-try:
-    import fcntl
-except ImportError:  # Windows: two runs aimed at one folder are the user's to avoid
-    fcntl = None
-
-__all__ = ["CLAIM", "Claim", "InUse", "is_occupied"]
+__all__ = ["LOCK", "InUse", "is_occupied", "lock_folder", "read_json", "unwritable", "write_whole"]
 
 #: The file that a process holds locked while it writes to a folder.
-CLAIM = "in-use.lock"
+LOCK = "in-use.lock"
+
+#: What ends the name of a file that is being written.
+PART = ".part"
 
 
 class InUse(UserError):
     """Another process, or thread, is writing to the folder."""
 
 
-class Claim:
-    """The sole right to write to a folder, until :meth:`release`, the end of a ``with`` block or of this object.
+# -- files -------------------------------------------------------------------------------------------------------------
+def write_whole(path: Path, blob: bytes) -> None:
+    """Write beside, flush to disk, rename: a process killed at any moment leaves the old file or the new one.
 
-    The operating system takes it back from a process that ends in whatever way, so that nothing remains of one that
-    was killed. The thread that holds a folder may claim it again. Where a file system knows no locks, there is none.
-
-    Raises InUse where another process (or thread) is at it, UserError where the folder cannot be made.
+    Raises UserError where the disk is full or the folder cannot be written to; the old file is then as it was.
     """
-
-    _held: ClassVar[dict[Path, int]] = {}
-
-    def __init__(self, folder: str | Path) -> None:
-        self.folder, self._file = Path(folder).resolve(), -1
-        holder = self._held.get(self.folder)
-        if holder is not None:
-            if holder != threading.get_ident():
-                raise self._taken("another thread of this process")
-            return
-        self._made = not self.folder.exists()
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._file = self._lock(self.folder / CLAIM)
-        except OSError as error:
-            raise unwritable(self.folder, error) from None
-        self._held[self.folder] = threading.get_ident()
-        for left in (*self.folder.glob(f"*{PART}"), *self.folder.glob(f"*/*{PART}")):  # of a process that was killed
-            if _half_written(left):
-                left.unlink(missing_ok=True)
-
-    def _lock(self, path: Path) -> int:
-        while True:
-            file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-            try:
-                if fcntl is not None:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                told = os.read(file, 200).decode(errors="replace").strip()
-                os.close(file)
-                raise self._taken(told or "another process") from None
-            except OSError:  # a file system without locks
-                pass
-            with contextlib.suppress(FileNotFoundError):
-                if path.stat().st_ino == os.fstat(file).st_ino:
-                    break
-            os.close(file)  # its holder removed it while we opened it
-        with contextlib.suppress(OSError):  # a full disk
-            os.ftruncate(file, 0)
-            os.write(file, f"process {os.getpid()} on {socket.gethostname()}".encode())
-        return file
-
-    def _taken(self, who: str) -> InUse:
-        return InUse(
-            f"{self.folder} is being written to by {who}; wait until that has ended, stop it (its claim ends with it, "
-            "however it ends), or choose another folder"
-        )
-
-    def release(self) -> None:
-        """Give it back; the folder too where it was made for nothing."""
-        if self._file < 0:
-            return
-        file, self._file = self._file, -1
-        self._held.pop(self.folder, None)
+    beside = path.with_name(f"{path.name}.{os.getpid()}{PART}")
+    try:
+        with open(beside, "wb") as file:
+            file.write(blob)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except BaseException as error:
         with contextlib.suppress(OSError):
-            (self.folder / CLAIM).unlink()
-        os.close(file)
-        if self._made:
+            beside.unlink()
+        if isinstance(error, OSError):
+            raise unwritable(path, error) from None
+        raise
+
+
+def unwritable(path: Path, error: OSError) -> UserError:
+    """The error for a file or folder that could not be written."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    way = (
+        "make room and give the command again (train: with --resume)" if full else "choose a place that can be written"
+    )
+    return UserError(f"{path} could not be written ({error.strerror}); what was whole before still is; {way}")
+
+
+def read_json(path: Path, shape: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The table in a JSON file; None where the file is damaged, or does not hold what ``shape`` says.
+
+    shape: the kind of every value by its key, "*" for any key; in turn a table, or a list of one kind for all items.
+    """
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
+        return None
+    return table if isinstance(table, dict) and _has_shape(table, shape) else None
+
+
+def _has_shape(value: Any, shape: Any) -> bool:
+    if isinstance(shape, list):
+        return isinstance(value, list) and all(_has_shape(item, shape[0]) for item in value)
+    if isinstance(shape, Mapping):
+        if not isinstance(value, dict) or ("*" in shape and not all(_has_shape(v, shape["*"]) for v in value.values())):
+            return False
+        return all(key == "*" or (key in value and _has_shape(value[key], kind)) for key, kind in shape.items())
+    return isinstance(value, shape) and not isinstance(value, bool)
+
+
+# -- folders -----------------------------------------------------------------------------------------------------------
+@contextlib.contextmanager
+def lock_folder(folder: str | Path) -> Iterator[None]:
+    """The sole right to write to a folder while the block lasts; the folder is made, and removed again if left empty.
+
+    The operating system frees the folder of a process that ends in whatever way. The thread that has locked a folder
+    may lock it again. A file system without locks has none.
+
+    Raises InUse where another process (or thread) has locked it, UserError where the folder cannot be made.
+    """
+    folder = Path(folder).resolve()
+    lock, made = FileLock(folder / LOCK, is_singleton=True, fallback_to_soft=False), not folder.exists()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise _in_use(folder) from None
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK):
+            raise unwritable(folder, error) from None
+    first = lock.lock_counter <= 1
+    try:
+        if first:
+            with contextlib.suppress(OSError):  # a full disk
+                (folder / LOCK).write_text(_this_process())
+            for left in (*folder.glob(f"*{PART}"), *folder.glob(f"*/*{PART}")):  # of a process that was killed
+                if _is_half_written(left):
+                    left.unlink(missing_ok=True)
+        yield
+    finally:
+        if first:
+            with contextlib.suppress(OSError):
+                (folder / LOCK).unlink()
+        lock.release()
+        if first and made:
             with contextlib.suppress(OSError):  # it is not empty, as it should be
-                self.folder.rmdir()
+                folder.rmdir()
 
-    def __enter__(self) -> Claim:
-        return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, where: TracebackType | None) -> None:
-        self.release()
+def _in_use(folder: Path) -> InUse:
+    try:
+        holder = (folder / LOCK).read_text(errors="replace")[:200].strip()
+    except OSError:
+        holder = ""
+    holder = "another thread of this process" if holder == _this_process() else holder or "another process"
+    return InUse(
+        f"{folder} is being written to by {holder}; wait until that has ended, stop it (its lock ends with it, "
+        "however it ends), or choose another folder"
+    )
 
-    def __del__(self) -> None:
-        self.release()
+
+def _this_process() -> str:
+    return f"process {os.getpid()} on {socket.gethostname()}"
 
 
 def is_occupied(folder: Path) -> bool:
     """Whether there is more in the folder than a process of ours that was killed before its first whole file leaves."""
-    return folder.is_dir() and any(path.name != CLAIM and not _half_written(path) for path in folder.iterdir())
+    return folder.is_dir() and any(path.name != LOCK and not _is_half_written(path) for path in folder.iterdir())
 
 
-def _half_written(path: Path) -> bool:
+def _is_half_written(path: Path) -> bool:
     """Whether ``write_whole`` was writing it."""
     return path.suffix == PART and path.with_suffix("").suffix[1:].isdigit()

@@ -17,15 +17,15 @@ from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.distributed import Agreed, Ranks, here, joined
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.features import check_split, on_features
-from bnn_pyro.files import Claim
+from bnn_pyro.files import lock_folder
 from bnn_pyro.inference import METHODS, Method, methods_for, unsuitable
 from bnn_pyro.isolation import isolated
 from bnn_pyro.loading import load
+from bnn_pyro.parallel.task import forwarded
 from bnn_pyro.parts.pretrained import from_text
 from bnn_pyro.posterior import Posterior, read_archive
 from bnn_pyro.progress import progress_bar
 from bnn_pyro.settings import build, plain
-from bnn_pyro.side_by_side import telling
 from bnn_pyro.zoo import TUNED, ZOO, Entry, Fit
 
 __all__ = ["at_hand", "check_divisible", "choose_device", "fit", "tuned"]
@@ -149,7 +149,7 @@ def _fit(
     finished = checkpoint is not None and resume and not checkpoint.exists
     if finished and ranks.first_does((Path(out) / "posterior.json").is_file):
         return ranks.all_do(lambda: _finished(out, entry, key))
-    with nullcontext() if out is None else ranks.first_holds(lambda: Claim(out)):
+    with nullcontext() if out is None else ranks.first_holds(lambda: lock_folder(out)):
         if checkpoint is not None and not resume:
             checkpoint.discard()
         where = ranks.all_do(lambda: choose_device(device))
@@ -160,7 +160,7 @@ def _fit(
             model = entry.model(data.schema).to(where)
             inferred, seen = on_features(model, on_device, progress)
             guide = entry.guide(model)
-            report = telling(bars.enter_context(progress_bar(label, progress)))
+            report = forwarded(bars.enter_context(progress_bar(label, progress)))
             guide = guide if guide is None else guide.to(where)
             settings = dict(seed=seed, report=report)
             if checkpoint is None:

@@ -20,9 +20,9 @@ import pyro.poutine as poutine
 import torch
 from torch import Tensor, nn
 
-from bnn_pyro.checkpoint import write_whole
 from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.errors import UserError
+from bnn_pyro.files import write_whole
 from bnn_pyro.isolation import isolated
 
 __all__ = ["Posterior", "model_buffers", "pool", "read_archive", "weight_space"]

@@ -1,9 +1,12 @@
 """Runs of several chains: to the same draws in this process and in others, stopped, resumed, interrupted and killed."""
 
+import itertools
 import os
 import signal
+import time
 import warnings
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,10 +16,10 @@ from monte_carlo import fit, same, stop_at
 import bnn_pyro as bp
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
 from bnn_pyro.checks.linear_regression import correlated
-from bnn_pyro.inference import budget, chains, one_chain, processes
-from bnn_pyro.inference.board import COST, PID, Board
+from bnn_pyro.inference import chains, sampler
 from bnn_pyro.inference.record import Record, most_draws
 from bnn_pyro.inference.sampler import warn_of_idle_chains
+from bnn_pyro.inference.starts import chain_seed
 
 SMALL = {
     "nuts": bp.NUTS(chains=2, draws=8, warmup=30, max_tree_depth=3),
@@ -167,43 +170,51 @@ def test_the_number_of_processes_is_no_setting_of_the_result(tmp_path, monkeypat
         fit(NET, PROBLEM.data, replace(SMALL["nuts"], thin=2), out=tmp_path, resume=True)
 
 
-@pytest.fixture
-def boards(monkeypatch):
-    """The boards of the runs in processes."""
-    made = []
+@dataclass(frozen=True)
+class Dying(bp.NUTS):
+    """The process of one chain is killed at a transition, so many times."""
 
-    def kept(*args):
-        made.append(Board(*args))
-        return made[-1]
+    chain: int = 0
+    after: int = 20
+    deaths: str = ""  # a folder with a file for each death
+    times: int = 1
 
-    monkeypatch.setattr(processes, "Board", kept)
-    return made
+    def kernel(self, potential, blocks, start, seed):
+        kernel, folder = super().kernel(potential, blocks, start, seed), Path(self.deaths)
+        mine = seed == chain_seed(0, self.chain, stream=2)
+        step, steps = kernel.step, itertools.count(1)
+
+        def dying():
+            if mine and next(steps) == self.after and len(list(folder.iterdir())) < self.times:
+                (folder / str(time.time())).touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return step()
+
+        kernel.step = dying
+        return kernel
 
 
-def killer(boards, chain, after):
-    """A report that kills the process of a chain, once."""
-    dead = []
-
-    def report(done, of, figures):
-        if not dead and boards[0].rows[chain, 0] >= after:
-            dead.append(int(boards[0].rows[chain, PID]))
-            os.kill(dead[0], signal.SIGKILL)
-
-    return report
+def dying(tmp_path, **settings):
+    (tmp_path / "deaths").mkdir(exist_ok=True)
+    return Dying(**{**vars(LONGER), "cores": 2, "deaths": str(tmp_path / "deaths"), **settings})
 
 
-def test_a_chain_that_dies_is_named_and_nothing_is_lost(tmp_path, boards, whole):
+def test_a_chain_whose_process_was_killed_goes_on_in_another(tmp_path, whole):
+    assert same(run(dying(tmp_path)), whole) and len(list((tmp_path / "deaths").iterdir())) == 1
+
+
+def test_a_chain_that_dies_each_time_is_named_and_nothing_is_lost(tmp_path, whole):
     with pytest.raises(bp.UserError, match=r"chain 1 of 2 died in its process .* go on with --resume"):
-        run(replace(LONGER, cores=2), checkpoint=Checkpoint(tmp_path, every=0.0), report=killer(boards, 0, 20))
+        run(dying(tmp_path, times=99), checkpoint=Checkpoint(tmp_path / "checkpoint", every=0.0))
     lines = []
-    again = run(LONGER, checkpoint=Checkpoint(tmp_path), report=lambda done, *_: lines.append(done))
-    assert 80 + 19 < lines[0] < 80 + 75  # the other was run to its end, and its own file was of use
+    again = run(LONGER, checkpoint=Checkpoint(tmp_path / "checkpoint"), report=lambda done, *_: lines.append(done))
+    assert lines[0] == 80 + 3 * 19 + 1  # the other was run to its end, and its own file was of use each time
     assert same(again, whole)
 
 
-def test_a_chain_that_dies_leaves_the_others_where_there_is_no_checkpoint(boards, whole):
+def test_a_chain_that_dies_leaves_the_others_where_there_is_no_checkpoint(tmp_path, whole):
     with pytest.warns(UserWarning, match=r"chain 2 of 2 died .*: 1 of 2 chains with 30 of 30 draws each are kept"):
-        rest = run(replace(LONGER, cores=2), report=killer(boards, 1, 20))
+        rest = run(dying(tmp_path, chain=1, times=99))
     assert all(torch.equal(whole.chains[site][:1], v) for site, v in rest.chains.items())
     assert "chain 2 of 2 died" in rest.provenance["stopped"]
 
@@ -253,11 +264,11 @@ def test_ctrl_c_keeps_the_draws_so_far(ctrl_c):
         run(method, report=interrupt_at(9))
 
 
-def test_ctrl_c_keeps_the_draws_of_processes(boards, ctrl_c):
+def test_ctrl_c_keeps_the_draws_of_processes(ctrl_c):
     method, told = bp.NUTS(chains=2, draws=2000, warmup=10, max_tree_depth=3, compiled="no"), []
 
     def interrupt(done, of, figures):
-        if not told and (boards[0].rows[:2, 0] > 15).all():
+        if not told and min(map(int, figures.get("chains", "0·0%").rstrip("%").split("·"))) >= 1:
             told.append(done)
             signal.raise_signal(signal.SIGINT)
 
@@ -271,14 +282,14 @@ def test_ctrl_c_keeps_the_draws_of_processes(boards, ctrl_c):
 
 
 def test_a_stopped_posterior_says_so_when_it_is_loaded(tmp_path, monkeypatch):
-    real = one_chain.Record.add
+    real = Record.add
 
     def interrupted(self, *args):
         if self.kept == 5:
             raise KeyboardInterrupt
         real(self, *args)
 
-    monkeypatch.setattr(one_chain.Record, "add", interrupted)
+    monkeypatch.setattr(Record, "add", interrupted)
     with pytest.warns(UserWarning, match="1 of 2 chains with 5 of 8 draws"):
         posterior = fit(NET, PROBLEM.data, SMALL["nuts"])
     posterior.save(tmp_path)
@@ -305,22 +316,23 @@ def test_the_most_draws(kept, chosen):
 # -- what a run is going to cost -------------------------------------------------------------------------------------
 def test_a_long_run_is_announced(monkeypatch):
     with pytest.warns(UserWarning, match=r"about 3 hours: 1,000,000 gradients of 20 ms each on 2 cores; chees .*svi"):
-        budget.announce(0.02, 1e6, 2)
+        sampler.announce(0.02, 1e6, 2)
     with pytest.warns(UserWarning, match="about 40 minutes"):
-        budget.announce(0.024, 1e5, 1)
+        sampler.announce(0.024, 1e5, 1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        budget.announce(0.02, 5e4, 1)
-    monkeypatch.setattr(one_chain, "seconds_per_gradient", lambda *_: 100.0)
+        sampler.announce(0.02, 5e4, 1)
+    monkeypatch.setattr(chains, "seconds_per_gradient", lambda *_: 100.0)
     with pytest.warns(UserWarning, match="this run will take about"):
         run(SMALL["nuts"])
 
 
 def test_what_a_gradient_costs_is_measured(monkeypatch):
-    boards = []
-    monkeypatch.setattr(chains, "Board", lambda *args: boards.append(Board(*args)) or boards[-1])
+    announced = []
+    monkeypatch.setattr(chains, "announce", lambda *args: announced.append(args))
     run(SMALL["nuts"])
-    assert 1e-6 < boards[0].rows[0, COST] < 1
+    ((seconds, gradients, workers),) = announced
+    assert 1e-6 < seconds < 1 and gradients == 2 * 38 * 7 and workers == 1
 
 
 def test_when_to_compile_and_how_many_processes():
@@ -329,14 +341,16 @@ def test_when_to_compile_and_how_many_processes():
     class Potential:
         x, size = torch.zeros(100, 2), 50
 
-    assert [budget.choose_compiled(asked, 100) for asked in ("yes", "no", "auto")] == [True, False, False]
-    assert budget.choose_compiled("auto", 1e6, 1e6) and not budget.choose_compiled("no", 1e6, 1e6)
-    assert not budget.choose_compiled("auto", 1e6, 1e8) and budget.choose_compiled("yes", 1e6, 1e8)
-    assert budget.choose_cores(1, 4, 1e9, False, Potential) == 1 and budget.choose_cores(7, 4, 1, False, Potential) == 4
-    assert budget.choose_cores(0, 4, 1e3, False, Potential) == 1
-    cores = min(4, budget.usable_cores())
-    assert budget.choose_cores(0, 4, 1e6, False, Potential) == cores
-    assert budget.choose_cores(0, 4, 1e5, True, Potential) == 1
+    assert [sampler.choose_compiled(asked, 100) for asked in ("yes", "no", "auto")] == [True, False, False]
+    assert sampler.choose_compiled("auto", 1e6, 1e6) and not sampler.choose_compiled("no", 1e6, 1e6)
+    assert not sampler.choose_compiled("auto", 1e6, 1e8) and sampler.choose_compiled("yes", 1e6, 1e8)
+    assert (
+        sampler.choose_cores(1, 4, 1e9, False, Potential) == 1 and sampler.choose_cores(7, 4, 1, False, Potential) == 4
+    )
+    assert sampler.choose_cores(0, 4, 1e3, False, Potential) == 1
+    cores = min(4, sampler.usable_cores())
+    assert sampler.choose_cores(0, 4, 1e6, False, Potential) == cores
+    assert sampler.choose_cores(0, 4, 1e5, True, Potential) == 1
 
 
 # -- settings and reports --------------------------------------------------------------------------------------------

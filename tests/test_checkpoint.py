@@ -7,8 +7,9 @@ import pytest
 import torch
 
 import bnn_pyro as bp
-from bnn_pyro.checkpoint import Checkpoint, Interrupted, write_whole
+from bnn_pyro.checkpoint import Checkpoint, Interrupted
 from bnn_pyro.checks.linear_regression import correlated
+from bnn_pyro.files import write_whole
 from bnn_pyro.inference import elbo
 
 PROBLEM = correlated(num=30, noise=0.5)

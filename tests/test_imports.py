@@ -17,8 +17,7 @@ from bnn_pyro.zoo import TUNED
 PACKAGE = Path(bp.__file__).parent
 #: Rooms from left to right; those of one line may not import each other either, except to the left.
 ORDER = [
-    "lazy", "errors", "settings", "progress", "isolation", "distributed", "executors", "side_by_side", "checkpoint",
-    "files",
+    "lazy", "errors", "settings", "progress", "isolation", "distributed", "parallel", "files", "checkpoint",
     "datasets", "parts", "posterior", "inference", "zoo", "features", "loading", "fitting", "predictive", "metrics",
     "pruning", "diagnostics", "checks", "plots", "reports", "runs", "listing", "commands", "examples", "options", "run",
 ]  # fmt: skip

@@ -23,8 +23,9 @@ import bnn_pyro as bp
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
 from bnn_pyro.checks.linear_regression import correlated
 from bnn_pyro.errors import UserError
-from bnn_pyro.executors import executor
-from bnn_pyro.side_by_side import each, tell, usable_cores
+from bnn_pyro.parallel.executor import executor, usable_cores
+from bnn_pyro.parallel.map import map_tasks
+from bnn_pyro.parallel.task import report_progress
 
 PROBLEM = correlated(num=30, noise=0.5)
 NUTS = bp.NUTS(chains=3, draws=6, warmup=20, max_tree_depth=3)
@@ -110,15 +111,15 @@ def run(method, entry, **settings):
 def numbers(seed):
     g = torch.Generator().manual_seed(seed)
     a = torch.randn(300, 300, generator=g)
-    tell(1, 2)
+    report_progress(1, 2)
     return (a @ a).sum().item(), os.getpid(), usable_cores(), torch.get_num_threads()
 
 
 def test_a_task_gives_the_same_there(on_cluster):
     told = []
-    there = each(numbers, range(6), report=lambda *a: told.append(a))
+    there = map_tasks(numbers, range(6), report=lambda *a: told.append(a))
     with executor("here"):
-        here = each(numbers, range(6))
+        here = map_tasks(numbers, range(6))
     assert [n[0] for n in there] == [n[0] for n in here]
     assert len({n[1] for n in there} | {os.getpid()}) == 3  # both workers were at it
     assert {n[2:] for n in there} == {(1, 1)}
@@ -130,7 +131,7 @@ def whose(_):
 
 
 def test_a_single_task_goes_there_too(on_cluster):
-    assert each(whose, [0]) != [os.getpid()]
+    assert map_tasks(whose, [0]) != [os.getpid()]
 
 
 def local_entry():
@@ -189,22 +190,21 @@ def refuse(task):
 
 def test_a_worker_that_is_killed(on_cluster, tmp_path):
     ended, tasks = [], [(number, tmp_path / "killed") for number in range(5)]
-    assert each(die_once, tasks, done=lambda index, result: ended.append(index)) == list(range(5))
+    assert map_tasks(die_once, tasks, done=lambda index, result: ended.append(index)) == list(range(5))
     assert (tmp_path / "killed").exists() and sorted(ended) == list(range(5))
 
 
 def test_a_task_that_kills_its_worker_each_time_is_given_up(on_cluster):
-    """joblib's own backend waits for it for ever."""
     ended = []
     with pytest.raises(UserError, match=r"^task 2 of 3 \(1\): its process died each time"):
-        each(die, [0, 1, 2], done=lambda index, result: ended.append(index))
+        map_tasks(die, [0, 1, 2], done=lambda index, result: ended.append(index))
     assert sorted(ended) == [0, 2]
 
 
 def test_errors_are_named(on_cluster):
     with pytest.raises(UserError, match=r"^task 1 of 1 \(7\): refused$"):
-        each(refuse, [7])
-    assert each(refuse, [7, 8], failed=lambda task, error: str(error)) == [
+        map_tasks(refuse, [7])
+    assert map_tasks(refuse, [7, 8], failed=lambda task, error: str(error)) == [
         f"task {i} of 2 ({task}): refused" for i, task in ((1, 7), (2, 8))
     ]
 
@@ -217,14 +217,14 @@ def test_ctrl_c_takes_tasks_back(on_cluster):
     former = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
-            each(waits, range(50), done=lambda index, result: signal.raise_signal(signal.SIGINT))
+            map_tasks(waits, range(50), done=lambda index, result: signal.raise_signal(signal.SIGINT))
     finally:
         signal.signal(signal.SIGINT, former)
     deadline = time.monotonic() + 20
     while any(on_cluster.processing().values()) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not any(on_cluster.processing().values())
-    assert each(whose, [0])  # and it goes on
+    assert map_tasks(whose, [0])  # and it goes on
 
 
 def test_chains_that_are_finished_are_kept(cluster, tmp_path, monkeypatch):

@@ -16,8 +16,8 @@ from forked import Forks
 from properties import SHORT, answer, contents
 
 import bnn_pyro as bp
-from bnn_pyro.checkpoint import Checkpoint, Interrupted, write_whole
-from bnn_pyro.files import CLAIM, Claim
+from bnn_pyro.checkpoint import Checkpoint, Interrupted
+from bnn_pyro.files import LOCK, lock_folder, write_whole
 from bnn_pyro.isolation import isolated
 from bnn_pyro.posterior import read_archive
 from bnn_pyro.runs.check_folder import CheckFolder
@@ -64,7 +64,7 @@ def test_a_folder_in_use_is_refused_until_its_holder_has_ended_in_whatever_way(t
     out = tmp_path / "run"
     assert answer(["train", *DATA, "--out", str(out)]).code == 0
     before = contents(out)
-    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(out / CLAIM)], stdout=subprocess.PIPE)
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(out / LOCK)], stdout=subprocess.PIPE)
     assert holder.stdout.readline() == b"held\n"
     for argv in (["train", "--overwrite", *DATA, "--out", str(out)], ["evaluate", str(out), "--quiet"],
                  ["train", "--resume", "--out", str(out), "--quiet"]):  # fmt: skip
@@ -72,12 +72,12 @@ def test_a_folder_in_use_is_refused_until_its_holder_has_ended_in_whatever_way(t
         assert told.code == 2 and f"process {holder.pid} on a test" in told.err and "stop it" in told.err
     with pytest.raises(bp.UserError, match="is being written to by process"):
         bp.fit(bp.MeanField(hidden=(3,)), bp.load_data("toy-curve"), bp.SVI(epochs=2), out=out, progress=False)
-    assert {k: v for k, v in contents(out).items() if k != CLAIM} == before
+    assert {k: v for k, v in contents(out).items() if k != LOCK} == before
     holder.send_signal(signal.SIGKILL)
     holder.wait()
     holder.stdout.close()
-    assert (out / CLAIM).is_file()  # nobody was left to remove it, and it holds nobody up
-    assert answer(["evaluate", str(out), "--quiet"]).code == 0 and not (out / CLAIM).exists()
+    assert (out / LOCK).is_file()  # nobody was left to remove it, and it holds nobody up
+    assert answer(["evaluate", str(out), "--quiet"]).code == 0 and not (out / LOCK).exists()
 
 
 def test_a_run_that_was_begun_since_the_folder_was_claimed_is_left_alone(tmp_path):
@@ -91,22 +91,24 @@ def test_a_run_that_was_begun_since_the_folder_was_claimed_is_left_alone(tmp_pat
     assert contents(out) == before
 
 
-def test_a_command_gives_its_folder_back_at_once(tmp_path, monkeypatch):
-    """Not when Python happens to collect what held it."""
-    monkeypatch.delattr(Claim, "__del__")
+def test_a_command_gives_its_folder_back_at_once(tmp_path):
     out, other = tmp_path / "run", tmp_path / "stopped"
-    assert answer(["train", *DATA, "--out", str(out)]).code == 0 and not list(out.rglob(CLAIM))
-    assert answer(["evaluate", str(out)]).code == 0 and not list(out.rglob(CLAIM))
-    assert answer(["train", *DATA, "--lr", "1e30", "--out", str(other)]).code == 2 and not list(other.rglob(CLAIM))
+    assert answer(["train", *DATA, "--out", str(out)]).code == 0 and not list(out.rglob(LOCK))
+    assert answer(["evaluate", str(out)]).code == 0 and not list(out.rglob(LOCK))
+    assert answer(["train", *DATA, "--lr", "1e30", "--out", str(other)]).code == 2 and not list(other.rglob(LOCK))
 
 
-def test_a_claim_is_a_threads_and_leaves_nothing(tmp_path):
+def test_a_lock_is_a_threads_and_leaves_nothing(tmp_path):
     from concurrent.futures import ThreadPoolExecutor
 
-    with Claim(tmp_path / "new") as claim, Claim(tmp_path / "new"), ThreadPoolExecutor(1) as other:
+    def other():
+        with lock_folder(tmp_path / "new"):
+            pass
+
+    with lock_folder(tmp_path / "new"), lock_folder(tmp_path / "new"), ThreadPoolExecutor(1) as thread:
         with pytest.raises(bp.UserError, match="another thread"):
-            other.submit(Claim, tmp_path / "new").result()
-        assert (claim.folder / CLAIM).read_text().startswith(f"process {os.getpid()} on ")
+            thread.submit(other).result()
+        assert (tmp_path / "new" / LOCK).read_text().startswith(f"process {os.getpid()} on ")
     assert not list(tmp_path.iterdir())
 
 
@@ -116,13 +118,13 @@ def test_what_a_killed_process_left_half_written_is_removed(tmp_path):
     mine = tmp_path / "film.part"
     for path in (*left, mine):
         path.write_text("half")
-    with Claim(tmp_path):
+    with lock_folder(tmp_path):
         assert mine.exists() and not any(path.exists() for path in left)
 
 
 @pytest.mark.parametrize("folder", [RunFolder, CheckFolder, SweepFolder], ids=lambda kind: kind.__name__)
 def test_a_folder_where_a_process_was_killed_at_its_first_file_is_free(tmp_path, folder):
-    for name in (CLAIM, "config.json.4711.part"):
+    for name in (LOCK, "config.json.4711.part"):
         (tmp_path / name).write_text("half")
     assert folder.claim(tmp_path).path == tmp_path
     (tmp_path / "notes.txt").write_text("mine")
@@ -164,7 +166,7 @@ def test_a_disk_that_fills_up_is_told_and_the_run_goes_on_once_there_is_room(tmp
     with limited(size):
         told = answer(["train", *DATA, "--out", str(out)])
     assert told.code == 2 and "make room" in told.err and not (out / "posterior.json").exists()
-    assert not list(tmp_path.rglob("*.part")) and not (out / CLAIM).exists()
+    assert not list(tmp_path.rglob("*.part")) and not (out / LOCK).exists()
     again = ["--resume"] if (out / "config.json").exists() else DATA
     assert answer(["train", *again, "--quiet", "--out", str(out)]).code == 0
     assert same(out, whole) and (out / "metrics.json").read_bytes() == (whole / "metrics.json").read_bytes()
@@ -172,10 +174,10 @@ def test_a_disk_that_fills_up_is_told_and_the_run_goes_on_once_there_is_room(tmp
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A file system of 64 KiB, where this machine lets us make one."""
+    """A file system of 128 KiB, where this machine lets us make one."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", disk], capture_output=True)
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", disk], capture_output=True)
     if made.returncode:
         pytest.skip("no file system may be mounted here")
     yield disk
@@ -187,7 +189,7 @@ def test_a_full_disk(small_disk, tmp_path):
     whole, out = tmp_path / "whole", small_disk / "run"
     assert answer(["train", *DATA, "--out", str(whole)]).code == 0
     full = small_disk / "full"
-    full.write_bytes(bytes(64 * 1024 - 4 * 4096))
+    full.write_bytes(bytes(128 * 1024 - 4 * 4096))
     told = answer(["train", *DATA, "--out", str(out)])
     assert told.code == 2 and "No space left" in told.err and "make room" in told.err
     assert not list(out.rglob("*.part"))

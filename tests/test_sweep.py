@@ -294,7 +294,8 @@ def test_a_signal_stops_with_the_command_that_goes_on(table, tmp_path, monkeypat
 def test_two_sweeps_cannot_write_to_one_folder(made, capsys):
     spec, out, _ = made
     code = (
-        f"import sys; from bnn_pyro.files import Claim; c = Claim({str(out)!r}); print(1, flush=True); sys.stdin.read()"
+        f"import sys; from bnn_pyro.files import lock_folder; lock = lock_folder({str(out)!r}); "
+        "lock.__enter__(); print(1, flush=True); sys.stdin.read()"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         other.stdout.readline()

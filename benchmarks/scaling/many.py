@@ -12,7 +12,7 @@ import bnn_pyro as bp
 from benchmarks.memory import run_apart
 from benchmarks.provenance import Measurements
 from benchmarks.scaling.sizes import Sizes
-from bnn_pyro.side_by_side import each
+from bnn_pyro.parallel.map import map_tasks
 
 __all__ = ["JOBS", "WAYS", "measure_many", "run_job"]
 
@@ -63,11 +63,11 @@ def run_job(job: str, way: str, cores: int) -> dict[str, Any]:
         results = [function(seed) for seed in seeds]
         return {"seconds": time.perf_counter() - start, "results": results}
     with bp.executor(place):
-        results = each(function, seeds)
+        results = map_tasks(function, seeds)
         first = time.perf_counter() - start
         again = {}
         if job == "overhead":
-            each(function, seeds)
+            map_tasks(function, seeds)
             again = {"again": time.perf_counter() - start - first}
     return {"seconds": time.perf_counter() - start, "first": first, **again, "results": results}
 

@@ -24,11 +24,11 @@ import torch
 from pyro.distributions import Bernoulli, Categorical, Normal
 from torch import Tensor, nn
 
-from bnn_pyro.checkpoint import write_whole
 from bnn_pyro.datasets import load_data
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.features import on_features
+from bnn_pyro.files import write_whole
 from bnn_pyro.inference.potential import Potential
 from bnn_pyro.isolation import isolated
 from bnn_pyro.posterior import weight_space

@@ -29,10 +29,10 @@ from bnn_pyro.fitting import fit
 from bnn_pyro.inference import SVI, Method
 from bnn_pyro.inference.method import Report
 from bnn_pyro.isolation import isolated
+from bnn_pyro.parallel.map import map_tasks
 from bnn_pyro.parts.guides import MeanFieldNormal, register
 from bnn_pyro.parts.priors import BayesianNet
 from bnn_pyro.posterior import Posterior
-from bnn_pyro.side_by_side import each
 from bnn_pyro.zoo import Entry
 
 #: Weights of all the data sets that are fitted together: what a step holds is a few times as many numbers.
@@ -92,7 +92,7 @@ def replications(plan: Plan, number: int, cores: int = 0, report: Report | None 
     """So many of them: in one run where that is the same, else side by side."""
     alone = _Alone(plan)
     if why_not_together(plan.entry, plan.method, plan.inputs):
-        return each(alone, range(number), cores=cores, report=report)
+        return map_tasks(alone, range(number), cores=cores, report=report)
     with isolated(0):
         weights = sum(value.numel() for value in plan.entry.model(plan.inputs.schema).initial.values())
     at_once, results = max(1, AT_ONCE // weights), []
@@ -105,7 +105,7 @@ def replications(plan: Plan, number: int, cores: int = 0, report: Report | None 
         try:
             posteriors = fit_together(plan.entry, plan.method, plan.inputs, targets, starts, shifted)
         except UserError:  # which of them failed, their own runs report
-            results += each(alone, some, cores=cores)
+            results += map_tasks(alone, some, cores=cores)
             continue
         results += [_compared(plan, *both, seed) for *both, seed in zip(simulated, posteriors, starts, strict=True)]
     return results

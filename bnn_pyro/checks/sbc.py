@@ -26,8 +26,8 @@ from bnn_pyro.checks.simulation import Design, design, linear_part, why_not
 from bnn_pyro.errors import UserError
 from bnn_pyro.fitting import at_hand, fit
 from bnn_pyro.inference import Method
-from bnn_pyro.inference.budget import LARGE
 from bnn_pyro.inference.method import Report
+from bnn_pyro.inference.sampler import LARGE
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.priors import IsotropicNormal
 from bnn_pyro.settings import Settings, setting

@@ -20,13 +20,13 @@ from torch import Tensor, nn
 
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.inference import Method
-from bnn_pyro.inference.budget import choose_compiled, work
 from bnn_pyro.inference.chees import TYPICAL, ChEES
 from bnn_pyro.inference.chees import _Sampling as Sampling
 from bnn_pyro.inference.curvature import coordinates
 from bnn_pyro.inference.hmc import HMC, NUTS
 from bnn_pyro.inference.many_chains import Chains
 from bnn_pyro.inference.potential import Potential, Space
+from bnn_pyro.inference.sampler import choose_compiled, work
 from bnn_pyro.inference.sghmc import SGHMC, SGLD
 from bnn_pyro.inference.sghmc import Chains as StochasticChains
 from bnn_pyro.inference.trajectories import Point

@@ -28,18 +28,17 @@ from torch import Tensor, nn
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError
-from bnn_pyro.inference.budget import announce, choose_compiled, work
 from bnn_pyro.inference.chees_adaptation import APPROACH_STEPS, Adaptation, Approach, halton
 from bnn_pyro.inference.curvature import coordinates
 from bnn_pyro.inference.many_chains import Chains, Transition
 from bnn_pyro.inference.method import Report
 from bnn_pyro.inference.potential import Potential
 from bnn_pyro.inference.record import Record
-from bnn_pyro.inference.sampler import Sampler, nothing_drawn, warn_of_idle_chains
+from bnn_pyro.inference.sampler import Sampler, announce, choose_compiled, nothing_drawn, warn_of_idle_chains, work
 from bnn_pyro.inference.starts import starting_points
 from bnn_pyro.isolation import generator_state, isolated, set_generator_state
+from bnn_pyro.parallel.task import one_thread
 from bnn_pyro.posterior import Posterior, weight_space
-from bnn_pyro.side_by_side import one_thread
 
 __all__ = ["ChEES"]
 

@@ -25,14 +25,15 @@ from bnn_pyro.checkpoint import Checkpoint, Interrupted
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.distributed import here
 from bnn_pyro.errors import UserError
-from bnn_pyro.executors.where import Cluster, in_force
 from bnn_pyro.inference.method import Report
 from bnn_pyro.inference.point import MAP
 from bnn_pyro.isolation import isolated
+from bnn_pyro.parallel.executor import on_cluster, usable_cores
+from bnn_pyro.parallel.map import map_tasks
+from bnn_pyro.parallel.task import report_progress, should_stop
 from bnn_pyro.parts.guides import PointMass
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.settings import setting
-from bnn_pyro.side_by_side import each, stopping, tell, usable_cores
 
 __all__ = ["Ensemble"]
 
@@ -95,13 +96,12 @@ class Ensemble(MAP):
                 raise Interrupted(f"stopped with {len(found)} of {self.members} members found")
 
         shown = self._shown(report, data, self.members - len(todo))
-        near = not isinstance(in_force(), Cluster)
-        train = _Training(self, model, _training_rows(data), seed, children if near else None)
+        train = _Training(self, model, _training_rows(data), seed, None if on_cluster() else children)
         if self.members == 1 or here().size > 1:  # several ranks train each member together, on all of their threads
             for index, m in enumerate(todo):
                 keep(index, train(m, lambda done, of, figures: shown(index + done / of, self.members, figures)))  # noqa: B023
         else:
-            each(train, todo, cores=self._processes(model, data), report=shown, done=keep, watch=watch)
+            map_tasks(train, todo, cores=self._processes(model, data), report=shown, done=keep, watch=watch)
         where = data.x_train.device
         members = [found[m] for m in range(self.members)]
         chains = {site: torch.stack([w[site].to(where) for w, _ in members])[:, None] for site in members[0][0]}
@@ -142,12 +142,12 @@ class _Training:
     seed: int
     children: list[Checkpoint | None] | None
 
-    def __call__(self, m: int, report: Report = tell) -> Member:
+    def __call__(self, m: int, report: Report = report_progress) -> Member:
         child = None if self.children is None else self.children[m]
 
         def told(done: int, of: int, figures: Mapping[str, float]) -> None:
             report(done, of, {"member": m + 1, **figures})
-            if child is None and stopping():
+            if child is None and should_stop():
                 raise Interrupted
 
         seed = self.seed if m == 0 else int(np.random.SeedSequence([self.seed, m]).generate_state(1)[0])
@@ -156,30 +156,8 @@ class _Training:
             if m:  # the first starts where the model does, as MAP would
                 _start_afresh(model)
             point = PointMass(model.initial).to(self.data.x_train.device)
-            asked = None if child is None else _Asked(child)
-            trace = self.method.find(model, point, self.data, seed=seed, checkpoint=asked, report=told)
+            trace = self.method.find(model, point, self.data, seed=seed, checkpoint=child, report=told)
         return {site: value.detach().clone() for site, value in point.sites().items()}, trace
-
-
-class _Asked:
-    """A member's checkpoint, which in a process of its own is asked to stop over another line than in the run's."""
-
-    def __init__(self, child: Checkpoint) -> None:
-        self.child = child
-
-    def load(self) -> dict[str, Any] | None:
-        return self.child.load()
-
-    def save(self, state: dict[str, Any]) -> None:
-        self.child.save(state)
-
-    @property
-    def due(self) -> bool:
-        return self.child.due or stopping()
-
-    @property
-    def stop(self) -> bool:
-        return self.child.stop or stopping()
 
 
 def _training_rows(data: Dataset) -> Dataset:

@@ -28,15 +28,21 @@ from torch import nn
 from bnn_pyro.checkpoint import Checkpoint
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError
-from bnn_pyro.inference.budget import check_dense, choose_compiled, choose_cores, work
-from bnn_pyro.inference.chains import run_chains
+from bnn_pyro.inference.chains import Plan, one_thread_each, run_chains
 from bnn_pyro.inference.curvature import coordinates
 from bnn_pyro.inference.kernel import FlatHMC, FlatNUTS
 from bnn_pyro.inference.method import Report
-from bnn_pyro.inference.one_chain import Plan, one_thread_each
 from bnn_pyro.inference.potential import Potential, Space
 from bnn_pyro.inference.record import Record, most_draws
-from bnn_pyro.inference.sampler import Sampler, nothing_drawn, warn_of_idle_chains
+from bnn_pyro.inference.sampler import (
+    Sampler,
+    check_dense,
+    choose_compiled,
+    choose_cores,
+    nothing_drawn,
+    warn_of_idle_chains,
+    work,
+)
 from bnn_pyro.inference.starts import starting_points
 from bnn_pyro.isolation import isolated
 from bnn_pyro.posterior import Posterior, weight_space

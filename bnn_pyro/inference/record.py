@@ -82,16 +82,16 @@ def _mean(values: Sequence[Figure]) -> Figure:
     return sum(values) / len(values)
 
 
-def _most(values: Sequence[Figure]) -> Figure:
+def _maximum(values: Sequence[Figure]) -> Figure:
     return np.max(values, axis=0)
 
 
 #: How the stats of thinned transitions become one; the last one's, where it isn't said.
 _COMBINED = {
     "acceptance_rate": _mean,
-    "diverging": _most,
+    "diverging": _maximum,
     "n_steps": sum,
-    "tree_depth": _most,
+    "tree_depth": _maximum,
     "trajectory_length": _mean,
 }
 

@@ -13,7 +13,7 @@ from bnn_pyro.runs.check_subjects import Checked
 from bnn_pyro.errors import UserError
 from bnn_pyro.progress import progress_bar
 from bnn_pyro.settings import build, plain
-from bnn_pyro.side_by_side import one_thread
+from bnn_pyro.parallel.task import one_thread
 from bnn_pyro.checks import CHECKS, Check, Outcome
 
 __all__ = ["BUDGETS", "check_subjects"]

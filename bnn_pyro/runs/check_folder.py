@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bnn_pyro.checkpoint import write_whole
-from bnn_pyro.files import is_occupied
+from bnn_pyro.files import is_occupied, write_whole
 from bnn_pyro.errors import UserError
 from bnn_pyro.reports.page import Picture
 

@@ -33,8 +33,7 @@ from typing import Any
 
 import torch
 
-from bnn_pyro.checkpoint import read_json, unwritable, write_whole
-from bnn_pyro.files import Claim, is_occupied
+from bnn_pyro.files import is_occupied, lock_folder, read_json, unwritable, write_whole
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError
 from bnn_pyro.posterior import Posterior, read_archive
@@ -150,7 +149,7 @@ class RunFolder:
         Without ``keep`` a former run's own files are removed first. Raises UserError where another process is at it, or
         has begun a run here since it was claimed.
         """
-        with Claim(self.path):
+        with lock_folder(self.path):
             if self.seen and self.seen != (_bytes(self.path / "config.json"),):
                 raise UserError(f"another run was begun in {self.path} meanwhile; choose another --out")
             if not keep:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bnn_pyro.errors import UserError
-from bnn_pyro.executors import executor as running_on
+from bnn_pyro.parallel.executor import executor as running_on
 from bnn_pyro.runs.folder import environment
 from bnn_pyro.runs.sweep_folder import CHANGED, FINISHED, Standing, SweepFolder
 from bnn_pyro.runs.sweep_page import sweep_page
@@ -33,7 +33,7 @@ def run_sweep(
 ) -> tuple[dict[str, Any], list[OnData]]:
     """Make the fits that are missing, then the report of all that there are; (what sweep.json holds, its summary).
 
-    executor, cores: see ``executors.executor`` and ``side_by_side.each``.
+    executor, cores: see ``parallel.executor.executor`` and ``parallel.map.map_tasks``.
     overwrite: fits of other settings, or other data, in the way of those of the SPEC are replaced.
 
     Raises UserError for what can be told before a fit is made, and KeyboardInterrupt after Ctrl-C or SIGTERM: what was

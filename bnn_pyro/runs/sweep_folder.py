@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bnn_pyro.checkpoint import read_json, write_whole
-from bnn_pyro.files import is_occupied
+from bnn_pyro.files import is_occupied, read_json, write_whole
 from bnn_pyro.datasets.sources import read_archive
 from bnn_pyro.errors import UserError
 from bnn_pyro.reports.page import Picture

@@ -10,7 +10,7 @@ from types import FrameType
 
 from bnn_pyro.errors import UserError
 from bnn_pyro.progress import progress_bar
-from bnn_pyro.side_by_side import each
+from bnn_pyro.parallel.map import map_tasks
 from bnn_pyro.runs.sweep_folder import BEGUN, CHANGED, FINISHED, Standing, SweepFolder
 from bnn_pyro.runs.sweep_tasks import Making, make_fit
 from bnn_pyro.runs.sweep_plan import Fit
@@ -61,7 +61,7 @@ def make_fits(
             report(round(done, 1), of, {"failed": str(len(failures))} if failures else None)
 
         progress(0, len(tasks))
-        errors = each(make_fit, tasks, cores=cores, report=progress, done=ended, failed=_why, watch=look)
+        errors = map_tasks(make_fit, tasks, cores=cores, report=progress, done=ended, failed=_why, watch=look)
     for (fit, _), error in zip(missing, errors, strict=True):
         if not error and place.standing(fit).state != FINISHED:
             failures[fit.name] = (

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
-import multiprocessing
-import os
-import signal
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from bnn_pyro.files import Claim, InUse
+from bnn_pyro.files import InUse, lock_folder
 from bnn_pyro.errors import UserError
 from bnn_pyro.runs.train import fit_run, prepared
 from bnn_pyro.runs.recipe import Recipe
 from bnn_pyro.runs.folder import RunFolder
 from bnn_pyro.runs.score import score_run
-from bnn_pyro.side_by_side import stopping, tell
+from bnn_pyro.parallel.task import report_progress
 
 __all__ = ["Making", "make_fit"]
 
@@ -48,9 +43,9 @@ class Making:
 
 def make_fit(making: Making) -> str:
     """Train and score into the fit's folder. Returns "", or what went wrong in one line; other fits go on then."""
-    tell(0.0, 1.0)
+    report_progress(0.0, 1.0)
     try:
-        with _heeding_parent(), _claimed(making.folder):
+        with _claimed(making.folder):
             _make(making)
     except UserError as error:
         return " ".join(str(error).split())
@@ -75,39 +70,13 @@ def _make(making: Making) -> None:
 def _claimed(folder: Path) -> Iterator[None]:
     """Hold the folder, after waiting for whoever is at it."""
     limit = time.monotonic() + PATIENCE
-    while True:
-        try:
-            claim = Claim(folder)
-            break
-        except InUse:
-            if time.monotonic() > limit:
-                raise
-            time.sleep(1.0)
-    with claim:
+    with contextlib.ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(lock_folder(folder))
+                break
+            except InUse:
+                if time.monotonic() > limit:
+                    raise
+                time.sleep(1.0)
         yield
-
-
-@contextlib.contextmanager
-def _heeding_parent() -> Iterator[None]:
-    """In a process that was started for tasks: stop, with a checkpoint, where the parent asks for it, and end where it
-    was killed, so that another sweep may go on."""
-    if multiprocessing.parent_process() is None:
-        yield
-        return
-    done, parent = threading.Event(), os.getppid()
-
-    def heed() -> None:
-        asked = False
-        while not done.wait(0.5):
-            if os.getppid() != parent:
-                os._exit(1)
-            # A checkpoint takes this signal while a fit is at work; at other times it is ignored.
-            if not asked and stopping() and callable(signal.getsignal(signal.SIGINT)):
-                asked = True
-                os.kill(os.getpid(), signal.SIGINT)
-
-    threading.Thread(target=contextvars.copy_context().run, args=(heed,), daemon=True).start()
-    try:
-        yield
-    finally:
-        done.set()

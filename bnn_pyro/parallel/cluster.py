@@ -10,19 +10,15 @@ import warnings
 from importlib import metadata
 from typing import Any
 
-import joblib
-
 from bnn_pyro.errors import UserError
-from bnn_pyro.executors.where import TEXTS, Cluster, LocalCluster
 
-__all__ = ["connect", "missing_workers"]
+__all__ = ["check_workers", "connect", "versions"]
 
 #: Seconds in which a scheduler must answer.
 ANSWER = 10.0
 
 #: What must be the same on workers, for results to be the same bit for bit.
 PACKAGES = ("bnn-pyro", "torch", "pyro-ppl", "numpy")
-
 
 #: Settings of a cluster of our own. A task that kills its worker is ours to try again, Dask would let it kill four. A
 #: worker that is starting again 15 seconds after its death, as one that died twice may be, would be given up for good.
@@ -35,40 +31,37 @@ OURS = {
 }
 
 #: What a worker of our own does first: Ctrl-C at a terminal is the parent's to answer.
-DEAF = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)"
+IGNORE_SIGINT = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)"
 
 
-def connect(where: Any, stack: contextlib.ExitStack) -> Any:
+def connect(client: Any, workers: int, stack: contextlib.ExitStack) -> Any:
     """A ``distributed.Client``; what was opened for it is closed with ``stack``.
 
-    where: LocalCluster, Cluster with the address of a scheduler, a Client, or a cluster object.
+    client: None for a cluster of this machine with so many workers, the address of a scheduler, a Client, or a cluster.
 
     Raises UserError where ``distributed`` is missing, the scheduler does not answer, or a worker has no bnn_pyro.
     """
     try:
+        import dask
         import distributed
     except ImportError:
         raise UserError('this executor needs the package distributed: pip install "bnn-pyro[cluster]"') from None
-    if isinstance(where, LocalCluster):
-        import dask
-
+    if client is None:
         stack.enter_context(dask.config.set(OURS))
-        where = stack.enter_context(
+        client = stack.enter_context(
             distributed.LocalCluster(
-                n_workers=where.workers or joblib.cpu_count(),
+                n_workers=workers,
                 threads_per_worker=1,
                 host="127.0.0.1",
                 dashboard_address="127.0.0.1:0",  # a port that is free, where None means 8787
                 silence_logs=logging.CRITICAL,
-                preload=DEAF,
+                preload=IGNORE_SIGINT,
             )
         )
-    if isinstance(where, distributed.Client):
-        client = where
-    elif isinstance(where, Cluster) or hasattr(where, "scheduler_address"):
-        client = _client(where.client if isinstance(where, Cluster) else where, stack)
-    else:
-        raise UserError(f"an executor is a text ({TEXTS}), a distributed.Client or a Dask cluster, got {where!r}")
+    if isinstance(client, str) or hasattr(client, "scheduler_address"):
+        client = _client(client, stack)
+    if not isinstance(client, distributed.Client):
+        raise UserError(f"an executor is a text, a distributed.Client or a Dask cluster, got {client!r}")
     if client.asynchronous:
         raise UserError("an asynchronous distributed.Client cannot be waited for; make one with asynchronous=False")
     check_workers(client)
@@ -118,20 +111,10 @@ def check_workers(client: Any) -> None:
                 f"the Dask worker {worker} has {', '.join(other)}: results may differ from those of this machine",
                 stacklevel=6,
             )
-    crowded = [threads for threads in client.nthreads().values() if threads > 1]
-    if crowded:
+    threads = max(client.nthreads().values(), default=1)
+    if threads > 1:
         warnings.warn(
-            f"a Dask worker with {max(crowded)} threads runs one task at a time all the same, as Pyro's state is a "
+            f"a Dask worker with {threads} threads runs one task at a time all the same, as Pyro's state is a "
             "process's own; start workers with --nthreads 1 --nworkers N to use its cores",
             stacklevel=6,
         )
-
-
-def missing_workers(client: Any) -> str:
-    """What to tell where a scheduler has no workers, "" where it has some."""
-    if client.nthreads():
-        return ""
-    return (
-        f"the Dask scheduler at {client.scheduler.address} has no workers, tasks are waiting for one: start it with "
-        f"`dask worker {client.scheduler.address} --nthreads 1`"
-    )
