@@ -26,7 +26,7 @@ from bnn_pyro.posterior import Posterior
 from bnn_pyro.zoo import ZOO
 
 LINEAR = ClosedForm(rows=60, inputs=2, points=3, fits=4, effort=0.5)
-SMALL = Quadrature(fits=5, effort=0.4)
+SMALL = Quadrature(fits=3, effort=0.8)
 SIX = Logistic(rows=60, draws=800, fits=5, effort=0.4)
 
 
@@ -207,7 +207,7 @@ class ToyLaplace:
     """The exact posterior of linear regression, by a method that has none of the settings of Laplace's."""
 
     converges_to: ClassVar[str] = "normal at the mode"
-    needs: ClassVar[frozenset] = frozenset({"linear model"})
+    needs: ClassVar[frozenset] = frozenset({"weights"})
     tiny: ClassVar[dict] = {}
     width: float = 1.0
 

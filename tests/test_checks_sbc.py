@@ -67,12 +67,8 @@ def of(outcome, kind):
 
 
 # -- exact posteriors, and what can be wrong with them -----------------------------------------------------------------
-@pytest.fixture(scope="module")
-def exact():
-    return judged(Exact())
-
-
-def test_an_exact_posterior_passes(exact):
+def test_an_exact_posterior_passes():
+    exact = judged(Exact())
     assert exact.level == "good" and exact.figures["calibration_p"] > 1e-3
     assert exact.evidence["draws"] in (139, 159) and exact.evidence["ranks"].shape == (7, 150)
     for level in (50, 80, 95):
@@ -81,17 +77,15 @@ def test_an_exact_posterior_passes(exact):
     assert all(finding.level == "good" for finding in exact.findings)
 
 
-def test_too_narrow_by_30_percent_is_caught():
-    outcome = judged(Exact(width=0.7), number=120)
-    assert outcome.level == "bad" and of(outcome, "prediction") < 1e-3 and "too narrow" in outcome.sentence
-    assert outcome.figures["coverage_95"] < 0.9 and outcome.figures["calibration_width"] == pytest.approx(0.7, abs=0.1)
-
-
-def test_too_wide_and_to_one_side_are_caught():
-    outcome = judged(Exact(width=1.5), number=120)
-    assert outcome.level == "bad" and "too wide" in outcome.sentence and outcome.figures["coverage_50"] > 0.55
-    outcome = judged(Exact(shift=0.7), number=120)
-    assert outcome.level == "bad" and "too often below the draws" in outcome.sentence
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [({"width": 0.7}, "too narrow"), ({"width": 1.5}, "too wide"), ({"shift": 0.7}, "too often below the draws")],
+)
+def test_wrong_posteriors_are_caught(wrong, words):
+    outcome = judged(Exact(**wrong), number=120)
+    assert outcome.level == "bad" and words in outcome.sentence and of(outcome, "prediction") < 1e-3
+    if "width" in wrong:
+        assert outcome.figures["calibration_width"] == pytest.approx(wrong["width"], abs=0.2)
 
 
 def test_a_posterior_that_ignores_its_data_is_seen_by_the_likelihood_alone():
@@ -106,20 +100,14 @@ def test_too_few_effective_draws_are_no_verdict():
     assert outcome.level == "caution" and "Too few effective draws" in outcome.sentence
 
 
-def test_thinned_as_far_as_draws_are_independent():
-    outcome = judged(Exact(draws=60, repeat=3), number=60)
-    assert outcome.evidence["draws"] in (19, 39, 59) and outcome.level == "good"
-
-
 # -- approximations ----------------------------------------------------------------------------------------------------
-def test_an_approximation_s_spread_is_told_and_its_other_faults_are_caught():
-    told = judged(Approximate(width=0.6), number=120)
-    assert told.level == "caution" and "too narrow" in told.sentence and "error" not in told.sentence
-    sided = judged(Approximate(width=0.6, shift=1.0), number=100)
+def test_an_approximation_s_spread_is_reported_and_its_other_faults_are_caught():
+    narrow = judged(Approximate(width=0.6), number=120)
+    assert narrow.level == "caution" and "too narrow" in narrow.sentence and "error" not in narrow.sentence
+    sided = judged(Approximate(width=0.6, shift=1.0), number=80)
     assert sided.level == "bad" and "lies to one side of the truth" in sided.sentence
-    ignorant = judged(Approximate(prior=True), number=100)
+    ignorant = judged(Approximate(prior=True), number=60)
     assert ignorant.level == "bad" and "no likelier than those of the prior" in ignorant.sentence
-    assert judged(Approximate(), number=100).level == "good"
 
 
 def run(entry, inference, given=None, data=data(), **settings):
@@ -164,7 +152,7 @@ def test_the_exact_last_layer_passes(head):
     assert exact == [True, False]
 
 
-@pytest.mark.parametrize(("inference", "number"), [("nuts", 30), ("chees", 30)])
+@pytest.mark.parametrize(("inference", "number"), [("nuts", 20), ("chees", 20)])
 def test_samplers_pass_on_a_network(inference, number):
     outcome = run(bp.MeanField(hidden=(4,), activation="tanh"), inference, data=data(inputs=1), replications=number)
     assert outcome.level == "good", outcome.sentence
