@@ -141,7 +141,7 @@ def evidence_findings(problem: Problem, method: Method, posteriors: Sequence[Pos
         expected = problem.elbo(*normal)
         estimate = posterior.stats["log_evidence"].item()
         return [close("log evidence (nats)", estimate, expected, 1e-5 * abs(expected))] if expected is not None else []
-    if posterior.guide is None:
+    if posterior.guide is None or len(posteriors) < 2:
         return []
     pairs = []
     for seed, posterior in enumerate(posteriors):
