@@ -1,22 +1,21 @@
 """How many single-line faults, put in by hand, the tests notice.
 
     pip install -e ".[test]"
-    python benchmarks/mutants.py                  # all of benchmarks/mutants.toml: two hours on one core
-    python benchmarks/mutants.py 'prior-*' sg-burn-in
-    python benchmarks/mutants.py --dry-run        # only whether every fault still has its place
+    python -m benchmarks.mutants                  # all of benchmarks/mutants.toml: an hour and a half on one core
+    python -m benchmarks.mutants 'prior-*' sg-burn-in
+    python -m benchmarks.mutants --dry-run        # only whether every fault still has its place
 
 Each fault is a line of the package changed in a scratch copy of this checkout, in which its nearest tests are run,
-first as they are (they must pass) and then with the fault. A fault is noticed where a test fails, or takes longer than
-a minute and four times as long. A run of all faults writes ``docs/results/mutants.md``.
+first as they are (they must pass) and then with the fault. A fault is noticed where a test fails, or where they take
+longer than a minute and four times as long. A run of all faults writes ``benchmarks/results/mutants.json``.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
 import fnmatch
+import json
 import os
-import platform
 import queue
 import shlex
 import shutil
@@ -27,12 +26,17 @@ import threading
 import time
 import tomllib
 from collections import defaultdict
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-FAULTS, RESULTS, PACKAGE = ROOT / "benchmarks/mutants.toml", ROOT / "docs/results/mutants.md", "bnn_pyro"
+from benchmarks.markdown import table
+from benchmarks.provenance import RESULTS, ROOT, add_out, check_tree, provenance, write_json
+
+__all__ = ["TABLES"]
+
+FAULTS, PACKAGE = ROOT / "benchmarks" / "mutants.toml", "bnn_pyro"
 
 
 @dataclass(frozen=True)
@@ -148,46 +152,44 @@ class Copies:
         )
 
 
-def summary(outcomes: list[Outcome], harmless: list[Fault], seconds: float) -> str:
-    """The page of results."""
-    folders: dict[str, list[Outcome]] = defaultdict(list)
-    for outcome in outcomes:
-        folders["/".join(Path(outcome.fault.path).parts[:2])].append(outcome)
-    noticed = [outcome for outcome in outcomes if outcome.by]
+def mutants_table() -> str:
+    """How many were noticed, by folder, and which were not or do no harm."""
+    path = RESULTS / "mutants.json"
+    if not path.is_file():
+        return "Not measured yet."
+    found = json.loads(path.read_text(encoding="utf-8"))
+    folders: dict[str, list[dict]] = defaultdict(list)
+    for fault in found["faults"].values():
+        folders["/".join(Path(fault["file"]).parts[:2])].append(fault)
+    rows = [[name, len(some), sum(bool(f["noticed_by"]) for f in some)] for name, some in sorted(folders.items())]
+    rows.append(["all", sum(row[1] for row in rows), sum(row[2] for row in rows)])
     lines = [
-        "# Faults that the tests notice\n",
-        f"Of {len(outcomes)} faults of a single line, put in one by one by hand, the tests nearest to them notice "
-        f"**{len(noticed)} ({len(noticed) / len(outcomes):.0%})**.\n",
-        "| | faults | noticed |\n|---|---|---|",
-        *(f"| {name} | {len(some)} | {sum(bool(o.by) for o in some)} |" for name, some in sorted(folders.items())),
-        "\nNot noticed:\n" if len(noticed) < len(outcomes) else "",
-        *(f"- `{o.fault.name}` ({o.fault.path}): {o.fault.what}" for o in outcomes if not o.by),
-        "\nLeft out, as they do no harm:\n" if harmless else "",
-        *(f"- `{fault.name}` ({fault.path}): {fault.what}; {fault.harmless}" for fault in harmless),
-        f"\n`python benchmarks/mutants.py`; commit {_commit()}, {platform.system()} {platform.machine()}, "
-        f"{os.cpu_count()} cores shared with other work, Python {platform.python_version()}, "
-        f"{datetime.date.today().isoformat()}, {seconds / 60:.0f} minutes.",
+        table(["", "faults", "noticed"], [[str(cell) for cell in row] for row in rows]) + "\n",
+        *(f"- not noticed: {f['what']} ({f['file']})" for f in found["faults"].values() if not f["noticed_by"]),
+        *(f"- left out: {f['what']} ({f['file']}): {f['harmless']}" for f in found["harmless"].values()),
+        f"\n`{found['command']}`; commit {found['commit']}; {found['machine']}; {found['date']}.",
     ]
-    return "\n".join(line for line in lines if line) + "\n"
+    return "\n".join(lines)
 
 
-def _commit() -> str:
-    ask = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=10", "--exclude=*"]
-    return subprocess.run(ask, capture_output=True, text=True).stdout.strip()
+TABLES: dict[str, Callable[[], str]] = {"mutants": mutants_table}
 
 
 def main() -> None:
-    """Read the command line, run the tests, and write the page."""
+    """Read the command line, run the tests, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("names", nargs="*", help="of faults, with * for any letters (default: all)")
     parser.add_argument("--jobs", type=int, default=1, help="so many at once")
     parser.add_argument("--dry-run", action="store_true", help="look only whether every fault has its place")
+    add_out(parser, "mutants.json")
     args = parser.parse_args()
-    faults, start = read_faults(ROOT, args.names), time.perf_counter()
+    faults = read_faults(ROOT, args.names)
     tried, harmless = [f for f in faults if not f.harmless], [f for f in faults if f.harmless]
     print(f"{len(tried)} faults in {len({f.path for f in tried})} files, and {len(harmless)} that do no harm")
     if args.dry_run:
         return
+    if not args.names:
+        check_tree(args.out)
     outcomes = []
     with tempfile.TemporaryDirectory(prefix="bnn-pyro-faults-") as folder, ThreadPoolExecutor(args.jobs) as pool:
         copies = Copies(Path(folder), args.jobs)
@@ -196,8 +198,9 @@ def main() -> None:
             outcomes.append(outcome)
     print(f"{sum(bool(o.by) for o in outcomes)} of {len(outcomes)} noticed")
     if not args.names:
-        RESULTS.parent.mkdir(parents=True, exist_ok=True)
-        RESULTS.write_text(summary(outcomes, harmless, time.perf_counter() - start), encoding="utf-8")
+        tried = {o.fault.name: {"file": o.fault.path, "what": o.fault.what, "noticed_by": o.by} for o in outcomes}
+        left = {f.name: {"file": f.path, "what": f.what, "harmless": f.harmless} for f in harmless}
+        write_json(args.out, {**provenance(), "faults": tried, "harmless": left})
 
 
 if __name__ == "__main__":

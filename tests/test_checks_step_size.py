@@ -35,7 +35,7 @@ def test_the_recursion_and_its_closed_form(friction):
     assert largest_lr(bp.SGHMC(friction=friction), problem) == pytest.approx(10 * (4 - 2 * friction) / largest)
 
 
-def testorder_of():
+def test_order():
     """An exact power law has its power, whatever the weights; a bias that is not positive has none."""
     x = np.array([0.4, 0.2, 0.1])
     order, error = order_of(x, 3 * x**2, np.array([0.01, 0.02, 0.001]))

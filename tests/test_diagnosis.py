@@ -225,6 +225,10 @@ def test_a_ranking_is_paired_with_the_best():
     assert second.difference == -0.5 and second.its_error == pytest.approx(math.sqrt(4 * (3.25 - 0.0625) / 3))
     assert second.note == "no clear difference; a note"
     assert (third.difference, third.its_error, third.note) == (-2, 0, "worse"), "by half a nat on every row"
+    clear = ranked({"a": a, "d": a - np.arange(4.0)})[1]
+    assert clear.note == "worse" and -2.4 < clear.difference / clear.its_error < -2.3, (
+        "by more than two standard errors"
+    )
     assert math.isnan(ranked({"a": np.array([-1.0])})[0].se)
 
 
