@@ -10,6 +10,7 @@ import ast
 import json
 import runpy
 import shutil
+import sys
 import textwrap
 from argparse import Namespace
 from collections.abc import Iterable, Mapping, Sequence
@@ -75,10 +76,11 @@ def list_(args: Namespace) -> None:
 
 def check_names(variant: str | None, method: str | None) -> None:
     """Raise UserError for a variant or method that there is not, before anything that takes seconds is imported."""
-    if variant is not None and variant not in (variants := _read_table("zoo", "ZOO")):
-        raise unknown("variant", variant, variants)
-    if method is not None and method not in (methods := _read_table("inference", "METHODS")):
-        raise unknown("inference method", method, methods)
+    for what, name, folder in (("variant", variant, "zoo"), ("inference method", method, "inference")):
+        module, table = sys.modules.get(f"bnn_pyro.{folder}"), TABLES[folder]  # imported, it may have got entries
+        names = _read_table(folder, table) if module is None else getattr(module, table)
+        if name is not None and name not in names:
+            raise unknown(what, name, names)
 
 
 def _print_items(title: str, items: Sequence[tuple[str, Iterable[str]]]) -> None:
