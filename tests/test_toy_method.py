@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import bnn_pyro as bp
-from bnn_pyro.checkpoint import read_json
 from bnn_pyro.inference import methods_for
 from bnn_pyro.run import main
 from bnn_pyro.settings import Settings, setting
@@ -52,7 +51,7 @@ def test_every_command(tmp_path, capsys):
     assert "jitter" in (tmp_path / "run/report.html").read_text()
     checks = ["--only", "closed-form", "--only", "quadrature", "--only", "predictive", "--out", str(tmp_path / "check")]
     assert main(["check", "mean-field", "--inference", "jitter", "--quiet", *checks]) in (0, 1)
-    outcomes = read_json(tmp_path / "check/check.json", {})["subjects"][0]["outcomes"]
+    outcomes = json.loads((tmp_path / "check/check.json").read_text())["subjects"][0]["outcomes"]
     assert len(outcomes) == 3 and all("Error" not in json.dumps(outcome) for outcome in outcomes)
 
 

@@ -137,7 +137,8 @@ def _moments(posterior: Posterior, num: int, seed: int) -> tuple[Tensor, Tensor,
     count = 0
     with isolated(seed):
         for block in posterior.blocks(num):
-            flat = torch.cat([block[site].flatten(1) for site in posterior.model.initial], 1).cpu().double()
+            draws = [block[site] for site in posterior.model.initial]
+            flat = torch.cat([part.reshape(len(part), -1) for part in draws], 1).cpu().double()
             total, square, count = total + flat.sum(0), square + flat.square().sum(0), count + len(flat)
     mean = total / count
     return mean, (square / count - mean.square()).clamp_min(0).sqrt(), count
