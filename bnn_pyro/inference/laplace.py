@@ -58,7 +58,6 @@ class Laplace:
     converges_to: ClassVar[str] = "normal at the mode"
     needs: ClassVar[frozenset[str]] = frozenset({"linear model", "proper prior"})
     tiny: ClassVar[Mapping[str, Any]] = {}
-    limit: ClassVar[str] = "normal at the mode"
     structure: str = "full"
     temperature: float = 1.0
     max_iterations: int = 1000

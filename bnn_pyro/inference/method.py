@@ -11,20 +11,11 @@ from bnn_pyro.checkpoint import Checkpoint
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.posterior import Posterior
 
-__all__ = ["CONVERGES_TO", "LIMITS", "NEEDS", "Method", "Report"]
+__all__ = ["CONVERGES_TO", "NEEDS", "Method", "Report"]
 
 #: Called with (steps done, of how many, figures to show).
 Report = Callable[[int, int, Mapping[str, float | str]], None]
 
-
-#: What the draws of a method tend to as it is given more time.
-LIMITS: dict[str, str] = {
-    "posterior": "the exact posterior",
-    "posterior at step size 0": "the exact posterior, but for a bias that falls with the step size",
-    "best of a family": "the member of a family that is closest to the posterior",
-    "normal at the mode": "a Normal at a mode of the posterior, exact where the log joint is quadratic",
-    "points": "one set of weights, or a few, with nothing said of what lies between them",
-}
 
 #: What the draws of a method tend to as it is given more time.
 CONVERGES_TO: dict[str, str] = {
@@ -56,7 +47,6 @@ class Method(Protocol):
     converges_to: ClassVar[str]
     needs: ClassVar[frozenset[str]]
     tiny: ClassVar[Mapping[str, Any]]
-    limit: ClassVar[str]
 
     def run(
         self,

@@ -40,7 +40,6 @@ class MAP(Optimisation):
     converges_to: ClassVar[str] = "point"
     needs: ClassVar[frozenset[str]] = frozenset({"weights"})
     tiny: ClassVar[Mapping[str, Any]] = {"epochs": 400, "batch_size": 0, "lr": 0.05, "final_lr": 0.0}
-    limit: ClassVar[str] = "points"
     patience: int = setting(0, low=0)
     max_norm: float = setting(0.0, low=0)
 

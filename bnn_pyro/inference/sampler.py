@@ -74,7 +74,6 @@ class Sampler:
     converges_to: ClassVar[str] = "exact"
     needs: ClassVar[frozenset[str]] = frozenset({"weights", "proper prior"})
     tiny: ClassVar[Mapping[str, Any]] = {"draws": 1000, "warmup": 300, "chains": 4, "cores": 1}
-    limit: ClassVar[str] = "posterior"
     draws: int = 1000
     warmup: int = 500
     chains: int = 4

@@ -192,7 +192,6 @@ class StochasticGradient:
     converges_to: ClassVar[str] = "exact as lr → 0"
     needs: ClassVar[frozenset[str]] = frozenset({"weights", "proper prior"})
     tiny: ClassVar[Mapping[str, Any]] = {"chains": 128, "lr": 0.02, "jitter": 1.0, "epochs": 1500, "burn_in": 400}
-    limit: ClassVar[str] = "posterior at step size 0"
     epochs: int = 5000
     batch_size: int = 0
     lr: float = 0.01

@@ -40,7 +40,6 @@ class SVI(Optimisation):
     converges_to: ClassVar[str] = "best in family"
     needs: ClassVar[frozenset[str]] = frozenset({"guide"})
     tiny: ClassVar[Mapping[str, Any]] = {"epochs": 400, "batch_size": 0, "lr": 0.05, "final_lr": 0.0}
-    limit: ClassVar[str] = "best of a family"
     num_particles: int = setting(1, low=1)
     temperature: float = setting(1.0, above=0)
     kl_warmup: int = setting(0, low=0)

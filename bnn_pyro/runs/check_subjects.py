@@ -11,7 +11,7 @@ from typing import Any
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.inference import METHODS, methods_for
-from bnn_pyro.inference.method import LIMITS
+from bnn_pyro.inference.method import CONVERGES_TO
 from bnn_pyro.isolation import isolated
 from bnn_pyro.runs.recipe import Recipe, given_settings, resolve
 from bnn_pyro.settings import build
@@ -76,8 +76,8 @@ class Checked:
 
     def results(self) -> dict[str, Any]:
         """The empty results of this subject."""
-        limit = METHODS[self.recipe.inference].limit
-        about = self.key | {"label": self.label, "limit": limit, "claim": LIMITS[limit]}
+        target = METHODS[self.recipe.inference].converges_to
+        about = self.key | {"label": self.label, "converges_to": target, "claim": CONVERGES_TO[target]}
         return about | {"outcomes": {}, "refused": {}, "failed": {}}
 
     def prepare(self) -> Checked:
