@@ -74,8 +74,6 @@ def checks(monkeypatch):
         monkeypatch.setattr(registry, "CHECKS", kinds)
         for module in (bench, page):
             monkeypatch.setattr(module, "CHECKS", kinds)
-        monkeypatch.setattr("bnn_pyro.commands.CHECKS", kinds)
-        monkeypatch.setattr("bnn_pyro.listing.CHECKS", kinds)
 
     return put
 

@@ -35,8 +35,8 @@ from bnn_pyro.zoo import Entry
 
 __all__ = ["Calibration", "judge_ranks"]
 
-#: Lengths of a fit to one small data set, in those of a method's tiny settings; epochs of an optimiser.
-DRAWS, EPOCHS = 0.1, 4.0
+#: A fit to one small data set: draws and epochs as shares of a method's tiny settings; transitions of a warm-up.
+DRAWS, EPOCHS, WARMUP = 0.1, 4.0, 200
 #: How many times fewer replications of what takes a second each; and the fewest.
 SLOW, FEWEST = 4, 20
 #: Fewer draws that are worth an independent one tell nothing; so many replications may have fewer.
@@ -117,7 +117,7 @@ class Calibration(Settings):
             size = sum(value.numel() for value in entry.model(inputs.schema).initial.values())
         compiled = "yes" if size * len(inputs.x) <= LARGE else "no"
         draws = DRAWS * self.effort if subject.exact else DRAWS
-        return subject.tiny_method(draws=draws, epochs=EPOCHS, compiled=compiled)
+        return subject.tiny_method(draws=draws, epochs=EPOCHS, warmup=WARMUP, compiled=compiled)
 
 
 def _backbone_variant(subject: Subject) -> str | None:
