@@ -61,15 +61,15 @@ def train(args: Namespace) -> None:
 
 def _asked(args: Namespace) -> tuple[Recipe, RunFolder]:
     """What to run, and where, with nothing written yet."""
-    from bnn_pyro.runs.folder import RunFolder, default_folder
+    from bnn_pyro.runs.folder import RunFolder
     from bnn_pyro.runs.recipe import read_config, resolve
 
     config = read_config(args.config) if args.config else {}
-    stored = (
-        read_config(Path(args.out) / "config.json") if args.resume and RunFolder(Path(args.out or "")).is_run else {}
-    )
+    begun = args.resume and RunFolder(Path(args.out or "")).is_begun
+    stored = read_config(Path(args.out) / "config.json") if begun else {}
     recipe = resolve(args, {**stored, **config})
-    out = Path(args.out) if args.out else default_folder(recipe, resume=args.resume)
+    name = f"{recipe.variant}-{recipe.data_name}-{recipe.seed}"
+    out = args.out or RunFolder.default_path(name, resume=args.resume)
     folder = RunFolder.claim(out, resume=args.resume, overwrite=args.overwrite)
     if args.resume:
         changed = recipe.difference(folder.recipe)
@@ -204,10 +204,10 @@ def check(args: Namespace) -> int:
     from bnn_pyro.checks import CHECKS
     from bnn_pyro.files import lock_folder
     from bnn_pyro.runs.check import BUDGETS, check_subjects
-    from bnn_pyro.runs.check_folder import CheckFolder
     from bnn_pyro.runs.check_page import check_table, level_of
     from bnn_pyro.runs.check_subjects import bench_subjects, one_subject
-    from bnn_pyro.runs.folder import environment
+    from bnn_pyro.runs.environment import environment
+    from bnn_pyro.runs.folder import CheckFolder
 
     if args.budget not in BUDGETS:
         raise unknown("budget", args.budget, BUDGETS)
@@ -218,8 +218,8 @@ def check(args: Namespace) -> int:
     plans = bench_subjects(args) if args.variant is None else [one_subject(args).prepare()]
     recipe = plans[0].recipe
     name = "zoo" if args.variant is None else f"{recipe.variant}-{recipe.inference}-{recipe.data_name}"
-    claim = CheckFolder.claim if args.out else CheckFolder.default
-    place = claim(args.out or name, resume=args.resume)
+    out = args.out or CheckFolder.default_path(f"check-{name}", resume=args.resume)
+    place = CheckFolder.claim(out, resume=args.resume)
     facts = {**environment("cpu"), "budget": args.budget}
     try:
         with lock_folder(place.path):
@@ -230,7 +230,7 @@ def check(args: Namespace) -> int:
         said = str(stopped) or "stopped"
         raise KeyboardInterrupt(f"{said}; finished checks are kept: --resume --out {place.path} goes on") from None
     print(check_table(results))
-    print(f"\nchecks: {place.page}")
+    print(f"\nchecks: {place.path / place.page}")
     return int(any(level_of(found) == "bad" for found in results["subjects"]))
 
 
@@ -242,26 +242,25 @@ def sweep(args: Namespace) -> int:
     """
     from bnn_pyro.files import lock_folder
     from bnn_pyro.parallel.executor import parse_executor
-    from bnn_pyro.runs.folder import environment
-    from bnn_pyro.runs.sweep import planned_text, run_sweep
-    from bnn_pyro.runs.sweep_folder import SweepFolder
-    from bnn_pyro.runs.sweep_page import failures_of, sweep_text
-    from bnn_pyro.runs.sweep_spec import read_spec
+    from bnn_pyro.runs.environment import typed_command
+    from bnn_pyro.runs.sweep import SweepFolder, planned_text, run_sweep
+    from bnn_pyro.runs.sweep_config import read_sweep_config
+    from bnn_pyro.runs.sweep_report import sweep_text
 
-    spec, show = read_spec(args.spec), not args.quiet
-    place = SweepFolder.claim(args.out or Path("runs") / f"sweep-{spec.path.stem}")
+    config, show = read_sweep_config(args.spec), not args.quiet
+    folder = SweepFolder.claim(args.out or Path("runs") / f"sweep-{config.path.stem}")
     if args.dry_run:
-        print(planned_text(spec, place, show=show))
+        print(planned_text(config, folder, show=show))
         return 0
     if args.executor is not None:
         parse_executor(args.executor)
     try:
-        with lock_folder(place.path):
+        with lock_folder(folder.path):
             how = dict(executor=args.executor, cores=args.cores or 0, overwrite=args.overwrite)
-            results, found = run_sweep(spec, place, **how, show=show)
+            results, summaries = run_sweep(config, folder, **how, show=show)
     except KeyboardInterrupt as stopped:
-        said, again = str(stopped) or "stopped", environment("cpu")["command"]
-        raise KeyboardInterrupt(f"{said}; finished fits are kept, the same command goes on: {again}") from None
-    print(sweep_text(results, found))
-    print(f"\nsweep: {place.page}")
-    return int(bool(failures_of(results)))
+        text = f"{stopped or 'stopped'}; finished fits are kept, the same command goes on: {typed_command()}"
+        raise KeyboardInterrupt(text) from None
+    print(sweep_text(results, summaries))
+    print(f"\nsweep: {folder.path / folder.page}")
+    return int(any(fit["status"] == "failed" for fit in results["fits"]))

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from bnn_pyro.errors import UserError, unknown
 
-__all__ = ["Settings", "build", "parse_named", "plain", "setting"]
+__all__ = ["Settings", "build", "defaults", "parse_named", "parse_value", "plain", "setting", "whole_number"]
 
 T = TypeVar("T")
 
@@ -101,6 +101,46 @@ def parse_named(what: str, text: Any, table: Mapping[str, Callable[..., T]], num
             raise
         form, _, about = (table[name].__doc__ or name).partition("\n")[0].rstrip(".").partition(" — ")
         raise UserError(f"the {what} '{text}' must have the form {form} ({about})") from None
+
+
+def defaults(kind: type) -> dict[str, Any]:
+    """{name of a field: its default}."""
+    return {field.name: field.default for field in dataclasses.fields(kind)}
+
+
+def parse_value(name: str, value: Any, default: Any) -> Any:
+    """A setting's value, which may be text from the command line, as what its default is.
+
+    Raises UserError for a text that is none.
+    """
+    if isinstance(default, bool):
+        choices = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+        if str(value).lower() not in choices:
+            raise UserError(f"{name} is true or false, got '{value}'")
+        return choices[str(value).lower()]
+    if isinstance(default, tuple):
+        parts = [part for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+        return tuple(whole_number(name, part) for part in (parts if isinstance(parts, list | tuple) else [parts]))
+    if isinstance(default, int):
+        return whole_number(name, value)
+    if isinstance(default, float):
+        try:
+            return float(value)
+        except (TypeError, ValueError, OverflowError):
+            raise UserError(f"{name} is a number, got '{value}'") from None
+    if isinstance(default, str) and not isinstance(value, str | int | float):
+        raise UserError(f"{name} is a text or a number, got {value!r}")
+    return value
+
+
+def whole_number(name: str, value: Any) -> int:
+    """An int, also of a text or of a float without a fraction. Raises UserError for any other value."""
+    try:
+        if isinstance(value, bool) or int(value) != float(value):
+            raise ValueError
+        return int(value)
+    except (TypeError, ValueError, OverflowError):
+        raise UserError(f"{name} takes whole numbers, got '{value}'") from None
 
 
 def build(kind: type[T], values: Mapping[str, Any]) -> T:

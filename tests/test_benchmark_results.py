@@ -15,7 +15,7 @@ from benchmarks.checks.tables import TABLES
 from bnn_pyro.checks.reference_posterior import references
 from bnn_pyro.datasets.sources import resolve
 from bnn_pyro.run import main
-from bnn_pyro.runs.sweep_spec import read_spec
+from bnn_pyro.runs.sweep_config import read_sweep_config
 
 ROOT = Path(__file__).parents[1]
 SWEEP = """
@@ -34,7 +34,7 @@ inference_settings = { epochs = 4 }
 def test_sweep_files_are_understood(path):
     if path.stem.startswith("uci") and not resolve(f"uci/{path.stem[4:]}.csv").exists():
         pytest.skip("needs the UCI data")
-    assert len(read_spec(path).recipes) >= 3
+    assert len(read_sweep_config(path).recipes) >= 3
 
 
 def test_a_sweep_is_kept_and_tabulated(tmp_path, monkeypatch):

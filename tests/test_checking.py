@@ -180,7 +180,7 @@ def test_results_of_something_else_are_not_mixed(checks, tmp_path, capsys):
     check("mean-field", "--out", out)
     before = (out / "check.json").read_bytes()
     for args, said in (
-        ((), "has results already"),
+        ((), "is a check already"),
         (("--resume", "--budget", "full"), "are of budget quick"),
         (("--resume", "--seed", 1), "are of seed 0"),
         (("--resume", "--hidden", 9), "other variants, methods, data or settings"),

@@ -9,7 +9,7 @@ import pytest
 import bnn_pyro as bp
 from bnn_pyro.inference import methods_for
 from bnn_pyro.options import parse
-from bnn_pyro.runs.sweep_spec import read_spec
+from bnn_pyro.runs.sweep_config import read_sweep_config
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "RESULTS.md", *sorted(ROOT.glob("docs/**/*.md")), *ROOT.glob("*/README.md")]
@@ -63,8 +63,8 @@ def test_commands_are_understood(page):
 
 def test_sweep_file_is_one(tmp_path):
     (tmp_path / "uci.toml").write_text(*blocks(ROOT / "docs/sweeps.md", "toml"))
-    spec = read_spec(tmp_path / "uci.toml")
-    assert [recipe.config["variant"] for recipe in spec.recipes] == ["mean-field", "mean-field", "mlp"]
+    config = read_sweep_config(tmp_path / "uci.toml")
+    assert [recipe.config["variant"] for recipe in config.recipes] == ["mean-field", "mean-field", "mlp"]
 
 
 def test_zoo_table_is_the_zoo():

@@ -20,9 +20,8 @@ from bnn_pyro.checkpoint import Checkpoint, Interrupted
 from bnn_pyro.files import LOCK, lock_folder, write_whole
 from bnn_pyro.isolation import isolated
 from bnn_pyro.posterior import read_archive
-from bnn_pyro.runs.check_folder import CheckFolder
-from bnn_pyro.runs.folder import RunFolder
-from bnn_pyro.runs.sweep_folder import SweepFolder
+from bnn_pyro.runs.folder import CheckFolder, RunFolder
+from bnn_pyro.runs.sweep import SweepFolder
 
 DATA = ["--data", "toy-curve", "--no-baseline", *SHORT]
 

@@ -13,12 +13,9 @@ import numpy as np
 import pytest
 from run_folders import same, small_table
 
-from bnn_pyro.errors import UserError
 from bnn_pyro.run import main
-from bnn_pyro.runs.folder import environment
-from bnn_pyro.runs.sweep_page import sweep_text
-from bnn_pyro.runs.sweep_running import _why
-from bnn_pyro.runs.sweep_tasks import Making
+from bnn_pyro.runs.environment import typed_command
+from bnn_pyro.runs.sweep_report import sweep_text
 
 DATA = """
 splits = [0, 1]
@@ -125,7 +122,7 @@ def test_every_fit_is_a_run_that_other_commands_take(made, table):
     first, second = (out / f"mean-field-houses-seed0-split{k}" for k in (0, 1))
     assert not (first / "report.html").exists()
     # What the user typed, not what a worker was started with.
-    assert json.loads((first / "environment.json").read_text())["command"] == environment("cpu")["command"]
+    assert json.loads((first / "environment.json").read_text())["command"] == typed_command()
     assert main(["evaluate", str(first), "--quiet"]) == 0
     assert (first / "report.html").exists()
     assert main(["predict", str(second), "--input", str(table), "--output", str(second / "p.csv"), "--quiet"]) == 0
@@ -231,9 +228,7 @@ def test_processes_make_the_same_fits_as_this_one(table, tmp_path):
         assert same(tmp_path / "here" / name, tmp_path / "two" / name)
 
 
-def test_a_fit_whose_process_dies_is_told_with_the_others_alike():
-    making = Making("mlp-houses-seed0-split0", None, None, False, "")
-    assert _why(making, UserError("task 2 of 4 (mlp-houses-seed0-split0): its process died")) == "its process died"
+def test_fits_that_failed_alike_are_one_line():
     fits = [{"name": f"a-{k}", "recipe": "a", "data": "d", "status": "failed", "error": "it died"} for k in range(3)]
     assert sweep_text({"fits": fits}, []) == "\nfailed: a on d, 3 fits: it died"
 

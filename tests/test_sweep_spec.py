@@ -6,9 +6,9 @@ from run_folders import small_table
 
 from bnn_pyro.errors import UserError
 from bnn_pyro.run import main
+from bnn_pyro.runs.sweep_config import read_sweep_config
 from bnn_pyro.runs.sweep_figures import numeric_settings
-from bnn_pyro.runs.sweep_plan import check_fits, plan_fits
-from bnn_pyro.runs.sweep_spec import read_spec
+from bnn_pyro.runs.sweep_tasks import check_tasks, plan_tasks
 
 DATA = '[data.toy-curve]\n[data.houses]\nname = "houses.csv"\ntarget = "price"\n'
 RECIPES = '[recipes.mlp]\nvariant = "mlp"\n'
@@ -24,11 +24,11 @@ def here(tmp_path, monkeypatch):
 def spec(text):
     with open("s.toml", "w") as file:
         file.write(text)
-    return read_spec("s.toml")
+    return read_sweep_config("s.toml")
 
 
 def plans(text):
-    return plan_fits(spec(text))
+    return plan_tasks(spec(text))
 
 
 def test_a_grid_is_every_combination_of_its_values():
@@ -36,7 +36,7 @@ def test_a_grid_is_every_combination_of_its_values():
         'seeds = [3, 4]\n[data.toy-curve]\n[recipes.mf]\nvariant = "mean-field"\nvariant_settings = { hidden = [7] }\n'
         '[recipes.mf.grid]\nprior = ["normal:1", "fan-in:2"]\nlr = [0.1, 0.2]\n[recipes.plain]\nvariant = "mlp"\n'
     )  # fmt: skip
-    assert [fit.candidate for fit in fits[:5]] == [
+    assert [fit.recipe_name for fit in fits[:5]] == [
         "mf prior=normal:1 lr=0.1", "mf prior=normal:1 lr=0.2", "mf prior=fan-in:2 lr=0.1", "mf prior=fan-in:2 lr=0.2",
         "plain",
     ]  # fmt: skip
@@ -62,8 +62,8 @@ def test_splits_are_those_of_a_file_or_seeds_of_random_ones():
 
 def test_all_recipes_come_before_the_next_split():
     fits = plans(f"seeds = [0, 1]\nsplits = [0, 1]\n{DATA}{RECIPES}[recipes.mean-field]\n")
-    assert [fit.candidate for fit in fits[:2]] == ["mlp", "mean-field"]
-    assert [fit.unit for fit in fits[::4]] == [(0, 0), (1, 0), (0, 1), (1, 1)]
+    assert [fit.recipe_name for fit in fits[:2]] == ["mlp", "mean-field"]
+    assert [(fit.split, fit.seed) for fit in fits[::4]] == [(0, 0), (1, 0), (0, 1), (1, 1)]
     assert [fit.recipe.seed for fit in fits[::4]] == [0, 1000, 1, 1001], "splits do not share their starts"
 
 
@@ -146,7 +146,7 @@ UNFIT = {
 def test_data_and_recipes_that_do_not_suit_are_told_before_training(text, tmp_path):
     asked = spec(text)
     with pytest.raises(UserError) as caught:
-        check_fits(asked, plan_fits(asked), show=False)
+        check_tasks(asked, plan_tasks(asked), show=False)
     assert UNFIT[text] in str(caught.value) and "\n" not in str(caught.value)
     assert main(["sweep", "s.toml", "--quiet"]) == 2
     assert not (tmp_path / "runs" / "sweep-s").exists(), "something was written"

@@ -7,9 +7,18 @@ import pytest
 from scipy import stats
 
 from bnn_pyro.reports.tables import NOT_CLEAR
-from bnn_pyro.runs.sweep_page import sweep_sentences
-from bnn_pyro.runs.sweep_statistics import ALPHA, Difference, mean_of, paired, worse_than_best
-from bnn_pyro.runs.sweep_summary import BEST, OPEN, WORSE, summarise
+from bnn_pyro.runs.sweep_report import error_sources, summary_sentences
+from bnn_pyro.runs.sweep_statistics import (
+    ALPHA,
+    BEST,
+    OPEN,
+    WORSE,
+    Difference,
+    mean_of,
+    paired,
+    summarise,
+    worse_than_best,
+)
 
 
 def test_the_mean_over_splits_of_the_means_over_seeds():
@@ -115,13 +124,13 @@ def test_a_better_recipe_is_told_and_equal_ones_are_not():
     rng = np.random.default_rng(0)
     fits = [*noisy(rng, "good", -1), *noisy(rng, "as good", -1), *noisy(rng, "bad", 0), *noisy(rng, "worse", 1)]
     (found,) = summarise(fits)
-    contest = found.contests["rmse"]
-    told = {row.recipe: contest.verdict(row.recipe) for row in found.recipes}
+    contest = found.comparisons["rmse"]
+    told = {name: contest.verdict(name) for name in found.recipes}
     assert sorted([told.pop("good"), told.pop("as good")]) == [BEST, OPEN]
     assert told == {"bad": WORSE, "worse": WORSE}
-    assert found.share == 0.25 and "Nadeau" in found.over
+    assert found.share == 0.25 and "Nadeau" in error_sources(found)
     # Without pairs nothing could be told: the splits differ by much more than the recipes.
-    assert found.recipes[0].metrics["rmse"].error > 1 > 20 * contest.differences["bad"].error
+    assert found.recipes["good"].metrics["rmse"].error > 1 > 20 * contest.differences["bad"].error
 
 
 def replicated(kind, rows=40, num=3):
@@ -147,24 +156,24 @@ def replicated(kind, rows=40, num=3):
 def test_seeds_that_agree_do_not_make_a_difference_on_few_test_rows_clear(kind):
     fits, replicates, paired_error, error = replicated(kind)
     (on,) = summarise(fits, replicates)
-    contest, mean = on.contests["nll"], on.recipes[0].metrics["nll"]
+    contest, mean = on.comparisons["nll"], on.recipes["a"].metrics["nll"]
     assert contest.best == "a" and contest.differences["b"].error == pytest.approx(paired_error, rel=0.1)
     assert mean.error == pytest.approx(error, rel=0.1)
     assert contest.verdict("b") == OPEN == NOT_CLEAR
-    said = sweep_sentences(on)
+    said = summary_sentences(on)
     assert "no other differs clearly" in said[0] and "the finite number of test rows" in said[0]
     assert ("variation over seeds" if kind == "random" else "variation over splits") in said[0]
     # The same difference on rows enough to show it.
     (many,) = summarise(*replicated(kind, rows=4000)[:2])
-    assert many.contests["nll"].verdict("b") == WORSE
-    assert "b is worse by more than variation over" in sweep_sentences(many)[0]
+    assert many.comparisons["nll"].verdict("b") == WORSE
+    assert "b is worse by more than variation over" in summary_sentences(many)[0]
 
 
 def test_fits_scored_by_an_earlier_version_have_the_larger_unpaired_error():
     fits, _, _, error = replicated("random", rows=4000)
     (on,) = summarise(fits)
-    assert on.contests["nll"].differences["b"].error == pytest.approx(math.sqrt(2) * error, rel=0.1)
-    assert on.contests["nll"].verdict("b") == OPEN
+    assert on.comparisons["nll"].differences["b"].error == pytest.approx(math.sqrt(2) * error, rel=0.1)
+    assert on.comparisons["nll"].verdict("b") == OPEN
 
 
 def test_splits_with_test_rows_of_their_own_have_both_errors_already():
@@ -172,22 +181,23 @@ def test_splits_with_test_rows_of_their_own_have_both_errors_already():
     for number, one in enumerate(fits):
         one["split"] = number % 3
     alone, with_rows = summarise(fits)[0], summarise(fits, replicates)[0]
-    assert alone.contests == with_rows.contests
+    assert alone.comparisons == with_rows.comparisons
 
 
 def test_a_coverage_has_no_best():
     (found,) = summarise(noisy(np.random.default_rng(0), "a", 0))
-    assert set(found.values) == {"rmse", "coverage_95"} and set(found.contests) == {"rmse"}
-    assert found.contests["rmse"].verdict("a") == "", "best of one"
+    assert set(found.values) == {"rmse", "coverage_95"} and set(found.comparisons) == {"rmse"}
+    assert found.comparisons["rmse"].verdict("a") == "", "best of one"
 
 
 def test_one_that_failed_on_the_hard_splits_is_not_best():
     whole = [fit("whole", k, rmse=r) for k, r in enumerate([1.0, 2.0, 9.0])]
     partly = [fit("partly", 0, rmse=1.1), fit("partly", 1, rmse=2.1), fit("partly", 2, status="failed")]
     (found,) = summarise(whole + partly)
-    assert found.recipes[1].metrics["rmse"].value < found.recipes[0].metrics["rmse"].value
-    assert found.contests["rmse"].best == "whole" and found.contests["rmse"].differences["partly"].pairs == 2
-    assert (found.recipes[1].finished, found.recipes[1].failed, found.recipes[1].asked) == (2, 1, 3)
+    assert found.recipes["partly"].metrics["rmse"].value < found.recipes["whole"].metrics["rmse"].value
+    assert found.comparisons["rmse"].best == "whole" and found.comparisons["rmse"].differences["partly"].pairs == 2
+    partly = found.recipes["partly"]
+    assert (partly.finished, partly.failed, partly.planned) == (2, 1, 3)
 
 
 @pytest.mark.parametrize(
@@ -202,10 +212,10 @@ def test_one_that_failed_on_the_hard_splits_is_not_best():
 )
 def test_it_says_what_the_error_is_over(fits, said, share):
     (found,) = summarise(fits)
-    assert said in found.over and found.share == share
+    assert said in error_sources(found) and found.share == share
 
 
 def test_nothing_finished_is_a_summary_too():
     (found,) = summarise([fit("a", 0, status="failed"), fit("b", 0, status="missing")])
-    assert found.task == "" and not found.values and [row.failed for row in found.recipes] == [1, 0]
+    assert found.task == "" and not found.values and [recipe.failed for recipe in found.recipes.values()] == [1, 0]
     assert found.to_dict()["recipes"]["a"]["seconds"]["value"] is None

@@ -6,15 +6,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from bnn_pyro.runs.check_folder import CheckFolder
+from bnn_pyro.checks import CHECKS, Check, Outcome
+from bnn_pyro.errors import UserError
+from bnn_pyro.parallel.task import one_thread
+from bnn_pyro.progress import progress_bar
 from bnn_pyro.runs.check_page import check_html
 from bnn_pyro.runs.check_pictures import draw_outcome
 from bnn_pyro.runs.check_subjects import Checked
-from bnn_pyro.errors import UserError
-from bnn_pyro.progress import progress_bar
+from bnn_pyro.runs.folder import CheckFolder
 from bnn_pyro.settings import build, plain
-from bnn_pyro.parallel.task import one_thread
-from bnn_pyro.checks import CHECKS, Check, Outcome
 
 __all__ = ["BUDGETS", "check_subjects"]
 
@@ -45,21 +45,21 @@ def check_subjects(
     Raises UserError where ``place`` has results of another budget, seed or subjects.
     """
     key = {"budget": budget, "seed": seed, "plans": [plan.key for plan in plans]}
-    held = place.read()
+    held = place.read(place.main)
     if held and held["key"] != key:
         other = next(name for name in key if held["key"].get(name) != key[name])
         what = f"{other} {held['key'].get(other)}" if other != "plans" else "other variants, methods, data or settings"
         raise UserError(f"the results in {place.path} are of {what}; go on with the same, or choose another --out")
     results = held or {"key": key, "facts": dict(facts or {}), "subjects": [plan.results() for plan in plans]}
-    place.write(results)
+    place.write(place.main, results)
     for plan, found in zip(plans, results["subjects"], strict=True):
         for name in checks:
             if name in found["refused"] or name in found["outcomes"]:
                 continue
             found["failed"].pop(name, None)
             _check(plan, name, found, place, budget=budget, seed=seed, show=show)
-            place.write(results)
-            place.write_page(check_html(results, place.png))
+            place.write(place.main, results)
+            place.write(place.page, check_html(results, place.png))
     return results
 
 
@@ -80,8 +80,7 @@ def _check(
         found["failed"][name] = str(error)
         return
     pictures = draw_outcome(outcome, plan.label)
-    for picture in pictures:
-        place.add(picture)
+    place.write_figures(pictures)
     found["outcomes"][name] = outcome.to_dict() | {
         "seconds": round(time.perf_counter() - start, 2),
         "check_settings": plain(check),

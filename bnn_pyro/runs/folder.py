@@ -1,7 +1,9 @@
-"""The run folder: what is in it, how it is opened, and that nothing which is not a run is ever touched.
+"""The folders that commands write, and that nothing which is not one of them is ever touched.
+
+A run:
 
     config.json       the recipe: everything to run it again       posterior.pt, .json   the posterior's archive
-    metrics.json      test metrics, flat, with intervals           figures/*.png         the report's pictures
+    metrics.json      test metrics, flat, with intervals           figures/*.png         the report's figures
     test-replicates.npz  the metrics on 1,000 resamples of the test rows, the same ones for all runs on these rows
     history.csv       the training curve                           report.html           all of it, to read
     environment.json  versions, machine, command, times            README.md             the model card
@@ -9,7 +11,7 @@
     checkpoint/       while training                               posterior.nc          the draws, for ArviZ
     baseline/         the same, of the baseline
 
-Every file is written whole or not at all.
+A check has check.json, check.html and figures; a sweep: see ``runs.sweep``. Every file is written whole or not at all.
 """
 
 from __future__ import annotations
@@ -18,30 +20,27 @@ import csv
 import dataclasses
 import io
 import json
-import os
-import platform
-import shlex
-import subprocess
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
-
-from bnn_pyro.files import is_occupied, lock_folder, read_json, unwritable, write_whole
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError
-from bnn_pyro.posterior import Posterior, read_archive
-from bnn_pyro.runs.recipe import Recipe, read_config
-from bnn_pyro.reports.tables import RunFacts
+from bnn_pyro.files import is_occupied, lock_folder, read_json, unwritable, write_whole
 from bnn_pyro.fitting import tuned
+from bnn_pyro.posterior import Posterior, read_archive
+from bnn_pyro.reports.tables import RunFacts
+from bnn_pyro.runs.environment import environment
+from bnn_pyro.runs.recipe import Recipe, check_numbers, read_config
 
-__all__ = ["REPLICATES", "RunFolder", "default_folder", "environment"]
+if TYPE_CHECKING:
+    from typing import Self
+
+    from bnn_pyro.reports.page import Picture
+
+__all__ = ["REPLICATES", "CheckFolder", "OutputFolder", "RunFolder"]
 
 REPLICATES = "test-replicates.npz"
 FILES = ("metrics.json", REPLICATES, "metrics-mean-weights.json", "pruning.json", "convergence.json", "diagnosis.json",
@@ -58,22 +57,111 @@ SHAPES: dict[str, Any] = {
                      "curve": [{"*": NUMBER}]},
     "environment.json": {"command": str, "finished": str, "training_seconds": NUMBER, "device": str, "machine": str,
                          "threads": int, "python": str, "versions": {"*": str | None}, "commit": str | None},
+    "check.json": {"key": {}, "subjects": [{}]},
 }  # fmt: skip
 #: The command that writes a file anew; no other does.
 ANEW = {"metrics.json": "evaluate", "convergence.json": "evaluate", "diagnosis.json": "diagnose",
-        "pruning.json": "evaluate --prune"}  # fmt: skip
-PACKAGES = ("bnn-pyro", "pyro-ppl", "torch", "torchvision", "numpy", "pandas", "scikit-learn", "matplotlib")
+        "pruning.json": "evaluate --prune", "check.json": "check --out"}  # fmt: skip
 
 
 @dataclass(frozen=True)
-class RunFolder:
-    """A folder that is, or becomes, a run.
+class OutputFolder:
+    """A folder that a command writes.
 
-    seen   config.json as it was when the folder was claimed for a run; () where it was not
+    kind    what it is called       main  the file that shows that it is one
+    page    the HTML that it has    begun_again  how one goes on where there is one already
     """
 
     path: Path
-    seen: tuple[bytes | None, ...] = field(default=(), compare=False, repr=False)
+    kind: ClassVar[str]
+    main: ClassVar[str]
+    page: ClassVar[str]
+    begun_again: ClassVar[str] = "add --resume to go on with it, or choose another"
+
+    @classmethod
+    def claim(cls, path: str | Path, *, resume: bool = False, overwrite: bool = False) -> Self:
+        """A folder that may be written to; nothing is written or removed yet.
+
+        Raises UserError where something else is there, or one of this kind and neither ``resume`` nor ``overwrite``.
+        """
+        folder = cls(Path(path))
+        if resume and overwrite:
+            raise UserError("--resume goes on with a run and --overwrite replaces it; give one of them")
+        if resume and not folder.is_begun:
+            raise UserError(f"nothing to resume: {path} is no {cls.kind}; leave out --resume to start one")
+        if folder.path.exists() and not folder.path.is_dir():
+            raise UserError(f"--out {path} is a file; choose a folder that does not exist yet")
+        if not folder.is_begun and is_occupied(folder.path):
+            raise UserError(f"--out {path} exists and is not a {cls.kind}; choose another folder")
+        if folder.is_begun and cls.begun_again and not (resume or overwrite):
+            raise UserError(f"--out {path} is a {cls.kind} already; {cls.begun_again}")
+        return folder
+
+    @staticmethod
+    def default_path(name: str, *, resume: bool) -> Path:
+        """runs/NAME; with ``-2``, ``-3``, … where that is taken, or the last of them to resume."""
+        base = Path("runs") / name
+        paths = [base, *(base.with_name(f"{base.name}-{k}") for k in range(2, 10_000))]
+        free = next(k for k, path in enumerate(paths) if not path.exists())
+        return paths[max(free - 1, 0)] if resume else paths[free]
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether there is one of this kind, finished or not."""
+        return (self.path / self.main).is_file()
+
+    def read(self, name: str) -> dict[str, Any]:
+        """A JSON file; {} where it is not there yet. Raises UserError where it is damaged."""
+        path = self.path / name
+        if not path.is_file():
+            return {}
+        content = read_json(path, SHAPES.get(name, {}))
+        if content is None:
+            again = f"write it again: {ANEW[name]} {self.path}" if name in ANEW else "the report does without it"
+            raise UserError(f"{path} is damaged; remove it, and {again}")
+        return content
+
+    def write(self, name: str, content: str | bytes | Mapping[str, Any]) -> Path:
+        """Write one file as a whole: text, bytes, or JSON."""
+        path = self.path / name
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise unwritable(path.parent, error) from None
+        if isinstance(content, Mapping):
+            content = json.dumps(dict(content), indent=2, ensure_ascii=False) + "\n"
+        write_whole(path, content.encode() if isinstance(content, str) else content)
+        return path
+
+    def write_figures(self, pictures: Iterable[Picture]) -> None:
+        """figures/NAME.png of each."""
+        for picture in pictures:
+            self.write(f"figures/{picture.name}.png", picture.png)
+
+
+class CheckFolder(OutputFolder):
+    """The results of a check."""
+
+    kind, main, page = "check", "check.json", "check.html"
+
+    def png(self, name: str) -> bytes:
+        """A figure written before. Raises UserError where it is missing."""
+        path = self.path / "figures" / f"{name}.png"
+        if not path.is_file():
+            raise UserError(f"the figure {path} is missing; remove {self.path} and check again")
+        return path.read_bytes()
+
+
+@dataclass(frozen=True)
+class RunFolder(OutputFolder):
+    """A folder that is, or becomes, a run.
+
+    claimed   config.json as it was when the folder was claimed for a run; () where it was not
+    """
+
+    claimed: tuple[bytes | None, ...] = field(default=(), compare=False, repr=False)
+    kind, main, page = "run", "config.json", "report.html"
+    begun_again = "add --resume to go on with it, or --overwrite"
 
     @classmethod
     def open(cls, path: str | Path) -> RunFolder:
@@ -81,7 +169,7 @@ class RunFolder:
         folder = cls(Path(path))
         if not folder.path.is_dir():
             raise UserError(f"no run folder {path}")
-        if not folder.is_run:
+        if not folder.is_begun:
             raise UserError(f"{path} is not a run: it has no config.json of one")
         if not folder.is_trained:
             raise UserError(f"the run {path} is not finished; go on with: train --resume --out {path}")
@@ -89,25 +177,16 @@ class RunFolder:
 
     @classmethod
     def claim(cls, path: str | Path, *, resume: bool = False, overwrite: bool = False) -> RunFolder:
-        """A folder that a run may be written to; nothing is written or removed yet.
+        """As any folder, and :meth:`begun` refuses a run that another process begins from now on."""
+        config = cls(Path(path))._config_bytes()
+        return dataclasses.replace(super().claim(path, resume=resume, overwrite=overwrite), claimed=(config,))
 
-        Raises UserError where something else is there, or a run and neither ``resume`` nor ``overwrite``.
-        """
-        folder = cls(Path(path), (_bytes(Path(path) / "config.json"),))
-        if resume and overwrite:
-            raise UserError("--resume goes on with a run and --overwrite replaces it; give one of them")
-        if resume and not folder.is_run:
-            raise UserError(f"nothing to resume: {path} is no run; leave out --resume to start one")
-        if folder.path.exists() and not folder.path.is_dir():
-            raise UserError(f"--out {path} is a file; choose a folder that does not exist yet")
-        if not folder.is_run and is_occupied(folder.path):
-            raise UserError(f"--out {path} exists and is not a run; choose another folder")
-        if folder.is_run and not (resume or overwrite):
-            raise UserError(f"--out {path} is a run already; add --resume to go on with it, or --overwrite")
-        return folder
+    def _config_bytes(self) -> bytes | None:
+        path = self.path / "config.json"
+        return path.read_bytes() if path.is_file() else None
 
     @property
-    def is_run(self) -> bool:
+    def is_begun(self) -> bool:
         """Whether a run was begun here."""
         try:
             return "variant" in read_config(self.path / "config.json")
@@ -134,8 +213,7 @@ class RunFolder:
                 raise UserError("it names no data, or no inference method")
             tuned(recipe.variant, recipe.data_name, recipe.inference)
             recipe.entry(), recipe.method()
-            if recipe.num_draws < 1 or not 0 <= recipe.seed < 2**32:
-                raise UserError(f"num_draws {recipe.num_draws} or seed {recipe.seed} is out of range")
+            check_numbers(recipe)
             if recipe.device not in ("auto", "cpu", "cuda"):  # whether it is here is asked when it is used
                 raise UserError(f"unknown device '{recipe.device:.20}'")
         except UserError as error:
@@ -150,7 +228,7 @@ class RunFolder:
         has begun a run here since it was claimed.
         """
         with lock_folder(self.path):
-            if self.seen and self.seen != (_bytes(self.path / "config.json"),):
+            if self.claimed and self.claimed != (self._config_bytes(),):
                 raise UserError(f"another run was begun in {self.path} meanwhile; choose another --out")
             if not keep:
                 self._clear()
@@ -158,44 +236,24 @@ class RunFolder:
                 self.write("config.json", dataclasses.asdict(recipe))
             yield
 
+    def _is_of(self, recipe: Recipe) -> bool:
+        try:
+            return self.recipe == recipe
+        except UserError:
+            return False
+
     def _clear(self) -> None:
         """Remove the files that a run writes, by their names; whatever else lies in the folder stays."""
-        figures = (self.path / "figures").glob("*.png") if (self.path / "figures").is_dir() else ()
-        for file in (
-            *(self.path / name for name in (*ARCHIVE, *FILES)),
-            *figures,
-            self.path / "checkpoint/training.pt",
-        ):
-            file.unlink(missing_ok=True)
-        if self.baseline.is_run:
+        for name in (*ARCHIVE, *FILES, "checkpoint/training.pt"):
+            (self.path / name).unlink(missing_ok=True)
+        for figure in (self.path / "figures").glob("*.png"):
+            figure.unlink()
+        if self.baseline.is_begun:
             self.baseline._clear()
             (self.baseline.path / "config.json").unlink()
         for inside in ("figures", "checkpoint", "baseline"):
             if (self.path / inside).is_dir() and not any((self.path / inside).iterdir()):
                 (self.path / inside).rmdir()
-
-    def read(self, name: str) -> dict[str, Any]:
-        """A JSON file of the run; {} where it is not there yet. Raises UserError where it is damaged."""
-        path = self.path / name
-        if not path.is_file():
-            return {}
-        held = read_json(path, SHAPES.get(name, {}))
-        if held is None:
-            again = f"write it again: {ANEW[name]} {self.path}" if name in ANEW else "the report does without it"
-            raise UserError(f"{path} is damaged; remove it, and {again}")
-        return held
-
-    def write(self, name: str, content: str | bytes | Mapping[str, Any]) -> Path:
-        """Write one file of the run as a whole: text, bytes, or JSON."""
-        path = self.path / name
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise unwritable(path.parent, error) from None
-        if isinstance(content, Mapping):
-            content = json.dumps(dict(content), indent=2, ensure_ascii=False) + "\n"
-        write_whole(path, content.encode() if isinstance(content, str) else content)
-        return path
 
     def facts(self, name: str | None = None) -> RunFacts:
         """What the files of a finished run say; ``name`` is what its column is headed with."""
@@ -212,12 +270,6 @@ class RunFolder:
             convergence=self.read("convergence.json"),
         )
 
-    def _is_of(self, recipe: Recipe) -> bool:
-        try:
-            return self.recipe == recipe
-        except UserError:
-            return False
-
     def check_files(self) -> None:
         """Raises UserError where a file that no evaluation writes anew is damaged."""
         if self.is_trained:
@@ -232,66 +284,12 @@ class RunFolder:
                 f"{data.fingerprint}, then {trained}): the file or the loader has changed; train again"
             )
 
-    def write_history(self, trace: Mapping[str, list[float]]) -> None:
-        """history.csv: one line per recorded epoch, in nats of the whole training set."""
+    def write_training(self, posterior: Posterior) -> None:
+        """history.csv, one line per recorded epoch in nats of the whole training set, and environment.json."""
         text = io.StringIO()
         writer = csv.writer(text)
-        writer.writerow(trace)
-        writer.writerows(zip(*trace.values(), strict=True))
+        writer.writerow(posterior.trace)
+        writer.writerows(zip(*posterior.trace.values(), strict=True))
         self.write("history.csv", text.getvalue())
-
-    def write_environment(self, device: str, seconds: float) -> None:
-        """environment.json: what it ran on."""
-        self.write("environment.json", environment(device, seconds))
-
-
-def environment(device: str, seconds: float | None = None) -> dict[str, Any]:
-    """The command, the machine, versions and time; JSON-able.   seconds: of the training."""
-    return {
-        "command": _command(),
-        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-        **({} if seconds is None else {"training_seconds": seconds}),
-        "device": device if device == "cpu" else f"{device}: {torch.cuda.get_device_name(device)}",
-        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
-        "threads": torch.get_num_threads(),
-        "python": platform.python_version(),
-        "versions": {name: _version(name) for name in PACKAGES},
-        "commit": _commit(),
-    }
-
-
-def _bytes(path: Path) -> bytes | None:
-    return path.read_bytes() if path.is_file() else None
-
-
-def default_folder(recipe: Recipe, *, resume: bool) -> Path:
-    """runs/VARIANT-DATA-SEED; with ``-2``, ``-3``, … where that is taken, or the last of them to resume."""
-    base = Path("runs") / f"{recipe.variant}-{recipe.data_name}-{recipe.seed}"
-    names = [base, *(base.with_name(f"{base.name}-{k}") for k in range(2, 10_000))]
-    free = next(k for k, path in enumerate(names) if not path.exists())
-    return names[max(free - 1, 0)] if resume else names[free]
-
-
-def _command() -> str:
-    """The command line, as one would type it."""
-    program = "python -m bnn_pyro.run" if Path(sys.argv[0]).name == "run.py" else Path(sys.argv[0]).name
-    return " ".join([program, *map(shlex.quote, sys.argv[1:])])
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
-def _commit() -> str | None:
-    """The commit of the package's own checkout, marked where files differ from it; None outside of one."""
-    here = Path(__file__).parents[1]
-    if not (here.parent / ".git").exists():
-        return None
-    try:
-        ask = ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=10", "--exclude=*"]
-        return subprocess.run(ask, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return None
+        provenance = posterior.provenance
+        self.write("environment.json", environment(provenance["device"], provenance["seconds"]))

@@ -18,12 +18,22 @@ from bnn_pyro.datasets import DATASETS, load_data
 from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.datasets.sources import resolve as locate
 from bnn_pyro.errors import UserError, unknown
-from bnn_pyro.inference import METHODS, Method
-from bnn_pyro.settings import build, plain
 from bnn_pyro.fitting import choose_device, tuned
+from bnn_pyro.inference import METHODS, Method
+from bnn_pyro.settings import build, defaults, parse_value, plain, whole_number
 from bnn_pyro.zoo import ZOO, Entry
 
-__all__ = ["DATA_KEYS", "KEYS", "Recipe", "check_keys", "given_settings", "read_config", "resolve", "resolve_config"]
+__all__ = [
+    "DATA_KEYS",
+    "KEYS",
+    "Recipe",
+    "check_keys",
+    "check_numbers",
+    "given_settings",
+    "read_config",
+    "resolve",
+    "resolve_config",
+]
 
 #: How data can be loaded: the keys of a recipe's ``data``, and the arguments of ``load_data`` that they become; with
 #: what a config file may say of them.
@@ -99,30 +109,26 @@ class Recipe:
         below = self.stands_on(schema)
         if below is not None:
             method, best = tuned(below, self.data_name)
-            return dataclasses.replace(
-                self,
-                variant=below,
-                variant_settings=plain(build(ZOO[below], best.entry)),
-                inference=method,
-                inference_settings=plain(build(METHODS[method], best.method)),
-                baseline=False,
-            )
+            return self._with(below, method, best.entry, best.method)
         if not self.baseline or hasattr(self.entry(), "foundation"):
             return None
         variant, method = BASELINE
         _, best = tuned(variant, self.data_name, method)
-        shared = {k: v for k, v in self.variant_settings.items() if k in _fields(ZOO[variant])}
+        shared = {k: v for k, v in self.variant_settings.items() if k in defaults(ZOO[variant])}
         schedule = {k: v for k, v in self.inference_settings.items() if k in ("epochs", "batch_size")}
         if "prior" in shared and str(shared["prior"]).startswith("scale-mixture"):
             del shared["prior"]  # a point mass in its narrow peak is another model, not a baseline
-        settings = plain(build(ZOO[variant], {**shared, **{k: v for k, v in best.entry.items() if k == "prior"}}))
-        inference = plain(build(METHODS[method], {**best.method, **schedule}))
+        shared |= {k: v for k, v in best.entry.items() if k == "prior"}
+        return self._with(variant, method, shared, {**best.method, **schedule})
+
+    def _with(self, variant: str, method: str, entry: Mapping[str, Any], settings: Mapping[str, Any]) -> Recipe:
+        """Another variant and method on the same data, without a baseline."""
         return dataclasses.replace(
             self,
             variant=variant,
-            variant_settings=settings,
+            variant_settings=plain(build(ZOO[variant], entry)),
             inference=method,
-            inference_settings=inference,
+            inference_settings=plain(build(METHODS[method], settings)),
             baseline=False,
         )
 
@@ -176,29 +182,25 @@ def resolve(args: Namespace, config: Mapping[str, Any]) -> Recipe:
     data = {**best.data, **data}
 
     given = _given(flags)
-    known = {"variant": _fields(ZOO[variant]), "inference": _fields(METHODS[method])}
+    kinds = {"variant": ZOO[variant], "inference": METHODS[method]}
+    known = [name for kind in kinds.values() for name in defaults(kind)]
     for key in given:
-        if not any(key in fields for fields in known.values()):
-            raise unknown(f"setting of {variant} or {method}", key, [n for fields in known.values() for n in fields])
+        if key not in known:
+            raise unknown(f"setting of {variant} or {method}", key, known)
     layers = {
         "variant": {**best.entry, **((base["variant_settings"] or {}) if same_variant else {})},
         "inference": {**best.method, **((base["inference_settings"] or {}) if same_method else {})},
     }
-    kinds = {"variant": ZOO[variant], "inference": METHODS[method]}
     settings = {}
-    for part, fields in known.items():
+    for part, kind in kinds.items():
+        fields = defaults(kind)
         chosen = layers[part] | {k: v for k, v in given.items() if k in fields}
-        values = {k: _typed(k, v, fields[k]) if k in fields else v for k, v in chosen.items()}
-        settings[part] = plain(build(kinds[part], values))
-    rest = {k: _whole(k, flags.get(k, base[k]), getattr(Recipe, k)) for k in ("seed", "num_draws")}
-    if rest["num_draws"] < 1:
-        raise UserError(f"num_draws must be at least 1, got {rest['num_draws']}")
-    if not 0 <= rest["seed"] < 2**32:
-        raise UserError(f"seed must lie between 0 and 2³² - 1, got {rest['seed']}")
+        settings[part] = plain(build(kind, {k: parse_value(k, v, fields.get(k)) for k, v in chosen.items()}))
+    numbers = {k: flags.get(k, base[k]) for k in ("seed", "num_draws")}
     baseline = flags.get("baseline", base["baseline"])
     device = flags.get("device") or base["device"] or Recipe.device
     choose_device(device)
-    return Recipe(
+    recipe = Recipe(
         variant=variant,
         variant_settings=settings["variant"],
         inference=method,
@@ -206,8 +208,18 @@ def resolve(args: Namespace, config: Mapping[str, Any]) -> Recipe:
         data=data,
         device=device,
         baseline=variant != BASELINE[0] and (True if baseline is None else bool(baseline)),
-        **rest,
+        **{k: whole_number(k, v) for k, v in numbers.items() if v is not None},
     )
+    check_numbers(recipe)
+    return recipe
+
+
+def check_numbers(recipe: Recipe) -> None:
+    """Raise UserError for a number of draws, or a seed, that no run can have."""
+    if recipe.num_draws < 1:
+        raise UserError(f"num_draws must be at least 1, got {recipe.num_draws}")
+    if not 0 <= recipe.seed < 2**32:
+        raise UserError(f"seed must lie between 0 and 2³² - 1, got {recipe.seed}")
 
 
 def resolve_config(config: Mapping[str, Any]) -> Recipe:
@@ -217,9 +229,9 @@ def resolve_config(config: Mapping[str, Any]) -> Recipe:
 
 def given_settings(args: Namespace, kind: type) -> dict[str, Any]:
     """The settings of a variant or method that the flags give, without tuned ones and defaults."""
-    fields = _fields(kind)
+    fields = defaults(kind)
     given = _given({k: v for k, v in vars(args).items() if v is not None})
-    return {k: _typed(k, v, fields[k]) for k, v in given.items() if k in fields}
+    return {k: parse_value(k, v, fields[k]) for k, v in given.items() if k in fields}
 
 
 def _data(flags: Mapping[str, Any], data: dict[str, Any]) -> dict[str, Any]:
@@ -254,40 +266,3 @@ def _given(flags: Mapping[str, Any]) -> dict[str, Any]:
     if "backbone" in given and Path(given["backbone"]).exists():
         given["backbone"] = str(Path(given["backbone"]).resolve())
     return given
-
-
-def _fields(kind: type) -> dict[str, Any]:
-    return {f.name: f.default for f in dataclasses.fields(kind)}
-
-
-def _typed(key: str, value: Any, default: Any) -> Any:
-    """A setting's value, which may be text from the command line, as what its default is."""
-    if isinstance(default, bool):
-        choices = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
-        if str(value).lower() not in choices:
-            raise UserError(f"{key} is true or false, got '{value}'")
-        return choices[str(value).lower()]
-    if isinstance(default, tuple):
-        parts = [part for part in value.split(",") if part.strip()] if isinstance(value, str) else value
-        return tuple(_whole(key, part, None) for part in (parts if isinstance(parts, list | tuple) else [parts]))
-    if isinstance(default, int):
-        return _whole(key, value, None)
-    if isinstance(default, float):
-        try:
-            return float(value)
-        except (TypeError, ValueError, OverflowError):
-            raise UserError(f"{key} is a number, got '{value}'") from None
-    if isinstance(default, str) and not isinstance(value, str | int | float):
-        raise UserError(f"{key} is a text or a number, got {value!r}")
-    return value
-
-
-def _whole(key: str, value: Any, default: int | None) -> int:
-    if value is None and default is not None:
-        return default
-    try:
-        if isinstance(value, bool) or int(value) != float(value):
-            raise ValueError
-        return int(value)
-    except (TypeError, ValueError, OverflowError):
-        raise UserError(f"{key} takes whole numbers, got '{value}'") from None

@@ -10,11 +10,11 @@ from bnn_pyro import plots
 from bnn_pyro.metrics import METRICS
 from bnn_pyro.plots.style import MARKERS
 from bnn_pyro.reports.page import Picture
-from bnn_pyro.runs.sweep_spec import Candidate, spoken
-from bnn_pyro.runs.sweep_summary import OnData
 from bnn_pyro.reports.tables import HEADLINE, SHARES
+from bnn_pyro.runs.sweep_config import RecipeSpec, setting_text
+from bnn_pyro.runs.sweep_statistics import DatasetSummary
 
-__all__ = ["draw_sweep"]
+__all__ = ["draw_sweep", "numeric_settings"]
 
 #: Metrics that are drawn, with their units; the tables have all.
 LABELS = {
@@ -24,11 +24,10 @@ LABELS = {
     "ece": "ECE",
     "coverage_95": "coverage of 95 % intervals, %",
 }
-MARKS = "Every mark is a fit; above it the mean of its recipe ± the standard error that the table names."
 
 
-class Setting(NamedTuple):
-    """A numeric setting that some recipes' grids go through, and the recipes by line and value.
+class NumericSetting(NamedTuple):
+    """A setting to which some recipes' grids give numbers, and {line: {number: name of the recipe}}.
 
     kind  of a text with one number in it, such as "fan-in:3", what is before the colon; else ""
     """
@@ -38,50 +37,36 @@ class Setting(NamedTuple):
     lines: Mapping[str, Mapping[float, str]]
 
 
-def draw_sweep(found: Sequence[OnData], recipes: Sequence[Candidate]) -> list[Picture]:
-    """A picture a metric, then two for each numeric setting; none where no fit is finished."""
-    pictures = []
+def draw_sweep(summaries: Sequence[DatasetSummary], recipes: Sequence[RecipeSpec]) -> Iterator[Picture]:
+    """A figure a metric, then two for each numeric setting; none where no fit is finished."""
+    nominal = {name: m.nominal for by_name in METRICS.values() for name, m in by_name.items()}
     for metric, label in LABELS.items():
         scores = {
-            on.name: {row.recipe: _scores(on, metric, row.recipe) for row in on.recipes if metric in row.metrics}
-            for on in found
-            if metric in on.values
+            data.name: {recipe: _scores(data, metric, recipe) for recipe in data.values[metric]}
+            for data in summaries
+            if metric in data.values
         }
         if scores:
-            nominal = next(m.nominal for by in METRICS.values() for name, m in by.items() if name == metric)
-            axes = plots.sweep_points(scores, label, nominal=None if nominal is None else nominal * _unit(metric))
-            title = f"{label.partition(',')[0]} by recipe"
-            pictures.append(Picture.of(f"sweep-{metric.replace('_', '-')}", axes, title, MARKS, wide=len(scores) > 1))
+            at = None if nominal[metric] is None else nominal[metric] * _unit(metric)
+            sentence = "Every mark is a fit; above it the mean of its recipe ± the standard error that the table names."
+            axes, name = plots.sweep_points(scores, label, nominal=at), metric.replace("_", "-")
+            yield Picture.of(f"sweep-{name}", axes, f"{_title(metric)} by recipe", sentence, wide=len(scores) > 1)
     for setting in numeric_settings(recipes):
-        pictures += list(_draw_setting(found, setting))
-    return pictures
+        for metric in dict.fromkeys(name for data in summaries for name in HEADLINE.get(data.task, ())):
+            yield from _draw_setting(summaries, setting, metric)
 
 
-def _unit(metric: str) -> float:
-    return 100.0 if metric in SHARES else 1.0
-
-
-def _scores(on: OnData, metric: str, recipe: str) -> plots.Scores:
-    unit, contest = _unit(metric), on.contests.get(metric)
-    mean = next(row.metrics[metric] for row in on.recipes if row.recipe == recipe)
-    points = [unit * value for value in on.values[metric][recipe].values()]
-    return plots.Scores(points, unit * mean.value, unit * mean.error, contest.verdict(recipe) if contest else "")
-
-
-# -- settings ----------------------------------------------------------------------------------------------------------
-def numeric_settings(recipes: Sequence[Candidate]) -> list[Setting]:
+def numeric_settings(recipes: Sequence[RecipeSpec]) -> list[NumericSetting]:
     """Settings that have two numbers or more somewhere; one line a table and combination of its other settings."""
-    found: dict[tuple[str, str], dict[str, dict[float, str]]] = {}
-    for candidate in recipes:
-        for key, value in candidate.grid.items():
+    lines: dict[tuple[str, str], dict[str, dict[float, str]]] = {}
+    for recipe in recipes:
+        for key, value in recipe.grid.items():
             kind, number = _number(value)
             if number is not None:
-                others = [f"{k}={spoken(v)}" for k, v in candidate.grid.items() if k != key]
-                line = found.setdefault((key, kind), {}).setdefault(" ".join([candidate.table, *others]), {})
-                line[number] = candidate.name
-    return [
-        Setting(key, kind, lines) for (key, kind), lines in found.items() if max(len(by) for by in lines.values()) > 1
-    ]
+                others = [f"{k}={setting_text(v)}" for k, v in recipe.grid.items() if k != key]
+                line = " ".join([recipe.table, *others])
+                lines.setdefault((key, kind), {}).setdefault(line, {})[number] = recipe.name
+    return [NumericSetting(*which, by) for which, by in lines.items() if max(map(len, by.values())) > 1]
 
 
 def _number(value: Any) -> tuple[str, float | None]:
@@ -90,33 +75,39 @@ def _number(value: Any) -> tuple[str, float | None]:
         value = value[0]
     if isinstance(value, int | float) and not isinstance(value, bool):
         return "", float(value)
-    parts = re.fullmatch(r"([a-z-]+):([\d.]+(?:e[+-]?\d+)?)", value) if isinstance(value, str) else None
-    try:
-        return ("", None) if parts is None else (parts[1], float(parts[2]))
-    except ValueError:
-        return "", None
+    match = re.fullmatch(r"([a-z-]+):(\d+\.?\d*(?:e[+-]?\d+)?)", value) if isinstance(value, str) else None
+    return ("", None) if match is None else (match[1], float(match[2]))
 
 
-def _draw_setting(found: Sequence[OnData], setting: Setting) -> Iterator[Picture]:
-    shown = dict(list(setting.lines.items())[: len(MARKERS)])
-    left = len(setting.lines) - len(shown)
+def _draw_setting(summaries: Sequence[DatasetSummary], setting: NumericSetting, metric: str) -> Iterator[Picture]:
+    drawn = dict(list(setting.lines.items())[: len(MARKERS)])
+    lines = {}
+    for data in summaries:
+        values = data.values.get(metric, {})
+        by_line = {line: {x: _scores(data, metric, name) for x, name in by.items() if name in values}
+                   for line, by in drawn.items()}  # fmt: skip
+        lines[data.name] = {line: by for line, by in by_line.items() if by}
+    lines = {name: by for name, by in lines.items() if by}
+    if not lines:
+        return
     across = setting.key.replace("_", " ") + (f" ({setting.kind}:…)" if setting.kind else "")
-    for metric in dict.fromkeys(name for on in found if on.task for name in HEADLINE[on.task]):
-        lines = {on.name: _lines(on, metric, shown) for on in found if metric in on.values}
-        lines = {name: by for name, by in lines.items() if by}
-        if not lines:
-            continue
-        axes = plots.sweep_settings(lines, across, LABELS[metric])
-        sentence = "Means ± standard errors; neighbours share their splits, so that their differences are surer." + (
-            f" {left} more lines are in the tables." if left else ""
-        )
-        name = f"sweep-{metric}-by-{setting.key}{'-' + setting.kind if setting.kind else ''}".replace("_", "-")
-        yield Picture.of(name, axes, f"{LABELS[metric].partition(',')[0]} by {across}", sentence, wide=len(lines) > 1)
+    left = len(setting.lines) - len(drawn)
+    sentence = "Means ± standard errors; neighbours share their splits, so that their differences are surer."
+    sentence += f" {left} more lines are in the tables." if left else ""
+    name = f"sweep-{metric}-by-{setting.key}{'-' + setting.kind if setting.kind else ''}".replace("_", "-")
+    axes = plots.sweep_settings(lines, across, LABELS[metric])
+    yield Picture.of(name, axes, f"{_title(metric)} by {across}", sentence, wide=len(lines) > 1)
 
 
-def _lines(on: OnData, metric: str, lines: Mapping[str, Mapping[float, str]]) -> dict[str, dict[float, plots.Scores]]:
-    made = {
-        line: {x: _scores(on, metric, name) for x, name in by.items() if name in on.values[metric]}
-        for line, by in lines.items()
-    }
-    return {line: by for line, by in made.items() if by}
+def _scores(data: DatasetSummary, metric: str, recipe: str) -> plots.Scores:
+    unit, mean = _unit(metric), data.recipes[recipe].metrics[metric]
+    points = [unit * value for value in data.values[metric][recipe].values()]
+    return plots.Scores(points, unit * mean.value, unit * mean.error, data.verdict(metric, recipe))
+
+
+def _unit(metric: str) -> float:
+    return 100.0 if metric in SHARES else 1.0
+
+
+def _title(metric: str) -> str:
+    return LABELS[metric].partition(",")[0]

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 import torch
 
 from bnn_pyro.datasets.dataset import Dataset
+from bnn_pyro.distributed import here
+from bnn_pyro.fitting import at_hand, fit
 from bnn_pyro.isolation import isolated
 from bnn_pyro.posterior import Posterior
-from bnn_pyro.distributed import here
-from bnn_pyro.runs.recipe import Recipe
 from bnn_pyro.runs.folder import RunFolder
-from bnn_pyro.fitting import at_hand, fit
+from bnn_pyro.runs.recipe import Recipe
 from bnn_pyro.zoo import Entry
 
 __all__ = ["fit_run", "prepared"]
@@ -80,8 +80,7 @@ def _fit(folder: RunFolder, recipe: Recipe, entry: Entry, data: Dataset, resume:
             progress=show,
         )
         if here().first:
-            folder.write_history(posterior.trace)
-            folder.write_environment(posterior.provenance["device"], posterior.provenance["seconds"])
+            folder.write_training(posterior)
     return posterior
 
 
