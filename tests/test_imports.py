@@ -139,6 +139,18 @@ def test_train_loads_few_modules(tmp_path):
     assert len(own) <= 155 and "bnn_pyro.checks" not in own and "bnn_pyro.runs.sweep" not in own
 
 
+def test_a_sweeps_worker_loads_no_matplotlib(tmp_path):
+    (tmp_path / "s.toml").write_text("[data.toy-curve]\n[recipes.mlp]\ninference_settings = { epochs = 2 }\n")
+    code = (
+        "import pathlib, sys; from bnn_pyro.runs.sweep_config import read_sweep_config\n"
+        "from bnn_pyro.runs.sweep_tasks import make_run, plan_tasks\n"
+        f"(task,) = plan_tasks(read_sweep_config({str(tmp_path / 's.toml')!r}))\n"
+        f"assert not make_run(task, sweep=pathlib.Path({str(tmp_path)!r})); print(*sys.modules)"
+    )
+    assert not {"matplotlib", "seaborn", "jinja2"} & set(run(code))
+    assert list(tmp_path.glob("*/metrics.json"))
+
+
 def test_every_public_name_is_there():
     for name in bp.__all__:
         assert getattr(bp, name) is not None, name

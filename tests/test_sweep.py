@@ -8,13 +8,16 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from run_folders import same, small_table
 
+from bnn_pyro.errors import UserError
 from bnn_pyro.run import main
 from bnn_pyro.runs.environment import typed_command
+from bnn_pyro.runs.sweep import failure_text
 from bnn_pyro.runs.sweep_report import sweep_text
 
 DATA = """
@@ -229,6 +232,8 @@ def test_processes_make_the_same_fits_as_this_one(table, tmp_path):
 
 
 def test_fits_that_failed_alike_are_one_line():
+    error = UserError("task 2 of 4 (mlp-houses-seed0-split0): its process died")
+    assert failure_text(SimpleNamespace(name="mlp-houses-seed0-split0"), error) == "its process died"
     fits = [{"name": f"a-{k}", "recipe": "a", "data": "d", "status": "failed", "error": "it died"} for k in range(3)]
     assert sweep_text({"fits": fits}, []) == "\nfailed: a on d, 3 fits: it died"
 
