@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from bnn_pyro.checks import CHECKS, worst
 from bnn_pyro.reports.page import Picture, checks_html
 from bnn_pyro.reports.tables import WORDS, plain_table, verdict_lines
-from bnn_pyro.checks import CHECKS, worst
 
 __all__ = ["check_html", "check_table", "level_of", "overview"]
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bnn_pyro import plots
-from bnn_pyro.reports.page import Picture
 from bnn_pyro.checks import Outcome
+from bnn_pyro.reports.page import Picture
 
 __all__ = ["SHOWN", "draw_outcome"]
 

@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from bnn_pyro.checks import Subject
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError, unknown
+from bnn_pyro.fitting import at_hand, fit
 from bnn_pyro.inference import METHODS, methods_for
 from bnn_pyro.inference.method import CONVERGES_TO
 from bnn_pyro.isolation import isolated
 from bnn_pyro.runs.recipe import Recipe, given_settings, resolve
 from bnn_pyro.settings import build
-from bnn_pyro.fitting import at_hand, fit
-from bnn_pyro.checks import Subject
 from bnn_pyro.zoo import ZOO, Entry
 
 __all__ = ["DATA", "Checked", "bench_subjects", "one_subject"]

@@ -13,22 +13,22 @@ import torch
 
 from bnn_pyro import metrics, plots
 from bnn_pyro.datasets.dataset import Dataset
-from bnn_pyro.runs.diagnose import read_diagnosis
 from bnn_pyro.diagnostics import Diagnosis
 from bnn_pyro.diagnostics.arviz_bridge import LEAST_TAIL, psis
 from bnn_pyro.diagnostics.draws import KINDS, kind
 from bnn_pyro.diagnostics.importance import GOOD_K, Loo, NoWeights, importance_weights, leave_one_out
 from bnn_pyro.errors import UserError
-from bnn_pyro.runs.evaluate import load_posterior
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction
 from bnn_pyro.progress import progress_bar
-from bnn_pyro.reports.ranking import CLEAR, SOURCES, Ranking, ranked
-from bnn_pyro.runs.recipe import Recipe
 from bnn_pyro.reports.page import Picture, comparison_html
-from bnn_pyro.runs.folder import RunFolder
-from bnn_pyro.runs.score import paired_differences, predicted
+from bnn_pyro.reports.ranking import CLEAR, SOURCES, Ranking, ranked
 from bnn_pyro.reports.tables import RunFacts, difference_rows, metric_rows, plain_table
+from bnn_pyro.runs.diagnose import read_diagnosis
+from bnn_pyro.runs.evaluate import load_posterior
+from bnn_pyro.runs.folder import RunFolder
+from bnn_pyro.runs.recipe import Recipe
+from bnn_pyro.runs.score import paired_differences, predicted
 
 __all__ = ["Comparison", "compare_runs", "draw_comparison", "short_labels"]
 

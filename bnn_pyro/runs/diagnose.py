@@ -11,16 +11,16 @@ from typing import NamedTuple
 
 from bnn_pyro import diagnostics
 from bnn_pyro.datasets.dataset import Dataset
-from bnn_pyro.runs.diagnose_figures import PREFIX, draw_diagnosis
-from bnn_pyro.runs.diagnose_statistics import tables_of
 from bnn_pyro.diagnostics import Diagnosis
 from bnn_pyro.errors import UserError
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.progress import progress_bar
-from bnn_pyro.runs.recipe import Recipe
 from bnn_pyro.reports.page import Picture, diagnosis_html
-from bnn_pyro.runs.folder import RunFolder
 from bnn_pyro.reports.tables import RunFacts, plain_table, verdict_lines
+from bnn_pyro.runs.diagnose_figures import PREFIX, draw_diagnosis
+from bnn_pyro.runs.diagnose_statistics import tables_of
+from bnn_pyro.runs.folder import RunFolder
+from bnn_pyro.runs.recipe import Recipe
 
 __all__ = ["FILE", "Diagnosed", "diagnose_run", "diagnosis_table", "judge_chains", "read_diagnosis"]
 

@@ -15,19 +15,19 @@ from bnn_pyro.datasets import DATASETS, load_data, load_inputs, read_rows
 from bnn_pyro.datasets.arrays import load_archive
 from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.datasets.sources import resolve
-from bnn_pyro.runs.diagnose import judge_chains
 from bnn_pyro.errors import UserError
-from bnn_pyro.runs.figures import Outside, Scene, draw_all
+from bnn_pyro.fitting import choose_device
 from bnn_pyro.loading import load
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.progress import progress_bar
+from bnn_pyro.reports.page import run_card, run_html
+from bnn_pyro.reports.tables import RunFacts
+from bnn_pyro.runs.diagnose import judge_chains
+from bnn_pyro.runs.figures import Outside, Scene, draw_all
+from bnn_pyro.runs.folder import RunFolder
 from bnn_pyro.runs.prune import read_pruning
 from bnn_pyro.runs.recipe import Recipe
-from bnn_pyro.reports.page import run_card, run_html
-from bnn_pyro.runs.folder import RunFolder
 from bnn_pyro.runs.score import on_test_rows, predicted, scores, write_scores
-from bnn_pyro.reports.tables import RunFacts
-from bnn_pyro.fitting import choose_device
 
 __all__ = [
     "evaluate_run",

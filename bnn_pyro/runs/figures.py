@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bnn_pyro import plots
-from bnn_pyro.files import write_whole
 from bnn_pyro.datasets.bundled import curve
+from bnn_pyro.files import write_whole
 from bnn_pyro.pruning import signal_to_noise
 from bnn_pyro.reports.page import Picture
 from bnn_pyro.runs.scene import Outside, Scene

@@ -10,8 +10,8 @@ from bnn_pyro.metrics.metric import Estimate
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.progress import progress_bar
 from bnn_pyro.pruning import LOG_ALPHA, SHARES, PrunedScore, Removed, pruning_curve, share_removed
-from bnn_pyro.runs.folder import RunFolder
 from bnn_pyro.reports.tables import estimate, plain_table
+from bnn_pyro.runs.folder import RunFolder
 
 __all__ = ["FILE", "Pruning", "prune_run", "pruning_table", "read_pruning"]
 

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from bnn_pyro import metrics
 from bnn_pyro.datasets.dataset import Dataset
-from bnn_pyro.runs.diagnose import judge_chains
-from bnn_pyro.runs.figures import Outside
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction, predict
 from bnn_pyro.progress import progress_bar
-from bnn_pyro.runs.recipe import Recipe
+from bnn_pyro.runs.diagnose import judge_chains
+from bnn_pyro.runs.figures import Outside
 from bnn_pyro.runs.folder import REPLICATES, RunFolder
+from bnn_pyro.runs.recipe import Recipe
 
 __all__ = ["on_test_rows", "paired_differences", "predicted", "score_run", "scores", "write_scores"]
 
