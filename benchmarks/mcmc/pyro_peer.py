@@ -7,14 +7,12 @@ calls in it, and a peer should have its best settings.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pyro
 import pyro.distributions as dist
 import torch
 from pyro.infer import MCMC, NUTS
-from pyro.ops import integrator
 
 from benchmarks.mcmc.problems import Problem
 from bnn_pyro import isolated
@@ -48,31 +46,13 @@ def pyro_model(problem: Problem) -> tuple[Callable, tuple[torch.Tensor, torch.Te
 def sample(
     problem: Problem, *, warmup: int, draws: int, jit: bool, seed: int
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """({site: (1, D, *shape)}, {n_steps, diverging: (1, D)}) of one chain with Pyro's default settings."""
+    """({site: (1, D, *shape)}, {diverging: (1, D)}) of one chain with Pyro's default settings."""
     joint, args = pyro_model(problem)
-    gradients, after = 0, []
-    original = integrator.potential_grad
-
-    def counted(*args: Any) -> Any:
-        nonlocal gradients
-        gradients += 1
-        return original(*args)
-
-    integrator.potential_grad = counted
-    try:
-        with isolated(seed):
-            kernel = NUTS(joint, jit_compile=jit, ignore_jit_warnings=True)
-            run = MCMC(
-                kernel,
-                num_samples=draws,
-                warmup_steps=warmup,
-                disable_progbar=True,
-                hook_fn=lambda *_: after.append(gradients),
-            )
-            run.run(*args)
-    finally:
-        integrator.potential_grad = original
+    with isolated(seed):
+        kernel = NUTS(joint, jit_compile=jit, ignore_jit_warnings=True)
+        run = MCMC(kernel, num_samples=draws, warmup_steps=warmup, disable_progbar=True)
+        run.run(*args)
     found = {site: value.numpy() for site, value in run.get_samples(group_by_chain=True).items()}
     diverging = np.zeros((1, draws))
     diverging[0, run.diagnostics()["divergences"]["chain 0"]] = 1
-    return found, {"n_steps": np.diff(after)[None, -draws:], "diverging": diverging}
+    return found, {"diverging": diverging}

@@ -28,7 +28,6 @@ class Sampler:
     settings  for every problem; ``by_problem`` those that differ
     devices   XLA's on the host
     threads   torch's
-    cached    with compiled code on disk from a run before
     seeds     runs from different seeds; the table shows the median
     """
 
@@ -38,7 +37,6 @@ class Sampler:
     by_problem: dict[str, dict[str, Any]] = field(default_factory=dict)
     devices: int = 1
     threads: int = 1
-    cached: bool = False
     seeds: tuple[int, ...] = (0, 1, 2)
 
 
@@ -67,7 +65,6 @@ SAMPLERS: dict[str, Sampler] = {
     "numpyro-parallel": _numpyro(", parallel", PARALLEL, devices=4),
     "numpyro-dense": _numpyro(", parallel, dense mass", PARALLEL | {"dense_mass": True}, devices=4, seeds=(0,)),
     "numpyro-long": _numpyro(", parallel, long", PARALLEL | {"draws": 5000}, devices=4, seeds=(0, 1)),
-    "numpyro-cached": _numpyro(", parallel, compiled before", PARALLEL, devices=4, cached=True, seeds=(0,)),
     "nuts": Sampler("nuts", "bnn_pyro NUTS", FULL),
     "nuts-4": Sampler("nuts", "bnn_pyro NUTS", FOUR),
     "chees-16": _chees("", chains=16),

@@ -6,9 +6,6 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-from scipy.stats import norm
-
 from benchmarks.markdown import table
 from benchmarks.mcmc.problems import TITLES
 from benchmarks.mcmc.samplers import SAMPLERS
@@ -18,10 +15,8 @@ __all__ = ["TABLES"]
 
 #: NumPyro with 1,000 + 1,000 transitions a chain, whatever its chains do; and with any.
 SAME_BUDGET = ("numpyro-parallel", "numpyro-vectorized", "numpyro-sequential")
-ANY_BUDGET = (*SAME_BUDGET, "numpyro", "numpyro-dense", "numpyro-long", "numpyro-cached")
+ANY_BUDGET = (*SAME_BUDGET, "numpyro", "numpyro-dense", "numpyro-long")
 CHEES = ("chees-16", "chees-64", "chees-256")
-#: Effective draws below which the standard error of a mean is not known well enough for a z-test.
-MIN_EFFECTIVE = 100
 
 Runs = dict[tuple[str, str], list[dict[str, Any]]]
 
@@ -43,9 +38,8 @@ def speed_table() -> str:
     """Every sampler on every problem."""
     found, parts = runs_of(), []
     for problem, title in TITLES.items():
-        limit, zs = agreement(found, problem)
         head = [title, "chains × draws", "seconds", "effective draws, least (median)", "**a second**, least (median)",
-                "R-hat, worst", "gradients a draw", "imports, s", "MB", "worst \\|z\\|"]  # fmt: skip
+                "R-hat, worst", "gradients a draw", "imports, s", "MB"]  # fmt: skip
         rows = []
         for sampler in SAMPLERS:
             if runs := found.get((problem, sampler)):
@@ -58,29 +52,12 @@ def speed_table() -> str:
                     f"{median(runs, 'ess_min'):,.0f} ({median(runs, 'ess_median'):,.0f})",
                     f"**{low}** ({high})",
                     f"{median(runs, 'rhat_max'):.3f}{' n' if first['rhat'] == 'nested' else ''}",
-                    f"{first['gradients'] / (first['chains'] * first['draws']):,.0f}",
+                    f"{first['gradients'] / (first['chains'] * first['draws']):,.0f}" if first["gradients"] else "–",
                     f"{median(runs, 'import_seconds'):.1f}",
                     f"{statistics.median(r['memory'] - r['memory_before'] for r in runs) / 1e6:,.0f}",
-                    f"{zs[sampler]:.1f}" if sampler in zs else "–",
                 ])  # fmt: skip
-        chance = f"\n\nChance alone: \\|z\\| up to {limit:.1f} (two-sided, 1 % over all of them)." if zs else ""
-        parts.append(table(head, rows) + chance)
+        parts.append(table(head, rows))
     return "\n\n".join([*parts, source(Measurements(RESULTS / "mcmc.json", "speed").lines())])
-
-
-def agreement(found: Runs, problem: str) -> tuple[float, dict[str, float]]:
-    """(where chance ends, {sampler: largest |z| of its means against those of NumPyro's long run})."""
-    if (problem, "numpyro-long") not in found:
-        return float("nan"), {}  # nothing to compare with
-    reference = found[problem, "numpyro-long"][0]
-    zs: dict[str, list[np.ndarray]] = {}
-    for sampler in SAMPLERS:
-        for run in found.get((problem, sampler), []):
-            if sampler != "numpyro-long" and run["ess_min"] >= MIN_EFFECTIVE:
-                error = np.hypot(run["mcse"], reference["mcse"])
-                zs.setdefault(sampler, []).append((np.array(run["mean"]) - reference["mean"]) / error)
-    tests = sum(z.size for each in zs.values() for z in each)
-    return float(norm.isf(0.005 / max(tests, 1))), {s: float(np.abs(each).max()) for s, each in zs.items()}
 
 
 def best(found: Runs, problem: str, samplers: tuple[str, ...]) -> tuple[str, float, bool] | None:

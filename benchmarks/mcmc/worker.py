@@ -53,7 +53,7 @@ def main() -> None:
         "cpu_seconds": round(sum(after[:4]) - sum(cpu[:4]), 2),
         "import_seconds": round(imports, 2),
         "memory_before": before,
-        "gradients": int(stats["n_steps"].sum()),
+        "gradients": int(stats["n_steps"].sum()) if "n_steps" in stats else None,  # Pyro does not count them
         "divergences": int(stats["diverging"].sum()),
         **score(functions(problem, chains), superchain),
     }
@@ -62,17 +62,16 @@ def main() -> None:
 
 
 def score(f: np.ndarray, superchain: np.ndarray | None = None) -> dict:
-    """Bulk effective draws and R-hat of f (C, D, M), the worst and the median of the M points; means and their errors.
+    """Bulk effective draws and R-hat of f (C, D, M), the worst and the median of the M points.
 
     One chain is compared with itself, first half with second.   superchain: (C,) of chains that set out from the same
     point; R-hat is then nested.
     """
-    from bnn_pyro.diagnostics.chain_statistics import chain_statistics, ess_mean
+    from bnn_pyro.diagnostics.chain_statistics import chain_statistics
 
     series = np.moveaxis(f[:, : f.shape[1] // 2 * 2], 2, 0)
     found = chain_statistics(series, superchain)
     rhat = found.rhat if len(f) > 1 else chain_statistics(series.reshape(len(series), 2, -1)).rhat
-    error = f.std((0, 1), ddof=1) / np.sqrt(ess_mean(series))
     return {
         "chains": f.shape[0],
         "draws": f.shape[1],
@@ -80,8 +79,6 @@ def score(f: np.ndarray, superchain: np.ndarray | None = None) -> dict:
         "ess_median": round(float(np.median(found.ess_bulk)), 1),
         "rhat": "split" if superchain is None else "nested",
         "rhat_max": round(float(rhat.max()), 4),
-        "mean": [round(v, 5) for v in f.mean((0, 1)).tolist()],
-        "mcse": [round(v, 6) for v in error.tolist()],
     }
 
 

@@ -27,14 +27,6 @@ def svi(seed: int, steps: int = 500) -> float:
     return bp.fit(bp.MeanField(hidden=(400, 400)), data, how, seed=seed, progress=False).trace["elbo"][-1]
 
 
-def chees(seed: int) -> float:
-    """Logistic regression by 512 chains; the mean acceptance rate."""
-    data = Sizes(rows=284, inputs=30, width=0, classes=2).data()
-    how = bp.ChEES(chains=512, warmup=100, draws=50)
-    found = bp.fit(bp.MeanField(hidden=()), data, how, seed=seed, progress=False)
-    return found.stats["acceptance_rate"].mean().item()
-
-
 def nothing(seed: int) -> int:
     """A task that takes no time: what is left is what tasks cost."""
     return seed
@@ -44,8 +36,6 @@ def nothing(seed: int) -> int:
 JOBS: dict[str, tuple[str, Callable[[int], float], int, tuple[str, ...]]] = {
     "fits": ("8 mean-field fits of 500 steps", svi, 8, tuple(WAYS)),
     "overhead": ("64 tasks of nothing", nothing, 64, ("processes", "Dask")),
-    "chains": ("20 × 512 chains of ChEES", chees, 20, ("processes",)),
-    "ensemble": ("an ensemble of 4", svi, 4, ("here, one thread", "processes")),
 }
 
 
@@ -54,11 +44,6 @@ def run_job(job: str, way: str, cores: int) -> dict[str, Any]:
     _, function, tasks, _ = JOBS[job]
     seeds, place = list(range(tasks)), WAYS[way].format(cores=cores)
     start = time.perf_counter()
-    if job == "ensemble":
-        data, cores = Sizes(rows=512).data(), 1 if place == "here" else cores
-        how = bp.Ensemble(members=tasks, cores=cores, epochs=125, batch_size=128, lr=1e-4)
-        bp.fit(bp.MLP(hidden=(400, 400)), data, how, progress=False)
-        return {"seconds": time.perf_counter() - start}
     if not place:
         results = [function(seed) for seed in seeds]
         return {"seconds": time.perf_counter() - start, "results": results}

@@ -15,7 +15,6 @@ from pyro import poutine
 from torch import Tensor
 
 import bnn_pyro as bp
-from benchmarks.memory import asked_bytes
 from benchmarks.speed.problem import Problem, network, wait_for
 from benchmarks.speed.zoo import settings_of
 from benchmarks.timing import Times, print_ratios, ratios, spread, stopwatch, take_turns
@@ -66,27 +65,22 @@ def predictors(problem: Problem) -> dict[str, Predictor]:
 
 
 def time_prediction(problem: Problem, images: int, draws: int, rounds: int, result: dict[str, Any]) -> None:
-    """Fill ``result`` with {"seconds": {who: spread}, "peak_bytes": {who: bytes}, "ratios"}; print it."""
-    x = torch.randn(images, problem.sizes[0], generator=torch.Generator().manual_seed(1)).to(problem.device)
-    everybody, times = predictors(problem), Times()
-    result |= {"network": problem.name, "images": images, "draws": draws, "peak_bytes": {}}
-    if problem.device.type == "cpu":
-        for name, run in everybody.items():
-            run(x[:CHUNK], 1)
-            # A tenth of the draws: the profiler notes every allocation, and the peak is reached in the first few.
-            result["peak_bytes"][name] = asked_bytes(partial(run, x, max(1, draws // 10)))[1][0]
+    """Fill ``result`` with {"seconds": {who: spread}, "ratios"}; print it."""
+    x, times = torch.randn(images, problem.sizes[0], generator=torch.Generator().manual_seed(1)), Times()
+    x = x.to(problem.device)
 
     def whole(run: Predictor) -> None:
         run(x, draws)
         wait_for(problem.device)
 
+    contestants = {name: stopwatch(partial(whole, run)) for name, run in predictors(problem).items()}
     try:
-        take_turns({name: stopwatch(partial(whole, run)) for name, run in everybody.items()}, rounds, times, "predict")
+        take_turns(contestants, rounds, times, "predict")
     finally:
-        pairs = [(f"{name}, predict", other) for name in PREDICTED for other in (f"{name}, loop over traces",)]
-        pairs += [(f"{name}, predict", "deterministic") for name in PREDICTED]
+        pairs = [(f"{v}, predict", who) for v in PREDICTED for who in (f"{v}, loop over traces", "deterministic")]
+        result |= {"network": problem.name, "images": images, "draws": draws}
         result |= {"seconds": {name: spread(v) for name, v in times.items()}, "ratios": ratios(times, pairs)}
         print(f"\n{problem.name}: {images:,} images × {draws} draws")
         for name, value in result["seconds"].items():
-            print(f"  {name:32} {value['median']:9.2f} s {result['peak_bytes'].get(name, 0) / 2**20:9.1f} MB asked for")
+            print(f"  {name:32} {value['median']:9.2f} s")
         print_ratios(result["ratios"])

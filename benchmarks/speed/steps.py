@@ -20,7 +20,7 @@ from benchmarks.speed.plain import PLAIN
 from benchmarks.speed.problem import Contestant, Problem, Runner
 from benchmarks.speed.through_pyro import THROUGH_PYRO
 from benchmarks.speed.zoo import OURS, PACKAGE
-from benchmarks.timing import Times, print_ratios, ratio, ratios, spread, take_turns
+from benchmarks.timing import Times, print_ratios, ratios, spread, take_turns
 from bnn_pyro import isolated
 
 __all__ = ["CONTESTANTS", "SIZES", "chosen", "problem", "time_steps"]
@@ -81,18 +81,10 @@ def time_steps(task: Problem, names: Sequence[str], rounds: int, steps: int, res
             result |= {
                 "rounds": len(next(iter(times.values()), [])),
                 "ms": {name: spread([1000 * v for v in values]) for name, values in times.items()},
-                "ratios": {**ratios(times, PAIRS), **_fastest_peer(times)},
+                "ratios": ratios(times, (*PAIRS, *((OURS, peer) for peer in PEERS))),
                 "failed": failed,
             }
             _print(task.name, result)
-
-
-def _fastest_peer(times: Times) -> dict[str, dict[str, Any]]:
-    timed = [name for name in PEERS if times.get(name)]
-    if not timed or not times.get(OURS):
-        return {}
-    fastest = min(timed, key=lambda name: spread(times[name])["median"])
-    return {f"{OURS} / fastest peer ({fastest})": ratio(times, OURS, fastest)}
 
 
 def _print(sizes: str, result: dict[str, Any]) -> None:
