@@ -108,3 +108,16 @@ def test_summaries_repeat_the_measured_figures():
     assert figures(summary) and figures(summary) <= figures(measured)
     results = README.split("## Results")[1].split("\n## ")[0]
     assert figures(results) and figures(results) <= figures(summary)
+
+
+def test_architecture_names_every_module():
+    section = (ROOT / "docs/architecture.md").read_text().split("## The modules")[1].split("## Rules")[0]
+    table = {
+        name.rstrip("/")
+        for row in re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
+        for name in re.findall(r"`([\w/.]+)`", row)
+    }
+    package = {
+        path.name for path in (ROOT / "bnn_pyro").iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()
+    }
+    assert table == package - {"__init__.py"}
