@@ -4,6 +4,7 @@ import re
 import shlex
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import bnn_pyro as bp
@@ -61,7 +62,11 @@ def test_commands_are_understood(page):
             parse(words[words.index("bnn_pyro.run") + 1 :])
 
 
-def test_sweep_file_is_one(tmp_path):
+def test_sweep_file_is_one(tmp_path, monkeypatch):
+    monkeypatch.setenv("BNN_PYRO_DATA", str(tmp_path))
+    (tmp_path / "uci").mkdir()
+    (tmp_path / "uci/energy.csv").write_text("x,y\n1,2\n3,4\n")
+    np.savez(tmp_path / "uci/energy.splits.npz", **{f"test_{k}": np.arange(1) for k in range(3)})
     (tmp_path / "uci.toml").write_text(*blocks(ROOT / "docs/sweeps.md", "toml"))
     config = read_sweep_config(tmp_path / "uci.toml")
     assert [recipe.config["variant"] for recipe in config.recipes] == ["mean-field", "mean-field", "mlp"]

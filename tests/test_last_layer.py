@@ -143,7 +143,7 @@ def test_what_is_no_point_estimate_of_a_network_with_features_is_refused():
 @pytest.mark.parametrize("name", ["auto", "mlp"])
 def test_by_name_it_is_trained_first_as_tuned(tmp_path, monkeypatch, name):
     tuned = Fit({"hidden": (7,)}, {"epochs": 2, "batch_size": 30})
-    monkeypatch.setattr(bp.MLP, "fits", {"breast-cancer": {"map": tuned}})
+    monkeypatch.setitem(TUNED, "mlp", {"breast-cancer": {"map": tuned}})
     data = bp.load_data("breast-cancer", limit=60)
     posterior = fit(bp.LastLayer(backbone=name), data, SVI, out=tmp_path)
     below = bp.load(tmp_path / "baseline")
@@ -167,7 +167,7 @@ def test_archives_hold_the_backbone(tmp_path):
 @pytest.mark.parametrize("step", [2, 11, 15])
 def test_stopped_in_either_part_it_goes_on_to_the_same_result(tmp_path, monkeypatch, step):
     """Nine steps of the network below, then nine of the last layer."""
-    monkeypatch.setattr(bp.ConvNet, "fits", {"digits": {"map": Fit({"channels": (2,)}, vars(QUICK))}})
+    monkeypatch.setitem(TUNED, "convnet", {"digits": {"map": Fit({"channels": (2,)}, vars(QUICK))}})
     data = digits()
     whole = fit(bp.LastLayer(), data, SVI)
     steps = iter(range(1, 1000))
@@ -246,7 +246,7 @@ SMALL = ["--num-draws", "4", "--device", "cpu", "--quiet"]
 def small_convnet(monkeypatch):
     """A network that is trained in a moment, and no figures, which take longer than all the rest."""
     below = Fit({"channels": (2,), "hidden": (5,)}, {"epochs": 2, "batch_size": 30, "patience": 2})
-    monkeypatch.setattr(bp.ConvNet, "fits", {"digits": {"map": below}})
+    monkeypatch.setitem(TUNED, "convnet", {"digits": {"map": below}})
     monkeypatch.setattr("bnn_pyro.runs.evaluate.draw_all", lambda scene, folder: [])
 
 
