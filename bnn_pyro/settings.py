@@ -62,7 +62,7 @@ def _check(name: str, value: Any, limits: Mapping[str, Any]) -> None:
     low, high, above, below = (limits.get(k) for k in ("low", "high", "above", "below"))
     if low is high is above is below is None:
         return
-    for number in value if isinstance(value, tuple) else (value,):
+    for number in value if isinstance(value, tuple | list) else (value,):
         inside = (low is None or number >= low) and (above is None or number > above)
         inside = inside and (high is None or number <= high) and (below is None or number < below)
         if not (inside and math.isfinite(number)):

@@ -152,7 +152,7 @@ def test_it_agrees_with_a_long_nuts_run():
 
 
 def test_the_funnel_defeats_it_and_that_is_told():
-    """Neal's funnel: the neck is not visited, the log scale is overestimated, and the run does not look converged."""
+    """Neal's funnel: the end of its neck is not visited, and the run does not look converged."""
 
     class Funnel(nn.Module):
         width = 1
@@ -168,10 +168,8 @@ def test_the_funnel_defeats_it_and_that_is_told():
     with bp.isolated(0):
         posterior = replace(SMALL, warmup=300, draws=100).run(Funnel(), None, EMPTY, seed=0)
     v = posterior.chains["v"].double().numpy()
-    low = (v < 3 * norm.ppf(0.05)).mean()
-    stuck = posterior.stats["acceptance_rate"].mean(1)
-    assert low < 0.04, "the neck holds 5 % of the mass"
-    assert posterior.stats["diverging"].sum() > 0 or (stuck < 0.4).any() or np.ptp(v.mean(1)) > 6
+    assert v.min() > 3 * norm.ppf(0.001), "6.4 of 6,400 independent draws lie further down the neck"
+    assert np.ptp(v.mean(1)) > 6, "of independent draws the chains' means would lie within 2 of one another"
 
 
 # -- what it learns ----------------------------------------------------------------------------------------------------
