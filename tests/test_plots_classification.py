@@ -52,6 +52,8 @@ def test_confusion_matrix_has_the_counts(categorical, labels):
     shown = [int(t.get_text().replace("·", "0")) for t in ax.texts]
     expected = metrics.confusion_matrix(categorical, labels)
     assert shown == expected.ravel().tolist()
+    shares = ax.collections[0].get_array()  # of the true class
+    np.testing.assert_allclose(np.ravel(shares), (expected / expected.sum(1, keepdims=True)).ravel())
     assert [t.get_text() for t in ax.get_yticklabels()] == ["a", "b", "c", "d"]
     assert ax.get_title() == "12 of 60 wrong"
 
