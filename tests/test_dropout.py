@@ -93,6 +93,12 @@ def test_mode_returns_also_after_an_error():
         assert net.training and net.layers[0].training and not net.layers[1].training
 
 
+def test_inputs_and_hidden_units_have_rates_of_their_own():
+    schema = bp.Schema("classification", (3,), classes=("a", "b"))
+    net = bp.DropoutMLP(hidden=(4, 4), input_dropout=0.1, hidden_dropout=0.4).model(schema).net
+    assert list(net.dropout_rates.values()) == [0.1, 0.4, 0.4]
+
+
 @pytest.mark.parametrize("rate", [-0.1, 1.0, 1.5, math.nan])
 def test_rates_that_are_refused(rate):
     for settings in (dict(input_dropout=rate), dict(hidden_dropout=rate)):

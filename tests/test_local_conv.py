@@ -262,5 +262,5 @@ def test_what_it_does_not_take():
     with pytest.raises(bp.UserError, match=r"images of 3 × 28 pixels are too small for 2 convolutions"):
         SMALL.model(bp.Schema("classification", (1, 3, 28), classes=("a", "b")))
     for wrong in ({"channels": ()}, {"channels": (0,)}, {"kernel": 0}, {"padding": 3}):
-        with pytest.raises(bp.UserError, match="at least 1|one or more numbers|padding must lie between 0 and"):
+        with pytest.raises(bp.UserError, match=r"at least 1|one or more numbers|padding must lie between 0 and"):
             BayesianConvNet(**wrong)
