@@ -95,7 +95,8 @@ def test_mode_returns_also_after_an_error():
 
 def test_inputs_and_hidden_units_have_rates_of_their_own():
     schema = bp.Schema("classification", (3,), classes=("a", "b"))
-    net = bp.DropoutMLP(hidden=(4, 4), input_dropout=0.1, hidden_dropout=0.4).model(schema).net
+    with bp.isolated(0):
+        net = bp.DropoutMLP(hidden=(4, 4), input_dropout=0.1, hidden_dropout=0.4).model(schema).net
     assert list(net.dropout_rates.values()) == [0.1, 0.4, 0.4]
 
 
@@ -104,7 +105,7 @@ def test_rates_that_are_refused(rate):
     for settings in (dict(input_dropout=rate), dict(hidden_dropout=rate)):
         with pytest.raises(bp.UserError, match="dropout must lie between 0 and 1"):
             fit(bp.MAP(epochs=1), **settings)
-    with pytest.raises(bp.UserError, match="hidden widths must be at least 1"):
+    with pytest.raises(bp.UserError, match="hidden must be at least 1"):
         bp.DropoutMLP(hidden=(0,))
 
 

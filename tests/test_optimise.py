@@ -89,7 +89,7 @@ def test_a_stopped_run_keeps_its_velocity(tmp_path, monkeypatch):
     [
         ("sdg:0.9", "unknown optimiser 'sdg'; did you mean 'sgd'"),
         ("", "unknown optimiser ''"),
-        ("sgd", "'sgd' must have the form sgd:MOMENTUM ("),
+        ("sgd", "'sgd' must have the form sgd:MOMENTUM .*0 <= MOMENTUM < 1"),
         ("sgd:", "must have the form sgd:MOMENTUM"),
         ("sgd:1", "must have the form sgd:MOMENTUM"),
         ("sgd:-0.1", "must have the form sgd:MOMENTUM"),
