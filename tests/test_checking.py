@@ -169,7 +169,7 @@ def test_bad_input_is_one_line(checks, tmp_path, capsys, monkeypatch, args, mess
 def test_a_folder_that_is_not_ours_stays_as_it_is(checks, tmp_path, capsys):
     checks(made=Made)
     (tmp_path / "mine.txt").write_text("mine")
-    assert check("mean-field", "--out", tmp_path) == 2 and "not empty" in capsys.readouterr().err
+    assert check("mean-field", "--out", tmp_path) == 2 and "is not a check" in capsys.readouterr().err
     assert check("mean-field", "--out", tmp_path / "mine.txt") == 2 and "is a file" in capsys.readouterr().err
     assert [p.name for p in tmp_path.iterdir()] == ["mine.txt"]
 

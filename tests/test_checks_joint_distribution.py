@@ -96,7 +96,7 @@ def test_samplers_leave_the_joint_distribution_as_it_is(inference):
     assert evidence["drift"].shape == (4, quantities, 2) and evidence["scores"].shape == (199, quantities)
     np.testing.assert_allclose(evidence["drift"].mean(0), evidence["shift"], atol=1e-9)
     assert 0.5 < np.abs(evidence["z"]).mean() < 1.2  # 0.8 of standard Normals
-    assert outcome.figures["joint_p"] > 1e-3 and outcome.settings["check"]["chains"] == 600
+    assert outcome.figures["joint_p"] > 1e-3
 
 
 @pytest.mark.parametrize("name", FAULTS)

@@ -11,6 +11,8 @@ from pictures import (
 
 from bnn_pyro import plots
 from bnn_pyro.errors import UserError
+from bnn_pyro.plots import chains as chain_plots
+from bnn_pyro.plots import diagnostics as diagnostic_plots
 from bnn_pyro.plots.diagnostics import _simultaneous_band
 
 
@@ -51,7 +53,7 @@ def every_picture(rng):
 def test_every_picture_can_be_saved_and_says_what_its_axes_are(rng, tmp_path):
     pictures = every_picture(rng)
     tested = {name.split(" of ")[0] for name in pictures} | {"posterior_predictive"}
-    assert {*plots.chains.__all__, *plots.diagnostics.__all__} <= tested
+    assert {*chain_plots.__all__, *diagnostic_plots.__all__} <= tested
     for name, draw in pictures.items():
         page(axes := draw()).savefig(tmp_path / "p.png")  # a layout that fails warns, and warnings are errors
         assert all(ax.get_xlabel() or ax.get_ylabel() for ax in np.ravel(np.asarray(axes, dtype=object))), name

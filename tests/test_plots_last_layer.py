@@ -81,7 +81,7 @@ def by_hand(posterior, x, y, picks):
 
 @pytest.mark.parametrize("numbers", [2**24, 40])
 def test_an_ensemble_grows_by_the_stored_draws_in_their_order(numbers, tmp_path, monkeypatch):
-    monkeypatch.setattr(plots.ensembles, "NUMBERS", numbers)  # 40: two rows at a time
+    monkeypatch.setattr("bnn_pyro.plots.ensembles.NUMBERS", numbers)  # 40: two rows at a time
     posterior = chains(random(2, 3, 3, 2), random(2, 3, 3, seed=1))
     x, y = random(7, 2, seed=2), torch.tensor([0, 1, 2, 0, 1, 2, 0])
     ax = plots.growing_ensemble(posterior, x, y)

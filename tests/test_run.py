@@ -242,12 +242,11 @@ def test_help_and_typos_do_not_import_torch():
 
 def test_a_warning_is_one_line(monkeypatch, capsys):
     """What happened and what to try, without the source line that warned."""
-    from bnn_pyro import commands
 
     def said(args):
         print(warnings.formatwarning("the gradient was not compiled", UserWarning, "file.py", 7), end="")
 
-    monkeypatch.setattr(commands, "list_", said)
+    monkeypatch.setattr("bnn_pyro.run.list_", said)
     before = warnings.formatwarning
     assert main(["list"]) == 0
     assert capsys.readouterr().out == "warning: the gradient was not compiled\n" and warnings.formatwarning is before
