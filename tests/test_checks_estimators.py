@@ -77,7 +77,7 @@ def test_a_density_that_loses_digits_is_seen(monkeypatch):
 
     def coarse(self, u, *rest):
         found = forward(self, u, *rest)
-        return found if self._dtype == torch.float64 else found.to(torch.bfloat16).to(found.dtype)
+        return found if self.dtype == torch.float64 else found.to(torch.bfloat16).to(found.dtype)
 
     monkeypatch.setattr(Potential, "log_density", coarse)
     outcome = QUICK.run(subject("mean-field", "nuts"))
