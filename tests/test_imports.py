@@ -19,8 +19,8 @@ PACKAGE = Path(bp.__file__).parent
 ORDER = [
     "lazy", "errors", "settings", "progress", "isolation", "distributed", "parallel", "files", "checkpoint",
     "datasets", "parts", "posterior", "inference", "zoo", "features", "loading", "fitting", "predictive", "metrics",
-    "pruning", "diagnostics", "checks", "trust", "plots", "reports", "runs", "listing", "commands", "examples", "options",
-    "run",
+    "pruning", "diagnostics", "checks", "trust", "plots", "reports", "runs", "listing", "commands", "examples",
+    "options", "run",
 ]  # fmt: skip
 FILES = {
     ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"): path
