@@ -21,6 +21,7 @@ from bnn_pyro.checks.predictive import PredictiveCheck
 from bnn_pyro.checks.problems import LinearRegression
 from bnn_pyro.checks.two_weights import TWO_WEIGHTS
 from bnn_pyro.checks.z_tests import Estimate, judge, of_chains, of_independent, of_runs
+from bnn_pyro.inference import laplace
 from bnn_pyro.parts.joint import FullNormal
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.zoo import ZOO
@@ -200,6 +201,13 @@ def test_methods_are_what_they_claim_of_two_weights(variant, method, levels):
 @pytest.mark.parametrize("structure", ["full", "kron", "diag"])
 def test_the_curvature_at_the_mode_is_recognised(structure):
     assert not bad(SMALL.run(subject("last-layer", "laplace", structure=structure)))
+
+
+def test_another_curvature_than_the_stated_one_is_not_right(monkeypatch):
+    """A fault that makes full Laplace diagonal must not pass for diagonal Laplace."""
+    monkeypatch.setitem(laplace.STRUCTURES, "full", laplace.STRUCTURES["diag"])
+    outcome = LINEAR.run(subject("last-layer", "laplace"))
+    assert outcome.level == "bad" and "full curvature" in outcome.sentence
 
 
 @dataclass(frozen=True)

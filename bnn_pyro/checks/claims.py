@@ -6,7 +6,8 @@ N(m, Λ⁻¹) being the posterior of linear regression:
     exact as lr → 0       on linear regression its stationary law at the finite step; elsewhere the posterior, less the
                           bias that its step has at the largest curvature
     best in family        the closest Normal: N(m, diag(Λ)⁻¹) of independent weights, N(m, Λ⁻¹) of any covariance
-    normal at the mode    N(mode, Λ⁻¹), or with what may stand for Λ: its diagonal, or a Kronecker product
+    normal at the mode    N(mode, Λ⁻¹), or with what may stand for Λ: its diagonal, or a Kronecker product: the one
+                          that a method states in ``curvature``, or the nearest where it states none
     point                 the mode; without a prior, the most likely point
 """
 
@@ -76,7 +77,7 @@ def claim_of(
     """What is right of the draws of a method on a problem.
 
     posterior: one of those that it gave.   weights: P.
-    estimate: of the quantities; where several approximations have the same name, the nearest is meant.
+    estimate: of the quantities, for the nearest of several curvatures.
     """
     if converges_to == "exact":
         return Claim("the exact posterior", problem.posterior.mean, problem.posterior.mean)
@@ -90,9 +91,11 @@ def claim_of(
         return _normal(problem, name, mode, torch.zeros(weights, weights).double(), problem.stops)
     if converges_to == "normal at the mode":
         name = "the Normal at the mode ({} curvature)"
+        stated, precisions = getattr(method, "curvature", None), problem.precisions(mode)
         claims = [
             _normal(problem, name.format(kind), mode, torch.linalg.inv(precision))
-            for kind, precision in problem.precisions(mode).items()
+            for kind, precision in precisions.items()
+            if stated not in precisions or kind == stated
         ]
         if not claims:
             return _normal(problem, "the Normal at the mode", None, None)

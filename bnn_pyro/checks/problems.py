@@ -165,7 +165,8 @@ class LinearRegression(Problem):
 
     def precisions(self, mode: Tensor) -> dict[str, Tensor]:
         """See ``Problem``."""
-        return {"full": self.known.precision, "diagonal": torch.diag(self.known.precision.diagonal())}
+        full = self.known.precision
+        return {"full": full, "diagonal": torch.diag(full.diagonal()), "Kronecker": full}  # of one output, equal to it
 
     def best_normal(self, mode: Tensor, correlated: bool) -> tuple[Tensor, Tensor]:
         """See ``Problem``."""

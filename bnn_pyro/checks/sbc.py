@@ -175,7 +175,7 @@ def _thinned(most: int, effective: float) -> int:
 
 def _is_exact(plan: Plan) -> bool:
     """Whether a Normal at the mode is the posterior: linear regression with a known noise and a Normal prior."""
-    if plan.method.converges_to != "normal at the mode" or getattr(plan.method, "structure", "full") != "full":
+    if plan.method.converges_to != "normal at the mode" or getattr(plan.method, "curvature", "full") != "full":
         return False
     model = linear_part(plan.entry, plan.inputs)
     if model is None or not model.likelihood.quadratic:

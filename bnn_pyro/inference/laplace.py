@@ -27,7 +27,7 @@ from torch.distributions import Independent, Normal
 
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
 from bnn_pyro.datasets.dataset import Dataset
-from bnn_pyro.errors import UserError, unknown
+from bnn_pyro.errors import UserError
 from bnn_pyro.inference.curvature import STRUCTURES, Curvature, precision_near_the_mode
 from bnn_pyro.inference.linear import linear_layer
 from bnn_pyro.inference.log_joint import LogJoint
@@ -35,6 +35,7 @@ from bnn_pyro.inference.method import Report
 from bnn_pyro.parts.joint import FullNormal
 from bnn_pyro.parts.priors import IsotropicNormal
 from bnn_pyro.posterior import Posterior
+from bnn_pyro.settings import Settings, setting
 
 __all__ = ["Laplace"]
 
@@ -47,7 +48,7 @@ MAX_DISTANCE = 1e-3
 
 
 @dataclass(frozen=True)
-class Laplace:
+class Laplace(Settings):
     """Settings of the Laplace approximation, for linear models: last layers, and networks without hidden ones.
 
     structure       of the posterior precision: full, kron or diag
@@ -58,20 +59,17 @@ class Laplace:
     converges_to: ClassVar[str] = "normal at the mode"
     needs: ClassVar[frozenset[str]] = frozenset({"linear model", "proper prior"})
     tiny: ClassVar[Mapping[str, Any]] = {}
-    structure: str = "full"
-    temperature: float = 1.0
-    max_iterations: int = 1000
+    structure: str = setting("full", choices=STRUCTURES)
+    temperature: float = setting(1.0, above=0)
+    max_iterations: int = setting(1000, low=1)
 
     #: Of the guide, which is not the variant's.
     family: ClassVar[str] = "full"
 
-    def __post_init__(self) -> None:
-        if self.structure not in STRUCTURES:
-            raise unknown("structure", self.structure, STRUCTURES)
-        if not 0 < self.temperature < math.inf:
-            raise UserError(f"temperature must be positive (1 is the Bayesian posterior), got {self.temperature}")
-        if self.max_iterations < 1:
-            raise UserError(f"max_iterations must be at least 1, got {self.max_iterations}")
+    @property
+    def curvature(self) -> str:
+        """What stands for the curvature at the mode, as the checks call it: full, diagonal or Kronecker."""
+        return {"full": "full", "diag": "diagonal", "kron": "Kronecker"}[self.structure]
 
     def run(
         self,
