@@ -145,7 +145,7 @@ class Reference:
         on_features = hasattr(subject.entry, "backbone")
         for reference in known:
             # A last layer on the network of the reference: every other would have other features.
-            stored = {"backbone": reference.features()} if reference.backbone and on_features else {}
+            stored = reference.stored_backbone() if on_features else {}
             entry = replace(subject.entry, **stored)
             if not reference.unlike(entry, subject.data):
                 return Posed(reference, entry, subject.data, True)

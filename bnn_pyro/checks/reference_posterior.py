@@ -111,7 +111,11 @@ class ReferencePosterior:
     def settings(self) -> dict[str, Any]:
         """What the posterior depends on, of a variant's settings; the backbone among them."""
         held = {k: tuple(v) if isinstance(v, list) else v for k, v in self.about["entry"].items()}
-        return held | ({"backbone": self.features()} if self.backbone else {})
+        return held | self.stored_backbone()
+
+    def stored_backbone(self) -> dict[str, Any]:
+        """The settings by which a last layer stands on the stored network, which takes unstandardised pixels."""
+        return {"backbone": self.features(), "inputs": "raw"} if self.backbone else {}
 
     def features(self) -> nn.Module:
         """Pixels in [0, 1] -> features, (B, …) -> (B, F): the stored hidden layer."""

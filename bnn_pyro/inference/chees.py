@@ -35,10 +35,11 @@ from bnn_pyro.inference.method import Report
 from bnn_pyro.inference.potential import Potential
 from bnn_pyro.inference.record import Record
 from bnn_pyro.inference.sampler import Sampler, announce, choose_compiled, nothing_drawn, warn_of_idle_chains, work
-from bnn_pyro.inference.starts import starting_points
+from bnn_pyro.inference.starts import STARTS, starting_points
 from bnn_pyro.isolation import generator_state, isolated, set_generator_state
 from bnn_pyro.parallel.task import one_thread
 from bnn_pyro.posterior import Posterior, weight_space
+from bnn_pyro.settings import setting
 
 __all__ = ["ChEES"]
 
@@ -60,17 +61,16 @@ class ChEES(Sampler):
     """
 
     tiny: ClassVar[Mapping[str, Any]] = {"chains": 32, "superchains": 16, "draws": 150, "warmup": 200}
-    chains: int = 64
-    draws: int = 200
-    warmup: int = 400
-    target_accept: float = 0.651
-    start: str = "prior"
-    superchains: int = 16
-    max_steps: int = 1000
+    chains: int = setting(64, low=1)
+    draws: int = setting(200, low=1)
+    warmup: int = setting(400, low=1)
+    target_accept: float = setting(0.651, above=0, below=1)
+    start: str = setting("prior", choices=STARTS)
+    superchains: int = setting(16, low=1)
+    max_steps: int = setting(1000, low=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._at_least(superchains=1, max_steps=1)
         if self.chains < 2:
             raise UserError(f"chees learns across chains and needs at least 2 of them, got {self.chains}; take nuts")
         if self.chains > self.superchains and self.chains % self.superchains:

@@ -15,7 +15,6 @@ draws (:mod:`bnn_pyro.inference.chains`). A run stopped at any transition goes o
 
 from __future__ import annotations
 
-import math
 import warnings
 from dataclasses import dataclass
 from itertools import groupby
@@ -27,7 +26,6 @@ from torch import nn
 
 from bnn_pyro.checkpoint import Checkpoint
 from bnn_pyro.datasets.dataset import Dataset
-from bnn_pyro.errors import UserError
 from bnn_pyro.inference.chains import Plan, one_thread_each, run_chains
 from bnn_pyro.inference.curvature import coordinates
 from bnn_pyro.inference.kernel import FlatHMC, FlatNUTS
@@ -46,6 +44,7 @@ from bnn_pyro.inference.sampler import (
 from bnn_pyro.inference.starts import starting_points
 from bnn_pyro.isolation import isolated
 from bnn_pyro.posterior import Posterior, weight_space
+from bnn_pyro.settings import setting
 
 __all__ = ["HMC", "NUTS"]
 
@@ -61,16 +60,11 @@ class _Sampler(Sampler):
            cores, where the run is long enough. The draws are the same
     """
 
-    mass: str = "diagonal"
-    cores: int = 0
+    mass: str = setting("diagonal", choices=MASSES)
+    cores: int = setting(0, low=0)
 
     #: Settings that no draw depends on: a run may be resumed with others.
     incidental: ClassVar[tuple[str, ...]] = ("cores",)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._at_least(cores=0)
-        self._one_of(mass=MASSES)
 
     def run(
         self,
@@ -174,11 +168,7 @@ class NUTS(_Sampler):
     max_tree_depth  at most 2^depth − 1 gradients a transition
     """
 
-    max_tree_depth: int = 10
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._at_least(max_tree_depth=1)
+    max_tree_depth: int = setting(10, low=1)
 
     def _kernel(self, **settings: Any) -> FlatNUTS:
         return FlatNUTS(max_depth=self.max_tree_depth, **settings)
@@ -197,14 +187,8 @@ class HMC(_Sampler):
     max_steps  at most so many gradients a transition
     """
 
-    length: float = 3.0
-    max_steps: int = 1024
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._at_least(max_steps=1)
-        if not 0 < self.length < math.inf:
-            raise UserError(f"length must be positive, got {self.length}")
+    length: float = setting(3.0, above=0)
+    max_steps: int = setting(1024, low=1)
 
     def _kernel(self, **settings: Any) -> FlatHMC:
         return FlatHMC(length=self.length, max_steps=self.max_steps, **settings)

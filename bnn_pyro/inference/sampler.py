@@ -20,11 +20,12 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import Tensor
 
-from bnn_pyro.errors import UserError, unknown
+from bnn_pyro.errors import UserError
 from bnn_pyro.inference.potential import Potential
 from bnn_pyro.inference.starts import STARTS
 from bnn_pyro.inference.trajectories import gradient_of
 from bnn_pyro.parallel.executor import current_executor, usable_cores
+from bnn_pyro.settings import Settings, setting
 
 __all__ = [
     "LARGE", "Sampler", "announce", "check_dense", "choose_compiled", "choose_cores", "nothing_drawn",
@@ -57,7 +58,7 @@ INSTEAD = "chees shares the work between many chains, sghmc takes mini-batches, 
 
 
 @dataclass(frozen=True)
-class Sampler:
+class Sampler(Settings):
     """Settings that all share.
 
     draws          draws kept of each chain
@@ -74,37 +75,15 @@ class Sampler:
     converges_to: ClassVar[str] = "exact"
     needs: ClassVar[frozenset[str]] = frozenset({"weights", "proper prior"})
     tiny: ClassVar[Mapping[str, Any]] = {"draws": 1000, "warmup": 300, "chains": 4, "cores": 1}
-    draws: int = 1000
-    warmup: int = 500
-    chains: int = 4
-    target_accept: float = 0.8
-    thin: int = 1
-    start: str = "jitter"
-    jitter: float = 1.0
-    temperature: float = 1.0
-    compiled: str = "auto"
-
-    def __post_init__(self) -> None:
-        self._at_least(draws=1, warmup=1, chains=1, thin=1)
-        self._one_of(start=STARTS, compiled=WHEN_COMPILED)
-        if not 0 < self.target_accept < 1:
-            raise UserError(
-                f"target_accept must lie between 0 and 1, got {self.target_accept}; {type(self).target_accept} is usual"
-            )
-        if not 0 <= self.jitter < math.inf:
-            raise UserError(f"jitter must be 0 or positive, got {self.jitter}")
-        if not 0 < self.temperature < math.inf:
-            raise UserError(f"temperature must be positive (1 is the Bayesian posterior), got {self.temperature}")
-
-    def _at_least(self, **least: int) -> None:
-        for name, low in least.items():
-            if getattr(self, name) < low:
-                raise UserError(f"{name} must be at least {low}, got {getattr(self, name)}")
-
-    def _one_of(self, **choices: Sequence[str]) -> None:
-        for name, valid in choices.items():
-            if getattr(self, name) not in valid:
-                raise unknown(name, getattr(self, name), valid)
+    draws: int = setting(1000, low=1)
+    warmup: int = setting(500, low=1)
+    chains: int = setting(4, low=1)
+    target_accept: float = setting(0.8, above=0, below=1)
+    thin: int = setting(1, low=1)
+    start: str = setting("jitter", choices=STARTS)
+    jitter: float = setting(1.0, low=0)
+    temperature: float = setting(1.0, above=0)
+    compiled: str = setting("auto", choices=WHEN_COMPILED)
 
     @property
     def transitions(self) -> int:

@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnn_pyro.errors import UserError, unknown
+from bnn_pyro.errors import UserError
+from bnn_pyro.settings import parse_named
 
 __all__ = ["SCHEDULES", "Batches", "Plan", "Stored", "parse_schedule"]
 
@@ -68,14 +69,7 @@ def parse_schedule(text: str) -> Schedule:
 
     Raises UserError for an unknown name or numbers that it refuses.
     """
-    name, colon, rest = str(text).partition(":")
-    if name not in SCHEDULES:
-        raise unknown("schedule", name, SCHEDULES)
-    try:
-        return SCHEDULES[name](*(float(part) for part in rest.split(",")) if colon else ())
-    except (ValueError, TypeError):
-        form, _, limits = (SCHEDULES[name].__doc__ or "").partition("\n")[0].partition(" — ")
-        raise UserError(f"the schedule '{text}' must have the form {form}: {limits.rstrip('.')}") from None
+    return parse_named("schedule", text, SCHEDULES)
 
 
 @dataclass(frozen=True)

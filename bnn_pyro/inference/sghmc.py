@@ -41,6 +41,7 @@ from bnn_pyro.isolation import generator_state, set_generator_state
 from bnn_pyro.parts.gamma_prior import GammaNormal
 from bnn_pyro.parts.nets import in_mode
 from bnn_pyro.posterior import Posterior, weight_space
+from bnn_pyro.settings import Settings, setting
 
 __all__ = ["SGHMC", "SGLD", "Chains", "step"]
 
@@ -170,7 +171,7 @@ class Chains:
 
 
 @dataclass(frozen=True)
-class StochasticGradient:
+class StochasticGradient(Settings):
     """Settings that SGHMC and SGLD share.
 
     epochs          passes over the training rows
@@ -192,17 +193,17 @@ class StochasticGradient:
     converges_to: ClassVar[str] = "exact as lr → 0"
     needs: ClassVar[frozenset[str]] = frozenset({"weights", "proper prior"})
     tiny: ClassVar[Mapping[str, Any]] = {"chains": 128, "lr": 0.02, "jitter": 1.0, "epochs": 1500, "burn_in": 400}
-    epochs: int = 5000
-    batch_size: int = 0
-    lr: float = 0.01
-    chains: int = 4
-    burn_in: int | None = None
-    schedule: str = "constant"
-    thin: int = 0
-    max_draws: int = 100
-    resample_prior: int = 10
-    jitter: float = 0.5
-    temperature: float = 1.0
+    epochs: int = setting(5000, low=1)
+    batch_size: int = setting(0, low=0)
+    lr: float = setting(0.01, above=0)
+    chains: int = setting(4, low=1)
+    burn_in: int | None = setting(None, low=0)
+    schedule: str = setting("constant", parse=parse_schedule)
+    thin: int = setting(0, low=0)
+    max_draws: int = setting(100, low=1)
+    resample_prior: int = setting(10, low=0)
+    jitter: float = setting(0.5, low=0)
+    temperature: float = setting(1.0, above=0)
 
     #: The same for every method of this family; SGHMC has them as settings.
     friction: ClassVar[float]
@@ -212,17 +213,9 @@ class StochasticGradient:
     eta_share: ClassVar[float] = 1.0
 
     def __post_init__(self) -> None:
-        for name, low in dict(epochs=1, batch_size=0, chains=1, thin=0, max_draws=1, resample_prior=0).items():
-            if getattr(self, name) < low:
-                raise UserError(f"{name} must be at least {low}, got {getattr(self, name)}")
-        if self.burn_in is not None and not 0 <= self.burn_in < self.epochs:
+        super().__post_init__()
+        if self.burn_in is not None and self.burn_in >= self.epochs:
             raise UserError(f"burn_in must lie between 0 and the {self.epochs} epochs (excluded), got {self.burn_in}")
-        for name in ("lr", "temperature"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise UserError(f"{name} must be positive and finite, got {getattr(self, name)}")
-        if not 0 <= self.jitter < math.inf:
-            raise UserError(f"jitter must be 0 or positive, got {self.jitter}")
-        parse_schedule(self.schedule)
 
     def run(
         self,
@@ -261,6 +254,11 @@ class StochasticGradient:
         return Posterior(model, data.schema, chains=draws, stats=stats, trace=chains.trace)
 
 
+def _check_noise(name: str) -> None:
+    if name not in ("reshuffled", *FORMER_NOISE):
+        raise unknown("gradient_noise", name, ["reshuffled"])
+
+
 @dataclass(frozen=True)
 class SGHMC(StochasticGradient):
     """Settings of stochastic-gradient Hamiltonian Monte Carlo.
@@ -270,18 +268,9 @@ class SGHMC(StochasticGradient):
     resample_momentum  steps between two fresh draws of the momentum; 0: never
     """
 
-    friction: float = 0.05
-    gradient_noise: str = "reshuffled"
-    resample_momentum: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.friction <= 1:
-            raise UserError(f"friction must lie between 0 (excluded) and 1, got {self.friction}")
-        if self.gradient_noise not in ("reshuffled", *FORMER_NOISE):
-            raise unknown("gradient_noise", self.gradient_noise, ["reshuffled"])
-        if self.resample_momentum < 0:
-            raise UserError(f"resample_momentum must be at least 0, got {self.resample_momentum}")
+    friction: float = setting(0.05, above=0, high=1)
+    gradient_noise: str = setting("reshuffled", parse=_check_noise)
+    resample_momentum: int = setting(0, low=0)
 
 
 @dataclass(frozen=True)
