@@ -21,11 +21,10 @@ _NAMES = {
     "inference": "METHODS HMC NUTS ChEES SGHMC SGLD MAP MLE SVI MCDropout Ensemble Laplace",
     "zoo": "ZOO MeanField HiddenLayerNet VariationalDropout SparseDropout BayesianConvNet LastLayer MLP ConvNet "
     "DropoutMLP",
-    "parts.hidden_layer": "HiddenLayer",
+    "parts.local_layer": "HiddenLayer",
     "posterior": "Posterior pool",
     "predictive": "Prediction predict",
-    "fitting": "fit",
-    "loading": "load",
+    "fitting": "fit load",
     "isolation": "isolated",
     "parallel.executor": "executor",
     "errors": "UserError",

@@ -1,4 +1,4 @@
-"""The processes of one fit, which torchrun starts: the one door to torch.distributed.
+"""The processes of one fit, which torchrun starts: all of the package that talks to torch.distributed.
 
 Every process (a rank) runs the same program on its share of the rows. What they must agree on goes through
 :class:`Ranks`; in a program that runs alone the same calls do nothing. Importing this file does not import torch.
@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from bnn_pyro.errors import UserError
+from bnn_pyro.errors import UserError, unknown
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
 
-__all__ = ["Agreed", "Alone", "Ranks", "here", "joined", "launched"]
+__all__ = ["Agreed", "Alone", "Ranks", "choose_device", "here", "joined", "launched"]
 
 Value = TypeVar("Value")
 
@@ -53,25 +54,15 @@ class Ranks:
         return self.rank == 0
 
     # -- values and errors ---------------------------------------------------------------------------------------------
-    def share(self, value: Value) -> Value:
-        """Rank 0's value, on all."""
-        if self.size == 1:
-            return value
-        import torch.distributed as dist
-
-        held = [value]
-        dist.broadcast_object_list(held, src=0)
-        return held[0]
-
     def gather(self, value: Value) -> list[Value]:
         """The values of all ranks, in their order, on all."""
         if self.size == 1:
             return [value]
         import torch.distributed as dist
 
-        held: list[Any] = [None] * self.size
-        dist.all_gather_object(held, value)
-        return held
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
 
     def all_do(self, function: Callable[[], Value]) -> Value:
         """``function()`` of each; where one raises UserError all do, so that none waits for another in vain."""
@@ -82,36 +73,45 @@ class Ranks:
             value = function()
         except UserError as error:
             problem = str(error)
-        for told in self.gather(problem):
-            if told is not None:
-                raise Agreed(told)
+        for message in self.gather(problem):
+            if message is not None:
+                raise Agreed(message)
         return value
 
     def first_does(self, function: Callable[[], Value]) -> Value:
         """``function()`` of rank 0: its value or its UserError on all."""
-        return self.share(self.all_do(lambda: function() if self.first else None))
+        value = self.all_do(lambda: function() if self.first else None)
+        if self.size == 1:
+            return value
+        import torch.distributed as dist
+
+        values = [value]
+        dist.broadcast_object_list(values, src=0)
+        return values[0]
 
     @contextlib.contextmanager
     def first_holds(self, make: Callable[[], contextlib.AbstractContextManager[Any]]) -> Iterator[None]:
         """A block with ``make()`` entered by rank 0; where it cannot be, with UserError, all raise that."""
-        with contextlib.ExitStack() as held:
-            self.all_do(lambda: held.enter_context(make()) if self.first else None)
+        with contextlib.ExitStack() as stack:
+            self.all_do(lambda: stack.enter_context(make()) if self.first else None)
             yield
 
     # -- numbers -------------------------------------------------------------------------------------------------------
-    def mean(self, x: Tensor) -> Tensor:
-        """The mean over the ranks, elementwise; the same bits on all."""
-        return x if self.size == 1 else self._reduced(x, "SUM") / self.size
-
     def total(self, x: Tensor) -> Tensor:
         """The sum over the ranks, elementwise; the same bits on all."""
-        return x if self.size == 1 else self._reduced(x, "SUM")
+        return self._reduced(x, "SUM")
+
+    def mean(self, x: Tensor) -> Tensor:
+        """The mean over the ranks, elementwise; the same bits on all."""
+        return self._reduced(x, "SUM") / self.size
 
     def largest(self, x: Tensor) -> Tensor:
         """The largest over the ranks, elementwise."""
-        return x if self.size == 1 else self._reduced(x, "MAX")
+        return self._reduced(x, "MAX")
 
     def _reduced(self, x: Tensor, how: str) -> Tensor:
+        if self.size == 1:
+            return x
         import torch.distributed as dist
 
         x = x.detach().clone()
@@ -159,33 +159,13 @@ class Ranks:
                 f"{apart:.2g}): are their machines and versions of PyTorch alike? The last checkpoint is from before"
             )
 
-    @contextlib.contextmanager
-    def connected(self) -> Iterator[None]:
-        """Raises UserError where another process is gone, instead of what the connection says; names this one."""
-        try:
-            yield
-        except (Agreed, Alone):
-            raise
-        except UserError as error:
-            raise (
-                error if self.size == 1 else Alone(f"process {self.rank} of {self.size}: {error}")
-            ) from error.__cause__
-        except RuntimeError as error:
-            if self.size == 1 or not any(word in str(error).lower() for word in GONE):
-                raise
-            raise Alone(
-                f"process {self.rank} of {self.size}: another process of this fit has ended (killed, or out of memory? "
-                "where it could, it said why); the last checkpoint, if any, is whole: start all of them again, with "
-                "--resume"
-            ) from error
-
 
 def launched() -> tuple[int, int]:
     """(rank, how many) of the processes that torchrun, or a launcher like it, started; (0, 1) where none did."""
-    told = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")]
-    if multiprocessing.parent_process() is not None or not (all(told) and told[0].isdigit() and told[1].isdigit()):
+    rank, size, *where = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
+    if multiprocessing.parent_process() is not None or not (all(where) and rank.isdigit() and size.isdigit()):
         return 0, 1
-    return int(told[0]), int(told[1])
+    return int(rank), int(size)
 
 
 def here() -> Ranks:
@@ -194,7 +174,8 @@ def here() -> Ranks:
 
     if not dist.is_available() or not dist.is_initialized():
         return Ranks()
-    return Ranks(dist.get_rank(), dist.get_world_size(), _local(dist.get_rank()))
+    local = os.environ.get("LOCAL_RANK", "")
+    return Ranks(dist.get_rank(), dist.get_world_size(), int(local) if local.isdigit() else dist.get_rank())
 
 
 @contextlib.contextmanager
@@ -202,32 +183,63 @@ def joined() -> Iterator[Ranks]:
     """Be one of the processes that torchrun started, if it did; a process group that is there already will do.
 
     gloo carries what is on CPUs, NCCL what is on GPUs. Raises UserError where the processes cannot be brought together,
-    or the process group that is there has nothing for CPUs.
+    the process group that is there has nothing for CPUs, or another process is gone; it names this one.
     """
     import torch
     import torch.distributed as dist
 
     rank, size = launched()
-    if dist.is_available() and dist.is_initialized():
-        if "gloo" not in dist.get_backend_config():
-            raise UserError(
-                "this process group has no backend for what is on CPUs; make it by "
-                'torch.distributed.init_process_group("cpu:gloo,cuda:nccl")'
-            )
-        yield here()
-        return
-    if size == 1 or not dist.is_available():
-        yield here()
-        return
+    started = dist.is_available() and dist.is_initialized()
+    if started and "gloo" not in dist.get_backend_config():
+        raise UserError(
+            "this process group has no backend for what is on CPUs; make it by "
+            'torch.distributed.init_process_group("cpu:gloo,cuda:nccl")'
+        )
+    starts = not started and size > 1 and dist.is_available()
+    if starts:
+        try:
+            dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+        except (RuntimeError, ValueError) as error:
+            where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+            raise UserError(f"process {rank} of {size} found no connection to the others by {where}: {error}") from None
+    ranks = here()
     try:
-        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
-    except (RuntimeError, ValueError) as error:
-        where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-        raise UserError(f"process {rank} of {size} found no connection to the others by {where}: {error}") from None
-    yield here()
-    dist.destroy_process_group()  # not after an error: it may wait for, or trip over, a process that has gone
+        yield ranks
+    except (Agreed, Alone):
+        raise
+    except (UserError, RuntimeError) as error:
+        known = isinstance(error, UserError)
+        if ranks.size == 1 or not (known or any(word in str(error).lower() for word in GONE)):
+            raise
+        reason = error if known else (
+            "another process of this fit has ended (killed, or out of memory? where it could, it said why); the last "
+            "checkpoint, if any, is whole: start all of them again, with --resume"
+        )  # fmt: skip
+        raise Alone(f"process {ranks.rank} of {ranks.size}: {reason}") from error
+    if starts:
+        dist.destroy_process_group()  # not after an error: it may wait for, or trip over, a process that has gone
 
 
-def _local(rank: int) -> int:
-    told = os.environ.get("LOCAL_RANK", "")
-    return int(told) if told.isdigit() else rank
+def choose_device(name: str) -> torch.device:
+    """ "auto", "cpu" or "cuda" -> a device; UserError where CUDA is asked for and absent.
+
+    Each process of a fit has a GPU of its own.
+    """
+    import torch
+
+    if name not in ("auto", "cpu", "cuda"):
+        raise unknown("device", name, ("auto", "cpu", "cuda"))
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UserError("device 'cuda' was asked for, but this machine has none that torch can use; take --device cpu")
+    if name == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    ranks = here()
+    if ranks.local >= torch.cuda.device_count():
+        raise UserError(
+            f"this machine has {torch.cuda.device_count()} GPUs for {ranks.local + 1} processes or more; start as many "
+            "processes as there are GPUs (torchrun --nproc-per-node), or take --device cpu"
+        )
+    if ranks.size == 1:
+        return torch.device("cuda")
+    torch.cuda.set_device(ranks.local)  # where NCCL works
+    return torch.device("cuda", ranks.local)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["UserError", "unknown"]
+__all__ = ["UserError", "first_line", "unknown"]
 
 
 class UserError(ValueError):
@@ -26,3 +26,8 @@ def unknown(what: str, name: object, valid: Iterable[str]) -> UserError:
     near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
     hint = f"; did you mean '{near[0]}'?" if near else "."
     return UserError(f"unknown {what} '{name}'{hint} Valid: {', '.join(names)}")
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, in its first line; its type's name where it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

@@ -23,9 +23,9 @@ import torch
 from torch import Tensor, nn
 
 from bnn_pyro.datasets.dataset import Dataset
-from bnn_pyro.datasets.sources import cache_root
 from bnn_pyro.distributed import here
 from bnn_pyro.errors import UserError
+from bnn_pyro.files import cache_root, whole_file
 from bnn_pyro.parts.backbone import Backbone, OnFeatures, spoken, weights_digest
 from bnn_pyro.parts.nets import in_mode
 from bnn_pyro.progress import progress_bar
@@ -199,11 +199,6 @@ def _keep(path: Path, features: Tensor, c: float) -> None:
     while old and held > CACHE_BYTES:
         held -= old[0].stat().st_size
         old.pop(0).unlink(missing_ok=True)
-    beside = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        with open(beside, "wb") as file:
-            np.save(file, features.cpu().numpy())
-            file.write(np.float32(c).tobytes())
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
+    with whole_file(path) as file:
+        np.save(file, features.cpu().numpy())
+        file.write(np.float32(c).tobytes())

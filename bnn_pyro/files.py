@@ -1,4 +1,4 @@
-"""Files that are whole or absent, and folders that one process at a time writes to."""
+"""Where files lie, files that are whole or absent, and folders that one process at a time writes to."""
 
 from __future__ import annotations
 
@@ -9,13 +9,19 @@ import os
 import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from filelock import FileLock, Timeout
 
 from bnn_pyro.errors import UserError
 
-__all__ = ["LOCK", "InUse", "is_occupied", "lock_folder", "read_json", "unwritable", "write_whole"]
+if TYPE_CHECKING:
+    import numpy as np
+
+__all__ = [
+    "LOCK", "InUse", "cache_root", "data_root", "existing", "is_occupied", "lock_folder", "read_archive", "read_json",
+    "resolve", "unwritable", "whole_file", "write_whole",
+]  # fmt: skip
 
 #: The file that a process holds locked while it writes to a folder.
 LOCK = "in-use.lock"
@@ -28,25 +34,78 @@ class InUse(UserError):
     """Another process, or thread, is writing to the folder."""
 
 
-# -- files -------------------------------------------------------------------------------------------------------------
-def write_whole(path: Path, blob: bytes) -> None:
-    """Write beside, flush to disk, rename: a process killed at any moment leaves the old file or the new one.
+# -- places ------------------------------------------------------------------------------------------------------------
+def data_root() -> Path:
+    """The folder that downloads go to and are read from: ``BNN_PYRO_DATA``, or ``data`` in the working directory."""
+    return Path(os.environ.get("BNN_PYRO_DATA") or "data")
 
-    Raises UserError where the disk is full or the folder cannot be written to; the old file is then as it was.
-    """
+
+def cache_root() -> Path:
+    """The folder for what can be made again: ``BNN_PYRO_CACHE``, or ``~/.cache/bnn_pyro``."""
+    return Path(os.environ.get("BNN_PYRO_CACHE") or Path.home() / ".cache" / "bnn_pyro")
+
+
+def resolve(path: str | Path) -> Path:
+    """A path as given, with ``~`` and ``$BNN_PYRO_DATA`` filled in; else the same path under the data root."""
+    text = str(path).replace("${BNN_PYRO_DATA}", str(data_root())).replace("$BNN_PYRO_DATA", str(data_root()))
+    resolved = Path(text)
+    with contextlib.suppress(RuntimeError):  # there is no such user: a file may be called so
+        resolved = resolved.expanduser()
+    inside = data_root() / resolved
+    return inside if not resolved.exists() and inside.exists() else resolved
+
+
+def existing(path: str | Path) -> Path:
+    """``path`` if there is such a file, else the error that says what is there instead."""
+    path = Path(path)
+    if path.is_dir():
+        raise UserError(f"{path}: is a folder; give a file")
+    if not path.is_file():
+        other = "" if path.parent.is_dir() else f", and no folder {path.parent}"
+        raise UserError(f"{path}: no such file{other}; check the path (it is taken from {Path.cwd()})")
+    return path
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+def read_archive(path: str | Path) -> dict[str, np.ndarray]:
+    """The arrays of an NPZ file; nothing in it is executed."""
+    import numpy as np
+
+    path = existing(path)
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except Exception as error:  # numpy, zipfile and zlib have some twenty for a damaged file
+        detail = "it holds Python objects" if "allow_pickle" in str(error) else "it is damaged or something else"
+        raise UserError(f"{path}: not an NPZ file of plain arrays ({detail}); save it with numpy.savez") from None
+
+
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """A file to write to, beside; flushed to disk and renamed at the block's end: whole or absent at any moment."""
     beside = path.with_name(f"{path.name}.{os.getpid()}{PART}")
     try:
         with open(beside, "wb") as file:
-            file.write(blob)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(beside, path)
-    except BaseException as error:
+    except BaseException:
         with contextlib.suppress(OSError):
             beside.unlink()
-        if isinstance(error, OSError):
-            raise unwritable(path, error) from None
         raise
+
+
+def write_whole(path: Path, blob: bytes) -> None:
+    """Write a :func:`whole_file`.
+
+    Raises UserError where the disk is full or the folder cannot be written to; the old file is then as it was.
+    """
+    try:
+        with whole_file(path) as file:
+            file.write(blob)
+    except OSError as error:
+        raise unwritable(path, error) from None
 
 
 def unwritable(path: Path, error: OSError) -> UserError:
@@ -82,19 +141,21 @@ def _has_shape(value: Any, shape: Any) -> bool:
 
 # -- folders -----------------------------------------------------------------------------------------------------------
 @contextlib.contextmanager
-def lock_folder(folder: str | Path) -> Iterator[None]:
+def lock_folder(folder: str | Path, wait: float = 0) -> Iterator[None]:
     """The sole right to write to a folder while the block lasts; the folder is made, and removed again if left empty.
 
     The operating system frees the folder of a process that ends in whatever way. The thread that has locked a folder
     may lock it again. A file system without locks has none.
 
-    Raises InUse where another process (or thread) has locked it, UserError where the folder cannot be made.
+    wait: seconds for another process, or thread, to free it.
+
+    Raises InUse where one has locked it for longer, UserError where the folder cannot be made.
     """
     folder = Path(folder).resolve()
     lock, made = FileLock(folder / LOCK, is_singleton=True, fallback_to_soft=False), not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock.acquire(timeout=0)
+        lock.acquire(timeout=wait)
     except Timeout:
         raise _in_use(folder) from None
     except OSError as error:

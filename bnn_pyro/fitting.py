@@ -1,4 +1,4 @@
-"""The one door to training: build the variant, isolate, infer, keep a checkpoint."""
+"""Training and the way back from disk: build the variant, isolate, infer, keep a checkpoint; load what was saved."""
 
 from __future__ import annotations
 
@@ -9,26 +9,30 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import nn
 
 from bnn_pyro.checkpoint import Checkpoint
-from bnn_pyro.datasets.dataset import Dataset
-from bnn_pyro.distributed import Agreed, Ranks, here, joined
+from bnn_pyro.datasets.dataset import Dataset, Schema
+from bnn_pyro.distributed import Agreed, Ranks, choose_device, here, joined
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.features import check_split, on_features
 from bnn_pyro.files import lock_folder
 from bnn_pyro.inference import METHODS, Method, methods_for, unsuitable
 from bnn_pyro.isolation import isolated
-from bnn_pyro.loading import load
 from bnn_pyro.parallel.task import forwarded
+from bnn_pyro.parts.backbone import Pretrained, spoken
+from bnn_pyro.parts.guides import parse_family
 from bnn_pyro.parts.pretrained import from_text
-from bnn_pyro.posterior import Posterior, read_archive
+from bnn_pyro.parts.pruned import PrunedGuide, weight_sites
+from bnn_pyro.posterior import Posterior, model_buffers, read_archive, weight_space
 from bnn_pyro.progress import progress_bar
 from bnn_pyro.settings import build, plain
 from bnn_pyro.zoo import TUNED, ZOO, Entry, Fit
 
-__all__ = ["at_hand", "check_divisible", "choose_device", "fit", "tuned"]
+__all__ = ["check_divisible", "fit", "load", "resolve_backbone", "tuned"]
 
 
 def tuned(entry: str, data: str, method: str | None = None) -> tuple[str, Fit]:
@@ -38,37 +42,18 @@ def tuned(entry: str, data: str, method: str | None = None) -> tuple[str, Fit]:
     """
     if entry not in ZOO:
         raise unknown("variant", entry, ZOO)
-    kind = ZOO[entry]
-    if method is None:
-        method = methods_for(kind)[0]
-    elif method not in methods_for(kind):
+    name = _suitable(entry, ZOO[entry], method)
+    return name, TUNED.get(entry, {}).get(data, {}).get(name, Fit())
+
+
+def _suitable(entry: str, kind: type, method: str | None) -> str:
+    """The method's name, by default that of the variant's first."""
+    if method is not None and method not in methods_for(kind):
         raise unsuitable(method, entry, kind)
-    return method, TUNED.get(entry, {}).get(data, {}).get(method, Fit())
+    return method or methods_for(kind)[0]
 
 
-def choose_device(name: str) -> torch.device:
-    """ "auto", "cpu" or "cuda" -> a device; UserError where CUDA is asked for and absent.
-
-    Each process of a fit has a GPU of its own.
-    """
-    if name not in ("auto", "cpu", "cuda"):
-        raise unknown("device", name, ("auto", "cpu", "cuda"))
-    if name == "cuda" and not torch.cuda.is_available():
-        raise UserError("device 'cuda' was asked for, but this machine has none that torch can use; take --device cpu")
-    if name == "cpu" or not torch.cuda.is_available():
-        return torch.device("cpu")
-    ranks = here()
-    if ranks.local >= torch.cuda.device_count():
-        raise UserError(
-            f"this machine has {torch.cuda.device_count()} GPUs for {ranks.local + 1} processes or more; start as many "
-            "processes as there are GPUs (torchrun --nproc-per-node), or take --device cpu"
-        )
-    if ranks.size == 1:
-        return torch.device("cuda")
-    torch.cuda.set_device(ranks.local)  # where NCCL works
-    return torch.device("cuda", ranks.local)
-
-
+@joined()
 def fit(
     entry: str | Entry,
     data: Dataset,
@@ -96,41 +81,61 @@ def fit(
     Raises UserError for bad input, a loss that is not finite, or ``out`` in use by another process, and
     ``Interrupted`` (a KeyboardInterrupt) on Ctrl-C or SIGTERM where ``out`` was given: its checkpoint is then whole.
     """
-    with joined() as ranks, ranks.connected():
-        return _fit(ranks, entry, data, method, seed, out, resume, device, progress and ranks.first)
-
-
-def _fit(
-    ranks: Ranks,
-    entry: str | Entry,
-    data: Dataset,
-    method: str | Method | None,
-    seed: int,
-    out: str | Path | None,
-    resume: bool,
-    device: str,
-    progress: bool,
-) -> Posterior:
-    entry, method = _resolve(entry, data, method)
+    ranks, (entry, method) = here(), _resolve(entry, data, method)
     if not len(data.x_train):
         raise UserError(f"data set '{data.name}' has no training rows")
     check_divisible(method, ranks)
-    entry = ranks.all_do(lambda: at_hand(entry, data))
+    entry = ranks.all_do(lambda: resolve_backbone(entry, data))
     stands_on = entry.foundation(data.schema) if hasattr(entry, "foundation") else None
     if stands_on is not None:
         below = None if out is None else Path(out) / "baseline"
-        how = dict(seed=seed, out=below, resume=resume, device=device, progress=progress)
-        entry = entry.on(fit(stands_on, data, **how))
-    name = _name(entry, ZOO)
+        entry = entry.on(fit(stands_on, data, seed=seed, out=below, resume=resume, device=device, progress=progress))
+    provenance = _provenance(entry, method, data, seed)
+    _check_same(ranks, provenance["key"])
+    checkpoint = None if out is None else Checkpoint(Path(out) / "checkpoint", provenance["key"])
+    # A checkpoint beside a finished posterior is that of a later run, stopped before it could replace it.
+    finished = checkpoint is not None and resume and not checkpoint.exists
+    if finished and ranks.first_does((Path(out) / "posterior.json").is_file):
+        return ranks.all_do(lambda: _finished(out, entry, provenance["key"]))
+    with nullcontext() if out is None else ranks.first_holds(lambda: lock_folder(out)):
+        if checkpoint is not None and not resume:
+            checkpoint.discard()
+        where = ranks.all_do(lambda: choose_device(device))
+        start = time.perf_counter()
+        label = f"{provenance['entry']} · {provenance['method']} · {data.name}"
+        with isolated(seed), ExitStack() as stack:
+            model = entry.model(data.schema).to(where)
+            inferred, seen = on_features(model, data.to(where), progress and ranks.first)
+            guide = entry.guide(model)
+            guide = guide if guide is None else guide.to(where)
+            how = dict(seed=seed, report=forwarded(stack.enter_context(progress_bar(label, progress and ranks.first))))
+            if checkpoint is not None:
+                how["checkpoint"] = stack.enter_context(checkpoint)
+            posterior = method.run(inferred, guide, seen, **how)
+        seconds = round(time.perf_counter() - start, 3)
+        provenance = {**posterior.provenance, **provenance, "seconds": seconds, "device": str(where)}
+        if ranks.size > 1:
+            provenance["processes"] = ranks.size
+        whole = posterior.model if inferred is model else model
+        posterior = replace(posterior, model=whole, schema=data.schema, provenance=provenance)
+        if checkpoint is not None:
+            ranks.all_do(lambda: posterior.save(out) if ranks.first else None)
+            checkpoint.discard()
+        return posterior
+
+
+def _provenance(entry: Entry, method: Method, data: Dataset, seed: int) -> dict[str, Any]:
+    """What the posterior's archive says of its fit; ``key`` is what a fit must have in common to be resumed."""
     incidental = getattr(method, "incidental", ())
     settings_that_count = {k: v for k, v in plain(method).items() if k not in incidental}
-    fingerprint = data.fingerprint
-    key = [name, plain(entry), _name(method, METHODS), settings_that_count, seed, fingerprint]
-    provenance = {
-        "key": key,
+    name, method_name, fingerprint = _name(entry, ZOO), _name(method, METHODS), data.fingerprint
+    versions = {"python": platform.python_version()}
+    versions |= {package: version(package) for package in ("bnn-pyro", "pyro-ppl", "torch", "numpy")}
+    return {
+        "key": [name, plain(entry), method_name, settings_that_count, seed, fingerprint],
         "entry": name,
         "entry_settings": plain(entry),
-        "method": _name(method, METHODS),
+        "method": method_name,
         "method_settings": plain(method),
         "seed": seed,
         "data": data.name,
@@ -138,46 +143,8 @@ def _fit(
         "split": dict(data.split),
         "fingerprint": fingerprint,
         "rows": {part: len(getattr(data, f"x_{part}")) for part in ("train", "val", "test")},
-        "versions": {
-            "python": platform.python_version(),
-            **{p: version(p) for p in ("bnn-pyro", "pyro-ppl", "torch", "numpy")},
-        },
+        "versions": versions,
     }
-    _check_same(ranks, key)
-    checkpoint = None if out is None else Checkpoint(Path(out) / "checkpoint", key)
-    # A checkpoint beside a finished posterior is that of a later run, stopped before it could replace it.
-    finished = checkpoint is not None and resume and not checkpoint.exists
-    if finished and ranks.first_does((Path(out) / "posterior.json").is_file):
-        return ranks.all_do(lambda: _finished(out, entry, key))
-    with nullcontext() if out is None else ranks.first_holds(lambda: lock_folder(out)):
-        if checkpoint is not None and not resume:
-            checkpoint.discard()
-        where = ranks.all_do(lambda: choose_device(device))
-        on_device = data.to(where)
-        start = time.perf_counter()
-        label = f"{name} · {provenance['method']} · {data.name}"
-        with isolated(seed), ExitStack() as bars:
-            model = entry.model(data.schema).to(where)
-            inferred, seen = on_features(model, on_device, progress)
-            guide = entry.guide(model)
-            report = forwarded(bars.enter_context(progress_bar(label, progress)))
-            guide = guide if guide is None else guide.to(where)
-            settings = dict(seed=seed, report=report)
-            if checkpoint is None:
-                posterior = method.run(inferred, guide, seen, **settings)
-            else:
-                with checkpoint:
-                    posterior = method.run(inferred, guide, seen, checkpoint=checkpoint, **settings)
-        provenance |= {"seconds": round(time.perf_counter() - start, 3), "device": str(where)}
-        if ranks.size > 1:
-            provenance["processes"] = ranks.size
-        whole = posterior.model if inferred is model else model
-        provenance = {**posterior.provenance, **provenance}
-        posterior = replace(posterior, model=whole, schema=data.schema, provenance=provenance)
-        if checkpoint is not None:
-            ranks.all_do(lambda: posterior.save(out) if ranks.first else None)
-            checkpoint.discard()
-        return posterior
 
 
 def check_divisible(method: Method, ranks: Ranks) -> None:
@@ -200,7 +167,7 @@ def _check_same(ranks: Ranks, key: list) -> None:
         raise Agreed(f"processes 0 and {rank} of this fit were given other things ({what}); give all of them the same")
 
 
-def at_hand(entry: Entry, data: Dataset) -> Entry:
+def resolve_backbone(entry: Entry, data: Dataset) -> Entry:
     """A last layer whose backbone is in a folder or a file, with that loaded; any other variant as it is.
 
     Raises UserError where there is none, or where rows that validate or test here may have trained it.
@@ -214,7 +181,6 @@ def at_hand(entry: Entry, data: Dataset) -> Entry:
 
 
 def _finished(folder: str | Path, entry: Entry, key: list) -> Posterior:
-    """The finished posterior in ``folder``, if it is the one asked for."""
     if read_archive(folder)[1]["provenance"].get("key") != key:
         raise UserError(
             f"{folder} holds a finished posterior of other settings, seed or data; choose another folder, "
@@ -227,12 +193,11 @@ def _resolve(entry: str | Entry, data: Dataset, method: str | Method | None) -> 
     """Settings for both, the tuned ones where a name was given; either may be of the user's own class."""
     if isinstance(entry, str) and entry not in ZOO:
         raise unknown("variant", entry, ZOO)
-    kind = ZOO[entry] if isinstance(entry, str) else type(entry)
+    variant, kind = (entry, ZOO[entry]) if isinstance(entry, str) else (_name(entry, ZOO), type(entry))
     given = method is not None and not isinstance(method, str)
-    name = _name(method, METHODS) if given else method or methods_for(kind)[0]
-    if name not in methods_for(kind) and not (given and name not in METHODS):
-        raise unsuitable(name, kind.__name__, kind)
-    variant = next((name for name, other in ZOO.items() if other is kind), "")
+    name = _name(method, METHODS) if given else method
+    if not given or name in METHODS:
+        name = _suitable(variant, kind, name)
     best = TUNED.get(variant, {}).get(data.name, {}).get(name, Fit())
     return (
         build(kind, best.entry) if isinstance(entry, str) else entry,
@@ -243,3 +208,93 @@ def _resolve(entry: str | Entry, data: Dataset, method: str | Method | None) -> 
 def _name(settings: object, table: dict[str, type]) -> str:
     """The name of a variant or method in its table; the class's own name where it is the user's."""
     return next((name for name, kind in table.items() if type(settings) is kind), type(settings).__name__)
+
+
+# -- the way back from disk --------------------------------------------------------------------------------------------
+def load(folder: str | Path, entry: Entry | None = None) -> Posterior:
+    """A posterior saved by :func:`fit` or ``posterior.save``; executes nothing from the files.
+
+    entry: needed only for a variant of your own that is not in ``ZOO``, with the settings that it was fitted with, and
+        for a last layer on a module of your own, which gets the inputs (standardised or raw) that it had then.
+
+    Raises UserError where the archive is absent, damaged, of a variant that this version does not know, or of other
+    settings than those of ``entry``.
+    """
+    tensors, meta = read_archive(folder)
+    try:
+        return _restored(folder, entry, tensors, meta)
+    except Exception as error:
+        if entry is not None or isinstance(error, UserError):  # it may be the user's own code
+            raise
+        raise UserError(f"the posterior in {folder} does not fit its own settings; train again") from error
+
+
+def _restored(folder: str | Path, entry: Entry | None, tensors: dict[str, Any], meta: dict[str, Any]) -> Posterior:
+    provenance = meta["provenance"]
+    if entry is None:
+        if provenance.get("entry") not in ZOO:
+            raise unknown(f"variant in {folder}", provenance.get("entry"), ZOO)
+        entry = build(ZOO[provenance["entry"]], provenance["entry_settings"])
+    else:
+        entry = _with_saved_inputs(entry, provenance.get("entry_settings", {}).get("backbone"))
+        _same_settings(folder, json.loads(json.dumps(plain(entry))), provenance.get("entry_settings", {}))
+    schema = Schema.from_dict(meta["schema"])
+    with isolated(0):
+        model = entry.model(schema)
+        guide, family = None, getattr(METHODS.get(provenance.get("method")), "family", None)
+        if tensors["guide"] is not None:  # as it was before training; of a family where the method makes it by itself
+            guide = weight_space(entry.guide(model)) if family is None else parse_family(family)(model.initial, 1.0)
+        model = weight_space(model)
+    if tensors.get("backbone") is not None:
+        _fill_backbone(model.backbone, tensors["backbone"], folder)
+    if guide is not None and "pruned" in provenance:
+        masks = {site: torch.ones_like(model.initial[site], dtype=torch.bool) for site in weight_sites(model)}
+        guide = PrunedGuide(guide, masks)
+    chains = tensors["chains"]
+    try:
+        if guide is not None:
+            guide.load_state_dict(tensors["guide"])
+        elif {k: v.shape[2:] for k, v in chains.items()} != {k: v.shape for k, v in model.initial.items()}:
+            raise RuntimeError
+        if "buffers" in tensors:  # archives of earlier versions have none
+            if tensors["buffers"].keys() != model_buffers(model).keys():
+                raise RuntimeError
+            model.load_state_dict(tensors["buffers"], strict=False)
+    except RuntimeError:
+        raise UserError(f"the posterior in {folder} does not fit its own settings; train again") from None
+    return Posterior(model, schema, guide, chains, tensors["stats"], meta["trace"], provenance)
+
+
+def _with_saved_inputs(entry: Entry, saved: Any) -> Entry:
+    """A last layer on the user's module, given the inputs that it had then: raw where the archive does not say."""
+    backbone = getattr(entry, "backbone", None)
+    if not isinstance(backbone, Pretrained) or not isinstance(saved, dict):
+        return entry
+    if not backbone.description["kind"] == saved.get("kind") == "module":
+        return entry
+    return replace(entry, backbone=backbone.taking(saved.get("inputs", "raw")))
+
+
+def _same_settings(folder: str | Path, given: dict[str, Any], saved: dict[str, Any]) -> None:
+    """Refuse a variant with settings other than those that the posterior was fitted with."""
+    for name in given:
+        if name in saved and given[name] != saved[name]:
+            here, there = (spoken(v) if isinstance(v, dict) else v for v in (given[name], saved[name]))
+            raise UserError(
+                f"the posterior in {folder} was fitted with {name} {there}, and the variant given has {here}"
+                + (" (its weights or layers differ)" if here == there else "")
+            )
+
+
+def _fill_backbone(backbone: nn.Module, state: dict[str, torch.Tensor], folder: str | Path) -> None:
+    """Put the archive's weights into the network, or, where that is the user's own, see that they are the same."""
+    own = backbone.description["kind"] in ("module", "file")
+    here = backbone.state_dict()
+    try:
+        if own and any(not torch.equal(here[k].cpu(), v) for k, v in state.items() if k != "scale"):
+            raise RuntimeError
+        backbone.load_state_dict(state)
+    except (RuntimeError, KeyError):
+        raise UserError(
+            f"the posterior in {folder} stands on another backbone than the one given ({spoken(backbone.description)})"
+        ) from None

@@ -18,7 +18,7 @@ import torch
 
 from bnn_pyro.errors import UserError
 
-__all__ = ["generator_state", "isolated", "set_generator_state", "set_stream"]
+__all__ = ["chain_seed", "generator_state", "isolated", "set_generator_state", "set_stream"]
 
 
 @contextmanager
@@ -66,3 +66,8 @@ def set_generator_state(states: list[torch.Tensor]) -> None:
 def set_stream(*numbers: int) -> None:
     """Seed torch's generators by several whole numbers: streams of other numbers have nothing to do with each other."""
     torch.manual_seed(int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0]))
+
+
+def chain_seed(seed: int, chain: int, stream: int = 0) -> int:
+    """A seed of its own for every chain of a run, and for every use that the chain has for one."""
+    return int(np.random.SeedSequence([seed, chain, stream]).generate_state(1)[0])

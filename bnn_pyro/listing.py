@@ -13,7 +13,7 @@ import shutil
 import sys
 import textwrap
 from argparse import Namespace
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +22,19 @@ from bnn_pyro.errors import unknown
 __all__ = ["check_names", "list_", "tables"]
 
 PACKAGE = Path(__file__).parent
-WRAP = {"break_on_hyphens": False, "break_long_words": False}
 #: The table that each folder's ``__init__`` holds.
 TABLES = {"zoo": "ZOO", "inference": "METHODS", "datasets": "DATASETS", "checks": "CHECKS"}
+TITLES = {
+    "variants": "Variants",
+    "methods": "Methods (--inference)",
+    "data": "Data sets (--data), or the path of a CSV, TSV or NPZ file",
+    "checks": "Checks (check --only)",
+}
 
 
-def tables() -> dict[str, dict[str, dict[str, Any]]]:
+def tables() -> dict[str, dict[str, Any]]:
     """{"variants", "methods", "data", "checks"}: {name: {"idea", …}}, as `list --json` prints it."""
-    variants, methods, data, checks = (_read_table(folder, table) for folder, table in TABLES.items())
+    variants, methods, data, checks = map(_read_table, TABLES)
     tuned = runpy.run_path(str(PACKAGE / "zoo" / "tuned.py"))["TUNED"]
     return {
         "variants": {
@@ -43,10 +48,7 @@ def tables() -> dict[str, dict[str, dict[str, Any]]]:
             for name, kind in variants.items()
         },
         "methods": {
-            name: {
-                "idea": kind["doc"].removeprefix("Settings of ").removeprefix("the "),
-                "settings": kind["settings"],
-            }
+            name: {"idea": kind["doc"].removeprefix("Settings of ").removeprefix("the "), "settings": kind["settings"]}
             for name, kind in methods.items()
         },
         "data": {name: loader["doc"] for name, loader in data.items()},
@@ -55,65 +57,53 @@ def tables() -> dict[str, dict[str, dict[str, Any]]]:
 
 
 def list_(args: Namespace) -> None:
-    """Print the tables: variants with their methods and settings, methods, data sets, checks."""
-    shown = tables()
+    """Print the tables: each name beside its lines, wrapped to the terminal."""
     if args.json:
-        print(json.dumps(shown, indent=2, ensure_ascii=False))
+        print(json.dumps(tables(), indent=2, ensure_ascii=False))
         return
-    _print_items("variants", [
-        (name, (v["idea"], f"inference: {', '.join(v['methods'])}", f"settings: {_text(v['settings'])}",
-                f"tuned for: {', '.join(v['tuned']) or 'no data set'}", v["paper"]))
-        for name, v in shown["variants"].items()
-    ])  # fmt: skip
-    _print_items("methods (--inference)", [
-        (name, (m["idea"], f"settings: {_text(m['settings'])}")) for name, m in shown["methods"].items()
-    ])  # fmt: skip
-    _print_items("data sets (--data), or the path of a CSV, TSV or NPZ file",
-                 [(name, (line,)) for name, line in shown["data"].items()])  # fmt: skip
-    _print_items("checks (check --only)", [(name, (line,)) for name, line in shown["checks"].items()])
+    width = max(60, min(100, shutil.get_terminal_size().columns))
+    for kind, items in tables().items():
+        print(f"{TITLES[kind]}\n")
+        indent = 2 + max(map(len, items))
+        wrap = dict(initial_indent=" " * indent, subsequent_indent=" " * (indent + 2), break_on_hyphens=False)
+        for name, item in items.items():
+            lines = [textwrap.fill(line, width, break_long_words=False, **wrap) for line in _lines(item)]
+            print(name + "\n".join(lines)[len(name) :])
+        print()
     print("Settings of variants and methods: --set KEY=VALUE.")
 
 
 def check_names(variant: str | None, method: str | None) -> None:
     """Raise UserError for a variant or method that there is not, before anything that takes seconds is imported."""
     for what, name, folder in (("variant", variant, "zoo"), ("inference method", method, "inference")):
-        module, table = sys.modules.get(f"bnn_pyro.{folder}"), TABLES[folder]  # imported, it may have got entries
-        names = _read_table(folder, table) if module is None else getattr(module, table)
+        module = sys.modules.get(f"bnn_pyro.{folder}")  # imported, it may have got entries
+        names = _read_table(folder) if module is None else getattr(module, TABLES[folder])
         if name is not None and name not in names:
             raise unknown(what, name, names)
 
 
-def _print_items(title: str, items: Sequence[tuple[str, Iterable[str]]]) -> None:
-    """A title, and under it each name beside its lines, wrapped to the terminal."""
-    indent = 2 + max(len(name) for name, _ in items)
-    width = max(60, min(100, shutil.get_terminal_size().columns))
-    print(f"{title[0].upper()}{title[1:]}\n")
-    for name, lines in items:
-        text = "\n".join(
-            textwrap.fill(line, width, initial_indent=" " * indent, subsequent_indent=" " * (indent + 2), **WRAP)
-            for line in lines
-        )
-        print(name + text[len(name) :])
-    print()
+def _lines(item: str | Mapping[str, Any]) -> list[str]:
+    if isinstance(item, str):
+        return [item]
+    settings = {k: ",".join(map(str, v)) if isinstance(v, list) else v for k, v in item["settings"].items()}
+    lines = [item["idea"], "settings: " + " ".join(f"{k}={v}" for k, v in settings.items())]
+    if "methods" in item:
+        lines.insert(1, f"inference: {', '.join(item['methods'])}")
+        lines += [f"tuned for: {', '.join(item['tuned']) or 'no data set'}", item["paper"]]
+    return lines
 
 
-def _text(settings: Mapping[str, Any]) -> str:
-    return " ".join(f"{k}={','.join(map(str, v)) if isinstance(v, list) else v}" for k, v in settings.items())
-
-
-def _read_table(folder: str, table: str) -> dict[str, dict[str, Any]]:
-    """{name: what is read of its class or function} of a table in a folder's ``__init__``."""
-    defined = {
-        node.name: node
-        for path in sorted((PACKAGE / folder).rglob("*.py"))
-        for node in ast.parse(path.read_text(encoding="utf-8")).body
-        if isinstance(node, ast.ClassDef | ast.FunctionDef)
-    }
-    for node in ast.parse((PACKAGE / folder / "__init__.py").read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.AnnAssign) and node.target.id == table:
-            names = zip(node.value.keys, node.value.values, strict=True)
-            return {key.value: _read(defined[value.id], defined) for key, value in names}
-    raise LookupError(f"{folder}/__init__.py holds no table {table}")
+def _read_table(folder: str) -> dict[str, dict[str, Any]]:
+    """{name: what is read of its class or function} of the table in a folder's ``__init__``."""
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted((PACKAGE / folder).rglob("*.py"))}
+    nodes = [node for tree in trees.values() for node in tree.body]
+    defined = {node.name: node for node in nodes if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+    (table,) = (
+        node.value
+        for node in trees[PACKAGE / folder / "__init__.py"].body
+        if isinstance(node, ast.AnnAssign) and node.target.id == TABLES[folder]
+    )
+    return {key.value: _read(defined[value.id], defined) for key, value in zip(table.keys, table.values, strict=True)}
 
 
 def _read(node: ast.ClassDef | ast.FunctionDef, defined: Mapping[str, ast.stmt]) -> dict[str, Any]:

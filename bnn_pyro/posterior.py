@@ -84,7 +84,7 @@ class Posterior:
         """{site: (num, *site shape)}: fresh draws of a guide, or the chains' draws thinned evenly.
 
         num: at most C·D where the draws are stored; fewer are returned, never repeated ones.
-        x: (B, *input_shape), for a guide whose draws depend on the input; none here does.
+        x: (B, *input_shape), for a guide whose draws depend on the input.
         seed: for a guide's draws; None takes the caller's generator.
         """
         with isolated(seed):
@@ -102,17 +102,15 @@ class Posterior:
         size = max(1, BLOCK_BYTES // (4 * weights))
         if self.chains is None:
             for start in range(0, num, size):
-                yield self._sample_guide(min(size, num - start), x)
+                plate = pyro.plate("draws", min(size, num - start), dim=-1)
+                with torch.no_grad(), poutine.trace() as trace, plate:
+                    self.guide(x)
+                yield {name: node["value"] for name, node in _latent(trace.trace).items()}
             return
         held = next(iter(self.chains.values())).shape[:2].numel()
         keep = torch.linspace(0, held - 1, min(num, held)).round().long()
         for part in keep.split(size):
             yield {site: v.flatten(0, 1)[part.to(v.device)] for site, v in self.chains.items()}
-
-    def _sample_guide(self, num: int, x: Tensor | None) -> dict[str, Tensor]:
-        with torch.no_grad(), poutine.trace() as trace, pyro.plate("draws", num, dim=-1):
-            self.guide(x)
-        return {name: node["value"] for name, node in _latent(trace.trace).items()}
 
     def at_mean_weights(self) -> Posterior:
         """The network at the mean of q, a posterior of one draw: one forward pass, and no epistemic uncertainty.

@@ -1,8 +1,6 @@
 """The posterior predictive p(y | x, D): an equal mixture of S likelihoods, one per draw of the weights.
 
-Nothing is averaged before scoring: probabilities are averaged, never log-probabilities, and the moments and
-quantiles are those of the mixture, not of a matched Gaussian. The likelihood is the one that trained: it is read
-off the model's site "y".
+Nothing is averaged before scoring. The likelihood is the one that trained: it is read off the model's site "y".
 """
 
 from __future__ import annotations
@@ -141,9 +139,7 @@ class Prediction:
     def log_prob(self, y: Tensor) -> Tensor:
         """log p(y | x, D) = logsumexp_s log p_s(y) − log S, in nats, (B,). y: labels or targets, (B,)."""
         if y.shape != (len(self),):
-            raise UserError(
-                f"y has shape {tuple(y.shape)}, but the prediction is for {len(self)} points: ({len(self)},)"
-            )
+            raise UserError(f"y has shape {tuple(y.shape)}, but the prediction is for {len(self)} points")
         return self.mixture.log_prob(y.cpu())
 
     def _need(self, task: str, what: str) -> None:
@@ -193,8 +189,10 @@ def predict(
                 part = x[start : start + points].to(posterior.device)
                 for first in range(0, drawn, at_once):
                     some = {site: value[first : first + at_once] for site, value in block.items()}
-                    read = _read(model, some, part)
-                    _place(read.likelihood, values, (drawn, len(x)), (first, start), (at_once, points))
+                    with ReadLikelihood() as read, poutine.condition(data=some):
+                        model(part)
+                    corner = slice(first, first + at_once), slice(start, start + points)
+                    _place(read.likelihood, values, (drawn, len(x)), corner)
             blocks.append(values)
             done += drawn
             if progress is not None:
@@ -217,27 +215,13 @@ def _enough_memory(num_draws: int, num: int, max_memory: int) -> Iterator[None]:
         ) from None
 
 
-def _read(model: Callable, draws: dict[str, Tensor], x: Tensor) -> ReadLikelihood:
-    """The model's own distribution at "y"."""
-    with ReadLikelihood() as read, poutine.condition(data=draws):
-        model(x)
-    return read
-
-
-def _place(
-    piece: Distribution,
-    values: dict[str, Tensor],
-    shape: tuple[int, int],
-    corner: tuple[int, int],
-    size: tuple[int, int],
-) -> None:
-    """Copy the parameters of a piece to its corner (draw, point) among all draws and points, on the CPU.
+def _place(piece: Distribution, values: dict[str, Tensor], shape: tuple[int, int], corner: tuple[slice, slice]) -> None:
+    """Copy the parameters of a piece to its corner (draws, points) of ``shape``, on the CPU.
 
     Pieces that are kept as they are would lie between the activations and keep their memory from being used again.
     """
     for name, (value, event) in parameters(piece).items():
-        own = value.shape[value.dim() - event :]
         if name not in values:
-            values[name] = torch.empty(shape + own, dtype=value.dtype)
-        there = values[name][corner[0] : corner[0] + size[0], corner[1] : corner[1] + size[1]]
+            values[name] = torch.empty(shape + value.shape[value.dim() - event :], dtype=value.dtype)
+        there = values[name][corner]
         there.copy_(value.expand(there.shape))

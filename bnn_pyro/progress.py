@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 from tqdm import tqdm
 
 __all__ = ["progress_bar"]
 
-
-class _Bar(tqdm):
-    """Shows a fraction in one digit."""
-
-    @property
-    def format_dict(self) -> dict[str, Any]:
-        shown = super().format_dict
-        n = round(shown["n"], 1)
-        return {**shown, "n": int(n) if n == int(n) else n}
+#: As tqdm's own, with fractions of a step.
+FORMAT = "{l_bar}{bar}| {n:.9g}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
 
 
 @contextlib.contextmanager
@@ -32,7 +24,7 @@ def progress_bar(
     if not show:
         yield lambda done, of, figures=None: None
         return
-    with _Bar(desc=description, unit=unit, dynamic_ncols=True, leave=True, mininterval=0.2) as bar:
+    with tqdm(desc=description, unit=unit, dynamic_ncols=True, mininterval=0.2, bar_format=FORMAT) as bar:
         shown: Mapping[str, float | str] | None = None
 
         def report(done: float, of: int, figures: Mapping[str, float | str] | None = None) -> None:
@@ -42,6 +34,6 @@ def progress_bar(
                 shown = figures
                 text = {k: v if isinstance(v, str) else f"{v:.4g}" for k, v in figures.items()}
                 bar.set_postfix(text, refresh=False)
-            bar.update(done - bar.n)
+            bar.update(round(done, 1) - bar.n)
 
         yield report

@@ -2,12 +2,9 @@
 
     SNR = |μ| / σ        log α = log σ²/μ² = −2 log SNR
 
-of every weight of a q that has a mean μ and a standard deviation σ for each. Weights are removed in the order of
-their SNR, over all layers together (Blundell et al. 2015, arXiv:1505.05424, section 5.1), or beyond a threshold of
-log α (Molchanov, Ashukha & Vetrov 2017, arXiv:1701.05369). A removed weight is 0 in every draw; the rest of q stays.
-
-A weight is an entry of a layer's matrix or kernels. Biases stay (a few numbers that shift a unit, and the offset of
-one whose weights are gone), and so does what the likelihood learns, the noise.
+Weights are removed in the order of their SNR, over all layers together (Blundell et al. 2015, arXiv:1505.05424,
+section 5.1), or beyond a threshold of log α (Molchanov, Ashukha & Vetrov 2017, arXiv:1701.05369). A removed weight is 0
+in every draw; the rest of q stays, as do biases and the noise: a weight is an entry of a layer's matrix or kernels.
 """
 
 from __future__ import annotations
@@ -26,9 +23,9 @@ from torch.distributions import Distribution, Independent, Normal
 from bnn_pyro import metrics
 from bnn_pyro.errors import UserError
 from bnn_pyro.isolation import isolated
-from bnn_pyro.metrics.metric import Estimate, bootstrap
-from bnn_pyro.parts.dropout import DroppedInputs
-from bnn_pyro.parts.joint_normal import Part
+from bnn_pyro.metrics.metric import Estimate, intervals
+from bnn_pyro.parts.correlated_normal import Part
+from bnn_pyro.parts.guides import DroppedInputs
 from bnn_pyro.parts.pruned import PrunedGuide, PrunedWeights, weight_sites
 from bnn_pyro.parts.weights import NormalWeights
 from bnn_pyro.posterior import Posterior
@@ -112,19 +109,22 @@ def pruning_curve(
     """Loss and NLL on (x, y) after removing each share of the weights, lowest signal-to-noise ratio first.
 
     x: (B, *input_shape), standardised.   y: (B,) labels, or targets in their own units.
-    num_draws, seed: as for ``predict``; all shares have the same draws of the weights that are left.
-    progress: called as progress(draws done, of how many) over all shares.
+    num_draws, seed, progress: as for ``predict``; all shares have the same draws of the weights that are left.
     """
     order, measure = _Order(posterior), "error" if posterior.schema.has_classes else "rmse"
     for share in shares:
         _check(share)
     found = []
     for number, share in enumerate(shares):
-        done = None if progress is None else partial(_report, progress, number, len(shares), num_draws)
-        prediction = predict(_without(posterior, share, order), x, num_draws=num_draws, seed=seed, progress=done)
+
+        def report(done: int, of: int, before: int = number * num_draws) -> None:
+            if progress is not None:
+                progress(before + done, len(shares) * num_draws)
+
+        prediction = predict(_without(posterior, share, order), x, num_draws=num_draws, seed=seed, progress=report)
         table = metrics.METRICS[prediction.task]
         reductions = {n: partial(table[n].reduce, table[n].summarise(prediction, y)) for n in (measure, "nll")}
-        scores = bootstrap(reductions, (len(prediction),))
+        scores = intervals(reductions, (len(prediction),))
         left = order.total - round(share * order.total)
         found.append(PrunedScore(float(share), left, measure, scores[measure], scores["nll"]))
     return found
@@ -140,11 +140,7 @@ class _Order:
         size, ratio = (torch.cat([pair[i].flatten() for pair in ratios.values()]) for i in (0, 1))
         by_size = size.argsort(stable=True)
         self.first = by_size[(ratio.log() / SAME).round()[by_size].argsort(stable=True)]
-
-    @property
-    def total(self) -> int:
-        """How many weights there are."""
-        return len(self.first)
+        self.total = len(self.first)
 
     def kept(self, share: float) -> dict[str, Tensor]:
         """{site: mask} that leaves all but the first ``share``."""
@@ -165,10 +161,6 @@ def _without(posterior: Posterior, share: float, order: _Order) -> Posterior:
 def _check(share: float) -> None:
     if not 0 <= share <= 1:
         raise UserError(f"the share of weights to remove must lie between 0 and 1, got {share:g}")
-
-
-def _report(progress: Callable[[int, int], None], number: int, curves: int, draws: int, done: int, of: int) -> None:
-    progress(number * draws + done, curves * draws)
 
 
 def _ratios(posterior: Posterior) -> Mapping[str, tuple[Tensor, Tensor]]:

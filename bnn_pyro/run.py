@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from types import FrameType
 
+from bnn_pyro.cli import parse
 from bnn_pyro.distributed import Alone, launched
 from bnn_pyro.errors import UserError
 from bnn_pyro.listing import check_names, list_
-from bnn_pyro.options import parse
 from bnn_pyro.parallel.executor import executor
 
 __all__ = ["main"]

@@ -97,20 +97,8 @@ def serve():
 
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:  # what is loaded at the first use is loaded once
-        tiny = [
-            "--data",
-            "toy-curve",
-            "--hidden",
-            "2",
-            "--epochs",
-            "1",
-            "--num-draws",
-            "2",
-            "--device",
-            "cpu",
-            "--quiet",
-        ]
-        command(["train", *tiny, "--out", f"{folder}/run"], f"{folder}/log", every=20.0)
+        tiny = ["--data", "toy-curve", "--hidden", "2", "--epochs", "1", "--num-draws", "2", "--device", "cpu"]
+        command(["train", "--quiet", *tiny, "--out", f"{folder}/run"], f"{folder}/log", every=20.0)
     for line in sys.stdin:
         job = json.loads(line)
         child = os.fork()

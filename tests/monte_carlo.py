@@ -7,7 +7,7 @@ import torch
 from scipy.stats import norm
 
 import bnn_pyro as bp
-from bnn_pyro.diagnostics.chain_statistics import ess_mean
+from bnn_pyro.diagnostics.convergence import ess_mean
 
 
 def fit(entry, data, method, **settings):
@@ -61,13 +61,13 @@ def check_gaussian(problem, posterior):
     assert error.max() < 0.15, "too noisy to tell"
 
 
-def stop_at(step):
-    """A ``Checkpoint.due`` that is answered by Ctrl-C at that step."""
+def stop_at(step, number=signal.SIGINT):
+    """A ``Checkpoint.due`` at which a signal comes, Ctrl-C if no other, at that step."""
     looks = iter(range(1, 10_000))
 
     def due(self):
         if next(looks) == step:
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(number)
         return self.stop
 
     return property(due)

@@ -1,21 +1,33 @@
-"""What tests of pictures share: predictions to draw, artists to find, and nothing left behind in matplotlib."""
+"""What tests of pictures share: predictions and posteriors to draw, artists to find, and a fixture for every test."""
 
 import matplotlib
 import numpy as np
 import pytest
 import torch
 from matplotlib import pyplot
+from matplotlib.figure import Figure
 from pyro.distributions import Categorical
 
+import bnn_pyro as bp
+from bnn_pyro.datasets.dataset import Schema
+from bnn_pyro.errors import UserError
+from bnn_pyro.plots import layout
+from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction
 
 DRAWS, POINTS, CLASSES = 20, 60, 4
+SCHEMA = Schema("classification", (2,), ("a", "b", "c"), ("first", "second"))
 
 
 @pytest.fixture(autouse=True)
-def clean_matplotlib():
-    settings = dict(matplotlib.rcParams)
+def clean_matplotlib(monkeypatch):
+    """Every figure drawn can be laid out (a layout that fails warns), has labels, and leaves nothing behind."""
+    settings, pages = dict(matplotlib.rcParams), []
+    monkeypatch.setattr(layout, "Figure", lambda **options: pages.append(Figure(**options)) or pages[-1])
     yield
+    for page in (page for page in pages if page.axes):
+        page.draw_without_rendering()
+        assert any(ax.get_xlabel() or ax.get_ylabel() or ax.get_title() for ax in page.axes)
     assert pyplot.get_fignums() == [], "a figure was left open in pyplot"
     assert dict(matplotlib.rcParams) == settings, "matplotlib's global settings were changed"
 
@@ -36,6 +48,27 @@ def mostly_right(prediction):
     return torch.where(torch.arange(POINTS) % 5 == 0, (y + 1) % CLASSES, y)
 
 
+def stated(*probs):
+    """A prediction from probabilities (S, B, K)."""
+    return Prediction(Categorical(logits=torch.tensor(probs).log()))
+
+
+def chains(weight, bias=None):
+    """A posterior of a linear classifier of two features; weight (C, D, 3, 2)."""
+    bias = torch.zeros(*weight.shape[:2], 3) if bias is None else bias
+    with bp.isolated(0):
+        model = bp.MeanField(hidden=()).model(SCHEMA)
+    return Posterior(model, SCHEMA, chains={"layers.0.weight": weight, "layers.0.bias": bias})
+
+
+def guided(*hidden):
+    """A mean-field posterior as it starts, untrained."""
+    entry = bp.MeanField(hidden=hidden)
+    with bp.isolated(0):
+        model = entry.model(SCHEMA)
+        return Posterior(model, SCHEMA, guide=entry.guide(model))
+
+
 def heights(container):
     return np.array([bar.get_height() for bar in container])
 
@@ -46,3 +79,8 @@ def line_of(ax, label):
 
 def legend_of(ax):
     return [text.get_text() for text in ax.get_legend().get_texts()]
+
+
+def refuses(words, draw, *args, **options):
+    with pytest.raises(UserError, match=words):
+        draw(*args, **options)

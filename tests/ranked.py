@@ -8,8 +8,10 @@ import os
 import signal
 import sys
 import traceback
+import warnings
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,10 @@ import bnn_pyro as bp
 from bnn_pyro import distributed as ranks
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
 from bnn_pyro.checks.linear_regression import correlated
+from bnn_pyro.datasets import dataset, load_data
+from bnn_pyro.errors import UserError
 from bnn_pyro.inference import methods_for, optimise
+from bnn_pyro.inference.elbo import Objective
 from bnn_pyro.isolation import isolated, set_stream
 from bnn_pyro.parts.guides import PointMass
 
@@ -30,7 +35,7 @@ ENTRY = bp.MeanField(hidden=(3,), activation="tanh")
 SVI = bp.SVI(epochs=6, batch_size=8, num_particles=2)
 MAP = bp.MAP(epochs=15, batch_size=8, patience=4, lr=0.05)
 STOPPED = 7  # a step in the middle of an epoch
-REPEATS = 250
+REPEATS = 120
 
 
 def fit(method, out=None, entry=ENTRY, data=DATA, **settings):
@@ -52,13 +57,13 @@ def objective(kind, rows, repeats=1, shared=True):
     with isolated(5):
         model = entry.model(DATA.schema)
         guide = entry.guide(model) if kind == "svi" else PointMass(model.initial)
-        trained = here.averaged(optimise._Objective(model, guide, 1))
+        trained = here.averaged(Objective(model, guide, 1))
         x, y = DATA.x_train[:rows], DATA.y_train[:rows]
         values, gradients = [], []
         if not shared:
             set_stream(9, here.rank)
         for _ in range(repeats):
-            elbo, _ = trained(*optimise._share(here, x, y, len(DATA.x_train)), 0.7)
+            elbo, _ = trained(*optimise.rank_share(here, x, y, len(DATA.x_train)), 0.7)
             guide.zero_grad()
             elbo.backward()
             values.append(here.mean(elbo.detach()))
@@ -211,10 +216,82 @@ def generators():
     """What each rank would draw next, in the middle of a fit."""
     kept = []
     fit(replace(SVI, epochs=1), entry=replace(ENTRY, init_scale=0.1))
+    with isolated(0):
+        model = ENTRY.model(DATA.schema)
+        guide = ENTRY.guide(model)
     with isolated(2):
-        optimise._start_noise(ranks.here(), None, 2, 0)
+        optimise.Training(optimise.Optimisation(), model, guide, DATA, seed=2)
         kept.append(torch.randn(2000))
     return ranks.here().gather(kept[0])
+
+
+def own(x):
+    """Bytes, of the part of memory that x is in, of which this process has a copy of its own."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first, _, rest = line.partition(" ")
+        if not first.endswith(":"):
+            start, end = (int(place, 16) for place in first.split("-"))
+            inside = start <= x.data_ptr() < end
+        elif inside and first == "Anonymous:":
+            return 1024 * int(rest.split()[0])
+    raise AssertionError("x is nowhere")
+
+
+def loaded(here, path, large=0, broken=(), **changed):
+    """What ``load_together`` made: how often this process loaded, its rows, what it said.
+
+    broken: ranks whose load fails    changed: functions of dataset.py to replace
+    """
+    calls = []
+
+    def load():
+        calls.append(here.rank)
+        if here.rank in broken:
+            raise UserError(f"rank {here.rank} has no such file")
+        return load_data(path)
+
+    cache = dataset.cache_root()
+    found = {"error": None, "files": []}
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        patch.setattr(dataset, "LARGE", large)
+        for name, function in changed.items():
+            patch.setattr(dataset, name, function)
+        mapped = dataset._map
+        patch.setattr(dataset, "_map", lambda *saved: found["files"].append(os.listdir(cache)) or mapped(*saved))
+        try:
+            data = found["data"] = dataset.load_together(here, load)
+            found["fingerprint"] = data.fingerprint  # reads every training row
+            found["own"] = own(data.x_train)
+        except UserError as error:
+            found["error"] = type(error).__name__, str(error)
+    if cache.is_dir():
+        found["files"].append(os.listdir(cache))
+    return found | {"calls": len(calls), "said": [str(warning.message) for warning in said]}
+
+
+def rows_in_common(folder):
+    """{case: what came of ``load_together``}, of a data set of 8 MB in ``rows.npz``."""
+    here, path, save = ranks.here(), folder / "rows.npz", dataset._save
+    os.environ["BNN_PYRO_CACHE"] = str(folder / "rows")
+    load_data(path)  # what is imported on the way
+    cases = {
+        "large": loaded(here, path),
+        "small": loaded(here, path, large=2**40),
+        "elsewhere": loaded(here, path, _save=lambda *given: ("/dev/zero", *save(*given)[1:])),
+        "gone": loaded(here, path, _save=lambda *given: ("/proc/self/fd/none", *save(*given)[1:])),
+        "first fails": loaded(here, path, broken=[0]),
+        "second fails": loaded(here, path, large=2**40, broken=[1]),
+        "a machine each": loaded(replace(here, local=0), path),
+    }
+    shared = loaded(here, path)
+    if here.rank == 0:
+        shared["data"].x_train.fill_(7.0)
+    here.gather(None)
+    (folder / "a file").touch()
+    os.environ["BNN_PYRO_CACHE"] = str(folder / "a file" / "cache")
+    return cases | {"changed by one": shared, "no cache": loaded(here, path)}
 
 
 def main(folder):
@@ -222,13 +299,10 @@ def main(folder):
     torch.set_num_threads(1)
     with ranks.joined() as here:
         assert here.size > 1
-        tasks = {
-            name: function
-            for name, function in globals().items()
-            if name in ("objectives", "expectations", "points", "ensemble", "optimum", "contract", "whole", "drifted")
-            or name == "generators"
-        }
-        tasks |= {f.__name__: lambda f=f: f(folder) for f in (stopped, taken_over, finished, complaints, features)}
+        alone = (objectives, expectations, points, ensemble, optimum, contract, whole, drifted, generators)
+        in_folder = (stopped, taken_over, finished, complaints, features, rows_in_common)
+        tasks = {function.__name__: function for function in alone}
+        tasks |= {function.__name__: partial(function, folder) for function in in_folder}
         for name, task in tasks.items():
             try:
                 results[name] = task()

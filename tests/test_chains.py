@@ -16,10 +16,11 @@ from monte_carlo import fit, same, stop_at
 import bnn_pyro as bp
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
 from bnn_pyro.checks.linear_regression import correlated
-from bnn_pyro.inference import chains, sampler
-from bnn_pyro.inference.record import Record, most_draws
-from bnn_pyro.inference.sampler import warn_of_idle_chains
-from bnn_pyro.inference.starts import chain_seed
+from bnn_pyro.inference import chains
+from bnn_pyro.inference import potential as cost
+from bnn_pyro.inference.chains import Record
+from bnn_pyro.inference.sampler import most_draws, warn_of_idle_chains
+from bnn_pyro.isolation import chain_seed
 
 SMALL = {
     "nuts": bp.NUTS(chains=2, draws=8, warmup=30, max_tree_depth=3),
@@ -250,7 +251,7 @@ def ctrl_c():
     signal.signal(signal.SIGINT, former)
 
 
-def test_ctrl_c_keeps_the_draws_so_far(ctrl_c):
+def test_ctrl_c_keeps_the_draws_so_far(ctrl_c, tmp_path):
     method = bp.NUTS(chains=3, draws=20, warmup=10, max_tree_depth=3)
     whole = run(method)
     with pytest.warns(UserWarning, match="Ctrl-C: 2 of 3 chains with 20 of 20 draws each are kept"):
@@ -260,6 +261,8 @@ def test_ctrl_c_keeps_the_draws_so_far(ctrl_c):
     with pytest.warns(UserWarning, match="1 of 3 chains with 7 of 20 draws"):
         some = run(method, report=interrupt_at(17))
     assert all(torch.equal(whole.chains[site][:1, :7], v) for site, v in some.chains.items())
+    some.save(tmp_path)
+    assert "7 of 20" in bp.load(tmp_path).provenance["stopped"]
     with pytest.raises(KeyboardInterrupt, match=r"in the warm-up, before the first draw; .*--out"):
         run(method, report=interrupt_at(9))
 
@@ -279,21 +282,6 @@ def test_ctrl_c_keeps_the_draws_of_processes(ctrl_c):
     rows = [c for c in range(2) if any(torch.equal(alone.stats["lp"][c], lp[:20]) for lp in some.stats["lp"])]
     assert len(rows) == kept
     assert all(torch.equal(alone.chains[site][rows], v[:, :20]) for site, v in some.chains.items())
-
-
-def test_a_stopped_posterior_says_so_when_it_is_loaded(tmp_path, monkeypatch):
-    real = Record.add
-
-    def interrupted(self, *args):
-        if self.kept == 5:
-            raise KeyboardInterrupt
-        real(self, *args)
-
-    monkeypatch.setattr(Record, "add", interrupted)
-    with pytest.warns(UserWarning, match="1 of 2 chains with 5 of 8 draws"):
-        posterior = fit(NET, PROBLEM.data, SMALL["nuts"])
-    posterior.save(tmp_path)
-    assert "5 of 8" in bp.load(tmp_path).provenance["stopped"]
 
 
 @pytest.mark.parametrize(
@@ -316,18 +304,12 @@ def test_the_most_draws(kept, chosen):
 # -- what a run is going to cost -------------------------------------------------------------------------------------
 def test_a_long_run_is_announced(monkeypatch):
     with pytest.warns(UserWarning, match=r"about 3 hours: 1,000,000 gradients of 20 ms each on 2 cores; chees .*svi"):
-        sampler.announce(0.02, 1e6, 2)
+        cost.announce(0.02, 1e6, 2)
     with pytest.warns(UserWarning, match="about 40 minutes"):
-        sampler.announce(0.024, 1e5, 1)
+        cost.announce(0.024, 1e5, 1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        sampler.announce(0.02, 5e4, 1)
-    monkeypatch.setattr(chains, "seconds_per_gradient", lambda *_: 100.0)
-    with pytest.warns(UserWarning, match="this run will take about"):
-        run(SMALL["nuts"])
-
-
-def test_what_a_gradient_costs_is_measured(monkeypatch):
+        cost.announce(0.02, 5e4, 1)
     announced = []
     monkeypatch.setattr(chains, "announce", lambda *args: announced.append(args))
     run(SMALL["nuts"])
@@ -341,47 +323,53 @@ def test_when_to_compile_and_how_many_processes():
     class Potential:
         x, size = torch.zeros(100, 2), 50
 
-    assert [sampler.choose_compiled(asked, 100) for asked in ("yes", "no", "auto")] == [True, False, False]
-    assert sampler.choose_compiled("auto", 1e6, 1e6) and not sampler.choose_compiled("no", 1e6, 1e6)
-    assert not sampler.choose_compiled("auto", 1e6, 1e8) and sampler.choose_compiled("yes", 1e6, 1e8)
-    assert (
-        sampler.choose_cores(1, 4, 1e9, False, Potential) == 1 and sampler.choose_cores(7, 4, 1, False, Potential) == 4
-    )
-    assert sampler.choose_cores(0, 4, 1e3, False, Potential) == 1
-    cores = min(4, sampler.usable_cores())
-    assert sampler.choose_cores(0, 4, 1e6, False, Potential) == cores
-    assert sampler.choose_cores(0, 4, 1e5, True, Potential) == 1
+    class Large(Potential):
+        size = 1_000_000
+
+    assert [cost.choose_compiled(asked, 100, Potential) for asked in ("yes", "no", "auto")] == [True, False, False]
+    assert cost.choose_compiled("auto", 1e6, Potential) and not cost.choose_compiled("no", 1e6, Potential)
+    assert not cost.choose_compiled("auto", 1e6, Large) and cost.choose_compiled("yes", 1e6, Large)
+    assert cost.choose_cores(1, 4, 1e9, False, Potential) == 1 and cost.choose_cores(7, 4, 1, False, Potential) == 4
+    assert cost.choose_cores(0, 4, 1e3, False, Potential) == 1
+    cores = min(4, cost.usable_cores())
+    assert cost.choose_cores(0, 4, 1e6, False, Potential) == cores
+    assert cost.choose_cores(0, 4, 1e5, True, Potential) == 1
 
 
 # -- settings and reports --------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        (dict(start="mode"), "unknown start 'mode'"),
         (dict(draws=0), "draws must be at least 1"),
         (dict(chains=0), "chains must be at least 1"),
         (dict(thin=0), "thin must be at least 1"),
-        (dict(cores=-1), "cores must be at least 0"),
         (dict(target_accept=1.0), "target_accept must lie between"),
         (dict(temperature=0.0), "temperature must be positive"),
         (dict(jitter=-1.0), "jitter must be"),
-        (dict(mass="full"), "unknown mass 'full'"),
         (dict(compiled="maybe"), "unknown compiled 'maybe'"),
     ],
 )
 def test_impossible_settings(settings, message):
-    for method in (bp.NUTS, bp.HMC):
+    for method in (bp.NUTS, bp.HMC, bp.ChEES):
         with pytest.raises(bp.UserError, match=message):
             method(**settings)
-    with pytest.raises(bp.UserError, match="max_tree_depth"):
-        bp.NUTS(max_tree_depth=0)
-    with pytest.raises(bp.UserError, match="length"):
-        bp.HMC(length=0.0)
 
 
-def test_an_improper_prior_is_refused():
-    for hidden in ((), (3,)):
-        with pytest.raises(bp.UserError, match="proper prior"):
-            fit(bp.MeanField(hidden=hidden, prior="log-uniform"), PROBLEM.data, SMALL["nuts"])
+@pytest.mark.parametrize(
+    ("method", "settings", "message"),
+    [
+        (bp.NUTS, dict(max_tree_depth=0), "max_tree_depth must be"),
+        (bp.NUTS, dict(mass="full"), "unknown mass 'full'"),
+        (bp.HMC, dict(length=0.0), "length must be"),
+        (bp.HMC, dict(cores=-1), "cores must be at least 0"),
+        (bp.ChEES, dict(chains=1), "needs at least 2"),
+        (bp.ChEES, dict(chains=24), "24 chains cannot be shared out evenly to 16 superchains"),
+    ],
+)
+def test_impossible_settings_of_one(method, settings, message):
+    with pytest.raises(bp.UserError, match=message):
+        method(**settings)
 
 
 def test_a_mass_matrix_that_would_be_too_large():

@@ -13,11 +13,11 @@ from bnn_pyro import plots
 from bnn_pyro.checks import Finding, Outcome
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference import methods_for
+from bnn_pyro.reports.page import read_texts
 from bnn_pyro.run import main
 from bnn_pyro.runs import check as bench
-from bnn_pyro.runs import check_page as page
-from bnn_pyro.runs import check_pictures as pictures
-from bnn_pyro.runs import check_subjects as subjects
+from bnn_pyro.runs import check_report as page
+from bnn_pyro.runs.diagnose import FIGURES as DIAGNOSIS_FIGURES
 from bnn_pyro.zoo import ZOO
 
 CALLS: list = []
@@ -102,10 +102,13 @@ def test_a_check_that_holds(checks, tmp_path, capsys):
     assert "Two &amp; two." in html and "the mean &lt;of w&gt;" in html and "0.300" in html
 
 
-def test_a_claim_that_does_not_hold_is_told_by_the_exit_code(checks, tmp_path, capsys):
+def test_a_claim_that_does_not_hold_is_told_by_the_exit_code_and_the_full_budget_takes_the_defaults(
+    checks, tmp_path, capsys
+):
     checks(made=Made, wrong=Wrong)
-    assert check("mean-field", "--out", tmp_path / "out") == 1
+    assert check("mean-field", "--budget", "full", "--seed", 4, "--out", tmp_path / "out") == 1
     assert "Problem" in capsys.readouterr().out
+    assert [(kind, "mean-field", "svi", 100, 4) for kind in ("Made", "Wrong")] == CALLS
 
 
 def test_what_does_not_apply_is_told_and_is_no_fault(checks, tmp_path, capsys):
@@ -115,33 +118,22 @@ def test_what_does_not_apply_is_told_and_is_no_fault(checks, tmp_path, capsys):
     assert "points have no spread" in (tmp_path / "out/check.html").read_text()
 
 
-def test_the_full_budget_takes_the_defaults(checks, tmp_path):
-    checks(made=Made)
-    check("mean-field", "--budget", "full", "--seed", 4, "--out", tmp_path / "out")
-    assert CALLS == [("Made", "mean-field", "svi", 100, 4)]
-
-
-def test_finished_checks_survive_a_stop_and_are_not_made_again(checks, tmp_path, capsys):
+def test_finished_checks_survive_a_stop_and_failed_ones_are_made_again(checks, tmp_path, capsys):
     out = tmp_path / "out"
-    checks(made=Made, stopped=Stopped)
+    checks(refused=Refused, made=Made, stopped=Stopped)
     assert check("mean-field", "--out", out) == 130
     assert f"--resume --out {out}" in capsys.readouterr().err
-    assert list(read(out)["subjects"][0]["outcomes"]) == ["made"] and (out / "check.html").is_file()
-    checks(made=Made, stopped=Wrong)
+    subject = read(out)["subjects"][0]
+    assert subject["failed"] == {"refused": "row 3 of x.csv is not finite"} and list(subject["outcomes"]) == ["made"]
+    assert "could not be finished: row 3 of x.csv is not finite" in (out / "check.html").read_text()
+    checks(refused=Refused, made=Made, stopped=Wrong)
     assert check("mean-field", "--resume", "--out", out) == 1
-    assert [name for name, *_ in CALLS] == ["Made", "Wrong"]
-    assert list(read(out)["subjects"][0]["outcomes"]) == ["made", "stopped"]
-
-
-def test_a_check_that_fails_is_told_and_the_next_one_made(checks, tmp_path, capsys):
-    out = tmp_path / "out"
-    checks(refused=Refused, made=Made)
-    assert check("mean-field", "--out", out) == 1
-    assert "could not be finished: row 3 of x.csv is not finite" in capsys.readouterr().out
-    assert read(out)["subjects"][0]["failed"] == {"refused": "row 3 of x.csv is not finite"}
-    checks(refused=Made, made=Made)
-    assert check("mean-field", "--resume", "--out", out) == 0, "a failed check is made again"
-    assert read(out)["subjects"][0]["failed"] == {} and len(CALLS) == 2
+    assert "could not be finished: row 3 of x.csv" in capsys.readouterr().out
+    assert [name for name, *_ in CALLS] == ["Made", "Wrong"], "a finished check is not made again"
+    checks(refused=Made, made=Made, stopped=Wrong)
+    assert check("mean-field", "--resume", "--out", out) == 1
+    subject = read(out)["subjects"][0]
+    assert subject["failed"] == {} and list(subject["outcomes"]) == ["made", "stopped", "refused"]
 
 
 @pytest.mark.parametrize(
@@ -166,28 +158,23 @@ def test_bad_input_is_one_line(checks, tmp_path, capsys, monkeypatch, args, mess
     assert not CALLS
 
 
-def test_a_folder_that_is_not_ours_stays_as_it_is(checks, tmp_path, capsys):
+def test_a_folder_with_something_else_stays_as_it_is(checks, tmp_path, capsys):
+    out, mine = tmp_path / "out", tmp_path / "mine.txt"
     checks(made=Made)
-    (tmp_path / "mine.txt").write_text("mine")
-    assert check("mean-field", "--out", tmp_path) == 2 and "is not a check" in capsys.readouterr().err
-    assert check("mean-field", "--out", tmp_path / "mine.txt") == 2 and "is a file" in capsys.readouterr().err
-    assert [p.name for p in tmp_path.iterdir()] == ["mine.txt"]
-
-
-def test_results_of_something_else_are_not_mixed(checks, tmp_path, capsys):
-    out = tmp_path / "out"
-    checks(made=Made)
+    mine.write_text("mine")
     check("mean-field", "--out", out)
     before = (out / "check.json").read_bytes()
-    for args, said in (
-        ((), "is a check already"),
-        (("--resume", "--budget", "full"), "are of budget quick"),
-        (("--resume", "--seed", 1), "are of seed 0"),
-        (("--resume", "--hidden", 9), "other variants, methods, data or settings"),
+    for place, args, said in (
+        (tmp_path, (), "is not a check"),
+        (mine, (), "is a file"),
+        (out, (), "is a check already"),
+        (out, ("--resume", "--budget", "full"), "are of budget quick"),
+        (out, ("--resume", "--seed", 1), "are of seed 0"),
+        (out, ("--resume", "--hidden", 9), "other variants, methods, data or settings"),
     ):
-        assert check("mean-field", *args, "--out", out) == 2
+        assert check("mean-field", *args, "--out", place) == 2
         assert said in capsys.readouterr().err
-    assert (out / "check.json").read_bytes() == before
+    assert (out / "check.json").read_bytes() == before and {p.name for p in tmp_path.iterdir()} == {"out", "mine.txt"}
     (out / "check.json").write_text("{")
     assert check("mean-field", "--resume", "--out", out) == 2 and "damaged" in capsys.readouterr().err
 
@@ -195,7 +182,7 @@ def test_results_of_something_else_are_not_mixed(checks, tmp_path, capsys):
 def test_without_a_variant_the_whole_zoo(checks, tmp_path, capsys, monkeypatch):
     checks(made=Made)
     out = tmp_path / "out"
-    monkeypatch.setattr(subjects.Grounds, "entry", property(lambda grounds: grounds.recipe.entry()))  # untrained
+    monkeypatch.setattr(bench.VariantOnData, "entry", property(lambda source: source.recipe.entry()))  # untrained
     assert check("--inference", "svi", "--out", out) == 0
     assert [variant for _, variant, *_ in CALLS] == [name for name, kind in ZOO.items() if "svi" in methods_for(kind)]
     printed = capsys.readouterr().out
@@ -204,14 +191,25 @@ def test_without_a_variant_the_whole_zoo(checks, tmp_path, capsys, monkeypatch):
 
 
 def test_figures_are_drawn_of_the_evidence_and_kept(checks, tmp_path, monkeypatch):
-    made = pictures.Shown(
-        "Title", "Sentence.", ("z",), lambda e: plots.chain_traces({"lp": torch.from_numpy(e["z"])[None]})
-    )
-    other = pictures.Shown("Other", "Sentence.", ("not there",), lambda e: 1 / 0)
-    monkeypatch.setattr(pictures, "SHOWN", {"made": (made, other)})
+    figures = {
+        "errors": lambda e: plots.chain_traces({"lp": torch.from_numpy(e["z"])[None]}),
+        "curve": lambda e: None,  # does not apply
+        "bias": lambda e: 1 / 0,  # has no evidence
+    }
+    words = read_texts("figures")["check"]
+    needs = {"errors": ["z"], "curve": ["z"], "bias": ["not there"]}
+    patched = {name: words[name] | {"needs": needs[name]} for name in figures}
+    monkeypatch.setitem(read_texts("figures"), "check", patched)
+    monkeypatch.setattr(page, "FIGURES", {"made": figures})
     checks(made=Made)
     check("mean-field", "--out", tmp_path / "out")
     drawn = read(tmp_path / "out")["subjects"][0]["outcomes"]["made"]["figures_drawn"]
-    assert [figure["title"] for figure in drawn] == ["Title"]
+    assert [figure["title"] for figure in drawn] == ["How far off is each quantity?"]
     assert (tmp_path / f"out/figures/{drawn[0]['name']}.png").read_bytes().startswith(b"\x89PNG")
     assert "data:image/png;base64" in (tmp_path / "out/check.html").read_text()
+
+
+def test_every_figure_has_its_words_and_every_words_a_figure():
+    words = read_texts("figures")
+    assert {name for figures in page.FIGURES.values() for name in figures} == set(words["check"])
+    assert list(DIAGNOSIS_FIGURES) == list(words["diagnose"]) and set(page.FIGURES) == set(registry.CHECKS)

@@ -11,16 +11,16 @@ from bnn_pyro.checks.linear_regression import correlated, dataset
 from bnn_pyro.inference.potential import Potential
 from bnn_pyro.zoo import ZOO
 
-QUICK = Estimators(rows=48, repeats=40, warm=30)
+QUICK = Estimators(rows=24, repeats=25, warm=20)
 
 
 def labels(classes):
-    data = correlated(48, 2)
+    data = correlated(24, 2)
     y = torch.bucketize(data.y, data.y.quantile(torch.linspace(0, 1, classes + 1)[1:-1].double()))
     return dataset(data.x, y, bp.Schema("classification", (2,), classes=tuple("abc"[:classes])))
 
 
-DATA = {"regression": correlated(48, 2, y_shift=5.0, y_scale=3.0).data, "three classes": labels(3)}
+DATA = {"regression": correlated(24, 2, y_shift=5.0, y_scale=3.0).data, "three classes": labels(3)}
 
 
 def subject(variant, method, task="regression", settings=None, **given):
@@ -49,7 +49,8 @@ def test_right_ones_pass(variant, method, task, settings):
 
 
 def test_more_particles_and_local_reparametrisation_have_less_variance():
-    outcome = QUICK.run(subject("hidden-layer", "svi", settings={"init_scale": 0.2}))
+    many = Estimators(rows=24, repeats=40, warm=20)
+    outcome = many.run(subject("hidden-layer", "svi", settings={"init_scale": 0.2}))
     share = dict(zip(outcome.evidence["estimators"], outcome.evidence["variance"], strict=True))
     assert share["4 particles"] == pytest.approx(0.25, rel=0.6)
     assert share["weight draws"] > 1.3

@@ -1,7 +1,5 @@
-"""The joint distribution test: right samplers pass it, wrong ones do not, each by the production code with a patch."""
+"""The joint distribution test: right samplers pass it; that wrong ones do not, see ``test_planted_faults``."""
 
-import math
-from contextlib import ExitStack
 from dataclasses import replace
 from unittest.mock import patch
 
@@ -13,10 +11,8 @@ import bnn_pyro as bp
 from bnn_pyro.checks import Subject
 from bnn_pyro.checks.joint_distribution import JointDistribution
 from bnn_pyro.checks.linear_regression import correlated
-from bnn_pyro.checks.quantities import NormalScores
-from bnn_pyro.inference import kernel, linear, many_chains, sghmc
-from bnn_pyro.inference import trajectories as hamiltonian
-from bnn_pyro.parts import priors
+from bnn_pyro.checks.simulators import NormalScores
+from bnn_pyro.inference import chees
 
 SMALL = JointDistribution(chains=600, sweeps=4, rows=6)
 LINEAR, NETWORK = dict(hidden=(), noise=0.7, prior="normal:1"), dict(hidden=(2,), activation="tanh", noise=0.7)
@@ -35,55 +31,6 @@ def short(inference):
     return dict(warmup=40) if inference in ("nuts", "hmc", "chees") else {}
 
 
-# -- faults ------------------------------------------------------------------------------------------------------------
-def newest_always(rng, start, subtree, step, max_depth):
-    """NUTS that takes the proposal of every new half of the tree, whatever its weight."""
-
-    def certain(rng, depth, end, step, energy):
-        return subtree(rng, depth, end, step, energy)._replace(weight=1e6 * (depth + 1))
-
-    return own_nuts(rng, start, certain, step, max_depth)
-
-
-def end_always(rng, start, trajectory, step, steps):
-    """HMC that is never rejected; what it tells of its acceptance rate is right."""
-    done = own_hmc(rng, start, trajectory, step, steps)
-    end, _, _ = trajectory(start, rng.standard_normal(len(start.z)), step, steps)
-    return done._replace(point=end)
-
-
-def all_move(self, potential, *rest):
-    """ChEES that is never rejected."""
-    moved = own_move(self, potential, *rest)
-    self.z = moved.end
-    self.density, self.gradient = potential(moved.end)
-    return moved
-
-
-def wide(self, value):
-    """A prior of twice the width, but for a constant; its draws are as they were."""
-    return 0.25 * own_log_prob(self, value)
-
-
-def hot(w, v, gradient, eta, friction, noise):
-    return own_step(w, v, gradient, eta, friction, math.sqrt(2) * noise)
-
-
-own_nuts, own_hmc, own_move = hamiltonian.nuts, hamiltonian.hmc, many_chains.Chains.move
-own_log_prob, own_step, own_pull = priors.IsotropicNormal.log_prob, sghmc.step, linear.prior_pull
-WIDE = [(priors.IsotropicNormal, "log_prob", wide), (linear, "prior_pull", lambda p, w: 0.25 * own_pull(p, w))]
-FAULTS = {
-    "nuts without acceptance": ("nuts", [(kernel, "nuts", newest_always)]),
-    "hmc without acceptance": ("hmc", [(kernel, "hmc", end_always)]),
-    "chees without acceptance": ("chees", [(many_chains.Chains, "move", all_move)]),
-    "nuts, another prior": ("nuts", WIDE),
-    "chees, another prior": ("chees", WIDE),
-    "sghmc, another prior": ("sghmc", WIDE),
-    "sghmc, twice the noise": ("sghmc", [(sghmc, "step", hot)]),
-    "sgld, twice the noise": ("sgld", [(sghmc, "step", hot)]),
-}
-
-
 @pytest.mark.parametrize("inference", ["nuts", "hmc", "chees", "sghmc", "sgld"])
 def test_samplers_leave_the_joint_distribution_as_it_is(inference):
     """No false alarm, and z-scores that are as large as chance makes them."""
@@ -99,26 +46,16 @@ def test_samplers_leave_the_joint_distribution_as_it_is(inference):
     assert outcome.figures["joint_p"] > 1e-3
 
 
-@pytest.mark.parametrize("name", FAULTS)
-def test_a_planted_fault_is_caught(name):
-    inference, patches = FAULTS[name]
-    with ExitStack() as stack:
-        for target in patches:
-            stack.enter_context(patch.object(*target))
-        check = replace(SMALL, chains=2000, sweeps=5) if name == "nuts without acceptance" else SMALL
-        outcome = check.run(subject(inference, LINEAR, **short(inference)))
-    assert outcome.level == "bad", outcome.sentence
-
-
 def test_compiled_code_and_classes():
     """NUTS in compiled code, whose targets are exchanged; three classes, whose prediction is a share."""
     case = subject("nuts", dict(hidden=(2,)), tuple("abc"), warmup=40, compiled="yes")
-    outcome = JointDistribution(chains=500, sweeps=3).run(case)
+    outcome = JointDistribution(chains=300, sweeps=2).run(case)
     assert outcome.level != "bad" and outcome.figures["joint_p"] > 1e-3, outcome.sentence
 
 
 def test_a_sampler_that_never_moves_passes_nothing():
     """It leaves every distribution as it is, and tells nothing."""
+    own_move = chees.Chains.move
 
     def still(self, potential, *rest):
         held = self.z, self.density, self.gradient
@@ -126,7 +63,7 @@ def test_a_sampler_that_never_moves_passes_nothing():
         self.z, self.density, self.gradient = held
         return moved._replace(after=held[0])
 
-    with patch.object(many_chains.Chains, "move", still):
+    with patch.object(chees.Chains, "move", still):
         outcome = replace(SMALL, chains=2000).run(subject("chees", LINEAR, **short("chees")))
     assert outcome.level == "caution" and "off by any amount" in outcome.sentence
     assert outcome.evidence["renewed"] < 1e-6

@@ -14,7 +14,7 @@ from bnn_pyro.checks import ALPHA, CHECKS, Subject, reference
 from bnn_pyro.checks.reference import Reference
 from bnn_pyro.checks.reference_posterior import REFERENCES, ReferencePosterior, bounded, load_reference, references
 from bnn_pyro.errors import UserError
-from bnn_pyro.plots.reference import reference_band, reference_coverage, reference_outputs
+from bnn_pyro.plots import reference_band, reference_coverage, reference_outputs
 from bnn_pyro.settings import build
 from bnn_pyro.zoo import ZOO
 
@@ -58,11 +58,11 @@ def test_the_density_knows_its_own_posterior_and_no_other(name):
     data, own = stored.data(), build(ZOO[stored.about["variant"]], stored.settings())
     assert stored.unlike(own, data) == ""
     others = [{"prior": "normal:2.99"}, {"bias": False}]
-    others += [{"noise": 1.001}] if stored.task == "regression" else []
+    others += [{"noise": 1.001}] if stored.about["task"] == "regression" else []
     others += [] if stored.backbone else [{"activation": "gelu"}, {"hidden": (5, 4)}]
     for change in others:
         assert "is another one" in stored.unlike(dataclasses.replace(own, **change), data)
-    if stored.task == "classification":  # the same rows, one of them with another label
+    if stored.about["task"] == "classification":  # the same rows, one of them with another label
         wrong = data.y_train.clone()
         wrong[0] = 1 - wrong[0].clamp(max=1)
         assert "is another one" in stored.unlike(own, dataclasses.replace(data, y_train=wrong))
@@ -239,7 +239,7 @@ def test_band_and_coverage_show_the_numbers():
     assert lines["SVI, mean"].get_ydata().tolist() == [0, 2, 4] and ax.get_xlabel() == "speed"
     with pytest.raises(UserError, match="one input"):
         reference_band(np.zeros((3, 2)), x, x, x, x)
-    bars = reference_coverage([0.5, 0.95], [0.2, 0.6], [0.01, 0.01])
-    assert [p.get_height() for p in bars.patches] == pytest.approx([20, 60])
+    shares = reference_coverage([0.5, 0.95], [0.2, 0.6], [0.01, 0.01]).containers[0].lines[0]
+    assert shares.get_xydata().ravel() == pytest.approx([50, 20, 95, 60])
     with pytest.raises(UserError, match="no outputs"):
         reference_outputs([], [], [], [])

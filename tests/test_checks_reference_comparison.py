@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import norm
 
 from bnn_pyro.checks import ALPHA
-from bnn_pyro.checks.reference_comparison import Outputs, amounts, compared, coverage, distances_to
+from bnn_pyro.checks.reference_comparison import Outputs, compared, coverage, distances_to, shift_and_ratio
 from bnn_pyro.checks.reference_posterior import ReferencePosterior, bounded, load_reference
 
 
@@ -39,7 +39,7 @@ def test_the_test_has_its_level_for_dependent_draws():
     """p below 5 % in some 5 % of 200 posteriors that are right (with Bonferroni, in fewer), and never below 0.1 %."""
     rng, stored = np.random.default_rng(1), normal_reference()
     for rho in (0.0, 0.7):
-        p = np.array([compared(chains(rng, rho=rho), stored, ALPHA).p for _ in range(100)])
+        p = np.array([compared(chains(rng, rho=rho), stored).p for _ in range(100)])
         assert (p < 0.05).sum() <= 12 and p.min() > ALPHA
 
 
@@ -47,16 +47,16 @@ def test_the_test_has_its_level_for_dependent_draws():
 def test_what_is_off_is_seen(what, off):
     stored = normal_reference()
     for seed in range(5):
-        test = compared(chains(np.random.default_rng(seed), shape=(4, 1000), rho=0.3, **{what: off}), stored, ALPHA)
+        test = compared(chains(np.random.default_rng(seed), shape=(4, 1000), rho=0.3, **{what: off}), stored)
         assert test.p < ALPHA
         assert test.visible < 0.2
 
 
 def test_few_draws_are_known_to_be_few():
     rng = np.random.default_rng(0)
-    assert compared(chains(rng, shape=(4, 25)), normal_reference(), ALPHA).visible > 0.5
+    assert compared(chains(rng, shape=(4, 25)), normal_reference()).visible > 0.5
     point = chains(rng, shape=(1, 1), markov=False)
-    assert np.isnan(compared(point, normal_reference(), ALPHA).p) and point.effective == np.inf
+    assert np.isnan(compared(point, normal_reference()).p) and point.effective == np.inf
 
 
 def test_effective_draws_of_chains_and_guides():
@@ -78,8 +78,7 @@ def test_distances_and_coverage_of_normals():
     assert same["wasserstein2"][1] == pytest.approx(2.4 / np.sqrt(2) * np.sqrt(1 / 1600 + 1 / 1000), rel=0.15)
     off = chains(rng, shape=(1, 4000), num=60, shift=0.5, width=0.4, markov=False)
     assert distances_to(off, stored)["wasserstein2"][0] == pytest.approx(np.hypot(0.5, 0.6), rel=0.02)
-    assert amounts(off, stored)["shift"] == pytest.approx(0.5, rel=0.03)
-    assert amounts(off, stored)["ratio"] == pytest.approx(0.4, rel=0.03)
+    assert shift_and_ratio(off, stored) == pytest.approx((0.5, 0.4), rel=0.03)
     narrow = coverage(chains(rng, shape=(1, 4000), num=60, width=0.5, markov=False), stored)
     for level, (share, error) in narrow.items():
         assert share == pytest.approx(2 * norm.cdf(0.5 * norm.ppf((1 + level) / 2)) - 1, abs=3 * error)

@@ -13,15 +13,15 @@ import bnn_pyro as bp
 from bnn_pyro import diagnostics
 from bnn_pyro.diagnostics.importance import Loo
 from bnn_pyro.errors import UserError
-from bnn_pyro.posterior import Posterior
+from bnn_pyro.reports.page import read_texts
 from bnn_pyro.reports.ranking import ranked
 from bnn_pyro.run import main
-from bnn_pyro.runs.compare import _loo_ranking
-from bnn_pyro.runs.diagnose import read_diagnosis
-from bnn_pyro.runs.diagnose_statistics import TABLES, tables_of
+from bnn_pyro.runs import compare as comparison
+from bnn_pyro.runs.diagnose import diagnosis_tables, read_diagnosis
 from bnn_pyro.runs.folder import RunFolder
 
 FEATURES = ["--data", "breast-cancer", "--features", "mean radius,mean texture"]
+KNOWN = {key for table in read_texts("statistics")["tables"] for key in table["statistics"]} | {"nested"}
 SMALL = ["--hidden", "2", "--epochs", "2", "--num-draws", "8", "--device", "cpu", "--quiet"]
 
 
@@ -124,6 +124,14 @@ def test_a_netcdf_file_that_cannot_be_written_costs_nothing_else(runs, capsys):
     assert read_diagnosis(RunFolder(runs / "good")).level == "good"
 
 
+def test_a_damaged_file_is_told_with_the_way_out(tmp_path):
+    folder = RunFolder(tmp_path)
+    assert read_diagnosis(folder) is None
+    folder.write("diagnosis.json", {"statistics": {}})
+    with pytest.raises(UserError, match=r"damaged; .*write it again: diagnose"):
+        read_diagnosis(folder)
+
+
 @pytest.mark.usefixtures("no_figures")
 def test_out_leaves_the_run_as_it_was(runs, tmp_path, capsys):
     before = written(runs)
@@ -153,42 +161,27 @@ def test_data_that_are_missing_or_changed_are_told_in_a_line(tmp_path, capsys):
         table.unlink(missing_ok=True)
 
 
-def test_a_damaged_file_is_told_with_the_way_out(tmp_path):
-    folder = RunFolder(tmp_path)
-    assert read_diagnosis(folder) is None
-    folder.write("diagnosis.json", {"statistics": {}})
-    with pytest.raises(UserError, match=r"damaged; .*write it again: diagnose"):
-        read_diagnosis(folder)
-
-
 # -- tables ------------------------------------------------------------------------------------------------------------
 def test_tables_have_what_there_is_and_a_dash_for_what_is_no_number():
     numbers = {"rhat_max": 1.0234, "ess_bulk_min": 399.9, "divergences": 0.0, "khat": math.nan, "rhat_share": 0.5}
     found = diagnostics.Diagnosis(numbers, (), weights=[{"name": f"w[{i}]", "mean": -0.5} for i in range(50)])
-    tables = tables_of(found)
+    tables = diagnosis_tables(found)
     cells = {row[0]: row[2] for table in tables for row in table.rows}
     assert cells["largest R-hat"] == "1.023" and cells["fewest effective draws, bulk"] == "399", "rounded down"
     assert cells["k-hat"] == "–" and cells["outputs with R-hat below 1.01"] == "50.0 %" and cells["w[0]"] == "−0.5"
     assert "PSIS-LOO" not in " ".join(t.title for t in tables)
     assert len(tables[-1].rows) <= 20 and "of the 50" in tables[-1].sentence
     nested = diagnostics.Diagnosis(numbers | {"nested": 1.0}, ())
-    assert "largest nested R-hat" in {row[0] for table in tables_of(nested) for row in table.rows}
-
-
-def test_every_number_of_a_diagnosis_is_in_a_table(runs):
-    known = {key for _, _, statistics in TABLES for key in statistics} | {"nested"}
-    for name in ("good", "svi"):
-        found = diagnostics.diagnose(bp.load(runs / name), RunFolder(runs / name).recipe.load())
-        assert set(found.statistics) <= known
+    assert "largest nested R-hat" in {row[0] for table in diagnosis_tables(nested) for row in table.rows}
 
 
 # -- after training, and in the report ---------------------------------------------------------------------------------
-def test_the_quick_verdict_is_that_of_the_diagnosis(runs):
+def test_the_quick_verdict_is_that_of_the_diagnosis_and_every_number_is_in_a_table(runs):
     data = RunFolder(runs / "good").recipe.load()
     for name in ("good", "bad", "few"):
         posterior = bp.load(runs / name)
         quick, whole = diagnostics.diagnose_chains(posterior, data), diagnostics.diagnose(posterior, data)
-        assert quick.level == whole.level, name
+        assert quick.level == whole.level and set(whole.statistics) <= KNOWN, name
         assert quick.verdicts[0].sentence.split(":")[0] == whole.verdicts[0].sentence.split(":")[0]
     assert diagnostics.diagnose_chains(bp.load(runs / "svi"), data) is None
     assert diagnostics.diagnose_chains(bp.load(runs / "svi" / "baseline"), data) is None
@@ -241,11 +234,11 @@ def test_loo_is_compared_on_the_rows_that_all_have():
         "b": loo([0, 1, 3], [-2.0, -3.0, 0.0], [0.1, 0.8, 0.1]),
         "c": "why",
     }
-    ranking = _loo_ranking(found, 10)
+    ranking = comparison._loo_ranking(found, 10)
     assert ranking.title.endswith("2 of 10 training rows") and ranking.left_out == [("c", "why")]
     assert [(s.label, s.density) for s in ranking.standings] == [("a", -2), ("b", -5)]
     assert ranking.standings[0].note == "" and ranking.standings[1].note.endswith("1 row with k above 0.7")
-    assert "c: why" in ranking.text and not _loo_ranking({"c": "why"}, 10).standings
+    assert "c: why" in ranking.text and not comparison._loo_ranking({"c": "why"}, 10).standings
 
 
 @pytest.mark.usefixtures("no_figures")
@@ -271,12 +264,11 @@ def test_compare_ranks_by_held_out_density_and_by_leaving_out(runs, tmp_path, ca
     assert "Ranking by held-out log density" in html and "Ranking by PSIS-LOO" in html
 
 
-def test_an_approximation_is_left_out_where_its_weights_fail(runs, monkeypatch):
-    from bnn_pyro.runs import compare as comparison
-
+def test_an_approximation_is_left_out_where_its_weights_fail_and_other_rows_always(runs, monkeypatch):
     posterior, data = bp.load(runs / "svi"), RunFolder(runs / "svi").recipe.load()
     found = comparison._left_out(posterior, data, data)
     whole = diagnostics.diagnose(posterior, data)
+    assert {"khat"} <= set(whole.statistics) <= KNOWN
     if isinstance(found, str):
         assert f"its k-hat is {whole.statistics['khat']:.2f}, above 0.7" in found
     else:
@@ -285,10 +277,5 @@ def test_an_approximation_is_left_out_where_its_weights_fail(runs, monkeypatch):
     monkeypatch.setattr(comparison, "importance_weights", None)  # not asked again where the diagnosis knows
     assert "its k-hat is 1.23, above 0.7" in comparison._left_out(posterior, data, data, known)
 
-
-def test_other_training_rows_have_no_loo_to_compare():
-    from bnn_pyro.runs.compare import _left_out
-
-    data, other = (bp.load_data("breast-cancer", limit=n, features=["mean radius"]) for n in (50, 60))
-    posterior = Posterior(None, data.schema, chains={"w": torch.zeros(2, 30)})
-    assert "other rows" in _left_out(posterior, other, data)
+    other = bp.load_data("breast-cancer", limit=50, features=["mean radius"])
+    assert "other rows" in comparison._left_out(posterior, data, other)

@@ -1,6 +1,7 @@
 """What is said of a posterior: each trouble by its own sentence, the overall one first, whatever its draws are."""
 
 import json
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -9,9 +10,12 @@ import torch
 
 import bnn_pyro as bp
 from bnn_pyro.checks.linear_regression import correlated, dataset
-from bnn_pyro.diagnostics import Diagnosis, diagnose, diagnose_chains, function_space
+from bnn_pyro.diagnostics import Diagnosis, diagnose, diagnose_chains, draws, function_space, function_space_rhat
 from bnn_pyro.diagnostics.verdicts import LEVELS
-from bnn_pyro.parts.joint import FullNormal
+from bnn_pyro.parts.guides import FullNormal
+
+with warnings.catch_warnings(action="ignore"):  # 0.23 announces 1.0 once a day
+    import arviz
 
 PROBLEM = correlated(num=60)
 DATA = replace(PROBLEM.data, x_test=PROBLEM.data.x_train[:20] + 0.1, y_test=PROBLEM.data.y_train[:20])
@@ -247,17 +251,64 @@ def test_points_and_members():
     assert members.series["outputs"].shape == (5, 1, 6) and "elpd_loo" not in members.statistics
 
 
-def test_classes_and_the_label_of_an_output():
-    schema = bp.Schema("classification", (2,), classes=("no", "yes", "maybe"))
-    g = torch.Generator().manual_seed(1)
+def classifier(classes, draws):
+    """(four chains of random weights of a linear classifier of two inputs, the generator)."""
+    schema = bp.Schema("classification", (2,), classes=tuple(classes))
+    g, outputs = torch.Generator().manual_seed(1), 1 if len(classes) == 2 else len(classes)
     with bp.isolated(0):
         model = bp.MeanField(hidden=()).model(schema)
-    chains = {
-        "layers.0.weight": torch.randn(4, 100, 3, 2, generator=g),
-        "layers.0.bias": torch.randn(4, 100, 3, generator=g),
-    }
-    x, y = torch.randn(30, 2, generator=g), torch.arange(30) % 3
-    found = sound(diagnose(bp.Posterior(model, schema, chains=chains), dataset(x, y, schema, x[:4], y[:4])))
-    assert found.series["rhat"].shape == (12,) and found.statistics["points"] == 4
-    assert found.series["output_labels"][-1] == "log-odds of maybe, test point 4"
-    assert found.series["replicated"].max() <= 2
+    weight, bias = torch.randn(4, draws, outputs, 2, generator=g), torch.randn(4, draws, outputs, generator=g)
+    return bp.Posterior(model, schema, chains={"layers.0.weight": weight, "layers.0.bias": bias}), g
+
+
+@pytest.mark.parametrize("classes", [("no", "yes"), ("no", "yes", "maybe")], ids=["two_classes", "three"])
+def test_classes_and_the_label_of_an_output(classes):
+    posterior, g = classifier(classes, draws=100)
+    x, y = torch.randn(30, 2, generator=g), torch.arange(30) % len(classes)
+    found = sound(diagnose(posterior, dataset(x, y, posterior.schema, x[:4], y[:4])))
+    assert found.series["rhat"].shape == (4 * (len(classes) if len(classes) > 2 else 1),)
+    assert found.series["output_labels"][-1] == f"log-odds of {classes[-1]}, test point 4"
+    assert found.statistics["points"] == 4 and found.series["replicated"].max() < len(classes)
+
+
+# -- function space ------------------------------------------------------------------------------------------------
+def test_function_space_is_arviz_s_of_the_same_series():
+    posterior, x = exact(lambda u: put(u, 0, 0.3), draws=250), PROBLEM.data.x_train[:3]
+    f = bp.predict(posterior, x, num_draws=1000).locs.double().numpy().T.reshape(3, 4, 250)
+    found = function_space(posterior, x)
+    assert found.worst == found.rhat.max() and found.least == found.ess_bulk.min()
+    for row in range(3):
+        assert found.rhat[row, 0] == pytest.approx(float(arviz.rhat(f[row], method="rank")), rel=1e-9)
+        assert found.ess_bulk[row, 0] == pytest.approx(float(arviz.ess(f[row], method="bulk")), rel=1e-9)
+
+
+@pytest.mark.parametrize("num_classes", [2, 3])
+def test_function_space_of_classes_and_in_chunks(num_classes, monkeypatch):
+    """(B, K), however few inputs are held at once; confidence that rounds to 1 does not tie the ranks."""
+    posterior, g = classifier("abc"[:num_classes], draws=60)
+    posterior.chains["layers.0.bias"][..., 0] += 60.0
+    x = torch.randn(5, 2, generator=g)
+    whole = function_space(posterior, x)
+    assert whole.rhat.shape == (5, num_classes) and torch.isfinite(whole.rhat).all()
+    monkeypatch.setattr(draws, "BLOCK", 1)
+    assert torch.equal(function_space_rhat(posterior, x), whole.rhat)
+
+
+def test_exchanged_units_are_no_disagreement():
+    """A network's chains with their hidden units renamed and signs flipped: weights apart, functions together."""
+    schema, g = bp.Schema("regression", (1,)), torch.Generator().manual_seed(2)
+    with bp.isolated(0):
+        model = bp.MeanField(hidden=(2,), activation="tanh", noise=0.5).model(schema)
+    chains = {s: torch.randn(v.shape, generator=g) + torch.zeros(2, 100, *v.shape) for s, v in model.initial.items()}
+    chains = {s: v + 0.1 * torch.randn(v.shape, generator=g) for s, v in chains.items()}
+    for site in ("layers.0.weight", "layers.0.bias", "layers.1.weight"):
+        chains[site][1] *= -1  # tanh is odd
+    posterior = bp.Posterior(model, schema, chains=chains)
+    assert arviz.rhat(chains["layers.0.weight"][:, :, 0, 0].numpy()) > 1.5
+    assert function_space_rhat(posterior, torch.linspace(-1, 1, 5)[:, None]).max() < 1.1
+
+
+def test_function_space_refuses_what_is_no_chain():
+    for posterior, why in ((guided(1.0), "this posterior is a guide"), (exact(chains=1, draws=1), "holds 1 of 1")):
+        with pytest.raises(bp.UserError, match=why):
+            function_space_rhat(posterior, PROBLEM.data.x_train)

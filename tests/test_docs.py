@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import bnn_pyro as bp
+from bnn_pyro.cli import parse
 from bnn_pyro.inference import methods_for
-from bnn_pyro.options import parse
 from bnn_pyro.runs.sweep_config import read_sweep_config
 
 ROOT = Path(__file__).parents[1]
@@ -69,7 +69,11 @@ def test_sweep_file_is_one(tmp_path, monkeypatch):
     np.savez(tmp_path / "uci/energy.splits.npz", **{f"test_{k}": np.arange(1) for k in range(3)})
     (tmp_path / "uci.toml").write_text(*blocks(ROOT / "docs/sweeps.md", "toml"))
     config = read_sweep_config(tmp_path / "uci.toml")
-    assert [recipe.config["variant"] for recipe in config.recipes] == ["mean-field", "mean-field", "mlp"]
+    assert [task.recipe.variant for task in config.tasks if (task.seed, task.split, task.data) == (0, 0, "energy")] == [
+        "mean-field",
+        "mean-field",
+        "mlp",
+    ]
 
 
 def test_zoo_table_is_the_zoo():

@@ -109,7 +109,7 @@ def test_dropout_is_off_while_it_looks_and_on_again_after(monkeypatch):
     x, y = torch.randn(24, 1, 8, 8, generator=g), torch.arange(24) % 3
     data = bp.Dataset("by-hand", schema, x[:16], y[:16], x[16:], y[16:], x[:0], y[:0])
     modes, seen = [], EarlyStopping.seen
-    forward = bp.parts.convnet.ConvNet.features
+    forward = bp.parts.nets.ConvNet.features
 
     def note(self, x):
         if len(x) > 1:  # with one row, memory is measured
@@ -120,7 +120,7 @@ def test_dropout_is_off_while_it_looks_and_on_again_after(monkeypatch):
         modes.append("looks")
         return seen(self, epoch)
 
-    monkeypatch.setattr(bp.parts.convnet.ConvNet, "features", note)
+    monkeypatch.setattr(bp.parts.nets.ConvNet, "features", note)
     monkeypatch.setattr(EarlyStopping, "seen", looking)
     posterior = fit(data, bp.ConvNet(channels=(2,), hidden=(5,), dropout=0.5), patience=3, epochs=2, batch_size=0)
     assert modes == [True, "looks", False, True, "looks", False]

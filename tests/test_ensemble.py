@@ -75,7 +75,7 @@ def test_a_stopped_ensemble_goes_on_to_the_same_result(tmp_path, monkeypatch, en
     assert resumed.trace == ensemble.trace
 
 
-LONGER = bp.Ensemble(members=3, epochs=400, batch_size=8, cores=2)  # as long as signals need
+LONGER = bp.Ensemble(members=3, epochs=150, batch_size=8, cores=2)  # as long as signals need
 
 
 def members(posterior, num):
@@ -110,7 +110,7 @@ def test_stopped_in_processes_and_resumed_in_this_one(tmp_path, whole):
     lines = []
 
     def signalled(done, of, figures):
-        if done > 200 and not checkpoint.stop:
+        if done > 80 and not checkpoint.stop:
             signal.raise_signal(signal.SIGTERM)
 
     with pytest.raises(Interrupted, match=r"stopped with . of 3 members found"), Checkpoint(tmp_path) as checkpoint:

@@ -15,12 +15,12 @@ from bnn_pyro.listing import tables
 from bnn_pyro.zoo import TUNED
 
 PACKAGE = Path(bp.__file__).parent
-#: Rooms from left to right; those of one line may not import each other either, except to the left.
+#: Packages and top-level modules from left to right: each imports only what stands before it.
 ORDER = [
-    "lazy", "errors", "settings", "progress", "isolation", "distributed", "parallel", "files", "checkpoint",
-    "datasets", "parts", "posterior", "inference", "zoo", "features", "loading", "fitting", "predictive", "metrics",
-    "pruning", "diagnostics", "checks", "trust", "plots", "reports", "runs", "listing", "commands", "examples",
-    "options", "run",
+    "lazy", "errors", "settings", "progress", "isolation", "files", "distributed", "parallel", "checkpoint",
+    "datasets", "parts", "posterior", "inference", "zoo", "features", "fitting", "predictive", "metrics",
+    "pruning", "diagnostics", "checks", "trust", "plots", "reports", "runs", "listing", "commands", "cli",
+    "run",
 ]  # fmt: skip
 FILES = {
     ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"): path
@@ -43,36 +43,36 @@ def imported(path):
         yield from (name.removeprefix("bnn_pyro.") for name in names if name != "bnn_pyro")
 
 
-def room(module):
+def unit(module):
     return module.partition(".")[0]
 
 
 @pytest.mark.parametrize("module", [name for name in FILES if name != "__init__"])
 def test_nothing_imports_to_its_right(module):
-    assert room(module) in ORDER, f"say in ORDER where the new room '{room(module)}' stands"
+    assert unit(module) in ORDER, f"say in ORDER where the new '{unit(module)}' stands"
     for other in imported(FILES[module]):
-        if other in FILES and room(other) != room(module):
-            assert ORDER.index(room(other)) < ORDER.index(room(module)), f"{module} imports {other}, to its right"
+        if other in FILES and unit(other) != unit(module):
+            assert ORDER.index(unit(other)) < ORDER.index(unit(module)), f"{module} imports {other}, to its right"
 
 
-def test_no_cycle_inside_a_room():
+def test_no_cycle_inside_a_unit():
     graph = {module: {o for o in imported(path) if o in FILES and o != module} for module, path in FILES.items()}
     list(TopologicalSorter(graph).static_order())  # CycleError, with the cycle
 
 
 @pytest.mark.parametrize(
-    ("library", "rooms"),
+    ("library", "packages"),
     [
         ("matplotlib", {"plots"}),
         ("seaborn", {"plots"}),
         ("arviz", {"diagnostics"}),
         ("jinja2", {"reports"}),
-        ("argparse", {"commands", "listing", "options", "runs"}),
+        ("argparse", {"cli", "commands", "listing", "runs"}),
     ],
 )
-def test_libraries_stay_in_their_rooms(library, rooms):
-    users = {room(module) for module, path in FILES.items() if library in {room(o) for o in imported(path)}}
-    assert users <= rooms
+def test_libraries_stay_in_their_packages(library, packages):
+    users = {unit(module) for module, path in FILES.items() if library in {unit(o) for o in imported(path)}}
+    assert users <= packages
 
 
 def test_one_file_alone_touches_the_store_and_the_global_generators():
@@ -87,7 +87,7 @@ def test_one_file_alone_touches_the_store_and_the_global_generators():
 
 def test_one_file_alone_names_the_observed_site():
     for module, path in FILES.items():
-        if module != "parts.likelihoods" and room(module) in ("parts", "inference", "posterior", "zoo", "predictive"):
+        if module != "parts.likelihoods" and unit(module) in ("parts", "inference", "posterior", "zoo", "predictive"):
             literals = [
                 node.value
                 for node in ast.walk(ast.parse(path.read_text()))
@@ -113,10 +113,20 @@ def test_training_needs_no_plots():
     assert "torch" in loaded and not {"matplotlib", "seaborn", "jinja2", "bnn_pyro.plots"} & set(loaded)
 
 
-def test_names_and_list_need_neither_torch_nor_matplotlib():
-    code = "import sys; from bnn_pyro.run import main; main({}); print(*sys.modules)"
-    for command in (["list"], ["list", "--json"], ["train", "meanfield"], ["train", "mlp", "--inference", "svii"]):
-        assert not {"torch", "numpy", "pandas", "matplotlib"} & set(run(code.format(command))), command
+def test_help_list_and_typos_need_neither_torch_nor_matplotlib():
+    answered = ["--help", "train --help", "diagnose --help", "--version", "list", "list --json"]
+    refused = ["train --epocs", "train meanfield", "train mlp --inference svii"]
+    code = (
+        "import contextlib, io, sys; from bnn_pyro.run import main\n"
+        f"for command in {answered + refused}:\n"
+        "    with contextlib.redirect_stdout(io.StringIO()) as out:\n"
+        "        try: code = main(command.split())\n"
+        "        except SystemExit as exit: code = exit.code\n"
+        f"    assert code == (2 if command in {refused} else 0), (command, code)\n"
+        "    assert 'examples' in out.getvalue() or not command.endswith('n --help')\n"
+        "print(*sys.modules)"
+    )
+    assert not {"torch", "pyro", "numpy", "pandas", "sklearn", "matplotlib", "jinja2"} & set(run(code))
 
 
 def test_list_is_read_as_the_tables_are():
@@ -144,8 +154,8 @@ def test_a_sweeps_worker_loads_no_matplotlib(tmp_path):
     (tmp_path / "s.toml").write_text("[data.toy-curve]\n[recipes.mlp]\ninference_settings = { epochs = 2 }\n")
     code = (
         "import pathlib, sys; from bnn_pyro.runs.sweep_config import read_sweep_config\n"
-        "from bnn_pyro.runs.sweep_tasks import make_run, plan_tasks\n"
-        f"(task,) = plan_tasks(read_sweep_config({str(tmp_path / 's.toml')!r}))\n"
+        "from bnn_pyro.runs.sweep import make_run\n"
+        f"(task,) = read_sweep_config({str(tmp_path / 's.toml')!r}).tasks\n"
         f"assert not make_run(task, sweep=pathlib.Path({str(tmp_path)!r})); print(*sys.modules)"
     )
     assert not {"matplotlib", "seaborn"} & set(run(code))
@@ -162,4 +172,4 @@ def test_every_public_name_is_there():
 
 def test_files_stay_short():
     for module, path in FILES.items():
-        assert len(path.read_text().splitlines()) <= 300, f"{module} is long: two rooms in one?"
+        assert len(path.read_text().splitlines()) <= 300, f"{module} is long: two subjects in one?"

@@ -172,7 +172,7 @@ def test_mode_and_precision_are_those_of_the_model(case, monkeypatch):
     entry = bp.MeanField(hidden=(), **settings)
     posterior = bp.Laplace(temperature=temperature).run(made(entry, data), None, data)
     of, mode = log_joint(made(entry, data), data, temperature), posterior.guide.loc.detach().double()
-    lower = posterior.guide.joint.scale_tril.detach().double()
+    lower = torch.linalg.cholesky(posterior.guide.distribution.covariance.detach().double())
     precision = torch.cholesky_inverse(lower)
     gradient = torch.autograd.functional.jacobian(of, mode)
     # In posterior standard deviations: the mode is kept in float32.

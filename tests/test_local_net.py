@@ -19,7 +19,8 @@ import bnn_pyro as bp
 from bnn_pyro.checks.linear_regression import correlated, dataset
 from bnn_pyro.inference.elbo import ELBO
 from bnn_pyro.isolation import isolated
-from bnn_pyro.parts.weights import kl_log_uniform, log_alpha
+from bnn_pyro.parts.gradients import kl_log_uniform
+from bnn_pyro.parts.weights import log_alpha
 from bnn_pyro.zoo import HiddenLayerNet, SparseDropout, VariationalDropout
 
 SCALES = {
@@ -50,8 +51,7 @@ def perturbed(entry, problem, spread=0.3):
 
 
 # -- the same number as in weight space ------------------------------------------------------------------------------
-@pytest.mark.parametrize("task", ["regression", "multiclass"])
-@every_scale
+@pytest.mark.parametrize(("scale", "task"), zip(SCALES, ["regression", "multiclass"] * 2, strict=True))
 def test_the_elbo_is_that_of_the_same_weights(scale, task, draws=600):
     problem = data(task)
     model, guide = perturbed(HiddenLayerNet(hidden=(6, 5), **SCALES[scale]), problem)
@@ -108,8 +108,7 @@ def test_the_model_and_its_layers_speak_of_their_shapes():
 def test_the_conjugate_optimum_through_fit(batch_size):
     problem = correlated()
     entry = HiddenLayerNet(hidden=(), noise=problem.noise, prior=f"normal:{problem.prior_scale}", init_scale=0.05)
-    epochs = 1000 if not batch_size else 500
-    svi = bp.SVI(epochs=epochs, batch_size=batch_size, lr=0.03, final_lr=0.0)
+    svi = bp.SVI(epochs=250 if batch_size else 500, batch_size=batch_size, lr=0.03, final_lr=0.0)
     q = bp.fit(entry, problem.data, svi, progress=False, device="cpu").guide.layers[0]().expand(())
     lacking = (
         problem.log_evidence
@@ -146,7 +145,7 @@ def test_the_dropout_factor_moves_the_right_way():
     for noise in (0.2, 0.5, 2.0):
         problem = line(noise)
         entry = VariationalDropout(hidden=(), noise=noise, bias=False, init_scale=0.1)
-        posterior = bp.fit(entry, problem, bp.SVI(epochs=1500, lr=0.05, final_lr=0.0), progress=False, device="cpu")
+        posterior = bp.fit(entry, problem, bp.SVI(epochs=800, lr=0.1, final_lr=0.0), progress=False, device="cpu")
         found[noise] = posterior.guide.layers[0].alpha.item(), best_alpha(problem, noise)
     (little, _), (some, _), (much, _) = found.values()
     assert 3 * little < some and 10 * some < much < 1
@@ -162,7 +161,7 @@ def test_sparse_dropout_removes_what_the_data_do_not_need():
     y = 2 * x[:, 0] - x[:, 1] + 0.3 * eps
     problem = dataset(x, y, bp.Schema("regression", (10,)))
     entry = SparseDropout(hidden=(), noise=0.3, bias=False)
-    posterior = bp.fit(entry, problem, bp.SVI(epochs=1500, lr=0.03, final_lr=0.0), progress=False, device="cpu")
+    posterior = bp.fit(entry, problem, bp.SVI(epochs=800, lr=0.03, final_lr=0.0), progress=False, device="cpu")
     alpha = log_alpha(posterior.guide.layers[0]())[:, 0]
     assert (alpha[:2] < -4).all() and (alpha[2:] > 1).all(), alpha
     assert alpha[2:].min() > alpha[:2].max() + 5

@@ -12,7 +12,7 @@ from test_posterior_1d import TAU, X, Y, log_joint
 import bnn_pyro as bp
 from bnn_pyro.checks.linear_regression import correlated, dataset
 from bnn_pyro.inference import curvature as whitening
-from bnn_pyro.inference import hmc as mcmc
+from bnn_pyro.inference import sampler as samplers
 from bnn_pyro.inference.potential import Space
 
 UNITS = dict(noise=5.0, y_shift=40.0, y_scale=8.0)
@@ -39,7 +39,7 @@ def test_linear_regression(name, space, monkeypatch):
 @pytest.mark.parametrize("mass", ["diagonal", "dense", "block"])
 def test_linear_regression_by_every_mass_matrix(name, mass, monkeypatch):
     """In the coordinates of the weights, which correlate: what the mass matrix knows of them changes no posterior."""
-    monkeypatch.setattr(mcmc, "coordinates", lambda *_: Space())
+    monkeypatch.setattr(samplers, "coordinates", lambda *_: Space())
     problem = correlated(inputs=3, num=30, noise=2.0)
     sampler = replace(SAMPLERS[name], mass=mass, draws=1000, warmup=300, compiled="yes")
     posterior = fit(problem.entry(), problem.data, sampler)
@@ -47,7 +47,7 @@ def test_linear_regression_by_every_mass_matrix(name, mass, monkeypatch):
 
 
 def test_a_dense_mass_matrix_shortens_trajectories(monkeypatch):
-    monkeypatch.setattr(mcmc, "coordinates", lambda *_: Space())
+    monkeypatch.setattr(samplers, "coordinates", lambda *_: Space())
     problem = correlated(inputs=8, num=40)
     sampler = bp.NUTS(chains=2, draws=300, warmup=400, compiled="yes")
     steps = {

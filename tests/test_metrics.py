@@ -11,7 +11,8 @@ from sklearn.metrics import roc_auc_score
 
 from bnn_pyro import diagnostics, metrics, plots
 from bnn_pyro.errors import UserError
-from bnn_pyro.metrics.metric import auroc_of, bootstrap, in_order, mean_of
+from bnn_pyro.metrics.classification import auroc_of, in_order, mean_probs
+from bnn_pyro.metrics.metric import intervals, mean_of
 from bnn_pyro.parts import mixtures
 from bnn_pyro.predictive import Prediction
 
@@ -31,7 +32,7 @@ def simulated(num=2000, num_classes=4, draws=3, seed=0, sharpen=1.0):
     """A prediction, and labels drawn from the probabilities that it would state at ``sharpen`` = 1."""
     rng = np.random.default_rng(seed)
     logits = 2 * rng.normal(size=(1, num, num_classes)) + 0.7 * rng.normal(size=(draws, num, num_classes))
-    truth = metrics.classification.mean_probs(Prediction(Categorical(logits=torch.tensor(logits), validate_args=False)))
+    truth = mean_probs(Prediction(Categorical(logits=torch.tensor(logits), validate_args=False)))
     y = (rng.random((num, 1)) > truth.cumsum(1)).sum(1).clip(max=num_classes - 1)
     return Prediction(Categorical(logits=torch.tensor(sharpen * logits), validate_args=False)), y
 
@@ -200,12 +201,12 @@ def test_crps_in_chunks_is_the_same(monkeypatch):
 # -- intervals ---------------------------------------------------------------------------------------------------
 def test_interval_of_a_mean_is_the_analytic_one():
     points = np.random.default_rng(1).exponential(size=2000)
-    value, low, high = bootstrap({"m": lambda c: mean_of(points, c)}, (2000,), replicates=4000)["m"]
+    value, low, high = intervals({"m": lambda c: mean_of(points, c)}, (2000,), bootstrap=4000)["m"]
     half = 1.959964 * points.std() / math.sqrt(2000)
     assert value == pytest.approx(points.mean())
     # An extreme quantile of 4000 replicates has a standard error of about 0.04 standard errors of the mean.
     assert high - value == pytest.approx(half, rel=0.1) and value - low == pytest.approx(half, rel=0.1)
-    narrow = bootstrap({"m": lambda c: mean_of(points, c)}, (2000,), confidence=0.5)["m"]
+    narrow = intervals({"m": lambda c: mean_of(points, c)}, (2000,), confidence=0.5)["m"]
     assert (narrow.high - narrow.low) / (high - low) == pytest.approx(0.6745 / 1.96, rel=0.1)
 
 
@@ -276,7 +277,7 @@ def test_saturated_confidences_keep_their_order():
     prediction = Prediction(Categorical(logits=logits, validate_args=False))
     assert prediction.probs.max(-1).values.tolist() == [[1.0, 1.0]]
     single = classes(torch.rand(3, 50, 10, generator=torch.Generator().manual_seed(0)) + 0.1)
-    np.testing.assert_allclose(metrics.classification.mean_probs(single).sum(1), 1.0, rtol=1e-14)
+    np.testing.assert_allclose(mean_probs(single).sum(1), 1.0, rtol=1e-14)
     for score in ("max_prob", "total_entropy"):
         assert metrics.ood_auroc(prediction[:1], prediction[1:], score) == 1.0
 

@@ -1,55 +1,98 @@
 """Many tasks at once: where they may run, the same results as one after the other, in order, and clean ends.
 
-What a Dask cluster makes is in test_on_dask.py.
+One Dask cluster of two workers on 127.0.0.1 serves all of these tests.
 """
 
 import multiprocessing
 import os
+import random
+import signal
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import cloudpickle
 import numpy as np
 import pytest
 import torch
-from dying import die, die_once
+from monte_carlo import same
 from programs import free_port, stopped_by_ctrl_c
 
 import bnn_pyro as bp
+from bnn_pyro.checkpoint import Checkpoint, Interrupted
+from bnn_pyro.checks.linear_regression import correlated
 from bnn_pyro.errors import UserError
-from bnn_pyro.parallel.cluster import check_workers, versions
-from bnn_pyro.parallel.executor import Executor, current_executor, executor, parse_executor, usable_cores
+from bnn_pyro.parallel.executor import (
+    Executor,
+    check_workers,
+    connect,
+    current_executor,
+    executor,
+    parse_executor,
+    usable_cores,
+    versions,
+)
 from bnn_pyro.parallel.map import WorkerDied, map_tasks
-from bnn_pyro.parallel.task import report_progress, run_task, should_stop
+from bnn_pyro.parallel.task import Channel, report_progress, run_task, should_stop
 from bnn_pyro.progress import progress_bar
+
+PROBLEM = correlated(num=30, noise=0.5)
+NUTS = bp.NUTS(chains=3, draws=6, warmup=20, max_tree_depth=3)
+ENSEMBLE = bp.Ensemble(members=3, epochs=6, batch_size=8)
+PLACES = ["processes:2", "cluster"]
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """A client of two workers with one thread each, and nannies that start them again."""
+    with ExitStack() as stack:
+        yield connect(None, 2, stack)
+
+
+@pytest.fixture
+def at(request):
+    """``at(place)``: an executor for a block, the cluster being that of the module."""
+    with ExitStack() as stack:
+
+        def enter(place):
+            if place != "cluster":
+                return executor(place)
+            client, state = request.getfixturevalue("cluster"), random.getstate()
+            stack.callback(random.setstate, state)
+            stack.callback(client.processing)  # what Dask still had to send, with a sample of it measured, is sent
+            return executor(client)
+
+        yield enter
 
 
 # -- where -------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("here", Executor("here")),
-        ("processes", Executor("processes")),
-        ("processes:4", Executor("processes", 4)),
-        ("dask", Executor("dask")),
-        ("dask:4", Executor("dask", 4)),
-        ("dask://10.0.0.1:8786/", Executor("dask", client="tcp://10.0.0.1:8786")),
-    ],
-)
-def test_texts(text, expected):
-    assert parse_executor(text) == expected
-
-
-@pytest.mark.parametrize(
-    "text", ["", "her", "processes:0", "processes:", "dask:-1", "dask:two", "dask://host", "tcp://host:1", "dask://:"]
-)
-def test_other_texts_are_told_the_list(text):
-    refused = pytest.raises(UserError, match=r"unknown executor .*; valid: here, processes, .*dask://HOST:PORT")
-    with refused, executor(text):
-        pass
+def test_texts():
+    for text, expected in {
+        "here": Executor("here"),
+        "processes": Executor("processes"),
+        "processes:4": Executor("processes", 4),
+        "dask": Executor("dask"),
+        "dask:4": Executor("dask", 4),
+        "dask://10.0.0.1:8786/": Executor("dask", client="tcp://10.0.0.1:8786"),
+    }.items():
+        assert parse_executor(text) == expected
+    for text in (
+        "",
+        "her",
+        "processes:0",
+        "processes:",
+        "dask:-1",
+        "dask:two",
+        "dask://host",
+        "tcp://host:1",
+        "dask://:",
+    ):
+        refused = pytest.raises(UserError, match=r"unknown executor .*; valid: here, processes, .*dask://HOST:PORT")
+        with refused, executor(text):
+            pass
 
 
 def test_what_else_is_refused(monkeypatch, capsys):
@@ -79,17 +122,18 @@ def test_it_is_in_force_for_the_block_alone_and_decides_instead_of_cores():
             assert usable_cores() == 1 and {pid for pid, *_ in map_tasks(whose, range(3), cores=2)} == {os.getpid()}
     assert current_executor() is None
     with executor("processes:2"):
-        found = map_tasks(whose, range(3), cores=1)
-    assert os.getpid() not in {pid for pid, *_ in found} and {one[1:] for one in found} == {(1, 1)}
-    # workers are kept for the next call
-    assert {pid for pid, *_ in found} & {pid for pid, *_ in map_tasks(whose, range(3), cores=2)}
+        pids = {pid for pid, *_ in map_tasks(whose, range(3), cores=1)}
+    assert os.getpid() not in pids
+    assert pids & {pid for pid, *_ in map_tasks(whose, range(3), cores=2)}  # workers are kept for the next call
 
 
-def test_a_scheduler_that_is_not_there(capfd, monkeypatch):
-    monkeypatch.setattr("bnn_pyro.parallel.cluster.ANSWER", 1.0)
+def test_a_scheduler_is_found_by_its_address_or_that_is_told(at, cluster, capfd, monkeypatch):
+    with at("cluster"), executor(f"dask://{cluster.scheduler.address.removeprefix('tcp://')}"):
+        assert map_tasks(whose, [0])[0][0] != os.getpid()  # a single task too
+    monkeypatch.setattr("bnn_pyro.parallel.executor.ANSWER", 1.0)
     start, port = time.monotonic(), free_port()
-    said = rf"no Dask scheduler answers at dask://127.0.0.1:{port} .*dask scheduler"
-    with pytest.raises(UserError, match=said), executor(f"dask://127.0.0.1:{port}"):
+    message = rf"no Dask scheduler answers at dask://127.0.0.1:{port} .*dask scheduler"
+    with pytest.raises(UserError, match=message), executor(f"dask://127.0.0.1:{port}"):
         pass
     assert time.monotonic() - start < 10 and capfd.readouterr().err == ""
 
@@ -97,14 +141,22 @@ def test_a_scheduler_that_is_not_there(capfd, monkeypatch):
 # -- results -----------------------------------------------------------------------------------------------------------
 def product(seed):
     a = torch.randn(400, 400, generator=torch.Generator().manual_seed(seed))
-    return (a @ a).sum().item(), np.asarray(a[:5]), torch.get_num_threads(), os.getpid()
+    report_progress(1, 2)
+    return ((a @ a).sum().item(), np.asarray(a[:5]).tobytes()), whose(seed)
 
 
-def test_results_are_those_of_this_process_bit_for_bit():
-    here, there = (map_tasks(product, range(6), cores=cores) for cores in (1, 2))
-    for (a, b, threads, _), (c, d, others, _) in zip(here, there, strict=True):
-        assert a == c and np.array_equal(b, d) and threads == others == 1
-    assert {p for *_, p in here} == {os.getpid()} and os.getpid() not in {p for *_, p in there}
+@pytest.mark.parametrize("place", PLACES)
+def test_results_are_those_of_this_process_bit_for_bit(at, place):
+    reports = []
+    with at(place):
+        there = map_tasks(product, range(6), report=lambda *a: reports.append(a))
+    here = map_tasks(product, range(6), cores=1)
+    assert [result for result, _ in here] == [result for result, _ in there]
+    assert {pid for _, (pid, *_) in here} == {os.getpid()}
+    pids = {pid for _, (pid, *_) in there}
+    assert len(pids) == 2 and os.getpid() not in pids
+    assert {(cores, threads) for _, (_, cores, threads) in there} == {(1, 1)}
+    assert reports[-1] == (6, 6, {}) and [r[0] for r in reports] == sorted(r[0] for r in reports)
     assert map_tasks(product, []) == []
 
 
@@ -129,17 +181,18 @@ def refuse(task):
     return task
 
 
-@pytest.mark.parametrize("cores", [1, 2])
-def test_an_error_names_its_task_and_may_be_collected(cores):
+@pytest.mark.parametrize("place", ["here", *PLACES])
+def test_an_error_names_its_task_and_may_be_collected(at, place):
     before = torch.get_num_threads()
-    with pytest.raises(UserError, match=r"^task 2 of 2 \(3\): three is refused$"):
-        map_tasks(refuse, [1, 3], cores=cores)
-    with pytest.raises(UserError, match=r"^the third: three is refused$"):
-        map_tasks(refuse, [1, 3], cores=cores, names=["the first", "the third"])
-    with pytest.raises(ValueError, match="four") as error:  # a fault of the program's is not the user's to collect
-        map_tasks(refuse, [1, 2, 4], cores=cores, failed=lambda task, error: None)
-    assert "in task 3 of 3 (4)" in error.value.__notes__ and torch.get_num_threads() == before
-    found = map_tasks(refuse, [1, 3, 2], cores=cores, failed=lambda task, error: (task, str(error)))
+    with at(place):
+        with pytest.raises(UserError, match=r"^task 2 of 2 \(3\): three is refused$"):
+            map_tasks(refuse, [1, 3])
+        with pytest.raises(UserError, match=r"^the third: three is refused$"):
+            map_tasks(refuse, [1, 3], names=["the first", "the third"])
+        with pytest.raises(ValueError, match="four") as error:  # a fault of the program's is not the user's to collect
+            map_tasks(refuse, [1, 2, 4], failed=lambda task, error: None)
+        assert "in task 3 of 3 (4)" in error.value.__notes__ and torch.get_num_threads() == before
+        found = map_tasks(refuse, [1, 3, 2], failed=lambda task, error: (task, str(error)))
     assert found == [1, (3, "task 2 of 3 (3): three is refused"), 2]
 
 
@@ -166,24 +219,24 @@ def odd(task):
     return Hidden(task)
 
 
-@pytest.mark.parametrize(("task", "said"), [("pickle", "not to be"), ("read", "no number"), ("error", "1 and 2")])
-def test_what_cannot_travel_back_is_an_error_of_its_task(task, said):
-    with pytest.raises((TypeError, RuntimeError), match=said) as error:
+@pytest.mark.parametrize(("task", "message"), [("pickle", "not to be"), ("read", "no number"), ("error", "1 and 2")])
+def test_what_cannot_travel_back_is_an_error_of_its_task(task, message):
+    with pytest.raises((TypeError, RuntimeError), match=message) as error:
         map_tasks(odd, [task, task], cores=2)
     assert any(f"in task 1 of 2 ('{task}')" in note or "in task 2" in note for note in error.value.__notes__)
 
 
 def warned(task):
-    from bnn_pyro.inference import sampler
+    from bnn_pyro.inference import potential
 
-    sampler.announce(1.0, 1e6, 1)
+    potential.announce(1.0, 1e6, 1)
     return task
 
 
 def test_what_the_package_warns_of_is_said_here_and_once():
-    with pytest.warns(UserWarning, match="this run will take about 278 hours") as said:
+    with pytest.warns(UserWarning, match="this run will take about 278 hours") as caught:
         assert map_tasks(warned, [1, 2, 3], cores=2) == [1, 2, 3]
-    assert len(said) == 1
+    assert len(caught) == 1
 
 
 def in_its_turn(folder):
@@ -195,38 +248,100 @@ def in_its_turn(folder):
     return alone
 
 
-class Silent:
+def silent():
     """A channel that leads nowhere."""
-
-    stopping = False
-
-    def begin(self):
-        pass
+    return Channel(lambda share, figures: None, lambda: False)
 
 
 def test_threads_of_one_worker_take_turns(tmp_path):
     """As those of a Dask worker with ``--nthreads 3`` come to their tasks."""
     function, task = cloudpickle.dumps(in_its_turn), cloudpickle.dumps(tmp_path)
     with ThreadPoolExecutor(3) as threads:
-        ends = [threads.submit(run_task, function, "digest", task, f"task {n}", Silent()) for n in range(6)]
+        ends = [threads.submit(run_task, "call", function, task, f"task {n}", silent) for n in range(6)]
     assert all(end.result().good and cloudpickle.loads(end.result().blob) for end in ends)
 
 
+# -- what the package makes there --------------------------------------------------------------------------------------
+def run(method, entry, **settings):
+    with bp.isolated(0):
+        return method.run(entry.model(PROBLEM.schema), None, PROBLEM.data, seed=0, **settings)
+
+
+def local_entry():
+    """A variant whose class no other process could import, as those of a notebook."""
+
+    class Mine(bp.MeanField):
+        def model(self, schema):
+            return super().model(schema)
+
+    return Mine(hidden=(3,))
+
+
+@pytest.mark.parametrize("compiled", ["no", "yes"])
+def test_chains_are_the_same_on_a_cluster(at, tmp_path, compiled):
+    entry, lines, method = local_entry(), [], bp.NUTS(chains=2, draws=6, warmup=20, max_tree_depth=3, compiled=compiled)
+    with at("cluster"):
+        there = run(method, entry, report=lambda *line: lines.append(line), checkpoint=Checkpoint(tmp_path))
+    assert same(run(method, entry), there) and lines[-1][:2] == (52, 52)
+
+
+def test_members_are_the_same_everywhere(at):
+    posteriors = []
+    for place in ("here", *PLACES):
+        with at(place):
+            posteriors.append(run(ENSEMBLE, bp.MLP(hidden=(3,))))
+    here, *others = posteriors
+    for there in others:
+        assert all(torch.equal(here.chains[site], value) for site, value in there.chains.items())
+        assert here.trace == there.trace
+
+
+def test_a_calibration_replica_is_the_same_on_a_cluster(at):
+    from bnn_pyro.checks.replications import Plan, replications
+    from bnn_pyro.checks.simulation import design
+
+    given = design(PROBLEM.data, rows=10, points=4, seed=0)
+    plan = Plan(bp.MeanField(hidden=()), given, bp.MAP(epochs=5), seed=1, draws=4)
+    with at("cluster"):
+        there = replications(plan, 2)
+    for a, b in zip(replications(plan, 2, cores=1), there, strict=True):
+        assert (a.truth == b.truth).all() and (a.draws == b.draws).all()
+
+
 # -- processes that die ------------------------------------------------------------------------------------------------
-def test_a_task_whose_process_was_killed_runs_again_and_nothing_is_done_twice_for_the_caller(tmp_path):
+def die_once(task):
+    """SIGKILL, the first time; a task is (number, the path of a file that tells)."""
+    number, path = task
+    if number == 1 and not path.exists():
+        path.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
+def die(task):
+    if task == 1:
+        os._exit(9)
+    return task
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_task_whose_process_was_killed_runs_again_and_nothing_is_done_twice_for_the_caller(at, tmp_path, place):
     ended, tasks = [], [(number, tmp_path / "killed") for number in range(5)]
-    assert map_tasks(die_once, tasks, cores=2, done=lambda *end: ended.append(end)) == [0, 1, 2, 3, 4]
+    with at(place):
+        assert map_tasks(die_once, tasks, done=lambda *end: ended.append(end)) == [0, 1, 2, 3, 4]
     assert (tmp_path / "killed").exists() and sorted(ended) == [(i, i) for i in range(5)]
 
 
-def test_a_task_that_kills_its_process_each_time_is_given_up_alone():
+@pytest.mark.parametrize("place", PLACES)
+def test_a_task_that_kills_its_process_each_time_is_given_up_alone(at, place):
     ended, errors = [], []
 
     def failed(task, error):
         errors.append((task, error))
         return "none"
 
-    found = map_tasks(die, [0, 1, 2, 3], cores=2, done=lambda index, _: ended.append(index), failed=failed)
+    with at(place):
+        found = map_tasks(die, [0, 1, 2, 3], done=lambda index, _: ended.append(index), failed=failed)
     assert found == [0, "none", 2, 3]
     ((task, error),) = errors
     assert task == 1 and isinstance(error, WorkerDied) and "cores=1" in str(error)
@@ -303,19 +418,35 @@ def test_a_watcher_stops_tasks_which_may_end_in_order(tmp_path, cores):
     assert [task.exists() for task in tasks] == [True, cores == 2, False]
 
 
-def never_asks(task):
-    time.sleep(60)
+def waits(seconds):
+    time.sleep(seconds)
 
 
 def test_tasks_that_do_not_ask_are_ended_after_some_seconds():
-    start, reports = time.monotonic(), []
+    start, looks = time.monotonic(), []
+
+    def watch():
+        looks.append(0)
+        raise Enough
+
     with pytest.raises(Enough):
-        map_tasks(never_asks, [0, 1], cores=2, grace=0.3, watch=lambda: reports.append(0) or _raise(Enough))
-    assert time.monotonic() - start < 40 and len(reports) == 1
+        map_tasks(waits, [60, 60], cores=2, grace=0.3, watch=watch)
+    assert time.monotonic() - start < 40 and len(looks) == 1
 
 
-def _raise(error):
-    raise error
+def test_ctrl_c_takes_a_clusters_tasks_back(at, cluster):
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    with at("cluster"):
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                map_tasks(waits, [0.3] * 50, done=lambda index, result: signal.raise_signal(signal.SIGINT))
+        finally:
+            signal.signal(signal.SIGINT, former)
+        deadline = time.monotonic() + 20
+        while any(cluster.processing().values()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert not any(cluster.processing().values())
+        assert map_tasks(whose, [0])  # and it goes on
 
 
 CODE = """
@@ -336,6 +467,32 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("where", ["processes:2", "dask:2"])
 def test_ctrl_c_ends_quietly_and_leaves_no_process(tmp_path, where):
     stopped_by_ctrl_c(CODE.format(where=where), tmp_path)
+
+
+def test_chains_that_are_finished_on_a_cluster_are_kept(at, tmp_path):
+    """SIGTERM after the first; the rest is drawn here, by the same chains."""
+    whole = run(NUTS, bp.MeanField(hidden=(3,)))
+    with pytest.raises(Interrupted, match=r"stopped after step \d+ of 78"), Checkpoint(tmp_path) as checkpoint:
+
+        def stop(done, of, figures):
+            if list(tmp_path.glob("*.chain-*.pt")) and not checkpoint.stop:
+                signal.raise_signal(signal.SIGTERM)
+
+        with at("cluster"):
+            run(NUTS, bp.MeanField(hidden=(3,)), checkpoint=checkpoint, report=stop)
+    lines = []
+    again = run(NUTS, bp.MeanField(hidden=(3,)), checkpoint=Checkpoint(tmp_path), report=lambda d, *_: lines.append(d))
+    assert lines[0] > 26 and same(whole, again)
+
+
+class Failing(bp.NUTS):
+    def kernel(self, *args):
+        raise UserError("no way to go on")
+
+
+def test_a_chain_that_cannot_go_on_is_named(at):
+    with pytest.raises(UserError, match=r"^chain [12] of 2: no way to go on$"), at("cluster"):
+        run(Failing(chains=2, draws=5, warmup=5), bp.MeanField(hidden=(3,)))
 
 
 # -- workers of a cluster ----------------------------------------------------------------------------------------------
@@ -363,8 +520,7 @@ def test_workers_are_looked_over():
         check_workers(Workers(versions=ModuleNotFoundError("No module named 'bnn_pyro'")))
 
 
-def test_workers_of_our_own_keep_their_memory():
+def test_workers_of_our_own_keep_their_memory(at):
     """Dask tells its workers to give it back in every step of a fit, which is then twice as long."""
-    with executor("dask:1"):
-        given = map_tasks(os.environ.get, ["MALLOC_TRIM_THRESHOLD_", "OMP_NUM_THREADS"])
-    assert given == [None, "1"]
+    with at("cluster"):
+        assert map_tasks(os.environ.get, ["MALLOC_TRIM_THRESHOLD_", "OMP_NUM_THREADS"]) == [None, "1"]

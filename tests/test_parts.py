@@ -16,7 +16,8 @@ from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.guides import MeanFieldNormal, PointMass
 from bnn_pyro.parts.likelihoods import ReadLikelihood, make_likelihood
 from bnn_pyro.parts.nets import ACTIVATIONS, MLP, Linear
-from bnn_pyro.parts.priors import PRIORS, BayesianNet, IsotropicNormal, ScaleMixture, parse_prior, widest_activation
+from bnn_pyro.parts.priors import PRIORS, BayesianNet, ScaleMixture, parse_prior, widest_activation
+from bnn_pyro.parts.weights import CentredNormal
 
 
 def randn(*shape, seed=0):
@@ -88,7 +89,7 @@ def test_fan_in_keeps_the_outputs_prior_variance():
 
 @pytest.mark.parametrize("shape", [(), (4,), (3, 2)])
 def test_isotropic_normal_is_torchs(shape):
-    mine, theirs = IsotropicNormal(torch.tensor(0.7), torch.Size(shape)), Normal(torch.zeros(shape), 0.7)
+    mine, theirs = CentredNormal(torch.tensor(0.7), torch.Size(shape)), Normal(torch.zeros(shape), 0.7)
     theirs = Independent(theirs, len(shape))
     value, loc, scale = randn(6, *shape), randn(*shape, seed=1), randn(*shape, seed=2).exp()
     torch.testing.assert_close(mine.log_prob(value), theirs.log_prob(value))
@@ -107,7 +108,7 @@ MIXTURE = dict(wide=1.3, narrow=0.04, weight=0.3)
 
 
 def mixture():
-    return ScaleMixture(torch.tensor(MIXTURE["wide"]), torch.tensor(MIXTURE["narrow"]), MIXTURE["weight"])
+    return ScaleMixture(torch.tensor(MIXTURE["wide"]), torch.tensor(MIXTURE["narrow"]), MIXTURE["weight"], torch.Size())
 
 
 def mixture_cdf(w):

@@ -1,25 +1,32 @@
-"""Pictures of classifications and of images: their artists hold the numbers of the metrics."""
+"""Pictures of classifications, of images, of ensembles and of weights: their artists hold hand-computed numbers."""
+
+import math
 
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 from pictures import (
     CLASSES,
     DRAWS,
     POINTS,
+    SCHEMA,
+    chains,
     clean_matplotlib,  # noqa: F401 (a fixture of every test here)
+    guided,
     heights,
     legend_of,
     line_of,
     mixed,
     mostly_right,
     random,
+    refuses,
+    stated,
 )
 from pyro.distributions import Categorical
 
 from bnn_pyro import metrics, plots
 from bnn_pyro.datasets.dataset import Schema
-from bnn_pyro.errors import UserError
 from bnn_pyro.predictive import Prediction
 
 
@@ -33,18 +40,32 @@ def labels(categorical):
     return mostly_right(categorical)
 
 
+# -- classes -----------------------------------------------------------------------------------------------------------
 def test_reliability_bars_are_the_accuracies_and_counts_of_the_metric(categorical, labels):
     table = metrics.reliability(categorical, labels)
     filled = table.count > 0
     top, bottom = plots.reliability(categorical, labels)
-    many, few, gaps = top.containers
-    bars = {round(bar.get_x(), 6): bar.get_height() for bar in [*many, *few]}
-    assert list(dict(sorted(bars.items())).values()) == pytest.approx(table.accuracy[filled])
+    bars, gaps = top.containers
+    assert heights(bars) == pytest.approx(table.accuracy[filled])
     assert heights(gaps) == pytest.approx((table.confidence - table.accuracy)[filled])
-    assert sorted(heights([*bottom.containers[0], *bottom.containers[1]])) == sorted(table.count[filled])
-    assert len(few) == ((table.count < 10) & filled).sum()
+    assert heights(bottom.containers[0]).tolist() == table.count[filled].tolist()
+    grey = [bar.get_facecolor()[:3] == (0.88, 0.88, 0.88) for bar in bars]
+    assert grey == (table.count[filled] < 10).tolist() and 0 < sum(grey) < len(grey)
     ece, floor = metrics.ece(categorical, labels), metrics.ece_floor(categorical).mean
     assert top.get_title() == f"ECE {ece:.4f}, noise floor {floor:.4f}"
+
+
+def test_doubt_is_spread_over_a_log_scale_and_its_errors_counted():
+    doubt = [0.2] * 10 + [0.002] * 30
+    prediction = stated([[1 - d, d / 2, d / 2] for d in doubt])
+    y = torch.tensor([1] * 3 + [0] * 37)
+    top, bottom = plots.doubt_calibration(prediction, y)
+    assert line_of(top, "error of the bin").get_xydata().ravel() == pytest.approx([0.2, 0.3], rel=1e-4)
+    wilson = 1.959964**2 / (30 + 1.959964**2)  # upper end of 0/30
+    assert line_of(top, "no error").get_xydata().ravel() == pytest.approx([0.002, wilson], rel=1e-3)
+    assert [bar.get_height() for bar in bottom.containers[0]] == [30, 10]
+    assert [t.get_text() for t in bottom.texts] == ["30", "10"]
+    assert top.get_title() == f"3 of 40 wrong, mean doubt {np.mean(doubt):.2%}"
 
 
 def test_confusion_matrix_has_the_counts(categorical, labels):
@@ -76,8 +97,7 @@ def test_softmax_draws_shows_the_means_and_the_decomposition(categorical, labels
     few = plots.softmax_draws(categorical, 5, most=2)[0]
     top = categorical.mean[5].topk(2).indices.sort().values
     assert [t.get_text() for t in few.get_xticklabels()] == [str(k.item()) for k in top]
-    with pytest.raises(UserError, match="rows 0 to 59"):
-        plots.softmax_draws(categorical, 60)
+    refuses("rows 0 to 59", plots.softmax_draws, categorical, 60)
 
 
 def test_selective_risk_lies_between_the_oracle_and_a_random_order(categorical, labels):
@@ -90,7 +110,18 @@ def test_selective_risk_lies_between_the_oracle_and_a_random_order(categorical, 
     assert ax.get_title() == f"AURC {metrics.aurc(categorical, labels):.4f}"
 
 
-# -- images and elsewhere ----------------------------------------------------------------------------------------------
+def test_entropy_histograms_hold_every_point_and_tell_the_auroc(categorical):
+    outside = Prediction(Categorical(logits=0.1 * random(DRAWS, 30, CLASSES, seed=3)))
+    ax = plots.entropy_histograms(categorical, {"noise": outside}, bins=7)
+    inner, outer = (patch.get_data() for patch in ax.patches)
+    expected, _ = np.histogram(categorical.total, outer.edges)
+    assert inner.values == pytest.approx(expected / POINTS) and inner.values.sum() == pytest.approx(1)
+    assert outer.values.sum() == pytest.approx(1)
+    assert f"AUROC {metrics.ood_auroc(categorical, outside):.3f}" in legend_of(ax)[1]
+    refuses("unknown uncertainty score 'entropy'", plots.entropy_histograms, categorical, outside, score="entropy")
+
+
+# -- images ------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("by", ["total", "epistemic", "aleatoric"])
 def test_images_come_in_the_order_of_their_uncertainty(categorical, labels, by):
     images = torch.arange(POINTS * 1.0)[:, None, None, None].expand(-1, 1, 2, 2)  # every pixel says which image it is
@@ -113,10 +144,8 @@ def test_images_come_in_the_order_of_their_uncertainty(categorical, labels, by):
 def test_images_can_have_colours_and_other_shapes_are_refused(categorical):
     axes = plots.uncertain_images(categorical, random(POINTS, 3, 4, 5), num=2)
     assert axes[0][0].images[0].get_array().shape == (4, 5, 3)
-    with pytest.raises(UserError, match="60 images"):
-        plots.uncertain_images(categorical, random(POINTS, 8))
-    with pytest.raises(UserError, match="did you mean 'epistemic'"):
-        plots.uncertain_images(categorical, random(POINTS, 1, 2, 2), by="epistemc")
+    refuses("60 images", plots.uncertain_images, categorical, random(POINTS, 8))
+    refuses("did you mean 'epistemic'", plots.uncertain_images, categorical, random(POINTS, 1, 2, 2), by="epistemc")
 
 
 def test_ood_bars_set_the_bayesian_mean_beside_the_deterministic_probabilities(categorical):
@@ -128,17 +157,165 @@ def test_ood_bars_set_the_bayesian_mean_beside_the_deterministic_probabilities(c
         assert f"{categorical.total[row]:.2f} nats Bayesian" in bars.get_title()
         assert f"{point.total[row]:.2f} nats deterministic" in bars.get_title()
         assert image.get_title() == ("left", "right")[row]
-    with pytest.raises(UserError, match="the same images"):
-        plots.ood_bars(categorical, point[:3], random(POINTS, 1, 3, 3))
+    refuses("the same images", plots.ood_bars, categorical, point[:3], random(POINTS, 1, 3, 3))
 
 
-def test_entropy_histograms_hold_every_point_and_tell_the_auroc(categorical):
-    outside = Prediction(Categorical(logits=0.1 * random(DRAWS, 30, CLASSES, seed=3)))
-    ax = plots.entropy_histograms(categorical, {"noise": outside}, bins=7)
-    inner, outer = (patch.get_data() for patch in ax.patches)
-    expected, _ = np.histogram(categorical.total, outer.edges)
-    assert inner.values == pytest.approx(expected / POINTS) and inner.values.sum() == pytest.approx(1)
-    assert outer.values.sum() == pytest.approx(1)
-    assert f"AUROC {metrics.ood_auroc(categorical, outside):.3f}" in legend_of(ax)[1]
-    with pytest.raises(UserError, match="unknown uncertainty score 'entropy'"):
-        plots.entropy_histograms(categorical, outside, score="entropy")
+# -- the growing ensemble ----------------------------------------------------------------------------------------------
+def by_hand(posterior, x, y, picks):
+    """NLL of an ensemble of some (chain, draw)s."""
+    total = 0.0
+    for row, label in zip(x, y.tolist(), strict=True):
+        probs = [
+            torch.softmax(posterior.chains["layers.0.weight"][c, d] @ row + posterior.chains["layers.0.bias"][c, d], 0)
+            for c, d in picks
+        ]
+        total -= math.log(sum(p[label].item() for p in probs) / len(probs))
+    return total / len(x)
+
+
+@pytest.mark.parametrize("numbers", [2**24, 40])
+def test_an_ensemble_grows_by_the_stored_draws_in_their_order(numbers, monkeypatch):
+    monkeypatch.setattr("bnn_pyro.plots.ensembles.NUMBERS", numbers)  # 40: two rows at a time
+    posterior = chains(random(2, 3, 3, 2), random(2, 3, 3, seed=1))
+    x, y = random(7, 2, seed=2), torch.tensor([0, 1, 2, 0, 1, 2, 0])
+    ax = plots.growing_ensemble(posterior, x, y)
+    together = line_of(ax, "ensemble of 2 chains").get_data()
+    expected = [by_hand(posterior, x, y, [(c, d) for c in range(2) for d in range(s)]) for s in (1, 2, 3)]
+    assert list(together[0]) == [2, 4, 6] and list(together[1]) == pytest.approx(expected, rel=1e-5)
+    for c, curve in enumerate((line_of(ax, "each of 2 chains"), line_of(ax, "_chain 1"))):
+        alone = [by_hand(posterior, x, y, [(c, d) for d in range(s)]) for s in (1, 2, 3)]
+        assert list(curve.get_ydata()) == pytest.approx(alone, rel=1e-5)
+    single = np.array([by_hand(posterior, x, y, [(c, d)]) for c in range(2) for d in range(3)])
+    assert line_of(ax, "a single draw").get_ydata()[0] == pytest.approx(single.mean(), rel=1e-5)
+    assert f"{single.mean():.4f} ± {single.std():.4f}" in line_of(ax, "a single draw").get_label()
+    assert ax.get_title() == f"NLL {expected[-1]:.4f} nats of all 6 draws"
+    members = chains(random(3, 1, 3, 2))  # one draw a chain: it grows by its chains
+    curve = line_of(plots.growing_ensemble(members, x, y), "ensemble")
+    expected = [by_hand(members, x, y, [(c, 0) for c in range(s)]) for s in (1, 2, 3)]
+    assert list(curve.get_xdata()) == [1, 2, 3] and list(curve.get_ydata()) == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_distant_baseline_does_not_flatten_the_ensemble():
+    posterior = chains(0.1 * random(1, 30, 3, 2))
+    x, y = random(20, 2, seed=2), torch.arange(20) % 3
+    near, far = (stated([[p, (1 - p) / 2, (1 - p) / 2]] * 20) for p in (0.34, 0.9999))
+    ax = plots.growing_ensemble(posterior, x, y, baseline=near)
+    assert line_of(ax, "baseline").get_ydata()[0] == pytest.approx(-near.log_prob(y).mean().item())
+    assert "far" not in legend_of(ax)[-1]
+    ax = plots.growing_ensemble(posterior, x, y, baseline=far)
+    assert "far off" in line_of(ax, "baseline").get_label()
+    assert ax.get_ylim()[1] < line_of(ax, "baseline").get_ydata()[0]
+
+
+def test_what_cannot_grow_is_told():
+    x, y = random(4, 2), torch.tensor([0, 1, 2, 0])
+    refuses("single draw does not grow", plots.growing_ensemble, chains(random(1, 1, 3, 2)), x, y)
+    refuses("y has shape", plots.growing_ensemble, chains(random(1, 2, 3, 2)), x, y[:3])
+    refuses("grows by stored draws", plots.growing_ensemble, guided(), x, y)
+    refuses(
+        "baseline predicts 2 points",
+        plots.growing_ensemble,
+        chains(random(1, 2, 3, 2)),
+        x,
+        y,
+        baseline=stated([[0.2, 0.3, 0.5]] * 2),
+    )
+
+
+# -- methods side by side ----------------------------------------------------------------------------------------------
+METHODS = {
+    "SVI": stated([[0.8, 0.1, 0.1], [0.6, 0.3, 0.1]], [[0.6, 0.2, 0.2], [0.2, 0.5, 0.3]]),  # means .7 .15 .15; .4 .4 .2
+    "NUTS": stated([[0.7, 0.2, 0.1], [0.1, 0.2, 0.7]]),
+    "MAP": stated([[0.7, 0.1, 0.2], [0.4, 0.5, 0.1]]),
+}
+
+
+def test_the_most_disputed_point_has_the_largest_total_variation_of_any_pair():
+    assert plots.most_disputed(METHODS) == 1
+    assert plots.dispute(METHODS, 0) == pytest.approx(0.1)  # NUTS and MAP: ½ (0 + .1 + .1)
+    assert plots.dispute(METHODS, 1) == pytest.approx(0.6)  # NUTS and MAP: ½ (.3 + .3 + .6)
+    refuses("single method disputes nothing", plots.most_disputed, {"SVI": METHODS["SVI"]})
+
+
+def test_methods_are_drawn_side_by_side_at_that_point():
+    images, y = torch.arange(8.0).reshape(2, 1, 2, 2), torch.tensor([0, 2])
+    axes = plots.method_predictions(METHODS, x=images, y=y, schema=SCHEMA)
+    assert axes[0].images[0].get_array().ravel().tolist() == [4, 5, 6, 7] and axes[0].get_title() == "point 1, true: c"
+    means = {"SVI": [0.4, 0.4, 0.2], "NUTS": [0.1, 0.2, 0.7], "MAP": [0.4, 0.5, 0.1]}
+    for ax, (name, mean) in zip(axes[1:], means.items(), strict=True):
+        assert [bar.get_height() for bar in ax.containers[0]] == pytest.approx(mean)
+        assert ax.get_title().startswith(f"{name}\ntotal {METHODS[name].total[1]:.2f} = ") and "nats" in ax.get_title()
+        assert [t.get_text() for t in ax.get_xticklabels() if t.get_fontweight() == "bold"] == ["c"]
+    medians = [line.get_ydata()[0] for line in axes[1].lines if line.get_color() == "0.1"]
+    assert medians == pytest.approx([0.4, 0.4, 0.2]) and not axes[2].lines, "a box of one draw is none"
+    plain = plots.method_predictions(METHODS, 0, y=y)
+    assert len(plain) == 3 and plain[0].get_title().startswith("point 0, true: 0\nSVI")
+    pair = Figure().subplots(1, 3)
+    assert list(plots.method_predictions(METHODS, 0, axes=pair)) == list(pair)
+
+
+def test_predictions_of_other_points_are_not_compared():
+    refuses(
+        "'SVI' predicts 2 points and 3 classes, 'MAP' 1 and 3",
+        plots.method_predictions,
+        METHODS | {"MAP": METHODS["MAP"][:1]},
+        0,
+    )
+    refuses("row must be 0 to 1, got 2", plots.method_predictions, METHODS, 2)
+    refuses("draws on 3 axes, but 2", plots.method_predictions, METHODS, 0, axes=Figure().subplots(2))
+    refuses("no prediction", plots.method_predictions, {}, 0)
+
+
+# -- weights -----------------------------------------------------------------------------------------------------------
+def test_weights_are_those_of_the_largest_disagreement():
+    """By Wasserstein-2 in units of the mean σ: 3 at [2, 0] (a shift), 2·(2 − 1)/(2 + 1) at [0, 1] (a scale)."""
+    one = random(1, 4000, 3, 2)
+    one = (one - one.mean(1, keepdim=True)) / one.std(1, keepdim=True)
+    one[..., 1, 1] *= 10
+    other = one.clone()
+    other[..., 1, 1] += 5  # half of its σ
+    other[..., 2, 0] += 3
+    other[..., 0, 1] *= 2
+    both = {"SVI": chains(one), "NUTS": chains(other)}
+    axes = plots.weight_posteriors(both, num=2, num_draws=4000)
+    assert [ax.get_title() for ax in axes] == ["layers.0.weight[2, 0]", "layers.0.weight[0, 1]"]
+    x, density = line_of(axes[0], "NUTS").get_xydata().T
+    assert x[density.argmax()] == pytest.approx(3, abs=0.25) and np.trapezoid(density, x) == pytest.approx(1, abs=0.02)
+    assert line_of(axes[1], "SVI").get_ydata().max() == pytest.approx(0.4, rel=0.08)  # of a standard Normal
+    assert line_of(axes[1], "NUTS").get_ydata().max() == pytest.approx(0.2, rel=0.08)
+
+
+def test_a_point_estimate_is_a_line_and_does_not_choose():
+    draws = random(1, 200, 3, 2)
+    far = torch.zeros(1, 1, 3, 2)
+    far[..., 1, 1] = 50.0
+    shifted = draws + torch.tensor([[0.0, 0.0], [0.0, 0.0], [2.0, 0.0]])
+    found = {"SVI": chains(draws), "MAP": chains(far), "NUTS": chains(shifted)}
+    axes = plots.weight_posteriors(found, num=1)
+    assert axes[0].get_title() == "layers.0.weight[2, 0]"
+    assert list(line_of(axes[0], "MAP").get_xdata()) == [0, 0]
+    named = plots.weight_posteriors(found, ["layers.0.weight[1,1]", "layers.0.bias[2]"])
+    assert list(line_of(named[0], "MAP").get_xdata()) == [50, 50] and named[0].get_xlim()[1] > 50
+    assert named[1].get_title() == "layers.0.bias[2]"
+
+
+def test_the_draws_of_a_guide_are_seeded():
+    posterior = guided()
+    a, b = (line_of(plots.weight_posteriors({"SVI": posterior}, num=1)[0], "SVI").get_ydata() for _ in range(2))
+    assert np.array_equal(a, b)
+
+
+def test_weights_of_other_models_and_wrong_names_are_told():
+    posterior, other = chains(random(1, 5, 3, 2)), guided(4)
+    refuses(
+        r"'a' and 'b' are not posteriors of one model: 'layers.0.weight' has shape \(3, 2",
+        plots.weight_posteriors,
+        {"a": posterior, "b": other},
+    )
+    for name, words in {
+        "layers.0.weight": r"named like 'layers\.0\.weight\[3, 17\]'",
+        "layers.0.weigth[0, 0]": "did you mean 'layers.0.weight'",
+        "layers.0.weight[3, 0]": r"there is no .* has shape \(3, 2\)",
+        "layers.0.weight[1]": r"there is no .* has shape \(3, 2\)",
+    }.items():
+        refuses(words, plots.weight_posteriors, {"a": posterior}, [name])

@@ -1,4 +1,6 @@
-"""Pictures of chains and of fits: their artists hold hand-computed numbers, and hundreds of chains stay readable."""
+"""Pictures of chains, fits, checks and sweeps: hand-computed numbers, and hundreds of chains stay readable."""
+
+import math
 
 import numpy as np
 import pytest
@@ -7,56 +9,16 @@ from pictures import (
     clean_matplotlib,  # noqa: F401 (a fixture of every test here)
     legend_of,
     line_of,
+    refuses,
 )
 
 from bnn_pyro import plots
-from bnn_pyro.errors import UserError
-from bnn_pyro.plots import chains as chain_plots
-from bnn_pyro.plots import diagnostics as diagnostic_plots
-from bnn_pyro.plots.diagnostics import _simultaneous_band
+from bnn_pyro.plots import Scores
 
 
 @pytest.fixture
 def rng():
     return np.random.default_rng(0)
-
-
-def page(axes):
-    return np.ravel(np.asarray(axes, dtype=object))[0].figure
-
-
-# -- every picture -----------------------------------------------------------------------------------------------------
-def every_picture(rng):
-    few, many = rng.normal(size=(4, 30, 2)), rng.normal(size=(512, 16, 40))
-    labels = [f"test row {m}" for m in range(40)]
-    return {
-        "trace_ranks": lambda: plots.trace_ranks(few, labels[:2], diverging=few[..., 0] > 1, unit="log-odds"),
-        "trace_ranks of 512": lambda: plots.trace_ranks(many, labels),
-        "trace_ranks of one draw": lambda: plots.trace_ranks(many[:4, :1, :2], labels[:2]),
-        "chain_traces": lambda: plots.chain_traces({"lp": torch.tensor(many[..., 0])}),
-        "forest": lambda: plots.forest(few, labels[:2]),
-        "forest of 512": lambda: plots.forest(many, labels, unit="weight"),
-        "energy": lambda: plots.energy(few[..., 0]),
-        "autocorrelation": lambda: plots.autocorrelation(0.5 ** np.arange(20)[None], ["a"], draws=100),
-        "convergence": lambda: plots.convergence([1.0, 1.02, np.nan], [30.0, 500.0, np.nan], [40.0, 50.0, np.nan]),
-        "nested": lambda: plots.convergence([3.0, 40.0], [3.0, 5.0], draws=8192, nested=True),
-        "pareto_k": lambda: plots.pareto_k([0.1, 0.6, 0.9, -0.2]),
-        "pareto_k of many": lambda: plots.pareto_k(rng.gamma(2, 0.1, 5000)),
-        "loo_pit": lambda: plots.loo_pit(rng.uniform(size=50)),
-        "regression": lambda: plots.posterior_predictive(few[..., 0], rng.normal(size=30), label="price"),
-        "classes": lambda: plots.posterior_predictive([[0, 1, 1]], [0, 1, 0], classes=["a", "a long name of a class"]),
-        "objective": lambda: plots.objective(-100 / np.arange(1, 200)),
-        "importance_weights": lambda: plots.importance_weights(rng.normal(size=300), khat=0.2),
-    }  # fmt: skip
-
-
-def test_every_picture_can_be_saved_and_says_what_its_axes_are(rng, tmp_path):
-    pictures = every_picture(rng)
-    tested = {name.split(" of ")[0] for name in pictures} | {"posterior_predictive"}
-    assert {*chain_plots.__all__, *diagnostic_plots.__all__} <= tested
-    for name, draw in pictures.items():
-        page(axes := draw()).savefig(tmp_path / "p.png")  # a layout that fails warns, and warnings are errors
-        assert all(ax.get_xlabel() or ax.get_ylabel() for ax in np.ravel(np.asarray(axes, dtype=object))), name
 
 
 # -- chains ------------------------------------------------------------------------------------------------------------
@@ -96,6 +58,18 @@ def test_traces_of_many_chains_have_few_lines(rng):
     assert "5–95 % of 300 chains" in legend_of(ax)
 
 
+def test_chains_are_lines_and_divergent_transitions_are_marked():
+    stats = {
+        "lp": torch.tensor([[-3.0, -2.0, -1.0], [-2.0, -2.0, -2.0]]),
+        "diverging": torch.tensor([[0.0, 0.0, 0.0], [0.0, 1.0, 0.0]]),
+    }
+    ax = plots.chain_traces(stats)
+    assert line_of(ax, "chain 0").get_xydata().tolist() == [[1, -3], [2, -2], [3, -1]]
+    assert list(line_of(ax, "divergent").get_xdata()) == [2]
+    assert ax.get_title().startswith("1 of 6 transitions divergent; mean −2") and "nats" in ax.get_ylabel()
+    refuses("no log joint density", plots.chain_traces, {})
+
+
 def test_a_forest_has_quantiles_by_chain_or_of_all(rng):
     values = np.linspace(0, 100, 101)[None, :, None] + np.array([0.0, 1000.0])[:, None, None]
     ax = plots.forest(values, ["a"])
@@ -112,33 +86,29 @@ def test_energy_says_its_bfmi():
     # E[ΔE²] / var E: 1 / 0.25 and 1 / 1.25
     assert plots.energy(energies).get_title() == "smallest BFMI 0.80: above 0.3"
     assert plots.energy(energies, bfmi=0.1).get_title() == "smallest BFMI 0.10: below 0.3"
-    with pytest.raises(UserError, match="at least 3 draws"):
-        plots.energy(energies[:, :2])
+    refuses("at least 3 draws", plots.energy, energies[:, :2])
 
 
 def test_autocorrelation_shows_the_band_of_independent_draws():
     ax = plots.autocorrelation([[1.0, 0.5]] * 8, list("abcdefgh"), draws=400)
     assert ax.patches[0].get_height() == pytest.approx(2 * 1.96 / 20)
     assert len([line for line in ax.lines if len(line.get_xdata()) == 2 and line.get_label() in "abcdefgh"]) == 6
-    with pytest.raises(UserError, match="8 autocorrelations"):
-        plots.autocorrelation([[1.0, 0.5]] * 8, ["a"])
+    refuses("8 autocorrelations", plots.autocorrelation, [[1.0, 0.5]] * 8, ["a"])
 
 
-# -- convergence -------------------------------------------------------------------------------------------------------
+# -- convergence, leave-one-out, replicated data -----------------------------------------------------------------------
 def test_shares_of_rhat_and_ess_are_told_with_their_thresholds():
     left, right = plots.convergence([[1.0, 1.005], [1.04, np.nan]], [100, 500, 900, np.nan], [50, 60, 70, np.nan])
     assert left.get_title() == "largest R-hat 1.040; below 1.01: 67 %"
     assert right.get_title() == "fewest effective draws: 100 (bulk), 50 (tail)"
     assert line_of(left, "1.01").get_xdata()[0] == 1.01 and line_of(right, "400").get_xdata()[0] == 400
     curve = line_of(left, "R-hat")
-    assert list(curve.get_xdata()[1:-1]) == [1.0, 1.005, 1.04]
-    assert list(curve.get_ydata()[1:]) == pytest.approx([1 / 3, 2 / 3, 1, 1])
+    assert list(curve.get_xdata()[1:]) == [1.0, 1.005, 1.04]
+    assert list(curve.get_ydata()[1:]) == pytest.approx([1 / 3, 2 / 3, 1])
     assert "nested R-hat" in plots.convergence([1.0, 1.001], [9, 9], nested=True)[0].get_title()
-    with pytest.raises(UserError, match="no output varies"):
-        plots.convergence([np.nan], [np.nan])
+    refuses("no output varies", plots.convergence, [np.nan], [np.nan])
 
 
-# -- leave-one-out -----------------------------------------------------------------------------------------------------
 def test_pareto_k_counts_and_names_the_rows_beyond_each_threshold():
     ax = plots.pareto_k([0.5, 0.51, 0.7, 0.71, 0.95, np.nan])
     assert ax.get_title() == "largest k 0.95; 2 of 6 rows above 0.7"
@@ -147,26 +117,14 @@ def test_pareto_k_counts_and_names_the_rows_beyond_each_threshold():
     assert {line.get_ydata()[0] for line in ax.lines[3:]} == {0.5, 0.7}
 
 
-def test_the_band_holds_at_all_places_at_once(rng):
-    place, low, high = _simultaneous_band(80)
-    inside = []
-    for _ in range(2000):
-        u = np.sort(rng.uniform(size=80))
-        path = np.searchsorted(u, place, side="right") / 80 - place
-        inside.append(((path >= low - 1e-12) & (path <= high + 1e-12)).all())
-    assert 0.935 < np.mean(inside) < 0.975  # sd 0.005; discrete, so a little more than 95 %
-
-
 def test_loo_pit_says_whether_it_is_uniform():
     even = (np.arange(100) + 0.5) / 100
     assert plots.loo_pit(even)[1].get_title() == "stays in the band"
     assert plots.loo_pit(even**3)[1].get_title() == "leaves the band"
     assert [bar.get_height() for bar in plots.loo_pit(even)[0].containers[0]] == [10] * 10
-    with pytest.raises(UserError, match="between 0 and 1"):
-        plots.loo_pit([0.5, np.nan])
+    refuses("between 0 and 1", plots.loo_pit, [0.5, np.nan])
 
 
-# -- replicated data ---------------------------------------------------------------------------------------------------
 def test_replicated_classes_are_counted():
     replicated = np.array([[0, 0, 1], [0, 1, 1], [1, 1, 1]])
     (ax,) = plots.posterior_predictive(replicated, [0, 0, 0], classes=["a", "b"])
@@ -180,11 +138,10 @@ def test_replicated_classes_are_counted():
 
 def test_replicated_targets_lie_under_the_observed_ones(rng):
     left, right = plots.posterior_predictive(rng.normal(size=(200, 10)), np.full(10, 3.0) + np.arange(10), label="k€")
-    assert list(line_of(left, "observed").get_xdata()[1:-1]) == list(range(3, 13)) and left.get_xlabel() == "k€"
+    assert list(line_of(left, "observed").get_xdata()[1:]) == list(range(3, 13)) and left.get_xlabel() == "k€"
     assert len([line for line in left.lines if line.get_label() != "observed"]) == 40
     assert right.get_title() == "0 % of the replicated ones are larger"
-    with pytest.raises(UserError, match="10 rows"):
-        plots.posterior_predictive(rng.normal(size=(3, 9)), np.zeros(10))
+    refuses("10 rows", plots.posterior_predictive, rng.normal(size=(3, 9)), np.zeros(10))
 
 
 # -- variational -------------------------------------------------------------------------------------------------------
@@ -193,8 +150,7 @@ def test_importance_weights_are_told_by_the_largest():
     assert ax.get_title() == "k-hat 0.90; the largest weight is 60 % of all 5"
     heaviest = line_of(ax, "tail").get_ydata()[0]
     assert heaviest == pytest.approx(np.log10(3.0))  # 6 of a mean of 2
-    with pytest.raises(UserError, match="at least 5"):
-        plots.importance_weights([0.0, 1.0])
+    refuses("at least 5", plots.importance_weights, [0.0, 1.0])
 
 
 def test_a_pareto_tail_lies_on_the_curve_of_its_khat():
@@ -204,3 +160,107 @@ def test_a_pareto_tail_lies_on_the_curve_of_its_khat():
     assert curve[:-1] == pytest.approx(points, abs=0.02)
     worse = line_of(ax, "with k = 0.7").get_ydata()
     assert worse[0] < points[0] - 0.1
+
+
+# -- checks of samplers ------------------------------------------------------------------------------------------------
+def test_z_scores():
+    z = np.array([[0.5, -1.0], [20.0, 2.0], [0.0, -7.0]])
+    ax = plots.joint_z_scores(z, 4.0, ["a", "b", "c"])
+    drawn = np.concatenate([np.asarray(c.get_offsets()) for c in ax.collections if len(c.get_offsets())])
+    assert sorted(drawn[:, 0]) == pytest.approx(sorted(z.ravel()))
+    assert [t.get_text() for t in ax.get_yticklabels()] == ["a", "b", "c"] and ax.get_xscale() == "symlog"
+    top = drawn[np.isclose(drawn[:, 0], 20.0)][0, 1]
+    assert round(top) == 1  # b is in the middle
+    assert plots.joint_z_scores(z / 20, 4.0, ["a", "b", "c"]).get_xscale() == "linear"
+
+
+def test_quantiles_and_drift():
+    levels = np.linspace(-2, 2, 9)
+    scores = levels[:, None] * [1.0, 1.5, 1.0, 1.0] + [0.0, 0.0, 0.2, 0.0]
+    z = np.array([[0.1, 0.2], [0.3, 9.0], [5.0, 0.1], [0.0, 0.1]])
+    drift = np.arange(24.0).reshape(3, 4, 2)
+    left, right = plots.joint_quantiles(levels, scores, z, drift, 0.1 + 0 * drift, list("abcd"))
+    shown = {line.get_label(): line.get_ydata() for line in left.get_lines()}
+    assert shown["b"] == pytest.approx(0.5 * levels) and shown["c"] == pytest.approx(0.2) and "d" not in shown
+    names = right.get_legend_handles_labels()[1]
+    assert names == ["variance of b", "mean of c", "variance of a"]
+    assert right.containers[0].lines[0].get_ydata() == pytest.approx(drift[:, 1, 1])
+
+
+def test_step_size_bias():
+    lr = np.array([0.1, 0.05, 0.025])
+    grid = np.geomspace(0.01, 0.2, 20)
+    ax = plots.step_size_bias(
+        lr, lr, 0.001 + 0 * lr, grid, grid / (1 - grid), largest_lr=0.3, own_lr=0.01, own_bias=0.01, order=(1.0, 0.05)
+    )
+    assert ax.get_xscale() == ax.get_yscale() == "log"
+    names = ax.get_legend_handles_labels()[1]
+    assert any("slope 1.00 ± 0.05" in name for name in names) and any("lr 0.01" in name for name in names)
+    exact, first = (next(line for line in ax.get_lines() if line.get_label() == n).get_ydata()
+                    for n in ("exact, by the recursion", "slope 1"))  # fmt: skip
+    assert exact == pytest.approx(grid / (1 - grid)) and first[-1] / first[0] == pytest.approx(20)
+
+
+# -- sweeps ------------------------------------------------------------------------------------------------------------
+def scores(*points, kind=""):
+    return Scores(points, float(np.mean(points)), float(np.std(points, ddof=1)) if len(points) > 1 else math.nan, kind)
+
+
+def means(ax):
+    return {container.lines[0].get_ydata()[0]: container.lines[0] for container in ax.containers}
+
+
+def test_a_mean_and_its_error_and_a_mark_for_every_fit():
+    by = {"good": scores(1.0, 2.0, 3.0, kind="best"), "bad": scores(4.0, 6.0, kind="worse"), "one": scores(5.0)}
+    (ax,) = plots.sweep_points({"energy": by}, "RMSE, target units")
+    assert [text.get_text() for text in ax.get_yticklabels()] == ["one", "bad", "good"], "the first is on top"
+    drawn = means(ax)
+    assert [drawn[y].get_xdata()[0] for y in sorted(drawn)] == [5.0, 5.0, 2.0]
+    (low, high), *_ = (segment[:, 0] for segment in ax.containers[0].lines[2][0].get_segments())
+    assert (low, high) == pytest.approx((1.0, 3.0))
+    assert len({drawn[y].get_marker() for y in drawn}) == 3, "markers tell what colours tell"
+    marks = [line.get_xdata() for line in ax.lines if line.get_marker() == "|" and len(line.get_xdata()) in (2, 3)]
+    assert any(np.array_equal(x, [1.0, 2.0, 3.0]) for x in marks)
+    (ax,) = plots.sweep_points({"d": {"a": scores(90.0, 94.0)}}, "coverage, %", nominal=95.0)
+    assert any(np.array_equal(line.get_xdata(), [95.0, 95.0]) for line in ax.lines)
+    assert (ax.get_title(), ax.get_xlabel()) == ("energy", "RMSE, target units")
+    words = [text.get_text() for text in ax.figure.legends[0].get_texts()]
+    assert words == ["best mean", "worse than the best", "mean ± its standard error", "one fit"]
+
+
+@pytest.mark.parametrize("panels", [1, 4, 7])
+def test_a_panel_a_data_set(panels):
+    by = {"a recipe with a name that does not fit on one line of it": scores(1.0, 2.0)}
+    axes = plots.sweep_points({f"d{k}": by for k in range(panels)}, "NLL, nats per test row")
+    assert len(axes) == panels == len(axes[0].figure.axes)
+    assert "\n" in axes[0].get_yticklabels()[0].get_text()
+
+
+def test_far_off_recipes_do_not_hide_the_others():
+    (ax,) = plots.sweep_points(
+        {"d": {"a": scores(1.0, 1.1), "b": scores(1.2, 1.3), "far": scores(900.0, 910.0)}}, "RMSE"
+    )
+    assert ax.get_xscale() == "log"
+    (ax,) = plots.sweep_points({"d": {"a": scores(-1.0, -0.9), "b": scores(-0.5, -0.4), "far": scores(900.0)}}, "NLL")
+    assert ax.get_xscale() == "linear" and ax.get_xlim()[1] < 10
+    assert [text.get_text() for text in ax.texts] == ["900 →"]
+
+
+def test_a_line_a_recipe_through_the_settings():
+    lines = {"energy": {"mlp": {1.0: scores(3.0, 5.0), 0.1: scores(6.0, 8.0), 10.0: scores(1.0, 1.0)}}}
+    (ax,) = plots.sweep_settings(lines, "prior (fan-in:…)", "RMSE, target units")
+    line = ax.containers[0].lines[0]
+    assert line.get_xdata().tolist() == [0.1, 1.0, 10.0] and line.get_ydata().tolist() == [7.0, 4.0, 1.0]
+    assert ax.get_xscale() == "log" and [t.get_text() for t in ax.get_xticklabels()] == ["0.1", "1", "10"]
+
+
+def test_nothing_to_draw_and_too_much_are_refused():
+    refuses("no fit to draw", plots.sweep_points, {}, "RMSE")
+    refuses("no fit to draw", plots.sweep_settings, {"d": {}}, "lr", "RMSE")
+    refuses(
+        "9 lines cannot be told apart",
+        plots.sweep_settings,
+        {"d": {str(k): {1.0: scores(1.0)} for k in range(9)}},
+        "lr",
+        "RMSE",
+    )

@@ -3,7 +3,9 @@
 import json
 import os
 import pickle
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -24,15 +26,26 @@ def fit(kind, out=None, seed=4):
     )
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """{kind: (posterior, its folder)}, one fit each."""
+    folders = {kind: tmp_path_factory.mktemp(kind) / "run" for kind in METHODS}
+    return {kind: (fit(kind, folder), folder) for kind, folder in folders.items()}
+
+
 @pytest.fixture(params=METHODS)
-def saved(request, tmp_path):
-    folder = tmp_path / "run"
-    return fit(request.param, folder), folder
+def saved(request, trained, tmp_path):
+    """(posterior, a copy of its folder)."""
+    posterior, folder = trained[request.param]
+    return posterior, Path(shutil.copytree(folder, tmp_path / "run"))
+
+
+chains_alone = pytest.mark.parametrize("saved", ["chains"], indirect=True)
 
 
 # -- draws -------------------------------------------------------------------------------------------------------
-def test_draws_of_a_guide():
-    posterior = fit("guide")
+def test_draws_of_a_guide(trained):
+    posterior, _ = trained["guide"]
     draws = posterior.draw(500, seed=1)
     for site, initial in posterior.model.initial.items():
         assert draws[site].shape == (500, *initial.shape)
@@ -48,8 +61,8 @@ def test_draws_of_a_guide():
         posterior.draw(0)
 
 
-def test_blocks_are_the_draws_a_few_at_a_time(monkeypatch):
-    posterior = fit("guide")
+def test_blocks_are_the_draws_a_few_at_a_time(trained, monkeypatch):
+    posterior, _ = trained["guide"]
     monkeypatch.setattr("bnn_pyro.posterior.BLOCK_BYTES", 4 * 20 * 3)  # 20 weights: three draws a block
     with isolated(3):
         sizes = [next(iter(block.values())).shape[0] for block in posterior.blocks(8)]
@@ -80,8 +93,8 @@ def test_thinning_is_even():
     assert posterior.draw(1000)["layers.0.weight"].flatten().tolist() == list(range(100))
 
 
-def test_a_posterior_is_a_guide_or_chains():
-    posterior = fit("guide")
+def test_a_posterior_is_a_guide_or_chains(trained):
+    posterior, _ = trained["guide"]
     with pytest.raises(ValueError, match="either a guide or chains"):
         Posterior(posterior.model, posterior.schema)
     with pytest.raises(ValueError, match="either a guide or chains"):
@@ -115,14 +128,14 @@ def test_pooled_chains_stand_side_by_side(tmp_path):
     assert torch.equal(bp.load(tmp_path / "pooled").stats["superchain"], pooled.stats["superchain"])
 
 
-def test_what_belongs_to_different_posteriors_is_not_pooled():
+def test_what_belongs_to_different_posteriors_is_not_pooled(trained):
     first = sampled(0)
     others = {
         "another length of chains": sampled(1, draws=4),
         "another temperature": sampled(1, temperature=0.5),
         "another training rows": replace(first, provenance={**first.provenance, "fingerprint": "other"}),
         "another variant or setting": replace(first, provenance={**first.provenance, "entry": "mlp"}),
-        "is a guide and has no chains": fit("guide"),
+        "is a guide and has no chains": trained["guide"][0],
     }
     for words, other in others.items():
         with pytest.raises(bp.UserError, match=f"posterior 2 .*{words}"):
@@ -143,16 +156,8 @@ def test_round_trip_is_exact(saved):
     assert torch.equal(bp.predict(posterior, x).locs, bp.predict(loaded, x).locs)
     assert loaded.schema == posterior.schema
     assert loaded.trace == dict(posterior.trace) and loaded.provenance == json.loads(json.dumps(posterior.provenance))
-    assert {
-        "entry",
-        "entry_settings",
-        "method",
-        "method_settings",
-        "seed",
-        "fingerprint",
-        "versions",
-        "seconds",
-    } <= set(loaded.provenance)
+    known = {"entry", "entry_settings", "method", "method_settings", "seed", "fingerprint", "versions", "seconds"}
+    assert known <= set(loaded.provenance)
     loaded.save(folder.parent / "again")
     assert (folder / "posterior.pt").read_bytes() == (folder.parent / "again" / "posterior.pt").read_bytes()
     assert sorted(path.name for path in folder.iterdir()) == ["posterior.json", "posterior.pt"]
@@ -170,6 +175,7 @@ def test_chains_and_statistics_round_trip(tmp_path):
     assert torch.equal(loaded.stats["diverging"], stats["diverging"])
 
 
+@chains_alone
 @pytest.mark.parametrize("damage", ["truncated", "one bit", "empty"])
 def test_a_damaged_archive_is_refused(saved, damage):
     _, folder = saved
@@ -182,6 +188,7 @@ def test_a_damaged_archive_is_refused(saved, damage):
         bp.load(folder)
 
 
+@chains_alone
 @pytest.mark.parametrize(
     "change",
     [
@@ -236,6 +243,7 @@ class Payload:
         return os.mkdir, (str(self.where),)
 
 
+@chains_alone
 @pytest.mark.parametrize("writer", ["torch", "pickle"])
 def test_code_in_a_file_is_not_executed(saved, tmp_path, writer):
     """Even where whoever wrote the file made the checksum fit."""

@@ -12,7 +12,7 @@ from scipy.special import logsumexp
 from scipy.stats import norm
 
 import bnn_pyro as bp
-from bnn_pyro.checks.linear_regression import correlated, dataset
+from bnn_pyro.checks.linear_regression import correlated
 from bnn_pyro.isolation import isolated
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction, predict
@@ -271,13 +271,3 @@ def test_mistakes_are_told():
             getattr(classes, what)
     with pytest.raises(bp.UserError, match="'quantile' belongs to regression"):
         classes.quantile(0.5)
-
-
-def test_a_fitted_posterior_predicts_what_it_was_taught():
-    """End to end through the public names: y = sign of the first input."""
-    x = torch.linspace(-2, 2, 40)[:, None]
-    data = dataset(x, (x[:, 0] > 0).long(), bp.Schema("classification", (1,), classes=("no", "yes")), x, (x[:, 0] > 0))
-    posterior = bp.fit(bp.MeanField(hidden=(), prior="normal:5"), data, bp.SVI(epochs=150, lr=0.1), progress=False)
-    prediction = bp.predict(posterior, data.x_test, num_draws=50)
-    assert ((prediction.mean[:, 1] > 0.5) == data.y_test).float().mean() > 0.95
-    assert prediction.epistemic.argmax() in range(10, 30)

@@ -67,44 +67,34 @@ def exported(tmp_path_factory):
 
 
 # -- modules -----------------------------------------------------------------------------------------------------
-def test_a_module_is_passed_again_to_load(tmp_path):
-    posterior = fit(network(), tmp_path)
-    loaded = bp.load(tmp_path, entry=bp.LastLayer(backbone=network()))
+@pytest.fixture(scope="module")
+def on_module(tmp_path_factory):
+    """(a folder, the posterior on ``network()`` that was fitted there)."""
+    folder = tmp_path_factory.mktemp("module")
+    return folder, fit(network(), folder)
+
+
+def test_a_module_is_passed_again_to_load(on_module):
+    folder, posterior = on_module
+    loaded = bp.load(folder, entry=bp.LastLayer(backbone=network()))
     assert torch.equal(logits(loaded), logits(posterior))
+    assert torch.equal(logits(fit(network(), folder, resume=True)), logits(posterior))
     assert loaded.model.backbone.scale == posterior.model.backbone.scale != 1
-
-
-def test_without_the_module_an_archive_says_how_to_pass_it(tmp_path):
-    fit(network(), tmp_path)
     with pytest.raises(bp.UserError, match=r"your own \(Sequential\).*load\(folder, entry=LastLayer\(backbone=module"):
-        bp.load(tmp_path)
+        bp.load(folder)
 
 
 @pytest.mark.parametrize("other", [lambda: network(1), lambda: nn.Linear(3, 4)], ids=["weights", "layers"])
-def test_another_module_is_refused(tmp_path, other):
-    fit(network(), tmp_path)
+def test_another_module_is_refused_and_left_as_it_was(on_module, other):
     with isolated(0):
-        other = other()
+        module, entry = other(), bp.LastLayer(backbone=other())
     with pytest.raises(bp.UserError, match="was fitted with backbone module Sequential, and"):
-        bp.load(tmp_path, entry=bp.LastLayer(backbone=other))
-
-
-def test_a_refused_archive_leaves_the_module_and_the_entry_as_they_were(tmp_path):
-    fit(network(), tmp_path)
-    module, entry = network(1), bp.LastLayer(backbone=network(1))
+        bp.load(on_module[0], entry=entry)
     with pytest.raises(bp.UserError):
-        bp.load(tmp_path, entry=entry)
-    here, there = module.state_dict(), entry.backbone.net.state_dict()
-    assert all(torch.equal(here[name], there[name]) for name in here)
-
-
-def test_resume_knows_another_module(tmp_path):
-    fit(network(), tmp_path)
-    assert torch.equal(
-        logits(fit(network(), tmp_path, resume=True)), logits(bp.load(tmp_path, bp.LastLayer(backbone=network())))
-    )
-    with pytest.raises(bp.UserError):
-        fit(network(1), tmp_path, resume=True)
+        fit(module, on_module[0], resume=True)
+    if isinstance(module, nn.Sequential):
+        here, there = module.state_dict(), entry.backbone.net.state_dict()
+        assert all(torch.equal(here[name], there[name]) for name in here)
 
 
 def features(entry, data):
@@ -314,11 +304,15 @@ def test_a_torchvision_backbone_has_imagenets_inputs_and_no_last_layer(weights):
     assert model.initial["layers.0.weight"].shape == (3, 1024)
 
 
-def test_a_torchvision_posterior_outlives_its_weights_file(tmp_path, weights):
+def test_a_torchvision_posterior_outlives_its_weights_file_and_holds_tensors_only(tmp_path, weights):
     file = shutil.copy(weights, tmp_path / "w.pt")
     posterior = fit(f"shufflenet_v2_x0_5:{file}", tmp_path / "run", IMAGES)
     file.unlink()
     assert torch.equal(logits(bp.load(tmp_path / "run"), IMAGES), logits(posterior, IMAGES))
+    tensors = torch.load(tmp_path / "run" / "posterior.pt", weights_only=True)
+    assert tensors["backbone"]["scale"] == posterior.model.backbone.scale
+    about = json.loads((tmp_path / "run" / "posterior.json").read_text())["provenance"]["entry_settings"]["backbone"]
+    assert about["kind"] == "torchvision" and about["name"] == "shufflenet_v2_x0_5"
 
 
 def test_reading_a_network_leaves_the_callers_generator_alone(weights):
@@ -344,12 +338,3 @@ def test_torchvision_texts_that_are_wrong(tmp_path, weights):
     assert not (tmp_path / "executed").exists()
     with pytest.raises(bp.UserError, match=r"does not take inputs of shape \(2, 3\)"):
         fit(f"shufflenet_v2_x0_5:{weights}")
-
-
-# -- what the archive holds --------------------------------------------------------------------------------------
-def test_archives_hold_tensors_only(tmp_path, weights):
-    posterior = fit(f"shufflenet_v2_x0_5:{weights}", tmp_path, IMAGES)
-    tensors = torch.load(tmp_path / "posterior.pt", weights_only=True)
-    assert tensors["backbone"]["scale"] == posterior.model.backbone.scale
-    about = json.loads((tmp_path / "posterior.json").read_text())["provenance"]["entry_settings"]["backbone"]
-    assert about["kind"] == "torchvision" and about["name"] == "shufflenet_v2_x0_5"

@@ -1,5 +1,6 @@
 """Whatever a command line, a config file or a settings class is given: it runs, or is refused in one line."""
 
+import contextlib
 import dataclasses
 import json
 
@@ -11,6 +12,7 @@ from properties import LINE, ODD_VALUE, SHORT, answer, cases, contents, place, t
 import bnn_pyro as bp
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference import methods_for
+from bnn_pyro.runs.recipe import DATA_KEYS, KEYS
 from bnn_pyro.settings import build
 
 #: What every training of this file says last, so that it ends within a second.
@@ -58,11 +60,9 @@ NAMES = sorted({f.name for table in (bp.ZOO, bp.METHODS) for kind in table.value
 def costly(text: str) -> bool:
     """Whether a number in the text asks for more than a test has."""
     for part in text.replace(":", ",").split(","):
-        try:
+        with contextlib.suppress(ValueError):
             if float(part) > COSTLY:
                 return True
-        except ValueError:
-            continue
     return False
 
 
@@ -131,20 +131,6 @@ def test_a_jumble_is_refused_and_leaves_a_finished_run_alone(finished, argv, com
 
 
 # -- config files ----------------------------------------------------------------------------------------------------
-KEYS = [
-    "variant",
-    "variant_settings",
-    "inference",
-    "inference_settings",
-    "data",
-    "seed",
-    "num_draws",
-    "device",
-    "baseline",
-]
-DATA_KEYS = ["name", "target", "features", "task", "drop_missing", "splits", "split", "validation", "limit", "seed"]
-
-
 @st.composite
 def config(draw) -> dict:
     """A config of a short training with something strange in it."""
@@ -163,16 +149,14 @@ def config(draw) -> dict:
         holder = tree if not where else tree.get(where)
         if not isinstance(holder, dict):
             continue
-        names = {"": KEYS, "data": DATA_KEYS}.get(where, NAMES)
+        names = {"": list(KEYS), "data": list(DATA_KEYS)}.get(where, NAMES)
         key = draw(st.one_of(st.sampled_from(names), st.sampled_from(names), LINE))
         if draw(st.integers(0, 6)) == 0:
             holder.pop(key, None)
         else:
             holder[key] = draw(value)
             huge = isinstance(holder[key], int | float) and holder[key] > COSTLY
-            assume(
-                not (huge and key in ("num_draws", "epochs", "hidden", "width", "draws", "chains", "warmup", "members"))
-            )
+            assume(not huge or key not in ("num_draws", "hidden", "width", *QUICK))
     return tree
 
 

@@ -63,9 +63,12 @@ def test_ratio_by_hand():
     assert (draws[WEIGHT][..., 0] != 0).all() and (draws[WEIGHT][..., 1:] == 0).all()
 
 
-@pytest.mark.parametrize("name", ["mean-field", "hidden-layer", "variational-dropout", "sparse-dropout"])
-def test_ratio_is_that_of_the_draws(name):
-    posterior = fit(bp.ZOO[name](hidden=(3,)))
+@pytest.fixture(scope="module", params=["mean-field", "hidden-layer", "variational-dropout", "sparse-dropout"])
+def posterior(request):
+    return fit(bp.ZOO[request.param](hidden=(3,)))
+
+
+def test_ratio_is_that_of_the_draws(posterior):
     draws = posterior.draw(20_000, seed=1)
     ratios = pruning.signal_to_noise(posterior)
     assert list(ratios) == [WEIGHT, HIDDEN]  # neither biases nor the learned noise
@@ -89,9 +92,7 @@ def test_convolutions_have_ratios():
 
 
 # -- prune -------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("name", ["mean-field", "hidden-layer", "variational-dropout", "sparse-dropout"])
-def test_removed_weights_are_zero_and_the_others_the_same(name):
-    posterior = fit(bp.ZOO[name](hidden=(3,)))
+def test_removed_weights_are_zero_and_the_others_the_same(posterior):
     before, state = posterior.draw(7, seed=5), {k: v.clone() for k, v in posterior.guide.state_dict().items()}
     nothing, some, everything = (pruning.prune(posterior, share).draw(7, seed=5) for share in (0.0, 0.4, 1.0))
     ratios = torch.cat([r.flatten() for r in pruning.signal_to_noise(posterior).values()])

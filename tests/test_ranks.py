@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import ranked
 import torch
@@ -19,6 +20,7 @@ from test_svi import check_optimum
 import bnn_pyro as bp
 from bnn_pyro.checkpoint import Checkpoint
 from bnn_pyro.checks.linear_regression import correlated
+from bnn_pyro.datasets.dataset import load_together
 from bnn_pyro.distributed import Ranks, here, joined, launched
 from bnn_pyro.run import main
 
@@ -45,6 +47,8 @@ def results(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     with ranked.stopping(ranked.STOPPED, by=0), pytest.raises(KeyboardInterrupt):
         ranked.fit(ranked.SVI, folder / "alone")
+    x = np.random.default_rng(0).standard_normal((2000, 1024), dtype=np.float32)
+    np.savez(folder / "rows.npz", x=x, y=np.arange(len(x)) % 5)
     process = start(2, Path(ranked.__file__), folder)
     told, _ = process.communicate(timeout=300)
     assert process.returncode == 0, told
@@ -195,8 +199,8 @@ def test_a_process_that_runs_alone():
     """The calls that several ranks agree by change nothing."""
     alone, x = here(), torch.arange(5.0)
     assert alone == Ranks() and alone.first and launched() == (0, 1)
-    assert alone.share(3) == 3 and alone.gather(3) == [3] and alone.first_does(lambda: 4) == 4
-    assert alone.mean(x) is x and alone.part(x) is x and alone.joined_rows(x, 5) is x
+    assert alone.gather(3) == [3] and alone.first_does(lambda: 4) == 4
+    assert torch.equal(alone.mean(x), x) and alone.total(x) is x and alone.part(x) is x and alone.joined_rows(x, 5) is x
     module = torch.nn.Identity()
     assert alone.averaged(module) is module
     with joined() as ranks:
@@ -208,6 +212,53 @@ def test_processes_that_find_no_connection_are_told(monkeypatch):
         monkeypatch.setenv(name, value)
     with pytest.raises(bp.UserError, match=r"process 1 of 2 found no connection .* 127\.0\.0\.1:none"), joined():
         pass
+
+
+# -- one copy of a large data set on a machine -------------------------------------------------------------------------
+#: {case: (how often each of two processes loaded, the error of both, what rank 0 warned of)}.
+IN_COMMON = {
+    "large": ([1, 0], None, None),
+    "small": ([1, 1], None, None),
+    "a machine each": ([1, 1], None, None),
+    "elsewhere": ([1, 1], None, "mmap can only be used"),
+    "gone": ([1, 1], None, "No such file or directory"),
+    "no cache": ([1, 1], None, "a file"),
+    "first fails": ([1, 0], ("Agreed", "rank 0 has no such file"), None),
+    "second fails": ([1, 1], ("Agreed", "rank 1 has no such file"), None),
+}
+
+
+@pytest.mark.parametrize("case", IN_COMMON)
+def test_every_process_has_the_data_set_or_the_error(results, case):
+    (calls, error, words), both = IN_COMMON[case], [rank["rows_in_common"][case] for rank in results[0]]
+    assert [result["calls"] for result in both] == calls and [result["error"] for result in both] == [error] * 2
+    if words is None:
+        assert not any(result["said"] for result in both)
+    else:
+        (said,) = both[0]["said"]
+        assert said.startswith("processes hold a copy of the data each") and words in said and not both[1]["said"]
+    data = bp.load_data(results[1] / "rows.npz")
+    for found in (result["data"] for result in both if error is None):
+        assert (found.schema, found.split, found.fingerprint) == (data.schema, data.split, data.fingerprint)
+        assert all(torch.equal(rows, found.parts()[name]) for name, rows in data.parts().items())
+        assert all(rows.is_contiguous() for rows in found.parts().values())
+
+
+def test_a_large_set_is_in_memory_once_and_private_and_its_file_has_no_name(results):
+    """Both have read all of it and hold no byte of their own; nothing is left behind by processes that are killed."""
+    data, both = bp.load_data(results[1] / "rows.npz"), [rank["rows_in_common"] for rank in results[0]]
+    assert [result["large"]["own"] for result in both] == [0, 0]
+    assert min(result["small"]["own"] for result in both) >= data.x_train.nbytes
+    first, second = (result["changed by one"]["data"].x_train for result in both)
+    assert (first == 7).all() and torch.equal(second, data.x_train)
+    assert len(both[0]["large"]["files"]) == 2
+    assert not any(names for result in both for case in result.values() for names in case["files"])
+
+
+def test_a_process_alone_just_loads():
+    data = bp.load_data("toy-curve")
+    assert load_together(Ranks(), lambda: data) is data
+    assert all(rows is data.parts()[name] for name, rows in data.to("cpu").parts().items())  # and moves no row
 
 
 # -- the command line --------------------------------------------------------------------------------------------

@@ -9,10 +9,12 @@ import torch
 from matplotlib.figure import Figure as Page
 
 import bnn_pyro as bp
-from bnn_pyro.reports.page import Picture, comparison_html, run_card, run_html
+from bnn_pyro.reports.page import Picture, read_texts, run_card, run_html
 from bnn_pyro.reports.ranking import Ranking, ranked
 from bnn_pyro.reports.tables import RunFacts, difference, estimate, plain_table, run_table, told
-from bnn_pyro.runs.figures import FIGURES, Outside, Scene, draw_all, figures_of
+from bnn_pyro.runs import figures
+from bnn_pyro.runs.compare import show_comparison
+from bnn_pyro.runs.figures import EvaluatedRun, Outside, draw_all, figures_of
 
 BASELINE = RunFacts(
     label="mlp (map)",
@@ -55,12 +57,7 @@ RUN = dataclasses.replace(
 )
 
 
-@pytest.fixture
-def picture(tmp_path):
-    page = Page(figsize=(1, 1))
-    page.add_subplot()
-    page.savefig(tmp_path / "p.png")
-    return Picture("p", (tmp_path / "p.png").read_bytes(), "A title", "A sentence.")
+PICTURE = Picture.of("p", Page(figsize=(1, 1)).add_subplot(), "A title", "A sentence.")
 
 
 @pytest.mark.parametrize(
@@ -82,43 +79,29 @@ def test_verdict_follows_the_interval_and_the_direction(name, low, high, words):
     )
 
 
-def test_nominal_metrics_have_no_verdict():
+def test_numbers_are_rounded_as_their_kind_and_nominal_metrics_have_no_verdict():
     found = {"coverage_95": -0.1, "coverage_95_low": -0.2, "coverage_95_high": -0.05}
     assert difference(found, "coverage_95", "regression") == ("-10.00 pp", "[-20.00, -5.00]", "")
-
-
-def test_numbers_are_rounded_as_their_kind():
-    assert estimate({"error": 0.0142, "error_low": 0.012, "error_high": 0.0166}, "error") == (
-        "1.42 %",
-        "[1.20, 1.66]",
-        "",
-    )
+    error = estimate({"error": 0.0142, "error_low": 0.012, "error_high": 0.0166}, "error")
+    assert error == ("1.42 %", "[1.20, 1.66]", "")
     assert estimate({"rmse": 53.219, "rmse_low": 49.0, "rmse_high": 12345.6}, "rmse") == ("53.2", "[49, 12,346]", "")
     assert estimate({}, "rmse") is None
     assert plain_table(["", "a"], [["x", None], ["yy", 1]]) == "    a\nx   –\nyy  1"
 
 
-def test_report_says_what_was_run_and_found(picture):
-    html = run_html(RUN, [picture])
+def test_a_report_says_what_was_run_and_found_is_self_contained_and_escaped():
+    html = run_html(RUN, [PICTURE])
     for words in ("0.25", "[0.2, 0.31]", "0.4", "-0.15", "[-0.2, -0.05]", "better", "f00d", "hidden 8/4", "1.2 s"):
         assert words in html, words
     assert "train --config runs/a/config.json" in html and "One seed and one split" in html
-    assert "Temperature" not in html
-
-
-def test_report_is_self_contained_and_escaped(picture):
-    html = run_html(RUN, [picture])
+    cold = {**RUN.recipe, "inference_settings": {"temperature": 0.1}}
+    assert "Temperature" not in html and "Temperature 0.1" in run_html(dataclasses.replace(RUN, recipe=cold), [])
     assert "<b>scikit-learn</b>" not in html and "&lt;b&gt;scikit-learn" in html
     assert not re.findall(r"(?:src|href)=\"(?!data:image/png;base64,)", html) and "http" not in html.replace(
         "https://", ""
     )
     assert html.count("data:image/png;base64,iVBOR") == 1 and 'alt="A title"' in html
     assert 'name="viewport"' in html and "@media print" in html
-
-
-def test_a_temperature_is_named():
-    cold = {**RUN.recipe, "inference_settings": {"temperature": 0.1}}
-    assert "Temperature 0.1" in run_html(dataclasses.replace(RUN, recipe=cold), [])
 
 
 def test_card_has_front_matter_from_the_metrics():
@@ -131,17 +114,11 @@ def test_card_has_front_matter_from_the_metrics():
     assert "| nll | 0.25 [0.2, 0.31] | 0.4 [0.3, 0.5] | -0.15 [-0.2, -0.05] better |" in lines
 
 
-def test_comparison_takes_differences_to_the_first():
-    html = comparison_html([BASELINE, RUN], {RUN.label: RUN.differences})
-    assert html.index("mlp (map)") < html.index("mean-field (svi)") or "mean-field (svi) is better than mlp" in html
-    assert "-0.15" in html and "nll: mean-field (svi) is better than mlp (map)" in html
-
-
 BAD = {"level": "bad", "about": "overall", "sentence": "Not converged: R-hat is 1.2 <at most>. Try more draws."}
 FINE = {"level": "good", "about": "divergences", "sentence": "No transition diverged."}
 
 
-def test_chains_that_have_not_converged_are_the_first_thing_to_read():
+def test_chains_that_have_not_converged_are_the_first_thing_to_read_and_others_one_sentence():
     run = dataclasses.replace(RUN, convergence={"verdicts": [BAD, FINE]})
     html, card = run_html(run, []), run_card(run)
     assert html.index("<b>Problem</b>") < html.index("Not converged") < html.index("On 300 test rows")
@@ -149,8 +126,6 @@ def test_chains_that_have_not_converged_are_the_first_thing_to_read():
     assert card.index("**Problem.** Not converged") < card.index("## Use")
     assert "Problem  Not converged" in run_table(run) and "`diagnose runs/a`" in run_table(run)
 
-
-def test_chains_that_have_converged_take_one_quiet_sentence():
     good = {**BAD, "level": "good", "sentence": "The chains agree."}
     run = dataclasses.replace(RUN, convergence={"verdicts": [good, FINE]})
     html = run_html(run, [])
@@ -159,11 +134,11 @@ def test_chains_that_have_converged_take_one_quiet_sentence():
     assert "chains agree" not in run_html(RUN, []), "no chains, nothing said"
 
 
-def test_a_comparison_has_its_rankings_before_its_metrics():
-    ranking = Ranking(
-        "Ranking by PSIS-LOO", "A sentence.", ranked({"a": np.zeros(3), "b": np.ones(3)}), [("c", "<why>")]
-    )
-    html = comparison_html([BASELINE, RUN], {RUN.label: RUN.differences}, rankings=[ranking])
+def test_a_comparison_has_its_rankings_and_differences_to_the_first():
+    ranked_ones = ranked({"a": np.zeros(3), "b": np.ones(3)})
+    ranking = Ranking("Ranking by PSIS-LOO", "A sentence.", ranked_ones, [("c", "<why>")])
+    _, html = show_comparison([BASELINE, RUN], {RUN.label: RUN.differences}, [ranking], [])
+    assert "-0.15" in html and "nll: mean-field (svi) is better than mlp (map)" in html
     assert html.index("Ranking by PSIS-LOO") < html.index("Metrics on the same test rows")
     assert html.index('scope="row">b<') < html.index('scope="row">a<') and "&lt;why&gt;" in html and "-3.0" in html
 
@@ -173,7 +148,7 @@ def scene(name, baseline=False, **options):
     data = bp.load_data(name, **options)
     posterior = bp.fit(bp.MeanField(hidden=(4,)), data, bp.SVI(epochs=2), device="cpu", progress=False)
     prediction = bp.predict(posterior, data.x_test, num_draws=4)
-    return Scene(posterior, data, 4, prediction, prediction if baseline else None)
+    return EvaluatedRun(posterior, data, 4, prediction, prediction if baseline else None)
 
 
 COMMON = ["reliability", "confidence-histogram", "selective-risk", "confusion-matrix"]
@@ -190,26 +165,37 @@ def test_figures_suit_task_and_shape(name):
     assert list(figures_of(scene(name))) == [*WANTED[name], "training-curves"]
 
 
-def test_two_features_are_mapped_and_drawn(tmp_path):
+def few(monkeypatch, *names):
+    """Only these figures are drawn: drawing takes most of the time."""
+    names += ("outside-letters",)
+
+    def kept(run):
+        return {name: draw for name, draw in figures_of(run).items() if name in names}
+
+    monkeypatch.setattr(figures, "figures_of", kept)
+
+
+def test_two_features_are_mapped_and_drawn(tmp_path, monkeypatch):
     found = scene("breast-cancer", features=["mean radius", "mean texture"])
-    pictures = draw_all(found, tmp_path)
-    names = [p.name for p in pictures]
-    assert names[:2] == ["decision-boundary", "epistemic-map"]
-    assert all(p.png.startswith(b"\x89PNG") and p.sentence.endswith(".") for p in pictures)
+    assert list(figures_of(found))[:2] == ["decision-boundary", "epistemic-map"]
+    few(monkeypatch, "decision-boundary", "epistemic-map")
+    for picture in draw_all(found, tmp_path):
+        assert picture.png.startswith(b"\x89PNG") and (tmp_path / f"{picture.name}.png").read_bytes() == picture.png
 
 
-def test_inputs_from_elsewhere_are_drawn_and_old_figures_removed(tmp_path):
+def test_inputs_from_elsewhere_are_drawn_and_old_figures_removed(tmp_path, monkeypatch):
+    few(monkeypatch, "reliability", "entropy-histograms")
     inside = scene("digits", baseline=True, limit=50)
     x = torch.zeros(4, 1, 8, 8)
-    prediction = inside.at(x)
-    other = Outside("letters", x, prediction, prediction)
+    prediction = inside.predict(x)
     (tmp_path / "mine.png").write_bytes(b"mine")
-    draw_all(dataclasses.replace(inside, outside=[other]), tmp_path)
-    assert {"outside-letters.png", "entropy-histograms.png"} <= {p.name for p in tmp_path.iterdir()}
+    draw_all(dataclasses.replace(inside, outside=[Outside("letters", x, prediction, prediction)]), tmp_path)
+    names = {"outside-letters.png", "entropy-histograms.png", "reliability.png", "mine.png"}
+    assert {p.name for p in tmp_path.iterdir()} == names
     draw_all(inside, tmp_path)
-    left = {p.name for p in tmp_path.iterdir()}
-    assert "outside-letters.png" not in left and "entropy-histograms.png" not in left and "mine.png" in left
+    assert {p.name for p in tmp_path.iterdir()} == {"reliability.png", "mine.png"}
 
 
 def test_every_figure_has_a_sentence():
-    assert all(len(f.sentence) > 40 and f.sentence.endswith(".") and f.title for f in FIGURES.values())
+    for words in read_texts("figures").values():
+        assert all(len(w["sentence"]) > 40 and w["sentence"].endswith(".") and w["title"] for w in words.values())

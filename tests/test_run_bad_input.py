@@ -54,10 +54,7 @@ TRAIN = {
     "method of another variant": (["mlp", "--inference", "svi"], "svi needs a guide"),
     "unknown activation": (["--activation", "relo"], "did you mean 'relu'"),
     "unknown prior": (["--prior", "norml:1"], "did you mean 'normal'"),
-    "unknown task": (
-        ["--data", "DIR/fine.csv", "--target", "price", "--task", "regresion"],
-        "did you mean 'regression'",
-    ),
+    "unknown task": (["--data", "DIR/fine.csv", "--target", "price", "--task", "regresion"], "mean 'regression'"),
     "unknown noise": (["--data", "toy-curve", "--noise", "lerned"], "noise must be"),
     "unknown setting": (["--set", "epoch=3"], "did you mean 'epochs'"),
     "setting without a value": (["--set", "epochs"], "KEY=VALUE"),
@@ -90,14 +87,12 @@ TRAIN = {
     "resuming with another seed": (["--out", "RUNS/digits", "--resume", "--seed", "5"], "seed 0, not 5"),
     "resume and overwrite": (["--out", "RUNS/digits", "--resume", "--overwrite"], "one of them"),
 }
+TO = ["--output", "DIR/p.csv"]
 OTHERS = {
     "no run": (["evaluate", "DIR/nowhere"], "no run folder"),
     "evaluating what is no run": (["evaluate", "DIR/other"], "is not a run"),
     "unfinished": (["evaluate", "DIR/unfinished"], "--resume"),
-    "truncated posterior": (
-        ["predict", "DIR/truncated", "--input", "DIR/fine.csv", "--output", "DIR/p.csv"],
-        "truncated",
-    ),
+    "truncated posterior": (["predict", "DIR/truncated", "--input", "DIR/fine.csv", *TO], "truncated"),
     "tampered posterior": (["evaluate", "DIR/tampered"], "altered"),
     "edited posterior": (["evaluate", "DIR/edited"], "altered"),
     "data of another shape": (["evaluate", "RUNS/digits", "--data", "breast-cancer"], "shape (30,)"),
@@ -105,11 +100,8 @@ OTHERS = {
     "labels outside the classes": (["evaluate", "RUNS/digits", "--data", "DIR/labels.npz"], "class '10'"),
     "unknown outside data": (["evaluate", "RUNS/digits", "--ood", "nose"], "did you mean 'noise'"),
     "outside data of another shape": (["evaluate", "RUNS/digits", "--ood", "diabetes"], "(10,)"),
-    "an image that is none": (
-        ["predict", "RUNS/digits", "--input", "DIR/picture.png", "--output", "DIR/p.csv"],
-        "no image",
-    ),
-    "a missing column": (["predict", "RUNS/houses", "--input", "DIR/fine.csv", "--output", "DIR/p.csv"], "'town'"),
+    "an image that is none": (["predict", "RUNS/digits", "--input", "DIR/picture.png", *TO], "no image"),
+    "a missing column": (["predict", "RUNS/houses", "--input", "DIR/fine.csv", *TO], "'town'"),
     "an output that exists": (["predict", "RUNS/houses", "--input", "DIR/fine.csv", "--output", "DIR/file"], "exists"),
     "comparing other rows": (["compare", "RUNS/digits", "RUNS/houses"], "other test rows"),
     "comparing one": (["compare", "RUNS/digits"], "two run folders"),
@@ -136,22 +128,17 @@ def check_refused(argv, words, bad, runs, capsys):
     lines = told.err.strip().splitlines()
     assert len(lines) == 1 and lines[0].startswith("error: "), told.err
     assert words in lines[0] and "Traceback" not in told.out + told.err
-    assert (snapshot(bad), snapshot(runs)) == before
+    assert (snapshot(bad), snapshot(runs)) == before and not (bad / "new").exists()
 
 
-@pytest.mark.parametrize("case", TRAIN)
-def test_bad_input_to_train(case, bad, runs, capsys):
-    arguments, words = TRAIN[case]
-    out = [] if "--out" in arguments else ["--out", "DIR/new"]
-    check_refused(["train", *arguments, *out, "--quiet"], words, bad, runs, capsys)
-    assert not (bad / "new").exists()
-
-
-@pytest.mark.parametrize("case", OTHERS)
-def test_bad_input_to_the_others(case, bad, runs, capsys):
-    argv, words = OTHERS[case]
-    quiet = ["--quiet"] if argv[0] in ("evaluate", "predict", "compare", "diagnose") else []
-    check_refused([*argv, *quiet], words, bad, runs, capsys)
+@pytest.mark.parametrize("case", [*TRAIN, *OTHERS])
+def test_bad_input(case, bad, runs, capsys):
+    argv, words = TRAIN.get(case) or OTHERS[case]
+    if case in TRAIN:
+        argv = ["train", *argv, *([] if "--out" in argv else ["--out", "DIR/new"]), "--quiet"]
+    elif argv[0] in ("evaluate", "predict", "compare", "diagnose"):
+        argv = [*argv, "--quiet"]
+    check_refused(argv, words, bad, runs, capsys)
 
 
 def test_cuda_asked_for_and_absent(bad, runs, capsys, monkeypatch):

@@ -4,10 +4,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
+from programs import OFTEN, wait_for
 from run_folders import SMALL, same, tensors
 
 from bnn_pyro.inference import optimise
@@ -43,23 +43,15 @@ def test_a_signal_leaves_a_checkpoint_that_goes_on_to_the_same_result(number, tm
 
 @pytest.mark.usefixtures("no_figures")
 def test_a_killed_run_resumes_to_the_same_weights(tmp_path):
-    command = ["train", *LONG, *SMALL, "--epochs", "150"]
+    command = ["train", *LONG, *SMALL, "--epochs", "100"]
     killed, whole = tmp_path / "killed", tmp_path / "whole"
-    often = (
-        "import sys, torch; torch.set_num_threads(1)\n"
-        "from bnn_pyro.checkpoint import Checkpoint; Checkpoint.__init__.__defaults__ = (None, 0.0)\n"
-        "from bnn_pyro.run import main; sys.exit(main(sys.argv[1:]))"
-    )
-    process = subprocess.Popen([sys.executable, "-c", often, *command, "--out", str(killed)])
+    process = subprocess.Popen([sys.executable, "-c", OFTEN, *command, "--out", str(killed)])
     checkpoint = killed / "checkpoint" / "training.pt"
-    limit = time.monotonic() + 60
-    while not checkpoint.exists() and process.poll() is None and time.monotonic() < limit:
-        time.sleep(0.01)
-    time.sleep(0.3)
+    wait_for(checkpoint, process)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     step = torch.load(checkpoint, weights_only=True)["state"]["step"]
-    assert 0 < step < 150 * 7 and not (killed / "posterior.pt").exists()
+    assert 0 < step < 100 * 7 and not (killed / "posterior.pt").exists()
     assert main(["train", "--resume", "--out", str(killed), "--quiet"]) == 0
     assert main([*command, "--out", str(whole)]) == 0
     assert same(killed, whole)

@@ -22,7 +22,7 @@ from bnn_pyro.inference.linear import LinearLogJoint, stochastic_log_joint
 from bnn_pyro.inference.log_joint import LogJoint
 from bnn_pyro.inference.potential import Potential
 from bnn_pyro.inference.sg_chains import Batches, Plan, Stored, parse_schedule
-from bnn_pyro.parts.gamma_prior import GammaNormal
+from bnn_pyro.parts.priors import GammaNormal
 
 CHAINS, FRICTION = 400, 0.1
 PROBLEM = correlated(num=60, inputs=3)

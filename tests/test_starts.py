@@ -10,7 +10,7 @@ import bnn_pyro as bp
 from bnn_pyro.checks.linear_regression import correlated
 from bnn_pyro.inference.curvature import coordinates
 from bnn_pyro.inference.potential import Potential, Space
-from bnn_pyro.inference.starts import STARTS, starting_points
+from bnn_pyro.inference.sampler import STARTS, starting_points
 
 
 def starts(problem, how, num=8, entry=None, jitter=1.0, seed=3, white=False, temperature=1.0):
@@ -50,8 +50,7 @@ def test_prior_starts_are_draws_of_the_prior():
     assert norm.cdf(unit.numpy()).max() > 0.99
 
 
-@pytest.mark.parametrize("white", [False, True], ids=["plain", "whitened"])
-@pytest.mark.parametrize("temperature", [1.0, 0.25])
+@pytest.mark.parametrize(("white", "temperature"), [(False, 0.25), (True, 1.0)], ids=["plain", "whitened"])
 def test_map_starts_are_at_the_mode(white, temperature):
     """Of a linear model there is one, and it is the mean: of the posterior at the temperature that is sampled."""
     problem = correlated(num=40, noise=1.4, prior_scale=0.3)
@@ -71,9 +70,8 @@ def test_map_starts_of_a_network_are_modes_of_their_own():
     assert torch.cdist(climbed, climbed).add(torch.eye(4)).min() > 0.1
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.25])
-def test_svi_starts_are_near_the_posterior(temperature):
-    problem = correlated(num=40, noise=1.4, prior_scale=0.3)
+def test_svi_starts_are_near_the_posterior():
+    temperature, problem = 0.25, correlated(num=40, noise=1.4, prior_scale=0.3)
     potential, z = starts(problem, "svi", 200, temperature=temperature)
     object.__setattr__(problem, "noise", 1.4 * math.sqrt(temperature))
     unit = (flat(potential, z) - problem.mean) / problem.mean_field_scale
@@ -82,8 +80,8 @@ def test_svi_starts_are_near_the_posterior(temperature):
 
 @pytest.mark.parametrize("how", STARTS)
 def test_starts_are_finite_and_repeat(how, monkeypatch):
-    monkeypatch.setattr("bnn_pyro.inference.starts.SVI_STEPS", 50)
-    monkeypatch.setattr("bnn_pyro.inference.starts.STEPS", 100)
+    monkeypatch.setattr("bnn_pyro.inference.sampler.SVI_STEPS", 50)
+    monkeypatch.setattr("bnn_pyro.inference.sampler.STEPS", 100)
     problem, entry = correlated(num=20), bp.MeanField(hidden=(2,))
     potential, z = starts(problem, how, 3, entry)
     density, gradient = potential(z)
@@ -122,8 +120,3 @@ def test_a_start_without_density_is_drawn_again(how):
 def test_no_start_of_finite_density(how):
     with pytest.raises(bp.UserError, match=r"chain 1 has no start where the log density .*are finite \(start="):
         starting_points(Walled(-100.0), None, None, None, how, 2)
-
-
-def test_an_unknown_start():
-    with pytest.raises(bp.UserError, match=r"unknown start 'mode'"):
-        bp.NUTS(start="mode")

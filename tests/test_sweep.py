@@ -4,19 +4,20 @@ import csv
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
-import time
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from programs import OFTEN, wait_for
 from run_folders import same, small_table
 
 from bnn_pyro.errors import UserError
 from bnn_pyro.run import main
-from bnn_pyro.runs.environment import typed_command
+from bnn_pyro.runs.recipe import typed_command
 from bnn_pyro.runs.sweep import failure_text
 from bnn_pyro.runs.sweep_report import sweep_text
 
@@ -33,28 +34,30 @@ inference_settings = { epochs = 4, batch_size = 16 }
 num_draws = 5
 device = "cpu"
 """
-MLP = """
-[recipes.mlp]
-variant = "mlp"
-variant_settings = { hidden = [6] }
-inference_settings = { epochs = 4, batch_size = 16 }
-device = "cpu"
-"""
-DIVERGING = MLP.replace("recipes.mlp", "recipes.diverging").replace("epochs = 4", "epochs = 4, lr = 1e20")
+MLP = MEAN_FIELD.replace("mean-field", "mlp")
+DIVERGING = MLP.replace("recipes.mlp]", 'recipes.diverging]\nvariant = "mlp"').replace("= 4", "= 4, lr = 1e20")
 
 
 @pytest.fixture(scope="module")
-def table(tmp_path_factory):
-    return small_table(tmp_path_factory.mktemp("table") / "houses.csv")
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory, table):
-    """(the SPEC, its folder, the exit code): two recipes, one of them diverging, on two splits."""
+def made(tmp_path_factory):
+    """(the SPEC, its folder, the exit code): three recipes, one of them diverging, on two splits."""
     folder = tmp_path_factory.mktemp("made")
     spec = folder / "s.toml"
-    spec.write_text(DATA.format(table=table) + MEAN_FIELD + DIVERGING)
+    spec.write_text(DATA.format(table=small_table(folder / "houses.csv")) + MEAN_FIELD + MLP + DIVERGING)
     return spec, folder / "out", sweep(spec, folder / "out")
+
+
+@pytest.fixture
+def copied(made, tmp_path, monkeypatch):
+    """(what writes another SPEC, that SPEC, a copy of the folder); reports have no figures, which take most time."""
+    monkeypatch.setattr("bnn_pyro.runs.sweep_report.LABELS", {})
+    shutil.copytree(made[1], tmp_path / "out")
+    spec = tmp_path / "s.toml"
+
+    def write(*recipes, table=made[0].with_name("houses.csv"), before=""):
+        spec.write_text(before + DATA.format(table=table) + "".join(recipes))
+
+    return write, spec, tmp_path / "out"
 
 
 def sweep(spec, out, *more):
@@ -73,19 +76,18 @@ def results(folder):
     return json.loads((folder / "sweep.json").read_text())
 
 
-def test_a_fit_that_fails_is_told_and_the_others_are_made(made, capsys):
+def test_a_fit_that_fails_is_told_and_the_others_are_made(made):
     _, out, code = made
     assert code == 1
     fits = results(out)["fits"]
-    assert [(fit["name"], fit["status"]) for fit in fits] == [
+    assert [(fit["name"], fit["status"]) for fit in fits[::2]] == [
         ("mean-field-houses-seed0-split0", "finished"),
         ("diverging-houses-seed0-split0", "failed"),
-        ("mean-field-houses-seed0-split1", "finished"),
-        ("diverging-houses-seed0-split1", "failed"),
+        ("mlp-houses-seed0-split1", "finished"),
     ]
-    assert all("the loss became" in fit["error"] for fit in fits[1::2])
+    assert all("the loss became" in fit["error"] for fit in fits[2::3])
     page = (out / "sweep.html").read_text()
-    assert "Fits that failed" in page and "the loss became" in page and "2 of 4 fits · 2 failed" in page
+    assert "Fits that failed" in page and "the loss became" in page and "4 of 6 fits · 2 failed" in page
     assert (out / "figures" / "sweep-rmse.png").read_bytes()[:4] == b"\x89PNG"
     rows = list(csv.DictReader((out / "results.csv").read_text().splitlines()))
     assert [row["status"] for row in rows] == [fit["status"] for fit in fits]
@@ -93,23 +95,23 @@ def test_a_fit_that_fails_is_told_and_the_others_are_made(made, capsys):
 
 
 def test_the_summary_is_that_of_the_metrics(made):
-    _, out, _ = made
-    found = results(out)
+    found = results(made[1])
     (on,) = found["summary"]
-    values = [fit["metrics"]["nll"] for fit in found["fits"] if fit["status"] == "finished"]
+    values = [fit["metrics"]["nll"] for fit in found["fits"] if fit["recipe"] == "mean-field"]
     told = on["recipes"]["mean-field"]["metrics"]["nll"]
     half = abs(values[0] - values[1]) / 2  # sd/√2 of two values
     assert told["value"] == pytest.approx(sum(values) / 2)
     assert told["error"] == pytest.approx(half * (1 + 2 * 9 / 42) ** 0.5)  # 9 test rows, 42 to train on
 
 
-def test_errors_over_seeds_include_the_test_rows_that_all_share(table, tmp_path):
-    spec, out = tmp_path / "s.toml", tmp_path / "out"
-    spec.write_text("seeds = [0, 1]\n" + DATA.format(table=table).replace("[0, 1]", "[3]") + MEAN_FIELD + MLP)
+def test_errors_over_seeds_include_the_test_rows_that_all_share(copied):
+    write, spec, out = copied
+    write(MEAN_FIELD, MLP, before="seeds = [0, 1]\n")
+    spec.write_text(spec.read_text().replace("splits = [0, 1]", "splits = [1]"))
     assert sweep(spec, out) == 0
     values, resampled = [], []
     for name in ("mean-field", "mlp"):
-        runs = [out / f"{name}-houses-seed{seed}-split3" for seed in (0, 1)]
+        runs = [out / f"{name}-houses-seed{seed}-split1" for seed in (0, 1)]
         values.append([json.loads((run / "metrics.json").read_text())["nll"] for run in runs])
         resampled.append([np.load(run / "test-replicates.npz")["nll"] for run in runs])
     of_seeds, of_rows = np.subtract(*values), np.subtract(*resampled).mean(0)
@@ -120,54 +122,45 @@ def test_errors_over_seeds_include_the_test_rows_that_all_share(table, tmp_path)
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_every_fit_is_a_run_that_other_commands_take(made, table):
-    _, out, _ = made
+def test_every_fit_is_a_run_that_other_commands_take_and_train_makes(made, copied, tmp_path):
+    _, _, out = copied
     first, second = (out / f"mean-field-houses-seed0-split{k}" for k in (0, 1))
     assert not (first / "report.html").exists()
     # What the user typed, not what a worker was started with.
     assert json.loads((first / "environment.json").read_text())["command"] == typed_command()
     assert main(["evaluate", str(first), "--quiet"]) == 0
     assert (first / "report.html").exists()
+    table = made[0].with_name("houses.csv")
     assert main(["predict", str(second), "--input", str(table), "--output", str(second / "p.csv"), "--quiet"]) == 0
+    again = tmp_path / "again"
+    assert main(["train", "--config", str(second / "config.json"), "--out", str(again), "--quiet"]) == 0
+    assert same(second, again) and (second / "metrics.json").read_bytes() == (again / "metrics.json").read_bytes()
 
 
-def test_a_fit_is_what_train_makes_of_its_recipe(made, tmp_path, monkeypatch):
-    monkeypatch.setattr("bnn_pyro.runs.evaluate.draw_all", lambda scene, folder: [])
-    _, out, _ = made
-    run = out / "mean-field-houses-seed0-split1"
-    assert main(["train", "--config", str(run / "config.json"), "--out", str(tmp_path / "again"), "--quiet"]) == 0
-    assert same(run, tmp_path / "again")
-    assert json.loads((run / "metrics.json").read_text()) == json.loads((tmp_path / "again/metrics.json").read_text())
-
-
-def test_the_same_command_again_makes_only_what_is_missing(table, tmp_path, capsys):
-    spec, out = tmp_path / "s.toml", tmp_path / "out"
-    spec.write_text(DATA.format(table=table) + MEAN_FIELD)
-    assert sweep(spec, out) == 0
+def test_the_same_command_again_makes_only_what_is_missing(copied, capsys):
+    write, spec, out = copied
+    write(MEAN_FIELD)
     first, second = (out / f"mean-field-houses-seed0-split{k}" for k in (0, 1))
     before, scored = (times(first), times(second)), scores(out)
     assert sweep(spec, out) == 0
     assert (times(first), times(second)) == before
     (second / "metrics.json").unlink()  # as if it had been killed before it was scored
-    spec.write_text("seeds = [0, 1]\n" + DATA.format(table=table) + MEAN_FIELD + MLP)
+    write(MEAN_FIELD, before="seeds = [0, 1]\n")
     capsys.readouterr()
     assert main(["sweep", str(spec), "--out", str(out), "--dry-run", "--quiet"]) == 0
     told = capsys.readouterr().out
-    assert "8 fits" in told and "1 finished" in told and "1 begun" in told and "6 missing" in told
+    assert "4 fits" in told and "1 finished" in told and "1 begun" in told and "2 missing" in told
     assert sweep(spec, out) == 0
     assert times(first) == before[0]
     assert times(second)["posterior.pt"] == before[1]["posterior.pt"]
-    assert scores(out).items() > scored.items() and len(scores(out)) == 8
+    assert scores(out).items() > scored.items() and len(scores(out)) == len(scored) + 2
 
 
-def test_other_settings_under_the_same_name_are_refused_or_replaced(table, tmp_path, capsys):
-    spec, out = tmp_path / "s.toml", tmp_path / "out"
-    spec.write_text(DATA.format(table=table) + MEAN_FIELD + MLP)
-    assert sweep(spec, out) == 0
+def test_other_settings_under_the_same_name_are_refused_or_replaced(copied, capsys):
+    write, spec, out = copied
     kept, before = out / "mlp-houses-seed0-split0", scores(out)
     untouched = times(kept)
-    spec.write_text(DATA.format(table=table) + MEAN_FIELD.replace("epochs = 4", "epochs = 5") + MLP)
-    capsys.readouterr()
+    write(MEAN_FIELD.replace("epochs = 4", "epochs = 5"), MLP)
     assert sweep(spec, out) == 2
     told = capsys.readouterr().err
     assert (
@@ -182,28 +175,25 @@ def test_other_settings_under_the_same_name_are_refused_or_replaced(table, tmp_p
     ]  # fmt: skip
 
 
-def test_other_numbers_of_draws_are_scored_again_without_training(table, tmp_path):
-    spec, out = tmp_path / "s.toml", tmp_path / "out"
-    spec.write_text(DATA.format(table=table) + MEAN_FIELD)
-    assert sweep(spec, out) == 0
+def test_other_numbers_of_draws_are_scored_again_without_training(copied):
+    write, spec, out = copied
     run = out / "mean-field-houses-seed0-split0"
     before, scored = times(run), scores(out)
-    spec.write_text(DATA.format(table=table) + MEAN_FIELD.replace("num_draws = 5", "num_draws = 7"))
+    write(MEAN_FIELD.replace("num_draws = 5", "num_draws = 7"))
     assert sweep(spec, out) == 0
     assert times(run)["posterior.pt"] == before["posterior.pt"] and scores(out) != scored
     assert json.loads((run / "metrics.json").read_text())["num_draws"] == 7
 
 
-def test_changed_data_are_noticed(table, tmp_path, capsys):
-    own = tmp_path / "own.csv"
-    own.write_bytes(table.read_bytes())
-    spec, out = tmp_path / "s.toml", tmp_path / "out"
-    spec.write_text(DATA.format(table=own) + MEAN_FIELD)
+def test_changed_data_are_noticed(made, copied, tmp_path, capsys):
+    write, spec, _ = copied
+    own, out = tmp_path / "own.csv", tmp_path / "own"
+    own.write_bytes(made[0].with_name("houses.csv").read_bytes())
+    write(MLP, table=own)
     assert sweep(spec, out) == 0
     before = scores(out)
     small_table(own, rows=64)
-    spec.write_text(DATA.format(table=own) + MEAN_FIELD + MLP)
-    capsys.readouterr()
+    write(MLP, MEAN_FIELD, table=own)
     assert sweep(spec, out) == 2
     assert "the rows of data 'houses' are not those" in capsys.readouterr().err
     assert sweep(spec, out, "--overwrite") == 0
@@ -211,24 +201,22 @@ def test_changed_data_are_noticed(table, tmp_path, capsys):
     assert len(after) == 4 and all(after[name] != before[name] for name in before)
 
 
-def test_a_failed_fit_can_be_mended_in_the_spec(made, table, tmp_path):
-    spec, out = tmp_path / "s.toml", tmp_path / "out"
-    spec.write_text(DATA.format(table=table) + DIVERGING)
+def test_a_failed_fit_is_tried_again_and_can_be_mended(copied):
+    write, spec, out = copied
+    write(DIVERGING)
     assert sweep(spec, out) == 1
     assert "No fit is finished" in (out / "sweep.html").read_text()
-    assert sweep(spec, out) == 1, "it is tried again"
-    spec.write_text(DATA.format(table=table) + DIVERGING.replace("1e20", "0.01"))
+    write(DIVERGING.replace("1e20", "0.01"))
     assert sweep(spec, out) == 0
 
 
-def test_processes_make_the_same_fits_as_this_one(table, tmp_path):
-    spec = tmp_path / "s.toml"
-    spec.write_text(DATA.format(table=table) + MEAN_FIELD + MLP)
-    assert main(["sweep", str(spec), "--out", str(tmp_path / "here"), "--executor", "here", "--quiet"]) == 0
+def test_processes_make_the_same_fits_as_this_one(made, copied, tmp_path):
+    write, spec, here = copied
+    write(MEAN_FIELD)
     assert main(["sweep", str(spec), "--out", str(tmp_path / "two"), "--executor", "processes:2", "--quiet"]) == 0
-    assert scores(tmp_path / "here") == scores(tmp_path / "two") and len(scores(tmp_path / "two")) == 4
+    assert len(scores(tmp_path / "two")) == 2 and scores(tmp_path / "two").items() < scores(here).items()
     for name in scores(tmp_path / "two"):
-        assert same(tmp_path / "here" / name, tmp_path / "two" / name)
+        assert same(here / name, tmp_path / "two" / name)
 
 
 def test_fits_that_failed_alike_are_one_line():
@@ -238,41 +226,34 @@ def test_fits_that_failed_alike_are_one_line():
     assert sweep_text({"fits": fits}, []) == "\nfailed: a on d, 3 fits: it died"
 
 
-OFTEN = (
-    "import sys, torch; torch.set_num_threads(1)\n"
-    "from bnn_pyro.checkpoint import Checkpoint; Checkpoint.__init__.__defaults__ = (None, 0.0)\n"
-    "from bnn_pyro.run import main; sys.exit(main(sys.argv[1:]))"
-)
-
-
-def test_a_killed_sweep_goes_on_to_the_very_same_results(table, tmp_path):
-    spec, killed, whole = tmp_path / "s.toml", tmp_path / "killed", tmp_path / "whole"
-    text = DATA.format(table=table) + MLP + MEAN_FIELD.replace("epochs = 4", "epochs = 100")
-    spec.write_text(text)
+def test_a_killed_sweep_goes_on_to_the_very_same_results(copied, tmp_path):
+    write, spec, whole = copied
+    killed = tmp_path / "killed"
+    write(
+        MLP, MEAN_FIELD.replace("recipes.mean-field]", 'recipes.long]\nvariant = "mean-field"').replace("= 4", "= 60")
+    )
+    spec.write_text(spec.read_text().replace("splits = [0, 1]", "splits = [0]"))
     command = [sys.executable, "-c", OFTEN, "sweep", str(spec), "--out", str(killed), "--cores", "1", "--quiet"]
     process = subprocess.Popen(command)
-    checkpoint = killed / "mean-field-houses-seed0-split0" / "checkpoint" / "training.pt"
-    limit = time.monotonic() + 60
-    while not checkpoint.exists() and process.poll() is None and time.monotonic() < limit:
-        time.sleep(0.01)
-    time.sleep(0.2)
+    finished, cut_off = killed / "mlp-houses-seed0-split0", killed / "long-houses-seed0-split0"
+    wait_for(cut_off / "checkpoint" / "training.pt", process)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    finished = killed / "mlp-houses-seed0-split0"
-    assert checkpoint.is_file() and not (checkpoint.parents[1] / "posterior.pt").exists()
+    assert (cut_off / "checkpoint" / "training.pt").is_file() and not (cut_off / "posterior.pt").exists()
     before = times(finished)
     assert sweep(spec, killed) == 0 and sweep(spec, whole) == 0
     assert times(finished) == before
-    assert scores(killed) == scores(whole) and len(scores(whole)) == 4
-    for name in scores(whole):
-        assert same(killed / name, whole / name)
+    for name in scores(killed):
+        assert scores(killed)[name] == scores(whole)[name] and same(killed / name, whole / name)
+    assert len(scores(killed)) == 2
 
 
-def test_a_signal_stops_with_the_command_that_goes_on(table, tmp_path, monkeypatch, capsys):
+def test_a_signal_stops_with_the_command_that_goes_on(copied, tmp_path, monkeypatch, capsys):
     from bnn_pyro.inference import optimise
 
-    spec, out = tmp_path / "s.toml", tmp_path / "out"
-    spec.write_text(DATA.format(table=table) + MLP + MEAN_FIELD)
+    write, spec, _ = copied
+    out = tmp_path / "new"
+    write(MLP, MEAN_FIELD)
     check, calls = optimise.check_finite, []
 
     def check_and_stop(*args):
@@ -310,20 +291,14 @@ def test_two_sweeps_cannot_write_to_one_folder(made, capsys):
         (("--executor", "dsk:3"), "unknown executor 'dsk:3'"),
         (("--cores", "-1"), "cores must be a number of processes"),
         (("--dryrun",), "did you mean '--dry-run'?"),
+        ((), "exists and is not a sweep"),
     ],
 )
-def test_options_are_checked(more, said, table, tmp_path, capsys):
-    spec = tmp_path / "s.toml"
-    spec.write_text(DATA.format(table=table) + MLP)
-    assert main(["sweep", str(spec), "--out", str(tmp_path / "out"), "--quiet", *more]) == 2
+def test_options_and_folder_are_checked(more, said, made, tmp_path, capsys):
+    out = tmp_path / "out"
+    if not more:
+        out.mkdir()
+        (out / "thesis.tex").write_text("mine")
+    assert main(["sweep", str(made[0]), "--out", str(out), "--quiet", *more]) == 2
     assert said in capsys.readouterr().err
-
-
-def test_a_folder_of_something_else_is_not_touched(table, tmp_path, capsys):
-    spec = tmp_path / "s.toml"
-    spec.write_text(DATA.format(table=table) + MLP)
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "thesis.tex").write_text("mine")
-    assert sweep(spec, tmp_path / "out") == 2
-    assert "exists and is not a sweep" in capsys.readouterr().err
-    assert [p.name for p in (tmp_path / "out").iterdir()] == ["thesis.tex"]
+    assert more or [p.name for p in out.iterdir()] == ["thesis.tex"]

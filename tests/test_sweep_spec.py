@@ -6,9 +6,9 @@ from run_folders import small_table
 
 from bnn_pyro.errors import UserError
 from bnn_pyro.run import main
+from bnn_pyro.runs.sweep import check_tasks
 from bnn_pyro.runs.sweep_config import read_sweep_config
-from bnn_pyro.runs.sweep_figures import numeric_settings
-from bnn_pyro.runs.sweep_tasks import check_tasks, plan_tasks
+from bnn_pyro.runs.sweep_report import numeric_settings
 
 DATA = '[data.toy-curve]\n[data.houses]\nname = "houses.csv"\ntarget = "price"\n'
 RECIPES = '[recipes.mlp]\nvariant = "mlp"\n'
@@ -28,7 +28,7 @@ def spec(text):
 
 
 def plans(text):
-    return plan_tasks(spec(text))
+    return spec(text).tasks
 
 
 def test_a_grid_is_every_combination_of_its_values():
@@ -70,13 +70,14 @@ def test_all_recipes_come_before_the_next_split():
 def test_numeric_settings_of_grids_become_lines():
     found = numeric_settings(
         spec('[data.toy-curve]\n[recipes.mlp.grid]\nprior = ["normal:1", "normal:1e-1", "fan-in:3"]\nbias = [true]\n'
-             '[recipes.mean-field.grid]\nprior = ["normal:1", "normal:4"]\nhidden = [[5], [5, 5]]\n').recipes
+             '[recipes.mean-field.grid]\nprior = ["normal:1", "normal:4"]\nhidden = [[5], [5, 5]]\n').tasks
     )  # fmt: skip
-    assert [(s.key, s.kind) for s in found] == [("prior", "normal")]
-    assert {line: sorted(by) for line, by in found[0].lines.items()} == {
+    assert list(found) == [("prior", "normal")]
+    lines = found["prior", "normal"]
+    assert {line: sorted(by) for line, by in lines.items()} == {
         "mlp bias=true": [0.1, 1.0], "mean-field hidden=5": [1.0, 4.0], "mean-field hidden=5,5": [1.0, 4.0]
     }  # fmt: skip
-    assert found[0].lines["mean-field hidden=5"][4.0] == "mean-field prior=normal:4 hidden=5"
+    assert lines["mean-field hidden=5"][4.0] == "mean-field prior=normal:4 hidden=5"
 
 
 def test_a_variants_name_means_that_variant():
@@ -109,16 +110,16 @@ WRONG = {
     f'{DATA}{RECIPES}inference = "svi"\n': "svi needs a guide",
     f"{DATA}{RECIPES}epochs = 3\n": "'epochs' is a setting; write inference_settings = { epochs = … }",
     f"{DATA}{RECIPES}seed = 3\n": "unknown key in s.toml [recipes.mlp] 'seed'",
-    f"{DATA}{RECIPES}inference_settings = {{ epoch = 3 }}\n": "setting of map in s.toml [recipes.mlp] 'epoch'; did you",
+    f"{DATA}{RECIPES}inference_settings = {{ epoch = 3 }}\n": "[recipes.mlp] (mlp): unknown MAP setting 'epoch'; did",
     f"{DATA}{RECIPES}inference_settings = {{ epochs = 0.5 }}\n": "[recipes.mlp] (mlp): epochs takes whole numbers",
     f"{DATA}{RECIPES}num_draws = 0\n": "num_draws must be at least 1",
     f"{DATA}{RECIPES}grid = {{ hiden = [1] }}\n": "[recipes.mlp.grid] 'hiden'; did you mean 'hidden'?",
     f"{DATA}{RECIPES}grid = {{ lr = 0.1 }}\n": "[recipes.mlp.grid]: 'lr' must be a list of values",
     f"{DATA}{RECIPES}grid = {{ lr = [1, 1] }}\n": "'lr' has 1 twice",
     f"{DATA}{RECIPES}inference_settings = {{ lr = 1 }}\ngrid = {{ lr = [1] }}\n": "'lr' is in inference_settings too",
-    f'{DATA}{RECIPES}[recipes.MLP]\nvariant = "mlp"\n': "'mlp' and 'MLP' would share a folder; rename one",
+    f'{DATA}{RECIPES}[recipes.MLP]\nvariant = "mlp"\n': "and 'MLP' on 'toy-curve' would share a folder; rename",
     '[data.b-c]\nname = "digits"\n[data.c]\nname = "digits"\n[recipes.mlp]\n[recipes.mlp-b]\nvariant = "mlp"\n':
-    "share the folder",
+    "share a folder",
     f'{DATA}[recipes.{"a" * 101}]\nvariant = "mlp"\n': "has more than 100 characters",
 }  # fmt: skip
 
@@ -146,7 +147,7 @@ UNFIT = {
 def test_data_and_recipes_that_do_not_suit_are_told_before_training(text, tmp_path):
     asked = spec(text)
     with pytest.raises(UserError) as caught:
-        check_tasks(asked, plan_tasks(asked), show=False)
+        check_tasks(asked, asked.tasks, show=False)
     assert UNFIT[text] in str(caught.value) and "\n" not in str(caught.value)
     assert main(["sweep", "s.toml", "--quiet"]) == 2
     assert not (tmp_path / "runs" / "sweep-s").exists(), "something was written"

@@ -7,13 +7,13 @@ import pytest
 from scipy import stats
 
 from bnn_pyro.reports.tables import NOT_CLEAR
-from bnn_pyro.runs.sweep_report import error_sources, summary_sentences
+from bnn_pyro.runs.sweep_report import summary_sentences
 from bnn_pyro.runs.sweep_statistics import (
     ALPHA,
     BEST,
     OPEN,
     WORSE,
-    Difference,
+    Mean,
     mean_of,
     paired,
     summarise,
@@ -21,19 +21,12 @@ from bnn_pyro.runs.sweep_statistics import (
 )
 
 
-def test_the_mean_over_splits_of_the_means_over_seeds():
+def test_means_are_over_splits_and_on_one_split_over_seeds():
     values = {(0, 0): 1.0, (0, 1): 3.0, (1, 0): 4.0, (1, 1): 6.0}  # split means 2 and 5: variance 4.5
-    found = mean_of(values, share=0.25)
-    assert found == pytest.approx((3.5, math.sqrt(4.5 * (1 / 2 + 0.25)), 2, 4))
+    assert mean_of(values, share=0.25)[:4] == pytest.approx((3.5, math.sqrt(4.5 * (1 / 2 + 0.25)), 2, 4))
     assert mean_of(values).error == pytest.approx(math.sqrt(4.5 / 2))
-
-
-def test_on_one_split_the_error_is_over_seeds_and_knows_no_other_rows():
-    found = mean_of({(3, 0): 1.0, (3, 1): 2.0, (3, 2): 6.0}, share=0.25)  # variance 7
-    assert found == pytest.approx((3.0, math.sqrt(7 / 3), 3, 3))
-
-
-def test_one_fit_has_no_error_and_none_no_mean():
+    on_one = mean_of({(3, 0): 1.0, (3, 1): 2.0, (3, 2): 6.0}, share=0.25)  # variance 7
+    assert on_one[:4] == pytest.approx((3.0, math.sqrt(7 / 3), 3, 3)), "it knows no other rows"
     assert mean_of({(0, 0): 2.0}).value == 2 and math.isnan(mean_of({(0, 0): 2.0}).error)
     assert mean_of({}).fits == 0 and math.isnan(mean_of({}).value)
 
@@ -51,14 +44,17 @@ def test_differences_without_spread_or_pairs_tell_nothing():
     assert math.isnan(paired(same, same).p) and not worse_than_best({"same": paired(same, same)}, lower=True)
     shifted = paired({unit: value + 1 for unit, value in same.items()}, same)  # equal to the last digit: no error
     assert not worse_than_best({"shifted": shifted}, lower=True)
-    assert paired(same, {(9, 0): 1.0}).pairs == 0
+    assert paired(same, {(9, 0): 1.0}).fits == 0
 
 
-def test_the_level_is_shared_by_those_that_are_compared():
-    differences = {"a": Difference(1.0, 0.5, 5, 5, 0.02), "b": Difference(1.0, 0.4, 5, 5, 0.03)}
+def test_the_level_is_shared_by_those_that_are_compared_and_what_compare_calls_unclear_is_not_worse():
+    differences = {"a": Mean(1.0, 0.5, 5, 5, 0.02), "b": Mean(1.0, 0.4, 5, 5, 0.03)}
     assert worse_than_best(differences, lower=True) == {"a"}  # 0.025 each
     assert worse_than_best({"b": differences["b"]}, lower=True) == {"b"}
     assert not worse_than_best(differences, lower=False)
+    close = Mean(1.0, 0.55, 9, 9, 0.04)  # 1.8 standard errors, of many degrees of freedom
+    assert not worse_than_best({"close": close}, lower=True)
+    assert worse_than_best({"far": close._replace(error=0.5)}, lower=True)
 
 
 def overlapping(rng, sims, splits, rho):
@@ -100,12 +96,6 @@ def test_the_variance_over_test_rows_is_added_to_that_over_seeds():
     assert alike == pytest.approx((1.0, 0.5, 2, 2, float(stats.norm.sf(2))))
 
 
-def test_what_compare_calls_unclear_is_not_called_worse():
-    close = Difference(1.0, 0.55, 9, 9, 0.04)  # 1.8 standard errors, of many degrees of freedom
-    assert not worse_than_best({"close": close}, lower=True)
-    assert worse_than_best({"far": close._replace(error=0.5)}, lower=True)
-
-
 # -- summary -----------------------------------------------------------------------------------------------------------
 def fit(recipe, split, seed=0, *, status="finished", kind="random", **metrics):
     about = {"name": f"{recipe}-{split}", "recipe": recipe, "data": "d", "seed": seed, "split": split, "status": status}
@@ -125,12 +115,13 @@ def test_a_better_recipe_is_told_and_equal_ones_are_not():
     fits = [*noisy(rng, "good", -1), *noisy(rng, "as good", -1), *noisy(rng, "bad", 0), *noisy(rng, "worse", 1)]
     (found,) = summarise(fits)
     contest = found.comparisons["rmse"]
-    told = {name: contest.verdict(name) for name in found.recipes}
+    told = {name: contest.verdict(name) for name in found.states}
     assert sorted([told.pop("good"), told.pop("as good")]) == [BEST, OPEN]
     assert told == {"bad": WORSE, "worse": WORSE}
-    assert found.share == 0.25 and "Nadeau" in error_sources(found)
+    assert found.share == 0.25 and "Nadeau" in found.error_sources
+    assert set(found.values) == {"rmse", "coverage_95"} and set(found.comparisons) == {"rmse"}, "coverage has no best"
     # Without pairs nothing could be told: the splits differ by much more than the recipes.
-    assert found.recipes["good"].metrics["rmse"].error > 1 > 20 * contest.differences["bad"].error
+    assert found.means["rmse"]["good"].error > 1 > 20 * contest.differences["bad"].error
 
 
 def replicated(kind, rows=40, num=3):
@@ -156,17 +147,17 @@ def replicated(kind, rows=40, num=3):
 def test_seeds_that_agree_do_not_make_a_difference_on_few_test_rows_clear(kind):
     fits, replicates, paired_error, error = replicated(kind)
     (on,) = summarise(fits, replicates)
-    contest, mean = on.comparisons["nll"], on.recipes["a"].metrics["nll"]
+    contest, mean = on.comparisons["nll"], on.means["nll"]["a"]
     assert contest.best == "a" and contest.differences["b"].error == pytest.approx(paired_error, rel=0.1)
     assert mean.error == pytest.approx(error, rel=0.1)
     assert contest.verdict("b") == OPEN == NOT_CLEAR
-    said = summary_sentences(on)
-    assert "no other differs clearly" in said[0] and "the finite number of test rows" in said[0]
-    assert ("variation over seeds" if kind == "random" else "variation over splits") in said[0]
+    said = summary_sentences(on)["nll"]
+    assert "; no clear difference: b (given variation over" in said and "the finite number of test rows" in said
+    assert ("variation over seeds" if kind == "random" else "variation over splits") in said
     # The same difference on rows enough to show it.
     (many,) = summarise(*replicated(kind, rows=4000)[:2])
     assert many.comparisons["nll"].verdict("b") == WORSE
-    assert "b is worse by more than variation over" in summary_sentences(many)[0]
+    assert "; worse: b (given variation over" in summary_sentences(many)["nll"]
 
 
 def test_fits_scored_by_an_earlier_version_have_the_larger_unpaired_error():
@@ -184,20 +175,13 @@ def test_splits_with_test_rows_of_their_own_have_both_errors_already():
     assert alone.comparisons == with_rows.comparisons
 
 
-def test_a_coverage_has_no_best():
-    (found,) = summarise(noisy(np.random.default_rng(0), "a", 0))
-    assert set(found.values) == {"rmse", "coverage_95"} and set(found.comparisons) == {"rmse"}
-    assert found.comparisons["rmse"].verdict("a") == "", "best of one"
-
-
 def test_one_that_failed_on_the_hard_splits_is_not_best():
     whole = [fit("whole", k, rmse=r) for k, r in enumerate([1.0, 2.0, 9.0])]
     partly = [fit("partly", 0, rmse=1.1), fit("partly", 1, rmse=2.1), fit("partly", 2, status="failed")]
     (found,) = summarise(whole + partly)
-    assert found.recipes["partly"].metrics["rmse"].value < found.recipes["whole"].metrics["rmse"].value
-    assert found.comparisons["rmse"].best == "whole" and found.comparisons["rmse"].differences["partly"].pairs == 2
-    partly = found.recipes["partly"]
-    assert (partly.finished, partly.failed, partly.planned) == (2, 1, 3)
+    assert found.means["rmse"]["partly"].value < found.means["rmse"]["whole"].value
+    assert found.comparisons["rmse"].best == "whole" and found.comparisons["rmse"].differences["partly"].fits == 2
+    assert found.states["partly"] == {"finished": 2, "failed": 1}
 
 
 @pytest.mark.parametrize(
@@ -212,10 +196,10 @@ def test_one_that_failed_on_the_hard_splits_is_not_best():
 )
 def test_it_says_what_the_error_is_over(fits, said, share):
     (found,) = summarise(fits)
-    assert said in error_sources(found) and found.share == share
+    assert said in found.error_sources and found.share == share and found.verdict("rmse", "a") == "", "best of one"
 
 
 def test_nothing_finished_is_a_summary_too():
     (found,) = summarise([fit("a", 0, status="failed"), fit("b", 0, status="missing")])
-    assert found.task == "" and not found.values and [recipe.failed for recipe in found.recipes.values()] == [1, 0]
+    assert found.task == "" and not found.values and [states["failed"] for states in found.states.values()] == [1, 0]
     assert found.to_dict()["recipes"]["a"]["seconds"]["value"] is None

@@ -31,8 +31,7 @@ import bnn_pyro as bp
 from benchmarks.provenance import provenance
 from bnn_pyro.checks.check import ALPHA
 from bnn_pyro.checks.reference_posterior import ReferencePosterior, bounded, log_joints_at
-from bnn_pyro.diagnostics.chain_statistics import bfmi, chain_statistics, ess_mean, nested_rhat
-from bnn_pyro.diagnostics.functions import output_values
+from bnn_pyro.diagnostics.convergence import bfmi, chain_statistics, ess_mean, nested_rhat
 from bnn_pyro.settings import build
 
 __all__ = ["RECIPES", "measured", "sampled"]
@@ -95,7 +94,7 @@ def outputs(posterior: bp.Posterior, x: Tensor) -> tuple[np.ndarray, np.ndarray,
     values, means, noise = [], [], np.zeros((0, 1))
     for part in x.split(25):
         prediction = bp.predict(posterior, part, num_draws=shape.numel())
-        values.append(output_values(prediction).astype(np.float32))
+        values.append(prediction.mixture.output_values().numpy().astype(np.float32))
         if prediction.task == "regression":
             means.append(prediction.locs[..., None].numpy())
             noise = prediction.scales[:, :1].double().numpy()

@@ -67,7 +67,7 @@ def score(f: np.ndarray, superchain: np.ndarray | None = None) -> dict:
     One chain is compared with itself, first half with second.   superchain: (C,) of chains that set out from the same
     point; R-hat is then nested.
     """
-    from bnn_pyro.diagnostics.chain_statistics import chain_statistics
+    from bnn_pyro.diagnostics.convergence import chain_statistics
 
     series = np.moveaxis(f[:, : f.shape[1] // 2 * 2], 2, 0)
     found = chain_statistics(series, superchain)

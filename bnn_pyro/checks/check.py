@@ -1,4 +1,4 @@
-"""What a check is made of, what it reports, and variants made so small that their posterior is known."""
+"""What a check is made of, what it reports, and how averages of draws are compared with what they should be."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
+from scipy.stats import t
 from torch import nn
 
 from bnn_pyro.datasets.dataset import Dataset
+from bnn_pyro.diagnostics.convergence import ess_mean
 from bnn_pyro.diagnostics.verdicts import LEVELS
 from bnn_pyro.inference import METHODS, Method
 from bnn_pyro.inference.method import Report
 from bnn_pyro.settings import build, plain
 from bnn_pyro.zoo import Entry
 
-__all__ = ["ALPHA", "Check", "Finding", "Outcome", "Subject", "fields_of", "irreducible", "lengthened", "most_off",
-           "reduced", "worst"]  # fmt: skip
+__all__ = ["ALPHA", "Check", "Estimate", "Finding", "Outcome", "Subject", "close", "fields_of", "judge", "lengthened",
+           "most_off", "worst", "z_scores"]  # fmt: skip
 
 #: Chance of a false alarm of one check, over all of its quantities together.
 ALPHA = 1e-3
@@ -29,11 +31,9 @@ INIT_SCALE = 0.05
 
 @dataclass(frozen=True)
 class Subject:
-    """What is checked: a variant and a method, with the settings that a user gave, and data whose inputs are used.
+    """What is checked: a variant ``entry`` and a method by their names, and data whose inputs are used.
 
-    variant, inference  their names in ``ZOO`` and ``METHODS``
-    entry               the variant with its settings
-    given               the user's settings of the method; they go above those of a check
+    given: the user's settings of the method, which go above those of a check.
     """
 
     variant: str
@@ -73,8 +73,36 @@ class Subject:
         return build(self.kind, {**{k: v for k, v in settings.items() if k in own}, **self.given})
 
     def tiny_method(self, *, draws: float = 1.0, epochs: float = 1.0, **settings: Any) -> Method:
-        """The method with settings that suffice on a tiny problem, lengthened as :func:`lengthened` does."""
+        """The method with settings that suffice on a tiny problem; see :func:`lengthened`."""
         return self.method({**lengthened(self.kind.tiny, draws, epochs), **settings})
+
+    def irreducible(self, hidden: tuple[int, ...] = ()) -> str:
+        """Why the variant cannot be made a fully connected network of these widths, in words; "" where it can."""
+        entry, names = self.entry, fields_of(self.entry)
+        if "dropout" in self.kind.needs:
+            return "the rates of its masks are settings, not inferred: its draws tend to no posterior that is known"
+        if "channels" in names:
+            return "its layers are convolutions, and what is known exactly is a fully connected network"
+        if "prior" not in names or not {"hidden", "backbone"} & names:
+            return f"{type(entry).__name__} has no settings 'prior' and 'hidden' by which it could be made small enough"
+        if self.improper:
+            return "its prior is improper: there is no posterior for a guide to come near to"
+        if getattr(entry, "scale", "free") != "free":
+            return f"its q has σ in proportion to the mean (scale={entry.scale}), and the best of these is not known"
+        if hidden and "hidden" not in names:
+            return "a last layer has no hidden units to be made small"
+        if hidden and "linear model" in self.kind.needs:
+            return "the method is for linear models"
+        return ""
+
+    def reduced(self, **settings: Any) -> Entry:
+        """The variant with those of the settings that it has, without dropout, on features that are the inputs.
+
+        settings: hidden, activation, bias, prior, noise.
+        """
+        entry, names = self.entry, fields_of(self.entry)
+        small = {"init_scale": INIT_SCALE, "input_dropout": 0.0, "hidden_dropout": 0.0, "backbone": nn.Flatten()}
+        return dataclasses.replace(entry, **{k: v for k, v in {**small, **settings}.items() if k in names})
 
     def settings(self, method: Method, entry: Entry | None = None) -> dict[str, Any]:
         """Of variant and method, for the report; JSON-able."""
@@ -102,17 +130,13 @@ class Finding:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able; a number that is not finite as None. The estimate is called ``found`` in the file."""
-        values = {k: _plain(v) for k, v in vars(self).items()}
-        return {"found" if k == "estimate" else k: v for k, v in values.items()}
+        return {"found" if k == "estimate" else k: _plain(v) for k, v in vars(self).items()}
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One check of one subject.
+    """One check (a key of ``CHECKS``) of one subject, with its verdict as a level and in words.
 
-    check      a key of ``CHECKS``
-    level      the verdict: a key of ``LEVELS``
-    sentence   the verdict in words that need no statistician
     settings   of variant and method, JSON-able
     findings   what was compared
     evidence   arrays for the figures, by name
@@ -129,14 +153,10 @@ class Outcome:
 
     def to_dict(self) -> dict[str, Any]:
         """Without the evidence; JSON-able."""
-        return {
-            "check": self.check,
-            "level": self.level,
-            "sentence": self.sentence,
-            "settings": dict(self.settings),
-            "findings": [finding.to_dict() for finding in self.findings],
-            "figures": {k: _plain(v) for k, v in self.figures.items()},
-        }
+        findings = [finding.to_dict() for finding in self.findings]
+        figures = {k: _plain(v) for k, v in self.figures.items()}
+        own = {"check": self.check, "level": self.level, "sentence": self.sentence, "settings": dict(self.settings)}
+        return {**own, "findings": findings, "figures": figures}
 
 
 class Check(Protocol):
@@ -190,44 +210,85 @@ def lengthened(tiny: Mapping[str, Any], draws: float = 1.0, epochs: float = 1.0)
     return settings
 
 
-def irreducible(subject: Subject, hidden: tuple[int, ...] = ()) -> str:
-    """Why the variant cannot be made a fully connected network of these widths, in words; "" where it can."""
-    entry, names = subject.entry, fields_of(subject.entry)
-    if "dropout" in subject.kind.needs:
-        return "the rates of its masks are settings, not inferred: its draws tend to no posterior that is known"
-    if "channels" in names:
-        return "its layers are convolutions, and what is known exactly is a fully connected network"
-    if "prior" not in names or not {"hidden", "backbone"} & names:
-        return f"{type(entry).__name__} has no settings 'prior' and 'hidden' by which it could be made small enough"
-    if subject.improper:
-        return "its prior is improper: there is no posterior for a guide to come near to"
-    if getattr(entry, "scale", "free") != "free":
-        return f"its q has σ in proportion to the mean (scale={entry.scale}), and the best of these is not known"
-    if hidden and "hidden" not in names:
-        return "a last layer has no hidden units to be made small"
-    if hidden and "linear model" in subject.kind.needs:
-        return "the method is for linear models"
-    return ""
-
-
-def reduced(entry: Entry, **settings: Any) -> Entry:
-    """The variant with those of the settings that it has, without dropout, on features that are the inputs.
-
-    settings: hidden, activation, bias, prior, noise.
-    """
-    names = fields_of(entry)
-    small: Mapping[str, Any] = {
-        "init_scale": INIT_SCALE,
-        "input_dropout": 0.0,
-        "hidden_dropout": 0.0,
-        "backbone": nn.Flatten(),
-        **settings,
-    }
-    return dataclasses.replace(entry, **{k: v for k, v in small.items() if k in names})
-
-
 def _plain(value: Any) -> Any:
     if value is None or isinstance(value, str):
         return value
     value = value.item() if isinstance(value, np.generic) else value
     return value if math.isfinite(value) else None
+
+
+# -- averages beside what they should be ------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Estimate:
+    """Means of M quantities, their standard errors, and the degrees of freedom of the errors; each (M,)."""
+
+    mean: np.ndarray
+    error: np.ndarray
+    freedom: np.ndarray | float = np.inf
+
+    @classmethod
+    def of_chains(cls, values: np.ndarray) -> Estimate:
+        """Of series (C, D, M), whose effective numbers of draws make the errors."""
+        values = np.asarray(values, dtype=np.float64)
+        with np.errstate(invalid="ignore"):
+            error = values.std((0, 1)) / np.sqrt(ess_mean(np.moveaxis(values, 2, 0)))
+        return cls(values.mean((0, 1)), np.nan_to_num(error))
+
+    @classmethod
+    def of_independent(cls, values: np.ndarray) -> Estimate:
+        """Of independent draws (S, M)."""
+        values = np.asarray(values, dtype=np.float64)
+        return cls(values.mean(0), values.std(0) / np.sqrt(len(values)))
+
+    @classmethod
+    def of_runs(cls, values: np.ndarray) -> Estimate:
+        """Of independent runs, or chains, each with its own mean: (R, M)."""
+        values = np.asarray(values, dtype=np.float64)
+        return cls(values.mean(0), values.std(0, ddof=1) / np.sqrt(len(values)), len(values) - 1.0)
+
+    def less(self, other: Estimate) -> Estimate:
+        """Itself, with the error of the difference to another."""
+        return Estimate(self.mean, np.hypot(self.error, other.error), self.freedom)
+
+
+def z_scores(
+    estimate: Estimate, low: np.ndarray, high: np.ndarray | None = None, tolerance: np.ndarray | float = 0.0
+) -> np.ndarray:
+    """Standard errors between each quantity and [low, high], less what may be off for other reasons; (M,), signed."""
+    high = low if high is None else high
+    off = np.where(estimate.mean > high, estimate.mean - high, np.minimum(estimate.mean - low, 0.0))
+    off = np.sign(off) * np.maximum(np.abs(off) - tolerance, 0.0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(off == 0, 0.0, off / estimate.error)
+
+
+def judge(
+    abouts: Sequence[str],
+    estimate: Estimate,
+    expected: np.ndarray,
+    *,
+    high: np.ndarray | None = None,
+    tolerance: np.ndarray | float = 0.0,
+    level: str = "bad",
+) -> list[Finding]:
+    """A finding for each quantity, of ``level`` where it is off; p is corrected for how many there are here.
+
+    expected: of what is not known, NaN: it is left out.   high: of an interval that starts at ``expected``.
+    tolerance: what each may be off for reasons other than chance.
+    """
+    z, known = z_scores(estimate, expected, high, tolerance), np.isfinite(expected)
+    alone = np.where(np.isfinite(z), 2 * t.sf(np.abs(z), estimate.freedom), 0.0)
+    p = np.minimum(1.0, known.sum() * alone)
+    near = expected if high is None else np.clip(estimate.mean, expected, high)
+    rows = zip(abouts, estimate.mean, near, estimate.error, p, known, strict=True)
+    return [
+        Finding(about, float(m), float(e), float(s), float(q), level if q < ALPHA else "good")
+        for about, m, e, s, q, finite in rows
+        if finite
+    ]
+
+
+def close(about: str, estimate: float, expected: float, tolerance: float, level: str = "bad") -> Finding:
+    """A finding without chance, of ``level`` where the two differ by more than ``tolerance``, or one is not finite."""
+    good = abs(estimate - expected) <= tolerance
+    return Finding(about, float(estimate), float(expected), 0.0, level="good" if good else level)

@@ -14,39 +14,33 @@ N(m, Λ⁻¹) being the posterior of linear regression:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from bnn_pyro.checks.check import Finding
+from bnn_pyro.checks.check import Estimate, Finding, close, judge, z_scores
 from bnn_pyro.checks.problems import Problem, drawn
-from bnn_pyro.checks.z_tests import Estimate, close, judge, of_chains, of_independent, of_runs, z_scores
 from bnn_pyro.inference import Method
 from bnn_pyro.inference.elbo import ELBO
-from bnn_pyro.inference.log_joint import log_joints
+from bnn_pyro.inference.log_joint import LogJoint
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.backbone import once
-from bnn_pyro.parts.guides import MeanFieldNormal
-from bnn_pyro.parts.joint import FullNormal, LowRankNormal
+from bnn_pyro.parts.guides import FullNormal, LowRankNormal, MeanFieldNormal
 from bnn_pyro.parts.local_net import WeightGuide
 from bnn_pyro.posterior import Posterior
 
-__all__ = ["REFITTED", "Claim", "claim_of", "density_findings", "estimate_of", "evidence_findings"]
+__all__ = ["Claim", "claim_of", "density_findings", "evidence_findings"]
 
-#: Methods that give a guide or points, whose own randomness is seen by fitting again and again.
-REFITTED = ("best in family", "point")
 #: Draws that estimate an ELBO.
 PARTICLES = 400
 
 
-@dataclass(frozen=True)
-class Claim:
-    """What is right of the quantities of a problem.
+class Claim(NamedTuple):
+    """What is right of the quantities of a problem, in words and numbers.
 
-    name       in words
     low, high  (M,) between which each expectation lies; NaN where nothing is known
     tolerance  what each may be off besides, (M,) or one for all
     normal     mean (P,) and covariance (P, P), where it is a Normal
@@ -57,18 +51,6 @@ class Claim:
     high: np.ndarray
     tolerance: Any = 0.0
     normal: tuple[Tensor, Tensor | None] | None = None
-
-    @property
-    def known(self) -> np.ndarray:
-        """Which of the quantities are known (M,)."""
-        return np.isfinite(self.low)
-
-
-def estimate_of(converges_to: str, values: np.ndarray) -> Estimate:
-    """Expectations of (C, D, M) values with their Monte-Carlo errors: C chains, or C independent fits."""
-    if converges_to == "exact":
-        return of_chains(values)
-    return of_independent(values[0]) if len(values) == 1 else of_runs(values.mean(1))
 
 
 def claim_of(
@@ -82,24 +64,21 @@ def claim_of(
     if converges_to == "exact":
         return Claim("the exact posterior", problem.posterior.mean, problem.posterior.mean)
     if converges_to == "exact as lr → 0":
-        low, high, tolerance = problem.stationary(method)
-        return Claim("the posterior, but for the bias of a finite step", low, high, tolerance)
+        return Claim("the posterior, but for the bias of a finite step", *problem.stationary(method))
     prior_weight = getattr(method, "prior_weight", 1.0)
     mode = problem.mode(prior_weight)
     if converges_to == "point":
         name = "the most probable point" if prior_weight else "the most likely point"
         return _normal(problem, name, mode, torch.zeros(weights, weights).double(), problem.stops)
     if converges_to == "normal at the mode":
-        name = "the Normal at the mode ({} curvature)"
         stated, precisions = getattr(method, "curvature", None), problem.precisions(mode)
         claims = [
-            _normal(problem, name.format(kind), mode, torch.linalg.inv(precision))
+            _normal(problem, f"the Normal at the mode ({kind} curvature)", mode, torch.linalg.inv(precision))
             for kind, precision in precisions.items()
             if stated not in precisions or kind == stated
         ]
-        if not claims:
-            return _normal(problem, "the Normal at the mode", None, None)
-        return min(claims, key=lambda c: np.abs(z_scores(estimate, c.low)).max())
+        nearest = lambda claim: np.abs(z_scores(estimate, claim.low)).max()  # noqa: E731
+        return min(claims, key=nearest) if claims else _normal(problem, "the Normal at the mode", None, None)
     guide, independent = posterior.guide, isinstance(posterior.guide, MeanFieldNormal | WeightGuide)
     rank = weights if isinstance(guide, FullNormal) else 0
     rank = guide.factor.shape[1] if isinstance(guide, LowRankNormal) else rank
@@ -112,25 +91,22 @@ def claim_of(
 def _normal(
     problem: Problem, name: str, mean: Tensor | None, covariance: Tensor | None, tolerance: float = 0.0
 ) -> Claim:
-    unknown = np.full(len(problem.labels()), np.nan)
-    expected = unknown if mean is None else problem.expect(mean, covariance)
-    return Claim(name, expected, expected, tolerance, None if mean is None else (mean, covariance))
+    if mean is None:
+        unknown = np.full(len(problem.labels()), np.nan)
+        return Claim(name, unknown, unknown, tolerance)
+    expected = problem.expect(mean, covariance)
+    return Claim(name, expected, expected, tolerance, (mean, covariance))
 
 
-def density_findings(problem: Problem, method: Method, posteriors: Sequence[Posterior]) -> list[Finding]:
+def density_findings(problem: Problem, method: Method, posterior: Posterior) -> list[Finding]:
     """The log joint of the variant's own model beside the formula, at a few weights."""
-    posterior, data = posteriors[0], problem.data
-    size = sum(value.numel() for value in posterior.model.initial.values())
-    weights = torch.linspace(-2, 2, 10)[:, None] * torch.cos(torch.arange(size))
-    expected = problem.log_joint(weights.double())
-    if expected is None:
+    model, x = once(posterior.model, problem.data.x_train)
+    joint = LogJoint(model, x, problem.data.y_train, getattr(method, "temperature", 1.0))
+    weights = torch.linspace(-2, 2, 10)[:, None] * torch.cos(torch.arange(joint.size))
+    if (expected := problem.log_joint(weights.double())) is None:
         return []
-    model, x = once(posterior.model, data.x_train)
-    shapes = {site: value.shape for site, value in posterior.model.initial.items()}
-    pieces = weights.split([shape.numel() for shape in shapes.values()], 1)
-    sites = {site: piece.reshape(-1, *shape) for (site, shape), piece in zip(shapes.items(), pieces, strict=True)}
-    temperature = getattr(method, "temperature", 1.0)
-    off = (sum(log_joints(model, sites, x, data.y_train, 1.0 / temperature)).double() - expected).abs().max().item()
+    with torch.no_grad():
+        off = (joint.log_density(weights).double() - expected).abs().max().item()
     about = f"the model's log joint less the formula's, at most (nats, {problem.title})"
     return [close(about, off, 0.0, 1e-3 + 1e-5 * expected.abs().max().item())]
 
@@ -141,22 +117,20 @@ def evidence_findings(problem: Problem, method: Method, posteriors: Sequence[Pos
     if getattr(method, "temperature", 1.0) != 1.0 or normal is None or normal[1] is None:
         return []
     if "log_evidence" in posterior.stats:
-        expected = problem.elbo(*normal)
-        estimate = posterior.stats["log_evidence"].item()
-        return [close("log evidence (nats)", estimate, expected, 1e-5 * abs(expected))] if expected is not None else []
+        expected, estimate = problem.elbo(*normal), posterior.stats["log_evidence"].item()
+        return [] if expected is None else [close("log evidence (nats)", estimate, expected, 1e-5 * abs(expected))]
     if posterior.guide is None or len(posteriors) < 2:
         return []
     pairs = []
     for seed, posterior in enumerate(posteriors):
         draws = drawn(problem, posterior, seed)[0][0]
-        expected = problem.elbo(draws.mean(0), draws.mT.cov())
-        if expected is None:
+        if (expected := problem.elbo(draws.mean(0), draws.mT.cov())) is None:
             return []
         with isolated(seed), torch.no_grad():
             x, y = problem.data.x_train, problem.data.y_train
             some = [ELBO().parts(posterior.model, posterior.guide, x, y)[0] for _ in range(PARTICLES)]
         pairs.append((torch.stack(some).double().mean().item(), expected))
     about = "ELBO of the fitted q (nats), beside the evidence less KL(q ‖ posterior)"
-    (finding,) = judge([about], of_runs(np.array([[a - b] for a, b in pairs])), np.zeros(1))
+    (finding,) = judge([about], Estimate.of_runs(np.array([[a - b] for a, b in pairs])), np.zeros(1))
     estimate, expected = np.mean(pairs, axis=0)
     return [replace(finding, estimate=float(estimate), expected=float(expected))]

@@ -4,11 +4,9 @@
     successive-conditional   w_k ~ K(· | w_{k−1}; y_{k−1}),  y_k ~ p(y | x, w_k),   where K keeps p(w | y, x)
 
 Geweke 2004, JASA 99:799. Both have the same joint distribution where model, prior, gradient and kernel are right, and
-no posterior has to be known. Chains start from the first simulator's draws, so that they are stationary from the first
-transition on: there is no burn-in, chains are independent, and their spread is an honest standard error. A kernel that
-is wrong drifts away from there, by a little with every sweep. What is compared is (w_k, y_{k−1}): w as the kernel left
-it, with the targets that it was given. With y_k instead, only the prior would be seen, in which nothing stands out that
-happens on the scale of the posterior.
+no posterior has to be known. Chains start from the first simulator's draws: they are independent and stationary from
+the first transition on, and a kernel that is wrong drifts away from there. What is compared is (w_k, y_{k−1}): w as the
+kernel left it, with the targets that it was given. With y_k, only the prior would be seen.
 """
 
 from __future__ import annotations
@@ -17,10 +15,11 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
+import pyro
 
 from bnn_pyro.checks.check import Finding, Outcome, Subject, most_off, worst
 from bnn_pyro.checks.simulators import Shift, Simulators
-from bnn_pyro.checks.transitions import quiet, transitions_of
+from bnn_pyro.checks.transitions import transitions_of
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference import Method
 from bnn_pyro.inference.method import Report
@@ -50,11 +49,11 @@ class JointDistribution:
     rows    of the training inputs        inputs  columns of them, at most
     hidden  units of a hidden layer, at most
 
-    ``evidence``: quantities, the names of M quantities; shift, error, z (M, 2), how far the mean and the variance of
-    each one's normal scores are off those of the joint distribution, with the standard error; drift, drift_error
-    (sweeps, M, 2), the same after each sweep; levels (199,) and scores (199, M), quantiles of the standard Normal and
-    of the chains' normal scores; bound, what |z| stays below with probability 1 − ALPHA; renewed, the share of a slope
-    that one transition makes anew. Empty where chains diverged.
+    ``evidence``: quantities, M names; shift, error, z (M, 2), how far mean and variance of each one's normal scores
+    are off those of the joint distribution; drift, drift_error (sweeps, M, 2), the same after each sweep; levels (199,)
+    and scores (199, M), quantiles of the standard Normal and of the chains' normal scores; bound, what |z| stays below
+    with probability 1 − ALPHA; renewed, the share of a slope that one transition makes anew. Empty where chains
+    diverged.
     """
 
     title: ClassVar[str] = "Joint distribution test"
@@ -88,7 +87,7 @@ class JointDistribution:
     def run(self, subject: Subject, *, seed: int = 0, report: Report | None = None) -> Outcome:
         """See ``Check``."""
         method = subject.method(SETTINGS)
-        with isolated(seed), quiet():
+        with isolated(seed), pyro.validation_enabled(False), np.errstate(all="ignore"):  # of trajectories
             simulators = Simulators(self, subject, seed, report)
             if subject.converges_to == "exact":
                 shift, sentence, findings = _exact(simulators, method)

@@ -9,27 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from scipy.stats import t
 
-from bnn_pyro.checks.check import ALPHA, Finding, Outcome, Subject, irreducible, most_off, reduced, worst
-from bnn_pyro.checks.claims import REFITTED, Claim, claim_of, density_findings, estimate_of, evidence_findings
-from bnn_pyro.checks.problems import LinearRegression, Problem, SixWeights, drawn
+from bnn_pyro.checks.check import ALPHA, Estimate, Finding, Outcome, Subject, judge, most_off, worst, z_scores
+from bnn_pyro.checks.claims import Claim, claim_of, density_findings, evidence_findings
+from bnn_pyro.checks.problems import Amount, LinearRegression, Problem, SixWeights, drawn
 from bnn_pyro.checks.two_weights import TWO_WEIGHTS
-from bnn_pyro.checks.z_tests import Estimate, bound, judge, of_independent, z_scores
 from bnn_pyro.fitting import fit
 from bnn_pyro.inference import Method
 from bnn_pyro.inference.method import Report
-from bnn_pyro.posterior import Posterior
-from bnn_pyro.zoo import Entry
 
 __all__ = ["ClosedForm", "KnownAnswers", "Logistic", "Quadrature", "problem_method"]
 
 #: A Monte-Carlo error that tells nothing, in posterior standard deviations.
 BLIND = 0.1
+#: Methods that give a guide or points, whose own randomness is seen by fitting again and again.
+REFITTED = ("best in family", "point")
 
 
 @dataclass(frozen=True)
@@ -54,39 +53,38 @@ class KnownAnswers:
 
     def refuses(self, subject: Subject) -> str:
         """See ``Check``."""
-        return irreducible(subject)
+        return subject.irreducible()
 
     def run(self, subject: Subject, *, seed: int = 0, report: Report | None = None) -> Outcome:
         """See ``Check``.
 
         ``evidence``: labels (M,) of every quantity of all problems; in posterior standard deviations estimate, error,
         low, high (what is claimed) and expected (the posterior's), each (M,); z (M,), standard errors between estimate
-        and claim, and the bound of an alarm; and what ``Problem.pictures`` has.
+        and claim, and the bound of an alarm; and what ``Problem.shown`` has.
         """
-        comparisons = []
-        problems = self.problems(subject, seed)
+        problems, compared, findings = self.problems(subject, seed), [], []
         for k, problem in enumerate(problems):
-            settings, biased = [{}], subject.converges_to == "exact as lr → 0"
-            if biased and problem.batches > 1 and not subject.given.get("batch_size"):
-                settings.append({"batch_size": len(problem.data.x_train) // problem.batches})
-            for batch in settings:
-                comparisons.append(_compare(problem, subject, self, seed, batch))
+            compared.append(_compare(problem, subject, self, seed))
+            findings += compared[-1].findings
+            biased = subject.converges_to == "exact as lr → 0" and not subject.given.get("batch_size")
+            if biased and problem.batches > 1:
+                findings += _compare(
+                    problem, subject, self, seed, len(problem.data.x_train) // problem.batches
+                ).findings
             if report is not None:
                 report(k + 1, len(problems), {"problem": problem.title})
-        findings = [f for c in comparisons for f in c.findings]
-        shown = [c for c in comparisons if not c.mini_batches]
-        amounts = [a for c in shown for a in c.problem.amounts(c.w, c.f)]
+        amounts = [amount for c in compared for amount in c.amounts]
         if subject.converges_to != "exact":
-            level = worst(f.level for c in shown for f in c.beside())
+            level = worst(c.beside for c in compared)
             findings += [Finding(about, value, exact, level=level) for _, about, value, exact in amounts]
         where = " and ".join(problem.title for problem in problems)
         return Outcome(
             self.name,
             worst(f.level for f in findings),
-            _sentence(where, shown[-1].claim.name, findings, amounts if not subject.exact else []),
-            subject.settings(shown[-1].method, shown[-1].entry),
+            _sentence(where, compared[-1].claim, findings, amounts if not subject.exact else []),
+            compared[-1].settings,
             findings,
-            _together(shown),
+            _together([c.evidence for c in compared]),
             {name: max(v for n, _, v, _ in amounts if n == name) for name, *_ in amounts},
         )
 
@@ -128,7 +126,7 @@ class Quadrature(KnownAnswers):
 
     def problems(self, subject: Subject, seed: int) -> list[Problem]:
         """Those of two weights that the variant and the method can be made for."""
-        return [p for p in TWO_WEIGHTS.values() if not irreducible(subject, p.settings["hidden"])]
+        return [p for p in TWO_WEIGHTS.values() if not subject.irreducible(p.settings["hidden"])]
 
 
 @dataclass(frozen=True)
@@ -159,70 +157,19 @@ class Logistic(KnownAnswers):
 
     def refuses(self, subject: Subject) -> str:
         """See ``Check``."""
-        return "the reference is a posterior at temperature 1" if subject.temperature != 1 else irreducible(subject)
+        return "the reference is a posterior at temperature 1" if subject.temperature != 1 else subject.irreducible()
 
 
 # -- the runner ------------------------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class _Comparison:
-    """Draws of a method on a problem beside what is claimed: weights w (C, D, P), outputs f (C, D, B).
+class _Compared(NamedTuple):
+    """Draws of a method on a problem beside what is claimed, in words; and the level beside the posterior itself."""
 
-    estimate  of the quantities, with the errors of independent fits, or of chains
-    pooled    the same, with the errors of all draws as independent ones where several fits have the same limit
-    """
-
-    problem: Problem
-    method: Method
-    entry: Entry
-    claim: Claim
-    estimate: Estimate
-    pooled: Estimate
-    w: Tensor
-    f: Tensor
-    posteriors: Sequence[Posterior]
-    mini_batches: bool
-
-    @property
-    def labels(self) -> list[str]:
-        """Of the quantities."""
-        where = f" ({self.problem.title}{', mini-batches' if self.mini_batches else ''})"
-        return [label + where for label in self.problem.labels()]
-
-    @property
-    def findings(self) -> list[Finding]:
-        """Beside the claim, and what can be compared without draws."""
-        known, error = self.claim.known, self.estimate.less(self.problem.posterior).error
-        estimate = Estimate(self.estimate.mean[known], error[known], self.estimate.freedom)
-        labels = [label for label, k in zip(self.labels, known, strict=True) if k]
-        low, high, tolerance = (
-            np.broadcast_to(v, known.shape)[known] for v in (self.claim.low, self.claim.high, self.claim.tolerance)
-        )
-        findings = judge(labels, estimate, low, high=high, tolerance=tolerance) if labels else []
-        if (noisy := float(error[self.problem.sure].max())) > BLIND:
-            about = f"Monte-Carlo error ({self.problem.title}, posterior sd): too few independent draws to tell"
-            findings.append(Finding(about, noisy, BLIND, level="caution"))
-        exact = self.problem, self.method, self.posteriors
-        return findings + density_findings(*exact) + evidence_findings(*exact, self.claim)
-
-    def beside(self) -> list[Finding]:
-        """Beside the posterior itself, where an approximation may be off."""
-        estimate = self.pooled.less(self.problem.posterior)
-        return judge(self.labels, estimate, self.problem.posterior.mean, tolerance=self.problem.stops, level="caution")
-
-    def row(self) -> dict[str, Any]:
-        """Arrays for the figures."""
-        estimate, exact = self.estimate.less(self.problem.posterior), self.problem.posterior.mean
-        low, high = (np.where(self.claim.known, v, exact) for v in (self.claim.low, self.claim.high))
-        return {
-            "labels": self.labels,
-            "estimate": estimate.mean,
-            "error": estimate.error,
-            "low": low,
-            "high": high,
-            "expected": exact,
-            "z": z_scores(estimate, low, high, np.where(self.claim.known, self.claim.tolerance, 0.0)),
-            "bound": bound(estimate),
-        }
+    claim: str
+    settings: dict[str, Any]
+    findings: list[Finding]
+    beside: str
+    evidence: dict[str, Any]
+    amounts: list[Amount]
 
 
 def problem_method(problem: Problem, subject: Subject, effort: float, **settings: Any) -> Method:
@@ -232,33 +179,59 @@ def problem_method(problem: Problem, subject: Subject, effort: float, **settings
     return subject.tiny_method(draws=effort * problem.length, epochs=effort / problem.batches, **settings)
 
 
-def _compare(
-    problem: Problem, subject: Subject, check: KnownAnswers, seed: int, batch: Mapping[str, Any]
-) -> _Comparison:
-    """batch: the size of the mini-batches of stochastic gradients, which then take a smaller step; or empty."""
-    method = problem_method(problem, subject, check.effort)
-    if batch:
-        method = problem_method(problem, subject, check.effort / problem.batches, **batch, lr=method.lr / 5)
+def _compare(problem: Problem, subject: Subject, check: KnownAnswers, seed: int, batch_size: int = 0) -> _Compared:
+    """batch_size: of the mini-batches of stochastic gradients, which then take a smaller step."""
+    method, to = problem_method(problem, subject, check.effort), subject.converges_to
+    if batch_size:
+        smaller = {"batch_size": batch_size, "lr": method.lr / 5}
+        method = problem_method(problem, subject, check.effort / problem.batches, **smaller)
     problem = problem.at(getattr(method, "temperature", 1.0), subject.exact)
-    entry = reduced(subject.entry, **problem.settings)
-    fits = check.fits if subject.converges_to in REFITTED else 1
+    entry = subject.reduced(**problem.settings)
+    fits = check.fits if to in REFITTED else 1
     posteriors = [fit(entry, problem.data, method, seed=seed + i, device="cpu", progress=False) for i in range(fits)]
     pairs = [drawn(problem, posterior, i) for i, posterior in enumerate(posteriors)]
     w, f = (torch.cat(parts) for parts in zip(*pairs, strict=True))
     values = problem.quantities(w, f).numpy()
-    estimate = estimate_of(subject.converges_to, values)
-    pooled = of_independent(values.reshape(-1, values.shape[-1])) if fits > 1 else estimate
-    claim = claim_of(problem, subject.converges_to, method, posteriors[0], w.shape[-1], estimate)
+    draws = Estimate.of_independent(values.reshape(-1, values.shape[-1]))
+    estimate = (
+        Estimate.of_chains(values) if to == "exact" else draws if len(values) == 1 else Estimate.of_runs(values.mean(1))
+    )
+    claim = claim_of(problem, to, method, posteriors[0], w.shape[-1], estimate)
+    labels = [f"{label} ({problem.title}{', mini-batches' if batch_size else ''})" for label in problem.labels()]
+    exact = problem.posterior
+    # Several fits have the same limit: all draws together are that much surer of it.
+    beside = judge(labels, (draws if fits > 1 else estimate).less(exact), exact.mean, tolerance=problem.stops)
     if subject.exact:  # chains of one posterior
         w, f = (v.flatten(0, 1)[None] for v in (w, f))
-    return _Comparison(problem, method, entry, claim, estimate, pooled, w, f, posteriors, bool(batch))
+    amounts, arrays = problem.shown(w, f)
+    estimate = estimate.less(exact)
+    findings = judge(labels, estimate, claim.low, high=claim.high, tolerance=claim.tolerance)
+    if (noisy := float(estimate.error[problem.sure].max())) > BLIND:
+        about = f"Monte-Carlo error ({problem.title}, posterior sd): too few independent draws to tell"
+        findings.append(Finding(about, noisy, BLIND, level="caution"))
+    findings += density_findings(problem, method, posteriors[0])
+    findings += evidence_findings(problem, method, posteriors, claim)
+    evidence = {"labels": labels, **_row(claim, estimate, exact.mean), **arrays}
+    level = "caution" if any(finding.level == "bad" for finding in beside) else "good"
+    return _Compared(claim.name, subject.settings(method, entry), findings, level, evidence, amounts)
 
 
-def _together(comparisons: Sequence[_Comparison]) -> dict[str, Any]:
-    rows = [c.row() for c in comparisons]
-    merged = {k: np.concatenate([row[k] for row in rows]) for k in rows[0] if k not in ("labels", "bound")}
-    merged |= {"labels": [label for row in rows for label in row["labels"]], "bound": max(row["bound"] for row in rows)}
-    return merged | {k: v for c in comparisons for k, v in c.problem.pictures(c.w, c.f).items()}
+def _row(claim: Claim, estimate: Estimate, exact: np.ndarray) -> dict[str, Any]:
+    """Arrays for the figures; what is not claimed is held beside the posterior."""
+    unknown = np.isnan(claim.low)
+    low, high = (np.where(unknown, exact, bound) for bound in (claim.low, claim.high))
+    z = z_scores(estimate, low, high, np.where(unknown, 0.0, claim.tolerance))
+    alarm = float(np.max(t.isf(ALPHA / (2 * len(z)), estimate.freedom)))
+    arrays = {"estimate": estimate.mean, "error": estimate.error, "low": low, "high": high, "expected": exact}
+    return {**arrays, "z": z, "bound": alarm}
+
+
+def _together(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The evidence of all problems."""
+    series = ("estimate", "error", "low", "high", "expected", "z")
+    merged = {k: v for row in rows for k, v in row.items()} | {k: np.concatenate([r[k] for r in rows]) for k in series}
+    labels = [label for row in rows for label in row["labels"]]
+    return {**merged, "labels": labels, "bound": max(row["bound"] for row in rows)}
 
 
 def _sentence(where: str, claim: str, findings: Sequence[Finding], amounts: Sequence[tuple]) -> str:

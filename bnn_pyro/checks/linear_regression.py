@@ -144,7 +144,7 @@ def _answered(
 
 # -- stochastic gradients at a finite step ---------------------------------------------------------------------------
 def stationary_covariance(precision: Tensor, eta: float, friction: float, noise: Tensor | float = 0.0) -> Tensor:
-    """Of the weights (P, P) under stochastic-gradient HMC, by a discrete Lyapunov equation: no limit of small steps.
+    """Of the weights (P, P) under stochastic-gradient HMC at a finite step, by a discrete Lyapunov equation.
 
     v ← (1 − α) v − η Λ (w − m) + Normal(0, 2αη + noise),  w ← w + v;  noise: (P, P), of the gradients, times η².
     """
@@ -159,8 +159,8 @@ def stationary_covariance(precision: Tensor, eta: float, friction: float, noise:
 def stationary(method: Method, exact: LinearGaussian) -> tuple[Tensor | None, Tensor | None]:
     """Two covariances (P, P) between which that of a stochastic-gradient method at its own step size lies.
 
-    Both are the same for all rows in every step. Of mini-batches: without their noise, and with that of independent
-    batches; batches that take every row once an epoch lie between. (None, None) where neither is known.
+    Without the noise of mini-batches, and with that of independent ones; batches that take every row once an epoch lie
+    between. (None, None) where neither is known.
     """
     if method.schedule != "constant":
         return None, None

@@ -2,9 +2,9 @@
 
     p(y | x, D) = 1/S Σ_s p(y | x, w_s):   log p is the log of the mean, never the mean of the logs
 
-Linear regression, logistic regression and three classes. The draws may be those of any method: what is compared are
-two ways to use them, so that there is no Monte-Carlo error between them. The density that an exact sampler's draws make
-is held against the posterior predictive itself too: in closed form, or by numerical integration.
+Linear regression, logistic regression and three classes. What is compared are two ways to use the same draws, so that
+there is no Monte-Carlo error between them. The density that an exact sampler's draws make is held against the posterior
+predictive itself too: in closed form, or by numerical integration.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ from scipy.special import logsumexp, softmax
 from scipy.stats import norm
 from torch import Tensor
 
-from bnn_pyro.checks.check import Finding, Outcome, Subject, irreducible, most_off, reduced, worst
+from bnn_pyro.checks.check import Estimate, Finding, Outcome, Subject, close, judge, most_off, worst
 from bnn_pyro.checks.known_answers import problem_method
 from bnn_pyro.checks.linear_regression import correlated, dataset
 from bnn_pyro.checks.problems import NOISE, LinearRegression, Problem, standardised
 from bnn_pyro.checks.two_weights import TWO_WEIGHTS
-from bnn_pyro.checks.z_tests import close, judge, of_chains
 from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.fitting import fit
 from bnn_pyro.inference.method import Report
@@ -66,29 +65,27 @@ class PredictiveCheck:
 
     def refuses(self, subject: Subject) -> str:
         """See ``Check``."""
-        return irreducible(subject)
+        return subject.irreducible()
 
     def run(self, subject: Subject, *, seed: int = 0, report: Report | None = None) -> Outcome:
         """See ``Check``.
 
-        ``evidence``: of targets at the inputs of linear and of logistic regression, log densities in nats: log_density
-        of ``predict``, log_of_mean by hand, mean_of_log, which a wrong average would give, and exact (the
-        posterior's), each (2 B,).
+        ``evidence``: of targets of linear and of logistic regression, log densities in nats (2 B,): log_density of
+        ``predict``, log_of_mean by hand, mean_of_log, which a wrong average would give, and exact, the posterior's.
         """
         findings: list[Finding] = []
         evidence: dict[str, list[np.ndarray]] = {}
         problems = (LinearRegression(self.rows, 2, self.points), TWO_WEIGHTS["logistic"], _ThreeClasses(self.rows))
         for k, problem in enumerate(problems):
             method = problem_method(problem, subject, self.effort)
-            entry = reduced(subject.entry, **problem.settings)
+            entry = subject.reduced(**problem.settings)
             posterior = fit(entry, problem.data, method, seed=seed, device="cpu", progress=False)
             x, y, exact = self._targets(problem)
             prediction = predict(posterior, x, num_draws=self.draws, seed=seed)
             sites = posterior.draw(self.draws, seed=seed)  # the very draws that ``predict`` takes
             w, bias = (sites[f"layers.0.{name}"].double().numpy() for name in ("weight", "bias"))
             f = np.einsum("skd,bd->sbk", w, x.double().numpy()) + bias[:, None]
-            compared = _regression if not problem.data.schema.has_classes else _classes
-            rows, densities = compared(prediction, f, y)
+            rows, densities = (_classes if problem.data.schema.has_classes else _regression)(prediction, f, y)
             findings += [_largest(f"{what} ({problem.title})", *pair) for what, pair in rows.items()]
             if exact is not None:
                 if subject.converges_to == "exact" and getattr(method, "temperature", 1.0) == 1.0:
@@ -98,21 +95,13 @@ class PredictiveCheck:
             if report is not None:
                 report(k + 1, len(problems), {"task": problem.title})
         loss = _loss(evidence["exact"][1], evidence["log_density"][1])
-        return Outcome(
-            "predictive",
-            worst(f.level for f in findings),
-            _sentence(findings, loss, subject.converges_to),
-            subject.settings(method, entry),
-            findings,
-            {what: np.concatenate(values) for what, values in evidence.items()},
-            {"predictive_loss": loss},
-        )
+        level, sentence = worst(f.level for f in findings), _sentence(findings, loss, subject.converges_to)
+        arrays = {what: np.concatenate(values) for what, values in evidence.items()}
+        settings, figures = subject.settings(method, entry), {"predictive_loss": loss}
+        return Outcome("predictive", level, sentence, settings, findings, arrays, figures)
 
     def _targets(self, problem: Problem) -> tuple[Tensor, Tensor, np.ndarray | None]:
-        """New inputs (B, D), targets (B,), and their exact log p(y | x, D) in nats (B,), where it is known.
-
-        Targets are every class in turn, or lie from −2 to 2 predictive standard deviations.
-        """
+        """New inputs (B, D), targets (B,), and their exact log p(y | x, D) in nats (B,), where it is known."""
         size = problem.data.schema.input_shape[0]
         x = torch.linspace(-2, 2, self.points)[:, None] * torch.tensor([1.0, -0.6, 0.3, 0.8][:size])
         if isinstance(problem, LinearRegression):
@@ -198,7 +187,7 @@ def _against_exact(
     chains = next(iter(posterior.chains.values())).shape[:2]
     prediction = predict(posterior, x, num_draws=chains.numel(), seed=seed)
     each = prediction.mixture.log_probs(y).double().numpy()
-    estimate = of_chains(np.exp(each - exact).reshape(*chains, -1))
+    estimate = Estimate.of_chains(np.exp(each - exact).reshape(*chains, -1))
     estimate.mean[:] = np.exp(prediction.log_prob(y).double().numpy() - exact)
     labels = [f"predictive density at input {b + 1}, as a share of the exact one ({title})" for b in range(len(y))]
     return judge(labels, estimate, np.ones(len(y)))
@@ -207,10 +196,8 @@ def _against_exact(
 def _sentence(findings: list[Finding], loss: float, converges_to: str) -> str:
     if off := most_off(findings):
         return f"Predictions are not those of the mixture of the draws: {off}"
-    words = (
-        f"Predictions are the mixture of their draws: {len(findings)} probabilities, densities, entropies and "
-        "quantiles are those worked out by hand."
-    )
+    words = f"Predictions are the mixture of their draws: {len(findings)} probabilities, densities, entropies and "
+    words += "quantiles are those worked out by hand."
     if converges_to == "exact":
         return words + " They agree with the exact posterior predictive within Monte-Carlo error."
     return words + f" In logistic regression they lose {loss:.3f} nats a label against the exact posterior predictive."

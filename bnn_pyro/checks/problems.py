@@ -18,8 +18,8 @@ from scipy.stats import norm
 from torch import Tensor
 from torch.distributions import Normal
 
+from bnn_pyro.checks.check import Estimate
 from bnn_pyro.checks.linear_regression import LinearGaussian, correlated, dataset, stationary
-from bnn_pyro.checks.z_tests import Estimate, of_chains
 from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.fitting import fit
 from bnn_pyro.inference import NUTS, Method
@@ -32,26 +32,25 @@ __all__ = ["Amount", "LinearRegression", "Problem", "SixWeights", "drawn", "stan
 #: Draws of a guide that are compared; central intervals; σ of linear regression; τ of logistic regression.
 DRAWS, LEVELS, NOISE, PRIOR = 4000, (0.5, 0.8, 0.95), 0.7, 1.5
 
-#: Name of the figure, in words, of the method, of the posterior.
+#: How far a method is off the posterior: name of the figure, in words, of the method, of the posterior.
 Amount = tuple[str, str, float, float]
 
 
 class Problem:
     """A data set and the posterior given it; what is not known of it is None, or NaN.
 
-    title      in words                     settings   of the variant whose posterior it is
-    data       its rows                     x          (B, D) new inputs, float32
+    settings   of the variant whose posterior it is
+    data, x    its rows, and new inputs (B, D), float32
     length     draws that it asks for, as a share of those of the easiest problem
     stops      how far off an optimiser may stop, in posterior standard deviations
     batches    mini-batches that optimisers divide the rows into
     sure       quantities whose Monte-Carlo error says whether there are enough draws
     posterior  expectations of the quantities (M,), with their errors where they are estimated
 
-    A problem has these methods too: ``labels()`` of the quantities, with units; ``outputs(prediction)``, what is
-    compared of a prediction at x, (S, B); ``quantities(w, f)``, (…, M) of weights (…, P) and outputs (…, B), float64;
-    ``amounts(w, f)``, how far C approximations (C, D, P), (C, D, B) are from the posterior. Where its mode is known,
+    Besides: ``labels()`` of the quantities; ``outputs(prediction)``, what is compared of a prediction at x, (S, B);
+    ``quantities(w, f)``, (…, M) of weights (…, P) and outputs (…, B), float64. Where the mode is known,
     ``best_normal(mode, correlated)``, mean (P,) and covariance (P, P) of the closest Normal, and ``expect(mean,
-    covariance)``, the quantities' expectations (M,) under a Normal. Where it is not linear regression, ``steepest()``,
+    covariance)``, the quantities' expectations (M,) under a Normal. Elsewhere than in linear regression ``steepest()``,
     a curvature (P, P) that the log joint has, or does not exceed, where the posterior lies.
     """
 
@@ -92,9 +91,9 @@ class Problem:
         """log p(y) − KL(q ‖ posterior) of a q with these moments, nats."""
         return None
 
-    def pictures(self, w: Tensor, f: Tensor) -> dict[str, Any]:
-        """Arrays for the figures."""
-        return {}
+    def shown(self, w: Tensor, f: Tensor) -> tuple[list[Amount], dict[str, Any]]:
+        """How far C approximations (C, D, P), (C, D, B) are off the posterior, and arrays for the figures."""
+        return [], {}
 
 
 def drawn(problem: Problem, posterior: Posterior, seed: int) -> tuple[Tensor, Tensor]:
@@ -120,10 +119,10 @@ class LinearRegression(Problem):
     def __init__(self, rows: int, inputs: int, points: int, temperature: float = 1.0) -> None:
         made = correlated(rows, inputs, noise=NOISE)
         self.sizes, self.temperature = (rows, inputs, points), temperature
-        self.untempered = replace(made, x=standardised(made, made.x).double())
-        self.known = known = replace(self.untempered, noise=NOISE * math.sqrt(temperature))
+        untempered = replace(made, x=standardised(made, made.x).double())
+        self.known = known = replace(untempered, noise=NOISE * math.sqrt(temperature))
         self.settings = {"hidden": (), "bias": True, "noise": NOISE, "prior": f"normal:{made.prior_scale}"}
-        self.data, self.x = self.untempered.data, standardised(made, correlated(points, inputs, seed=2).x)
+        self.data, self.x = untempered.data, standardised(made, correlated(points, inputs, seed=2).x)
         self.a, self.covariance = known.design(self.x), torch.linalg.inv(known.precision)
         self.sd, self.f_mean = self.covariance.diagonal().sqrt(), self.a @ known.mean
         self.f_sd = ((self.a @ self.covariance) * self.a).sum(1).sqrt()
@@ -138,13 +137,14 @@ class LinearRegression(Problem):
 
     def labels(self) -> list[str]:
         """See ``Problem``."""
+        inputs = range(1, len(self.x) + 1)
         return [
             *(f"mean of weight {i + 1} (posterior sd)" for i in range(len(self.sd))),
             *(f"variance of weight {i + 1} (posterior variance)" if i == j else
               f"covariance of weights {i + 1} and {j + 1} (posterior sd)"
               for i, j in zip(*(u.tolist() for u in self.upper), strict=True)),
-            *(f"mean prediction at input {b + 1} (posterior sd)" for b in range(len(self.x))),
-            *(f"variance of the prediction at input {b + 1} (posterior variance)" for b in range(len(self.x))),
+            *(f"mean prediction at input {b} (posterior sd)" for b in inputs),
+            *(f"variance of the prediction at input {b} (posterior variance)" for b in inputs),
         ]  # fmt: skip
 
     def outputs(self, prediction: Prediction) -> Tensor:
@@ -199,33 +199,30 @@ class LinearRegression(Problem):
         gap = (precision @ covariance).trace() + off @ precision @ off - len(off) - torch.logdet(precision @ covariance)
         return self.known.log_evidence - 0.5 * gap.item()
 
-    def amounts(self, w: Tensor, f: Tensor) -> list[Amount]:
-        """See ``Problem``."""
-        share = "standard deviation of the {} as a share of the posterior's, mean"
-        f_sd = f.std(1, correction=0).mean(0)
-        return [
-            ("closed_form", share.format("weights"), _mean(w.std(1, correction=0).mean(0) / self.sd), 1.0),
-            ("closed_form_predictions", share.format("predictions"), _mean(f_sd / self.f_sd), 1.0),
-            (
-                "closed_form_coverage",
-                "share of the exact posterior of predictions inside central 95 % intervals",
-                float(_coverage((f.mean((0, 1)) - self.f_mean) / self.f_sd, f_sd / self.f_sd)[-1]),
-                0.95,
-            ),
-        ]
-
-    def pictures(self, w: Tensor, f: Tensor) -> dict[str, Any]:
+    def shown(self, w: Tensor, f: Tensor) -> tuple[list[Amount], dict[str, Any]]:
         """Of the outputs at B new inputs, exact_mean, exact_sd, mean, sd (B,); of intervals: levels, coverage (3,)."""
-        f_sd, w_sd = (v.std(1, correction=0).mean(0) for v in (f, w))
-        return {
-            "exact_mean": self.f_mean.numpy(),
-            "exact_sd": self.f_sd.numpy(),
-            "mean": f.mean((0, 1)).numpy(),
-            "sd": f_sd.numpy(),
+        w_sd, f_sd = (v.std(1, correction=0).mean(0) for v in (w, f))
+        w_mean, f_mean = (v.mean((0, 1)) for v in (w, f))
+        coverage = _coverage((f_mean - self.f_mean) / self.f_sd, f_sd / self.f_sd)
+        share = "standard deviation of the {} as a share of the posterior's, mean"
+        inside = "share of the exact posterior of predictions inside central 95 % intervals"
+        amounts = [
+            ("closed_form", share.format("weights"), (w_sd / self.sd).mean().item(), 1.0),
+            ("closed_form_predictions", share.format("predictions"), (f_sd / self.f_sd).mean().item(), 1.0),
+            ("closed_form_coverage", inside, float(coverage[-1]), 0.95),
+        ]
+        outputs = {"exact_mean": self.f_mean, "exact_sd": self.f_sd, "mean": f_mean, "sd": f_sd}
+        return amounts, {name: value.numpy() for name, value in outputs.items()} | {
             "levels": np.array(LEVELS),
-            "coverage": _coverage((f.mean((0, 1)) - self.f_mean) / self.f_sd, f_sd / self.f_sd),
-            "weight_coverage": _coverage((w.mean((0, 1)) - self.known.mean) / self.sd, w_sd / self.sd),
+            "coverage": coverage,
+            "weight_coverage": _coverage((w_mean - self.known.mean) / self.sd, w_sd / self.sd),
         }
+
+
+def _coverage(off: Tensor, sd: Tensor) -> np.ndarray:
+    """Share of a standard Normal inside central intervals of Normal(off, sd), for each level, mean; (3,)."""
+    half = norm.ppf(0.5 + np.array(LEVELS) / 2)[:, None] * sd.numpy()
+    return (norm.cdf(off.numpy() + half) - norm.cdf(off.numpy() - half)).mean(1)
 
 
 class SixWeights(Problem):
@@ -248,7 +245,7 @@ class SixWeights(Problem):
         reference = fit(MeanField(**self.settings), self.data, long, seed=seed, device="cpu", progress=False)
         _, f = drawn(self, reference, seed)
         self.centre, self.sd = f.mean((0, 1)), f.std((0, 1))
-        self.posterior = of_chains(self.quantities(f, f).numpy())
+        self.posterior = Estimate.of_chains(self.quantities(f, f).numpy())
 
     def labels(self) -> list[str]:
         """See ``Problem``."""
@@ -271,22 +268,12 @@ class SixWeights(Problem):
         a = torch.cat([self.inputs, torch.ones_like(self.inputs[:, :1])], 1).double()
         return 0.25 * a.mT @ a + torch.eye(a.shape[1]).double() / PRIOR**2
 
-    def amounts(self, w: Tensor, f: Tensor) -> list[Amount]:
+    def shown(self, w: Tensor, f: Tensor) -> tuple[list[Amount], dict[str, Any]]:
         """See ``Problem``."""
-        ratio = _mean(f.std(1, correction=0).mean(0) / self.sd)
+        ratio = (f.std(1, correction=0).mean(0) / self.sd).mean().item()
         exact = torch.from_numpy(self.posterior.mean[-len(self.x) :])
-        variation = _mean((f.sigmoid().mean((0, 1)) - exact).abs())
+        variation = (f.sigmoid().mean((0, 1)) - exact).abs().mean().item()
         return [
             ("logistic_sd", "standard deviation of the log-odds as a share of the posterior's, mean", ratio, 1.0),
             ("logistic_variation", "distance of the probabilities from the posterior's, mean", variation, 0.0),
-        ]
-
-
-def _mean(values: Tensor) -> float:
-    return values.mean().item()
-
-
-def _coverage(off: Tensor, sd: Tensor) -> np.ndarray:
-    """Share of a standard Normal inside central intervals of Normal(off, sd), for each level, mean; (3,)."""
-    half = norm.ppf(0.5 + np.array(LEVELS) / 2)[:, None] * sd.numpy()
-    return (norm.cdf(off.numpy() + half) - norm.cdf(off.numpy() - half)).mean(1)
+        ], {}

@@ -1,9 +1,8 @@
 """A method against a stored reference posterior: 10,000 verified draws of the very posterior that it is to find.
 
 Where variant, settings and data are those of a reference, that posterior is what is compared. Elsewhere the variant
-gets the settings that the posterior of a reference depends on (widths, activation, prior, noise), and its data: the
-same class, guide and method on a network whose posterior is known. Whether the model is the reference's, its density
-tells.
+gets the data of one, and the settings that its posterior depends on (widths, activation, prior, noise): the same class,
+guide and method on a network whose posterior is known. Whether the model is the reference's, its density tells.
 """
 
 from __future__ import annotations
@@ -15,8 +14,15 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import torch
 
-from bnn_pyro.checks.check import ALPHA, Finding, Outcome, Subject, fields_of, irreducible, lengthened, worst
-from bnn_pyro.checks.reference_comparison import Outputs, amounts, compared, coverage, distances_to, outputs_of
+from bnn_pyro.checks.check import ALPHA, Finding, Outcome, Subject, fields_of, lengthened, worst
+from bnn_pyro.checks.reference_comparison import (
+    Outputs,
+    compared,
+    coverage,
+    distances_to,
+    outputs_of,
+    shift_and_ratio,
+)
 from bnn_pyro.checks.reference_posterior import ReferencePosterior, load_reference, references
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError
@@ -114,30 +120,24 @@ class Reference:
         claims, sentence = _claims(subject, posed, outputs)
         level = claims[0].level
         covered, apart = coverage(outputs, reference), distances_to(outputs, reference, seed)
-        off = amounts(outputs, reference)
+        shift, ratio = shift_and_ratio(outputs, reference)
         findings = _distances(apart, reference, level)
         for nominal, (share, error) in covered.items():
             far = level if abs(share - nominal) > 4 * error else "good"
             about = f"share of the posterior inside its {nominal:.0%} intervals"
             findings.append(Finding(about, share, nominal, error, level=far))
-        findings += [
-            Finding(
-                "shift of the means, posterior standard deviations, root mean square", off["shift"], 0.0, level=level
-            ),
-            Finding("its standard deviations as shares of the posterior's, median", off["ratio"], 1.0, level=level),
-            *claims,
-        ]
+        about = "shift of the means, posterior standard deviations, root mean square"
+        findings.append(Finding(about, shift, 0.0, level=level))
+        about = "its standard deviations as shares of the posterior's, median"
+        findings += [Finding(about, ratio, 1.0, level=level), *claims]
         figures = {name: value for name, (value, _) in apart.items()}
         figures |= {f"{name}_floor": floor for name, (_, floor) in apart.items()}
         figures |= {f"posterior_coverage_{nominal * 100:.0f}": share for nominal, (share, _) in covered.items()}
-        figures |= {"shift": off["shift"], "sd_ratio": off["ratio"]}
-        words = (
-            f"means are off by {off['shift']:.2g} posterior standard deviations (root mean square), its spread is "
-            f"{off['ratio']:.2g} times the posterior's, and its 95 % intervals hold {covered[0.95][0]:.0%} of it"
-        )
-        evidence = _evidence(posed, outputs, covered)
-        level = worst(f.level for f in findings)
-        return Outcome("reference", level, sentence.format(off=words), settings, findings, evidence, figures)
+        off = f"means are off by {shift:.2g} posterior standard deviations (root mean square), its spread is "
+        off += f"{ratio:.2g} times the posterior's, and its 95 % intervals hold {covered[0.95][0]:.0%} of it"
+        evidence, level = _evidence(posed, outputs, covered), worst(f.level for f in findings)
+        figures |= {"shift": shift, "sd_ratio": ratio}
+        return Outcome("reference", level, sentence.format(off=off), settings, findings, evidence, figures)
 
     def pose(self, subject: Subject) -> Posed:
         """What the subject is compared with. Raises UserError where there is nothing."""
@@ -149,7 +149,7 @@ class Reference:
             entry = replace(subject.entry, **stored)
             if not reference.unlike(entry, subject.data):
                 return Posed(reference, entry, subject.data, True)
-        if reason := irreducible(subject, hidden=() if on_features else (1,)):
+        if reason := subject.irreducible(hidden=() if on_features else (1,)):
             raise UserError(reason)
         if self.on:
             reference = known[0]
@@ -189,11 +189,11 @@ class Reference:
 
 def _claims(subject: Subject, posed: Posed, outputs: Outputs) -> tuple[list[Finding], str]:
     """Whether the draws are of the posterior, and whether that could be told; in words, {off} for the amounts."""
-    test, exact = compared(outputs, posed.reference, ALPHA), subject.converges_to == "exact"
+    test, exact = compared(outputs, posed.reference), subject.converges_to == "exact"
     whose = "your own model and data" if posed.own else "a model of its kind with a known posterior"
     place = f"On {posed.reference.title} ({whose}; {posed.reference.about['draws']:,} verified draws)"
     largest = float(np.abs(test.z).max())
-    if outputs.draws == 1 or subject.converges_to == "point":
+    if len(outputs.flat) == 1 or subject.converges_to == "point":
         about = "outputs of a point: nothing is said of what lies around it"
         return [Finding(about, largest, level="caution")], f"{place}, {{off}}."
     off, rhat = test.p < ALPHA, outputs.rhat()
@@ -234,7 +234,7 @@ def _evidence(posed: Posed, outputs: Outputs, covered: Mapping[float, tuple[floa
     reference, schema = posed.reference, posed.data.schema
     number = 1 / outputs.effective + 1 / reference.about["draws"]
     return {
-        "task": reference.task,
+        "task": reference.about["task"],
         "title": reference.title,
         "target": schema.target,
         "x": schema.unstandardise(torch.from_numpy(reference.x)).numpy(),

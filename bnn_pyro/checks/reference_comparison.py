@@ -8,9 +8,9 @@ errors of both. And how far an approximation is off: distances of predictions, a
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,17 +18,16 @@ from pyro.distributions import Normal
 from scipy.special import expit
 from scipy.stats import t
 
+from bnn_pyro.checks.check import ALPHA
 from bnn_pyro.checks.reference_posterior import ReferencePosterior, bounded
-from bnn_pyro.diagnostics.chain_statistics import LEAST_DRAWS, chain_statistics, ess_mean
-from bnn_pyro.diagnostics.functions import output_values
+from bnn_pyro.checks.sbc_ranks import LEVELS
+from bnn_pyro.diagnostics.convergence import LEAST_DRAWS, chain_statistics, ess_mean
 from bnn_pyro.metrics.distance import quantile_distance, wasserstein
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction, predict
 
-__all__ = ["LEVELS", "Compared", "Outputs", "amounts", "compared", "coverage", "distances_to", "outputs_of"]
+__all__ = ["Compared", "Outputs", "compared", "coverage", "distances_to", "outputs_of", "shift_and_ratio"]
 
-#: Intervals whose coverage is told.
-LEVELS = (0.5, 0.8, 0.95)
 #: Inputs predicted at once; splits in halves that a floor is averaged over; how many of the inputs with stored draws
 #: mixtures are compared at: every so many.
 BLOCK, SPLITS, THINNED = 25, 4, 4
@@ -55,11 +54,6 @@ class Outputs:
     markov: bool
 
     @property
-    def draws(self) -> int:
-        """C·D."""
-        return self.values.shape[0] * self.values.shape[1]
-
-    @property
     def flat(self) -> np.ndarray:
         """(C·D, B, J)."""
         return self.values.reshape(-1, *self.values.shape[2:])
@@ -67,9 +61,9 @@ class Outputs:
     @cached_property
     def effective(self) -> float:
         """Effective number of draws for the mean, the median over the outputs; infinite for a single draw."""
-        if self.draws == 1:
+        if len(self.flat) == 1:
             return math.inf
-        return float(np.nanmedian(ess_mean(_series(self.values)))) if self.markov else float(self.draws)
+        return float(np.nanmedian(ess_mean(_series(self.values)))) if self.markov else float(len(self.flat))
 
     def rhat(self) -> float:
         """The largest R-hat of the outputs; NaN for a single chain, or for independent draws."""
@@ -78,8 +72,7 @@ class Outputs:
         return float(np.nanmax(chain_statistics(_series(self.values)).rhat))
 
 
-@dataclass(frozen=True)
-class Compared:
+class Compared(NamedTuple):
     """Whether the draws are of the reference's posterior.
 
     p          of the output that is furthest off, corrected for how many there are
@@ -99,7 +92,7 @@ def outputs_of(posterior: Posterior, reference: ReferencePosterior, draws: int) 
     outputs, means, noise = [], [], np.zeros(0)
     for part in torch.from_numpy(reference.x).split(BLOCK):
         prediction = predict(posterior, part, num_draws=shape[0] * shape[1])
-        outputs.append(output_values(prediction).astype(np.float32))
+        outputs.append(prediction.mixture.output_values().numpy().astype(np.float32))
         if not prediction.has_classes:
             means.append(prediction.locs.double().mean(0)[:, None])
             noise = prediction.scales[:, 0].double().numpy()
@@ -109,26 +102,26 @@ def outputs_of(posterior: Posterior, reference: ReferencePosterior, draws: int) 
     return Outputs(values, torch.cat(means).numpy(), noise, chains is not None and shape[1] >= LEAST_DRAWS)
 
 
-def compared(outputs: Outputs, reference: ReferencePosterior, alpha: float) -> Compared:
+def compared(outputs: Outputs, reference: ReferencePosterior) -> Compared:
     """Every output's mean and width against the reference's, within the Monte-Carlo errors of both.
 
     A single draw has no error: p is NaN.
     """
     values = bounded(outputs.values.astype(np.float64), reference.centre, reference.spread)
     mean = values.mean((1, 2))
-    if outputs.draws == 1:
+    if len(outputs.flat) == 1:
         return Compared(math.nan, (mean - reference.expected) / reference.error, math.inf)
     if outputs.markov:
         count = np.stack([ess_mean(_series(v)).reshape(reference.centre.shape) for v in values])
         freedom = np.maximum(count / WINDOW, 1.0)
     else:
-        count = np.full(mean.shape, float(outputs.draws))
+        count = np.full(mean.shape, float(len(outputs.flat)))
         freedom = count - 1
     with np.errstate(divide="ignore", invalid="ignore"):
         error = np.hypot(values.std((1, 2)) / np.sqrt(count), reference.error)
         z = np.nan_to_num((mean - reference.expected) / error, nan=math.inf)
     p = min(1.0, float((2 * t.sf(np.abs(z), freedom)).min()) * z.size)
-    limit = t.isf(alpha / (2 * z.size), np.nan_to_num(freedom[0], nan=1.0))
+    limit = t.isf(ALPHA / (2 * z.size), np.nan_to_num(freedom[0], nan=1.0))
     return Compared(p, z, float(np.nanmedian(limit * error[0]) / SLOPE))
 
 
@@ -138,13 +131,9 @@ def distances_to(outputs: Outputs, reference: ReferencePosterior, seed: int = 0)
     agreement, total_variation (classification) of the mean probabilities; wasserstein (regression), of the predictive
     mixtures, target units; wasserstein2 of what single draws predict, in probability or target units.
     """
-    rng = np.random.default_rng(seed)
-    draws, halves = reference.outputs(), []
+    rng, draws = np.random.default_rng(seed), reference.outputs()
     share = math.sqrt(1 / outputs.effective + 1 / len(draws)) / math.sqrt(4 / len(draws))  # of what halves show
-    for _ in range(SPLITS):
-        order = rng.permutation(len(draws))
-        halves.append((order[: len(draws) // 2], order[len(draws) // 2 :]))
-    apart = lambda a, b: _spread_apart(a, b, reference.has_classes)  # noqa: E731
+    halves = [np.split(rng.permutation(len(draws)), [len(draws) // 2]) for _ in range(SPLITS)]
     known: dict[str, tuple[float, float]] = {}
     if reference.has_classes:
         error = reference.mean_sd * math.sqrt(1 / outputs.effective + 1 / reference.about["draws"])
@@ -158,9 +147,9 @@ def distances_to(outputs: Outputs, reference: ReferencePosterior, seed: int = 0)
         mine = _mixture(outputs.flat[:, reference.points[::THINNED], 0], outputs.noise)
         two = [wasserstein(whole.of_draws(a), whole.of_draws(b), bootstrap=2).value for a, b in halves]
         known["wasserstein"] = wasserstein(mine, whole, bootstrap=2).value, share * float(np.mean(two))
-    floor = share * float(np.mean([apart(draws[a], draws[b]) for a, b in halves]))
-    known["wasserstein2"] = apart(outputs.flat[:, reference.points], draws), floor
-    return known
+    two = [_spread_apart(draws[a], draws[b], reference.has_classes) for a, b in halves]
+    between = _spread_apart(outputs.flat[:, reference.points], draws, reference.has_classes)
+    return known | {"wasserstein2": (between, share * float(np.mean(two)))}
 
 
 def coverage(outputs: Outputs, reference: ReferencePosterior) -> dict[float, tuple[float, float]]:
@@ -178,19 +167,13 @@ def coverage(outputs: Outputs, reference: ReferencePosterior) -> dict[float, tup
     return shares
 
 
-def amounts(outputs: Outputs, reference: ReferencePosterior) -> Mapping[str, float]:
-    """How far off: ``shift``, root mean square difference of the outputs' means, in posterior standard deviations;
-    ``shift_max``; ``ratio``, the median of the standard deviations as shares of the posterior's."""
+def shift_and_ratio(outputs: Outputs, reference: ReferencePosterior) -> tuple[float, float]:
+    """(root mean square difference of the outputs' means, median standard deviation), in those of the posterior."""
     shift = (outputs.flat.mean(0, dtype=np.float64) - reference.centre) / reference.spread
     ratio = outputs.flat.std(0, dtype=np.float64) / reference.spread
-    return {
-        "shift": float(np.sqrt(np.square(shift).mean())),
-        "shift_max": float(np.abs(shift).max()),
-        "ratio": float(np.median(ratio)),
-    }
+    return float(np.sqrt(np.square(shift).mean())), float(np.median(ratio))
 
 
-# -- the parts -----------------------------------------------------------------------------------------------------
 def _series(values: np.ndarray) -> np.ndarray:
     """(C, D, …) -> (M, C, D) float64."""
     return np.moveaxis(values.reshape(*values.shape[:2], -1).astype(np.float64), 2, 0)

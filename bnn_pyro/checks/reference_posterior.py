@@ -1,9 +1,8 @@
 """Posteriors of Bayesian networks that are known, in what the network computes: stored in ``bnn_pyro/references``.
 
-A reference is an NPZ file of arrays and a JSON file of the rest, made by ``benchmarks/checks`` from 10,000 draws
-of HMC that meet the bar of posteriordb (Magnusson et al. 2024, arXiv:2407.04967) in function space. Weights are not
-stored, because they are not identified; what is, for B inputs, are averages over all draws, and for some of the inputs
-the predictions of a part of the draws. Reading one executes nothing.
+A reference is an NPZ file of arrays and a JSON file of the rest, made by ``benchmarks/checks`` from 10,000 draws of HMC
+that meet the bar of posteriordb (Magnusson et al. 2024, arXiv:2407.04967) in function space: averages over all draws,
+and predictions of a part of them. Weights are not stored: they are not identified. Reading executes nothing.
 
 Whether a model is the one that a reference is of is asked of its density: log p(y, w | x) at a few weights that a
 formula gives must be the same, whatever the settings are called. No other prior, noise, data or shape passes.
@@ -22,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from pyro.distributions import Bernoulli, Categorical, Normal
-from torch import Tensor, nn
+from torch import nn
 
 from bnn_pyro.datasets import load_data
 from bnn_pyro.datasets.dataset import Dataset
@@ -76,11 +75,6 @@ class ReferencePosterior:
     backbone: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     @property
-    def task(self) -> str:
-        """ "regression" or "classification"."""
-        return self.about["task"]
-
-    @property
     def has_classes(self) -> bool:
         """Whether its outputs are log-odds."""
         return not self.noise.size
@@ -110,31 +104,29 @@ class ReferencePosterior:
 
     def settings(self) -> dict[str, Any]:
         """What the posterior depends on, of a variant's settings; the backbone among them."""
-        held = {k: tuple(v) if isinstance(v, list) else v for k, v in self.about["entry"].items()}
-        return held | self.stored_backbone()
+        entry = {k: tuple(v) if isinstance(v, list) else v for k, v in self.about["entry"].items()}
+        return entry | self.stored_backbone()
 
     def stored_backbone(self) -> dict[str, Any]:
-        """The settings by which a last layer stands on the stored network, which takes unstandardised pixels."""
-        return {"backbone": self.features(), "inputs": "raw"} if self.backbone else {}
-
-    def features(self) -> nn.Module:
-        """Pixels in [0, 1] -> features, (B, …) -> (B, F): the stored hidden layer."""
+        """The settings by which a last layer has the stored hidden layer, which takes unstandardised pixels."""
+        if not self.backbone:
+            return {}
         weight, bias = (torch.from_numpy(self.backbone[k].copy()) for k in ("weight", "bias"))
         with isolated(0):
             layer = nn.Linear(weight.shape[1], weight.shape[0])
         layer.load_state_dict({"weight": weight, "bias": bias})
-        return nn.Sequential(nn.Flatten(), layer, nn.ReLU())
+        return {"backbone": nn.Sequential(nn.Flatten(), layer, nn.ReLU()), "inputs": "raw"}
 
     def unlike(self, entry: Entry, data: Dataset) -> str:
         """Why the posterior of a variant given data is another one than this, in words; "" where it is this."""
-        if data.schema.task != self.task or tuple(data.schema.input_shape) != self.x.shape[1:]:
+        if data.schema.task != self.about["task"] or tuple(data.schema.input_shape) != self.x.shape[1:]:
             return f"its data are of another kind than those of {self.title}"
         try:
-            found = log_joints_at(entry, data)
+            density = log_joints_at(entry, data)
         except UserError as reason:
             return str(reason)
         expected = np.asarray(self.about["log_joint"])
-        if found.shape != expected.shape or not np.allclose(found, expected, rtol=SAME, atol=1e-3):
+        if density.shape != expected.shape or not np.allclose(density, expected, rtol=SAME, atol=1e-3):
             return f"its model or its data are not those of {self.title}: the log joint density is another one"
         return ""
 
@@ -142,8 +134,7 @@ class ReferencePosterior:
         """Both files, each whole or not at all."""
         arrays = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("name", "about", "backbone")}
         arrays |= {f"backbone.{name}": value for name, value in self.backbone.items()}
-        buffer = io.BytesIO()
-        np.savez_compressed(buffer, **arrays)
+        np.savez_compressed(buffer := io.BytesIO(), **arrays)
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / f"{self.name}.npz", buffer.getvalue())
         text = json.dumps({"format": FORMAT, **self.about}, indent=1, ensure_ascii=False)
@@ -165,41 +156,40 @@ def load_reference(name: str, folder: Path = REFERENCES) -> ReferencePosterior:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             arrays = {key: archive[key] for key in archive.files}
         backbone = {k.removeprefix("backbone."): arrays.pop(k) for k in list(arrays) if k.startswith("backbone.")}
-        found = ReferencePosterior(name, about, **arrays, backbone=backbone)
-        _check_shapes(found)
+        reference = ReferencePosterior(name, about, **arrays, backbone=backbone)
+        _check_shapes(reference)
     except Exception as error:  # numpy, zipfile, zlib and json have some twenty for a damaged file
         detail = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(f"{path} or the .json beside it is damaged ({detail}); install the package again") from None
-    return found
+    return reference
 
 
-def _check_shapes(found: ReferencePosterior) -> None:
+def _check_shapes(reference: ReferencePosterior) -> None:
     """Raise ValueError where the arrays do not belong together or are not finite."""
-    if found.about["format"] != FORMAT:
-        raise ValueError(f"format {found.about['format']}; this version reads {FORMAT}")
-    (num, outputs), classes = found.centre.shape, found.mean.shape[1:]
+    if reference.about["format"] != FORMAT:
+        raise ValueError(f"format {reference.about['format']}; this version reads {FORMAT}")
+    (num, outputs), classes = reference.centre.shape, reference.mean.shape[1:]
     shapes = {
         "mean": (num, *classes), "mean_sd": (num, *classes), "spread": (num, outputs), "expected": (2, num, outputs),
-        "error": (2, num, outputs), "draws": (len(found.draws), len(found.points), outputs),
+        "error": (2, num, outputs), "draws": (len(reference.draws), len(reference.points), outputs),
     }  # fmt: skip
     for name, shape in shapes.items():
-        if getattr(found, name).shape != shape:
-            raise ValueError(f"{name} has shape {getattr(found, name).shape}, not {shape}")
-    if len(found.x) != num or found.points.min() < 0 or found.points.max() >= num:
+        if getattr(reference, name).shape != shape:
+            raise ValueError(f"{name} has shape {getattr(reference, name).shape}, not {shape}")
+    if len(reference.x) != num or reference.points.min() < 0 or reference.points.max() >= num:
         raise ValueError("inputs and points do not belong together")
     for name in ("x", "noise", "centre", *shapes):
-        if not np.isfinite(getattr(found, name)).all():
+        if not np.isfinite(getattr(reference, name)).all():
             raise ValueError(f"{name} is not finite")
     needed = ("title", "task", "variant", "entry", "data", "log_joint", "draws", "criteria", "met")
-    if lacking := [key for key in needed if key not in found.about]:
+    if lacking := [key for key in needed if key not in reference.about]:
         raise ValueError(f"no '{lacking[0]}'")
 
 
 def bounded(outputs: np.ndarray, centre: np.ndarray, spread: np.ndarray) -> np.ndarray:
     """(2, …, B, J) of outputs (…, B, J): tanh z and z²/(1 + z²), z = (output − centre)/spread.
 
-    What tells a shifted distribution, and one of another width; both bounded, so that their means over some hundred
-    draws are Normal far into the tails, whatever the tails of the outputs.
+    They tell a shift and a change of width, and their means over some hundred draws are Normal far into the tails.
     """
     z = (outputs - centre) / np.where(spread > 0, spread, 1.0)
     square = np.square(z)
@@ -210,15 +200,13 @@ def bounded(outputs: np.ndarray, centre: np.ndarray, spread: np.ndarray) -> np.n
 def log_joints_at(entry: Entry, data: Dataset) -> np.ndarray:
     """(PLACES,) log p(y, w | x) in nats, with the volume of any transform, at weights that a formula gives.
 
-    Raises UserError for a model that has no such density.
+    These are sines of incommensurable frequencies, a third of a prior's usual scale. Raises UserError for a model that
+    has no such density.
     """
     with isolated(0):
         inferred, seen = on_features(weight_space(entry.model(data.schema)), data)
         potential = Potential(weight_space(inferred), seen.x_train, seen.y_train)
-        return potential.log_density(_places(potential.size)).double().numpy()
-
-
-def _places(size: int) -> Tensor:
-    """(PLACES, size): sines of incommensurable frequencies, a third of a prior's usual scale."""
-    index, place = torch.arange(1, size + 1, dtype=torch.float64), torch.arange(1, PLACES + 1, dtype=torch.float64)
-    return 0.3 * torch.sin(math.sqrt(2) * place[:, None] * index + place[:, None] ** 2)
+        index = torch.arange(1, potential.size + 1, dtype=torch.float64)
+        place = torch.arange(1, PLACES + 1, dtype=torch.float64)[:, None]
+        weights = 0.3 * torch.sin(math.sqrt(2) * place * index + place**2)
+        return potential.log_density(weights).double().numpy()

@@ -1,11 +1,8 @@
 """Data sets from the prior, each with its posterior: fitted one by one as a user would, or together.
 
-Variational inference of R data sets is one run of the loop that fits one,
-
-    ELBO(φ₁ … φ_R) = Σ_r ELBO(φ_r; y_r)        q_r(w) = ∏ᵢ Normal(wᵢ; μ_ri, σ_ri)
-
-for the sum has no term in common to two data sets, and Adam goes by each parameter's own gradients: every q_r takes
-the very steps that it would take alone, but for its noise, and a hundred of them cost as many calls as one.
+Variational inference of R data sets is one run of the loop that fits one, ELBO(φ₁ … φ_R) = Σ_r ELBO(φ_r; y_r): no term
+is common to two data sets, and Adam goes by each parameter's own gradients, so that every q_r takes the very steps that
+it would take alone, but for its noise, and a hundred of them cost as many calls as one.
 """
 
 from __future__ import annotations
@@ -13,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import pyro
@@ -22,7 +20,7 @@ from torch import Tensor, nn
 
 from bnn_pyro.checks.sbc_ranks import ranks
 from bnn_pyro.checks.simulation import Design, Question, Simulated, answers, simulate
-from bnn_pyro.diagnostics.chain_statistics import ess_mean
+from bnn_pyro.diagnostics.convergence import ess_mean
 from bnn_pyro.errors import UserError
 from bnn_pyro.features import on_features
 from bnn_pyro.fitting import fit
@@ -35,13 +33,12 @@ from bnn_pyro.parts.priors import BayesianNet
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.zoo import Entry
 
+__all__ = ["Plan", "Replication", "fit_together", "replications", "why_not_together"]
+
 #: Weights of all the data sets that are fitted together: what a step holds is a few times as many numbers.
 AT_ONCE = 2**23
-
 #: Draws of the prior beside those of a posterior.
 OF_PRIOR = 9
-
-__all__ = ["Failure", "Plan", "Replication", "fit_together", "replications", "why_not_together"]
 
 
 @dataclass(frozen=True)
@@ -64,7 +61,7 @@ class Replication:
     """Of one data set: Q answers by the weights that made it, (Q,), and by S draws of its posterior, (Q, S).
 
     ess      effective draws of each quantity, (Q,)
-    learned  log-likelihood of the data, in nats: its median over the draws less that over a few of the prior
+    learned  median log-likelihood of the data over the draws, less that over a few of the prior; nats
     warned   what the fit was warned of
     """
 
@@ -81,16 +78,11 @@ class Replication:
         return ranks(self.truth, self.draws[:, chosen], generator)
 
 
-@dataclass(frozen=True)
-class Failure:
-    """A fit that ended in an error, and what it said."""
-
-    reason: str
-
-
-def replications(plan: Plan, number: int, cores: int = 0, report: Report | None = None) -> list[Replication | Failure]:
-    """So many of them: in one run where that is the same, else side by side."""
-    alone = _Alone(plan)
+def replications(
+    plan: Plan, number: int, cores: int = 0, report: Report | None = None
+) -> list[Replication | UserError]:
+    """So many of them, or why a fit failed: in one run where that is the same, else side by side."""
+    alone = partial(_alone, plan)
     if why_not_together(plan.entry, plan.method, plan.inputs):
         return map_tasks(alone, range(number), cores=cores, report=report)
     with isolated(0):
@@ -101,9 +93,13 @@ def replications(plan: Plan, number: int, cores: int = 0, report: Report | None 
         seeds = [plan.seeds(r) for r in some]
         simulated = [simulate(plan.entry, plan.inputs, s[0]) for s in seeds]
         targets, starts = [s.data.y_train for s in simulated], [s[1] for s in seeds]
-        shifted = None if report is None else _shifted(report, first, len(some), number)
+
+        def steps(done: int, total: int, figures: Mapping[str, float | str], some: range = some) -> None:
+            report(some.start * total // len(some) + done, number * total // len(some), figures)
+
         try:
-            posteriors = fit_together(plan.entry, plan.method, plan.inputs, targets, starts, shifted)
+            told = None if report is None else steps
+            posteriors = fit_together(plan.entry, plan.method, plan.inputs, targets, starts, told)
         except UserError:  # which of them failed, their own runs report
             results += map_tasks(alone, some, cores=cores)
             continue
@@ -111,29 +107,18 @@ def replications(plan: Plan, number: int, cores: int = 0, report: Report | None 
     return results
 
 
-def _shifted(report: Report, first: int, some: int, of: int) -> Report:
-    """Steps of some of the data sets, as a share of all."""
-    return lambda done, total, figures: report(first * total // some + done, of * total // some, figures)
-
-
-@dataclass(frozen=True)
-class _Alone:
-    """One replication by its number, through the door that a user takes."""
-
-    plan: Plan
-
-    def __call__(self, number: int) -> Replication | Failure:
-        plan = self.plan
-        first, second, _ = plan.seeds(number)
-        simulated = simulate(plan.entry, plan.inputs, first)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            try:
-                posterior = fit(plan.entry, simulated.data, plan.method, seed=second, device="cpu", progress=False)
-            except UserError as error:
-                return Failure(str(error))
-        warned = tuple(str(w.message) for w in caught if issubclass(w.category, UserWarning))
-        return replace(_compared(plan, simulated, posterior, second), warned=warned)
+def _alone(plan: Plan, number: int) -> Replication | UserError:
+    """One replication by its number, as a user would fit it."""
+    first, second, _ = plan.seeds(number)
+    simulated = simulate(plan.entry, plan.inputs, first)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            posterior = fit(plan.entry, simulated.data, plan.method, seed=second, device="cpu", progress=False)
+        except UserError as error:
+            return error
+    warned = tuple(str(w.message) for w in caught if issubclass(w.category, UserWarning))
+    return replace(_compared(plan, simulated, posterior, second), warned=warned)
 
 
 def _compared(plan: Plan, simulated: Simulated, posterior: Posterior, seed: int) -> Replication:
@@ -184,9 +169,7 @@ def fit_together(
     seeds: Sequence[int],
     report: Report | None = None,
 ) -> list[Posterior]:
-    """The posteriors of R data sets of the same inputs, each started as ``fit`` starts with its seed.
-
-    targets: R of (N,).
+    """The posteriors of R data sets with targets (N,) of the same inputs, each started as ``fit`` starts with its seed.
 
     Raises UserError where a loss is not finite.
     """
@@ -226,10 +209,10 @@ class _Together(MeanFieldNormal):
     @torch.no_grad()
     def hand_out(self, guides: Sequence[MeanFieldNormal]) -> None:
         """Give each of the R guides its parameters."""
-        for flat, name in ((self.loc, "loc"), (self.rho, "rho")):
-            sites = self._cut(flat)
+        for name in ("loc", "rho"):
+            sites = self._cut(getattr(self, name)).values()
             for r, guide in enumerate(guides):
-                getattr(guide, name).copy_(torch.cat([value[r].flatten() for value in sites.values()]))
+                getattr(guide, name).copy_(torch.cat([value[r].flatten() for value in sites]))
 
 
 class _Transposed(nn.Module):

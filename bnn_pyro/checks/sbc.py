@@ -5,8 +5,8 @@
 Talts et al. 2018, arXiv:1804.06788; Modrák et al. 2023, arXiv:2211.02383. Every replication is what a user would run:
 ``fit`` with the variant, simulated data and the method. Three tests of every quantity (``sbc_ranks``) are corrected for
 all of them together by Holm's method. Of a method that converges to the posterior all must hold. The spread of an
-approximation is not the posterior's; by how much is reported. It has no way to lie to one side of predictions, for
-prior and network are symmetric, or to be no likelier than the prior: these are faults of it, too.
+approximation is reported. It must not lie to one side of predictions, for prior and network are symmetric, or be no
+likelier than the prior.
 """
 
 from __future__ import annotations
@@ -19,19 +19,18 @@ from typing import Any, ClassVar
 import numpy as np
 from scipy.stats import norm, ttest_1samp, wilcoxon
 
-from bnn_pyro.checks.check import ALPHA, Finding, Outcome, Subject
-from bnn_pyro.checks.replications import Failure, Plan, Replication, replications, why_not_together
+from bnn_pyro.checks.check import ALPHA, Estimate, Finding, Outcome, Subject
+from bnn_pyro.checks.replications import Plan, Replication, replications, why_not_together
 from bnn_pyro.checks.sbc_ranks import LEVELS, covered, holm, normal_scores, p_location, p_uniform, p_width, width
-from bnn_pyro.checks.simulation import Design, design, linear_part, why_not
+from bnn_pyro.checks.simulation import design, simulate
 from bnn_pyro.errors import UserError
-from bnn_pyro.fitting import at_hand, fit
-from bnn_pyro.inference import Method
+from bnn_pyro.fitting import fit, resolve_backbone
+from bnn_pyro.inference.linear import linear_layer
 from bnn_pyro.inference.method import Report
-from bnn_pyro.inference.sampler import LARGE
+from bnn_pyro.inference.potential import LARGE
 from bnn_pyro.isolation import isolated
-from bnn_pyro.parts.priors import IsotropicNormal
+from bnn_pyro.parts.weights import CentredNormal
 from bnn_pyro.settings import Settings, setting
-from bnn_pyro.zoo import Entry
 
 __all__ = ["Calibration", "judge_ranks"]
 
@@ -87,7 +86,11 @@ class Calibration(Settings):
             return "at a temperature other than 1, the posterior is not that of the prior that the data come from"
         if _backbone_variant(subject) is not None:  # the prior is that of the last layer, whose backbone comes first
             return ""
-        return why_not(subject.entry, self._design(subject, 0))
+        try:
+            simulate(subject.entry, design(subject.data, self.rows, self.points, 0), 0)
+        except UserError as reason:
+            return str(reason)
+        return ""
 
     def run(self, subject: Subject, *, seed: int = 0, report: Report | None = None) -> Outcome:
         """See ``Check``.
@@ -99,25 +102,21 @@ class Calibration(Settings):
 
         ``figures``: calibration_p; coverage_50, coverage_80, coverage_95 and calibration_width of predictions.
         """
-        entry, inputs = _entry(subject, seed), self._design(subject, seed)
-        if reason := why_not(entry, inputs):
-            raise UserError(reason)
-        plan = Plan(entry, inputs, self._method(subject, entry, inputs), seed, self.draws)
+        entry = resolve_backbone(subject.entry, subject.data)
+        inputs = design(subject.data, self.rows, self.points, seed)
+        if (first := _backbone_variant(subject)) is not None:  # trained once, for all replications
+            entry = entry.on(fit(first, subject.data, seed=seed, device="cpu", progress=False))
+        simulate(entry, inputs, 0)  # raises where no data can be simulated
+        with isolated(0):
+            size = sum(value.numel() for value in entry.model(inputs.schema).initial.values())
+        compiled = "yes" if size * len(inputs.x) <= LARGE else "no"  # one compiled gradient serves all fits
+        draws = DRAWS * self.effort if subject.exact else DRAWS
+        method = subject.tiny_method(draws=draws, epochs=EPOCHS, warmup=WARMUP, compiled=compiled)
+        plan = Plan(entry, inputs, method, seed, self.draws)
         fast = hasattr(plan.method, "compiled") or not why_not_together(entry, plan.method, inputs)
         number = max(FEWEST, self.replications // (1 if fast else SLOW))
         judged = judge_ranks(subject.converges_to, plan, replications(plan, number, self.cores, report))
         return dataclasses.replace(judged, settings=subject.settings(plan.method, entry))
-
-    def _design(self, subject: Subject, seed: int) -> Design:
-        return design(subject.data, self.rows, self.points, seed)
-
-    def _method(self, subject: Subject, entry: Entry, inputs: Design) -> Method:
-        """For one fit: a compiled gradient serves all of them."""
-        with isolated(0):
-            size = sum(value.numel() for value in entry.model(inputs.schema).initial.values())
-        compiled = "yes" if size * len(inputs.x) <= LARGE else "no"
-        draws = DRAWS * self.effort if subject.exact else DRAWS
-        return subject.tiny_method(draws=draws, epochs=EPOCHS, warmup=WARMUP, compiled=compiled)
 
 
 def _backbone_variant(subject: Subject) -> str | None:
@@ -125,62 +124,51 @@ def _backbone_variant(subject: Subject) -> str | None:
     return subject.entry.foundation(subject.data.schema) if hasattr(subject.entry, "foundation") else None
 
 
-def _entry(subject: Subject, seed: int) -> Entry:
-    """The variant: a last layer on a network that the subject's own data trained, once for all replications."""
-    entry = at_hand(subject.entry, subject.data)
-    first = _backbone_variant(subject)
-    return entry if first is None else entry.on(fit(first, subject.data, seed=seed, device="cpu", progress=False))
-
-
 # -- the verdict -----------------------------------------------------------------------------------------------------
-def judge_ranks(converges_to: str, plan: Plan, results: Sequence[Replication | Failure]) -> Outcome:
+def judge_ranks(converges_to: str, plan: Plan, results: Sequence[Replication | UserError]) -> Outcome:
     """The outcome, without settings."""
     done = [r for r in results if isinstance(r, Replication)]
-    failed = [r for r in results if isinstance(r, Failure)]
+    failed = [r for r in results if isinstance(r, UserError)]
     if len(done) < MIN_DRAWS:
-        sentence = f"{len(failed)} of {len(results)} fits to simulated data failed: {failed[0].reason}"
+        sentence = f"{len(failed)} of {len(results)} fits to simulated data failed: {failed[0]}"
         return Outcome("calibration", "bad", sentence)
     ess = np.stack([r.ess for r in done])  # (R, Q)
     enough, usual = (float(np.quantile(ess, share, 0).min()) for share in (SHARE, 0.5))
-    few, num = enough < MIN_DRAWS, _thinned(min(plan.draws, done[0].draws.shape[1]), usual)
+    # Ranks are among the largest of 19, 39, 59, … draws that are nearly independent: of L draws worth E, the variance
+    # of a rank in units of L is 1/12 + 1/(6E) instead of 1/12 + 1/(6L).
+    most = min(plan.draws, done[0].draws.shape[1], NEARLY * usual)
+    few, num = enough < MIN_DRAWS, max(MIN_DRAWS, 20 * int((most + 1) // 20) - 1)
     lots = np.random.default_rng([plan.seed, 1])
     order = np.stack([r.ranks(num, lots) for r in done], 1)  # (Q, R)
     p = holm(np.array([[test(q, num) for test in (p_uniform, p_location, p_width)] for q in order]).ravel())
-    evidence = _evidence(done, order, num, p.reshape(-1, 3))
+    evidence, cover = _evidence(done, order, num, p.reshape(-1, 3))
     exact = converges_to == "exact" or _is_exact(plan)
     faults = [] if exact else _faults(done, order, num)
     off = bool(p.min() < ALPHA)
     level = "caution" if few else "bad" if faults or (off and exact) else "caution" if off else "good"
-    cover, cover_error = _coverage(evidence)
-    sentence = _sentence(level, "" if exact else converges_to, enough if few else None, evidence, faults, cover)
+    sentence = _sentence(level, "" if exact else converges_to, enough if few else None, evidence, faults, cover.mean)
     if failed:
         level = "caution" if level == "good" and len(failed) > FEW * len(results) else level
-        sentence += f" {len(failed)} of {len(results)} fits failed, and do not count: {failed[0].reason}"
+        sentence += f" {len(failed)} of {len(results)} fits failed, and do not count: {failed[0]}"
     if warned := [r for r in done if r.warned]:
         sentence += f" {len(warned)} of {len(done)} fits warned: {warned[0].warned[0]}"
-    findings = _findings(evidence, cover, cover_error, "bad" if exact and not few else "caution")
-    figures = {f"coverage_{100 * share:.0f}": float(c) for share, c in zip(LEVELS, cover, strict=True)}
-    wide = float(np.median(evidence["width"][_predictions(evidence)]))
-    figures |= {"calibration_p": float(p.min()), "calibration_width": wide}
-    return Outcome("calibration", level, sentence, {}, findings + faults, evidence, figures)
-
-
-def _thinned(most: int, effective: float) -> int:
-    """How many draws are ranked among: the largest of 19, 39, 59, … that are nearly independent.
-
-    Of L draws worth E, the variance of a rank in units of L is 1/12 + 1/(6E) instead of 1/12 + 1/(6L).
-    """
-    return max(MIN_DRAWS, 20 * int((min(most, NEARLY * effective) + 1) // 20) - 1)
+    findings = _findings(evidence, cover, "bad" if exact and not few else "caution") + faults
+    figures = {f"coverage_{100 * share:.0f}": float(c) for share, c in zip(LEVELS, cover.mean, strict=True)}
+    wide = [w for w, kind in zip(evidence["width"], evidence["kinds"], strict=True) if kind == "prediction"]
+    figures |= {"calibration_p": float(p.min()), "calibration_width": float(np.median(wide))}
+    return Outcome("calibration", level, sentence, {}, findings, evidence, figures)
 
 
 def _is_exact(plan: Plan) -> bool:
     """Whether a Normal at the mode is the posterior: linear regression with a known noise and a Normal prior."""
     if plan.method.converges_to != "normal at the mode" or getattr(plan.method, "curvature", "full") != "full":
         return False
-    model = linear_part(plan.entry, plan.inputs)
-    if model is None or not model.likelihood.quadratic:
+    with isolated(0):
+        model = plan.entry.model(plan.inputs.schema)
+    model = getattr(model, "head", model)
+    if linear_layer(model) is None or not model.likelihood.quadratic:
         return False
-    return all(isinstance(model.prior(w), IsotropicNormal) for w in model.net.parameters())
+    return all(isinstance(model.prior(w), CentredNormal) for w in model.net.parameters())
 
 
 def _faults(done: Sequence[Replication], order: np.ndarray, num: int) -> list[Finding]:
@@ -200,45 +188,30 @@ def _faults(done: Sequence[Replication], order: np.ndarray, num: int) -> list[Fi
     return faults
 
 
-def _evidence(done: Sequence[Replication], order: np.ndarray, num: int, p: np.ndarray) -> dict[str, Any]:
-    total = order.shape[1]
+def _evidence(
+    done: Sequence[Replication], order: np.ndarray, num: int, p: np.ndarray
+) -> tuple[dict[str, Any], Estimate]:
+    """Arrays for the figures; of all predictions, coverage at the levels: those of one data set count as one."""
+    total, kinds = order.shape[1], [q.kind for q in done[0].questions]
     inside = np.stack([covered(order, num, level) for level in LEVELS], -1)  # (Q, R, 3)
     smooth = (inside.sum(1) + 2) / (total + 4)  # Agresti & Coull 1998: no error of 0 where all are covered
-    return {
-        "labels": [q.about for q in done[0].questions],
-        "kinds": [q.kind for q in done[0].questions],
-        "ranks": order,
-        "draws": num,
-        "p": p,
-        "levels": np.array(LEVELS),
-        "coverage": inside.mean(1),
-        "coverage_error": np.sqrt(smooth * (1 - smooth) / total),
-        "width": width(order, num),
-        "shown": ALPHA / p.size,
-    }
+    evidence = {"labels": [q.about for q in done[0].questions], "kinds": kinds, "ranks": order, "draws": num, "p": p}
+    evidence |= {"levels": np.array(LEVELS), "coverage": inside.mean(1), "width": width(order, num)}
+    evidence |= {"coverage_error": np.sqrt(smooth * (1 - smooth) / total), "shown": ALPHA / p.size}
+    each = inside[[kind == "prediction" for kind in kinds]].mean(0)
+    return evidence, Estimate(each.mean(0), np.maximum(each.std(0, ddof=1), 0.5 / total) / np.sqrt(total))
 
 
-def _predictions(evidence: Mapping[str, Any]) -> np.ndarray:
-    return np.array([kind == "prediction" for kind in evidence["kinds"]])
-
-
-def _coverage(evidence: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-    """Of all predictions, and its standard error, (3,) each: those of one data set count as one."""
-    order = evidence["ranks"][_predictions(evidence)]
-    each = np.stack([covered(order, evidence["draws"], level).mean(0) for level in LEVELS])
-    return each.mean(1), np.maximum(each.std(1, ddof=1), 0.5 / each.shape[1]) / np.sqrt(each.shape[1])
-
-
-def _findings(evidence: Mapping[str, Any], cover: np.ndarray, errors: np.ndarray, level: str) -> list[Finding]:
+def _findings(evidence: Mapping[str, Any], cover: Estimate, level: str) -> list[Finding]:
     """level: of what is off."""
     total, findings = evidence["ranks"].shape[1], []
     for label, wide, p in zip(evidence["labels"], evidence["width"], evidence["p"].min(1), strict=True):
         about, error = f"{label}: width of the draws, as a share of what is right", float(wide / np.sqrt(2 * total))
         findings.append(Finding(about, float(wide), 1.0, error, float(p), level if p < ALPHA else "good"))
-    for share, c, error in zip(LEVELS, cover, errors, strict=True):
-        off = abs(c - share) > norm.isf(ALPHA / 6) * error
+    for share, mean, error in zip(LEVELS, cover.mean, cover.error, strict=True):
+        off = abs(mean - share) > norm.isf(ALPHA / 6) * error
         about = f"share of predictions inside central {100 * share:.0f} % intervals"
-        findings.append(Finding(about, float(c), share, float(error), None, level if off else "good"))
+        findings.append(Finding(about, float(mean), share, float(error), None, level if off else "good"))
     return findings
 
 

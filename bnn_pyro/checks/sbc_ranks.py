@@ -2,24 +2,19 @@
 
     r = #{s : f(w_s) < f(w*)} + ties broken at random,   s = 1 … L        uniform on 0 … L where the posterior is right
 
-Talts et al. 2018, arXiv:1804.06788. The statistic is that of Säilynoja, Bürkner & Vehtari 2022, arXiv:2103.10522: the
-empirical distribution function of R ranks at every point between two ranks, each a binomial, the most unlikely of
-which counts,
+Talts et al. 2018, arXiv:1804.06788. The statistic is that of Säilynoja, Bürkner & Vehtari 2022, arXiv:2103.10522:
 
     N_i = #{r < i} ~ Binomial(R, i/(L+1)),  i = 1 … L        γ = min_i 2 min(P(N_i ≤ n_i), P(N_i ≥ n_i))
 
-What they simulate, and approximate for continuous values, is exact here: paths of N inside a band are summed over, as
-a chain of Poisson increments given their total, so that bands and p-values are those of ranks on 0 … L to the last
-digits, without chance and without a limit to how small a p-value can be told (but for rounding, ``SMALLEST``).
-
-An ECDF finds any kind of fault, and so none of them early. Two sums beside it find the common ones with a quarter of
-the ranks: of the normal scores z = Φ⁻¹((r + ½)/(L + 1)), which tells bias, and of their squares, which tells width.
-Their distributions are exact too, by convolution.
+What they simulate is exact here: paths of N inside a band are summed over, as a chain of Poisson increments given their
+total. An ECDF finds any kind of fault, and so none of them early. Two sums beside it find the common ones with a
+quarter of the ranks: of the normal scores z = Φ⁻¹((r + ½)/(L + 1)), which tells bias, and of their squares, which tells
+width. Their distributions are exact too, by convolution.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 from scipy.fft import irfft, next_fast_len, rfft
@@ -31,10 +26,8 @@ __all__ = ["LEVELS", "SMALLEST", "band", "covered", "ecdf_difference", "holm", "
 
 #: Central intervals whose coverage is counted.
 LEVELS = (0.5, 0.8, 0.95)
-
 #: p-values below are told as this.
 SMALLEST = 1e-12
-
 #: Steps between the smallest and the largest score: the sum of rounded scores has an exact distribution.
 STEPS = 2000
 
@@ -80,29 +73,19 @@ def ecdf_difference(found: np.ndarray, num: int) -> np.ndarray:
     return np.r_[0.0, counts / len(found)] - np.arange(num + 2) / (num + 1)
 
 
-def p_location(found: np.ndarray, num: int) -> float:
-    """The p-value of the sum of the normal scores of ranks (R,) on 0 … ``num``: is the truth in the middle of them?"""
-    return _p_of_sum(found, num, 1)
-
-
-def p_width(found: np.ndarray, num: int) -> float:
-    """The p-value of the sum of their squares: large where draws lie too close together, small where too far apart."""
-    return _p_of_sum(found, num, 2)
-
-
 def width(found: np.ndarray, num: int) -> np.ndarray:
     """How wide the draws lie, as a share of what is right, by ranks (…, R) on 0 … ``num``; (…,).
 
-    1/rms of the normal scores, over that of uniform ranks: of Normal draws around the truth's own centre, the share
-    that their standard deviation is. (Ranks end at 0 and ``num``: a width of a half is told as 0.6 among 159 draws.)
+    1/rms of the normal scores, over that of uniform ranks. (Ranks end at 0 and ``num``: a width of a half is told as
+    0.6 among 159 draws.)
     """
-    z = _normal(num)
+    z = normal_scores(np.arange(num + 1), num)
     return np.sqrt(np.square(z).mean() / np.square(z[found]).mean(-1))
 
 
 def normal_scores(found: np.ndarray, num: int) -> np.ndarray:
     """Φ⁻¹((r + ½)/(num + 1)) of ranks r (…,), of their shape: standard Normal, nearly, where they are uniform."""
-    return _normal(num)[found]
+    return ndtri((np.asarray(found) + 0.5) / (num + 1))
 
 
 def holm(p: np.ndarray) -> np.ndarray:
@@ -127,14 +110,10 @@ def covered(found: np.ndarray, num: int, level: float) -> np.ndarray:
 
 
 # -- sums of scores --------------------------------------------------------------------------------------------------
-def _normal(num: int) -> np.ndarray:
-    return ndtri((np.arange(num + 1) + 0.5) / (num + 1))
-
-
 @lru_cache(maxsize=32)
 def _sum(total: int, num: int, power: int) -> tuple[np.ndarray, np.ndarray]:
     """(scores of ranks 0 … ``num`` as whole numbers, distribution function of the sum of ``total`` of them)."""
-    z = _normal(num) ** power
+    z = normal_scores(np.arange(num + 1), num) ** power
     scores = np.rint((z - z.min()) * (STEPS / max(z.max() - z.min(), 1e-300))).astype(int)
     length = total * scores.max() + 1
     padded = next_fast_len(length, real=True)
@@ -150,6 +129,11 @@ def _p_of_sum(found: np.ndarray, num: int, power: int) -> float:
     at = scores[found].sum()
     tail = min(below[at], 1.0 - (below[at - 1] if at else 0.0))
     return float(min(1.0, max(SMALLEST, 2 * tail)))
+
+
+#: The p-values of the sum of the normal scores of ranks (R,) on 0 … ``num``: is the truth in the middle of the draws?
+#: And of that of their squares: large where draws lie too close together, small where too far apart.
+p_location, p_width = partial(_p_of_sum, power=1), partial(_p_of_sum, power=2)
 
 
 # -- binomial paths --------------------------------------------------------------------------------------------------

@@ -2,37 +2,37 @@
 
     w* ~ p(w)    y ~ p(y | x, w*)    q(w | y) ≈ p(w | y):    is f(w*, y) like f(w, y), w ~ q?
 
-The quantities f are those of a user first: predictions at fixed inputs. Weights alone see little, and a posterior that
-ignores its data not at all: what sees it depends on the data too, as the log-likelihood of them does (Modrák et al.
-2023, arXiv:2211.02383). Single weights of a network have no meaning, units can be exchanged; the bias of the output
-has one, and the log prior density speaks for all of them.
+The quantities f are those of a user first: predictions at fixed inputs. A posterior that ignores its data is seen by
+the log-likelihood alone, which depends on them (Modrák et al. 2023, arXiv:2211.02383). Single weights of a network have
+no meaning, units can be exchanged; the bias of the output has one, and the log prior density speaks for all of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import pyro.poutine as poutine
 import torch
 from torch import Tensor, nn
 
-from bnn_pyro.checks.quantities import targets_of
+from bnn_pyro.checks.simulators import targets_of
 from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.errors import UserError
 from bnn_pyro.features import on_features
-from bnn_pyro.inference.linear import linear_layer
 from bnn_pyro.inference.log_joint import log_joints
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.backbone import once
 from bnn_pyro.parts.likelihoods import OBSERVED, Heteroscedastic
 from bnn_pyro.parts.nets import in_mode
-from bnn_pyro.parts.priors import BayesianNet
 from bnn_pyro.posterior import weight_space
 from bnn_pyro.zoo import Entry
 
-__all__ = ["Design", "Question", "Simulated", "answers", "design", "linear_part", "simulate", "why_not"]
+__all__ = ["Design", "Question", "Simulated", "answers", "design", "simulate"]
+
+IMPROPER = "there is no data to simulate: the prior is improper (it has no draws); take another, such as fan-in:1"
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,7 @@ def design(data: Dataset, rows: int, points: int, seed: int) -> Design:
     return Design(replace(data.schema), x, torch.cat([x[:old], new]), old)
 
 
-@dataclass(frozen=True)
-class Simulated:
+class Simulated(NamedTuple):
     """One draw of the joint distribution, by its seed: weights {site: shape} and the data that they made."""
 
     w: Mapping[str, Tensor]
@@ -92,32 +91,11 @@ def simulate(entry: Entry, inputs: Design, seed: int) -> Simulated:
     return Simulated(w, inputs.data(y), seed)
 
 
-IMPROPER = "there is no data to simulate: the prior is improper (it has no draws); take another, such as fan-in:1"
-
-
-def why_not(entry: Entry, inputs: Design) -> str:
-    """Why no data can be simulated; "" where they can."""
-    try:
-        simulate(entry, inputs, 0)
-    except UserError as reason:
-        return str(reason)
-    return ""
-
-
-@dataclass(frozen=True)
-class Question:
+class Question(NamedTuple):
     """One quantity. about: in words.   kind: prediction, likelihood, prior, noise or weight."""
 
     about: str
     kind: str
-
-
-def linear_part(entry: Entry, inputs: Design) -> BayesianNet | None:
-    """The model that is inferred where it has no hidden layers, as a last layer's; else None."""
-    with isolated(0):
-        model = entry.model(inputs.schema)
-    head = getattr(model, "head", model)
-    return head if linear_layer(head) is not None else None
 
 
 def answers(
@@ -139,9 +117,13 @@ def answers(
             prior, likelihood = log_joints(head, both, x, y)
     questions += [Question("log-likelihood of the data", "likelihood"), Question("log prior density", "prior")]
     columns += [likelihood, prior]
-    for site, about, kind, column in _own(head, both):
-        questions.append(Question(about.format(site), kind))
-        columns.append(column)
+    own = getattr(getattr(head, "likelihood", None), "initial", {})
+    for site in (site for site in own if both[site].dim() == 1):
+        questions.append(Question(site, "noise"))
+        columns.append(both[site])
+    for site in [site for site in both if site.endswith(".bias")][-1:]:
+        questions.append(Question(f"{site}[0]", "weight"))
+        columns.append(both[site].flatten(1)[:, 0])
     values = torch.stack([c.double().expand(len(prior)) for c in columns]).numpy()
     return questions, values[:, 0], values[:, 1:]
 
@@ -171,11 +153,3 @@ def _predictions(
         what = [f"log odds of class {a} to {b}" for a, b in pairs]
         values = [logits[:, m, a] - logits[:, m, b] for m, (a, b) in enumerate(pairs)]
     return [Question(f"{a} at {b}", "prediction") for a, b in zip(what, where, strict=True)], values
-
-
-def _own(model: nn.Module, w: Mapping[str, Tensor]) -> list[tuple[str, str, str, Tensor]]:
-    """(site, about, kind, values): of the likelihood's own sites, and of the last layer's bias."""
-    own = getattr(getattr(model, "likelihood", None), "initial", {})
-    sites = [(site, "{}", "noise", w[site]) for site in own if w[site].dim() == 1]
-    last = [site for site in w if site.endswith(".bias")][-1:]
-    return sites + [(site, "{}[0]", "weight", w[site].flatten(1)[:, 0]) for site in last]

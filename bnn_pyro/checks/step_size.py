@@ -3,31 +3,29 @@
     bias(η) = mean over directions i of Var(u_i) − 1,  u_i = √λ_i e_iᵀ(w − m)        order = d log bias / d log η
 
 In a direction of posterior variance 1/λ the variance of draws is too large by the factor 1/(1 − ηλ/(4 − 2α)) where all
-rows take part in every step: of the first order in η, for the semi-implicit form that is used (its momenta are then
-Normal with the same factor). Three step sizes are run, h, h/2 and h/4, large enough for a bias that is seen; each is
-held against the exact covariance at that step, from the recursion itself, and their slope against that of the exact
-biases, which is a little above 1 at finite steps.
+rows take part in every step: of the first order in η, for the semi-implicit form that is used. Three step sizes are
+run, h, h/2 and h/4; each is held against the exact covariance at that step, from the recursion itself, and their slope
+against that of the exact biases, which is a little above 1 at finite steps.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from bnn_pyro.checks.check import ALPHA, Finding, Outcome, Subject, fields_of, most_off, worst
+from bnn_pyro.checks.check import ALPHA, Estimate, Finding, Outcome, Subject, fields_of, judge, most_off, worst
 from bnn_pyro.checks.linear_regression import LinearGaussian, correlated, stationary_covariance
-from bnn_pyro.checks.z_tests import Estimate, judge, of_runs
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference import Method
 from bnn_pyro.inference.method import Report
 from bnn_pyro.isolation import isolated
 
-__all__ = ["Sampled", "StepSize", "largest_lr", "order_of", "sample"]
+__all__ = ["StepSize", "largest_lr", "order_of"]
 
 #: Of the momentum's share in a step, ηλ/(4 − 2α) in the narrowest direction: the largest step that is run.
 LARGEST = 0.25
@@ -73,7 +71,7 @@ class StepSize:
         excess, exact, findings = [], [], []
         for i, lr in enumerate(rates):
             try:
-                draws = sample(method, problem, lr, chains=self.chains, times=self.times, seed=seed).draws
+                draws = _sample(method, problem, lr, self.chains, self.times, seed)
             except UserError as error:
                 sentence = f"at lr {lr:.3g}, a fourth of the largest stable one or less, chains diverge: {error}"
                 finding = Finding("step size, as lr", lr, level="bad")
@@ -82,64 +80,39 @@ class StepSize:
             findings += _entries(problem, draws, covariance, lr, 1 + len(rates))
             off = draws - problem.mean  # u², mean over directions and draws of each chain
             excess.append(torch.einsum("cdi,ij,cdj->c", off, problem.precision, off).numpy() / draws[0].numel() - 1)
-            exact.append(_excess(problem, covariance))
+            exact.append(_bias(method, problem, lr))
             if report is not None:
                 report(i + 1, len(rates), {"lr": lr})
-        measured = of_runs(np.stack(excess, 1))
-        order, order_error = order_of(rates, measured.mean, measured.error)
+        measured = Estimate.of_runs(np.stack(excess, 1))
+        order, error = order_of(rates, measured.mean, measured.error)
         expected, _ = order_of(rates, np.array(exact), measured.error * exact / measured.mean)
-        slope = Estimate(np.array([order]), np.array([order_error]))
+        slope = Estimate(np.array([order]), np.array([error]))
         findings += judge(["order of the bias in the step size"], slope, np.array([expected]))
         at_own = _bias(method, problem, own.lr)
+        sentence = _sentence(findings, order, error, own.lr, at_own)
         level = "good" if at_own < SMALL else "caution" if at_own < TOO_LARGE else "bad"
-        about = f"excess variance at lr {own.lr:g}, by the recursion"
-        sentence = _sentence(findings, order, order_error, own.lr, at_own)
-        unknown = "caution" if not order_error < PRECISE else "good"
-        findings.append(Finding(about, at_own, level=level))
+        findings.append(Finding(f"excess variance at lr {own.lr:g}, by the recursion", at_own, level=level))
         grid = np.geomspace(min(rates[-1], own.lr) / 2, 0.9 * largest, 50)
-        evidence = {
-            "lr": np.array(rates),
-            "bias": measured.mean,
-            "error": measured.error,
-            "order": order,
-            "order_error": order_error,
-            "expected_order": expected,
-            "grid_lr": grid,
-            "grid_exact": np.array([_bias(method, problem, lr) for lr in grid]),
-            "largest_lr": largest,
-            "own_lr": own.lr,
-            "own_bias": at_own,
-        }
-        level = worst([*(f.level for f in findings), unknown])
+        evidence = {"lr": np.array(rates), "bias": measured.mean, "error": measured.error}
+        evidence |= {"order": order, "order_error": error, "expected_order": expected, "grid_lr": grid}
+        evidence |= {"grid_exact": np.array([_bias(method, problem, lr) for lr in grid]), "largest_lr": largest}
+        evidence |= {"own_lr": own.lr, "own_bias": at_own}
+        level = worst([*(f.level for f in findings), "good" if error < PRECISE else "caution"])
         return Outcome("step-size", level, sentence, subject.settings(own), findings, evidence, {"step_order": order})
 
 
-class Sampled(NamedTuple):
-    """draws (C, D, P) float64, kinetic temperature, and how many steps it took."""
+def _sample(method: Method, problem: LinearGaussian, lr: float, chains: int, times: float, seed: int) -> Tensor:
+    """Draws (C, D, P) at this step size, float64, after a third of the steps.
 
-    draws: Tensor
-    kinetic_temperature: float
-    steps: int
-
-
-def sample(
-    method: Method, problem: LinearGaussian, lr: float, *, chains: int, times: float, seed: int = 0, **more: Any
-) -> Sampled:
-    """A run of the method at this step size, so many times as long as the slowest direction takes to be forgotten.
-
-    A third of it is the burn-in.   more: settings of the method.   Raises UserError where it diverges.
+    times: see ``StepSize``. Raises UserError where they diverge.
     """
-    rows, eta = len(problem.x), method.eta_share * lr / len(problem.x)
+    eta = method.eta_share * lr / len(problem.x)
     slowest = 2 * method.friction / (eta * torch.linalg.eigvalsh(problem.precision)[0].item())
     steps = math.ceil(times * max(slowest, 2 / method.friction)) + 600
-    per_epoch = math.ceil(rows / method.batch_size) if method.batch_size else 1
-    epochs = math.ceil(steps / per_epoch)
-    method = replace(method, lr=lr, epochs=epochs, burn_in=epochs // 3, chains=chains, max_draws=300, **more)
+    method = replace(method, lr=lr, epochs=steps, burn_in=steps // 3, chains=chains, max_draws=300)
     with isolated(seed):
         posterior = method.run(problem.entry().model(problem.schema), None, problem.data, seed=seed)
-    draws = torch.cat([posterior.chains[s].double().flatten(2) for s in posterior.model.initial], -1)
-    kinetic = torch.tensor(posterior.trace["kinetic_temperature"])
-    return Sampled(draws, kinetic[len(kinetic) // 3 :].mean().item(), epochs * per_epoch)
+    return torch.cat([posterior.chains[s].double().flatten(2) for s in posterior.model.initial], -1)
 
 
 def largest_lr(method: Method, problem: LinearGaussian) -> float:
@@ -163,13 +136,10 @@ def _covariance(method: Method, problem: LinearGaussian, lr: float) -> Tensor:
 
 
 def _bias(method: Method, problem: LinearGaussian, lr: float) -> float:
-    """Relative excess of the variances at this step size, mean over directions; infinite where it explodes."""
-    return math.inf if lr >= largest_lr(method, problem) else _excess(problem, _covariance(method, problem, lr))
-
-
-def _excess(problem: LinearGaussian, covariance: Tensor) -> float:
-    """tr(Λ Σ)/P − 1."""
-    return (problem.precision * covariance).sum().item() / len(covariance) - 1
+    """Relative excess of the variances, tr(Λ Σ)/P − 1, at this step size; infinite where it explodes."""
+    if lr >= largest_lr(method, problem):
+        return math.inf
+    return (problem.precision * _covariance(method, problem, lr)).sum().item() / len(problem.mean) - 1
 
 
 def _entries(problem: LinearGaussian, draws: Tensor, exact: Tensor, lr: float, tests: int) -> list[Finding]:
@@ -181,7 +151,7 @@ def _entries(problem: LinearGaussian, draws: Tensor, exact: Tensor, lr: float, t
     expected = torch.cat([torch.zeros_like(scale), (exact / torch.outer(scale, scale))[i, j]])
     names = [f"mean of weight {k + 1}" for k in range(len(scale))]
     names += [f"covariance of weights {a + 1} and {b + 1}" for a, b in zip(i.tolist(), j.tolist(), strict=True)]
-    values = of_runs(torch.cat([unit.mean(1), products], 1).numpy())
+    values = Estimate.of_runs(torch.cat([unit.mean(1), products], 1).numpy())
     findings = judge([f"{name} at lr {lr:.3g}" for name in names], values, expected.numpy())
     findings = [replace(f, p=min(1.0, tests * f.p)) for f in findings]
     return [replace(f, level="bad" if f.p < ALPHA else "good") for f in findings]

@@ -1,4 +1,4 @@
-"""Data sets: a table of named ones, and the door that also takes a user's file."""
+"""Data sets: a table of named ones, and ``load_data``, which also takes a user's file."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from torch import Tensor
 
 from bnn_pyro.datasets.arrays import load_archive, read_inputs
 from bnn_pyro.datasets.bundled import breast_cancer, diabetes, digits, toy_curve
-from bnn_pyro.datasets.dataset import TASKS, Column, Dataset, Schema
+from bnn_pyro.datasets.dataset import TASKS, Column, Dataset, Raw, Schema
 from bnn_pyro.datasets.images import IMAGE_SUFFIXES, fashion_mnist, kmnist, mnist, noise_images, read_images, read_part
-from bnn_pyro.datasets.prepare import prepare
-from bnn_pyro.datasets.raw import Raw
+from bnn_pyro.datasets.prepare import prepare, select_features
 from bnn_pyro.datasets.rows import standardised
-from bnn_pyro.datasets.sources import data_root, existing, resolve
 from bnn_pyro.datasets.tables import load_table, read_rows
 from bnn_pyro.errors import UserError, unknown
+from bnn_pyro.files import data_root, existing, resolve
 
 __all__ = [
     "DATASETS", "NOISE", "Column", "Dataset", "Schema", "data_root", "load_data", "load_inputs", "noise_images",
@@ -25,7 +24,7 @@ __all__ = [
 ]  # fmt: skip
 
 #: Name -> loader; the first line of the loader's docstring says what the set is.
-DATASETS: dict[str, Callable[..., Raw]] = {
+DATASETS: dict[str, Callable[[], Raw]] = {
     "toy-curve": toy_curve,
     "breast-cancer": breast_cancer,
     "digits": digits,
@@ -34,11 +33,12 @@ DATASETS: dict[str, Callable[..., Raw]] = {
     "fashion-mnist": fashion_mnist,
     "kmnist": kmnist,
 }
-#: Suffix of a user's file -> loader.
-FILES: dict[str, Callable[..., Raw]] = {".csv": load_table, ".tsv": load_table, ".npz": load_archive}
+#: Suffixes of a user's file.
+SUFFIXES = (".csv", ".tsv", ".npz")
 #: Name of out-of-distribution noise -> kind.
 NOISE = {"noise": "uniform", "uniform-noise": "uniform", "gaussian-noise": "gaussian"}
-_PARTS_OF_IMAGES = ("mnist", "fashion-mnist", "kmnist")
+#: Sets whose test part is read without the training part.
+IN_PARTS = ("mnist", "fashion-mnist", "kmnist")
 
 
 def load_data(
@@ -58,7 +58,7 @@ def load_data(
     """A named data set, or a CSV, TSV or NPZ file, divided once and standardised by its training part.
 
     features      names of the columns to use, in that order; all where not given
-    target, task, drop_missing  of a user's file: see ``files.load_table`` and ``archives.load_archive``
+    target, task, drop_missing  of a user's file: see ``tables.load_table`` and ``arrays.load_archive``
     splits, split an NPZ file of given test rows (test_0, test_1, …; rows counted from 0), and which of them to take;
                   the other rows train
     seed          of the random split, which is stratified for classification
@@ -70,28 +70,25 @@ def load_data(
 
     Raises UserError, one line with the place and the way out, for whatever is wrong with the input.
     """
-    loader, given = _loader(name_or_path)
     features = [features] if isinstance(features, str) else features
-    if isinstance(given, Path):
-        raw = loader(given, target=target, features=features, task=task, drop_missing=drop_missing)
-        if raw.name in DATASETS:  # a user's digits.csv must not be taken for the set of that name
-            raw = replace(raw, name=given.name)
-    else:
-        raw = loader(features=features)
+    path = _located(name_or_path)
+    if path is None:
+        raw = DATASETS[str(name_or_path)]()
         if task is not None and task not in TASKS:
             raise unknown("task", task, TASKS)
         for what, asked, has in (("target", target, raw.target), ("task", task, raw.task)):
             if asked not in (None, has):
-                raise UserError(f"{given}: its {what} is '{has}', not '{asked}'; leave {what} out")
-    return prepare(
-        raw,
-        splits=None if splits is None else resolve(splits),
-        split=split,
-        seed=seed,
-        fractions=fractions,
-        validation=validation,
-        limit=limit,
-    )
+                raise UserError(f"{raw.name}: its {what} is '{has}', not '{asked}'; leave {what} out")
+    elif path.suffix.lower() == ".npz":
+        raw = load_archive(path, target=target, task=task, drop_missing=drop_missing)
+    else:
+        raw = load_table(path, target=target, features=features, task=task, drop_missing=drop_missing)
+    if not raw.columns:  # a table has chosen before it looked for missing values
+        raw = select_features(raw, features, str(path or raw.name))
+    if path is not None and raw.name in DATASETS:  # a user's digits.csv must not be taken for the set of that name
+        raw = replace(raw, name=path.name)
+    splits = None if splits is None else resolve(splits)
+    return prepare(raw, splits=splits, split=split, seed=seed, fractions=fractions, validation=validation, limit=limit)
 
 
 def load_inputs(
@@ -112,15 +109,15 @@ def load_inputs(
         return noise_images(NOISE[text], 1000 if num is None else num, schema, seed)
     if text not in DATASETS and (path.is_dir() or path.suffix.lower() in IMAGE_SUFFIXES):
         return read_images(path, schema, invert=invert)[:num]
-    loader, given = _loader(name_or_path, also=NOISE)
-    if isinstance(given, Path) and given.suffix.lower() != ".npz":
-        return read_rows(given, schema)[0][:num]
-    if isinstance(given, Path):
-        x, white = read_inputs(given)
-    elif text in _PARTS_OF_IMAGES:
+    path = _located(name_or_path, also=NOISE)
+    if path is not None and path.suffix.lower() != ".npz":
+        return read_rows(path, schema)[0][:num]
+    if path is not None:
+        x, white = read_inputs(path)
+    elif text in IN_PARTS:
         x, white = read_part(text, train=False)[0], 255.0
     else:
-        raw = loader()
+        raw = DATASETS[text]()
         x, white = raw.x if raw.test is None else raw.test[0], raw.white
         if schema.features and set(schema.features) <= set(raw.features):
             x = x[:, [raw.features.index(name) for name in schema.features]]
@@ -129,17 +126,15 @@ def load_inputs(
     return standardised(x[:num], schema, white)
 
 
-def _loader(
-    name_or_path: str | Path, also: Sequence[str] | dict[str, str] = ()
-) -> tuple[Callable[..., Raw], str | Path]:
-    """The loader, and the name or the path of an existing file."""
+def _located(name_or_path: str | Path, also: Sequence[str] | dict[str, str] = ()) -> Path | None:
+    """The path of an existing file, or None for a named set."""
     text = str(name_or_path)
     if text in DATASETS:
-        return DATASETS[text], text
+        return None
     path = resolve(name_or_path)
-    if path.suffix.lower() in FILES:
-        return FILES[path.suffix.lower()], existing(path)
+    if path.suffix.lower() in SUFFIXES:
+        return existing(path)
     if path.exists() or path.suffix or len(path.parts) > 1:
         existing(path)
-        raise UserError(f"{path}: can't read a '{path.suffix}' file; save it as {', '.join(FILES)}")
-    raise UserError(f"{unknown('data set', text, [*DATASETS, *also])}; or the path of a {', '.join(FILES)} file")
+        raise UserError(f"{path}: can't read a '{path.suffix}' file; save it as {', '.join(SUFFIXES)}")
+    raise UserError(f"{unknown('data set', text, [*DATASETS, *also])}; or the path of a {', '.join(SUFFIXES)} file")

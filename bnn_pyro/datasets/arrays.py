@@ -5,31 +5,26 @@ Rows of arrays are counted from 0.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from bnn_pyro.datasets.columns import infer_task, read_target
-from bnn_pyro.datasets.raw import Raw, choose, no_features
+from bnn_pyro.datasets.dataset import Raw
 from bnn_pyro.datasets.rows import chunks
-from bnn_pyro.datasets.sources import existing, read_archive
+from bnn_pyro.datasets.tables import read_target
 from bnn_pyro.errors import UserError
+from bnn_pyro.files import existing, read_archive
 
-__all__ = ["image_pair", "load_archive", "read_inputs"]
+__all__ = ["check_labels", "image_pair", "load_archive", "read_inputs"]
 
 #: Types of numbers that torch has too.
-HELD = tuple(np.dtype(name) for name in ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "?"))
+TORCH_TYPES = tuple(np.dtype(name) for name in ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "?"))
 
 
 def load_archive(
-    path: str | Path,
-    *,
-    target: str | None = None,
-    features: Sequence[str] | None = None,
-    task: str | None = None,
-    drop_missing: bool = False,
+    path: str | Path, *, target: str | None = None, task: str | None = None, drop_missing: bool = False
 ) -> Raw:
     """Read an NPZ file: x (N, F), (N, H, W), (N, H, W, 1 or 3) or (N, 1 or 3, H, W) and y (N,).
 
@@ -39,7 +34,7 @@ def load_archive(
     path = existing(path)
     arrays = read_archive(path)
     if "x" not in arrays and "arr_0" in arrays:
-        return _pair(path, features, task)
+        return _pair(path, task)
     if "x" not in arrays or "y" not in arrays:
         raise UserError(f"{path}: has {', '.join(arrays) or 'no arrays'}; it needs arrays x and y (or one arr_0)")
     x, y = arrays.pop("x"), arrays["y"]  # pop: what follows may let the whole array go
@@ -58,19 +53,13 @@ def load_archive(
     x = _inputs(path, x)
     _refuse(path, "y", y, _not_finite)
     task, labels, classes = _targets(path, y, task, arrays.get("classes"))
-    inputs, names, columns = torch.from_numpy(x), (), ()
-    if x.ndim == 4:
-        no_features(str(path), features)
-    else:
-        inputs, names, columns = choose(inputs, [f"x{i + 1}" for i in range(x.shape[1])], features, str(path))
     return Raw(
         name=path.stem,
         task=task,
-        x=inputs,
+        x=torch.from_numpy(x),
         y=torch.from_numpy(labels),
         classes=classes,
-        features=names,
-        columns=columns,
+        features=() if x.ndim == 4 else tuple(f"x{i + 1}" for i in range(x.shape[1])),
         source=str(path),
         white=_white(x),
         rows=rows,
@@ -112,8 +101,7 @@ def check_labels(where: str, y: np.ndarray, num_classes: int) -> None:
         raise UserError(f"{where}: row {bad[0]} (from 0) has label {y[bad[0]]}, outside 0 to {num_classes - 1}")
 
 
-def _pair(path: Path, features: Sequence[str] | None, task: str | None) -> Raw:
-    no_features(str(path), features)
+def _pair(path: Path, task: str | None) -> Raw:
     if task not in (None, "classification"):
         raise UserError(f"{path}: an official pair of images and labels is classification; leave task='{task}' out")
     if "imgs" not in path.name:
@@ -154,7 +142,7 @@ def _inputs(path: Path, x: np.ndarray) -> np.ndarray:
     _refuse(path, "x", x, _not_finite)
     x = np.ascontiguousarray(x)
     if x.ndim == 2:
-        return x if x.dtype in HELD else x.astype(np.float64)
+        return x if x.dtype in TORCH_TYPES else x.astype(np.float64)
     if x.dtype != np.uint8:
         if x.min() < 0 or x.max() > 1:
             raise UserError(f"{path}: pixels from {x.min()} to {x.max()}; store images as uint8, or as numbers in "
@@ -169,11 +157,7 @@ def _inputs(path: Path, x: np.ndarray) -> np.ndarray:
 
 def _without_nan(path: Path, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, torch.Tensor | None]:
     """x and y without the rows that have a NaN, and the numbers of the rows kept (None: all)."""
-    whole = np.ones(len(y), dtype=bool)
-    for values in (x, y):
-        if np.issubdtype(values.dtype, np.floating):
-            for part in chunks(len(values), values.shape[1:]):
-                whole[part] &= ~np.isnan(values[part].reshape(len(values[part]), -1)).any(axis=1)
+    whole = ~(_rows_where(x, np.isnan) | _rows_where(y, np.isnan))
     if whole.all():
         return x, y, None
     if not whole.any():
@@ -182,18 +166,22 @@ def _without_nan(path: Path, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, 
 
 
 def _refuse(path: Path, name: str, values: np.ndarray, bad: Callable[[np.ndarray], np.ndarray]) -> None:
-    """The first bad value of an array of floats is an error that tells its place."""
-    if not np.issubdtype(values.dtype, np.floating):
+    """The first bad value of an array of floats is an error with its place."""
+    rows = np.flatnonzero(_rows_where(values, bad))
+    if not len(rows):
         return
-    for part in chunks(len(values), values.shape[1:]):
-        if bad(values[part]).any():
-            break
-    else:
-        return
-    row, *column = np.argwhere(bad(values[part]))[0].tolist()
-    place = (part.start + row, *column)
+    place = (int(rows[0]), *np.argwhere(bad(values[rows[0]]))[0].tolist())
     drop = ", or train with drop_missing (--drop-missing)" if np.isnan(values[place]) else ""
     raise UserError(f"{path}: {name}{list(place)} is {values[place]}; correct or remove row {place[0]} (from 0){drop}")
+
+
+def _rows_where(values: np.ndarray, bad: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """(N,) whether a row has such a value; none has where the array is not of floats."""
+    rows = np.zeros(len(values), dtype=bool)
+    if np.issubdtype(values.dtype, np.floating):
+        for part in chunks(len(values), values.shape[1:]):
+            rows[part] = bad(values[part]).reshape(len(rows[part]), -1).any(axis=1)
+    return rows
 
 
 def _not_finite(values: np.ndarray) -> np.ndarray:
@@ -209,7 +197,7 @@ def _targets(
         raise UserError(f"{path}: y holds {y.dtype}; it must hold numbers or texts")
     if names is None:
         cells = pd.Series([str(v) for v in y.tolist()], name="y")
-        return read_target(path, cells, task or infer_task(cells))
+        return read_target(path, cells, task)
     classes = tuple(str(name) for name in names.ravel())
     if task == "regression":
         raise UserError(f"{path}: has an array classes, so its task is classification; leave task='regression' out")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 
-from bnn_pyro.datasets.raw import Raw, choose, no_features
+from bnn_pyro.datasets.dataset import Raw
 
 __all__ = ["breast_cancer", "curve", "diabetes", "digits", "toy_curve"]
 
@@ -17,48 +15,43 @@ def curve(x: torch.Tensor) -> torch.Tensor:
     return -(x**4) + 3 * x**2 + 1
 
 
-def toy_curve(*, features: Sequence[str] | None = None) -> Raw:
+def toy_curve() -> Raw:
     """Six points of y = −x⁴ + 3x² + 1, all to train on; the test part is the curve itself on a grid."""
     x = torch.tensor([-2.0, -1.8, -1.0, 1.0, 1.8, 2.0], dtype=torch.float64)
     grid = torch.linspace(-2, 2, 101, dtype=torch.float64)
-    x, _, columns = choose(x.unsqueeze(1), ["x"], features, "toy-curve")
     return Raw(
         name="toy-curve",
         task="regression",
-        x=x,
-        y=curve(x.squeeze(1)),
+        x=x.unsqueeze(1),
+        y=curve(x),
         features=("x",),
-        columns=columns,
         source="six points of y = -x^4 + 3x^2 + 1; tested on the curve itself between -2 and 2",
         test=(grid.unsqueeze(1), curve(grid)),
         validation=0,
     )
 
 
-def breast_cancer(*, features: Sequence[str] | None = None) -> Raw:
+def breast_cancer() -> Raw:
     """569 tumours, 30 measurements of their cell nuclei: malignant (1) or benign (0)."""
     from sklearn.datasets import load_breast_cancer
 
     bunch = load_breast_cancer()
-    x, names, columns = choose(torch.from_numpy(bunch.data), list(bunch.feature_names), features, "breast-cancer")
     return Raw(
         name="breast-cancer",
         task="classification",
-        x=x,
+        x=torch.from_numpy(bunch.data),
         y=torch.from_numpy(1 - bunch.target.astype(np.int64)),  # scikit-learn has benign as 1
         classes=("benign", "malignant"),
-        features=names,
+        features=tuple(map(str, bunch.feature_names)),
         target="diagnosis",
-        columns=columns,
         source="Breast Cancer Wisconsin (Diagnostic), Wolberg et al. 1995, in scikit-learn",
     )
 
 
-def digits(*, features: Sequence[str] | None = None) -> Raw:
+def digits() -> Raw:
     """1,797 handwritten digits of 8 × 8 pixels."""
     from sklearn.datasets import load_digits
 
-    no_features("digits", features)
     bunch = load_digits()
     return Raw(
         name="digits",
@@ -72,19 +65,17 @@ def digits(*, features: Sequence[str] | None = None) -> Raw:
     )
 
 
-def diabetes(*, features: Sequence[str] | None = None) -> Raw:
+def diabetes() -> Raw:
     """442 patients, 10 measurements: how far the disease went in a year."""
     from sklearn.datasets import load_diabetes
 
     bunch = load_diabetes(scaled=False)
-    x, names, columns = choose(torch.from_numpy(bunch.data), list(bunch.feature_names), features, "diabetes")
     return Raw(
         name="diabetes",
         task="regression",
-        x=x,
+        x=torch.from_numpy(bunch.data),
         y=torch.from_numpy(bunch.target),
-        features=names,
+        features=tuple(bunch.feature_names),
         target="progression",
-        columns=columns,
         source="Diabetes, Efron, Hastie, Johnstone & Tibshirani 2004, in scikit-learn",
     )

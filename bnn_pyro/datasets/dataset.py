@@ -9,18 +9,28 @@ in the units that the user brought.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import os
+import secrets
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
 
-__all__ = ["Column", "Dataset", "Schema"]
+from bnn_pyro.distributed import Ranks
+from bnn_pyro.files import cache_root
+
+__all__ = ["PARTS", "TASKS", "Column", "Dataset", "Raw", "Schema", "load_together"]
 
 TASKS = ("regression", "classification")
 #: The tensors of a data set.
 PARTS = ("x_train", "y_train", "x_val", "y_val", "x_test", "y_test")
+#: Bytes of rows from which on the processes of a machine have them in common; fewer are loaded by each.
+LARGE = 2**28
 
 
 @dataclass(frozen=True)
@@ -128,7 +138,11 @@ class Dataset:
 
     def to(self, device: torch.device | str) -> Dataset:
         """The same data set with every tensor on ``device``."""
-        return replace(self, **{part: getattr(self, part).to(device) for part in PARTS})
+        return replace(self, **{name: rows.to(device) for name, rows in self.parts().items()})
+
+    def parts(self) -> dict[str, Tensor]:
+        """The tensors by their names."""
+        return {name: getattr(self, name) for name in PARTS}
 
     @property
     def fingerprint(self) -> str:
@@ -137,3 +151,81 @@ class Dataset:
         for part in (self.x_train, self.y_train):
             digest.update(part.detach().cpu().contiguous().numpy())
         return digest.hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Raw:
+    """Rows as they were read, neither divided nor standardised.
+
+    x      (N, F) numbers of any type, or (N, channels, height, width): uint8 of 0 … white, or float32 in [0, 1] where
+           white is 1
+    y      (N,) float64 (regression) or int64 labels 0 … K−1 (classification)
+    test   x and y of the set's own test part, None where it has none
+    white  the value of a white pixel: images are divided by it
+    rows   (N,) numbers of the rows in the file, counted from 0, where rows were dropped; None: all are there
+    validation  training rows to hold out where there is an own test part; None: a sixth (10,000 of MNIST)
+    """
+
+    name: str
+    task: str
+    x: Tensor
+    y: Tensor
+    classes: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
+    target: str = "y"
+    columns: tuple[Column, ...] = ()
+    source: str = ""
+    test: tuple[Tensor, Tensor] | None = None
+    white: float = 1.0
+    rows: Tensor | None = None
+    validation: int | None = None
+
+
+# -- one copy of the rows on a machine ---------------------------------------------------------------------------------
+def load_together(ranks: Ranks, load: Callable[[], Dataset]) -> Dataset:
+    """``load()`` for all processes of a fit, with one copy of the rows on a machine where they are many.
+
+    One process of every machine loads first, so that the others find what it downloaded. It saves the rows to a
+    file without a name, so that nothing is left on the disk however they end; the others open it as ``/proc/PID/fd/N``
+    and all map it copy-on-write. Where that cannot be each process has a copy of its own, with a warning.
+
+    Raises on all the UserError of any.
+    """
+    if ranks.size == 1:
+        return load()
+    early = ranks.all_do(lambda: load() if ranks.local == 0 else None)
+    # torchrun numbers those of a machine in a row.
+    others = 1 in ranks.gather(ranks.local)[ranks.rank + 1 : ranks.rank + 2]
+    with ExitStack() as stack:
+        saved, mapped, problem = None, None, None
+        if early is not None and others and sum(rows.nbytes for rows in early.parts().values()) >= LARGE:
+            try:
+                cache_root().mkdir(parents=True, exist_ok=True)
+                saved = _save(early, stack.enter_context(tempfile.TemporaryFile(dir=cache_root())))
+            except OSError as error:
+                problem = str(error)
+        mine = ranks.gather(saved)[ranks.rank - ranks.local]
+        if mine is not None:
+            try:
+                mapped = _map(*mine)
+            except (OSError, ValueError, RuntimeError) as error:
+                problem = " ".join(str(error).split())[:200]
+        problems = [text for text in ranks.gather(problem) if text is not None]  # here all have mapped it
+    if problems and ranks.first:
+        warnings.warn(f"processes hold a copy of the data each, not one in common ({problems[0]})", stacklevel=2)
+    return ranks.all_do(lambda: mapped or early or load())
+
+
+def _save(data: Dataset, file: BinaryIO) -> tuple[str, str, Dataset]:
+    """(the path by which others find the file, a token that tells it from any other, the data without rows)."""
+    token = secrets.token_hex()
+    torch.save({"token": token, **data.parts()}, file)
+    file.flush()
+    return f"/proc/{os.getpid()}/fd/{file.fileno()}", token, data.to("meta")
+
+
+def _map(path: str, token: str, outline: Dataset) -> Dataset:
+    tensors = torch.load(path, mmap=True, weights_only=True)
+    if tensors.pop("token") != token:  # of another machine or container, with processes of these numbers
+        raise OSError(f"{path} is another file")
+    return replace(outline, **tensors)

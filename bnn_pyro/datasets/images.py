@@ -1,4 +1,4 @@
-"""MNIST and its relatives as one uint8 tensor, pictures of the user's own, and inputs from elsewhere (OOD)."""
+"""MNIST and its relatives as one uint8 tensor, pictures of the user's own, and noise as out-of-distribution inputs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from bnn_pyro.datasets.arrays import check_labels, image_pair
-from bnn_pyro.datasets.dataset import Schema
-from bnn_pyro.datasets.raw import Raw, no_features
-from bnn_pyro.datasets.sources import data_root
+from bnn_pyro.datasets.dataset import Raw, Schema
 from bnn_pyro.errors import UserError, unknown
+from bnn_pyro.files import data_root
 
 __all__ = ["IMAGE_SUFFIXES", "fashion_mnist", "kmnist", "mnist", "noise_images", "read_images", "read_part"]
 
@@ -36,19 +35,19 @@ _SETS = {
 }
 
 
-def mnist(*, features: Sequence[str] | None = None) -> Raw:
+def mnist() -> Raw:
     """60,000 + 10,000 handwritten digits of 28 × 28 pixels."""
-    return _load("mnist", features)
+    return _load("mnist")
 
 
-def fashion_mnist(*, features: Sequence[str] | None = None) -> Raw:
+def fashion_mnist() -> Raw:
     """60,000 + 10,000 pictures of clothes of 28 × 28 pixels."""
-    return _load("fashion-mnist", features)
+    return _load("fashion-mnist")
 
 
-def kmnist(*, features: Sequence[str] | None = None) -> Raw:
+def kmnist() -> Raw:
     """60,000 + 10,000 handwritten cursive Japanese characters of 28 × 28 pixels."""
-    return _load("kmnist", features)
+    return _load("kmnist")
 
 
 def read_part(name: str, train: bool) -> tuple[Tensor, Tensor]:
@@ -79,9 +78,9 @@ def read_images(paths: str | Path | Sequence[str | Path], schema: Schema, invert
 
     _need_images(schema, "images")
     channels, height, width = schema.input_shape
-    found = _image_files([paths] if isinstance(paths, str | Path) else list(paths))
-    inputs = torch.empty(len(found), channels, height, width)
-    for row, path in enumerate(found):
+    files = _image_files([paths] if isinstance(paths, str | Path) else list(paths))
+    inputs = torch.empty(len(files), channels, height, width)
+    for row, path in enumerate(files):
         try:
             with Image.open(path) as opened:
                 picture = ImageOps.exif_transpose(opened)
@@ -116,8 +115,7 @@ def noise_images(kind: str, num: int, schema: Schema, seed: int = 0) -> Tensor:
     return schema.standardise(torch.rand(shape, generator=generator))
 
 
-def _load(name: str, features: Sequence[str] | None) -> Raw:
-    no_features(name, features)
+def _load(name: str) -> Raw:
     _, classes, source = _SETS[name]
     x, y = read_part(name, train=True)
     return Raw(
@@ -166,20 +164,20 @@ def _download(name: str, folder: str, missing: Path) -> None:
 
 
 def _image_files(paths: list[str | Path]) -> list[Path]:
-    found: list[Path] = []
+    files: list[Path] = []
     for path in map(Path, paths):
         if path.is_dir():
             inside = sorted(p for p in path.iterdir() if p.suffix.lower() in IMAGE_SUFFIXES)
             if not inside:
                 raise UserError(f"{path}: no PNG or JPG file in this folder")
-            found += inside
+            files += inside
         elif path.is_file():
-            found.append(path)
+            files.append(path)
         else:
             raise UserError(f"{path}: no such image file")
-    if not found:
+    if not files:
         raise UserError("no image was given")
-    return found
+    return files
 
 
 def _need_images(schema: Schema, what: str) -> None:

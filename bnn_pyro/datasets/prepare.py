@@ -3,37 +3,55 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from bnn_pyro.datasets.dataset import Dataset, Schema
-from bnn_pyro.datasets.raw import Raw
+from bnn_pyro.datasets.dataset import Column, Dataset, Raw, Schema
 from bnn_pyro.datasets.rows import mean_and_scale, median, standardised, taken
-from bnn_pyro.datasets.splits import divide
-from bnn_pyro.errors import UserError
+from bnn_pyro.errors import UserError, unknown
+from bnn_pyro.files import read_archive
 
-__all__ = ["prepare"]
+__all__ = ["check_choice", "prepare", "select_features"]
 
+#: Training, validation and test share of a set that brings no test part of its own.
+FRACTIONS = (0.70, 0.15, 0.15)
 #: Standard deviation of a target over its largest value: below this, float32 rounds away more than 0.06 % of it.
 MIN_RELATIVE_SPREAD = 1e-4
 
 
-def prepare(
-    raw: Raw,
-    *,
-    splits: str | Path | None = None,
-    split: int = 0,
-    seed: int = 0,
-    fractions: Sequence[float] | None = None,
-    validation: int | None = None,
-    limit: int | None = None,
-) -> Dataset:
-    """Divide ``raw`` into training, validation and test part, and standardise all three by the training part."""
-    train, val, test, record = divide(
-        raw, splits=splits, split=split, seed=seed, fractions=fractions, validation=validation
-    )
+def check_choice(features: Sequence[str], names: Sequence[str], where: str) -> None:
+    """Raise UserError unless the features are some of these names, each chosen once."""
+    if not features:
+        raise UserError(f"{where}: features=[] chooses no column; leave it out to take all")
+    for name in features:
+        if name not in names:
+            raise unknown(f"feature of {where}", name, names)
+        if features.count(name) > 1:
+            raise UserError(f"{where}: feature '{name}' is chosen twice")
+
+
+def select_features(raw: Raw, features: Sequence[str] | None, where: str) -> Raw:
+    """``raw`` with the chosen columns of numbers alone, in the order asked for."""
+    if features is not None:
+        if raw.x.dim() == 4:
+            raise UserError(f"{where} holds images, which have no columns to choose: leave features={features} out")
+        check_choice(features, raw.features, where)
+        x = raw.x[:, [raw.features.index(name) for name in features]]
+        raw = replace(raw, x=x, features=tuple(features))
+    return replace(raw, columns=tuple(Column(name) for name in raw.features))
+
+
+def prepare(raw: Raw, *, limit: int | None = None, **how: Any) -> Dataset:
+    """Divide ``raw`` into training, validation and test part, and standardise all three by the training part.
+
+    how: see ``load_data``
+    """
+    train, val, test, record = _divide(raw, **how)
     if limit is not None:
         if limit < 1:
             raise UserError(f"limit={limit}: give the number of training rows to keep, 1 or more")
@@ -49,6 +67,119 @@ def prepare(
     return Dataset(raw.name, schema, *tensors, source=raw.source, split=record)
 
 
+# -- the split ---------------------------------------------------------------------------------------------------------
+def _divide(
+    raw: Raw,
+    splits: Path | None,
+    split: int,
+    seed: int,
+    fractions: Sequence[float] | None,
+    validation: int | None,
+) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
+    """Row indices of the training (shuffled), validation and test part, and the JSON-able record of how.
+
+    A given split (``splits``) and a set's own test part decide the test rows; of the rest, ``validation`` rows are
+    held out (None: none with a given split, ``raw.validation`` with an own test part). Otherwise a random split by
+    ``fractions``, stratified for classification.
+    """
+    everything = np.arange(len(raw.y))
+    if raw.test is None and splits is None:
+        shares = FRACTIONS if fractions is None else fractions
+        num_val, num_test = _sizes(raw, shares, validation)
+        rest, test = _cut(raw, everything, num_test, seed)
+        train, val = _cut(raw, rest, num_val, seed)
+        record = {"kind": "random", "seed": seed, "fractions": list(shares)}
+        record |= {} if validation is None else {"validation": validation}
+        return *map(torch.from_numpy, (train, val, test)), record
+    if fractions is not None:
+        raise UserError(f"{raw.name}: its test part is given, fractions={tuple(fractions)} don't apply; "
+                        "use validation=N to hold out training rows")  # fmt: skip
+    if splits is None:
+        test, record = everything[:0], {"kind": "own test part", "seed": seed}
+        default = len(raw.y) // 6 if raw.validation is None else raw.validation
+    elif raw.test is not None:
+        raise UserError(f"{raw.name} has a test part of its own; leave splits={splits} out")
+    else:
+        test, default = _given_split(splits, split, len(raw.y), raw.rows), 0
+        record = {"kind": "given", "file": str(splits), "split": split, "seed": seed}
+    rest = np.setdiff1d(everything, test)
+    record["validation"] = default if validation is None else validation
+    if not 0 <= record["validation"] < len(rest):
+        raise UserError(f"{raw.name}: validation={record['validation']} of {len(rest)} training rows; give 0 to "
+                        f"{len(rest) - 1}")  # fmt: skip
+    train, val = _cut(raw, rest, record["validation"], seed)
+    return *map(torch.from_numpy, (train, val, test)), record
+
+
+def _given_split(path: Path, split: int, num_rows: int, rows: Tensor | None) -> np.ndarray:
+    """Test rows ``test_{split}`` of an NPZ file of given splits, as indices of the rows that were kept.
+
+    The file counts the data rows from 0, in the order of the table; ``rows`` are the numbers of the rows kept.
+    """
+    arrays = read_archive(path)
+    if f"test_{split}" not in arrays:
+        have = sorted((name for name in arrays if name.startswith("test_")), key=lambda name: (len(name), name))
+        content = f"{have[0]} to {have[-1]}" if have else ", ".join(arrays) or "nothing"
+        raise UserError(f"{path}: no array test_{split}; it has {content}")
+    chosen = arrays[f"test_{split}"]
+    where = f"{path}: test_{split}"
+    if chosen.ndim != 1 or not np.issubdtype(chosen.dtype, np.integer) or not len(chosen):
+        raise UserError(f"{where} must be a list of row numbers, and is {chosen.dtype} of shape {chosen.shape}")
+    total = num_rows if rows is None else int(rows.max()) + 1
+    bad = np.flatnonzero((chosen < 0) | (chosen >= total))
+    if len(bad):
+        raise UserError(f"{where}[{bad[0]}] is row {chosen[bad[0]]}, but the table has rows 0 to {total - 1}; "
+                        "is it the splits file of another table?")  # fmt: skip
+    if len(np.unique(chosen)) < len(chosen):
+        raise UserError(f"{where} names a row twice; every test row may appear once")
+    test = chosen if rows is None else np.flatnonzero(np.isin(rows.numpy(), chosen))
+    if num_rows - len(test) < 2:
+        raise UserError(f"{where} takes {len(test)} of {num_rows} rows for the test and leaves too few to train on")
+    return test.astype(np.int64)
+
+
+def _sizes(raw: Raw, fractions: Sequence[float], validation: int | None) -> tuple[int, int]:
+    """Numbers of validation and of test rows."""
+    try:
+        shares = tuple(float(f) for f in fractions)
+    except (TypeError, ValueError):
+        shares = ()
+    if len(shares) != 3 or min(shares) < 0 or abs(sum(shares) - 1) > 1e-6 or shares[0] == 0:
+        raise UserError(f"fractions={fractions}: give three shares (train, validation, test) that sum to 1")
+    num = len(raw.y)
+    test = round(num * shares[2])
+    val = round(num * shares[1]) if validation is None else validation
+    train = num - val - test
+    starved = (shares[2] > 0 and test == 0) or (validation is None and shares[1] > 0 and val == 0)
+    if train < 2 or val < 0 or starved:
+        raise UserError(f"{raw.name} has {num} rows, too few to divide into {max(train, 0)} training, {val} "
+                        f"validation and {test} test rows; bring more rows or change fractions=")  # fmt: skip
+    return val, test
+
+
+def _cut(raw: Raw, rows: np.ndarray, num: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Shuffle ``rows`` and cut ``num`` off their end, with the classes in proportion: (rest, cut)."""
+    if num == 0:
+        return np.random.default_rng(seed % 2**32).permutation(rows), rows[:0]
+    from sklearn.model_selection import train_test_split
+
+    strata = None
+    if raw.task == "classification":
+        strata = raw.y.numpy()[rows]
+        present, counts = np.unique(strata, return_counts=True)
+        if counts.min() < 2:
+            rare = raw.classes[present[counts.argmin()]]
+            raise UserError(f"{raw.name}: too few rows of class '{rare}' of '{raw.target}' to have it in every part of "
+                            "the split; bring more, merge it with another class, or remove it")  # fmt: skip
+        if min(num, len(rows) - num) < len(present):
+            raise UserError(f"{raw.name}: {len(rows)} rows of {len(present)} classes can't be cut into "
+                            f"{len(rows) - num} and {num} with every class in both; bring more rows or change the "
+                            "fractions")  # fmt: skip
+    rest, cut = train_test_split(rows, test_size=num, random_state=seed % 2**32, stratify=strata)
+    return rest, cut
+
+
+# -- what the training rows tell --------------------------------------------------------------------------------------
 def _schema(raw: Raw, rows: Tensor) -> Schema:
     """What the training rows, and no others, tell."""
     y, statistics = raw.y[rows], _pixel_statistics if raw.x.dim() == 4 else _column_statistics

@@ -47,12 +47,12 @@ def mean_and_scale(parts: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
     The scale is 1 where all values are equal (rounding would leave 1e-17, not 0). Parts are put together as in Chan,
     Golub & LeVeque 1983, "Algorithms for computing the sample variance".
     """
-    found = ((len(x), x.mean(0), x.std(0, correction=0), x.amin(0), x.amax(0)) for x in map(Tensor.double, parts))
-    _, mean, deviation, low, high = reduce(_together, found)
+    figures = ((len(x), x.mean(0), x.std(0, correction=0), x.amin(0), x.amax(0)) for x in map(Tensor.double, parts))
+    _, mean, deviation, low, high = reduce(_pooled, figures)
     return mean, torch.where(low == high, 1.0, deviation)
 
 
-def _together(a: tuple, b: tuple) -> tuple:
+def _pooled(a: tuple, b: tuple) -> tuple:
     """(number, mean, standard deviation, smallest, largest) of two parts -> of both."""
     share = b[0] / (a[0] + b[0])
     apart = b[1] - a[1]

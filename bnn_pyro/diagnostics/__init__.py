@@ -1,34 +1,14 @@
-"""Can the posterior be trusted? Convergence, distance from the exact posterior, calibration; and the way to ArviZ.
+"""Can the posterior be trusted? Convergence, distance from the exact posterior, calibration; and the way to ArviZ."""
 
-Only ``arviz_bridge`` imports ArviZ, and only when something of it is called.
-"""
+from __future__ import annotations
 
-from bnn_pyro.diagnostics.arviz_bridge import load_netcdf, save_netcdf
-from bnn_pyro.diagnostics.chain_statistics import ChainStatistics, bfmi, chain_statistics, nested_rhat
-from bnn_pyro.diagnostics.conversion import to_arviz
-from bnn_pyro.diagnostics.diagnosis import diagnose, diagnose_chains
-from bnn_pyro.diagnostics.functions import Convergence, function_space, function_space_rhat
-from bnn_pyro.diagnostics.importance import leave_one_out
-from bnn_pyro.diagnostics.verdicts import Diagnosis, Verdict
+from bnn_pyro.lazy import lazy_names
 
-__all__ = [
-    "ChainStatistics",
-    "Convergence",
-    "Diagnosis",
-    "Verdict",
-    "bfmi",
-    "chain_statistics",
-    "diagnose",
-    "diagnose_chains",
-    "function_space",
-    "function_space_rhat",
-    "leave_one_out",
-    "load_netcdf",
-    "nested_rhat",
-    "save_netcdf",
-    "to_arviz",
-]
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+_NAMES = {
+    "convergence": "ChainStatistics bfmi chain_statistics nested_rhat",
+    "conversion": "load_netcdf save_netcdf to_arviz",
+    "diagnosis": "Convergence diagnose diagnose_chains function_space function_space_rhat",
+    "importance": "leave_one_out",
+    "verdicts": "Diagnosis Verdict",
+}
+__all__, __getattr__, __dir__ = lazy_names(__name__, _NAMES)

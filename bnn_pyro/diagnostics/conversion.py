@@ -1,45 +1,32 @@
-"""Any posterior as an ArviZ data set: what was drawn, what it was drawn from, and what it predicts.
+"""Any posterior as an ArviZ data set, what was drawn and what it predicts; and netCDF files of them.
 
     posterior            every weight that fits, dimensions (chain, draw, layer.out, layer.in)
     sample_stats         of the sampler, by ArviZ's names
     log_likelihood       of the training rows, nats, in target units; posterior_predictive: new targets for them
-    prior, prior_predictive
-    observed_data, constant_data     the training targets and inputs (standardised)
+    prior, prior_predictive, observed_data, constant_data (the standardised inputs)
     predictions          what the network says of the test inputs: probabilities of classes, or the mean
 
-Weights are not what to judge convergence by (units can be exchanged); ``predictions`` are. Memory is bounded: large
-sites and some rows are left out, and the attribute ``left_out`` says which.
+Memory is bounded: large sites and some rows are left out, and the attribute ``left_out`` says which.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
+import warnings
 from collections.abc import Mapping
-from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyro.poutine as poutine
 import torch
-from torch import Tensor
 
 import bnn_pyro
 from bnn_pyro.datasets.dataset import Dataset
-from bnn_pyro.diagnostics.arviz_bridge import Variables, as_arviz
-from bnn_pyro.diagnostics.draws import (
-    KINDS,
-    WORK,
-    even,
-    held,
-    kind,
-    rows_at_hand,
-    sized,
-    stride,
-    thinned,
-    walk,
-    weight_count,
-)
-from bnn_pyro.diagnostics.importance import proper_prior, temperature_of
+from bnn_pyro.diagnostics import draws
+from bnn_pyro.diagnostics.importance import is_arviz_0, proper_prior, temperature_of
 from bnn_pyro.errors import UserError
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.backbone import once
@@ -47,16 +34,14 @@ from bnn_pyro.parts.likelihoods import OBSERVED
 from bnn_pyro.parts.nets import in_mode
 from bnn_pyro.posterior import Posterior
 
-__all__ = ["to_arviz"]
+__all__ = ["load_netcdf", "save_netcdf", "to_arviz"]
 
-#: A weight's dimensions after its outputs and inputs: those of a convolution's kernel.
-KERNEL = ("kernel_height", "kernel_width")
+#: {variable: (names of its dimensions, values)}.
+Variables = Mapping[str, tuple[tuple[str, ...], np.ndarray]]
 #: Numbers that one group may hold: 80 MB in float64.
 NUMBERS = 10**7
 #: Fresh draws of a guide, and of a prior; test inputs.
 GUIDE_DRAWS, PRIOR_DRAWS, POINTS = 1000, 500, 200
-#: ArviZ's names for what samplers here call otherwise.
-STATS = {"log_joint": "lp"}
 
 
 def to_arviz(posterior: Posterior, data: Dataset, *, num_draws: int | None = None, seed: int = 0) -> Any:
@@ -67,95 +52,41 @@ def to_arviz(posterior: Posterior, data: Dataset, *, num_draws: int | None = Non
     seed: for draws of a guide, of the prior and of new targets.
 
     Attributes say what the draws are (``approximate`` is "yes" where they are not those of Markov chains), the
-    temperature and what was left out. A posterior whose prior is improper, or was left out of the fit, has no prior
-    groups.
+    temperature and what was left out, as the prior is where it is improper or was left out of the fit.
 
     Raises UserError for a number of draws below 1.
     """
     if num_draws is not None and num_draws < 1:
         raise UserError(f"the number of draws must be at least 1, got {num_draws}")
     left_out: list[str] = []
-    draws = _draws(posterior, num_draws)
-    whole, step = sized(posterior, draws), stride(posterior, draws)
-    posterior = thinned(posterior, draws)
-    shape = sized(posterior, draws)
-    if posterior.chains is not None and shape != whole:
+    affordable = max(50, int(draws.WORK / (500 * draws.weight_count(posterior))))
+    most = num_draws or (NUMBERS // 100 if posterior.chains is not None else min(GUIDE_DRAWS, affordable))
+    whole, step = draws.sized(posterior, most), draws.stride(posterior, most)
+    posterior = draws.thinned(posterior, most)
+    shape = draws.sized(posterior, most)
+    if shape != whole:
         left_out.append(f"{whole[1] - shape[1]:,} of each chain's {whole[1]:,} draws (evenly thinned)")
-    rows = rows_at_hand(posterior, len(data.x_train), math.prod(shape), NUMBERS)
+    rows = draws.rows_within(posterior, len(data.x_train), math.prod(shape), NUMBERS)
     if len(rows) < len(data.x_train):
         left_out.append(f"{len(data.x_train) - len(rows):,} of {len(data.x_train):,} training rows (evenly chosen)")
-    names, coords = dimensions(posterior)
+    names, coords = _dimensions(posterior)
     coords |= {"chain": np.arange(shape[0]), "draw": np.arange(shape[1]) * step, "observation": rows}
     groups: dict[str, Variables] = {"posterior": _weights(posterior, shape, names, left_out, seed)}
-    groups["sample_stats"] = _sample_stats(posterior, shape)
+    groups["sample_stats"] = {name: (("chain", "draw"), v) for name, v in draws.sampler_series(posterior).items()}
     groups |= _training_rows(posterior, data, rows, shape, seed)
     if not groups["posterior_predictive"]:
         left_out.append("posterior_predictive: some draws predict numbers that are not finite")
-    groups["constant_data"], more = _inputs(posterior, data, rows, left_out)
-    coords |= more
+    if len(rows) * math.prod(posterior.schema.input_shape) <= NUMBERS:
+        coords |= (own := _input_dimensions(posterior))
+        groups["constant_data"] = {"x": (("observation", *own), data.x_train[rows].cpu().numpy())}
+    else:
+        left_out.append("the inputs")
     groups |= _prior(posterior, data, rows, names, left_out, seed)
     if len(data.x_test):
-        groups["predictions"], points = _predictions(posterior, data, shape, seed)
-        coords["test_observation"] = points
+        groups["predictions"], coords["test_observation"] = _predictions(posterior, data, shape, seed)
     coords["class"] = np.array(posterior.schema.classes or ("",))
-    return as_arviz(groups, coords, _attributes(posterior, left_out))
-
-
-def dimensions(posterior: Posterior) -> tuple[dict[str, tuple[str, ...]], dict[str, np.ndarray]]:
-    """({site: names of its dimensions}, {dimension: labels}).
-
-    "layers.0.weight" has the dimensions ("layers.0.out", "layers.0.in"). Inputs of the first layer are the features by
-    name, outputs of the last one the classes (of two, the second: its log-odds); everything else is numbered.
-    """
-    shapes = {site: tuple(value.shape) for site, value in posterior.model.initial.items()}
-    names: dict[str, tuple[str, ...]] = {}
-    coords: dict[str, np.ndarray] = {}
-    for site, shape in shapes.items():
-        layer, _, role = site.rpartition(".")
-        if role == "weight" and layer and len(shape) in (2, 4):
-            names[site] = tuple(f"{layer}.{part}" for part in ("out", "in", *KERNEL)[: len(shape)])
-        elif role == "bias" and layer and len(shape) == 1:
-            names[site] = (f"{layer}.out",)
-        else:
-            names[site] = tuple(f"{site}.dim_{i}" for i in range(len(shape)))
-        coords |= {name: np.arange(size) for name, size in zip(names[site], shape, strict=True)}
-    weights = [site for site in shapes if site.endswith(".weight")]
-    if weights:
-        _label(coords, names[weights[0]][1:2], _features(posterior))
-        _label(coords, names[weights[-1]][:1], _outputs(posterior))
-    return names, coords
-
-
-def _label(coords: dict[str, np.ndarray], name: tuple[str, ...], labels: tuple[str, ...]) -> None:
-    if name and len(coords[name[0]]) == len(labels) == len(set(labels)):
-        coords[name[0]] = np.array(labels)
-
-
-def _features(posterior: Posterior) -> tuple[str, ...]:
-    """Names of the network's inputs; none where it stands on the features of another."""
-    return () if hasattr(posterior.model, "backbone") else posterior.schema.features
-
-
-def _outputs(posterior: Posterior) -> tuple[str, ...]:
-    schema = posterior.schema
-    if schema.classes:
-        return schema.classes[1:] if len(schema.classes) == 2 else schema.classes
-    outputs = next((n for n in (getattr(posterior.model, "likelihood", None),) if n is not None), None)
-    return (schema.target,) if getattr(outputs, "outputs", 1) == 1 else ("mean", "spread")
-
-
-def _draws(posterior: Posterior, num_draws: int | None) -> int:
-    """Draws in all: of a guide fewer where the network is large."""
-    if num_draws is not None:
-        return num_draws
-    if posterior.chains is not None:
-        return NUMBERS // 100
-    return min(GUIDE_DRAWS, max(50, int(WORK / (500 * weight_count(posterior)))))
-
-
-def _attributes(posterior: Posterior, left_out: list[str]) -> dict[str, Any]:
-    what, provenance = kind(posterior), posterior.provenance
-    return {
+    what, provenance = draws.kind(posterior), posterior.provenance
+    return _as_arviz(groups, coords, {
         "creation_library": "bnn_pyro",
         "creation_library_version": bnn_pyro.__version__,
         "inference_library": "pyro",
@@ -163,66 +94,81 @@ def _attributes(posterior: Posterior, left_out: list[str]) -> dict[str, Any]:
         **{k: int(provenance[k]) for k in ("seed",) if k in provenance},
         "task": posterior.schema.task,
         "target": posterior.schema.target,
-        "draws": KINDS[what],
+        "draws": draws.KINDS[what],
         "approximate": "no" if what == "chains" else "yes",
         "temperature": temperature_of(posterior),
         "left_out": "; ".join(left_out) or "nothing",
-    }
+    })  # fmt: skip
 
 
-# -- groups --------------------------------------------------------------------------------------------------------
+def _dimensions(posterior: Posterior) -> tuple[dict[str, tuple[str, ...]], dict[str, np.ndarray]]:
+    """({site: names of its dimensions}, {dimension: labels}).
+
+    "layers.0.weight" has the dimensions ("layers.0.out", "layers.0.in"). Inputs of the first layer are the features by
+    name, outputs of the last one the classes (of two, the second: its log-odds); everything else is numbered.
+    """
+    schema, model = posterior.schema, posterior.model
+    names: dict[str, tuple[str, ...]] = {}
+    coords: dict[str, np.ndarray] = {}
+    for site, value in model.initial.items():
+        layer, _, role = site.rpartition(".")
+        if role == "weight" and layer and value.dim() in (2, 4):
+            parts = ("out", "in", "kernel_height", "kernel_width")[: value.dim()]
+            names[site] = tuple(f"{layer}.{part}" for part in parts)
+        elif role == "bias" and layer and value.dim() == 1:
+            names[site] = (f"{layer}.out",)
+        else:
+            names[site] = tuple(f"{site}.dim_{i}" for i in range(value.dim()))
+        coords |= {name: np.arange(size) for name, size in zip(names[site], value.shape, strict=True)}
+    if weights := [site for site in names if site.endswith(".weight")]:
+        outputs = schema.classes[1:] if len(schema.classes) == 2 else schema.classes
+        one = getattr(getattr(model, "likelihood", None), "outputs", 1) == 1
+        outputs = outputs or ((schema.target,) if one else ("mean", "spread"))
+        features = () if hasattr(model, "backbone") else schema.features  # else the inputs are those of a backbone
+        for name, labels in ((names[weights[0]][1:2], features), (names[weights[-1]][:1], outputs)):
+            if name and len(coords[name[0]]) == len(labels) == len(set(labels)):
+                coords[name[0]] = np.array(labels)
+    return names, coords
+
+
+def _input_dimensions(posterior: Posterior) -> dict[str, np.ndarray]:
+    """{dimension: labels} of the inputs."""
+    shape, features = posterior.schema.input_shape, posterior.schema.features
+    if len(shape) == 1:
+        return {"feature": np.array(features) if len(features) == shape[0] else np.arange(shape[0])}
+    labels = ("channel", "height", "width") if len(shape) == 3 else [f"input_{i}" for i in range(len(shape))]
+    return {label: np.arange(size) for label, size in zip(labels, shape, strict=True)}
+
+
+# -- groups ------------------------------------------------------------------------------------------------------------
 def _weights(posterior: Posterior, shape: tuple[int, int], names: Mapping, left_out: list[str], seed: int) -> Variables:
-    fitting = _fitting(posterior, math.prod(shape), left_out)
+    sizes = {site: value.numel() * math.prod(shape) for site, value in posterior.model.initial.items()}
+    fitting = _fitting(sizes)
+    left_out += [f"{site} ({sizes[site]:,} numbers)" for site in sorted(sizes, key=sizes.get) if site not in fitting]
     if posterior.chains is not None:
         values = {site: posterior.chains[site] for site in fitting}
     else:
-        blocks: dict[str, list[Tensor]] = {site: [] for site in fitting}
         with isolated(seed):
-            for block in posterior.blocks(shape[1]):
-                for site in fitting:
-                    blocks[site].append(block[site])
-        values = {site: torch.cat(parts).unsqueeze(0) for site, parts in blocks.items()}
+            blocks = [{site: block[site] for site in fitting} for block in posterior.blocks(shape[1])]
+        values = {site: torch.cat([block[site] for block in blocks]).unsqueeze(0) for site in fitting}
     return {site: (("chain", "draw", *names[site]), v.detach().cpu().numpy()) for site, v in values.items()}
 
 
-def _fitting(posterior: Posterior, draws: int, left_out: list[str] | None = None) -> list[str]:
-    """The sites of which so many draws fit, the small ones first, in the model's order."""
-    sizes = {site: value.numel() * draws for site, value in posterior.model.initial.items()}
-    total, kept = 0, set()
-    for site in sorted(sizes, key=sizes.__getitem__):
-        total += sizes[site]
-        if total <= NUMBERS:
-            kept.add(site)
-        elif left_out is not None:
-            left_out.append(f"{site} ({sizes[site]:,} numbers)")
-    return [site for site in sizes if site in kept]
-
-
-def _sample_stats(posterior: Posterior, shape: tuple[int, int]) -> Variables:
-    found = {}
-    for name, value in posterior.stats.items():
-        if tuple(value.shape) != shape or posterior.chains is None:
-            continue  # of the whole fit, such as an evidence
-        values = value.cpu().numpy()
-        if name in ("n_steps", "tree_depth", "superchain"):
-            values = values.astype(np.int64)
-        found[STATS.get(name, name)] = (("chain", "draw"), values > 0.5 if name == "diverging" else values)
-    deepest = posterior.provenance.get("method_settings", {}).get("max_tree_depth")
-    if "tree_depth" in found and deepest is not None:
-        found["reached_max_treedepth"] = (("chain", "draw"), found["tree_depth"][1] >= deepest)
-    return found
+def _fitting(sizes: Mapping[str, int]) -> list[str]:
+    """The sites that fit together, the small ones first, in the model's order."""
+    ordered = sorted(sizes, key=sizes.__getitem__)
+    fits = dict(zip(ordered, np.cumsum([sizes[site] for site in ordered]) <= NUMBERS, strict=True))
+    return [site for site in sizes if fits[site]]
 
 
 def _training_rows(
     posterior: Posterior, data: Dataset, rows: np.ndarray, shape: tuple[int, int], seed: int
 ) -> dict[str, Variables]:
-    index = torch.from_numpy(rows).to(data.x_train.device)
-    x, y = data.x_train[index], data.y_train[index].cpu()
-    finite = True
+    x, y, finite = data.x_train[rows], data.y_train[rows].cpu(), True
     log_likelihood = np.empty((math.prod(shape), len(rows)))
     replicated = np.empty(log_likelihood.shape, dtype=np.int32 if posterior.schema.has_classes else np.float32)
     with isolated(seed + 1):
-        for part, prediction in walk(posterior, x, math.prod(shape), seed):
+        for part, prediction in draws.walk(posterior, x, math.prod(shape), seed):
             log_likelihood[:, part] = prediction.mixture.log_probs(y[part]).double().numpy()
             finite = finite and bool(np.isfinite(log_likelihood[:, part]).all())
             replicated[:, part] = prediction.components.sample().numpy() if finite else 0
@@ -234,24 +180,6 @@ def _training_rows(
     }
 
 
-def _inputs(
-    posterior: Posterior, data: Dataset, rows: np.ndarray, left_out: list[str]
-) -> tuple[Variables, dict[str, np.ndarray]]:
-    """(the standardised inputs, labels of their dimensions)."""
-    shape = posterior.schema.input_shape
-    if len(rows) * math.prod(shape) > NUMBERS:
-        left_out.append("the inputs")
-        return {}, {}
-    if len(shape) == 1:
-        features = posterior.schema.features
-        coords = {"feature": np.array(features) if len(features) == shape[0] else np.arange(shape[0])}
-    else:
-        labels = ("channel", "height", "width") if len(shape) == 3 else [f"input_{i}" for i in range(len(shape))]
-        coords = {label: np.arange(size) for label, size in zip(labels, shape, strict=True)}
-    index = torch.from_numpy(rows).to(data.x_train.device)
-    return {"x": (("observation", *coords), data.x_train[index].cpu().numpy())}, coords
-
-
 def _prior(
     posterior: Posterior, data: Dataset, rows: np.ndarray, names: Mapping, left_out: list[str], seed: int
 ) -> dict[str, Variables]:
@@ -259,19 +187,18 @@ def _prior(
     if reason := proper_prior(posterior, data):
         left_out.append(f"prior and prior_predictive: {reason}")
         return {}
-    num = max(1, min(PRIOR_DRAWS, 2 * NUMBERS // weight_count(posterior), NUMBERS // len(rows)))
-    drawn: dict[str, list[Tensor]] = {site: [] for site in posterior.model.initial}
+    num = max(1, min(PRIOR_DRAWS, 2 * NUMBERS // draws.weight_count(posterior), NUMBERS // len(rows)))
     with torch.no_grad(), isolated(seed + 2), in_mode(posterior.model, training=False):
         model, x = once(posterior.model, data.x_train[:1].to(posterior.device))
-        for _ in range(num):
-            nodes = poutine.trace(model).get_trace(x).nodes
-            for site, values in drawn.items():
-                values.append(nodes[site]["value"])
-    draws = {site: torch.stack(values) for site, values in drawn.items()}
-    kept = _fitting(posterior, num)
-    own = replace(held(posterior, draws), trace={})
-    predictive = _training_rows(own, data, rows, (1, num), seed + 3)["posterior_predictive"]
-    prior = {site: (("chain", "draw", *names[site]), draws[site][None].cpu().numpy()) for site in kept}
+        traces = [poutine.trace(model).get_trace(x).nodes for _ in range(num)]
+    drawn = {site: torch.stack([nodes[site]["value"] for nodes in traces]) for site in posterior.model.initial}
+    prior = {
+        site: (("chain", "draw", *names[site]), drawn[site][None].cpu().numpy())
+        for site in _fitting({site: values.numel() for site, values in drawn.items()})
+    }
+    predictive = _training_rows(draws.as_chain(posterior, drawn), data, rows, (1, num), seed + 3)[
+        "posterior_predictive"
+    ]
     return {"prior": prior, "prior_predictive": predictive}
 
 
@@ -279,14 +206,89 @@ def _predictions(
     posterior: Posterior, data: Dataset, shape: tuple[int, int], seed: int
 ) -> tuple[Variables, np.ndarray]:
     classes = len(posterior.schema.classes)
-    points = even(len(data.x_test), min(POINTS, NUMBERS // (math.prod(shape) * max(1, classes))))
-    index = torch.from_numpy(points).to(data.x_test.device)
-    parts = []
-    for _, prediction in walk(posterior, data.x_test[index], math.prod(shape), seed):
-        parts.append((prediction.probs if classes else prediction.locs).numpy())
-    values = np.concatenate(parts, 1)
+    points = draws.even(len(data.x_test), min(POINTS, NUMBERS // (math.prod(shape) * max(1, classes))))
+    found = draws.walk(posterior, data.x_test[points], math.prod(shape), seed)
+    values = np.concatenate([(p.probs if classes else p.locs).numpy() for _, p in found], 1)
     values = values.reshape(*shape, *values.shape[1:])
-    dims = ("chain", "draw", "test_observation")
-    if classes:
-        return {"probability": ((*dims, "class"), values)}, points
-    return {"mean": (dims, values)}, points
+    dims = ("chain", "draw", "test_observation", "class")
+    return {"probability" if classes else "mean": (dims[: values.ndim], values)}, points
+
+
+# -- ArviZ and files ---------------------------------------------------------------------------------------------------
+def _as_arviz(groups: Mapping[str, Variables], coords: Mapping[str, Any], attrs: Mapping[str, Any]) -> Any:
+    """What the installed ArviZ takes; empty groups are left out, and a dimension of another length is numbered."""
+    with warnings.catch_warnings(action="ignore"):  # 0.23 announces 1.0 once a day
+        import xarray
+
+        datasets = {}
+        for group, variables in groups.items():
+            if variables:
+                sizes = {d: n for dims, v in variables.values() for d, n in zip(dims, v.shape, strict=True)}
+                own = {d: coords[d] if len(coords.get(d, ())) == n else np.arange(n) for d, n in sizes.items()}
+                datasets[group] = xarray.Dataset(dict(variables), coords=own, attrs=dict(attrs))
+        return _of_version(_tree(datasets, attrs))
+
+
+def _tree(datasets: Mapping[str, Any], attrs: Mapping[str, Any]) -> Any:
+    import xarray
+
+    tree = xarray.DataTree.from_dict({f"/{name}": dataset for name, dataset in datasets.items()})
+    tree.attrs = dict(attrs)
+    return tree
+
+
+def _of_version(tree: Any) -> Any:
+    if not is_arviz_0():
+        return tree
+    import arviz
+
+    groups = {name: group.to_dataset() for name, group in tree.children.items()}
+    return arviz.InferenceData(attrs=dict(tree.attrs), **groups)
+
+
+def save_netcdf(tree: Any, path: str | os.PathLike) -> None:
+    """Write what :func:`to_arviz` returned as a netCDF file, uncompressed: the whole of it, or nothing.
+
+    The file is written beside and then renamed: one that was there before stays whole, whatever happens.
+
+    Raises UserError where it cannot be written: no such folder, no permission, a full disk.
+    """
+    path = Path(path)
+    beside = path.with_name(path.name + ".part")
+    if path.is_dir():
+        raise UserError(f"{path} is a folder; give the name of a file in it, such as {path / 'posterior.nc'}")
+    if not path.parent.is_dir():
+        raise UserError(f"there is no folder {path.parent} to write {path.name} to; make it, or give another path")
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            (_tree(tree, tree.attrs) if is_arviz_0() else tree).to_netcdf(beside, engine="h5netcdf")
+        with open(beside, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            beside.unlink()
+        if not isinstance(error, OSError | RuntimeError):  # h5py raises both for a disk that is full
+            raise
+        reason = getattr(error, "strerror", None) or str(error).strip().splitlines()[0]
+        raise UserError(
+            f"{path} could not be written ({reason}): free some space or give another path; nothing else was changed"
+        ) from None
+
+
+def load_netcdf(path: str | os.PathLike) -> Any:
+    """Read such a file back, whole, into memory: what the installed ArviZ takes.
+
+    Raises UserError where there is none, or where it is no netCDF file.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise UserError(f"no file {path}; write one with save_netcdf(to_arviz(posterior, data), path)")
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            import xarray
+
+            with xarray.open_datatree(path, engine="h5netcdf") as tree:
+                return _of_version(tree.load())
+    except (OSError, ValueError, KeyError, RuntimeError):
+        raise UserError(f"{path} is not a whole netCDF file; write it again") from None

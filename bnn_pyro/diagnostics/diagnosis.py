@@ -1,72 +1,125 @@
-"""Everything at once: can this posterior be trusted, and if not, what to try."""
+"""Everything at once: can this posterior be trusted, and if not, what to try.
+
+Convergence is judged by what the network computes, input by input. Weights are the wrong place to look: units of a
+network can be exchanged and signs flipped, so that chains which agree on every prediction sit at different weights.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from bnn_pyro.datasets.dataset import Dataset
-from bnn_pyro.diagnostics.arviz_bridge import psis
-from bnn_pyro.diagnostics.chain_statistics import ChainStatistics, autocorrelation, chain_statistics
-from bnn_pyro.diagnostics.draws import (
-    WORK,
-    chosen_weights,
-    even,
-    kind,
-    rows_at_hand,
-    sized,
-    thinned,
-    walk,
-    weight_count,
-)
-from bnn_pyro.diagnostics.functions import output_names, output_values, superchains
-from bnn_pyro.diagnostics.importance import (
-    GOOD_K,
-    NoWeights,
-    importance_weights,
-    leave_one_out,
-    temperature_of,
-    uniformity,
-)
-from bnn_pyro.diagnostics.sampler import sampler_series, sampler_statistics, settled, stuck_chains
-from bnn_pyro.diagnostics.sentences import verdicts
-from bnn_pyro.diagnostics.verdicts import RHAT, Diagnosis, Findings
+from bnn_pyro.diagnostics import draws, importance
+from bnn_pyro.diagnostics.convergence import LEAST_DRAWS, ChainStatistics, autocorrelation, chain_statistics
+from bnn_pyro.diagnostics.draws import even
+from bnn_pyro.diagnostics.verdicts import RHAT, Diagnosis, Findings, verdicts
 from bnn_pyro.errors import UserError
-from bnn_pyro.isolation import isolated
 from bnn_pyro.posterior import Posterior
+from bnn_pyro.predictive import Prediction
 
-__all__ = ["diagnose", "diagnose_chains", "replicate"]
+__all__ = ["Convergence", "diagnose", "diagnose_chains", "function_space", "function_space_rhat"]
 
-
-class Bounds(NamedTuple):
-    """How much is looked at, at most.
-
-    points, weights  test points, and single weights
-    values           numbers that the network computes there, in all draws; where they are more, fewer points are taken
-    """
-
-    points: int
-    weights: int
-    values: float
-
-
-#: Of a whole diagnosis, and of one that takes a second or two.
-WHOLE, QUICK = Bounds(200, 200, 5e7), Bounds(50, 50, 5e6)
+#: Test points (and single weights) that are looked at, at most, and numbers that the network computes there in all
+#: draws; where they are more, fewer points are taken. Of a whole diagnosis, and of one that takes a second or two.
+WHOLE, QUICK = (200, 5e7), (50, 5e6)
 #: What a quick one tells.
 CHAINS_ALONE = ("overall", "stuck chains", "spread", "kinetic temperature", "divergences", "trajectories", "acceptance")
 #: Points and weights that figures show, and lags.
 SHOWN, LAGS = 6, 100
-#: Fresh draws of a guide.
-GUIDE_DRAWS = 1000
-#: Rows and draws of the predictive check, the fewest data sets that it makes, and those kept for the figure.
-ROWS, DRAWS, FEWEST, KEPT = 2000, 400, 100, 50
-#: Numbers that are drawn of a guide for the table of its weights.
-WEIGHT_DRAWS = 1e8
+#: Fresh draws of a guide, and numbers that are drawn of one for the table of its weights.
+GUIDE_DRAWS, WEIGHT_DRAWS = 1000, 1e8
 
 
+# -- function space ----------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Convergence:
+    """Diagnostics of what the network computes at B inputs; K outputs (classes, or 1 in regression).
+
+    rhat, ess_bulk, ess_tail, mcse  each (B, K), see :class:`ChainStatistics`; NaN where every draw gives the same value
+    nested                          whether R-hat is the nested one, as for chains that shared their starting points
+    """
+
+    rhat: Tensor
+    ess_bulk: Tensor
+    ess_tail: Tensor
+    mcse: Tensor
+    nested: bool = False
+
+    @property
+    def worst(self) -> float:
+        """The largest R-hat."""
+        return float(np.fmax.reduce(self.rhat.numpy(), axis=None))
+
+    @property
+    def least(self) -> float:
+        """The smallest effective sample size, of the bulk."""
+        return float(np.fmin.reduce(self.ess_bulk.numpy(), axis=None))
+
+
+def function_space(posterior: Posterior, x: Tensor) -> Convergence:
+    """R-hat and effective sample size of the network's outputs at inputs x (B, *input_shape), standardised.
+
+    What is compared: class probabilities, on the scale of their log-odds (ranks, which is all that R-hat and the bulk
+    look at, are the same), K = 2 for two classes; in regression the mean of every draw's likelihood. Where the
+    sampler's ``stats`` name a superchain for every chain, R-hat is nested.
+
+    Raises UserError for a guide, for fewer than two chains, or (but for nested R-hat) fewer than four draws a chain.
+    """
+    if posterior.chains is None:
+        raise UserError(
+            "R-hat compares Markov chains, and this posterior is a guide: its draws are independent and show nothing "
+            "of how well it was fitted"
+        )
+    groups, shape = _superchains(posterior), draws.sized(posterior)
+    if shape[0] < 2 or (groups is None and shape[1] < LEAST_DRAWS):
+        raise UserError(
+            f"R-hat compares at least 2 chains of at least 4 draws, and this posterior holds {shape[0]} of {shape[1]}; "
+            "sample again with chains=4"
+        )
+    found = []
+    for _, _, values in _outputs(posterior, x, shape):
+        part = chain_statistics(values.reshape(-1, *shape), groups)
+        found.append([getattr(part, n).reshape(len(values), -1) for n in ("rhat", "ess_bulk", "ess_tail", "mcse")])
+    repeat = 2 if len(posterior.schema.classes) == 2 else 1  # both classes' log-odds are one number, but for its sign
+    columns = [np.concatenate(column).repeat(repeat, 1) for column in zip(*found, strict=True)]
+    return Convergence(*(torch.from_numpy(c) for c in columns), nested=groups is not None)
+
+
+def function_space_rhat(posterior: Posterior, x: Tensor) -> Tensor:
+    """The rank-normalised split R-hat of the network's outputs at x, (B, K); see :func:`function_space`."""
+    return function_space(posterior, x).rhat
+
+
+def _superchains(posterior: Posterior) -> np.ndarray | None:
+    """(C,) which starting point each chain shared with others; None where the sampler names none, or only one."""
+    named = posterior.stats.get("superchain")
+    if named is None or named.dim() != 2:
+        return None
+    groups = named[:, 0].cpu().numpy().astype(int)
+    return groups if len(np.unique(groups)) > 1 else None
+
+
+def _outputs(posterior: Posterior, x: Tensor, shape: tuple[int, int]) -> Iterator[tuple[slice, Prediction, np.ndarray]]:
+    """(rows, the prediction for them, the K numbers by which its draws are compared (B, K, C, D) float64)."""
+    for rows, prediction in draws.walk(posterior, x, shape[0] * shape[1]):
+        values = np.moveaxis(prediction.mixture.output_values().numpy(), 0, -1)
+        yield rows, prediction, values.reshape(*values.shape[:-1], *shape)
+
+
+def _output_names(posterior: Posterior) -> list[str]:
+    schema = posterior.schema
+    if not schema.classes:
+        return [f"mean of {schema.target}"]
+    return [f"log-odds of {c}" for c in (schema.classes[1:] if len(schema.classes) == 2 else schema.classes)]
+
+
+# -- diagnoses ---------------------------------------------------------------------------------------------------------
 def diagnose(posterior: Posterior, data: Dataset, *, progress: Callable[[int, int], None] | None = None) -> Diagnosis:
     """Diagnose any posterior with the data that it was fitted to.
 
@@ -83,15 +136,13 @@ def diagnose(posterior: Posterior, data: Dataset, *, progress: Callable[[int, in
             f"the data have inputs of shape {tuple(data.schema.input_shape)}, and the posterior was fitted to "
             f"{tuple(posterior.schema.input_shape)}; give the data of its own run"
         )
-    work = _Work(posterior, data, WHOLE)
+    work = _Work(posterior, data, *WHOLE)
     steps = (work.functions, work.weights, work.sampler, work.approximation, work.held_out, work.replication)
-    for done, step in enumerate(steps):
+    for done, step in enumerate((*steps, lambda: None)):
         if progress is not None:
             progress(done, len(steps))
         step()
-    if progress is not None:
-        progress(len(steps), len(steps))
-    return Diagnosis(work.found.statistics, verdicts(work.found), work.series, work.table)
+    return Diagnosis(work.statistics, verdicts(work.found), work.series, work.table)
 
 
 def diagnose_chains(posterior: Posterior, data: Dataset) -> Diagnosis | None:
@@ -99,93 +150,84 @@ def diagnose_chains(posterior: Posterior, data: Dataset) -> Diagnosis | None:
 
     By the same rules as :func:`diagnose`, in a second or two.
     """
-    work = _Work(posterior, data, QUICK)
+    work = _Work(posterior, data, *QUICK)
     if not work.is_chain:
         return None
     for step in (work.functions, work.weights, work.sampler):
         step()
-    return Diagnosis(work.found.statistics, tuple(v for v in verdicts(work.found) if v.about in CHAINS_ALONE))
+    return Diagnosis(work.statistics, tuple(v for v in verdicts(work.found) if v.about in CHAINS_ALONE))
 
 
 class _Work:
     """One diagnosis in the making; every step adds its statistics and its series."""
 
-    def __init__(self, posterior: Posterior, data: Dataset, bounds: Bounds) -> None:
-        self.posterior, self.data, self.bounds = posterior, data, bounds
-        self.settings = posterior.provenance.get("method_settings", {})
-        points = min(bounds.points, len(data.x_test) or len(data.x_train))
-        affordable = int(WORK / (weight_count(posterior) * points))
-        self.shape = sized(posterior, max(50, min(GUIDE_DRAWS, affordable)))
+    def __init__(self, posterior: Posterior, data: Dataset, most: int, values: float) -> None:
+        self.posterior, self.data, self.most, self.values = posterior, data, most, values
+        self.x = data.x_test if len(data.x_test) else data.x_train
+        affordable = int(draws.WORK / (draws.weight_count(posterior) * min(most, len(self.x))))
+        self.shape = draws.sized(posterior, max(50, min(GUIDE_DRAWS, affordable)))
         self.found = Findings(
-            kind=kind(posterior),
+            kind=draws.kind(posterior),
             statistics={"chains": float(self.shape[0]), "draws": float(self.shape[1])},
             tested=len(data.x_test) > 0,
-            temperature=temperature_of(posterior),
+            temperature=importance.temperature_of(posterior),
             stochastic="kinetic_temperature" in posterior.trace,
             rows=len(data.x_train),
             unit="a nat of log-odds" if posterior.schema.has_classes else "the targets' own spread",
         )
-        self.series: dict[str, Any] = {}
+        self.statistics, self.series = self.found.statistics, {}
         self.table: list[dict[str, Any]] = []
         self.is_chain = self.found.kind == "chains"
-        self.groups = superchains(posterior) if self.is_chain else None
+        self.groups = _superchains(posterior) if self.is_chain else None
 
     def functions(self) -> None:
         """What the network computes at test points: R-hat and its kin, and the series that figures show."""
-        x = self.data.x_test if len(self.data.x_test) else self.data.x_train
-        names, num = output_names(self.posterior), self.shape[0] * self.shape[1]
-        points = even(len(x), int(min(self.bounds.points, max(1, self.bounds.values / (num * len(names))))))
-        self.found.statistics["points"] = float(len(points))
-        outputs = np.empty((len(points), len(names), *self.shape), dtype=np.float32)
-        spread = 0.0
-        for part, prediction in walk(self.posterior, x[torch.from_numpy(points).to(x.device)], num):
-            values = output_values(prediction)
-            wide = (
-                values.std(0) if prediction.has_classes else prediction.total.sqrt().numpy() / self.data.schema.y_scale
-            )
+        names, num = _output_names(self.posterior), self.shape[0] * self.shape[1]
+        points = even(len(self.x), int(min(self.most, max(1, self.values / (num * len(names))))))
+        self.statistics["points"] = float(len(points))
+        outputs, spread = np.empty((len(points), len(names), *self.shape), dtype=np.float32), 0.0
+        for part, prediction, values in _outputs(self.posterior, self.x[points], self.shape):
+            if prediction.has_classes:
+                wide = values.std((2, 3))
+            else:
+                wide = prediction.total.sqrt().numpy() / self.data.schema.y_scale
             spread = max(spread, float(wide.max()))
-            outputs[part] = np.moveaxis(values, 0, -1).reshape(*values.shape[1:], *self.shape)
+            outputs[part] = values
         flat = outputs.reshape(-1, *self.shape)
         shown = even(len(flat), SHOWN)
         self.found.constant = num > 1 and not (flat.max((1, 2)) > flat.min((1, 2))).any()
         self.found.broken = int((~np.isfinite(flat).all(0)).sum())
         if self.is_chain:
-            self.found.statistics["spread_max"] = spread
             found = chain_statistics(flat, self.groups)
-            self._summarise(found)
+            self.statistics |= {"spread_max": spread, **_largest(found)}
+            if (finite := np.isfinite(found.rhat)).any():
+                self.statistics["rhat_share"] = float((found.rhat[finite] < RHAT).mean())
+            if np.isfinite(found.ess_bulk).any():
+                for name, values in (("ess_bulk_min", found.ess_bulk), ("ess_tail_min", found.ess_tail)):
+                    self.statistics[name] = float(np.nanmin(values))
+                self.statistics["mcse_max"] = float(np.nanmax(found.mcse))
+            if self.groups is not None:
+                self.statistics["nested"] = 1.0
             self.series |= {"rhat": found.rhat, "ess_bulk": found.ess_bulk, "ess_tail": found.ess_tail}
             worst = np.argsort(np.where(np.isnan(found.rhat), np.inf, -found.rhat))[:1]
             shown = np.unique([*worst, *even(len(flat), SHOWN - 1)])
             self.series["autocorrelation"] = autocorrelation(flat[shown], min(LAGS, self.shape[1]))
-        part = "test" if self.found.tested else "training"
         self.series["outputs"] = np.moveaxis(flat[shown], 0, -1)
-        self.series["output_labels"] = [
-            f"{names[i % len(names)]}, {part} point {points[i // len(names)] + 1}" for i in shown
-        ]
-
-    def _summarise(self, found: ChainStatistics) -> None:
-        s = self.found.statistics
-        s |= _largest(found)
-        if np.isfinite(found.rhat).any():
-            s["rhat_share"] = float((found.rhat[np.isfinite(found.rhat)] < RHAT).mean())
-        if np.isfinite(found.ess_bulk).any():
-            s["ess_bulk_min"], s["ess_tail_min"] = float(np.nanmin(found.ess_bulk)), float(np.nanmin(found.ess_tail))
-            s["mcse_max"] = float(np.nanmax(found.mcse))
-        if self.groups is not None:
-            s["nested"] = 1.0
+        which, of = "test" if self.found.tested else "training", len(names)
+        self.series["output_labels"] = [f"{names[i % of]}, {which} point {points[i // of] + 1}" for i in shown]
 
     def weights(self) -> None:
         """A bounded table of single weights, and a few of their series."""
-        num = min(self.shape[1], max(50, int(WEIGHT_DRAWS / weight_count(self.posterior))))
-        names, values = chosen_weights(self.posterior, self.bounds.weights, num)
-        self.found.statistics["weights_shown"] = float(len(names))
+        num = min(self.shape[1], max(50, int(WEIGHT_DRAWS / draws.weight_count(self.posterior))))
+        names, values = draws.chosen_weights(self.posterior, self.most, num)
+        self.statistics["weights_shown"] = float(len(names))
         columns: dict[str, np.ndarray] = {"mean": values.mean((1, 2)), "sd": values.std((1, 2))}
         if self.is_chain:
             found = chain_statistics(values, self.groups)
             columns |= {n: getattr(found, n) for n in ("rhat", "ess_bulk", "ess_tail", "mcse")}
-            self.found.statistics |= {f"weight_{name}": value for name, value in _largest(found).items()}
+            self.statistics |= {f"weight_{name}": value for name, value in _largest(found).items()}
             if np.isfinite(found.ess_bulk).any():
-                self.found.statistics["weight_ess_min"] = float(np.nanmin(found.ess_bulk))
+                self.statistics["weight_ess_min"] = float(np.nanmin(found.ess_bulk))
         self.table = [
             {"name": name, **{k: float(column[i]) for k, column in columns.items()}} for i, name in enumerate(names)
         ]
@@ -196,99 +238,63 @@ class _Work:
 
     def sampler(self) -> None:
         """Energies, divergences, depth of trees, stuck chains."""
-        series = sampler_series(self.posterior)
+        series = {name: values.astype(np.float64) for name, values in draws.sampler_series(self.posterior).items()}
         self.series |= {n: series[n] for n in ("energy", "diverging", "lp") if n in series}
-        if not self.is_chain:
-            return
-        self.found.statistics |= sampler_statistics(series, self.settings, self.posterior.trace)
-        stuck = stuck_chains(series.get("lp"), self.chosen)
-        self.found.statistics["stuck_chains"] = float(stuck.sum())
-        self.series["stuck"] = stuck
+        if self.is_chain:
+            settings = self.posterior.provenance.get("method_settings", {})
+            self.statistics |= draws.sampler_statistics(series, settings, self.posterior.trace)
+            self.series["stuck"] = draws.stuck_chains(series.get("lp"), self.chosen)
+            self.statistics["stuck_chains"] = float(self.series["stuck"].sum())
 
     def approximation(self) -> None:
         """Of a guide: k̂ of its importance weights, and whether its training had settled."""
-        if not self.is_chain and np.isfinite(rise := settled(self.posterior.trace)):
-            self.found.statistics["elbo_rise"] = rise
-        objective = self.posterior.trace.get("elbo")
-        if objective:
-            self.series["elbo"] = np.asarray(objective, dtype=np.float64)
+        trace = self.posterior.trace
+        if not self.is_chain and np.isfinite(rise := draws.settled(trace)):
+            self.statistics["elbo_rise"] = rise
+        if trace.get("elbo"):
+            self.series["elbo"] = np.asarray(trace["elbo"], dtype=np.float64)
         self.own, self.log_weights = self.posterior, None
         if self.found.kind != "approximation":
             return
         try:
-            self.own, self.log_weights = importance_weights(self.posterior, self.data)
-        except NoWeights as reason:
+            self.own, self.log_weights = importance.importance_weights(self.posterior, self.data)
+        except importance.NoWeights as reason:
             self.found.no_khat = str(reason)
             return
         self.series["log_weights"] = self.log_weights
-        self.found.statistics["khat"] = float(psis(self.log_weights[None])[1][0])
+        self.statistics["khat"] = float(importance.psis(self.log_weights[None])[1][0])
 
     def held_out(self) -> None:
         """Leave-one-out cross-validation and its calibration, where importance sampling can tell them."""
-        statistics = self.found.statistics
-        num = self.shape[0] * self.shape[1]
-        if self.found.broken or num < 25 or not (self.is_chain or statistics.get("khat", np.inf) <= GOOD_K):
+        few = self.shape[0] * self.shape[1] < importance.MIN_TAIL
+        if self.found.broken or few or not (self.is_chain or self.statistics.get("khat", np.inf) <= importance.GOOD_K):
             return
-        loo = leave_one_out(self.own, self.data, self.log_weights)
-        statistics |= {
+        loo = importance.leave_one_out(self.own, self.data, self.log_weights)
+        self.statistics |= {
             "elpd_loo": float(loo.elpd.sum()),
             "elpd_loo_se": loo.standard_error,
             "p_loo": float(loo.p_loo.sum()),
             "loo_rows": float(len(loo.rows)),
-            "pareto_k_max": float(np.nanmax(loo.pareto_k)) if np.isfinite(loo.pareto_k).any() else float("nan"),
-            "pareto_k_bad": float((~(loo.pareto_k <= GOOD_K)).sum()),
-            "pit_p": uniformity(loo.pit),
+            "pareto_k_max": float(np.fmax.reduce(loo.pareto_k)),
+            "pareto_k_bad": float((~(loo.pareto_k <= importance.GOOD_K)).sum()),
+            "pit_p": importance.uniformity(loo.pit),
         }
         self.found.spread = float(np.abs(loo.pit - 0.5).mean() - 0.25)
-        self.series |= {
-            "pareto_k": loo.pareto_k,
-            "loo_pit": loo.pit,
-            "elpd_rows": loo.elpd,
-            "loo_row_numbers": loo.rows,
-        }
+        series = {"pareto_k": loo.pareto_k, "loo_pit": loo.pit, "elpd_rows": loo.elpd, "loo_row_numbers": loo.rows}
+        self.series |= series
 
     def replication(self) -> None:
         """Data sets that the fitted model makes, beside the observed one."""
-        if self.found.broken:
-            return
-        replicated, observed, self.found.statistics["ppc_p"] = replicate(self.posterior, self.data)
-        self.series |= {"replicated": replicated, "observed": observed}
+        if not self.found.broken:
+            made, observed, self.statistics["ppc_p"] = importance.replicate(self.posterior, self.data)
+            self.series |= {"replicated": made, "observed": observed}
 
 
 def _largest(found: ChainStatistics) -> dict[str, float]:
     """rhat_max, and where it is too large rhat_p: how often the largest of as many would be by chance (Bonferroni)."""
-    held = np.isfinite(found.rhat)
-    if not held.any():
+    finite = np.isfinite(found.rhat)
+    if not finite.any():
         return {}
-    large = held & (found.rhat > RHAT)
-    chance = {"rhat_p": min(1.0, float(held.sum() * np.nan_to_num(found.rhat_p[large]).min()))} if large.any() else {}
-    return {"rhat_max": float(found.rhat[held].max()), **chance}
-
-
-def replicate(posterior: Posterior, data: Dataset, seed: int = 0) -> tuple[np.ndarray, np.ndarray, float]:
-    """Posterior-predictive check by a realised discrepancy T(y, w) (Gelman, Meng & Stern 1996, Stat. Sinica 6:733).
-
-    (data sets made by the fitted model (R, M) at M training rows, the observed one (M,), share of the former that fit
-    worse: near 0, the data are stranger than the model would make them; near 1, they fit better than its own).
-
-    T is −log p(y | x, w) for labels; in regression, where a learned noise always makes that fit, the largest
-    |y − mean| / noise: are there outliers that the noise does not know of?
-    """
-    posterior = thinned(posterior, DRAWS)
-    shape = sized(posterior, DRAWS)
-    num = shape[0] * shape[1]
-    rows = even(len(data.x_train), min(ROWS, len(rows_at_hand(posterior, len(data.x_train), num, 1e7))))
-    index = torch.from_numpy(rows).to(data.x_train.device)
-    y, repeats = data.y_train[index].cpu(), max(1, -(-FEWEST // num))
-    seen, made, shown = torch.zeros(num), torch.zeros(repeats, num), []
-    with isolated(seed):
-        for part, prediction in walk(posterior, data.x_train[index], num, seed):
-            seen = prediction.mixture.discrepancy(y[part], seen)
-            parts = []
-            for r in range(repeats):
-                new = prediction.components.sample()
-                made[r] = prediction.mixture.discrepancy(new, made[r])
-                parts.append(new)
-            shown.append(torch.cat(parts)[even(num * repeats, KEPT)])
-    p_value = (made > seen).double().mean() + 0.5 * (made == seen).double().mean()
-    return torch.cat(shown, 1).numpy(), y.numpy(), float(p_value)
+    large = finite & (found.rhat > RHAT)
+    chance = {"rhat_p": min(1.0, float(finite.sum() * np.nan_to_num(found.rhat_p[large]).min()))} if large.any() else {}
+    return {"rhat_max": float(found.rhat[finite].max()), **chance}

@@ -1,33 +1,27 @@
-"""The draws of any posterior, few enough to work on: thinned evenly, and predicted a few rows at a time."""
+"""The draws of any posterior, few enough to work on, and what a sampler says of them and of itself.
+
+Energies, divergences, trees that grew too deep, stuck chains, an objective that still rises.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import pyro
-import torch
+from scipy.special import ndtri
 from torch import Tensor
 
+from bnn_pyro.diagnostics.convergence import LEAST_DRAWS, bfmi, ess_mean
 from bnn_pyro.isolation import isolated
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction, predict
 
-__all__ = [
-    "KINDS",
-    "chosen_weights",
-    "even",
-    "held",
-    "kind",
-    "rows_at_hand",
-    "sized",
-    "stride",
-    "thinned",
-    "walk",
-    "weight_count",
-]
+__all__ = ["KINDS", "WORK", "as_chain", "chosen_weights", "even", "kind", "rows_within", "sampler_series",
+           "sampler_statistics", "settled", "sized", "stride", "stuck_chains", "thinned", "walk",
+           "weight_count"]  # fmt: skip
 
 #: What draws can be, by what a posterior holds; nothing here asks which method made it.
 KINDS = {
@@ -36,29 +30,28 @@ KINDS = {
     "point": "one network: a point estimate",
     "approximation": "independent draws of an approximation q(w), as one chain: R-hat says nothing of how good it is",
 }
-#: Numbers that one step of the work holds at once, 64 MB in float32.
-BLOCK = 2**24
-#: Multiplications that one diagnostic may take: seconds.
-WORK = 5e10
+#: Numbers that one step of the work holds at once, 64 MB in float32; and multiplications that one may take: seconds.
+BLOCK, WORK = 2**24, 5e10
+#: A chain is in a poor mode where its mean log joint density lies so far below that of the others that among all chains
+#: one that never mixed would do so with this probability, and this many Monte-Carlo standard errors.
+CHANCE, CERTAIN = 1e-3, 5.0
+#: Draws of a chain from which on it has a BFMI of its own.
+LONG = 100
 
 
 def kind(posterior: Posterior) -> str:
     """A key of ``KINDS``."""
     if posterior.chains is None:
         return "approximation"
-    chains, draws = _shape(posterior.chains)
+    chains, draws = sized(posterior)
     if draws > 1 or "acceptance_rate" in posterior.stats:
         return "chains"
     return "point" if chains == 1 else "members"
 
 
-def sized(posterior: Posterior, num_draws: int) -> tuple[int, int]:
-    """(C, D) of the draws at hand; (1, num_draws) where q is sampled afresh."""
-    return (1, num_draws) if posterior.chains is None else _shape(posterior.chains)
-
-
-def _shape(chains: Mapping[str, Tensor]) -> tuple[int, int]:
-    return tuple(next(iter(chains.values())).shape[:2])
+def sized(posterior: Posterior, num_draws: int = 0) -> tuple[int, int]:
+    """(C, D) of the stored draws; (1, num_draws) where q is sampled afresh."""
+    return (1, num_draws) if posterior.chains is None else tuple(next(iter(posterior.chains.values())).shape[:2])
 
 
 def weight_count(posterior: Posterior) -> int:
@@ -70,13 +63,12 @@ def stride(posterior: Posterior, most: int) -> int:
     """k: where every k-th draw of every chain is taken, at most ``most`` remain in all, but one a chain."""
     if posterior.chains is None:
         return 1
-    chains, draws = _shape(posterior.chains)
-    each = max(1, most // chains)
-    return max(1, math.ceil(draws / each))
+    chains, draws = sized(posterior)
+    return max(1, math.ceil(draws / max(1, most // chains)))
 
 
 def thinned(posterior: Posterior, most: int) -> Posterior:
-    """Every k-th draw of every chain, so that at most ``most`` remain in all, but one a chain; a guide as it is."""
+    """Every k-th draw of every chain, see :func:`stride`; a guide as it is."""
     step = stride(posterior, most)
     if step == 1:
         return posterior
@@ -84,20 +76,24 @@ def thinned(posterior: Posterior, most: int) -> Posterior:
     return replace(posterior, chains={site: w[:, ::step] for site, w in posterior.chains.items()}, stats=stats)
 
 
+def as_chain(posterior: Posterior, draws: Mapping[str, Tensor]) -> Posterior:
+    """A posterior of these draws, {site: (S, *shape)}, as one chain."""
+    return replace(posterior, guide=None, chains={site: w.unsqueeze(0) for site, w in draws.items()}, stats={})
+
+
 def even(num: int, most: int) -> np.ndarray:
     """At most ``most`` of 0 … num − 1, evenly chosen, first and last among them."""
     return np.unique(np.linspace(0, num - 1, min(num, max(most, 1))).round().astype(int))
 
 
-def rows_at_hand(posterior: Posterior, num: int, draws: int, numbers: float) -> np.ndarray:
+def rows_within(posterior: Posterior, num: int, draws: int, numbers: float) -> np.ndarray:
     """Rows of ``num``, evenly chosen, so that draws × rows stays within ``numbers`` and the work within ``WORK``."""
     return even(num, int(min(numbers / draws, WORK / (draws * weight_count(posterior)))))
 
 
 def walk(posterior: Posterior, x: Tensor, num_draws: int, seed: int = 0) -> Iterator[tuple[slice, Prediction]]:
     """(rows, the prediction for them), a few rows at a time and all draws: the same ones for all rows."""
-    numbers = num_draws * max(1, len(posterior.schema.classes))
-    size = max(1, BLOCK // numbers)
+    size = max(1, BLOCK // (num_draws * max(1, len(posterior.schema.classes))))
     for start in range(0, len(x), size):
         rows = slice(start, min(start + size, len(x)))
         with pyro.validation_enabled(False):  # a draw may be broken, which is for a diagnosis to say
@@ -105,25 +101,15 @@ def walk(posterior: Posterior, x: Tensor, num_draws: int, seed: int = 0) -> Iter
         yield rows, prediction
 
 
-def held(posterior: Posterior, draws: Mapping[str, Tensor]) -> Posterior:
-    """A posterior of these draws, {site: (S, *shape)}, as one chain."""
-    chains = {site: value.unsqueeze(0) for site, value in draws.items()}
-    return replace(posterior, guide=None, chains=chains, stats={})
-
-
 def chosen_weights(posterior: Posterior, most: int, num_draws: int, seed: int = 0) -> tuple[list[str], np.ndarray]:
     """(names, values (M, C, D)) of at most ``most`` single weights, evenly chosen over the whole network."""
-    shapes = {site: tuple(value.shape) for site, value in posterior.model.initial.items()}
-    places = even(weight_count(posterior), most)
-    names, start = [], 0
-    picks: dict[str, np.ndarray] = {}
-    for site, shape in shapes.items():
-        size = math.prod(shape)
-        picks[site] = places[(places >= start) & (places < start + size)] - start
-        for i in picks[site]:
-            where = ", ".join(map(str, np.unravel_index(int(i), shape))) if shape else ""
-            names.append(f"{site}[{where}]" if where else site)
-        start += size
+    places, start = even(weight_count(posterior), most), 0
+    names, picks = [], {}
+    for site, value in posterior.model.initial.items():
+        picks[site] = places[(places >= start) & (places < start + value.numel())] - start
+        indices = np.stack(np.unravel_index(picks[site], tuple(value.shape)), 1) if value.dim() else []
+        names += [f"{site}[{', '.join(map(str, index))}]" for index in indices] or [site] * len(picks[site])
+        start += value.numel()
     if posterior.chains is not None:
         values = [_pick(posterior.chains[site], pick) for site, pick in picks.items()]
         return names, np.moveaxis(np.concatenate(values, 2), 2, 0)
@@ -136,5 +122,108 @@ def chosen_weights(posterior: Posterior, most: int, num_draws: int, seed: int = 
 
 def _pick(chains: Tensor, places: np.ndarray) -> np.ndarray:
     """Numbers ``places`` (m,) of every flattened draw: (C, D, *shape) -> (C, D, m) float64."""
-    flat = chains.flatten(2) if chains.dim() > 2 else chains[..., None]
-    return flat[..., torch.from_numpy(places).to(flat.device)].detach().cpu().double().numpy()
+    flat = chains.reshape(*chains.shape[:2], -1)
+    return flat[..., places].detach().cpu().double().numpy()
+
+
+# -- the sampler -------------------------------------------------------------------------------------------------------
+def sampler_series(posterior: Posterior) -> dict[str, np.ndarray]:
+    """{name: (C, D)} of what the sampler kept, by ArviZ's names; "lp" is the log joint density."""
+    if posterior.chains is None:
+        return {}
+    found = {n: v.cpu().numpy() for n, v in posterior.stats.items() if tuple(v.shape) == sized(posterior)}
+    found = {"lp" if name == "log_joint" else name: values for name, values in found.items()}
+    for name in found.keys() & {"n_steps", "tree_depth", "superchain"}:
+        found[name] = found[name].astype(np.int64)
+    if "diverging" in found:
+        found["diverging"] = found["diverging"] > 0.5
+    deepest = posterior.provenance.get("method_settings", {}).get("max_tree_depth")
+    if "tree_depth" in found and deepest is not None:
+        found["reached_max_treedepth"] = found["tree_depth"] >= deepest
+    return found
+
+
+def sampler_statistics(
+    series: Mapping[str, np.ndarray], settings: Mapping[str, object], trace: Mapping[str, Sequence[float]] | None = None
+) -> dict[str, float]:
+    """Numbers of a whole run: divergences, divergent_chains, acceptance_mean, bfmi_min, max_tree_share; and
+    kinetic_temperature, the smaller mean of the third and the fourth quarter of the run, but for exploration.
+
+    settings: those of the method; ``max_tree_depth`` (or ``max_steps``) is where trajectories were cut.
+    """
+    found: dict[str, float] = {}
+    if trace and "kinetic_temperature" in trace:
+        kinetic, step = (
+            np.asarray(trace[name])[len(trace[name]) // 2 :] for name in ("kinetic_temperature", "step_size")
+        )
+        kinetic = kinetic[step <= step.mean() * (1 + 1e-9)]
+        # It falls where a run has not settled yet, and stays high where the step size is too large.
+        found["kinetic_temperature"] = min(float(part.mean()) for part in np.array_split(kinetic, 2) if len(part))
+    if "diverging" in series:
+        found["divergences"] = float(series["diverging"].sum())
+        found["divergent_chains"] = float((series["diverging"] > 0).any(1).sum())
+    if "acceptance_rate" in series:
+        found["acceptance_mean"] = float(np.nanmean(series["acceptance_rate"]))
+    if (energy := series.get("energy", np.zeros((0, 0)))).shape[1] > 1:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            # Of short chains together: one by one they would tell mostly noise, and too little.
+            pooled = np.square(np.diff(energy, axis=1)).mean() / energy.var()
+        lowest = float(np.fmin.reduce(bfmi(energy))) if energy.shape[1] >= LONG else float(pooled)
+        found |= {"bfmi_min": lowest} if np.isfinite(lowest) else {}
+    depth, limit = settings.get("max_tree_depth"), settings.get("max_steps")
+    if depth is not None and "tree_depth" in series:
+        found["max_tree_share"] = float((series["tree_depth"] >= depth).mean())
+    elif (depth is not None or limit is not None) and "n_steps" in series:
+        limit = 2 ** int(depth) - 1 if depth is not None else int(limit)
+        each = max(1, int(settings.get("thin") or 1))  # transitions that a draw's n_steps are of
+        found["max_tree_share"] = float((series["n_steps"] >= each * limit).mean())
+    return found
+
+
+def stuck_chains(log_joint: np.ndarray | None, weights: np.ndarray) -> np.ndarray:
+    """(C,) bool: chains that never move, and chains that are caught in a poor mode.
+
+    log_joint: (C, D) of the draws, nats, or None.   weights: (M, C, D), some of them.
+
+    In equilibrium the chains' mean log joint densities differ by their Monte-Carlo error. A chain is caught whose mean
+    lies below the median of the others' by more than 3.5 (of 4 chains; 4.8 of 512) of their standard deviations, both
+    within and (robustly, as short chains do not see it all) between them, and by ``CERTAIN`` standard errors. A poor
+    mode may still be part of the posterior: what is said is that chains do not travel between it and the others.
+    """
+    num, draws = weights.shape[1:]
+    if draws < LEAST_DRAWS:
+        return np.zeros(num, dtype=bool)
+    stuck = (np.ptp(weights, axis=2) == 0).all(0)
+    if log_joint is None:
+        return stuck
+    stuck |= ~np.isfinite(log_joint).all(1)
+    moving = np.flatnonzero(~stuck)
+    if len(moving) < 2:
+        return stuck
+    own, far = log_joint[moving], -ndtri(CHANCE / len(moving))
+    mean, sd = own.mean(1), own.std(1, ddof=1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        error = sd / np.sqrt(np.maximum(ess_mean(own[:, None, :]), 1.0))
+    for i, chain in enumerate(moving):
+        others = np.arange(len(moving)) != i
+        gap = np.median(mean[others]) - mean[i]
+        noise = np.hypot(error[i], np.median(error[others]))
+        between = 1.4826 * np.median(np.abs(mean[others] - np.median(mean[others])))
+        stuck[chain] = gap > far * np.hypot(np.median(sd[others]), between) and gap > CERTAIN * noise
+    return stuck
+
+
+def settled(trace: Mapping[str, Sequence[float]]) -> float:
+    """By how many nats the objective still rose in the last fifth of the training, 0 where that is noise.
+
+    The last tenth of the epochs against the tenth before it; NaN without a trace of an objective, or under 20 epochs.
+    """
+    objective = trace.get("elbo") or trace.get("log_joint") or ()
+    tenth = len(objective) // 10
+    if tenth < 2 or "kinetic_temperature" in trace:
+        return float("nan")
+    line = np.asarray(objective, dtype=np.float64)
+    before, last = line[-2 * tenth : -tenth], line[-tenth:]
+    rise = last.mean() - before.mean()
+    noise = np.hypot(before.std(ddof=1), last.std(ddof=1)) / np.sqrt(tenth)
+    return float(rise) if rise > max(3 * noise, 1.0, 0.002 * np.ptp(line)) else 0.0

@@ -3,54 +3,51 @@
     log r(w) = log p(y | x, w)/T + log p(w) − log q(w)            k̂ of r: is q close enough to stand for the posterior?
     log r_i(w) = [log r(w), for a q] − log p(y_i | x_i, w)/T      leaves row i out: PSIS-LOO, and LOO-PIT
 
-k̂ is the shape of the Pareto tail of the weights (Yao, Vehtari, Simpson & Gelman 2018, arXiv:1802.02538): below 0.5
-very good, above 0.7 sums of these weights fail. Leave-one-out by Vehtari, Gelman & Gabry 2017 (arXiv:1507.04544); for
-draws of an approximation with its weights, by Magnusson, Andersen, Jonasson & Vehtari 2019 (arXiv:1904.10679), which is
-valid where k̂ of q is below 0.7 itself.
+k̂ is the shape of the Pareto tail of the weights (Yao, Vehtari, Simpson & Gelman 2018, arXiv:1802.02538): above 0.7 sums
+of these weights fail. Leave-one-out by Vehtari, Gelman & Gabry 2017 (arXiv:1507.04544); for draws of an approximation
+by Magnusson, Andersen, Jonasson & Vehtari 2019 (arXiv:1904.10679), which is valid where k̂ of q is below 0.7 itself.
 """
 
 from __future__ import annotations
 
+import math
+import warnings
 from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version
 
 import numpy as np
 import pyro
 import pyro.poutine as poutine
 import torch
 from pyro.distributions import Delta, Independent
-from scipy.special import kolmogorov
+from scipy.special import kolmogorov, logsumexp
 from torch import Tensor
 
 from bnn_pyro.datasets.dataset import Dataset
-from bnn_pyro.diagnostics.arviz_bridge import psis
-from bnn_pyro.diagnostics.chain_statistics import ess_mean
-from bnn_pyro.diagnostics.draws import WORK, held, rows_at_hand, sized, thinned, walk, weight_count
+from bnn_pyro.diagnostics.convergence import ess_mean
+from bnn_pyro.diagnostics.draws import WORK, as_chain, even, rows_within, sized, thinned, walk, weight_count
 from bnn_pyro.inference import METHODS
 from bnn_pyro.inference.log_joint import log_joints
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.backbone import once
-from bnn_pyro.parts.dropout import DroppedColumns
+from bnn_pyro.parts.guides import DroppedColumns
 from bnn_pyro.parts.nets import in_mode
 from bnn_pyro.posterior import Posterior
 
-__all__ = [
-    "GOOD_K",
-    "Loo",
-    "NoWeights",
-    "importance_weights",
-    "leave_one_out",
-    "proper_prior",
-    "temperature_of",
-    "uniformity",
-]
+__all__ = ["GOOD_K", "MIN_TAIL", "Loo", "NoWeights", "importance_weights", "is_arviz_0", "leave_one_out",
+           "proper_prior", "psis", "replicate", "temperature_of", "uniformity"]  # fmt: skip
 
 #: Above it, sums of importance weights cannot be trusted.
 GOOD_K = 0.7
-#: Draws that k̂ is estimated from, and that leave-one-out takes, at most; and fewer than which are too few for k̂.
-MOST_DRAWS, LEAST_DRAWS = 2000, 100
+#: Draws below which there is no tail to fit a Pareto distribution to.
+MIN_TAIL = 25
+#: Draws that k̂ is estimated from at most; fewer than which are too few for k̂; weights of all together, 200 MB.
+MAX_DRAWS, MIN_DRAWS, MAX_WEIGHTS = 2000, 100, 5e7
+#: Draws that leave-one-out takes at most, and draws × rows.
 LOO_DRAWS, LOO_NUMBERS = 4000, 1e7
-#: Weights of all draws together that are held for k̂, 200 MB.
-HELD = 5e7
+#: Rows and draws of the predictive check, the fewest data sets that it makes, and those kept for the figure.
+CHECK_ROWS, CHECK_DRAWS, MIN_SETS, SHOWN_SETS = 2000, 400, 100, 50
 
 
 class NoWeights(Exception):
@@ -81,6 +78,49 @@ class Loo:
         return float(np.sqrt(len(self.elpd)) * self.elpd.std(ddof=1)) if len(self.elpd) > 1 else float("nan")
 
 
+def psis(log_weights: np.ndarray, relative_efficiency: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+    """(smoothed log weights (N, S), each row normalised; Pareto k̂ (N,)) of importance weights (N, S), in nats.
+
+    Vehtari, Simpson, Gelman, Yao & Gabry 2024 (arXiv:1507.02646), by the installed ArviZ. k̂ is 0 where the largest
+    weights are all the same; NaN for fewer than 25 draws, and where one is not finite.
+
+    relative_efficiency: effective draws per draw, of Markov chains; 1 for independent draws.
+    """
+    log_weights = np.asarray(log_weights, dtype=np.float64)
+    num, draws = log_weights.shape
+    k = np.full(num, np.nan)
+    with warnings.catch_warnings(action="ignore"), np.errstate(all="ignore"):  # 0.23 announces 1.0 once a day
+        smoothed = log_weights - logsumexp(log_weights, 1, keepdims=True)
+        if draws < MIN_TAIL:
+            return smoothed, k
+        finite = np.isfinite(log_weights).all(1)
+        tail = -(-draws // 5) + 1
+        top = np.partition(np.where(finite[:, None], log_weights, 0.0), -tail, axis=1)[:, -tail:]
+        varied = np.ptp(top, axis=1) > 1e-10
+        k[finite & ~varied] = 0.0
+        efficiency = relative_efficiency if np.isfinite(relative_efficiency) and relative_efficiency > 0 else 1.0
+        for row in np.flatnonzero(finite & varied):
+            smoothed[row], k[row] = _smooth(log_weights[row].copy(), efficiency)
+    return smoothed, k
+
+
+@cache
+def is_arviz_0() -> bool:
+    """Whether the installed ArviZ is 0.x, as on Python 3.11; 1.x has nearly every name changed."""
+    return version("arviz").startswith("0.")
+
+
+def _smooth(row: np.ndarray, efficiency: float) -> tuple[np.ndarray, float]:
+    """(S,) log weights -> (smoothed and normalised ones, k̂); ArviZ 1.x takes minus the log weights."""
+    if is_arviz_0():
+        import arviz
+
+        return arviz.psislw(row, reff=efficiency)
+    from arviz_stats.base import array_stats
+
+    return array_stats.psislw(-row, r_eff=efficiency)
+
+
 def temperature_of(posterior: Posterior) -> float:
     """T: the draws are of p(y | x, w)^(1/T) p(w)."""
     return float(posterior.provenance.get("method_settings", {}).get("temperature", 1.0))
@@ -108,11 +148,12 @@ def importance_weights(posterior: Posterior, data: Dataset, seed: int = 0) -> tu
         raise NoWeights("the draws are no approximation's")
     if reason := proper_prior(posterior, data):
         raise NoWeights(f"{reason}, so there is no posterior to compare with")
-    num = int(min(MOST_DRAWS, WORK / (weight_count(posterior) * len(data.x_train)), HELD / weight_count(posterior)))
-    if num < LEAST_DRAWS:
+    weights = weight_count(posterior)
+    num = int(min(MAX_DRAWS, WORK / (weights * len(data.x_train)), MAX_WEIGHTS / weights))
+    if num < MIN_DRAWS:
         raise NoWeights(
-            f"{len(data.x_train):,} rows × {weight_count(posterior):,} weights × {LEAST_DRAWS} draws would take too "
-            "long here; for a network of this size k̂ is above 0.7 almost always"
+            f"{len(data.x_train):,} rows × {weights:,} weights × {MIN_DRAWS} draws would take too long here; for a "
+            "network of this size k̂ is above 0.7 almost always"
         )
     with isolated(seed), torch.no_grad(), poutine.trace() as trace, pyro.plate("draws", num, dim=-1):
         posterior.guide(None)
@@ -124,7 +165,7 @@ def importance_weights(posterior: Posterior, data: Dataset, seed: int = 0) -> tu
             draws[name] = node["value"]
         with torch.no_grad():
             log_q += _density(node).cpu()
-    own = held(posterior, draws)
+    own = as_chain(posterior, draws)
     with torch.no_grad(), isolated(seed), in_mode(own.model, training=False):
         model, x = once(own.model, data.x_train[:1].to(own.device))
         log_prior, _ = log_joints(model, draws, x, data.y_train[:1].to(own.device))
@@ -155,12 +196,12 @@ def leave_one_out(posterior: Posterior, data: Dataset, log_weights: np.ndarray |
     log_weights: (S,) log r of the stored draws, where they are an approximation's; None for Markov chains.
     """
     posterior = thinned(posterior, LOO_DRAWS)
-    chains, draws = sized(posterior, 0)
+    chains, draws = sized(posterior)
     num, temperature = chains * draws, temperature_of(posterior)
-    rows = rows_at_hand(posterior, len(data.x_train), num, LOO_NUMBERS)
-    index = torch.from_numpy(rows).to(data.x_train.device)
-    x, y = data.x_train[index], data.y_train[index].cpu()
+    rows = rows_within(posterior, len(data.x_train), num, LOO_NUMBERS)
+    x, y = data.x_train[rows], data.y_train[rows].cpu()
     u = np.random.default_rng(seed).random(len(rows))
+    of_draws = np.full(num, -np.log(num)) if log_weights is None else psis(log_weights[None])[0][0]
     columns = []
     for part, prediction in walk(posterior, x, num):
         terms = prediction.mixture.log_probs(y[part]).double().numpy().T  # (B, S)
@@ -170,9 +211,7 @@ def leave_one_out(posterior: Posterior, data: Dataset, log_weights: np.ndarray |
             efficiency = float(np.nanmean(relative)) if np.isfinite(relative).any() else 1.0
         ratios = -terms / temperature + (0.0 if log_weights is None else log_weights)
         smooth, k = psis(ratios, efficiency)
-        most = (smooth + terms).max(1, keepdims=True)
-        elpd = most[:, 0] + np.log(np.exp(smooth + terms - most).sum(1))
-        everything = _in_sample(terms, log_weights)
+        elpd, everything = logsumexp(smooth + terms, 1), logsumexp(of_draws + terms, 1)
         below, at = (share.numpy().T for share in prediction.mixture.component_below(y[part]))
         weights = np.exp(smooth)
         pit = (weights * below).sum(1) + u[part] * (weights * at).sum(1)
@@ -180,12 +219,28 @@ def leave_one_out(posterior: Posterior, data: Dataset, log_weights: np.ndarray |
     return Loo(rows, *(np.concatenate(column) for column in zip(*columns, strict=True)))
 
 
-def _in_sample(terms: np.ndarray, log_weights: np.ndarray | None) -> np.ndarray:
-    """log p(y_i | x_i, all rows), (B,)."""
-    w = np.zeros(terms.shape[1]) if log_weights is None else psis(log_weights[None])[0][0]
-    w = w - w.max()
-    most = (terms + w).max(1, keepdims=True)
-    return most[:, 0] + np.log(np.exp(terms + w - most).sum(1)) - np.log(np.exp(w).sum())
+def replicate(posterior: Posterior, data: Dataset, seed: int = 0) -> tuple[np.ndarray, np.ndarray, float]:
+    """Posterior-predictive check by a realised discrepancy T(y, w) (Gelman, Meng & Stern 1996, Stat. Sinica 6:733).
+
+    (data sets made by the fitted model (R, M) at M training rows, the observed one (M,), share of the former that fit
+    worse: near 0, the data are stranger than the model would make them; near 1, they fit better than its own).
+
+    T is −log p(y | x, w) for labels; in regression, where a learned noise always makes that fit, the largest
+    |y − mean| / noise: are there outliers that the noise does not know of?
+    """
+    posterior = thinned(posterior, CHECK_DRAWS)
+    num = math.prod(sized(posterior, CHECK_DRAWS))
+    rows = even(len(data.x_train), min(CHECK_ROWS, len(rows_within(posterior, len(data.x_train), num, 1e7))))
+    y, repeats = data.y_train[rows].cpu(), max(1, -(-MIN_SETS // num))
+    seen, made, shown = torch.zeros(num), torch.zeros(repeats, num), []
+    with isolated(seed):
+        for part, prediction in walk(posterior, data.x_train[rows], num, seed):
+            seen = prediction.mixture.discrepancy(y[part], seen)
+            new = [prediction.components.sample() for _ in range(repeats)]
+            made = torch.stack([prediction.mixture.discrepancy(n, m) for n, m in zip(new, made, strict=True)])
+            shown.append(torch.cat(new)[even(num * repeats, SHOWN_SETS)])
+    p_value = (made > seen).double().mean() + 0.5 * (made == seen).double().mean()
+    return torch.cat(shown, 1).numpy(), y.numpy(), float(p_value)
 
 
 def uniformity(pit: np.ndarray) -> float:

@@ -1,24 +1,41 @@
-"""What a diagnosis is, and its overall verdict: one sentence that needs no statistician, and what to try next.
+"""What a diagnosis is, and what it says to someone who knows no statistics of Markov chains.
 
-The verdict rests on what the network computes. Where that is wrong, the sampler's own numbers name the cause.
+The overall verdict rests on what the network computes. Where that is wrong, the sampler's own numbers name the cause.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from bnn_pyro.diagnostics.importance import GOOD_K
-from bnn_pyro.diagnostics.sampler import Cause, causes
 
-__all__ = ["LEVELS", "RHAT", "Diagnosis", "Findings", "Verdict", "overall", "times"]
+__all__ = ["LEVELS", "RHAT", "Diagnosis", "Findings", "Verdict", "verdicts"]
 
 #: From good to bad.
 LEVELS = ("good", "caution", "bad")
+#: R-hat: what is usually demanded, and what no longer passes for nearly converged. Effective draws likewise.
+RHAT, RHAT_BAD = 1.01, 1.05
+ESS, ESS_BAD = 400, 100
+#: p-value from which on an R-hat above that is what the largest of so many comes to by chance, or a check is passed.
+CHANCE = 0.01
+#: Shares that matter: of stuck chains, divergent transitions, trajectories cut short.
+STUCK, DIVERGENT, CUT = 0.05, 0.01, 0.05
+#: BFMI below which energies mix badly; mean acceptance below which the step size did not settle.
+BFMI, ACCEPTED = 0.3, 0.4
+#: Kinetic temperature from which on momenta are not those of a posterior; mini-batches and short runs bring it to 1.7.
+HOT = 1.8
+#: Standard deviations of the targets, or nats of log-odds, that no sampler of a posterior spreads over.
+RUNAWAY = 1e4
+#: Causes that leave no use for the draws.
+FATAL = ("spread", "kinetic temperature")
 
 
 @dataclass(frozen=True)
@@ -61,44 +78,46 @@ class Diagnosis:
     def to_dict(self) -> dict[str, Any]:
         """Without the series; JSON-able, a number that is not finite as None."""
         return {
-            "statistics": {name: _plain(value) for name, value in self.statistics.items()},
+            "statistics": _plain(self.statistics),
             "verdicts": [vars(verdict).copy() for verdict in self.verdicts],
-            "weights": [{k: _plain(v) for k, v in row.items()} for row in self.weights],
+            "weights": [_plain(row) for row in self.weights],
         }
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Diagnosis:
         """The inverse of :meth:`to_dict`; the series are not there."""
-        return cls(
-            {name: _number(value) for name, value in plain["statistics"].items()},
-            tuple(Verdict(**verdict) for verdict in plain["verdicts"]),
-            weights=[{k: _number(v) for k, v in row.items()} for row in plain.get("weights", ())],
+        statistics, *weights = (
+            {name: math.nan if value is None else value for name, value in row.items()}
+            for row in (plain["statistics"], *plain.get("weights", ()))
         )
+        return cls(statistics, tuple(Verdict(**verdict) for verdict in plain["verdicts"]), weights=weights)
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, str):
-        return value
-    value = value.item() if isinstance(value, np.generic) else value
-    return value if math.isfinite(value) else None
+def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
+    row = {name: value.item() if isinstance(value, np.generic) else value for name, value in row.items()}
+    return {name: value if isinstance(value, str) or math.isfinite(value) else None for name, value in row.items()}
 
 
-def _number(value: Any) -> Any:
-    return float("nan") if value is None else value
+# -- what is said ------------------------------------------------------------------------------------------------------
+#: Sentences by what they are about, and which of several.
+SENTENCES = tomllib.loads((Path(__file__).parent / "sentences.toml").read_text(encoding="utf-8"))
 
 
-# -- the overall verdict ---------------------------------------------------------------------------------------------
-#: R-hat: what is usually demanded, and what no longer passes for nearly converged. Effective draws likewise.
-RHAT, RHAT_BAD = 1.01, 1.05
-ESS, ESS_BAD = 400, 100
-#: p-value from which on an R-hat above that is what the largest of so many comes to by chance.
-CHANCE = 0.01
-LONGER = "more draws and a longer warm-up (--set draws=…, --set warmup=…; of sghmc and sgld: epochs=…, burn_in=…)"
+class Cause(NamedTuple):
+    """Why a sampler does not reach the posterior, by its own numbers: what it is about, a clause, what to set."""
+
+    about: str
+    clause: str
+    remedy: str
+    fatal: bool = False
 
 
 @dataclass
 class Findings:
-    """What the sentences are made of: ``Diagnosis.statistics``, and what is no number."""
+    """What the sentences are made of: ``Diagnosis.statistics``, and what is no number.
+
+    stochastic: whether proposals are never rejected.   unit: of ``spread_max``.
+    """
 
     kind: str
     statistics: dict[str, float]
@@ -125,162 +144,157 @@ class Findings:
         return self.get(f"{prefix}rhat_max") > RHAT and not self.get(f"{prefix}rhat_p") >= CHANCE
 
     @property
-    def causes(self) -> list[Cause]:
-        """Why the sampler does not reach the posterior, by its own numbers."""
-        return causes(self.statistics, self.stochastic, self.unit)
+    def total(self) -> float:
+        """Draws of all chains."""
+        return self.get("chains") * self.get("draws")
+
+    def fill(self, which: str, **words: Any) -> str:
+        """A sentence of ``SENTENCES`` with its numbers and words."""
+        known = {"GOOD_K": GOOD_K, "BFMI": BFMI, "total": self.total, **vars(self), **self.statistics, **words}
+        return SENTENCES[which].format_map(defaultdict(lambda: math.nan, {**SENTENCES, **known}))
+
+    def say(self, level: str, which: str, **words: Any) -> Verdict:
+        """The same as a verdict."""
+        return Verdict(level, which.partition(",")[0], self.fill(which, **words))
 
     @property
-    def where(self) -> str:
-        """ "200 test points"."""
-        num = int(self.get("points"))
-        return f"{num:,} {'test' if self.tested else 'training'} point{'s' if num != 1 else ''}"
+    def causes(self) -> list[Cause]:
+        """What the sampler's own numbers show, the gravest first; a fatal one leaves no use for the draws."""
+        kinetic, share = self.get("kinetic_temperature"), self.get("divergences") / self.total
+        shown = {
+            "spread": self.get("spread_max") > RUNAWAY,
+            "kinetic temperature": kinetic < 1 / HOT or kinetic > HOT,
+            "divergences": share > DIVERGENT,
+            "trajectories": self.get("max_tree_share") > CUT,
+            "acceptance": self.get("acceptance_mean") < ACCEPTED,
+        }
+        found = []
+        for about in (about for about, holds in shown.items() if holds):
+            remedy = "kinetic temperature" if about == "spread" and self.stochastic else about
+            clause = self.fill(f"{about}, clause", share=share)
+            found.append(Cause(about, clause, self.fill(f"{remedy}, remedy"), about in FATAL))
+        return found
 
 
-def _broken(f: Findings) -> Verdict:
-    total = f.get("chains") * f.get("draws")
-    return Verdict(
-        "bad",
-        "overall",
-        f"{times(f.broken, 'draw')} of {int(total):,} predict numbers that are not finite: the computation broke down "
-        "and nothing here can be trusted. Try a smaller step size, standardised inputs or a narrower prior.",
-    )
+def verdicts(f: Findings) -> tuple[Verdict, ...]:
+    """The overall verdict, then what else there is to say."""
+    return (_overall(f), *_details(f))
+
+
+def _overall(f: Findings) -> Verdict:
+    if f.broken:
+        return f.say("bad", "overall, broken", broken=_times(f.broken, "draw"))
+    if f.kind == "chains":
+        return _chains(f)
+    if f.kind in ("members", "point"):
+        return f.say("caution", f"overall, {f.kind}")
+    if not f.has("khat"):
+        return f.say("caution", "overall, unmeasured", why=f.no_khat and f": {f.no_khat}")
+    close = f.get("khat") <= GOOD_K
+    return f.say("good" if close else "caution", f"overall, {'close' if close else 'far'}")
 
 
 def _chains(f: Findings) -> Verdict:
-    chains, draws = int(f.get("chains")), int(f.get("draws"))
-    retry = "sample again with at least 4 chains of 250 draws (--set chains=4 --set draws=250)"
-    known = f.causes
+    chains, draws, known = int(f.get("chains")), int(f.get("draws")), f.causes
     if fatal := [cause for cause in known if cause.fatal]:
         clauses, remedies = ("; ".join(dict.fromkeys(c[i] for c in fatal)) for i in (1, 2))
-        return Verdict(
-            "bad",
-            "overall",
-            f"The sampler does not sample the posterior: {clauses}. More draws do not mend that, and nothing here can "
-            f"be trusted. Try {remedies}.",
-        )
+        return f.say("bad", "overall, fatal", clauses=clauses, remedies=remedies)
     if f.constant and draws > 1:
-        return Verdict("bad", "overall", "No draw changes any prediction: the chains did not move. " + _MOVE)
+        return f.say("bad", "overall, frozen")
     if not f.has("ess_bulk_min"):
-        return Verdict(
-            "bad",
-            "overall",
-            f"{times(chains, 'chain')} of {times(draws, 'draw')} are too few to tell whether the sampler has "
-            f"converged; {retry}.",
-        )
+        sizes = {"chains_of": _times(chains, "chain"), "draws_of": _times(draws, "draw")}
+        return f.say("bad", "overall, short", **sizes)
     ess = f"{math.floor(f.get('ess_bulk_min')):,} effective draws of {chains * draws:,}"
+    where = _times(int(f.get("points")), f"{'test' if f.tested else 'training'} point")
     if not f.has("rhat_max"):
-        return Verdict(
-            "caution",
-            "overall",
-            f"One chain alone cannot show whether another would find the same predictions; within it there are at "
-            f"least {ess} at {f.where}. To be sure, {retry}.",
-        )
+        return f.say("caution", "overall, single", ess=ess, where=where)
     rhat, low = f.get("rhat_max"), min(f.get("ess_bulk_min"), f.get("ess_tail_min"))
-    name = "nested R-hat" if f.get("nested") == 1 else "R-hat"
-    asked = f"it should be below {RHAT}"
+    demand = f"it should be below {RHAT}"
     if rhat > RHAT and not f.apart():
-        asked += f", but chance alone may bring the largest of so many there, p = {f.get('rhat_p'):.1g}"
-    measured = f"at {f.where} {name} is at most {rhat:.3f} ({asked}), with at least {ess}"
+        demand += f", but chance alone may bring the largest of so many there, p = {f.get('rhat_p'):.1g}"
+    name = "nested R-hat" if f.get("nested") == 1 else "R-hat"
+    measured = f"at {where} {name} is at most {rhat:.3f} ({demand}), with at least {ess}"
     stuck = f.get("stuck_chains") if f.has("stuck_chains") else 0.0
-    if rhat > RHAT_BAD or low < ESS_BAD or stuck > 0.05 * chains:
-        disagree = rhat > RHAT_BAD and f.apart()
-        because = " and ".join(
-            reason
-            for reason, holds in (
-                *((cause.clause, True) for cause in known),
-                (f"{times(int(stuck), 'chain')} got stuck", stuck > 0.05 * chains),
-                ("the chains disagree about what the network predicts", disagree),
-                ("there are too few effective draws", not disagree and (rhat > RHAT_BAD or low < ESS_BAD)),
-            )
-            if holds
-        )
-        return Verdict(
-            "bad",
-            "overall",
-            f"Not converged: {because}; {measured}. Do not trust this run's uncertainty yet. Try "
-            + "; ".join(cause.remedy for cause in known)
-            + (f"; then {LONGER}" if known else LONGER)
-            + ", a smaller network, a narrower prior, or start the chains from a fit.",
-        )
+    few = rhat > RHAT_BAD or low < ESS_BAD
+    if few or stuck > STUCK * chains:
+        reasons = [cause.clause for cause in known]
+        if stuck > STUCK * chains:
+            reasons.append(f"{_times(int(stuck), 'chain')} got stuck")
+        if few:
+            disagreed = "the chains disagree about what the network predicts"
+            reasons.append(disagreed if rhat > RHAT_BAD and f.apart() else "there are too few effective draws")
+        remedies = "; ".join(cause.remedy for cause in known) + "; then " * bool(known) + SENTENCES["longer"]
+        return f.say("bad", "overall, bad", because=" and ".join(reasons), measured=measured, remedies=remedies)
     hampered = [cause for cause in known if cause.about == "divergences"]
-    if f.apart() or low < ESS or stuck or hampered:
+    if not (f.apart() or low < ESS or stuck or hampered):
+        return f.say("good", "overall, good", measured=measured)
+    if hampered:
+        more = f"{hampered[0].clause}: try {hampered[0].remedy}"
+    elif low < ESS or f.apart():
         more = f"{max(2, math.ceil(ESS / max(low, 1.0)))} times as many draws would make sure"
-        if hampered:
-            more = f"{hampered[0].clause}: try {hampered[0].remedy}"
-        elif not (low < ESS or f.apart()):
-            more = "what follows says what to look at"
-        return Verdict(
-            "caution",
-            "overall",
-            f"Nearly converged: {measured}. Mean predictions can be used, their far tails less so; {more}.",
+    else:
+        more = "what follows says what to look at"
+    return f.say("caution", "overall, nearly", measured=measured, more=more)
+
+
+def _details(f: Findings) -> Iterator[Verdict]:
+    if f.temperature != 1:
+        yield f.say("caution", "temperature", how="more" if f.temperature < 1 else "less")
+    if f.stochastic:
+        yield f.say("caution", "step size")
+    if not f.tested:
+        yield f.say("caution", "test rows")
+    if (stuck := f.get("stuck_chains")) > 0:
+        level = "bad" if stuck > STUCK * f.get("chains") else "caution"
+        yield f.say(level, "stuck chains", stuck=_times(int(stuck), "chain"))
+    if (diverged := f.get("divergences")) > 0:
+        level = "bad" if diverged > DIVERGENT * f.total else "caution"
+        yield f.say(level, "divergences", diverged=_times(int(f.get("divergent_chains")), "chain"))
+    elif f.has("divergences"):
+        yield f.say("good", "divergences, none")
+    if f.get("bfmi_min") < BFMI:
+        yield f.say("caution", "energy")
+    for cause in f.causes:
+        if cause.about != "divergences":
+            sentence = f"{cause.clause[0].upper()}{cause.clause[1:]}. Try {cause.remedy}."
+            yield Verdict("bad" if cause.fatal else "caution", cause.about, sentence)
+    if f.has("weight_rhat_max") and f.has("rhat_max"):
+        agree = not f.apart("weight_")
+        which = "agree" if agree else "disagree" if f.apart() else "exchanged"
+        yield f.say("caution" if which == "disagree" else "good", f"weights, {which}")
+    if f.get("elbo_rise") > 0:
+        yield f.say("caution", "training, rising")
+    elif f.get("elbo_rise") == 0:
+        yield f.say("good", "training")
+    if f.has("elpd_loo"):
+        yield from _held_out(f)
+    elif f.kind == "approximation" and f.has("khat"):
+        yield f.say("caution", "leave-one-out, none")
+    p = f.get("ppc_p")
+    if p < CHANCE or p > 1 - CHANCE:
+        yield f.say("caution", f"predictive check, {'worse' if p < CHANCE else 'better'}")
+    elif f.has("ppc_p"):
+        yield f.say("good", "predictive check")
+
+
+def _held_out(f: Findings) -> Iterator[Verdict]:
+    bad, rows = int(f.get("pareto_k_bad")), int(f.get("loo_rows"))
+    level, but = "good", f"; no row matters too much (Pareto k below {GOOD_K})"
+    if bad:
+        level = "caution" if bad <= 0.1 * rows else "bad"
+        but = (
+            f", but for {_times(bad, 'row')} that matter too much for the estimate to be trusted (Pareto k above "
+            f"{GOOD_K}): look at them, or compare by test rows"
         )
-    return Verdict(
-        "good",
-        "overall",
-        f"The chains agree about what the network predicts: {measured}. These draws can be used as the posterior.",
-    )
+    some = f"{rows:,}" if rows == f.rows else f"{rows:,} evenly chosen of {f.rows:,}"
+    yield f.say(level, "leave-one-out", some=some, elpd=f"{f.get('elpd_loo'):,.1f}".replace("-", "−"), but=but)
+    if f.get("pit_p") < CHANCE:
+        how = "too certain" if f.spread > 0.01 else "too unsure" if f.spread < -0.01 else "shifted to one side"
+        yield f.say("caution", "calibration, wrong", how=how)
+    elif f.has("pit_p"):
+        yield f.say("good", "calibration")
 
 
-def _approximation(f: Findings) -> Verdict:
-    compare = "To see what it misses, fit the same variant with --inference nuts where that is affordable and compare"
-    if f.has("khat"):
-        k = f.get("khat")
-        if k <= GOOD_K:
-            return Verdict(
-                "good",
-                "overall",
-                f"The approximation is close to the exact posterior: the Pareto k-hat of its importance weights is "
-                f"{k:.2f} (below {GOOD_K} is good), so that what it predicts is what exact inference would.",
-            )
-        return Verdict(
-            "caution",
-            "overall",
-            f"The approximation is not close to the exact posterior over the weights: the Pareto k-hat of its "
-            f"importance weights is {k:.2f} (above {GOOD_K}). Its predictions may be good all the same, but their "
-            f"uncertainty is the approximation's, often too small. {compare}.",
-        )
-    return Verdict(
-        "caution",
-        "overall",
-        "This is an approximation of the posterior, and how close it is could not be measured"
-        f"{': ' + f.no_khat if f.no_khat else ''}. Its draws are independent, so that there is no convergence of "
-        f"chains to judge; calibration on test rows is what to look at. {compare}.",
-    )
-
-
-def _members(f: Findings) -> Verdict:
-    return Verdict(
-        "caution",
-        "overall",
-        f"{int(f.get('chains'))} networks, each trained on its own: where they disagree the data leave the answer "
-        "open, but they are no draws of a posterior, so that there is nothing to converge to and no share of them is "
-        "a probability. For draws of the posterior take --inference nuts or svi of a Bayesian variant.",
-    )
-
-
-def _point(f: Findings) -> Verdict:
-    return Verdict(
-        "caution",
-        "overall",
-        "One network, a point estimate: it knows of the noise in the data and nothing of how unsure its own weights "
-        "are. For that take an ensemble, or a Bayesian variant (--inference svi or nuts).",
-    )
-
-
-_OVERALL: dict[str, Callable[[Findings], Verdict]] = {
-    "chains": _chains,
-    "approximation": _approximation,
-    "members": _members,
-    "point": _point,
-}
-_MOVE = "Try a smaller step size or another starting point, and look at the acceptance rate."
-
-
-def overall(f: Findings) -> Verdict:
-    """What to make of this posterior."""
-    return _broken(f) if f.broken else _OVERALL[f.kind](f)
-
-
-def times(num: int, what: str) -> str:
+def _times(num: int, what: str) -> str:
     """ "1 chain", "2 chains"."""
     return f"{num:,} {what}{'' if num == 1 else 's'}"

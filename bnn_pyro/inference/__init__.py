@@ -6,12 +6,11 @@ from typing import Any
 
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.inference.chees import ChEES
-from bnn_pyro.inference.dropout import MCDropout
 from bnn_pyro.inference.ensemble import Ensemble
 from bnn_pyro.inference.hmc import HMC, NUTS
 from bnn_pyro.inference.laplace import Laplace
 from bnn_pyro.inference.method import NEEDS, Method
-from bnn_pyro.inference.point import MAP, MLE
+from bnn_pyro.inference.point import MAP, MLE, MCDropout
 from bnn_pyro.inference.sghmc import SGHMC, SGLD
 from bnn_pyro.inference.svi import SVI
 

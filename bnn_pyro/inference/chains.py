@@ -9,35 +9,108 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pyro
+import torch
 
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference.method import Report
-from bnn_pyro.inference.potential import Potential
-from bnn_pyro.inference.record import Record
-from bnn_pyro.inference.sampler import announce, seconds_per_gradient
-from bnn_pyro.inference.starts import chain_seed
-from bnn_pyro.isolation import isolated
+from bnn_pyro.inference.potential import Potential, announce, seconds_per_gradient
+from bnn_pyro.isolation import chain_seed, isolated
 from bnn_pyro.parallel.executor import executor, on_cluster
 from bnn_pyro.parallel.map import WorkerDied, map_tasks
-from bnn_pyro.parallel.task import Figures, one_thread, report_progress, should_stop
+from bnn_pyro.parallel.task import Figures, report_progress, should_stop
 
-__all__ = ["Plan", "one_thread_each", "run_chains"]
+__all__ = ["Chains", "Record", "run_chains"]
 
 #: Chains up to which each has its own share of the bar's figures, and seconds between two updates of the figures.
 SHOWN, UPDATE = 8, 0.1
 
+#: How the stats of thinned transitions become one; the last one's, where it isn't said.
+COMBINED: dict[str, Callable[[Sequence], Any]] = {
+    "acceptance_rate": lambda values: sum(values) / len(values),
+    "diverging": lambda values: np.max(values, axis=0),
+    "n_steps": sum,
+    "tree_depth": lambda values: np.max(values, axis=0),
+    "trajectory_length": lambda values: sum(values) / len(values),
+}
+COUNTS = ("done", "kept", "divergent")
 
-# -- one chain ---------------------------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Plan:
-    """All that the chains of a run need: sent to every process once.
+
+class Record:
+    """z (draws, *shape) and stats {name: (draws, …)}, of which the first ``kept`` are there.
+
+    shape: (P,) of one chain, or (C, P) of chains that move as one, whose stats are (draws, C).
+
+    ``done`` counts transitions, ``divergent`` the bad ones after the warm-up. Of ``thin`` transitions the last one's
+    position is kept, with stats that speak for all of them.
+    """
+
+    def __init__(self, draws: int, warmup: int, thin: int, shape: tuple[int, ...]) -> None:
+        self.warmup, self.thin = warmup, thin
+        self.z = np.zeros((draws, *shape))
+        self.stats: dict[str, np.ndarray] = {}
+        self.done = self.kept = self.divergent = 0
+        self.since: list[Mapping[str, float | np.ndarray]] = []  # of the transitions since the last draw that was kept
+
+    @property
+    def finished(self) -> bool:
+        """Whether every draw is there."""
+        return self.kept == len(self.z)
+
+    def add(self, z: np.ndarray, figures: Mapping[str, float | np.ndarray]) -> None:
+        """The outcome of one transition."""
+        self.done += 1
+        if self.done <= self.warmup:
+            return
+        self.divergent += int(np.count_nonzero(figures["diverging"]))
+        self.since.append(figures)
+        if len(self.since) < self.thin:
+            return
+        self.z[self.kept] = z
+        for name, value in figures.items():
+            if self.thin > 1 and name in COMBINED:
+                value = COMBINED[name]([one[name] for one in self.since])
+            if name not in self.stats:
+                self.stats[name] = np.zeros((len(self.z), *np.shape(value)))
+            self.stats[name][self.kept] = value
+        self.since = []
+        self.kept += 1
+
+    def of_chain(self, c: int) -> Record:
+        """That of one of the chains that move as one."""
+        alone = copy(self)
+        alone.z, alone.stats = self.z[:, c], {name: values[:, c] for name, values in self.stats.items()}
+        return alone
+
+    def state(self) -> dict[str, Any]:
+        """All of it as tensors and numbers."""
+        return {
+            "z": torch.from_numpy(self.z[: self.kept]),
+            "stats": {name: torch.from_numpy(values[: self.kept]) for name, values in self.stats.items()},
+            "since": [{name: torch.as_tensor(v, dtype=torch.float64) for name, v in one.items()} for one in self.since],
+            **{name: getattr(self, name) for name in COUNTS},
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take over such a state."""
+        vars(self).update({name: state[name] for name in COUNTS})
+        self.since = [{name: value.numpy() for name, value in one.items()} for one in state["since"]]
+        self.z[: self.kept] = state["z"].numpy()
+        for name, values in state["stats"].items():
+            self.stats[name] = np.zeros((len(self.z), *values.shape[1:]))
+            self.stats[name][: self.kept] = values.numpy()
+
+
+@dataclass
+class Chains:
+    """All that the chains of a run need, sent to every process once; draws one of them wherever it is called.
 
     sampler    settings, with the verb ``kernel(potential, blocks, start, seed)``
     blocks     {block of the mass matrix: its length}
@@ -52,45 +125,23 @@ class Plan:
     seed: int
     compiled: bool
     gradients: float
+    cost: float = 0.0  # seconds of a gradient in this process
 
     def record(self) -> Record:
         """An empty one of a chain."""
         return Record(self.sampler.draws, self.sampler.warmup, self.sampler.thin, self.starts.shape[1:])
 
-
-def one_thread_each(chains: int) -> contextlib.AbstractContextManager[None]:
-    """One thread where there are several chains; a single one has all of them, and nothing to be compared with."""
-    return contextlib.nullcontext() if chains == 1 else one_thread()
-
-
-@dataclass
-class _Task:
-    """A chain, its checkpoint if that is in reach, and else the state that it goes on from."""
-
-    chain: int
-    checkpoint: Checkpoint | None = field(repr=False)
-    state: dict[str, Any] | None = field(repr=False)
-
-
-@dataclass
-class _Chain:
-    """Draws a chain, wherever it is called, to its end or until it is asked to stop."""
-
-    plan: Plan
-    cost: float = 0.0  # seconds of a gradient in this process
-
     def __call__(self, task: _Task) -> tuple[Record, Figures]:
-        plan, c, checkpoint = self.plan, task.chain, task.checkpoint
+        """To the end of the chain, or until it is asked to stop."""
+        c, checkpoint, potential = task.chain, task.checkpoint, self.potential
         if not self.cost:
-            if plan.compiled:
-                plan.potential.compile(1)
-            self.cost = seconds_per_gradient(plan.potential, plan.starts[c])
+            if self.compiled:
+                potential.compile(1)
+            self.cost = seconds_per_gradient(potential, self.starts[c])
         quiet = pyro.validation_enabled(False), np.errstate(all="ignore")  # trajectories may meet infinities
-        with isolated(chain_seed(plan.seed, c, stream=1)), quiet[0], quiet[1]:
-            kernel = plan.sampler.kernel(
-                plan.potential, plan.blocks, plan.starts[c], chain_seed(plan.seed, c, stream=2)
-            )
-            record = plan.record()
+        with isolated(chain_seed(self.seed, c, stream=1)), quiet[0], quiet[1]:
+            seed = chain_seed(self.seed, c, stream=2)
+            kernel, record = self.sampler.kernel(potential, self.blocks, self.starts[c], seed), self.record()
             state = task.state if checkpoint is None else checkpoint.load()
             if state is not None:
                 record.restore(state["record"])
@@ -99,7 +150,7 @@ class _Chain:
 
     def _draw(self, kernel: Any, record: Record, checkpoint: Checkpoint | None) -> Figures:
         """The transitions that the record lacks; what is known of them."""
-        start, warmup, total = time.perf_counter(), record.warmup, self.plan.sampler.transitions
+        start, total = time.perf_counter(), self.sampler.transitions
         shown = {"cost": self.cost, "total": 0, "seconds": 0.0}
         report_progress(record.done, total, shown)
         accept, since = 0.0, 0
@@ -107,7 +158,7 @@ class _Chain:
             while not record.finished:
                 figures = kernel.step()
                 record.add(kernel.point.z, figures)
-                since = 1 if record.done == warmup + 1 else since + 1
+                since = 1 if record.done == record.warmup + 1 else since + 1
                 accept += (figures["acceptance_rate"] - accept) / since
                 shown = {
                     "cost": self.cost,
@@ -129,17 +180,23 @@ class _Chain:
         return shown
 
 
-# -- all chains --------------------------------------------------------------------------------------------------------
+@dataclass
+class _Task:
+    """A chain, its checkpoint if that is in reach, and else the state that it goes on from."""
+
+    chain: int
+    checkpoint: Checkpoint | None = field(repr=False)
+    state: dict[str, Any] | None = field(repr=False)
+
+
 def run_chains(
-    plan: Plan, cores: int, checkpoint: Checkpoint | None, report: Report | None
+    plan: Chains, cores: int, checkpoint: Checkpoint | None, report: Report | None
 ) -> tuple[list[Record], str]:
     """(what each chain has drawn, why they were stopped: "" where they were not).
 
-    Where there is no checkpoint, Ctrl-C stops the chains and returns what they have, and a chain whose process died
-    time and again is returned without draws. Where there is one, it holds everything that was drawn when one of these
-    is raised:
-
-    Raises ``Interrupted`` after a signal, and UserError for a chain that died or cannot go on, with its number.
+    Without a checkpoint, Ctrl-C stops the chains and returns what they have, and a chain whose process died time and
+    again is returned without draws. With one, which then holds all that was drawn, ``Interrupted`` is raised after a
+    signal, and UserError for a chain that died, with its number. Raises UserError for one that cannot go on.
     """
     chains = len(plan.starts)
     records, children = [plan.record() for _ in range(chains)], [None] * chains
@@ -181,7 +238,7 @@ def run_chains(
     how = dict(cores=cores, names=names, all_threads=chains == 1, grace=math.inf)
     try:
         with executor("here") if in_reach and cores == 1 else contextlib.nullcontext():
-            map_tasks(_Chain(plan), tasks, **how, progress=progress, done=done, failed=failed, watch=watch)
+            map_tasks(plan, tasks, **how, progress=progress, done=done, failed=failed, watch=watch)
     except KeyboardInterrupt:
         if checkpoint is not None and not checkpoint.stop:
             raise
@@ -202,38 +259,33 @@ def run_chains(
 class _Progress:
     """Tells the progress bar how many transitions are done; its other figures now and then."""
 
-    def __init__(self, plan: Plan, records: Sequence[Record], todo: list[int], workers: int, report: Report | None):
+    def __init__(self, plan: Chains, records: Sequence[Record], todo: list[int], workers: int, report: Report | None):
         self.plan, self.todo, self.workers, self.report = plan, todo, workers, report
-        self.transitions = plan.sampler.transitions
         self.done = np.array([record.done for record in records])
         self.figures: dict[int, Figures] = {}
-        self.announced, self.shown, self.last, self.reported = workers == 0, {}, 0.0, self.done.sum()
+        self.shown, self.last, self.reported = {}, 0.0, self.done.sum()
 
     def __call__(self, index: int, share: float, figures: Figures) -> None:
         """A chain has told how far it is."""
         if not figures:
             return
-        c = self.todo[index]
-        self.done[c], self.figures[c] = round(share * self.transitions), figures
-        if not self.announced:
-            self.announced = True
-            gradients = self.plan.gradients * len(self.todo) / len(self.done)
-            announce(figures["cost"], gradients, self.workers)
-        done = int(self.done.sum())
+        c, transitions, chains = self.todo[index], self.plan.sampler.transitions, len(self.done)
+        if not self.figures and self.workers:
+            announce(figures["cost"], self.plan.gradients * len(self.todo) / chains, self.workers)
+        self.done[c], self.figures[c] = round(share * transitions), figures
+        done, now = int(self.done.sum()), time.perf_counter()
         if self.report is None or done == self.reported:
             return
-        now = time.perf_counter()
         if share == 1 or now - self.last > UPDATE:
-            self.shown, self.last = self._combined(), now
+            self.shown, self.last = self._combined(transitions), now
         self.reported = done
-        self.report(done, len(self.done) * self.transitions, self.shown)
+        self.report(done, chains * transitions, self.shown)
 
-    def _combined(self) -> dict[str, float | str]:
-        begun = [(self.done[c] < self.transitions, f) for c, f in self.figures.items() if f["total"]]
+    def _combined(self, transitions: int) -> dict[str, float | str]:
+        begun = [(self.done[c] < transitions, f) for c, f in self.figures.items() if f["total"]]
         if not begun:
             return {}
-        running = [f for going, f in begun if going] or [begun[-1][1]]
-        everyone = [f for _, f in begun]
+        running, everyone = [f for going, f in begun if going] or [begun[-1][1]], [f for _, f in begun]
         mean = lambda chains, name: sum(f[name] for f in chains) / len(chains)  # noqa: E731
         shown: dict[str, float | str] = {
             "accept": mean(everyone, "accept"),
@@ -243,5 +295,5 @@ class _Progress:
             "divergent": sum(f["divergent"] for f in everyone),
         }
         if 1 < len(self.done) <= SHOWN:
-            shown["chains"] = "·".join(f"{100 * done / self.transitions:.0f}" for done in self.done) + "%"
+            shown["chains"] = "·".join(f"{100 * done / transitions:.0f}" for done in self.done) + "%"
         return shown

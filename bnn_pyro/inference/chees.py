@@ -2,62 +2,61 @@
 
     r ~ Normal(0, M),   (z', r') = ⌈h T/ε⌉ leapfrog steps of size ε from (z, r),   accept with min(1, exp(H − H'))
 
-Hoffman, Radul & Sountsov 2021, AISTATS. h is a quasi-random number in (0, 1), the same for all chains, so that every
-chain takes as many steps and one batched call moves them all. The warm-up has two parts: an approach, in which each
-chain has a step size of its own until it has come from its start to where the posterior is, and the adaptation of
-:mod:`bnn_pyro.inference.chees_adaptation`; both are dropped. Draws have the exact posterior as their limit.
+h is a quasi-random number in (0, 1), the same for all chains, so that one batched call moves them all. Hoffman, Radul &
+Sountsov 2021, AISTATS, equations 6 to 9 and algorithm 1. After an approach, in which each chain has a step size of its
+own until it has come to where the posterior is, all of them learn together in the warm-up: ε by dual averaging until
+the harmonic mean of the acceptance rates is the target, T by stochastic gradients of
 
-Chains are short, so that the usual R-hat is no judge of them. Groups of chains, superchains, share a starting point:
-whether their means agree tells whether the starts are forgotten (nested R-hat, Margossian et al. 2022,
-arXiv:2110.13017); ``stats["superchain"]`` tells the groups.
+    ChEES(T) = ¼ E[(‖x' − E x'‖² − ‖x − E x‖²)²],  x = M^(1/2) z
+
+and M, 1 / the variance of every coordinate. Groups of chains, superchains, share a start: whether their means agree
+tells whether the starts are forgotten (nested R-hat, Margossian et al. 2022, arXiv:2110.13017).
 """
 
 from __future__ import annotations
 
 import math
 import time
-import warnings
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
-from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError
-from bnn_pyro.inference.chees_adaptation import APPROACH_STEPS, Adaptation, Approach, halton
-from bnn_pyro.inference.curvature import coordinates
-from bnn_pyro.inference.many_chains import Chains, Transition
+from bnn_pyro.inference.adaptation import DECAY, OFFSET, SMALLEST_STEP, DualAveraging
+from bnn_pyro.inference.chains import Record
 from bnn_pyro.inference.method import Report
-from bnn_pyro.inference.potential import Potential
-from bnn_pyro.inference.record import Record
-from bnn_pyro.inference.sampler import Sampler, announce, choose_compiled, nothing_drawn, warn_of_idle_chains, work
-from bnn_pyro.inference.starts import STARTS, starting_points
-from bnn_pyro.isolation import generator_state, isolated, set_generator_state
+from bnn_pyro.inference.potential import Potential, announce, choose_compiled
+from bnn_pyro.inference.sampler import STARTS, Drawn, Sampler, Starts
+from bnn_pyro.inference.trajectories import MAX_ENERGY_ERROR
+from bnn_pyro.isolation import generator_state, set_generator_state
 from bnn_pyro.parallel.task import one_thread
-from bnn_pyro.posterior import Posterior, weight_space
 from bnn_pyro.settings import setting
 
-__all__ = ["ChEES"]
+__all__ = ["TYPICAL", "Adaptation", "Approach", "ChEES", "Chains", "Sampling", "Transition"]
 
 #: Gradients that an iteration may be expected to take, all chains at once.
 TYPICAL = 20
 
-#: Iterations of the approach, at most, and as a share of the warm-up.
+#: The approach: iterations at most, and as a share of the warm-up; first step size, leapfrog steps, aim for the
+#: acceptance rate, and how fast it is followed; quantile of the chains' step sizes that the adaptation begins with.
 APPROACH, APPROACH_SHARE = 100, 0.25
+FIRST_STEP, APPROACH_STEPS, APPROACH_TARGET, GAIN, CAUTION = 0.01, 8, 0.65, 0.5, 0.1
+#: Adam's settings of the paper, section 4, for log T. In the variance, iteration t weighs as t^(WINDOW − 1).
+LEARNING_RATE, MEMORY, WINDOW = 0.025, 0.95, 3.0
 
 
 @dataclass(frozen=True)
 class ChEES(Sampler):
     """Settings of ChEES-HMC: many chains at once, 16 to 512, tuned across chains.
 
-    ``target_accept`` is the harmonic mean of the chains' acceptance rates; the plain mean is higher.
-
-    superchains  starting points, each shared by as many chains; at most ``chains``, which it must divide
-    max_steps    at most so many leapfrog steps a transition
+    target_accept  the harmonic mean of the chains' acceptance rates; the plain mean is higher
+    superchains    starting points, each shared by as many chains; at most ``chains``, which it must divide
+    max_steps      at most so many leapfrog steps a transition
     """
 
     tiny: ClassVar[Mapping[str, Any]] = {"chains": 32, "superchains": 16, "draws": 150, "warmup": 200}
@@ -74,85 +73,49 @@ class ChEES(Sampler):
         if self.chains < 2:
             raise UserError(f"chees learns across chains and needs at least 2 of them, got {self.chains}; take nuts")
         if self.chains > self.superchains and self.chains % self.superchains:
-            raise UserError(
-                f"{self.chains} chains cannot be shared out evenly to {self.superchains} superchains; take a multiple "
-                f"of {self.superchains}, or other superchains"
-            )
+            which = f"{self.chains} chains cannot be shared out evenly to {self.superchains} superchains"
+            raise UserError(f"{which}; take a multiple of {self.superchains}, or other superchains")
 
-    def run(
-        self,
-        model: nn.Module,
-        guide: nn.Module | None,
-        data: Dataset,
-        *,
-        seed: int = 0,
-        checkpoint: Checkpoint | None = None,
-        report: Report | None = None,
-    ) -> Posterior:
-        """Sample the posterior; see ``Method.run``. The guide is used by ``start="svi"`` alone.
+    def _threads(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
-        ``stats`` of the posterior, (C, D): acceptance_rate, diverging (0 or 1), energy (nats, where the trajectory
-        starts), lp (log joint density of the draw in nats), n_steps, step_size, trajectory_length, superchain.
-
-        Ctrl-C returns the draws so far, with a warning, where there are any and no checkpoint.
-
-        Raises UserError where the step size falls to nothing.
-        """
-        model = weight_space(model)
-        with isolated(seed):
-            potential = Potential(model, data.x_train, data.y_train, self.temperature)
-            potential.space = coordinates(potential)
-            gradients = float(self.transitions * TYPICAL)
-            if compiled := choose_compiled(self.compiled, gradients, work(potential)):
-                compiled = potential.compile(self.chains)
-            sampling = _Sampling(self, potential)
-            # Compiled code has threads of its own; those of torch would only be in its way.
-            with one_thread() if compiled else nullcontext():
-                saved = checkpoint.load() if checkpoint is not None else None
-                if saved is not None:
-                    sampling.restore(saved)
-                else:
-                    num = min(self.chains, self.superchains)
-                    starts = starting_points(potential, model, guide, data, self.start, num, self.jitter, seed)
-                    sampling.begin(starts.repeat_interleave(self.chains // num, 0))
-                    announce(sampling.seconds, gradients, 1, "sghmc takes mini-batches, and svi is an approximation")
-                stopped = self._drive(sampling, checkpoint, report)
-        return self._posterior(model, data, sampling, stopped)
-
-    def _drive(self, sampling: _Sampling, checkpoint: Checkpoint | None, report: Report | None) -> str:
-        """Iterate to the end. Returns why it was stopped before, "" if it was not."""
-        record, total = sampling.record, self.transitions
-        try:
-            while not record.finished:
-                figures = sampling.iterate()
-                if report is not None:
-                    report(record.done, total, figures)
-                if checkpoint is not None and checkpoint.due:
-                    checkpoint.save(sampling.state())
-                    if checkpoint.stop:
-                        raise Interrupted(f"stopped after iteration {record.done:,} of {total:,}")
-        except KeyboardInterrupt:
-            if checkpoint is not None:  # it was answered above, or is the second Ctrl-C
-                raise
-            return "stopped by Ctrl-C"
-        return ""
-
-    def _posterior(self, model: nn.Module, data: Dataset, sampling: _Sampling, stopped: str) -> Posterior:
-        record = sampling.record
-        if not record.kept:
-            raise nothing_drawn(stopped)
-        if stopped:
-            stopped = f"{stopped}: {record.kept:,} of {self.draws:,} draws of each chain"
-            warnings.warn(f"{stopped} are kept", stacklevel=4)
-        first = lambda kept: torch.from_numpy(kept[: record.kept]).transpose(0, 1).contiguous()  # noqa: E731
-        z, stats = first(record.z), {name: first(values) for name, values in record.stats.items()}
-        warn_of_idle_chains(z, stats["diverging"], range(len(z)), len(z))
-        chains = sampling.potential.weights(z.to(data.x_train.device))
-        about = {"stopped": stopped} if stopped else {}
-        return Posterior(model, data.schema, chains=chains, stats=stats, provenance=about)
+    def _draw(
+        self, potential: Potential, starts: Starts, seed: int, checkpoint: Checkpoint | None, report: Report | None
+    ) -> Drawn:
+        """See ``Sampler``."""
+        gradients = float(self.transitions * TYPICAL)
+        if compiled := choose_compiled(self.compiled, gradients, potential):
+            compiled = potential.compile(self.chains)
+        sampling = Sampling(self, potential)
+        # Compiled code has threads of its own; those of torch would only be in its way.
+        with one_thread() if compiled else nullcontext():
+            if checkpoint is not None and (saved := checkpoint.load()) is not None:
+                sampling.restore(saved)
+            else:
+                num = min(self.chains, self.superchains)
+                z, began = starts(num).repeat_interleave(self.chains // num, 0), time.perf_counter()
+                sampling.begin(z)
+                announce(
+                    time.perf_counter() - began, gradients, 1, "sghmc takes mini-batches, and svi is an approximation"
+                )
+            record, stopped = sampling.record, ""
+            try:
+                while not record.finished:
+                    figures = sampling.iterate()
+                    if report is not None:
+                        report(record.done, self.transitions, figures)
+                    if checkpoint is not None and checkpoint.due:
+                        checkpoint.save(sampling.state())
+                        if checkpoint.stop:
+                            raise Interrupted(f"stopped after iteration {record.done:,} of {self.transitions:,}")
+            except KeyboardInterrupt:
+                if checkpoint is not None:  # it was answered above, or is the second Ctrl-C
+                    raise
+                stopped = "stopped by Ctrl-C"
+        return [record.of_chain(c) for c in range(self.chains)], stopped
 
 
-class _Sampling:
+class Sampling:
     """A run between two iterations: all chains, what the warm-up has learned, and the draws so far."""
 
     def __init__(self, settings: ChEES, potential: Potential) -> None:
@@ -162,40 +125,39 @@ class _Sampling:
         each = settings.chains // min(settings.chains, settings.superchains)
         self.superchain = torch.arange(settings.chains, dtype=torch.float64) // each
 
-    def begin(self, z: Tensor) -> None:
-        """At starts z (C, P); a gradient of all chains is timed."""
+    def begin(self, z: Tensor) -> float:
+        """At starts z (C, P). Returns the seconds that a gradient of all chains took."""
         start = time.perf_counter()
-        self.chains = Chains(z, *self.potential(z))
-        self.seconds = time.perf_counter() - start
-        self.first = Approach.begin(z)
-        self.adaptation: Adaptation | None = None
+        self.chains, self.adaptation = Chains(z, *self.potential(z)), None
+        self.first = Approach(torch.full_like(z[:, 0], FIRST_STEP), _variance(z, torch.ones_like(z[0])))
+        return time.perf_counter() - start
 
     def iterate(self) -> dict[str, float]:
         """One transition of every chain. Returns what a progress bar shows."""
-        if self.record.done < self.approach:
-            moved = self.chains.move(self.potential, *self.first.plan())
-            self.first.learn(moved.acceptance)
-            self._keep(moved, APPROACH_STEPS, self.first.step)
-            return {"accept": moved.acceptance.mean().item(), "step size": self.first.step.median().item()}
+        settings, done, first = self.settings, self.record.done, self.first
+        if done < self.approach:
+            moved = self.chains.move(self.potential, first.variance, first.step, APPROACH_STEPS)
+            first.learn(moved.acceptance)
+            self._keep(moved, APPROACH_STEPS, first.step)
+            return {"accept": moved.acceptance.mean().item(), "step size": first.step.median().item()}
         if self.adaptation is None:
-            self.adaptation = Adaptation.begin(self.first.step, self.chains.z, self.first.variance)
-        settings, learned, done = self.settings, self.adaptation, self.record.done
+            self.adaptation = Adaptation.begin(first.step, self.chains.z, first.variance)
         if done == settings.warmup:
-            learned.settle()
-        share, step = halton(done + 1 - self.approach), learned.step
+            self.adaptation.settle()
+        learned, share, step = self.adaptation, _van_der_corput(done + 1 - self.approach), self.adaptation.step
         steps = max(1, min(settings.max_steps, math.ceil(share * learned.length / step)))
         sizes = self.chains.density.new_full((settings.chains,), step)
         moved = self.chains.move(self.potential, learned.variance, sizes, steps)
         if done < settings.warmup:
             learned.learn(moved, share, target=settings.target_accept, longest=settings.max_steps * step)
         self._keep(moved, steps, sizes)
-        shown = {"accept": moved.acceptance.mean().item(), "step size": step, "gradients": steps}
-        return shown | {"divergent": self.record.divergent}
+        shown = {"step size": step, "gradients": steps, "divergent": self.record.divergent}
+        return {"accept": moved.acceptance.mean().item(), **shown}
 
     def _keep(self, moved: Transition, steps: int, step: Tensor) -> None:
         """Where the chains are now goes into the record, with what ``stats`` keeps of the transition."""
-        figures = {"acceptance_rate": moved.acceptance, "diverging": moved.diverging, "energy": moved.energy}
-        figures |= {"lp": self.chains.density, "n_steps": torch.full_like(step, steps), "step_size": step}
+        moving = dict(acceptance_rate=moved.acceptance, diverging=moved.diverging, energy=moved.energy)
+        figures = dict(moving, lp=self.chains.density, n_steps=torch.full_like(step, steps), step_size=step)
         figures |= {"trajectory_length": steps * step, "superchain": self.superchain}
         self.record.add(self.chains.z.cpu().numpy(), {name: value.cpu().numpy() for name, value in figures.items()})
 
@@ -211,9 +173,126 @@ class _Sampling:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from such a state."""
-        device = self.potential.initial.device
-        there = lambda part: {k: v.to(device) if isinstance(v, Tensor) else v for k, v in part.items()}  # noqa: E731
-        self.chains, self.first = Chains(**there(state["chains"])), Approach(**there(state["first"]))
-        self.adaptation = None if state["adaptation"] is None else Adaptation(**there(state["adaptation"]))
+        for name, kind in {"chains": Chains, "first": Approach, "adaptation": Adaptation}.items():
+            part = state[name] or {}
+            values = {k: v.to(self.potential.initial.device) if isinstance(v, Tensor) else v for k, v in part.items()}
+            setattr(self, name, kind(**values) if values else None)
         self.record.restore(state["record"])
         set_generator_state(state["generators"])
+
+
+class Transition(NamedTuple):
+    """What became of all chains: where they were and are, where trajectories ended, the chance of acceptance."""
+
+    before: Tensor  # (C, P), as the next two
+    end: Tensor
+    after: Tensor  # the end where it was accepted
+    velocity: Tensor  # (C, P), dz/dt at the end
+    acceptance: Tensor  # (C,)
+    energy: Tensor  # (C,), nats, where they started
+    diverging: Tensor  # (C,), 0 or 1
+
+
+@dataclass
+class Chains:
+    """Where all chains are, z (C, P), with their log densities (C,) and gradients (C, P)."""
+
+    z: Tensor
+    density: Tensor
+    gradient: Tensor
+
+    def move(self, potential: Potential, variance: Tensor, step: Tensor, steps: int) -> Transition:
+        """One transition of every chain.   variance: (P,), the inverse of the mass.   step: (C,)."""
+        r = torch.randn_like(self.z) / variance.sqrt()
+        energy = 0.5 * (variance * r.square()).sum(1) - self.density
+        end = Chains(self.z.clone(), self.density.clone(), self.gradient.clone())
+        potential.leapfrog(end.z, r, end.density, end.gradient, variance, step, steps)
+        lost = 0.5 * (variance * r.square()).sum(1) - end.density - energy
+        finite = torch.isfinite(lost) & torch.isfinite(end.gradient).all(1)
+        acceptance = torch.where(finite, (-lost).clamp_max(0).exp(), torch.zeros_like(lost))
+        take = torch.rand_like(acceptance) < acceptance
+        before, self.z = self.z, torch.where(take[:, None], end.z, self.z)
+        self.density = torch.where(take, end.density, self.density)
+        self.gradient = torch.where(take[:, None], end.gradient, self.gradient)
+        diverging = (~finite | (lost > MAX_ENERGY_ERROR)).double()
+        return Transition(before, end.z, self.z, variance * r, acceptance, energy, diverging)
+
+
+def _van_der_corput(index: int) -> float:
+    """The quasi-random number in (0, 1) of an index from 1: its binary digits, mirrored at the point."""
+    return int(f"{index:b}"[::-1], 2) / 2 ** index.bit_length()
+
+
+def _variance(z: Tensor, otherwise: Tensor) -> Tensor:
+    spread = z.var(0)
+    return torch.where(spread > 0, spread, otherwise)
+
+
+@dataclass
+class Approach:
+    """step: (C,), of each chain, in units of z over √mass.   variance: (P,), of the starts: 1/mass."""
+
+    step: Tensor
+    variance: Tensor
+
+    def learn(self, acceptance: Tensor) -> None:
+        """Up where trajectories are accepted, down where they are not."""
+        self.step = self.step * (GAIN * (acceptance - APPROACH_TARGET)).exp()
+
+
+@dataclass
+class Adaptation(DualAveraging):
+    """length: T, in units of x per unit of time.   variance, mean: (P,) of z.   square: Adam's second moment."""
+
+    length: float = 1.0
+    variance: Tensor = None
+    mean: Tensor = None
+    log_length: float = 0.0
+    square: float = 0.0
+
+    @classmethod
+    def begin(cls, steps: Tensor, z: Tensor, former: Tensor) -> Adaptation:
+        """Where the chains have come to, z (C, P), with step sizes (C,) that suited the variance ``former``."""
+        variance = _variance(z, former)
+        step = steps.quantile(CAUTION).item() * (former / variance).sqrt().median().item()
+        return cls(step, centre=math.log(step), log_step=math.log(step), variance=variance, mean=z.mean(0))
+
+    def learn(self, moved: Transition, share: float, target: float, longest: float) -> None:
+        """From one iteration.   share: of T that was travelled.   longest: the longest T to consider."""
+        self.count += 1
+        self._learn_length(moved, share, longest)
+        harmonic = len(moved.acceptance) / moved.acceptance.clamp_min(1e-10).reciprocal().sum().item()
+        self.learn_step(1 / (self.count + OFFSET) * (target - harmonic))
+        rate = 1 / (1 + self.count / WINDOW)
+        self.mean = self.mean + rate * (moved.after.mean(0) - self.mean)
+        self.variance = self.variance + rate * ((moved.after - self.mean).square().mean(0) - self.variance)
+        if self.step < SMALLEST_STEP:
+            chain = int(moved.acceptance.argmin()) + 1
+            raise UserError(
+                f"the step size fell to {self.step:.1g} after {self.count:,} iterations of adaptation: chain {chain} "
+                "accepts no trajectory; try start=map, a longer warm-up, or look for infinite densities in the model"
+            )
+
+    def _learn_length(self, moved: Transition, share: float, longest: float) -> None:
+        sd, acceptance = self.variance.sqrt(), moved.acceptance
+        finite = acceptance > 0
+        weight = acceptance / acceptance.sum().clamp_min(1e-300)
+        end = torch.where(finite[:, None], moved.end, moved.before)
+        a = (moved.before - moved.before.mean(0)) / sd
+        b = (end - weight @ end) / sd
+        slope = torch.where(finite, (b * (moved.velocity / sd)).sum(1), torch.zeros_like(acceptance))
+        gradient = share * (weight * (b.square().sum(1) - a.square().sum(1)) * slope).sum().item() * self.length
+        if not math.isfinite(gradient) or gradient == 0:
+            return
+        self.square = MEMORY * self.square + (1 - MEMORY) * gradient**2
+        scale = math.sqrt(self.square / (1 - MEMORY**self.count))
+        log_length = math.log(self.length) + LEARNING_RATE * gradient / scale
+        log_length = min(max(log_length, math.log(self.step)), math.log(longest))
+        self.length = math.exp(log_length)
+        forget = self.count**-DECAY
+        self.log_length = forget * log_length + (1 - forget) * self.log_length
+
+    def settle(self) -> None:
+        """End the warm-up: the averages of what was tried are kept."""
+        if self.count:
+            self.step, self.length = math.exp(self.log_step), max(math.exp(self.log_length), math.exp(self.log_step))

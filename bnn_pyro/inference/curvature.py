@@ -30,7 +30,7 @@ from bnn_pyro.inference.linear import linear_layer
 from bnn_pyro.inference.log_joint import LogJoint
 from bnn_pyro.inference.potential import Potential, Space
 from bnn_pyro.parts.likelihoods import Likelihood
-from bnn_pyro.parts.priors import IsotropicNormal
+from bnn_pyro.parts.weights import CentredNormal
 
 __all__ = ["STRUCTURES", "Curvature", "Rounded", "Whitened", "coordinates", "mode_of", "precision_near_the_mode"]
 
@@ -97,7 +97,7 @@ def _scale(prior: TorchDistribution) -> Tensor:
     """The standard deviation of a weight, from draws where the prior does not say it."""
     while isinstance(prior, Independent):
         prior = prior.base_dist
-    if isinstance(prior, IsotropicNormal | Normal):
+    if isinstance(prior, CentredNormal | Normal):
         return prior.scale.double()
     return torch.stack([prior.sample() for _ in range(PRIOR_DRAWS)]).double().square().mean().sqrt()
 

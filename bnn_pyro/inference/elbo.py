@@ -8,10 +8,12 @@ from pyro.distributions.util import scale_and_mask
 from pyro.infer import TraceMeanField_ELBO
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributions import kl_divergence
 
-__all__ = ["ELBO"]
+from bnn_pyro.inference.log_joint import Rescale
+
+__all__ = ["ELBO", "Objective"]
 
 
 class ELBO(TraceMeanField_ELBO):
@@ -47,6 +49,20 @@ class ELBO(TraceMeanField_ELBO):
     def differentiable_loss(self, model: Callable, guide: Callable, *args: Tensor) -> Tensor:
         """-ELBO."""
         return -self.parts(model, guide, *args)[0]
+
+
+class Objective(nn.Module):
+    """(ELBO with its gradient, its likelihood part) of some rows: a module, as gradients are averaged by modules."""
+
+    def __init__(self, model: nn.Module, guide: nn.Module, num_particles: int) -> None:
+        super().__init__()
+        self.guide, self.elbo = guide, ELBO(num_particles=num_particles)
+        self._model = (model,)  # not as a submodule: its parameters are not trained
+
+    def forward(self, x: Tensor, y: Tensor, likelihood: float, latent: float) -> tuple[Tensor, Tensor]:
+        """x, y: rows whose log-likelihood counts ``likelihood`` times; the KL counts ``latent`` times."""
+        scaled = Rescale(likelihood, latent)(self._model[0])
+        return self.elbo.parts(scaled, Rescale(latent=latent)(self.guide), x, y)
 
 
 class _Record(Messenger):

@@ -1,4 +1,4 @@
-"""Hamiltonian Monte Carlo over all rows of the training set: HMC and NUTS with Pyro's adaptation, several chains.
+"""Hamiltonian Monte Carlo over all rows of the training set: HMC and NUTS, several chains.
 
     H(w, r) = −log p(y | x, w) / T − log p(w) + ½ rᵀ M⁻¹ r
 
@@ -6,49 +6,50 @@ Exact up to Monte-Carlo error (Neal 2011, arXiv:1206.1901; Hoffman & Gelman 2014
 pass over all rows: a reference for small networks and last layers, not a way to train large ones. Step size and M are
 adapted in the warm-up, which is dropped: M is diagonal, a matrix for every layer, or one for all weights.
 
-The log density is :class:`bnn_pyro.inference.potential.Potential`, in float64 coordinates on all of ℝᴾ,
-compiled where the run is long enough to be worth it; a linear model is sampled in the coordinates of
-:mod:`bnn_pyro.inference.curvature`, where trajectories are short. Kernels are Pyro's with trajectories of our
-own (:mod:`bnn_pyro.inference.kernel`), and chains run side by side in processes, or in sequence, to the same
-draws (:mod:`bnn_pyro.inference.chains`). A run stopped at any transition goes on to the very same draws.
+The log density is that of ``potential``, in float64 coordinates on all of ℝᴾ, compiled where the run is long enough;
+a linear model is sampled in the coordinates of ``curvature``, where trajectories are short. Chains run side by side in
+processes, or in sequence, to the same draws; a run stopped at any transition goes on to the very same draws.
 """
 
 from __future__ import annotations
 
-import warnings
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import nn
 
 from bnn_pyro.checkpoint import Checkpoint
-from bnn_pyro.datasets.dataset import Dataset
-from bnn_pyro.inference.chains import Plan, one_thread_each, run_chains
-from bnn_pyro.inference.curvature import coordinates
-from bnn_pyro.inference.kernel import FlatHMC, FlatNUTS
+from bnn_pyro.errors import UserError
+from bnn_pyro.inference.adaptation import SMALLEST_STEP, Warmup, reasonable_step
+from bnn_pyro.inference.chains import Chains, run_chains
 from bnn_pyro.inference.method import Report
-from bnn_pyro.inference.potential import Potential, Space
-from bnn_pyro.inference.record import Record, most_draws
-from bnn_pyro.inference.sampler import (
-    Sampler,
-    check_dense,
-    choose_compiled,
-    choose_cores,
-    nothing_drawn,
-    warn_of_idle_chains,
-    work,
-)
-from bnn_pyro.inference.starts import starting_points
-from bnn_pyro.isolation import isolated
-from bnn_pyro.posterior import Posterior, weight_space
+from bnn_pyro.inference.potential import Potential, Space, choose_compiled, choose_cores
+from bnn_pyro.inference.sampler import Drawn, Sampler, Starts
+from bnn_pyro.inference.trajectories import (
+    Gradient,
+    Metric,
+    Point,
+    Transition,
+    at_once,
+    fused,
+    gradient_of,
+    hmc,
+    nuts,
+    stepwise,
+)  # fmt: skip
+from bnn_pyro.isolation import generator_state, set_generator_state
 from bnn_pyro.settings import setting
 
 __all__ = ["HMC", "NUTS"]
 
 MASSES = ("diagonal", "dense", "block")
+
+#: Rows of the largest dense mass matrix that is worth its memory and its time.
+MAX_DENSE = 4096
 
 
 @dataclass(frozen=True)
@@ -66,87 +67,46 @@ class _Sampler(Sampler):
     #: Settings that no draw depends on: a run may be resumed with others.
     incidental: ClassVar[tuple[str, ...]] = ("cores",)
 
-    def run(
-        self,
-        model: nn.Module,
-        guide: nn.Module | None,
-        data: Dataset,
-        *,
-        seed: int = 0,
-        checkpoint: Checkpoint | None = None,
-        report: Report | None = None,
-    ) -> Posterior:
-        """Sample the posterior; see ``Method.run``. The guide is used by ``start="svi"`` alone.
-
-        ``stats`` of the posterior, (C, D): acceptance_rate, diverging (0 or 1), energy (in nats, where the trajectory
-        starts), lp (log joint density of the draw in nats), n_steps (gradients taken), step_size; tree_depth of NUTS,
-        trajectory_length of HMC. With ``thin`` above 1 they speak for all transitions since the draw before.
-
-        Ctrl-C returns the draws so far, with a warning, where there are any and no checkpoint.
-        """
-        model = weight_space(model)
-        with isolated(seed), one_thread_each(self.chains):
-            potential = Potential(model, data.x_train, data.y_train, self.temperature)
-            potential.space = coordinates(potential)
-            blocks = self._blocks(potential)
-            if checkpoint is not None and (state := checkpoint.load()) is not None:
-                starts = state["starts"]
-            else:
-                starts = starting_points(
-                    potential, model, guide, data, self.start, self.chains, self.jitter, seed
-                ).cpu()
-                if checkpoint is not None:
-                    checkpoint.save({"starts": starts})
+    def _draw(
+        self, potential: Potential, starts: Starts, seed: int, checkpoint: Checkpoint | None, report: Report | None
+    ) -> Drawn:
+        """See ``Sampler``."""
+        blocks = self.blocks(potential)
+        if checkpoint is not None and (state := checkpoint.load()) is not None:
+            z = state["starts"]
+        else:
+            z = starts(self.chains).cpu()
+            if checkpoint is not None:
+                checkpoint.save({"starts": z})
         gradients = float(self.chains * self.transitions * self.typical(type(potential.space) is not Space))
-        compiled = choose_compiled(self.compiled, gradients, work(potential))
-        plan = Plan(self, potential, blocks, starts.numpy(), seed, compiled, gradients)
+        compiled = choose_compiled(self.compiled, gradients, potential)
         cores = choose_cores(self.cores, self.chains, gradients, compiled, potential)
-        records, stopped = run_chains(plan, cores, checkpoint, report)
-        return self._posterior(model, data, potential, records, stopped)
+        chains = Chains(self, potential, blocks, z.numpy(), seed, compiled, gradients)
+        return run_chains(chains, cores, checkpoint, report)
 
-    def _posterior(
-        self, model: nn.Module, data: Dataset, potential: Potential, records: list[Record], stopped: str
-    ) -> Posterior:
-        """The draws of all chains, or of those that have the most of them."""
-        chosen, draws = most_draws(records)
-        if not chosen:
-            raise nothing_drawn(stopped)
-        if stopped:
-            stopped = f"{stopped}: {len(chosen)} of {self.chains} chains with {draws:,} of {self.draws:,} draws each"
-            warnings.warn(f"{stopped} are kept", stacklevel=4)
-        z = torch.from_numpy(np.stack([records[c].z[:draws] for c in chosen]))
-        stats = {
-            name: torch.from_numpy(np.stack([records[c].stats[name][:draws] for c in chosen]))
-            for name in records[chosen[0]].stats
-        }
-        warn_of_idle_chains(z, stats["diverging"], chosen, self.chains)
-        drawn = [potential.weights(one) for one in z.to(potential.initial.device)]
-        chains = {site: torch.stack([w[site] for w in drawn]) for site in model.initial}
-        about = {"stopped": stopped} if stopped else {}
-        return Posterior(model, data.schema, chains=chains, stats=stats, provenance=about)
+    def kernel(self, potential: Potential, blocks: Mapping[str, int], start: np.ndarray, seed: int) -> Kernel:
+        """At the start of its chain (P,); call inside ``isolated``."""
+        sizes = list(blocks.values())
+        warmup = Warmup(self.warmup, self.target_accept, sizes, dense=self.mass != "diagonal")
+        return Kernel(self.mover, potential, warmup, start, seed)
 
-    def kernel(self, potential: Potential, blocks: dict[str, int], start: np.ndarray, seed: int) -> Any:
-        """A kernel at the start of its chain, set up; call inside ``isolated``."""
-        kernel = self._kernel(
-            potential=potential,
-            sizes=blocks,
-            dense=self.mass != "diagonal",
-            start=start,
-            target_accept=self.target_accept,
-            seed=seed,
-        )
-        kernel.setup(self.warmup)
-        return kernel
-
-    def _blocks(self, potential: Potential) -> dict[str, int]:
+    def blocks(self, potential: Potential) -> dict[str, int]:
         """{block of the mass matrix: its length}, in the order of z. Raises UserError for one that is too large."""
-        blocks = {"all": potential.size} if self.mass != "block" else _layers(potential)
-        if self.mass != "diagonal":
-            for block, length in blocks.items():
-                check_dense(length, block)
+        sizes = {site: shape.numel() for site, shape in potential.free.items()}
+        blocks = {"all": potential.size}
+        if self.mass == "block":  # sites that follow each other and share all of their name but its end
+            layers = groupby(sizes, key=lambda site: site.rpartition(".")[0] or site)
+            blocks = {layer: sum(sizes[site] for site in sites) for layer, sites in layers}
+        for block, length in blocks.items():
+            if self.mass != "diagonal" and length > MAX_DENSE:
+                raise UserError(
+                    f"a dense mass matrix of {length:,} weights ({block}) takes {length**2 * 8 / 2**30:.1f} GiB; "
+                    "take mass=diagonal"
+                )
         return blocks
 
-    def _kernel(self, **settings: Any) -> Any:
+    def mover(self, potential: Potential, gradient: Gradient, metric: Metric) -> Mover:
+        """The transitions of this sampler."""
         raise NotImplementedError
 
     def typical(self, whitened: bool) -> int:
@@ -154,11 +114,71 @@ class _Sampler(Sampler):
         raise NotImplementedError
 
 
-def _layers(potential: Potential) -> dict[str, int]:
-    """{layer: how many of its numbers z has}: sites that follow each other and share all of their name but its end."""
-    sizes = {site: shape.numel() for site, shape in potential.free.items()}
-    layers = groupby(sizes, key=lambda site: site.rpartition(".")[0] or site)
-    return {layer: sum(sizes[site] for site in sites) for layer, sites in layers}
+#: (generator, where a chain is, step size) -> (the transition, what ``stats`` has of this sampler's transitions alone).
+Mover = Callable[[np.random.Generator, Point, float], tuple[Transition, dict[str, float]]]
+
+
+class Kernel:
+    """One chain: where it is, what its warm-up has learned, and its generator."""
+
+    def __init__(
+        self, mover: Callable[..., Mover], potential: Potential, warmup: Warmup, start: np.ndarray, seed: int
+    ) -> None:
+        self.mover, self.potential, self.warmup = mover, potential, warmup
+        self.rng, self.gradient = np.random.default_rng(seed), gradient_of(potential)
+        self.point = Point(start.copy(), *self.gradient(start))
+        self._new_metric()
+
+    def step(self) -> dict[str, float]:
+        """One transition: what ``stats`` keeps of it. Raises UserError where the step size has become too small."""
+        step = self.warmup.step
+        done, own = self._move(self.rng, self.point, step)
+        self.point = done.point
+        if self.warmup.learn(done.acceptance, done.point.z):
+            self._new_metric()
+        self._check_step()
+        return {
+            "acceptance_rate": done.acceptance,
+            "diverging": float(done.diverging),
+            "energy": done.energy,
+            "lp": done.point.log_density,
+            "n_steps": float(done.steps),
+            "step_size": step,
+            **own,
+        }
+
+    def _new_metric(self) -> None:
+        warmup = self.warmup
+        self._move = self.mover(self.potential, self.gradient, warmup.metric)
+        warmup.restart(reasonable_step(warmup.step, self.gradient, warmup.metric, self.point.z, warmup.sizes))
+        self._check_step()
+
+    def _check_step(self) -> None:
+        if not self.warmup.step > 1.001 * SMALLEST_STEP:
+            raise UserError(
+                f"the step size fell to {self.warmup.step:.1e} at transition {self.warmup.done:,}: trajectories are "
+                "rejected however short, as with a gradient that is not a number; try another start (start=map), a "
+                "narrower prior or scaled inputs"
+            )
+
+    def state(self) -> dict[str, Any]:
+        """Everything that the next transition depends on: tensors, numbers and a line of JSON."""
+        z, log_density, gradient = self.point
+        return {
+            "point": [torch.from_numpy(z), log_density, torch.from_numpy(gradient)],
+            "warmup": dict(vars(self.warmup)),
+            "generators": generator_state(),
+            "rng": json.dumps(self.rng.bit_generator.state),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from such a state, in a kernel that was made in the same way."""
+        z, log_density, gradient = state["point"]
+        self.point = Point(z.numpy(), log_density, gradient.numpy())
+        self.warmup.restore(state)
+        self._move = self.mover(self.potential, self.gradient, self.warmup.metric)
+        set_generator_state(state["generators"])
+        self.rng.bit_generator.state = json.loads(state["rng"])
 
 
 @dataclass(frozen=True)
@@ -170,8 +190,15 @@ class NUTS(_Sampler):
 
     max_tree_depth: int = setting(10, low=1)
 
-    def _kernel(self, **settings: Any) -> FlatNUTS:
-        return FlatNUTS(max_depth=self.max_tree_depth, **settings)
+    def mover(self, potential: Potential, gradient: Gradient, metric: Metric) -> Mover:
+        """See ``_Sampler``."""
+        subtree = at_once(potential, metric) or stepwise(gradient, metric)
+
+        def move(rng: np.random.Generator, point: Point, step: float) -> tuple[Transition, dict[str, float]]:
+            done = nuts(rng, point, subtree, step, self.max_tree_depth)
+            return done, {"tree_depth": float(done.depth)}
+
+        return move
 
     def typical(self, whitened: bool) -> int:
         """See ``_Sampler``."""
@@ -190,8 +217,16 @@ class HMC(_Sampler):
     length: float = setting(3.0, above=0)
     max_steps: int = setting(1024, low=1)
 
-    def _kernel(self, **settings: Any) -> FlatHMC:
-        return FlatHMC(length=self.length, max_steps=self.max_steps, **settings)
+    def mover(self, potential: Potential, gradient: Gradient, metric: Metric) -> Mover:
+        """See ``_Sampler``."""
+        trajectory = fused(potential, metric) or metric.trajectory(gradient)
+
+        def move(rng: np.random.Generator, point: Point, step: float) -> tuple[Transition, dict[str, float]]:
+            length = self.length * (0.5 + rng.random())
+            steps = min(self.max_steps, max(1, int(length / step)))
+            return hmc(rng, point, trajectory, step, steps), {"trajectory_length": steps * step}
+
+        return move
 
     def typical(self, whitened: bool) -> int:
         """See ``_Sampler``."""

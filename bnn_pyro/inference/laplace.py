@@ -32,8 +32,8 @@ from bnn_pyro.inference.curvature import STRUCTURES, Curvature, precision_near_t
 from bnn_pyro.inference.linear import linear_layer
 from bnn_pyro.inference.log_joint import LogJoint
 from bnn_pyro.inference.method import Report
-from bnn_pyro.parts.joint import FullNormal
-from bnn_pyro.parts.priors import IsotropicNormal
+from bnn_pyro.parts.guides import FullNormal
+from bnn_pyro.parts.weights import CentredNormal
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.settings import Settings, setting
 
@@ -161,7 +161,7 @@ def _log_joint(model: nn.Module, data: Dataset, temperature: float) -> LogJoint:
     for prior in found.priors.values():
         while isinstance(prior, Independent):
             prior = prior.base_dist
-        if not isinstance(prior, IsotropicNormal | Normal):
+        if not isinstance(prior, CentredNormal | Normal):
             raise UserError(
                 "the Laplace approximation here needs a Normal prior (another may have several modes, or none where "
                 "its curvature is a width); take --set prior=normal:SCALE or fan-in:SCALE"

@@ -11,50 +11,43 @@ import torch
 from torch import Tensor, nn
 
 from bnn_pyro.inference.log_joint import LogJoint, Pair, Precision, log_joints
-from bnn_pyro.parts.gamma_prior import GammaNormal
 from bnn_pyro.parts.likelihoods import Categorical
 from bnn_pyro.parts.nets import MLP
-from bnn_pyro.parts.priors import BayesianNet, IsotropicNormal
+from bnn_pyro.parts.priors import BayesianNet, GammaNormal
+from bnn_pyro.parts.weights import CentredNormal
 
 __all__ = ["LinearLayer", "LinearLogJoint", "categorical", "linear_layer", "prior_pull", "stochastic_log_joint"]
 
 
 @dataclass(frozen=True)
 class LinearLayer:
-    """The one layer of a linear model, whose numbers come first in the flat vector: W by rows, then the bias."""
+    """The one layer of a linear model, whose numbers come first in u: W by rows, then the bias.
+
+    sites  its latent ones      order  (K, D), where in u each number of W stands
+    """
 
     net: MLP
-
-    @property
-    def sites(self) -> tuple[str, ...]:
-        """Its latent sites: the weight's, and the bias's where there is one."""
-        return tuple(name for name, _ in self.net.named_parameters())
+    sites: tuple[str, ...]
+    has_bias: bool
+    order: Tensor
 
     def features(self, x: Tensor) -> Tensor:
         """φ (B, D) of inputs (B, *input_shape), float64."""
         x = self.net.enter(x).double()
         return torch.cat([x, torch.ones_like(x[:, :1])], 1) if self.has_bias else x
 
-    @property
-    def has_bias(self) -> bool:
-        """Whether the last column of W is a bias."""
-        return self.net.layers[0].bias is not None
-
-    @property
-    def order(self) -> Tensor:
-        """(K, D): where in the flat vector each number of W stands."""
-        outputs, inputs = self.net.layers[0].weight.shape
-        weight = torch.arange(outputs * inputs).view(outputs, inputs)
-        bias = torch.arange(outputs * inputs, outputs * (inputs + 1))[:, None]
-        return torch.cat([weight, bias], 1) if self.has_bias else weight
-
 
 def linear_layer(model: nn.Module) -> LinearLayer | None:
     """The layer of a ``BayesianNet`` over an ``MLP`` without hidden layers; None for any other model."""
     net = getattr(model, "net", None)
     plain = isinstance(model, BayesianNet) and type(model).forward is BayesianNet.forward
-    linear = plain and isinstance(net, MLP) and type(net).forward is MLP.forward and len(net.layers) == 1
-    return LinearLayer(net) if linear else None
+    if not (plain and isinstance(net, MLP) and type(net).forward is MLP.forward and len(net.layers) == 1):
+        return None
+    outputs, inputs = net.layers[0].weight.shape
+    order, has_bias = torch.arange(outputs * inputs).view(outputs, inputs), net.layers[0].bias is not None
+    if has_bias:
+        order = torch.cat([order, torch.arange(outputs * inputs, outputs * (inputs + 1))[:, None]], 1)
+    return LinearLayer(net, tuple(name for name, _ in net.named_parameters()), has_bias, order)
 
 
 def stochastic_log_joint(model: nn.Module, x: Tensor, y: Tensor, temperature: float = 1.0) -> LogJoint:
@@ -62,15 +55,12 @@ def stochastic_log_joint(model: nn.Module, x: Tensor, y: Tensor, temperature: fl
     found, layer = LogJoint(model, x, y, temperature), linear_layer(model)
     if layer is None or found.constrained:
         return found
-    known = all(isinstance(found.priors[site], IsotropicNormal | GammaNormal) for site in layer.sites)
+    known = all(isinstance(found.priors[site], CentredNormal | GammaNormal) for site in layer.sites)
     return LinearLogJoint(model, x, y, temperature) if known else found
 
 
 class LinearLogJoint(LogJoint):
-    """Of a linear model whose priors have −(a precision)·w for a gradient: several times as fast.
-
-    Pyro sees the likelihood and its own sites only. Products keep the long dimension of x contiguous.
-    """
+    """Of a linear model whose priors have −(a precision)·w for a gradient: several times as fast."""
 
     def __init__(self, model: nn.Module, x: Tensor, y: Tensor, temperature: float = 1.0) -> None:
         super().__init__(model, x, y, temperature)
@@ -108,10 +98,9 @@ class LinearLogJoint(LogJoint):
 
 
 def categorical(f: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """(log p(y | f) summed over the rows (C,), its gradient (C, K, B)) of ``likelihoods.Categorical``; f (C, K, B).
+    """(log p(y | f) summed over the rows (C,), its gradient (C, K, B)) of labels; f (C, K, B).
 
-    By hand: what Pyro and automatic differentiation do takes as long as the rest of a step of a last layer, most of it
-    in passes over the classes of one row at a time.
+    By automatic differentiation this takes as long as all the rest of a step of a last layer.
     """
     log_p = f.log_softmax(-2)
     labels = y.unsqueeze(-2).expand((*f.shape[:-2], 1, f.shape[-1]))
@@ -119,6 +108,6 @@ def categorical(f: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return total, log_p.exp_().neg_().scatter_add_(-2, labels, f.new_ones(()).expand(labels.shape))
 
 
-def prior_pull(prior: IsotropicNormal | GammaNormal, w: Tensor) -> Tensor:
+def prior_pull(prior: CentredNormal | GammaNormal, w: Tensor) -> Tensor:
     """The factor of −w in the gradient of the prior's log-density, a scalar or (C,)."""
     return prior.precision_given(w).mean if isinstance(prior, GammaNormal) else prior.scale**-2

@@ -22,10 +22,9 @@ from torch import Tensor, nn
 from torch.distributions import Transform, biject_to
 
 from bnn_pyro.errors import UserError
-from bnn_pyro.parts.gamma_prior import GammaNormal
 from bnn_pyro.parts.likelihoods import OBSERVED, ReadLikelihood
 from bnn_pyro.parts.nets import in_mode
-from bnn_pyro.parts.priors import widest_activation
+from bnn_pyro.parts.priors import GammaNormal, widest_activation
 
 __all__ = ["LogJoint", "Pair", "Precision", "Rescale", "log_joints", "log_likelihood"]
 
@@ -40,9 +39,8 @@ MAX_MEMORY = 64 * 2**20
 class Rescale(Messenger):
     """Multiply log p(y | x, w) by ``likelihood`` and the log-density of every latent site by ``latent``.
 
-    With ``likelihood = N/B`` the log joint of B random rows estimates that of all N without bias. ``latent`` is the
-    temperature T: T = 1 is Bayes, T < 1 a cold posterior (KL charged T times), 0 leaves the likelihood alone. A model
-    and its guide must be given the same ``latent``.
+    likelihood: N/B, for the log joint of B random rows to estimate that of all N without bias.
+    latent: the temperature T, of a model and its guide alike; 1 is Bayes, 0 leaves the likelihood alone.
     """
 
     def __init__(self, likelihood: float = 1.0, latent: float = 1.0) -> None:
@@ -58,10 +56,11 @@ class Rescale(Messenger):
 class LogJoint:
     """log π of a model given the rows x (N, *input_shape), y (N,), at temperature T.
 
-    priors   {latent site: its prior}
-    free     {latent site: shape of its unconstrained numbers}, in the order of u
-    size     P
-    initial  (P,) u where the model starts, float64
+    priors       {latent site: its prior}
+    free         {latent site: shape of its unconstrained numbers}, in the order of u
+    size         P
+    initial      (P,) u where the model starts, float64
+    constrained  whether a site does not have all of ℝ for its support, so that u is not w
 
     Raises UserError for a latent site that is discrete or has no initial value.
     """
@@ -77,16 +76,12 @@ class LogJoint:
         self.priors = {site: first.priors[site] for site in values}
         self.dtype = next(iter(values.values())).dtype
         self._transforms = {site: _transform(site, prior) for site, prior in self.priors.items()}
+        # Equal transforms: not the same objects any more after a journey to another process.
+        self.constrained = any(transform != _IDENTITY for transform in self._transforms.values())
         self._shapes = {site: value.shape for site, value in values.items()}
         self.free = {site: self._transforms[site].inv(value).shape for site, value in values.items()}
         self.initial = self.flat({site: value[None] for site, value in values.items()})[0].double()
         self.size = len(self.initial)
-
-    @property
-    def constrained(self) -> bool:
-        """Whether a site does not have all of ℝ for its support, so that u is not w."""
-        # Equal transforms: not the same objects any more after a journey to another process.
-        return any(transform != _IDENTITY for transform in self._transforms.values())
 
     def terms(self, u: Tensor, x: Tensor | None = None, y: Tensor | None = None, precision: Precision = None) -> Pair:
         """(log p(w) + log |∂w/∂u|, (N/B)·log p(y | x, w)/T), each (C,) in nats, at u (C, P); differentiable.
@@ -189,7 +184,7 @@ def log_joints(
 
     w: {site: (C, *shape)}.   x, y: (B, *input_shape) and (B,) for all of them, or (C, B, …), rows of its own for each.
     likelihood: N/B/T where the B rows stand for N, at temperature T.
-    precision: {site: (C,)} for sites with a ``GammaNormal`` prior whose precision is given instead of integrated out.
+    precision: {site: (C,)} of ``GammaNormal`` priors, where it is given instead of integrated out.
     """
     with _Terms(w, precision or {}) as terms:
         model(x, y)
@@ -213,11 +208,7 @@ class _Given(Messenger):
 
 
 class _Terms(_Given):
-    """Adds up log-densities besides, a sum for each of the C draws.
-
-    What ``poutine.condition`` and a trace do together, without copies of every message: the log joint of a linear
-    model takes a few matrix products, and Pyro's own way several times as long.
-    """
+    """Adds up log-densities besides, for each of the C draws: several times as fast as a conditioned trace."""
 
     def __init__(self, values: Mapping[str, Tensor], precision: Mapping[str, Tensor]) -> None:
         super().__init__(values)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from bnn_pyro.checkpoint import Checkpoint
 from bnn_pyro.datasets.dataset import Dataset
+from bnn_pyro.errors import UserError
 from bnn_pyro.posterior import Posterior
 
-__all__ = ["CONVERGES_TO", "NEEDS", "Method", "Report"]
+__all__ = ["CONVERGES_TO", "NEEDS", "Method", "Report", "check_finite", "diverged"]
 
 #: Called with (steps done, of how many, figures to show).
 Report = Callable[[int, int, Mapping[str, float | str]], None]
@@ -63,3 +65,18 @@ class Method(Protocol):
         seed: for the order of mini-batches.   checkpoint: saved to as it asks, resumed from if it holds a state.
         """
         ...
+
+
+def check_finite(recent: Sequence[Tensor] | Tensor, step: int, lr: float) -> None:
+    """Raise UserError where the first figure of a line of ``recent`` is not finite, the last of them of this step."""
+    bad = [i for i, parts in enumerate(recent) if not bool(torch.isfinite(parts[0]))]
+    if bad:
+        raise diverged(f"loss became {recent[bad[0]][0].item()} at", step - len(recent) + bad[0] + 1, lr)
+
+
+def diverged(what: str, step: int, lr: float) -> UserError:
+    """The error that says so, with what to do."""
+    return UserError(
+        f"the {what} step {step} (lr {lr}); the last good checkpoint, if any, is kept: "
+        f"try a smaller --lr, such as {lr / 10:g}"
+    )

@@ -1,4 +1,4 @@
-"""Point estimates, the baselines: the most probable weights (MAP) and the most likely ones (MLE).
+"""Point estimates: the most probable weights (MAP), the most likely ones (MLE), and MC dropout around the former.
 
     MAP: argmax_w log p(y | x, w) + log p(w)          MLE: argmax_w log p(y | x, w)
 
@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import nn
 
 from bnn_pyro.checkpoint import Checkpoint
@@ -21,11 +22,11 @@ from bnn_pyro.errors import UserError
 from bnn_pyro.inference.early_stopping import EarlyStopping
 from bnn_pyro.inference.method import Report
 from bnn_pyro.inference.optimise import Optimisation
-from bnn_pyro.parts.guides import PointMass
+from bnn_pyro.parts.guides import DroppedInputs, PointMass
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.settings import setting
 
-__all__ = ["MAP", "MLE"]
+__all__ = ["MAP", "MLE", "MCDropout"]
 
 
 @dataclass(frozen=True)
@@ -69,29 +70,21 @@ class MAP(Optimisation):
                 "any: give --validation ROWS, or train the network with patience 0"
             )
 
-    def find(
-        self,
-        model: nn.Module,
-        point: PointMass,
-        data: Dataset,
-        *,
-        seed: int,
-        checkpoint: Checkpoint | None = None,
-        report: Report | None = None,
-    ) -> dict[str, list[float]]:
-        """Move ``point`` in place and return the trace {epoch, log_likelihood, log_joint, log_prior}."""
+    def find(self, model: nn.Module, point: PointMass, data: Dataset, **how: Any) -> dict[str, list[float]]:
+        """Move ``point`` in place and return the trace {epoch, log_likelihood, log_joint, log_prior}.
+
+        how: seed, checkpoint and report, as of ``Method.run``.
+        """
         self.check(data)
         watch = EarlyStopping(model, point, data.x_val, data.y_val, self.patience) if self.patience else None
         trace = self.minimise(
             model,
             point,
             data,
-            seed=seed,
             latent=self.prior_weight,
             project=(lambda: point.shorten(self.max_norm)) if self.max_norm else None,
             watch=watch,
-            checkpoint=checkpoint,
-            report=report,
+            **how,
         )
         trace["log_joint"], trace["log_prior"] = trace.pop("elbo"), [-kl for kl in trace.pop("kl")]
         return trace
@@ -104,3 +97,40 @@ class MLE(MAP):
     prior_weight: ClassVar[float] = 0.0
     #: Without a prior, the way to the maximum is long.
     tiny: ClassVar[Mapping[str, Any]] = {**MAP.tiny, "epochs": 1200, "lr": 0.2}
+
+
+@dataclass(frozen=True)
+class MCDropout(MAP):
+    """Settings of MC dropout: train with dropout and predict with it, averaging over masks as over draws of w.
+
+        q(w): W_l = M_l · diag(z_l / (1 − p_l)),  z_l ~ Bernoulli(1 − p_l)          maximise over M
+        E_z[log p(y | x, w)] + log p(M)
+
+    Training is that of MAP with a mask for every row: an ELBO whose latent variables are the masks, with q(z) = p(z)
+    and so a KL of 0, plus the log prior of M as weight decay (Gal & Ghahramani 2016, arXiv:1506.02142, equation 7 up
+    to its scaling of the decay). The rates p are settings: the spread of the draws does not shrink with N.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset({"weights", "dropout"})
+
+    def run(
+        self,
+        model: nn.Module,
+        guide: nn.Module | None,
+        data: Dataset,
+        *,
+        seed: int = 0,
+        checkpoint: Checkpoint | None = None,
+        report: Report | None = None,
+    ) -> Posterior:
+        """Find the weights as MAP does and put them into the guide; see ``Method.run``.
+
+        Raises UserError for a variant whose guide is not that of a network with dropout.
+        """
+        if not isinstance(guide, DroppedInputs):
+            raise UserError("mc-dropout needs a network with dropout; use the variant dropout-mlp")
+        point = PointMass(model.initial).to(data.x_train.device)
+        trace = self.find(model, point, data, seed=seed, checkpoint=checkpoint, report=report)
+        with torch.no_grad():
+            guide.loc.copy_(point.loc)
+        return Posterior(model, data.schema, guide=guide, trace=trace)

@@ -1,33 +1,55 @@
 """The log joint given all rows in the coordinates that a sampler moves in, by compiled code where that is worth it.
 
 Densities and gradients are float64, coordinates z (C, P) are a linear map of the unconstrained numbers u.
+
+    seconds of a run  ≈  gradients · (overhead + arithmetic),   arithmetic ∝ rows · weights
+
+Whether to compile and how many processes to start is decided by the settings and the sizes of the problem, never by a
+clock: a compiled gradient rounds otherwise, and what a run draws must not depend on how busy the machine was.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+import time
 import warnings
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference.compiled import CompiledGradient, NotCompiled, compile_gradient, recipe
 from bnn_pyro.inference.log_joint import LogJoint
+from bnn_pyro.inference.trajectories import gradient_of
+from bnn_pyro.parallel.executor import current_executor, usable_cores
 from bnn_pyro.parts.priors import widest_activation
 
-__all__ = ["Potential", "Space"]
+__all__ = [
+    "LARGE", "Potential", "Space", "announce", "choose_compiled", "choose_cores", "seconds_per_gradient",
+]  # fmt: skip
 
 #: Bytes that the activations of the chains evaluated at once may take.
 MAX_MEMORY = 512 * 2**20
 
-#: How far a compiled gradient may be off, relative to the largest entry, before it is refused; float32 has 1e-7.
-AGREEMENT = 1e-4
+#: How far a compiled gradient may be off, relative to its largest entry (float32 has 1e-7), and at how many points.
+AGREEMENT, MIN_COMPARED = 1e-4, 8
 
-#: At how many points at least it is compared.
-MIN_COMPARED = 8
+#: Seconds that a gradient takes besides its arithmetic, by PyTorch's operators one by one and compiled; and seconds for
+#: 6 floating-point operations, what a weight costs with a row, forwards and backwards.
+EAGER, COMPILED, ARITHMETIC = 1e-3, 1e-5, 5e-10
+
+#: Rows · weights above which compiled code was no faster than operators, and soon three times slower.
+LARGE = 5e6
+
+#: Seconds that a compilation takes, and that a process takes to start.
+COMPILATION, PROCESS = 2.5, 5.0
+
+#: Seconds above which a run is announced, with what to take instead.
+LONG = 30 * 60
+INSTEAD = "chees shares the work between many chains, sghmc takes mini-batches, and svi is an approximation in minutes"
 
 
 class Space:
@@ -45,8 +67,9 @@ class Space:
 class Potential(LogJoint):
     """log π and its gradient over z; see :class:`LogJoint`.
 
-    space  the coordinates; may be replaced before sampling. The constant that a linear change adds to the density is
-           left out: ``lp`` of a draw is its log joint
+    space     the coordinates; may be replaced before sampling. The constant that a linear change adds to the density is
+              left out: ``lp`` of a draw is its log joint
+    compiled  the gradient as compiled code, if there is any
 
     Raises UserError for a discrete latent site, a prior without samples, or a density that is not finite at the model's
     initial values.
@@ -55,12 +78,13 @@ class Potential(LogJoint):
     def __init__(self, model: nn.Module, x: Tensor, y: Tensor, temperature: float = 1.0) -> None:
         super().__init__(model, x, y, temperature)
         self.space = Space()
-        self._compiled: CompiledGradient | None = None
+        self.compiled: CompiledGradient | None = None
         self.prior_draws(1)
         self._width = widest_activation(model, x)
         density, gradient = self.evaluate(self.initial[None])
-        if not (torch.isfinite(density).all() and torch.isfinite(gradient).all()):
-            what = density.item() if not torch.isfinite(density).all() else "finite but its gradient is not,"
+        finite = torch.isfinite(density).all()
+        if not (finite and torch.isfinite(gradient).all()):
+            what = "finite but its gradient is not," if finite else density.item()
             raise UserError(
                 f"the log joint density is {what} at the initial weights; look for inputs or targets that are not "
                 "finite, or far out of range"
@@ -68,7 +92,7 @@ class Potential(LogJoint):
 
     def __call__(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """Log densities (C,) and gradients (C, P) at z (C, P), float64; what is not finite comes back as it is."""
-        return self._compiled(z) if self._compiled is not None else self.evaluate(z)
+        return self.evaluate(z) if self.compiled is None else self.compiled(z)
 
     def evaluate(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """The same by PyTorch's operators, as many chains at once as memory allows."""
@@ -83,15 +107,10 @@ class Potential(LogJoint):
         Compiled code takes (N,) as it is, and is left for operators with (C, N).
         """
         self.y = y.to(self.y)
-        if self._compiled is not None and y.dim() == 1:
-            self._compiled.targets.copy_(y)
+        if self.compiled is not None and y.dim() == 1:
+            self.compiled.targets.copy_(y)
         else:
-            self._compiled = None
-
-    @property
-    def compiled(self) -> bool:
-        """Whether the gradient is compiled code."""
-        return self._compiled is not None
+            self.compiled = None
 
     def leapfrog(
         self, z: Tensor, r: Tensor, density: Tensor, gradient: Tensor, inverse_mass: Tensor, step: Tensor, steps: int
@@ -100,8 +119,8 @@ class Potential(LogJoint):
 
         inverse_mass: (P,), a diagonal.   step: (C,).   A chain whose density is not finite may stop there.
         """
-        if self._compiled is not None:
-            self._compiled.leapfrog(z, r, density, gradient, inverse_mass, step, steps)
+        if self.compiled is not None:
+            self.compiled.leapfrog(z, r, density, gradient, inverse_mass, step, steps)
             return
         step = step[:, None]
         r.addcmul_(step, gradient, value=0.5)
@@ -110,10 +129,6 @@ class Potential(LogJoint):
             for now, new in zip((density, gradient), self.evaluate(z), strict=True):
                 now.copy_(new)
             r.addcmul_(step, gradient, value=1.0 if s < steps - 1 else 0.5)
-
-    def subtree(self, *pointers: int, step: float, energy: float, depth: int) -> None:
-        """A subtree of NUTS by compiled code; see ``compiled``."""
-        self._compiled.subtree(*pointers, step=step, energy=energy, depth=depth)
 
     def weights(self, z: Tensor) -> dict[str, Tensor]:
         """z (…, P) -> {site: (…, *shape)} in the model's own precision."""
@@ -145,7 +160,7 @@ class Potential(LogJoint):
         except NotCompiled as reason:
             warnings.warn(f"the gradient was not compiled, and sampling will be slower: {reason}", stacklevel=2)
             return False
-        self._compiled = made
+        self.compiled = made
         return True
 
     def _error(self, made: CompiledGradient, z: Tensor) -> float:
@@ -160,3 +175,56 @@ class Potential(LogJoint):
             density = self.log_density(self.space.forward(leaf), y)
             (gradient,) = torch.autograd.grad(density.sum(), leaf)
         return density.detach(), gradient
+
+
+# -- what a run is going to cost ---------------------------------------------------------------------------------------
+def _work(potential: Potential) -> float:
+    """Rows · weights, infinite on a GPU: what a gradient's arithmetic is in proportion to."""
+    return len(potential.x) * potential.size if potential.x.device.type == "cpu" else math.inf
+
+
+def choose_compiled(asked: str, gradients: float, potential: Potential) -> bool:
+    """For "auto", whether to compile saves twice the time that it takes. PyTorch multiplies large matrices faster."""
+    long = gradients * (EAGER - COMPILED) > 2 * COMPILATION
+    return asked == "yes" or (asked == "auto" and long and _work(potential) <= LARGE)
+
+
+def choose_cores(asked: int, chains: int, gradients: float, compiled: bool, potential: Potential) -> int:
+    """How many processes: what was asked for, or for 0 as many as there are cores where that saves twice their price.
+
+    1: in this process, as on a GPU and in a process that is itself one of several. An executor in force decides.
+    """
+    current, cpu, cores = current_executor(), potential.x.device.type == "cpu", min(chains, usable_cores())
+    if current is not None and current.kind != "dask":
+        return cores if cpu else 1
+    if asked:
+        return min(asked, chains)
+    if not cpu or usable_cores() == 1:
+        return 1
+    seconds = gradients * ((COMPILED if compiled else EAGER) + ARITHMETIC * _work(potential))
+    price = PROCESS + (COMPILATION if compiled else 0.0)
+    return cores if seconds * (1 - 1 / cores) > 2 * price else 1
+
+
+def seconds_per_gradient(potential: Potential, z: np.ndarray) -> float:
+    """Measured at one z (P,), a few times over."""
+    gradient = gradient_of(potential)
+    gradient(z)
+    start, times = time.perf_counter(), 0
+    while times < 3 or (times < 100 and time.perf_counter() - start < 0.05):
+        gradient(z)
+        times += 1
+    return (time.perf_counter() - start) / times
+
+
+def announce(seconds: float, gradients: float, cores: int, instead: str = INSTEAD) -> None:
+    """Warn of a run that will take long. ``seconds``: measured, for one gradient.   instead: what to take."""
+    total = seconds * gradients / cores
+    if total < LONG:
+        return
+    length = f"{total / 60:.0f} minutes" if total < 2 * 3600 else f"{total / 3600:,.0f} hours"
+    warnings.warn(
+        f"this run will take about {length}: {gradients:,.0f} gradients of {1e3 * seconds:.3g} ms each"
+        f"{f' on {cores} cores' if cores > 1 else ''}; {instead}",
+        stacklevel=3,
+    )

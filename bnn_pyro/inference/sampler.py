@@ -1,39 +1,50 @@
-"""What HMC, NUTS and ChEES have in common: settings, what a run is going to cost, and what is said of one that failed.
+"""What HMC, NUTS and ChEES have in common: settings, the way of a run, and where chains start.
 
-    gradients  =  chains · (warm-up + draws · thin) · typical gradients a transition
-    seconds    ≈  gradients · (overhead + arithmetic),   arithmetic ∝ rows · weights
+    jitter  the model's initial values, plus ``jitter`` times a vector of mean 0 with the prior's standard deviations
+    prior   a draw of the prior each
+    map     each climbs from its jittered start to a mode of its own (Adam, all at once)
+    svi     draws of a mean-field Normal fitted to the posterior
 
-Whether to compile and how many processes to start is decided by the settings and the sizes of the problem, never by a
-clock: a compiled gradient rounds otherwise, and what a run draws must not depend on how busy the machine was. What the
-user is told is measured.
+Of a network with several modes, the first three tell whether chains agree between them; "svi" starts them all in one.
 """
 
 from __future__ import annotations
 
 import math
-import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-from bnn_pyro.errors import UserError
+from bnn_pyro.checkpoint import Checkpoint
+from bnn_pyro.datasets.dataset import Dataset
+from bnn_pyro.errors import UserError, unknown
+from bnn_pyro.inference.chains import Record
+from bnn_pyro.inference.curvature import coordinates
+from bnn_pyro.inference.method import Report
 from bnn_pyro.inference.potential import Potential
-from bnn_pyro.inference.starts import STARTS
-from bnn_pyro.inference.trajectories import gradient_of
-from bnn_pyro.parallel.executor import current_executor, usable_cores
+from bnn_pyro.inference.svi import SVI
+from bnn_pyro.isolation import chain_seed, isolated
+from bnn_pyro.parallel.task import one_thread
+from bnn_pyro.parts.guides import MeanFieldNormal
+from bnn_pyro.posterior import Posterior, weight_space
 from bnn_pyro.settings import Settings, setting
 
-__all__ = [
-    "LARGE", "Sampler", "announce", "check_dense", "choose_compiled", "choose_cores", "nothing_drawn",
-    "seconds_per_gradient", "warn_of_idle_chains", "work",
-]  # fmt: skip
+__all__ = ["STARTS", "Drawn", "Sampler", "Starts", "most_draws", "starting_points", "warn_of_idle_chains"]
 
-#: When the gradient is compiled.
-WHEN_COMPILED = ("auto", "yes", "no")
+STARTS = ("jitter", "prior", "map", "svi")
+
+#: How often a chain may draw a start of finite density before it gives up (as in Stan).
+ATTEMPTS = 100
+#: Steps of Adam to a mode, the first of its learning rates, which fall to 0 by a cosine, and starts in one call.
+STEPS, LR, TOGETHER = 500, 0.05, 64
+#: Steps of SVI, in full batches: enough to tell where the posterior is and how wide.
+SVI_STEPS = 1000
 
 #: Draws of a chain from which on one that never moves, or always diverges, is told: fewer may be bad luck.
 MIN_DRAWS = 10
@@ -41,20 +52,11 @@ MIN_DRAWS = 10
 #: Chains that a warning names.
 NAMED = 5
 
-#: Seconds that a gradient takes besides its arithmetic, by PyTorch's operators one by one and compiled; and seconds for
-#: 6 floating-point operations, what a weight costs with a row, forwards and backwards.
-EAGER, COMPILED, ARITHMETIC = 1e-3, 1e-5, 5e-10
 
-#: Rows · weights above which compiled code was no faster than operators, and soon three times slower.
-LARGE = 5e6
-
-#: Seconds that a compilation takes, and that a process takes to start.
-COMPILATION, PROCESS = 2.5, 5.0
-
-#: Seconds above which a run is announced, with what to take instead; and the rows of the largest dense mass matrix.
-LONG, MAX_DENSE = 30 * 60, 4096
-
-INSTEAD = "chees shares the work between many chains, sghmc takes mini-batches, and svi is an approximation in minutes"
+#: How many -> where as many chains start, (C, P).
+Starts = Callable[[int], Tensor]
+#: (What each chain has drawn, why they were stopped: "" where they were not).
+Drawn = tuple[list[Record], str]
 
 
 @dataclass(frozen=True)
@@ -83,20 +85,77 @@ class Sampler(Settings):
     start: str = setting("jitter", choices=STARTS)
     jitter: float = setting(1.0, low=0)
     temperature: float = setting(1.0, above=0)
-    compiled: str = setting("auto", choices=WHEN_COMPILED)
+    compiled: str = setting("auto", choices=("auto", "yes", "no"))
 
     @property
     def transitions(self) -> int:
         """Of every chain, with its warm-up."""
         return self.warmup + self.draws * self.thin
 
+    def run(
+        self,
+        model: nn.Module,
+        guide: nn.Module | None,
+        data: Dataset,
+        *,
+        seed: int = 0,
+        checkpoint: Checkpoint | None = None,
+        report: Report | None = None,
+    ) -> Posterior:
+        """Sample the posterior; see ``Method.run``. The guide is used by ``start="svi"`` alone.
 
-def nothing_drawn(stopped: str) -> KeyboardInterrupt:
-    """For a run that was stopped too early; ``stopped`` says by what."""
-    return KeyboardInterrupt(
-        f"{stopped} in the warm-up, before the first draw; with a folder (out=…, --out) a run can go on from where it "
-        "was stopped"
-    )
+        ``stats`` of the posterior, (C, D): acceptance_rate, diverging (0 or 1), energy (in nats, where the trajectory
+        starts), lp (log joint density of the draw in nats), n_steps (gradients taken), step_size; tree_depth of NUTS;
+        trajectory_length of HMC and ChEES; superchain of ChEES. With ``thin`` above 1 they speak for all transitions
+        since the draw before.
+
+        Ctrl-C returns the draws so far, with a warning, where there are any and no checkpoint.
+
+        Raises UserError where a step size falls to nothing.
+        """
+        model = weight_space(model)
+        with isolated(seed), self._threads():
+            potential = Potential(model, data.x_train, data.y_train, self.temperature)
+            potential.space = coordinates(potential)
+
+            def starts(chains: int) -> Tensor:
+                return starting_points(potential, model, guide, data, self.start, chains, self.jitter, seed)
+
+            records, stopped = self._draw(potential, starts, seed, checkpoint, report)
+        return self._posterior(model, data, potential, records, stopped)
+
+    def _threads(self) -> AbstractContextManager[None]:
+        """One where there are several chains, which draw the same side by side."""
+        return nullcontext() if self.chains == 1 else one_thread()
+
+    def _draw(
+        self, potential: Potential, starts: Starts, seed: int, checkpoint: Checkpoint | None, report: Report | None
+    ) -> Drawn:
+        raise NotImplementedError
+
+    def _posterior(
+        self, model: nn.Module, data: Dataset, potential: Potential, records: Sequence[Record], stopped: str
+    ) -> Posterior:
+        """The draws of all chains, or of those that have the most of them."""
+        chosen, draws = most_draws(records)
+        if not chosen:
+            raise KeyboardInterrupt(
+                f"{stopped} in the warm-up, before the first draw; with a folder (out=…, --out) a run can go on from "
+                "where it was stopped"
+            )
+        if stopped:
+            stopped = f"{stopped}: {len(chosen)} of {self.chains} chains with {draws:,} of {self.draws:,} draws each"
+            warnings.warn(f"{stopped} are kept", stacklevel=4)
+        z = torch.from_numpy(np.stack([records[c].z[:draws] for c in chosen]))
+        stats = {
+            name: torch.from_numpy(np.stack([records[c].stats[name][:draws] for c in chosen]))
+            for name in records[chosen[0]].stats
+        }
+        warn_of_idle_chains(z, stats["diverging"], chosen, self.chains)
+        drawn = [potential.weights(one) for one in z.to(potential.initial.device)]
+        chains = {site: torch.stack([w[site] for w in drawn]) for site in model.initial}
+        about = {"stopped": stopped} if stopped else {}
+        return Posterior(model, data.schema, chains=chains, stats=stats, provenance=about)
 
 
 def warn_of_idle_chains(z: Tensor, diverging: Tensor, numbers: Sequence[int], chains: int) -> None:
@@ -120,65 +179,91 @@ def warn_of_idle_chains(z: Tensor, diverging: Tensor, numbers: Sequence[int], ch
             )
 
 
-# -- what a run is going to cost ---------------------------------------------------------------------------------------
-def work(potential: Potential) -> float:
-    """Rows · weights, infinite on a GPU: what a gradient's arithmetic is in proportion to."""
-    return len(potential.x) * potential.size if potential.x.device.type == "cpu" else math.inf
+def most_draws(records: Sequence[Record]) -> tuple[list[int], int]:
+    """(which chains, how many draws of each): an equal number of draws of as many chains as makes the most of them."""
+    lengths = sorted({record.kept for record in records if record.kept}, reverse=True)
+    choices = [([c for c, record in enumerate(records) if record.kept >= n], n) for n in lengths]
+    return max(choices, key=lambda choice: len(choice[0]) * choice[1], default=([], 0))
 
 
-def choose_compiled(asked: str, gradients: float, work: float = 0.0) -> bool:
-    """Whether to compile: for "auto", if that saves twice the time that it takes. PyTorch multiplies large matrices
-    faster."""
-    return asked == "yes" or (asked == "auto" and work <= LARGE and gradients * (EAGER - COMPILED) > 2 * COMPILATION)
+def starting_points(
+    potential: Potential,
+    model: nn.Module,
+    guide: nn.Module | None,
+    data: Dataset,
+    how: str,
+    num: int,
+    jitter: float = 1.0,
+    seed: int = 0,
+) -> Tensor:
+    """z (num, P), float64, each of finite density; that of a chain does not depend on how many there are.
 
+    how: one of ``STARTS``.   guide: fitted in place by "svi"; None for one of this file's own.
 
-def choose_cores(asked: int, chains: int, gradients: float, compiled: bool, potential: Potential) -> int:
-    """How many processes: what was asked for, or for 0 as many as there are cores where that saves twice their price.
-
-    1: in this process, as on a GPU and in a process that is itself one of several. An executor in force decides.
+    Raises UserError for another ``how``, and where no start of finite density is found, with the chain's number.
     """
-    current = current_executor()
-    if current is not None and current.kind != "dask":
-        return min(usable_cores(), chains) if potential.x.device.type == "cpu" else 1
-    if asked:
-        return min(asked, chains)
-    if potential.x.device.type != "cpu" or usable_cores() == 1:
-        return 1
-    cores = min(chains, usable_cores())
-    rows = len(potential.x)
-    seconds = gradients * ((COMPILED if compiled else EAGER) + ARITHMETIC * rows * potential.size)
-    price = PROCESS + (COMPILATION if compiled else 0.0)
-    return cores if seconds * (1 - 1 / cores) > 2 * price else 1
-
-
-def seconds_per_gradient(potential: Potential, z: np.ndarray) -> float:
-    """Measured at one z (P,), a few times over."""
-    gradient = gradient_of(potential)
-    gradient(z)
-    start, times = time.perf_counter(), 0
-    while times < 3 or (times < 100 and time.perf_counter() - start < 0.05):
-        gradient(z)
-        times += 1
-    return (time.perf_counter() - start) / times
-
-
-def announce(seconds: float, gradients: float, cores: int, instead: str = INSTEAD) -> None:
-    """Warn of a run that will take long. ``seconds``: measured, for one gradient.   instead: what to take."""
-    total = seconds * gradients / cores
-    if total < LONG:
-        return
-    length = f"{total / 60:.0f} minutes" if total < 2 * 3600 else f"{total / 3600:,.0f} hours"
-    warnings.warn(
-        f"this run will take about {length}: {gradients:,.0f} gradients of {1e3 * seconds:.3g} ms each"
-        f"{f' on {cores} cores' if cores > 1 else ''}; {instead}",
-        stacklevel=3,
-    )
-
-
-def check_dense(length: int, block: str) -> None:
-    """Raises UserError where a mass matrix of that many rows would not be worth its memory and its time."""
-    if length > MAX_DENSE:
+    if how not in STARTS:
+        raise unknown("start", how, STARTS)
+    if how == "svi":
+        z = _from_svi(potential, model, guide, data, num, seed)
+    else:
+        z = torch.stack([_drawn(potential, how, jitter, seed, chain) for chain in range(num)])
+        z = _climbed(potential, z) if how == "map" else z
+    good = _finite(potential, z)
+    if not good.all():
         raise UserError(
-            f"a dense mass matrix of {length:,} weights ({block}) takes {length**2 * 8 / 2**30:.1f} GiB; "
-            "take mass=diagonal"
+            f"chain {int((~good).nonzero()[0]) + 1} has no start where the log density and its gradient are finite "
+            f"(start={how}); take a {'narrower prior' if how == 'prior' else 'smaller jitter'}, or start=map"
         )
+    return z
+
+
+def _drawn(potential: Potential, how: str, jitter: float, seed: int, chain: int) -> Tensor:
+    """One start of finite density, (P,); the last one tried where there is none."""
+    with isolated(chain_seed(seed, chain)):
+        for _ in range(ATTEMPTS):
+            if how == "prior":
+                z = potential.prior_draws(1)
+            else:
+                a, b = potential.prior_draws(2)  # their difference has mean 0 and twice the variance
+                z = (potential.space.inverse(potential.initial) + jitter / math.sqrt(2) * (a - b))[None]
+            if _finite(potential, z).all():
+                break
+    return z[0]
+
+
+def _finite(potential: Potential, z: Tensor) -> Tensor:
+    """(C,), whether the density and its gradient are finite there."""
+    density, gradient = potential(z)
+    return torch.isfinite(density) & torch.isfinite(gradient).all(1)
+
+
+def _climbed(potential: Potential, z: Tensor) -> Tensor:
+    """From each z (num, P) to the most probable place on the way to a mode, on the scale of the weights themselves."""
+    u = potential.space.forward(z).detach().requires_grad_(True)
+    best, top = u.detach().clone(), torch.full((len(z),), -math.inf, dtype=z.dtype, device=z.device)
+    optimiser = torch.optim.Adam([u], LR)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, STEPS)
+    for _ in range(STEPS):
+        density = torch.cat([potential.log_density(part) for part in u.split(TOGETHER)])
+        (gradient,) = torch.autograd.grad(density.sum(), u)
+        better = density.detach() > top  # not where it is not a number
+        top = torch.where(better, density.detach(), top)
+        best = torch.where(better[:, None], u.detach(), best)
+        u.grad = -gradient.nan_to_num(0.0, 0.0, 0.0)
+        optimiser.step()
+        schedule.step()
+    return potential.space.inverse(best)
+
+
+def _from_svi(
+    potential: Potential, model: nn.Module, guide: nn.Module | None, data: Dataset, num: int, seed: int
+) -> Tensor:
+    """Draws z (num, P) of a guide that was fitted to the model."""
+    model, guide = weight_space(model), weight_space(guide)
+    with isolated(seed):
+        if guide is None:
+            guide = MeanFieldNormal(model.initial, 0.01).to(data.x_train.device)
+        method = SVI(epochs=SVI_STEPS, lr=0.02, temperature=potential.temperature)
+        posterior = method.run(model, guide, data, seed=seed)
+        return potential.position(posterior.draw(num, data.x_train[:1], seed=seed))

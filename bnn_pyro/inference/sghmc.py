@@ -34,12 +34,11 @@ from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.inference.linear import stochastic_log_joint
 from bnn_pyro.inference.log_joint import log_likelihood
-from bnn_pyro.inference.method import Report
-from bnn_pyro.inference.optimise import check_finite, diverged
+from bnn_pyro.inference.method import Report, check_finite, diverged
 from bnn_pyro.inference.sg_chains import Batches, Plan, Stored, parse_schedule
 from bnn_pyro.isolation import generator_state, set_generator_state
-from bnn_pyro.parts.gamma_prior import GammaNormal
 from bnn_pyro.parts.nets import in_mode
+from bnn_pyro.parts.priors import GammaNormal
 from bnn_pyro.posterior import Posterior, weight_space
 from bnn_pyro.settings import Settings, setting
 

@@ -2,13 +2,10 @@
 
     H(z, u) = −log p(z) + ½ uᵀu        M⁻¹ = L Lᵀ,  u = Lᵀ r        z' = L u,  u' = Lᵀ ∇ log p(z)
 
-u is the momentum r in units of its own standard deviation, which is what Pyro calls unscaled: the dynamics is that of
-the mass matrix M, and neither the energy nor the U-turn criterion needs M any more. What a leapfrog step costs besides
-its gradient is a dozen operations on P numbers; Pyro's own takes 300 µs whatever P.
-
-The tree is that of Pyro's NUTS as it comes: doubled in random directions, the proposal drawn by multinomial weights
-within a subtree and with a bias towards the new one between them, stopped by the generalised criterion of the momenta
-that were summed up along the way (Hoffman & Gelman 2014, arXiv:1111.4246; Betancourt 2017, arXiv:1701.02434, A.4).
+u is the momentum r in units of its own standard deviation: neither the energy nor the U-turn criterion needs M. A
+leapfrog step costs a dozen operations on P numbers besides its gradient; Pyro's own takes 300 µs whatever P. The tree
+is that of Pyro's NUTS: multinomial weights, the generalised criterion of the summed momenta (Hoffman & Gelman 2014,
+arXiv:1111.4246; Betancourt 2017, arXiv:1701.02434, A.4).
 """
 
 from __future__ import annotations
@@ -20,15 +17,33 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-__all__ = ["Metric", "Point", "Transition", "Tree", "at_once", "fused", "gradient_of", "hmc", "nuts", "stepwise"]
+__all__ = [
+    "MAX_ENERGY_ERROR",
+    "Metric",
+    "Point",
+    "Transition",
+    "Tree",
+    "at_once",
+    "fused",
+    "gradient_of",
+    "hmc",
+    "nuts",
+    "stepwise",
+]
 
 #: A trajectory whose energy error exceeds this many nats has diverged (as in Stan and Pyro).
-LIMIT = 1000.0
+MAX_ENERGY_ERROR = 1000.0
 
+#: z, u and gradient at an end of a trajectory, (P,) each.
+End = tuple[np.ndarray, np.ndarray, np.ndarray]
 #: z (P,) -> (log density, its gradient (P,)).
 Gradient = Callable[[np.ndarray], tuple[float, np.ndarray]]
 #: Moves (z, u, gradient) on by one step: (z, u, log density, gradient, kinetic energy).
 Leap = Callable[[np.ndarray, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray, float, np.ndarray, float]]
+#: From (start, its u, the size of a step, how many) to (the end, its kinetic energy, how many were taken).
+Trajectory = Callable[["Point", np.ndarray, float, int], tuple["Point", float, int]]
+#: (generator, depth, end to start from, signed step size, energy of the trajectory's start) -> 2^depth leaves or fewer.
+Subtree = Callable[[np.random.Generator, int, End, float, float], "Tree"]
 
 
 class Point(NamedTuple):
@@ -37,10 +52,6 @@ class Point(NamedTuple):
     z: np.ndarray
     log_density: float
     gradient: np.ndarray
-
-
-#: From (start, its u, the size of a step, how many) to (the end, its kinetic energy, how many were taken).
-Trajectory = Callable[[Point, np.ndarray, float, int], tuple[Point, float, int]]
 
 
 class Transition(NamedTuple):
@@ -67,9 +78,11 @@ class Metric:
 
     def __init__(self, factors: Sequence[np.ndarray]) -> None:
         self.factors = [np.ascontiguousarray(factor) for factor in factors]
-        self.transposed = [np.ascontiguousarray(factor.T) for factor in self.factors]
-        ends = np.cumsum([len(factor) for factor in self.factors])
-        self.parts = [slice(end - len(f), end) for end, f in zip(ends, self.factors, strict=True)]
+
+    def scale(self, potential: Any) -> np.ndarray | None:
+        """L of a potential's compiled code, which knows diagonals alone; None where there is no such code."""
+        single = len(self.factors) == 1 and self.factors[0].ndim == 1
+        return self.factors[0] if single and getattr(potential, "compiled", None) is not None else None
 
     def trajectory(self, gradient: Gradient) -> Trajectory:
         """Several leapfrog steps."""
@@ -91,65 +104,49 @@ class Metric:
         if len(self.factors) == 1 and self.factors[0].ndim == 1:
             whole = step * self.factors[0]
             half = 0.5 * whole
+            velocity, force = (lambda u: whole * u), (lambda g: half * g)
+        else:
+            move, pull = self._product(lambda factor: factor), self._product(lambda factor: factor.T)
+            velocity, force = (lambda u: step * move(u)), (lambda g: 0.5 * step * pull(g))
 
-            def diagonal(z: np.ndarray, u: np.ndarray, g: np.ndarray) -> tuple:
-                u = u + half * g
-                z = z + whole * u
-                log_density, g = gradient(z)
-                u = u + half * g
-                return z, u, log_density, g, 0.5 * float(u.dot(u))
-
-            return diagonal
-        half = 0.5 * step
-        velocity, force = self._product(self.factors), self._product(self.transposed)
-
-        def dense(z: np.ndarray, u: np.ndarray, g: np.ndarray) -> tuple:
-            u = u + half * force(g)
-            z = z + step * velocity(u)
+        def leap(z: np.ndarray, u: np.ndarray, g: np.ndarray) -> tuple:
+            u = u + force(g)
+            z = z + velocity(u)
             log_density, g = gradient(z)
-            u = u + half * force(g)
+            u = u + force(g)
             return z, u, log_density, g, 0.5 * float(u.dot(u))
 
-        return dense
+        return leap
 
-    def _product(self, factors: Sequence[np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
+    def _product(self, turned: Callable[[np.ndarray], np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
+        factors = [np.ascontiguousarray(turned(factor)) for factor in self.factors]
         if len(factors) == 1:
             return factors[0].dot
-        blocks = list(zip(self.parts, factors, strict=True))
+        ends = np.cumsum([len(factor) for factor in factors])[:-1]
 
         def product(v: np.ndarray) -> np.ndarray:
-            out = np.empty_like(v)
-            for part, factor in blocks:
-                out[part] = factor * v[part] if factor.ndim == 1 else factor.dot(v[part])
-            return out
+            parts = zip(factors, np.split(v, ends), strict=True)
+            return np.concatenate([factor * part if factor.ndim == 1 else factor.dot(part) for factor, part in parts])
 
         return product
 
 
 def gradient_of(potential: Any) -> Gradient:
     """A ``Potential`` of C chains as a function of one z (P,), numpy to numpy."""
-    held = torch.empty_like(potential.initial)[None]  # where the potential reads z: nothing is allocated in a step
-    if held.device.type != "cpu":
+    held = torch.empty_like(potential.initial)[None]
+    row = held[0]  # where the potential reads z: nothing is allocated in a step
 
-        def remote(z: np.ndarray) -> tuple[float, np.ndarray]:
-            log_density, gradient = potential(torch.from_numpy(z).to(held.device)[None])
-            return log_density.item(), gradient[0].cpu().numpy()
-
-        return remote
-    row = held.numpy()[0]
-
-    def local(z: np.ndarray) -> tuple[float, np.ndarray]:
-        row[:] = z
+    def gradient(z: np.ndarray) -> tuple[float, np.ndarray]:
+        row.copy_(torch.from_numpy(z))
         log_density, gradient = potential(held)
-        return log_density.item(), gradient.numpy()[0]
+        return log_density.item(), gradient[0].cpu().numpy()
 
-    return local
+    return gradient
 
 
 def fused(potential: Any, metric: Metric) -> Trajectory | None:
     """As ``metric.trajectory``, all steps in one call of compiled code; None where there is none for this metric."""
-    scale = metric.factors[0]
-    if not getattr(potential, "compiled", False) or len(metric.factors) > 1 or scale.ndim > 1:
+    if (scale := metric.scale(potential)) is None:
         return None
     inverse_mass = torch.from_numpy(scale * scale)
 
@@ -170,11 +167,7 @@ def hmc(rng: np.random.Generator, start: Point, trajectory: Trajectory, step: fl
     end, kinetic, taken = trajectory(start, u, step, steps)
     error = _error(kinetic - end.log_density - energy)
     acceptance = _probability(-error)
-    return Transition(end if rng.random() < acceptance else start, energy, acceptance, error > LIMIT, taken)
-
-
-#: z, u and gradient at an end of a trajectory.
-End = tuple[np.ndarray, np.ndarray, np.ndarray]
+    return Transition(end if rng.random() < acceptance else start, energy, acceptance, error > MAX_ENERGY_ERROR, taken)
 
 
 class Tree(NamedTuple):
@@ -191,10 +184,6 @@ class Tree(NamedTuple):
     steps: int
 
 
-#: (generator, depth, end to start from, signed step size, energy of the trajectory's start) -> 2^depth leaves or fewer.
-Subtree = Callable[[np.random.Generator, int, End, float, float], Tree]
-
-
 def stepwise(gradient: Gradient, metric: Metric) -> Subtree:
     """Subtrees one leapfrog step after the other."""
 
@@ -206,7 +195,7 @@ def stepwise(gradient: Gradient, metric: Metric) -> Subtree:
                 z, u, log_density, g, kinetic = leap(*end)
                 error = _error(kinetic - log_density - energy)
                 leaf = Point(z, log_density, g)
-                return Tree((z, u, g), u, leaf, u, -error, False, error > LIMIT, _probability(-error), 1)
+                return Tree((z, u, g), u, leaf, u, -error, False, error > MAX_ENERGY_ERROR, _probability(-error), 1)
             one = build(depth - 1, end)
             if one.turning or one.diverging:
                 return one
@@ -232,15 +221,13 @@ def stepwise(gradient: Gradient, metric: Metric) -> Subtree:
 
 def at_once(potential: Any, metric: Metric) -> Subtree | None:
     """As ``stepwise``, every subtree in one call of compiled code; None where there is none for this metric."""
-    scale = metric.factors[0]
-    if not getattr(potential, "compiled", False) or len(metric.factors) > 1 or scale.ndim > 1:
+    if (scale := metric.scale(potential)) is None:
         return None
-    scale = np.ascontiguousarray(scale)
     size = len(scale)
 
     def subtree(rng: np.random.Generator, depth: int, end: End, step: float, energy: float) -> Tree:
         arrays = np.concatenate(end), np.empty(3 * size), np.empty(6), scale, rng.random(2**depth)
-        potential.subtree(*(a.ctypes.data for a in arrays), step=step, energy=energy, depth=depth)
+        potential.compiled.subtree(*(a.ctypes.data for a in arrays), step=step, energy=energy, depth=depth)
         (z, u, g), (momentum, *proposal) = (a.reshape(3, size) for a in arrays[:2])
         log_density, weight, acceptance, steps, turning, diverging = arrays[2].tolist()
         leaf = Point(proposal[0], log_density, proposal[1])

@@ -15,32 +15,12 @@ from scipy.special import entr
 from sklearn import metrics as sklearn_metrics
 
 from bnn_pyro.errors import UserError, unknown
-from bnn_pyro.metrics.metric import BLOCK, Evaluation, Metric, Targets, Undefined, auroc_of, in_order, mean_of, targets
-from bnn_pyro.metrics.metric import bootstrap as bootstrap_intervals
+from bnn_pyro.metrics.metric import BLOCK, Evaluation, Metric, Targets, Undefined, intervals, mean_of, targets
 from bnn_pyro.predictive import Prediction
 
-__all__ = [
-    "BINS",
-    "SCORES",
-    "Floor",
-    "Reliability",
-    "accuracy",
-    "adaptive_ece",
-    "aurc",
-    "auroc",
-    "brier",
-    "classwise_ece",
-    "confusion_matrix",
-    "ece",
-    "ece_floor",
-    "entropy",
-    "error",
-    "mean_probs",
-    "ood_auroc",
-    "ood_table",
-    "reliability",
-    "selective_risk",
-]
+__all__ = ["BINS", "SCORES", "Floor", "Reliability", "accuracy", "adaptive_ece", "aurc", "auroc", "auroc_of", "brier",
+           "classwise_ece", "confusion_matrix", "ece", "ece_floor", "error", "in_order", "mean_probs", "ood_auroc",
+           "ood_table", "reliability", "selective_risk"]  # fmt: skip
 
 #: Calibration bins, as in Guo et al. 2017.
 BINS = 15
@@ -55,7 +35,7 @@ def mean_probs(prediction: Prediction) -> np.ndarray:
     return probs / probs.sum(1, keepdims=True)
 
 
-def entropy(prediction: Prediction) -> np.ndarray:
+def _entropy(prediction: Prediction) -> np.ndarray:
     """Total predictive entropy H[E p] in nats, (B,), float64."""
     return entr(mean_probs(prediction)).sum(1)
 
@@ -83,10 +63,15 @@ def _in_bins(confidence: np.ndarray, value: np.ndarray, bins: int = BINS) -> np.
     return columns
 
 
+def _top_label(prediction: Prediction, y: np.ndarray) -> np.ndarray:
+    """(B, 2): confidence in the most probable class, and confidence − correct."""
+    confidence = mean_probs(prediction).max(1)
+    return np.stack([confidence, confidence - _right(prediction, y)], 1)
+
+
 def _gaps(prediction: Prediction, y: np.ndarray) -> np.ndarray:
     """confidence − correct of the top label, in its bin: (B, bins). The ECE is Σ_bins |mean over points|."""
-    confidence = mean_probs(prediction).max(1)
-    return _in_bins(confidence, confidence - _right(prediction, y))
+    return _in_bins(*_top_label(prediction, y).T)
 
 
 def _class_gaps(prediction: Prediction, y: np.ndarray) -> np.ndarray:
@@ -98,11 +83,6 @@ def _class_gaps(prediction: Prediction, y: np.ndarray) -> np.ndarray:
 
 def _sum_of_absolute_means(points: np.ndarray, counts: np.ndarray) -> np.ndarray:
     return np.abs(mean_of(points, counts)).sum(1)
-
-
-def _ranked_gaps(prediction: Prediction, y: np.ndarray) -> np.ndarray:
-    confidence = mean_probs(prediction).max(1)
-    return np.stack([confidence, confidence - _right(prediction, y)], 1)
 
 
 def _equal_mass_ece(points: np.ndarray, counts: np.ndarray) -> np.ndarray:
@@ -128,9 +108,8 @@ def reliability(prediction: Prediction, y: Targets, bins: int = BINS) -> Reliabi
     count, total, right = (
         _in_bins(confidence, v, bins).sum(0) for v in (np.ones(len(y)), confidence, _right(prediction, y))
     )
-    empty = np.full(bins, np.nan)
-    mean, accuracy = (np.divide(v, count, out=empty.copy(), where=count > 0) for v in (total, right))
-    return Reliability(np.linspace(0.0, 1.0, bins + 1), mean, accuracy, count.astype(np.int64))
+    with np.errstate(invalid="ignore"):
+        return Reliability(np.linspace(0.0, 1.0, bins + 1), total / count, right / count, count.astype(np.int64))
 
 
 class Floor(NamedTuple):
@@ -147,8 +126,7 @@ def ece_floor(prediction: Prediction, *, replicates: int = 1000, seed: int = 0) 
     """
     if replicates < 1:
         raise UserError(f"the floor is simulated with at least 1 replicate, got {replicates}; 1000 is usual")
-    rng = np.random.default_rng(seed)
-    confidence = mean_probs(prediction).max(1)
+    rng, confidence = np.random.default_rng(seed), mean_probs(prediction).max(1)
     columns = _in_bins(confidence, np.ones_like(confidence))
     sample = []
     for start in range(0, replicates, rows := max(1, BLOCK // len(confidence))):
@@ -159,6 +137,37 @@ def ece_floor(prediction: Prediction, *, replicates: int = 1000, seed: int = 0) 
 
 
 # -- ranking -----------------------------------------------------------------------------------------------------------
+def in_order(points: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """points (B, 2) = (key, value): the values of each replicate in ascending order of the key, (R, B).
+
+    Points of equal keys share their mean value, which is what a random order among them would give on average: a
+    saturated network has thousands of ties, and the file's order must not matter.
+    """
+    key, value = points.T
+    order, starts = _ties(key)
+    size = np.add.reduceat(counts[:, order], starts, axis=1)
+    total = np.add.reduceat(counts[:, order] * value[order], starts, axis=1)
+    shared = np.divide(total, size, out=np.zeros_like(total), where=size > 0)
+    return np.repeat(shared.ravel(), size.ravel().astype(np.int64)).reshape(counts.shape)
+
+
+def auroc_of(points: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """points (B, 2) = (score, 1 if positive): P(a positive scores above a negative), ties counting ½; (R,)."""
+    score, positive = points.T
+    order, starts = _ties(score)
+    above = np.add.reduceat((counts * positive)[:, order], starts, axis=1)
+    below = np.add.reduceat((counts * (1 - positive))[:, order], starts, axis=1)
+    wins = (above * (np.cumsum(below, 1) - below / 2)).sum(1)
+    pairs = above.sum(1) * below.sum(1)
+    return np.divide(wins, pairs, out=np.full_like(wins, np.nan), where=pairs > 0)
+
+
+def _ties(key: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The ascending order of the keys, and where in it each group of equal keys begins."""
+    order = np.argsort(key, kind="stable")
+    return order, np.flatnonzero(np.r_[True, key[order][1:] != key[order][:-1]])
+
+
 def _log_odds(prediction: Prediction, y: np.ndarray) -> np.ndarray:
     probs = mean_probs(prediction)
     if probs.shape[1] != 2:
@@ -170,15 +179,11 @@ def _log_odds(prediction: Prediction, y: np.ndarray) -> np.ndarray:
 
 
 def _ranked_errors(prediction: Prediction, y: np.ndarray) -> np.ndarray:
-    return np.stack([entropy(prediction), _wrong(prediction, y)], 1)
+    return np.stack([_entropy(prediction), _wrong(prediction, y)], 1)
 
 
 def _risks(points: np.ndarray, counts: np.ndarray) -> np.ndarray:
     return np.cumsum(in_order(points, counts), 1) / np.arange(1, len(points) + 1)
-
-
-def _area(points: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    return _risks(points, counts).mean(1)
 
 
 def selective_risk(prediction: Prediction, y: Targets) -> tuple[np.ndarray, np.ndarray]:
@@ -196,20 +201,16 @@ def confusion_matrix(prediction: Prediction, y: Targets) -> np.ndarray:
 error = Metric(_wrong, mean_of, "share of points whose most probable class is wrong")
 accuracy = Metric(_right, mean_of, "share of points whose most probable class is right", "higher")
 brier = Metric(_brier, mean_of, "squared error of the probabilities, summed over the classes (0 to 2)")
-ece = Metric(
-    _gaps, _sum_of_absolute_means, f"expected calibration error, top label, {BINS} equal-width bins", biased=True
-)
-adaptive_ece = Metric(
-    _ranked_gaps, _equal_mass_ece, f"expected calibration error, top label, {BINS} equal-mass bins", biased=True
-)
-classwise_ece = Metric(
-    _class_gaps,
-    _sum_of_absolute_means,
-    f"expected calibration error, mean over the classes, {BINS} equal-width bins",
-    biased=True,
-)
+_ECE, _WIDTH = "expected calibration error", f"{BINS} equal-width bins"
+ece = Metric(_gaps, _sum_of_absolute_means, f"{_ECE}, top label, {_WIDTH}", biased=True)
+adaptive_ece = Metric(_top_label, _equal_mass_ece, f"{_ECE}, top label, {BINS} equal-mass bins", biased=True)
+classwise_ece = Metric(_class_gaps, _sum_of_absolute_means, f"{_ECE}, mean over the classes, {_WIDTH}", biased=True)
 auroc = Metric(_log_odds, auroc_of, "area under the ROC curve of P(class 1); two classes only", "higher")
-aurc = Metric(_ranked_errors, _area, "area under the risk-coverage curve, ordered by total entropy")
+aurc = Metric(
+    _ranked_errors,
+    lambda p, counts: _risks(p, counts).mean(1),
+    "area under the risk-coverage curve, ordered by total entropy",
+)
 
 
 # -- out-of-distribution points ---------------------------------------------------------------------------------------
@@ -225,11 +226,11 @@ def _mutual_information(prediction: Prediction) -> np.ndarray:
     for probs in prediction.probs.split(1000, dim=1):
         p = probs.double().numpy()
         aleatoric.append(entr(p / p.sum(-1, keepdims=True)).sum(-1).mean(0))
-    return np.maximum(entropy(prediction) - np.concatenate(aleatoric), 0.0)
+    return np.maximum(_entropy(prediction) - np.concatenate(aleatoric), 0.0)
 
 
 #: What is high where the network should not trust itself: Prediction -> (B,).
-SCORES = {"total_entropy": entropy, "max_prob": _doubt, "mutual_information": _mutual_information}
+SCORES = {"total_entropy": _entropy, "max_prob": _doubt, "mutual_information": _mutual_information}
 
 
 def ood_auroc(inside: Prediction, outside: Prediction, score: str = "total_entropy") -> float:
@@ -254,10 +255,7 @@ def ood_table(
             notes[score] = str(reason)
     reductions = {score: partial(auroc_of, p) for score, p in points.items()}
     sizes = (len(inside), len(outside))
-    return Evaluation(
-        bootstrap_intervals(reductions, sizes, replicates=bootstrap, seed=seed, confidence=confidence),
-        notes,
-    )
+    return intervals(reductions, sizes, notes=notes, bootstrap=bootstrap, seed=seed, confidence=confidence)
 
 
 def _points(inside: Prediction, outside: Prediction, score: str) -> np.ndarray:

@@ -20,21 +20,11 @@ import torch
 
 from bnn_pyro.errors import UserError
 from bnn_pyro.metrics.classification import mean_probs
-from bnn_pyro.metrics.metric import BLOCK, Estimate, mean_of
-from bnn_pyro.metrics.metric import bootstrap as bootstrap_intervals
+from bnn_pyro.metrics.metric import BLOCK, Estimate, intervals, mean_of
 from bnn_pyro.predictive import Prediction
 
-__all__ = [
-    "DISTANCES",
-    "Distance",
-    "agreement",
-    "distance_floor",
-    "distances",
-    "quantile_distance",
-    "total_variation",
-    "wasserstein",
-    "wasserstein_2",
-]
+__all__ = ["DISTANCES", "Distance", "agreement", "distance_floor", "distances", "quantile_distance", "total_variation",
+           "wasserstein", "wasserstein_2"]  # fmt: skip
 
 #: Points of the grid of one pair of mixtures, over which |F − G| is integrated.
 GRID = 512
@@ -146,22 +136,19 @@ def distance_floor(prediction: Prediction, *, block: int = 1, splits: int = 20, 
             f"the floor needs two blocks of draws and a split, got {prediction.num_draws} draws in blocks of {block} "
             f"and {splits} splits"
         )
-    rng, half = np.random.default_rng(seed), blocks // 2
-    chosen = DISTANCES[prediction.task]
-    found: dict[str, list[float]] = {name: [] for name in chosen}
+    rng, half, chosen = np.random.default_rng(seed), blocks // 2, DISTANCES[prediction.task]
+    means = []
     for _ in range(splits):
         order = rng.permutation(blocks)
-        halves = [order[:half], order[half : 2 * half]]
+        halves = order[:half], order[half : 2 * half]
         rows = [(np.sort(h)[:, None] * block + np.arange(block)).ravel() for h in halves]
-        for name, values in _points(chosen, *(prediction.of_draws(torch.from_numpy(r)) for r in rows)).items():
-            found[name].append(float(values.mean()))
-    return {
-        name: Estimate(float(np.mean(v)), *(float(q) for q in np.quantile(v, [0.025, 0.975])))
-        for name, v in found.items()
-    }
+        points = _points(chosen, *(prediction.of_draws(torch.from_numpy(r)) for r in rows))
+        means.append([values.mean() for values in points.values()])
+    columns = zip(chosen, np.transpose(means), strict=True)
+    return {name: Estimate(float(v.mean()), *map(float, np.quantile(v, [0.025, 0.975]))) for name, v in columns}
 
 
-def _comparable(a: Prediction, b: Prediction) -> None:
+def _points(chosen: Mapping[str, Distance], a: Prediction, b: Prediction) -> dict[str, np.ndarray]:
     if a.task != b.task:
         raise UserError(f"cannot compare a {a.task} with a {b.task} prediction")
     if len(a) != len(b):
@@ -170,10 +157,6 @@ def _comparable(a: Prediction, b: Prediction) -> None:
         raise UserError("there is nothing to compare: the predictions have 0 points")
     if a.has_classes and a.mean.shape != b.mean.shape:
         raise UserError(f"the predictions have {a.mean.shape[1]} and {b.mean.shape[1]} classes")
-
-
-def _points(chosen: Mapping[str, Distance], a: Prediction, b: Prediction) -> dict[str, np.ndarray]:
-    _comparable(a, b)
     points = {name: distance.points(a, b) for name, distance in chosen.items()}
     for values in points.values():
         if not np.isfinite(values).all():
@@ -185,4 +168,4 @@ def _estimates(
     chosen: Mapping[str, Distance], a: Prediction, b: Prediction, bootstrap: int, seed: int
 ) -> dict[str, Estimate]:
     reductions = {name: partial(mean_of, values) for name, values in _points(chosen, a, b).items()}
-    return bootstrap_intervals(reductions, (len(a),), replicates=bootstrap, seed=seed)
+    return intervals(reductions, (len(a),), bootstrap=bootstrap, seed=seed)

@@ -4,7 +4,7 @@ An interval tells what another test set of the same size would have changed. It 
 another training set: for those, train again.
 
 The reductions take how often each point occurs in each of R replicates, so that one sort or one matrix product
-serves a whole block of replicates. That is why AUROC is written out here; the tests hold it to scikit-learn's.
+serves a whole block of replicates; scikit-learn and torchmetrics would take them one by one.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from torch import Tensor
 from bnn_pyro.errors import UserError
 from bnn_pyro.predictive import Prediction
 
-__all__ = ["Estimate", "Evaluation", "Metric", "Undefined", "auroc_of", "bootstrap", "in_order", "intervals", "mean_of",
-           "resample", "targets"]  # fmt: skip
+__all__ = ["Estimate", "Evaluation", "Metric", "Targets", "Undefined", "intervals", "mean_of", "targets"]
 
 Targets = Tensor | np.ndarray | Sequence[float]
 Reduction = Callable[[np.ndarray], np.ndarray]  # counts (R, B) -> (R,)
@@ -49,15 +48,9 @@ class Evaluation(dict[str, Estimate]):
                 the same ones, so that replicates of two predictions for the same points are pairs
     """
 
-    def __init__(
-        self,
-        estimates: Mapping[str, Estimate],
-        notes: Mapping[str, str],
-        replicates: Mapping[str, np.ndarray] | None = None,
-    ) -> None:
-        super().__init__(estimates)
-        self.notes = dict(notes)
-        self.replicates = dict(replicates or {})
+    def __init__(self, notes: Mapping[str, str] | None, replicates: Mapping[str, np.ndarray]) -> None:
+        super().__init__()
+        self.notes, self.replicates = dict(notes or {}), dict(replicates)
 
     def flat(self) -> dict[str, float]:
         """{"nll": …, "nll_low": …, "nll_high": …, …}: what metrics.json holds."""
@@ -110,11 +103,10 @@ def targets(prediction: Prediction, y: Targets) -> np.ndarray:
         y = np.asarray(y.detach().cpu() if isinstance(y, Tensor) else y, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise UserError(f"y must hold numbers, one per predicted point: {error}") from None
-    if y.shape != (len(prediction),):
-        raise UserError(
-            f"y has shape {y.shape}, but the prediction is for {len(prediction)} points; pass one value each"
-        )
-    if len(y) == 0:
+    num = len(prediction)
+    if y.shape != (num,):
+        raise UserError(f"y has shape {y.shape}, but the prediction is for {num} points; pass one value each")
+    if num == 0:
         raise UserError("there is nothing to score: the prediction has 0 points")
     if not np.isfinite(y).all():
         row = int(np.argmin(np.isfinite(y)))
@@ -129,101 +121,48 @@ def targets(prediction: Prediction, y: Targets) -> np.ndarray:
     return y.astype(np.int64)
 
 
-# -- reductions: (points, counts (R, B)) -> (R,) -----------------------------------------------------------------------
 def mean_of(points: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """Mean over the points of each replicate, (R,) or (R, …)."""
     return counts @ points / len(points)
 
 
-def in_order(points: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """points (B, 2) = (key, value): the values of each replicate in ascending order of the key, (R, B).
-
-    Points of equal keys share their mean value, which is what a random order among them would give on average: a
-    saturated network has thousands of ties, and the file's order must not matter.
-    """
-    key, value = points.T
-    order, starts = _ties(key)
-    size = np.add.reduceat(counts[:, order], starts, axis=1)
-    total = np.add.reduceat(counts[:, order] * value[order], starts, axis=1)
-    shared = np.divide(total, size, out=np.zeros_like(total), where=size > 0)
-    return np.repeat(shared.ravel(), size.ravel().astype(np.int64)).reshape(counts.shape)
-
-
-def auroc_of(points: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """points (B, 2) = (score, 1 if positive): P(a positive scores above a negative), ties counting ½; (R,)."""
-    score, positive = points.T
-    order, starts = _ties(score)
-    above = np.add.reduceat((counts * positive)[:, order], starts, axis=1)
-    below = np.add.reduceat((counts * (1 - positive))[:, order], starts, axis=1)
-    wins = (above * (np.cumsum(below, 1) - below / 2)).sum(1)
-    pairs = above.sum(1) * below.sum(1)
-    return np.divide(wins, pairs, out=np.full_like(wins, np.nan), where=pairs > 0)
-
-
-def _ties(key: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The ascending order of the keys, and where in it each group of equal keys begins."""
-    order = np.argsort(key, kind="stable")
-    return order, np.flatnonzero(np.r_[True, key[order][1:] != key[order][:-1]])
-
-
 # -- bootstrap ---------------------------------------------------------------------------------------------------------
-def bootstrap(
+def intervals(
     reductions: Mapping[str, Reduction],
     sizes: Sequence[int],
     *,
-    replicates: int = 1000,
+    notes: Mapping[str, str] | None = None,
+    biased: Collection[str] = (),
+    bootstrap: int = 1000,
     seed: int = 0,
     confidence: float = 0.95,
-    biased: Collection[str] = (),
-) -> dict[str, Estimate]:
-    """Percentile intervals of several reductions from the same resampled points.
+) -> Evaluation:
+    """Values on all points with percentile intervals of several reductions, from the same resampled points.
 
     sizes: how many points; more than one number where groups are resampled each by itself (inside and outside).
-    biased: which reductions' intervals are moved by their bias, see :class:`Metric`.
+    notes: of the result.   biased: which reductions' intervals are moved by their bias, see :class:`Metric`.
+    Replicates in which a reduction is NaN (one class drawn) are left out of its interval.
 
     Raises UserError for fewer than 2 replicates or a confidence outside (0, 1).
     """
-    samples = resample(reductions, sizes, replicates=replicates, seed=seed)
-    return intervals(reductions, samples, sum(sizes), confidence=confidence, biased=biased)
-
-
-def resample(
-    reductions: Mapping[str, Reduction], sizes: Sequence[int], *, replicates: int = 1000, seed: int = 0
-) -> dict[str, np.ndarray]:
-    """{name: (R,)}: each reduction on R resamples of the points, NaN where it has no value; see :func:`bootstrap`."""
-    if replicates < 2:
-        raise UserError(f"a bootstrap interval needs at least 2 replicates, got {replicates}; 1000 is usual")
-    samples: dict[str, list[np.ndarray]] = {name: [] for name in reductions}
-    for counts in _resamples(sizes, replicates, np.random.default_rng(seed)):
-        for name, reduce in reductions.items():
-            samples[name].append(reduce(counts))
-    return {name: np.concatenate(blocks) for name, blocks in samples.items()}
-
-
-def intervals(
-    reductions: Mapping[str, Reduction],
-    samples: Mapping[str, np.ndarray],
-    num: int,
-    *,
-    confidence: float = 0.95,
-    biased: Collection[str] = (),
-) -> dict[str, Estimate]:
-    """Values on all ``num`` points, with percentile intervals of the replicates that :func:`resample` drew.
-
-    Replicates in which a reduction is NaN (one class drawn) are left out of its interval.
-    """
+    if bootstrap < 2:
+        raise UserError(f"a bootstrap interval needs at least 2 replicates, got {bootstrap}; 1000 is usual")
     if not 0 < confidence < 1:
         raise UserError(f"confidence must lie between 0 and 1, got {confidence}; 0.95 is usual")
+    blocks: dict[str, list[np.ndarray]] = {name: [] for name in reductions}
+    for counts in _resamples(sizes, bootstrap, np.random.default_rng(seed)):
+        for name, reduce in reductions.items():
+            blocks[name].append(reduce(counts))
+    found = Evaluation(notes, {name: np.concatenate(parts) for name, parts in blocks.items()})
     tail = (1 - confidence) / 2
-    estimates = {}
     for name, reduce in reductions.items():
-        value = float(reduce(np.ones((1, num)))[0])
-        sample = samples[name][~np.isnan(samples[name])]
+        value = float(reduce(np.ones((1, sum(sizes))))[0])
+        sample = found.replicates[name][~np.isnan(found.replicates[name])]
         if len(sample) == 0:
-            raise UserError(f"'{name}' has no value in any of {len(samples[name])} replicates; ask for more replicates")
+            raise UserError(f"'{name}' has no value in any of {bootstrap} replicates; ask for more replicates")
         low, high = np.quantile(sample, [tail, 1 - tail]) - (sample.mean() - value if name in biased else 0.0)
-        estimates[name] = Estimate(value, float(low), float(high))
-    return estimates
+        found[name] = Estimate(value, float(low), float(high))
+    return found
 
 
 def _resamples(sizes: Sequence[int], replicates: int, rng: np.random.Generator) -> Iterator[np.ndarray]:

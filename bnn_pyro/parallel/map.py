@@ -7,18 +7,18 @@ module imports neither torch, loky nor Dask.
 from __future__ import annotations
 
 import contextlib
-import pickle
+import queue
 import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from bnn_pyro.errors import UserError
 from bnn_pyro.parallel.executor import Executor, current_executor, usable_cores
-from bnn_pyro.parallel.task import Died, Figures, LocalChannel, Lost, Outcome, Report, named, one_thread, using
+from bnn_pyro.parallel.task import Channel, Figures, Report, named, one_thread, using
 
-__all__ = ["Pool", "WorkerDied", "map_tasks"]
+__all__ = ["WorkerDied", "map_tasks"]
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -30,18 +30,11 @@ LOOK = 0.1
 SUSPECT, GIVEN_UP = 2, 3
 
 #: Characters of a task that an error message shows.
-SHOWN = 80
+MAX_SHOWN = 80
 
 
 class WorkerDied(UserError):
     """The process of a task ended each time, the last time with no other task beside it."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(
-            f"{name}: its process died each time, the last time with no other task beside it (killed, or out of "
-            "memory?); run it in this process (cores=1, or the executor 'here') to see why, or where there is more "
-            "memory"
-        )
 
 
 def map_tasks(
@@ -60,24 +53,21 @@ def map_tasks(
 ) -> list[Result]:
     """``[function(task) for task in tasks]``, several at once; results in the order of the tasks.
 
-    function: travels to other processes, as tasks and results do, by value where it is not importable; what it holds
-        travels once a process, and is not to be changed by a task. It must not depend on the caller's random
-        generators: a task brings a seed.
+    function: travels to other processes, as tasks and results do, by value where it is not importable, once a process.
+        It must not depend on the caller's random generators: a task brings a seed.
     cores: processes; 1: one task after the other in this process; 0: as many as there are cores to be used. Where an
         executor is in force, that decides.
-    names: what errors call the tasks.
-    all_threads: a task in this process computes on as many threads as there are.
+    names: what errors call the tasks.   all_threads: a task in this process computes on as many threads as there are.
     report: called as report(tasks done, of how many, figures); of tasks that report their progress also the shares.
-    progress: called as progress(index, share, figures) with what each task reports.
-    done: called as done(index, result) in this process as each task ends, so that nothing finished is lost later.
+    progress, done: called as progress(index, share, figures) with what a task reports, and done(index, result) at once
+        when it has ended.
     failed: what stands for a task that raised UserError, or whose process died time and again (``WorkerDied``);
         without it that error is raised.
     watch: called in this process several times a second. What it raises, as Ctrl-C does, stops the run: no task is
-        begun, those at work can see it by ``should_stop``, and it is raised once they have ended.
-    grace: seconds that they have for that in processes; a cluster's tasks have none. A second Ctrl-C ends the waiting.
+        begun, those at work can see it by ``should_stop``, and it is raised once they have ended, or after ``grace``
+        seconds (on a cluster: at once). A second Ctrl-C ends the waiting.
 
-    A task whose process dies runs again: it is a function of itself. One that ends its process each time, the last
-    time alone, has failed.
+    A task whose process dies runs again. One that ends its process each time, the last time alone, has failed.
 
     Raises what a task raised, with the task named in it: the message of a UserError, a note of any other.
     """
@@ -86,30 +76,17 @@ def map_tasks(
     tasks = list(tasks)
     if names is None:
         names = [f"task {number} of {len(tasks)} ({_short(task)})" for number, task in enumerate(tasks, 1)]
-    monitor = _Monitor(len(tasks), report, progress, watch)
-    results: dict[int, Result] = {}
-
-    def finish(number: int, good: bool, result: Any) -> None:
-        if not good:
-            if failed is None or not isinstance(result, UserError):
-                raise result
-            result = failed(tasks[number], result)
-        results[number] = result
-        if done is not None:
-            done(number, result)
-        monitor.ended(number)
-
+    run = _Run(tasks, names, report, progress, done, failed, watch)
     where = _where(cores, len(tasks))
     if where.kind == "here":
-        _run_here(function, tasks, names, monitor, finish, all_threads)
+        run.here(function, all_threads)
     else:
         with contextlib.ExitStack() as stack:
-            if where.kind == "dask":
-                from bnn_pyro.parallel.dask import DaskPool as kind
-            else:
-                from bnn_pyro.parallel.processes import ProcessPool as kind
-            _run_in(kind(stack, where, function, tasks, names), names, monitor, finish, grace)
-    return [results[number] for number in range(len(tasks))]
+            from bnn_pyro.parallel.pools import DaskPool, ProcessPool
+
+            kind = DaskPool if where.kind == "dask" else ProcessPool
+            run.within(kind(stack, where, function, tasks, names), grace)
+    return [run.results[number] for number in range(len(tasks))]
 
 
 def _where(cores: int, tasks: int) -> Executor:
@@ -123,35 +100,46 @@ def _where(cores: int, tasks: int) -> Executor:
 
 def _short(task: Any) -> str:
     text = " ".join(repr(task).split())
-    return text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…"
+    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 1]}…"
 
 
-class _Monitor:
-    """What the caller of ``map_tasks`` hears, and why the tasks are to stop (``reason``)."""
+class _Run:
+    """One call of ``map_tasks``: its results, what its caller hears, and why it is to stop (``reason``)."""
 
-    def __init__(self, of: int, report: Any, progress: Any, watch: Any) -> None:
-        self.of, self.report, self.progress, self.watch = of, report, progress, watch
-        self.done, self.shares, self.last = 0, {}, 0.0
+    def __init__(
+        self, tasks: Sequence, names: Sequence[str], report: Any, progress: Any, done: Any, failed: Any, watch: Any
+    ) -> None:
+        self.tasks, self.names = tasks, names
+        self.report, self.progress, self.done, self.failed, self.watch = report, progress, done, failed, watch
+        self.results: dict[int, Any] = {}
+        self.shares, self.reported = {}, 0.0
         self.reason: BaseException | None = None
 
+    # -- what the caller hears -----------------------------------------------------------------------------------------
     def heard(self, number: int, share: float, figures: Figures) -> None:
-        """A task has told how far it is."""
+        """A task has reported its progress."""
         self.shares[number] = share
         if self.progress is not None:
             self.progress(number, share, figures)
-        if self.done + sum(self.shares.values()) != self.last:
+        if len(self.results) + sum(self.shares.values()) != self.reported:
             self._report(figures if len(self.shares) == 1 else {})
 
-    def ended(self, number: int) -> None:
-        """A task is done."""
+    def finish(self, number: int, good: bool, result: Any) -> None:
+        """A task has ended with a result, or else with an error."""
+        if not good:
+            if self.failed is None or not isinstance(result, UserError):
+                raise result
+            result = self.failed(self.tasks[number], result)
+        self.results[number] = result
+        if self.done is not None:
+            self.done(number, result)
         self.shares.pop(number, None)
-        self.done += 1
         self._report({})
 
     def _report(self, figures: Figures) -> None:
-        self.last = self.done + sum(self.shares.values())
+        self.reported = len(self.results) + sum(self.shares.values())
         if self.report is not None:
-            self.report(self.last, self.of, figures)
+            self.report(self.reported, len(self.tasks), figures)
 
     def look(self) -> None:
         """Ask the caller whether to go on."""
@@ -161,115 +149,85 @@ class _Monitor:
             except BaseException as reason:
                 self.reason = reason
 
+    # -- the tasks -----------------------------------------------------------------------------------------------------
+    def here(self, function: Callable, all_threads: bool) -> None:
+        """One task after the other in this process."""
+        for number, (task, name) in enumerate(zip(self.tasks, self.names, strict=True)):
 
-class Pool(Protocol):
-    """The workers of one call of ``map_tasks``: processes of this machine, or a Dask cluster.
+            def receive(share: float, figures: Figures, number: int = number) -> None:
+                self.heard(number, share, figures)
+                self.look()
 
-    size: tasks that it takes at once.   grace: seconds that tasks have to end by themselves once they were asked to.
-    """
+            channel = Channel(receive, lambda: self.reason is not None)
+            with contextlib.nullcontext() if all_threads else one_thread(), using(channel):
+                try:
+                    end = True, function(task)
+                except Exception as error:
+                    end = False, named(error, name)
+            self.finish(number, *end)
+            self.look()
+            if self.reason is not None:
+                raise self.reason
 
-    size: float
-    grace: float
+    def within(self, pool: Any, grace: float) -> None:
+        """As many tasks at once as the pool (``ProcessPool``, ``DaskPool``) has workers.
 
-    def start(self, number: int) -> None:
-        """Give a task to a worker."""
-
-    def ended(self, timeout: float) -> Iterator[tuple[int, Outcome | Died | Lost]]:
-        """(number, outcome) of the tasks that have ended, after so many seconds at most."""
-
-    def progress(self) -> Iterator[tuple[int, float, Figures]]:
-        """(number, share, figures) of tasks at work."""
-
-    def stop(self) -> None:
-        """Ask the tasks at work to end."""
-
-
-#: Called with (number, whether there is a result, the result or else the error).
-Finish = Callable[[int, bool, Any], None]
-
-
-def _run_here(
-    function: Callable, tasks: Sequence, names: Sequence[str], monitor: _Monitor, finish: Finish, all_threads: bool
-) -> None:
-    """One task after the other."""
-    for number, (task, name) in enumerate(zip(tasks, names, strict=True)):
-
-        def receive(share: float, figures: Figures, number: int = number) -> None:
-            monitor.heard(number, share, figures)
-            monitor.look()
-
-        channel = LocalChannel(receive, lambda: monitor.reason is not None)
-        with contextlib.nullcontext() if all_threads else one_thread(), using(channel):
+        A task whose process died runs again; after the second time alone, after the others: the one that ends its
+        process by itself is found and given up, and one that needs the memory of two gets it.
+        """
+        waiting, suspects, given_up = deque(range(len(self.tasks))), deque(), []
+        deaths, alone, said = [0] * len(self.tasks), -1, set()
+        at_work: dict[Any, int] = {}
+        ended: queue.SimpleQueue = queue.SimpleQueue()
+        deadline: float | None = None
+        while at_work or (self.reason is None and (waiting or suspects)):
             try:
-                end = True, function(task)
-            except Exception as error:
-                end = False, named(error, name)
-        finish(number, *end)
-        monitor.look()
-        if monitor.reason is not None:
-            raise monitor.reason
-
-
-def _run_in(pool: Pool, names: Sequence[str], monitor: _Monitor, finish: Finish, grace: float) -> None:
-    """As many tasks at once as the pool has workers.
-
-    A task whose process died runs again; after the second time alone, after the others: the one that ends its process
-    by itself is found and given up, and one that needs the memory of two gets it.
-    """
-    waiting, suspects, given_up = deque(range(len(names))), deque(), []
-    deaths, alone, at_work, said = [0] * len(names), -1, set(), set()
-    deadline: float | None = None
-    while at_work or (monitor.reason is None and (waiting or suspects)):
-        try:
-            if monitor.reason is None:
-                if suspects and not waiting and not at_work:
+                if self.reason is None and suspects and not waiting and not at_work:
                     alone = suspects.popleft()
                     waiting.append(alone)
-                while waiting and len(at_work) < pool.size:
-                    at_work.add(waiting[0])
-                    pool.start(waiting.popleft())
-            for number, outcome in pool.ended(LOOK):
-                at_work.remove(number)
-                if isinstance(outcome, Died):
-                    deaths[number] += max(outcome.times, number == alone)
-                    if number == alone and deaths[number] >= GIVEN_UP:
-                        given_up.append(number)
-                    else:
-                        (suspects if deaths[number] >= SUSPECT else waiting).append(number)
-                elif not (isinstance(outcome, Outcome) and outcome.stopped and monitor.reason is not None):
-                    good, result, heard = _read(outcome, names[number])
-                    for message in dict.fromkeys(heard):
-                        if message not in said:
-                            said.add(message)
-                            warnings.warn(message, stacklevel=4)
-                    finish(number, good, result)
-            for number, share, figures in pool.progress():
-                monitor.heard(number, share, figures)
-            monitor.look()
-        except KeyboardInterrupt as reason:
-            if monitor.reason is not None:  # the second one
-                raise
-            monitor.reason = reason
-        if monitor.reason is not None:
-            if deadline is None:
-                deadline = time.monotonic() + min(grace, pool.grace)
-                pool.stop()
-            if time.monotonic() > deadline:
-                break
-    if monitor.reason is not None:
-        raise monitor.reason
-    for number in given_up:  # after the others: the caller may end with the first of them
-        finish(number, False, WorkerDied(names[number]))
+                while self.reason is None and waiting and len(at_work) < pool.size:
+                    future = pool.start(waiting[0])
+                    at_work[future] = waiting.popleft()
+                    future.add_done_callback(ended.put)
+                for future in _next(ended):
+                    number = at_work.pop(future)
+                    outcome = pool.outcome(future, self.names[number])
+                    if outcome.deaths is not None:
+                        deaths[number] += max(outcome.deaths, number == alone)
+                        lost = number == alone and deaths[number] >= GIVEN_UP
+                        (given_up if lost else suspects if deaths[number] >= SUSPECT else waiting).append(number)
+                    elif outcome.good or self.reason is None:
+                        for message in outcome.warned:
+                            if message not in said:
+                                said.add(message)
+                                warnings.warn(message, stacklevel=4)
+                        self.finish(number, *outcome.read(self.names[number]))
+                for report in pool.progress(at_work.values()):
+                    self.heard(*report)
+                self.look()
+            except KeyboardInterrupt as reason:
+                if self.reason is not None:  # the second one
+                    raise
+                self.reason = reason
+            if self.reason is not None:
+                if deadline is None:
+                    deadline = time.monotonic() + (grace if pool.waits else 0.0)
+                    pool.stop()
+                if time.monotonic() > deadline:
+                    break
+        if self.reason is not None:
+            raise self.reason
+        for number in given_up:  # after the others: the caller may end with the first of them
+            self.finish(number, False, WorkerDied(
+                f"{self.names[number]}: its process died each time, the last time with no other task beside it "
+                "(killed, or out of memory?); run it in this process (cores=1, or the executor 'here') to see why, or "
+                "where there is more memory"
+            ))  # fmt: skip
 
 
-def _read(outcome: Outcome | Lost, name: str) -> tuple[bool, Any, tuple[str, ...]]:
-    """(whether there is a result, the result or else the error, what was warned of)."""
-    if isinstance(outcome, Outcome):
-        try:
-            return outcome.good, pickle.loads(outcome.blob), outcome.warned
-        except Exception as error:
-            outcome = Lost(RuntimeError(f"what came back cannot be read here: {type(error).__name__}: {error}"))
-    error = outcome.error
-    if not isinstance(error, Exception):
-        error = RuntimeError(f"it was ended by {type(error).__name__}")
-    return False, named(error, name), ()
+def _next(ended: queue.SimpleQueue) -> Iterator[Any]:
+    """The futures that are done, after waiting for the first of them for a moment."""
+    with contextlib.suppress(queue.Empty):
+        yield ended.get(timeout=LOOK)
+        while True:
+            yield ended.get_nowait()

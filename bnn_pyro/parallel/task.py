@@ -1,7 +1,7 @@
 """What a task knows of those that wait for it: it reports its progress, and asks whether its result is still wanted.
 
-Tasks are run by :mod:`bnn_pyro.parallel.map`. Outside of a task these functions do nothing. Importing
-this module does not import torch.
+Tasks are run by :mod:`bnn_pyro.parallel.map`, here or in another process. Outside of a task ``report_progress`` and
+``should_stop`` do nothing. Importing this module does not import torch.
 """
 
 from __future__ import annotations
@@ -9,37 +9,71 @@ from __future__ import annotations
 import contextlib
 import pickle
 import threading
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import cloudpickle
 
 from bnn_pyro.errors import UserError
-from bnn_pyro.parallel.executor import Executor, forced
+from bnn_pyro.parallel.executor import executor
 
 __all__ = [
-    "Channel", "Died", "Figures", "LocalChannel", "Lost", "Outcome", "Report", "forwarded", "named", "one_thread",
-    "report_progress", "run_task", "should_stop", "using",
+    "Channel", "Figures", "Outcome", "Report", "failure", "forwarded", "named", "one_thread", "report_progress",
+    "run_task", "should_stop", "using",
 ]  # fmt: skip
 
 Figures = Mapping[str, float | str]
-
 #: Called with (done, of how many, figures).
 Report = Callable[[float, int, Figures], None]
 
 PACKAGE = str(Path(__file__).parents[1])
 
 
+class Channel:
+    """From a task to those that wait for it; a task in a task has both.
+
+    send: called as send(share, figures), every so many seconds at most.   asked: whether the task is to end.
+    """
+
+    def __init__(self, send: Callable[[float, Figures], None], asked: Callable[[], bool], every: float = 0.0) -> None:
+        self._send, self._asked, self.every, self.last, self.outer = send, asked, every, 0.0, _CHANNEL.get()
+
+    def send(self, share: float, figures: Figures) -> None:
+        """So much of the task is done."""
+        if share >= 1 or time.monotonic() - self.last >= self.every:
+            self.last = time.monotonic()
+            self._send(share, figures)
+
+    @property
+    def stopping(self) -> bool:
+        """Whether nobody waits for the task any more."""
+        return self._asked() or (self.outer is not None and self.outer.stopping)
+
+
+_CHANNEL: ContextVar[Channel | None] = ContextVar("channel", default=None)
+
+
+@contextlib.contextmanager
+def using(channel: Channel) -> Iterator[None]:
+    """The block is a task that has this channel."""
+    token = _CHANNEL.set(channel)
+    try:
+        yield
+    finally:
+        _CHANNEL.reset(token)
+
+
 def report_progress(done: float, of: float, figures: Figures | None = None) -> None:
     """How much of this task is done, for the progress bar of those that wait for it, and the figures beside it."""
     channel = _CHANNEL.get()
     if channel is not None:
-        channel.send(_share(done, of), figures or {})
+        channel.send(min(1.0, done / of) if of else 1.0, figures or {})
 
 
 def should_stop() -> bool:
@@ -56,13 +90,10 @@ def forwarded(report: Report) -> Report:
 
     def both(done: float, of: int, figures: Figures | None = None) -> None:
         report(done, of, figures)
-        channel.send(_share(done, of), figures or {})
+        with using(channel):
+            report_progress(done, of, figures)
 
     return both
-
-
-def _share(done: float, of: float) -> float:
-    return min(1.0, done / of) if of else 1.0
 
 
 @contextlib.contextmanager
@@ -80,111 +111,72 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-# -- channels ----------------------------------------------------------------------------------------------------------
-class Channel(Protocol):
-    """From a task to the process that waits for it."""
-
-    def begin(self) -> None:
-        """The task starts, in this process."""
-
-    def send(self, share: float, figures: Figures) -> None:
-        """So much of it is done."""
-
-    @property
-    def stopping(self) -> bool:
-        """Whether it is to end."""
-
-
-_CHANNEL: ContextVar[Channel | None] = ContextVar("channel", default=None)
-
-
-@contextlib.contextmanager
-def using(channel: Channel) -> Iterator[None]:
-    """The functions above use this channel in the block."""
-    token = _CHANNEL.set(channel)
-    try:
-        yield
-    finally:
-        _CHANNEL.reset(token)
-
-
-class LocalChannel:
-    """To the same process, which may itself be at a task."""
-
-    def __init__(self, receive: Callable[[float, Figures], None], asked: Callable[[], bool]) -> None:
-        self.send, self.asked, self.outer = receive, asked, _CHANNEL.get()
-
-    def begin(self) -> None:
-        """See ``Channel``."""
-
-    @property
-    def stopping(self) -> bool:
-        """See ``Channel``."""
-        return self.asked() or (self.outer is not None and self.outer.stopping)
+def named(error: Exception, name: str) -> Exception:
+    """The error with the name of its task: in the message of a UserError, in a note of any other."""
+    if isinstance(error, UserError):
+        return type(error)(f"{name}: {error}")
+    error.add_note(f"in {name}")
+    return error
 
 
 # -- a task in another process -----------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a task in another process: its result or its error, pickled, and what the package warned of.
+    """What came of a task in another process.
 
-    stopped: it ended as it was asked to, without a result.
+    good     whether there is a result        blob     the result or else the error, pickled
+    warned   what the package warned of
+    deaths   processes that ended with it, 0 where it was another task's fault; None: its process lives
     """
 
-    good: bool
-    blob: bytes
+    good: bool = False
+    blob: bytes = b""
     warned: tuple[str, ...] = ()
-    stopped: bool = False
+    deaths: int | None = None
 
-
-@dataclass(frozen=True)
-class Died:
-    """Of a task whose process ended; ``times``: how many did, 0 where it was another task's fault."""
-
-    times: int = 1
-
-
-@dataclass(frozen=True)
-class Lost:
-    """Of a task that did not reach its process, or whose result did not come back."""
-
-    error: BaseException
+    def read(self, name: str) -> tuple[bool, Any]:
+        """(whether there is a result, the result or else the error)."""
+        try:
+            return self.good, pickle.loads(self.blob)
+        except Exception as error:
+            text = f"what came back cannot be read here: {type(error).__name__}: {error}"
+            return False, named(RuntimeError(text), name)
 
 
 #: Held by the task that this process is at: parameter store, random generators and threads are a process's own.
 _ALONE = threading.Lock()
 
-#: The function of this process's tasks, by its digest: large ones, with data in them, travel once a process.
+#: {call: the function of its tasks}, of one call: large ones, with data in them, travel once a process.
 _FUNCTIONS: dict[str, Callable[[Any], Any]] = {}
 
 
-def run_task(function: bytes | Path, digest: str, task: bytes, name: str, channel: Channel) -> Outcome:
+def run_task(call: str, function: bytes | Path, task: bytes, name: str, connect: Callable[[], Channel]) -> Outcome:
     """In another process: what comes of a task there.
 
-    function: pickled, or the file that it is in; ``digest`` tells whether this process has read it before.
+    call: of ``map_tasks``, one name for all its tasks.   function: pickled, or the file that it is in.
     """
-    here = forced(Executor("here"))
-    with _ALONE, using(channel), here, one_thread(), warnings.catch_warnings(record=True) as caught:
+    with _ALONE, executor("here"), one_thread(), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
-        good = stopped = False
         try:
-            channel.begin()
-            if channel.stopping:
-                raise KeyboardInterrupt
-            if digest not in _FUNCTIONS:
-                _FUNCTIONS.clear()
-                _FUNCTIONS[digest] = pickle.loads(function if isinstance(function, bytes) else function.read_bytes())
-            good, blob = True, cloudpickle.dumps(_FUNCTIONS[digest](pickle.loads(task)))
-        except KeyboardInterrupt:
-            stopped, blob = True, cloudpickle.dumps(named(RuntimeError("it was interrupted"), name))
-        except (Exception, SystemExit) as error:
-            blob = _portable(error, name)
-        own = (w for w in caught if issubclass(w.category, UserWarning) and w.filename.startswith(PACKAGE))
-        return Outcome(good, blob, tuple(dict.fromkeys(str(w.message) for w in own)), stopped)
+            with using(connect()):
+                if should_stop():
+                    raise KeyboardInterrupt
+                if call not in _FUNCTIONS:
+                    _FUNCTIONS.clear()
+                    _FUNCTIONS[call] = pickle.loads(function if isinstance(function, bytes) else function.read_bytes())
+                result = cloudpickle.dumps(_FUNCTIONS[call](pickle.loads(task)))
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
+            return failure(error, name, _warned(caught))
+        return Outcome(good=True, blob=result, warned=_warned(caught))
 
 
-def _portable(error: BaseException, name: str) -> bytes:
-    """The error, pickled; as a RuntimeError where it cannot be."""
+def _warned(caught: list[warnings.WarningMessage]) -> tuple[str, ...]:
+    own = (w for w in caught if issubclass(w.category, UserWarning) and w.filename.startswith(PACKAGE))
+    return tuple(dict.fromkeys(str(w.message) for w in own))
+
+
+def failure(error: BaseException, name: str, warned: tuple[str, ...] = ()) -> Outcome:
+    """That of a task which raised; where the error cannot travel, a RuntimeError does."""
     where = "".join(traceback.format_exception(error))
     if not isinstance(error, Exception):
         error = RuntimeError(f"{type(error).__name__}: {error}")
@@ -194,16 +186,8 @@ def _portable(error: BaseException, name: str) -> bytes:
     try:
         blob = cloudpickle.dumps(error)
         pickle.loads(blob)
-        return blob
     except Exception:
         other = RuntimeError(f"{type(error).__name__}: {error}")
         other.__notes__ = list(error.__notes__)
-        return cloudpickle.dumps(other)
-
-
-def named(error: Exception, name: str) -> Exception:
-    """The error with the name of its task: in the message of a UserError, in a note of any other."""
-    if isinstance(error, UserError):
-        return type(error)(f"{name}: {error}")
-    error.add_note(f"in {name}")
-    return error
+        blob = cloudpickle.dumps(other)
+    return Outcome(blob=blob, warned=warned)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from bnn_pyro.datasets.dataset import Schema
-from bnn_pyro.errors import UserError
+from bnn_pyro.errors import UserError, first_line
 from bnn_pyro.parts.nets import in_mode
 from bnn_pyro.parts.priors import BayesianNet
 
@@ -69,13 +69,11 @@ class Pretrained:
         """
         if inputs != self.inputs and self.description["kind"] not in ("module", "file"):
             raise UserError(f"the backbone ({spoken(self.description)}) takes {self.inputs} inputs; leave 'inputs' out")
+        if inputs == self.inputs:
+            return self
         # Descriptions of before there was a choice say nothing, and mean raw: they must stay the same.
         about = {k: v for k, v in self.description.items() if k != "inputs"}
-        return (
-            self
-            if inputs == self.inputs
-            else replace(self, description=about | ({"inputs": inputs} if inputs != "raw" else {}))
-        )
+        return replace(self, description=about if inputs == "raw" else about | {"inputs": inputs})
 
 
 class Backbone(nn.Module):
@@ -87,8 +85,7 @@ class Backbone(nn.Module):
         self.description = pretrained.description
         self.register_buffer("scale", torch.tensor(1.0))
         self._enter = _translation(schema, pretrained)
-        with torch.no_grad():
-            self.num_features = self(torch.zeros(2, *schema.input_shape, device=_device(self.net))).shape[1]
+        self.num_features = self._features(torch.zeros(2, *schema.input_shape, device=_device(self.net))).shape[1]
 
     def forward(self, x: Tensor, report: Callable[[int, int], None] | None = None) -> Tensor:
         """Features of x, a few rows at a time.
@@ -97,15 +94,13 @@ class Backbone(nn.Module):
         Raises UserError where the network does not take such inputs, or gives no finite features.
         """
         rows = max(1, min(CHUNK_ROWS, CHUNK_NUMBERS // max(1, x.shape[1:].numel())))
-        whole, done = None, 0
-        for part in x.split(rows) if len(x) else ():
-            found = self._features(part)
-            whole = found.new_empty(len(x), *found.shape[1:]) if whole is None else whole  # put together without a copy
-            whole[done : done + len(part)] = found
-            done += len(part)
+        whole = torch.empty(len(x), self.num_features, device=x.device)  # put together without a copy
+        for start in range(0, len(x), rows):
+            part = slice(start, start + rows)
+            whole[part] = self._features(x[part])
             if report is not None:
-                report(done, len(x))
-        return x.new_empty(0, self.num_features) if whole is None else whole
+                report(min(part.stop, len(x)), len(x))
+        return whole
 
     @torch.no_grad()
     def _features(self, x: Tensor) -> Tensor:
@@ -115,16 +110,15 @@ class Backbone(nn.Module):
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # whatever a user's own network raises
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise UserError(
-                f"the backbone ({spoken(self.description)}) does not take inputs of shape {tuple(x.shape)}: {reason}"
+                f"the backbone ({spoken(self.description)}) does not take inputs of shape {tuple(x.shape)}: "
+                f"{first_line(error)}"
             ) from error
-        shaped = isinstance(features, Tensor) and features.dim() >= 2 and len(features) == len(x)
-        if not shaped or not features[0].numel():
-            got = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
+        shape = tuple(features.shape) if isinstance(features, Tensor) else ()
+        if len(shape) < 2 or shape[0] != len(x) or not features[0].numel():
             raise UserError(
                 f"the backbone ({spoken(self.description)}) must give features of shape ({len(x)}, F) for {len(x)} "
-                f"rows, and gave {got}"
+                f"rows, and gave {shape or type(features).__name__}"
             )
         if not bool(torch.isfinite(features).all()):
             raise UserError(f"the backbone ({spoken(self.description)}) gave features that are not finite")
@@ -173,7 +167,7 @@ def _frozen_copy(net: nn.Module) -> nn.Module:
             own = copy.deepcopy(net)
     except Exception as error:
         raise UserError(
-            f"the backbone {type(net).__name__} cannot be copied ({str(error).strip().splitlines()[0][:200]}); "
+            f"the backbone {type(net).__name__} cannot be copied ({first_line(error)}); "
             "give it as a TorchScript or torch.export file"
         ) from error
     for parameter in own.parameters():  # TorchScript has no requires_grad_ of a whole module

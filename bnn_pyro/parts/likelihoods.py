@@ -1,8 +1,7 @@
 """From the network's output to the site "y" in the plate "data": the only file that names either.
 
-To add a likelihood: a subclass of :class:`Likelihood`. Targets are in their own units here: the network works on
-standardised values, and the shift and scale of the schema are applied to its output, so that an ELBO, a test density
-and an interval all speak the user's units.
+To add a likelihood: a subclass of :class:`Likelihood`. The network works on standardised values, and the shift and
+scale of the schema are applied to its output: ELBOs, test densities and intervals are all in the target's own units.
 """
 
 from __future__ import annotations
@@ -33,8 +32,7 @@ def make_likelihood(schema: Schema, noise: str | float = "learned") -> Likelihoo
     """The likelihood for a schema.
 
     noise: for regression, ``"learned"`` (one standard deviation with a LogNormal prior), ``"heteroscedastic"`` (a
-        second output of the network) or a number: the standard deviation, fixed, in target units. Ignored in
-        classification.
+        second output of the network) or a fixed standard deviation in target units. Ignored in classification.
     """
     if schema.has_classes:
         return Bernoulli() if len(schema.classes) == 2 else Categorical(len(schema.classes))
@@ -46,7 +44,7 @@ def make_likelihood(schema: Schema, noise: str | float = "learned") -> Likelihoo
         scale = float(noise)
     except ValueError:
         scale = math.nan
-    if not (scale > 0 and math.isfinite(scale)):
+    if not 0 < scale < math.inf:
         raise UserError(
             f"noise must be 'learned', 'heteroscedastic' or a positive number (target units), got {noise!r}"
         )

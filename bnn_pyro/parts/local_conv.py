@@ -2,15 +2,11 @@
 
     W ~ Normal(M, V)        mean = X ∗ M        variance = X² ∗ V        pre-activation = mean + √variance · ε
 
-Given X, the pre-activation at one position is a sum of independent Normals and so itself Normal: what is sampled here
-has, at every position and for every unit, exactly the distribution that sampled weights give it, and different units
-of one position are as independent as they are there. **Not exact** is the rest: positions of one row share their
-weights, so that under sampled weights they are correlated, and ε is drawn here for each of them by itself. Whatever
-looks at several positions at once (a pooling, the layer that follows) sees other joint noise than the weight-space
-layer's, and more of it averages out: this layer is an approximation of that one, and an ELBO made of it no bound on
-the evidence of the network over its weights. Where kernel and image are of one size, or the kernel 1 × 1 on one pixel,
-there is one position and nothing is approximated. The usual way to train such layers all the same: Molchanov, Ashukha
-& Vetrov 2017 (arXiv:1701.05369, section 4.4), Shridhar, Laumann & Liwicki 2019 (arXiv:1901.02731).
+Each position has exactly the distribution that sampled weights give it. **Not exact** is the rest: positions of one row
+share their weights, so that under sampled weights they are correlated, and ε is drawn here for each of them by itself.
+What looks at several positions (a pooling, the next layer) sees other joint noise, and an ELBO made of this layer is no
+bound on the evidence of the network over its weights. The usual way to train such layers all the same: Molchanov,
+Ashukha & Vetrov 2017 (arXiv:1701.05369, section 4.4), Shridhar, Laumann & Liwicki 2019 (arXiv:1901.02731).
 """
 
 from __future__ import annotations
@@ -117,10 +113,8 @@ class LocalConv2d(torch.autograd.Function):
         needs = ctx.needs_input_grad
         d_X, d_mean = _backward(G, X, A_mean, ctx.geometry, needs[0], needs[1])
         d_square, d_variance = _backward(R, X.square(), A_variance, ctx.geometry, needs[0], needs[2])
-        if d_X is not None:
-            d_X = d_X.addcmul_(X, d_square)
-        if d_variance is not None:
-            d_variance = d_variance.mul_(0.5)
+        d_X = d_X.addcmul_(X, d_square) if needs[0] else None
+        d_variance = d_variance.mul_(0.5) if needs[2] else None
         return d_X, d_mean, d_variance, None, None
 
 
@@ -146,20 +140,12 @@ def _backward(
     """Gradients of a convolution for its input and its joined weights."""
     shape, stride, padding = geometry
     weight, bias = _kernel(A, shape)
+    has_bias = bias is not None
     d_X, d_weight, d_bias = torch.ops.aten.convolution_backward(
-        G,
-        X,
-        weight,
-        None if bias is None else list(bias.shape),
-        stride,
-        padding,
-        (1, 1),
-        False,
-        (0, 0),
-        1,
-        [to_input, to_weights, to_weights and bias is not None],
-    )
+        G, X, weight, list(bias.shape) if has_bias else None, stride, padding, (1, 1), False, (0, 0), 1,
+        [to_input, to_weights, to_weights and has_bias],
+    )  # fmt: skip
     if not to_weights:
         return d_X, None
     rows = d_weight.flatten(1).mT
-    return d_X, rows.contiguous() if bias is None else torch.cat([rows, d_bias[None]])
+    return d_X, torch.cat([rows, d_bias[None]]) if has_bias else rows.contiguous()

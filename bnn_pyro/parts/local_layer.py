@@ -1,40 +1,36 @@
-"""Local reparametrization: what a Bayesian layer needs to sample its output instead of its weights.
+"""Local reparametrization: Bayesian layers that sample their outputs instead of their weights.
 
-:class:`LocalLayer` is the Pyro distribution over a layer's activations that the layers of this package share: its
-shapes, its sampling, and how the KL of its weights enters an ELBO. :class:`LinearLayer` is the fully connected one.
-Kingma, Salimans & Welling 2015, arXiv:1506.02557.
+    A ~ Normal(M, V)        pre-activation of X = X·M + √(X²·V) · ε        (Kingma et al. 2015, arXiv:1506.02557)
+
+The density of the output is not tractable, and inside an ELBO it is not needed: log p − log q integrates to
+−KL(q(A) ‖ p(A)). A layer in the guide is q, the one at the same site of the model is p, and each of the B rows of the
+batch shape has a share of KL_factor · KL / B, so that a plate over the rows adds up to one KL. ``TraceMeanField_ELBO``
+takes it from ``kl_divergence``; under ``Trace_ELBO`` the layer in the model finds the layer that sampled its value and
+answers −KL, the one in the guide 0: give it a layer in both. Where a plate scales its sites by N/B, KL_factor is B/N.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 
 import pyro.distributions as dist
 import torch
-from pyro.distributions import constraints
+import torch.nn.functional as F
 from torch import Tensor
 from torch.distributions import Distribution, kl_divergence, register_kl
 
-from bnn_pyro.parts.weights import CentredNormal
+from bnn_pyro.parts.weights import ArrayDistribution, CentredNormal, NormalWeights
 
-__all__ = ["LinearLayer", "LocalLayer"]
+__all__ = ["HiddenLayer", "LinearLayer", "LocalLayer"]
 
 
-class LocalLayer(dist.TorchDistribution):
+class LocalLayer(ArrayDistribution):
     """The activations of a layer whose weights are random: batch shape (…, B), one row per input.
-
-    The density of activations is not tractable and inside an ELBO not needed: log p − log q integrates to −KL of the
-    weights. A share of 1/B of it belongs to each row, so that a plate over the rows adds up to one KL; see
-    ``parts.hidden_layer``.
 
     X: (…, B, *input), inputs of ``input_dims`` dimensions each.   weights: their distribution, of batch shape ();
         in a guide with ``mean`` and ``variance``.   event_shape: of one row's activations.
     non_linearity: applied to the pre-activations; None for none.   KL_factor: weight of the KL.
     """
-
-    arg_constraints: dict = {}  # noqa: RUF012
-    has_rsample = True
 
     def __init__(
         self,
@@ -45,28 +41,22 @@ class LocalLayer(dist.TorchDistribution):
         non_linearity: Callable[[Tensor], Tensor] | None,
         KL_factor: float,
     ) -> None:
+        super().__init__(event_shape)
         self.X, self.weights, self.input_dims = X, weights, input_dims
         self.non_linearity, self.KL_factor = non_linearity, KL_factor
+        self._batch_shape = X.shape[: X.dim() - input_dims]
         self._origin = object()  # the same one in every expanded copy; not self: that would be a reference cycle
-        super().__init__(X.shape[: X.dim() - input_dims], event_shape, validate_args=False)
 
     def weights_kl(self, prior: dist.TorchDistribution) -> Tensor:
         """KL(weights ‖ prior), a scalar in nats."""
         return kl_divergence(self.weights, prior)
 
-    @constraints.dependent_property(is_discrete=False)
-    def support(self) -> constraints.Constraint:
-        """Reals, as one event."""
-        return constraints.independent(constraints.real, len(self.event_shape))
-
     def expand(self, batch_shape: torch.Size, _instance: object = None) -> LocalLayer:
         """The same layer for a larger batch; the weights' KL is still counted once for each leading index."""
-        batch_shape = torch.Size(batch_shape)
-        if batch_shape == self.batch_shape:
+        if torch.Size(batch_shape) == self.batch_shape:
             return self
-        new = copy.copy(self)
-        new.X = self.X.expand(batch_shape + self.X.shape[self.X.dim() - self.input_dims :])
-        new._batch_shape = batch_shape
+        new = super().expand(batch_shape)
+        new.X = self.X.expand(new.batch_shape + self.X.shape[self.X.dim() - self.input_dims :])
         return new
 
     def pre_activation(self, sample_shape: torch.Size) -> Tensor:
@@ -131,11 +121,11 @@ class LinearLayer(LocalLayer):
     ) -> None:
         D, H = weights.event_shape
         D -= adjoin_one
-        self.adjoin_one, self.prior_scale = adjoin_one, prior_scale
-        self._kl: Tensor | None = None
         if X.dim() < 2 or X.shape[-1] != D:
             raise ValueError(f"X must be (…, B, {D}) for these weights, got {tuple(X.shape)}")
         super().__init__(X, weights, torch.Size((H,)), 1, non_linearity, KL_factor)
+        self.adjoin_one, self.prior_scale = adjoin_one, prior_scale
+        self._kl: Tensor | None = None
 
     def pre_activation(self, sample_shape: torch.Size) -> Tensor:
         """Draws of X A, sample_shape + (…, B, H)."""
@@ -148,3 +138,60 @@ class LinearLayer(LocalLayer):
         if known and (self._kl.requires_grad or not torch.is_grad_enabled()):  # not one of a draw without gradients
             return self._kl
         return super().weights_kl(prior)
+
+
+class HiddenLayer(LinearLayer):
+    """The output of a Bayesian linear layer; arguments as those of ``pyro.contrib.bnn.HiddenLayer``.
+
+    X: (…, B, D) inputs.   A_mean, A_scale: (D, H) mean and standard deviation of the weights.
+    non_linearity: applied to the pre-activations; None for none.
+    KL_factor: weight of the KL: B/N for mini-batches of B out of N rows.
+    A_prior_scale: standard deviation of the zero-mean prior that :attr:`KL` refers to; between two layers at one site
+        the prior is the model's layer, A_mean and A_scale of it.
+    include_hidden_bias: adjoin a 1 to the output, which is the next layer's bias.
+    weight_space_sampling: draw A itself, one for every draw, instead of pre-activations; for tests.
+
+    Batch shape (…, B), event shape (H,), or (H + 1,) with the adjoined 1.
+
+    Raises ValueError where the shapes do not fit.
+    """
+
+    def __init__(
+        self,
+        X: Tensor,
+        A_mean: Tensor,
+        A_scale: Tensor,
+        non_linearity: Callable[[Tensor], Tensor] | None = F.relu,
+        KL_factor: float = 1.0,
+        A_prior_scale: float | Tensor = 1.0,
+        include_hidden_bias: bool = True,
+        weight_space_sampling: bool = False,
+    ) -> None:
+        if A_mean.dim() != 2 or A_scale.shape != A_mean.shape:
+            raise ValueError(
+                f"A_mean and A_scale must both be (D, H), got {tuple(A_mean.shape)} and {tuple(A_scale.shape)}"
+            )
+        super().__init__(X, NormalWeights(A_mean, A_scale), non_linearity, KL_factor)
+        self.A_mean, self.A_scale, self.A_prior_scale = A_mean, A_scale, A_prior_scale
+        self.include_hidden_bias, self.weight_space_sampling = include_hidden_bias, weight_space_sampling
+        self._event_shape = torch.Size((A_mean.shape[1] + include_hidden_bias,))
+
+    @property
+    def KL(self) -> Tensor:
+        """KL(A ‖ Normal(0, A_prior_scale)) of all weights, a scalar in nats, without KL_factor."""
+        prior_scale = torch.as_tensor(self.A_prior_scale, dtype=self.A_mean.dtype, device=self.A_mean.device)
+        return kl_divergence(self.weights, CentredNormal(prior_scale, self.A_mean.shape))
+
+    def pre_activation(self, sample_shape: torch.Size) -> Tensor:
+        """Draws of X A, sample_shape + (…, B, H)."""
+        if self.weight_space_sampling:
+            return self.X @ self.weights.rsample(sample_shape + self.batch_shape[:-1])
+        return super().pre_activation(sample_shape)
+
+    def rsample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:  # noqa: B008 (torch's own signature)
+        """Outputs of shape sample_shape + batch_shape + event_shape."""
+        output = super().rsample(sample_shape)
+        if self.include_hidden_bias:
+            output = F.pad(output, (0, 1), value=1.0)
+            output.drawn_from = self
+        return output

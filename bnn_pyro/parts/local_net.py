@@ -21,28 +21,20 @@ from bnn_pyro.errors import UserError
 from bnn_pyro.parts.guides import MeanFieldNormal, new_name, register
 from bnn_pyro.parts.local_conv import Conv2dLayer
 from bnn_pyro.parts.local_layer import LinearLayer, LocalLayer
-from bnn_pyro.parts.nets import Linear, Stage
-from bnn_pyro.parts.priors import BayesianNet, IsotropicNormal
+from bnn_pyro.parts.nets import Stage
+from bnn_pyro.parts.priors import BayesianNet
 from bnn_pyro.parts.weights import CentredNormal, DropoutWeights, FreeWeights, LogUniform, NormalWeights
 
 __all__ = ["SCALES", "DropoutScale", "FreeScale", "LocalGuide", "LocalNet", "WeightGuide"]
 
 
-def _linear(
-    x: Tensor, weights: dist.TorchDistribution, layer: nn.Linear, after: Callable | None, prior_scale: Tensor | None
-) -> LinearLayer:
+def _layer(
+    x: Tensor, weights: dist.TorchDistribution, layer: nn.Module, after: Callable | None, prior_scale: Tensor | None
+) -> LocalLayer:
+    """The activations of a deterministic layer's Bayesian twin. prior_scale: of the prior that q meets, or None."""
+    if isinstance(layer, nn.Conv2d):
+        return Conv2dLayer(x, weights, layer.kernel_size, layer.stride, layer.padding, after)
     return LinearLayer(x, weights, after, adjoin_one=layer.bias is not None, prior_scale=prior_scale)
-
-
-def _conv(
-    x: Tensor, weights: dist.TorchDistribution, layer: nn.Conv2d, after: Callable | None, prior_scale: Tensor | None
-) -> Conv2dLayer:
-    return Conv2dLayer(x, weights, layer.kernel_size, layer.stride, layer.padding, after)
-
-
-#: The distribution over a layer's activations, by the kind of the deterministic layer: (x, q(A), layer, what follows,
-#: the scale of the prior that q(A) will meet or None).
-LAYERS: dict[type[nn.Module], Callable[..., LocalLayer]] = {Linear: _linear, nn.Conv2d: _conv}
 
 
 def _join(weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -146,43 +138,30 @@ def _activations(
     h = enter(x)
     with pyro.plate("rows", dim=-1):  # of the size that the activations have; the likelihood's plate states it
         for (name, layer, after), A, prior_scale in zip(stages, weights, prior_scales, strict=True):
-            h = pyro.sample(name, LAYERS[type(layer)](h, A(), layer, after, prior_scale))
+            h = pyro.sample(name, _layer(h, A(), layer, after, prior_scale))
     return h
 
 
-class _NormalPrior(nn.Module):
-    """A prior Normal(0, scale), scale (D, 1): one for all weights of an input."""
+class _LayerPrior(nn.Module):
+    """The prior of a layer's joined weights: Normal(0, scale), scale (D, 1); log-uniform where that is None."""
 
-    def __init__(self, scale: Tensor, width: int) -> None:
+    def __init__(self, scale: Tensor | None, shape: tuple[int, int]) -> None:
         super().__init__()
-        self.shape = torch.Size((len(scale), width))
+        self.shape = torch.Size(shape)
         self.register_buffer("scale", scale, persistent=False)
 
-    def forward(self) -> CentredNormal:
-        return CentredNormal(self.scale, self.shape)
+    def forward(self) -> CentredNormal | LogUniform:
+        return LogUniform(self.shape) if self.scale is None else CentredNormal(self.scale, self.shape)
 
 
-class _LogUniformPrior(nn.Module):
-    scale = None
-
-    def __init__(self, shape: torch.Size) -> None:
-        super().__init__()
-        self.shape = shape
-
-    def forward(self) -> LogUniform:
-        return LogUniform(self.shape)
-
-
-def _prior(weight_space: BayesianNet, layer: nn.Module) -> nn.Module:
-    """The prior of a layer's joined weights."""
+def _prior(weight_space: BayesianNet, layer: nn.Module) -> _LayerPrior:
     sites = [weight_space.prior(p) for p in (layer.weight, layer.bias) if p is not None]
-    fan_in, out = layer.weight[0].numel(), len(layer.weight)
-    if all(isinstance(p, IsotropicNormal) for p in sites):
-        rows = [fan_in, 1][: len(sites)]
+    rows, out = [layer.weight[0].numel(), 1][: len(sites)], len(layer.weight)
+    if all(isinstance(p, CentredNormal) for p in sites):
         scale = torch.cat([p.scale.expand(n, 1) for p, n in zip(sites, rows, strict=True)])
-        return _NormalPrior(scale.clone(), out)
+        return _LayerPrior(scale, (sum(rows), out))
     if all(isinstance(p, LogUniform) for p in sites):
-        return _LogUniformPrior(torch.Size((fan_in + len(sites) - 1, out)))
+        return _LayerPrior(None, (sum(rows), out))
     raise UserError("local reparametrization needs a prior whose KL has a closed form: normal, fan-in or log-uniform")
 
 

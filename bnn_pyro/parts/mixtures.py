@@ -1,8 +1,8 @@
 """An equal mixture of S components, one per draw of the weights: its moments, quantiles and scores.
 
-Nothing is averaged before scoring: probabilities are averaged, never log-probabilities, and moments and quantiles are
-those of the mixture, not of a matched Gaussian. A likelihood names its class of mixture; a bare distribution's is
-looked up in ``MIXTURES``. Shapes: S draws, B points, K classes.
+Probabilities are averaged, never log-probabilities, and moments and quantiles are those of the mixture, not of a
+matched Gaussian. A likelihood names its class of mixture; a bare distribution's is looked up in ``MIXTURES``. Shapes:
+S draws, B points, K classes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,6 @@ class Mixture:
     def __init__(self, components: Distribution) -> None:
         self.components = components
 
-    # -- every component (S, B) ------------------------------------------------------------------------------------
     def log_probs(self, y: Tensor) -> Tensor:
         """log p_s(y), (S, B), nats. y: (B,)."""
         return self.components.log_prob(y.to(_dtype(self.components)))
@@ -75,7 +74,6 @@ class Mixture:
         """How badly y (B,) and the points before, (S,), fit: the largest |y − mean| / standard deviation."""
         return torch.maximum(so_far, ((y - self.components.mean) / self.components.stddev).abs().amax(1))
 
-    # -- the mixture (B,) ------------------------------------------------------------------------------------------
     @cached_property
     def mean(self) -> Tensor:
         """Predictive mean (B,), target units."""
@@ -116,7 +114,8 @@ class Mixture:
             middle = (low + high) / 2
             below = self.cdf(middle) < levels[:, None]
             low, high = torch.where(below, middle, low), torch.where(below, high, middle)
-        return (((low + high) / 2).round() if self.is_discrete else (low + high) / 2).float()
+        middle = (low + high) / 2
+        return (middle.round() if self.is_discrete else middle).float()
 
     def crps(self, y: Tensor) -> Tensor:
         """∫ (P(Y ≤ t) − 1{y ≤ t})² dt, (B,) float64, y (B,) float64.
@@ -134,9 +133,8 @@ class Mixture:
             return step * sum((self.cdf(t) - (y <= t).double()).square() for t in at)
         share = torch.linspace(0, 1, GRID, dtype=torch.float64)[:, None]
         left, right = low + share * (y - low), y + share * (high - y)
-        return torch.trapezoid(self.cdf(left).square(), left, dim=0) + torch.trapezoid(
-            (1 - self.cdf(right)).square(), right, dim=0
-        )
+        below, above = self.cdf(left).square(), (1 - self.cdf(right)).square()
+        return torch.trapezoid(below, left, dim=0) + torch.trapezoid(above, right, dim=0)
 
 
 class NormalMixture(Mixture):
@@ -230,9 +228,7 @@ class BernoulliMixture(ClassMixture):
         """Probabilities of both classes, (S, B, 2)."""
         return torch.stack([torch.sigmoid(-self.components.logits), torch.sigmoid(self.components.logits)], -1)
 
-    def log_probs(self, y: Tensor) -> Tensor:
-        """log p_s(y), (S, B), of labels y (B,)."""
-        return self.components.log_prob(y.to(_dtype(self.components)))
+    log_probs = Mixture.log_probs
 
     def output_values(self) -> Tensor:
         """Log-odds of the second class, (S, B, 1) float64."""
@@ -245,9 +241,8 @@ MIXTURES: dict[type, type[Mixture]] = {Categorical: ClassMixture, Bernoulli: Ber
 
 # -- distributions by their parameters -----------------------------------------------------------------------------
 def parameters(d: Distribution) -> dict[str, tuple[Tensor, int]]:
-    """{name: (value, its number of event dimensions)} of what makes a distribution.
+    """{name: (value, its number of event dimensions)} of what makes a distribution; as logits where it has them.
 
-    As logits where it has them: a probability that underflows would lose its log-density.
     Raises UserError for a distribution that is not made of tensors, or of an event that is not one number.
     """
     constraints = {} if d.event_shape else d.arg_constraints

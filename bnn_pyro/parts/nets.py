@@ -1,14 +1,16 @@
 """Deterministic networks: plain ``nn.Module``s that know nothing of Bayes.
 
 Every layer takes weights with leading draw dimensions (S, out, in) as well as one set (out, in), so that
-``torch.func.functional_call`` runs many draws in one call.
+``torch.func.functional_call`` runs many draws in one call. Activations of convolutions are laid out channels-last
+(B, H, W, C in memory, whatever the shape says): pooling and the noise of ``local_conv`` are several times faster there
+on a CPU.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
+from itertools import pairwise, repeat
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +18,7 @@ from torch import Tensor, nn
 
 from bnn_pyro.errors import UserError, unknown
 
-__all__ = ["ACTIVATIONS", "MLP", "Linear", "Stage", "dropout_rate", "in_mode"]
+__all__ = ["ACTIVATIONS", "MLP", "ConvNet", "Linear", "Stage", "in_mode"]
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -44,13 +46,6 @@ def in_mode(module: nn.Module, training: bool) -> Iterator[None]:
             part.training = not training
 
 
-def dropout_rate(rate: float) -> float:
-    """The rate itself. Raises UserError unless it lies between 0 (none) and 1 (excluded)."""
-    if not 0 <= rate < 1:
-        raise UserError(f"a dropout rate lies between 0 (none) and 1 (excluded), got {rate}")
-    return rate
-
-
 class Linear(nn.Linear):
     """y = x Wᵀ + b, for x (…, B, in) and W (out, in) or (S, out, in); b (out) or (S, out). Returns (…, B, out)."""
 
@@ -62,18 +57,58 @@ class Linear(nn.Linear):
         return (y if self.bias is None else y.add_(self.bias.unsqueeze(-1))).mT  # in place: nobody needs y itself
 
 
-class MLP(nn.Module):
+class _Net(nn.Module):
+    """Fully connected layers, with dropout of their inputs in training mode: how every network here ends.
+
+    In training mode each input of a layer is 0 with its rate's probability, and divided by 1 − rate otherwise, with a
+    mask for every row (Srivastava et al. 2014).
+    """
+
+    takes_draws = True
+
+    def __init__(self, activation: str) -> None:
+        super().__init__()
+        if activation not in ACTIVATIONS:
+            raise unknown("activation", activation, ACTIVATIONS)
+        self.activation = ACTIVATIONS[activation]
+
+    def _add_layers(self, widths: Sequence[int], bias: bool, rates: Sequence[float]) -> None:
+        self.layers = nn.ModuleList(Linear(i, o, bias=bias) for i, o in pairwise(widths))
+        self.rates = tuple(rates)
+
+    def _to_layers(self, x: Tensor) -> Tensor:
+        """(B, *input_shape) -> what the first fully connected layer takes."""
+        raise NotImplementedError
+
+    def stages(self) -> list[Stage]:
+        """The network as a chain: (name, layer, what follows it), in order. Dropout is not part of it."""
+        last = len(self.layers) - 1
+        return [(f"layers.{i}", layer, None if i == last else self.activation) for i, layer in enumerate(self.layers)]
+
+    def features(self, x: Tensor) -> Tensor:
+        """(B, *input_shape) -> what the last layer takes: (B, F), or (S, B, F) where weights or x carry S draws."""
+        x = self._to_layers(x)
+        for layer, rate in zip(self.layers[:-1], self.rates[:-1], strict=True):
+            x = self.activation(layer(self._drop(x, rate)))
+        return self._drop(x, self.rates[-1])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, *input_shape) -> (B, outputs), or (S, B, outputs) where weights or x carry S draws."""
+        return self.layers[-1](self.features(x))
+
+    def _drop(self, x: Tensor, rate: float) -> Tensor:
+        return F.dropout(x, rate) if self.training and rate else x
+
+
+class MLP(_Net):
     """A fully connected network; inputs are flattened.
 
     input_shape: shape of one input.   hidden: widths of the hidden layers; () is a linear model.
     outputs: width of the last layer.  activation: a key of ``ACTIVATIONS``.  bias: in every layer, or in none.
-    dropout: (rate of the inputs, rate of every hidden unit), in training mode: each input of a layer is 0 with that
-        probability and divided by 1 − rate otherwise, with a mask for every row (Srivastava et al. 2014).
+    dropout: (rate of the inputs, rate of every hidden unit), in [0, 1).
 
-    Raises UserError for an unknown activation or a rate outside [0, 1).
+    Raises UserError for an unknown activation.
     """
-
-    takes_draws = True
 
     def __init__(
         self,
@@ -84,40 +119,113 @@ class MLP(nn.Module):
         bias: bool = True,
         dropout: tuple[float, float] = (0.0, 0.0),
     ) -> None:
-        super().__init__()
-        dropout = tuple(dropout_rate(rate) for rate in dropout)
-        if activation not in ACTIVATIONS:
-            raise unknown("activation", activation, ACTIVATIONS)
+        super().__init__(activation)
         self.input_dims = len(input_shape)
-        self.activation = ACTIVATIONS[activation]
         widths = [int(torch.Size(input_shape).numel()), *hidden, outputs]
-        self.layers = nn.ModuleList(Linear(i, o, bias=bias) for i, o in pairwise(widths))
-        self.rates = (dropout[0], *(dropout[1] for _ in hidden))
+        self._add_layers(widths, bias, [dropout[0], *(dropout[1] for _ in hidden)])
 
     def enter(self, x: Tensor) -> Tensor:
         """What the first layer takes: (B, *input_shape) -> (B, inputs)."""
         return x.flatten(-self.input_dims)
 
-    def stages(self) -> list[Stage]:
-        """The network as a chain: (name, layer, what follows it), in order. Dropout is not part of it."""
-        last = len(self.layers) - 1
-        return [(f"layers.{i}", layer, None if i == last else self.activation) for i, layer in enumerate(self.layers)]
+    _to_layers = enter
 
     @property
     def dropout_rates(self) -> dict[str, float]:
         """{weight matrix: share of its columns, the inputs of its layer, that dropout removes}."""
         return {f"layers.{i}.weight": rate for i, rate in enumerate(self.rates)}
 
-    def features(self, x: Tensor) -> Tensor:
-        """(B, *input_shape) -> what the last layer takes: (B, F), or (S, B, F)."""
+
+class ConvNet(_Net):
+    """Convolutions, each followed by 2 × 2 max-pooling and the activation, then fully connected layers.
+
+    input_shape: (channels, height, width).   channels: of each convolution, one or more.
+    hidden: widths of the layers after them.   outputs: width of the last layer.   activation: a key of ``ACTIVATIONS``.
+    bias: in every layer, or in none.   kernel, padding: of every convolution, in pixels.
+    dropout: share of the inputs of every fully connected layer that is removed in training mode, as in :class:`MLP`.
+
+    Raises UserError for inputs that are no images, or images that are too small for it; for an unknown activation.
+    """
+
+    def __init__(
+        self,
+        input_shape: Sequence[int],
+        channels: Sequence[int],
+        hidden: Sequence[int],
+        outputs: int,
+        activation: str = "relu",
+        bias: bool = True,
+        kernel: int = 3,
+        padding: int = 1,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__(activation)
+        if len(input_shape) != 3:
+            raise UserError(
+                f"a convolutional network takes images of shape (channels, height, width), and these inputs have shape "
+                f"{tuple(input_shape)}; take a fully connected variant, such as hidden-layer"
+            )
+        sizes = [tuple(input_shape[1:])]  # of the image before each convolution, and after the last pooling
+        self.width = 0
+        for out in channels:
+            inner = [n + 2 * padding - kernel + 1 for n in sizes[-1]]
+            self.width = max(self.width, out * inner[0] * inner[1])
+            sizes.append((inner[0] // 2, inner[1] // 2))
+            if min(sizes[-1]) < 1:
+                raise UserError(
+                    f"images of {sizes[0][0]} × {sizes[0][1]} pixels are too small for {len(channels)} convolutions "
+                    f"(kernel {kernel}, padding {padding}), each followed by 2 × 2 pooling; take fewer channels, a "
+                    "smaller kernel or more padding"
+                )
+        all_channels = [input_shape[0], *channels]
+        self.convolutions = nn.ModuleList(
+            nn.Conv2d(i, o, kernel, padding=padding, bias=bias) for i, o in pairwise(all_channels)
+        )
+        widths = [all_channels[-1] * sizes[-1][0] * sizes[-1][1], *hidden, outputs]
+        self.width = max(self.width, *widths)
+        self.rate = dropout
+        self._add_layers(widths, bias, [dropout] * (len(hidden) + 1))
+
+    def enter(self, x: Tensor) -> Tensor:
+        """What the first layer takes: the same (…, B, C, H, W), channels last in memory."""
+        return x.movedim(-3, -1).clone(memory_format=torch.contiguous_format).movedim(-1, -3)
+
+    def _pool(self, x: Tensor) -> Tensor:
+        """(…, C, H, W) -> (…, C, H/2, W/2). Pooled first, the activation has a quarter of the numbers to map."""
+        pooled = F.max_pool2d(x.flatten(0, -4), 2)
+        return self.activation(pooled).unflatten(0, x.shape[:-3])
+
+    def _pool_flat(self, x: Tensor) -> Tensor:
+        """(…, C, H, W) -> (…, C·H/2·W/2)."""
+        return self._pool(x).flatten(-3)
+
+    def stages(self) -> list[Stage]:
+        """The network as a chain: (name, layer, what follows it), in order. Dropout is not part of it."""
+        after = [*repeat(self._pool, len(self.convolutions) - 1), self._pool_flat]
+        first = zip(self.convolutions, after, strict=True)
+        return [*((f"convolutions.{i}", *stage) for i, stage in enumerate(first)), *super().stages()]
+
+    def _to_layers(self, x: Tensor) -> Tensor:
         x = self.enter(x)
-        for layer, rate in zip(self.layers[:-1], self.rates[:-1], strict=True):
-            x = self.activation(layer(self._drop(x, rate)))
-        return self._drop(x, self.rates[-1])
+        weights = [(layer.weight, layer.bias) for layer in self.convolutions]
+        lead = torch.broadcast_shapes(x.shape[:-4], *(W.shape[:-4] for W, _ in weights))
+        inputs = repeat(x) if x.dim() == 4 else _per_draw(x, 4, lead)
+        # One draw at a time through all convolutions, while what they hand on is in the cache: twice as fast on a CPU
+        # as one layer at a time, grouped convolutions included (one for all draws; S times the channels).
+        each = [zip(_per_draw(W, 4, lead), _per_draw(b, 1, lead), strict=True) for W, b in weights]
+        drawn = [self._convolve(one, w) for one, w in zip(inputs, zip(*each, strict=True), strict=False)]
+        return torch.stack(drawn).unflatten(0, lead) if lead else drawn[0]
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, *input_shape) -> (B, outputs), or (S, B, outputs) where the weights carry S draws."""
-        return self.layers[-1](self.features(x))
+    def _convolve(self, x: Tensor, weights: Sequence[tuple[Tensor, Tensor | None]]) -> Tensor:
+        """(B, C, H, W) -> (B, features) by one draw of the weights."""
+        for layer, (W, b) in zip(self.convolutions, weights, strict=True):
+            x = self._pool(F.conv2d(x, W, b, layer.stride, layer.padding))
+        return x.flatten(-3)
 
-    def _drop(self, x: Tensor, rate: float) -> Tensor:
-        return F.dropout(x, rate) if self.training and rate else x
+
+def _per_draw(x: Tensor | None, dims: int, lead: torch.Size) -> Sequence[Tensor | None]:
+    """(…, its own dims) as one tensor for each draw, the leading dimensions broadcast to ``lead``."""
+    if x is None:
+        return [None] * lead.numel()
+    own = x.shape[x.dim() - dims :]
+    return x.expand(lead + own).reshape(-1, *own).unbind()

@@ -1,12 +1,10 @@
 """A user's own network as a backbone: a module, a TorchScript or torch.export file, or a torchvision architecture.
 
 A network is written as a text: ``model.pt`` (TorchScript), ``model.pt2`` (torch.export), or ``resnet18:weights.pth``
-(a torchvision architecture and its weights, whose last linear layer is left out).
-
-A module takes the standardised inputs that a data set holds, as one that was trained on ``data.x_train`` does. A file
-is written for use without this package, and takes inputs in their own units, pixels in [0, 1]. Either may be told to
-take the other (``Pretrained.taking``). Torchvision's take pixels in [0, 1], and are given ImageNet's normalisation and
-three channels. No file is unpickled.
+(a torchvision architecture and its weights, whose last linear layer is left out). A module takes the standardised
+inputs that a data set holds; a file, written for use without this package, takes inputs in their own units, pixels in
+[0, 1]; ``Pretrained.taking`` changes it. Torchvision's take pixels, and are given ImageNet's normalisation. No file is
+unpickled.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bnn_pyro.errors import UserError, unknown
+from bnn_pyro.errors import UserError, first_line, unknown
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.backbone import Pretrained, weights_digest
 
@@ -61,7 +59,7 @@ def from_description(description: Mapping[str, Any]) -> Pretrained:
     Raises UserError where it is needed and not there, or is another one by now.
     """
     if description["kind"] == "torchvision":
-        return Pretrained(_Torchvision(_architecture(description["name"])), description)
+        return Pretrained(_Torchvision(description["name"]), description)
     if description["kind"] == "module":
         raise UserError(
             f"this posterior stands on a module of your own ({description['class']}), which an archive of tensors "
@@ -96,9 +94,8 @@ def _read(path: Path) -> nn.Module:
         raise
     except Exception as error:
         kind = "torch.export" if path.suffix == ".pt2" else "TorchScript"
-        reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
         raise UserError(
-            f"{path} is no {kind} file that can be read ({reason}); write it with "
+            f"{path} is no {kind} file that can be read ({first_line(error)}); write it with "
             + ("torch.export.save" if path.suffix == ".pt2" else "torch.jit.script(module).save")
         ) from None
 
@@ -117,28 +114,22 @@ def _refuse_pickles(path: Path) -> None:
         raise UserError(f"{path} holds pickled objects or compiled code, which are not read; export tensors only")
 
 
-def _architecture(name: str) -> nn.Module:
-    """A torchvision classifier without its last linear layer."""
-    from torchvision import models
-
-    if name not in models.list_models(module=models):
-        raise unknown("torchvision architecture", name, models.list_models(module=models))
-    with isolated(0):  # it draws initial weights
-        net = models.get_model(name, weights=None)
-    last = [(key, part) for key, part in net.named_modules() if isinstance(part, nn.Linear)]
-    if not last:
-        raise UserError(f"torchvision's {name} ends in no linear layer that could be made Bayesian")
-    parent, _, child = last[-1][0].rpartition(".")
-    setattr(net.get_submodule(parent), child, nn.Identity())
-    return net
-
-
 class _Torchvision(nn.Module):
-    """Pixels in [0, 1] -> features: three channels, ImageNet's normalisation, the network."""
+    """A torchvision classifier without its last linear layer: pixels in [0, 1], one channel or three -> features."""
 
-    def __init__(self, net: nn.Module) -> None:
+    def __init__(self, name: str) -> None:
+        from torchvision import models
+
         super().__init__()
-        self.net = net
+        if name not in models.list_models(module=models):
+            raise unknown("torchvision architecture", name, models.list_models(module=models))
+        with isolated(0):  # it draws initial weights
+            self.net = models.get_model(name, weights=None)
+        last = [key for key, part in self.net.named_modules() if isinstance(part, nn.Linear)]
+        if not last:
+            raise UserError(f"torchvision's {name} ends in no linear layer that could be made Bayesian")
+        parent, _, child = last[-1].rpartition(".")
+        setattr(self.net.get_submodule(parent), child, nn.Identity())
         self.register_buffer("mean", torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1), persistent=False)
 
@@ -147,18 +138,16 @@ class _Torchvision(nn.Module):
 
 
 def _torchvision(name: str, file: Path) -> Pretrained:
-    net = _architecture(name)
+    whole = _Torchvision(name)
     file = file.expanduser()
     if not file.is_file():
         raise UserError(f"no weights file {file} for torchvision's {name}; save one with torch.save(net.state_dict())")
     try:
         state = torch.load(file, map_location="cpu", weights_only=True)
-        mismatch = net.load_state_dict(state, strict=False)
+        missing = whole.net.load_state_dict(state, strict=False).missing_keys
     except Exception as error:
-        raise UserError(
-            f"{file} holds no weights of torchvision's {name}: {str(error).strip().splitlines()[0][:200]}"
-        ) from None
-    if mismatch.missing_keys:
-        raise UserError(f"{file} holds no weights of torchvision's {name}: it lacks {mismatch.missing_keys[0]}")
-    description = {"kind": "torchvision", "name": name, "path": str(file.resolve()), "weights": weights_digest(net)}
-    return Pretrained(_Torchvision(net), description)
+        raise UserError(f"{file} holds no weights of torchvision's {name}: {first_line(error)}") from None
+    if missing:
+        raise UserError(f"{file} holds no weights of torchvision's {name}: it lacks {missing[0]}")
+    weights = weights_digest(whole.net)
+    return Pretrained(whole, {"kind": "torchvision", "name": name, "path": str(file.resolve()), "weights": weights})

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 
 import pyro.distributions as dist
 import torch
-from pyro.distributions import constraints
 from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
+
+from bnn_pyro.parts.weights import ArrayDistribution
 
 __all__ = ["PrunedGuide", "PrunedWeights", "weight_sites"]
 
@@ -19,24 +20,16 @@ def weight_sites(model: nn.Module) -> list[str]:
     return [site for site, value in model.initial.items() if value.dim() > 1 and site not in likelihood]
 
 
-class PrunedWeights(dist.TorchDistribution):
+class PrunedWeights(ArrayDistribution):
     """m ⊙ w, w ~ q: the draws of q, with 0 where the mask says so; mean and variance follow.
 
     whole: q, its event the whole array.   kept: (*event shape) bool.
     It has neither a density (a removed weight is a point) nor gradients: what is pruned has been trained.
     """
 
-    arg_constraints: dict = {}  # noqa: RUF012
-    has_rsample = True
-
     def __init__(self, whole: dist.TorchDistribution, kept: Tensor) -> None:
-        self.whole, self.kept = whole, kept
-        super().__init__(whole.batch_shape, whole.event_shape, validate_args=False)
-
-    @constraints.dependent_property(is_discrete=False)
-    def support(self) -> constraints.Constraint:
-        """Reals, as one event."""
-        return constraints.independent(constraints.real, len(self.event_shape))
+        super().__init__(whole.event_shape)
+        self.whole, self.kept, self._batch_shape = whole, kept, whole.batch_shape
 
     @property
     def mean(self) -> Tensor:

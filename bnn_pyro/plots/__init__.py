@@ -11,23 +11,22 @@ from __future__ import annotations
 from bnn_pyro.lazy import lazy_names
 
 _NAMES = {
-    "calibration": "doubt_calibration regression_calibration reliability",
     "chains": "autocorrelation chain_traces energy forest trace_ranks",
-    "classification": "confidence_histogram confusion_matrix selective_risk softmax_draws",
-    "diagnostics": "convergence importance_weights loo_pit objective pareto_k posterior_predictive",
-    "ensembles": "dispute growing_ensemble method_predictions most_disputed",
-    "exact": "batch_objectives exact_intervals finite_differences mixture_densities standard_errors two_weights",
-    "images": "uncertain_images",
-    "joint": "joint_quantiles joint_z_scores step_size_bias",
-    "maps": "decision_boundary epistemic_map",
-    "mesh": "Grid grid line",
-    "ood": "entropy_histograms ood_bars",
-    "pruning": "pruning_curve signal_to_noise",
-    "ranks": "interval_coverage rank_ecdfs rank_histograms",
-    "reference": "reference_band reference_coverage reference_outputs",
-    "regression": "predicted_observed predictive_band",
+    "checks_exact": (
+        "batch_objectives exact_intervals finite_differences mixture_densities reference_coverage "
+        "reference_outputs standard_errors two_weights"
+    ),
+    "checks_simulated": ("interval_coverage joint_quantiles joint_z_scores rank_ecdfs rank_histograms step_size_bias"),
+    "classification": (
+        "confidence_histogram confusion_matrix doubt_calibration entropy_histograms reliability selective_risk"
+    ),
+    "diagnostics": "convergence importance_weights loo_pit pareto_k posterior_predictive",
+    "ensembles": "dispute growing_ensemble method_predictions most_disputed softmax_draws",
+    "images": "ood_bars uncertain_images",
+    "maps": "Grid decision_boundary epistemic_map grid line",
+    "regression": "predicted_observed predictive_band reference_band regression_calibration",
     "sweep": "Scores sweep_points sweep_settings",
-    "training": "sampler_trace training_curves",
-    "weights": "unlike weight_posteriors",
+    "training": "objective sampler_trace training_curves",
+    "weights": "pruning_curve signal_to_noise unlike weight_posteriors",
 }
 __all__, __getattr__, __dir__ = lazy_names(__name__, _NAMES)

@@ -1,7 +1,7 @@
-"""What chains of draws look like: traces with ranks, intervals by chain, energies, autocorrelation.
+"""What chains of draws look like, from plain arrays: C chains of D draws of M quantities.
 
-All from plain arrays, C chains of D draws of M quantities. With hundreds of chains a few are drawn as lines, from the
-one with the lowest mean to that with the highest, over the range of all; every picture says how many it shows.
+With hundreds of chains a few are drawn as lines, from the one with the lowest mean to that with the highest, over the
+range of all; every picture says how many it shows.
 """
 
 from __future__ import annotations
@@ -15,21 +15,9 @@ from numpy.typing import ArrayLike
 from scipy import stats as distributions
 from torch import Tensor
 
-from bnn_pyro.errors import UserError, unknown
-from bnn_pyro.plots.style import (
-    BAYES,
-    CONTRAST,
-    DATA,
-    LINES,
-    MARKERS,
-    REFERENCE,
-    WRONG,
-    drawn,
-    legend_below,
-    panel,
-    panels,
-    tint,
-)
+from bnn_pyro.errors import UserError
+from bnn_pyro.plots.layout import evenly, legend_below, panel, panels
+from bnn_pyro.plots.style import BAYES, COLOURS, DASHED, DATA, LINES, MARKERS, REFERENCE, WRONG, drawn, readable, tint
 
 __all__ = ["autocorrelation", "chain_traces", "energy", "forest", "trace_ranks"]
 
@@ -58,20 +46,17 @@ def trace_ranks(
 
     Ranks of all draws together, by chain: bars that follow the dashed line say that the chain visits low and high
     values as often as the others do. With more than 8 chains the bars become a map, one row a chain (or a few
-    neighbours), and the traces show 8 chains over the 5 to 95 % range of all. Ticks below mark divergent draws.
+    neighbours). Crosses below mark divergent draws.
 
     values: (C, D, M), the first 6 of M are shown.   diverging: (C, D), 0 or 1.   unit: of the values, for the axis.
-
-    Raises UserError where labels and values do not match.
     """
     values = _quantities(values, labels)
     num = min(MOST_TRACES, values.shape[2])
     axes = panels(axes, num, 2, 7.8, 1.25 * num + 0.75, width_ratios=(3, 2))
-    bad = np.zeros(values.shape[:2], bool) if diverging is None else np.asarray(diverging) > 0
     for m in range(num):
         left, right = axes[2 * m : 2 * m + 2]
         _lines(left, values[..., m])
-        _rug(left, bad)
+        _mark(left, np.zeros(values.shape[:2]) if diverging is None else np.asarray(diverging))
         left.set_title(_short(labels[m], 44), size=8.5, loc="left")
         left.yaxis.set_major_locator(MaxNLocator(3))
         left.set_ylabel(unit, size=8)
@@ -80,38 +65,32 @@ def trace_ranks(
             left.tick_params(labelbottom=False)
             right.tick_params(labelbottom=False)
     more = f"; {num} of {values.shape[2]} quantities" if values.shape[2] > num else ""
-    axes[-2].set_xlabel(f"kept draw ({_how_many(values.shape[0])}{more})", size=8)
+    chains = f"{len(values)} chain{'s' if len(values) > 1 else ''}"
+    if len(values) > MOST_CHAINS:
+        chains = f"{MOST_CHAINS} of {len(values)} chains, lowest to highest; grey: 5–95 %"
+    axes[-2].set_xlabel(f"kept draw ({chains}{more})", size=8)
     axes[-1].set_xlabel("rank of the draw, in % of all draws", size=8)
     return axes
 
 
 @drawn
-def chain_traces(stats: Mapping[str, Tensor], *, name: str = "lp", ax: Axes | None = None) -> Axes:
+def chain_traces(stats: Mapping[str, Tensor], *, ax: Axes | None = None) -> Axes:
     """Log joint density in nats of every kept draw, one line a chain; crosses below are divergent transitions.
 
-    With more than 8 chains, 8 of them over the 5 to 95 % range of all.
-
-    stats: ``posterior.stats``, {name: (C, D)}.   name: what to draw of them instead.
-
-    Raises UserError where the posterior has no such statistic.
+    stats: ``posterior.stats``, {name: (C, D)}.   Raises UserError where it has no log joint density ("lp").
     """
-    if name not in stats:
-        raise unknown("statistic", name, stats) if stats else UserError("this posterior has no statistics of its draws")
-    values = stats[name].double().cpu().numpy()
-    label = "log joint density, nats" if name in ("lp", "log_joint") else name.replace("_", " ")
+    if "lp" not in stats:
+        raise UserError("this posterior has no log joint density of its draws")
+    values, title = stats["lp"].double().cpu().numpy(), ""
     ax = panel(ax, 7.6, 2.9)
     _lines(ax, values)
-    bad = stats["diverging"].cpu().numpy() > 0 if "diverging" in stats else np.zeros(values.shape, bool)
-    if bad.any():
-        low = np.nanmin(values) - 0.05 * (np.ptp(values[np.isfinite(values)]) or 1.0)
-        at = np.unique(np.nonzero(bad)[1]) + 1
-        ax.plot(at, np.full(len(at), low), "x", color=DATA, markersize=4, label="divergent")
-    ax.set(xlabel="kept draw", ylabel=label, xlim=(1, max(2, values.shape[1])))
+    if "diverging" in stats:
+        title = f"{int(stats['diverging'].sum()):,} of {values.size:,} transitions divergent; "
+        _mark(ax, stats["diverging"].cpu().numpy())
+    ax.set(xlabel="kept draw", ylabel="log joint density, nats")
     spread = f", sd {values.std():.1f}" if values.size > 1 else ""
-    said = f"{bad.sum():,} of {values.size:,} transitions divergent; " if "diverging" in stats else ""
-    ax.set_title(f"{said}mean {_number(values.mean())}{spread}")
-    legend_below(ax, columns=5)
-    return ax
+    ax.set_title(f"{title}mean {readable(values.mean())}{spread}")
+    return legend_below(ax, 5)
 
 
 @drawn
@@ -130,14 +109,13 @@ def forest(values: ArrayLike, labels: Sequence[str], *, unit: str = "value", ax:
     place = np.arange(num, dtype=float)
     for c, group in enumerate(groups):
         low, first, middle, third, high = np.quantile(group[:, :num], (0.025, 0.25, 0.5, 0.75, 0.975), axis=0)
-        at, colour = place + (c - (len(groups) - 1) / 2) * 0.62 / max(len(groups), 1), [BAYES, *CONTRAST][c % 5]
-        ax.hlines(at, low, high, color=colour, linewidth=1)
-        ax.hlines(at, first, third, color=colour, linewidth=2.8)
-        marker = MARKERS[c % len(MARKERS)]
-        label = f"chain {c}" if apart else "all draws"
-        ax.plot(middle, at, marker, color=colour, mec="white", mew=0.6, markersize=5.5, linestyle="none", label=label)
+        at = place + (c - (len(groups) - 1) / 2) * 0.62 / len(groups)
+        ax.hlines(at, low, high, color=COLOURS[c], linewidth=1)
+        ax.hlines(at, first, third, color=COLOURS[c], linewidth=2.8)
+        look = dict(color=COLOURS[c], mec="white", mew=0.6, markersize=5.5)
+        ax.plot(middle, at, MARKERS[c], label=f"chain {c}" if apart else "all draws", **look)
     if not apart:
-        few = _evenly(chains, MOST_ROWS)
+        few = evenly(chains, MOST_ROWS)
         medians = np.median(values[few, :, :num], axis=1)
         label = f"medians of {'all ' if len(few) == chains else ''}{len(few)} chains"
         ax.plot(medians.T.ravel(), np.repeat(place + 0.3, len(few)), "|", color=REFERENCE, markersize=5, label=label)
@@ -146,9 +124,7 @@ def forest(values: ArrayLike, labels: Sequence[str], *, unit: str = "value", ax:
     ax.grid(axis="x", color="0.9")
     shown = f"{num} of {values.shape[2]}, " if values.shape[2] > num else ""
     ax.set_title(f"{shown}median, 50 % and 95 % of the draws")
-    if chains > 1:
-        legend_below(ax, columns=4)
-    return ax
+    return legend_below(ax, 4) if chains > 1 else ax
 
 
 @drawn
@@ -173,13 +149,13 @@ def energy(energies: ArrayLike, *, bfmi: float | None = None, ax: Axes | None = 
     ax.hist(moves, edges, density=True, histtype="step", color=WRONG, linewidth=1.6, label="change in one transition")
     ax.set(xlabel="nats", ylabel="density", xlim=(-reach, reach))
     ax.set_title(f"smallest BFMI {bfmi:.2f}: {'below' if bfmi < BFMI else 'above'} {BFMI}")
-    legend_below(ax, columns=2)
-    return ax
+    return legend_below(ax, 2)
 
 
 @drawn
-def autocorrelation(values: ArrayLike, labels: Sequence[str], *, draws: int | None = None,
-                    ax: Axes | None = None) -> Axes:  # fmt: skip
+def autocorrelation(
+    values: ArrayLike, labels: Sequence[str], *, draws: int | None = None, ax: Axes | None = None
+) -> Axes:
     """Correlation of a chain's draws with those some draws earlier: the faster it falls to 0, the more a draw is worth.
 
     values: (M, lags), from lag 0, averaged over the chains; the first 6 of M are shown.
@@ -196,14 +172,12 @@ def autocorrelation(values: ArrayLike, labels: Sequence[str], *, draws: int | No
     values = values[:, : max(20, 2 * (far.max(initial=0) + 1))]  # what follows is noise
     lags = np.arange(values.shape[1])
     for m, row in enumerate(values[:MOST_TRACES]):
-        colour, dash = [BAYES, *CONTRAST][m % 5], LINES[m % len(LINES)]
-        few = dict(marker=MARKERS[m], markersize=3.5, markevery=max(1, len(lags) // 8))
-        ax.plot(lags, row, color=colour, linestyle=dash, linewidth=1.3, label=_short(labels[m], 30), **few)
+        look = dict(marker=MARKERS[m], markersize=3.5, markevery=max(1, len(lags) // 8), linewidth=1.3)
+        ax.plot(lags, row, LINES[m % 4], color=COLOURS[m], label=_short(labels[m], 30), **look)
     ax.set(xlabel="lag, draws of one chain", ylabel="autocorrelation", xlim=(0, max(1, lags[-1])))
     ax.set_ylim(min(-0.1, np.nanmin(values) - 0.05), 1.03)
     ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    legend_below(ax, columns=2)
-    return ax
+    return legend_below(ax, 2)
 
 
 # -- pieces ------------------------------------------------------------------------------------------------------------
@@ -217,23 +191,22 @@ def _quantities(values: ArrayLike, labels: Sequence[str]) -> np.ndarray:
 def _lines(ax: Axes, values: np.ndarray) -> None:
     """One line a chain; of many, a few over the range of all, from the lowest mean to the highest."""
     draw, chains = np.arange(1, values.shape[1] + 1), values.shape[0]
-    shown = np.sort(values.mean(1).argsort(kind="stable")[_evenly(chains, MOST_CHAINS)])
+    shown = np.sort(values.mean(1).argsort(kind="stable")[evenly(chains, MOST_CHAINS)])
     if chains > len(shown):
         low, high = np.nanquantile(values, (0.05, 0.95), axis=0)
         ax.fill_between(draw, low, high, color="0.85", linewidth=0, label=f"5–95 % of {chains} chains")
     for k, c in enumerate(shown):
-        colour, dash = [BAYES, *CONTRAST][k % 5], LINES[k // 5 % 4]
-        marker = "o" if len(draw) == 1 else None
-        ax.plot(draw, values[c], color=colour, linestyle=dash, linewidth=0.7, marker=marker, label=f"chain {c}")
+        look = dict(color=COLOURS[k % 5], linewidth=0.7, marker="o" if len(draw) == 1 else None)
+        ax.plot(draw, values[c], LINES[k // 5], label=f"chain {c}", **look)
     ax.set_xlim(1, max(2, len(draw)))
     ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
 
 
-def _rug(ax: Axes, bad: np.ndarray) -> None:
-    at = np.unique(np.nonzero(bad)[1]) + 1
+def _mark(ax: Axes, diverging: np.ndarray) -> None:
+    at = np.flatnonzero(diverging.any(0)) + 1
     if len(at):
-        ax.plot(at, np.full(len(at), 0.03), "|", color=DATA, markersize=6, transform=ax.get_xaxis_transform(),
-                label="divergent")  # fmt: skip
+        look = dict(color=DATA, markersize=4, transform=ax.get_xaxis_transform(), label="divergent")
+        ax.plot(at, np.full(len(at), 0.03), "x", **look)
 
 
 def _ranks(ax: Axes, values: np.ndarray) -> str:
@@ -255,29 +228,15 @@ def _ranks(ax: Axes, values: np.ndarray) -> str:
         ax.set_ylabel("chains" if each == 1 else f"rows of ≤{each} chains", size=7)
         return "ranks, times the expected"
     for c, count in enumerate(counts):
-        height, colour = 0.42 * np.clip(count, 0, 2.1), [BAYES, *CONTRAST][c % 5]
-        ax.bar(100 * edges[:-1], height, 100 / bins, bottom=chains - 1 - c, align="edge", color=tint(colour, 0.6),
-               edgecolor="white", linewidth=0.4)  # fmt: skip
-        ax.hlines(chains - 1 - c + 0.42, 0, 100, color=REFERENCE, linestyle="--", linewidth=0.8)
-    ax.set_yticks([chains - 1 - c + 0.42 for c in range(chains)], [str(c) for c in range(chains)], size=7)
+        foot, height = chains - 1 - c, 0.42 * np.clip(count, 0, 2.1)
+        look = dict(align="edge", color=tint(COLOURS[c % 5], 0.6), edgecolor="white", linewidth=0.4)
+        ax.bar(100 * edges[:-1], height, 100 / bins, bottom=foot, **look)
+        ax.axhline(foot + 0.42, **DASHED)
+    ax.set_yticks(np.arange(chains)[::-1] + 0.42, [str(c) for c in range(chains)], size=7)
     ax.set(ylim=(0, chains))
     ax.set_ylabel("chain", size=8)
     return "ranks by chain; dashed: expected"
 
 
-def _evenly(of: int, most: int) -> np.ndarray:
-    return np.unique(np.linspace(0, of - 1, min(of, most)).round().astype(int))
-
-
-def _how_many(chains: int) -> str:
-    if chains <= MOST_CHAINS:
-        return f"{chains} chain{'s' if chains > 1 else ''}"
-    return f"{MOST_CHAINS} of {chains} chains, lowest to highest; grey: 5–95 %"
-
-
 def _short(label: str, most: int) -> str:
     return label if len(label) <= most else label[: most - 1] + "…"
-
-
-def _number(value: float) -> str:
-    return f"{value:{',.0f' if abs(value) >= 1000 else '.4g'}}".replace("-", "−")

@@ -1,43 +1,39 @@
-"""Pictures of class probabilities: what is confused, how sure, which draws say what, and when to abstain."""
+"""Class probabilities: what is confused, how sure, whether the confidence is deserved, and when to abstain."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import seaborn
 from matplotlib.axes import Axes
-from torch import Tensor
+from scipy import stats
 
 from bnn_pyro import metrics
 from bnn_pyro.datasets.dataset import Schema
-from bnn_pyro.errors import UserError
-from bnn_pyro.metrics.classification import mean_probs
+from bnn_pyro.errors import UserError, unknown
+from bnn_pyro.metrics import SCORES
+from bnn_pyro.metrics.classification import BINS, mean_probs
 from bnn_pyro.metrics.metric import Targets, targets
-from bnn_pyro.plots.images import split_nats
-from bnn_pyro.plots.style import (
-    BAYES,
-    DATA,
-    GOOD,
-    HATCH,
-    POINT,
-    REFERENCE,
-    WRONG,
-    class_names,
-    drawn,
-    legend_below,
-    need,
-    panel,
-    panels,
-    tint,
-)
+from bnn_pyro.plots.layout import class_names, legend_below, need, panel, panels
+from bnn_pyro.plots.style import BAYES, CONTRAST, DASHED, DATA, GOOD, HATCH, LINES, POINT, WRONG, drawn, tint
 from bnn_pyro.predictive import Prediction
 
-__all__ = ["confidence_histogram", "confusion_matrix", "draw_boxes", "selective_risk", "softmax_draws"]
+__all__ = ["confidence_histogram", "confusion_matrix", "doubt_calibration", "entropy_histograms", "reliability",
+           "selective_risk"]  # fmt: skip
 
-
+#: A bin of fewer points is drawn in grey: its accuracy says next to nothing.
+FEW = 10
+#: Single-precision probabilities cannot tell a smaller doubt from none.
+MIN_DOUBT = 1e-6
 #: A confidence that few would question: how many points lie above it, and how many of them are wrong, is told.
 SURE = 0.99
+#: What a score is called on an axis.
+_LABELS = {
+    "total_entropy": "total predictive entropy, nats",
+    "max_prob": "1 − largest class probability",
+    "mutual_information": "mutual information of label and weights, nats",
+}
 
 
 @drawn
@@ -66,7 +62,7 @@ def confusion_matrix(
 
 
 @drawn
-def confidence_histogram(prediction: Prediction, y: Targets, *, bins: int = 20, ax: Axes | None = None) -> Axes:
+def confidence_histogram(prediction: Prediction, y: Targets, *, ax: Axes | None = None) -> Axes:
     """How sure the network was where it was right, and where it was wrong (narrow hatched bars); a log scale.
 
     Lines at the mean confidence and at the accuracy: apart, the network is over- or underconfident.
@@ -74,90 +70,80 @@ def confidence_histogram(prediction: Prediction, y: Targets, *, bins: int = 20, 
     need(prediction, "classification", "a confidence histogram")
     y, probs = targets(prediction, y), mean_probs(prediction)
     confidence, right = probs.max(1), probs.argmax(1) == y
-    edges = np.linspace(1 / probs.shape[1], 1, bins + 1)
+    edges = np.linspace(1 / probs.shape[1], 1, 21)
+    up, down = (np.histogram(confidence[some], edges)[0] for some in (right, ~right))
+    left, width = edges[:-1], edges[1] - edges[0]
     ax = panel(ax)
-    up, _ = np.histogram(confidence[right], edges)
-    down, _ = np.histogram(confidence[~right], edges)
-    width = edges[1] - edges[0]
-    ax.bar(edges[:-1], up, width, align="edge", color=tint(BAYES, 0.7), edgecolor="white", label="right")
-    ax.bar(
-        edges[:-1] + width / 2, down, 0.55 * width, color=tint(WRONG, 0.35), edgecolor=WRONG, hatch=HATCH, label="wrong"
-    )
-    ax.set_yscale("log")
-    ax.set_ylim(0.7, 1.5 * max(up.max(), down.max()))  # so that a single point can be seen
-    ax.yaxis.set_major_formatter("{x:,.0f}")
-    ax.minorticks_off()
+    ax.bar(left, up, width, align="edge", color=tint(BAYES, 0.7), edgecolor="white", label="right")
+    look = dict(color=tint(WRONG, 0.35), edgecolor=WRONG, hatch=HATCH)
+    ax.bar(left + width / 2, down, 0.55 * width, label="wrong", **look)
+    _log_counts(ax, 1.5 * max(up.max(), down.max()))
     percent = ".1%" if right.mean() < 0.97 else ".2%"
     ax.axvline(confidence.mean(), color=DATA, label=f"mean confidence {confidence.mean():{percent}}")
     ax.axvline(right.mean(), color=DATA, linestyle="--", label=f"accuracy {right.mean():{percent}}")
     sure = confidence > SURE
     ax.set_title(f"{sure.sum():,} of {len(y):,} above {SURE:.0%}, {(sure & ~right).sum():,} of these wrong")
-    ax.set(xlabel="confidence: largest class probability", ylabel="points", xlim=(edges[0], 1))
-    legend_below(ax, columns=2)
-    return ax
+    ax.set(xlabel="confidence: largest class probability", xlim=(edges[0], 1))
+    return legend_below(ax, 2)
 
 
 @drawn
-def softmax_draws(
-    prediction: Prediction,
-    points: int | Sequence[int] | Tensor,
-    y: Targets | None = None,
-    schema: Schema | None = None,
-    *,
-    most: int = 10,
-    axes: Sequence[Axes] | None = None,
-) -> np.ndarray:
-    """Class probabilities of some points, one panel each: the mean (bar) and the draws (box); axes (len(points),).
+def reliability(prediction: Prediction, y: Targets, *, axes: Sequence[Axes] | None = None) -> np.ndarray:
+    """Accuracy per bin of confidence with its gap to the confidence (hatched), above the points per bin; axes (2,).
 
-    A box holds the middle half of the draws, its whiskers reach from 5 to 95 %. The title has the total entropy and
-    its epistemic and aleatoric parts, in nats. Tall boxes are draws that disagree; short boxes at middling heights,
-    draws that agree that the label is a gamble.
-
-    points: which rows of the prediction. most: how many classes to show, the most probable ones.
+    Whiskers are 95 % Wilson intervals of the accuracy. The title has the ECE and its noise floor: what a perfectly
+    calibrated model would show on average on as many points.
     """
-    need(prediction, "classification", "softmax draws")
-    rows = np.atleast_1d(np.asarray(points)).astype(int)
-    if len(rows) == 0 or rows.min() < -len(prediction) or rows.max() >= len(prediction):
-        raise UserError(f"points must be rows 0 to {len(prediction) - 1} of the prediction, got {rows.tolist()}")
-    y = None if y is None else targets(prediction, y)
-    names = class_names(prediction, schema)
-    long = min(most, len(names)) > 3 and max(map(len, names)) > 3
-    columns = 2 if len(rows) == 4 else min(len(rows), 3)
-    lines = -(-len(rows) // columns)
-    if axes is not None:
-        lines, columns = 1, len(rows)
-    height = (3.0 if long else 2.6) * lines
-    axes = panels(axes, lines, columns, 3.1 * columns + 0.4, height, sharey=True)
-    for ax in axes[len(rows) :]:
-        ax.set_axis_off()
-    some = prediction[rows.tolist()]
-    for k, (ax, row) in enumerate(zip(axes, rows, strict=False)):
-        draws = some.probs[:, k].double().numpy()
-        shown = np.sort(np.argsort(-draws.mean(0), kind="stable")[:most])
-        place = draw_boxes(ax, draws, shown, names)
-        if y is not None and y[row] in place:
-            ax.get_xticklabels()[place[y[row]]].set(color=WRONG, fontweight="bold")
-        true = "" if y is None else f", true: {names[y[row]]}"
-        ax.set_title(f"point {row}{true}\n{split_nats(some, k)}", size=8.5)
-        ax.set_ylim(0, 1.03)
-    for ax in axes[::columns]:
-        ax.set_ylabel("class probability\n(bar: mean, box: draws)")
-    return axes[: len(rows)]
+    need(prediction, "classification", "a reliability diagram")
+    table = metrics.reliability(prediction, y)
+    filled, width = table.count > 0, 1 / BINS
+    count, accuracy, confidence = (v[filled] for v in (table.count, table.accuracy, table.confidence))
+    left, gap = table.edges[:-1][filled], confidence - accuracy
+    axes = panels(axes, 2, 1, 4.4, 4.8, sharex=True, height_ratios=(3, 1))
+    colours = [tint(BAYES, 0.5) if num >= FEW else "0.88" for num in count]
+    axes[0].bar(left, accuracy, width, align="edge", color=colours, edgecolor="white")
+    look = dict(facecolor="none", edgecolor=WRONG, hatch=HATCH, linewidth=0.8, label="gap to the mean confidence")
+    axes[0].bar(left, gap, width, bottom=accuracy, align="edge", **look)
+    interval = _wilson(accuracy * count, count)
+    axes[0].vlines(left + width / 2, *interval, color=DATA, linewidth=1, label="95% interval")
+    axes[0].plot([0, 1], [0, 1], **DASHED, label="perfectly calibrated")
+    floor = metrics.ece_floor(prediction).mean
+    axes[0].set_title(f"ECE {metrics.ece(prediction, y):.4f}, noise floor {floor:.4f}")
+    axes[0].set(xlim=(0, 1), ylim=(0, 1.02), ylabel="accuracy (share right)")
+    axes[1].set(xlabel="confidence: largest class probability")
+    return _points_per_bin(axes, left, left + width / 2, width, count, colours)
 
 
-def draw_boxes(ax: Axes, draws: np.ndarray, shown: np.ndarray, names: Sequence[str]) -> dict[int, int]:
-    """Draws (S, K) of one point: their mean as bars, and as boxes; {class shown: its place on the axis}."""
-    place = np.arange(len(shown))
-    ax.bar(place, draws.mean(0)[shown], 0.8, color=tint(BAYES, 0.25), label="mean")
-    if len(draws) > 1:
-        ax.boxplot(
-            draws[:, shown], positions=place, widths=0.45, whis=(5, 95), showfliers=False,
-            medianprops={"color": DATA}, boxprops={"color": BAYES}, whiskerprops={"color": BAYES},
-            capprops={"color": BAYES},
-        )  # fmt: skip
-    long = len(shown) > 3 and max(len(name) for name in names) > 3
-    ax.set_xticks(place, [names[c] for c in shown], rotation=90 if long else 0)
-    return {int(c): k for k, c in enumerate(shown)}
+@drawn
+def doubt_calibration(prediction: Prediction, y: Targets, *, axes: Sequence[Axes] | None = None) -> np.ndarray:
+    """The share of errors against the doubt 1 − max p on log scales, above the points per bin; axes (2,).
+
+    For a classifier so sure of most points that all of them fall into the last bin of a reliability diagram. Bins are
+    half a power of ten wide; a dot is at the mean doubt and the error of its bin, with the 95 % Wilson interval. On the
+    diagonal, doubt is deserved; above it, the network is overconfident. A bin without an error has an open triangle
+    at the upper end of its interval: the error is below.
+    """
+    need(prediction, "classification", "a calibration of doubt")
+    y, probs = targets(prediction, y), mean_probs(prediction)
+    doubt, wrong = np.clip(1 - probs.max(1), MIN_DOUBT, 1), probs.argmax(1) != y
+    edges = 10 ** np.arange(np.floor(2 * np.log10(doubt.min())) / 2, 0.01, 0.5)
+    index = np.clip(np.searchsorted(edges, doubt, side="left") - 1, 0, len(edges) - 2)
+    filled, index = np.unique(index, return_inverse=True)
+    count, errors, mean = (np.bincount(index, w) for w in (None, wrong, doubt))
+    mean, (low, high) = mean / count, _wilson(errors, count)
+    axes = panels(axes, 2, 1, 4.4, 4.8, sharex=True, height_ratios=(3, 1))
+    some = errors > 0
+    floor = 0.3 / count.max()  # a smaller error could not be seen in any bin
+    axes[0].plot([floor, 1], [floor, 1], **DASHED, label="perfectly calibrated")
+    axes[0].vlines(mean, np.maximum(low, floor), high, color=DATA, linewidth=1, label="95% interval")
+    axes[0].plot(mean[some], (errors / count)[some], "o", color=BAYES, markersize=5, label="error of the bin")
+    if not some.all():
+        axes[0].plot(mean[~some], high[~some], "v", color=WRONG, mfc="white", markersize=5, label="no error: below")
+    axes[0].set_title(f"{wrong.sum():,} of {len(y):,} wrong, mean doubt {doubt.mean():.2%}")
+    axes[0].set(xscale="log", yscale="log", ylim=(floor, 1.3), ylabel="share wrong")
+    axes[1].set(xlabel="doubt: 1 − largest class probability", xlim=(edges[0], 1))
+    left, right = edges[filled], edges[filled + 1]
+    return _points_per_bin(axes, left, np.sqrt(left * right), right - left, count, tint(BAYES, 0.5))
 
 
 @drawn
@@ -171,21 +157,82 @@ def selective_risk(
     """
     need(prediction, "classification", "selective risk")
     coverage, risk = metrics.selective_risk(prediction, y)
-    ax = panel(ax)
     error, num = risk[-1], len(risk)
     rank = np.arange(1, num + 1)
     oracle = np.maximum(rank - round((1 - error) * num), 0) / rank
+    top, title = max(error, risk[num // 20 :].max()), f"AURC {risk.mean():.4f}"
+    ax = panel(ax)
     ax.plot(coverage, risk, color=BAYES, label="least entropy first")
-    title = f"AURC {risk.mean():.4f}"
     if baseline is not None:
         other = metrics.selective_risk(baseline, y)[1]
         ax.plot(coverage, other, color=POINT, linestyle="-.", label="baseline")
-        title += f", baseline {other.mean():.4f}"
-    ax.axhline(error, color=REFERENCE, linestyle="--", linewidth=1.2, label="random order")
+        top, title = max(top, other.max()), f"{title}, baseline {other.mean():.4f}"
+    ax.axhline(error, **DASHED, label="random order")
     ax.plot(coverage, oracle, color=GOOD, linestyle=":", linewidth=2, label="oracle: all errors last")
-    top = max(error, risk[num // 20 :].max(), other.max() if baseline is not None else 0)
     ax.set(xlabel="coverage: share of points answered", ylabel="error among them", xlim=(0, 1), ylim=(0, 1.15 * top))
     ax.yaxis.set_major_formatter("{x:.1%}" if top < 0.1 else "{x:.0%}")
     ax.set_title(title)
-    legend_below(ax, columns=2)
-    return ax
+    return legend_below(ax, 2)
+
+
+@drawn
+def entropy_histograms(
+    inside: Prediction,
+    outside: Prediction | Mapping[str, Prediction],
+    *,
+    score: str = "total_entropy",
+    name: str = "in distribution",
+    bins: int = 40,
+    ax: Axes | None = None,
+) -> Axes:
+    """How uncertain the network is on its own test data and on out-of-distribution inputs, with the AUROC between them.
+
+    outside: one prediction, or {name: prediction}, up to four.   name: what the test data are called.
+    score: "total_entropy", "max_prob" or "mutual_information", as in ``metrics.SCORES``.
+    """
+    need(inside, "classification", "an entropy histogram")
+    if score not in SCORES:
+        raise unknown("uncertainty score", score, SCORES)
+    outside = {"out of distribution": outside} if isinstance(outside, Prediction) else dict(outside)
+    if not 0 < len(outside) <= len(CONTRAST):
+        raise UserError(f"an entropy histogram shows 1 to {len(CONTRAST)} out-of-distribution sets, got {len(outside)}")
+    own, values = SCORES[score](inside), {other: SCORES[score](p) for other, p in outside.items()}
+    edges = np.linspace(0, max(own.max(), *(v.max() for v in values.values()), 1e-9), bins + 1)
+    shares = [np.histogram(v, edges)[0] / len(v) for v in (own, *values.values())]
+    ax = panel(ax)
+    ax.stairs(shares[0], edges, fill=True, color=tint(BAYES, 0.55), label=f"{name} (mean {own.mean():.2f})")
+    for k, (other, v) in enumerate(values.items()):
+        label = f"{other} (mean {v.mean():.2f}, AUROC {metrics.ood_auroc(inside, outside[other], score):.3f})"
+        ax.stairs(shares[k + 1], edges, color=CONTRAST[k], linestyle=LINES[k], linewidth=1.8, label=label)
+    ax.set(xlabel=_LABELS[score], ylabel="share of points", xlim=(0, edges[-1]))
+    if np.max(shares) > 0.4:  # a sure network has nearly all of its test points in the first bin
+        ax.set(
+            yscale="log", ylim=(0.5 / max(map(len, (own, *values.values()))), 1), ylabel="share of points (log scale)"
+        )
+    return legend_below(ax, 1)
+
+
+def _wilson(hits: np.ndarray, count: np.ndarray) -> np.ndarray:
+    """(2, bins) ends of the 95 % Wilson intervals of hits / count."""
+    tests = (stats.binomtest(int(k), int(n)) for k, n in zip(hits.round(), count, strict=True))
+    return np.array([test.proportion_ci(method="wilson") for test in tests]).T
+
+
+def _points_per_bin(
+    axes: np.ndarray, left: np.ndarray, middle: np.ndarray, width: object, count: np.ndarray, colours: object
+) -> np.ndarray:
+    """The lower panel, with the number on every bar, and the legend of the upper one below it."""
+    axes[1].bar(left, count, width, align="edge", color=colours, edgecolor="white")
+    for at, num in zip(middle, count, strict=True):
+        axes[1].annotate(f"{num:,}", (at, num), (0, 1.5), textcoords="offset points", ha="center", size=6.5)
+    _log_counts(axes[1], count.max() * 4)  # room for the numbers
+    handles, labels = axes[0].get_legend_handles_labels()
+    legend_below(axes[1], 2, handles=handles, labels=labels)
+    return axes
+
+
+def _log_counts(ax: Axes, top: float) -> None:
+    """Counts on a log scale on which a single point can be seen."""
+    ax.set(yscale="log", ylim=(0.7, top), ylabel="points")
+    ax.yaxis.set_major_formatter("{x:,.0f}")
+    ax.minorticks_off()

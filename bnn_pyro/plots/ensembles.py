@@ -13,29 +13,51 @@ from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.errors import UserError
 from bnn_pyro.metrics.classification import mean_probs
 from bnn_pyro.metrics.metric import Targets, targets
-from bnn_pyro.plots.classification import draw_boxes
 from bnn_pyro.plots.images import show_image, split_nats
-from bnn_pyro.plots.style import (
-    BAYES,
-    CONTRAST,
-    DATA,
-    POINT,
-    WRONG,
-    class_names,
-    drawn,
-    figure,
-    legend_below,
-    need,
-    panel,
-    tint,
-)
+from bnn_pyro.plots.layout import class_names, legend_below, need, panel, panel_grid
+from bnn_pyro.plots.style import BAYES, CONTRAST, DATA, POINT, WRONG, drawn, tint
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction, predict
 
-__all__ = ["dispute", "growing_ensemble", "method_predictions", "most_disputed"]
+__all__ = ["dispute", "growing_ensemble", "method_predictions", "most_disputed", "softmax_draws"]
 
 #: Log-likelihoods of all draws that are held at once: so many numbers, the classes counted.
 NUMBERS = 2**24
+
+
+@drawn
+def softmax_draws(
+    prediction: Prediction,
+    points: int | Sequence[int] | Tensor,
+    y: Targets | None = None,
+    schema: Schema | None = None,
+    *,
+    most: int = 10,
+    axes: Sequence[Axes] | None = None,
+) -> np.ndarray:
+    """Class probabilities of some points, one panel each: the mean (bar) and the draws (box); axes (len(points),).
+
+    A box holds the middle half of the draws, its whiskers reach from 5 to 95 %. The title has the total entropy and
+    its parts in nats. Tall boxes are draws that disagree; short ones at middling heights, an ambiguous point.
+
+    points: which rows of the prediction.   most: how many classes to show, the most probable ones.
+    """
+    need(prediction, "classification", "softmax draws")
+    rows = np.atleast_1d(np.asarray(points)).astype(int)
+    if len(rows) == 0 or rows.min() < -len(prediction) or rows.max() >= len(prediction):
+        raise UserError(f"points must be rows 0 to {len(prediction) - 1} of the prediction, got {rows.tolist()}")
+    y = None if y is None else targets(prediction, y)
+    names = class_names(prediction, schema)
+    height = 3.0 if min(most, len(names)) > 3 and max(map(len, names)) > 3 else 2.6
+    axes, columns = panel_grid(axes, len(rows), 3, (3.1, height), (0.4, 0), sharey=True)
+    for ax, row in zip(axes, rows, strict=True):
+        one, true = prediction[[int(row)]], None if y is None else y[row]
+        _boxes(ax, one, _most_probable(one.mean[0].double().numpy(), most), names, true)
+        said = "" if true is None else f", true: {names[true]}"
+        ax.set_title(f"point {row}{said}\n{split_nats(one, 0)}")
+    for ax in axes[::columns]:
+        ax.set_ylabel("class probability\n(bar: mean, box: draws)")
+    return axes
 
 
 @drawn
@@ -46,18 +68,16 @@ def method_predictions(
     x: Tensor | None = None,
     y: Targets | None = None,
     schema: Schema | None = None,
-    most: int = 10,
     axes: Sequence[Axes] | None = None,
 ) -> np.ndarray:
     """One input by several methods: each one's mean class probabilities (bar) and draws (box); axes (methods,).
 
-    A box holds the middle half of the draws, its whiskers reach from 5 to 95 %. Titles have the total entropy and its
-    parts in nats. With images a first panel shows the input; axes is then (1 + methods,).
+    Boxes and titles as in :func:`softmax_draws`, for the most probable classes. With images a first panel shows the
+    input; axes is then (1 + methods,).
 
     predictions: {label: prediction of the same points}.
     row: which point; None takes the one that the methods dispute most, see :func:`most_disputed`.
-    x: (B, …) the inputs, shown where they are images. y: labels (B,), the true class has a bold tick.
-    most: how many classes to show, the most probable ones by the mean over the methods.
+    x: (B, …) the inputs, shown where they are images.   y: labels (B,), the true class has a bold tick.
 
     Raises UserError for a regression, predictions of different points, or a row that they have not.
     """
@@ -68,25 +88,41 @@ def method_predictions(
     if x is not None and len(x) != len(first):
         raise UserError(f"x has {len(x)} rows, but the predictions are for {len(first)} points")
     label = None if y is None else int(targets(first, y)[row])
-    names = class_names(first, schema)
-    shown = np.sort(np.argsort(-sum(p.mean[row].double().numpy() for p in predictions.values()), kind="stable")[:most])
-    image = x is not None and x.dim() == 4
-    axes = _in_a_line(axes, len(predictions), image)
-    if image:
-        show_image(axes[0], x[row], schema)
-    true = "" if label is None else f", true: {names[label]}"
+    names, image = class_names(first, schema), x is not None and x.dim() == 4
+    shown = _most_probable(sum(p.mean[row].double().numpy() for p in predictions.values()), 10)
+    num = len(predictions) + int(image)
+    axes, columns = panel_grid(axes, num, 5, (2.6, 2.5), least=3.6)
     for ax, (method, prediction) in zip(axes[int(image) :], predictions.items(), strict=True):
         one = prediction[[row]]
-        place = draw_boxes(ax, one.probs[:, 0].double().numpy(), shown, names)
-        if label in place:
-            ax.get_xticklabels()[place[label]].set(color=WRONG, fontweight="bold")
+        _boxes(ax, one, shown, names, label)
         ax.set_title(f"{method}\n{split_nats(one, 0)}", size=7.5)
-        ax.set_ylim(0, 1.03)
-    axes[int(image)].set_ylabel("class probability\n(bar: mean, box: draws)")
-    for ax in axes[4::4] if len(axes) > 5 else []:
-        ax.set_ylabel("class probability")
+    for ax in [axes[int(image)], *axes[columns::columns]]:
+        ax.set_ylabel("class probability\n(bar: mean, box: draws)")
+    true = "" if label is None else f", true: {names[label]}"
+    if image:
+        show_image(axes[0], x[row], schema)
     axes[0].set_title(f"point {row}{true}" + ("" if image else f"\n{axes[0].get_title()}"), size=8.5)
     return axes
+
+
+def _most_probable(probs: np.ndarray, most: int) -> np.ndarray:
+    """The classes of the largest probabilities (K,), in their own order."""
+    return np.sort(np.argsort(-probs, kind="stable")[:most])
+
+
+def _boxes(ax: Axes, one: Prediction, shown: np.ndarray, names: Sequence[str], true: int | None) -> None:
+    """A single point: the mean over the draws as bars, the draws as boxes; the true class has a bold tick."""
+    draws, place = one.probs[:, 0].double().numpy(), np.arange(len(shown))
+    ax.bar(place, draws.mean(0)[shown], 0.8, color=tint(BAYES, 0.25), label="mean")
+    if len(draws) > 1:
+        colours = {f"{part}props": {"color": BAYES} for part in ("box", "whisker", "cap")}
+        look = dict(widths=0.45, whis=(5, 95), showfliers=False, medianprops={"color": DATA})
+        ax.boxplot(draws[:, shown], positions=place, **look, **colours)
+    long = len(shown) > 3 and max(len(name) for name in names) > 3
+    for tick in ax.set_xticks(place, [names[c] for c in shown], rotation=90 if long else 0):
+        if true is not None and shown[round(tick.get_loc())] == true:
+            tick.label1.set(color=WRONG, fontweight="bold")
+    ax.set_ylim(0, 1.03)
 
 
 def most_disputed(predictions: Mapping[str, Prediction]) -> int:
@@ -125,42 +161,16 @@ def _same_points(predictions: Mapping[str, Prediction]) -> Prediction:
     return first
 
 
-def _in_a_line(axes: Sequence[Axes] | None, methods: int, image: bool) -> np.ndarray:
-    num = methods + int(image)
-    if axes is not None:
-        flat = np.ravel(np.asarray(axes, dtype=object))
-        if len(flat) != num:
-            raise UserError(f"this picture draws on {num} axes, but {len(flat)} were given; or pass axes=None")
-        return flat
-    columns = num if num <= 5 else 4
-    lines = -(-num // columns)
-    page = figure(2.6 * columns if num > 1 else 3.6, 2.5 * lines)
-    grid = page.add_gridspec(lines, columns)
-    made: list[Axes] = []
-    for k in range(num):
-        share = made[int(image)] if len(made) > int(image) else None
-        made.append(page.add_subplot(grid[divmod(k, columns)], sharey=share))
-    return np.array(made, dtype=object)
-
-
 @drawn
 def growing_ensemble(
-    posterior: Posterior,
-    x: Tensor,
-    y: Targets,
-    *,
-    baseline: Prediction | None = None,
-    ax: Axes | None = None,
+    posterior: Posterior, x: Tensor, y: Targets, *, baseline: Prediction | None = None, ax: Axes | None = None
 ) -> Axes:
     """NLL in nats per row of the first s stored draws of every chain, against the number of draws in that ensemble.
 
-    −mean_n log 1/S Σ_s p(y_n | x_n, w_s). Thin: each chain by itself. The band is a single draw's NLL, mean ± one
-    standard deviation over the draws. Averaging probabilities can only improve on the mean NLL of single draws
-    (Jensen); where the curve still falls at its end, more draws would help. An ensemble with one draw a chain grows by
-    its chains.
+    −mean_n log 1/S Σ_s p(y_n | x_n, w_s). Thin: each chain by itself. Band: a single draw's NLL, mean ± standard
+    deviation. Where the curve still falls at its end, more draws would help. One draw a chain: it grows by its chains.
 
-    x: (B, *input_shape), standardised. y: (B,).
-    baseline: another prediction of the same rows, such as the deterministic network's.
+    x: (B, *input_shape), standardised.   y: (B,).   baseline: another prediction of the same rows.
 
     Raises UserError where the posterior has no stored draws, or a single one.
     """
@@ -176,20 +186,16 @@ def growing_ensemble(
     together, single, of_chain = _running_nll(posterior, x, y, chains, kept)
     sizes = chains * np.arange(1, kept + 1)
     ax = panel(ax)
-    low, high = single.mean() - single.std(), single.mean() + single.std()
-    ax.axhspan(low, high, color="0.88", linewidth=0, zorder=0)
-    ax.axhline(
-        single.mean(), color=DATA, linestyle=":", linewidth=1.2,
-        label=f"a single draw: {single.mean():.4f} ± {single.std():.4f}",
-    )  # fmt: skip
+    average, spread = single.mean(), single.std()
+    ax.axhspan(average - spread, average + spread, color="0.88", linewidth=0, zorder=0)
+    label = f"a single draw: {average:.4f} ± {spread:.4f}"
+    ax.axhline(average, color=DATA, linestyle=":", linewidth=1.2, label=label)
     if chains > 1 and kept > 1:
         for k, curve in enumerate(of_chain):
             label = f"each of {chains} chains alone" if k == 0 else f"_chain {k}"
             ax.plot(np.arange(1, kept + 1), curve, color=tint(CONTRAST[2], 0.75), linewidth=0.7, label=label)
-    ax.plot(
-        sizes, together, color=BAYES, marker="o" if kept <= 20 else None, markersize=3,
-        label="ensemble" if chains == 1 else f"ensemble of {chains} chains",
-    )  # fmt: skip
+    label = "ensemble" if chains == 1 else f"ensemble of {chains} chains"
+    ax.plot(sizes, together, color=BAYES, marker="o" if kept <= 20 else None, markersize=3, label=label)
     if baseline is not None:
         nll = -baseline.log_prob(torch.as_tensor(y)).double().mean().item()
         bottom, top = ax.get_ylim()
@@ -197,13 +203,11 @@ def growing_ensemble(
         ax.axhline(nll, color=POINT, linestyle="-.", linewidth=1.4, label=f"baseline: {nll:.4f}{where}")
         if where:  # its line would flatten all others
             ax.set_ylim(bottom, top)
-    ax.set_xscale("log")
+    ax.set(xscale="log", xlabel="stored draws in the ensemble", ylabel="NLL, nats per row")
     ax.xaxis.set_major_formatter("{x:,.0f}")
-    ax.set(xlabel="stored draws in the ensemble", ylabel="NLL, nats per row")
     ax.set_title(f"NLL {together[-1]:.4f} nats of all {chains * kept:,} draws")
     ax.grid(axis="y", color="0.9")
-    legend_below(ax, columns=2)
-    return ax
+    return legend_below(ax, 2)
 
 
 def _running_nll(

@@ -1,20 +1,116 @@
-"""Maps over two input features: what the network says, and where it does not know."""
+"""Where to predict for a picture, a line through one input feature or a mesh over two, and maps over such a mesh."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from matplotlib.axes import Axes
 from torch import Tensor
 
-from bnn_pyro.errors import UserError
-from bnn_pyro.plots.mesh import Grid
-from bnn_pyro.plots.style import MARKERS, class_names, drawn, legend_below, need, panel
+from bnn_pyro.datasets.dataset import Dataset, Schema
+from bnn_pyro.errors import UserError, unknown
+from bnn_pyro.plots.layout import class_names, legend_below, need, panel
+from bnn_pyro.plots.style import MARKERS, drawn
 from bnn_pyro.predictive import Prediction
 
-__all__ = ["decision_boundary", "epistemic_map"]
+__all__ = ["Grid", "decision_boundary", "epistemic_map", "grid", "line", "one_feature"]
 
 
+@dataclass(frozen=True)
+class Grid:
+    """A mesh over two input features; predict at ``x``.
+
+    x         (rows·columns, *input_shape) standardised inputs, the other features at their training mean
+    first     (columns,) values of the horizontal feature, in its own units
+    second    (rows,) values of the vertical feature
+    features  the positions of the two
+    schema    of the data
+    """
+
+    x: Tensor
+    first: np.ndarray
+    second: np.ndarray
+    features: tuple[int, int]
+    schema: Schema
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """Names of the two features."""
+        return tuple(self.schema.features[f] if self.schema.features else f"feature {f}" for f in self.features)
+
+    def shaped(self, values: Tensor) -> np.ndarray:
+        """(rows·columns, …) values at ``x`` as (rows, columns, …), for drawing."""
+        shape = (len(self.second), len(self.first))
+        if len(values) != shape[0] * shape[1]:
+            raise UserError(f"the prediction has {len(values)} points, but the grid {len(self.x)}; predict at grid.x")
+        return values.reshape(*shape, *values.shape[1:]).double().numpy()
+
+    def points(self, x: Tensor) -> np.ndarray:
+        """The two features of standardised inputs (B, *input_shape) in their own units, (B, 2)."""
+        return self.schema.unstandardise(x.cpu()).numpy()[:, list(self.features)]
+
+
+def grid(data: Dataset, features: Sequence[str | int] | None = None, *, num: int = 100, margin: float = 0.15) -> Grid:
+    """A mesh of num × num points over two features of a table.
+
+    features: names or positions of two; by default the only two that there are.
+    margin: how far it reaches beyond all the data, as a share of their range.
+
+    Raises UserError for data without two features, or an unknown name.
+    """
+    shape = data.schema.input_shape
+    if features is None:
+        if shape != (2,):
+            raise UserError(f"'{data.name}' has inputs of shape {shape}; name the two features to draw")
+        features = (0, 1)
+    if len(features) != 2:
+        raise UserError(f"a grid has two features, {len(features)} were named")
+    first, second = picked = tuple(_position(data.schema, f) for f in features)
+    x = torch.cat([data.x_train, data.x_val, data.x_test]).cpu()
+    low, high = x.amin(0)[list(picked)], x.amax(0)[list(picked)]
+    low, high = low - margin * (high - low), high + margin * (high - low)
+    axes = low + (high - low) * torch.linspace(0, 1, num)[:, None]  # (num, 2)
+    mesh = torch.zeros(num, num, *shape)
+    mesh[..., first], mesh[..., second] = axes[None, :, 0], axes[:, None, 1]
+    mesh = mesh.flatten(0, 1)
+    raw = data.schema.unstandardise(mesh).reshape(num, num, -1)
+    return Grid(mesh, raw[0, :, first].numpy(), raw[:, 0, second].numpy(), picked, data.schema)
+
+
+def line(data: Dataset, low: float | None = None, high: float | None = None, *, num: int = 400) -> Tensor:
+    """Standardised inputs (num, 1) from ``low`` to ``high``, in the feature's own units.
+
+    By default the range of the training data and half of it more on both sides.
+    Raises UserError where the data have not exactly one input feature.
+    """
+    one_feature(data.schema)
+    x = data.schema.unstandardise(data.x_train.cpu())
+    span = (x.amax() - x.amin()).item()
+    low = x.amin().item() - span / 2 if low is None else low
+    high = x.amax().item() + span / 2 if high is None else high
+    return data.schema.standardise(torch.linspace(low, high, num, dtype=torch.float64)[:, None])
+
+
+def one_feature(schema: Schema) -> None:
+    """Raises UserError unless the inputs are single numbers."""
+    if tuple(schema.input_shape) != (1,):
+        raise UserError(f"this picture is for one input feature; these inputs have shape {tuple(schema.input_shape)}")
+
+
+def _position(schema: Schema, feature: str | int) -> int:
+    if isinstance(feature, str):
+        if feature not in schema.features:
+            raise unknown("feature", feature, list(schema.features))
+        return list(schema.features).index(feature)
+    if len(schema.input_shape) != 1 or not 0 <= feature < schema.input_shape[0]:
+        raise UserError(f"there is no feature {feature} in inputs of shape {tuple(schema.input_shape)}")
+    return int(feature)
+
+
+# -- maps --------------------------------------------------------------------------------------------------------------
 @drawn
 def decision_boundary(
     prediction: Prediction,
@@ -38,11 +134,13 @@ def decision_boundary(
     if label is not None and not 0 <= label < len(names):
         raise UserError(f"there is no class {label}; the classes are 0 to {len(names) - 1}")
     probs = grid.shaped(prediction.mean)
-    values = probs.max(-1) if label is None else probs[..., label]
-    what = "probability of the most probable class" if label is None else f"P({grid.schema.target} = {names[label]})"
+    if label is None:
+        values, what, low = probs.max(-1), "probability of the most probable class", 1 / len(names)
+    else:
+        values, what, low = probs[..., label], f"P({grid.schema.target} = {names[label]})", 0
     ax = panel(ax, 5.6, 4.3)
-    _colour(ax, grid, values, what, "cividis", (0 if label is not None else 1 / len(names), 1))
-    _boundary(ax, grid, probs, label, "white")
+    _colour(ax, grid, values, what, "cividis", (low, 1))
+    _boundary(ax, grid, probs, label)
     _data(ax, grid, x, y, names)
     ax.set_title("predictive probability")
     return ax
@@ -50,12 +148,7 @@ def decision_boundary(
 
 @drawn
 def epistemic_map(
-    prediction: Prediction,
-    grid: Grid,
-    x: Tensor | None = None,
-    y: Tensor | None = None,
-    *,
-    ax: Axes | None = None,
+    prediction: Prediction, grid: Grid, x: Tensor | None = None, y: Tensor | None = None, *, ax: Axes | None = None
 ) -> Axes:
     """Epistemic uncertainty over two features, with the data and the 0.5 boundary (dashed).
 
@@ -65,45 +158,40 @@ def epistemic_map(
     prediction: at ``grid.x``. x, y: as for ``decision_boundary``; a regression's y is not used.
     """
     ax = panel(ax, 5.6, 4.3)
-    if not prediction.has_classes:
+    if prediction.has_classes:
+        what, values = "mutual information of label and weights, nats", grid.shaped(prediction.epistemic)
+        names = class_names(prediction, grid.schema)
+    else:
         what = f"epistemic standard deviation of {grid.schema.target}"
         values = grid.shaped(prediction.epistemic.sqrt())
         names, y = ["data"], None if x is None else np.zeros(len(x))
-    else:
-        what, values = "mutual information of label and weights, nats", grid.shaped(prediction.epistemic)
-        names = class_names(prediction, grid.schema)
     _colour(ax, grid, values, what, "viridis", (0, max(values.max(), 1e-9)))
     if prediction.has_classes:
-        _boundary(ax, grid, grid.shaped(prediction.mean), 1 if len(names) == 2 else None, "white")
+        _boundary(ax, grid, grid.shaped(prediction.mean), 1 if len(names) == 2 else None)
     _data(ax, grid, x, y, names)
     ax.set_title("epistemic uncertainty")
     return ax
 
 
 def _colour(ax: Axes, grid: Grid, values: np.ndarray, what: str, colours: str, limits: tuple[float, float]) -> None:
-    low, high = limits
-    image = ax.pcolormesh(
-        grid.first, grid.second, values, cmap=colours, vmin=low, vmax=high, shading="gouraud", rasterized=True
-    )
+    look = dict(cmap=colours, vmin=limits[0], vmax=limits[1], shading="gouraud", rasterized=True)
+    image = ax.pcolormesh(grid.first, grid.second, values, **look)
     ax.figure.colorbar(image, ax=ax, label=what, pad=0.02)
-    first, second = grid.names
-    ax.set(xlabel=first, ylabel=second)
-    ax.set(xlim=(grid.first[0], grid.first[-1]), ylim=(grid.second[0], grid.second[-1]))
+    ax.set(xlabel=grid.names[0], xlim=(grid.first[0], grid.first[-1]))
+    ax.set(ylabel=grid.names[1], ylim=(grid.second[0], grid.second[-1]))
 
 
-def _boundary(ax: Axes, grid: Grid, probs: np.ndarray, label: int | None, colour: str) -> None:
+def _boundary(ax: Axes, grid: Grid, probs: np.ndarray, label: int | None) -> None:
     """The 0.5 contour of a class; without a label, where the most probable class changes."""
-    margins = []
     if label is not None:
         margins = [probs[..., label] - 0.5]
     else:
-        for k in range(probs.shape[-1]):
-            margins.append(probs[..., k] - np.delete(probs, k, axis=-1).max(-1))
+        margins = [probs[..., k] - np.delete(probs, k, axis=-1).max(-1) for k in range(probs.shape[-1])]
     for margin in margins:
         if margin.min() < 0 < margin.max():  # matplotlib warns of a contour that is nowhere
             # Dark under white: seen on bright and on dark ground alike.
             ax.contour(grid.first, grid.second, margin, [0], colors="black", linewidths=3)
-            ax.contour(grid.first, grid.second, margin, [0], colors=colour, linewidths=1.4, linestyles="dashed")
+            ax.contour(grid.first, grid.second, margin, [0], colors="white", linewidths=1.4, linestyles="dashed")
 
 
 def _data(ax: Axes, grid: Grid, x: Tensor | None, y: Tensor | None, names: list[str]) -> None:
@@ -113,9 +201,7 @@ def _data(ax: Axes, grid: Grid, x: Tensor | None, y: Tensor | None, names: list[
     shades = np.linspace(1, 0, max(len(names), 2))
     size = 18 if len(points) > 150 else 26
     for k, name in enumerate(names):
-        some = points[y == k]
-        ax.scatter(
-            some[:, 0], some[:, 1], size, marker=MARKERS[k % len(MARKERS)], facecolor=str(shades[k]),
-            edgecolor="black" if shades[k] > 0.5 else "white", linewidth=0.6, label=name, zorder=3,
-        )  # fmt: skip
-    legend_below(ax, columns=min(len(names), 5), markerscale=1.3)
+        edge = "black" if shades[k] > 0.5 else "white"
+        look = dict(marker=MARKERS[k % len(MARKERS)], facecolor=str(shades[k]), edgecolor=edge, linewidth=0.6)
+        ax.scatter(*points[y == k].T, size, label=name, zorder=3, **look)
+    legend_below(ax, min(len(names), 5), markerscale=1.3)

@@ -1,35 +1,26 @@
-"""Pictures of a regression: the predictive band over one input, and predicted against observed."""
+"""A regression: the predictive band over one input, predicted against observed, and whether intervals are right."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from matplotlib.axes import Axes
+from numpy.typing import ArrayLike
+from scipy.stats import binom
 from torch import Tensor
 
+from bnn_pyro import metrics
 from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.errors import UserError
 from bnn_pyro.metrics.metric import Targets, targets
-from bnn_pyro.plots.mesh import one_feature
-from bnn_pyro.plots.style import (
-    BAYES,
-    DATA,
-    EPISTEMIC,
-    GOOD,
-    HATCH,
-    REFERENCE,
-    WRONG,
-    drawn,
-    legend_below,
-    need,
-    panel,
-    tint,
-)
+from bnn_pyro.plots.layout import calibrated_histogram, evenly, floats, legend_below, need, panel, panels
+from bnn_pyro.plots.maps import one_feature
+from bnn_pyro.plots.style import BAYES, CONTRAST, DASHED, DATA, EPISTEMIC, GOOD, HATCH, REFERENCE, WRONG, drawn, tint
 from bnn_pyro.predictive import Prediction
 
-__all__ = ["predicted_observed", "predictive_band"]
+__all__ = ["predicted_observed", "predictive_band", "reference_band", "regression_calibration"]
 
 #: Central shares of the fan and the strength of their tints.
 SHARES = {0.95: 0.16, 0.80: 0.30, 0.50: 0.46}
@@ -46,8 +37,7 @@ def predictive_band(
 ) -> Axes:
     """Median and central 50, 80 and 95 % of y over one input, and, hatched, the central 95 % of the mean curves.
 
-    The fan is the total uncertainty of a new observation; the hatched band is the epistemic part, what the draws
-    disagree on. Far from the data they coincide where the network knows that it knows nothing.
+    The fan is the total uncertainty of a new observation; the hatched band is the epistemic part of it.
 
     x: (B, 1) the standardised inputs of the prediction (``plots.line``), or (B,) without data.
     data: its training points are drawn, its units used, and the range without data shaded.
@@ -69,39 +59,70 @@ def predictive_band(
     if prediction.num_draws > 1:
         tails = torch.tensor([0.025, 0.975], dtype=torch.float64)
         low, high = prediction.locs.double().quantile(tails, dim=0)
-        ax.fill_between(
-            x, low, high, facecolor="none", edgecolor=EPISTEMIC, hatch=HATCH, linewidth=0, alpha=0.9,
-            label="95% of mean curves (epistemic)",
-        )  # fmt: skip
+        look = dict(facecolor="none", edgecolor=EPISTEMIC, hatch=HATCH, linewidth=0, alpha=0.9)
+        ax.fill_between(x, low, high, label="95% of mean curves (epistemic)", **look)
         ax.plot(x, low, "--", x, high, "--", color=EPISTEMIC, linewidth=1.2)
-    ax.plot(x, prediction.quantile(0.5)[0], color=tint(BAYES, 1.0), label="median")
+    ax.plot(x, prediction.quantile(0.5)[0], color=BAYES, label="median")
     if truth is not None:
         limits = ax.get_ylim()  # those of the prediction: the truth may run off
         ax.plot(x, truth(x), color=GOOD, linestyle=(0, (1, 1.2)), linewidth=2, label="truth")
         ax.set_ylim(limits)
-    name, target = "x", "y"
+    ax.set(xlabel="x", ylabel="y", xlim=(x[0].item(), x[-1].item()))
     if data is not None:
-        name, target = (data.schema.features or ("x",))[0], data.schema.target
-        _training_points(ax, data, x)
-    ax.set(xlabel=name, ylabel=target, xlim=(x[0].item(), x[-1].item()))
-    legend_below(ax, columns=2)
-    return ax
+        ax.set(xlabel=(data.schema.features or ("x",))[0], ylabel=data.schema.target)
+        _training_points(ax, data, *ax.get_xlim())
+    return legend_below(ax, 2)
 
 
-def _training_points(ax: Axes, data: Dataset, x: Tensor) -> None:
+def _training_points(ax: Axes, data: Dataset, first: float, last: float) -> None:
+    """The training data, and shaded where there are none."""
     seen = data.schema.unstandardise(data.x_train.cpu())[:, 0].double()
     many = len(seen) > 200
-    ax.plot(
-        seen, data.y_train.cpu(), "o", color=DATA, markersize=2.5 if many else 5, markeredgecolor="white",
-        markeredgewidth=0.3 if many else 0.8, alpha=0.6 if many else 1, label="training data", zorder=4,
-    )  # fmt: skip
+    look = dict(markersize=2.5, markeredgewidth=0.3, alpha=0.6) if many else dict(markersize=5, markeredgewidth=0.8)
+    ax.plot(seen, data.y_train.cpu(), "o", color=DATA, markeredgecolor="white", label="training data", zorder=4, **look)
     low, high = seen.min().item(), seen.max().item()
     label = "outside the training data"
-    for start, stop in ((x[0].item(), low), (high, x[-1].item())):
+    for start, stop, edge in ((first, low, low), (high, last, high)):
         if stop > start:
             ax.axvspan(start, stop, color="0.92", linewidth=0, zorder=0, label=label)
-            ax.axvline(high if start == high else low, color="0.55", linestyle=":", linewidth=1)
+            ax.axvline(edge, color="0.55", linestyle=":", linewidth=1)
             label = None
+
+
+@drawn
+def reference_band(
+    x: ArrayLike,
+    reference_mean: ArrayLike,
+    reference_sd: ArrayLike,
+    mean: ArrayLike,
+    sd: ArrayLike,
+    *,
+    label: str = "method",
+    names: tuple[str, str] = ("x", "y"),
+    ax: Axes | None = None,
+) -> Axes:
+    """The network's mean ± 2 standard deviations over the draws along one input: reference shaded, method hatched.
+
+    x, …: (B,) or (B, 1), in their own units.   label: of the method.   names: of input and target.
+
+    Raises UserError where there is more than one input.
+    """
+    x, *rest = floats(x, reference_mean, reference_sd, mean, sd)
+    if x.size != len(x) or any(a.size != x.size for a in rest):
+        raise UserError(f"a band needs one input and one output a point, got {x.shape} and {rest[0].shape}")
+    order = np.argsort(x.ravel())
+    x, reference, reference_sd, mean, sd = (a.ravel()[order] for a in (x, *rest))
+    low, high, two = mean - 2 * sd, mean + 2 * sd, 2 * reference_sd
+    ax = panel(ax, 5.6, 3.7)
+    look = dict(color=tint(REFERENCE, 0.3), linewidth=0, label="reference ± 2 sd")
+    ax.fill_between(x, reference - two, reference + two, **look)
+    ax.plot(x, reference, color=REFERENCE, label="reference, mean")
+    look = dict(facecolor="none", edgecolor=CONTRAST[0], hatch=HATCH, linewidth=0, label=f"{label} ± 2 sd")
+    ax.fill_between(x, low, high, **look)
+    ax.plot(x, low, x, high, color=CONTRAST[0], linewidth=1.0)
+    ax.plot(x, mean, color=BAYES, linestyle="--", label=f"{label}, mean")
+    ax.set(xlabel=names[0], ylabel=names[1], xlim=(x[0], x[-1]))
+    return legend_below(ax, 2)
 
 
 @drawn
@@ -119,21 +140,45 @@ def predicted_observed(
     y = targets(prediction, y)
     low, middle, high = prediction.quantile([0.025, 0.5, 0.975]).double().numpy()
     hit = (low <= y) & (y <= high)
-    shown = np.argsort(y, kind="stable")[np.linspace(0, len(y) - 1, min(most, len(y))).round().astype(int)]
+    shown = np.argsort(y, kind="stable")[evenly(len(y), most)]
     ax = panel(ax, 4.6, 4.4)
-    for which, colour, marker, label in ((hit, BAYES, "o", "covers"), (~hit, WRONG, "X", "misses")):
-        if not which.any():
-            continue
-        rows = shown[which[shown]]
-        ax.errorbar(
-            y[rows], middle[rows], [middle[rows] - low[rows], high[rows] - middle[rows]], fmt=marker, color=colour,
-            ecolor=tint(colour, 0.5), elinewidth=1, markersize=4 if marker == "o" else 6, markeredgecolor="white",
-            markeredgewidth=0.5, label=f"95% interval {label} the target",
-        )  # fmt: skip
-    ax.axline((y[0], y[0]), slope=1, color=REFERENCE, linestyle="--", linewidth=1, zorder=1)
+    for which, colour, marker, size, verb in ((hit, BAYES, "o", 4, "covers"), (~hit, WRONG, "X", 6, "misses")):
+        if which.any():
+            rows = shown[which[shown]]
+            ax.errorbar(
+                y[rows], middle[rows], [(middle - low)[rows], (high - middle)[rows]], fmt=marker, color=colour,
+                ecolor=tint(colour, 0.5), elinewidth=1, markersize=size, markeredgecolor="white", markeredgewidth=0.5,
+                label=f"95% interval {verb} the target",
+            )  # fmt: skip
+    ax.axline((y[0], y[0]), slope=1, **DASHED, zorder=1)
     target = schema.target if schema is not None else "y"
     ax.set(xlabel=f"observed {target}", ylabel=f"predicted {target}")
     few = "" if len(shown) == len(y) else f" ({len(shown)} drawn)"
     ax.set_title(f"{hit.mean():.1%} of {len(y):,} targets in their 95% interval{few}")
-    legend_below(ax, columns=2)
-    return ax
+    return legend_below(ax, 2)
+
+
+@drawn
+def regression_calibration(prediction: Prediction, y: Targets, *, axes: Sequence[Axes] | None = None) -> np.ndarray:
+    """Observed against nominal coverage of central intervals, and the histogram of P(Y ≤ y); axes (2,).
+
+    Grey: where 95 % of perfectly calibrated models would lie at this number of points, at each place by itself.
+    A curve below the diagonal, or a U-shaped histogram, is overconfidence; the opposite is too wide.
+    """
+    need(prediction, "regression", "regression calibration")
+    pit = metrics.pit(prediction, y)
+    nominal = np.linspace(0, 1, 41)
+    observed = (np.abs(pit[:, None] - 0.5) <= nominal / 2).mean(0)
+    axes = panels(axes, 1, 2, 7.6, 3.5)
+    low, high = binom.ppf([[0.025], [0.975]], len(pit), nominal[1:-1]) / len(pit)
+    axes[0].fill_between(nominal, [0, *low, 1], [0, *high, 1], color="0.88", linewidth=0, label="95% if calibrated")
+    axes[0].plot([0, 1], [0, 1], **DASHED)
+    axes[0].plot(nominal, observed, color=BAYES, marker="o", markevery=4, markersize=4, label="this prediction")
+    axes[0].set(xlim=(0, 1), ylim=(0, 1), aspect="equal", title=f"{observed[38]:.1%} of targets in the 95% interval")
+    axes[0].set(xlabel="nominal coverage of the central interval", ylabel="observed coverage")
+    axes[0].legend(loc="upper left")
+    bins = calibrated_histogram(axes[1], pit, xlabel="P(Y ≤ observed y), the PIT", ylabel="points")
+    low, high = binom.ppf([0.025, 0.975], len(pit), 1 / bins)
+    axes[1].axhspan(low, high, color="0.88", linewidth=0, zorder=0)
+    axes[1].hlines([low, high], 0, 1, color=REFERENCE, linestyle=":", linewidth=1)
+    return axes

@@ -16,7 +16,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, NullLocator, ScalarFormatter
 
 from bnn_pyro.errors import UserError
-from bnn_pyro.plots.style import BAYES, CONTRAST, LINES, MARKERS, REFERENCE, drawn, panels, tint
+from bnn_pyro.plots.layout import legend_outside, panel_grid
+from bnn_pyro.plots.style import BAYES, COLOURS, CONTRAST, DASHED, LINES, MARKERS, REFERENCE, drawn, tint
 
 __all__ = ["Scores", "sweep_points", "sweep_settings"]
 
@@ -30,7 +31,7 @@ KINDS = {
 #: Characters of a recipe's name on a line.
 WIDE = 30
 #: Inches that a legend needs.
-LEAST = 5.4
+MIN_WIDTH = 5.4
 #: A scale is logarithmic where its values span more than so many times.
 SPAN = 30
 
@@ -61,47 +62,34 @@ def sweep_points(
 
     Raises UserError where there is nothing to draw.
     """
-    recipes = list(dict.fromkeys(name for by in scores.values() for name in by))
-    if not recipes:
-        raise UserError("there is no fit to draw")
-    names = ["\n".join(textwrap.wrap(name, WIDE)) for name in recipes]
+    recipes = _recipes(scores)
+    names = [textwrap.fill(name, WIDE) for name in recipes]
     lines = sum(1 + 0.55 * name.count("\n") for name in names)
-    columns, down = _shape(len(scores))
     wide = 0.075 * max(len(line) for name in names for line in name.split("\n"))
-    height = down * (0.95 + 0.3 * max(lines, 2)) + 0.35
-    drawn_on = _one_each(axes, len(scores), down, columns, max(wide + 2.9 * columns, LEAST), height, sharey=True)
+    cell = 2.9, 0.95 + 0.3 * max(lines, 2)
+    axes, _ = panel_grid(axes, len(scores), 3, cell, (wide, 0.35), least=MIN_WIDTH, sharey=True)
     place = {name: k for k, name in enumerate(reversed(recipes))}
-    for ax, (data, by) in zip(drawn_on, scores.items(), strict=True):
+    for ax, (data, by) in zip(axes, scores.items(), strict=True):
         for name, one in by.items():
             _dots(ax, place[name], one)
         _scaled(ax, by, place)
         if nominal is not None:
-            ax.axvline(nominal, color=REFERENCE, linestyle="--", linewidth=1.1, zorder=0)
+            ax.axvline(nominal, **DASHED, zorder=0)
         ax.set(title=data, xlabel=label, ylim=(-0.6, len(recipes) - 0.4))
         ax.set_yticks(list(place.values()), list(reversed(names)))
         ax.grid(axis="y", color="0.9", linewidth=0.7)
         ax.tick_params(axis="y", length=0)
     every = [one for by in scores.values() for one in by.values()]
-    _legend(drawn_on[0].figure, {one.kind for one in every}, any(len(one.points) > 1 for one in every), nominal)
-    return drawn_on
+    _legend(axes[0].figure, {one.kind for one in every}, any(len(one.points) > 1 for one in every), nominal)
+    return axes
 
 
-def _one_each(
-    axes: Sequence[Axes] | None, num: int, down: int, columns: int, width: float, height: float, **grid: bool
-) -> np.ndarray:
-    """(num,) axes: those given, or the first of a new figure's."""
-    if axes is not None:
-        return panels(axes, 1, num, width, height)
-    made = panels(None, down, columns, width, height, **grid)
-    for ax in made[num:]:
-        ax.remove()
-    return made[:num]
-
-
-def _shape(num: int) -> tuple[int, int]:
-    """(columns, rows) of so many panels."""
-    columns = 2 if num == 4 else min(num, 3)
-    return columns, -(-num // columns)
+def _recipes(by_data: Mapping[str, Mapping[str, object]]) -> list[str]:
+    """Every recipe once, in the order in which they come."""
+    recipes = list(dict.fromkeys(name for by in by_data.values() for name in by))
+    if not recipes:
+        raise UserError("there is no fit to draw")
+    return recipes
 
 
 def _dots(ax: Axes, row: int, one: Scores) -> None:
@@ -110,10 +98,9 @@ def _dots(ax: Axes, row: int, one: Scores) -> None:
     if len(points) > 1:
         beside = row - 0.24 + 0.1 * ((np.arange(len(points)) % 3) - 1)  # under the mean, such that few cover others
         ax.plot(points, beside, "|", color=tint(colour, 0.75), markersize=6, markeredgewidth=1.0, zorder=2)
-    ax.errorbar(
-        one.mean, row + 0.12, xerr=None if math.isnan(one.error) else one.error, fmt=marker, color=colour,
-        markerfacecolor=colour if filled else "white", markersize=6, elinewidth=1.4, capsize=2.5, zorder=3,
-    )  # fmt: skip
+    look = dict(fmt=marker, color=colour, markerfacecolor=colour if filled else "white", markersize=6, zorder=3)
+    error = None if math.isnan(one.error) else one.error
+    ax.errorbar(one.mean, row + 0.12, xerr=error, elinewidth=1.4, capsize=2.5, **look)
 
 
 def _scaled(ax: Axes, by: Mapping[str, Scores], place: Mapping[str, int]) -> None:
@@ -130,10 +117,8 @@ def _scaled(ax: Axes, by: Mapping[str, Scores], place: Mapping[str, int]) -> Non
         ax.set_xlim(low - 0.1 * (end - low), end)
         for name, one in by.items():
             if one.mean > end:
-                ax.annotate(
-                    f"{one.mean:,.3g} →", (1, place[name] + 0.12), xycoords=("axes fraction", "data"), ha="right",
-                    va="center", fontsize=8,
-                )  # fmt: skip
+                look = dict(xycoords=("axes fraction", "data"), ha="right", va="center", fontsize=8)
+                ax.annotate(f"{one.mean:,.3g} →", (1, place[name] + 0.12), **look)
 
 
 def _legend(page: object, kinds: set[str], marks: bool, nominal: float | None) -> None:
@@ -164,28 +149,20 @@ def sweep_settings(
 
     Raises UserError where there is nothing to draw, or more recipes than can be told apart.
     """
-    recipes = list(dict.fromkeys(name for by in lines.values() for name in by))
-    if not recipes:
-        raise UserError("there is no fit to draw")
+    recipes = _recipes(lines)
     if len(recipes) > len(MARKERS):
         raise UserError(f"{len(recipes)} lines cannot be told apart; draw at most {len(MARKERS)}")
-    columns, down = _shape(len(lines))
-    rows = -(-len(recipes) // 2)
-    height = 2.75 * down + 0.25 * rows + 0.1
-    drawn_on = _one_each(axes, len(lines), down, columns, max(3.3 * columns, LEAST), height)
-    colours = [BAYES, *CONTRAST, REFERENCE, "0.1", "0.55"]
-    for ax, (data, by) in zip(drawn_on, lines.items(), strict=True):
+    margin = 0, 0.25 * -(-len(recipes) // 2) + 0.1
+    axes, columns = panel_grid(axes, len(lines), 3, (3.3, 2.75), margin, least=MIN_WIDTH)
+    for ax, (data, by) in zip(axes, lines.items(), strict=True):
         for k, name in enumerate(recipes):
-            if name not in by:
-                continue
-            x = sorted(by[name])
-            mean = np.array([by[name][value].mean for value in x])
-            error = np.nan_to_num([by[name][value].error for value in x])
-            ax.errorbar(
-                x, mean, yerr=error if error.any() else None, color=colours[k], marker=MARKERS[k],
-                linestyle=LINES[k % len(LINES)], markersize=5, capsize=2.5, elinewidth=1.1,
-                label="\n".join(textwrap.wrap(name, 44)),
-            )  # fmt: skip
+            if name in by:
+                x = sorted(by[name])
+                mean, error = np.array([[by[name][value].mean, by[name][value].error] for value in x]).T
+                error = np.nan_to_num(error) if np.nan_to_num(error).any() else None
+                look = dict(color=COLOURS[k], marker=MARKERS[k], linestyle=LINES[k % len(LINES)], markersize=5)
+                words = textwrap.fill(name, 44)
+                ax.errorbar(x, mean, yerr=error, capsize=2.5, elinewidth=1.1, label=words, **look)
         every = sorted({value for line in by.values() for value in line})
         if every[0] > 0 and every[-1] / every[0] >= 8:
             ax.set_xscale("log")
@@ -194,11 +171,9 @@ def sweep_settings(
         if len(every) <= 8:
             ax.set_xticks(every, [f"{value:g}" for value in every])
         ax.set(title=data, xlabel=setting)
-        if ax in drawn_on[::columns]:
-            ax.set_ylabel(label)
+    for ax in axes[::columns]:
+        ax.set_ylabel(label)
     if len(recipes) > 1:
-        handles, labels = drawn_on[0].get_legend_handles_labels()
-        drawn_on[0].figure.legend(handles, labels, loc="outside lower center", ncols=2)
-    else:
-        drawn_on[0].figure.suptitle(recipes[0], fontsize=9)
-    return drawn_on
+        return legend_outside(axes, 2)
+    axes[0].figure.suptitle(recipes[0], fontsize=9)
+    return axes

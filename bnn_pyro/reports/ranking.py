@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -20,8 +20,6 @@ SOURCES = (
     "A difference has two sources of error: the seeds and splits of the fits (another start, other training rows), and "
     "the finite number of test rows."
 )
-
-COLUMNS = ("log density, nats", "se", "difference to the best", "se of the difference", "")
 
 
 class Standing(NamedTuple):
@@ -42,35 +40,28 @@ class Standing(NamedTuple):
 
 @dataclass(frozen=True)
 class Ranking:
-    """Standings from the best on, and who has none, with the reason."""
+    """Standings from the best on, and who has none, with the reason; ``columns`` are the heads after the label."""
 
     title: str
     sentence: str
     standings: Sequence[Standing]
-    left_out: Sequence[tuple[str, str]] = field(default_factory=tuple)
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Heads of the columns after the label."""
-        return COLUMNS
+    left_out: Sequence[tuple[str, str]] = ()
+    columns: ClassVar = ("log density, nats", "se", "difference to the best", "se of the difference", "")
 
     @property
     def rows(self) -> list[list[str]]:
         """Label and cells, as they are shown."""
-        return [
-            [s.label, f"{s.density:,.1f}", _error(s.se), f"{s.difference:+,.1f}", _error(s.its_error), s.note]
-            if k
-            else [s.label, f"{s.density:,.1f}", _error(s.se), "best", "", s.note]
-            for k, s in enumerate(self.standings)
-        ]
+        rows = []
+        for k, (label, density, se, difference, its_error, note) in enumerate(self.standings):
+            beside = [f"{difference:+,.1f}", _error(its_error)] if k else ["best", ""]
+            rows.append([label, f"{density:,.1f}", _error(se), *beside, note])
+        return rows
 
     @property
     def text(self) -> str:
         """For a terminal."""
-        parts = [self.title]
-        parts += [plain_table(["", *self.columns], self.rows)] if self.standings else []
-        parts += [f"{label}: {reason}" for label, reason in self.left_out]
-        return "\n".join(parts)
+        table = [plain_table(["", *self.columns], self.rows)] if self.standings else []
+        return "\n".join([self.title, *table, *(f"{label}: {reason}" for label, reason in self.left_out)])
 
 
 def ranked(densities: Mapping[str, np.ndarray], notes: Mapping[str, str] | None = None) -> list[Standing]:
@@ -79,16 +70,15 @@ def ranked(densities: Mapping[str, np.ndarray], notes: Mapping[str, str] | None 
     The standard error of a sum over N rows is √(N · var), of a difference with the variance of the row-wise
     differences, which is smaller where two predict alike (Vehtari, Gelman & Gabry 2017, arXiv:1507.04544, section 5.2).
     """
-    order = sorted(densities, key=lambda label: -float(np.sum(densities[label], dtype=np.float64)))
-    best = np.asarray(densities[order[0]], dtype=np.float64)
-    found = []
-    for label in order:
-        points = np.asarray(densities[label], dtype=np.float64)
-        difference = points - best
-        one = Standing(label, points.sum(), _se(points), difference.sum(), _se(difference))
-        told = "" if label == order[0] else "worse" if one.difference < -CLEAR * one.its_error else NOT_CLEAR
-        found.append(one._replace(note="; ".join(filter(None, (told, (notes or {}).get(label))))))
-    return found
+    values = {label: np.asarray(points, dtype=np.float64) for label, points in densities.items()}
+    standings = []
+    for label, points in sorted(values.items(), key=lambda item: -item[1].sum()):
+        best = values[standings[0].label] if standings else points
+        one = Standing(label, points.sum(), _se(points), (points - best).sum(), _se(points - best))
+        verdict = "worse" if one.difference < -CLEAR * one.its_error else NOT_CLEAR
+        words = [verdict if standings else "", (notes or {}).get(label)]
+        standings.append(one._replace(note="; ".join(filter(None, words))))
+    return standings
 
 
 def _se(points: np.ndarray) -> float:

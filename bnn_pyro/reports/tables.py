@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,26 +16,9 @@ from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.metrics import METRICS, SCORES
 from bnn_pyro.predictive import Prediction
 
-__all__ = [
-    "HEADLINE",
-    "NOT_CLEAR",
-    "SHARES",
-    "WORDS",
-    "Cell",
-    "Row",
-    "RunFacts",
-    "difference",
-    "difference_rows",
-    "estimate",
-    "metric_rows",
-    "outside_rows",
-    "plain_table",
-    "prediction_table",
-    "run_table",
-    "score_table",
-    "told",
-    "verdict_lines",
-]
+__all__ = ["HEADLINE", "NOT_CLEAR", "SHARES", "WORDS", "Cell", "Row", "RunFacts", "difference", "estimate",
+           "metric_rows", "outside_rows", "plain_table", "prediction_table", "run_rows", "run_table", "score_table",
+           "told", "told_headlines", "verdict_lines"]  # fmt: skip
 
 #: What is said of a difference that its errors can explain.
 NOT_CLEAR = "no clear difference"
@@ -130,36 +114,33 @@ class RunFacts:
         )
 
 
-def metric_rows(runs: Sequence[RunFacts]) -> list[Row]:
-    """A row for each metric that one of the runs has; for a run with a baseline alone, also the paired difference."""
-    table = METRICS[runs[0].task]
-    return [
-        Row(name, metric.description, [estimate(run.metrics, name) for run in runs])
-        for name, metric in table.items()
-        if any(name in run.metrics for run in runs)
-    ]
+def metric_rows(
+    task: str, metrics: Sequence[Mapping[str, float]], differences: Sequence[Mapping[str, float]] = ()
+) -> list[Row]:
+    """A row for each metric that a column has: columns of values, then of paired differences."""
+    rows = []
+    for name, metric in METRICS[task].items():
+        cells = [*(estimate(m, name) for m in metrics), *(difference(d, name, task) for d in differences)]
+        rows += [Row(name, metric.description, cells)] if any(cells) else []
+    return rows
 
 
-def difference_rows(task: str, differences: Mapping[str, Mapping[str, float]]) -> list[Row]:
-    """A row for each metric and a cell for each of {label: differences}."""
-    return [
-        Row(name, metric.description, [difference(d, name, task) for d in differences.values()])
-        for name, metric in METRICS[task].items()
-        if any(name in d for d in differences.values())
-    ]
+def run_rows(run: RunFacts) -> tuple[list[str], list[Row]]:
+    """Heads of the columns and rows: a run's metrics, its baseline's, and their paired difference."""
+    paired = [run.differences] if run.differences else []
+    rows = metric_rows(run.task, [r.metrics for r in run.runs], paired)
+    return [r.label for r in run.runs] + ["difference"] * len(paired), rows
 
 
 def outside_rows(runs: Sequence[RunFacts]) -> list[Row]:
-    """Inputs from elsewhere: for each data set a row for each score's AUROC, and one for the mean entropy."""
-    names = _outside_names(runs[0].metrics)
+    """Out-of-distribution inputs: for each data set a row for each score's AUROC, and one for the mean entropy."""
+    keys = [re.fullmatch(f"ood_(.+)_({'|'.join(SCORES)})", key) for key in runs[0].metrics]
+    names = list(dict.fromkeys(match[1] for match in keys if match))
     wanted = {f"ood_{name}_{score}": (name, f"AUROC by {SCORE_NAMES[score]}") for name in names for score in SCORES}
     wanted |= {"mean_entropy": ("test rows", "mean entropy, nats")} if names else {}
     wanted |= {f"ood_{name}_mean_entropy": (name, "mean entropy, nats") for name in names}
-    return [
-        Row(name, description, [estimate(run.metrics, key) for run in runs])
-        for key, (name, description) in wanted.items()
-        if any(key in run.metrics for run in runs)
-    ]
+    rows = [Row(*words, [estimate(run.metrics, key) for run in runs]) for key, words in wanted.items()]
+    return [row for row in rows if any(row.cells)]
 
 
 def estimate(metrics: Mapping[str, float], name: str) -> Cell | None:
@@ -188,6 +169,11 @@ def told(label: str, other: str, differences: Mapping[str, float], name: str, ta
     verdict = {NOT_CLEAR: "not clearly different from", "": "beside"}
     what = verdict.get(cell.verdict, f"{cell.verdict} than")
     return f"{name}: {label} is {what} {other} (paired difference {cell.value}{unit}, 95 % interval {cell.interval})."
+
+
+def told_headlines(label: str, other: str, differences: Mapping[str, float], task: str) -> list[str]:
+    """A sentence for each headline metric that there is a difference of."""
+    return [told(label, other, differences, name, task) for name in HEADLINE[task] if name in differences]
 
 
 def plain_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -225,21 +211,12 @@ def _bare(name: str, value: float, sign: str = "") -> str:
     return _number(name, value, sign).split(" ")[0]
 
 
-def _outside_names(metrics: Mapping[str, float]) -> list[str]:
-    endings = tuple(f"_{score}" for score in SCORES)
-    found = (key.removeprefix("ood_") for key in metrics if key.startswith("ood_") and key.endswith(endings))
-    return list(dict.fromkeys(name.removesuffix(next(e for e in endings if name.endswith(e))) for name in found))
-
-
 def run_table(run: RunFacts) -> str:
-    """The metrics of a run beside its baseline, and on inputs from elsewhere, for a terminal."""
-    rows, head = metric_rows(run.runs), ["", *(r.label for r in run.runs)]
+    """The metrics of a run beside its baseline, and on out-of-distribution inputs, for a terminal."""
+    columns, rows = run_rows(run)
     parts = [f"\n{run.title}: {run.subtitle}\n"]
-    if run.differences:
-        rows = [row._replace(cells=[*row.cells, difference(run.differences, row.name, run.task)]) for row in rows]
-        head.append("paired difference")
     if rows:
-        parts.append(plain_table(head, [[row.name, *row.cells] for row in rows]))
+        parts.append(plain_table(["", *columns], [[row.name, *row.cells] for row in rows]))
         parts.append("\n[…] 95 % bootstrap intervals over the test rows")
     outside = outside_rows(run.runs)
     if outside:
@@ -256,12 +233,11 @@ def run_table(run: RunFacts) -> str:
 def score_table(path: Path) -> str:
     """Everything in a file of flat metrics that has an interval, as text."""
     scores = json.loads(path.read_text())
-    ends = {
-        name: f"[{scores[f'{name}_low']:.4g}, {scores[f'{name}_high']:.4g}]"
-        for name in scores
+    rows = [
+        [name, f"{value:.4g}", f"[{scores[f'{name}_low']:.4g}, {scores[f'{name}_high']:.4g}]"]
+        for name, value in scores.items()
         if f"{name}_low" in scores
-    }
-    rows = [[name, f"{scores[name]:.4g}", interval] for name, interval in ends.items()]
+    ]
     table = plain_table(["", "value", "95 % interval"], rows)
     return f"{scores.get('test_rows', 0):,} rows\n\n{table}\n\nwritten: {path}"
 

@@ -1,32 +1,135 @@
-"""Checks of several subjects, one after the other; what was found is written after each, so that nothing is lost."""
+"""Which variants, methods and data are checked, and their checks, one after the other.
+
+What was found is written after each check, so that nothing is lost.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
-from bnn_pyro.checks import CHECKS, Check, Outcome
+from bnn_pyro.checks import CHECKS, Subject
+from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError
+from bnn_pyro.fitting import fit, resolve_backbone
+from bnn_pyro.inference import METHODS, methods_for
+from bnn_pyro.inference.method import CONVERGES_TO
+from bnn_pyro.isolation import isolated
 from bnn_pyro.parallel.task import one_thread
 from bnn_pyro.progress import progress_bar
-from bnn_pyro.runs.check_page import check_html
-from bnn_pyro.runs.check_pictures import draw_outcome
-from bnn_pyro.runs.check_subjects import Checked
+from bnn_pyro.runs.check_report import check_html, draw_outcome
 from bnn_pyro.runs.folder import CheckFolder
+from bnn_pyro.runs.recipe import Recipe, given_settings, resolve
 from bnn_pyro.settings import build, plain
+from bnn_pyro.zoo import ZOO, Entry
 
-__all__ = ["BUDGETS", "check_subjects"]
+__all__ = ["BUDGETS", "SubjectSpec", "VariantOnData", "check_subjects", "one_subject", "zoo_subjects"]
 
-#: How much is spent on a check, and what makes its settings.
-BUDGETS: dict[str, Callable[[type[Check]], Mapping[str, Any]]] = {
-    "quick": lambda kind: kind.quick,
-    "full": lambda _: {},
-}
+#: How much is spent on a check: its ``quick`` settings, or its defaults.
+BUDGETS = ("quick", "full")
+#: Data whose inputs are used where none are named: small enough for every method, and embedded.
+DATA, IMAGES = "toy-curve", "digits"
+#: Settings of variants where the whole zoo is checked: small networks, of which chains can visit all there is.
+SMALL = {name: ["hidden=4", "activation=tanh"] for name in ("mean-field", "hidden-layer")}
+#: Options that need no variant.
+ZOO_OPTIONS = ("inference", "data", "seed", "budget", "only", "out", "resume", "quiet", "command", "cores")
+
+
+@dataclass(frozen=True)
+class VariantOnData:
+    """A variant and data, loaded and made when first asked for; shared by the methods that are checked on them."""
+
+    recipe: Recipe
+
+    @cached_property
+    def data(self) -> Dataset:
+        """All of its rows; checks take some."""
+        return self.recipe.load()
+
+    @cached_property
+    def entry(self) -> Entry:
+        """The variant; the backbone of a last layer is trained first."""
+        entry = resolve_backbone(self.recipe.entry(), self.data)
+        if not self.recipe.backbone_variant(self.data.schema):
+            return entry
+        backbone = self.recipe.for_baseline(self.data.schema)
+        how = dict(seed=self.recipe.seed, device="cpu", progress=False)
+        return entry.on(fit(backbone.entry(), self.data, backbone.method(), **how))
+
+
+@dataclass(frozen=True)
+class SubjectSpec:
+    """A subject to be: its recipe, the settings of the method that a user gave, its variant and data."""
+
+    recipe: Recipe
+    given: Mapping[str, Any]
+    source: VariantOnData
+
+    @property
+    def label(self) -> str:
+        """Variant, method and data, for a person."""
+        return f"{self.recipe.variant} · {self.recipe.inference} · {self.recipe.data_name}"
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """What makes it another subject; JSON-able."""
+        recipe = self.recipe
+        return {
+            "variant": recipe.variant,
+            "variant_settings": dict(recipe.variant_settings),
+            "inference": recipe.inference,
+            "data": dict(recipe.data),
+            "given": {k: list(v) if isinstance(v, tuple) else v for k, v in self.given.items()},
+        }
+
+    def results(self) -> dict[str, Any]:
+        """The empty results of this subject."""
+        target = METHODS[self.recipe.inference].converges_to
+        about = self.key | {"label": self.label, "converges_to": target, "claim": CONVERGES_TO[target]}
+        return about | {"outcomes": {}, "refused": {}, "failed": {}}
+
+    def prepare(self) -> SubjectSpec:
+        """Itself, after loading the data and building variant and method once, so that bad input is told early."""
+        build(METHODS[self.recipe.inference], self.given)
+        entry = resolve_backbone(self.recipe.entry(), self.source.data)
+        with isolated(0):
+            entry.guide(entry.model(self.source.data.schema))
+        return self
+
+
+def one_subject(args: Namespace) -> SubjectSpec:
+    """What the command line names. Raises UserError for values of the wrong kind."""
+    images = getattr(ZOO[args.variant], "images_only", False)
+    recipe = resolve(args, {"data": {"name": IMAGES if images else DATA}})
+    return SubjectSpec(recipe, given_settings(args, METHODS[recipe.inference]), VariantOnData(recipe))
+
+
+def zoo_subjects(args: Namespace) -> list[SubjectSpec]:
+    """Every variant with each of its methods, or with the one that is named.
+
+    Raises UserError for an option that needs a variant.
+    """
+    for name, value in vars(args).items():
+        if name not in ZOO_OPTIONS and value not in (None, [], False):
+            option = f"--{name.replace('_', '-')}"
+            raise UserError(f"{option} needs a variant: check VARIANT {option} …")
+    specs: list[SubjectSpec] = []
+    for variant, kind in ZOO.items():
+        for method in methods_for(kind):
+            if args.inference in (None, method):
+                asked = {"variant": variant, "inference": method, "set": SMALL.get(variant, [])}
+                spec = one_subject(Namespace(**{**vars(args), **asked}))
+                same = (s.source for s in specs if {**s.key, "inference": 0} == {**spec.key, "inference": 0})
+                specs.append(replace(spec, source=next(same, spec.source)))
+    return specs
 
 
 def check_subjects(
-    plans: Sequence[Checked],
+    specs: Sequence[SubjectSpec],
     checks: Sequence[str],
     place: CheckFolder,
     *,
@@ -39,50 +142,52 @@ def check_subjects(
 
     checks: keys of ``CHECKS``.   facts: of the machine and the command, kept beside the results.
 
-    What ``place`` holds already is not done again; a check that ends in a UserError is told and the next one made.
+    What ``place`` has already is not done again; a check that ends in a UserError is told and the next one made.
     Returns what check.json holds.
 
     Raises UserError where ``place`` has results of another budget, seed or subjects.
     """
-    key = {"budget": budget, "seed": seed, "plans": [plan.key for plan in plans]}
-    held = place.read(place.main)
-    if held and held["key"] != key:
-        other = next(name for name in key if held["key"].get(name) != key[name])
-        what = f"{other} {held['key'].get(other)}" if other != "plans" else "other variants, methods, data or settings"
+    key = {"budget": budget, "seed": seed, "plans": [spec.key for spec in specs]}
+    results = place.read(place.main)
+    if not results:
+        results = {"key": key, "facts": dict(facts or {}), "subjects": [spec.results() for spec in specs]}
+    elif results["key"] != key:
+        other = next(name for name in key if results["key"].get(name) != key[name])
+        value = f"{other} {results['key'].get(other)}"
+        what = value if other != "plans" else "other variants, methods, data or settings"
         raise UserError(f"the results in {place.path} are of {what}; go on with the same, or choose another --out")
-    results = held or {"key": key, "facts": dict(facts or {}), "subjects": [plan.results() for plan in plans]}
     place.write(place.main, results)
-    for plan, found in zip(plans, results["subjects"], strict=True):
+    for spec, subject in zip(specs, results["subjects"], strict=True):
         for name in checks:
-            if name in found["refused"] or name in found["outcomes"]:
-                continue
-            found["failed"].pop(name, None)
-            _check(plan, name, found, place, budget=budget, seed=seed, show=show)
-            place.write(place.main, results)
-            place.write(place.page, check_html(results, place.png))
+            if name not in subject["refused"] and name not in subject["outcomes"]:
+                _check(spec, name, subject, place, budget=budget, seed=seed, show=show)
+                place.write(place.main, results)
+                place.write(place.page, check_html(results, place.png))
     return results
 
 
 def _check(
-    plan: Checked, name: str, found: dict[str, Any], place: CheckFolder, *, budget: str, seed: int, show: bool
+    spec: SubjectSpec, name: str, results: dict[str, Any], place: CheckFolder, *, budget: str, seed: int, show: bool
 ) -> None:
-    """One check of one subject; ``found`` is what check.json holds of the subject."""
-    check, start = build(CHECKS[name], BUDGETS[budget](CHECKS[name])), time.perf_counter()
+    """One check of one subject; ``results`` is what check.json holds of the subject."""
+    check, start = build(CHECKS[name], CHECKS[name].quick if budget == "quick" else {}), time.perf_counter()
+    results["failed"].pop(name, None)
     try:
         with one_thread():  # what is checked is small, and threads would only wait for one another
-            subject = plan.subject()
+            recipe, source = spec.recipe, spec.source
+            subject = Subject(recipe.variant, source.entry, recipe.inference, source.data, spec.given)
             if reason := check.refuses(subject):
-                found["refused"][name] = reason
+                results["refused"][name] = reason
                 return
-            with progress_bar(f"{plan.label} · {name}", show) as report:
-                outcome: Outcome = check.run(subject, seed=seed, report=report)
+            with progress_bar(f"{spec.label} · {name}", show) as report:
+                outcome = check.run(subject, seed=seed, report=report)
     except UserError as error:
-        found["failed"][name] = str(error)
+        results["failed"][name] = str(error)
         return
-    pictures = draw_outcome(outcome, plan.label)
+    pictures = draw_outcome(outcome, spec.label)
     place.write_figures(pictures)
-    found["outcomes"][name] = outcome.to_dict() | {
+    results["outcomes"][name] = outcome.to_dict() | {
         "seconds": round(time.perf_counter() - start, 2),
         "check_settings": plain(check),
-        "figures_drawn": [{"name": p.name, "title": p.title, "sentence": p.sentence, "wide": p.wide} for p in pictures],
+        "figures_drawn": [{k: v for k, v in vars(picture).items() if k != "png"} for picture in pictures],
     }

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import reduce
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,67 +14,30 @@ import torch
 from bnn_pyro import metrics, plots
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.diagnostics import Diagnosis
-from bnn_pyro.diagnostics.arviz_bridge import LEAST_TAIL, psis
 from bnn_pyro.diagnostics.draws import KINDS, kind
-from bnn_pyro.diagnostics.importance import GOOD_K, Loo, NoWeights, importance_weights, leave_one_out
+from bnn_pyro.diagnostics.importance import GOOD_K, MIN_TAIL, Loo, NoWeights, importance_weights, leave_one_out, psis
 from bnn_pyro.errors import UserError
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction
 from bnn_pyro.progress import progress_bar
-from bnn_pyro.reports.page import Picture, comparison_html
+from bnn_pyro.reports.page import Picture, draw_figures, facts_of, read_texts, render
 from bnn_pyro.reports.ranking import CLEAR, SOURCES, Ranking, ranked
-from bnn_pyro.reports.tables import RunFacts, difference_rows, metric_rows, plain_table
+from bnn_pyro.reports.tables import RunFacts, metric_rows, plain_table, told_headlines
 from bnn_pyro.runs.diagnose import read_diagnosis
-from bnn_pyro.runs.evaluate import load_posterior
+from bnn_pyro.runs.evaluate import load_posterior, paired_differences, predict_with_progress
 from bnn_pyro.runs.folder import RunFolder
 from bnn_pyro.runs.recipe import Recipe
-from bnn_pyro.runs.score import paired_differences, predicted
 
-__all__ = ["Comparison", "compare_runs", "draw_comparison", "short_labels"]
+__all__ = ["compare_runs", "draw_comparison", "short_labels", "show_comparison"]
 
 #: More methods than these share no panel that could be read.
-MOST = 8
-HELD_OUT = (
-    "The log density that each run gives the test rows it was not trained on, summed. It rewards being right and being "
-    f"as sure as one may be. {SOURCES} Here is one fit each, so that the standard errors are of the test rows alone: a "
-    f"run is called worse where its difference is more than {CLEAR:.0f} of them. Another seed or split may change the "
-    "order; `sweep` over several includes both sources."
-)
-LEFT_OUT = (
-    "What each run would have said of every training row had it not seen that row, by Pareto-smoothed importance "
-    "sampling from its draws (PSIS-LOO, Vehtari et al. 2017): it needs no test rows, but the draws of chains, or of an "
-    "approximation that is close to the posterior. A row with a Pareto k above 0.7 is estimated badly; with more than "
-    "a few of them the ranking on test rows is the one to believe."
-)
+MAX_RUNS = 8
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """What `compare` found: the runs' facts with their metrics, differences to the first, rankings, pictures."""
-
-    runs: Sequence[RunFacts]
-    differences: Mapping[str, Mapping[str, float]]
-    rankings: Sequence[Ranking]
-    pictures: Sequence[Picture]
-
-    @property
-    def text(self) -> str:
-        """For a terminal."""
-        first = self.runs[0]
-        lines = [[row.name, *row.cells] for row in metric_rows(self.runs)]
-        parts = ["\n" + plain_table(["", *(run.label for run in self.runs)], lines)]
-        lines = [[row.name, *row.cells] for row in difference_rows(first.task, self.differences)]
-        parts.append(f"\nPaired differences to {first.label}\n{plain_table(['', *self.differences], lines)}")
-        return "\n".join([*parts, *(f"\n{ranking.text}" for ranking in self.rankings)])
-
-    @property
-    def html(self) -> str:
-        """comparison.html."""
-        return comparison_html(self.runs, self.differences, self.pictures, self.rankings)
-
-
-def compare_runs(folders: Mapping[RunFolder, Recipe], *, show: bool = True) -> Comparison:
+def compare_runs(folders: Mapping[RunFolder, Recipe], *, show: bool = True) -> tuple[str, str]:
     """Score runs on the same test rows, rank them there and by PSIS-LOO, and draw what they dispute.
+
+    Returns what was found as text for a terminal, and comparison.html.
 
     Raises UserError where test rows differ, or there are none.
     """
@@ -86,7 +49,7 @@ def compare_runs(folders: Mapping[RunFolder, Recipe], *, show: bool = True) -> C
         truth = truth or data
         _same_test_rows(truth, data, first, folder)
         posterior = load_posterior(folder, recipe.device)
-        predictions.append(predicted(posterior, data.x_test, recipe.num_draws, label, show))
+        predictions.append(predict_with_progress(posterior, data.x_test, recipe.num_draws, label, show))
         scores = metrics.evaluate(predictions[-1], data.y_test).flat()
         runs.append(dataclasses.replace(folder.facts(label), metrics=scores))
         posteriors.append(posterior)
@@ -99,8 +62,40 @@ def compare_runs(folders: Mapping[RunFolder, Recipe], *, show: bool = True) -> C
     }
     densities = {r.label: p.log_prob(truth.y_test).numpy() for r, p in zip(runs, predictions, strict=True)}
     title = f"Ranking by held-out log density, {len(truth.x_test):,} test rows"
-    rankings = [Ranking(title, HELD_OUT, ranked(densities)), _loo_ranking(left_out, len(truth.x_train))]
-    return Comparison(runs, differences, rankings, draw_comparison(runs, posteriors, predictions, truth))
+    sentence = read_texts("statistics")["rankings"]["held_out"].format(sources=SOURCES, clear=CLEAR)
+    rankings = [Ranking(title, sentence, ranked(densities)), _loo_ranking(left_out, len(truth.x_train))]
+    return show_comparison(runs, differences, rankings, draw_comparison(runs, posteriors, predictions, truth))
+
+
+def show_comparison(
+    runs: Sequence[RunFacts],
+    differences: Mapping[str, Mapping[str, float]],
+    rankings: Sequence[Ranking],
+    pictures: Sequence[Picture],
+) -> tuple[str, str]:
+    """(text, HTML). differences: {label: {metric, metric_low, metric_high}} to the first run."""
+    first, columns = runs[0], [run.label for run in runs]
+    metric_table = metric_rows(first.task, [run.metrics for run in runs])
+    paired = metric_rows(first.task, [], list(differences.values()))
+    text = [
+        "\n" + plain_table(["", *columns], [[row.name, *row.cells] for row in metric_table]),
+        f"\nPaired differences to {first.label}",
+        plain_table(["", *differences], [[row.name, *row.cells] for row in paired]),
+        *(f"\n{ranking.text}" for ranking in rankings),
+    ]
+    html = render(
+        "comparison.html.j2",
+        title=f"Comparison on {first.provenance['data']}",
+        subtitle=f"{first.task.capitalize()} · {first.provenance['rows']['test']:,} test rows · {len(runs)} runs",
+        summary=[line for k, d in differences.items() for line in told_headlines(k, first.label, d, first.task)],
+        columns=columns,
+        metrics=metric_table,
+        differences=paired,
+        rankings=rankings,
+        figures=pictures,
+        runs=[(run.label, facts_of(run)) for run in runs],
+    )
+    return "\n".join(text), html
 
 
 def _left_out(posterior: Posterior, data: Dataset, truth: Dataset, known: Diagnosis | None = None) -> Loo | str:
@@ -108,8 +103,8 @@ def _left_out(posterior: Posterior, data: Dataset, truth: Dataset, known: Diagno
     if len(data.y_train) != len(truth.y_train) or not torch.equal(data.y_train, truth.y_train):
         return "was trained on other rows than the first run, so that leaving them out compares nothing"
     what = kind(posterior)
-    if what == "chains" and (num := len(next(iter(posterior.chains.values())).flatten(0, 1))) < LEAST_TAIL:
-        return f"its chains have {num} draws, too few to leave rows out by ({LEAST_TAIL} are needed)"
+    if what == "chains" and (num := len(next(iter(posterior.chains.values())).flatten(0, 1))) < MIN_TAIL:
+        return f"its chains have {num} draws, too few to leave rows out by ({MIN_TAIL} are needed)"
     if what == "chains":
         return leave_one_out(posterior, data)
     if what != "approximation":
@@ -139,7 +134,8 @@ def _loo_ranking(found: Mapping[str, Loo | str], num: int) -> Ranking:
             notes[label] = f"{bad:,} row{'s' if bad > 1 else ''} with k above {GOOD_K}"
     some = f"{num:,}" if len(rows) == num else f"{len(rows):,} of {num:,}"
     standings = ranked(points, notes) if len(rows) and held else []
-    return Ranking(f"Ranking by PSIS-LOO, {some} training rows", LEFT_OUT, standings, reasons)
+    sentence = read_texts("statistics")["rankings"]["left_out"]
+    return Ranking(f"Ranking by PSIS-LOO, {some} training rows", sentence, standings, reasons)
 
 
 def _same_test_rows(truth: Dataset, data: Dataset, first: RunFolder, other: RunFolder) -> None:
@@ -161,41 +157,29 @@ def draw_comparison(
 
     data: whose test rows the predictions are for; as the first run standardises them.
     """
-    labels, found = short_labels(runs), []
-    said = dict(list(zip(labels, predictions, strict=True))[:MOST])
+    labels = short_labels(runs)
+    named = dict(list(zip(labels, predictions, strict=True))[:MAX_RUNS])
+    pairs = list(zip(labels, posteriors, strict=True))[:MAX_RUNS]
+    alike = {label: posterior for label, posterior in pairs if plots.unlike(posteriors[0], posterior) is None}
+    evidence: dict[str, Any] = {"rows": len(data.x_test), "alike": list(alike)[1:]}
     if data.schema.has_classes:
-        row = plots.most_disputed(said)
-        axes = plots.method_predictions(said, row, x=data.x_test, y=data.y_test, schema=data.schema)
-        sentence = (
-            f"Of {len(data.x_test):,} test rows, the one at which two runs are furthest apart (total variation "
-            f"{plots.dispute(said, row):.3f}): the largest disagreement, not a typical one."
-        )
-        found.append(Picture.of("method-predictions", axes, "The most disputed test row", sentence, wide=True))
-    alike = {
-        label: posterior
-        for label, posterior in list(zip(labels, posteriors, strict=True))[:MOST]
-        if plots.unlike(posteriors[0], posterior) is None
+        evidence["row"] = plots.most_disputed(named)
+        evidence["dispute"] = plots.dispute(named, evidence["row"])
+    figures = {
+        "method-predictions": lambda e: plots.method_predictions(
+            named, e["row"], x=data.x_test, y=data.y_test, schema=data.schema
+        ),
+        "weight-posteriors": lambda e: plots.weight_posteriors(alike),
     }
-    if len(alike) > 1:
-        sentence = (
-            "Marginal posteriors of the weights on which these runs differ most, in units of their spread; a vertical "
-            "line is a point estimate. Predictions can agree where marginals do not, and the other way round."
-        )
-        axes = plots.weight_posteriors(alike)
-        found.append(Picture.of("weight-posteriors", axes, "A few weights by method", sentence, wide=True))
-    return found
+    return draw_figures("compare", figures, {name: name for name in figures}, evidence)
 
 
 def short_labels(runs: Sequence[RunFacts]) -> list[str]:
     """The shortest names that tell the runs apart: method, variant and method, or the run's own label."""
-    ways: list[Callable[[RunFacts], str]] = [
-        lambda run: run.recipe["inference"].upper() if len(run.recipe["inference"]) < 6 else run.recipe["inference"],
-        lambda run: f"{run.recipe['variant']} ({run.recipe['inference']})",
-        lambda run: f"{run.recipe['variant']} ({run.recipe['inference']}), seed {run.recipe['seed']}",
-        lambda run: run.label,
-    ]
-    for way in ways:
-        labels = [way(run) for run in runs]
-        if len(set(labels)) == len(labels):
-            return labels
-    return [f"{k}: {run.label}" for k, run in enumerate(runs, 1)]
+    recipes = [run.recipe for run in runs]
+    methods = [r["inference"].upper() if len(r["inference"]) < 6 else r["inference"] for r in recipes]
+    pairs = [f"{r['variant']} ({r['inference']})" for r in recipes]
+    seeds = [f"{pair}, seed {r['seed']}" for pair, r in zip(pairs, recipes, strict=True)]
+    own = [run.label for run in runs]
+    numbered = [f"{k}: {label}" for k, label in enumerate(own, 1)]
+    return next(labels for labels in (methods, pairs, seeds, own, numbered) if len(set(labels)) == len(labels))

@@ -1,40 +1,51 @@
 """What is left of a diagnosis in a run: diagnosis.json, diagnosis.html, figures/diagnose-*.png, posterior.nc.
 
-Every run with chains is asked the first question, whether they have converged, when it is evaluated: convergence.json.
+Whether the chains have converged is asked of every run when it is evaluated: convergence.json.
 """
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from bnn_pyro import diagnostics
-from bnn_pyro.datasets.dataset import Dataset
+import torch
+
+from bnn_pyro import diagnostics, plots
+from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.diagnostics import Diagnosis
 from bnn_pyro.errors import UserError
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.progress import progress_bar
-from bnn_pyro.reports.page import Picture, diagnosis_html
-from bnn_pyro.reports.tables import RunFacts, plain_table, verdict_lines
-from bnn_pyro.runs.diagnose_figures import PREFIX, draw_diagnosis
-from bnn_pyro.runs.diagnose_statistics import tables_of
+from bnn_pyro.reports.page import Picture, draw_figures, facts_of, read_texts, render
+from bnn_pyro.reports.tables import plain_table, verdict_lines
 from bnn_pyro.runs.folder import RunFolder
 from bnn_pyro.runs.recipe import Recipe
 
-__all__ = ["FILE", "Diagnosed", "diagnose_run", "diagnosis_table", "judge_chains", "read_diagnosis"]
+__all__ = ["diagnose_run", "diagnosis_tables", "judge_chains", "read_diagnosis"]
 
-FILE = "diagnosis.json"
-CONVERGENCE = "convergence.json"
-NETCDF = "posterior.nc"
+FILE, CONVERGENCE, NETCDF = "diagnosis.json", "convergence.json", "posterior.nc"
+#: How the names of the figures begin, so that they are told from the report's own.
+PREFIX = "diagnose-"
+#: How counts are written, of which effective draws are rounded down.
+WHOLE = "{:,.0f}"
+#: Counts that alone make no table.
+COUNTS = ("points", "loo_rows", "weights_shown", "chains", "draws")
+#: Columns of the table of weights: head, and how its numbers are written. Of the weights, so many are shown.
+WEIGHT_COLUMNS = {"rhat": ("R-hat", "{:.3f}"), "ess_bulk": ("bulk ESS", WHOLE), "ess_tail": ("tail ESS", WHOLE),
+                  "mcse": ("error of the mean, sd", "{:.3g}")}  # fmt: skip
+MAX_WEIGHTS = 20
 
 
-class Diagnosed(NamedTuple):
-    """What was found, of which run, and why posterior.nc is missing ("" where it is not)."""
+class Table(NamedTuple):
+    """A heading, a sentence, and rows: name, explanation, then one cell a column."""
 
-    found: Diagnosis
-    run: RunFacts
-    missing: str
+    title: str
+    sentence: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
 
 
 def diagnose_run(
@@ -46,8 +57,10 @@ def diagnose_run(
     out: Path | None = None,
     netcdf: bool = True,
     show: bool = True,
-) -> Diagnosed:
+) -> str:
     """Diagnose a run and write what was found, into the run or another folder; its draws too, as netCDF for ArviZ.
+
+    Returns verdicts and tables, for a terminal.
 
     A netCDF file that cannot be written is told in ``diagnosis.json`` ("netcdf"), on the page and in the terminal, and
     everything else is kept.
@@ -57,63 +70,51 @@ def diagnose_run(
     folder.check_data(posterior, data)
     place, start = RunFolder(folder.path if out is None else out), time.perf_counter()
     with progress_bar("diagnose", show) as report:
-        found = diagnostics.diagnose(posterior, data, progress=report)
-    held = found.to_dict() | {"seconds": round(time.perf_counter() - start, 1), "num_draws": recipe.num_draws}
-    place.write(FILE, held)  # before what can still fail
-    pictures = draw_diagnosis(found, posterior.schema)
-    _write_figures(place, pictures)
+        diagnosis = diagnostics.diagnose(posterior, data, progress=report)
+    content = diagnosis.to_dict() | {"seconds": round(time.perf_counter() - start, 1), "num_draws": recipe.num_draws}
+    place.write(FILE, content)  # before what can still fail
+    figures = draw_diagnosis(diagnosis, posterior.schema)
+    for old in (place.path / "figures").glob(f"{PREFIX}*.png"):
+        if old.stem not in [figure.name for figure in figures]:
+            old.unlink()
+    place.write_figures(figures)
     missing = _write_netcdf(place, posterior, data) if netcdf else ""
-    place.write(FILE, held | {"netcdf": NETCDF if netcdf and not missing else missing})
+    note = f"{NETCDF}, the draws for ArviZ, is missing: {missing}. Everything else was written." if missing else ""
+    place.write(FILE, content | {"netcdf": NETCDF if netcdf and not missing else missing})
     run = folder.facts()
-    place.write("diagnosis.html", diagnosis_html(run, found.verdicts, tables_of(found), pictures, _note(missing)))
-    return Diagnosed(found, run, missing)
+    page = {"verdicts": diagnosis.verdicts, "tables": diagnosis_tables(diagnosis), "figures": figures}
+    about = {"title": f"Diagnosis: {run.title}", "subtitle": run.subtitle, "facts": facts_of(run)}
+    place.write("diagnosis.html", render("diagnosis.html.j2", **about, **page, note=note))
+    return f"\n{run.title}: {run.subtitle}\n\n{_text(diagnosis, note)}"
 
 
 def judge_chains(folder: RunFolder, posterior: Posterior, data: Dataset) -> None:
     """Write convergence.json, or remove it where the draws are not those of Markov chains."""
-    found = diagnostics.diagnose_chains(posterior, data)
-    if found is None:
+    diagnosis = diagnostics.diagnose_chains(posterior, data)
+    if diagnosis is None:
         (folder.path / CONVERGENCE).unlink(missing_ok=True)
     else:
-        folder.write(CONVERGENCE, found.to_dict())
+        folder.write(CONVERGENCE, diagnosis.to_dict())
 
 
 def read_diagnosis(folder: RunFolder) -> Diagnosis | None:
     """What diagnosis.json holds, without the series of its figures; None where the run was not diagnosed."""
-    held = folder.read(FILE)
-    if not held:
+    content = folder.read(FILE)
+    if not content:
         return None
     try:
-        return Diagnosis.from_dict(held)
+        return Diagnosis.from_dict(content)
     except (KeyError, TypeError, ValueError):
         raise UserError(f"{folder.path / FILE} is damaged; write it again: diagnose {folder.path}") from None
 
 
-def diagnosis_table(diagnosed: Diagnosed) -> str:
-    """Verdicts and tables, for a terminal."""
-    found, run, missing = diagnosed
-    parts = [f"\n{run.title}: {run.subtitle}\n", verdict_lines([vars(verdict) for verdict in found.verdicts])]
-    for table in tables_of(found):
+def _text(diagnosis: Diagnosis, note: str) -> str:
+    parts = [verdict_lines([vars(verdict) for verdict in diagnosis.verdicts])]
+    for table in diagnosis_tables(diagnosis):
         if table.columns[0] == "value":  # weights one by one are for the page
-            parts.append(f"\n{table.title}")
-            parts.append(plain_table(["", *table.columns], [[row[0], *row[2:]] for row in table.rows]))
-    parts += [f"\n{_note(missing)}"] if missing else []
-    return "\n".join(parts)
-
-
-# -- pieces ------------------------------------------------------------------------------------------------------------
-def _write_figures(place: RunFolder, pictures: list[Picture]) -> None:
-    """Every picture as a file, and those of an earlier diagnosis that no longer apply removed."""
-    names = {picture.name for picture in pictures}
-    for old in (place.path / "figures").glob(f"{PREFIX}*.png"):
-        if old.stem not in names:
-            old.unlink()
-    for picture in pictures:
-        place.write(f"figures/{picture.name}.png", picture.png)
-
-
-def _note(missing: str) -> str:
-    return f"{NETCDF}, the draws for ArviZ, is missing: {missing}. Everything else was written." if missing else ""
+            rows = [[row[0], *row[2:]] for row in table.rows]
+            parts.append(f"\n{table.title}\n{plain_table(['', *table.columns], rows)}")
+    return "\n".join([*parts, *([f"\n{note}"] if note else [])])
 
 
 def _write_netcdf(place: RunFolder, posterior: Posterior, data: Dataset) -> str:
@@ -125,3 +126,85 @@ def _write_netcdf(place: RunFolder, posterior: Posterior, data: Dataset) -> str:
     except MemoryError:
         return "there is not enough memory for all draws"
     return ""
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+def diagnosis_tables(diagnosis: Diagnosis) -> list[Table]:
+    """The tables that apply, function space first; the last has some weights one by one."""
+    numbers, tables = diagnosis.statistics, []
+    for words in read_texts("statistics")["tables"]:
+        used = {key: row for key, row in words["statistics"].items() if key in numbers}
+        if any(key not in COUNTS for key in used):
+            rows = [
+                [_named(name, diagnosis), meaning, _number(numbers[key], form), asked]
+                for key, (name, meaning, form, asked) in used.items()
+            ]
+            tables.append(Table(words["title"], words["sentence"], ("value", "asked for"), rows))
+    if diagnosis.weights:
+        tables.append(_weight_table(diagnosis))
+    return tables
+
+
+def _weight_table(diagnosis: Diagnosis) -> Table:
+    weights = diagnosis.weights
+    every = math.ceil(len(weights) / MAX_WEIGHTS)
+    shown = weights[::every]
+    columns = {name: WEIGHT_COLUMNS.get(name, (name, "{:.3g}")) for name in weights[0] if name != "name"}
+    rows = [[str(row["name"]), "", *(_number(row[n], form) for n, (_, form) in columns.items())] for row in shown]
+    more = f" {len(shown)} of the {len(weights)} looked at are shown." if every > 1 else ""
+    heads = [_named(head, diagnosis) for head, _ in columns.values()]
+    return Table("Some weights one by one", f"Evenly chosen over the network.{more}", heads, rows)
+
+
+def _named(name: str, diagnosis: Diagnosis) -> str:
+    return name.replace("R-hat", "nested R-hat") if diagnosis.statistics.get("nested") else name
+
+
+def _number(value: Any, form: str) -> str:
+    if value is None or math.isnan(value):
+        return "–"
+    value = math.floor(value) if form == WHOLE and math.isfinite(value) else value
+    return form.format(value).replace("-", "−").replace("%", " %")
+
+
+# -- figures -----------------------------------------------------------------------------------------------------------
+#: How each figure is drawn, in the order of the page, of the diagnosis' statistics and series with their labels.
+FIGURES: dict[str, Callable[[Mapping[str, Any]], object]] = {
+    "convergence": lambda e: plots.convergence(
+        e["rhat"], e["ess_bulk"], e.get("ess_tail"), draws=_draws(e), nested=bool(e.get("nested"))
+    ),
+    "outputs": lambda e: plots.trace_ranks(e["outputs"], e["labels"], diverging=e.get("diverging"), unit=e["unit"]),
+    "intervals": lambda e: plots.forest(e["outputs"], e["labels"], unit=e["unit"]),
+    "autocorrelation": lambda e: plots.autocorrelation(e["autocorrelation"], e["labels"], draws=_draws(e)),
+    "log-joint": lambda e: plots.chain_traces(
+        {name: torch.as_tensor(e[name]) for name in ("lp", "diverging") if name in e}
+    ),
+    "energy": lambda e: plots.energy(e["energy"], bfmi=e.get("bfmi_min")),
+    "elbo": lambda e: plots.objective(e["elbo"]),
+    "importance-weights": lambda e: plots.importance_weights(e["log_weights"], khat=e.get("khat")),
+    "pareto-k": lambda e: plots.pareto_k(e["pareto_k"], rows=e.get("loo_row_numbers")),
+    "loo-pit": lambda e: plots.loo_pit(e["loo_pit"]),
+    "replicated": lambda e: plots.posterior_predictive(
+        e["replicated"], e["observed"], classes=e["classes"], label=e["target"]
+    ),
+    "weights": lambda e: plots.trace_ranks(
+        e["weights"], e["weight_labels"], diverging=e.get("diverging"), unit="weight"
+    ),
+    "weight-intervals": lambda e: plots.forest(e["weights"], e["weight_labels"], unit="weight"),
+}
+
+
+def draw_diagnosis(diagnosis: Diagnosis, schema: Schema) -> list[Picture]:
+    """Every figure that the diagnosis has the series for."""
+    unit = "log-odds" if schema.has_classes else f"mean of {schema.target}"
+    start = f"{unit} of " if schema.classes else f"{unit}, "  # what the axis says already
+    word = "class " if schema.classes and all(name.isdigit() for name in schema.classes) else ""
+    labels = [word + label.removeprefix(start) for label in diagnosis.series.get("output_labels", ())]
+    about = {"unit": unit, "labels": labels, "classes": schema.classes, "target": schema.target or "target"}
+    names = {name: PREFIX + name for name in FIGURES}
+    return draw_figures("diagnose", FIGURES, names, {**diagnosis.statistics, **diagnosis.series, **about})
+
+
+def _draws(evidence: Mapping[str, Any]) -> int | None:
+    """C·D."""
+    return int(evidence["outputs"][..., 0].size) if "outputs" in evidence else None

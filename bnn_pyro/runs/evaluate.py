@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import dataclasses
+import io
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,36 +16,26 @@ from bnn_pyro import metrics
 from bnn_pyro.datasets import DATASETS, load_data, load_inputs, read_rows
 from bnn_pyro.datasets.arrays import load_archive
 from bnn_pyro.datasets.dataset import Dataset, Schema
-from bnn_pyro.datasets.sources import resolve
+from bnn_pyro.distributed import choose_device
 from bnn_pyro.errors import UserError
-from bnn_pyro.fitting import choose_device
-from bnn_pyro.loading import load
+from bnn_pyro.files import resolve
+from bnn_pyro.fitting import load
 from bnn_pyro.posterior import Posterior
+from bnn_pyro.predictive import Prediction, predict
 from bnn_pyro.progress import progress_bar
 from bnn_pyro.reports.page import run_card, run_html
 from bnn_pyro.reports.tables import RunFacts
 from bnn_pyro.runs.diagnose import judge_chains
-from bnn_pyro.runs.figures import Outside, Scene, draw_all
-from bnn_pyro.runs.folder import RunFolder
+from bnn_pyro.runs.figures import EvaluatedRun, Outside, draw_all
+from bnn_pyro.runs.folder import REPLICATES, RunFolder
 from bnn_pyro.runs.prune import read_pruning
 from bnn_pyro.runs.recipe import Recipe
-from bnn_pyro.runs.score import on_test_rows, predicted, scores, write_scores
 
-__all__ = [
-    "evaluate_run",
-    "labelled",
-    "load_posterior",
-    "outside_inputs",
-    "score_mean_weights",
-    "score_other",
-]
+__all__ = ["evaluate_run", "labelled", "load_posterior", "outside_inputs", "paired_differences",
+           "predict_with_progress", "score_mean_weights", "score_other"]  # fmt: skip
 
 #: Names that --ood takes for noise, and what ``load_inputs`` calls them.
-NOISE = {
-    "noise": ("uniform-noise", "gaussian-noise"),
-    "uniform": ("uniform-noise",),
-    "gaussian": ("gaussian-noise",),
-}
+NOISE = {"noise": ("uniform-noise", "gaussian-noise"), "uniform": ("uniform-noise",), "gaussian": ("gaussian-noise",)}
 #: How many noise images of each kind a run is shown without being asked.
 NOISE_IMAGES = 1000
 
@@ -57,11 +49,18 @@ def load_posterior(folder: RunFolder, device: str) -> Posterior:
     if posterior.guide is not None:
         posterior.guide.to(where)
         return posterior
-    chains = {site: value.to(where) for site, value in posterior.chains.items()}
-    return Posterior(posterior.model, posterior.schema, None, chains, posterior.stats, posterior.trace,
-                     posterior.provenance)  # fmt: skip
+    return dataclasses.replace(posterior, chains={site: value.to(where) for site, value in posterior.chains.items()})
 
 
+def predict_with_progress(posterior: Posterior, x: Tensor, num_draws: int, what: str, show: bool) -> Prediction:
+    """``predict`` with a progress bar."""
+    with progress_bar(f"predict {what}", show, unit="draw") as report:
+        prediction = predict(posterior, x, num_draws=num_draws, progress=report)
+        report(prediction.num_draws, prediction.num_draws)
+        return prediction
+
+
+# -- a run's own test rows ---------------------------------------------------------------------------------------------
 def evaluate_run(
     folder: RunFolder,
     recipe: Recipe,
@@ -70,35 +69,45 @@ def evaluate_run(
     baseline: Posterior | None = None,
     *,
     outside: Mapping[str, Tensor] | None = None,
+    report: bool = True,
     show: bool = True,
 ) -> RunFacts:
-    """Score a run on its test rows and on inputs from elsewhere; write metrics, figures, report and model card.
+    """Score a run on its test rows and on out-of-distribution inputs; write metrics, figures, report and model card.
 
     outside: {name: standardised inputs}, classification only; None takes noise for a classifier of images.
+    report: False leaves figures, report and card to a later evaluation.
     """
     folder.check_data(posterior, data)
     pruned = read_pruning(folder)
     for place in (folder, folder.baseline):
         place.check_files()  # before anything is written
-    outside = _elsewhere(outside, data)
-    posteriors = {folder: posterior} | ({folder.baseline: baseline} if baseline is not None else {})
-    predictions = on_test_rows(posteriors, data, recipe.num_draws, show)
-    elsewhere = [
-        Outside(name, x, *(predicted(p, x, recipe.num_draws, name, show) for p in posteriors.values()))
-        for name, x in outside.items()
-    ]
-    with _steps("evaluate", 3, show) as step:
-        write_scores(posteriors, predictions, elsewhere, data, recipe.num_draws, show)
+    outside, num = _outside(outside, data), recipe.num_draws
+    posteriors = {folder: posterior} | ({} if baseline is None else {folder.baseline: baseline})
+    predicted = {
+        place: _predict(p, data, outside, num, f"test rows ({_entry(p)})", show) for place, p in posteriors.items()
+    }
+    tested = [prediction for prediction, _ in predicted.values()]
+    with progress_bar("evaluate", show) as progress:
         judge_chains(folder, posterior, data)
-        step()
-        inside = predictions[folder], predictions.get(folder.baseline)
-        scene = Scene(posterior, data, recipe.num_draws, *inside, elsewhere, pruned)
-        pictures = draw_all(scene, folder.path / "figures")
-        step()
+        for place in reversed(posteriors):  # the run's own metrics.json last: where it is, all scores are
+            scores, replicates = _scores(posteriors[place], data, num, *predicted[place], show)
+            if replicates:  # kept for paired differences between runs without predicting again
+                archive = io.BytesIO()
+                np.savez(archive, **replicates)
+                place.write(REPLICATES, archive.getvalue())
+            if place is folder and baseline is not None and replicates:
+                scores |= paired_differences(*tested, data.y_test, "_minus_baseline")
+            place.write("metrics.json", scores)
+        progress(1, 3)
         run = folder.facts()
-        folder.write("report.html", run_html(run, pictures))
-        folder.write("README.md", run_card(run))
-        step()
+        if report:
+            others = [Outside(name, x, *(ood[name] for _, ood in predicted.values())) for name, x in outside.items()]
+            evaluated = EvaluatedRun(posterior, data, num, *tested, outside=others, pruning=pruned)
+            pictures = draw_all(evaluated, folder.path / "figures")
+            progress(2, 3)
+            folder.write("report.html", run_html(run, pictures))
+            folder.write("README.md", run_card(run))
+        progress(3, 3)
     return run
 
 
@@ -113,12 +122,78 @@ def score_mean_weights(
 ) -> Path:
     """Score the network at the mean weights as ``evaluate_run`` does; the file that it wrote, beside metrics.json."""
     folder.check_data(posterior, data)
-    mean, num = posterior.at_mean_weights(), recipe.num_draws
-    others = {name: predicted(mean, x, num, name, show) for name, x in _elsewhere(outside, data).items()}
-    prediction = predicted(mean, data.x_test, num, "test rows (mean weights)", show) if len(data.x_test) else None
-    return folder.write("metrics-mean-weights.json", scores(mean, data, num, prediction, others, show))
+    mean, num, what = posterior.at_mean_weights(), recipe.num_draws, "test rows (mean weights)"
+    predicted = _predict(mean, data, _outside(outside, data), num, what, show)
+    return folder.write("metrics-mean-weights.json", _scores(mean, data, num, *predicted, show)[0])
 
 
+def paired_differences(prediction: Prediction, first: Prediction, y: Tensor, suffix: str = "") -> dict[str, float]:
+    """{metric, metric_low, metric_high}: prediction − first on the same rows, of every metric that both have.
+
+    suffix: behind the name of the metric.
+    """
+    found = {}
+    for name, metric in metrics.METRICS[prediction.task].items():
+        with suppress(metrics.Undefined):
+            estimate, key = metrics.paired(metric, prediction, first, y), name + suffix
+            found |= {key: estimate.value, f"{key}_low": estimate.low, f"{key}_high": estimate.high}
+    return found
+
+
+def _predict(
+    posterior: Posterior, data: Dataset, outside: Mapping[str, Tensor], num_draws: int, what: str, show: bool
+) -> tuple[Prediction | None, dict[str, Prediction]]:
+    """Of the test rows, None where there are none; and of out-of-distribution inputs."""
+    prediction = predict_with_progress(posterior, data.x_test, num_draws, what, show) if len(data.x_test) else None
+    return prediction, {name: predict_with_progress(posterior, x, num_draws, name, show) for name, x in outside.items()}
+
+
+def _scores(
+    posterior: Posterior,
+    data: Dataset,
+    num_draws: int,
+    prediction: Prediction | None,
+    ood: Mapping[str, Prediction],
+    show: bool,
+) -> tuple[dict[str, float], Mapping[str, np.ndarray]]:
+    """What metrics.json says of one posterior, and the metrics on resampled test rows.
+
+    Validation rows have no intervals: settings are chosen by them, so that the test rows need not be.
+    """
+    scores, replicates = {}, {}
+    if prediction is not None:
+        evaluation = metrics.evaluate(prediction, data.y_test)
+        scores, replicates = evaluation.flat(), evaluation.replicates
+        if prediction.has_classes:
+            floor = metrics.ece_floor(prediction)
+            scores |= {"ece_floor": floor.mean, "ece_floor_95": floor.quantile_95}
+            scores["mean_entropy"] = prediction.total.mean().item()
+        scores |= {"num_draws": prediction.num_draws, "test_rows": len(prediction)}
+    if len(data.x_val):
+        what = f"validation rows ({_entry(posterior)})"
+        validation = predict_with_progress(posterior, data.x_val, num_draws, what, show)
+        estimates = metrics.evaluate(validation, data.y_val, bootstrap=2)
+        scores |= {f"validation_{name}": estimate.value for name, estimate in estimates.items()}
+    for name, other in ood.items():
+        scores |= {f"ood_{name}_{key}": value for key, value in metrics.ood_table(prediction, other).flat().items()}
+        scores[f"ood_{name}_mean_entropy"] = other.total.mean().item()
+    return scores, replicates
+
+
+def _entry(posterior: Posterior) -> str:
+    return str(posterior.provenance.get("entry", "posterior"))
+
+
+def _outside(outside: Mapping[str, Tensor] | None, data: Dataset) -> Mapping[str, Tensor]:
+    """Out-of-distribution inputs: those given, or noise for a classifier of images where None are."""
+    if outside is None and data.schema.is_image and data.schema.has_classes:
+        outside = outside_inputs(["noise"], data.schema, num=NOISE_IMAGES)
+    if outside and not len(data.x_test):
+        raise UserError(f"{data.name} has no test rows that inputs from elsewhere could be told from")
+    return outside or {}
+
+
+# -- other data --------------------------------------------------------------------------------------------------------
 def score_other(
     folder: RunFolder, recipe: Recipe, posterior: Posterior, name: str, *, mean_weights: bool = False, show: bool = True
 ) -> Path:
@@ -127,7 +202,7 @@ def score_other(
     if not len(x):
         raise UserError(f"{name}: no rows to score")
     posterior, stem = (posterior.at_mean_weights(), f"{stem}-mean-weights") if mean_weights else (posterior, stem)
-    found = metrics.evaluate(predicted(posterior, x, recipe.num_draws, stem, show), y).flat()
+    found = metrics.evaluate(predict_with_progress(posterior, x, recipe.num_draws, stem, show), y).flat()
     return folder.write(f"metrics-{stem}.json", found | {"test_rows": len(x)})
 
 
@@ -135,12 +210,13 @@ def outside_inputs(names: Sequence[str], schema: Schema, *, num: int, invert: bo
     """{name: standardised inputs} for the --ood arguments."""
     if names and not schema.has_classes:
         raise UserError("--ood scores class probabilities; this run is a regression, so look at its epistemic variance")
-    wanted = [kind for name in names for kind in NOISE.get(name, (name,))]
-    found = {}
-    for text in wanted:
-        name = text if text in DATASETS or text.endswith("-noise") else Path(text).stem
-        found[name] = load_inputs(text, schema, num=num, invert=invert)
-    return found
+    texts = [text for name in names for text in NOISE.get(name, (name,))]
+    return {
+        text if text in DATASETS or text.endswith("-noise") else Path(text).stem: load_inputs(
+            text, schema, num=num, invert=invert
+        )
+        for text in texts
+    }
 
 
 def labelled(name: str, schema: Schema, recipe: Recipe) -> tuple[str, Tensor, Tensor]:
@@ -169,32 +245,6 @@ def labelled(name: str, schema: Schema, recipe: Recipe) -> tuple[str, Tensor, Te
         return Path(name).stem, x, y.to(torch.float32)
     strange = [c for c in classes if c not in schema.classes]
     if strange:
-        raise UserError(f"{name}: class '{strange[0]}' is none of the run's: {_few(schema.classes)}")
+        known = ", ".join([*schema.classes[:6], *(["…"] if len(schema.classes) > 6 else [])])
+        raise UserError(f"{name}: class '{strange[0]}' is none of the run's: {known}")
     return Path(name).stem, x, torch.tensor([schema.classes.index(c) for c in classes])[y]
-
-
-# -- pieces ------------------------------------------------------------------------------------------------------------
-def _elsewhere(outside: Mapping[str, Tensor] | None, data: Dataset) -> Mapping[str, Tensor]:
-    """Inputs from elsewhere: those given, or noise for a classifier of images where None are."""
-    if outside is None and data.schema.is_image and data.schema.has_classes:
-        outside = outside_inputs(["noise"], data.schema, num=NOISE_IMAGES)
-    if outside and not len(data.x_test):
-        raise UserError(f"{data.name} has no test rows that inputs from elsewhere could be told from")
-    return outside or {}
-
-
-def _few(names: Sequence[str], most: int = 6) -> str:
-    return ", ".join(names[:most]) + (", …" if len(names) > most else "")
-
-
-@contextmanager
-def _steps(description: str, of: int, show: bool) -> Iterator[Any]:
-    with progress_bar(description, show) as report:
-        done = 0
-
-        def step() -> None:
-            nonlocal done
-            done += 1
-            report(done, of, {})
-
-        yield step

@@ -21,7 +21,7 @@ import dataclasses
 import io
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -32,8 +32,7 @@ from bnn_pyro.files import is_occupied, lock_folder, read_json, unwritable, writ
 from bnn_pyro.fitting import tuned
 from bnn_pyro.posterior import Posterior, read_archive
 from bnn_pyro.reports.tables import RunFacts
-from bnn_pyro.runs.environment import environment
-from bnn_pyro.runs.recipe import Recipe, check_numbers, read_config
+from bnn_pyro.runs.recipe import Recipe, environment, read_config
 
 if TYPE_CHECKING:
     from typing import Self
@@ -207,15 +206,13 @@ class RunFolder(OutputFolder):
     def recipe(self) -> Recipe:
         """What was run. Raises UserError where the file is damaged."""
         path = self.path / "config.json"
-        recipe = Recipe(**read_config(path))
+        config = read_config(path)
         try:
+            recipe = Recipe(**config)
             if "name" not in recipe.data or recipe.inference is None:
                 raise UserError("it names no data, or no inference method")
             tuned(recipe.variant, recipe.data_name, recipe.inference)
             recipe.entry(), recipe.method()
-            check_numbers(recipe)
-            if recipe.device not in ("auto", "cpu", "cuda"):  # whether it is here is asked when it is used
-                raise UserError(f"unknown device '{recipe.device:.20}'")
         except UserError as error:
             raise UserError(f"{path} is damaged ({error}); restore it, or train again") from None
         return recipe
@@ -232,15 +229,12 @@ class RunFolder(OutputFolder):
                 raise UserError(f"another run was begun in {self.path} meanwhile; choose another --out")
             if not keep:
                 self._clear()
-            if not keep or not self._is_of(recipe):
+            former = None
+            with suppress(UserError):
+                former = self.recipe
+            if not keep or former != recipe:
                 self.write("config.json", dataclasses.asdict(recipe))
             yield
-
-    def _is_of(self, recipe: Recipe) -> bool:
-        try:
-            return self.recipe == recipe
-        except UserError:
-            return False
 
     def _clear(self) -> None:
         """Remove the files that a run writes, by their names; whatever else lies in the folder stays."""

@@ -7,33 +7,33 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
 import tomllib
 from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from bnn_pyro.datasets import DATASETS, load_data
-from bnn_pyro.datasets.dataset import Dataset, Schema
-from bnn_pyro.datasets.sources import resolve as locate
+import torch
+
+from bnn_pyro.datasets import DATASETS, Dataset, Schema, load_data
+from bnn_pyro.distributed import choose_device
 from bnn_pyro.errors import UserError, unknown
-from bnn_pyro.fitting import choose_device, tuned
+from bnn_pyro.files import resolve as locate
+from bnn_pyro.fitting import tuned
 from bnn_pyro.inference import METHODS, Method
-from bnn_pyro.settings import build, defaults, parse_value, plain, whole_number
+from bnn_pyro.settings import Settings, build, defaults, parse_value, plain, setting, whole_number
 from bnn_pyro.zoo import ZOO, Entry
 
-__all__ = [
-    "DATA_KEYS",
-    "KEYS",
-    "Recipe",
-    "check_keys",
-    "check_numbers",
-    "given_settings",
-    "read_config",
-    "resolve",
-    "resolve_config",
-]
+__all__ = ["DATA_KEYS", "KEYS", "Recipe", "check_keys", "data_options", "environment",
+           "given_settings", "read_config", "read_file", "resolve", "typed_command"]  # fmt: skip
 
 #: How data can be loaded: the keys of a recipe's ``data``, and the arguments of ``load_data`` that they become; with
 #: what a config file may say of them.
@@ -44,10 +44,11 @@ KEYS = {"variant": str, "variant_settings": dict, "inference": str, "inference_s
         "seed": int, "num_draws": int, "device": str, "baseline": bool}  # fmt: skip
 #: The baseline: one point estimate of the same network.
 BASELINE = ("mlp", "map")
+PACKAGES = ("bnn-pyro", "pyro-ppl", "torch", "torchvision", "numpy", "pandas", "scikit-learn", "matplotlib")
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Recipe(Settings):
     """A variant, a method and data, each with its settings; JSON-able by ``dataclasses.asdict``.
 
     data       ``name`` (a name in ``DATASETS``, or an absolute path) and arguments of ``load_data``
@@ -60,9 +61,9 @@ class Recipe:
     inference: str | None = None
     inference_settings: Mapping[str, Any] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=lambda: {"name": "digits"})
-    seed: int = 0
-    num_draws: int = 100
-    device: str = "auto"
+    seed: int = setting(0, low=0, high=2**32 - 1)
+    num_draws: int = setting(100, low=1)
+    device: str = setting("auto", choices=("auto", "cpu", "cuda"))
     baseline: bool = True
 
     def entry(self) -> Entry:
@@ -95,56 +96,61 @@ class Recipe:
                 return name, here, there
         return None
 
-    def stands_on(self, schema: Schema) -> str | None:
-        """The variant whose point estimate this one stands on, and which is then the baseline; None for most."""
+    def backbone_variant(self, schema: Schema) -> str | None:
+        """The variant of the backbone that this one is the last layer of, and its baseline; None for most."""
         entry = self.entry()
         return entry.foundation(schema) if hasattr(entry, "foundation") else None
 
     def for_baseline(self, schema: Schema) -> Recipe | None:
         """What to compare with: a deterministic network on the same data, or None.
 
-        It is the network that the variant stands on, as tuned for the data; else one of the same architecture, with the
+        It is the backbone of a last layer, as tuned for the data; else one of the same architecture, with the
         same epochs and batches.
         """
-        below = self.stands_on(schema)
-        if below is not None:
-            method, best = tuned(below, self.data_name)
-            return self._with(below, method, best.entry, best.method)
-        if not self.baseline or hasattr(self.entry(), "foundation"):
-            return None
-        variant, method = BASELINE
-        _, best = tuned(variant, self.data_name, method)
-        shared = {k: v for k, v in self.variant_settings.items() if k in defaults(ZOO[variant])}
-        schedule = {k: v for k, v in self.inference_settings.items() if k in ("epochs", "batch_size")}
-        if "prior" in shared and str(shared["prior"]).startswith("scale-mixture"):
-            del shared["prior"]  # a point mass in its narrow peak is another model, not a baseline
-        shared |= {k: v for k, v in best.entry.items() if k == "prior"}
-        return self._with(variant, method, shared, {**best.method, **schedule})
-
-    def _with(self, variant: str, method: str, entry: Mapping[str, Any], settings: Mapping[str, Any]) -> Recipe:
-        """Another variant and method on the same data, without a baseline."""
+        variant, method = self.backbone_variant(schema), None
+        same_architecture = variant is None
+        if same_architecture:
+            if not self.baseline or hasattr(self.entry(), "foundation"):
+                return None
+            variant, method = BASELINE
+        method, best = tuned(variant, self.data_name, method)
+        settings, schedule = best.entry, best.method
+        if same_architecture:
+            shared = {k: v for k, v in self.variant_settings.items() if k in defaults(ZOO[variant])}
+            if str(shared.get("prior", "")).startswith("scale-mixture"):
+                del shared["prior"]  # a point mass in its narrow peak is another model, not a baseline
+            settings = shared | {k: v for k, v in best.entry.items() if k == "prior"}
+            own = {k: v for k, v in self.inference_settings.items() if k in ("epochs", "batch_size")}
+            schedule = {**best.method, **own}
         return dataclasses.replace(
             self,
             variant=variant,
-            variant_settings=plain(build(ZOO[variant], entry)),
+            variant_settings=plain(build(ZOO[variant], settings)),
             inference=method,
-            inference_settings=plain(build(METHODS[method], settings)),
+            inference_settings=plain(build(METHODS[method], schedule)),
             baseline=False,
         )
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+def read_file(path: Path, what: str, form: str) -> tuple[str, dict[str, Any]]:
+    """(the text of a "TOML" or "JSON" file, its content). Raises UserError where it is absent or is no such table."""
+    if not path.is_file():
+        raise UserError(f"no {what} {path}")
+    try:
+        text = path.read_bytes().decode()
+        content = tomllib.loads(text) if form == "TOML" else json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not valid {form}: {error}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path} holds a {type(content).__name__}, not the settings of a run")
+    return text, content
 
 
 def read_config(path: str | Path) -> dict[str, Any]:
     """The keys of a JSON or TOML config file. Raises UserError where it is absent, unreadable, or has unknown keys."""
     path = Path(path)
-    if not path.is_file():
-        raise UserError(f"no config file {path}")
-    try:
-        text = path.read_text(encoding="utf-8")
-        config = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not valid {'TOML' if path.suffix == '.toml' else 'JSON'}: {error}") from None
-    if not isinstance(config, dict):
-        raise UserError(f"{path} holds a {type(config).__name__}, not the settings of a run")
+    _, config = read_file(path, "config file", "TOML" if path.suffix == ".toml" else "JSON")
     check_keys(path, "key", config, KEYS)
     if config.get("data") is not None:
         check_keys(path, "key of 'data'", config["data"], DATA_KEYS)
@@ -167,64 +173,43 @@ def check_keys(place: str | Path, what: str, values: Mapping[str, Any], kinds: M
             raise UserError(f"{place}: '{key}' must be {what}, got {value!r:.80}")
 
 
+# -- layers ------------------------------------------------------------------------------------------------------------
 def resolve(args: Namespace, config: Mapping[str, Any]) -> Recipe:
     """Tuned settings < config < flags. Raises UserError for unknown names, or values of the wrong kind."""
     flags = {k: v for k, v in vars(args).items() if v is not None}
-    base = {**{f.name: None for f in dataclasses.fields(Recipe)}, **config}
-    variant = flags.get("variant") or base["variant"] or Recipe.variant
+    variant = flags.get("variant") or config.get("variant") or Recipe.variant
     if variant not in ZOO:
         raise unknown("variant", variant, ZOO)
-    data = _data(flags, dict(base["data"] or {}))
+    data = data_options(flags, config.get("data") or {})
     name = data["name"] if data["name"] in DATASETS else Path(data["name"]).stem + " (a file)"
-    same_variant = variant == (base["variant"] or Recipe.variant)
-    method, best = tuned(variant, name, flags.get("inference") or (base["inference"] if same_variant else None))
-    same_method = same_variant and method == (base["inference"] or method)
-    data = {**best.data, **data}
-
-    given = _given(flags)
-    kinds = {"variant": ZOO[variant], "inference": METHODS[method]}
-    known = [name for kind in kinds.values() for name in defaults(kind)]
+    stored = config if variant == (config.get("variant") or Recipe.variant) else {}  # settings are those of a variant
+    method, best = tuned(variant, name, flags.get("inference") or stored.get("inference"))
+    stored_method = (stored.get("inference_settings") or {}) if method == (stored.get("inference") or method) else {}
+    given, kinds = _given(flags), (ZOO[variant], METHODS[method])
+    known = [name for kind in kinds for name in defaults(kind)]
     for key in given:
         if key not in known:
             raise unknown(f"setting of {variant} or {method}", key, known)
-    layers = {
-        "variant": {**best.entry, **((base["variant_settings"] or {}) if same_variant else {})},
-        "inference": {**best.method, **((base["inference_settings"] or {}) if same_method else {})},
-    }
-    settings = {}
-    for part, kind in kinds.items():
-        fields = defaults(kind)
-        chosen = layers[part] | {k: v for k, v in given.items() if k in fields}
-        settings[part] = plain(build(kind, {k: parse_value(k, v, fields.get(k)) for k, v in chosen.items()}))
-    numbers = {k: flags.get(k, base[k]) for k in ("seed", "num_draws")}
-    baseline = flags.get("baseline", base["baseline"])
-    device = flags.get("device") or base["device"] or Recipe.device
-    choose_device(device)
+
+    def settings(kind: type, *layers: Mapping[str, Any]) -> dict[str, Any]:
+        fields, values = defaults(kind), {k: v for layer in layers for k, v in layer.items()}
+        values |= {k: v for k, v in given.items() if k in fields}
+        return plain(build(kind, {k: parse_value(k, v, fields.get(k)) for k, v in values.items()}))
+
+    numbers = {k: flags.get(k, config.get(k)) for k in ("seed", "num_draws")}
+    baseline = flags.get("baseline", config.get("baseline"))
     recipe = Recipe(
         variant=variant,
-        variant_settings=settings["variant"],
+        variant_settings=settings(kinds[0], best.entry, stored.get("variant_settings") or {}),
         inference=method,
-        inference_settings=settings["inference"],
-        data=data,
-        device=device,
+        inference_settings=settings(kinds[1], best.method, stored_method),
+        data={**best.data, **data},
+        device=flags.get("device") or config.get("device") or Recipe.device,
         baseline=variant != BASELINE[0] and (True if baseline is None else bool(baseline)),
         **{k: whole_number(k, v) for k, v in numbers.items() if v is not None},
     )
-    check_numbers(recipe)
+    choose_device(recipe.device)
     return recipe
-
-
-def check_numbers(recipe: Recipe) -> None:
-    """Raise UserError for a number of draws, or a seed, that no run can have."""
-    if recipe.num_draws < 1:
-        raise UserError(f"num_draws must be at least 1, got {recipe.num_draws}")
-    if not 0 <= recipe.seed < 2**32:
-        raise UserError(f"seed must lie between 0 and 2³² - 1, got {recipe.seed}")
-
-
-def resolve_config(config: Mapping[str, Any]) -> Recipe:
-    """The same without flags."""
-    return resolve(Namespace(), config)
 
 
 def given_settings(args: Namespace, kind: type) -> dict[str, Any]:
@@ -234,17 +219,13 @@ def given_settings(args: Namespace, kind: type) -> dict[str, Any]:
     return {k: parse_value(k, v, fields[k]) for k, v in given.items() if k in fields}
 
 
-def _data(flags: Mapping[str, Any], data: dict[str, Any]) -> dict[str, Any]:
+def data_options(flags: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
     """The data options of flags over those of a config; those of another data set are left out."""
     name = flags.get("data")
     if name is not None and name not in DATASETS and locate(name).exists():
         name = str(locate(name).resolve())
-    if name is not None and name != data.get("name"):
-        data = {"name": name}
-    data.setdefault("name", "digits")
-    for key in ("target", "task", "drop_missing", "split", "validation", "limit"):
-        if key in flags:
-            data[key] = flags[key]
+    data = {"name": "digits", **data} if name in (None, data.get("name")) else {"name": name}
+    data |= {k: flags[k] for k in ("target", "task", "drop_missing", "split", "validation", "limit") if k in flags}
     if "features" in flags:
         data["features"] = [feature.strip() for feature in flags["features"].split(",")]
     if "splits" in flags:
@@ -266,3 +247,37 @@ def _given(flags: Mapping[str, Any]) -> dict[str, Any]:
     if "backbone" in given and Path(given["backbone"]).exists():
         given["backbone"] = str(Path(given["backbone"]).resolve())
     return given
+
+
+# -- environment -------------------------------------------------------------------------------------------------------
+def environment(device: str, seconds: float | None = None) -> dict[str, Any]:
+    """The command, the machine, versions and time; JSON-able.   seconds: of the training."""
+    return {
+        "command": typed_command(),
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        **({} if seconds is None else {"training_seconds": seconds}),
+        "device": device if device == "cpu" else f"{device}: {torch.cuda.get_device_name(device)}",
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in PACKAGES},
+        "commit": _commit(),
+    }
+
+
+def typed_command() -> str:
+    """The command line, as one would type it."""
+    program = "python -m bnn_pyro.run" if Path(sys.argv[0]).name == "run.py" else Path(sys.argv[0]).name
+    return " ".join([program, *map(shlex.quote, sys.argv[1:])])
+
+
+def _commit() -> str | None:
+    """The commit of the package's own checkout, marked where files differ from it; None outside of one."""
+    here = Path(__file__).parents[1]
+    if not (here.parent / ".git").exists():
+        return None
+    try:
+        ask = ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=10", "--exclude=*"]
+        return subprocess.run(ask, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None

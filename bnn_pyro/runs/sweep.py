@@ -1,4 +1,4 @@
-"""A sweep from its file to its report: the fits that are missing are made, and everything that is finished is reported.
+"""A sweep from its file to its results: the fits that are missing are made, and all that are finished are averaged.
 
 Its folder holds a run folder for each fit, sweep.json, results.csv, sweep.html and figures/*.png. What is finished is
 known from the run folders alone.
@@ -8,48 +8,36 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import signal
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import FrameType
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from bnn_pyro.datasets.sources import read_archive
 from bnn_pyro.errors import UserError
-from bnn_pyro.files import read_json
+from bnn_pyro.files import is_occupied, lock_folder, read_archive, read_json
 from bnn_pyro.parallel.executor import executor as running_on
 from bnn_pyro.parallel.map import map_tasks
+from bnn_pyro.parallel.task import report_progress
 from bnn_pyro.progress import progress_bar
 from bnn_pyro.reports.tables import plain_table
-from bnn_pyro.runs.environment import environment
+from bnn_pyro.runs.evaluate import evaluate_run
 from bnn_pyro.runs.folder import REPLICATES, OutputFolder, RunFolder
-from bnn_pyro.runs.sweep_config import SweepConfig, setting_text
-from bnn_pyro.runs.sweep_figures import draw_sweep
-from bnn_pyro.runs.sweep_report import error_sources, sweep_page
+from bnn_pyro.runs.recipe import environment
+from bnn_pyro.runs.sweep_config import BEGUN, CHANGED, FAILED, FINISHED, MISSING, RunTask, SweepConfig, setting_text
 from bnn_pyro.runs.sweep_statistics import DatasetSummary, summarise
-from bnn_pyro.runs.sweep_tasks import (
-    BEGUN,
-    CHANGED,
-    FAILED,
-    FINISHED,
-    RunStatus,
-    RunTask,
-    check_tasks,
-    make_run,
-    plan_tasks,
-    run_status,
-)
+from bnn_pyro.runs.train import fit_run, prepared
 
-__all__ = ["SweepFolder", "failure_text", "planned_text", "run_sweep"]
+__all__ = ["SweepFolder", "check_tasks", "failure_text", "make_run", "planned_text", "run_sweep"]
 
 #: What is read of a posterior's JSON file.
 ARCHIVE = {"schema": {"task": str}, "provenance": {"rows": {"*": int}, "split": {}, "fingerprint": str,
                                                    "seconds": int | float}}  # fmt: skip
+#: Seconds that a fit waits for a worker of a stopped sweep, which may still be at it.
+MAX_WAIT = 600.0
 
 
 class SweepFolder(OutputFolder):
@@ -61,9 +49,24 @@ class SweepFolder(OutputFolder):
         """The folder of a fit."""
         return RunFolder(self.path / task.name)
 
-    def status(self, task: RunTask) -> RunStatus:
-        """Where a fit stands."""
-        return run_status(self.run(task), task.recipe)
+    def status(self, task: RunTask) -> tuple[str, str]:
+        """(where a fit stands by what is in its folder, the reason where that is a fit of other settings)."""
+        run = self.run(task)
+        if not run.is_begun:
+            return (CHANGED, "is no run") if run.path.is_file() or is_occupied(run.path) else (MISSING, "")
+        try:
+            former = run.recipe
+        except UserError as error:
+            return CHANGED, str(error)
+        changed = task.recipe.difference(former)
+        if changed is not None:
+            what, now, then = changed
+            # One that was cut off has no result that could be lost, or taken for that of these settings.
+            state = CHANGED if run.is_trained else MISSING
+            return state, f"was fitted with {what} {setting_text(then)}, not {setting_text(now)}"
+        scored = run.is_trained and (run.path / "metrics.json").is_file()
+        same = former.num_draws == task.recipe.num_draws and former.baseline >= task.recipe.baseline
+        return FINISHED if scored and same else BEGUN, ""
 
     def outcome(self, task: RunTask, error: str = "") -> dict[str, Any]:
         """What sweep.json says of a fit: who it is, and its metrics, seconds and rows where it is finished."""
@@ -78,7 +81,7 @@ class SweepFolder(OutputFolder):
             "variant": recipe.variant,
             "inference": recipe.inference,
             "grid": dict(task.grid),
-            "status": FAILED if error else self.status(task).state,
+            "status": FAILED if error else self.status(task)[0],
             "error": error,
         }
         if found["status"] != FINISHED:
@@ -129,7 +132,7 @@ def run_sweep(
     overwrite: bool = False,
     show: bool = True,
 ) -> tuple[dict[str, Any], list[DatasetSummary]]:
-    """Make the fits that are missing, then the report of all that there are; (what sweep.json holds, its summaries).
+    """Make the fits that are missing; (what sweep.json holds of all that there are, its summaries).
 
     executor, cores: see ``parallel.executor.executor`` and ``parallel.map.map_tasks``.
     overwrite: fits of other settings, or other data, in the way of those of the sweep are replaced.
@@ -137,20 +140,9 @@ def run_sweep(
     Raises UserError for what can be known before a fit is made, and KeyboardInterrupt after Ctrl-C or SIGTERM: what was
     finished is then kept.
     """
-    start, tasks = time.perf_counter(), plan_tasks(config)
+    start, tasks = time.perf_counter(), config.tasks
     statuses = {task.name: folder.status(task) for task in tasks}
-    changed = [task for task in tasks if statuses[task.name].state == CHANGED]
-    if changed and not overwrite:
-        several = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
-        raise UserError(
-            f"{folder.run(changed[0]).path}{several} {statuses[changed[0].name].reason}: give the recipe or the data "
-            "another name, choose another --out, or add --overwrite to replace what was changed"
-        )
-    missing = [task for task in tasks if statuses[task.name].state != FINISHED]
-    if missing:
-        fingerprints = check_tasks(config, missing, show=show)
-        names = {task.name for task in [*missing, *_of_changed_rows(folder, tasks, missing, fingerprints, overwrite)]}
-        missing = [task for task in tasks if task.name in names]
+    missing = _missing(config, folder, statuses, overwrite, show)
     facts = environment("cpu") | {"executor": str(executor or "")}
     results = {"name": config.path.stem, "spec": config.text, "facts": facts}
     failures: dict[str, str] = {}
@@ -161,7 +153,7 @@ def run_sweep(
 
     write()
     if missing:
-        resume = frozenset(name for name, status in statuses.items() if status.state == BEGUN)
+        resume = frozenset(name for name, (state, _) in statuses.items() if state == BEGUN)
         make = functools.partial(make_run, sweep=folder.path.resolve(), resume=resume, command=facts["command"])
         try:
             with running_on(executor):
@@ -172,11 +164,8 @@ def run_sweep(
     facts["seconds"] = f"{time.perf_counter() - start:,.0f}, for {len(missing):,} of {len(tasks):,} fits"
     write()
     summaries = summarise(results["fits"], folder.replicates(tasks))
-    results["summary"] = [data.to_dict() | {"error_over": error_sources(data)} for data in summaries]
+    results["summary"] = [data.to_dict() for data in summaries]
     folder.write_results(results)
-    pictures = list(draw_sweep(summaries, config.recipes))
-    folder.write_figures(pictures)
-    folder.write(folder.page, sweep_page(results, summaries, pictures))
     return results, summaries
 
 
@@ -185,45 +174,47 @@ def planned_text(config: SweepConfig, folder: SweepFolder, *, show: bool = True)
 
     Raises UserError as :func:`run_sweep`, but for fits of other settings, which are listed.
     """
-    planned = [(task, folder.status(task)) for task in plan_tasks(config)]
-    missing = [task for task, status in planned if status.state != FINISHED]
-    if missing:
-        check_tasks(config, missing, show=show)
-    table = plain_table(["fit", ""], [[task.name, " ".join(status).strip()] for task, status in planned])
-    counts = Counter(status.state for _, status in planned)
+    planned = [(task, *folder.status(task)) for task in config.tasks]
+    check_tasks(config, [task for task, state, _ in planned if state != FINISHED], show=show)
+    table = plain_table(["fit", ""], [[task.name, f"{state} {reason}".strip()] for task, state, reason in planned])
+    counts = Counter(state for _, state, _ in planned)
     return f"{table}\n\n{len(planned):,} fits in {folder.path}: " + ", ".join(f"{n:,} {s}" for s, n in counts.items())
 
 
-def _of_changed_rows(
-    folder: SweepFolder,
-    tasks: Sequence[RunTask],
-    missing: Sequence[RunTask],
-    fingerprints: Mapping[tuple[str, int], str],
-    overwrite: bool,
+def _missing(
+    config: SweepConfig, folder: SweepFolder, statuses: Mapping[str, tuple[str, str]], overwrite: bool, show: bool
 ) -> list[RunTask]:
-    """The finished fits of data sets whose rows have changed since."""
-    names = {task.name for task in missing}
-    finished = [task for task in tasks if task.name not in names]
+    """The fits to make: those not finished and, with ``overwrite``, those of settings or rows that have changed."""
+    changed = [name for name, (state, _) in statuses.items() if state == CHANGED]
+    if changed and not overwrite:
+        several = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
+        raise UserError(
+            f"{folder.path / changed[0]}{several} {statuses[changed[0]][1]}: give the recipe or the data another name, "
+            "choose another --out, or add --overwrite to replace what was changed"
+        )
+    missing = [task for task in config.tasks if statuses[task.name][0] != FINISHED]
+    fingerprints = check_tasks(config, missing, show=show)
     stale = {
         task.data
-        for task in finished
-        if folder.outcome(task).get("fingerprint") != fingerprints.get((task.data, task.split))
+        for task in config.tasks
+        if statuses[task.name][0] == FINISHED
         and (task.data, task.split) in fingerprints
+        and folder.outcome(task).get("fingerprint") != fingerprints[task.data, task.split]
     }
     if stale and not overwrite:
         raise UserError(
             f"the rows of data '{min(stale)}' are not those that finished fits in {folder.path} were trained on: the "
             "file has changed; choose another --out, or add --overwrite to make them anew"
         )
-    return [task for task in finished if task.data in stale]
+    return [task for task in config.tasks if statuses[task.name][0] != FINISHED or task.data in stale]
 
 
 def _make_runs(
     make: Callable[[RunTask], str], tasks: Sequence[RunTask], folder: SweepFolder, cores: int, show: bool
 ) -> dict[str, str]:
-    """{name of a fit that failed: why}; the others are finished. KeyboardInterrupt after Ctrl-C or SIGTERM."""
+    """{name of a fit that failed: why}; the others are finished."""
     failures: dict[str, str] = {}
-    with _signals() as check_signals, progress_bar("sweep", show, unit="fit") as report:
+    with progress_bar("sweep", show, unit="fit") as report:
 
         def ended(index: int, error: str) -> None:
             if error:
@@ -233,9 +224,9 @@ def _make_runs(
             report(round(done, 1), of, {"failed": str(len(failures))} if failures else None)
 
         progress(0, len(tasks))
-        map_tasks(make, tasks, cores=cores, report=progress, done=ended, failed=failure_text, watch=check_signals)
+        map_tasks(make, tasks, cores=cores, report=progress, done=ended, failed=failure_text)
     for task in tasks:
-        if task.name not in failures and folder.status(task).state != FINISHED:
+        if task.name not in failures and folder.status(task)[0] != FINISHED:
             failures[task.name] = (
                 f"it was made where {folder.path.resolve()} is another folder: workers on other machines need --out on "
                 "a file system that they share with this one"
@@ -249,28 +240,56 @@ def failure_text(task: RunTask, error: UserError) -> str:
     return text.partition(f"({task.name}): ")[2] or text
 
 
-@contextlib.contextmanager
-def _signals() -> Iterator[Callable[[], None]]:
-    """Yield what raises KeyboardInterrupt after Ctrl-C or SIGTERM, so that fits at work may save first; a second signal
-    raises at once."""
-    signalled = False
+# -- one fit -----------------------------------------------------------------------------------------------------------
+def check_tasks(config: SweepConfig, tasks: Sequence[RunTask], *, show: bool = True) -> dict[tuple[str, int], str]:
+    """Load each data set once, and build on it every recipe that is to be fitted there.
 
-    def handle(number: int, frame: FrameType | None) -> None:
-        nonlocal signalled
-        if signalled:
-            raise KeyboardInterrupt
-        signalled = True
+    Returns {(data set, split): fingerprint of its training rows} of the splits that were loaded, one a data set.
 
-    def check() -> None:
-        if signalled:
-            raise KeyboardInterrupt
+    Raises UserError where data cannot be loaded, or a recipe does not suit them.
+    """
+    fingerprints = {}
+    by_data: dict[str, dict[str, RunTask]] = {}
+    for task in tasks:
+        by_data.setdefault(task.data, {}).setdefault(task.recipe_name, task)
+    with progress_bar("check data and recipes", show and bool(tasks), unit="data set") as report:
+        for done, (name, first) in enumerate(by_data.items(), 1):
+            task, place = next(iter(first.values())), f"{config.path} [data.{name}]"
+            try:
+                data = task.recipe.load()
+                if not len(data.x_train):
+                    raise UserError("it has no training rows")
+                fingerprints[name, task.split] = data.fingerprint
+                for label, task in first.items():
+                    place = f"{config.path} [recipes.{task.table}] ({label}) on data '{name}'"
+                    prepared(task.recipe, data)
+            except UserError as error:
+                raise UserError(f"{place}: {error}") from None
+            report(done, len(by_data))
+    return fingerprints
 
-    if threading.current_thread() is not threading.main_thread():
-        yield check
-        return
-    former = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+
+def make_run(task: RunTask, *, sweep: Path, resume: frozenset[str] = frozenset(), command: str = "") -> str:
+    """Train and score into the fit's folder in ``sweep``. Returns "", or what went wrong in one line.
+
+    resume: names of the fits that go on with what is in their folders; others are begun anew.
+    command: what the user typed.
+    """
+    report_progress(0.0, 1.0)
+    folder, recipe, keep = RunFolder(sweep / task.name), task.recipe, task.name in resume
     try:
-        yield check
-    finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)
+        with lock_folder(folder.path, wait=MAX_WAIT):
+            (folder.path / "metrics.json").unlink(missing_ok=True)  # scores of other draws, or none
+            data = recipe.load()
+            entry, below = prepared(recipe, data)
+            with folder.begun(recipe, keep=keep):
+                posterior, baseline = fit_run(folder, recipe, data, entry, below, resume=keep, show=False)
+                folder.write("environment.json", folder.read("environment.json") | {"command": command})
+                compared = recipe.baseline or recipe.backbone_variant(data.schema)
+                baseline = baseline if compared else None
+                evaluate_run(folder, recipe, data, posterior, baseline, outside={}, report=False, show=False)
+    except UserError as error:
+        return " ".join(str(error).split())
+    except Exception as error:
+        return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return ""

@@ -1,21 +1,15 @@
-"""The TOML file of a sweep, read and checked: seeds, splits, data sets and recipes.
+"""The TOML file of a sweep, read and checked: every recipe on every split of every data set with every seed.
 
 seeds = [0, 1]
 splits = "all"                      # or numbers; of given splits, else the seeds of random ones
 
 [data.energy]                       # keys as under `data` in a config file, name by default what it is called here
 name = "uci/energy.csv"
-target = "y"
-splits = "uci/energy.splits.npz"
 
 [data.breast-cancer]
 splits_to_run = [0, 1, 2]           # instead of those above
 
-[recipes.mean-field]                # keys of a config file, without data and seed; a variant's name means that variant
-inference_settings = { epochs = 100 }
-
-[recipes.net]
-variant = "mlp"                     # any other name needs one
+[recipes.mlp]                       # keys of a config file, without data and seed; a variant's name means that variant
 grid = { prior = ["fan-in:1", "fan-in:3"] }     # one recipe each; several keys: all combinations
 """
 
@@ -23,57 +17,59 @@ from __future__ import annotations
 
 import itertools
 import re
-import tomllib
-from collections.abc import Iterator, Mapping
+from argparse import Namespace
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bnn_pyro.datasets import DATASETS
-from bnn_pyro.datasets.sources import read_archive
-from bnn_pyro.datasets.sources import resolve as locate
 from bnn_pyro.errors import UserError, unknown
+from bnn_pyro.files import read_archive
 from bnn_pyro.fitting import tuned
 from bnn_pyro.inference import METHODS
-from bnn_pyro.runs.recipe import DATA_KEYS, KEYS, check_keys
+from bnn_pyro.runs.recipe import DATA_KEYS, KEYS, Recipe, check_keys, data_options, read_file, resolve
 from bnn_pyro.settings import defaults
 from bnn_pyro.zoo import ZOO
 
-__all__ = ["DatasetSpec", "RecipeSpec", "SweepConfig", "folder_name", "read_sweep_config", "setting_text"]
+__all__ = ["BEGUN", "CHANGED", "FAILED", "FINISHED", "MISSING", "SEED_STEP", "RunTask", "SweepConfig",
+           "read_sweep_config", "setting_text"]  # fmt: skip
 
 ALL = "all"
-#: Characters of a recipe's or a data set's name in a folder's name; a file system takes 255 for all of it.
+#: Characters of a recipe's name in a folder's name; a file system takes 255 for all of it.
 MAX_NAME = 100
+#: A fit's own seed is that of the sweep + SEED_STEP · split. Fits of one seed would begin with the same weights on
+#: every split, and what these do to the result (on a small set as much as the split) would be in no error over splits.
+SEED_STEP = 1000
+#: A fit has its scores; was cut off; was never begun; is one of other settings; ended in an error.
+FINISHED, BEGUN, MISSING, CHANGED, FAILED = "finished", "begun", "missing", "changed", "failed"
 
 
 @dataclass(frozen=True)
-class RecipeSpec:
-    """One recipe of the sweep.
+class RunTask:
+    """One fit of a sweep.
 
-    name    that of its table, and what the grid sets: "mlp prior=fan-in:1"
-    table   the name of its table
-    config  keys of a config file, without data and seed
-    grid    the settings that the grid gives it
+    recipe_name  that of its table and what the grid sets: "mlp prior=fan-in:1"
+    table, data  names of its tables
+    grid         the settings that the grid gives it
+    seed         the sweep's; the recipe's own, of initial weights, order of rows and noise, follows from it
+    split        the number of a given split, or the seed of a random one
     """
 
-    name: str
+    recipe_name: str
     table: str
-    config: Mapping[str, Any]
     grid: Mapping[str, Any]
+    data: str
+    seed: int
+    split: int
+    recipe: Recipe
 
+    @property
+    def name(self) -> str:
+        """The name of its folder."""
+        return f"{_folder_name(self.recipe_name)}-{_folder_name(self.data)}-seed{self.seed}-split{self.split}"
 
-@dataclass(frozen=True)
-class DatasetSpec:
-    """One data set of the sweep and the splits of it that are run.
-
-    config  keys of a recipe's ``data``, without the split
-    key     what a split's number is called there: "split" of given ones, else "seed" of a random one
-    """
-
-    name: str
-    config: Mapping[str, Any]
-    key: str
-    splits: tuple[int, ...]
+    def __repr__(self) -> str:
+        return self.name
 
 
 @dataclass(frozen=True)
@@ -82,40 +78,42 @@ class SweepConfig:
 
     path: Path
     text: str
-    seeds: tuple[int, ...]
-    data: tuple[DatasetSpec, ...]
-    recipes: tuple[RecipeSpec, ...]
+    tasks: Sequence[RunTask]
 
 
 def read_sweep_config(path: str | Path) -> SweepConfig:
-    """The sweep that a file asks for.
+    """The sweep that a file asks for; one that is stopped early has all recipes on the first splits.
+
+    Tuned settings go before those of the variant, those of the file before tuned ones, as for `train`.
 
     Raises UserError, one line that names the file, the table, the key and the way out, for whatever is wrong in it.
     """
     path = Path(path)
-    if not path.is_file():
-        raise UserError(f"no sweep file {path}; `sweep --help` has an example")
-    try:
-        text = path.read_bytes().decode()
-        content = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not valid TOML: {error}") from None
-    keys = ("seeds", "splits", "data", "recipes")
+    text, content = read_file(path, "sweep file", "TOML")
     for key in content:
-        if key not in keys:
-            raise unknown(f"key in {path}", key, keys)
+        if key not in ("seeds", "splits", "data", "recipes"):
+            raise unknown(f"key in {path}", key, ("seeds", "splits", "data", "recipes"))
     seeds = _numbers(path, "seeds", content.get("seeds", [0]))
     splits = _splits(path, "splits", content.get("splits"))
-    data = tuple(_dataset(path, name, table, splits) for name, table in _tables(path, content, "data"))
-    recipes = tuple(spec for name, table in _tables(path, content, "recipes") for spec in _recipes(path, name, table))
-    for kind, specs in (("data", data), ("recipes", recipes)):
-        _check_names(f"{path} [{kind}]", [spec.name for spec in specs])
-    return SweepConfig(path, text, seeds, data, recipes)
-
-
-def folder_name(name: str) -> str:
-    """A name as a part of a folder's name: other characters than letters, digits and . , + = - _ become a hyphen."""
-    return re.sub(r"[^\w.,+=-]+", "-", name).strip("-.") or "x"
+    data = [_dataset(path, name, table, splits) for name, table in _tables(path, content, "data")]
+    recipes = [found for name, table in _tables(path, content, "recipes") for found in _recipes(path, name, table)]
+    folders: dict[str, RunTask] = {}
+    in_order = [row for rows in itertools.zip_longest(*data) for row in rows if row is not None]
+    for seed, (name, split, options), (label, table, grid, keys) in itertools.product(seeds, in_order, recipes):
+        try:
+            recipe = resolve(Namespace(), {**keys, "data": options, "seed": (seed + SEED_STEP * split) % 2**32})
+        except UserError as error:
+            raise UserError(f"{path} [recipes.{table}] ({label}): {error}") from None
+        task = RunTask(label, table, grid, name, seed, split, recipe)
+        long = next((part for part in (label, name) if len(_folder_name(part)) > MAX_NAME), None)
+        if long is not None:
+            raise UserError(f"{path}: '{long:.60}…' has more than {MAX_NAME} characters, too many for a folder's name; "
+                            "give the table a shorter name, or fewer keys to its grid")  # fmt: skip
+        other = folders.setdefault(task.name.lower(), task)
+        if other is not task:
+            first = f"'{other.recipe_name}' on '{other.data}'"
+            raise UserError(f"{path}: {first} and '{label}' on '{name}' would share a folder; rename one of them")
+    return SweepConfig(path, text, list(folders.values()))
 
 
 def setting_text(value: Any) -> str:
@@ -123,6 +121,11 @@ def setting_text(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ",".join(map(setting_text, value)) or "none"
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _folder_name(name: str) -> str:
+    """Other characters than letters, digits and . , + = - _ become a hyphen."""
+    return re.sub(r"[^\w.,+=-]+", "-", name).strip("-.") or "x"
 
 
 def _tables(path: Path, content: Mapping[str, Any], kind: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -136,17 +139,17 @@ def _tables(path: Path, content: Mapping[str, Any], kind: str) -> Iterator[tuple
         yield name, dict(table)
 
 
-def _numbers(place: str | Path, key: str, values: Any) -> tuple[int, ...]:
+def _numbers(place: str | Path, key: str, values: Any) -> list[int]:
     """Whole numbers, each once."""
     if not (isinstance(values, list) and values and all(type(v) is int and 0 <= v < 2**32 for v in values)):
         also = "" if key == "seeds" else f', or "{ALL}"'
         raise UserError(f"{place}: '{key}' must be a list of whole numbers from 0 on, such as [0, 1, 2]{also}, "
                         f"got {values!r:.80}")  # fmt: skip
     _check_distinct(place, key, values)
-    return tuple(values)
+    return values
 
 
-def _splits(place: str | Path, key: str, value: Any) -> tuple[int, ...] | str | None:
+def _splits(place: str | Path, key: str, value: Any) -> list[int] | str | None:
     return value if value is None or value == ALL else _numbers(place, key, value)
 
 
@@ -156,32 +159,33 @@ def _check_distinct(place: str | Path, key: str, values: list[Any]) -> None:
         raise UserError(f"{place}: '{key}' has {twice} twice; a fit that is the same tells nothing new")
 
 
-# -- data --------------------------------------------------------------------------------------------------------------
-def _dataset(path: Path, name: str, table: dict[str, Any], splits: tuple[int, ...] | str | None) -> DatasetSpec:
+def _dataset(
+    path: Path, name: str, table: dict[str, Any], splits: list[int] | str | None
+) -> list[tuple[str, int, dict[str, Any]]]:
+    """(name, split, keys of a recipe's ``data``) of every split that is run."""
     place = f"{path} [data.{name}]"
     own_splits = _splits(place, "splits_to_run", table.pop("splits_to_run", None))
     check_keys(place, "key", table, {**DATA_KEYS, "splits_to_run": list})
-    config = {"name": name, **table}
-    if config["name"] not in DATASETS and locate(config["name"]).exists():
-        config["name"] = str(locate(config["name"]).resolve())
-    given = "splits" in config
-    if given:
-        config["splits"] = str(locate(config["splits"]).resolve())
-    key = "split" if given else "seed"
-    number = config.pop(key, None)
+    options = {"name": name, **table}
+    options |= data_options({"data": options["name"], **{k: options[k] for k in ("splits",) if k in options}}, {})
+    given = "splits" in options
+    key = "split" if given else "seed"  # what a split's number is called in a recipe
+    number = options.pop(key, None)
     chosen = splits if own_splits is None else own_splits
     if chosen is None:
-        return DatasetSpec(name, config, key, (number or 0,))
-    if number is not None:
+        chosen = [number or 0]
+    elif number is not None:
         raise UserError(f"{place}: '{key}' is which split to take, and a list of splits is given too; leave it out, "
                         f"or take that one alone by splits_to_run = [{number}] here")  # fmt: skip
-    if not given and chosen == ALL:
+    elif given:
+        chosen = _given_splits(place, options["splits"], chosen)
+    elif chosen == ALL:
         raise UserError(f'{place}: "{ALL}" splits are those of a file of given ones, and this has none; give '
                         "splits_to_run = [0, 1, 2] here (seeds of random splits), or splits = FILE.npz")  # fmt: skip
-    return DatasetSpec(name, config, key, _given_splits(place, config["splits"], chosen) if given else chosen)
+    return [(name, split, {**options, key: split}) for split in chosen]
 
 
-def _given_splits(place: str, file: str, chosen: tuple[int, ...] | str) -> tuple[int, ...]:
+def _given_splits(place: str, file: str, chosen: list[int] | str) -> list[int]:
     """Which of the splits in an NPZ file."""
     try:
         names = [re.fullmatch(r"test_(\d+)", name) for name in read_archive(file)]
@@ -190,17 +194,15 @@ def _given_splits(place: str, file: str, chosen: tuple[int, ...] | str) -> tuple
     valid = sorted(int(match[1]) for match in names if match)
     if not valid:
         raise UserError(f"{place}: 'splits' {file} has no arrays test_0, test_1, … of row numbers")
-    if chosen == ALL:
-        return tuple(valid)
+    chosen = valid if chosen == ALL else chosen
     absent = next((number for number in chosen if number not in valid), None)
     if absent is not None:
         raise UserError(f"{place}: there is no split {absent} in {file}; it has {valid[0]} to {valid[-1]}")
     return chosen
 
 
-# -- recipes -----------------------------------------------------------------------------------------------------------
-def _recipes(path: Path, name: str, table: dict[str, Any]) -> Iterator[RecipeSpec]:
-    """The recipe of a table, or one for each combination of its grid's values."""
+def _recipes(path: Path, name: str, table: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any], dict[str, Any]]]:
+    """(name, the table's name, settings of the grid, keys of a config file) for each combination of a grid's values."""
     place = f"{path} [recipes.{name}]"
     kinds = {key: kind for key, kind in KEYS.items() if key not in ("data", "seed")} | {"grid": dict}
     check_keys(place, "key", {key: value for key, value in table.items() if key in kinds}, kinds)
@@ -213,52 +215,29 @@ def _recipes(path: Path, name: str, table: dict[str, Any]) -> Iterator[RecipeSpe
         method, _ = tuned(variant, "", table.get("inference"))
     except UserError as error:
         raise UserError(f"{place}: {error}") from None
-    parts = {"variant_settings": defaults(ZOO[variant]), "inference_settings": defaults(METHODS[method])}
+    settings = {"variant_settings": defaults(ZOO[variant]), "inference_settings": defaults(METHODS[method])}
+    part_of = {key: part for part, fields in settings.items() for key in fields}
     for key in table:
-        part = next((part for part, fields in parts.items() if key in fields), None)
-        if part is not None:
-            raise UserError(f"{place}: '{key}' is a setting; write {part} = {{ {key} = … }}, or [recipes.{name}.grid]")
+        if key in part_of:
+            hint = f"write {part_of[key]} = {{ {key} = … }}, or [recipes.{name}.grid]"
+            raise UserError(f"{place}: '{key}' is a setting; {hint}")
     check_keys(place, "key", table, kinds)
-    for part, whose in zip(parts, (variant, method), strict=True):
-        for key in table.get(part, {}):
-            if key not in parts[part]:
-                raise unknown(f"setting of {whose} in {place}", key, parts[part])
-    config = {"baseline": False, **table}
-    backbone = config.get("variant_settings", {}).get("backbone")
-    if isinstance(backbone, str) and Path(backbone).exists():
-        config["variant_settings"] = {**config["variant_settings"], "backbone": str(Path(backbone).resolve())}
     for key, values in grid.items():
-        _check_grid(f"{path} [recipes.{name}.grid]", key, values, table, parts, f"{variant} or {method}")
+        there = f"{path} [recipes.{name}.grid]"
+        if key not in part_of:
+            raise unknown(f"setting of {variant} or {method} in {there}", key, part_of)
+        if not isinstance(values, list) or not values:
+            raise UserError(f"{there}: '{key}' must be a list of values, such as [1, 2], got {values!r:.80}")
+        _check_distinct(there, key, [setting_text(value) for value in values])
+        if any(key in table.get(part, {}) for part in settings):
+            raise UserError(f"{there}: '{key}' is in {part_of[key]} too; leave it out there")
     for values in itertools.product(*grid.values()):
         chosen = dict(zip(grid, values, strict=True))
-        settings = {
-            part: {**config.get(part, {}), **{k: v for k, v in chosen.items() if k in fields}}
-            for part, fields in parts.items()
-        }
         label = " ".join([name, *(f"{key}={setting_text(value)}" for key, value in chosen.items())])
-        yield RecipeSpec(label, name, {**config, **settings}, chosen)
-
-
-def _check_grid(
-    place: str, key: str, values: Any, table: Mapping[str, Any], parts: Mapping[str, Mapping[str, Any]], whose: str
-) -> None:
-    if not any(key in fields for fields in parts.values()):
-        raise unknown(f"setting of {whose} in {place}", key, [name for fields in parts.values() for name in fields])
-    if not isinstance(values, list) or not values:
-        raise UserError(f"{place}: '{key}' must be a list of values, such as [1, 2], got {values!r:.80}")
-    _check_distinct(place, key, [setting_text(value) for value in values])
-    for part in parts:
-        if key in table.get(part, {}):
-            raise UserError(f"{place}: '{key}' is in {part} too; leave it out there")
-
-
-def _check_names(place: str, names: list[str]) -> None:
-    """Refuse names that would share a folder, also where capitals are not told from others, or are too long for one."""
-    first: dict[str, str] = {}
-    for name in names:
-        if len(folder_name(name)) > MAX_NAME:
-            raise UserError(f"{place}: '{name:.60}…' has more than {MAX_NAME} characters, too many for a "
-                            "folder's name; give the table a shorter name, or fewer keys to its grid")  # fmt: skip
-        other = first.setdefault(folder_name(name).lower(), name)
-        if other is not name:
-            raise UserError(f"{place}: '{other}' and '{name}' would share a folder; rename one of them")
+        keys = {
+            part: table.get(part, {}) | {k: v for k, v in chosen.items() if k in settings[part]} for part in settings
+        }
+        backbone = str(keys["variant_settings"].get("backbone", ""))
+        if backbone and Path(backbone).exists():
+            keys["variant_settings"]["backbone"] = str(Path(backbone).resolve())
+        yield label, name, chosen, {"baseline": False, **table, **keys}

@@ -1,20 +1,16 @@
 """Means over splits and seeds with their standard errors, and which recipe predicts better than which, in pairs.
 
-What is averaged over are splits where there are several, after a mean over the seeds of each: seeds on one split share
-its rows, and count as one. On one split it is its seeds.
-
-The standard error has two sources: the seeds and splits of the fits, and the finite number of test rows. Splits that
-each have test rows of their own vary by both. Where all fits have the same test rows, their variation is of seeds (and
-of training rows) alone, and the variance over test rows, from bootstrap replicates, is added to it.
-
-Splits made at random of the same rows overlap, so that sd/√J is too small an error of their mean over J splits. With
-n_test and n_train rows the variance is taken as var · (1/J + n_test/n_train) instead (Nadeau & Bengio 2003, Inference
-for the generalization error, Machine Learning 52:239-281, section 3).
+Means are over splits, after a mean over the seeds of each, which share its rows; on one split, over its seeds. Where
+splits have test rows of their own, they vary by these too; where all fits have the same, the variance over test rows,
+from bootstrap replicates, is added. Splits made at random of the same rows overlap: with n_test and n_train rows the
+variance of a mean over J of them is var · (1/J + n_test/n_train) (Nadeau & Bengio 2003, Inference for the
+generalization error, Machine Learning 52:239-281, section 3).
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -24,11 +20,11 @@ from scipy import stats
 
 from bnn_pyro.metrics import METRICS
 from bnn_pyro.reports.ranking import CLEAR
-from bnn_pyro.reports.tables import NOT_CLEAR
-from bnn_pyro.runs.sweep_tasks import FAILED, FINISHED
+from bnn_pyro.reports.tables import HEADLINE, NOT_CLEAR
+from bnn_pyro.runs.sweep_config import FAILED, FINISHED
 
-__all__ = ["ALPHA", "BEST", "OPEN", "WORSE", "Comparison", "DatasetSummary", "Difference", "Mean", "RecipeSummary",
-           "mean_of", "paired", "summarise", "worse_than_best"]  # fmt: skip
+__all__ = ["ALPHA", "BEST", "OPEN", "WORSE", "Comparison", "DatasetSummary", "Mean", "mean_of", "paired",
+           "summarise", "worse_than_best"]  # fmt: skip
 
 #: A metric's value by (split, seed).
 Values = Mapping[tuple[int, int], float]
@@ -45,40 +41,15 @@ RESAMPLED = ("random", "given")
 class Mean(NamedTuple):
     """A mean, and its standard error, NaN where there is one unit alone.
 
-    units  how many splits, or seeds on one split, the error is over      fits  how many values there were
+    units  how many splits, or seeds on one split, the error is over      fits  how many values, or pairs, there were
+    p      of paired differences: P(T ≥ |value| / error) of Student's t, one-sided, see :func:`paired`
     """
 
     value: float
     error: float
     units: int
     fits: int
-
-
-class Difference(NamedTuple):
-    """The mean of paired differences, its standard error, the number of pairs, and of units that they are of.
-
-    p  P(T ≥ |value| / error) of Student's t, one-sided, see :func:`paired`; NaN where there is no error
-    """
-
-    value: float
-    error: float
-    pairs: int
-    units: int
-    p: float
-
-
-@dataclass(frozen=True)
-class RecipeSummary:
-    """One recipe on one data set.
-
-    finished, failed, planned  numbers of fits     seconds  of training, a fit     metrics  {metric: its mean}
-    """
-
-    finished: int
-    failed: int
-    planned: int
-    seconds: Mean
-    metrics: Mapping[str, Mean]
+    p: float = math.nan
 
 
 @dataclass(frozen=True)
@@ -86,7 +57,7 @@ class Comparison:
     """One metric on one data set: who has the best mean, and the paired differences of the others to it."""
 
     best: str
-    differences: Mapping[str, Difference]
+    differences: Mapping[str, Mean]
     worse: frozenset[str]
 
     def verdict(self, recipe: str) -> str:
@@ -103,9 +74,10 @@ class DatasetSummary:
     task      "" where no fit is finished        rows   (training, test) rows of a split, mean over the fits
     splits, seeds  how many the finished fits have
     kind      how its splits are made: random, given, own test part
-    values    {metric: {recipe: {(split, seed): value}}}
-    recipes   {name: its means}
-    comparisons  of the metrics that have a better and a worse
+    share     n_test/n_train where splits overlap, else 0: see :func:`mean_of`
+    states    {recipe: how many of its fits have which status}      seconds  {recipe: of training, a fit}
+    values    {metric: {recipe: {(split, seed): value}}}            means    {metric: {recipe: their mean}}
+    comparisons  {metric: …}, of the metrics that have a better and a worse
     """
 
     name: str
@@ -114,38 +86,66 @@ class DatasetSummary:
     splits: int
     seeds: int
     kind: str
+    share: float
+    states: Mapping[str, Counter[str]]
+    seconds: Mapping[str, Mean]
     values: Mapping[str, Mapping[str, Values]]
-    recipes: Mapping[str, RecipeSummary]
+    means: Mapping[str, Mapping[str, Mean]]
     comparisons: Mapping[str, Comparison]
-
-    @property
-    def share(self) -> float:
-        """n_test/n_train where splits overlap, else 0: see :func:`mean_of`."""
-        return _share(self.kind, self.splits, self.rows)
 
     def verdict(self, metric: str, recipe: str) -> str:
         """How a recipe compares with the best; "" where the metric has no best."""
         return self.comparisons[metric].verdict(recipe) if metric in self.comparisons else ""
 
+    @property
+    def headline(self) -> dict[str, Comparison]:
+        """Those of the metrics that a summary speaks of."""
+        return {name: self.comparisons[name] for name in HEADLINE.get(self.task, ()) if name in self.comparisons}
+
+    @property
+    def error_sources(self) -> str:
+        """What the ± is over, as a sentence."""
+        each = f", each the mean of its {self.seeds} seeds" if self.seeds > 1 else ""
+        if self.splits > 1 and self.share:
+            return (
+                f"± is the standard error of the mean over {self.splits} {self.kind} splits of the same rows{each}. "
+                f"The splits overlap, so the variance is taken as var · (1/{self.splits} + n_test/n_train), with "
+                f"n_test/n_train = {self.share:.2g} (Nadeau & Bengio 2003). It includes the error of their test rows."
+            )
+        if self.splits > 1:
+            return (
+                f"± is the standard error of the mean over {self.splits} divisions into training and validation "
+                f"rows{each}. The test rows are the same in each: what others would change is added, by a bootstrap."
+            )
+        if self.seeds > 1:
+            return (
+                f"± is the standard error of the mean over {self.seeds} seeds on one split: what another start would "
+                "change and, by a bootstrap, other test rows. It says nothing of other training rows: add splits."
+            )
+        one = "One fit each: there is no standard error, and nothing can be told apart. Add seeds or splits."
+        return one if self.task else "No fit is finished."
+
     def to_dict(self) -> dict[str, Any]:
         """For sweep.json; what is not a number is None."""
         recipes = {
-            name: {"finished": one.finished, "failed": one.failed, "asked": one.planned,
-                   "seconds": _jsonable(one.seconds), "metrics": {k: _jsonable(v) for k, v in one.metrics.items()}}
-            for name, one in self.recipes.items()
+            name: {"finished": states[FINISHED], "failed": states[FAILED], "asked": states.total(),
+                   "seconds": _jsonable(self.seconds[name]),
+                   "metrics": {metric: _jsonable(by[name]) for metric, by in self.means.items() if name in by}}
+            for name, states in self.states.items()
         }  # fmt: skip
         best = {
             metric: {
                 "recipe": comparison.best,
                 "differences": {
-                    name: _jsonable(d) | {"verdict": comparison.verdict(name)}
-                    for name, d in comparison.differences.items()
+                    name: _jsonable(mean, "pairs") | {"verdict": comparison.verdict(name)}
+                    for name, mean in comparison.differences.items()
                 },
             }
             for metric, comparison in self.comparisons.items()
         }
         numbers = {"splits": self.splits, "seeds": self.seeds, "n_test/n_train": self.share}
-        return {"data": self.name, "task": self.task, **numbers, "recipes": recipes, "best": best}
+        whose = {"data": self.name, "task": self.task}
+        return {**whose, **numbers, "recipes": recipes, "best": best, "error_over": self.error_sources}
 
 
 def mean_of(values: Values, share: float = 0.0, rows: float = 0.0) -> Mean:
@@ -167,7 +167,7 @@ def mean_of(values: Values, share: float = 0.0, rows: float = 0.0) -> Mean:
     return Mean(float(units.mean()), error, len(units), len(values))
 
 
-def paired(mine: Values, other: Values, share: float = 0.0, rows: float = 0.0) -> Difference:
+def paired(mine: Values, other: Values, share: float = 0.0, rows: float = 0.0) -> Mean:
     """mine − other where both have a value: what the rows of a split do to both of them cancels.
 
     share, rows: as for :func:`mean_of`. The variance over test rows is taken as known, so that the sum has
@@ -175,14 +175,13 @@ def paired(mine: Values, other: Values, share: float = 0.0, rows: float = 0.0) -
     """
     mean = mean_of({unit: value - other[unit] for unit, value in mine.items() if unit in other}, share, rows)
     if not mean.error > 0:
-        return Difference(mean.value, mean.error, mean.fits, mean.units, math.nan)
+        return mean
     spread = max(1 - rows / mean.error**2, 0.0)
     freedom = (mean.units - 1) / spread**2 if spread else math.inf
-    p = float(stats.t.sf(abs(mean.value) / mean.error, freedom))
-    return Difference(mean.value, mean.error, mean.fits, mean.units, p)
+    return mean._replace(p=float(stats.t.sf(abs(mean.value) / mean.error, freedom)))
 
 
-def worse_than_best(differences: Mapping[str, Difference], *, lower: bool) -> set[str]:
+def worse_than_best(differences: Mapping[str, Mean], *, lower: bool) -> set[str]:
     """Who is worse, of the differences to the one with the best mean.
 
     Of R recipes, one is worse where the one-sided p is below ALPHA / (R − 1) and, as in `compare`, the difference is no
@@ -209,28 +208,27 @@ def summarise(fits: Sequence[Mapping[str, Any]], replicates: Replicates | None =
 
 
 def _summarise(name: str, fits: Sequence[Mapping[str, Any]], replicates: Replicates) -> DatasetSummary:
-    finished = {(fit["recipe"], (fit["split"], fit["seed"])): fit for fit in fits if fit["status"] == FINISHED}
-    recipes = list(dict.fromkeys(fit["recipe"] for fit in fits))
-    first = next(iter(finished.values()), {"task": "", "split_kind": ""})
-    task, kind = first["task"], first["split_kind"]
-    splits, seeds = ({unit[part] for _, unit in finished} for part in (0, 1))
-    train, test = (sum(fit["rows"][part] for fit in finished.values()) / max(len(finished), 1)
-                   for part in ("train", "test"))  # fmt: skip
-    share = _share(kind, len(splits), (train, test))
+    states: dict[str, Counter[str]] = {}
+    finished: dict[str, dict[tuple[int, int], Mapping[str, Any]]] = {}
+    for fit in fits:
+        states.setdefault(fit["recipe"], Counter())[fit["status"]] += 1
+        of_recipe = finished.setdefault(fit["recipe"], {})
+        if fit["status"] == FINISHED:
+            of_recipe[fit["split"], fit["seed"]] = fit
+    units = [unit for of_recipe in finished.values() for unit in of_recipe]
+    every = [fit for of_recipe in finished.values() for fit in of_recipe.values()]
+    task, kind = (every[0]["task"], every[0]["split_kind"]) if every else ("", "")
+    splits, seeds = (len({unit[part] for unit in units}) for part in (0, 1))
+    train, test = (sum(fit["rows"][part] for fit in every) / max(len(every), 1) for part in ("train", "test"))
+    share = test / train if kind in RESAMPLED and splits > 1 and train else 0.0
 
-    def by_unit(read: Any) -> dict[str, dict[tuple[int, int], float]]:
-        """{recipe: {(split, seed): what is read of its fit}}; without None."""
-        table = {r: {u: v for (own, u), fit in finished.items() if own == r and (v := read(fit)) is not None}
-                 for r in recipes}  # fmt: skip
-        return {recipe: values for recipe, values in table.items() if values}
-
-    def over_rows(metric: str, names: Sequence[str]) -> float:
+    def over_rows(metric: str, *names: str) -> float:
         """The variance over test rows of a recipe's mean, or of the paired difference of two; 0 where splits have test
         rows of their own."""
         units = [u for u in values[metric][names[0]] if all(u in values[metric][name] for name in names)]
         if kind in RESAMPLED and len({split for split, _ in units}) > 1:
             return 0.0
-        groups = [[finished[name, unit] for unit in units] for name in names]
+        groups = [[finished[name][unit] for unit in units] for name in names]
         drawn = [[replicates.get(fit["name"], {}).get(metric) for fit in group] for group in groups]
         shapes = {None if r is None else r.shape for group in drawn for r in group}
         if None in shapes or len(shapes) > 1:
@@ -238,22 +236,13 @@ def _summarise(name: str, fits: Sequence[Mapping[str, Any]], replicates: Replica
         means = [np.mean(group, axis=0) for group in drawn]
         return float(np.nanvar(means[0] - means[1] if len(names) > 1 else means[0], ddof=1))
 
-    values = {
-        metric: by_unit(lambda fit, metric=metric: fit["metrics"].get(metric)) for metric in METRICS.get(task, {})
-    }
-    values = {metric: by for metric, by in values.items() if by}
-    seconds = by_unit(lambda fit: fit["seconds"])
-    states = [(fit["recipe"], fit["status"]) for fit in fits]
-    table = {
-        recipe: RecipeSummary(
-            states.count((recipe, FINISHED)),
-            states.count((recipe, FAILED)),
-            sum(own == recipe for own, _ in states),
-            mean_of(seconds.get(recipe, {})),
-            {m: mean_of(by[recipe], share, over_rows(m, [recipe])) for m, by in values.items() if recipe in by},
-        )
-        for recipe in recipes
-    }
+    values: dict[str, dict[str, Values]] = {}
+    for metric in METRICS.get(task, {}):
+        for recipe, of_recipe in finished.items():
+            found = {unit: v for unit, fit in of_recipe.items() if (v := fit["metrics"].get(metric)) is not None}
+            if found:
+                values.setdefault(metric, {})[recipe] = found
+    means = {m: {r: mean_of(v, share, over_rows(m, r)) for r, v in by.items()} for m, by in values.items()}
     comparisons = {}
     for metric, by in values.items():
         better = METRICS[task][metric].better
@@ -261,21 +250,19 @@ def _summarise(name: str, fits: Sequence[Mapping[str, Any]], replicates: Replica
             continue
         # The best is one of those with the most fits: one that failed on the hard splits would look better than it is.
         most = max(map(len, by.values()))
-        whole = {r: table[r].metrics[metric].value for r, of_recipe in by.items() if len(of_recipe) == most}
+        whole = {r: means[metric][r].value for r, of_recipe in by.items() if len(of_recipe) == most}
         best = (min if better == "lower" else max)(whole, key=whole.__getitem__)
         differences = {
-            recipe: paired(of_recipe, by[best], share, over_rows(metric, [recipe, best]))
+            recipe: paired(of_recipe, by[best], share, over_rows(metric, recipe, best))
             for recipe, of_recipe in by.items()
             if recipe != best and of_recipe.keys() & by[best].keys()
         }
-        comparisons[metric] = Comparison(
-            best, differences, frozenset(worse_than_best(differences, lower=better == "lower"))
-        )
-    return DatasetSummary(name, task, (train, test), len(splits), len(seeds), kind, values, table, comparisons)
-
-
-def _share(kind: str, splits: int, rows: tuple[float, float]) -> float:
-    return rows[1] / rows[0] if kind in RESAMPLED and splits > 1 and rows[0] else 0.0
+        worse = worse_than_best(differences, lower=better == "lower")
+        comparisons[metric] = Comparison(best, differences, frozenset(worse))
+    seconds = {r: mean_of({unit: fit["seconds"] for unit, fit in by.items()}) for r, by in finished.items()}
+    return DatasetSummary(
+        name, task, (train, test), splits, seeds, kind, share, states, seconds, values, means, comparisons
+    )
 
 
 def _interval_error(fit: Mapping[str, Any], metric: str) -> float:
@@ -284,5 +271,8 @@ def _interval_error(fit: Mapping[str, Any], metric: str) -> float:
     return (high - low) / (2 * 1.96)
 
 
-def _jsonable(numbers: Mean | Difference) -> dict[str, float | None]:
-    return {name: None if math.isnan(value) else value for name, value in numbers._asdict().items()}
+def _jsonable(mean: Mean, fits: str = "fits") -> dict[str, float | None]:
+    """fits: what the number of values is called; p belongs to pairs."""
+    numbers = {"value": mean.value, "error": mean.error, "units": mean.units, fits: mean.fits}
+    numbers |= {"p": mean.p} if fits == "pairs" else {}
+    return {name: None if math.isnan(number) else number for name, number in numbers.items()}

@@ -1,4 +1,4 @@
-"""A run fitted into its folder: the network that it stands on, the variant, the deterministic network beside it."""
+"""A run fitted into its folder: the variant, and the deterministic network beside it or below it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.distributed import here
-from bnn_pyro.fitting import at_hand, fit
+from bnn_pyro.fitting import fit, resolve_backbone
 from bnn_pyro.isolation import isolated
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.runs.folder import RunFolder
@@ -27,10 +27,13 @@ def prepared(recipe: Recipe, data: Dataset) -> tuple[Entry, Recipe | None]:
 
     Raises UserError where settings or method do not suit the data: before any file is written.
     """
-    entry, below = at_hand(recipe.entry(), data), recipe.for_baseline(data.schema)
-    _check_model(recipe, entry, data)
-    if below is not None:
-        _check_model(below, below.entry(), data)
+    entry, below = resolve_backbone(recipe.entry(), data), recipe.for_baseline(data.schema)
+    for one, variant in ((recipe, entry), *(((below, below.entry()),) if below is not None else ())):
+        method = one.method()
+        if hasattr(method, "check"):
+            method.check(data)
+        with isolated(0):
+            variant.guide(variant.model(data.schema))
     return entry, below
 
 
@@ -52,36 +55,24 @@ def fit_run(
 
     Raises what ``fit`` raises.
     """
-    baseline = None
-    if recipe.stands_on(data.schema) is not None:
-        baseline = _fit_baseline(folder, below, data, resume, show)
-        entry = entry.on(baseline)
-    posterior = _fit(folder, recipe, entry, data, resume, show)
-    if below is not None and baseline is None:
-        baseline = _fit_baseline(folder, below, data, resume, show)
-    return posterior, baseline
 
+    def fit_into(folder: RunFolder, recipe: Recipe, entry: Entry) -> Posterior:
+        how = dict(seed=recipe.seed, out=folder.path, resume=resume, device=recipe.device, progress=show)
+        with _few_threads(recipe, entry, data):
+            posterior = fit(entry, data, recipe.method(), **how)
+            if here().first:
+                folder.write_training(posterior)
+        return posterior
 
-def _fit_baseline(folder: RunFolder, recipe: Recipe, data: Dataset, resume: bool, show: bool) -> Posterior:
-    with here().first_holds(lambda: folder.baseline.begun(recipe, keep=resume)):
-        return _fit(folder.baseline, recipe, recipe.entry(), data, resume, show)
+    def fit_baseline() -> Posterior:
+        with here().first_holds(lambda: folder.baseline.begun(below, keep=resume)):
+            return fit_into(folder.baseline, below, below.entry())
 
-
-def _fit(folder: RunFolder, recipe: Recipe, entry: Entry, data: Dataset, resume: bool, show: bool) -> Posterior:
-    with _few_threads(recipe, entry, data):
-        posterior = fit(
-            entry,
-            data,
-            recipe.method(),
-            seed=recipe.seed,
-            out=folder.path,
-            resume=resume,
-            device=recipe.device,
-            progress=show,
-        )
-        if here().first:
-            folder.write_training(posterior)
-    return posterior
+    if recipe.backbone_variant(data.schema) is not None:
+        baseline = fit_baseline()
+        return fit_into(folder, recipe, entry.on(baseline)), baseline
+    posterior = fit_into(folder, recipe, entry)
+    return posterior, None if below is None else fit_baseline()
 
 
 @contextmanager
@@ -97,12 +88,3 @@ def _few_threads(recipe: Recipe, entry: Entry, data: Dataset) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(former)
-
-
-def _check_model(recipe: Recipe, entry: Entry, data: Dataset) -> None:
-    """Build variant and method once."""
-    method = recipe.method()
-    if hasattr(method, "check"):
-        method.check(data)
-    with isolated(0):
-        entry.guide(entry.model(data.schema))

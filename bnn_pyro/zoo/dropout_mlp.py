@@ -15,33 +15,23 @@ from typing import ClassVar
 from torch import nn
 
 from bnn_pyro.datasets.dataset import Schema
-from bnn_pyro.parts.dropout import DroppedInputs
-from bnn_pyro.parts.likelihoods import make_likelihood
+from bnn_pyro.parts.guides import DroppedInputs
 from bnn_pyro.parts.nets import MLP
-from bnn_pyro.parts.priors import BayesianNet
-from bnn_pyro.settings import Settings, setting
+from bnn_pyro.settings import setting
+from bnn_pyro.zoo.entry import Network
 
 __all__ = ["DropoutMLP"]
 
 
 @dataclass(frozen=True)
-class DropoutMLP(Settings):
-    """Settings of a multilayer perceptron with dropout.
+class DropoutMLP(Network):
+    """Settings of a multilayer perceptron with dropout: those of ``Network``.
 
-    hidden          widths of the hidden layers; () is a linear model
-    activation      relu, tanh, sigmoid, leaky_relu or gelu
-    bias            in every layer, or in none
-    prior           normal:SCALE, fan-in:SCALE or scale-mixture:WIDE,NARROW,WEIGHT: the weight decay
-    noise           regression only: learned, heteroscedastic, or a standard deviation in target units
     input_dropout   share of the inputs that a mask removes; 0 for none
     hidden_dropout  share of every hidden layer's units that a mask removes
     """
 
     hidden: tuple[int, ...] = setting((100,), low=1)
-    activation: str = "relu"
-    bias: bool = True
-    prior: str = "fan-in:1"
-    noise: str | float = "learned"
     input_dropout: float = setting(0.2, low=0, below=1)
     hidden_dropout: float = setting(0.5, low=0, below=1)
 
@@ -49,12 +39,10 @@ class DropoutMLP(Settings):
     paper: ClassVar[str] = "Srivastava et al. 2014, JMLR 15:1929; Gal & Ghahramani 2016, arXiv:1506.02142"
     has: ClassVar[frozenset[str]] = frozenset({"weights", "dropout"})
 
-    def model(self, schema: Schema) -> BayesianNet:
-        """p(y, w | x), out of training mode; see ``Entry.model``."""
-        likelihood = make_likelihood(schema, self.noise)
+    def net(self, schema: Schema, outputs: int) -> MLP:
+        """The deterministic network."""
         rates = self.input_dropout, self.hidden_dropout
-        net = MLP(schema.input_shape, self.hidden, likelihood.outputs, self.activation, self.bias, rates)
-        return BayesianNet(net, likelihood, self.prior).eval()
+        return MLP(schema.input_shape, self.hidden, outputs, self.activation, self.bias, rates)
 
     def guide(self, model: nn.Module) -> DroppedInputs:
         """q(w): the weights with dropped columns; see ``Entry.guide``."""

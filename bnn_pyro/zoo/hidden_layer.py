@@ -1,10 +1,14 @@
-"""A fully connected network by local reparametrization: Bayesian layers that sample activations, not weights.
+"""Fully connected networks by local reparametrization: Bayesian layers that sample activations, not weights.
 
     W ~ p(W)    f = net_W(x)    y ~ likelihood(f)          q(W) = ∏ᵢ Normal(Wᵢ; μᵢ, σᵢ)
 
 The network and the posterior family are those of mean-field weights; the ELBO is the same number, its gradient less
 noisy, because every row of a mini-batch has noise of its own (Kingma, Salimans & Welling 2015, arXiv:1506.02557).
 Model and guide meet in activations, for training; the fitted q is over the weights.
+
+With p(W) ∝ ∏ 1/|W| and σ² = α μ² it is variational dropout: Gaussian dropout whose variance α ≤ 1 is learned for a
+layer, for each input unit of it, or for each weight (section 3 there). With a free σ it is the sparse kind: weights
+that the data do not need become noise around 0 (Molchanov, Ashukha & Vetrov 2017, arXiv:1701.05369).
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from bnn_pyro.parts.local_net import SCALES, LocalGuide, LocalNet
 from bnn_pyro.settings import setting
 from bnn_pyro.zoo.mean_field import MeanField
 
-__all__ = ["HiddenLayerNet"]
+__all__ = ["HiddenLayerNet", "SparseDropout", "VariationalDropout"]
 
 
 @dataclass(frozen=True)
@@ -52,3 +56,26 @@ class HiddenLayerNet(MeanField):
     def guide(self, model: nn.Module) -> LocalGuide:
         """q(h | x), starting at the network's own initial weights; ``.weight_space`` is q(W). See ``Entry.guide``."""
         return LocalGuide(model, self.scale, self.init_scale)
+
+
+@dataclass(frozen=True)
+class VariationalDropout(HiddenLayerNet):
+    """Settings of a network with variational dropout: those of ``HiddenLayerNet``; init_scale is the first α."""
+
+    prior: str = "log-uniform"
+    scale: str = setting("layer", choices=SCALES)
+    init_scale: float = setting(0.5, above=0)
+
+    summary: ClassVar[str] = "Gaussian dropout with a learned rate (variational dropout)"
+    paper: ClassVar[str] = "Kingma, Salimans & Welling 2015, arXiv:1506.02557"
+
+
+@dataclass(frozen=True)
+class SparseDropout(HiddenLayerNet):
+    """Settings of a network with sparse variational dropout: those of ``HiddenLayerNet``."""
+
+    prior: str = "log-uniform"
+    init_scale: float = setting(0.01, above=0)
+
+    summary: ClassVar[str] = "A dropout rate for every weight, unbounded, which removes weights"
+    paper: ClassVar[str] = "Molchanov, Ashukha & Vetrov 2017, arXiv:1701.05369"

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.errors import UserError
 from bnn_pyro.parts.backbone import INPUTS, Backbone, OnFeatures, Pretrained, weights_digest
-from bnn_pyro.parts.joint import parse_family
+from bnn_pyro.parts.guides import parse_family
 from bnn_pyro.parts.likelihoods import make_likelihood
 from bnn_pyro.parts.nets import MLP as Net
 from bnn_pyro.parts.pretrained import from_description, from_module, from_text
@@ -30,12 +30,12 @@ from bnn_pyro.parts.priors import BayesianNet
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.settings import Settings, setting
 from bnn_pyro.zoo.convnet import ConvNet
-from bnn_pyro.zoo.mlp import MLP
+from bnn_pyro.zoo.mean_field import MLP
 
 __all__ = ["LastLayer"]
 
-#: Variants whose point estimate a last layer can stand on.
-FOUNDATIONS = {"convnet": ConvNet, "mlp": MLP}
+#: Variants whose point estimate is a backbone.
+BACKBONE_VARIANTS = {"convnet": ConvNet, "mlp": MLP}
 
 
 @dataclass(frozen=True)
@@ -71,30 +71,27 @@ class LastLayer(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.backbone, os.PathLike):
-            object.__setattr__(self, "backbone", os.fspath(self.backbone))
-        elif isinstance(self.backbone, Posterior):
-            object.__setattr__(self, "backbone", _trained(self.backbone))
-        elif isinstance(self.backbone, nn.Module):
-            object.__setattr__(self, "backbone", from_module(self.backbone))
-        elif not isinstance(self.backbone, str | Mapping | Pretrained):
-            raise UserError(f"a backbone is a text, a module or a posterior, not {self.backbone!r}")
-        self._give_inputs()
-
-    def _give_inputs(self) -> None:
-        if self.inputs is None:
-            return
-        if self.backbone == "auto" or (isinstance(self.backbone, str) and self.backbone in FOUNDATIONS):
-            raise UserError(f"inputs is for a network of your own; the backbone '{self.backbone}' knows its own")
-        if isinstance(self.backbone, Pretrained):
-            object.__setattr__(self, "backbone", self.backbone.taking(self.inputs))
+        backbone = self.backbone
+        if isinstance(backbone, os.PathLike):
+            backbone = os.fspath(backbone)
+        elif isinstance(backbone, Posterior):
+            backbone = _trained(backbone)
+        elif isinstance(backbone, nn.Module):
+            backbone = from_module(backbone)
+        elif not isinstance(backbone, str | Mapping | Pretrained):
+            raise UserError(f"a backbone is a text, a module or a posterior, not {backbone!r}")
+        if self.inputs is not None and backbone in ("auto", *BACKBONE_VARIANTS):
+            raise UserError(f"inputs is for a network of your own; the backbone '{backbone}' knows its own")
+        if self.inputs is not None and isinstance(backbone, Pretrained):
+            backbone = backbone.taking(self.inputs)
             object.__setattr__(self, "inputs", None)
+        object.__setattr__(self, "backbone", backbone)
 
     def foundation(self, schema: Schema) -> str | None:
         """The name of the variant that has to be fitted first, None where the backbone is there."""
         if self.backbone == "auto":
             return "convnet" if schema.is_image else "mlp"
-        return self.backbone if isinstance(self.backbone, str) and self.backbone in FOUNDATIONS else None
+        return self.backbone if self.backbone in (*BACKBONE_VARIANTS,) else None
 
     def on(self, posterior: Posterior) -> LastLayer:
         """The same last layer on the network that ``posterior`` is a point estimate of.
@@ -109,8 +106,7 @@ class LastLayer(Settings):
         pretrained = self._pretrained(schema)
         backbone = Backbone(pretrained, schema)
         net = Net((backbone.num_features,), (), likelihood.outputs, bias=self.bias)
-        if pretrained.head is not None and _same_targets(schema, pretrained.schema):
-            _start_at(net.layers[0], *pretrained.head)
+        _start_at_head(net.layers[0], pretrained, schema)
         return OnFeatures(backbone, BayesianNet(net, likelihood, self.prior))
 
     def guide(self, model: nn.Module) -> nn.Module:
@@ -125,7 +121,7 @@ class LastLayer(Settings):
         name = self.foundation(schema)
         if name is None:
             return from_text(self.backbone)
-        net = FOUNDATIONS[name]().model(schema).net
+        net = BACKBONE_VARIANTS[name]().model(schema).net
         return Pretrained(_Features(net), {"kind": "untrained", "entry": name}, schema)
 
 
@@ -144,9 +140,9 @@ def _trained(posterior: Posterior) -> Pretrained:
     """The network of a point estimate, with its weights and its last layer."""
     about = posterior.provenance
     draws = posterior.draw(2, seed=0)
-    if about.get("entry") not in FOUNDATIONS or len(next(iter(draws.values()))) > 1:
+    if about.get("entry") not in BACKBONE_VARIANTS or len(next(iter(draws.values()))) > 1:
         raise UserError(
-            f"a backbone is the point estimate of {' or '.join(FOUNDATIONS)}; this posterior is of "
+            f"a backbone is the point estimate of {' or '.join(BACKBONE_VARIANTS)}; this posterior is of "
             f"{about.get('entry', 'an unknown variant')} by {about.get('method', 'an unknown method')}"
         )
     net = copy.deepcopy(posterior.model.net).cpu()
@@ -166,20 +162,18 @@ def _from_run(description: Mapping[str, Any]) -> Pretrained:
     """The same network without its weights, which the archive holds."""
     schema = Schema.from_dict(description["schema"])
     settings = {k: tuple(v) if isinstance(v, list) else v for k, v in description["entry_settings"].items()}
-    net = FOUNDATIONS[description["entry"]](**settings).model(schema).net
+    net = BACKBONE_VARIANTS[description["entry"]](**settings).model(schema).net
     return Pretrained(_Features(net), description, schema)
 
 
-def _same_targets(here: Schema, then: Schema | None) -> bool:
-    """Whether the last layer that the network was trained with is one for these targets, in these units."""
-    names = ("task", "classes", "target", "y_shift", "y_scale")
-    return then is not None and all(getattr(here, name) == getattr(then, name) for name in names)
-
-
 @torch.no_grad()
-def _start_at(layer: nn.Linear, weight: Tensor, bias: Tensor | None) -> None:
-    """Start at the trained last layer, unless it has other outputs (another kind of noise)."""
-    if weight.shape != layer.weight.shape:
+def _start_at_head(layer: nn.Linear, pretrained: Pretrained, schema: Schema) -> None:
+    """Start at the last layer that the network was trained with, if it is one for these targets, in these units."""
+    names = ("task", "classes", "target", "y_shift", "y_scale")
+    if pretrained.head is None or any(getattr(schema, k) != getattr(pretrained.schema, k) for k in names):
+        return
+    weight, bias = pretrained.head
+    if weight.shape != layer.weight.shape:  # for another kind of noise
         return
     layer.weight.copy_(weight)
     if layer.bias is not None:

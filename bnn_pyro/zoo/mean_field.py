@@ -4,6 +4,8 @@
 
 Blundell, Cornebise, Kavukcuoglu & Wierstra 2015, arXiv:1505.05424. The model is an ordinary Pyro model that any
 method takes. With the "scale-mixture" prior the KL is estimated by Monte Carlo, with the others it is exact.
+The deterministic network is the same model at its most probable weights: the baseline of every comparison, whose
+posterior is one draw and whose epistemic uncertainty is zero.
 """
 
 from __future__ import annotations
@@ -13,45 +15,39 @@ from typing import ClassVar
 
 from torch import nn
 
-from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.parts.guides import MeanFieldNormal
-from bnn_pyro.parts.likelihoods import make_likelihood
-from bnn_pyro.parts.nets import MLP
-from bnn_pyro.parts.priors import BayesianNet
-from bnn_pyro.settings import Settings, setting
+from bnn_pyro.settings import setting
+from bnn_pyro.zoo.entry import Network
 
-__all__ = ["MeanField"]
+__all__ = ["MLP", "MeanField"]
 
 
 @dataclass(frozen=True)
-class MeanField(Settings):
-    """Settings of a fully connected network with mean-field Normal weights.
+class MeanField(Network):
+    """Settings of a fully connected network with mean-field Normal weights: those of ``Network``.
 
-    hidden      widths of the hidden layers; () is a linear model
-    activation  relu, tanh, sigmoid, leaky_relu or gelu
-    bias        in every layer, or in none
-    prior       normal:SCALE, fan-in:SCALE, gamma:SHAPE,RATE or scale-mixture:WIDE,NARROW,WEIGHT
-    noise       regression only: learned, heteroscedastic, or a standard deviation in target units
     init_scale  σ of every weight where training starts
     """
 
-    hidden: tuple[int, ...] = setting((50,), low=1)
-    activation: str = "relu"
-    bias: bool = True
-    prior: str = "fan-in:1"
-    noise: str | float = "learned"
     init_scale: float = setting(1e-3, above=0)
 
     summary: ClassVar[str] = "A mean and a standard deviation for every weight (Bayes by Backprop)"
     paper: ClassVar[str] = "Blundell et al. 2015, arXiv:1505.05424"
     has: ClassVar[frozenset[str]] = frozenset({"guide", "weights", "proper prior"})
 
-    def model(self, schema: Schema) -> BayesianNet:
-        """p(y, w | x); see ``Entry.model``."""
-        likelihood = make_likelihood(schema, self.noise)
-        net = MLP(schema.input_shape, self.hidden, likelihood.outputs, self.activation, self.bias)
-        return BayesianNet(net, likelihood, self.prior)
-
-    def guide(self, model: nn.Module) -> MeanFieldNormal:
+    def guide(self, model: nn.Module) -> nn.Module | None:
         """q(w), starting at the network's own initial weights; see ``Entry.guide``."""
         return MeanFieldNormal(model.initial, self.init_scale)
+
+
+@dataclass(frozen=True)
+class MLP(MeanField):
+    """Settings of a deterministic multilayer perceptron: those of ``MeanField``, whose prior is the weight decay."""
+
+    summary: ClassVar[str] = "The deterministic network: one point estimate, the baseline"
+    paper: ClassVar[str] = "Rumelhart, Hinton & Williams 1986, doi:10.1038/323533a0"
+    has: ClassVar[frozenset[str]] = frozenset({"weights", "deterministic"})
+
+    def guide(self, model: nn.Module) -> None:
+        """None: a point estimate needs no q."""
+        return None

@@ -5,8 +5,8 @@ millisecond as some two hundred operators, and a fiftieth of that as one piece o
 chain, chain after chain, on all cores that OMP_NUM_THREADS allows. What is not supported, or a machine without a
 compiler, raises ``NotCompiled``; on a GPU, and where matrices are large, operators are the faster way anyhow.
 
-What was compiled is kept in memory, so that many fits of one model in one process pay for it once: a library by its
-source, and the trace by what it depends on, where the caller can say that (:func:`recipe`).
+What was compiled is kept in memory for other fits of the model: a library by its source, and the trace by what it
+depends on, where the caller can say that (:func:`recipe`).
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections import OrderedDict
 from collections.abc import Callable
+from functools import lru_cache
 from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import cloudpickle
 import torch
@@ -34,20 +34,16 @@ from bnn_pyro.inference.compiled.c_source import Unsupported, write_c
 
 __all__ = ["CompiledGradient", "NotCompiled", "compile_gradient", "recipe"]
 
-T = TypeVar("T")
-
 #: Associative sums make vector instructions possible; infinities and NaN keep their meaning: a divergence has them.
 MATHS = ["-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math", "-freciprocal-math"]
 #: What compilers are asked for, until one of them takes it.
 FLAGS = (["-O3", "-march=native", *MATHS], ["-O3", *MATHS], ["-O2"])
 
-#: What calls the gradient, in C.
-DRIVER = Path(__file__).with_name("driver.c")
+#: What comes before the gradient, in C, and what calls it.
+PRELUDE, DRIVER = (Path(__file__).with_name(name) for name in ("prelude.h", "driver.c"))
 
-
-#: How many are kept: libraries by compiler and source, (source, constants) by recipe. The oldest go.
-LIBRARIES: OrderedDict[tuple[str, str], bytes] = OrderedDict()
-TRACES: OrderedDict[bytes, tuple[str, list[Tensor]]] = OrderedDict()
+#: (Source, constants) by recipe; of these and of libraries, which are kept by their source, so many.
+TRACES: dict[bytes, tuple[str, list[Tensor]]] = {}
 KEPT = 32
 
 
@@ -93,8 +89,8 @@ class CompiledGradient:
 
 def _threads() -> int:
     """The cores that this process may use, or as many as OMP_NUM_THREADS says."""
-    asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
     return int(asked) if asked.isdigit() and int(asked) else cores
 
 
@@ -117,10 +113,12 @@ def compile_gradient(
     if same is None:
         source, constants = _trace(gradient, given)
     else:
-        source, constants = _kept(TRACES, same, lambda: _trace(gradient, given))
+        TRACES[same] = TRACES.pop(same, None) or _trace(gradient, given)  # the last one used is the last
+        while len(TRACES) > KEPT:
+            del TRACES[next(iter(TRACES))]
+        source, constants = TRACES[same]
         constants = [*given[1:], *constants[len(given) - 1 :]]
-    code = source + DRIVER.read_text()
-    blob = _kept(LIBRARIES, (compiler, sha256(code.encode()).hexdigest()), lambda: _build(compiler, code))
+    blob = _build(compiler, PRELUDE.read_text() + source + DRIVER.read_text())
     return CompiledGradient(_load(blob), constants, z.shape[1], *given[1:])
 
 
@@ -148,15 +146,6 @@ class _Shapes(cloudpickle.Pickler):
         return type(obj).__name__, str(obj.dtype), tuple(obj.shape), obj.stride(), sha256(content).digest()
 
 
-def _kept(held: OrderedDict[Any, T], key: Any, make: Callable[[], T]) -> T:
-    if key not in held:
-        held[key] = make()
-        while len(held) > KEPT:
-            held.popitem(last=False)
-    held.move_to_end(key)
-    return held[key]
-
-
 def _trace(gradient: Callable[..., tuple[Tensor, Tensor]], given: tuple[Tensor, ...]) -> tuple[str, list[Tensor]]:
     """(C source, its constants)."""
     try:
@@ -171,6 +160,7 @@ def _trace(gradient: Callable[..., tuple[Tensor, Tensor]], given: tuple[Tensor, 
         raise NotCompiled(f"the model could not be traced ({type(error).__name__}: {error})") from None
 
 
+@lru_cache(KEPT)
 def _build(compiler: str, source: str) -> bytes:
     """The library that the compiler makes."""
     with tempfile.TemporaryDirectory(prefix="bnn-pyro-") as folder:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["C_TYPES", "POINTWISE", "PRELUDE", "VIEWS", "Array", "Unsupported", "broadcast", "literal"]
+__all__ = ["C_TYPES", "POINTWISE", "VIEWS", "Array", "Unsupported", "broadcast", "literal"]
 
 aten = torch.ops.aten
 
@@ -60,44 +60,6 @@ VIEWS = {
     aten.split_with_sizes, aten.transpose, aten.t, aten.detach,
 }  # fmt: skip
 
-PRELUDE = """
-#define INFINITY __builtin_inff()
-#define NAN __builtin_nanf("")
-#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
-#include <features.h>
-#if defined(__GLIBC__) && __GLIBC_PREREQ(2, 35)
-#define VECTOR __attribute__((simd("notinbranch"), const))
-#endif
-#endif
-#ifndef VECTOR
-#define VECTOR
-#endif
-#define BOTH(name) VECTOR double name(double); VECTOR float name##f(float);
-BOTH(exp) BOTH(expm1) BOTH(log) BOTH(log1p) BOTH(tanh) BOTH(erf) BOTH(sin) BOTH(cos)
-double sqrt(double); float sqrtf(float); double fabs(double); float fabsf(float); double pow(double, double);
-float powf(float, float); void *aligned_alloc(unsigned long, unsigned long); void free(void *);
-#define INLINE(type, f) \\
-  static inline type larger##f(type a, type b) { return a > b || a != a ? a : b; } \\
-  static inline type smaller##f(type a, type b) { return a < b || a != a ? a : b; } \\
-  static inline type leaky##f(type a, type slope) { return a > 0 ? a : a * slope; } \\
-  static inline type choose##f(int c, type a, type b) { return c ? a : b; } \\
-  static inline type square##f(type a) { return a * a; } \\
-  static inline type gelu##f(type a) { return a * (type)0.5 * (1 + erf##f(a * (type)0.70710678118654752)); }
-INLINE(double, ) INLINE(float, f)
-static inline double quick_tanh(double x) { return tanh(x); }
-/* The rational approximation of Eigen (generic_fast_tanh_float), good to a few units in the last place */
-static inline float quick_tanhf(float x) {
-  float c = smallerf(largerf(x, -7.9053111f), 7.9053111f), s = c * c;
-  float p = -2.76076847742355e-16f * s + 2.00018790482477e-13f;
-  p = p * s + -8.60467152213735e-11f; p = p * s + 5.12229709037114e-08f; p = p * s + 1.48572235717979e-05f;
-  p = p * s + 6.37261928875436e-04f; p = p * s + 4.89352455891786e-03f;
-  float q = 1.19825839466702e-06f * s + 1.18534705686654e-04f;
-  q = q * s + 2.26843463243900e-03f; q = q * s + 4.89352518554385e-03f;
-  float t = c * p / q;
-  return s < 1.6e-7f ? x : t;
-}
-"""
-
 
 class Unsupported(Exception):
     """A graph holds something that has no C here."""
@@ -115,7 +77,9 @@ class Array:
         """The element at these indices, as C."""
         if self.at is not None:
             return self.at(index)
-        return f"{self.buffer}[{_address(index, self.like.stride(), self.like.storage_offset())}]"
+        strides, offset = zip(index, self.like.stride(), strict=True), self.like.storage_offset()
+        terms = [f"{i} * {s}" if s != 1 else i for i, s in strides if i != "0" and s]
+        return f"{self.buffer}[{' + '.join([*terms, *([str(offset)] if offset or not terms else [])])}]"
 
     @property
     def type(self) -> str:
@@ -123,11 +87,6 @@ class Array:
         if self.like.dtype not in C_TYPES:
             raise Unsupported(f"arrays of {self.like.dtype}")
         return C_TYPES[self.like.dtype]
-
-
-def _address(index: Sequence[str], stride: Sequence[int], offset: int) -> str:
-    terms = [f"{i} * {s}" if s != 1 else i for i, s in zip(index, stride, strict=True) if i != "0" and s]
-    return " + ".join([*terms, *([str(offset)] if offset or not terms else [])])
 
 
 def broadcast(index: Sequence[str], shape: Sequence[int]) -> list[str]:

@@ -14,17 +14,9 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, fx
+from torch.utils._pytree import tree_leaves
 
-from bnn_pyro.inference.compiled.c_pieces import (
-    C_TYPES,
-    POINTWISE,
-    PRELUDE,
-    VIEWS,
-    Array,
-    Unsupported,
-    broadcast,
-    literal,
-)
+from bnn_pyro.inference.compiled.c_pieces import C_TYPES, POINTWISE, VIEWS, Array, Unsupported, broadcast, literal
 
 __all__ = ["Unsupported", "write_c"]
 
@@ -44,7 +36,7 @@ def write_c(graph: fx.GraphModule, others: Sequence[Tensor] = ()) -> tuple[str, 
     globals_ = "\n".join(f"static const {C_TYPES[k.dtype]} *k{i};" for i, k in enumerate(writer.constants))
     bind = " ".join(f"k{i} = constants[{i}];" for i in range(len(writer.constants)))
     source = (
-        f"{PRELUDE}\n#define WORK {max(64, writer.work)}\n{globals_}\nvoid bind(void **constants) {{ {bind} }}\n"
+        f"#define WORK {max(64, writer.work)}\n{globals_}\nvoid bind(void **constants) {{ {bind} }}\n"
         f"static double gradient(const double *restrict z, double *restrict g, char *work) {{\n{body}\n}}\n"
     )
     return source, writer.constants
@@ -77,8 +69,7 @@ class _Writer:
 
     def _node(self, node: fx.Node) -> object:
         held = fx.map_arg((node.args, node.kwargs), lambda n: self.values[n])
-        flat = [value for value in _leaves(held)]
-        if not any(isinstance(value, Array) for value in flat):  # depends on no input
+        if not any(isinstance(value, Array) for value in tree_leaves(held)):  # depends on no input
             return node.target(*held[0], **held[1])
         if node.target is operator.getitem:
             return held[0][0][held[0][1]]
@@ -86,13 +77,15 @@ class _Writer:
         if packet in VIEWS:
             source = self._stored(held[0][0])
             seen = node.target(source.like, *held[0][1:], **held[1])
-            made = [Array(part, source.buffer) for part in (seen if isinstance(seen, list | tuple) else [seen])]
-            return made if isinstance(seen, list | tuple) else made[0]
+            return (
+                [Array(part, source.buffer) for part in seen]
+                if isinstance(seen, list | tuple)
+                else Array(seen, source.buffer)
+            )
         like = torch.empty_strided(val.shape, val.stride(), dtype=val.dtype, device="meta")
         if packet in (aten.full_like, aten.zeros_like, aten.ones_like):
-            return torch.full(
-                val.shape, {aten.zeros_like: 0, aten.ones_like: 1}.get(packet, held[0][-1]), dtype=val.dtype
-            )
+            value = {aten.zeros_like: 0, aten.ones_like: 1}.get(packet, held[0][-1])
+            return torch.full(val.shape, value, dtype=val.dtype)
         if packet in POINTWISE or packet in (aten.pow, aten.leaky_relu, aten.clamp, aten.gather):
             made = Array(like, at=self._expression(packet, like, held[0]))
             # Where it is wanted twice, it is kept: an expression would be worked out twice.
@@ -150,12 +143,8 @@ class _Writer:
         if packet is aten._to_copy or packet is aten.clone:
             args = args[:1]
         operands: list[Callable] = []
-        floats = [a for a in args if isinstance(a, Array | Tensor)]
-        kind = (
-            like.dtype
-            if like.dtype != torch.bool
-            else next(a.like if isinstance(a, Array) else a for a in floats).dtype
-        )
+        arrays = (a.like if isinstance(a, Array) else a for a in args if isinstance(a, Array | Tensor))
+        kind = like.dtype if like.dtype != torch.bool else next(arrays).dtype
         for a in args:
             if isinstance(a, Array | Tensor):
                 array = self._array(a)
@@ -244,9 +233,13 @@ class _Writer:
         )
         return made
 
-    def _scatter(self, like: Tensor, base: object, dim: int, chosen: object, source: object) -> Array:
-        made, base, chosen, source = self._new(like), self._array(base), self._array(chosen), self._array(source)
+    def _copy(self, like: Tensor, base: object) -> Array:
+        made, base = self._new(like), self._array(base)
         self._loop(like.shape, like.stride(), lambda i: f"{made(i)} = {base(broadcast(i, base.like.shape))};")
+        return made
+
+    def _scatter(self, like: Tensor, base: object, dim: int, chosen: object, source: object) -> Array:
+        made, chosen, source = self._copy(like, base), self._array(chosen), self._array(source)
         dim, shape = dim % like.dim(), chosen.like.shape
         put = lambda i: made([*i[:dim], chosen(i), *i[dim + 1 :]])  # noqa: E731
         self._loop(shape, list(range(len(shape), 0, -1)), lambda i: f"{put(i)} += {source(i)};")
@@ -257,8 +250,7 @@ class _Writer:
     ) -> Array:
         if rest[1:] and rest[1] != 1:
             raise Unsupported("slices with a step")
-        made, base, part, dim = self._new(like), self._array(base), self._array(part), dim % like.dim()
-        self._loop(like.shape, like.stride(), lambda i: f"{made(i)} = {base(broadcast(i, base.like.shape))};")
+        made, part, dim = self._copy(like, base), self._array(part), dim % like.dim()
         start = (start or 0) % max(1, like.shape[dim])
         shift = lambda i: [f"({e} + {start})" if d == dim else e for d, e in enumerate(i)]  # noqa: E731
         self._loop(part.like.shape, like.stride(), lambda i: f"{made(shift(i))} = {part(i)};")
@@ -276,9 +268,3 @@ class _Writer:
             self._loop(part.like.shape, like.stride(), lambda i, p=part, s=shift: f"{made(s(i))} = {p(i)};")
             start += part.like.shape[dim]
         return made
-
-
-def _leaves(value: object) -> list:
-    if isinstance(value, tuple | list):
-        return [leaf for part in value for leaf in _leaves(part)]
-    return [leaf for part in value.values() for leaf in _leaves(part)] if isinstance(value, dict) else [value]

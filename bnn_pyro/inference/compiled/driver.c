@@ -45,7 +45,7 @@ void leapfrog(double *z, double *r, double *density, double *g, const double *m,
   Job job = {z, r, density, g, m, step, steps, chains, size, 0};
   run(&job, threads);
 }
-/* A subtree of NUTS in one direction: markov/hamiltonian.py has the same in Python, and says what it is. */
+/* A subtree of NUTS in one direction: trajectories.py has the same in Python, and says what it is. */
 typedef struct { double *first, *momentum, *z, *g, density, weight, acceptance, steps; int turning, diverging; } Node;
 typedef struct {
   double *z, *u, *g, *levels;

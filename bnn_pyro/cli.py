@@ -1,0 +1,98 @@
+"""What the command line takes; the options, examples and all words are in ``help.toml``.
+
+Names of variants, methods and data sets are checked later, so that `--help` and a typo are answered before torch is
+imported, which takes seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import tomllib
+from argparse import BooleanOptionalAction
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from bnn_pyro.errors import UserError, unknown
+
+__all__ = ["parse"]
+
+PROGRAM = "bnn-pyro"
+#: What is special of options: all others take a text, or nothing and are there or not.
+KINDS: dict[tuple[str, ...], dict[str, Any]] = {
+    ("--cores", "--data-seed", "--limit", "--num-draws", "--seed", "--split", "--validation"): {"type": int},
+    ("--ood", "--only", "--set"): {"action": "append", "default": []},
+    ("--baseline", "--bias"): {"action": BooleanOptionalAction},
+    ("--input", "--output"): {"required": True},
+    ("--budget",): {"default": "quick"},
+    ("--drop-missing",): {"action": "store_true", "default": None},
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser that takes no abbreviations and raises UserError instead of exiting."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **settings)
+
+    def error(self, message: str) -> NoReturn:
+        """Raise UserError."""
+        raise UserError(f"{message}; see {self.prog} --help")
+
+    def unknown_option(self, text: str) -> UserError:
+        """The error for an argument that none of the options took."""
+        if not text.startswith("-"):
+            return UserError(f"unexpected argument '{text}'; see {self.prog} --help")
+        option = text.split("=")[0]
+        near = difflib.get_close_matches(option, self._option_string_actions, n=1, cutoff=0.5)
+        hint = f"did you mean '{near[0]}'?" if near else f"see {self.prog} --help"
+        return UserError(f"unknown option '{option}'; {hint}")
+
+    def add_group(self, options: dict[str, str]) -> None:
+        """Add options of ``help.toml``: {name and what stands for its value: help}, and the group's title, if any."""
+        options = dict(options)
+        title = options.pop("title", None)
+        group = self if title is None else self.add_argument_group(title)
+        for text, help in options.items():
+            name, *value = text.split()
+            kind = next((kind for names, kind in KINDS.items() if name in names), {})
+            if value and value[-1] in "?+":
+                kind = {"nargs": value.pop()}
+            if value:
+                kind = {"metavar": value[0], **kind}
+            elif name.startswith("-") and not kind:
+                kind = {"action": "store_true"}
+            group.add_argument(name, help=help, **kind)
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Arguments -> a namespace with ``command``; options without a command belong to ``train``.
+
+    Raises UserError for a mistyped command or option, or a value of the wrong kind.
+    """
+    words = tomllib.loads((Path(__file__).parent / "help.toml").read_text(encoding="utf-8"))
+    argv = list(argv)
+    if not argv or (argv[0].startswith("-") and argv[0] not in ("-h", "--help", "--version")):
+        argv.insert(0, "train")
+    if not argv[0].startswith("-") and argv[0] not in words["commands"]:
+        raise unknown("command", argv[0], words["commands"])
+    top = Parser(
+        prog=PROGRAM,
+        description="Bayesian neural networks in Pyro. Without a command: train the default recipe on embedded data.",
+        epilog=f"`{PROGRAM} COMMAND --help` has the options and examples. {PROGRAM} is python -m bnn_pyro.run.",
+    )
+    top.add_argument("--version", action="store_true", help="show the version")
+    commands = top.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
+    for name, command in words["commands"].items():
+        summary = command["summary"]
+        examples = "".join(f"\n  {PROGRAM} {line}" for line in command["examples"].splitlines())
+        epilog = "\n\n".join([f"examples:{examples}", *(words["notes"][note] for note in command.get("notes", ()))])
+        sentence = f"{summary[0].upper()}{summary[1:]}."
+        parser = commands.add_parser(name, help=summary, description=sentence, epilog=epilog)
+        for group in command["groups"]:
+            parser.add_group(words["groups"][group])
+    args, left = top.parse_known_args(argv)
+    if left:
+        raise commands.choices.get(args.command, top).unknown_option(left[0])
+    return args

@@ -1,0 +1,215 @@
+"""R-hat, effective sample size and their kin, for many series of draws at once.
+
+    values (M, C, D): M scalars, each a series of D draws in C chains -> (M,)
+
+Vehtari, Gelman, Simpson, Carpenter & Bürkner 2021 (arXiv:1903.08008); where many short chains share a few starting
+points, the nested R-hat of Margossian et al. 2022 (arXiv:2110.13017). They are ArviZ's, number for number, which takes
+series one at a time. A scalar that every draw gives the same value has none of these numbers: NaN. In chains of fewer
+than 50 draws ArviZ counts too many effective draws; of 16 chains and more the variance of their means tells the same
+without autocorrelations, C·Var/Var(means), and the smaller count is taken. Fewer chains of under 10 draws have none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+from scipy.fft import next_fast_len
+from scipy.special import chdtrc, fdtrc, ndtri
+from scipy.stats import rankdata
+
+__all__ = ["ChainStatistics", "autocorrelation", "bfmi", "chain_statistics", "ess_mean", "nested_rhat"]
+
+#: Numbers that are worked on at once: few enough to stay in the processor's cache.
+BLOCK = 2**19
+#: Draws of a chain below which it cannot be split for R-hat; below which autocorrelation tells nothing, and not enough;
+#: and chains that are enough to tell by the variance of their means.
+LEAST_DRAWS, COUNTED, SHORT, MANY = 4, 10, 50, 16
+
+
+@dataclass(frozen=True)
+class ChainStatistics:
+    """Of M scalars, each (M,).
+
+    rhat      rank-normalised split R-hat, or nested R-hat: near 1 where chains agree, below 1.01 is the usual demand
+    rhat_p    p-value of "the chains agree": how often they would show as large an R-hat by chance
+    ess_bulk  effective number of draws for the centre of the distribution, of C·D
+    ess_tail  that for its 5 % and 95 % quantiles, the smaller one
+    mcse      Monte-Carlo standard error of the mean, in standard deviations of the scalar itself
+    """
+
+    rhat: np.ndarray
+    rhat_p: np.ndarray
+    ess_bulk: np.ndarray
+    ess_tail: np.ndarray
+    mcse: np.ndarray
+
+
+def chain_statistics(values: np.ndarray, superchain: np.ndarray | None = None) -> ChainStatistics:
+    """All of them, of ``values`` (M, C, D); NaN where chains are too few or too short.
+
+    superchain: (C,) which starting point each chain shared with others; R-hat is then the nested one.
+    """
+    size = max(1, BLOCK // max(1, values.shape[1] * values.shape[2]))
+    parts = [_block(values[i : i + size], superchain) for i in range(0, len(values), size)]
+    return ChainStatistics(*(np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(ChainStatistics)))
+
+
+def _block(values: np.ndarray, superchain: np.ndarray | None) -> ChainStatistics:
+    values = np.asarray(values, dtype=np.float64)
+    chains, draws = values.shape[1:]
+    found = ChainStatistics(*np.full((5, len(values)), np.nan))
+    nested = superchain is not None and len(np.unique(superchain)) > 1
+    splits, many = draws >= LEAST_DRAWS, chains >= MANY
+    usable = np.isfinite(values).all((1, 2)) & (values.max((1, 2)) > values.min((1, 2)))
+    if not usable.any() or not (splits or nested or many):
+        return found
+    v = values[usable]
+    halves = _split(v) if splits else v
+    both = _normal_scores(halves)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        if nested or (chains > 1 and splits):
+            groups = np.concatenate([superchain, superchain]) if nested and splits else superchain
+            found.rhat[usable] = np.fmax(*(nested_rhat(s, groups) if nested else _rhat(s) for s in both))
+            chance = np.minimum(*(_chance(s, superchain if nested else None, chains) for s in both))
+            found.rhat_p[usable] = np.minimum(2 * chance, 1.0)  # the larger R-hat of two was taken
+        found.ess_bulk[usable] = _counted(both[0], _normal_scores(v)[0] if many and draws < SHORT else v)
+        tails = (v <= q[:, None, None] for q in np.quantile(v, (0.05, 0.95), axis=(1, 2)))
+        found.ess_tail[usable] = np.minimum(*(_counted(_split(tail), tail) for tail in tails))
+        found.mcse[usable] = _counted(halves, v) ** -0.5
+    return found
+
+
+def _chance(scores: np.ndarray, superchain: np.ndarray | None, chains: int) -> np.ndarray:
+    """p-values (M,) of "all chains have one mean", of their normal scores (M, C or 2C halves, D).
+
+    R-hat² − 1 is, but for factors, the F of an analysis of variance. Between superchains the yardstick is the spread of
+    chain means within one; without them variance / effective draws of a half, by autocorrelations around its own mean.
+    """
+    means = scores.mean(2)
+    if superchain is not None:
+        means = means.reshape(len(means), -1, chains).mean(1)  # of whole chains: halves of one are not independent
+        names, which, count = np.unique(superchain, return_inverse=True, return_counts=True)
+        if count.min() > 1:
+            member = (which[:, None] == np.arange(len(names))).astype(np.float64)
+            centre = means @ member / count
+            between = (count * np.square(centre - means.mean(1, keepdims=True))).sum(1) / (len(names) - 1)
+            within = np.square(means - centre[:, which]).sum(1) / (chains - len(names))
+            return fdtrc(len(names) - 1, chains - len(names), between / within)
+        means = scores.mean(2)
+    own = scores - means[..., None]
+    effective = _ess(own) / scores.shape[1]
+    apart = np.square(means - means.mean(1, keepdims=True)).sum(1)
+    return chdtrc(scores.shape[1] - 1, effective * apart / np.square(own).mean((1, 2)))
+
+
+def _counted(halves: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Effective sample size of ``values`` (M, C, D) and, for the autocorrelations, of their split chains; (M,)."""
+    chains, draws = values.shape[1:]
+    found = _ess(halves) if draws >= COUNTED else np.full(len(values), np.nan)
+    if chains < MANY or draws >= SHORT:
+        return found
+    return np.fmin(found, chains * values.var((1, 2)) / values.mean(2).var(1, ddof=1))
+
+
+def ess_mean(values: np.ndarray) -> np.ndarray:
+    """Effective sample size for the mean of each of ``values`` (M, C, D), of C·D; (M,)."""
+    return _ess(_split(np.asarray(values, dtype=np.float64)))
+
+
+def nested_rhat(values: np.ndarray, superchain: np.ndarray) -> np.ndarray:
+    """√(1 + B/W) of ``values`` (M, C, D) as they are, equations 6 to 8 of Margossian et al. 2022; (M,).
+
+    B is the variance between the means of superchains, W that within them: of draws in a chain, and between the means
+    of the chains that started together. Chains may be short: W counts how far they have come apart. (C,) superchain
+    numbers; superchains weigh the same.
+    """
+    names, which = np.unique(superchain, return_inverse=True)
+    member = (which[:, None] == np.arange(len(names))).astype(np.float64)  # (C, K)
+    count = member.sum(0)
+    means = values.mean(2)  # (M, C)
+    inside = values.var(2, ddof=1) if values.shape[2] > 1 else np.zeros_like(means)
+    centre = means @ member / count  # (M, K)
+    apart = np.square(means - centre[:, which]) @ member / np.maximum(count - 1, 1)
+    within = (inside @ member / count + apart).mean(1)
+    return np.sqrt(1 + centre.var(1, ddof=1) / within)
+
+
+def bfmi(energy: np.ndarray) -> np.ndarray:
+    """Bayesian fraction of missing information of every chain: energy (C, D) in nats -> (C,).
+
+    E[(Eₜ − Eₜ₋₁)²] / Var E (Betancourt 2016, arXiv:1604.00695): below 0.3, momenta that are drawn afresh change the
+    energy too little to reach the tails. NaN for a chain of fewer than 4 draws, or of one energy.
+    """
+    energy = np.asarray(energy, dtype=np.float64)
+    if energy.shape[1] < LEAST_DRAWS:
+        return np.full(len(energy), np.nan)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.square(np.diff(energy, axis=1)).mean(1) / energy.var(1, ddof=1)
+
+
+def autocorrelation(values: np.ndarray, lags: int = 100) -> np.ndarray:
+    """Autocorrelation of ``values`` (M, C, D), averaged over the chains: (M, lags), lag 0 first."""
+    covariance = _autocovariance(np.asarray(values, dtype=np.float64))[:, :lags]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return covariance / covariance[:, :1]
+
+
+# -- the parts -----------------------------------------------------------------------------------------------------
+def _split(values: np.ndarray) -> np.ndarray:
+    """(M, C, D) -> (M, 2C, D // 2): the halves of every chain as chains of their own."""
+    half = values.shape[2] // 2
+    return np.concatenate([values[..., :half], values[..., values.shape[2] - half :]], 1)
+
+
+def _normal_scores(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The normal quantiles of the ranks over all chains, of the shape of ``values`` (M, C, D): (its own, folded ones).
+
+    Folded: of |value − median|, which tells chains apart that have one centre and different spreads.
+    """
+    flat = values.reshape(len(values), -1)
+    both, size = (flat, np.abs(flat - np.median(flat, 1, keepdims=True))), flat.shape[1]
+    own, folded = (ndtri((rankdata(v, axis=1) - 0.375) / (size + 0.25)).reshape(values.shape) for v in both)
+    return own, folded
+
+
+def _rhat(values: np.ndarray) -> np.ndarray:
+    draws = values.shape[2]
+    between = draws * values.mean(2).var(1, ddof=1)
+    within = values.var(2, ddof=1).mean(1)
+    return np.sqrt((between / within + draws - 1) / draws)
+
+
+def _autocovariance(values: np.ndarray) -> np.ndarray:
+    """Mean over the chains of the biased autocovariance: (M, C, D) -> (M, D)."""
+    draws = values.shape[2]
+    length = next_fast_len(2 * draws, real=True)
+    transformed = np.fft.rfft(values - values.mean(2, keepdims=True), n=length, axis=2)
+    power = (np.square(transformed.real) + np.square(transformed.imag)).mean(1)
+    return np.fft.irfft(power, n=length, axis=1)[:, :draws] / draws
+
+
+def _ess(values: np.ndarray) -> np.ndarray:
+    """Effective sample size by Geyer's initial monotone sequence of the autocorrelations of (M, C, D); (M,)."""
+    values = np.asarray(values, dtype=np.float64)
+    num, chains, draws = values.shape
+    total = float(chains * draws)
+    if draws < 2:
+        return np.full(num, np.nan)
+    covariance = _autocovariance(values)
+    within = covariance[:, 0] * draws / (draws - 1)
+    overall = covariance[:, 0] + (values.mean(2).var(1, ddof=1) if chains > 1 else 0.0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        rho = 1 - (within[:, None] - covariance) / overall[:, None]
+    rho[:, 0] = 1.0
+    pairs = rho[:, 0 : draws - 1 : 2] + rho[:, 1:draws:2]  # (M, K): positive and falling in a reversible chain
+    most = max(0, min(pairs.shape[1] - 1, -(-(draws - 2) // 2) - 1))
+    ended = pairs[:, : most + 1] <= 0
+    last = np.where(ended.any(1), ended.argmax(1), most)
+    falling = np.minimum.accumulate(pairs, 1) * (np.arange(pairs.shape[1]) < last[:, None])
+    rows = np.arange(num)
+    even = rho[rows, 2 * last]
+    odd_one_out = np.where((pairs[rows, last] >= 0) | (even > 0) | (last == 0), even, 0.0)
+    time = np.maximum(-1 + 2 * falling.sum(1) + odd_one_out, 1 / np.log10(total))
+    constant = values.max((1, 2)) - values.min((1, 2)) < 1e-15  # an indicator that is always 1
+    return np.where(constant, total, total / time)

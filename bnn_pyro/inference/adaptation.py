@@ -1,0 +1,150 @@
+"""What samplers learn in their warm-up: a step size ε by dual averaging, and the mass matrix in the windows of Stan.
+
+    log ε_t = μ − (√t / γ) ē_t,    ē_t = (1 − 1/(t + t₀)) ē_{t−1} + (target − acceptance)/(t + t₀)
+
+Hoffman & Gelman 2014 (arXiv:1111.4246), section 3.2; M⁻¹ is the covariance of the draws of a window (Welford's sums),
+shrunk to 10⁻³ as in Stan's reference manual, "HMC algorithm parameters". The numbers are those of Pyro's kernels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from bnn_pyro.inference.trajectories import Gradient, Metric
+
+__all__ = ["DECAY", "OFFSET", "SMALLEST_STEP", "DualAveraging", "Warmup", "reasonable_step"]
+
+#: Dual averaging: γ, t₀, and how fast old step sizes are forgotten.
+SHRINKAGE, OFFSET, DECAY = 0.05, 10.0, 0.75
+#: Transitions in which the step size alone is adapted, at the start and at the end; those of the first window between.
+START, END, FIRST = 75, 50, 25
+#: Acceptance rate that the first step size is to cross; a smaller step than this is none, a larger one is not tried.
+FIRST_TARGET, SMALLEST_STEP, LARGEST_STEP = 0.8, 1e-10, 1e10
+
+
+@dataclass
+class DualAveraging:
+    """step: ε of the next transition.   log_step: the mean of log ε, late ones weighing most.   error: ē."""
+
+    step: float
+    centre: float = 0.0
+    count: int = 0
+    error: float = 0.0
+    log_step: float = 0.0
+
+    def learn_step(self, error: float) -> None:
+        """Of transition ``count``, from 1.   error: (target − acceptance)/(count + OFFSET)."""
+        t = self.count
+        self.error = (1 - 1 / (t + OFFSET)) * self.error + error
+        log_step = self.centre - t**0.5 / SHRINKAGE * self.error
+        weight = t**-DECAY
+        self.log_step = (1 - weight) * self.log_step + weight * log_step
+        self.step = math.exp(log_step)
+
+
+class Warmup(DualAveraging):
+    """Of one chain of HMC or NUTS.   inverse_mass: of each block, n variances, or where ``dense`` an (n, n) matrix."""
+
+    def __init__(self, transitions: int, target: float, sizes: Sequence[int], dense: bool) -> None:
+        super().__init__(step=1.0)
+        self.ends, self.target, self.sizes, self.dense = _windows(transitions), target, list(sizes), dense
+        self.done = self.window = 0
+        self.inverse_mass = [(torch.eye if dense else torch.ones)(size, dtype=torch.float64) for size in sizes]
+        self._forget()
+
+    def _forget(self) -> None:
+        self.draws, self.mean, self.squares = 0, 0.0, [0.0 for _ in self.sizes]
+
+    @property
+    def metric(self) -> Metric:
+        """Of ``inverse_mass``."""
+        root = torch.linalg.cholesky if self.dense else torch.sqrt
+        return Metric([root(block).numpy() for block in self.inverse_mass])
+
+    def restart(self, step: float) -> None:
+        """Begin the averages again, from this step size."""
+        super().__init__(step, centre=math.log(10 * step))
+
+    def learn(self, acceptance: float, z: np.ndarray) -> bool:
+        """From one transition. Returns whether ``inverse_mass`` has changed: the step size is to be found again."""
+        self.done += 1
+        if self.done > self.ends[-1]:
+            return False
+        self.count += 1
+        self.learn_step((self.target - acceptance) / (self.count + OFFSET))
+        between = 0 < self.window < len(self.ends) - 1
+        if between:
+            self._add(torch.from_numpy(z))
+        if self.done < self.ends[self.window]:
+            return False
+        self.window += 1
+        if between:
+            self.inverse_mass = [self._covariance(squares) for squares in self.squares]
+            self._forget()
+        elif self.window == len(self.ends):
+            self.step = math.exp(self.log_step)
+        return between
+
+    def _add(self, z: torch.Tensor) -> None:
+        self.draws += 1
+        before = z - self.mean
+        self.mean = self.mean + before / self.draws
+        blocks = zip(before.split(self.sizes), (z - self.mean).split(self.sizes), strict=True)
+        products = [torch.outer(after, before) if self.dense else before * after for before, after in blocks]
+        self.squares = [squares + product for squares, product in zip(self.squares, products, strict=True)]
+
+    def _covariance(self, squares: torch.Tensor) -> torch.Tensor:
+        covariance = self.draws / (self.draws + 5.0) * (squares / (self.draws - 1))
+        (covariance.diagonal() if self.dense else covariance).add_(1e-3 * (5.0 / (self.draws + 5.0)))
+        return covariance
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from the "warmup" of a checkpoint, or from one that was written when Pyro's classes adapted."""
+        if "warmup" in state:
+            vars(self).update(state["warmup"])
+            return
+        averaging, sums = state["averaging"], state["welford"]
+        super().__init__(state["adapter"]["step_size"], averaging["prox_center"])
+        self.count, self.error, self.log_step = (averaging[name] for name in ("_t", "_g_avg", "_x_avg"))
+        self.done, self.window = state["kernel"]["_t"], state["adapter"]["_current_window"]
+        self.inverse_mass, self.draws = state["inverse_mass"], sums[0]["n_samples"]
+        self.squares = [block["_m2"] for block in sums]
+        self.mean = torch.cat([block["_mean"] for block in sums]) if self.draws else 0.0
+
+
+def _windows(transitions: int) -> list[int]:
+    """The last transition of each window, counted from 1; a step size of its own averages the last but one."""
+    if transitions < 20:
+        return [transitions - 1]
+    start, end, window = START, END, FIRST
+    if start + end + window > transitions:
+        start, end = int(0.15 * transitions), int(0.1 * transitions)
+        window = transitions - start - end
+    ends, last = [start - 1], transitions - end - 1
+    while ends[-1] < last:
+        ends.append(ends[-1] + window if 3 * window <= last - ends[-1] else last)
+        window *= 2
+    return [*ends, transitions - 1]
+
+
+def reasonable_step(step: float, gradient: Gradient, metric: Metric, z: np.ndarray, sizes: Sequence[int]) -> float:
+    """``step`` times the first power of 2, or of ½, at which a leapfrog step's acceptance rate crosses the target."""
+    log_density, slope = gradient(z)
+
+    def accepted() -> bool:
+        u = torch.cat([torch.randn(size, dtype=torch.float64) for size in sizes]).numpy()
+        _, _, end, _, kinetic = metric.leap(gradient, step)(z, u, slope)
+        return math.log(FIRST_TARGET) < end - kinetic - log_density + 0.5 * float(u.dot(u))  # not where it is NaN
+
+    grows = accepted()
+    while SMALLEST_STEP < step < LARGEST_STEP:
+        step *= 2.0 if grows else 0.5
+        if accepted() != grows:
+            break
+    return min(max(step, SMALLEST_STEP), LARGEST_STEP)

@@ -1,0 +1,189 @@
+"""Normal distributions of all weights at once, and the part of a draw that belongs to one site.
+
+    w = μ + σ ⊙ C ε,    ε ~ Normal(0, I)                  Normal(μ, diag(σ) C Cᵀ diag(σ))
+
+    FullCovariance   C = I + A, A (P, P) strictly lower triangular: any covariance
+    LowRank          C = [I, B], B (P, R): a diagonal, and R directions in which the weights move together
+
+A and B are relative to σ, so that one learning rate suits weights of any size. The entropy needs no determinant of a
+(P, P) matrix: Σ log σ, and ½ log det(I + BᵀB) for B (matrix determinant lemma).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.distributions import Independent, Normal, register_kl
+
+from bnn_pyro.parts.weights import ArrayDistribution, CentredNormal
+
+__all__ = ["CorrelatedNormal", "FullCovariance", "LowRank", "Part"]
+
+
+class CorrelatedNormal(ArrayDistribution):
+    """w = loc + scale ⊙ C ε, one event (P,); what C is made of, the root, is the subclass's."""
+
+    def __init__(self, loc: Tensor, scale: Tensor, root: Tensor) -> None:
+        self.loc, self.scale, self.root = loc, scale, root
+        super().__init__(loc.shape)
+
+    @property
+    def mean(self) -> Tensor:
+        """(P,), whatever the batch shape."""
+        return self.loc
+
+    @property
+    def variance(self) -> Tensor:
+        """The diagonal of the covariance (P,), whatever the batch shape."""
+        return self.scale.square() * (1 + self._rows())
+
+    def rsample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:  # noqa: B008 (torch's own signature)
+        """Draws of shape sample_shape + batch_shape + (P,)."""
+        noise = torch.randn(self.shape(torch.Size(sample_shape)), device=self.loc.device, dtype=self.loc.dtype)
+        return self.loc + self.scale * (noise + self._correlated(noise))
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Log-density in nats."""
+        constant = 0.5 * len(self.loc) * math.log(2 * math.pi)
+        return -0.5 * self._distance((value - self.loc) / self.scale) - self._log_volume - constant
+
+    def entropy(self) -> Tensor:
+        """In nats, of batch shape."""
+        constant = len(self.loc) + len(self.loc) * math.log(2 * math.pi)
+        return (self._log_volume + 0.5 * constant).expand(self.batch_shape)
+
+
+class _Triangle(torch.autograd.Function):
+    """(ε Aᵀ, Σⱼ Aᵢⱼ²): two uses of A (P, P) in one backward pass, which leaves the upper triangle alone."""
+
+    @staticmethod
+    def forward(ctx, lower: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(lower, noise)
+        ctx.set_materialize_grads(False)
+        return noise @ lower.mT, torch.linalg.vector_norm(lower, dim=-1).square_()
+
+    @staticmethod
+    def backward(ctx, g: Tensor | None, g_rows: Tensor | None) -> tuple[Tensor, None]:
+        lower, noise = ctx.saved_tensors
+        gradient = torch.zeros_like(lower) if g_rows is None else lower * (2 * g_rows)[:, None]
+        if g is not None and g.dim() == 1:
+            gradient.addr_(g, noise)
+        elif g is not None:
+            gradient.addmm_(g.flatten(0, -2).mT, noise.flatten(0, -2))
+        return gradient.tril_(-1), None
+
+
+class FullCovariance(CorrelatedNormal):
+    """C = I + A. root: A (P, P), strictly lower triangular."""
+
+    known_rows: Tensor | None = None
+
+    def _correlated(self, noise: Tensor) -> Tensor:
+        moved, self.known_rows = _Triangle.apply(self.root, noise)
+        return moved
+
+    def _rows(self) -> Tensor:
+        """Σⱼ Aᵢⱼ² (P,): from the draw where there was one, in one pass over A less."""
+        return self.root.square().sum(-1) if self.known_rows is None else self.known_rows
+
+    def _distance(self, z: Tensor) -> Tensor:
+        columns = z.reshape(-1, len(self.loc)).mT
+        noise = torch.linalg.solve_triangular(self.root, columns, upper=False, unitriangular=True)
+        return noise.square().sum(0).view(z.shape[:-1])
+
+    @property
+    def _log_volume(self) -> Tensor:
+        return self.scale.log().sum()
+
+    @property
+    def covariance(self) -> Tensor:
+        """LLᵀ (P, P), whatever the batch shape."""
+        lower = self.scale[:, None] * (self.root + torch.eye(len(self.loc), device=self.loc.device))
+        return lower @ lower.mT
+
+
+class LowRank(CorrelatedNormal):
+    """C = [I, B]. root: B (P, R)."""
+
+    def _correlated(self, noise: Tensor) -> Tensor:
+        return torch.randn((*noise.shape[:-1], self.root.shape[-1]), device=noise.device) @ self.root.mT
+
+    def _rows(self) -> Tensor:
+        return self.root.square().sum(-1)
+
+    @property
+    def _capacitance(self) -> Tensor:
+        """The Cholesky root of I + BᵀB (R, R)."""
+        gram = self.root.mT @ self.root
+        return torch.linalg.cholesky(gram + torch.eye(len(gram), device=gram.device))
+
+    def _distance(self, z: Tensor) -> Tensor:
+        projected = torch.linalg.solve_triangular(self._capacitance, (z @ self.root).unsqueeze(-1), upper=False)
+        return z.square().sum(-1) - projected.square().sum((-2, -1))
+
+    @property
+    def _log_volume(self) -> Tensor:
+        return self.scale.log().sum() + self._capacitance.diagonal().log().sum()
+
+    @property
+    def covariance(self) -> Tensor:
+        """diag(σ)(I + BBᵀ)diag(σ) (P, P), whatever the batch shape."""
+        factor = self.scale[:, None] * self.root
+        return torch.diag(self.scale.square()) + factor @ factor.mT
+
+
+class Part(ArrayDistribution):
+    """A site's part of a draw of all weights: the value, of density 1 at itself, and the marginal moments of q.
+
+    whole: q of the whole vector.   part: where in it the site lies.   value: (*batch_shape, *shape), the draw.
+    """
+
+    def __init__(self, whole: CorrelatedNormal, part: slice, shape: torch.Size, value: Tensor) -> None:
+        self.whole, self.part, self.value = whole, part, value
+        super().__init__(shape)
+        self._batch_shape = value.shape[: value.dim() - len(shape)]
+
+    @property
+    def mean(self) -> Tensor:
+        """Marginal means, of the event's shape."""
+        return self.whole.mean[self.part].view(self.event_shape)
+
+    @property
+    def variance(self) -> Tensor:
+        """Marginal variances, of the event's shape."""
+        return self.whole.variance[self.part].view(self.event_shape)
+
+    def expand(self, batch_shape: torch.Size, _instance: object = None) -> Part:
+        """The same draw in every place."""
+        return Part(self.whole, self.part, self.event_shape, self.value.expand((*batch_shape, *self.event_shape)))
+
+    def rsample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:  # noqa: B008 (torch's own signature)
+        """The value."""
+        return self.value.expand(torch.Size(sample_shape) + self.value.shape)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """0: all of the density is that of the whole vector."""
+        return value.new_zeros(value.shape[: value.dim() - len(self.event_shape)])
+
+
+def _cross_entropy(q: Part, loc: Tensor | float, scale: Tensor) -> Tensor:
+    """−E_q[log Normal(w; loc, scale)] in nats, of q's batch shape; loc and scale: (), or (*batch, *event)."""
+    each = 0.5 * (q.variance + (q.mean - loc).square()) / scale.square() + scale.log() + 0.5 * math.log(2 * math.pi)
+    total = each.sum(tuple(range(-len(q.event_shape), 0))) if q.event_shape else each
+    return total.expand(q.batch_shape)
+
+
+@register_kl(Part, CentredNormal)
+def _part_centred(q: Part, p: CentredNormal) -> Tensor:
+    return _cross_entropy(q, 0.0, p.scale)
+
+
+@register_kl(Part, Normal)
+@register_kl(Part, Independent)
+def _part_normal(q: Part, p: Normal | Independent) -> Tensor:
+    normal = p.base_dist if isinstance(p, Independent) else p
+    if not isinstance(normal, Normal) or q.event_shape != p.event_shape:
+        raise NotImplementedError
+    return _cross_entropy(q, normal.loc, normal.scale)

@@ -1,0 +1,240 @@
+"""Draws of X A for a random matrix A, its variance and its KL, each with gradients of its own: few passes over A.
+
+    LocalLinear      A ~ Normal(M, V)         V given
+    FreeLinear       A ~ Normal(M, exp L)     and, with the layer's output, KL(A ‖ Normal(0, s)) at next to no cost
+    DropoutLinear    A ~ Normal(M, α M²)
+
+With G the gradient of the output, std its standard deviation and R = G·ε / (2·std) the gradient of its variance (0
+where that is 0, its symmetric derivative: there the output does not depend on V, or ε averages it away):
+
+    dM = Xᵀ G      dV = (X²)ᵀ R      dX = G Mᵀ + 2·X·(R Vᵀ)
+
+X (…, B, D); A (D, H), or (D + 1, H) with ``bias``: its last row is then the weights of a 1 that joins every row of X.
+Output sample_shape + (…, B, H). A layer has many times more weights than activations of a mini-batch: so V is computed
+again for the gradients, which are added to within the product that makes them.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+__all__ = ["DropoutLinear", "DropoutVariance", "FreeLinear", "KLNormal", "LocalLinear", "kl_log_uniform"]
+
+
+class LocalLinear(torch.autograd.Function):
+    """A ~ Normal(M, V)."""
+
+    @staticmethod
+    def forward(ctx, X: Tensor, M: Tensor, V: Tensor, bias: bool, sample_shape: torch.Size) -> Tensor:
+        """A draw."""
+        output, ratio = _draw(X, M, V, bias, sample_shape)
+        ctx.save_for_backward(X, M, V, ratio)
+        ctx.bias = bias
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, G: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients for X, M, V."""
+        X, M, V, ratio = ctx.saved_tensors
+        needs = ctx.needs_input_grad
+        G, R = _rows(G, ratio, X)
+        d_X = _to_inputs(G, R, X, M, V, ctx.bias) if needs[0] else None
+        d_M = _to_weights(X, G, torch.empty_like(M), ctx.bias) if needs[1] else None
+        d_V = _to_weights(X.square(), R, torch.empty_like(V), ctx.bias) if needs[2] else None
+        return d_X, d_M, d_V, None, None
+
+
+class FreeLinear(torch.autograd.Function):
+    """A ~ Normal(M, exp L), and KL(A ‖ Normal(0, s)) in nats: 0 without s.
+
+    KL = ½ Σ ((V + M²)/s² − 1 − L) + Σ log s      dM += M/s²      dL = V·(dV + ½/s²) − ½
+    """
+
+    @staticmethod
+    def forward(
+        ctx, X: Tensor, M: Tensor, L: Tensor, s: Tensor | None, bias: bool, sample_shape: torch.Size
+    ) -> tuple[Tensor, Tensor]:
+        """A draw and the KL. s: () or (rows of A, 1)."""
+        V = L.exp()
+        output, ratio = _draw(X, M, V, bias, sample_shape)
+        kl, precision = M.new_zeros(()), None
+        if s is not None:
+            precision = s.square().reciprocal()
+            squares = torch.linalg.vector_norm(M, dim=-1, keepdim=True).square_().add_(V.sum(-1, keepdim=True))
+            scales = s.log().sum().mul_(M.numel() / s.numel())
+            kl = squares.mul_(precision).sum().sub_(L.sum()).sub_(M.numel()).mul_(0.5).add_(scales)
+        ctx.save_for_backward(X, M, L, ratio, precision)
+        ctx.bias = bias
+        return output, kl
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, G: Tensor, g: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients for X, M, L."""
+        X, M, L, ratio, precision = ctx.saved_tensors
+        needs = ctx.needs_input_grad
+        G, R = _rows(G, ratio, X)
+        V = L.exp() if needs[0] else None
+        d_X = _to_inputs(G, R, X, M, V, ctx.bias) if needs[0] else None
+        d_M = d_L = None
+        if needs[1]:
+            d_M = torch.empty_like(M) if precision is None else M * (g * precision)
+            d_M = _to_weights(X, G, d_M, ctx.bias, add=precision is not None)
+        if needs[2]:
+            d_L = _to_weights(X.square(), R, torch.empty_like(L), ctx.bias)
+            V = L.exp() if V is None else V  # not before X² has gone again: the first layer's is large
+            d_L = d_L.mul_(V) if precision is None else d_L.add_(0.5 * g * precision).mul_(V).sub_(0.5 * g)
+        return d_X, d_M, d_L, None, None, None
+
+
+class DropoutLinear(torch.autograd.Function):
+    """A ~ Normal(M, α M²).      dM += 2 α M dV      dα = Σ M² dV"""
+
+    @staticmethod
+    def forward(ctx, X: Tensor, M: Tensor, alpha: Tensor, bias: bool, sample_shape: torch.Size) -> Tensor:
+        """A draw. alpha: broadcasts against M."""
+        output, ratio = _draw(X, M, M.square().mul_(alpha), bias, sample_shape)
+        ctx.save_for_backward(X, M, alpha, ratio)
+        ctx.bias = bias
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, G: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients for X, M, α."""
+        X, M, alpha, ratio = ctx.saved_tensors
+        G, R = _rows(G, ratio, X)
+        d_X = _to_inputs(G, R, X, M, M.square().mul_(alpha), ctx.bias) if ctx.needs_input_grad[0] else None
+        d_M = _to_weights(X.square(), R, torch.empty_like(M), ctx.bias).mul_(M)  # dV·M
+        d_alpha = d_M.flatten().dot(M.flatten()) if alpha.dim() == 0 else (d_M * M).sum_to_size(alpha.shape)
+        return d_X, _to_weights(X, G, d_M.mul_(2 * alpha), ctx.bias, add=True), d_alpha, None, None
+
+
+def _draw(X: Tensor, M: Tensor, V: Tensor, bias: bool, sample_shape: torch.Size) -> tuple[Tensor, Tensor]:
+    """(draws of X A, ε / 2·std of each)."""
+    rows, shape = X.reshape(-1, X.shape[-1]), X.shape[:-1] + M.shape[1:]
+    std = _product(rows.square(), V, bias).sqrt_().view(shape)
+    mean = _product(rows, M, bias).view(shape)
+    ratio = torch.randn(sample_shape + shape, dtype=std.dtype, device=std.device)
+    output = torch.addcmul(mean, std, ratio) if sample_shape else mean.addcmul_(std, ratio)
+    zero = std == 0
+    return output, ratio.div_(std.mul_(2)).masked_fill_(zero, 0.0)
+
+
+def _product(rows: Tensor, A: Tensor, bias: bool) -> Tensor:
+    """[rows 1] A."""
+    return torch.addmm(A[-1], rows, A[:-1]) if bias else rows @ A
+
+
+def _rows(G: Tensor, ratio: Tensor, X: Tensor) -> tuple[Tensor, Tensor]:
+    """(G, R) of the output's shape, without its leading sample_shape: many draws of one input add up."""
+    R = G * ratio
+    extra = G.dim() - X.dim()
+    return (G.flatten(0, extra - 1).sum(0), R.flatten(0, extra - 1).sum(0)) if extra else (G, R)
+
+
+def _to_inputs(G: Tensor, R: Tensor, X: Tensor, M: Tensor, V: Tensor, bias: bool) -> Tensor:
+    """dX."""
+    if bias:
+        M, V = M[:-1], V[:-1]
+    rows, G, R = (t.reshape(-1, t.shape[-1]) for t in (X, G, R))
+    return (R @ V.mT).mul_(rows).mul_(2).addmm_(G, M.mT).view(X.shape)
+
+
+def _to_weights(X: Tensor, G: Tensor, out: Tensor, bias: bool, add: bool = False) -> Tensor:
+    """out, which becomes, or is added, [X 1]ᵀ G."""
+    X, G = X.reshape(-1, X.shape[-1]), G.reshape(-1, G.shape[-1])
+    out[: len(out) - bias].addmm_(X.mT, G, beta=1 if add else 0)
+    if bias:
+        out[-1] = G.sum(0).add_(out[-1]) if add else G.sum(0)
+    return out
+
+
+class DropoutVariance(torch.autograd.Function):
+    """V = α μ²      dμ = 2 α μ dV      dα = Σ μ² dV"""
+
+    @staticmethod
+    def forward(ctx, loc: Tensor, alpha: Tensor) -> Tensor:
+        """V."""
+        ctx.save_for_backward(loc, alpha)
+        return loc.square().mul_(alpha)
+
+    @staticmethod
+    def backward(ctx, g: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradients for μ and α."""
+        loc, alpha = ctx.saved_tensors
+        g = g * loc
+        d_alpha = g.flatten().dot(loc.flatten()) if alpha.dim() == 0 else (g * loc).sum_to_size(alpha.shape)
+        return g.mul_(2 * alpha), d_alpha
+
+
+class KLNormal(torch.autograd.Function):
+    """Σ KL(Normal(μ, V) ‖ Normal(m, s²)) in nats and its gradients, in as few passes over the weights as there can be.
+
+        KL = ½ Σ ((V + (μ − m)²)/s² − 1 − log V) + Σ log s      dμ = (μ − m)/s²      dV = ½/s²      d log V = −½
+
+    mean, variance, log_variance: of one shape (D, H) or any other; the two gradients of V add up where both are made
+    of one parameter.   prior_mean, prior_scale: broadcast against it; None for a mean of 0.
+    """
+
+    @staticmethod
+    def forward(
+        ctx, mean: Tensor, variance: Tensor, log_variance: Tensor, prior_mean: Tensor | None, prior_scale: Tensor
+    ) -> Tensor:
+        """A scalar."""
+        gap = mean if prior_mean is None else mean - prior_mean
+        ctx.save_for_backward(gap, variance, prior_scale)
+        ctx.prior_mean_shape = None if prior_mean is None else prior_mean.shape
+        precision = prior_scale.square().reciprocal()
+        squares = torch.linalg.vector_norm(gap, dim=-1, keepdim=True).square_() + variance.sum(-1, keepdim=True)
+        if prior_scale.dim() and prior_scale.shape[-1] > 1:  # a scale for every weight: no sum over a row before it
+            squares = gap.square() + variance
+        log_scale = prior_scale.log().expand(mean.shape).sum()
+        return 0.5 * ((squares * precision).sum() - mean.numel() - log_variance.sum()) + log_scale
+
+    @staticmethod
+    def backward(ctx, g: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients for the five."""
+        gap, variance, prior_scale = ctx.saved_tensors
+        needs, precision = ctx.needs_input_grad, g / prior_scale.square()
+        d_mean = gap * precision if needs[0] or needs[3] else None
+        d_variance = (0.5 * precision).expand(gap.shape) if needs[1] else None
+        d_log_variance = (-0.5 * g).expand(gap.shape) if needs[2] else None
+        d_prior_mean = -d_mean.sum_to_size(ctx.prior_mean_shape) if needs[3] else None
+        d_prior_scale = None
+        if needs[4]:
+            squares = (variance + gap.square()) / prior_scale.square()
+            d_prior_scale = (g * (1 - squares) / prior_scale).sum_to_size(prior_scale.shape)
+        return d_mean, d_variance, d_log_variance, d_prior_mean, d_prior_scale
+
+
+K1, K2, K3 = 0.63576, 1.87320, 1.48695  # fitted by Molchanov et al. 2017
+
+
+class _KLLogUniform(torch.autograd.Function):
+    """k₁ sigmoid(−k₂ − k₃ a) + ½ softplus(−a), a = log α      da = −k₁ k₃ s (1 − s) − ½ sigmoid(−a)"""
+
+    @staticmethod
+    def forward(ctx, log_alpha: Tensor) -> Tensor:
+        s = torch.sigmoid(log_alpha * -K3 - K2)
+        if ctx.needs_input_grad[0]:
+            d = torch.sigmoid(-log_alpha).mul_(-0.5).sub_((s - s * s).mul_(K1 * K3))
+            ctx.save_for_backward(d)
+        return s.mul_(K1).add_(F.softplus(-log_alpha), alpha=0.5)
+
+    @staticmethod
+    def backward(ctx, g: Tensor) -> Tensor:
+        return g * ctx.saved_tensors[0]
+
+
+def kl_log_uniform(log_alpha: Tensor) -> Tensor:
+    """KL(Normal(μ, αμ²) ‖ log-uniform) of one weight in nats, 0 at α = ∞; elementwise in log α.
+
+    The approximation of Molchanov, Ashukha & Vetrov 2017, arXiv:1701.05369, equation 14: within 0.008 nats of the
+    integral for α from 10⁻⁴ to 100.
+    """
+    return _KLLogUniform.apply(log_alpha)

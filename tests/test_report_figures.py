@@ -1,0 +1,69 @@
+"""Which figures a report and a comparison show of a run."""
+
+from dataclasses import replace
+
+import torch
+from pictures import (
+    SCHEMA,
+    chains,
+    clean_matplotlib,  # noqa: F401 (a fixture of every test here)
+    guided,
+    random,
+)
+
+import bnn_pyro as bp
+from bnn_pyro import plots
+from bnn_pyro.datasets.dataset import Dataset
+from bnn_pyro.reports.tables import RunFacts
+from bnn_pyro.runs.compare import draw_comparison, short_labels
+from bnn_pyro.runs.figures import EvaluatedRun, draw_all, figures_of
+
+
+def scene(posterior, **options):
+    x, y = random(6, 2), torch.arange(6) % 3
+    data = Dataset("three", SCHEMA, x, y, x[:0], y[:0], x, y)
+    return EvaluatedRun(posterior, data, 4, bp.predict(posterior, x, num_draws=4), **options)
+
+
+def test_a_report_of_a_sampler_shows_its_trace_and_its_growing_ensemble(tmp_path):
+    sghmc = replace(chains(random(2, 3, 3, 2)), trace={"kinetic_temperature": [1.0], "log_joint": [-3.0]})
+    nuts = replace(chains(random(2, 3, 3, 2)), stats={"lp": random(2, 3)})
+    for posterior, last in ((sghmc, "sampler-trace"), (nuts, "transitions")):
+        names = list(figures_of(scene(posterior)))
+        assert names[-1] == last and "growing-ensemble" in names and "training-curves" not in names
+    assert "growing-ensemble" not in figures_of(scene(guided()))
+    drawn = draw_all(scene(sghmc), tmp_path)
+    assert (tmp_path / "sampler-trace.png").read_bytes() == drawn[-1].png
+
+
+def test_doubt_is_shown_where_most_rows_are_sure():
+    unsure = chains(0.1 * random(1, 3, 3, 2))
+    bias = torch.tensor([9.0, 0.0, 0.0]).expand(1, 3, 3)
+    assert "doubt-calibration" not in figures_of(scene(unsure))
+    assert "doubt-calibration" in figures_of(scene(chains(0.1 * random(1, 3, 3, 2), bias)))
+
+
+def run(inference, variant="last-layer", seed=0):
+    recipe = {"variant": variant, "inference": inference, "seed": seed}
+    return RunFacts(f"runs/{variant}-{inference}-{seed}", "", "classification", recipe, {}, {}, {})
+
+
+def test_runs_are_told_apart_by_as_little_as_it_takes():
+    assert short_labels([run("svi"), run("nuts")]) == ["SVI", "NUTS"]
+    assert short_labels([run("svi"), run("svi", "mlp")]) == ["last-layer (svi)", "mlp (svi)"]
+    assert short_labels([run("svi"), run("svi", seed=1)])[1] == "last-layer (svi), seed 1"
+    assert short_labels([run("svi"), run("svi")]) == ["1: runs/last-layer-svi-0", "2: runs/last-layer-svi-0"]
+
+
+def test_a_comparison_draws_what_applies():
+    x, y = random(6, 2), torch.arange(6) % 3
+    data = Dataset("three", SCHEMA, x, y, x[:0], y[:0], x, y)
+    posteriors = [chains(random(1, 20, 3, 2, seed=s)) for s in (0, 1)]
+    predictions = [bp.predict(p, x, num_draws=20) for p in posteriors]
+    pictures = draw_comparison([run("svi"), run("nuts")], posteriors, predictions, data)
+    assert [p.name for p in pictures] == ["method-predictions", "weight-posteriors"]
+    assert all(p.png.startswith(b"\x89PNG") and p.sentence.endswith(".") for p in pictures)
+    row = plots.most_disputed(dict(enumerate(predictions)))
+    assert f"total variation {plots.dispute(dict(enumerate(predictions)), row):.3f}" in pictures[0].sentence
+    unlike = draw_comparison([run("svi"), run("svi", "mlp")], [posteriors[0], guided(4)], predictions, data)
+    assert [p.name for p in unlike] == ["method-predictions"], "weights of two models are not compared"
