@@ -12,12 +12,14 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import cloudpickle
 import numpy as np
 import pytest
 import torch
+from dying import bytes_at_last, die, die_once
 from monte_carlo import same
 from programs import free_port, stopped_by_ctrl_c
 
@@ -309,21 +311,6 @@ def test_a_calibration_replica_is_the_same_on_a_cluster(at):
 
 
 # -- processes that die ------------------------------------------------------------------------------------------------
-def die_once(task):
-    """SIGKILL, the first time; a task is (number, the path of a file that tells)."""
-    number, path = task
-    if number == 1 and not path.exists():
-        path.touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-    return number
-
-
-def die(task):
-    if task == 1:
-        os._exit(9)
-    return task
-
-
 @pytest.mark.parametrize("place", PLACES)
 def test_a_task_whose_process_was_killed_runs_again_and_nothing_is_done_twice_for_the_caller(at, tmp_path, place):
     ended, tasks = [], [(number, tmp_path / "killed") for number in range(5)]
@@ -347,6 +334,14 @@ def test_a_task_that_kills_its_process_each_time_is_given_up_alone(at, place):
     assert task == 1 and isinstance(error, WorkerDied) and "cores=1" in str(error)
     assert str(error).startswith("task 2 of 4 (1): its process died each time")
     assert sorted(ended) == [0, 1, 2, 3] and ended[-1] == 1  # the others did not wait for it
+
+
+def test_what_all_tasks_share_is_sent_again_where_its_worker_died(at, tmp_path, monkeypatch):
+    large, killed = np.ones(10_000), tmp_path / "killed"  # more than travels with each task
+    monkeypatch.setattr("bnn_pyro.parallel.pools.bytes", partial(bytes_at_last, killed), raising=False)
+    with at("cluster"):
+        assert map_tasks(lambda task: task + large.sum(), [0, 1, 2]) == [10_000, 10_001, 10_002]
+    assert killed.exists()
 
 
 # -- progress and stopping ---------------------------------------------------------------------------------------------

@@ -171,6 +171,8 @@ class DaskPool:
     def start(self, number: int) -> Any:
         """See ``ProcessPool``."""
         self.submitted += 1
+        if getattr(self.function, "status", "") == "error":  # the worker died that was to hold these bytes
+            self.function.retry()
         task, connect = cloudpickle.dumps(self.tasks[number]), partial(_event_channel, self.topic, number)
         what = self.topic, self.function, task, self.names[number], connect
         future = self.client.submit(run_task, *what, key=f"{self.topic}-{self.submitted}", pure=False)
@@ -184,8 +186,8 @@ class DaskPool:
         self.at_work.discard(future)
         try:
             return future.result()
-        except KilledWorker as error:  # it may have been computing the shared bytes again, for another task
-            died = Outcome(deaths=error.allowed_failures + 1 if error.task == future.key else 0)
+        except KilledWorker as error:  # of another key: of the shared bytes
+            died = Outcome(deaths=error.allowed_failures + 1 if error.task == future.key else 1)
         except (CancelledError, OSError):  # the scheduler went away, or the worker with the result in it
             died = Outcome(deaths=1)
         except Exception as error:

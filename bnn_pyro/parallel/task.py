@@ -126,7 +126,7 @@ class Outcome:
 
     good     whether there is a result        blob     the result or else the error, pickled
     warned   what the package warned of
-    deaths   processes that ended with it, 0 where it was another task's fault; None: its process lives
+    deaths   processes that ended with it; None: its process lives
     """
 
     good: bool = False
