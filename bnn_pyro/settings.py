@@ -73,11 +73,11 @@ def _range(low: float | None, high: float | None, above: float | None, below: fl
     """What ``_check`` demands, in words: "be at least 1"."""
     if high is None and below is None:
         lowest = f"above {above}" if above else "positive"
-        return f"be at least {low:g}" if above is None else f"be {lowest} and finite"
+        return f"be at least {low:.10g}" if above is None else f"be {lowest} and finite"
     start, first = (low, "included") if above is None else (above, "excluded")
     end, last = (high, "included") if below is None else (below, "excluded")
     ends = "" if first == last == "included" else f" ({first} and {last})"
-    return f"lie between {start:g} and {end:g}{ends}"
+    return f"lie between {start:.10g} and {end:.10g}{ends}"
 
 
 def parse_named(what: str, text: Any, table: Mapping[str, Callable[..., T]], number: type = float) -> T:

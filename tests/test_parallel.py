@@ -18,6 +18,7 @@ import cloudpickle
 import numpy as np
 import pytest
 import torch
+from dying import die, die_once
 from monte_carlo import same
 from programs import free_port, stopped_by_ctrl_c
 
@@ -309,21 +310,6 @@ def test_a_calibration_replica_is_the_same_on_a_cluster(at):
 
 
 # -- processes that die ------------------------------------------------------------------------------------------------
-def die_once(task):
-    """SIGKILL, the first time; a task is (number, the path of a file that tells)."""
-    number, path = task
-    if number == 1 and not path.exists():
-        path.touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-    return number
-
-
-def die(task):
-    if task == 1:
-        os._exit(9)
-    return task
-
-
 @pytest.mark.parametrize("place", PLACES)
 def test_a_task_whose_process_was_killed_runs_again_and_nothing_is_done_twice_for_the_caller(at, tmp_path, place):
     ended, tasks = [], [(number, tmp_path / "killed") for number in range(5)]
