@@ -15,18 +15,21 @@ from typing import Any
 
 import torch
 
-from bnn_pyro.distributed import here
+from bnn_pyro.distributed import Ranks, here
 from bnn_pyro.errors import UserError
 from bnn_pyro.files import write_whole
 from bnn_pyro.parallel.task import should_stop
 
-__all__ = ["Checkpoint", "Interrupted"]
+__all__ = ["Agreement", "Checkpoint", "Interrupted"]
 
 #: Bytes of the checksum (SHA-256) that ends the file: torch reads tensors of changed bytes without a word.
 CHECKSUM = 32
 
 #: Seconds in which a signal is the same one: torchrun passes on the Ctrl-C that its processes had from the terminal.
 SAME_SIGNAL = 2.0
+
+#: Seconds between two agreements of several processes on whether to save or to stop.
+AGREE = 1.0
 
 
 class Interrupted(KeyboardInterrupt):
@@ -147,3 +150,30 @@ class Checkpoint:
         if self._signalled and not (here().size > 1 and now - self._signal_time < SAME_SIGNAL):
             raise KeyboardInterrupt
         self._signalled, self._signal_time = True, now
+
+
+class Agreement:
+    """Whether to save and whether to stop, the same answer on every rank: rank 0's clock, anybody's signal.
+
+    Asking costs a collective, so that several ranks ask only about once in ``AGREE`` seconds, after steps that they
+    have agreed on the time before.
+    """
+
+    def __init__(self, ranks: Ranks, checkpoint: Checkpoint | None, step: int) -> None:
+        self.ranks, self.checkpoint = ranks, checkpoint
+        self.last, self.next, self.since = step, step + 1, time.monotonic()
+
+    def after(self, step: int) -> tuple[bool, bool]:
+        """(whether to save, whether to stop) after this step."""
+        if self.checkpoint is None or step < self.next:
+            return False, False
+        if self.ranks.size == 1:
+            return (True, self.checkpoint.stop) if self.checkpoint.due else (False, False)
+        now = time.monotonic()
+        pace = (step - self.last) / max(now - self.since, 1e-3)
+        wait = min(max(1, int(pace * AGREE)), 4 * (step - self.last))  # the first steps are slow, and no measure
+        first = self.ranks.first
+        mine = [self.checkpoint.due and first, self.checkpoint.stop, wait if first else 0]
+        due, stop, wait = self.ranks.largest(torch.tensor(mine, dtype=torch.int64)).tolist()
+        self.last, self.next, self.since = step, step + wait, now
+        return bool(due), bool(stop)

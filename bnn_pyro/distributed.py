@@ -123,6 +123,14 @@ class Ranks:
         """This rank's share of (B, …): lengths differ by one at most, and may be 0."""
         return rows if self.size == 1 else rows.tensor_split(self.size)[self.rank]
 
+    def share_of_step(self, x: Tensor, y: Tensor, num: int) -> tuple[Tensor, Tensor, float]:
+        """(x, y, what their log-likelihood is multiplied by) of this rank in a step whose rows stand for ``num``.
+
+        A rank without rows of its own takes one with weight 0: its guide has a KL all the same.
+        """
+        mine = self.part(x), self.part(y)
+        return (*mine, self.size * num / len(x)) if len(mine[0]) else (x[:1], y[:1], 0.0)
+
     def joined_rows(self, part: Tensor, num: int) -> Tensor:
         """(num, …) on all, of the shares (see :meth:`part`) that each has computed."""
         if self.size == 1:

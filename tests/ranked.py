@@ -18,6 +18,7 @@ import pytest
 import torch
 
 import bnn_pyro as bp
+from bnn_pyro import checkpoint
 from bnn_pyro import distributed as ranks
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
 from bnn_pyro.checks.linear_regression import correlated
@@ -63,7 +64,7 @@ def objective(kind, rows, repeats=1, shared=True):
         if not shared:
             set_stream(9, here.rank)
         for _ in range(repeats):
-            elbo, _ = trained(*optimise.rank_share(here, x, y, len(DATA.x_train)), 0.7)
+            elbo, _ = trained(*here.share_of_step(x, y, len(DATA.x_train)), 0.7)
             guide.zero_grad()
             elbo.backward()
             values.append(here.mean(elbo.detach()))
@@ -129,7 +130,7 @@ def stopping(step, by):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Checkpoint, "due", property(due))
-        patch.setattr(optimise, "AGREE", 0.0)
+        patch.setattr(checkpoint, "AGREE", 0.0)
         yield
 
 

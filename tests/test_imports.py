@@ -147,7 +147,7 @@ def test_train_loads_few_modules(tmp_path):
     command = ["train", "--data", "toy-curve", "--epochs", "2", "--quiet", "--out", str(tmp_path / "run")]
     loaded = run(f"import sys; from bnn_pyro.run import main; main({command}); print(*sys.modules)")
     own = [name for name in loaded if name.startswith("bnn_pyro")]
-    assert len(own) <= 155 and "bnn_pyro.checks" not in own and "bnn_pyro.runs.sweep" not in own
+    assert len(own) <= 110 and "bnn_pyro.checks" not in own and "bnn_pyro.runs.sweep" not in own
 
 
 def test_a_sweeps_worker_loads_no_matplotlib(tmp_path):
@@ -173,3 +173,46 @@ def test_every_public_name_is_there():
 def test_files_stay_short():
     for module, path in FILES.items():
         assert len(path.read_text().splitlines()) <= 300, f"{module} is long: two subjects in one?"
+
+
+def imported_at_once(path):
+    """The package's modules that are imported with a file: the import statements outside of its functions."""
+    tops = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.ImportFrom)]
+    for node in tops:
+        names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        yield from (name.removeprefix("bnn_pyro.") for name in names if name.removeprefix("bnn_pyro.") in FILES)
+
+
+@pytest.mark.parametrize(
+    ("module", "most"), [("fitting", 60), *((name, 22) for name in FILES if name.startswith("zoo."))]
+)
+def test_few_files_have_to_be_read(module, most):
+    """Those that a fit, or a variant, leads to by imports."""
+    found, todo = set(), [module]
+    while todo:
+        if (name := todo.pop()) not in found:
+            found.add(name)
+            todo += imported_at_once(FILES[name])
+    assert len(found - {"parts"}) <= most, sorted(found)
+
+
+def test_methods_are_named_in_inference_and_zoo_alone():
+    """Elsewhere what a method declares decides, and a new one needs no other file."""
+    known = {
+        ("checks.problems", "NUTS"),  # long runs of it are the reference
+        ("checks.replications", "SVI"),  # many fits at once
+        ("checks.transitions", "HMC"), ("checks.transitions", "NUTS"), ("checks.transitions", "ChEES"),
+        ("checks.transitions", "SGHMC"), ("checks.transitions", "SGLD"),
+        ("runs.recipe", "map"),  # the deterministic baseline
+        ("plots.ensembles", "ensemble"),  # a label: all draws together
+    }  # fmt: skip
+    names = set(bp.METHODS) | {kind.__name__ for kind in bp.METHODS.values()}
+    used = set()
+    for module, path in FILES.items():
+        if unit(module) not in ("inference", "zoo", "__init__"):
+            nodes = list(ast.walk(ast.parse(path.read_text())))
+            texts = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+            imports = [node for node in nodes if isinstance(node, ast.ImportFrom)]
+            taken = {a.name for node in imports if node.module.startswith("bnn_pyro.inference") for a in node.names}
+            used |= {(module, name) for name in (texts | taken) & names}
+    assert used <= known, used - known

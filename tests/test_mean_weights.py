@@ -77,7 +77,7 @@ def test_command(tmp_path, monkeypatch, capsys):
     assert found["test_rows"] == len(digits.y_test) and "ood_uniform-noise_mean_entropy" in found
     assert {name: (run / name).read_bytes() for name in before} == before
 
-    # Rows from elsewhere get a file of their own as well.
+    # Out-of-distribution rows get a file of their own as well.
     assert main(["evaluate", str(run), "--mean-weights", "--data", "digits", "--quiet"]) == 0
     assert (run / "metrics-digits-mean-weights.json").is_file() and not (run / "metrics-digits.json").exists()
     assert {name: (run / name).read_bytes() for name in before} == before

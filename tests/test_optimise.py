@@ -12,7 +12,7 @@ import bnn_pyro as bp
 from bnn_pyro.checks.linear_regression import correlated
 from bnn_pyro.inference import elbo
 from bnn_pyro.inference.elbo import ELBO
-from bnn_pyro.inference.optimisers import parse_optimiser
+from bnn_pyro.inference.optimise import parse_optimiser
 from bnn_pyro.parts.guides import PointMass
 
 PROBLEM = correlated(num=24, noise=2.0, y_shift=1.0, y_scale=3.0, prior_scale=0.5)

@@ -290,8 +290,8 @@ def test_a_killed_rank_and_ctrl_c_leave_a_whole_checkpoint(tmp_path):
     out = tmp_path / "run"
     often = tmp_path / "often.py"  # as `-m bnn_pyro.run`, but with a checkpoint after every step
     often.write_text(
-        "import sys; from bnn_pyro import checkpoint; from bnn_pyro.inference import optimise; import bnn_pyro.run\n"
-        "optimise.AGREE = 0.0; checkpoint.Checkpoint.__init__.__defaults__ = (None, 0.0)\n"
+        "import sys; from bnn_pyro import checkpoint; import bnn_pyro.run\n"
+        "checkpoint.AGREE = 0.0; checkpoint.Checkpoint.__init__.__defaults__ = (None, 0.0)\n"
         "sys.exit(bnn_pyro.run.main())\n"
     )
     command = [often, *TRAIN, "--epochs", "60", "--out", out]

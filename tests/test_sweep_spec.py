@@ -155,4 +155,4 @@ def test_data_and_recipes_that_do_not_suit_are_told_before_training(text, tmp_pa
 
 def test_an_absent_file_is_told(capsys):
     assert main(["sweep", "gone.toml"]) == 2
-    assert "no sweep file gone.toml" in capsys.readouterr().err
+    assert "no sweep file gone.toml; `sweep --help` has an example" in capsys.readouterr().err

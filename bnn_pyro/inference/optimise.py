@@ -4,6 +4,9 @@ The learning rate falls by a cosine: noise in the gradient is averaged away at t
 Every step is a function of (parameters, optimiser state, generator state, step number), so a checkpoint made between
 any two steps goes on to the very same result.
 
+Learning rates are those of the literature: Adam's does not see the scale of the objective, which here is a sum over
+the training rows; that of gradient descent belongs to their mean, and is divided by N.
+
 Where the fit has several processes (torchrun), each step's rows are divided among them. With R ranks, rank r's
 objective is R · N/B · Σ_{its rows} log p(y | x, w_r) − KL, w_r drawn with noise of its own, so that the mean over the
 ranks estimates the same ELBO as one process does, also where their shares differ in size.
@@ -12,8 +15,7 @@ ranks estimates the same ELBO as one process does, also where their shares diffe
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -22,22 +24,46 @@ import pyro
 import torch
 from torch import Tensor, nn
 
-from bnn_pyro.checkpoint import Checkpoint, Interrupted
+from bnn_pyro.checkpoint import Agreement, Checkpoint, Interrupted
 from bnn_pyro.datasets.dataset import Dataset
-from bnn_pyro.distributed import Ranks, here
+from bnn_pyro.distributed import here
 from bnn_pyro.inference.early_stopping import EarlyStopping
 from bnn_pyro.inference.elbo import Objective
 from bnn_pyro.inference.method import Report, check_finite, diverged
-from bnn_pyro.inference.optimisers import parse_optimiser
 from bnn_pyro.isolation import generator_state, set_generator_state, set_stream
 from bnn_pyro.parts.nets import in_mode
 from bnn_pyro.posterior import model_buffers
-from bnn_pyro.settings import Settings, setting
+from bnn_pyro.settings import Settings, parse_named, setting
 
-__all__ = ["Optimisation", "Training", "rank_share"]
+__all__ = ["OPTIMISERS", "Optimisation", "Training", "parse_optimiser"]
 
-#: Seconds between two agreements of several processes on whether to save or to stop.
-AGREE = 1.0
+
+#: (parameters, learning rate, N) -> an optimiser of the sum over N rows.
+Maker = Callable[[Iterable[nn.Parameter], float, int], torch.optim.Optimizer]
+
+
+def _adam() -> Maker:
+    """adam — Kingma & Ba 2015, arXiv:1412.6980, torch's fused kernel."""
+    return lambda parameters, lr, rows: torch.optim.Adam(parameters, lr=lr, fused=True)
+
+
+def _sgd(momentum: float) -> Maker:
+    """sgd:MOMENTUM — v ← MOMENTUM·v + ∇(objective / N), w ← w − lr·v; 0 <= MOMENTUM < 1.
+
+    Without Nesterov's look-ahead: the velocity grows to 1/(1 − MOMENTUM) gradients.
+    """
+    if not 0 <= momentum < 1:
+        raise ValueError
+    return lambda parameters, lr, rows: torch.optim.SGD(parameters, lr=lr / rows, momentum=momentum, fused=True)
+
+
+#: Every optimiser by name; the numbers after the colon are its arguments.
+OPTIMISERS: dict[str, Callable[..., Maker]] = {"adam": _adam, "sgd": _sgd}
+
+
+def parse_optimiser(text: str) -> Maker:
+    """``"sgd:0.95"`` -> the optimiser. Raises UserError for an unknown name, or a momentum outside [0, 1)."""
+    return parse_named("optimiser", text, OPTIMISERS)
 
 
 @dataclass(frozen=True)
@@ -78,7 +104,7 @@ class Optimisation(Settings):
         ranks, state = training.ranks, None if checkpoint is None else checkpoint.load()
         if state is not None:
             training.load_state_dict(state)
-        agreed = _Agreement(ranks, checkpoint, training.step)
+        agreed = Agreement(ranks, checkpoint, training.step)
         for rows in training.batches():
             training.advance(rows)
             if training.at_a_line:
@@ -173,7 +199,7 @@ class Training:
         checks = nullcontext() if self.step == self.first else pyro.validation_enabled(False)
         try:
             with checks, in_mode(self.model, training=True):
-                batch = rank_share(self.ranks, self.x[rows], self.y[rows], len(self.x))
+                batch = self.ranks.share_of_step(self.x[rows], self.y[rows], len(self.x))
                 objective, log_likelihood = self.objective(*batch, weight)
         except ValueError as refused:  # a likelihood is refused its NaN parameters before there is a loss
             if "constraint" not in str(refused):
@@ -251,39 +277,3 @@ class Training:
             set_generator_state(generators[self.ranks.rank])
         else:  # it was saved by fewer ranks
             set_stream(self.seed, self.ranks.rank, self.step)
-
-
-def rank_share(ranks: Ranks, x: Tensor, y: Tensor, num: int) -> tuple[Tensor, Tensor, float]:
-    """(x, y, what their log-likelihood is multiplied by) of this rank in a step whose rows x, y stand for ``num``.
-
-    A rank without rows of its own takes one with weight 0: its guide has a KL all the same.
-    """
-    mine = ranks.part(x), ranks.part(y)
-    return (*mine, ranks.size * num / len(x)) if len(mine[0]) else (x[:1], y[:1], 0.0)
-
-
-class _Agreement:
-    """Whether to save and whether to stop, the same answer on every rank: rank 0's clock, anybody's signal.
-
-    Asking costs a collective, so that several ranks ask only about once in ``AGREE`` seconds, after steps that they
-    have agreed on the time before.
-    """
-
-    def __init__(self, ranks: Ranks, checkpoint: Checkpoint | None, step: int) -> None:
-        self.ranks, self.checkpoint = ranks, checkpoint
-        self.last, self.next, self.since = step, step + 1, time.monotonic()
-
-    def after(self, step: int) -> tuple[bool, bool]:
-        """(whether to save, whether to stop) after this step."""
-        if self.checkpoint is None or step < self.next:
-            return False, False
-        if self.ranks.size == 1:
-            return (True, self.checkpoint.stop) if self.checkpoint.due else (False, False)
-        now = time.monotonic()
-        pace = (step - self.last) / max(now - self.since, 1e-3)
-        wait = min(max(1, int(pace * AGREE)), 4 * (step - self.last))  # the first steps are slow, and no measure
-        first = self.ranks.first
-        mine = [self.checkpoint.due and first, self.checkpoint.stop, wait if first else 0]
-        due, stop, wait = self.ranks.largest(torch.tensor(mine, dtype=torch.int64)).tolist()
-        self.last, self.next, self.since = step, step + wait, now
-        return bool(due), bool(stop)

@@ -220,7 +220,7 @@ def run_table(run: RunFacts) -> str:
         parts.append("\n[…] 95 % bootstrap intervals over the test rows")
     outside = outside_rows(run.runs)
     if outside:
-        parts.append("\nInputs from elsewhere against the test rows")
+        parts.append("\nOut-of-distribution inputs against the test rows")
         lines = [[row.name, row.description, *row.cells] for row in outside]
         parts.append(plain_table(["", "", *(r.label for r in run.runs)], lines))
     if run.worries:

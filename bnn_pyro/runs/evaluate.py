@@ -189,7 +189,7 @@ def _outside(outside: Mapping[str, Tensor] | None, data: Dataset) -> Mapping[str
     if outside is None and data.schema.is_image and data.schema.has_classes:
         outside = outside_inputs(["noise"], data.schema, num=NOISE_IMAGES)
     if outside and not len(data.x_test):
-        raise UserError(f"{data.name} has no test rows that inputs from elsewhere could be told from")
+        raise UserError(f"{data.name} has no test rows that out-of-distribution inputs could be told from")
     return outside or {}
 
 

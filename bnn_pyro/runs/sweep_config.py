@@ -89,6 +89,8 @@ def read_sweep_config(path: str | Path) -> SweepConfig:
     Raises UserError, one line that names the file, the table, the key and the way out, for whatever is wrong in it.
     """
     path = Path(path)
+    if not path.is_file():
+        raise UserError(f"no sweep file {path}; `sweep --help` has an example")
     text, content = read_file(path, "sweep file", "TOML")
     for key in content:
         if key not in ("seeds", "splits", "data", "recipes"):

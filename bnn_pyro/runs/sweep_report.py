@@ -22,8 +22,8 @@ from bnn_pyro.runs.sweep_statistics import ALPHA, OPEN, WORSE, DatasetSummary, M
 
 __all__ = ["numeric_settings", "summary_sentences", "sweep_text", "write_report"]
 
-#: Characters of a line in a terminal.
-WIDTH = 110
+#: Characters of a line in a terminal, and how many failures are printed there.
+WIDTH, MAX_FAILURES = 110, 10
 #: Metrics that are drawn, with their units; the tables have all.
 LABELS = {
     "error": "error, % of test rows",
@@ -50,7 +50,8 @@ def sweep_text(results: Mapping[str, Any], summaries: Sequence[DatasetSummary]) 
         parts.append(f"\n{data.name}\n{plain_table(['', *data.headline, 'fits', 'seconds a fit'], rows)}")
         parts.append(textwrap.fill(data.error_sources, WIDTH))
     failed = [f"failed: {whose}: {error}" for whose, error in _failures(results)]
-    return "\n".join([*parts, *([""] if failed else []), *failed])
+    more = [f"… and {len(failed) - MAX_FAILURES} more, in the report"] if len(failed) > MAX_FAILURES else []
+    return "\n".join([*parts, *([""] if failed else []), *failed[:MAX_FAILURES], *more])
 
 
 def write_report(
