@@ -139,7 +139,8 @@ class Prediction:
     def log_prob(self, y: Tensor) -> Tensor:
         """log p(y | x, D) = logsumexp_s log p_s(y) − log S, in nats, (B,). y: labels or targets, (B,)."""
         if y.shape != (len(self),):
-            raise UserError(f"y has shape {tuple(y.shape)}, but the prediction is for {len(self)} points")
+            num = len(self)
+            raise UserError(f"y has shape {tuple(y.shape)}, but the prediction is for {num} points: ({num},)")
         return self.mixture.log_prob(y.cpu())
 
     def _need(self, task: str, what: str) -> None:

@@ -1,5 +1,6 @@
 """Estimators of objectives and gradients: right ones pass on any variant, and each kind of mistake is seen."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -8,6 +9,7 @@ from bnn_pyro import plots
 from bnn_pyro.checks import Subject
 from bnn_pyro.checks.estimators import Estimators
 from bnn_pyro.checks.linear_regression import correlated, dataset
+from bnn_pyro.checks.objectives import _alike
 from bnn_pyro.inference.potential import Potential
 from bnn_pyro.zoo import ZOO
 
@@ -46,6 +48,17 @@ def subject(variant, method, task="regression", settings=None, **given):
 def test_right_ones_pass(variant, method, task, settings):
     outcome = QUICK.run(subject(variant, method, task, settings))
     assert outcome.level == "good", [f for f in outcome.findings if f.level != "good"]
+
+
+def test_a_point_estimate_is_held_to_the_log_joint_unless_masks_fall():
+    for variant in ("mlp", "dropout-mlp"):
+        abouts = [f.about for f in QUICK.run(subject(variant, "map")).findings]
+        assert any("log p(y, w)" in about for about in abouts) == (variant == "mlp")
+
+
+def test_a_reference_that_is_no_number_is_no_pass():
+    (finding,) = _alike(["a"], [np.ones((5, 1))], np.full((5, 1), np.nan), 0.1)
+    assert finding.level == "bad"
 
 
 def test_more_particles_and_local_reparametrisation_have_less_variance():

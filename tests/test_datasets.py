@@ -74,6 +74,7 @@ def test_features_are_chosen_in_the_order_asked_for():
     assert data.schema.features == tuple(names)
     torch.testing.assert_close(data.x_train, everything.x_train[:, [1, 0]])
     assert load_data("breast-cancer", features="mean radius").schema.features == ("mean radius",)
+    assert load_data("breast-cancer", features=np.array(names)).schema.features == tuple(names)
     again = load_inputs("breast-cancer", data.schema)
     assert again.shape == (569, 2)
 

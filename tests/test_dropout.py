@@ -14,7 +14,7 @@ from bnn_pyro.inference.elbo import ELBO
 from bnn_pyro.inference.log_joint import Rescale
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.guides import DroppedColumns, DroppedInputs, PointMass
-from bnn_pyro.parts.nets import MLP, in_mode
+from bnn_pyro.parts.nets import MLP, ConvNet, in_mode
 
 W = torch.tensor([[1.0, -2.0, 0.5], [3.0, 0.25, -1.0]])
 
@@ -97,6 +97,9 @@ def test_rates_that_are_refused(rate):
     for settings in (dict(input_dropout=rate), dict(hidden_dropout=rate)):
         with pytest.raises(bp.UserError, match="dropout must lie between 0 and 1"):
             fit(bp.MAP(epochs=1), **settings)
+    for net in (lambda: MLP((3,), (4,), 1, dropout=(0.0, rate)), lambda: ConvNet((1, 4, 4), (2,), (), 1, dropout=rate)):
+        with pytest.raises(bp.UserError, match="dropout rate lies between 0"):
+            net()
     with pytest.raises(bp.UserError, match="hidden must be at least 1"):
         bp.DropoutMLP(hidden=(0,))
 

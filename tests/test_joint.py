@@ -341,3 +341,5 @@ def test_families_by_name():
     for wrong in ("low-rank:0", "low-rank:x", "low-rank:1.5", "full:3", "low-rank:"):
         with pytest.raises(bp.UserError, match="must have the form"):
             parse_family(wrong)
+    with pytest.raises(bp.UserError, match="at least 1, got 0"):
+        LowRankNormal(initial, rank=0)

@@ -276,7 +276,7 @@ def judge(
     expected: of what is not known, NaN: it is left out.   high: of an interval that starts at ``expected``.
     tolerance: what each may be off for reasons other than chance.
     """
-    z, known = z_scores(estimate, expected, high, tolerance), np.isfinite(expected)
+    z, known = z_scores(estimate, expected, high, tolerance), ~np.isnan(expected)
     alone = np.where(np.isfinite(z), 2 * t.sf(np.abs(z), estimate.freedom), 0.0)
     p = np.minimum(1.0, known.sum() * alone)
     near = expected if high is None else np.clip(estimate.mean, expected, high)

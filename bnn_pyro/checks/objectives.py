@@ -134,7 +134,7 @@ def elbo_estimators(
     names = [*(f"ELBO of batches of {size} rows (nats)" for size in sizes[1:]), f"ELBO by {PARTICLES} particles (nats)"]
     rounding = ROUNDING * max(1.0, abs(traces[0].mean()))
     findings += _alike(names, [*traces[1:], several], traces[0], rounding)
-    masks = (point and any(getattr(weights.net, "dropout_rates", ()))) or getattr(weights.net, "rate", 0.0)
+    masks = point and any(getattr(weights.net, "rates", ()))
     if not (subject.improper or masks):  # a KL up to a constant; masks, which are no part of this model
         level = "caution" if approximate and weights is not model else "bad"
         defined = _by_definition(*in_weights, data, latent, 4 * repeats, point)
@@ -219,7 +219,7 @@ def _alike(
     base = Estimate.of_independent(reference)
     estimates = [Estimate.of_independent(v).less(base) for v in values]
     mean, error = (np.concatenate([getattr(e, name) for e in estimates]) for name in ("mean", "error"))
-    expected = np.tile(base.mean, len(values))
+    expected = np.tile(np.nan_to_num(base.mean, nan=np.inf), len(values))  # of a NaN, none is right
     return judge(names, Estimate(mean, error), expected, tolerance=rounding, level=level)
 
 

@@ -116,7 +116,7 @@ def _alone(plan: Plan, number: int) -> Replication | UserError:
         try:
             posterior = fit(plan.entry, simulated.data, plan.method, seed=second, device="cpu", progress=False)
         except UserError as error:
-            return error
+            return UserError(str(error))  # without its traceback, which holds the fit
     warned = tuple(str(w.message) for w in caught if issubclass(w.category, UserWarning))
     return replace(_compared(plan, simulated, posterior, second), warned=warned)
 

@@ -70,7 +70,8 @@ def load_data(
 
     Raises UserError, one line with the place and the way out, for whatever is wrong with the input.
     """
-    features = [features] if isinstance(features, str) else features
+    if features is not None:
+        features = [features] if isinstance(features, str) else list(features)
     path = _located(name_or_path)
     if path is None:
         raw = DATASETS[str(name_or_path)]()

@@ -208,7 +208,7 @@ def load_together(ranks: Ranks, load: Callable[[], Dataset]) -> Dataset:
         if mine is not None:
             try:
                 mapped = _map(*mine)
-            except (OSError, ValueError, RuntimeError) as error:
+            except Exception as error:  # torch has several for a file that is not this one
                 problem = " ".join(str(error).split())[:200]
         problems = [text for text in ranks.gather(problem) if text is not None]  # here all have mapped it
     if problems and ranks.first:

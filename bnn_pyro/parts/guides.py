@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bnn_pyro.errors import UserError
 from bnn_pyro.parts.correlated_normal import CorrelatedNormal, FullCovariance, LowRank, Part
 from bnn_pyro.parts.weights import ArrayDistribution
 from bnn_pyro.settings import parse_named
@@ -227,6 +228,8 @@ class LowRankNormal(_CorrelatedGuide):
 
     def __init__(self, initial: Mapping[str, Tensor], init_scale: float = 0.01, rank: int = 10) -> None:
         super().__init__(initial, init_scale)
+        if rank < 1:
+            raise UserError(f"the rank of a low-rank guide must be at least 1, got {rank}")
         self.factor = nn.Parameter(torch.randn(len(self.loc), rank, device=self.loc.device) * (0.5 / rank) ** 0.5)
 
     @property

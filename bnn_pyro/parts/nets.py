@@ -73,6 +73,9 @@ class _Net(nn.Module):
         self.activation = ACTIVATIONS[activation]
 
     def _add_layers(self, widths: Sequence[int], bias: bool, rates: Sequence[float]) -> None:
+        for rate in rates:
+            if not 0 <= rate < 1:
+                raise UserError(f"a dropout rate lies between 0 (none) and 1 (excluded), got {rate}")
         self.layers = nn.ModuleList(Linear(i, o, bias=bias) for i, o in pairwise(widths))
         self.rates = tuple(rates)
 
@@ -107,7 +110,7 @@ class MLP(_Net):
     outputs: width of the last layer.  activation: a key of ``ACTIVATIONS``.  bias: in every layer, or in none.
     dropout: (rate of the inputs, rate of every hidden unit), in [0, 1).
 
-    Raises UserError for an unknown activation.
+    Raises UserError for an unknown activation or a rate outside [0, 1).
     """
 
     def __init__(
@@ -144,7 +147,8 @@ class ConvNet(_Net):
     bias: in every layer, or in none.   kernel, padding: of every convolution, in pixels.
     dropout: share of the inputs of every fully connected layer that is removed in training mode, as in :class:`MLP`.
 
-    Raises UserError for inputs that are no images, or images that are too small for it; for an unknown activation.
+    Raises UserError for inputs that are no images, or images that are too small for it; for an unknown activation or
+    a rate outside [0, 1).
     """
 
     def __init__(
@@ -183,7 +187,6 @@ class ConvNet(_Net):
         )
         widths = [all_channels[-1] * sizes[-1][0] * sizes[-1][1], *hidden, outputs]
         self.width = max(self.width, *widths)
-        self.rate = dropout
         self._add_layers(widths, bias, [dropout] * (len(hidden) + 1))
 
     def enter(self, x: Tensor) -> Tensor:
