@@ -26,8 +26,8 @@ from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.distributed import here
 from bnn_pyro.errors import UserError
 from bnn_pyro.files import cache_root, whole_file
-from bnn_pyro.parts.backbone import Backbone, OnFeatures, spoken, weights_digest
-from bnn_pyro.parts.nets import in_mode
+from bnn_pyro.parts.backbone import Backbone, OnFeatures, spoken
+from bnn_pyro.parts.nets import in_mode, weights_digest
 from bnn_pyro.progress import progress_bar
 
 __all__ = ["cache_folder", "check_inputs", "check_split", "on_features"]

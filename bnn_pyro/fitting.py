@@ -23,9 +23,8 @@ from bnn_pyro.files import lock_folder
 from bnn_pyro.inference import METHODS, Method, methods_for, unsuitable
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parallel.task import forwarded
-from bnn_pyro.parts.backbone import Pretrained, spoken
+from bnn_pyro.parts.backbone import Pretrained, from_text, spoken
 from bnn_pyro.parts.guides import parse_family
-from bnn_pyro.parts.pretrained import from_text
 from bnn_pyro.parts.pruned import PrunedGuide, weight_sites
 from bnn_pyro.posterior import Posterior, model_buffers, read_archive, weight_space
 from bnn_pyro.progress import progress_bar

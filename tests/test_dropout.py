@@ -98,7 +98,7 @@ def test_rates_that_are_refused(rate):
         with pytest.raises(bp.UserError, match="dropout must lie between 0 and 1"):
             fit(bp.MAP(epochs=1), **settings)
     for net in (lambda: MLP((3,), (4,), 1, dropout=(0.0, rate)), lambda: ConvNet((1, 4, 4), (2,), (), 1, dropout=rate)):
-        with pytest.raises(bp.UserError, match="dropout rate lies between 0"):
+        with isolated(0), pytest.raises(bp.UserError, match="dropout rate lies between 0"):
             net()
     with pytest.raises(bp.UserError, match="hidden must be at least 1"):
         bp.DropoutMLP(hidden=(0,))

@@ -13,7 +13,7 @@ from torch import nn
 
 import bnn_pyro as bp
 from bnn_pyro.isolation import isolated
-from bnn_pyro.parts.pretrained import from_text
+from bnn_pyro.parts.backbone import from_text
 
 QUICK = bp.SVI(epochs=2)
 

@@ -11,7 +11,6 @@ Memory is bounded: large sites and some rows are left out, and the attribute ``l
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import warnings
@@ -28,6 +27,7 @@ from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.diagnostics import draws
 from bnn_pyro.diagnostics.importance import is_arviz_0, proper_prior, temperature_of
 from bnn_pyro.errors import UserError
+from bnn_pyro.files import whole_file
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.backbone import once
 from bnn_pyro.parts.likelihoods import OBSERVED
@@ -249,27 +249,17 @@ def _of_version(tree: Any) -> Any:
 def save_netcdf(tree: Any, path: str | os.PathLike) -> None:
     """Write what :func:`to_arviz` returned as a netCDF file, uncompressed: the whole of it, or nothing.
 
-    The file is written beside and then renamed: one that was there before stays whole, whatever happens.
-
     Raises UserError where it cannot be written: no such folder, no permission, a full disk.
     """
     path = Path(path)
-    beside = path.with_name(path.name + ".part")
     if path.is_dir():
         raise UserError(f"{path} is a folder; give the name of a file in it, such as {path / 'posterior.nc'}")
     if not path.parent.is_dir():
         raise UserError(f"there is no folder {path.parent} to write {path.name} to; make it, or give another path")
     try:
-        with warnings.catch_warnings(action="ignore"):
-            (_tree(tree, tree.attrs) if is_arviz_0() else tree).to_netcdf(beside, engine="h5netcdf")
-        with open(beside, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            beside.unlink()
-        if not isinstance(error, OSError | RuntimeError):  # h5py raises both for a disk that is full
-            raise
+        with warnings.catch_warnings(action="ignore"), whole_file(path) as file:
+            (_tree(tree, tree.attrs) if is_arviz_0() else tree).to_netcdf(file.name, engine="h5netcdf")
+    except (OSError, RuntimeError) as error:  # h5py raises both for a disk that is full
         reason = getattr(error, "strerror", None) or str(error).strip().splitlines()[0]
         raise UserError(
             f"{path} could not be written ({reason}): free some space or give another path; nothing else was changed"

@@ -224,7 +224,6 @@ def replicate(posterior: Posterior, data: Dataset, seed: int = 0) -> tuple[np.nd
 
     (data sets made by the fitted model (R, M) at M training rows, the observed one (M,), share of the former that fit
     worse: near 0, the data are stranger than the model would make them; near 1, they fit better than its own).
-
     T is −log p(y | x, w) for labels; in regression, where a learned noise always makes that fit, the largest
     |y − mean| / noise: are there outliers that the noise does not know of?
     """

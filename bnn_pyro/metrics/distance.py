@@ -1,12 +1,9 @@
 """How far apart two posteriors are where it matters: in their predictions of the same points.
 
-The measures by which Izmailov, Vikram, Hoffman & Wilson 2021 (arXiv:2104.14421, section 7) judge approximate inference
-against HMC: agreement and total variation of the mean class probabilities. For regression, where they have none, the
-Wasserstein-1 distance of the predictive mixtures. These compare averages over the draws; ``wasserstein_2`` compares how
-the draws differ from one another. The intervals resample the points, as those of the other metrics.
-
-Predictions are means over finitely many draws, so that no distance is 0, not even between two runs of one exact
-sampler: :func:`distance_floor` tells what would be seen then.
+Agreement and total variation of the mean class probabilities (Izmailov, Vikram, Hoffman & Wilson 2021,
+arXiv:2104.14421, section 7); for regression the Wasserstein-1 distance of the predictive mixtures. These compare
+averages over the draws; ``wasserstein_2`` compares how the draws differ from one another. Of finitely many draws no
+distance is 0, not even between two runs of one exact sampler: :func:`distance_floor` tells what would be seen then.
 """
 
 from __future__ import annotations
@@ -63,9 +60,7 @@ def _spread(a: Prediction, b: Prediction) -> np.ndarray:
 class Distance:
     """Call it with two predictions of the same points for its mean over the points, with its 95 % interval.
 
-    points  (a, b) -> (B,) float64
-    task    that it is for; "" is any
-
+    points: (a, b) -> (B,) float64.   task: that it is for; "" is any.
     Raises UserError for predictions of another task, of different numbers of points or classes, or not finite.
     """
 
@@ -127,7 +122,6 @@ def distance_floor(prediction: Prediction, *, block: int = 1, splits: int = 20, 
 
     block: so many successive draws stay together, because those of a Markov chain resemble each other; the length of
         a chain compares chains with chains. For independent draws 1.
-
     Raises UserError for fewer than two blocks of draws or one split.
     """
     blocks = prediction.num_draws // max(1, block)

@@ -109,9 +109,7 @@ def evaluate(
 
     y: (B,) labels 0 … K−1, or targets in their own units.
     bootstrap: replicates, the same resampled points for all metrics.
-    A metric without a value on these data is left out, and the reason is in ``.notes``; the values on the resampled
-    points are in ``.replicates``.
-
+    A metric without a value on these data is left out, see ``.notes``; values on resampled points: ``.replicates``.
     Raises UserError for a bad y, or where the prediction is NaN.
     """
     y = targets(prediction, y)

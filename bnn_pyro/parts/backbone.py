@@ -3,41 +3,40 @@
     φ(x) = net(x) / c          c the root mean square of the training rows' features
     w ~ p(w)    f = W φ(x) + b    y ~ likelihood(f)
 
-The network is run out of training mode and without gradients. No draw of w changes what it does, so that :func:`once`
-lets a caller run it once for all of them.
+The network is run out of training mode and without gradients. A user's own is a module, a TorchScript file (.pt), a
+torch.export file (.pt2), or ``resnet18:weights.pth``: a torchvision architecture without its last linear layer, given
+ImageNet's normalisation. A module takes the standardised inputs of a data set, the others inputs in their own units,
+pixels in [0, 1]; ``Pretrained.taking`` changes it. No file is unpickled.
 """
 
 from __future__ import annotations
 
 import copy
 import hashlib
+import json
+import warnings
+import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from bnn_pyro.datasets.dataset import Schema
-from bnn_pyro.errors import UserError, first_line
-from bnn_pyro.parts.nets import in_mode
+from bnn_pyro.errors import UserError, first_line, unknown
+from bnn_pyro.isolation import isolated
+from bnn_pyro.parts.nets import in_mode, weights_digest
 from bnn_pyro.parts.priors import BayesianNet
 
-__all__ = ["INPUTS", "Backbone", "OnFeatures", "Pretrained", "once", "spoken", "weights_digest"]
+__all__ = ["INPUTS", "Backbone", "OnFeatures", "Pretrained", "from_description", "from_module", "from_text", "once",
+           "spoken"]  # fmt: skip
 
-#: Input numbers that one call of the network takes, and rows at most: bounds the memory of its activations.
+#: Input numbers, and rows, that one call of the network takes at most: bounds the memory of its activations.
 CHUNK_NUMBERS, CHUNK_ROWS = 2**21, 512
 #: What a user's own network can be given: the data set's inputs as they are (``data.x_train``), or in their own units.
 INPUTS = ("standardised", "raw")
-
-
-def weights_digest(net: nn.Module) -> str:
-    """SHA-256 of a module's parameters and buffers, the first 16 hex digits."""
-    digest = hashlib.sha256()
-    for name, value in net.state_dict().items():
-        digest.update(name.encode())
-        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()[:16]
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,10 +45,9 @@ class Pretrained:
 
     net          inputs -> features, (B, *input_shape) -> (B, …)
     description  where it comes from, JSON-able: enough to know it by, or to make it again
-    schema       the data that it was trained on, whose standardised inputs it takes; None: it takes what
-                 ``description["inputs"]`` says: "standardised", those of the data that it is used on; absent, raw: in
-                 their own units (pixels in [0, 1])
-    head         weight (K, F) and bias (K,) or None of the last layer that it was trained with; None where it had none
+    schema       the data that it was trained on, whose standardised inputs it takes; None: ``description["inputs"]``
+                 says what it takes: "standardised", those of the data that it is used on; absent: raw
+    head         weight (K, F) and bias (K,) or None of the last layer that it was trained with, if any
     """
 
     net: nn.Module
@@ -84,7 +82,7 @@ class Backbone(nn.Module):
         self.net = _frozen_copy(pretrained.net)
         self.description = pretrained.description
         self.register_buffer("scale", torch.tensor(1.0))
-        self._enter = _translation(schema, pretrained)
+        self._given, self._own = schema, None if pretrained.inputs == "raw" else pretrained.schema or schema
         self.num_features = self._features(torch.zeros(2, *schema.input_shape, device=_device(self.net))).shape[1]
 
     def forward(self, x: Tensor, report: Callable[[int, int], None] | None = None) -> Tensor:
@@ -102,26 +100,29 @@ class Backbone(nn.Module):
                 report(min(part.stop, len(x)), len(x))
         return whole
 
+    def _enter(self, x: Tensor) -> Tensor:
+        """Inputs standardised as the data's are -> those that the network takes."""
+        here, own = self._given, self._own
+        if own is not None and (here.x_shift, here.x_scale) == (own.x_shift, own.x_scale):
+            return x
+        return here.unstandardise(x) if own is None else own.standardise(here.unstandardise(x))
+
     @torch.no_grad()
     def _features(self, x: Tensor) -> Tensor:
+        name = f"the backbone ({spoken(self.description)})"
         try:
             with in_mode(self.net, training=False):
                 features = self.net(self._enter(x))
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # whatever a user's own network raises
-            raise UserError(
-                f"the backbone ({spoken(self.description)}) does not take inputs of shape {tuple(x.shape)}: "
-                f"{first_line(error)}"
-            ) from error
+            raise UserError(f"{name} does not take inputs of shape {tuple(x.shape)}: {first_line(error)}") from error
         shape = tuple(features.shape) if isinstance(features, Tensor) else ()
         if len(shape) < 2 or shape[0] != len(x) or not features[0].numel():
-            raise UserError(
-                f"the backbone ({spoken(self.description)}) must give features of shape ({len(x)}, F) for {len(x)} "
-                f"rows, and gave {shape or type(features).__name__}"
-            )
+            got, rows = shape or type(features).__name__, len(x)
+            raise UserError(f"{name} must give features of shape ({rows}, F) for {rows} rows, and gave {got}")
         if not bool(torch.isfinite(features).all()):
-            raise UserError(f"the backbone ({spoken(self.description)}) gave features that are not finite")
+            raise UserError(f"{name} gave features that are not finite")
         return features.flatten(1).to(torch.float32) / self.scale
 
 
@@ -156,8 +157,7 @@ def once(model: nn.Module, x: Tensor) -> tuple[nn.Module, Tensor]:
 
 def spoken(description: Mapping[str, Any]) -> str:
     """A backbone's description in a few words."""
-    names = [str(description[k]) for k in ("kind", "entry", "name", "class", "path") if k in description]
-    return " ".join(names)
+    return " ".join(str(description[k]) for k in ("kind", "entry", "name", "class", "path") if k in description)
 
 
 def _frozen_copy(net: nn.Module) -> nn.Module:
@@ -166,24 +166,133 @@ def _frozen_copy(net: nn.Module) -> nn.Module:
         with torch.no_grad():  # TorchScript copies by operations
             own = copy.deepcopy(net)
     except Exception as error:
-        raise UserError(
-            f"the backbone {type(net).__name__} cannot be copied ({first_line(error)}); "
-            "give it as a TorchScript or torch.export file"
-        ) from error
+        reason = f"the backbone {type(net).__name__} cannot be copied ({first_line(error)})"
+        raise UserError(f"{reason}; give it as a TorchScript or torch.export file") from error
     for parameter in own.parameters():  # TorchScript has no requires_grad_ of a whole module
         parameter.requires_grad_(False)
     return own
 
 
-def _translation(given: Schema, pretrained: Pretrained) -> Callable[[Tensor], Tensor]:
-    """From inputs standardised by ``given`` to those that the network takes."""
-    own = pretrained.schema
-    if pretrained.inputs == "raw":
-        return given.unstandardise
-    if own is None or (given.x_shift, given.x_scale) == (own.x_shift, own.x_scale):
-        return lambda x: x
-    return lambda x: own.standardise(given.unstandardise(x))
-
-
 def _device(module: nn.Module) -> torch.device:
     return next((p.device for p in (*module.parameters(), *module.buffers())), torch.device("cpu"))
+
+
+# -- a user's own network ----------------------------------------------------------------------------------------
+def from_module(module: nn.Module) -> Pretrained:
+    """A module whose output is the features; its inputs are standardised."""
+    layers = hashlib.sha256(repr(module).encode()).hexdigest()[:16]  # weights alone do not tell a ReLU from a tanh
+    about = {"kind": "module", "class": type(module).__name__, "layers": layers, "weights": weights_digest(module)}
+    return Pretrained(module, about).taking("standardised")
+
+
+def from_text(text: str) -> Pretrained:
+    """The network that ``text`` names.
+
+    Raises UserError where there is no such file or architecture, or the weights do not belong to it.
+    """
+    name, colon, file = text.partition(":")
+    if colon and not Path(text).is_file() and not set(name) & set("/\\."):
+        return _torchvision(name, Path(file))
+    path = Path(text).expanduser()
+    if path.suffix not in (".pt", ".ts", ".pt2"):
+        raise UserError(
+            f"the backbone '{text}' is none of: auto, convnet, mlp, the folder of a run of these, a TorchScript file "
+            "(.pt), a torch.export file (.pt2), or a torchvision architecture with a weights file (resnet18:FILE)"
+        )
+    return _from_file(path)
+
+
+def from_description(description: Mapping[str, Any]) -> Pretrained:
+    """The network of a saved posterior; its weights, where the posterior holds them, are put in afterwards.
+
+    Raises UserError where it is needed and not there, or is another one by now.
+    """
+    if description["kind"] == "torchvision":
+        return Pretrained(_Torchvision(description["name"]), description)
+    if description["kind"] == "module":
+        raise UserError(
+            f"this posterior stands on a module of your own ({description['class']}), which an archive of tensors "
+            "cannot hold; pass it: load(folder, entry=LastLayer(backbone=module, …))"
+        )
+    return _from_file(Path(description["path"]), description["sha256"]).taking(description.get("inputs", "raw"))
+
+
+def _from_file(path: Path, expected: str | None = None) -> Pretrained:
+    """The network in a file, which is not read where it is another one than ``expected``."""
+    if not path.is_file():
+        raise UserError(f"no backbone file {path}")
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    if expected not in (None, digest):
+        raise UserError(
+            f"the backbone file {path} is not the one that this posterior was made with (SHA-256 {digest[:16]}, then "
+            f"{expected[:16]}); restore the file or train again"
+        )
+    return Pretrained(_read(path), {"kind": "file", "path": str(path.resolve()), "sha256": digest})
+
+
+def _read(path: Path) -> nn.Module:
+    exported = path.suffix == ".pt2"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # TorchScript is deprecated; its files are still about
+            if exported:
+                _refuse_pickles(path)
+            return torch.export.load(path).module() if exported else torch.jit.load(path, map_location="cpu").eval()
+    except UserError:
+        raise
+    except Exception as error:
+        kind, writer = ("torch.export", "export.save") if exported else ("TorchScript", "jit.script(module).save")
+        raise UserError(
+            f"{path} is no {kind} file that can be read ({first_line(error)}); write it with torch.{writer}"
+        ) from None
+
+
+def _refuse_pickles(path: Path) -> None:
+    """Refuse what ``torch.export.load`` would unpickle, or run: custom objects, tensor subclasses, compiled code."""
+    with zipfile.ZipFile(path) as archive:
+        names = archive.namelist()
+        configs = [json.loads(archive.read(name)) for name in names if name.endswith("_config.json")]
+    if not any(name.endswith("/archive_format") for name in names):
+        raise UserError(f"{path} has the format of an older torch; write it again with torch.export.save")
+    code = any(part in name for name in names for part in ("custom_obj_", "opaque_obj_", "aotinductor/"))
+    if code or any(entry.get("use_pickle") for config in configs for entry in config.get("config", {}).values()):
+        raise UserError(f"{path} holds pickled objects or compiled code, which are not read; export tensors only")
+
+
+class _Torchvision(nn.Module):
+    """A torchvision classifier without its last linear layer: pixels in [0, 1], one channel or three -> features."""
+
+    def __init__(self, name: str) -> None:
+        from torchvision import models
+
+        super().__init__()
+        if name not in models.list_models(module=models):
+            raise unknown("torchvision architecture", name, models.list_models(module=models))
+        with isolated(0):  # it draws initial weights
+            self.net = models.get_model(name, weights=None)
+        last = [key for key, part in self.net.named_modules() if isinstance(part, nn.Linear)]
+        if not last:
+            raise UserError(f"torchvision's {name} ends in no linear layer that could be made Bayesian")
+        parent, _, child = last[-1].rpartition(".")
+        setattr(self.net.get_submodule(parent), child, nn.Identity())
+        self.register_buffer("mean", torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net((x.expand(-1, 3, -1, -1) - self.mean) / self.std)
+
+
+def _torchvision(name: str, file: Path) -> Pretrained:
+    whole = _Torchvision(name)
+    file = file.expanduser()
+    if not file.is_file():
+        raise UserError(f"no weights file {file} for torchvision's {name}; save one with torch.save(net.state_dict())")
+    try:
+        state = torch.load(file, map_location="cpu", weights_only=True)
+        missing = whole.net.load_state_dict(state, strict=False).missing_keys
+    except Exception as error:
+        raise UserError(f"{file} holds no weights of torchvision's {name}: {first_line(error)}") from None
+    if missing:
+        raise UserError(f"{file} holds no weights of torchvision's {name}: it lacks {missing[0]}")
+    weights = weights_digest(whole.net)
+    return Pretrained(whole, {"kind": "torchvision", "name": name, "path": str(file.resolve()), "weights": weights})

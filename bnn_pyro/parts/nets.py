@@ -8,6 +8,7 @@ on a CPU.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise, repeat
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 
 from bnn_pyro.errors import UserError, unknown
 
-__all__ = ["ACTIVATIONS", "MLP", "ConvNet", "Linear", "Stage", "in_mode"]
+__all__ = ["ACTIVATIONS", "MLP", "ConvNet", "Linear", "Stage", "in_mode", "weights_digest"]
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -44,6 +45,15 @@ def in_mode(module: nn.Module, training: bool) -> Iterator[None]:
     finally:
         for part in changed:
             part.training = not training
+
+
+def weights_digest(net: nn.Module) -> str:
+    """SHA-256 of a module's parameters and buffers, the first 16 hex digits."""
+    digest = hashlib.sha256()
+    for name, value in net.state_dict().items():
+        digest.update(name.encode())
+        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
 
 
 class Linear(nn.Linear):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.isolation import isolated
-from bnn_pyro.parts.backbone import weights_digest
+from bnn_pyro.parts.nets import weights_digest
 from bnn_pyro.plots.layout import legend_below, legend_outside, panel, panel_grid, panels
 from bnn_pyro.plots.style import BAYES, COLOURS, CONTRAST, DASHED, DATA, LINES, REFERENCE, drawn, tint
 from bnn_pyro.posterior import Posterior

@@ -21,11 +21,12 @@ from torch import Tensor, nn
 
 from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.errors import UserError
-from bnn_pyro.parts.backbone import INPUTS, Backbone, OnFeatures, Pretrained, weights_digest
+from bnn_pyro.parts import backbone as backbones
+from bnn_pyro.parts.backbone import INPUTS, Backbone, OnFeatures, Pretrained
 from bnn_pyro.parts.guides import parse_family
 from bnn_pyro.parts.likelihoods import make_likelihood
 from bnn_pyro.parts.nets import MLP as Net
-from bnn_pyro.parts.pretrained import from_description, from_module, from_text
+from bnn_pyro.parts.nets import weights_digest
 from bnn_pyro.parts.priors import BayesianNet
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.settings import Settings, setting
@@ -77,7 +78,7 @@ class LastLayer(Settings):
         elif isinstance(backbone, Posterior):
             backbone = _trained(backbone)
         elif isinstance(backbone, nn.Module):
-            backbone = from_module(backbone)
+            backbone = backbones.from_module(backbone)
         elif not isinstance(backbone, str | Mapping | Pretrained):
             raise UserError(f"a backbone is a text, a module or a posterior, not {backbone!r}")
         if self.inputs is not None and backbone in ("auto", *BACKBONE_VARIANTS):
@@ -117,10 +118,11 @@ class LastLayer(Settings):
         if isinstance(self.backbone, Pretrained):
             return self.backbone
         if isinstance(self.backbone, Mapping):
-            return _from_run(self.backbone) if self.backbone["kind"] == "run" else from_description(self.backbone)
+            restore = _from_run if self.backbone["kind"] == "run" else backbones.from_description
+            return restore(self.backbone)
         name = self.foundation(schema)
         if name is None:
-            return from_text(self.backbone)
+            return backbones.from_text(self.backbone)
         net = BACKBONE_VARIANTS[name]().model(schema).net
         return Pretrained(_Features(net), {"kind": "untrained", "entry": name}, schema)
 
