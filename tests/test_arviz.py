@@ -231,7 +231,7 @@ def test_files_that_cannot_be_written(tmp_path, monkeypatch):
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
 def test_a_disk_that_is_full(tmp_path):
     """A real one: what h5py raises is no plain OSError everywhere."""
-    (tmp_path / "posterior.nc.part").symlink_to("/dev/full")
+    (tmp_path / f"posterior.nc.{os.getpid()}.part").symlink_to("/dev/full")
     with pytest.raises(bp.UserError, match=r"could not be written"):
         save_netcdf(to_arviz(exact(), DATA, num_draws=40), tmp_path / "posterior.nc")
     assert list(tmp_path.iterdir()) == []
