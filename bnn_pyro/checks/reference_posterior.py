@@ -1,4 +1,4 @@
-"""Posteriors of Bayesian networks that are known, in what the network computes: stored in ``bnn_pyro/references``.
+"""Posteriors of Bayesian networks that are known, in what the network computes: ``checks/references``.
 
 A reference is an NPZ file of arrays and a JSON file of the rest, made by ``benchmarks/checks`` from 10,000 draws of HMC
 that meet the bar of posteriordb (Magnusson et al. 2024, arXiv:2407.04967) in function space: averages over all draws,
@@ -152,7 +152,7 @@ def load_reference(name: str, folder: Path = REFERENCES) -> ReferencePosterior:
         raise unknown("reference", name, references(folder))
     path = folder / f"{name}.npz"
     try:
-        about = json.loads((folder / f"{name}.json").read_text())
+        about = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             arrays = {key: archive[key] for key in archive.files}
         backbone = {k.removeprefix("backbone."): arrays.pop(k) for k in list(arrays) if k.startswith("backbone.")}
