@@ -128,7 +128,8 @@ def _file_channel(folder: Path, number: int, parent: int) -> Channel:
     def send(share: float, figures: Figures) -> None:
         if os.getppid() != parent:
             os._exit(1)
-        file.write_text(json.dumps([share, dict(figures)], default=float))
+        with suppress(OSError):  # a disk that is full is no fault of the task's
+            file.write_text(json.dumps([share, dict(figures)], default=float))
 
     def asked() -> bool:
         if os.getppid() != parent:
