@@ -262,7 +262,7 @@ def test_ctrl_c_keeps_the_draws_so_far(ctrl_c, tmp_path):
         some = run(method, report=interrupt_at(17))
     assert all(torch.equal(whole.chains[site][:1, :7], v) for site, v in some.chains.items())
     some.save(tmp_path)
-    assert "7 of 20" in bp.load(tmp_path).provenance["stopped"]
+    assert "7 of 20" in bp.load(tmp_path, NET).provenance["stopped"]
     with pytest.raises(KeyboardInterrupt, match=r"in the warm-up, before the first draw; .*--out"):
         run(method, report=interrupt_at(9))
 

@@ -44,7 +44,7 @@ def check_exact(problem, structure="full", temperature=1.0):
     for data, room, rounding in ((doubled, 1e-8, 0.0), (problem.data, 3e-6, 2**-23)):
         method = bp.Laplace(structure=structure, temperature=temperature)
         posterior = method.run(made(problem.entry(), data), None, data)
-        covariance = posterior.guide.joint.covariance.detach().double()
+        covariance = posterior.guide.distribution.covariance.detach().double()
         off = ((covariance - exact) / sd[:, None] / sd).abs().max()
         assert off < room, f"the covariance is off by {off:.1e}"
         off = (posterior.guide.loc.double() - target.mean).abs()
@@ -110,7 +110,7 @@ def test_the_diagonal_is_mean_fields_optimum():
     problem = correlated()
     posterior = run(problem, "diag")
     torch.testing.assert_close(
-        posterior.guide.joint.variance.sqrt().double(), problem.mean_field_scale, rtol=1e-5, atol=0
+        posterior.guide.distribution.variance.sqrt().double(), problem.mean_field_scale, rtol=1e-5, atol=0
     )
     assert posterior.guide.lower.abs().max() == 0
     assert posterior.stats["log_evidence"].item() == pytest.approx(problem.log_evidence - problem.gap, rel=1e-8)
@@ -246,7 +246,7 @@ def test_the_mode_is_the_same_by_any_way_there(monkeypatch):
     """By the curvature of few rows, in many short rounds, and from far off: to a thousandth of a standard deviation."""
     data, entry = classes(4), bp.MeanField(hidden=())
     straight = bp.Laplace().run(made(entry, data), None, data)
-    sd = straight.guide.joint.variance.sqrt()
+    sd = straight.guide.distribution.variance.sqrt()
     monkeypatch.setattr(curvature, "MAX_SINGLE_ROWS", 5)  # all other rows as their mean
     monkeypatch.setattr(laplace, "MAX_ROUND", 3)
     model = made(entry, data)
@@ -281,7 +281,7 @@ def test_a_last_layer_by_the_front_door(case, tmp_path):
     assert torch.equal(mode, loaded.guide.loc)
     if case == "softmax":  # the mean of q is the point estimate of the same last layer, which Adam finds too
         point = bp.fit(entry, data, bp.MAP(epochs=500, lr=0.05, final_lr=0.0), progress=False, device="cpu")
-        off = (flat({s: v[0] for s, v in point.draw(1).items()}) - mode) / loaded.guide.joint.variance.sqrt()
+        off = (flat({s: v[0] for s, v in point.draw(1).items()}) - mode) / loaded.guide.distribution.variance.sqrt()
         assert off.abs().max() < 0.02
 
 

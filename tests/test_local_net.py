@@ -51,7 +51,7 @@ def perturbed(entry, problem, spread=0.3):
 
 
 # -- the same number as in weight space ------------------------------------------------------------------------------
-@pytest.mark.parametrize(("scale", "task"), zip(SCALES, ["regression", "multiclass"] * 2, strict=True))
+@pytest.mark.parametrize(("scale", "task"), list(zip(SCALES, ["regression", "multiclass"] * 2, strict=True)))
 def test_the_elbo_is_that_of_the_same_weights(scale, task, draws=600):
     problem = data(task)
     model, guide = perturbed(HiddenLayerNet(hidden=(6, 5), **SCALES[scale]), problem)

@@ -296,7 +296,10 @@ def test_a_run_of_a_gpu_is_opened_where_there_is_none(tmp_path, monkeypatch):
     assert "--device cpu" in answer(["evaluate", str(out), "--quiet"]).err
     assert answer(["evaluate", str(out), "--quiet", "--device", "cpu"]).code == 0
     (out / "config.json").write_text(text.replace('"device": "cpu"', '"device": "cpv"'))
-    assert "config.json is damaged (unknown device 'cpv')" in answer(["evaluate", str(out), "--quiet"]).err
+    assert (
+        "config.json is damaged (unknown device 'cpv'; did you mean 'cpu'?"
+        in answer(["evaluate", str(out), "--quiet"]).err
+    )
 
 
 def test_settings_of_the_wrong_kind_in_a_config_are_told(tmp_path):

@@ -84,7 +84,7 @@ def _all_at_once(method: ChEES, start: Start) -> Transition:
     while tuned.record.done < method.warmup:
         tuned.iterate()
     sampling = Sampling(replace(method, chains=len(z), draws=start.transitions, **chains), potential)
-    sampling.adaptation, sampling.record.done = tuned.adaptation, tuned.record.done
+    sampling.first, sampling.adaptation, sampling.record.done = tuned.first, tuned.adaptation, tuned.record.done
 
     def move(y: Tensor) -> dict[str, Tensor]:
         nonlocal z
