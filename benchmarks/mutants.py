@@ -1,19 +1,22 @@
 """How many single-line faults, put in by hand, the tests notice.
 
     pip install -e ".[test]"
-    python -m benchmarks.mutants                  # all of benchmarks/mutants.toml: an hour and a half on one core
+    python -m benchmarks.mutants                  # of benchmarks/mutants.toml all that were not tried on these files
     python -m benchmarks.mutants 'prior-*' sg-burn-in
     python -m benchmarks.mutants --dry-run        # only whether every fault still has its place
 
 Each fault is a line of the package changed in a scratch copy of this checkout, in which its nearest tests are run,
 first as they are (they must pass) and then with the fault. A fault is noticed where a test fails, or where they take
-longer than a minute and four times as long. A run of all faults writes ``benchmarks/results/mutants.json``.
+longer than a minute and four times as long. ``benchmarks/results/mutants.json`` has each fault as soon as it is tried:
+a run that was interrupted goes on, and one after a change tries again where the file of the fault, or a file of its
+tests, is another now.
 """
 
 from __future__ import annotations
 
 import argparse
 import fnmatch
+import hashlib
 import json
 import os
 import queue
@@ -62,6 +65,14 @@ class Outcome:
 
     def __str__(self) -> str:
         return f"{self.fault.name:24} {self.by or 'NOT NOTICED: ' + self.fault.what}  ({self.seconds:.0f} s)"
+
+
+def texts_of(fault: Fault) -> str:
+    """A hash of what a fault's outcome rests on: the fault, its file, and the files of its tests."""
+    digest = hashlib.sha256(repr((fault.old, fault.new, fault.tests)).encode())
+    for name in (fault.path, *(tests.split("::")[0].split()[0] for tests in fault.tests)):
+        digest.update((ROOT / name).read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def read_faults(root: Path, patterns: list[str]) -> list[Fault]:
@@ -163,11 +174,12 @@ def mutants_table() -> str:
         folders["/".join(Path(fault["file"]).parts[:2])].append(fault)
     rows = [[name, len(some), sum(bool(f["noticed_by"]) for f in some)] for name, some in sorted(folders.items())]
     rows.append(["all", sum(row[1] for row in rows), sum(row[2] for row in rows)])
+    commits = sorted({fault["commit"] for fault in found["faults"].values()})
     lines = [
         table(["", "faults", "noticed"], [[str(cell) for cell in row] for row in rows]) + "\n",
         *(f"- not noticed: {f['what']} ({f['file']})" for f in found["faults"].values() if not f["noticed_by"]),
         *(f"- left out: {f['what']} ({f['file']}): {f['harmless']}" for f in found["harmless"].values()),
-        f"\n`{found['command']}`; commit {found['commit']}; {found['machine']}; {found['date']}.",
+        f"\n`{found['command']}`; commit {', '.join(commits)}; {found['machine']}; {found['date']}.",
     ]
     return "\n".join(lines)
 
@@ -188,19 +200,25 @@ def main() -> None:
     print(f"{len(tried)} faults in {len({f.path for f in tried})} files, and {len(harmless)} that do no harm")
     if args.dry_run:
         return
-    if not args.names:
-        check_tree(args.out)
-    outcomes = []
+    check_tree(args.out)
+    facts, texts = provenance(), {fault.name: texts_of(fault) for fault in tried}
+    former = json.loads(args.out.read_text(encoding="utf-8")) if args.out.is_file() else {"faults": {}, "harmless": {}}
+    if args.names:
+        kept = {name: outcome for name, outcome in former["faults"].items() if name not in texts}
+    else:
+        kept = {name: outcome for name, outcome in former["faults"].items() if outcome["texts"] == texts.get(name)}
+    left = {f.name: {"file": f.path, "what": f.what, "harmless": f.harmless} for f in harmless}
+    content = {**facts, "faults": kept, "harmless": former["harmless"] | left}
     with tempfile.TemporaryDirectory(prefix="bnn-pyro-faults-") as folder, ThreadPoolExecutor(args.jobs) as pool:
         copies = Copies(Path(folder), args.jobs)
-        for outcome in pool.map(copies.judge, tried):
+        for outcome in pool.map(copies.judge, [fault for fault in tried if fault.name not in kept]):
             print(outcome, flush=True)
-            outcomes.append(outcome)
-    print(f"{sum(bool(o.by) for o in outcomes)} of {len(outcomes)} noticed")
-    if not args.names:
-        tried = {o.fault.name: {"file": o.fault.path, "what": o.fault.what, "noticed_by": o.by} for o in outcomes}
-        left = {f.name: {"file": f.path, "what": f.what, "harmless": f.harmless} for f in harmless}
-        write_json(args.out, {**provenance(), "faults": tried, "harmless": left})
+            fault = outcome.fault
+            content["faults"][fault.name] = {"file": fault.path, "what": fault.what, "noticed_by": outcome.by,
+                                             "commit": facts["commit"], "texts": texts[fault.name]}  # fmt: skip
+            write_json(args.out, content)
+    judged = content["faults"].values()
+    print(f"{sum(bool(fault['noticed_by']) for fault in judged)} of {len(judged)} noticed")
 
 
 if __name__ == "__main__":
