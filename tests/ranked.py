@@ -25,7 +25,7 @@ from bnn_pyro.checks.linear_regression import correlated
 from bnn_pyro.datasets import dataset, load_data
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference import methods_for, optimise
-from bnn_pyro.inference.elbo import Objective
+from bnn_pyro.inference.log_joint import Objective
 from bnn_pyro.isolation import isolated, set_stream
 from bnn_pyro.parts.guides import PointMass
 

@@ -329,11 +329,13 @@ def test_when_to_compile_and_how_many_processes():
     assert [cost.choose_compiled(asked, 100, Potential) for asked in ("yes", "no", "auto")] == [True, False, False]
     assert cost.choose_compiled("auto", 1e6, Potential) and not cost.choose_compiled("no", 1e6, Potential)
     assert not cost.choose_compiled("auto", 1e6, Large) and cost.choose_compiled("yes", 1e6, Large)
-    assert cost.choose_cores(1, 4, 1e9, False, Potential) == 1 and cost.choose_cores(7, 4, 1, False, Potential) == 4
-    assert cost.choose_cores(0, 4, 1e3, False, Potential) == 1
-    cores = min(4, cost.usable_cores())
-    assert cost.choose_cores(0, 4, 1e6, False, Potential) == cores
-    assert cost.choose_cores(0, 4, 1e5, True, Potential) == 1
+
+    def cores(asked, gradients, compiled=False):
+        seconds = cost.run_cost(gradients, compiled, Potential)
+        return cost.choose_cores(asked, 4, torch.device("cpu"), *seconds)
+
+    assert cores(1, 1e9) == cores(0, 1e3) == cores(0, 1e5, True) == 1
+    assert cores(7, 1) == 4 and cores(0, 1e6) == min(4, cost.usable_cores())
 
 
 # -- settings and reports --------------------------------------------------------------------------------------------

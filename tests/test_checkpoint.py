@@ -11,7 +11,7 @@ import bnn_pyro as bp
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
 from bnn_pyro.checks.linear_regression import correlated
 from bnn_pyro.files import write_whole
-from bnn_pyro.inference import elbo
+from bnn_pyro.inference.log_joint import ELBO
 
 PROBLEM = correlated(num=30, noise=0.5)
 DATA = PROBLEM.data
@@ -144,13 +144,13 @@ def test_a_damaged_checkpoint_is_refused(tmp_path, stop, damage):
 def test_a_loss_that_is_not_finite(tmp_path, monkeypatch):
     """The step and the learning rate are named, and the checkpoint on disk stays the last good one."""
     monkeypatch.setattr(Checkpoint, "due", property(lambda self: True))
-    parts, calls = elbo.ELBO.parts, iter(range(1, 100))
+    parts, calls = ELBO.parts, iter(range(1, 100))
 
     def broken(self, *args):
         elbo, likelihood = parts(self, *args)
         return (elbo * math.nan if next(calls) == 11 else elbo), likelihood
 
-    monkeypatch.setattr(elbo.ELBO, "parts", broken)
+    monkeypatch.setattr(ELBO, "parts", broken)
     with pytest.raises(bp.UserError, match=r"loss became nan at step 11 \(lr 0.01\).*such as 0.001"):
         fit(METHODS["svi, mini-batches"], tmp_path)
     state = torch.load(tmp_path / "checkpoint" / "training.pt", weights_only=True)["state"]
@@ -162,7 +162,7 @@ def test_a_loss_that_is_not_finite(tmp_path, monkeypatch):
 def test_a_gradient_that_is_not_finite(tmp_path, monkeypatch, step):
     """The loss is finite and its gradient is not: the weights after that step must not reach the disk or the user."""
     monkeypatch.setattr(Checkpoint, "due", property(lambda self: next(saves) < step))
-    saves, parts, calls = iter(range(1, 100)), elbo.ELBO.parts, iter(range(1, 100))
+    saves, parts, calls = iter(range(1, 100)), ELBO.parts, iter(range(1, 100))
 
     def broken(self, *args):
         elbo, likelihood = parts(self, *args)
@@ -170,7 +170,7 @@ def test_a_gradient_that_is_not_finite(tmp_path, monkeypatch, step):
             elbo.register_hook(lambda gradient: gradient * math.nan)
         return elbo, likelihood
 
-    monkeypatch.setattr(elbo.ELBO, "parts", broken)
+    monkeypatch.setattr(ELBO, "parts", broken)
     what = "loss became nan at step 12" if step == 11 else f"weights stopped being finite at step {STEPS}"
     with pytest.raises(bp.UserError, match=rf"{what} \(lr 0.01\).*such as 0.001"):
         fit(METHODS["svi, mini-batches"], tmp_path)

@@ -10,8 +10,7 @@ from torch.func import functional_call
 
 import bnn_pyro as bp
 from bnn_pyro.checks.linear_regression import dataset
-from bnn_pyro.inference.elbo import ELBO
-from bnn_pyro.inference.log_joint import Rescale
+from bnn_pyro.inference.log_joint import ELBO, Rescale
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.guides import DroppedColumns, DroppedInputs, PointMass
 from bnn_pyro.parts.nets import MLP, ConvNet, in_mode

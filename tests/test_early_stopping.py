@@ -10,8 +10,8 @@ from torch.nn import functional as F
 
 import bnn_pyro as bp
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
-from bnn_pyro.inference.early_stopping import EarlyStopping
-from bnn_pyro.inference.log_joint import log_likelihood
+from bnn_pyro.inference.potential import log_likelihood
+from bnn_pyro.inference.svi import EarlyStopping
 from bnn_pyro.parts.guides import PointMass
 
 ENTRY = bp.MLP(hidden=(20,), prior="normal:3", noise=2.0)
@@ -92,9 +92,9 @@ def test_validation_rows_choose_the_epoch_and_nothing_else():
     path = []
     seen = EarlyStopping.seen
 
-    def remember(self, epoch):
+    def remember(self, *scored):
         path.append({site: value.detach().clone() for site, value in self.point.sites().items()})
-        return seen(self, epoch)
+        return seen(self, *scored)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(EarlyStopping, "seen", remember)
@@ -108,7 +108,7 @@ def test_dropout_is_off_while_it_looks_and_on_again_after(monkeypatch):
     g = torch.Generator().manual_seed(0)
     x, y = torch.randn(24, 1, 8, 8, generator=g), torch.arange(24) % 3
     data = bp.Dataset("by-hand", schema, x[:16], y[:16], x[16:], y[16:], x[:0], y[:0])
-    modes, seen = [], EarlyStopping.seen
+    modes, look = [], EarlyStopping.log_likelihood
     forward = bp.parts.nets.ConvNet.features
 
     def note(self, x):
@@ -116,12 +116,12 @@ def test_dropout_is_off_while_it_looks_and_on_again_after(monkeypatch):
             modes.append(self.training)
         return forward(self, x)
 
-    def looking(self, epoch):
+    def looking(self, *rows):
         modes.append("looks")
-        return seen(self, epoch)
+        return look(self, *rows)
 
     monkeypatch.setattr(bp.parts.nets.ConvNet, "features", note)
-    monkeypatch.setattr(EarlyStopping, "seen", looking)
+    monkeypatch.setattr(EarlyStopping, "log_likelihood", looking)
     posterior = fit(data, bp.ConvNet(channels=(2,), hidden=(5,), dropout=0.5), patience=3, epochs=2, batch_size=0)
     assert modes == [True, "looks", False, True, "looks", False]
     assert validation_nll(posterior, data) == pytest.approx(min(posterior.trace["validation_nll"]), rel=1e-5)
@@ -169,7 +169,7 @@ def test_log_likelihood_of_several_draws_in_chunks(monkeypatch):
         draws = posterior.draw(5, seed=0)
         whole = log_likelihood(posterior.model, draws, data.x_val, data.y_val)
         with monkeypatch.context() as patch:
-            patch.setattr("bnn_pyro.inference.log_joint.MAX_MEMORY", 4 * 5 * 4 * 7)
+            patch.setattr("bnn_pyro.inference.potential.ROWS_MEMORY", 4 * 5 * 4 * 7)
             parts = log_likelihood(posterior.model, draws, data.x_val, data.y_val)
         torch.testing.assert_close(parts, whole)
         predicted = bp.predict(posterior, data.x_val, num_draws=5, seed=0).log_prob(data.y_val)
@@ -182,7 +182,7 @@ def test_a_model_in_training_mode_is_looked_at_out_of_it():
     with bp.isolated(0):
         model = bp.ConvNet(channels=(2,), hidden=(5,), dropout=0.5).model(schema)
         point = PointMass(model.initial)
-        watch = EarlyStopping(model, point, x, torch.arange(9) % 3, patience=1)
-        off = watch.seen(1.0)[0]
+        watch = EarlyStopping(model, point, x, y := torch.arange(9) % 3, patience=1)
+        off = watch.log_likelihood(x, y)
         model.train()
-        assert watch.seen(2.0) == (off, True) and all(part.training for part in model.modules())
+        assert torch.equal(watch.log_likelihood(x, y), off) and all(part.training for part in model.modules())

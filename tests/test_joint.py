@@ -14,8 +14,7 @@ from torch.distributions import MultivariateNormal, kl_divergence
 
 import bnn_pyro as bp
 from bnn_pyro.checks.linear_regression import correlated
-from bnn_pyro.inference.elbo import ELBO
-from bnn_pyro.inference.log_joint import Rescale
+from bnn_pyro.inference.log_joint import ELBO, Rescale
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.correlated_normal import FullCovariance, LowRank, Part
 from bnn_pyro.parts.guides import ALL_WEIGHTS, FAMILIES, FullNormal, LowRankNormal, MeanFieldNormal, parse_family

@@ -17,7 +17,7 @@ from test_local_net import data, perturbed
 from torch.distributions import Normal, kl_divergence
 
 from bnn_pyro.checks import linear_regression
-from bnn_pyro.inference.elbo import ELBO
+from bnn_pyro.inference.log_joint import ELBO
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.gradients import DropoutLinear, FreeLinear, KLNormal, LocalLinear
 from bnn_pyro.parts.local_layer import HiddenLayer, LinearLayer

@@ -17,7 +17,7 @@ from scipy.optimize import minimize_scalar
 
 import bnn_pyro as bp
 from bnn_pyro.checks.linear_regression import correlated, dataset
-from bnn_pyro.inference.elbo import ELBO
+from bnn_pyro.inference.log_joint import ELBO
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.gradients import kl_log_uniform
 from bnn_pyro.parts.weights import log_alpha

@@ -10,8 +10,8 @@ from torch.distributions import AffineTransform
 
 import bnn_pyro as bp
 from bnn_pyro.checks.linear_regression import correlated
-from bnn_pyro.inference import elbo
-from bnn_pyro.inference.elbo import ELBO
+from bnn_pyro.inference import log_joint
+from bnn_pyro.inference.log_joint import ELBO
 from bnn_pyro.inference.optimise import parse_optimiser
 from bnn_pyro.parts.guides import PointMass
 
@@ -48,7 +48,7 @@ def test_mini_batches_take_every_row_once_an_epoch_and_the_kl_warms_up_over_epoc
     """Batches are made up afresh in each epoch, and ``kl_warmup`` counts epochs, not steps."""
     batches, weights = [], []
 
-    class Noted(elbo.Rescale):
+    class Noted(log_joint.Rescale):
         def __init__(self, likelihood=1.0, latent=1.0):
             weights.append(latent)
             super().__init__(likelihood, latent)
@@ -57,7 +57,7 @@ def test_mini_batches_take_every_row_once_an_epoch_and_the_kl_warms_up_over_epoc
         batches.append({tuple(row) for row in x.tolist()})
         return _parts(self, model, guide, x, y)
 
-    monkeypatch.setattr(elbo, "Rescale", Noted)
+    monkeypatch.setattr(log_joint, "Rescale", Noted)
     monkeypatch.setattr(ELBO, "parts", parts)
     fit(bp.SVI(epochs=3, batch_size=8, kl_warmup=2))
     epochs = [batches[start : start + 3] for start in (0, 3, 6)]

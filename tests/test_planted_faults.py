@@ -18,7 +18,7 @@ from bnn_pyro.checks.known_answers import ClosedForm
 from bnn_pyro.checks.linear_regression import correlated
 from bnn_pyro.checks.predictive import PredictiveCheck
 from bnn_pyro.checks.step_size import StepSize
-from bnn_pyro.inference import chees, elbo, hmc, linear, log_joint, sghmc
+from bnn_pyro.inference import chees, hmc, linear, log_joint, sghmc
 from bnn_pyro.inference.log_joint import Rescale
 from bnn_pyro.parts import guides, weights
 from bnn_pyro.predictive import Prediction
@@ -30,7 +30,7 @@ JOINT = JointDistribution(chains=600, sweeps=4, rows=6)
 STEPS = StepSize(chains=100, times=6.0)
 
 own_nuts, own_hmc, move = hmc.nuts, hmc.hmc, chees.Chains.move
-kl, log_joints, cut, mean = elbo._kl, log_joint.log_joints, guides._Flat._cut, Prediction.mean.fget
+kl, log_joints, cut, mean = log_joint._kl, log_joint.log_joints, guides._Flat._cut, Prediction.mean.fget
 log_prob, step, pull = weights.CentredNormal.log_prob, sghmc.step, linear.prior_pull
 
 
@@ -117,14 +117,14 @@ HOT, WARM = [(sghmc, "step", noisier(math.sqrt(2)))], [(sghmc, "step", noisier(1
 ETA, OLD = [(sghmc.Chains, "_eta", not_a_mean)], [(sghmc, "step", old_momentum)]
 #: Name -> method that has the fault, the check that catches it, patches of the package.
 FAULTS = {
-    "wrong KL sign": ("svi", ESTIMATORS, [(elbo, "_kl", lambda q, p: -kl(q, p))]),
-    "KL counted twice": ("svi", EXACT, [(elbo, "_kl", lambda q, p: 2 * kl(q, p))]),
+    "wrong KL sign": ("svi", ESTIMATORS, [(log_joint, "_kl", lambda q, p: -kl(q, p))]),
+    "KL counted twice": ("svi", EXACT, [(log_joint, "_kl", lambda q, p: 2 * kl(q, p))]),
     "KL counted once per batch": (
         "svi",
         ESTIMATORS,
-        [(elbo, "Rescale", PerBatch), (elbo, "_kl", lambda q, p: p["scale"] * kl(q, p))],
+        [(log_joint, "Rescale", PerBatch), (log_joint, "_kl", lambda q, p: p["scale"] * kl(q, p))],
     ),
-    "likelihood not rescaled": ("svi", ESTIMATORS, [(elbo, "Rescale", Unscaled)]),
+    "likelihood not rescaled": ("svi", ESTIMATORS, [(log_joint, "Rescale", Unscaled)]),
     "likelihood not rescaled, SGHMC": (
         "sghmc",
         ESTIMATORS,

@@ -17,9 +17,8 @@ from scipy.stats import norm, t
 
 import bnn_pyro as bp
 from bnn_pyro.checks.linear_regression import correlated, dataset, orthogonal
-from bnn_pyro.inference import elbo as objective
-from bnn_pyro.inference.elbo import ELBO
-from bnn_pyro.inference.log_joint import Rescale
+from bnn_pyro.inference import log_joint as objective
+from bnn_pyro.inference.log_joint import ELBO, Rescale
 from bnn_pyro.isolation import isolated
 
 # Shift and scale of the target that are not 0 and 1: the likelihood has to carry them.

@@ -24,8 +24,7 @@ from torch import Tensor
 from bnn_pyro.checks.check import Estimate, Finding, close, judge, z_scores
 from bnn_pyro.checks.problems import Problem, drawn
 from bnn_pyro.inference import Method
-from bnn_pyro.inference.elbo import ELBO
-from bnn_pyro.inference.log_joint import LogJoint
+from bnn_pyro.inference.log_joint import ELBO, LogJoint
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.backbone import once
 from bnn_pyro.parts.guides import FullNormal, LowRankNormal, MeanFieldNormal

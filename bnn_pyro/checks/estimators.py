@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 from bnn_pyro.checks.check import Finding, Outcome, Subject, most_off, worst
 from bnn_pyro.checks.objectives import density_estimators, elbo_estimators
 from bnn_pyro.features import on_features
-from bnn_pyro.inference.method import Report
 from bnn_pyro.inference.optimise import Optimisation
 from bnn_pyro.isolation import isolated
+from bnn_pyro.parallel.task import Report
 from bnn_pyro.posterior import weight_space
 
 __all__ = ["Estimators"]

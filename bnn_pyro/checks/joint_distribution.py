@@ -22,8 +22,8 @@ from bnn_pyro.checks.simulators import Shift, Simulators
 from bnn_pyro.checks.transitions import transitions_of
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference import Method
-from bnn_pyro.inference.method import Report
 from bnn_pyro.isolation import isolated
+from bnn_pyro.parallel.task import Report
 
 __all__ = ["JointDistribution"]
 

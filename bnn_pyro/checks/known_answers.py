@@ -21,7 +21,7 @@ from bnn_pyro.checks.problems import Amount, LinearRegression, Problem, SixWeigh
 from bnn_pyro.checks.two_weights import TWO_WEIGHTS
 from bnn_pyro.fitting import fit
 from bnn_pyro.inference import Method
-from bnn_pyro.inference.method import Report
+from bnn_pyro.parallel.task import Report
 
 __all__ = ["ClosedForm", "KnownAnswers", "Logistic", "Quadrature", "problem_method"]
 

@@ -19,9 +19,8 @@ from torch import Tensor, nn
 from bnn_pyro.checks.check import Estimate, Finding, Subject, close, fields_of, judge
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.inference import Method
-from bnn_pyro.inference.elbo import Objective
 from bnn_pyro.inference.linear import linear_layer, stochastic_log_joint
-from bnn_pyro.inference.log_joint import LogJoint, log_joints
+from bnn_pyro.inference.log_joint import LogJoint, Objective, log_joints
 from bnn_pyro.inference.optimise import Optimisation
 from bnn_pyro.inference.potential import Potential
 from bnn_pyro.isolation import isolated

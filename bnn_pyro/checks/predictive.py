@@ -28,7 +28,7 @@ from bnn_pyro.checks.problems import NOISE, LinearRegression, Problem, standardi
 from bnn_pyro.checks.two_weights import TWO_WEIGHTS
 from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.fitting import fit
-from bnn_pyro.inference.method import Report
+from bnn_pyro.parallel.task import Report
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction, predict
 

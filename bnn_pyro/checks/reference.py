@@ -27,7 +27,7 @@ from bnn_pyro.checks.reference_posterior import ReferencePosterior, load_referen
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError
 from bnn_pyro.fitting import fit, tuned
-from bnn_pyro.inference.method import Report
+from bnn_pyro.parallel.task import Report
 from bnn_pyro.zoo import Entry
 
 __all__ = ["Reference"]

@@ -25,9 +25,9 @@ from bnn_pyro.errors import UserError
 from bnn_pyro.features import on_features
 from bnn_pyro.fitting import fit
 from bnn_pyro.inference import SVI, Method
-from bnn_pyro.inference.method import Report
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parallel.map import map_tasks
+from bnn_pyro.parallel.task import Report
 from bnn_pyro.parts.guides import MeanFieldNormal, register
 from bnn_pyro.parts.priors import BayesianNet
 from bnn_pyro.posterior import Posterior

@@ -26,9 +26,9 @@ from bnn_pyro.checks.simulation import design, simulate
 from bnn_pyro.errors import UserError
 from bnn_pyro.fitting import fit, resolve_backbone
 from bnn_pyro.inference.linear import linear_layer
-from bnn_pyro.inference.method import Report
 from bnn_pyro.inference.potential import LARGE
 from bnn_pyro.isolation import isolated
+from bnn_pyro.parallel.task import Report
 from bnn_pyro.parts.weights import CentredNormal
 from bnn_pyro.settings import Settings, setting
 

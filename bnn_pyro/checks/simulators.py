@@ -27,8 +27,8 @@ from bnn_pyro.errors import UserError
 from bnn_pyro.features import on_features
 from bnn_pyro.inference import Method
 from bnn_pyro.inference.log_joint import log_joints
-from bnn_pyro.inference.method import Report
 from bnn_pyro.inference.potential import Potential
+from bnn_pyro.parallel.task import Report
 from bnn_pyro.parts.likelihoods import ReadLikelihood
 from bnn_pyro.parts.mixtures import Mixture
 from bnn_pyro.posterior import weight_space

@@ -22,8 +22,8 @@ from bnn_pyro.checks.check import ALPHA, Estimate, Finding, Outcome, Subject, fi
 from bnn_pyro.checks.linear_regression import LinearGaussian, correlated, stationary_covariance
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference import Method
-from bnn_pyro.inference.method import Report
 from bnn_pyro.isolation import isolated
+from bnn_pyro.parallel.task import Report
 
 __all__ = ["StepSize", "largest_lr", "order_of"]
 

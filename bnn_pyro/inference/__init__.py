@@ -2,17 +2,71 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar, Protocol
 
+from torch import nn
+
+from bnn_pyro.checkpoint import Checkpoint
+from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.inference.chees import ChEES
 from bnn_pyro.inference.ensemble import Ensemble
 from bnn_pyro.inference.hmc import HMC, NUTS
 from bnn_pyro.inference.laplace import Laplace
-from bnn_pyro.inference.method import NEEDS, Method
-from bnn_pyro.inference.point import MAP, MLE, MCDropout
 from bnn_pyro.inference.sghmc import SGHMC, SGLD
-from bnn_pyro.inference.svi import SVI
+from bnn_pyro.inference.svi import MAP, MLE, SVI, MCDropout
+from bnn_pyro.parallel.task import Report
+from bnn_pyro.posterior import Posterior
+
+#: What the draws of a method tend to as it is given more time.
+CONVERGES_TO: dict[str, str] = {
+    "exact": "the exact posterior",
+    "exact as lr → 0": "the exact posterior, but for a bias that falls with the step size",
+    "best in family": "the member of a family that is closest to the posterior",
+    "normal at the mode": "a Normal at a mode of the posterior, exact where the log joint is quadratic",
+    "point": "one set of weights, or a few, with nothing said of what lies between them",
+}
+#: What a method can need of a variant, which declares in ``has`` what it has.
+NEEDS: dict[str, str] = {
+    "guide": "a guide that is trained by the ELBO",
+    "weights": "a model p(y, w | x) of the network's own weights",
+    "proper prior": "a prior over weights that can be sampled",
+    "linear model": "a network that is linear in its weights",
+    "dropout": "a network with dropout",
+    "deterministic": "a network that is used with one set of weights",
+}
+
+
+class Method(Protocol):
+    """One way to infer: a frozen dataclass whose fields are its settings.
+
+    converges_to  a key of ``CONVERGES_TO``: what it claims, and what ``checks`` hold it to
+    needs         keys of ``NEEDS``: what a variant must have
+    tiny          settings that suffice where there are a few weights and some dozen rows
+    """
+
+    converges_to: ClassVar[str]
+    needs: ClassVar[frozenset[str]]
+    tiny: ClassVar[Mapping[str, Any]]
+
+    def run(
+        self,
+        model: nn.Module,
+        guide: nn.Module | None,
+        data: Dataset,
+        *,
+        seed: int = 0,
+        checkpoint: Checkpoint | None = None,
+        report: Report | None = None,
+    ) -> Posterior:
+        """Infer the posterior of ``model`` given ``data``'s training rows; called inside ``isolated(seed)``.
+
+        seed: for the order of mini-batches.   checkpoint: saved to as it asks, resumed from if it holds a state.
+        report: called with (steps done, of how many, figures to show).
+        """
+        ...
+
 
 #: Every method by its name on the command line; the first that suits a variant is its default.
 METHODS: dict[str, type[Method]] = {
@@ -44,10 +98,12 @@ def unsuitable(method: str, variant: str, kind: Any) -> UserError:
 
 
 __all__ = [
+    "CONVERGES_TO",
     "HMC",
     "MAP",
     "METHODS",
     "MLE",
+    "NEEDS",
     "NUTS",
     "SGHMC",
     "SGLD",

@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,12 +20,11 @@ import torch
 
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
 from bnn_pyro.errors import UserError
-from bnn_pyro.inference.method import Report
 from bnn_pyro.inference.potential import Potential, announce, seconds_per_gradient
 from bnn_pyro.isolation import chain_seed, isolated
 from bnn_pyro.parallel.executor import executor, on_cluster
 from bnn_pyro.parallel.map import WorkerDied, map_tasks
-from bnn_pyro.parallel.task import Figures, report_progress, should_stop
+from bnn_pyro.parallel.task import Figures, Report, report_progress, should_stop
 
 __all__ = ["Chains", "Record", "run_chains"]
 
@@ -112,10 +111,11 @@ class Record:
 class Chains:
     """All that the chains of a run need, sent to every process once; draws one of them wherever it is called.
 
-    sampler    settings, with the verb ``kernel(potential, blocks, start, seed)``
-    blocks     {block of the mass matrix: its length}
-    starts     (C, P)          gradients  how many are expected of all chains
-    compiled   whether each process compiles the potential's gradient first
+    sampler      settings, with the verb ``kernel(potential, blocks, start, seed)``
+    blocks       {block of the mass matrix: its length}
+    starts       (C, P)          gradients  how many are expected of all chains
+    compiled     whether each process compiles the potential's gradient first
+    checkpoints  of each chain that has one in reach          states  from which each goes on that has none
     """
 
     sampler: Any
@@ -125,27 +125,31 @@ class Chains:
     seed: int
     compiled: bool
     gradients: float
+    checkpoints: Sequence[Checkpoint | None] = ()
+    states: Sequence[Mapping[str, Any] | None] = ()
     cost: float = 0.0  # seconds of a gradient in this process
 
-    def record(self) -> Record:
-        """An empty one of a chain."""
-        return Record(self.sampler.draws, self.sampler.warmup, self.sampler.thin, self.starts.shape[1:])
+    def record(self, state: Mapping[str, Any] | None) -> Record:
+        """That of a chain, with what a checkpoint has of it."""
+        record = Record(self.sampler.draws, self.sampler.warmup, self.sampler.thin, self.starts.shape[1:])
+        if state is not None:
+            record.restore(state["record"])
+        return record
 
-    def __call__(self, task: _Task) -> tuple[Record, Figures]:
-        """To the end of the chain, or until it is asked to stop."""
-        c, checkpoint, potential = task.chain, task.checkpoint, self.potential
+    def __call__(self, c: int) -> tuple[Record, Figures]:
+        """To the end of chain ``c``, or until it is asked to stop."""
+        checkpoint, potential = self.checkpoints[c], self.potential
         if not self.cost:
             if self.compiled:
                 potential.compile(1)
             self.cost = seconds_per_gradient(potential, self.starts[c])
         quiet = pyro.validation_enabled(False), np.errstate(all="ignore")  # trajectories may meet infinities
         with isolated(chain_seed(self.seed, c, stream=1)), quiet[0], quiet[1]:
-            seed = chain_seed(self.seed, c, stream=2)
-            kernel, record = self.sampler.kernel(potential, self.blocks, self.starts[c], seed), self.record()
-            state = task.state if checkpoint is None else checkpoint.load()
+            kernel = self.sampler.kernel(potential, self.blocks, self.starts[c], chain_seed(self.seed, c, stream=2))
+            state = self.states[c] if checkpoint is None else checkpoint.load()
             if state is not None:
-                record.restore(state["record"])
                 kernel.restore(state["kernel"])
+            record = self.record(state)
             return record, self._draw(kernel, record, checkpoint)
 
     def _draw(self, kernel: Any, record: Record, checkpoint: Checkpoint | None) -> Figures:
@@ -180,15 +184,6 @@ class Chains:
         return shown
 
 
-@dataclass
-class _Task:
-    """A chain, its checkpoint if that is in reach, and else the state that it goes on from."""
-
-    chain: int
-    checkpoint: Checkpoint | None = field(repr=False)
-    state: dict[str, Any] | None = field(repr=False)
-
-
 def run_chains(
     plan: Chains, cores: int, checkpoint: Checkpoint | None, report: Report | None
 ) -> tuple[list[Record], str]:
@@ -198,15 +193,12 @@ def run_chains(
     again is returned without draws. With one, which then holds all that was drawn, ``Interrupted`` is raised after a
     signal, and UserError for a chain that died, with its number. Raises UserError for one that cannot go on.
     """
-    chains = len(plan.starts)
-    records, children = [plan.record() for _ in range(chains)], [None] * chains
-    if checkpoint is not None:
-        children = [checkpoint.child(f"chain-{c}") for c in range(chains)]
+    chains, in_reach = len(plan.starts), not on_cluster()
+    children = [None if checkpoint is None else checkpoint.child(f"chain-{c}") for c in range(chains)]
     states = [None if child is None else child.load() for child in children]
-    for record, state in zip(records, states, strict=True):
-        if state is not None:
-            record.restore(state["record"])
-    todo, in_reach = [c for c, record in enumerate(records) if not record.finished], not on_cluster()
+    records = [plan.record(state) for state in states]
+    plan.checkpoints, plan.states = (children, [None] * chains) if in_reach else ([None] * chains, states)
+    todo = [c for c in range(chains) if not records[c].finished]
     progress = _Progress(plan, records, todo, min(cores, len(todo)) if in_reach else 0, report)
     died, failure, stopped = [], [], ""
 
@@ -215,15 +207,15 @@ def run_chains(
             return
         c = todo[index]
         records[c] = result[0]
-        if children[c] is not None and not in_reach:
-            children[c].save({"record": records[c].state(), "kernel": {}})
         if not records[c].finished:
             failure.append(KeyboardInterrupt())
+        elif children[c] is not None and not in_reach:
+            children[c].save({"record": records[c].state(), "kernel": {}})
         progress(index, records[c].done / plan.sampler.transitions, result[1])
 
-    def failed(task: _Task, error: UserError) -> None:
+    def failed(c: int, error: UserError) -> None:
         if isinstance(error, WorkerDied):
-            died.append(task.chain)
+            died.append(c)
         else:
             failure.append(error)
 
@@ -233,12 +225,11 @@ def run_chains(
         if checkpoint is not None and checkpoint.stop:
             raise KeyboardInterrupt
 
-    tasks = [_Task(c, *((children[c], None) if in_reach else (None, states[c]))) for c in todo]
-    names = [f"chain {c + 1} of {chains}" for c in todo]
-    how = dict(cores=cores, names=names, all_threads=chains == 1, grace=math.inf)
+    heard = dict(progress=progress, done=done, failed=failed, watch=watch)
+    how = dict(cores=cores, names=[f"chain {c + 1} of {chains}" for c in todo], all_threads=chains == 1, grace=math.inf)
     try:
         with executor("here") if in_reach and cores == 1 else contextlib.nullcontext():
-            map_tasks(plan, tasks, **how, progress=progress, done=done, failed=failed, watch=watch)
+            map_tasks(plan, todo, **how, **heard)
     except KeyboardInterrupt:
         if checkpoint is not None and not checkpoint.stop:
             raise
@@ -282,18 +273,13 @@ class _Progress:
         self.report(done, chains * transitions, self.shown)
 
     def _combined(self, transitions: int) -> dict[str, float | str]:
-        begun = [(self.done[c] < transitions, f) for c, f in self.figures.items() if f["total"]]
+        """Of the chains that have begun."""
+        begun = [figures for figures in self.figures.values() if figures["total"]]
         if not begun:
             return {}
-        running, everyone = [f for going, f in begun if going] or [begun[-1][1]], [f for _, f in begun]
-        mean = lambda chains, name: sum(f[name] for f in chains) / len(chains)  # noqa: E731
-        shown: dict[str, float | str] = {
-            "accept": mean(everyone, "accept"),
-            "step size": mean(running, "step size"),
-            "gradients": mean(running, "gradients"),
-            "ms/gradient": 1e3 * mean(everyone, "seconds") / mean(everyone, "total"),
-            "divergent": sum(f["divergent"] for f in everyone),
-        }
+        shown = {name: sum(f[name] for f in begun) / len(begun) for name in ("accept", "step size", "gradients")}
+        shown["ms/gradient"] = 1e3 * sum(f["seconds"] for f in begun) / sum(f["total"] for f in begun)
+        shown["divergent"] = sum(f["divergent"] for f in begun)
         if 1 < len(self.done) <= SHOWN:
             shown["chains"] = "·".join(f"{100 * done / transitions:.0f}" for done in self.done) + "%"
         return shown

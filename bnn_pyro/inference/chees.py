@@ -29,12 +29,11 @@ from bnn_pyro.checkpoint import Checkpoint, Interrupted
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference.adaptation import DECAY, OFFSET, SMALLEST_STEP, DualAveraging
 from bnn_pyro.inference.chains import Record
-from bnn_pyro.inference.method import Report
 from bnn_pyro.inference.potential import Potential, announce, choose_compiled
 from bnn_pyro.inference.sampler import STARTS, Drawn, Sampler, Starts
 from bnn_pyro.inference.trajectories import MAX_ENERGY_ERROR
 from bnn_pyro.isolation import generator_state, set_generator_state
-from bnn_pyro.parallel.task import one_thread
+from bnn_pyro.parallel.task import Report, one_thread
 from bnn_pyro.settings import setting
 
 __all__ = ["TYPICAL", "Adaptation", "Approach", "ChEES", "Chains", "Sampling", "Transition"]

@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -23,14 +24,13 @@ from torch import Tensor, nn
 
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
 from bnn_pyro.datasets.dataset import Dataset
-from bnn_pyro.distributed import here
 from bnn_pyro.errors import UserError
-from bnn_pyro.inference.method import Report
-from bnn_pyro.inference.point import MAP
+from bnn_pyro.inference.potential import ARITHMETIC, EAGER, choose_cores
+from bnn_pyro.inference.svi import MAP
 from bnn_pyro.isolation import isolated
-from bnn_pyro.parallel.executor import on_cluster, usable_cores
+from bnn_pyro.parallel.executor import executor, on_cluster
 from bnn_pyro.parallel.map import map_tasks
-from bnn_pyro.parallel.task import report_progress, should_stop
+from bnn_pyro.parallel.task import Figures, Report, report_progress, should_stop
 from bnn_pyro.parts.guides import PointMass
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.settings import setting
@@ -39,10 +39,6 @@ __all__ = ["Ensemble"]
 
 #: ({site: weights}, trace) of a member.
 Member = tuple[dict[str, Tensor], dict[str, list[float]]]
-
-#: Seconds that a step takes besides its arithmetic, that 6 floating-point operations take, what a weight costs with a
-#: row, and that a process takes to start.
-STEP, ARITHMETIC, PROCESS = 1e-3, 5e-10, 5.0
 
 
 @dataclass(frozen=True)
@@ -85,6 +81,7 @@ class Ensemble(MAP):
         states = [None if child is None else child.load() for child in children]
         found: dict[int, Member] = {m: state["found"] for m, state in enumerate(states) if state and "found" in state}
         todo = [m for m in range(self.members) if m not in found]
+        steps, before = self.epochs * math.ceil(len(data.x_train) / (self.batch_size or len(data.x_train))), len(found)
 
         def keep(index: int, member: Member) -> None:
             found[todo[index]] = member
@@ -95,41 +92,24 @@ class Ensemble(MAP):
             if checkpoint is not None and checkpoint.stop:
                 raise Interrupted(f"stopped with {len(found)} of {self.members} members found")
 
-        shown = self._shown(report, data, self.members - len(todo))
-        train = _Training(self, model, _training_rows(data), seed, None if on_cluster() else children)
-        if self.members == 1 or here().size > 1:  # several ranks train each member together, on all of their threads
-            for index, m in enumerate(todo):
-                keep(index, train(m, lambda done, of, figures: shown(index + done / of, self.members, figures)))  # noqa: B023
-        else:
-            map_tasks(train, todo, cores=self._processes(model, data), report=shown, done=keep, watch=watch)
-        where = data.x_train.device
-        members = [found[m] for m in range(self.members)]
-        chains = {site: torch.stack([w[site].to(where) for w, _ in members])[:, None] for site in members[0][0]}
-        return Posterior(model, data.schema, chains=chains, trace=_mean([trace for _, trace in members]))
-
-    def _steps(self, data: Dataset) -> int:
-        """Of a member that trains to its end."""
-        return self.epochs * math.ceil(len(data.x_train) / (self.batch_size or len(data.x_train)))
-
-    def _shown(self, report: Report | None, data: Dataset, before: int) -> Report:
-        """Told of members found in this sitting, and shares of members, reports steps of all of them."""
-        steps = self._steps(data)
-
-        def shown(done: float, of: int, figures: Mapping[str, float | str]) -> None:
+        def shown(done: float, of: int, figures: Figures) -> None:
             if report is not None:
                 report(round((before + done) * steps), self.members * steps, figures)
 
-        return shown
-
-    def _processes(self, model: nn.Module, data: Dataset) -> int:
-        """How many are worth it. No member depends on it."""
-        if self.cores or data.x_train.device.type != "cpu":
-            return self.cores or 1
-        cores = min(self.members, usable_cores())
-        weights = sum(value.numel() for value in model.initial.values())
-        rows = self.epochs * len(data.x_train)
-        seconds = self.members * (self._steps(data) * STEP + ARITHMETIC * rows * weights)
-        return cores if seconds * (1 - 1 / cores) > 2 * PROCESS else 1
+        rows = replace(data, x_test=data.x_test[:0], y_test=data.y_test[:0])  # the others need not travel
+        train = _Training(self, model, rows, seed, None if on_cluster() else children)
+        work = self.epochs * len(data.x_train) * sum(value.numel() for value in model.initial.values())
+        seconds = self.members * (steps * EAGER + ARITHMETIC * work)
+        how = dict(cores=choose_cores(self.cores, self.members, data.x_train.device, seconds), watch=watch)
+        together = self.members == 1 or self.shared
+        if together:  # here, on all threads; processes that share a fit agree by themselves on when to stop
+            how = dict(all_threads=True)
+        names = [f"member {m + 1} of {self.members}" for m in todo]
+        with executor("here") if together else nullcontext():
+            map_tasks(train, todo, names=names, report=shown, done=keep, **how)
+        members = [found[m] for m in range(self.members)]
+        chains = {s: torch.stack([w[s].to(data.x_train.device) for w, _ in members])[:, None] for s in members[0][0]}
+        return Posterior(model, data.schema, chains=chains, trace=_mean([trace for _, trace in members]))
 
 
 @dataclass
@@ -142,11 +122,11 @@ class _Training:
     seed: int
     children: list[Checkpoint | None] | None
 
-    def __call__(self, m: int, report: Report = report_progress) -> Member:
+    def __call__(self, m: int) -> Member:
         child = None if self.children is None else self.children[m]
 
-        def told(done: int, of: int, figures: Mapping[str, float]) -> None:
-            report(done, of, {"member": m + 1, **figures})
+        def told(done: int, of: int, figures: Figures) -> None:
+            report_progress(done, of, {"member": m + 1, **figures})
             if child is None and should_stop():
                 raise Interrupted
 
@@ -154,15 +134,12 @@ class _Training:
         with isolated(seed):
             model = copy.deepcopy(self.model)
             if m:  # the first starts where the model does, as MAP would
-                _start_afresh(model)
+                for part in model.modules():
+                    if hasattr(part, "reset_parameters"):
+                        part.reset_parameters()
             point = PointMass(model.initial).to(self.data.x_train.device)
             trace = self.method.find(model, point, self.data, seed=seed, checkpoint=child, report=told)
         return {site: value.detach().clone() for site, value in point.sites().items()}, trace
-
-
-def _training_rows(data: Dataset) -> Dataset:
-    """What training looks at: the rest need not travel."""
-    return replace(data, x_test=data.x_test[:0], y_test=data.y_test[:0])
 
 
 def _check_no_batch_statistics(model: nn.Module) -> None:
@@ -172,12 +149,6 @@ def _check_no_batch_statistics(model: nn.Module) -> None:
             "each member of an ensemble would have batch statistics of its own, and draws hold weights only; "
             "take layer or group normalisation instead of batch normalisation"
         )
-
-
-def _start_afresh(model: nn.Module) -> None:
-    for part in model.modules():
-        if hasattr(part, "reset_parameters"):
-            part.reset_parameters()
 
 
 def _mean(traces: list[dict[str, list[float]]]) -> dict[str, list[float]]:

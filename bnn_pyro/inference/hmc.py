@@ -26,8 +26,7 @@ from bnn_pyro.checkpoint import Checkpoint
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference.adaptation import SMALLEST_STEP, Warmup, reasonable_step
 from bnn_pyro.inference.chains import Chains, run_chains
-from bnn_pyro.inference.method import Report
-from bnn_pyro.inference.potential import Potential, Space, choose_compiled, choose_cores
+from bnn_pyro.inference.potential import Potential, Space, choose_compiled, choose_cores, run_cost
 from bnn_pyro.inference.sampler import Drawn, Sampler, Starts
 from bnn_pyro.inference.trajectories import (
     Gradient,
@@ -42,6 +41,7 @@ from bnn_pyro.inference.trajectories import (
     stepwise,
 )  # fmt: skip
 from bnn_pyro.isolation import generator_state, set_generator_state
+from bnn_pyro.parallel.task import Report
 from bnn_pyro.settings import setting
 
 __all__ = ["HMC", "NUTS"]
@@ -80,7 +80,8 @@ class _Sampler(Sampler):
                 checkpoint.save({"starts": z})
         gradients = float(self.chains * self.transitions * self.typical(type(potential.space) is not Space))
         compiled = choose_compiled(self.compiled, gradients, potential)
-        cores = choose_cores(self.cores, self.chains, gradients, compiled, potential)
+        seconds = run_cost(gradients, compiled, potential)
+        cores = choose_cores(self.cores, self.chains, potential.x.device, *seconds)
         chains = Chains(self, potential, blocks, z.numpy(), seed, compiled, gradients)
         return run_chains(chains, cores, checkpoint, report)
 

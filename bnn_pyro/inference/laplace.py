@@ -31,7 +31,7 @@ from bnn_pyro.errors import UserError
 from bnn_pyro.inference.curvature import STRUCTURES, Curvature, precision_near_the_mode
 from bnn_pyro.inference.linear import linear_layer
 from bnn_pyro.inference.log_joint import LogJoint
-from bnn_pyro.inference.method import Report
+from bnn_pyro.parallel.task import Report
 from bnn_pyro.parts.guides import FullNormal
 from bnn_pyro.parts.weights import CentredNormal
 from bnn_pyro.posterior import Posterior

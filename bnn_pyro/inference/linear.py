@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from bnn_pyro.inference.log_joint import LogJoint, Pair, Precision, log_joints
+from bnn_pyro.inference.log_joint import LogJoint, Pair, Precision, Rows, log_joints
 from bnn_pyro.parts.likelihoods import Categorical
 from bnn_pyro.parts.nets import MLP
 from bnn_pyro.parts.priors import BayesianNet, GammaNormal
@@ -66,9 +66,7 @@ class LinearLogJoint(LogJoint):
         super().__init__(model, x, y, temperature)
         self.layer_sites = linear_layer(model).sites
 
-    def gradient(
-        self, u: Tensor, x: Tensor | None = None, y: Tensor | None = None, precision: Precision = None
-    ) -> Pair:
+    def gradient(self, u: Tensor, x: Rows = None, y: Rows = None, precision: Precision = None) -> Pair:
         """See :class:`LogJoint`."""
         x, y, precision = self.x if x is None else x, self.y if y is None else y, precision or {}
         factor = len(self.x) / y.shape[-1] / self.temperature

@@ -1,4 +1,4 @@
-"""The log joint of a Pyro model over one flat vector, for many chains at once: what samplers and mode searches follow.
+"""The objectives: the log joint of a Pyro model over one flat vector, for many chains at once, and the ELBO.
 
     log π(u) = log p(w) + log |∂w/∂u| + (1/T)·(N/B)·Σ_b log p(y_b | x_b, w),     w = transform(u)
 
@@ -9,31 +9,30 @@ The model is evaluated in its own precision, for all chains in one call, and its
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import pyro
-import pyro.poutine as poutine
 import torch
 from pyro.distributions import TorchDistribution, constraints
 from pyro.distributions.util import scale_and_mask
+from pyro.infer import TraceMeanField_ELBO
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor, nn
-from torch.distributions import Transform, biject_to
+from torch.distributions import Transform, biject_to, kl_divergence
 
 from bnn_pyro.errors import UserError
-from bnn_pyro.parts.likelihoods import OBSERVED, ReadLikelihood
+from bnn_pyro.parts.likelihoods import OBSERVED
 from bnn_pyro.parts.nets import in_mode
-from bnn_pyro.parts.priors import GammaNormal, widest_activation
+from bnn_pyro.parts.priors import GammaNormal
 
-__all__ = ["LogJoint", "Pair", "Precision", "Rescale", "log_joints", "log_likelihood"]
+__all__ = ["ELBO", "LogJoint", "Objective", "Pair", "Precision", "Record", "Rescale", "Rows", "Weights", "log_joints"]
 
 Pair = tuple[Tensor, Tensor]
+Rows = Tensor | None
+Weights = Mapping[str, Tensor]  # {site: (num, *shape)}
 #: {site: (C,)}, given precisions of ``GammaNormal`` priors.
 Precision = Mapping[str, Tensor] | None
-
-#: Bytes that the widest activation of one chunk of rows may take.
-MAX_MEMORY = 64 * 2**20
 
 
 class Rescale(Messenger):
@@ -53,6 +52,26 @@ class Rescale(Messenger):
             msg["scale"] = msg["scale"] * factor
 
 
+class Record(Messenger):
+    """Keeps the sample sites of a call, after giving latent ones their values.
+
+    ``poutine.trace`` and ``poutine.condition`` at once, without copies of every message, which take longer.
+    """
+
+    def __init__(self, values: Weights | None = None) -> None:
+        super().__init__()
+        self.values = values or {}
+        self.sites: dict[str, dict] = {}
+
+    def _pyro_sample(self, msg: dict) -> None:
+        if not msg["is_observed"] and msg["name"] in self.values:
+            msg["value"], msg["done"] = self.values[msg["name"]], True
+
+    def _pyro_post_sample(self, msg: dict) -> None:
+        if not site_is_subsample(msg):
+            self.sites[msg["name"]] = msg
+
+
 class LogJoint:
     """log π of a model given the rows x (N, *input_shape), y (N,), at temperature T.
 
@@ -69,11 +88,12 @@ class LogJoint:
         self.model, self.x, self.y, self.temperature = model, x, y, temperature
         values = {site: value.detach().to(x.device) for site, value in model.initial.items()}
         # Once with Pyro's checks of shapes and supports, which then stay off: a trajectory may meet infinities.
-        with torch.no_grad(), in_mode(model, training=False), _Given(values) as first:
+        with torch.no_grad(), in_mode(model, training=False), Record(values) as first:
             model(x[:2], y[:2])
-        for site in first.priors.keys() - values.keys():
+        latent = {name for name, site in first.sites.items() if not site["is_observed"]}
+        for site in latent - values.keys():
             raise UserError(f"the model's `initial` has no value for its latent site '{site}'")
-        self.priors = {site: first.priors[site] for site in values}
+        self.priors = {site: first.sites[site]["fn"] for site in values}
         self.dtype = next(iter(values.values())).dtype
         self._transforms = {site: _transform(site, prior) for site, prior in self.priors.items()}
         # Equal transforms: not the same objects any more after a journey to another process.
@@ -83,7 +103,7 @@ class LogJoint:
         self.initial = self.flat({site: value[None] for site, value in values.items()})[0].double()
         self.size = len(self.initial)
 
-    def terms(self, u: Tensor, x: Tensor | None = None, y: Tensor | None = None, precision: Precision = None) -> Pair:
+    def terms(self, u: Tensor, x: Rows = None, y: Rows = None, precision: Precision = None) -> Pair:
         """(log p(w) + log |∂w/∂u|, (N/B)·log p(y | x, w)/T), each (C,) in nats, at u (C, P); differentiable.
 
         x, y, precision: as for :func:`log_joints`; without x or y, those of all rows.
@@ -106,9 +126,7 @@ class LogJoint:
         prior, likelihood = self.terms(u, y=y)
         return prior + likelihood
 
-    def gradient(
-        self, u: Tensor, x: Tensor | None = None, y: Tensor | None = None, precision: Precision = None
-    ) -> Pair:
+    def gradient(self, u: Tensor, x: Rows = None, y: Rows = None, precision: Precision = None) -> Pair:
         """(log π (C,), its gradient (C, P)); arguments as for :meth:`terms`.
 
         Where ``precision`` is given, the gradient is that of the conditional; log π has it integrated out all the same.
@@ -131,7 +149,7 @@ class LogJoint:
             for site, free in self._split(u.reshape(-1, u.shape[-1])).items()
         }
 
-    def flat(self, w: Mapping[str, Tensor]) -> Tensor:
+    def flat(self, w: Weights) -> Tensor:
         """{site: (num, *shape)} -> u (num, P)."""
         return torch.cat([self._transforms[site].inv(w[site]).reshape(len(w[site]), -1) for site in self._shapes], 1)
 
@@ -160,25 +178,18 @@ _IDENTITY = biject_to(constraints.real)
 def _transform(site: str, prior: TorchDistribution) -> Transform:
     """From ℝ to the support of a site."""
     support = prior.support
-    while isinstance(support, constraints.independent):
-        support = support.base_constraint
-    if support is constraints.real:
-        return _IDENTITY
     if support.is_discrete:
         raise UserError(
             f"the latent site '{site}' is discrete, and samplers need gradients; sum it out of the model, or give it a "
             "continuous relaxation"
         )
-    return biject_to(prior.support)
+    while isinstance(support, constraints.independent):
+        support = support.base_constraint
+    return _IDENTITY if support is constraints.real else biject_to(prior.support)
 
 
 def log_joints(
-    model: nn.Module,
-    w: Mapping[str, Tensor],
-    x: Tensor,
-    y: Tensor,
-    likelihood: float = 1.0,
-    precision: Precision = None,
+    model: nn.Module, w: Weights, x: Tensor, y: Tensor, likelihood: float = 1.0, precision: Precision = None
 ) -> Pair:
     """(log p(w), ``likelihood`` · log p(y | x, w)) of C sets of weights at once, each (C,), in nats.
 
@@ -188,58 +199,98 @@ def log_joints(
     """
     with _Terms(w, precision or {}) as terms:
         model(x, y)
-    return terms.prior, likelihood * terms.likelihood
+    return terms.totals[False], likelihood * terms.totals[True]
 
 
-class _Given(Messenger):
-    """Gives the latent sites their values and keeps their priors."""
+class _Terms(Record):
+    """Adds up log densities as they come, each (C,): of latent sites, and of the observed one (True)."""
 
-    def __init__(self, values: Mapping[str, Tensor]) -> None:
-        super().__init__()
-        self.values = values
-        self.priors: dict[str, TorchDistribution] = {}
-
-    def _pyro_sample(self, msg: dict) -> None:
-        if msg["is_observed"] or site_is_subsample(msg):
-            return
-        self.priors[msg["name"]] = msg["fn"]
-        if msg["name"] in self.values:
-            msg["value"], msg["done"] = self.values[msg["name"]], True
-
-
-class _Terms(_Given):
-    """Adds up log-densities besides, for each of the C draws: several times as fast as a conditioned trace."""
-
-    def __init__(self, values: Mapping[str, Tensor], precision: Mapping[str, Tensor]) -> None:
+    def __init__(self, values: Weights, precision: Mapping[str, Tensor]) -> None:
         super().__init__(values)
-        self.precision = precision
-        self.prior: Tensor | float = 0.0
-        self.likelihood: Tensor | float = 0.0
+        self.precision, self.totals = precision, {False: 0.0, True: 0.0}
 
     def _pyro_post_sample(self, msg: dict) -> None:
         if site_is_subsample(msg):
             return
-        fn, value, precision = msg["fn"], msg["value"], self.precision.get(msg["name"])
+        fn, value, precision, observed = msg["fn"], msg["value"], self.precision.get(msg["name"]), msg["is_observed"]
         given = precision is not None and isinstance(fn, GammaNormal)
         term = fn.log_prob_given(value, precision) if given else fn.log_prob(value)
         if msg["mask"] is not None or not (isinstance(msg["scale"], float | int) and msg["scale"] == 1):
             term = scale_and_mask(term, msg["scale"], msg["mask"])
         if term.dim() > 1:
             term = term.flatten(1).sum(1, dtype=torch.float64)  # thousands of rows: float32 would be noise
-        if msg["is_observed"]:
-            self.likelihood = self.likelihood + term
-        else:
-            self.prior = self.prior + term
+        self.totals[observed] = self.totals[observed] + term
 
 
-@torch.no_grad()
-def log_likelihood(model: nn.Module, weights: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-    """log p(y_n | x_n, w_s) in nats, (S, B), for weights {site: (S, *shape)}; a few rows at a time."""
-    draws = next(iter(weights.values())).shape[0]
-    rows = max(1, MAX_MEMORY // (4 * draws * widest_activation(model, x)))
-    found = []
-    for x_part, y_part in zip(x.split(rows), y.split(rows), strict=True):
-        with ReadLikelihood() as read, poutine.condition(data=dict(weights)):
-            model(x_part)
-        found.append(read.mixture(read.likelihood).log_probs(y_part).expand(draws, len(x_part)))
-    return torch.cat(found, 1)
+# -- the ELBO ----------------------------------------------------------------------------------------------------------
+class ELBO(TraceMeanField_ELBO):
+    """Pyro's TraceMeanField_ELBO, the same number, without the densities that a closed-form KL makes superfluous.
+
+    They are more than half of a step at 784-400-400-10. The likelihood part is kept, so that a training curve can tell
+    it from the KL. For models without subsampled or enumerated sites.
+    """
+
+    def parts(self, model: Callable, guide: Callable, *args: Tensor) -> tuple[Tensor, Tensor]:
+        """(ELBO with its gradient, its likelihood part detached), scalars in nats, means over the particles."""
+        elbo, likelihood = 0.0, 0.0
+        for _ in range(self.num_particles):
+            with Record() as q:
+                guide(*args)
+            with Record({name: site["value"] for name, site in q.sites.items()}) as p:
+                model(*args)
+            for name, site in p.sites.items():
+                if site["is_observed"]:
+                    term = _scaled(site["fn"].log_prob(site["value"]), site)
+                    likelihood = likelihood + term.detach()
+                    elbo = elbo + term
+                else:
+                    elbo = elbo - _kl(q.sites[name], site)
+            for name, site in q.sites.items():
+                if name not in p.sites:
+                    elbo = elbo + _entropy(site)
+        if self.num_particles == 1:
+            return elbo, likelihood
+        return elbo / self.num_particles, likelihood / self.num_particles
+
+    def differentiable_loss(self, model: Callable, guide: Callable, *args: Tensor) -> Tensor:
+        """-ELBO."""
+        return -self.parts(model, guide, *args)[0]
+
+
+class Objective(nn.Module):
+    """(ELBO with its gradient, its likelihood part) of some rows: a module, as gradients are averaged by modules."""
+
+    def __init__(self, model: nn.Module, guide: nn.Module, num_particles: int) -> None:
+        super().__init__()
+        self.guide, self.elbo = guide, ELBO(num_particles=num_particles)
+        self._model = (model,)  # not as a submodule: its parameters are not trained
+
+    def forward(self, x: Tensor, y: Tensor, likelihood: float, latent: float) -> tuple[Tensor, Tensor]:
+        """x, y: rows whose log-likelihood counts ``likelihood`` times; the KL counts ``latent`` times."""
+        return self.elbo.parts(Rescale(likelihood, latent)(self._model[0]), Rescale(latent=latent)(self.guide), x, y)
+
+
+def _kl(q: dict, p: dict) -> Tensor:
+    """KL(q ‖ p) of one latent site, in closed form, else log q(w) − log p(w) at the draw."""
+    try:
+        return _scaled(kl_divergence(q["fn"], p["fn"]), q)
+    except NotImplementedError:
+        return _scaled(q["fn"].log_prob(q["value"]), q) - _scaled(p["fn"].log_prob(q["value"]), p)
+
+
+def _entropy(q: dict) -> Tensor:
+    """−E[log q] of a site that the guide alone has, in closed form, else at the draw.
+
+    Raises ValueError unless the guide says that it is auxiliary, as the whole of a joint guide: a misspelt site would
+    be rewarded for its entropy.
+    """
+    if not q["infer"].get("is_auxiliary"):
+        raise ValueError(f"the guide's site '{q['name']}' is none of the model's, and is not marked as auxiliary")
+    try:
+        return _scaled(q["fn"].entropy(), q)
+    except NotImplementedError:
+        return -_scaled(q["fn"].log_prob(q["value"]), q)
+
+
+def _scaled(term: Tensor, site: dict) -> Tensor:
+    return scale_and_mask(term, site["scale"], site["mask"]).sum()

@@ -15,7 +15,7 @@ ranks estimates the same ELBO as one process does, also where their shares diffe
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -27,16 +27,15 @@ from torch import Tensor, nn
 from bnn_pyro.checkpoint import Agreement, Checkpoint, Interrupted
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.distributed import here
-from bnn_pyro.inference.early_stopping import EarlyStopping
-from bnn_pyro.inference.elbo import Objective
-from bnn_pyro.inference.method import Report, check_finite, diverged
+from bnn_pyro.errors import UserError
+from bnn_pyro.inference.log_joint import Objective
 from bnn_pyro.isolation import generator_state, set_generator_state, set_stream
+from bnn_pyro.parallel.task import Report
 from bnn_pyro.parts.nets import in_mode
 from bnn_pyro.posterior import model_buffers
 from bnn_pyro.settings import Settings, parse_named, setting
 
-__all__ = ["OPTIMISERS", "Optimisation", "Training", "parse_optimiser"]
-
+__all__ = ["OPTIMISERS", "Optimisation", "Training", "check_finite", "diverged", "parse_optimiser"]
 
 #: (parameters, learning rate, N) -> an optimiser of the sum over N rows.
 Maker = Callable[[Iterable[nn.Parameter], float, int], torch.optim.Optimizer]
@@ -79,12 +78,18 @@ class Optimisation(Settings):
 
     #: Several processes can share one fit.
     divisible: ClassVar[bool] = True
+    tiny: ClassVar[Mapping[str, Any]] = {"epochs": 400, "batch_size": 0, "lr": 0.05, "final_lr": 0.0}
 
     epochs: int = setting(2000, low=1)
     batch_size: int = setting(0, low=0)
     lr: float = setting(0.01, above=0)
     final_lr: float = setting(0.01, low=0, high=1)
     optimiser: str = setting("adam", parse=parse_optimiser)
+
+    @property
+    def shared(self) -> bool:
+        """Whether several processes (torchrun) share a fit now, all of which do the same."""
+        return here().size > 1
 
     def minimise(
         self,
@@ -107,7 +112,7 @@ class Optimisation(Settings):
         agreed = Agreement(ranks, checkpoint, training.step)
         for rows in training.batches():
             training.advance(rows)
-            if training.at_a_line:
+            if training.step % training.window == 0 or training.step == training.total:
                 figures, enough = training.record()
                 if report is not None:
                     report(training.step, training.total, figures)
@@ -133,20 +138,20 @@ class Training:
     latent         what the KL is multiplied by, after rising to it from 0 in the first ``warmup`` epochs
     num_particles  draws of w that estimate the ELBO in a step
     project        called after every step, to bring the guide's parameters back to where they must stay
-    watch          asked after every line of the trace, to which it adds ``validation_nll``, whether to stop; the
-                   weights are then those of its best epoch
+    watch          an ``EarlyStopping``, asked after every line of the trace, to which it adds ``validation_nll``,
+                   whether to stop; the weights are then those of its best epoch
     """
 
     settings: Optimisation
     model: nn.Module
     guide: nn.Module
     data: Dataset
-    seed: int
+    seed: int = 0
     latent: float = 1.0
     warmup: int = 0
     num_particles: int = 1
     project: Callable[[], None] | None = None
-    watch: EarlyStopping | None = None
+    watch: Any = None
 
     def __post_init__(self) -> None:
         settings, self.x, self.y, self.ranks = self.settings, self.data.x_train, self.data.y_train, here()
@@ -166,11 +171,6 @@ class Training:
         self.since = 0
         if self.ranks.rank:
             set_stream(self.seed, self.ranks.rank, 0)
-
-    @property
-    def at_a_line(self) -> bool:
-        """Whether a line of the trace ends with the last step."""
-        return self.step % self.window == 0 or self.step == self.total
 
     def batches(self) -> Iterator[Tensor | slice]:
         """Rows of each step that is left. A new random order every epoch.
@@ -220,8 +220,10 @@ class Training:
         elbo, likelihood = self._recent().mean(0).tolist()
         line = [self.step / self.per_epoch, elbo, likelihood, likelihood - elbo]
         figures, enough = {"ELBO/N": elbo / len(self.x)}, False
-        if self.watch is not None:
-            figures["validation NLL"], enough = self.watch.seen(line[0])
+        if self.watch is not None:  # each rank scores its share of the rows
+            scores = self.watch.log_likelihood(self.ranks.part(self.watch.x), self.ranks.part(self.watch.y))
+            figures["validation NLL"] = -self.ranks.total(scores).item() / len(self.watch.x)
+            enough = self.watch.seen(line[0], figures["validation NLL"])
             line.append(figures["validation NLL"])
         for name, value in zip(self.trace, line, strict=True):
             self.trace[name].append(value)
@@ -277,3 +279,18 @@ class Training:
             set_generator_state(generators[self.ranks.rank])
         else:  # it was saved by fewer ranks
             set_stream(self.seed, self.ranks.rank, self.step)
+
+
+def check_finite(recent: Sequence[Tensor] | Tensor, step: int, lr: float) -> None:
+    """Raise UserError where the first figure of a line of ``recent`` is not finite, the last of them of this step."""
+    bad = [i for i, parts in enumerate(recent) if not bool(torch.isfinite(parts[0]))]
+    if bad:
+        raise diverged(f"loss became {recent[bad[0]][0].item()} at", step - len(recent) + bad[0] + 1, lr)
+
+
+def diverged(what: str, step: int, lr: float) -> UserError:
+    """The error that says so, with what to do."""
+    return UserError(
+        f"the {what} step {step} (lr {lr}); the last good checkpoint, if any, is kept: "
+        f"try a smaller --lr, such as {lr / 10:g}"
+    )

@@ -14,7 +14,6 @@ import itertools
 import math
 import time
 import warnings
-from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -22,17 +21,22 @@ from torch import Tensor, nn
 
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference.compiled import CompiledGradient, NotCompiled, compile_gradient, recipe
-from bnn_pyro.inference.log_joint import LogJoint
+from bnn_pyro.inference.log_joint import LogJoint, Record, Weights
 from bnn_pyro.inference.trajectories import gradient_of
 from bnn_pyro.parallel.executor import current_executor, usable_cores
+from bnn_pyro.parts.likelihoods import ReadLikelihood
 from bnn_pyro.parts.priors import widest_activation
 
 __all__ = [
-    "LARGE", "Potential", "Space", "announce", "choose_compiled", "choose_cores", "seconds_per_gradient",
+    "ARITHMETIC", "EAGER", "LARGE", "Potential", "Space", "announce", "choose_compiled", "choose_cores",
+    "log_likelihood", "run_cost", "seconds_per_gradient",
 ]  # fmt: skip
 
 #: Bytes that the activations of the chains evaluated at once may take.
 MAX_MEMORY = 512 * 2**20
+
+#: Bytes that the widest activation of one chunk of rows may take.
+ROWS_MEMORY = 64 * 2**20
 
 #: How far a compiled gradient may be off, relative to its largest entry (float32 has 1e-7), and at how many points.
 AGREEMENT, MIN_COMPARED = 1e-4, 8
@@ -134,7 +138,7 @@ class Potential(LogJoint):
         """z (…, P) -> {site: (…, *shape)} in the model's own precision."""
         return self.sites(self.space.forward(z))
 
-    def position(self, w: Mapping[str, Tensor]) -> Tensor:
+    def position(self, w: Weights) -> Tensor:
         """{site: (num, *shape)} -> z (num, P)."""
         return self.space.inverse(self.flat(w).double())
 
@@ -177,6 +181,19 @@ class Potential(LogJoint):
         return density.detach(), gradient
 
 
+@torch.no_grad()
+def log_likelihood(model: nn.Module, weights: Weights, x: Tensor, y: Tensor) -> Tensor:
+    """log p(y_n | x_n, w_s) in nats, (S, B), for weights {site: (S, *shape)}; a few rows at a time."""
+    draws = next(iter(weights.values())).shape[0]
+    rows = max(1, ROWS_MEMORY // (4 * draws * widest_activation(model, x)))
+    found = []
+    for x_part, y_part in zip(x.split(rows), y.split(rows), strict=True):
+        with ReadLikelihood() as read, Record(weights):
+            model(x_part)
+        found.append(read.mixture(read.likelihood).log_probs(y_part).expand(draws, len(x_part)))
+    return torch.cat(found, 1)
+
+
 # -- what a run is going to cost ---------------------------------------------------------------------------------------
 def _work(potential: Potential) -> float:
     """Rows · weights, infinite on a GPU: what a gradient's arithmetic is in proportion to."""
@@ -189,21 +206,25 @@ def choose_compiled(asked: str, gradients: float, potential: Potential) -> bool:
     return asked == "yes" or (asked == "auto" and long and _work(potential) <= LARGE)
 
 
-def choose_cores(asked: int, chains: int, gradients: float, compiled: bool, potential: Potential) -> int:
+def run_cost(gradients: float, compiled: bool, potential: Potential) -> tuple[float, float]:
+    """(seconds of so many gradients, seconds until another process takes its first)."""
+    seconds = gradients * ((COMPILED if compiled else EAGER) + ARITHMETIC * _work(potential))
+    return seconds, PROCESS + (COMPILATION if compiled else 0.0)
+
+
+def choose_cores(asked: int, tasks: int, device: torch.device, seconds: float, price: float = PROCESS) -> int:
     """How many processes: what was asked for, or for 0 as many as there are cores where that saves twice their price.
 
     1: in this process, as on a GPU and in a process that is itself one of several. An executor in force decides.
+
+    device: where tasks compute.   seconds: of all of them.   price: seconds that a process takes to start.
     """
-    current, cpu, cores = current_executor(), potential.x.device.type == "cpu", min(chains, usable_cores())
+    current, cpu, cores = current_executor(), device.type == "cpu", min(tasks, usable_cores())
     if current is not None and current.kind != "dask":
         return cores if cpu else 1
     if asked:
-        return min(asked, chains)
-    if not cpu or usable_cores() == 1:
-        return 1
-    seconds = gradients * ((COMPILED if compiled else EAGER) + ARITHMETIC * _work(potential))
-    price = PROCESS + (COMPILATION if compiled else 0.0)
-    return cores if seconds * (1 - 1 / cores) > 2 * price else 1
+        return min(asked, tasks)
+    return cores if cpu and seconds * (1 - 1 / cores) > 2 * price else 1
 
 
 def seconds_per_gradient(potential: Potential, z: np.ndarray) -> float:

@@ -26,11 +26,10 @@ from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.inference.chains import Record
 from bnn_pyro.inference.curvature import coordinates
-from bnn_pyro.inference.method import Report
 from bnn_pyro.inference.potential import Potential
 from bnn_pyro.inference.svi import SVI
 from bnn_pyro.isolation import chain_seed, isolated
-from bnn_pyro.parallel.task import one_thread
+from bnn_pyro.parallel.task import Report, one_thread
 from bnn_pyro.parts.guides import MeanFieldNormal
 from bnn_pyro.posterior import Posterior, weight_space
 from bnn_pyro.settings import Settings, setting

@@ -33,10 +33,11 @@ from bnn_pyro.checkpoint import Checkpoint, Interrupted
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.inference.linear import stochastic_log_joint
-from bnn_pyro.inference.log_joint import log_likelihood
-from bnn_pyro.inference.method import Report, check_finite, diverged
+from bnn_pyro.inference.optimise import check_finite, diverged
+from bnn_pyro.inference.potential import log_likelihood
 from bnn_pyro.inference.sg_chains import Batches, Plan, Stored, parse_schedule
 from bnn_pyro.isolation import generator_state, set_generator_state
+from bnn_pyro.parallel.task import Report
 from bnn_pyro.parts.nets import in_mode
 from bnn_pyro.parts.priors import GammaNormal
 from bnn_pyro.posterior import Posterior, weight_space

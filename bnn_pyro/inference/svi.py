@@ -1,29 +1,38 @@
-"""Stochastic variational inference: the guide that maximises the ELBO.
+"""Stochastic variational inference, and the point estimates, which are SVI with a point mass for a guide.
 
-    ELBO(φ) = E_q[log p(y | x, w)] − KL(q_φ(w) ‖ p(w))
+    SVI: argmax_φ ELBO(φ) = E_q[log p(y | x, w)] − KL(q_φ(w) ‖ p(w))
+    MAP: argmax_w log p(y | x, w) + log p(w)          MLE: argmax_w log p(y | x, w)
 
-estimated with N/B-scaled mini-batches and reparametrised draws (Blundell et al. 2015; Ranganath et al. 2014). It
-converges to the best q in the guide's family, which for a mean-field q is narrower than the posterior wherever
-weights are correlated.
+The ELBO is estimated with N/B-scaled mini-batches and reparametrised draws (Blundell et al. 2015; Ranganath et al.
+2014). SVI converges to the best q in the guide's family, which for a mean-field q is narrower than the posterior
+wherever weights are correlated.
+
+The KL of a point mass to the prior is −log p(w); MLE gives it the weight 0. Where the network has dropout the
+likelihood is averaged over its masks, and the weights found are those of the network without: the layers divide what
+they keep by its share, so that nothing needs to be scaled (Srivastava et al. 2014, section 10).
 """
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from bnn_pyro.checkpoint import Checkpoint
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError
-from bnn_pyro.inference.method import Report
 from bnn_pyro.inference.optimise import Optimisation
-from bnn_pyro.posterior import Posterior
+from bnn_pyro.inference.potential import log_likelihood
+from bnn_pyro.parts.guides import DroppedInputs, PointMass
+from bnn_pyro.parts.nets import in_mode
+from bnn_pyro.posterior import Posterior, model_buffers
 from bnn_pyro.settings import setting
 
-__all__ = ["SVI"]
+__all__ = ["MAP", "MLE", "SVI", "EarlyStopping", "MCDropout"]
 
 
 @dataclass(frozen=True)
@@ -39,7 +48,6 @@ class SVI(Optimisation):
 
     converges_to: ClassVar[str] = "best in family"
     needs: ClassVar[frozenset[str]] = frozenset({"guide"})
-    tiny: ClassVar[Mapping[str, Any]] = {"epochs": 400, "batch_size": 0, "lr": 0.05, "final_lr": 0.0}
     num_particles: int = setting(1, low=1)
     temperature: float = setting(1.0, above=0)
     kl_warmup: int = setting(0, low=0)
@@ -49,28 +57,139 @@ class SVI(Optimisation):
         if self.kl_warmup > self.epochs:
             raise UserError(f"kl_warmup must lie between 0 and the {self.epochs} epochs, got {self.kl_warmup}")
 
-    def run(
-        self,
-        model: nn.Module,
-        guide: nn.Module | None,
-        data: Dataset,
-        *,
-        seed: int = 0,
-        checkpoint: Checkpoint | None = None,
-        report: Report | None = None,
-    ) -> Posterior:
+    def run(self, model: nn.Module, guide: nn.Module | None, data: Dataset, **how: Any) -> Posterior:
         """Fit the guide; see ``Method.run``."""
         if guide is None:
             raise UserError("SVI needs a guide, and this variant has none; use --inference map")
-        trace = self.minimise(
-            model,
-            guide,
-            data,
-            seed=seed,
-            latent=self.temperature,
-            warmup=self.kl_warmup,
-            num_particles=self.num_particles,
-            checkpoint=checkpoint,
-            report=report,
-        )
+        elbo = dict(latent=self.temperature, warmup=self.kl_warmup, num_particles=self.num_particles)
+        trace = self.minimise(model, guide, data, **elbo, **how)
         return Posterior(model, data.schema, guide=guide, trace=trace)
+
+
+@dataclass(frozen=True)
+class MAP(Optimisation):
+    """Settings of the maximum a posteriori estimate. The prior is the weight decay.
+
+    patience  epochs without a better NLL of the validation rows after which training stops; the weights of the best
+              epoch are kept. 0: train all epochs and keep the last
+    max_norm  c: after every step the incoming weights of a unit that are longer than c are shortened to it; 0: not
+    """
+
+    converges_to: ClassVar[str] = "point"
+    needs: ClassVar[frozenset[str]] = frozenset({"weights"})
+    patience: int = setting(0, low=0)
+    max_norm: float = setting(0.0, low=0)
+
+    prior_weight: ClassVar[float] = 1.0
+
+    def run(self, model: nn.Module, guide: nn.Module | None, data: Dataset, **how: Any) -> Posterior:
+        """Find the point and return it as one chain of one draw; see ``Method.run``. The guide is not used."""
+        point = PointMass(model.initial).to(data.x_train.device)
+        trace = self.find(model, point, data, **how)
+        chains = {site: value.detach()[None, None] for site, value in point.sites().items()}
+        return Posterior(model, data.schema, chains=chains, trace=trace)
+
+    def check(self, data: Dataset) -> None:
+        """Raises UserError where early stopping is asked for and there are no validation rows."""
+        if self.patience and not len(data.x_val):
+            raise UserError(
+                f"early stopping (patience {self.patience}) needs validation rows, and {data.name} was loaded without "
+                "any: give --validation ROWS, or train the network with patience 0"
+            )
+
+    def find(self, model: nn.Module, point: PointMass, data: Dataset, **how: Any) -> dict[str, list[float]]:
+        """Move ``point`` in place and return the trace {epoch, log_likelihood, log_joint, log_prior}.
+
+        how: seed, checkpoint and report, as of ``Method.run``.
+        """
+        self.check(data)
+        if self.patience:
+            how["watch"] = EarlyStopping(model, point, data.x_val, data.y_val, self.patience)
+        if self.max_norm:
+            how["project"] = lambda: point.shorten(self.max_norm)
+        trace = self.minimise(model, point, data, latent=self.prior_weight, **how)
+        trace["log_joint"], trace["log_prior"] = trace.pop("elbo"), [-kl for kl in trace.pop("kl")]
+        return trace
+
+
+@dataclass(frozen=True)
+class MLE(MAP):
+    """Settings of the maximum likelihood estimate: MAP with the prior left out."""
+
+    prior_weight: ClassVar[float] = 0.0
+    #: Without a prior, the way to the maximum is long.
+    tiny: ClassVar[Mapping[str, Any]] = {**MAP.tiny, "epochs": 1200, "lr": 0.2}
+
+
+@dataclass(frozen=True)
+class MCDropout(MAP):
+    """Settings of MC dropout: train with dropout and predict with it, averaging over masks as over draws of w.
+
+        q(w): W_l = M_l · diag(z_l / (1 − p_l)),  z_l ~ Bernoulli(1 − p_l)          maximise over M
+        E_z[log p(y | x, w)] + log p(M)
+
+    Training is that of MAP with a mask for every row: an ELBO whose latent variables are the masks, with q(z) = p(z)
+    and so a KL of 0, plus the log prior of M as weight decay (Gal & Ghahramani 2016, arXiv:1506.02142, equation 7 up
+    to its scaling of the decay). The rates p are settings: the spread of the draws does not shrink with N.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset({"weights", "dropout"})
+
+    def run(self, model: nn.Module, guide: nn.Module | None, data: Dataset, **how: Any) -> Posterior:
+        """Find the weights as MAP does and put them into the guide; see ``Method.run``.
+
+        Raises UserError for a variant whose guide is not that of a network with dropout.
+        """
+        if not isinstance(guide, DroppedInputs):
+            raise UserError("mc-dropout needs a network with dropout; use the variant dropout-mlp")
+        point = PointMass(model.initial).to(data.x_train.device)
+        trace = self.find(model, point, data, **how)
+        with torch.no_grad():
+            guide.loc.copy_(point.loc)
+        return Posterior(model, data.schema, guide=guide, trace=trace)
+
+
+class EarlyStopping:
+    """Watches the mean validation NLL (nats per row) of a point estimate, and keeps its best weights.
+
+    Choosing among the epochs is all that the validation rows do: no gradient is ever taken of them.
+
+    x, y: the validation rows.   patience: epochs without a better NLL after which training is to stop.
+    """
+
+    def __init__(self, model: nn.Module, point: PointMass, x: Tensor, y: Tensor, patience: int) -> None:
+        self.model, self.point, self.x, self.y, self.patience = model, point, x, y, patience
+        self.best_nll, self.best_epoch = math.inf, 0.0
+        self.best = self._weights()
+
+    @torch.no_grad()
+    def log_likelihood(self, x: Tensor, y: Tensor) -> Tensor:
+        """log p(y | x, w) in nats of some rows by the weights as they are, their sum, float64."""
+        weights = {site: value[None] for site, value in self.point.sites().items()}
+        with in_mode(self.model, training=False):
+            return log_likelihood(self.model, weights, x, y).sum(dtype=torch.float64)
+
+    def seen(self, epoch: float, nll: float) -> bool:
+        """Whether to stop after this epoch, whose weights have this mean NLL."""
+        if nll < self.best_nll:
+            self.best_nll, self.best_epoch, self.best = nll, epoch, self._weights()
+        return epoch - self.best_epoch >= self.patience
+
+    def restore(self) -> None:
+        """Put the best weights back."""
+        self.point.load_state_dict(self.best["weights"])
+        self.model.load_state_dict(self.best["buffers"], strict=False)
+
+    def _weights(self) -> dict[str, dict[str, Tensor]]:
+        """Copies of the weights and of the model's buffers, which training may change too."""
+        return copy.deepcopy({"weights": self.point.state_dict(), "buffers": model_buffers(self.model)})
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint must hold."""
+        return {"best": self.best, "best_nll": self.best_nll, "best_epoch": self.best_epoch}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what :meth:`state_dict` returned."""
+        best = state["best"]  # of an earlier version: the weights alone
+        self.best = best if best.keys() == {"weights", "buffers"} else {"weights": best, "buffers": {}}
+        self.best_nll, self.best_epoch = state["best_nll"], state["best_epoch"]

@@ -16,8 +16,7 @@ from bnn_pyro.checks import CHECKS, Subject
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError
 from bnn_pyro.fitting import fit, resolve_backbone
-from bnn_pyro.inference import METHODS, methods_for
-from bnn_pyro.inference.method import CONVERGES_TO
+from bnn_pyro.inference import CONVERGES_TO, METHODS, methods_for
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parallel.task import one_thread
 from bnn_pyro.progress import progress_bar

@@ -1,7 +1,7 @@
 """The protocol of a variant: a frozen dataclass whose fields are its settings, with two verbs, ``model`` and ``guide``.
 
 To add one: a file here, and a line in ``ZOO``. Its class attributes say the rest: ``summary`` (the idea in one line),
-``paper``, and ``has`` (keys of ``inference.method.NEEDS``, from which follows what methods suit it);
+``paper``, and ``has`` (keys of ``inference.NEEDS``, from which follows what methods suit it);
 ``images_only = True`` where inputs must have a height and a width. Those tuned for a data set go into ``tuned.toml``.
 """
 

@@ -13,47 +13,30 @@ __all__ = ["C_TYPES", "POINTWISE", "VIEWS", "Array", "Unsupported", "broadcast",
 aten = torch.ops.aten
 
 C_TYPES = {torch.float32: "float", torch.float64: "double", torch.bool: "unsigned char", torch.int64: "long"}
-
-#: Elementwise operators; {f} is the suffix of C's float functions.
+#: Elementwise operators as C expressions; {f} is the suffix of C's float functions.
+SIGNS = zip(
+    ["add", "sub", "mul", "div", "gt", "ge", "lt", "le", "eq", "ne", "logical_and", "logical_or"],
+    ["+", "-", "*", "/", ">", ">=", "<", "<=", "==", "!=", "&&", "||"],
+    strict=True,
+)
+OWN_NAMES = ("exp", "expm1", "log", "log1p", "sqrt", "erf", "sin", "cos", "gelu")
 POINTWISE = {
-    aten.add: "({0} + {1})",
-    aten.sub: "({0} - {1})",
-    aten.mul: "({0} * {1})",
-    aten.div: "({0} / {1})",
+    **{getattr(aten, name): f"({{0}} {sign} {{1}})" for name, sign in SIGNS},
+    **{getattr(aten, name): f"{name}{{f}}({{0}})" for name in OWN_NAMES},
+    **dict.fromkeys([aten.clone, aten.alias, aten._to_copy, aten.lift_fresh_copy], "{0}"),
     aten.neg: "(-{0})",
     aten.reciprocal: "(1 / {0})",
+    aten.logical_not: "(!{0})",
     aten.abs: "fabs{f}({0})",
-    aten.exp: "exp{f}({0})",
-    aten.expm1: "expm1{f}({0})",
-    aten.log: "log{f}({0})",
-    aten.log1p: "log1p{f}({0})",
-    aten.sqrt: "sqrt{f}({0})",
     aten.rsqrt: "(1 / sqrt{f}({0}))",
     aten.tanh: "quick_tanh{f}({0})",
-    aten.erf: "erf{f}({0})",
-    aten.sin: "sin{f}({0})",
-    aten.cos: "cos{f}({0})",
     aten.sigmoid: "(1 / (1 + exp{f}(-{0})))",
     aten.relu: "larger{f}({0}, 0)",
-    aten.gelu: "gelu{f}({0})",
     aten.maximum: "larger{f}({0}, {1})",
     aten.minimum: "smaller{f}({0}, {1})",
     aten.clamp_min: "larger{f}({0}, {1})",
     aten.clamp_max: "smaller{f}({0}, {1})",
     aten.where: "choose{f}({0}, {1}, {2})",
-    aten.gt: "({0} > {1})",
-    aten.ge: "({0} >= {1})",
-    aten.lt: "({0} < {1})",
-    aten.le: "({0} <= {1})",
-    aten.eq: "({0} == {1})",
-    aten.ne: "({0} != {1})",
-    aten.logical_not: "(!{0})",
-    aten.logical_and: "({0} && {1})",
-    aten.logical_or: "({0} || {1})",
-    aten.clone: "{0}",
-    aten.alias: "{0}",
-    aten._to_copy: "{0}",
-    aten.lift_fresh_copy: "{0}",
 }
 VIEWS = {
     aten.view, aten._unsafe_view, aten.permute, aten.expand, aten.unsqueeze, aten.squeeze, aten.slice, aten.select,

@@ -11,10 +11,11 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor, fx
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from bnn_pyro.inference.compiled.c_pieces import C_TYPES, POINTWISE, VIEWS, Array, Unsupported, broadcast, literal
 
@@ -77,11 +78,7 @@ class _Writer:
         if packet in VIEWS:
             source = self._stored(held[0][0])
             seen = node.target(source.like, *held[0][1:], **held[1])
-            return (
-                [Array(part, source.buffer) for part in seen]
-                if isinstance(seen, list | tuple)
-                else Array(seen, source.buffer)
-            )
+            return tree_map(lambda part: Array(part, source.buffer), seen)
         like = torch.empty_strided(val.shape, val.stride(), dtype=val.dtype, device="meta")
         if packet in (aten.full_like, aten.zeros_like, aten.ones_like):
             value = {aten.zeros_like: 0, aten.ones_like: 1}.get(packet, held[0][-1])
@@ -90,9 +87,10 @@ class _Writer:
             made = Array(like, at=self._expression(packet, like, held[0]))
             # Where it is wanted twice, it is kept: an expression would be worked out twice.
             return made if len(node.users) == 1 else self._stored(made)
-        special = {aten.sum: self._sum, aten.amax: self._amax, aten.mm: self._mm, aten.bmm: self._mm,
-                   aten.scatter_add: self._scatter, aten.cat: self._cat, aten.slice_scatter: self._slice_scatter,
-                   aten.select_scatter: self._select_scatter}  # fmt: skip
+        add, largest = dict(start="0", form="a += {0};"), dict(start="-INFINITY", form="a = larger{f}(a, {0});")
+        special = {aten.sum: partial(self._reduce, **add), aten.amax: partial(self._reduce, **largest),
+                   aten.mm: self._mm, aten.bmm: self._mm, aten.scatter_add: self._scatter, aten.cat: self._cat,
+                   aten.slice_scatter: self._slice_scatter, aten.select_scatter: self._select_scatter}  # fmt: skip
         if packet not in special:
             raise Unsupported(f"the operator {packet}")
         return special[packet](like, *held[0])
@@ -169,43 +167,35 @@ class _Writer:
         return lambda i: cast + form.format(*(o(i) if o is not None else "" for o in operands))
 
     # -- loops -------------------------------------------------------------------------------------------------------
-    def _loop(
-        self, shape: Sequence[int], stride: Sequence[int], body: Callable[[list[str]], str], depth: str = "i"
-    ) -> None:
+    def _loop(self, shape: Sequence[int], stride: Sequence[int], body: Callable[[list[str]], str]) -> None:
         """``body`` for every index; the smallest stride innermost."""
         if 0 in shape:
             return
-        index = [f"{depth}{d}" if n > 1 else "0" for d, n in enumerate(shape)]
+        index = [f"i{d}" if n > 1 else "0" for d, n in enumerate(shape)]
         order = sorted((d for d, n in enumerate(shape) if n > 1), key=lambda d: -stride[d])
         for d in order:
             pragma = "\n\n" if d == order[-1] else ""
             self.lines.append(f"{pragma}for (long {index[d]} = 0; {index[d]} < {shape[d]}; {index[d]}++) {{")
         self.lines.append(body(index) + "}" * len(order))
 
-    def _reduce(self, like: Tensor, value: Array, dims: Sequence[int], start: str, form: str) -> Array:
+    def _reduce(
+        self, like: Tensor, value: object, dims: Sequence[int] = (), *_: object, start: str, form: str
+    ) -> Array:
         """Over ``dims`` of the value, each element on its own."""
-        made, shape = self._new(like), value.like.shape
-        dims = sorted(d % len(shape) for d in dims) if dims else list(range(len(shape)))
-        kept = [d for d in range(len(shape)) if d not in dims]
-        keepdim = like.dim() == len(shape)
-        outer = [shape[d] if d in kept else 1 for d in range(len(shape))]
-        inner = sorted((d for d in dims if shape[d] > 1), key=lambda d: -value.like.stride(d))
+        value, made = self._array(value), self._new(like)
+        shape, f = value.like.shape, "f" if like.dtype == torch.float32 else ""
+        dims = {d % len(shape) for d in dims} or set(range(len(shape)))
+        inner = sorted((d for d in sorted(dims) if shape[d] > 1), key=lambda d: -value.like.stride(d))
+        loops = "".join(f"for (long j{d} = 0; j{d} < {shape[d]}; j{d}++) " for d in inner)
 
         def body(index: list[str]) -> str:
-            whole = [f"j{d}" if d in inner else index[d] for d in range(len(shape))]
-            loops = "".join(f"for (long j{d} = 0; j{d} < {shape[d]}; j{d}++) " for d in inner)
-            place = index if keepdim else [index[d] for d in kept]
-            return f"{{ {made.type} a = {start}; {loops}{form.format(value(whole))} {made(place)} = a; }}"
+            element = value([f"j{d}" if d in inner else i for d, i in enumerate(index)])
+            place = index if like.dim() == len(shape) else [i for d, i in enumerate(index) if d not in dims]
+            return f"{{ {made.type} a = {start}; {loops}{form.format(element, f=f)} {made(place)} = a; }}"
 
+        outer = [1 if d in dims else n for d, n in enumerate(shape)]
         self._loop(outer, list(range(len(outer), 0, -1)), body)
         return made
-
-    def _sum(self, like: Tensor, value: object, dims: Sequence[int] = (), *_: object) -> Array:
-        return self._reduce(like, self._array(value), dims, "0", "a += {0};")
-
-    def _amax(self, like: Tensor, value: object, dims: Sequence[int] = (), *_: object) -> Array:
-        f = "f" if like.dtype == torch.float32 else ""
-        return self._reduce(like, self._array(value), dims, "-INFINITY", f"a = larger{f}(a, {{0}});")
 
     def _mm(self, like: Tensor, left: object, right: object) -> Array:
         """(M, K) (K, N), or a batch of them: along n or m where that is contiguous, else as scalar products."""
@@ -250,10 +240,8 @@ class _Writer:
     ) -> Array:
         if rest[1:] and rest[1] != 1:
             raise Unsupported("slices with a step")
-        made, part, dim = self._copy(like, base), self._array(part), dim % like.dim()
-        start = (start or 0) % max(1, like.shape[dim])
-        shift = lambda i: [f"({e} + {start})" if d == dim else e for d, e in enumerate(i)]  # noqa: E731
-        self._loop(part.like.shape, like.stride(), lambda i: f"{made(shift(i))} = {part(i)};")
+        made, dim = self._copy(like, base), dim % like.dim()
+        self._place(made, self._array(part), dim, (start or 0) % max(1, like.shape[dim]))
         return made
 
     def _select_scatter(self, like: Tensor, base: object, part: object, dim: int, index: int) -> Array:
@@ -264,7 +252,11 @@ class _Writer:
     def _cat(self, like: Tensor, parts: Sequence, dim: int = 0) -> Array:
         made, start, dim = self._new(like), 0, dim % like.dim()
         for part in map(self._array, parts):
-            shift = lambda i, start=start: [f"({e} + {start})" if d == dim else e for d, e in enumerate(i)]  # noqa: E731
-            self._loop(part.like.shape, like.stride(), lambda i, p=part, s=shift: f"{made(s(i))} = {p(i)};")
+            self._place(made, part, dim, start)
             start += part.like.shape[dim]
         return made
+
+    def _place(self, made: Array, part: Array, dim: int, start: int) -> None:
+        """The part into a larger array, from ``start`` on along ``dim``."""
+        shift = lambda i: [f"({e} + {start})" if d == dim else e for d, e in enumerate(i)]  # noqa: E731
+        self._loop(part.like.shape, made.like.stride(), lambda i: f"{made(shift(i))} = {part(i)};")
