@@ -11,8 +11,8 @@ from scipy.integrate import quad
 import bnn_pyro as bp
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
 from bnn_pyro.checks.linear_regression import correlated, dataset
-from bnn_pyro.inference import curvature, laplace
-from bnn_pyro.inference.curvature import STRUCTURES, Curvature
+from bnn_pyro.inference import laplace, linear
+from bnn_pyro.inference.linear import STRUCTURES, Curvature
 from bnn_pyro.inference.log_joint import LogJoint
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.likelihoods import ReadLikelihood
@@ -168,7 +168,7 @@ def test_mode_and_precision_are_those_of_the_model(case, monkeypatch):
     """
     data, settings = CASES[case][0](), dict(CASES[case][1])
     temperature = settings.pop("temperature", 1.0)
-    monkeypatch.setattr(curvature, "ROWS", 17)  # so that the sum is over chunks, and of unequal ones
+    monkeypatch.setattr(linear, "ROWS", 17)  # so that the sum is over chunks, and of unequal ones
     entry = bp.MeanField(hidden=(), **settings)
     posterior = bp.Laplace(temperature=temperature).run(made(entry, data), None, data)
     of, mode = log_joint(made(entry, data), data, temperature), posterior.guide.loc.detach().double()
@@ -247,7 +247,7 @@ def test_the_mode_is_the_same_by_any_way_there(monkeypatch):
     data, entry = classes(4), bp.MeanField(hidden=())
     straight = bp.Laplace().run(made(entry, data), None, data)
     sd = straight.guide.distribution.variance.sqrt()
-    monkeypatch.setattr(curvature, "MAX_SINGLE_ROWS", 5)  # all other rows as their mean
+    monkeypatch.setattr(laplace, "MAX_SINGLE_ROWS", 5)  # all other rows as their mean
     monkeypatch.setattr(laplace, "MAX_ROUND", 3)
     model = made(entry, data)
     with torch.no_grad():

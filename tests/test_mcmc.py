@@ -11,7 +11,7 @@ from test_posterior_1d import TAU, X, Y, log_joint
 
 import bnn_pyro as bp
 from bnn_pyro.checks.linear_regression import correlated, dataset
-from bnn_pyro.inference import curvature as whitening
+from bnn_pyro.inference import linear as whitening
 from bnn_pyro.inference import sampler as samplers
 from bnn_pyro.inference.potential import Space
 

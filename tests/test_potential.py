@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 import bnn_pyro as bp
-from bnn_pyro.inference import compiled, curvature
-from bnn_pyro.inference.curvature import Curvature, Rounded, Whitened, coordinates
+from bnn_pyro.inference import compiled
+from bnn_pyro.inference import linear as curvature
+from bnn_pyro.inference.linear import Curvature, Rounded, Whitened, coordinates
 from bnn_pyro.inference.potential import Potential, Space
 
 TASKS = {"fixed": 0, "learned": 0, "heteroscedastic": 0, "binary": 2, "classes": 3}

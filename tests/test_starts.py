@@ -8,7 +8,7 @@ from scipy.stats import norm
 
 import bnn_pyro as bp
 from bnn_pyro.checks.linear_regression import correlated
-from bnn_pyro.inference.curvature import coordinates
+from bnn_pyro.inference.linear import coordinates
 from bnn_pyro.inference.potential import Potential, Space
 from bnn_pyro.inference.sampler import STARTS, starting_points
 
@@ -22,7 +22,7 @@ def starts(problem, how, num=8, entry=None, jitter=1.0, seed=3, white=False, tem
         if white:
             potential.space = coordinates(potential)
         guide = entry.guide(model)
-        z = starting_points(potential, model, guide, problem.data, how, num, jitter, seed)
+        z = starting_points(potential, guide, problem.data, how, num, jitter, seed)
     return potential, z
 
 
@@ -112,11 +112,11 @@ class Walled:
 
 @pytest.mark.parametrize("how", ["jitter", "prior"])
 def test_a_start_without_density_is_drawn_again(how):
-    z = starting_points(Walled(-1.0), None, None, None, how, 20)
+    z = starting_points(Walled(-1.0), None, None, how, 20)
     assert (z[:, 0] <= -1).all() and z[:, 0].std() > 0.1
 
 
 @pytest.mark.parametrize("how", ["jitter", "prior", "map"])
 def test_no_start_of_finite_density(how):
     with pytest.raises(bp.UserError, match=r"chain 1 has no start where the log density .*are finite \(start="):
-        starting_points(Walled(-100.0), None, None, None, how, 2)
+        starting_points(Walled(-100.0), None, None, how, 2)

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.inference import Method
 from bnn_pyro.inference.chees import TYPICAL, Chains, ChEES, Sampling
-from bnn_pyro.inference.curvature import coordinates
 from bnn_pyro.inference.hmc import HMC, NUTS
+from bnn_pyro.inference.linear import coordinates
 from bnn_pyro.inference.potential import Potential, Space, choose_compiled
 from bnn_pyro.inference.sghmc import SGHMC, SGLD
 from bnn_pyro.inference.sghmc import Chains as StochasticChains

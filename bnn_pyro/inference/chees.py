@@ -92,11 +92,8 @@ class ChEES(Sampler):
                 sampling.restore(saved)
             else:
                 num = min(self.chains, self.superchains)
-                z, began = starts(num).repeat_interleave(self.chains // num, 0), time.perf_counter()
-                sampling.begin(z)
-                announce(
-                    time.perf_counter() - began, gradients, 1, "sghmc takes mini-batches, and svi is an approximation"
-                )
+                seconds = sampling.begin(starts(num).repeat_interleave(self.chains // num, 0))
+                announce(seconds, gradients, 1, "sghmc takes mini-batches, and svi is an approximation")
             record, stopped = sampling.record, ""
             try:
                 while not record.finished:

@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -25,7 +26,7 @@ from bnn_pyro.checkpoint import Checkpoint
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.inference.chains import Record
-from bnn_pyro.inference.curvature import coordinates
+from bnn_pyro.inference.linear import coordinates
 from bnn_pyro.inference.potential import Potential
 from bnn_pyro.inference.svi import SVI
 from bnn_pyro.isolation import chain_seed, isolated
@@ -116,10 +117,7 @@ class Sampler(Settings):
         with isolated(seed), self._threads():
             potential = Potential(model, data.x_train, data.y_train, self.temperature)
             potential.space = coordinates(potential)
-
-            def starts(chains: int) -> Tensor:
-                return starting_points(potential, model, guide, data, self.start, chains, self.jitter, seed)
-
+            starts = partial(starting_points, potential, guide, data, self.start, jitter=self.jitter, seed=seed)
             records, stopped = self._draw(potential, starts, seed, checkpoint, report)
         return self._posterior(model, data, potential, records, stopped)
 
@@ -145,11 +143,9 @@ class Sampler(Settings):
         if stopped:
             stopped = f"{stopped}: {len(chosen)} of {self.chains} chains with {draws:,} of {self.draws:,} draws each"
             warnings.warn(f"{stopped} are kept", stacklevel=4)
-        z = torch.from_numpy(np.stack([records[c].z[:draws] for c in chosen]))
-        stats = {
-            name: torch.from_numpy(np.stack([records[c].stats[name][:draws] for c in chosen]))
-            for name in records[chosen[0]].stats
-        }
+        columns = [{"z": records[c].z, **records[c].stats} for c in chosen]
+        stats = {name: torch.from_numpy(np.stack([column[name][:draws] for column in columns])) for name in columns[0]}
+        z = stats.pop("z")
         warn_of_idle_chains(z, stats["diverging"], chosen, self.chains)
         drawn = [potential.weights(one) for one in z.to(potential.initial.device)]
         chains = {site: torch.stack([w[site] for w in drawn]) for site in model.initial}
@@ -180,20 +176,12 @@ def warn_of_idle_chains(z: Tensor, diverging: Tensor, numbers: Sequence[int], ch
 
 def most_draws(records: Sequence[Record]) -> tuple[list[int], int]:
     """(which chains, how many draws of each): an equal number of draws of as many chains as makes the most of them."""
-    lengths = sorted({record.kept for record in records if record.kept}, reverse=True)
-    choices = [([c for c, record in enumerate(records) if record.kept >= n], n) for n in lengths]
-    return max(choices, key=lambda choice: len(choice[0]) * choice[1], default=([], 0))
+    draws = max((r.kept for r in records), key=lambda n: (n * sum(r.kept >= n for r in records), n))
+    return [c for c, record in enumerate(records) if record.kept >= max(draws, 1)], draws
 
 
 def starting_points(
-    potential: Potential,
-    model: nn.Module,
-    guide: nn.Module | None,
-    data: Dataset,
-    how: str,
-    num: int,
-    jitter: float = 1.0,
-    seed: int = 0,
+    potential: Potential, guide: nn.Module | None, data: Dataset, how: str, num: int, jitter: float = 1.0, seed: int = 0
 ) -> Tensor:
     """z (num, P), float64, each of finite density; that of a chain does not depend on how many there are.
 
@@ -204,7 +192,7 @@ def starting_points(
     if how not in STARTS:
         raise unknown("start", how, STARTS)
     if how == "svi":
-        z = _from_svi(potential, model, guide, data, num, seed)
+        z = _from_svi(potential, guide, data, num, seed)
     else:
         z = torch.stack([_drawn(potential, how, jitter, seed, chain) for chain in range(num)])
         z = _climbed(potential, z) if how == "map" else z
@@ -255,11 +243,9 @@ def _climbed(potential: Potential, z: Tensor) -> Tensor:
     return potential.space.inverse(best)
 
 
-def _from_svi(
-    potential: Potential, model: nn.Module, guide: nn.Module | None, data: Dataset, num: int, seed: int
-) -> Tensor:
+def _from_svi(potential: Potential, guide: nn.Module | None, data: Dataset, num: int, seed: int) -> Tensor:
     """Draws z (num, P) of a guide that was fitted to the model."""
-    model, guide = weight_space(model), weight_space(guide)
+    model, guide = weight_space(potential.model), weight_space(guide)
     with isolated(seed):
         if guide is None:
             guide = MeanFieldNormal(model.initial, 0.01).to(data.x_train.device)

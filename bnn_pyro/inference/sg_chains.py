@@ -23,6 +23,9 @@ from bnn_pyro.settings import parse_named
 
 __all__ = ["SCHEDULES", "Batches", "Plan", "Stored", "parse_schedule"]
 
+#: What a checkpoint calls the parts of stored draws.
+COLUMNS = ("draws", "log_joint", "validation")
+
 #: Progress in [0, 1) of every step -> (step size as a share of the first, whether the step samples or optimises).
 Schedule = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 
@@ -122,14 +125,9 @@ class Batches:
         self.per_epoch = math.ceil(len(x) / size)
         self.size = len(x) // self.per_epoch
 
-    @property
-    def full(self) -> bool:
-        """Whether every step sees all rows."""
-        return self.per_epoch == 1
-
     def steps(self, start: int, stop: int) -> Iterator[tuple[Tensor, Tensor]]:
         """(x, y) of steps start … stop−1."""
-        if self.full:
+        if self.per_epoch == 1:
             yield from ((self.x, self.y) for _ in range(start, stop))
             return
         while start < stop:
@@ -153,52 +151,38 @@ class Batches:
 class Stored:
     """The stored draws: equal weights, at most ``cap`` a chain, evenly spread over simulated time.
 
-    Where one more is due, every second one is dropped and the interval doubles.
+    draws: (w (C, P), log joint (C,)) of each, and where there are validation rows, log Σ_c p(y | x, w_c) of each.
     """
 
     cap: int
-    draws: list[Tensor] = field(default_factory=list)  # (C, P) each
-    log_joint: list[Tensor] = field(default_factory=list)  # (C,) each
-    validation: list[Tensor] = field(default_factory=list)  # log Σ_c p(y | x, w_c) of each validation row
+    draws: list[tuple[Tensor, ...]] = field(default_factory=list)
     stride: int = 1
 
-    def add(self, serial: int, w: Tensor, log_joint: Tensor, validation: Tensor | None) -> None:
-        """Keep the draw with this serial number, 1, 2, …, if it is the turn of one."""
-        if serial % self.stride:
-            return
-        if len(self.draws) == self.cap:
-            for kept in (self.draws, self.log_joint, self.validation):
-                kept[:] = kept[1::2]
-            self.stride *= 2
-            if serial % self.stride:
-                return
-        self.draws.append(w.clone())
-        self.log_joint.append(log_joint)
-        if validation is not None:
-            self.validation.append(validation)
-
     def wants(self, serial: int) -> bool:
-        """Whether the draw with this serial number would be kept."""
+        """Whether the draw with this serial number, 1, 2, …, is to be kept."""
         return serial % (self.stride * (2 if len(self.draws) == self.cap else 1)) == 0
+
+    def add(self, *draw: Tensor) -> None:
+        """Keep a draw. Where there are as many as may be, every second one is dropped and the interval doubles."""
+        if len(self.draws) == self.cap:
+            self.draws = self.draws[1::2]
+            self.stride *= 2
+        self.draws.append(draw)
 
     def validation_nll(self, now: Callable[[], Tensor], chains: int) -> float:
         """Mean NLL of the validation rows under the mixture of all stored draws of all chains, in nats a row.
 
         now: what to take where there are none yet.
         """
-        parts = self.validation or [now()]
+        parts = [scores for _, _, scores in self.draws] or [now()]
         return -(torch.stack(parts).logsumexp(0) - math.log(chains * len(parts))).mean().item()
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint must hold."""
-        lists = {k: torch.stack(v) if v else torch.empty(0) for k, v in self._lists().items()}
-        return {**lists, "stride": self.stride}
+        columns = dict(zip(COLUMNS, map(torch.stack, zip(*self.draws, strict=True)), strict=False))
+        return {**dict.fromkeys(COLUMNS, torch.empty(0)), **columns, "stride": self.stride}
 
     def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:
         """Go on from what :meth:`state_dict` returned."""
-        for name, kept in self._lists().items():
-            kept[:] = list(state[name].to(device))
-        self.stride = state["stride"]
-
-    def _lists(self) -> dict[str, list[Tensor]]:
-        return {"draws": self.draws, "log_joint": self.log_joint, "validation": self.validation}
+        columns = [state[name].to(device) for name in COLUMNS if len(state[name])]
+        self.draws, self.stride = list(zip(*columns, strict=True)), state["stride"]

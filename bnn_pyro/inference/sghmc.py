@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
 from bnn_pyro.datasets.dataset import Dataset
-from bnn_pyro.errors import UserError, unknown
+from bnn_pyro.errors import UserError
 from bnn_pyro.inference.linear import stochastic_log_joint
 from bnn_pyro.inference.optimise import check_finite, diverged
 from bnn_pyro.inference.potential import log_likelihood
@@ -93,8 +93,8 @@ class Chains:
         if s.resample_momentum and k % s.resample_momentum == 0:
             self.v = self._momentum(eta)
         log_joint, gradient = self.log_joint.gradient(self.w, x, y, self.precision)
-        if self.plan.due(k) and self.stored.wants(serial := int(self.plan.serial[k])):
-            self.stored.add(serial, self.w, log_joint, self._scores() if len(self.x_val) else None)
+        if self.plan.due(k) and self.stored.wants(int(self.plan.serial[k])):
+            self.stored.add(self.w, log_joint, *([self._scores()] if len(self.x_val) else []))
         noise = math.sqrt(2 * s.friction * eta) if self.plan.samples[k] else 0.0
         self.w, self.v = step(self.w, self.v, gradient, eta, s.friction, noise)
         kinetic = self.v.flatten().dot(self.v.flatten()) / (self.v.numel() * self._momentum_variance(eta))
@@ -249,14 +249,9 @@ class StochasticGradient(Settings):
                         checkpoint.save(chains.state_dict())
                         if checkpoint.stop:
                             raise Interrupted(f"stopped after step {chains.done:,} of {chains.total:,}")
-        draws = chains.log_joint.sites(torch.stack(chains.stored.draws, 1))
-        stats = {"log_joint": torch.stack(chains.stored.log_joint, 1)}
+        w, log_joint, *_ = (torch.stack(column, 1) for column in zip(*chains.stored.draws, strict=True))
+        draws, stats = chains.log_joint.sites(w), {"log_joint": log_joint}
         return Posterior(model, data.schema, chains=draws, stats=stats, trace=chains.trace)
-
-
-def _check_noise(name: str) -> None:
-    if name not in ("reshuffled", *FORMER_NOISE):
-        raise unknown("gradient_noise", name, ["reshuffled"])
 
 
 @dataclass(frozen=True)
@@ -269,7 +264,7 @@ class SGHMC(StochasticGradient):
     """
 
     friction: float = setting(0.05, above=0, high=1)
-    gradient_noise: str = setting("reshuffled", parse=_check_noise)
+    gradient_noise: str = setting("reshuffled", choices=("reshuffled", *FORMER_NOISE))
     resample_momentum: int = setting(0, low=0)
 
 
