@@ -21,6 +21,7 @@ from bnn_pyro.inference import potential as cost
 from bnn_pyro.inference.chains import Record
 from bnn_pyro.inference.sampler import most_draws, warn_of_idle_chains
 from bnn_pyro.isolation import chain_seed
+from bnn_pyro.parallel.map import WorkerDied
 
 SMALL = {
     "nuts": bp.NUTS(chains=2, draws=8, warmup=30, max_tree_depth=3),
@@ -52,7 +53,7 @@ def test_a_stopped_run_goes_on_to_the_same_draws(name, tmp_path, monkeypatch):
     """In warm-up windows, among the draws, at the end of a chain, and after the last step; twice in one run."""
     whole = fit(NET, PROBLEM.data, SMALL[name])
     real = Checkpoint.due
-    for stops in ((10, 23), (38,), (50, 26)):
+    for stops in ((10, 23), (50, 26)):
         out, done = tmp_path / "-".join(map(str, stops)), 0
         for stop in stops:
             monkeypatch.setattr(Checkpoint, "due", stop_at(stop))
@@ -120,15 +121,9 @@ def local_entry():
     return Mine(hidden=(3,))
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        bp.NUTS(chains=3, draws=6, warmup=20, max_tree_depth=3, thin=2, mass="dense"),
-        bp.HMC(chains=2, draws=20, warmup=30, compiled="yes", start="prior"),
-    ],
-    ids=["more chains than processes", "compiled"],
-)
-def test_processes_draw_the_same(method):
+def test_processes_draw_the_same():
+    """More chains than processes, compiled, in each of them."""
+    method = bp.NUTS(chains=3, draws=6, warmup=20, max_tree_depth=3, thin=2, compiled="yes", start="prior")
     entry, lines = local_entry(), []
     here = run(method, entry)
     at_once = run(replace(method, cores=2), entry, report=lambda *line: lines.append(line))
@@ -173,20 +168,18 @@ def test_the_number_of_processes_is_no_setting_of_the_result(tmp_path, monkeypat
 
 @dataclass(frozen=True)
 class Dying(bp.NUTS):
-    """The process of one chain is killed at a transition, so many times."""
+    """The process of the first chain is killed at its 20th transition, so many times."""
 
-    chain: int = 0
-    after: int = 20
     deaths: str = ""  # a folder with a file for each death
     times: int = 1
 
     def kernel(self, potential, blocks, start, seed):
         kernel, folder = super().kernel(potential, blocks, start, seed), Path(self.deaths)
-        mine = seed == chain_seed(0, self.chain, stream=2)
+        mine = seed == chain_seed(0, 0, stream=2)
         step, steps = kernel.step, itertools.count(1)
 
         def dying():
-            if mine and next(steps) == self.after and len(list(folder.iterdir())) < self.times:
+            if mine and next(steps) == 20 and len(list(folder.iterdir())) < self.times:
                 (folder / str(time.time())).touch()
                 os.kill(os.getpid(), signal.SIGKILL)
             return step()
@@ -213,11 +206,32 @@ def test_a_chain_that_dies_each_time_is_named_and_nothing_is_lost(tmp_path, whol
     assert same(again, whole)
 
 
-def test_a_chain_that_dies_leaves_the_others_where_there_is_no_checkpoint(tmp_path, whole):
+def test_a_chain_that_dies_leaves_the_others_where_there_is_no_checkpoint(whole):
+    class Lost(bp.NUTS):
+        def kernel(self, potential, blocks, start, seed):
+            if seed == chain_seed(0, 1, stream=2):
+                raise WorkerDied("its process died each time")
+            return super().kernel(potential, blocks, start, seed)
+
     with pytest.warns(UserWarning, match=r"chain 2 of 2 died .*: 1 of 2 chains with 30 of 30 draws each are kept"):
-        rest = run(dying(tmp_path, chain=1, times=99))
+        rest = run(Lost(**vars(LONGER)))
     assert all(torch.equal(whole.chains[site][:1], v) for site, v in rest.chains.items())
     assert "chain 2 of 2 died" in rest.provenance["stopped"]
+
+
+def test_a_chain_that_is_stopped_on_a_cluster_starts_again(tmp_path, monkeypatch, whole):
+    """Where its file is out of reach, only finished chains are kept: of others there is no kernel to go on with."""
+    monkeypatch.setattr(chains, "on_cluster", lambda: True)
+
+    def stop(done, of, figures):
+        checkpoint.stop = done == 100
+
+    checkpoint = Checkpoint(tmp_path)
+    with pytest.raises(Interrupted):
+        run(LONGER, checkpoint=checkpoint, report=stop)
+    lines = []
+    assert same(run(LONGER, checkpoint=Checkpoint(tmp_path), report=lambda done, *_: lines.append(done)), whole)
+    assert lines[0] == 81
 
 
 def test_an_error_in_a_process_is_the_users_to_read():
@@ -339,39 +353,31 @@ def test_when_to_compile_and_how_many_processes():
 
 
 # -- settings and reports --------------------------------------------------------------------------------------------
+ALL = (bp.NUTS, bp.HMC, bp.ChEES)
+
+
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("methods", "settings", "message"),
     [
-        (dict(start="mode"), "unknown start 'mode'"),
-        (dict(draws=0), "draws must be at least 1"),
-        (dict(chains=0), "chains must be at least 1"),
-        (dict(thin=0), "thin must be at least 1"),
-        (dict(target_accept=1.0), "target_accept must lie between"),
-        (dict(temperature=0.0), "temperature must be positive"),
-        (dict(jitter=-1.0), "jitter must be"),
-        (dict(compiled="maybe"), "unknown compiled 'maybe'"),
+        (ALL, dict(start="mode"), "unknown start 'mode'"),
+        (ALL, dict(draws=0), "draws must be at least 1"),
+        (ALL, dict(thin=0), "thin must be at least 1"),
+        (ALL, dict(target_accept=1.0), "target_accept must lie between"),
+        (ALL, dict(temperature=0.0), "temperature must be positive"),
+        (ALL, dict(jitter=-1.0), "jitter must be"),
+        (ALL, dict(compiled="maybe"), "unknown compiled 'maybe'"),
+        ([bp.NUTS], dict(max_tree_depth=0), "max_tree_depth must be"),
+        ([bp.NUTS], dict(mass="full"), "unknown mass 'full'"),
+        ([bp.HMC], dict(length=0.0), "length must be"),
+        ([bp.HMC], dict(cores=-1), "cores must be at least 0"),
+        ([bp.ChEES], dict(chains=1), "needs at least 2"),
+        ([bp.ChEES], dict(chains=24), "24 chains cannot be shared out evenly to 16 superchains"),
     ],
 )
-def test_impossible_settings(settings, message):
-    for method in (bp.NUTS, bp.HMC, bp.ChEES):
+def test_impossible_settings(methods, settings, message):
+    for method in methods:
         with pytest.raises(bp.UserError, match=message):
             method(**settings)
-
-
-@pytest.mark.parametrize(
-    ("method", "settings", "message"),
-    [
-        (bp.NUTS, dict(max_tree_depth=0), "max_tree_depth must be"),
-        (bp.NUTS, dict(mass="full"), "unknown mass 'full'"),
-        (bp.HMC, dict(length=0.0), "length must be"),
-        (bp.HMC, dict(cores=-1), "cores must be at least 0"),
-        (bp.ChEES, dict(chains=1), "needs at least 2"),
-        (bp.ChEES, dict(chains=24), "24 chains cannot be shared out evenly to 16 superchains"),
-    ],
-)
-def test_impossible_settings_of_one(method, settings, message):
-    with pytest.raises(bp.UserError, match=message):
-        method(**settings)
 
 
 def test_a_mass_matrix_that_would_be_too_large():
