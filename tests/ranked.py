@@ -4,12 +4,13 @@
 alone finds is got by calling the same functions.
 """
 
+import io
 import os
 import signal
 import sys
 import traceback
 import warnings
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ import pytest
 import torch
 
 import bnn_pyro as bp
-from bnn_pyro import checkpoint
+from bnn_pyro import checkpoint, run
 from bnn_pyro import distributed as ranks
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
 from bnn_pyro.checks.linear_regression import correlated
@@ -37,6 +38,11 @@ SVI = bp.SVI(epochs=6, batch_size=8, num_particles=2)
 MAP = bp.MAP(epochs=15, batch_size=8, patience=4, lr=0.05)
 STOPPED = 7  # a step in the middle of an epoch
 REPEATS = 120
+#: {a command line: the error that it ends with}.
+COMMANDS = {
+    "evaluate runs/none": "error: evaluate runs in one process; start it without torchrun",
+    "train mean-feld": "error: unknown variant 'mean-feld'; did you mean 'mean-field'",
+}
 
 
 def fit(method, out=None, entry=ENTRY, data=DATA, **settings):
@@ -295,6 +301,16 @@ def rows_in_common(folder):
     return cases | {"changed by one": shared, "no cache": loaded(here, path)}
 
 
+def commands():
+    """{command: what this rank says}."""
+    told = {}
+    for command in COMMANDS:
+        with redirect_stderr(io.StringIO()) as said:
+            assert run.main(command.split()) == 2
+        told[command] = said.getvalue()
+    return told
+
+
 def main(folder):
     folder, results = Path(folder), {}
     torch.set_num_threads(1)
@@ -304,6 +320,7 @@ def main(folder):
         in_folder = (stopped, taken_over, finished, complaints, features, rows_in_common)
         tasks = {function.__name__: function for function in alone}
         tasks |= {function.__name__: partial(function, folder) for function in in_folder}
+        tasks["commands"] = commands
         for name, task in tasks.items():
             try:
                 results[name] = task()

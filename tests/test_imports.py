@@ -1,6 +1,7 @@
 """The direction of flow, read off the imports: nothing imports to its right, so there is no cycle."""
 
 import ast
+import json
 import subprocess
 import sys
 from dataclasses import asdict
@@ -98,35 +99,80 @@ def test_one_file_alone_names_the_observed_site():
             assert literals in ([], ["data"] * len(literals)) and (not literals or reads), module
 
 
-def run(code):
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+#: What a process does one after the other; after each name, the modules that it has loaded by then.
+STAGES = """
+import contextlib, io, json, os, pathlib, sys
+
+def tell(stage):
+    print(json.dumps([stage, [*sys.modules]]), flush=True)
+
+import bnn_pyro
+dir(bnn_pyro)
+tell("package")
+from bnn_pyro.run import main
+answered = ["--help", "train --help", "diagnose --help", "--version", "list", "list --json"]
+refused = ["train --epocs", "train meanfield", "train mlp --inference svii"]
+for command in answered + refused:
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        try: code = main(command.split())
+        except SystemExit as exit: code = exit.code
+    assert code == (2 if command in refused else 0), (command, code)
+    assert "examples" in out.getvalue() or not command.endswith("n --help")
+tell("commands")
+from bnn_pyro import fit, predict, metrics, ZOO, METHODS
+tell("fit")
+import torch
+torch.set_num_threads(1)
+folder = pathlib.Path(sys.argv[1])
+
+def train():
+    assert not main(["train", "--data", "toy-curve", "--epochs", "2", "--quiet", "--out", str(folder / "run")])
+
+def work():
+    from bnn_pyro.runs.sweep import make_run
+    from bnn_pyro.runs.sweep_config import read_sweep_config
+
+    (folder / "s.toml").write_text("[data.toy-curve]\\n[recipes.mlp]\\ninference_settings = { epochs = 2 }\\n")
+    (task,) = read_sweep_config(folder / "s.toml").tasks
+    assert not make_run(task, sweep=folder)
+    assert list(folder.glob("*/metrics.json"))
+
+for job in (work, train):
+    if not (child := os.fork()):
+        with contextlib.redirect_stdout(io.StringIO()):
+            job()
+        tell(job.__name__)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0, job.__name__
+"""
 
 
-def test_importing_the_package_is_cheap():
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory):
+    """{stage: the modules that a process has loaded by then}; a sweep's worker and `train` are forks of it."""
+    command = [sys.executable, "-c", STAGES, tmp_path_factory.mktemp("stages")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return {stage: set(names) for stage, names in map(json.loads, done.stdout.splitlines())}
+
+
+def test_importing_the_package_is_cheap(loaded):
     heavy = {"torch", "pyro", "numpy", "pandas", "matplotlib", "sklearn", "torchvision", "arviz", "scipy"}
-    loaded = run("import bnn_pyro, sys; dir(bnn_pyro); print(*sys.modules)")
-    assert "bnn_pyro" in loaded and not heavy & set(loaded)
+    assert "bnn_pyro" in loaded["package"] and not heavy & loaded["package"]
 
 
-def test_training_needs_no_plots():
-    loaded = run("from bnn_pyro import fit, predict, metrics, ZOO, METHODS; import sys; print(*sys.modules)")
-    assert "torch" in loaded and not {"matplotlib", "seaborn", "jinja2", "bnn_pyro.plots"} & set(loaded)
+def test_help_list_and_typos_need_neither_torch_nor_matplotlib(loaded):
+    assert not {"torch", "pyro", "numpy", "pandas", "sklearn", "matplotlib", "jinja2"} & loaded["commands"]
 
 
-def test_help_list_and_typos_need_neither_torch_nor_matplotlib():
-    answered = ["--help", "train --help", "diagnose --help", "--version", "list", "list --json"]
-    refused = ["train --epocs", "train meanfield", "train mlp --inference svii"]
-    code = (
-        "import contextlib, io, sys; from bnn_pyro.run import main\n"
-        f"for command in {answered + refused}:\n"
-        "    with contextlib.redirect_stdout(io.StringIO()) as out:\n"
-        "        try: code = main(command.split())\n"
-        "        except SystemExit as exit: code = exit.code\n"
-        f"    assert code == (2 if command in {refused} else 0), (command, code)\n"
-        "    assert 'examples' in out.getvalue() or not command.endswith('n --help')\n"
-        "print(*sys.modules)"
-    )
-    assert not {"torch", "pyro", "numpy", "pandas", "sklearn", "matplotlib", "jinja2"} & set(run(code))
+def test_training_and_a_sweeps_worker_need_no_plots(loaded):
+    assert "torch" in loaded["fit"] and not {"matplotlib", "seaborn", "jinja2", "bnn_pyro.plots"} & loaded["fit"]
+    assert "bnn_pyro.runs.evaluate" in loaded["work"] and not {"matplotlib", "seaborn"} & loaded["work"]
+
+
+def test_train_loads_few_modules(loaded):
+    own = [name for name in loaded["train"] if name.startswith("bnn_pyro")]
+    assert len(own) <= 110 and "bnn_pyro.checks" not in own and "bnn_pyro.runs.sweep" not in own
 
 
 def test_list_is_read_as_the_tables_are():
@@ -141,25 +187,6 @@ def test_list_is_read_as_the_tables_are():
         assert read["methods"][name]["settings"] == asdict(kind())
     assert read["checks"] == {name: kind.idea for name, kind in bp.checks.CHECKS.items()}
     assert list(read["data"]) == list(bp.DATASETS)
-
-
-def test_train_loads_few_modules(tmp_path):
-    command = ["train", "--data", "toy-curve", "--epochs", "2", "--quiet", "--out", str(tmp_path / "run")]
-    loaded = run(f"import sys; from bnn_pyro.run import main; main({command}); print(*sys.modules)")
-    own = [name for name in loaded if name.startswith("bnn_pyro")]
-    assert len(own) <= 110 and "bnn_pyro.checks" not in own and "bnn_pyro.runs.sweep" not in own
-
-
-def test_a_sweeps_worker_loads_no_matplotlib(tmp_path):
-    (tmp_path / "s.toml").write_text("[data.toy-curve]\n[recipes.mlp]\ninference_settings = { epochs = 2 }\n")
-    code = (
-        "import pathlib, sys; from bnn_pyro.runs.sweep_config import read_sweep_config\n"
-        "from bnn_pyro.runs.sweep import make_run\n"
-        f"(task,) = read_sweep_config({str(tmp_path / 's.toml')!r}).tasks\n"
-        f"assert not make_run(task, sweep=pathlib.Path({str(tmp_path)!r})); print(*sys.modules)"
-    )
-    assert not {"matplotlib", "seaborn"} & set(run(code))
-    assert list(tmp_path.glob("*/metrics.json"))
 
 
 def test_every_public_name_is_there():
