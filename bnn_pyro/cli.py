@@ -7,7 +7,6 @@ imported, which takes seconds.
 from __future__ import annotations
 
 import argparse
-import difflib
 import tomllib
 from argparse import BooleanOptionalAction
 from collections.abc import Sequence
@@ -39,15 +38,6 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise UserError."""
         raise UserError(f"{message}; see {self.prog} --help")
-
-    def unknown_option(self, text: str) -> UserError:
-        """The error for an argument that none of the options took."""
-        if not text.startswith("-"):
-            return UserError(f"unexpected argument '{text}'; see {self.prog} --help")
-        option = text.split("=")[0]
-        near = difflib.get_close_matches(option, self._option_string_actions, n=1, cutoff=0.5)
-        hint = f"did you mean '{near[0]}'?" if near else f"see {self.prog} --help"
-        return UserError(f"unknown option '{option}'; {hint}")
 
     def add_group(self, options: dict[str, str]) -> None:
         """Add options of ``help.toml``: {name and what stands for its value: help}, and the group's title, if any."""
@@ -94,5 +84,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
             parser.add_group(words["groups"][group])
     args, left = top.parse_known_args(argv)
     if left:
-        raise commands.choices.get(args.command, top).unknown_option(left[0])
+        option = left[0].split("=")[0]
+        if not option.startswith("-"):
+            raise UserError(f"unexpected argument '{option}'; see {PROGRAM} {args.command} --help")
+        raise unknown(f"option of {args.command}", option, commands.choices[args.command]._option_string_actions)
     return args

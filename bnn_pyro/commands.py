@@ -13,6 +13,7 @@ from pathlib import Path
 
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.files import lock_folder, write_whole
+from bnn_pyro.posterior import Posterior
 from bnn_pyro.reports.tables import prediction_table, run_table, score_table
 from bnn_pyro.runs.folder import CheckFolder, RunFolder
 from bnn_pyro.runs.recipe import Recipe, environment, read_config, resolve, typed_command
@@ -39,15 +40,14 @@ def train(args: Namespace) -> None:
         check_divisible(recipe.method(), ranks)
         data = load_together(ranks, recipe.load)
         entry, below = ranks.all_do(lambda: prepared(recipe, data))
-        show = not args.quiet
         again = f"go on to the same result with: python -m bnn_pyro.run train --resume --out {folder.path}"
-        with ranks.first_holds(lambda: folder.begun(recipe, keep=args.resume)), _stop_says(again):
-            posterior, baseline = fit_run(folder, recipe, data, entry, below, resume=args.resume, show=show)
+        how = dict(keep=args.resume, new=not (args.resume or args.overwrite))
+        with ranks.first_holds(lambda: folder.begun(recipe, **how)), _stop_says(again):
+            posterior, baseline = fit_run(folder, recipe, data, entry, below, resume=args.resume)
             if not ranks.first:
                 return
-            run = evaluate_run(folder, recipe, data, posterior, baseline, show=show)
-    print(run_table(run))
-    print(f"\nreport: {folder.path / 'report.html'}")
+            run = evaluate_run(folder, recipe, data, posterior, baseline)
+    print(f"{run_table(run)}\n\nreport: {folder.path / 'report.html'}")
 
 
 def _train_target(args: Namespace) -> tuple[Recipe, RunFolder]:
@@ -71,53 +71,45 @@ def _train_target(args: Namespace) -> tuple[Recipe, RunFolder]:
 
 def evaluate(args: Namespace) -> None:
     """Score a run on its own test rows (and on --ood), or on other data with labels."""
-    from bnn_pyro.runs.evaluate import evaluate_run, load_posterior, outside_inputs, score_mean_weights, score_other
-    from bnn_pyro.runs.prune import prune_run, pruning_table
+    from bnn_pyro.runs import evaluate as scoring
 
-    folder, show = RunFolder.open(args.run), not args.quiet
-    recipe = _with_flags(folder.recipe, args)
+    folder, recipe, posterior = _opened(args)
     if args.prune and (args.data is not None or args.mean_weights):
         raise UserError("--prune scores draws on the run's own test rows; leave out --data and --mean-weights")
-    posterior = load_posterior(folder, recipe.device)
+    if args.data is not None and args.ood:
+        raise UserError("--data scores on other rows and --ood against the run's own; give one of them")
     if args.data is not None:
-        if args.ood:
-            raise UserError("--data scores on other rows and --ood against the run's own; give one of them")
-        print(score_table(score_other(folder, recipe, posterior, args.data, mean_weights=args.mean_weights, show=show)))
+        print(score_table(scoring.score_other(folder, recipe, posterior, args.data, mean_weights=args.mean_weights)))
         return
     num = OUTSIDE_ROWS if args.limit is None else args.limit
-    outside = outside_inputs(args.ood, posterior.schema, num=num, invert=args.invert) if args.ood else None
+    outside = scoring.outside_inputs(args.ood, posterior.schema, num=num, invert=args.invert) if args.ood else None
     data = recipe.load()
     if args.mean_weights:
-        print(score_table(score_mean_weights(folder, recipe, data, posterior, outside=outside, show=show)))
+        print(score_table(scoring.score_mean_weights(folder, recipe, data, posterior, outside)))
         return
-    baseline = load_posterior(folder.baseline, recipe.device) if folder.baseline.is_trained else None
+    baseline = scoring.load_posterior(folder.baseline, recipe.device) if folder.baseline.is_trained else None
     with lock_folder(folder.path):
-        pruned = prune_run(folder, data, posterior, recipe.num_draws, show=show) if args.prune else None
-        run = evaluate_run(folder, recipe, data, posterior, baseline, outside=outside, show=show)
-    print(run_table(run) + (pruning_table(pruned) if pruned is not None else ""))
-    print(f"\nreport: {Path(run.folder) / 'report.html'}")
+        pruned = scoring.prune_run(folder, data, posterior, recipe.num_draws) if args.prune else ""
+        run = scoring.evaluate_run(folder, recipe, data, posterior, baseline, outside=outside)
+    print(f"{run_table(run)}{pruned}\n\nreport: {folder.path / 'report.html'}")
 
 
 def predict(args: Namespace) -> None:
     """Predictions with their uncertainty for new inputs, one line a row, as CSV."""
     from bnn_pyro.datasets import load_inputs, read_rows
-    from bnn_pyro.runs.evaluate import load_posterior, predict_with_progress
+    from bnn_pyro.runs.evaluate import predict_with_progress
 
     output = Path(args.output)
     if output.is_dir():
         raise UserError(f"--output {output} is a folder; give the name of a CSV file")
     if output.exists() and not args.overwrite:
         raise UserError(f"--output {output} exists; choose another name or add --overwrite")
-    folder = RunFolder.open(args.run)
-    recipe = _with_flags(folder.recipe, args)
-    posterior = load_posterior(folder, recipe.device)
+    _, recipe, posterior = _opened(args)
     if Path(args.input).suffix.lower() in (".csv", ".tsv"):
         x, _ = read_rows(args.input, posterior.schema)
     else:
         x = load_inputs(args.input, posterior.schema, invert=args.invert)
-    prediction = predict_with_progress(posterior, x, recipe.num_draws, args.input, not args.quiet)
-    table = prediction_table(prediction, posterior.schema)
-    output.parent.mkdir(parents=True, exist_ok=True)
+    table = prediction_table(predict_with_progress(posterior, x, recipe.num_draws, args.input), posterior.schema)
     write_whole(output, table.to_csv(index=False, float_format="%.7g").encode())
     print(f"{len(table):,} predictions: {output}")
 
@@ -132,8 +124,7 @@ def compare(args: Namespace) -> None:
     out = Path(args.out) if args.out else folders[0].path / "comparison.html"
     if args.out and out.exists():
         raise UserError(f"--out {out} exists; choose another name")
-    text, html = compare_runs({folder: _with_flags(folder.recipe, args) for folder in folders}, show=not args.quiet)
-    out.parent.mkdir(parents=True, exist_ok=True)
+    text, html = compare_runs({folder: _with_flags(folder.recipe, args) for folder in folders})
     write_whole(out, html.encode())
     print(f"{text}\n\ncomparison: {out}")
 
@@ -141,43 +132,35 @@ def compare(args: Namespace) -> None:
 def diagnose(args: Namespace) -> None:
     """Whether a run's posterior can be trusted: verdicts, tables, figures, and its draws for ArviZ."""
     from bnn_pyro.runs.diagnose import diagnose_run
-    from bnn_pyro.runs.evaluate import load_posterior
 
-    folder = RunFolder.open(args.run)
-    recipe = folder.recipe
-    out = None if args.out is None else Path(args.out)
-    if out is not None and out.exists():
-        raise UserError(f"--out {out} exists; choose another name, or leave it out to write into the run")
-    data = recipe.load()
-    posterior = load_posterior(folder, args.device or recipe.device)
-    with lock_folder(out or folder.path):
-        print(diagnose_run(folder, recipe, data, posterior, out=out, netcdf=not args.no_netcdf, show=not args.quiet))
-    print(f"\ndiagnosis: {(out or folder.path) / 'diagnosis.html'}")
+    if args.out is not None and Path(args.out).exists():
+        raise UserError(f"--out {args.out} exists; choose another name, or leave it out to write into the run")
+    folder, recipe, posterior = _opened(args)
+    place = folder if args.out is None else RunFolder(Path(args.out))
+    with lock_folder(place.path):
+        print(diagnose_run(folder, recipe, recipe.load(), posterior, place, netcdf=not args.no_netcdf))
+    print(f"\ndiagnosis: {place.path / 'diagnosis.html'}")
 
 
 def check(args: Namespace) -> int:
     """Whether posteriors are right, by what is known without them. Returns 1 where a claim does not hold, else 0."""
     from bnn_pyro.checks import CHECKS
-    from bnn_pyro.runs.check import BUDGETS, check_subjects, one_subject, zoo_subjects
+    from bnn_pyro.runs.check import BUDGETS, check_subjects, prepared_subject, zoo_subjects
     from bnn_pyro.runs.check_report import check_table, level_of
 
-    if args.budget not in BUDGETS:
-        raise unknown("budget", args.budget, BUDGETS)
-    for name in args.only:
-        if name not in CHECKS:
-            raise unknown("check", name, CHECKS)
+    for what, names, valid in (("budget", [args.budget], BUDGETS), ("check", args.only, CHECKS)):
+        if wrong := [name for name in names if name not in valid]:
+            raise unknown(what, wrong[0], valid)
     checks = [name for name in CHECKS if name in args.only] if args.only else list(CHECKS)
-    specs = zoo_subjects(args) if args.variant is None else [one_subject(args).prepare()]
+    specs = zoo_subjects(args) if args.variant is None else [prepared_subject(args)]
     recipe = specs[0].recipe
     name = "zoo" if args.variant is None else f"{recipe.variant}-{recipe.inference}-{recipe.data_name}"
     out = args.out or CheckFolder.default_path(f"check-{name}", resume=args.resume)
     place = CheckFolder.claim(out, resume=args.resume)
-    facts = {**environment("cpu"), "budget": args.budget}
-    how = dict(budget=args.budget, seed=args.seed or 0, facts=facts, show=not args.quiet)
+    how = dict(budget=args.budget, seed=args.seed or 0, facts={**environment("cpu"), "budget": args.budget})
     with _stop_says(f"finished checks are kept: --resume --out {place.path} goes on"), lock_folder(place.path):
         results = check_subjects(specs, checks, place, **how)
-    print(check_table(results))
-    print(f"\nchecks: {place.path / place.page}")
+    print(f"{check_table(results)}\n\nchecks: {place.path / place.page}")
     return int(any(level_of(found) == "bad" for found in results["subjects"]))
 
 
@@ -186,30 +169,35 @@ def sweep(args: Namespace) -> int:
 
     Returns 1 where a fit failed, else 0.
     """
-    from bnn_pyro.parallel.executor import parse_executor
     from bnn_pyro.runs.sweep import SweepFolder, planned_text, run_sweep
     from bnn_pyro.runs.sweep_config import FAILED, read_sweep_config
     from bnn_pyro.runs.sweep_report import sweep_text, write_report
 
-    config, show = read_sweep_config(args.spec), not args.quiet
+    config = read_sweep_config(args.spec)
     folder = SweepFolder.claim(args.out or Path("runs") / f"sweep-{config.path.stem}")
     if args.dry_run:
-        print(planned_text(config, folder, show=show))
+        print(planned_text(config, folder))
         return 0
-    if args.executor is not None:
-        parse_executor(args.executor)
-    how = dict(executor=args.executor, cores=args.cores or 0, overwrite=args.overwrite, show=show)
     again = f"finished fits are kept, the same command goes on: {typed_command()}"
+    facts = environment("cpu") | {"executor": args.executor or ""}
     with _stop_says(again), lock_folder(folder.path):
-        results, summaries = run_sweep(config, folder, **how)
+        results, summaries = run_sweep(config, folder, facts, cores=args.cores or 0, overwrite=args.overwrite)
         write_report(folder, config.tasks, results, summaries)
-    print(sweep_text(results, summaries))
-    print(f"\nsweep: {folder.path / folder.page}")
+    print(f"{sweep_text(results, summaries)}\n\nsweep: {folder.path / folder.page}")
     return int(any(fit["status"] == FAILED for fit in results["fits"]))
 
 
+def _opened(args: Namespace) -> tuple[RunFolder, Recipe, Posterior]:
+    """The run that a command names, and what was run, with the command's own flags."""
+    from bnn_pyro.runs.evaluate import load_posterior
+
+    folder = RunFolder.open(args.run)
+    recipe = _with_flags(folder.recipe, args)
+    return folder, recipe, load_posterior(folder, recipe.device)
+
+
 def _with_flags(recipe: Recipe, args: Namespace) -> Recipe:
-    flags = {"num_draws": args.num_draws, "device": args.device}
+    flags = {k: getattr(args, k, None) for k in ("num_draws", "device")}
     return dataclasses.replace(recipe, **{k: v for k, v in flags.items() if v is not None})
 
 

@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 
 from tqdm import tqdm
 
-__all__ = ["progress_bar"]
+__all__ = ["progress_bar", "quiet"]
 
 #: As tqdm's own, with fractions of a step.
 FORMAT = "{l_bar}{bar}| {n:.9g}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
+
+
+_QUIET: ContextVar[bool] = ContextVar("quiet", default=False)
+
+
+@contextlib.contextmanager
+def quiet(yes: bool = True) -> Iterator[None]:
+    """A block without progress bars, or with them as they were."""
+    token = _QUIET.set(yes or _QUIET.get())
+    try:
+        yield
+    finally:
+        _QUIET.reset(token)
 
 
 @contextlib.contextmanager
@@ -21,7 +35,7 @@ def progress_bar(
 
     A figure is a number, or text as it is to be shown. ``done`` may be a fraction.
     """
-    if not show:
+    if not show or _QUIET.get():
         yield lambda done, of, figures=None: None
         return
     with tqdm(desc=description, unit=unit, dynamic_ncols=True, mininterval=0.2, bar_format=FORMAT) as bar:

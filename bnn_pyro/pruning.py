@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 import pyro.poutine as poutine
@@ -23,9 +22,8 @@ from torch.distributions import Distribution, Independent, Normal
 from bnn_pyro import metrics
 from bnn_pyro.errors import UserError
 from bnn_pyro.isolation import isolated
-from bnn_pyro.metrics.metric import Estimate, intervals
+from bnn_pyro.metrics.metric import Estimate
 from bnn_pyro.parts.correlated_normal import Part
-from bnn_pyro.parts.guides import DroppedInputs
 from bnn_pyro.parts.pruned import PrunedGuide, PrunedWeights, weight_sites
 from bnn_pyro.parts.weights import NormalWeights
 from bnn_pyro.posterior import Posterior
@@ -63,6 +61,13 @@ class PrunedScore:
     measure: str
     loss: Estimate
     nll: Estimate
+
+    def flat(self) -> dict[str, float]:
+        """{"share", "weights", "nll", "nll_low", "nll_high", …}: what pruning.json holds."""
+        found = {"share": self.share, "weights": self.weights}
+        for name, score in ((self.measure, self.loss), ("nll", self.nll)):
+            found |= {name: score.value, f"{name}_low": score.low, f"{name}_high": score.high}
+        return found
 
 
 def signal_to_noise(posterior: Posterior) -> dict[str, Tensor]:
@@ -112,19 +117,14 @@ def pruning_curve(
     num_draws, seed, progress: as for ``predict``; all shares have the same draws of the weights that are left.
     """
     order, measure = _Order(posterior), "error" if posterior.schema.has_classes else "rmse"
-    for share in shares:
-        _check(share)
-    found = []
-    for number, share in enumerate(shares):
+    pruned, found = [_without(posterior, share, order) for share in shares], []
+    for number, (share, without) in enumerate(zip(shares, pruned, strict=True)):
 
         def report(done: int, of: int, before: int = number * num_draws) -> None:
             if progress is not None:
                 progress(before + done, len(shares) * num_draws)
 
-        prediction = predict(_without(posterior, share, order), x, num_draws=num_draws, seed=seed, progress=report)
-        table = metrics.METRICS[prediction.task]
-        reductions = {n: partial(table[n].reduce, table[n].summarise(prediction, y)) for n in (measure, "nll")}
-        scores = intervals(reductions, (len(prediction),))
+        scores = metrics.evaluate(predict(without, x, num_draws=num_draws, seed=seed, progress=report), y)
         left = order.total - round(share * order.total)
         found.append(PrunedScore(float(share), left, measure, scores[measure], scores["nll"]))
     return found
@@ -151,16 +151,12 @@ class _Order:
 
 
 def _without(posterior: Posterior, share: float, order: _Order) -> Posterior:
-    _check(share)
+    if not 0 <= share <= 1:
+        raise UserError(f"the share of weights to remove must lie between 0 and 1, got {share:g}")
     guide = PrunedGuide(posterior.guide, order.kept(share)).to(posterior.device)
     # Without the key that `fit(resume=True)` knows its own posterior by: this is another one.
     provenance = {k: v for k, v in posterior.provenance.items() if k != "key"} | {"pruned": float(share)}
     return Posterior(posterior.model, posterior.schema, guide, trace=posterior.trace, provenance=provenance)
-
-
-def _check(share: float) -> None:
-    if not 0 <= share <= 1:
-        raise UserError(f"the share of weights to remove must lie between 0 and 1, got {share:g}")
 
 
 def _ratios(posterior: Posterior) -> Mapping[str, tuple[Tensor, Tensor]]:
@@ -175,13 +171,11 @@ def _ratios(posterior: Posterior) -> Mapping[str, tuple[Tensor, Tensor]]:
     nodes = trace.trace.nodes
     moments = {s: _moments(nodes[s]["fn"]) if s in nodes else None for s in weight_sites(posterior.model)}
     if not moments or None in moments.values():
-        name = type(posterior.guide).__name__
+        why = "has no mean and standard deviation of every weight"
         if any(isinstance(nodes[site]["fn"], Part) for site in moments if site in nodes):
-            why = f"{name} draws all weights jointly, and the ratio of each alone ignores their correlations"
-        else:
-            why = f"{name} has no mean and standard deviation of every weight"
-            why += " (dropout removes inputs, not weights)" * isinstance(posterior.guide, DroppedInputs)
-        raise UserError(f"{why}; fit mean-field, hidden-layer or sparse-dropout by svi")
+            why = "draws all weights jointly, and the ratio of each alone ignores their correlations"
+        name = type(posterior.guide).__name__
+        raise UserError(f"{name} {why}; fit mean-field, hidden-layer or sparse-dropout by svi")
     found = {}
     for site, (mean, scale) in moments.items():
         size = mean.detach().abs().double().cpu()

@@ -14,6 +14,7 @@ from bnn_pyro.distributed import Alone, launched
 from bnn_pyro.errors import UserError
 from bnn_pyro.listing import check_names, list_
 from bnn_pyro.parallel.executor import executor
+from bnn_pyro.progress import quiet
 
 __all__ = ["main"]
 
@@ -40,13 +41,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             print(__version__)
             return 0
-        where = getattr(args, "executor", None) if args.command != "sweep" else None  # which has its own
+        where = getattr(args, "executor", None)
         if size > 1 and where is not None:
             raise UserError("torchrun has started the processes already; leave --executor out, or torchrun")
         if args.command == "list":
             return list_(args) or 0
         check_names(getattr(args, "variant", None), getattr(args, "inference", None))
-        with executor(where):
+        with executor(where), quiet(getattr(args, "quiet", False)):
             from bnn_pyro import commands
 
             return getattr(commands, args.command)(args) or 0

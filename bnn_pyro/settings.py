@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -19,6 +20,9 @@ from bnn_pyro.errors import UserError, unknown
 __all__ = ["Settings", "build", "defaults", "parse_named", "parse_value", "plain", "setting", "whole_number"]
 
 T = TypeVar("T")
+#: Bounds of numbers: how a value compares with one, and how that is said.
+BOUNDS = {"low": (operator.ge, "at least"), "above": (operator.gt, "above"),
+          "high": (operator.le, "at most"), "below": (operator.lt, "below")}  # fmt: skip
 
 
 def setting(
@@ -59,25 +63,11 @@ def _check(name: str, value: Any, limits: Mapping[str, Any]) -> None:
         raise unknown(name, value, limits["choices"])
     if "parse" in limits:
         limits["parse"](value)
-    low, high, above, below = (limits.get(k) for k in ("low", "high", "above", "below"))
-    if low is high is above is below is None:
-        return
-    for number in value if isinstance(value, tuple | list) else (value,):
-        inside = (low is None or number >= low) and (above is None or number > above)
-        inside = inside and (high is None or number <= high) and (below is None or number < below)
-        if not (inside and math.isfinite(number)):
-            raise UserError(f"{name} must {_range(low, high, above, below)}, got {value}")
-
-
-def _range(low: float | None, high: float | None, above: float | None, below: float | None) -> str:
-    """What ``_check`` demands, in words: "be at least 1"."""
-    if high is None and below is None:
-        lowest = f"above {above}" if above else "positive"
-        return f"be at least {low:.10g}" if above is None else f"be {lowest} and finite"
-    start, first = (low, "included") if above is None else (above, "excluded")
-    end, last = (high, "included") if below is None else (below, "excluded")
-    ends = "" if first == last == "included" else f" ({first} and {last})"
-    return f"lie between {start:.10g} and {end:.10g}{ends}"
+    bounds = [(compare, words, limits[key]) for key, (compare, words) in BOUNDS.items() if key in limits]
+    for number in (value if isinstance(value, tuple | list) else (value,)) if bounds else ():
+        if not (math.isfinite(number) and all(compare(number, bound) for compare, _, bound in bounds)):
+            range_ = " and ".join(f"{words} {bound:.10g}" for _, words, bound in bounds)
+            raise UserError(f"{name} must be {range_}, got {value}")
 
 
 def parse_named(what: str, text: Any, table: Mapping[str, Callable[..., T]], number: type = float) -> T:
@@ -114,10 +104,9 @@ def parse_value(name: str, value: Any, default: Any) -> Any:
     Raises UserError for a text that is none.
     """
     if isinstance(default, bool):
-        choices = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
-        if str(value).lower() not in choices:
+        if str(value).lower() not in ("true", "yes", "1", "false", "no", "0"):
             raise UserError(f"{name} is true or false, got '{value}'")
-        return choices[str(value).lower()]
+        return str(value).lower() in ("true", "yes", "1")
     if isinstance(default, tuple):
         parts = [part for part in value.split(",") if part.strip()] if isinstance(value, str) else value
         return tuple(whole_number(name, part) for part in (parts if isinstance(parts, list | tuple) else [parts]))
@@ -148,10 +137,9 @@ def build(kind: type[T], values: Mapping[str, Any]) -> T:
 
     Raises UserError for an unknown setting (with the nearest name) or a value that ``kind`` refuses.
     """
-    valid = [f.name for f in dataclasses.fields(kind)]
     for name in values:
-        if name not in valid:
-            raise unknown(f"{kind.__name__} setting", name, valid)
+        if name not in defaults(kind):
+            raise unknown(f"{kind.__name__} setting", name, defaults(kind))
     try:
         return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
     except TypeError as error:

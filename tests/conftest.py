@@ -34,7 +34,7 @@ def no_residue():
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory):
-    """A folder with two small runs, trained once: digits with its baseline, and a table of houses."""
+    """Two small runs, trained once: digits with its baseline and figures, and a table of houses without figures."""
     from run_folders import SMALL, small_table
 
     from bnn_pyro.run import main
@@ -42,7 +42,9 @@ def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     table = small_table(folder / "houses.csv")
     assert main(["train", "--data", "digits", "--limit", "150", "--out", str(folder / "digits"), *SMALL]) == 0
-    assert main(["train", "--data", str(table), "--target", "price", "--out", str(folder / "houses"), *SMALL]) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bnn_pyro.runs.evaluate.draw_all", lambda scene, folder: [])
+        assert main(["train", "--data", str(table), "--target", "price", "--out", str(folder / "houses"), *SMALL]) == 0
     return folder
 
 
@@ -50,3 +52,12 @@ def runs(tmp_path_factory):
 def no_figures(monkeypatch):
     """Drawing takes most of the time of a small run."""
     monkeypatch.setattr("bnn_pyro.runs.evaluate.draw_all", lambda scene, folder: [])
+
+
+@pytest.fixture(scope="module")
+def quick():
+    """No figures in all of a module: they take most of the time of a small run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bnn_pyro.runs.evaluate.draw_all", lambda scene, folder: [])
+        patch.setattr("bnn_pyro.runs.diagnose.draw_diagnosis", lambda found, schema: [])
+        yield

@@ -7,21 +7,6 @@ import subprocess
 import sys
 import time
 
-#: The command line with a checkpoint after every step, for `python -c`.
-OFTEN = (
-    "import sys, torch; torch.set_num_threads(1)\n"
-    "from bnn_pyro.checkpoint import Checkpoint; Checkpoint.__init__.__defaults__ = (None, 0.0)\n"
-    "from bnn_pyro.run import main; sys.exit(main(sys.argv[1:]))"
-)
-
-
-def wait_for(path, process, after=0.2):
-    """Until there is such a file, and so many seconds more."""
-    limit = time.monotonic() + 60
-    while not path.exists() and process.poll() is None and time.monotonic() < limit:
-        time.sleep(0.01)
-    time.sleep(after)
-
 
 def free_port():
     with socket.socket() as s:

@@ -94,7 +94,7 @@ def test_mode_returns_also_after_an_error():
 @pytest.mark.parametrize("rate", [-0.1, 1.0, 1.5, math.nan])
 def test_rates_that_are_refused(rate):
     for settings in (dict(input_dropout=rate), dict(hidden_dropout=rate)):
-        with pytest.raises(bp.UserError, match="dropout must lie between 0 and 1"):
+        with pytest.raises(bp.UserError, match="dropout must be at least 0 and below 1"):
             fit(bp.MAP(epochs=1), **settings)
     for net in (lambda: MLP((3,), (4,), 1, dropout=(0.0, rate)), lambda: ConvNet((1, 4, 4), (2,), (), 1, dropout=rate)):
         with isolated(0), pytest.raises(bp.UserError, match="dropout rate lies between 0"):

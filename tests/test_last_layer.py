@@ -103,7 +103,7 @@ def test_its_settings():
     with isolated(0):
         assert set(bp.LastLayer(backbone=below, bias=False).model(data.schema).initial) == {"layers.0.weight"}
     for settings, words in (
-        (dict(init_scale=0.0), "init_scale must be positive"),
+        (dict(init_scale=0.0), "init_scale must be above 0"),
         (dict(backbone=7), "a backbone is a text"),
     ):
         with pytest.raises(bp.UserError, match=words):
@@ -306,7 +306,7 @@ BAD = {
     "images wanted": (["--set", "backbone=convnet", "--data", "breast-cancer"], "images"),
     "unknown architecture": (["--set", "backbone=resnt18:x.pth"], "did you mean 'resnet18'"),
     "no weights": (["--set", "backbone=resnet18:DIR/x.pth"], "no weights file"),
-    "init_scale": (["--set", "init_scale=0"], "init_scale must be positive"),
+    "init_scale": (["--set", "init_scale=0"], "init_scale must be above 0"),
 }
 
 

@@ -9,11 +9,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from monte_carlo import stop_at
-from properties import Planted, answer, cases, changed_json, contents, damage, place, planted, tally
+from properties import Planted, answer, cases, changed_json, contents, damage, place, planted
 
 import bnn_pyro as bp
-from bnn_pyro.checkpoint import Checkpoint, Interrupted
 from bnn_pyro.posterior import _digest, read_archive
 
 #: What the runs of this file are: quick ones of a guide, of chains, and of a last layer.
@@ -28,13 +26,7 @@ COMMON = ["--data", "toy-curve", "--num-draws", "3", "--device", "cpu", "--quiet
 SEALED = ("posterior.pt", "posterior.json")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quick():
-    """Figures take most of the time of a small run; and what a run is diagnosed by is another test's."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bnn_pyro.runs.evaluate.draw_all", lambda scene, folder: [])
-        patch.setattr("bnn_pyro.runs.diagnose.draw_diagnosis", lambda found, schema: [])
-        yield
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 @pytest.fixture(scope="module")
@@ -67,15 +59,14 @@ COMMANDS = {
 }
 
 
-@cases(24)
+@cases(28)
 @given(
     data=st.data(),
     name=st.sampled_from(["svi", "svi", "nuts", "laplace"]),
     command=st.sampled_from([*COMMANDS, *[c for c in COMMANDS if c not in ("diagnose", "again")] * 3]),
 )
 def test_a_damaged_run_is_used_or_refused(runs, data, name, command):
-    tally("damaged run")
-    with place() as folder:
+    with place("damaged run") as folder:
         run = folder / "run"
         shutil.copytree(runs[name], run)
         for _ in range(data.draw(st.sampled_from([1, 1, 1, 2]))):
@@ -112,12 +103,11 @@ def test_a_damaged_run_is_used_or_refused(runs, data, name, command):
 
 
 # -- archives whose checksum was made to fit -------------------------------------------------------------------------
-@cases(3)
+@cases(4)
 @given(data=st.data(), name=st.sampled_from(sorted(RUNS)), how=st.sampled_from(["json", "json", "tensors", "code"]))
 def test_an_archive_that_was_resealed_is_loaded_or_refused(runs, data, name, how):
     """What someone would do who alters an archive on purpose: nothing in it is executed."""
-    tally("resealed archive")
-    with place() as folder:
+    with place("resealed archive") as folder:
         blob = (runs[name] / "posterior.pt").read_bytes()
         meta = json.loads((runs[name] / "posterior.json").read_text())
         if how == "json":
@@ -142,51 +132,3 @@ def test_an_archive_that_was_resealed_is_loaded_or_refused(runs, data, name, how
             bp.load(folder)
         except bp.UserError as error:
             assert len(str(error).splitlines()) == 1
-
-
-# -- checkpoints -----------------------------------------------------------------------------------------------------
-@pytest.fixture(scope="module")
-def stopped(tmp_path_factory):
-    """{name: (a run stopped in the middle, the same one that was not)}."""
-    folder = tmp_path_factory.mktemp("stopped")
-    methods = {
-        "svi": bp.SVI(epochs=12),
-        "nuts": bp.NUTS(draws=6, warmup=6, chains=2, compiled="no", cores=1, max_tree_depth=3),
-        "sghmc": bp.SGHMC(epochs=60, chains=2, max_draws=4),
-    }
-    data, found = bp.load_data("toy-curve"), {}
-    for name, method in methods.items():
-        how = dict(seed=1, progress=False, device="cpu")
-        whole = bp.fit(bp.MeanField(hidden=(3,)), data, method, out=folder / f"{name}-whole", **how)
-        with pytest.MonkeyPatch.context() as patch, pytest.raises(Interrupted):
-            patch.setattr(Checkpoint, "due", stop_at(8))
-            bp.fit(bp.MeanField(hidden=(3,)), data, method, out=folder / name, **how)
-        found[name] = folder / name, whole, method
-    return data, found
-
-
-def tensors_of(posterior):
-    return posterior.chains if posterior.guide is None else dict(posterior.guide.state_dict())
-
-
-@cases(5)
-@given(data=st.data(), name=st.sampled_from(["svi", "nuts", "sghmc"]))
-def test_a_damaged_checkpoint_is_resumed_to_the_same_result_or_refused(stopped, data, name):
-    tally("damaged checkpoint")
-    rows, found = stopped
-    source, whole, method = found[name]
-    with place() as folder:
-        run = folder / "run"
-        shutil.copytree(source, run)
-        path = run / data.draw(st.sampled_from(files(run)))
-        assert path.parent.name == "checkpoint"
-        code = data.draw(st.integers(0, 4)) == 0
-        path.write_bytes(planted(folder / "executed") if code else data.draw(damage(path.read_bytes())))
-        before = contents(run)
-        try:
-            again = bp.fit(bp.MeanField(hidden=(3,)), rows, method, out=run, seed=1, resume=True, progress=False)
-        except bp.UserError as error:
-            assert len(str(error).splitlines()) == 1 and contents(run) == before
-        else:
-            a, b = tensors_of(again), tensors_of(whole)
-            assert all(torch.equal(a[k], b[k]) for k in b), "resumed to something else"

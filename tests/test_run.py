@@ -2,18 +2,18 @@
 
 import io
 import json
+import signal
 import sys
-import warnings
-from dataclasses import fields
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 from PIL import Image
-from run_folders import SMALL, same, small_table
+from run_folders import SMALL, same, small_table, tensors
 
 import bnn_pyro as bp
+from bnn_pyro.inference import optimise
 from bnn_pyro.listing import tables
 from bnn_pyro.metrics import METRICS
 from bnn_pyro.run import main, parse
@@ -106,11 +106,6 @@ def test_flags_go_before_config_and_config_before_tuned(tmp_path, monkeypatch):
     assert flagged.variant_settings["bias"] is False and flagged.inference_settings["temperature"] == 0.5
 
 
-def test_named_options_are_settings():
-    settings = {f.name for kind in (bp.MeanField, bp.SVI) for f in fields(kind)}
-    assert {"hidden", "activation", "prior", "noise", "bias", "epochs", "batch_size", "lr"} <= settings
-
-
 # -- the other commands ------------------------------------------------------------------------------------------------
 def test_list(capsys):
     assert main(["list"]) == 0
@@ -120,6 +115,7 @@ def test_list(capsys):
     assert json.loads(capsys.readouterr().out) == tables()  # which test_imports.py holds to the tables themselves
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_evaluate_with_inputs_from_elsewhere(runs, capsys):
     command = ["evaluate", str(runs / "digits"), "--ood", "noise", "--limit", "50", "--quiet"]
     before = json.loads((runs / "digits" / "metrics.json").read_text())
@@ -205,18 +201,6 @@ def test_compare(runs, capsys):
 
 
 # -- what is said ---------------------------------------------------------------------------------------------------
-def test_a_warning_is_one_line(monkeypatch, capsys):
-    """What happened and what to try, without the source line that warned."""
-
-    def said(args):
-        print(warnings.formatwarning("the gradient was not compiled", UserWarning, "file.py", 7), end="")
-
-    monkeypatch.setattr("bnn_pyro.run.list_", said)
-    before = warnings.formatwarning
-    assert main(["list"]) == 0
-    assert capsys.readouterr().out == "warning: the gradient was not compiled\n" and warnings.formatwarning is before
-
-
 def test_an_error_is_written_in_one_piece(monkeypatch):
     """Of several processes on one terminal, unbuffered, no line is torn by another's."""
     written = []
@@ -229,3 +213,41 @@ def test_an_error_is_written_in_one_piece(monkeypatch):
     monkeypatch.setattr(sys, "stderr", Pieces())
     assert main(["evaluate", "nowhere"]) == 2
     assert written == ["error: no run folder nowhere\n"]
+
+
+# -- stopped and resumed -----------------------------------------------------------------------------------------------
+@pytest.mark.usefixtures("no_figures")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_a_checkpoint_that_goes_on_to_the_same_result(number, tmp_path, monkeypatch, capsys):
+    features = ["--data", "breast-cancer", "--features", "mean radius,mean texture", "--batch-size", "64"]
+    command = ["train", *features, "--no-baseline", *SMALL, "--epochs", "6"]
+    assert main([*command, "--out", str(tmp_path / "whole")]) == 0
+    stopped = tmp_path / "stopped"
+    check, calls = optimise.check_finite, []
+
+    def check_and_stop(*args):
+        calls.append(1)
+        if len(calls) == 3:
+            signal.raise_signal(number)
+        check(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(optimise, "check_finite", check_and_stop)
+        assert main([*command, "--out", str(stopped)]) == 130
+    told = capsys.readouterr().err
+    assert f"train --resume --out {stopped}" in told and "Traceback" not in told
+    assert (stopped / "checkpoint" / "training.pt").is_file() and not (stopped / "posterior.pt").exists()
+    assert main(["train", "--resume", "--out", str(stopped), "--quiet"]) == 0
+    assert same(stopped, tmp_path / "whole") and not (stopped / "checkpoint").exists()
+    assert (stopped / "metrics.json").read_bytes() == (tmp_path / "whole" / "metrics.json").read_bytes()
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_resume_of_a_finished_run_changes_nothing_but_needs_the_same_settings(runs, capsys):
+    before = tensors(runs / "houses")
+    assert main(["train", "--resume", "--out", str(runs / "houses"), "--quiet"]) == 0
+    after = tensors(runs / "houses")
+    assert all(torch.equal(before[k], after[k]) for k in before)
+    capsys.readouterr()
+    assert main(["train", "--resume", "--out", str(runs / "houses"), "--epochs", "9"]) == 2
+    assert "epochs 3, not 9" in capsys.readouterr().err

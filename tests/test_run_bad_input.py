@@ -3,48 +3,40 @@
 import json
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from run_folders import SMALL, small_table, snapshot
 
 from bnn_pyro.run import main
 
+WRONG_KINDS = [{"variant": ["mlp"]}, {"data": {"limit": "few"}}, {"data": {"features": "a"}},
+               {"inference_settings": {"epochs": 1e400}}, {"variant_settings": {"prior": {}}}]  # fmt: skip
 
-@pytest.fixture
-def bad(tmp_path, runs):
-    """Files with something wrong in them, beside the two runs."""
-    rows = {"area": [1.0, 2, 3, 4] * 8, "price": [2.0, 4, 6, 8.5] * 8}
-    table = pd.DataFrame(rows)
-    table.to_csv(tmp_path / "fine.csv", index=False)
-    table.astype(object).replace({"area": {3.0: "three"}}).to_csv(tmp_path / "text.csv", index=False)
-    table.replace({"area": {3.0: np.nan}}).to_csv(tmp_path / "missing.csv", index=False)
-    table.replace({"area": {3.0: np.inf}}).to_csv(tmp_path / "infinite.csv", index=False)
-    table.assign(price="yes").to_csv(tmp_path / "oneclass.csv", index=False)
-    table[:2].to_csv(tmp_path / "short.csv", index=False)
-    (tmp_path / "twice.csv").write_text("a,a,price\n" + "1,2,3\n" * 20)
-    np.savez(tmp_path / "keys.npz", images=np.zeros((9, 3)))
-    np.savez(tmp_path / "shapes.npz", x=np.zeros((9, 3)), y=np.zeros(8))
-    np.savez(tmp_path / "labels.npz", x=np.random.default_rng(0).random((120, 8, 8)), y=np.arange(120) % 12)
-    (tmp_path / "picture.png").write_text("no picture")
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "thesis.txt").write_text("mine")
-    (tmp_path / "file").write_text("mine")
-    (tmp_path / "broken.json").write_text("{")
-    (tmp_path / "key.json").write_text('{"varant": "mlp"}')
-    for name in ("truncated", "tampered", "unfinished", "edited"):
-        folder = tmp_path / name
-        folder.mkdir()
-        for file in ("config.json", "posterior.json", "posterior.pt"):
-            (folder / file).write_bytes((runs / "houses" / file).read_bytes())
-    blob = (runs / "houses" / "posterior.pt").read_bytes()
-    (tmp_path / "truncated" / "posterior.pt").write_bytes(blob[: len(blob) // 2])
-    (tmp_path / "tampered" / "posterior.pt").write_bytes(blob[:-50] + bytes([blob[-50] ^ 1]) + blob[-49:])
-    (tmp_path / "unfinished" / "posterior.pt").unlink()
-    meta = json.loads((tmp_path / "edited" / "posterior.json").read_text())
-    meta["schema"]["y_scale"] *= 2
-    (tmp_path / "edited" / "posterior.json").write_text(json.dumps(meta))
-    return tmp_path
+
+@pytest.fixture(scope="module")
+def bad(tmp_path_factory, runs):
+    """Files with something wrong in them, beside the two runs; no case changes them."""
+    folder = tmp_path_factory.mktemp("bad")
+    (folder / "fine.csv").write_text("area,price\n" + "1,2\n2,4\n3,6\n4,8.5\n" * 8)
+    np.savez(folder / "labels.npz", x=np.random.default_rng(0).random((120, 8, 8)), y=np.arange(120) % 12)
+    (folder / "other").mkdir()
+    for number, tree in enumerate(WRONG_KINDS):
+        (folder / f"{number}.json").write_text(json.dumps(tree))
+    for name, text in {"other/thesis.txt": "mine", "file": "mine", "broken.json": "{", "key.json": '{"varant": "mlp"}',
+                       "picture.png": "no picture"}.items():  # fmt: skip
+        (folder / name).write_text(text)
+    blob, meta = ((runs / "houses" / f"posterior.{end}").read_bytes() for end in ("pt", "json"))
+    for name, changed in {
+        "truncated": (blob[: len(blob) // 2], meta),
+        "tampered": (blob[:-50] + bytes([blob[-50] ^ 1]) + blob[-49:], meta),
+        "edited": (blob, meta.replace(b'"price"', b'"prize"')),
+        "unfinished": (),
+    }.items():
+        (folder / name).mkdir()
+        for file, content in zip(("posterior.pt", "posterior.json"), changed, strict=False):
+            (folder / name / file).write_bytes(content)
+        (folder / name / "config.json").write_bytes((runs / "houses" / "config.json").read_bytes())
+    return folder
 
 
 TRAIN = {
@@ -52,30 +44,16 @@ TRAIN = {
     "unknown variant": (["men-field"], "did you mean 'mean-field'"),
     "unknown method": (["--inference", "svy"], "did you mean 'svi'"),
     "method of another variant": (["mlp", "--inference", "svi"], "svi needs a guide"),
-    "unknown activation": (["--activation", "relo"], "did you mean 'relu'"),
-    "unknown prior": (["--prior", "norml:1"], "did you mean 'normal'"),
     "unknown task": (["--data", "DIR/fine.csv", "--target", "price", "--task", "regresion"], "mean 'regression'"),
-    "unknown noise": (["--data", "toy-curve", "--noise", "lerned"], "noise must be"),
     "unknown setting": (["--set", "epoch=3"], "did you mean 'epochs'"),
     "setting without a value": (["--set", "epochs"], "KEY=VALUE"),
     "epochs that are none": (["--epochs", "ten"], "epochs takes whole numbers, got 'ten'"),
     "no epochs": (["--epochs", "0"], "epochs must be at least 1"),
-    "negative learning rate": (["--lr=-1"], "lr must be positive"),
-    "hidden that is none": (["--hidden", "4,x"], "hidden takes whole numbers"),
-    "bias that is none": (["--set", "bias=perhaps"], "bias is true or false"),
+    "negative learning rate": (["--lr=-1"], "lr must be above 0"),
     "no draws": (["--num-draws", "0"], "num_draws must be at least 1"),
     "unknown device": (["--device", "gpu"], "unknown device 'gpu'"),
     "missing file": (["--data", "DIR/none.csv"], "none.csv"),
     "no target": (["--data", "DIR/fine.csv", "--target", "prise"], "did you mean 'price'"),
-    "text in a numeric column": (["--data", "DIR/text.csv", "--target", "price"], "'three'"),
-    "missing value": (["--data", "DIR/missing.csv", "--target", "price"], "row 4"),
-    "infinite value": (["--data", "DIR/infinite.csv", "--target", "price"], "inf"),
-    "one class": (["--data", "DIR/oneclass.csv", "--target", "price"], "class"),
-    "too few rows": (["--data", "DIR/short.csv", "--target", "price", "--task", "regression"], "2 rows"),
-    "duplicate columns": (["--data", "DIR/twice.csv", "--target", "price"], "'a'"),
-    "wrong keys": (["--data", "DIR/keys.npz"], "images"),
-    "wrong shapes": (["--data", "DIR/shapes.npz"], "(8,)"),
-    "unknown feature": (["--data", "breast-cancer", "--features", "mean radus"], "did you mean 'mean radius'"),
     "missing config": (["--config", "DIR/none.json"], "no config file"),
     "broken config": (["--config", "DIR/broken.json"], "not valid JSON"),
     "unknown config key": (["--config", "DIR/key.json"], "did you mean 'variant'"),
@@ -87,6 +65,9 @@ TRAIN = {
     "resuming with another seed": (["--out", "RUNS/digits", "--resume", "--seed", "5"], "seed 0, not 5"),
     "resume and overwrite": (["--out", "RUNS/digits", "--resume", "--overwrite"], "one of them"),
 }
+for number, said in enumerate(["'variant' must be a text", "'limit' must be a whole number", "must be a list of texts",
+                               "epochs takes whole numbers", "prior is a text or a number"]):  # fmt: skip
+    TRAIN[f"config {number}"] = (["--config", f"DIR/{number}.json"], said)
 TO = ["--output", "DIR/p.csv"]
 OTHERS = {
     "no run": (["evaluate", "DIR/nowhere"], "no run folder"),
@@ -105,6 +86,11 @@ OTHERS = {
     "an output that exists": (["predict", "RUNS/houses", "--input", "DIR/fine.csv", "--output", "DIR/file"], "exists"),
     "comparing other rows": (["compare", "RUNS/digits", "RUNS/houses"], "other test rows"),
     "comparing one": (["compare", "RUNS/digits"], "two run folders"),
+    "pruning a point": (["evaluate", "RUNS/digits/baseline", "--prune"], "point estimate or stored draws"),
+    "pruning one network": (
+        ["evaluate", "RUNS/digits", "--prune", "--mean-weights"],
+        "leave out --data and --mean-wei",
+    ),
     "diagnosing nothing": (["diagnose", "DIR/nowhere"], "no run folder"),
     "diagnosing what is no run": (["diagnose", "DIR/other"], "is not a run"),
     "diagnosing what is unfinished": (["diagnose", "DIR/unfinished"], "--resume"),
@@ -119,31 +105,20 @@ OTHERS = {
 }
 
 
-def check_refused(argv, words, bad, runs, capsys):
+@pytest.mark.parametrize("case", [*TRAIN, *OTHERS, "cuda asked for and absent"])
+def test_bad_input(case, bad, runs, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    argv, words = {**TRAIN, **OTHERS}.get(case, (["--device", "cuda"], "--device cpu"))
+    if case not in OTHERS:
+        argv = ["train", *argv, *([] if "--out" in argv else ["--out", "DIR/new"])]
+    argv = [*argv, *(["--quiet"] if argv[0] != "trian" else [])]
     argv = [a.replace("DIR", str(bad)).replace("RUNS", str(runs)) for a in argv]
     before = snapshot(bad), snapshot(runs)
-    capsys.readouterr()
     assert main(argv) == 2
     told = capsys.readouterr()
     lines = told.err.strip().splitlines()
-    assert len(lines) == 1 and lines[0].startswith("error: "), told.err
-    assert words in lines[0] and "Traceback" not in told.out + told.err
-    assert (snapshot(bad), snapshot(runs)) == before and not (bad / "new").exists()
-
-
-@pytest.mark.parametrize("case", [*TRAIN, *OTHERS])
-def test_bad_input(case, bad, runs, capsys):
-    argv, words = TRAIN.get(case) or OTHERS[case]
-    if case in TRAIN:
-        argv = ["train", *argv, *([] if "--out" in argv else ["--out", "DIR/new"]), "--quiet"]
-    elif argv[0] in ("evaluate", "predict", "compare", "diagnose"):
-        argv = [*argv, "--quiet"]
-    check_refused(argv, words, bad, runs, capsys)
-
-
-def test_cuda_asked_for_and_absent(bad, runs, capsys, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    check_refused(["train", "--device", "cuda", "--out", "DIR/new"], "--device cpu", bad, runs, capsys)
+    assert len(lines) == 1 and lines[0].startswith("error: ") and words in lines[0], told.err
+    assert "Traceback" not in told.out and (snapshot(bad), snapshot(runs)) == before and not (bad / "new").exists()
 
 
 @pytest.mark.usefixtures("no_figures")

@@ -387,8 +387,8 @@ def test_a_run_that_diverges_says_so():
     [
         (dict(epochs=0), "epochs must be at least 1"),
         (dict(chains=0), "chains must be at least 1"),
-        (dict(lr=0.0), "lr must be positive"),
-        (dict(temperature=math.nan), "temperature must be positive"),
+        (dict(lr=0.0), "lr must be above 0"),
+        (dict(temperature=math.nan), "temperature must be above 0"),
         (dict(jitter=-1.0), "jitter must be"),
         (dict(burn_in=5000), "burn_in must lie between 0 and the 5000 epochs"),
         (dict(max_draws=0), "max_draws must be at least 1"),

@@ -3,23 +3,18 @@
 import csv
 import json
 import math
-import os
 import shutil
 import signal
-import subprocess
-import sys
-from types import SimpleNamespace
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from programs import OFTEN, wait_for
 from run_folders import same, small_table
 
-from bnn_pyro.errors import UserError
+from bnn_pyro.files import lock_folder
+from bnn_pyro.inference import optimise
 from bnn_pyro.run import main
 from bnn_pyro.runs.recipe import typed_command
-from bnn_pyro.runs.sweep import failure_text
-from bnn_pyro.runs.sweep_report import sweep_text
 
 DATA = """
 splits = [0, 1]
@@ -154,6 +149,9 @@ def test_the_same_command_again_makes_only_what_is_missing(copied, capsys):
     assert times(first) == before[0]
     assert times(second)["posterior.pt"] == before[1]["posterior.pt"]
     assert scores(out).items() > scored.items() and len(scores(out)) == len(scored) + 2
+    write(MEAN_FIELD.replace("num_draws = 5", "num_draws = 7"))  # scored again without training
+    assert sweep(spec, out) == 0 and json.loads((first / "metrics.json").read_text())["num_draws"] == 7
+    assert times(first)["posterior.pt"] == before[0]["posterior.pt"]
 
 
 def test_other_settings_under_the_same_name_are_refused_or_replaced(copied, capsys):
@@ -173,16 +171,6 @@ def test_other_settings_under_the_same_name_are_refused_or_replaced(copied, caps
     assert [name for name in before if after[name] != before[name]] == [
         "mean-field-houses-seed0-split0", "mean-field-houses-seed0-split1"
     ]  # fmt: skip
-
-
-def test_other_numbers_of_draws_are_scored_again_without_training(copied):
-    write, spec, out = copied
-    run = out / "mean-field-houses-seed0-split0"
-    before, scored = times(run), scores(out)
-    write(MEAN_FIELD.replace("num_draws = 5", "num_draws = 7"))
-    assert sweep(spec, out) == 0
-    assert times(run)["posterior.pt"] == before["posterior.pt"] and scores(out) != scored
-    assert json.loads((run / "metrics.json").read_text())["num_draws"] == 7
 
 
 def test_changed_data_are_noticed(made, copied, tmp_path, capsys):
@@ -210,48 +198,8 @@ def test_a_failed_fit_is_tried_again_and_can_be_mended(copied):
     assert sweep(spec, out) == 0
 
 
-def test_processes_make_the_same_fits_as_this_one(made, copied, tmp_path):
-    write, spec, here = copied
-    write(MEAN_FIELD)
-    assert main(["sweep", str(spec), "--out", str(tmp_path / "two"), "--executor", "processes:2", "--quiet"]) == 0
-    assert len(scores(tmp_path / "two")) == 2 and scores(tmp_path / "two").items() < scores(here).items()
-    for name in scores(tmp_path / "two"):
-        assert same(here / name, tmp_path / "two" / name)
-
-
-def test_fits_that_failed_alike_are_one_line():
-    error = UserError("task 2 of 4 (mlp-houses-seed0-split0): its process died")
-    assert failure_text(SimpleNamespace(name="mlp-houses-seed0-split0"), error) == "its process died"
-    fits = [{"name": f"a-{k}", "recipe": "a", "data": "d", "status": "failed", "error": "it died"} for k in range(3)]
-    assert sweep_text({"fits": fits}, []) == "\nfailed: a on d, 3 fits: it died"
-
-
-def test_a_killed_sweep_goes_on_to_the_very_same_results(copied, tmp_path):
+def test_a_signal_stops_with_the_command_that_goes_on_to_the_very_same_results(copied, tmp_path, monkeypatch, capsys):
     write, spec, whole = copied
-    killed = tmp_path / "killed"
-    write(
-        MLP, MEAN_FIELD.replace("recipes.mean-field]", 'recipes.long]\nvariant = "mean-field"').replace("= 4", "= 60")
-    )
-    spec.write_text(spec.read_text().replace("splits = [0, 1]", "splits = [0]"))
-    command = [sys.executable, "-c", OFTEN, "sweep", str(spec), "--out", str(killed), "--cores", "1", "--quiet"]
-    process = subprocess.Popen(command)
-    finished, cut_off = killed / "mlp-houses-seed0-split0", killed / "long-houses-seed0-split0"
-    wait_for(cut_off / "checkpoint" / "training.pt", process)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    assert (cut_off / "checkpoint" / "training.pt").is_file() and not (cut_off / "posterior.pt").exists()
-    before = times(finished)
-    assert sweep(spec, killed) == 0 and sweep(spec, whole) == 0
-    assert times(finished) == before
-    for name in scores(killed):
-        assert scores(killed)[name] == scores(whole)[name] and same(killed / name, whole / name)
-    assert len(scores(killed)) == 2
-
-
-def test_a_signal_stops_with_the_command_that_goes_on(copied, tmp_path, monkeypatch, capsys):
-    from bnn_pyro.inference import optimise
-
-    write, spec, _ = copied
     out = tmp_path / "new"
     write(MLP, MEAN_FIELD)
     check, calls = optimise.check_finite, []
@@ -269,20 +217,19 @@ def test_a_signal_stops_with_the_command_that_goes_on(copied, tmp_path, monkeypa
     assert "finished fits are kept, the same command goes on: " in told and "Traceback" not in told
     states = [fit["status"] for fit in results(out)["fits"]]
     assert states[0] == "finished" and "begun" in states and states[-1] == "missing"
-    assert sweep(spec, out) == 0
+    finished = out / "mlp-houses-seed0-split0"
+    before = times(finished)
+    assert (out / "mean-field-houses-seed0-split0" / "checkpoint" / "training.pt").is_file()
+    assert sweep(spec, out) == 0 and times(finished) == before
+    assert len(scores(out)) == 4 and scores(out) == scores(whole)
+    assert all(same(out / name, whole / name) for name in scores(out))
 
 
 def test_two_sweeps_cannot_write_to_one_folder(made, capsys):
     spec, out, _ = made
-    code = (
-        f"import sys; from bnn_pyro.files import lock_folder; lock = lock_folder({str(out)!r}); "
-        "lock.__enter__(); print(1, flush=True); sys.stdin.read()"
-    )
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
-        other.stdout.readline()
-        assert sweep(spec, out) == 2
-        assert "is being written to by process" in capsys.readouterr().err
-        other.communicate(b"")
+    with lock_folder(out), ThreadPoolExecutor(1) as thread:
+        assert thread.submit(sweep, spec, out).result() == 2
+    assert "is being written to by another thread" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

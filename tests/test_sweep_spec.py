@@ -1,5 +1,7 @@
 """The SPEC of a sweep: what it expands to, and every error in one line with the file, the table and the way out."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from run_folders import small_table
@@ -60,6 +62,17 @@ def test_splits_are_those_of_a_file_or_seeds_of_random_ones():
     assert [fit.split for fit in plans(f"[data.toy-curve]\nseed = 9\n{RECIPES}")] == [9]
 
 
+def test_a_file_is_the_same_by_whatever_path(tmp_path):
+    """Sweeps of earlier versions wrote down paths as they were given."""
+    (tmp_path / "net").mkdir()
+    (fit,) = plans('[data.houses]\nname = "houses.csv"\n[recipes.last-layer]\ngrid = { backbone = ["net"] }\n')
+    assert fit.recipe.variant_settings["backbone"] == str(tmp_path / "net") and fit.recipe_name.endswith("=net")
+    settings = fit.recipe.variant_settings | {"backbone": "net"}
+    former = replace(fit.recipe, variant_settings=settings, data=fit.recipe.data | {"name": "houses.csv"})
+    assert fit.recipe.difference(former) is None
+    assert fit.recipe.difference(replace(former, variant_settings=settings | {"backbone": "mlp"}))[0] == "backbone"
+
+
 def test_all_recipes_come_before_the_next_split():
     fits = plans(f"seeds = [0, 1]\nsplits = [0, 1]\n{DATA}{RECIPES}[recipes.mean-field]\n")
     assert [fit.recipe_name for fit in fits[:2]] == ["mlp", "mean-field"]
@@ -89,38 +102,36 @@ def test_a_variants_name_means_that_variant():
 WRONG = {
     "seeds = [0": "is not valid TOML",
     f"seed = [0]\n{DATA}{RECIPES}": "unknown key in s.toml 'seed'; did you mean 'seeds'?",
-    f"seeds = 3\n{DATA}{RECIPES}": "'seeds' must be a list of whole numbers from 0 on, such as [0, 1, 2], got 3",
+    f"seeds = 3\n{DATA}{RECIPES}": "'seeds' must be a list of whole numbers, such as [0, 1, 2], got 3",
     f"seeds = [true]\n{DATA}{RECIPES}": "'seeds' must be a list of whole numbers",
-    f"seeds = [1, 2, 1]\n{DATA}{RECIPES}": "'seeds' has 1 twice",
-    f"splits = []\n{DATA}{RECIPES}": "'splits' must be a list",
+    f"seeds = [1, 2, 1]\n{DATA}{RECIPES}": "none twice, got [1, 2, 1]",
+    f"splits = []\n{DATA}{RECIPES}": "'splits' must be whole numbers",
     DATA: "s.toml has no recipes: add a table [recipes.NAME]",
     RECIPES: "s.toml has no data: add a table [data.NAME]",
-    f"data = 3\n{RECIPES}": "has no data",
-    f"[data]\ntoy-curve = 3\n{RECIPES}": "must be a table [data.toy-curve], got 3",
+    f"data = 3\n{RECIPES}": "'data' must be a table, got 3",
+    f"[data]\ntoy-curve = 3\n{RECIPES}": "s.toml [data]: 'toy-curve' must be a table, got 3",
     f'[data.a]\nnmae = "b"\n{RECIPES}': "unknown key in s.toml [data.a] 'nmae'; did you mean 'name'?",
     f"[data.a]\nlimit = true\n{RECIPES}": "s.toml [data.a]: 'limit' must be a whole number, got True",
     f'splits = "all"\n{DATA}{RECIPES}': "s.toml [data.toy-curve]: \"all\" splits are those of a file",
     f"splits = [1]\n[data.toy-curve]\nseed = 3\n{RECIPES}": "'seed' is which split to take",
-    f'splits = [0, 2]\n[data.a]\nname = "houses.csv"\nsplits = "given.npz"\n{RECIPES}': "no split 2",
-    f'splits = [0]\n[data.a]\nname = "houses.csv"\nsplits = "gone.npz"\n{RECIPES}': "gone.npz: no such file",
-    f'{DATA}[recipes.a]\nvariant = "mpl"\n': "s.toml [recipes.a]: unknown variant 'mpl'; did you mean 'mlp'?",
+    f'splits = [0, 2]\n[data.a]\nname = "houses.csv"\nsplits = "given.npz"\n{RECIPES}': "no split 2 in",
+    f'splits = "all"\n[data.a]\nname = "houses.csv"\nsplits = "gone.npz"\n{RECIPES}': "gone.npz: no such file",
+    f'{DATA}[recipes.a]\nvariant = "mpl"\n': "s.toml [recipes.a] (a): unknown variant 'mpl'; did you mean 'mlp'?",
     f'{DATA}[recipes.a]\nvariant = ["mlp"]\n': "s.toml [recipes.a]: 'variant' must be a text",
     f"{DATA}[recipes.net]\n": "s.toml [recipes.net] has no 'variant', and 'net' is not the name of one; add",
     f'{DATA}[recipes.svi]\ninference = "svi"\n': "s.toml [recipes.svi] has no 'variant'",
     f'{DATA}{RECIPES}inference = "svi"\n': "svi needs a guide",
-    f"{DATA}{RECIPES}epochs = 3\n": "'epochs' is a setting; write inference_settings = { epochs = … }",
+    f"{DATA}{RECIPES}epochs = 3\n": "unknown key in s.toml [recipes.mlp] 'epochs'. Valid: baseline, device, grid, inf",
     f"{DATA}{RECIPES}seed = 3\n": "unknown key in s.toml [recipes.mlp] 'seed'",
     f"{DATA}{RECIPES}inference_settings = {{ epoch = 3 }}\n": "[recipes.mlp] (mlp): unknown MAP setting 'epoch'; did",
     f"{DATA}{RECIPES}inference_settings = {{ epochs = 0.5 }}\n": "[recipes.mlp] (mlp): epochs takes whole numbers",
     f"{DATA}{RECIPES}num_draws = 0\n": "num_draws must be at least 1",
-    f"{DATA}{RECIPES}grid = {{ hiden = [1] }}\n": "[recipes.mlp.grid] 'hiden'; did you mean 'hidden'?",
-    f"{DATA}{RECIPES}grid = {{ lr = 0.1 }}\n": "[recipes.mlp.grid]: 'lr' must be a list of values",
-    f"{DATA}{RECIPES}grid = {{ lr = [1, 1] }}\n": "'lr' has 1 twice",
-    f"{DATA}{RECIPES}inference_settings = {{ lr = 1 }}\ngrid = {{ lr = [1] }}\n": "'lr' is in inference_settings too",
+    f"{DATA}{RECIPES}grid = {{ hiden = [1] }}\n": "(mlp hiden=1): unknown setting of mlp or map 'hiden'; did",
+    f"{DATA}{RECIPES}grid = {{ lr = 0.1 }}\n": "[recipes.mlp]: 'lr' of the grid must be a list of values",
+    f"{DATA}{RECIPES}grid = {{ lr = [1, 1] }}\n": "would share a folder",
     f'{DATA}{RECIPES}[recipes.MLP]\nvariant = "mlp"\n': "and 'MLP' on 'toy-curve' would share a folder; rename",
     '[data.b-c]\nname = "digits"\n[data.c]\nname = "digits"\n[recipes.mlp]\n[recipes.mlp-b]\nvariant = "mlp"\n':
     "share a folder",
-    f'{DATA}[recipes.{"a" * 101}]\nvariant = "mlp"\n': "has more than 100 characters",
 }  # fmt: skip
 
 
@@ -147,7 +158,7 @@ UNFIT = {
 def test_data_and_recipes_that_do_not_suit_are_told_before_training(text, tmp_path):
     asked = spec(text)
     with pytest.raises(UserError) as caught:
-        check_tasks(asked, asked.tasks, show=False)
+        check_tasks(asked, asked.tasks)
     assert UNFIT[text] in str(caught.value) and "\n" not in str(caught.value)
     assert main(["sweep", "s.toml", "--quiet"]) == 2
     assert not (tmp_path / "runs" / "sweep-s").exists(), "something was written"
@@ -155,4 +166,4 @@ def test_data_and_recipes_that_do_not_suit_are_told_before_training(text, tmp_pa
 
 def test_an_absent_file_is_told(capsys):
     assert main(["sweep", "gone.toml"]) == 2
-    assert "no sweep file gone.toml; `sweep --help` has an example" in capsys.readouterr().err
+    assert capsys.readouterr().err == "error: no sweep file gone.toml\n"

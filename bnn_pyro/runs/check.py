@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -26,7 +26,7 @@ from bnn_pyro.runs.recipe import Recipe, given_settings, resolve
 from bnn_pyro.settings import build, plain
 from bnn_pyro.zoo import ZOO, Entry
 
-__all__ = ["BUDGETS", "SubjectSpec", "VariantOnData", "check_subjects", "one_subject", "zoo_subjects"]
+__all__ = ["BUDGETS", "SubjectSpec", "check_subjects", "prepared_subject", "zoo_subjects"]
 
 #: How much is spent on a check: its ``quick`` settings, or its defaults.
 BUDGETS = ("quick", "full")
@@ -39,10 +39,11 @@ ZOO_OPTIONS = ("inference", "data", "seed", "budget", "only", "out", "resume", "
 
 
 @dataclass(frozen=True)
-class VariantOnData:
-    """A variant and data, loaded and made when first asked for; shared by the methods that are checked on them."""
+class SubjectSpec:
+    """A subject to be: its recipe, and the settings of the method that a user gave."""
 
     recipe: Recipe
+    given: Mapping[str, Any]
 
     @cached_property
     def data(self) -> Dataset:
@@ -59,15 +60,6 @@ class VariantOnData:
         how = dict(seed=self.recipe.seed, device="cpu", progress=False)
         return entry.on(fit(backbone.entry(), self.data, backbone.method(), **how))
 
-
-@dataclass(frozen=True)
-class SubjectSpec:
-    """A subject to be: its recipe, the settings of the method that a user gave, its variant and data."""
-
-    recipe: Recipe
-    given: Mapping[str, Any]
-    source: VariantOnData
-
     @property
     def label(self) -> str:
         """Variant, method and data, for a person."""
@@ -76,14 +68,8 @@ class SubjectSpec:
     @property
     def key(self) -> dict[str, Any]:
         """What makes it another subject; JSON-able."""
-        recipe = self.recipe
-        return {
-            "variant": recipe.variant,
-            "variant_settings": dict(recipe.variant_settings),
-            "inference": recipe.inference,
-            "data": dict(recipe.data),
-            "given": {k: list(v) if isinstance(v, tuple) else v for k, v in self.given.items()},
-        }
+        names = ("variant", "variant_settings", "inference", "data")
+        return {name: getattr(self.recipe, name) for name in names} | {"given": self.given}
 
     def results(self) -> dict[str, Any]:
         """The empty results of this subject."""
@@ -91,20 +77,22 @@ class SubjectSpec:
         about = self.key | {"label": self.label, "converges_to": target, "claim": CONVERGES_TO[target]}
         return about | {"outcomes": {}, "refused": {}, "failed": {}}
 
-    def prepare(self) -> SubjectSpec:
-        """Itself, after loading the data and building variant and method once, so that bad input is told early."""
-        build(METHODS[self.recipe.inference], self.given)
-        entry = resolve_backbone(self.recipe.entry(), self.source.data)
-        with isolated(0):
-            entry.guide(entry.model(self.source.data.schema))
-        return self
-
 
 def one_subject(args: Namespace) -> SubjectSpec:
     """What the command line names. Raises UserError for values of the wrong kind."""
     images = getattr(ZOO[args.variant], "images_only", False)
     recipe = resolve(args, {"data": {"name": IMAGES if images else DATA}})
-    return SubjectSpec(recipe, given_settings(args, METHODS[recipe.inference]), VariantOnData(recipe))
+    given = given_settings(args)
+    return SubjectSpec(recipe, {k: v for k, v in recipe.inference_settings.items() if k in given})
+
+
+def prepared_subject(args: Namespace) -> SubjectSpec:
+    """What the command line names, its data loaded and all of it built once, so that bad input is told early."""
+    spec = one_subject(args)
+    with isolated(0):
+        entry = resolve_backbone(spec.recipe.entry(), spec.data)
+        entry.guide(entry.model(spec.data.schema))
+    return spec
 
 
 def zoo_subjects(args: Namespace) -> list[SubjectSpec]:
@@ -121,9 +109,7 @@ def zoo_subjects(args: Namespace) -> list[SubjectSpec]:
         for method in methods_for(kind):
             if args.inference in (None, method):
                 asked = {"variant": variant, "inference": method, "set": SMALL.get(variant, [])}
-                spec = one_subject(Namespace(**{**vars(args), **asked}))
-                same = (s.source for s in specs if {**s.key, "inference": 0} == {**spec.key, "inference": 0})
-                specs.append(replace(spec, source=next(same, spec.source)))
+                specs.append(one_subject(Namespace(**{**vars(args), **asked})))
     return specs
 
 
@@ -135,7 +121,6 @@ def check_subjects(
     budget: str = "quick",
     seed: int = 0,
     facts: Mapping[str, Any] | None = None,
-    show: bool = True,
 ) -> dict[str, Any]:
     """Make every check that applies to each subject, and write what was found into ``place``.
 
@@ -159,26 +144,25 @@ def check_subjects(
     for spec, subject in zip(specs, results["subjects"], strict=True):
         for name in checks:
             if name not in subject["refused"] and name not in subject["outcomes"]:
-                _check(spec, name, subject, place, budget=budget, seed=seed, show=show)
+                _check(spec, name, subject, place, budget=budget, seed=seed)
                 place.write(place.main, results)
-                place.write(place.page, check_html(results, place.png))
+                place.write(place.page, check_html(results, place.path))
     return results
 
 
 def _check(
-    spec: SubjectSpec, name: str, results: dict[str, Any], place: CheckFolder, *, budget: str, seed: int, show: bool
+    spec: SubjectSpec, name: str, results: dict[str, Any], place: CheckFolder, *, budget: str, seed: int
 ) -> None:
     """One check of one subject; ``results`` is what check.json holds of the subject."""
     check, start = build(CHECKS[name], CHECKS[name].quick if budget == "quick" else {}), time.perf_counter()
     results["failed"].pop(name, None)
     try:
         with one_thread():  # what is checked is small, and threads would only wait for one another
-            recipe, source = spec.recipe, spec.source
-            subject = Subject(recipe.variant, source.entry, recipe.inference, source.data, spec.given)
+            subject = Subject(spec.recipe.variant, spec.entry, spec.recipe.inference, spec.data, spec.given)
             if reason := check.refuses(subject):
                 results["refused"][name] = reason
                 return
-            with progress_bar(f"{spec.label} · {name}", show) as report:
+            with progress_bar(f"{spec.label} · {name}") as report:
                 outcome = check.run(subject, seed=seed, report=report)
     except UserError as error:
         results["failed"][name] = str(error)

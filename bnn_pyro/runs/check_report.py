@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,6 @@ from bnn_pyro.reports.page import Picture, draw_figures, read_texts, render
 from bnn_pyro.reports.tables import WORDS, plain_table, verdict_lines
 
 __all__ = ["FIGURES", "check_html", "check_table", "draw_outcome", "level_of", "overview"]
-
-#: How the level of a check is written in a table, where it could not be made or was not.
-FAILED, REFUSED, OPEN = "failed", "–", "…"
 
 
 def level_of(subject: Mapping[str, Any]) -> str:
@@ -36,70 +34,59 @@ def check_table(results: Mapping[str, Any]) -> str:
     return "\n".join(parts)
 
 
-def check_html(results: Mapping[str, Any], png: Callable[[str], bytes]) -> str:
-    """check.html. png: gives the figure of a name."""
-    subjects, key = results["subjects"], results["key"]
-    many = len(subjects) > 1
-    head, rows = overview(subjects)
-    sections = []
-    for subject in subjects:
+def check_html(results: Mapping[str, Any], folder: Path) -> str:
+    """check.html, with the figures that are in the folder."""
+    key, sections = results["key"], []
+    for subject in results["subjects"]:
         pictures = {
-            name: [Picture(**figure, png=png(figure["name"])) for figure in outcome["figures_drawn"]]
+            name: [
+                Picture(**figure, png=(folder / "figures" / f"{figure['name']}.png").read_bytes())
+                for figure in outcome["figures_drawn"]
+            ]
             for name, outcome in subject["outcomes"].items()
         }
         sections.append({**subject, "verdicts": _verdicts(subject), "pictures": pictures})
-    return render(
-        "check.html.j2",
-        title="Checks of the zoo" if many else f"Checks of {subjects[0]['label']}",
-        subtitle=f"{key['budget'].capitalize()} budget · seed {key['seed']}",
-        verdicts=[_overall(subjects)] if many else sections[0]["verdicts"],
-        head=head,
-        rows=rows if many else [],
-        subjects=sections,
-        checks=CHECKS,
-        cells=_cells,
-        facts=results["facts"],
-    )
-
-
-def _overall(subjects: list[Mapping[str, Any]]) -> dict[str, str]:
-    wrong = [subject["label"] for subject in subjects if level_of(subject) == "bad"]
-    form = read_texts("statistics")["checks"]["some_wrong" if wrong else "none_wrong"]
-    sentence = form.format(wrong=len(wrong), all=len(subjects), labels=", ".join(wrong))
-    return {"level": worst(map(level_of, subjects)), "about": "", "sentence": sentence}
+    page = {"title": f"Checks of {sections[0]['label']}", "verdicts": sections[0]["verdicts"], "head": [], "rows": []}
+    if len(sections) > 1:
+        wrong = [subject["label"] for subject in sections if level_of(subject) == "bad"]
+        form = read_texts("statistics")["checks"]["some_wrong" if wrong else "none_wrong"]
+        sentence = form.format(wrong=len(wrong), all=len(sections), labels=", ".join(wrong))
+        head, rows = overview(sections)
+        verdict = {"level": worst(map(level_of, sections)), "about": "", "sentence": sentence}
+        page = {"title": "Checks of the zoo", "verdicts": [verdict], "head": head, "rows": rows}
+    subtitle = f"{key['budget'].capitalize()} budget · seed {key['seed']}"
+    page |= {"subtitle": subtitle, "subjects": sections, "checks": CHECKS, "cells": _cells, "facts": results["facts"]}
+    return render("check.html.j2", **page)
 
 
 def _verdicts(subject: Mapping[str, Any]) -> list[dict[str, str]]:
+    """The overall one and one a check; none where no check was made."""
+    if not (subject["outcomes"] or subject["failed"]):
+        return []
     level = level_of(subject)
     found = [("", level, read_texts("statistics")["checks"][level])]
     found += [(CHECKS[name].title, o["level"], o["sentence"]) for name, o in subject["outcomes"].items()]
     for name, reason in subject["failed"].items():
         found.append((CHECKS[name].title, "bad", f"The check could not be finished: {reason}"))
-    verdicts = [{"level": level, "about": about, "sentence": sentence} for about, level, sentence in found]
-    return verdicts if len(verdicts) > 1 else []
+    return [{"level": level, "about": about, "sentence": sentence} for about, level, sentence in found]
 
 
-def overview(subjects: list[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
+def overview(subjects: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
     """One line a subject: the word for each check, the numbers that there are, and the seconds."""
     used = [name for name in CHECKS if any(name in s["outcomes"] or name in s["failed"] for s in subjects)]
     numbers = [{k: v for o in s["outcomes"].values() for k, v in o["figures"].items()} for s in subjects]
     columns = read_texts("statistics")["overview"]
     columns = {name: column for name, column in columns.items() if any(name in values for values in numbers)}
-    titles = (CHECKS[name].title for name in used)
     rows = []
     for subject, values in zip(subjects, numbers, strict=True):
-        cells = [_word(subject, name) for name in used]
-        for name, (_, form) in columns.items():
-            cells.append("–" if values.get(name) is None else format(values[name], form))
+        words = dict.fromkeys(subject["refused"], "–") | dict.fromkeys(subject["failed"], "failed")
+        words |= {name: WORDS[outcome["level"]] for name, outcome in subject["outcomes"].items()}
+        cells = [words.get(name, "…") for name in used]
+        cells += ["–" if values.get(n) is None else format(values[n], form) for n, (_, form) in columns.items()]
         seconds = sum(o["seconds"] for o in subject["outcomes"].values())
         rows.append([subject["variant"], subject["inference"], *cells, f"{seconds:.0f}"])
-    return ["variant", "inference", *titles, *(title for title, _ in columns.values()), "seconds"], rows
-
-
-def _word(subject: Mapping[str, Any], name: str) -> str:
-    if name in subject["outcomes"]:
-        return WORDS[subject["outcomes"][name]["level"]]
-    return FAILED if name in subject["failed"] else REFUSED if name in subject["refused"] else OPEN
+    titles = [*(CHECKS[name].title for name in used), *(title for title, _ in columns.values())]
+    return ["variant", "inference", *titles, "seconds"], rows
 
 
 def _cells(finding: Mapping[str, Any]) -> list[str]:
@@ -114,9 +101,9 @@ def _cells(finding: Mapping[str, Any]) -> list[str]:
 Evidence = Mapping[str, Any]
 
 
-def _of(plot: Callable[..., object], *names: str) -> Callable[[Evidence], object]:
-    """The plot of these pieces of evidence."""
-    return lambda e: plot(*(e[name] for name in names))
+def _of(plot: Callable[..., object], names: str, keywords: str = "") -> Callable[[Evidence], object]:
+    """The plot of these pieces of evidence, separated by spaces; keywords: those that are passed by name."""
+    return lambda e: plot(*(e[name] for name in names.split()), **{name: e[name] for name in keywords.split()})
 
 
 def _objectives(e: Evidence) -> object:
@@ -125,9 +112,8 @@ def _objectives(e: Evidence) -> object:
 
 
 def _bias(e: Evidence) -> object:
-    own = {name: e[name] for name in ("largest_lr", "own_lr", "own_bias")}
-    order = (e["order"], e["order_error"])
-    return plots.step_size_bias(e["lr"], e["bias"], e["error"], e["grid_lr"], e["grid_exact"], order=order, **own)
+    own = {name: e[name] for name in ("largest_lr", "own_lr", "own_bias")} | {"order": (e["order"], e["order_error"])}
+    return plots.step_size_bias(e["lr"], e["bias"], e["error"], e["grid_lr"], e["grid_exact"], **own)
 
 
 def _outputs(e: Evidence) -> object:
@@ -144,38 +130,39 @@ def _curve(e: Evidence) -> object:
     return plots.reference_band(e["x"][across, 0], *series, names=("x", e["target"]))
 
 
-_ERRORS = _of(plots.standard_errors, "labels", "z", "bound")
-_TWO_WEIGHTS = ("axis_1", "axis_2", "density", "draws", "names")
-_INTERVALS = ("exact_mean", "exact_sd", "mean", "sd", "levels", "coverage", "weight_coverage")
 #: The figures of each check, in the order of the page, and how each is drawn of the evidence.
 FIGURES: dict[str, dict[str, Callable[[Evidence], object]]] = {
-    "closed-form": {"intervals": _of(plots.exact_intervals, *_INTERVALS), "errors": _ERRORS},
+    "closed-form": {
+        "intervals": _of(plots.exact_intervals, "exact_mean exact_sd mean sd levels coverage weight_coverage"),
+        "errors": _of(plots.standard_errors, "labels z bound"),
+    },
     "quadrature": {
-        f"{name}-weights": _of(plots.two_weights, *(f"{name}_{what}" for what in _TWO_WEIGHTS))
+        f"{name}-weights": _of(plots.two_weights, " ".join(f"{name}_{what}" for what in
+                                                           ("axis_1", "axis_2", "density", "draws", "names")))
         for name in ("logistic", "sign")
     },
-    "logistic": {"errors": _ERRORS},
-    "predictive": {"densities": _of(plots.mixture_densities, "log_density", "log_of_mean", "mean_of_log", "exact")},
+    "logistic": {"errors": _of(plots.standard_errors, "labels z bound")},
+    "predictive": {"densities": _of(plots.mixture_densities, "log_density log_of_mean mean_of_log exact")},
     "estimator": {
         "objectives": _objectives,
-        "gradient": _of(plots.finite_differences, "gradient", "finite_difference"),
+        "gradient": _of(plots.finite_differences, "gradient finite_difference"),
     },
     "calibration": {
-        "rank-ecdfs": lambda e: plots.rank_ecdfs(e["ranks"], e["draws"], e["labels"], shown=e["shown"], p=e["p"]),
-        "rank-histograms": _of(plots.rank_histograms, "ranks", "draws", "labels"),
-        "rank-coverage": _of(plots.interval_coverage, "levels", "coverage", "coverage_error", "labels"),
+        "rank-ecdfs": _of(plots.rank_ecdfs, "ranks draws labels", "shown p"),
+        "rank-histograms": _of(plots.rank_histograms, "ranks draws labels"),
+        "rank-coverage": _of(plots.interval_coverage, "levels coverage coverage_error labels"),
     },
     "joint-distribution": {
-        "z-scores": _of(plots.joint_z_scores, "z", "bound", "quantities"),
-        "quantiles": _of(plots.joint_quantiles, "levels", "scores", "z", "drift", "drift_error", "quantities"),
+        "z-scores": _of(plots.joint_z_scores, "z bound quantities"),
+        "quantiles": _of(plots.joint_quantiles, "levels scores z drift drift_error quantities"),
     },
     "step-size": {"bias": _bias},
     "reference": {
         "outputs": _outputs,
         "curve": _curve,
-        "coverage": _of(plots.reference_coverage, "levels", "coverage", "coverage_error"),
+        "coverage": _of(plots.reference_coverage, "levels coverage coverage_error"),
     },
-}
+}  # fmt: skip
 
 
 def draw_outcome(outcome: Outcome, label: str) -> list[Picture]:

@@ -13,17 +13,14 @@ import torch
 
 from bnn_pyro import metrics, plots
 from bnn_pyro.datasets.dataset import Dataset
-from bnn_pyro.diagnostics import Diagnosis
 from bnn_pyro.diagnostics.draws import KINDS, kind
 from bnn_pyro.diagnostics.importance import GOOD_K, MIN_TAIL, Loo, NoWeights, importance_weights, leave_one_out, psis
 from bnn_pyro.errors import UserError
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction
-from bnn_pyro.progress import progress_bar
 from bnn_pyro.reports.page import Picture, draw_figures, facts_of, read_texts, render
 from bnn_pyro.reports.ranking import CLEAR, SOURCES, Ranking, ranked
 from bnn_pyro.reports.tables import RunFacts, metric_rows, plain_table, told_headlines
-from bnn_pyro.runs.diagnose import read_diagnosis
 from bnn_pyro.runs.evaluate import load_posterior, paired_differences, predict_with_progress
 from bnn_pyro.runs.folder import RunFolder
 from bnn_pyro.runs.recipe import Recipe
@@ -34,7 +31,7 @@ __all__ = ["compare_runs", "draw_comparison", "short_labels", "show_comparison"]
 MAX_RUNS = 8
 
 
-def compare_runs(folders: Mapping[RunFolder, Recipe], *, show: bool = True) -> tuple[str, str]:
+def compare_runs(folders: Mapping[RunFolder, Recipe]) -> tuple[str, str]:
     """Score runs on the same test rows, rank them there and by PSIS-LOO, and draw what they dispute.
 
     Returns what was found as text for a terminal, and comparison.html.
@@ -49,13 +46,12 @@ def compare_runs(folders: Mapping[RunFolder, Recipe], *, show: bool = True) -> t
         truth = truth or data
         _same_test_rows(truth, data, first, folder)
         posterior = load_posterior(folder, recipe.device)
-        predictions.append(predict_with_progress(posterior, data.x_test, recipe.num_draws, label, show))
+        predictions.append(predict_with_progress(posterior, data.x_test, recipe.num_draws, label))
         scores = metrics.evaluate(predictions[-1], data.y_test).flat()
         runs.append(dataclasses.replace(folder.facts(label), metrics=scores))
         posteriors.append(posterior)
-        with progress_bar(f"leave-one-out {label}", show) as report:
-            left_out[label] = _left_out(posterior, data, truth, read_diagnosis(folder))
-            report(1, 1)
+        khat = folder.read("diagnosis.json").get("statistics", {}).get("khat")
+        left_out[label] = _left_out(posterior, data, truth, khat)
     differences = {
         run.label: paired_differences(prediction, predictions[0], truth.y_test)
         for run, prediction in zip(runs[1:], predictions[1:], strict=True)
@@ -98,8 +94,8 @@ def show_comparison(
     return "\n".join(text), html
 
 
-def _left_out(posterior: Posterior, data: Dataset, truth: Dataset, known: Diagnosis | None = None) -> Loo | str:
-    """PSIS-LOO of one run, or the reason why it has none, which its diagnosis may know already."""
+def _left_out(posterior: Posterior, data: Dataset, truth: Dataset, khat: float | None = None) -> Loo | str:
+    """PSIS-LOO of one run, or the reason why it has none.   khat: where its diagnosis knows it already."""
     if len(data.y_train) != len(truth.y_train) or not torch.equal(data.y_train, truth.y_train):
         return "was trained on other rows than the first run, so that leaving them out compares nothing"
     what = kind(posterior)
@@ -109,7 +105,7 @@ def _left_out(posterior: Posterior, data: Dataset, truth: Dataset, known: Diagno
         return leave_one_out(posterior, data)
     if what != "approximation":
         return f"no chains, so nothing to leave rows out by: {KINDS[what]}"
-    k, why = math.nan if known is None else known.statistics.get("khat", math.nan), ""
+    k, why = math.nan if khat is None else khat, ""
     if not k > GOOD_K:
         try:
             draws, log_weights = importance_weights(posterior, data)
@@ -176,10 +172,12 @@ def draw_comparison(
 
 def short_labels(runs: Sequence[RunFacts]) -> list[str]:
     """The shortest names that tell the runs apart: method, variant and method, or the run's own label."""
-    recipes = [run.recipe for run in runs]
-    methods = [r["inference"].upper() if len(r["inference"]) < 6 else r["inference"] for r in recipes]
-    pairs = [f"{r['variant']} ({r['inference']})" for r in recipes]
-    seeds = [f"{pair}, seed {r['seed']}" for pair, r in zip(pairs, recipes, strict=True)]
-    own = [run.label for run in runs]
-    numbered = [f"{k}: {label}" for k, label in enumerate(own, 1)]
-    return next(labels for labels in (methods, pairs, seeds, own, numbered) if len(set(labels)) == len(labels))
+    forms = (
+        "{inference}",
+        "{variant} ({inference})",
+        "{variant} ({inference}), seed {seed}",
+        "{label}",
+        "{k}: {label}",
+    )
+    candidates = [[form.format(**run.recipe, label=run.label, k=k) for k, run in enumerate(runs, 1)] for form in forms]
+    return next(labels for labels in candidates if len(set(labels)) == len(labels))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -24,7 +23,7 @@ from bnn_pyro.reports.tables import plain_table, verdict_lines
 from bnn_pyro.runs.folder import RunFolder
 from bnn_pyro.runs.recipe import Recipe
 
-__all__ = ["diagnose_run", "diagnosis_tables", "judge_chains", "read_diagnosis"]
+__all__ = ["diagnose_run", "diagnosis_tables", "judge_chains"]
 
 FILE, CONVERGENCE, NETCDF = "diagnosis.json", "convergence.json", "posterior.nc"
 #: How the names of the figures begin, so that they are told from the report's own.
@@ -53,23 +52,20 @@ def diagnose_run(
     recipe: Recipe,
     data: Dataset,
     posterior: Posterior,
+    place: RunFolder,
     *,
-    out: Path | None = None,
     netcdf: bool = True,
-    show: bool = True,
 ) -> str:
-    """Diagnose a run and write what was found, into the run or another folder; its draws too, as netCDF for ArviZ.
+    """Diagnose a run and write what was found to ``place``; its draws too, as netCDF for ArviZ.
 
     Returns verdicts and tables, for a terminal.
 
-    A netCDF file that cannot be written is told in ``diagnosis.json`` ("netcdf"), on the page and in the terminal, and
-    everything else is kept.
-
-    Raises UserError where the data are not those that the run was trained on.
+    Raises UserError where the data are not those that the run was trained on and, at last, where the netCDF file could
+    not be written.
     """
     folder.check_data(posterior, data)
-    place, start = RunFolder(folder.path if out is None else out), time.perf_counter()
-    with progress_bar("diagnose", show) as report:
+    start = time.perf_counter()
+    with progress_bar("diagnose") as report:
         diagnosis = diagnostics.diagnose(posterior, data, progress=report)
     content = diagnosis.to_dict() | {"seconds": round(time.perf_counter() - start, 1), "num_draws": recipe.num_draws}
     place.write(FILE, content)  # before what can still fail
@@ -78,14 +74,22 @@ def diagnose_run(
         if old.stem not in [figure.name for figure in figures]:
             old.unlink()
     place.write_figures(figures)
-    missing = _write_netcdf(place, posterior, data) if netcdf else ""
-    note = f"{NETCDF}, the draws for ArviZ, is missing: {missing}. Everything else was written." if missing else ""
-    place.write(FILE, content | {"netcdf": NETCDF if netcdf and not missing else missing})
-    run = folder.facts()
-    page = {"verdicts": diagnosis.verdicts, "tables": diagnosis_tables(diagnosis), "figures": figures}
+    run, tables = folder.facts(), diagnosis_tables(diagnosis)
     about = {"title": f"Diagnosis: {run.title}", "subtitle": run.subtitle, "facts": facts_of(run)}
-    place.write("diagnosis.html", render("diagnosis.html.j2", **about, **page, note=note))
-    return f"\n{run.title}: {run.subtitle}\n\n{_text(diagnosis, note)}"
+    page = {"verdicts": diagnosis.verdicts, "tables": tables, "figures": figures}
+    place.write("diagnosis.html", render("diagnosis.html.j2", **about, **page))
+    if netcdf:
+        try:
+            diagnostics.save_netcdf(diagnostics.to_arviz(posterior, data), place.path / NETCDF)
+        except (UserError, MemoryError) as error:
+            reason = str(error) or "there is not enough memory for all draws"
+            raise UserError(f"the draws for ArviZ are missing, everything else was written: {reason}") from None
+    parts = [f"\n{run.title}: {run.subtitle}\n", verdict_lines([vars(verdict) for verdict in diagnosis.verdicts])]
+    for table in tables:
+        if table.columns[0] == "value":  # weights one by one are for the page
+            rows = [[row[0], *row[2:]] for row in table.rows]
+            parts.append(f"\n{table.title}\n{plain_table(['', *table.columns], rows)}")
+    return "\n".join(parts)
 
 
 def judge_chains(folder: RunFolder, posterior: Posterior, data: Dataset) -> None:
@@ -95,37 +99,6 @@ def judge_chains(folder: RunFolder, posterior: Posterior, data: Dataset) -> None
         (folder.path / CONVERGENCE).unlink(missing_ok=True)
     else:
         folder.write(CONVERGENCE, diagnosis.to_dict())
-
-
-def read_diagnosis(folder: RunFolder) -> Diagnosis | None:
-    """What diagnosis.json holds, without the series of its figures; None where the run was not diagnosed."""
-    content = folder.read(FILE)
-    if not content:
-        return None
-    try:
-        return Diagnosis.from_dict(content)
-    except (KeyError, TypeError, ValueError):
-        raise UserError(f"{folder.path / FILE} is damaged; write it again: diagnose {folder.path}") from None
-
-
-def _text(diagnosis: Diagnosis, note: str) -> str:
-    parts = [verdict_lines([vars(verdict) for verdict in diagnosis.verdicts])]
-    for table in diagnosis_tables(diagnosis):
-        if table.columns[0] == "value":  # weights one by one are for the page
-            rows = [[row[0], *row[2:]] for row in table.rows]
-            parts.append(f"\n{table.title}\n{plain_table(['', *table.columns], rows)}")
-    return "\n".join([*parts, *([f"\n{note}"] if note else [])])
-
-
-def _write_netcdf(place: RunFolder, posterior: Posterior, data: Dataset) -> str:
-    """Why the file could not be written; "" where it was."""
-    try:
-        diagnostics.save_netcdf(diagnostics.to_arviz(posterior, data), place.path / NETCDF)
-    except UserError as reason:
-        return str(reason)
-    except MemoryError:
-        return "there is not enough memory for all draws"
-    return ""
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import io
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,16 +24,16 @@ from bnn_pyro.fitting import load
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction, predict
 from bnn_pyro.progress import progress_bar
+from bnn_pyro.pruning import LOG_ALPHA, SHARES, pruning_curve, share_removed
 from bnn_pyro.reports.page import run_card, run_html
-from bnn_pyro.reports.tables import RunFacts
+from bnn_pyro.reports.tables import RunFacts, estimate, plain_table
 from bnn_pyro.runs.diagnose import judge_chains
-from bnn_pyro.runs.figures import EvaluatedRun, Outside, draw_all
+from bnn_pyro.runs.figures import EvaluatedRun, Outside, draw_all, read_pruning
 from bnn_pyro.runs.folder import REPLICATES, RunFolder
-from bnn_pyro.runs.prune import read_pruning
 from bnn_pyro.runs.recipe import Recipe
 
 __all__ = ["evaluate_run", "labelled", "load_posterior", "outside_inputs", "paired_differences",
-           "predict_with_progress", "score_mean_weights", "score_other"]  # fmt: skip
+           "predict_with_progress", "prune_run", "score_mean_weights", "score_other"]  # fmt: skip
 
 #: Names that --ood takes for noise, and what ``load_inputs`` calls them.
 NOISE = {"noise": ("uniform-noise", "gaussian-noise"), "uniform": ("uniform-noise",), "gaussian": ("gaussian-noise",)}
@@ -43,24 +44,34 @@ NOISE_IMAGES = 1000
 def load_posterior(folder: RunFolder, device: str) -> Posterior:
     """The run's posterior, on the device asked for."""
     posterior, where = load(folder.path), choose_device(device)
-    if where.type == "cpu":
-        return posterior
-    posterior.model.to(where)
-    if posterior.guide is not None:
-        posterior.guide.to(where)
-        return posterior
-    return dataclasses.replace(posterior, chains={site: value.to(where) for site, value in posterior.chains.items()})
+    chains = posterior.chains and {site: value.to(where) for site, value in posterior.chains.items()}
+    for module in filter(None, (posterior.model, posterior.guide)):
+        module.to(where)
+    return dataclasses.replace(posterior, chains=chains)
 
 
-def predict_with_progress(posterior: Posterior, x: Tensor, num_draws: int, what: str, show: bool) -> Prediction:
+def predict_with_progress(posterior: Posterior, x: Tensor, num_draws: int, what: str) -> Prediction:
     """``predict`` with a progress bar."""
-    with progress_bar(f"predict {what}", show, unit="draw") as report:
+    with progress_bar(f"predict {what}", unit="draw") as report:
         prediction = predict(posterior, x, num_draws=num_draws, progress=report)
         report(prediction.num_draws, prediction.num_draws)
         return prediction
 
 
 # -- a run's own test rows ---------------------------------------------------------------------------------------------
+class Scored(NamedTuple):
+    """One posterior on one data set.
+
+    prediction  of the test rows, None where there are none     outside  of out-of-distribution inputs, by their names
+    scores      what metrics.json says                          replicates  of the metrics, on resampled test rows
+    """
+
+    prediction: Prediction | None
+    outside: dict[str, Prediction]
+    scores: dict[str, float]
+    replicates: Mapping[str, np.ndarray]
+
+
 def evaluate_run(
     folder: RunFolder,
     recipe: Recipe,
@@ -70,7 +81,6 @@ def evaluate_run(
     *,
     outside: Mapping[str, Tensor] | None = None,
     report: bool = True,
-    show: bool = True,
 ) -> RunFacts:
     """Score a run on its test rows and on out-of-distribution inputs; write metrics, figures, report and model card.
 
@@ -82,49 +92,32 @@ def evaluate_run(
     for place in (folder, folder.baseline):
         place.check_files()  # before anything is written
     outside, num = _outside(outside, data), recipe.num_draws
-    posteriors = {folder: posterior} | ({} if baseline is None else {folder.baseline: baseline})
-    predicted = {
-        place: _predict(p, data, outside, num, f"test rows ({_entry(p)})", show) for place, p in posteriors.items()
-    }
-    tested = [prediction for prediction, _ in predicted.values()]
-    with progress_bar("evaluate", show) as progress:
-        judge_chains(folder, posterior, data)
-        for place in reversed(posteriors):  # the run's own metrics.json last: where it is, all scores are
-            scores, replicates = _scores(posteriors[place], data, num, *predicted[place], show)
-            if replicates:  # kept for paired differences between runs without predicting again
-                archive = io.BytesIO()
-                np.savez(archive, **replicates)
-                place.write(REPLICATES, archive.getvalue())
-            if place is folder and baseline is not None and replicates:
-                scores |= paired_differences(*tested, data.y_test, "_minus_baseline")
-            place.write("metrics.json", scores)
-        progress(1, 3)
-        run = folder.facts()
-        if report:
-            others = [Outside(name, x, *(ood[name] for _, ood in predicted.values())) for name, x in outside.items()]
-            evaluated = EvaluatedRun(posterior, data, num, *tested, outside=others, pruning=pruned)
-            pictures = draw_all(evaluated, folder.path / "figures")
-            progress(2, 3)
-            folder.write("report.html", run_html(run, pictures))
-            folder.write("README.md", run_card(run))
-        progress(3, 3)
+    scored = _score(posterior, data, outside, num)
+    beside = None if baseline is None else _score(baseline, data, outside, num)
+    of_baseline = None if beside is None else beside.prediction
+    judge_chains(folder, posterior, data)
+    if beside is not None:
+        _write_scores(folder.baseline, beside)
+    if of_baseline is not None:
+        scored.scores.update(paired_differences(scored.prediction, of_baseline, data.y_test, "_minus_baseline"))
+    _write_scores(folder, scored)  # last: where it is, all scores are
+    run = folder.facts()
+    if report:
+        of_outside = {} if beside is None else beside.outside
+        others = [Outside(name, x, scored.outside[name], of_outside.get(name)) for name, x in outside.items()]
+        evaluated = EvaluatedRun(posterior, data, num, scored.prediction, of_baseline, others, pruned)
+        folder.write("report.html", run_html(run, draw_all(evaluated, folder.path / "figures")))
+        folder.write("README.md", run_card(run))
     return run
 
 
 def score_mean_weights(
-    folder: RunFolder,
-    recipe: Recipe,
-    data: Dataset,
-    posterior: Posterior,
-    *,
-    outside: Mapping[str, Tensor] | None = None,
-    show: bool = True,
+    folder: RunFolder, recipe: Recipe, data: Dataset, posterior: Posterior, outside: Mapping[str, Tensor] | None = None
 ) -> Path:
     """Score the network at the mean weights as ``evaluate_run`` does; the file that it wrote, beside metrics.json."""
     folder.check_data(posterior, data)
-    mean, num, what = posterior.at_mean_weights(), recipe.num_draws, "test rows (mean weights)"
-    predicted = _predict(mean, data, _outside(outside, data), num, what, show)
-    return folder.write("metrics-mean-weights.json", _scores(mean, data, num, *predicted, show)[0])
+    scored = _score(posterior.at_mean_weights(), data, _outside(outside, data), recipe.num_draws)
+    return folder.write("metrics-mean-weights.json", scored.scores)
 
 
 def paired_differences(prediction: Prediction, first: Prediction, y: Tensor, suffix: str = "") -> dict[str, float]:
@@ -140,28 +133,12 @@ def paired_differences(prediction: Prediction, first: Prediction, y: Tensor, suf
     return found
 
 
-def _predict(
-    posterior: Posterior, data: Dataset, outside: Mapping[str, Tensor], num_draws: int, what: str, show: bool
-) -> tuple[Prediction | None, dict[str, Prediction]]:
-    """Of the test rows, None where there are none; and of out-of-distribution inputs."""
-    prediction = predict_with_progress(posterior, data.x_test, num_draws, what, show) if len(data.x_test) else None
-    return prediction, {name: predict_with_progress(posterior, x, num_draws, name, show) for name, x in outside.items()}
-
-
-def _scores(
-    posterior: Posterior,
-    data: Dataset,
-    num_draws: int,
-    prediction: Prediction | None,
-    ood: Mapping[str, Prediction],
-    show: bool,
-) -> tuple[dict[str, float], Mapping[str, np.ndarray]]:
-    """What metrics.json says of one posterior, and the metrics on resampled test rows.
-
-    Validation rows have no intervals: settings are chosen by them, so that the test rows need not be.
-    """
+def _score(posterior: Posterior, data: Dataset, outside: Mapping[str, Tensor], num_draws: int) -> Scored:
+    """Validation rows have no intervals: settings are chosen by them, so that the test rows need not be."""
+    name, prediction = posterior.provenance.get("entry", "posterior"), None
     scores, replicates = {}, {}
-    if prediction is not None:
+    if len(data.x_test):
+        prediction = predict_with_progress(posterior, data.x_test, num_draws, f"test rows ({name})")
         evaluation = metrics.evaluate(prediction, data.y_test)
         scores, replicates = evaluation.flat(), evaluation.replicates
         if prediction.has_classes:
@@ -170,18 +147,23 @@ def _scores(
             scores["mean_entropy"] = prediction.total.mean().item()
         scores |= {"num_draws": prediction.num_draws, "test_rows": len(prediction)}
     if len(data.x_val):
-        what = f"validation rows ({_entry(posterior)})"
-        validation = predict_with_progress(posterior, data.x_val, num_draws, what, show)
+        validation = predict_with_progress(posterior, data.x_val, num_draws, f"validation rows ({name})")
         estimates = metrics.evaluate(validation, data.y_val, bootstrap=2)
-        scores |= {f"validation_{name}": estimate.value for name, estimate in estimates.items()}
-    for name, other in ood.items():
-        scores |= {f"ood_{name}_{key}": value for key, value in metrics.ood_table(prediction, other).flat().items()}
-        scores[f"ood_{name}_mean_entropy"] = other.total.mean().item()
-    return scores, replicates
+        scores |= {f"validation_{metric}": estimate.value for metric, estimate in estimates.items()}
+    others = {what: predict_with_progress(posterior, x, num_draws, what) for what, x in outside.items()}
+    for what, other in others.items():
+        scores |= {f"ood_{what}_{key}": value for key, value in metrics.ood_table(prediction, other).flat().items()}
+        scores[f"ood_{what}_mean_entropy"] = other.total.mean().item()
+    return Scored(prediction, others, scores, replicates)
 
 
-def _entry(posterior: Posterior) -> str:
-    return str(posterior.provenance.get("entry", "posterior"))
+def _write_scores(place: RunFolder, scored: Scored) -> None:
+    """metrics.json, and before it what paired differences between runs are made of without predicting again."""
+    if scored.replicates:
+        archive = io.BytesIO()
+        np.savez(archive, **scored.replicates)
+        place.write(REPLICATES, archive.getvalue())
+    place.write("metrics.json", scored.scores)
 
 
 def _outside(outside: Mapping[str, Tensor] | None, data: Dataset) -> Mapping[str, Tensor]:
@@ -193,16 +175,47 @@ def _outside(outside: Mapping[str, Tensor] | None, data: Dataset) -> Mapping[str
     return outside or {}
 
 
+# -- without weights ---------------------------------------------------------------------------------------------------
+def prune_run(folder: RunFolder, data: Dataset, posterior: Posterior, num_draws: int) -> str:
+    """Score a run on its test rows after removing more and more weights, and write pruning.json; a table of it.
+
+    The curve has the usual shares, and the one beyond log α = 3 where that is some but not all of the weights.
+
+    Raises UserError where there are no test rows, or a posterior that has no signal-to-noise ratio.
+    """
+    removed = share_removed(posterior)
+    if not len(data.x_test):
+        raise UserError(f"{data.name} has no test rows to score a pruned network on")
+    shares = sorted({*SHARES, *((removed.share,) if 0 < removed.share < 1 else ())})
+    with progress_bar("prune", unit="draw") as report:
+        curve = pruning_curve(posterior, data.x_test, data.y_test, shares, num_draws=num_draws, progress=report)
+    points, measure = [point.flat() for point in curve], curve[0].measure
+    content = {"log_alpha": LOG_ALPHA, "share_removed": removed.share, "share_removed_by_site": removed.layers}
+    content |= {"measure": measure, "curve": points, "num_draws": num_draws, "test_rows": len(data.x_test)}
+    folder.write("pruning.json", content)
+    rows = [
+        [f"{100 * p['share']:.4g} %", f"{p['weights']:,}", estimate(p, measure), estimate(p, "nll")] for p in points
+    ]
+    layers = [
+        [name, f"{100 * share:.1f} %"] for name, share in [*removed.layers.items(), ("all weights", removed.share)]
+    ]
+    return (
+        "\n\nWithout the weights of the lowest signal-to-noise ratio (biases stay)\n"
+        f"{plain_table(['weights removed', 'left', measure, 'nll'], rows)}\n\n"
+        f"log α = log σ²/μ² above {LOG_ALPHA:g}\n{plain_table(['layer', 'share'], layers)}"
+    )
+
+
 # -- other data --------------------------------------------------------------------------------------------------------
 def score_other(
-    folder: RunFolder, recipe: Recipe, posterior: Posterior, name: str, *, mean_weights: bool = False, show: bool = True
+    folder: RunFolder, recipe: Recipe, posterior: Posterior, name: str, *, mean_weights: bool = False
 ) -> Path:
     """Score on other data with labels, see :func:`labelled`; the file that it wrote, metrics-NAME.json."""
     stem, x, y = labelled(name, posterior.schema, recipe)
     if not len(x):
         raise UserError(f"{name}: no rows to score")
     posterior, stem = (posterior.at_mean_weights(), f"{stem}-mean-weights") if mean_weights else (posterior, stem)
-    found = metrics.evaluate(predict_with_progress(posterior, x, recipe.num_draws, stem, show), y).flat()
+    found = metrics.evaluate(predict_with_progress(posterior, x, recipe.num_draws, stem), y).flat()
     return folder.write(f"metrics-{stem}.json", found | {"test_rows": len(x)})
 
 
@@ -210,13 +223,11 @@ def outside_inputs(names: Sequence[str], schema: Schema, *, num: int, invert: bo
     """{name: standardised inputs} for the --ood arguments."""
     if names and not schema.has_classes:
         raise UserError("--ood scores class probabilities; this run is a regression, so look at its epistemic variance")
-    texts = [text for name in names for text in NOISE.get(name, (name,))]
-    return {
-        text if text in DATASETS or text.endswith("-noise") else Path(text).stem: load_inputs(
-            text, schema, num=num, invert=invert
-        )
-        for text in texts
-    }
+    found = {}
+    for text in (text for name in names for text in NOISE.get(name, (name,))):
+        name = text if text in DATASETS or text.endswith("-noise") else Path(text).stem
+        found[name] = load_inputs(text, schema, num=num, invert=invert)
+    return found
 
 
 def labelled(name: str, schema: Schema, recipe: Recipe) -> tuple[str, Tensor, Tensor]:
@@ -243,8 +254,6 @@ def labelled(name: str, schema: Schema, recipe: Recipe) -> tuple[str, Tensor, Te
         raise UserError(f"{name}: inputs of shape {tuple(x.shape[1:])}; this run takes {schema.input_shape}")
     if not schema.has_classes:
         return Path(name).stem, x, y.to(torch.float32)
-    strange = [c for c in classes if c not in schema.classes]
-    if strange:
-        known = ", ".join([*schema.classes[:6], *(["…"] if len(schema.classes) > 6 else [])])
-        raise UserError(f"{name}: class '{strange[0]}' is none of the run's: {known}")
+    if strange := [c for c in classes if c not in schema.classes]:
+        raise UserError(f"{name}: class '{strange[0]}' is none of the run's: {', '.join(schema.classes):.60}")
     return Path(name).stem, x, torch.tensor([schema.classes.index(c) for c in classes])[y]

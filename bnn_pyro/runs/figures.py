@@ -8,20 +8,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from torch import Tensor
 
 from bnn_pyro import plots
 from bnn_pyro.datasets.bundled import curve
 from bnn_pyro.datasets.dataset import Dataset
+from bnn_pyro.errors import UserError
 from bnn_pyro.files import write_whole
+from bnn_pyro.metrics.metric import Estimate
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction, predict
-from bnn_pyro.pruning import signal_to_noise
+from bnn_pyro.pruning import PrunedScore, signal_to_noise
 from bnn_pyro.reports.page import Picture, read_texts
-from bnn_pyro.runs.prune import Pruning
+from bnn_pyro.runs.folder import RunFolder
 
-__all__ = ["EvaluatedRun", "Outside", "draw_all", "figures_of"]
+__all__ = ["EvaluatedRun", "Outside", "Pruning", "draw_all", "figures_of", "read_pruning"]
 
 #: The function behind a data set that was made from one.
 TRUTHS = {"toy-curve": curve}
@@ -41,6 +44,13 @@ class Outside:
     x: Tensor
     prediction: Prediction
     baseline: Prediction | None = None
+
+
+class Pruning(NamedTuple):
+    """The curve on the test rows, and the share of weights beyond log α = 3."""
+
+    curve: list[PrunedScore]
+    removed: float
 
 
 @dataclass(frozen=True)
@@ -110,7 +120,6 @@ def figures_of(run: EvaluatedRun) -> dict[str, Callable[[], object]]:
 
 def draw_all(run: EvaluatedRun, folder: Path) -> list[Picture]:
     """Draw every figure that applies into ``folder``, and remove those of an earlier evaluation that no longer do."""
-    folder.mkdir(parents=True, exist_ok=True)
     figures, words = figures_of(run), read_texts("figures")["report"]
     for old in folder.glob("*.png"):
         if old.stem not in figures and (old.stem in words or old.stem.startswith("outside-")):
@@ -122,6 +131,23 @@ def draw_all(run: EvaluatedRun, folder: Path) -> list[Picture]:
         pictures.append(Picture.of(name, draw(), title, said["sentence"], said.get("wide", True)))
         write_whole(folder / f"{name}.png", pictures[-1].png)
     return pictures
+
+
+def read_pruning(folder: RunFolder) -> Pruning | None:
+    """What pruning.json holds; None where the run was not pruned."""
+    table = folder.read("pruning.json")
+    if not table:
+        return None
+    measure, curve = table["measure"], []
+    try:
+        for point in table["curve"]:
+            scores = (Estimate(*(point[name + end] for end in ("", "_low", "_high"))) for name in (measure, "nll"))
+            curve.append(PrunedScore(point["share"], point["weights"], measure, *scores))
+    except KeyError:
+        raise UserError(
+            f"{folder.path}/pruning.json is damaged; remove it, and write it again: evaluate --prune"
+        ) from None
+    return Pruning(curve, table["share_removed"])
 
 
 # -- how ---------------------------------------------------------------------------------------------------------------

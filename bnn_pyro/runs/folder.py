@@ -16,27 +16,25 @@ A check has check.json, check.html and figures; a sweep: see ``runs.sweep``. Eve
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import pandas as pd
 
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError
-from bnn_pyro.files import is_occupied, lock_folder, read_json, unwritable, write_whole
+from bnn_pyro.files import is_occupied, lock_folder, read_json, write_whole
 from bnn_pyro.fitting import tuned
 from bnn_pyro.posterior import Posterior, read_archive
 from bnn_pyro.reports.tables import RunFacts
 from bnn_pyro.runs.recipe import Recipe, environment, read_config
 
 if TYPE_CHECKING:
-    from typing import Self
-
     from bnn_pyro.reports.page import Picture
 
 __all__ = ["REPLICATES", "CheckFolder", "OutputFolder", "RunFolder"]
@@ -47,20 +45,16 @@ FILES = ("metrics.json", REPLICATES, "metrics-mean-weights.json", "pruning.json"
          "README.md")  # fmt: skip
 ARCHIVE = ("posterior.json", "posterior.pt")
 NUMBER, VERDICT = int | float | None, {"level": str, "about": str, "sentence": str}
-#: What is read of these files: the kind of every value by its key, "*" for all keys.
-SHAPES: dict[str, Any] = {
-    "metrics.json": {"*": NUMBER},
-    "convergence.json": {"statistics": {"*": NUMBER}, "verdicts": [VERDICT]},
-    "diagnosis.json": {"statistics": {"*": NUMBER}, "verdicts": [VERDICT], "weights": [{"*": NUMBER | str}]},
-    "pruning.json": {"measure": str, "share_removed": NUMBER, "share_removed_by_site": {"*": NUMBER},
-                     "curve": [{"*": NUMBER}]},
-    "environment.json": {"command": str, "finished": str, "training_seconds": NUMBER, "device": str, "machine": str,
-                         "threads": int, "python": str, "versions": {"*": str | None}, "commit": str | None},
-    "check.json": {"key": {}, "subjects": [{}]},
+#: Of these files, what is read (the kind of every value by its key, "*" for all keys) and the command that writes it.
+SHAPES: dict[str, tuple[dict[str, Any], str]] = {
+    "metrics.json": ({"*": NUMBER}, "evaluate"),
+    "convergence.json": ({"statistics": {"*": NUMBER}, "verdicts": [VERDICT]}, "evaluate"),
+    "diagnosis.json": ({"statistics": {"*": NUMBER}}, "diagnose"),
+    "pruning.json": ({"measure": str, "share_removed": NUMBER, "curve": [{"*": NUMBER}]}, "evaluate --prune"),
+    "environment.json": ({"command": str, "finished": str, "training_seconds": NUMBER, "device": str, "machine": str,
+                          "threads": int, "python": str, "versions": {"*": str | None}, "commit": str | None}, ""),
+    "check.json": ({"key": {}, "subjects": [{}]}, "check --out"),
 }  # fmt: skip
-#: The command that writes a file anew; no other does.
-ANEW = {"metrics.json": "evaluate", "convergence.json": "evaluate", "diagnosis.json": "diagnose",
-        "pruning.json": "evaluate --prune", "check.json": "check --out"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -114,19 +108,16 @@ class OutputFolder:
         path = self.path / name
         if not path.is_file():
             return {}
-        content = read_json(path, SHAPES.get(name, {}))
+        shape, command = SHAPES[name]
+        content = read_json(path, shape)
         if content is None:
-            again = f"write it again: {ANEW[name]} {self.path}" if name in ANEW else "the report does without it"
+            again = f"write it again: {command} {self.path}" if command else "the report does without it"
             raise UserError(f"{path} is damaged; remove it, and {again}")
         return content
 
     def write(self, name: str, content: str | bytes | Mapping[str, Any]) -> Path:
         """Write one file as a whole: text, bytes, or JSON."""
         path = self.path / name
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise unwritable(path.parent, error) from None
         if isinstance(content, Mapping):
             content = json.dumps(dict(content), indent=2, ensure_ascii=False) + "\n"
         write_whole(path, content.encode() if isinstance(content, str) else content)
@@ -143,22 +134,11 @@ class CheckFolder(OutputFolder):
 
     kind, main, page = "check", "check.json", "check.html"
 
-    def png(self, name: str) -> bytes:
-        """A figure written before. Raises UserError where it is missing."""
-        path = self.path / "figures" / f"{name}.png"
-        if not path.is_file():
-            raise UserError(f"the figure {path} is missing; remove {self.path} and check again")
-        return path.read_bytes()
-
 
 @dataclass(frozen=True)
 class RunFolder(OutputFolder):
-    """A folder that is, or becomes, a run.
+    """A folder that is, or becomes, a run."""
 
-    claimed   config.json as it was when the folder was claimed for a run; () where it was not
-    """
-
-    claimed: tuple[bytes | None, ...] = field(default=(), compare=False, repr=False)
     kind, main, page = "run", "config.json", "report.html"
     begun_again = "add --resume to go on with it, or --overwrite"
 
@@ -173,16 +153,6 @@ class RunFolder(OutputFolder):
         if not folder.is_trained:
             raise UserError(f"the run {path} is not finished; go on with: train --resume --out {path}")
         return folder
-
-    @classmethod
-    def claim(cls, path: str | Path, *, resume: bool = False, overwrite: bool = False) -> RunFolder:
-        """As any folder, and :meth:`begun` refuses a run that another process begins from now on."""
-        config = cls(Path(path))._config_bytes()
-        return dataclasses.replace(super().claim(path, resume=resume, overwrite=overwrite), claimed=(config,))
-
-    def _config_bytes(self) -> bytes | None:
-        path = self.path / "config.json"
-        return path.read_bytes() if path.is_file() else None
 
     @property
     def is_begun(self) -> bool:
@@ -218,14 +188,14 @@ class RunFolder(OutputFolder):
         return recipe
 
     @contextmanager
-    def begun(self, recipe: Recipe, *, keep: bool = False) -> Iterator[None]:
+    def begun(self, recipe: Recipe, *, keep: bool = False, new: bool = False) -> Iterator[None]:
         """The folder with its recipe in it, this process's alone to write to while the block lasts.
 
-        Without ``keep`` a former run's own files are removed first. Raises UserError where another process is at it, or
-        has begun a run here since it was claimed.
+        Without ``keep`` a former run's own files are removed first. Raises UserError where another process is at it,
+        or, with ``new``, has begun a run here since the folder was claimed.
         """
         with lock_folder(self.path):
-            if self.claimed and self.claimed != (self._config_bytes(),):
+            if new and self.is_begun:
                 raise UserError(f"another run was begun in {self.path} meanwhile; choose another --out")
             if not keep:
                 self._clear()
@@ -280,10 +250,6 @@ class RunFolder(OutputFolder):
 
     def write_training(self, posterior: Posterior) -> None:
         """history.csv, one line per recorded epoch in nats of the whole training set, and environment.json."""
-        text = io.StringIO()
-        writer = csv.writer(text)
-        writer.writerow(posterior.trace)
-        writer.writerows(zip(*posterior.trace.values(), strict=True))
-        self.write("history.csv", text.getvalue())
+        self.write("history.csv", pd.DataFrame(posterior.trace).to_csv(index=False))
         provenance = posterior.provenance
         self.write("environment.json", environment(provenance["device"], provenance["seconds"]))

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
@@ -29,15 +29,15 @@ from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.files import resolve as locate
 from bnn_pyro.fitting import tuned
 from bnn_pyro.inference import METHODS, Method
-from bnn_pyro.settings import Settings, build, defaults, parse_value, plain, setting, whole_number
+from bnn_pyro.settings import Settings, build, defaults, parse_value, plain, setting
 from bnn_pyro.zoo import ZOO, Entry
 
-__all__ = ["DATA_KEYS", "KEYS", "Recipe", "check_keys", "data_options", "environment",
-           "given_settings", "read_config", "read_file", "resolve", "typed_command"]  # fmt: skip
+__all__ = ["DATA_KEYS", "KEYS", "Recipe", "check_keys", "environment", "given_settings", "located", "read_config",
+           "read_file", "resolve", "typed_command"]  # fmt: skip
 
 #: How data can be loaded: the keys of a recipe's ``data``, and the arguments of ``load_data`` that they become; with
 #: what a config file may say of them.
-DATA_KEYS = {"name": str, "target": str, "features": list, "task": str, "drop_missing": bool, "splits": str,
+DATA_KEYS = {"name": str, "target": str, "features": list[str], "task": str, "drop_missing": bool, "splits": str,
              "split": int, "validation": int, "limit": int, "seed": int}  # fmt: skip
 #: The other keys of a config file.
 KEYS = {"variant": str, "variant_settings": dict, "inference": str, "inference_settings": dict, "data": dict,
@@ -86,14 +86,14 @@ class Recipe(Settings):
 
     def difference(self, other: Recipe) -> tuple[str, Any, Any] | None:
         """(what, here, there) of the first thing that would make another posterior; None where there is none."""
-        for name in ("variant", "inference", "seed", "variant_settings", "inference_settings", "data"):
-            here, there = getattr(self, name), getattr(other, name)
-            if isinstance(here, Mapping):
-                for key in {**there, **here}:
-                    if here.get(key) != there.get(key):
-                        return key.replace("_", " "), here.get(key), there.get(key)
-            elif here != there:
-                return name, here, there
+        for name in ("variant", "inference", "seed"):
+            if getattr(self, name) != getattr(other, name):
+                return name, getattr(self, name), getattr(other, name)
+        for name in ("variant_settings", "inference_settings", "data"):
+            here, there = (located(getattr(recipe, name)) for recipe in (self, other))  # earlier versions' may not be
+            for key in {**there, **here}:
+                if here.get(key) != there.get(key):
+                    return key.replace("_", " "), here.get(key), there.get(key)
         return None
 
     def backbone_variant(self, schema: Schema) -> str | None:
@@ -162,30 +162,35 @@ def check_keys(place: str | Path, what: str, values: Mapping[str, Any], kinds: M
     """Refuse keys that there are not, and values of another kind; None is a value that is not given.
 
     place: the file, and the table in it.   what: what a key is called.
+    kinds: {key: a type, or list[a type]}.
     """
     for key, value in values.items():
         if key not in kinds:
             raise unknown(f"{what} in {place}", key, kinds)
-        fits = value is None or (isinstance(value, kinds[key]) and isinstance(value, bool) <= (kinds[key] is bool))
-        if not fits or "\0" in str(value) or (kinds[key] is list and not all(isinstance(v, str) for v in value or ())):
-            name = {str: "a text", int: "a whole number", bool: "true or false", list: "a list of texts"}
-            what = name.get(kinds[key], "a table of settings")
-            raise UserError(f"{place}: '{key}' must be {what}, got {value!r:.80}")
+        items, kind = ([value], kinds[key]) if not get_args(kinds[key]) else (value, *get_args(kinds[key]))
+        fits = isinstance(items, list) and all(
+            isinstance(v, kind) and isinstance(v, bool) <= (kind is bool) for v in items
+        )
+        if (value is not None and not fits) or "\0" in str(value):
+            name = {str: "a text", int: "a whole number", bool: "true or false", list[str]: "a list of texts",
+                    list[int]: "a list of whole numbers, such as [0, 1, 2]"}.get(kinds[key], "a table")  # fmt: skip
+            raise UserError(f"{place}: '{key}' must be {name}, got {value!r:.80}")
 
 
 # -- layers ------------------------------------------------------------------------------------------------------------
-def resolve(args: Namespace, config: Mapping[str, Any]) -> Recipe:
-    """Tuned settings < config < flags. Raises UserError for unknown names, or values of the wrong kind."""
+def resolve(args: Namespace, config: Mapping[str, Any], given: Mapping[str, Any] | None = None) -> Recipe:
+    """Tuned settings < config < flags. Raises UserError for unknown names, or values of the wrong kind.
+
+    given: settings of the variant or the method, by their names; None takes those of the flags.
+    """
     flags = {k: v for k, v in vars(args).items() if v is not None}
     variant = flags.get("variant") or config.get("variant") or Recipe.variant
-    if variant not in ZOO:
-        raise unknown("variant", variant, ZOO)
-    data = data_options(flags, config.get("data") or {})
+    data = _data_options(flags, config.get("data") or {})
     name = data["name"] if data["name"] in DATASETS else Path(data["name"]).stem + " (a file)"
     stored = config if variant == (config.get("variant") or Recipe.variant) else {}  # settings are those of a variant
     method, best = tuned(variant, name, flags.get("inference") or stored.get("inference"))
     stored_method = (stored.get("inference_settings") or {}) if method == (stored.get("inference") or method) else {}
-    given, kinds = _given(flags), (ZOO[variant], METHODS[method])
+    given, kinds = given_settings(args) if given is None else given, (ZOO[variant], METHODS[method])
     known = [name for kind in kinds for name in defaults(kind)]
     for key in given:
         if key not in known:
@@ -194,59 +199,57 @@ def resolve(args: Namespace, config: Mapping[str, Any]) -> Recipe:
     def settings(kind: type, *layers: Mapping[str, Any]) -> dict[str, Any]:
         fields, values = defaults(kind), {k: v for layer in layers for k, v in layer.items()}
         values |= {k: v for k, v in given.items() if k in fields}
-        return plain(build(kind, {k: parse_value(k, v, fields.get(k)) for k, v in values.items()}))
+        return located(plain(build(kind, {k: parse_value(k, v, fields.get(k)) for k, v in values.items()})))
 
-    numbers = {k: flags.get(k, config.get(k)) for k in ("seed", "num_draws")}
-    baseline = flags.get("baseline", config.get("baseline"))
+    own = {k: flags.get(k, config.get(k)) for k in ("seed", "num_draws", "device", "baseline")}
+    own = {k: v for k, v in own.items() if v is not None}
     recipe = Recipe(
         variant=variant,
         variant_settings=settings(kinds[0], best.entry, stored.get("variant_settings") or {}),
         inference=method,
         inference_settings=settings(kinds[1], best.method, stored_method),
         data={**best.data, **data},
-        device=flags.get("device") or config.get("device") or Recipe.device,
-        baseline=variant != BASELINE[0] and (True if baseline is None else bool(baseline)),
-        **{k: whole_number(k, v) for k, v in numbers.items() if v is not None},
+        **own | {"baseline": variant != BASELINE[0] and own.get("baseline", True)},
     )
     choose_device(recipe.device)
     return recipe
 
 
-def given_settings(args: Namespace, kind: type) -> dict[str, Any]:
-    """The settings of a variant or method that the flags give, without tuned ones and defaults."""
-    fields = defaults(kind)
-    given = _given({k: v for k, v in vars(args).items() if v is not None})
-    return {k: parse_value(k, v, fields[k]) for k, v in given.items() if k in fields}
-
-
-def data_options(flags: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
-    """The data options of flags over those of a config; those of another data set are left out."""
-    name = flags.get("data")
-    if name is not None and name not in DATASETS and locate(name).exists():
-        name = str(locate(name).resolve())
-    data = {"name": "digits", **data} if name in (None, data.get("name")) else {"name": name}
-    data |= {k: flags[k] for k in ("target", "task", "drop_missing", "split", "validation", "limit") if k in flags}
-    if "features" in flags:
-        data["features"] = [feature.strip() for feature in flags["features"].split(",")]
-    if "splits" in flags:
-        data["splits"] = str(locate(flags["splits"]).resolve())
-    if "data_seed" in flags:
-        data["seed"] = flags["data_seed"]
-    return data
-
-
-def _given(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of variant or method that were given as flags, --set last."""
+def given_settings(args: Namespace) -> dict[str, Any]:
+    """Settings of variant or method that were given as flags, --set last; texts as they were typed."""
     names = ("hidden", "activation", "prior", "noise", "bias", "epochs", "batch_size", "lr")
-    given = {name: flags[name] for name in names if name in flags}
-    for text in flags.get("set", ()):
+    given = {name: getattr(args, name) for name in names if getattr(args, name, None) is not None}
+    for text in getattr(args, "set", None) or ():
         key, equals, value = text.partition("=")
         if not equals or not key:
             raise UserError(f"--set takes KEY=VALUE, got '{text}'")
         given[key.strip().replace("-", "_")] = value.strip()
-    if "backbone" in given and Path(given["backbone"]).exists():
-        given["backbone"] = str(Path(given["backbone"]).resolve())
     return given
+
+
+def located(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a variant, or data options, with the files and folders that there are by their absolute paths."""
+    found = dict(options)
+    for key in ("name", "splits", "backbone"):
+        text = options.get(key)
+        if isinstance(text, str) and text not in ("", *DATASETS, *ZOO):
+            path = Path(text) if key == "backbone" else locate(text)
+            found[key] = str(path.resolve()) if path.exists() else text
+    return found
+
+
+def _data_options(flags: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
+    """The data options of flags over those of a config; those of another data set are left out."""
+    name = located({"name": flags["data"]})["name"] if "data" in flags else None
+    data = {"name": "digits", **located(data)}
+    data = data if name in (None, data["name"]) else {"name": name}
+    data |= {k: flags[k] for k in ("target", "task", "drop_missing", "splits", "split", "validation", "limit")
+             if k in flags}  # fmt: skip
+    if "features" in flags:
+        data["features"] = [feature.strip() for feature in flags["features"].split(",")]
+    if "data_seed" in flags:
+        data["seed"] = flags["data_seed"]
+    return located(data)
 
 
 # -- environment -------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +19,17 @@ import pandas as pd
 
 from bnn_pyro.errors import UserError
 from bnn_pyro.files import is_occupied, lock_folder, read_archive, read_json
-from bnn_pyro.parallel.executor import executor as running_on
 from bnn_pyro.parallel.map import map_tasks
 from bnn_pyro.parallel.task import report_progress
-from bnn_pyro.progress import progress_bar
+from bnn_pyro.progress import progress_bar, quiet
 from bnn_pyro.reports.tables import plain_table
 from bnn_pyro.runs.evaluate import evaluate_run
 from bnn_pyro.runs.folder import REPLICATES, OutputFolder, RunFolder
-from bnn_pyro.runs.recipe import environment
 from bnn_pyro.runs.sweep_config import BEGUN, CHANGED, FAILED, FINISHED, MISSING, RunTask, SweepConfig, setting_text
 from bnn_pyro.runs.sweep_statistics import DatasetSummary, summarise
 from bnn_pyro.runs.train import fit_run, prepared
 
-__all__ = ["SweepFolder", "check_tasks", "failure_text", "make_run", "planned_text", "run_sweep"]
+__all__ = ["SweepFolder", "check_tasks", "make_run", "planned_text", "run_sweep"]
 
 #: What is read of a posterior's JSON file.
 ARCHIVE = {"schema": {"task": str}, "provenance": {"rows": {"*": int}, "split": {}, "fingerprint": str,
@@ -124,26 +122,18 @@ class SweepFolder(OutputFolder):
 
 
 def run_sweep(
-    config: SweepConfig,
-    folder: SweepFolder,
-    *,
-    executor: Any = None,
-    cores: int = 0,
-    overwrite: bool = False,
-    show: bool = True,
+    config: SweepConfig, folder: SweepFolder, facts: dict[str, Any], *, cores: int = 0, overwrite: bool = False
 ) -> tuple[dict[str, Any], list[DatasetSummary]]:
     """Make the fits that are missing; (what sweep.json holds of all that there are, its summaries).
 
-    executor, cores: see ``parallel.executor.executor`` and ``parallel.map.map_tasks``.
+    facts: of the command and the machine, kept with the results.   cores: see ``parallel.map.map_tasks``.
     overwrite: fits of other settings, or other data, in the way of those of the sweep are replaced.
 
     Raises UserError for what can be known before a fit is made, and KeyboardInterrupt after Ctrl-C or SIGTERM: what was
     finished is then kept.
     """
     start, tasks = time.perf_counter(), config.tasks
-    statuses = {task.name: folder.status(task) for task in tasks}
-    missing = _missing(config, folder, statuses, overwrite, show)
-    facts = environment("cpu") | {"executor": str(executor or "")}
+    missing = _missing(config, folder, overwrite)
     results = {"name": config.path.stem, "spec": config.text, "facts": facts}
     failures: dict[str, str] = {}
 
@@ -152,96 +142,62 @@ def run_sweep(
         folder.write_results(results)
 
     write()
-    if missing:
-        resume = frozenset(name for name, (state, _) in statuses.items() if state == BEGUN)
-        make = functools.partial(make_run, sweep=folder.path.resolve(), resume=resume, command=facts["command"])
-        try:
-            with running_on(executor):
-                failures |= _make_runs(make, missing, folder, cores, show)
-        except KeyboardInterrupt:
-            write()
-            raise
-    facts["seconds"] = f"{time.perf_counter() - start:,.0f}, for {len(missing):,} of {len(tasks):,} fits"
-    write()
+    try:
+        if missing:
+            make = functools.partial(make_run, sweep=folder.path.resolve(), command=facts["command"])
+            with progress_bar("sweep", unit="fit") as report:
+                errors = map_tasks(make, missing, cores=cores, report=report, failed=lambda _, error: _in_a_line(error))
+            for task, error in zip(missing, errors, strict=True):
+                elsewhere = "" if folder.status(task)[0] == FINISHED else (
+                    f"it was made where {folder.path.resolve()} is another folder: workers on other machines need "
+                    "--out on a file system that they share with this one"
+                )  # fmt: skip
+                failures |= {task.name: error or elsewhere} if error or elsewhere else {}
+    finally:
+        facts["seconds"] = f"{time.perf_counter() - start:,.0f}, for {len(missing):,} of {len(tasks):,} fits"
+        write()
     summaries = summarise(results["fits"], folder.replicates(tasks))
     results["summary"] = [data.to_dict() for data in summaries]
     folder.write_results(results)
     return results, summaries
 
 
-def planned_text(config: SweepConfig, folder: SweepFolder, *, show: bool = True) -> str:
+def planned_text(config: SweepConfig, folder: SweepFolder) -> str:
     """What `--dry-run` prints: every fit and where it stands, after the checks that come before training.
 
     Raises UserError as :func:`run_sweep`, but for fits of other settings, which are listed.
     """
     planned = [(task, *folder.status(task)) for task in config.tasks]
-    check_tasks(config, [task for task, state, _ in planned if state != FINISHED], show=show)
+    check_tasks(config, [task for task, state, _ in planned if state != FINISHED])
     table = plain_table(["fit", ""], [[task.name, f"{state} {reason}".strip()] for task, state, reason in planned])
     counts = Counter(state for _, state, _ in planned)
     return f"{table}\n\n{len(planned):,} fits in {folder.path}: " + ", ".join(f"{n:,} {s}" for s, n in counts.items())
 
 
-def _missing(
-    config: SweepConfig, folder: SweepFolder, statuses: Mapping[str, tuple[str, str]], overwrite: bool, show: bool
-) -> list[RunTask]:
+def _missing(config: SweepConfig, folder: SweepFolder, overwrite: bool) -> list[RunTask]:
     """The fits to make: those not finished and, with ``overwrite``, those of settings or rows that have changed."""
-    changed = [name for name, (state, _) in statuses.items() if state == CHANGED]
+    statuses = {task: folder.status(task) for task in config.tasks}
+    changed = [(task, reason) for task, (state, reason) in statuses.items() if state == CHANGED]
     if changed and not overwrite:
         several = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
         raise UserError(
-            f"{folder.path / changed[0]}{several} {statuses[changed[0]][1]}: give the recipe or the data another name, "
+            f"{folder.path / changed[0][0].name}{several} {changed[0][1]}: give the recipe or the data another name, "
             "choose another --out, or add --overwrite to replace what was changed"
         )
-    missing = [task for task in config.tasks if statuses[task.name][0] != FINISHED]
-    fingerprints = check_tasks(config, missing, show=show)
-    stale = {
-        task.data
-        for task in config.tasks
-        if statuses[task.name][0] == FINISHED
-        and (task.data, task.split) in fingerprints
-        and folder.outcome(task).get("fingerprint") != fingerprints[task.data, task.split]
-    }
+    finished = [task for task, (state, _) in statuses.items() if state == FINISHED]
+    fingerprints = check_tasks(config, [task for task in config.tasks if task not in finished])
+    rows = {task: fingerprints.get((task.data, task.split)) for task in finished}
+    stale = {t.data for t, now in rows.items() if now and folder.outcome(t).get("fingerprint") != now}
     if stale and not overwrite:
         raise UserError(
             f"the rows of data '{min(stale)}' are not those that finished fits in {folder.path} were trained on: the "
             "file has changed; choose another --out, or add --overwrite to make them anew"
         )
-    return [task for task in config.tasks if statuses[task.name][0] != FINISHED or task.data in stale]
-
-
-def _make_runs(
-    make: Callable[[RunTask], str], tasks: Sequence[RunTask], folder: SweepFolder, cores: int, show: bool
-) -> dict[str, str]:
-    """{name of a fit that failed: why}; the others are finished."""
-    failures: dict[str, str] = {}
-    with progress_bar("sweep", show, unit="fit") as report:
-
-        def ended(index: int, error: str) -> None:
-            if error:
-                failures[tasks[index].name] = error
-
-        def progress(done: float, of: int, figures: Mapping[str, float | str] | None = None) -> None:
-            report(round(done, 1), of, {"failed": str(len(failures))} if failures else None)
-
-        progress(0, len(tasks))
-        map_tasks(make, tasks, cores=cores, report=progress, done=ended, failed=failure_text)
-    for task in tasks:
-        if task.name not in failures and folder.status(task)[0] != FINISHED:
-            failures[task.name] = (
-                f"it was made where {folder.path.resolve()} is another folder: workers on other machines need --out on "
-                "a file system that they share with this one"
-            )
-    return failures
-
-
-def failure_text(task: RunTask, error: UserError) -> str:
-    """What stands for a fit whose process died; its name is beside it."""
-    text = " ".join(str(error).split())
-    return text.partition(f"({task.name}): ")[2] or text
+    return [task for task in config.tasks if task not in finished or task.data in stale]
 
 
 # -- one fit -----------------------------------------------------------------------------------------------------------
-def check_tasks(config: SweepConfig, tasks: Sequence[RunTask], *, show: bool = True) -> dict[tuple[str, int], str]:
+def check_tasks(config: SweepConfig, tasks: Sequence[RunTask]) -> dict[tuple[str, int], str]:
     """Load each data set once, and build on it every recipe that is to be fitted there.
 
     Returns {(data set, split): fingerprint of its training rows} of the splits that were loaded, one a data set.
@@ -252,7 +208,7 @@ def check_tasks(config: SweepConfig, tasks: Sequence[RunTask], *, show: bool = T
     by_data: dict[str, dict[str, RunTask]] = {}
     for task in tasks:
         by_data.setdefault(task.data, {}).setdefault(task.recipe_name, task)
-    with progress_bar("check data and recipes", show and bool(tasks), unit="data set") as report:
+    with progress_bar("check data and recipes", bool(tasks), unit="data set") as report:
         for done, (name, first) in enumerate(by_data.items(), 1):
             task, place = next(iter(first.values())), f"{config.path} [data.{name}]"
             try:
@@ -269,27 +225,32 @@ def check_tasks(config: SweepConfig, tasks: Sequence[RunTask], *, show: bool = T
     return fingerprints
 
 
-def make_run(task: RunTask, *, sweep: Path, resume: frozenset[str] = frozenset(), command: str = "") -> str:
+@quiet()
+def make_run(task: RunTask, *, sweep: Path, command: str = "") -> str:
     """Train and score into the fit's folder in ``sweep``. Returns "", or what went wrong in one line.
 
-    resume: names of the fits that go on with what is in their folders; others are begun anew.
-    command: what the user typed.
+    One that was cut off goes on with what is in its folder; others are begun anew.   command: what the user typed.
     """
     report_progress(0.0, 1.0)
-    folder, recipe, keep = RunFolder(sweep / task.name), task.recipe, task.name in resume
+    folder, recipe = RunFolder(sweep / task.name), task.recipe
     try:
         with lock_folder(folder.path, wait=MAX_WAIT):
+            keep = SweepFolder(sweep).status(task)[0] == BEGUN
             (folder.path / "metrics.json").unlink(missing_ok=True)  # scores of other draws, or none
             data = recipe.load()
             entry, below = prepared(recipe, data)
             with folder.begun(recipe, keep=keep):
-                posterior, baseline = fit_run(folder, recipe, data, entry, below, resume=keep, show=False)
+                posterior, baseline = fit_run(folder, recipe, data, entry, below, resume=keep)
                 folder.write("environment.json", folder.read("environment.json") | {"command": command})
                 compared = recipe.baseline or recipe.backbone_variant(data.schema)
                 baseline = baseline if compared else None
-                evaluate_run(folder, recipe, data, posterior, baseline, outside={}, report=False, show=False)
+                evaluate_run(folder, recipe, data, posterior, baseline, outside={}, report=False)
     except UserError as error:
-        return " ".join(str(error).split())
+        return _in_a_line(error)
     except Exception as error:
-        return f"{type(error).__name__}: {' '.join(str(error).split())}"
+        return f"{type(error).__name__}: {_in_a_line(error)}"
     return ""
+
+
+def _in_a_line(error: Exception) -> str:
+    return " ".join(str(error).split())

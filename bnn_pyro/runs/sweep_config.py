@@ -23,20 +23,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bnn_pyro.errors import UserError, unknown
+from bnn_pyro.errors import UserError
 from bnn_pyro.files import read_archive
-from bnn_pyro.fitting import tuned
-from bnn_pyro.inference import METHODS
-from bnn_pyro.runs.recipe import DATA_KEYS, KEYS, Recipe, check_keys, data_options, read_file, resolve
-from bnn_pyro.settings import defaults
+from bnn_pyro.runs.recipe import DATA_KEYS, KEYS, Recipe, check_keys, located, read_file, resolve
 from bnn_pyro.zoo import ZOO
 
 __all__ = ["BEGUN", "CHANGED", "FAILED", "FINISHED", "MISSING", "SEED_STEP", "RunTask", "SweepConfig",
            "read_sweep_config", "setting_text"]  # fmt: skip
 
 ALL = "all"
-#: Characters of a recipe's name in a folder's name; a file system takes 255 for all of it.
-MAX_NAME = 100
+#: The keys of the file, and of a recipe in it.
+SWEEP_KEYS = {"seeds": list[int], "splits": list[int], "data": dict, "recipes": dict}
+#: Keys that may be ``ALL``.
+SPLITS = ("splits", "splits_to_run")
+RECIPE_KEYS = {key: kind for key, kind in KEYS.items() if key not in ("data", "seed")} | {"grid": dict}
 #: A fit's own seed is that of the sweep + SEED_STEP · split. Fits of one seed would begin with the same weights on
 #: every split, and what these do to the result (on a small set as much as the split) would be in no error over splits.
 SEED_STEP = 1000
@@ -44,7 +44,7 @@ SEED_STEP = 1000
 FINISHED, BEGUN, MISSING, CHANGED, FAILED = "finished", "begun", "missing", "changed", "failed"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RunTask:
     """One fit of a sweep.
 
@@ -89,28 +89,19 @@ def read_sweep_config(path: str | Path) -> SweepConfig:
     Raises UserError, one line that names the file, the table, the key and the way out, for whatever is wrong in it.
     """
     path = Path(path)
-    if not path.is_file():
-        raise UserError(f"no sweep file {path}; `sweep --help` has an example")
     text, content = read_file(path, "sweep file", "TOML")
-    for key in content:
-        if key not in ("seeds", "splits", "data", "recipes"):
-            raise unknown(f"key in {path}", key, ("seeds", "splits", "data", "recipes"))
-    seeds = _numbers(path, "seeds", content.get("seeds", [0]))
-    splits = _splits(path, "splits", content.get("splits"))
+    splits = _numbers(path, "splits", content, SWEEP_KEYS)
+    seeds = _numbers(path, "seeds", content, SWEEP_KEYS) or [0]
     data = [_dataset(path, name, table, splits) for name, table in _tables(path, content, "data")]
     recipes = [found for name, table in _tables(path, content, "recipes") for found in _recipes(path, name, table)]
     folders: dict[str, RunTask] = {}
     in_order = [row for rows in itertools.zip_longest(*data) for row in rows if row is not None]
     for seed, (name, split, options), (label, table, grid, keys) in itertools.product(seeds, in_order, recipes):
         try:
-            recipe = resolve(Namespace(), {**keys, "data": options, "seed": (seed + SEED_STEP * split) % 2**32})
+            own = {**keys, "data": options, "seed": (seed + SEED_STEP * split) % 2**32}
+            task = RunTask(label, table, grid, name, seed, split, resolve(Namespace(), own, grid))
         except UserError as error:
             raise UserError(f"{path} [recipes.{table}] ({label}): {error}") from None
-        task = RunTask(label, table, grid, name, seed, split, recipe)
-        long = next((part for part in (label, name) if len(_folder_name(part)) > MAX_NAME), None)
-        if long is not None:
-            raise UserError(f"{path}: '{long:.60}…' has more than {MAX_NAME} characters, too many for a folder's name; "
-                            "give the table a shorter name, or fewer keys to its grid")  # fmt: skip
         other = folders.setdefault(task.name.lower(), task)
         if other is not task:
             first = f"'{other.recipe_name}' on '{other.data}'"
@@ -132,33 +123,22 @@ def _folder_name(name: str) -> str:
 
 def _tables(path: Path, content: Mapping[str, Any], kind: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """(name, table) of every [kind.NAME]; at least one."""
-    tables = content.get(kind)
-    if not isinstance(tables, dict) or not tables:
+    tables = content.get(kind) or {}
+    check_keys(f"{path} [{kind}]", "table", tables, dict.fromkeys(tables, dict))
+    if not tables:
         raise UserError(f"{path} has no {kind}: add a table [{kind}.NAME]")
-    for name, table in tables.items():
-        if not isinstance(table, dict):
-            raise UserError(f"{path} [{kind}]: '{name}' must be a table [{kind}.{name}], got {table!r:.80}")
-        yield name, dict(table)
+    return ((name, dict(table)) for name, table in tables.items())
 
 
-def _numbers(place: str | Path, key: str, values: Any) -> list[int]:
-    """Whole numbers, each once."""
-    if not (isinstance(values, list) and values and all(type(v) is int and 0 <= v < 2**32 for v in values)):
-        also = "" if key == "seeds" else f', or "{ALL}"'
-        raise UserError(f"{place}: '{key}' must be a list of whole numbers from 0 on, such as [0, 1, 2]{also}, "
-                        f"got {values!r:.80}")  # fmt: skip
-    _check_distinct(place, key, values)
-    return values
-
-
-def _splits(place: str | Path, key: str, value: Any) -> list[int] | str | None:
-    return value if value is None or value == ALL else _numbers(place, key, value)
-
-
-def _check_distinct(place: str | Path, key: str, values: list[Any]) -> None:
-    twice = next((value for value in values if values.count(value) > 1), None)
-    if twice is not None:
-        raise UserError(f"{place}: '{key}' has {twice} twice; a fit that is the same tells nothing new")
+def _numbers(place: str | Path, key: str, table: Mapping[str, Any], kinds: Mapping[str, Any]) -> list[int] | str | None:
+    """Whole numbers, each once, of one key of a table, all of whose keys are checked; ``ALL``, or None without it."""
+    check_keys(place, "key", {k: v for k, v in table.items() if k not in SPLITS or v != ALL}, kinds)
+    numbers = table.get(key)
+    if numbers not in (None, ALL) and (not numbers or min(numbers) < 0 or len({*numbers}) < len(numbers)):
+        raise UserError(
+            f"{place}: '{key}' must be whole numbers from 0 on, such as [0, 1, 2], none twice, got {numbers}"
+        )
+    return numbers
 
 
 def _dataset(
@@ -166,12 +146,10 @@ def _dataset(
 ) -> list[tuple[str, int, dict[str, Any]]]:
     """(name, split, keys of a recipe's ``data``) of every split that is run."""
     place = f"{path} [data.{name}]"
-    own_splits = _splits(place, "splits_to_run", table.pop("splits_to_run", None))
-    check_keys(place, "key", table, {**DATA_KEYS, "splits_to_run": list})
-    options = {"name": name, **table}
-    options |= data_options({"data": options["name"], **{k: options[k] for k in ("splits",) if k in options}}, {})
-    given = "splits" in options
-    key = "split" if given else "seed"  # what a split's number is called in a recipe
+    own_splits = _numbers(place, "splits_to_run", table, {**DATA_KEYS, "splits_to_run": list[int]})
+    options = located({"name": name, **table})
+    options.pop("splits_to_run", None)
+    key = "split" if "splits" in options else "seed"  # what a split's number is called in a recipe
     number = options.pop(key, None)
     chosen = splits if own_splits is None else own_splits
     if chosen is None:
@@ -179,67 +157,36 @@ def _dataset(
     elif number is not None:
         raise UserError(f"{place}: '{key}' is which split to take, and a list of splits is given too; leave it out, "
                         f"or take that one alone by splits_to_run = [{number}] here")  # fmt: skip
-    elif given:
-        chosen = _given_splits(place, options["splits"], chosen)
-    elif chosen == ALL:
+    elif chosen == ALL and key == "seed":
         raise UserError(f'{place}: "{ALL}" splits are those of a file of given ones, and this has none; give '
                         "splits_to_run = [0, 1, 2] here (seeds of random splits), or splits = FILE.npz")  # fmt: skip
+    elif key == "split":
+        try:
+            names = read_archive(options["splits"])
+        except UserError as error:
+            raise UserError(f"{place}: 'splits' {error}") from None
+        valid = sorted(int(name[5:]) for name in names if re.fullmatch(r"test_\d+", name))
+        chosen = valid if chosen == ALL else chosen
+        if absent := [number for number in chosen if number not in valid]:
+            raise UserError(f"{place}: there is no split {absent[0]} in {options['splits']}, which has {valid}")
     return [(name, split, {**options, key: split}) for split in chosen]
-
-
-def _given_splits(place: str, file: str, chosen: list[int] | str) -> list[int]:
-    """Which of the splits in an NPZ file."""
-    try:
-        names = [re.fullmatch(r"test_(\d+)", name) for name in read_archive(file)]
-    except UserError as error:
-        raise UserError(f"{place}: 'splits' {error}") from None
-    valid = sorted(int(match[1]) for match in names if match)
-    if not valid:
-        raise UserError(f"{place}: 'splits' {file} has no arrays test_0, test_1, … of row numbers")
-    chosen = valid if chosen == ALL else chosen
-    absent = next((number for number in chosen if number not in valid), None)
-    if absent is not None:
-        raise UserError(f"{place}: there is no split {absent} in {file}; it has {valid[0]} to {valid[-1]}")
-    return chosen
 
 
 def _recipes(path: Path, name: str, table: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any], dict[str, Any]]]:
     """(name, the table's name, settings of the grid, keys of a config file) for each combination of a grid's values."""
     place = f"{path} [recipes.{name}]"
-    kinds = {key: kind for key, kind in KEYS.items() if key not in ("data", "seed")} | {"grid": dict}
-    check_keys(place, "key", {key: value for key, value in table.items() if key in kinds}, kinds)
+    check_keys(place, "key", table, RECIPE_KEYS)
     if "variant" not in table and name not in ZOO:
         raise UserError(
             f"{place} has no 'variant', and '{name}' is not the name of one; add variant = one of {', '.join(ZOO)}"
         )
-    grid, variant = table.pop("grid", {}), table.setdefault("variant", name)
-    try:
-        method, _ = tuned(variant, "", table.get("inference"))
-    except UserError as error:
-        raise UserError(f"{place}: {error}") from None
-    settings = {"variant_settings": defaults(ZOO[variant]), "inference_settings": defaults(METHODS[method])}
-    part_of = {key: part for part, fields in settings.items() for key in fields}
-    for key in table:
-        if key in part_of:
-            hint = f"write {part_of[key]} = {{ {key} = … }}, or [recipes.{name}.grid]"
-            raise UserError(f"{place}: '{key}' is a setting; {hint}")
-    check_keys(place, "key", table, kinds)
+    grid = table.pop("grid", {})
     for key, values in grid.items():
-        there = f"{path} [recipes.{name}.grid]"
-        if key not in part_of:
-            raise unknown(f"setting of {variant} or {method} in {there}", key, part_of)
         if not isinstance(values, list) or not values:
-            raise UserError(f"{there}: '{key}' must be a list of values, such as [1, 2], got {values!r:.80}")
-        _check_distinct(there, key, [setting_text(value) for value in values])
-        if any(key in table.get(part, {}) for part in settings):
-            raise UserError(f"{there}: '{key}' is in {part_of[key]} too; leave it out there")
+            raise UserError(
+                f"{place}: '{key}' of the grid must be a list of values, such as [1, 2], got {values!r:.80}"
+            )
     for values in itertools.product(*grid.values()):
         chosen = dict(zip(grid, values, strict=True))
         label = " ".join([name, *(f"{key}={setting_text(value)}" for key, value in chosen.items())])
-        keys = {
-            part: table.get(part, {}) | {k: v for k, v in chosen.items() if k in settings[part]} for part in settings
-        }
-        backbone = str(keys["variant_settings"].get("backbone", ""))
-        if backbone and Path(backbone).exists():
-            keys["variant_settings"]["backbone"] = str(Path(backbone).resolve())
-        yield label, name, chosen, {"baseline": False, **table, **keys}
+        yield label, name, chosen, {"variant": name, "baseline": False, **table}

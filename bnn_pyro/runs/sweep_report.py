@@ -3,11 +3,12 @@ set, who is worse than the best, and what a setting of the grid does."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bnn_pyro import plots
@@ -24,6 +25,8 @@ __all__ = ["numeric_settings", "summary_sentences", "sweep_text", "write_report"
 
 #: Characters of a line in a terminal, and how many failures are printed there.
 WIDTH, MAX_FAILURES = 110, 10
+#: A number, or a text with one number in it.
+NUMERIC = re.compile(r"(?:([a-z-]+):)?(-?\d+\.?\d*(?:e[+-]?\d+)?)")
 #: Metrics that are drawn, with their units; the tables have all.
 LABELS = {
     "error": "error, % of test rows",
@@ -38,18 +41,10 @@ def sweep_text(results: Mapping[str, Any], summaries: Sequence[DatasetSummary]) 
     """A table a data set with what its errors are over, and what failed."""
     parts = []
     for data in summaries:
-        rows = [
-            [
-                name,
-                *(_cell(data, metric, name) for metric in data.headline),
-                _fits(states),
-                _seconds(data.seconds[name]),
-            ]
-            for name, states in data.states.items()
-        ]
-        parts.append(f"\n{data.name}\n{plain_table(['', *data.headline, 'fits', 'seconds a fit'], rows)}")
+        rows = [[row.name, *row.cells, row.description] for row in _rows(data, data.headline)]
+        parts.append(f"\n{data.name}\n{plain_table(['', *data.headline, 'seconds a fit', 'fits'], rows)}")
         parts.append(textwrap.fill(data.error_sources, WIDTH))
-    failed = [f"failed: {whose}: {error}" for whose, error in _failures(results)]
+    failed = [f"failed: {fit['name']}: {fit['error']}" for fit in results["fits"] if fit["status"] == FAILED]
     more = [f"… and {len(failed) - MAX_FAILURES} more, in the report"] if len(failed) > MAX_FAILURES else []
     return "\n".join([*parts, *([""] if failed else []), *failed[:MAX_FAILURES], *more])
 
@@ -62,35 +57,23 @@ def write_report(
     folder.write_figures(figures)
     states = Counter(fit["status"] for fit in results["fits"])
     recipes = list(dict.fromkeys(fit["recipe"] for fit in results["fits"]))
-    fits = {"failed": states[FAILED], "not made yet": states.total() - states[FINISHED] - states[FAILED]}
-    counts = [_count(len(recipes), "recipe"), _count(len(summaries), "data set")]
-    counts.append(f"{states[FINISHED]:,} of {_count(states.total(), 'fit')}")
-    counts += [f"{num:,} {what}" for what, num in fits.items() if num]
-    context = {
-        "title": f"Sweep {results['name']}",
-        "subtitle": " · ".join(counts),
-        "failures": _failures(results),
-        "overviews": list(_overviews(summaries, recipes)) if len(summaries) > 1 else [],
-        "sections": [(data, *_section(data)) for data in summaries],
-        "figures": figures,
-        "facts": results["facts"],
-        "spec": results["spec"],
-    }
-    limits = {"alpha": ALPHA, "clear": CLEAR, "seed_step": SEED_STEP, "sources": SOURCES, "metrics": METRICS}
-    words = {"count": _count, "number": _number, "sentences": summary_sentences}
-    folder.write(folder.page, render("sweep.html.j2", **context, **limits, **words))
-
-
-def _failures(results: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(whose, error): the fits of a recipe on a data set that failed alike are one entry."""
-    groups: dict[tuple[str, str, str], list[str]] = {}
-    for fit in results["fits"]:
-        if fit["status"] == FAILED:
-            groups.setdefault((fit["recipe"], fit["data"], fit["error"]), []).append(fit["name"])
-    return [
-        (names[0] if len(names) == 1 else f"{recipe} on {data}, {len(names)} fits", error)
-        for (recipe, data, error), names in groups.items()
-    ]
+    counts = [_count(len(recipes), "recipe"), _count(len(summaries), "data set"), _fits(states)]
+    page = render(
+        "sweep.html.j2",
+        title=f"Sweep {results['name']}",
+        subtitle=" · ".join(counts),
+        failures=[(fit["name"], fit["error"]) for fit in results["fits"] if fit["status"] == FAILED],
+        overviews=list(_overviews(summaries, recipes)) if len(summaries) > 1 else [],
+        sections=[(data, _rows(data, data.values)) for data in summaries],
+        figures=figures,
+        results=results,
+        limits={"alpha": ALPHA, "clear": CLEAR, "seed_step": SEED_STEP, "sources": SOURCES},
+        metrics=METRICS,
+        count=_count,
+        number=_number,
+        sentences=summary_sentences,
+    )
+    folder.write(folder.page, page)
 
 
 def summary_sentences(data: DatasetSummary) -> dict[str, str]:
@@ -125,14 +108,12 @@ def _overviews(summaries: Sequence[DatasetSummary], recipes: Sequence[str]) -> I
             yield {"title": " or ".join(metrics), "columns": [*columns, "worse on"], "rows": rows}
 
 
-def _section(data: DatasetSummary) -> tuple[list[str], list[Row]]:
-    """(columns, rows) of the table of one data set."""
-    rows = [
-        Row(name, _fits(states) + (f", {states[FAILED]} failed" if states[FAILED] else ""),
-            [*(_cell(data, metric, name) for metric in data.values), Cell(_seconds(data.seconds[name]))])
+def _rows(data: DatasetSummary, metrics: Iterable[str]) -> list[Row]:
+    """A row a recipe on one data set: how many fits, these metrics, and the seconds of a fit."""
+    return [
+        Row(name, _fits(states), [*(_cell(data, metric, name) for metric in metrics), _seconds(data.seconds[name])])
         for name, states in data.states.items()
-    ]  # fmt: skip
-    return [*(metric.replace("_", " ") for metric in data.values), "seconds a fit"], rows
+    ]
 
 
 def _cell(data: DatasetSummary, metric: str, recipe: str) -> Cell | None:
@@ -155,13 +136,14 @@ def _number(mean: Mean, metric: str, sign: str = "") -> str:
     return f"{value:{sign},.{digits}f}{word} ± {error:,.{digits}f}"
 
 
-def _seconds(mean: Mean) -> str:
-    return "–" if math.isnan(mean.value) else f"{mean.value:.3g}" if mean.value < 1000 else f"{mean.value:,.0f}"
+def _seconds(mean: Mean) -> Cell | None:
+    return None if math.isnan(mean.value) else Cell(f"{mean.value:.3g}" if mean.value < 1000 else f"{mean.value:,.0f}")
 
 
 def _fits(states: Counter[str]) -> str:
-    planned = _count(states.total(), "fit")
-    return planned if states[FINISHED] == states.total() else f"{states[FINISHED]} of {planned}"
+    """ "4 of 6 fits · 2 failed"."""
+    planned, failed = _count(states.total(), "fit"), f" · {states[FAILED]:,} failed" if states[FAILED] else ""
+    return (planned if states[FINISHED] == states.total() else f"{states[FINISHED]:,} of {planned}") + failed
 
 
 def _count(num: int, what: str) -> str:
@@ -171,15 +153,12 @@ def _count(num: int, what: str) -> str:
 # -- figures -----------------------------------------------------------------------------------------------------------
 def _metric_figures(summaries: Sequence[DatasetSummary]) -> Iterator[Picture]:
     """A figure a metric: every recipe's score on every data set."""
-    nominal = {name: metric.nominal for by_name in METRICS.values() for name, metric in by_name.items()}
     for metric, label in LABELS.items():
-        scores = {
-            data.name: {recipe: _scores(data, metric, recipe) for recipe in data.values[metric]}
-            for data in summaries
-            if metric in data.values
-        }
+        having = [data for data in summaries if metric in data.values]
+        scores = {data.name: {name: _scores(data, metric, name) for name in data.values[metric]} for data in having}
         if scores:
-            at = None if nominal[metric] is None else nominal[metric] * _unit(metric)
+            nominal = METRICS[having[0].task][metric].nominal
+            at = None if nominal is None else nominal * _unit(metric)
             sentence = "Every mark is a fit; above it the mean of its recipe ± the standard error that the table names."
             axes, name = plots.sweep_points(scores, label, nominal=at), f"sweep-{metric.replace('_', '-')}"
             yield Picture.of(name, axes, f"{label.partition(',')[0]} by recipe", sentence, wide=len(scores) > 1)
@@ -190,16 +169,11 @@ def _setting_figures(summaries: Sequence[DatasetSummary], tasks: Sequence[RunTas
     headline = dict.fromkeys(metric for data in summaries for metric in HEADLINE.get(data.task, ()))
     for (key, kind), lines in numeric_settings(tasks).items():
         for metric in headline:
-            drawn = {
-                data.name: {
-                    line: scores
-                    for line, by in list(lines.items())[: len(MARKERS)]
-                    if (scores := {x: _scores(data, metric, name) for x, name in by.items()
-                                   if name in data.values.get(metric, {})})
-                }
-                for data in summaries
-            }  # fmt: skip
-            drawn = {name: by for name, by in drawn.items() if by}
+            drawn: dict[str, dict[str, dict[float, plots.Scores]]] = {}
+            for data, (line, by) in itertools.product(summaries, list(lines.items())[: len(MARKERS)]):
+                scores = {x: _scores(data, metric, n) for x, n in by.items() if n in data.values.get(metric, {})}
+                if scores:
+                    drawn.setdefault(data.name, {})[line] = scores
             if drawn:
                 across = key.replace("_", " ") + (f" ({kind}:…)" if kind else "")
                 sentence = (
@@ -222,21 +196,11 @@ def numeric_settings(tasks: Sequence[RunTask]) -> dict[tuple[str, str], dict[str
     lines: dict[tuple[str, str], dict[str, dict[float, str]]] = {}
     for task in {task.recipe_name: task for task in tasks}.values():
         for key, value in task.grid.items():
-            kind, number = _kind_and_number(value)
-            if number is not None:
+            if match := NUMERIC.fullmatch(setting_text(value)):
                 others = [f"{k}={setting_text(v)}" for k, v in task.grid.items() if k != key]
-                line = " ".join([task.table, *others])
-                lines.setdefault((key, kind), {}).setdefault(line, {})[number] = task.recipe_name
+                by_line = lines.setdefault((key, match[1] or ""), {})
+                by_line.setdefault(" ".join([task.table, *others]), {})[float(match[2])] = task.recipe_name
     return {which: by for which, by in lines.items() if max(map(len, by.values())) > 1}
-
-
-def _kind_and_number(value: Any) -> tuple[str, float | None]:
-    if isinstance(value, list) and len(value) == 1:
-        value = value[0]
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return "", float(value)
-    match = re.fullmatch(r"([a-z-]+):(\d+\.?\d*(?:e[+-]?\d+)?)", value) if isinstance(value, str) else None
-    return ("", None) if match is None else (match[1], float(match[2]))
 
 
 def _scores(data: DatasetSummary, metric: str, recipe: str) -> plots.Scores:

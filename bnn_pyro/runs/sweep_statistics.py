@@ -105,25 +105,23 @@ class DatasetSummary:
     @property
     def error_sources(self) -> str:
         """What the ± is over, as a sentence."""
+        if not self.task:
+            return "No fit is finished."
+        if self.splits == self.seeds == 1:
+            return "One fit each: there is no standard error, and nothing can be told apart. Add seeds or splits."
+        rows = "The test rows are the same in each: what others would change is added, by a bootstrap."
         each = f", each the mean of its {self.seeds} seeds" if self.seeds > 1 else ""
-        if self.splits > 1 and self.share:
-            return (
-                f"± is the standard error of the mean over {self.splits} {self.kind} splits of the same rows{each}. "
+        over = f"{self.splits} divisions into training and validation rows{each}"
+        if self.splits == 1:
+            over = f"{self.seeds} seeds on one split"
+            rows += " It says nothing of other training rows: add splits."
+        elif self.share:
+            over = f"{self.splits} {self.kind} splits of the same rows{each}"
+            rows = (
                 f"The splits overlap, so the variance is taken as var · (1/{self.splits} + n_test/n_train), with "
                 f"n_test/n_train = {self.share:.2g} (Nadeau & Bengio 2003). It includes the error of their test rows."
             )
-        if self.splits > 1:
-            return (
-                f"± is the standard error of the mean over {self.splits} divisions into training and validation "
-                f"rows{each}. The test rows are the same in each: what others would change is added, by a bootstrap."
-            )
-        if self.seeds > 1:
-            return (
-                f"± is the standard error of the mean over {self.seeds} seeds on one split: what another start would "
-                "change and, by a bootstrap, other test rows. It says nothing of other training rows: add splits."
-            )
-        one = "One fit each: there is no standard error, and nothing can be told apart. Add seeds or splits."
-        return one if self.task else "No fit is finished."
+        return f"± is the standard error of the mean over {over}. {rows}"
 
     def to_dict(self) -> dict[str, Any]:
         """For sweep.json; what is not a number is None."""
@@ -134,15 +132,10 @@ class DatasetSummary:
             for name, states in self.states.items()
         }  # fmt: skip
         best = {
-            metric: {
-                "recipe": comparison.best,
-                "differences": {
-                    name: _jsonable(mean, "pairs") | {"verdict": comparison.verdict(name)}
-                    for name, mean in comparison.differences.items()
-                },
-            }
-            for metric, comparison in self.comparisons.items()
-        }
+            metric: {"recipe": c.best, "differences": {name: _jsonable(mean) | {"verdict": c.verdict(name)}
+                                                       for name, mean in c.differences.items()}}
+            for metric, c in self.comparisons.items()
+        }  # fmt: skip
         numbers = {"splits": self.splits, "seeds": self.seeds, "n_test/n_train": self.share}
         whose = {"data": self.name, "task": self.task}
         return {**whose, **numbers, "recipes": recipes, "best": best, "error_over": self.error_sources}
@@ -154,15 +147,14 @@ def mean_of(values: Values, share: float = 0.0, rows: float = 0.0) -> Mean:
     share: n_test/n_train of random splits of the same rows; 0 where the test rows are the same in all.
     rows: the variance of the mean over other test rows where they are the same in all, else 0; NaN where it is unknown.
     """
-    splits = sorted({split for split, _ in values})
+    if not values:
+        return Mean(math.nan, math.nan, 0, 0)
+    splits = {split for split, _ in values}
     if len(splits) > 1:
-        units = np.array([np.mean([v for (s, _), v in values.items() if s == split]) for split in splits])
-        factor = 1 / len(units) + share
+        units = np.array([np.mean([v for (s, _), v in values.items() if s == split]) for split in sorted(splits)])
     else:
         units = np.array(list(values.values()))
-        factor = 1 / max(len(units), 1)
-    if not len(units):
-        return Mean(math.nan, math.nan, 0, 0)
+    factor = 1 / len(units) + (share if len(splits) > 1 else 0)
     error = math.sqrt(units.var(ddof=1) * factor + rows) if len(units) > 1 else math.nan
     return Mean(float(units.mean()), error, len(units), len(values))
 
@@ -190,11 +182,8 @@ def worse_than_best(differences: Mapping[str, Mean], *, lower: bool) -> set[str]
     12:1136-1144, with Bonferroni's bound).
     """
     bound = ALPHA / max(len(differences), 1)
-    return {
-        name
-        for name, d in differences.items()
-        if d.p < bound and abs(d.value) >= CLEAR * d.error and (d.value > 0) == lower
-    }
+    return {name for name, d in differences.items()
+            if d.p < bound and abs(d.value) >= CLEAR * d.error and (d.value > 0) == lower}  # fmt: skip
 
 
 def summarise(fits: Sequence[Mapping[str, Any]], replicates: Replicates | None = None) -> list[DatasetSummary]:
@@ -208,17 +197,13 @@ def summarise(fits: Sequence[Mapping[str, Any]], replicates: Replicates | None =
 
 
 def _summarise(name: str, fits: Sequence[Mapping[str, Any]], replicates: Replicates) -> DatasetSummary:
-    states: dict[str, Counter[str]] = {}
-    finished: dict[str, dict[tuple[int, int], Mapping[str, Any]]] = {}
-    for fit in fits:
-        states.setdefault(fit["recipe"], Counter())[fit["status"]] += 1
-        of_recipe = finished.setdefault(fit["recipe"], {})
-        if fit["status"] == FINISHED:
-            of_recipe[fit["split"], fit["seed"]] = fit
-    units = [unit for of_recipe in finished.values() for unit in of_recipe]
-    every = [fit for of_recipe in finished.values() for fit in of_recipe.values()]
+    every = [fit for fit in fits if fit["status"] == FINISHED]
+    states = {
+        r: Counter(f["status"] for f in fits if f["recipe"] == r) for r in dict.fromkeys(f["recipe"] for f in fits)
+    }
+    finished = {recipe: {(f["split"], f["seed"]): f for f in every if f["recipe"] == recipe} for recipe in states}
     task, kind = (every[0]["task"], every[0]["split_kind"]) if every else ("", "")
-    splits, seeds = (len({unit[part] for unit in units}) for part in (0, 1))
+    splits, seeds = (len({fit[part] for fit in every}) for part in ("split", "seed"))
     train, test = (sum(fit["rows"][part] for fit in every) / max(len(every), 1) for part in ("train", "test"))
     share = test / train if kind in RESAMPLED and splits > 1 and train else 0.0
 
@@ -271,8 +256,5 @@ def _interval_error(fit: Mapping[str, Any], metric: str) -> float:
     return (high - low) / (2 * 1.96)
 
 
-def _jsonable(mean: Mean, fits: str = "fits") -> dict[str, float | None]:
-    """fits: what the number of values is called; p belongs to pairs."""
-    numbers = {"value": mean.value, "error": mean.error, "units": mean.units, fits: mean.fits}
-    numbers |= {"p": mean.p} if fits == "pairs" else {}
-    return {name: None if math.isnan(number) else number for name, number in numbers.items()}
+def _jsonable(mean: Mean) -> dict[str, float | None]:
+    return {name: None if math.isnan(number) else number for name, number in mean._asdict().items()}

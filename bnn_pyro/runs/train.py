@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-import torch
+from contextlib import AbstractContextManager, nullcontext
 
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.distributed import here
 from bnn_pyro.fitting import fit, resolve_backbone
 from bnn_pyro.isolation import isolated
+from bnn_pyro.parallel.task import one_thread
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.runs.folder import RunFolder
 from bnn_pyro.runs.recipe import Recipe
@@ -45,7 +43,6 @@ def fit_run(
     below: Recipe | None,
     *,
     resume: bool = False,
-    show: bool = True,
 ) -> tuple[Posterior, Posterior | None]:
     """(posterior, that of the baseline or None), in a folder that was begun; entry, below: see :func:`prepared`.
 
@@ -57,8 +54,8 @@ def fit_run(
     """
 
     def fit_into(folder: RunFolder, recipe: Recipe, entry: Entry) -> Posterior:
-        how = dict(seed=recipe.seed, out=folder.path, resume=resume, device=recipe.device, progress=show)
-        with _few_threads(recipe, entry, data):
+        how = dict(seed=recipe.seed, out=folder.path, resume=resume, device=recipe.device)
+        with _threads(recipe, entry, data):
             posterior = fit(entry, data, recipe.method(), **how)
             if here().first:
                 folder.write_training(posterior)
@@ -75,16 +72,9 @@ def fit_run(
     return posterior, None if below is None else fit_baseline()
 
 
-@contextmanager
-def _few_threads(recipe: Recipe, entry: Entry, data: Dataset) -> Iterator[None]:
+def _threads(recipe: Recipe, entry: Entry, data: Dataset) -> AbstractContextManager[None]:
     """One thread where a step is so small that threads would only wait for one another (a busy machine: 25 times)."""
     with isolated(0):
         weights = sum(value.numel() for value in entry.model(data.schema).initial.values())
-    rows = recipe.inference_settings.get("batch_size") or len(data.x_train)
-    former = torch.get_num_threads()
-    if weights * min(rows, len(data.x_train)) < SMALL_STEP:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(former)
+    rows = min(recipe.inference_settings.get("batch_size") or len(data.x_train), len(data.x_train))
+    return one_thread() if weights * rows < SMALL_STEP else nullcontext()
