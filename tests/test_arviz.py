@@ -250,11 +250,6 @@ def test_files_that_cannot_be_read(tmp_path):
         load_netcdf(path)
 
 
-def test_arviz_is_not_imported_before_it_is_needed():
-    code = "import bnn_pyro.diagnostics, sys; print(*{'arviz', 'xarray', 'h5netcdf', 'arviz_stats'} & set(sys.modules))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split() == []
-
-
 def test_importing_arviz_raises_no_warning(tmp_path):
     """0.23 announces 1.0 once a day, for each user's cache: with a fresh one, and warnings as errors."""
     code = (

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from scipy.stats import f_oneway
 
-from bnn_pyro.diagnostics import bfmi, chain_statistics, convergence, nested_rhat
+from bnn_pyro.diagnostics import bfmi, chain_statistics, nested_rhat
 from bnn_pyro.diagnostics.convergence import _chance, autocorrelation, ess_mean
-from bnn_pyro.diagnostics.diagnosis import _largest
 from bnn_pyro.diagnostics.draws import sampler_statistics, stuck_chains
 from bnn_pyro.diagnostics.verdicts import Findings, verdicts
 
@@ -56,15 +55,6 @@ def test_the_numbers_are_arviz_s(chains, draws, phi):
     assert np.isnan(found.rhat).all() == (chains == 1)
 
 
-@pytest.mark.parametrize(("chains", "draws"), [(16, 7), (2, 4), (2, 9)])
-def test_rhat_of_few_draws_is_arviz_s(chains, draws):
-    values = series(8, chains, draws, 0.5)
-    with np.errstate(invalid="ignore"):
-        expected = [number("rhat", one, method="rank") for one in values]
-    assert chain_statistics(values).rhat == pytest.approx(np.array(expected), rel=1e-12, nan_ok=True)
-    assert np.isnan(chain_statistics(values).ess_bulk).all() == (chains < 16)
-
-
 @pytest.mark.parametrize("draws", [1, 2, 4, 9, 20])
 @pytest.mark.parametrize("phi", [0.0, 0.5, 0.99])
 def test_effective_draws_of_short_chains(draws, phi):
@@ -107,29 +97,6 @@ def test_nested_rhat_by_hand():
     assert nested_rhat(values, np.array([0, 1, 1, 1]))[0] == pytest.approx(math.sqrt(1 + 8 / 4))
 
 
-def test_nested_rhat_of_many_short_chains():
-    """Near 1 where superchains agree, though ten draws a chain are far too few for the plain one's threshold."""
-    groups = np.repeat(np.arange(4), 32)
-    values = series(20, 128, 10, 0.9, seed=1)[5:]
-    values /= values.std((1, 2), keepdims=True)
-    agree = chain_statistics(values, groups).rhat
-    assert agree.max() < 1.03 and chain_statistics(values).rhat.min() > 1.2
-    apart = values + 1.0 * (groups == 3)[None, :, None]  # one starting point that was not forgotten
-    assert chain_statistics(apart, groups).rhat.min() > 1.05
-    wide = np.where((groups == 3)[None, :, None], 3 * values, values)  # or whose spread is another
-    assert chain_statistics(wide, groups).rhat.min() > 1.05
-    single = chain_statistics(values[..., :1], groups)  # a draw a chain is enough
-    assert single.rhat.max() < 1.1 and single.ess_bulk == pytest.approx(np.full(15, 128), rel=0.02)
-
-
-def test_a_shift_and_a_drift_are_told():
-    values = series(6, 4, 250, 0.0)[5:]
-    assert chain_statistics(values).rhat[0] < 1.01
-    shifted = values + np.array([0.0, 0, 0, 1])[:, None]
-    assert chain_statistics(shifted).rhat[0] > 1.05
-    assert chain_statistics(values + np.linspace(-1, 1, 250)).rhat[0] > 1.05  # all chains alike
-
-
 def test_what_has_no_number():
     constant = np.ones((1, 4, 100))
     broken = series(6, 4, 100, 0.0)[5:]
@@ -139,14 +106,6 @@ def test_what_has_no_number():
         assert all(np.isnan(v).all() for v in vars(chain_statistics(values)).values())
     together = chain_statistics(np.concatenate([constant, series(6, 4, 100, 0.0)]))
     assert np.isnan(together.rhat[0]) and np.isfinite(together.rhat[1:]).all()
-
-
-def test_blocks_change_nothing(monkeypatch):
-    values = series(9, 4, 50, 0.5)
-    whole = vars(chain_statistics(values))
-    monkeypatch.setattr(convergence, "BLOCK", 1)
-    for name, numbers in vars(chain_statistics(values)).items():
-        assert np.allclose(numbers, whole[name], rtol=1e-12, atol=0)
 
 
 def test_autocorrelation_of_a_known_process():
@@ -276,40 +235,9 @@ def test_chains_apart_are_no_chance(phi):
     assert chain_statistics(short, SHARED).rhat_p[0] < 1e-4, "superchains that have not forgotten their starts"
 
 
-def test_the_largest_of_many():
-    found = chain_statistics(stationary(50, 4, 300, 0.3))
-    large = found.rhat > 1.01
-    assert large.any() and _largest(found) == {
-        "rhat_max": found.rhat.max(),
-        "rhat_p": min(1.0, 50 * found.rhat_p[large].min()),
-    }
-    calm = chain_statistics(stationary(50, 4, 3000, 0.0))
-    assert _largest(calm).keys() == {"rhat_max"}, "below 1.01 there is nothing to explain"
-    assert _largest(chain_statistics(np.ones((2, 4, 100)))) == {}
-
-
-def judged(values):
-    """The overall verdict on outputs (M, C, D)."""
-    found = chain_statistics(values)
-    least = {"ess_bulk_min": found.ess_bulk.min(), "ess_tail_min": found.ess_tail.min()}
-    sizes = {"chains": values.shape[1], "draws": values.shape[2], "points": len(values)}
-    return findings(**sizes, **least, **_largest(found))
-
-
 def findings(**statistics):
     about = dict(tested=True, temperature=1.0, stochastic=False, rows=100)
     return verdicts(Findings("chains", {"divergences": 0.0, "stuck_chains": 0.0, **statistics}, **about))[0]
-
-
-def test_short_chains_that_agree_are_good_and_those_apart_are_not():
-    """By one chain of four, of 100 outputs: 0.35 posterior standard deviations, from when R-hat is 1.02 or so."""
-    agree = [judged(stationary(100, 4, 500, 0.35, seed, latent=5)) for seed in range(12)]
-    assert sum(v.level == "good" for v in agree) >= 11
-    assert any("by chance" in v.sentence or "chance alone" in v.sentence for v in agree if v.level == "good")
-    for seed in range(12):
-        values = stationary(100, 4, 500, 0.35, seed, latent=5)
-        values[50:, 0] += 0.35
-        assert judged(values).level != "good"
 
 
 SIZES = dict(chains=4.0, draws=250.0, points=100.0)

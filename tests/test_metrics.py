@@ -97,27 +97,15 @@ def test_ece_against_brute_force():
     assert metrics.classwise_ece(prediction, y) == pytest.approx(by_class, abs=1e-12)
 
 
-def test_confidence_of_exactly_one_is_in_the_last_bin():
+def test_bins_are_closed_on_the_right_and_a_confidence_of_one_is_in_the_last():
+    half = classes([[[0.5, 0.5], [0.51, 0.49]]])
+    np.testing.assert_array_equal(metrics.reliability(half, [0, 0], bins=2).count, [1, 1])
     certain = classes([[[1.0, 0.0], [1.0, 0.0], [0.97, 0.03], [0.97, 0.03]]])
     assert metrics.ece(certain, [0, 1, 0, 0]) == pytest.approx(abs(0.985 - 0.75))
     result = metrics.reliability(certain, [0, 1, 0, 0])
     assert result.count[-1] == 4 and result.count.sum() == 4
     assert result.confidence[-1] == pytest.approx(0.985) and result.accuracy[-1] == 0.75
     assert np.isnan(result.accuracy[:-1]).all()
-
-
-def test_bins_are_closed_on_the_right():
-    half = classes([[[0.5, 0.5], [0.51, 0.49]]])
-    np.testing.assert_array_equal(metrics.reliability(half, [0, 0], bins=2).count, [1, 1])
-
-
-def test_reliability_adds_up_to_the_ece():
-    prediction, y = simulated(sharpen=2.0)
-    edges, confidence, accuracy, count = metrics.reliability(prediction, y)
-    filled = count > 0
-    gap = np.abs(accuracy - confidence)[filled] @ count[filled] / len(y)
-    assert gap == pytest.approx(metrics.ece(prediction, y))
-    assert (confidence[filled] > edges[:-1][filled]).all() and (confidence[filled] <= edges[1:][filled]).all()
 
 
 def test_a_calibrated_model_is_at_the_floor_and_an_overconfident_one_is_not():

@@ -232,9 +232,7 @@ def _as_arviz(groups: Mapping[str, Variables], coords: Mapping[str, Any], attrs:
 def _tree(datasets: Mapping[str, Any], attrs: Mapping[str, Any]) -> Any:
     import xarray
 
-    tree = xarray.DataTree.from_dict({f"/{name}": dataset for name, dataset in datasets.items()})
-    tree.attrs = dict(attrs)
-    return tree
+    return xarray.DataTree.from_dict({**datasets, "/": xarray.Dataset(attrs=dict(attrs))})
 
 
 def _of_version(tree: Any) -> Any:

@@ -30,6 +30,8 @@ __all__ = ["Convergence", "diagnose", "diagnose_chains", "function_space", "func
 WHOLE, QUICK = (200, 5e7), (50, 5e6)
 #: What a quick one tells.
 CHAINS_ALONE = ("overall", "stuck chains", "spread", "kinetic temperature", "divergences", "trajectories", "acceptance")
+#: Of what chain statistics hold, those of every output and every weight.
+NUMBERS = ("rhat", "ess_bulk", "ess_tail", "mcse")
 #: Points and weights that figures show, and lags.
 SHOWN, LAGS = 6, 100
 #: Fresh draws of a guide, and numbers that are drawn of one for the table of its weights.
@@ -82,13 +84,10 @@ def function_space(posterior: Posterior, x: Tensor) -> Convergence:
             f"R-hat compares at least 2 chains of at least 4 draws, and this posterior holds {shape[0]} of {shape[1]}; "
             "sample again with chains=4"
         )
-    found = []
-    for _, _, values in _outputs(posterior, x, shape):
-        part = chain_statistics(values.reshape(-1, *shape), groups)
-        found.append([getattr(part, n).reshape(len(values), -1) for n in ("rhat", "ess_bulk", "ess_tail", "mcse")])
+    parts = [chain_statistics(values.reshape(-1, *shape), groups) for _, _, values in _outputs(posterior, x, shape)]
+    columns = (np.concatenate([getattr(part, name) for part in parts]).reshape(len(x), -1) for name in NUMBERS)
     repeat = 2 if len(posterior.schema.classes) == 2 else 1  # both classes' log-odds are one number, but for its sign
-    columns = [np.concatenate(column).repeat(repeat, 1) for column in zip(*found, strict=True)]
-    return Convergence(*(torch.from_numpy(c) for c in columns), nested=groups is not None)
+    return Convergence(*(torch.from_numpy(c.repeat(repeat, 1)) for c in columns), nested=groups is not None)
 
 
 def function_space_rhat(posterior: Posterior, x: Tensor) -> Tensor:
@@ -219,12 +218,13 @@ class _Work:
     def weights(self) -> None:
         """A bounded table of single weights, and a few of their series."""
         num = min(self.shape[1], max(50, int(WEIGHT_DRAWS / draws.weight_count(self.posterior))))
-        names, values = draws.chosen_weights(self.posterior, self.most, num)
+        places = even(draws.weight_count(self.posterior), self.most)
+        names, values = draws.chosen_weights(self.posterior, places, num)
         self.statistics["weights_shown"] = float(len(names))
         columns: dict[str, np.ndarray] = {"mean": values.mean((1, 2)), "sd": values.std((1, 2))}
         if self.is_chain:
             found = chain_statistics(values, self.groups)
-            columns |= {n: getattr(found, n) for n in ("rhat", "ess_bulk", "ess_tail", "mcse")}
+            columns |= {name: getattr(found, name) for name in NUMBERS}
             self.statistics |= {f"weight_{name}": value for name, value in _largest(found).items()}
             if np.isfinite(found.ess_bulk).any():
                 self.statistics["weight_ess_min"] = float(np.nanmin(found.ess_bulk))
@@ -239,7 +239,7 @@ class _Work:
     def sampler(self) -> None:
         """Energies, divergences, depth of trees, stuck chains."""
         series = {name: values.astype(np.float64) for name, values in draws.sampler_series(self.posterior).items()}
-        self.series |= {n: series[n] for n in ("energy", "diverging", "lp") if n in series}
+        self.series |= {name: series[name] for name in ("energy", "diverging", "lp") if name in series}
         if self.is_chain:
             settings = self.posterior.provenance.get("method_settings", {})
             self.statistics |= draws.sampler_statistics(series, settings, self.posterior.trace)
@@ -280,8 +280,8 @@ class _Work:
             "pit_p": importance.uniformity(loo.pit),
         }
         self.found.spread = float(np.abs(loo.pit - 0.5).mean() - 0.25)
-        series = {"pareto_k": loo.pareto_k, "loo_pit": loo.pit, "elpd_rows": loo.elpd, "loo_row_numbers": loo.rows}
-        self.series |= series
+        self.series |= {"pareto_k": loo.pareto_k, "loo_pit": loo.pit}
+        self.series |= {"elpd_rows": loo.elpd, "loo_row_numbers": loo.rows}
 
     def replication(self) -> None:
         """Data sets that the fitted model makes, beside the observed one."""

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 import pyro
+import torch
 from scipy.special import ndtri
 from torch import Tensor
 
@@ -101,29 +102,30 @@ def walk(posterior: Posterior, x: Tensor, num_draws: int, seed: int = 0) -> Iter
         yield rows, prediction
 
 
-def chosen_weights(posterior: Posterior, most: int, num_draws: int, seed: int = 0) -> tuple[list[str], np.ndarray]:
-    """(names, values (M, C, D)) of at most ``most`` single weights, evenly chosen over the whole network."""
-    places, start = even(weight_count(posterior), most), 0
-    names, picks = [], {}
-    for site, value in posterior.model.initial.items():
-        picks[site] = places[(places >= start) & (places < start + value.numel())] - start
-        indices = np.stack(np.unravel_index(picks[site], tuple(value.shape)), 1) if value.dim() else []
-        names += [f"{site}[{', '.join(map(str, index))}]" for index in indices] or [site] * len(picks[site])
-        start += value.numel()
+def chosen_weights(
+    posterior: Posterior, places: np.ndarray, num_draws: int, seed: int = 0
+) -> tuple[list[str], np.ndarray]:
+    """(names, values (M, C, D) float64) of the weights at ``places`` (M,), counted over the network site after site.
+
+    num_draws: of a guide; all that are stored of chains.
+    """
+    shapes = {site: tuple(value.shape) for site, value in posterior.model.initial.items()}
+    starts = np.cumsum([0, *(math.prod(shape) for shape in shapes.values())])
+    names, picks = [], []
+    for place in places:
+        k = np.searchsorted(starts, place, side="right") - 1
+        site = list(shapes)[k]
+        picks.append((site, np.unravel_index(place - starts[k], shapes[site])))
+        names.append(f"{site}[{', '.join(map(str, picks[-1][1]))}]".removesuffix("[]"))
     if posterior.chains is not None:
-        values = [_pick(posterior.chains[site], pick) for site, pick in picks.items()]
-        return names, np.moveaxis(np.concatenate(values, 2), 2, 0)
-    blocks = []
-    with isolated(seed):
-        for block in posterior.blocks(num_draws):
-            blocks.append(np.concatenate([_pick(block[site][None], pick)[0] for site, pick in picks.items()], 1))
-    return names, np.concatenate(blocks).T[:, None, :]
-
-
-def _pick(chains: Tensor, places: np.ndarray) -> np.ndarray:
-    """Numbers ``places`` (m,) of every flattened draw: (C, D, *shape) -> (C, D, m) float64."""
-    flat = chains.reshape(*chains.shape[:2], -1)
-    return flat[..., places].detach().cpu().double().numpy()
+        values = [posterior.chains[site][(..., *index)] for site, index in picks]
+    else:
+        with isolated(seed):
+            blocks = [
+                [block[site][(slice(None), *index)] for site, index in picks] for block in posterior.blocks(num_draws)
+            ]
+        values = [torch.cat(column)[None] for column in zip(*blocks, strict=True)]
+    return names, torch.stack(values).detach().cpu().double().numpy()
 
 
 # -- the sampler -------------------------------------------------------------------------------------------------------

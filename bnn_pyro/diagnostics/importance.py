@@ -21,7 +21,8 @@ import pyro
 import pyro.poutine as poutine
 import torch
 from pyro.distributions import Delta, Independent
-from scipy.special import kolmogorov, logsumexp
+from scipy.special import logsumexp
+from scipy.stats import kstest
 from torch import Tensor
 
 from bnn_pyro.datasets.dataset import Dataset
@@ -87,14 +88,13 @@ def psis(log_weights: np.ndarray, relative_efficiency: float = 1.0) -> tuple[np.
     relative_efficiency: effective draws per draw, of Markov chains; 1 for independent draws.
     """
     log_weights = np.asarray(log_weights, dtype=np.float64)
-    num, draws = log_weights.shape
-    k = np.full(num, np.nan)
+    k = np.full(len(log_weights), np.nan)
     with warnings.catch_warnings(action="ignore"), np.errstate(all="ignore"):  # 0.23 announces 1.0 once a day
         smoothed = log_weights - logsumexp(log_weights, 1, keepdims=True)
-        if draws < MIN_TAIL:
+        if log_weights.shape[1] < MIN_TAIL:
             return smoothed, k
         finite = np.isfinite(log_weights).all(1)
-        tail = -(-draws // 5) + 1
+        tail = -(-log_weights.shape[1] // 5) + 1
         top = np.partition(np.where(finite[:, None], log_weights, 0.0), -tail, axis=1)[:, -tail:]
         varied = np.ptp(top, axis=1) > 1e-10
         k[finite & ~varied] = 0.0
@@ -155,16 +155,14 @@ def importance_weights(posterior: Posterior, data: Dataset, seed: int = 0) -> tu
             f"{len(data.x_train):,} rows × {weights:,} weights × {MIN_DRAWS} draws would take too long here; for a "
             "network of this size k̂ is above 0.7 almost always"
         )
-    with isolated(seed), torch.no_grad(), poutine.trace() as trace, pyro.plate("draws", num, dim=-1):
-        posterior.guide(None)
     log_q, draws = torch.zeros(num, dtype=torch.float64), {}
-    for name, node in trace.trace.nodes.items():
-        if node["type"] != "sample" or poutine.util.site_is_subsample(node):
-            continue
-        if not node["infer"].get("is_auxiliary"):
-            draws[name] = node["value"]
-        with torch.no_grad():
-            log_q += _density(node).cpu()
+    with isolated(seed), torch.no_grad():
+        with poutine.trace() as trace, pyro.plate("draws", num, dim=-1):
+            posterior.guide(None)
+        for name, node in trace.trace.nodes.items():
+            if node["type"] == "sample" and not poutine.util.site_is_subsample(node):
+                draws |= {} if node["infer"].get("is_auxiliary") else {name: node["value"]}
+                log_q += _density(node).cpu()
     own = as_chain(posterior, draws)
     with torch.no_grad(), isolated(seed), in_mode(own.model, training=False):
         model, x = once(own.model, data.x_train[:1].to(own.device))
@@ -244,9 +242,4 @@ def replicate(posterior: Posterior, data: Dataset, seed: int = 0) -> tuple[np.nd
 
 def uniformity(pit: np.ndarray) -> float:
     """p-value of "these probability integral transforms (M,) are uniform" (Kolmogorov-Smirnov); NaN below 10."""
-    num = len(pit)
-    if num < 10 or not np.isfinite(pit).all():
-        return float("nan")
-    ordered, steps = np.sort(pit), np.arange(num + 1) / num
-    distance = max((steps[1:] - ordered).max(), (ordered - steps[:-1]).max())
-    return float(kolmogorov((np.sqrt(num) + 0.12 + 0.11 / np.sqrt(num)) * distance))  # Stephens 1970
+    return float(kstest(pit, "uniform").pvalue) if len(pit) >= 10 and np.isfinite(pit).all() else math.nan

@@ -186,6 +186,10 @@ def _risks(points: np.ndarray, counts: np.ndarray) -> np.ndarray:
     return np.cumsum(in_order(points, counts), 1) / np.arange(1, len(points) + 1)
 
 
+def _area(points: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    return _risks(points, counts).mean(1)
+
+
 def selective_risk(prediction: Prediction, y: Targets) -> tuple[np.ndarray, np.ndarray]:
     """Coverage (B,) = 1/B … 1 and risk (B,): the error among the points of least total entropy. Ties share."""
     points = aurc.summarise(prediction, y)
@@ -206,11 +210,7 @@ ece = Metric(_gaps, _sum_of_absolute_means, f"{_ECE}, top label, {_WIDTH}", bias
 adaptive_ece = Metric(_top_label, _equal_mass_ece, f"{_ECE}, top label, {BINS} equal-mass bins", biased=True)
 classwise_ece = Metric(_class_gaps, _sum_of_absolute_means, f"{_ECE}, mean over the classes, {_WIDTH}", biased=True)
 auroc = Metric(_log_odds, auroc_of, "area under the ROC curve of P(class 1); two classes only", "higher")
-aurc = Metric(
-    _ranked_errors,
-    lambda p, counts: _risks(p, counts).mean(1),
-    "area under the risk-coverage curve, ordered by total entropy",
-)
+aurc = Metric(_ranked_errors, _area, "area under the risk-coverage curve, ordered by total entropy")
 
 
 # -- out-of-distribution points ---------------------------------------------------------------------------------------

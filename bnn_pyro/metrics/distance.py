@@ -67,7 +67,6 @@ class Distance:
     points: Callable[[Prediction, Prediction], np.ndarray]
     name: str
     task: str
-    description: str
 
     def __call__(self, a: Prediction, b: Prediction, *, bootstrap: int = 1000, seed: int = 0) -> Estimate:
         """The mean over the points, and its interval over ``bootstrap`` resamples of them."""
@@ -76,22 +75,18 @@ class Distance:
         return _estimates({self.name: self}, a, b, bootstrap, seed)[self.name]
 
 
-agreement = Distance(
-    _agree, "agreement", "classification", "share of points whose most probable class is the same in both"
-)
-total_variation = Distance(
-    _variation, "total_variation", "classification", "½ Σ_k |p_k − q_k| of the mean probabilities (0 to 1)"
-)
-#: Of two Normals with equal scales it is the distance of their means; exact to a thousandth of the predictive scale.
-wasserstein = Distance(
-    _transport, "wasserstein", "regression", "∫ |F − G| of the two predictive mixtures, target units (Wasserstein-1)"
-)
+#: Share of points whose most probable class is the same in both.
+agreement = Distance(_agree, "agreement", "classification")
+#: ½ Σ_k |p_k − q_k| of the mean probabilities, 0 to 1.
+total_variation = Distance(_variation, "total_variation", "classification")
+#: ∫ |F − G| of the two predictive mixtures, target units (Wasserstein-1): of two Normals with equal scales the distance
+#: of their means; exact to a thousandth of the predictive scale.
+wasserstein = Distance(_transport, "wasserstein", "regression")
+#: (∫₀¹ (F⁻¹(u) − G⁻¹(u))² du)^½ of what single draws predict: means, or probabilities.
 #: Unlike the other distances it sees an approximation that is right on average and too sure of it: of two Normals
 #: W₂² = (μ − μ')² + (σ − σ')². Over classes (½ Σ_k W₂(p_k, q_k)²)^½, which for two of them is that of either one.
 #: Sample against sample, of S draws each, it is some 2.4 standard deviations/√S where they agree.
-wasserstein_2 = Distance(
-    _spread, "wasserstein_2", "", "(∫₀¹ (F⁻¹(u) − G⁻¹(u))² du)^½ of what single draws predict: means, or probabilities"
-)
+wasserstein_2 = Distance(_spread, "wasserstein_2", "")
 
 #: By task, those that :func:`distances` takes.
 DISTANCES: dict[str, dict[str, Distance]] = {

@@ -143,23 +143,20 @@ def outside_rows(runs: Sequence[RunFacts]) -> list[Row]:
     return [row for row in rows if any(row.cells)]
 
 
-def estimate(metrics: Mapping[str, float], name: str) -> Cell | None:
+def estimate(metrics: Mapping[str, float], name: str, sign: str = "") -> Cell | None:
     """The value of a metric with its interval, where it has one."""
     if name not in metrics:
         return None
-    if f"{name}_low" not in metrics:
-        return Cell(_number(name, metrics[name]))
-    low, high = (_bare(name, metrics[f"{name}_{end}"]) for end in ("low", "high"))
-    return Cell(_number(name, metrics[name]), f"[{low}, {high}]")
+    ends = [
+        _number(name, metrics[key], sign).split(" ")[0] for key in (f"{name}_low", f"{name}_high") if key in metrics
+    ]
+    return Cell(_number(name, metrics[name], sign), f"[{', '.join(ends)}]" if ends else "")
 
 
 def difference(differences: Mapping[str, float], name: str, task: str) -> Cell | None:
     """A paired difference with its interval, and what it says."""
-    if name not in differences:
-        return None
-    low, high = differences[f"{name}_low"], differences[f"{name}_high"]
-    interval = f"[{_bare(name, low, '+')}, {_bare(name, high, '+')}]"
-    return Cell(_number(name, differences[name], "+"), interval, _verdict(name, task, low, high))
+    cell = estimate(differences, name, "+")
+    return cell and cell._replace(verdict=_verdict(name, task, differences[f"{name}_low"], differences[f"{name}_high"]))
 
 
 def told(label: str, other: str, differences: Mapping[str, float], name: str, task: str) -> str:
@@ -206,11 +203,6 @@ def _number(name: str, value: float, sign: str = "") -> str:
     return f"{value:{sign}.3g}" if abs(value) < 1000 else f"{value:{sign},.0f}"
 
 
-def _bare(name: str, value: float, sign: str = "") -> str:
-    """The number without its unit."""
-    return _number(name, value, sign).split(" ")[0]
-
-
 def run_table(run: RunFacts) -> str:
     """The metrics of a run beside its baseline, and on out-of-distribution inputs, for a terminal."""
     columns, rows = run_rows(run)
@@ -232,7 +224,7 @@ def run_table(run: RunFacts) -> str:
 
 def score_table(path: Path) -> str:
     """Everything in a file of flat metrics that has an interval, as text."""
-    scores = json.loads(path.read_text())
+    scores = json.loads(path.read_text("utf-8"))
     rows = [
         [name, f"{value:.4g}", f"[{scores[f'{name}_low']:.4g}, {scores[f'{name}_high']:.4g}]"]
         for name, value in scores.items()
