@@ -27,7 +27,7 @@ def clean_matplotlib(monkeypatch):
     yield
     for page in (page for page in pages if page.axes):
         page.draw_without_rendering()
-        assert any(ax.get_xlabel() or ax.get_ylabel() or ax.get_title() for ax in page.axes)
+        assert page.get_suptitle() or any(ax.get_xlabel() or ax.get_ylabel() or ax.get_title() for ax in page.axes)
     assert pyplot.get_fignums() == [], "a figure was left open in pyplot"
     assert dict(matplotlib.rcParams) == settings, "matplotlib's global settings were changed"
 
@@ -36,16 +36,9 @@ def random(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def mixed():
-    """Draws of logits around common ones, (S, B, K)."""
-    logits = 2 * random(1, POINTS, CLASSES) + random(DRAWS, POINTS, CLASSES, seed=1)
-    return Prediction(Categorical(logits=logits))
-
-
-def mostly_right(prediction):
-    """Labels (B,), every fifth not the most probable one."""
-    y = prediction.mean.argmax(1)
-    return torch.where(torch.arange(POINTS) % 5 == 0, (y + 1) % CLASSES, y)
+#: Draws of logits around common ones, (S, B, K), and labels (B,), every fifth not the most probable one.
+CATEGORICAL = Prediction(Categorical(logits=2 * random(1, POINTS, CLASSES) + random(DRAWS, POINTS, CLASSES, seed=1)))
+LABELS = torch.where(torch.arange(POINTS) % 5 == 0, 1, 0).add(CATEGORICAL.mean.argmax(1)) % CLASSES
 
 
 def stated(*probs):

@@ -231,7 +231,7 @@ def test_methods_are_named_in_inference_and_zoo_alone():
         ("checks.transitions", "HMC"), ("checks.transitions", "NUTS"), ("checks.transitions", "ChEES"),
         ("checks.transitions", "SGHMC"), ("checks.transitions", "SGLD"),
         ("runs.recipe", "map"),  # the deterministic baseline
-        ("plots.ensembles", "ensemble"),  # a label: all draws together
+        ("plots.training", "ensemble"),  # a label: all draws together
     }  # fmt: skip
     names = set(bp.METHODS) | {kind.__name__ for kind in bp.METHODS.values()}
     used = set()

@@ -28,10 +28,8 @@ def test_few_chains_are_all_drawn_and_their_ranks_counted():
     assert [line.get_label() for line in left.lines] == ["chain 0", "chain 1", "divergent"]
     assert list(line_of(left, "chain 1").get_ydata()) == list(range(16, 32))
     assert list(line_of(left, "divergent").get_xdata()) == [1, 2]
-    first, second = right.containers  # 16 draws in 2 bins: twice the 8 expected, and none
-    assert [bar.get_height() for bar in first] == pytest.approx([0.84, 0])
-    assert [bar.get_height() for bar in second] == pytest.approx([0, 0.84])
-    assert [text.get_text() for text in right.get_yticklabels()] == ["0", "1"]
+    (mesh,) = right.collections  # 16 draws in 2 bins: twice the 8 expected, and none
+    assert mesh.get_array().tolist() == [[2, 0], [0, 2]]
 
 
 def test_many_chains_are_a_few_lines_and_a_map_of_all(rng):
@@ -45,17 +43,6 @@ def test_many_chains_are_a_few_lines_and_a_map_of_all(rng):
     stuck[:8, :, 0] = 100.0
     (mesh,) = plots.trace_ranks(stuck, list("abcdefgh"))[1].collections
     assert mesh.get_array()[0, -1] > 5 and mesh.get_array()[0, :-1].max() == 0
-
-
-def test_traces_of_many_chains_have_few_lines(rng):
-    stats = {"lp": torch.tensor(rng.normal(size=(300, 5))), "diverging": torch.zeros(300, 5)}
-    stats["diverging"][7:9, 2] = 1
-    ax = plots.chain_traces(stats)
-    means = stats["lp"].mean(1)
-    assert len(ax.lines) == 9 and {f"chain {c}" for c in (means.argmin(), means.argmax())} <= set(legend_of(ax))
-    assert list(line_of(ax, "divergent").get_xdata()) == [3], "two chains at one draw: one mark"
-    assert ax.get_title().startswith("2 of 1,500 transitions divergent")
-    assert "5–95 % of 300 chains" in legend_of(ax)
 
 
 def test_chains_are_lines_and_divergent_transitions_are_marked():
@@ -77,16 +64,16 @@ def test_a_forest_has_quantiles_by_chain_or_of_all(rng):
     thin, thick = (lines.get_segments()[0] for lines in ax.collections[:2])
     assert thin[:, 0] == pytest.approx([2.5, 97.5]) and thick[:, 0] == pytest.approx([25, 75])
     ax = plots.forest(rng.normal(size=(100, 5, 40)), [str(m) for m in range(40)])
-    assert ax.get_title().startswith("30 of 40") and legend_of(ax) == ["all draws", "medians of 64 chains"]
+    assert ax.get_title().startswith("30 of 40") and legend_of(ax) == ["all draws", "medians of 64 of 100 chains"]
     assert len(ax.get_yticks()) == 30
 
 
 def test_energy_says_its_bfmi():
     energies = np.array([[0.0, 1.0, 0.0, 1.0], [0.0, 1.0, 2.0, 3.0]])
-    # E[ΔE²] / var E: 1 / 0.25 and 1 / 1.25
-    assert plots.energy(energies).get_title() == "smallest BFMI 0.80: above 0.3"
+    # E[ΔE²] / var E: 1 / (1/3) and 1 / (5/3)
+    assert plots.energy(energies).get_title() == "smallest BFMI 0.60: above 0.3"
     assert plots.energy(energies, bfmi=0.1).get_title() == "smallest BFMI 0.10: below 0.3"
-    refuses("at least 3 draws", plots.energy, energies[:, :2])
+    refuses("at least 4 draws", plots.energy, energies[:, :2])
 
 
 def test_autocorrelation_shows_the_band_of_independent_draws():
@@ -164,14 +151,10 @@ def test_a_pareto_tail_lies_on_the_curve_of_its_khat():
 
 # -- checks of samplers ------------------------------------------------------------------------------------------------
 def test_z_scores():
-    z = np.array([[0.5, -1.0], [20.0, 2.0], [0.0, -7.0]])
-    ax = plots.joint_z_scores(z, 4.0, ["a", "b", "c"])
-    drawn = np.concatenate([np.asarray(c.get_offsets()) for c in ax.collections if len(c.get_offsets())])
-    assert sorted(drawn[:, 0]) == pytest.approx(sorted(z.ravel()))
-    assert [t.get_text() for t in ax.get_yticklabels()] == ["a", "b", "c"] and ax.get_xscale() == "symlog"
-    top = drawn[np.isclose(drawn[:, 0], 20.0)][0, 1]
-    assert round(top) == 1  # b is in the middle
-    assert plots.joint_z_scores(z / 20, 4.0, ["a", "b", "c"]).get_xscale() == "linear"
+    ax = plots.joint_z_scores([[0.5, -1.0], [20.0, 2.0], [0.0, -7.0]], 4.0, ["a", "b", "c"])
+    assert line_of(ax, "mean").get_xydata().tolist() == [[1, 0.5], [2, 20], [3, 0]]
+    assert line_of(ax, "variance").get_xydata().tolist() == [[4, -1], [5, 2], [6, -7]]
+    assert {text.get_text() for text in ax.texts} == {"mean of b", "variance of c"} and "2 of 6" in ax.get_title()
 
 
 def test_quantiles_and_drift():
@@ -213,9 +196,9 @@ def means(ax):
 def test_a_mean_and_its_error_and_a_mark_for_every_fit():
     by = {"good": scores(1.0, 2.0, 3.0, kind="best"), "bad": scores(4.0, 6.0, kind="worse"), "one": scores(5.0)}
     (ax,) = plots.sweep_points({"energy": by}, "RMSE, target units")
-    assert [text.get_text() for text in ax.get_yticklabels()] == ["one", "bad", "good"], "the first is on top"
+    assert [text.get_text() for text in ax.get_yticklabels()] == ["good", "bad", "one"] and ax.yaxis_inverted()
     drawn = means(ax)
-    assert [drawn[y].get_xdata()[0] for y in sorted(drawn)] == [5.0, 5.0, 2.0]
+    assert [drawn[y].get_xdata()[0] for y in sorted(drawn)] == [2.0, 5.0, 5.0]
     (low, high), *_ = (segment[:, 0] for segment in ax.containers[0].lines[2][0].get_segments())
     assert (low, high) == pytest.approx((1.0, 3.0))
     assert len({drawn[y].get_marker() for y in drawn}) == 3, "markers tell what colours tell"
@@ -223,27 +206,16 @@ def test_a_mean_and_its_error_and_a_mark_for_every_fit():
     assert any(np.array_equal(x, [1.0, 2.0, 3.0]) for x in marks)
     assert (ax.get_title(), ax.get_xlabel()) == ("energy", "RMSE, target units")
     words = [text.get_text() for text in ax.figure.legends[0].get_texts()]
-    assert words == ["best mean", "worse than the best", "mean ± its standard error", "one fit"]
+    assert sorted(words) == ["best mean", "mean ± its standard error", "one fit", "worse than the best"]
     (ax,) = plots.sweep_points({"d": {"a": scores(90.0, 94.0)}}, "coverage, %", nominal=95.0)
     assert any(np.array_equal(line.get_xdata(), [95.0, 95.0]) for line in ax.lines)
 
 
-@pytest.mark.parametrize("panels", [1, 4, 7])
-def test_a_panel_a_data_set(panels):
-    by = {"a recipe with a name that does not fit on one line of it": scores(1.0, 2.0)}
-    axes = plots.sweep_points({f"d{k}": by for k in range(panels)}, "NLL, nats per test row")
-    assert len(axes) == panels == len(axes[0].figure.axes)
-    assert "\n" in axes[0].get_yticklabels()[0].get_text()
-
-
 def test_far_off_recipes_do_not_hide_the_others():
-    (ax,) = plots.sweep_points(
-        {"d": {"a": scores(1.0, 1.1), "b": scores(1.2, 1.3), "far": scores(900.0, 910.0)}}, "RMSE"
-    )
+    (ax,) = plots.sweep_points({"d": {"a": scores(1.0, 1.1), "b": scores(1.2), "far": scores(900.0)}}, "RMSE")
     assert ax.get_xscale() == "log"
     (ax,) = plots.sweep_points({"d": {"a": scores(-1.0, -0.9), "b": scores(-0.5, -0.4), "far": scores(900.0)}}, "NLL")
-    assert ax.get_xscale() == "linear" and ax.get_xlim()[1] < 10
-    assert [text.get_text() for text in ax.texts] == ["900 →"]
+    assert ax.get_xscale() == "symlog"
 
 
 def test_a_line_a_recipe_through_the_settings():
@@ -257,10 +229,5 @@ def test_a_line_a_recipe_through_the_settings():
 def test_nothing_to_draw_and_too_much_are_refused():
     refuses("no fit to draw", plots.sweep_points, {}, "RMSE")
     refuses("no fit to draw", plots.sweep_settings, {"d": {}}, "lr", "RMSE")
-    refuses(
-        "9 lines cannot be told apart",
-        plots.sweep_settings,
-        {"d": {str(k): {1.0: scores(1.0)} for k in range(9)}},
-        "lr",
-        "RMSE",
-    )
+    many = {"d": {str(k): {1.0: scores(1.0)} for k in range(9)}}
+    refuses("9 lines cannot be told apart", plots.sweep_settings, many, "lr", "RMSE")

@@ -21,12 +21,11 @@ _NAMES = {
         "confidence_histogram confusion_matrix doubt_calibration entropy_histograms reliability selective_risk"
     ),
     "diagnostics": "convergence importance_weights loo_pit pareto_k posterior_predictive",
-    "ensembles": "dispute growing_ensemble method_predictions most_disputed softmax_draws",
-    "images": "ood_bars uncertain_images",
+    "points": "dispute method_predictions most_disputed ood_bars softmax_draws uncertain_images",
     "maps": "Grid decision_boundary epistemic_map grid line",
     "regression": "predicted_observed predictive_band reference_band regression_calibration",
     "sweep": "Scores sweep_points sweep_settings",
-    "training": "objective sampler_trace training_curves",
+    "training": "growing_ensemble objective sampler_trace training_curves",
     "weights": "pruning_curve signal_to_noise unlike weight_posteriors",
 }
 __all__, __getattr__, __dir__ = lazy_names(__name__, _NAMES)

@@ -12,12 +12,14 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike
-from scipy import stats as distributions
+from scipy.stats import rankdata
 from torch import Tensor
 
+from bnn_pyro.diagnostics import convergence
+from bnn_pyro.diagnostics.draws import even
 from bnn_pyro.errors import UserError
-from bnn_pyro.plots.layout import evenly, legend_below, panel, panels
-from bnn_pyro.plots.style import BAYES, COLOURS, DASHED, DATA, LINES, MARKERS, REFERENCE, WRONG, drawn, readable, tint
+from bnn_pyro.plots.layout import Panels, legend_below, panel, panels
+from bnn_pyro.plots.style import BAYES, DATA, LINES, REFERENCE, WRONG, drawn, look, readable, tint
 
 __all__ = ["autocorrelation", "chain_traces", "energy", "forest", "trace_ranks"]
 
@@ -40,35 +42,32 @@ def trace_ranks(
     *,
     diverging: ArrayLike | None = None,
     unit: str = "value",
-    axes: Sequence[Axes] | None = None,
+    axes: Panels = None,
 ) -> np.ndarray:
     """Trace (left) and ranks (right) of each quantity, axes (2·M,); Vehtari et al. 2021, arXiv:1903.08008, figure 5.
 
-    Ranks of all draws together, by chain: bars that follow the dashed line say that the chain visits low and high
-    values as often as the others do. With more than 8 chains the bars become a map, one row a chain (or a few
-    neighbours). Crosses below mark divergent draws.
+    Ranks of all draws together, one row a chain (or a few neighbours of hundreds): a row of one colour says that the
+    chain visits low and high values as often as the others do. Crosses below mark divergent draws.
 
     values: (C, D, M), the first 6 of M are shown.   diverging: (C, D), 0 or 1.   unit: of the values, for the axis.
     """
     values = _quantities(values, labels)
-    num = min(MOST_TRACES, values.shape[2])
-    axes = panels(axes, num, 2, 7.8, 1.25 * num + 0.75, width_ratios=(3, 2))
-    for m in range(num):
-        left, right = axes[2 * m : 2 * m + 2]
-        _lines(left, values[..., m])
-        _mark(left, np.zeros(values.shape[:2]) if diverging is None else np.asarray(diverging))
-        left.set_title(_short(labels[m], 44), size=8.5, loc="left")
+    chains, _, every = values.shape
+    num = min(MOST_TRACES, every)
+    axes = panels(axes, 2 * num, 2, (3.9, 1.25), (0, 0.75), width_ratios=(3, 2))
+    for left, right, label, one in zip(axes[::2], axes[1::2], labels, np.moveaxis(values, 2, 0), strict=False):
+        _lines(left, one)
+        _mark(left, np.zeros((1, 1)) if diverging is None else np.asarray(diverging))
+        left.set_title(_short(label, 44), size=8.5, loc="left")
         left.yaxis.set_major_locator(MaxNLocator(3))
         left.set_ylabel(unit, size=8)
-        right.set_title(_ranks(right, values[..., m]), size=8.5, loc="left")
-        if m < num - 1:
-            left.tick_params(labelbottom=False)
-            right.tick_params(labelbottom=False)
-    more = f"; {num} of {values.shape[2]} quantities" if values.shape[2] > num else ""
-    chains = f"{len(values)} chain{'s' if len(values) > 1 else ''}"
-    if len(values) > MOST_CHAINS:
-        chains = f"{MOST_CHAINS} of {len(values)} chains, lowest to highest; grey: 5–95 %"
-    axes[-2].set_xlabel(f"kept draw ({chains}{more})", size=8)
+        _ranks(right, one)
+    for ax in axes[:-2]:
+        ax.tick_params(labelbottom=False)
+    shown = f"{min(MOST_CHAINS, chains)} of {chains} chains" + (
+        "" if num == every else f"; {num} of {every} quantities"
+    )
+    axes[-2].set_xlabel(f"kept draw ({shown})", size=8)
     axes[-1].set_xlabel("rank of the draw, in % of all draws", size=8)
     return axes
 
@@ -88,8 +87,7 @@ def chain_traces(stats: Mapping[str, Tensor], *, ax: Axes | None = None) -> Axes
         title = f"{int(stats['diverging'].sum()):,} of {values.size:,} transitions divergent; "
         _mark(ax, stats["diverging"].cpu().numpy())
     ax.set(xlabel="kept draw", ylabel="log joint density, nats")
-    spread = f", sd {values.std():.1f}" if values.size > 1 else ""
-    ax.set_title(f"{title}mean {readable(values.mean())}{spread}")
+    ax.set_title(f"{title}mean {readable(values.mean())}, sd {values.std():.1f}")
     return legend_below(ax, 5)
 
 
@@ -101,47 +99,41 @@ def forest(values: ArrayLike, labels: Sequence[str], *, unit: str = "value", ax:
 
     values: (C, D, M), the first 30 of M are shown.   unit: of the values, for the axis.
     """
-    values = _quantities(values, labels)
-    num, chains = min(MOST_INTERVALS, values.shape[2]), values.shape[0]
+    values = _quantities(values, labels)[..., :MOST_INTERVALS]
+    chains, _, num = values.shape
     apart = chains <= 4
-    groups = list(values) if apart else [values.reshape(-1, values.shape[2])]
+    groups = list(values) if apart else [values.reshape(-1, num)]
     ax = panel(ax, 6.4, 1.3 + (0.17 * len(groups) + 0.16) * num)
     place = np.arange(num, dtype=float)
     for c, group in enumerate(groups):
-        low, first, middle, third, high = np.quantile(group[:, :num], (0.025, 0.25, 0.5, 0.75, 0.975), axis=0)
-        at = place + (c - (len(groups) - 1) / 2) * 0.62 / len(groups)
-        ax.hlines(at, low, high, color=COLOURS[c], linewidth=1)
-        ax.hlines(at, first, third, color=COLOURS[c], linewidth=2.8)
-        look = dict(color=COLOURS[c], mec="white", mew=0.6, markersize=5.5)
-        ax.plot(middle, at, MARKERS[c], label=f"chain {c}" if apart else "all draws", **look)
+        low, first, middle, third, high = np.quantile(group, (0.025, 0.25, 0.5, 0.75, 0.975), axis=0)
+        at, style = place + (c - (len(groups) - 1) / 2) * 0.62 / len(groups), look(c, linestyle="")
+        ax.hlines(at, low, high, color=style["color"], linewidth=1)
+        ax.hlines(at, first, third, color=style["color"], linewidth=2.8)
+        ax.plot(middle, at, **style, mec="white", mew=0.5, label=f"chain {c}" if apart else "all draws")
     if not apart:
-        few = evenly(chains, MOST_ROWS)
-        medians = np.median(values[few, :, :num], axis=1)
-        label = f"medians of {'all ' if len(few) == chains else ''}{len(few)} chains"
-        ax.plot(medians.T.ravel(), np.repeat(place + 0.3, len(few)), "|", color=REFERENCE, markersize=5, label=label)
+        few = even(chains, MOST_ROWS)
+        medians = np.median(values[few], axis=1)
+        label = f"medians of {len(few)} of {chains} chains"
+        ax.plot(medians.T.ravel(), np.repeat(place + 0.3, len(few)), "|", color=REFERENCE, label=label)
     ax.set_yticks(place, [_short(label, 30) for label in labels[:num]])
-    ax.set(ylim=(num - 0.4, -0.6), xlabel=unit)
-    ax.grid(axis="x", color="0.9")
-    shown = f"{num} of {values.shape[2]}, " if values.shape[2] > num else ""
-    ax.set_title(f"{shown}median, 50 % and 95 % of the draws")
-    return legend_below(ax, 4) if chains > 1 else ax
+    ax.set(xlabel=unit, ylim=(num - 0.4, -0.6))
+    ax.grid(axis="x", color="0.92")
+    ax.set_title((f"{num} of {len(labels)} quantities; " if num < len(labels) else "") + "medians, 50 % and 95 %")
+    return legend_below(ax, 4)
 
 
 @drawn
 def energy(energies: ArrayLike, *, bfmi: float | None = None, ax: Axes | None = None) -> Axes:
-    """How far one transition moves the energy (line) beside how far the energy ranges (filled); Betancourt 2016.
-
-    Where the line is much narrower, the chain creeps through its energies. BFMI is E[(ΔE)²] / var E of a chain.
+    """Energies about their chain's mean, and their changes in one transition: much narrower changes explore slowly.
 
     energies: (C, D) nats.   bfmi: the smallest of the chains; None computes it.
     """
     energies = np.asarray(energies, dtype=float)
-    if energies.ndim != 2 or energies.shape[1] < 3:
-        raise UserError(f"an energy plot takes (C, D) energies of at least 3 draws, got the shape {energies.shape}")
-    moves = np.diff(energies, axis=1)
-    if bfmi is None:
-        bfmi = float((np.square(moves).mean(1) / np.maximum(energies.var(1), 1e-300)).min())
-    marginal, moves = (energies - energies.mean(1, keepdims=True)).ravel(), moves.ravel()
+    if energies.ndim != 2 or energies.shape[1] < 4:
+        raise UserError(f"an energy plot takes (C, D) energies of at least 4 draws, got the shape {energies.shape}")
+    bfmi = np.fmin.reduce(convergence.bfmi(energies)) if bfmi is None else bfmi
+    marginal, moves = (energies - energies.mean(1, keepdims=True)).ravel(), np.diff(energies, axis=1).ravel()
     reach = np.quantile(np.abs(np.concatenate([marginal, moves])), 0.998) or 1.0
     edges = np.linspace(-reach, reach, 2 * int(np.clip(np.sqrt(energies.size) / 2, 5, 30)) + 1)
     ax = panel(ax)
@@ -164,17 +156,16 @@ def autocorrelation(
     values = np.atleast_2d(np.asarray(values, dtype=float))
     if len(labels) < len(values):
         raise UserError(f"{len(values)} autocorrelations need as many labels, got {len(labels)}")
+    values = values[:MOST_TRACES]
     ax = panel(ax, 5.6, 3.6)
     if draws:
         ax.axhspan(-1.96 / draws**0.5, 1.96 / draws**0.5, color="0.88", linewidth=0, label="95 % if independent")
     ax.axhline(0, color=REFERENCE, linewidth=0.8)
-    far = np.flatnonzero((np.abs(values[:MOST_TRACES]) > max(0.1, 4 / (draws or 100) ** 0.5)).any(0))
+    far = np.flatnonzero((np.abs(values) > max(0.1, 4 / (draws or 100) ** 0.5)).any(0))
     values = values[:, : max(20, 2 * (far.max(initial=0) + 1))]  # what follows is noise
-    lags = np.arange(values.shape[1])
-    for m, row in enumerate(values[:MOST_TRACES]):
-        look = dict(marker=MARKERS[m], markersize=3.5, markevery=max(1, len(lags) // 8), linewidth=1.3)
-        ax.plot(lags, row, LINES[m % 4], color=COLOURS[m], label=_short(labels[m], 30), **look)
-    ax.set(xlabel="lag, draws of one chain", ylabel="autocorrelation", xlim=(0, max(1, lags[-1])))
+    for m, row in enumerate(values):
+        ax.plot(row, **look(m), markevery=max(1, len(row) // 8), linewidth=1.3, label=_short(labels[m], 30))
+    ax.set(xlabel="lag, draws of one chain", ylabel="autocorrelation", xlim=(0, max(1, values.shape[1] - 1)))
     ax.set_ylim(min(-0.1, np.nanmin(values) - 0.05), 1.03)
     ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     return legend_below(ax, 2)
@@ -191,13 +182,13 @@ def _quantities(values: ArrayLike, labels: Sequence[str]) -> np.ndarray:
 def _lines(ax: Axes, values: np.ndarray) -> None:
     """One line a chain; of many, a few over the range of all, from the lowest mean to the highest."""
     draw, chains = np.arange(1, values.shape[1] + 1), values.shape[0]
-    shown = np.sort(values.mean(1).argsort(kind="stable")[evenly(chains, MOST_CHAINS)])
+    shown = np.sort(values.mean(1).argsort(kind="stable")[even(chains, MOST_CHAINS)])
     if chains > len(shown):
         low, high = np.nanquantile(values, (0.05, 0.95), axis=0)
         ax.fill_between(draw, low, high, color="0.85", linewidth=0, label=f"5–95 % of {chains} chains")
     for k, c in enumerate(shown):
-        look = dict(color=COLOURS[k % 5], linewidth=0.7, marker="o" if len(draw) == 1 else None)
-        ax.plot(draw, values[c], LINES[k // 5], label=f"chain {c}", **look)
+        style = look(k, linestyle=LINES[k // 5], marker="o" if len(draw) == 1 else None)
+        ax.plot(draw, values[c], **style, linewidth=0.7, label=f"chain {c}")
     ax.set_xlim(1, max(2, len(draw)))
     ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
 
@@ -205,37 +196,25 @@ def _lines(ax: Axes, values: np.ndarray) -> None:
 def _mark(ax: Axes, diverging: np.ndarray) -> None:
     at = np.flatnonzero(diverging.any(0)) + 1
     if len(at):
-        look = dict(color=DATA, markersize=4, transform=ax.get_xaxis_transform(), label="divergent")
-        ax.plot(at, np.full(len(at), 0.03), "x", **look)
+        ax.plot(at, np.full(len(at), 0.03), "x", color=DATA, transform=ax.get_xaxis_transform(), label="divergent")
 
 
-def _ranks(ax: Axes, values: np.ndarray) -> str:
-    """Ranks by chain, as bars around what is expected or as a map; returns the title."""
+def _ranks(ax: Axes, values: np.ndarray) -> None:
+    """A map of how often each chain has ranks of all, in multiples of what is expected."""
     chains = len(values)
-    share = (distributions.rankdata(values, axis=None).reshape(values.shape) - 0.5) / values.size
+    share = (rankdata(values, axis=None).reshape(values.shape) - 0.5) / values.size
     rows = np.array_split(share, min(chains, MOST_ROWS))
     bins = int(np.clip(min(r.size for r in rows) // PER_BIN, 2, 20))
     edges = np.linspace(0, 1, bins + 1)
     counts = [np.histogram(r, edges)[0] / (r.size / bins) for r in rows]
-    ax.set(xlim=(0, 100))
+    mesh = ax.pcolormesh(100 * edges, np.arange(len(rows) + 1) - 0.5, counts, cmap="PuOr_r", vmin=0, vmax=2)
+    bar = ax.figure.colorbar(mesh, ax=ax, ticks=[0, 1, 2], pad=0.02, aspect=12)
+    bar.ax.set_yticklabels(["0", "1 ×", "2 ×"], size=7)
+    ax.set(ylim=(len(rows) - 0.5, -0.5), yticks=range(chains) if chains <= MOST_CHAINS else [])
     ax.xaxis.set_major_locator(MaxNLocator(4))
-    if chains > MOST_CHAINS:
-        mesh = ax.pcolormesh(100 * edges, np.arange(len(rows) + 1), counts, cmap="PuOr_r", vmin=0, vmax=2)
-        bar = ax.figure.colorbar(mesh, ax=ax, ticks=[0, 1, 2], pad=0.02, aspect=12)
-        bar.ax.set_yticklabels(["0", "1 ×", "2 ×"], size=7)
-        ax.set(ylim=(len(rows), 0), yticks=[])
-        each = -(-chains // len(rows))
-        ax.set_ylabel("chains" if each == 1 else f"rows of ≤{each} chains", size=7)
-        return "ranks, times the expected"
-    for c, count in enumerate(counts):
-        foot, height = chains - 1 - c, 0.42 * np.clip(count, 0, 2.1)
-        look = dict(align="edge", color=tint(COLOURS[c % 5], 0.6), edgecolor="white", linewidth=0.4)
-        ax.bar(100 * edges[:-1], height, 100 / bins, bottom=foot, **look)
-        ax.axhline(foot + 0.42, **DASHED)
-    ax.set_yticks(np.arange(chains)[::-1] + 0.42, [str(c) for c in range(chains)], size=7)
-    ax.set(ylim=(0, chains))
-    ax.set_ylabel("chain", size=8)
-    return "ranks by chain; dashed: expected"
+    each = -(-chains // len(rows))
+    ax.set_ylabel("chain" if each == 1 else f"rows of ≤{each} chains", size=8)
+    ax.set_title("ranks, times the expected", size=8.5, loc="left")
 
 
 def _short(label: str, most: int) -> str:

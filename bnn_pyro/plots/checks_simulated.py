@@ -15,8 +15,9 @@ from scipy.stats import binom, norm
 
 from bnn_pyro.checks.sbc_ranks import band, ecdf_difference
 from bnn_pyro.errors import UserError
-from bnn_pyro.plots.layout import floats, legend_below, legend_outside, panel, panel_grid, panels
-from bnn_pyro.plots.style import BAYES, COLOURS, CONTRAST, DASHED, HATCH, LINES, MARKERS, REFERENCE, drawn, tint
+from bnn_pyro.plots.checks_exact import draw_errors
+from bnn_pyro.plots.layout import Panels, floats, legend_below, legend_outside, panel, panels
+from bnn_pyro.plots.style import BAYES, CONTRAST, DASHED, HATCH, REFERENCE, drawn, look, tint
 
 __all__ = ["draw_ecdf_difference", "interval_coverage", "joint_quantiles", "joint_z_scores", "rank_ecdfs",
            "rank_histograms", "step_size_bias"]  # fmt: skip
@@ -25,21 +26,17 @@ __all__ = ["draw_ecdf_difference", "interval_coverage", "joint_quantiles", "join
 MAX_PANELS, ACROSS = 12, 4
 #: Bars of a histogram at most, and data sets that each should have.
 BARS, PER_BAR = 20, 4
-#: Densities above are cut off, and written on their bars.
+#: Densities above are cut off, so that one bad quantity does not flatten the others.
 HIGHEST = 5.0
 #: The band of one bar, and that of a whole curve by itself.
 CHANCE = 0.05
 #: Quantities whose quantiles are drawn: those that are furthest off.
 SHOWN = 3
-#: Standard errors beyond which the axis of z-scores is no longer linear.
-LINEAR = 6.0
 
 
 # -- ranks -------------------------------------------------------------------------------------------------------------
 @drawn
-def rank_histograms(
-    ranks: ArrayLike, draws: int, labels: Sequence[str], *, axes: Sequence[Axes] | None = None
-) -> np.ndarray:
+def rank_histograms(ranks: ArrayLike, draws: int, labels: Sequence[str], *, axes: Panels = None) -> np.ndarray:
     """Ranks of the truth among the draws, a panel a quantity; bars in the band are what uniform ranks look like.
 
     A valley: draws too narrow.  A hill: too wide.  A slope: to one side. The band holds 95 % of the bars.
@@ -47,24 +44,22 @@ def rank_histograms(
     ranks: (Q, R), 0 … ``draws``; the first 12 are shown.
     """
     total = np.shape(ranks)[-1]
-    ranks, axes = _rank_panels(ranks, labels, f"density\n({total} data sets)", axes)
+    ranks, axes = _rank_panels(ranks, labels, f"density ({total} data sets)", axes)
     bars = max(2, min(BARS, draws + 1, total // PER_BAR))
     edges = np.ceil(np.arange(bars + 1) * (draws + 1) / bars).astype(int)  # ranks from one to below the next
     place, share = edges / (draws + 1), np.diff(edges) / (draws + 1)
     low, high = binom.ppf([[CHANCE / 2], [1 - CHANCE / 2]], total, share) / (total * share)
     heights = [np.diff(np.searchsorted(np.sort(order), edges)) / (total * share) for order in ranks]
     for ax, height in zip(axes, heights, strict=True):
-        look = dict(color=tint(REFERENCE, 0.22), lw=0, label="95 % of the bars of uniform ranks")
-        ax.fill_between(place, np.r_[low, low[-1]], np.r_[high, high[-1]], step="post", **look)
+        band_look = dict(color=tint(REFERENCE, 0.22), lw=0, step="post", label="95 % of the bars of uniform ranks")
+        ax.fill_between(place, np.r_[low, low[-1]], np.r_[high, high[-1]], **band_look)
         ax.axhline(1, **DASHED, label="uniform")
         shown = ax.bar(place[:-1], height, share, align="edge", facecolor=tint(BAYES, 0.55), edgecolor="white", lw=0.5)
         for bar in np.array(shown, dtype=object)[(height < low) | (height > high)]:
             bar.set(facecolor=BAYES, hatch=HATCH)
-        for left, wide, tall in zip(place, share, height, strict=False):
-            if tall > HIGHEST:
-                look = dict(size=6.5, ha="center", va="top", bbox={"facecolor": "white", "lw": 0, "pad": 0.6})
-                ax.annotate(f"{tall:.0f}", (left + wide / 2, 0.97 * HIGHEST), **look)
         ax.set(xlim=(0, 1), ylim=(0, min(HIGHEST, 1.08 * max(np.max(heights), high.max()))))
+        if height.max() > HIGHEST:
+            ax.set_title(f"up to {height.max():.0f}", size=7, loc="right")
     return legend_outside(axes, 3)
 
 
@@ -76,7 +71,7 @@ def rank_ecdfs(
     *,
     shown: float = 1e-3,
     p: ArrayLike | None = None,
-    axes: Sequence[Axes] | None = None,
+    axes: Panels = None,
 ) -> np.ndarray:
     """Empirical minus uniform distribution function of the ranks, with simultaneous bands; a panel a quantity.
 
@@ -93,8 +88,7 @@ def rank_ecdfs(
     for ax, order in zip(axes, ranks, strict=True):
         draw_ecdf_difference(ax, order, draws, bands)
     reach = max(np.abs(ax.get_ylim()).max() for ax in axes)
-    for ax in axes:
-        ax.set_ylim(-reach, reach)
+    axes[0].set_ylim(-reach, reach)  # of all: they share it
     return legend_outside(axes, 3)
 
 
@@ -116,24 +110,19 @@ def draw_ecdf_difference(ax: Axes, ranks: np.ndarray, draws: int, bands: Mapping
     return bool(outside.any())
 
 
-def _rank_panels(
-    ranks: ArrayLike, labels: Sequence[str], what: str, axes: Sequence[Axes] | None
-) -> tuple[np.ndarray, np.ndarray]:
-    """The ranks that are shown, and an axes for each, with labels at the left and at the foot of every column."""
+def _rank_panels(ranks: ArrayLike, labels: Sequence[str], what: str, axes: Panels) -> tuple[np.ndarray, np.ndarray]:
+    """The ranks that are shown, and an axes for each."""
     ranks = np.asarray(ranks)
     if ranks.ndim != 2 or len(ranks) != len(labels):
         raise UserError(f"ranks of shape {ranks.shape} do not go with {len(labels)} labels: (quantities, data sets)")
     ranks = ranks[:MAX_PANELS]
-    shared = dict(sharex=True, sharey=True)
-    axes, columns = panel_grid(axes, len(ranks), ACROSS, (2.1, 1.75), (0.5, 0.6), **shared)
+    axes = panels(axes, len(ranks), ACROSS, (2.1, 1.75), (0.5, 0.6), sharex=True, sharey=True)
     for ax, label in zip(axes, labels, strict=False):
         ax.set_title(label, size=8.5, loc="left")
         ax.set_xticks([0, 0.5, 1], ["  lowest", "", "highest  "], size=7)
-    for ax in axes[::columns]:
-        ax.set_ylabel(what, size=8)
-    for ax in axes[-columns:]:
-        ax.set_xlabel("rank of the truth", size=8)
         ax.tick_params(labelbottom=True)
+    axes[0].figure.supxlabel("rank of the truth")
+    axes[0].figure.supylabel(what)
     return ranks, axes
 
 
@@ -155,12 +144,11 @@ def interval_coverage(
     rows = np.arange(min(len(labels), MAX_PANELS))
     ax = panel(ax, 6.4, 0.32 * len(rows) + 1.5)
     for i, level in enumerate(levels):
-        share, half = coverage[rows, i], 1.96 * error[rows, i]
-        ax.axvline(level, color=COLOURS[i], ls="--", lw=1)
-        reach = np.minimum(half, [share, 1 - share])
+        share, style = coverage[rows, i], look(i, linestyle="")
+        reach = np.minimum(1.96 * error[rows, i], [share, 1 - share])
+        ax.axvline(level, color=style["color"], ls="--", lw=1)
         aside = 0.16 * (i - (len(levels) - 1) / 2)
-        look = dict(color=COLOURS[i], ls="", marker=MARKERS[i], markersize=5, lw=1.2, capsize=2)
-        ax.errorbar(share, rows + aside, xerr=reach, label=f"{100 * level:.0f} % intervals", **look)
+        ax.errorbar(share, rows + aside, xerr=reach, **style, elinewidth=1.2, label=f"{100 * level:.0f} % intervals")
     ax.set_yticks(rows, labels[:MAX_PANELS])
     ax.invert_yaxis()
     ax.set(xlim=(0, 1.01), xlabel="share of the truths inside (dashed: what the intervals say)")
@@ -172,28 +160,14 @@ def interval_coverage(
 def joint_z_scores(z: ArrayLike, bound: float, quantities: Sequence[str], *, ax: Axes | None = None) -> Axes:
     """How many standard errors each quantity is off the joint distribution, in its mean and in its variance.
 
-    z: (M, 2).   bound: what all of |z| stay below with probability 1 − 10⁻³ where the sampler is right.
+    What is off most is named.   z: (M, 2).   bound: what all of |z| stay below with probability 1 − 10⁻³ where the
+    sampler is right; beyond it is shaded.
     """
-    z = np.asarray(z, dtype=float)
-    ax, rows = panel(ax, 5.6, 1.2 + 0.165 * len(z)), np.arange(len(z))[::-1]
-    ax.axvspan(-bound, bound, color=tint(REFERENCE, 0.22), lw=0, label="right, with probability 0.999")
-    ax.axvline(0, color=REFERENCE, lw=0.8)
-    for side, (name, colour) in enumerate((("mean", BAYES), ("variance", CONTRAST[0]))):
-        off, place = np.abs(z[:, side]) > bound, rows + 0.15 - 0.3 * side
-        look = dict(s=20, marker=MARKERS[side], edgecolors=colour, linewidths=1.1)
-        ax.scatter(z[off, side], place[off], facecolors=colour, **look)
-        ax.scatter(z[~off, side], place[~off], facecolors="white", label=name, **look)
-    largest = float(np.abs(z).max())
-    if largest > LINEAR:
-        ax.set_xscale("symlog", linthresh=LINEAR, linscale=1.5)
-    widest = max(1.3 * bound, (1.5 if largest > LINEAR else 1.1) * largest)
-    ticks = [t for t in (-1000, -100, -10, -5, 0, 5, 10, 100, 1000) if abs(t) <= widest]
-    ax.set_xticks(ticks, [f"{t}".replace("-", "−") for t in ticks])
-    ax.minorticks_off()
-    ax.set_yticks(rows, list(quantities), size=7)
-    ax.set(xlim=(-widest, widest), ylim=(-0.8, len(z) - 0.2), xlabel="off the joint distribution, standard errors")
-    ax.grid(axis="y", lw=0.3, color="0.9")
-    ax.tick_params(axis="y", length=0)
+    kinds = [kind for kind in ("mean", "variance") for _ in quantities]
+    names = [f"{kind} of {name}" for kind, name in zip(kinds, [*quantities, *quantities], strict=True)]
+    title = f"{(np.abs(z) > bound).sum()} of {np.size(z)} beyond ±{bound:.1f}"
+    ax = draw_errors(panel(ax, 6.4, 3.2), names, kinds, np.transpose(z).ravel(), bound)
+    ax.set(ylabel="off the joint distribution\n(standard errors)", title=title)
     return legend_below(ax, 2)
 
 
@@ -206,7 +180,7 @@ def joint_quantiles(
     drift_error: ArrayLike,
     quantities: Sequence[str],
     *,
-    axes: Sequence[Axes] | None = None,
+    axes: Panels = None,
 ) -> np.ndarray:
     """The quantities that are furthest off: quantiles against those of the joint distribution, and drift by sweep.
 
@@ -214,18 +188,15 @@ def joint_quantiles(
     z (M, 2), drift and drift_error (sweeps, M, 2).
     """
     levels, scores, z, drift, drift_error = floats(levels, scores, z, drift, drift_error)
-    axes = panels(axes, 1, 2, 7.4, 3.4)
+    axes = panels(axes, 2, 2, (3.7, 3.4))
     worst = np.argsort(-np.abs(z).max(1))[:SHOWN]
     axes[0].axhline(0, **DASHED, label="the joint distribution")
     axes[1].axhline(0, **DASHED)
     for i, q in enumerate(worst):
-        side, look = int(np.abs(z[q]).argmax()), dict(color=COLOURS[i], ls=LINES[i])
-        axes[0].plot(levels, scores[:, q] - levels, label=quantities[q], **look)
-        sweeps = np.arange(1, len(drift) + 1) + 0.12 * (i - 1)
-        look |= dict(
-            marker=MARKERS[i], ms=3.5, capsize=1.5, lw=1.1, label=f"{('mean', 'variance')[side]} of {quantities[q]}"
-        )
-        axes[1].errorbar(sweeps, drift[:, q, side], 2 * drift_error[:, q, side], **look)
+        side, sweeps = int(np.abs(z[q]).argmax()), np.arange(1, len(drift) + 1) + 0.12 * (i - 1)
+        axes[0].plot(levels, scores[:, q] - levels, **look(i, marker=None), label=quantities[q])
+        label = f"{('mean', 'variance')[side]} of {quantities[q]}"
+        axes[1].errorbar(sweeps, drift[:, q, side], 2 * drift_error[:, q, side], **look(i), lw=1.1, label=label)
     widest = max(0.5, 1.15 * float(np.abs(scores[:, worst] - levels[:, None]).max()))
     axes[0].set(ylim=(-widest, widest), xlim=norm.ppf([0.01, 0.99]), xticks=[-2, -1, 0, 1, 2])
     axes[0].set(xlabel="quantile of the joint distribution (normal scores)", ylabel="chains' quantile\nminus that (sd)")
@@ -259,12 +230,12 @@ def step_size_bias(
     ax.plot(grid_lr, grid_exact, color=REFERENCE, lw=1.2, label="exact, by the recursion")
     ax.plot(grid_lr, grid_exact[0] * grid_lr / grid_lr[0], color=REFERENCE, ls=":", lw=1.2, label="slope 1")
     shown, two = bias > 0, np.stack([np.minimum(2 * error, 0.95 * bias), 2 * error])
-    name = "measured, ± 2 s.e." + (f" (slope {order[0]:.2f} ± {order[1]:.2f})" if order else "")
-    look = dict(color=BAYES, ls="none", marker="o", ms=5, capsize=2.5)
-    ax.errorbar(lr[shown], bias[shown], two[:, shown], label=name, **look)
+    label = "measured, ± 2 s.e." + (f" (slope {order[0]:.2f} ± {order[1]:.2f})" if order else "")
+    ax.errorbar(lr[shown], bias[shown], two[:, shown], color=BAYES, fmt="o", label=label)
     if own_lr is not None and own_bias is not None and np.isfinite(own_bias):
-        look = dict(color=CONTRAST[0], ms=6, mfc="white", mew=1.5)
-        ax.plot(own_lr, own_bias, "s", label=f"the step asked for, lr {own_lr:g}", **look)
+        ax.plot(
+            own_lr, own_bias, "s", color=CONTRAST[0], mfc="white", mew=1.5, label=f"the step asked for, lr {own_lr:g}"
+        )
     ax.axvline(largest_lr, color=CONTRAST[3], ls="--", lw=1.2, label="explodes from here on")
     ax.set(xscale="log", yscale="log", xlabel="step size, lr  (η = lr / N for SGHMC, lr / 2N for SGLD)")
     ax.set_ylabel("excess of the variance\n(share of the posterior's)")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import seaborn
@@ -15,7 +15,7 @@ from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.metrics import SCORES
 from bnn_pyro.metrics.classification import BINS, mean_probs
 from bnn_pyro.metrics.metric import Targets, targets
-from bnn_pyro.plots.layout import class_names, legend_below, need, panel, panels
+from bnn_pyro.plots.layout import Panels, class_names, legend_below, need, panel, panels
 from bnn_pyro.plots.style import BAYES, CONTRAST, DASHED, DATA, GOOD, HATCH, LINES, POINT, WRONG, drawn, tint
 from bnn_pyro.predictive import Prediction
 
@@ -71,12 +71,10 @@ def confidence_histogram(prediction: Prediction, y: Targets, *, ax: Axes | None 
     y, probs = targets(prediction, y), mean_probs(prediction)
     confidence, right = probs.max(1), probs.argmax(1) == y
     edges = np.linspace(1 / probs.shape[1], 1, 21)
-    up, down = (np.histogram(confidence[some], edges)[0] for some in (right, ~right))
-    left, width = edges[:-1], edges[1] - edges[0]
     ax = panel(ax)
-    ax.bar(left, up, width, align="edge", color=tint(BAYES, 0.7), edgecolor="white", label="right")
-    look = dict(color=tint(WRONG, 0.35), edgecolor=WRONG, hatch=HATCH)
-    ax.bar(left + width / 2, down, 0.55 * width, label="wrong", **look)
+    up, *_ = ax.hist(confidence[right], edges, color=tint(BAYES, 0.7), edgecolor="white", label="right")
+    narrow = dict(rwidth=0.55, color=tint(WRONG, 0.35), edgecolor=WRONG, hatch=HATCH, label="wrong")
+    down, *_ = ax.hist(confidence[~right], edges, **narrow)
     _log_counts(ax, 1.5 * max(up.max(), down.max()))
     percent = ".1%" if right.mean() < 0.97 else ".2%"
     ax.axvline(confidence.mean(), color=DATA, label=f"mean confidence {confidence.mean():{percent}}")
@@ -88,7 +86,7 @@ def confidence_histogram(prediction: Prediction, y: Targets, *, ax: Axes | None 
 
 
 @drawn
-def reliability(prediction: Prediction, y: Targets, *, axes: Sequence[Axes] | None = None) -> np.ndarray:
+def reliability(prediction: Prediction, y: Targets, *, axes: Panels = None) -> np.ndarray:
     """Accuracy per bin of confidence with its gap to the confidence (hatched), above the points per bin; axes (2,).
 
     Whiskers are 95 % Wilson intervals of the accuracy. The title has the ECE and its noise floor: what a perfectly
@@ -98,24 +96,24 @@ def reliability(prediction: Prediction, y: Targets, *, axes: Sequence[Axes] | No
     table = metrics.reliability(prediction, y)
     filled, width = table.count > 0, 1 / BINS
     count, accuracy, confidence = (v[filled] for v in (table.count, table.accuracy, table.confidence))
-    left, gap = table.edges[:-1][filled], confidence - accuracy
-    axes = panels(axes, 2, 1, 4.4, 4.8, sharex=True, height_ratios=(3, 1))
+    left = table.edges[:-1][filled]
     colours = [tint(BAYES, 0.5) if num >= FEW else "0.88" for num in count]
-    axes[0].bar(left, accuracy, width, align="edge", color=colours, edgecolor="white")
-    look = dict(facecolor="none", edgecolor=WRONG, hatch=HATCH, linewidth=0.8, label="gap to the mean confidence")
-    axes[0].bar(left, gap, width, bottom=accuracy, align="edge", **look)
-    interval = _wilson(accuracy * count, count)
-    axes[0].vlines(left + width / 2, *interval, color=DATA, linewidth=1, label="95% interval")
+    axes = panels(axes, 2, 1, (4.4, 2.4), sharex=True, height_ratios=(3, 1))
     axes[0].plot([0, 1], [0, 1], **DASHED, label="perfectly calibrated")
+    interval = dict(color=DATA, linewidth=1, zorder=3, label="95% interval")
+    axes[0].vlines(left + width / 2, *_wilson(accuracy * count, count), **interval)
+    axes[0].bar(left, accuracy, width, align="edge", color=colours, edgecolor="white")
+    gap = dict(facecolor="none", edgecolor=WRONG, hatch=HATCH, linewidth=0.8, label="gap to the mean confidence")
+    axes[0].bar(left, confidence - accuracy, width, bottom=accuracy, align="edge", **gap)
     floor = metrics.ece_floor(prediction).mean
     axes[0].set_title(f"ECE {metrics.ece(prediction, y):.4f}, noise floor {floor:.4f}")
     axes[0].set(xlim=(0, 1), ylim=(0, 1.02), ylabel="accuracy (share right)")
     axes[1].set(xlabel="confidence: largest class probability")
-    return _points_per_bin(axes, left, left + width / 2, width, count, colours)
+    return _points_per_bin(axes, left, width, count, colours)
 
 
 @drawn
-def doubt_calibration(prediction: Prediction, y: Targets, *, axes: Sequence[Axes] | None = None) -> np.ndarray:
+def doubt_calibration(prediction: Prediction, y: Targets, *, axes: Panels = None) -> np.ndarray:
     """The share of errors against the doubt 1 − max p on log scales, above the points per bin; axes (2,).
 
     For a classifier so sure of most points that all of them fall into the last bin of a reliability diagram. Bins are
@@ -129,21 +127,20 @@ def doubt_calibration(prediction: Prediction, y: Targets, *, axes: Sequence[Axes
     edges = 10 ** np.arange(np.floor(2 * np.log10(doubt.min())) / 2, 0.01, 0.5)
     index = np.clip(np.searchsorted(edges, doubt, side="left") - 1, 0, len(edges) - 2)
     filled, index = np.unique(index, return_inverse=True)
-    count, errors, mean = (np.bincount(index, w) for w in (None, wrong, doubt))
-    mean, (low, high) = mean / count, _wilson(errors, count)
-    axes = panels(axes, 2, 1, 4.4, 4.8, sharex=True, height_ratios=(3, 1))
-    some = errors > 0
+    count, errors, total = (np.bincount(index, w) for w in (None, wrong, doubt))
+    mean, some = total / count, errors > 0
     floor = 0.3 / count.max()  # a smaller error could not be seen in any bin
+    left, (low, high) = edges[filled], _wilson(errors, count)
+    axes = panels(axes, 2, 1, (4.4, 2.4), sharex=True, height_ratios=(3, 1))
     axes[0].plot([floor, 1], [floor, 1], **DASHED, label="perfectly calibrated")
     axes[0].vlines(mean, np.maximum(low, floor), high, color=DATA, linewidth=1, label="95% interval")
-    axes[0].plot(mean[some], (errors / count)[some], "o", color=BAYES, markersize=5, label="error of the bin")
+    axes[0].plot(mean[some], (errors / count)[some], "o", color=BAYES, label="error of the bin")
     if not some.all():
-        axes[0].plot(mean[~some], high[~some], "v", color=WRONG, mfc="white", markersize=5, label="no error: below")
+        axes[0].plot(mean[~some], high[~some], "v", color=WRONG, mfc="white", label="no error: below")
     axes[0].set_title(f"{wrong.sum():,} of {len(y):,} wrong, mean doubt {doubt.mean():.2%}")
     axes[0].set(xscale="log", yscale="log", ylim=(floor, 1.3), ylabel="share wrong")
     axes[1].set(xlabel="doubt: 1 − largest class probability", xlim=(edges[0], 1))
-    left, right = edges[filled], edges[filled + 1]
-    return _points_per_bin(axes, left, np.sqrt(left * right), right - left, count, tint(BAYES, 0.5))
+    return _points_per_bin(axes, left, edges[filled + 1] - left, count, tint(BAYES, 0.5))
 
 
 @drawn
@@ -197,18 +194,17 @@ def entropy_histograms(
     if not 0 < len(outside) <= len(CONTRAST):
         raise UserError(f"an entropy histogram shows 1 to {len(CONTRAST)} out-of-distribution sets, got {len(outside)}")
     own, values = SCORES[score](inside), {other: SCORES[score](p) for other, p in outside.items()}
-    edges = np.linspace(0, max(own.max(), *(v.max() for v in values.values()), 1e-9), bins + 1)
+    edges = np.linspace(0, max(*(v.max() for v in (own, *values.values())), 1e-9), bins + 1)
     shares = [np.histogram(v, edges)[0] / len(v) for v in (own, *values.values())]
     ax = panel(ax)
     ax.stairs(shares[0], edges, fill=True, color=tint(BAYES, 0.55), label=f"{name} (mean {own.mean():.2f})")
-    for k, (other, v) in enumerate(values.items()):
+    for k, (other, v) in enumerate(values.items(), 1):
         label = f"{other} (mean {v.mean():.2f}, AUROC {metrics.ood_auroc(inside, outside[other], score):.3f})"
-        ax.stairs(shares[k + 1], edges, color=CONTRAST[k], linestyle=LINES[k], linewidth=1.8, label=label)
+        ax.stairs(shares[k], edges, color=CONTRAST[k - 1], linestyle=LINES[k - 1], linewidth=1.8, label=label)
     ax.set(xlabel=_LABELS[score], ylabel="share of points", xlim=(0, edges[-1]))
     if np.max(shares) > 0.4:  # a sure network has nearly all of its test points in the first bin
-        ax.set(
-            yscale="log", ylim=(0.5 / max(map(len, (own, *values.values()))), 1), ylabel="share of points (log scale)"
-        )
+        least = 0.5 / max(map(len, (own, *values.values())))
+        ax.set(yscale="log", ylim=(least, 1), ylabel="share of points (log scale)")
     return legend_below(ax, 1)
 
 
@@ -219,12 +215,11 @@ def _wilson(hits: np.ndarray, count: np.ndarray) -> np.ndarray:
 
 
 def _points_per_bin(
-    axes: np.ndarray, left: np.ndarray, middle: np.ndarray, width: object, count: np.ndarray, colours: object
+    axes: np.ndarray, left: np.ndarray, width: object, count: np.ndarray, colours: object
 ) -> np.ndarray:
     """The lower panel, with the number on every bar, and the legend of the upper one below it."""
-    axes[1].bar(left, count, width, align="edge", color=colours, edgecolor="white")
-    for at, num in zip(middle, count, strict=True):
-        axes[1].annotate(f"{num:,}", (at, num), (0, 1.5), textcoords="offset points", ha="center", size=6.5)
+    bars = axes[1].bar(left, count, width, align="edge", color=colours, edgecolor="white")
+    axes[1].bar_label(bars, fmt="{:,.0f}", size=6.5, padding=1.5)
     _log_counts(axes[1], count.max() * 4)  # room for the numbers
     handles, labels = axes[0].get_legend_handles_labels()
     legend_below(axes[1], 2, handles=handles, labels=labels)

@@ -12,15 +12,17 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, PercentFormatter
 from numpy.typing import ArrayLike
 
+from bnn_pyro.diagnostics.draws import even
+from bnn_pyro.diagnostics.verdicts import ESS, RHAT
 from bnn_pyro.errors import UserError
 from bnn_pyro.plots.checks_simulated import draw_ecdf_difference
-from bnn_pyro.plots.layout import calibrated_histogram, evenly, floats, legend_below, panel, panels
-from bnn_pyro.plots.style import BAYES, CONTRAST, DASHED, DATA, LINES, REFERENCE, WRONG, drawn, tint
+from bnn_pyro.plots.layout import Panels, calibrated_histogram, floats, legend_below, panel, panels
+from bnn_pyro.plots.style import BAYES, CONTRAST, DASHED, DATA, REFERENCE, WRONG, drawn, look, tint
 
 __all__ = ["convergence", "importance_weights", "loo_pit", "pareto_k", "posterior_predictive"]
 
-#: What the verdicts ask for: R-hat and effective draws (Vehtari et al. 2021), Pareto k (Vehtari et al. 2024).
-RHAT, ESS, GOOD_K, BAD_K = 1.01, 400, 0.5, 0.7
+#: Pareto k from which on an estimate is less precise, and from which on it is unreliable (Vehtari et al. 2024).
+GOOD_K, BAD_K = 0.5, 0.7
 #: Observations whose k is too large that are named, and points beyond which dots are drawn small.
 NAMED, MANY = 6, 2000
 #: Replicated data sets, and classes, that are drawn.
@@ -37,7 +39,7 @@ def convergence(
     *,
     draws: int | None = None,
     nested: bool = False,
-    axes: Sequence[Axes] | None = None,
+    axes: Panels = None,
 ) -> np.ndarray:
     """R-hat (left) and effective draws (right) of what the network computes at test points, as shares; axes (2,).
 
@@ -47,28 +49,26 @@ def convergence(
     rhat, ess_bulk, ess_tail: any shape, NaN where an output never varies.   draws: C·D, the effective draws of an
     ideal sampler.   nested: R-hat is the nested one (Margossian et al. 2022, arXiv:2110.13017), for many short chains.
     """
-    kinds = {"R-hat": rhat, "bulk": ess_bulk} | ({} if ess_tail is None else {"tail": ess_tail})
-    kinds = {kind: v[np.isfinite(v)] for kind, v in zip(kinds, floats(*kinds.values()), strict=True)}
-    rhat = kinds.pop("R-hat")
+    rhat, *effective = ([] if v is None else v[np.isfinite(v)] for v in floats(rhat, ess_bulk, ess_tail))
     if not len(rhat):
         raise UserError("no output varies between draws, so there is no R-hat to draw")
-    axes = panels(axes, 1, 2, 7.8, 3.2)
+    axes = panels(axes, 2, 2, (3.9, 3.2))
     name, worst, good = "nested R-hat" if nested else "R-hat", rhat.max(), (rhat < RHAT).mean()
     low, high = max(0.9, min(0.998, rhat.min() - 0.001)), max(1.02, 1.0 + 1.15 * (worst - 1))
     _threshold(axes[0], RHAT, high)
     axes[0].ecdf(rhat, color=BAYES, label=name)
     axes[0].set(xlim=(low, high), xlabel=f"{name} of an output", ylabel="share of the outputs")
     axes[0].xaxis.set_major_locator(MaxNLocator(6))
-    share = {0: "none", 1: "all"}.get(good, f"{100 * good:.0f} %")
-    axes[0].set_title(f"largest {name} {worst:.3f}; below {RHAT:g}: {share}")
-    fewest = {kind: v.min() for kind, v in kinds.items()}
+    axes[0].set_title(f"largest {name} {worst:.3f}; below {RHAT:g}: {100 * good:.0f} %")
+    effective = {kind: v for kind, v in zip(("bulk", "tail"), effective, strict=True) if len(v)}
+    fewest = {kind: v.min() for kind, v in effective.items()}
     low = min(ESS, *fewest.values()) / 1.3
-    high = max(ESS, draws or 0, *(v.max() for v in kinds.values())) * 1.3
+    high = max(ESS, draws or 0, *(v.max() for v in effective.values())) * 1.3
     _threshold(axes[1], ESS, low)
     if draws:
         axes[1].axvline(draws, color=REFERENCE, linestyle=":", linewidth=1.2, label=f"{draws:,} draws in all")
-    for (kind, v), colour, dash in zip(kinds.items(), (BAYES, CONTRAST[0]), LINES, strict=False):
-        axes[1].ecdf(v, color=colour, linestyle=dash, label=kind)
+    for k, (kind, v) in enumerate(effective.items()):
+        axes[1].ecdf(v, **look(k, marker=None), label=kind)
     axes[1].set(xscale="log", xlim=(low, high), xlabel="effective draws of an output")
     axes[1].xaxis.set_major_formatter("{x:,.0f}")
     axes[1].xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high / low < 300 else (1.0,)))
@@ -100,12 +100,12 @@ def pareto_k(k: ArrayLike, *, rows: ArrayLike | None = None, ax: Axes | None = N
     rows = np.arange(len(k)) if rows is None else np.asarray(rows)
     bad, fair = k > BAD_K, (k > GOOD_K) & (k <= BAD_K)
     ax = panel(ax, 7.2, 3.2)
-    for some, marker, size, colour, label in (
-        (~bad & ~fair, "o", 1.2 if len(k) > MANY else 2.6, BAYES, "up to 0.5: good"),
-        (fair, "^", 4.5, CONTRAST[0], "0.5 to 0.7: usable"),
-        (bad, "x", 4.5, WRONG, "above 0.7: unreliable"),
+    for some, marker, colour, label in (
+        (~bad & ~fair, "." if len(k) <= MANY else ",", BAYES, "up to 0.5: good"),
+        (fair, "^", CONTRAST[0], "0.5 to 0.7: usable"),
+        (bad, "x", WRONG, "above 0.7: unreliable"),
     ):
-        ax.plot(rows[some], k[some], marker, color=colour, markersize=size, label=f"{label} ({some.sum():,})")
+        ax.plot(rows[some], k[some], marker, color=colour, label=f"{label} ({some.sum():,})")
     ax.axhline(GOOD_K, color=REFERENCE, linestyle=":", linewidth=1)
     ax.axhline(BAD_K, **DASHED)
     finite = np.isfinite(k)
@@ -114,13 +114,12 @@ def pareto_k(k: ArrayLike, *, rows: ArrayLike | None = None, ax: Axes | None = N
     end = rows.max() + 1
     ax.set(xlabel="training row (the first is 0)", ylabel="Pareto k", xlim=(-0.02 * end, 1.04 * end))
     ax.set_ylim(min(0, k[finite].min(initial=0.05) - 0.05), max(1.0, k[finite].max(initial=0) + 0.08))
-    largest = f"largest k {k[finite].max():.2f}; {bad.sum():,} of {len(k):,} rows above {BAD_K}" if finite.any() else ""
-    ax.set_title(largest or "no k")
+    ax.set_title(f"largest k {k[finite].max(initial=0):.2f}; {bad.sum():,} of {len(k):,} rows above {BAD_K}")
     return legend_below(ax, 3)
 
 
 @drawn
-def loo_pit(pit: ArrayLike, *, axes: Sequence[Axes] | None = None) -> np.ndarray:
+def loo_pit(pit: ArrayLike, *, axes: Panels = None) -> np.ndarray:
     """Where each target lies in the prediction that did not see it: histogram, and ECDF minus the uniform; axes (2,).
 
     Uniform if calibrated: a U is too narrow, a hill too wide, a slope off to one side. The curve leaves the band
@@ -129,7 +128,7 @@ def loo_pit(pit: ArrayLike, *, axes: Sequence[Axes] | None = None) -> np.ndarray
     pit = np.asarray(pit, dtype=float).ravel()
     if not len(pit) or not ((pit >= 0) & (pit <= 1)).all():
         raise UserError("the LOO-PIT takes numbers between 0 and 1, without gaps")
-    axes = panels(axes, 1, 2, 7.8, 3.1)
+    axes = panels(axes, 2, 2, (3.9, 3.1))
     calibrated_histogram(axes[0], pit, xlabel="LOO-PIT: P(Y ≤ observed y)", ylabel="training rows")
     ranks = np.minimum((PLACES + 1) * pit, PLACES).astype(int)
     leaves = draw_ecdf_difference(axes[1], ranks, PLACES, {0.05: "95 % band, all places at once"})
@@ -145,7 +144,7 @@ def posterior_predictive(
     *,
     classes: Sequence[str] = (),
     label: str = "target",
-    axes: Sequence[Axes] | None = None,
+    axes: Panels = None,
 ) -> np.ndarray:
     """Data that the posterior would have made beside the data that there are; axes (1,), or (2,) for a regression.
 
@@ -160,8 +159,8 @@ def posterior_predictive(
         raise UserError(f"replicated data must be (draws, {len(observed)} rows), got the shape {replicated.shape}")
     if len(classes):
         return _class_counts(replicated.astype(int), observed.astype(int), classes, axes)
-    axes = panels(axes, 1, 2, 7.8, 3.2, width_ratios=(3, 2))
-    few = replicated[evenly(len(replicated), MAX_REPLICATED)]
+    axes = panels(axes, 2, 2, (3.9, 3.2), width_ratios=(3, 2))
+    few = replicated[even(len(replicated), MAX_REPLICATED)]
     low, high = np.quantile(np.concatenate([few.ravel(), observed]), (0.002, 0.998))
     low, high = min(low, observed.min()), max(high, observed.max())
     name = f"replicated ({len(few)} of {len(replicated):,} shown)"
@@ -178,14 +177,12 @@ def posterior_predictive(
     return legend_below(axes, 2)
 
 
-def _class_counts(
-    replicated: np.ndarray, observed: np.ndarray, classes: Sequence[str], axes: Sequence[Axes] | None
-) -> np.ndarray:
+def _class_counts(replicated: np.ndarray, observed: np.ndarray, classes: Sequence[str], axes: Panels) -> np.ndarray:
     num = len(classes)
     counts = np.stack([np.bincount(row, minlength=num)[:num] for row in [observed, *replicated]])
     shown = np.sort(np.argsort(-counts[0], kind="stable")[:MAX_CLASSES])
     own, (low, middle, high) = counts[0, shown], np.quantile(counts[1:, shown], (0.025, 0.5, 0.975), axis=0)
-    axes = panels(axes, 1, 1, max(4.4, 1.6 + 0.42 * len(shown)), 3.3)
+    axes = panels(axes, 1, 1, (max(4.4, 1.6 + 0.42 * len(shown)), 3.3))
     ax, place = axes[0], np.arange(len(shown))
     ax.vlines(place, low, high, color=tint(BAYES, 0.55), linewidth=7, label="replicated, 95 %")
     ax.plot(place, middle, "_", color=BAYES, markersize=11, mew=1.8, label="replicated, median")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -16,8 +16,11 @@ from bnn_pyro.errors import UserError
 from bnn_pyro.plots.style import BAYES, DASHED, tint
 from bnn_pyro.predictive import Prediction
 
-__all__ = ["calibrated_histogram", "class_names", "evenly", "figure", "floats", "legend_below", "legend_outside",
-           "need", "panel", "panel_grid", "panels"]  # fmt: skip
+__all__ = ["Panels", "calibrated_histogram", "class_names", "figure", "floats", "legend_below", "legend_outside",
+           "need", "panel", "panels"]  # fmt: skip
+
+#: What a picture of several panels draws on; None makes a new figure.
+Panels = Sequence[Axes] | None
 
 
 def figure(width: float, height: float) -> Figure:
@@ -34,48 +37,40 @@ def panel(ax: Axes | None, width: float = 5.2, height: float = 3.6) -> Axes:
     return figure(width, height).add_subplot() if ax is None else ax
 
 
-def panels(axes: Sequence[Axes] | None, rows: int, columns: int, width: float, height: float, **grid) -> np.ndarray:
-    """rows·columns axes, flat: those given, or those of a new figure.
-
-    Raises UserError where another number was given.
-    """
-    if axes is None:
-        return figure(width, height).subplots(rows, columns, squeeze=False, **grid).ravel()
-    flat = np.ravel(np.asarray(axes, dtype=object))
-    if len(flat) != rows * columns:
-        raise UserError(f"this picture draws on {rows * columns} axes, but {len(flat)} were given; or pass axes=None")
-    return flat
-
-
-def panel_grid(
-    axes: Sequence[Axes] | None,
+def panels(
+    axes: Panels,
     num: int,
     most: int,
     cell: tuple[float, float],
     margin: tuple[float, float] = (0.0, 0.0),
     *,
     least: float = 0.0,
-    **grid,
-) -> tuple[np.ndarray, int]:
-    """(num,) axes in lines of equal length, at most ``most``, and that length: those given (one line), or new ones.
+    **grid: Any,
+) -> np.ndarray:
+    """(num,) axes: those given, or those of a new figure, in lines of equal length, at most ``most``.
 
     cell, margin: inches of one panel, and of all that is beside them.   least: inches of the width at the least.
+
+    Raises UserError where another number was given.
     """
     if axes is not None:
-        return panels(axes, 1, num, 0, 0), num
+        flat = np.ravel(np.asarray(axes, dtype=object))
+        if len(flat) != num:
+            raise UserError(f"this picture draws on {num} axes, but {len(flat)} were given; or pass axes=None")
+        return flat
     rows = -(-num // most)
     columns = -(-num // rows)
-    size = max(least, columns * cell[0] + margin[0]), rows * cell[1] + margin[1]
-    made = panels(None, rows, columns, *size, **grid)
+    page = figure(max(least, columns * cell[0] + margin[0]), rows * cell[1] + margin[1])
+    made = page.subplots(rows, columns, squeeze=False, **grid).ravel()
     for ax in made[num:]:
         ax.remove()
-    return made[:num], columns
+    return made[:num]
 
 
 Drawn = TypeVar("Drawn", Axes, np.ndarray)
 
 
-def legend_below(axes: Drawn, columns: int = 3, below: float = 34, **options) -> Drawn:
+def legend_below(axes: Drawn, columns: int = 3, below: float = 34, **options: Any) -> Drawn:
     """A legend under the x label of each axes, ``below`` in points, where it covers nothing; returns the axes."""
     for ax in np.ravel(np.asarray(axes, dtype=object)):
         place = ax.transAxes + ScaledTranslation(0, -below / 72, ax.figure.dpi_scale_trans)
@@ -86,8 +81,8 @@ def legend_below(axes: Drawn, columns: int = 3, below: float = 34, **options) ->
 
 
 def legend_outside(axes: np.ndarray, columns: int) -> np.ndarray:
-    """One legend for all panels, of the names in the first, under the figure. Returns the axes."""
-    axes[0].figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=columns)
+    """One legend for all panels, of the names in the first, above them. Returns the axes."""
+    axes[0].figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=columns)
     return axes
 
 
@@ -103,11 +98,6 @@ def calibrated_histogram(ax: Axes, pit: np.ndarray, **labels: str) -> int:
 def floats(*values: ArrayLike) -> list[np.ndarray]:
     """The values as arrays of double precision."""
     return [np.asarray(v, dtype=float) for v in values]
-
-
-def evenly(num: int, most: int) -> np.ndarray:
-    """Positions of ``most`` of ``num`` things, or of all if they are fewer, from the first to the last."""
-    return np.unique(np.linspace(0, num - 1, min(num, most)).round().astype(int))
 
 
 def class_names(prediction: Prediction, schema: object | None = None) -> list[str]:

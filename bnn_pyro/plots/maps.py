@@ -72,12 +72,11 @@ def grid(data: Dataset, features: Sequence[str | int] | None = None, *, num: int
     x = torch.cat([data.x_train, data.x_val, data.x_test]).cpu()
     low, high = x.amin(0)[list(picked)], x.amax(0)[list(picked)]
     low, high = low - margin * (high - low), high + margin * (high - low)
-    axes = low + (high - low) * torch.linspace(0, 1, num)[:, None]  # (num, 2)
+    steps = low + (high - low) * torch.linspace(0, 1, num)[:, None]  # (num, 2)
     mesh = torch.zeros(num, num, *shape)
-    mesh[..., first], mesh[..., second] = axes[None, :, 0], axes[:, None, 1]
-    mesh = mesh.flatten(0, 1)
-    raw = data.schema.unstandardise(mesh).reshape(num, num, -1)
-    return Grid(mesh, raw[0, :, first].numpy(), raw[:, 0, second].numpy(), picked, data.schema)
+    mesh[..., first], mesh[..., second] = steps[None, :, 0], steps[:, None, 1]
+    raw = data.schema.unstandardise(mesh)
+    return Grid(mesh.flatten(0, 1), raw[0, :, first].numpy(), raw[:, 0, second].numpy(), picked, data.schema)
 
 
 def line(data: Dataset, low: float | None = None, high: float | None = None, *, num: int = 400) -> Tensor:
@@ -121,12 +120,11 @@ def decision_boundary(
     label: int | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """Predictive probability of a class over two features, with the data and the contour where it is 0.5.
+    """Predictive probability of a class over two features, with the data and the boundaries between classes.
 
     prediction: at ``grid.x``.
     x, y: standardised inputs (B, *input_shape) and labels (B,) to draw, or neither.
-    label: which class; by default class 1 of two, and of more the probability of the most probable one, with the
-        boundaries between classes in place of the contour.
+    label: which class; by default class 1 of two, and of more the probability of the most probable one.
     """
     need(prediction, "classification", "a decision boundary")
     names = class_names(prediction, grid.schema)
@@ -140,10 +138,9 @@ def decision_boundary(
         values, what, low = probs[..., label], f"P({grid.schema.target} = {names[label]})", 0
     ax = panel(ax, 5.6, 4.3)
     _colour(ax, grid, values, what, "cividis", (low, 1))
-    _boundary(ax, grid, probs, label)
-    _data(ax, grid, x, y, names)
+    _boundary(ax, grid, probs)
     ax.set_title("predictive probability")
-    return ax
+    return _data(ax, grid, x, y, names)
 
 
 @drawn
@@ -167,10 +164,9 @@ def epistemic_map(
         names, y = ["data"], None if x is None else np.zeros(len(x))
     _colour(ax, grid, values, what, "viridis", (0, max(values.max(), 1e-9)))
     if prediction.has_classes:
-        _boundary(ax, grid, grid.shaped(prediction.mean), 1 if len(names) == 2 else None)
-    _data(ax, grid, x, y, names)
+        _boundary(ax, grid, grid.shaped(prediction.mean))
     ax.set_title("epistemic uncertainty")
-    return ax
+    return _data(ax, grid, x, y, names)
 
 
 def _colour(ax: Axes, grid: Grid, values: np.ndarray, what: str, colours: str, limits: tuple[float, float]) -> None:
@@ -181,22 +177,19 @@ def _colour(ax: Axes, grid: Grid, values: np.ndarray, what: str, colours: str, l
     ax.set(ylabel=grid.names[1], ylim=(grid.second[0], grid.second[-1]))
 
 
-def _boundary(ax: Axes, grid: Grid, probs: np.ndarray, label: int | None) -> None:
-    """The 0.5 contour of a class; without a label, where the most probable class changes."""
-    if label is not None:
-        margins = [probs[..., label] - 0.5]
-    else:
-        margins = [probs[..., k] - np.delete(probs, k, axis=-1).max(-1) for k in range(probs.shape[-1])]
-    for margin in margins:
+def _boundary(ax: Axes, grid: Grid, probs: np.ndarray) -> None:
+    """Where the most probable class changes; between two classes, the contour at 0.5."""
+    for k in range(1, probs.shape[-1]):
+        margin = probs[..., k] - np.delete(probs, k, axis=-1).max(-1)
         if margin.min() < 0 < margin.max():  # matplotlib warns of a contour that is nowhere
             # Dark under white: seen on bright and on dark ground alike.
             ax.contour(grid.first, grid.second, margin, [0], colors="black", linewidths=3)
             ax.contour(grid.first, grid.second, margin, [0], colors="white", linewidths=1.4, linestyles="dashed")
 
 
-def _data(ax: Axes, grid: Grid, x: Tensor | None, y: Tensor | None, names: list[str]) -> None:
+def _data(ax: Axes, grid: Grid, x: Tensor | None, y: Tensor | None, names: list[str]) -> Axes:
     if x is None or y is None:
-        return
+        return ax
     points, y = grid.points(x), torch.as_tensor(y).cpu().numpy()
     shades = np.linspace(1, 0, max(len(names), 2))
     size = 18 if len(points) > 150 else 26
@@ -204,4 +197,4 @@ def _data(ax: Axes, grid: Grid, x: Tensor | None, y: Tensor | None, names: list[
         edge = "black" if shades[k] > 0.5 else "white"
         look = dict(marker=MARKERS[k % len(MARKERS)], facecolor=str(shades[k]), edgecolor=edge, linewidth=0.6)
         ax.scatter(*points[y == k].T, size, label=name, zorder=3, **look)
-    legend_below(ax, min(len(names), 5), markerscale=1.3)
+    return legend_below(ax, min(len(names), 5), markerscale=1.3)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -13,9 +13,10 @@ from torch import Tensor
 
 from bnn_pyro import metrics
 from bnn_pyro.datasets.dataset import Dataset, Schema
+from bnn_pyro.diagnostics.draws import even
 from bnn_pyro.errors import UserError
 from bnn_pyro.metrics.metric import Targets, targets
-from bnn_pyro.plots.layout import calibrated_histogram, evenly, floats, legend_below, need, panel, panels
+from bnn_pyro.plots.layout import Panels, calibrated_histogram, floats, legend_below, need, panel, panels
 from bnn_pyro.plots.maps import one_feature
 from bnn_pyro.plots.style import BAYES, CONTRAST, DASHED, DATA, EPISTEMIC, GOOD, HATCH, REFERENCE, WRONG, drawn, tint
 from bnn_pyro.predictive import Prediction
@@ -57,11 +58,8 @@ def predictive_band(
         low, high = prediction.quantile([(1 - share) / 2, (1 + share) / 2])
         ax.fill_between(x, low, high, color=tint(BAYES, strength), linewidth=0, label=f"{share:.0%} of new y (total)")
     if prediction.num_draws > 1:
-        tails = torch.tensor([0.025, 0.975], dtype=torch.float64)
-        low, high = prediction.locs.double().quantile(tails, dim=0)
-        look = dict(facecolor="none", edgecolor=EPISTEMIC, hatch=HATCH, linewidth=0, alpha=0.9)
-        ax.fill_between(x, low, high, label="95% of mean curves (epistemic)", **look)
-        ax.plot(x, low, "--", x, high, "--", color=EPISTEMIC, linewidth=1.2)
+        low, high = np.quantile(prediction.locs.double().numpy(), [0.025, 0.975], axis=0)
+        _hatched(ax, x, low, high, EPISTEMIC, "95% of mean curves (epistemic)")
     ax.plot(x, prediction.quantile(0.5)[0], color=BAYES, label="median")
     if truth is not None:
         limits = ax.get_ylim()  # those of the prediction: the truth may run off
@@ -74,14 +72,18 @@ def predictive_band(
     return legend_below(ax, 2)
 
 
+def _hatched(ax: Axes, x: ArrayLike, low: ArrayLike, high: ArrayLike, colour: str, label: str) -> None:
+    ax.fill_between(x, low, high, facecolor="none", edgecolor=colour, hatch=HATCH, linewidth=0, label=label)
+    ax.plot(x, low, x, high, color=colour, linewidth=1, linestyle="--")
+
+
 def _training_points(ax: Axes, data: Dataset, first: float, last: float) -> None:
     """The training data, and shaded where there are none."""
     seen = data.schema.unstandardise(data.x_train.cpu())[:, 0].double()
-    many = len(seen) > 200
-    look = dict(markersize=2.5, markeredgewidth=0.3, alpha=0.6) if many else dict(markersize=5, markeredgewidth=0.8)
-    ax.plot(seen, data.y_train.cpu(), "o", color=DATA, markeredgecolor="white", label="training data", zorder=4, **look)
-    low, high = seen.min().item(), seen.max().item()
+    look = dict(markersize=2.5, mew=0.3, alpha=0.6) if len(seen) > 200 else dict(markersize=5, mew=0.8)
+    ax.plot(seen, data.y_train.cpu(), "o", color=DATA, mec="white", label="training data", zorder=4, **look)
     label = "outside the training data"
+    low, high = seen.min().item(), seen.max().item()
     for start, stop, edge in ((first, low, low), (high, last, high)):
         if stop > start:
             ax.axvspan(start, stop, color="0.92", linewidth=0, zorder=0, label=label)
@@ -112,14 +114,11 @@ def reference_band(
         raise UserError(f"a band needs one input and one output a point, got {x.shape} and {rest[0].shape}")
     order = np.argsort(x.ravel())
     x, reference, reference_sd, mean, sd = (a.ravel()[order] for a in (x, *rest))
-    low, high, two = mean - 2 * sd, mean + 2 * sd, 2 * reference_sd
+    low, high = reference - 2 * reference_sd, reference + 2 * reference_sd
     ax = panel(ax, 5.6, 3.7)
-    look = dict(color=tint(REFERENCE, 0.3), linewidth=0, label="reference ± 2 sd")
-    ax.fill_between(x, reference - two, reference + two, **look)
+    ax.fill_between(x, low, high, color=tint(REFERENCE, 0.3), linewidth=0, label="reference ± 2 sd")
     ax.plot(x, reference, color=REFERENCE, label="reference, mean")
-    look = dict(facecolor="none", edgecolor=CONTRAST[0], hatch=HATCH, linewidth=0, label=f"{label} ± 2 sd")
-    ax.fill_between(x, low, high, **look)
-    ax.plot(x, low, x, high, color=CONTRAST[0], linewidth=1.0)
+    _hatched(ax, x, mean - 2 * sd, mean + 2 * sd, CONTRAST[0], f"{label} ± 2 sd")
     ax.plot(x, mean, color=BAYES, linestyle="--", label=f"{label}, mean")
     ax.set(xlabel=names[0], ylabel=names[1], xlim=(x[0], x[-1]))
     return legend_below(ax, 2)
@@ -140,16 +139,14 @@ def predicted_observed(
     y = targets(prediction, y)
     low, middle, high = prediction.quantile([0.025, 0.5, 0.975]).double().numpy()
     hit = (low <= y) & (y <= high)
-    shown = np.argsort(y, kind="stable")[evenly(len(y), most)]
+    shown = np.argsort(y, kind="stable")[even(len(y), most)]
     ax = panel(ax, 4.6, 4.4)
-    for which, colour, marker, size, verb in ((hit, BAYES, "o", 4, "covers"), (~hit, WRONG, "X", 6, "misses")):
+    for which, colour, marker, verb in ((hit, BAYES, "o", "covers"), (~hit, WRONG, "X", "misses")):
         if which.any():
             rows = shown[which[shown]]
-            ax.errorbar(
-                y[rows], middle[rows], [(middle - low)[rows], (high - middle)[rows]], fmt=marker, color=colour,
-                ecolor=tint(colour, 0.5), elinewidth=1, markersize=size, markeredgecolor="white", markeredgewidth=0.5,
-                label=f"95% interval {verb} the target",
-            )  # fmt: skip
+            bars, look = [(middle - low)[rows], (high - middle)[rows]], dict(ecolor=tint(colour, 0.5), capsize=0)
+            look |= dict(ms=4 if verb == "covers" else 6, mec="white", mew=0.5, label=f"95% interval {verb} the target")
+            ax.errorbar(y[rows], middle[rows], bars, fmt=marker, color=colour, **look)
     ax.axline((y[0], y[0]), slope=1, **DASHED, zorder=1)
     target = schema.target if schema is not None else "y"
     ax.set(xlabel=f"observed {target}", ylabel=f"predicted {target}")
@@ -159,7 +156,7 @@ def predicted_observed(
 
 
 @drawn
-def regression_calibration(prediction: Prediction, y: Targets, *, axes: Sequence[Axes] | None = None) -> np.ndarray:
+def regression_calibration(prediction: Prediction, y: Targets, *, axes: Panels = None) -> np.ndarray:
     """Observed against nominal coverage of central intervals, and the histogram of P(Y ≤ y); axes (2,).
 
     Grey: where 95 % of perfectly calibrated models would lie at this number of points, at each place by itself.
@@ -169,11 +166,11 @@ def regression_calibration(prediction: Prediction, y: Targets, *, axes: Sequence
     pit = metrics.pit(prediction, y)
     nominal = np.linspace(0, 1, 41)
     observed = (np.abs(pit[:, None] - 0.5) <= nominal / 2).mean(0)
-    axes = panels(axes, 1, 2, 7.6, 3.5)
+    axes = panels(axes, 2, 2, (3.8, 3.5))
     low, high = binom.ppf([[0.025], [0.975]], len(pit), nominal[1:-1]) / len(pit)
     axes[0].fill_between(nominal, [0, *low, 1], [0, *high, 1], color="0.88", linewidth=0, label="95% if calibrated")
     axes[0].plot([0, 1], [0, 1], **DASHED)
-    axes[0].plot(nominal, observed, color=BAYES, marker="o", markevery=4, markersize=4, label="this prediction")
+    axes[0].plot(nominal, observed, color=BAYES, marker="o", markevery=4, label="this prediction")
     axes[0].set(xlim=(0, 1), ylim=(0, 1), aspect="equal", title=f"{observed[38]:.1%} of targets in the 95% interval")
     axes[0].set(xlabel="nominal coverage of the central interval", ylabel="observed coverage")
     axes[0].legend(loc="upper left")

@@ -8,24 +8,25 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import matplotlib
 import seaborn
 from matplotlib.colors import to_rgb
 
-__all__ = ["BAYES", "COLOURS", "CONTRAST", "DASHED", "DATA", "EPISTEMIC", "GOOD", "HATCH", "LINES", "MARKERS", "POINT",
-           "REFERENCE", "WRONG", "drawn", "readable", "tint"]  # fmt: skip
+__all__ = ["BAYES", "CONTRAST", "DASHED", "DATA", "EPISTEMIC", "GOOD", "HATCH", "LINES", "MARKERS", "POINT",
+           "REFERENCE", "WRONG", "drawn", "look", "readable", "tint"]  # fmt: skip
 
 _PALETTE = list(seaborn.color_palette("colorblind").as_hex())
 BAYES, POINT = _PALETTE[0], _PALETTE[1]  #: the Bayesian network (blue), the deterministic one (orange)
 EPISTEMIC, GOOD, WRONG = _PALETTE[3], _PALETTE[2], _PALETTE[3]
 CONTRAST = [_PALETTE[1], _PALETTE[2], _PALETTE[4], _PALETTE[3]]  #: the second, third, … thing in one picture
 DATA, REFERENCE = "0.1", "0.35"  #: observations; diagonals and nominal values
-COLOURS = [BAYES, *CONTRAST, REFERENCE, DATA, "0.55"]
 DASHED = {"color": REFERENCE, "linestyle": "--", "linewidth": 1}  #: diagonals, thresholds, expected values
 HATCH = "////"
 LINES = ["-", "--", "-.", ":"]
 MARKERS = ["o", "^", "s", "D", "v", "P", "X", "*"]
+_COLOURS = [BAYES, *CONTRAST, REFERENCE, DATA, "0.55"]
 
 _SETTINGS = {
     "figure.dpi": 110,
@@ -35,11 +36,15 @@ _SETTINGS = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.axisbelow": True,
+    "figure.labelsize": 9,
+    "figure.titlesize": 9,
     "legend.fontsize": 8,
     "legend.frameon": False,
     "legend.handlelength": 2.2,
     "hatch.linewidth": 0.7,
     "lines.linewidth": 1.6,
+    "lines.markersize": 4.5,
+    "errorbar.capsize": 2.5,
     "image.interpolation": "nearest",
 }
 
@@ -60,6 +65,16 @@ drawn = _settled()
 def tint(colour: str, strength: float) -> tuple[float, float, float]:
     """The colour mixed with white; opaque, so that it prints alike over whatever lies below."""
     return tuple(1 - strength * (1 - c) for c in to_rgb(colour))
+
+
+def look(k: int, **changes: Any) -> dict[str, Any]:
+    """Colour, line style and marker of the k-th of several things, but for ``changes``."""
+    own = {
+        "color": _COLOURS[k % len(_COLOURS)],
+        "linestyle": LINES[k % len(LINES)],
+        "marker": MARKERS[k % len(MARKERS)],
+    }
+    return own | changes
 
 
 def readable(value: float) -> str:

@@ -7,26 +7,25 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, NullLocator, ScalarFormatter
 
 from bnn_pyro.errors import UserError
-from bnn_pyro.plots.layout import legend_outside, panel_grid
-from bnn_pyro.plots.style import BAYES, COLOURS, CONTRAST, DASHED, LINES, MARKERS, REFERENCE, drawn, tint
+from bnn_pyro.plots.layout import Panels, legend_outside, panels
+from bnn_pyro.plots.style import BAYES, CONTRAST, DASHED, MARKERS, REFERENCE, drawn, look, tint
 
 __all__ = ["Scores", "sweep_points", "sweep_settings"]
 
-#: How a mean is drawn by what is said of its recipe: marker, colour, filled, words.
+#: How a mean is drawn by what is said of its recipe: marker, colour of its edge, filling, words.
 KINDS = {
-    "best": ("D", BAYES, True, "best mean"),
-    "no clear difference": ("o", BAYES, False, "no clear difference to the best"),
-    "worse": ("s", CONTRAST[0], True, "worse than the best"),
-    "": ("o", REFERENCE, True, "mean"),
+    "best": ("D", BAYES, BAYES, "best mean"),
+    "no clear difference": ("o", BAYES, "white", "no clear difference to the best"),
+    "worse": ("s", CONTRAST[0], CONTRAST[0], "worse than the best"),
+    "": ("o", REFERENCE, REFERENCE, "mean ± its standard error"),
 }
 #: Characters of a recipe's name on a line.
 WIDE = 30
@@ -50,11 +49,7 @@ class Scores(NamedTuple):
 
 @drawn
 def sweep_points(
-    scores: Mapping[str, Mapping[str, Scores]],
-    label: str,
-    *,
-    nominal: float | None = None,
-    axes: Sequence[Axes] | None = None,
+    scores: Mapping[str, Mapping[str, Scores]], label: str, *, nominal: float | None = None, axes: Panels = None
 ) -> np.ndarray:
     """Recipes up, a metric across: a mark for every fit, each recipe's mean ± its standard error; a panel a data set.
 
@@ -67,20 +62,20 @@ def sweep_points(
     lines = sum(1 + 0.55 * name.count("\n") for name in names)
     wide = 0.075 * max(len(line) for name in names for line in name.split("\n"))
     cell = 2.9, 0.95 + 0.3 * max(lines, 2)
-    axes, _ = panel_grid(axes, len(scores), 3, cell, (wide, 0.35), least=MIN_WIDTH, sharey=True)
-    place = {name: k for k, name in enumerate(reversed(recipes))}
+    axes = panels(axes, len(scores), 3, cell, (wide, 0.35), least=MIN_WIDTH, sharey=True)
     for ax, (data, by) in zip(axes, scores.items(), strict=True):
         for name, one in by.items():
-            _dots(ax, place[name], one)
-        _scaled(ax, by, place)
+            _dots(ax, recipes.index(name), one)
+        _scaled(ax, [value for one in by.values() for value in one.points])
         if nominal is not None:
-            ax.axvline(nominal, **DASHED, zorder=0)
-        ax.set(title=data, xlabel=label, ylim=(-0.6, len(recipes) - 0.4))
-        ax.set_yticks(list(place.values()), list(reversed(names)))
+            ax.axvline(nominal, **DASHED, zorder=0, label="where it should be")
+        ax.set(title=data, xlabel=label, ylim=(len(recipes) - 0.4, -0.6))
+        ax.set_yticks(range(len(recipes)), names)
         ax.grid(axis="y", color="0.9", linewidth=0.7)
         ax.tick_params(axis="y", length=0)
-    every = [one for by in scores.values() for one in by.values()]
-    _legend(axes[0].figure, {one.kind for one in every}, any(len(one.points) > 1 for one in every), nominal)
+    named = {name: handle for ax in axes for handle, name in zip(*ax.get_legend_handles_labels(), strict=True)}
+    place = dict(loc="outside lower center", ncols=len(named), handletextpad=0.3, columnspacing=1.2)
+    axes[0].figure.legend(named.values(), named, **place)
     return axes
 
 
@@ -93,55 +88,28 @@ def _recipes(by_data: Mapping[str, Mapping[str, object]]) -> list[str]:
 
 
 def _dots(ax: Axes, row: int, one: Scores) -> None:
-    marker, colour, filled, _ = KINDS[one.kind]
-    points = np.asarray(one.points, dtype=float)
-    if len(points) > 1:
-        beside = row - 0.24 + 0.1 * ((np.arange(len(points)) % 3) - 1)  # under the mean, such that few cover others
-        ax.plot(points, beside, "|", color=tint(colour, 0.75), markersize=6, markeredgewidth=1.0, zorder=2)
-    look = dict(fmt=marker, color=colour, markerfacecolor=colour if filled else "white", markersize=6, zorder=3)
+    marker, colour, filling, words = KINDS[one.kind]
+    if len(one.points) > 1:
+        beside = row + 0.24 + 0.1 * ((np.arange(len(one.points)) % 3) - 1)  # under the mean, few cover others
+        ax.plot(one.points, beside, "|", color=tint(colour, 0.75), markersize=6, zorder=2, label="one fit")
     error = None if math.isnan(one.error) else one.error
-    ax.errorbar(one.mean, row + 0.12, xerr=error, elinewidth=1.4, capsize=2.5, **look)
+    ax.errorbar(one.mean, row - 0.12, xerr=error, fmt=marker, color=colour, mfc=filling, markersize=6, label=words)
 
 
-def _scaled(ax: Axes, by: Mapping[str, Scores], place: Mapping[str, int]) -> None:
-    """Where one recipe is so far off that the others would fall together: a logarithmic axis, or (where there is none
-    for negative values) one that ends before it and says where its mean is."""
-    values = np.asarray([value for one in by.values() for value in one.points], dtype=float)
-    low, middle, high = values.min(), float(np.median(values)), values.max()
+def _scaled(ax: Axes, values: Iterable[float]) -> None:
+    """A logarithmic axis where one recipe is so far off that the others would fall together; it may be negative."""
+    low, middle, high = np.min(values), np.median(values), np.max(values)
     if low > 0 and high / low > SPAN:
         ax.set_xscale("log")
-        return
-    ax.xaxis.set_major_locator(MaxNLocator(4))
-    end = middle + 4 * (middle - low)
-    if low <= 0 and high - low > SPAN * (middle - low) > 0:
-        ax.set_xlim(low - 0.1 * (end - low), end)
-        for name, one in by.items():
-            if one.mean > end:
-                look = dict(xycoords=("axes fraction", "data"), ha="right", va="center", fontsize=8)
-                ax.annotate(f"{one.mean:,.3g} →", (1, place[name] + 0.12), **look)
-
-
-def _legend(page: object, kinds: set[str], marks: bool, nominal: float | None) -> None:
-    handles = [
-        Line2D([], [], linestyle="", marker=marker, color=colour, markerfacecolor=colour if filled else "white",
-               markersize=6, label=f"{words} ± its standard error" if marks and not kind else words)
-        for kind, (marker, colour, filled, words) in KINDS.items()
-        if kind in kinds
-    ]  # fmt: skip
-    if marks:
-        handles.append(Line2D([], [], linestyle="", marker="|", color=REFERENCE, markersize=6, label="one fit"))
-    if nominal is not None:
-        handles.append(Line2D([], [], color=REFERENCE, linestyle="--", label="where it should be"))
-    page.legend(handles=handles, loc="outside lower center", ncols=len(handles), handletextpad=0.3, columnspacing=1.2)
+    elif high - low > SPAN * (middle - low) > 0:
+        ax.set_xscale("symlog", linthresh=max(abs(low), abs(middle)), linscale=3)
+    else:
+        ax.xaxis.set_major_locator(MaxNLocator(4))
 
 
 @drawn
 def sweep_settings(
-    lines: Mapping[str, Mapping[str, Mapping[float, Scores]]],
-    setting: str,
-    label: str,
-    *,
-    axes: Sequence[Axes] | None = None,
+    lines: Mapping[str, Mapping[str, Mapping[float, Scores]]], setting: str, label: str, *, axes: Panels = None
 ) -> np.ndarray:
     """A metric (up) by a setting (across), its mean ± standard error with a line for each recipe; a panel a data set.
 
@@ -153,16 +121,13 @@ def sweep_settings(
     if len(recipes) > len(MARKERS):
         raise UserError(f"{len(recipes)} lines cannot be told apart; draw at most {len(MARKERS)}")
     margin = 0, 0.25 * -(-len(recipes) // 2) + 0.1
-    axes, columns = panel_grid(axes, len(lines), 3, (3.3, 2.75), margin, least=MIN_WIDTH)
+    axes = panels(axes, len(lines), 3, (3.3, 2.75), margin, least=MIN_WIDTH)
     for ax, (data, by) in zip(axes, lines.items(), strict=True):
-        for k, name in enumerate(recipes):
-            if name in by:
-                x = sorted(by[name])
-                mean, error = np.array([[by[name][value].mean, by[name][value].error] for value in x]).T
-                error = np.nan_to_num(error) if np.nan_to_num(error).any() else None
-                look = dict(color=COLOURS[k], marker=MARKERS[k], linestyle=LINES[k % len(LINES)], markersize=5)
-                words = textwrap.fill(name, 44)
-                ax.errorbar(x, mean, yerr=error, capsize=2.5, elinewidth=1.1, label=words, **look)
+        for name in (name for name in recipes if name in by):
+            x = sorted(by[name])
+            mean, error = np.array([[by[name][value].mean, by[name][value].error] for value in x]).T
+            style = look(recipes.index(name), label=textwrap.fill(name, 44))
+            ax.errorbar(x, mean, np.nan_to_num(error), **style, elinewidth=1.1)
         every = sorted({value for line in by.values() for value in line})
         if every[0] > 0 and every[-1] / every[0] >= 8:
             ax.set_xscale("log")
@@ -171,9 +136,5 @@ def sweep_settings(
         if len(every) <= 8:
             ax.set_xticks(every, [f"{value:g}" for value in every])
         ax.set(title=data, xlabel=setting)
-    for ax in axes[::columns]:
-        ax.set_ylabel(label)
-    if len(recipes) > 1:
-        return legend_outside(axes, 2)
-    axes[0].figure.suptitle(recipes[0], fontsize=9)
-    return axes
+    axes[0].figure.supylabel(label)
+    return legend_outside(axes, 2)

@@ -1,41 +1,49 @@
-"""How training went: the objective and its parts, what the validation rows said, and a sampler's own numbers."""
+"""How training went: the objective and its parts, what the validation rows said, a sampler's own numbers, and what an
+ensemble gains with every stored draw.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import pandas as pd
+import torch
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike
+from torch import Tensor
 
 from bnn_pyro.errors import UserError
-from bnn_pyro.plots.layout import legend_below, panel, panels
-from bnn_pyro.plots.style import BAYES, CONTRAST, DASHED, DATA, LINES, REFERENCE, drawn, readable
+from bnn_pyro.metrics.metric import Targets
+from bnn_pyro.plots.layout import Panels, legend_below, panel, panels
+from bnn_pyro.plots.style import BAYES, CONTRAST, DASHED, DATA, POINT, REFERENCE, drawn, look, readable, tint
+from bnn_pyro.posterior import Posterior
+from bnn_pyro.predictive import Prediction, predict
 
-__all__ = ["objective", "sampler_trace", "training_curves"]
+__all__ = ["growing_ensemble", "objective", "sampler_trace", "training_curves"]
 
 #: What a trace may hold, {name: label}: the objective, and the parts that it is made of.
 _OBJECTIVES = {"elbo": "ELBO", "log_joint": "log joint density"}
 _PARTS = {"log_likelihood": "log likelihood", "kl": "KL to the prior", "log_prior": "log prior density"}
-#: What a stochastic-gradient sampler may leave behind, (name, axis label, title).
-_SAMPLER = (
-    ("kinetic_temperature", "kinetic temperature", "1 where the momenta are in equilibrium"),
-    ("step_size", "step size", "step size"),
-    ("validation_nll", "NLL, nats per validation row", "ensemble so far, on validation rows"),
-    ("log_joint", "nats, all training rows", "log joint density"),
-)
-#: Parts that lie further apart than so many of their own ranges are drawn as changes.
-APART = 3
+#: What a stochastic-gradient sampler may leave behind, {name: (axis label, title)}.
+_SAMPLER = {
+    "kinetic_temperature": ("kinetic temperature", "1 where the momenta are in equilibrium"),
+    "step_size": ("step size", "step size"),
+    "validation_nll": ("NLL, nats per validation row", "ensemble so far, on validation rows"),
+    "log_joint": ("nats, all training rows", "log joint density"),
+}
+#: Log-likelihoods of all draws that are held at once: so many numbers, the classes counted.
+NUMBERS = 2**24
 
 
 @drawn
-def training_curves(trace: Mapping[str, Sequence[float]], *, axes: Sequence[Axes] | None = None) -> np.ndarray:
+def training_curves(trace: Mapping[str, Sequence[float]], *, axes: Panels = None) -> np.ndarray:
     """Objective (left) and its parts (right) per epoch, in nats of the whole training set; axes (2,), or (3,).
 
-    A third panel has the NLL of the validation rows, if there are any: marked is the lowest, whose weights early
-    stopping keeps. A strong line is a running median of the faint one. A steep start is cut off, and the picture says
-    so. Parts too far apart for one axis are drawn as changes to their last values, which the legend tells.
+    The parts are drawn as changes to their last values, which the legend tells. A third panel has the NLL of the
+    validation rows, if there are any: marked is the lowest, whose weights early stopping keeps. A strong line is a
+    running median of the faint one. A steep start is cut off, and the picture says so.
 
     trace: ``posterior.trace``.   Raises UserError where it has neither an ELBO nor a log joint density.
     """
@@ -44,27 +52,20 @@ def training_curves(trace: Mapping[str, Sequence[float]], *, axes: Sequence[Axes
         for names in (_OBJECTIVES, _PARTS)
     )
     if not curves:
-        raise UserError(
-            f"a training curve needs 'elbo' or 'log_joint'; this trace holds {', '.join(trace) or 'nothing'}"
-        )
+        holds = ", ".join(trace) or "nothing"
+        raise UserError(f"a training curve needs 'elbo' or 'log_joint'; this trace holds {holds}")
     name, values = next(iter(curves.items()))
-    epoch, nll = _epochs(trace, len(values)), np.asarray(trace.get("validation_nll") or [], dtype=float)
-    axes = panels(axes, 1, 3 if len(nll) else 2, 9.6 if len(nll) else 7.6, 3.1)
-    _curves(axes[0], epoch, {name: values}, "nats, all training rows", title=f"{name} (higher is better)")
-    changes = _apart(list(parts.values()))
-    if changes:
-        parts = {f"{label} {'−' if v[-1] > 0 else '+'} {readable(abs(v[-1]))}": v - v[-1] for label, v in parts.items()}
-    title = "its parts, against their last values" if changes else "its parts"
-    title = "= log likelihood − KL to the prior" if trace.get("kl") else title
-    _curves(axes[1], epoch, parts, "nats, all training rows", CONTRAST, title=title)
-    legend_below(axes[1], 1 if changes else 2)
+    nll = np.asarray(trace.get("validation_nll") or [], dtype=float)
+    axes = panels(axes, 3 if len(nll) else 2, 3, (3.2 if len(nll) else 3.8, 3.1))
+    epoch = _curves(axes[0], trace, {name: values}, "nats, all training rows", f"{name} (higher is better)")
+    parts = {f"{label} {'−' if v[-1] > 0 else '+'} {readable(abs(v[-1]))}": v - v[-1] for label, v in parts.items()}
+    _curves(axes[1], trace, parts, "nats, all training rows", "its parts, against their last values", first=1)
+    legend_below(axes[1], 1)
     if len(nll):
-        _curves(
-            axes[2], epoch, {"validation rows": nll}, "NLL, nats per validation row", title="NLL of validation rows"
-        )
+        _curves(axes[2], trace, {"validation rows": nll}, "NLL, nats per validation row", "NLL of validation rows")
         best = int(np.nanargmin(nll))  # the first of equals
         label = f"lowest: epoch {epoch[best]:g}, {nll[best]:.4f} nats"
-        axes[2].plot(epoch[best], nll[best], "D", color=DATA, markersize=6, zorder=4, label=label)
+        axes[2].plot(epoch[best], nll[best], "D", color=DATA, zorder=4, label=label)
         axes[2].axvline(epoch[best], color=DATA, linestyle=":", linewidth=1)
         legend_below(axes[2], 1)
     return axes
@@ -77,12 +78,12 @@ def objective(elbo: ArrayLike, *, ax: Axes | None = None) -> Axes:
     late = elbo[-max(2, len(elbo) // 10) :]
     title = f"last tenth: mean {late.mean():,.4g}, sd {late.std():.2g}".replace("-", "−")
     ax = panel(ax, 5.2, 3.3)
-    _curves(ax, np.arange(1, len(elbo) + 1), {"ELBO": elbo}, "ELBO, nats, all training rows", title=title)
+    _curves(ax, {}, {"ELBO": elbo}, "ELBO, nats, all training rows", title)
     return ax
 
 
 @drawn
-def sampler_trace(trace: Mapping[str, Sequence[float]], *, axes: Sequence[Axes] | None = None) -> np.ndarray:
+def sampler_trace(trace: Mapping[str, Sequence[float]], *, axes: Panels = None) -> np.ndarray:
     """A stochastic-gradient sampler per epoch: one panel for each number that its trace holds; axes (panels,).
 
     Kinetic temperature, 1 in equilibrium (dashed): above it the step is too large or the noise estimate too small. Step
@@ -93,65 +94,44 @@ def sampler_trace(trace: Mapping[str, Sequence[float]], *, axes: Sequence[Axes] 
     if not (trace.get("kinetic_temperature") or trace.get("step_size")):
         holds = ", ".join(trace) or "nothing"
         raise UserError(f"a sampler's trace has 'kinetic_temperature' or 'step_size'; this one holds {holds}")
-    present = [row for row in _SAMPLER if np.isfinite(trace.get(row[0]) or [np.nan]).any()]
-    rows = 1 if len(present) < 4 else 2
-    axes = panels(axes, rows, len(present) // rows, 7.6 if len(present) > 1 else 4.4, 2.8 * rows)
+    present = [name for name in _SAMPLER if np.isfinite(trace.get(name) or [np.nan]).any()]
+    axes = panels(axes, len(present), 2 if len(present) == 4 else 3, (3.5, 2.8), least=4.4)
     stored = np.flatnonzero(np.asarray(trace.get("draws") or [], dtype=float) > 0)
-    for ax, (name, label, title) in zip(axes, present, strict=True):
-        values = np.asarray(trace[name], dtype=float)
-        epoch, cut = _epochs(trace, len(values)), name in ("validation_nll", "log_joint")
-        _curves(ax, epoch, {label: values}, label, cut=cut, title=title)
+    for ax, name in zip(axes, present, strict=True):
+        values, (label, title) = np.asarray(trace[name], dtype=float), _SAMPLER[name]
+        if name == "kinetic_temperature" and len(stored):
+            title = f"mean {np.nanmean(values[stored]):.3f} while draws are stored"
+        elif name == "validation_nll":
+            title = f"{title}: {values[np.isfinite(values)][-1]:.4f} at last"
+        epoch = _curves(ax, trace, {label: values}, label, title)
         if name == "kinetic_temperature":
-            ax.axhline(1, **DASHED, label="expected: 1")
-            if len(stored):
-                ax.set_title(f"mean {np.nanmean(values[stored]):.3f} while draws are stored")
+            ax.axhline(1, **DASHED)
         elif name == "step_size":
             ax.set_ylim(0, 1.08 * np.nanmax(values))
-        elif name == "validation_nll":
-            ax.set_title(f"{title}: {values[np.isfinite(values)][-1]:.4f} at last")
         if len(stored):
-            ax.axvline(epoch[stored[0]], color=REFERENCE, linestyle=":", linewidth=1.2, label="first stored draw")
-    lines = [line for line in axes[0].lines if not line.get_label().startswith("_")]
-    if len(lines) > 1:
-        axes[0].legend(handles=lines[1:], loc="best")
+            first = ax.axvline(epoch[stored[0]], color=REFERENCE, linestyle=":", label="first stored draw")
+    if len(stored):
+        axes[0].figure.legend(handles=[first], loc="outside lower center")
     return axes
 
 
-def _epochs(trace: Mapping[str, Sequence[float]], num: int) -> np.ndarray:
-    return np.asarray(trace.get("epoch") or np.arange(1, num + 1), dtype=float)
-
-
-def _apart(curves: list[np.ndarray]) -> bool:
-    """Whether one axis for all would flatten each of them."""
-    if len(curves) < 2:
-        return False
-    late = [c[len(c) // 10 :] for c in curves]
-    return np.ptp(np.concatenate(late)) > APART * max(sum(np.ptp(c) for c in late), 1e-12)
-
-
 def _curves(
-    ax: Axes,
-    epoch: np.ndarray,
-    curves: Mapping[str, np.ndarray],
-    ylabel: str,
-    colours: Sequence[str] = (BAYES,),
-    *,
-    title: str,
-    cut: bool = True,
-) -> None:
-    """Curves with their running medians where they are noisy, and a steep start cut off, which the picture says."""
-    for (label, values), colour, dash in zip(curves.items(), colours, LINES, strict=False):
+    ax: Axes, trace: Mapping, curves: Mapping[str, np.ndarray], ylabel: str, title: str, first: int = 0
+) -> np.ndarray:
+    """Curves with their running medians where they are noisy, and a steep start cut off. Returns the epochs (E,)."""
+    for k, (label, values) in enumerate(curves.items(), first):
+        epoch = np.asarray(trace.get("epoch") or np.arange(1, len(values) + 1), dtype=float)
         window, marker = len(values) // 40 | 1, "o" if len(values) <= 20 else None  # odd
+        style = look(k, marker=marker)
         if window >= 3:
-            ax.plot(epoch, values, color=colour, alpha=0.3, linewidth=0.7)
-            padded = np.pad(values, window // 2, mode="edge")
-            values = np.median(np.lib.stride_tricks.sliding_window_view(padded, window), axis=1)
-        ax.plot(epoch, values, color=colour, linestyle=dash, marker=marker, markersize=3, label=label)
+            ax.plot(epoch, values, color=style["color"], alpha=0.3, linewidth=0.7)
+            values = pd.Series(values).rolling(window, center=True, min_periods=1).median()
+        ax.plot(epoch, values, **style, label=label)
     ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    if cut:
-        _cut_the_start(ax, [values[np.isfinite(values)] for values in curves.values()])
     ax.set(xlabel="epoch", ylabel=ylabel, title=title)
     ax.grid(axis="y", color="0.9")
+    _cut_the_start(ax, [values[np.isfinite(values)] for values in curves.values()])
+    return epoch
 
 
 def _cut_the_start(ax: Axes, curves: list[np.ndarray]) -> None:
@@ -163,5 +143,72 @@ def _cut_the_start(ax: Axes, curves: list[np.ndarray]) -> None:
         ax.set_ylim(low, high)
         starts = [c[0] for c in curves]
         first, y, va = (min(starts), 0.03, "bottom") if min(starts) < low else (max(starts), 0.97, "top")
-        look = dict(xycoords="axes fraction", ha="right", va=va, color="0.35", size=8)  # where the cut curve is not
-        ax.annotate(f"starts at {readable(first)}", (0.98, y), **look)
+        place = dict(xycoords="axes fraction", ha="right", va=va)  # where the cut curve is not
+        ax.annotate(f"starts at {readable(first)}", (0.98, y), color="0.35", size=8, **place)
+
+
+# -- the growing ensemble ----------------------------------------------------------------------------------------------
+@drawn
+def growing_ensemble(
+    posterior: Posterior, x: Tensor, y: Targets, *, baseline: Prediction | None = None, ax: Axes | None = None
+) -> Axes:
+    """NLL in nats per row of the first s stored draws of every chain, against the number of draws in that ensemble.
+
+    −mean_n log 1/S Σ_s p(y_n | x_n, w_s). Thin: each chain by itself. Band: a single draw's NLL, mean ± standard
+    deviation. Where the curve still falls at its end, more draws would help. One draw a chain: it grows by its chains.
+
+    x: (B, *input_shape), standardised.   y: (B,).   baseline: another prediction of the same rows.
+
+    Raises UserError where the posterior has no stored draws, or a single one.
+    """
+    if posterior.chains is None:
+        raise UserError("an ensemble grows by stored draws; this posterior is a guide, with as many as asked for")
+    chains, kept = next(iter(posterior.chains.values())).shape[:2]
+    if chains * kept < 2:
+        raise UserError("an ensemble of a single draw does not grow")
+    if kept == 1:  # members of a deep ensemble: there is nothing to grow but their number
+        chains, kept = kept, chains
+    if baseline is not None and len(baseline) != len(x):
+        raise UserError(f"the baseline predicts {len(baseline)} points, and x has {len(x)}")
+    together, single, of_chain = _running_nll(posterior, x, y, chains, kept)
+    sizes = np.arange(1, kept + 1)
+    ax = panel(ax)
+    average, spread = single.mean(), single.std()
+    ax.axhspan(average - spread, average + spread, color="0.88", linewidth=0, zorder=0)
+    ax.axhline(average, color=DATA, linestyle=":", linewidth=1.2, label=f"a single draw: {average:.4f} ± {spread:.4f}")
+    if chains > 1:
+        label = [f"each of {chains} chains alone", *(f"_chain {k}" for k in range(1, chains))]
+        ax.plot(sizes, of_chain.T, color=tint(CONTRAST[2], 0.75), linewidth=0.7, label=label)
+    label = "ensemble" if chains == 1 else f"ensemble of {chains} chains"
+    ax.plot(chains * sizes, together, color=BAYES, marker="o" if kept <= 20 else None, label=label)
+    if baseline is not None:
+        nll, limits = -baseline.log_prob(torch.as_tensor(y)).double().mean().item(), ax.get_ylim()
+        ax.axhline(nll, color=POINT, linestyle="-.", linewidth=1.4, label=f"baseline: {nll:.4f}")
+        if abs(nll - np.mean(limits)) > 2 * np.ptp(limits):  # its line would flatten all others
+            ax.set_ylim(limits)
+    ax.set(xscale="log", xlabel="stored draws in the ensemble", ylabel="NLL, nats per row")
+    ax.xaxis.set_major_formatter("{x:,.0f}")
+    ax.set_title(f"NLL {together[-1]:.4f} nats of all {chains * kept:,} draws")
+    ax.grid(axis="y", color="0.9")
+    return legend_below(ax, 2)
+
+
+def _running_nll(
+    posterior: Posterior, x: Tensor, y: Targets, chains: int, kept: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """NLL of the first s draws of all chains (D,), of every draw (C·D,), and of the first s of each chain (C, D)."""
+    num = chains * kept
+    y = torch.as_tensor(y)
+    if y.shape != (len(x),):
+        raise UserError(f"y has shape {tuple(y.shape)}, but x has {len(x)} rows")
+    size = torch.arange(1, kept + 1, dtype=torch.float64)
+    together, single, of_chain = (torch.zeros(n, dtype=torch.float64) for n in (kept, num, (chains, kept)))
+    rows = max(1, NUMBERS // (num * max(1, len(posterior.schema.classes))))
+    for some, answers in zip(x.split(rows), y.split(rows), strict=True):
+        prediction = predict(posterior, some, num_draws=num)  # every stored draw, chain after chain
+        log_prob = prediction.mixture.log_probs(answers.cpu()).double()
+        single -= log_prob.sum(1)
+        grown = torch.logcumsumexp(log_prob.reshape(chains, kept, -1), 1)  # (C, D, rows)
+        of_chain -= (grown - size.log()[:, None]).sum(2)
+        together -= (torch.logsumexp(grown, 0) - (chains * size).log()[:, None]).sum(1)
+    return tuple((total / len(x)).numpy() for total in (together, single, of_chain))

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import torch
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator
 from scipy.stats import gaussian_kde
 from torch import Tensor
 
+from bnn_pyro.diagnostics.draws import chosen_weights, even, weight_count
 from bnn_pyro.errors import UserError, unknown
-from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.nets import weights_digest
-from bnn_pyro.plots.layout import legend_below, legend_outside, panel, panel_grid, panels
-from bnn_pyro.plots.style import BAYES, COLOURS, CONTRAST, DASHED, DATA, LINES, REFERENCE, drawn, tint
+from bnn_pyro.plots.layout import Panels, legend_below, legend_outside, panel, panels
+from bnn_pyro.plots.style import BAYES, CONTRAST, DASHED, DATA, LINES, REFERENCE, drawn, look, tint
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.pruning import LOG_ALPHA, PrunedScore
 
@@ -25,6 +25,8 @@ __all__ = ["pruning_curve", "signal_to_noise", "unlike", "weight_posteriors"]
 
 _NAME = re.compile(r"(?P<site>[^\[\]]+)\[(?P<index>\s*\d+(\s*,\s*\d+)*\s*)\]")
 _LOSSES = {"error": "error, % of points", "rmse": "RMSE, target units"}
+#: Weights that are compared at most, evenly chosen over the network.
+CANDIDATES = 1000
 #: A curve that rises by more than this is drawn on a log scale: its flat part is what matters.
 STEEP = 4
 #: dB, the left end of the densities of signal-to-noise ratios.
@@ -39,7 +41,7 @@ def weight_posteriors(
     num: int = 6,
     num_draws: int = 1000,
     seed: int = 0,
-    axes: Sequence[Axes] | None = None,
+    axes: Panels = None,
 ) -> np.ndarray:
     """Marginal posterior densities of a few weights by method, on the same axes; axes (weights,).
 
@@ -49,7 +51,7 @@ def weight_posteriors(
     posteriors: {label: posterior} of one model.
     weights: names such as "layers.0.weight[3, 17]"; None takes the ``num`` on which the methods disagree most: the
         largest Wasserstein-2 distance of two methods' Normal approximations, √((μ − μ')² + (σ − σ')²), in units of the
-        mean σ. Of a single method, its widest ones.
+        mean σ. Of a single method, its widest ones. Of a large network, 1,000 weights are compared.
 
     Raises UserError for posteriors of different models, or a weight that they have not.
     """
@@ -59,22 +61,18 @@ def weight_posteriors(
     for label in rest:
         if reason := unlike(posteriors[first], posteriors[label]):
             raise UserError(f"'{first}' and '{label}' are not posteriors of one model: {reason}")
-    shapes = _shapes(posteriors[first])
     if weights is None:
-        places = _disagreement(posteriors, shapes, num, num_draws, seed)
+        places = _disagreement(posteriors, num, num_draws, seed)
     else:
-        places = [_place(name, shapes) for name in weights]
-    draws = {label: _values(posterior, places, num_draws, seed) for label, posterior in posteriors.items()}
-    axes, columns = panel_grid(axes, len(places), 3, (2.6, 2.1), (0, 0.5), least=3.6)
-    for k, (ax, (site, index)) in enumerate(zip(axes, places, strict=True)):
-        _densities(ax, {label: values[:, k] for label, values in draws.items()})
-        ax.set(ylim=(0, None), yticks=[], title=f"{site}[{', '.join(map(str, index))}]")
-    for ax in axes[-columns:]:
-        ax.set_xlabel("weight")
-    for ax in axes[::columns]:
-        ax.set_ylabel("density")
-    legend_below(axes[min(len(places) - 1, (len(places) - 1) // columns * columns + columns // 2)], 4)
-    return axes
+        places = np.array([_place(name, _shapes(posteriors[first])) for name in weights])
+    values = {label: chosen_weights(p, places, num_draws, seed) for label, p in posteriors.items()}
+    axes = panels(axes, len(places), 3, (2.6, 2.1), (0, 0.5), least=3.6)
+    for k, ax in enumerate(axes):
+        _densities(ax, {label: draws[k].ravel() for label, (_, draws) in values.items()})
+        ax.set(ylim=(0, None), yticks=[], title=values[first][0][k])
+    axes[0].figure.supxlabel("weight")
+    axes[0].figure.supylabel("density")
+    return legend_outside(axes, 4)
 
 
 def unlike(a: Posterior, b: Posterior) -> str | None:
@@ -99,19 +97,15 @@ def _densities(ax: Axes, values: Mapping[str, np.ndarray]) -> None:
     margin = 0.15 * np.ptp(ends) or 1.0
     x = np.linspace(ends.min() - margin, ends.max() + margin, 300)
     for k, (label, v) in enumerate(values.items()):
-        colour, dash = COLOURS[k % 5], LINES[k % 4]
-        if not varied[label]:
-            ax.axvline(v[0], color=DATA, linestyle=dash, linewidth=1.2, label=label)
-            continue
-        density = gaussian_kde(v)(x)
-        if k == 0:
-            ax.fill_between(x, density, color=tint(colour, 0.25), linewidth=0)
-        ax.plot(x, density, color=colour, linestyle=dash, label=label)
+        if varied[label]:
+            ax.plot(x, gaussian_kde(v)(x), **look(k, marker=None), label=label)
+        else:
+            ax.axvline(v[0], color=DATA, linestyle=LINES[k % 4], linewidth=1.2, label=label)
     ax.set_xlim(x[0], x[-1])
 
 
-def _place(name: str, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, tuple[int, ...]]:
-    """The site and the index that "site[3, 17]" names."""
+def _place(name: str, shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """The position among all weights, site after site, of the one that "site[3, 17]" names."""
     match = _NAME.fullmatch(name.strip())
     if match is None:
         raise UserError(f"a weight is named like 'layers.0.weight[3, 17]', got '{name}'")
@@ -120,58 +114,24 @@ def _place(name: str, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, tuple
         raise unknown("site", site, shapes)
     if len(index) != len(shapes[site]) or any(i >= n for i, n in zip(index, shapes[site], strict=True)):
         raise UserError(f"there is no {name}: '{site}' has shape {shapes[site]}")
-    return site, index
+    before = itertools.takewhile(lambda other: other != site, shapes)
+    return sum(math.prod(shapes[other]) for other in before) + int(np.ravel_multi_index(index, shapes[site]))
 
 
-def _values(posterior: Posterior, places: Sequence[tuple[str, tuple[int, ...]]], num: int, seed: int) -> np.ndarray:
-    """(draws, weights): the draws of the chosen weights alone, so that all of a large network need not be held."""
-    with isolated(seed):
-        blocks = [
-            torch.stack([block[site][(slice(None), *index)] for site, index in places], 1).cpu()
-            for block in posterior.blocks(num)
-        ]
-    return torch.cat(blocks).double().numpy()
-
-
-def _moments(posterior: Posterior, num: int, seed: int) -> tuple[Tensor, Tensor, int]:
-    """Mean and standard deviation of every weight, flat in the order of the model's sites, and the number of draws."""
-    total = square = 0.0
-    count = 0
-    with isolated(seed):
-        for block in posterior.blocks(num):
-            draws = [block[site] for site in posterior.model.initial]
-            flat = torch.cat([part.reshape(len(part), -1) for part in draws], 1).cpu().double()
-            total, square, count = total + flat.sum(0), square + flat.square().sum(0), count + len(flat)
-    mean = total / count
-    return mean, (square / count - mean.square()).clamp_min(0).sqrt(), count
-
-
-def _disagreement(
-    posteriors: Mapping[str, Posterior], shapes: Mapping[str, tuple[int, ...]], num: int, num_draws: int, seed: int
-) -> list[tuple[str, tuple[int, ...]]]:
-    """Sites and indices of the ``num`` weights whose marginals differ most between any two methods."""
-    moments = [_moments(posterior, num_draws, seed) for posterior in posteriors.values()]
-    moments = [m for m in moments if m[2] > 1] or moments  # a point says nothing of the spread
-    if len(moments) == 1:
-        score = moments[0][1]
-    else:
-        means, scales = (torch.stack([m[i] for m in moments]) for i in (0, 1))
-        apart = (means[:, None] - means[None]).square() + (scales[:, None] - scales[None]).square()
-        score = apart.amax((0, 1)).sqrt() / scales.mean(0).clamp_min(1e-30)
-    ends = np.cumsum([math.prod(shape) for shape in shapes.values()])
-    places = []
-    for flat in score.argsort(descending=True, stable=True)[:num].tolist():
-        site = list(shapes)[np.searchsorted(ends, flat, side="right")]
-        within = flat - (ends[list(shapes).index(site)] - math.prod(shapes[site]))
-        places.append((site, tuple(int(i) for i in np.unravel_index(within, shapes[site]))))
-    return places
+def _disagreement(posteriors: Mapping[str, Posterior], num: int, num_draws: int, seed: int) -> np.ndarray:
+    """Positions of the ``num`` weights whose marginals differ most between any two methods, of ``CANDIDATES``."""
+    places = even(weight_count(next(iter(posteriors.values()))), CANDIDATES)
+    draws = [chosen_weights(posterior, places, num_draws, seed)[1] for posterior in posteriors.values()]
+    draws = [d for d in draws if d[0].size > 1] or draws  # a point says nothing of the spread
+    means, scales = (np.stack([f(d, axis=(1, 2)) for d in draws]) for f in (np.mean, np.std))
+    apart = np.square(means[:, None] - means[None]) + np.square(scales[:, None] - scales[None])
+    score = np.sqrt(apart.max((0, 1))) / np.maximum(scales.mean(0), 1e-30) if len(draws) > 1 else scales[0]
+    return places[np.argsort(-score, kind="stable")[:num]]
 
 
 # -- pruning -----------------------------------------------------------------------------------------------------------
 @drawn
-def pruning_curve(
-    curve: Sequence[PrunedScore], *, removed: float | None = None, axes: Sequence[Axes] | None = None
-) -> np.ndarray:
+def pruning_curve(curve: Sequence[PrunedScore], *, removed: float | None = None, axes: Panels = None) -> np.ndarray:
     """Loss (left) and NLL (right) against the share of weights removed, with 95 % bootstrap intervals; axes (2,).
 
     curve: of ``pruning.pruning_curve``.   removed: a share to mark, that beyond log α = 3.
@@ -181,7 +141,7 @@ def pruning_curve(
     curve = sorted(curve, key=lambda point: point.share)
     if len(curve) < 2 or curve[-1].share >= 1:
         raise UserError("a pruning curve needs two shares or more, each below 1")
-    axes = panels(axes, 1, 2, 7.6, 3.3)
+    axes = panels(axes, 2, 2, (3.8, 3.3))
     left = np.array([1 - point.share for point in curve])
     # The share at the threshold has a line of its own: a tick would run into its neighbour.
     ticks = [point.share for point in curve if removed is None or abs(point.share - removed) > 1e-9]
@@ -191,7 +151,7 @@ def pruning_curve(
         value, low, high = scores.T
         ax.fill_between(left, low, high, color=tint(BAYES, 0.25), linewidth=0, label="95% interval over points")
         ax.axhline(value[0], **DASHED, label="all weights")
-        ax.plot(left, value, color=BAYES, marker="o", markersize=4, label="pruned")
+        ax.plot(left, value, color=BAYES, marker="o", label="pruned")
         if removed is not None and 0 < removed < 1:
             ax.axvline(1 - removed, color=CONTRAST[0], linestyle=":", label=f"log α > {LOG_ALPHA:g}: {removed:.1%}")
         ax.set(xscale="log", xlim=(1.08, left[-1] / 1.12), xlabel="weights removed, % (log scale of those left)")

@@ -1,0 +1,272 @@
+"""What is said of single inputs: class probabilities of the draws, of images and other points, by one or more methods.
+
+A bar is the mean over the draws. A box holds the middle half of them, its whiskers reach from 5 to 95 %: tall boxes are
+draws that disagree; short ones at middling heights, a point that is ambiguous to all of them. The true class has a bold
+tick. Titles have the total entropy and its parts in nats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from torch import Tensor
+
+from bnn_pyro.datasets.dataset import Schema
+from bnn_pyro.errors import UserError, unknown
+from bnn_pyro.metrics.classification import mean_probs
+from bnn_pyro.metrics.metric import Targets, targets
+from bnn_pyro.plots.layout import Panels, class_names, figure, legend_outside, need, panels
+from bnn_pyro.plots.style import BAYES, DATA, HATCH, POINT, WRONG, drawn, tint
+from bnn_pyro.predictive import Prediction
+
+__all__ = ["dispute", "method_predictions", "most_disputed", "ood_bars", "softmax_draws", "uncertain_images"]
+
+#: What images can be sorted by, and what it is called.
+ORDERS = {"total": "total entropy", "epistemic": "mutual information", "aleatoric": "aleatoric entropy"}
+#: Classes that a panel shows at most, and what is up in it.
+MOST_CLASSES = 10
+PROBABILITY = "class probability\n(bar: mean, box: draws)"
+
+
+@drawn
+def softmax_draws(
+    prediction: Prediction,
+    points: int | Sequence[int] | Tensor,
+    y: Targets | None = None,
+    schema: Schema | None = None,
+    *,
+    most: int = MOST_CLASSES,
+    axes: Panels = None,
+) -> np.ndarray:
+    """Class probabilities of some points, one panel each; axes (len(points),).
+
+    points: which rows of the prediction.   most: how many classes to show, the most probable ones.
+    """
+    need(prediction, "classification", "softmax draws")
+    rows = np.atleast_1d(np.asarray(points)).astype(int)
+    if len(rows) == 0 or rows.min() < -len(prediction) or rows.max() >= len(prediction):
+        raise UserError(f"points must be rows 0 to {len(prediction) - 1} of the prediction, got {rows.tolist()}")
+    y = None if y is None else targets(prediction, y)
+    names = class_names(prediction, schema)
+    axes = panels(axes, len(rows), 3, (3.1, 3.0), (0.4, 0), sharey=True)
+    for ax, row in zip(axes, rows, strict=True):
+        _boxes(ax, prediction, row, _most_probable(prediction.mean[row].numpy(), most), names, y)
+        ax.set_title(f"point {row}{_true(names, y, row)}\n{_split(prediction, row)}")
+    axes[0].figure.supylabel(PROBABILITY)
+    return axes
+
+
+@drawn
+def method_predictions(
+    predictions: Mapping[str, Prediction],
+    row: int | None = None,
+    *,
+    x: Tensor | None = None,
+    y: Targets | None = None,
+    schema: Schema | None = None,
+    axes: Panels = None,
+) -> np.ndarray:
+    """One input by several methods, the classes that are most probable over all of them; axes (methods,).
+
+    With images a first panel shows the input; axes is then (1 + methods,).
+
+    predictions: {label: prediction of the same points}.
+    row: which point; None takes the one that the methods dispute most, see :func:`most_disputed`.
+    x: (B, …) the inputs, shown where they are images.   y: labels (B,).
+
+    Raises UserError for a regression, predictions of different points, or a row that they have not.
+    """
+    row = most_disputed(predictions) if row is None else row
+    first = _same_points(predictions)
+    if not 0 <= row < len(first):
+        raise UserError(f"row must be 0 to {len(first) - 1}, got {row}")
+    if x is not None and len(x) != len(first):
+        raise UserError(f"x has {len(x)} rows, but the predictions are for {len(first)} points")
+    y = None if y is None else targets(first, y)
+    names, images = class_names(first, schema), int(x is not None and x.dim() == 4)
+    shown = _most_probable(sum(p.mean[row].numpy() for p in predictions.values()), MOST_CLASSES)
+    axes = panels(axes, images + len(predictions), 5, (2.6, 2.5), least=3.6)
+    for ax, (method, prediction) in zip(axes[images:], predictions.items(), strict=True):
+        _boxes(ax, prediction, row, shown, names, y)
+        ax.set_title(f"{method}\n{_split(prediction, row)}", size=7.5)
+    axes[images].set_ylabel(PROBABILITY, size=8)
+    if images:
+        _show(axes[0], x[row], schema)
+    title = f"point {row}{_true(names, y, row)}"
+    axes[0].set_title(title if images else f"{title}\n{axes[0].get_title()}", size=8.5)
+    return axes
+
+
+@drawn
+def uncertain_images(
+    prediction: Prediction,
+    x: Tensor,
+    y: Targets | None = None,
+    schema: Schema | None = None,
+    *,
+    num: int = 9,
+    by: str = "total",
+) -> np.ndarray:
+    """The most uncertain images, worst first, each beside its most probable classes; axes (num, 2).
+
+    x: (B, channels, height, width).   y: labels (B,).   by: "total", "epistemic" or "aleatoric" entropy, nats.
+
+    Raises UserError for a regression, an unknown order, or inputs that are not the prediction's images.
+    """
+    need(prediction, "classification", "a grid of uncertain images")
+    if by not in ORDERS:
+        raise unknown("order", by, ORDERS)
+    if x.dim() != 4 or len(x) != len(prediction):
+        raise UserError(f"x must be {len(prediction)} images (B, channels, height, width), got shape {tuple(x.shape)}")
+    y = None if y is None else targets(prediction, y)
+    names = class_names(prediction, schema)
+    order = getattr(prediction, by).argsort(descending=True, stable=True)[:num].tolist()
+    height = 1.5 if max(map(len, names)) <= 2 else 1.9
+    columns, lines = min(3, len(order)), -(-len(order) // 3)
+    page = figure(max(3.2 * columns, 4.2), height * lines + 0.4)
+    axes = page.subplots(lines, 2 * columns, squeeze=False, width_ratios=[1, 1.75] * columns).reshape(-1, 2)
+    for ax in axes[len(order) :].ravel():
+        ax.remove()
+    axes = axes[: len(order)]
+    for (image, bars), row in zip(axes, order, strict=True):
+        _show(image, x[row], schema)
+        _boxes(bars, prediction, row, _most_probable(prediction.mean[row].numpy(), MOST_CLASSES), names, y)
+        mean = prediction.mean[row]
+        top = f"most probable {names[mean.argmax()]} ({mean.max():.0%})"
+        words = ", ".join(filter(None, (_true(names, y, row).removeprefix(", "), top)))
+        bars.set_title(f"{words}\n{_split(prediction, row)}", size=7.5, pad=3, loc="right")
+        bars.tick_params(labelsize=6.5, length=2, pad=1.5)
+    page.suptitle(f"most uncertain first, by {ORDERS[by]}")
+    page.supylabel(PROBABILITY)
+    return axes
+
+
+@drawn
+def ood_bars(
+    bayesian: Prediction,
+    deterministic: Prediction,
+    x: Tensor,
+    schema: Schema | None = None,
+    *,
+    num: int = 4,
+    names: Sequence[str] | None = None,
+) -> np.ndarray:
+    """Class probabilities of out-of-distribution images, Bayesian beside deterministic; axes (num, 2).
+
+    Whiskers hold the middle 90 % of the Bayesian network's draws. The titles have both predictive entropies in nats.
+
+    x: (B, channels, height, width), the first ``num`` are shown.   names: a caption for each image.
+    """
+    for prediction in (bayesian, deterministic):
+        need(prediction, "classification", "a comparison of class probabilities")
+    if not len(bayesian) == len(deterministic) == len(x) or x.dim() != 4:
+        raise UserError(
+            f"predictions of {len(bayesian)} and {len(deterministic)} points and x of shape {tuple(x.shape)}: both "
+            "must be of the same images (B, channels, height, width)"
+        )
+    classes = class_names(bayesian, schema)
+    num = min(num, len(x))
+    shape = dict(squeeze=False, sharey="row", height_ratios=(1, 1.3))  # image above bars, side by side
+    axes = figure(2.3 * num + 0.5, 3.9).subplots(2, num, **shape).T
+    place, width = np.arange(len(classes)), 0.4
+    for row, (image, bars) in enumerate(axes):
+        _show(image, x[row], schema)
+        image.set_title(names[row] if names is not None else f"input {row}", size=8)
+        mean, draws = bayesian.mean[row].numpy(), bayesian.probs[:, row].double().numpy()
+        whiskers = np.abs(np.quantile(draws, [0.05, 0.95], axis=0) - mean)
+        bars.bar(place - width / 2, mean, width, color=BAYES, label="Bayesian (whiskers: 90% of draws)")
+        bars.errorbar(place - width / 2, mean, whiskers, fmt="none", ecolor="black", elinewidth=1, capsize=0)
+        look = dict(color=tint(POINT, 0.55), edgecolor=POINT, hatch=HATCH, label="deterministic")
+        bars.bar(place + width / 2, deterministic.mean[row].numpy(), width, **look)
+        bars.set_xticks(place, classes, rotation=0 if all(len(name) <= 3 for name in classes) else 90)
+        bars.set_ylim(0, 1.02)
+        totals = [f"{p.total[row]:.2f} nats {who}" for p, who in ((bayesian, "Bayesian"), (deterministic, "determ."))]
+        bars.set_title("entropy " + ",\n".join(totals), size=8)
+    axes[0][1].set_ylabel("class probability")
+    legend_outside(axes[0][1:], 1 if num == 1 else 2)
+    return axes
+
+
+# -- pieces ------------------------------------------------------------------------------------------------------------
+def _most_probable(probs: np.ndarray, most: int) -> np.ndarray:
+    """The classes of the largest probabilities (K,), in their own order."""
+    return np.sort(np.argsort(-probs, kind="stable")[:most])
+
+
+def _split(prediction: Prediction, row: int) -> str:
+    """The total entropy of one point and its parts, in words."""
+    total, epistemic, aleatoric = (getattr(prediction, u)[row] for u in ("total", "epistemic", "aleatoric"))
+    return f"total {total:.2f} = {epistemic:.2f} epist. + {aleatoric:.2f} aleat. nats"
+
+
+def _true(names: Sequence[str], y: np.ndarray | None, row: int) -> str:
+    return "" if y is None else f", true: {names[y[row]]}"
+
+
+def _boxes(
+    ax: Axes, prediction: Prediction, row: int, shown: np.ndarray, names: Sequence[str], y: np.ndarray | None
+) -> None:
+    """A single point: the mean over the draws as bars, the draws as boxes; the true class has a bold tick."""
+    draws, place = prediction.probs[:, row].double().numpy(), np.arange(len(shown))
+    ax.bar(place, draws.mean(0)[shown], 0.8, color=tint(BAYES, 0.25), label="mean")
+    if len(draws) > 1:
+        colours = {f"{part}props": {"color": BAYES} for part in ("box", "whisker", "cap")}
+        look = dict(widths=0.45, whis=(5, 95), showfliers=False, medianprops={"color": DATA})
+        ax.boxplot(draws[:, shown], positions=place, **look, **colours)
+    long = len(shown) > 3 and max(len(name) for name in names) > 3
+    for tick, k in zip(ax.set_xticks(place, [names[k] for k in shown], rotation=90 * long), shown, strict=True):
+        if y is not None and k == y[row]:
+            tick.label1.set(color=WRONG, fontweight="bold")
+    ax.set_ylim(0, 1.03)
+
+
+def _show(ax: Axes, image: Tensor, schema: Schema | None = None) -> None:
+    """One standardised image (channels, height, width), dark ink on white where it has a single channel."""
+    raw = (image if schema is None else schema.unstandardise(image)).detach().cpu().double()
+    pixels = raw.permute(1, 2, 0).numpy()
+    if pixels.shape[-1] == 1:
+        ax.imshow(pixels, cmap="gray_r")
+    else:
+        ax.imshow(np.clip((pixels - pixels.min()) / max(np.ptp(pixels), 1e-12), 0, 1))
+    ax.set(xticks=[], yticks=[])
+    ax.spines[:].set(visible=True, color="0.7")
+
+
+# -- several methods ---------------------------------------------------------------------------------------------------
+def most_disputed(predictions: Mapping[str, Prediction]) -> int:
+    """The point at which two of the methods are furthest apart, by :func:`dispute`.
+
+    Raises UserError for a regression, predictions of different points, or a single one.
+    """
+    return int(_disputes(predictions).argmax())
+
+
+def dispute(predictions: Mapping[str, Prediction], row: int) -> float:
+    """How far apart the methods are at a point: the largest total variation ½ Σ |p − p'| of any two, 0 to 1."""
+    return float(_disputes(predictions)[row])
+
+
+def _disputes(predictions: Mapping[str, Prediction]) -> np.ndarray:
+    _same_points(predictions)
+    if len(predictions) < 2:
+        raise UserError("a single method disputes nothing: give a second prediction, or a row")
+    probs = [mean_probs(p) for p in predictions.values()]
+    return np.max([0.5 * np.abs(a - b).sum(1) for k, a in enumerate(probs) for b in probs[:k]], axis=0)
+
+
+def _same_points(predictions: Mapping[str, Prediction]) -> Prediction:
+    if not predictions:
+        raise UserError("there is no prediction to draw")
+    (label, first), *rest = predictions.items()
+    for name, prediction in predictions.items():
+        need(prediction, "classification", f"'{name}' beside other methods")
+    for name, prediction in rest:
+        if prediction.mean.shape != first.mean.shape:
+            (num, classes), (other, others) = first.mean.shape, prediction.mean.shape
+            raise UserError(
+                f"'{label}' predicts {num} points and {classes} classes, '{name}' {other} and {others}: give "
+                "predictions of the same points"
+            )
+    return first
