@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from bnn_pyro.checkpoint import Checkpoint
 from bnn_pyro.datasets.dataset import Dataset, Schema
@@ -24,32 +23,35 @@ from bnn_pyro.inference import METHODS, Method, methods_for, unsuitable
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parallel.task import forwarded
 from bnn_pyro.parts.backbone import Pretrained, from_text, spoken
-from bnn_pyro.parts.guides import parse_family
-from bnn_pyro.parts.pruned import PrunedGuide, weight_sites
+from bnn_pyro.parts.correlated_normal import parse_family
+from bnn_pyro.parts.guides import PrunedGuide, weight_sites
 from bnn_pyro.posterior import Posterior, model_buffers, read_archive, weight_space
 from bnn_pyro.progress import progress_bar
 from bnn_pyro.settings import build, plain
 from bnn_pyro.zoo import TUNED, ZOO, Entry, Fit
 
-__all__ = ["check_divisible", "fit", "load", "resolve_backbone", "tuned"]
+__all__ = ["backbone_variant", "check_divisible", "fit", "load", "resolve_backbone", "tuned"]
 
 
-def tuned(entry: str, data: str, method: str | None = None) -> tuple[str, Fit]:
+def tuned(entry: str, data: str, method: str | None = None, kind: type | None = None) -> tuple[str, Fit]:
     """(name of the method, the settings tuned for this variant, data set and method; empty where there are none).
+
+    method: by default the variant's first.   kind: the variant's class, where it is not the one in ``ZOO``.
 
     Raises UserError for an unknown variant or a method that does not suit it.
     """
-    if entry not in ZOO:
+    if kind is None and entry not in ZOO:
         raise unknown("variant", entry, ZOO)
-    name = _suitable(entry, ZOO[entry], method)
+    kind = kind or ZOO[entry]
+    if method is not None and method not in methods_for(kind):
+        raise unsuitable(method, entry, kind)
+    name = method or methods_for(kind)[0]
     return name, TUNED.get(entry, {}).get(data, {}).get(name, Fit())
 
 
-def _suitable(entry: str, kind: type, method: str | None) -> str:
-    """The method's name, by default that of the variant's first."""
-    if method is not None and method not in methods_for(kind):
-        raise unsuitable(method, entry, kind)
-    return method or methods_for(kind)[0]
+def backbone_variant(entry: Entry, schema: Schema) -> str | None:
+    """The name of the variant that has to be fitted first, as the backbone of a last layer; None for most."""
+    return entry.backbone_variant(schema) if hasattr(entry, "backbone_variant") else None
 
 
 @joined()
@@ -69,8 +71,8 @@ def fit(
     entry: a name in ``ZOO`` (with the settings tuned for ``data.name``), or a variant with your own settings.
     method: a name in ``METHODS``, or settings such as ``SVI(epochs=200)``; by default the variant's first.
     seed: determines initial weights, order of mini-batches and noise; the caller's generators are left as they were.
-    out: a folder for ``checkpoint/`` while training and the posterior's archive after it; the network that a last
-        layer stands on, where it has to be trained first, is in ``baseline/`` there.
+    out: a folder for ``checkpoint/`` while training and the posterior's archive after it; the backbone of a last
+        layer, where it has to be trained first, is in ``baseline/`` there.
     resume: go on from ``out``'s checkpoint, to the very same result; a finished posterior is just loaded.
 
     Under torchrun, or in a process group of torch.distributed, all processes fit one posterior: each calls this with
@@ -85,10 +87,9 @@ def fit(
         raise UserError(f"data set '{data.name}' has no training rows")
     check_divisible(method, ranks)
     entry = ranks.all_do(lambda: resolve_backbone(entry, data))
-    stands_on = entry.foundation(data.schema) if hasattr(entry, "foundation") else None
-    if stands_on is not None:
+    if (first := backbone_variant(entry, data.schema)) is not None:
         below = None if out is None else Path(out) / "baseline"
-        entry = entry.on(fit(stands_on, data, seed=seed, out=below, resume=resume, device=device, progress=progress))
+        entry = entry.on(fit(first, data, seed=seed, out=below, resume=resume, device=device, progress=progress))
     provenance = _provenance(entry, method, data, seed)
     _check_same(ranks, provenance["key"])
     checkpoint = None if out is None else Checkpoint(Path(out) / "checkpoint", provenance["key"])
@@ -172,9 +173,8 @@ def resolve_backbone(entry: Entry, data: Dataset) -> Entry:
     Raises UserError where there is none, or where rows that validate or test here may have trained it.
     """
     backbone = getattr(entry, "backbone", None)
-    if isinstance(backbone, str) and entry.foundation(data.schema) is None:
-        found = load(backbone) if Path(backbone).is_dir() else from_text(backbone)
-        entry = replace(entry, backbone=found)
+    if isinstance(backbone, str) and backbone_variant(entry, data.schema) is None:
+        entry = replace(entry, backbone=load(backbone) if Path(backbone).is_dir() else from_text(backbone))
     check_split(getattr(getattr(entry, "backbone", None), "description", {}), data)
     return entry
 
@@ -190,16 +190,17 @@ def _finished(folder: str | Path, entry: Entry, key: list) -> Posterior:
 
 def _resolve(entry: str | Entry, data: Dataset, method: str | Method | None) -> tuple[Entry, Method]:
     """Settings for both, the tuned ones where a name was given; either may be of the user's own class."""
-    if isinstance(entry, str) and entry not in ZOO:
-        raise unknown("variant", entry, ZOO)
-    variant, kind = (entry, ZOO[entry]) if isinstance(entry, str) else (_name(entry, ZOO), type(entry))
+    variant, kind = (entry, None) if isinstance(entry, str) else (_name(entry, ZOO), type(entry))
     given = method is not None and not isinstance(method, str)
     name = _name(method, METHODS) if given else method
-    if not given or name in METHODS:
-        name = _suitable(variant, kind, name)
-    best = TUNED.get(variant, {}).get(data.name, {}).get(name, Fit())
+    if given and name not in METHODS:  # of the user's own: it suits any variant
+        if kind is None and entry not in ZOO:
+            raise unknown("variant", entry, ZOO)
+        best = Fit()
+    else:
+        name, best = tuned(variant, data.name, name, kind)
     return (
-        build(kind, best.entry) if isinstance(entry, str) else entry,
+        build(ZOO[entry], best.entry) if kind is None else entry,
         method if given else build(METHODS[name], best.method),
     )
 
@@ -244,13 +245,13 @@ def _restored(folder: str | Path, entry: Entry | None, tensors: dict[str, Any], 
         if tensors["guide"] is not None:  # as it was before training; of a family where the method makes it by itself
             guide = weight_space(entry.guide(model)) if family is None else parse_family(family)(model.initial, 1.0)
         model = weight_space(model)
-    if tensors.get("backbone") is not None:
-        _fill_backbone(model.backbone, tensors["backbone"], folder)
     if guide is not None and "pruned" in provenance:
         masks = {site: torch.ones_like(model.initial[site], dtype=torch.bool) for site in weight_sites(model)}
         guide = PrunedGuide(guide, masks)
     chains = tensors["chains"]
     try:
+        if tensors.get("backbone") is not None:
+            model.backbone.load_state_dict(tensors["backbone"])
         if guide is not None:
             guide.load_state_dict(tensors["guide"])
         elif {k: v.shape[2:] for k, v in chains.items()} != {k: v.shape for k, v in model.initial.items()}:
@@ -283,17 +284,3 @@ def _same_settings(folder: str | Path, given: dict[str, Any], saved: dict[str, A
                 f"the posterior in {folder} was fitted with {name} {there}, and the variant given has {here}"
                 + (" (its weights or layers differ)" if here == there else "")
             )
-
-
-def _fill_backbone(backbone: nn.Module, state: dict[str, torch.Tensor], folder: str | Path) -> None:
-    """Put the archive's weights into the network, or, where that is the user's own, see that they are the same."""
-    own = backbone.description["kind"] in ("module", "file")
-    here = backbone.state_dict()
-    try:
-        if own and any(not torch.equal(here[k].cpu(), v) for k, v in state.items() if k != "scale"):
-            raise RuntimeError
-        backbone.load_state_dict(state)
-    except (RuntimeError, KeyError):
-        raise UserError(
-            f"the posterior in {folder} stands on another backbone than the one given ({spoken(backbone.description)})"
-        ) from None

@@ -229,7 +229,7 @@ def read_archive(folder: str | os.PathLike) -> tuple[dict[str, Any], dict[str, A
         if not (folder / name).is_file():
             raise UserError(f"no {name} in {folder}: not a finished run, or not a run at all")
     try:
-        meta = json.loads((folder / "posterior.json").read_text())
+        meta = json.loads((folder / "posterior.json").read_text(encoding="utf-8"))
         expected, version = meta["sha256"], meta["format"]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise UserError(f"{folder / 'posterior.json'} is damaged; train again or restore the file") from None

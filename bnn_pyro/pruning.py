@@ -24,7 +24,7 @@ from bnn_pyro.errors import UserError
 from bnn_pyro.isolation import isolated
 from bnn_pyro.metrics.metric import Estimate
 from bnn_pyro.parts.correlated_normal import Part
-from bnn_pyro.parts.pruned import PrunedGuide, PrunedWeights, weight_sites
+from bnn_pyro.parts.guides import PrunedGuide, PrunedWeights, weight_sites
 from bnn_pyro.parts.weights import NormalWeights
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import predict

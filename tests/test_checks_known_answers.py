@@ -20,7 +20,7 @@ from bnn_pyro.checks.predictive import PredictiveCheck
 from bnn_pyro.checks.problems import LinearRegression, SixWeights
 from bnn_pyro.checks.two_weights import TWO_WEIGHTS, Grid, best_normal, climb, curvature, normal_grid
 from bnn_pyro.inference import laplace
-from bnn_pyro.parts.guides import FullNormal
+from bnn_pyro.parts.correlated_normal import FullNormal
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.zoo import ZOO
 

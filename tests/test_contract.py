@@ -1,6 +1,7 @@
 """The contract of the zoo: every variant × method × task, read off the tables, so that a new line is tested too."""
 
 from dataclasses import replace
+from functools import lru_cache
 
 import pyro
 import pyro.poutine as poutine
@@ -16,6 +17,7 @@ from bnn_pyro.inference import METHODS, methods_for
 from bnn_pyro.inference.log_joint import Rescale
 from bnn_pyro.isolation import isolated
 from bnn_pyro.posterior import weight_space
+from bnn_pyro.settings import build
 from bnn_pyro.zoo import TUNED, ZOO
 
 NUM, FEATURES = 12, 3
@@ -43,6 +45,7 @@ def quick(method):
     return METHODS[method](**{k: v for k, v in QUICK.items() if k in fields(METHODS[method])})
 
 
+@lru_cache
 def problem(name, task, proper=False):
     """(variant with small settings, data) for a task; ``proper``: with a prior that has samples."""
     kind, settings = TASKS[task]
@@ -59,7 +62,7 @@ def problem(name, task, proper=False):
     x = torch.randn(NUM, *shape, generator=g)
     y = torch.arange(NUM) % len(classes) if classes else 5 + 2 * torch.randn(NUM, generator=g)
     data = dataset(x, y, schema, x[:7] + 0.1, y[:7])
-    if "backbone" in fields(ZOO[name]):  # what it stands on, trained for a moment
+    if "backbone" in fields(ZOO[name]):  # its backbone, trained for a moment
         small["backbone"] = bp.fit(bp.MLP(hidden=(4,)), data, quick("map"), seed=8, progress=False, device="cpu")
     return ZOO[name](**small, **settings), data
 
@@ -144,19 +147,18 @@ def test_methods_fit_predict_save_and_load(name, method, task, tmp_path):
     entry, data = problem(name, task)
     thorough = task == "multiclass"
     folders = {3: tmp_path} if thorough else {}
-    seeds = (3, 3, 4) if thorough else (3, 3)
     runs = [
         bp.fit(entry, data, quick(method), seed=s, progress=False, out=folders.pop(s, None), device="cpu")
-        for s in seeds
+        for s in ((3, 3, 4) if thorough else (3,))
     ]
     draws = [run.draw(2, data.x_test, seed=1) for run in runs]
     shapes = {site: tuple(v.shape) for site, v in runs[0].model.initial.items()}
     assert {site: tuple(v.shape[1:]) for site, v in draws[0].items()} == shapes
-    assert all(torch.equal(draws[0][site], draws[1][site]) for site in shapes)
-    if thorough and method not in DETERMINISTIC:
-        assert any(not torch.equal(draws[0][site], draws[2][site]) for site in shapes)
+    if thorough:
+        assert all(torch.equal(draws[0][site], draws[1][site]) for site in shapes)
+        assert method in DETERMINISTIC or any(not torch.equal(draws[0][site], draws[2][site]) for site in shapes)
 
-    again = bp.load(tmp_path) if thorough else runs[1]
+    again = bp.load(tmp_path) if thorough else runs[0]
     prediction, same = (bp.predict(run, data.x_test, num_draws=5, seed=0) for run in (runs[0], again))
     s, b = prediction.components.batch_shape
     assert b == 7 and 1 <= s <= 5
@@ -177,12 +179,10 @@ def test_methods_fit_predict_save_and_load(name, method, task, tmp_path):
     assert len(lengths) <= 1 and all(torch.isfinite(torch.tensor(line)).all() for line in runs[0].trace.values())
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_methods_refuse_settings_that_they_do_not_have(name):
-    from bnn_pyro.settings import build
-
-    with pytest.raises(bp.UserError, match=r"unknown .* setting 'bogus'"):
-        build(METHODS[name], {"bogus": 1})
+def test_settings_that_there_are_not_are_refused():
+    for kind in METHODS.values():
+        with pytest.raises(bp.UserError, match=r"unknown .* setting 'bogus'"):
+            build(kind, {"bogus": 1})
 
 
 @every_entry
@@ -196,12 +196,22 @@ def test_variants_say_what_they_are(name):
             assert method in methods_for(kind)
             replace(kind(), **best.entry)
             METHODS[method](**best.method)
+
+
+def test_what_fit_does_not_take_is_told():
+    data = problem("mlp", "multiclass")[1]
     with pytest.raises(bp.UserError, match=r"unknown .* 'bogus'"):
-        bp.fit(name, problem(name, "multiclass")[1], "bogus", progress=False)
+        bp.fit("mlp", data, "bogus", progress=False)
+
+    class Own:
+        """A variant without what the protocol asks for."""
+
+    with pytest.raises(bp.UserError, match="Own has no class attribute 'has'"):
+        bp.fit(Own(), data, "map", progress=False)
 
 
 # -- in a Pyro user's own hands ----------------------------------------------------------------------------------
-@pytest.mark.parametrize(("task", "local"), [("learned noise", True), ("multiclass", True), ("binary", False)])
+@pytest.mark.parametrize(("task", "local"), [("learned noise", True), ("binary", False)])
 @every_entry
 def test_pyros_own_svi_takes_the_model_and_trains_the_guide(name, task, local):
     """Both of Pyro's ways: ``SVI`` on the global store, and an ELBO module with a torch optimiser."""
@@ -218,7 +228,7 @@ def test_pyros_own_svi_takes_the_model_and_trains_the_guide(name, task, local):
             if local:
                 loss, optimiser = elbo(model, guide), torch.optim.Adam(guide.parameters(), lr=0.05)
                 losses = []
-                for _ in range(40):
+                for _ in range(25):
                     optimiser.zero_grad()
                     value = loss(*batch)
                     value.backward()
@@ -226,8 +236,8 @@ def test_pyros_own_svi_takes_the_model_and_trains_the_guide(name, task, local):
                     losses.append(value.item())
             else:
                 svi = SVI(model, guide, Adam({"lr": 0.05}), elbo)
-                losses = [svi.step(*batch) for _ in range(40)]
-            assert sum(losses[-10:]) < sum(losses[:10])
+                losses = [svi.step(*batch) for _ in range(25)]
+            assert sum(losses[-8:]) < sum(losses[:8])
             assert before and all(not torch.equal(p, before[name]) for name, p in guide.named_parameters())
 
 
@@ -258,13 +268,13 @@ def test_guides_share_nothing_with_one_another_or_with_fits_even_in_the_global_s
 
 @every_task
 @every_entry
-def test_vectorised_particles(name, task):
+def test_vectorised_particles_and_pyros_predictive(name, task):
     """The vectorised estimate is the same number as the mean over its particles, one at a time."""
     entry, data = problem(name, task, proper=True)
     with isolated(0), pyro.validation_enabled(True):
-        model = entry.model(data.schema)
-        guide = weight_space(entry.guide(model)) or AutoNormal(model)
-        model = weight_space(model)
+        pair, x_new = entry.model(data.schema), data.x_test
+        own, model = entry.guide(pair), weight_space(pair)
+        guide = weight_space(own) or AutoNormal(model)
         x, y = data.x_train, data.y_train
         guide(x, y)
         vectorised = Trace_ELBO(num_particles=2, vectorize_particles=True, max_plate_nesting=1)
@@ -278,29 +288,16 @@ def test_vectorised_particles(name, task):
             torch.testing.assert_close(
                 model_trace.nodes["y"]["log_prob"][particle], one.nodes["y"]["log_prob"], rtol=1e-4, atol=1e-5
             )
+        prior = Predictive(model, num_samples=4, parallel=True)(x_new)
+        again = Predictive(model, posterior_samples={s: prior[s] for s in model.initial}, parallel=True)(x_new)
+        assert prior["y"].reshape(4, -1).shape == again["y"].reshape(4, -1).shape == (4, 7)
+        if own is not None:
+            assert Predictive(pair, guide=own, num_samples=4, parallel=True)(x_new)["y"].shape[-1] == 7
 
 
-@every_task
 @every_entry
-def test_pyros_predictive_in_parallel(name, task):
-    entry, data = problem(name, task, proper=True)
-    with isolated(0):
-        pair = entry.model(data.schema)
-        model = weight_space(pair)
-        prior = Predictive(model, num_samples=4, parallel=True)(data.x_test)
-        assert prior["y"].reshape(4, -1).shape == (4, 7)
-        draws = {site: prior[site] for site in model.initial}
-        again = Predictive(model, posterior_samples=draws, parallel=True)(data.x_test)
-        assert again["y"].reshape(4, -1).shape == (4, 7)
-        guide = entry.guide(pair)
-        if guide is not None:
-            assert Predictive(pair, guide=guide, num_samples=4, parallel=True)(data.x_test)["y"].shape[-1] == 7
-
-
-@pytest.mark.parametrize("task", ["learned noise", "multiclass"])
-@every_entry
-def test_pyros_nuts_takes_the_model(name, task):
-    entry, data = problem(name, task, proper=True)
+def test_pyros_nuts_takes_the_model(name):
+    entry, data = problem(name, "learned noise", proper=True)
     with isolated(0):
         model = weight_space(entry.model(data.schema))
         mcmc = MCMC(NUTS(model, max_tree_depth=3), num_samples=3, warmup_steps=3, disable_progbar=True)

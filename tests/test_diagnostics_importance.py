@@ -13,7 +13,7 @@ from bnn_pyro.checks.linear_regression import correlated, dataset
 from bnn_pyro.diagnostics import draws as draws_module
 from bnn_pyro.diagnostics import importance, leave_one_out
 from bnn_pyro.diagnostics.importance import NoWeights, importance_weights, proper_prior, psis, uniformity
-from bnn_pyro.parts.guides import FullNormal
+from bnn_pyro.parts.correlated_normal import FullNormal
 from bnn_pyro.pruning import prune
 
 PROBLEM = correlated(num=40, y_shift=3.0, y_scale=2.0)

@@ -12,7 +12,7 @@ import bnn_pyro as bp
 from bnn_pyro.checks.linear_regression import correlated, dataset
 from bnn_pyro.diagnostics import Diagnosis, diagnose, diagnose_chains, function_space, function_space_rhat
 from bnn_pyro.diagnostics.verdicts import LEVELS
-from bnn_pyro.parts.guides import FullNormal
+from bnn_pyro.parts.correlated_normal import FullNormal
 
 with warnings.catch_warnings(action="ignore"):  # 0.23 announces 1.0 once a day
     import arviz

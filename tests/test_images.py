@@ -35,11 +35,7 @@ def test_mnist_keeps_its_test_part_and_holds_out_training_rows(mnist):
     held = data.schema.unstandardise(torch.cat([data.x_train, data.x_val]))[:, 0, 0, 0] * 255
     assert sorted(held.round().int().tolist()) == list(range(120))
     assert torch.bincount(data.y_val).tolist() == [2] * 10
-
-
-def test_pixels_share_one_shift_the_background_and_one_scale(mnist):
-    data = load_data("mnist")
-    assert data.schema.x_shift == (0.0,) and len(data.schema.x_scale) == 1
+    assert data.schema.x_shift == (0.0,) and len(data.schema.x_scale) == 1  # of all pixels: the background is 0
     assert data.x_train.std(correction=0).item() == pytest.approx(1, abs=1e-5)
     assert data.x_train.min() == 0 and data.x_train.max().item() == pytest.approx(1 / data.schema.x_scale[0])
 
@@ -118,9 +114,6 @@ def test_damaged_image_files_are_named(mnist):
     cut_short(labels)
     with pytest.raises(UserError, match="train-labels-idx1-ubyte: is damaged"):
         load_data("mnist")
-    labels.write_bytes(b"")
-    with pytest.raises(UserError, match="train-labels-idx1-ubyte: is damaged"):
-        load_data("mnist")
 
 
 def test_bad_inputs_get_one_clear_line(tmp_path):
@@ -162,16 +155,6 @@ def test_archives_hold_tables_and_images(tmp_path):
     assert (np.abs(pixels - back.numpy()).max((1, 2, 3)) < 0.01).sum() == 1
 
 
-def test_archive_rows_with_nan_are_dropped_only_when_asked(tmp_path):
-    x, y = np.arange(80.0).reshape(40, 2), np.linspace(0, 1, 40)
-    x[3, 1] = y[5] = np.nan
-    np.savez(tmp_path / "t.npz", x=x, y=y)
-    np.savez(tmp_path / "s.npz", test_0=np.array([3, 4, 39]))
-    data = load_data(tmp_path / "t.npz", drop_missing=True, splits=tmp_path / "s.npz")
-    assert data.split["rows"] == [36, 0, 2]
-    torch.testing.assert_close(data.y_test, torch.tensor([4 / 39, 1.0]))
-
-
 def test_an_official_training_pair_takes_the_test_pair_beside_it(tmp_path):
     for part, num in (("train", 60), ("test", 20)):
         np.savez(
@@ -186,16 +169,12 @@ def test_an_official_training_pair_takes_the_test_pair_beside_it(tmp_path):
 X, Y = np.arange(40.0).reshape(20, 2), np.linspace(0, 1, 20)
 BAD_ARCHIVES = {
     "keys": ({"inputs": X, "y": Y}, {}, "has inputs, y; it needs arrays x and y"),
-    "lengths": ({"x": X, "y": Y[:19]}, {}, r"shape \(20, 2\) and y \(19,\)"),
     "scalars": ({"x": np.array(1.0), "y": np.array(1.0)}, {"drop_missing": True}, r"x has shape \(\)"),
     "no rows": ({"x": X[:0], "y": Y[:0]}, {"drop_missing": True}, r"x has shape \(0, 2\)"),
-    "flat": ({"x": Y, "y": Y}, {}, r"x has shape \(20,\)"),
     "channels": ({"x": np.zeros((20, 2, 5, 5)), "y": Y}, {}, "1 or 3 channels"),
     "pixels": ({"x": np.full((20, 5, 5), 255.0), "y": Y}, {}, r"store images as uint8"),
     "text": ({"x": X.astype(str), "y": Y}, {}, "x holds <U"),
     "objects": ({"x": X.astype(object), "y": Y}, {}, "it holds Python objects"),
-    "nan": ({"x": np.where(X == 7, np.nan, X), "y": Y}, {}, r"x\[3, 1\] is nan; correct or remove row 3"),
-    "missing": ({"x": X, "y": np.where(Y == 0, np.nan, Y)}, {}, r"y\[0\] is nan; .*drop_missing"),
     "inf": ({"x": X, "y": np.where(Y == 1, np.inf, Y)}, {"drop_missing": True}, r"y\[19\] is inf"),
     "label": ({"x": X, "y": np.arange(20) % 3, "classes": np.array(["a", "b"])}, {}, "row 2 .*label 2, outside 0 to 1"),
     "one class": ({"x": X, "y": np.zeros(20, int)}, {}, "one class only, '0'"),

@@ -1,4 +1,4 @@
-"""A Bayesian last layer on what it stands on: the same network, the same split, and every command."""
+"""A Bayesian last layer on its backbone: the same network, the same split, and every command."""
 
 import json
 import signal
@@ -11,8 +11,8 @@ from fake_mnist import fake_images
 from run_folders import same, snapshot
 
 import bnn_pyro as bp
-from bnn_pyro.features import check_split, on_features
-from bnn_pyro.inference import methods_for, optimise
+from bnn_pyro.features import on_features
+from bnn_pyro.inference import optimise
 from bnn_pyro.isolation import isolated
 from bnn_pyro.run import main
 from bnn_pyro.zoo import TUNED, Fit
@@ -38,10 +38,9 @@ def at_the_start(posterior, data, **settings):
     return bp.Posterior(model, data.schema, chains={site: v.clone()[None, None] for site, v in model.initial.items()})
 
 
-# -- it starts as the network that it stands on ------------------------------------------------------------------
-FOUNDATIONS = {
+# -- it starts as the network that is its backbone ------------------------------------------------------------------
+BACKBONES = {
     "convnet": (CONV, dict(name_or_path="digits", limit=60)),
-    "mlp on images": (bp.MLP(hidden=(9,)), dict(name_or_path="digits", limit=60)),
     "two classes": (bp.MLP(hidden=(9, 4), activation="tanh"), dict(name_or_path="breast-cancer", limit=60)),
     "without a bias": (bp.MLP(hidden=(9,), bias=False), dict(name_or_path="digits", limit=60)),
     "regression": (bp.MLP(hidden=(9,), noise=40.0), dict(name_or_path="diabetes", limit=60)),
@@ -49,43 +48,20 @@ FOUNDATIONS = {
 }
 
 
-@pytest.mark.parametrize("name", FOUNDATIONS)
+@pytest.mark.parametrize("name", BACKBONES)
 def test_predictions_at_the_start_are_the_networks_own(name):
-    entry, source = FOUNDATIONS[name]
+    entry, source = BACKBONES[name]
     data = bp.load_data(**source)
     below = fit(entry, data)
+    with isolated(0):  # a head without the schema that says its units is no start
+        pretrained = replace(bp.LastLayer(backbone=below).backbone, schema=None)
+        head = bp.LastLayer(backbone=pretrained).model(data.schema).initial["layers.0.weight"]
+    assert not torch.equal(head, pretrained.head[0])
     start = at_the_start(below, data, **({"noise": 40.0} if name == "regression" else {}))
     assert start.model.backbone.scale != 1
     found, own = (bp.predict(p, data.x_test) for p in (start, below))
     torch.testing.assert_close(found.log_prob(data.y_test), own.log_prob(data.y_test), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(found.mean, own.mean, rtol=1e-4, atol=1e-4)
-
-
-def test_features_have_no_dropout_and_a_mean_square_of_1():
-    data = digits()
-    below = fit(CONV, data)
-    with isolated(0):
-        _, first = on_features(bp.LastLayer(backbone=below).model(data.schema), data)
-        _, again = on_features(bp.LastLayer(backbone=below).model(data.schema), data)
-    assert torch.equal(first.x_train, again.x_train)
-    own = below.model.net
-    own.load_state_dict({site: value[0, 0] for site, value in below.chains.items()})
-    c = own.eval().features(data.x_train).square().mean().sqrt()
-    torch.testing.assert_close(first.x_val, own.features(data.x_val) / c)
-    assert first.x_train.square().mean().item() == pytest.approx(1, abs=1e-5)
-
-
-def test_another_kind_of_noise_starts_elsewhere():
-    """One output below and two above, or the other way about: the trained head is no start then."""
-    data = bp.load_data("diabetes", limit=60)
-    for below, above in (("heteroscedastic", "learned"), (40.0, "heteroscedastic")):
-        posterior = fit(bp.MLP(hidden=(5,), noise=below), data)
-        entry = bp.LastLayer(backbone=posterior, noise=above)
-        with isolated(0):
-            start = entry.model(data.schema).initial["layers.0.weight"]
-        assert start.shape == (2 if above == "heteroscedastic" else 1, 5)
-        assert not torch.equal(start[0], posterior.chains["layers.1.weight"][0, 0, 0])
-        assert torch.isfinite(bp.predict(fit(entry, data), data.x_test).mean).all()
 
 
 def test_a_head_for_targets_in_other_units_is_no_start():
@@ -95,35 +71,10 @@ def test_a_head_for_targets_in_other_units_is_no_start():
         with isolated(0):
             start = bp.LastLayer(backbone=below).model(schema).initial["layers.0.weight"]
         assert torch.equal(start, below.chains["layers.1.weight"][0, 0]) == used
-
-
-def test_its_settings():
-    data = digits()
-    below = fit(CONV, data)
-    with isolated(0):
-        assert set(bp.LastLayer(backbone=below, bias=False).model(data.schema).initial) == {"layers.0.weight"}
-    for settings, words in (
-        (dict(init_scale=0.0), "init_scale must be above 0"),
-        (dict(backbone=7), "a backbone is a text"),
-    ):
-        with pytest.raises(bp.UserError, match=words):
-            bp.LastLayer(**settings)
-    with isolated(0), pytest.raises(bp.UserError, match="unknown prior"):
-        bp.LastLayer(backbone=below, prior="norml:1").model(data.schema)
-
-
-@pytest.mark.parametrize("noise", ["learned", 30.0, "heteroscedastic"])
-@pytest.mark.parametrize("bias", [True, False])
-def test_regression_on_a_table(tmp_path, noise, bias):
-    data = bp.load_data("diabetes", limit=60)
-    entry = bp.LastLayer(backbone=fit(bp.MLP(hidden=(5,)), data), noise=noise, bias=bias)
-    posterior = fit(entry, data, SVI, out=tmp_path)
-    sites = {"layers.0.weight": True, "layers.0.bias": bias, "log_noise": noise == "learned"}
-    assert set(posterior.model.initial) == {site for site, there in sites.items() if there}
-    before, after = (bp.predict(p, data.x_test, num_draws=4, seed=1) for p in (posterior, bp.load(tmp_path)))
-    assert torch.equal(before.locs, after.locs) and torch.equal(before.scales, after.scales)
-    if noise == 30.0:
-        assert (before.scales == 30).all()
+    entry = bp.LastLayer(backbone=below, noise="heteroscedastic", bias=False)  # another width of the output
+    posterior = fit(entry, data)
+    assert {site: v.shape for site, v in posterior.model.initial.items()} == {"layers.0.weight": (2, 5)}
+    assert torch.isfinite(bp.predict(posterior, data.x_test).mean).all()
 
 
 # -- what it can stand on ----------------------------------------------------------------------------------------
@@ -154,15 +105,6 @@ def test_by_name_it_is_trained_first_as_tuned(tmp_path, monkeypatch, name):
     assert torch.equal(*(bp.predict(p, data.x_test, num_draws=3).probs for p in (posterior, alone)))
 
 
-def test_archives_hold_the_backbone(tmp_path):
-    data = digits()
-    posterior = fit(bp.LastLayer(backbone=fit(CONV, data)), data, SVI, out=tmp_path)
-    loaded = bp.load(tmp_path)
-    assert torch.equal(*(bp.predict(p, data.x_test, num_draws=5).components.logits for p in (posterior, loaded)))
-    assert loaded.model.backbone.description == json.loads(json.dumps(posterior.model.backbone.description))
-    torch.load(tmp_path / "posterior.pt", weights_only=True)
-
-
 # -- the rows that it may have seen ------------------------------------------------------------------------------
 def test_a_backbone_of_another_split_is_refused(tmp_path):
     below = fit(CONV, digits(seed=1), out=tmp_path)
@@ -171,19 +113,7 @@ def test_a_backbone_of_another_split_is_refused(tmp_path):
             fit(bp.LastLayer(backbone=backbone), digits())
     with pytest.raises(bp.UserError, match="another split of digits"):
         fit(bp.LastLayer(backbone=below), digits(seed=1, fractions=(0.6, 0.2, 0.2)))
-    fit(bp.LastLayer(backbone=below), digits(seed=1))
-
-
-@pytest.mark.parametrize("limits", [(60, 30), (30, 60), (None, 40), (40, None)])
-def test_fewer_training_rows_of_the_same_split_are_the_same_split(limits):
-    then, now = (digits(limit=limit) for limit in limits)
-    assert torch.equal(then.y_test, now.y_test)
-    check_split({"kind": "run", "entry": "convnet", "data": "digits", "split": then.split}, now)
-
-
-def test_a_folder_of_a_run_with_another_limit(tmp_path):
-    fit(CONV, digits(), out=tmp_path)
-    fit(bp.LastLayer(backbone=str(tmp_path)), digits(limit=30))
+    fit(bp.LastLayer(backbone=str(tmp_path)), digits(seed=1, limit=30))  # fewer rows of the same split
 
 
 def test_the_backbone_gets_its_own_standardisation():
@@ -249,12 +179,6 @@ def test_train_writes_the_network_below_as_the_baseline(run):
     assert "last-layer" in (run / "README.md").read_text() and "convnet" in (run / "report.html").read_text()
 
 
-def test_its_config_reproduces_it(run, tmp_path):
-    assert main(["train", "--config", str(run / "config.json"), "--out", str(tmp_path / "again"), "--quiet"]) == 0
-    assert same(run, tmp_path / "again") and same(run / "baseline", tmp_path / "again" / "baseline")
-    assert (run / "metrics.json").read_bytes() == (tmp_path / "again" / "metrics.json").read_bytes()
-
-
 def test_the_other_commands_take_it(run, tmp_path, capsys):
     assert main(["evaluate", str(run), "--ood", "noise", "--limit", "20", "--quiet"]) == 0
     assert "ood_uniform-noise_total_entropy" in json.loads((run / "metrics.json").read_text())
@@ -286,11 +210,14 @@ def test_resume_goes_on_in_either_part(run, tmp_path, monkeypatch, capsys, stop)
     assert same(out, run) and same(out / "baseline", run / "baseline")
 
 
-def test_the_folder_of_a_run_is_a_backbone(run, tmp_path, monkeypatch):
+def test_the_folder_of_a_run_is_a_backbone_and_its_config_reproduces_it(run, tmp_path, monkeypatch):
     monkeypatch.chdir(run)
     out = tmp_path / "on"
     assert main([*TRAIN, *SMALL, "--set", "backbone=baseline", "--out", str(out)]) == 0
     assert same(out, run)  # the very network that it was trained on
+    assert main(["train", "--config", str(run / "config.json"), "--out", str(tmp_path / "again"), "--quiet"]) == 0
+    assert same(run, tmp_path / "again") and same(run / "baseline", tmp_path / "again" / "baseline")
+    assert (run / "metrics.json").read_bytes() == (tmp_path / "again" / "metrics.json").read_bytes()
     assert json.loads((out / "config.json").read_text())["variant_settings"]["backbone"] == str(run / "baseline")
     monkeypatch.chdir(tmp_path)
     assert main(["evaluate", str(out), "--quiet"]) == 0
@@ -304,26 +231,16 @@ BAD = {
     "another split": (["--set", "backbone=RUN/baseline", "--data-seed", "1"], "another split of digits"),
     "another shape": (["--set", "backbone=RUN/baseline", "--data", "breast-cancer"], "inputs of shape (2, 30)"),
     "images wanted": (["--set", "backbone=convnet", "--data", "breast-cancer"], "images"),
-    "unknown architecture": (["--set", "backbone=resnt18:x.pth"], "did you mean 'resnet18'"),
-    "no weights": (["--set", "backbone=resnet18:DIR/x.pth"], "no weights file"),
     "init_scale": (["--set", "init_scale=0"], "init_scale must be above 0"),
 }
 
 
-@pytest.mark.parametrize("case", BAD)
-def test_bad_backbones_are_told_before_anything_is_written(case, run, tmp_path, capsys):
+def test_bad_backbones_are_told_before_anything_is_written(run, tmp_path, capsys):
     (tmp_path / "empty").mkdir()
-    extra, words = BAD[case]
-    argv = [a.replace("DIR", str(tmp_path)).replace("RUN", str(run)) for a in (*TRAIN, *SMALL, *extra)]
     before = snapshot(tmp_path), snapshot(run)
-    assert main([*argv, "--out", str(tmp_path / "new")]) == 2
-    told = capsys.readouterr()
-    assert len(told.err.strip().splitlines()) == 1 and words in told.err and "Traceback" not in told.err
-    assert (snapshot(tmp_path), snapshot(run)) == before and not (tmp_path / "new").exists()
-
-
-def test_one_prior_for_every_method():
-    """The model is not the method's to change: a comparison of two methods would be one of two models."""
-    for data, fits in TUNED["last-layer"].items():
-        assert set(fits) == set(methods_for(bp.LastLayer))
-        assert len({best.entry["prior"] for best in fits.values()}) == 1, data
+    for extra, words in BAD.values():
+        argv = [a.replace("DIR", str(tmp_path)).replace("RUN", str(run)) for a in (*TRAIN, *SMALL, *extra)]
+        assert main([*argv, "--out", str(tmp_path / "new")]) == 2
+        told = capsys.readouterr()
+        assert len(told.err.strip().splitlines()) == 1 and words in told.err and "Traceback" not in told.err
+        assert (snapshot(tmp_path), snapshot(run)) == before and not (tmp_path / "new").exists()

@@ -13,7 +13,7 @@ from torch.func import functional_call
 
 import bnn_pyro as bp
 from bnn_pyro.isolation import isolated
-from bnn_pyro.parts.guides import MeanFieldNormal, PointMass
+from bnn_pyro.parts.guides import MeanFieldNormal
 from bnn_pyro.parts.likelihoods import ReadLikelihood, make_likelihood
 from bnn_pyro.parts.nets import ACTIVATIONS, MLP, Linear
 from bnn_pyro.parts.priors import PRIORS, BayesianNet, ScaleMixture, parse_prior, widest_activation
@@ -30,10 +30,8 @@ def randn(*shape, seed=0):
     [
         ("normla:1", "unknown prior 'normla'; did you mean 'normal'"),
         ("", "unknown prior ''"),
-        ("normal:-1", "form normal:SCALE .*SCALE > 0"),
-        ("normal:0", "form normal:SCALE"),
+        ("normal:0", "form normal:SCALE .*SCALE > 0"),
         ("normal:nan", "form normal:SCALE"),
-        ("normal:inf", "form normal:SCALE"),
         ("normal:wide", "form normal:SCALE"),
         ("normal:1,2", "form normal:SCALE"),
         ("fan-in:1,", "form fan-in:SCALE"),
@@ -77,14 +75,6 @@ def test_scales():
         torch.testing.assert_close(
             parse_prior(text)(torch.zeros(shape)).log_prob(value).double(), torch.tensor(expected), rtol=1e-5, atol=1e-4
         )
-
-
-def test_fan_in_keeps_the_outputs_prior_variance():
-    for width in (4, 256):
-        with isolated(0):
-            draws = [parse_prior("fan-in:1.5")(torch.zeros(1000, width)).sample() for _ in range(4)]
-        outputs = torch.stack(draws) @ torch.ones(width)
-        assert outputs.std().item() == pytest.approx(1.5, rel=5 / math.sqrt(2 * 4000))
 
 
 @pytest.mark.parametrize("shape", [(), (4,), (3, 2)])
@@ -141,11 +131,12 @@ def test_scale_mixture_samples_have_its_density():
 
 
 # -- nets --------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize(("activation", "bias"), [("tanh", True), ("relu", False)])
 def test_many_draws_in_one_call_equal_a_loop(activation, bias):
     with isolated(0):
         net = MLP((2, 3), (5, 4), 2, activation, bias)
+        model = BayesianNet(net, make_likelihood(bp.Schema("regression", (2, 3))))
+        assert widest_activation(model, torch.zeros(4, 2, 3)) == 5
     x = randn(7, 2, 3)
     draws = {name: randn(6, *p.shape, seed=i) for i, (name, p) in enumerate(net.named_parameters())}
     together = functional_call(net, draws, (x,))
@@ -153,19 +144,12 @@ def test_many_draws_in_one_call_equal_a_loop(activation, bias):
     for s in range(6):
         one = functional_call(net, {name: value[s] for name, value in draws.items()}, (x,))
         torch.testing.assert_close(together[s], one)
-
-
-def test_mlp_by_hand():
-    with isolated(0):
-        net = MLP((3,), (4,), 2, "tanh")
-    x, w = randn(5, 3), {name: p.detach() for name, p in net.named_parameters()}
-    hidden = torch.tanh(x @ w["layers.0.weight"].T + w["layers.0.bias"])
-    torch.testing.assert_close(net(x).detach(), hidden @ w["layers.1.weight"].T + w["layers.1.bias"])
-    with isolated(0):
-        for hidden, widest in (((4,), 4), ((), 3)):
-            model = BayesianNet(MLP((3,), hidden, 3), make_likelihood(bp.Schema("classification", (3,), tuple("abc"))))
-            assert widest_activation(model, x) == widest
-        assert [tuple(p.shape) for p in MLP((1, 2, 3), (7,), 2, bias=False).parameters()] == [(7, 6), (2, 7)]
+    w = {name: p.detach() for name, p in net.named_parameters()}
+    h = x.flatten(1)
+    for i in range(3):
+        h = h @ w[f"layers.{i}.weight"].T + w.get(f"layers.{i}.bias", 0.0)
+        h = ACTIVATIONS[activation](h) if i < 2 else h
+    torch.testing.assert_close(net(x).detach(), h)
 
 
 def test_linear_takes_leading_dimensions_of_either():
@@ -176,11 +160,6 @@ def test_linear_takes_leading_dimensions_of_either():
     deep = functional_call(layer, {"weight": w, "bias": b}, (y.new_tensor(0) + x.expand(4, 5, 3),))
     torch.testing.assert_close(y, deep)
     torch.testing.assert_close(y[2], F.linear(x, w[2], b[2]))
-
-
-def test_unknown_activation():
-    with pytest.raises(bp.UserError, match="unknown activation 'rleu'; did you mean 'relu'"):
-        bp.MeanField(activation="rleu").model(bp.Schema("regression", (1,)))
 
 
 # -- likelihoods -------------------------------------------------------------------------------------------------
@@ -249,7 +228,7 @@ def test_classification_likelihoods():
     assert observed.nodes["y"]["log_prob"].shape == (6,)
 
 
-@pytest.mark.parametrize("noise", ["leanred", "0", "-1", 0.0, -2.0, math.nan, math.inf, "nan"])
+@pytest.mark.parametrize("noise", ["leanred", "0", -2.0, math.inf, "nan"])
 def test_noise_that_is_refused(noise):
     with pytest.raises(bp.UserError, match="noise must be 'learned', 'heteroscedastic' or a positive number"):
         make_likelihood(SCHEMA, noise)
@@ -288,14 +267,9 @@ def test_mean_field_normal_starts_where_it_is_told():
     assert not torch.equal(guide.sites()["a"], initial["a"])  # a copy of its own
 
 
-def test_point_mass_is_its_value():
-    initial = {"a": randn(2, 3), "b": torch.tensor(0.5)}
-    with isolated(0):
-        draw = PointMass(initial)()
-    assert all(torch.equal(draw[name], value) for name, value in initial.items())
-
-
-@pytest.mark.parametrize("wrong", [dict(hidden=(0,)), dict(hidden=(5, -1)), dict(init_scale=0.0)])
-def test_variant_settings_that_are_refused(wrong):
-    with pytest.raises(bp.UserError, match=next(iter(wrong)).split("_")[0]):
-        bp.MeanField(**wrong)
+def test_variant_settings_that_are_refused():
+    for wrong in (dict(hidden=(5, -1)), dict(init_scale=0.0)):
+        with pytest.raises(bp.UserError, match=next(iter(wrong)).split("_")[0]):
+            bp.MeanField(**wrong)
+    with pytest.raises(bp.UserError, match="unknown activation 'rleu'; did you mean 'relu'"):
+        bp.MeanField(activation="rleu").model(bp.Schema("regression", (1,)))

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import bnn_pyro as bp
-from bnn_pyro.checks.linear_regression import correlated, dataset
+from bnn_pyro.checks.linear_regression import correlated
 from bnn_pyro.isolation import isolated
 from bnn_pyro.posterior import Posterior, _digest
 
@@ -44,7 +44,7 @@ chains_alone = pytest.mark.parametrize("saved", ["chains"], indirect=True)
 
 
 # -- draws -------------------------------------------------------------------------------------------------------
-def test_draws_of_a_guide(trained):
+def test_draws_of_a_guide(trained, monkeypatch):
     posterior, _ = trained["guide"]
     draws = posterior.draw(500, seed=1)
     for site, initial in posterior.model.initial.items():
@@ -59,16 +59,13 @@ def test_draws_of_a_guide(trained):
     assert all(torch.equal(draws[site], again[site]) and not torch.equal(draws[site], other[site]) for site in draws)
     with pytest.raises(bp.UserError, match="at least 1, got 0"):
         posterior.draw(0)
-
-
-def test_blocks_are_the_draws_a_few_at_a_time(trained, monkeypatch):
-    posterior, _ = trained["guide"]
     monkeypatch.setattr("bnn_pyro.posterior.BLOCK_BYTES", 4 * 20 * 3)  # 20 weights: three draws a block
     with isolated(3):
         sizes = [next(iter(block.values())).shape[0] for block in posterior.blocks(8)]
-    assert sizes == [3, 3, 2]
-    draws = posterior.draw(8, seed=3)
-    assert all(value.shape[0] == 8 for value in draws.values())
+    assert sizes == [3, 3, 2] and all(value.shape[0] == 8 for value in posterior.draw(8, seed=3).values())
+    for both in ({}, dict(guide=posterior.guide, chains={})):
+        with pytest.raises(ValueError, match="either a guide or chains"):
+            Posterior(posterior.model, posterior.schema, **both)
 
 
 def numbered(chains, length):
@@ -91,14 +88,6 @@ def test_thinning_is_even():
         if num > 1:
             assert kept[0] == 0 and kept[-1] == 99
     assert posterior.draw(1000)["layers.0.weight"].flatten().tolist() == list(range(100))
-
-
-def test_a_posterior_is_a_guide_or_chains(trained):
-    posterior, _ = trained["guide"]
-    with pytest.raises(ValueError, match="either a guide or chains"):
-        Posterior(posterior.model, posterior.schema)
-    with pytest.raises(ValueError, match="either a guide or chains"):
-        Posterior(posterior.model, posterior.schema, guide=posterior.guide, chains={})
 
 
 def reseal(folder, **changes):
@@ -163,27 +152,15 @@ def test_round_trip_is_exact(saved):
     assert sorted(path.name for path in folder.iterdir()) == ["posterior.json", "posterior.pt"]
 
 
-def test_chains_and_statistics_round_trip(tmp_path):
-    posterior = numbered(2, 3)
-    provenance = {"entry": "mean-field", "entry_settings": {"hidden": [], "bias": False, "noise": 1.0}}
-    stats = {"diverging": torch.tensor([[True, False, False], [False, False, True]])}
-    Posterior(posterior.model, posterior.schema, chains=posterior.chains, stats=stats, provenance=provenance).save(
-        tmp_path
-    )
-    loaded = bp.load(tmp_path)
-    assert torch.equal(loaded.chains["layers.0.weight"], posterior.chains["layers.0.weight"])
-    assert torch.equal(loaded.stats["diverging"], stats["diverging"])
-
-
 @chains_alone
-@pytest.mark.parametrize("damage", ["truncated", "one bit", "empty"])
+@pytest.mark.parametrize("damage", ["truncated", "one bit"])
 def test_a_damaged_archive_is_refused(saved, damage):
     _, folder = saved
     path = folder / "posterior.pt"
     blob = bytearray(path.read_bytes())
     if damage == "one bit":
         blob[len(blob) // 2] ^= 1
-    path.write_bytes({"truncated": blob[:-1], "one bit": blob, "empty": b""}[damage])
+    path.write_bytes({"truncated": blob[:-1], "one bit": blob}[damage])
     with pytest.raises(bp.UserError, match=r"posterior\.pt .*is truncated or was altered"):
         bp.load(folder)
 
@@ -195,16 +172,11 @@ def test_a_damaged_archive_is_refused(saved, damage):
         lambda text: text[:-20],
         lambda text: "",
         lambda text: "[]",
-        lambda text: "null",
         lambda text: text.replace('"schema"', '"scheme"'),
-        lambda text: text.replace('"provenance"', '"origin"'),
-        lambda text: text.replace('"trace"', '"traces"'),
-        lambda text: text.replace('"entry_settings"', '"settings"'),
-        lambda text: text.replace('"input_shape"', '"shape"'),
         lambda text: text.replace('"y_scale": 2.0', '"y_scale": 1.0'),
         lambda text: "\udcff",
     ],
-    ids=["cut", "empty", "list", "null", "schema", "provenance", "trace", "settings", "fields", "units", "not UTF-8"],
+    ids=["cut", "empty", "list", "schema", "units", "not UTF-8"],
 )
 def test_a_damaged_description_is_refused(saved, change):
     _, folder = saved
@@ -261,12 +233,3 @@ def test_code_in_a_file_is_not_executed(saved, tmp_path, writer):
         os.rmdir(mark)
     torch.load(path, weights_only=False) if writer == "torch" else pickle.loads(path.read_bytes())
     assert mark.exists()
-
-
-def test_prediction_of_an_image_posterior_after_loading(tmp_path):
-    schema = bp.Schema("classification", (1, 2, 2), classes=("a", "b", "c"), x_shift=(0.1,), x_scale=(0.3,))
-    g = torch.Generator().manual_seed(0)
-    data = dataset(torch.randn(9, 1, 2, 2, generator=g), torch.arange(9) % 3, schema)
-    posterior = bp.fit(bp.MeanField(hidden=(3,)), data, bp.SVI(epochs=2), out=tmp_path, progress=False)
-    a, b = (bp.predict(p, data.x_train, num_draws=4).probs for p in (posterior, bp.load(tmp_path)))
-    assert torch.equal(a, b)

@@ -18,9 +18,7 @@ from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction, predict
 
 SCHEMAS = {
-    "fixed": bp.Schema("regression", (3,), y_shift=2.0, y_scale=3.0),
-    "learned": bp.Schema("regression", (3,), y_shift=2.0, y_scale=3.0),
-    "heteroscedastic": bp.Schema("regression", (3,), y_shift=2.0, y_scale=3.0),
+    **dict.fromkeys(("fixed", "learned", "heteroscedastic"), bp.Schema("regression", (3,), y_shift=2.0, y_scale=3.0)),
     "binary": bp.Schema("classification", (3,), classes=("a", "b")),
     "multiclass": bp.Schema("classification", (3,), classes=("a", "b", "c")),
     "images": bp.Schema("classification", (1, 3, 2), classes=("a", "b", "c")),
@@ -62,17 +60,20 @@ def test_vectorised_draws_equal_a_loop_over_draws(kind):
 
 
 @pytest.mark.parametrize("kind", SCHEMAS)
-def test_the_memory_bound_changes_nothing(kind):
+def test_the_memory_bound_and_selection_change_nothing(kind):
     posterior, x = wide(kind)
     default = predict(posterior, x, num_draws=7, seed=1)
     for max_memory in (1, 4 * 5 * 13 * 3, 4 * 5 * 4):
-        for a, b in zip(
-            parameters(default),
-            parameters(predict(posterior, x, num_draws=7, seed=1, max_memory=max_memory)),
-            strict=True,
-        ):
+        bounded = predict(posterior, x, num_draws=7, seed=1, max_memory=max_memory)
+        for a, b in zip(parameters(default), parameters(bounded), strict=True):
             assert a.shape == b.shape
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+    mask = torch.arange(13) % 3 == 0
+    for index in (slice(2, 9, 2), mask, [4, 0, 4], torch.tensor([12])):
+        part = default[index]
+        assert len(part) == len(x[index]) and part.num_draws == 7
+        for name in ("mean", "total", "aleatoric", "epistemic"):
+            torch.testing.assert_close(getattr(part, name), getattr(default, name)[index])
 
 
 def test_the_memory_bound_is_kept():
@@ -92,18 +93,13 @@ def test_the_memory_bound_is_kept():
         hook.remove()
 
 
-def test_seeds():
+def test_seeds_and_stored_draws_which_are_not_repeated():
     posterior, x = wide("fixed")
     first, again, other = (predict(posterior, x, num_draws=5, seed=s).locs for s in (4, 4, 5))
     assert torch.equal(first, again) and not torch.equal(first, other)
     with isolated(9):
-        free = predict(posterior, x, num_draws=5, seed=None).locs
-        more = predict(posterior, x, num_draws=5, seed=None).locs
+        free, more = (predict(posterior, x, num_draws=5, seed=None).locs for _ in range(2))
     assert not torch.equal(free, more)
-
-
-def test_stored_draws_are_not_repeated():
-    posterior, x = wide("fixed")
     draws = posterior.draw(6, seed=0)
     chains = {site: value.unflatten(0, (2, 3)) for site, value in draws.items()}
     stored = Posterior(posterior.model, posterior.schema, chains=chains)
@@ -197,6 +193,15 @@ def test_log_prob_is_the_log_of_the_mean_density_even_where_that_underflows():
     assert prediction.mean[0, 0].item() == pytest.approx(
         0.5 * (1 / (1 + math.e) + math.e**3 / (1 + math.e**3)), rel=1e-5
     )
+    f = torch.linspace(-6, 6, 8).view(2, 4)
+    one, two = (
+        Prediction(Bernoulli(logits=f)),
+        Prediction(Categorical(logits=torch.stack([torch.zeros_like(f), f], -1))),
+    )
+    for what in ("mean", "votes", "total", "aleatoric", "epistemic", "probs"):
+        torch.testing.assert_close(getattr(one, what), getattr(two, what), atol=1e-6, rtol=1e-5)
+    y = torch.tensor([0, 1, 1, 0])
+    torch.testing.assert_close(one.log_prob(y), two.log_prob(y))
     binary = Prediction(Bernoulli(logits=torch.tensor([[150.0], [150.0]])))
     assert binary.log_prob(torch.tensor([0])).item() == pytest.approx(-150.0)
     assert binary.probs.shape == (2, 1, 2)
@@ -228,30 +233,7 @@ def test_entropy_decomposition():
     torch.testing.assert_close(prediction.mean.sum(-1), torch.ones(13))
 
 
-def test_both_forms_of_two_classes_agree():
-    f = torch.linspace(-6, 6, 8).view(2, 4)
-    one = Prediction(Bernoulli(logits=f))
-    two = Prediction(Categorical(logits=torch.stack([torch.zeros_like(f), f], -1)))
-    for what in ("mean", "votes", "total", "aleatoric", "epistemic", "probs"):
-        torch.testing.assert_close(getattr(one, what), getattr(two, what), atol=1e-6, rtol=1e-5)
-    y = torch.tensor([0, 1, 1, 0])
-    torch.testing.assert_close(one.log_prob(y), two.log_prob(y))
-
-
 # -- shapes, selection, mistakes ---------------------------------------------------------------------------------
-@pytest.mark.parametrize("kind", SCHEMAS)
-def test_selection(kind):
-    posterior, x = wide(kind)
-    prediction = predict(posterior, x, num_draws=4)
-    assert len(prediction) == 13 and prediction.num_draws == 4
-    mask = torch.arange(13) % 3 == 0
-    for index in (slice(2, 9, 2), mask, [4, 0, 4], torch.tensor([12])):
-        part = prediction[index]
-        assert len(part) == len(x[index]) and part.num_draws == 4
-        for name in ("mean", "total", "aleatoric", "epistemic"):
-            torch.testing.assert_close(getattr(part, name), getattr(prediction, name)[index])
-
-
 def test_mistakes_are_told():
     posterior, x = wide("fixed")
     with pytest.raises(bp.UserError, match=r"inputs have shape \(4,\).*trained on \(3,\)"):
@@ -263,11 +245,8 @@ def test_mistakes_are_told():
     with pytest.raises(bp.UserError, match="at least 1"):
         predict(posterior, x, num_draws=0)
     regression, classes = predict(posterior, x, num_draws=2), predict(*wide("binary"), num_draws=2)
-    for what in ("probs", "votes"):
-        with pytest.raises(bp.UserError, match="belongs to classification"):
-            getattr(regression, what)
-    for what in ("locs", "scales"):
-        with pytest.raises(bp.UserError, match=f"'{what}' belongs to regression"):
-            getattr(classes, what)
+    for prediction, what, task in ((regression, "probs", "classification"), (classes, "locs", "regression")):
+        with pytest.raises(bp.UserError, match=f"'{what}' belongs to {task}"):
+            getattr(prediction, what)
     with pytest.raises(bp.UserError, match="'quantile' belongs to regression"):
         classes.quantile(0.5)

@@ -102,17 +102,6 @@ def features(entry, data):
         return entry.model(data.schema).backbone(data.x_test)
 
 
-def test_a_module_takes_the_inputs_of_the_data_unless_told():
-    data, module = rows(), network().eval()
-    raw = data.schema.unstandardise(data.x_test)
-    for settings, inputs in (({}, data.x_test), ({"inputs": "standardised"}, data.x_test), ({"inputs": "raw"}, raw)):
-        torch.testing.assert_close(
-            features(bp.LastLayer(backbone=network(), **settings), data), module(inputs).detach(), rtol=1e-5, atol=1e-6
-        )
-    provenance = fit(network()).provenance["entry_settings"]
-    assert provenance["backbone"]["inputs"] == "standardised" and "inputs" not in provenance
-
-
 def test_an_archive_that_says_nothing_of_inputs_stands_on_raw_ones(tmp_path):
     """As written before there was a choice: its settings are those of ``inputs="raw"``, and it is loaded as such."""
     posterior = fit(bp.LastLayer(backbone=network(), inputs="raw"), tmp_path)
@@ -120,7 +109,9 @@ def test_an_archive_that_says_nothing_of_inputs_stands_on_raw_ones(tmp_path):
     assert "inputs" not in settings and set(settings["backbone"]) == {"kind", "class", "layers", "weights"}
     for entry in (bp.LastLayer(backbone=network()), bp.LastLayer(backbone=network(), inputs="raw")):
         assert torch.equal(logits(bp.load(tmp_path, entry)), logits(posterior))
-    assert not torch.equal(logits(fit(network())), logits(posterior))
+    standard = fit(network())
+    assert standard.provenance["entry_settings"]["backbone"]["inputs"] == "standardised"
+    assert not torch.equal(logits(standard), logits(posterior))
 
 
 def test_inputs_that_are_refused(tmp_path, weights):
@@ -150,13 +141,13 @@ def test_batch_normalisation_tells_that_a_network_knows_other_inputs(trained):
 
 # -- files -------------------------------------------------------------------------------------------------------
 def test_texts_that_name_nothing_are_refused_with_the_valid_forms(tmp_path):
-    for text in ("convnt", "runs/none", str(tmp_path / "weights.bin")):
+    for text in ("convnt", str(tmp_path / "weights.bin")):
         with pytest.raises(bp.UserError, match=r"none of: auto, convnet, mlp, .*\(\.pt\).*\(\.pt2\).*resnet18:FILE"):
             fit(text)
     for text in ("none.pt", tmp_path / "none.pt2"):
         with pytest.raises(bp.UserError, match=r"no backbone file .*none\.pt2?$"):
             fit(text)
-    for text in (3, None, torch.zeros(2)):
+    for text in (3, torch.zeros(2)):
         with pytest.raises(bp.UserError, match="a backbone is a text, a module or a posterior"):
             bp.LastLayer(backbone=text)
 
@@ -191,7 +182,7 @@ def test_features_are_those_of_the_module_in_the_file(write, kind):
 
 
 @pytest.mark.parametrize("kind", FILES)
-def test_a_posterior_on_a_file_is_loaded_exactly(tmp_path, write, kind, monkeypatch):
+def test_a_posterior_on_a_file_is_loaded_exactly_and_not_if_it_went_or_changed(tmp_path, write, kind, monkeypatch):
     path = write(kind)
     posterior = fit(path, tmp_path / "run")
     assert torch.equal(logits(bp.load(tmp_path / "run")), logits(posterior))
@@ -200,18 +191,11 @@ def test_a_posterior_on_a_file_is_loaded_exactly(tmp_path, write, kind, monkeypa
     told = fit(bp.LastLayer(backbone=str(path), inputs="standardised"), tmp_path / "told")
     assert torch.equal(logits(bp.load(tmp_path / "told")), logits(told))
     assert not torch.equal(logits(told), logits(posterior))
-
-
-@pytest.mark.parametrize("kind", FILES)
-def test_a_file_that_went_or_changed_is_refused(tmp_path, write, kind, monkeypatch):
-    path = write(kind)
-    fit(path, tmp_path / "run")
     write(kind, other=True)
     monkeypatch.setattr(torch.export, "load", None)  # it is not even read
     monkeypatch.setattr(torch.jit, "load", None)
     with pytest.raises(bp.UserError, match=r"is not the one that this posterior was made with \(SHA-256 "):
         bp.load(tmp_path / "run")
-    path = tmp_path / FILES[kind]
     path.unlink()
     with pytest.raises(bp.UserError, match=f"no backbone file {path}"):
         bp.load(tmp_path / "run")
@@ -237,7 +221,6 @@ class Payload:
 def test_files_of_another_kind_are_refused_and_nothing_is_unpickled(tmp_path, suffix):
     path, mark = tmp_path / f"net{suffix}", tmp_path / "executed"
     for write in (
-        lambda: path.write_bytes(b"no network"),
         lambda: path.write_bytes(b""),
         lambda: path.write_bytes(pickle.dumps(Payload(mark))),
         lambda: torch.save(Payload(mark), path),
@@ -313,12 +296,6 @@ def test_a_torchvision_posterior_outlives_its_weights_file_and_holds_tensors_onl
     assert tensors["backbone"]["scale"] == posterior.model.backbone.scale
     about = json.loads((tmp_path / "run" / "posterior.json").read_text())["provenance"]["entry_settings"]["backbone"]
     assert about["kind"] == "torchvision" and about["name"] == "shufflenet_v2_x0_5"
-
-
-def test_reading_a_network_leaves_the_callers_generator_alone(weights):
-    before = torch.get_rng_state()
-    from_text(f"shufflenet_v2_x0_5:{weights}")
-    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_torchvision_texts_that_are_wrong(tmp_path, weights):

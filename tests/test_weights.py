@@ -35,7 +35,7 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 @every_kind
-def test_one_parametrisation_is_like_another(kind):
+def test_one_parametrisation_is_like_another(kind, draws=50_000):
     q, scale = KINDS[kind]
     assert (q.batch_shape, q.event_shape) == ((), (3, 5))
     torch.testing.assert_close(q.scale, scale)
@@ -45,12 +45,6 @@ def test_one_parametrisation_is_like_another(kind):
     torch.testing.assert_close(q.log_prob(value), Normal(LOC, scale).log_prob(value).sum((-1, -2)))
     with isolated(0):
         assert q.expand(torch.Size((2,))).sample().shape == (2, 3, 5)
-
-
-@every_kind
-def test_draws_have_the_moments(kind, draws=50_000):
-    q, scale = KINDS[kind]
-    with isolated(0):
         drawn = q.sample((draws,))
     assert ((drawn.mean(0) - LOC).abs() < 5 * scale / math.sqrt(draws)).all()
     assert ((drawn.std(0) / scale - 1).abs() < 5 / math.sqrt(2 * draws)).all()
@@ -91,7 +85,7 @@ def test_gradients_through_the_parametrisations():
         assert torch.autograd.gradcheck(DropoutVariance.apply, inputs(LOC, alpha))
 
 
-@pytest.mark.parametrize("alpha", [1e-4, 1e-2, 0.1, 0.5, 1.0, 5.0, 100.0])
+@pytest.mark.parametrize("alpha", [1e-4, 0.1, 1.0, 100.0])
 def test_the_log_uniform_kl_against_its_integral(alpha):
     """−KL = ½ log α − E log|ε| + const, ε ~ Normal(1, α); the constant makes it vanish as α → ∞."""
     scale = math.sqrt(alpha)
@@ -102,12 +96,9 @@ def test_the_log_uniform_kl_against_its_integral(alpha):
     assert kl_log_uniform(torch.tensor(alpha).log()).item() == pytest.approx(exact, abs=0.008)
 
 
-def test_the_gradient_of_the_log_uniform_kl():
+def test_the_log_uniform_kl_knows_only_alpha():
     a = torch.linspace(-9, 9, 13, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(kl_log_uniform, a)
-
-
-def test_the_log_uniform_kl_knows_only_alpha():
     p = LogUniform(LOC.shape)
     for alpha in ALPHAS.values():
         q = DropoutWeights(LOC, alpha)
@@ -189,7 +180,7 @@ def test_every_method_takes_it():
     schema = bp.Schema("regression", (2,))
     data = bp.Dataset("d", schema, x, x[:, 0], x[:0], x[:0, 0], x[:0], x[:0, 0])
     entry = bp.MeanField(hidden=(), prior="gamma:1,1", noise=0.5)
-    methods = [bp.SVI(epochs=2), bp.MAP(epochs=2), bp.NUTS(chains=1, draws=2, warmup=2), bp.SGHMC(epochs=3)]
+    methods = [bp.SVI(epochs=2), bp.NUTS(chains=1, draws=2, warmup=2), bp.SGHMC(epochs=3)]
     for method in methods:
         posterior = bp.fit(entry, data, method, progress=False, device="cpu")
         assert torch.isfinite(bp.predict(posterior, x, num_draws=2).mean).all()

@@ -27,7 +27,8 @@ from bnn_pyro.inference import Method
 from bnn_pyro.inference.log_joint import ELBO, LogJoint
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.backbone import once
-from bnn_pyro.parts.guides import FullNormal, LowRankNormal, MeanFieldNormal
+from bnn_pyro.parts.correlated_normal import FullNormal, LowRankNormal
+from bnn_pyro.parts.guides import MeanFieldNormal
 from bnn_pyro.parts.local_net import WeightGuide
 from bnn_pyro.posterior import Posterior
 

@@ -57,7 +57,7 @@ class ReferencePosterior:
     points    (T,) those of the B inputs at which draws are stored
     draws     (S, T, J) the outputs of S draws, thinned evenly, as (output − centre) / spread, in half precision
     noise     (S, 1) standard deviations of the observations in target units; empty for classification
-    backbone  weights of the network that a last layer stands on; empty where there is none
+    backbone  weights of the backbone of a last layer; empty where there is none
     """
 
     name: str

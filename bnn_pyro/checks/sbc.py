@@ -24,7 +24,7 @@ from bnn_pyro.checks.replications import Plan, Replication, replications, why_no
 from bnn_pyro.checks.sbc_ranks import LEVELS, covered, holm, normal_scores, p_location, p_uniform, p_width, width
 from bnn_pyro.checks.simulation import design, simulate
 from bnn_pyro.errors import UserError
-from bnn_pyro.fitting import fit, resolve_backbone
+from bnn_pyro.fitting import backbone_variant, fit, resolve_backbone
 from bnn_pyro.inference.linear import linear_layer
 from bnn_pyro.inference.potential import LARGE
 from bnn_pyro.isolation import isolated
@@ -84,8 +84,8 @@ class Calibration(Settings):
             return f"{subject.inference} gives points, and these have no spread that could be right or wrong"
         if subject.temperature != 1.0:
             return "at a temperature other than 1, the posterior is not that of the prior that the data come from"
-        if _backbone_variant(subject) is not None:  # the prior is that of the last layer, whose backbone comes first
-            return ""
+        if backbone_variant(subject.entry, subject.data.schema) is not None:
+            return ""  # the prior is that of the last layer, whose backbone comes first
         try:
             simulate(subject.entry, design(subject.data, self.rows, self.points, 0), 0)
         except UserError as reason:
@@ -104,7 +104,8 @@ class Calibration(Settings):
         """
         entry = resolve_backbone(subject.entry, subject.data)
         inputs = design(subject.data, self.rows, self.points, seed)
-        if (first := _backbone_variant(subject)) is not None:  # trained once, for all replications
+        first = backbone_variant(subject.entry, subject.data.schema)
+        if first is not None:  # trained once, for all replications
             entry = entry.on(fit(first, subject.data, seed=seed, device="cpu", progress=False))
         simulate(entry, inputs, 0)  # raises where no data can be simulated
         with isolated(0):
@@ -117,11 +118,6 @@ class Calibration(Settings):
         number = max(FEWEST, self.replications // (1 if fast else SLOW))
         judged = judge_ranks(subject.converges_to, plan, replications(plan, number, self.cores, report))
         return dataclasses.replace(judged, settings=subject.settings(plan.method, entry))
-
-
-def _backbone_variant(subject: Subject) -> str | None:
-    """The name of the variant that has to be fitted first."""
-    return subject.entry.foundation(subject.data.schema) if hasattr(subject.entry, "foundation") else None
 
 
 # -- the verdict -----------------------------------------------------------------------------------------------------

@@ -12,8 +12,7 @@ from bnn_pyro.datasets.arrays import load_archive, read_inputs
 from bnn_pyro.datasets.bundled import breast_cancer, diabetes, digits, toy_curve
 from bnn_pyro.datasets.dataset import TASKS, Column, Dataset, Raw, Schema
 from bnn_pyro.datasets.images import IMAGE_SUFFIXES, fashion_mnist, kmnist, mnist, noise_images, read_images, read_part
-from bnn_pyro.datasets.prepare import prepare, select_features
-from bnn_pyro.datasets.rows import standardised
+from bnn_pyro.datasets.prepare import prepare, select_features, standardised
 from bnn_pyro.datasets.tables import load_table, read_rows
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.files import data_root, existing, resolve

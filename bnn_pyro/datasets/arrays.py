@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 from bnn_pyro.datasets.dataset import Raw
-from bnn_pyro.datasets.rows import chunks
 from bnn_pyro.datasets.tables import read_target
 from bnn_pyro.errors import UserError
 from bnn_pyro.files import existing, read_archive
@@ -157,7 +156,7 @@ def _inputs(path: Path, x: np.ndarray) -> np.ndarray:
 
 def _without_nan(path: Path, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, torch.Tensor | None]:
     """x and y without the rows that have a NaN, and the numbers of the rows kept (None: all)."""
-    whole = ~(_rows_where(x, np.isnan) | _rows_where(y, np.isnan))
+    whole = ~(_bad(x, np.isnan).reshape(len(x), -1).any(1) | _bad(y, np.isnan))
     if whole.all():
         return x, y, None
     if not whole.any():
@@ -167,21 +166,17 @@ def _without_nan(path: Path, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, 
 
 def _refuse(path: Path, name: str, values: np.ndarray, bad: Callable[[np.ndarray], np.ndarray]) -> None:
     """The first bad value of an array of floats is an error with its place."""
-    rows = np.flatnonzero(_rows_where(values, bad))
-    if not len(rows):
+    wrong = _bad(values, bad)
+    if not wrong.any():
         return
-    place = (int(rows[0]), *np.argwhere(bad(values[rows[0]]))[0].tolist())
+    place = tuple(int(index) for index in np.unravel_index(wrong.argmax(), wrong.shape))
     drop = ", or train with drop_missing (--drop-missing)" if np.isnan(values[place]) else ""
     raise UserError(f"{path}: {name}{list(place)} is {values[place]}; correct or remove row {place[0]} (from 0){drop}")
 
 
-def _rows_where(values: np.ndarray, bad: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """(N,) whether a row has such a value; none has where the array is not of floats."""
-    rows = np.zeros(len(values), dtype=bool)
-    if np.issubdtype(values.dtype, np.floating):
-        for part in chunks(len(values), values.shape[1:]):
-            rows[part] = bad(values[part]).reshape(len(rows[part]), -1).any(axis=1)
-    return rows
+def _bad(values: np.ndarray, bad: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """bad(values); nothing is bad where the array is not of floats."""
+    return bad(values) if np.issubdtype(values.dtype, np.floating) else np.zeros(values.shape, dtype=bool)
 
 
 def _not_finite(values: np.ndarray) -> np.ndarray:

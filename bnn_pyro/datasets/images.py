@@ -117,18 +117,8 @@ def noise_images(kind: str, num: int, schema: Schema, seed: int = 0) -> Tensor:
 
 def _load(name: str) -> Raw:
     _, classes, source = _SETS[name]
-    x, y = read_part(name, train=True)
-    return Raw(
-        name=name,
-        task="classification",
-        x=x,
-        y=y,
-        classes=classes,
-        target="label",
-        source=source,
-        test=read_part(name, train=False),
-        white=255.0,
-    )
+    (x, y), test = read_part(name, train=True), read_part(name, train=False)
+    return Raw(name, "classification", x, y, classes, target="label", source=source, test=test, white=255.0)
 
 
 def _read_idx(images: Path, labels: Path, num_classes: int) -> tuple[Tensor, Tensor]:
@@ -166,17 +156,12 @@ def _download(name: str, folder: str, missing: Path) -> None:
 def _image_files(paths: list[str | Path]) -> list[Path]:
     files: list[Path] = []
     for path in map(Path, paths):
-        if path.is_dir():
-            inside = sorted(p for p in path.iterdir() if p.suffix.lower() in IMAGE_SUFFIXES)
-            if not inside:
-                raise UserError(f"{path}: no PNG or JPG file in this folder")
-            files += inside
-        elif path.is_file():
-            files.append(path)
-        else:
+        if not path.exists():
             raise UserError(f"{path}: no such image file")
+        inside = path.iterdir() if path.is_dir() else ()
+        files += sorted(p for p in inside if p.suffix.lower() in IMAGE_SUFFIXES) if path.is_dir() else [path]
     if not files:
-        raise UserError("no image was given")
+        raise UserError(f"{', '.join(map(str, paths)) or 'images'}: no PNG or JPG file in this folder")
     return files
 
 

@@ -1,9 +1,14 @@
-"""From rows as they were read to a Dataset: divide them once, standardise all parts with the training part."""
+"""From rows as they were read to a Dataset: divide them once, standardise all parts with the training part.
+
+What is computed in float64 is a chunk of rows at a time, of bounded size whatever that of the data set.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +17,13 @@ import torch
 from torch import Tensor
 
 from bnn_pyro.datasets.dataset import Column, Dataset, Raw, Schema
-from bnn_pyro.datasets.rows import mean_and_scale, median, standardised, taken
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.files import read_archive
 
-__all__ = ["check_choice", "prepare", "select_features"]
+__all__ = ["check_choice", "mean_and_scale", "prepare", "select_features", "standardised", "taken"]
 
+#: Values of a chunk: 8 MB in float64.
+CHUNK = 2**20
 #: Training, validation and test share of a set that brings no test part of its own.
 FRACTIONS = (0.70, 0.15, 0.15)
 #: Standard deviation of a target over its largest value: below this, float32 rounds away more than 0.06 % of it.
@@ -65,6 +71,45 @@ def prepare(raw: Raw, *, limit: int | None = None, **how: Any) -> Dataset:
         target = y[rows].to(torch.float32 if raw.task == "regression" else torch.int64)
         tensors += [standardised(x, schema, raw.white, rows), target]
     return Dataset(raw.name, schema, *tensors, source=raw.source, split=record)
+
+
+# -- a chunk of rows at a time -----------------------------------------------------------------------------------------
+def taken(x: Tensor, rows: Tensor) -> Iterator[Tensor]:
+    """``x[rows]`` in chunks of up to ``CHUNK`` values (or of one row)."""
+    step = max(1, CHUNK // max(1, math.prod(x.shape[1:])))
+    return (x[rows[start : start + step]] for start in range(0, len(rows), step))
+
+
+def standardised(x: Tensor, schema: Schema, white: float = 1.0, rows: Tensor | None = None) -> Tensor:
+    """``schema.standardise`` of x (N, F), or of pixels (N, channels, height, width) from 0 to ``white``: float32.
+
+    rows: take these (all where not given).
+    """
+    rows, done = torch.arange(len(x)) if rows is None else rows, 0
+    result = torch.empty((len(rows), *x.shape[1:]), dtype=torch.float32)
+    for chunk in taken(x, rows):
+        values = chunk.to(torch.float32) / white if x.dim() == 4 else chunk.double()
+        result[done : (done := done + len(chunk))] = schema.standardise(values)
+    return result
+
+
+def mean_and_scale(parts: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation over the first axis of rows that come in parts, float64.
+
+    The scale is 1 where all values are equal (rounding would leave 1e-17, not 0). Parts are put together as in Chan,
+    Golub & LeVeque 1983, "Algorithms for computing the sample variance".
+    """
+    figures = ((len(x), x.mean(0), x.std(0, correction=0), x.amin(0), x.amax(0)) for x in map(Tensor.double, parts))
+    _, mean, deviation, low, high = reduce(_pooled, figures)
+    return mean, torch.where(low == high, 1.0, deviation)
+
+
+def _pooled(a: tuple, b: tuple) -> tuple:
+    """(number, mean, standard deviation, smallest, largest) of two parts -> of both."""
+    share = b[0] / (a[0] + b[0])
+    apart = b[1] - a[1]
+    variance = (1 - share) * a[2].square() + share * b[2].square() + share * (1 - share) * apart.square()
+    return a[0] + b[0], a[1] + share * apart, variance.sqrt(), a[3].minimum(b[3]), a[4].maximum(b[4])
 
 
 # -- the split ---------------------------------------------------------------------------------------------------------
@@ -225,8 +270,10 @@ def _pixel_statistics(raw: Raw, rows: Tensor) -> tuple[tuple[float, ...], tuple[
     hidden unit of an MNIST network.
     """
     if raw.x.dtype != torch.uint8:
+        values = raw.x[rows].numpy().ravel()  # a copy, which may be reordered
+        values.partition(half := (len(values) - 1) // 2)
         pixels = (chunk.double().flatten() / raw.white for chunk in taken(raw.x, rows))
-        return (median(raw.x, rows) / raw.white,), (mean_and_scale(pixels)[1].item(),)
+        return (values[half].item() / raw.white + 0.0,), (mean_and_scale(pixels)[1].item(),)  # + 0.0: no −0.0
     counts = sum(torch.bincount(chunk.flatten(), minlength=256) for chunk in taken(raw.x, rows)).double()  # exact
     values = torch.arange(256, dtype=torch.float64) / raw.white
     share = counts / counts.sum()

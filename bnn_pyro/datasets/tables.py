@@ -135,9 +135,7 @@ def _read_table(path: Path) -> pd.DataFrame:
         if name in header[: number - 1]:
             raise UserError(f"{path}: columns {header.index(name) + 1} and {number} are both called '{name}'; "
                             "rename or remove one")  # fmt: skip
-    frame = frame.iloc[1:]
-    frame.columns = header
-    frame.index = range(2, len(frame) + 2)
+    frame = frame.set_axis(header, axis=1).set_axis(range(1, len(frame) + 1)).iloc[1:]
     frame = frame[(frame != "").any(axis=1)]
     if frame.empty:
         raise UserError(f"{path}: has a header and no rows")
@@ -171,9 +169,9 @@ def _shown(frame: pd.DataFrame) -> str:
 # -- its columns -------------------------------------------------------------------------------------------------------
 def _describe(path: Path, cells: pd.Series) -> Column:
     """Numeric if every cell is a number; categorical if most are text; mostly numbers with some text is an error."""
-    if _is_numeric(cells):
+    share = 1 - np.isnan(_parsed(cells)).mean()
+    if share == 1:
         return Column(str(cells.name))
-    share = float(np.mean(~np.isnan(_parsed(cells))))
     if share >= 0.5 or all(DECIMAL_COMMA.fullmatch(cell) for cell in cells):
         _numbers(path, cells)
     categories = tuple(sorted(set(cells)))
@@ -215,8 +213,9 @@ def _encode(path: Path, frame: pd.DataFrame, columns: tuple[Column, ...]) -> tup
 
 def _positions(path: Path, cells: pd.Series, texts: Sequence[str], known: Sequence[str], what: str) -> np.ndarray:
     """(N,) int64, where each text stands among the known ones; the cell of another text is an error."""
-    position = {text: k for k, text in enumerate(known)}
-    positions = np.array([position.get(text, -1) for text in texts], dtype=np.int64)
+    import pandas as pd
+
+    positions = pd.Index(known).get_indexer(texts).astype(np.int64)
     if (positions < 0).any():
         first = int(np.argmin(positions))
         raise UserError(f"{path}: column '{cells.name}', row {cells.index[first]}: "
@@ -253,7 +252,7 @@ def read_target(path: Path, cells: pd.Series, task: str | None) -> tuple[str, np
             raise UserError(f"{where} is {cells.iloc[0]} in every row; there is nothing to learn")
         return task, values, ()
     labels = list(cells)
-    if _is_numeric(cells):
+    if not np.isnan(_parsed(cells)).any():
         _numbers(path, cells)
         labels = [_label(cell) for cell in cells]
     classes = tuple(sorted(set(labels), key=_order))
@@ -286,7 +285,3 @@ def _parsed(cells: pd.Series) -> np.ndarray:
     import pandas as pd
 
     return pd.to_numeric(cells, errors="coerce").to_numpy(dtype=np.float64, copy=True)
-
-
-def _is_numeric(cells: pd.Series) -> bool:
-    return not np.isnan(_parsed(cells)).any()

@@ -211,8 +211,8 @@ def from_description(description: Mapping[str, Any]) -> Pretrained:
         return Pretrained(_Torchvision(description["name"]), description)
     if description["kind"] == "module":
         raise UserError(
-            f"this posterior stands on a module of your own ({description['class']}), which an archive of tensors "
-            "cannot hold; pass it: load(folder, entry=LastLayer(backbone=module, …))"
+            f"the backbone of this posterior is a module of your own ({description['class']}), which an archive of "
+            "tensors cannot hold; pass it: load(folder, entry=LastLayer(backbone=module, …))"
         )
     return _from_file(Path(description["path"]), description["sha256"]).taking(description.get("inputs", "raw"))
 

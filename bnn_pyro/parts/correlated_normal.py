@@ -1,4 +1,4 @@
-"""Normal distributions of all weights at once, and the part of a draw that belongs to one site.
+"""Normal approximations of all weights jointly, which know of correlations: distributions, guides, families by name.
 
     w = μ + σ ⊙ C ε,    ε ~ Normal(0, I)                  Normal(μ, diag(σ) C Cᵀ diag(σ))
 
@@ -7,19 +7,33 @@
 
 A and B are relative to σ, so that one learning rate suits weights of any size. The entropy needs no determinant of a
 (P, P) matrix: Σ log σ, and ½ log det(I + BᵀB) for B (matrix determinant lemma).
+
+In a guide one auxiliary site draws the whole vector, and every site of the model takes its own part of it. The density
+of the vector is the auxiliary site's, that of a part is 1, so that Pyro's own ELBOs are right as they are. Where the
+prior of a site is Normal its cross-entropy −E_q[log p(w)] is exact: it needs the marginal moments alone.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Mapping
 
+import pyro
+import pyro.distributions as dist
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributions import Independent, Normal, register_kl
 
+from bnn_pyro.errors import UserError
+from bnn_pyro.parts.guides import MeanFieldNormal, NormalGuide, inverse_softplus
 from bnn_pyro.parts.weights import ArrayDistribution, CentredNormal
+from bnn_pyro.settings import parse_named
 
-__all__ = ["CorrelatedNormal", "FullCovariance", "LowRank", "Part"]
+__all__ = ["ALL_WEIGHTS", "FAMILIES", "CorrelatedNormal", "FullCovariance", "FullNormal", "LowRank", "LowRankNormal",
+           "Part", "parse_family"]  # fmt: skip
+
+#: The auxiliary site that holds the whole vector.
+ALL_WEIGHTS = "_all_weights"
 
 
 class CorrelatedNormal(ArrayDistribution):
@@ -97,12 +111,6 @@ class FullCovariance(CorrelatedNormal):
     def _log_volume(self) -> Tensor:
         return self.scale.log().sum()
 
-    @property
-    def covariance(self) -> Tensor:
-        """LLᵀ (P, P), whatever the batch shape."""
-        lower = self.scale[:, None] * (self.root + torch.eye(len(self.loc), device=self.loc.device))
-        return lower @ lower.mT
-
 
 class LowRank(CorrelatedNormal):
     """C = [I, B]. root: B (P, R)."""
@@ -126,12 +134,6 @@ class LowRank(CorrelatedNormal):
     @property
     def _log_volume(self) -> Tensor:
         return self.scale.log().sum() + self._capacitance.diagonal().log().sum()
-
-    @property
-    def covariance(self) -> Tensor:
-        """diag(σ)(I + BBᵀ)diag(σ) (P, P), whatever the batch shape."""
-        factor = self.scale[:, None] * self.root
-        return torch.diag(self.scale.square()) + factor @ factor.mT
 
 
 class Part(ArrayDistribution):
@@ -187,3 +189,94 @@ def _part_normal(q: Part, p: Normal | Independent) -> Tensor:
     if not isinstance(normal, Normal) or q.event_shape != p.event_shape:
         raise NotImplementedError
     return _cross_entropy(q, normal.loc, normal.scale)
+
+
+# -- all weights jointly -----------------------------------------------------------------------------------------
+class _CorrelatedGuide(NormalGuide):
+    """distribution: q of the flat vector, in the order of the sites."""
+
+    distribution: CorrelatedNormal
+
+    def _distributions(self) -> Iterable[tuple[str, dist.TorchDistribution]]:
+        whole, start = self.distribution, 0
+        flat = pyro.sample(ALL_WEIGHTS, whole, infer={"is_auxiliary": True})
+        for name, shape in self.shapes.items():
+            part = slice(start, start := start + shape.numel())
+            yield name, Part(whole, part, shape, flat[..., part].view(flat.shape[:-1] + shape))
+
+
+class FullNormal(_CorrelatedGuide):
+    """q(w) = Normal(μ, LLᵀ), L = diag(σ)(I + A): every covariance, of P(P + 1)/2 numbers.
+
+    initial: {site: value} where μ starts.   init_scale: σ at the start, without correlations.
+    """
+
+    def __init__(self, initial: Mapping[str, Tensor], init_scale: float = 0.01) -> None:
+        super().__init__(initial, init_scale)
+        self.lower = nn.Parameter(self.loc.new_zeros(len(self.loc), len(self.loc)))  # A; its upper triangle stays 0
+
+    @classmethod
+    def of(cls, mean: Mapping[str, Tensor], scale_tril: Tensor) -> FullNormal:
+        """q of given moments. mean: {site: value}, of the dtype to be kept.   scale_tril: L (P, P)."""
+        guide = cls(mean)
+        scale = scale_tril.diagonal()
+        with torch.no_grad():
+            guide.rho.copy_(inverse_softplus(scale))
+            guide.lower.copy_((scale_tril / scale[:, None]).tril(-1))
+        return guide
+
+    @property
+    def distribution(self) -> FullCovariance:
+        """q of the flat vector, in the order of the sites."""
+        return FullCovariance(self.loc, self.scale, self.lower)
+
+
+class LowRankNormal(_CorrelatedGuide):
+    """q(w) = Normal(μ, diag(σ)(I + BBᵀ)diag(σ)), B (P, R): P(R + 2) numbers.
+
+    rank: R.   initial, init_scale: as for :class:`FullNormal`; B starts at random and small, as 0 is a saddle point.
+    """
+
+    def __init__(self, initial: Mapping[str, Tensor], init_scale: float = 0.01, rank: int = 10) -> None:
+        super().__init__(initial, init_scale)
+        if rank < 1:
+            raise UserError(f"the rank of a low-rank guide must be at least 1, got {rank}")
+        self.factor = nn.Parameter(torch.randn(len(self.loc), rank, device=self.loc.device) * (0.5 / rank) ** 0.5)
+
+    @property
+    def distribution(self) -> LowRank:
+        """q of the flat vector, in the order of the sites."""
+        return LowRank(self.loc, self.scale, self.factor)
+
+
+# -- by name -----------------------------------------------------------------------------------------------------
+Maker = Callable[[Mapping[str, Tensor], float], nn.Module]  # (initial, init_scale) -> guide
+
+
+def _mean_field() -> Maker:
+    """mean-field — independent Normals."""
+    return MeanFieldNormal
+
+
+def _low_rank(rank: int = 10) -> Maker:
+    """low-rank:RANK — a diagonal and RANK common directions; RANK is a positive whole number."""
+    if rank < 1:
+        raise ValueError
+    return lambda initial, init_scale: LowRankNormal(initial, init_scale, rank)
+
+
+def _full() -> Maker:
+    """full — any covariance."""
+    return FullNormal
+
+
+#: Every family of Normal guides by name; the number after the colon is its argument.
+FAMILIES: dict[str, Callable[..., Maker]] = {"mean-field": _mean_field, "low-rank": _low_rank, "full": _full}
+
+
+def parse_family(text: str) -> Maker:
+    """``"low-rank:20"`` -> a maker of guides.
+
+    Raises UserError for an unknown name, or a rank that is no positive whole number.
+    """
+    return parse_named("family of guides", text, FAMILIES, number=int)

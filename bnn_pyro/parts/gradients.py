@@ -3,6 +3,7 @@
     LocalLinear      A ~ Normal(M, V)         V given
     FreeLinear       A ~ Normal(M, exp L)     and, with the layer's output, KL(A ‖ Normal(0, s)) at next to no cost
     DropoutLinear    A ~ Normal(M, α M²)
+    LocalConv2d      A ~ Normal(M, V)         X ∗ A, a convolution with A as its kernels
 
 With G the gradient of the output, std its standard deviation and R = G·ε / (2·std) the gradient of its variance (0
 where that is 0, its symmetric derivative: there the output does not depend on V, or ε averages it away):
@@ -21,7 +22,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-__all__ = ["DropoutLinear", "DropoutVariance", "FreeLinear", "KLNormal", "LocalLinear", "kl_log_uniform"]
+__all__ = ["DropoutLinear", "DropoutVariance", "FreeLinear", "KLNormal", "LocalConv2d", "LocalLinear",
+           "kl_log_uniform"]  # fmt: skip
 
 
 class LocalLinear(torch.autograd.Function):
@@ -49,24 +51,22 @@ class LocalLinear(torch.autograd.Function):
 
 
 class FreeLinear(torch.autograd.Function):
-    """A ~ Normal(M, exp L), and KL(A ‖ Normal(0, s)) in nats: 0 without s.
+    """A ~ Normal(M, exp L), and KL(A ‖ Normal(0, s)) in nats.
 
     KL = ½ Σ ((V + M²)/s² − 1 − L) + Σ log s      dM += M/s²      dL = V·(dV + ½/s²) − ½
     """
 
     @staticmethod
     def forward(
-        ctx, X: Tensor, M: Tensor, L: Tensor, s: Tensor | None, bias: bool, sample_shape: torch.Size
+        ctx, X: Tensor, M: Tensor, L: Tensor, s: Tensor, bias: bool, sample_shape: torch.Size
     ) -> tuple[Tensor, Tensor]:
         """A draw and the KL. s: () or (rows of A, 1)."""
         V = L.exp()
         output, ratio = _draw(X, M, V, bias, sample_shape)
-        kl, precision = M.new_zeros(()), None
-        if s is not None:
-            precision = s.square().reciprocal()
-            squares = torch.linalg.vector_norm(M, dim=-1, keepdim=True).square_().add_(V.sum(-1, keepdim=True))
-            scales = s.log().sum().mul_(M.numel() / s.numel())
-            kl = squares.mul_(precision).sum().sub_(L.sum()).sub_(M.numel()).mul_(0.5).add_(scales)
+        precision = s.square().reciprocal()
+        squares = torch.linalg.vector_norm(M, dim=-1, keepdim=True).square_().add_(V.sum(-1, keepdim=True))
+        scales = s.log().sum().mul_(M.numel() / s.numel())
+        kl = squares.mul_(precision).sum().sub_(L.sum()).sub_(M.numel()).mul_(0.5).add_(scales)
         ctx.save_for_backward(X, M, L, ratio, precision)
         ctx.bias = bias
         return output, kl
@@ -76,19 +76,13 @@ class FreeLinear(torch.autograd.Function):
     def backward(ctx, G: Tensor, g: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients for X, M, L."""
         X, M, L, ratio, precision = ctx.saved_tensors
-        needs = ctx.needs_input_grad
         G, R = _rows(G, ratio, X)
-        V = L.exp() if needs[0] else None
-        d_X = _to_inputs(G, R, X, M, V, ctx.bias) if needs[0] else None
-        d_M = d_L = None
-        if needs[1]:
-            d_M = torch.empty_like(M) if precision is None else M * (g * precision)
-            d_M = _to_weights(X, G, d_M, ctx.bias, add=precision is not None)
-        if needs[2]:
-            d_L = _to_weights(X.square(), R, torch.empty_like(L), ctx.bias)
-            V = L.exp() if V is None else V  # not before X² has gone again: the first layer's is large
-            d_L = d_L.mul_(V) if precision is None else d_L.add_(0.5 * g * precision).mul_(V).sub_(0.5 * g)
-        return d_X, d_M, d_L, None, None, None
+        V = L.exp() if ctx.needs_input_grad[0] else None
+        d_X = None if V is None else _to_inputs(G, R, X, M, V, ctx.bias)
+        d_M = _to_weights(X, G, M * (g * precision), ctx.bias, add=True)
+        d_L = _to_weights(X.square(), R, torch.empty_like(L), ctx.bias)
+        V = L.exp() if V is None else V  # not before X² has gone again: the first layer's is large
+        return d_X, d_M, d_L.add_(0.5 * g * precision).mul_(V).sub_(0.5 * g), None, None, None
 
 
 class DropoutLinear(torch.autograd.Function):
@@ -117,9 +111,21 @@ class DropoutLinear(torch.autograd.Function):
 def _draw(X: Tensor, M: Tensor, V: Tensor, bias: bool, sample_shape: torch.Size) -> tuple[Tensor, Tensor]:
     """(draws of X A, ε / 2·std of each)."""
     rows, shape = X.reshape(-1, X.shape[-1]), X.shape[:-1] + M.shape[1:]
-    std = _product(rows.square(), V, bias).sqrt_().view(shape)
-    mean = _product(rows, M, bias).view(shape)
+    variance = _product(rows.square(), V, bias).view(shape)
+    return _add_noise(_product(rows, M, bias).view(shape), variance, sample_shape)
+
+
+def _add_noise(mean: Tensor, variance: Tensor, sample_shape: torch.Size) -> tuple[Tensor, Tensor]:
+    """(draws mean + std·ε of shape sample_shape + mean's, ε / 2·std of each); both arguments are overwritten.
+
+    The noise lies in memory as the variance does: mixed layouts of images cost ten times as much.
+    """
+    std, shape = variance.sqrt_(), mean.shape
+    last = std.dim() == 4 and std.is_contiguous(memory_format=torch.channels_last)
+    if last:
+        shape = shape[:1] + shape[2:] + shape[1:2]
     ratio = torch.randn(sample_shape + shape, dtype=std.dtype, device=std.device)
+    ratio = ratio.movedim(-1, -3) if last else ratio
     output = torch.addcmul(mean, std, ratio) if sample_shape else mean.addcmul_(std, ratio)
     zero = std == 0
     return output, ratio.div_(std.mul_(2)).masked_fill_(zero, 0.0)
@@ -152,6 +158,59 @@ def _to_weights(X: Tensor, G: Tensor, out: Tensor, bias: bool, add: bool = False
     if bias:
         out[-1] = G.sum(0).add_(out[-1]) if add else G.sum(0)
     return out
+
+
+class LocalConv2d(torch.autograd.Function):
+    """X ∗ A: two convolutions forward, two transposed ones back.
+
+    X (B, C, H, W), A (C·kh·kw, out), or one row more, the biases; output sample_shape + (B, out, H', W'). With dM(G)
+    and dX(G; M) the gradients of a convolution with weights M:
+
+        dM = dM(G)      dV = dM(R) at X²      dX = dX(G; M) + 2·X·dX(R; V)
+    """
+
+    @staticmethod
+    def forward(ctx, X: Tensor, M: Tensor, V: Tensor, geometry: tuple, sample_shape: torch.Size) -> Tensor:
+        """A draw. geometry: shape (out, C, kh, kw) of the kernels, stride and padding (height, width)."""
+        shape, stride, padding = geometry
+        mean = F.conv2d(X, *_kernel(M, shape), stride=stride, padding=padding)
+        variance = F.conv2d(X.square(), *_kernel(V, shape), stride=stride, padding=padding)
+        # An algorithm that is not a plain sum may leave a 0 a little below it.
+        output, ratio = _add_noise(mean, variance.clamp_min_(0), sample_shape)
+        ctx.save_for_backward(X, M, V, ratio)
+        ctx.geometry = geometry
+        return output
+
+    @staticmethod
+    def backward(ctx, G: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients for X, M, V."""
+        X, M, V, ratio = ctx.saved_tensors
+        G, R = _rows(G, ratio, X)
+        needs = ctx.needs_input_grad
+        d_X, d_M = _convolution_backward(G, X, M, ctx.geometry, needs[0])
+        d_square, d_V = _convolution_backward(R, X.square(), V, ctx.geometry, needs[0])
+        return d_X.addcmul_(X, d_square, value=2) if needs[0] else None, d_M, d_V, None, None
+
+
+def _kernel(A: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, Tensor | None]:
+    """The joined weights (C·kh·kw + bias, out) as those of a convolution: (out, C, kh, kw) and (out) or None."""
+    fan_in = shape[1] * shape[2] * shape[3]
+    weight = A[:fan_in].mT.reshape(shape).contiguous(memory_format=torch.channels_last)
+    return weight, A[fan_in] if len(A) > fan_in else None
+
+
+def _convolution_backward(
+    G: Tensor, X: Tensor, A: Tensor, geometry: tuple, to_inputs: bool
+) -> tuple[Tensor | None, Tensor]:
+    """Gradients of a convolution for its input and its joined weights."""
+    shape, stride, padding = geometry
+    weight, bias = _kernel(A, shape)
+    biases, needs = None if bias is None else list(bias.shape), [to_inputs, True, bias is not None]
+    d_X, d_weight, d_bias = torch.ops.aten.convolution_backward(
+        G, X, weight, biases, stride, padding, (1, 1), False, (0, 0), 1, needs
+    )
+    rows = d_weight.flatten(1).mT
+    return d_X, rows.contiguous() if bias is None else torch.cat([rows, d_bias[None]])
 
 
 class DropoutVariance(torch.autograd.Function):

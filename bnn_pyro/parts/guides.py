@@ -1,36 +1,25 @@
-"""Normal approximations q(w): independent, or of all weights jointly, which know of correlations; and point masses.
+"""Approximations q(w) in which weights are independent: Normals, points, dropped columns; and q without some weights.
 
-    mean-field      independent Normals: P numbers twice
-    low-rank:RANK   a diagonal, and RANK directions in which the weights move together
-    full            any covariance
-
-The last two: one auxiliary site draws the whole vector, and every site of the model takes its own part of it. The
-density of the vector is the auxiliary site's, that of a part is 1, so that Pyro's own ELBOs are right as they are.
-Where the prior of a site is Normal its cross-entropy −E_q[log p(w)] is exact: it needs the marginal moments alone.
+Those of all weights jointly are in ``correlated_normal``.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 import pyro
 import pyro.distributions as dist
 import torch
 import torch.nn.functional as F
+from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 
-from bnn_pyro.errors import UserError
-from bnn_pyro.parts.correlated_normal import CorrelatedNormal, FullCovariance, LowRank, Part
 from bnn_pyro.parts.weights import ArrayDistribution
-from bnn_pyro.settings import parse_named
 
-__all__ = ["ALL_WEIGHTS", "FAMILIES", "DroppedColumns", "DroppedInputs", "FullNormal", "LowRankNormal",
-           "MeanFieldNormal", "PointMass", "new_name", "parse_family", "register"]  # fmt: skip
-
-#: The auxiliary site that holds the whole vector.
-ALL_WEIGHTS = "_all_weights"
+__all__ = ["DroppedColumns", "DroppedInputs", "MeanFieldNormal", "NormalGuide", "PointMass", "PrunedGuide",
+           "PrunedWeights", "inverse_softplus", "new_name", "register", "weight_sites"]  # fmt: skip
 
 _numbers = itertools.count()
 
@@ -76,12 +65,17 @@ class _Flat(nn.Module):
         return ((name, self._site(name, loc)) for name, loc in self.sites().items())
 
 
-class _NormalGuide(_Flat):
+def inverse_softplus(scale: Tensor) -> Tensor:
+    """ρ of σ = softplus(ρ)."""
+    return scale + (-torch.expm1(-scale)).log()
+
+
+class NormalGuide(_Flat):
     """μ and σ = softplus(ρ), the same for every weight at the start."""
 
     def __init__(self, initial: Mapping[str, Tensor], init_scale: float) -> None:
         super().__init__(initial)
-        self.rho = nn.Parameter(_inverse_softplus(torch.full_like(self.loc, init_scale)))
+        self.rho = nn.Parameter(inverse_softplus(torch.full_like(self.loc, init_scale)))
 
     @property
     def scale(self) -> Tensor:
@@ -89,7 +83,7 @@ class _NormalGuide(_Flat):
         return F.softplus(self.rho)
 
 
-class MeanFieldNormal(_NormalGuide):
+class MeanFieldNormal(NormalGuide):
     """q(w) = ∏ᵢ Normal(wᵢ; μᵢ, σᵢ), σ = softplus(ρ) (Blundell et al. 2015, section 3.2).
 
     initial: {site: value} where μ starts.   init_scale: σ at the start, for all weights: small, so that training
@@ -141,11 +135,6 @@ class DroppedColumns(ArrayDistribution):
         """W."""
         return self.weight.expand(self.batch_shape + self.event_shape)
 
-    @property
-    def variance(self) -> Tensor:
-        """W² p / (1 − p)."""
-        return self.mean.square() * (self.rate / (1 - self.rate))
-
     def rsample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:  # noqa: B008 (torch's own signature)
         """Draws of shape sample_shape + batch_shape + (out, in), each with a mask of its own."""
         shape = torch.Size(sample_shape) + self.batch_shape + self.event_shape[-1:]
@@ -179,97 +168,65 @@ class DroppedInputs(PointMass):
         return DroppedColumns(loc, rate) if rate else super()._site(name, loc)
 
 
-# -- all weights jointly -----------------------------------------------------------------------------------------
-class _CorrelatedGuide(_NormalGuide):
-    @property
-    def distribution(self) -> CorrelatedNormal:
-        """q of the flat vector, in the order of the sites."""
-        raise NotImplementedError
-
-    def _distributions(self) -> Iterable[tuple[str, dist.TorchDistribution]]:
-        whole, start = self.distribution, 0
-        flat = pyro.sample(ALL_WEIGHTS, whole, infer={"is_auxiliary": True})
-        for name, shape in self.shapes.items():
-            part = slice(start, start := start + shape.numel())
-            yield name, Part(whole, part, shape, flat[..., part].view(flat.shape[:-1] + shape))
+# -- without some of the weights --------------------------------------------------------------------------------------
+def weight_sites(model: nn.Module) -> list[str]:
+    """The sites that can be pruned: matrices and kernels of the network; not biases, nor what the likelihood learns."""
+    likelihood = getattr(getattr(model, "likelihood", None), "initial", {})
+    return [site for site, value in model.initial.items() if value.dim() > 1 and site not in likelihood]
 
 
-class FullNormal(_CorrelatedGuide):
-    """q(w) = Normal(μ, LLᵀ), L = diag(σ)(I + A): every covariance, of P(P + 1)/2 numbers.
+class PrunedWeights(ArrayDistribution):
+    """m ⊙ w, w ~ q: the draws of q, with 0 where the mask says so; the mean follows.
 
-    initial: {site: value} where μ starts.   init_scale: σ at the start, without correlations.
+    whole: q, its event the whole array.   kept: (*event shape) bool.
+    It has neither a density (a removed weight is a point) nor gradients: what is pruned has been trained.
     """
 
-    def __init__(self, initial: Mapping[str, Tensor], init_scale: float = 0.01) -> None:
-        super().__init__(initial, init_scale)
-        self.lower = nn.Parameter(self.loc.new_zeros(len(self.loc), len(self.loc)))  # A; its upper triangle stays 0
-
-    @classmethod
-    def of(cls, mean: Mapping[str, Tensor], scale_tril: Tensor) -> FullNormal:
-        """q of given moments. mean: {site: value}, of the dtype to be kept.   scale_tril: L (P, P)."""
-        guide = cls(mean)
-        scale = scale_tril.diagonal()
-        with torch.no_grad():
-            guide.rho.copy_(_inverse_softplus(scale))
-            guide.lower.copy_((scale_tril / scale[:, None]).tril(-1))
-        return guide
+    def __init__(self, whole: dist.TorchDistribution, kept: Tensor) -> None:
+        super().__init__(whole.event_shape)
+        self.whole, self.kept, self._batch_shape = whole, kept, whole.batch_shape
 
     @property
-    def distribution(self) -> FullCovariance:
-        """q of the flat vector, in the order of the sites."""
-        return FullCovariance(self.loc, self.scale, self.lower)
+    def mean(self) -> Tensor:
+        """That of q, and 0."""
+        return self._masked(self.whole.mean)
+
+    def rsample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:  # noqa: B008 (torch's own signature)
+        """Draws of shape sample_shape + batch_shape + event_shape."""
+        return self._masked(self.whole.expand(self.batch_shape)(sample_shape))
+
+    def _masked(self, value: Tensor) -> Tensor:
+        return torch.where(self.kept, value, 0.0)  # not a product: −0 and NaN would stay
 
 
-class LowRankNormal(_CorrelatedGuide):
-    """q(w) = Normal(μ, diag(σ)(I + BBᵀ)diag(σ)), B (P, R): P(R + 2) numbers.
+class PrunedGuide(nn.Module):
+    """q with masks. whole: the guide, whose parameters are shared and not changed.   kept: {site: bool mask}."""
 
-    rank: R.   initial, init_scale: as for :class:`FullNormal`; B starts at random and small, as 0 is a saddle point.
-    """
-
-    def __init__(self, initial: Mapping[str, Tensor], init_scale: float = 0.01, rank: int = 10) -> None:
-        super().__init__(initial, init_scale)
-        if rank < 1:
-            raise UserError(f"the rank of a low-rank guide must be at least 1, got {rank}")
-        self.factor = nn.Parameter(torch.randn(len(self.loc), rank, device=self.loc.device) * (0.5 / rank) ** 0.5)
+    def __init__(self, whole: nn.Module, kept: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.whole = whole
+        self.sites = tuple(kept)
+        for number, mask in enumerate(kept.values()):  # buffers: they are saved and moved along; names have no dots
+            self.register_buffer(f"kept_{number}", mask)
 
     @property
-    def distribution(self) -> LowRank:
-        """q of the flat vector, in the order of the sites."""
-        return LowRank(self.loc, self.scale, self.factor)
+    def kept(self) -> dict[str, Tensor]:
+        """{site: mask}, True where a weight is left."""
+        return {site: getattr(self, f"kept_{number}") for number, site in enumerate(self.sites)}
+
+    def forward(self, x: Tensor | None = None, y: Tensor | None = None) -> object:
+        """Sample every site."""
+        with _Mask(self.kept):
+            return self.whole(x, y)
 
 
-def _inverse_softplus(scale: Tensor) -> Tensor:
-    return scale + (-torch.expm1(-scale)).log()
+class _Mask(Messenger):
+    """Sites of these names become ``PrunedWeights``."""
 
+    def __init__(self, kept: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.kept = kept
 
-# -- by name -----------------------------------------------------------------------------------------------------
-Maker = Callable[[Mapping[str, Tensor], float], nn.Module]  # (initial, init_scale) -> guide
-
-
-def _mean_field() -> Maker:
-    """mean-field — independent Normals."""
-    return MeanFieldNormal
-
-
-def _low_rank(rank: int = 10) -> Maker:
-    """low-rank:RANK — a diagonal and RANK common directions; RANK is a positive whole number."""
-    if rank < 1:
-        raise ValueError
-    return lambda initial, init_scale: LowRankNormal(initial, init_scale, rank)
-
-
-def _full() -> Maker:
-    """full — any covariance."""
-    return FullNormal
-
-
-#: Every family of Normal guides by name; the number after the colon is its argument.
-FAMILIES: dict[str, Callable[..., Maker]] = {"mean-field": _mean_field, "low-rank": _low_rank, "full": _full}
-
-
-def parse_family(text: str) -> Maker:
-    """``"low-rank:20"`` -> a maker of guides.
-
-    Raises UserError for an unknown name, or a rank that is no positive whole number.
-    """
-    return parse_named("family of guides", text, FAMILIES, number=int)
+    def _pyro_sample(self, message: dict) -> None:
+        if message["name"] in self.kept:
+            message["fn"] = PrunedWeights(message["fn"], self.kept[message["name"]])

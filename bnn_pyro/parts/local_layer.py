@@ -7,21 +7,31 @@ The density of the output is not tractable, and inside an ELBO it is not needed:
 batch shape has a share of KL_factor · KL / B, so that a plate over the rows adds up to one KL. ``TraceMeanField_ELBO``
 takes it from ``kl_divergence``; under ``Trace_ELBO`` the layer in the model finds the layer that sampled its value and
 answers −KL, the one in the guide 0: give it a layer in both. Where a plate scales its sites by N/B, KL_factor is B/N.
+
+A convolution is not exact: each position of its output has exactly the distribution that sampled weights give it, but
+positions of one row share their weights, so that under sampled weights they are correlated, and ε is drawn here for
+each of them by itself. What looks at several positions (a pooling, the next layer) sees other joint noise, and an ELBO
+made of this layer is no bound on the evidence of the network over its weights. The usual way to train such layers all
+the same: Molchanov, Ashukha & Vetrov 2017 (arXiv:1701.05369, section 4.4), Shridhar, Laumann & Liwicki 2019
+(arXiv:1901.02731).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
+from typing import ClassVar
 
 import pyro.distributions as dist
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributions import Distribution, kl_divergence, register_kl
 
+from bnn_pyro.parts.gradients import LocalConv2d
 from bnn_pyro.parts.weights import ArrayDistribution, CentredNormal, NormalWeights
 
-__all__ = ["HiddenLayer", "LinearLayer", "LocalLayer"]
+__all__ = ["Conv2dLayer", "HiddenLayer", "LinearLayer", "LocalLayer"]
 
 
 class LocalLayer(ArrayDistribution):
@@ -32,24 +42,20 @@ class LocalLayer(ArrayDistribution):
     non_linearity: applied to the pre-activations; None for none.   KL_factor: weight of the KL.
     """
 
+    input_dims: ClassVar[int] = 1
+
     def __init__(
         self,
         X: Tensor,
         weights: dist.TorchDistribution,
         event_shape: torch.Size,
-        input_dims: int,
         non_linearity: Callable[[Tensor], Tensor] | None,
         KL_factor: float,
     ) -> None:
         super().__init__(event_shape)
-        self.X, self.weights, self.input_dims = X, weights, input_dims
-        self.non_linearity, self.KL_factor = non_linearity, KL_factor
-        self._batch_shape = X.shape[: X.dim() - input_dims]
+        self.X, self.weights, self.non_linearity, self.KL_factor = X, weights, non_linearity, KL_factor
+        self._batch_shape = X.shape[: X.dim() - self.input_dims]
         self._origin = object()  # the same one in every expanded copy; not self: that would be a reference cycle
-
-    def weights_kl(self, prior: dist.TorchDistribution) -> Tensor:
-        """KL(weights ‖ prior), a scalar in nats."""
-        return kl_divergence(self.weights, prior)
 
     def expand(self, batch_shape: torch.Size, _instance: object = None) -> LocalLayer:
         """The same layer for a larger batch; the weights' KL is still counted once for each leading index."""
@@ -88,7 +94,7 @@ class LocalLayer(ArrayDistribution):
 @register_kl(LocalLayer, LocalLayer)
 def _kl_rows(q: LocalLayer, p: LocalLayer) -> Tensor:
     """KL_factor · KL(q(w) ‖ p(w)) / B for each row, of q's batch shape; a plate over the rows adds up to one KL."""
-    return (q.weights_kl(p.weights) * (q.KL_factor / q.batch_shape[-1])).expand(q.batch_shape)
+    return (kl_divergence(q.weights, p.weights) * (q.KL_factor / q.batch_shape[-1])).expand(q.batch_shape)
 
 
 @register_kl(LocalLayer, Distribution)
@@ -103,9 +109,6 @@ class LinearLayer(LocalLayer):
     """The output of a Bayesian linear layer: X (…, B, D) and weights of event shape (D, H) to (…, B, H).
 
     adjoin_one: a 1 joins every row of X, whose weights, the last row of (D + 1, H), are the bias.
-    prior_scale: in a guide, the standard deviation, () or (D, 1), of the CentredNormal that the model's layer is
-        expected to have: the KL to it then comes with the output, which is the cheapest. A layer that turns out to
-        have another prior is no mistake, its KL is computed by itself.
 
     Raises ValueError where the shapes do not fit.
     """
@@ -117,27 +120,54 @@ class LinearLayer(LocalLayer):
         non_linearity: Callable[[Tensor], Tensor] | None = None,
         KL_factor: float = 1.0,
         adjoin_one: bool = False,
-        prior_scale: Tensor | None = None,
     ) -> None:
         D, H = weights.event_shape
         D -= adjoin_one
         if X.dim() < 2 or X.shape[-1] != D:
             raise ValueError(f"X must be (…, B, {D}) for these weights, got {tuple(X.shape)}")
-        super().__init__(X, weights, torch.Size((H,)), 1, non_linearity, KL_factor)
-        self.adjoin_one, self.prior_scale = adjoin_one, prior_scale
-        self._kl: Tensor | None = None
+        super().__init__(X, weights, torch.Size((H,)), non_linearity, KL_factor)
+        self.adjoin_one = adjoin_one
 
     def pre_activation(self, sample_shape: torch.Size) -> Tensor:
         """Draws of X A, sample_shape + (…, B, H)."""
-        output, self._kl = self.weights.linear(self.X, self.adjoin_one, sample_shape, self.prior_scale)
-        return output
+        return self.weights.linear(self.X, self.adjoin_one, sample_shape)
 
-    def weights_kl(self, prior: dist.TorchDistribution) -> Tensor:
-        """KL(weights ‖ prior), a scalar in nats: the one made with the output, where it is of this very prior."""
-        known = self._kl is not None and isinstance(prior, CentredNormal) and prior.scale is self.prior_scale
-        if known and (self._kl.requires_grad or not torch.is_grad_enabled()):  # not one of a draw without gradients
-            return self._kl
-        return super().weights_kl(prior)
+
+class Conv2dLayer(LocalLayer):
+    """The output of a Bayesian convolution: X (…, B, C, H, W) to non_linearity of (…, B, out, H', W').
+
+    weights: of event shape (C·kh·kw, out), or (C·kh·kw + 1, out) whose last row are the biases.
+    like: the deterministic convolution of these channels, kernel, stride and padding.
+    non_linearity: of (…, out, H', W'), may change these three dimensions; the event shape is what it makes of them.
+    """
+
+    input_dims = 3
+
+    def __init__(
+        self,
+        X: Tensor,
+        weights: dist.TorchDistribution,
+        like: nn.Conv2d,
+        non_linearity: Callable[[Tensor], Tensor] | None = None,
+        KL_factor: float = 1.0,
+    ) -> None:
+        self.geometry = like.weight.shape, like.stride, like.padding
+        super().__init__(X, weights, _event_shape(X.shape[-3:], self.geometry, non_linearity), non_linearity, KL_factor)
+
+    def pre_activation(self, sample_shape: torch.Size) -> Tensor:
+        """Draws of X ∗ W, sample_shape + (…, B, out, H', W')."""
+        X = self.X.flatten(0, -4)
+        sampled = LocalConv2d.apply(X, self.weights.mean, self.weights.variance, self.geometry, sample_shape)
+        return sampled.unflatten(len(sample_shape), self.batch_shape)
+
+
+@lru_cache(maxsize=256)
+def _event_shape(image: torch.Size, geometry: tuple, non_linearity: Callable[[Tensor], Tensor] | None) -> torch.Size:
+    """The shape of one row's activations, without computing any."""
+    kernel, stride, padding = geometry
+    X, W = (torch.empty(shape, device="meta") for shape in ((1, *image), kernel))
+    activation = F.conv2d(X, W, stride=stride, padding=padding)
+    return (activation if non_linearity is None else non_linearity(activation)).shape[1:]
 
 
 class HiddenLayer(LinearLayer):

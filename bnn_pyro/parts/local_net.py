@@ -10,7 +10,7 @@ that are one function for all inputs, for predictions, pruning and diagnostics.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import pyro
 import pyro.distributions as dist
@@ -19,22 +19,12 @@ from torch import Tensor, nn
 
 from bnn_pyro.errors import UserError
 from bnn_pyro.parts.guides import MeanFieldNormal, new_name, register
-from bnn_pyro.parts.local_conv import Conv2dLayer
-from bnn_pyro.parts.local_layer import LinearLayer, LocalLayer
+from bnn_pyro.parts.local_layer import Conv2dLayer, LinearLayer
 from bnn_pyro.parts.nets import Stage
 from bnn_pyro.parts.priors import BayesianNet
 from bnn_pyro.parts.weights import CentredNormal, DropoutWeights, FreeWeights, LogUniform, NormalWeights
 
 __all__ = ["SCALES", "DropoutScale", "FreeScale", "LocalGuide", "LocalNet", "WeightGuide"]
-
-
-def _layer(
-    x: Tensor, weights: dist.TorchDistribution, layer: nn.Module, after: Callable | None, prior_scale: Tensor | None
-) -> LocalLayer:
-    """The activations of a deterministic layer's Bayesian twin. prior_scale: of the prior that q meets, or None."""
-    if isinstance(layer, nn.Conv2d):
-        return Conv2dLayer(x, weights, layer.kernel_size, layer.stride, layer.padding, after)
-    return LinearLayer(x, weights, after, adjoin_one=layer.bias is not None, prior_scale=prior_scale)
 
 
 def _join(weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -104,17 +94,12 @@ class LocalNet(nn.Module):
     def __init__(self, weight_space: BayesianNet) -> None:
         super().__init__()
         self.weight_space = weight_space
-        self.priors = nn.ModuleList(_prior(weight_space, layer) for _, layer, _ in self.net.stages())
+        self.priors = nn.ModuleList(_LayerPrior(weight_space, layer) for _, layer, _ in self.net.stages())
 
     @property
     def net(self) -> nn.Module:
         """The deterministic network."""
         return self.weight_space.net
-
-    @property
-    def likelihood(self) -> nn.Module:
-        """From the network's output to "y"."""
-        return self.weight_space.likelihood
 
     @property
     def initial(self) -> Mapping[str, Tensor]:
@@ -123,46 +108,40 @@ class LocalNet(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
         """Draw the activations, then the site "y" for inputs x (B, *input_shape); y (B,) observes it."""
-        no_kl = [None] * len(self.priors)  # that is the guide's
-        return self.likelihood(_activations(self.net.enter, self.net.stages(), self.priors, no_kl, x), y)
+        weights = [prior() for prior in self.priors]
+        return self.weight_space.likelihood(_activations(self.net.enter, self.net.stages(), weights, x), y)
 
 
-def _activations(
-    enter: Callable,
-    stages: Sequence[Stage],
-    weights: nn.ModuleList,
-    prior_scales: Sequence[Tensor | None],
-    x: Tensor,
-) -> Tensor:
+def _activations(enter: Callable, stages: list[Stage], weights: list[dist.TorchDistribution], x: Tensor) -> Tensor:
     """Sample every layer's activations in a plate over the rows; the last ones."""
     h = enter(x)
     with pyro.plate("rows", dim=-1):  # of the size that the activations have; the likelihood's plate states it
-        for (name, layer, after), A, prior_scale in zip(stages, weights, prior_scales, strict=True):
-            h = pyro.sample(name, _layer(h, A(), layer, after, prior_scale))
+        for (name, layer, after), A in zip(stages, weights, strict=True):
+            if isinstance(layer, nn.Conv2d):
+                h = pyro.sample(name, Conv2dLayer(h, A, layer, after))
+            else:
+                h = pyro.sample(name, LinearLayer(h, A, after, adjoin_one=layer.bias is not None))
     return h
 
 
 class _LayerPrior(nn.Module):
     """The prior of a layer's joined weights: Normal(0, scale), scale (D, 1); log-uniform where that is None."""
 
-    def __init__(self, scale: Tensor | None, shape: tuple[int, int]) -> None:
+    def __init__(self, weight_space: BayesianNet, layer: nn.Module) -> None:
         super().__init__()
-        self.shape = torch.Size(shape)
+        sites = [weight_space.prior(p) for p in (layer.weight, layer.bias) if p is not None]
+        rows, scale = [layer.weight[0].numel(), 1][: len(sites)], None
+        if all(isinstance(p, CentredNormal) for p in sites):
+            scale = torch.cat([p.scale.expand(n, 1) for p, n in zip(sites, rows, strict=True)])
+        elif not all(isinstance(p, LogUniform) for p in sites):
+            raise UserError(
+                "local reparametrization needs a prior whose KL has a closed form: normal, fan-in or log-uniform"
+            )
+        self.shape = torch.Size((sum(rows), len(layer.weight)))
         self.register_buffer("scale", scale, persistent=False)
 
     def forward(self) -> CentredNormal | LogUniform:
         return LogUniform(self.shape) if self.scale is None else CentredNormal(self.scale, self.shape)
-
-
-def _prior(weight_space: BayesianNet, layer: nn.Module) -> _LayerPrior:
-    sites = [weight_space.prior(p) for p in (layer.weight, layer.bias) if p is not None]
-    rows, out = [layer.weight[0].numel(), 1][: len(sites)], len(layer.weight)
-    if all(isinstance(p, CentredNormal) for p in sites):
-        scale = torch.cat([p.scale.expand(n, 1) for p, n in zip(sites, rows, strict=True)])
-        return _LayerPrior(scale, (sum(rows), out))
-    if all(isinstance(p, LogUniform) for p in sites):
-        return _LayerPrior(None, (sum(rows), out))
-    raise UserError("local reparametrization needs a prior whose KL has a closed form: normal, fan-in or log-uniform")
 
 
 class LocalGuide(nn.Module):
@@ -174,14 +153,17 @@ class LocalGuide(nn.Module):
     def __init__(self, model: LocalNet, scale: str, init: float) -> None:
         super().__init__()
         q = [SCALES[scale](_join(layer.weight.detach(), layer.bias), init) for _, layer, _ in model.net.stages()]
-        self.weight_space = WeightGuide(model.net, q, model.likelihood.initial)
+        self.weight_space = WeightGuide(model.net, q, model.weight_space.likelihood.initial)
         self.priors = model.priors  # the same modules, so that their scales stay the model's own on any device
 
     def forward(self, x: Tensor, y: Tensor | None = None) -> None:
         """Sample every site for inputs x (B, *input_shape); targets are not used."""
         own = self.weight_space
         register(own)
-        _activations(own.enter, own.stages, own.layers, [prior.scale for prior in self.priors], x)
+        weights = [q() for q in own.layers]
+        for q, prior in zip(weights, self.priors, strict=True):
+            q.prior_scale = prior.scale
+        _activations(own.enter, own.stages, weights, x)
         if own.noise is not None:
             own.noise()
 
@@ -193,7 +175,7 @@ class WeightGuide(nn.Module):
     noise: {site: value} where the likelihood's latent sites start; mean-field Normal.
     """
 
-    def __init__(self, net: nn.Module, layers: Sequence[nn.Module], noise: Mapping[str, Tensor]) -> None:
+    def __init__(self, net: nn.Module, layers: list[nn.Module], noise: Mapping[str, Tensor]) -> None:
         super().__init__()
         self.name = new_name(self)
         self.enter, self.stages = net.enter, net.stages()  # no submodule: its weights are no parameters of q

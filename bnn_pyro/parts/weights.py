@@ -27,8 +27,6 @@ from bnn_pyro.parts import gradients
 __all__ = ["ArrayDistribution", "CentredNormal", "DropoutWeights", "FreeWeights", "LogUniform", "NormalWeights",
            "log_alpha"]  # fmt: skip
 
-OutputAndKL = tuple[Tensor, Tensor | None]
-
 
 class ArrayDistribution(dist.TorchDistribution):
     """One event: an array of this shape. Its batch shape is () except in a plate of draws."""
@@ -50,13 +48,9 @@ class ArrayDistribution(dist.TorchDistribution):
         new._batch_shape = torch.Size(batch_shape)
         return new
 
-    def linear(self, X: Tensor, bias: bool, sample_shape: torch.Size, prior_scale: Tensor | None) -> OutputAndKL:
-        """Draws of X A for A of this distribution, (D, H), by local reparametrization: see ``gradients``.
-
-        prior_scale: of a zero-mean Normal prior, () or (D, 1). The second is KL(A ‖ prior), or None where it is no
-        cheaper here than by itself.
-        """
-        return gradients.LocalLinear.apply(X, self.mean, self.variance, bias, sample_shape), None
+    def linear(self, X: Tensor, bias: bool, sample_shape: torch.Size) -> Tensor:
+        """Draws of X A for A of this distribution, (D, H), by local reparametrization: see ``gradients``."""
+        return gradients.LocalLinear.apply(X, self.mean, self.variance, bias, sample_shape)
 
     def _flat(self, value: Tensor) -> Tensor:
         """(…, *event shape) -> (…, numbers)."""
@@ -69,6 +63,7 @@ class _NormalArray(ArrayDistribution):
     loc: Tensor
     variance: Tensor
     log_variance: Tensor
+    prior_scale: Tensor | None = None
 
     @property
     def mean(self) -> Tensor:
@@ -106,10 +101,16 @@ class NormalWeights(_NormalArray):
 
 
 class FreeWeights(_NormalArray):
-    """Independent Normals. loc, log_variance: (*shape), event shape all of it."""
+    """Independent Normals. loc, log_variance: (*shape), event shape all of it.
+
+    Where ``prior_scale``, () or (D, 1), says the scale of the CentredNormal that is the prior, a layer's output comes
+    with the KL to it, which is the cheapest. A prior that turns out to be another one is no mistake: its KL is computed
+    by itself.
+    """
 
     def __init__(self, loc: Tensor, log_variance: Tensor) -> None:
         self.loc, self.log_variance = loc, log_variance
+        self.known_kl: Tensor | None = None
         super().__init__(loc.shape)
 
     @cached_property
@@ -117,10 +118,13 @@ class FreeWeights(_NormalArray):
         """The variances, (*shape); once, where both the layer and the KL ask for them."""
         return self.log_variance.exp()
 
-    def linear(self, X: Tensor, bias: bool, sample_shape: torch.Size, prior_scale: Tensor | None) -> OutputAndKL:
+    def linear(self, X: Tensor, bias: bool, sample_shape: torch.Size) -> Tensor:
         """Draws of X A, and the KL where the prior's scale is known."""
-        output, kl = gradients.FreeLinear.apply(X, self.loc, self.log_variance, prior_scale, bias, sample_shape)
-        return output, None if prior_scale is None else kl
+        if self.prior_scale is None:
+            return super().linear(X, bias, sample_shape)
+        parameters = self.loc, self.log_variance, self.prior_scale
+        output, self.known_kl = gradients.FreeLinear.apply(X, *parameters, bias, sample_shape)
+        return output
 
 
 class DropoutWeights(_NormalArray):
@@ -140,9 +144,9 @@ class DropoutWeights(_NormalArray):
         """log α μ², (*shape)."""
         return self.alpha.log() + self.loc.square().log()
 
-    def linear(self, X: Tensor, bias: bool, sample_shape: torch.Size, prior_scale: Tensor | None) -> OutputAndKL:
+    def linear(self, X: Tensor, bias: bool, sample_shape: torch.Size) -> Tensor:
         """Draws of X A."""
-        return gradients.DropoutLinear.apply(X, self.loc, self.alpha, bias, sample_shape), None
+        return gradients.DropoutLinear.apply(X, self.loc, self.alpha, bias, sample_shape)
 
 
 class CentredNormal(ArrayDistribution):
@@ -219,6 +223,14 @@ def _kl_normals(q: _NormalArray, p: _NormalArray) -> Tensor:
 @register_kl(_NormalArray, CentredNormal)
 def _kl_centred(q: _NormalArray, p: CentredNormal) -> Tensor:
     return gradients.KLNormal.apply(q.loc, q.variance, q.log_variance, None, p.scale)
+
+
+@register_kl(FreeWeights, CentredNormal)
+def _kl_known(q: FreeWeights, p: CentredNormal) -> Tensor:
+    known = q.known_kl is not None and p.scale is q.prior_scale
+    if known and (q.known_kl.requires_grad or not torch.is_grad_enabled()):  # not one of a draw without gradients
+        return q.known_kl
+    return _kl_centred(q, p)
 
 
 @register_kl(Independent, CentredNormal)

@@ -27,7 +27,7 @@ from bnn_pyro.datasets import DATASETS, Dataset, Schema, load_data
 from bnn_pyro.distributed import choose_device
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.files import resolve as locate
-from bnn_pyro.fitting import tuned
+from bnn_pyro.fitting import backbone_variant, tuned
 from bnn_pyro.inference import METHODS, Method
 from bnn_pyro.settings import Settings, build, defaults, parse_value, plain, setting
 from bnn_pyro.zoo import ZOO, Entry
@@ -98,8 +98,7 @@ class Recipe(Settings):
 
     def backbone_variant(self, schema: Schema) -> str | None:
         """The variant of the backbone that this one is the last layer of, and its baseline; None for most."""
-        entry = self.entry()
-        return entry.foundation(schema) if hasattr(entry, "foundation") else None
+        return backbone_variant(self.entry(), schema)
 
     def for_baseline(self, schema: Schema) -> Recipe | None:
         """What to compare with: a deterministic network on the same data, or None.
@@ -110,7 +109,7 @@ class Recipe(Settings):
         variant, method = self.backbone_variant(schema), None
         same_architecture = variant is None
         if same_architecture:
-            if not self.baseline or hasattr(self.entry(), "foundation"):
+            if not self.baseline or hasattr(self.entry(), "backbone_variant"):
                 return None
             variant, method = BASELINE
         method, best = tuned(variant, self.data_name, method)
@@ -208,7 +207,7 @@ def resolve(args: Namespace, config: Mapping[str, Any], given: Mapping[str, Any]
         variant_settings=settings(kinds[0], best.entry, stored.get("variant_settings") or {}),
         inference=method,
         inference_settings=settings(kinds[1], best.method, stored_method),
-        data={**best.data, **data},
+        data=data,
         **own | {"baseline": variant != BASELINE[0] and own.get("baseline", True)},
     )
     choose_device(recipe.device)

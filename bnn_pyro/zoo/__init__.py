@@ -1,10 +1,9 @@
 """The zoo: every variant is a class here, in a file of its own or beside its kin, and one line in ``ZOO``."""
 
-from bnn_pyro.zoo.bayesian_convnet import BayesianConvNet
 from bnn_pyro.zoo.convnet import ConvNet
 from bnn_pyro.zoo.dropout_mlp import DropoutMLP
 from bnn_pyro.zoo.entry import Entry
-from bnn_pyro.zoo.hidden_layer import HiddenLayerNet, SparseDropout, VariationalDropout
+from bnn_pyro.zoo.hidden_layer import BayesianConvNet, HiddenLayerNet, SparseDropout, VariationalDropout
 from bnn_pyro.zoo.last_layer import LastLayer
 from bnn_pyro.zoo.mean_field import MLP, MeanField
 from bnn_pyro.zoo.tuned import TUNED, Fit

@@ -1,4 +1,4 @@
-"""Fully connected networks by local reparametrization: Bayesian layers that sample activations, not weights.
+"""Networks by local reparametrization: Bayesian layers that sample activations, not weights.
 
     W ~ p(W)    f = net_W(x)    y ~ likelihood(f)          q(W) = ∏ᵢ Normal(Wᵢ; μᵢ, σᵢ)
 
@@ -9,6 +9,11 @@ Model and guide meet in activations, for training; the fitted q is over the weig
 With p(W) ∝ ∏ 1/|W| and σ² = α μ² it is variational dropout: Gaussian dropout whose variance α ≤ 1 is learned for a
 layer, for each input unit of it, or for each weight (section 3 there). With a free σ it is the sparse kind: weights
 that the data do not need become noise around 0 (Molchanov, Ashukha & Vetrov 2017, arXiv:1701.05369).
+
+The convolutional network has two convolutions with max-pooling and a hidden layer, as LeNet. In training every position
+of a convolution's output has noise of its own, where drawn weights share theirs: exact for each position, an
+approximation for all of them together, so that the ELBO in the trace is that of the approximation (see
+``parts.local_layer``).
 """
 
 from __future__ import annotations
@@ -22,9 +27,10 @@ from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.errors import UserError
 from bnn_pyro.parts.local_net import SCALES, LocalGuide, LocalNet
 from bnn_pyro.settings import setting
+from bnn_pyro.zoo.convnet import Convolutions
 from bnn_pyro.zoo.mean_field import MeanField
 
-__all__ = ["HiddenLayerNet", "SparseDropout", "VariationalDropout"]
+__all__ = ["BayesianConvNet", "HiddenLayerNet", "SparseDropout", "VariationalDropout"]
 
 
 @dataclass(frozen=True)
@@ -79,3 +85,17 @@ class SparseDropout(HiddenLayerNet):
 
     summary: ClassVar[str] = "A dropout rate for every weight, unbounded, which removes weights"
     paper: ClassVar[str] = "Molchanov, Ashukha & Vetrov 2017, arXiv:1701.05369"
+
+
+@dataclass(frozen=True)
+class BayesianConvNet(Convolutions, HiddenLayerNet):
+    """Settings of a small convolutional network: those of ``HiddenLayerNet`` and ``Convolutions``.
+
+    hidden  widths of the hidden layers after the convolutions
+    """
+
+    hidden: tuple[int, ...] = setting((128,), low=1)
+    init_scale: float = setting(0.01, above=0)
+
+    summary: ClassVar[str] = "A small convolutional network with mean-field weights, for images"
+    paper: ClassVar[str] = "Shridhar, Laumann & Liwicki 2019, arXiv:1901.02731"

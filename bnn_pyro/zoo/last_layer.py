@@ -23,13 +23,13 @@ from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.errors import UserError
 from bnn_pyro.parts import backbone as backbones
 from bnn_pyro.parts.backbone import INPUTS, Backbone, OnFeatures, Pretrained
-from bnn_pyro.parts.guides import parse_family
+from bnn_pyro.parts.correlated_normal import parse_family
 from bnn_pyro.parts.likelihoods import make_likelihood
 from bnn_pyro.parts.nets import MLP as Net
 from bnn_pyro.parts.nets import weights_digest
 from bnn_pyro.parts.priors import BayesianNet
 from bnn_pyro.posterior import Posterior
-from bnn_pyro.settings import Settings, setting
+from bnn_pyro.settings import Settings, build, setting
 from bnn_pyro.zoo.convnet import ConvNet
 from bnn_pyro.zoo.mean_field import MLP
 
@@ -88,11 +88,11 @@ class LastLayer(Settings):
             object.__setattr__(self, "inputs", None)
         object.__setattr__(self, "backbone", backbone)
 
-    def foundation(self, schema: Schema) -> str | None:
+    def backbone_variant(self, schema: Schema) -> str | None:
         """The name of the variant that has to be fitted first, None where the backbone is there."""
         if self.backbone == "auto":
             return "convnet" if schema.is_image else "mlp"
-        return self.backbone if self.backbone in (*BACKBONE_VARIANTS,) else None
+        return self.backbone if self.backbone in (*BACKBONE_VARIANTS,) else None  # a tuple: modules have no hash
 
     def on(self, posterior: Posterior) -> LastLayer:
         """The same last layer on the network that ``posterior`` is a point estimate of.
@@ -120,7 +120,7 @@ class LastLayer(Settings):
         if isinstance(self.backbone, Mapping):
             restore = _from_run if self.backbone["kind"] == "run" else backbones.from_description
             return restore(self.backbone)
-        name = self.foundation(schema)
+        name = self.backbone_variant(schema)
         if name is None:
             return backbones.from_text(self.backbone)
         net = BACKBONE_VARIANTS[name]().model(schema).net
@@ -163,20 +163,17 @@ def _trained(posterior: Posterior) -> Pretrained:
 def _from_run(description: Mapping[str, Any]) -> Pretrained:
     """The same network without its weights, which the archive holds."""
     schema = Schema.from_dict(description["schema"])
-    settings = {k: tuple(v) if isinstance(v, list) else v for k, v in description["entry_settings"].items()}
-    net = BACKBONE_VARIANTS[description["entry"]](**settings).model(schema).net
+    net = build(BACKBONE_VARIANTS[description["entry"]], description["entry_settings"]).model(schema).net
     return Pretrained(_Features(net), description, schema)
 
 
 @torch.no_grad()
 def _start_at_head(layer: nn.Linear, pretrained: Pretrained, schema: Schema) -> None:
     """Start at the last layer that the network was trained with, if it is one for these targets, in these units."""
-    names = ("task", "classes", "target", "y_shift", "y_scale")
-    if pretrained.head is None or any(getattr(schema, k) != getattr(pretrained.schema, k) for k in names):
+    head, own = pretrained.head, pretrained.schema
+    if head is None or own is None or head[0].shape != layer.weight.shape:  # another shape: for another kind of noise
         return
-    weight, bias = pretrained.head
-    if weight.shape != layer.weight.shape:  # for another kind of noise
-        return
-    layer.weight.copy_(weight)
-    if layer.bias is not None:
-        layer.bias.copy_(torch.zeros_like(layer.bias) if bias is None else bias)
+    if all(getattr(schema, k) == getattr(own, k) for k in ("task", "classes", "target", "y_shift", "y_scale")):
+        layer.weight.copy_(head[0])
+        if layer.bias is not None:
+            layer.bias.copy_(torch.zeros_like(layer.bias) if head[1] is None else head[1])
