@@ -62,23 +62,6 @@ def test_moments_of_every_position_are_those_of_sampled_weights(kernel, stride, 
     assert ((local.var(0) - weights.var(0)).abs() <= 5 * ((spread[0] + spread[1]) / draws).sqrt() + 1e-12).all()
 
 
-def test_what_is_not_exact_is_the_covariance_of_positions(draws=20_000):
-    """Neighbours share weights: correlated where weights are sampled, independent here. The units are in both."""
-    one = layer(B=1, C=1, out=2)
-    one.X.fill_(1.0)  # every position sees the same, so that sampled weights give all of them one value
-    with bp.isolated(0):
-        local, weights = one.rsample((draws,))[:, 0], sampled(one, draws)[:, 0]
-
-    def correlation(a, b):
-        return torch.corrcoef(torch.stack([a, b]))[0, 1].item()
-
-    bound = 5 / math.sqrt(draws)
-    assert correlation(weights[:, 0, 0, 0], weights[:, 0, 1, 1]) == pytest.approx(1.0)
-    assert abs(correlation(local[:, 0, 0, 0], local[:, 0, 1, 1])) < bound
-    for drawn in (local, weights):
-        assert abs(correlation(drawn[:, 0, 0, 0], drawn[:, 1, 0, 0])) < bound
-
-
 @pytest.mark.parametrize("size", [1, 3])
 def test_one_position_is_the_linear_layer(size):
     """A kernel as large as the image: the same draws, the same KL, the same gradients."""

@@ -15,7 +15,7 @@ import bnn_pyro as bp
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.guides import MeanFieldNormal
 from bnn_pyro.parts.likelihoods import ReadLikelihood, make_likelihood
-from bnn_pyro.parts.nets import ACTIVATIONS, MLP, Linear
+from bnn_pyro.parts.nets import ACTIVATIONS, MLP
 from bnn_pyro.parts.priors import PRIORS, BayesianNet, ScaleMixture, parse_prior, widest_activation
 from bnn_pyro.parts.weights import CentredNormal
 
@@ -150,16 +150,6 @@ def test_many_draws_in_one_call_equal_a_loop(activation, bias):
         h = h @ w[f"layers.{i}.weight"].T + w.get(f"layers.{i}.bias", 0.0)
         h = ACTIVATIONS[activation](h) if i < 2 else h
     torch.testing.assert_close(net(x).detach(), h)
-
-
-def test_linear_takes_leading_dimensions_of_either():
-    with isolated(0):
-        layer = Linear(3, 2)
-    w, b, x = randn(4, 2, 3), randn(4, 2, seed=1), randn(5, 3, seed=2)
-    y = functional_call(layer, {"weight": w, "bias": b}, (x,))
-    deep = functional_call(layer, {"weight": w, "bias": b}, (y.new_tensor(0) + x.expand(4, 5, 3),))
-    torch.testing.assert_close(y, deep)
-    torch.testing.assert_close(y[2], F.linear(x, w[2], b[2]))
 
 
 # -- likelihoods -------------------------------------------------------------------------------------------------
