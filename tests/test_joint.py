@@ -66,17 +66,10 @@ def shaken(family, initial=None, seed=4):
     return guide
 
 
-def covariance(q):
-    """diag(σ) C Cᵀ diag(σ), C = I + A, or [I, B]."""
-    eye = torch.eye(len(q.loc), dtype=q.loc.dtype)
-    root = q.scale[:, None] * (eye + q.root if isinstance(q, FullCovariance) else torch.cat([eye, q.root], 1))
-    return root @ root.mT
-
-
 def torchs(guide):
     """The same q by torch's own class, float64."""
     joint = guide.distribution
-    return MultivariateNormal(joint.mean.detach().double(), covariance(joint).detach().double())
+    return MultivariateNormal(joint.mean.detach().double(), joint.covariance.detach().double())
 
 
 # -- closed forms ------------------------------------------------------------------------------------------------
@@ -84,6 +77,9 @@ def torchs(guide):
 def test_the_distribution_is_the_multivariate_normal(family):
     guide = shaken(family)
     joint, exact = guide.distribution, torchs(guide)
+    root = guide.scale[:, None] * (guide.factor if family != "full" else torch.eye(5) + guide.lower)
+    dense = root @ root.T + (torch.diag(guide.scale**2) if family != "full" else 0)
+    torch.testing.assert_close(dense.detach().double(), exact.covariance_matrix, rtol=1e-5, atol=1e-6)
     w = torch.randn(3, 2, 5, generator=torch.Generator().manual_seed(1))
     torch.testing.assert_close(joint.log_prob(w).double(), exact.log_prob(w.double()), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(joint.entropy().double(), exact.entropy())
@@ -111,7 +107,7 @@ def test_the_kl_is_torchs(family, prior):
     loc = torch.tensor([0.0] * 5 + [-1.0])
     p = MultivariateNormal(loc.double(), torch.diag(scales.double() ** 2))
     exact = kl_divergence(
-        MultivariateNormal(guide.distribution.mean.double(), covariance(guide.distribution).double()), p
+        MultivariateNormal(guide.distribution.mean.double(), guide.distribution.covariance.double()), p
     )
     assert kl.item() == pytest.approx(exact.item(), rel=1e-5)
     names, parameters = zip(*guide.named_parameters(), strict=True)
@@ -212,7 +208,7 @@ def test_a_low_rank_fit_goes_beyond_mean_field(problem):
 def gap(problem, guide):
     """KL(q ‖ posterior) by the guide's own entropy and covariance, differentiable."""
     q, off = guide.distribution, guide.loc - problem.mean
-    trace = (problem.precision * covariance(q)).sum() + off @ problem.precision @ off
+    trace = (problem.precision * q.covariance).sum() + off @ problem.precision @ off
     return 0.5 * (trace - torch.logdet(problem.precision) + len(off) * math.log(2 * math.pi)) - q.entropy()
 
 
@@ -335,7 +331,7 @@ def test_a_full_guide_of_given_moments():
     root = torch.randn(6, 6, generator=g).double().tril(-1) + torch.diag(torch.rand(6, generator=g).double() + 0.1)
     mean = {"a": torch.randn(2, 2, generator=g).double(), "b": torch.randn(2, generator=g).double()}
     guide = FullNormal.of(mean, root)
-    torch.testing.assert_close(covariance(guide.distribution), root @ root.T)
+    torch.testing.assert_close(guide.distribution.covariance, root @ root.T)
     assert torch.equal(guide.loc, torch.cat([mean["a"].flatten(), mean["b"]]))
 
 

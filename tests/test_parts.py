@@ -35,6 +35,7 @@ def randn(*shape, seed=0):
         ("normal:wide", "form normal:SCALE"),
         ("normal:1,2", "form normal:SCALE"),
         ("fan-in:1,", "form fan-in:SCALE"),
+        ("gamma:0,1", "form gamma:SHAPE,RATE"),
         ("scale-mixture:1,2,3,4", "form scale-mixture:WIDE,NARROW,WEIGHT"),
         ("scale-mixture:1,0.1,1.5", "weight of the wide component must lie between 0 and 1, got 1.5"),
     ],

@@ -9,7 +9,6 @@ from scipy.integrate import quad
 from scipy.stats import gamma, kstest, multivariate_t, norm
 from torch.distributions import Independent, Normal, kl_divergence
 
-import bnn_pyro as bp
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.gradients import DropoutVariance, kl_log_uniform
 from bnn_pyro.parts.priors import GammaNormal, parse_prior
@@ -173,17 +172,3 @@ def test_draws_have_the_density():
     assert kstest((w.square().sum(1) * SHAPE / RATE / 2).numpy(), "f", args=(2, 2 * SHAPE)).pvalue > 1e-3
     lone = GammaNormal(torch.tensor(SHAPE), torch.tensor(RATE), torch.Size([]))
     assert lone.log_prob(torch.zeros(5)).shape == (5,)
-
-
-def test_every_method_takes_it():
-    x = torch.randn(12, 2, generator=torch.Generator().manual_seed(0))
-    schema = bp.Schema("regression", (2,))
-    data = bp.Dataset("d", schema, x, x[:, 0], x[:0], x[:0, 0], x[:0], x[:0, 0])
-    entry = bp.MeanField(hidden=(), prior="gamma:1,1", noise=0.5)
-    methods = [bp.SVI(epochs=2), bp.NUTS(chains=1, draws=2, warmup=2), bp.SGHMC(epochs=3)]
-    for method in methods:
-        posterior = bp.fit(entry, data, method, progress=False, device="cpu")
-        assert torch.isfinite(bp.predict(posterior, x, num_draws=2).mean).all()
-    for wrong in ("gamma:0,1", "gamma:1,1,1"):
-        with pytest.raises(bp.UserError, match="gamma:SHAPE,RATE"):
-            parse_prior(wrong)

@@ -63,6 +63,12 @@ class CorrelatedNormal(ArrayDistribution):
         constant = 0.5 * len(self.loc) * math.log(2 * math.pi)
         return -0.5 * self._distance((value - self.loc) / self.scale) - self._log_volume - constant
 
+    @property
+    def covariance(self) -> Tensor:
+        """diag(σ) C Cᵀ diag(σ), (P, P), whatever the batch shape."""
+        root = self.scale[:, None] * self._matrix()
+        return root @ root.mT
+
     def entropy(self) -> Tensor:
         """In nats, of batch shape."""
         constant = len(self.loc) + len(self.loc) * math.log(2 * math.pi)
@@ -98,6 +104,10 @@ class FullCovariance(CorrelatedNormal):
         moved, self.known_rows = _Triangle.apply(self.root, noise)
         return moved
 
+    def _matrix(self) -> Tensor:
+        """C."""
+        return self.root + torch.eye(len(self.loc), device=self.loc.device)
+
     def _rows(self) -> Tensor:
         """Σⱼ Aᵢⱼ² (P,): from the draw where there was one, in one pass over A less."""
         return self.root.square().sum(-1) if self.known_rows is None else self.known_rows
@@ -117,6 +127,9 @@ class LowRank(CorrelatedNormal):
 
     def _correlated(self, noise: Tensor) -> Tensor:
         return torch.randn((*noise.shape[:-1], self.root.shape[-1]), device=noise.device) @ self.root.mT
+
+    def _matrix(self) -> Tensor:
+        return torch.cat([torch.eye(len(self.loc), device=self.loc.device), self.root], 1)
 
     def _rows(self) -> Tensor:
         return self.root.square().sum(-1)
