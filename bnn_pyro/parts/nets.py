@@ -2,7 +2,7 @@
 
 Every layer takes weights with leading draw dimensions (S, out, in) as well as one set (out, in), so that
 ``torch.func.functional_call`` runs many draws in one call. Activations of convolutions are laid out channels-last
-(B, H, W, C in memory, whatever the shape says): pooling and the noise of ``local_conv`` are several times faster there
+(B, H, W, C in memory, whatever the shape says): pooling and the noise of local layers are several times faster there
 on a CPU.
 """
 
