@@ -26,7 +26,7 @@ def test_train_writes_the_whole_folder_with_its_baseline(runs):
     folder = runs / "digits"
     names = {p.name for p in folder.iterdir()}
     expected = {"config.json", "metrics.json", "history.csv", "environment.json", "posterior.pt", "posterior.json"}
-    assert expected | {"report.html", "README.md", "figures", "baseline"} <= names
+    assert expected | {"report.html", "README.md", "baseline"} <= names
     assert "checkpoint" not in names and not list(folder.rglob("*.part"))
     found = json.loads((folder / "metrics.json").read_text())
     for name in set(METRICS["classification"]) - {"auroc"}:
@@ -34,7 +34,6 @@ def test_train_writes_the_whole_folder_with_its_baseline(runs):
         assert f"{name}_minus_baseline_low" in found
     history = pd.read_csv(folder / "history.csv")
     assert list(history) == ["epoch", "elbo", "log_likelihood", "kl"] and len(history) == 3
-    assert list((folder / "figures").glob("*.png"))
     config = json.loads((folder / "baseline" / "config.json").read_text())
     assert (config["variant"], config["inference"]) == ("mlp", "map")  # of the same architecture and schedule
     assert config["variant_settings"]["hidden"] == [8] and config["inference_settings"]["epochs"] == 3
