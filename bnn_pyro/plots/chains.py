@@ -95,27 +95,22 @@ def chain_traces(stats: Mapping[str, Tensor], *, ax: Axes | None = None) -> Axes
 def forest(values: ArrayLike, labels: Sequence[str], *, unit: str = "value", ax: Axes | None = None) -> Axes:
     """Median with the central 50 % (thick) and 95 % (thin) of the draws, by quantity.
 
-    Up to 4 chains: one line each. More: one line for all draws, and a small tick at every chain's median (64 at most).
+    Up to 4 chains: one line each. More: one line for all draws.
 
     values: (C, D, M), the first 30 of M are shown.   unit: of the values, for the axis.
     """
     values = _quantities(values, labels)[..., :MOST_INTERVALS]
     chains, _, num = values.shape
-    apart = chains <= 4
-    groups = list(values) if apart else [values.reshape(-1, num)]
+    groups = {f"chain {c}": draws for c, draws in enumerate(values)}
+    groups = groups if chains <= 4 else {f"all draws of {chains} chains": values.reshape(-1, num)}
     ax = panel(ax, 6.4, 1.3 + (0.17 * len(groups) + 0.16) * num)
     place = np.arange(num, dtype=float)
-    for c, group in enumerate(groups):
+    for c, (label, group) in enumerate(groups.items()):
         low, first, middle, third, high = np.quantile(group, (0.025, 0.25, 0.5, 0.75, 0.975), axis=0)
         at, style = place + (c - (len(groups) - 1) / 2) * 0.62 / len(groups), look(c, linestyle="")
         ax.hlines(at, low, high, color=style["color"], linewidth=1)
         ax.hlines(at, first, third, color=style["color"], linewidth=2.8)
-        ax.plot(middle, at, **style, mec="white", mew=0.5, label=f"chain {c}" if apart else "all draws")
-    if not apart:
-        few = even(chains, MOST_ROWS)
-        medians = np.median(values[few], axis=1)
-        label = f"medians of {len(few)} of {chains} chains"
-        ax.plot(medians.T.ravel(), np.repeat(place + 0.3, len(few)), "|", color=REFERENCE, label=label)
+        ax.plot(middle, at, **style, mec="white", mew=0.5, label=label)
     ax.set_yticks(place, [_short(label, 30) for label in labels[:num]])
     ax.set(xlabel=unit, ylim=(num - 0.4, -0.6))
     ax.grid(axis="x", color="0.92")

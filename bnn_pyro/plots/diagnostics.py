@@ -49,7 +49,7 @@ def convergence(
     rhat, ess_bulk, ess_tail: any shape, NaN where an output never varies.   draws: C·D, the effective draws of an
     ideal sampler.   nested: R-hat is the nested one (Margossian et al. 2022, arXiv:2110.13017), for many short chains.
     """
-    rhat, *effective = ([] if v is None else v[np.isfinite(v)] for v in floats(rhat, ess_bulk, ess_tail))
+    rhat, *effective = (v[np.isfinite(v)] for v in floats(rhat, ess_bulk, ess_tail))
     if not len(rhat):
         raise UserError("no output varies between draws, so there is no R-hat to draw")
     axes = panels(axes, 2, 2, (3.9, 3.2))

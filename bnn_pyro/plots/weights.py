@@ -8,9 +8,9 @@ import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import seaborn
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator
-from scipy.stats import gaussian_kde
 from torch import Tensor
 
 from bnn_pyro.diagnostics.draws import chosen_weights, even, weight_count
@@ -69,7 +69,7 @@ def weight_posteriors(
     axes = panels(axes, len(places), 3, (2.6, 2.1), (0, 0.5), least=3.6)
     for k, ax in enumerate(axes):
         _densities(ax, {label: draws[k].ravel() for label, (_, draws) in values.items()})
-        ax.set(ylim=(0, None), yticks=[], title=values[first][0][k])
+        ax.set(ylim=(0, None), yticks=[], xlabel="", ylabel="", title=values[first][0][k])
     axes[0].figure.supxlabel("weight")
     axes[0].figure.supylabel("density")
     return legend_outside(axes, 4)
@@ -92,16 +92,12 @@ def _shapes(posterior: Posterior) -> dict[str, tuple[int, ...]]:
 
 def _densities(ax: Axes, values: Mapping[str, np.ndarray]) -> None:
     """A density of each method's draws of one weight; a line where they do not vary."""
-    varied = {label: len(v) > 1 and np.ptp(v) > 0 for label, v in values.items()}
-    ends = np.concatenate([np.quantile(v, [0.001, 0.999]) if varied[label] else v[:1] for label, v in values.items()])
-    margin = 0.15 * np.ptp(ends) or 1.0
-    x = np.linspace(ends.min() - margin, ends.max() + margin, 300)
     for k, (label, v) in enumerate(values.items()):
-        if varied[label]:
-            ax.plot(x, gaussian_kde(v)(x), **look(k, marker=None), label=label)
+        style = look(k, marker=None, label=label)
+        if len(v) > 1 and np.ptp(v) > 0:
+            seaborn.kdeplot(x=v, ax=ax, gridsize=300, **style)
         else:
-            ax.axvline(v[0], color=DATA, linestyle=LINES[k % 4], linewidth=1.2, label=label)
-    ax.set_xlim(x[0], x[-1])
+            ax.axvline(v[0], **style | {"color": DATA})
 
 
 def _place(name: str, shapes: Mapping[str, tuple[int, ...]]) -> int:
