@@ -71,7 +71,7 @@ OPTIONS = [
 ]  # fmt: skip
 
 
-@cases(20)
+@cases(22)
 @given(case=table(), suffix=st.sampled_from([".csv", ".csv", ".csv", ".tsv", ".CSV", ".txt", ".npz"]))
 def test_a_table_is_trained_on_or_refused(case, suffix):
     blob, options = case

@@ -1,4 +1,4 @@
-"""Whatever a command line, a config file or a settings class is given: it runs, or is refused in one line."""
+"""Whatever a command line or a config file is given: it runs, or is refused in one line."""
 
 import contextlib
 import dataclasses
@@ -7,12 +7,10 @@ import json
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from properties import LINE, ODD_VALUE, SHORT, answer, cases, changed_json, place
+from properties import LINE, SHORT, answer, cases, changed_json, place
 
 import bnn_pyro as bp
-from bnn_pyro.errors import UserError
 from bnn_pyro.inference import methods_for
-from bnn_pyro.settings import build
 
 #: What every training of this file says last, so that it ends within a second.
 QUICK = {
@@ -81,7 +79,7 @@ def arguments(draw) -> list[str]:
     return argv + [part for text in short for part in ("--set", text)]
 
 
-@cases(8)
+@cases(10)
 @given(argv=arguments())
 def test_a_training_runs_or_is_refused(argv):
     with place("options of train") as folder:
@@ -101,7 +99,7 @@ CONFIG = {
 }  # fmt: skip
 
 
-@cases(6)
+@cases(10)
 @given(data=st.data(), times=st.integers(1, 3))
 def test_a_config_runs_or_is_refused(data, times):
     with place("config") as folder:
@@ -112,19 +110,3 @@ def test_a_config_runs_or_is_refused(data, times):
         short = ["--data", "toy-curve", "--no-baseline", *SHORT]  # what it says of these is read all the same
         answer(["train", "--config", str(path), "--out", str(folder / "run"), *short])
         assert path.read_bytes() == blob
-
-
-# -- settings --------------------------------------------------------------------------------------------------------
-@cases(6)
-@given(data=st.data())
-def test_settings_are_taken_or_refused(data):
-    kind = data.draw(st.sampled_from([*bp.ZOO.values(), *bp.METHODS.values()]))
-    fields = {f.name: f.default for f in dataclasses.fields(kind)}
-    names = data.draw(st.lists(st.one_of(st.sampled_from(sorted(fields)), LINE), max_size=3, unique=True))
-    values = {name: data.draw(st.one_of(ODD_VALUE, st.just(fields.get(name)))) for name in names}
-    try:
-        made = build(kind, values)
-    except UserError as error:
-        assert len(str(error).splitlines()) == 1 and len(str(error)) < 5000
-    else:
-        assert dataclasses.is_dataclass(made) and set(values) <= set(fields)

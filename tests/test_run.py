@@ -1,9 +1,7 @@
 """Every command end to end on small data."""
 
-import io
 import json
 import signal
-import sys
 
 import numpy as np
 import pandas as pd
@@ -197,21 +195,6 @@ def test_compare(runs, capsys):
     assert shown in text and shown in html
     density = f"{-found['nll'] * found['test_rows']:,.1f}"
     assert "Ranking by held-out log density" in text and density in text and density in html
-
-
-# -- what is said ---------------------------------------------------------------------------------------------------
-def test_an_error_is_written_in_one_piece(monkeypatch):
-    """Of several processes on one terminal, unbuffered, no line is torn by another's."""
-    written = []
-
-    class Pieces(io.StringIO):
-        def write(self, text):
-            written.append(text)
-            return len(text)
-
-    monkeypatch.setattr(sys, "stderr", Pieces())
-    assert main(["evaluate", "nowhere"]) == 2
-    assert written == ["error: no run folder nowhere\n"]
 
 
 # -- stopped and resumed -----------------------------------------------------------------------------------------------
