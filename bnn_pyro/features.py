@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributions import Normal, kl_divergence
 
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.distributed import here
@@ -92,10 +93,9 @@ def _off(net: nn.Module, x: Tensor) -> float:
 
     def compare(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         rows = inputs[0].double().transpose(0, 1).flatten(1)
-        mean, variance = layer.running_mean.double(), layer.running_var.double() + layer.eps
-        ratio = (rows.var(1, correction=0) + layer.eps) / variance
-        shift = (rows.mean(1) - mean).square() / variance
-        found.append(0.5 * (ratio + shift - 1 - ratio.log()).mean().item())
+        here = Normal(rows.mean(1), (rows.var(1, correction=0) + layer.eps).sqrt())
+        known = Normal(layer.running_mean.double(), (layer.running_var.double() + layer.eps).sqrt())
+        found.append(kl_divergence(here, known).mean().item())
 
     kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
     layers = [part for part in net.modules() if isinstance(part, kinds) and part.running_mean is not None]

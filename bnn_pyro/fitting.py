@@ -89,7 +89,8 @@ def fit(
     entry = ranks.all_do(lambda: resolve_backbone(entry, data))
     if (first := backbone_variant(entry, data.schema)) is not None:
         below = None if out is None else Path(out) / "baseline"
-        entry = entry.on(fit(first, data, seed=seed, out=below, resume=resume, device=device, progress=progress))
+        backbone = fit(first, data, seed=seed, out=below, resume=resume, device=device, progress=progress)
+        entry = replace(entry, backbone=backbone)
     provenance = _provenance(entry, method, data, seed)
     _check_same(ranks, provenance["key"])
     checkpoint = None if out is None else Checkpoint(Path(out) / "checkpoint", provenance["key"])

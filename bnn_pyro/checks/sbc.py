@@ -106,7 +106,8 @@ class Calibration(Settings):
         inputs = design(subject.data, self.rows, self.points, seed)
         first = backbone_variant(subject.entry, subject.data.schema)
         if first is not None:  # trained once, for all replications
-            entry = entry.on(fit(first, subject.data, seed=seed, device="cpu", progress=False))
+            backbone = fit(first, subject.data, seed=seed, device="cpu", progress=False)
+            entry = dataclasses.replace(entry, backbone=backbone)
         simulate(entry, inputs, 0)  # raises where no data can be simulated
         with isolated(0):
             size = sum(value.numel() for value in entry.model(inputs.schema).initial.values())

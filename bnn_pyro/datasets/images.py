@@ -158,8 +158,8 @@ def _image_files(paths: list[str | Path]) -> list[Path]:
     for path in map(Path, paths):
         if not path.exists():
             raise UserError(f"{path}: no such image file")
-        inside = path.iterdir() if path.is_dir() else ()
-        files += sorted(p for p in inside if p.suffix.lower() in IMAGE_SUFFIXES) if path.is_dir() else [path]
+        inside = sorted(path.iterdir()) if path.is_dir() else []
+        files += [p for p in inside if p.suffix.lower() in IMAGE_SUFFIXES] if path.is_dir() else [path]
     if not files:
         raise UserError(f"{', '.join(map(str, paths)) or 'images'}: no PNG or JPG file in this folder")
     return files

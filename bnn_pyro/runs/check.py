@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -58,7 +58,7 @@ class SubjectSpec:
             return entry
         backbone = self.recipe.for_baseline(self.data.schema)
         how = dict(seed=self.recipe.seed, device="cpu", progress=False)
-        return entry.on(fit(backbone.entry(), self.data, backbone.method(), **how))
+        return replace(entry, backbone=fit(backbone.entry(), self.data, backbone.method(), **how))
 
     @property
     def label(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.distributed import here
@@ -67,7 +68,7 @@ def fit_run(
 
     if recipe.backbone_variant(data.schema) is not None:
         baseline = fit_baseline()
-        return fit_into(folder, recipe, entry.on(baseline)), baseline
+        return fit_into(folder, recipe, replace(entry, backbone=baseline)), baseline
     posterior = fit_into(folder, recipe, entry)
     return posterior, None if below is None else fit_baseline()
 

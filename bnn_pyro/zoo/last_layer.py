@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -89,17 +89,13 @@ class LastLayer(Settings):
         object.__setattr__(self, "backbone", backbone)
 
     def backbone_variant(self, schema: Schema) -> str | None:
-        """The name of the variant that has to be fitted first, None where the backbone is there."""
+        """The name of the variant that has to be fitted first, None where the backbone is there.
+
+        ``backbone`` is then replaced by its posterior, a point estimate.
+        """
         if self.backbone == "auto":
             return "convnet" if schema.is_image else "mlp"
         return self.backbone if self.backbone in (*BACKBONE_VARIANTS,) else None  # a tuple: modules have no hash
-
-    def on(self, posterior: Posterior) -> LastLayer:
-        """The same last layer on the network that ``posterior`` is a point estimate of.
-
-        Raises UserError for a posterior of several draws, or of a variant that has no features.
-        """
-        return replace(self, backbone=posterior)
 
     def model(self, schema: Schema) -> OnFeatures:
         """p(y, w | x); see ``Entry.model``. A backbone that is given by its variant's name is not trained here."""
