@@ -38,7 +38,7 @@ from bnn_pyro.parallel.executor import (
     versions,
 )
 from bnn_pyro.parallel.map import WorkerDied, map_tasks
-from bnn_pyro.parallel.pools import _file_channel
+from bnn_pyro.parallel.pools import WANTED, _file_channel
 from bnn_pyro.parallel.task import Channel, report_progress, run_task, should_stop
 from bnn_pyro.progress import progress_bar
 
@@ -369,12 +369,15 @@ def test_a_task_goes_on_where_its_progress_cannot_be_written(tmp_path):
     """As on a full disk. The process of the task is this one."""
     former, no_file = signal.getsignal(signal.SIGTERM), tmp_path / "0"
     no_file.mkdir()
+    (tmp_path / WANTED).touch()
     try:
         channel = _file_channel(tmp_path, 0, os.getppid())
         channel.send(1.0, {})
     finally:
         signal.signal(signal.SIGTERM, former)
     assert not channel.stopping
+    (tmp_path / WANTED).unlink()
+    assert channel.stopping
 
 
 def a_fit(task):

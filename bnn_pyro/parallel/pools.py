@@ -33,6 +33,9 @@ __all__ = ["DaskPool", "ProcessPool"]
 #: Seconds that a worker waits for another task: those of a parent that was killed end by themselves.
 IDLE = 60.0
 
+#: The file that is there as long as the results of a call's tasks are waited for.
+WANTED = "wanted"
+
 #: Seconds between two reports of a task.
 EVERY = 0.05
 
@@ -66,6 +69,7 @@ class ProcessPool:
         self.folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bnn-pyro-tasks-")))
         self.function = self.folder / "function"
         self.function.write_bytes(cloudpickle.dumps(function))
+        (self.folder / WANTED).touch()
         self.tasks, self.names, self.size = tasks, names, where.workers
         self.workers: dict[Any, ProcessPoolExecutor] = {}
         stack.callback(self._end)
@@ -101,8 +105,8 @@ class ProcessPool:
                 yield number, *json.loads((self.folder / str(number)).read_bytes())
 
     def stop(self) -> None:
-        """Ask the tasks at work to end."""
-        (self.folder / "stop").touch()
+        """Ask the tasks at work to end: by a file that goes, which a full disk does not prevent."""
+        (self.folder / WANTED).unlink(missing_ok=True)
 
     def _end(self) -> None:
         """Kill the processes whose results nobody waits for."""
@@ -118,12 +122,12 @@ def _new_worker() -> ProcessPoolExecutor:
 
 
 def _file_channel(folder: Path, number: int, parent: int) -> Channel:
-    """To the parent on the same machine, by a file for each task; one called "stop" asks all of them to end.
+    """To the parent on the same machine, by a file for each task; all of them are to end once ``WANTED`` is gone.
 
     A task whose parent was killed ends its process: a resumed run may be at this very task.
     """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # signals are the parent's to answer
-    file, stop = folder / str(number), folder / "stop"
+    file, wanted = folder / str(number), folder / WANTED
 
     def send(share: float, figures: Figures) -> None:
         if os.getppid() != parent:
@@ -134,7 +138,7 @@ def _file_channel(folder: Path, number: int, parent: int) -> Channel:
     def asked() -> bool:
         if os.getppid() != parent:
             os._exit(1)
-        return stop.exists()
+        return not wanted.exists()
 
     send(0.0, {})
     return Channel(send, asked, EVERY)
