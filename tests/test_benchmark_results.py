@@ -39,7 +39,8 @@ def test_sweep_files_are_understood(path):
 
 def test_a_sweep_is_kept_and_tabulated(tmp_path, monkeypatch):
     (tmp_path / "small.toml").write_text(SWEEP)
-    assert main(["sweep", str(tmp_path / "small.toml"), "--out", str(tmp_path / "sweep"), "--quiet"]) == 0
+    out = ["--out", str(tmp_path / "sweep"), "--cores", "1", "--quiet"]
+    assert main(["sweep", str(tmp_path / "small.toml"), *out]) == 0
     monkeypatch.setattr(keep, "RESULTS", tmp_path)
     path = tmp_path / "sweep" / "sweep.json"
     held = json.loads(path.read_text())
