@@ -281,38 +281,17 @@ def test_ctrl_c_keeps_the_draws_so_far(ctrl_c, tmp_path):
         run(method, report=interrupt_at(9))
 
 
-def test_ctrl_c_keeps_the_draws_of_processes(ctrl_c):
-    method, told = bp.NUTS(chains=2, draws=2000, warmup=10, max_tree_depth=3, compiled="no"), []
-
-    def interrupt(done, of, figures):
-        if not told and min(map(int, figures.get("chains", "0·0%").rstrip("%").split("·"))) >= 1:
-            told.append(done)
-            signal.raise_signal(signal.SIGINT)
-
-    with pytest.warns(UserWarning, match=r"Ctrl-C: . of 2 chains with \d+ of 2,000 draws each are kept"):
-        some = run(replace(method, cores=2), report=interrupt)
-    kept, num = some.stats["lp"].shape
-    alone = run(replace(method, draws=min(num, 20)))
-    rows = [c for c in range(2) if any(torch.equal(alone.stats["lp"][c], lp[:20]) for lp in some.stats["lp"])]
-    assert len(rows) == kept
-    assert all(torch.equal(alone.chains[site][rows], v[:, :20]) for site, v in some.chains.items())
-
-
-@pytest.mark.parametrize(
-    ("kept", "chosen"),
-    [
-        ((20, 20, 20), ([0, 1, 2], 20)),
+def test_the_most_draws():
+    for kept, chosen in (
         ((20, 3, 20), ([0, 2], 20)),
         ((9, 8, 0), ([0, 1], 8)),
         ((20, 1, 0), ([0], 20)),
         ((0, 0, 0), ([], 0)),
-    ],
-)
-def test_the_most_draws(kept, chosen):
-    records = [Record(20, 0, 1, (1,)) for _ in kept]
-    for record, num in zip(records, kept, strict=True):
-        record.kept = num
-    assert most_draws(records) == chosen
+    ):
+        records = [Record(20, 0, 1, (1,)) for _ in kept]
+        for record, num in zip(records, kept, strict=True):
+            record.kept = num
+        assert most_draws(records) == chosen
 
 
 # -- what a run is going to cost -------------------------------------------------------------------------------------

@@ -70,13 +70,6 @@ def test_it_stops_after_patience_epochs_without_a_better_one(patience):
     assert stopped == {name: line[:epoch] for name, line in whole.items()}
 
 
-def test_it_does_nothing_to_the_epochs_before():
-    data = rows()
-    watched, free = fit(data, patience=30).trace, fit(data).trace
-    assert "validation_nll" not in free
-    assert {name: line for name, line in watched.items() if name != "validation_nll"} == free
-
-
 def test_validation_rows_choose_the_epoch_and_nothing_else():
     """Other labels there: the very same path of the weights, of which another epoch may be kept."""
     data = rows()

@@ -116,33 +116,7 @@ def test_the_kl_is_torchs(family, prior):
         torch.testing.assert_close(a, b.tril(-1) if name == "lower" else b, rtol=1e-3, atol=1e-4)
 
 
-def test_normal_priors_of_every_form():
-    """An ``Independent`` of Normals, as other models have them, and a prior without a closed form."""
-    guide = shaken("full")
-
-    def model(prior):
-        return lambda: [pyro.sample(site, prior(shape)) for site, shape in SITES.items()]
-
-    def gap(prior):
-        with isolated(0), torch.no_grad():
-            return -ELBO().parts(model(prior), guide)[0].item()
-
-    def normal(shape):
-        return pyro.distributions.Normal(0.3, 0.8).expand(shape).to_event(len(shape))
-
-    def student(shape):
-        return pyro.distributions.StudentT(5.0, 0.0, 0.8).expand(shape).to_event(len(shape))
-
-    p = MultivariateNormal(torch.full((5,), 0.3).double(), 0.64 * torch.eye(5).double())
-    assert gap(normal) == pytest.approx(kl_divergence(torchs(guide), p).item(), rel=1e-5)
-    with isolated(0), torch.no_grad():
-        w = guide()
-        by_hand = -guide.distribution.entropy() - sum(student(v.shape).log_prob(v) for v in w.values())
-    assert gap(student) == pytest.approx(by_hand.item(), rel=1e-5)
-
-
-@pytest.mark.parametrize("prior", ["normal:0.8", "scale-mixture:1,0.1,0.5"])
-@pytest.mark.parametrize("family", JOINT_FAMILIES)
+@pytest.mark.parametrize(("family", "prior"), [("full", "normal:0.8"), ("low-rank:2", "scale-mixture:1,0.1,0.5")])
 def test_pyros_elbos_have_the_same_expectation(family, prior):
     problem = correlated(num=5)
     model = small_model(prior=prior, noise="learned")
@@ -159,18 +133,6 @@ def test_pyros_elbos_have_the_same_expectation(family, prior):
     for pyros in (TraceMeanField_ELBO(), Trace_ELBO()):
         theirs, other = mean(lambda e=pyros: e.loss(*scaled, *batch))
         assert theirs == pytest.approx(ours, abs=4 * math.hypot(error, other))
-
-
-def test_temperature_scales_all_of_the_kl():
-    problem = correlated(num=5)
-    model, guide = small_model(), shaken("full")
-    kls = {}
-    for latent in (1.0, 0.3):
-        scale = Rescale(latent=latent)
-        with isolated(1), torch.no_grad():
-            elbo, likelihood = ELBO().parts(scale(model), scale(guide), problem.data.x_train, problem.data.y_train)
-        kls[latent] = (likelihood - elbo).item()
-    assert kls[0.3] == pytest.approx(0.3 * kls[1.0], rel=1e-4)
 
 
 # -- fits and gradients ------------------------------------------------------------------------------------------
@@ -276,18 +238,8 @@ def test_gradients_of_the_elbo_are_those_of_the_exact_gap(problem, any_covarianc
     check_gradients(problem, shaken(where).double() if where in JOINT_FAMILIES else any_covariance)
 
 
-@pytest.mark.parametrize("fault", ["draws without the factor", "entropy without the factor"])
-def test_planted_faults_are_caught(problem, any_covariance, monkeypatch, fault):
-    whole = ELBO.parts
-
-    def parts(self, model, guide, *batch):
-        elbo, likelihood = whole(self, model, guide, *batch)
-        return elbo - guide.distribution.entropy() + guide.scale.log().sum(), likelihood
-
-    if fault.startswith("draws"):
-        monkeypatch.setattr(LowRank, "_correlated", lambda self, noise: torch.zeros_like(noise))
-    else:
-        monkeypatch.setattr(ELBO, "parts", parts)
+def test_a_planted_fault_is_caught(problem, any_covariance, monkeypatch):
+    monkeypatch.setattr(LowRank, "_correlated", lambda self, noise: torch.zeros_like(noise))
     with pytest.raises(AssertionError, match="the gradient is off"):
         check_gradients(problem, any_covariance)
 
@@ -326,15 +278,6 @@ def test_parallel_particles(problem, family):
         assert isinstance(trace.nodes["layers.0.bias"]["fn"], Part) and ALL_WEIGHTS in trace.nodes
 
 
-def test_a_full_guide_of_given_moments():
-    g = torch.Generator().manual_seed(0)
-    root = torch.randn(6, 6, generator=g).double().tril(-1) + torch.diag(torch.rand(6, generator=g).double() + 0.1)
-    mean = {"a": torch.randn(2, 2, generator=g).double(), "b": torch.randn(2, generator=g).double()}
-    guide = FullNormal.of(mean, root)
-    torch.testing.assert_close(guide.distribution.covariance, root @ root.T)
-    assert torch.equal(guide.loc, torch.cat([mean["a"].flatten(), mean["b"]]))
-
-
 def test_families_by_name():
     initial = {"w": torch.zeros(2, 3)}
     with isolated(0):
@@ -344,10 +287,7 @@ def test_families_by_name():
         assert isinstance(low, LowRankNormal) and low.factor.shape == (6, 3)
         torch.testing.assert_close(low.scale, torch.full((6,), 0.1))
     assert set(FAMILIES) == {"mean-field", "low-rank", "full"}
-    with pytest.raises(bp.UserError, match="did you mean 'full'"):
-        parse_family("ful")
-    for wrong in ("low-rank:0", "low-rank:x", "low-rank:1.5", "full:3", "low-rank:"):
-        with pytest.raises(bp.UserError, match="must have the form"):
-            parse_family(wrong)
-    with pytest.raises(bp.UserError, match="at least 1, got 0"):
-        LowRankNormal(initial, rank=0)
+    wrong = dict.fromkeys(["low-rank:0", "low-rank:x", "low-rank:1.5", "full:3", "low-rank:"], "must have the form")
+    for family, message in {"ful": "did you mean 'full'", **wrong}.items():
+        with pytest.raises(bp.UserError, match=message):
+            parse_family(family)

@@ -76,35 +76,6 @@ def test_one_newton_step_ends_the_search(monkeypatch):
     check_exact(correlated())
 
 
-def no_prior(self, *rest, _precision=Curvature.precision):
-    return _precision(self, *rest) - 0.5 * torch.diag(self.prior_precision)
-
-
-def no_temperature(self, *rest, _precision=Curvature.precision):
-    t = self.log_joint.temperature
-    return t * _precision(self, *rest) + (1 - t) * torch.diag(self.prior_precision)
-
-
-def of_the_likelihood(self, u):
-    u = u.detach().requires_grad_()
-    return None, torch.autograd.grad(self.terms(u)[1].sum(), u)[0]
-
-
-@pytest.mark.parametrize(
-    ("owner", "name", "fault", "off"),
-    [
-        (Curvature, "precision", no_prior, "covariance"),
-        (Curvature, "precision", no_temperature, "covariance"),
-        (LogJoint, "gradient", of_the_likelihood, "mean"),
-    ],
-    ids=["prior forgotten in the curvature", "1/T forgotten in the curvature", "prior forgotten in the Newton step"],
-)
-def test_planted_faults_are_caught(monkeypatch, owner, name, fault, off):
-    monkeypatch.setattr(owner, name, fault)
-    with pytest.raises(AssertionError, match=f"the {off} is off"):
-        check_exact(correlated(prior_scale=0.2), temperature=0.25)
-
-
 def test_the_diagonal_is_mean_fields_optimum():
     """N(m, diag(Λ)⁻¹), whose ½ log det falls short of the evidence by just mean field's gap."""
     problem = correlated()
@@ -264,25 +235,20 @@ def test_the_mode_is_the_same_by_any_way_there(monkeypatch):
 
 
 # -- as a method, saved and loaded ------------------------------------------------------------------------------------
-@pytest.mark.parametrize("case", ["softmax", "heteroscedastic"])
-def test_a_last_layer_by_the_front_door(case, tmp_path):
-    data, settings = CASES[case][0](), {k: v for k, v in CASES[case][1].items() if k == "noise"}
-    quick = bp.MAP(epochs=20, lr=0.05)
-    backbone = bp.fit(bp.MLP(hidden=(5,), **settings), data, quick, progress=False, device="cpu")
-    entry = bp.LastLayer(backbone=backbone, **settings)
+def test_a_last_layer_by_the_front_door(tmp_path):
+    data = classes(4)
+    backbone = bp.fit(bp.MLP(hidden=(5,)), data, bp.MAP(epochs=20, lr=0.05), progress=False, device="cpu")
+    entry = bp.LastLayer(backbone=backbone)
     posterior = bp.fit(entry, data, bp.Laplace(), progress=False, out=tmp_path, device="cpu")
     loaded = bp.load(tmp_path)
     draws = posterior.draw(4, seed=0)
     assert all(torch.equal(v, loaded.draw(4, seed=0)[site]) for site, v in draws.items())
     assert torch.equal(posterior.stats["log_evidence"], loaded.stats["log_evidence"])
-    before, after = (bp.predict(p, data.x_train, num_draws=20, seed=1) for p in (posterior, loaded))
-    assert torch.equal(before.mean, after.mean) and (before.epistemic > 0).all()
+    # The mean of q is the point estimate of the same last layer, which Adam finds too.
     mode = flat(loaded.at_mean_weights().chains)
-    assert torch.equal(mode, loaded.guide.loc)
-    if case == "softmax":  # the mean of q is the point estimate of the same last layer, which Adam finds too
-        point = bp.fit(entry, data, bp.MAP(epochs=500, lr=0.05, final_lr=0.0), progress=False, device="cpu")
-        off = (flat({s: v[0] for s, v in point.draw(1).items()}) - mode) / loaded.guide.distribution.variance.sqrt()
-        assert off.abs().max() < 0.02
+    point = bp.fit(entry, data, bp.MAP(epochs=500, lr=0.05, final_lr=0.0), progress=False, device="cpu")
+    off = (flat({s: v[0] for s, v in point.draw(1).items()}) - mode) / loaded.guide.distribution.variance.sqrt()
+    assert torch.equal(mode, loaded.guide.loc) and off.abs().max() < 0.02
 
 
 def test_refusals_tell_the_way_out(monkeypatch):

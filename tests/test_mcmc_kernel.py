@@ -170,25 +170,6 @@ def test_a_skewed_target(kind, mass):
     assert check(values, np.zeros(values.shape[-1])).max() < 0.3
 
 
-def test_metrics_agree():
-    """A diagonal one, the same as a matrix, and in two blocks: one trajectory; and it is reversible."""
-    potential = LogGamma()
-    gradient, scale = gradient_of(potential), np.array([0.5, 1.5, 2.0])
-    start = potential.initial.numpy() + 0.1
-    lines = []
-    for factors in ([scale], [np.diag(scale)], [np.diag(scale[:1]), np.diag(scale[1:])], [scale[:2], scale[2:]]):
-        metric = Metric(factors)
-        z, u, g = start, np.array([0.3, -1.0, 0.7]), gradient(start)[1]
-        for step in (0.1, 0.1, -0.1, 0.1):
-            z, u, _, g, kinetic = metric.leap(gradient, step)(z, u, g)
-        assert kinetic == pytest.approx(0.5 * u @ u)
-        lines.append(np.concatenate([z, u]))
-    assert all(np.allclose(line, lines[0], rtol=1e-12, atol=1e-12) for line in lines[1:])
-    back, forth = metric.leap(gradient, -0.1), metric.leap(gradient, 0.1)
-    again = forth(*(back(z, u, g)[i] for i in (0, 1, 3)))
-    assert np.allclose(again[0], z, rtol=1e-12) and np.allclose(again[1], u, rtol=1e-12)
-
-
 def test_a_fused_trajectory_is_the_same():
     """HMC in one call of compiled code, beside step after step: as far as it lets itself be told apart."""
     problem = correlated(inputs=3, num=30)
@@ -237,8 +218,8 @@ class Broken(LogGamma):
 @pytest.mark.parametrize("kind", [bp.NUTS, bp.HMC])
 @pytest.mark.parametrize(
     "beyond",
-    [(math.nan, math.nan), (None, math.nan), (-math.inf, 0.0), (math.inf, 0.0), (-math.inf, math.nan)],
-    ids=["NaN", "a NaN gradient", "no density", "infinite density", "neither"],
+    [(math.nan, math.nan), (None, math.nan), (-math.inf, 0.0), (math.inf, 0.0)],
+    ids=["NaN", "a NaN gradient", "no density", "infinite density"],
 )
 def test_what_is_not_a_number_is_a_divergence(kind, beyond):
     """It is counted, it is never where the chain goes, and what is drawn is right up to the wall."""

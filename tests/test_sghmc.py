@@ -17,7 +17,6 @@ from scipy.stats import t
 import bnn_pyro as bp
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
 from bnn_pyro.checks.linear_regression import correlated, dataset
-from bnn_pyro.inference import linear, sghmc
 from bnn_pyro.inference.linear import LinearLogJoint, stochastic_log_joint
 from bnn_pyro.inference.log_joint import LogJoint
 from bnn_pyro.inference.potential import Potential
@@ -64,47 +63,19 @@ def check_posterior(problem, posterior):
     check_gaussian(weights(posterior), problem.mean, torch.linalg.inv(problem.precision))
 
 
-def stationary(problem, eta, friction, explicit=False):
+def stationary(problem, eta, friction):
     """Covariance of the weights under the discretised recursion, from its discrete Lyapunov equation."""
     precision, one = problem.precision.numpy(), np.eye(len(problem.mean))
     kick = np.hstack([-eta * precision, (1 - friction) * one])
-    move = np.hstack([one, one]) if explicit else np.hstack([one, 0 * one]) + kick
-    noise = np.vstack([0 * one if explicit else one, one])
+    move, noise = np.hstack([one, 0 * one]) + kick, np.vstack([one, one])
     covariance = solve_discrete_lyapunov(np.vstack([move, kick]), 2 * friction * eta * noise @ noise.T)
     return torch.from_numpy(covariance[: len(one), : len(one)])
-
-
-def explicit(w, v, gradient, eta, friction, noise):
-    return w + v, own_step(w, v, gradient, eta, friction, noise)[1]
-
-
-def doubled_noise(w, v, gradient, eta, friction, noise):
-    return own_step(w, v, gradient, eta, friction, noise * math.sqrt(2))
-
-
-def unscaled(model, w, x, y, likelihood=1.0, precision=None):
-    return log_joints(model, w, x, y, 1.0, precision)
-
-
-own_step, log_joints = sghmc.step, linear.log_joints
-FAULTS = {
-    "explicit": (sghmc, "step", explicit),
-    "noise": (sghmc, "step", doubled_noise),
-    "no N/B": (linear, "log_joints", unscaled),
-}
 
 
 # -- the right posterior ---------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("method", [SMALL, MINI], ids=["full batch", "mini-batches"])
 def test_linear_regression(method):
     check_posterior(PROBLEM, sample(PROBLEM, method))
-
-
-@pytest.mark.parametrize(("name", "method"), [("noise", SMALL), ("no N/B", MINI), ("explicit", MINI)])
-def test_a_planted_fault_is_caught(name, method, monkeypatch):
-    monkeypatch.setattr(*FAULTS[name])
-    with pytest.raises(AssertionError, match="off the exact answer"):
-        check_posterior(PROBLEM, sample(PROBLEM, method))
 
 
 def test_sgld():
@@ -142,17 +113,6 @@ def test_the_bias_is_the_one_that_theory_tells():
     assert sum(cool) / len(cool) == pytest.approx(1.0, abs=0.02)
 
 
-def test_the_explicit_form_inflates(monkeypatch):
-    """As its own Lyapunov equation says: by several percent where the semi-implicit form is right within half a one."""
-    eta = 0.01 / 60
-    implicit, wide = (stationary(PROBLEM, eta, FRICTION, e).diagonal().sqrt() for e in (False, True))
-    exact = torch.linalg.inv(PROBLEM.precision).diagonal().sqrt()
-    assert (implicit / exact).max() < 1.005 and (wide / exact).min() > 1.03
-    monkeypatch.setattr(*FAULTS["explicit"])
-    posterior = sample(PROBLEM, replace(SMALL, lr=0.01, epochs=1000))
-    check_gaussian(weights(posterior), PROBLEM.mean, stationary(PROBLEM, eta, FRICTION, True))
-
-
 # -- the Gamma prior -------------------------------------------------------------------------------------------------
 def student_posterior(problem, shape, rate):
     """Mean and covariance under the prior gamma:SHAPE,RATE, by quadrature over log τ."""
@@ -170,21 +130,12 @@ def student_posterior(problem, shape, rate):
 
 
 @pytest.mark.parametrize("resample", [0, 5], ids=["integrated out", "Gibbs"])
-def test_the_precision_of_the_prior(resample, monkeypatch):
-    """Both ways have the posterior of the same model; a precision that is never drawn again has another."""
+def test_the_precision_of_the_prior(resample):
+    """Both ways have the posterior of the same model."""
     problem = correlated(num=12, inputs=2, bias=False, noise=2.0)
     exact = student_posterior(problem, 2.0, 1.0)
     method = replace(SMALL, lr=0.05, resample_prior=resample, epochs=1600)
     check_gaussian(weights(sample(problem, method, prior="gamma:2,1")), *exact)
-    if resample:
-        right = GammaNormal.precision_given
-
-        def wrong(self, value):
-            return torch.distributions.Gamma(self.shape_, right(self, value).rate)  # without the P/2
-
-        monkeypatch.setattr(GammaNormal, "precision_given", wrong)
-        with pytest.raises(AssertionError, match="off the exact answer"):
-            check_gaussian(weights(sample(problem, method, prior="gamma:2,1")), *exact)
 
 
 # -- what is evaluated -----------------------------------------------------------------------------------------------
@@ -363,7 +314,7 @@ def test_a_stopped_run_goes_on_to_the_same_draws(name, tmp_path, monkeypatch):
     run = dict(progress=False, device="cpu", seed=4)
     whole = bp.fit(entry, data, RUNS[name], **run)
     real = Checkpoint.due
-    for stops in ((1,), (7, 12), (20, 15), (36,)):
+    for stops in ((7, 12), (36,)):
         out, done = tmp_path / "-".join(map(str, stops)), 0
         for stop in stops:
             monkeypatch.setattr(Checkpoint, "due", stop_at(stop))
@@ -382,42 +333,41 @@ def test_a_run_that_diverges_says_so():
             sample(PROBLEM, bp.SGHMC(lr=100.0, epochs=300, burn_in=10), hidden=hidden)
 
 
+BOTH = (bp.SGHMC, bp.SGLD)
+
+
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("methods", "settings", "message"),
     [
-        (dict(epochs=0), "epochs must be at least 1"),
-        (dict(chains=0), "chains must be at least 1"),
-        (dict(lr=0.0), "lr must be above 0"),
-        (dict(temperature=math.nan), "temperature must be above 0"),
-        (dict(jitter=-1.0), "jitter must be"),
-        (dict(burn_in=5000), "burn_in must lie between 0 and the 5000 epochs"),
-        (dict(max_draws=0), "max_draws must be at least 1"),
-        (dict(schedule="cosine"), "unknown schedule 'cosine'"),
-        (dict(schedule="cyclical:2.5"), "must have the form cyclical:CYCLES,EXPLORE"),
-        (dict(schedule="decaying:2"), "must have the form decaying:FINAL,POWER"),
+        (BOTH, dict(epochs=0), "epochs must be at least 1"),
+        (BOTH, dict(chains=0), "chains must be at least 1"),
+        (BOTH, dict(lr=0.0), "lr must be above 0"),
+        (BOTH, dict(temperature=math.nan), "temperature must be above 0"),
+        (BOTH, dict(burn_in=5000), "burn_in must lie between 0 and the 5000 epochs"),
+        (BOTH, dict(max_draws=0), "max_draws must be at least 1"),
+        (BOTH, dict(schedule="cosine"), "unknown schedule 'cosine'"),
+        (BOTH, dict(schedule="cyclical:2.5"), "must have the form cyclical:CYCLES,EXPLORE"),
+        (BOTH, dict(schedule="decaying:2"), "must have the form decaying:FINAL,POWER"),
+        ([bp.SGHMC], dict(friction=1.1), "friction must lie"),
+        ([bp.SGHMC], dict(gradient_noise="none"), "unknown gradient_noise"),
+        ([bp.SGHMC], dict(resample_momentum=-1), "resample_momentum"),
     ],
 )
-def test_impossible_settings(settings, message):
-    for method in (bp.SGHMC, bp.SGLD):
+def test_impossible_settings(methods, settings, message):
+    for method in methods:
         with pytest.raises(bp.UserError, match=message):
             method(**settings)
 
 
-def test_other_impossible_settings():
-    for settings, message in (
-        (dict(friction=0.0), "friction must lie"),
-        (dict(friction=1.1), "friction must lie"),
-        (dict(gradient_noise="none"), "unknown gradient_noise"),
-        (dict(resample_momentum=-1), "resample_momentum"),
-    ):
-        with pytest.raises(bp.UserError, match=message):
-            bp.SGHMC(**settings)
-    for former in ("subtracted", "ignored"):  # of the config of an old run, which can be read but not made again
-        with pytest.raises(bp.UserError, match=f"{former} was measured to be further off"):
-            sample(PROBLEM, bp.SGHMC(epochs=10, gradient_noise=former))
-    with pytest.raises(bp.UserError, match="no draw would be kept"):
-        sample(PROBLEM, bp.SGHMC(epochs=10, thin=9))
-    with pytest.raises(bp.UserError, match="proper prior"):
-        sample(PROBLEM, bp.SGHMC(epochs=10), prior="log-uniform")
-    with pytest.raises(TypeError, match="friction"):
-        bp.SGLD(friction=0.1)
+@pytest.mark.parametrize(
+    ("settings", "prior", "message"),
+    [
+        # Of the config of an old run, which can be read but not made again.
+        (dict(gradient_noise="subtracted"), "normal:1", "subtracted was measured to be further off"),
+        (dict(thin=9), "normal:1", "no draw would be kept"),
+        (dict(), "log-uniform", "proper prior"),
+    ],
+)
+def test_runs_that_are_refused(settings, prior, message):
+    with pytest.raises(bp.UserError, match=message):
+        sample(PROBLEM, bp.SGHMC(epochs=10, **settings), prior=prior)
