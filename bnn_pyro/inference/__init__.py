@@ -104,21 +104,6 @@ def unsuitable(method: str, variant: str, kind: Any) -> UserError:
 
 
 __all__ = [
-    "CONVERGES_TO",
-    "HMC",
-    "MAP",
-    "METHODS",
-    "MLE",
-    "NEEDS",
-    "NUTS",
-    "SGHMC",
-    "SGLD",
-    "SVI",
-    "ChEES",
-    "Ensemble",
-    "Laplace",
-    "MCDropout",
-    "Method",
-    "methods_for",
-    "unsuitable",
-]
+    "CONVERGES_TO", "HMC", "MAP", "METHODS", "MLE", "NEEDS", "NUTS", "SGHMC", "SGLD", "SVI", "ChEES", "Ensemble",
+    "Laplace", "MCDropout", "Method", "methods_for", "unsuitable",
+]  # fmt: skip

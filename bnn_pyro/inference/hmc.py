@@ -64,6 +64,10 @@ class _Sampler(Sampler):
     mass: str = setting("diagonal", choices=MASSES)
     cores: int = setting(0, low=0)
 
+    #: (potential, its gradient, metric) -> the transitions of this sampler.
+    mover: ClassVar[Callable[..., Mover]]
+    #: (whether coordinates are whitened) -> gradients that a transition may be expected to take.
+    typical: ClassVar[Callable[..., int]]
     #: Settings that no draw depends on: a run may be resumed with others.
     incidental: ClassVar[tuple[str, ...]] = ("cores",)
 
@@ -105,14 +109,6 @@ class _Sampler(Sampler):
                     "take mass=diagonal"
                 )
         return blocks
-
-    def mover(self, potential: Potential, gradient: Gradient, metric: Metric) -> Mover:
-        """The transitions of this sampler."""
-        raise NotImplementedError
-
-    def typical(self, whitened: bool) -> int:
-        """Gradients that a transition may be expected to take; more where the coordinates are not whitened."""
-        raise NotImplementedError
 
 
 #: (generator, where a chain is, step size) -> (the transition, what ``stats`` has of this sampler's transitions alone).

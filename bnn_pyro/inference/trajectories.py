@@ -18,18 +18,9 @@ import numpy as np
 import torch
 
 __all__ = [
-    "MAX_ENERGY_ERROR",
-    "Metric",
-    "Point",
-    "Transition",
-    "Tree",
-    "at_once",
-    "fused",
-    "gradient_of",
-    "hmc",
-    "nuts",
+    "MAX_ENERGY_ERROR", "Metric", "Point", "Transition", "Tree", "at_once", "fused", "gradient_of", "hmc", "nuts",
     "stepwise",
-]
+]  # fmt: skip
 
 #: A trajectory whose energy error exceeds this many nats has diverged (as in Stan and Pyro).
 MAX_ENERGY_ERROR = 1000.0
