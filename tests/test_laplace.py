@@ -6,7 +6,6 @@ from dataclasses import replace
 import pyro.poutine as poutine
 import pytest
 import torch
-from scipy.integrate import quad
 
 import bnn_pyro as bp
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
@@ -186,30 +185,6 @@ def test_kron_is_full_where_the_information_is_the_same_everywhere():
     full, kron, diag = (problem.precision(elsewhere, STRUCTURES[s]) for s in ("full", "kron", "diag"))
     assert (full - kron).abs().max() > 0.5
     torch.testing.assert_close(diag, torch.diag(full.diagonal()))
-
-
-def test_one_weight_against_quadrature():
-    """The logistic posterior of one weight: moments and evidence, off by the terms of order 1/N that Laplace leaves."""
-    g = torch.Generator().manual_seed(0)
-    x = torch.randn(80, 1, generator=g)
-    y = (torch.rand(80, generator=g) < torch.sigmoid(1.5 * x[:, 0])).long()
-    data = dataset(x, y, bp.Schema("classification", (1,), classes=("a", "b")))
-    entry = bp.MeanField(hidden=(), bias=False, prior="normal:2")
-    posterior = bp.Laplace().run(made(entry, data), None, data)
-    of = log_joint(made(entry, data), data)
-    mode, sd = posterior.guide.loc.item(), posterior.guide.scale.item()
-    top = of(torch.tensor([mode]).double()).item()
-
-    def moment(power):
-        density = lambda w: w**power * math.exp(of(torch.tensor([w]).double()).item() - top)  # noqa: E731
-        return quad(density, mode - 6 * sd, mode + 8 * sd, epsabs=1e-10)[0]
-
-    z, first, second = (moment(k) for k in range(3))
-    mean, spread = first / z, math.sqrt(second / z - (first / z) ** 2)
-    evidence = posterior.stats["log_evidence"].item()
-    assert evidence == pytest.approx(math.log(z) + top, abs=0.02)
-    assert sd == pytest.approx(spread, rel=0.05)
-    assert abs(mode - mean) < 0.25 * spread
 
 
 # -- the search for the mode -------------------------------------------------------------------------------------

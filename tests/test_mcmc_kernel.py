@@ -242,16 +242,3 @@ def test_a_step_size_that_underflows():
 
     with bp.isolated(0), pytest.raises(bp.UserError, match=r"step size fell to .*start=map"):
         own(bp.NUTS, Elsewhere(), 0)
-
-    class Uphill(LogGamma):
-        """A gradient that is not the density's, once the first step size is found."""
-
-        def __call__(self, z):
-            density, gradient = super().__call__(z)
-            return density if self.calls < 50 else torch.full_like(density, -1e9) * self.calls, gradient
-
-    with bp.isolated(0), np.errstate(all="ignore"):
-        kernel = own(bp.NUTS, Uphill(), 0)
-        with pytest.raises(bp.UserError, match=r"step size fell to .* at transition \d+"):
-            for _ in range(200):
-                kernel.step()
