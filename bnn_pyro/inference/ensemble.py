@@ -76,7 +76,11 @@ class Ensemble(MAP):
         Raises UserError for a network with batch normalisation.
         """
         self.check(data)
-        _check_no_batch_statistics(model)
+        if any(isinstance(part, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d) for part in model.modules()):
+            raise UserError(
+                "each member of an ensemble would have batch statistics of its own, and draws hold weights only; "
+                "take layer or group normalisation instead of batch normalisation"
+            )
         children = [None if checkpoint is None else checkpoint.child(f"member-{m + 1}") for m in range(self.members)]
         states = [None if child is None else child.load() for child in children]
         found: dict[int, Member] = {m: state["found"] for m, state in enumerate(states) if state and "found" in state}
@@ -140,15 +144,6 @@ class _Training:
             point = PointMass(model.initial).to(self.data.x_train.device)
             trace = self.method.find(model, point, self.data, seed=seed, checkpoint=child, report=told)
         return {site: value.detach().clone() for site, value in point.sites().items()}, trace
-
-
-def _check_no_batch_statistics(model: nn.Module) -> None:
-    """Raise UserError where members would differ in more than their weights, which is all that a posterior keeps."""
-    if any(isinstance(part, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d) for part in model.modules()):
-        raise UserError(
-            "each member of an ensemble would have batch statistics of its own, and draws hold weights only; "
-            "take layer or group normalisation instead of batch normalisation"
-        )
 
 
 def _mean(traces: list[dict[str, list[float]]]) -> dict[str, list[float]]:

@@ -26,7 +26,7 @@ from bnn_pyro.parts.likelihoods import OBSERVED
 from bnn_pyro.parts.nets import in_mode
 from bnn_pyro.parts.priors import GammaNormal
 
-__all__ = ["ELBO", "LogJoint", "Objective", "Pair", "Precision", "Record", "Rescale", "Rows", "Weights", "log_joints"]
+__all__ = ["ELBO", "LogJoint", "Objective", "Pair", "Precision", "Recorder", "Rescale", "Rows", "Weights", "log_joints"]
 
 Pair = tuple[Tensor, Tensor]
 Rows = Tensor | None
@@ -52,7 +52,7 @@ class Rescale(Messenger):
             msg["scale"] = msg["scale"] * factor
 
 
-class Record(Messenger):
+class Recorder(Messenger):
     """Keeps the sample sites of a call, after giving latent ones their values.
 
     ``poutine.trace`` and ``poutine.condition`` at once, without copies of every message, which take longer.
@@ -88,7 +88,7 @@ class LogJoint:
         self.model, self.x, self.y, self.temperature = model, x, y, temperature
         values = {site: value.detach().to(x.device) for site, value in model.initial.items()}
         # Once with Pyro's checks of shapes and supports, which then stay off: a trajectory may meet infinities.
-        with torch.no_grad(), in_mode(model, training=False), Record(values) as first:
+        with torch.no_grad(), in_mode(model, training=False), Recorder(values) as first:
             model(x[:2], y[:2])
         latent = {name for name, site in first.sites.items() if not site["is_observed"]}
         for site in latent - values.keys():
@@ -202,7 +202,7 @@ def log_joints(
     return terms.totals[False], likelihood * terms.totals[True]
 
 
-class _Terms(Record):
+class _Terms(Recorder):
     """Adds up log densities as they come, each (C,): of latent sites, and of the observed one (True)."""
 
     def __init__(self, values: Weights, precision: Mapping[str, Tensor]) -> None:
@@ -234,9 +234,9 @@ class ELBO(TraceMeanField_ELBO):
         """(ELBO with its gradient, its likelihood part detached), scalars in nats, means over the particles."""
         elbo, likelihood = 0.0, 0.0
         for _ in range(self.num_particles):
-            with Record() as q:
+            with Recorder() as q:
                 guide(*args)
-            with Record({name: site["value"] for name, site in q.sites.items()}) as p:
+            with Recorder({name: site["value"] for name, site in q.sites.items()}) as p:
                 model(*args)
             for name, site in p.sites.items():
                 if site["is_observed"]:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference.compiled import CompiledGradient, NotCompiled, compile_gradient, recipe
-from bnn_pyro.inference.log_joint import LogJoint, Record, Weights
+from bnn_pyro.inference.log_joint import LogJoint, Recorder, Weights
 from bnn_pyro.inference.trajectories import gradient_of
 from bnn_pyro.parallel.executor import current_executor, usable_cores
 from bnn_pyro.parts.likelihoods import ReadLikelihood
@@ -188,7 +188,7 @@ def log_likelihood(model: nn.Module, weights: Weights, x: Tensor, y: Tensor) -> 
     rows = max(1, ROWS_MEMORY // (4 * draws * widest_activation(model, x)))
     found = []
     for x_part, y_part in zip(x.split(rows), y.split(rows), strict=True):
-        with ReadLikelihood() as read, Record(weights):
+        with ReadLikelihood() as read, Recorder(weights):
             model(x_part)
         found.append(read.mixture(read.likelihood).log_probs(y_part).expand(draws, len(x_part)))
     return torch.cat(found, 1)
