@@ -348,7 +348,7 @@ BOTH = (bp.SGHMC, bp.SGLD)
         (BOTH, dict(schedule="cosine"), "unknown schedule 'cosine'"),
         (BOTH, dict(schedule="cyclical:2.5"), "must have the form cyclical:CYCLES,EXPLORE"),
         (BOTH, dict(schedule="decaying:2"), "must have the form decaying:FINAL,POWER"),
-        ([bp.SGHMC], dict(friction=1.1), "friction must lie"),
+        ([bp.SGHMC], dict(friction=1.1), "friction must be above 0 and at most 1"),
         ([bp.SGHMC], dict(gradient_noise="none"), "unknown gradient_noise"),
         ([bp.SGHMC], dict(resample_momentum=-1), "resample_momentum"),
     ],
