@@ -1,5 +1,6 @@
 """What tests of Markov chains share: z-tests by Monte-Carlo standard errors with Bonferroni's correction; stopping."""
 
+import math
 import signal
 
 import numpy as np
@@ -7,7 +8,7 @@ import torch
 from scipy.stats import norm
 
 import bnn_pyro as bp
-from bnn_pyro.diagnostics.convergence import ess_mean
+from bnn_pyro.checks.check import Estimate
 
 
 def fit(entry, data, method, **settings):
@@ -28,24 +29,17 @@ def same(a, b):
     )
 
 
-def estimate(values):
-    """(mean, its Monte-Carlo standard error) of each of (C, D, M) series, (M,)."""
-    return values.mean((0, 1)), values.std((0, 1)) / np.sqrt(ess_mean(np.moveaxis(values, 2, 0)))
-
-
 def check(values, exact, alpha=1e-4):
     """Means of (C, D, M) series agree with ``exact`` (M,) within their own Monte-Carlo error."""
-    mean, error = estimate(values)
-    z = np.abs(mean - exact) / error
-    assert z.max() < norm.isf(alpha / (2 * len(z))), f"off the exact posterior by {z.max():.1f} standard errors"
-    return error
+    return check_alike(values, None, alpha, Estimate(np.asarray(exact), np.zeros(len(exact))))
 
 
-def check_alike(values, others, alpha=1e-4):
+def check_alike(values, others, alpha=1e-4, other=None):
     """Means of two sets of series (C, D, M) agree within the Monte-Carlo error of both."""
-    (a, error), (b, other) = estimate(values), estimate(others)
-    z = np.abs(a - b) / np.hypot(error, other)
-    assert z.max() < norm.isf(alpha / (2 * len(z))), f"series {z.argmax()} differ by {z.max():.1f} standard errors"
+    one, other = Estimate.of_chains(values), other or Estimate.of_chains(others)
+    z = np.abs(one.mean - other.mean) / np.hypot(one.error, other.error)
+    assert z.max() < norm.isf(alpha / (2 * len(z))), f"series {z.argmax()} is off by {z.max():.1f} standard errors"
+    return one.error
 
 
 def check_gaussian(problem, posterior):
@@ -71,3 +65,17 @@ def stop_at(step, number=signal.SIGINT):
         return self.stop
 
     return property(due)
+
+
+# -- logistic regression with one weight, or two -----------------------------------------------------------------------
+TAU = 2.0
+X = torch.linspace(-1.5, 2.5, 12)[:, None]
+Y = torch.tensor([0, 0, 0, 1, 0, 1, 1, 1, 1, 1, 1, 1])
+
+
+def log_joint(*w):
+    """log p(y | x, w) + log p(w) of logistic regression on a grid of weights (and a bias, if two are given)."""
+    x, signed = X[:, 0].double().numpy(), (2 * Y - 1).numpy()
+    f = np.multiply.outer(w[0], x) + (np.asarray(w[1])[..., None] if len(w) == 2 else 0.0)
+    prior = sum(-0.5 * np.square(v / TAU) - math.log(TAU * math.sqrt(2 * math.pi)) for v in w)
+    return -np.logaddexp(0, -signed * f).sum(-1) + prior

@@ -7,9 +7,8 @@ import torch
 import bnn_pyro as bp
 from bnn_pyro import plots
 from bnn_pyro.checks import Subject
-from bnn_pyro.checks.estimators import Estimators
+from bnn_pyro.checks.estimators import Estimators, _alike
 from bnn_pyro.checks.linear_regression import correlated, dataset
-from bnn_pyro.checks.objectives import _alike
 from bnn_pyro.inference.potential import Potential
 from bnn_pyro.zoo import ZOO
 
@@ -57,7 +56,7 @@ def test_a_point_estimate_is_held_to_the_log_joint_unless_masks_fall():
 
 
 def test_a_reference_that_is_no_number_is_no_pass():
-    (finding,) = _alike(["a"], [np.ones((5, 1))], np.full((5, 1), np.nan), 0.1)
+    (finding,) = _alike(["a"], np.ones((5, 1)), np.full((5, 1), np.nan), 0.1)
     assert finding.level == "bad"
 
 
@@ -70,7 +69,6 @@ def test_more_particles_and_local_reparametrisation_have_less_variance():
     shown = ("batch_sizes", "elbo", "elbo_error", "estimators", "variance", "variance_error")
     axes = plots.batch_objectives(*(outcome.evidence[name] for name in shown))
     assert [t.get_text() for t in axes[1].get_yticklabels()] == list(share)
-    assert outcome.figures["gradient_variance"] == pytest.approx(1 / share["weight draws"])
 
 
 def test_a_wrong_gradient_is_seen(monkeypatch):

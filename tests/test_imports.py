@@ -226,10 +226,7 @@ def test_few_files_have_to_be_read(module, most):
 def test_methods_are_named_in_inference_and_zoo_alone():
     """Elsewhere what a method declares decides, and a new one needs no other file."""
     known = {
-        ("checks.problems", "NUTS"),  # long runs of it are the reference
-        ("checks.replications", "SVI"),  # many fits at once
-        ("checks.transitions", "HMC"), ("checks.transitions", "NUTS"), ("checks.transitions", "ChEES"),
-        ("checks.transitions", "SGHMC"), ("checks.transitions", "SGLD"),
+        *(("checks.joint_chains", name) for name in ("HMC", "NUTS", "ChEES", "SGHMC", "SGLD")),  # their transitions
         ("runs.recipe", "map"),  # the deterministic baseline
         ("plots.training", "ensemble"),  # a label: all draws together
     }  # fmt: skip

@@ -5,9 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from monte_carlo import check, check_gaussian, fit, weights
+from monte_carlo import TAU, X, Y, check, check_gaussian, fit, log_joint, weights
 from scipy.stats import norm
-from test_posterior_1d import TAU, X, Y, log_joint
 
 import bnn_pyro as bp
 from bnn_pyro.checks.linear_regression import correlated, dataset

@@ -299,8 +299,7 @@ def test_members_are_the_same_everywhere(at):
 
 
 def test_a_calibration_replica_is_the_same_on_a_cluster(at):
-    from bnn_pyro.checks.replications import Plan, replications
-    from bnn_pyro.checks.simulation import design
+    from bnn_pyro.checks.simulation import Plan, design, replications
 
     given = design(PROBLEM.data, rows=10, points=4, seed=0)
     plan = Plan(bp.MeanField(hidden=()), given, bp.MAP(epochs=5), seed=1, draws=4)

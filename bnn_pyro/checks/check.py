@@ -25,6 +25,9 @@ __all__ = ["ALPHA", "Check", "Estimate", "Finding", "Outcome", "Subject", "close
 
 #: Chance of a false alarm of one check, over all of its quantities together.
 ALPHA = 1e-3
+#: The autocorrelations behind an effective number of draws are added up over some such number of its units: the error
+#: that comes of it has that many degrees of freedom less than there are effective draws.
+WINDOW = 5
 #: σ of every weight where a guide starts: neither a point nor a prior.
 INIT_SCALE = 0.05
 
@@ -228,17 +231,17 @@ class Estimate:
 
     @classmethod
     def of_chains(cls, values: np.ndarray) -> Estimate:
-        """Of series (C, D, M), whose effective numbers of draws make the errors."""
+        """Of series (C, D, M), whose effective numbers of draws make the errors; see ``WINDOW``."""
         values = np.asarray(values, dtype=np.float64)
         with np.errstate(invalid="ignore"):
-            error = values.std((0, 1)) / np.sqrt(ess_mean(np.moveaxis(values, 2, 0)))
-        return cls(values.mean((0, 1)), np.nan_to_num(error))
+            effective = np.nan_to_num(ess_mean(np.moveaxis(values, 2, 0)), nan=1.0)
+        return cls(values.mean((0, 1)), values.std((0, 1)) / np.sqrt(effective), np.maximum(effective / WINDOW, 1.0))
 
     @classmethod
     def of_independent(cls, values: np.ndarray) -> Estimate:
         """Of independent draws (S, M)."""
         values = np.asarray(values, dtype=np.float64)
-        return cls(values.mean(0), values.std(0) / np.sqrt(len(values)))
+        return cls(values.mean(0), values.std(0) / np.sqrt(len(values)), max(len(values) - 1.0, 1.0))
 
     @classmethod
     def of_runs(cls, values: np.ndarray) -> Estimate:

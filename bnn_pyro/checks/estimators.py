@@ -6,19 +6,40 @@ samplers: the log joint density that they follow, its gradient against finite di
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from bnn_pyro.checks.check import Finding, Outcome, Subject, most_off, worst
-from bnn_pyro.checks.objectives import density_estimators, elbo_estimators
+import numpy as np
+import pyro.poutine as poutine
+import torch
+from torch import Tensor, nn
+
+from bnn_pyro.checks.check import Estimate, Finding, Outcome, Subject, close, fields_of, judge, most_off, worst
+from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.features import on_features
+from bnn_pyro.inference import Method
+from bnn_pyro.inference.linear import linear_layer, stochastic_log_joint
+from bnn_pyro.inference.log_joint import Objective, log_joints
 from bnn_pyro.inference.optimise import Optimisation
+from bnn_pyro.inference.potential import Potential
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parallel.task import Report
+from bnn_pyro.parts.guides import PointMass
+from bnn_pyro.parts.nets import in_mode
 from bnn_pyro.posterior import weight_space
 
 __all__ = ["Estimators"]
+
+#: Relative: of central differences, their step and how far off they may be; of 32 bits; of sums of float32.
+STEP, SMOOTH, SINGLE, ROUNDING = 1e-5, 1e-5, 1e-3, 1e-4
+#: Points and numbers of each where a gradient is looked at; its projections; particles whose invariance is looked at.
+PLACES, COORDINATES, PROJECTIONS, PARTICLES = 4, 12, 6, 4
+#: A learning rate at which no weight moves.
+STILL = 1e-30
+
+Values = tuple[Tensor, Tensor]  # an objective in nats, (C,), and its gradient, (C, P)
 
 
 @dataclass(frozen=True)
@@ -66,15 +87,197 @@ class Estimators:
         with isolated(seed):
             model, data = on_features(subject.entry.model(data.schema), data)
             if isinstance(method, Optimisation):
-                guide = subject.entry.guide(model)
-                sizes = self.batches, self.repeats, self.warm
-                findings, evidence, figures = elbo_estimators(*sizes, subject, method, model, guide, data, seed)
+                findings, evidence = _of_elbo(self, subject, method, model, data, seed)
             else:
-                findings, evidence = density_estimators(method, weight_space(model), data, self.batches)
-                figures = {}
+                findings, evidence = _of_density(method, weight_space(model), data, self.batches)
         level, sentence = worst(f.level for f in findings), _sentence(findings, evidence)
         settings = {**subject.settings(method), "rows": len(data.x_train)}
-        return Outcome("estimator", level, sentence, settings, findings, evidence, figures)
+        return Outcome("estimator", level, sentence, settings, findings, evidence)
+
+
+def _batch_findings(what: str, whole: Values, pieces: Sequence[Values], shares: Sequence[float]) -> list[Finding]:
+    """The mean over mini-batches, weighted by their rows, is that of all rows: of the objective and its gradient."""
+    value, gradient = (sum(s * p for s, p in zip(shares, part, strict=True)) for part in zip(*pieces, strict=True))
+    off = ((value - whole[0]).abs() / whole[0].abs().clamp_min(1.0)).max().item()
+    steep = ((gradient - whole[1]).norm(dim=1) / whole[1].norm(dim=1).clamp_min(1e-12)).max().item()
+    about = f"{{}}: mean over {len(pieces)} mini-batches less that of all rows (relative)"
+    return [close(about.format(name), far, 0.0, SINGLE) for name, far in ((what, off), ("gradient", steep))]
+
+
+def _precision(low: Tensor, low_slope: Tensor, high: Tensor, high_slope: Tensor) -> list[Finding]:
+    """Log joint and its gradient in 32 and in 64 bits, at the same z (C, P)."""
+    off = ((low - high).abs() / high.abs().clamp_min(1.0)).max().item()
+    steep = (low_slope - high_slope).abs() / high_slope.abs().amax(1, keepdim=True).clamp_min(1.0)
+    return [
+        close("log joint density in 32 bits less that in 64 (relative)", off, 0.0, SINGLE),
+        close("gradient in 32 bits less that in 64, of the largest entry", steep.max().item(), 0.0, SINGLE),
+    ]
+
+
+def _cast(data: Dataset, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    y = data.y_train
+    return data.x_train.to(dtype), y.to(dtype) if y.is_floating_point() else y
+
+
+def _of_density(method: Method, model: nn.Module, data: Dataset, batches: int) -> tuple[list[Finding], dict]:
+    """Findings and evidence of a sampler's log joint; call inside ``isolated``.   batches: see ``Estimators``."""
+    temperature = method.temperature
+    single = Potential(model, data.x_train, data.y_train, temperature)
+    double = Potential(copy.deepcopy(model).double(), *_cast(data, torch.float64), temperature)
+    z = double.initial + 0.2 * (single.prior_draws(PLACES) - double.initial)
+    density, gradient = double(z)
+    which = torch.linspace(0, double.size - 1, min(COORDINATES, double.size)).round().long().unique()
+    moves = torch.zeros(len(which), double.size, dtype=torch.float64)
+    moves[torch.arange(len(which)), which] = STEP
+    ahead, behind = (torch.stack([double(place + sign * moves)[0] for place in z]) for sign in (1, -1))
+    differences = (ahead - behind) / (2 * STEP)  # (PLACES, coordinates)
+    chosen, scale = gradient[:, which], gradient.abs().amax(1, keepdim=True).clamp_min(1.0)
+    # Kinks of a piecewise linear network, and cancellation in a density of many nats, count for something.
+    cancelled = 1e-15 * density.abs().max().item() / STEP / scale.min().item()
+    off = ((differences - chosen).abs() / scale).flatten().sort().values
+    about = "gradient less finite differences, of the largest entry ({})"
+    findings = [close(about.format("median"), off[len(off) // 2].item(), 0.0, SMOOTH + cancelled)]
+    findings += _precision(*single(z), density, gradient)
+    if linear_layer(model) is not None or getattr(model.net, "activation", None) in (torch.tanh, torch.sigmoid, None):
+        findings.append(close(about.format("worst"), off[-1].item(), 0.0, 10 * SMOOTH + cancelled))
+    if hasattr(method, "eta_share"):
+        x, y, chains = data.x_train, data.y_train, 3
+        target = stochastic_log_joint(model, x, y, temperature)
+        with in_mode(model, training=False):
+            w = target.flat(target.sample_prior(chains)[0])
+            w = w.lerp(target.initial.to(w), 0.8)
+            blocks = torch.randperm(len(x)).view(min(batches, len(x)), -1)
+            own = ([part[rows].expand(chains, *part[rows].shape) for part in (x, y)] for rows in blocks)
+            pieces = [[v.double() for v in target.gradient(w, *rows)] for rows in own]
+            findings += _batch_findings(
+                "log joint density", target.gradient(w), pieces, [1 / len(blocks)] * len(blocks)
+            )
+    return findings, {"gradient": chosen.flatten().numpy(), "finite_difference": differences.flatten().numpy()}
+
+
+def _of_elbo(
+    check: Estimators, subject: Subject, method: Optimisation, model: nn.Module, data: Dataset, seed: int
+) -> tuple[list[Finding], dict[str, Any]]:
+    """Findings and evidence of an optimiser's objective; call inside ``isolated``."""
+    repeats, guide = check.repeats, subject.entry.guide(model)
+    point = subject.converges_to == "point"
+    latent = getattr(method, "prior_weight", 1.0) if point else getattr(method, "temperature", 1.0)
+    q = PointMass(model.initial) if point else guide
+    loop = replace(method, epochs=check.warm, batch_size=0, lr=0.01, final_lr=1.0)
+    loop = replace(loop, kl_warmup=0) if "kl_warmup" in fields_of(loop) else loop
+    trained = _Trained(model, q, data, seed, latent)
+    trained.epochs(loop)
+    num, approximate = len(data.x_train), hasattr(subject.entry, "channels")
+    batches = min(check.batches, num)
+    parts = torch.randperm(num, generator=torch.Generator().manual_seed(seed)).chunk(batches)
+    weights, _ = in_weights = weight_space(model), weight_space(q)
+
+    same_noise = []
+    for rows in (None, *parts):
+        with isolated(11):
+            same_noise.append(trained.estimate(*in_weights, rows))
+    findings = _batch_findings(
+        "ELBO with the same noise", same_noise[0], same_noise[1:], [len(rows) / num for rows in parts]
+    )
+    estimators: dict[str, Callable[[], Values]] = {"all rows, one draw": lambda: trained.estimate(model, q)}
+    if weights is not model:
+        estimators["weight draws"] = lambda: trained.estimate(*in_weights)
+    estimators[f"{PARTICLES} particles"] = lambda: trained.estimate(model, q, particles=PARTICLES)
+    sizes = [-(-num // b) for b in dict.fromkeys((2, batches)) if 1 < b <= num]
+    for size in sizes:
+        rows = lambda size=size: torch.randperm(num)[:size]  # noqa: E731
+        estimators[f"batches of {size}"] = lambda rows=rows: trained.estimate(model, q, rows())
+    repeated = {name: [one() for _ in range(repeats)] for name, one in estimators.items()}
+    elbos = {name: torch.cat([v for v, _ in pairs]).numpy()[:, None] for name, pairs in repeated.items()}
+    gradients = {name: torch.cat([g for _, g in pairs]) for name, pairs in repeated.items()}
+    whole, *others = gradients
+    directions = torch.randn(
+        gradients[whole].shape[1], PROJECTIONS, generator=torch.Generator().manual_seed(1)
+    ).double()
+    directions = nn.functional.normalize(torch.cat([directions, gradients[whole].mean(0)[:, None]], 1), dim=0)
+    along = [*(f"direction {k + 1}" for k in range(PROJECTIONS)), "the mean gradient"]
+    values = {name: np.column_stack([elbos[name], g @ directions]) for name, g in gradients.items()}
+    rounding = ROUNDING * max(1.0, abs(elbos[whole].mean()))
+    tolerance = np.array([rounding] + [10 * ROUNDING * gradients[whole].norm(dim=1).mean().item()] * len(along))
+    for name in others:
+        names = [f"ELBO by {name} (nats)", *(f"gradient by {name}, along {what} (nats)" for what in along)]
+        level = "caution" if approximate and name == "weight draws" else "bad"
+        findings += _alike(names, values[name], values[whole], tolerance, level)
+    # As training computes it, mean over an epoch: a KL up to a constant, and masks, have no definition to go by.
+    trace = trained.epochs(replace(loop, epochs=min(repeats, 1000), lr=STILL, batch_size=size))
+    if subject.improper or (point and any(getattr(weights.net, "rates", ()))):
+        findings += _alike(["ELBO as trained, beside that of all rows (nats)"], trace, elbos[whole], rounding)
+    else:
+        level = "caution" if approximate and weights is not model else "bad"
+        defined = _by_definition(*in_weights, data, latent, 4 * repeats, point)
+        about = "ELBO as trained, beside log p(y, w) − log q(w) over drawn weights (nats)"
+        findings += _alike([about], trace, defined, rounding, level)
+    by_size = Estimate.of_independent(np.column_stack([elbos[n] for n in (whole, *(f"batches of {s}" for s in sizes))]))
+    evidence: dict[str, Any] = {"batch_sizes": np.array([num, *sizes])}
+    evidence |= {"elbo": by_size.mean, "elbo_error": by_size.error}
+    if not point:
+        shares, errors = _variances(gradients.values())
+        evidence |= {"estimators": list(gradients), "variance": shares, "variance_error": errors}
+    return findings, evidence
+
+
+@dataclass
+class _Trained:
+    """What is trained, and the objective that training follows."""
+
+    model: nn.Module
+    q: nn.Module
+    data: Dataset
+    seed: int
+    latent: float
+
+    def epochs(self, loop: Optimisation) -> np.ndarray:
+        """The ELBO of every epoch (E, 1), nats, from the very loop that trains."""
+        how = {"seed": self.seed, "latent": self.latent, "num_particles": 1}
+        return np.array(Optimisation.minimise(loop, self.model, self.q, self.data, **how)["elbo"])[:, None]
+
+    def estimate(self, m: nn.Module, g: nn.Module, rows: Tensor | None = None, particles: int = 1) -> Values:
+        """The ELBO (1,) of all rows, or as these rows stand for them, and its gradient (1, P)."""
+        x, y, num = self.data.x_train, self.data.y_train, len(self.data.x_train)
+        x, y = (x, y) if rows is None else (x[rows], y[rows])
+        with in_mode(m, training=False):
+            elbo, _ = Objective(m, g, particles)(x, y, num / len(x), self.latent)
+        gradients = torch.autograd.grad(elbo, list(g.parameters()), allow_unused=True, materialize_grads=True)
+        return elbo.detach()[None].double(), torch.cat([v.flatten() for v in gradients]).double()[None]
+
+
+def _by_definition(
+    model: nn.Module, q: nn.Module, data: Dataset, latent: float, number: int, point: bool
+) -> np.ndarray:
+    """log p(y | x, w) + log p(w) − log q(w) of weights drawn from q (number, 1), nats."""
+    values = []
+    with torch.no_grad(), in_mode(model, training=False):
+        for _ in range(number):
+            nodes = poutine.trace(q).get_trace(None).nodes
+            sites = {k: s for k, s in nodes.items() if s["type"] == "sample" and not s["is_observed"]}
+            w = {k: s["value"].detach()[None] for k, s in sites.items() if not s["infer"].get("is_auxiliary")}
+            log_q = 0.0 if point else sum(s["fn"].log_prob(s["value"]).sum() for s in sites.values())
+            prior, likelihood = log_joints(model, w, data.x_train, data.y_train)
+            values.append((likelihood + latent * (prior - log_q)).double().item())
+    return np.array(values)[:, None]
+
+
+def _alike(
+    names: list[str], values: np.ndarray, reference: np.ndarray, tolerance: np.ndarray | float, level: str = "bad"
+) -> list[Finding]:
+    """Means of (R, M) estimates that should be those of the reference, (R', M); of a NaN, none is right."""
+    base = Estimate.of_independent(reference)
+    expected = np.nan_to_num(base.mean, nan=np.inf)
+    return judge(names, Estimate.of_independent(values).less(base), expected, tolerance=tolerance, level=level)
+
+
+def _variances(repeats: Iterable[Tensor]) -> tuple[np.ndarray, np.ndarray]:
+    """Total variance of each estimator's gradient as a share of the first one's, and its standard error."""
+    squares = [(g - g.mean(0)).square().sum(1).numpy() for g in repeats]
+    totals = [(s.mean(), s.std() / np.sqrt(len(s))) for s in squares]
+    total, error = np.maximum(np.array(totals).T, 1e-300)
+    share, relative = total / total[0], error / total
+    return share, share * np.hypot(relative, relative[0]) * (np.arange(len(share)) > 0)
 
 
 def _sentence(findings: list[Finding], evidence: Mapping[str, Any]) -> str:
@@ -83,12 +286,7 @@ def _sentence(findings: list[Finding], evidence: Mapping[str, Any]) -> str:
     if "finite_difference" in evidence:
         words = "The log joint density's gradient is that of finite differences, in 32 bits as in 64, and mini-batches "
         return words + "have it for their mean."
-    words = "Mini-batches, particles and precision change the noise of the objective and of its gradient, not their "
-    words += "mean."
-    if len(evidence.get("estimators", ())) > 1:
-        pairs = zip(evidence["estimators"][1:], evidence["variance"][1:], strict=True)
-        words += " Variance of the gradient, as a share of that of all rows and one draw: "
-        words += ", ".join(f"{name} {share:.2g}" for name, share in pairs) + "."
+    words = "Mini-batches and particles change the noise of the objective and of its gradient, not their mean."
     for f in findings:
         if f.level == "caution":
             words += f" {f.about[0].upper()}{f.about[1:]}: {f.estimate:.4g}, not {f.expected:.4g}."

@@ -1,24 +1,23 @@
-"""A method on problems whose posterior is known: closed forms, numerical integration, a long run of NUTS.
+"""A method on problems whose posterior is known by closed forms or numerical integration.
 
-One runner for all of them. A problem (``problems``, ``two_weights``) is data and exact expectations; a claim
-(``claims``) is what the method must meet there, within the Monte-Carlo errors of its own draws. How far an
-approximation is off the posterior itself is said in amounts.
+A problem (``problems``) is data and exact expectations; a claim (``claims``) is what the method must meet there, within
+the Monte-Carlo errors of its own draws. How far an approximation is off the posterior itself is said in amounts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
-from scipy.stats import t
+from scipy.stats import norm, t
+from torch import Tensor
 
 from bnn_pyro.checks.check import ALPHA, Estimate, Finding, Outcome, Subject, judge, most_off, worst, z_scores
-from bnn_pyro.checks.claims import Claim, claim_of, density_findings, evidence_findings
-from bnn_pyro.checks.problems import Amount, LinearRegression, Problem, SixWeights, drawn
-from bnn_pyro.checks.two_weights import TWO_WEIGHTS
+from bnn_pyro.checks.claims import claim_of, density_findings, drawn, evidence_findings
+from bnn_pyro.checks.problems import TWO_WEIGHTS, Problem, linear_regression, six_weights
 from bnn_pyro.fitting import fit
 from bnn_pyro.inference import Method
 from bnn_pyro.parallel.task import Report
@@ -29,6 +28,11 @@ __all__ = ["ClosedForm", "KnownAnswers", "Logistic", "Quadrature", "problem_meth
 BLIND = 0.1
 #: Methods that give a guide or points, whose own randomness is seen by fitting again and again.
 REFITTED = ("best in family", "point")
+#: Central intervals; draws that are kept for a figure.
+LEVELS, SHOWN_DRAWS = (0.5, 0.8, 0.95), 1000
+
+#: How far a method is off the posterior: in words, of the method, of the posterior.
+Amount = tuple[str, float, float]
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,7 @@ class KnownAnswers:
     idea: ClassVar[str]
     quick: ClassVar[Mapping[str, Any]] = {"fits": 8, "effort": 1.0}
 
-    def problems(self, subject: Subject, seed: int) -> Sequence[Problem]:
+    def problems(self, subject: Subject) -> Sequence[Problem]:
         """Those on which the subject is checked."""
         raise NotImplementedError
 
@@ -58,34 +62,35 @@ class KnownAnswers:
     def run(self, subject: Subject, *, seed: int = 0, report: Report | None = None) -> Outcome:
         """See ``Check``.
 
-        ``evidence``: labels (M,) of every quantity of all problems; in posterior standard deviations estimate, error,
-        low, high (what is claimed) and expected (the posterior's), each (M,); z (M,), standard errors between estimate
-        and claim, and the bound of an alarm; and what ``Problem.shown`` has.
+        ``evidence``: labels (M,) of every quantity of all problems; z (M,), standard errors between estimate and claim,
+        and the bound of an alarm; and what :func:`_arrays` has.
         """
-        problems, compared, findings = self.problems(subject, seed), [], []
+        problems, compared, findings = self.problems(subject), [], []
         for k, problem in enumerate(problems):
             compared.append(_compare(problem, subject, self, seed))
             findings += compared[-1].findings
             biased = subject.converges_to == "exact as lr → 0" and not subject.given.get("batch_size")
             if biased and problem.batches > 1:
-                findings += _compare(
-                    problem, subject, self, seed, len(problem.data.x_train) // problem.batches
-                ).findings
+                size = len(problem.inputs) // problem.batches
+                findings += _compare(problem, subject, self, seed, size).findings
             if report is not None:
                 report(k + 1, len(problems), {"problem": problem.title})
         amounts = [amount for c in compared for amount in c.amounts]
         if subject.converges_to != "exact":
             level = worst(c.beside for c in compared)
-            findings += [Finding(about, value, exact, level=level) for _, about, value, exact in amounts]
+            findings += [Finding(about, value, exact, level=level) for about, value, exact in amounts]
         where = " and ".join(problem.title for problem in problems)
+        evidence = {k: v for c in compared for k, v in c.evidence.items()}
+        evidence |= {k: np.concatenate([c.evidence[k] for c in compared]) for k in ("labels", "z")}
+        evidence["bound"] = max(c.evidence["bound"] for c in compared)
         return Outcome(
             self.name,
             worst(f.level for f in findings),
             _sentence(where, compared[-1].claim, findings, amounts if not subject.exact else []),
             compared[-1].settings,
             findings,
-            _together([c.evidence for c in compared]),
-            {name: max(v for n, _, v, _ in amounts if n == name) for name, *_ in amounts},
+            evidence,
+            {self.name.replace("-", "_"): amounts[0][1]},
         )
 
 
@@ -108,9 +113,9 @@ class ClosedForm(KnownAnswers):
         "means, covariances, predictions and the evidence are held against the formulas."
     )
 
-    def problems(self, subject: Subject, seed: int) -> list[Problem]:
+    def problems(self, subject: Subject) -> list[Problem]:
         """Linear regression."""
-        return [LinearRegression(self.rows, self.inputs, self.points)]
+        return [linear_regression(self.rows, self.inputs, self.points)]
 
 
 @dataclass(frozen=True)
@@ -121,43 +126,37 @@ class Quadrature(KnownAnswers):
     title: ClassVar[str] = "Numerical integration"
     idea: ClassVar[str] = (
         "Logistic regression with two weights, and one tanh unit, whose posterior has two modes that differ in sign: "
-        "means, variances, predictions and the masses of the modes are held against integrals over a grid."
+        "means, covariances and predictions are held against integrals over a grid."
     )
 
-    def problems(self, subject: Subject, seed: int) -> list[Problem]:
+    def problems(self, subject: Subject) -> list[Problem]:
         """Those of two weights that the variant and the method can be made for."""
         return [p for p in TWO_WEIGHTS.values() if not subject.irreducible(p.settings["hidden"])]
 
 
 @dataclass(frozen=True)
 class Logistic(KnownAnswers):
-    """Settings of the check against a long run of NUTS; see also ``KnownAnswers``.
+    """Settings of the check of logistic regression with more weights; see also ``KnownAnswers``.
 
     rows, inputs  of the data; neighbouring inputs correlate at 0.7, and there is a bias
     points        new inputs at which predictions are compared
-    draws         of each of the four chains of the reference
     """
 
     rows: int = 100
     inputs: int = 5
     points: int = 10
-    draws: int = 10_000
 
     name: ClassVar[str] = "logistic"
     title: ClassVar[str] = "Logistic regression"
     idea: ClassVar[str] = (
-        "A posterior of six weights that no grid holds: log-odds and probabilities at new inputs are held against a "
-        "long run of NUTS, which is itself held against numerical integration."
+        "A posterior of six weights that no grid holds: means, covariances and predictions are held against importance "
+        "sampling with 32,768 quasi-random points."
     )
-    quick: ClassVar[Mapping[str, Any]] = {"draws": 2000, "effort": 1.0, "fits": 6}
+    quick: ClassVar[Mapping[str, Any]] = {"effort": 1.0, "fits": 6}
 
-    def problems(self, subject: Subject, seed: int) -> list[Problem]:
-        """Logistic regression, after its reference run."""
-        return [SixWeights(self.rows, self.inputs, self.points, self.draws, seed + 1000)]
-
-    def refuses(self, subject: Subject) -> str:
-        """See ``Check``."""
-        return "the reference is a posterior at temperature 1" if subject.temperature != 1 else subject.irreducible()
+    def problems(self, subject: Subject) -> list[Problem]:
+        """Logistic regression."""
+        return [six_weights(self.rows, self.inputs, self.points)]
 
 
 # -- the runner ------------------------------------------------------------------------------------------------------
@@ -175,7 +174,7 @@ class _Compared(NamedTuple):
 def problem_method(problem: Problem, subject: Subject, effort: float, **settings: Any) -> Method:
     """The subject's method with settings that suffice on a problem."""
     if problem.batches > 1 and not subject.exact:
-        settings = {"batch_size": len(problem.data.x_train) // problem.batches, **settings}
+        settings = {"batch_size": len(problem.inputs) // problem.batches, **settings}
     return subject.tiny_method(draws=effort * problem.length, epochs=effort / problem.batches, **settings)
 
 
@@ -185,53 +184,84 @@ def _compare(problem: Problem, subject: Subject, check: KnownAnswers, seed: int,
     if batch_size:
         smaller = {"batch_size": batch_size, "lr": method.lr / 5}
         method = problem_method(problem, subject, check.effort / problem.batches, **smaller)
-    problem = problem.at(getattr(method, "temperature", 1.0), subject.exact)
+    temperature = getattr(method, "temperature", 1.0)
+    problem = replace(problem, temperature=temperature, one_mode=problem.unit and not subject.exact)
     entry = subject.reduced(**problem.settings)
     fits = check.fits if to in REFITTED else 1
     posteriors = [fit(entry, problem.data, method, seed=seed + i, device="cpu", progress=False) for i in range(fits)]
     pairs = [drawn(problem, posterior, i) for i, posterior in enumerate(posteriors)]
     w, f = (torch.cat(parts) for parts in zip(*pairs, strict=True))
     values = problem.quantities(w, f).numpy()
-    draws = Estimate.of_independent(values.reshape(-1, values.shape[-1]))
-    estimate = (
-        Estimate.of_chains(values) if to == "exact" else draws if len(values) == 1 else Estimate.of_runs(values.mean(1))
-    )
-    claim = claim_of(problem, to, method, posteriors[0], w.shape[-1], estimate)
+    estimate = draws = Estimate.of_independent(values.reshape(-1, values.shape[-1]))
+    if to == "exact":
+        estimate = Estimate.of_chains(values)
+    elif len(values) > 1:
+        estimate = Estimate.of_runs(values.mean(1))
+    claim = claim_of(problem, to, method, posteriors[0], estimate)
     labels = [f"{label} ({problem.title}{', mini-batches' if batch_size else ''})" for label in problem.labels()]
-    exact = problem.posterior
     # Several fits have the same limit: all draws together are that much surer of it.
-    beside = judge(labels, (draws if fits > 1 else estimate).less(exact), exact.mean, tolerance=problem.stops)
+    beside = judge(labels, draws if fits > 1 else estimate, problem.exact, tolerance=problem.stops)
     if subject.exact:  # chains of one posterior
         w, f = (v.flatten(0, 1)[None] for v in (w, f))
-    amounts, arrays = problem.shown(w, f)
-    estimate = estimate.less(exact)
     findings = judge(labels, estimate, claim.low, high=claim.high, tolerance=claim.tolerance)
-    if (noisy := float(estimate.error[problem.sure].max())) > BLIND:
+    if (noisy := float(estimate.error[: problem.size + len(problem.x)].max())) > BLIND:  # of means
         about = f"Monte-Carlo error ({problem.title}, posterior sd): too few independent draws to tell"
         findings.append(Finding(about, noisy, BLIND, level="caution"))
     findings += density_findings(problem, method, posteriors[0])
-    findings += evidence_findings(problem, method, posteriors, claim)
-    evidence = {"labels": labels, **_row(claim, estimate, exact.mean), **arrays}
-    level = "caution" if any(finding.level == "bad" for finding in beside) else "good"
-    return _Compared(claim.name, subject.settings(method, entry), findings, level, evidence, amounts)
-
-
-def _row(claim: Claim, estimate: Estimate, exact: np.ndarray) -> dict[str, Any]:
-    """Arrays for the figures; what is not claimed is held beside the posterior."""
-    unknown = np.isnan(claim.low)
-    low, high = (np.where(unknown, exact, bound) for bound in (claim.low, claim.high))
+    findings += evidence_findings(problem, method, posteriors[0], claim)
+    unknown = np.isnan(claim.low)  # is held beside the posterior
+    low, high = (np.where(unknown, problem.exact, bound) for bound in (claim.low, claim.high))
     z = z_scores(estimate, low, high, np.where(unknown, 0.0, claim.tolerance))
     alarm = float(np.max(t.isf(ALPHA / (2 * len(z)), estimate.freedom)))
-    arrays = {"estimate": estimate.mean, "error": estimate.error, "low": low, "high": high, "expected": exact}
-    return {**arrays, "z": z, "bound": alarm}
+    evidence = {"labels": np.array(labels), "z": z, "bound": alarm, **_arrays(problem, w, f)}
+    level = "caution" if any(finding.level == "bad" for finding in beside) else "good"
+    settings = subject.settings(method, entry)
+    return _Compared(claim.name, settings, findings, level, evidence, _amounts(problem, w, f))
 
 
-def _together(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The evidence of all problems."""
-    series = ("estimate", "error", "low", "high", "expected", "z")
-    merged = {k: v for row in rows for k, v in row.items()} | {k: np.concatenate([r[k] for r in rows]) for k in series}
-    labels = [label for row in rows for label in row["labels"]]
-    return {**merged, "labels": labels, "bound": max(row["bound"] for row in rows)}
+def _amounts(problem: Problem, w: Tensor, f: Tensor) -> list[Amount]:
+    """How far C approximations (C, D, P), (C, D, B) are off the posterior."""
+    unit, size = problem.units(w, f), problem.size
+    sd, mean = unit.std(1, correction=0).mean(0), unit.mean((0, 1))
+    share = f"standard deviation of the {{}} as a share of the posterior's, mean ({problem.title})"
+    apart = f"distance of mean predictions from the posterior's, in its standard deviations, mean ({problem.title})"
+    return [
+        (share.format("weights"), sd[:size].mean().item(), 1.0),
+        (share.format("predictions"), sd[size:].mean().item(), 1.0),
+        (apart, mean[size:].abs().mean().item(), 0.0),
+    ]
+
+
+def _arrays(problem: Problem, w: Tensor, f: Tensor) -> dict[str, Any]:
+    """For the figures.
+
+    Of linear regression exact_mean, exact_sd, mean, sd (B,) of the outputs; levels, coverage, weight_coverage (3,) of
+    intervals. Of two weights NAME_names; NAME_axis_1, NAME_axis_2 (n,), NAME_density (n, n); NAME_draws (S, 2).
+    """
+    if problem.known is not None:
+        unit, weights, outputs = problem.units(w, f), slice(problem.size), slice(problem.size, None)
+        sd, mean, (exact_mean, exact_sd) = unit.std(1, correction=0).mean(0), unit.mean((0, 1)), problem.moments
+        arrays = {"exact_mean": exact_mean, "exact_sd": exact_sd}
+        arrays |= {"mean": exact_mean + mean * exact_sd, "sd": sd * exact_sd}
+        return {name: value[outputs].numpy() for name, value in arrays.items()} | {
+            "levels": np.array(LEVELS),
+            "coverage": _coverage(mean[outputs], sd[outputs]),
+            "weight_coverage": _coverage(mean[weights], sd[weights]),
+        }
+    if problem.size > 2:
+        return {}
+    flat, step = w.flatten(0, 1), max(1, len(problem.posterior.axes[0]) // 200)
+    keep = torch.linspace(0, len(flat) - 1, min(SHOWN_DRAWS, len(flat))).round().long()
+    first, second = (axis[::step].numpy() for axis in problem.posterior.axes)
+    arrays = {"names": ["u", "v"] if problem.unit else ["w", "b"], "axis_1": first, "axis_2": second}
+    arrays |= {"density": problem.posterior.density[::step, ::step].numpy(), "draws": flat[keep].numpy()}
+    return {f"{problem.name}_{what}": value for what, value in arrays.items()}
+
+
+def _coverage(off: Tensor, sd: Tensor) -> np.ndarray:
+    """Share of a standard Normal inside central intervals of Normal(off, sd), for each level, mean; (3,)."""
+    half = norm.ppf(0.5 + np.array(LEVELS) / 2)[:, None] * sd.numpy()
+    return (norm.cdf(off.numpy() + half) - norm.cdf(off.numpy() - half)).mean(1)
 
 
 def _sentence(where: str, claim: str, findings: Sequence[Finding], amounts: Sequence[tuple]) -> str:
@@ -243,6 +273,6 @@ def _sentence(where: str, claim: str, findings: Sequence[Finding], amounts: Sequ
     else:
         words = f"On {where}, what this method tends to is not known; it can only be compared with the posterior."
     if amounts:
-        parts = (f"{about} {value:.2f} ({exact:g} is exact)" for _, about, value, exact in amounts)
+        parts = (f"{about} {value:.2f} ({exact:g} is exact)" for about, value, exact in amounts)
         words += f" Against the posterior itself: {'; '.join(parts)}."
     return words + "".join(f" {f.about}." for f in findings if f.about.startswith("Monte-Carlo"))

@@ -1,279 +1,262 @@
 """Small problems whose posterior is known, written out by hand: nothing here comes from the code that is checked.
 
-What is compared are expectations over the draws of M functions of the weights (…, P) and of the outputs (…, B) at new
-inputs, in standard deviations of the posterior. Here: linear regression, everything by formulas, and logistic
-regression with six weights, by a long run of NUTS; in ``two_weights`` what can be integrated over a grid.
+    y ~ Normal(f, σ²) or Bernoulli(sigmoid(f)),    f = [x, 1] w, or v tanh(u x) with w = (u, v),    w ~ Normal(0, τ² I)
+
+Linear regression is known by formulas, two weights by integration over a grid, more of them by importance sampling
+(``integration``). Compared are means and second moments of the weights and of E[y | x, w] at new inputs.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
-from scipy.stats import norm
+import torch.nn.functional as F
 from torch import Tensor
 from torch.distributions import Normal
 
-from bnn_pyro.checks.check import Estimate
+from bnn_pyro.checks.integration import Nodes, best_normal, climb, curvature, grid, hermite, importance, normal, sobol
 from bnn_pyro.checks.linear_regression import LinearGaussian, correlated, dataset, stationary
 from bnn_pyro.datasets.dataset import Dataset, Schema
-from bnn_pyro.fitting import fit
-from bnn_pyro.inference import NUTS, Method
-from bnn_pyro.posterior import Posterior
-from bnn_pyro.predictive import Prediction, predict
-from bnn_pyro.zoo import MeanField
+from bnn_pyro.inference import Method
 
-__all__ = ["Amount", "LinearRegression", "Problem", "SixWeights", "drawn", "standardised"]
+__all__ = ["NOISE", "TWO_WEIGHTS", "Problem", "linear_regression", "six_weights"]
 
-#: Draws of a guide that are compared; central intervals; σ of linear regression; τ of logistic regression.
-DRAWS, LEVELS, NOISE, PRIOR = 4000, (0.5, 0.8, 0.95), 0.7, 1.5
-
-#: How far a method is off the posterior: name of the figure, in words, of the method, of the posterior.
-Amount = tuple[str, str, float, float]
+#: σ and τ of linear regression, and τ of logistic regression with six weights.
+NOISE, PRIOR = 0.7, 1.5
 
 
+@dataclass(frozen=True, eq=False)
 class Problem:
-    """A data set and the posterior given it; what is not known of it is None, or NaN.
+    """Rows inputs (N, D), targets (N,) and new inputs x (B, D), float64; P weights in the order of the model's sites.
 
-    settings   of the variant whose posterior it is
-    data, x    its rows, and new inputs (B, D), float32
-    length     draws that it asks for, as a share of those of the easiest problem
-    stops      how far off an optimiser may stop, in posterior standard deviations
-    batches    mini-batches that optimisers divide the rows into
-    sure       quantities whose Monte-Carlo error says whether there are enough draws
-    posterior  expectations of the quantities (M,), with their errors where they are estimated
-
-    Besides: ``labels()`` of the quantities; ``outputs(prediction)``, what is compared of a prediction at x, (S, B);
-    ``quantities(w, f)``, (…, M) of weights (…, P) and outputs (…, B), float64. Where the mode is known,
-    ``best_normal(mode, correlated)``, mean (P,) and covariance (P, P) of the closest Normal, and ``expect(mean,
-    covariance)``, the quantities' expectations (M,) under a Normal. Elsewhere than in linear regression ``steepest()``,
-    a curvature (P, P) that the log joint has, or does not exceed, where the posterior lies.
+    prior_scale  τ           noise  σ; None: two classes
+    unit         one tanh unit, whose posterior has the modes (u, v) and (−u, −v), instead of a linear model
+    length       draws that it asks for, as a share of those of the easiest problem
+    stops        how far off an optimiser may stop, in posterior standard deviations
+    batches      mini-batches that optimisers divide the rows into
+    temperature  T: p(y | x, w)^(1/T)
+    one_mode     whether the sign of v is taken of both weights: a Normal finds one of the modes
     """
 
+    name: str
     title: str
-    settings: Mapping[str, Any]
-    data: Dataset
+    inputs: Tensor
+    targets: Tensor
     x: Tensor
+    prior_scale: float
+    noise: float | None = None
+    unit: bool = False
     length: float = 1.0
     stops: float = 0.03
     batches: int = 1
-    sure: slice = slice(None)
-    posterior: Estimate
+    temperature: float = 1.0
+    one_mode: bool = False
 
-    def at(self, temperature: float, exact: bool) -> Problem:
-        """At that temperature; exact: whether what is compared with it visits every mode."""
-        return self
+    @property
+    def size(self) -> int:
+        """P."""
+        return 2 if self.unit else self.inputs.shape[1] + 1
 
-    def mode(self, prior_weight: float) -> Tensor | None:
-        """Maximum of log p(y | w) + prior_weight · log p(w), (P,)."""
-        return None
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Of the variant whose posterior it is."""
+        kind = {"hidden": (1,), "bias": False, "activation": "tanh"} if self.unit else {"hidden": (), "bias": True}
+        return kind | {"prior": f"normal:{self.prior_scale}"} | ({"noise": self.noise} if self.noise else {})
 
+    @property
+    def data(self) -> Dataset:
+        """Its rows, as a variant takes them."""
+        task, classes = ("regression", ()) if self.noise else ("classification", ("no", "yes"))
+        schema = Schema(task, tuple(self.inputs.shape[1:]), classes=classes)
+        return dataset(self.inputs, self.targets if self.noise else self.targets.long(), schema)
+
+    # -- the posterior ---------------------------------------------------------------------------------------------
+    def output(self, w: Tensor, x: Tensor) -> Tensor:
+        """f (S, B) of weights w (S, P) at x (B, D): means, or log-odds of the second class."""
+        if self.unit:
+            return w[:, 1:] * torch.tanh(w[:, :1] * x[:, 0])
+        return w[:, :-1] @ x.mT + w[:, -1:]
+
+    def log_likelihood(self, w: Tensor) -> Tensor:
+        """log p(y | x, w) (S,), nats."""
+        f = self.output(w, self.inputs)
+        if self.noise is None:
+            return F.logsigmoid((2 * self.targets - 1) * f).sum(1)
+        return Normal(f, self.noise).log_prob(self.targets).sum(1)
+
+    def log_joint(self, w: Tensor, prior_weight: float = 1.0) -> Tensor:
+        """log p(y | x, w)/T + prior_weight · log p(w), (S,), nats, of w (S, P) in float64."""
+        prior = Normal(0.0, self.prior_scale).log_prob(w).sum(1)
+        return self.log_likelihood(w) / self.temperature + prior_weight * prior
+
+    @cached_property
+    def known(self) -> LinearGaussian | None:
+        """Linear regression by formulas; None of other problems."""
+        if self.unit or self.noise is None:
+            return None
+        return LinearGaussian(self.inputs, self.targets, self.noise * math.sqrt(self.temperature), self.prior_scale)
+
+    @cached_property
+    def standard(self) -> Nodes:
+        """Nodes of the standard Normal: exact for the quadratic log joint of linear regression."""
+        return (
+            sobol(self.size, 2**12) if self.size > 2 and not self.known else hermite(self.size, 2 if self.known else 50)
+        )
+
+    @cached_property
+    def posterior(self) -> Nodes:
+        """The exact one."""
+        if self.known is not None:
+            return normal(self.known.mean, torch.linalg.inv(self.known.precision), self.standard)
+        return grid(self.log_joint, 8 * self.prior_scale) if self.size == 2 else importance(self.log_joint, self.mode())
+
+    def mode(self, prior_weight: float = 1.0) -> Tensor:
+        """Maximum of log p(y | w)/T + prior_weight · log p(w), (P,); of two, that with v > 0."""
+        start = torch.zeros(self.size, dtype=torch.float64)
+        if self.unit:
+            start = self.posterior.w[self.posterior.mass.argmax()]
+            start = start * torch.sign(start[1])
+        return climb(lambda w: self.log_joint(w, prior_weight), start)
+
+    # -- what is compared ------------------------------------------------------------------------------------------
+    @cached_property
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """Means and standard deviations of weights and predictions under the posterior, (P + B,) each."""
+        values = self._raw(self.posterior.w, self.output(self.posterior.w, self.x))
+        mean = self.posterior.expect(values)
+        return mean, self.posterior.expect((values - mean).square()).sqrt()
+
+    @property
+    def pairs(self) -> tuple[Tensor, Tensor]:
+        """Which of the P + B are multiplied: all pairs of weights; every prediction with itself."""
+        upper, points = torch.triu_indices(self.size, self.size), torch.arange(self.size, self.size + len(self.x))
+        return torch.cat([upper[0], points]), torch.cat([upper[1], points])
+
+    def labels(self) -> list[str]:
+        """Of the M quantities, in words."""
+        ones = [*(f"weight {i + 1}" for i in range(self.size)), *(f"input {b + 1}" for b in range(len(self.x)))]
+        means = [f"mean of {one}" for one in ones[: self.size]] + [
+            f"mean prediction at {one}" for one in ones[self.size :]
+        ]
+        seconds = []
+        for i, j in zip(*(index.tolist() for index in self.pairs), strict=True):
+            of = "the prediction at " if i >= self.size else ""
+            same = f"variance of {of}{ones[i]} (posterior variance)"
+            seconds.append(same if i == j else f"covariance of weights {i + 1} and {j + 1} (posterior sd)")
+        return [f"{mean} (posterior sd)" for mean in means] + seconds
+
+    def units(self, w: Tensor, f: Tensor) -> Tensor:
+        """Weights (…, P) and predictions, of outputs (…, B), less their posterior means, in its sds; (…, P + B)."""
+        mean, sd = self.moments
+        return (self._raw(w, f) - mean) / sd
+
+    def quantities(self, w: Tensor, f: Tensor) -> Tensor:
+        """(…, M), float64: :meth:`units`, and the products of ``pairs``."""
+        unit, (i, j) = self.units(w, f), self.pairs
+        return torch.cat([unit, unit[..., i] * unit[..., j]], -1)
+
+    def _raw(self, w: Tensor, f: Tensor) -> Tensor:
+        if self.one_mode:  # of nodes (n, P), each by its own sign; a chain, or a fit, of (C, D, P) as a whole
+            sign = w[:, 1:] if w.dim() == 2 else w[..., 1:].mean(1, keepdim=True)
+            w = w * torch.where(sign < 0, -1.0, 1.0)
+        return torch.cat([w, f.sigmoid() if self.noise is None else f], -1)
+
+    @cached_property
+    def exact(self) -> np.ndarray:
+        """Expectations of the quantities (M,) under the posterior."""
+        return self._expect(self.posterior)
+
+    def expect(self, mean: Tensor, covariance: Tensor | None) -> np.ndarray:
+        """Those under a Normal; of an unknown covariance the means of linear regression alone, the others NaN."""
+        expected = self._expect(
+            normal(mean, torch.zeros_like(mean).diag() if covariance is None else covariance, self.standard)
+        )
+        if covariance is None:
+            expected[self.size + len(self.x) if self.known else 0 :] = np.nan
+        return expected
+
+    def _expect(self, nodes: Nodes) -> np.ndarray:
+        return nodes.expect(self.quantities(nodes.w, self.output(nodes.w, self.x))).numpy()
+
+    # -- what methods tend to --------------------------------------------------------------------------------------
     def precisions(self, mode: Tensor) -> dict[str, Tensor]:
         """The curvature of the log joint at the mode (P, P), "full", and what may stand for it."""
-        return {}
+        full = curvature(self.log_joint, mode)
+        known = {"full": full, "diagonal": full.diagonal().diag()}
+        if not self.unit:  # one curvature for all rows, as a Kronecker product has it
+            a = torch.cat([self.inputs, torch.ones_like(self.inputs[:, :1])], 1)
+            p = (a @ mode).sigmoid()
+            rows = (p * (1 - p)).mean() if self.noise is None else 1 / self.noise**2
+            prior = torch.eye(self.size).double() / self.prior_scale**2
+            known["Kronecker"] = rows / self.temperature * a.mT @ a + prior
+        return known
+
+    def best_normal(self, mode: Tensor, correlated: bool) -> tuple[Tensor, Tensor]:
+        """Mean (P,) and covariance (P, P) of the closest Normal, of independent weights or of any covariance."""
+        if self.known is not None:
+            precision = self.known.precision
+            return mode, torch.linalg.inv(precision if correlated else precision.diagonal().diag())
+        mean, root, _ = best_normal(self.log_joint, mode, self.standard, correlated)
+        return mean, root @ root.mT
 
     def stationary(self, method: Method) -> tuple[np.ndarray, np.ndarray, Any]:
         """Of stochastic gradients at a finite step: low and high (M,), and what these may be off."""
-        mean = self.posterior.mean
-        largest = torch.linalg.eigvalsh(self.steepest()).max().item()
-        relative = method.eta_share * method.lr / len(self.data.x_train) * largest / (4 - 2 * method.friction)
-        return mean, mean, relative * np.maximum(np.abs(mean), 1.0)
-
-    def log_joint(self, w: Tensor) -> Tensor | None:
-        """log p(y | x, w)/T + log p(w) (S,), nats, w (S, P) in float64."""
-        return None
-
-    def elbo(self, mean: Tensor, covariance: Tensor) -> float | None:
-        """log p(y) − KL(q ‖ posterior) of a q with these moments, nats."""
-        return None
-
-    def shown(self, w: Tensor, f: Tensor) -> tuple[list[Amount], dict[str, Any]]:
-        """How far C approximations (C, D, P), (C, D, B) are off the posterior, and arrays for the figures."""
-        return [], {}
-
-
-def drawn(problem: Problem, posterior: Posterior, seed: int) -> tuple[Tensor, Tensor]:
-    """Weights (C, D, P) and outputs (C, D, B) of chains, or of one "chain" of independent draws; float64."""
-    chains = None if posterior.chains is None else next(iter(posterior.chains.values())).shape[:2]
-    lead = (1, DRAWS) if chains is None else tuple(chains)
-    sites = posterior.draw(lead[0] * lead[1], seed=seed)
-    w = torch.cat([sites[site].double().flatten(1) for site in posterior.model.initial], 1)
-    f = problem.outputs(predict(posterior, problem.x, num_draws=len(w), seed=seed)).double()
-    return w.unflatten(0, lead), f.unflatten(0, lead)
-
-
-def standardised(problem: LinearGaussian, x: Tensor) -> Tensor:
-    """x in units of the root mean square of the problem's inputs: a last layer divides its features by just this."""
-    return (x / problem.x.square().mean().sqrt()).float()
-
-
-class LinearRegression(Problem):
-    """Everything by formulas; neighbouring inputs correlate at 0.7, and there is a bias."""
-
-    title, stops, batches = "linear regression", 0.02, 4
-
-    def __init__(self, rows: int, inputs: int, points: int, temperature: float = 1.0) -> None:
-        made = correlated(rows, inputs, noise=NOISE)
-        self.sizes, self.temperature = (rows, inputs, points), temperature
-        untempered = replace(made, x=standardised(made, made.x).double())
-        self.known = known = replace(untempered, noise=NOISE * math.sqrt(temperature))
-        self.settings = {"hidden": (), "bias": True, "noise": NOISE, "prior": f"normal:{made.prior_scale}"}
-        self.data, self.x = untempered.data, standardised(made, correlated(points, inputs, seed=2).x)
-        self.a, self.covariance = known.design(self.x), torch.linalg.inv(known.precision)
-        self.sd, self.f_mean = self.covariance.diagonal().sqrt(), self.a @ known.mean
-        self.f_sd = ((self.a @ self.covariance) * self.a).sum(1).sqrt()
-        self.sure = slice(len(self.sd))
-        self.upper = tuple(torch.triu_indices(len(self.sd), len(self.sd)))
-        expected = self.expect(known.mean, self.covariance)
-        self.posterior = Estimate(expected, np.zeros_like(expected))
-
-    def at(self, temperature: float, exact: bool) -> LinearRegression:
-        """See ``Problem``."""
-        return LinearRegression(*self.sizes, temperature)
-
-    def labels(self) -> list[str]:
-        """See ``Problem``."""
-        inputs = range(1, len(self.x) + 1)
-        return [
-            *(f"mean of weight {i + 1} (posterior sd)" for i in range(len(self.sd))),
-            *(f"variance of weight {i + 1} (posterior variance)" if i == j else
-              f"covariance of weights {i + 1} and {j + 1} (posterior sd)"
-              for i, j in zip(*(u.tolist() for u in self.upper), strict=True)),
-            *(f"mean prediction at input {b} (posterior sd)" for b in inputs),
-            *(f"variance of the prediction at input {b} (posterior variance)" for b in inputs),
-        ]  # fmt: skip
-
-    def outputs(self, prediction: Prediction) -> Tensor:
-        """See ``Problem``."""
-        return prediction.locs
-
-    def quantities(self, w: Tensor, f: Tensor) -> Tensor:
-        """See ``Problem``."""
-        unit, f = (w - self.known.mean) / self.sd, (f - self.f_mean) / self.f_sd
-        i, j = self.upper
-        return torch.cat([unit, unit[..., i] * unit[..., j], f, f.square()], -1)
-
-    def mode(self, prior_weight: float) -> Tensor:
-        """See ``Problem``."""
-        if prior_weight:
-            return self.known.mean
-        return torch.linalg.lstsq(self.known.design(self.known.x), self.known.y[:, None]).solution[:, 0]
-
-    def precisions(self, mode: Tensor) -> dict[str, Tensor]:
-        """See ``Problem``."""
-        full = self.known.precision
-        return {"full": full, "diagonal": torch.diag(full.diagonal()), "Kronecker": full}  # of one output, equal to it
-
-    def best_normal(self, mode: Tensor, correlated: bool) -> tuple[Tensor, Tensor]:
-        """See ``Problem``."""
-        return mode, self.covariance if correlated else torch.diag(self.known.mean_field_scale.square())
-
-    def expect(self, mean: Tensor, covariance: Tensor | None) -> np.ndarray:
-        """In the order of the labels; of an unknown covariance the means alone."""
-        shift = mean - self.known.mean
-        spread = torch.full_like(self.covariance, math.nan) if covariance is None else covariance
-        second, (i, j) = spread + torch.outer(shift, shift), self.upper
-        f_second = ((self.a @ second) * self.a).sum(1) / self.f_sd.square()
-        products = (second / torch.outer(self.sd, self.sd))[i, j]
-        return torch.cat([shift / self.sd, products, self.a @ shift / self.f_sd, f_second]).numpy()
-
-    def stationary(self, method: Method) -> tuple[np.ndarray, np.ndarray, Any]:
-        """From the recursion itself."""
-        low, high = (self.expect(self.known.mean, c) for c in stationary(method, self.known))
-        return low, high, 0.0
-
-    def log_joint(self, w: Tensor) -> Tensor:
-        """See ``Problem``."""
-        residual = self.known.y - w @ self.known.design(self.known.x).mT
-        normaliser = 0.5 * len(self.known.y) * math.log(2 * math.pi * NOISE**2) / self.temperature
-        likelihood = -0.5 * residual.square().sum(1) / self.known.noise**2 - normaliser
-        return likelihood + Normal(0.0, self.known.prior_scale).log_prob(w).sum(1)
+        if self.known is not None:  # from the recursion itself
+            low, high = (self.expect(self.known.mean, c) for c in stationary(method, self.known))
+            return low, high, 0.0
+        largest = torch.linalg.eigvalsh(curvature(self.log_joint, self.mode())).max().item()
+        relative = method.eta_share * method.lr / len(self.inputs) * largest / (4 - 2 * method.friction)
+        return self.exact, self.exact, relative * np.maximum(np.abs(self.exact), 1.0)
 
     def elbo(self, mean: Tensor, covariance: Tensor) -> float:
-        """See ``Problem``; of a Normal."""
-        precision, off = self.known.precision, mean - self.known.mean
-        gap = (precision @ covariance).trace() + off @ precision @ off - len(off) - torch.logdet(precision @ covariance)
-        return self.known.log_evidence - 0.5 * gap.item()
-
-    def shown(self, w: Tensor, f: Tensor) -> tuple[list[Amount], dict[str, Any]]:
-        """Of the outputs at B new inputs, exact_mean, exact_sd, mean, sd (B,); of intervals: levels, coverage (3,)."""
-        w_sd, f_sd = (v.std(1, correction=0).mean(0) for v in (w, f))
-        w_mean, f_mean = (v.mean((0, 1)) for v in (w, f))
-        coverage = _coverage((f_mean - self.f_mean) / self.f_sd, f_sd / self.f_sd)
-        share = "standard deviation of the {} as a share of the posterior's, mean"
-        inside = "share of the exact posterior of predictions inside central 95 % intervals"
-        amounts = [
-            ("closed_form", share.format("weights"), (w_sd / self.sd).mean().item(), 1.0),
-            ("closed_form_predictions", share.format("predictions"), (f_sd / self.f_sd).mean().item(), 1.0),
-            ("closed_form_coverage", inside, float(coverage[-1]), 0.95),
-        ]
-        outputs = {"exact_mean": self.f_mean, "exact_sd": self.f_sd, "mean": f_mean, "sd": f_sd}
-        return amounts, {name: value.numpy() for name, value in outputs.items()} | {
-            "levels": np.array(LEVELS),
-            "coverage": coverage,
-            "weight_coverage": _coverage((w_mean - self.known.mean) / self.sd, w_sd / self.sd),
-        }
+        """log p(y) − KL(q ‖ posterior) of q = Normal(mean, covariance), nats."""
+        q = normal(mean, covariance, self.standard)
+        entropy = 0.5 * torch.logdet(2 * math.pi * math.e * covariance)
+        return (q.expect(self.log_joint(q.w)) + entropy).item()
 
 
-def _coverage(off: Tensor, sd: Tensor) -> np.ndarray:
-    """Share of a standard Normal inside central intervals of Normal(off, sd), for each level, mean; (3,)."""
-    half = norm.ppf(0.5 + np.array(LEVELS) / 2)[:, None] * sd.numpy()
-    return (norm.cdf(off.numpy() + half) - norm.cdf(off.numpy() - half)).mean(1)
+# -- the problems ------------------------------------------------------------------------------------------------------
+def linear_regression(rows: int, inputs: int, points: int) -> Problem:
+    """Everything by formulas; neighbouring inputs correlate at 0.7, and there is a bias."""
+    x, y, new = _correlated(rows, inputs, points)
+    return Problem("linear", "linear regression", x, y, new, PRIOR, NOISE, stops=0.02, batches=4)
 
 
-class SixWeights(Problem):
-    """Logistic regression with several weights: a log-concave posterior, by a long run of NUTS.
+def six_weights(rows: int, inputs: int, points: int) -> Problem:
+    """Logistic regression with more weights than a grid holds."""
+    x, y, new = _correlated(rows, inputs, points)
+    labels = (y + torch.sin(torch.arange(rows) * 2.4) > 0.3).double()
+    return Problem("six", "logistic regression with six weights", x, labels, new, PRIOR)
 
-    Its NUTS is itself held to integrals where there are two weights. f are the log-odds.
-    """
 
-    title = "logistic regression with six weights"
+def _correlated(rows: int, inputs: int, points: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Inputs, targets and new inputs, in units of the inputs' root mean square, as a last layer has its features."""
+    made, new = correlated(rows, inputs, noise=NOISE), correlated(points, inputs, seed=2)
+    scale = made.x.square().mean().sqrt()
+    return (made.x / scale).float().double(), made.y, (new.x / scale).float().double()
 
-    def __init__(self, rows: int, inputs: int, points: int, draws: int, seed: int) -> None:
-        made = correlated(rows, inputs)
-        self.inputs = standardised(made, made.x)
-        self.x = standardised(made, correlated(points, inputs, seed=2).x)
-        y = (made.y + torch.sin(torch.arange(rows) * 2.4) > 0.3).long()
-        self.data = dataset(self.inputs, y, Schema("classification", (inputs,), classes=("no", "yes")))
-        self.settings = {"hidden": (), "bias": True, "prior": f"normal:{PRIOR}"}
-        self.sure = slice(points)
-        long = NUTS(draws=draws, warmup=500, chains=4, cores=1)
-        reference = fit(MeanField(**self.settings), self.data, long, seed=seed, device="cpu", progress=False)
-        _, f = drawn(self, reference, seed)
-        self.centre, self.sd = f.mean((0, 1)), f.std((0, 1))
-        self.posterior = Estimate.of_chains(self.quantities(f, f).numpy())
 
-    def labels(self) -> list[str]:
-        """See ``Problem``."""
-        words = ("mean log-odds at input {} (posterior sd)",
-                 "mean square of the log-odds about their mean at input {} (posterior variance)",
-                 "probability at input {}")  # fmt: skip
-        return [what.format(k + 1) for what in words for k in range(len(self.x))]
+def _line(low: float, high: float, points: int) -> Tensor:
+    return torch.linspace(low, high, points, dtype=torch.float64)[:, None]
 
-    def outputs(self, prediction: Prediction) -> Tensor:
-        """See ``Problem``."""
-        return prediction.components.logits
 
-    def quantities(self, w: Tensor, f: Tensor) -> Tensor:
-        """See ``Problem``."""
-        unit = (f - self.centre) / self.sd
-        return torch.cat([unit, unit.square(), f.sigmoid()], -1)
+def _inputs(low: float, high: float) -> Tensor:
+    x = _line(low, high, 12)
+    return (x / x.square().mean().sqrt()).float().double()
 
-    def steepest(self) -> Tensor:
-        """¼ AᵀA + I/τ²: no log-odds have a larger curvature."""
-        a = torch.cat([self.inputs, torch.ones_like(self.inputs[:, :1])], 1).double()
-        return 0.25 * a.mT @ a + torch.eye(a.shape[1]).double() / PRIOR**2
 
-    def shown(self, w: Tensor, f: Tensor) -> tuple[list[Amount], dict[str, Any]]:
-        """See ``Problem``."""
-        ratio = (f.std(1, correction=0).mean(0) / self.sd).mean().item()
-        exact = torch.from_numpy(self.posterior.mean[-len(self.x) :])
-        variation = (f.sigmoid().mean((0, 1)) - exact).abs().mean().item()
-        return [
-            ("logistic_sd", "standard deviation of the log-odds as a share of the posterior's, mean", ratio, 1.0),
-            ("logistic_variation", "distance of the probabilities from the posterior's, mean", variation, 0.0),
-        ], {}
+_LABELS = torch.tensor([0, 0, 0, 1, 0, 1, 1, 1, 1, 1, 1, 1], dtype=torch.float64)
+_EPSILON = torch.tensor([0.5, -0.9, 0.3, -0.2, 1.1, -0.6, 0.4, -0.3, 0.7, -1.0, 0.2, 0.6], dtype=torch.float64)
+_TARGETS = (torch.tanh(1.2 * _inputs(-2.0, 2.0)[:, 0]) + 0.6 * _EPSILON).float().double()
+_NEW = _line(-1.5, 1.5, 6).float().double()
+#: The problems of two weights by name: one skewed, one of two modes.
+TWO_WEIGHTS: dict[str, Problem] = {
+    "logistic": Problem("logistic", "logistic regression", _inputs(-1.5, 2.5), _LABELS, _NEW, 2.0),
+    "sign": Problem("sign", "one tanh unit", _inputs(-2.0, 2.0), _TARGETS, _NEW, 1.5, 1.1, unit=True, length=4.0),
+}

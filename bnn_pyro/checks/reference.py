@@ -3,50 +3,64 @@
 Where variant, settings and data are those of a reference, that posterior is what is compared. Elsewhere the variant
 gets the data of one, and the settings that its posterior depends on (widths, activation, prior, noise): the same class,
 guide and method on a network whose posterior is known. Whether the model is the reference's, its density tells.
+
+Two ways to compare. Whether a sampler that claims the posterior has it: means of :func:`bounded` functions of every
+output, which tell a shift and a change of width, against those of all of the reference's draws, within the Monte-Carlo
+errors of both. And how far an approximation is off: distances of predictions, and what its intervals cover.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
+from scipy.stats import t
 
-from bnn_pyro.checks.check import ALPHA, Finding, Outcome, Subject, fields_of, lengthened, worst
-from bnn_pyro.checks.reference_comparison import (
+from bnn_pyro.checks.check import (
+    ALPHA,
+    Estimate,
+    Finding,
+    Outcome,
+    Subject,
+    fields_of,
+    judge,
+    lengthened,
+    worst,
+    z_scores,
+)  # fmt: skip
+from bnn_pyro.checks.reference_posterior import (
     Outputs,
-    compared,
-    coverage,
-    distances_to,
+    ReferencePosterior,
+    bounded,
+    load_reference,
     outputs_of,
-    shift_and_ratio,
-)
-from bnn_pyro.checks.reference_posterior import ReferencePosterior, load_reference, references
+    prediction_of,
+    references,
+)  # fmt: skip
+from bnn_pyro.checks.sbc_ranks import LEVELS
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError
 from bnn_pyro.fitting import fit, tuned
+from bnn_pyro.metrics.distance import DISTANCES, wasserstein_2
 from bnn_pyro.parallel.task import Report
 from bnn_pyro.zoo import Entry
 
-__all__ = ["Reference"]
+__all__ = ["Reference", "compared", "coverage", "distances_to"]
 
 #: What is taken where neither model nor data tell: small enough for the method. A curve through six points has a
 #: posterior that asks for steps too small for stochastic gradients.
 DEFAULT, STOCHASTIC, ON_FEATURES = "toy-curve", "breast-cancer", "digits-last-layer"
-#: R-hat above which chains have not converged; effective draws below which nothing can be told; a shift of the mean, in
-#: posterior standard deviations, that has to be visible.
-CONVERGED, MIN_EFFECTIVE, BLIND = 1.05, 100, 0.5
+#: A shift of the mean, in posterior standard deviations, that has to be visible; d E tanh(z + δ) / dδ at δ = 0.
+BLIND, SLOPE = 0.5, 0.606
 #: How many times the epochs of a tiny problem an optimiser takes that was not tuned.
 EPOCHS = 5.0
-#: Distances whose unit does not depend on the task, in words.
-DISTANCES = {
-    "agreement": "agreement with the reference in the most probable class; beside it, what chance would show",
-    "total_variation": "total variation from the reference's mean probabilities; beside it, what chance would show",
-    "wasserstein": "1-Wasserstein distance of the predictive distributions, {unit}; beside it, of chance alone",
-    "wasserstein2": "2-Wasserstein distance of what single draws predict, {unit}; beside it, of chance alone",
-}
+#: Splits in halves that a floor is averaged over; draws and, of the points with stored draws, every so many that
+#: distances are of.
+SPLITS, DISTANT_DRAWS, THINNED = 4, 1000, 4
 
 
 class Posed(NamedTuple):
@@ -99,45 +113,63 @@ class Reference:
         target units, reference_mean, reference_sd, mean, sd (B, J), and mean_floor, sd_floor (B, J), two standard
         errors of their differences; levels, coverage and coverage_error (3,).
 
-        ``figures``: the distances, each with its floor, as :func:`distances_to` names them; posterior_coverage_50, _80
-        and _95, shares of the posterior (not of the truth) that intervals hold; shift and sd_ratio.
+        ``figures``: the distances, as :func:`distances_to` names them; sd_ratio; posterior_coverage_50, _80 and _95,
+        shares of the posterior (not of the truth) that intervals hold.
         """
         posed = self.pose(subject)
         reference = posed.reference
         method = subject.method(self._settings(subject, reference))
         if report is not None:
-            report(0, 2, {"fitting": reference.name})
+            report(0, 1, {"fitting": reference.name})
         posterior = fit(posed.entry, posed.data, method, seed=seed, device="cpu", progress=False)
-        if report is not None:
-            report(1, 2, {"comparing": reference.name})
         settings = subject.settings(method, posed.entry) | {"reference": reference.name, "own": posed.own}
         try:
             outputs = outputs_of(posterior, reference, self.draws)
         except ValueError:  # a distribution refuses parameters that are not finite
             outputs = None
-        if outputs is None or not (np.isfinite(outputs.values).all() and np.isfinite(outputs.mean).all()):
+        if outputs is None or not np.isfinite(outputs.values).all():
             return Outcome("reference", "bad", f"On {reference.title}: predictions are not finite.", settings)
-        claims, sentence = _claims(subject, posed, outputs)
-        level = claims[0].level
+        (p, largest, visible), exact = compared(outputs, reference), subject.converges_to == "exact"
+        point = len(outputs.flat) == 1 or subject.converges_to == "point"
+        off = not point and p < ALPHA
+        level = "bad" if off and exact else "caution" if off or point else "good"
+        about = "largest difference of an output's mean or width from the reference's, in standard errors"
+        findings = [Finding(about, largest, 0.0, 1.0, None if point else p, level)]
+        few = not off and visible >= BLIND
+        about = "shift of a mean that would have been seen, in posterior standard deviations"
+        findings.append(Finding(about, visible, level="caution" if few else "good"))
         covered, apart = coverage(outputs, reference), distances_to(outputs, reference, seed)
-        shift, ratio = shift_and_ratio(outputs, reference)
-        findings = _distances(apart, reference, level)
+        for name, (value, floor) in apart.items():
+            far = (1 - value > 2 * (1 - floor)) if name == "agreement" else value > 2 * floor
+            about = f"{name.replace('_', ' ')} of the reference; beside it, what chance alone would show"
+            findings.append(Finding(about, value, floor, level=level if far else "good"))
         for nominal, (share, error) in covered.items():
             far = level if abs(share - nominal) > 4 * error else "good"
-            about = f"share of the posterior inside its {nominal:.0%} intervals"
-            findings.append(Finding(about, share, nominal, error, level=far))
+            findings.append(
+                Finding(f"share of the posterior inside its {nominal:.0%} intervals", share, nominal, error, level=far)
+            )
+        evidence = _evidence(posed, outputs, covered)
+        shift = float(np.sqrt(np.square((evidence["mean"] - reference.centre) / reference.spread).mean()))
+        ratio = float(np.median(evidence["sd"] / reference.spread))
         about = "shift of the means, posterior standard deviations, root mean square"
         findings.append(Finding(about, shift, 0.0, level=level))
         about = "its standard deviations as shares of the posterior's, median"
-        findings += [Finding(about, ratio, 1.0, level=level), *claims]
-        figures = {name: value for name, (value, _) in apart.items()}
-        figures |= {f"{name}_floor": floor for name, (_, floor) in apart.items()}
+        findings.append(Finding(about, ratio, 1.0, level=level))
+        figures = {name: value for name, (value, _) in apart.items()} | {"sd_ratio": ratio}
         figures |= {f"posterior_coverage_{nominal * 100:.0f}": share for nominal, (share, _) in covered.items()}
-        off = f"means are off by {shift:.2g} posterior standard deviations (root mean square), its spread is "
-        off += f"{ratio:.2g} times the posterior's, and its 95 % intervals hold {covered[0.95][0]:.0%} of it"
-        evidence, level = _evidence(posed, outputs, covered), worst(f.level for f in findings)
-        figures |= {"shift": shift, "sd_ratio": ratio}
-        return Outcome("reference", level, sentence.format(off=off), settings, findings, evidence, figures)
+        amounts = f"means are off by {shift:.2g} posterior standard deviations (root mean square), its spread is "
+        amounts += f"{ratio:.2g} times the posterior's, and its 95 % intervals hold {covered[0.95][0]:.0%} of it"
+        whose = "your own model and data" if posed.own else "a model of its kind with a known posterior"
+        words = f"On {reference.title} ({whose}; {reference.about['draws']:,} verified draws)"
+        if off and exact:
+            words += f" it does not sample the posterior that it claims (p = {p:.1g})"
+        if off or point:
+            words += f": {amounts}."
+        else:
+            words += " there are too few draws to tell" if few else " it cannot be told from the posterior"
+            words += f": a mean off by {visible:.2g} posterior standard deviations would have been seen."
+        level = worst(f.level for f in findings)
+        return Outcome("reference", level, words, settings, findings, evidence, figures)
 
     def pose(self, subject: Subject) -> Posed:
         """What the subject is compared with. Raises UserError where there is nothing."""
@@ -187,49 +219,6 @@ class Reference:
         return {**settings, **reference.about.get("settings", {}).get(subject.inference, {})}
 
 
-def _claims(subject: Subject, posed: Posed, outputs: Outputs) -> tuple[list[Finding], str]:
-    """Whether the draws are of the posterior, and whether that could be told; in words, {off} for the amounts."""
-    test, exact = compared(outputs, posed.reference), subject.converges_to == "exact"
-    whose = "your own model and data" if posed.own else "a model of its kind with a known posterior"
-    place = f"On {posed.reference.title} ({whose}; {posed.reference.about['draws']:,} verified draws)"
-    largest = float(np.abs(test.z).max())
-    if len(outputs.flat) == 1 or subject.converges_to == "point":
-        about = "outputs of a point: nothing is said of what lies around it"
-        return [Finding(about, largest, level="caution")], f"{place}, {{off}}."
-    off, rhat = test.p < ALPHA, outputs.rhat()
-    unsettled = outputs.markov and not (rhat < CONVERGED and outputs.effective > MIN_EFFECTIVE)
-    about = "every output's mean and width are the reference's (largest difference, in standard errors)"
-    findings = [Finding(about, largest, 0.0, 1.0, test.p, "good" if not off else "bad" if exact else "caution")]
-    if outputs.markov:
-        about = "largest R-hat of the outputs of its own chains"
-        findings.append(Finding(about, rhat, 1.0, level="caution" if unsettled else "good"))
-    about = "shift of a mean that would have been seen, in posterior standard deviations"
-    findings.append(Finding(about, test.visible, level="good" if off or test.visible < BLIND else "caution"))
-    still = f"its chains have not converged (R-hat {rhat:.2f}, {outputs.effective:,.0f} effective draws)"
-    if off and exact:
-        why = f"{still}, and " if unsettled else ""
-        words = f"{place}: {why}it does not sample the posterior that it claims (p = {test.p:.1g}): {{off}}."
-    elif off:
-        words = f"{place}, {{off}}{f'; {still}' if unsettled else ''}."
-    elif unsettled:
-        words = f"{place}: too few draws to tell; {still}. As far as they go, {{off}}."
-    else:
-        seen = f"mean off by {test.visible:.2g} posterior standard deviations would have been seen"
-        told = f"{place}: too few draws to tell; only a {seen}." if test.visible >= BLIND else ""
-        words = told or f"{place} it cannot be told from the posterior: a {seen}."
-    return findings, words
-
-
-def _distances(apart: Mapping[str, tuple[float, float]], reference: ReferencePosterior, level: str) -> list[Finding]:
-    """level: of those that are more than twice what chance would show."""
-    unit = reference.about["unit"] if not reference.has_classes else "probability"
-    findings = []
-    for name, (value, floor) in apart.items():
-        far = (1 - value > 2 * (1 - floor)) if name == "agreement" else value > 2 * floor
-        findings.append(Finding(DISTANCES[name].format(unit=unit), value, floor, level=level if far else "good"))
-    return findings
-
-
 def _evidence(posed: Posed, outputs: Outputs, covered: Mapping[float, tuple[float, float]]) -> dict[str, Any]:
     reference, schema = posed.reference, posed.data.schema
     number = 1 / outputs.effective + 1 / reference.about["draws"]
@@ -248,3 +237,57 @@ def _evidence(posed: Posed, outputs: Outputs, covered: Mapping[float, tuple[floa
         "coverage": np.array([share for share, _ in covered.values()]),
         "coverage_error": np.array([error for _, error in covered.values()]),
     }
+
+
+# -- the comparison ----------------------------------------------------------------------------------------------------
+def compared(outputs: Outputs, reference: ReferencePosterior) -> tuple[float, float, float]:
+    """Every output's mean and width against the reference's, within the Monte-Carlo errors of both.
+
+    (p-value of the output that is furthest off, corrected for how many there are; the largest difference in standard
+    errors; the shift of a mean, in posterior standard deviations, that would have been seen at the median output.)
+    """
+    values = bounded(outputs.values.astype(np.float64), reference.centre, reference.spread)
+    values = np.moveaxis(values, 0, 2).reshape(*outputs.values.shape[:2], -1)  # (C, D, M)
+    flat = values.reshape(-1, values.shape[-1])
+    own = Estimate.of_chains(values) if outputs.markov else Estimate.of_independent(flat)
+    estimate, expected = own.less(Estimate(own.mean, reference.error.ravel())), reference.expected.ravel()
+    findings = judge([""] * len(expected), estimate, expected)
+    shifts = t.isf(ALPHA / (2 * len(expected)), estimate.freedom) * estimate.error / SLOPE
+    visible = math.inf if len(flat) == 1 else float(np.median(shifts[: reference.centre.size]))
+    return min(f.p for f in findings), float(np.abs(z_scores(estimate, expected)).max()), visible
+
+
+def distances_to(outputs: Outputs, reference: ReferencePosterior, seed: int = 0) -> dict[str, tuple[float, float]]:
+    """{distance: (its value, what draws of the same posterior would show)}; the mean over points with stored draws.
+
+    agreement, total_variation (classification) of the mean probabilities; wasserstein (regression), of the predictive
+    mixtures, target units; wasserstein2 of what single draws predict, in probability or target units.
+    """
+    rng, stored, size = np.random.default_rng(seed), reference.prediction()[::THINNED], len(reference.draws)
+    kept = np.linspace(0, len(outputs.flat) - 1, min(len(outputs.flat), DISTANT_DRAWS)).round().astype(int)
+    noise = outputs.noise[kept] if outputs.noise.size else outputs.noise
+    mine = prediction_of(outputs.flat[kept][:, reference.points[::THINNED]], noise)
+    halves = [np.split(rng.permutation(size), [size // 2]) for _ in range(SPLITS)]
+    halves = [[stored.of_draws(torch.from_numpy(half)) for half in pair] for pair in halves]
+    number = 1 / min(outputs.effective, len(kept)) + 1 / size
+    known = {}
+    for name, distance in {**DISTANCES[stored.task], "wasserstein2": wasserstein_2}.items():
+        apart, *floors = (distance(*pair, bootstrap=2).value for pair in [(mine, stored), *halves])
+        floor, share = float(np.mean(floors)), math.sqrt(number / (4 / size))  # of what halves show
+        known[name] = apart, 1 - share * (1 - floor) if name == "agreement" else share * floor
+    return known
+
+
+def coverage(outputs: Outputs, reference: ReferencePosterior) -> dict[float, tuple[float, float]]:
+    """{level: (share of the reference's draws inside the central intervals of the draws, its Monte-Carlo error)}.
+
+    Of every output at the points with stored draws; the error is that at one of them, since points go together.
+    """
+    mine, draws = outputs.flat[:, reference.points], reference.outputs()
+    number = 1 / outputs.effective + 1 / len(draws)
+    shares = {}
+    for level in LEVELS:
+        low, high = np.quantile(mine, [(1 - level) / 2, (1 + level) / 2], axis=0)
+        inside = (draws >= low) & (draws <= high)
+        shares[level] = float(inside.mean()), math.sqrt(level * (1 - level) * number)
+    return shares

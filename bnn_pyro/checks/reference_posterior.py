@@ -15,6 +15,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +26,18 @@ from torch import nn
 
 from bnn_pyro.datasets import load_data
 from bnn_pyro.datasets.dataset import Dataset
+from bnn_pyro.diagnostics.convergence import LEAST_DRAWS, ess_mean
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.features import on_features
 from bnn_pyro.files import write_whole
 from bnn_pyro.inference.potential import Potential
 from bnn_pyro.isolation import isolated
-from bnn_pyro.posterior import weight_space
-from bnn_pyro.predictive import Prediction
+from bnn_pyro.posterior import Posterior, weight_space
+from bnn_pyro.predictive import Prediction, predict
 from bnn_pyro.zoo import Entry
 
-__all__ = ["REFERENCES", "ReferencePosterior", "bounded", "load_reference", "log_joints_at", "references"]
+__all__ = ["REFERENCES", "Outputs", "ReferencePosterior", "bounded", "load_reference", "log_joints_at", "outputs_of",
+           "prediction_of", "references"]  # fmt: skip
 
 REFERENCES = Path(__file__).parent / "references"
 FORMAT = 1
@@ -90,13 +93,7 @@ class ReferencePosterior:
 
     def prediction(self) -> Prediction:
         """The stored draws as a prediction of the T points."""
-        values = torch.from_numpy(self.outputs()).float()
-        if not self.has_classes:
-            scale = torch.from_numpy(self.noise).float().expand(values.shape[:2])
-            return Prediction(Normal(values[..., 0], scale, validate_args=False))
-        if values.shape[-1] == 1:
-            return Prediction(Bernoulli(logits=values[..., 0], validate_args=False))
-        return Prediction(Categorical(logits=torch.nn.functional.logsigmoid(values), validate_args=False))
+        return prediction_of(self.outputs(), self.noise)
 
     def data(self) -> Dataset:
         """The data set that it is a posterior given. Raises UserError where a file of it is not at hand."""
@@ -170,20 +167,30 @@ def _check_shapes(reference: ReferencePosterior) -> None:
         raise ValueError(f"format {reference.about['format']}; this version reads {FORMAT}")
     (num, outputs), classes = reference.centre.shape, reference.mean.shape[1:]
     shapes = {
-        "mean": (num, *classes), "mean_sd": (num, *classes), "spread": (num, outputs), "expected": (2, num, outputs),
-        "error": (2, num, outputs), "draws": (len(reference.draws), len(reference.points), outputs),
+        "x": (num, *reference.x.shape[1:]), "mean": (num, *classes), "mean_sd": (num, *classes),
+        "spread": (num, outputs), "expected": (2, num, outputs), "error": (2, num, outputs), "centre": (num, outputs),
+        "draws": (len(reference.draws), len(reference.points), outputs), "noise": reference.noise.shape,
     }  # fmt: skip
     for name, shape in shapes.items():
-        if getattr(reference, name).shape != shape:
-            raise ValueError(f"{name} has shape {getattr(reference, name).shape}, not {shape}")
-    if len(reference.x) != num or reference.points.min() < 0 or reference.points.max() >= num:
+        array = getattr(reference, name)
+        if array.shape != shape or not np.isfinite(array).all():
+            raise ValueError(f"{name} has shape {array.shape}, not {shape}, or is not finite")
+    if reference.points.min() < 0 or reference.points.max() >= num:
         raise ValueError("inputs and points do not belong together")
-    for name in ("x", "noise", "centre", *shapes):
-        if not np.isfinite(getattr(reference, name)).all():
-            raise ValueError(f"{name} is not finite")
     needed = ("title", "task", "variant", "entry", "data", "log_joint", "draws", "criteria", "met")
     if lacking := [key for key in needed if key not in reference.about]:
         raise ValueError(f"no '{lacking[0]}'")
+
+
+def prediction_of(outputs: np.ndarray, noise: np.ndarray) -> Prediction:
+    """Outputs (S, T, J) as a prediction; noise (S, 1), empty where they are log-odds."""
+    values = torch.from_numpy(outputs).float()
+    if noise.size:
+        scale = torch.from_numpy(noise).float().expand(values.shape[:2])
+        return Prediction(Normal(values[..., 0], scale, validate_args=False))
+    if values.shape[-1] == 1:
+        return Prediction(Bernoulli(logits=values[..., 0], validate_args=False))
+    return Prediction(Categorical(logits=torch.nn.functional.logsigmoid(values), validate_args=False))
 
 
 def bounded(outputs: np.ndarray, centre: np.ndarray, spread: np.ndarray) -> np.ndarray:
@@ -210,3 +217,41 @@ def log_joints_at(entry: Entry, data: Dataset) -> np.ndarray:
         place = torch.arange(1, PLACES + 1, dtype=torch.float64)[:, None]
         weights = 0.3 * torch.sin(math.sqrt(2) * place * index + place**2)
         return potential.log_density(weights).double().numpy()
+
+
+# -- another posterior at its inputs -----------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Outputs:
+    """What a posterior predicts at the inputs of a reference. Shapes: C chains of D draws, B and J as there.
+
+    values    (C, D, B, J) log-odds, or means in target units
+    noise     (C·D, 1) standard deviations of the observations; empty for classification
+    markov    whether draws of a chain depend on one another
+    """
+
+    values: np.ndarray
+    noise: np.ndarray
+    markov: bool
+
+    @property
+    def flat(self) -> np.ndarray:
+        """(C·D, B, J)."""
+        return self.values.reshape(-1, *self.values.shape[2:])
+
+    @cached_property
+    def effective(self) -> float:
+        """Effective number of draws for the mean, the median over the outputs; infinite for a single draw."""
+        if len(self.flat) == 1:
+            return math.inf
+        series = np.moveaxis(self.values.reshape(*self.values.shape[:2], -1), 2, 0)
+        return float(np.nanmedian(ess_mean(series))) if self.markov else float(len(self.flat))
+
+
+def outputs_of(posterior: Posterior, reference: ReferencePosterior, draws: int) -> Outputs:
+    """All draws of chains, or so many of a guide, at the reference's inputs."""
+    chains = posterior.chains
+    shape = (1, draws) if chains is None else tuple(next(iter(chains.values())).shape[:2])
+    prediction = predict(posterior, torch.from_numpy(reference.x), num_draws=shape[0] * shape[1])
+    values = prediction.mixture.output_values().numpy().astype(np.float32).reshape(*shape, len(reference.x), -1)
+    noise = np.zeros(0) if prediction.has_classes else prediction.scales[:, :1].numpy()
+    return Outputs(values, noise, chains is not None and shape[1] >= LEAST_DRAWS)

@@ -21,7 +21,7 @@ from scipy.fft import irfft, next_fast_len, rfft
 from scipy.special import ndtri
 from scipy.stats import binom, poisson
 
-__all__ = ["LEVELS", "SMALLEST", "band", "covered", "ecdf_difference", "holm", "normal_scores",
+__all__ = ["LEVELS", "SMALLEST", "band", "covered", "ecdf_difference", "normal_scores",
            "p_location", "p_uniform", "p_width", "ranks", "width"]  # fmt: skip
 
 #: Central intervals whose coverage is counted.
@@ -42,8 +42,6 @@ def ranks(truth: np.ndarray, draws: np.ndarray, generator: np.random.Generator) 
 def p_uniform(found: np.ndarray, num: int) -> float:
     """The p-value of R ranks (R,) on 0 … ``num``: the chance that R uniform ones have as small a γ."""
     total = len(found)
-    if num < 1 or total < 1:
-        return 1.0
     counts = np.bincount(found, minlength=num + 1)[:-1].cumsum()
     gamma = _tails(total, num)[np.arange(num), counts].min()
     return float(max(SMALLEST, 1.0 - _inside(*_limits(gamma, total, num), total)))
@@ -88,16 +86,6 @@ def normal_scores(found: np.ndarray, num: int) -> np.ndarray:
     return ndtri((np.asarray(found) + 0.5) / (num + 1))
 
 
-def holm(p: np.ndarray) -> np.ndarray:
-    """p-values (Q,) corrected for their number (Holm 1979): the smallest of them is multiplied by Q."""
-    p = np.asarray(p, dtype=float)
-    order = p.argsort()
-    steps = np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1))
-    found = np.empty_like(p)
-    found[order] = np.minimum(1.0, steps)
-    return found
-
-
 def covered(found: np.ndarray, num: int, level: float) -> np.ndarray:
     """Whether the central interval of ``level`` holds the truth, by its rank (…,) on 0 … ``num``.
 
@@ -123,8 +111,6 @@ def _sum(total: int, num: int, power: int) -> tuple[np.ndarray, np.ndarray]:
 
 def _p_of_sum(found: np.ndarray, num: int, power: int) -> float:
     """Two-sided."""
-    if num < 1 or len(found) < 1:
-        return 1.0
     scores, below = _sum(len(found), num, power)
     at = scores[found].sum()
     tail = min(below[at], 1.0 - (below[at - 1] if at else 0.0))

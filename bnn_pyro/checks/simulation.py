@@ -1,4 +1,4 @@
-"""Data from a variant's own prior, and quantities of the weights that made them.
+"""The joint distribution p(w, y | x) of a variant: draws of it, quantities of weights and targets, and replications.
 
     w* ~ p(w)    y ~ p(y | x, w*)    q(w | y) ≈ p(w | y):    is f(w*, y) like f(w, y), w ~ q?
 
@@ -9,30 +9,40 @@ no meaning, units can be exchanged; the bias of the output has one, and the log 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
+import pyro
 import pyro.poutine as poutine
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from bnn_pyro.checks.simulators import targets_of
+from bnn_pyro.checks.sbc_ranks import ranks
 from bnn_pyro.datasets.dataset import Dataset, Schema
+from bnn_pyro.diagnostics.convergence import ess_mean
 from bnn_pyro.errors import UserError
 from bnn_pyro.features import on_features
+from bnn_pyro.fitting import fit
+from bnn_pyro.inference import Method
 from bnn_pyro.inference.log_joint import log_joints
+from bnn_pyro.inference.potential import Potential
 from bnn_pyro.isolation import isolated
+from bnn_pyro.parallel.map import map_tasks
+from bnn_pyro.parallel.task import Report
 from bnn_pyro.parts.backbone import once
-from bnn_pyro.parts.likelihoods import OBSERVED, Heteroscedastic
-from bnn_pyro.parts.nets import in_mode
+from bnn_pyro.parts.likelihoods import Heteroscedastic, ReadLikelihood
+from bnn_pyro.parts.mixtures import Mixture
 from bnn_pyro.posterior import weight_space
 from bnn_pyro.zoo import Entry
 
-__all__ = ["Design", "Question", "Simulated", "answers", "design", "simulate"]
+__all__ = ["Design", "Plan", "Question", "Replication", "Simulator", "design", "replications"]
 
-IMPROPER = "there is no data to simulate: the prior is improper (it has no draws); take another, such as fan-in:1"
+#: Draws of the prior beside those of a posterior.
+OF_PRIOR = 9
 
 
 @dataclass(frozen=True)
@@ -49,7 +59,7 @@ class Design:
 
     def data(self, y: Tensor) -> Dataset:
         """The rows with targets y (N,); without a validation or a test part."""
-        x = self.x
+        x, y = self.x, y.long() if self.schema.has_classes else y.float()
         return Dataset("simulated", self.schema, x, y, x[:0], y[:0], x[:0], y[:0], source="simulated from the prior")
 
 
@@ -64,33 +74,6 @@ def design(data: Dataset, rows: int, points: int, seed: int) -> Design:
     return Design(replace(data.schema), x, torch.cat([x[:old], new]), old)
 
 
-class Simulated(NamedTuple):
-    """One draw of the joint distribution, by its seed: weights {site: shape} and the data that they made."""
-
-    w: Mapping[str, Tensor]
-    data: Dataset
-    seed: int
-
-
-def simulate(entry: Entry, inputs: Design, seed: int) -> Simulated:
-    """w* from the prior, targets from the model's own site at all rows together.
-
-    Raises UserError for a prior that cannot be drawn from.
-    """
-    with isolated(seed), torch.no_grad():
-        model = _model(entry, inputs)
-        with in_mode(model, training=False), poutine.trace() as traced:
-            try:
-                model(inputs.x)
-            except NotImplementedError:
-                raise UserError(IMPROPER) from None
-    nodes = traced.trace.nodes
-    w = {site: nodes[site]["value"].detach() for site in model.initial}
-    y = nodes[OBSERVED]["value"].detach()
-    y = y.long() if inputs.schema.has_classes else y.float()
-    return Simulated(w, inputs.data(y), seed)
-
-
 class Question(NamedTuple):
     """One quantity. about: in words.   kind: prediction, likelihood, prior, noise or weight."""
 
@@ -98,58 +81,128 @@ class Question(NamedTuple):
     kind: str
 
 
-def answers(
-    entry: Entry, inputs: Design, y: Tensor, draws: Mapping[str, Tensor], truth: Mapping[str, Tensor]
-) -> tuple[list[Question], np.ndarray, np.ndarray]:
-    """(Q questions, their answers by the true weights (Q,), by the draws (Q, S)), float64.
+class Simulator:
+    """A variant at the inputs of a design, its features scaled as ``fit`` scales them; made inside ``isolated``.
 
-    draws: {site: (S, *shape)}.   truth: {site: shape}.
-
-    Predictions are the network's mean in units of the target; the log odds of one class against another.
+    Raises UserError for a prior that cannot be drawn from.
     """
-    with isolated(0), torch.no_grad():
-        model = _model(entry, inputs)
-        both = {site: torch.cat([truth[site][None].to(v), v]) for site, v in draws.items()}
-        with in_mode(model, training=False):
-            head, points = once(model, inputs.points)
-            _, x = once(model, inputs.x)
-            questions, columns = _predictions(head, points, both, inputs)
-            prior, likelihood = log_joints(head, both, x, y)
-    questions += [Question("log-likelihood of the data", "likelihood"), Question("log prior density", "prior")]
-    columns += [likelihood, prior]
-    own = getattr(getattr(head, "likelihood", None), "initial", {})
-    for site in (site for site in own if both[site].dim() == 1):
-        questions.append(Question(site, "noise"))
-        columns.append(both[site])
-    for site in [site for site in both if site.endswith(".bias")][-1:]:
-        questions.append(Question(f"{site}[0]", "weight"))
-        columns.append(both[site].flatten(1)[:, 0])
-    values = torch.stack([c.double().expand(len(prior)) for c in columns]).numpy()
-    return questions, values[:, 0], values[:, 1:]
+
+    def __init__(self, entry: Entry, inputs: Design) -> None:
+        model, self.inputs = weight_space(entry.model(inputs.schema)).eval(), inputs
+        data = inputs.data(torch.full((len(inputs.x),), 0 if inputs.schema.has_classes else inputs.schema.y_shift))
+        on_features(model, data)
+        self.model, self.points = once(model, inputs.points)
+        self.potential = Potential(self.model, once(model, inputs.x)[1], data.y_train)
+
+    def draws(self, num: int) -> tuple[dict[str, Tensor], Tensor]:
+        """Of the joint distribution: w {site: (num, *shape)} and y (num, N)."""
+        (w,) = self.potential.sample_prior(num)
+        return w, self.targets(w)
+
+    def targets(self, w: Mapping[str, Tensor]) -> Tensor:
+        """Of p(y | x, w), (C, N), for C sets of weights."""
+        return self._law(self.potential.x, w).components.sample()
+
+    def quantities(self, w: Mapping[str, Tensor], y: Tensor) -> tuple[list[Question], np.ndarray]:
+        """(Q questions, their answers (C, Q), float64) by weights {site: (C, *shape)} and targets (N,) or (C, N).
+
+        Predictions are the network's mean in units of the target, or the log odds of a class.
+        """
+        with torch.no_grad(), pyro.validation_enabled(False):
+            prior, likelihood = log_joints(self.model, w, self.potential.x, y)
+        table = self._predictions(w)
+        table |= {Question("log-likelihood of the data", "likelihood"): likelihood}
+        table |= {Question("log prior density", "prior"): prior}
+        own = getattr(getattr(self.model, "likelihood", None), "initial", {})
+        table |= {Question(site, "noise"): w[site] for site in own if w[site].dim() == 1}
+        for site in [site for site in w if site.endswith(".bias")][-1:]:
+            table[Question(f"{site}[0]", "weight")] = w[site].flatten(1)[:, 0]
+        return list(table), torch.stack([v.double().expand(len(prior)) for v in table.values()], 1).numpy()
+
+    def _predictions(self, w: Mapping[str, Tensor]) -> dict[Question, Tensor]:
+        inputs, law = self.inputs, self._law(self.points, w)
+        where = [
+            f"row {m + 1}" if m < inputs.old else f"new input {m + 1 - inputs.old}" for m in range(len(self.points))
+        ]
+        values, what = law.output_values(), "log odds" if law.has_classes else "mean"
+        classes = values.shape[-1]
+        words = [f"{what} of class {m % classes}" if classes > 1 else what for m in range(len(where))]
+        table = {f"{a} at {b}": values[:, m, m % classes] for m, (a, b) in enumerate(zip(words, where, strict=True))}
+        if isinstance(getattr(self.model, "likelihood", None), Heteroscedastic):
+            table |= {f"log noise at {where[m]}": law.components.scale[:, m].log() for m in (0, -1)}
+        return {Question(about, "prediction"): value for about, value in table.items()}
+
+    def _law(self, x: Tensor, w: Mapping[str, Tensor]) -> Mixture:
+        """p(y | x, w) of C sets of weights, of components (C, N)."""
+        with torch.no_grad(), pyro.validation_enabled(False), ReadLikelihood() as read, poutine.condition(data=w):
+            self.model(x)
+        return read.mixture(read.likelihood)
 
 
-def _model(entry: Entry, inputs: Design) -> nn.Module:
-    """Over weights, its features scaled as ``fit`` scales them; call inside ``isolated``."""
-    model = weight_space(entry.model(inputs.schema))
-    on_features(model, inputs.data(torch.zeros(len(inputs.x))))
-    return model
+# -- replications ------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Plan:
+    """What every replication has in common; draws: of the posterior, at most."""
+
+    entry: Entry
+    inputs: Design
+    method: Method
+    seed: int
+    draws: int
 
 
-def _predictions(
-    model: nn.Module, points: Tensor, w: Mapping[str, Tensor], inputs: Design
-) -> tuple[list[Question], list[Tensor]]:
-    law = targets_of(model, points, w)
-    where = [f"row {m + 1}" if m < inputs.old else f"new input {m + 1 - inputs.old}" for m in range(len(points))]
-    if not law.has_classes:
-        what, values = ["mean"] * len(where), list(law.components.mean.expand(law.components.batch_shape).unbind(-1))
-        if isinstance(getattr(model, "likelihood", None), Heteroscedastic):
-            what, where = [*what, "log noise", "log noise"], [*where, where[0], where[-1]]
-            values += [law.components.scale[:, 0].log(), law.components.scale[:, -1].log()]
-    elif len(inputs.schema.classes) == 2:
-        what, values = ["log odds"] * len(where), list(law.output_values()[..., 0].unbind(-1))
-    else:
-        logits, classes = law.components.logits, len(inputs.schema.classes)
-        pairs = [(m % classes, (m + 1) % classes) for m in range(len(where))]
-        what = [f"log odds of class {a} to {b}" for a, b in pairs]
-        values = [logits[:, m, a] - logits[:, m, b] for m, (a, b) in enumerate(pairs)]
-    return [Question(f"{a} at {b}", "prediction") for a, b in zip(what, where, strict=True)], values
+@dataclass(frozen=True)
+class Replication:
+    """Of one data set: Q answers by the weights that made it, (Q,), and by S draws of its posterior, (Q, S).
+
+    ess      effective draws of each quantity, (Q,)
+    learned  median log-likelihood of the data over the draws, less that over a few of the prior; nats
+    warned   what the fit was warned of
+    """
+
+    questions: list[Question]
+    truth: np.ndarray
+    draws: np.ndarray
+    ess: np.ndarray
+    learned: float = np.nan
+    warned: tuple[str, ...] = ()
+
+    def ranks(self, num: int, generator: np.random.Generator) -> np.ndarray:
+        """Of the truth among ``num`` of the draws, evenly chosen; (Q,)."""
+        chosen = np.linspace(0, self.draws.shape[1] - 1, num).round().astype(int)
+        return ranks(self.truth, self.draws[:, chosen], generator)
+
+
+def replications(
+    plan: Plan, number: int, cores: int = 0, report: Report | None = None
+) -> list[Replication | UserError]:
+    """So many of them, side by side, or why a fit failed."""
+    return map_tasks(partial(_replication, plan), range(number), cores=cores, report=report)
+
+
+def _replication(plan: Plan, number: int) -> Replication | UserError:
+    """One replication by its number, as a user would fit it."""
+    first, second = (int(s) for s in np.random.SeedSequence([plan.seed, number]).generate_state(2))
+    with isolated(first):
+        simulator = Simulator(plan.entry, plan.inputs)
+        w, y = simulator.draws(1 + OF_PRIOR)
+    data = plan.inputs.data(y[0])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            posterior = fit(plan.entry, data, plan.method, seed=second, device="cpu", progress=False)
+        except UserError as error:
+            return UserError(str(error))  # without its traceback, which holds the fit
+    chains = posterior.chains
+    shape = (1, plan.draws) if chains is None else next(iter(chains.values())).shape[:2]
+    with isolated(second):
+        blocks = [simulator.quantities(block, data.y_train)[1] for block in posterior.blocks(shape[0] * shape[1])]
+    draws = np.concatenate(blocks).T
+    questions, prior = simulator.quantities(w, data.y_train)
+    ess = np.full(len(draws), float(plan.draws))
+    if chains is not None:
+        ess = ess_mean(draws.reshape(-1, *shape)) if shape[1] >= 4 else np.full(len(draws), float(shape[0]))
+    likelihood = [q.kind for q in questions].index("likelihood")
+    learned = float(np.median(draws[likelihood]) - np.median(prior[1:, likelihood]))
+    warned = tuple(str(one.message) for one in caught if issubclass(one.category, UserWarning))
+    return Replication(questions, prior[0], draws, ess, learned, warned)

@@ -19,13 +19,16 @@ import torch
 from torch import Tensor
 
 from bnn_pyro.checks.check import ALPHA, Estimate, Finding, Outcome, Subject, fields_of, judge, most_off, worst
-from bnn_pyro.checks.linear_regression import LinearGaussian, correlated, stationary_covariance
+from bnn_pyro.checks.claims import drawn
+from bnn_pyro.checks.linear_regression import LinearGaussian
+from bnn_pyro.checks.problems import Problem, linear_regression
 from bnn_pyro.errors import UserError
+from bnn_pyro.fitting import fit
 from bnn_pyro.inference import Method
-from bnn_pyro.isolation import isolated
 from bnn_pyro.parallel.task import Report
+from bnn_pyro.zoo import MeanField
 
-__all__ = ["StepSize", "largest_lr", "order_of"]
+__all__ = ["StepSize", "order_of", "shares"]
 
 #: Of the momentum's share in a step, ηλ/(4 − 2α) in the narrowest direction: the largest step that is run.
 LARGEST = 0.25
@@ -63,62 +66,59 @@ class StepSize:
 
     def run(self, subject: Subject, *, seed: int = 0, report: Report | None = None) -> Outcome:
         """See ``Check``."""
-        problem, own = correlated(num=60, inputs=2), subject.method({})
-        whole = dict(batch_size=0, schedule="constant", temperature=1.0, resample_momentum=0)
-        method = replace(own, **{k: v for k, v in whole.items() if k in fields_of(own)})
-        largest = largest_lr(method, problem)
+        problem, own = linear_regression(60, 2, 1), subject.method({})
+        whole = dict(batch_size=0, schedule="constant", temperature=1.0, resample_momentum=0, chains=self.chains)
+        method = replace(own, max_draws=300, **{k: v for k, v in whole.items() if k in fields_of(own)})
+        largest = 1 / shares(method, problem.known, 1.0).max().item()
         rates = [LARGEST * largest / share for share in (1, 2, 4)]
-        excess, exact, findings = [], [], []
+        excess, findings = [], []
         for i, lr in enumerate(rates):
             try:
-                draws = _sample(method, problem, lr, self.chains, self.times, seed)
+                w, f = self._draws(replace(method, lr=lr), problem, seed)
             except UserError as error:
                 sentence = f"at lr {lr:.3g}, a fourth of the largest stable one or less, chains diverge: {error}"
                 finding = Finding("step size, as lr", lr, level="bad")
                 return Outcome("step-size", "bad", sentence, subject.settings(own), [*findings, finding])
-            covariance = _covariance(method, problem, lr)
-            findings += _entries(problem, draws, covariance, lr, 1 + len(rates))
-            off = draws - problem.mean  # u², mean over directions and draws of each chain
-            excess.append(torch.einsum("cdi,ij,cdj->c", off, problem.precision, off).numpy() / draws[0].numel() - 1)
-            exact.append(_bias(method, problem, lr))
+            labels, estimate = problem.labels(), Estimate.of_runs(problem.quantities(w, f).mean(1).numpy())
+            expected, _, _ = problem.stationary(replace(method, lr=lr))
+            each = judge([f"{label} at lr {lr:.3g}" for label in labels], estimate, expected)
+            each = [replace(finding, p=min(1.0, (1 + len(rates)) * finding.p)) for finding in each]
+            findings += [replace(finding, level="bad" if finding.p < ALPHA else "good") for finding in each]
+            off = w - problem.known.mean  # u², mean over directions and draws of each chain
+            excess.append(torch.einsum("cdi,ij,cdj->c", off, problem.known.precision, off).numpy() / w[0].numel() - 1)
             if report is not None:
                 report(i + 1, len(rates), {"lr": lr})
-        measured = Estimate.of_runs(np.stack(excess, 1))
+        measured, exact = Estimate.of_runs(np.stack(excess, 1)), [_bias(method, problem.known, lr) for lr in rates]
         order, error = order_of(rates, measured.mean, measured.error)
         expected, _ = order_of(rates, np.array(exact), measured.error * exact / measured.mean)
         slope = Estimate(np.array([order]), np.array([error]))
         findings += judge(["order of the bias in the step size"], slope, np.array([expected]))
-        at_own = _bias(method, problem, own.lr)
+        at_own = _bias(method, problem.known, own.lr)
         sentence = _sentence(findings, order, error, own.lr, at_own)
         level = "good" if at_own < SMALL else "caution" if at_own < TOO_LARGE else "bad"
         findings.append(Finding(f"excess variance at lr {own.lr:g}, by the recursion", at_own, level=level))
         grid = np.geomspace(min(rates[-1], own.lr) / 2, 0.9 * largest, 50)
         evidence = {"lr": np.array(rates), "bias": measured.mean, "error": measured.error}
         evidence |= {"order": order, "order_error": error, "expected_order": expected, "grid_lr": grid}
-        evidence |= {"grid_exact": np.array([_bias(method, problem, lr) for lr in grid]), "largest_lr": largest}
+        evidence |= {"grid_exact": np.array([_bias(method, problem.known, lr) for lr in grid]), "largest_lr": largest}
         evidence |= {"own_lr": own.lr, "own_bias": at_own}
         level = worst([*(f.level for f in findings), "good" if error < PRECISE else "caution"])
-        return Outcome("step-size", level, sentence, subject.settings(own), findings, evidence, {"step_order": order})
+        return Outcome("step-size", level, sentence, subject.settings(own), findings, evidence)
+
+    def _draws(self, method: Method, problem: Problem, seed: int) -> tuple[Tensor, Tensor]:
+        """Weights (C, D, P) and outputs, after a third of the steps. Raises UserError where they diverge."""
+        eta = method.eta_share * method.lr / len(problem.inputs)
+        slowest = 2 * method.friction / (eta * torch.linalg.eigvalsh(problem.known.precision)[0].item())
+        steps = math.ceil(self.times * max(slowest, 2 / method.friction)) + 600
+        method = replace(method, epochs=steps, burn_in=steps // 3)
+        posterior = fit(MeanField(**problem.settings), problem.data, method, seed=seed, device="cpu", progress=False)
+        return drawn(problem, posterior, seed)
 
 
-def _sample(method: Method, problem: LinearGaussian, lr: float, chains: int, times: float, seed: int) -> Tensor:
-    """Draws (C, D, P) at this step size, float64, after a third of the steps.
-
-    times: see ``StepSize``. Raises UserError where they diverge.
-    """
+def shares(method: Method, problem: LinearGaussian, lr: float) -> Tensor:
+    """ηλ/(4 − 2α) in every direction (P,): the recursion explodes where one of them is 1."""
     eta = method.eta_share * lr / len(problem.x)
-    slowest = 2 * method.friction / (eta * torch.linalg.eigvalsh(problem.precision)[0].item())
-    steps = math.ceil(times * max(slowest, 2 / method.friction)) + 600
-    method = replace(method, lr=lr, epochs=steps, burn_in=steps // 3, chains=chains, max_draws=300)
-    with isolated(seed):
-        posterior = method.run(problem.entry().model(problem.schema), None, problem.data, seed=seed)
-    return torch.cat([posterior.chains[s].double().flatten(2) for s in posterior.model.initial], -1)
-
-
-def largest_lr(method: Method, problem: LinearGaussian) -> float:
-    """Above which the recursion explodes: where ηλ = 4 − 2α in the narrowest direction."""
-    largest = torch.linalg.eigvalsh(problem.precision)[-1].item()
-    return (4 - 2 * method.friction) / largest * len(problem.x) / method.eta_share
+    return eta * torch.linalg.eigvalsh(problem.precision) / (4 - 2 * method.friction)
 
 
 def order_of(rates: list[float], bias: np.ndarray, error: np.ndarray) -> tuple[float, float]:
@@ -131,30 +131,10 @@ def order_of(rates: list[float], bias: np.ndarray, error: np.ndarray) -> tuple[f
     return float((weight * x * y).sum() / information), float(information**-0.5)
 
 
-def _covariance(method: Method, problem: LinearGaussian, lr: float) -> Tensor:
-    return stationary_covariance(problem.precision, method.eta_share * lr / len(problem.x), method.friction)
-
-
 def _bias(method: Method, problem: LinearGaussian, lr: float) -> float:
-    """Relative excess of the variances, tr(Λ Σ)/P − 1, at this step size; infinite where it explodes."""
-    if lr >= largest_lr(method, problem):
-        return math.inf
-    return (problem.precision * _covariance(method, problem, lr)).sum().item() / len(problem.mean) - 1
-
-
-def _entries(problem: LinearGaussian, draws: Tensor, exact: Tensor, lr: float, tests: int) -> list[Finding]:
-    """Every mean and entry of the covariance against the exact ones at this step; p is corrected for all ``tests``."""
-    scale = exact.diagonal().sqrt()
-    unit = (draws - problem.mean) / scale
-    i, j = torch.triu_indices(len(scale), len(scale))
-    products = torch.einsum("cdi,cdj->cij", unit, unit)[:, i, j] / unit.shape[1]
-    expected = torch.cat([torch.zeros_like(scale), (exact / torch.outer(scale, scale))[i, j]])
-    names = [f"mean of weight {k + 1}" for k in range(len(scale))]
-    names += [f"covariance of weights {a + 1} and {b + 1}" for a, b in zip(i.tolist(), j.tolist(), strict=True)]
-    values = Estimate.of_runs(torch.cat([unit.mean(1), products], 1).numpy())
-    findings = judge([f"{name} at lr {lr:.3g}" for name in names], values, expected.numpy())
-    findings = [replace(f, p=min(1.0, tests * f.p)) for f in findings]
-    return [replace(f, level="bad" if f.p < ALPHA else "good") for f in findings]
+    """Relative excess of the variances, mean over directions, at this step size; infinite where it explodes."""
+    share = shares(method, problem, lr)
+    return (share / (1 - share)).mean().item() if share.max() < 1 else math.inf
 
 
 def _sentence(findings: list[Finding], order: float, error: float, lr: float, at_own: float) -> str:
