@@ -220,16 +220,17 @@ def test_another_curvature_than_the_stated_one_is_not_right(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("variant", "method", "levels", "ratio"),
+    ("variant", "method", "settings", "levels", "ratio"),
     [
-        ("mean-field", "hmc", {"good"}, (0.9, 1.1)),
-        ("mean-field", "svi", {"caution"}, (0.4, 0.85)),
-        ("last-layer", "laplace", {"caution", "good"}, (0.9, 1.1)),
-        ("mlp", "map", {"caution"}, (0.0, 0.03)),
+        ("mean-field", "hmc", {}, {"good"}, (0.9, 1.1)),
+        ("mean-field", "svi", {}, {"caution"}, (0.4, 0.85)),
+        ("last-layer", "svi", {"family": "full"}, {"good", "caution"}, (0.7, 1.1)),
+        ("last-layer", "laplace", {}, {"caution", "good"}, (0.9, 1.1)),
+        ("mlp", "map", {}, {"caution"}, (0.0, 0.03)),
     ],
 )
-def test_methods_are_what_they_claim_of_six_weights(variant, method, levels, ratio):
-    outcome = SIX.run(subject(variant, method))
+def test_methods_are_what_they_claim_of_six_weights(variant, method, settings, levels, ratio):
+    outcome = SIX.run(subject(variant, method, settings))
     assert outcome.level in levels, outcome.sentence
     assert ratio[0] < outcome.figures["logistic"] < ratio[1]
 
