@@ -131,7 +131,7 @@ def test_the_dropout_factor_moves_the_right_way():
     for noise in (0.2, 2.0):
         problem = line(noise)
         entry = VariationalDropout(hidden=(), noise=noise, bias=False, init_scale=0.1)
-        posterior = bp.fit(entry, problem, bp.SVI(epochs=400, lr=0.1, final_lr=0.0), progress=False, device="cpu")
+        posterior = bp.fit(entry, problem, bp.SVI(epochs=800, lr=0.1, final_lr=0.0), progress=False, device="cpu")
         found[noise] = posterior.guide.layers[0].alpha.item(), best_alpha(problem, noise)
     (little, _), (much, _) = found.values()
     assert 30 * little < much < 1
