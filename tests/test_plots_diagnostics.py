@@ -73,7 +73,7 @@ def test_energy_says_its_bfmi():
     # E[ΔE²] / var E: 1 / (1/3) and 1 / (5/3)
     assert plots.energy(energies).get_title() == "smallest BFMI 0.60: above 0.3"
     assert plots.energy(energies, bfmi=0.1).get_title() == "smallest BFMI 0.10: below 0.3"
-    refuses("at least 4 draws", plots.energy, energies[:, :2])
+    refuses("at least 3 draws", plots.energy, energies[:, :2])
 
 
 def test_autocorrelation_shows_the_band_of_independent_draws():

@@ -125,8 +125,8 @@ def energy(energies: ArrayLike, *, bfmi: float | None = None, ax: Axes | None = 
     energies: (C, D) nats.   bfmi: the smallest of the chains; None computes it.
     """
     energies = np.asarray(energies, dtype=float)
-    if energies.ndim != 2 or energies.shape[1] < 4:
-        raise UserError(f"an energy plot takes (C, D) energies of at least 4 draws, got the shape {energies.shape}")
+    if energies.ndim != 2 or energies.shape[1] < 3:
+        raise UserError(f"an energy plot takes (C, D) energies of at least 3 draws, got the shape {energies.shape}")
     bfmi = np.fmin.reduce(convergence.bfmi(energies)) if bfmi is None else bfmi
     marginal, moves = (energies - energies.mean(1, keepdims=True)).ravel(), np.diff(energies, axis=1).ravel()
     reach = np.quantile(np.abs(np.concatenate([marginal, moves])), 0.998) or 1.0
