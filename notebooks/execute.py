@@ -2,11 +2,10 @@
 
     python notebooks/execute.py [NAME …]           as they stand, results to look at in runs/notebooks
     python notebooks/execute.py --full [NAME …]    with FULL = True, results into the notebooks themselves
-    python notebooks/execute.py --quick [NAME …]   with the numbers of a test, results in runs/notebooks
 
-The cell tagged "parameters" has a line ``FULL = False``, and in its metadata, under "quick", a few assignments for a
-test: {"EPOCHS": 5}. Sources stay as they are: only what ran has the other numbers. The full run is what is committed,
-with a digest of the code that made it, so that a cell edited later is noticed.
+The cell tagged "parameters" has a line ``FULL = False``, and in its metadata, under "quick", what tests take instead of
+its values: {"EPOCHS": 5}. Sources stay as they are. The full run is what is committed, with a digest of the code that
+made it, so that a cell edited later is noticed.
 
 A notebook that raises, or writes to standard error (a warning, say), fails. Progress bars are for readers who run it:
 they are switched off here.
@@ -66,14 +65,12 @@ def noise(notebook: NotebookNode) -> list[str]:
 
 
 def execute(path: Path, mode: str) -> tuple[NotebookNode, float]:
-    """The notebook with its outputs, and the seconds that it took. mode: "short", "full" or "quick"."""
+    """The notebook with its outputs, and the seconds that it took. mode: "short" or "full"."""
     notebook = nbformat.read(path, as_version=4)
     cell = parameters(notebook)
     source = cell.source
     if mode == "full":
         cell.source = "\n".join("FULL = True" if line == "FULL = False" else line for line in source.splitlines())
-    elif mode == "quick":
-        cell.source += "".join(f"\n{name} = {value!r}" for name, value in cell.metadata.get("quick", {}).items())
     start = time.perf_counter()
     with _quiet_place() as (folder, work):
         NotebookClient(
@@ -123,12 +120,10 @@ def main() -> int:
     """Execute, check, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help="01, 01-why-bayesian, …; all where none is given")
-    how = parser.add_mutually_exclusive_group()
-    how.add_argument("--full", action="store_true", help="with FULL = True; writes the notebooks themselves")
-    how.add_argument("--quick", action="store_true", help="with the numbers of a test")
+    parser.add_argument("--full", action="store_true", help="with FULL = True; writes the notebooks themselves")
     parser.add_argument("--out", type=Path, help="folder for the results, instead")
     args = parser.parse_args()
-    mode = "full" if args.full else "quick" if args.quick else "short"
+    mode = "full" if args.full else "short"
     folder = args.out or (HERE if args.full else HERE.parent / "runs" / "notebooks")
     folder.mkdir(parents=True, exist_ok=True)
     paths = [path for path in sorted(HERE.glob("*.ipynb")) if not args.names or path.stem.startswith(tuple(args.names))]

@@ -1,12 +1,15 @@
 """What every test must leave as it found it: the parameter store, the random generators. Runs that tests share."""
 
 import random
+from dataclasses import replace
 
 import matplotlib
 import numpy as np
 import pyro
 import pytest
 import torch
+
+import bnn_pyro as bp
 
 matplotlib.use("Agg")
 torch.set_num_threads(1)  # what is fitted here is so small that threads would only wait for one another
@@ -61,3 +64,25 @@ def quick():
         patch.setattr("bnn_pyro.runs.evaluate.draw_all", lambda scene, folder: [])
         patch.setattr("bnn_pyro.runs.diagnose.draw_diagnosis", lambda found, schema: [])
         yield
+
+
+#: Settings of a method, at most, where it is only to run.
+FEW = {"epochs": 60, "draws": 12, "warmup": 30, "chains": 3, "max_tree_depth": 2}
+
+
+@pytest.fixture
+def quick_fits(monkeypatch):
+    """``bp.fit`` takes few steps and compiles nothing, ``bp.predict`` takes few draws: as if pages said so."""
+    fit, predict = bp.fit, bp.predict
+
+    def quick_fit(entry, data, method=None, **settings):
+        few = {name: min(most, getattr(method, name)) for name, most in FEW.items() if hasattr(method, name)}
+        few |= {"compiled": "no"} if hasattr(method, "compiled") else {}
+        settings = {"progress": False, "device": "cpu", **settings}
+        return fit(entry, data, replace(method, **few) if few else method, **settings)
+
+    def quick_predict(posterior, x, num_draws=20, **settings):
+        return predict(posterior, x, num_draws=min(num_draws, 20), **settings)
+
+    monkeypatch.setattr(bp, "fit", quick_fit, raising=False)
+    monkeypatch.setattr(bp, "predict", quick_predict, raising=False)

@@ -46,6 +46,7 @@ def test_pages_with_code_are_all_run():
 
 
 @pytest.mark.parametrize("page", RESULTS)
+@pytest.mark.usefixtures("quick_fits")
 def test_python_code_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names: dict = {}

@@ -6,9 +6,14 @@ import json
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
+import matplotlib.pyplot as plt
+import numpy as np
 import pytest
+
+import bnn_pyro as bp
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -34,13 +39,32 @@ def outputs(cells):
 
 
 @notebooks
-def test_runs_without_a_warning(path, tmp_path):
-    command = [sys.executable, ROOT / "notebooks" / "execute.py", "--quick", "--out", tmp_path, path.stem]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    ran = code_cells(tmp_path / path.name)
-    assert [cell["execution_count"] for cell in ran] == [*range(1, len(ran) + 1)]
-    assert [source(cell) for cell in ran] == [source(cell) for cell in code_cells(path)]
+@pytest.mark.usefixtures("quick_fits")
+@pytest.mark.filterwarnings("ignore")
+def test_runs_without_a_warning(path, tmp_path, monkeypatch, capfd):
+    """In this process, with few steps and draws; every figure is drawn and every table made."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("BNN_PYRO_DATA", str(tmp_path))
+    warnings.filterwarnings("error", module=r"bnn_pyro(\.|$)")
+    warnings.filterwarnings("error", module="notebook")
+    names = {"__name__": "notebook"}
+    with bp.isolated(0), bp.executor("here"), plt.rc_context():
+        for cell in code_cells(path):
+            quick = cell["metadata"].get("quick", {})
+            code = ast.parse(re.sub(r"(?m)^[%!].*$", "", source(cell)))
+            last = code.body.pop() if isinstance(code.body[-1], ast.Expr) else None
+            exec(compile(code, path.name, "exec"), names)
+            names |= quick
+            shown = None if last is None else eval(compile(ast.Expression(last.value), path.name, "eval"), names)
+            assert repr(shown)
+            figures = {plt.figure(number) for number in plt.get_fignums()}
+            if source(cell).rstrip().endswith(";"):  # a figure, axes, or several
+                figures |= {getattr(part, "figure", None) for part in np.ravel(np.array(shown, dtype=object))} - {None}
+                assert figures
+            for figure in figures:
+                figure.canvas.draw()
+            plt.close("all")
+    assert capfd.readouterr().err == ""
 
 
 @notebooks
@@ -94,20 +118,20 @@ def test_there_are_notebooks():
     assert NOTEBOOKS
 
 
-@pytest.mark.parametrize(
-    ("line", "said"), [("import sys; print('!', file=sys.stderr)", "wrote to standard error"), ("1 / 0", "Zero")]
-)
-def test_a_notebook_that_fails_or_complains_is_noticed(line, said, tmp_path):
-    cells = [
-        {"source": "FULL = False", "metadata": {"tags": ["parameters"], "quick": {"FULL": "quick"}}},
-        {"source": f"assert FULL == 'quick'\n{line}", "metadata": {}},
-    ]
-    for number, cell in enumerate(cells):
-        cell |= {"cell_type": "code", "execution_count": None, "outputs": [], "id": f"cell-{number}"}
-    written = {"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "bad.ipynb").write_text(json.dumps(written))
-    (tmp_path / "in" / "execute.py").write_bytes((ROOT / "notebooks" / "execute.py").read_bytes())
-    command = [sys.executable, tmp_path / "in" / "execute.py", "--quick", "--out", tmp_path]
+def test_a_notebook_that_fails_or_complains_is_noticed(tmp_path):
+    (tmp_path / "execute.py").write_bytes((ROOT / "notebooks" / "execute.py").read_bytes())
+    for name, line in {"complains": "import sys; print('!', file=sys.stderr)", "fails": "1 / 0"}.items():
+        cells = [
+            {"source": "FULL = False", "metadata": {"tags": ["parameters"]}},
+            {"source": f"assert FULL\n{line}", "metadata": {}},
+        ]
+        for number, cell in enumerate(cells):
+            cell |= {"cell_type": "code", "execution_count": None, "outputs": [], "id": f"cell-{number}"}
+        written = {"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
+        (tmp_path / f"{name}.ipynb").write_text(json.dumps(written))
+    command = [sys.executable, tmp_path / "execute.py", "--full", "--out", tmp_path / "out"]
     done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 1 and said in done.stderr
+    assert done.returncode == 1 and "complains.ipynb: wrote to standard error: !" in done.stderr
+    assert "fails.ipynb: " in done.stderr and "ZeroDivisionError" in done.stderr
+    ran = json.loads((tmp_path / "out" / "complains.ipynb").read_text())
+    assert ran["metadata"]["executed"]["mode"] == "full" and source(ran["cells"][0]) == "FULL = False"
