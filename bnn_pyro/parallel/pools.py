@@ -168,7 +168,7 @@ class DaskPool:
         self.function: Any = cloudpickle.dumps(function)
         if len(self.function) > SMALL:  # once a worker: also on one that starts later, or again
             self.function = self.client.submit(bytes, self.function, key=f"data{self.topic}", pure=False)
-            if self.client.nthreads():
+            with suppress(ValueError):  # there is no worker, or none any more
                 self.client.replicate(self.function)  # as no worker is then preferred to another for having them
         self.client.subscribe_topic(self.topic, self._receive)
         stack.callback(self._end)
