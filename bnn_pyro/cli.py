@@ -18,9 +18,19 @@ from bnn_pyro.errors import UserError, unknown
 __all__ = ["parse"]
 
 PROGRAM = "bnn-pyro"
+
+
+def positive(text: str) -> int:
+    """A whole number from 1 on."""
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
+    return int(text)
+
+
 #: What is special of options: all others take a text, or nothing and are there or not.
 KINDS: dict[tuple[str, ...], dict[str, Any]] = {
-    ("--cores", "--data-seed", "--limit", "--num-draws", "--seed", "--split", "--validation"): {"type": int},
+    ("--num-draws",): {"type": positive},
+    ("--cores", "--data-seed", "--limit", "--seed", "--split", "--validation"): {"type": int},
     ("--ood", "--only", "--set"): {"action": "append", "default": []},
     ("--baseline", "--bias"): {"action": BooleanOptionalAction},
     ("--input", "--output"): {"required": True},

@@ -131,15 +131,18 @@ def compare(args: Namespace) -> None:
 
 def diagnose(args: Namespace) -> None:
     """Whether a run's posterior can be trusted: verdicts, tables, figures, and its draws for ArviZ."""
-    from bnn_pyro.runs.diagnose import diagnose_run
+    from bnn_pyro.runs.diagnose import diagnose_run, write_draws
 
     if args.out is not None and Path(args.out).exists():
         raise UserError(f"--out {args.out} exists; choose another name, or leave it out to write into the run")
     folder, recipe, posterior = _opened(args)
     place = folder if args.out is None else RunFolder(Path(args.out))
     with lock_folder(place.path):
-        print(diagnose_run(folder, recipe, recipe.load(), posterior, place, netcdf=not args.no_netcdf))
-    print(f"\ndiagnosis: {place.path / 'diagnosis.html'}")
+        data = recipe.load()
+        print(diagnose_run(folder, recipe, data, posterior, place))
+        print(f"\ndiagnosis: {place.path / 'diagnosis.html'}", flush=True)
+        if not args.no_netcdf:
+            write_draws(posterior, data, place)
 
 
 def check(args: Namespace) -> int:
@@ -169,6 +172,7 @@ def sweep(args: Namespace) -> int:
 
     Returns 1 where a fit failed, else 0.
     """
+    from bnn_pyro.parallel.executor import parse_executor
     from bnn_pyro.runs.sweep import SweepFolder, planned_text, run_sweep
     from bnn_pyro.runs.sweep_config import FAILED, read_sweep_config
     from bnn_pyro.runs.sweep_report import sweep_text, write_report
@@ -178,6 +182,8 @@ def sweep(args: Namespace) -> int:
     if args.dry_run:
         print(planned_text(config, folder))
         return 0
+    if args.executor is not None:
+        parse_executor(args.executor)
     again = f"finished fits are kept, the same command goes on: {typed_command()}"
     facts = environment("cpu") | {"executor": args.executor or ""}
     with _stop_says(again), lock_folder(folder.path):

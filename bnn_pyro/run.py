@@ -47,7 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.command == "list":
             return list_(args) or 0
         check_names(getattr(args, "variant", None), getattr(args, "inference", None))
-        with executor(where), quiet(getattr(args, "quiet", False)):
+        wait = args.command == "sweep"  # it starts what its fits run on once its file is read and its data are loaded
+        with executor(None if wait else where), quiet(getattr(args, "quiet", False)):
             from bnn_pyro import commands
 
             return getattr(commands, args.command)(args) or 0

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 import torch
 
+import bnn_pyro as bp
 from bnn_pyro import checks as registry
 from bnn_pyro import plots
 from bnn_pyro.checks import Finding, Outcome
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference import methods_for
 from bnn_pyro.reports.page import read_texts
-from bnn_pyro.run import main
+from bnn_pyro.run import main, parse
 from bnn_pyro.runs import check as bench
 from bnn_pyro.runs import check_report as page
 from bnn_pyro.runs.diagnose import FIGURES as DIAGNOSIS_FIGURES
@@ -183,11 +184,20 @@ def test_without_a_variant_the_whole_zoo(checks, tmp_path, capsys, monkeypatch):
     checks(made=Made)
     out = tmp_path / "out"
     monkeypatch.setattr(bench.SubjectSpec, "entry", property(lambda spec: spec.recipe.entry()))  # untrained
-    assert check("--inference", "svi", "--out", out) == 0
+    assert check("--inference", "svi", "--executor", "here", "--out", out) == 0
     assert [variant for _, variant, *_ in CALLS] == [name for name, kind in ZOO.items() if "svi" in methods_for(kind)]
     printed = capsys.readouterr().out
     assert "covers 95 %" in printed and "88%" in printed
     assert "All" in (out / "check.html").read_text()
+
+
+def test_the_methods_of_a_variant_share_data_and_backbone(monkeypatch):
+    specs = [spec for spec in bench.zoo_subjects(parse(["check"])) if spec.recipe.variant == "last-layer"]
+    backbone = bp.fit(bp.MLP(hidden=(2,)), specs[0].data, bp.MAP(epochs=1), device="cpu", progress=False)
+    fits: list = []
+    monkeypatch.setattr(bench, "fit", lambda entry, data, method, **how: fits.append(data) or backbone)
+    assert len({spec.entry.backbone.description["weights"] for spec in specs}) == 1 and len(specs) > 5
+    assert len(fits) == 1 and all(spec.data is fits[0] for spec in specs)
 
 
 def test_figures_are_drawn_of_the_evidence_and_kept(checks, tmp_path, monkeypatch):

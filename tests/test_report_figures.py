@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 import torch
 from pictures import (
     SCHEMA,
@@ -14,7 +15,9 @@ from pictures import (
 import bnn_pyro as bp
 from bnn_pyro import plots
 from bnn_pyro.datasets.dataset import Dataset
+from bnn_pyro.reports.page import read_texts
 from bnn_pyro.reports.tables import RunFacts
+from bnn_pyro.run import main
 from bnn_pyro.runs.compare import draw_comparison, short_labels
 from bnn_pyro.runs.figures import EvaluatedRun, draw_all, figures_of
 
@@ -34,6 +37,55 @@ def test_a_report_of_a_sampler_shows_its_trace_and_its_growing_ensemble(tmp_path
     assert "growing-ensemble" not in figures_of(scene(guided()))
     drawn = draw_all(scene(sghmc), tmp_path)
     assert (tmp_path / "sampler-trace.png").read_bytes() == drawn[-1].png
+
+
+NUTS = [f"--set={s}" for s in ("draws=6", "warmup=6", "chains=2", "compiled=no", "cores=1", "max_tree_depth=3")]
+SURE = "reliability doubt-calibration confidence-histogram selective-risk confusion-matrix"
+#: Arguments of `train`, and the figures of the report.
+REPORTS = {
+    "images": (
+        ["--data", "digits", "--limit", "150", "--epochs", "3"],
+        f"uncertain-images {SURE} entropy-histograms outside-uniform-noise outside-gaussian-noise training-curves",
+    ),
+    "maps": (
+        [
+            "--data",
+            "breast-cancer",
+            "--features",
+            "mean radius,mean texture",
+            "--no-baseline",
+            "--inference",
+            "nuts",
+            *NUTS,
+        ],
+        f"decision-boundary epistemic-map softmax-draws {SURE} growing-ensemble transitions",
+    ),
+    "curve": (
+        ["--data", "toy-curve", "--no-baseline", "--inference", "sghmc", "--epochs", "60", "--set=chains=2"],
+        "predictive-band predictive-band-far predicted-observed calibration growing-ensemble sampler-trace",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_train_draws_every_figure_that_applies(name, tmp_path, monkeypatch):
+    argv, figures = REPORTS[name]
+    monkeypatch.setattr("bnn_pyro.runs.figures.SURE", 0.1)
+    assert (
+        main(
+            ["train", *argv, "--hidden", "4", "--num-draws", "4", "--device", "cpu", "--quiet", "--out", str(tmp_path)]
+        )
+        == 0
+    )
+    assert {p.name for p in (tmp_path / "figures").iterdir()} == {f"{figure}.png" for figure in figures.split()}
+    assert (tmp_path / "report.html").read_text().count("data:image/png;base64,iVBOR") == len(figures.split())
+
+
+def test_every_figure_of_a_report_is_drawn_by_a_command():
+    drawn = {
+        figure.split("-uniform")[0].split("-gaussian")[0] for _, names in REPORTS.values() for figure in names.split()
+    }
+    assert drawn | {"pruning", "signal-to-noise"} == set(read_texts("figures")["report"]), "and by test_pruning.py"
 
 
 def test_doubt_is_shown_where_most_rows_are_sure():

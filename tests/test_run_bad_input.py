@@ -50,7 +50,7 @@ TRAIN = {
     "epochs that are none": (["--epochs", "ten"], "epochs takes whole numbers, got 'ten'"),
     "no epochs": (["--epochs", "0"], "epochs must be at least 1"),
     "negative learning rate": (["--lr=-1"], "lr must be above 0"),
-    "no draws": (["--num-draws", "0"], "num_draws must be at least 1"),
+    "no draws": (["--num-draws", "0"], "argument --num-draws: must be at least 1, got 0"),
     "unknown device": (["--device", "gpu"], "unknown device 'gpu'"),
     "missing file": (["--data", "DIR/none.csv"], "none.csv"),
     "no target": (["--data", "DIR/fine.csv", "--target", "prise"], "did you mean 'price'"),

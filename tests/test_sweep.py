@@ -198,6 +198,14 @@ def test_a_failed_fit_is_tried_again_and_can_be_mended(copied):
     assert sweep(spec, out) == 0
 
 
+def test_processes_make_the_same_fits_as_this_one(copied, tmp_path):
+    write, spec, here = copied
+    write(MEAN_FIELD)
+    assert main(["sweep", str(spec), "--out", str(tmp_path / "two"), "--executor", "processes:2", "--quiet"]) == 0
+    assert len(scores(tmp_path / "two")) == 2 and scores(tmp_path / "two").items() < scores(here).items()
+    assert all(same(here / name, tmp_path / "two" / name) for name in scores(tmp_path / "two"))
+
+
 def test_a_signal_stops_with_the_command_that_goes_on_to_the_very_same_results(copied, tmp_path, monkeypatch, capsys):
     write, spec, whole = copied
     out = tmp_path / "new"

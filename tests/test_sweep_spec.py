@@ -126,6 +126,7 @@ WRONG = {
     f'{DATA}{RECIPES}[recipes.MLP]\nvariant = "mlp"\n': "and 'MLP' on 'toy-curve' would share a folder; rename",
     '[data.b-c]\nname = "digits"\n[data.c]\nname = "digits"\n[recipes.mlp]\n[recipes.mlp-b]\nvariant = "mlp"\n':
     "share a folder",
+    f'{DATA}[recipes.{"a" * 240}]\nvariant = "mlp"\n': "more than 255 characters; give the recipe",
 }  # fmt: skip
 
 
@@ -139,9 +140,10 @@ UNFIT = {
 
 
 @pytest.mark.parametrize("text", [*WRONG, *UNFIT])
-def test_errors_are_one_line_that_names_the_place_before_anything_is_written(text, tmp_path, capsys):
+def test_errors_are_one_line_that_names_the_place_before_anything_is_written(text, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("bnn_pyro.parallel.executor.connect", None)  # no cluster is started to find them
     (tmp_path / "s.toml").write_text(text)
-    assert main(["sweep", "s.toml", "--quiet"]) == 2
+    assert main(["sweep", "s.toml", "--executor", "dask:2", "--quiet"]) == 2
     told = capsys.readouterr().err
     assert told.startswith("error: s.toml") or told.startswith("error: unknown key in s.toml"), told
     assert told.count("\n") == 1 and {**WRONG, **UNFIT}[text] in told

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import time
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bnn_pyro.checks import CHECKS, Subject
@@ -35,30 +34,39 @@ DATA, IMAGES = "toy-curve", "digits"
 #: Settings of variants where the whole zoo is checked: small networks, of which chains can visit all there is.
 SMALL = {name: ["hidden=4", "activation=tanh"] for name in ("mean-field", "hidden-layer")}
 #: Options that need no variant.
-ZOO_OPTIONS = ("inference", "data", "seed", "budget", "only", "out", "resume", "quiet", "command", "cores")
+ZOO_OPTIONS = ("inference", "data", "seed", "budget", "only", "out", "resume", "quiet", "command", "executor")
 
 
 @dataclass(frozen=True)
 class SubjectSpec:
-    """A subject to be: its recipe, and the settings of the method that a user gave."""
+    """A subject to be: its recipe, and the settings of the method that a user gave.
+
+    shared: data and trained backbones, by what they are of; one dictionary for all subjects of a command.
+    """
 
     recipe: Recipe
     given: Mapping[str, Any]
+    shared: dict[str, Any] = field(default_factory=dict, repr=False)
 
-    @cached_property
+    def _once(self, key: object, make: Callable[[], Any]) -> Any:
+        if repr(key) not in self.shared:
+            self.shared[repr(key)] = make()
+        return self.shared[repr(key)]
+
+    @property
     def data(self) -> Dataset:
         """All of its rows; checks take some."""
-        return self.recipe.load()
+        return self._once(self.recipe.data, self.recipe.load)
 
-    @cached_property
+    @property
     def entry(self) -> Entry:
         """The variant; the backbone of a last layer is trained first."""
         entry = resolve_backbone(self.recipe.entry(), self.data)
         if not self.recipe.backbone_variant(self.data.schema):
             return entry
-        backbone = self.recipe.for_baseline(self.data.schema)
-        how = dict(seed=self.recipe.seed, device="cpu", progress=False)
-        return replace(entry, backbone=fit(backbone.entry(), self.data, backbone.method(), **how))
+        below = self.recipe.for_baseline(self.data.schema)
+        how = dict(seed=below.seed, device="cpu", progress=False)
+        return replace(entry, backbone=self._once(below, lambda: fit(below.entry(), self.data, below.method(), **how)))
 
     @property
     def label(self) -> str:
@@ -110,7 +118,7 @@ def zoo_subjects(args: Namespace) -> list[SubjectSpec]:
             if args.inference in (None, method):
                 asked = {"variant": variant, "inference": method, "set": SMALL.get(variant, [])}
                 specs.append(one_subject(Namespace(**{**vars(args), **asked})))
-    return specs
+    return [replace(spec, shared=specs[0].shared) for spec in specs]
 
 
 def check_subjects(

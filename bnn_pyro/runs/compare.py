@@ -18,6 +18,7 @@ from bnn_pyro.diagnostics.importance import GOOD_K, MIN_TAIL, Loo, NoWeights, im
 from bnn_pyro.errors import UserError
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction
+from bnn_pyro.progress import progress_bar
 from bnn_pyro.reports.page import Picture, draw_figures, facts_of, read_texts, render
 from bnn_pyro.reports.ranking import CLEAR, SOURCES, Ranking, ranked
 from bnn_pyro.reports.tables import RunFacts, metric_rows, plain_table, told_headlines
@@ -51,7 +52,9 @@ def compare_runs(folders: Mapping[RunFolder, Recipe]) -> tuple[str, str]:
         runs.append(dataclasses.replace(folder.facts(label), metrics=scores))
         posteriors.append(posterior)
         khat = folder.read("diagnosis.json").get("statistics", {}).get("khat")
-        left_out[label] = _left_out(posterior, data, truth, khat)
+        with progress_bar(f"leave-one-out {label}", unit="run") as report:
+            left_out[label] = _left_out(posterior, data, truth, khat)
+            report(1, 1)
     differences = {
         run.label: paired_differences(prediction, predictions[0], truth.y_test)
         for run, prediction in zip(runs[1:], predictions[1:], strict=True)

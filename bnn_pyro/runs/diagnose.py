@@ -23,7 +23,7 @@ from bnn_pyro.reports.tables import plain_table, verdict_lines
 from bnn_pyro.runs.folder import RunFolder
 from bnn_pyro.runs.recipe import Recipe
 
-__all__ = ["diagnose_run", "diagnosis_tables", "judge_chains"]
+__all__ = ["diagnose_run", "diagnosis_tables", "judge_chains", "write_draws"]
 
 FILE, CONVERGENCE, NETCDF = "diagnosis.json", "convergence.json", "posterior.nc"
 #: How the names of the figures begin, so that they are told from the report's own.
@@ -47,21 +47,10 @@ class Table(NamedTuple):
     rows: Sequence[Sequence[str]]
 
 
-def diagnose_run(
-    folder: RunFolder,
-    recipe: Recipe,
-    data: Dataset,
-    posterior: Posterior,
-    place: RunFolder,
-    *,
-    netcdf: bool = True,
-) -> str:
-    """Diagnose a run and write what was found to ``place``; its draws too, as netCDF for ArviZ.
+def diagnose_run(folder: RunFolder, recipe: Recipe, data: Dataset, posterior: Posterior, place: RunFolder) -> str:
+    """Diagnose a run and write what was found to ``place``. Returns verdicts and tables, for a terminal.
 
-    Returns verdicts and tables, for a terminal.
-
-    Raises UserError where the data are not those that the run was trained on and, at last, where the netCDF file could
-    not be written.
+    Raises UserError where the data are not those that the run was trained on.
     """
     folder.check_data(posterior, data)
     start = time.perf_counter()
@@ -78,18 +67,21 @@ def diagnose_run(
     about = {"title": f"Diagnosis: {run.title}", "subtitle": run.subtitle, "facts": facts_of(run)}
     page = {"verdicts": diagnosis.verdicts, "tables": tables, "figures": figures}
     place.write("diagnosis.html", render("diagnosis.html.j2", **about, **page))
-    if netcdf:
-        try:
-            diagnostics.save_netcdf(diagnostics.to_arviz(posterior, data), place.path / NETCDF)
-        except (UserError, MemoryError) as error:
-            reason = str(error) or "there is not enough memory for all draws"
-            raise UserError(f"the draws for ArviZ are missing, everything else was written: {reason}") from None
     parts = [f"\n{run.title}: {run.subtitle}\n", verdict_lines([vars(verdict) for verdict in diagnosis.verdicts])]
     for table in tables:
         if table.columns[0] == "value":  # weights one by one are for the page
             rows = [[row[0], *row[2:]] for row in table.rows]
             parts.append(f"\n{table.title}\n{plain_table(['', *table.columns], rows)}")
     return "\n".join(parts)
+
+
+def write_draws(posterior: Posterior, data: Dataset, place: RunFolder) -> None:
+    """The draws, as netCDF for ArviZ. Raises UserError where they cannot be written."""
+    try:
+        diagnostics.save_netcdf(diagnostics.to_arviz(posterior, data), place.path / NETCDF)
+    except (UserError, MemoryError) as error:
+        reason = str(error) or "there is not enough memory for all draws"
+        raise UserError(f"the draws for ArviZ are missing, everything else was written: {reason}") from None
 
 
 def judge_chains(folder: RunFolder, posterior: Posterior, data: Dataset) -> None:

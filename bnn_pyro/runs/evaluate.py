@@ -93,21 +93,24 @@ def evaluate_run(
         place.check_files()  # before anything is written
     outside, num = _outside(outside, data), recipe.num_draws
     scored = _score(posterior, data, outside, num)
-    beside = None if baseline is None else _score(baseline, data, outside, num)
-    of_baseline = None if beside is None else beside.prediction
-    judge_chains(folder, posterior, data)
-    if beside is not None:
-        _write_scores(folder.baseline, beside)
-    if of_baseline is not None:
-        scored.scores.update(paired_differences(scored.prediction, of_baseline, data.y_test, "_minus_baseline"))
-    _write_scores(folder, scored)  # last: where it is, all scores are
-    run = folder.facts()
-    if report:
-        of_outside = {} if beside is None else beside.outside
-        others = [Outside(name, x, scored.outside[name], of_outside.get(name)) for name, x in outside.items()]
-        evaluated = EvaluatedRun(posterior, data, num, scored.prediction, of_baseline, others, pruned)
-        folder.write("report.html", run_html(run, draw_all(evaluated, folder.path / "figures")))
-        folder.write("README.md", run_card(run))
+    beside = Scored(None, {}, {}, {}) if baseline is None else _score(baseline, data, outside, num)
+    with progress_bar("evaluate", unit="part") as progress:
+        judge_chains(folder, posterior, data)
+        progress(1, 3)
+        if baseline is not None:
+            _write_scores(folder.baseline, beside)
+        if beside.prediction is not None:
+            differences = paired_differences(scored.prediction, beside.prediction, data.y_test, "_minus_baseline")
+            scored.scores.update(differences)
+        _write_scores(folder, scored)  # last: where it is, all scores are
+        run = folder.facts()
+        progress(2, 3)
+        if report:
+            others = [Outside(name, x, scored.outside[name], beside.outside.get(name)) for name, x in outside.items()]
+            evaluated = EvaluatedRun(posterior, data, num, scored.prediction, beside.prediction, others, pruned)
+            folder.write("report.html", run_html(run, draw_all(evaluated, folder.path / "figures")))
+            folder.write("README.md", run_card(run))
+        progress(3, 3)
     return run
 
 

@@ -19,6 +19,7 @@ import pandas as pd
 
 from bnn_pyro.errors import UserError
 from bnn_pyro.files import is_occupied, lock_folder, read_archive, read_json
+from bnn_pyro.parallel.executor import executor
 from bnn_pyro.parallel.map import map_tasks
 from bnn_pyro.parallel.task import report_progress
 from bnn_pyro.progress import progress_bar, quiet
@@ -126,7 +127,8 @@ def run_sweep(
 ) -> tuple[dict[str, Any], list[DatasetSummary]]:
     """Make the fits that are missing; (what sweep.json holds of all that there are, its summaries).
 
-    facts: of the command and the machine, kept with the results.   cores: see ``parallel.map.map_tasks``.
+    facts: of the command and the machine, kept with the results; the fits are made on the "executor" that they name.
+    cores: see ``parallel.map.map_tasks``.
     overwrite: fits of other settings, or other data, in the way of those of the sweep are replaced.
 
     Raises UserError for what can be known before a fit is made, and KeyboardInterrupt after Ctrl-C or SIGTERM: what was
@@ -137,6 +139,10 @@ def run_sweep(
     results = {"name": config.path.stem, "spec": config.text, "facts": facts}
     failures: dict[str, str] = {}
 
+    def ended(index: int, error: str) -> None:
+        if error:
+            failures[missing[index].name] = error
+
     def write() -> None:
         results["fits"] = [folder.outcome(task, failures.get(task.name, "")) for task in tasks]
         folder.write_results(results)
@@ -145,14 +151,20 @@ def run_sweep(
     try:
         if missing:
             make = functools.partial(make_run, sweep=folder.path.resolve(), command=facts["command"])
-            with progress_bar("sweep", unit="fit") as report:
-                errors = map_tasks(make, missing, cores=cores, report=report, failed=lambda _, error: _in_a_line(error))
-            for task, error in zip(missing, errors, strict=True):
-                elsewhere = "" if folder.status(task)[0] == FINISHED else (
-                    f"it was made where {folder.path.resolve()} is another folder: workers on other machines need "
-                    "--out on a file system that they share with this one"
-                )  # fmt: skip
-                failures |= {task.name: error or elsewhere} if error or elsewhere else {}
+            how = dict(cores=cores, names=[task.name for task in missing], done=ended)
+            how["failed"] = lambda task, error: _in_a_line(error).removeprefix(f"{task.name}: ")
+            with executor(facts["executor"] or None), progress_bar("sweep", unit="fit") as bar:
+
+                def report(done: float, of: int, figures: Mapping[str, float | str]) -> None:
+                    bar(done, of, {"failed": str(len(failures))} if failures else figures)
+
+                map_tasks(make, missing, report=report, **how)
+            for task in missing:
+                if task.name not in failures and folder.status(task)[0] != FINISHED:
+                    failures[task.name] = (
+                        f"it was made where {folder.path.resolve()} is another folder: workers on other machines need "
+                        "--out on a file system that they share with this one"
+                    )
     finally:
         facts["seconds"] = f"{time.perf_counter() - start:,.0f}, for {len(missing):,} of {len(tasks):,} fits"
         write()

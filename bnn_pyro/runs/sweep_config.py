@@ -37,6 +37,8 @@ SWEEP_KEYS = {"seeds": list[int], "splits": list[int], "data": dict, "recipes": 
 #: Keys that may be ``ALL``.
 SPLITS = ("splits", "splits_to_run")
 RECIPE_KEYS = {key: kind for key, kind in KEYS.items() if key not in ("data", "seed")} | {"grid": dict}
+#: How long a folder's name may be, in bytes.
+MAX_NAME = 255
 #: A fit's own seed is that of the sweep + SEED_STEP · split. Fits of one seed would begin with the same weights on
 #: every split, and what these do to the result (on a small set as much as the split) would be in no error over splits.
 SEED_STEP = 1000
@@ -100,6 +102,9 @@ def read_sweep_config(path: str | Path) -> SweepConfig:
         try:
             own = {**keys, "data": options, "seed": (seed + SEED_STEP * split) % 2**32}
             task = RunTask(label, table, grid, name, seed, split, resolve(Namespace(), own, grid))
+            if len(task.name.encode()) > MAX_NAME:
+                raise UserError(f"the name of its folder would have more than {MAX_NAME} characters; give the recipe "
+                                "or the data a shorter name, or the grid fewer keys")  # fmt: skip
         except UserError as error:
             raise UserError(f"{path} [recipes.{table}] ({label}): {error}") from None
         other = folders.setdefault(task.name.lower(), task)
