@@ -29,8 +29,8 @@ def positive(text: str) -> int:
 
 #: What is special of options: all others take a text, or nothing and are there or not.
 KINDS: dict[tuple[str, ...], dict[str, Any]] = {
-    ("--num-draws",): {"type": positive},
-    ("--cores", "--data-seed", "--limit", "--seed", "--split", "--validation"): {"type": int},
+    ("--limit", "--num-draws"): {"type": positive},
+    ("--cores", "--data-seed", "--seed", "--split", "--validation"): {"type": int},
     ("--ood", "--only", "--set"): {"action": "append", "default": []},
     ("--baseline", "--bias"): {"action": BooleanOptionalAction},
     ("--input", "--output"): {"required": True},

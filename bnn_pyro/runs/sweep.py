@@ -154,11 +154,8 @@ def run_sweep(
             how = dict(cores=cores, names=[task.name for task in missing], done=ended)
             how["failed"] = lambda task, error: _in_a_line(error).removeprefix(f"{task.name}: ")
             with executor(facts["executor"] or None), progress_bar("sweep", unit="fit") as bar:
-
-                def report(done: float, of: int, figures: Mapping[str, float | str]) -> None:
-                    bar(done, of, {"failed": str(len(failures))} if failures else figures)
-
-                map_tasks(make, missing, report=report, **how)
+                how["report"] = lambda n, of, more: bar(n, of, {"failed": str(len(failures))} if failures else more)
+                map_tasks(make, missing, **how)
             for task in missing:
                 if task.name not in failures and folder.status(task)[0] != FINISHED:
                     failures[task.name] = (
