@@ -57,7 +57,7 @@ def test_temperature():
     problem = correlated(num=40, prior_scale=0.3)
     cold = fit(problem.entry(), problem.data, replace(SAMPLERS["nuts"], temperature=0.25))
     check_gaussian(replace(problem, noise=problem.noise / 2), cold)
-    with pytest.raises(AssertionError, match="is off by .* standard errors"):
+    with pytest.raises(AssertionError, match=r"is off by .* standard errors"):
         check_gaussian(problem, cold)
 
 
