@@ -17,8 +17,8 @@ from bnn_pyro.checks.integration import best_normal, climb, curvature, grid, her
 from bnn_pyro.checks.known_answers import ClosedForm, Logistic, Quadrature
 from bnn_pyro.checks.linear_regression import correlated, stationary
 from bnn_pyro.checks.predictive import PredictiveCheck
-from bnn_pyro.checks.problems import TWO_WEIGHTS, linear_regression, six_weights
-from bnn_pyro.inference import laplace
+from bnn_pyro.checks.problems import TWO_WEIGHTS, linear_regression, six_weights, softmax_regression
+from bnn_pyro.inference import laplace, log_joint
 from bnn_pyro.zoo import ZOO
 
 LINEAR = ClosedForm(rows=60, inputs=2, points=3, fits=4, effort=0.5)
@@ -136,12 +136,13 @@ def test_the_integral_has_converged(name):
 
 
 def test_importance_sampling_is_the_grid_and_does_not_depend_on_its_points():
-    problem, six = TWO_WEIGHTS["logistic"], six_weights(60, 5, 3)
+    problem = TWO_WEIGHTS["logistic"]
     sampled = importance(problem.log_joint, problem.mode())
     off = problem.units(sampled.w, problem.output(sampled.w, problem.x))
     assert sampled.expect(off).abs().max() < 2e-3 and (sampled.expect(off.square()) - 1).abs().max() < 5e-3
-    half = replace(six.posterior, w=six.posterior.w[::2], mass=2 * six.posterior.mass[::2])
-    assert np.abs(six._expect(half) - six.exact).max() < 0.02
+    for more in (six_weights(60, 5, 3), softmax_regression(30, 2, 6)):
+        half = replace(more.posterior, w=more.posterior.w[::2], mass=2 * more.posterior.mass[::2])
+        assert np.abs(more._expect(half) - more.exact).max() < 0.02
 
 
 def test_the_unit_has_two_modes_of_equal_mass():
@@ -232,6 +233,26 @@ def test_another_curvature_than_the_stated_one_is_not_right(monkeypatch):
 def test_methods_are_what_they_claim_of_six_weights(variant, method, settings, levels, ratio):
     outcome = SIX.run(subject(variant, method, settings))
     assert outcome.level in levels, outcome.sentence
+    assert ratio[0] <= outcome.figures["logistic"] < ratio[1]
+
+
+@pytest.fixture
+def of_three_classes(monkeypatch):
+    monkeypatch.setattr(Logistic, "problems", lambda *_: [softmax_regression(30, 2, 6)])
+    return SIX
+
+
+@pytest.mark.parametrize(
+    ("variant", "method", "settings", "levels", "ratio"),
+    [
+        ("mean-field", "chees", {}, {"good"}, (0.9, 1.1)),
+        ("last-layer", "laplace", {"structure": "kron"}, {"caution"}, (0.7, 1.1)),
+        ("mean-field", "svi", {}, {"caution"}, (0.4, 0.95)),
+    ],
+)
+def test_methods_are_what_they_claim_of_three_classes(of_three_classes, variant, method, settings, levels, ratio):
+    outcome = of_three_classes.run(subject(variant, method, **settings))
+    assert outcome.level in levels, outcome.sentence
     assert ratio[0] < outcome.figures["logistic"] < ratio[1]
 
 
@@ -255,6 +276,8 @@ def test_a_wrong_sampler_is_bad(monkeypatch):
     outcome = LINEAR.run(subject("mean-field", "nuts"))
     assert outcome.level == "bad" and "not the exact posterior" in outcome.sentence
     assert min(f.p for f in outcome.findings if f.p is not None) < ALPHA
+    densities = bad(PredictiveCheck(draws=200).run(subject("mean-field", "nuts")))
+    assert densities and all(about.startswith("predictive density at input") for about in densities)
 
 
 def test_a_wrong_prior_is_bad(monkeypatch):
@@ -266,13 +289,30 @@ def test_a_wrong_prior_is_bad(monkeypatch):
     assert any("log joint" in about for about in wrong) and any("mean of weight" in about for about in wrong)
 
 
+def test_another_prior_is_seen_by_the_draws_for_three_classes(of_three_classes, monkeypatch):
+    own = Subject.reduced
+    monkeypatch.setattr(Subject, "reduced", lambda self, **settings: own(self, **settings | {"prior": "normal:1"}))
+    wrong = bad(of_three_classes.run(subject("mean-field", "chees")))
+    assert sum("of weight" in about for about in wrong) >= 3
+
+
+def test_an_elbo_that_is_not_that_of_the_draws_is_bad(monkeypatch):
+    """A KL that is off by a constant trains the very same q."""
+    own = log_joint._kl
+    monkeypatch.setattr(log_joint, "_kl", lambda q, p: own(q, p) + 2.0)
+    assert bad(LINEAR.run(subject("mean-field", "svi"))) == [
+        "ELBO of the fitted q (nats), beside the evidence less KL(q ‖ posterior)"
+    ]
+
+
 # -- predictions -------------------------------------------------------------------------------------------------
 def test_predictions_of_every_way_to_store_draws():
     check = PredictiveCheck(draws=200, effort=0.2)
     for variant, method in (("mean-field", "nuts"), ("last-layer", "laplace"), ("mlp", "map")):
         outcome = check.run(subject(variant, method))
         assert outcome.level == "good", outcome.sentence
-        assert outcome.evidence["log_density"].shape == outcome.evidence["exact"].shape == (24,)
+        assert outcome.evidence["log_density"].shape == outcome.evidence["exact"].shape == (36,)
+        assert ("agree with the exact" in outcome.sentence) == (method == "nuts")
     shown = ("log_density", "log_of_mean", "mean_of_log", "exact")
     assert len(plots.mixture_densities(*(outcome.evidence[name] for name in shown)).get_lines()) == 4
     assert CHECKS["predictive"] is PredictiveCheck

@@ -158,6 +158,10 @@ def test_the_exact_last_layer_passes(head):
     outcome, two = (run(entry, "laplace", replications=60, cores=cores) for cores in (1, 2))
     assert outcome.level == "good" and outcome.figures["calibration_width"] == pytest.approx(1, abs=0.2)
     assert np.array_equal(outcome.evidence["ranks"], two.evidence["ranks"]) and outcome.sentence == two.sentence
+    given, skewed = sim.design(data(), 10, 4, 0), replace(LINEAR, noise="learned")
+    kinds = [(LINEAR, bp.Laplace()), (skewed, bp.Laplace()), (LINEAR, bp.Laplace(structure="diag"))]
+    exact = [sbc._is_conjugate(sim.Plan(one, given, method, 0, 159)) for one, method in kinds]
+    assert exact == [True, False, False]
 
 
 @pytest.mark.parametrize(("inference", "number"), [("nuts", 20), ("chees", 20)])

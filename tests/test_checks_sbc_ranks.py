@@ -101,6 +101,13 @@ def test_width_is_that_of_the_draws():
         assert r.width(posteriors(4000, 159, width), 159) == pytest.approx(width, rel=0.08)
 
 
+@pytest.mark.parametrize(("total", "num"), [(20, 159), (20, 19), (125, 159), (80, 39)])
+def test_widths_beyond_those_that_are_told_are_noticed_4_times_in_5(total, num):
+    for width in r.seen(total, num, 1e-4):
+        noticed = np.mean([r.p_width(posteriors(total, num, width, seed=s), num) < 1e-4 for s in range(150)])
+        assert 0.65 < noticed < 0.95
+
+
 def test_a_bound_on_p_values_instead_of_0():
     assert r.p_uniform(np.zeros(300, int), 39) == r.SMALLEST
     assert r.p_location(np.zeros(300, int), 39) == r.SMALLEST

@@ -25,8 +25,9 @@ __all__ = ["ALPHA", "Check", "Estimate", "Finding", "Outcome", "Subject", "close
 
 #: Chance of a false alarm of one check, over all of its quantities together.
 ALPHA = 1e-3
-#: The autocorrelations behind an effective number of draws are added up over some such number of its units: the error
-#: that comes of it has that many degrees of freedom less than there are effective draws.
+#: Autocorrelations are added up over some WINDOW · τ lags to find that D draws are worth E = D/2τ. The variance of a
+#: mean by them has a relative variance of 2 · WINDOW/E (Sokal 1997, doi:10.1007/978-1-4899-0319-8_6, equation 3.19), as
+#: one of E/WINDOW degrees of freedom has. Simulated in tests/test_checks_reference_comparison.py.
 WINDOW = 5
 #: σ of every weight where a guide starts: neither a point nor a prior.
 INIT_SCALE = 0.05
@@ -231,7 +232,7 @@ class Estimate:
 
     @classmethod
     def of_chains(cls, values: np.ndarray) -> Estimate:
-        """Of series (C, D, M), whose effective numbers of draws make the errors; see ``WINDOW``."""
+        """Of series (C, D, M); errors by effective draws, a ``WINDOW``-th of which are their degrees of freedom."""
         values = np.asarray(values, dtype=np.float64)
         with np.errstate(invalid="ignore"):
             effective = np.nan_to_num(ess_mean(np.moveaxis(values, 2, 0)), nan=1.0)
@@ -273,15 +274,16 @@ def judge(
     high: np.ndarray | None = None,
     tolerance: np.ndarray | float = 0.0,
     level: str = "bad",
+    tests: int = 1,
 ) -> list[Finding]:
-    """A finding for each quantity, of ``level`` where it is off; p is corrected for how many there are here.
+    """A finding for each quantity, of ``level`` where it is off; p is corrected for ``tests`` times as many as here.
 
     expected: of what is not known, NaN: it is left out.   high: of an interval that starts at ``expected``.
     tolerance: what each may be off for reasons other than chance.
     """
     z, known = z_scores(estimate, expected, high, tolerance), ~np.isnan(expected)
     alone = np.where(np.isfinite(z), 2 * t.sf(np.abs(z), estimate.freedom), 0.0)
-    p = np.minimum(1.0, known.sum() * alone)
+    p = np.minimum(1.0, tests * known.sum() * alone)
     near = expected if high is None else np.clip(estimate.mean, expected, high)
     rows = zip(abouts, estimate.mean, near, estimate.error, p, known, strict=True)
     return [

@@ -21,7 +21,7 @@ from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.features import on_features
 from bnn_pyro.inference import Method
 from bnn_pyro.inference.linear import linear_layer, stochastic_log_joint
-from bnn_pyro.inference.log_joint import Objective, log_joints
+from bnn_pyro.inference.log_joint import LogJoint, Objective, log_joints
 from bnn_pyro.inference.optimise import Optimisation
 from bnn_pyro.inference.potential import Potential
 from bnn_pyro.isolation import isolated
@@ -212,6 +212,10 @@ def _of_elbo(
         defined = _by_definition(*in_weights, data, latent, 4 * repeats, point)
         about = "ELBO as trained, beside log p(y, w) − log q(w) over drawn weights (nats)"
         findings += _alike([about], trace, defined, rounding, level)
+    with in_mode(weights, training=False):
+        single = LogJoint(weights, data.x_train, data.y_train)
+        double = LogJoint(copy.deepcopy(weights).double(), *_cast(data, torch.float64))
+        findings += _precision(*single.gradient(single.initial[None]), *double.gradient(single.initial[None]))
     by_size = Estimate.of_independent(np.column_stack([elbos[n] for n in (whole, *(f"batches of {s}" for s in sizes))]))
     evidence: dict[str, Any] = {"batch_sizes": np.array([num, *sizes])}
     evidence |= {"elbo": by_size.mean, "elbo_error": by_size.error}

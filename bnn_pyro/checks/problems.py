@@ -1,6 +1,7 @@
 """Small problems whose posterior is known, written out by hand: nothing here comes from the code that is checked.
 
     y ~ Normal(f, σ²) or Bernoulli(sigmoid(f)),    f = [x, 1] w, or v tanh(u x) with w = (u, v),    w ~ Normal(0, τ² I)
+    y ~ Categorical(softmax([x, 1] W)) of more than two classes
 
 Linear regression is known by formulas, two weights by integration over a grid, more of them by importance sampling
 (``integration``). Compared are means and second moments of the weights and of E[y | x, w] at new inputs.
@@ -25,9 +26,9 @@ from bnn_pyro.checks.linear_regression import LinearGaussian, correlated, datase
 from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.inference import Method
 
-__all__ = ["NOISE", "TWO_WEIGHTS", "Problem", "linear_regression", "six_weights"]
+__all__ = ["NOISE", "TWO_WEIGHTS", "Problem", "linear_regression", "six_weights", "softmax_regression"]
 
-#: σ and τ of linear regression, and τ of logistic regression with six weights.
+#: σ and τ of linear regression, and τ of logistic regression with six weights and of three classes.
 NOISE, PRIOR = 0.7, 1.5
 
 
@@ -35,7 +36,8 @@ NOISE, PRIOR = 0.7, 1.5
 class Problem:
     """Rows inputs (N, D), targets (N,) and new inputs x (B, D), float64; P weights in the order of the model's sites.
 
-    prior_scale  τ           noise  σ; None: two classes
+    prior_scale  τ           noise  σ; None: classes
+    classes      how many; more than two: softmax, whose weights (K, D) come by rows, then the biases (K,)
     unit         one tanh unit, whose posterior has the modes (u, v) and (−u, −v), instead of a linear model
     length       draws that it asks for, as a share of those of the easiest problem
     stops        how far off an optimiser may stop, in posterior standard deviations
@@ -52,6 +54,7 @@ class Problem:
     prior_scale: float
     noise: float | None = None
     unit: bool = False
+    classes: int = 2
     length: float = 1.0
     stops: float = 0.03
     batches: int = 1
@@ -61,7 +64,7 @@ class Problem:
     @property
     def size(self) -> int:
         """P."""
-        return 2 if self.unit else self.inputs.shape[1] + 1
+        return 2 if self.unit else (self.inputs.shape[1] + 1) * (self.classes if self.classes > 2 else 1)
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -72,23 +75,35 @@ class Problem:
     @property
     def data(self) -> Dataset:
         """Its rows, as a variant takes them."""
-        task, classes = ("regression", ()) if self.noise else ("classification", ("no", "yes"))
+        task, classes = ("regression", ()) if self.noise else ("classification", tuple("abcdef"[: self.classes]))
         schema = Schema(task, tuple(self.inputs.shape[1:]), classes=classes)
         return dataset(self.inputs, self.targets if self.noise else self.targets.long(), schema)
 
     # -- the posterior ---------------------------------------------------------------------------------------------
     def output(self, w: Tensor, x: Tensor) -> Tensor:
-        """f (S, B) of weights w (S, P) at x (B, D): means, or log-odds of the second class."""
+        """f (S, B) of w (S, P) at x (B, D): means; log-odds of the second class, or of class b mod K > 2 at input b."""
+        if self.classes > 2:
+            log_p = self.log_probs(w, x, torch.arange(len(x)) % self.classes)
+            return log_p - (-log_p.expm1()).log()
         if self.unit:
             return w[:, 1:] * torch.tanh(w[:, :1] * x[:, 0])
         return w[:, :-1] @ x.mT + w[:, -1:]
 
+    def log_probs(self, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """log p(y_b | x_b, w) (S, B), nats, of targets y (B,)."""
+        if self.classes > 2:
+            return self._every_class(w, x)[:, torch.arange(len(x)), y.long()]
+        f = self.output(w, x)
+        return F.logsigmoid((2 * y - 1) * f) if self.noise is None else Normal(f, self.noise).log_prob(y)
+
+    def _every_class(self, w: Tensor, x: Tensor) -> Tensor:
+        """Log-probabilities (S, B, K) of K > 2 classes."""
+        weight, bias = w[:, : -self.classes].unflatten(1, (self.classes, -1)), w[:, None, -self.classes :]
+        return (x @ weight.mT + bias).log_softmax(-1)
+
     def log_likelihood(self, w: Tensor) -> Tensor:
         """log p(y | x, w) (S,), nats."""
-        f = self.output(w, self.inputs)
-        if self.noise is None:
-            return F.logsigmoid((2 * self.targets - 1) * f).sum(1)
-        return Normal(f, self.noise).log_prob(self.targets).sum(1)
+        return self.log_probs(w, self.inputs, self.targets).sum(1)
 
     def log_joint(self, w: Tensor, prior_weight: float = 1.0) -> Tensor:
         """log p(y | x, w)/T + prior_weight · log p(w), (S,), nats, of w (S, P) in float64."""
@@ -191,10 +206,14 @@ class Problem:
         known = {"full": full, "diagonal": full.diagonal().diag()}
         if not self.unit:  # one curvature for all rows, as a Kronecker product has it
             a = torch.cat([self.inputs, torch.ones_like(self.inputs[:, :1])], 1)
-            p = (a @ mode).sigmoid()
-            rows = (p * (1 - p)).mean() if self.noise is None else 1 / self.noise**2
-            prior = torch.eye(self.size).double() / self.prior_scale**2
-            known["Kronecker"] = rows / self.temperature * a.mT @ a + prior
+            p = self.output(mode[None], self.inputs).sigmoid().mT  # (N, 1)
+            p = p if self.classes == 2 else self._every_class(mode[None], self.inputs)[0].exp()
+            each = (p.diag_embed() - p[:, :, None] * p[:, None]).mean(0)  # (K, K)
+            each = each if self.noise is None else torch.full_like(each, 1 / self.noise**2)
+            place = torch.arange(self.size - len(each)).view(len(each), -1)  # of W by rows, the biases behind it
+            place = torch.cat([place, torch.arange(self.size - len(each), self.size)[:, None]], 1).flatten().argsort()
+            rows = torch.kron(each, a.mT @ a)[place][:, place] / self.temperature
+            known["Kronecker"] = rows + torch.eye(self.size).double() / self.prior_scale**2
         return known
 
     def best_normal(self, mode: Tensor, correlated: bool) -> tuple[Tensor, Tensor]:
@@ -233,6 +252,14 @@ def six_weights(rows: int, inputs: int, points: int) -> Problem:
     x, y, new = _correlated(rows, inputs, points)
     labels = (y + torch.sin(torch.arange(rows) * 2.4) > 0.3).double()
     return Problem("six", "logistic regression with six weights", x, labels, new, PRIOR)
+
+
+def softmax_regression(rows: int, inputs: int, points: int) -> Problem:
+    """Three classes that overlap."""
+    x, _, new = _correlated(rows, inputs, points)
+    score = torch.stack([x[:, 0], x[:, -1] - 0.5, -x[:, 0] - 0.3 * x[:, -1]], 1)
+    labels = (score + torch.sin(torch.arange(3 * rows) * 2.4).view(rows, 3)).argmax(1).double()
+    return Problem("softmax", "softmax regression of three classes", x, labels, new, PRIOR, classes=3)
 
 
 def _correlated(rows: int, inputs: int, points: int) -> tuple[Tensor, Tensor, Tensor]:

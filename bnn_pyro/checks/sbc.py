@@ -20,13 +20,15 @@ import numpy as np
 from scipy.stats import norm, ttest_1samp, wilcoxon
 
 from bnn_pyro.checks.check import ALPHA, Estimate, Finding, Outcome, Subject
-from bnn_pyro.checks.sbc_ranks import LEVELS, covered, normal_scores, p_location, p_uniform, p_width, width
+from bnn_pyro.checks.sbc_ranks import LEVELS, covered, normal_scores, p_location, p_uniform, p_width, seen, width
 from bnn_pyro.checks.simulation import Plan, Replication, Simulator, design, replications
 from bnn_pyro.errors import UserError
 from bnn_pyro.fitting import backbone_variant, fit, resolve_backbone
+from bnn_pyro.inference.linear import linear_layer
 from bnn_pyro.inference.potential import LARGE
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parallel.task import Report
+from bnn_pyro.parts.weights import CentredNormal
 from bnn_pyro.settings import Settings, setting
 
 __all__ = ["Calibration", "judge_ranks"]
@@ -138,7 +140,7 @@ def judge_ranks(converges_to: str, plan: Plan, results: Sequence[Replication | U
     p = np.array([[test(q, num) for test in (p_uniform, p_location, p_width)] for q in order])
     p = np.minimum(1.0, p.size * p)
     evidence, cover = _evidence(done, order, num, p)
-    exact = converges_to == "exact"
+    exact = converges_to == "exact" or _is_conjugate(plan)
     faults = [] if exact else _faults(done, order, num)
     off = bool(p.min() < ALPHA)
     level = "caution" if few else "bad" if faults or (off and exact) else "caution" if off else "good"
@@ -153,6 +155,17 @@ def judge_ranks(converges_to: str, plan: Plan, results: Sequence[Replication | U
     wide = [w for w, kind in zip(evidence["width"], evidence["kinds"], strict=True) if kind == "prediction"]
     figures |= {"calibration_p": float(p.min()), "calibration_width": float(np.median(wide))}
     return Outcome("calibration", level, sentence, {}, findings, evidence, figures)
+
+
+def _is_conjugate(plan: Plan) -> bool:
+    """Whether a Normal at the mode is the posterior: linear regression with a known noise and a Normal prior."""
+    if plan.method.converges_to != "normal at the mode" or getattr(plan.method, "curvature", "full") != "full":
+        return False
+    with isolated(0):
+        model = plan.entry.model(plan.inputs.schema)
+    model = getattr(model, "head", model)
+    normal = all(isinstance(model.prior(w), CentredNormal) for w in model.net.parameters())
+    return normal and linear_layer(model) is not None and model.likelihood.quadratic
 
 
 def _faults(done: Sequence[Replication], order: np.ndarray, num: int) -> list[Finding]:
@@ -210,11 +223,10 @@ def _sentence(
         return f"{words}{max(1.0, few):.0f} of some quantity, and {MIN_DRAWS} are needed; give more draws. {intervals}"
     if level == "good":
         total, p = evidence["ranks"].shape[1], evidence["p"]
-        # By what share draws must be too narrow or too wide for 80 % of such checks to notice, about.
-        seen = (norm.isf(ALPHA / p.size / 2) + norm.isf(0.2)) / np.sqrt(2 * total)
+        narrow, wide = seen(total, evidence["draws"], ALPHA / p.size)
         words = f"In {total} simulated data sets the weights that made the data could not be told from the posterior's "
-        words += f"draws (smallest corrected p-value {p.min():.2g}). {intervals} Draws too narrow or too wide by "
-        return f"{words}{100 * seen:.0f} % would have been noticed."
+        words += f"draws (smallest corrected p-value {p.min():.2g}). {intervals} Draws of less than "
+        return f"{words}{narrow:.0%} or more than {wide:.0%} of the right width would have been noticed."
     if not known:
         return f"The draws are not those of the posterior. {_off(evidence)} {intervals}"
     wrong = ""

@@ -18,11 +18,11 @@ from functools import lru_cache, partial
 
 import numpy as np
 from scipy.fft import irfft, next_fast_len, rfft
-from scipy.special import ndtri
+from scipy.special import ndtr, ndtri
 from scipy.stats import binom, poisson
 
 __all__ = ["LEVELS", "SMALLEST", "band", "covered", "ecdf_difference", "normal_scores",
-           "p_location", "p_uniform", "p_width", "ranks", "width"]  # fmt: skip
+           "p_location", "p_uniform", "p_width", "ranks", "seen", "width"]  # fmt: skip
 
 #: Central intervals whose coverage is counted.
 LEVELS = (0.5, 0.8, 0.95)
@@ -120,6 +120,22 @@ def _p_of_sum(found: np.ndarray, num: int, power: int) -> float:
 #: The p-values of the sum of the normal scores of ranks (R,) on 0 … ``num``: is the truth in the middle of the draws?
 #: And of that of their squares: large where draws lie too close together, small where too far apart.
 p_location, p_width = partial(_p_of_sum, power=1), partial(_p_of_sum, power=2)
+
+
+def seen(total: int, num: int, chance: float, power: float = 0.8) -> tuple[float, float]:
+    """Widths of Normal draws, one below 1 and one above, beyond which ``p_width`` < chance with this power, about.
+
+    Of ``total`` data sets and ``num`` draws each; 0 or infinite where it is below 0.2 or above 5.
+    """
+    scores, below = _sum(total, num, 2)
+    low, high = np.searchsorted(below, [chance / 2, 1 - chance / 2])
+    widths, truths = np.geomspace(0.2, 5, 160), ndtri((np.arange(100) + 0.5) / 100)
+    below_truth = ndtr(truths[:, None] / widths[:, None, None])
+    chances = binom.pmf(np.arange(num + 1), num, below_truth).mean(1)  # of each rank, (widths, num + 1)
+    mean = chances @ scores
+    mean, sd = total * mean, np.sqrt(total * (chances @ scores**2 - mean**2))
+    noticed = widths[ndtr((low - mean) / sd) + ndtr((mean - high) / sd) >= power]
+    return noticed[noticed < 1].max(initial=0.0), noticed[noticed > 1].min(initial=np.inf)
 
 
 # -- binomial paths --------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnn_pyro.checks.check import ALPHA, Estimate, Finding, Outcome, Subject, fields_of, judge, most_off, worst
+from bnn_pyro.checks.check import Estimate, Finding, Outcome, Subject, fields_of, judge, most_off, worst
 from bnn_pyro.checks.claims import drawn
 from bnn_pyro.checks.linear_regression import LinearGaussian
 from bnn_pyro.checks.problems import Problem, linear_regression
@@ -81,9 +81,7 @@ class StepSize:
                 return Outcome("step-size", "bad", sentence, subject.settings(own), [*findings, finding])
             labels, estimate = problem.labels(), Estimate.of_runs(problem.quantities(w, f).mean(1).numpy())
             expected, _, _ = problem.stationary(replace(method, lr=lr))
-            each = judge([f"{label} at lr {lr:.3g}" for label in labels], estimate, expected)
-            each = [replace(finding, p=min(1.0, (1 + len(rates)) * finding.p)) for finding in each]
-            findings += [replace(finding, level="bad" if finding.p < ALPHA else "good") for finding in each]
+            findings += judge([f"{one} at lr {lr:.3g}" for one in labels], estimate, expected, tests=1 + len(rates))
             off = w - problem.known.mean  # u², mean over directions and draws of each chain
             excess.append(torch.einsum("cdi,ij,cdj->c", off, problem.known.precision, off).numpy() / w[0].numel() - 1)
             if report is not None:
@@ -92,7 +90,7 @@ class StepSize:
         order, error = order_of(rates, measured.mean, measured.error)
         expected, _ = order_of(rates, np.array(exact), measured.error * exact / measured.mean)
         slope = Estimate(np.array([order]), np.array([error]))
-        findings += judge(["order of the bias in the step size"], slope, np.array([expected]))
+        findings += judge(["order of the bias in the step size"], slope, np.array([expected]), tests=1 + len(rates))
         at_own = _bias(method, problem.known, own.lr)
         sentence = _sentence(findings, order, error, own.lr, at_own)
         level = "good" if at_own < SMALL else "caution" if at_own < TOO_LARGE else "bad"
