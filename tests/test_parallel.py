@@ -8,19 +8,18 @@ import os
 import random
 import signal
 import sys
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
+from types import SimpleNamespace
 
 import cloudpickle
 import numpy as np
 import pytest
 import torch
-from dying import bytes_at_last, die, die_once
 from monte_carlo import same
+from plain_tasks import bytes_at_last, die, die_once, half_way, in_its_turn, refuse, until_asked
 from programs import free_port, stopped_by_ctrl_c
 
 import bnn_pyro as bp
@@ -176,14 +175,6 @@ def test_a_function_of_a_notebook_travels_by_value_and_results_come_in_order():
         assert found == [10, 11, 12, 13, 14] and reports == [(i, 5, {}) for i in range(1, 6)]
 
 
-def refuse(task):
-    if task == 3:
-        raise UserError("three is refused")
-    if task == 4:
-        raise ValueError("four is an error")
-    return task
-
-
 @pytest.mark.parametrize("place", ["here", *PLACES])
 def test_an_error_names_its_task_and_may_be_collected(at, place):
     before = torch.get_num_threads()
@@ -242,15 +233,6 @@ def test_what_the_package_warns_of_is_said_here_and_once():
     assert len(caught) == 1
 
 
-def in_its_turn(folder):
-    mine = folder / str(threading.get_ident())
-    mine.touch()
-    time.sleep(0.05)
-    alone = len(list(folder.iterdir())) == 1
-    mine.unlink()
-    return alone
-
-
 def silent():
     """A channel that leads nowhere."""
     return Channel(lambda share, figures: None, lambda: False)
@@ -281,32 +263,18 @@ def local_entry():
 
 
 def test_chains_are_the_same_on_a_cluster(at, tmp_path):
-    entry, lines, method = local_entry(), [], bp.NUTS(chains=2, draws=6, warmup=20, max_tree_depth=3, compiled="yes")
+    entry, lines, method = local_entry(), [], bp.NUTS(chains=2, draws=6, warmup=20, max_tree_depth=3, compiled="no")
     with at("cluster"):
         there = run(method, entry, report=lambda *line: lines.append(line), checkpoint=Checkpoint(tmp_path))
     assert same(run(method, entry), there) and lines[-1][:2] == (52, 52)
 
 
-def test_members_are_the_same_everywhere(at):
-    posteriors = []
-    for place in ("here", *PLACES):
-        with at(place):
-            posteriors.append(run(ENSEMBLE, bp.MLP(hidden=(3,))))
-    here, *others = posteriors
-    for there in others:
-        assert all(torch.equal(here.chains[site], value) for site, value in there.chains.items())
-        assert here.trace == there.trace
-
-
-def test_a_calibration_replica_is_the_same_on_a_cluster(at):
-    from bnn_pyro.checks.simulation import Plan, design, replications
-
-    given = design(PROBLEM.data, rows=10, points=4, seed=0)
-    plan = Plan(bp.MeanField(hidden=()), given, bp.MAP(epochs=5), seed=1, draws=4)
+def test_members_are_the_same_on_a_cluster(at):
+    here = run(ENSEMBLE, bp.MLP(hidden=(3,)))
     with at("cluster"):
-        there = replications(plan, 2)
-    for a, b in zip(replications(plan, 2, cores=1), there, strict=True):
-        assert (a.truth == b.truth).all() and (a.draws == b.draws).all()
+        there = run(ENSEMBLE, bp.MLP(hidden=(3,)))
+    assert all(torch.equal(here.chains[site], value) for site, value in there.chains.items())
+    assert here.trace == there.trace
 
 
 # -- processes that die ------------------------------------------------------------------------------------------------
@@ -344,12 +312,6 @@ def test_what_all_tasks_share_is_sent_again_where_its_worker_died(at, tmp_path, 
 
 
 # -- progress and stopping ---------------------------------------------------------------------------------------------
-def half_way(task):
-    report_progress(1, 2, {"figure": task})
-    time.sleep(0.5)
-    return should_stop()
-
-
 def test_a_task_reports_its_progress():
     for cores, last in ((1, 8), (2, None)):
         reports, each = [], []
@@ -400,16 +362,6 @@ def test_a_bar_of_fractions(capsys):
     assert "2/5" in shown and "0000" not in shown
 
 
-def until_asked(task):
-    start = time.monotonic()
-    while not should_stop():
-        assert time.monotonic() - start < 30
-        report_progress(0.1, 1)
-        time.sleep(0.01)
-    Path(task).touch()
-    raise KeyboardInterrupt
-
-
 class Enough(Exception):
     pass
 
@@ -427,8 +379,19 @@ def test_a_watcher_stops_tasks_which_may_end_in_order(tmp_path, cores):
     assert [task.exists() for task in tasks] == [True, cores == 2, False]
 
 
-def waits(seconds):
-    time.sleep(seconds)
+@pytest.mark.parametrize("when", ["asked to end", "at work"])
+def test_the_error_of_a_task_is_raised_once_the_others_have_ended_in_order(tmp_path, when):
+    """Of one that fails as it ends after Ctrl-C too: what it was to save is not there."""
+    tasks, shares = [tmp_path / "fails", tmp_path / "b"], []
+
+    def watch():
+        if when == "asked to end" and shares and shares[-1] > 0.15:
+            raise KeyboardInterrupt
+
+    function = partial(until_asked, fails=when)
+    with pytest.raises(UserError, match=r"^task 1 of 2 .*: no space left"):
+        map_tasks(function, tasks, cores=2, report=lambda done, *_: shares.append(done), watch=watch)
+    assert [task.exists() for task in tasks] == [when == "asked to end", True]
 
 
 def test_tasks_that_do_not_ask_are_ended_after_some_seconds():
@@ -439,7 +402,7 @@ def test_tasks_that_do_not_ask_are_ended_after_some_seconds():
         raise Enough
 
     with pytest.raises(Enough):
-        map_tasks(waits, [60, 60], cores=2, grace=0.3, watch=watch)
+        map_tasks(time.sleep, [60, 60], cores=2, grace=0.3, watch=watch)
     assert time.monotonic() - start < 40 and len(looks) == 1
 
 
@@ -448,7 +411,7 @@ def test_ctrl_c_takes_a_clusters_tasks_back(at, cluster):
     with at("cluster"):
         try:
             with pytest.raises(KeyboardInterrupt):
-                map_tasks(waits, [0.3] * 50, done=lambda index, result: signal.raise_signal(signal.SIGINT))
+                map_tasks(time.sleep, [0.3] * 50, done=lambda index, result: signal.raise_signal(signal.SIGINT))
         finally:
             signal.signal(signal.SIGINT, former)
         deadline = time.monotonic() + 20
@@ -494,19 +457,11 @@ def test_chains_that_are_finished_on_a_cluster_are_kept(at, tmp_path):
     assert lines[0] > 26 and same(whole, again)
 
 
-class Failing(bp.NUTS):
-    def kernel(self, *args):
-        raise UserError("no way to go on")
-
-
-def test_a_chain_that_cannot_go_on_is_named(at):
-    with pytest.raises(UserError, match=r"^chain [12] of 2: no way to go on$"), at("cluster"):
-        run(Failing(chains=2, draws=5, warmup=5), bp.MeanField(hidden=(3,)))
-
-
 # -- workers of a cluster ----------------------------------------------------------------------------------------------
 class Workers:
     """A client of workers that are told of."""
+
+    scheduler = SimpleNamespace(address="tcp://b:2")
 
     def __init__(self, **there):
         self.there = there
@@ -515,13 +470,15 @@ class Workers:
         return {"tcp://a:1": self.there.get("versions", versions())}
 
     def nthreads(self):
-        return {"tcp://a:1": self.there.get("threads", 1)}
+        return {"tcp://a:1": threads} if (threads := self.there.get("threads", 1)) else {}
 
 
 def test_workers_are_looked_over():
     check_workers(Workers())
     with pytest.warns(UserWarning, match=r"3 threads runs one task at a time .* --nthreads 1"):
         check_workers(Workers(threads=3))
+    with pytest.warns(UserWarning, match=r"tcp://b:2 has no workers, .* `dask worker tcp://b:2 --nthreads 1`"):
+        check_workers(Workers(threads=0))
     other = rf"tcp://a:1 has torch 1.0 \(here {versions()['torch']}\): results may differ"
     with pytest.warns(UserWarning, match=other):
         check_workers(Workers(versions={**versions(), "torch": "1.0"}))

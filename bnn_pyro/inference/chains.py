@@ -200,7 +200,7 @@ def run_chains(
     plan.checkpoints, plan.states = (children, [None] * chains) if in_reach else ([None] * chains, states)
     todo = [c for c in range(chains) if not records[c].finished]
     progress = _Progress(plan, records, todo, min(cores, len(todo)) if in_reach else 0, report)
-    died, failure, stopped = [], [], ""
+    died, unfinished, stopped = [], [], ""
 
     def done(index: int, result: tuple[Record, Figures] | None) -> None:
         if result is None:
@@ -208,21 +208,18 @@ def run_chains(
         c = todo[index]
         records[c] = result[0]
         if not records[c].finished:
-            failure.append(KeyboardInterrupt())
+            unfinished.append(c)
         elif children[c] is not None and not in_reach:
             children[c].save({"record": records[c].state(), "kernel": {}})
         progress(index, records[c].done / plan.sampler.transitions, result[1])
 
     def failed(c: int, error: UserError) -> None:
-        if isinstance(error, WorkerDied):
-            died.append(c)
-        else:
-            failure.append(error)
+        if not isinstance(error, WorkerDied):
+            raise error
+        died.append(c)
 
     def watch() -> None:
-        if failure:
-            raise failure[0]
-        if checkpoint is not None and checkpoint.stop:
+        if unfinished or (checkpoint is not None and checkpoint.stop):
             raise KeyboardInterrupt
 
     heard = dict(progress=progress, done=done, failed=failed, watch=watch)

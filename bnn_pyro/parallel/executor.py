@@ -183,7 +183,7 @@ def versions() -> dict[str, str]:
 
 
 def check_workers(client: Any) -> None:
-    """Raises UserError where a worker cannot import this package; warns of other versions, and of many threads."""
+    """Raises UserError where a worker cannot import this package; warns of no worker, other versions, many threads."""
     here = versions()
     for worker, there in client.run(versions, on_error="return").items():
         if isinstance(there, Exception):
@@ -194,7 +194,14 @@ def check_workers(client: Any) -> None:
                 f"the Dask worker {worker} has {', '.join(other)}: results may differ from those of this machine",
                 stacklevel=6,
             )
-    threads = max(client.nthreads().values(), default=1)
+    threads = max(client.nthreads().values(), default=0)
+    if not threads:
+        address = client.scheduler.address
+        warnings.warn(
+            f"the Dask scheduler at {address} has no workers, tasks wait for one: start it with "
+            f"`dask worker {address} --nthreads 1`",
+            stacklevel=6,
+        )
     if threads > 1:
         warnings.warn(
             f"a Dask worker with {threads} threads runs one task at a time all the same, as Pyro's state is a "

@@ -1,22 +1,25 @@
 """Run many independent tasks: in this process, in processes of this machine (loky), or on a Dask cluster.
 
-A task computes on one thread wherever it runs, so that results are the same everywhere, bit for bit. Importing this
-module imports neither torch, loky nor Dask.
+Importing this module imports neither torch, loky nor Dask.
 """
 
 from __future__ import annotations
 
 import contextlib
 import queue
+import reprlib
 import time
 import warnings
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
+
+import cloudpickle
 
 from bnn_pyro.errors import UserError
 from bnn_pyro.parallel.executor import Executor, current_executor, usable_cores
-from bnn_pyro.parallel.task import Channel, Figures, Report, named, one_thread, using
+from bnn_pyro.parallel.task import Channel, Figures, Outcome, Report, failure, named, one_thread, using
 
 __all__ = ["WorkerDied", "map_tasks"]
 
@@ -26,11 +29,8 @@ Result = TypeVar("Result")
 #: Seconds between two looks at what the tasks have done.
 LOOK = 0.1
 
-#: Deaths of its process after which a task is tried alone, and after which it is given up if it was alone.
-SUSPECT, GIVEN_UP = 2, 3
-
-#: Characters of a task that an error message shows.
-MAX_SHOWN = 80
+#: Deaths of its process after which a task is tried once more, alone, after the others.
+SUSPECT = 2
 
 
 class WorkerDied(UserError):
@@ -63,19 +63,20 @@ def map_tasks(
         when it has ended.
     failed: what stands for a task that raised UserError, or whose process died time and again (``WorkerDied``);
         without it that error is raised.
-    watch: called in this process several times a second. What it raises, as Ctrl-C does, stops the run: no task is
-        begun, those at work can see it by ``should_stop``, and it is raised once they have ended, or after ``grace``
-        seconds (on a cluster: at once). A second Ctrl-C ends the waiting.
+    watch: called in this process several times a second; it may raise.
 
     A task whose process dies runs again. One that ends its process each time, the last time alone, has failed.
 
-    Raises what a task raised, with the task named in it: the message of a UserError, a note of any other.
+    Raises what a task raised, with the task named in it: the message of a UserError, a note of any other. That, what
+    ``watch`` and the other callbacks raise, and Ctrl-C stop the run: no task is begun, those at work can see it by
+    ``should_stop``, and it is raised once they have ended, or after ``grace`` seconds (on a cluster: at once). A second
+    Ctrl-C ends the waiting. Where a task fails after Ctrl-C, as its last file cannot be written, its error is raised.
     """
     if cores < 0:
         raise UserError(f"cores must be a number of processes, or 0 for all there are, got {cores}")
     tasks = list(tasks)
     if names is None:
-        names = [f"task {number} of {len(tasks)} ({_short(task)})" for number, task in enumerate(tasks, 1)]
+        names = [f"task {number} of {len(tasks)} ({_SHORT.repr(task)})" for number, task in enumerate(tasks, 1)]
     run = _Run(tasks, names, report, progress, done, failed, watch)
     where = _where(cores, len(tasks))
     if where.kind == "here":
@@ -85,8 +86,13 @@ def map_tasks(
             from bnn_pyro.parallel.pools import DaskPool, ProcessPool
 
             kind = DaskPool if where.kind == "dask" else ProcessPool
-            run.within(kind(stack, where, function, tasks, names), grace)
+            run.within(kind(stack, where, function), grace)
     return [run.results[number] for number in range(len(tasks))]
+
+
+#: How an error message shows a task.
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 80
 
 
 def _where(cores: int, tasks: int) -> Executor:
@@ -98,22 +104,22 @@ def _where(cores: int, tasks: int) -> Executor:
     return Executor("processes", processes) if processes > 1 else Executor("here")
 
 
-def _short(task: Any) -> str:
-    text = " ".join(repr(task).split())
-    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 1]}…"
-
-
+@dataclass
 class _Run:
     """One call of ``map_tasks``: its results, what its caller hears, and why it is to stop (``reason``)."""
 
-    def __init__(
-        self, tasks: Sequence, names: Sequence[str], report: Any, progress: Any, done: Any, failed: Any, watch: Any
-    ) -> None:
-        self.tasks, self.names = tasks, names
-        self.report, self.progress, self.done, self.failed, self.watch = report, progress, done, failed, watch
-        self.results: dict[int, Any] = {}
-        self.shares, self.reported = {}, 0.0
-        self.reason: BaseException | None = None
+    tasks: Sequence
+    names: Sequence[str]
+    report: Report | None
+    progress: Callable[[int, float, Figures], None] | None
+    done: Callable[[int, Any], None] | None
+    failed: Callable[[Any, UserError], Any] | None
+    watch: Callable[[], None] | None
+    results: dict[int, Any] = field(default_factory=dict)
+    shares: dict[int, float] = field(default_factory=dict)
+    said: set[str] = field(default_factory=set)
+    reported: float = 0.0
+    reason: BaseException | None = None
 
     # -- what the caller hears -----------------------------------------------------------------------------------------
     def heard(self, number: int, share: float, figures: Figures) -> None:
@@ -170,38 +176,38 @@ class _Run:
                 raise self.reason
 
     def within(self, pool: Any, grace: float) -> None:
-        """As many tasks at once as the pool (``ProcessPool``, ``DaskPool``) has workers.
+        """In the workers of a pool (``ProcessPool``, ``DaskPool``).
 
         A task whose process died runs again; after the second time alone, after the others: the one that ends its
         process by itself is found and given up, and one that needs the memory of two gets it.
         """
-        waiting, suspects, given_up = deque(range(len(self.tasks))), deque(), []
-        deaths, alone, said = [0] * len(self.tasks), -1, set()
-        at_work: dict[Any, int] = {}
+        suspects = self._round(pool, grace, range(len(self.tasks)), pool.size, SUSPECT)
+        for number in self._round(pool, grace, suspects, 1, 1):  # the caller may end with the first of them
+            self.finish(number, False, WorkerDied(
+                f"{self.names[number]}: its process died each time, the last time with no other task beside it "
+                "(killed, or out of memory?); run it in this process (cores=1, or the executor 'here') to see why, or "
+                "where there is more memory"
+            ))  # fmt: skip
+
+    def _round(self, pool: Any, grace: float, numbers: Iterable[int], size: int, tries: int) -> list[int]:
+        """The tasks of these numbers, so many at once: those whose process died so many times."""
+        waiting, deaths, at_work = deque(numbers), Counter(), {}
         ended: queue.SimpleQueue = queue.SimpleQueue()
         deadline: float | None = None
-        while at_work or (self.reason is None and (waiting or suspects)):
+        while at_work or (self.reason is None and waiting):
             try:
-                if self.reason is None and suspects and not waiting and not at_work:
-                    alone = suspects.popleft()
-                    waiting.append(alone)
-                while self.reason is None and waiting and len(at_work) < pool.size:
-                    future = pool.start(waiting[0])
+                while self.reason is None and waiting and len(at_work) < size:
+                    number = waiting[0]
+                    future = pool.start(number, cloudpickle.dumps(self.tasks[number]), self.names[number])
                     at_work[future] = waiting.popleft()
                     future.add_done_callback(ended.put)
-                for future in _next(ended):
+                with contextlib.suppress(queue.Empty):
+                    future = ended.get(timeout=LOOK)
                     number = at_work.pop(future)
-                    outcome = pool.outcome(future, self.names[number])
-                    if outcome.deaths is not None:
-                        deaths[number] += max(outcome.deaths, number == alone)
-                        lost = number == alone and deaths[number] >= GIVEN_UP
-                        (given_up if lost else suspects if deaths[number] >= SUSPECT else waiting).append(number)
-                    elif outcome.good or self.reason is None:
-                        for message in outcome.warned:
-                            if message not in said:
-                                said.add(message)
-                                warnings.warn(message, stacklevel=4)
-                        self.finish(number, *outcome.read(self.names[number]))
+                    if not self._take(pool, number, future):
+                        deaths[number] += 1
+                        if deaths[number] < tries:
+                            waiting.append(number)
                 for report in pool.progress(at_work.values()):
                     self.heard(*report)
                 self.look()
@@ -209,6 +215,9 @@ class _Run:
                 if self.reason is not None:  # the second one
                     raise
                 self.reason = reason
+            except Exception as error:
+                if self.reason is None or isinstance(self.reason, KeyboardInterrupt):
+                    self.reason = error
             if self.reason is not None:
                 if deadline is None:
                     deadline = time.monotonic() + (grace if pool.waits else 0.0)
@@ -217,17 +226,22 @@ class _Run:
                     break
         if self.reason is not None:
             raise self.reason
-        for number in given_up:  # after the others: the caller may end with the first of them
-            self.finish(number, False, WorkerDied(
-                f"{self.names[number]}: its process died each time, the last time with no other task beside it "
-                "(killed, or out of memory?); run it in this process (cores=1, or the executor 'here') to see why, or "
-                "where there is more memory"
-            ))  # fmt: skip
+        return [number for number, died in deaths.items() if died >= tries]
 
-
-def _next(ended: queue.SimpleQueue) -> Iterator[Any]:
-    """The futures that are done, after waiting for the first of them for a moment."""
-    with contextlib.suppress(queue.Empty):
-        yield ended.get(timeout=LOOK)
-        while True:
-            yield ended.get_nowait()
+    def _take(self, pool: Any, number: int, future: Any) -> bool:
+        """What came of a task; False where its process died."""
+        name = self.names[number]
+        try:
+            outcome: Outcome = future.result()
+        except pool.died:
+            return False
+        except Exception as error:
+            outcome = Outcome(False, failure(error, name), ())
+        for message in outcome.warned:
+            if message not in self.said:
+                self.said.add(message)
+                warnings.warn(message, stacklevel=6)
+        good, result = outcome.read(name)
+        if self.reason is None or not isinstance(result, KeyboardInterrupt):  # by which tasks end that were asked to
+            self.finish(number, good, result)
+        return True

@@ -5,16 +5,15 @@ A task goes there as a future, and reports from there through a channel.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
 import random
 import signal
 import tempfile
-import time
 import uuid
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -26,7 +25,7 @@ from loky import BrokenProcessPool, ProcessPoolExecutor
 
 from bnn_pyro.errors import UserError
 from bnn_pyro.parallel.executor import Executor
-from bnn_pyro.parallel.task import Channel, Figures, Outcome, failure, run_task
+from bnn_pyro.parallel.task import Channel, Figures, run_task
 
 __all__ = ["DaskPool", "ProcessPool"]
 
@@ -47,9 +46,6 @@ if hasattr(os, "register_at_fork"):
 #: Bytes of a function that travel with each task, rather than once to each worker.
 SMALL = 2**15
 
-#: Seconds between two counts of a cluster's workers, and that it may be without any before a warning says so.
-COUNT, PATIENCE = 5.0, 30.0
-
 #: Seconds between two events by which a task reports its progress.
 EVENT = 1.0
 
@@ -59,44 +55,35 @@ class ProcessPool:
     """One loky executor a worker, so that a process that dies takes one task with it.
 
     size: tasks that it takes at once.   waits: whether tasks have time to end by themselves once they were asked to.
+    died: what the future of a task raises whose process ended.
     """
 
-    waits = True
+    waits, died = True, BrokenProcessPool
 
-    def __init__(
-        self, stack: ExitStack, where: Executor, function: Callable, tasks: Sequence, names: Sequence[str]
-    ) -> None:
+    def __init__(self, stack: ExitStack, where: Executor, function: Callable) -> None:
         self.folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bnn-pyro-tasks-")))
         self.function = self.folder / "function"
         self.function.write_bytes(cloudpickle.dumps(function))
         (self.folder / WANTED).touch()
-        self.tasks, self.names, self.size = tasks, names, where.workers
-        self.workers: dict[Any, ProcessPoolExecutor] = {}
+        self.size, self.workers = where.workers, {}
         stack.callback(self._end)
 
-    def start(self, number: int) -> Any:
+    def start(self, number: int, task: bytes, name: str) -> Any:
         """Give a task to a worker: its future."""
-        task = cloudpickle.dumps(self.tasks[number])
         connect = partial(_file_channel, self.folder, number, os.getpid())
-        what = self.folder.name, self.function, task, self.names[number], connect
+        what = self.folder.name, self.function, task, name, connect
         while True:
             worker = _SPARE.pop() if _SPARE else _new_worker()
-            try:
+            with suppress(BrokenProcessPool):  # it was killed while it had no task
                 future = worker.submit(run_task, *what)
-            except BrokenProcessPool:  # it was killed while it had no task
-                worker.shutdown(wait=False)
-                continue
-            self.workers[future] = worker
-            return future
+                self.workers[future] = worker
+                future.add_done_callback(self._free)
+                return future
 
-    def outcome(self, future: Any, name: str) -> Outcome:
-        """Of a future that is done."""
-        worker, error = self.workers.pop(future), future.exception()
-        if isinstance(error, BrokenProcessPool):
-            worker.shutdown(wait=False)
-            return Outcome(deaths=1)
-        _SPARE.append(worker)
-        return future.result() if error is None else failure(error, name)
+    def _free(self, future: Any) -> None:
+        worker = self.workers.pop(future)
+        if future.exception() is None:
+            _SPARE.append(worker)
 
     def progress(self, numbers: Iterable[int]) -> Iterator[tuple[int, float, Figures]]:
         """(number, share, figures) of these tasks, as they last reported; of a task that is writing, nothing."""
@@ -110,7 +97,7 @@ class ProcessPool:
 
     def _end(self) -> None:
         """Kill the processes whose results nobody waits for."""
-        for worker in self.workers.values():
+        for worker in list(self.workers.values()):
             worker.shutdown(wait=True, kill_workers=True)
 
 
@@ -150,18 +137,17 @@ class DaskPool:
 
     size, waits = math.inf, False
 
-    def __init__(
-        self, stack: ExitStack, where: Executor, function: Callable, tasks: Sequence, names: Sequence[str]
-    ) -> None:
+    def __init__(self, stack: ExitStack, where: Executor, function: Callable) -> None:
         import dask
+        from distributed import KilledWorker
 
-        self.client, self.tasks, self.names = where.client, tasks, names
+        self.died = KilledWorker, CancelledError, OSError  # the last two: the worker with the result in it went away
+        self.client = where.client
         # Dask takes tasks of one name to last as long as each other, and one that it knows to be short stays where
         # its data are, however long the queue there is.
-        self.topic, self.submitted = f"task{uuid.uuid4().hex}", 0
+        self.topic, self.keys = f"task{uuid.uuid4().hex}", itertools.count()
         self.at_work: set[Any] = set()
         self.reports: dict[int, tuple[float, Figures]] = {}
-        self.counted, self.without = time.monotonic(), 0.0
         stack.callback(random.setstate, random.getstate())  # by which Dask measures a sample of what it sends
         # Dask would warn of data in a task.
         stack.enter_context(dask.config.set({"distributed.admin.large-graph-warning-threshold": "1 PiB"}))
@@ -173,55 +159,27 @@ class DaskPool:
         self.client.subscribe_topic(self.topic, self._receive)
         stack.callback(self._end)
 
-    def start(self, number: int) -> Any:
+    def start(self, number: int, task: bytes, name: str) -> Any:
         """See ``ProcessPool``."""
-        self.submitted += 1
         if getattr(self.function, "status", "") == "error":  # the worker died that was to hold these bytes
             self.function.retry()
-        task, connect = cloudpickle.dumps(self.tasks[number]), partial(_event_channel, self.topic, number)
-        what = self.topic, self.function, task, self.names[number], connect
-        future = self.client.submit(run_task, *what, key=f"{self.topic}-{self.submitted}", pure=False)
+        what = self.topic, self.function, task, name, partial(_event_channel, self.topic, number)
+        future = self.client.submit(run_task, *what, key=f"{self.topic}-{next(self.keys)}", pure=False)
         self.at_work.add(future)
+        future.add_done_callback(self.at_work.discard)
         return future
 
-    def outcome(self, future: Any, name: str) -> Outcome:
+    def progress(self, numbers: Iterable[int]) -> Iterator[tuple[int, float, Figures]]:
         """See ``ProcessPool``. Raises UserError where the scheduler is gone."""
-        from distributed import KilledWorker
-
-        self.at_work.discard(future)
-        try:
-            return future.result()
-        except KilledWorker as error:  # of another key: of the shared bytes
-            died = Outcome(deaths=error.allowed_failures + 1 if error.task == future.key else 1)
-        except (CancelledError, OSError):  # the scheduler went away, or the worker with the result in it
-            died = Outcome(deaths=1)
-        except Exception as error:
-            return failure(error, name)
         if self.client.status != "running":
             raise UserError(
                 f"the Dask scheduler at {self.client.scheduler.address} is gone; what was finished is kept where "
                 "a folder was given"
             )
-        return died
-
-    def progress(self, numbers: Iterable[int]) -> Iterator[tuple[int, float, Figures]]:
-        """See ``ProcessPool``. Warns once of a cluster that stays without workers, which may be starting again."""
         while self.reports:
             number, report = self.reports.popitem()
             if number in numbers:
                 yield number, *report
-        if time.monotonic() - self.counted < COUNT or self.without >= PATIENCE:
-            return
-        self.counted = time.monotonic()
-        with suppress(OSError):
-            self.without = 0.0 if self.client.nthreads() else self.without + COUNT
-        if self.without >= PATIENCE:
-            address = self.client.scheduler.address
-            warnings.warn(
-                f"the Dask scheduler at {address} has no workers, tasks are waiting for one: start it with "
-                f"`dask worker {address} --nthreads 1`",
-                stacklevel=6,
-            )
 
     def _receive(self, event: tuple[float, tuple[int, float, Figures]]) -> None:
         number, share, figures = event[1]
@@ -241,9 +199,9 @@ class DaskPool:
 def _event_channel(topic: str, number: int) -> Channel:
     """To the client of a Dask cluster, by events of its scheduler; a task that is cancelled is to end."""
     from distributed import get_worker
-    from distributed.worker import thread_state
 
-    worker, key = get_worker(), thread_state.key
+    worker = get_worker()
+    key = worker.get_current_task()
 
     def asked() -> bool:
         state = worker.state.tasks.get(key)

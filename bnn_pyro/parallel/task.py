@@ -7,7 +7,9 @@ Tasks are run by :mod:`bnn_pyro.parallel.map`, here or in another process. Outsi
 from __future__ import annotations
 
 import contextlib
+import os
 import pickle
+import sys
 import threading
 import time
 import traceback
@@ -99,6 +101,9 @@ def forwarded(report: Report) -> Report:
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
     """One thread for torch and for numpy's linear algebra: sums of several come out otherwise in the last digit."""
+    if "torch" not in sys.modules and os.environ.get("OMP_NUM_THREADS") == "1":  # as in a worker: they start with one
+        yield
+        return
     import torch
     from threadpoolctl import threadpool_limits
 
@@ -111,7 +116,7 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def named(error: Exception, name: str) -> Exception:
+def named(error: BaseException, name: str) -> BaseException:
     """The error with the name of its task: in the message of a UserError, in a note of any other."""
     if isinstance(error, UserError):
         return type(error)(f"{name}: {error}")
@@ -126,13 +131,11 @@ class Outcome:
 
     good     whether there is a result        blob     the result or else the error, pickled
     warned   what the package warned of
-    deaths   processes that ended with it; None: its process lives
     """
 
-    good: bool = False
-    blob: bytes = b""
-    warned: tuple[str, ...] = ()
-    deaths: int | None = None
+    good: bool
+    blob: bytes
+    warned: tuple[str, ...]
 
     def read(self, name: str) -> tuple[bool, Any]:
         """(whether there is a result, the result or else the error)."""
@@ -164,21 +167,17 @@ def run_task(call: str, function: bytes | Path, task: bytes, name: str, connect:
                 if call not in _FUNCTIONS:
                     _FUNCTIONS.clear()
                     _FUNCTIONS[call] = pickle.loads(function if isinstance(function, bytes) else function.read_bytes())
-                result = cloudpickle.dumps(_FUNCTIONS[call](pickle.loads(task)))
-        except (Exception, SystemExit, KeyboardInterrupt) as error:
-            return failure(error, name, _warned(caught))
-        return Outcome(good=True, blob=result, warned=_warned(caught))
-
-
-def _warned(caught: list[warnings.WarningMessage]) -> tuple[str, ...]:
+                good, blob = True, cloudpickle.dumps(_FUNCTIONS[call](pickle.loads(task)))
+        except BaseException as error:
+            good, blob = False, failure(error, name)
     own = (w for w in caught if issubclass(w.category, UserWarning) and w.filename.startswith(PACKAGE))
-    return tuple(dict.fromkeys(str(w.message) for w in own))
+    return Outcome(good, blob, tuple(dict.fromkeys(str(w.message) for w in own)))
 
 
-def failure(error: BaseException, name: str, warned: tuple[str, ...] = ()) -> Outcome:
-    """That of a task which raised; where the error cannot travel, a RuntimeError does."""
+def failure(error: BaseException, name: str) -> bytes:
+    """What a task raised, pickled; where that cannot travel, a RuntimeError does."""
     where = "".join(traceback.format_exception(error))
-    if not isinstance(error, Exception):
+    if isinstance(error, SystemExit):
         error = RuntimeError(f"{type(error).__name__}: {error}")
     error = named(error, name)
     if not isinstance(error, UserError):
@@ -188,6 +187,6 @@ def failure(error: BaseException, name: str, warned: tuple[str, ...] = ()) -> Ou
         pickle.loads(blob)
     except Exception:
         other = RuntimeError(f"{type(error).__name__}: {error}")
-        other.__notes__ = list(error.__notes__)
+        other.__notes__ = getattr(error, "__notes__", [])
         blob = cloudpickle.dumps(other)
-    return Outcome(blob=blob, warned=warned)
+    return blob
