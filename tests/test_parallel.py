@@ -64,6 +64,7 @@ def at(request):
                 return executor(place)
             client, state = request.getfixturevalue("cluster"), random.getstate()
             stack.callback(random.setstate, state)
+            client.wait_for_workers(1)  # those of the test before may have died
             stack.callback(client.processing)  # what Dask still had to send, with a sample of it measured, is sent
             return executor(client)
 
@@ -477,7 +478,7 @@ def test_workers_are_looked_over():
     check_workers(Workers())
     with pytest.warns(UserWarning, match=r"3 threads runs one task at a time .* --nthreads 1"):
         check_workers(Workers(threads=3))
-    with pytest.warns(UserWarning, match=r"tcp://b:2 has no workers, .* `dask worker tcp://b:2 --nthreads 1`"):
+    with pytest.warns(UserWarning, match=r"tcp://b:2 has no workers yet, .* `dask worker tcp://b:2 --nthreads 1`"):
         check_workers(Workers(threads=0))
     other = rf"tcp://a:1 has torch 1.0 \(here {versions()['torch']}\): results may differ"
     with pytest.warns(UserWarning, match=other):

@@ -198,7 +198,7 @@ def check_workers(client: Any) -> None:
     if not threads:
         address = client.scheduler.address
         warnings.warn(
-            f"the Dask scheduler at {address} has no workers, tasks wait for one: start it with "
+            f"the Dask scheduler at {address} has no workers yet, tasks wait for one: start it with "
             f"`dask worker {address} --nthreads 1`",
             stacklevel=6,
         )
