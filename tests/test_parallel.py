@@ -47,10 +47,18 @@ ENSEMBLE = bp.Ensemble(members=3, epochs=6, batch_size=8)
 PLACES = ["processes:2", "cluster"]
 
 
+#: Modules of Dask that draw random numbers, also in threads of their own (to connect again, say).
+RANDOM = ("comm.core", "scheduler", "utils_comm", "worker", "worker_state_machine")
+
+
 @pytest.fixture(scope="module")
 def cluster():
-    """A client of two workers with one thread each, and nannies that start them again."""
-    with ExitStack() as stack:
+    """A client of two workers with one thread each, and nannies that start them again; of random numbers of its own."""
+    with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
+        own = random.Random(0)
+        for name in ("dask.sizeof", *(f"distributed.{name}" for name in RANDOM)):
+            patch.setattr(f"{name}.random", own)
+        patch.setattr("distributed.protocol.compression.randint", own.randint)
         yield connect(None, 2, stack)
 
 
@@ -62,8 +70,7 @@ def at(request):
         def enter(place):
             if place != "cluster":
                 return executor(place)
-            client, state = request.getfixturevalue("cluster"), random.getstate()
-            stack.callback(random.setstate, state)
+            client = request.getfixturevalue("cluster")
             client.wait_for_workers(1)  # those of the test before may have died
             stack.callback(client.processing)  # what Dask still had to send, with a sample of it measured, is sent
             return executor(client)
