@@ -194,11 +194,13 @@ def mutants_table() -> str:
         folders["/".join(Path(fault["file"]).parts[:2])].append(fault)
     rows = [[name, len(some), sum(bool(f["noticed_by"]) for f in some)] for name, some in sorted(folders.items())]
     rows.append(["all", sum(row[1] for row in rows), sum(row[2] for row in rows)])
+    listed = sum(len(fault) == 5 for fault in tomllib.loads(FAULTS.read_text(encoding="utf-8")).values())
     commits = sorted({fault["commit"] for fault in found["faults"].values()})
     lines = [
         table(["", "faults", "noticed"], [[str(cell) for cell in row] for row in rows]) + "\n",
         *(f"- not noticed: {f['what']} ({f['file']})" for f in found["faults"].values() if not f["noticed_by"]),
         *(f"- left out: {f['what']} ({f['file']}): {f['harmless']}" for f in found["harmless"].values()),
+        f"\n{rows[-1][1]} of the {listed} faults listed were tried.",
         f"\n`{found['command']}`; commit {', '.join(commits)}; {found['machine']}; {found['date']}.",
     ]
     return "\n".join(lines)
