@@ -22,9 +22,10 @@ PROGRAM = "bnn-pyro"
 
 def positive(text: str) -> int:
     """A whole number from 1 on."""
-    if int(text) < 1:
+    number = int(text) if text.strip().lstrip("+-").isdecimal() else 0
+    if number < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
-    return int(text)
+    return number
 
 
 #: What is special of options: all others take a text, or nothing and are there or not.

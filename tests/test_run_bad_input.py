@@ -81,6 +81,7 @@ OTHERS = {
     "labels outside the classes": (["evaluate", "RUNS/digits", "--data", "DIR/labels.npz"], "class '10'"),
     "unknown outside data": (["evaluate", "RUNS/digits", "--ood", "nose"], "did you mean 'noise'"),
     "no outside data": (["evaluate", "RUNS/digits", "--ood", "noise", "--limit", "0"], "--limit: must be at least 1"),
+    "no number": (["evaluate", "RUNS/digits", "--ood", "noise", "--limit", "many"], "at least 1, got many"),
     "outside data of another shape": (["evaluate", "RUNS/digits", "--ood", "diabetes"], "(10,)"),
     "an image that is none": (["predict", "RUNS/digits", "--input", "DIR/picture.png", *TO], "no image"),
     "a missing column": (["predict", "RUNS/houses", "--input", "DIR/fine.csv", *TO], "'town'"),

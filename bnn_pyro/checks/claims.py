@@ -114,7 +114,7 @@ def density_findings(problem: Problem, method: Method, posterior: Posterior) -> 
 
 
 def evidence_findings(problem: Problem, method: Method, posteriors: Sequence[Posterior], claim: Claim) -> list[Finding]:
-    """Of linear regression, a log evidence that is told, or the ELBO of the fitted q: that less KL(q ‖ posterior)."""
+    """The log evidence that a fit of linear regression reports, or the ELBO of its q, lower by KL(q ‖ posterior)."""
     covariance = None if claim.normal is None else claim.normal[1]
     if problem.known is None or getattr(method, "temperature", 1.0) != 1.0 or covariance is None:
         return []

@@ -204,13 +204,13 @@ class JointChains:
         potential.give(y)
         z = potential.position(w)
         log_joint, slopes = potential(z)
-        asked, values = self.simulator.quantities(w, y)
+        questions, values = self.simulator.quantities(w, y)
         names = [
             *names,
             *(f"{a} · {b}" for a, b in pairwise(names)),
             *(f"slope along {name}" for name in names),
             *("squared slopes", "log joint", "mean target"),
-            *(question.about for question in asked),
+            *(question.about for question in questions),
         ]
         chosen, squares = z[:, self.picked], (slopes.square() / self.scale).mean(1)
         columns = [chosen, chosen[:, 1:] * chosen[:, :-1], slopes[:, self.picked], squares, log_joint]

@@ -213,7 +213,7 @@ def _compare(
         findings.append(Finding(about, noisy, BLIND, level="caution"))
     findings += density_findings(problem, method, posteriors[0])
     findings += evidence_findings(problem, method, posteriors, claim)
-    unknown = np.isnan(claim.low)  # is held beside the posterior
+    unknown = np.isnan(claim.low)  # no claim: it is compared with the posterior itself
     low, high = (np.where(unknown, problem.exact, bound) for bound in (claim.low, claim.high))
     z = z_scores(estimate, low, high, np.where(unknown, 0.0, claim.tolerance))
     alarm = float(np.max(t.isf(ALPHA / (2 * len(z) * tests), estimate.freedom)))
