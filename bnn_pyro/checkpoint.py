@@ -18,7 +18,7 @@ import torch
 from bnn_pyro.distributed import Ranks, here
 from bnn_pyro.errors import UserError
 from bnn_pyro.files import write_whole
-from bnn_pyro.parallel.task import should_stop
+from bnn_pyro.progress import should_stop
 
 __all__ = ["Agreement", "Checkpoint", "Interrupted"]
 

@@ -21,12 +21,11 @@ from bnn_pyro.features import check_split, on_features
 from bnn_pyro.files import lock_folder
 from bnn_pyro.inference import METHODS, Method, methods_for, unsuitable
 from bnn_pyro.isolation import isolated
-from bnn_pyro.parallel.task import forwarded
 from bnn_pyro.parts.backbone import Pretrained, from_text, spoken
 from bnn_pyro.parts.correlated_normal import parse_family
 from bnn_pyro.parts.guides import PrunedGuide, weight_sites
 from bnn_pyro.posterior import Posterior, model_buffers, read_archive, weight_space
-from bnn_pyro.progress import progress_bar
+from bnn_pyro.progress import forwarded, progress_bar
 from bnn_pyro.settings import build, plain
 from bnn_pyro.zoo import TUNED, ZOO, Entry, Fit
 

@@ -15,10 +15,11 @@ from contextlib import contextmanager
 import numpy as np
 import pyro
 import torch
+from threadpoolctl import threadpool_limits
 
 from bnn_pyro.errors import UserError
 
-__all__ = ["chain_seed", "generator_state", "isolated", "set_generator_state", "set_stream"]
+__all__ = ["chain_seed", "generator_state", "isolated", "one_thread", "set_generator_state", "set_stream"]
 
 
 @contextmanager
@@ -71,3 +72,15 @@ def set_stream(*numbers: int) -> None:
 def chain_seed(seed: int, chain: int, stream: int = 0) -> int:
     """A seed of its own for every chain of a run, and for every use that the chain has for one."""
     return int(np.random.SeedSequence([seed, chain, stream]).generate_state(1)[0])
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One thread for torch and for numpy's linear algebra: sums of several come out otherwise in the last digit."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with threadpool_limits(1, user_api="blas"):
+            yield
+    finally:
+        torch.set_num_threads(before)

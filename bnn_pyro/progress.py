@@ -1,14 +1,24 @@
-"""Progress bars with the time left, on standard error, one a task."""
+"""Progress: bars with the time left on standard error, and what a task reports to those that wait for it.
+
+Tasks are run by :mod:`bnn_pyro.parallel.map`, here or in another process. Outside of a task ``report_progress`` and
+``should_stop`` do nothing.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 
 from tqdm import tqdm
 
-__all__ = ["progress_bar", "quiet"]
+__all__ = ["Channel", "Figures", "Report", "forwarded", "progress_bar", "quiet", "report_progress", "should_stop"]
+
+#: What is shown beside a bar: numbers, or texts as they are to be shown.
+Figures = Mapping[str, float | str]
+#: Called with (done, of how many, figures); ``done`` may be a fraction.
+Report = Callable[[float, int, Figures], None]
 
 #: As tqdm's own, with fractions of a step.
 FORMAT = "{l_bar}{bar}| {n:.9g}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
@@ -28,20 +38,15 @@ def quiet(yes: bool = True) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def progress_bar(
-    description: str, show: bool = True, unit: str = "step"
-) -> Iterator[Callable[[float, int, Mapping[str, float | str]], None]]:
-    """Yield ``report(done, of, figures)``, which moves a bar that shows rate, time left and the figures.
-
-    A figure is a number, or text as it is to be shown. ``done`` may be a fraction.
-    """
+def progress_bar(description: str, show: bool = True, unit: str = "step") -> Iterator[Report]:
+    """Yield ``report(done, of, figures)``, which moves a bar that shows rate, time left and the figures."""
     if not show or _QUIET.get():
         yield lambda done, of, figures=None: None
         return
     with tqdm(desc=description, unit=unit, dynamic_ncols=True, mininterval=0.2, bar_format=FORMAT) as bar:
-        shown: Mapping[str, float | str] | None = None
+        shown: Figures | None = None
 
-        def report(done: float, of: int, figures: Mapping[str, float | str] | None = None) -> None:
+        def report(done: float, of: int, figures: Figures | None = None) -> None:
             nonlocal shown
             bar.total = of
             if figures and figures is not shown:  # the same object again has nothing new to say
@@ -51,3 +56,63 @@ def progress_bar(
             bar.update(round(done, 1) - bar.n)
 
         yield report
+
+
+# -- of a task ---------------------------------------------------------------------------------------------------------
+class Channel:
+    """From a task to those that wait for it; a task in a task has both.
+
+    send: called as send(share, figures), every so many seconds at most.   asked: whether the task is to end.
+    """
+
+    def __init__(self, send: Callable[[float, Figures], None], asked: Callable[[], bool], every: float = 0.0) -> None:
+        self._send, self._asked, self.every, self.last, self.outer = send, asked, every, 0.0, _CHANNEL.get()
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[None]:
+        """The block is a task that has this channel."""
+        token = _CHANNEL.set(self)
+        try:
+            yield
+        finally:
+            _CHANNEL.reset(token)
+
+    def report(self, done: float, of: float, figures: Figures | None = None) -> None:
+        """So much of the task is done."""
+        share = min(1.0, done / of) if of else 1.0
+        if share >= 1 or time.monotonic() - self.last >= self.every:
+            self.last = time.monotonic()
+            self._send(share, figures or {})
+
+    @property
+    def stopping(self) -> bool:
+        """Whether nobody waits for the task any more."""
+        return self._asked() or (self.outer is not None and self.outer.stopping)
+
+
+_CHANNEL: ContextVar[Channel | None] = ContextVar("channel", default=None)
+
+
+def report_progress(done: float, of: float, figures: Figures | None = None) -> None:
+    """How much of this task is done, for the progress bar of those that wait for it, and the figures beside it."""
+    if (channel := _CHANNEL.get()) is not None:
+        channel.report(done, of, figures)
+
+
+def should_stop() -> bool:
+    """Whether nobody waits for this task any more: it may save what it has, and end."""
+    channel = _CHANNEL.get()
+    return channel is not None and channel.stopping
+
+
+def forwarded(report: Report) -> Report:
+    """``report``, which in a task reports the task's progress too: of something that may be the whole of a task."""
+    channel = _CHANNEL.get()  # that of now: what calls the report may be at a task of its own
+    if channel is None:
+        return report
+
+    def both(done: float, of: int, figures: Figures | None = None) -> None:
+        report(done, of, figures)
+        channel.report(done, of, figures)
+
+    return both

@@ -6,7 +6,7 @@ import threading
 import time
 
 from bnn_pyro.errors import UserError
-from bnn_pyro.parallel.task import report_progress, should_stop
+from bnn_pyro.progress import report_progress, should_stop
 
 
 # -- that end the process they run in, whatever process that is --------------------------------------------------------

@@ -37,9 +37,8 @@ from bnn_pyro.parallel.executor import (
     versions,
 )
 from bnn_pyro.parallel.map import WorkerDied, map_tasks
-from bnn_pyro.parallel.pools import WANTED, _file_channel
-from bnn_pyro.parallel.task import Channel, report_progress, run_task, should_stop
-from bnn_pyro.progress import progress_bar
+from bnn_pyro.parallel.pools import WANTED, _file_channel, run_task
+from bnn_pyro.progress import Channel, progress_bar, report_progress, should_stop
 
 PROBLEM = correlated(num=30, noise=0.5)
 NUTS = bp.NUTS(chains=3, draws=6, warmup=20, max_tree_depth=3)
@@ -340,7 +339,7 @@ def test_a_task_goes_on_where_its_progress_cannot_be_written(tmp_path):
     (tmp_path / WANTED).touch()
     try:
         channel = _file_channel(tmp_path, 0, os.getppid())
-        channel.send(1.0, {})
+        channel.report(1, 1)
     finally:
         signal.signal(signal.SIGTERM, former)
     assert not channel.stopping

@@ -16,7 +16,7 @@ from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.diagnostics.convergence import ess_mean
 from bnn_pyro.diagnostics.verdicts import LEVELS
 from bnn_pyro.inference import METHODS, Method
-from bnn_pyro.parallel.task import Report
+from bnn_pyro.progress import Report
 from bnn_pyro.settings import build, plain
 from bnn_pyro.zoo import Entry
 

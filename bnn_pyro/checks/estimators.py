@@ -25,10 +25,10 @@ from bnn_pyro.inference.log_joint import LogJoint, Objective, log_joints
 from bnn_pyro.inference.optimise import Optimisation
 from bnn_pyro.inference.potential import Potential
 from bnn_pyro.isolation import isolated
-from bnn_pyro.parallel.task import Report
 from bnn_pyro.parts.guides import PointMass
 from bnn_pyro.parts.nets import in_mode
 from bnn_pyro.posterior import weight_space
+from bnn_pyro.progress import Report
 
 __all__ = ["Estimators"]
 

@@ -34,7 +34,7 @@ from bnn_pyro.inference.potential import Potential, Space, choose_compiled
 from bnn_pyro.inference.sghmc import SGHMC, SGLD
 from bnn_pyro.inference.sghmc import Chains as StochasticChains
 from bnn_pyro.inference.trajectories import Point
-from bnn_pyro.parallel.task import Report
+from bnn_pyro.progress import Report
 
 __all__ = ["QUANTILES", "JointChains", "Shift", "normal_scores", "transitions_of"]
 

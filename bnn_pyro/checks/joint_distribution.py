@@ -22,7 +22,7 @@ from bnn_pyro.checks.joint_chains import QUANTILES, JointChains, Shift, transiti
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference import Method
 from bnn_pyro.isolation import isolated
-from bnn_pyro.parallel.task import Report
+from bnn_pyro.progress import Report
 
 __all__ = ["JointDistribution"]
 

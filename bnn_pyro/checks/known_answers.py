@@ -20,7 +20,7 @@ from bnn_pyro.checks.claims import claim_of, density_findings, drawn, evidence_f
 from bnn_pyro.checks.problems import TWO_WEIGHTS, Problem, linear_regression, six_weights, softmax_regression
 from bnn_pyro.fitting import fit
 from bnn_pyro.inference import Method
-from bnn_pyro.parallel.task import Report
+from bnn_pyro.progress import Report
 
 __all__ = ["ClosedForm", "KnownAnswers", "Logistic", "Quadrature", "problem_method"]
 

@@ -25,8 +25,8 @@ from bnn_pyro.checks.check import Estimate, Finding, Outcome, Subject, close, ju
 from bnn_pyro.checks.known_answers import problem_method
 from bnn_pyro.checks.problems import NOISE, TWO_WEIGHTS, Problem, linear_regression, softmax_regression
 from bnn_pyro.fitting import fit
-from bnn_pyro.parallel.task import Report
 from bnn_pyro.predictive import Prediction, predict
+from bnn_pyro.progress import Report
 
 __all__ = ["PredictiveCheck"]
 

@@ -46,7 +46,7 @@ from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError
 from bnn_pyro.fitting import fit, tuned
 from bnn_pyro.metrics.distance import DISTANCES, wasserstein_2
-from bnn_pyro.parallel.task import Report
+from bnn_pyro.progress import Report
 from bnn_pyro.zoo import Entry
 
 __all__ = ["Reference", "compared", "coverage", "distances_to"]

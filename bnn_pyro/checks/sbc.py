@@ -27,8 +27,8 @@ from bnn_pyro.fitting import backbone_variant, fit, resolve_backbone
 from bnn_pyro.inference.linear import linear_layer
 from bnn_pyro.inference.potential import LARGE
 from bnn_pyro.isolation import isolated
-from bnn_pyro.parallel.task import Report
 from bnn_pyro.parts.weights import CentredNormal
+from bnn_pyro.progress import Report
 from bnn_pyro.settings import Settings, setting
 
 __all__ = ["Calibration", "judge_ranks"]

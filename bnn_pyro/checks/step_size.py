@@ -25,7 +25,7 @@ from bnn_pyro.checks.problems import Problem, linear_regression
 from bnn_pyro.errors import UserError
 from bnn_pyro.fitting import fit
 from bnn_pyro.inference import Method
-from bnn_pyro.parallel.task import Report
+from bnn_pyro.progress import Report
 from bnn_pyro.zoo import MeanField
 
 __all__ = ["StepSize", "order_of", "shares"]

@@ -16,8 +16,8 @@ from bnn_pyro.inference.hmc import HMC, NUTS
 from bnn_pyro.inference.laplace import Laplace
 from bnn_pyro.inference.sghmc import SGHMC, SGLD
 from bnn_pyro.inference.svi import MAP, MLE, SVI, MCDropout
-from bnn_pyro.parallel.task import Report
 from bnn_pyro.posterior import Posterior
+from bnn_pyro.progress import Report
 
 #: What the draws of a method tend to as it is given more time.
 CONVERGES_TO: dict[str, str] = {

@@ -24,7 +24,7 @@ from bnn_pyro.inference.potential import Potential, announce, seconds_per_gradie
 from bnn_pyro.isolation import chain_seed, isolated
 from bnn_pyro.parallel.executor import executor, on_cluster
 from bnn_pyro.parallel.map import WorkerDied, map_tasks
-from bnn_pyro.parallel.task import Figures, Report, report_progress, should_stop
+from bnn_pyro.progress import Figures, Report, report_progress, should_stop
 
 __all__ = ["Chains", "Record", "run_chains"]
 

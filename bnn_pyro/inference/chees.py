@@ -32,8 +32,8 @@ from bnn_pyro.inference.chains import Record
 from bnn_pyro.inference.potential import Potential, announce, choose_compiled
 from bnn_pyro.inference.sampler import STARTS, Drawn, Sampler, Starts
 from bnn_pyro.inference.trajectories import MAX_ENERGY_ERROR
-from bnn_pyro.isolation import generator_state, set_generator_state
-from bnn_pyro.parallel.task import Report, one_thread
+from bnn_pyro.isolation import generator_state, one_thread, set_generator_state
+from bnn_pyro.progress import Report
 from bnn_pyro.settings import setting
 
 __all__ = ["TYPICAL", "Adaptation", "Approach", "ChEES", "Chains", "Sampling", "Transition"]

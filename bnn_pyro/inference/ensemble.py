@@ -30,9 +30,9 @@ from bnn_pyro.inference.svi import MAP
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parallel.executor import executor, on_cluster
 from bnn_pyro.parallel.map import map_tasks
-from bnn_pyro.parallel.task import Figures, Report, report_progress, should_stop
 from bnn_pyro.parts.guides import PointMass
 from bnn_pyro.posterior import Posterior
+from bnn_pyro.progress import Figures, Report, report_progress, should_stop
 from bnn_pyro.settings import setting
 
 __all__ = ["Ensemble"]

@@ -41,7 +41,7 @@ from bnn_pyro.inference.trajectories import (
     stepwise,
 )  # fmt: skip
 from bnn_pyro.isolation import generator_state, set_generator_state
-from bnn_pyro.parallel.task import Report
+from bnn_pyro.progress import Report
 from bnn_pyro.settings import setting
 
 __all__ = ["HMC", "NUTS"]

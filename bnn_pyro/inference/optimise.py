@@ -30,9 +30,9 @@ from bnn_pyro.distributed import here
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference.log_joint import Objective
 from bnn_pyro.isolation import generator_state, set_generator_state, set_stream
-from bnn_pyro.parallel.task import Report
 from bnn_pyro.parts.nets import in_mode
 from bnn_pyro.posterior import model_buffers
+from bnn_pyro.progress import Report
 from bnn_pyro.settings import Settings, parse_named, setting
 
 __all__ = ["OPTIMISERS", "Optimisation", "Training", "check_finite", "diverged", "parse_optimiser"]

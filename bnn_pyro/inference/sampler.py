@@ -29,10 +29,10 @@ from bnn_pyro.inference.chains import Record
 from bnn_pyro.inference.linear import coordinates
 from bnn_pyro.inference.potential import Potential
 from bnn_pyro.inference.svi import SVI
-from bnn_pyro.isolation import chain_seed, isolated
-from bnn_pyro.parallel.task import Report, one_thread
+from bnn_pyro.isolation import chain_seed, isolated, one_thread
 from bnn_pyro.parts.guides import MeanFieldNormal
 from bnn_pyro.posterior import Posterior, weight_space
+from bnn_pyro.progress import Report
 from bnn_pyro.settings import Settings, setting
 
 __all__ = ["STARTS", "Drawn", "Sampler", "Starts", "most_draws", "starting_points", "warn_of_idle_chains"]

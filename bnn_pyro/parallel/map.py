@@ -1,6 +1,6 @@
 """Run many independent tasks: in this process, in processes of this machine (loky), or on a Dask cluster.
 
-Importing this module imports neither torch, loky nor Dask.
+Importing this module imports neither torch nor Dask.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-import cloudpickle
-
 from bnn_pyro.errors import UserError
 from bnn_pyro.parallel.executor import Executor, current_executor, usable_cores
-from bnn_pyro.parallel.task import Channel, Figures, Outcome, Report, failure, named, one_thread, using
+from bnn_pyro.parallel.pools import DaskPool, ProcessPool, failure, named, one_thread, read
+from bnn_pyro.progress import Channel, Figures, Report
 
 __all__ = ["WorkerDied", "map_tasks"]
 
@@ -83,10 +82,7 @@ def map_tasks(
         run.here(function, all_threads)
     else:
         with contextlib.ExitStack() as stack:
-            from bnn_pyro.parallel.pools import DaskPool, ProcessPool
-
-            kind = DaskPool if where.kind == "dask" else ProcessPool
-            run.within(kind(stack, where, function), grace)
+            run.within((DaskPool if where.kind == "dask" else ProcessPool)(stack, where, function), grace)
     return [run.results[number] for number in range(len(tasks))]
 
 
@@ -160,12 +156,12 @@ class _Run:
         """One task after the other in this process."""
         for number, (task, name) in enumerate(zip(self.tasks, self.names, strict=True)):
 
-            def receive(share: float, figures: Figures, number: int = number) -> None:
+            def send(share: float, figures: Figures, number: int = number) -> None:
                 self.heard(number, share, figures)
                 self.look()
 
-            channel = Channel(receive, lambda: self.reason is not None)
-            with contextlib.nullcontext() if all_threads else one_thread(), using(channel):
+            channel = Channel(send, lambda: self.reason is not None)
+            with contextlib.nullcontext() if all_threads else one_thread(), channel.open():
                 try:
                     end = True, function(task)
                 except Exception as error:
@@ -198,7 +194,7 @@ class _Run:
             try:
                 while self.reason is None and waiting and len(at_work) < size:
                     number = waiting[0]
-                    future = pool.start(number, cloudpickle.dumps(self.tasks[number]), self.names[number])
+                    future = pool.start(number, self.tasks[number], self.names[number])
                     at_work[future] = waiting.popleft()
                     future.add_done_callback(ended.put)
                 with contextlib.suppress(queue.Empty):
@@ -232,16 +228,15 @@ class _Run:
         """What came of a task; False where its process died."""
         name = self.names[number]
         try:
-            outcome: Outcome = future.result()
+            good, result, warned = read(future.result(), name)
         except pool.died:
             return False
         except Exception as error:
-            outcome = Outcome(False, failure(error, name), ())
-        for message in outcome.warned:
+            good, result, warned = False, failure(error, name), ()
+        for message in warned:
             if message not in self.said:
                 self.said.add(message)
                 warnings.warn(message, stacklevel=6)
-        good, result = outcome.read(name)
         if self.reason is None or not isinstance(result, KeyboardInterrupt):  # by which tasks end that were asked to
             self.finish(number, good, result)
         return True

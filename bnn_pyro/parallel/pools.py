@@ -9,13 +9,18 @@ import itertools
 import json
 import math
 import os
+import pickle
 import random
 import signal
+import sys
 import tempfile
+import threading
+import traceback
 import uuid
+import warnings
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import CancelledError
-from contextlib import ExitStack, suppress
+from concurrent.futures import CancelledError, Future
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,10 +29,12 @@ import cloudpickle
 from loky import BrokenProcessPool, ProcessPoolExecutor
 
 from bnn_pyro.errors import UserError
-from bnn_pyro.parallel.executor import Executor
-from bnn_pyro.parallel.task import Channel, Figures, run_task
+from bnn_pyro.parallel.executor import Executor, executor
+from bnn_pyro.progress import Channel, Figures, should_stop
 
-__all__ = ["DaskPool", "ProcessPool"]
+__all__ = ["DaskPool", "ProcessPool", "failure", "named", "one_thread", "read", "run_task"]
+
+PACKAGE = str(Path(__file__).parents[1])
 
 #: Seconds that a worker waits for another task: those of a parent that was killed end by themselves.
 IDLE = 60.0
@@ -68,10 +75,10 @@ class ProcessPool:
         self.size, self.workers = where.workers, {}
         stack.callback(self._end)
 
-    def start(self, number: int, task: bytes, name: str) -> Any:
+    def start(self, number: int, task: Any, name: str) -> Future:
         """Give a task to a worker: its future."""
         connect = partial(_file_channel, self.folder, number, os.getpid())
-        what = self.folder.name, self.function, task, name, connect
+        what = self.folder.name, self.function, cloudpickle.dumps(task), name, connect
         while True:
             worker = _SPARE.pop() if _SPARE else _new_worker()
             with suppress(BrokenProcessPool):  # it was killed while it had no task
@@ -159,11 +166,12 @@ class DaskPool:
         self.client.subscribe_topic(self.topic, self._receive)
         stack.callback(self._end)
 
-    def start(self, number: int, task: bytes, name: str) -> Any:
+    def start(self, number: int, task: Any, name: str) -> Any:
         """See ``ProcessPool``."""
         if getattr(self.function, "status", "") == "error":  # the worker died that was to hold these bytes
             self.function.retry()
-        what = self.topic, self.function, task, name, partial(_event_channel, self.topic, number)
+        connect = partial(_event_channel, self.topic, number)
+        what = self.topic, self.function, cloudpickle.dumps(task), name, connect
         future = self.client.submit(run_task, *what, key=f"{self.topic}-{next(self.keys)}", pure=False)
         self.at_work.add(future)
         future.add_done_callback(self.at_work.discard)
@@ -208,3 +216,79 @@ def _event_channel(topic: str, number: int) -> Channel:
         return state is None or state.state == "cancelled"
 
     return Channel(lambda share, figures: worker.log_event(topic, [number, share, dict(figures)]), asked, EVENT)
+
+
+# -- a task in another process -----------------------------------------------------------------------------------------
+#: Held by the task that this process is at: parameter store, random generators and threads are a process's own.
+_ALONE = threading.Lock()
+
+#: {call: the function of its tasks}, of one call: large ones, with data in them, travel once a process.
+_FUNCTIONS: dict[str, Callable[[Any], Any]] = {}
+
+#: (whether there is a result, the result or else the error, pickled, what the package warned of).
+Came = tuple[bool, bytes, tuple[str, ...]]
+
+
+def one_thread() -> AbstractContextManager[None]:
+    """``isolation.one_thread``, but that torch is not loaded for it in a worker: those of our own start with one."""
+    if "torch" not in sys.modules and os.environ.get("OMP_NUM_THREADS") == "1":
+        return nullcontext()
+    from bnn_pyro import isolation
+
+    return isolation.one_thread()
+
+
+def run_task(call: str, function: bytes | Path, task: bytes, name: str, connect: Callable[[], Channel]) -> Came:
+    """In another process: what comes of a task there.
+
+    call: of ``map_tasks``, one name for all its tasks.   function: pickled, or the file that it is in.
+    """
+    with _ALONE, executor("here"), one_thread(), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        try:
+            with connect().open():
+                if should_stop():
+                    raise KeyboardInterrupt
+                if call not in _FUNCTIONS:
+                    _FUNCTIONS.clear()
+                    _FUNCTIONS[call] = pickle.loads(function if isinstance(function, bytes) else function.read_bytes())
+                good, blob = True, cloudpickle.dumps(_FUNCTIONS[call](pickle.loads(task)))
+        except BaseException as error:
+            good, blob = False, cloudpickle.dumps(failure(error, name))
+    own = (w for w in caught if issubclass(w.category, UserWarning) and w.filename.startswith(PACKAGE))
+    return good, blob, tuple(dict.fromkeys(str(w.message) for w in own))
+
+
+def read(came: Came, name: str) -> tuple[bool, Any, tuple[str, ...]]:
+    """What comes of a task, in the process that waits for it."""
+    good, blob, warned = came
+    try:
+        return good, pickle.loads(blob), warned
+    except Exception as error:
+        text = f"what came back cannot be read here: {type(error).__name__}: {error}"
+        return False, named(RuntimeError(text), name), warned
+
+
+def failure(error: BaseException, name: str) -> BaseException:
+    """What a task raised, named; where that cannot travel, a RuntimeError."""
+    where = "".join(traceback.format_exception(error))
+    if isinstance(error, SystemExit):
+        error = RuntimeError(f"{type(error).__name__}: {error}")
+    error = named(error, name)
+    if not isinstance(error, UserError):
+        error.add_note(f"in its process:\n{where}")
+    try:
+        pickle.loads(cloudpickle.dumps(error))
+    except Exception:
+        other = RuntimeError(f"{type(error).__name__}: {error}")
+        other.__notes__ = getattr(error, "__notes__", [])
+        return other
+    return error
+
+
+def named(error: BaseException, name: str) -> BaseException:
+    """The error with the name of its task: in the message of a UserError, in a note of any other."""
+    if isinstance(error, UserError):
+        return type(error)(f"{name}: {error}")
+    error.add_note(f"in {name}")
+    return error

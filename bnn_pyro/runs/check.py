@@ -16,8 +16,7 @@ from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError
 from bnn_pyro.fitting import fit, resolve_backbone
 from bnn_pyro.inference import CONVERGES_TO, METHODS, methods_for
-from bnn_pyro.isolation import isolated
-from bnn_pyro.parallel.task import one_thread
+from bnn_pyro.isolation import isolated, one_thread
 from bnn_pyro.progress import progress_bar
 from bnn_pyro.runs.check_report import check_html, draw_outcome
 from bnn_pyro.runs.folder import CheckFolder

@@ -21,8 +21,7 @@ from bnn_pyro.errors import UserError
 from bnn_pyro.files import is_occupied, lock_folder, read_archive, read_json
 from bnn_pyro.parallel.executor import executor
 from bnn_pyro.parallel.map import map_tasks
-from bnn_pyro.parallel.task import report_progress
-from bnn_pyro.progress import progress_bar, quiet
+from bnn_pyro.progress import progress_bar, quiet, report_progress
 from bnn_pyro.reports.tables import plain_table
 from bnn_pyro.runs.evaluate import evaluate_run
 from bnn_pyro.runs.folder import REPLICATES, OutputFolder, RunFolder

@@ -8,8 +8,7 @@ from dataclasses import replace
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.distributed import here
 from bnn_pyro.fitting import fit, resolve_backbone
-from bnn_pyro.isolation import isolated
-from bnn_pyro.parallel.task import one_thread
+from bnn_pyro.isolation import isolated, one_thread
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.runs.folder import RunFolder
 from bnn_pyro.runs.recipe import Recipe
