@@ -28,7 +28,6 @@ _NAMES = {
     "isolation": "isolated",
     "parallel.executor": "executor",
     "errors": "UserError",
-    "pruning": "prune pruning_curve share_removed signal_to_noise",
     "parts.priors": "BayesianNet",
 }
 __all__, __getattr__, __dir__ = lazy_names(__name__, _NAMES, modules="checks diagnostics metrics plots pruning reports")

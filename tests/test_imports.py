@@ -20,7 +20,7 @@ PACKAGE = Path(bp.__file__).parent
 ORDER = [
     "lazy", "errors", "settings", "progress", "isolation", "files", "distributed", "parallel", "checkpoint",
     "datasets", "parts", "posterior", "inference", "zoo", "features", "fitting", "predictive", "metrics",
-    "pruning", "diagnostics", "checks", "trust", "plots", "reports", "runs", "listing", "commands", "cli",
+    "pruning", "diagnostics", "checks", "plots", "reports", "runs", "listing", "commands", "cli",
     "run",
 ]  # fmt: skip
 FILES = {

@@ -250,7 +250,7 @@ def test_threads_of_one_worker_take_turns(tmp_path):
     function, task = cloudpickle.dumps(in_its_turn), cloudpickle.dumps(tmp_path)
     with ThreadPoolExecutor(3) as threads:
         ends = [threads.submit(run_task, "call", function, task, f"task {n}", silent) for n in range(6)]
-    assert all(end.result().good and cloudpickle.loads(end.result().blob) for end in ends)
+    assert all(good and cloudpickle.loads(blob) for good, blob, _ in (end.result() for end in ends))
 
 
 # -- what the package makes there --------------------------------------------------------------------------------------
