@@ -21,7 +21,7 @@ from bnn_pyro.features import check_split, on_features
 from bnn_pyro.files import lock_folder
 from bnn_pyro.inference import METHODS, Method, methods_for, unsuitable
 from bnn_pyro.isolation import isolated
-from bnn_pyro.parts.backbone import Pretrained, from_text, spoken
+from bnn_pyro.parts.backbone import OnFeatures, Pretrained, from_text, spoken
 from bnn_pyro.parts.correlated_normal import parse_family
 from bnn_pyro.parts.guides import PrunedGuide, weight_sites
 from bnn_pyro.posterior import Posterior, model_buffers, read_archive, weight_space
@@ -105,7 +105,9 @@ def fit(
         label = f"{provenance['entry']} · {provenance['method']} · {data.name}"
         with isolated(seed), ExitStack() as stack:
             model = entry.model(data.schema).to(where)
-            inferred, seen = on_features(model, data.to(where), progress and ranks.first)
+            inferred, seen = model, data.to(where)
+            if isinstance(model, OnFeatures):
+                inferred, seen = on_features(model, seen, progress and ranks.first)
             guide = entry.guide(model)
             guide = guide if guide is None else guide.to(where)
             how = dict(seed=seed, report=forwarded(stack.enter_context(progress_bar(label, progress and ranks.first))))
@@ -175,7 +177,8 @@ def resolve_backbone(entry: Entry, data: Dataset) -> Entry:
     backbone = getattr(entry, "backbone", None)
     if isinstance(backbone, str) and backbone_variant(entry, data.schema) is None:
         entry = replace(entry, backbone=load(backbone) if Path(backbone).is_dir() else from_text(backbone))
-    check_split(getattr(getattr(entry, "backbone", None), "description", {}), data)
+    if (backbone := getattr(entry, "backbone", None)) is not None:
+        check_split(getattr(backbone, "description", {}), data)
     return entry
 
 

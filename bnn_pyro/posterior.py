@@ -24,8 +24,9 @@ from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.errors import UserError
 from bnn_pyro.files import write_whole
 from bnn_pyro.isolation import isolated
+from bnn_pyro.parts.backbone import OnFeatures
 
-__all__ = ["Posterior", "model_buffers", "pool", "read_archive", "weight_space"]
+__all__ = ["Posterior", "model_buffers", "once", "pool", "read_archive", "weight_space"]
 
 FORMAT = 1
 
@@ -46,6 +47,14 @@ def model_buffers(model: nn.Module) -> dict[str, Tensor]:
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     state = model.state_dict()
     return {k: v for k, v in state.items() if k not in parameters and not k.startswith("backbone.")}
+
+
+def once(model: nn.Module, x: Tensor) -> tuple[nn.Module, Tensor]:
+    """(the part of the model that draws change, its inputs): what no draw changes has been computed."""
+    if not isinstance(model, OnFeatures):
+        return model, x
+    where = next((p.device for p in (*model.head.parameters(), *model.head.buffers())), torch.device("cpu"))
+    return model.head, model.backbone(x.to(where))
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,11 @@ from torch import Tensor
 
 from bnn_pyro.errors import UserError
 from bnn_pyro.isolation import isolated
-from bnn_pyro.parts.backbone import once
 from bnn_pyro.parts.likelihoods import ReadLikelihood
 from bnn_pyro.parts.mixtures import MIXTURES, Mixture, make, parameters, rebuild
 from bnn_pyro.parts.nets import in_mode
 from bnn_pyro.parts.priors import widest_activation
-from bnn_pyro.posterior import Posterior
+from bnn_pyro.posterior import Posterior, once
 
 __all__ = ["Prediction", "predict"]
 

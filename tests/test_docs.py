@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import bnn_pyro as bp
-from bnn_pyro.cli import parse
 from bnn_pyro.inference import methods_for
+from bnn_pyro.run import parse
 from bnn_pyro.runs.sweep_config import read_sweep_config
 
 ROOT = Path(__file__).parents[1]

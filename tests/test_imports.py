@@ -20,8 +20,7 @@ PACKAGE = Path(bp.__file__).parent
 ORDER = [
     "lazy", "errors", "settings", "progress", "isolation", "files", "distributed", "parallel", "checkpoint",
     "datasets", "parts", "posterior", "inference", "zoo", "features", "fitting", "predictive", "metrics",
-    "pruning", "diagnostics", "checks", "plots", "reports", "runs", "listing", "commands", "cli",
-    "run",
+    "pruning", "diagnostics", "checks", "plots", "reports", "runs", "listing", "commands", "run",
 ]  # fmt: skip
 FILES = {
     ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"): path
@@ -68,7 +67,7 @@ def test_no_cycle_inside_a_unit():
         ("seaborn", {"plots"}),
         ("arviz", {"diagnostics"}),
         ("jinja2", {"reports"}),
-        ("argparse", {"cli", "commands", "listing", "runs"}),
+        ("argparse", {"commands", "listing", "run", "runs"}),
     ],
 )
 def test_libraries_stay_in_their_packages(library, packages):

@@ -26,11 +26,10 @@ from bnn_pyro.checks.problems import Problem
 from bnn_pyro.inference import Method
 from bnn_pyro.inference.log_joint import ELBO, LogJoint
 from bnn_pyro.isolation import isolated
-from bnn_pyro.parts.backbone import once
 from bnn_pyro.parts.correlated_normal import FullNormal, LowRankNormal
 from bnn_pyro.parts.guides import MeanFieldNormal
 from bnn_pyro.parts.local_net import WeightGuide
-from bnn_pyro.posterior import Posterior
+from bnn_pyro.posterior import Posterior, once
 from bnn_pyro.predictive import predict
 
 __all__ = ["Claim", "claim_of", "density_findings", "drawn", "evidence_findings"]

@@ -9,9 +9,9 @@ from pathlib import Path
 from torch import Tensor
 
 from bnn_pyro.datasets.arrays import load_archive, read_inputs
-from bnn_pyro.datasets.bundled import breast_cancer, diabetes, digits, toy_curve
+from bnn_pyro.datasets.bundled import breast_cancer, diabetes, digits, noise_images, toy_curve
 from bnn_pyro.datasets.dataset import TASKS, Column, Dataset, Raw, Schema
-from bnn_pyro.datasets.images import IMAGE_SUFFIXES, fashion_mnist, kmnist, mnist, noise_images, read_images, read_part
+from bnn_pyro.datasets.images import IMAGE_SUFFIXES, fashion_mnist, kmnist, mnist, read_images, read_part
 from bnn_pyro.datasets.prepare import prepare, select_features, standardised
 from bnn_pyro.datasets.tables import load_table, read_rows
 from bnn_pyro.errors import UserError, unknown

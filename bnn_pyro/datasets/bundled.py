@@ -1,13 +1,14 @@
-"""Sets that need no network: scikit-learn's, and the six points of a curve."""
+"""Sets that need no network: scikit-learn's, the six points of a curve, and noise as out-of-distribution inputs."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
 
-from bnn_pyro.datasets.dataset import Raw
+from bnn_pyro.datasets.dataset import Raw, Schema
+from bnn_pyro.errors import UserError, unknown
 
-__all__ = ["breast_cancer", "curve", "diabetes", "digits", "toy_curve"]
+__all__ = ["breast_cancer", "curve", "diabetes", "digits", "noise_images", "toy_curve"]
 
 
 def curve(x: torch.Tensor) -> torch.Tensor:
@@ -79,3 +80,22 @@ def diabetes() -> Raw:
         target="progression",
         source="Diabetes, Efron, Hastie, Johnstone & Tibshirani 2004, in scikit-learn",
     )
+
+
+def noise_images(kind: str, num: int, schema: Schema, seed: int = 0) -> torch.Tensor:
+    """Standardised noise (num, channels, height, width), every pixel drawn by itself.
+
+    kind  "uniform": in [0, 1]; "gaussian": standard Normal after standardisation, so with the schema's shift and scale
+          in pixels; not clipped
+    """
+    if not schema.is_image:
+        raise UserError(f"noise images don't fit a model of {len(schema.features)} features; give it a table")
+    if kind not in ("gaussian", "uniform"):
+        raise unknown("kind of noise", kind, ("gaussian", "uniform"))
+    if num < 1:
+        raise UserError(f"num={num}: give the number of noise images, 1 or more")
+    generator = torch.Generator().manual_seed(seed)
+    shape = (num, *schema.input_shape)
+    if kind == "gaussian":
+        return torch.randn(shape, generator=generator)
+    return schema.standardise(torch.rand(shape, generator=generator))

@@ -1,4 +1,4 @@
-"""MNIST and its relatives as one uint8 tensor, pictures of the user's own, and noise as out-of-distribution inputs."""
+"""MNIST and its relatives as one uint8 tensor, and pictures of the user's own."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from torch import Tensor
 
 from bnn_pyro.datasets.arrays import check_labels, image_pair
 from bnn_pyro.datasets.dataset import Raw, Schema
-from bnn_pyro.errors import UserError, unknown
+from bnn_pyro.errors import UserError
 from bnn_pyro.files import data_root
 
-__all__ = ["IMAGE_SUFFIXES", "fashion_mnist", "kmnist", "mnist", "noise_images", "read_images", "read_part"]
+__all__ = ["IMAGE_SUFFIXES", "fashion_mnist", "kmnist", "mnist", "read_images", "read_part"]
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
-NOISE = ("gaussian", "uniform")
 #: Name -> torchvision's class (and its folder under the data root), class names, source.
 _DIGITS = tuple(str(k) for k in range(10))
 _SETS = {
@@ -95,24 +94,6 @@ def read_images(paths: str | Path | Sequence[str | Path], schema: Schema, invert
         pixels = torch.from_numpy(np.array(picture, dtype=np.float32) / 255)
         inputs[row] = pixels if channels == 1 else pixels.movedim(2, 0)
     return schema.standardise(1 - inputs if invert else inputs)
-
-
-def noise_images(kind: str, num: int, schema: Schema, seed: int = 0) -> Tensor:
-    """Standardised noise (num, channels, height, width), every pixel drawn by itself.
-
-    kind  "uniform": in [0, 1]; "gaussian": standard Normal after standardisation, so with the schema's shift and scale
-          in pixels; not clipped
-    """
-    _need_images(schema, "noise images")
-    if kind not in NOISE:
-        raise unknown("kind of noise", kind, NOISE)
-    if num < 1:
-        raise UserError(f"num={num}: give the number of noise images, 1 or more")
-    generator = torch.Generator().manual_seed(seed)
-    shape = (num, *schema.input_shape)
-    if kind == "gaussian":
-        return torch.randn(shape, generator=generator)
-    return schema.standardise(torch.rand(shape, generator=generator))
 
 
 def _load(name: str) -> Raw:

@@ -29,10 +29,9 @@ from bnn_pyro.diagnostics.importance import is_arviz_0, proper_prior, temperatur
 from bnn_pyro.errors import UserError
 from bnn_pyro.files import whole_file
 from bnn_pyro.isolation import isolated
-from bnn_pyro.parts.backbone import once
 from bnn_pyro.parts.likelihoods import OBSERVED
 from bnn_pyro.parts.nets import in_mode
-from bnn_pyro.posterior import Posterior
+from bnn_pyro.posterior import Posterior, once
 
 __all__ = ["load_netcdf", "save_netcdf", "to_arviz"]
 

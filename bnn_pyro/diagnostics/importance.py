@@ -31,10 +31,9 @@ from bnn_pyro.diagnostics.draws import WORK, as_chain, even, rows_within, sized,
 from bnn_pyro.inference import METHODS
 from bnn_pyro.inference.log_joint import log_joints
 from bnn_pyro.isolation import isolated
-from bnn_pyro.parts.backbone import once
 from bnn_pyro.parts.guides import DroppedColumns
 from bnn_pyro.parts.nets import in_mode
-from bnn_pyro.posterior import Posterior
+from bnn_pyro.posterior import Posterior, once
 
 __all__ = ["GOOD_K", "MIN_TAIL", "Loo", "NoWeights", "importance_weights", "is_arviz_0", "leave_one_out",
            "proper_prior", "psis", "replicate", "temperature_of", "uniformity"]  # fmt: skip

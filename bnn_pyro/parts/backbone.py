@@ -30,7 +30,7 @@ from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.nets import in_mode, weights_digest
 from bnn_pyro.parts.priors import BayesianNet
 
-__all__ = ["INPUTS", "Backbone", "OnFeatures", "Pretrained", "from_description", "from_module", "from_text", "once",
+__all__ = ["INPUTS", "Backbone", "OnFeatures", "Pretrained", "from_description", "from_module", "from_text",
            "spoken"]  # fmt: skip
 
 #: Input numbers, and rows, that one call of the network takes at most: bounds the memory of its activations.
@@ -146,13 +146,6 @@ class OnFeatures(nn.Module):
     def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
         """Draw w, then the site "y" for inputs x (B, *input_shape); y (B,) observes it."""
         return self.head(self.backbone(x), y)
-
-
-def once(model: nn.Module, x: Tensor) -> tuple[nn.Module, Tensor]:
-    """(the part of the model that draws change, its inputs): what no draw changes has been computed."""
-    if not isinstance(model, OnFeatures):
-        return model, x
-    return model.head, model.backbone(x.to(_device(model.head)))
 
 
 def spoken(description: Mapping[str, Any]) -> str:

@@ -23,7 +23,7 @@ from bnn_pyro.reports.tables import plain_table, verdict_lines
 from bnn_pyro.runs.folder import RunFolder
 from bnn_pyro.runs.recipe import Recipe
 
-__all__ = ["diagnose_run", "diagnosis_tables", "judge_chains", "write_draws"]
+__all__ = ["CONVERGENCE", "diagnose_run", "diagnosis_tables", "judge_chains", "write_draws"]
 
 FILE, CONVERGENCE, NETCDF = "diagnosis.json", "convergence.json", "posterior.nc"
 #: How the names of the figures begin, so that they are told from the report's own.
@@ -85,11 +85,9 @@ def write_draws(posterior: Posterior, data: Dataset, place: RunFolder) -> None:
 
 
 def judge_chains(folder: RunFolder, posterior: Posterior, data: Dataset) -> None:
-    """Write convergence.json, or remove it where the draws are not those of Markov chains."""
+    """Write convergence.json, where the draws are those of Markov chains."""
     diagnosis = diagnostics.diagnose_chains(posterior, data)
-    if diagnosis is None:
-        (folder.path / CONVERGENCE).unlink(missing_ok=True)
-    else:
+    if diagnosis is not None:
         folder.write(CONVERGENCE, diagnosis.to_dict())
 
 

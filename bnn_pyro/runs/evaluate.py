@@ -27,7 +27,7 @@ from bnn_pyro.progress import progress_bar
 from bnn_pyro.pruning import LOG_ALPHA, SHARES, pruning_curve, share_removed
 from bnn_pyro.reports.page import run_card, run_html
 from bnn_pyro.reports.tables import RunFacts, estimate, plain_table
-from bnn_pyro.runs.diagnose import judge_chains
+from bnn_pyro.runs.diagnose import CONVERGENCE, judge_chains
 from bnn_pyro.runs.figures import EvaluatedRun, Outside, draw_all, read_pruning
 from bnn_pyro.runs.folder import REPLICATES, RunFolder
 from bnn_pyro.runs.recipe import Recipe
@@ -95,7 +95,9 @@ def evaluate_run(
     scored = _score(posterior, data, outside, num)
     beside = Scored(None, {}, {}, {}) if baseline is None else _score(baseline, data, outside, num)
     with progress_bar("evaluate", unit="part") as progress:
-        judge_chains(folder, posterior, data)
+        (folder.path / CONVERGENCE).unlink(missing_ok=True)
+        if posterior.chains is not None:
+            judge_chains(folder, posterior, data)
         progress(1, 3)
         if baseline is not None:
             _write_scores(folder.baseline, beside)

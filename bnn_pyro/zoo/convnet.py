@@ -15,7 +15,7 @@ from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.errors import UserError
 from bnn_pyro.parts import nets
 from bnn_pyro.settings import Settings, setting
-from bnn_pyro.zoo.entry import Network
+from bnn_pyro.zoo.mean_field import Network
 
 __all__ = ["ConvNet", "Convolutions"]
 

@@ -18,7 +18,7 @@ from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.parts.guides import DroppedInputs
 from bnn_pyro.parts.nets import MLP
 from bnn_pyro.settings import setting
-from bnn_pyro.zoo.entry import Network
+from bnn_pyro.zoo.mean_field import Network
 
 __all__ = ["DropoutMLP"]
 

@@ -15,11 +15,46 @@ from typing import ClassVar
 
 from torch import nn
 
+from bnn_pyro.datasets.dataset import Schema
+from bnn_pyro.parts import nets
 from bnn_pyro.parts.guides import MeanFieldNormal
-from bnn_pyro.settings import setting
-from bnn_pyro.zoo.entry import Network
+from bnn_pyro.parts.likelihoods import make_likelihood
+from bnn_pyro.parts.priors import BayesianNet
+from bnn_pyro.settings import Settings, setting
 
-__all__ = ["MLP", "MeanField"]
+__all__ = ["MLP", "MeanField", "Network"]
+
+
+@dataclass(frozen=True)
+class Network(Settings):
+    """What variants on a network of the package's own share: a fully connected one, and no guide.
+
+    hidden      widths of the hidden layers; () is a linear model
+    activation  relu, tanh, sigmoid, leaky_relu or gelu
+    bias        in every layer, or in none
+    prior       normal:SCALE, fan-in:SCALE, gamma:SHAPE,RATE or scale-mixture:WIDE,NARROW,WEIGHT; of a point estimate
+                the weight decay
+    noise       regression only: learned, heteroscedastic, or a standard deviation in target units
+    """
+
+    hidden: tuple[int, ...] = setting((50,), low=1)
+    activation: str = "relu"
+    bias: bool = True
+    prior: str = "fan-in:1"
+    noise: str | float = "learned"
+
+    def net(self, schema: Schema, outputs: int) -> nn.Module:
+        """The deterministic network."""
+        return nets.MLP(schema.input_shape, self.hidden, outputs, self.activation, self.bias)
+
+    def model(self, schema: Schema) -> BayesianNet:
+        """p(y, w | x), out of training mode; see ``Entry.model``."""
+        likelihood = make_likelihood(schema, self.noise)
+        return BayesianNet(self.net(schema, likelihood.outputs), likelihood, self.prior).eval()
+
+    def guide(self, model: nn.Module) -> nn.Module | None:
+        """None: a point estimate needs no q."""
+        return None
 
 
 @dataclass(frozen=True)
