@@ -174,6 +174,6 @@ class Agreement:
         wait = min(max(1, int(pace * AGREE)), 4 * (step - self.last))  # the first steps are slow, and no measure
         first = self.ranks.first
         mine = [self.checkpoint.due and first, self.checkpoint.stop, wait if first else 0]
-        due, stop, wait = self.ranks.largest(torch.tensor(mine, dtype=torch.int64)).tolist()
+        due, stop, wait = self.ranks.total(torch.tensor(mine, dtype=torch.int64), "MAX").tolist()
         self.last, self.next, self.since = step, step + wait, now
         return bool(due), bool(stop)

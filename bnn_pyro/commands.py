@@ -39,10 +39,11 @@ def train(args: Namespace) -> None:
         recipe, folder = ranks.first_does(lambda: _train_target(args))
         check_divisible(recipe.method(), ranks)
         data = load_together(ranks, recipe.load)
-        entry, below = ranks.all_do(lambda: prepared(recipe, data))
+        with ranks.agreed():
+            entry, below = prepared(recipe, data)
         again = f"go on to the same result with: python -m bnn_pyro.run train --resume --out {folder.path}"
         how = dict(keep=args.resume, new=not (args.resume or args.overwrite))
-        with ranks.first_holds(lambda: folder.begun(recipe, **how)), _stop_says(again):
+        with ranks.first_holds(folder.begun(recipe, **how)), _stop_says(again):
             posterior, baseline = fit_run(folder, recipe, data, entry, below, resume=args.resume)
             if not ranks.first:
                 return

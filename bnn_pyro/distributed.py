@@ -7,7 +7,6 @@ Every process (a rank) runs the same program on its share of the rows. What they
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import multiprocessing
 import os
 from collections.abc import Callable, Iterator
@@ -64,52 +63,44 @@ class Ranks:
         dist.all_gather_object(values, value)
         return values
 
-    def all_do(self, function: Callable[[], Value]) -> Value:
-        """``function()`` of each; where one raises UserError all do, so that none waits for another in vain."""
+    @contextlib.contextmanager
+    def agreed(self) -> Iterator[None]:
+        """A block of each; where one raises UserError in it all do, so that none waits for another in vain."""
         if self.size == 1:
-            return function()
-        value, problem = None, None
+            yield
+            return
+        problem = None
         try:
-            value = function()
+            yield
         except UserError as error:
             problem = str(error)
         for message in self.gather(problem):
             if message is not None:
                 raise Agreed(message)
-        return value
 
     def first_does(self, function: Callable[[], Value]) -> Value:
         """``function()`` of rank 0: its value or its UserError on all."""
-        value = self.all_do(lambda: function() if self.first else None)
         if self.size == 1:
-            return value
+            return function()
         import torch.distributed as dist
 
-        values = [value]
+        with self.agreed():
+            values = [function() if self.first else None]
         dist.broadcast_object_list(values, src=0)
         return values[0]
 
     @contextlib.contextmanager
-    def first_holds(self, make: Callable[[], contextlib.AbstractContextManager[Any]]) -> Iterator[None]:
-        """A block with ``make()`` entered by rank 0; where it cannot be, with UserError, all raise that."""
+    def first_holds(self, context: contextlib.AbstractContextManager[Any]) -> Iterator[None]:
+        """A block inside of ``context``, which rank 0 enters; where it cannot, with UserError, all raise that."""
         with contextlib.ExitStack() as stack:
-            self.all_do(lambda: stack.enter_context(make()) if self.first else None)
+            with self.agreed():
+                if self.first:
+                    stack.enter_context(context)
             yield
 
     # -- numbers -------------------------------------------------------------------------------------------------------
-    def total(self, x: Tensor) -> Tensor:
-        """The sum over the ranks, elementwise; the same bits on all."""
-        return self._reduced(x, "SUM")
-
-    def mean(self, x: Tensor) -> Tensor:
-        """The mean over the ranks, elementwise; the same bits on all."""
-        return self._reduced(x, "SUM") / self.size
-
-    def largest(self, x: Tensor) -> Tensor:
-        """The largest over the ranks, elementwise."""
-        return self._reduced(x, "MAX")
-
-    def _reduced(self, x: Tensor, how: str) -> Tensor:
+    def total(self, x: Tensor, how: str = "SUM") -> Tensor:
+        """The sum over the ranks, elementwise, or the largest with ``how="MAX"``; the same bits on all."""
         if self.size == 1:
             return x
         import torch.distributed as dist
@@ -159,9 +150,8 @@ class Ranks:
         import torch
 
         flat = torch.cat([p.detach().flatten() for p in module.parameters()])
-        digests = self.gather(hashlib.sha256(flat.cpu().numpy().tobytes()).hexdigest())
-        if len(set(digests)) > 1:
-            apart = (self.largest(flat) + self.largest(-flat)).max().item()
+        apart = (self.total(flat, "MAX") + self.total(-flat, "MAX")).max().item()
+        if apart != 0:
             raise Agreed(
                 f"the {self.size} processes of this fit have drifted apart ({when} their parameters differ by up to "
                 f"{apart:.2g}): are their machines and versions of PyTorch alike? The last checkpoint is from before"

@@ -141,10 +141,11 @@ def _features(backbone: Backbone, x: Tensor, what: str, progress: bool, unit: bo
     path = None if size < SMALL else cache_folder() / f"{_key(backbone, x, unit, probe)}.npy"
     if path is not None and all(ranks.gather(path.is_file())):
         return _read(path, size, x.device)
-    with progress_bar(what, progress, unit="row") as report:
-        mine = ranks.all_do(lambda: backbone(ranks.part(x), report))
+    with progress_bar(what, progress, unit="row") as report, ranks.agreed():
+        mine = backbone(ranks.part(x), report)
     features = ranks.joined_rows(mine, len(x))
-    ranks.all_do(lambda: _check_repeatable(backbone, probe, features))
+    with ranks.agreed():
+        _check_repeatable(backbone, probe, features)
     c = 1.0
     if unit:
         squares = sum(part.square().sum(dtype=torch.float64) for part in features.split(CHUNK))

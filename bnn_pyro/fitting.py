@@ -85,7 +85,8 @@ def fit(
     if not len(data.x_train):
         raise UserError(f"data set '{data.name}' has no training rows")
     check_divisible(method, ranks)
-    entry = ranks.all_do(lambda: resolve_backbone(entry, data))
+    with ranks.agreed():
+        entry = resolve_backbone(entry, data)
     if (first := backbone_variant(entry, data.schema)) is not None:
         below = None if out is None else Path(out) / "baseline"
         backbone = fit(first, data, seed=seed, out=below, resume=resume, device=device, progress=progress)
@@ -96,11 +97,13 @@ def fit(
     # A checkpoint beside a finished posterior is that of a later run, stopped before it could replace it.
     finished = checkpoint is not None and resume and not checkpoint.exists
     if finished and ranks.first_does((Path(out) / "posterior.json").is_file):
-        return ranks.all_do(lambda: _finished(out, entry, provenance["key"]))
-    with nullcontext() if out is None else ranks.first_holds(lambda: lock_folder(out)):
+        with ranks.agreed():
+            return _finished(out, entry, provenance["key"])
+    with nullcontext() if out is None else ranks.first_holds(lock_folder(out)):
         if checkpoint is not None and not resume:
             checkpoint.discard()
-        where = ranks.all_do(lambda: choose_device(device))
+        with ranks.agreed():
+            where = choose_device(device)
         start = time.perf_counter()
         label = f"{provenance['entry']} · {provenance['method']} · {data.name}"
         with isolated(seed), ExitStack() as stack:
@@ -121,7 +124,7 @@ def fit(
         whole = posterior.model if inferred is model else model
         posterior = replace(posterior, model=whole, schema=data.schema, provenance=provenance)
         if checkpoint is not None:
-            ranks.all_do(lambda: posterior.save(out) if ranks.first else None)
+            ranks.first_does(lambda: posterior.save(out))
             checkpoint.discard()
         return posterior
 

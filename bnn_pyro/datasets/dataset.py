@@ -193,7 +193,8 @@ def load_together(ranks: Ranks, load: Callable[[], Dataset]) -> Dataset:
     """
     if ranks.size == 1:
         return load()
-    early = ranks.all_do(lambda: load() if ranks.local == 0 else None)
+    with ranks.agreed():
+        early = load() if ranks.local == 0 else None
     # torchrun numbers those of a machine in a row.
     others = 1 in ranks.gather(ranks.local)[ranks.rank + 1 : ranks.rank + 2]
     with ExitStack() as stack:
@@ -213,7 +214,8 @@ def load_together(ranks: Ranks, load: Callable[[], Dataset]) -> Dataset:
         problems = [text for text in ranks.gather(problem) if text is not None]  # here all have mapped it
     if problems and ranks.first:
         warnings.warn(f"processes hold a copy of the data each, not one in common ({problems[0]})", stacklevel=2)
-    return ranks.all_do(lambda: mapped or early or load())
+    with ranks.agreed():
+        return mapped or early or load()
 
 
 def _save(data: Dataset, file: BinaryIO) -> tuple[str, str, Dataset]:

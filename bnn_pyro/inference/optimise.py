@@ -232,19 +232,16 @@ class Training:
 
     def _recent(self) -> Tensor:
         """(steps, 2) since the last line of the trace, means over the ranks. Raises UserError where not finite."""
-        figures = self.ranks.mean(self.figures[: self.since])
+        figures = self.ranks.total(self.figures[: self.since]) / self.ranks.size
         check_finite(figures, self.step, self.settings.lr)
         return figures
 
     def check_guide(self) -> None:
         """Raises UserError where a parameter is not finite, or not the same on all ranks."""
-
-        def check() -> None:
+        with self.ranks.agreed():
             # A finite loss can have a gradient that is not: its harm shows in the weights, before the next loss.
             if not all(bool(torch.isfinite(p).all()) for p in self.guide.parameters()):
                 raise diverged("weights stopped being finite at", self.step, self.settings.lr)
-
-        self.ranks.all_do(check)
         self.ranks.check_alike(self.guide, f"after step {self.step:,}")
 
     def state_dict(self) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def fit_run(
         return posterior
 
     def fit_baseline() -> Posterior:
-        with here().first_holds(lambda: folder.baseline.begun(below, keep=resume)):
+        with here().first_holds(folder.baseline.begun(below, keep=resume)):
             return fit_into(folder.baseline, below, below.entry())
 
     if recipe.backbone_variant(data.schema) is not None:
