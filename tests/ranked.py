@@ -96,17 +96,6 @@ def points():
     return found(fit(MAP, entry=bp.MLP(hidden=(3,)), data=with_validation()))
 
 
-def ensemble():
-    return found(fit(bp.Ensemble(epochs=4, batch_size=8, members=3), entry=bp.MLP(hidden=(3,))))
-
-
-def optimum():
-    problem = correlated()
-    svi = bp.SVI(epochs=125, batch_size=50, lr=0.03, final_lr=0.0)
-    entry = problem.entry(init_scale=0.05)
-    return [found(bp.fit(entry, problem.data, svi, seed=s, progress=False, device="cpu")) for s in range(3)]
-
-
 def contract():
     """{(variant, method): result} of all that can be divided; batches of 1 or 2 rows, fewer than there are ranks."""
     import test_contract as zoo
@@ -290,7 +279,6 @@ def rows_in_common(folder):
     cases = {
         "large": loaded(here, path),
         "small": loaded(here, path, large=2**40),
-        "elsewhere": loaded(here, path, _save=lambda *given: ("/dev/zero", *save(*given)[1:])),
         "gone": loaded(here, path, _save=lambda *given: ("/proc/self/fd/none", *save(*given)[1:])),
         "first fails": loaded(here, path, broken=[0]),
         "second fails": loaded(here, path, large=2**40, broken=[1]),
@@ -320,7 +308,7 @@ def main(folder):
     torch.set_num_threads(1)
     with ranks.joined() as here:
         assert here.size > 1
-        alone = (objectives, expectations, points, ensemble, optimum, contract, whole, drifted, generators)
+        alone = (objectives, expectations, points, contract, whole, drifted, generators)
         in_folder = (stopped, taken_over, finished, complaints, features, rows_in_common)
         tasks = {function.__name__: function for function in alone}
         tasks |= {function.__name__: partial(function, folder) for function in in_folder}

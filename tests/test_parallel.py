@@ -42,7 +42,6 @@ from bnn_pyro.progress import Channel, progress_bar, report_progress, should_sto
 
 PROBLEM = correlated(num=30, noise=0.5)
 NUTS = bp.NUTS(chains=3, draws=6, warmup=20, max_tree_depth=3)
-ENSEMBLE = bp.Ensemble(members=3, epochs=6, batch_size=8)
 PLACES = ["processes:2", "cluster"]
 
 
@@ -88,17 +87,7 @@ def test_texts():
         "dask://10.0.0.1:8786/": Executor("dask", client="tcp://10.0.0.1:8786"),
     }.items():
         assert parse_executor(text) == expected
-    for text in (
-        "",
-        "her",
-        "processes:0",
-        "processes:",
-        "dask:-1",
-        "dask:two",
-        "dask://host",
-        "tcp://host:1",
-        "dask://:",
-    ):
+    for text in ("", "her", "processes:0", "processes:", "dask:-1", "dask:two", "dask://host", "tcp://h:1", "dask://:"):
         refused = pytest.raises(UserError, match=r"unknown executor .*; valid: here, processes, .*dask://HOST:PORT")
         with refused, executor(text):
             pass
@@ -269,19 +258,15 @@ def local_entry():
     return Mine(hidden=(3,))
 
 
-def test_chains_are_the_same_on_a_cluster(at, tmp_path):
-    entry, lines, method = local_entry(), [], bp.NUTS(chains=2, draws=6, warmup=20, max_tree_depth=3, compiled="no")
+def test_chains_and_members_are_the_same_on_a_cluster(at, tmp_path):
+    lines, nuts = [], bp.NUTS(chains=2, draws=6, warmup=20, max_tree_depth=3, compiled="no")
+    ensemble, entry = bp.Ensemble(members=2, epochs=6, batch_size=8), local_entry()
     with at("cluster"):
-        there = run(method, entry, report=lambda *line: lines.append(line), checkpoint=Checkpoint(tmp_path))
-    assert same(run(method, entry), there) and lines[-1][:2] == (52, 52)
-
-
-def test_members_are_the_same_on_a_cluster(at):
-    here = run(ENSEMBLE, bp.MLP(hidden=(3,)))
-    with at("cluster"):
-        there = run(ENSEMBLE, bp.MLP(hidden=(3,)))
-    assert all(torch.equal(here.chains[site], value) for site, value in there.chains.items())
-    assert here.trace == there.trace
+        chains = run(nuts, entry, report=lambda *line: lines.append(line), checkpoint=Checkpoint(tmp_path))
+        members = run(ensemble, entry)
+    assert same(run(nuts, entry), chains) and lines[-1][:2] == (52, 52)
+    here = run(ensemble, entry)
+    assert here.trace == members.trace and same(here, members)
 
 
 # -- processes that die ------------------------------------------------------------------------------------------------
@@ -465,32 +450,23 @@ def test_chains_that_are_finished_on_a_cluster_are_kept(at, tmp_path):
 
 
 # -- workers of a cluster ----------------------------------------------------------------------------------------------
-class Workers:
-    """A client of workers that are told of."""
-
-    scheduler = SimpleNamespace(address="tcp://b:2")
-
-    def __init__(self, **there):
-        self.there = there
-
-    def run(self, function, on_error):
-        return {"tcp://a:1": self.there.get("versions", versions())}
-
-    def nthreads(self):
-        return {"tcp://a:1": threads} if (threads := self.there.get("threads", 1)) else {}
-
-
 def test_workers_are_looked_over():
-    check_workers(Workers())
+    def look(there, threads=1):
+        scheduler, threads = SimpleNamespace(address="tcp://b:2"), {"tcp://a:1": threads} if threads else {}
+        run = lambda *_, **__: {"tcp://a:1": there}  # noqa: E731
+        check_workers(SimpleNamespace(scheduler=scheduler, run=run, nthreads=lambda: threads))
+
+    look(versions())
     with pytest.warns(UserWarning, match=r"3 threads runs one task at a time .* --nthreads 1"):
-        check_workers(Workers(threads=3))
+        look(versions(), threads=3)
     with pytest.warns(UserWarning, match=r"tcp://b:2 has no workers yet, .* `dask worker tcp://b:2 --nthreads 1`"):
-        check_workers(Workers(threads=0))
-    other = rf"tcp://a:1 has torch 1.0 \(here {versions()['torch']}\): results may differ"
-    with pytest.warns(UserWarning, match=other):
-        check_workers(Workers(versions={**versions(), "torch": "1.0"}))
+        look(versions(), threads=0)
+    with pytest.warns(
+        UserWarning, match=rf"tcp://a:1 has torch 1.0 \(here {versions()['torch']}\): results may differ"
+    ):
+        look({**versions(), "torch": "1.0"})
     with pytest.raises(UserError, match=r"worker tcp://a:1 cannot import bnn_pyro .*: install it there too"):
-        check_workers(Workers(versions=ModuleNotFoundError("No module named 'bnn_pyro'")))
+        look(ModuleNotFoundError("No module named 'bnn_pyro'"))
 
 
 def test_workers_of_our_own_keep_their_memory(at):

@@ -15,11 +15,9 @@ import ranked
 import torch
 from run_folders import SMALL
 from scipy.stats import norm
-from test_svi import check_optimum
 
 import bnn_pyro as bp
 from bnn_pyro.checkpoint import Checkpoint
-from bnn_pyro.checks.linear_regression import correlated
 from bnn_pyro.datasets.dataset import load_together
 from bnn_pyro.distributed import Ranks, here, joined, launched
 from bnn_pyro.run import main
@@ -109,7 +107,7 @@ def test_a_point_estimate_is_that_of_one_process(results):
 
 def test_ranks_agree_bit_for_bit(results):
     first, second = results[0]
-    for name in ("points", "ensemble", "whole"):
+    for name in ("points", "whole"):
         assert equal(first[name], second[name]), name
     assert first["contract"].keys() == second["contract"].keys()
     for name, result in first["contract"].items():
@@ -124,16 +122,6 @@ def test_every_variant_can_be_divided(results):
     for values, trace in done.values():
         assert all(torch.isfinite(v).all() for v in values.values())
         assert all(torch.isfinite(torch.tensor(line)).all() for line in trace.values())
-
-
-def test_svi_in_two_processes_reaches_the_mean_field_optimum(results):
-    problem = correlated()
-    entry, posteriors = problem.entry(init_scale=0.05), []
-    for state, _ in results[0][0]["optimum"]:
-        posterior = bp.fit(entry, problem.data, bp.SVI(epochs=1), progress=False, device="cpu")
-        posterior.guide.load_state_dict(state)
-        posteriors.append(posterior)
-    check_optimum(problem, posteriors)
 
 
 # -- stopping and going on ---------------------------------------------------------------------------------------
@@ -220,7 +208,6 @@ IN_COMMON = {
     "large": ([1, 0], None, None),
     "small": ([1, 1], None, None),
     "a machine each": ([1, 1], None, None),
-    "elsewhere": ([1, 1], None, "mmap can only be used"),
     "gone": ([1, 1], None, "No such file or directory"),
     "no cache": ([1, 1], None, "a file"),
     "first fails": ([1, 0], ("Agreed", "rank 0 has no such file"), None),
@@ -281,7 +268,7 @@ def until(condition, process, seconds=90):
 
 @pytest.mark.usefixtures("no_figures")
 def test_a_killed_rank_and_ctrl_c_leave_a_whole_checkpoint(tmp_path):
-    """Three ranks, of which one is killed; two go on, until Ctrl-C comes to all of them; one makes the end."""
+    """Two ranks, of which one is killed; two go on, until Ctrl-C comes to all of them; one makes the end."""
     out = tmp_path / "run"
     often = tmp_path / "often.py"  # as `-m bnn_pyro.run`, but with a checkpoint after every step
     often.write_text(
@@ -296,14 +283,13 @@ def test_a_killed_rank_and_ctrl_c_leave_a_whole_checkpoint(tmp_path):
         state = torch.load(saved, weights_only=True)["state"] if saved.is_file() else {"step": 0}
         return state["step"]
 
-    process = start(3, *command)
+    process = start(2, *command)
     until(lambda: steps() > 3, process)
     ranks = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     os.kill(int(ranks[1]), signal.SIGKILL)
     told, _ = process.communicate(timeout=60)
     assert process.returncode != 0
-    for rank in (0, 2):
-        assert re.search(rf"error: process {rank} of 3: another process of this fit has ended .* --resume", told), told
+    assert re.search(r"error: process 0 of 2: another process of this fit has ended .* --resume", told), told
     killed_at = steps()
     assert killed_at > 3 and not (out / "posterior.pt").exists()
 
