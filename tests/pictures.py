@@ -11,7 +11,7 @@ from pyro.distributions import Categorical
 import bnn_pyro as bp
 from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.errors import UserError
-from bnn_pyro.plots import style
+from bnn_pyro.plots import layout
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction
 
@@ -23,7 +23,7 @@ SCHEMA = Schema("classification", (2,), ("a", "b", "c"), ("first", "second"))
 def clean_matplotlib(monkeypatch):
     """Every figure drawn can be laid out (a layout that fails warns), has labels, and leaves nothing behind."""
     settings, pages = dict(matplotlib.rcParams), []
-    monkeypatch.setattr(style, "Figure", lambda **options: pages.append(Figure(**options)) or pages[-1])
+    monkeypatch.setattr(layout, "Figure", lambda **options: pages.append(Figure(**options)) or pages[-1])
     yield
     for page in (page for page in pages if page.axes):
         page.draw_without_rendering()

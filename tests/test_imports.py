@@ -125,7 +125,8 @@ torch.set_num_threads(1)
 folder = pathlib.Path(sys.argv[1])
 
 def train():
-    assert not main(["train", "--data", "toy-curve", "--epochs", "1", "--num-draws", "2", "--no-baseline", "--quiet", "--out", str(folder / "run")])
+    options = "--data toy-curve --epochs 1 --num-draws 2 --no-baseline --quiet --out"
+    assert not main(["train", *options.split(), str(folder / "run")])
 
 def work():
     from bnn_pyro.runs.sweep import make_run

@@ -18,21 +18,8 @@ from torch import Tensor
 from bnn_pyro.diagnostics import convergence
 from bnn_pyro.diagnostics.draws import even
 from bnn_pyro.errors import UserError
-from bnn_pyro.plots.style import (
-    BAYES,
-    DATA,
-    LINES,
-    REFERENCE,
-    WRONG,
-    Panels,
-    drawn,
-    legend_below,
-    look,
-    panel,
-    panels,
-    readable,
-    tint,
-)
+from bnn_pyro.plots.layout import Panels, legend_below, panel, panels
+from bnn_pyro.plots.style import BAYES, DATA, LINES, REFERENCE, WRONG, drawn, look, readable, tint
 
 __all__ = ["autocorrelation", "chain_traces", "energy", "forest", "trace_ranks"]
 

@@ -16,22 +16,8 @@ from numpy.typing import ArrayLike
 
 from bnn_pyro.diagnostics.draws import even
 from bnn_pyro.errors import UserError
-from bnn_pyro.plots.style import (
-    BAYES,
-    DASHED,
-    DATA,
-    HATCH,
-    REFERENCE,
-    WRONG,
-    Panels,
-    drawn,
-    floats,
-    legend_below,
-    look,
-    panel,
-    panels,
-    tint,
-)
+from bnn_pyro.plots.layout import Panels, floats, legend_below, panel, panels
+from bnn_pyro.plots.style import BAYES, DASHED, DATA, HATCH, REFERENCE, WRONG, drawn, look, tint
 
 __all__ = ["batch_objectives", "draw_errors", "exact_intervals", "finite_differences", "mixture_densities",
            "reference_coverage", "reference_outputs", "standard_errors", "two_weights"]  # fmt: skip

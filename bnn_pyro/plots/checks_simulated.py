@@ -16,22 +16,8 @@ from scipy.stats import binom, norm
 from bnn_pyro.checks.sbc_ranks import band, ecdf_difference
 from bnn_pyro.errors import UserError
 from bnn_pyro.plots.checks_exact import draw_errors
-from bnn_pyro.plots.style import (
-    BAYES,
-    CONTRAST,
-    DASHED,
-    HATCH,
-    REFERENCE,
-    Panels,
-    drawn,
-    floats,
-    legend_below,
-    legend_outside,
-    look,
-    panel,
-    panels,
-    tint,
-)
+from bnn_pyro.plots.layout import Panels, floats, legend_below, legend_outside, panel, panels
+from bnn_pyro.plots.style import BAYES, CONTRAST, DASHED, HATCH, REFERENCE, drawn, look, tint
 
 __all__ = ["draw_ecdf_difference", "interval_coverage", "joint_quantiles", "joint_z_scores", "rank_ecdfs",
            "rank_histograms", "step_size_bias"]  # fmt: skip

@@ -15,25 +15,8 @@ from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.metrics import SCORES
 from bnn_pyro.metrics.classification import BINS, mean_probs
 from bnn_pyro.metrics.metric import Targets, targets
-from bnn_pyro.plots.style import (
-    BAYES,
-    CONTRAST,
-    DASHED,
-    DATA,
-    GOOD,
-    HATCH,
-    LINES,
-    POINT,
-    WRONG,
-    Panels,
-    class_names,
-    drawn,
-    legend_below,
-    need,
-    panel,
-    panels,
-    tint,
-)
+from bnn_pyro.plots.layout import Panels, class_names, legend_below, need, panel, panels
+from bnn_pyro.plots.style import BAYES, CONTRAST, DASHED, DATA, GOOD, HATCH, LINES, POINT, WRONG, drawn, tint
 from bnn_pyro.predictive import Prediction
 
 __all__ = ["confidence_histogram", "confusion_matrix", "doubt_calibration", "entropy_histograms", "reliability",

@@ -16,23 +16,8 @@ from bnn_pyro.diagnostics.draws import even
 from bnn_pyro.diagnostics.verdicts import ESS, RHAT
 from bnn_pyro.errors import UserError
 from bnn_pyro.plots.checks_simulated import draw_ecdf_difference
-from bnn_pyro.plots.style import (
-    BAYES,
-    CONTRAST,
-    DASHED,
-    DATA,
-    REFERENCE,
-    WRONG,
-    Panels,
-    calibrated_histogram,
-    drawn,
-    floats,
-    legend_below,
-    look,
-    panel,
-    panels,
-    tint,
-)
+from bnn_pyro.plots.layout import Panels, calibrated_histogram, floats, legend_below, panel, panels
+from bnn_pyro.plots.style import BAYES, CONTRAST, DASHED, DATA, REFERENCE, WRONG, drawn, look, tint
 
 __all__ = ["convergence", "importance_weights", "loo_pit", "pareto_k", "posterior_predictive"]
 

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.errors import UserError, unknown
-from bnn_pyro.plots.style import MARKERS, class_names, drawn, legend_below, need, panel
+from bnn_pyro.plots.layout import class_names, legend_below, need, panel
+from bnn_pyro.plots.style import MARKERS, drawn
 from bnn_pyro.predictive import Prediction
 
 __all__ = ["Grid", "decision_boundary", "epistemic_map", "grid", "line", "one_feature"]

@@ -17,21 +17,8 @@ from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.metrics.classification import mean_probs
 from bnn_pyro.metrics.metric import Targets, targets
-from bnn_pyro.plots.style import (
-    BAYES,
-    DATA,
-    HATCH,
-    POINT,
-    WRONG,
-    Panels,
-    class_names,
-    drawn,
-    figure,
-    legend_outside,
-    need,
-    panels,
-    tint,
-)
+from bnn_pyro.plots.layout import Panels, class_names, figure, legend_outside, need, panels
+from bnn_pyro.plots.style import BAYES, DATA, HATCH, POINT, WRONG, drawn, tint
 from bnn_pyro.predictive import Prediction
 
 __all__ = ["dispute", "method_predictions", "most_disputed", "ood_bars", "softmax_draws", "uncertain_images"]

@@ -16,27 +16,9 @@ from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.diagnostics.draws import even
 from bnn_pyro.errors import UserError
 from bnn_pyro.metrics.metric import Targets, targets
+from bnn_pyro.plots.layout import Panels, calibrated_histogram, floats, legend_below, need, panel, panels
 from bnn_pyro.plots.maps import one_feature
-from bnn_pyro.plots.style import (
-    BAYES,
-    CONTRAST,
-    DASHED,
-    DATA,
-    EPISTEMIC,
-    GOOD,
-    HATCH,
-    REFERENCE,
-    WRONG,
-    Panels,
-    calibrated_histogram,
-    drawn,
-    floats,
-    legend_below,
-    need,
-    panel,
-    panels,
-    tint,
-)
+from bnn_pyro.plots.style import BAYES, CONTRAST, DASHED, DATA, EPISTEMIC, GOOD, HATCH, REFERENCE, WRONG, drawn, tint
 from bnn_pyro.predictive import Prediction
 
 __all__ = ["predicted_observed", "predictive_band", "reference_band", "regression_calibration"]

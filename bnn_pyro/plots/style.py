@@ -1,4 +1,4 @@
-"""How every picture looks: its colours, axes and legends.
+"""How every picture looks.
 
 Colours have meanings, and no picture relies on colour alone: line styles, markers and hatches tell the same story in
 greyscale. The settings hold while a picture is drawn; matplotlib's global ones are left as they were.
@@ -7,25 +7,15 @@ greyscale. The settings hold while a picture is drawn; matplotlib's global ones 
 from __future__ import annotations
 
 import contextlib
-import sys
-from collections.abc import Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterator
+from typing import Any
 
 import matplotlib
-import numpy as np
 import seaborn
-from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
-from matplotlib.figure import Figure
-from matplotlib.transforms import ScaledTranslation
-from numpy.typing import ArrayLike
-
-from bnn_pyro.errors import UserError
-from bnn_pyro.predictive import Prediction
 
 __all__ = ["BAYES", "CONTRAST", "DASHED", "DATA", "EPISTEMIC", "GOOD", "HATCH", "LINES", "MARKERS", "POINT",
-           "REFERENCE", "WRONG", "Panels", "calibrated_histogram", "class_names", "drawn", "figure", "floats",
-           "legend_below", "legend_outside", "look", "need", "panel", "panels", "readable", "tint"]  # fmt: skip
+           "REFERENCE", "WRONG", "drawn", "look", "readable", "tint"]  # fmt: skip
 
 _PALETTE = list(seaborn.color_palette("colorblind").as_hex())
 BAYES, POINT = _PALETTE[0], _PALETTE[1]  #: the Bayesian network (blue), the deterministic one (orange)
@@ -90,97 +80,3 @@ def look(k: int, **changes: Any) -> dict[str, Any]:
 def readable(value: float) -> str:
     """A number of four digits, or all that stand before the point."""
     return f"{value:{',.0f' if abs(value) >= 1000 else '.4g'}}".replace("-", "−")
-
-
-# -- axes and legends --------------------------------------------------------------------------------------------------
-#: What a picture of several panels draws on; None makes a new figure.
-Panels = Sequence[Axes] | None
-
-
-def figure(width: float, height: float) -> Figure:
-    """An empty figure, inches. A plain object that nobody has to close; a notebook gets a pyplot one and shows it."""
-    if "ipykernel" in sys.modules:
-        from matplotlib import pyplot
-
-        return pyplot.figure(figsize=(width, height), layout="constrained")
-    return Figure(figsize=(width, height), layout="constrained")
-
-
-def panel(ax: Axes | None, width: float = 5.2, height: float = 3.6) -> Axes:
-    """The axes given, or those of a new figure."""
-    return figure(width, height).add_subplot() if ax is None else ax
-
-
-def panels(
-    axes: Panels,
-    num: int,
-    most: int,
-    cell: tuple[float, float],
-    margin: tuple[float, float] = (0.0, 0.0),
-    *,
-    least: float = 0.0,
-    **grid: Any,
-) -> np.ndarray:
-    """(num,) axes: those given, or those of a new figure, in lines of equal length, at most ``most``.
-
-    cell, margin: inches of one panel, and of all that is beside them.   least: inches of the width at the least.
-
-    Raises UserError where another number was given.
-    """
-    if axes is not None:
-        flat = np.ravel(np.asarray(axes, dtype=object))
-        if len(flat) != num:
-            raise UserError(f"this picture draws on {num} axes, but {len(flat)} were given; or pass axes=None")
-        return flat
-    rows = -(-num // most)
-    columns = -(-num // rows)
-    page = figure(max(least, columns * cell[0] + margin[0]), rows * cell[1] + margin[1])
-    made = page.subplots(rows, columns, squeeze=False, **grid).ravel()
-    for ax in made[num:]:
-        ax.remove()
-    return made[:num]
-
-
-Drawn = TypeVar("Drawn", Axes, np.ndarray)
-
-
-def legend_below(axes: Drawn, columns: int = 3, below: float = 34, **options: Any) -> Drawn:
-    """A legend under the x label of each axes, ``below`` in points, where it covers nothing; returns the axes."""
-    for ax in np.ravel(np.asarray(axes, dtype=object)):
-        place = ax.transAxes + ScaledTranslation(0, -below / 72, ax.figure.dpi_scale_trans)
-        ax.legend(
-            loc="upper center", bbox_to_anchor=(0.5, 0), bbox_transform=place, ncols=columns, borderaxespad=0, **options
-        )
-    return axes
-
-
-def legend_outside(axes: np.ndarray, columns: int) -> np.ndarray:
-    """One legend for all panels, of the names in the first, above them. Returns the axes."""
-    axes[0].figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=columns)
-    return axes
-
-
-def calibrated_histogram(ax: Axes, pit: np.ndarray, **labels: str) -> int:
-    """Histogram of probabilities that are uniform if calibrated; dashed: what is expected of each of so many bins."""
-    bins = 10 if len(pit) < 500 else 20
-    ax.hist(pit, bins, range=(0, 1), color=tint(BAYES, 0.6), edgecolor="white")
-    ax.axhline(len(pit) / bins, **DASHED)
-    ax.set(xlim=(0, 1), title="uniform if calibrated", **labels)
-    return bins
-
-
-def floats(*values: ArrayLike) -> list[np.ndarray]:
-    """The values as arrays of double precision."""
-    return [np.asarray(v, dtype=float) for v in values]
-
-
-def class_names(prediction: Prediction, schema: object | None = None) -> list[str]:
-    """Names of the K classes: the schema's, else 0 … K−1."""
-    classes = prediction.mean.shape[1]
-    return list(schema.classes) if schema is not None and schema.classes else [str(k) for k in range(classes)]
-
-
-def need(prediction: Prediction, task: str, what: str) -> None:
-    """Raises UserError where the prediction is of the other task."""
-    if prediction.task != task:
-        raise UserError(f"{what} is a picture of a {task} prediction, but this is a {prediction.task} one")

@@ -15,19 +15,8 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, NullLocator, ScalarFormatter
 
 from bnn_pyro.errors import UserError
-from bnn_pyro.plots.style import (
-    BAYES,
-    CONTRAST,
-    DASHED,
-    MARKERS,
-    REFERENCE,
-    Panels,
-    drawn,
-    legend_outside,
-    look,
-    panels,
-    tint,
-)
+from bnn_pyro.plots.layout import Panels, legend_outside, panels
+from bnn_pyro.plots.style import BAYES, CONTRAST, DASHED, MARKERS, REFERENCE, drawn, look, tint
 
 __all__ = ["Scores", "sweep_points", "sweep_settings"]
 

@@ -16,22 +16,8 @@ from torch import Tensor
 
 from bnn_pyro.errors import UserError
 from bnn_pyro.metrics.metric import Targets
-from bnn_pyro.plots.style import (
-    BAYES,
-    CONTRAST,
-    DASHED,
-    DATA,
-    POINT,
-    REFERENCE,
-    Panels,
-    drawn,
-    legend_below,
-    look,
-    panel,
-    panels,
-    readable,
-    tint,
-)
+from bnn_pyro.plots.layout import Panels, legend_below, panel, panels
+from bnn_pyro.plots.style import BAYES, CONTRAST, DASHED, DATA, POINT, REFERENCE, drawn, look, readable, tint
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction, predict
 

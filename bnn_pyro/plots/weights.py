@@ -16,22 +16,8 @@ from torch import Tensor
 from bnn_pyro.diagnostics.draws import chosen_weights, even, weight_count
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.parts.nets import weights_digest
-from bnn_pyro.plots.style import (
-    BAYES,
-    CONTRAST,
-    DASHED,
-    DATA,
-    LINES,
-    REFERENCE,
-    Panels,
-    drawn,
-    legend_below,
-    legend_outside,
-    look,
-    panel,
-    panels,
-    tint,
-)
+from bnn_pyro.plots.layout import Panels, legend_below, legend_outside, panel, panels
+from bnn_pyro.plots.style import BAYES, CONTRAST, DASHED, DATA, LINES, REFERENCE, drawn, look, tint
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.pruning import LOG_ALPHA, PrunedScore
 
