@@ -11,9 +11,9 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
+import forked
 import pytest
 import torch
-from forked import Forks
 from monte_carlo import stop_at
 from properties import SHORT, answer, contents, planted
 from run_folders import same, snapshot
@@ -29,12 +29,6 @@ DATA = ["--data", "toy-curve", "--no-baseline", *SHORT]
 
 
 pytestmark = pytest.mark.usefixtures("quick")
-
-
-@pytest.fixture(scope="module")
-def forks():
-    with Forks() as forks:
-        yield forks
 
 
 # -- two processes, one folder ---------------------------------------------------------------------------------------
@@ -162,20 +156,22 @@ FAST = ["--data", "toy-curve", "--no-baseline", "--num-draws", "3", "--device", 
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_run_that_was_killed_goes_on_to_the_same_result(forks, tmp_path, name):
+def test_a_run_that_was_killed_goes_on_to_the_same_result(tmp_path, name):
     whole, out, log = tmp_path / "whole", tmp_path / "run", str(tmp_path / "log")
-    forks.start("command", argv=["train", *RUNS[name], *FAST, "--out", str(whole)], log=log)
+    first = forked.start(forked.command, argv=["train", *RUNS[name], *FAST, "--out", str(whole)], log=log)
     start = time.monotonic()
-    assert forks.result() == 0
+    first.join()
+    assert first.exitcode == 0
     seconds = time.monotonic() - start
     argv = ["train", *RUNS[name], *FAST, "--out", str(out)]
     for share in random.Random(name).sample([0.2, 0.4, 0.6, 0.8], 2):
-        pid = forks.start("command", argv=argv, log=log)
+        process = forked.start(forked.command, argv=argv, log=log)
         time.sleep(share * seconds)
-        forks.kill(pid)
+        process.kill()
+        process.join()
         if (out / "config.json").is_file():
             argv = ["train", "--resume", "--out", str(out), "--quiet"]
-    assert forks.run("command", argv=argv, log=log) == 0, Path(log).read_text()
+    assert forked.run(forked.command, argv=argv, log=log) == 0, Path(log).read_text()
     assert same(out, whole) and (out / "metrics.json").read_bytes() == (whole / "metrics.json").read_bytes()
     assert contents(out).keys() == contents(whole).keys()
 
@@ -193,21 +189,23 @@ inference_settings = { epochs = 400 }
 """
 
 
-def test_a_sweep_that_was_killed_goes_on_to_the_very_same_results(forks, tmp_path):
+def test_a_sweep_that_was_killed_goes_on_to_the_very_same_results(tmp_path):
     """In its third fit: the others are left as they are. The report has its figures, also those of the grid."""
     whole, killed, log = tmp_path / "whole", tmp_path / "killed", str(tmp_path / "log")
     (tmp_path / "s.toml").write_text(SWEEP)
     argv = ["sweep", str(tmp_path / "s.toml"), "--cores", "1", "--quiet", "--out"]
-    pid = forks.start("command", argv=[*argv, str(killed)], log=log)
+    process = forked.start(forked.command, argv=[*argv, str(killed)], log=log)
     finished, cut_off = (killed / f"{name}-toy-curve-seed0-split0" for name in ("mlp-prior=fan-in-1", "mean-field"))
     deadline = time.monotonic() + 60
     while not (cut_off / "checkpoint" / "training.pt").is_file() and time.monotonic() < deadline:
         time.sleep(0.002)
-    assert forks.kill(pid) == -signal.SIGKILL
+    process.kill()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
     assert (cut_off / "checkpoint" / "training.pt").is_file() and not (cut_off / "posterior.pt").exists()
     before = snapshot(finished)
     for out in (killed, whole):
-        assert forks.run("command", argv=[*argv, str(out)], log=log) == 0, Path(log).read_text()
+        assert forked.run(forked.command, argv=[*argv, str(out)], log=log) == 0, Path(log).read_text()
     assert snapshot(finished) == before
     for run in (finished, cut_off):
         assert same(run, whole / run.name)
@@ -231,14 +229,14 @@ def test_chains_begun_over_a_finished_run_are_not_mistaken_for_it(tmp_path, monk
 
 # -- memory ----------------------------------------------------------------------------------------------------------
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc, and limits that are kept")
-def test_a_prediction_stays_within_its_memory(forks, tmp_path):
+def test_a_prediction_stays_within_its_memory(tmp_path):
     """At 20,000 points and 50 draws of 512 units all activations would take 2 GB; their chunks are given 8 MB."""
     out, log, mega = tmp_path / "run", tmp_path / "log", 2**20
     small = ["mean-field", "--hidden", "512", "--data", "toy-curve", "--no-baseline", "--epochs", "2", "--quiet"]
-    assert forks.run("command", argv=["train", *small, "--out", str(out)], log=str(log)) == 0
+    assert forked.run(forked.command, argv=["train", *small, "--out", str(out)], log=str(log)) == 0
     limits = dict(run=str(out), rows=20_000, draws=50, bound=8 * mega, log=str(log))
-    assert forks.run("predict_within", room=64 * mega, **limits) == 0
-    assert forks.run("predict_within", room=1 * mega, **limits) == 2
+    assert forked.run(forked.predict_within, room=64 * mega, **limits) == 0
+    assert forked.run(forked.predict_within, room=1 * mega, **limits) == 2
     assert "not enough memory" in log.read_text() and "max_memory" in log.read_text()
 
 
