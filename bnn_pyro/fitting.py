@@ -196,19 +196,14 @@ def _finished(folder: str | Path, entry: Entry, key: list) -> Posterior:
 
 def _resolve(entry: str | Entry, data: Dataset, method: str | Method | None) -> tuple[Entry, Method]:
     """Settings for both, the tuned ones where a name was given; either may be of the user's own class."""
-    variant, kind = (entry, None) if isinstance(entry, str) else (_name(entry, ZOO), type(entry))
-    given = method is not None and not isinstance(method, str)
-    name = _name(method, METHODS) if given else method
-    if given and name not in METHODS:  # of the user's own: it suits any variant
-        if kind is None and entry not in ZOO:
-            raise unknown("variant", entry, ZOO)
-        best = Fit()
-    else:
-        name, best = tuned(variant, data.name, name, kind)
-    return (
-        build(ZOO[entry], best.entry) if kind is None else entry,
-        method if given else build(METHODS[name], best.method),
-    )
+    named, own = isinstance(entry, str), method is not None and not isinstance(method, str)
+    if named and entry not in ZOO:
+        raise unknown("variant", entry, ZOO)
+    kind, best = ZOO[entry] if named else type(entry), Fit()
+    if not own or type(method) in METHODS.values():  # one of the user's own suits any variant
+        variant, asked = entry if named else _name(entry, ZOO), _name(method, METHODS) if own else method
+        name, best = tuned(variant, data.name, asked, kind)
+    return build(kind, best.entry) if named else entry, method if own else build(METHODS[name], best.method)
 
 
 def _name(settings: object, table: dict[str, type]) -> str:

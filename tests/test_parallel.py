@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 from monte_carlo import same
-from plain_tasks import bytes_at_last, die, die_once, half_way, in_its_turn, refuse, until_asked
+from plain_tasks import bytes_at_last, die, die_once, half_way, in_its_turn, process_id, refuse, until_asked
 from programs import free_port, stopped_by_ctrl_c
 
 import bnn_pyro as bp
@@ -117,12 +117,12 @@ def test_it_is_in_force_for_the_block_alone_and_decides_instead_of_cores():
         with executor(None):
             assert current_executor() == Executor("processes", 3)
         with executor("here"):
-            assert usable_cores() == 1 and {pid for pid, *_ in map_tasks(whose, range(3), cores=2)} == {os.getpid()}
+            assert usable_cores() == 1 and set(map_tasks(process_id, range(3), cores=2)) == {os.getpid()}
     assert current_executor() is None
     with executor("processes:2"):
-        pids = {pid for pid, *_ in map_tasks(whose, range(3), cores=1)}
+        pids = set(map_tasks(process_id, range(3), cores=1))
     assert os.getpid() not in pids
-    assert pids & {pid for pid, *_ in map_tasks(whose, range(3), cores=2)}  # workers are kept for the next call
+    assert pids & set(map_tasks(process_id, range(3), cores=2))  # workers are kept for the next call
 
 
 def test_a_scheduler_is_found_by_its_address_or_that_is_told(at, cluster, capfd, monkeypatch):
