@@ -5,10 +5,8 @@ Nothing is averaged before scoring. The likelihood is the one that trained: it i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property
 
 import pyro.poutine as poutine
 import torch
@@ -17,8 +15,9 @@ from torch import Tensor
 
 from bnn_pyro.errors import UserError
 from bnn_pyro.isolation import isolated
+from bnn_pyro.parts.components import make, parameters
 from bnn_pyro.parts.likelihoods import ReadLikelihood
-from bnn_pyro.parts.mixtures import MIXTURES, Mixture, make, parameters, rebuild
+from bnn_pyro.parts.mixtures import Mixture
 from bnn_pyro.parts.nets import in_mode
 from bnn_pyro.parts.priors import widest_activation
 from bnn_pyro.posterior import Posterior, once
@@ -29,122 +28,8 @@ __all__ = ["Prediction", "predict"]
 DEFAULT_MAX_MEMORY = 256 * 2**20
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """p(y | x, D) as S components. Shapes: S draws, B points, K classes; all tensors on the CPU.
-
-    components  the model's own distribution at site "y", batch shape (S, B), in the target's own units
-    kind        the class of mixture that its likelihood names; None takes that of the components' family
-    """
-
-    components: Distribution
-    kind: type[Mixture] | None = None
-
-    @cached_property
-    def mixture(self) -> Mixture:
-        """What the equal mixture of the components is asked."""
-        return (self.kind or MIXTURES.get(type(self.components), Mixture))(self.components)
-
-    @property
-    def task(self) -> str:
-        """ "regression" or "classification"."""
-        return self.mixture.task
-
-    @property
-    def has_classes(self) -> bool:
-        """Whether the targets are labels, not numbers."""
-        return self.mixture.has_classes
-
-    @property
-    def num_draws(self) -> int:
-        """S, the number of draws."""
-        return self.components.batch_shape[0]
-
-    def __len__(self) -> int:
-        return self.components.batch_shape[1]
-
-    def __getitem__(self, index: Tensor | slice | Sequence[int]) -> Prediction:
-        """The prediction for some of the points: a slice, a mask (B,) or indices."""
-        return Prediction(rebuild(self.components, lambda p, _: p[:, index]), self.kind)
-
-    def of_draws(self, index: Tensor | slice | Sequence[int]) -> Prediction:
-        """The prediction by some of the draws: a slice, a mask (S,) or indices."""
-        return Prediction(rebuild(self.components, lambda p, _: p[index]), self.kind)
-
-    # -- classification ------------------------------------------------------------------------------------------
-    @property
-    def probs(self) -> Tensor:
-        """Class probabilities of every draw, (S, B, K); a Bernoulli's are those of K = 2 classes."""
-        self._need("classification", "probs")
-        return self.mixture.probs
-
-    @cached_property
-    def votes(self) -> Tensor:
-        """Share of the draws whose most probable class is k, (B, K)."""
-        top = self.probs.argmax(-1)
-        return torch.nn.functional.one_hot(top, self.probs.shape[-1]).double().mean(0).float()
-
-    # -- regression ----------------------------------------------------------------------------------------------
-    @property
-    def locs(self) -> Tensor:
-        """Component means (S, B), target units."""
-        self._need("regression", "locs")
-        return self.components.mean
-
-    @property
-    def scales(self) -> Tensor:
-        """Component standard deviations (S, B), target units."""
-        self._need("regression", "scales")
-        return self.components.stddev
-
-    def cdf(self, y: Tensor) -> Tensor:
-        """P(Y ≤ y) of the mixture; y broadcasts against (B,), any leading dimensions."""
-        self._need("regression", "cdf")
-        return self.mixture.cdf(y)
-
-    def quantile(self, q: float | Sequence[float]) -> Tensor:
-        """Quantiles of the mixture by bisection of its cdf, (len(q), B), to 1e-9 of the search bracket.
-
-        Raises UserError unless 0 < q < 1.
-        """
-        self._need("regression", "quantile")
-        levels = torch.as_tensor([q] if isinstance(q, float | int) else list(q), dtype=torch.float64)
-        if not bool(((levels > 0) & (levels < 1)).all()):
-            raise UserError(f"quantile levels must lie strictly between 0 and 1, got {levels.tolist()}")
-        points = max(1, 2**21 // (self.num_draws * len(levels)))  # 16 MB in float64
-        return torch.cat([self[i : i + points].mixture.quantile(levels) for i in range(0, len(self), points)], 1)
-
-    # -- both ----------------------------------------------------------------------------------------------------
-    @property
-    def mean(self) -> Tensor:
-        """Mean class probabilities (B, K), or the predictive mean (B,) in target units."""
-        return self.mixture.mean
-
-    @property
-    def total(self) -> Tensor:
-        """Total uncertainty (B,): entropy of the mean probabilities in nats, or the mixture's variance."""
-        return self.mixture.total
-
-    @property
-    def aleatoric(self) -> Tensor:
-        """What more data would not remove (B,): mean entropy of the draws in nats, or mean component variance."""
-        return self.mixture.aleatoric
-
-    @property
-    def epistemic(self) -> Tensor:
-        """What the draws disagree on (B,): mutual information I(y; w) in nats, or the variance of the means."""
-        return self.mixture.epistemic
-
-    def log_prob(self, y: Tensor) -> Tensor:
-        """log p(y | x, D) = logsumexp_s log p_s(y) − log S, in nats, (B,). y: labels or targets, (B,)."""
-        if y.shape != (len(self),):
-            num = len(self)
-            raise UserError(f"y has shape {tuple(y.shape)}, but the prediction is for {num} points: ({num},)")
-        return self.mixture.log_prob(y.cpu())
-
-    def _need(self, task: str, what: str) -> None:
-        if self.task != task:
-            raise UserError(f"'{what}' belongs to {task}, but this is a {self.task} prediction")
+#: What ``predict`` returns.
+Prediction = Mixture
 
 
 def predict(
@@ -198,7 +83,7 @@ def predict(
             if progress is not None:
                 progress(done, num_draws)
         joined = blocks[0] if len(blocks) == 1 else {n: torch.cat([b[n] for b in blocks]) for n in blocks[0]}
-        return Prediction(make(type(read.likelihood), joined), read.mixture)
+        return read.mixture(make(type(read.likelihood), joined))
 
 
 @contextmanager

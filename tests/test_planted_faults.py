@@ -21,7 +21,7 @@ from bnn_pyro.checks.step_size import StepSize
 from bnn_pyro.inference import chees, hmc, linear, log_joint, sghmc
 from bnn_pyro.inference.log_joint import Rescale
 from bnn_pyro.parts import guides, weights
-from bnn_pyro.predictive import Prediction
+from bnn_pyro.parts.mixtures import ClassMixture, Mixture
 
 PREDICTIVE = PredictiveCheck(draws=200, effort=0.2)
 ESTIMATORS = Estimators(rows=24, repeats=25, warm=20)
@@ -30,7 +30,7 @@ JOINT = JointDistribution(chains=600, sweeps=4, rows=6)
 STEPS = StepSize(chains=100, times=6.0)
 
 own_nuts, own_hmc, move = hmc.nuts, hmc.hmc, chees.Chains.move
-kl, log_joints, cut, mean = log_joint._kl, log_joint.log_joints, guides._Flat._cut, Prediction.mean.fget
+kl, log_joints, cut = log_joint._kl, log_joint.log_joints, guides._Flat._cut
 log_prob, step, pull = weights.CentredNormal.log_prob, sghmc.step, linear.prior_pull
 
 
@@ -55,8 +55,7 @@ def unscaled(model, w, x, y, likelihood=1.0, precision=None):
 
 def mean_of_logs(self):
     """Predictions that do not sum to 1."""
-    probs = self.probs.log().mean(0).exp() if self.task == "classification" else None
-    return mean(self) if probs is None else probs
+    return self.probs.log().mean(0).exp()
 
 
 def log_of_draws(self, y):
@@ -133,7 +132,7 @@ FAULTS = {
     "averaged log-probabilities": (
         "svi",
         PREDICTIVE,
-        [(Prediction, "mean", property(mean_of_logs)), (Prediction, "log_prob", log_of_draws)],
+        [(ClassMixture, "mean", property(mean_of_logs)), (Mixture, "log_prob", log_of_draws)],
     ),
     "a guide that ignores a weight": ("svi", EXACT, [(guides._Flat, "_cut", first_weight_stays)]),
     "NUTS without acceptance": ("nuts", JOINT, [(hmc, "nuts", newest_always)]),

@@ -94,7 +94,7 @@ def outputs(posterior: bp.Posterior, x: Tensor) -> tuple[np.ndarray, np.ndarray,
     values, means, noise = [], [], np.zeros((0, 1))
     for part in x.split(25):
         prediction = bp.predict(posterior, part, num_draws=shape.numel())
-        values.append(prediction.mixture.output_values().numpy().astype(np.float32))
+        values.append(prediction.output_values().numpy().astype(np.float32))
         if prediction.task == "regression":
             means.append(prediction.locs[..., None].numpy())
             noise = prediction.scales[:, :1].double().numpy()

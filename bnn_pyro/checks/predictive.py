@@ -90,7 +90,7 @@ class PredictiveCheck:
                 evidence.setdefault(what, []).append(values)
             if subject.converges_to == "exact" and getattr(method, "temperature", 1.0) == 1.0:
                 chains = next(iter(posterior.chains.values())).shape[:2]
-                every = predict(posterior, x, num_draws=chains.numel(), seed=seed).mixture.log_probs(y).double().numpy()
+                every = predict(posterior, x, num_draws=chains.numel(), seed=seed).log_probs(y).double().numpy()
                 shares.append(np.exp(every - exact).reshape(*chains, -1))
                 about = f"predictive density at input {{}}, of the exact one ({problem.title})"
                 labels += [about.format(b + 1) for b in range(len(y))]

@@ -252,6 +252,6 @@ def outputs_of(posterior: Posterior, reference: ReferencePosterior, draws: int) 
     chains = posterior.chains
     shape = (1, draws) if chains is None else tuple(next(iter(chains.values())).shape[:2])
     prediction = predict(posterior, torch.from_numpy(reference.x), num_draws=shape[0] * shape[1])
-    values = prediction.mixture.output_values().numpy().astype(np.float32).reshape(*shape, len(reference.x), -1)
+    values = prediction.output_values().numpy().astype(np.float32).reshape(*shape, len(reference.x), -1)
     noise = np.zeros(0) if prediction.has_classes else prediction.scales[:, :1].numpy()
     return Outputs(values, noise, chains is not None and shape[1] >= LEAST_DRAWS)

@@ -168,7 +168,7 @@ def _training_rows(
     replicated = np.empty(log_likelihood.shape, dtype=np.int32 if posterior.schema.has_classes else np.float32)
     with isolated(seed + 1):
         for part, prediction in draws.walk(posterior, x, math.prod(shape), seed):
-            log_likelihood[:, part] = prediction.mixture.log_probs(y[part]).double().numpy()
+            log_likelihood[:, part] = prediction.log_probs(y[part]).double().numpy()
             finite = finite and bool(np.isfinite(log_likelihood[:, part]).all())
             replicated[:, part] = prediction.components.sample().numpy() if finite else 0
     dims = ("chain", "draw", "observation")

@@ -107,7 +107,7 @@ def _superchains(posterior: Posterior) -> np.ndarray | None:
 def _outputs(posterior: Posterior, x: Tensor, shape: tuple[int, int]) -> Iterator[tuple[slice, Prediction, np.ndarray]]:
     """(rows, the prediction for them, the K numbers by which its draws are compared (B, K, C, D) float64)."""
     for rows, prediction in draws.walk(posterior, x, shape[0] * shape[1]):
-        values = np.moveaxis(prediction.mixture.output_values().numpy(), 0, -1)
+        values = np.moveaxis(prediction.output_values().numpy(), 0, -1)
         yield rows, prediction, values.reshape(*values.shape[:-1], *shape)
 
 

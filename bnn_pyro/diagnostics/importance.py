@@ -168,7 +168,7 @@ def importance_weights(posterior: Posterior, data: Dataset, seed: int = 0) -> tu
         log_prior, _ = log_joints(model, draws, x, data.y_train[:1].to(own.device))
     likelihood = torch.zeros(num, dtype=torch.float64)
     for rows, prediction in walk(own, data.x_train, num):
-        likelihood += prediction.mixture.log_probs(data.y_train[rows].cpu()).double().sum(1)
+        likelihood += prediction.log_probs(data.y_train[rows].cpu()).double().sum(1)
     return own, (likelihood / temperature_of(posterior) + log_prior.cpu().double() - log_q).numpy()
 
 
@@ -201,7 +201,7 @@ def leave_one_out(posterior: Posterior, data: Dataset, log_weights: np.ndarray |
     of_draws = np.full(num, -np.log(num)) if log_weights is None else psis(log_weights[None])[0][0]
     columns = []
     for part, prediction in walk(posterior, x, num):
-        terms = prediction.mixture.log_probs(y[part]).double().numpy().T  # (B, S)
+        terms = prediction.log_probs(y[part]).double().numpy().T  # (B, S)
         efficiency = 1.0
         if log_weights is None and draws > 3:
             relative = ess_mean(np.exp(terms - terms.max(1, keepdims=True)).reshape(-1, chains, draws)) / num
@@ -209,7 +209,7 @@ def leave_one_out(posterior: Posterior, data: Dataset, log_weights: np.ndarray |
         ratios = -terms / temperature + (0.0 if log_weights is None else log_weights)
         smooth, k = psis(ratios, efficiency)
         elpd, everything = logsumexp(smooth + terms, 1), logsumexp(of_draws + terms, 1)
-        below, at = (share.numpy().T for share in prediction.mixture.component_below(y[part]))
+        below, at = (share.numpy().T for share in prediction.component_below(y[part]))
         weights = np.exp(smooth)
         pit = (weights * below).sum(1) + u[part] * (weights * at).sum(1)
         columns.append((elpd, everything - elpd, k, pit.clip(0.0, 1.0)))
@@ -231,9 +231,9 @@ def replicate(posterior: Posterior, data: Dataset, seed: int = 0) -> tuple[np.nd
     seen, made, shown = torch.zeros(num), torch.zeros(repeats, num), []
     with isolated(seed):
         for part, prediction in walk(posterior, data.x_train[rows], num, seed):
-            seen = prediction.mixture.discrepancy(y[part], seen)
+            seen = prediction.discrepancy(y[part], seen)
             new = [prediction.components.sample() for _ in range(repeats)]
-            made = torch.stack([prediction.mixture.discrepancy(n, m) for n, m in zip(new, made, strict=True)])
+            made = torch.stack([prediction.discrepancy(n, m) for n, m in zip(new, made, strict=True)])
             shown.append(torch.cat(new)[even(num * repeats, SHOWN_SETS)])
     p_value = (made > seen).double().mean() + 0.5 * (made == seen).double().mean()
     return torch.cat(shown, 1).numpy(), y.numpy(), float(p_value)

@@ -255,7 +255,9 @@ def ood_table(
             notes[score] = str(reason)
     reductions = {score: partial(auroc_of, p) for score, p in points.items()}
     sizes = (len(inside), len(outside))
-    return intervals(reductions, sizes, notes=notes, bootstrap=bootstrap, seed=seed, confidence=confidence)
+    found = intervals(reductions, sizes, bootstrap=bootstrap, seed=seed, confidence=confidence)
+    found.notes.update(notes)
+    return found
 
 
 def _points(inside: Prediction, outside: Prediction, score: str) -> np.ndarray:

@@ -33,12 +33,12 @@ def _root_mean(points: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def _crps(prediction: Prediction, y: np.ndarray) -> np.ndarray:
-    return prediction.mixture.crps(torch.from_numpy(y)).numpy()
+    return prediction.crps(torch.from_numpy(y)).numpy()
 
 
 def _steps(prediction: Prediction, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(P(Y ≤ y), P(Y < y)), each (B,): the same where Y is continuous."""
-    below, at = (share.mean(-2) for share in prediction.mixture.component_below(torch.from_numpy(y)))
+    below, at = (share.mean(-2) for share in prediction.component_below(torch.from_numpy(y)))
     return (below + at).numpy(), below.numpy()
 
 
@@ -120,15 +120,10 @@ def evaluate(
         except Undefined as reason:
             notes[name] = str(reason)
     biased = {name for name in points if table[name].biased}
-    found = intervals(
-        {name: partial(table[name].reduce, p) for name, p in points.items()},
-        (len(y),),
-        notes=notes,
-        biased=biased,
-        bootstrap=bootstrap,
-        seed=seed,
-        confidence=confidence,
-    )
+    reductions = {name: partial(table[name].reduce, p) for name, p in points.items()}
+    settings = {"bootstrap": bootstrap, "seed": seed, "confidence": confidence}
+    found = intervals(reductions, (len(y),), biased=biased, **settings)
+    found.notes.update(notes)
     # An absolute value stays one: only the biased metrics' intervals are moved, and could fall below 0.
     found.update({name: found[name]._replace(low=max(found[name].low, 0.0)) for name in biased})
     return found

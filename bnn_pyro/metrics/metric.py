@@ -48,9 +48,10 @@ class Evaluation(dict[str, Estimate]):
                 the same ones, so that replicates of two predictions for the same points are pairs
     """
 
-    def __init__(self, notes: Mapping[str, str] | None, replicates: Mapping[str, np.ndarray]) -> None:
+    def __init__(self, replicates: Mapping[str, np.ndarray]) -> None:
         super().__init__()
-        self.notes, self.replicates = dict(notes or {}), dict(replicates)
+        self.notes: dict[str, str] = {}
+        self.replicates = dict(replicates)
 
     def flat(self) -> dict[str, float]:
         """{"nll": …, "nll_low": …, "nll_high": …, …}: what metrics.json holds."""
@@ -131,7 +132,6 @@ def intervals(
     reductions: Mapping[str, Reduction],
     sizes: Sequence[int],
     *,
-    notes: Mapping[str, str] | None = None,
     biased: Collection[str] = (),
     bootstrap: int = 1000,
     seed: int = 0,
@@ -140,7 +140,7 @@ def intervals(
     """Values on all points with percentile intervals of several reductions, from the same resampled points.
 
     sizes: how many points; more than one number where groups are resampled each by itself (inside and outside).
-    notes: of the result.   biased: which reductions' intervals are moved by their bias, see :class:`Metric`.
+    biased: which reductions' intervals are moved by their bias, see :class:`Metric`.
     Replicates in which a reduction is NaN (one class drawn) are left out of its interval.
 
     Raises UserError for fewer than 2 replicates or a confidence outside (0, 1).
@@ -153,7 +153,7 @@ def intervals(
     for counts in _resamples(sizes, bootstrap, np.random.default_rng(seed)):
         for name, reduce in reductions.items():
             blocks[name].append(reduce(counts))
-    found = Evaluation(notes, {name: np.concatenate(parts) for name, parts in blocks.items()})
+    found = Evaluation({name: np.concatenate(parts) for name, parts in blocks.items()})
     tail = (1 - confidence) / 2
     for name, reduce in reductions.items():
         value = float(reduce(np.ones((1, sum(sizes))))[0])

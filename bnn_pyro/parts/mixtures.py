@@ -1,24 +1,23 @@
-"""An equal mixture of S components, one per draw of the weights: its moments, quantiles and scores.
+"""A prediction: an equal mixture of S components, one per draw of the weights; its moments, quantiles and scores.
 
 Probabilities are averaged, never log-probabilities, and moments and quantiles are those of the mixture, not of a
-matched Gaussian. A likelihood names its class of mixture; a bare distribution's is looked up in ``MIXTURES``. Shapes:
-S draws, B points, K classes.
+matched Gaussian. A likelihood names its class of mixture; a bare distribution's is looked up in ``MIXTURES``.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from functools import cached_property
-from typing import ClassVar
 
 import torch
 from pyro.distributions import Bernoulli, Categorical, Distribution, Normal
 from torch import Tensor
 
 from bnn_pyro.errors import UserError
+from bnn_pyro.parts.components import dtype_of, select
 
-__all__ = ["MIXTURES", "BernoulliMixture", "ClassMixture", "Mixture", "NormalMixture", "make", "parameters", "rebuild"]
+__all__ = ["MIXTURES", "BernoulliMixture", "ClassMixture", "Mixture", "NormalMixture"]
 
 #: Entries of the largest array of one block, 8 MB in float64.
 BLOCK = 2**20
@@ -27,28 +26,76 @@ GRID, COUNTS = 512, 4096
 
 
 class Mixture:
-    """Mixture of any univariate distribution of numbers that has a mean, a variance, ``log_prob`` and ``cdf``.
+    """p(y | x, D) as S components. Shapes: S draws, B points, K classes; of ``predict``, all tensors on the CPU.
 
-    components  a distribution of batch shape (S, B)
+    components  the model's own distribution at site "y", batch shape (S, B), in the target's own units
+    kind        the class of mixture that its likelihood names; None takes that of the components' family
 
-    A family without ``cdf`` gets a subclass with :meth:`component_cdf`, named by its likelihood as ``mixture``.
+    This class is for any univariate distribution of numbers that has a mean, a variance, ``log_prob`` and ``cdf``; a
+    family without ``cdf`` gets a subclass with :meth:`component_cdf`, named by its likelihood as ``mixture``.
     """
 
     #: What the targets are: numbers or labels. ``has_classes`` decides which metrics and figures apply.
-    task: ClassVar[str] = "regression"
-    has_classes: ClassVar[bool] = False
+    task = "regression"
+    has_classes = False
 
-    def __init__(self, components: Distribution) -> None:
-        self.components = components
+    def __new__(cls, components: Distribution | None = None, kind: type[Mixture] | None = None) -> Mixture:
+        """``Mixture(…)`` itself makes the class that these components have."""
+        new = super().__new__((kind or MIXTURES.get(type(components), Mixture)) if cls is Mixture else cls)
+        new.components = components
+        return new
+
+    @property
+    def num_draws(self) -> int:
+        """S, the number of draws."""
+        return self.components.batch_shape[0]
+
+    def __len__(self) -> int:
+        return self.components.batch_shape[1]
+
+    def __getitem__(self, index: Tensor | slice | Sequence[int]) -> Mixture:
+        """The prediction for some of the points: a slice, a mask (B,) or indices."""
+        return type(self)(select(self.components, (slice(None), index)))
+
+    def of_draws(self, index: Tensor | slice | Sequence[int]) -> Mixture:
+        """The prediction by some of the draws: a slice, a mask (S,) or indices."""
+        return type(self)(select(self.components, index))
+
+    def _need(self, task: str, what: str) -> None:
+        if self.task != task:
+            raise UserError(f"'{what}' belongs to {task}, but this is a {self.task} prediction")
+
+    @property
+    def probs(self) -> Tensor:
+        """Class probabilities of every draw, (S, B, K); a Bernoulli's are those of K = 2 classes."""
+        self._need("classification", "probs")
+
+    @property
+    def votes(self) -> Tensor:
+        """Share of the draws whose most probable class is k, (B, K)."""
+        top = self.probs.argmax(-1)
+        return torch.nn.functional.one_hot(top, self.probs.shape[-1]).double().mean(0).float()
+
+    @property
+    def locs(self) -> Tensor:
+        """Component means (S, B), target units."""
+        self._need("regression", "locs")
+        return self.components.mean
+
+    @property
+    def scales(self) -> Tensor:
+        """Component standard deviations (S, B), target units."""
+        self._need("regression", "scales")
+        return self.components.stddev
 
     def log_probs(self, y: Tensor) -> Tensor:
         """log p_s(y), (S, B), nats. y: (B,)."""
-        return self.components.log_prob(y.to(_dtype(self.components)))
+        return self.components.log_prob(y.to(dtype_of(self.components)))
 
     def component_cdf(self, y: Tensor) -> Tensor:
         """P_s(Y ≤ y), (…, S, B) float64, at real y (…, B); of counts, a step function."""
         try:
-            return self.components.cdf(y.unsqueeze(-2).to(_dtype(self.components))).double()
+            return self.components.cdf(y.unsqueeze(-2).to(dtype_of(self.components))).double()
         except NotImplementedError:
             family = type(self.components).__name__
             raise UserError(f"{family} has no cdf; give its likelihood a mixture with 'component_cdf'") from None
@@ -76,30 +123,34 @@ class Mixture:
 
     @cached_property
     def mean(self) -> Tensor:
-        """Predictive mean (B,), target units."""
+        """Mean class probabilities (B, K), or the predictive mean (B,) in target units."""
         return self.components.mean.mean(0)
 
     @cached_property
     def total(self) -> Tensor:
-        """Variance of the mixture (B,)."""
+        """Total uncertainty (B,): entropy of the mean probabilities in nats, or the mixture's variance."""
         return self.aleatoric + self.epistemic
 
     @cached_property
     def aleatoric(self) -> Tensor:
-        """Mean variance of the components (B,)."""
+        """What more data would not remove (B,): mean entropy of the draws in nats, or mean component variance."""
         return self.components.variance.mean(0)
 
     @cached_property
     def epistemic(self) -> Tensor:
-        """Variance of the components' means (B,)."""
+        """What the draws disagree on (B,): mutual information I(y; w) in nats, or the variance of the means."""
         return self.components.mean.double().var(0, unbiased=False).float()
 
     def log_prob(self, y: Tensor) -> Tensor:
-        """log p(y) = logsumexp_s log p_s(y) − log S, (B,), nats."""
-        return torch.logsumexp(self.log_probs(y), 0) - math.log(self.components.batch_shape[0])
+        """log p(y | x, D) = logsumexp_s log p_s(y) − log S, in nats, (B,). y: labels or targets, (B,)."""
+        if y.shape != (len(self),):
+            num = len(self)
+            raise UserError(f"y has shape {tuple(y.shape)}, but the prediction is for {num} points: ({num},)")
+        return torch.logsumexp(self.log_probs(y.cpu()), 0) - math.log(self.num_draws)
 
     def cdf(self, y: Tensor) -> Tensor:
-        """P(Y ≤ y), (…, B) float64; y (…, B)."""
+        """P(Y ≤ y), (…, B) float64; y broadcasts against (B,), any leading dimensions."""
+        self._need("regression", "cdf")
         return self.component_cdf(y).mean(-2)
 
     def bracket(self, levels: Tensor) -> tuple[Tensor, Tensor]:
@@ -107,8 +158,19 @@ class Mixture:
         mean, sd, odds = self.mean.double(), self.total.double().sqrt(), (levels / (1 - levels))[:, None].sqrt()
         return mean - sd / odds, mean + sd * odds
 
-    def quantile(self, levels: Tensor) -> Tensor:
-        """Quantiles (Q, B) by bisection of the cdf to 1e-9 of the bracket; levels (Q,) float64 in (0, 1)."""
+    def quantile(self, q: float | Sequence[float]) -> Tensor:
+        """Quantiles of the mixture by bisection of its cdf, (len(q), B), to 1e-9 of the search bracket.
+
+        Raises UserError unless 0 < q < 1.
+        """
+        self._need("regression", "quantile")
+        levels = torch.as_tensor([q] if isinstance(q, float | int) else list(q), dtype=torch.float64)
+        if not bool(((levels > 0) & (levels < 1)).all()):
+            raise UserError(f"quantile levels must lie strictly between 0 and 1, got {levels.tolist()}")
+        points = max(1, 2 * BLOCK // (self.num_draws * len(levels)))
+        return torch.cat([self[i : i + points]._bisect(levels) for i in range(0, len(self), points)], 1)
+
+    def _bisect(self, levels: Tensor) -> Tensor:
         low, high = self.bracket(levels)
         for _ in range(30):
             middle = (low + high) / 2
@@ -153,8 +215,7 @@ class NormalMixture(Mixture):
 
     def crps(self, y: Tensor) -> Tensor:
         """E|Y − y| − ½ E|Y − Y'|, both in closed form for a mixture of S Gaussians (Grimit et al. 2006, eq. 5)."""
-        draws = self.components.batch_shape[0]
-        scores = []
+        draws, scores = self.num_draws, []
         for rows in torch.arange(len(y)).split(max(1, BLOCK // draws)):
             loc, scale = self.components.loc[:, rows].double(), self.components.scale[:, rows].double()
             to_y = _mean_distance(y[rows] - loc, scale).mean(0)
@@ -175,32 +236,28 @@ class ClassMixture(Mixture):
 
     @cached_property
     def probs(self) -> Tensor:
-        """Class probabilities of every component, (S, B, K)."""
+        """See :meth:`Mixture.probs`."""
         return self.components.logits.exp()  # they are normalised; a softmax would take eight times as long
 
     @cached_property
     def mean(self) -> Tensor:
-        """Mean class probabilities (B, K)."""
+        """See :meth:`Mixture.mean`."""
         return self.probs.mean(0)
 
     @cached_property
     def total(self) -> Tensor:
-        """Entropy of the mean probabilities (B,)."""
-        return _entropy(self.mean)
+        """See :meth:`Mixture.total`."""
+        return torch.special.entr(self.mean).sum(-1)
 
     @cached_property
     def aleatoric(self) -> Tensor:
-        """Mean entropy of the components (B,)."""
-        return torch.cat([_entropy(p).mean(0) for p in self.probs.split(1000, dim=1)])
+        """See :meth:`Mixture.aleatoric`."""
+        return torch.cat([torch.special.entr(p).sum(-1).mean(0) for p in self.probs.split(1000, dim=1)])
 
     @cached_property
     def epistemic(self) -> Tensor:
-        """Mutual information I(y; w) (B,)."""
+        """See :meth:`Mixture.epistemic`."""
         return (self.total - self.aleatoric).clamp_min(0.0)  # ≥ 0 by Jensen; the clamp removes rounding only
-
-    def log_probs(self, y: Tensor) -> Tensor:
-        """log p_s(y), (S, B), of labels y (B,)."""
-        return self.components.log_prob(y.long())
 
     def component_below(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """(P_s(Y < y), P_s(Y = y)) in the order of the labels, each (S, B) float64."""
@@ -228,8 +285,6 @@ class BernoulliMixture(ClassMixture):
         """Probabilities of both classes, (S, B, 2)."""
         return torch.stack([torch.sigmoid(-self.components.logits), torch.sigmoid(self.components.logits)], -1)
 
-    log_probs = Mixture.log_probs
-
     def output_values(self) -> Tensor:
         """Log-odds of the second class, (S, B, 1) float64."""
         return self.components.logits.double()[..., None]
@@ -239,54 +294,7 @@ class BernoulliMixture(ClassMixture):
 MIXTURES: dict[type, type[Mixture]] = {Categorical: ClassMixture, Bernoulli: BernoulliMixture, Normal: NormalMixture}
 
 
-# -- distributions by their parameters -----------------------------------------------------------------------------
-def parameters(d: Distribution) -> dict[str, tuple[Tensor, int]]:
-    """{name: (value, its number of event dimensions)} of what makes a distribution; as logits where it has them.
-
-    Raises UserError for a distribution that is not made of tensors, or of an event that is not one number.
-    """
-    constraints = {} if d.event_shape else d.arg_constraints
-    found = {
-        name: (getattr(d, name), constraint.event_dim)
-        for name, constraint in constraints.items()
-        if name != "probs" or "logits" not in constraints
-    }
-    if not found:
-        raise UserError(
-            f"a likelihood of type {type(d).__name__} has no Prediction; use a univariate one, such as Categorical, "
-            "Bernoulli, Normal or Poisson"
-        )
-    return found
-
-
-def make(kind: type, values: dict[str, Tensor]) -> Distribution:
-    """A distribution of parameters that were read off others of its kind.
-
-    Their logits are normalised; the constructor would do it again, in the time of the product that they came from.
-    """
-    if kind is not Categorical:
-        return kind(**values, validate_args=False)
-    logits = values["logits"]
-    made = Categorical(logits=logits[:1, :1], validate_args=False).expand(logits.shape[:-1])
-    made.logits = made._param = logits
-    return made
-
-
-def rebuild(d: Distribution, change: Callable[[Tensor, int], Tensor]) -> Distribution:
-    """The same distribution of changed parameters; change(value, event dimensions)."""
-    return make(type(d), {name: change(value, event) for name, (value, event) in parameters(d).items()})
-
-
-def _dtype(d: Distribution) -> torch.dtype:
-    return next(iter(parameters(d).values()))[0].dtype
-
-
 def _mean_distance(loc: Tensor, scale: Tensor) -> Tensor:
     """E|Z| for Z ~ Normal(loc, scale)."""
     z = loc / scale
     return loc * torch.erf(z / math.sqrt(2)) + scale * math.sqrt(2 / math.pi) * torch.exp(-z.square() / 2)
-
-
-def _entropy(probs: Tensor) -> Tensor:
-    """Entropy in nats over the last dimension; 0·log 0 = 0."""
-    return -torch.special.xlogy(probs, probs).sum(-1)

@@ -206,7 +206,7 @@ def _running_nll(
     rows = max(1, NUMBERS // (num * max(1, len(posterior.schema.classes))))
     for some, answers in zip(x.split(rows), y.split(rows), strict=True):
         prediction = predict(posterior, some, num_draws=num)  # every stored draw, chain after chain
-        log_prob = prediction.mixture.log_probs(answers.cpu()).double()
+        log_prob = prediction.log_probs(answers.cpu()).double()
         single -= log_prob.sum(1)
         grown = torch.logcumsumexp(log_prob.reshape(chains, kept, -1), 1)  # (C, D, rows)
         of_chain -= (grown - size.log()[:, None]).sum(2)
