@@ -1,12 +1,43 @@
-"""The zoo: every variant is a class here, in a file of its own or beside its kin, and one line in ``ZOO``."""
+"""The zoo: every variant is a class here, in a file of its own or beside its kin, and one line in ``ZOO``.
 
+A variant is a frozen dataclass whose fields are its settings, with two verbs, ``model`` and ``guide``. Its class
+attributes say the rest: ``summary`` (the idea in one line), ``paper``, and ``has`` (keys of ``inference.NEEDS``, from
+which follows what methods suit it); ``images_only = True`` where inputs must have a height and a width. Settings tuned
+for a data set go into ``tuned.toml``.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Protocol
+
+from torch import nn
+
+from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.zoo.convnet import ConvNet
-from bnn_pyro.zoo.dropout_mlp import DropoutMLP
-from bnn_pyro.zoo.entry import Entry
 from bnn_pyro.zoo.hidden_layer import BayesianConvNet, HiddenLayerNet, SparseDropout, VariationalDropout
 from bnn_pyro.zoo.last_layer import LastLayer
-from bnn_pyro.zoo.mean_field import MLP, MeanField
+from bnn_pyro.zoo.mean_field import MLP, DropoutMLP, MeanField
 from bnn_pyro.zoo.tuned import TUNED, Fit
+
+
+class Entry(Protocol):
+    """One Bayesian network: p(y, w | x) and its q(w)."""
+
+    summary: ClassVar[str]
+    paper: ClassVar[str]
+    has: ClassVar[frozenset[str]]
+
+    def model(self, schema: Schema) -> nn.Module:
+        """m with m(x, y=None): draws w, then the site "y" in a plate of len(x). It never learns N.
+
+        Besides: ``initial`` {site: value} where optimisers start. ``parts.priors.BayesianNet`` makes one of any module.
+        """
+        ...
+
+    def guide(self, model: nn.Module) -> nn.Module | None:
+        """q over exactly the model's latent sites, or None."""
+        ...
+
 
 #: Every variant by its name on the command line.
 ZOO: dict[str, type[Entry]] = {

@@ -1,4 +1,4 @@
-"""Mean-field Normal weights: every weight its own mean and standard deviation (Bayes by Backprop).
+"""Fully connected networks: mean-field Normal weights (Bayes by Backprop), a point estimate, and dropout.
 
     w ~ p(w)    f = net_w(x)    y ~ likelihood(f)          q(w) = ∏ᵢ Normal(wᵢ; μᵢ, softplus(ρᵢ))
 
@@ -6,6 +6,14 @@ Blundell, Cornebise, Kavukcuoglu & Wierstra 2015, arXiv:1505.05424. The model is
 method takes. With the "scale-mixture" prior the KL is estimated by Monte Carlo, with the others it is exact.
 The deterministic network is the same model at its most probable weights: the baseline of every comparison, whose
 posterior is one draw and whose epistemic uncertainty is zero.
+
+With dropout it is deterministic once trained, or Bayesian by masks that go on falling at prediction:
+
+    h₀ = x    h_l = act(W_l (z_l ∘ h_{l−1}) / (1 − p_l) + b_l)    y ~ likelihood(h_L)        z_l ~ Bernoulli(1 − p_l)
+
+Method map trains with masks and predicts without them (Srivastava, Hinton, Krizhevsky, Sutskever & Salakhutdinov 2014);
+mc-dropout keeps them, one for every draw (Gal & Ghahramani 2016). To the model p(y, w | x) they are no part of it: out
+of training mode it is that of ``MLP``.
 """
 
 from __future__ import annotations
@@ -17,12 +25,12 @@ from torch import nn
 
 from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.parts import nets
-from bnn_pyro.parts.guides import MeanFieldNormal
+from bnn_pyro.parts.guides import DroppedInputs, MeanFieldNormal
 from bnn_pyro.parts.likelihoods import make_likelihood
 from bnn_pyro.parts.priors import BayesianNet
 from bnn_pyro.settings import Settings, setting
 
-__all__ = ["MLP", "MeanField", "Network"]
+__all__ = ["MLP", "DropoutMLP", "MeanField", "Network"]
 
 
 @dataclass(frozen=True)
@@ -86,3 +94,29 @@ class MLP(MeanField):
     def guide(self, model: nn.Module) -> None:
         """None: a point estimate needs no q."""
         return None
+
+
+@dataclass(frozen=True)
+class DropoutMLP(Network):
+    """Settings of a multilayer perceptron with dropout: those of ``Network``.
+
+    input_dropout   share of the inputs that a mask removes; 0 for none
+    hidden_dropout  share of every hidden layer's units that a mask removes
+    """
+
+    hidden: tuple[int, ...] = setting((100,), low=1)
+    input_dropout: float = setting(0.2, low=0, below=1)
+    hidden_dropout: float = setting(0.5, low=0, below=1)
+
+    summary: ClassVar[str] = "A network with dropout, deterministic or with a mask for every draw (MC dropout)"
+    paper: ClassVar[str] = "Srivastava et al. 2014, JMLR 15:1929; Gal & Ghahramani 2016, arXiv:1506.02142"
+    has: ClassVar[frozenset[str]] = frozenset({"weights", "dropout"})
+
+    def net(self, schema: Schema, outputs: int) -> nets.MLP:
+        """The deterministic network."""
+        rates = self.input_dropout, self.hidden_dropout
+        return nets.MLP(schema.input_shape, self.hidden, outputs, self.activation, self.bias, rates)
+
+    def guide(self, model: nn.Module) -> DroppedInputs:
+        """q(w): the weights with dropped columns; see ``Entry.guide``."""
+        return DroppedInputs(model.initial, model.net.dropout_rates)
