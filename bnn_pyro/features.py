@@ -89,27 +89,23 @@ def check_inputs(backbone: Backbone, data: Dataset) -> None:
 @torch.no_grad()
 def _off(net: nn.Module, x: Tensor) -> float:
     """How far the first batch normalisation's inputs are from its running statistics; 0 where there is none."""
-    found: list[float] = []
-
-    def compare(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        rows = inputs[0].double().transpose(0, 1).flatten(1)
-        here = Normal(rows.mean(1), (rows.var(1, correction=0) + layer.eps).sqrt())
-        known = Normal(layer.running_mean.double(), (layer.running_var.double() + layer.eps).sqrt())
-        found.append(kl_divergence(here, known).mean().item())
-
     kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
     layers = [part for part in net.modules() if isinstance(part, kinds) and part.running_mean is not None]
-    hooks = [layer.register_forward_pre_hook(compare) for layer in layers if layer.num_batches_tracked > 0]
+    layer = next((part for part in layers if part.num_batches_tracked > 0), None)
+    if layer is None:
+        return 0.0
+    inputs: list[Tensor] = []
     try:
-        if hooks:
-            with in_mode(net, training=False):
-                net(x)
+        with layer.register_forward_pre_hook(lambda _, given: inputs.extend(given)), in_mode(net, training=False):
+            net(x)
     except Exception:  # it takes the one kind of inputs only
         return math.inf
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return found[0] if found else 0.0
+    if not inputs:
+        return 0.0
+    rows = inputs[0].double().transpose(0, 1).flatten(1)
+    here = Normal(rows.mean(1), (rows.var(1, correction=0) + layer.eps).sqrt())
+    known = Normal(layer.running_mean.double(), (layer.running_var.double() + layer.eps).sqrt())
+    return kl_divergence(here, known).mean().item()
 
 
 def on_features(model: nn.Module, data: Dataset, progress: bool = False) -> tuple[nn.Module, Dataset]:

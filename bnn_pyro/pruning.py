@@ -98,7 +98,7 @@ def prune(posterior: Posterior, share: float) -> Posterior:
 
     Raises UserError for a share outside 0 to 1 or a posterior without ``signal_to_noise``.
     """
-    return _without(posterior, share, _Order(posterior))
+    return _pruned(posterior, [share])[0]
 
 
 def pruning_curve(
@@ -116,47 +116,39 @@ def pruning_curve(
     x: (B, *input_shape), standardised.   y: (B,) labels, or targets in their own units.
     num_draws, seed, progress: as for ``predict``; all shares have the same draws of the weights that are left.
     """
-    order, measure = _Order(posterior), "error" if posterior.schema.has_classes else "rmse"
-    pruned, found = [_without(posterior, share, order) for share in shares], []
-    for number, (share, without) in enumerate(zip(shares, pruned, strict=True)):
+    measure, found = "error" if posterior.schema.has_classes else "rmse", []
+    for number, (share, pruned) in enumerate(zip(shares, _pruned(posterior, shares), strict=True)):
 
         def report(done: int, of: int, before: int = number * num_draws) -> None:
             if progress is not None:
                 progress(before + done, len(shares) * num_draws)
 
-        scores = metrics.evaluate(predict(without, x, num_draws=num_draws, seed=seed, progress=report), y)
-        left = order.total - round(share * order.total)
+        scores = metrics.evaluate(predict(pruned, x, num_draws=num_draws, seed=seed, progress=report), y)
+        left = sum(int(mask.sum()) for mask in pruned.guide.kept.values())
         found.append(PrunedScore(float(share), left, measure, scores[measure], scores["nll"]))
     return found
 
 
 # -- pieces ------------------------------------------------------------------------------------------------------------
-class _Order:
-    """All weights of a posterior, numbered site by site, in the order in which they are removed."""
-
-    def __init__(self, posterior: Posterior) -> None:
-        ratios = _ratios(posterior)
-        self.shapes = {site: ratio.shape for site, (_, ratio) in ratios.items()}
-        size, ratio = (torch.cat([pair[i].flatten() for pair in ratios.values()]) for i in (0, 1))
-        by_size = size.argsort(stable=True)
-        self.first = by_size[(ratio.log() / SAME).round()[by_size].argsort(stable=True)]
-        self.total = len(self.first)
-
-    def kept(self, share: float) -> dict[str, Tensor]:
-        """{site: mask} that leaves all but the first ``share``."""
-        mask = torch.ones(self.total, dtype=torch.bool)
-        mask[self.first[: round(share * self.total)]] = False
-        parts = mask.split([shape.numel() for shape in self.shapes.values()])
-        return {site: part.view(shape) for (site, shape), part in zip(self.shapes.items(), parts, strict=True)}
-
-
-def _without(posterior: Posterior, share: float, order: _Order) -> Posterior:
-    if not 0 <= share <= 1:
-        raise UserError(f"the share of weights to remove must lie between 0 and 1, got {share:g}")
-    guide = PrunedGuide(posterior.guide, order.kept(share)).to(posterior.device)
-    # Without the key that `fit(resume=True)` knows its own posterior by: this is another one.
-    provenance = {k: v for k, v in posterior.provenance.items() if k != "key"} | {"pruned": float(share)}
-    return Posterior(posterior.model, posterior.schema, guide, trace=posterior.trace, provenance=provenance)
+def _pruned(posterior: Posterior, shares: Sequence[float]) -> list[Posterior]:
+    """The posterior without each share of the weights, which are removed in one order over all sites."""
+    ratios = _ratios(posterior)
+    size, ratio = (torch.cat([pair[i].flatten() for pair in ratios.values()]) for i in (0, 1))
+    by_size = size.argsort(stable=True)
+    order = by_size[(ratio.log() / SAME).round()[by_size].argsort(stable=True)]
+    found = []
+    for share in shares:
+        if not 0 <= share <= 1:
+            raise UserError(f"the share of weights to remove must lie between 0 and 1, got {share:g}")
+        mask = torch.ones(len(order), dtype=torch.bool)
+        mask[order[: round(share * len(order))]] = False
+        parts = mask.split([mean.numel() for mean, _ in ratios.values()])
+        kept = {site: part.view_as(mean) for part, (site, (mean, _)) in zip(parts, ratios.items(), strict=True)}
+        guide = PrunedGuide(posterior.guide, kept).to(posterior.device)
+        # Without the key that `fit(resume=True)` knows its own posterior by: this is another one.
+        provenance = {k: v for k, v in posterior.provenance.items() if k != "key"} | {"pruned": float(share)}
+        found.append(Posterior(posterior.model, posterior.schema, guide, trace=posterior.trace, provenance=provenance))
+    return found
 
 
 def _ratios(posterior: Posterior) -> Mapping[str, tuple[Tensor, Tensor]]:

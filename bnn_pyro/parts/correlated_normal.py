@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from typing import ClassVar
 
 import pyro
 import pyro.distributions as dist
@@ -53,15 +54,22 @@ class CorrelatedNormal(ArrayDistribution):
         """The diagonal of the covariance (P,), whatever the batch shape."""
         return self.scale.square() * (1 + self._rows())
 
-    def rsample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:  # noqa: B008 (torch's own signature)
-        """Draws of shape sample_shape + batch_shape + (P,)."""
-        noise = torch.randn(self.shape(torch.Size(sample_shape)), device=self.loc.device, dtype=self.loc.dtype)
+    def _draw(self, shape: torch.Size) -> Tensor:
+        noise = torch.randn(shape, device=self.loc.device, dtype=self.loc.dtype)
         return self.loc + self.scale * (noise + self._correlated(noise))
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Log-density in nats."""
         constant = 0.5 * len(self.loc) * math.log(2 * math.pi)
         return -0.5 * self._distance((value - self.loc) / self.scale) - self._log_volume - constant
+
+    @property
+    def _log_volume(self) -> Tensor:
+        return self.scale.log().sum()
+
+    def _rows(self) -> Tensor:
+        """Σⱼ of the squares of the root's rows (P,)."""
+        return self.root.square().sum(-1)
 
     @property
     def covariance(self) -> Tensor:
@@ -109,17 +117,13 @@ class FullCovariance(CorrelatedNormal):
         return self.root + torch.eye(len(self.loc), device=self.loc.device)
 
     def _rows(self) -> Tensor:
-        """Σⱼ Aᵢⱼ² (P,): from the draw where there was one, in one pass over A less."""
-        return self.root.square().sum(-1) if self.known_rows is None else self.known_rows
+        """From the draw where there was one, in one pass over A less."""
+        return super()._rows() if self.known_rows is None else self.known_rows
 
     def _distance(self, z: Tensor) -> Tensor:
         columns = z.reshape(-1, len(self.loc)).mT
         noise = torch.linalg.solve_triangular(self.root, columns, upper=False, unitriangular=True)
         return noise.square().sum(0).view(z.shape[:-1])
-
-    @property
-    def _log_volume(self) -> Tensor:
-        return self.scale.log().sum()
 
 
 class LowRank(CorrelatedNormal):
@@ -130,9 +134,6 @@ class LowRank(CorrelatedNormal):
 
     def _matrix(self) -> Tensor:
         return torch.cat([torch.eye(len(self.loc), device=self.loc.device), self.root], 1)
-
-    def _rows(self) -> Tensor:
-        return self.root.square().sum(-1)
 
     @property
     def _capacitance(self) -> Tensor:
@@ -146,7 +147,7 @@ class LowRank(CorrelatedNormal):
 
     @property
     def _log_volume(self) -> Tensor:
-        return self.scale.log().sum() + self._capacitance.diagonal().log().sum()
+        return super()._log_volume + self._capacitance.diagonal().log().sum()
 
 
 class Part(ArrayDistribution):
@@ -174,41 +175,39 @@ class Part(ArrayDistribution):
         """The same draw in every place."""
         return Part(self.whole, self.part, self.event_shape, self.value.expand((*batch_shape, *self.event_shape)))
 
-    def rsample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:  # noqa: B008 (torch's own signature)
-        """The value."""
-        return self.value.expand(torch.Size(sample_shape) + self.value.shape)
+    def _draw(self, shape: torch.Size) -> Tensor:
+        return self.value.expand(shape)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """0: all of the density is that of the whole vector."""
         return value.new_zeros(value.shape[: value.dim() - len(self.event_shape)])
 
 
-def _cross_entropy(q: Part, loc: Tensor | float, scale: Tensor) -> Tensor:
-    """−E_q[log Normal(w; loc, scale)] in nats, of q's batch shape; loc and scale: (), or (*batch, *event)."""
-    each = 0.5 * (q.variance + (q.mean - loc).square()) / scale.square() + scale.log() + 0.5 * math.log(2 * math.pi)
-    total = each.sum(tuple(range(-len(q.event_shape), 0))) if q.event_shape else each
-    return total.expand(q.batch_shape)
-
-
 @register_kl(Part, CentredNormal)
-def _part_centred(q: Part, p: CentredNormal) -> Tensor:
-    return _cross_entropy(q, 0.0, p.scale)
-
-
 @register_kl(Part, Normal)
 @register_kl(Part, Independent)
-def _part_normal(q: Part, p: Normal | Independent) -> Tensor:
-    normal = p.base_dist if isinstance(p, Independent) else p
-    if not isinstance(normal, Normal) or q.event_shape != p.event_shape:
+def _cross_entropy(q: Part, p: CentredNormal | Normal | Independent) -> Tensor:
+    """−E_q[log Normal(w; loc, scale)] in nats, of q's batch shape; loc and scale: (), or (*batch, *event)."""
+    p, shape = p.base_dist if isinstance(p, Independent) else p, p.event_shape
+    if not isinstance(p, CentredNormal | Normal) or q.event_shape != shape:
         raise NotImplementedError
-    return _cross_entropy(q, normal.loc, normal.scale)
+    gap, constant = q.mean - p.mean, 0.5 * math.log(2 * math.pi)
+    each = 0.5 * (q.variance + gap.square()) / p.scale.square() + p.scale.log() + constant
+    total = each.sum(tuple(range(-len(shape), 0))) if shape else each
+    return total.expand(q.batch_shape)
 
 
 # -- all weights jointly -----------------------------------------------------------------------------------------
 class _CorrelatedGuide(NormalGuide):
-    """distribution: q of the flat vector, in the order of the sites."""
+    """kind: of the distribution of the flat vector.   root: the name of the parameter that is its root."""
 
-    distribution: CorrelatedNormal
+    kind: ClassVar[type[CorrelatedNormal]]
+    root: ClassVar[str]
+
+    @property
+    def distribution(self) -> CorrelatedNormal:
+        """q of the flat vector, in the order of the sites."""
+        return self.kind(self.loc, self.scale, getattr(self, self.root))
 
     def _distributions(self) -> Iterable[tuple[str, dist.TorchDistribution]]:
         whole, start = self.distribution, 0
@@ -224,6 +223,8 @@ class FullNormal(_CorrelatedGuide):
     initial: {site: value} where μ starts.   init_scale: σ at the start, without correlations.
     """
 
+    kind, root = FullCovariance, "lower"
+
     def __init__(self, initial: Mapping[str, Tensor], init_scale: float = 0.01) -> None:
         super().__init__(initial, init_scale)
         self.lower = nn.Parameter(self.loc.new_zeros(len(self.loc), len(self.loc)))  # A; its upper triangle stays 0
@@ -238,11 +239,6 @@ class FullNormal(_CorrelatedGuide):
             guide.lower.copy_((scale_tril / scale[:, None]).tril(-1))
         return guide
 
-    @property
-    def distribution(self) -> FullCovariance:
-        """q of the flat vector, in the order of the sites."""
-        return FullCovariance(self.loc, self.scale, self.lower)
-
 
 class LowRankNormal(_CorrelatedGuide):
     """q(w) = Normal(μ, diag(σ)(I + BBᵀ)diag(σ)), B (P, R): P(R + 2) numbers.
@@ -250,16 +246,13 @@ class LowRankNormal(_CorrelatedGuide):
     rank: R.   initial, init_scale: as for :class:`FullNormal`; B starts at random and small, as 0 is a saddle point.
     """
 
+    kind, root = LowRank, "factor"
+
     def __init__(self, initial: Mapping[str, Tensor], init_scale: float = 0.01, rank: int = 10) -> None:
         super().__init__(initial, init_scale)
         if rank < 1:
             raise UserError(f"the rank of a low-rank guide must be at least 1, got {rank}")
         self.factor = nn.Parameter(torch.randn(len(self.loc), rank, device=self.loc.device) * (0.5 / rank) ** 0.5)
-
-    @property
-    def distribution(self) -> LowRank:
-        """q of the flat vector, in the order of the sites."""
-        return LowRank(self.loc, self.scale, self.factor)
 
 
 # -- by name -----------------------------------------------------------------------------------------------------

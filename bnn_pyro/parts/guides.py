@@ -135,10 +135,8 @@ class DroppedColumns(ArrayDistribution):
         """W."""
         return self.weight.expand(self.batch_shape + self.event_shape)
 
-    def rsample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:  # noqa: B008 (torch's own signature)
-        """Draws of shape sample_shape + batch_shape + (out, in), each with a mask of its own."""
-        shape = torch.Size(sample_shape) + self.batch_shape + self.event_shape[-1:]
-        return self._masked(torch.rand(shape, device=self.weight.device) >= self.rate)
+    def _draw(self, shape: torch.Size) -> Tensor:
+        return self._masked(torch.rand(shape[:-2] + shape[-1:], device=self.weight.device) >= self.rate)
 
     def _masked(self, kept: Tensor) -> Tensor:
         return self.weight * (kept.to(self.weight.dtype) / (1 - self.rate)).unsqueeze(-2)
@@ -191,9 +189,8 @@ class PrunedWeights(ArrayDistribution):
         """That of q, and 0."""
         return self._masked(self.whole.mean)
 
-    def rsample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:  # noqa: B008 (torch's own signature)
-        """Draws of shape sample_shape + batch_shape + event_shape."""
-        return self._masked(self.whole.expand(self.batch_shape)(sample_shape))
+    def _draw(self, shape: torch.Size) -> Tensor:
+        return self._masked(self.whole.expand(shape[: len(shape) - len(self.event_shape)])())
 
     def _masked(self, value: Tensor) -> Tensor:
         return torch.where(self.kept, value, 0.0)  # not a product: −0 and NaN would stay

@@ -43,6 +43,7 @@ class LocalLayer(ArrayDistribution):
     """
 
     input_dims: ClassVar[int] = 1
+    include_hidden_bias = False
 
     def __init__(
         self,
@@ -74,6 +75,8 @@ class LocalLayer(ArrayDistribution):
         activation = self.pre_activation(torch.Size(sample_shape))
         if self.non_linearity is not None:
             activation = self.non_linearity(activation)
+        if self.include_hidden_bias:
+            activation = F.pad(activation, (0, 1), value=1.0)
         activation.drawn_from = self  # lets the model's layer find q under Trace_ELBO
         return activation
 
@@ -217,11 +220,3 @@ class HiddenLayer(LinearLayer):
         if self.weight_space_sampling:
             return self.X @ self.weights.rsample(sample_shape + self.batch_shape[:-1])
         return super().pre_activation(sample_shape)
-
-    def rsample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:  # noqa: B008 (torch's own signature)
-        """Outputs of shape sample_shape + batch_shape + event_shape."""
-        output = super().rsample(sample_shape)
-        if self.include_hidden_bias:
-            output = F.pad(output, (0, 1), value=1.0)
-            output.drawn_from = self
-        return output

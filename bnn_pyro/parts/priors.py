@@ -40,11 +40,10 @@ class GammaNormal(ArrayDistribution):
         self.shape_, self.rate = shape, rate
         super().__init__(event_shape)
 
-    def rsample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:  # noqa: B008 (torch's own signature)
-        """Draws of shape sample_shape + batch_shape + event_shape."""
-        lead = torch.Size(sample_shape) + self.batch_shape
+    def _draw(self, shape: torch.Size) -> Tensor:
+        lead = shape[: len(shape) - len(self.event_shape)]
         precision = dist.Gamma(self.shape_, self.rate).rsample(lead)
-        noise = torch.randn(lead + self.event_shape, device=self.rate.device, dtype=self.rate.dtype)
+        noise = torch.randn(shape, device=self.rate.device, dtype=self.rate.dtype)
         return noise * precision.rsqrt().reshape(lead + (1,) * len(self.event_shape))
 
     def log_prob(self, value: Tensor) -> Tensor:
@@ -83,9 +82,7 @@ class ScaleMixture(ArrayDistribution):
         self.wide, self.narrow, self.weight = wide, narrow, weight
         super().__init__(shape)
 
-    def sample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:  # noqa: B008 (torch's own signature)
-        """Draws of shape sample_shape + batch_shape + event_shape."""
-        shape = self.shape(torch.Size(sample_shape))
+    def _draw(self, shape: torch.Size) -> Tensor:
         choose = torch.rand(shape, device=self.wide.device) < self.weight
         return torch.where(choose, self.wide, self.narrow) * torch.randn(shape, device=self.wide.device)
 

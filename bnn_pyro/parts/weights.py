@@ -29,7 +29,10 @@ __all__ = ["ArrayDistribution", "CentredNormal", "DropoutWeights", "FreeWeights"
 
 
 class ArrayDistribution(dist.TorchDistribution):
-    """One event: an array of this shape. Its batch shape is () except in a plate of draws."""
+    """One event: an array of this shape. Its batch shape is () except in a plate of draws.
+
+    A subclass draws in ``_draw(shape)``, shape = sample_shape + batch_shape + event_shape.
+    """
 
     arg_constraints: dict = {}  # noqa: RUF012
     has_rsample = True
@@ -47,6 +50,10 @@ class ArrayDistribution(dist.TorchDistribution):
         new = copy.copy(self)
         new._batch_shape = torch.Size(batch_shape)
         return new
+
+    def rsample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:  # noqa: B008 (torch's own signature)
+        """Draws of shape sample_shape + batch_shape + event_shape."""
+        return self._draw(self.shape(torch.Size(sample_shape)))
 
     def linear(self, X: Tensor, bias: bool, sample_shape: torch.Size) -> Tensor:
         """Draws of X A for A of this distribution, (D, H), by local reparametrization: see ``gradients``."""
@@ -73,8 +80,8 @@ class _NormalArray(ArrayDistribution):
     def scale(self) -> Tensor:
         return self.variance.sqrt()
 
-    def rsample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:  # noqa: B008 (torch's own signature)
-        noise = torch.randn(self.shape(torch.Size(sample_shape)), dtype=self.loc.dtype, device=self.loc.device)
+    def _draw(self, shape: torch.Size) -> Tensor:
+        noise = torch.randn(shape, dtype=self.loc.dtype, device=self.loc.device)
         return torch.addcmul(self.loc, self.scale, noise)
 
     def log_prob(self, value: Tensor) -> Tensor:
@@ -156,6 +163,8 @@ class CentredNormal(ArrayDistribution):
     elementwise passes; likewise its KL from independent Normals.
     """
 
+    loc = None  # 0, as the KL takes it
+
     def __init__(self, scale: Tensor, shape: torch.Size) -> None:
         self.scale = scale
         super().__init__(shape)
@@ -170,9 +179,7 @@ class CentredNormal(ArrayDistribution):
         """(*shape)."""
         return self.scale.square().expand(self.event_shape)
 
-    def rsample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:  # noqa: B008 (torch's own signature)
-        """Draws of shape sample_shape + batch_shape + event_shape."""
-        shape = self.shape(torch.Size(sample_shape))
+    def _draw(self, shape: torch.Size) -> Tensor:
         return self.scale * torch.randn(shape, dtype=self.scale.dtype, device=self.scale.device)
 
     def log_prob(self, value: Tensor) -> Tensor:
@@ -196,8 +203,7 @@ class LogUniform(ArrayDistribution):
 
     has_rsample = False
 
-    def rsample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:  # noqa: B008 (torch's own signature)
-        """Refused: NotImplementedError."""
+    def _draw(self, shape: torch.Size) -> Tensor:
         raise NotImplementedError("the log-uniform prior is improper and has no samples")
 
     def log_prob(self, value: Tensor) -> Tensor:
@@ -211,7 +217,8 @@ def log_alpha(q: _NormalArray) -> Tensor:
 
 
 @register_kl(_NormalArray, _NormalArray)
-def _kl_normals(q: _NormalArray, p: _NormalArray) -> Tensor:
+@register_kl(_NormalArray, CentredNormal)
+def _kl_normals(q: _NormalArray, p: _NormalArray | CentredNormal) -> Tensor:
     if q.event_shape != p.event_shape:
         raise ValueError(
             f"guide and model have weights of other shapes at one site: {tuple(q.event_shape)} and "
@@ -220,17 +227,12 @@ def _kl_normals(q: _NormalArray, p: _NormalArray) -> Tensor:
     return gradients.KLNormal.apply(q.loc, q.variance, q.log_variance, p.loc, p.scale)
 
 
-@register_kl(_NormalArray, CentredNormal)
-def _kl_centred(q: _NormalArray, p: CentredNormal) -> Tensor:
-    return gradients.KLNormal.apply(q.loc, q.variance, q.log_variance, None, p.scale)
-
-
 @register_kl(FreeWeights, CentredNormal)
 def _kl_known(q: FreeWeights, p: CentredNormal) -> Tensor:
     known = q.known_kl is not None and p.scale is q.prior_scale
     if known and (q.known_kl.requires_grad or not torch.is_grad_enabled()):  # not one of a draw without gradients
         return q.known_kl
-    return _kl_centred(q, p)
+    return _kl_normals(q, p)
 
 
 @register_kl(Independent, CentredNormal)
