@@ -96,21 +96,17 @@ def test_the_split_is_reproducible_disjoint_and_stratified():
         assert abs(y.float().mean().item() - 212 / 569) < 0.006
 
 
-def test_statistics_are_those_of_the_training_part_alone():
-    data = load_data("diabetes")
-    torch.testing.assert_close(data.x_train.mean(0), torch.zeros(10), atol=1e-5, rtol=0)
-    torch.testing.assert_close(data.x_train.std(0, correction=0), torch.ones(10), atol=1e-5, rtol=0)
+def test_statistics_are_those_of_the_training_part_alone_and_a_limit_keeps_its_first_rows():
+    data, few = load_data("diabetes"), load_data("diabetes", limit=20)
+    for part in (data, few):
+        torch.testing.assert_close(part.x_train.mean(0), torch.zeros(10), atol=1e-5, rtol=0)
+        torch.testing.assert_close(part.x_train.std(0, correction=0), torch.ones(10), atol=1e-5, rtol=0)
+        assert part.schema.y_shift == pytest.approx(part.y_train.mean().item(), rel=1e-6)
     assert data.x_test.mean(0).abs().max() > 0.01
-    assert data.schema.y_shift == pytest.approx(data.y_train.mean().item(), rel=1e-6)
     whole = torch.cat([data.y_train, data.y_val, data.y_test])
     assert data.schema.y_shift != pytest.approx(whole.mean().item(), rel=1e-4)
-
-
-def test_limit_keeps_the_first_training_rows_and_standardises_by_them():
-    full, few = load_data("diabetes"), load_data("diabetes", limit=20)
-    torch.testing.assert_close(few.y_train, full.y_train[:20])
-    torch.testing.assert_close(few.y_test, full.y_test)
-    torch.testing.assert_close(few.x_train.mean(0), torch.zeros(10), atol=1e-5, rtol=0)
+    torch.testing.assert_close(few.y_train, data.y_train[:20])
+    torch.testing.assert_close(few.y_test, data.y_test)
     assert few.split["limit"] == 20
     assert load_data("diabetes", validation=7).split["rows"] == [369, 7, 66]
 

@@ -4,7 +4,6 @@ import json
 import signal
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from fake_mnist import fake_images
@@ -187,11 +186,6 @@ def test_the_other_commands_take_it(run, tmp_path, capsys):
     assert "ood_uniform-noise_total_entropy" in json.loads((run / "metrics.json").read_text())
     assert main(["compare", str(run), str(run / "baseline"), "--quiet", "--out", str(tmp_path / "c.html")]) == 0
     assert "last-layer" in capsys.readouterr().out
-    data = digits()
-    np.savez(tmp_path / "x.npz", x=data.schema.unstandardise(data.x_test[:3]).numpy())
-    arguments = ["--input", str(tmp_path / "x.npz"), "--output", str(tmp_path / "p.csv"), "--quiet"]
-    assert main(["predict", str(run), *arguments]) == 0
-    assert len((tmp_path / "p.csv").read_text().splitlines()) == 4
 
 
 @pytest.mark.parametrize("stop", [2, 4])

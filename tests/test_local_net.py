@@ -6,22 +6,27 @@ Tolerances are Monte-Carlo errors: z = 5 of the measured standard errors, unless
 import gc
 import math
 import weakref
+from dataclasses import replace
 
-import pyro
 import pytest
 import torch
 from pyro import poutine
 from pyro.infer import TraceMeanField_ELBO
 from pyro.poutine.messenger import Messenger
 from scipy.optimize import minimize_scalar
+from torch import nn
+from torch.distributions import kl_divergence
+from torch.func import functional_call
 
 import bnn_pyro as bp
 from bnn_pyro.checks.linear_regression import correlated, dataset
 from bnn_pyro.inference.log_joint import ELBO
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.gradients import kl_log_uniform
+from bnn_pyro.parts.local_layer import HiddenLayer
+from bnn_pyro.parts.nets import ConvNet
 from bnn_pyro.parts.weights import log_alpha
-from bnn_pyro.zoo import HiddenLayerNet, SparseDropout, VariationalDropout
+from bnn_pyro.zoo import BayesianConvNet, HiddenLayerNet, SparseDropout, VariationalDropout
 
 SCALES = {
     "free": dict(scale="free", init_scale=0.3, prior="fan-in:1.5"),
@@ -70,24 +75,44 @@ def test_the_elbo_is_that_of_the_same_weights(scale, task, draws=300):
     assert abs(pyros - (fit.mean() - kl)) < 6 * fit.std()  # Pyro's own ELBO, one draw
 
 
-@pytest.mark.parametrize("scale", ["free", "unit"])
-def test_predictions_by_weights_are_those_by_activations(scale, draws=20_000):
+def test_the_networks_guide_knows_its_models_prior_and_notices_another():
     problem = data()
-    entry = HiddenLayerNet(hidden=(6,), **SCALES[scale])
-    model, guide = perturbed(entry, problem)
-    x = problem.x_train[:4]
-    with isolated(0), torch.no_grad():
-        with poutine.trace() as trace, pyro.plate("draws", draws, dim=-2):
-            guide(x)
-        local = trace.trace.nodes["layers.1"]["value"].log_softmax(-1)
-    weights = bp.predict(bp.Posterior(model, problem.schema, guide=guide), x, num_draws=draws).components.logits
-    assert local.shape == weights.shape == (draws, 4, 3)
-    for f in (lambda v: v, torch.exp, lambda v: v.square()):
-        a, b = f(local), f(weights)
-        assert ((a.mean(0) - b.mean(0)).abs() < 5 * ((a.var(0) + b.var(0)) / draws).sqrt()).all()
-    # What the rows of one draw share: weights in weight space, nothing among activations.
-    together = [torch.corrcoef(v[:, :2, 0].T)[0, 1].item() for v in (local, weights)]
-    assert abs(together[0]) < 5 / math.sqrt(draws) < abs(together[1])
+    model, guide = perturbed(HiddenLayerNet(hidden=(6, 5), prior="fan-in:1.5", init_scale=0.3), problem)
+    with isolated(1):
+        other = HiddenLayerNet(hidden=(6, 5), prior="normal:0.2").model(problem.schema)
+    batch = problem.x_train, problem.y_train
+    for net, known in ((model, True), (other, False)):
+        with isolated(0), poutine.trace() as trace:
+            guide(*batch)
+        q = [site["fn"] for name, site in trace.trace.nodes.items() if name.startswith("layers")]
+        priors = [prior() for prior in net.priors]
+        pairs = list(zip((layer.weights for layer in q), priors, strict=True))
+        assert [kl_divergence(*pair) is pair[0].known_kl for pair in pairs] == [known] * 3
+        kl = sum(kl_divergence(*pair) for pair in pairs)
+        with isolated(0):
+            loss = TraceMeanField_ELBO().differentiable_loss(net, guide, *batch)
+        with isolated(0):
+            elbo, likelihood = ELBO().parts(net, guide, *batch)
+        torch.testing.assert_close(likelihood - elbo, kl)
+        torch.testing.assert_close(-loss, elbo)
+
+
+def test_the_local_gradient_has_the_smaller_variance(num=80):
+    """Kingma et al. 2015, section 2.1: noise of its own for every row, where sampled weights share theirs."""
+    gradients = {True: [], False: []}
+    g = torch.Generator().manual_seed(3)
+    x, target = torch.randn(64, 8, generator=g), torch.randn(64, 1, generator=g)
+    for shared, found in gradients.items():
+        for seed in range(num):
+            mean, scale = torch.zeros(8, 1, requires_grad=True), torch.full((8, 1), 0.5, requires_grad=True)
+            with isolated(seed):
+                h = HiddenLayer(x, mean, scale, None, include_hidden_bias=False, weight_space_sampling=shared).rsample()
+            (h - target).square().sum().backward()
+            found.append(torch.cat([mean.grad, scale.grad]).flatten())
+    weights, local = torch.stack(gradients[True]), torch.stack(gradients[False])
+    se = ((weights.var(0) + local.var(0)) / num).sqrt()
+    assert ((weights.mean(0) - local.mean(0)).abs() < 5 * se).all()  # the same expectation
+    assert local.var(0).mean() < 0.25 * weights.var(0).mean()
 
 
 # -- known optima -----------------------------------------------------------------------------------------------------
@@ -153,6 +178,63 @@ def test_sparse_dropout_removes_what_the_data_do_not_need():
     assert alpha[2:].min() > alpha[:2].max() + 5
 
 
+# -- the network ---------------------------------------------------------------------------------------------------
+def test_many_draws_are_one_draw_at_a_time():
+    with isolated(0):
+        net = ConvNet((2, 8, 6), (3, 4), (5,), 7, "leaky_relu").double()
+        x = torch.randn(6, 2, 8, 6).double()
+        w = {name: torch.randn(5, *p.shape).double() for name, p in net.named_parameters()}
+    together = functional_call(net, w, (x,))
+    one = [functional_call(net, {name: value[s] for name, value in w.items()}, (x,)) for s in range(5)]
+    torch.testing.assert_close(together, torch.stack(one))
+    vectorised = {name: value.unsqueeze(1) for name, value in w.items()}  # as Pyro's plates have them
+    torch.testing.assert_close(functional_call(net, vectorised, (x,)), together.unsqueeze(1))
+    many = torch.stack([x, 2 * x])  # inputs of their own for each draw
+    mixed = functional_call(net, {name: value[:2] for name, value in w.items()}, (many,))
+    torch.testing.assert_close(mixed[0], one[0])
+    torch.testing.assert_close(net(many)[1], net(2 * x))
+
+
+def test_it_is_the_network_that_one_would_write():
+    with isolated(0):
+        net = ConvNet((1, 12, 12), (3, 4), (5,), 2, "tanh", kernel=3, padding=0)
+        x = torch.randn(6, 1, 12, 12)
+    conv, linear = net.convolutions, net.layers
+    plain = nn.Sequential(
+        *(part for layer in conv for part in (layer, nn.Tanh(), nn.MaxPool2d(2))), nn.Flatten(), linear[0], nn.Tanh()
+    )
+    assert net(x).std(0).min() > 0.01  # units that are dead would agree whatever came before
+    torch.testing.assert_close(net(x), linear[1](plain(x)))
+    assert net.width == 3 * 10 * 10
+    h = net.enter(x)
+    for _, layer, after in net.stages():
+        h = layer(h) if after is None else after(layer(h))
+    torch.testing.assert_close(h, net(x))
+
+
+# -- inside the zoo ------------------------------------------------------------------------------------------------
+SMALL = BayesianConvNet(hidden=(4,), channels=(2, 3), init_scale=0.1, prior="normal:1")
+
+
+def images(num=12, size=6, classes=("a", "b", "c")):
+    g = torch.Generator().manual_seed(8)
+    x, y = torch.randn(num, 1, size, size, generator=g), torch.arange(num) % len(classes)
+    x += (y[:, None, None, None] - 1) * 0.8
+    return dataset(x, y, bp.Schema("classification", (1, size, size), classes=classes), x[:7], y[:7])
+
+
+def test_it_learns_is_saved_and_predicts(tmp_path):
+    data = images(num=60)
+    entry = replace(SMALL, scale="unit", prior="log-uniform", init_scale=0.3)
+    posterior = bp.fit(entry, data, bp.SVI(epochs=80, batch_size=30, lr=0.05), out=tmp_path, progress=False)
+    prediction = bp.predict(posterior, data.x_train, num_draws=20)
+    assert (prediction.mean.argmax(-1) == data.y_train).float().mean() > 0.9
+    again = bp.predict(bp.load(tmp_path, entry), data.x_train, num_draws=20)
+    assert torch.equal(prediction.components.logits, again.components.logits)
+    in_parts = bp.predict(posterior, data.x_train, num_draws=20, max_memory=100_000)
+    torch.testing.assert_close(in_parts.components.logits, prediction.components.logits)
+
+
 # -- errors -----------------------------------------------------------------------------------------------------------
 def test_settings_that_do_not_fit_are_refused():
     with pytest.raises(bp.UserError, match=r"unknown scale 'layers'.*layer"):
@@ -163,6 +245,17 @@ def test_settings_that_do_not_fit_are_refused():
         HiddenLayerNet(prior="scale-mixture").model(data().schema)
     with pytest.raises(bp.UserError, match="must have the form log-uniform"), isolated(0):
         HiddenLayerNet(prior="log-uniform:1").model(data().schema)
+
+
+def test_what_it_does_not_take():
+    table = bp.Schema("classification", (13,), classes=("a", "b"))
+    with pytest.raises(bp.UserError, match=r"takes images .* shape \(13,\); take .* hidden-layer"):
+        SMALL.model(table)
+    with pytest.raises(bp.UserError, match=r"images of 3 × 28 pixels are too small for 2 convolutions"):
+        SMALL.model(bp.Schema("classification", (1, 3, 28), classes=("a", "b")))
+    for wrong in ({"channels": ()}, {"channels": (0,)}, {"kernel": 0}, {"padding": 3}):
+        with pytest.raises(bp.UserError, match=r"at least 1|one or more numbers|padding must lie between 0 and"):
+            BayesianConvNet(**wrong)
 
 
 # -- what a step leaves behind -----------------------------------------------------------------------------------------

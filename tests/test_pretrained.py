@@ -1,7 +1,6 @@
 """Networks of the user's own as backbones: saved and loaded exactly, refused where they are others by now."""
 
 import json
-import pickle
 import shutil
 import warnings
 import zipfile
@@ -9,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from properties import Planted, planted
 from torch import nn
 
 import bnn_pyro as bp
@@ -207,23 +207,13 @@ def test_an_export_in_training_mode_is_noticed(exported):
         fit(exported["train"])
 
 
-class Payload:
-    """Pickled so that reading it would leave a file."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return open, (str(self.path), "w")
-
-
 @pytest.mark.parametrize("suffix", [".pt", ".pt2"])
 def test_files_of_another_kind_are_refused_and_nothing_is_unpickled(tmp_path, suffix):
     path, mark = tmp_path / f"net{suffix}", tmp_path / "executed"
     for write in (
         lambda: path.write_bytes(b""),
-        lambda: path.write_bytes(pickle.dumps(Payload(mark))),
-        lambda: torch.save(Payload(mark), path),
+        lambda: path.write_bytes(planted(mark)),
+        lambda: torch.save(Planted(mark), path),
         lambda: torch.save(nn.Linear(3, 4).state_dict(), path),
     ):
         with isolated(0):
@@ -248,7 +238,7 @@ def test_an_export_that_holds_more_than_tensors_is_not_read(tmp_path, exported, 
                 new.writestr(name, blob)
         top = name.partition("/")[0]
         if what == "object":
-            new.writestr(f"{top}/data/constants/opaque_obj_0", pickle.dumps(Payload(mark)))
+            new.writestr(f"{top}/data/constants/opaque_obj_0", planted(mark))
         if what == "compiled":
             new.writestr(f"{top}/data/aotinductor/model/x.so", b"")
     words = "older torch" if what == "old" else "pickled objects or compiled code"
@@ -299,7 +289,7 @@ def test_a_torchvision_posterior_outlives_its_weights_file_and_holds_tensors_onl
 
 
 def test_torchvision_texts_that_are_wrong(tmp_path, weights):
-    (tmp_path / "bad.pth").write_bytes(pickle.dumps(Payload(tmp_path / "executed")))
+    (tmp_path / "bad.pth").write_bytes(planted(tmp_path / "executed"))
     torch.save({"fc.weight": torch.zeros(2)}, tmp_path / "other.pth")
     cases = {
         f"shuflenet_v2_x0_5:{weights}": "did you mean 'shufflenet_v2_x0_5'",
