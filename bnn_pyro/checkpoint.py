@@ -9,18 +9,18 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType, TracebackType
 from typing import Any
 
 import torch
 
-from bnn_pyro.distributed import Ranks, here
+from bnn_pyro.distributed import here
 from bnn_pyro.errors import UserError
 from bnn_pyro.files import write_whole
-from bnn_pyro.progress import should_stop
+from bnn_pyro.progress import Figures, Report, should_stop
 
-__all__ = ["Agreement", "Checkpoint", "Interrupted"]
+__all__ = ["Checkpoint", "Interrupted", "Run"]
 
 #: Bytes of the checksum (SHA-256) that ends the file: torch reads tensors of changed bytes without a word.
 CHECKSUM = 32
@@ -39,8 +39,8 @@ class Interrupted(KeyboardInterrupt):
 class Checkpoint:
     """One file in ``folder`` that holds everything that a training loop needs to go on.
 
-    As a context manager it takes SIGINT and SIGTERM (in the main thread): the first sets :attr:`stop`, which the loop
-    answers between two steps by saving and raising :class:`Interrupted`; a second one stops at once.
+    As a context manager it takes SIGINT and SIGTERM (in the main thread): after the first :attr:`stop` is true,
+    which :class:`Run` answers between two steps by saving and raising :class:`Interrupted`; a second one stops at once.
 
     Where a fit has several processes all of them call :meth:`load`, :meth:`save` and :meth:`discard`: rank 0 has the
     file, and what it reads, or its error, is everybody's.
@@ -52,7 +52,7 @@ class Checkpoint:
     def __init__(self, folder: Path, key: Any = None, every: float = 20.0) -> None:
         self.path, self.key, self.every = Path(folder) / "training.pt", key, every
         self.parent: Checkpoint | None = None
-        self._signalled = False
+        self.signalled = False
         self._last = self._signal_time = time.monotonic()
         self._handlers: dict[int, Any] = {}
 
@@ -66,16 +66,12 @@ class Checkpoint:
         return child
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "parent": None, "_signalled": False, "_handlers": {}}
+        return {**vars(self), "parent": None, "signalled": False, "_handlers": {}}
 
     @property
     def stop(self) -> bool:
         """Whether the loop is to save and end: after a signal, or where it is (part of) a task that is not wanted."""
-        return self._signalled or should_stop() or (self.parent is not None and self.parent.stop)
-
-    @stop.setter
-    def stop(self, value: bool) -> None:
-        self._signalled = value
+        return self.signalled or should_stop() or (self.parent is not None and self.parent.stop)
 
     @property
     def due(self) -> bool:
@@ -92,46 +88,49 @@ class Checkpoint:
 
         Raises UserError where the file is damaged or belongs to other settings or data.
         """
-        return here().first_does(self._read)
 
-    def _read(self) -> dict[str, Any] | None:
-        if not self.path.is_file():
-            return None
-        try:
-            blob = self.path.read_bytes()
-            if hashlib.sha256(blob[:-CHECKSUM]).digest() != blob[-CHECKSUM:]:
-                raise ValueError
-            saved = torch.load(io.BytesIO(blob), map_location="cpu", weights_only=True)
-            key, state = saved["key"], saved["state"]
-        except Exception:
-            raise UserError(f"the checkpoint {self.path} is damaged; start again with --overwrite") from None
-        if key != self.key:
-            raise UserError(
-                f"the checkpoint {self.path} was made with other settings, seed or data; "
-                "resume with the same ones, or start again with --overwrite"
-            )
-        return state
+        def read() -> dict[str, Any] | None:
+            if not self.path.is_file():
+                return None
+            try:
+                blob = self.path.read_bytes()
+                if hashlib.sha256(blob[:-CHECKSUM]).digest() != blob[-CHECKSUM:]:
+                    raise ValueError
+                saved = torch.load(io.BytesIO(blob), map_location="cpu", weights_only=True)
+                key, state = saved["key"], saved["state"]
+            except Exception:
+                raise UserError(f"the checkpoint {self.path} is damaged; start again with --overwrite") from None
+            if key != self.key:
+                raise UserError(
+                    f"the checkpoint {self.path} was made with other settings, seed or data; "
+                    "resume with the same ones, or start again with --overwrite"
+                )
+            return state
+
+        return here().first_does(read)
 
     def save(self, state: dict[str, Any]) -> None:
         """Write the state (tensors, numbers, strings, lists, dicts) as a whole."""
-        here().first_does(lambda: self._write(state))
 
-    def _write(self, state: dict[str, Any]) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        buffer = io.BytesIO()
-        torch.save({"key": self.key, "state": state}, buffer)
-        write_whole(self.path, buffer.getvalue() + hashlib.sha256(buffer.getvalue()).digest())
-        self._last = time.monotonic()
+        def write() -> None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            buffer = io.BytesIO()
+            torch.save({"key": self.key, "state": state}, buffer)
+            write_whole(self.path, buffer.getvalue() + hashlib.sha256(buffer.getvalue()).digest())
+            self._last = time.monotonic()
+
+        here().first_does(write)
 
     def discard(self) -> None:
         """Remove the file, and those of its children: the posterior is saved."""
-        here().first_does(self._remove)
 
-    def _remove(self) -> None:
-        for path in (self.path, *self._children()):
-            path.unlink(missing_ok=True)
-        if self.path.parent.is_dir() and not any(self.path.parent.iterdir()):
-            self.path.parent.rmdir()
+        def remove() -> None:
+            for path in (self.path, *self._children()):
+                path.unlink(missing_ok=True)
+            if self.path.parent.is_dir() and not any(self.path.parent.iterdir()):
+                self.path.parent.rmdir()
+
+        here().first_does(remove)
 
     def _children(self) -> Iterator[Path]:
         return self.path.parent.glob(f"{self.path.stem}.*.pt")
@@ -141,39 +140,67 @@ class Checkpoint:
             self._handlers = {s: signal.signal(s, self._on_signal) for s in (signal.SIGINT, signal.SIGTERM)}
         return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, where: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, *_: object) -> None:
         now = time.monotonic()
-        if self._signalled and not (here().size > 1 and now - self._signal_time < SAME_SIGNAL):
+        if self.signalled and not (here().size > 1 and now - self._signal_time < SAME_SIGNAL):
             raise KeyboardInterrupt
-        self._signalled, self._signal_time = True, now
+        self.signalled, self._signal_time = True, now
 
 
-class Agreement:
-    """Whether to save and whether to stop, the same answer on every rank: rank 0's clock, anybody's signal.
+@dataclass(frozen=True)
+class Run:
+    """What a fit is given besides its model and data; see ``Method.run``."""
 
-    Asking costs a collective, so that several ranks ask only about once in ``AGREE`` seconds, after steps that they
-    have agreed on the time before.
-    """
+    seed: int = 0
+    checkpoint: Checkpoint | None = None
+    report: Report | None = None
 
-    def __init__(self, ranks: Ranks, checkpoint: Checkpoint | None, step: int) -> None:
-        self.ranks, self.checkpoint = ranks, checkpoint
-        self.last, self.next, self.since = step, step + 1, time.monotonic()
+    @property
+    def stop(self) -> bool:
+        """Whether it is to end now, whatever it has come to."""
+        return should_stop() if self.checkpoint is None else self.checkpoint.stop
 
-    def after(self, step: int) -> tuple[bool, bool]:
-        """(whether to save, whether to stop) after this step."""
-        if self.checkpoint is None or step < self.next:
-            return False, False
-        if self.ranks.size == 1:
-            return (True, self.checkpoint.stop) if self.checkpoint.due else (False, False)
-        now = time.monotonic()
-        pace = (step - self.last) / max(now - self.since, 1e-3)
-        wait = min(max(1, int(pace * AGREE)), 4 * (step - self.last))  # the first steps are slow, and no measure
-        first = self.ranks.first
-        mine = [self.checkpoint.due and first, self.checkpoint.stop, wait if first else 0]
-        due, stop, wait = self.ranks.total(torch.tensor(mine, dtype=torch.int64), "MAX").tolist()
-        self.last, self.next, self.since = step, step + wait, now
-        return bool(due), bool(stop)
+    def tell(self, done: float, of: int, figures: Figures) -> None:
+        """Report progress to whoever wants to know of it."""
+        if self.report is not None:
+            self.report(done, of, figures)
+
+    def take(self, job: Any) -> None:
+        """Take the steps that a job lacks, after those that the checkpoint holds, and save it now and then.
+
+        job: ``steps()`` iterates over them and says what to show of each (nothing: None); ``step`` of ``total`` are
+        done; ``state_dict`` and ``load_state_dict``.
+
+        Raises Interrupted where it is to stop; its state is saved, if it has a checkpoint.
+
+        Where a fit has several processes they save and stop after the same step: by rank 0's clock, for anybody's
+        signal. To agree on it costs a collective: they do about once in ``AGREE`` seconds, after steps that they have
+        agreed on the time before.
+        """
+        checkpoint, ranks = self.checkpoint, here()
+        if checkpoint is not None and (state := checkpoint.load()) is not None:
+            job.load_state_dict(state)
+        last, following, since = job.step, job.step + 1, time.monotonic()
+        for figures in job.steps():
+            if figures is not None:
+                self.tell(job.step, job.total, figures)
+            if ranks.size == 1:
+                due = self.stop if checkpoint is None else checkpoint.due
+                stop = due and self.stop
+            elif checkpoint is None or job.step < following:
+                continue
+            else:
+                now = time.monotonic()
+                pace = (job.step - last) / max(now - since, 1e-3)
+                wait = min(max(1, int(pace * AGREE)), 4 * (job.step - last))  # the first steps are slow, and no measure
+                mine = [checkpoint.due and ranks.first, checkpoint.stop, wait if ranks.first else 0]
+                due, stop, wait = ranks.total(torch.tensor(mine, dtype=torch.int64), "MAX").tolist()
+                last, following, since = job.step, job.step + wait, now
+            if (due or stop) and checkpoint is not None:
+                checkpoint.save(job.state_dict())
+            if stop:
+                raise Interrupted(f"stopped after step {job.step:,} of {job.total:,}")

@@ -21,7 +21,7 @@ import torch
 import bnn_pyro as bp
 from bnn_pyro import checkpoint, run
 from bnn_pyro import distributed as ranks
-from bnn_pyro.checkpoint import Checkpoint, Interrupted
+from bnn_pyro.checkpoint import Checkpoint, Interrupted, Run
 from bnn_pyro.checks.linear_regression import correlated
 from bnn_pyro.datasets import dataset, load_data
 from bnn_pyro.errors import UserError
@@ -161,7 +161,7 @@ def drifted():
                     guide.loc[0] += 1e-6
 
         try:
-            optimise.Optimisation(epochs=2, batch_size=8).minimise(model, guide, DATA, seed=0, project=nudge)
+            optimise.Optimisation(epochs=2, batch_size=8).minimise(model, guide, DATA, Run(), project=nudge)
         except bp.UserError as error:
             problem = {"kind": type(error).__name__, "told": str(error)}
     return problem

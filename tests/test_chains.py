@@ -5,8 +5,7 @@ import os
 import signal
 import time
 import warnings
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -24,12 +23,12 @@ from bnn_pyro.isolation import chain_seed
 from bnn_pyro.parallel.map import WorkerDied
 
 SMALL = {
-    "nuts": bp.NUTS(chains=2, draws=8, warmup=30, max_tree_depth=3),
+    "nuts": bp.NUTS(chains=2, draws=8, warmup=30, max_tree_depth=3, compiled="yes"),
     "hmc": bp.HMC(chains=2, draws=8, warmup=30, max_steps=6),
 }
 PROBLEM = correlated(num=30, noise=0.5)
 NET = bp.MeanField(hidden=(3,))
-LONGER = bp.NUTS(chains=2, draws=30, warmup=20, max_tree_depth=4, mass="block", thin=2)  # as long as signals need
+BLOCK = bp.NUTS(chains=2, draws=12, warmup=14, thin=2, max_tree_depth=3, mass="block", start="prior", compiled="yes")
 
 
 def run(method, entry=NET, seed=0, **settings):
@@ -83,10 +82,10 @@ def test_a_finished_chain_is_not_lost_with_the_next(tmp_path, monkeypatch):
 
 def test_progress():
     lines = []
-    run(bp.NUTS(chains=2, draws=3, warmup=4), report=lambda *line: lines.append(line))
+    run(bp.NUTS(chains=2, draws=3, warmup=4, max_tree_depth=3), report=lambda *line: lines.append(line))
     assert [line[0] for line in lines] == list(range(1, 15)) and {line[1] for line in lines} == {14}
     assert {"accept", "step size", "divergent", "ms/gradient"} <= set(lines[-1][2])
-    assert lines[-1][2]["chains"] == "100·100%"
+    assert {line[2]["chain"] for line in lines} == {1, 2}
 
 
 def test_thinning_keeps_every_third_transition():
@@ -111,47 +110,53 @@ def test_every_divergence_is_counted():
 
 
 # -- in processes ----------------------------------------------------------------------------------------------------
-def local_entry():
-    """A variant whose class no other process could import, as those of a notebook."""
-
-    class Mine(bp.MeanField):
-        def model(self, schema):
-            return super().model(schema)
-
-    return Mine(hidden=(3,))
-
-
-def test_processes_draw_the_same():
-    """More chains than processes, compiled, in each of them."""
-    method = bp.NUTS(chains=3, draws=6, warmup=20, max_tree_depth=3, thin=2, compiled="yes", start="prior")
-    entry, lines = local_entry(), []
-    here = run(method, entry)
-    at_once = run(replace(method, cores=2), entry, report=lambda *line: lines.append(line))
-    assert same(here, at_once)
-    assert lines[-1][:2] == (lines[-1][1],) * 2 and lines[-1][2]["ms/gradient"] > 0
-
-
 @pytest.fixture(scope="module")
 def whole():
-    return run(LONGER)
+    return run(BLOCK)
 
 
-def test_processes_that_were_stopped_go_on_to_the_same_draws(tmp_path, whole):
-    """SIGTERM while they are at it, and then resumed in processes."""
-    method, lines = replace(LONGER, cores=2), []
+def failing(at, fail, slow=0.0):
+    """``BLOCK`` of a class that no other process could import, as one of a notebook: chain 1 fails at a transition."""
+
+    class Failing(bp.NUTS):
+        def kernel(self, potential, blocks, start, seed):
+            kernel = super().kernel(potential, blocks, start, seed)
+            step, steps, mine = kernel.step, itertools.count(1), seed == chain_seed(0, 0, stream=2)
+
+            def failing():
+                time.sleep(slow)
+                if next(steps) == at and mine:
+                    fail()
+                return step()
+
+            kernel.step = failing
+            return kernel
+
+    return Failing(**vars(BLOCK))
+
+
+def test_processes_one_of_which_is_killed_draw_the_same_and_are_stopped_and_resumed(tmp_path, whole):
+    """A chain goes on in another process; SIGTERM while it is at it; then this process has the rest to do."""
+    killed, lines = tmp_path / "killed", []
+
+    def kill():
+        if not killed.exists():
+            killed.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
 
     def signalled(done, of, figures):
-        if done >= 40 and not checkpoint.stop:
+        assert figures["ms/gradient"] > 0
+        if done >= 38 + 12 and not checkpoint.stop:
             signal.raise_signal(signal.SIGTERM)
 
-    with pytest.raises(Interrupted, match=r"step \d+ of 160") as stopped, Checkpoint(tmp_path) as checkpoint:
-        run(method, checkpoint=checkpoint, report=signalled)
+    with pytest.raises(Interrupted, match=r"step \d+ of 76") as stopped, Checkpoint(tmp_path, every=0.0) as checkpoint:
+        run(replace(failing(8, kill, slow=0.04), cores=2), checkpoint=checkpoint, report=signalled)
     reached = int(str(stopped.value).split()[3])
-    assert 40 <= reached < 160
+    assert killed.exists() and 50 <= reached < 76
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        again = run(method, checkpoint=Checkpoint(tmp_path), report=lambda done, *_: lines.append(done))
-    assert lines[0] >= reached and same(again, whole)
+        again = run(BLOCK, checkpoint=Checkpoint(tmp_path), report=lambda done, *_: lines.append(done))
+    assert lines[0] == reached + 1 and same(again, whole)
 
 
 def test_the_number_of_processes_is_no_setting_of_the_result(tmp_path, monkeypatch):
@@ -166,57 +171,24 @@ def test_the_number_of_processes_is_no_setting_of_the_result(tmp_path, monkeypat
         fit(NET, PROBLEM.data, replace(SMALL["nuts"], thin=2), out=tmp_path, resume=True)
 
 
-@dataclass(frozen=True)
-class Dying(bp.NUTS):
-    """The process of the first chain is killed at its 20th transition, so many times."""
-
-    deaths: str = ""  # a folder with a file for each death
-    times: int = 1
-
-    def kernel(self, potential, blocks, start, seed):
-        kernel, folder = super().kernel(potential, blocks, start, seed), Path(self.deaths)
-        mine = seed == chain_seed(0, 0, stream=2)
-        step, steps = kernel.step, itertools.count(1)
-
-        def dying():
-            if mine and next(steps) == 20 and len(list(folder.iterdir())) < self.times:
-                (folder / str(time.time())).touch()
-                os.kill(os.getpid(), signal.SIGKILL)
-            return step()
-
-        kernel.step = dying
-        return kernel
-
-
-def dying(tmp_path, **settings):
-    (tmp_path / "deaths").mkdir(exist_ok=True)
-    return Dying(**{**vars(LONGER), "cores": 2, "deaths": str(tmp_path / "deaths"), **settings})
-
-
-def test_a_chain_whose_process_was_killed_goes_on_in_another(tmp_path, whole):
-    assert same(run(dying(tmp_path)), whole) and len(list((tmp_path / "deaths").iterdir())) == 1
+def die():
+    raise WorkerDied("its process died each time")
 
 
 def test_a_chain_that_dies_each_time_is_named_and_nothing_is_lost(tmp_path, whole):
     with pytest.raises(bp.UserError, match=r"chain 1 of 2 died in its process .* go on with --resume"):
-        run(dying(tmp_path, times=99), checkpoint=Checkpoint(tmp_path / "checkpoint", every=0.0))
+        run(failing(20, die), checkpoint=Checkpoint(tmp_path, every=0.0))
     lines = []
-    again = run(LONGER, checkpoint=Checkpoint(tmp_path / "checkpoint"), report=lambda done, *_: lines.append(done))
-    assert lines[0] == 80 + 3 * 19 + 1  # the other was run to its end, and its own file was of use each time
+    again = run(BLOCK, checkpoint=Checkpoint(tmp_path), report=lambda done, *_: lines.append(done))
+    assert lines[0] == 38 + 19 + 1  # the other was run to its end, and its own file has what it drew
     assert same(again, whole)
 
 
 def test_a_chain_that_dies_leaves_the_others_where_there_is_no_checkpoint(whole):
-    class Lost(bp.NUTS):
-        def kernel(self, potential, blocks, start, seed):
-            if seed == chain_seed(0, 1, stream=2):
-                raise WorkerDied("its process died each time")
-            return super().kernel(potential, blocks, start, seed)
-
-    with pytest.warns(UserWarning, match=r"chain 2 of 2 died .*: 1 of 2 chains with 30 of 30 draws each are kept"):
-        rest = run(Lost(**vars(LONGER)))
-    assert all(torch.equal(whole.chains[site][:1], v) for site, v in rest.chains.items())
-    assert "chain 2 of 2 died" in rest.provenance["stopped"]
+    with pytest.warns(UserWarning, match=r"chain 1 of 2 died .*: 1 of 2 chains with 12 of 12 draws each are kept"):
+        rest = run(failing(20, die))
+    assert all(torch.equal(whole.chains[site][1:], v) for site, v in rest.chains.items())
+    assert "chain 1 of 2 died" in rest.provenance["stopped"]
 
 
 def test_a_chain_that_is_stopped_on_a_cluster_starts_again(tmp_path, monkeypatch, whole):
@@ -224,26 +196,24 @@ def test_a_chain_that_is_stopped_on_a_cluster_starts_again(tmp_path, monkeypatch
     monkeypatch.setattr(chains, "on_cluster", lambda: True)
 
     def stop(done, of, figures):
-        checkpoint.stop = done == 100
+        checkpoint.signalled = done == 50
 
     checkpoint = Checkpoint(tmp_path)
     with pytest.raises(Interrupted):
-        run(LONGER, checkpoint=checkpoint, report=stop)
+        run(BLOCK, checkpoint=checkpoint, report=stop)
     lines = []
-    assert same(run(LONGER, checkpoint=Checkpoint(tmp_path), report=lambda done, *_: lines.append(done)), whole)
-    assert lines[0] == 81
+    assert same(run(BLOCK, checkpoint=Checkpoint(tmp_path), report=lambda done, *_: lines.append(done)), whole)
+    assert lines[0] == 39
 
 
-def test_an_error_in_a_process_is_the_users_to_read():
-    """As it is in this one: one line, with the chain's number."""
+def test_an_error_is_the_users_to_read():
+    """One line, with the chain's number."""
 
-    class Failing(bp.NUTS):
-        def kernel(self, *args):
-            raise bp.UserError("no way to go on")
+    def refuse():
+        raise bp.UserError("no way to go on")
 
-    for cores in (1, 2):
-        with pytest.raises(bp.UserError, match=r"^chain [12] of 2: no way to go on$"):
-            run(Failing(chains=2, draws=5, warmup=5, cores=cores))
+    with pytest.raises(bp.UserError, match=r"^chain 1 of 2: no way to go on$"):
+        run(failing(1, refuse))
 
 
 # -- Ctrl-C without a checkpoint -------------------------------------------------------------------------------------

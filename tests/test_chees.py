@@ -229,13 +229,13 @@ def test_resume(tmp_path, stop):
         checkpoint = Checkpoint(tmp_path, "key", every=1e9)
 
         def report(done, of, figures):
-            checkpoint.stop = done == after
+            checkpoint.signalled = done == after
 
         with bp.isolated(0):
             PROBLEM.entry().model(PROBLEM.schema)
             return TINY.run(model, None, PROBLEM.data, seed=0, checkpoint=checkpoint, report=report)
 
-    with pytest.raises(Interrupted, match=f"stopped after iteration {stop}"):
+    with pytest.raises(Interrupted, match=f"stopped after step {stop}"):
         run(stop)
     assert same(run(None), whole)
 

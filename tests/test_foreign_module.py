@@ -144,7 +144,7 @@ def test_an_interrupted_fit_goes_on_with_its_batch_statistics(tmp_path, monkeypa
         steps = iter(range(100))
 
         def due(checkpoint):
-            checkpoint.stop = next(steps) == 9
+            checkpoint.signalled = next(steps) == 9
             return checkpoint.stop
 
         patch.setattr(Checkpoint, "due", property(due))

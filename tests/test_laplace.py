@@ -252,7 +252,7 @@ def test_refusals_tell_the_way_out(monkeypatch):
 def test_it_stops_on_a_signal(tmp_path):
     data = classes(3)
     checkpoint = Checkpoint(tmp_path)
-    checkpoint.stop = True
+    checkpoint.signalled = True
     with pytest.raises(Interrupted):
         bp.Laplace().run(made(bp.MeanField(hidden=()), data), None, data, checkpoint=checkpoint)
     assert not checkpoint.exists

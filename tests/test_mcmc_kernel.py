@@ -13,7 +13,7 @@ from scipy.special import digamma, polygamma
 import bnn_pyro as bp
 from bnn_pyro.checks.linear_regression import correlated
 from bnn_pyro.inference.potential import Potential
-from bnn_pyro.inference.trajectories import Metric, Point, at_once, fused, gradient_of, hmc, nuts, stepwise
+from bnn_pyro.inference.trajectories import Dynamics, Point, gradient_of, hmc, nuts
 
 SHAPES = torch.tensor([1.5, 4.0, 9.0], dtype=torch.float64)
 
@@ -76,11 +76,11 @@ def test_nuts_is_pyros_nuts():
             acceptance = kernel._mean_accept_prob * (t + 1) - mean * t
             # A tree that was doubled d times took 2^d − 1 steps, and the one that it stopped in no more than 2^d.
             theirs.append(series(z["all"].numpy(), math.floor(math.log2(steps + 1)), steps, acceptance))
-    rng, metric, gradient = np.random.default_rng(0), Metric([np.ones(3)]), gradient_of(potential)
+    rng, dynamics = np.random.default_rng(0), Dynamics(gradient_of(potential), [np.ones(3)])
     start = potential.initial.numpy()
-    point = Point(start, *gradient(start))
+    point = Point(start, *dynamics.gradient(start))
     for _ in range(4 * num):
-        done = nuts(rng, point, stepwise(gradient, metric), step, 10)
+        done = nuts(rng, point, dynamics, step, 10)
         point = done.point
         assert 2**done.depth - 1 <= done.steps < 2 ** (done.depth + 1)
         ours.append(series(point.z, math.floor(math.log2(done.steps + 1)), done.steps, done.acceptance))
@@ -109,16 +109,15 @@ def test_compiled_subtrees(step, depth):
         )
         start = slow.prior_draws(1).numpy()[0]
     assert fast.compile(1)
-    scale = np.linspace(0.5, 1.5, slow.size)
-    metric, g = Metric([scale]), np.random.default_rng(1)
+    gradient, factors, g = gradient_of(slow), [np.linspace(0.5, 1.5, slow.size)], np.random.default_rng(1)
+    plain, quick = Dynamics(gradient, factors), Dynamics(gradient, factors, fast.compiled)
     stopped = 0
     for seed in range(20):
-        gradient = gradient_of(slow)
         z = start + 0.1 * g.standard_normal(slow.size)
         u, (density, slope) = g.standard_normal(slow.size), gradient(z)
         energy = 0.5 * u.dot(u) - density
-        expected = stepwise(gradient, metric)(SameNumbers(seed), depth, (z, u, slope), step, energy)
-        found = at_once(fast, metric)(SameNumbers(seed), depth, (z.copy(), u.copy(), slope.copy()), step, energy)
+        expected = plain.subtree(SameNumbers(seed), depth, (z, u, slope), step, energy)
+        found = quick.subtree(SameNumbers(seed), depth, (z.copy(), u.copy(), slope.copy()), step, energy)
         assert (found.steps, found.turning, found.diverging) == (expected.steps, expected.turning, expected.diverging)
         stopped += expected.turning or expected.diverging
         if expected.diverging:
@@ -175,13 +174,11 @@ def test_a_fused_trajectory_is_the_same():
     problem = correlated(inputs=3, num=30)
     with bp.isolated(0):
         potential = Potential(problem.entry().model(problem.schema), problem.data.x_train, problem.data.y_train)
-        metric = Metric([np.array([0.2, 0.3, 0.1, 0.2])])
-        assert fused(potential, metric) is None
         assert potential.compile(1)
-    gradient, u = gradient_of(potential), np.array([1.0, -0.3, 0.2, 0.5])
+    gradient, u, factors = gradient_of(potential), np.array([1.0, -0.3, 0.2, 0.5]), [np.array([0.2, 0.3, 0.1, 0.2])]
     start = potential.initial.numpy()
     point = Point(start, *gradient(start))
-    ends = [move(point, u, 0.2, 7) for move in (fused(potential, metric), metric.trajectory(gradient))]
+    ends = [Dynamics(gradient, factors, code).trajectory(point, u, 0.2, 7) for code in (potential.compiled, None)]
     assert all(np.allclose(a, b, rtol=1e-6) for a, b in zip(ends[0][0], ends[1][0], strict=True))
     assert ends[0][1] == pytest.approx(ends[1][1], rel=1e-6) and ends[0][2] == ends[1][2] == 7
     assert np.array_equal(point.z, potential.initial.numpy())  # a point stays what it is
@@ -190,11 +187,10 @@ def test_a_fused_trajectory_is_the_same():
 def test_energy_is_kept():
     """The error of a trajectory falls with the square of the step."""
     potential = LogGamma()
-    gradient = gradient_of(potential)
-    start, trajectory = potential.initial.numpy(), Metric([np.ones(3)]).trajectory(gradient)
-    point, errors = Point(start, *gradient(start)), []
+    start, dynamics = potential.initial.numpy(), Dynamics(gradient_of(potential), [np.ones(3)])
+    point, errors = Point(start, *dynamics.gradient(start)), []
     for step in (0.1, 0.05):
-        lost = [hmc(np.random.default_rng(s), point, trajectory, step, round(1 / step)) for s in range(20)]
+        lost = [hmc(np.random.default_rng(s), point, dynamics, step, round(1 / step)) for s in range(20)]
         errors.append(np.mean([1 - one.acceptance for one in lost]))
     assert 2.5 < errors[0] / errors[1] < 6
 

@@ -5,6 +5,7 @@ That the same checks call nothing bad where nothing is wrong is tested beside ea
 
 import math
 from contextlib import ExitStack
+from copy import copy
 from unittest.mock import patch
 
 import pytest
@@ -69,19 +70,18 @@ def first_weight_stays(self, flat):
     return cut(self, torch.cat([flat[:1].detach(), flat[1:]]))
 
 
-def newest_always(rng, start, subtree, step, max_depth):
+def newest_always(rng, start, dynamics, step, max_depth):
     """NUTS that takes the proposal of every new half of the tree, whatever its weight."""
 
-    def certain(rng, depth, end, step, energy):
-        return subtree(rng, depth, end, step, energy)._replace(weight=1e6 * (depth + 1))
-
+    certain = copy(dynamics)
+    certain.subtree = lambda rng, depth, *rest: dynamics.subtree(rng, depth, *rest)._replace(weight=1e6 * (depth + 1))
     return own_nuts(rng, start, certain, step, max_depth)
 
 
-def end_always(rng, start, trajectory, step, steps):
+def end_always(rng, start, dynamics, step, steps):
     """HMC that is never rejected; what it tells of its acceptance rate is right."""
-    done = own_hmc(rng, start, trajectory, step, steps)
-    end, _, _ = trajectory(start, rng.standard_normal(len(start.z)), step, steps)
+    done = own_hmc(rng, start, dynamics, step, steps)
+    end, _, _ = dynamics.trajectory(start, rng.standard_normal(len(start.z)), step, steps)
     return done._replace(point=end)
 
 

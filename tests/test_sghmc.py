@@ -191,7 +191,7 @@ def mixture_of_cycles(problem, method):
     covariance = torch.block_diag(one, zero)  # wherever it starts: the burn-in forgets it
     kept = []
     for k in range(method.epochs):
-        if plan.due(k):
+        if plan.due[k]:
             kept.append(covariance[: len(one), : len(one)])
         eta = method.lr / len(problem.x) * float(plan.share[k])
         kick = torch.cat([-eta * precision, (1 - alpha) * one], 1)
@@ -231,7 +231,7 @@ def test_batches_belong_to_seed_epoch_and_chain():
 # -- schedules and stored draws --------------------------------------------------------------------------------------
 def test_draws_at_equal_increments_of_time():
     plan = Plan.make(parse_schedule("decaying:0.05,0.7"), 4000, 400, 0, 50)
-    due = np.array([k for k in range(4000) if plan.due(k)])
+    due = np.array([k for k in range(4000) if plan.due[k]])
     assert len(due) == 50 and due[0] >= 400 and due[-1] == 3999
     time = np.cumsum(np.where(np.arange(4000) >= 400, plan.share, 0))[due]
     gaps = np.diff(time)
@@ -242,12 +242,12 @@ def test_draws_at_equal_increments_of_time():
 
 def test_cycles():
     plan = Plan.make(parse_schedule("cyclical:4,0.5"), 400, 0, 0, 40)
-    due = [k for k in range(400) if plan.due(k)]
+    due = [k for k in range(400) if plan.due[k]]
     assert len(due) == 40 and all(plan.samples[k] and k % 100 >= 50 for k in due)
     assert plan.share[[0, 100, 200]].tolist() == [1, 1, 1] and plan.share[99] < 1e-3
     assert [sum(a <= k < a + 100 for k in due) for a in (0, 100, 200, 300)] == [10] * 4
     thinned = Plan.make(parse_schedule("constant"), 100, 20, 8, 1000)
-    assert [k for k in range(100) if thinned.due(k)] == list(range(27, 100, 8))
+    assert [k for k in range(100) if thinned.due[k]] == list(range(27, 100, 8))
 
 
 @pytest.mark.parametrize("cap", [1, 6, 7])

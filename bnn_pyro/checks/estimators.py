@@ -16,6 +16,7 @@ import pyro.poutine as poutine
 import torch
 from torch import Tensor, nn
 
+from bnn_pyro.checkpoint import Run
 from bnn_pyro.checks.check import Estimate, Finding, Outcome, Subject, close, fields_of, judge, most_off, worst
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.features import on_features
@@ -237,7 +238,7 @@ class _Trained:
 
     def epochs(self, loop: Optimisation) -> np.ndarray:
         """The ELBO of every epoch (E, 1), nats, from the very loop that trains."""
-        how = {"seed": self.seed, "latent": self.latent, "num_particles": 1}
+        how = {"run": Run(self.seed), "latent": self.latent, "num_particles": 1}
         return np.array(Optimisation.minimise(loop, self.model, self.q, self.data, **how)["elbo"])[:, None]
 
     def estimate(self, m: nn.Module, g: nn.Module, rows: Tensor | None = None, particles: int = 1) -> Values:

@@ -9,14 +9,13 @@ shrunk to 10⁻³ as in Stan's reference manual, "HMC algorithm parameters". The
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 
-from bnn_pyro.inference.trajectories import Gradient, Metric
+from bnn_pyro.inference.trajectories import Dynamics
 
 __all__ = ["DECAY", "OFFSET", "SMALLEST_STEP", "DualAveraging", "Warmup", "reasonable_step"]
 
@@ -62,10 +61,10 @@ class Warmup(DualAveraging):
         self.draws, self.mean, self.squares = 0, 0.0, [0.0 for _ in self.sizes]
 
     @property
-    def metric(self) -> Metric:
-        """Of ``inverse_mass``."""
+    def factors(self) -> list[np.ndarray]:
+        """L of each block, M⁻¹ = L Lᵀ; see :class:`Dynamics`."""
         root = torch.linalg.cholesky if self.dense else torch.sqrt
-        return Metric([root(block).numpy() for block in self.inverse_mass])
+        return [root(block).numpy() for block in self.inverse_mass]
 
     def restart(self, step: float) -> None:
         """Begin the averages again, from this step size."""
@@ -104,19 +103,6 @@ class Warmup(DualAveraging):
         (covariance.diagonal() if self.dense else covariance).add_(1e-3 * (5.0 / (self.draws + 5.0)))
         return covariance
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from the "warmup" of a checkpoint, or from one that was written when Pyro's classes adapted."""
-        if "warmup" in state:
-            vars(self).update(state["warmup"])
-            return
-        averaging, sums = state["averaging"], state["welford"]
-        super().__init__(state["adapter"]["step_size"], averaging["prox_center"])
-        self.count, self.error, self.log_step = (averaging[name] for name in ("_t", "_g_avg", "_x_avg"))
-        self.done, self.window = state["kernel"]["_t"], state["adapter"]["_current_window"]
-        self.inverse_mass, self.draws = state["inverse_mass"], sums[0]["n_samples"]
-        self.squares = [block["_m2"] for block in sums]
-        self.mean = torch.cat([block["_mean"] for block in sums]) if self.draws else 0.0
-
 
 def _windows(transitions: int) -> list[int]:
     """The last transition of each window, counted from 1; a step size of its own averages the last but one."""
@@ -133,13 +119,13 @@ def _windows(transitions: int) -> list[int]:
     return [*ends, transitions - 1]
 
 
-def reasonable_step(step: float, gradient: Gradient, metric: Metric, z: np.ndarray, sizes: Sequence[int]) -> float:
+def reasonable_step(step: float, dynamics: Dynamics, z: np.ndarray, sizes: Sequence[int]) -> float:
     """``step`` times the first power of 2, or of ½, at which a leapfrog step's acceptance rate crosses the target."""
-    log_density, slope = gradient(z)
+    log_density, slope = dynamics.gradient(z)
 
     def accepted() -> bool:
         u = torch.cat([torch.randn(size, dtype=torch.float64) for size in sizes]).numpy()
-        _, _, end, _, kinetic = metric.leap(gradient, step)(z, u, slope)
+        _, _, end, _, kinetic = dynamics.leap(step)(z, u, slope)
         return math.log(FIRST_TARGET) < end - kinetic - log_density + 0.5 * float(u.dot(u))  # not where it is NaN
 
     grows = accepted()

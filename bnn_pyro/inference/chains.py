@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
@@ -18,18 +18,18 @@ import numpy as np
 import pyro
 import torch
 
-from bnn_pyro.checkpoint import Checkpoint, Interrupted
+from bnn_pyro.checkpoint import Checkpoint, Interrupted, Run
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference.potential import Potential, announce, seconds_per_gradient
 from bnn_pyro.isolation import chain_seed, isolated
 from bnn_pyro.parallel.executor import executor, on_cluster
 from bnn_pyro.parallel.map import WorkerDied, map_tasks
-from bnn_pyro.progress import Figures, Report, report_progress, should_stop
+from bnn_pyro.progress import Figures, report_progress
 
 __all__ = ["Chains", "Record", "run_chains"]
 
-#: Chains up to which each has its own share of the bar's figures, and seconds between two updates of the figures.
-SHOWN, UPDATE = 8, 0.1
+#: Seconds between two updates of the figures that a progress bar shows.
+UPDATE = 0.1
 
 #: How the stats of thinned transitions become one; the last one's, where it isn't said.
 COMBINED: dict[str, Callable[[Sequence], Any]] = {
@@ -115,7 +115,7 @@ class Chains:
     blocks       {block of the mass matrix: its length}
     starts       (C, P)          gradients  how many are expected of all chains
     compiled     whether each process compiles the potential's gradient first
-    checkpoints  of each chain that has one in reach          states  from which each goes on that has none
+    checkpoints  of each chain that has one in reach
     """
 
     sampler: Any
@@ -126,7 +126,6 @@ class Chains:
     compiled: bool
     gradients: float
     checkpoints: Sequence[Checkpoint | None] = ()
-    states: Sequence[Mapping[str, Any] | None] = ()
     cost: float = 0.0  # seconds of a gradient in this process
 
     def record(self, state: Mapping[str, Any] | None) -> Record:
@@ -146,61 +145,88 @@ class Chains:
         quiet = pyro.validation_enabled(False), np.errstate(all="ignore")  # trajectories may meet infinities
         with isolated(chain_seed(self.seed, c, stream=1)), quiet[0], quiet[1]:
             kernel = self.sampler.kernel(potential, self.blocks, self.starts[c], chain_seed(self.seed, c, stream=2))
-            state = self.states[c] if checkpoint is None else checkpoint.load()
-            if state is not None:
-                kernel.restore(state["kernel"])
-            record = self.record(state)
-            return record, self._draw(kernel, record, checkpoint)
+            chain = Chain(kernel, self.record(None), {"chain": c + 1, "ms/gradient": 1e3 * self.cost})
+            try:
+                Run(checkpoint=checkpoint, report=report_progress).take(chain)
+                if checkpoint is not None:  # whatever its timer says
+                    checkpoint.save(chain.state_dict())
+            except KeyboardInterrupt as stop:
+                if checkpoint is not None and not isinstance(stop, Interrupted):
+                    raise
+        return chain.record, chain.figures
 
-    def _draw(self, kernel: Any, record: Record, checkpoint: Checkpoint | None) -> Figures:
-        """The transitions that the record lacks; what is known of them."""
-        start, total = time.perf_counter(), self.sampler.transitions
-        shown = {"cost": self.cost, "total": 0, "seconds": 0.0}
-        report_progress(record.done, total, shown)
-        accept, since = 0.0, 0
-        try:
-            while not record.finished:
-                figures = kernel.step()
-                record.add(kernel.point.z, figures)
-                since = 1 if record.done == record.warmup + 1 else since + 1
-                accept += (figures["acceptance_rate"] - accept) / since
-                shown = {
-                    "cost": self.cost,
-                    "total": shown["total"] + figures["n_steps"],
-                    "seconds": time.perf_counter() - start,
+
+class Chain:
+    """One chain on its way.   figures: what a progress bar shows of it."""
+
+    def __init__(self, kernel: Any, record: Record, figures: Figures) -> None:
+        self.kernel, self.record, self.figures = kernel, record, figures
+        self.total = record.warmup + len(record.z) * record.thin
+
+    @property
+    def step(self) -> int:
+        """Transitions so far."""
+        return self.record.done
+
+    def steps(self) -> Iterator[Figures]:
+        """The transitions that the record lacks."""
+        report_progress(self.step, self.total, self.figures)
+        start, last, accept, since, gradients = time.perf_counter(), 0.0, 0.0, 0, 0
+        while not self.record.finished:
+            figures, now = self.kernel.step(), time.perf_counter()
+            self.record.add(self.kernel.point.z, figures)
+            since = 1 if self.step == self.record.warmup + 1 else since + 1
+            accept += (figures["acceptance_rate"] - accept) / since
+            gradients += figures["n_steps"]
+            if now - last > UPDATE or self.record.finished:
+                last = now
+                self.figures = {
+                    "chain": self.figures["chain"],
                     "accept": accept,
                     "step size": figures["step_size"],
                     "gradients": figures["n_steps"],
-                    "divergent": record.divergent,
+                    "ms/gradient": 1e3 * (now - start) / gradients,
+                    "divergent": self.record.divergent,
                 }
-                report_progress(record.done, total, shown)
-                if checkpoint is not None and (checkpoint.due or record.finished):
-                    checkpoint.save({"record": record.state(), "kernel": kernel.state()})
-                if should_stop() or (checkpoint is not None and checkpoint.stop):
-                    break
-        except KeyboardInterrupt:
-            if checkpoint is not None:
-                raise
-        return shown
+            yield self.figures
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint must hold."""
+        return {"record": self.record.state(), "kernel": self.kernel.state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what :meth:`state_dict` returned."""
+        self.kernel.restore(state["kernel"])
+        self.record.restore(state["record"])
 
 
-def run_chains(
-    plan: Chains, cores: int, checkpoint: Checkpoint | None, report: Report | None
-) -> tuple[list[Record], str]:
+def run_chains(plan: Chains, cores: int, run: Run) -> tuple[list[Record], str]:
     """(what each chain has drawn, why they were stopped: "" where they were not).
 
     Without a checkpoint, Ctrl-C stops the chains and returns what they have, and a chain whose process died time and
     again is returned without draws. With one, which then holds all that was drawn, ``Interrupted`` is raised after a
     signal, and UserError for a chain that died, with its number. Raises UserError for one that cannot go on.
     """
-    chains, in_reach = len(plan.starts), not on_cluster()
+    chains, in_reach, checkpoint = len(plan.starts), not on_cluster(), run.checkpoint
     children = [None if checkpoint is None else checkpoint.child(f"chain-{c}") for c in range(chains)]
-    states = [None if child is None else child.load() for child in children]
-    records = [plan.record(state) for state in states]
-    plan.checkpoints, plan.states = (children, [None] * chains) if in_reach else ([None] * chains, states)
+    records = [plan.record(None if child is None else child.load()) for child in children]
+    plan.checkpoints = children if in_reach else [None] * chains
     todo = [c for c in range(chains) if not records[c].finished]
-    progress = _Progress(plan, records, todo, min(cores, len(todo)) if in_reach else 0, report)
+    transitions, done_now = plan.sampler.transitions, np.array([record.done for record in records])
+    total, told, announced = chains * transitions, done_now.sum(), not in_reach
     died, unfinished, stopped = [], [], ""
+
+    def progress(index: int, share: float, figures: Figures) -> None:
+        nonlocal told, announced
+        if not figures:
+            return
+        if not announced:
+            announced, workers = True, min(cores, len(todo))
+            announce(figures["ms/gradient"] / 1e3, plan.gradients * len(todo) / chains, workers)
+        done_now[todo[index]] = round(share * transitions)
+        if done_now.sum() != told:
+            told = done_now.sum()
+            run.tell(int(told), total, figures)
 
     def done(index: int, result: tuple[Record, Figures] | None) -> None:
         if result is None:
@@ -211,7 +237,7 @@ def run_chains(
             unfinished.append(c)
         elif children[c] is not None and not in_reach:
             children[c].save({"record": records[c].state(), "kernel": {}})
-        progress(index, records[c].done / plan.sampler.transitions, result[1])
+        progress(index, records[c].done / transitions, result[1])
 
     def failed(c: int, error: UserError) -> None:
         if not isinstance(error, WorkerDied):
@@ -219,7 +245,7 @@ def run_chains(
         died.append(c)
 
     def watch() -> None:
-        if unfinished or (checkpoint is not None and checkpoint.stop):
+        if unfinished or run.stop:
             raise KeyboardInterrupt
 
     heard = dict(progress=progress, done=done, failed=failed, watch=watch)
@@ -232,8 +258,7 @@ def run_chains(
             raise
         stopped = "stopped by Ctrl-C"
     if checkpoint is not None and checkpoint.stop:
-        done_now, total = sum(record.done for record in records), chains * plan.sampler.transitions
-        raise Interrupted(f"stopped after step {done_now:,} of {total:,}")
+        raise Interrupted(f"stopped after step {sum(record.done for record in records):,} of {total:,}")
     if died and not stopped:
         who = ", ".join(str(c + 1) for c in sorted(died))
         stopped = f"chain {who} of {chains} died in its process (killed, or out of memory?)"
@@ -242,41 +267,3 @@ def run_chains(
         if not any(record.kept for record in records):
             raise UserError(f"{stopped}; nothing was drawn: run the chains one after the other, with cores=1")
     return records, stopped
-
-
-class _Progress:
-    """Tells the progress bar how many transitions are done; its other figures now and then."""
-
-    def __init__(self, plan: Chains, records: Sequence[Record], todo: list[int], workers: int, report: Report | None):
-        self.plan, self.todo, self.workers, self.report = plan, todo, workers, report
-        self.done = np.array([record.done for record in records])
-        self.figures: dict[int, Figures] = {}
-        self.shown, self.last, self.reported = {}, 0.0, self.done.sum()
-
-    def __call__(self, index: int, share: float, figures: Figures) -> None:
-        """A chain has told how far it is."""
-        if not figures:
-            return
-        c, transitions, chains = self.todo[index], self.plan.sampler.transitions, len(self.done)
-        if not self.figures and self.workers:
-            announce(figures["cost"], self.plan.gradients * len(self.todo) / chains, self.workers)
-        self.done[c], self.figures[c] = round(share * transitions), figures
-        done, now = int(self.done.sum()), time.perf_counter()
-        if self.report is None or done == self.reported:
-            return
-        if share == 1 or now - self.last > UPDATE:
-            self.shown, self.last = self._combined(transitions), now
-        self.reported = done
-        self.report(done, chains * transitions, self.shown)
-
-    def _combined(self, transitions: int) -> dict[str, float | str]:
-        """Of the chains that have begun."""
-        begun = [figures for figures in self.figures.values() if figures["total"]]
-        if not begun:
-            return {}
-        shown = {name: sum(f[name] for f in begun) / len(begun) for name in ("accept", "step size", "gradients")}
-        shown["ms/gradient"] = 1e3 * sum(f["seconds"] for f in begun) / sum(f["total"] for f in begun)
-        shown["divergent"] = sum(f["divergent"] for f in begun)
-        if 1 < len(self.done) <= SHOWN:
-            shown["chains"] = "·".join(f"{100 * done / transitions:.0f}" for done in self.done) + "%"
-        return shown

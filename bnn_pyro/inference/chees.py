@@ -17,15 +17,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from bnn_pyro.checkpoint import Checkpoint, Interrupted
+from bnn_pyro.checkpoint import Run
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference.adaptation import DECAY, OFFSET, SMALLEST_STEP, DualAveraging
 from bnn_pyro.inference.chains import Record
@@ -33,7 +33,6 @@ from bnn_pyro.inference.potential import Potential, announce, choose_compiled
 from bnn_pyro.inference.sampler import STARTS, Drawn, Sampler, Starts
 from bnn_pyro.inference.trajectories import MAX_ENERGY_ERROR
 from bnn_pyro.isolation import generator_state, one_thread, set_generator_state
-from bnn_pyro.progress import Report
 from bnn_pyro.settings import setting
 
 __all__ = ["TYPICAL", "Adaptation", "Approach", "ChEES", "Chains", "Sampling", "Transition"]
@@ -67,6 +66,8 @@ class ChEES(Sampler):
     superchains: int = setting(16, low=1)
     max_steps: int = setting(1000, low=1)
 
+    one_by_one: ClassVar[bool] = False
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.chains < 2:
@@ -75,51 +76,46 @@ class ChEES(Sampler):
             which = f"{self.chains} chains cannot be shared out evenly to {self.superchains} superchains"
             raise UserError(f"{which}; take a multiple of {self.superchains}, or other superchains")
 
-    def _threads(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def _draw(
-        self, potential: Potential, starts: Starts, seed: int, checkpoint: Checkpoint | None, report: Report | None
-    ) -> Drawn:
+    def _draw(self, potential: Potential, starts: Starts, run: Run) -> Drawn:
         """See ``Sampler``."""
-        gradients = float(self.transitions * TYPICAL)
-        if compiled := choose_compiled(self.compiled, gradients, potential):
+        if compiled := choose_compiled(self.compiled, float(self.transitions * TYPICAL), potential):
             compiled = potential.compile(self.chains)
-        sampling = Sampling(self, potential)
+        sampling, stopped = Sampling(self, potential, starts), ""
         # Compiled code has threads of its own; those of torch would only be in its way.
         with one_thread() if compiled else nullcontext():
-            if checkpoint is not None and (saved := checkpoint.load()) is not None:
-                sampling.restore(saved)
-            else:
-                num = min(self.chains, self.superchains)
-                seconds = sampling.begin(starts(num).repeat_interleave(self.chains // num, 0))
-                announce(seconds, gradients, 1, "sghmc takes mini-batches, and svi is an approximation")
-            record, stopped = sampling.record, ""
             try:
-                while not record.finished:
-                    figures = sampling.iterate()
-                    if report is not None:
-                        report(record.done, self.transitions, figures)
-                    if checkpoint is not None and checkpoint.due:
-                        checkpoint.save(sampling.state())
-                        if checkpoint.stop:
-                            raise Interrupted(f"stopped after iteration {record.done:,} of {self.transitions:,}")
+                run.take(sampling)
             except KeyboardInterrupt:
-                if checkpoint is not None:  # it was answered above, or is the second Ctrl-C
+                if run.checkpoint is not None:  # which has all that was drawn, but after a second Ctrl-C
                     raise
                 stopped = "stopped by Ctrl-C"
-        return [record.of_chain(c) for c in range(self.chains)], stopped
+        return [sampling.record.of_chain(c) for c in range(self.chains)], stopped
 
 
 class Sampling:
     """A run between two iterations: all chains, what the warm-up has learned, and the draws so far."""
 
-    def __init__(self, settings: ChEES, potential: Potential) -> None:
-        self.settings, self.potential = settings, potential
+    def __init__(self, settings: ChEES, potential: Potential, starts: Starts | None = None) -> None:
+        self.settings, self.potential, self.starts = settings, potential, starts
+        self.chains, self.total = None, settings.transitions
         self.record = Record(settings.draws, settings.warmup, settings.thin, (settings.chains, potential.size))
         self.approach = min(APPROACH, int(APPROACH_SHARE * settings.warmup))  # iterations of it
         each = settings.chains // min(settings.chains, settings.superchains)
         self.superchain = torch.arange(settings.chains, dtype=torch.float64) // each
+
+    @property
+    def step(self) -> int:
+        """Iterations so far."""
+        return self.record.done
+
+    def steps(self) -> Iterator[dict[str, float]]:
+        """The iterations that the record lacks, from the starts on where nothing was restored."""
+        if self.chains is None:
+            num = min(self.settings.chains, self.settings.superchains)
+            seconds = self.begin(self.starts(num).repeat_interleave(self.settings.chains // num, 0))
+            announce(seconds, self.total * TYPICAL, 1, "sghmc takes mini-batches, and svi is an approximation")
+        while not self.record.finished:
+            yield self.iterate()
 
     def begin(self, z: Tensor) -> float:
         """At starts z (C, P). Returns the seconds that a gradient of all chains took."""
@@ -157,7 +153,7 @@ class Sampling:
         figures |= {"trajectory_length": steps * step, "superchain": self.superchain}
         self.record.add(self.chains.z.cpu().numpy(), {name: value.cpu().numpy() for name, value in figures.items()})
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Everything that the next iteration depends on, and the draws."""
         return {
             "chains": dict(vars(self.chains)),
@@ -167,7 +163,7 @@ class Sampling:
             "generators": generator_state(),
         }
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from such a state."""
         for name, kind in {"chains": Chains, "first": Approach, "adaptation": Adaptation}.items():
             part = state[name] or {}

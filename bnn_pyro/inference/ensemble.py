@@ -13,23 +13,26 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bnn_pyro.checkpoint import Checkpoint, Interrupted
+from bnn_pyro.checkpoint import Checkpoint, Interrupted, Run
 from bnn_pyro.datasets.dataset import Dataset
+from bnn_pyro.distributed import here
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference.potential import ARITHMETIC, EAGER, choose_cores
 from bnn_pyro.inference.svi import MAP
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parallel.executor import executor, on_cluster
 from bnn_pyro.parallel.map import map_tasks
+from bnn_pyro.progress import Figures, report_progress
 from bnn_pyro.parts.guides import PointMass
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.progress import Figures, Report, report_progress, should_stop
@@ -58,16 +61,7 @@ class Ensemble(MAP):
     #: Settings that no member depends on: a run may be resumed with others.
     incidental: ClassVar[tuple[str, ...]] = ("cores",)
 
-    def run(
-        self,
-        model: nn.Module,
-        guide: nn.Module | None,
-        data: Dataset,
-        *,
-        seed: int = 0,
-        checkpoint: Checkpoint | None = None,
-        report: Report | None = None,
-    ) -> Posterior:
+    def run(self, model: nn.Module, guide: nn.Module | None, data: Dataset, **how: Any) -> Posterior:
         """Find the members and return each as a chain of one draw; see ``Method.run``.
 
         The trace is the mean over the members, as far as all of them trained. The guide is not used. Each member has a
@@ -81,10 +75,11 @@ class Ensemble(MAP):
                 "each member of an ensemble would have batch statistics of its own, and draws hold weights only; "
                 "take layer or group normalisation instead of batch normalisation"
             )
-        children = [None if checkpoint is None else checkpoint.child(f"member-{m + 1}") for m in range(self.members)]
+        run, numbers = Run(**how), range(self.members)
+        children = [None if run.checkpoint is None else run.checkpoint.child(f"member-{m + 1}") for m in numbers]
         states = [None if child is None else child.load() for child in children]
         found: dict[int, Member] = {m: state["found"] for m, state in enumerate(states) if state and "found" in state}
-        todo = [m for m in range(self.members) if m not in found]
+        todo = [m for m in numbers if m not in found]
         steps, before = self.epochs * math.ceil(len(data.x_train) / (self.batch_size or len(data.x_train))), len(found)
 
         def keep(index: int, member: Member) -> None:
@@ -93,57 +88,43 @@ class Ensemble(MAP):
                 child.save({"found": member})
 
         def watch() -> None:
-            if checkpoint is not None and checkpoint.stop:
+            if run.stop:
                 raise Interrupted(f"stopped with {len(found)} of {self.members} members found")
 
         def shown(done: float, of: int, figures: Figures) -> None:
-            if report is not None:
-                report(round((before + done) * steps), self.members * steps, figures)
+            run.tell(round((before + done) * steps), self.members * steps, figures)
 
         rows = replace(data, x_test=data.x_test[:0], y_test=data.y_test[:0])  # the others need not travel
-        train = _Training(self, model, rows, seed, None if on_cluster() else children)
+        train = partial(_train, self, model, rows, run.seed, [None] * self.members if on_cluster() else children)
         work = self.epochs * len(data.x_train) * sum(value.numel() for value in model.initial.values())
         seconds = self.members * (steps * EAGER + ARITHMETIC * work)
-        how = dict(cores=choose_cores(self.cores, self.members, data.x_train.device, seconds), watch=watch)
-        together = self.members == 1 or self.shared
+        where = dict(cores=choose_cores(self.cores, self.members, data.x_train.device, seconds), watch=watch)
+        together = self.members == 1 or here().size > 1
         if together:  # here, on all threads; processes that share a fit agree by themselves on when to stop
-            how = dict(all_threads=True)
+            where = dict(all_threads=True)
         names = [f"member {m + 1} of {self.members}" for m in todo]
         with executor("here") if together else nullcontext():
-            map_tasks(train, todo, names=names, report=shown, done=keep, **how)
-        members = [found[m] for m in range(self.members)]
+            map_tasks(train, todo, names=names, report=shown, done=keep, **where)
+        members = [found[m] for m in numbers]
         chains = {s: torch.stack([w[s].to(data.x_train.device) for w, _ in members])[:, None] for s in members[0][0]}
         return Posterior(model, data.schema, chains=chains, trace=_mean([trace for _, trace in members]))
 
 
-@dataclass
-class _Training:
-    """Finds member m, wherever it is called; ``children``: None where their files are out of reach."""
-
-    method: Ensemble
-    model: nn.Module
-    data: Dataset
-    seed: int
-    children: list[Checkpoint | None] | None
-
-    def __call__(self, m: int) -> Member:
-        child = None if self.children is None else self.children[m]
-
-        def told(done: int, of: int, figures: Figures) -> None:
-            report_progress(done, of, {"member": m + 1, **figures})
-            if child is None and should_stop():
-                raise Interrupted
-
-        seed = self.seed if m == 0 else int(np.random.SeedSequence([self.seed, m]).generate_state(1)[0])
-        with isolated(seed):
-            model = copy.deepcopy(self.model)
-            if m:  # the first starts where the model does, as MAP would
-                for part in model.modules():
-                    if hasattr(part, "reset_parameters"):
-                        part.reset_parameters()
-            point = PointMass(model.initial).to(self.data.x_train.device)
-            trace = self.method.find(model, point, self.data, seed=seed, checkpoint=child, report=told)
-        return {site: value.detach().clone() for site, value in point.sites().items()}, trace
+def _train(
+    method: Ensemble, model: nn.Module, data: Dataset, seed: int, children: Sequence[Checkpoint | None], m: int
+) -> Member:
+    """Member m, wherever this is called.   children: checkpoints of the members, where their files are in reach."""
+    seed = seed if m == 0 else int(np.random.SeedSequence([seed, m]).generate_state(1)[0])
+    with isolated(seed):
+        model = copy.deepcopy(model)
+        if m:  # the first starts where the model does, as MAP would
+            for part in model.modules():
+                if hasattr(part, "reset_parameters"):
+                    part.reset_parameters()
+        point = PointMass(model.initial).to(data.x_train.device)
+        report = lambda done, of, figures: report_progress(done, of, {"member": m + 1, **figures})  # noqa: E731
+        trace = method.find(model, point, data, Run(seed, children[m], report))
+    return {site: value.detach().clone() for site, value in point.sites().items()}, trace
 
 
 def _mean(traces: list[dict[str, list[float]]]) -> dict[str, list[float]]:

@@ -14,7 +14,7 @@ processes, or in sequence, to the same draws; a run stopped at any transition go
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, ClassVar
@@ -22,31 +22,22 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from bnn_pyro.checkpoint import Checkpoint
+from bnn_pyro.checkpoint import Run
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference.adaptation import SMALLEST_STEP, Warmup, reasonable_step
 from bnn_pyro.inference.chains import Chains, run_chains
 from bnn_pyro.inference.potential import Potential, Space, choose_compiled, choose_cores, run_cost
 from bnn_pyro.inference.sampler import Drawn, Sampler, Starts
-from bnn_pyro.inference.trajectories import (
-    Gradient,
-    Metric,
-    Point,
-    Transition,
-    at_once,
-    fused,
-    gradient_of,
-    hmc,
-    nuts,
-    stepwise,
-)  # fmt: skip
+from bnn_pyro.inference.trajectories import Dynamics, Point, Transition, gradient_of, hmc, nuts
 from bnn_pyro.isolation import generator_state, set_generator_state
-from bnn_pyro.progress import Report
 from bnn_pyro.settings import setting
 
 __all__ = ["HMC", "NUTS"]
 
 MASSES = ("diagonal", "dense", "block")
+
+#: A transition, and what ``stats`` has of this sampler's transitions alone.
+Moved = tuple[Transition, dict[str, float]]
 
 #: Rows of the largest dense mass matrix that is worth its memory and its time.
 MAX_DENSE = 4096
@@ -59,23 +50,20 @@ class _Sampler(Sampler):
     mass   mass matrix: diagonal, block (a dense one for every layer) or dense
     cores  chains at once, each in a process of its own; 1: one after the other in this one; 0: as many as there are
            cores, where the run is long enough. The draws are the same
+
+    A subclass has ``move(dynamics, rng, point, step)``, a transition and what ``stats`` has of its own, and
+    ``typical(whitened)``, the gradients that a transition may be expected to take.
     """
 
     mass: str = setting("diagonal", choices=MASSES)
     cores: int = setting(0, low=0)
 
-    #: (potential, its gradient, metric) -> the transitions of this sampler.
-    mover: ClassVar[Callable[..., Mover]]
-    #: (whether coordinates are whitened) -> gradients that a transition may be expected to take.
-    typical: ClassVar[Callable[..., int]]
     #: Settings that no draw depends on: a run may be resumed with others.
     incidental: ClassVar[tuple[str, ...]] = ("cores",)
 
-    def _draw(
-        self, potential: Potential, starts: Starts, seed: int, checkpoint: Checkpoint | None, report: Report | None
-    ) -> Drawn:
+    def _draw(self, potential: Potential, starts: Starts, run: Run) -> Drawn:
         """See ``Sampler``."""
-        blocks = self.blocks(potential)
+        blocks, checkpoint = self.blocks(potential), run.checkpoint
         if checkpoint is not None and (state := checkpoint.load()) is not None:
             z = state["starts"]
         else:
@@ -86,14 +74,13 @@ class _Sampler(Sampler):
         compiled = choose_compiled(self.compiled, gradients, potential)
         seconds = run_cost(gradients, compiled, potential)
         cores = choose_cores(self.cores, self.chains, potential.x.device, *seconds)
-        chains = Chains(self, potential, blocks, z.numpy(), seed, compiled, gradients)
-        return run_chains(chains, cores, checkpoint, report)
+        return run_chains(Chains(self, potential, blocks, z.numpy(), run.seed, compiled, gradients), cores, run)
 
     def kernel(self, potential: Potential, blocks: Mapping[str, int], start: np.ndarray, seed: int) -> Kernel:
         """At the start of its chain (P,); call inside ``isolated``."""
         sizes = list(blocks.values())
         warmup = Warmup(self.warmup, self.target_accept, sizes, dense=self.mass != "diagonal")
-        return Kernel(self.mover, potential, warmup, start, seed)
+        return Kernel(self, potential, warmup, start, seed)
 
     def blocks(self, potential: Potential) -> dict[str, int]:
         """{block of the mass matrix: its length}, in the order of z. Raises UserError for one that is too large."""
@@ -111,17 +98,11 @@ class _Sampler(Sampler):
         return blocks
 
 
-#: (generator, where a chain is, step size) -> (the transition, what ``stats`` has of this sampler's transitions alone).
-Mover = Callable[[np.random.Generator, Point, float], tuple[Transition, dict[str, float]]]
-
-
 class Kernel:
     """One chain: where it is, what its warm-up has learned, and its generator."""
 
-    def __init__(
-        self, mover: Callable[..., Mover], potential: Potential, warmup: Warmup, start: np.ndarray, seed: int
-    ) -> None:
-        self.mover, self.potential, self.warmup = mover, potential, warmup
+    def __init__(self, sampler: Any, potential: Potential, warmup: Warmup, start: np.ndarray, seed: int) -> None:
+        self.sampler, self.potential, self.warmup = sampler, potential, warmup
         self.rng, self.gradient = np.random.default_rng(seed), gradient_of(potential)
         self.point = Point(start.copy(), *self.gradient(start))
         self._new_metric()
@@ -129,7 +110,7 @@ class Kernel:
     def step(self) -> dict[str, float]:
         """One transition: what ``stats`` keeps of it. Raises UserError where the step size has become too small."""
         step = self.warmup.step
-        done, own = self._move(self.rng, self.point, step)
+        done, own = self.sampler.move(self.dynamics, self.rng, self.point, step)
         self.point = done.point
         if self.warmup.learn(done.acceptance, done.point.z):
             self._new_metric()
@@ -146,9 +127,12 @@ class Kernel:
 
     def _new_metric(self) -> None:
         warmup = self.warmup
-        self._move = self.mover(self.potential, self.gradient, warmup.metric)
-        warmup.restart(reasonable_step(warmup.step, self.gradient, warmup.metric, self.point.z, warmup.sizes))
+        self._set_dynamics()
+        warmup.restart(reasonable_step(warmup.step, self.dynamics, self.point.z, warmup.sizes))
         self._check_step()
+
+    def _set_dynamics(self) -> None:
+        self.dynamics = Dynamics(self.gradient, self.warmup.factors, getattr(self.potential, "compiled", None))
 
     def _check_step(self) -> None:
         if not self.warmup.step > 1.001 * SMALLEST_STEP:
@@ -170,10 +154,12 @@ class Kernel:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from such a state, in a kernel that was made in the same way."""
+        if "warmup" not in state:
+            raise UserError("its checkpoint is of an earlier version; start again with --overwrite")
         z, log_density, gradient = state["point"]
         self.point = Point(z.numpy(), log_density, gradient.numpy())
-        self.warmup.restore(state)
-        self._move = self.mover(self.potential, self.gradient, self.warmup.metric)
+        vars(self.warmup).update(state["warmup"])
+        self._set_dynamics()
         set_generator_state(state["generators"])
         self.rng.bit_generator.state = json.loads(state["rng"])
 
@@ -187,15 +173,10 @@ class NUTS(_Sampler):
 
     max_tree_depth: int = setting(10, low=1)
 
-    def mover(self, potential: Potential, gradient: Gradient, metric: Metric) -> Mover:
+    def move(self, dynamics: Dynamics, rng: np.random.Generator, point: Point, step: float) -> Moved:
         """See ``_Sampler``."""
-        subtree = at_once(potential, metric) or stepwise(gradient, metric)
-
-        def move(rng: np.random.Generator, point: Point, step: float) -> tuple[Transition, dict[str, float]]:
-            done = nuts(rng, point, subtree, step, self.max_tree_depth)
-            return done, {"tree_depth": float(done.depth)}
-
-        return move
+        done = nuts(rng, point, dynamics, step, self.max_tree_depth)
+        return done, {"tree_depth": float(done.depth)}
 
     def typical(self, whitened: bool) -> int:
         """See ``_Sampler``."""
@@ -214,16 +195,11 @@ class HMC(_Sampler):
     length: float = setting(3.0, above=0)
     max_steps: int = setting(1024, low=1)
 
-    def mover(self, potential: Potential, gradient: Gradient, metric: Metric) -> Mover:
+    def move(self, dynamics: Dynamics, rng: np.random.Generator, point: Point, step: float) -> Moved:
         """See ``_Sampler``."""
-        trajectory = fused(potential, metric) or metric.trajectory(gradient)
-
-        def move(rng: np.random.Generator, point: Point, step: float) -> tuple[Transition, dict[str, float]]:
-            length = self.length * (0.5 + rng.random())
-            steps = min(self.max_steps, max(1, int(length / step)))
-            return hmc(rng, point, trajectory, step, steps), {"trajectory_length": steps * step}
-
-        return move
+        length = self.length * (0.5 + rng.random())
+        steps = min(self.max_steps, max(1, int(length / step)))
+        return hmc(rng, point, dynamics, step, steps), {"trajectory_length": steps * step}
 
     def typical(self, whitened: bool) -> int:
         """See ``_Sampler``."""

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Independent, Normal
 
-from bnn_pyro.checkpoint import Checkpoint, Interrupted
+from bnn_pyro.checkpoint import Interrupted, Run
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference.linear import ROWS, STRUCTURES, Curvature, Information, linear_layer, trace
@@ -72,16 +72,7 @@ class Laplace(Settings):
         """What stands for the curvature at the mode, as the checks call it: full, diagonal or Kronecker."""
         return {"full": "full", "diag": "diagonal", "kron": "Kronecker"}[self.structure]
 
-    def run(
-        self,
-        model: nn.Module,
-        guide: nn.Module | None,
-        data: Dataset,
-        *,
-        seed: int = 0,
-        checkpoint: Checkpoint | None = None,
-        report: Report | None = None,
-    ) -> Posterior:
+    def run(self, model: nn.Module, guide: nn.Module | None, data: Dataset, **how: Any) -> Posterior:
         """Find the mode and the curvature there; see ``Method.run``. The guide is a :class:`FullNormal` of its own.
 
         ``stats["log_evidence"]`` (1, 1) is log p(y | x) in nats as q has it: log p(y, ŵ) + ½ P log 2π − ½ log det Λ.
@@ -92,7 +83,7 @@ class Laplace(Settings):
         """
         log_joint = _log_joint(model, data, self.temperature)
         curvature = Curvature(log_joint)
-        mode, trace = self._mode(curvature, checkpoint, report)
+        mode, trace = self._mode(curvature, Run(**how))
         lower, log_det = _root_of_inverse(curvature.precision(mode, STRUCTURES[self.structure]))
         if self.structure == "full":  # a Newton step: where the log joint is quadratic, it is exact
             mode = mode + lower @ (lower.mT @ log_joint.gradient(mode[None])[1][0])
@@ -102,16 +93,14 @@ class Laplace(Settings):
         stats = {"log_evidence": torch.tensor([[evidence]], dtype=torch.float64)}
         return Posterior(model, data.schema, guide=q, stats=stats, trace=trace)
 
-    def _mode(
-        self, curvature: Curvature, checkpoint: Checkpoint | None, report: Report | None
-    ) -> tuple[Tensor, dict[str, list[float]]]:
+    def _mode(self, curvature: Curvature, run: Run) -> tuple[Tensor, dict[str, list[float]]]:
         """(ŵ, trace): L-BFGS in coordinates in which the curvature is about I, and the gradient is in posterior sd."""
         log_joint, left, most = curvature.log_joint, self.max_iterations, 2 * self.max_iterations
         place = log_joint.initial
         trace: dict[str, list[float]] = {"epoch": [], "log_joint": [], "log_likelihood": [], "log_prior": []}
 
         def loss() -> Tensor:
-            if checkpoint is not None and checkpoint.stop:
+            if run.stop:
                 raise Interrupted("stopped in search of the most probable weights")
             optimiser.zero_grad()
             prior, likelihood = log_joint.terms((place + _solve(root.mT, z))[None])
@@ -121,8 +110,7 @@ class Laplace(Settings):
             line = passes, value.item(), self.temperature * likelihood.item(), prior.item()
             for name, figure in zip(trace, line, strict=True):
                 trace[name].append(figure)
-            if report is not None:
-                report(min(passes, most), most, {"log joint/N": value.item() / len(log_joint.x)})
+            run.tell(min(passes, most), most, {"log joint/N": value.item() / len(log_joint.x)})
             return -value
 
         while left > 0:

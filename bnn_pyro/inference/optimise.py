@@ -18,13 +18,14 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import pyro
 import torch
 from torch import Tensor, nn
 
-from bnn_pyro.checkpoint import Agreement, Checkpoint, Interrupted
+from bnn_pyro.checkpoint import Run
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.distributed import here
 from bnn_pyro.errors import UserError
@@ -60,9 +61,8 @@ def _sgd(momentum: float) -> Maker:
 OPTIMISERS: dict[str, Callable[..., Maker]] = {"adam": _adam, "sgd": _sgd}
 
 
-def parse_optimiser(text: str) -> Maker:
-    """``"sgd:0.95"`` -> the optimiser. Raises UserError for an unknown name, or a momentum outside [0, 1)."""
-    return parse_named("optimiser", text, OPTIMISERS)
+#: ``"sgd:0.95"`` -> the optimiser. Raises UserError for an unknown name, or a momentum outside [0, 1).
+parse_optimiser: Callable[[str], Maker] = partial(parse_named, "optimiser", table=OPTIMISERS)
 
 
 @dataclass(frozen=True)
@@ -86,44 +86,15 @@ class Optimisation(Settings):
     final_lr: float = setting(0.01, low=0, high=1)
     optimiser: str = setting("adam", parse=parse_optimiser)
 
-    @property
-    def shared(self) -> bool:
-        """Whether several processes (torchrun) share a fit now, all of which do the same."""
-        return here().size > 1
-
     def minimise(
-        self,
-        model: nn.Module,
-        guide: nn.Module,
-        data: Dataset,
-        *,
-        checkpoint: Checkpoint | None = None,
-        report: Report | None = None,
-        **how: Any,
+        self, model: nn.Module, guide: nn.Module, data: Dataset, run: Run, **how: Any
     ) -> dict[str, list[float]]:
         """Fit ``guide`` in place, as ``how`` says (see :class:`Training`); the trace {epoch, elbo, log_likelihood, kl}.
 
         Raises UserError where the objective stops being finite, and Interrupted after a signal.
         """
-        training = Training(self, model, guide, data, **how)
-        ranks, state = training.ranks, None if checkpoint is None else checkpoint.load()
-        if state is not None:
-            training.load_state_dict(state)
-        agreed = Agreement(ranks, checkpoint, training.step)
-        for rows in training.batches():
-            training.advance(rows)
-            if training.step % training.window == 0 or training.step == training.total:
-                figures, enough = training.record()
-                if report is not None:
-                    report(training.step, training.total, figures)
-                if enough:
-                    break
-            due, stop = agreed.after(training.step)
-            if due or stop:
-                assert checkpoint is not None
-                checkpoint.save(training.state_dict())
-                if stop:
-                    raise Interrupted(f"stopped after step {training.step:,} of {training.total:,}")
+        training = Training(self, model, guide, data, run.seed, **how)
+        run.take(training)
         if training.watch is not None:
             training.watch.restore()
         training.check_guide()
@@ -138,7 +109,7 @@ class Training:
     latent         what the KL is multiplied by, after rising to it from 0 in the first ``warmup`` epochs
     num_particles  draws of w that estimate the ELBO in a step
     project        called after every step, to bring the guide's parameters back to where they must stay
-    watch          an ``EarlyStopping``, asked after every line of the trace, to which it adds ``validation_nll``,
+    watch          an ``EarlyStopping``, which adds ``validation_nll`` to every line of the trace and is asked after it
                    whether to stop; the weights are then those of its best epoch
     """
 
@@ -171,6 +142,14 @@ class Training:
         self.since = 0
         if self.ranks.rank:
             set_stream(self.seed, self.ranks.rank, 0)
+
+    def steps(self) -> Iterator[dict[str, float] | None]:
+        """Those that are left, and what to show after a line of the trace."""
+        for rows in self.batches():
+            if self.watch is not None and self.watch.enough(self.trace["epoch"]):
+                break
+            self.advance(rows)
+            yield self.record() if self.step % self.window == 0 or self.step == self.total else None
 
     def batches(self) -> Iterator[Tensor | slice]:
         """Rows of each step that is left. A new random order every epoch.
@@ -215,20 +194,20 @@ class Training:
         self.figures[self.since, 0], self.figures[self.since, 1] = value, log_likelihood
         self.step, self.since = self.step + 1, self.since + 1
 
-    def record(self) -> tuple[dict[str, float], bool]:
-        """Add a line to the trace: (what to show of it, whether to stop early)."""
+    def record(self) -> dict[str, float]:
+        """Add a line to the trace; what to show of it."""
         elbo, likelihood = self._recent().mean(0).tolist()
         line = [self.step / self.per_epoch, elbo, likelihood, likelihood - elbo]
-        figures, enough = {"ELBO/N": elbo / len(self.x)}, False
+        figures = {"ELBO/N": elbo / len(self.x)}
         if self.watch is not None:  # each rank scores its share of the rows
             scores = self.watch.log_likelihood(self.ranks.part(self.watch.x), self.ranks.part(self.watch.y))
             figures["validation NLL"] = -self.ranks.total(scores).item() / len(self.watch.x)
-            enough = self.watch.seen(line[0], figures["validation NLL"])
+            self.watch.seen(line[0], figures["validation NLL"])
             line.append(figures["validation NLL"])
         for name, value in zip(self.trace, line, strict=True):
             self.trace[name].append(value)
         self.since = 0
-        return figures, enough
+        return figures
 
     def _recent(self) -> Tensor:
         """(steps, 2) since the last line of the trace, means over the ranks. Raises UserError where not finite."""
@@ -258,7 +237,7 @@ class Training:
             "step": self.step,
             "trace": self.trace,
             "recent": figures.clone(),  # of a part, the whole would be saved
-            "watch": None if self.watch is None else self.watch.state_dict(),
+            "watch": None if self.watch is None else self.watch.state,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -270,7 +249,7 @@ class Training:
         self.trace, self.since = state["trace"], len(state["recent"])
         self.figures[: self.since] = state["recent"]
         if self.watch is not None:
-            self.watch.load_state_dict(state["watch"])
+            self.watch.state = state["watch"]
         generators = [state["generators"], *state.get("others", ())]
         if self.ranks.rank < len(generators):
             set_generator_state(generators[self.ranks.rank])

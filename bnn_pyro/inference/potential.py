@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
+import timeit
 import warnings
 
 import numpy as np
@@ -228,14 +228,9 @@ def choose_cores(asked: int, tasks: int, device: torch.device, seconds: float, p
 
 
 def seconds_per_gradient(potential: Potential, z: np.ndarray) -> float:
-    """Measured at one z (P,), a few times over."""
+    """Measured at one z (P,), after a first call."""
     gradient = gradient_of(potential)
-    gradient(z)
-    start, times = time.perf_counter(), 0
-    while times < 3 or (times < 100 and time.perf_counter() - start < 0.05):
-        gradient(z)
-        times += 1
-    return (time.perf_counter() - start) / times
+    return min(timeit.repeat(lambda: gradient(z), number=1, repeat=4))
 
 
 def announce(seconds: float, gradients: float, cores: int, instead: str = INSTEAD) -> None:

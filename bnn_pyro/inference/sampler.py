@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bnn_pyro.checkpoint import Checkpoint
+from bnn_pyro.checkpoint import Run
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.inference.chains import Record
@@ -87,21 +87,15 @@ class Sampler(Settings):
     temperature: float = setting(1.0, above=0)
     compiled: str = setting("auto", choices=("auto", "yes", "no"))
 
+    #: Where several chains draw side by side, each computes on one thread, and draws the same.
+    one_by_one: ClassVar[bool] = True
+
     @property
     def transitions(self) -> int:
         """Of every chain, with its warm-up."""
         return self.warmup + self.draws * self.thin
 
-    def run(
-        self,
-        model: nn.Module,
-        guide: nn.Module | None,
-        data: Dataset,
-        *,
-        seed: int = 0,
-        checkpoint: Checkpoint | None = None,
-        report: Report | None = None,
-    ) -> Posterior:
+    def run(self, model: nn.Module, guide: nn.Module | None, data: Dataset, **how: Any) -> Posterior:
         """Sample the posterior; see ``Method.run``. The guide is used by ``start="svi"`` alone.
 
         ``stats`` of the posterior, (C, D): acceptance_rate, diverging (0 or 1), energy (in nats, where the trajectory
@@ -113,21 +107,15 @@ class Sampler(Settings):
 
         Raises UserError where a step size falls to nothing.
         """
-        model = weight_space(model)
-        with isolated(seed), self._threads():
+        model, run = weight_space(model), Run(**how)
+        with isolated(run.seed), one_thread() if self.one_by_one and self.chains > 1 else nullcontext():
             potential = Potential(model, data.x_train, data.y_train, self.temperature)
             potential.space = coordinates(potential)
-            starts = partial(starting_points, potential, guide, data, self.start, jitter=self.jitter, seed=seed)
-            records, stopped = self._draw(potential, starts, seed, checkpoint, report)
+            starts = partial(starting_points, potential, guide, data, self.start, jitter=self.jitter, seed=run.seed)
+            records, stopped = self._draw(potential, starts, run)
         return self._posterior(model, data, potential, records, stopped)
 
-    def _threads(self) -> AbstractContextManager[None]:
-        """One where there are several chains, which draw the same side by side."""
-        return nullcontext() if self.chains == 1 else one_thread()
-
-    def _draw(
-        self, potential: Potential, starts: Starts, seed: int, checkpoint: Checkpoint | None, report: Report | None
-    ) -> Drawn:
+    def _draw(self, potential: Potential, starts: Starts, run: Run) -> Drawn:
         raise NotImplementedError
 
     def _posterior(

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -67,12 +68,8 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {
 }
 
 
-def parse_schedule(text: str) -> Schedule:
-    """``"cyclical:4,0.5"`` -> the schedule; numbers left out take their defaults.
-
-    Raises UserError for an unknown name or numbers that it refuses.
-    """
-    return parse_named("schedule", text, SCHEDULES)
+#: ``"cyclical:4,0.5"`` -> the schedule. Raises UserError for an unknown name or numbers that it refuses.
+parse_schedule: Callable[[str], Schedule] = partial(parse_named, "schedule", table=SCHEDULES)
 
 
 @dataclass(frozen=True)
@@ -80,11 +77,12 @@ class Plan:
     """What each of the steps of a run does; arrays of one number a step.
 
     share    its step size as a share of the first        samples  whether noise is injected
-    serial   how many draws are due up to and with it: a draw is due where this grows (by 1 at most)
+    due      whether a draw is due                        serial   how many are due up to and with it
     """
 
     share: np.ndarray
     samples: np.ndarray
+    due: np.ndarray
     serial: np.ndarray
 
     @classmethod
@@ -105,11 +103,8 @@ class Plan:
         moves = share * kept
         # Never less than the longest step: a step gives one draw at most.
         interval = max((thin or kept.sum() / max_draws) * moves.sum() / kept.sum(), moves.max())
-        return cls(share, samples, np.floor(np.cumsum(moves) / interval + 1e-6).astype(np.int64))
-
-    def due(self, step: int) -> bool:
-        """Whether a draw is due at this step."""
-        return bool(self.serial[step] > (self.serial[step - 1] if step else 0))
+        serial = np.floor(np.cumsum(moves) / interval + 1e-6).astype(np.int64)
+        return cls(share, samples, np.diff(serial, prepend=0) > 0, serial)
 
 
 class Batches:

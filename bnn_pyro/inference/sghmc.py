@@ -21,7 +21,7 @@ variance of their gradients was taken off the injected noise, as the paper has i
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -29,7 +29,7 @@ import pyro
 import torch
 from torch import Tensor, nn
 
-from bnn_pyro.checkpoint import Checkpoint, Interrupted
+from bnn_pyro.checkpoint import Run
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference.linear import stochastic_log_joint
@@ -69,7 +69,7 @@ class Chains:
             about = "was measured to be further off the posterior than reshuffled, and is no longer offered"
             raise UserError(f"gradient_noise={s.gradient_noise} {about}; runs made with it are still read")
         self.batches = Batches(data.x_train, data.y_train, s.batch_size, s.chains, seed)
-        self.done, self.total = 0, (per_epoch := self.batches.per_epoch) * s.epochs
+        self.step, self.total = 0, (per_epoch := self.batches.per_epoch) * s.epochs
         self.window = per_epoch * math.ceil(s.epochs / 1000)  # steps that make one line of the trace
         burn_in = self.total // 5 if s.burn_in is None else per_epoch * s.burn_in
         self.plan = Plan.make(parse_schedule(s.schedule), self.total, burn_in, s.thin, s.max_draws)
@@ -84,22 +84,28 @@ class Chains:
         names = ["epoch", "step_size", "kinetic_temperature", "log_joint", "draws"]
         self.trace: dict[str, list[float]] = {n: [] for n in [*names, *(["validation_nll"] if len(self.x_val) else [])]}
 
+    def steps(self) -> Iterator[dict[str, float] | None]:
+        """Those that are left, and what to show after an epoch."""
+        for x, y in self.batches.steps(self.step, self.total):
+            self.advance(x, y)
+            yield self.record() if self.step % self.window == 0 or self.step == self.total else None
+
     def advance(self, x: Tensor, y: Tensor) -> None:
         """One step of every chain, before which a draw is kept where one is due."""
-        s, k = self.settings, self.done
+        s, k = self.settings, self.step
         eta = self._eta(k)
         if self.precision and k % s.resample_prior == 0:
             self.precision = self._precisions()
         if s.resample_momentum and k % s.resample_momentum == 0:
             self.v = self._momentum(eta)
         log_joint, gradient = self.log_joint.gradient(self.w, x, y, self.precision)
-        if self.plan.due(k) and self.stored.wants(int(self.plan.serial[k])):
+        if self.plan.due[k] and self.stored.wants(int(self.plan.serial[k])):
             self.stored.add(self.w, log_joint, *([self._scores()] if len(self.x_val) else []))
         noise = math.sqrt(2 * s.friction * eta) if self.plan.samples[k] else 0.0
         self.w, self.v = step(self.w, self.v, gradient, eta, s.friction, noise)
         kinetic = self.v.flatten().dot(self.v.flatten()) / (self.v.numel() * self._momentum_variance(eta))
         self.recent.append(torch.stack([log_joint.mean(), kinetic]))
-        self.done += 1
+        self.step += 1
 
     def start_at(self, w: dict[str, Tensor]) -> None:
         """Go on from other weights, {site: (C, *shape)}."""
@@ -111,9 +117,9 @@ class Chains:
         self._check()
         log_joint, kinetic = torch.stack(self.recent).double().mean(0).tolist()
         self.recent.clear()
-        step_size = self.settings.lr * float(self.plan.share[self.done - 1])
+        step_size = self.settings.lr * float(self.plan.share[self.step - 1])
         draws = self.settings.chains * len(self.stored.draws)
-        line = [self.done / self.batches.per_epoch, step_size, kinetic, log_joint, float(draws)]
+        line = [self.step / self.batches.per_epoch, step_size, kinetic, log_joint, float(draws)]
         figures = {"lr": step_size, "draws": draws, "kinetic T": kinetic}
         if len(self.x_val):
             figures["validation NLL"] = self.stored.validation_nll(self._scores, self.settings.chains)
@@ -131,7 +137,7 @@ class Chains:
             "recent": torch.stack(self.recent) if self.recent else torch.empty(0, 2),
             "ensemble": self.stored.state_dict(),
             "generators": generator_state(),
-            "done": self.done,
+            "done": self.step,
             "trace": self.trace,
         }
 
@@ -142,7 +148,7 @@ class Chains:
         self.precision = {site: value.to(device) for site, value in state["precision"].items()}
         self.recent = list(state["recent"].to(device))
         self.stored.load_state_dict(state["ensemble"], device)
-        self.done, self.trace = state["done"], state["trace"]
+        self.step, self.trace = state["done"], state["trace"]
         set_generator_state(state["generators"])
 
     def _eta(self, k: int) -> float:
@@ -165,9 +171,9 @@ class Chains:
         return found.logsumexp(0)
 
     def _check(self) -> None:
-        check_finite(self.recent, self.done, self.settings.lr)
+        check_finite(self.recent, self.step, self.settings.lr)
         if not bool(torch.isfinite(self.w).all()):
-            raise diverged("weights stopped being finite at", self.done, self.settings.lr)
+            raise diverged("weights stopped being finite at", self.step, self.settings.lr)
 
 
 @dataclass(frozen=True)
@@ -217,38 +223,18 @@ class StochasticGradient(Settings):
         if self.burn_in is not None and self.burn_in >= self.epochs:
             raise UserError(f"burn_in must lie between 0 and the {self.epochs} epochs (excluded), got {self.burn_in}")
 
-    def run(
-        self,
-        model: nn.Module,
-        guide: nn.Module | None,
-        data: Dataset,
-        *,
-        seed: int = 0,
-        checkpoint: Checkpoint | None = None,
-        report: Report | None = None,
-    ) -> Posterior:
+    def run(self, model: nn.Module, guide: nn.Module | None, data: Dataset, **how: Any) -> Posterior:
         """Sample the posterior; see ``Method.run``. The guide is not used.
 
         ``stats`` of the posterior, (C, D): log_joint of each draw in nats, as the mini-batch of its step estimates it.
         ``trace``, a line an epoch: step_size (as lr), kinetic_temperature and log_joint (means over chains and steps),
         draws (stored, all chains), validation_nll (of the ensemble so far, or of the chains as they are).
         """
-        model = weight_space(model)
+        model, run = weight_space(model), Run(**how)
         with in_mode(model, training=False):
-            chains = Chains(self, model, data, seed)
-            if checkpoint is not None and (state := checkpoint.load()) is not None:
-                chains.load_state_dict(state)
+            chains = Chains(self, model, data, run.seed)
             with pyro.validation_enabled(False):
-                for x, y in chains.batches.steps(chains.done, chains.total):
-                    chains.advance(x, y)
-                    if chains.done % chains.window == 0 or chains.done == chains.total:
-                        figures = chains.record()
-                        if report is not None:
-                            report(chains.done, chains.total, figures)
-                    if checkpoint is not None and checkpoint.due:
-                        checkpoint.save(chains.state_dict())
-                        if checkpoint.stop:
-                            raise Interrupted(f"stopped after step {chains.done:,} of {chains.total:,}")
+                run.take(chains)
         w, log_joint, *_ = (torch.stack(column, 1) for column in zip(*chains.stored.draws, strict=True))
         draws, stats = chains.log_joint.sites(w), {"log_joint": log_joint}
         return Posterior(model, data.schema, chains=draws, stats=stats, trace=chains.trace)

@@ -23,6 +23,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from bnn_pyro.checkpoint import Run
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference.optimise import Optimisation
@@ -62,7 +63,7 @@ class SVI(Optimisation):
         if guide is None:
             raise UserError("SVI needs a guide, and this variant has none; use --inference map")
         elbo = dict(latent=self.temperature, warmup=self.kl_warmup, num_particles=self.num_particles)
-        trace = self.minimise(model, guide, data, **elbo, **how)
+        trace = self.minimise(model, guide, data, Run(**how), **elbo)
         return Posterior(model, data.schema, guide=guide, trace=trace)
 
 
@@ -85,7 +86,7 @@ class MAP(Optimisation):
     def run(self, model: nn.Module, guide: nn.Module | None, data: Dataset, **how: Any) -> Posterior:
         """Find the point and return it as one chain of one draw; see ``Method.run``. The guide is not used."""
         point = PointMass(model.initial).to(data.x_train.device)
-        trace = self.find(model, point, data, **how)
+        trace = self.find(model, point, data, Run(**how))
         chains = {site: value.detach()[None, None] for site, value in point.sites().items()}
         return Posterior(model, data.schema, chains=chains, trace=trace)
 
@@ -97,17 +98,15 @@ class MAP(Optimisation):
                 "any: give --validation ROWS, or train the network with patience 0"
             )
 
-    def find(self, model: nn.Module, point: PointMass, data: Dataset, **how: Any) -> dict[str, list[float]]:
-        """Move ``point`` in place and return the trace {epoch, log_likelihood, log_joint, log_prior}.
-
-        how: seed, checkpoint and report, as of ``Method.run``.
-        """
+    def find(self, model: nn.Module, point: PointMass, data: Dataset, run: Run) -> dict[str, list[float]]:
+        """Move ``point`` in place and return the trace {epoch, log_likelihood, log_joint, log_prior}."""
         self.check(data)
+        how: dict[str, Any] = {}
         if self.patience:
             how["watch"] = EarlyStopping(model, point, data.x_val, data.y_val, self.patience)
         if self.max_norm:
             how["project"] = lambda: point.shorten(self.max_norm)
-        trace = self.minimise(model, point, data, latent=self.prior_weight, **how)
+        trace = self.minimise(model, point, data, run, latent=self.prior_weight, **how)
         trace["log_joint"], trace["log_prior"] = trace.pop("elbo"), [-kl for kl in trace.pop("kl")]
         return trace
 
@@ -143,7 +142,7 @@ class MCDropout(MAP):
         if not isinstance(guide, DroppedInputs):
             raise UserError("mc-dropout needs a network with dropout; use the variant dropout-mlp")
         point = PointMass(model.initial).to(data.x_train.device)
-        trace = self.find(model, point, data, **how)
+        trace = self.find(model, point, data, Run(**how))
         with torch.no_grad():
             guide.loc.copy_(point.loc)
         return Posterior(model, data.schema, guide=guide, trace=trace)
@@ -159,8 +158,8 @@ class EarlyStopping:
 
     def __init__(self, model: nn.Module, point: PointMass, x: Tensor, y: Tensor, patience: int) -> None:
         self.model, self.point, self.x, self.y, self.patience = model, point, x, y, patience
-        self.best_nll, self.best_epoch = math.inf, 0.0
-        self.best = self._weights()
+        #: The best weights so far, with their NLL and epoch; what a checkpoint must hold.
+        self.state: dict[str, Any] = {"best": self._weights(), "best_nll": math.inf, "best_epoch": 0.0}
 
     @torch.no_grad()
     def log_likelihood(self, x: Tensor, y: Tensor) -> Tensor:
@@ -169,27 +168,21 @@ class EarlyStopping:
         with in_mode(self.model, training=False):
             return log_likelihood(self.model, weights, x, y).sum(dtype=torch.float64)
 
-    def seen(self, epoch: float, nll: float) -> bool:
-        """Whether to stop after this epoch, whose weights have this mean NLL."""
-        if nll < self.best_nll:
-            self.best_nll, self.best_epoch, self.best = nll, epoch, self._weights()
-        return epoch - self.best_epoch >= self.patience
+    def seen(self, epoch: float, nll: float) -> None:
+        """The weights after this epoch have this mean NLL."""
+        if nll < self.state["best_nll"]:
+            self.state = {"best": self._weights(), "best_nll": nll, "best_epoch": epoch}
+
+    def enough(self, epochs: list[float]) -> bool:
+        """Whether to stop after the last of these epochs."""
+        return bool(epochs) and epochs[-1] - self.state["best_epoch"] >= self.patience
 
     def restore(self) -> None:
         """Put the best weights back."""
-        self.point.load_state_dict(self.best["weights"])
-        self.model.load_state_dict(self.best["buffers"], strict=False)
+        best = self.state["best"]
+        self.point.load_state_dict(best.get("weights", best))  # those of an earlier version are the weights alone
+        self.model.load_state_dict(best.get("buffers", {}), strict=False)
 
     def _weights(self) -> dict[str, dict[str, Tensor]]:
         """Copies of the weights and of the model's buffers, which training may change too."""
         return copy.deepcopy({"weights": self.point.state_dict(), "buffers": model_buffers(self.model)})
-
-    def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint must hold."""
-        return {"best": self.best, "best_nll": self.best_nll, "best_epoch": self.best_epoch}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what :meth:`state_dict` returned."""
-        best = state["best"]  # of an earlier version: the weights alone
-        self.best = best if best.keys() == {"weights", "buffers"} else {"weights": best, "buffers": {}}
-        self.best_nll, self.best_epoch = state["best_nll"], state["best_epoch"]

@@ -17,10 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-__all__ = [
-    "MAX_ENERGY_ERROR", "Metric", "Point", "Transition", "Tree", "at_once", "fused", "gradient_of", "hmc", "nuts",
-    "stepwise",
-]  # fmt: skip
+__all__ = ["MAX_ENERGY_ERROR", "Dynamics", "Point", "Transition", "Tree", "gradient_of", "hmc", "nuts"]
 
 #: A trajectory whose energy error exceeds this many nats has diverged (as in Stan and Pyro).
 MAX_ENERGY_ERROR = 1000.0
@@ -31,10 +28,6 @@ End = tuple[np.ndarray, np.ndarray, np.ndarray]
 Gradient = Callable[[np.ndarray], tuple[float, np.ndarray]]
 #: Moves (z, u, gradient) on by one step: (z, u, log density, gradient, kinetic energy).
 Leap = Callable[[np.ndarray, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray, float, np.ndarray, float]]
-#: From (start, its u, the size of a step, how many) to (the end, its kinetic energy, how many were taken).
-Trajectory = Callable[["Point", np.ndarray, float, int], tuple["Point", float, int]]
-#: (generator, depth, end to start from, signed step size, energy of the trajectory's start) -> 2^depth leaves or fewer.
-Subtree = Callable[[np.random.Generator, int, End, float, float], "Tree"]
 
 
 class Point(NamedTuple):
@@ -64,35 +57,55 @@ class Transition(NamedTuple):
     depth: int = 0
 
 
-class Metric:
-    """M⁻¹ = L Lᵀ, given by the factors L of its blocks: (n,) on the diagonal, or (n, n) lower triangular."""
+class Tree(NamedTuple):
+    """A subtree of a trajectory in its direction of travel; weights are log densities less that of the start."""
 
-    def __init__(self, factors: Sequence[np.ndarray]) -> None:
-        self.factors = [np.ascontiguousarray(factor) for factor in factors]
+    end: End  # of the last leaf
+    first: np.ndarray  # u of the first one (of a whole subtree, nobody asks)
+    proposal: Point
+    momentum: np.ndarray  # the sum of all u
+    weight: float
+    turning: bool
+    diverging: bool
+    acceptance: float  # a sum, as is the next
+    steps: int
 
-    def scale(self, potential: Any) -> np.ndarray | None:
-        """L of a potential's compiled code, which knows diagonals alone; None where there is no such code."""
-        single = len(self.factors) == 1 and self.factors[0].ndim == 1
-        return self.factors[0] if single and getattr(potential, "compiled", None) is not None else None
 
-    def trajectory(self, gradient: Gradient) -> Trajectory:
-        """Several leapfrog steps."""
+class Dynamics:
+    """How a chain moves: leapfrog steps, a whole trajectory or subtree in one call of compiled code where there is any.
 
-        def trajectory(start: Point, u: np.ndarray, step: float, steps: int) -> tuple[Point, float, int]:
-            leap, (z, log_density, g) = self.leap(gradient, step), start
-            kinetic, taken = math.nan, 0
-            while taken < steps:
-                z, u, log_density, g, kinetic = leap(z, u, g)
-                taken += 1
-                if not math.isfinite(kinetic):  # nothing comes back from there
-                    break
-            return Point(z, log_density, g), kinetic, taken
+    gradient   of the log density, see :func:`gradient_of`
+    factors    L of each block of M⁻¹ = L Lᵀ: (n,) on the diagonal, or (n, n) lower triangular
+    compiled   a potential's compiled code, which knows a diagonal of all coordinates alone
+    """
 
-        return trajectory
+    def __init__(self, gradient: Gradient, factors: Sequence[np.ndarray], compiled: Any = None) -> None:
+        self.gradient, self.factors = gradient, [np.ascontiguousarray(factor) for factor in factors]
+        self.diagonal = len(self.factors) == 1 and self.factors[0].ndim == 1
+        self.compiled = compiled if self.diagonal else None
 
-    def leap(self, gradient: Gradient, step: float) -> Leap:
+    def trajectory(self, start: Point, u: np.ndarray, step: float, steps: int) -> tuple[Point, float, int]:
+        """Several steps from ``start`` with momentum u: (the end, its kinetic energy, how many were taken)."""
+        if self.compiled is not None:
+            scale = self.factors[0]
+            z, r, g = (torch.from_numpy(v.copy())[None] for v in (start.z, u / scale, start.gradient))
+            density, size = (torch.tensor([value], dtype=torch.float64) for value in (start.log_density, step))
+            self.compiled.leapfrog(z, r, density, g, torch.from_numpy(scale * scale), size, steps)
+            u = r.numpy()[0] * scale
+            return Point(z.numpy()[0], density.item(), g.numpy()[0]), 0.5 * float(u.dot(u)), steps
+        leap, (z, log_density, g) = self.leap(step), start
+        kinetic, taken = math.nan, 0
+        while taken < steps:
+            z, u, log_density, g, kinetic = leap(z, u, g)
+            taken += 1
+            if not math.isfinite(kinetic):  # nothing comes back from there
+                break
+        return Point(z, log_density, g), kinetic, taken
+
+    def leap(self, step: float) -> Leap:
         """One leapfrog step of that size, backwards in time where it is negative."""
-        if len(self.factors) == 1 and self.factors[0].ndim == 1:
+        gradient = self.gradient
+        if self.diagonal:
             whole = step * self.factors[0]
             half = 0.5 * whole
             velocity, force = (lambda u: whole * u), (lambda g: half * g)
@@ -121,65 +134,17 @@ class Metric:
 
         return product
 
-
-def gradient_of(potential: Any) -> Gradient:
-    """A ``Potential`` of C chains as a function of one z (P,), numpy to numpy."""
-    held = torch.empty_like(potential.initial)[None]
-    row = held[0]  # where the potential reads z: nothing is allocated in a step
-
-    def gradient(z: np.ndarray) -> tuple[float, np.ndarray]:
-        row.copy_(torch.from_numpy(z))
-        log_density, gradient = potential(held)
-        return log_density.item(), gradient[0].cpu().numpy()
-
-    return gradient
-
-
-def fused(potential: Any, metric: Metric) -> Trajectory | None:
-    """As ``metric.trajectory``, all steps in one call of compiled code; None where there is none for this metric."""
-    if (scale := metric.scale(potential)) is None:
-        return None
-    inverse_mass = torch.from_numpy(scale * scale)
-
-    def trajectory(start: Point, u: np.ndarray, step: float, steps: int) -> tuple[Point, float, int]:
-        z, r, g = (torch.from_numpy(v.copy())[None] for v in (start.z, u / scale, start.gradient))
-        density = torch.tensor([start.log_density], dtype=torch.float64)
-        potential.leapfrog(z, r, density, g, inverse_mass, torch.tensor([step], dtype=torch.float64), steps)
-        u = r.numpy()[0] * scale
-        return Point(z.numpy()[0], density.item(), g.numpy()[0]), 0.5 * float(u.dot(u)), steps
-
-    return trajectory
-
-
-def hmc(rng: np.random.Generator, start: Point, trajectory: Trajectory, step: float, steps: int) -> Transition:
-    """One trajectory of so many steps, accepted or rejected as a whole."""
-    u = rng.standard_normal(len(start.z))
-    energy = 0.5 * float(u.dot(u)) - start.log_density
-    end, kinetic, taken = trajectory(start, u, step, steps)
-    error = _error(kinetic - end.log_density - energy)
-    acceptance = _probability(-error)
-    return Transition(end if rng.random() < acceptance else start, energy, acceptance, error > MAX_ENERGY_ERROR, taken)
-
-
-class Tree(NamedTuple):
-    """A subtree of a trajectory in its direction of travel; weights are log densities less that of the start."""
-
-    end: End  # of the last leaf
-    first: np.ndarray  # u of the first one (of a whole subtree, nobody asks)
-    proposal: Point
-    momentum: np.ndarray  # the sum of all u
-    weight: float
-    turning: bool
-    diverging: bool
-    acceptance: float  # a sum, as is the next
-    steps: int
-
-
-def stepwise(gradient: Gradient, metric: Metric) -> Subtree:
-    """Subtrees one leapfrog step after the other."""
-
-    def subtree(rng: np.random.Generator, depth: int, end: End, step: float, energy: float) -> Tree:
-        leap, uniform = metric.leap(gradient, step), rng.random
+    def subtree(self, rng: np.random.Generator, depth: int, end: End, step: float, energy: float) -> Tree:
+        """2^depth leaves or fewer, from ``end`` on; energy: of the trajectory's start."""
+        if self.compiled is not None:
+            size = len(self.factors[0])
+            arrays = np.concatenate(end), np.empty(3 * size), np.empty(6), self.factors[0], rng.random(2**depth)
+            self.compiled.subtree(*(a.ctypes.data for a in arrays), step=step, energy=energy, depth=depth)
+            (z, u, g), (momentum, *proposal) = (a.reshape(3, size) for a in arrays[:2])
+            log_density, weight, acceptance, steps, turning, diverging = arrays[2].tolist()
+            leaf = Point(proposal[0], log_density, proposal[1])
+            return Tree((z, u, g), u, leaf, momentum, weight, bool(turning), bool(diverging), acceptance, int(steps))
+        leap, uniform = self.leap(step), rng.random
 
         def build(depth: int, end: End) -> Tree:
             if not depth:
@@ -207,27 +172,31 @@ def stepwise(gradient: Gradient, metric: Metric) -> Subtree:
 
         return build(depth, end)
 
-    return subtree
+
+def gradient_of(potential: Any) -> Gradient:
+    """A ``Potential`` of C chains as a function of one z (P,), numpy to numpy."""
+    held = torch.empty_like(potential.initial)[None]
+    row = held[0]  # where the potential reads z: nothing is allocated in a step
+
+    def gradient(z: np.ndarray) -> tuple[float, np.ndarray]:
+        row.copy_(torch.from_numpy(z))
+        log_density, gradient = potential(held)
+        return log_density.item(), gradient[0].cpu().numpy()
+
+    return gradient
 
 
-def at_once(potential: Any, metric: Metric) -> Subtree | None:
-    """As ``stepwise``, every subtree in one call of compiled code; None where there is none for this metric."""
-    if (scale := metric.scale(potential)) is None:
-        return None
-    size = len(scale)
-
-    def subtree(rng: np.random.Generator, depth: int, end: End, step: float, energy: float) -> Tree:
-        arrays = np.concatenate(end), np.empty(3 * size), np.empty(6), scale, rng.random(2**depth)
-        potential.compiled.subtree(*(a.ctypes.data for a in arrays), step=step, energy=energy, depth=depth)
-        (z, u, g), (momentum, *proposal) = (a.reshape(3, size) for a in arrays[:2])
-        log_density, weight, acceptance, steps, turning, diverging = arrays[2].tolist()
-        leaf = Point(proposal[0], log_density, proposal[1])
-        return Tree((z, u, g), u, leaf, momentum, weight, bool(turning), bool(diverging), acceptance, int(steps))
-
-    return subtree
+def hmc(rng: np.random.Generator, start: Point, dynamics: Dynamics, step: float, steps: int) -> Transition:
+    """One trajectory of so many steps, accepted or rejected as a whole."""
+    u = rng.standard_normal(len(start.z))
+    energy = 0.5 * float(u.dot(u)) - start.log_density
+    end, kinetic, taken = dynamics.trajectory(start, u, step, steps)
+    error = _error(kinetic - end.log_density - energy)
+    acceptance = _probability(-error)
+    return Transition(end if rng.random() < acceptance else start, energy, acceptance, error > MAX_ENERGY_ERROR, taken)
 
 
-def nuts(rng: np.random.Generator, start: Point, subtree: Subtree, step: float, max_depth: int) -> Transition:
+def nuts(rng: np.random.Generator, start: Point, dynamics: Dynamics, step: float, max_depth: int) -> Transition:
     """One trajectory that goes on, in both directions, until it turns back, diverges or was doubled so many times."""
     u = rng.standard_normal(len(start.z))
     energy = 0.5 * float(u.dot(u)) - start.log_density
@@ -239,7 +208,7 @@ def nuts(rng: np.random.Generator, start: Point, subtree: Subtree, step: float, 
     diverging = False
     while depth < max_depth:
         forwards = int(uniform() < 0.5)
-        tree = subtree(rng, depth, ends[forwards], step if forwards else -step, energy)
+        tree = dynamics.subtree(rng, depth, ends[forwards], step if forwards else -step, energy)
         ends[forwards] = tree.end
         acceptance += tree.acceptance
         steps += tree.steps

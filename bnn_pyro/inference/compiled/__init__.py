@@ -30,7 +30,8 @@ from torch._decomp import core_aten_decompositions
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from bnn_pyro.inference.compiled.c_source import Unsupported, write_c
+from bnn_pyro.inference.compiled.c_pieces import NotCompiled
+from bnn_pyro.inference.compiled.c_source import write_c
 
 __all__ = ["CompiledGradient", "NotCompiled", "compile_gradient", "recipe"]
 
@@ -45,10 +46,6 @@ PRELUDE, DRIVER = (Path(__file__).with_name(name) for name in ("prelude.h", "dri
 #: (Source, constants) by recipe; of these and of libraries, which are kept by their source, so many.
 TRACES: dict[bytes, tuple[str, list[Tensor]]] = {}
 KEPT = 32
-
-
-class NotCompiled(Exception):
-    """Why there is no compiled gradient."""
 
 
 class CompiledGradient:
@@ -154,8 +151,8 @@ def _trace(gradient: Callable[..., tuple[Tensor, Tensor]], given: tuple[Tensor, 
         graph = make_fx(lambda *given: plain(*given), decomposition_table=core_aten_decompositions())(*given)
         graph.graph.eliminate_dead_code()
         return write_c(graph, given[1:])
-    except Unsupported as reason:
-        raise NotCompiled(f"{reason} has no C form") from None
+    except NotCompiled:
+        raise
     except Exception as error:
         raise NotCompiled(f"the model could not be traced ({type(error).__name__}: {error})") from None
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["C_TYPES", "POINTWISE", "VIEWS", "Array", "Unsupported", "broadcast", "literal"]
+__all__ = ["C_TYPES", "POINTWISE", "VIEWS", "Array", "NotCompiled", "broadcast", "literal"]
 
 aten = torch.ops.aten
 
@@ -44,8 +44,8 @@ VIEWS = {
 }  # fmt: skip
 
 
-class Unsupported(Exception):
-    """A graph holds something that has no C here."""
+class NotCompiled(Exception):
+    """Why there is no compiled gradient."""
 
 
 @dataclass
@@ -68,7 +68,7 @@ class Array:
     def type(self) -> str:
         """C's name of its type."""
         if self.like.dtype not in C_TYPES:
-            raise Unsupported(f"arrays of {self.like.dtype}")
+            raise NotCompiled(f"arrays of {self.like.dtype} have no C form")
         return C_TYPES[self.like.dtype]
 
 
