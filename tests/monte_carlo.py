@@ -5,7 +5,7 @@ import signal
 
 import numpy as np
 import torch
-from scipy.stats import norm
+from scipy.stats import norm, t
 
 import bnn_pyro as bp
 from bnn_pyro.checks.check import Estimate
@@ -40,6 +40,17 @@ def check_alike(values, others, alpha=1e-4, other=None):
     z = np.abs(one.mean - other.mean) / np.hypot(one.error, other.error)
     assert z.max() < norm.isf(alpha / (2 * len(z))), f"series {z.argmax()} is off by {z.max():.1f} standard errors"
     return one.error
+
+
+def check_by_chain(means, exact, alpha=1e-4):
+    """Means of many independent chains, (C, M), agree with ``exact`` (M,): t-tests, however correlated draws are."""
+    means = np.asarray(means)
+    error = means.std(0, ddof=1) / math.sqrt(len(means))
+    worst = (np.abs(means.mean(0) - np.asarray(exact)) / error).max()
+    assert worst < t.isf(alpha / (2 * len(error)), len(means) - 1), (
+        f"off the exact answer by {worst:.1f} standard errors"
+    )
+    return error
 
 
 def check_gaussian(problem, posterior):

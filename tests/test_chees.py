@@ -7,8 +7,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from monte_carlo import fit, same, weights
-from scipy.stats import t
+from monte_carlo import check_by_chain, fit, same, stop_at, weights
 from torch import nn
 
 import bnn_pyro as bp
@@ -43,18 +42,6 @@ def sample(law, start, method, seed=0):
         return method.run(Density(law, start), None, EMPTY, seed=seed)
 
 
-def check(values, exact, alpha=1e-4):
-    """Means of (C, D, M) series agree with ``exact`` (M,): t-tests on the chains' own means, Bonferroni.
-
-    Chains are independent of each other, however correlated the draws of each are.
-    """
-    means = values.mean(1)
-    error = means.std(0, ddof=1) / np.sqrt(len(means))
-    worst = (np.abs(means.mean(0) - exact) / error).max()
-    assert worst < t.isf(alpha / (2 * len(error)), len(means) - 1), f"off by {worst:.1f} standard errors"
-    return error
-
-
 def moments(unit):
     """First and second moments of (C, D, P) and what they are for independent standard Normals."""
     upper = np.triu_indices(unit.shape[-1])
@@ -74,7 +61,8 @@ def test_gaussian(kind):
     law = dist.MultivariateNormal(torch.arange(8.0), scale_tril=root)
     posterior = sample(law, torch.arange(8.0) + 20 * scale, replace(SMALL, start="jitter", jitter=2.0))
     unit = torch.linalg.solve_triangular(root.double(), (weights(posterior) - torch.arange(8.0)).mT, upper=False).mT
-    error = check(*moments(unit.numpy()))
+    values, exact = moments(unit.numpy())
+    error = check_by_chain(values.mean(1), exact)
     assert error.max() < 0.1, "too noisy to tell"
     assert posterior.stats["diverging"].sum() == 0
 
@@ -87,9 +75,9 @@ def test_linear_regression(whitened, monkeypatch):
     root = torch.linalg.cholesky(torch.linalg.inv(PROBLEM.precision))
     unit = torch.linalg.solve_triangular(root, (weights(posterior) - PROBLEM.mean).mT, upper=False).mT
     values, exact = moments(unit.numpy())
-    assert check(values, exact).max() < 0.1
-    with pytest.raises(AssertionError, match="off by"):  # it is told from a posterior a fifth too wide
-        check(values, np.where(exact == 1, 1.44, exact))
+    assert check_by_chain(values.mean(1), exact).max() < 0.1
+    with pytest.raises(AssertionError, match="off the exact answer"):  # it is told from a posterior a fifth too wide
+        check_by_chain(values.mean(1), np.where(exact == 1, 1.44, exact))
 
 
 def test_a_skewed_target():
@@ -101,7 +89,7 @@ def test_a_skewed_target():
     law = torch.distributions.Gamma(shape, 1.0)
     log_mean = torch.digamma(torch.tensor(shape, dtype=torch.float64)).item()
     below = torch.special.gammainc(torch.tensor(shape), torch.tensor(1.0)).item()
-    check(tests, np.array([law.mean.item(), shape * (shape + 1), log_mean, below]))
+    check_by_chain(tests.mean(1), np.array([law.mean.item(), shape * (shape + 1), log_mean, below]))
 
 
 def test_a_transition_leaves_exact_draws_exact():
@@ -202,12 +190,6 @@ def test_not_a_number_is_a_divergence(monkeypatch):
 TINY = bp.ChEES(chains=6, superchains=3, draws=6, warmup=12, thin=2)
 
 
-def test_the_same_seed_gives_the_same_draws():
-    a, b, c = (fit(PROBLEM.entry(), PROBLEM.data, TINY, seed=s) for s in (1, 1, 2))
-    assert same(a, b) and not any(torch.equal(a.chains[k], c.chains[k]) for k in a.chains)
-    assert {k: v.shape for k, v in a.stats.items()} == dict.fromkeys(a.stats, (6, 6))
-
-
 def test_lp_is_the_log_joint_and_thinning_adds_up():
     posterior = fit(PROBLEM.entry(), PROBLEM.data, TINY)
     with bp.isolated(0):
@@ -217,27 +199,17 @@ def test_lp_is_the_log_joint_and_thinning_adds_up():
         potential(potential.position(w))[0], posterior.stats["lp"].flatten(), rtol=1e-4, atol=0.01
     )
     assert (posterior.stats["n_steps"] >= 2).all()  # two transitions a draw
+    assert {k: v.shape for k, v in posterior.stats.items()} == dict.fromkeys(posterior.stats, (6, 6))
 
 
 @pytest.mark.parametrize("stop", [3, 14, 20])
-def test_resume(tmp_path, stop):
+def test_resume(tmp_path, monkeypatch, stop):
     """In the approach, in the adaptation's end, while sampling: bit for bit."""
-    whole = fit(PROBLEM.entry(), PROBLEM.data, TINY)
-    model = whole.model
-
-    def run(after):
-        checkpoint = Checkpoint(tmp_path, "key", every=1e9)
-
-        def report(done, of, figures):
-            checkpoint.signalled = done == after
-
-        with bp.isolated(0):
-            PROBLEM.entry().model(PROBLEM.schema)
-            return TINY.run(model, None, PROBLEM.data, seed=0, checkpoint=checkpoint, report=report)
-
-    with pytest.raises(Interrupted, match=f"stopped after step {stop}"):
-        run(stop)
-    assert same(run(None), whole)
+    how, whole = dict(out=tmp_path, resume=True), fit(PROBLEM.entry(), PROBLEM.data, TINY)
+    with monkeypatch.context() as patch, pytest.raises(Interrupted, match=f"stopped after step {stop}"):
+        patch.setattr(Checkpoint, "due", stop_at(stop))
+        fit(PROBLEM.entry(), PROBLEM.data, TINY, **how)
+    assert same(fit(PROBLEM.entry(), PROBLEM.data, TINY, **how), whole)
 
 
 def test_progress_and_ctrl_c_which_keeps_the_draws_so_far():

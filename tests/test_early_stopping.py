@@ -58,7 +58,7 @@ def test_the_nll_of_the_trace_is_that_of_the_network_by_hand():
     assert posterior.trace["validation_nll"] == [pytest.approx(F.cross_entropy(logits, data.y_val).item(), rel=1e-5)]
 
 
-@pytest.mark.parametrize("patience", [1, 3, 5])
+@pytest.mark.parametrize("patience", [1, 4])
 def test_it_stops_after_patience_epochs_without_a_better_one(patience):
     whole, stopped = (fit(rows(), patience=p).trace for p in (30, patience))
     best, since, epoch = math.inf, 0, 0
@@ -126,16 +126,16 @@ def test_it_needs_validation_rows_and_a_patience():
         bp.MAP(patience=-1)
 
 
-@pytest.mark.parametrize("step", [5, 8])
-def test_a_stopped_run_goes_on_to_the_same_result(tmp_path, monkeypatch, step):
-    """Step 8 lies after the best epoch: the resumed run must still know its weights."""
+def test_a_stopped_run_goes_on_to_the_same_result(tmp_path, monkeypatch):
+    """After the best epoch, whose weights the resumed run must still know; and where it would end early anyhow."""
     data, settings = rows(), dict(patience=4, lr=0.1)
     whole = fit(data, **settings)
     nll = whole.trace["validation_nll"]
-    assert 3 * (nll.index(min(nll)) + 1) < 8 < 17 < 3 * len(nll)
-    monkeypatch.setattr(Checkpoint, "due", stop_at(step))
-    with pytest.raises(Interrupted):
-        fit(data, out=tmp_path, **settings)
+    assert 3 * (nll.index(min(nll)) + 1) < 8 < 17 < 3 * len(nll) < 90
+    for step in (8, 3 * len(nll) - 8):
+        with monkeypatch.context() as patch, pytest.raises(Interrupted):
+            patch.setattr(Checkpoint, "due", stop_at(step))
+            fit(data, out=tmp_path, resume=True, **settings)
     resumed = fit(data, out=tmp_path, resume=True, **settings)
     assert resumed.trace == whole.trace
     for posterior in (resumed, bp.load(tmp_path)):

@@ -151,8 +151,7 @@ def test_adaptation_is_pyros():
     assert abs(a.mean() - b.mean()) < 4 * error and error < 0.2
 
 
-@pytest.mark.parametrize("kind", [bp.NUTS, bp.HMC])
-@pytest.mark.parametrize("mass", ["diagonal", "dense", "block"])
+@pytest.mark.parametrize(("kind", "mass"), [(bp.NUTS, "diagonal"), (bp.NUTS, "block"), (bp.HMC, "dense")])
 def test_a_skewed_target(kind, mass):
     """Moments to the third of log-gamma variables; a sign or a direction that is wrong would show in the odd ones."""
     potential, draws = LogGamma(), []
@@ -211,17 +210,21 @@ class Broken(LogGamma):
         return density, torch.where(over[:, None], self.beyond[1], gradient)
 
 
-@pytest.mark.parametrize("kind", [bp.NUTS, bp.HMC])
 @pytest.mark.parametrize(
-    "beyond",
-    [(math.nan, math.nan), (None, math.nan), (-math.inf, 0.0), (math.inf, 0.0)],
+    ("kind", "beyond"),
+    [
+        (bp.HMC, (math.nan, math.nan)),
+        (bp.NUTS, (None, math.nan)),
+        (bp.NUTS, (-math.inf, 0.0)),
+        (bp.NUTS, (math.inf, 0.0)),
+    ],
     ids=["NaN", "a NaN gradient", "no density", "infinite density"],
 )
 def test_what_is_not_a_number_is_a_divergence(kind, beyond):
     """It is counted, it is never where the chain goes, and what is drawn is right up to the wall."""
     with bp.isolated(0), np.errstate(all="ignore"):
         kernel = own(kind, Broken(*beyond), 0, warmup=60)
-        steps = [(kernel.step(), kernel.point.z[0]) for _ in range(400)]
+        steps = [(kernel.step(), kernel.point.z[0]) for _ in range(250)]
     assert sum(figures["diverging"] for figures, _ in steps) > 5
     assert all(z <= 1.0 and math.isfinite(figures["lp"]) for figures, z in steps)
     assert all(0 <= figures["acceptance_rate"] <= 1 for figures, _ in steps)

@@ -1,23 +1,26 @@
-"""Optimisers by hand and max-norm: what a step of training does to the weights."""
+"""Point estimates against closed forms and an independent optimiser; optimisers by hand; max-norm."""
 
 import math
 
+import numpy as np
 import pyro
 import pytest
 import torch
 from monte_carlo import stop_at
 from pyro.distributions import Normal, TransformedDistribution
+from scipy.optimize import minimize, minimize_scalar
 from torch.distributions import AffineTransform
 
 import bnn_pyro as bp
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
-from bnn_pyro.checks.linear_regression import correlated
+from bnn_pyro.checks.linear_regression import correlated, dataset
 from bnn_pyro.inference import log_joint
 from bnn_pyro.inference.log_joint import ELBO
 from bnn_pyro.inference.optimise import parse_optimiser
 from bnn_pyro.parts.guides import PointMass
 
 PROBLEM = correlated(num=24, noise=2.0, y_shift=1.0, y_scale=3.0, prior_scale=0.5)
+LONG = dict(epochs=600, lr=0.1, final_lr=0.0)
 
 
 def fit(method, entry=None, data=None):
@@ -25,9 +28,91 @@ def fit(method, entry=None, data=None):
 
 
 def flat(posterior):
+    """All sites of the one draw, in the order of the model's."""
+    assert all(value.shape[:2] == (1, 1) for value in posterior.chains.values())
     return torch.cat([posterior.chains[site].flatten() for site in posterior.model.initial]).double()
 
 
+# -- the optimum ------------------------------------------------------------------------------------------------------
+# A strong prior, so that it matters, and a target in its own units.
+UNITS = correlated(num=40, noise=5.0, y_shift=40.0, y_scale=8.0, prior_scale=0.3)
+
+
+def test_map_is_the_posterior_mean_of_the_linear_model():
+    """The posterior is Gaussian: its mode is its mean, Λ⁻¹ scale Aᵀ(y − shift) / σ²."""
+    posterior = fit(bp.MAP(**LONG), UNITS.entry(), UNITS.data)
+    torch.testing.assert_close(flat(posterior), UNITS.mean, rtol=1e-3, atol=1e-3)
+    a = UNITS.design(UNITS.x)
+    log_prior = torch.distributions.Normal(0.0, 0.3).log_prob(UNITS.mean).sum()
+    log_likelihood = torch.distributions.Normal(40 + 8 * a @ UNITS.mean, 5.0).log_prob(UNITS.y).sum()
+    trace = {name: line[-1] for name, line in posterior.trace.items()}
+    assert trace["log_prior"] == pytest.approx(log_prior.item(), rel=1e-4)
+    assert trace["log_likelihood"] == pytest.approx(log_likelihood.item(), rel=1e-4)
+    assert trace["log_joint"] == pytest.approx((log_prior + log_likelihood).item(), rel=1e-4)
+
+
+def test_mle_is_least_squares():
+    a = UNITS.design(UNITS.x).numpy()
+    least_squares = np.linalg.lstsq(a, (UNITS.y.numpy() - 40) / 8, rcond=None)[0]
+    found = flat(fit(bp.MLE(**LONG), UNITS.entry(), UNITS.data)).numpy()
+    np.testing.assert_allclose(found, least_squares, rtol=1e-3, atol=1e-3)
+    assert np.abs(found - UNITS.mean.numpy()).max() > 0.05  # the prior would have shown
+
+
+def test_mini_batches_find_the_same_point():
+    """Within the spread that the gradient's noise leaves, in posterior standard deviations."""
+    mini = bp.MAP(epochs=400, batch_size=10, lr=0.05, final_lr=0.0)
+    found = flat(fit(mini, UNITS.entry(), UNITS.data))
+    assert ((found - UNITS.mean).abs() / UNITS.mean_field_scale).max() < 0.1
+
+
+def logistic(classes):
+    g = torch.Generator().manual_seed(4)
+    x = torch.randn(50, 1, generator=g)
+    y = (x[:, 0] + 0.8 * torch.randn(50, generator=g) > 0.3).long() + (classes == 3) * (x[:, 0] > 1.0).long()
+    return x, y, dataset(x, y, bp.Schema("classification", (1,), classes=tuple("abc"[:classes])))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_map_of_logistic_regression(bias):
+    x, y, data = logistic(2)
+    signed = (2 * y - 1).double().numpy()
+
+    def energy(w):
+        f = x[:, 0].double().numpy() * w[0] + (w[1] if bias else 0.0)
+        return np.logaddexp(0, -signed * f).sum() + 0.5 * (np.square(w) / 0.7**2).sum()
+
+    best = minimize(energy, np.zeros(2), tol=1e-12).x if bias else [minimize_scalar(lambda w: energy(np.array([w]))).x]
+    entry = bp.MLP(hidden=(), prior="normal:0.7", bias=bias)
+    posterior = fit(bp.MAP(**LONG), entry, data)
+    np.testing.assert_allclose(flat(posterior), best, rtol=1e-3, atol=1e-3)
+
+
+def test_map_of_softmax_regression():
+    x, y, data = logistic(3)
+    a = np.stack([x[:, 0].double().numpy(), np.ones(50)], 1)
+
+    def energy(flat):
+        f = a @ flat.reshape(2, 3)
+        normaliser = np.logaddexp.reduce(f, axis=1)
+        return (normaliser - f[np.arange(50), y]).sum() + 0.5 * np.square(flat).sum()
+
+    best = minimize(energy, np.zeros(6), tol=1e-10).x
+    posterior = fit(bp.MAP(**LONG), bp.MLP(hidden=(), prior="normal:1"), data)
+    np.testing.assert_allclose(flat(posterior), best, rtol=1e-3, atol=1e-3)
+
+
+def test_learned_noise_of_the_constant_model():
+    """MLE of the noise is the root mean square of the residuals, in target units."""
+    problem = correlated(num=40, noise=5.0, y_shift=40.0, y_scale=8.0)
+    posterior = fit(bp.MLE(**LONG), bp.MLP(hidden=()), problem.data)
+    prediction = bp.predict(posterior, problem.data.x_train)
+    rms = (problem.y - prediction.mean).square().mean().sqrt()
+    torch.testing.assert_close(prediction.total.sqrt().double(), rms.expand(40), rtol=1e-3, atol=1e-3)
+    assert prediction.num_draws == 1 and (prediction.epistemic == 0).all()
+
+
+# -- steps -------------------------------------------------------------------------------------------------------------
 def test_momentum_steps_are_those_by_hand():
     """The log joint of the linear model is −½ wᵀΛw + wᵀΛm: its gradient is Λ (m − w), and a row's share 1/N of it."""
     epochs, lr, momentum, final = 4, 0.2, 0.9, 0.1
@@ -39,11 +124,6 @@ def test_momentum_steps_are_those_by_hand():
     found = flat(fit(bp.MAP(epochs=epochs, lr=lr, final_lr=final, optimiser=f"sgd:{momentum}")))
     torch.testing.assert_close(found, w, rtol=1e-4, atol=1e-5)
     assert (w - start).abs().max() > 0.1
-
-
-def test_momentum_finds_the_mode():
-    found = flat(fit(bp.MAP(epochs=500, lr=0.1, optimiser="sgd:0.9")))
-    torch.testing.assert_close(found, PROBLEM.mean, rtol=1e-3, atol=1e-3)
 
 
 def test_mini_batches_take_every_row_once_an_epoch_and_the_kl_warms_up_over_epochs(monkeypatch):

@@ -68,19 +68,20 @@ def test_it_is_pyro_s_log_joint(task):
     torch.testing.assert_close((target(z)[1] * direction).sum(1), slope, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("task", "activation", "prior"),
-    [
-        ("fixed", "relu", "fan-in:1"),
-        ("learned", "leaky_relu", "gamma:1,1"),
-        ("heteroscedastic", "sigmoid", "scale-mixture"),
-        ("binary", "tanh", "gamma:1,1"),
-        ("classes", "gelu", "scale-mixture"),
-    ],
-)
-def test_compiled(task, activation, prior):
+#: Networks that are compiled here: what a recipe is of is traced and built once for all tests.
+NETS = {
+    "fixed": dict(activation="relu", prior="fan-in:1"),
+    "learned": dict(activation="leaky_relu", prior="gamma:1,1"),
+    "heteroscedastic": dict(activation="sigmoid", prior="scale-mixture"),
+    "binary": dict(activation="tanh", prior="gamma:1,1"),
+    "classes": dict(activation="gelu", prior="scale-mixture"),
+}
+
+
+@pytest.mark.parametrize("task", NETS)
+def test_compiled(task):
     """As good as the operators, for any number of chains; by the check, and by comparison."""
-    target = potential(task, hidden=(4, 3), activation=activation, prior=prior)
+    target = potential(task, **NETS[task])
     z = draws(target, 7)
     expected = target(z)
     with warnings.catch_warnings():
@@ -165,7 +166,7 @@ def test_other_models_have_no_such_coordinates():
 @pytest.mark.parametrize("fast", [False, True])
 def test_leapfrog(fast):
     """Time-reversible, of second order in the step, and the same compiled or not."""
-    target = potential("binary", activation="tanh")
+    target = potential("binary", **NETS["binary"])
     if fast:
         assert target.compile(1)
     z0 = draws(target, 3)
@@ -231,12 +232,10 @@ def test_constrained_sites():
 
 
 def test_memory_is_bounded(monkeypatch):
-    from bnn_pyro.inference import potential as module
-
     target = potential("classes")
     z = draws(target, 9)
     expected = target(z)
-    monkeypatch.setattr(module, "MAX_MEMORY", 2 * 4 * 12 * 4)
+    monkeypatch.setattr("bnn_pyro.inference.potential.MAX_MEMORY", 2 * 4 * 12 * 4)
     for found, value in zip(target(z), expected, strict=True):
         torch.testing.assert_close(found, value)
 
@@ -311,9 +310,7 @@ def test_code_is_made_once_for_targets_and_starts_of_its_own(monkeypatch):
 
 def test_what_a_recipe_does_not_say_is_found_out(monkeypatch):
     """A model whose density depends on more than its recipe has: code of its own, and right."""
-    first, second = (potential("fixed", activation="tanh") for _ in range(2))
-    second.y = second.y + 1
-    second.temperature = 2.0
+    first, second = potential("fixed", **NETS["fixed"]), potential("fixed", temperature=2.0, **NETS["fixed"])
     monkeypatch.setattr("bnn_pyro.inference.potential.recipe", lambda *about: b"the same for all")
     monkeypatch.setattr(compiled, "TRACES", {})
     assert first.compile(1) and second.compile(1)
@@ -324,7 +321,7 @@ def test_what_a_recipe_does_not_say_is_found_out(monkeypatch):
 @pytest.mark.parametrize("task", ["learned", "classes"])
 def test_other_targets(task):
     """Given to all chains, compiled or not, or to each its own: the very density of data with these targets."""
-    whole, fast = potential(task), potential(task)
+    whole, fast = (potential(task, **NETS[task]) for _ in range(2))
     z = draws(whole, 3)
     g = torch.Generator().manual_seed(4)
     ys = torch.stack([whole.y[torch.randperm(12, generator=g)] for _ in z])

@@ -11,11 +11,10 @@ from bnn_pyro.checkpoint import Checkpoint
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.inference.chees import ChEES
-from bnn_pyro.inference.ensemble import Ensemble
 from bnn_pyro.inference.hmc import HMC, NUTS
 from bnn_pyro.inference.laplace import Laplace
 from bnn_pyro.inference.sghmc import SGHMC, SGLD
-from bnn_pyro.inference.svi import MAP, MLE, SVI, MCDropout
+from bnn_pyro.inference.svi import MAP, MLE, SVI, Ensemble, MCDropout
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.progress import Report
 

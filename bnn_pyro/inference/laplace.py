@@ -33,7 +33,6 @@ from bnn_pyro.inference.log_joint import LogJoint
 from bnn_pyro.parts.correlated_normal import FullNormal
 from bnn_pyro.parts.weights import CentredNormal
 from bnn_pyro.posterior import Posterior
-from bnn_pyro.progress import Report
 from bnn_pyro.settings import Settings, setting
 
 __all__ = ["Laplace"]

@@ -33,7 +33,6 @@ from bnn_pyro.inference.log_joint import Objective
 from bnn_pyro.isolation import generator_state, set_generator_state, set_stream
 from bnn_pyro.parts.nets import in_mode
 from bnn_pyro.posterior import model_buffers
-from bnn_pyro.progress import Report
 from bnn_pyro.settings import Settings, parse_named, setting
 
 __all__ = ["OPTIMISERS", "Optimisation", "Training", "check_finite", "diverged", "parse_optimiser"]

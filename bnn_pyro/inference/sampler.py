@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from bnn_pyro.checkpoint import Run
 from bnn_pyro.datasets.dataset import Dataset
-from bnn_pyro.errors import UserError, unknown
+from bnn_pyro.errors import UserError
 from bnn_pyro.inference.chains import Record
 from bnn_pyro.inference.linear import coordinates
 from bnn_pyro.inference.potential import Potential
@@ -32,7 +32,6 @@ from bnn_pyro.inference.svi import SVI
 from bnn_pyro.isolation import chain_seed, isolated, one_thread
 from bnn_pyro.parts.guides import MeanFieldNormal
 from bnn_pyro.posterior import Posterior, weight_space
-from bnn_pyro.progress import Report
 from bnn_pyro.settings import Settings, setting
 
 __all__ = ["STARTS", "Drawn", "Sampler", "Starts", "most_draws", "starting_points", "warn_of_idle_chains"]
@@ -175,10 +174,8 @@ def starting_points(
 
     how: one of ``STARTS``.   guide: fitted in place by "svi"; None for one of this file's own.
 
-    Raises UserError for another ``how``, and where no start of finite density is found, with the chain's number.
+    Raises UserError where no start of finite density is found, with the chain's number.
     """
-    if how not in STARTS:
-        raise unknown("start", how, STARTS)
     if how == "svi":
         z = _from_svi(potential, guide, data, num, seed)
     else:

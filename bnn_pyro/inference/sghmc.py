@@ -40,7 +40,6 @@ from bnn_pyro.isolation import generator_state, set_generator_state
 from bnn_pyro.parts.nets import in_mode
 from bnn_pyro.parts.priors import GammaNormal
 from bnn_pyro.posterior import Posterior, weight_space
-from bnn_pyro.progress import Report
 from bnn_pyro.settings import Settings, setting
 
 __all__ = ["SGHMC", "SGLD", "Chains", "step"]
