@@ -76,17 +76,3 @@ def stop_at(step, number=signal.SIGINT):
         return self.stop
 
     return property(due)
-
-
-# -- logistic regression with one weight, or two -----------------------------------------------------------------------
-TAU = 2.0
-X = torch.linspace(-1.5, 2.5, 12)[:, None]
-Y = torch.tensor([0, 0, 0, 1, 0, 1, 1, 1, 1, 1, 1, 1])
-
-
-def log_joint(*w):
-    """log p(y | x, w) + log p(w) of logistic regression on a grid of weights (and a bias, if two are given)."""
-    x, signed = X[:, 0].double().numpy(), (2 * Y - 1).numpy()
-    f = np.multiply.outer(w[0], x) + (np.asarray(w[1])[..., None] if len(w) == 2 else 0.0)
-    prior = sum(-0.5 * np.square(v / TAU) - math.log(TAU * math.sqrt(2 * math.pi)) for v in w)
-    return -np.logaddexp(0, -signed * f).sum(-1) + prior

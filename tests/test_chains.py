@@ -38,19 +38,11 @@ def run(method, entry=NET, seed=0, **settings):
 
 
 # -- in this process -------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("entry", [NET, PROBLEM.entry()], ids=["network", "linear"])
-def test_same_seed_same_draws_saved_and_loaded(entry, tmp_path):
-    first = fit(entry, PROBLEM.data, SMALL["nuts"], seed=5, out=tmp_path)
-    assert same(first, fit(entry, PROBLEM.data, SMALL["nuts"], seed=5)) and same(first, bp.load(tmp_path))
-    assert not same(first, fit(entry, PROBLEM.data, SMALL["nuts"], seed=6))
-    site = "layers.0.weight"
-    assert not torch.equal(first.chains[site][0], first.chains[site][1])
-
-
 @pytest.mark.parametrize("name", SMALL)
 def test_a_stopped_run_goes_on_to_the_same_draws(name, tmp_path, monkeypatch):
     """In warm-up windows, among the draws, at the end of a chain, and after the last step; twice in one run."""
     whole = fit(NET, PROBLEM.data, SMALL[name])
+    assert not any(torch.equal(*chains) for chains in whole.chains.values())  # each has a seed of its own
     real = Checkpoint.due
     for stops in ((10, 23), (50, 26)):
         out, done = tmp_path / "-".join(map(str, stops)), 0
@@ -302,33 +294,6 @@ def test_when_to_compile_and_how_many_processes():
 
 
 # -- settings and reports --------------------------------------------------------------------------------------------
-ALL = (bp.NUTS, bp.HMC, bp.ChEES)
-
-
-@pytest.mark.parametrize(
-    ("methods", "settings", "message"),
-    [
-        (ALL, dict(start="mode"), "unknown start 'mode'"),
-        (ALL, dict(draws=0), "draws must be at least 1"),
-        (ALL, dict(thin=0), "thin must be at least 1"),
-        (ALL, dict(target_accept=1.0), "target_accept must be above 0 and below 1"),
-        (ALL, dict(temperature=0.0), "temperature must be above 0"),
-        (ALL, dict(jitter=-1.0), "jitter must be"),
-        (ALL, dict(compiled="maybe"), "unknown compiled 'maybe'"),
-        ([bp.NUTS], dict(max_tree_depth=0), "max_tree_depth must be"),
-        ([bp.NUTS], dict(mass="full"), "unknown mass 'full'"),
-        ([bp.HMC], dict(length=0.0), "length must be"),
-        ([bp.HMC], dict(cores=-1), "cores must be at least 0"),
-        ([bp.ChEES], dict(chains=1), "needs at least 2"),
-        ([bp.ChEES], dict(chains=24), "24 chains cannot be shared out evenly to 16 superchains"),
-    ],
-)
-def test_impossible_settings(methods, settings, message):
-    for method in methods:
-        with pytest.raises(bp.UserError, match=message):
-            method(**settings)
-
-
 def test_a_mass_matrix_that_would_be_too_large():
     large = bp.MeanField(hidden=(900,))
     for mass in ("dense", "block"):

@@ -120,9 +120,3 @@ def test_progress_is_told_in_steps():
     assert next(line[:2] for line in lines if line[0] == 24) == (24, 48) and lines[-1][:2] == (48, 48)
     assert [line[0] for line in lines] == sorted(line[0] for line in lines)
     assert {line[2]["member"] for line in lines if line[2]} == {1, 2}
-
-
-def test_impossible_settings():
-    for name, value in {"members": 0, "cores": -1}.items():
-        with pytest.raises(bp.UserError, match=f"{name} must be at least"):
-            bp.Ensemble(**{name: value})

@@ -34,21 +34,6 @@ def use_everything():
     pyro.param(f"p{len(pyro.get_param_store())}", torch.zeros(2))
 
 
-def test_two_fits_in_one_process_do_not_touch_each_other():
-    """Pyro's default would start the second guide at the first one's optimum, and then move both."""
-    first = fit(FIRST)
-    kept = {name: value.clone() for name, value in first.guide.state_dict().items()}
-    draws = first.draw(3, seed=1)
-    second = fit(SECOND)
-    bp.predict(second, SECOND.data.x_train)
-    assert all(torch.equal(value, kept[name]) for name, value in first.guide.state_dict().items())
-    assert all(torch.equal(value, draws[site]) for site, value in first.draw(3, seed=1).items())
-    assert not torch.equal(second.guide.loc, first.guide.loc)
-    alone = fit(SECOND)
-    assert all(torch.equal(value, second.guide.state_dict()[name]) for name, value in alone.guide.state_dict().items())
-    assert second.trace == alone.trace
-
-
 def test_the_seed_decides_whatever_the_caller_did_before():
     expected = fit(FIRST, seed=7).guide.loc.detach()
     with isolated(123):  # another state of every generator, and a full store

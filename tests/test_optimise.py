@@ -6,17 +6,14 @@ import numpy as np
 import pyro
 import pytest
 import torch
-from monte_carlo import stop_at
 from pyro.distributions import Normal, TransformedDistribution
 from scipy.optimize import minimize, minimize_scalar
 from torch.distributions import AffineTransform
 
 import bnn_pyro as bp
-from bnn_pyro.checkpoint import Checkpoint, Interrupted
 from bnn_pyro.checks.linear_regression import correlated, dataset
 from bnn_pyro.inference import log_joint
 from bnn_pyro.inference.log_joint import ELBO
-from bnn_pyro.inference.optimise import parse_optimiser
 from bnn_pyro.parts.guides import PointMass
 
 PROBLEM = correlated(num=24, noise=2.0, y_shift=1.0, y_scale=3.0, prior_scale=0.5)
@@ -148,34 +145,6 @@ def test_mini_batches_take_every_row_once_an_epoch_and_the_kl_warms_up_over_epoc
     assert weights[::2] == pytest.approx([1 / 6, 2 / 6, 3 / 6, 4 / 6, 5 / 6, 1, 1, 1, 1])
 
 
-def test_a_stopped_run_keeps_its_velocity(tmp_path, monkeypatch):
-    method = bp.MAP(epochs=6, batch_size=8, lr=0.05, optimiser="sgd:0.9", max_norm=0.6)
-    whole = flat(fit(method))
-    monkeypatch.setattr(Checkpoint, "due", stop_at(7))
-    again = dict(seed=0, out=tmp_path, progress=False, device="cpu")
-    with pytest.raises(Interrupted, match="step 7 of 18"):
-        bp.fit(PROBLEM.entry(), PROBLEM.data, method, **again)
-    assert torch.equal(flat(bp.fit(PROBLEM.entry(), PROBLEM.data, method, resume=True, **again)), whole)
-
-
-FORM = dict.fromkeys(
-    ["sgd:", "sgd:1", "sgd:-0.1", "sgd:nan", "sgd:fast", "sgd:0.9,0.1"], "must have the form sgd:MOMENTUM"
-)
-REFUSED = {
-    "sdg:0.9": "unknown optimiser 'sdg'; did you mean 'sgd'",
-    "": "unknown optimiser ''",
-    "sgd": "'sgd' must have the form sgd:MOMENTUM .*0 <= MOMENTUM < 1",
-    "adam:0.9": "'adam:0.9' must have the form adam",
-}
-
-
-@pytest.mark.parametrize("text", [*FORM, *REFUSED])
-def test_optimisers_that_are_refused(text):
-    for make in (lambda: parse_optimiser(text), lambda: bp.MAP(optimiser=text), lambda: bp.SVI(optimiser=text)):
-        with pytest.raises(bp.UserError, match=(FORM | REFUSED)[text]):
-            make()
-
-
 # -- max-norm ------------------------------------------------------------------------------------------------------
 def test_rows_are_shortened_and_directions_kept():
     weight = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]])
@@ -186,8 +155,7 @@ def test_rows_are_shortened_and_directions_kept():
     assert point.loc.requires_grad
 
 
-@pytest.mark.parametrize("optimiser", ["adam", "sgd:0.5"])
-@pytest.mark.parametrize("kind", [bp.MAP, bp.MLE])
+@pytest.mark.parametrize(("kind", "optimiser"), [(bp.MLE, "adam"), (bp.MAP, "sgd:0.5")])
 def test_max_norm_holds_after_training(kind, optimiser):
     entry = bp.MLP(hidden=(5,), prior="normal:5", noise=0.5)
     settings = dict(epochs=60, batch_size=6, lr=0.1 if optimiser == "adam" else 1e-3, optimiser=optimiser)
@@ -198,12 +166,6 @@ def test_max_norm_holds_after_training(kind, optimiser):
     assert longest[0] > 0.8 and longest[1] == pytest.approx(0.7, rel=1e-5)
     biases = torch.cat([held[name].flatten() for name in held if name.endswith("bias")])
     assert biases.norm() > 0
-
-
-@pytest.mark.parametrize("value", [-1.0, math.inf, math.nan])
-def test_max_norms_that_are_refused(value):
-    with pytest.raises(bp.UserError, match="max_norm must be at least 0"):
-        bp.MAP(max_norm=value)
 
 
 def test_the_entropy_of_an_auxiliary_site_without_closed_form_is_added():

@@ -309,32 +309,6 @@ def test_a_run_that_diverges_says_so():
             sample(PROBLEM, bp.SGHMC(lr=100.0, epochs=300, burn_in=10), hidden=hidden)
 
 
-BOTH = (bp.SGHMC, bp.SGLD)
-
-
-@pytest.mark.parametrize(
-    ("methods", "settings", "message"),
-    [
-        (BOTH, dict(epochs=0), "epochs must be at least 1"),
-        (BOTH, dict(chains=0), "chains must be at least 1"),
-        (BOTH, dict(lr=0.0), "lr must be above 0"),
-        (BOTH, dict(temperature=math.nan), "temperature must be above 0"),
-        (BOTH, dict(burn_in=5000), "burn_in must lie between 0 and the 5000 epochs"),
-        (BOTH, dict(max_draws=0), "max_draws must be at least 1"),
-        (BOTH, dict(schedule="cosine"), "unknown schedule 'cosine'"),
-        (BOTH, dict(schedule="cyclical:2.5"), "must have the form cyclical:CYCLES,EXPLORE"),
-        (BOTH, dict(schedule="decaying:2"), "must have the form decaying:FINAL,POWER"),
-        ([bp.SGHMC], dict(friction=1.1), "friction must be above 0 and at most 1"),
-        ([bp.SGHMC], dict(gradient_noise="none"), "unknown gradient_noise"),
-        ([bp.SGHMC], dict(resample_momentum=-1), "resample_momentum"),
-    ],
-)
-def test_impossible_settings(methods, settings, message):
-    for method in methods:
-        with pytest.raises(bp.UserError, match=message):
-            method(**settings)
-
-
 @pytest.mark.parametrize(
     ("settings", "prior", "message"),
     [

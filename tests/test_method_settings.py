@@ -1,0 +1,68 @@
+"""Settings of methods that are refused: the message says what would do."""
+
+import math
+
+import pytest
+
+import bnn_pyro as bp
+from bnn_pyro.inference.optimise import parse_optimiser
+
+HMCS, SG, POINTS = (bp.NUTS, bp.HMC, bp.ChEES), (bp.SGHMC, bp.SGLD), (bp.MAP, bp.MLE, bp.Ensemble)
+REFUSED = [
+    (HMCS, dict(start="mode"), "unknown start 'mode'"),
+    (HMCS, dict(draws=0), "draws must be at least 1"),
+    (HMCS, dict(thin=0), "thin must be at least 1"),
+    (HMCS, dict(target_accept=1.0), "target_accept must be above 0 and below 1"),
+    ((*HMCS, *SG, bp.SVI, bp.Laplace), dict(temperature=0.0), "temperature must be above 0"),
+    ((*HMCS, *SG, bp.SVI, bp.Laplace), dict(temperature=math.nan), "temperature must be above 0"),
+    ((*HMCS, *SG), dict(jitter=-1.0), "jitter must be at least 0"),
+    (HMCS, dict(compiled="maybe"), "unknown compiled 'maybe'"),
+    ([bp.NUTS], dict(max_tree_depth=0), "max_tree_depth must be"),
+    ([bp.NUTS], dict(mass="full"), "unknown mass 'full'"),
+    ([bp.HMC], dict(length=0.0), "length must be"),
+    ([bp.HMC, bp.Ensemble], dict(cores=-1), "cores must be at least 0"),
+    ([bp.ChEES], dict(chains=1), "needs at least 2"),
+    ([bp.ChEES], dict(chains=24), "24 chains cannot be shared out evenly to 16 superchains"),
+    ((*SG, bp.SVI, *POINTS), dict(epochs=0), "epochs must be at least 1"),
+    ((*SG, bp.SVI, *POINTS), dict(lr=0.0), "lr must be above 0"),
+    ((*SG, bp.SVI, *POINTS), dict(batch_size=-1), "batch_size must be at least 0"),
+    (SG, dict(chains=0), "chains must be at least 1"),
+    (SG, dict(burn_in=5000), "burn_in must lie between 0 and the 5000 epochs"),
+    (SG, dict(max_draws=0), "max_draws must be at least 1"),
+    (SG, dict(schedule="cosine"), "unknown schedule 'cosine'"),
+    (SG, dict(schedule="cyclical:2.5"), "must have the form cyclical:CYCLES,EXPLORE"),
+    (SG, dict(schedule="decaying:2"), "must have the form decaying:FINAL,POWER"),
+    ([bp.SGHMC], dict(friction=1.1), "friction must be above 0 and at most 1"),
+    ([bp.SGHMC], dict(gradient_noise="none"), "unknown gradient_noise"),
+    ([bp.SGHMC], dict(resample_momentum=-1), "resample_momentum"),
+    ([bp.SVI], dict(num_particles=0), "num_particles must be at least 1"),
+    ([bp.SVI], dict(epochs=10, kl_warmup=11), "between 0 and the 10 epochs, got 11"),
+    ((bp.SVI, *POINTS), dict(final_lr=2.0), "final_lr must be at least 0 and at most 1"),
+    (POINTS, dict(patience=-1), "patience must be at least 0"),
+    (POINTS, dict(max_norm=-1.0), "max_norm must be at least 0"),
+    (POINTS, dict(max_norm=math.inf), "max_norm must be at least 0"),
+    ([bp.Ensemble], dict(members=0), "members must be at least 1"),
+    ([bp.Laplace], dict(structure="krno"), "did you mean 'kron'"),
+    ([bp.Laplace], dict(max_iterations=0), "max_iterations must be at least 1"),
+]
+SGD = ("sgd:", "sgd:1", "sgd:-0.1", "sgd:nan", "sgd:fast", "sgd:0.9,0.1", "sgd")
+OPTIMISERS = {
+    **dict.fromkeys(SGD, "must have the form sgd:MOMENTUM .*0 <= MOMENTUM < 1"),
+    "sdg:0.9": "unknown optimiser 'sdg'; did you mean 'sgd'",
+    "": "unknown optimiser ''",
+    "adam:0.9": "'adam:0.9' must have the form adam",
+}
+
+
+@pytest.mark.parametrize(("methods", "settings", "message"), REFUSED, ids=str)
+def test_a_value_out_of_bounds(methods, settings, message):
+    for method in methods:
+        with pytest.raises(bp.UserError, match=message):
+            method(**settings)
+
+
+@pytest.mark.parametrize("text", OPTIMISERS)
+def test_an_optimiser(text):
+    for make in (lambda: parse_optimiser(text), lambda: bp.MAP(optimiser=text), lambda: bp.SVI(optimiser=text)):
+        with pytest.raises(bp.UserError, match=OPTIMISERS[text]):
+            make()
