@@ -89,8 +89,8 @@ class _Writer:
             return made if len(node.users) == 1 else self._stored(made)
         add, largest = dict(start="0", form="a += {0};"), dict(start="-INFINITY", form="a = larger{f}(a, {0});")
         special = {aten.sum: partial(self._reduce, **add), aten.amax: partial(self._reduce, **largest),
-                   aten.mm: self._mm, aten.bmm: self._mm, aten.cat: self._cat,
-                   aten.scatter_add: self._scatter}  # fmt: skip
+                   aten.mm: self._mm, aten.bmm: self._mm, aten.scatter_add: self._scatter, aten.cat: self._cat,
+                   aten.slice_scatter: self._slice_scatter, aten.select_scatter: self._select_scatter}  # fmt: skip
         if packet not in special:
             raise NotCompiled(f"the operator {packet} has no C form")
         return special[packet](like, *held[0])
@@ -223,18 +223,40 @@ class _Writer:
         )
         return made
 
-    def _scatter(self, like: Tensor, base: object, dim: int, chosen: object, source: object) -> Array:
-        made, base, chosen, source = self._new(like), *map(self._array, (base, chosen, source))
+    def _copy(self, like: Tensor, base: object) -> Array:
+        made, base = self._new(like), self._array(base)
         self._loop(like.shape, like.stride(), lambda i: f"{made(i)} = {base(broadcast(i, base.like.shape))};")
+        return made
+
+    def _scatter(self, like: Tensor, base: object, dim: int, chosen: object, source: object) -> Array:
+        made, chosen, source = self._copy(like, base), self._array(chosen), self._array(source)
         dim, shape = dim % like.dim(), chosen.like.shape
         put = lambda i: made([*i[:dim], chosen(i), *i[dim + 1 :]])  # noqa: E731
         self._loop(shape, list(range(len(shape), 0, -1)), lambda i: f"{put(i)} += {source(i)};")
         return made
 
+    def _slice_scatter(
+        self, like: Tensor, base: object, part: object, dim: int = 0, start: int | None = 0, *rest: int
+    ) -> Array:
+        if rest[1:] and rest[1] != 1:
+            raise NotCompiled("a slice with a step has no C form")
+        made, dim = self._copy(like, base), dim % like.dim()
+        self._place(made, self._array(part), dim, (start or 0) % max(1, like.shape[dim]))
+        return made
+
+    def _select_scatter(self, like: Tensor, base: object, part: object, dim: int, index: int) -> Array:
+        source, dim = self._stored(part), dim % like.dim()
+        wide = Array(source.like.unsqueeze(dim), source.buffer)
+        return self._slice_scatter(like, base, wide, dim, index % like.shape[dim])
+
     def _cat(self, like: Tensor, parts: Sequence, dim: int = 0) -> Array:
         made, start, dim = self._new(like), 0, dim % like.dim()
         for part in map(self._array, parts):
-            shift = lambda i, s=start: [f"({e} + {s})" if d == dim else e for d, e in enumerate(i)]  # noqa: E731
-            self._loop(part.like.shape, like.stride(), lambda i, part=part, at=shift: f"{made(at(i))} = {part(i)};")
+            self._place(made, part, dim, start)
             start += part.like.shape[dim]
         return made
+
+    def _place(self, made: Array, part: Array, dim: int, start: int) -> None:
+        """The part into a larger array, from ``start`` on along ``dim``."""
+        shift = lambda i: [f"({e} + {start})" if d == dim else e for d, e in enumerate(i)]  # noqa: E731
+        self._loop(part.like.shape, made.like.stride(), lambda i: f"{made(shift(i))} = {part(i)};")
