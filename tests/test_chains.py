@@ -183,31 +183,6 @@ def test_a_chain_that_dies_leaves_the_others_where_there_is_no_checkpoint(whole)
     assert "chain 1 of 2 died" in rest.provenance["stopped"]
 
 
-def test_a_chain_that_is_stopped_on_a_cluster_starts_again(tmp_path, monkeypatch, whole):
-    """Where its file is out of reach, only finished chains are kept: of others there is no kernel to go on with."""
-    monkeypatch.setattr(chains, "on_cluster", lambda: True)
-
-    def stop(done, of, figures):
-        checkpoint.signalled = done == 50
-
-    checkpoint = Checkpoint(tmp_path)
-    with pytest.raises(Interrupted):
-        run(BLOCK, checkpoint=checkpoint, report=stop)
-    lines = []
-    assert same(run(BLOCK, checkpoint=Checkpoint(tmp_path), report=lambda done, *_: lines.append(done)), whole)
-    assert lines[0] == 39
-
-
-def test_an_error_is_the_users_to_read():
-    """One line, with the chain's number."""
-
-    def refuse():
-        raise bp.UserError("no way to go on")
-
-    with pytest.raises(bp.UserError, match=r"^chain 1 of 2: no way to go on$"):
-        run(failing(1, refuse))
-
-
 # -- Ctrl-C without a checkpoint -------------------------------------------------------------------------------------
 def interrupt_at(step):
     def report(done, of, figures):

@@ -130,27 +130,14 @@ def test_a_damaged_checkpoint_is_refused(tmp_path, stop, damage):
         fit(METHODS["map"], tmp_path, resume=True)
 
 
-def test_a_loss_that_is_not_finite(tmp_path, monkeypatch):
-    """The step and the learning rate are named, and the checkpoint on disk stays the last good one."""
-    monkeypatch.setattr(Checkpoint, "due", property(lambda self: True))
-    parts, calls = ELBO.parts, iter(range(1, 100))
+@pytest.mark.parametrize(
+    ("what", "step", "saves"),
+    [("loss", 11, 99), ("gradient", 11, 10), ("gradient", 11, 99), ("gradient", STEPS, 23), ("gradient", STEPS, 99)],
+)
+def test_a_loss_or_its_gradient_that_is_not_finite(tmp_path, monkeypatch, what, step, saves):
+    """The step and the learning rate are named, and the checkpoint on disk stays the last good one.
 
-    def broken(self, *args):
-        elbo, likelihood = parts(self, *args)
-        return (elbo * math.nan if next(calls) == 11 else elbo), likelihood
-
-    monkeypatch.setattr(ELBO, "parts", broken)
-    with pytest.raises(bp.UserError, match=r"loss became nan at step 11 \(lr 0.01\).*such as 0.001"):
-        fit(METHODS["svi, mini-batches"], tmp_path)
-    state = torch.load(tmp_path / "checkpoint" / "training.pt", weights_only=True)["state"]
-    assert state["step"] == 10
-    assert all(torch.isfinite(value).all() for value in state["guide"].values())
-
-
-@pytest.mark.parametrize(("step", "saves"), [(11, 10), (11, 99), (STEPS, STEPS - 1), (STEPS, 99)])
-def test_a_gradient_that_is_not_finite(tmp_path, monkeypatch, step, saves):
-    """The loss is finite and its gradient is not: the weights after that step must not reach the disk or the user.
-
+    Where the gradient alone is not finite, the weights after that step must not reach the disk or the user either.
     saves: after which steps a checkpoint is due, the one right after that step among them or not.
     """
     looks, parts, calls = iter(range(1, 100)), ELBO.parts, iter(range(1, 100))
@@ -159,13 +146,15 @@ def test_a_gradient_that_is_not_finite(tmp_path, monkeypatch, step, saves):
     def broken(self, *args):
         elbo, likelihood = parts(self, *args)
         if next(calls) == step:
+            if what == "loss":
+                return elbo * math.nan, likelihood
             elbo.register_hook(lambda gradient: gradient * math.nan)
         return elbo, likelihood
 
     monkeypatch.setattr(ELBO, "parts", broken)
-    unseen = step == 11 and saves == 10
-    what = "loss became nan at step 12" if unseen else f"weights stopped being finite at step {step}"
-    with pytest.raises(bp.UserError, match=rf"{what} \(lr 0.01\).*such as 0.001"):
+    message = "loss became nan at step 12" if saves == 10 else f"weights stopped being finite at step {step}"
+    message = "loss became nan at step 11" if what == "loss" else message
+    with pytest.raises(bp.UserError, match=rf"{message} \(lr 0.01\).*such as 0.001"):
         fit(METHODS["svi, mini-batches"], tmp_path)
     state = torch.load(tmp_path / "checkpoint" / "training.pt", weights_only=True)["state"]
     assert state["step"] == step - 1

@@ -49,16 +49,6 @@ def test_every_member_is_at_an_optimum_of_its_own():
         torch.testing.assert_close(w.double(), PROBLEM.mean, rtol=0, atol=2e-4)
 
 
-def test_it_predicts_the_mean_of_its_members(ensemble):
-    x = PROBLEM.x[:5].float()
-    prediction = bp.predict(ensemble, x, num_draws=100)
-    assert prediction.num_draws == 3
-    members = [{site: value[m : m + 1] for site, value in ensemble.chains.items()} for m in range(3)]
-    single = [bp.predict(bp.Posterior(ensemble.model, ensemble.schema, chains=chains), x) for chains in members]
-    torch.testing.assert_close(prediction.mean, torch.stack([p.mean for p in single]).mean(0))
-    assert (prediction.epistemic > 0).all() and all((p.epistemic == 0).all() for p in single)
-
-
 @pytest.mark.parametrize("step", [5, 25, 70])
 def test_a_stopped_ensemble_goes_on_to_the_same_result(tmp_path, monkeypatch, ensemble, step):
     monkeypatch.setattr(Checkpoint, "due", stop_at(step))

@@ -12,7 +12,7 @@ from pyro.optim import Adam
 
 import bnn_pyro as bp
 from bnn_pyro.checks.linear_regression import correlated
-from bnn_pyro.isolation import generator_state, isolated, set_generator_state
+from bnn_pyro.isolation import isolated
 
 FIRST, SECOND = correlated(num=20, seed=1), correlated(num=20, seed=2)
 QUICK = bp.SVI(epochs=20)
@@ -114,11 +114,3 @@ def test_parameters_of_a_users_own_run_survive_a_fit():
         assert pyro.param("loc").unconstrained() is mine and pyro.param("loc").item() == value
         svi.step(torch.tensor(2.0))
         assert pyro.param("loc").item() > value
-
-
-def test_generator_state_goes_back_and_forth():
-    with isolated(0):
-        kept = generator_state()
-        first = torch.rand(3)
-        set_generator_state(kept)
-        assert torch.equal(torch.rand(3), first)

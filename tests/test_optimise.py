@@ -56,23 +56,12 @@ def test_mle_is_least_squares():
     assert np.abs(found - UNITS.mean.numpy()).max() > 0.05  # the prior would have shown
 
 
-def test_mini_batches_find_the_same_point():
-    """Within the spread that the gradient's noise leaves, in posterior standard deviations."""
-    mini = bp.MAP(epochs=400, batch_size=10, lr=0.05, final_lr=0.0)
-    found = flat(fit(mini, UNITS.entry(), UNITS.data))
-    assert ((found - UNITS.mean).abs() / UNITS.mean_field_scale).max() < 0.1
-
-
-def logistic(classes):
-    g = torch.Generator().manual_seed(4)
-    x = torch.randn(50, 1, generator=g)
-    y = (x[:, 0] + 0.8 * torch.randn(50, generator=g) > 0.3).long() + (classes == 3) * (x[:, 0] > 1.0).long()
-    return x, y, dataset(x, y, bp.Schema("classification", (1,), classes=tuple("abc"[:classes])))
-
-
 @pytest.mark.parametrize("bias", [False, True])
 def test_map_of_logistic_regression(bias):
-    x, y, data = logistic(2)
+    g = torch.Generator().manual_seed(4)
+    x = torch.randn(50, 1, generator=g)
+    y = (x[:, 0] + 0.8 * torch.randn(50, generator=g) > 0.3).long()
+    data = dataset(x, y, bp.Schema("classification", (1,), classes=("a", "b")))
     signed = (2 * y - 1).double().numpy()
 
     def energy(w):
@@ -82,20 +71,6 @@ def test_map_of_logistic_regression(bias):
     best = minimize(energy, np.zeros(2), tol=1e-12).x if bias else [minimize_scalar(lambda w: energy(np.array([w]))).x]
     entry = bp.MLP(hidden=(), prior="normal:0.7", bias=bias)
     posterior = fit(bp.MAP(**LONG), entry, data)
-    np.testing.assert_allclose(flat(posterior), best, rtol=1e-3, atol=1e-3)
-
-
-def test_map_of_softmax_regression():
-    x, y, data = logistic(3)
-    a = np.stack([x[:, 0].double().numpy(), np.ones(50)], 1)
-
-    def energy(flat):
-        f = a @ flat.reshape(2, 3)
-        normaliser = np.logaddexp.reduce(f, axis=1)
-        return (normaliser - f[np.arange(50), y]).sum() + 0.5 * np.square(flat).sum()
-
-    best = minimize(energy, np.zeros(6), tol=1e-10).x
-    posterior = fit(bp.MAP(**LONG), bp.MLP(hidden=(), prior="normal:1"), data)
     np.testing.assert_allclose(flat(posterior), best, rtol=1e-3, atol=1e-3)
 
 

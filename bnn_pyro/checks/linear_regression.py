@@ -24,7 +24,7 @@ from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.inference import Method
 from bnn_pyro.zoo import MeanField
 
-__all__ = ["LinearGaussian", "correlated", "dataset", "orthogonal", "stationary", "stationary_covariance"]
+__all__ = ["LinearGaussian", "correlated", "dataset", "stationary", "stationary_covariance"]
 
 
 def dataset(
@@ -112,32 +112,22 @@ class LinearGaussian:
         return fit - kl
 
 
-def correlated(num: int = 200, inputs: int = 4, seed: int = 1, **settings: Any) -> LinearGaussian:
-    """Neighbouring inputs correlate at 0.7, and there is a bias: mean field is too narrow here, by a known amount."""
-    g = torch.Generator().manual_seed(seed)
-    z = torch.randn(num, inputs, generator=g, dtype=torch.float64)
-    for i in range(1, inputs):
-        z[:, i] = 0.7 * z[:, i - 1] + math.sqrt(1 - 0.7**2) * z[:, i]
-    return _answered(z.float().double(), g, **settings)
-
-
-def orthogonal(num: int = 64, seed: int = 1, **settings: Any) -> LinearGaussian:
-    """Walsh columns (±1, orthogonal to one another and to 1): Λ is diagonal and mean field is exact."""
-    row = torch.arange(num)
-    x = torch.stack([1.0 - 2 * (row // 2**k % 2) for k in range(5)], 1).double()
-    return _answered(x, torch.Generator().manual_seed(seed), **settings)
-
-
-def _answered(
-    x: Tensor,
-    generator: torch.Generator,
+def correlated(
+    num: int = 200,
+    inputs: int = 4,
+    seed: int = 1,
     noise: float = 0.7,
     y_shift: float = 0.0,
     y_scale: float = 1.0,
     **settings: Any,
 ) -> LinearGaussian:
-    w = torch.linspace(-1.5, 1.2, x.shape[1], dtype=torch.float64)
-    eps = torch.randn(len(x), generator=generator, dtype=torch.float64)
+    """Neighbouring inputs correlate at 0.7, and there is a bias: mean field is too narrow here, by a known amount."""
+    g = torch.Generator().manual_seed(seed)
+    z = torch.randn(num, inputs, generator=g, dtype=torch.float64)
+    for i in range(1, inputs):
+        z[:, i] = 0.7 * z[:, i - 1] + math.sqrt(1 - 0.7**2) * z[:, i]
+    x, w = z.float().double(), torch.linspace(-1.5, 1.2, inputs, dtype=torch.float64)
+    eps = torch.randn(num, generator=g, dtype=torch.float64)
     y = y_shift + y_scale * (x @ w + 0.3) + noise * eps
     return LinearGaussian(x, y.float().double(), noise=noise, y_shift=y_shift, y_scale=y_scale, **settings)
 
