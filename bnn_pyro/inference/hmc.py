@@ -7,7 +7,7 @@ pass over all rows: a reference for small networks and last layers, not a way to
 adapted in the warm-up, which is dropped: M is diagonal, a matrix for every layer, or one for all weights.
 
 The log density is that of ``potential``, in float64 coordinates on all of ℝᴾ, compiled where the run is long enough;
-a linear model is sampled in the coordinates of ``curvature``, where trajectories are short. Chains run side by side in
+a linear model is sampled in the coordinates of ``linear``, where trajectories are short. Chains run side by side in
 processes, or in sequence, to the same draws; a run stopped at any transition goes on to the very same draws.
 """
 

@@ -57,7 +57,7 @@ INSTEAD = "chees shares the work between many chains, sghmc takes mini-batches, 
 
 
 class Space:
-    """Coordinates z of the unconstrained numbers u, here the same; others are linear (see ``curvature``)."""
+    """Coordinates z of the unconstrained numbers u, here the same; others are linear (see ``inference.linear``)."""
 
     def forward(self, z: Tensor) -> Tensor:
         """z (…, P) -> u (…, P)."""
