@@ -31,13 +31,11 @@ def train(args: Namespace) -> None:
     """
     from bnn_pyro.datasets.dataset import load_together
     from bnn_pyro.distributed import joined
-    from bnn_pyro.fitting import check_divisible
     from bnn_pyro.runs.evaluate import evaluate_run
     from bnn_pyro.runs.train import fit_run, prepared
 
     with joined() as ranks:
         recipe, folder = ranks.first_does(lambda: _train_target(args))
-        check_divisible(recipe.method(), ranks)
         data = load_together(ranks, recipe.load)
         with ranks.agreed():
             entry, below = prepared(recipe, data)

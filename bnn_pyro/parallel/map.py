@@ -114,17 +114,16 @@ class _Run:
     results: dict[int, Any] = field(default_factory=dict)
     shares: dict[int, float] = field(default_factory=dict)
     said: set[str] = field(default_factory=set)
-    reported: float = 0.0
     reason: BaseException | None = None
 
     # -- what the caller hears -----------------------------------------------------------------------------------------
     def heard(self, number: int, share: float, figures: Figures) -> None:
         """A task has reported its progress."""
-        self.shares[number] = share
+        further, self.shares[number] = share != self.shares.get(number, 0.0), share
         if self.progress is not None:
             self.progress(number, share, figures)
-        if len(self.results) + sum(self.shares.values()) != self.reported:
-            self._report(figures if len(self.shares) == 1 else {})
+        if further:
+            self._report(figures if len(self.shares) - len(self.results) == 1 else {})
 
     def finish(self, number: int, good: bool, result: Any) -> None:
         """A task has ended with a result, or else with an error."""
@@ -135,13 +134,12 @@ class _Run:
         self.results[number] = result
         if self.done is not None:
             self.done(number, result)
-        self.shares.pop(number, None)
+        self.shares[number] = 1.0
         self._report({})
 
     def _report(self, figures: Figures) -> None:
-        self.reported = len(self.results) + sum(self.shares.values())
         if self.report is not None:
-            self.report(self.reported, len(self.tasks), figures)
+            self.report(sum(self.shares.values()), len(self.tasks), figures)
 
     def look(self) -> None:
         """Ask the caller whether to go on."""

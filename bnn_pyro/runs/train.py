@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.distributed import here
-from bnn_pyro.fitting import fit, resolve_backbone
+from bnn_pyro.fitting import check_divisible, fit, resolve_backbone
 from bnn_pyro.isolation import isolated, one_thread
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.runs.folder import RunFolder
@@ -28,6 +28,7 @@ def prepared(recipe: Recipe, data: Dataset) -> tuple[Entry, Recipe | None]:
     entry, below = resolve_backbone(recipe.entry(), data), recipe.for_baseline(data.schema)
     for one, variant in ((recipe, entry), *(((below, below.entry()),) if below is not None else ())):
         method = one.method()
+        check_divisible(method, here())
         if hasattr(method, "check"):
             method.check(data)
         with isolated(0):
