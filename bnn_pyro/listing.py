@@ -76,9 +76,11 @@ def list_(args: Namespace) -> None:
 def check_names(variant: str | None, method: str | None) -> None:
     """Raise UserError for a variant or method that there is not, before anything that takes seconds is imported."""
     for what, name, folder in (("variant", variant, "zoo"), ("inference method", method, "inference")):
+        if name is None:
+            continue
         module = sys.modules.get(f"bnn_pyro.{folder}")  # imported, it may have got entries
         names = _read_table(folder) if module is None else getattr(module, TABLES[folder])
-        if name is not None and name not in names:
+        if name not in names:
             raise unknown(what, name, names)
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from bnn_pyro import plots
-from bnn_pyro.datasets.bundled import curve
+from bnn_pyro.datasets import curve
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError
 from bnn_pyro.files import write_whole
