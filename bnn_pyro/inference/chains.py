@@ -20,7 +20,7 @@ import torch
 
 from bnn_pyro.checkpoint import Checkpoint, Interrupted, Run
 from bnn_pyro.errors import UserError
-from bnn_pyro.inference.potential import Potential, announce, seconds_per_gradient
+from bnn_pyro.inference.potential import Potential
 from bnn_pyro.isolation import chain_seed, isolated
 from bnn_pyro.parallel.executor import executor, on_cluster
 from bnn_pyro.parallel.map import WorkerDied, map_tasks
@@ -113,7 +113,7 @@ class Chains:
 
     sampler      settings, with the verb ``kernel(potential, blocks, start, seed)``
     blocks       {block of the mass matrix: its length}
-    starts       (C, P)          gradients  how many are expected of all chains
+    starts       (C, P)
     compiled     whether each process compiles the potential's gradient first
     checkpoints  of each chain that has one in reach
     """
@@ -124,9 +124,7 @@ class Chains:
     starts: np.ndarray
     seed: int
     compiled: bool
-    gradients: float
     checkpoints: Sequence[Checkpoint | None] = ()
-    cost: float = 0.0  # seconds of a gradient in this process
 
     def record(self, state: Mapping[str, Any] | None) -> Record:
         """That of a chain, with what a checkpoint has of it."""
@@ -138,14 +136,12 @@ class Chains:
     def __call__(self, c: int) -> tuple[Record, Figures]:
         """To the end of chain ``c``, or until it is asked to stop."""
         checkpoint, potential = self.checkpoints[c], self.potential
-        if not self.cost:
-            if self.compiled:
-                potential.compile(1)
-            self.cost = seconds_per_gradient(potential, self.starts[c])
+        if self.compiled and potential.compiled is None:  # once a process
+            self.compiled = potential.compile(1)
         quiet = pyro.validation_enabled(False), np.errstate(all="ignore")  # trajectories may meet infinities
         with isolated(chain_seed(self.seed, c, stream=1)), quiet[0], quiet[1]:
             kernel = self.sampler.kernel(potential, self.blocks, self.starts[c], chain_seed(self.seed, c, stream=2))
-            chain = Chain(kernel, self.record(None), {"chain": c + 1, "ms/gradient": 1e3 * self.cost})
+            chain = Chain(kernel, self.record(None), {"chain": c + 1})
             try:
                 Run(checkpoint=checkpoint, report=report_progress).take(chain)
                 if checkpoint is not None:  # whatever its timer says
@@ -213,16 +209,13 @@ def run_chains(plan: Chains, cores: int, run: Run) -> tuple[list[Record], str]:
     plan.checkpoints = children if in_reach else [None] * chains
     todo = [c for c in range(chains) if not records[c].finished]
     transitions, done_now = plan.sampler.transitions, np.array([record.done for record in records])
-    total, told, announced = chains * transitions, done_now.sum(), not in_reach
+    total, told = chains * transitions, done_now.sum()
     died, unfinished, stopped = [], [], ""
 
     def progress(index: int, share: float, figures: Figures) -> None:
-        nonlocal told, announced
+        nonlocal told
         if not figures:
             return
-        if not announced:
-            announced, workers = True, min(cores, len(todo))
-            announce(figures["ms/gradient"] / 1e3, plan.gradients * len(todo) / chains, workers)
         done_now[todo[index]] = round(share * transitions)
         if done_now.sum() != told:
             told = done_now.sum()

@@ -16,7 +16,6 @@ tells whether the starts are forgotten (nested R-hat, Margossian et al. 2022, ar
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ from bnn_pyro.checkpoint import Run
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference.adaptation import DECAY, OFFSET, SMALLEST_STEP, DualAveraging
 from bnn_pyro.inference.chains import Record
-from bnn_pyro.inference.potential import Potential, announce, choose_compiled
+from bnn_pyro.inference.potential import Potential, announce, choose_compiled, run_cost
 from bnn_pyro.inference.sampler import STARTS, Drawn, Sampler, Starts
 from bnn_pyro.inference.trajectories import MAX_ENERGY_ERROR
 from bnn_pyro.isolation import generator_state, one_thread, set_generator_state
@@ -78,8 +77,11 @@ class ChEES(Sampler):
 
     def _draw(self, potential: Potential, starts: Starts, run: Run) -> Drawn:
         """See ``Sampler``."""
-        if compiled := choose_compiled(self.compiled, float(self.transitions * TYPICAL), potential):
+        gradients = float(self.transitions * TYPICAL)
+        if compiled := choose_compiled(self.compiled, gradients, potential):
             compiled = potential.compile(self.chains)
+        seconds, _ = run_cost(gradients, compiled, potential, self.chains)
+        announce(seconds, gradients, instead="sghmc takes mini-batches, and svi is an approximation")
         sampling, stopped = Sampling(self, potential, starts), ""
         # Compiled code has threads of its own; those of torch would only be in its way.
         with one_thread() if compiled else nullcontext():
@@ -112,17 +114,14 @@ class Sampling:
         """The iterations that the record lacks, from the starts on where nothing was restored."""
         if self.chains is None:
             num = min(self.settings.chains, self.settings.superchains)
-            seconds = self.begin(self.starts(num).repeat_interleave(self.settings.chains // num, 0))
-            announce(seconds, self.total * TYPICAL, 1, "sghmc takes mini-batches, and svi is an approximation")
+            self.begin(self.starts(num).repeat_interleave(self.settings.chains // num, 0))
         while not self.record.finished:
             yield self.iterate()
 
-    def begin(self, z: Tensor) -> float:
-        """At starts z (C, P). Returns the seconds that a gradient of all chains took."""
-        start = time.perf_counter()
+    def begin(self, z: Tensor) -> None:
+        """At starts z (C, P)."""
         self.chains, self.adaptation = Chains(z, *self.potential(z)), None
         self.first = Approach(torch.full_like(z[:, 0], FIRST_STEP), _variance(z, torch.ones_like(z[0])))
-        return time.perf_counter() - start
 
     def iterate(self) -> dict[str, float]:
         """One transition of every chain. Returns what a progress bar shows."""

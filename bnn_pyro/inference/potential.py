@@ -12,24 +12,21 @@ from __future__ import annotations
 
 import itertools
 import math
-import timeit
 import warnings
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference.compiled import CompiledGradient, NotCompiled, compile_gradient, recipe
 from bnn_pyro.inference.log_joint import LogJoint, Recorder, Weights
-from bnn_pyro.inference.trajectories import gradient_of
 from bnn_pyro.parallel.executor import current_executor, usable_cores
 from bnn_pyro.parts.likelihoods import ReadLikelihood
 from bnn_pyro.parts.priors import widest_activation
 
 __all__ = [
     "ARITHMETIC", "EAGER", "LARGE", "Potential", "Space", "announce", "choose_compiled", "choose_cores",
-    "log_likelihood", "run_cost", "seconds_per_gradient",
+    "log_likelihood", "run_cost",
 ]  # fmt: skip
 
 #: Bytes that the activations of the chains evaluated at once may take.
@@ -195,20 +192,17 @@ def log_likelihood(model: nn.Module, weights: Weights, x: Tensor, y: Tensor) -> 
 
 
 # -- what a run is going to cost ---------------------------------------------------------------------------------------
-def _work(potential: Potential) -> float:
-    """Rows · weights, infinite on a GPU: what a gradient's arithmetic is in proportion to."""
-    return len(potential.x) * potential.size if potential.x.device.type == "cpu" else math.inf
-
-
 def choose_compiled(asked: str, gradients: float, potential: Potential) -> bool:
     """For "auto", whether to compile saves twice the time that it takes. PyTorch multiplies large matrices faster."""
     long = gradients * (EAGER - COMPILED) > 2 * COMPILATION
-    return asked == "yes" or (asked == "auto" and long and _work(potential) <= LARGE)
+    small = potential.x.device.type == "cpu" and len(potential.x) * potential.size <= LARGE
+    return asked == "yes" or (asked == "auto" and long and small)
 
 
-def run_cost(gradients: float, compiled: bool, potential: Potential) -> tuple[float, float]:
-    """(seconds of so many gradients, seconds until another process takes its first)."""
-    seconds = gradients * ((COMPILED if compiled else EAGER) + ARITHMETIC * _work(potential))
+def run_cost(gradients: float, compiled: bool, potential: Potential, chains: int = 1) -> tuple[float, float]:
+    """(seconds of so many gradients of C chains at once, seconds until another process takes its first)."""
+    work = chains * len(potential.x) * potential.size if potential.x.device.type == "cpu" else 0
+    seconds = gradients * ((COMPILED if compiled else EAGER) + ARITHMETIC * work)
     return seconds, PROCESS + (COMPILATION if compiled else 0.0)
 
 
@@ -227,20 +221,14 @@ def choose_cores(asked: int, tasks: int, device: torch.device, seconds: float, p
     return cores if cpu and seconds * (1 - 1 / cores) > 2 * price else 1
 
 
-def seconds_per_gradient(potential: Potential, z: np.ndarray) -> float:
-    """Measured at one z (P,), after a first call."""
-    gradient = gradient_of(potential)
-    return min(timeit.repeat(lambda: gradient(z), number=1, repeat=4))
-
-
-def announce(seconds: float, gradients: float, cores: int, instead: str = INSTEAD) -> None:
-    """Warn of a run that will take long. ``seconds``: measured, for one gradient.   instead: what to take."""
-    total = seconds * gradients / cores
+def announce(seconds: float, gradients: float, cores: int = 1, instead: str = INSTEAD) -> None:
+    """Warn of a run that will take long.   seconds: of all gradients, one after the other.   instead: what to take."""
+    total = seconds / cores
     if total < LONG:
         return
     length = f"{total / 60:.0f} minutes" if total < 2 * 3600 else f"{total / 3600:,.0f} hours"
     warnings.warn(
-        f"this run will take about {length}: {gradients:,.0f} gradients of {1e3 * seconds:.3g} ms each"
+        f"this run will take about {length}: {gradients:,.0f} gradients of {1e3 * seconds / gradients:.2g} ms each"
         f"{f' on {cores} cores' if cores > 1 else ''}; {instead}",
         stacklevel=3,
     )
