@@ -9,8 +9,9 @@ shrunk to 10⁻³ as in Stan's reference manual, "HMC algorithm parameters". The
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -102,6 +103,19 @@ class Warmup(DualAveraging):
         covariance = self.draws / (self.draws + 5.0) * (squares / (self.draws - 1))
         (covariance.diagonal() if self.dense else covariance).add_(1e-3 * (5.0 / (self.draws + 5.0)))
         return covariance
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from the "warmup" of a checkpoint, or from one that was written when Pyro's classes adapted."""
+        if "warmup" in state:
+            vars(self).update(state["warmup"])
+            return
+        averaging, sums = state["averaging"], state["welford"]
+        super().__init__(state["adapter"]["step_size"], averaging["prox_center"])
+        self.count, self.error, self.log_step = (averaging[name] for name in ("_t", "_g_avg", "_x_avg"))
+        self.done, self.window = state["kernel"]["_t"], state["adapter"]["_current_window"]
+        self.inverse_mass, self.draws = state["inverse_mass"], sums[0]["n_samples"]
+        self.squares = [block["_m2"] for block in sums]
+        self.mean = torch.cat([block["_mean"] for block in sums]) if self.draws else 0.0
 
 
 def _windows(transitions: int) -> list[int]:

@@ -157,11 +157,9 @@ class Kernel:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from such a state, in a kernel that was made in the same way."""
-        if "warmup" not in state:
-            raise UserError("its checkpoint is of an earlier version; start again with --overwrite")
         z, log_density, gradient = state["point"]
         self.point = Point(z.numpy(), log_density, gradient.numpy())
-        vars(self.warmup).update(state["warmup"])
+        self.warmup.restore(state)
         self._set_dynamics()
         set_generator_state(state["generators"])
         self.rng.bit_generator.state = json.loads(state["rng"])
