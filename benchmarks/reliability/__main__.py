@@ -35,7 +35,7 @@ from bnn_pyro.posterior import read_archive
 
 sys.path.insert(0, str(ROOT / "tests"))
 
-from forked import OFTEN, Forks
+from forked import OFTEN, command, run, start
 
 METHODS = {
     "svi": ["mean-field", "--epochs", "150", "--hidden", "8"],
@@ -85,26 +85,29 @@ def same(one: Path, other: Path) -> bool:
 def kills(args: argparse.Namespace) -> dict[str, Any]:
     """Stop each method's run at so many moments; how many went on to the same result."""
     found, draw = {"seed": args.seed, "checkpoint_every_seconds": OFTEN}, random.Random(args.seed)
-    with tempfile.TemporaryDirectory(dir=args.disk) as folder, Forks() as forks:
+    with tempfile.TemporaryDirectory(dir=args.disk) as folder:
         log = str(Path(folder, "log"))
         for name in args.only or METHODS:
-            whole, start = Path(folder, name), time.monotonic()
-            if forks.run("command", argv=training(name, whole), log=log) != 0:
+            whole, begun = Path(folder, name), time.monotonic()
+            if run(command, argv=training(name, whole), log=log) != 0:
                 raise SystemExit(Path(log).read_text())
-            seconds, bad, stopped = time.monotonic() - start, [], 0
+            seconds, bad, stopped = time.monotonic() - begun, [], 0
             for attempt in itertools.count():
                 if stopped == args.number:
                     break
                 out, moment = Path(folder, f"{name}-{attempt}"), draw.random() * seconds
-                pid = forks.start("command", argv=training(name, out), log=log)
+                process = start(command, argv=training(name, out), log=log)
                 time.sleep(moment)
                 number = signal.SIGINT if stopped % 5 == 4 else signal.SIGKILL
-                if forks.kill(pid, number) == 0:  # it was quicker than the first
+                if process.is_alive():
+                    os.kill(process.pid, number)
+                process.join()
+                if process.exitcode == 0:  # it was quicker than the first
                     continue
                 stopped += 1
                 resumed = ["train", "--resume", "--out", str(out), "--quiet"]
                 again = resumed if (out / "config.json").is_file() else training(name, out)
-                if forks.run("command", argv=again, log=log) or not same(out, whole) or list(out.rglob("*.part")):
+                if run(command, argv=again, log=log) or not same(out, whole) or list(out.rglob("*.part")):
                     output = Path(log).read_text()[-300:]
                     bad.append({"moment": round(moment, 3), "signal": number.name, "output": output})
                 print(f"{name} {stopped}/{args.number}: {len(bad)} bad", file=sys.stderr)
@@ -121,16 +124,16 @@ def training(name: str, out: Path, seed: int = 0) -> list[str]:
 def races(args: argparse.Namespace) -> dict[str, Any]:
     """Two runs of different seeds begun at once in one folder: one is refused, and the other whole."""
     outcomes, bad = collections.Counter(), 0
-    with tempfile.TemporaryDirectory(dir=args.disk) as folder, Forks() as one, Forks() as other:
-        both = {1: one, 2: other}
-        for seed in both:
-            whole = training("svi", Path(folder, f"whole-{seed}"), seed)
-            one.run("command", argv=whole, log=str(Path(folder, "log")))
+    with tempfile.TemporaryDirectory(dir=args.disk) as folder:
+        for seed in (1, 2):
+            run(command, argv=training("svi", Path(folder, f"whole-{seed}"), seed), log=str(Path(folder, "log")))
         for k in range(args.number):
             out = Path(folder, f"run-{k}")
-            for seed, forks in both.items():
-                forks.start("command", argv=training("svi", out, seed), log=str(Path(folder, f"log-{seed}")))
-            codes = {seed: forks.result() for seed, forks in both.items()}
+            logs = {seed: str(Path(folder, f"log-{seed}")) for seed in (1, 2)}
+            both = {seed: start(command, argv=training("svi", out, seed), log=log) for seed, log in logs.items()}
+            for process in both.values():
+                process.join()
+            codes = {seed: process.exitcode for seed, process in both.items()}
             outcomes[str(sorted(codes.values()))] += 1
             finished = [seed for seed, code in codes.items() if code == 0]
             refused = sorted(codes.values()) == [0, 2]
