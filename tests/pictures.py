@@ -54,12 +54,12 @@ def chains(weight, bias=None):
     return Posterior(model, SCHEMA, chains={"layers.0.weight": weight, "layers.0.bias": bias})
 
 
-def guided(*hidden):
+def guided(*hidden, schema=SCHEMA):
     """A mean-field posterior as it starts, untrained."""
     entry = bp.MeanField(hidden=hidden)
     with bp.isolated(0):
-        model = entry.model(SCHEMA)
-        return Posterior(model, SCHEMA, guide=entry.guide(model))
+        model = entry.model(schema)
+        return Posterior(model, schema, guide=entry.guide(model))
 
 
 def heights(container):

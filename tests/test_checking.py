@@ -207,7 +207,7 @@ def test_figures_are_drawn_of_the_evidence_and_kept(checks, tmp_path, monkeypatc
         "bias": lambda e: 1 / 0,  # has no evidence
     }
     words = read_texts("figures")["check"]
-    needs = {"errors": ["z"], "curve": ["z"], "bias": ["not there"]}
+    needs = {"errors": ["z"], "curve": ["z"], "bias": ["batch_sizes"]}
     patched = {name: words[name] | {"needs": needs[name]} for name in figures}
     monkeypatch.setitem(read_texts("figures"), "check", patched)
     monkeypatch.setattr(page, "FIGURES", {"made": figures})

@@ -54,8 +54,7 @@ def trained(tmp_path_factory):
 
 @pytest.fixture
 def runs(trained, tmp_path):
-    shutil.copytree(trained, tmp_path / "runs")
-    return tmp_path / "runs"
+    return shutil.copytree(trained, tmp_path / "runs")
 
 
 @pytest.fixture
@@ -195,15 +194,10 @@ def test_evaluate_says_whether_the_chains_have_converged(runs, capsys):
         capsys.readouterr()
         assert main(["evaluate", str(runs / name), "--quiet"]) == 0
         text, html = capsys.readouterr().out, (runs / name / "report.html").read_text()
-        card = (runs / name / "README.md").read_text()
         assert (runs / name / "convergence.json").exists() == (name != "svi")
-        if name == "bad":
-            assert "Problem  Not converged" in text and f"`diagnose {runs / name}`" in text
-            assert html.index("<b>Problem</b>") < html.index('class="summary"') and "**Problem.** Not conv" in card
-            assert "Try more" in html
-        else:
-            assert "onverged" not in text and "<b>Problem</b>" not in html and "Not converged" not in card
-            assert ("The chains agree" in html) == (name == "good")
+        for page in (text, html, (runs / name / "README.md").read_text()):
+            assert ("Not converged" in page) == (name == "bad")
+        assert ("The chains agree" in html) == (name == "good")
     (runs / "svi" / "convergence.json").write_text("{}")
     assert main(["evaluate", str(runs / "svi"), "--quiet"]) == 0
     assert not (runs / "svi" / "convergence.json").exists()
@@ -212,19 +206,17 @@ def test_evaluate_says_whether_the_chains_have_converged(runs, capsys):
 # -- rankings ----------------------------------------------------------------------------------------------------------
 def test_a_ranking_is_paired_with_the_best():
     a, b, c = np.array([-1.0, -2.0, -3.0, -4.0]), np.array([-1.5, -2.5, -3.5, -4.5]), np.array([-1.0, -2.0, -2.0, -5.5])
-    best, second, third = ranked({"b": b, "a": a, "c": c}, {"c": "a note"})
-    assert (best.label, second.label, third.label) == ("a", "c", "b")
+    best, second, third = ranked({"b": b, "a": a, "c": c}, {"c": "a note"}).itertuples()
+    assert (best.Index, second.Index, third.Index) == ("a", "c", "b")
     assert (best.density, best.difference, best.its_error, best.note) == (-10, 0, 0, "")
     assert best.se == pytest.approx(math.sqrt(4 * 5 / 3))
     # c − a = (0, 0, 1, −1.5): sum −0.5, variance (1 + 2.25 − 4 · 0.125²) / 3
     assert second.difference == -0.5 and second.its_error == pytest.approx(math.sqrt(4 * (3.25 - 0.0625) / 3))
     assert second.note == "no clear difference; a note"
     assert (third.difference, third.its_error, third.note) == (-2, 0, "worse"), "by half a nat on every row"
-    clear = ranked({"a": a, "d": a - np.arange(4.0)})[1]
-    assert clear.note == "worse" and -2.4 < clear.difference / clear.its_error < -2.3, (
-        "by more than two standard errors"
-    )
-    assert math.isnan(ranked({"a": np.array([-1.0])})[0].se)
+    clear = ranked({"a": a, "d": a - np.arange(4.0)}).loc["d"]  # by more than two standard errors
+    assert clear.note == "worse" and -2.4 < clear.difference / clear.its_error < -2.3
+    assert math.isnan(ranked({"a": np.array([-1.0])}).se["a"])
 
 
 def test_loo_is_compared_on_the_rows_that_all_have():
@@ -238,9 +230,9 @@ def test_loo_is_compared_on_the_rows_that_all_have():
     }
     ranking = comparison._loo_ranking(found, 10)
     assert ranking.title.endswith("2 of 10 training rows") and ranking.left_out == [("c", "why")]
-    assert [(s.label, s.density) for s in ranking.standings] == [("a", -2), ("b", -5)]
-    assert ranking.standings[0].note == "" and ranking.standings[1].note.endswith("1 row with k above 0.7")
-    assert "c: why" in ranking.text and not comparison._loo_ranking({"c": "why"}, 10).standings
+    assert ranking.standings.density.to_dict() == {"a": -2, "b": -5}
+    assert ranking.standings.note["a"] == "" and ranking.standings.note["b"].endswith("1 row with k above 0.7")
+    assert "c: why" in ranking.text and not comparison._loo_ranking({"c": "why"}, 10).rows
 
 
 @pytest.mark.usefixtures("no_figures")

@@ -74,19 +74,11 @@ def test_exact_draws():
     assert row["sd"] == pytest.approx(torch.linalg.inv(PROBLEM.precision)[4, 4].sqrt().item(), rel=0.1)
 
 
-def test_series_for_the_figures():
-    series = diagnose(exact(), DATA).series
-    shapes = {name: getattr(v, "shape", len(v)) for name, v in series.items()}
-    points, drawn = len(series["output_labels"]), (CHAINS, DRAWS)
-    assert points <= 6 and shapes["outputs"] == (*drawn, points) and shapes["autocorrelation"] == (points, 100)
-    assert shapes["weights"] == (*drawn, 5) and series["weight_labels"][0] == "layers.0.weight[0, 0]"
-    assert all(shapes[name] == drawn for name in ("energy", "diverging", "lp"))
-    assert all(shapes[name] == (20,) for name in ("rhat", "ess_bulk", "ess_tail"))
-    assert all(shapes[name] == (60,) for name in ("pareto_k", "loo_pit", "elpd_rows", "loo_row_numbers", "observed"))
-    assert shapes["replicated"][1] == 60
-    prediction = bp.predict(exact(), DATA.x_test, num_draws=2000)
-    assert series["output_labels"][0] == "mean of y, test point 1"
+def test_outputs_are_those_of_the_predictions_draw_by_draw():
+    series, prediction = diagnose(exact(), DATA).series, bp.predict(exact(), DATA.x_test, num_draws=2000)
+    assert series["output_labels"][0] == "mean of y, test point 1" and series["outputs"].shape[:2] == (CHAINS, DRAWS)
     assert np.array_equal(series["outputs"][..., 0].ravel(), prediction.locs[:, 0].numpy())
+    assert series["weights"].shape == (CHAINS, DRAWS, 5) and series["weight_labels"][0] == "layers.0.weight[0, 0]"
 
 
 def autocorrelated(unit):
@@ -117,10 +109,8 @@ def test_chains_in_trouble(change, levels, words, stuck):
     assert found.level in levels and words in found.verdicts[0].sentence
     assert np.flatnonzero(found.series["stuck"]).tolist() == stuck
     assert found.statistics["stuck_chains"] == len(stuck) and (said(found, "stuck chains") is None) == (not stuck)
-    if "disagree" in words:
-        assert found.statistics["rhat_max"] > 1.05
-    if "effective" in words:
-        assert found.statistics["ess_bulk_min"] < 250
+    assert found.statistics.get("rhat_max", 0.0) > 1.05 or "disagree" not in words
+    assert found.statistics.get("ess_bulk_min", 0.0) < 250 or "effective" not in words
 
 
 def test_divergences_and_the_other_warnings():
@@ -136,9 +126,7 @@ def test_divergences_and_the_other_warnings():
     assert said(found, "trajectories").sentence.startswith("100%")
     assert "BFMI" in said(found, "energy").sentence and "10%" in said(found, "acceptance").sentence
     assert "temperature 0.5" in said(found, "temperature").sentence
-    few = exact(
-        stats={"diverging": torch.zeros(CHAINS, DRAWS).index_fill(1, torch.tensor([7]), 1.0)[:1].expand(4, 500)}
-    )
+    few = exact(stats={"diverging": torch.zeros(CHAINS, DRAWS).index_fill(1, torch.tensor([7]), 1.0)})
     assert said(diagnose(few, DATA), "divergences").level == "caution"
 
 
@@ -224,8 +212,6 @@ def test_a_good_and_a_bad_approximation():
     chains = diagnose(exact(), DATA).statistics
     assert good.statistics["elpd_loo"] == pytest.approx(chains["elpd_loo"], abs=0.3)
     assert "elpd_loo" not in bad.statistics and "left out" in said(bad, "leave-one-out").sentence
-    assert good.series["log_weights"].shape == (2000,) and good.series["elbo"].shape == (100,)
-    assert good.series["outputs"].shape == (1, 1000, 6)
 
 
 def test_training_that_had_not_settled():
@@ -237,10 +223,7 @@ def test_training_that_had_not_settled():
     assert "elbo_rise" not in diagnose(replace(rising, trace={"elbo": [-1.0] * 19}), DATA).statistics
 
 
-def test_points_and_members():
-    point = exact(chains=1, draws=1)
-    found = sound(diagnose(replace(point, stats={}), DATA))
-    assert found.level == "caution" and "a point estimate" in found.verdicts[0].sentence
+def test_members():
     members = sound(diagnose(replace(exact(chains=5, draws=1), stats={}), DATA))
     assert members.level == "caution" and members.verdicts[0].sentence.startswith("5 networks")
     assert members.series["outputs"].shape == (5, 1, 6) and "elpd_loo" not in members.statistics

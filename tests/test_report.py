@@ -5,16 +5,12 @@ import re
 
 import numpy as np
 import pytest
-import torch
 from matplotlib.figure import Figure as Page
 
-import bnn_pyro as bp
 from bnn_pyro.reports.page import Picture, read_texts, run_card, run_html
 from bnn_pyro.reports.ranking import Ranking, ranked
-from bnn_pyro.reports.tables import RunFacts, difference, estimate, plain_table, run_table, told
-from bnn_pyro.runs import figures
+from bnn_pyro.reports.tables import RunFacts, difference, estimate, plain_table, run_table, told_headlines
 from bnn_pyro.runs.compare import show_comparison
-from bnn_pyro.runs.figures import EvaluatedRun, Outside, draw_all, figures_of
 
 BASELINE = RunFacts(
     label="mlp (map)",
@@ -60,23 +56,24 @@ RUN = dataclasses.replace(
 PICTURE = Picture.of("p", Page(figsize=(1, 1)).add_subplot(), "A title", "A sentence.")
 
 
+NLL = "nll: A is better than B (paired difference -0.15 nats, 95 % interval [-0.2, -0.1])."
+
+
 @pytest.mark.parametrize(
-    ("name", "low", "high", "words"),
+    ("name", "low", "high", "verdict", "words"),
     [
-        ("nll", -0.2, -0.1, "better"),
-        ("nll", 0.1, 0.2, "worse"),
-        ("nll", -0.1, 0.2, "no clear difference"),
-        ("nll", -0.1, 0.0, "no clear difference"),
-        ("accuracy", 0.1, 0.2, "better"),
-        ("accuracy", -0.2, -0.1, "worse"),
+        ("nll", -0.2, -0.1, "better", [NLL]),
+        ("error", 0.1, 0.2, "worse", ["error: A is worse than B (paired difference +15.00 pp, 95 % interval [+"]),
+        ("nll", -0.1, 0.0, "no clear difference", ["nll: A is not clearly different from B"]),
+        ("accuracy", 0.1, 0.2, "better", []),
+        ("accuracy", -0.2, -0.1, "worse", []),
     ],
 )
-def test_verdict_follows_the_interval_and_the_direction(name, low, high, words):
+def test_verdict_follows_the_interval_and_the_direction(name, low, high, verdict, words):
     found = {name: (low + high) / 2, f"{name}_low": low, f"{name}_high": high}
-    assert difference(found, name, "classification").verdict == words
-    assert {"better": "better than B", "worse": "worse than B"}.get(words, "not clearly different from B") in told(
-        "A", "B", found, name, "classification"
-    )
+    assert difference(found, name, "classification").verdict == verdict
+    sentences = told_headlines("A", "B", found, "classification")
+    assert len(sentences) == len(words) and all(s.startswith(w) for s, w in zip(sentences, words, strict=True))
 
 
 def test_numbers_are_rounded_as_their_kind_and_nominal_metrics_have_no_verdict():
@@ -141,59 +138,6 @@ def test_a_comparison_has_its_rankings_and_differences_to_the_first():
     assert "-0.15" in html and "nll: mean-field (svi) is better than mlp (map)" in html
     assert html.index("Ranking by PSIS-LOO") < html.index("Metrics on the same test rows")
     assert html.index('scope="row">b<') < html.index('scope="row">a<') and "&lt;why&gt;" in html and "-3.0" in html
-
-
-# -- the table of figures ----------------------------------------------------------------------------------------------
-def scene(name, baseline=False, **options):
-    data = bp.load_data(name, **options)
-    posterior = bp.fit(bp.MeanField(hidden=(4,)), data, bp.SVI(epochs=2), device="cpu", progress=False)
-    prediction = bp.predict(posterior, data.x_test, num_draws=4)
-    return EvaluatedRun(posterior, data, 4, prediction, prediction if baseline else None)
-
-
-COMMON = ["reliability", "confidence-histogram", "selective-risk", "confusion-matrix"]
-WANTED = {
-    "toy-curve": ["predictive-band", "predictive-band-far", "predicted-observed", "calibration"],
-    "diabetes": ["predicted-observed", "calibration"],
-    "breast-cancer": ["softmax-draws", *COMMON],
-    "digits": ["uncertain-images", *COMMON],
-}
-
-
-@pytest.mark.parametrize("name", WANTED)
-def test_figures_suit_task_and_shape(name):
-    assert list(figures_of(scene(name))) == [*WANTED[name], "training-curves"]
-
-
-def few(monkeypatch, *names):
-    """Only these figures are drawn: drawing takes most of the time."""
-    names += ("outside-letters",)
-
-    def kept(run):
-        return {name: draw for name, draw in figures_of(run).items() if name in names}
-
-    monkeypatch.setattr(figures, "figures_of", kept)
-
-
-def test_two_features_are_mapped_and_drawn(tmp_path, monkeypatch):
-    found = scene("breast-cancer", features=["mean radius", "mean texture"])
-    assert list(figures_of(found))[:2] == ["decision-boundary", "epistemic-map"]
-    few(monkeypatch, "decision-boundary", "epistemic-map")
-    for picture in draw_all(found, tmp_path):
-        assert picture.png.startswith(b"\x89PNG") and (tmp_path / f"{picture.name}.png").read_bytes() == picture.png
-
-
-def test_inputs_from_elsewhere_are_drawn_and_old_figures_removed(tmp_path, monkeypatch):
-    few(monkeypatch, "reliability", "entropy-histograms")
-    inside = scene("digits", baseline=True, limit=50)
-    x = torch.zeros(4, 1, 8, 8)
-    prediction = inside.predict(x)
-    (tmp_path / "mine.png").write_bytes(b"mine")
-    draw_all(dataclasses.replace(inside, outside=[Outside("letters", x, prediction, prediction)]), tmp_path)
-    names = {"outside-letters.png", "entropy-histograms.png", "reliability.png", "mine.png"}
-    assert {p.name for p in tmp_path.iterdir()} == names
-    draw_all(inside, tmp_path)
-    assert {p.name for p in tmp_path.iterdir()} == {"reliability.png", "mine.png"}
 
 
 def test_every_figure_has_a_sentence():

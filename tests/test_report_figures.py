@@ -14,18 +14,49 @@ from pictures import (
 
 import bnn_pyro as bp
 from bnn_pyro import plots
-from bnn_pyro.datasets.dataset import Dataset
+from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.reports.page import read_texts
 from bnn_pyro.reports.tables import RunFacts
 from bnn_pyro.run import main
+from bnn_pyro.runs import figures
 from bnn_pyro.runs.compare import draw_comparison, short_labels
-from bnn_pyro.runs.figures import EvaluatedRun, draw_all, figures_of
+from bnn_pyro.runs.figures import EvaluatedRun, Outside, draw_all, figures_of
 
 
-def scene(posterior, **options):
-    x, y = random(6, 2), torch.arange(6) % 3
-    data = Dataset("three", SCHEMA, x, y, x[:0], y[:0], x, y)
-    return EvaluatedRun(posterior, data, 4, bp.predict(posterior, x, num_draws=4), **options)
+def scene(posterior, schema=SCHEMA):
+    x, y = random(6, *schema.input_shape), torch.arange(6) % 3
+    data = Dataset("three", schema, x, y, x[:0], y[:0], x, y)
+    return EvaluatedRun(posterior, data, 4, bp.predict(posterior, x, num_draws=4))
+
+
+COMMON = "reliability confidence-histogram selective-risk confusion-matrix"
+IMAGES = Schema("classification", (1, 8, 8), ("a", "b", "c"))
+
+
+@pytest.mark.parametrize(
+    ("schema", "wanted"),
+    [
+        (Schema("regression", (1,)), "predictive-band predictive-band-far predicted-observed calibration"),
+        (Schema("regression", (3,)), "predicted-observed calibration"),
+        (Schema("classification", (3,), ("a", "b", "c")), f"softmax-draws {COMMON}"),
+        (IMAGES, f"uncertain-images {COMMON}"),
+    ],
+)
+def test_figures_suit_task_and_shape(schema, wanted):
+    assert list(figures_of(scene(guided(4, schema=schema), schema))) == wanted.split()
+
+
+def test_inputs_from_elsewhere_are_drawn_and_old_figures_removed(tmp_path, monkeypatch):
+    few = ("reliability", "entropy-histograms", "outside-letters")  # drawing takes most of the time
+    monkeypatch.setattr(figures, "figures_of", lambda run: {k: v for k, v in figures_of(run).items() if k in few})
+    inside = scene(guided(4, schema=IMAGES), IMAGES)
+    inside = replace(inside, baseline=inside.prediction)
+    outside = Outside("letters", inside.data.x_test, inside.prediction, inside.prediction)
+    (tmp_path / "mine.png").write_bytes(b"mine")
+    draw_all(replace(inside, outside=[outside]), tmp_path)
+    assert {p.stem for p in tmp_path.iterdir()} == {*few, "mine"}
+    draw_all(inside, tmp_path)
+    assert {p.stem for p in tmp_path.iterdir()} == {"reliability", "mine"}
 
 
 def test_a_report_of_a_sampler_shows_its_trace_and_its_growing_ensemble(tmp_path):
@@ -39,7 +70,7 @@ def test_a_report_of_a_sampler_shows_its_trace_and_its_growing_ensemble(tmp_path
     assert (tmp_path / "sampler-trace.png").read_bytes() == drawn[-1].png
 
 
-NUTS = [f"--set={s}" for s in ("draws=6", "warmup=6", "chains=2", "compiled=no", "cores=1", "max_tree_depth=3")]
+NUTS = "--inference=nuts --set=draws=6 --set=warmup=6 --set=chains=2 --set=compiled=no --set=cores=1 --set=max_tree_depth=3"
 SURE = "reliability doubt-calibration confidence-histogram selective-risk confusion-matrix"
 #: Arguments of `train`, and the figures of the report.
 REPORTS = {
@@ -48,16 +79,7 @@ REPORTS = {
         f"uncertain-images {SURE} entropy-histograms outside-uniform-noise outside-gaussian-noise training-curves",
     ),
     "maps": (
-        [
-            "--data",
-            "breast-cancer",
-            "--features",
-            "mean radius,mean texture",
-            "--no-baseline",
-            "--inference",
-            "nuts",
-            *NUTS,
-        ],
+        ["--data", "breast-cancer", "--features", "mean radius,mean texture", "--no-baseline", *NUTS.split()],
         f"decision-boundary epistemic-map softmax-draws {SURE} growing-ensemble transitions",
     ),
     "curve": (
@@ -71,12 +93,8 @@ REPORTS = {
 def test_train_draws_every_figure_that_applies(name, tmp_path, monkeypatch):
     argv, figures = REPORTS[name]
     monkeypatch.setattr("bnn_pyro.runs.figures.SURE", 0.1)
-    assert (
-        main(
-            ["train", *argv, "--hidden", "4", "--num-draws", "4", "--device", "cpu", "--quiet", "--out", str(tmp_path)]
-        )
-        == 0
-    )
+    small = ["--hidden", "4", "--num-draws", "4", "--device", "cpu", "--quiet", "--out", str(tmp_path)]
+    assert main(["train", *argv, *small]) == 0
     assert {p.name for p in (tmp_path / "figures").iterdir()} == {f"{figure}.png" for figure in figures.split()}
     assert (tmp_path / "report.html").read_text().count("data:image/png;base64,iVBOR") == len(figures.split())
 

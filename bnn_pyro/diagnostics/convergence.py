@@ -11,12 +11,13 @@ without autocorrelations, C·Var/Var(means), and the smaller count is taken. Few
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import warnings
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.fft import next_fast_len
-from scipy.special import chdtrc, fdtrc, ndtri
-from scipy.stats import rankdata
+from scipy.special import chdtrc, ndtri
+from scipy.stats import f_oneway, rankdata
 
 __all__ = ["ChainStatistics", "autocorrelation", "bfmi", "chain_statistics", "ess_mean", "nested_rhat"]
 
@@ -50,33 +51,39 @@ def chain_statistics(values: np.ndarray, superchain: np.ndarray | None = None) -
 
     superchain: (C,) which starting point each chain shared with others; R-hat is then the nested one.
     """
-    size = max(1, BLOCK // max(1, values.shape[1] * values.shape[2]))
-    parts = [_block(values[i : i + size], superchain) for i in range(0, len(values), size)]
-    return ChainStatistics(*(np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(ChainStatistics)))
-
-
-def _block(values: np.ndarray, superchain: np.ndarray | None) -> ChainStatistics:
-    values = np.asarray(values, dtype=np.float64)
     chains, draws = values.shape[1:]
     found = ChainStatistics(*np.full((5, len(values)), np.nan))
     nested = superchain is not None and len(np.unique(superchain)) > 1
-    splits, many = draws >= LEAST_DRAWS, chains >= MANY
-    usable = np.isfinite(values).all((1, 2)) & (values.max((1, 2)) > values.min((1, 2)))
-    if not usable.any() or not (splits or nested or many):
+    if draws < LEAST_DRAWS and chains < MANY and not nested:
         return found
-    v = values[usable]
+    size = max(1, BLOCK // max(1, chains * draws))
+    for start in range(0, len(values), size):
+        block = np.asarray(values[start : start + size], dtype=np.float64)
+        usable = np.isfinite(block).all((1, 2)) & (block.max((1, 2)) > block.min((1, 2)))
+        if usable.any():
+            rows = start + np.flatnonzero(usable)
+            for name, numbers in _numbers(block[usable], superchain if nested else None).items():
+                getattr(found, name)[rows] = numbers
+    return found
+
+
+def _numbers(v: np.ndarray, superchain: np.ndarray | None) -> dict[str, np.ndarray]:
+    """{statistic: (M,)} of series that vary; superchain: None but for nested R-hat."""
+    chains, draws = v.shape[1:]
+    splits, nested, found = draws >= LEAST_DRAWS, superchain is not None, {}
     halves = _split(v) if splits else v
     both = _normal_scores(halves)
     with np.errstate(divide="ignore", invalid="ignore"):
         if nested or (chains > 1 and splits):
             groups = np.concatenate([superchain, superchain]) if nested and splits else superchain
-            found.rhat[usable] = np.fmax(*(nested_rhat(s, groups) if nested else _rhat(s) for s in both))
-            chance = np.minimum(*(_chance(s, superchain if nested else None, chains) for s in both))
-            found.rhat_p[usable] = np.minimum(2 * chance, 1.0)  # the larger R-hat of two was taken
-        found.ess_bulk[usable] = _counted(both[0], _normal_scores(v)[0] if many and draws < SHORT else v)
+            found["rhat"] = np.fmax(*(nested_rhat(s, groups) if nested else _rhat(s) for s in both))
+            chance = np.minimum(*(_chance(s, superchain, chains) for s in both))
+            found["rhat_p"] = np.minimum(2 * chance, 1.0)  # the larger R-hat of two was taken
+        short = chains >= MANY and draws < SHORT
+        found["ess_bulk"] = _counted(both[0], _normal_scores(v)[0] if short else v)
         tails = (v <= q[:, None, None] for q in np.quantile(v, (0.05, 0.95), axis=(1, 2)))
-        found.ess_tail[usable] = np.minimum(*(_counted(_split(tail), tail) for tail in tails))
-        found.mcse[usable] = _counted(halves, v) ** -0.5
+        found["ess_tail"] = np.minimum(*(_counted(_split(tail), tail) for tail in tails))
+        found["mcse"] = _counted(halves, v) ** -0.5
     return found
 
 
@@ -88,15 +95,11 @@ def _chance(scores: np.ndarray, superchain: np.ndarray | None, chains: int) -> n
     """
     means = scores.mean(2)
     if superchain is not None:
-        means = means.reshape(len(means), -1, chains).mean(1)  # of whole chains: halves of one are not independent
-        names, which, count = np.unique(superchain, return_inverse=True, return_counts=True)
-        if count.min() > 1:
-            member = (which[:, None] == np.arange(len(names))).astype(np.float64)
-            centre = means @ member / count
-            between = (count * np.square(centre - means.mean(1, keepdims=True))).sum(1) / (len(names) - 1)
-            within = np.square(means - centre[:, which]).sum(1) / (chains - len(names))
-            return fdtrc(len(names) - 1, chains - len(names), between / within)
-        means = scores.mean(2)
+        whole = means.reshape(len(means), -1, chains).mean(1)  # of whole chains: halves of one are not independent
+        groups = [whole[:, superchain == name] for name in np.unique(superchain)]
+        if min(group.shape[1] for group in groups) > 1:
+            with warnings.catch_warnings(action="ignore"):  # of means that are all the same
+                return f_oneway(*groups, axis=1).pvalue
     own = scores - means[..., None]
     effective = _ess(own) / scores.shape[1]
     apart = np.square(means - means.mean(1, keepdims=True)).sum(1)

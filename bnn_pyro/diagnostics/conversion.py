@@ -144,13 +144,9 @@ def _weights(posterior: Posterior, shape: tuple[int, int], names: Mapping, left_
     sizes = {site: value.numel() * math.prod(shape) for site, value in posterior.model.initial.items()}
     fitting = _fitting(sizes)
     left_out += [f"{site} ({sizes[site]:,} numbers)" for site in sorted(sizes, key=sizes.get) if site not in fitting]
-    if posterior.chains is not None:
-        values = {site: posterior.chains[site] for site in fitting}
-    else:
-        with isolated(seed):
-            blocks = [{site: block[site] for site in fitting} for block in posterior.blocks(shape[1])]
-        values = {site: torch.cat([block[site] for block in blocks]).unsqueeze(0) for site in fitting}
-    return {site: (("chain", "draw", *names[site]), v.detach().cpu().numpy()) for site, v in values.items()}
+    values = draws.stored_or_fresh(posterior, shape[1], seed, lambda block: [block[site] for site in fitting])
+    pairs = zip(fitting, values, strict=True)
+    return {site: (("chain", "draw", *names[site]), v.detach().cpu().numpy()) for site, v in pairs}
 
 
 def _fitting(sizes: Mapping[str, int]) -> list[str]:
@@ -219,19 +215,13 @@ def _as_arviz(groups: Mapping[str, Variables], coords: Mapping[str, Any], attrs:
     with warnings.catch_warnings(action="ignore"):  # 0.23 announces 1.0 once a day
         import xarray
 
-        datasets = {}
+        datasets = {"/": xarray.Dataset(attrs=dict(attrs))}
         for group, variables in groups.items():
             if variables:
                 sizes = {d: n for dims, v in variables.values() for d, n in zip(dims, v.shape, strict=True)}
                 own = {d: coords[d] if len(coords.get(d, ())) == n else np.arange(n) for d, n in sizes.items()}
                 datasets[group] = xarray.Dataset(dict(variables), coords=own, attrs=dict(attrs))
-        return _of_version(_tree(datasets, attrs))
-
-
-def _tree(datasets: Mapping[str, Any], attrs: Mapping[str, Any]) -> Any:
-    import xarray
-
-    return xarray.DataTree.from_dict({**datasets, "/": xarray.Dataset(attrs=dict(attrs))})
+        return _of_version(xarray.DataTree.from_dict(datasets))
 
 
 def _of_version(tree: Any) -> Any:
@@ -239,8 +229,7 @@ def _of_version(tree: Any) -> Any:
         return tree
     import arviz
 
-    groups = {name: group.to_dataset() for name, group in tree.children.items()}
-    return arviz.InferenceData(attrs=dict(tree.attrs), **groups)
+    return arviz.from_datatree(tree)
 
 
 def save_netcdf(tree: Any, path: str | os.PathLike) -> None:
@@ -255,7 +244,7 @@ def save_netcdf(tree: Any, path: str | os.PathLike) -> None:
         raise UserError(f"there is no folder {path.parent} to write {path.name} to; make it, or give another path")
     try:
         with warnings.catch_warnings(action="ignore"), whole_file(path) as file:
-            (_tree(tree, tree.attrs) if is_arviz_0() else tree).to_netcdf(file.name, engine="h5netcdf")
+            (tree.to_datatree() if is_arviz_0() else tree).to_netcdf(file.name, engine="h5netcdf")
     except (OSError, RuntimeError) as error:  # h5py raises both for a disk that is full
         reason = getattr(error, "strerror", None) or str(error).strip().splitlines()[0]
         raise UserError(

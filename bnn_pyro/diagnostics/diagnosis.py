@@ -32,6 +32,8 @@ WHOLE, QUICK = (200, 5e7), (50, 5e6)
 CHAINS_ALONE = ("overall", "stuck chains", "spread", "kinetic temperature", "divergences", "trajectories", "acceptance")
 #: Of what chain statistics hold, those of every output and every weight.
 NUMBERS = ("rhat", "ess_bulk", "ess_tail", "mcse")
+#: What the worst of all weights are called, of the statistics of outputs.
+WEIGHT_NAMES = {"rhat_max": "weight_rhat_max", "rhat_p": "weight_rhat_p", "ess_bulk_min": "weight_ess_min"}
 #: Points and weights that figures show, and lags.
 SHOWN, LAGS = 6, 100
 #: Fresh draws of a guide, and numbers that are drawn of one for the table of its weights.
@@ -198,13 +200,7 @@ class _Work:
         self.found.broken = int((~np.isfinite(flat).all(0)).sum())
         if self.is_chain:
             found = chain_statistics(flat, self.groups)
-            self.statistics |= {"spread_max": spread, **_largest(found)}
-            if (finite := np.isfinite(found.rhat)).any():
-                self.statistics["rhat_share"] = float((found.rhat[finite] < RHAT).mean())
-            if np.isfinite(found.ess_bulk).any():
-                for name, values in (("ess_bulk_min", found.ess_bulk), ("ess_tail_min", found.ess_tail)):
-                    self.statistics[name] = float(np.nanmin(values))
-                self.statistics["mcse_max"] = float(np.nanmax(found.mcse))
+            self.statistics |= {"spread_max": spread, **_worst(found)}
             if self.groups is not None:
                 self.statistics["nested"] = 1.0
             self.series |= {"rhat": found.rhat, "ess_bulk": found.ess_bulk, "ess_tail": found.ess_tail}
@@ -218,16 +214,13 @@ class _Work:
     def weights(self) -> None:
         """A bounded table of single weights, and a few of their series."""
         num = min(self.shape[1], max(50, int(WEIGHT_DRAWS / draws.weight_count(self.posterior))))
-        places = even(draws.weight_count(self.posterior), self.most)
-        names, values = draws.chosen_weights(self.posterior, places, num)
+        names, values = draws.chosen_weights(self.posterior, draws.even_weights(self.posterior, self.most), num)
         self.statistics["weights_shown"] = float(len(names))
         columns: dict[str, np.ndarray] = {"mean": values.mean((1, 2)), "sd": values.std((1, 2))}
         if self.is_chain:
             found = chain_statistics(values, self.groups)
             columns |= {name: getattr(found, name) for name in NUMBERS}
-            self.statistics |= {f"weight_{name}": value for name, value in _largest(found).items()}
-            if np.isfinite(found.ess_bulk).any():
-                self.statistics["weight_ess_min"] = float(np.nanmin(found.ess_bulk))
+            self.statistics |= {WEIGHT_NAMES[n]: v for n, v in _worst(found).items() if n in WEIGHT_NAMES}
         self.table = [
             {"name": name, **{k: float(column[i]) for k, column in columns.items()}} for i, name in enumerate(names)
         ]
@@ -290,11 +283,19 @@ class _Work:
             self.series |= {"replicated": made, "observed": observed}
 
 
-def _largest(found: ChainStatistics) -> dict[str, float]:
-    """rhat_max, and where it is too large rhat_p: how often the largest of as many would be by chance (Bonferroni)."""
-    finite = np.isfinite(found.rhat)
-    if not finite.any():
-        return {}
-    large = finite & (found.rhat > RHAT)
-    chance = {"rhat_p": min(1.0, float(finite.sum() * np.nan_to_num(found.rhat_p[large]).min()))} if large.any() else {}
-    return {"rhat_max": float(found.rhat[finite].max()), **chance}
+def _worst(found: ChainStatistics) -> dict[str, float]:
+    """The statistics of all series together, those that there are.
+
+    rhat_p, where rhat_max is too large: how often the largest of as many would be by chance (Bonferroni).
+    """
+    numbers, finite = {}, np.isfinite(found.rhat)
+    if finite.any():
+        large = finite & (found.rhat > RHAT)
+        numbers["rhat_max"] = float(found.rhat[finite].max())
+        numbers["rhat_share"] = float((found.rhat[finite] < RHAT).mean())
+        if large.any():
+            numbers["rhat_p"] = min(1.0, float(finite.sum() * np.nan_to_num(found.rhat_p[large]).min()))
+    if np.isfinite(found.ess_bulk).any():
+        numbers |= {f"{name}_min": float(np.nanmin(getattr(found, name))) for name in ("ess_bulk", "ess_tail")}
+        numbers["mcse_max"] = float(np.nanmax(found.mcse))
+    return numbers

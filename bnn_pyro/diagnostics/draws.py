@@ -6,7 +6,7 @@ Energies, divergences, trees that grew too deep, stuck chains, an objective that
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -20,9 +20,9 @@ from bnn_pyro.isolation import isolated
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction, predict
 
-__all__ = ["KINDS", "WORK", "as_chain", "chosen_weights", "even", "kind", "rows_within", "sampler_series",
-           "sampler_statistics", "settled", "sized", "stride", "stuck_chains", "thinned", "walk",
-           "weight_count"]  # fmt: skip
+__all__ = ["KINDS", "WORK", "as_chain", "chosen_weights", "even", "even_weights", "kind", "rows_within",
+           "sampler_series", "sampler_statistics", "settled", "sized", "stored_or_fresh", "stride", "stuck_chains",
+           "thinned", "walk", "weight_count"]  # fmt: skip
 
 #: What draws can be, by what a posterior holds; nothing here asks which method made it.
 KINDS = {
@@ -102,29 +102,38 @@ def walk(posterior: Posterior, x: Tensor, num_draws: int, seed: int = 0) -> Iter
         yield rows, prediction
 
 
+def stored_or_fresh(
+    posterior: Posterior, num_draws: int, seed: int, pick: Callable[[Mapping[str, Tensor]], Sequence[Tensor]]
+) -> Sequence[Tensor]:
+    """What ``pick`` takes of {site: (C, D, …)}, every stored draw; of a guide so many fresh ones, as one chain."""
+    if posterior.chains is not None:
+        return pick(posterior.chains)
+    with isolated(seed):
+        blocks = [pick(block) for block in posterior.blocks(num_draws)]
+    return [torch.cat(column)[None] for column in zip(*blocks, strict=True)]
+
+
+def even_weights(posterior: Posterior, most: int) -> list[tuple[str, tuple[int, ...]]]:
+    """(site, index) of at most ``most`` weights, evenly chosen over the network, site after site."""
+    shapes = {site: tuple(value.shape) for site, value in posterior.model.initial.items()}
+    starts = np.cumsum([0, *(math.prod(shape) for shape in shapes.values())])
+    places = even(starts[-1], most)
+    sites = [list(shapes)[k] for k in np.searchsorted(starts, places, side="right") - 1]
+    first = dict(zip(shapes, starts, strict=False))
+    return [(s, np.unravel_index(place - first[s], shapes[s])) for s, place in zip(sites, places, strict=True)]
+
+
 def chosen_weights(
-    posterior: Posterior, places: np.ndarray, num_draws: int, seed: int = 0
+    posterior: Posterior, picks: Sequence[tuple[str, tuple[int, ...]]], num_draws: int, seed: int = 0
 ) -> tuple[list[str], np.ndarray]:
-    """(names, values (M, C, D) float64) of the weights at ``places`` (M,), counted over the network site after site.
+    """(names, values (M, C, D) float64) of the weights at ``picks``, M sites with an index.
 
     num_draws: of a guide; all that are stored of chains.
     """
-    shapes = {site: tuple(value.shape) for site, value in posterior.model.initial.items()}
-    starts = np.cumsum([0, *(math.prod(shape) for shape in shapes.values())])
-    names, picks = [], []
-    for place in places:
-        k = np.searchsorted(starts, place, side="right") - 1
-        site = list(shapes)[k]
-        picks.append((site, np.unravel_index(place - starts[k], shapes[site])))
-        names.append(f"{site}[{', '.join(map(str, picks[-1][1]))}]".removesuffix("[]"))
-    if posterior.chains is not None:
-        values = [posterior.chains[site][(..., *index)] for site, index in picks]
-    else:
-        with isolated(seed):
-            blocks = [
-                [block[site][(slice(None), *index)] for site, index in picks] for block in posterior.blocks(num_draws)
-            ]
-        values = [torch.cat(column)[None] for column in zip(*blocks, strict=True)]
+    names = [f"{site}[{', '.join(map(str, index))}]".removesuffix("[]") for site, index in picks]
+    values = stored_or_fresh(
+        posterior, num_draws, seed, lambda block: [block[site][(..., *index)] for site, index in picks]
+    )
     return names, torch.stack(values).detach().cpu().double().numpy()
 
 

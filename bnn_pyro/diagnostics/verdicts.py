@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -103,15 +103,6 @@ def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
 SENTENCES = tomllib.loads((Path(__file__).parent / "sentences.toml").read_text(encoding="utf-8"))
 
 
-class Cause(NamedTuple):
-    """Why a sampler does not reach the posterior, by its own numbers: what it is about, a clause, what to set."""
-
-    about: str
-    clause: str
-    remedy: str
-    fatal: bool = False
-
-
 @dataclass
 class Findings:
     """What the sentences are made of: ``Diagnosis.statistics``, and what is no number.
@@ -158,8 +149,11 @@ class Findings:
         return Verdict(level, which.partition(",")[0], self.fill(which, **words))
 
     @property
-    def causes(self) -> list[Cause]:
-        """What the sampler's own numbers show, the gravest first; a fatal one leaves no use for the draws."""
+    def causes(self) -> dict[str, tuple[str, str]]:
+        """Why the sampler does not reach the posterior, by its own numbers, the gravest first.
+
+        {what it is about: (a clause, what to set)}.
+        """
         kinetic, share = self.get("kinetic_temperature"), self.get("divergences") / self.total
         shown = {
             "spread": self.get("spread_max") > RUNAWAY,
@@ -168,12 +162,12 @@ class Findings:
             "trajectories": self.get("max_tree_share") > CUT,
             "acceptance": self.get("acceptance_mean") < ACCEPTED,
         }
-        found = []
-        for about in (about for about, holds in shown.items() if holds):
-            remedy = "kinetic temperature" if about == "spread" and self.stochastic else about
-            clause = self.fill(f"{about}, clause", share=share)
-            found.append(Cause(about, clause, self.fill(f"{remedy}, remedy"), about in FATAL))
-        return found
+        remedies = {about: about for about in shown} | ({"spread": "kinetic temperature"} if self.stochastic else {})
+        return {
+            about: (self.fill(f"{about}, clause", share=share), self.fill(f"{remedies[about]}, remedy"))
+            for about, holds in shown.items()
+            if holds
+        }
 
 
 def verdicts(f: Findings) -> tuple[Verdict, ...]:
@@ -196,8 +190,8 @@ def _overall(f: Findings) -> Verdict:
 
 def _chains(f: Findings) -> Verdict:
     chains, draws, known = int(f.get("chains")), int(f.get("draws")), f.causes
-    if fatal := [cause for cause in known if cause.fatal]:
-        clauses, remedies = ("; ".join(dict.fromkeys(c[i] for c in fatal)) for i in (1, 2))
+    if fatal := [known[about] for about in FATAL if about in known]:
+        clauses, remedies = ("; ".join(dict.fromkeys(words)) for words in zip(*fatal, strict=True))
         return f.say("bad", "overall, fatal", clauses=clauses, remedies=remedies)
     if f.constant and draws > 1:
         return f.say("bad", "overall, frozen")
@@ -217,19 +211,19 @@ def _chains(f: Findings) -> Verdict:
     stuck = f.get("stuck_chains") if f.has("stuck_chains") else 0.0
     few = rhat > RHAT_BAD or low < ESS_BAD
     if few or stuck > STUCK * chains:
-        reasons = [cause.clause for cause in known]
+        reasons = [clause for clause, _ in known.values()]
         if stuck > STUCK * chains:
             reasons.append(f"{_times(int(stuck), 'chain')} got stuck")
         if few:
             disagreed = "the chains disagree about what the network predicts"
             reasons.append(disagreed if rhat > RHAT_BAD and f.apart() else "there are too few effective draws")
-        remedies = "; ".join(cause.remedy for cause in known) + "; then " * bool(known) + SENTENCES["longer"]
+        remedies = "; ".join(remedy for _, remedy in known.values()) + "; then " * bool(known) + SENTENCES["longer"]
         return f.say("bad", "overall, bad", because=" and ".join(reasons), measured=measured, remedies=remedies)
-    hampered = [cause for cause in known if cause.about == "divergences"]
+    hampered = known.get("divergences")
     if not (f.apart() or low < ESS or stuck or hampered):
         return f.say("good", "overall, good", measured=measured)
     if hampered:
-        more = f"{hampered[0].clause}: try {hampered[0].remedy}"
+        more = "{}: try {}".format(*hampered)
     elif low < ESS or f.apart():
         more = f"{max(2, math.ceil(ESS / max(low, 1.0)))} times as many draws would make sure"
     else:
@@ -254,10 +248,10 @@ def _details(f: Findings) -> Iterator[Verdict]:
         yield f.say("good", "divergences, none")
     if f.get("bfmi_min") < BFMI:
         yield f.say("caution", "energy")
-    for cause in f.causes:
-        if cause.about != "divergences":
-            sentence = f"{cause.clause[0].upper()}{cause.clause[1:]}. Try {cause.remedy}."
-            yield Verdict("bad" if cause.fatal else "caution", cause.about, sentence)
+    for about, (clause, remedy) in f.causes.items():
+        if about != "divergences":
+            sentence = f"{clause[0].upper()}{clause[1:]}. Try {remedy}."
+            yield Verdict("bad" if about in FATAL else "caution", about, sentence)
     if f.has("weight_rhat_max") and f.has("rhat_max"):
         agree = not f.apart("weight_")
         which = "agree" if agree else "disagree" if f.apart() else "exchanged"

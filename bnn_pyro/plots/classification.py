@@ -15,7 +15,7 @@ from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.metrics import SCORES
 from bnn_pyro.metrics.classification import BINS, mean_probs
 from bnn_pyro.metrics.metric import Targets, targets
-from bnn_pyro.plots.layout import Panels, class_names, legend_below, need, panel, panels
+from bnn_pyro.plots.layout import Panels, class_names, legend_below, panel, panels
 from bnn_pyro.plots.style import BAYES, CONTRAST, DASHED, DATA, GOOD, HATCH, LINES, POINT, WRONG, drawn, tint
 from bnn_pyro.predictive import Prediction
 
@@ -41,7 +41,6 @@ def confusion_matrix(
     prediction: Prediction, y: Targets, schema: Schema | None = None, *, ax: Axes | None = None
 ) -> Axes:
     """How many points of each class (row) were given to each class (column); the colour is the share of the row."""
-    need(prediction, "classification", "a confusion matrix")
     counts = metrics.confusion_matrix(prediction, y)
     names = class_names(prediction, schema)
     size = 2.2 + 0.36 * len(names) if len(names) <= 20 else 7.5
@@ -67,7 +66,6 @@ def confidence_histogram(prediction: Prediction, y: Targets, *, ax: Axes | None 
 
     Lines at the mean confidence and at the accuracy: apart, the network is over- or underconfident.
     """
-    need(prediction, "classification", "a confidence histogram")
     y, probs = targets(prediction, y), mean_probs(prediction)
     confidence, right = probs.max(1), probs.argmax(1) == y
     edges = np.linspace(1 / probs.shape[1], 1, 21)
@@ -92,7 +90,6 @@ def reliability(prediction: Prediction, y: Targets, *, axes: Panels = None) -> n
     Whiskers are 95 % Wilson intervals of the accuracy. The title has the ECE and its noise floor: what a perfectly
     calibrated model would show on average on as many points.
     """
-    need(prediction, "classification", "a reliability diagram")
     table = metrics.reliability(prediction, y)
     filled, width = table.count > 0, 1 / BINS
     count, accuracy, confidence = (v[filled] for v in (table.count, table.accuracy, table.confidence))
@@ -121,7 +118,6 @@ def doubt_calibration(prediction: Prediction, y: Targets, *, axes: Panels = None
     diagonal, doubt is deserved; above it, the network is overconfident. A bin without an error has an open triangle
     at the upper end of its interval: the error is below.
     """
-    need(prediction, "classification", "a calibration of doubt")
     y, probs = targets(prediction, y), mean_probs(prediction)
     doubt, wrong = np.clip(1 - probs.max(1), MIN_DOUBT, 1), probs.argmax(1) != y
     edges = 10 ** np.arange(np.floor(2 * np.log10(doubt.min())) / 2, 0.01, 0.5)
@@ -152,7 +148,6 @@ def selective_risk(
     Between the best possible order of the same errors (oracle) and a random one. The title has the area under the
     curve. baseline: another prediction of the same points, such as the deterministic network's.
     """
-    need(prediction, "classification", "selective risk")
     coverage, risk = metrics.selective_risk(prediction, y)
     error, num = risk[-1], len(risk)
     rank = np.arange(1, num + 1)
@@ -187,7 +182,6 @@ def entropy_histograms(
     outside: one prediction, or {name: prediction}, up to four.   name: what the test data are called.
     score: "total_entropy", "max_prob" or "mutual_information", as in ``metrics.SCORES``.
     """
-    need(inside, "classification", "an entropy histogram")
     if score not in SCORES:
         raise unknown("uncertainty score", score, SCORES)
     outside = {"out of distribution": outside} if isinstance(outside, Prediction) else dict(outside)

@@ -17,7 +17,7 @@ from bnn_pyro.plots.style import BAYES, DASHED, tint
 from bnn_pyro.predictive import Prediction
 
 __all__ = ["Panels", "calibrated_histogram", "class_names", "figure", "floats", "legend_below", "legend_outside",
-           "need", "panel", "panels"]  # fmt: skip
+           "panel", "panels"]  # fmt: skip
 
 #: What a picture of several panels draws on; None makes a new figure.
 Panels = Sequence[Axes] | None
@@ -101,12 +101,6 @@ def floats(*values: ArrayLike) -> list[np.ndarray]:
 
 
 def class_names(prediction: Prediction, schema: object | None = None) -> list[str]:
-    """Names of the K classes: the schema's, else 0 … K−1."""
-    classes = prediction.mean.shape[1]
+    """Names of the K classes: the schema's, else 0 … K−1. Raises UserError for a regression."""
+    classes = prediction.probs.shape[-1]
     return list(schema.classes) if schema is not None and schema.classes else [str(k) for k in range(classes)]
-
-
-def need(prediction: Prediction, task: str, what: str) -> None:
-    """Raises UserError where the prediction is of the other task."""
-    if prediction.task != task:
-        raise UserError(f"{what} is a picture of a {task} prediction, but this is a {prediction.task} one")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.errors import UserError, unknown
-from bnn_pyro.plots.layout import class_names, legend_below, need, panel
+from bnn_pyro.plots.layout import class_names, legend_below, panel
 from bnn_pyro.plots.style import MARKERS, drawn
 from bnn_pyro.predictive import Prediction
 
@@ -126,7 +127,6 @@ def decision_boundary(
     x, y: standardised inputs (B, *input_shape) and labels (B,) to draw, or neither.
     label: which class; by default class 1 of two, and of more the probability of the most probable one.
     """
-    need(prediction, "classification", "a decision boundary")
     names = class_names(prediction, grid.schema)
     label = 1 if label is None and len(names) == 2 else label
     if label is not None and not 0 <= label < len(names):
@@ -136,11 +136,8 @@ def decision_boundary(
         values, what, low = probs.max(-1), "probability of the most probable class", 1 / len(names)
     else:
         values, what, low = probs[..., label], f"P({grid.schema.target} = {names[label]})", 0
-    ax = panel(ax, 5.6, 4.3)
-    _colour(ax, grid, values, what, "cividis", (low, 1))
-    _boundary(ax, grid, probs)
-    ax.set_title("predictive probability")
-    return _data(ax, grid, x, y, names)
+    title, colours = "predictive probability", dict(cmap="cividis", vmin=low, vmax=1)
+    return _map(ax, prediction, grid, x, y, values, title, what, colours)
 
 
 @drawn
@@ -154,47 +151,46 @@ def epistemic_map(
 
     prediction: at ``grid.x``. x, y: as for ``decision_boundary``; a regression's y is not used.
     """
+    values, what = grid.shaped(prediction.epistemic), "mutual information of label and weights, nats"
+    if not prediction.has_classes:
+        values, what = np.sqrt(values), f"epistemic standard deviation of {grid.schema.target}"
+    title, colours = "epistemic uncertainty", dict(cmap="viridis", vmin=0, vmax=max(values.max(), 1e-9))
+    return _map(ax, prediction, grid, x, y, values, title, what, colours)
+
+
+def _map(
+    ax: Axes | None,
+    prediction: Prediction,
+    grid: Grid,
+    x: Tensor | None,
+    y: Tensor | None,
+    values: np.ndarray,
+    title: str,
+    what: str,
+    colours: Mapping[str, Any],
+) -> Axes:
+    """Values (rows, columns) in colours, where the most probable class changes, and the data with their labels."""
     ax = panel(ax, 5.6, 4.3)
-    if prediction.has_classes:
-        what, values = "mutual information of label and weights, nats", grid.shaped(prediction.epistemic)
-        names = class_names(prediction, grid.schema)
-    else:
-        what = f"epistemic standard deviation of {grid.schema.target}"
-        values = grid.shaped(prediction.epistemic.sqrt())
-        names, y = ["data"], None if x is None else np.zeros(len(x))
-    _colour(ax, grid, values, what, "viridis", (0, max(values.max(), 1e-9)))
-    if prediction.has_classes:
-        _boundary(ax, grid, grid.shaped(prediction.mean))
-    ax.set_title("epistemic uncertainty")
-    return _data(ax, grid, x, y, names)
-
-
-def _colour(ax: Axes, grid: Grid, values: np.ndarray, what: str, colours: str, limits: tuple[float, float]) -> None:
-    look = dict(cmap=colours, vmin=limits[0], vmax=limits[1], shading="gouraud", rasterized=True)
-    image = ax.pcolormesh(grid.first, grid.second, values, **look)
+    image = ax.pcolormesh(grid.first, grid.second, values, shading="gouraud", rasterized=True, **colours)
     ax.figure.colorbar(image, ax=ax, label=what, pad=0.02)
-    ax.set(xlabel=grid.names[0], xlim=(grid.first[0], grid.first[-1]))
-    ax.set(ylabel=grid.names[1], ylim=(grid.second[0], grid.second[-1]))
-
-
-def _boundary(ax: Axes, grid: Grid, probs: np.ndarray) -> None:
-    """Where the most probable class changes; between two classes, the contour at 0.5."""
-    for k in range(1, probs.shape[-1]):
-        margin = probs[..., k] - np.delete(probs, k, axis=-1).max(-1)
-        if margin.min() < 0 < margin.max():  # matplotlib warns of a contour that is nowhere
-            # Dark under white: seen on bright and on dark ground alike.
-            ax.contour(grid.first, grid.second, margin, [0], colors="black", linewidths=3)
-            ax.contour(grid.first, grid.second, margin, [0], colors="white", linewidths=1.4, linestyles="dashed")
-
-
-def _data(ax: Axes, grid: Grid, x: Tensor | None, y: Tensor | None, names: list[str]) -> Axes:
+    ax.set(title=title, xlabel=grid.names[0], ylabel=grid.names[1])
+    ax.set(xlim=(grid.first[0], grid.first[-1]), ylim=(grid.second[0], grid.second[-1]))
+    if prediction.has_classes:
+        names, probs = class_names(prediction, grid.schema), grid.shaped(prediction.mean)
+        for k in range(1, len(names)):
+            margin = probs[..., k] - np.delete(probs, k, axis=-1).max(-1)  # between two classes, 0 where both have 0.5
+            if margin.min() < 0 < margin.max():  # matplotlib warns of a contour that is nowhere
+                # Dark under white: seen on bright and on dark ground alike.
+                ax.contour(grid.first, grid.second, margin, [0], colors="black", linewidths=3)
+                ax.contour(grid.first, grid.second, margin, [0], colors="white", linewidths=1.4, linestyles="dashed")
+    else:
+        names, y = ["data"], None if x is None else np.zeros(len(x))
     if x is None or y is None:
         return ax
     points, y = grid.points(x), torch.as_tensor(y).cpu().numpy()
     shades = np.linspace(1, 0, max(len(names), 2))
-    size = 18 if len(points) > 150 else 26
-    for k, name in enumerate(names):
-        edge = "black" if shades[k] > 0.5 else "white"
-        look = dict(marker=MARKERS[k % len(MARKERS)], facecolor=str(shades[k]), edgecolor=edge, linewidth=0.6)
-        ax.scatter(*points[y == k].T, size, label=name, zorder=3, **look)
+    for k, (name, shade) in enumerate(zip(names, shades, strict=False)):
+        look = dict(marker=MARKERS[k % len(MARKERS)], linewidth=0.6, edgecolor="black" if shade > 0.5 else "white")
+        size = 18 if len(points) > 150 else 26
+        ax.scatter(*points[y == k].T, size, label=name, zorder=3, facecolor=str(shade), **look)
     return legend_below(ax, min(len(names), 5), markerscale=1.3)

@@ -17,7 +17,7 @@ from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.metrics.classification import mean_probs
 from bnn_pyro.metrics.metric import Targets, targets
-from bnn_pyro.plots.layout import Panels, class_names, figure, legend_outside, need, panels
+from bnn_pyro.plots.layout import Panels, class_names, figure, legend_outside, panels
 from bnn_pyro.plots.style import BAYES, DATA, HATCH, POINT, WRONG, drawn, tint
 from bnn_pyro.predictive import Prediction
 
@@ -44,7 +44,6 @@ def softmax_draws(
 
     points: which rows of the prediction.   most: how many classes to show, the most probable ones.
     """
-    need(prediction, "classification", "softmax draws")
     rows = np.atleast_1d(np.asarray(points)).astype(int)
     if len(rows) == 0 or rows.min() < -len(prediction) or rows.max() >= len(prediction):
         raise UserError(f"points must be rows 0 to {len(prediction) - 1} of the prediction, got {rows.tolist()}")
@@ -52,7 +51,7 @@ def softmax_draws(
     names = class_names(prediction, schema)
     axes = panels(axes, len(rows), 3, (3.1, 3.0), (0.4, 0), sharey=True)
     for ax, row in zip(axes, rows, strict=True):
-        _boxes(ax, prediction, row, _most_probable(prediction.mean[row].numpy(), most), names, y)
+        _boxes(ax, prediction, row, _most_probable(prediction.mean[row], most), names, y)
         ax.set_title(f"point {row}{_true(names, y, row)}\n{_split(prediction, row)}")
     axes[0].figure.supylabel(PROBABILITY)
     return axes
@@ -86,7 +85,7 @@ def method_predictions(
         raise UserError(f"x has {len(x)} rows, but the predictions are for {len(first)} points")
     y = None if y is None else targets(first, y)
     names, images = class_names(first, schema), int(x is not None and x.dim() == 4)
-    shown = _most_probable(sum(p.mean[row].numpy() for p in predictions.values()), MOST_CLASSES)
+    shown = _most_probable(sum(p.mean[row] for p in predictions.values()))
     axes = panels(axes, images + len(predictions), 5, (2.6, 2.5), least=3.6)
     for ax, (method, prediction) in zip(axes[images:], predictions.items(), strict=True):
         _boxes(ax, prediction, row, shown, names, y)
@@ -115,11 +114,9 @@ def uncertain_images(
 
     Raises UserError for a regression, an unknown order, or inputs that are not the prediction's images.
     """
-    need(prediction, "classification", "a grid of uncertain images")
     if by not in ORDERS:
         raise unknown("order", by, ORDERS)
-    if x.dim() != 4 or len(x) != len(prediction):
-        raise UserError(f"x must be {len(prediction)} images (B, channels, height, width), got shape {tuple(x.shape)}")
+    _need_images(prediction, x)
     y = None if y is None else targets(prediction, y)
     names = class_names(prediction, schema)
     order = getattr(prediction, by).argsort(descending=True, stable=True)[:num].tolist()
@@ -132,10 +129,9 @@ def uncertain_images(
     axes = axes[: len(order)]
     for (image, bars), row in zip(axes, order, strict=True):
         _show(image, x[row], schema)
-        _boxes(bars, prediction, row, _most_probable(prediction.mean[row].numpy(), MOST_CLASSES), names, y)
         mean = prediction.mean[row]
-        top = f"most probable {names[mean.argmax()]} ({mean.max():.0%})"
-        words = ", ".join(filter(None, (_true(names, y, row).removeprefix(", "), top)))
+        _boxes(bars, prediction, row, _most_probable(mean), names, y)
+        words = f"most probable {names[mean.argmax()]} ({mean.max():.0%}){_true(names, y, row)}"
         bars.set_title(f"{words}\n{_split(prediction, row)}", size=7.5, pad=3, loc="right")
         bars.tick_params(labelsize=6.5, length=2, pad=1.5)
     page.suptitle(f"most uncertain first, by {ORDERS[by]}")
@@ -159,14 +155,8 @@ def ood_bars(
 
     x: (B, channels, height, width), the first ``num`` are shown.   names: a caption for each image.
     """
-    for prediction in (bayesian, deterministic):
-        need(prediction, "classification", "a comparison of class probabilities")
-    if not len(bayesian) == len(deterministic) == len(x) or x.dim() != 4:
-        raise UserError(
-            f"predictions of {len(bayesian)} and {len(deterministic)} points and x of shape {tuple(x.shape)}: both "
-            "must be of the same images (B, channels, height, width)"
-        )
-    classes = class_names(bayesian, schema)
+    classes = class_names(_same_points({"Bayesian": bayesian, "deterministic": deterministic}), schema)
+    _need_images(bayesian, x)
     num = min(num, len(x))
     shape = dict(squeeze=False, sharey="row", height_ratios=(1, 1.3))  # image above bars, side by side
     axes = figure(2.3 * num + 0.5, 3.9).subplots(2, num, **shape).T
@@ -190,9 +180,10 @@ def ood_bars(
 
 
 # -- pieces ------------------------------------------------------------------------------------------------------------
-def _most_probable(probs: np.ndarray, most: int) -> np.ndarray:
-    """The classes of the largest probabilities (K,), in their own order."""
-    return np.sort(np.argsort(-probs, kind="stable")[:most])
+def _need_images(prediction: Prediction, x: Tensor) -> None:
+    """Raises UserError where x is not an image for each point of the prediction."""
+    if x.dim() != 4 or len(x) != len(prediction):
+        raise UserError(f"x must be {len(prediction)} images (B, channels, height, width), got shape {tuple(x.shape)}")
 
 
 def _split(prediction: Prediction, row: int) -> str:
@@ -203,6 +194,11 @@ def _split(prediction: Prediction, row: int) -> str:
 
 def _true(names: Sequence[str], y: np.ndarray | None, row: int) -> str:
     return "" if y is None else f", true: {names[y[row]]}"
+
+
+def _most_probable(probs: Tensor, most: int = MOST_CLASSES) -> np.ndarray:
+    """The classes of the largest probabilities (K,), in their own order."""
+    return np.sort(np.argsort(-probs.numpy(), kind="stable")[:most])
 
 
 def _boxes(
@@ -260,11 +256,10 @@ def _same_points(predictions: Mapping[str, Prediction]) -> Prediction:
     if not predictions:
         raise UserError("there is no prediction to draw")
     (label, first), *rest = predictions.items()
-    for name, prediction in predictions.items():
-        need(prediction, "classification", f"'{name}' beside other methods")
+    num, classes = first.probs.shape[1:]
     for name, prediction in rest:
-        if prediction.mean.shape != first.mean.shape:
-            (num, classes), (other, others) = first.mean.shape, prediction.mean.shape
+        other, others = prediction.probs.shape[1:]
+        if (num, classes) != (other, others):
             raise UserError(
                 f"'{label}' predicts {num} points and {classes} classes, '{name}' {other} and {others}: give "
                 "predictions of the same points"

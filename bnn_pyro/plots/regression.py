@@ -16,7 +16,7 @@ from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.diagnostics.draws import even
 from bnn_pyro.errors import UserError
 from bnn_pyro.metrics.metric import Targets, targets
-from bnn_pyro.plots.layout import Panels, calibrated_histogram, floats, legend_below, need, panel, panels
+from bnn_pyro.plots.layout import Panels, calibrated_histogram, floats, legend_below, panel, panels
 from bnn_pyro.plots.maps import one_feature
 from bnn_pyro.plots.style import BAYES, CONTRAST, DASHED, DATA, EPISTEMIC, GOOD, HATCH, REFERENCE, WRONG, drawn, tint
 from bnn_pyro.predictive import Prediction
@@ -44,7 +44,6 @@ def predictive_band(
     data: its training points are drawn, its units used, and the range without data shaded.
     truth: the true function of raw inputs, if known.
     """
-    need(prediction, "regression", "a predictive band")
     if data is not None:
         one_feature(data.schema)
         x = data.schema.unstandardise(x.cpu())
@@ -135,7 +134,6 @@ def predicted_observed(
     y: (B,) in target units.
     most: how many of the points to draw, evenly from the smallest to the largest y; the title is about all of them.
     """
-    need(prediction, "regression", "predicted against observed")
     y = targets(prediction, y)
     low, middle, high = prediction.quantile([0.025, 0.5, 0.975]).double().numpy()
     hit = (low <= y) & (y <= high)
@@ -162,7 +160,6 @@ def regression_calibration(prediction: Prediction, y: Targets, *, axes: Panels =
     Grey: where 95 % of perfectly calibrated models would lie at this number of points, at each place by itself.
     A curve below the diagonal, or a U-shaped histogram, is overconfidence; the opposite is too wide.
     """
-    need(prediction, "regression", "regression calibration")
     pit = metrics.pit(prediction, y)
     nominal = np.linspace(0, 1, 41)
     observed = (np.abs(pit[:, None] - 0.5) <= nominal / 2).mean(0)

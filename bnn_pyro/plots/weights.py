@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -13,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator
 from torch import Tensor
 
-from bnn_pyro.diagnostics.draws import chosen_weights, even, weight_count
+from bnn_pyro.diagnostics.draws import chosen_weights, even_weights
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.parts.nets import weights_digest
 from bnn_pyro.plots.layout import Panels, legend_below, legend_outside, panel, panels
@@ -23,7 +21,6 @@ from bnn_pyro.pruning import LOG_ALPHA, PrunedScore
 
 __all__ = ["pruning_curve", "signal_to_noise", "unlike", "weight_posteriors"]
 
-_NAME = re.compile(r"(?P<site>[^\[\]]+)\[(?P<index>\s*\d+(\s*,\s*\d+)*\s*)\]")
 _LOSSES = {"error": "error, % of points", "rmse": "RMSE, target units"}
 #: Weights that are compared at most, evenly chosen over the network.
 CANDIDATES = 1000
@@ -62,11 +59,11 @@ def weight_posteriors(
         if reason := unlike(posteriors[first], posteriors[label]):
             raise UserError(f"'{first}' and '{label}' are not posteriors of one model: {reason}")
     if weights is None:
-        places = _disagreement(posteriors, num, num_draws, seed)
+        picks = _disagreement(posteriors, num, num_draws, seed)
     else:
-        places = np.array([_place(name, _shapes(posteriors[first])) for name in weights])
-    values = {label: chosen_weights(p, places, num_draws, seed) for label, p in posteriors.items()}
-    axes = panels(axes, len(places), 3, (2.6, 2.1), (0, 0.5), least=3.6)
+        picks = [_named(name, _shapes(posteriors[first])) for name in weights]
+    values = {label: chosen_weights(p, picks, num_draws, seed) for label, p in posteriors.items()}
+    axes = panels(axes, len(picks), 3, (2.6, 2.1), (0, 0.5), least=3.6)
     for k, ax in enumerate(axes):
         _densities(ax, {label: draws[k].ravel() for label, (_, draws) in values.items()})
         ax.set(ylim=(0, None), yticks=[], xlabel="", ylabel="", title=values[first][0][k])
@@ -100,29 +97,31 @@ def _densities(ax: Axes, values: Mapping[str, np.ndarray]) -> None:
             ax.axvline(v[0], **style | {"color": DATA})
 
 
-def _place(name: str, shapes: Mapping[str, tuple[int, ...]]) -> int:
-    """The position among all weights, site after site, of the one that "site[3, 17]" names."""
-    match = _NAME.fullmatch(name.strip())
-    if match is None:
-        raise UserError(f"a weight is named like 'layers.0.weight[3, 17]', got '{name}'")
-    site, index = match["site"].strip(), tuple(int(i) for i in match["index"].split(","))
+def _named(name: str, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, tuple[int, ...]]:
+    """(site, index) of the weight that "site[3, 17]" names."""
+    site, _, inside = name.strip().removesuffix("]").partition("[")
     if site not in shapes:
         raise unknown("site", site, shapes)
-    if len(index) != len(shapes[site]) or any(i >= n for i, n in zip(index, shapes[site], strict=True)):
-        raise UserError(f"there is no {name}: '{site}' has shape {shapes[site]}")
-    before = itertools.takewhile(lambda other: other != site, shapes)
-    return sum(math.prod(shapes[other]) for other in before) + int(np.ravel_multi_index(index, shapes[site]))
+    try:
+        index = tuple(map(int, inside.split(",")))
+        np.ravel_multi_index(index, shapes[site])
+    except ValueError:
+        like = "a weight is named like 'layers.0.weight[3, 17]'"
+        raise UserError(f"there is no {name}: '{site}' has shape {shapes[site]}, and {like}") from None
+    return site, index
 
 
-def _disagreement(posteriors: Mapping[str, Posterior], num: int, num_draws: int, seed: int) -> np.ndarray:
-    """Positions of the ``num`` weights whose marginals differ most between any two methods, of ``CANDIDATES``."""
-    places = even(weight_count(next(iter(posteriors.values()))), CANDIDATES)
-    draws = [chosen_weights(posterior, places, num_draws, seed)[1] for posterior in posteriors.values()]
+def _disagreement(
+    posteriors: Mapping[str, Posterior], num: int, num_draws: int, seed: int
+) -> list[tuple[str, tuple[int, ...]]]:
+    """The ``num`` weights, of ``CANDIDATES``, whose marginals differ most between any two methods."""
+    picks = even_weights(next(iter(posteriors.values())), CANDIDATES)
+    draws = [chosen_weights(posterior, picks, num_draws, seed)[1] for posterior in posteriors.values()]
     draws = [d for d in draws if d[0].size > 1] or draws  # a point says nothing of the spread
     means, scales = (np.stack([f(d, axis=(1, 2)) for d in draws]) for f in (np.mean, np.std))
     apart = np.square(means[:, None] - means[None]) + np.square(scales[:, None] - scales[None])
     score = np.sqrt(apart.max((0, 1))) / np.maximum(scales.mean(0), 1e-30) if len(draws) > 1 else scales[0]
-    return places[np.argsort(-score, kind="stable")[:num]]
+    return [picks[i] for i in np.argsort(-score, kind="stable")[:num]]
 
 
 # -- pruning -----------------------------------------------------------------------------------------------------------

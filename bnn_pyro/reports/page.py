@@ -11,7 +11,7 @@ import base64
 import functools
 import io
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
@@ -64,15 +64,19 @@ def draw_figures(
     figures: Mapping[str, Callable[[Mapping[str, Any]], object]],
     names: Mapping[str, str],
     evidence: Mapping[str, Any],
+    optional: Collection[str] = (),
 ) -> list[Picture]:
     """The figures whose evidence is there, with a number in it.
 
     section: of figures.toml, where each figure's words are, and its ``needs``, the evidence that must be there.
     figures: {figure: evidence -> axes, or None where it does not apply}.   names: {figure: what its file is called}.
+    optional: evidence that may be missing; any other that a figure needs is misnamed: KeyError.
     """
     pictures = []
     for figure, draw in figures.items():
         words = read_texts("figures")[section][figure]
+        if misnamed := set(words["needs"]) - evidence.keys() - set(optional):
+            raise KeyError(f"figure '{figure}' needs {sorted(misnamed)}, and there is no evidence of that name")
         complete = all(_has_number(evidence.get(key)) for key in words["needs"])
         axes = draw(evidence) if complete else None
         if axes is not None:

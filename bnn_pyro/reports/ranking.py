@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
+import pandas as pd
 
 from bnn_pyro.reports.tables import NOT_CLEAR, plain_table
 
-__all__ = ["CLEAR", "SOURCES", "Ranking", "Standing", "ranked"]
+__all__ = ["CLEAR", "SOURCES", "Ranking", "ranked"]
 
 #: A difference is clear from so many of its standard errors on.
 CLEAR = 2.0
@@ -22,29 +22,13 @@ SOURCES = (
 )
 
 
-class Standing(NamedTuple):
-    """One of those compared, nats of all rows together.
-
-    density, se             Σ log p(y | x, D) over the rows, and its standard error over other such rows
-    difference, its_error   that minus the best one's on the same rows, and the standard error of the difference
-    note                    what to know of the number
-    """
-
-    label: str
-    density: float
-    se: float
-    difference: float
-    its_error: float
-    note: str = ""
-
-
 @dataclass(frozen=True)
 class Ranking:
-    """Standings from the best on, and who has none, with the reason; ``columns`` are the heads after the label."""
+    """``standings`` of :func:`ranked`, and who has none, with the reason; ``columns`` are the heads after the label."""
 
     title: str
     sentence: str
-    standings: Sequence[Standing]
+    standings: pd.DataFrame
     left_out: Sequence[tuple[str, str]] = ()
     columns: ClassVar = ("log density, nats", "se", "difference to the best", "se of the difference", "")
 
@@ -52,38 +36,38 @@ class Ranking:
     def rows(self) -> list[list[str]]:
         """Label and cells, as they are shown."""
         rows = []
-        for k, (label, density, se, difference, its_error, note) in enumerate(self.standings):
-            beside = [f"{difference:+,.1f}", _error(its_error)] if k else ["best", ""]
+        for label, density, se, difference, its_error, note in self.standings.itertuples():
+            beside = [f"{difference:+,.1f}", _error(its_error)] if rows else ["best", ""]
             rows.append([label, f"{density:,.1f}", _error(se), *beside, note])
         return rows
 
     @property
     def text(self) -> str:
         """For a terminal."""
-        table = [plain_table(["", *self.columns], self.rows)] if self.standings else []
+        table = [plain_table(["", *self.columns], self.rows)] if self.rows else []
         return "\n".join([self.title, *table, *(f"{label}: {reason}" for label, reason in self.left_out)])
 
 
-def ranked(densities: Mapping[str, np.ndarray], notes: Mapping[str, str] | None = None) -> list[Standing]:
-    """From the best on: {label: log predictive density (N,) in nats of the same N rows}.
+def ranked(densities: Mapping[str, np.ndarray], notes: Mapping[str, str] | None = None) -> pd.DataFrame:
+    """From the best on, of {label: log predictive density (N,) in nats of the same N rows}; no line for no rows.
 
-    The standard error of a sum over N rows is √(N · var), of a difference with the variance of the row-wise
-    differences, which is smaller where two predict alike (Vehtari, Gelman & Gabry 2017, arXiv:1507.04544, section 5.2).
+    A line a label: density, se, the sum over the rows and its standard error over other such rows; difference,
+    its_error, that minus the best one's; note, what to know of it. The standard error of a sum over N rows is
+    √(N · var), of a difference with the variance of the row-wise differences, which is smaller where two predict alike
+    (Vehtari, Gelman & Gabry 2017, arXiv:1507.04544, section 5.2).
     """
-    values = {label: np.asarray(points, dtype=np.float64) for label, points in densities.items()}
-    standings = []
-    for label, points in sorted(values.items(), key=lambda item: -item[1].sum()):
-        best = values[standings[0].label] if standings else points
-        one = Standing(label, points.sum(), _se(points), (points - best).sum(), _se(points - best))
-        verdict = "worse" if one.difference < -CLEAR * one.its_error else NOT_CLEAR
-        words = [verdict if standings else "", (notes or {}).get(label)]
-        standings.append(one._replace(note="; ".join(filter(None, words))))
-    return standings
-
-
-def _se(points: np.ndarray) -> float:
-    return math.sqrt(len(points) * points.var(ddof=1)) if len(points) > 1 else math.nan
+    points = pd.DataFrame(densities, dtype=np.float64)
+    if points.empty:
+        return points
+    points = points[points.sum().sort_values(ascending=False, kind="stable").index]
+    apart = points.sub(points.iloc[:, 0], axis=0)
+    sums = {"density": points.sum(), "se": np.sqrt(len(points) * points.var())}
+    sums |= {"difference": apart.sum(), "its_error": np.sqrt(len(points) * apart.var())}
+    worse, own = sums["difference"] < -CLEAR * sums["its_error"], notes or {}
+    verdicts = ["", *np.where(worse, "worse", NOT_CLEAR)[1:]]
+    words = [filter(None, (v, own.get(label))) for v, label in zip(verdicts, points, strict=True)]
+    return pd.DataFrame(sums | {"note": list(map("; ".join, words))})
 
 
 def _error(value: float) -> str:
-    return "–" if math.isnan(value) else f"{value:,.1f}"
+    return "–" if np.isnan(value) else f"{value:,.1f}"

@@ -18,7 +18,7 @@ from bnn_pyro.predictive import Prediction
 
 __all__ = ["HEADLINE", "NOT_CLEAR", "SHARES", "WORDS", "Cell", "Row", "RunFacts", "difference", "estimate",
            "metric_rows", "outside_rows", "plain_table", "prediction_table", "run_rows", "run_table", "score_table",
-           "told", "told_headlines", "verdict_lines"]  # fmt: skip
+           "told_headlines", "verdict_lines"]  # fmt: skip
 
 #: What is said of a difference that its errors can explain.
 NOT_CLEAR = "no clear difference"
@@ -159,18 +159,16 @@ def difference(differences: Mapping[str, float], name: str, task: str) -> Cell |
     return cell and cell._replace(verdict=_verdict(name, task, differences[f"{name}_low"], differences[f"{name}_high"]))
 
 
-def told(label: str, other: str, differences: Mapping[str, float], name: str, task: str) -> str:
-    """A paired difference as a sentence."""
-    cell = difference(differences, name, task)
-    unit = " nats" if name == "nll" else ""
-    verdict = {NOT_CLEAR: "not clearly different from", "": "beside"}
-    what = verdict.get(cell.verdict, f"{cell.verdict} than")
-    return f"{name}: {label} is {what} {other} (paired difference {cell.value}{unit}, 95 % interval {cell.interval})."
-
-
 def told_headlines(label: str, other: str, differences: Mapping[str, float], task: str) -> list[str]:
-    """A sentence for each headline metric that there is a difference of."""
-    return [told(label, other, differences, name, task) for name in HEADLINE[task] if name in differences]
+    """A sentence for each headline metric that there is a paired difference of."""
+    sentences = []
+    for name in HEADLINE[task]:
+        if cell := difference(differences, name, task):
+            verdict = {NOT_CLEAR: "not clearly different from", "": "beside"}
+            what, unit = verdict.get(cell.verdict, f"{cell.verdict} than"), " nats" if name == "nll" else ""
+            found = f"paired difference {cell.value}{unit}, 95 % interval {cell.interval}"
+            sentences.append(f"{name}: {label} is {what} {other} ({found}).")
+    return sentences
 
 
 def plain_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

@@ -130,6 +130,8 @@ def _curve(e: Evidence) -> object:
     return plots.reference_band(e["x"][across, 0], *series, names=("x", e["target"]))
 
 
+#: Evidence that checks have of some methods and problems alone.
+OPTIONAL = ("batch_sizes", "finite_difference", "logistic_density", "sign_density")
 #: The figures of each check, in the order of the page, and how each is drawn of the evidence.
 FIGURES: dict[str, dict[str, Callable[[Evidence], object]]] = {
     "closed-form": {
@@ -167,7 +169,7 @@ FIGURES: dict[str, dict[str, Callable[[Evidence], object]]] = {
 
 def draw_outcome(outcome: Outcome, label: str) -> list[Picture]:
     """The figures of a check whose evidence is there, named after what was checked."""
-    figures = FIGURES.get(outcome.check, {})
+    figures = FIGURES.get(outcome.check, {}) if outcome.evidence else {}
     start = "-".join(label.replace("·", " ").split())
     names = {figure: f"{start}-{outcome.check}-{k}" for k, figure in enumerate(figures, 1)}
-    return draw_figures("check", figures, names, outcome.evidence)
+    return draw_figures("check", figures, names, outcome.evidence, OPTIONAL)

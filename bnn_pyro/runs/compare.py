@@ -132,9 +132,8 @@ def _loo_ranking(found: Mapping[str, Loo | str], num: int) -> Ranking:
         if bad:
             notes[label] = f"{bad:,} row{'s' if bad > 1 else ''} with k above {GOOD_K}"
     some = f"{num:,}" if len(rows) == num else f"{len(rows):,} of {num:,}"
-    standings = ranked(points, notes) if len(rows) and held else []
     sentence = read_texts("statistics")["rankings"]["left_out"]
-    return Ranking(f"Ranking by PSIS-LOO, {some} training rows", sentence, standings, reasons)
+    return Ranking(f"Ranking by PSIS-LOO, {some} training rows", sentence, ranked(points, notes), reasons)
 
 
 def _same_test_rows(truth: Dataset, data: Dataset, first: RunFolder, other: RunFolder) -> None:
@@ -160,7 +159,7 @@ def draw_comparison(
     named = dict(list(zip(labels, predictions, strict=True))[:MAX_RUNS])
     pairs = list(zip(labels, posteriors, strict=True))[:MAX_RUNS]
     alike = {label: posterior for label, posterior in pairs if plots.unlike(posteriors[0], posterior) is None}
-    evidence: dict[str, Any] = {"rows": len(data.x_test), "alike": list(alike)[1:]}
+    evidence: dict[str, Any] = {"rows": len(data.x_test), "alike": list(alike)[1:], "dispute": None}
     if data.schema.has_classes:
         evidence["row"] = plots.most_disputed(named)
         evidence["dispute"] = plots.dispute(named, evidence["row"])

@@ -131,6 +131,9 @@ def _number(value: Any, form: str) -> str:
 
 
 # -- figures -----------------------------------------------------------------------------------------------------------
+#: Series that some posteriors alone have: of chains, of an approximation, of draws that are all finite.
+OPTIONAL = ("rhat", "ess_bulk", "autocorrelation", "lp", "energy", "elbo", "log_weights", "pareto_k", "loo_pit",
+            "replicated", "observed")  # fmt: skip
 #: How each figure is drawn, in the order of the page, of the diagnosis' statistics and series with their labels.
 FIGURES: dict[str, Callable[[Mapping[str, Any]], object]] = {
     "convergence": lambda e: plots.convergence(
@@ -165,7 +168,7 @@ def draw_diagnosis(diagnosis: Diagnosis, schema: Schema) -> list[Picture]:
     labels = [word + label.removeprefix(start) for label in diagnosis.series.get("output_labels", ())]
     about = {"unit": unit, "labels": labels, "classes": schema.classes, "target": schema.target or "target"}
     names = {name: PREFIX + name for name in FIGURES}
-    return draw_figures("diagnose", FIGURES, names, {**diagnosis.statistics, **diagnosis.series, **about})
+    return draw_figures("diagnose", FIGURES, names, {**diagnosis.statistics, **diagnosis.series, **about}, OPTIONAL)
 
 
 def _draws(evidence: Mapping[str, Any]) -> int | None:
