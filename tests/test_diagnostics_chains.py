@@ -13,8 +13,7 @@ from bnn_pyro.diagnostics.convergence import _chance, autocorrelation, ess_mean
 from bnn_pyro.diagnostics.draws import sampler_statistics, stuck_chains
 from bnn_pyro.diagnostics.verdicts import Findings, verdicts
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # 0.23 announces 1.0 once a day
+with warnings.catch_warnings(action="ignore"):  # 0.23 announces 1.0 once a day
     import arviz
 
 OLD = version("arviz").startswith("0.")
@@ -59,11 +58,7 @@ def test_the_numbers_are_arviz_s(chains, draws, phi):
 @pytest.mark.parametrize("phi", [0.0, 0.5, 0.99])
 def test_effective_draws_of_short_chains(draws, phi):
     """Of a stationary process: C·D / (1 + 2 Σ (1 − k/D) φᵏ); the autocorrelations of so few draws count too many."""
-    g, values = np.random.default_rng(0), np.empty((20, 256, draws))
-    values[..., 0] = g.standard_normal((20, 256))
-    for t in range(1, draws):
-        values[..., t] = phi * values[..., t - 1] + math.sqrt(1 - phi**2) * g.standard_normal((20, 256))
-    k = np.arange(1, draws)
+    values, k = stationary(20, 256, draws, phi), np.arange(1, draws)
     exact = 256 * draws / (1 + 2 * ((1 - k / draws) * phi**k).sum())
     found = chain_statistics(values)
     assert found.ess_bulk.mean() == pytest.approx(exact, rel=0.1)
@@ -130,29 +125,25 @@ def log_joints(chains=4, draws=300, weights=20, seed=0):
 
 
 def test_stuck_chains():
-    lp = log_joints()
-    moving = np.random.default_rng(1).standard_normal((5, 4, 300))
+    lp, moving = log_joints(), np.random.default_rng(1).standard_normal((5, 4, 300))
+    sd, wave = lp.std(), lp[2].mean() + 12 * np.sin(np.linspace(0, 3, 300)) - 14
+
+    def stuck(row, value):
+        found = lp.copy()
+        found[row] = value
+        return np.flatnonzero(stuck_chains(found, moving)).tolist()
+
     assert not stuck_chains(lp, moving).any() and not stuck_chains(None, moving).any()
-    poor = lp.copy()
-    poor[2] -= 4 * lp.std()
-    assert stuck_chains(poor, moving).tolist() == [False, False, True, False]
-    assert stuck_chains(poor[1:3], moving[:, :2]).tolist() == [False, True]  # of two, the lower one
-    near = lp.copy()
-    near[2] -= lp.std()  # a slow chain; R-hat says so
-    assert not stuck_chains(near, moving).any()
-    slow = lp.copy()
-    slow[2] = lp[2].mean() + 12 * np.sin(np.linspace(0, 3, 300)) - 14  # far below, and one long wave: no certainty
-    assert not stuck_chains(slow, moving).any()
-    better = lp.copy()
-    better[2] += 4 * lp.std()  # one found a better mode: the others are not "far below others", each has two beside it
-    assert not stuck_chains(better, moving).any()
+    assert stuck(2, lp[2] - 4 * sd) == [2], "a poor mode"
+    assert stuck_chains(lp[1:3] - [[0], [4 * sd]], moving[:, :2]).tolist() == [False, True], "of two, the lower one"
+    assert stuck(2, lp[2] - sd) == [], "a slow chain; R-hat says so"
+    assert stuck(2, wave) == [], "far below, and one long wave: no certainty"
+    assert stuck(2, lp[2] + 4 * sd) == [], "a better mode: no other is far below others, each has two beside it"
+    assert stuck(0, -np.inf) == [0]
     frozen = moving.copy()
     frozen[:, 1] = frozen[:, 1, :1]
     assert stuck_chains(lp, frozen).tolist() == [False, True, False, False]
-    dead = lp.copy()
-    dead[0, 5:] = -np.inf
-    assert stuck_chains(dead, moving).tolist() == [True, False, False, False]
-    assert not stuck_chains(lp[:, :3], moving[..., :3]).any()  # too short to tell
+    assert not stuck_chains(lp[:, :3], moving[..., :3]).any(), "too short to tell"
 
 
 def test_many_chains_raise_no_false_alarm():
@@ -187,16 +178,12 @@ def test_sampler_statistics():
 SHARED = np.repeat(np.arange(16), 4)
 
 
-def stationary(num, chains, draws, phi, seed=0, latent=None):
-    """Stationary autoregressive series of variance 1, (M, C, D); of ``latent`` independent ones, M mixtures."""
-    rng = np.random.default_rng(seed)
-    values = rng.standard_normal((latent or num, chains, draws))
+def stationary(num, chains, draws, phi, seed=0):
+    """Stationary autoregressive series of variance 1, (M, C, D)."""
+    values = np.random.default_rng(seed).standard_normal((num, chains, draws))
     for t in range(1, draws):
         values[..., t] = phi * values[..., t - 1] + (1 - phi**2) ** 0.5 * values[..., t]
-    if latent is None:
-        return values
-    mix = rng.standard_normal((num, latent))
-    return np.einsum("ml,lcd->mcd", mix / np.linalg.norm(mix, axis=1, keepdims=True), values)
+    return values
 
 
 @pytest.mark.parametrize(

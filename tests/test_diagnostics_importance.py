@@ -19,41 +19,46 @@ from bnn_pyro.pruning import prune
 PROBLEM = correlated(num=40, y_shift=3.0, y_scale=2.0)
 
 
+def tempered(problem, temperature):
+    """(mean, precision) of p(y | w)^(1/T) p(w)."""
+    prior = torch.eye(len(problem.mean)).double() / problem.prior_scale**2
+    precision = (problem.precision - prior) / temperature + prior
+    return torch.linalg.solve(precision, problem.precision @ problem.mean / temperature), precision
+
+
+def predicted(problem, x, temperature=1.0):
+    """What the exact posterior says of targets at x."""
+    design, (mean, precision) = problem.design(x), tempered(problem, temperature)
+    variance = problem.noise**2 + 4.0 * (design @ torch.linalg.inv(precision) * design).sum(1)
+    return Normal(3.0 + 2.0 * design @ mean, variance.sqrt())
+
+
 def refitted(problem, temperature=1.0):
     """(elpd_i, PIT_i) of every row by the exact posterior without it."""
-    rows, design = torch.arange(len(problem.x)), problem.design(problem.x)
-    elpd, pit = [], []
+    rows, elpd, pit = torch.arange(len(problem.x)), [], []
     for i in rows:
         rest = type(problem)(problem.x[rows != i], problem.y[rows != i], noise=problem.noise, y_shift=3.0, y_scale=2.0)
-        covariance = torch.linalg.inv(tempered_precision(rest, temperature))
-        variance = problem.noise**2 + 4.0 * design[i] @ covariance @ design[i]
-        left = Normal(3.0 + 2.0 * design[i] @ tempered_mean(rest, temperature), variance.sqrt())
+        left = predicted(rest, problem.x[i : i + 1], temperature)
         elpd.append(left.log_prob(problem.y[i]))
         pit.append(left.cdf(problem.y[i]))
-    return torch.stack(elpd).numpy(), torch.stack(pit).numpy()
+    return torch.cat(elpd).numpy(), torch.cat(pit).numpy()
 
 
 def in_sample(problem):
-    design = problem.design(problem.x)
-    variance = problem.noise**2 + 4.0 * (design @ torch.linalg.inv(problem.precision) * design).sum(1)
-    return Normal(3.0 + 2.0 * design @ problem.mean, variance.sqrt()).log_prob(problem.y).numpy()
+    return predicted(problem, problem.x).log_prob(problem.y).numpy()
 
 
 def sites(w, bias=True):
-    return (
-        {"layers.0.weight": w[..., None, :-1], "layers.0.bias": w[..., -1:]}
-        if bias
-        else {"layers.0.weight": w[..., None, :]}
-    )
+    bias_site = {"layers.0.bias": w[..., -1:]} if bias else {}
+    return {"layers.0.weight": w[..., None, :-1] if bias else w[..., None, :], **bias_site}
 
 
 def chains(problem=PROBLEM, temperature=1.0, draws=1000):
     """Four chains of independent draws of the exact posterior at a temperature."""
-    tempered = problem.precision if temperature == 1.0 else tempered_precision(problem, temperature)
-    mean = problem.mean if temperature == 1.0 else tempered_mean(problem, temperature)
+    mean, precision = tempered(problem, temperature)
     g = torch.Generator().manual_seed(0)
     unit = torch.randn(4, draws, len(mean), generator=g, dtype=torch.float64)
-    w = mean + unit @ torch.linalg.cholesky(torch.linalg.inv(tempered)).T
+    w = mean + unit @ torch.linalg.cholesky(torch.linalg.inv(precision)).T
     about = {"method_settings": {"temperature": temperature}}
     return bp.Posterior(model(problem), problem.schema, chains=sites(w.float()), provenance=about)
 
@@ -63,24 +68,13 @@ def model(problem):
         return problem.entry().model(problem.schema)
 
 
-def tempered_precision(problem, temperature):
-    prior = torch.eye(len(problem.mean)).double() / problem.prior_scale**2
-    return (problem.precision - prior) / temperature + prior
-
-
-def tempered_mean(problem, temperature):
-    return torch.linalg.solve(tempered_precision(problem, temperature), problem.precision @ problem.mean / temperature)
-
-
 def guide(problem=PROBLEM, narrower=1.0, temperature=1.0):
     """The exact posterior as a guide, with all standard deviations divided by ``narrower``."""
-    net = model(problem)
-    precision = problem.precision if temperature == 1.0 else tempered_precision(problem, temperature)
-    mean = (problem.mean if temperature == 1.0 else tempered_mean(problem, temperature)).float()
+    mean, precision = tempered(problem, temperature)
     lower = torch.linalg.cholesky(torch.linalg.inv(precision)).float() / narrower
-    q = FullNormal.of({s: v.squeeze(0) for s, v in sites(mean[None], problem.bias).items()}, lower)
+    q = FullNormal.of({s: v.squeeze(0) for s, v in sites(mean.float()[None], problem.bias).items()}, lower)
     about = {"method_settings": {"temperature": temperature}}
-    return bp.Posterior(net, problem.schema, guide=q, provenance=about)
+    return bp.Posterior(model(problem), problem.schema, guide=q, provenance=about)
 
 
 # -- leave-one-out -------------------------------------------------------------------------------------------------

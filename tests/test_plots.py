@@ -4,24 +4,13 @@ import math
 import sys
 
 import numpy as np
+import pictures
 import pytest
 import torch
 from matplotlib import pyplot
 from matplotlib.collections import QuadMesh
 from matplotlib.figure import Figure
-from pictures import (
-    CATEGORICAL,
-    CLASSES,
-    DRAWS,
-    LABELS,
-    POINTS,
-    clean_matplotlib,  # noqa: F401 (a fixture of every test here)
-    heights,
-    legend_of,
-    line_of,
-    random,
-    refuses,
-)
+from pictures import CATEGORICAL, LABELS, POINTS, clean_matplotlib, line_of, random, refuses  # noqa: F401 (a fixture)
 from pyro.distributions import Bernoulli, Categorical, Normal
 
 from bnn_pyro import metrics, plots
@@ -29,7 +18,7 @@ from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.errors import UserError
 from bnn_pyro.predictive import Prediction
 
-NORMAL = Prediction(Normal(random(DRAWS, POINTS), 0.5 + random(DRAWS, POINTS, seed=1).abs()))
+NORMAL = Prediction(Normal(random(pictures.DRAWS, POINTS), 0.5 + random(pictures.DRAWS, POINTS, seed=1).abs()))
 
 
 def two_features(task="classification"):
@@ -67,8 +56,8 @@ def test_a_notebook_gets_pyplot_figures_so_that_it_shows_them(monkeypatch):
 def test_a_point_estimate_has_pictures_too():
     point = Prediction(Normal(torch.zeros(1, 3), torch.ones(1, 3)))
     ax = plots.predictive_band(point, torch.arange(3.0))
-    assert not any("epistemic" in text for text in legend_of(ax))
-    single = Prediction(Categorical(logits=random(1, 3, CLASSES)))
+    assert not any("epistemic" in text for text in pictures.legend_of(ax))
+    single = Prediction(Categorical(logits=random(1, 3, pictures.CLASSES)))
     assert len(plots.softmax_draws(single, 0)) == 1
     ax = plots.epistemic_map(Prediction(Bernoulli(logits=random(1, 25))), plots.grid(two_features(), num=5))
     assert ax.get_xlabel() == "a"
@@ -208,14 +197,14 @@ def test_coverage_and_pit_are_those_of_the_metrics():
         assert curve[share] == pytest.approx(metric(NORMAL, y), abs=1e-6)
     assert coverage.get_title().startswith(f"{metrics.coverage_95(NORMAL, y):.1%}")
     expected, _ = np.histogram(metrics.pit(NORMAL, y), np.linspace(0, 1, 11))
-    assert heights(pit.containers[0]).tolist() == expected.tolist()
+    assert pictures.heights(pit.containers[0]).tolist() == expected.tolist()
 
 
 # -- maps --------------------------------------------------------------------------------------------------------------
 def test_maps_show_the_probability_and_the_mutual_information_with_the_data():
     data = two_features()
     grid = plots.grid(data, num=5)
-    prediction = Prediction(Bernoulli(logits=3 * grid.x[:, 0] + random(DRAWS, 25)))
+    prediction = Prediction(Bernoulli(logits=3 * grid.x[:, 0] + random(pictures.DRAWS, 25)))
     for draw, expected in (
         (plots.decision_boundary, prediction.mean[:, 1]),
         (plots.epistemic_map, prediction.epistemic),
@@ -243,14 +232,14 @@ def test_the_contour_lies_where_the_probability_is_one_half():
 def test_maps_of_more_classes_and_of_a_regression():
     data = two_features("regression")
     grid = plots.grid(data, num=5)
-    prediction = Prediction(Normal(random(DRAWS, 25), torch.ones(DRAWS, 25)))
+    prediction = Prediction(Normal(random(pictures.DRAWS, 25), torch.ones(pictures.DRAWS, 25)))
     ax = plots.epistemic_map(prediction, grid, data.x_test)
     mesh = next(c for c in ax.collections if isinstance(c, QuadMesh))
     assert np.allclose(mesh.get_array(), prediction.epistemic.sqrt().reshape(5, 5))
     assert "epistemic standard deviation of answer" in [a.get_ylabel() for a in ax.figure.axes]
     three = Schema("classification", (2,), ("u", "v", "w"), ("a", "b"))
     grid = plots.Grid(grid.x, grid.first, grid.second, grid.features, three)
-    prediction = Prediction(Categorical(logits=3 * random(DRAWS, 25, 3)))
+    prediction = Prediction(Categorical(logits=3 * random(pictures.DRAWS, 25, 3)))
     ax = plots.decision_boundary(prediction, grid)
     mesh = next(c for c in ax.collections if isinstance(c, QuadMesh))
     assert np.allclose(mesh.get_array(), prediction.mean.amax(1).reshape(5, 5), atol=1e-6)

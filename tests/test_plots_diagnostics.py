@@ -5,12 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from pictures import (
-    clean_matplotlib,  # noqa: F401 (a fixture of every test here)
-    legend_of,
-    line_of,
-    refuses,
-)
+from pictures import clean_matplotlib, legend_of, line_of, refuses  # noqa: F401 (a fixture)
 
 from bnn_pyro import plots
 from bnn_pyro.plots import Scores

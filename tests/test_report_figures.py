@@ -4,13 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from pictures import (
-    SCHEMA,
-    chains,
-    clean_matplotlib,  # noqa: F401 (a fixture of every test here)
-    guided,
-    random,
-)
+from pictures import SCHEMA, chains, clean_matplotlib, guided, random  # noqa: F401 (a fixture)
 
 import bnn_pyro as bp
 from bnn_pyro import plots
@@ -70,7 +64,7 @@ def test_a_report_of_a_sampler_shows_its_trace_and_its_growing_ensemble(tmp_path
     assert (tmp_path / "sampler-trace.png").read_bytes() == drawn[-1].png
 
 
-NUTS = "--inference=nuts --set=draws=6 --set=warmup=6 --set=chains=2 --set=compiled=no --set=cores=1 --set=max_tree_depth=3"
+NUTS = [f"--set={s}" for s in ["draws=6", "warmup=6", "chains=2", "compiled=no", "cores=1", "max_tree_depth=3"]]
 SURE = "reliability doubt-calibration confidence-histogram selective-risk confusion-matrix"
 #: Arguments of `train`, and the figures of the report.
 REPORTS = {
@@ -79,7 +73,7 @@ REPORTS = {
         f"uncertain-images {SURE} entropy-histograms outside-uniform-noise outside-gaussian-noise training-curves",
     ),
     "maps": (
-        ["--data", "breast-cancer", "--features", "mean radius,mean texture", "--no-baseline", *NUTS.split()],
+        ["--data=breast-cancer", "--features=mean radius,mean texture", "--no-baseline", "--inference=nuts", *NUTS],
         f"decision-boundary epistemic-map softmax-draws {SURE} growing-ensemble transitions",
     ),
     "curve": (
