@@ -135,13 +135,11 @@ def test_a_damaged_file_is_told_with_the_way_out(tmp_path):
 
 @pytest.mark.usefixtures("no_figures")
 def test_out_leaves_the_run_as_it_was(runs, tmp_path, capsys):
-    before = written(runs)
-    out = tmp_path / "elsewhere" / "diagnosis"
-    assert main(["diagnose", str(runs / "good"), "--out", str(out), "--quiet"]) == 0
-    assert written(out) == {"diagnosis.json", "diagnosis.html", "posterior.nc"} and written(runs) == before
-    capsys.readouterr()
-    assert main(["diagnose", str(runs / "good"), "--out", str(out), "--quiet"]) == 2
-    assert "exists; choose another name" in capsys.readouterr().err
+    before, out = written(runs), tmp_path / "elsewhere" / "diagnosis"
+    command = ["diagnose", str(runs / "good"), "--out", str(out), "--quiet"]
+    assert main(command) == 0 and written(runs) == before
+    assert written(out) == {"diagnosis.json", "diagnosis.html", "posterior.nc"}
+    assert main(command) == 2 and "exists; choose another name" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("no_figures")
@@ -180,12 +178,13 @@ def test_tables_have_what_there_is_and_a_dash_for_what_is_no_number():
 def test_the_quick_verdict_is_that_of_the_diagnosis_and_every_number_is_in_a_table(runs):
     data = RunFolder(runs / "good").recipe.load()
     for name in ("good", "bad", "few"):
-        posterior = bp.load(runs / name)
-        quick, whole = diagnostics.diagnose_chains(posterior, data), diagnostics.diagnose(posterior, data)
+        quick, whole = (
+            find(bp.load(runs / name), data) for find in (diagnostics.diagnose_chains, diagnostics.diagnose)
+        )
         assert quick.level == whole.level and set(whole.statistics) <= KNOWN, name
         assert quick.verdicts[0].sentence.split(":")[0] == whole.verdicts[0].sentence.split(":")[0]
-    assert diagnostics.diagnose_chains(bp.load(runs / "svi"), data) is None
-    assert diagnostics.diagnose_chains(bp.load(runs / "svi" / "baseline"), data) is None
+    for name in ("svi", "svi/baseline"):
+        assert diagnostics.diagnose_chains(bp.load(runs / name), data) is None
 
 
 @pytest.mark.usefixtures("no_figures")

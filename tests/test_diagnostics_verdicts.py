@@ -10,7 +10,7 @@ import torch
 
 import bnn_pyro as bp
 from bnn_pyro.checks.linear_regression import correlated, dataset
-from bnn_pyro.diagnostics import Diagnosis, diagnose, diagnose_chains, function_space, function_space_rhat
+from bnn_pyro.diagnostics import diagnose, diagnose_chains, function_space, function_space_rhat
 from bnn_pyro.diagnostics.verdicts import LEVELS
 from bnn_pyro.parts.correlated_normal import FullNormal
 
@@ -45,14 +45,16 @@ def said(diagnosis, about):
 
 
 def sound(diagnosis):
-    """Every diagnosis, of whatever posterior: an overall verdict first, sentences without NaN, JSON there and back."""
+    """Every diagnosis, of whatever posterior: an overall verdict first, sentences without NaN, JSON."""
     assert diagnosis.verdicts[0].about == "overall" and diagnosis.level == diagnosis.verdicts[0].level
     for verdict in diagnosis.verdicts:
         assert verdict.level in LEVELS and verdict.sentence.endswith(".") and "nan" not in verdict.sentence.split()
         assert verdict.sentence[0].isupper() or verdict.sentence[0].isdigit()
-    text = json.dumps(diagnosis.to_dict(), allow_nan=False)
-    back = Diagnosis.from_dict(json.loads(text))
-    assert back.verdicts == diagnosis.verdicts and back.to_dict() == diagnosis.to_dict() and not back.series
+    plain = diagnosis.to_dict()
+    assert (
+        json.loads(json.dumps(plain, allow_nan=False)) == plain
+        and plain["statistics"].keys() == diagnosis.statistics.keys()
+    )
     assert len(diagnosis.weights) == diagnosis.statistics["weights_shown"] <= 200
     return diagnosis
 

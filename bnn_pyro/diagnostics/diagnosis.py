@@ -7,7 +7,7 @@ network can be exchanged and signs flipped, so that chains which agree on every 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import numpy as np
@@ -42,17 +42,12 @@ GUIDE_DRAWS, WEIGHT_DRAWS = 1000, 1e8
 
 # -- function space ----------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
-class Convergence:
-    """Diagnostics of what the network computes at B inputs; K outputs (classes, or 1 in regression).
+class Convergence(ChainStatistics):
+    """The same of what the network computes at B inputs, each a Tensor (B, K) of K outputs: classes, or the mean.
 
-    rhat, ess_bulk, ess_tail, mcse  each (B, K), see :class:`ChainStatistics`; NaN where every draw gives the same value
-    nested                          whether R-hat is the nested one, as for chains that shared their starting points
+    NaN where every draw gives the same value.   nested: of chains that shared their starting points, R-hat is nested.
     """
 
-    rhat: Tensor
-    ess_bulk: Tensor
-    ess_tail: Tensor
-    mcse: Tensor
     nested: bool = False
 
     @property
@@ -87,7 +82,7 @@ def function_space(posterior: Posterior, x: Tensor) -> Convergence:
             "sample again with chains=4"
         )
     parts = [chain_statistics(values.reshape(-1, *shape), groups) for _, _, values in _outputs(posterior, x, shape)]
-    columns = (np.concatenate([getattr(part, name) for part in parts]).reshape(len(x), -1) for name in NUMBERS)
+    columns = (np.concatenate(column).reshape(len(x), -1) for column in zip(*map(astuple, parts), strict=True))
     repeat = 2 if len(posterior.schema.classes) == 2 else 1  # both classes' log-odds are one number, but for its sign
     return Convergence(*(torch.from_numpy(c.repeat(repeat, 1)) for c in columns), nested=groups is not None)
 

@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from bnn_pyro.diagnostics.importance import GOOD_K
 
 __all__ = ["LEVELS", "RHAT", "Diagnosis", "Findings", "Verdict", "verdicts"]
@@ -83,18 +81,8 @@ class Diagnosis:
             "weights": [_plain(row) for row in self.weights],
         }
 
-    @classmethod
-    def from_dict(cls, plain: Mapping[str, Any]) -> Diagnosis:
-        """The inverse of :meth:`to_dict`; the series are not there."""
-        statistics, *weights = (
-            {name: math.nan if value is None else value for name, value in row.items()}
-            for row in (plain["statistics"], *plain.get("weights", ()))
-        )
-        return cls(statistics, tuple(Verdict(**verdict) for verdict in plain["verdicts"]), weights=weights)
-
 
 def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
-    row = {name: value.item() if isinstance(value, np.generic) else value for name, value in row.items()}
     return {name: value if isinstance(value, str) or math.isfinite(value) else None for name, value in row.items()}
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from bnn_pyro.diagnostics import convergence
 from bnn_pyro.diagnostics.draws import even
+from bnn_pyro.diagnostics.verdicts import BFMI
 from bnn_pyro.errors import UserError
 from bnn_pyro.plots.layout import Panels, legend_below, panel, panels
 from bnn_pyro.plots.style import BAYES, DATA, LINES, REFERENCE, WRONG, drawn, look, readable, tint
@@ -31,8 +32,6 @@ MOST_ROWS = 64
 PER_BIN = 8
 #: Quantities that a picture shows at most.
 MOST_TRACES, MOST_INTERVALS = 6, 30
-#: A smaller share of a chain's energy range in one transition is too little (Betancourt 2016).
-BFMI = 0.3
 
 
 @drawn

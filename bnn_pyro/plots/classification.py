@@ -11,7 +11,7 @@ from scipy import stats
 
 from bnn_pyro import metrics
 from bnn_pyro.datasets.dataset import Schema
-from bnn_pyro.errors import UserError, unknown
+from bnn_pyro.errors import UserError
 from bnn_pyro.metrics import SCORES
 from bnn_pyro.metrics.classification import BINS, mean_probs
 from bnn_pyro.metrics.metric import Targets, targets
@@ -28,12 +28,6 @@ FEW = 10
 MIN_DOUBT = 1e-6
 #: A confidence that few would question: how many points lie above it, and how many of them are wrong, is told.
 SURE = 0.99
-#: What a score is called on an axis.
-_LABELS = {
-    "total_entropy": "total predictive entropy, nats",
-    "max_prob": "1 − largest class probability",
-    "mutual_information": "mutual information of label and weights, nats",
-}
 
 
 @drawn
@@ -172,30 +166,26 @@ def entropy_histograms(
     inside: Prediction,
     outside: Prediction | Mapping[str, Prediction],
     *,
-    score: str = "total_entropy",
     name: str = "in distribution",
-    bins: int = 40,
     ax: Axes | None = None,
 ) -> Axes:
     """How uncertain the network is on its own test data and on out-of-distribution inputs, with the AUROC between them.
 
     outside: one prediction, or {name: prediction}, up to four.   name: what the test data are called.
-    score: "total_entropy", "max_prob" or "mutual_information", as in ``metrics.SCORES``.
     """
-    if score not in SCORES:
-        raise unknown("uncertainty score", score, SCORES)
     outside = {"out of distribution": outside} if isinstance(outside, Prediction) else dict(outside)
     if not 0 < len(outside) <= len(CONTRAST):
         raise UserError(f"an entropy histogram shows 1 to {len(CONTRAST)} out-of-distribution sets, got {len(outside)}")
-    own, values = SCORES[score](inside), {other: SCORES[score](p) for other, p in outside.items()}
-    edges = np.linspace(0, max(*(v.max() for v in (own, *values.values())), 1e-9), bins + 1)
+    entropy = SCORES["total_entropy"]
+    own, values = entropy(inside), {other: entropy(prediction) for other, prediction in outside.items()}
+    edges = np.linspace(0, max(*(v.max() for v in (own, *values.values())), 1e-9), 41)
     shares = [np.histogram(v, edges)[0] / len(v) for v in (own, *values.values())]
     ax = panel(ax)
     ax.stairs(shares[0], edges, fill=True, color=tint(BAYES, 0.55), label=f"{name} (mean {own.mean():.2f})")
     for k, (other, v) in enumerate(values.items(), 1):
-        label = f"{other} (mean {v.mean():.2f}, AUROC {metrics.ood_auroc(inside, outside[other], score):.3f})"
+        label = f"{other} (mean {v.mean():.2f}, AUROC {metrics.ood_auroc(inside, outside[other]):.3f})"
         ax.stairs(shares[k], edges, color=CONTRAST[k - 1], linestyle=LINES[k - 1], linewidth=1.8, label=label)
-    ax.set(xlabel=_LABELS[score], ylabel="share of points", xlim=(0, edges[-1]))
+    ax.set(xlabel="total predictive entropy, nats", ylabel="share of points", xlim=(0, edges[-1]))
     if np.max(shares) > 0.4:  # a sure network has nearly all of its test points in the first bin
         least = 0.5 / max(map(len, (own, *values.values())))
         ax.set(yscale="log", ylim=(least, 1), ylabel="share of points (log scale)")

@@ -47,26 +47,25 @@ def training_curves(trace: Mapping[str, Sequence[float]], *, axes: Panels = None
 
     trace: ``posterior.trace``.   Raises UserError where it has neither an ELBO nor a log joint density.
     """
-    curves, parts = (
-        {label: np.asarray(trace[name], dtype=float) for name, label in names.items() if trace.get(name)}
-        for names in (_OBJECTIVES, _PARTS)
-    )
-    if not curves:
+    table = _by_epoch(trace)
+    name = next((name for name in _OBJECTIVES if name in table), None)
+    if name is None:
         holds = ", ".join(trace) or "nothing"
         raise UserError(f"a training curve needs 'elbo' or 'log_joint'; this trace holds {holds}")
-    name, values = next(iter(curves.items()))
-    nll = np.asarray(trace.get("validation_nll") or [], dtype=float)
-    axes = panels(axes, 3 if len(nll) else 2, 3, (3.2 if len(nll) else 3.8, 3.1))
-    epoch = _curves(axes[0], trace, {name: values}, "nats, all training rows", f"{name} (higher is better)")
-    parts = {f"{label} {'−' if v[-1] > 0 else '+'} {readable(abs(v[-1]))}": v - v[-1] for label, v in parts.items()}
-    _curves(axes[1], trace, parts, "nats, all training rows", "its parts, against their last values", first=1)
+    parts, nll = table[[part for part in _PARTS if part in table]], table.get("validation_nll")
+    axes = panels(axes, 2 if nll is None else 3, 3, (3.8 if nll is None else 3.2, 3.1))
+    objective, last = table[[name]].rename(columns=_OBJECTIVES), parts.iloc[-1]
+    _curves(axes[0], objective, "nats, all training rows", f"{_OBJECTIVES[name]} (higher is better)")
+    labels = {part: f"{_PARTS[part]} {'−' if v > 0 else '+'} {readable(abs(v))}" for part, v in last.items()}
+    changes = (parts - last).rename(columns=labels)
+    _curves(axes[1], changes, "nats, all training rows", "its parts, against their last values", first=1)
     legend_below(axes[1], 1)
-    if len(nll):
-        _curves(axes[2], trace, {"validation rows": nll}, "NLL, nats per validation row", "NLL of validation rows")
-        best = int(np.nanargmin(nll))  # the first of equals
-        label = f"lowest: epoch {epoch[best]:g}, {nll[best]:.4f} nats"
-        axes[2].plot(epoch[best], nll[best], "D", color=DATA, zorder=4, label=label)
-        axes[2].axvline(epoch[best], color=DATA, linestyle=":", linewidth=1)
+    if nll is not None:
+        _curves(axes[2], nll.to_frame("validation rows"), "NLL, nats per validation row", "NLL of validation rows")
+        best = nll.idxmin()  # the first of equals
+        label = f"lowest: epoch {best:g}, {nll[best]:.4f} nats"
+        axes[2].plot(best, nll[best], "D", color=DATA, zorder=4, label=label)
+        axes[2].axvline(best, color=DATA, linestyle=":", linewidth=1)
         legend_below(axes[2], 1)
     return axes
 
@@ -78,7 +77,7 @@ def objective(elbo: ArrayLike, *, ax: Axes | None = None) -> Axes:
     late = elbo[-max(2, len(elbo) // 10) :]
     title = f"last tenth: mean {late.mean():,.4g}, sd {late.std():.2g}".replace("-", "−")
     ax = panel(ax, 5.2, 3.3)
-    _curves(ax, {}, {"ELBO": elbo}, "ELBO, nats, all training rows", title)
+    _curves(ax, _by_epoch({"ELBO": elbo}), "ELBO, nats, all training rows", title)
     return ax
 
 
@@ -91,60 +90,59 @@ def sampler_trace(trace: Mapping[str, Sequence[float]], *, axes: Panels = None) 
 
     trace: ``posterior.trace``.   Raises UserError where it has no kinetic temperature and no step size.
     """
-    if not (trace.get("kinetic_temperature") or trace.get("step_size")):
+    table = _by_epoch(trace)
+    if not {"kinetic_temperature", "step_size"} & set(table):
         holds = ", ".join(trace) or "nothing"
         raise UserError(f"a sampler's trace has 'kinetic_temperature' or 'step_size'; this one holds {holds}")
-    present = [name for name in _SAMPLER if np.isfinite(trace.get(name) or [np.nan]).any()]
+    present = [name for name in _SAMPLER if name in table and np.isfinite(table[name]).any()]
     axes = panels(axes, len(present), 2 if len(present) == 4 else 3, (3.5, 2.8), least=4.4)
-    stored = np.flatnonzero(np.asarray(trace.get("draws") or [], dtype=float) > 0)
+    stored = table.index[table.get("draws", np.zeros(len(table))) > 0]
     for ax, name in zip(axes, present, strict=True):
-        values, (label, title) = np.asarray(trace[name], dtype=float), _SAMPLER[name]
+        values, (label, title) = table[name], _SAMPLER[name]
         if name == "kinetic_temperature" and len(stored):
-            title = f"mean {np.nanmean(values[stored]):.3f} while draws are stored"
+            title = f"mean {values[stored].mean():.3f} while draws are stored"
         elif name == "validation_nll":
-            title = f"{title}: {values[np.isfinite(values)][-1]:.4f} at last"
-        epoch = _curves(ax, trace, {label: values}, label, title)
+            title = f"{title}: {values[np.isfinite(values)].iloc[-1]:.4f} at last"
+        _curves(ax, values.to_frame(label), label, title)
         if name == "kinetic_temperature":
             ax.axhline(1, **DASHED)
         elif name == "step_size":
-            ax.set_ylim(0, 1.08 * np.nanmax(values))
+            ax.set_ylim(0, 1.08 * values.max())
         if len(stored):
-            first = ax.axvline(epoch[stored[0]], color=REFERENCE, linestyle=":", label="first stored draw")
+            first = ax.axvline(stored[0], color=REFERENCE, linestyle=":", label="first stored draw")
     if len(stored):
         axes[0].figure.legend(handles=[first], loc="outside lower center")
     return axes
 
 
-def _curves(
-    ax: Axes, trace: Mapping, curves: Mapping[str, np.ndarray], ylabel: str, title: str, first: int = 0
-) -> np.ndarray:
-    """Curves with their running medians where they are noisy, and a steep start cut off. Returns the epochs (E,)."""
-    for k, (label, values) in enumerate(curves.items(), first):
-        epoch = np.asarray(trace.get("epoch") or np.arange(1, len(values) + 1), dtype=float)
-        window, marker = len(values) // 40 | 1, "o" if len(values) <= 20 else None  # odd
+def _by_epoch(trace: Mapping[str, Sequence[float]]) -> pd.DataFrame:
+    """What the trace holds, a line an epoch, numbered from 1 where it does not say."""
+    table = pd.DataFrame({name: values for name, values in trace.items() if len(values)}, dtype=float)
+    return table.set_index("epoch" if "epoch" in table else np.arange(1.0, len(table) + 1))
+
+
+def _curves(ax: Axes, table: pd.DataFrame, ylabel: str, title: str, first: int = 0) -> None:
+    """Curves with their running medians where they are noisy, and a steep start cut off."""
+    window, marker = len(table) // 40 | 1, "o" if len(table) <= 20 else None  # odd
+    for k, (label, values) in enumerate(table.items(), first):
         style = look(k, marker=marker)
         if window >= 3:
-            ax.plot(epoch, values, color=style["color"], alpha=0.3, linewidth=0.7)
-            values = pd.Series(values).rolling(window, center=True, min_periods=1).median()
-        ax.plot(epoch, values, **style, label=label)
+            ax.plot(values.index, values, color=style["color"], alpha=0.3, linewidth=0.7)
+        ax.plot(values.index, values.rolling(window, center=True, min_periods=1).median(), **style, label=label)
     ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     ax.set(xlabel="epoch", ylabel=ylabel, title=title)
     ax.grid(axis="y", color="0.9")
-    _cut_the_start(ax, [values[np.isfinite(values)] for values in curves.values()])
-    return epoch
-
-
-def _cut_the_start(ax: Axes, curves: list[np.ndarray]) -> None:
-    """Limits that show the last 90 % of the epochs, where the first ones would squeeze them into a third or less."""
+    # Limits that show the last 90 % of the epochs, where the first ones would squeeze them into a third or less.
+    curves = [values[np.isfinite(values)].to_numpy() for _, values in table.items()]
     late = np.concatenate([c[len(c) // 10 :] for c in curves])
     margin = 0.06 * (np.ptp(late) or 1.0)
     low, high = late.min() - margin, late.max() + margin
     if np.ptp(np.concatenate(curves)) > 3 * (high - low):
         ax.set_ylim(low, high)
         starts = [c[0] for c in curves]
-        first, y, va = (min(starts), 0.03, "bottom") if min(starts) < low else (max(starts), 0.97, "top")
+        start, y, va = (min(starts), 0.03, "bottom") if min(starts) < low else (max(starts), 0.97, "top")
         place = dict(xycoords="axes fraction", ha="right", va=va)  # where the cut curve is not
-        ax.annotate(f"starts at {readable(first)}", (0.98, y), color="0.35", size=8, **place)
+        ax.annotate(f"starts at {readable(start)}", (0.98, y), color="0.35", size=8, **place)
 
 
 # -- the growing ensemble ----------------------------------------------------------------------------------------------
