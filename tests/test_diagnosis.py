@@ -178,9 +178,8 @@ def test_tables_have_what_there_is_and_a_dash_for_what_is_no_number():
 def test_the_quick_verdict_is_that_of_the_diagnosis_and_every_number_is_in_a_table(runs):
     data = RunFolder(runs / "good").recipe.load()
     for name in ("good", "bad", "few"):
-        quick, whole = (
-            find(bp.load(runs / name), data) for find in (diagnostics.diagnose_chains, diagnostics.diagnose)
-        )
+        posterior = bp.load(runs / name)
+        quick, whole = diagnostics.diagnose_chains(posterior, data), diagnostics.diagnose(posterior, data)
         assert quick.level == whole.level and set(whole.statistics) <= KNOWN, name
         assert quick.verdicts[0].sentence.split(":")[0] == whole.verdicts[0].sentence.split(":")[0]
     for name in ("svi", "svi/baseline"):

@@ -51,10 +51,8 @@ def sound(diagnosis):
         assert verdict.level in LEVELS and verdict.sentence.endswith(".") and "nan" not in verdict.sentence.split()
         assert verdict.sentence[0].isupper() or verdict.sentence[0].isdigit()
     plain = diagnosis.to_dict()
-    assert (
-        json.loads(json.dumps(plain, allow_nan=False)) == plain
-        and plain["statistics"].keys() == diagnosis.statistics.keys()
-    )
+    assert json.loads(json.dumps(plain, allow_nan=False)) == plain
+    assert plain["statistics"].keys() == diagnosis.statistics.keys()
     assert len(diagnosis.weights) == diagnosis.statistics["weights_shown"] <= 200
     return diagnosis
 
