@@ -62,7 +62,7 @@ def test_every_posterior_of_the_zoo(name, method, task, tmp_path, monkeypatch):
     entry, data = problem(name, task)
     posterior = bp.fit(entry, data, quick(method), seed=3, progress=False, device="cpu")
     tree = to_arviz(posterior, data, num_draws=50)
-    found = groups(tree)
+    found, classes, initial = groups(tree), data.schema.classes, posterior.model.initial
     shape = (1, 50) if posterior.chains is None else tuple(next(iter(posterior.chains.values())).shape[:2])
     improper = method == "mle" or "-dropout" in name
     assert set(found) - {"sample_stats"} == GROUPS | (set() if improper else PRIOR)
@@ -70,28 +70,25 @@ def test_every_posterior_of_the_zoo(name, method, task, tmp_path, monkeypatch):
     assert ("sample_stats" in found) == sampled
     attrs = found["posterior"].attrs
     assert attrs == found["log_likelihood"].attrs == dict(tree.attrs)
-    assert attrs["method"] == method and attrs["entry"] == name and attrs["temperature"] == 1
+    assert (attrs["method"], attrs["entry"], attrs["temperature"]) == (method, name, 1)
     assert attrs["approximate"] == ("no" if method in ("nuts", "hmc", "sghmc") else "yes")
     assert ("prior" in attrs["left_out"]) == improper
     # The draws of the weights are those of the predictions, in target units, row by row.
-    weights = {site: torch.from_numpy(v.values).flatten(0, 1) for site, v in found["posterior"].data_vars.items()}
-    assert weights.keys() == posterior.model.initial.keys()
-    assert {s: tuple(v.shape) for s, v in found["posterior"].data_vars.items()} == {
-        s: (*shape, *v.shape) for s, v in posterior.model.initial.items()
-    }
-    same = replace(posterior, guide=None, chains={s: w[None] for s, w in weights.items()}, stats={})
-    prediction = bp.predict(same, data.x_train, num_draws=len(next(iter(weights.values()))))
-    y = data.y_train.float() if data.schema.task == "regression" or task == "binary" else data.y_train
+    weights = {site: torch.from_numpy(v.values) for site, v in found["posterior"].data_vars.items()}
+    assert {s: tuple(w.shape) for s, w in weights.items()} == {s: (*shape, *v.shape) for s, v in initial.items()}
+    one = {site: w.flatten(0, 1)[None] for site, w in weights.items()}
+    same = replace(posterior, guide=None, chains=one, stats={})
+    prediction = bp.predict(same, data.x_train, num_draws=shape[0] * shape[1])
+    y = data.y_train.float() if not classes or task == "binary" else data.y_train
     expected = prediction.components.log_prob(y).reshape(*shape, len(y)).numpy()
     assert found["log_likelihood"]["y"].dims == ("chain", "draw", "observation")
     assert np.allclose(found["log_likelihood"]["y"], expected, rtol=1e-4, atol=1e-4)
     new = found["posterior_predictive"]["y"]
-    assert new.shape == expected.shape and (np.isin(new, range(3)).all() if data.schema.classes else True)
+    assert new.shape == expected.shape and (np.isin(new, range(3)).all() or not classes)
     assert np.array_equal(found["observed_data"]["y"], data.y_train) and len(found["constant_data"]["x"]) == 12
-    shown = found["predictions"]["probability" if data.schema.classes else "mean"]
-    assert shown.shape == (*shape, 7, *((len(data.schema.classes),) if data.schema.classes else ()))
-    if data.schema.classes:
-        assert shown.coords["class"].values.tolist() == list(data.schema.classes)
+    shown = found["predictions"]["probability" if classes else "mean"]
+    assert shown.shape == (*shape, 7, *((len(classes),) if classes else ()))
+    assert not classes or shown.coords["class"].values.tolist() == list(classes)
     save_netcdf(tree, tmp_path / "posterior.nc")
     again = groups(load_netcdf(tmp_path / "posterior.nc"))
     assert again.keys() == found.keys() and all(again[group].identical(found[group]) for group in found)
@@ -118,19 +115,15 @@ def test_names_of_dimensions():
 
 
 def test_statistics_of_the_sampler_have_arviz_s_names():
-    stats = {
-        "diverging": torch.zeros(4, 500).index_fill(1, torch.tensor([3]), 1.0),
-        "n_steps": torch.full((4, 500), 7.0, dtype=torch.float64),
-        "tree_depth": torch.full((4, 500), 3.0),
-        "log_evidence": torch.zeros(1, 1),
-    }
+    steps, depth = torch.full((4, 500), 7.0, dtype=torch.float64), torch.full((4, 500), 3.0)
+    diverging = torch.zeros(4, 500).index_fill(1, torch.tensor([3]), 1.0)
+    stats = dict(diverging=diverging, n_steps=steps, tree_depth=depth, log_evidence=torch.zeros(1, 1))
     tree = to_arviz(exact(stats=stats, method_settings={"max_tree_depth": 3}), DATA)
     found = groups(tree)["sample_stats"]
     assert found["diverging"].dtype == bool and found["diverging"].sum() == 4
     assert found["n_steps"].dtype == np.int64 and found["reached_max_treedepth"].all()
     assert set(found) == {"diverging", "n_steps", "tree_depth", "reached_max_treedepth", "lp", "energy"}
-    noisy = exact(stats={"log_joint": torch.ones(4, 500)})
-    del noisy.stats["lp"]
+    noisy = replace(exact(), stats={"log_joint": torch.ones(4, 500)})
     assert (groups(to_arviz(noisy, DATA))["sample_stats"]["lp"] == 1).all()
 
 

@@ -76,7 +76,11 @@ def to_arviz(posterior: Posterior, data: Dataset, *, num_draws: int | None = Non
     if not groups["posterior_predictive"]:
         left_out.append("posterior_predictive: some draws predict numbers that are not finite")
     if len(rows) * math.prod(posterior.schema.input_shape) <= NUMBERS:
-        coords |= (own := _input_dimensions(posterior))
+        features, sizes = posterior.schema.features, posterior.schema.input_shape
+        images, some = ("channel", "height", "width"), [f"input_{i}" for i in range(len(sizes))]
+        own = ("feature",) if len(sizes) == 1 else images if len(sizes) == 3 else some
+        coords |= {name: np.arange(size) for name, size in zip(own, sizes, strict=True)}
+        coords |= {"feature": np.array(features)} if tuple(sizes) == (len(features),) else {}
         groups["constant_data"] = {"x": (("observation", *own), data.x_train[rows].cpu().numpy())}
     else:
         left_out.append("the inputs")
@@ -128,15 +132,6 @@ def _dimensions(posterior: Posterior) -> tuple[dict[str, tuple[str, ...]], dict[
             if name and len(coords[name[0]]) == len(labels) == len(set(labels)):
                 coords[name[0]] = np.array(labels)
     return names, coords
-
-
-def _input_dimensions(posterior: Posterior) -> dict[str, np.ndarray]:
-    """{dimension: labels} of the inputs."""
-    shape, features = posterior.schema.input_shape, posterior.schema.features
-    if len(shape) == 1:
-        return {"feature": np.array(features) if len(features) == shape[0] else np.arange(shape[0])}
-    labels = ("channel", "height", "width") if len(shape) == 3 else [f"input_{i}" for i in range(len(shape))]
-    return {label: np.arange(size) for label, size in zip(labels, shape, strict=True)}
 
 
 # -- groups ------------------------------------------------------------------------------------------------------------

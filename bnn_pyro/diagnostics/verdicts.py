@@ -249,7 +249,21 @@ def _details(f: Findings) -> Iterator[Verdict]:
     elif f.get("elbo_rise") == 0:
         yield f.say("good", "training")
     if f.has("elpd_loo"):
-        yield from _held_out(f)
+        bad, rows = int(f.get("pareto_k_bad")), int(f.get("loo_rows"))
+        level, but = "good", f"; no row matters too much (Pareto k below {GOOD_K})"
+        if bad:
+            level = "caution" if bad <= 0.1 * rows else "bad"
+            but = (
+                f", but for {_times(bad, 'row')} that matter too much for the estimate to be trusted (Pareto k above "
+                f"{GOOD_K}): look at them, or compare by test rows"
+            )
+        some = f"{rows:,}" if rows == f.rows else f"{rows:,} evenly chosen of {f.rows:,}"
+        yield f.say(level, "leave-one-out", some=some, elpd=f"{f.get('elpd_loo'):,.1f}".replace("-", "−"), but=but)
+        if f.get("pit_p") < CHANCE:
+            how = "too certain" if f.spread > 0.01 else "too unsure" if f.spread < -0.01 else "shifted to one side"
+            yield f.say("caution", "calibration, wrong", how=how)
+        elif f.has("pit_p"):
+            yield f.say("good", "calibration")
     elif f.kind == "approximation" and f.has("khat"):
         yield f.say("caution", "leave-one-out, none")
     p = f.get("ppc_p")
@@ -257,24 +271,6 @@ def _details(f: Findings) -> Iterator[Verdict]:
         yield f.say("caution", f"predictive check, {'worse' if p < CHANCE else 'better'}")
     elif f.has("ppc_p"):
         yield f.say("good", "predictive check")
-
-
-def _held_out(f: Findings) -> Iterator[Verdict]:
-    bad, rows = int(f.get("pareto_k_bad")), int(f.get("loo_rows"))
-    level, but = "good", f"; no row matters too much (Pareto k below {GOOD_K})"
-    if bad:
-        level = "caution" if bad <= 0.1 * rows else "bad"
-        but = (
-            f", but for {_times(bad, 'row')} that matter too much for the estimate to be trusted (Pareto k above "
-            f"{GOOD_K}): look at them, or compare by test rows"
-        )
-    some = f"{rows:,}" if rows == f.rows else f"{rows:,} evenly chosen of {f.rows:,}"
-    yield f.say(level, "leave-one-out", some=some, elpd=f"{f.get('elpd_loo'):,.1f}".replace("-", "−"), but=but)
-    if f.get("pit_p") < CHANCE:
-        how = "too certain" if f.spread > 0.01 else "too unsure" if f.spread < -0.01 else "shifted to one side"
-        yield f.say("caution", "calibration, wrong", how=how)
-    elif f.has("pit_p"):
-        yield f.say("good", "calibration")
 
 
 def _times(num: int, what: str) -> str:

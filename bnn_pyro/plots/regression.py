@@ -67,27 +67,21 @@ def predictive_band(
     ax.set(xlabel="x", ylabel="y", xlim=(x[0].item(), x[-1].item()))
     if data is not None:
         ax.set(xlabel=(data.schema.features or ("x",))[0], ylabel=data.schema.target)
-        _training_points(ax, data, *ax.get_xlim())
+        raw = data.schema.unstandardise(data.x_train.cpu())[:, 0].double()
+        look = dict(markersize=2.5, mew=0.3, alpha=0.6) if len(raw) > 200 else dict(markersize=5, mew=0.8)
+        ax.plot(raw, data.y_train.cpu(), "o", color=DATA, mec="white", label="training data", zorder=4, **look)
+        label, low, high = "outside the training data", raw.min().item(), raw.max().item()
+        for start, stop, edge in ((x[0].item(), low, low), (high, x[-1].item(), high)):
+            if stop > start:
+                ax.axvspan(start, stop, color="0.92", linewidth=0, zorder=0, label=label)
+                ax.axvline(edge, color="0.55", linestyle=":", linewidth=1)
+                label = None
     return legend_below(ax, 2)
 
 
 def _hatched(ax: Axes, x: ArrayLike, low: ArrayLike, high: ArrayLike, colour: str, label: str) -> None:
     ax.fill_between(x, low, high, facecolor="none", edgecolor=colour, hatch=HATCH, linewidth=0, label=label)
     ax.plot(x, low, x, high, color=colour, linewidth=1, linestyle="--")
-
-
-def _training_points(ax: Axes, data: Dataset, first: float, last: float) -> None:
-    """The training data, and shaded where there are none."""
-    seen = data.schema.unstandardise(data.x_train.cpu())[:, 0].double()
-    look = dict(markersize=2.5, mew=0.3, alpha=0.6) if len(seen) > 200 else dict(markersize=5, mew=0.8)
-    ax.plot(seen, data.y_train.cpu(), "o", color=DATA, mec="white", label="training data", zorder=4, **look)
-    label = "outside the training data"
-    low, high = seen.min().item(), seen.max().item()
-    for start, stop, edge in ((first, low, low), (high, last, high)):
-        if stop > start:
-            ax.axvspan(start, stop, color="0.92", linewidth=0, zorder=0, label=label)
-            ax.axvline(edge, color="0.55", linestyle=":", linewidth=1)
-            label = None
 
 
 @drawn

@@ -65,7 +65,12 @@ def sweep_points(
     axes = panels(axes, len(scores), 3, cell, (wide, 0.35), least=MIN_WIDTH, sharey=True)
     for ax, (data, by) in zip(axes, scores.items(), strict=True):
         for name, one in by.items():
-            _dots(ax, recipes.index(name), one)
+            row, (marker, colour, filling, words) = recipes.index(name), KINDS[one.kind]
+            if len(one.points) > 1:
+                beside = row + 0.24 + 0.1 * ((np.arange(len(one.points)) % 3) - 1)  # under the mean, few cover others
+                ax.plot(one.points, beside, "|", color=tint(colour, 0.75), markersize=6, zorder=2, label="one fit")
+            error, style = None if math.isnan(one.error) else one.error, dict(mfc=filling, markersize=6, label=words)
+            ax.errorbar(one.mean, row - 0.12, xerr=error, fmt=marker, color=colour, **style)
         _scaled(ax, [value for one in by.values() for value in one.points])
         if nominal is not None:
             ax.axvline(nominal, **DASHED, zorder=0, label="where it should be")
@@ -85,15 +90,6 @@ def _recipes(by_data: Mapping[str, Mapping[str, object]]) -> list[str]:
     if not recipes:
         raise UserError("there is no fit to draw")
     return recipes
-
-
-def _dots(ax: Axes, row: int, one: Scores) -> None:
-    marker, colour, filling, words = KINDS[one.kind]
-    if len(one.points) > 1:
-        beside = row + 0.24 + 0.1 * ((np.arange(len(one.points)) % 3) - 1)  # under the mean, few cover others
-        ax.plot(one.points, beside, "|", color=tint(colour, 0.75), markersize=6, zorder=2, label="one fit")
-    error = None if math.isnan(one.error) else one.error
-    ax.errorbar(one.mean, row - 0.12, xerr=error, fmt=marker, color=colour, mfc=filling, markersize=6, label=words)
 
 
 def _scaled(ax: Axes, values: Iterable[float]) -> None:

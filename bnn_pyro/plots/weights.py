@@ -65,7 +65,12 @@ def weight_posteriors(
     values = {label: chosen_weights(p, picks, num_draws, seed) for label, p in posteriors.items()}
     axes = panels(axes, len(picks), 3, (2.6, 2.1), (0, 0.5), least=3.6)
     for k, ax in enumerate(axes):
-        _densities(ax, {label: draws[k].ravel() for label, (_, draws) in values.items()})
+        for m, (label, (_, draws)) in enumerate(values.items()):
+            v, style = draws[k].ravel(), look(m, marker=None, label=label)
+            if len(v) > 1 and np.ptp(v) > 0:
+                seaborn.kdeplot(x=v, ax=ax, gridsize=300, **style)
+            else:
+                ax.axvline(v[0], **style | {"color": DATA})
         ax.set(ylim=(0, None), yticks=[], xlabel="", ylabel="", title=values[first][0][k])
     axes[0].figure.supxlabel("weight")
     axes[0].figure.supylabel("density")
@@ -85,16 +90,6 @@ def unlike(a: Posterior, b: Posterior) -> str | None:
 
 def _shapes(posterior: Posterior) -> dict[str, tuple[int, ...]]:
     return {site: tuple(value.shape) for site, value in posterior.model.initial.items()}
-
-
-def _densities(ax: Axes, values: Mapping[str, np.ndarray]) -> None:
-    """A density of each method's draws of one weight; a line where they do not vary."""
-    for k, (label, v) in enumerate(values.items()):
-        style = look(k, marker=None, label=label)
-        if len(v) > 1 and np.ptp(v) > 0:
-            seaborn.kdeplot(x=v, ax=ax, gridsize=300, **style)
-        else:
-            ax.axvline(v[0], **style | {"color": DATA})
 
 
 def _named(name: str, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, tuple[int, ...]]:

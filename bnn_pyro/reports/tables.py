@@ -154,9 +154,17 @@ def estimate(metrics: Mapping[str, float], name: str, sign: str = "") -> Cell | 
 
 
 def difference(differences: Mapping[str, float], name: str, task: str) -> Cell | None:
-    """A paired difference with its interval, and what it says."""
-    cell = estimate(differences, name, "+")
-    return cell and cell._replace(verdict=_verdict(name, task, differences[f"{name}_low"], differences[f"{name}_high"]))
+    """A paired difference with its interval, and a verdict: "better", "worse", or not clear where the interval holds 0.
+
+    "" where nearer to a value is better, and for widths: narrower is better only where coverage is right.
+    """
+    cell, better = estimate(differences, name, "+"), METRICS[task][name].better
+    if cell is None or better == "nominal" or name.startswith("width"):
+        return cell
+    low, high = differences[f"{name}_low"], differences[f"{name}_high"]
+    if low <= 0 <= high:
+        return cell._replace(verdict=NOT_CLEAR)
+    return cell._replace(verdict="better" if (high < 0) == (better == "lower") else "worse")
 
 
 def told_headlines(label: str, other: str, differences: Mapping[str, float], task: str) -> list[str]:
@@ -183,16 +191,6 @@ def verdict_lines(verdicts: Sequence[Mapping[str, str]], width: int = 110) -> st
     indent = max(map(len, WORDS.values())) + 2
     lines = [f"{WORDS[v['level']]:<{indent}}{v['sentence']}" for v in verdicts]
     return "\n".join(textwrap.fill(line, width, subsequent_indent=" " * indent) for line in lines)
-
-
-def _verdict(name: str, task: str, low: float, high: float) -> str:
-    """ "better", "worse" or "no clear difference" (the interval holds 0); "" where nearer to a value is better."""
-    better = METRICS[task][name].better
-    if better == "nominal" or name.startswith("width"):  # narrower is better only where coverage is right
-        return ""
-    if low <= 0 <= high:
-        return NOT_CLEAR
-    return "better" if (high < 0) == (better == "lower") else "worse"
 
 
 def _number(name: str, value: float, sign: str = "") -> str:
