@@ -108,13 +108,6 @@ def _outputs(posterior: Posterior, x: Tensor, shape: tuple[int, int]) -> Iterato
         yield rows, prediction, values.reshape(*values.shape[:-1], *shape)
 
 
-def _output_names(posterior: Posterior) -> list[str]:
-    schema = posterior.schema
-    if not schema.classes:
-        return [f"mean of {schema.target}"]
-    return [f"log-odds of {c}" for c in (schema.classes[1:] if len(schema.classes) == 2 else schema.classes)]
-
-
 # -- diagnoses ---------------------------------------------------------------------------------------------------------
 def diagnose(posterior: Posterior, data: Dataset, *, progress: Callable[[int, int], None] | None = None) -> Diagnosis:
     """Diagnose any posterior with the data that it was fitted to.
@@ -178,7 +171,9 @@ class _Work:
 
     def functions(self) -> None:
         """What the network computes at test points: R-hat and its kin, and the series that figures show."""
-        names, num = _output_names(self.posterior), self.shape[0] * self.shape[1]
+        schema, num = self.posterior.schema, self.shape[0] * self.shape[1]
+        names = [f"log-odds of {c}" for c in (schema.classes[1:] if len(schema.classes) == 2 else schema.classes)]
+        names = names or [f"mean of {schema.target}"]
         points = even(len(self.x), int(min(self.most, max(1, self.values / (num * len(names))))))
         self.statistics["points"] = float(len(points))
         outputs, spread = np.empty((len(points), len(names), *self.shape), dtype=np.float32), 0.0

@@ -217,7 +217,9 @@ def importance_weights(log_weights: ArrayLike, *, khat: float | None = None, ax:
     ax.plot(share[:tail], height[:tail], "o", color=BAYES, markersize=3, label=f"tail: {tail} largest")
     for k, dash, colour, name in ((khat, "-", WRONG, "fit with k-hat"), (BAD_K, ":", DATA, f"with k = {BAD_K}")):
         if k is not None and np.isfinite(k):
-            curve = _pareto_tail(10 ** height[: tail + 1], share[: tail + 1], k)
+            # Quantiles of the generalised Pareto distribution of shape k with this tail's threshold (last) and median.
+            largest, part, k = 10 ** height[: tail + 1], share[: tail + 1] / share[tail], k if abs(k) > 1e-3 else 1e-3
+            curve = largest[-1] + np.median(largest - largest[-1]) / (2**k - 1) * (part**-k - 1)
             ax.plot(share[: tail + 1], np.log10(curve), dash, color=colour, label=name)
     ax.axhline(0, color=REFERENCE, linewidth=0.8)
     low, high = np.quantile(height, (0.05, 1))  # the smallest weights tell nothing
@@ -228,10 +230,3 @@ def importance_weights(log_weights: ArrayLike, *, khat: float | None = None, ax:
     said, largest = "" if khat is None else f"k-hat {khat:.2f}; ", 100 / relative.sum()
     ax.set_title(f"{said}the largest weight is {largest:{'.0f' if largest > 10 else '.2g'}} % of all {len(weights):,}")
     return legend_below(ax, 4)
-
-
-def _pareto_tail(weights: np.ndarray, share: np.ndarray, k: float) -> np.ndarray:
-    """Quantiles of the generalised Pareto distribution of shape k with this tail's threshold (last) and median."""
-    above, part = weights - weights[-1], share / share[-1]
-    k = k if abs(k) > 1e-3 else 1e-3
-    return weights[-1] + np.median(above) / (2**k - 1) * (part**-k - 1)

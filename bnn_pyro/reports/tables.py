@@ -221,11 +221,7 @@ def run_table(run: RunFacts) -> str:
 def score_table(path: Path) -> str:
     """Everything in a file of flat metrics that has an interval, as text."""
     scores = json.loads(path.read_text("utf-8"))
-    rows = [
-        [name, f"{value:.4g}", f"[{scores[f'{name}_low']:.4g}, {scores[f'{name}_high']:.4g}]"]
-        for name, value in scores.items()
-        if f"{name}_low" in scores
-    ]
+    rows = [[name, *estimate(scores, name)[:2]] for name in scores if f"{name}_low" in scores]
     table = plain_table(["", "value", "95 % interval"], rows)
     return f"{scores.get('test_rows', 0):,} rows\n\n{table}\n\nwritten: {path}"
 
