@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from test_diagnostics_verdicts import classifier, exact, guided
 from torch.distributions import Normal
 
 import bnn_pyro as bp
@@ -13,7 +14,6 @@ from bnn_pyro.checks.linear_regression import correlated, dataset
 from bnn_pyro.diagnostics import draws as draws_module
 from bnn_pyro.diagnostics import importance, leave_one_out
 from bnn_pyro.diagnostics.importance import NoWeights, importance_weights, proper_prior, psis, uniformity
-from bnn_pyro.parts.correlated_normal import FullNormal
 from bnn_pyro.pruning import prune
 
 PROBLEM = correlated(num=40, y_shift=3.0, y_scale=2.0)
@@ -48,33 +48,14 @@ def in_sample(problem):
     return predicted(problem, problem.x).log_prob(problem.y).numpy()
 
 
-def sites(w, bias=True):
-    bias_site = {"layers.0.bias": w[..., -1:]} if bias else {}
-    return {"layers.0.weight": w[..., None, :-1] if bias else w[..., None, :], **bias_site}
-
-
-def chains(problem=PROBLEM, temperature=1.0, draws=1000):
-    """Four chains of independent draws of the exact posterior at a temperature."""
-    mean, precision = tempered(problem, temperature)
-    g = torch.Generator().manual_seed(0)
-    unit = torch.randn(4, draws, len(mean), generator=g, dtype=torch.float64)
-    w = mean + unit @ torch.linalg.cholesky(torch.linalg.inv(precision)).T
+def chains(temperature=1.0):
     about = {"method_settings": {"temperature": temperature}}
-    return bp.Posterior(model(problem), problem.schema, chains=sites(w.float()), provenance=about)
-
-
-def model(problem):
-    with bp.isolated(0):
-        return problem.entry().model(problem.schema)
+    return exact(draws=1000, problem=PROBLEM, moments=tempered(PROBLEM, temperature), **about)
 
 
 def guide(problem=PROBLEM, narrower=1.0, temperature=1.0):
-    """The exact posterior as a guide, with all standard deviations divided by ``narrower``."""
-    mean, precision = tempered(problem, temperature)
-    lower = torch.linalg.cholesky(torch.linalg.inv(precision)).float() / narrower
-    q = FullNormal.of({s: v.squeeze(0) for s, v in sites(mean.float()[None], problem.bias).items()}, lower)
     about = {"method_settings": {"temperature": temperature}}
-    return bp.Posterior(model(problem), problem.schema, guide=q, provenance=about)
+    return guided(narrower, problem, tempered(problem, temperature), **about)
 
 
 # -- leave-one-out -------------------------------------------------------------------------------------------------
@@ -112,22 +93,19 @@ def test_leave_one_out_at_another_temperature():
 @pytest.mark.parametrize("num_classes", [2, 3])
 def test_labels(num_classes, monkeypatch):
     """elpd of labels from the true model is honest, its PITs are uniform, and each row's is its own."""
-    g = torch.Generator().manual_seed(3)
-    schema = bp.Schema("classification", (2,), classes=tuple("abc"[:num_classes]))
-    outputs = 1 if num_classes == 2 else 3
+    g, outputs = torch.Generator().manual_seed(3), 1 if num_classes == 2 else 3
     x, w = torch.randn(300, 2, generator=g), torch.randn(outputs, 2, generator=g)
     logits = x @ w.T if outputs == 3 else torch.cat([torch.zeros(300, 1), x @ w.T], 1)
     y = torch.multinomial(logits.softmax(-1), 1, generator=g)[:, 0]
-    with bp.isolated(0):
-        net = bp.MeanField(hidden=()).model(schema)
-    draws = {"layers.0.weight": w + 0.05 * torch.randn(4, 50, outputs, 2, generator=g)}
-    draws["layers.0.bias"] = 0.05 * torch.randn(4, 50, outputs, generator=g)
-    loo = leave_one_out(bp.Posterior(net, schema, chains=draws), dataset(x, y, schema))
-    exact = logits.log_softmax(-1).gather(1, y[:, None])[:, 0].numpy()
-    assert loo.elpd == pytest.approx(exact, abs=0.1)
+    posterior, g = classifier("abc"[:num_classes], draws=50)  # draws of a standard Normal
+    of = {"layers.0.weight": w, "layers.0.bias": 0.0}
+    posterior = replace(posterior, chains={site: of[site] + 0.05 * v for site, v in posterior.chains.items()})
+    data = dataset(x, y, posterior.schema)
+    loo = leave_one_out(posterior, data)
+    assert loo.elpd == pytest.approx(logits.log_softmax(-1).gather(1, y[:, None])[:, 0].numpy(), abs=0.1)
     assert uniformity(loo.pit) > 0.01 > uniformity(loo.pit**2)
     monkeypatch.setattr(draws_module, "BLOCK", 200 * num_classes * 7)  # 7 rows at a time
-    again = leave_one_out(bp.Posterior(net, schema, chains=draws), dataset(x, y, schema))
+    again = leave_one_out(posterior, data)
     assert again.pit == pytest.approx(loo.pit, abs=1e-5)
 
 

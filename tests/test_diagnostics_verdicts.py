@@ -22,21 +22,23 @@ DATA = replace(PROBLEM.data, x_test=PROBLEM.data.x_train[:20] + 0.1, y_test=PROB
 CHAINS, DRAWS = 4, 500
 
 
-def exact(change=None, chains=CHAINS, draws=DRAWS, stats=None, **about):
-    """Independent draws of the exact posterior; ``change`` takes and returns them (C, D, P) in units of its root."""
+def exact(change=None, chains=CHAINS, draws=DRAWS, stats=None, problem=PROBLEM, moments=None, **about):
+    """Independent draws of the exact posterior; ``change`` takes and returns them (C, D, P) in units of its root.
+
+    moments: (mean, precision) in place of the posterior's.
+    """
+    mean, precision = moments or (problem.mean, problem.precision)
     g = torch.Generator().manual_seed(0)
-    unit = torch.randn(chains, draws, len(PROBLEM.mean), generator=g, dtype=torch.float64)
+    unit = torch.randn(chains, draws, len(mean), generator=g, dtype=torch.float64)
     if change is not None:
         unit = change(unit)
-    w = (PROBLEM.mean + unit @ torch.linalg.cholesky(torch.linalg.inv(PROBLEM.precision)).T).float()
+    w = (mean + unit @ torch.linalg.cholesky(torch.linalg.inv(precision)).T).float()
     with bp.isolated(0):
-        model = PROBLEM.entry().model(PROBLEM.schema)
+        model = problem.entry().model(problem.schema)
     lp = -0.5 * unit.square().sum(-1)
-    stats = {"lp": lp, "energy": -lp + torch.rand(lp.shape, generator=g), "diverging": torch.zeros(lp.shape)} | (
-        stats or {}
-    )
-    held = {"layers.0.weight": w[..., None, :-1], "layers.0.bias": w[..., -1:]}
-    return bp.Posterior(model, PROBLEM.schema, chains=held, stats=stats, provenance=about)
+    own = {"lp": lp, "energy": -lp + torch.rand(lp.shape, generator=g), "diverging": torch.zeros(lp.shape)}
+    sites = {"layers.0.weight": w[..., None, :-1], "layers.0.bias": w[..., -1:]}
+    return bp.Posterior(model, problem.schema, chains=sites, stats=own | (stats or {}), provenance=about)
 
 
 def said(diagnosis, about):
@@ -196,12 +198,16 @@ def test_a_wrong_model_is_noticed():
 
 
 # -- what is no chain ----------------------------------------------------------------------------------------------
-def guided(narrower):
-    lower = torch.linalg.cholesky(torch.linalg.inv(PROBLEM.precision)).float() / narrower
-    mean = PROBLEM.mean.float()
-    q = FullNormal.of({"layers.0.weight": mean[None, :-1], "layers.0.bias": mean[-1:]}, lower)
+def guided(narrower=1.0, problem=PROBLEM, moments=None, **about):
+    """The exact posterior as a guide, with all standard deviations divided by ``narrower``; moments as of ``exact``."""
+    mean, precision = moments or (problem.mean, problem.precision)
+    lower, w = torch.linalg.cholesky(torch.linalg.inv(precision)).float() / narrower, mean.float()
+    sites = {"layers.0.weight": w[None, :-1], "layers.0.bias": w[-1:]} if problem.bias else {"layers.0.weight": w[None]}
+    with bp.isolated(0):
+        model = problem.entry().model(problem.schema)
     trace = {"epoch": list(range(100)), "elbo": [-50.0 - 100 * 0.5**i for i in range(100)]}
-    return bp.Posterior(exact().model, PROBLEM.schema, guide=q, trace=trace)
+    guide = FullNormal.of(sites, lower)
+    return bp.Posterior(model, problem.schema, guide=guide, trace=trace, provenance=about)
 
 
 def test_a_good_and_a_bad_approximation():
