@@ -193,7 +193,7 @@ def test_files_that_cannot_be_written(tmp_path, monkeypatch):
 
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     words = r"posterior\.nc could not be written \(No space left on device\): free some"
-    for fault, seen, match in ((full, bp.UserError, words), (KeyboardInterrupt(), KeyboardInterrupt, "")):
+    for fault, seen, match in ((full, bp.UserError, words), (KeyboardInterrupt(), KeyboardInterrupt, None)):
         monkeypatch.setattr(os, "fsync", Mock(side_effect=fault))
         with pytest.raises(seen, match=match):
             save_netcdf(tree, path)
