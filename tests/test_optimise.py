@@ -17,7 +17,7 @@ from bnn_pyro.inference.log_joint import ELBO
 from bnn_pyro.parts.guides import PointMass
 
 PROBLEM = correlated(num=24, noise=2.0, y_shift=1.0, y_scale=3.0, prior_scale=0.5)
-LONG = dict(epochs=600, lr=0.1, final_lr=0.0)
+LONG = dict(epochs=300, lr=0.1, final_lr=0.0)
 
 
 def fit(method, entry=None, data=None):
@@ -77,7 +77,7 @@ def test_map_of_logistic_regression(bias):
 def test_learned_noise_of_the_constant_model():
     """MLE of the noise is the root mean square of the residuals, in target units."""
     problem = correlated(num=40, noise=5.0, y_shift=40.0, y_scale=8.0)
-    posterior = fit(bp.MLE(**LONG), bp.MLP(hidden=()), problem.data)
+    posterior = fit(bp.MLE(**{**LONG, "epochs": 600}), bp.MLP(hidden=()), problem.data)
     prediction = bp.predict(posterior, problem.data.x_train)
     rms = (problem.y - prediction.mean).square().mean().sqrt()
     torch.testing.assert_close(prediction.total.sqrt().double(), rms.expand(40), rtol=1e-3, atol=1e-3)
