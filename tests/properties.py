@@ -1,6 +1,6 @@
 """What the property tests share: how many cases, how a command is run, and what every answer must be like.
 
-A property is checked on random cases: 100 in all of the three files here, the same ones every time. With
+A property is checked on random cases: 100 in all of the files here, the same ones every time. With
 ``BNN_PYRO_CASES`` there are as many as it says, drawn anew (``python -m benchmarks.reliability fuzz``).
 """
 

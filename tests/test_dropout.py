@@ -167,7 +167,7 @@ def test_the_gradient_is_the_mean_over_all_masks():
     assert (plain.loc.grad - exact.loc.grad).abs().max() > 0.1
 
 
-def test_the_point_is_that_of_map():
+def test_the_point_is_that_of_map_and_rate_0_is_map_bit_for_bit():
     """One training, three readings: with masks, without, and the mean of the masks."""
     map_, dropout = (fit(m(epochs=20, batch_size=5)) for m in (bp.MAP, bp.MCDropout))
     assert set(dropout.trace) == {"epoch", "log_likelihood", "log_joint", "log_prior"} and dropout.trace == map_.trace
@@ -176,9 +176,6 @@ def test_the_point_is_that_of_map():
     without, with_masks = (bp.predict(p, DATA.x_test, num_draws=20) for p in (map_, dropout))
     assert without.num_draws == 1 and (without.epistemic == 0).all()
     assert with_masks.num_draws == 20 and (with_masks.epistemic > 0).all()
-
-
-def test_rate_0_is_map_bit_for_bit():
     nothing = dict(input_dropout=0.0, hidden_dropout=0.0)
     dropout = fit(bp.MCDropout(epochs=10, batch_size=5), **nothing)
     others = (

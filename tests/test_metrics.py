@@ -116,10 +116,7 @@ def test_a_calibrated_model_is_at_the_floor_and_an_overconfident_one_is_not():
     assert np.mean(np.array(eces) > floor.quantile_95) < 0.25  # 5% expected, of 40
     assert 0 < floor.mean < floor.quantile_95
     assert metrics.ece(*simulated(num=1500, sharpen=2.0)) > 2 * floor.quantile_95
-
-
-def test_the_floors_quantile_by_hand():
-    """One point of confidence 0.92 has an ECE of 0.08, or of 0.92 in 8 % of the test sets."""
+    # By hand: one point of confidence 0.92 has an ECE of 0.08, or of 0.92 in 8 % of the test sets.
     assert metrics.ece_floor(classes([[[0.92, 0.08]]])).quantile_95 == pytest.approx(0.92)
 
 
@@ -167,23 +164,17 @@ def test_hand_numbers_regression():
 
 
 @pytest.mark.parametrize("draws", [1, 2, 3])
-def test_crps_is_the_integrated_squared_error_of_the_cdf(draws):
+def test_crps_is_the_integrated_squared_error_of_the_cdf_also_in_chunks(draws, monkeypatch):
     prediction = gaussians(MIXTURE.locs[:draws], MIXTURE.scales[:draws])
     expected = []
     for i, y in enumerate(TARGETS):  # split at y, where the integrand jumps
         for low, high, step in ((-40.0, y, 0.0), (y, 40.0, 1.0)):
             t = torch.linspace(low, high, 40_001, dtype=torch.float64)
             expected.append(torch.trapezoid((prediction[i : i + 1].cdf(t[:, None])[:, 0] - step) ** 2, t).item())
-    assert metrics.crps(prediction, TARGETS) == pytest.approx(sum(expected) / 3, rel=1e-5)
-
-
-def test_crps_in_chunks_is_the_same(monkeypatch):
-    rng = np.random.default_rng(0)
-    prediction = gaussians(rng.normal(size=(6, 20)), rng.random((6, 20)) + 0.1)
-    y = rng.normal(size=20)
-    whole = metrics.crps(prediction, y)
-    monkeypatch.setattr(mixtures, "BLOCK", 30)
-    assert metrics.crps(prediction, y) == pytest.approx(whole, rel=1e-12)
+    whole = metrics.crps(prediction, TARGETS)
+    assert whole == pytest.approx(sum(expected) / 3, rel=1e-5)
+    monkeypatch.setattr(mixtures, "BLOCK", 2 * draws)
+    assert metrics.crps(prediction, TARGETS) == pytest.approx(whole, rel=1e-12)
 
 
 # -- intervals ---------------------------------------------------------------------------------------------------

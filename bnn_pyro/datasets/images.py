@@ -75,7 +75,8 @@ def read_images(paths: str | Path | Sequence[str | Path], schema: Schema, invert
     """
     from PIL import Image, ImageOps
 
-    _need_images(schema, "images")
+    if not schema.is_image:
+        raise UserError(f"images don't fit a model of {len(schema.features)} features; give it a table")
     channels, height, width = schema.input_shape
     files = _image_files([paths] if isinstance(paths, str | Path) else list(paths))
     inputs = torch.empty(len(files), channels, height, width)
@@ -144,8 +145,3 @@ def _image_files(paths: list[str | Path]) -> list[Path]:
     if not files:
         raise UserError(f"{', '.join(map(str, paths)) or 'images'}: no PNG or JPG file in this folder")
     return files
-
-
-def _need_images(schema: Schema, what: str) -> None:
-    if not schema.is_image:
-        raise UserError(f"{what} don't fit a model of {len(schema.features)} features; give it a table")
