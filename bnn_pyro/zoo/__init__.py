@@ -13,10 +13,9 @@ from typing import ClassVar, Protocol
 from torch import nn
 
 from bnn_pyro.datasets.dataset import Schema
-from bnn_pyro.zoo.convnet import ConvNet
 from bnn_pyro.zoo.hidden_layer import BayesianConvNet, HiddenLayerNet, SparseDropout, VariationalDropout
 from bnn_pyro.zoo.last_layer import LastLayer
-from bnn_pyro.zoo.mean_field import MLP, DropoutMLP, MeanField
+from bnn_pyro.zoo.networks import MLP, ConvNet, DropoutMLP, MeanField
 from bnn_pyro.zoo.tuned import TUNED, Fit
 
 

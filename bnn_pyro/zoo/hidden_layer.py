@@ -27,8 +27,7 @@ from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.errors import UserError
 from bnn_pyro.parts.local_net import SCALES, LocalGuide, LocalNet
 from bnn_pyro.settings import setting
-from bnn_pyro.zoo.convnet import Convolutions
-from bnn_pyro.zoo.mean_field import MeanField
+from bnn_pyro.zoo.networks import Convolutions, MeanField
 
 __all__ = ["BayesianConvNet", "HiddenLayerNet", "SparseDropout", "VariationalDropout"]
 

@@ -30,8 +30,7 @@ from bnn_pyro.parts.nets import weights_digest
 from bnn_pyro.parts.priors import BayesianNet
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.settings import Settings, build, setting
-from bnn_pyro.zoo.convnet import ConvNet
-from bnn_pyro.zoo.mean_field import MLP
+from bnn_pyro.zoo.networks import MLP, ConvNet
 
 __all__ = ["LastLayer"]
 

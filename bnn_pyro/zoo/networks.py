@@ -1,4 +1,4 @@
-"""Fully connected networks: mean-field Normal weights (Bayes by Backprop), a point estimate, and dropout.
+"""Ordinary networks, fully connected or convolutional: with mean-field Normal weights, a point estimate, or dropout.
 
     w ~ p(w)    f = net_w(x)    y ~ likelihood(f)          q(w) = ∏ᵢ Normal(wᵢ; μᵢ, softplus(ρᵢ))
 
@@ -14,6 +14,10 @@ With dropout it is deterministic once trained, or Bayesian by masks that go on f
 Method map trains with masks and predicts without them (Srivastava, Hinton, Krizhevsky, Sutskever & Salakhutdinov 2014);
 mc-dropout keeps them, one for every draw (Gal & Ghahramani 2016). To the model p(y, w | x) they are no part of it: out
 of training mode it is that of ``MLP``.
+
+The convolutional network is a point estimate too, with dropout where it is fully connected: the baseline of what is
+Bayesian on images, and the backbone of a Bayesian last layer. Training stops early: the weights are those of the epoch
+that predicted the validation rows best.
 """
 
 from __future__ import annotations
@@ -24,13 +28,14 @@ from typing import ClassVar
 from torch import nn
 
 from bnn_pyro.datasets.dataset import Schema
+from bnn_pyro.errors import UserError
 from bnn_pyro.parts import nets
 from bnn_pyro.parts.guides import DroppedInputs, MeanFieldNormal
 from bnn_pyro.parts.likelihoods import make_likelihood
 from bnn_pyro.parts.priors import BayesianNet
 from bnn_pyro.settings import Settings, setting
 
-__all__ = ["MLP", "DropoutMLP", "MeanField", "Network"]
+__all__ = ["MLP", "ConvNet", "Convolutions", "DropoutMLP", "MeanField", "Network"]
 
 
 @dataclass(frozen=True)
@@ -120,3 +125,48 @@ class DropoutMLP(Network):
     def guide(self, model: nn.Module) -> DroppedInputs:
         """q(w): the weights with dropped columns; see ``Entry.guide``."""
         return DroppedInputs(model.initial, model.net.dropout_rates)
+
+
+@dataclass(frozen=True)
+class Convolutions(Settings):
+    """Convolutions before the fully connected layers of a :class:`Network`.
+
+    channels  of each convolution, which 2 × 2 max-pooling follows
+    kernel    height and width of every convolution, in pixels
+    padding   pixels of zeros around each one's input; half the kernel keeps the image's size
+    """
+
+    channels: tuple[int, ...] = setting((16, 32), low=1)
+    kernel: int = setting(3, low=1)
+    padding: int = 1
+
+    images_only: ClassVar[bool] = True
+    dropout: ClassVar[float] = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.channels:
+            raise UserError("channels: one or more numbers, got none; for a network without convolutions take mlp")
+        if not 0 <= self.padding < self.kernel:
+            raise UserError(f"padding must lie between 0 and less than the kernel of {self.kernel}, got {self.padding}")
+
+    def net(self, schema: Schema, outputs: int) -> nets.ConvNet:
+        """The deterministic network. Raises UserError for inputs that are no images, or too small for it."""
+        layers = schema.input_shape, self.channels, self.hidden, outputs
+        return nets.ConvNet(*layers, self.activation, self.bias, self.kernel, self.padding, self.dropout)
+
+
+@dataclass(frozen=True)
+class ConvNet(Convolutions, Network):
+    """Settings of a deterministic convolutional network: those of ``Network`` and ``Convolutions``.
+
+    hidden   widths of the hidden layers after the convolutions; the last is that of the features
+    dropout  share of the inputs of every fully connected layer that training removes; 0 for none
+    """
+
+    hidden: tuple[int, ...] = setting((256,), low=1)
+    dropout: float = setting(0.5, low=0, below=1)
+
+    summary: ClassVar[str] = "The deterministic convolutional network: one point estimate, or an ensemble of them"
+    paper: ClassVar[str] = "LeCun, Bottou, Bengio & Haffner 1998, doi:10.1109/5.726791"
+    has: ClassVar[frozenset[str]] = frozenset({"weights", "deterministic"})
