@@ -2,11 +2,10 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from scipy.integrate import quad
-from scipy.stats import gamma, kstest, multivariate_t, norm
+from scipy.stats import gamma, kstest, norm
 from torch.distributions import Independent, Normal, kl_divergence
 
 from bnn_pyro.isolation import isolated
@@ -137,8 +136,6 @@ def test_density_is_the_integral_over_the_precision():
     prior = parse_prior(f"gamma:{SHAPE},{RATE}")(W)
     w = W.double().numpy()
     assert prior.log_prob(W).item() == pytest.approx(math.log(quad(joint, 0, 60, args=(w,))[0]), rel=1e-5)
-    student = multivariate_t(np.zeros(6), RATE / SHAPE * np.eye(6), 2 * SHAPE)
-    assert prior.log_prob(W).item() == pytest.approx(student.logpdf(w.ravel()), rel=1e-5)
     several = torch.stack([W, 2 * W, -W])
     one_by_one = torch.stack([prior.log_prob(v) for v in several])
     torch.testing.assert_close(prior.log_prob(several), one_by_one)
@@ -148,21 +145,16 @@ def test_density_is_the_integral_over_the_precision():
 
 
 def test_precision_given_weights():
-    """By quadrature of p(τ) p(w | τ), and its draws by Kolmogorov and Smirnov."""
     prior = parse_prior(f"gamma:{SHAPE},{RATE}")(W)
     w = W.double().numpy()
     evidence = quad(joint, 0, 60, args=(w,))[0]
     conditional = prior.precision_given(W)
     for t in (0.2, 1.0, 3.0):
-        exact = joint(t, w) / evidence
-        assert conditional.log_prob(torch.tensor(t)).exp().item() == pytest.approx(exact, rel=1e-4)
+        assert conditional.log_prob(torch.tensor(t)).exp().item() == pytest.approx(joint(t, w) / evidence, rel=1e-4)
         given = prior.log_prob_given(W, torch.tensor(t)).item()
         assert given == pytest.approx(norm.logpdf(w, scale=t**-0.5).sum(), rel=1e-5)
-    exact = gamma(SHAPE + 3, scale=1 / (RATE + 0.5 * (w**2).sum()))
-    with isolated(0):
-        draws = prior.precision_given(W.expand(4000, 2, 3)).sample()
-    assert draws.shape == (4000,) and kstest(draws.numpy(), exact.cdf).pvalue > 1e-3
-    assert kstest(draws.numpy(), gamma(SHAPE + 6, scale=exact.kwds["scale"]).cdf).pvalue < 1e-6
+    several = prior.precision_given(torch.stack([W, 2 * W]))
+    assert several.batch_shape == (2,) and several.rate[0] == conditional.rate != several.rate[1]
 
 
 def test_draws_have_the_density():
