@@ -1,4 +1,4 @@
-"""Reports say what their numbers say, hold all that they show, escape what a user typed; and which figures they have."""
+"""Reports say what their numbers say, hold all that they show, escape what a user typed; and which figures apply."""
 
 import re
 from dataclasses import replace
