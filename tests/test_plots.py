@@ -95,13 +95,14 @@ def test_grid_of_two_among_more_features_keeps_the_others_at_their_mean():
 
 
 # -- training ----------------------------------------------------------------------------------------------------------
-def test_training_curves_show_the_trace_as_changes_to_its_last_values():
+def test_training_curves_show_the_trace_as_changes_to_its_last_values_and_the_epoch_that_was_kept():
     trace = {"epoch": [1.0, 2.0, 3.0], "elbo": [-9.0, -5.0, -4.0], "log_likelihood": [-5, -3, -3], "kl": [4, 2, 1]}
-    objective, parts = plots.training_curves(trace)
+    objective, parts, nll = plots.training_curves(trace | {"validation_nll": [0.5, 0.3, 0.3]})
     assert line_of(objective, "ELBO").get_xydata().tolist() == [[1, -9], [2, -5], [3, -4]]
     assert line_of(parts, "KL to the prior − 1").get_ydata().tolist() == [3, 1, 0]
     assert line_of(parts, "log likelihood + 3").get_ydata().tolist() == [-2, 0, 0]
-    assert "nats" in objective.get_ylabel()
+    assert line_of(nll, "lowest: epoch 2, 0.3000 nats").get_xydata().tolist() == [[2, 0.3]], "the first of equals"
+    assert "nats" in objective.get_ylabel() and "nats" in nll.get_ylabel() and len(plots.training_curves(trace)) == 2
     assert plots.objective([-9.0, -5.0, -4.0]).get_title() == "last tenth: mean −4.5, sd 0.5"
 
 
@@ -111,19 +112,6 @@ def test_training_curves_of_a_point_estimate_cut_a_steep_start_and_say_so():
     assert objective.get_ylim()[0] > -20
     assert "starts at −1,000,000" in [text.get_text() for text in objective.texts]
     refuses("this trace holds energy", plots.training_curves, {"energy": [1.0]})
-
-
-def test_early_stopping_marks_the_epoch_that_it_kept():
-    trace = {
-        "epoch": [1.0, 2.0, 3.0, 4.0],
-        "log_joint": [-1000.0, -990.0, -985.0, -984.0],
-        "log_prior": [-970.0, -970.0, -969.0, -970.0],
-        "validation_nll": [0.5, 0.3, 0.3, 0.4],
-    }
-    axes = plots.training_curves(trace)
-    kept = line_of(axes[2], "lowest: epoch 2, 0.3000 nats")
-    assert (kept.get_xdata()[0], kept.get_ydata()[0]) == (2, 0.3), "the first of equals"
-    assert "nats" in axes[2].get_ylabel()
 
 
 def test_a_samplers_trace_has_its_temperature_against_one():
@@ -203,30 +191,25 @@ def test_coverage_and_pit_are_those_of_the_metrics():
 # -- maps --------------------------------------------------------------------------------------------------------------
 def test_maps_show_the_probability_and_the_mutual_information_with_the_data():
     data = two_features()
-    grid = plots.grid(data, num=5)
-    prediction = Prediction(Bernoulli(logits=3 * grid.x[:, 0] + random(pictures.DRAWS, 25)))
+    grid = plots.grid(data, num=9)
+    prediction = Prediction(Bernoulli(logits=3 * grid.x[:, 0] + random(pictures.DRAWS, 81)))
     for draw, expected in (
         (plots.decision_boundary, prediction.mean[:, 1]),
         (plots.epistemic_map, prediction.epistemic),
     ):
         ax = draw(prediction, grid, data.x_train, data.y_train)
         mesh = next(c for c in ax.collections if isinstance(c, QuadMesh))
-        assert np.allclose(mesh.get_array(), expected.reshape(5, 5), atol=1e-6)
+        assert np.allclose(mesh.get_array(), expected.reshape(9, 9), atol=1e-6)
         points = {c.get_label(): c.get_offsets() for c in ax.collections if c.get_label() in ("no", "yes")}
         raw = data.schema.unstandardise(data.x_train)
         assert np.allclose(points["yes"], raw[data.y_train == 1], atol=1e-5)
         assert np.allclose(points["no"], raw[data.y_train == 0], atol=1e-5)
         assert (ax.get_xlabel(), ax.get_ylabel()) == ("a", "b")
-    ax = plots.decision_boundary(prediction, grid)
-    assert "P(answer = yes)" in [a.get_ylabel() for a in ax.figure.axes]
-
-
-def test_the_contour_lies_where_the_probability_is_one_half():
-    grid = plots.grid(two_features(), num=9)
     ax = plots.decision_boundary(Prediction(Bernoulli(logits=4 * grid.x[None, :, 0])), grid)
+    assert "P(answer = yes)" in [a.get_ylabel() for a in ax.figure.axes]
     contour = next(c for c in ax.collections if type(c).__name__ == "QuadContourSet")
     x = np.concatenate([path.vertices[:, 0] for path in contour.get_paths()])
-    assert np.allclose(x, 10.0, atol=0.3), "standardised 0 is 10 in raw units"
+    assert np.allclose(x, 10.0, atol=0.3), "where both are as probable: standardised 0 is 10 in raw units"
 
 
 def test_maps_of_more_classes_and_of_a_regression():

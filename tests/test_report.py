@@ -12,7 +12,7 @@ from pictures import SCHEMA, chains, clean_matplotlib, guided, random  # noqa: F
 import bnn_pyro as bp
 from bnn_pyro import plots
 from bnn_pyro.datasets.dataset import Dataset, Schema
-from bnn_pyro.reports.page import Picture, read_texts, run_card, run_html
+from bnn_pyro.reports.page import Picture, draw_figures, read_texts, run_card, run_html
 from bnn_pyro.reports.ranking import Ranking, ranked
 from bnn_pyro.reports.tables import RunFacts, difference, estimate, plain_table, run_table, told_headlines
 from bnn_pyro.run import main
@@ -232,6 +232,13 @@ def test_every_figure_of_a_report_has_a_sentence_and_is_drawn_by_a_command():
         figure.split("-uniform")[0].split("-gaussian")[0] for _, names in REPORTS.values() for figure in names.split()
     }
     assert drawn | {"pruning", "signal-to-noise"} == set(read_texts("figures")["report"]), "and by test_pruning.py"
+
+
+def test_a_figure_whose_evidence_is_misnamed_is_an_error():
+    misnamed = ("check", {"bias": lambda e: None}, {"bias": "bias"}, {"lr": np.ones(3)})
+    with pytest.raises(KeyError, match="'bias' needs .'grid_lr'., and there is no evidence of that name"):
+        draw_figures(*misnamed)
+    assert draw_figures(*misnamed, optional=["grid_lr"]) == []
 
 
 def test_doubt_is_shown_where_most_rows_are_sure():
