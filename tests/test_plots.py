@@ -167,14 +167,15 @@ def test_band_sorts_its_points_and_the_truth_does_not_squeeze_it():
     refuses("x has 3 points", plots.predictive_band, NORMAL, torch.zeros(3))
 
 
-def test_predicted_observed_counts_the_hits_of_all_points():
+def test_predicted_observed_counts_the_hits_of_all_points(monkeypatch):
     prediction = Prediction(Normal(torch.zeros(1, 10), torch.ones(1, 10)))
     y = torch.tensor([0.0] * 8 + [1.95, 1.97])  # the interval ends at 1.96
-    ax = plots.predicted_observed(prediction, y, most=5)
-    assert ax.get_title() == "90.0% of 10 targets in their 95% interval (5 drawn)"
     ax = plots.predicted_observed(prediction, y)
     misses = next(c for c in ax.containers if "misses" in c.get_label())
     assert misses[0].get_xdata().tolist() == pytest.approx([1.97])
+    monkeypatch.setattr("bnn_pyro.plots.regression.MOST_POINTS", 5)
+    ax = plots.predicted_observed(prediction, y)
+    assert ax.get_title() == "90.0% of 10 targets in their 95% interval (5 drawn)"
 
 
 def test_coverage_and_pit_are_those_of_the_metrics():
@@ -227,4 +228,3 @@ def test_maps_of_more_classes_and_of_a_regression():
     mesh = next(c for c in ax.collections if isinstance(c, QuadMesh))
     assert np.allclose(mesh.get_array(), prediction.mean.amax(1).reshape(5, 5), atol=1e-6)
     refuses(r"predict at grid\.x", plots.decision_boundary, prediction[:7], grid)
-    refuses("there is no class 3", plots.decision_boundary, prediction, grid, label=3)

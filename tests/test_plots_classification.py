@@ -61,14 +61,15 @@ def test_confidence_histogram_divides_right_from_wrong():
     assert line_of(ax, "mean confidence").get_xdata()[0] == pytest.approx(CATEGORICAL.mean.amax(1).mean().item())
 
 
-def test_softmax_draws_shows_the_means_and_the_decomposition():
+def test_softmax_draws_shows_the_means_and_the_decomposition(monkeypatch):
     axes = plots.softmax_draws(CATEGORICAL, [5, 2], LABELS)
     for ax, row in zip(axes, (5, 2), strict=True):
         assert pictures.heights(ax.containers[0]) == pytest.approx(CATEGORICAL.mean[row].numpy(), abs=1e-6)
         total, epistemic = CATEGORICAL.total[row], CATEGORICAL.epistemic[row]
         assert f"total {total:.2f} = {epistemic:.2f} epist. +" in ax.get_title()
         assert f"point {row}, true: {LABELS[row]}" in ax.get_title()
-    few = plots.softmax_draws(CATEGORICAL, 5, most=2)[0]
+    monkeypatch.setattr("bnn_pyro.plots.points.MOST_CLASSES", 2)
+    few = plots.softmax_draws(CATEGORICAL, 5)[0]
     top = CATEGORICAL.mean[5].topk(2).indices.sort().values
     assert [t.get_text() for t in few.get_xticklabels()] == [str(k.item()) for k in top]
     refuses("rows 0 to 59", plots.softmax_draws, CATEGORICAL, 60)

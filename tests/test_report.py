@@ -236,7 +236,7 @@ def test_every_figure_of_a_report_has_a_sentence_and_is_drawn_by_a_command():
 
 def test_a_figure_whose_evidence_is_misnamed_is_an_error():
     misnamed = ("check", {"bias": lambda e: None}, {"bias": "bias"}, {"lr": np.ones(3)})
-    with pytest.raises(KeyError, match="'bias' needs .'grid_lr'., and there is no evidence of that name"):
+    with pytest.raises(KeyError, match=r"'bias' needs .'grid_lr'., and there is no evidence of that name"):
         draw_figures(*misnamed)
     assert draw_figures(*misnamed, optional=["grid_lr"]) == []
 

@@ -113,29 +113,21 @@ def _position(schema: Schema, feature: str | int) -> int:
 # -- maps --------------------------------------------------------------------------------------------------------------
 @drawn
 def decision_boundary(
-    prediction: Prediction,
-    grid: Grid,
-    x: Tensor | None = None,
-    y: Tensor | None = None,
-    *,
-    label: int | None = None,
-    ax: Axes | None = None,
+    prediction: Prediction, grid: Grid, x: Tensor | None = None, y: Tensor | None = None, *, ax: Axes | None = None
 ) -> Axes:
-    """Predictive probability of a class over two features, with the data and the boundaries between classes.
+    """Predictive probability over two features, with the data and the boundaries between classes.
+
+    Of two classes, that of the second; of more, that of the most probable one.
 
     prediction: at ``grid.x``.
     x, y: standardised inputs (B, *input_shape) and labels (B,) to draw, or neither.
-    label: which class; by default class 1 of two, and of more the probability of the most probable one.
     """
     names = class_names(prediction, grid.schema)
-    label = 1 if label is None and len(names) == 2 else label
-    if label is not None and not 0 <= label < len(names):
-        raise UserError(f"there is no class {label}; the classes are 0 to {len(names) - 1}")
     probs = grid.shaped(prediction.mean)
-    if label is None:
-        values, what, low = probs.max(-1), "probability of the most probable class", 1 / len(names)
+    if len(names) == 2:
+        values, what, low = probs[..., 1], f"P({grid.schema.target} = {names[1]})", 0
     else:
-        values, what, low = probs[..., label], f"P({grid.schema.target} = {names[label]})", 0
+        values, what, low = probs.max(-1), "probability of the most probable class", 1 / len(names)
     title, colours = "predictive probability", dict(cmap="cividis", vmin=low, vmax=1)
     return _map(ax, prediction, grid, x, y, values, title, what, colours)
 

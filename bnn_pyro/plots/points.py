@@ -37,12 +37,11 @@ def softmax_draws(
     y: Targets | None = None,
     schema: Schema | None = None,
     *,
-    most: int = MOST_CLASSES,
     axes: Panels = None,
 ) -> np.ndarray:
-    """Class probabilities of some points, one panel each; axes (len(points),).
+    """Probabilities of the ten most probable classes of some points, one panel each; axes (len(points),).
 
-    points: which rows of the prediction.   most: how many classes to show, the most probable ones.
+    points: which rows of the prediction.
     """
     rows = np.atleast_1d(np.asarray(points)).astype(int)
     if len(rows) == 0 or rows.min() < -len(prediction) or rows.max() >= len(prediction):
@@ -51,7 +50,7 @@ def softmax_draws(
     names = class_names(prediction, schema)
     axes = panels(axes, len(rows), 3, (3.1, 3.0), (0.4, 0), sharey=True)
     for ax, row in zip(axes, rows, strict=True):
-        _boxes(ax, prediction, row, _most_probable(prediction.mean[row], most), names, y)
+        _boxes(ax, prediction, row, _most_probable(prediction.mean[row]), names, y)
         ax.set_title(f"point {row}{_true(names, y, row)}\n{_split(prediction, row)}")
     axes[0].figure.supylabel(PROBABILITY)
     return axes
@@ -196,9 +195,9 @@ def _true(names: Sequence[str], y: np.ndarray | None, row: int) -> str:
     return "" if y is None else f", true: {names[y[row]]}"
 
 
-def _most_probable(probs: Tensor, most: int = MOST_CLASSES) -> np.ndarray:
+def _most_probable(probs: Tensor) -> np.ndarray:
     """The classes of the largest probabilities (K,), in their own order."""
-    return np.sort(np.argsort(-probs.numpy(), kind="stable")[:most])
+    return np.sort(np.argsort(-probs.numpy(), kind="stable")[:MOST_CLASSES])
 
 
 def _boxes(

@@ -23,6 +23,8 @@ from bnn_pyro.predictive import Prediction
 
 __all__ = ["predicted_observed", "predictive_band", "reference_band", "regression_calibration"]
 
+#: Points at most that are drawn against their targets.
+MOST_POINTS = 200
 #: Central shares of the fan and the strength of their tints.
 SHARES = {0.95: 0.16, 0.80: 0.30, 0.50: 0.46}
 
@@ -92,13 +94,12 @@ def reference_band(
     mean: ArrayLike,
     sd: ArrayLike,
     *,
-    label: str = "method",
     names: tuple[str, str] = ("x", "y"),
     ax: Axes | None = None,
 ) -> Axes:
     """The network's mean ± 2 standard deviations over the draws along one input: reference shaded, method hatched.
 
-    x, …: (B,) or (B, 1), in their own units.   label: of the method.   names: of input and target.
+    x, …: (B,) or (B, 1), in their own units.   names: of input and target.
 
     Raises UserError where there is more than one input.
     """
@@ -111,27 +112,27 @@ def reference_band(
     ax = panel(ax, 5.6, 3.7)
     ax.fill_between(x, low, high, color=tint(REFERENCE, 0.3), linewidth=0, label="reference ± 2 sd")
     ax.plot(x, reference, color=REFERENCE, label="reference, mean")
-    _hatched(ax, x, mean - 2 * sd, mean + 2 * sd, CONTRAST[0], f"{label} ± 2 sd")
-    ax.plot(x, mean, color=BAYES, linestyle="--", label=f"{label}, mean")
+    _hatched(ax, x, mean - 2 * sd, mean + 2 * sd, CONTRAST[0], "method ± 2 sd")
+    ax.plot(x, mean, color=BAYES, linestyle="--", label="method, mean")
     ax.set(xlabel=names[0], ylabel=names[1], xlim=(x[0], x[-1]))
     return legend_below(ax, 2)
 
 
 @drawn
 def predicted_observed(
-    prediction: Prediction, y: Targets, schema: Schema | None = None, *, most: int = 200, ax: Axes | None = None
+    prediction: Prediction, y: Targets, schema: Schema | None = None, *, ax: Axes | None = None
 ) -> Axes:
     """Predictive median with its central 95 % interval against what was observed; the title counts the hits.
 
-    Points whose interval misses the target are crosses.
+    Points whose interval misses the target are crosses. Of many points 200 are drawn, evenly from the smallest to the
+    largest y; the title is about all of them.
 
     y: (B,) in target units.
-    most: how many of the points to draw, evenly from the smallest to the largest y; the title is about all of them.
     """
     y = targets(prediction, y)
     low, middle, high = prediction.quantile([0.025, 0.5, 0.975]).double().numpy()
     hit = (low <= y) & (y <= high)
-    shown = np.argsort(y, kind="stable")[even(len(y), most)]
+    shown = np.argsort(y, kind="stable")[even(len(y), MOST_POINTS)]
     ax = panel(ax, 4.6, 4.4)
     for which, colour, marker, verb in ((hit, BAYES, "o", "covers"), (~hit, WRONG, "X", "misses")):
         if which.any():
