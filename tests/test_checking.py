@@ -103,20 +103,15 @@ def test_a_check_that_holds(checks, tmp_path, capsys):
     assert "Two &amp; two." in html and "the mean &lt;of w&gt;" in html and "0.300" in html
 
 
-def test_a_claim_that_does_not_hold_is_told_by_the_exit_code_and_the_full_budget_takes_the_defaults(
-    checks, tmp_path, capsys
-):
+def test_a_claim_that_does_not_hold_and_what_does_not_apply(checks, tmp_path, capsys):
+    """The first is told by the exit code, the second is no fault; the full budget takes the defaults."""
     checks(made=Made, wrong=Wrong)
     assert check("mean-field", "--budget", "full", "--seed", 4, "--out", tmp_path / "out") == 1
     assert "Problem" in capsys.readouterr().out
     assert [(kind, "mean-field", "svi", 100, 4) for kind in ("Made", "Wrong")] == CALLS
-
-
-def test_what_does_not_apply_is_told_and_is_no_fault(checks, tmp_path, capsys):
-    checks(made=Made)
-    assert check("mlp", "--out", tmp_path / "out") == 0
-    assert "Not checked: made: points have no spread" in capsys.readouterr().out and not CALLS
-    assert "points have no spread" in (tmp_path / "out/check.html").read_text()
+    assert check("mlp", "--out", tmp_path / "other") == 0 and len(CALLS) == 2
+    assert "Not checked: made: points have no spread" in capsys.readouterr().out
+    assert "points have no spread" in (tmp_path / "other/check.html").read_text()
 
 
 def test_finished_checks_survive_a_stop_and_failed_ones_are_made_again(checks, tmp_path, capsys):

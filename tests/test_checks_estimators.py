@@ -60,17 +60,6 @@ def test_a_reference_that_is_no_number_is_no_pass():
     assert finding.level == "bad"
 
 
-def test_more_particles_and_local_reparametrisation_have_less_variance():
-    many = Estimators(rows=24, repeats=40, warm=20)
-    outcome = many.run(subject("hidden-layer", "svi", settings={"init_scale": 0.2}))
-    share = dict(zip(outcome.evidence["estimators"], outcome.evidence["variance"], strict=True))
-    assert share["4 particles"] == pytest.approx(0.25, rel=0.6)
-    assert share["weight draws"] > 1.3
-    shown = ("batch_sizes", "elbo", "elbo_error", "estimators", "variance", "variance_error")
-    axes = plots.batch_objectives(*(outcome.evidence[name] for name in shown))
-    assert [t.get_text() for t in axes[1].get_yticklabels()] == list(share)
-
-
 def test_a_wrong_gradient_is_seen(monkeypatch):
     own = Potential._gradient
 
@@ -101,8 +90,10 @@ def test_what_estimates_nothing_is_refused():
     assert QUICK.refuses(subject("mean-field", "svi")) == ""
 
 
-def test_picture_of_finite_differences():
-    ax = plots.finite_differences([1.0, -2.0, 0.5], [1.0, -2.0, 0.7])
+def test_pictures():
+    ax = plots.batch_objectives({"batch_sizes": [24, 4], "elbo": [-60.0, -61.0], "elbo_error": [0.5, 1.0]})
+    assert [t.get_text() for t in ax.get_xticklabels()] == ["24", "4"]
+    ax = plots.finite_differences({"gradient": [1.0, -2.0, 0.5], "finite_difference": [1.0, -2.0, 0.7]})
     entries = next(line for line in ax.lines if line.get_label() == "an entry")
     assert entries.get_xdata().tolist() == [1.0, -2.0, 0.7] and entries.get_ydata().tolist() == [1.0, -2.0, 0.5]
     assert ax.get_title().startswith("at most 0.1 of the largest")  # 0.2 of 2

@@ -11,7 +11,7 @@ from torch.distributions import MultivariateNormal
 
 import bnn_pyro as bp
 from bnn_pyro import plots
-from bnn_pyro.checks import ALPHA, CHECKS, Subject
+from bnn_pyro.checks import ALPHA, Subject
 from bnn_pyro.checks.check import Estimate, judge
 from bnn_pyro.checks.integration import best_normal, climb, curvature, grid, hermite, importance, normal
 from bnn_pyro.checks.known_answers import ClosedForm, Logistic, Quadrature
@@ -21,13 +21,23 @@ from bnn_pyro.checks.problems import TWO_WEIGHTS, linear_regression, six_weights
 from bnn_pyro.inference import laplace, log_joint
 from bnn_pyro.zoo import ZOO
 
-LINEAR = ClosedForm(rows=60, inputs=2, points=3, fits=4, effort=0.5)
+
+class Linear(ClosedForm):
+    """On fewer rows and weights."""
+
+    def problems(self, subject):
+        return [linear_regression(60, 2, 3)]
+
+
+LINEAR = Linear(fits=4, effort=0.5)
 SMALL = Quadrature(fits=3, effort=0.6)
-SIX = Logistic(rows=60, fits=5, effort=0.4)
+MORE = Logistic(fits=5, effort=0.4)
 
 
-def subject(variant, method, settings=None, **given):
-    return Subject(variant, ZOO[variant](**(settings or {})), method, correlated(20).data, given)
+def subject(variant, method, **settings):
+    """settings: of the variant, where it has them, and of the method."""
+    own = {name: settings.pop(name) for name in list(settings) if hasattr(ZOO[variant], name)}
+    return Subject(variant, ZOO[variant](**own), method, correlated(20).data, settings)
 
 
 def bad(outcome):
@@ -38,11 +48,7 @@ def bad(outcome):
 def test_errors_are_those_of_independent_numbers_and_larger_for_dependent_ones():
     rng = np.random.default_rng(0)
     values = rng.normal(size=(4, 500, 3))
-    for one in (
-        Estimate.of_chains(values),
-        Estimate.of_independent(values.reshape(-1, 3)),
-        Estimate.of_runs(values.reshape(-1, 20, 3).mean(1)),
-    ):
+    for one in (Estimate.of_chains(values), Estimate.of_independent(values.reshape(-1, 20, 3).mean(1))):
         np.testing.assert_allclose(one.error, 1 / math.sqrt(2000), rtol=0.25)
         assert np.abs(one.mean).max() < 4 / math.sqrt(2000)
     slow = np.repeat(rng.normal(size=(4, 200, 1)), 10, axis=1)
@@ -60,18 +66,17 @@ def test_p_values_are_corrected_for_how_many_there_are():
 
 
 # -- the answers -------------------------------------------------------------------------------------------------
-def test_the_stationary_law_of_a_finite_step():
+@pytest.mark.parametrize("friction", [0.05, 1.0])
+def test_the_stationary_law_of_a_finite_step(friction):
     """Full batch: every variance 1/λ is larger by 1/(1 − ηλ/(4 − 2α)); mini-batches only add to it."""
-    problem = correlated(60, 3)
-    method = bp.SGHMC(lr=0.15, friction=0.1)
+    problem, method = correlated(60, 3), bp.SGHMC(lr=0.15, friction=friction)
     values, vectors = torch.linalg.eigh(problem.precision)
-    exact = vectors @ torch.diag(1 / values / (1 - 0.15 / 60 * values / 3.8)) @ vectors.T
+    exact = vectors @ torch.diag(1 / values / (1 - 0.15 / 60 * values / (4 - 2 * friction))) @ vectors.T
     low, high = stationary(method, problem)
     torch.testing.assert_close(low, exact)
     assert torch.equal(low, high)
     low, high = stationary(replace(method, lr=0.01, batch_size=15), problem)
     assert torch.linalg.eigvalsh(high - low).min() > 0
-    assert stationary(replace(method, schedule="decaying"), problem) == (None, None)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.25])
@@ -80,7 +85,7 @@ def test_quantities_of_linear_regression_are_in_the_order_of_their_labels(temper
     known, values = problem.known, dict(zip(problem.labels(), problem.exact, strict=True))
     covariance = torch.linalg.inv(known.precision)
     assert len(values) == 3 + 4 + 6 + 4
-    for one in ("mean of weight 2 (posterior sd)", "mean prediction at input 4 (posterior sd)"):
+    for one in ("mean of weight 2 (posterior sd)", "mean of the prediction at input 4 (posterior sd)"):
         assert values[one] == pytest.approx(0, abs=1e-12)
     for one in ("variance of weight 3", "variance of the prediction at input 1"):
         assert values[f"{one} (posterior variance)"] == pytest.approx(1)
@@ -129,10 +134,6 @@ def test_the_integral_has_converged(name):
         g.expect(g.w.square()) for g in (problem.posterior, grid(problem.log_joint, 8 * problem.prior_scale, 301))
     ]
     torch.testing.assert_close(*second, rtol=1e-4, atol=0)
-    # At weights of 0 every probability is ½, or every mean 0.
-    zero, sigma = problem.log_likelihood(torch.zeros(1, 2, dtype=torch.float64)).item(), problem.noise
-    by_hand = -12 * math.log(2) if sigma is None else norm.logpdf(problem.targets.numpy(), 0, sigma).sum()
-    assert zero == pytest.approx(by_hand)
 
 
 def test_importance_sampling_is_the_grid_and_does_not_depend_on_its_points():
@@ -142,15 +143,13 @@ def test_importance_sampling_is_the_grid_and_does_not_depend_on_its_points():
     assert sampled.expect(off).abs().max() < 2e-3 and (sampled.expect(off.square()) - 1).abs().max() < 5e-3
     for more in (six_weights(60, 5, 3), softmax_regression(30, 2, 6)):
         half = replace(more.posterior, w=more.posterior.w[::2], mass=2 * more.posterior.mass[::2])
-        assert np.abs(more._expect(half) - more.exact).max() < 0.02
+        assert np.abs(more.expect(half) - more.exact).max() < 0.02
 
 
 def test_the_unit_has_two_modes_of_equal_mass():
     problem = TWO_WEIGHTS["sign"]
     assert problem.posterior.mass[problem.posterior.w[:, 1] > 0].sum() == pytest.approx(0.5, abs=0.01)
     mode = problem.mode()
-    between = problem.log_joint(torch.zeros(1, 2, dtype=torch.float64)) - problem.log_joint(mode[None])
-    assert between.item() < -2  # a sampler crosses, and notices
     torch.testing.assert_close(problem.log_joint(mode[None]), problem.log_joint(-mode[None]))
     # One mode is better for a Normal than both together.
     at = (mode, torch.zeros(2, dtype=torch.float64))
@@ -160,57 +159,49 @@ def test_the_unit_has_two_modes_of_equal_mass():
 
 # -- the claims --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    ("variant", "method", "settings", "levels", "ratio"),
+    ("check", "variant", "method", "settings", "levels", "ratio"),
     [
-        ("mean-field", "nuts", {}, {"good"}, (0.93, 1.07)),
-        ("mean-field", "nuts", {"temperature": 0.25}, {"good", "caution"}, (0.93, 1.07)),
-        ("last-layer", "laplace", {"temperature": 0.25}, {"good"}, (0.98, 1.02)),
-        ("last-layer", "laplace", {"structure": "diag"}, {"caution"}, (0.6, 0.95)),
-        ("mean-field", "sghmc", {}, {"good", "caution"}, (0.95, 1.1)),
-        ("hidden-layer", "svi", {}, {"caution"}, (0.5, 0.95)),
-        ("mlp", "mle", {}, {"caution"}, (0.0, 0.03)),
+        (LINEAR, "mean-field", "nuts", {}, "good", (0.93, 1.07)),
+        (LINEAR, "last-layer", "laplace", {"temperature": 0.25}, "good", (0.98, 1.02)),
+        (LINEAR, "last-layer", "laplace", {"structure": "diag"}, "caution", (0.6, 0.95)),
+        (LINEAR, "mean-field", "sghmc", {}, "good caution", (0.95, 1.1)),
+        (LINEAR, "mlp", "mle", {}, "caution", (0.0, 0.03)),
+        (SMALL, "mean-field", "nuts", {}, "good caution", (0.85, 1.15)),
+        (SMALL, "mean-field", "svi", {}, "caution", (0.4, 1.0)),
+        (SMALL, "last-layer", "laplace", {}, "caution", (0.8, 1.05)),
+        (SMALL, "last-layer", "laplace", {"structure": "kron"}, "caution", (0.5, 1.1)),
+        (SMALL, "last-layer", "laplace", {"structure": "diag"}, "caution", (0.5, 1.1)),
+        (MORE, "mean-field", "chees", {}, "good", (0.9, 1.1)),
+        (MORE, "mean-field", "svi", {}, "caution", (0.4, 0.85)),
+        (MORE, "last-layer", "svi", {"family": "full"}, "good caution", (0.7, 1.1)),
+        (MORE, "last-layer", "laplace", {"structure": "kron"}, "caution", (0.7, 1.1)),
+        (MORE, "mlp", "map", {}, "caution", (0.0, 0.03)),
     ],
 )
-def test_methods_are_what_they_claim_of_linear_regression(variant, method, settings, levels, ratio):
-    outcome = LINEAR.run(subject(variant, method, **settings))
-    assert outcome.level in levels, outcome.sentence
-    assert ratio[0] <= outcome.figures["closed_form"] <= ratio[1]
+def test_methods_are_what_they_claim(check, variant, method, settings, levels, ratio):
+    """Ratio: of standard deviations of the weights to the posterior's."""
+    outcome = check.run(subject(variant, method, **settings))
+    assert outcome.level in levels.split(), outcome.sentence
+    assert ratio[0] <= next(iter(outcome.figures.values())) <= ratio[1]
     assert outcome.evidence["z"].shape == (len(outcome.evidence["labels"]),)
     assert {"about", "found", "expected", "error", "p", "level"} == set(outcome.to_dict()["findings"][0])
+    for name in TWO_WEIGHTS:
+        if f"{name}_density" in outcome.evidence:
+            assert len(plots.two_weights(outcome.evidence, name).get_legend().get_texts()) == 4
 
 
 def test_the_amount_is_the_known_one():
-    """Mean field: 1/√Λᵢᵢ instead of √(Λ⁻¹)ᵢᵢ, and coverage follows."""
-    outcome = replace(LINEAR, effort=1.25).run(subject("mean-field", "svi"))
+    """Mean field: 1/√Λᵢᵢ instead of √(Λ⁻¹)ᵢᵢ."""
+    outcome = LINEAR.run(subject("hidden-layer", "svi"))
     known = linear_regression(60, 2, 3).known
     share = known.mean_field_scale * torch.linalg.inv(known.precision).diagonal().rsqrt()
     assert outcome.figures["closed_form"] == pytest.approx(share.mean().item(), abs=0.05)
     e = outcome.evidence
-    covered = (2 * norm.cdf(norm.ppf(0.9) * share.numpy()) - 1).mean()
-    assert e["weight_coverage"][1] == pytest.approx(covered, abs=0.05)
-    assert "best mean-field Normal" in outcome.sentence and "share of the posterior's" in outcome.sentence
-    off = plots.standard_errors(e["labels"], e["z"], e["bound"])
+    assert "best mean-field Normal" in outcome.sentence and "standard deviations of weights are" in outcome.sentence
+    off = plots.standard_errors(e)
     assert off.get_title().startswith("0 of") and len(off.get_legend().get_texts()) == 5
-    shown = ("exact_mean", "exact_sd", "mean", "sd", "levels", "coverage", "weight_coverage")
-    left, right = plots.exact_intervals(*(e[name] for name in shown))
-    assert left.get_xlabel() == "new input" and len(right.get_lines()) == 3
-
-
-@pytest.mark.parametrize(("method", "levels"), [("nuts", {"good", "caution"}), ("svi", {"caution"})])
-def test_methods_are_what_they_claim_of_two_weights(method, levels):
-    outcome = SMALL.run(subject("mean-field", method))
-    assert outcome.level in levels, outcome.sentence
-    e = outcome.evidence
-    for name in TWO_WEIGHTS:
-        assert e[f"{name}_density"].shape == (len(e[f"{name}_axis_1"]), len(e[f"{name}_axis_2"]))
-        shown = ("axis_1", "axis_2", "density", "draws", "names")
-        ax = plots.two_weights(*(e[f"{name}_{what}"] for what in shown))
-        assert len(ax.get_legend().get_texts()) == 4
-
-
-@pytest.mark.parametrize("structure", ["full", "kron", "diag"])
-def test_the_curvature_at_the_mode_is_recognised(structure):
-    assert not bad(SMALL.run(subject("last-layer", "laplace", structure=structure)))
+    ax = plots.exact_intervals(e)
+    assert ax.get_xlabel() == "new input" and "of the exact one" in ax.get_title()
 
 
 def test_another_curvature_than_the_stated_one_is_not_right(monkeypatch):
@@ -218,42 +209,6 @@ def test_another_curvature_than_the_stated_one_is_not_right(monkeypatch):
     monkeypatch.setitem(laplace.STRUCTURES, "full", laplace.STRUCTURES["diag"])
     outcome = LINEAR.run(subject("last-layer", "laplace"))
     assert outcome.level == "bad" and "full curvature" in outcome.sentence
-
-
-@pytest.mark.parametrize(
-    ("variant", "method", "settings", "levels", "ratio"),
-    [
-        ("mean-field", "hmc", {}, {"good"}, (0.9, 1.1)),
-        ("mean-field", "svi", {}, {"caution"}, (0.4, 0.85)),
-        ("last-layer", "svi", {"family": "full"}, {"good", "caution"}, (0.7, 1.1)),
-        ("last-layer", "laplace", {}, {"caution", "good"}, (0.9, 1.1)),
-        ("mlp", "map", {}, {"caution"}, (0.0, 0.03)),
-    ],
-)
-def test_methods_are_what_they_claim_of_six_weights(variant, method, settings, levels, ratio):
-    outcome = SIX.run(subject(variant, method, settings))
-    assert outcome.level in levels, outcome.sentence
-    assert ratio[0] <= outcome.figures["logistic"] < ratio[1]
-
-
-@pytest.fixture
-def of_three_classes(monkeypatch):
-    monkeypatch.setattr(Logistic, "problems", lambda *_: [softmax_regression(30, 2, 6)])
-    return SIX
-
-
-@pytest.mark.parametrize(
-    ("variant", "method", "settings", "levels", "ratio"),
-    [
-        ("mean-field", "chees", {}, {"good"}, (0.9, 1.1)),
-        ("last-layer", "laplace", {"structure": "kron"}, {"caution"}, (0.7, 1.1)),
-        ("mean-field", "svi", {}, {"caution"}, (0.4, 0.95)),
-    ],
-)
-def test_methods_are_what_they_claim_of_three_classes(of_three_classes, variant, method, settings, levels, ratio):
-    outcome = of_three_classes.run(subject(variant, method, **settings))
-    assert outcome.level in levels, outcome.sentence
-    assert ratio[0] < outcome.figures["logistic"] < ratio[1]
 
 
 def test_what_cannot_be_reduced_is_refused():
@@ -264,7 +219,7 @@ def test_what_cannot_be_reduced_is_refused():
         ("sparse-dropout", "svi", "improper"),
     ):
         assert why in LINEAR.refuses(subject(variant, method))
-    assert "in proportion to the mean" in LINEAR.refuses(subject("hidden-layer", "svi", {"scale": "layer"}))
+    assert "in proportion to the mean" in LINEAR.refuses(subject("hidden-layer", "svi", scale="layer"))
     assert LINEAR.refuses(subject("dropout-mlp", "map")) == ""
 
 
@@ -276,24 +231,17 @@ def test_a_wrong_sampler_is_bad(monkeypatch):
     outcome = LINEAR.run(subject("mean-field", "nuts"))
     assert outcome.level == "bad" and "not the exact posterior" in outcome.sentence
     assert min(f.p for f in outcome.findings if f.p is not None) < ALPHA
-    densities = bad(PredictiveCheck(draws=200).run(subject("mean-field", "nuts")))
+    densities = bad(PredictiveCheck(draws=200, effort=0.4).run(subject("mean-field", "nuts")))
     assert densities and all(about.startswith("predictive density at input") for about in densities)
 
 
-def test_a_wrong_prior_is_bad(monkeypatch):
-    """By the draws, and by the formula of the log joint."""
-
+@pytest.mark.parametrize(("check", "variant", "method"), [(SMALL, "last-layer", "nuts"), (MORE, "mean-field", "chees")])
+def test_a_wrong_prior_is_bad(monkeypatch, check, variant, method):
+    """By the draws, and by the formula of the log joint; of three classes, too."""
     own = Subject.reduced
     monkeypatch.setattr(Subject, "reduced", lambda self, **settings: own(self, **settings | {"prior": "normal:1"}))
-    wrong = bad(SMALL.run(subject("last-layer", "nuts")))
-    assert any("log joint" in about for about in wrong) and any("mean of weight" in about for about in wrong)
-
-
-def test_another_prior_is_seen_by_the_draws_for_three_classes(of_three_classes, monkeypatch):
-    own = Subject.reduced
-    monkeypatch.setattr(Subject, "reduced", lambda self, **settings: own(self, **settings | {"prior": "normal:1"}))
-    wrong = bad(of_three_classes.run(subject("mean-field", "chees")))
-    assert sum("of weight" in about for about in wrong) >= 3
+    wrong = bad(check.run(subject(variant, method)))
+    assert any("log joint" in about for about in wrong) and sum("of weight" in about for about in wrong) >= 3
 
 
 def test_an_elbo_that_is_not_that_of_the_draws_is_bad(monkeypatch):
@@ -313,13 +261,11 @@ def test_predictions_of_every_way_to_store_draws():
         assert outcome.level == "good", outcome.sentence
         assert outcome.evidence["log_density"].shape == outcome.evidence["exact"].shape == (36,)
         assert ("agree with the exact" in outcome.sentence) == (method == "nuts")
-    shown = ("log_density", "log_of_mean", "mean_of_log", "exact")
-    assert len(plots.mixture_densities(*(outcome.evidence[name] for name in shown)).get_lines()) == 4
-    assert CHECKS["predictive"] is PredictiveCheck
+    assert len(plots.mixture_densities(outcome.evidence).get_lines()) == 4
 
 
 def test_what_is_far_off_is_named():
     labels = [f"mean of weight {i + 1} (posterior sd)" for i in range(8)]
-    ax = plots.standard_errors(labels, [0.3, -1, 0, 9.0, 0, 0, -np.inf, 1], 4.0)
+    ax = plots.standard_errors({"labels": labels, "z": [0.3, -1, 0, 9.0, 0, 0, -np.inf, 1], "bound": 4.0})
     assert {text.get_text() for text in ax.texts} == {"mean of weight 4", "mean of weight 7"}
     assert ax.get_title().startswith("2 of 8") and ax.get_legend().get_texts()[0].get_text() == "mean of weight"

@@ -8,7 +8,6 @@ from scipy.stats import binom
 
 from bnn_pyro import plots
 from bnn_pyro.checks import sbc_ranks as r
-from bnn_pyro.errors import UserError
 
 
 def uniform(sets, total, num, seed=0):
@@ -36,6 +35,7 @@ def test_coverage_counts_shares_of_ranks_exactly():
             assert r.covered(np.arange(num + 1), num, level).mean() == pytest.approx(level, abs=1e-12)
     ends = r.covered(np.array([0, 1, 38, 39]), 39, 0.95)  # 1 of 40 ranks is cut off at either end
     assert ends.tolist() == pytest.approx([0, 1, 1, 0])
+    assert r.p_uniform(np.zeros(300, int), 39) == r.p_location(np.zeros(300, int), 39) == r.SMALLEST  # never 0
 
 
 # -- the null distribution, exact ------------------------------------------------------------------------------------
@@ -101,35 +101,28 @@ def test_width_is_that_of_the_draws():
         assert r.width(posteriors(4000, 159, width), 159) == pytest.approx(width, rel=0.08)
 
 
-@pytest.mark.parametrize(("total", "num"), [(20, 159), (20, 19), (125, 159), (80, 39)])
+@pytest.mark.parametrize(("total", "num"), [(20, 159), (80, 39)])
 def test_widths_beyond_those_that_are_told_are_noticed_4_times_in_5(total, num):
     for width in r.seen(total, num, 1e-4):
         noticed = np.mean([r.p_width(posteriors(total, num, width, seed=s), num) < 1e-4 for s in range(150)])
         assert 0.65 < noticed < 0.95
 
 
-def test_a_bound_on_p_values_instead_of_0():
-    assert r.p_uniform(np.zeros(300, int), 39) == r.SMALLEST
-    assert r.p_location(np.zeros(300, int), 39) == r.SMALLEST
-
-
 # -- pictures ----------------------------------------------------------------------------------------------------------
 def test_pictures_show_what_is_off():
     labels, order = ["right", "narrow"], np.stack([posteriors(200, 39), posteriors(200, 39, 0.3)])
-    bars = plots.rank_histograms(order, 39, labels)
+    held = np.array([[0.5, 0.8, 0.95], [0.2, 0.4, 0.5]])
+    evidence = {"labels": labels, "ranks": order, "draws": 39, "p": [[0.5, 1], [1e-9, 1]], "shown": 1e-3}
+    evidence |= {"levels": r.LEVELS, "coverage": held, "coverage_error": 0.1 * np.ones((2, 3))}
+    bars = plots.rank_histograms(evidence)
     heights = [[bar.get_height() * bar.get_width() for bar in ax.patches] for ax in bars]
     assert np.allclose(np.sum(heights, 1), 1) and [ax.get_title(loc="left") for ax in bars] == labels
     hatched = [sum(bar.get_hatch() is not None for bar in ax.patches) for ax in bars]
     assert hatched[0] <= 3 < hatched[1]
-    curves = plots.rank_ecdfs(order, 39, labels, p=[[0.5, 1], [1e-9, 1]])
+    curves = plots.rank_ecdfs(evidence)
     assert "p = 1e-09" in curves[1].get_title(loc="left")
     np.testing.assert_allclose(curves[1].lines[-1].get_ydata(), r.ecdf_difference(order[1], 39))
     thick = [np.isfinite(ax.lines[-2].get_ydata()).any() for ax in curves]
     assert thick == [False, True]
-    held = np.array([[0.5, 0.8, 0.95], [0.2, 0.4, 0.5]])
-    ax = plots.interval_coverage(r.LEVELS, held, 0.1 * np.ones((2, 3)), labels)
+    ax = plots.interval_coverage(evidence)
     assert [t.get_text() for t in ax.get_yticklabels()] == labels
-    with pytest.raises(UserError, match="do not go with 3 labels"):
-        plots.rank_histograms(order, 39, ["a", "b", "c"])
-    with pytest.raises(UserError, match="need coverage of that shape"):
-        plots.interval_coverage(r.LEVELS, held, held, ["a"])

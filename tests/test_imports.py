@@ -226,7 +226,6 @@ def test_few_files_have_to_be_read(module, most):
 def test_methods_are_named_in_inference_and_zoo_alone():
     """Elsewhere what a method declares decides, and a new one needs no other file."""
     known = {
-        *(("checks.joint_chains", name) for name in ("HMC", "NUTS", "ChEES", "SGHMC", "SGLD")),  # their transitions
         ("runs.recipe", "map"),  # the deterministic baseline
         ("plots.training", "ensemble"),  # a label: all draws together
     }  # fmt: skip

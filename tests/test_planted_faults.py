@@ -6,16 +6,17 @@ That the same checks call nothing bad where nothing is wrong is tested beside ea
 import math
 from contextlib import ExitStack
 from copy import copy
+from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
 import torch
+from test_checks_known_answers import LINEAR
 
 import bnn_pyro as bp
 from bnn_pyro.checks import Subject
 from bnn_pyro.checks.estimators import Estimators
 from bnn_pyro.checks.joint_distribution import JointDistribution
-from bnn_pyro.checks.known_answers import ClosedForm
 from bnn_pyro.checks.linear_regression import correlated
 from bnn_pyro.checks.predictive import PredictiveCheck
 from bnn_pyro.checks.step_size import StepSize
@@ -26,7 +27,7 @@ from bnn_pyro.parts.mixtures import ClassMixture, Mixture
 
 PREDICTIVE = PredictiveCheck(draws=200, effort=0.2)
 ESTIMATORS = Estimators(rows=24, repeats=25, warm=20)
-EXACT = ClosedForm(rows=60, inputs=2, points=3, fits=8, effort=0.5)
+EXACT = replace(LINEAR, fits=8)
 JOINT = JointDistribution(chains=600, sweeps=4, rows=6)
 STEPS = StepSize(chains=100, times=6.0)
 
@@ -114,26 +115,17 @@ def not_a_mean(self, k):
 WIDE = [(weights.CentredNormal, "log_prob", wide), (linear, "prior_pull", lambda p, w: 0.25 * pull(p, w))]
 HOT, WARM = [(sghmc, "step", noisier(math.sqrt(2)))], [(sghmc, "step", noisier(1.1))]
 ETA, OLD = [(sghmc.Chains, "_eta", not_a_mean)], [(sghmc, "step", old_momentum)]
+PER_BATCH = [(log_joint, "Rescale", PerBatch), (log_joint, "_kl", lambda q, p: p["scale"] * kl(q, p))]
+UNSCALED = [(linear, "log_joints", unscaled), (log_joint, "log_joints", unscaled)]
+AVERAGED = [(ClassMixture, "mean", property(mean_of_logs)), (Mixture, "log_prob", log_of_draws)]
 #: Name -> method that has the fault, the check that catches it, patches of the package.
 FAULTS = {
     "wrong KL sign": ("svi", ESTIMATORS, [(log_joint, "_kl", lambda q, p: -kl(q, p))]),
     "KL counted twice": ("svi", EXACT, [(log_joint, "_kl", lambda q, p: 2 * kl(q, p))]),
-    "KL counted once per batch": (
-        "svi",
-        ESTIMATORS,
-        [(log_joint, "Rescale", PerBatch), (log_joint, "_kl", lambda q, p: p["scale"] * kl(q, p))],
-    ),
+    "KL counted once per batch": ("svi", ESTIMATORS, PER_BATCH),
     "likelihood not rescaled": ("svi", ESTIMATORS, [(log_joint, "Rescale", Unscaled)]),
-    "likelihood not rescaled, SGHMC": (
-        "sghmc",
-        ESTIMATORS,
-        [(linear, "log_joints", unscaled), (log_joint, "log_joints", unscaled)],
-    ),
-    "averaged log-probabilities": (
-        "svi",
-        PREDICTIVE,
-        [(ClassMixture, "mean", property(mean_of_logs)), (Mixture, "log_prob", log_of_draws)],
-    ),
+    "likelihood not rescaled, SGHMC": ("sghmc", ESTIMATORS, UNSCALED),
+    "averaged log-probabilities": ("svi", PREDICTIVE, AVERAGED),
     "a guide that ignores a weight": ("svi", EXACT, [(guides._Flat, "_cut", first_weight_stays)]),
     "NUTS without acceptance": ("nuts", JOINT, [(hmc, "nuts", newest_always)]),
     "HMC without acceptance": ("hmc", JOINT, [(hmc, "hmc", end_always)]),
@@ -155,7 +147,7 @@ FAULTS = {
 def run(method, check):
     network = {"hidden": (3,), "activation": "tanh", "noise": 0.7}
     linear = {"hidden": (), "noise": 0.7, "prior": "normal:1"}
-    short = {"warmup": 40} if check is JOINT and method in ("nuts", "hmc", "chees") else {}
+    short = {} if check is not JOINT else {"lr": 0.01} if method.startswith("sg") else {"warmup": 40}
     entry = bp.MeanField(**(linear if check is JOINT else network))
     return check.run(Subject("mean-field", entry, method, correlated(24, 2).data, short))
 

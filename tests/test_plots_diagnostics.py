@@ -140,7 +140,8 @@ def test_a_pareto_tail_lies_on_the_curve_of_its_khat():
 
 # -- checks of samplers ------------------------------------------------------------------------------------------------
 def test_z_scores():
-    ax = plots.joint_z_scores([[0.5, -1.0], [20.0, 2.0], [0.0, -7.0]], 4.0, ["a", "b", "c"])
+    z = np.array([[0.5, -1.0], [20.0, 2.0], [0.0, -7.0]])
+    ax = plots.joint_z_scores({"z": z, "bound": 4.0, "quantities": ["a", "b", "c"]})
     assert line_of(ax, "mean").get_xydata().tolist() == [[1, 0.5], [2, 20], [3, 0]]
     assert line_of(ax, "variance").get_xydata().tolist() == [[4, -1], [5, 2], [6, -7]]
     assert {text.get_text() for text in ax.texts} == {"mean of b", "variance of c"} and "2 of 6" in ax.get_title()
@@ -151,7 +152,8 @@ def test_quantiles_and_drift():
     scores = levels[:, None] * [1.0, 1.5, 1.0, 1.0] + [0.0, 0.0, 0.2, 0.0]
     z = np.array([[0.1, 0.2], [0.3, 9.0], [5.0, 0.1], [0.0, 0.1]])
     drift = np.arange(24.0).reshape(3, 4, 2)
-    left, right = plots.joint_quantiles(levels, scores, z, drift, 0.1 + 0 * drift, list("abcd"))
+    evidence = {"levels": levels, "scores": scores, "z": z, "drift": drift, "drift_error": 0.1 + 0 * drift}
+    left, right = plots.joint_quantiles(evidence | {"quantities": list("abcd")})
     shown = {line.get_label(): line.get_ydata() for line in left.get_lines()}
     assert shown["b"] == pytest.approx(0.5 * levels) and shown["c"] == pytest.approx(0.2) and "d" not in shown
     names = right.get_legend_handles_labels()[1]
@@ -160,9 +162,11 @@ def test_quantiles_and_drift():
 
 
 def test_step_size_bias():
-    lr, grid = np.array([0.1, 0.05, 0.025]), np.geomspace(0.01, 0.2, 20)
-    own = dict(largest_lr=0.3, own_lr=0.01, own_bias=0.01, order=(1.0, 0.05))
-    ax = plots.step_size_bias(lr, lr, 0.001 + 0 * lr, grid, grid / (1 - grid), **own)
+    lr = np.array([0.1, 0.05, 0.025])
+    grid = np.geomspace(0.01, 0.2, 20)
+    evidence = {"lr": lr, "bias": lr, "error": 0.001 + 0 * lr, "grid_lr": grid, "grid_exact": grid / (1 - grid)}
+    evidence |= {"largest_lr": 0.3, "own_lr": 0.01, "own_bias": 0.01, "order": 1.0, "order_error": 0.05}
+    ax = plots.step_size_bias(evidence)
     assert ax.get_xscale() == ax.get_yscale() == "log"
     names = " ".join(ax.get_legend_handles_labels()[1])
     assert "slope 1.00 ± 0.05" in names and "lr 0.01" in names

@@ -16,9 +16,11 @@ posteriors are those of ``references.toml``.
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import time
 import tomllib
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +32,12 @@ from torch import Tensor, nn
 import bnn_pyro as bp
 from benchmarks.provenance import provenance
 from bnn_pyro.checks.check import ALPHA
-from bnn_pyro.checks.reference_posterior import ReferencePosterior, bounded, log_joints_at
+from bnn_pyro.checks.reference_posterior import FORMAT, REFERENCES, ReferencePosterior, bounded, log_joints_at
 from bnn_pyro.diagnostics.convergence import bfmi, chain_statistics, ess_mean, nested_rhat
+from bnn_pyro.files import write_whole
 from bnn_pyro.settings import build
 
-__all__ = ["RECIPES", "measured", "sampled"]
+__all__ = ["RECIPES", "measured", "sampled", "store"]
 
 RECIPES: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("references.toml").read_text())
 
@@ -201,6 +204,18 @@ def run_of(place: Path, posterior: bp.Posterior) -> dict[str, Any]:
     return json.loads((place / "run.json").read_text()) | made | {"gradients_after_warmup": gradients}
 
 
+def store(reference: ReferencePosterior, folder: Path = REFERENCES) -> None:
+    """Write both files of a reference, each whole or not at all."""
+    arrays = {f.name: getattr(reference, f.name) for f in fields(reference)}
+    arrays = {name: value for name, value in arrays.items() if isinstance(value, np.ndarray)}
+    arrays |= {f"backbone.{name}": value for name, value in reference.backbone.items()}
+    np.savez_compressed(buffer := io.BytesIO(), **arrays)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(folder / f"{reference.name}.npz", buffer.getvalue())
+    text = json.dumps({"format": FORMAT, **reference.about}, indent=1, ensure_ascii=False)
+    write_whole(folder / f"{reference.name}.json", (text + "\n").encode())
+
+
 def main() -> None:
     """Sample, measure, store."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -217,7 +232,7 @@ def main() -> None:
         reference = measured(name, args.runs)
         for criterion, (value, limit, met) in reference.about["criteria"].items():
             print(f"  {criterion:22} {value:<12.6g} limit {limit:<8g} {'met' if met else 'NOT MET'}", flush=True)
-        reference.write()
+        store(reference)
         print(f"{name}: {'meets the criteria' if reference.about['met'] else 'does NOT meet the criteria'}; stored")
 
 

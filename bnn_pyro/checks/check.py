@@ -17,10 +17,10 @@ from bnn_pyro.diagnostics.convergence import ess_mean
 from bnn_pyro.diagnostics.verdicts import LEVELS
 from bnn_pyro.inference import METHODS, Method
 from bnn_pyro.progress import Report
-from bnn_pyro.settings import build, plain
+from bnn_pyro.settings import build, defaults, plain
 from bnn_pyro.zoo import Entry
 
-__all__ = ["ALPHA", "Check", "Estimate", "Finding", "Outcome", "Subject", "close", "fields_of", "judge", "lengthened",
+__all__ = ["ALPHA", "Check", "Estimate", "Finding", "Outcome", "Subject", "close", "judge", "lengthened",
            "most_off", "worst", "z_scores"]  # fmt: skip
 
 #: Chance of a false alarm of one check, over all of its quantities together.
@@ -73,7 +73,7 @@ class Subject:
 
     def method(self, settings: Mapping[str, Any]) -> Method:
         """The method: the user's settings above these, of which those that it does not have are left out."""
-        own = fields_of(self.kind)
+        own = defaults(self.kind)
         return build(self.kind, {**{k: v for k, v in settings.items() if k in own}, **self.given})
 
     def tiny_method(self, *, draws: float = 1.0, epochs: float = 1.0, **settings: Any) -> Method:
@@ -82,12 +82,12 @@ class Subject:
 
     def irreducible(self, hidden: tuple[int, ...] = ()) -> str:
         """Why the variant cannot be made a fully connected network of these widths, in words; "" where it can."""
-        entry, names = self.entry, fields_of(self.entry)
+        entry, names = self.entry, defaults(self.entry)
         if "dropout" in self.kind.needs:
             return "the rates of its masks are settings, not inferred: its draws tend to no posterior that is known"
         if "channels" in names:
             return "its layers are convolutions, and what is known exactly is a fully connected network"
-        if "prior" not in names or not {"hidden", "backbone"} & names:
+        if "prior" not in names or not {"hidden", "backbone"} & names.keys():
             return f"{type(entry).__name__} has no settings 'prior' and 'hidden' by which it could be made small enough"
         if self.improper:
             return "its prior is improper: there is no posterior for a guide to come near to"
@@ -104,7 +104,7 @@ class Subject:
 
         settings: hidden, activation, bias, prior, noise.
         """
-        entry, names = self.entry, fields_of(self.entry)
+        entry, names = self.entry, defaults(self.entry)
         small = {"init_scale": INIT_SCALE, "input_dropout": 0.0, "hidden_dropout": 0.0, "backbone": nn.Flatten()}
         return dataclasses.replace(entry, **{k: v for k, v in {**small, **settings}.items() if k in names})
 
@@ -132,10 +132,6 @@ class Finding:
     p: float | None = None
     level: str = "good"
 
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-able; a number that is not finite as None. The estimate is called ``found`` in the file."""
-        return {"found" if k == "estimate" else k: _plain(v) for k, v in vars(self).items()}
-
 
 @dataclass(frozen=True)
 class Outcome:
@@ -143,7 +139,7 @@ class Outcome:
 
     settings   of variant and method, JSON-able
     findings   what was compared
-    evidence   arrays for the figures, by name
+    evidence   arrays by name, which the functions of ``plots.checks_exact`` and ``checks_simulated`` describe and draw
     figures    numbers for the table of variants and methods: {column: number}
     """
 
@@ -156,8 +152,8 @@ class Outcome:
     figures: Mapping[str, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """Without the evidence; JSON-able."""
-        findings = [finding.to_dict() for finding in self.findings]
+        """Without the evidence; JSON-able, a number that is not finite as None. Estimates are called ``found``."""
+        findings = [{"found" if k == "estimate" else k: _plain(v) for k, v in vars(f).items()} for f in self.findings]
         figures = {k: _plain(v) for k, v in self.figures.items()}
         own = {"check": self.check, "level": self.level, "sentence": self.sentence, "settings": dict(self.settings)}
         return {**own, "findings": findings, "figures": figures}
@@ -196,11 +192,6 @@ def most_off(findings: Sequence[Finding]) -> str:
     )
 
 
-def fields_of(settings: Any) -> set[str]:
-    """Names of the settings of a dataclass."""
-    return {f.name for f in dataclasses.fields(settings)}
-
-
 def lengthened(tiny: Mapping[str, Any], draws: float = 1.0, epochs: float = 1.0) -> dict[str, Any]:
     """Settings for so many times the draws of a sampler, or so many times the epochs of an optimiser."""
     settings = dict(tiny)
@@ -215,10 +206,8 @@ def lengthened(tiny: Mapping[str, Any], draws: float = 1.0, epochs: float = 1.0)
 
 
 def _plain(value: Any) -> Any:
-    if value is None or isinstance(value, str):
-        return value
     value = value.item() if isinstance(value, np.generic) else value
-    return value if math.isfinite(value) else None
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 # -- averages beside what they should be ------------------------------------------------------------------------------
@@ -240,19 +229,10 @@ class Estimate:
 
     @classmethod
     def of_independent(cls, values: np.ndarray) -> Estimate:
-        """Of independent draws (S, M)."""
+        """Of independent draws (S, M), or the means of runs or chains that are."""
         values = np.asarray(values, dtype=np.float64)
-        return cls(values.mean(0), values.std(0) / np.sqrt(len(values)), max(len(values) - 1.0, 1.0))
-
-    @classmethod
-    def of_runs(cls, values: np.ndarray) -> Estimate:
-        """Of independent runs, or chains, each with its own mean: (R, M)."""
-        values = np.asarray(values, dtype=np.float64)
-        return cls(values.mean(0), values.std(0, ddof=1) / np.sqrt(len(values)), len(values) - 1.0)
-
-    def less(self, other: Estimate) -> Estimate:
-        """Itself, with the error of the difference to another."""
-        return Estimate(self.mean, np.hypot(self.error, other.error), self.freedom)
+        freedom = max(len(values) - 1, 1)
+        return cls(values.mean(0), values.std(0, ddof=min(1, len(values) - 1)) / np.sqrt(len(values)), freedom)
 
 
 def z_scores(
@@ -278,18 +258,15 @@ def judge(
 ) -> list[Finding]:
     """A finding for each quantity, of ``level`` where it is off; p is corrected for ``tests`` times as many as here.
 
-    expected: of what is not known, NaN: it is left out.   high: of an interval that starts at ``expected``.
-    tolerance: what each may be off for reasons other than chance.
+    high: of an interval that starts at ``expected``.   tolerance: what each may be off for reasons other than chance.
     """
-    z, known = z_scores(estimate, expected, high, tolerance), ~np.isnan(expected)
+    z = z_scores(estimate, expected, high, tolerance)
     alone = np.where(np.isfinite(z), 2 * t.sf(np.abs(z), estimate.freedom), 0.0)
-    p = np.minimum(1.0, tests * known.sum() * alone)
+    p = np.minimum(1.0, tests * len(z) * alone)
     near = expected if high is None else np.clip(estimate.mean, expected, high)
-    rows = zip(abouts, estimate.mean, near, estimate.error, p, known, strict=True)
     return [
         Finding(about, float(m), float(e), float(s), float(q), level if q < ALPHA else "good")
-        for about, m, e, s, q, finite in rows
-        if finite
+        for about, m, e, s, q in zip(abouts, estimate.mean, near, estimate.error, p, strict=True)
     ]
 
 

@@ -7,7 +7,7 @@ samplers: the log joint density that they follow, its gradient against finite di
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -17,12 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from bnn_pyro.checkpoint import Run
-from bnn_pyro.checks.check import Estimate, Finding, Outcome, Subject, close, fields_of, judge, most_off, worst
+from bnn_pyro.checks.check import Estimate, Finding, Outcome, Subject, close, judge, most_off, worst
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.features import on_features
 from bnn_pyro.inference import Method
 from bnn_pyro.inference.linear import linear_layer, stochastic_log_joint
-from bnn_pyro.inference.log_joint import LogJoint, Objective, log_joints
+from bnn_pyro.inference.log_joint import Objective, log_joints
 from bnn_pyro.inference.optimise import Optimisation
 from bnn_pyro.inference.potential import Potential
 from bnn_pyro.isolation import isolated
@@ -30,6 +30,7 @@ from bnn_pyro.parts.guides import PointMass
 from bnn_pyro.parts.nets import in_mode
 from bnn_pyro.posterior import weight_space
 from bnn_pyro.progress import Report
+from bnn_pyro.settings import defaults
 
 __all__ = ["Estimators"]
 
@@ -74,12 +75,7 @@ class Estimators:
         return ""
 
     def run(self, subject: Subject, *, seed: int = 0, report: Report | None = None) -> Outcome:
-        """See ``Check``.
-
-        ``evidence`` of an optimiser: batch_sizes (M,), elbo, elbo_error (M,) means as training estimates them, in nats;
-        estimators (names), variance, variance_error: that of the gradient, as a share of the first one's. Of a sampler:
-        gradient and finite_difference (K,), nats per unit.
-        """
+        """See ``Check``."""
         method, data = subject.method({}), subject.data
         num = min(self.rows, len(data.x_train))
         num -= num % self.batches if num >= self.batches else 0
@@ -105,26 +101,12 @@ def _batch_findings(what: str, whole: Values, pieces: Sequence[Values], shares: 
     return [close(about.format(name), far, 0.0, SINGLE) for name, far in ((what, off), ("gradient", steep))]
 
 
-def _precision(low: Tensor, low_slope: Tensor, high: Tensor, high_slope: Tensor) -> list[Finding]:
-    """Log joint and its gradient in 32 and in 64 bits, at the same z (C, P)."""
-    off = ((low - high).abs() / high.abs().clamp_min(1.0)).max().item()
-    steep = (low_slope - high_slope).abs() / high_slope.abs().amax(1, keepdim=True).clamp_min(1.0)
-    return [
-        close("log joint density in 32 bits less that in 64 (relative)", off, 0.0, SINGLE),
-        close("gradient in 32 bits less that in 64, of the largest entry", steep.max().item(), 0.0, SINGLE),
-    ]
-
-
-def _cast(data: Dataset, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    y = data.y_train
-    return data.x_train.to(dtype), y.to(dtype) if y.is_floating_point() else y
-
-
 def _of_density(method: Method, model: nn.Module, data: Dataset, batches: int) -> tuple[list[Finding], dict]:
     """Findings and evidence of a sampler's log joint; call inside ``isolated``.   batches: see ``Estimators``."""
     temperature = method.temperature
     single = Potential(model, data.x_train, data.y_train, temperature)
-    double = Potential(copy.deepcopy(model).double(), *_cast(data, torch.float64), temperature)
+    y = data.y_train.double() if data.y_train.is_floating_point() else data.y_train
+    double = Potential(copy.deepcopy(model).double(), data.x_train.double(), y, temperature)
     z = double.initial + 0.2 * (single.prior_draws(PLACES) - double.initial)
     density, gradient = double(z)
     which = torch.linspace(0, double.size - 1, min(COORDINATES, double.size)).round().long().unique()
@@ -138,7 +120,11 @@ def _of_density(method: Method, model: nn.Module, data: Dataset, batches: int) -
     off = ((differences - chosen).abs() / scale).flatten().sort().values
     about = "gradient less finite differences, of the largest entry ({})"
     findings = [close(about.format("median"), off[len(off) // 2].item(), 0.0, SMOOTH + cancelled)]
-    findings += _precision(*single(z), density, gradient)
+    low, low_gradient = single(z)
+    rounded = ((low - density).abs() / density.abs().clamp_min(1.0)).max().item()
+    findings.append(close("log joint density in 32 bits less that in 64 (relative)", rounded, 0.0, SINGLE))
+    rounded = ((low_gradient - gradient).abs() / scale).max().item()
+    findings.append(close("gradient in 32 bits less that in 64, of the largest entry", rounded, 0.0, SINGLE))
     if linear_layer(model) is not None or getattr(model.net, "activation", None) in (torch.tanh, torch.sigmoid, None):
         findings.append(close(about.format("worst"), off[-1].item(), 0.0, 10 * SMOOTH + cancelled))
     if hasattr(method, "eta_share"):
@@ -160,42 +146,38 @@ def _of_elbo(
     check: Estimators, subject: Subject, method: Optimisation, model: nn.Module, data: Dataset, seed: int
 ) -> tuple[list[Finding], dict[str, Any]]:
     """Findings and evidence of an optimiser's objective; call inside ``isolated``."""
-    repeats, guide = check.repeats, subject.entry.guide(model)
     point = subject.converges_to == "point"
     latent = getattr(method, "prior_weight", 1.0) if point else getattr(method, "temperature", 1.0)
-    q = PointMass(model.initial) if point else guide
+    q = PointMass(model.initial) if point else subject.entry.guide(model)
     loop = replace(method, epochs=check.warm, batch_size=0, lr=0.01, final_lr=1.0)
-    loop = replace(loop, kl_warmup=0) if "kl_warmup" in fields_of(loop) else loop
+    loop = replace(loop, kl_warmup=0) if "kl_warmup" in defaults(loop) else loop
     trained = _Trained(model, q, data, seed, latent)
     trained.epochs(loop)
     num, approximate = len(data.x_train), hasattr(subject.entry, "channels")
-    batches = min(check.batches, num)
-    parts = torch.randperm(num, generator=torch.Generator().manual_seed(seed)).chunk(batches)
+    parts = torch.randperm(num, generator=torch.Generator().manual_seed(seed)).chunk(min(check.batches, num))
     weights, _ = in_weights = weight_space(model), weight_space(q)
 
     same_noise = []
     for rows in (None, *parts):
         with isolated(11):
             same_noise.append(trained.estimate(*in_weights, rows))
-    findings = _batch_findings(
-        "ELBO with the same noise", same_noise[0], same_noise[1:], [len(rows) / num for rows in parts]
-    )
-    estimators: dict[str, Callable[[], Values]] = {"all rows, one draw": lambda: trained.estimate(model, q)}
+    shares = [len(rows) / num for rows in parts]
+    findings = _batch_findings("ELBO with the same noise", same_noise[0], same_noise[1:], shares)
+    size = len(parts[0])
+    estimators: dict[str, Callable[[], Values]] = {
+        "all rows": lambda: trained.estimate(model, q),
+        f"{PARTICLES} particles": lambda: trained.estimate(model, q, particles=PARTICLES),
+        "mini-batches": lambda: trained.estimate(model, q, torch.randperm(num)[:size]),
+    }
     if weights is not model:
         estimators["weight draws"] = lambda: trained.estimate(*in_weights)
-    estimators[f"{PARTICLES} particles"] = lambda: trained.estimate(model, q, particles=PARTICLES)
-    sizes = [-(-num // b) for b in dict.fromkeys((2, batches)) if 1 < b <= num]
-    for size in sizes:
-        rows = lambda size=size: torch.randperm(num)[:size]  # noqa: E731
-        estimators[f"batches of {size}"] = lambda rows=rows: trained.estimate(model, q, rows())
-    repeated = {name: [one() for _ in range(repeats)] for name, one in estimators.items()}
+    repeated = {name: [one() for _ in range(check.repeats)] for name, one in estimators.items()}
     elbos = {name: torch.cat([v for v, _ in pairs]).numpy()[:, None] for name, pairs in repeated.items()}
     gradients = {name: torch.cat([g for _, g in pairs]) for name, pairs in repeated.items()}
     whole, *others = gradients
-    directions = torch.randn(
-        gradients[whole].shape[1], PROJECTIONS, generator=torch.Generator().manual_seed(1)
-    ).double()
-    directions = nn.functional.normalize(torch.cat([directions, gradients[whole].mean(0)[:, None]], 1), dim=0)
+    directions = torch.randn(gradients[whole].shape[1], PROJECTIONS, generator=torch.Generator().manual_seed(1))
+    directions = torch.cat([directions.double(), gradients[whole].mean(0)[:, None]], 1)
+    directions = nn.functional.normalize(directions, dim=0)
     along = [*(f"direction {k + 1}" for k in range(PROJECTIONS)), "the mean gradient"]
     values = {name: np.column_stack([elbos[name], g @ directions]) for name, g in gradients.items()}
     rounding = ROUNDING * max(1.0, abs(elbos[whole].mean()))
@@ -205,25 +187,15 @@ def _of_elbo(
         level = "caution" if approximate and name == "weight draws" else "bad"
         findings += _alike(names, values[name], values[whole], tolerance, level)
     # As training computes it, mean over an epoch: a KL up to a constant, and masks, have no definition to go by.
-    trace = trained.epochs(replace(loop, epochs=min(repeats, 1000), lr=STILL, batch_size=size))
+    trace = trained.epochs(replace(loop, epochs=min(check.repeats, 1000), lr=STILL, batch_size=size))
     if subject.improper or (point and any(getattr(weights.net, "rates", ()))):
         findings += _alike(["ELBO as trained, beside that of all rows (nats)"], trace, elbos[whole], rounding)
     else:
         level = "caution" if approximate and weights is not model else "bad"
-        defined = _by_definition(*in_weights, data, latent, 4 * repeats, point)
         about = "ELBO as trained, beside log p(y, w) − log q(w) over drawn weights (nats)"
-        findings += _alike([about], trace, defined, rounding, level)
-    with in_mode(weights, training=False):
-        single = LogJoint(weights, data.x_train, data.y_train)
-        double = LogJoint(copy.deepcopy(weights).double(), *_cast(data, torch.float64))
-        findings += _precision(*single.gradient(single.initial[None]), *double.gradient(single.initial[None]))
-    by_size = Estimate.of_independent(np.column_stack([elbos[n] for n in (whole, *(f"batches of {s}" for s in sizes))]))
-    evidence: dict[str, Any] = {"batch_sizes": np.array([num, *sizes])}
-    evidence |= {"elbo": by_size.mean, "elbo_error": by_size.error}
-    if not point:
-        shares, errors = _variances(gradients.values())
-        evidence |= {"estimators": list(gradients), "variance": shares, "variance_error": errors}
-    return findings, evidence
+        findings += _alike([about], trace, trained.defined(*in_weights, 4 * check.repeats, point), rounding, level)
+    by_size = Estimate.of_independent(np.column_stack([elbos[whole], elbos["mini-batches"]]))
+    return findings, {"batch_sizes": np.array([num, size]), "elbo": by_size.mean, "elbo_error": by_size.error}
 
 
 @dataclass
@@ -250,39 +222,27 @@ class _Trained:
         gradients = torch.autograd.grad(elbo, list(g.parameters()), allow_unused=True, materialize_grads=True)
         return elbo.detach()[None].double(), torch.cat([v.flatten() for v in gradients]).double()[None]
 
-
-def _by_definition(
-    model: nn.Module, q: nn.Module, data: Dataset, latent: float, number: int, point: bool
-) -> np.ndarray:
-    """log p(y | x, w) + log p(w) − log q(w) of weights drawn from q (number, 1), nats."""
-    values = []
-    with torch.no_grad(), in_mode(model, training=False):
-        for _ in range(number):
-            nodes = poutine.trace(q).get_trace(None).nodes
-            sites = {k: s for k, s in nodes.items() if s["type"] == "sample" and not s["is_observed"]}
-            w = {k: s["value"].detach()[None] for k, s in sites.items() if not s["infer"].get("is_auxiliary")}
-            log_q = 0.0 if point else sum(s["fn"].log_prob(s["value"]).sum() for s in sites.values())
-            prior, likelihood = log_joints(model, w, data.x_train, data.y_train)
-            values.append((likelihood + latent * (prior - log_q)).double().item())
-    return np.array(values)[:, None]
+    def defined(self, m: nn.Module, g: nn.Module, number: int, point: bool) -> np.ndarray:
+        """log p(y | x, w) + log p(w) − log q(w) of weights drawn from q (number, 1), nats."""
+        values = []
+        with torch.no_grad(), in_mode(m, training=False):
+            for _ in range(number):
+                nodes = poutine.trace(g).get_trace(None).nodes
+                sites = {k: s for k, s in nodes.items() if s["type"] == "sample" and not s["is_observed"]}
+                w = {k: s["value"].detach()[None] for k, s in sites.items() if not s["infer"].get("is_auxiliary")}
+                log_q = 0.0 if point else sum(s["fn"].log_prob(s["value"]).sum() for s in sites.values())
+                prior, likelihood = log_joints(m, w, self.data.x_train, self.data.y_train)
+                values.append((likelihood + self.latent * (prior - log_q)).double().item())
+        return np.array(values)[:, None]
 
 
 def _alike(
     names: list[str], values: np.ndarray, reference: np.ndarray, tolerance: np.ndarray | float, level: str = "bad"
 ) -> list[Finding]:
     """Means of (R, M) estimates that should be those of the reference, (R', M); of a NaN, none is right."""
-    base = Estimate.of_independent(reference)
-    expected = np.nan_to_num(base.mean, nan=np.inf)
-    return judge(names, Estimate.of_independent(values).less(base), expected, tolerance=tolerance, level=level)
-
-
-def _variances(repeats: Iterable[Tensor]) -> tuple[np.ndarray, np.ndarray]:
-    """Total variance of each estimator's gradient as a share of the first one's, and its standard error."""
-    squares = [(g - g.mean(0)).square().sum(1).numpy() for g in repeats]
-    totals = [(s.mean(), s.std() / np.sqrt(len(s))) for s in squares]
-    total, error = np.maximum(np.array(totals).T, 1e-300)
-    share, relative = total / total[0], error / total
-    return share, share * np.hypot(relative, relative[0]) * (np.arange(len(share)) > 0)
+    own, base = Estimate.of_independent(values), Estimate.of_independent(reference)
+    difference = Estimate(own.mean, np.hypot(own.error, base.error), own.freedom)
+    return judge(names, difference, np.nan_to_num(base.mean, nan=np.inf), tolerance=tolerance, level=level)
 
 
 def _sentence(findings: list[Finding], evidence: Mapping[str, Any]) -> str:

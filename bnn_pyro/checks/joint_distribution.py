@@ -11,16 +11,16 @@ kernel left it, with the targets that it was given. With y_k, only the prior wou
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 import pyro
 
-from bnn_pyro.checks.check import Finding, Outcome, Subject, most_off, worst
-from bnn_pyro.checks.joint_chains import QUANTILES, JointChains, Shift, transitions_of
+from bnn_pyro.checks.check import Estimate, Finding, Outcome, Subject, judge, most_off, worst
+from bnn_pyro.checks.joint_chains import JointChains, transitions_of
 from bnn_pyro.errors import UserError
-from bnn_pyro.inference import Method
 from bnn_pyro.isolation import isolated
 from bnn_pyro.progress import Report
 
@@ -28,14 +28,12 @@ __all__ = ["JointDistribution"]
 
 #: Settings of the methods that have them; a user's own go above. Long steps are often rejected: that is to be seen.
 SETTINGS = {"warmup": 150, "target_accept": 0.6, "lr": 0.01, "max_steps": 50}
-#: Step sizes that are compared: the method's own, and that divided by so much; and how often the step size is divided
-#: before, where the user gave none and chains diverge or are far off.
-DIVIDED, ATTEMPTS = 4, 2
+#: How many step sizes are tried, and by how much they are divided, where the user gave none and chains diverge or are
+#: far off.
+ATTEMPTS, DIVIDED = 3, 4
 #: A distribution that is off by a quarter of a standard deviation, or of a variance, is no posterior of this model; and
 #: nothing that is off by less is seen where the Monte-Carlo error is too large to tell.
 LARGE = OF_INTEREST = 0.25
-#: Of the names of quantities extrapolated.
-AT_ZERO = " at step size 0"
 
 
 @dataclass(frozen=True)
@@ -47,12 +45,6 @@ class JointDistribution:
     steps   of a method with a step size alone, which make one transition
     rows    of the training inputs        inputs  columns of them, at most
     hidden  units of a hidden layer, at most
-
-    ``evidence``: quantities, M names; shift, error, z (M, 2), how far mean and variance of each one's normal scores
-    are off those of the joint distribution; drift, drift_error (sweeps, M, 2), the same after each sweep; levels (199,)
-    and scores (199, M), quantiles of the standard Normal and of the chains' normal scores; bound, what |z| stays below
-    with probability 1 − ALPHA; renewed, the share of a slope that one transition makes anew. Empty where chains
-    diverged.
     """
 
     title: ClassVar[str] = "Joint distribution test"
@@ -85,91 +77,51 @@ class JointDistribution:
 
     def run(self, subject: Subject, *, seed: int = 0, report: Report | None = None) -> Outcome:
         """See ``Check``."""
-        method = subject.method(SETTINGS)
+        method, exact = subject.method(SETTINGS), subject.converges_to == "exact"
         with isolated(seed), pyro.validation_enabled(False), np.errstate(all="ignore"):  # of trajectories
-            joint = JointChains(self, subject, seed, report)
-            if subject.converges_to == "exact":
-                shift, sentence, findings = _exact(joint, method)
-            else:
-                attempts = 0 if "lr" in subject.given else ATTEMPTS
-                shift, sentence, findings = _at_step_sizes(joint, method, self.steps, attempts)
-        limit = [f for f in findings if subject.converges_to == "exact" or f.about.endswith(AT_ZERO)]
-        p = min((f.p for f in limit if f.p is not None), default=0.0)
-        evidence: dict[str, Any] = {}
-        if shift is not None:
-            evidence = shift._asdict() | {"z": shift.shift / shift.error, "bound": shift.bound}
-            evidence |= {"quantities": joint.names, "levels": QUANTILES}
-        level, settings = worst(f.level for f in findings), subject.settings(method, joint.entry)
+            joint = JointChains(self, subject, seed)
+            for k in range(1 if exact or "lr" in subject.given else ATTEMPTS):
+                method = replace(method, lr=method.lr / DIVIDED) if k else method
+                try:
+                    evidence = joint.compare(method, self.steps * DIVIDED**k, report)
+                    sentence, findings = self._verdict(evidence, 0.0 if exact else method.lr)
+                except UserError as error:
+                    what = "the warm-up of the sampler fails" if exact else f"at lr {method.lr:g} chains diverge"
+                    evidence, sentence = {}, f"{what}: {error}"
+                    findings = [Finding("transitions of the chains", float("nan"), level="bad")]
+                if (level := worst(f.level for f in findings)) != "bad":
+                    break
+        p = min((f.p for f in findings if f.p is not None), default=0.0)
+        settings = subject.settings(method, joint.entry)
         return Outcome("joint-distribution", level, sentence, settings, findings, evidence, {"joint_p": p})
 
-
-# -- the verdict -------------------------------------------------------------------------------------------------------
-Judged = tuple[Shift | None, str, list[Finding]]
-
-
-def _exact(joint: JointChains, method: Method) -> Judged:
-    """A sampler that converges to the posterior must be on it."""
-    try:
-        shift = joint.compare(method)
-    except UserError as error:
-        sentence = f"the sampler does not get through its warm-up: {error}"
-        return None, sentence, [Finding("transitions of the chains", float("nan"), level="bad")]
-    findings = joint.findings(shift.shift, shift.error, "bad")
-    if off := most_off(findings):
-        return shift, f"transitions do not leave the joint distribution as it is: {off}", findings
-    number = joint.check.chains * joint.check.sweeps
-    sentence = f"{number:,} transitions leave the joint distribution as it is in {len(findings)} comparisons"
-    return _seen(joint, shift, findings, sentence)
-
-
-def _at_step_sizes(joint: JointChains, method: Method, steps: int, attempts: int) -> Judged:
-    """A sampler with a bias of the order of its step size: what is left of it as the step size goes to 0.
-
-    attempts: how often the step size may be divided, where chains diverge or are far off for it.
-    """
-    small, smaller = replace(method, lr=method.lr / DIVIDED), DIVIDED * steps
-    try:
-        shift = joint.compare(method, steps=steps)
-        near = joint.compare(small, steps=smaller)
-    except UserError as error:
-        if attempts:
-            return _at_step_sizes(joint, small, smaller, attempts - 1)
-        finding = Finding("step size, as lr", method.lr, level="bad")
-        return None, f"at lr {method.lr:g} the chains diverge: {error}", [finding]
-    at_lr = joint.findings(shift.shift, shift.error, "caution")
-    top = max((f for f in at_lr if f.level == "caution"), key=lambda f: abs(f.estimate), default=None)
-    large = top is not None and abs(top.estimate) - 3 * top.error > LARGE
-    if large and attempts == ATTEMPTS and abs(near.shift).max() < 0.5 * abs(shift.shift).max():
-        return _at_step_sizes(joint, small, smaller, attempts - 1)
-    left = (DIVIDED * near.shift - shift.shift) / (DIVIDED - 1)
-    common = joint.expected.var(0) / len(joint.expected)  # the same draws of the joint distribution in both
-    own = DIVIDED**2 * (near.error**2 - common) + (shift.error**2 - common)
-    error = np.sqrt(own / (DIVIDED - 1) ** 2 + common)
-    # Of the second order in the step size, which this does not take away: a bias of 1/(1 − c) − 1 leaves c²/DIVIDED.
-    limit = joint.findings(left, error, "bad", 2 * shift.shift**2 / DIVIDED, AT_ZERO)
-    findings = [*at_lr, *limit]
-    if off := most_off(limit):
-        return shift, f"a bias does not vanish with the step size: {off}", findings
-    if top is None:
-        return _seen(joint, shift, findings, f"no bias is seen at lr {method.lr:g}")
-    amount = f"at lr {method.lr:g} the {top.about} is off by {top.estimate:+.2g} of its own spread"
-    if large:
-        findings.append(Finding("step size, as lr", method.lr, level="bad"))
-        return shift, f"the step is too large: {amount}; take a smaller lr", findings
-    remains = abs(left.ravel()[at_lr.index(top)]) > 0.5 * abs(top.estimate)
-    what = "and there are too few draws to tell whether that vanishes" if remains else "a bias that vanishes"
-    return shift, f"{amount}, {what} with the step size", findings
-
-
-def _seen(joint: JointChains, shift: Shift, findings: list[Finding], sentence: str) -> Judged:
-    """Where nothing is off: the sentence, and what would have been seen."""
-    # The least error of posterior variances that those of the slopes would show: off by that after many transitions,
-    # after k of them as far as they have come. A kernel that never moves leaves every distribution as it is.
-    come = 1 - (1 - shift.renewed) ** np.arange(1, joint.check.sweeps + 1)
-    blind = shift.bound * float(np.median(shift.error[joint.slopes, 1])) / max(float(come.mean()), 1e-9)
-    if blind <= OF_INTEREST:
-        return shift, f"{sentence}; variances off by {blind:.0%} would be seen", findings
-    amount = f"by {blind:.0%}" if blind < 2 else "by any amount"
-    words = f"too few draws to tell: variances could be off {amount} and not be seen; take more chains or sweeps"
-    finding = Finding("error of the variances that would be seen", blind, OF_INTEREST, level="caution")
-    return shift, words, [*findings, finding]
+    def _verdict(self, evidence: Mapping[str, Any], lr: float) -> tuple[str, list[Finding]]:
+        """Sentence and findings.   lr: the step size that a bias may be of; 0 where there may be none."""
+        shift, error = evidence["shift"], evidence["error"]
+        sides = [f"{side} of {name}" for name in evidence["quantities"] for side in ("mean", "variance")]
+        estimate = Estimate(shift.ravel(), error.ravel())
+        findings = judge(sides, estimate, np.zeros(shift.size), level="caution" if lr else "bad")
+        if lr and (biased := [f for f in findings if f.level == "caution"]):
+            top = max(biased, key=lambda f: abs(f.estimate))
+            words = f"at lr {lr:g} the {top.about} is off by {top.estimate:+.2g} of its own spread"
+            if abs(top.estimate) - 3 * top.error <= LARGE:
+                return f"{words}, which the bias of a finite step may be", findings
+            findings[findings.index(top)] = replace(top, level="bad")
+            return f"{words}: the step is too large, or something else is wrong; take a smaller lr", findings
+        if off := most_off(findings):
+            return f"transitions do not leave the joint distribution as it is: {off}", findings
+        # The least error of posterior variances that those of the slopes would show: off by that after many
+        # transitions, after k of them as far as they have come. A kernel that never moves leaves every distribution as
+        # it is.
+        come = 1 - (1 - evidence["renewed"]) ** np.arange(1, self.sweeps + 1)
+        slopes = [name.startswith("slope along") for name in evidence["quantities"]]
+        blind = evidence["bound"] * float(np.median(error[slopes, 1])) / max(float(come.mean()), 1e-9)
+        if blind <= OF_INTEREST:
+            words = (
+                f"{self.chains * self.sweeps:,} transitions leave the joint distribution as it is in {len(findings)} "
+            )
+            return f"{words}comparisons; variances off by {blind:.0%} would be seen", findings
+        amount = f"by {blind:.0%}" if blind < 2 else "by any amount"
+        words = f"too few draws to tell: variances could be off {amount} and not be seen; take more chains or sweeps"
+        about = "error of the variances that would be seen"
+        return words, [*findings, Finding(about, blind, OF_INTEREST, level="caution")]

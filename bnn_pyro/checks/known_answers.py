@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
-from scipy.stats import norm, t
+from scipy.stats import t
 from torch import Tensor
 
 from bnn_pyro.checks.check import ALPHA, Estimate, Finding, Outcome, Subject, judge, most_off, worst, z_scores
@@ -28,11 +28,8 @@ __all__ = ["ClosedForm", "KnownAnswers", "Logistic", "Quadrature", "problem_meth
 BLIND = 0.1
 #: Methods that give a guide or points, whose own randomness is seen by fitting again and again.
 REFITTED = ("best in family", "point")
-#: Central intervals; draws that are kept for a figure.
-LEVELS, SHOWN_DRAWS = (0.5, 0.8, 0.95), 1000
-
-#: How far a method is off the posterior: in words, of the method, of the posterior.
-Amount = tuple[str, float, float]
+#: Draws that are kept for a figure.
+SHOWN_DRAWS = 1000
 
 
 @dataclass(frozen=True)
@@ -60,63 +57,41 @@ class KnownAnswers:
         return subject.irreducible()
 
     def run(self, subject: Subject, *, seed: int = 0, report: Report | None = None) -> Outcome:
-        """See ``Check``.
-
-        ``evidence``: labels (M,) of every quantity of all problems; z (M,), standard errors between estimate and claim,
-        and the bound of an alarm; and what :func:`_arrays` has.
-        """
-        problems, compared, findings = self.problems(subject), [], []
-        biased = subject.converges_to == "exact as lr → 0" and not subject.given.get("batch_size")
-        tests = len(problems) + biased * sum(problem.batches > 1 for problem in problems)
-        for k, problem in enumerate(problems):
-            compared.append(_compare(problem, subject, self, seed, tests))
-            findings += compared[-1].findings
-            if biased and problem.batches > 1:
-                size = len(problem.inputs) // problem.batches
-                findings += _compare(problem, subject, self, seed, tests, size).findings
+        """See ``Check``."""
+        problems, compared = self.problems(subject), []
+        cases = [(problem, 0) for problem in problems]
+        if subject.converges_to == "exact as lr → 0" and not subject.given.get("batch_size"):
+            cases += [(problem, len(problem.inputs) // problem.batches) for problem in problems if problem.batches > 1]
+        for k, (problem, batch_size) in enumerate(cases):
+            compared.append(_compare(problem, subject, self, seed, len(cases), batch_size))
             if report is not None:
-                report(k + 1, len(problems), {"problem": problem.title})
-        amounts = [amount for c in compared for amount in c.amounts]
+                report(k + 1, len(cases), {"problem": problem.title})
+        findings = [finding for c in compared for finding in c.findings]
         if subject.converges_to != "exact":
-            level = worst(c.beside for c in compared)
-            findings += [Finding(about, value, exact, level=level) for about, value, exact in amounts]
-        where = " and ".join(problem.title for problem in problems)
-        evidence = {k: v for c in compared for k, v in c.evidence.items()}
+            findings += [amount for c in compared[: len(problems)] for amount in c.amounts]
+        evidence = {k: v for c in reversed(compared) for k, v in c.evidence.items()}
         evidence |= {k: np.concatenate([c.evidence[k] for c in compared]) for k in ("labels", "z")}
         evidence["bound"] = max(c.evidence["bound"] for c in compared)
-        return Outcome(
-            self.name,
-            worst(f.level for f in findings),
-            _sentence(where, compared[-1].claim, findings, amounts if not subject.exact else []),
-            compared[-1].settings,
-            findings,
-            evidence,
-            {self.name.replace("-", "_"): amounts[0][1]},
-        )
+        sentence = _sentence(problems, compared, findings, subject.exact)
+        figures = {self.name.replace("-", "_"): compared[0].amounts[0].estimate}
+        level = worst(f.level for f in findings)
+        return Outcome(self.name, level, sentence, compared[0].settings, findings, evidence, figures)
 
 
 @dataclass(frozen=True)
 class ClosedForm(KnownAnswers):
-    """Settings of the check against closed forms; see also ``KnownAnswers``.
-
-    rows, inputs  of linear regression; neighbouring inputs correlate at 0.7, and there is a bias
-    points        new inputs at which predictions are compared
-    """
-
-    rows: int = 200
-    inputs: int = 4
-    points: int = 8
+    """Settings of the check against closed forms: those of ``KnownAnswers``."""
 
     name: ClassVar[str] = "closed-form"
     title: ClassVar[str] = "Closed forms"
     idea: ClassVar[str] = (
         "Without hidden layers, with a Normal prior and a known noise, the network is Bayesian linear regression: "
-        "means, covariances, predictions and the evidence are held against the formulas."
+        "means, covariances, predictions and the evidence are compared with the formulas."
     )
 
     def problems(self, subject: Subject) -> list[Problem]:
         """Linear regression."""
-        return [linear_regression(self.rows, self.inputs, self.points)]
+        return [linear_regression(200, 4, 8)]
 
 
 @dataclass(frozen=True)
@@ -127,7 +102,7 @@ class Quadrature(KnownAnswers):
     title: ClassVar[str] = "Numerical integration"
     idea: ClassVar[str] = (
         "Logistic regression with two weights, and one tanh unit, whose posterior has two modes that differ in sign: "
-        "means, covariances and predictions are held against integrals over a grid."
+        "means, covariances and predictions are compared with integrals over a grid."
     )
 
     def problems(self, subject: Subject) -> list[Problem]:
@@ -137,40 +112,30 @@ class Quadrature(KnownAnswers):
 
 @dataclass(frozen=True)
 class Logistic(KnownAnswers):
-    """Settings of the check of logistic regression with more weights; see also ``KnownAnswers``.
-
-    rows, inputs  of the data; neighbouring inputs correlate at 0.7, and there is a bias
-    points        new inputs at which predictions are compared
-    """
-
-    rows: int = 100
-    inputs: int = 5
-    points: int = 10
+    """Settings of the check of logistic regression with more weights: those of ``KnownAnswers``."""
 
     name: ClassVar[str] = "logistic"
     title: ClassVar[str] = "Logistic regression"
     idea: ClassVar[str] = (
-        "A posterior of six weights that no grid holds, and for samplers and Laplace one of three classes: means, "
-        "covariances and predictions are held against importance sampling with 32,768 quasi-random points."
+        "A posterior that no grid holds, of six weights and two classes, or nine and three for samplers and Laplace: "
+        "means, covariances and predictions are compared with importance sampling with 32,768 quasi-random points."
     )
     quick: ClassVar[Mapping[str, Any]] = {"effort": 1.0, "fits": 6}
 
     def problems(self, subject: Subject) -> list[Problem]:
-        """Of two classes, and of three where the method is not fitted again and again."""
-        three = [] if subject.converges_to in REFITTED else [softmax_regression(self.rows // 2, 2, self.points)]
-        return [six_weights(self.rows, self.inputs, self.points), *three]
+        """Of two classes, or of three where the method is not fitted again and again."""
+        return [six_weights(60, 5, 10) if subject.converges_to in REFITTED else softmax_regression(50, 2, 10)]
 
 
 # -- the runner ------------------------------------------------------------------------------------------------------
 class _Compared(NamedTuple):
-    """Draws of a method on a problem beside what is claimed, in words; and the level beside the posterior itself."""
+    """Draws of a method on a problem beside what is claimed, in words; how far they are off the posterior itself."""
 
     claim: str
     settings: dict[str, Any]
     findings: list[Finding]
-    beside: str
+    amounts: list[Finding]
     evidence: dict[str, Any]
-    amounts: list[Amount]
 
 
 def problem_method(problem: Problem, subject: Subject, effort: float, **settings: Any) -> Method:
@@ -196,62 +161,48 @@ def _compare(
     pairs = [drawn(problem, posterior, i) for i, posterior in enumerate(posteriors)]
     w, f = (torch.cat(parts) for parts in zip(*pairs, strict=True))
     values = problem.quantities(w, f).numpy()
-    estimate = draws = Estimate.of_independent(values.reshape(-1, values.shape[-1]))
-    if to == "exact":
-        estimate = Estimate.of_chains(values)
-    elif len(values) > 1:
-        estimate = Estimate.of_runs(values.mean(1))
-    claim = claim_of(problem, to, method, posteriors[0], estimate)
+    means = values[0] if len(values) == 1 else values.mean(1)
+    estimate = Estimate.of_chains(values) if to == "exact" else Estimate.of_independent(means)
+    claim = claim_of(problem, to, method, posteriors[0])
     labels = [f"{label} ({problem.title}{', mini-batches' if batch_size else ''})" for label in problem.labels()]
-    # Several fits have the same limit: all draws together are that much surer of it.
-    beside = judge(labels, draws if fits > 1 else estimate, problem.exact, tolerance=problem.stops)
     if subject.exact:  # chains of one posterior
         w, f = (v.flatten(0, 1)[None] for v in (w, f))
-    findings = judge(labels, estimate, claim.low, high=claim.high, tolerance=claim.tolerance, tests=tests)
+    bounds = {"high": claim.high, "tolerance": claim.tolerance}
+    findings = judge(labels, estimate, claim.low, **bounds, tests=tests, level=claim.level)
     if (noisy := float(estimate.error[: problem.size + len(problem.x)].max())) > BLIND:  # of means
         about = f"Monte-Carlo error ({problem.title}, posterior sd): too few independent draws to tell"
         findings.append(Finding(about, noisy, BLIND, level="caution"))
     findings += density_findings(problem, method, posteriors[0])
     findings += evidence_findings(problem, method, posteriors, claim)
-    unknown = np.isnan(claim.low)  # no claim: it is compared with the posterior itself
-    low, high = (np.where(unknown, problem.exact, bound) for bound in (claim.low, claim.high))
-    z = z_scores(estimate, low, high, np.where(unknown, 0.0, claim.tolerance))
+    z = z_scores(estimate, claim.low, **bounds)
     alarm = float(np.max(t.isf(ALPHA / (2 * len(z) * tests), estimate.freedom)))
     evidence = {"labels": np.array(labels), "z": z, "bound": alarm, **_arrays(problem, w, f)}
-    level = "caution" if any(finding.level == "bad" for finding in beside) else "good"
-    settings = subject.settings(method, entry)
-    return _Compared(claim.name, settings, findings, level, evidence, _amounts(problem, w, f))
+    apart = np.abs(claim.low - problem.exact).max() > problem.stops  # what is claimed is not the posterior
+    amounts = _amounts(problem, w, f, "caution" if apart else "good")
+    return _Compared(claim.name, subject.settings(method, entry), findings, amounts, evidence)
 
 
-def _amounts(problem: Problem, w: Tensor, f: Tensor) -> list[Amount]:
+def _amounts(problem: Problem, w: Tensor, f: Tensor, level: str) -> list[Finding]:
     """How far C approximations (C, D, P), (C, D, B) are off the posterior."""
     unit, size = problem.units(w, f), problem.size
     sd, mean = unit.std(1, correction=0).mean(0), unit.mean((0, 1))
     share = f"standard deviation of the {{}} as a share of the posterior's, mean ({problem.title})"
     apart = f"distance of mean predictions from the posterior's, in its standard deviations, mean ({problem.title})"
     return [
-        (share.format("weights"), sd[:size].mean().item(), 1.0),
-        (share.format("predictions"), sd[size:].mean().item(), 1.0),
-        (apart, mean[size:].abs().mean().item(), 0.0),
+        Finding(share.format("weights"), sd[:size].mean().item(), 1.0, level=level),
+        Finding(share.format("predictions"), sd[size:].mean().item(), 1.0, level=level),
+        Finding(apart, mean[size:].abs().mean().item(), 0.0, level=level),
     ]
 
 
 def _arrays(problem: Problem, w: Tensor, f: Tensor) -> dict[str, Any]:
-    """For the figures.
-
-    Of linear regression exact_mean, exact_sd, mean, sd (B,) of the outputs; levels, coverage, weight_coverage (3,) of
-    intervals. Of two weights NAME_names; NAME_axis_1, NAME_axis_2 (n,), NAME_density (n, n); NAME_draws (S, 2).
-    """
+    """For the figures of linear regression, and of two weights."""
     if problem.known is not None:
-        unit, weights, outputs = problem.units(w, f), slice(problem.size), slice(problem.size, None)
-        sd, mean, (exact_mean, exact_sd) = unit.std(1, correction=0).mean(0), unit.mean((0, 1)), problem.moments
+        unit, (exact_mean, exact_sd) = problem.units(w, f), problem.moments
+        sd, mean = unit.std(1, correction=0).mean(0), unit.mean((0, 1))
         arrays = {"exact_mean": exact_mean, "exact_sd": exact_sd}
         arrays |= {"mean": exact_mean + mean * exact_sd, "sd": sd * exact_sd}
-        return {name: value[outputs].numpy() for name, value in arrays.items()} | {
-            "levels": np.array(LEVELS),
-            "coverage": _coverage(mean[outputs], sd[outputs]),
-            "weight_coverage": _coverage(mean[weights], sd[weights]),
-        }
+        return {name: value[problem.size :].numpy() for name, value in arrays.items()}
     if problem.size > 2:
         return {}
     flat, step = w.flatten(0, 1), max(1, len(problem.posterior.axes[0]) // 200)
@@ -262,21 +213,17 @@ def _arrays(problem: Problem, w: Tensor, f: Tensor) -> dict[str, Any]:
     return {f"{problem.name}_{what}": value for what, value in arrays.items()}
 
 
-def _coverage(off: Tensor, sd: Tensor) -> np.ndarray:
-    """Share of a standard Normal inside central intervals of Normal(off, sd), for each level, mean; (3,)."""
-    half = norm.ppf(0.5 + np.array(LEVELS) / 2)[:, None] * sd.numpy()
-    return (norm.cdf(off.numpy() + half) - norm.cdf(off.numpy() - half)).mean(1)
-
-
-def _sentence(where: str, claim: str, findings: Sequence[Finding], amounts: Sequence[tuple]) -> str:
+def _sentence(
+    problems: Sequence[Problem], compared: Sequence[_Compared], findings: Sequence[Finding], exact: bool
+) -> str:
+    where, claim = " and ".join(problem.title for problem in problems), compared[-1].claim
     if off := most_off(findings):
         return f"On {where} this is not {claim}: {off}"
-    if p := [f.p for f in findings if f.p is not None]:
-        least = f"smallest p {min(p):.2g}, alarm below {ALPHA:g}"
-        words = f"On {where} this is {claim}: {len(p)} quantities agree within their errors ({least})."
-    else:
-        words = f"On {where}, what this method tends to is not known; it can only be compared with the posterior."
-    if amounts:
-        parts = (f"{about} {value:.2f} ({exact:g} is exact)" for about, value, exact in amounts)
-        words += f" Against the posterior itself: {'; '.join(parts)}."
+    p = [f.p for f in findings if f.p is not None]
+    words = f"On {where} this is {claim}: {len(p)} quantities agree within their errors"
+    words += f" (smallest p {min(p):.2g}, alarm below {ALPHA:g})."
+    for problem, one in [] if exact else zip(problems, compared, strict=True):
+        weights, predictions, off = (f"{amount.estimate:.2f}" for amount in one.amounts)
+        words += f" Beside the posterior of {problem.title}, standard deviations of weights are {weights} of its own, "
+        words += f"those of predictions {predictions}, and mean predictions lie {off} of them off."
     return words + "".join(f" {f.about}." for f in findings if f.about.startswith("Monte-Carlo"))

@@ -146,14 +146,12 @@ def stationary_covariance(precision: Tensor, eta: float, friction: float, noise:
     return torch.from_numpy(covariance[: len(one), : len(one)])
 
 
-def stationary(method: Method, exact: LinearGaussian) -> tuple[Tensor | None, Tensor | None]:
-    """Two covariances (P, P) between which that of a stochastic-gradient method at its own step size lies.
+def stationary(method: Method, exact: LinearGaussian) -> tuple[Tensor, Tensor]:
+    """Two covariances (P, P) between which that of a stochastic-gradient method at its own constant step size lies.
 
     Without the noise of mini-batches, and with that of independent ones; batches that take every row once an epoch lie
-    between. (None, None) where neither is known.
+    between.
     """
-    if method.schedule != "constant":
-        return None, None
     num, size = len(exact.x), method.batch_size
     eta = method.eta_share * method.lr / num
     low = stationary_covariance(exact.precision, eta, method.friction)

@@ -3,8 +3,8 @@
     p(y | x, D) = 1/S Σ_s p(y | x, w_s):   log p is the log of the mean, never the mean of the logs
 
 Linear regression, logistic regression and three classes. What is compared are two ways to use the same draws, so that
-there is no Monte-Carlo error between them. The density that an exact sampler's draws make is held against the posterior
-predictive itself too: in closed form, or by numerical integration.
+there is no Monte-Carlo error between them. The density that an exact sampler's draws make is compared with the
+posterior predictive itself too: in closed form, or by numerical integration.
 """
 
 from __future__ import annotations
@@ -30,32 +30,30 @@ from bnn_pyro.progress import Report
 
 __all__ = ["PredictiveCheck"]
 
+#: New inputs B of every problem.
+POINTS = 12
 #: What float32 may leave of a number near 1 after sums over the draws.
 ROUNDING = 2e-4
 QUANTILES = (0.05, 0.5, 0.95)
 
-Rows = dict[str, tuple[Any, np.ndarray]]  # quantity -> as ``predict`` has it, by hand
+Rows = dict[str, tuple[Tensor, np.ndarray]]  # quantity -> as ``predict`` has it, by hand
 
 
 @dataclass(frozen=True)
 class PredictiveCheck:
     """Settings of the check of predictions.
 
-    rows    of linear regression and of three classes
     draws   S of every prediction
-    points  new inputs B
     effort  length of runs and trainings, in those of the quick budget of the other checks
     """
 
-    rows: int = 40
     draws: int = 2000
-    points: int = 12
     effort: float = 1.0
 
     title: ClassVar[str] = "Predictions"
     idea: ClassVar[str] = (
         "Mean probabilities, log densities, entropies and quantiles of a prediction are worked out again from the same "
-        "draws by hand; an exact sampler's are held against the exact posterior predictive."
+        "draws by hand; an exact sampler's are compared with the exact posterior predictive."
     )
     quick: ClassVar[Mapping[str, Any]] = {"draws": 500, "effort": 0.4}
 
@@ -64,30 +62,28 @@ class PredictiveCheck:
         return subject.irreducible()
 
     def run(self, subject: Subject, *, seed: int = 0, report: Report | None = None) -> Outcome:
-        """See ``Check``.
-
-        ``evidence``: of targets of all three problems, log densities in nats (3 B,): log_density of ``predict``,
-        log_of_mean by hand, mean_of_log, which a wrong average would give, and exact, the posterior's.
-        """
+        """See ``Check``."""
         findings: list[Finding] = []
         labels, shares = [], []
         evidence: dict[str, list[np.ndarray]] = {}
-        linear, three = (made(self.rows, 2, self.points) for made in (linear_regression, softmax_regression))
-        problems = (linear, TWO_WEIGHTS["logistic"], three)
+        problems = (linear_regression(40, 2, 1), TWO_WEIGHTS["logistic"], softmax_regression(40, 2, 1))
         for k, problem in enumerate(problems):
             method = problem_method(problem, subject, self.effort)
             entry, data = subject.reduced(**problem.settings), problem.data
             posterior = fit(entry, data, method, seed=seed, device="cpu", progress=False)
-            x = torch.linspace(-2, 2, self.points)[:, None] * torch.tensor([1.0, -0.6])[: problem.inputs.shape[1]]
+            x = torch.linspace(-2, 2, POINTS)[:, None] * torch.tensor([1.0, -0.6])[: problem.inputs.shape[1]]
             y, exact = _targets(problem, x.double())
             prediction = predict(posterior, x, num_draws=self.draws, seed=seed)
             sites = posterior.draw(self.draws, seed=seed)  # the very draws that ``predict`` takes
             w, bias = (sites[f"layers.0.{name}"].double().numpy() for name in ("weight", "bias"))
             f = np.einsum("skd,bd->sbk", w, x.double().numpy()) + bias[:, None]
-            rows, densities = (_classes if data.schema.has_classes else _regression)(prediction, f, y)
+            rows, terms = (_classes if data.schema.has_classes else _regression)(prediction, f, y)
+            density, by_hand = prediction.log_prob(y), logsumexp(terms, 0) - math.log(len(f))
+            rows["log predictive density (nats)"] = density, by_hand
             findings += [_largest(f"{what} ({problem.title})", *pair) for what, pair in rows.items()]
-            for what, values in {**densities, "exact": exact}.items():
-                evidence.setdefault(what, []).append(values)
+            values = (density.numpy(), by_hand, terms.mean(0), exact)
+            for what, value in zip(("log_density", "log_of_mean", "mean_of_log", "exact"), values, strict=True):
+                evidence.setdefault(what, []).append(value)
             if subject.converges_to == "exact" and getattr(method, "temperature", 1.0) == 1.0:
                 chains = next(iter(posterior.chains.values())).shape[:2]
                 every = predict(posterior, x, num_draws=chains.numel(), seed=seed).log_probs(y).double().numpy()
@@ -124,11 +120,9 @@ def _targets(problem: Problem, x: Tensor) -> tuple[Tensor, np.ndarray]:
     return y, problem.posterior.expect(problem.log_probs(problem.posterior.w, x, y).exp()).log().numpy()
 
 
-def _regression(p: Prediction, f: np.ndarray, y: Tensor) -> tuple[Rows, dict[str, np.ndarray]]:
-    """f: (S, B, 1) means."""
+def _regression(p: Prediction, f: np.ndarray, y: Tensor) -> tuple[Rows, np.ndarray]:
+    """Of means f (S, B, 1); and log p(y | x, w) (S, B)."""
     f, target = f[..., 0], y.double().numpy()
-    terms = norm.logpdf(target, f, NOISE)
-    log = logsumexp(terms, 0) - math.log(len(f))
 
     def quantile(level: float, column: np.ndarray) -> float:
         ends = column.min() - 9 * NOISE, column.max() + 9 * NOISE
@@ -138,27 +132,24 @@ def _regression(p: Prediction, f: np.ndarray, y: Tensor) -> tuple[Rows, dict[str
         "predictive mean": (p.mean, f.mean(0)),
         "predictive variance": (p.total, NOISE**2 + f.var(0)),
         "variance between draws": (p.epistemic, f.var(0)),
-        "log predictive density (nats)": (p.log_prob(y), log),
         "P(y ≤ t)": (p.cdf(y), norm.cdf(target, f, NOISE).mean(0)),
     }
     rows |= {f"{100 * q:g} % quantile": (p.quantile(q)[0], np.array([quantile(q, c) for c in f.T])) for q in QUANTILES}
-    return rows, {"log_density": p.log_prob(y).numpy(), "log_of_mean": log, "mean_of_log": terms.mean(0)}
+    return rows, norm.logpdf(target, f, NOISE)
 
 
-def _classes(p: Prediction, f: np.ndarray, y: Tensor) -> tuple[Rows, dict[str, np.ndarray]]:
-    """f: (S, B, K) scores, or (S, B, 1) log-odds of the second of two classes."""
+def _classes(p: Prediction, f: np.ndarray, y: Tensor) -> tuple[Rows, np.ndarray]:
+    """Of scores f (S, B, K), or log-odds (S, B, 1) of the second of two classes; and log p(y | x, w) (S, B)."""
     probs = softmax(np.concatenate([np.zeros_like(f), f], -1) if f.shape[-1] == 1 else f, -1)
-    mean, terms = probs.mean(0), np.log(probs[:, np.arange(len(y)), y.numpy()])
-    log = logsumexp(terms, 0) - math.log(len(f))
+    mean = probs.mean(0)
     total, aleatoric = -(mean * np.log(mean)).sum(-1), -(probs * np.log(probs)).sum(-1).mean(0)
     rows: Rows = {
         "mean probabilities": (p.mean, mean),
-        "log predictive probability (nats)": (p.log_prob(y), log),
         "entropy of the mean (nats)": (p.total, total),
         "mean entropy (nats)": (p.aleatoric, aleatoric),
         "mutual information (nats)": (p.epistemic, total - aleatoric),
     }
-    return rows, {"log_density": p.log_prob(y).numpy(), "log_of_mean": log, "mean_of_log": terms.mean(0)}
+    return rows, np.log(probs[:, np.arange(len(y)), y.numpy()])
 
 
 def _largest(about: str, values: Tensor, by_hand: np.ndarray) -> Finding:

@@ -128,7 +128,7 @@ class Problem:
     def posterior(self) -> Nodes:
         """The exact one."""
         if self.known is not None:
-            return normal(self.known.mean, torch.linalg.inv(self.known.precision), self.standard)
+            return self.normal(self.known.mean, torch.linalg.inv(self.known.precision))
         return grid(self.log_joint, 8 * self.prior_scale) if self.size == 2 else importance(self.log_joint, self.mode())
 
     def mode(self, prior_weight: float = 1.0) -> Tensor:
@@ -155,16 +155,13 @@ class Problem:
 
     def labels(self) -> list[str]:
         """Of the M quantities, in words."""
-        ones = [*(f"weight {i + 1}" for i in range(self.size)), *(f"input {b + 1}" for b in range(len(self.x)))]
-        means = [f"mean of {one}" for one in ones[: self.size]] + [
-            f"mean prediction at {one}" for one in ones[self.size :]
-        ]
+        ones = [f"weight {i + 1}" for i in range(self.size)]
+        ones += [f"the prediction at input {b + 1}" for b in range(len(self.x))]
         seconds = []
         for i, j in zip(*(index.tolist() for index in self.pairs), strict=True):
-            of = "the prediction at " if i >= self.size else ""
-            same = f"variance of {of}{ones[i]} (posterior variance)"
-            seconds.append(same if i == j else f"covariance of weights {i + 1} and {j + 1} (posterior sd)")
-        return [f"{mean} (posterior sd)" for mean in means] + seconds
+            pair = f"covariance of weights {i + 1} and {j + 1} (posterior sd)"
+            seconds.append(f"variance of {ones[i]} (posterior variance)" if i == j else pair)
+        return [f"mean of {one} (posterior sd)" for one in ones] + seconds
 
     def units(self, w: Tensor, f: Tensor) -> Tensor:
         """Weights (…, P) and predictions, of outputs (…, B), less their posterior means, in its sds; (…, P + B)."""
@@ -185,49 +182,42 @@ class Problem:
     @cached_property
     def exact(self) -> np.ndarray:
         """Expectations of the quantities (M,) under the posterior."""
-        return self._expect(self.posterior)
+        return self.expect(self.posterior)
 
-    def expect(self, mean: Tensor, covariance: Tensor | None) -> np.ndarray:
-        """Those under a Normal; of an unknown covariance the means of linear regression alone, the others NaN."""
-        expected = self._expect(
-            normal(mean, torch.zeros_like(mean).diag() if covariance is None else covariance, self.standard)
-        )
-        if covariance is None:
-            expected[self.size + len(self.x) if self.known else 0 :] = np.nan
-        return expected
-
-    def _expect(self, nodes: Nodes) -> np.ndarray:
+    def expect(self, nodes: Nodes) -> np.ndarray:
+        """Those under another distribution of the weights."""
         return nodes.expect(self.quantities(nodes.w, self.output(nodes.w, self.x))).numpy()
 
+    def normal(self, mean: Tensor, covariance: Tensor) -> Nodes:
+        """Of Normal(mean, covariance), or of a point, whose covariance is 0."""
+        return normal(mean, covariance, self.standard)
+
     # -- what methods tend to --------------------------------------------------------------------------------------
-    def precisions(self, mode: Tensor) -> dict[str, Tensor]:
-        """The curvature of the log joint at the mode (P, P), "full", and what may stand for it."""
-        full = curvature(self.log_joint, mode)
-        known = {"full": full, "diagonal": full.diagonal().diag()}
-        if not self.unit:  # one curvature for all rows, as a Kronecker product has it
-            a = torch.cat([self.inputs, torch.ones_like(self.inputs[:, :1])], 1)
-            p = self.output(mode[None], self.inputs).sigmoid().mT  # (N, 1)
-            p = p if self.classes == 2 else self._every_class(mode[None], self.inputs)[0].exp()
-            each = (p.diag_embed() - p[:, :, None] * p[:, None]).mean(0)  # (K, K)
-            each = each if self.noise is None else torch.full_like(each, 1 / self.noise**2)
-            place = torch.arange(self.size - len(each)).view(len(each), -1)  # of W by rows, the biases behind it
-            place = torch.cat([place, torch.arange(self.size - len(each), self.size)[:, None]], 1).flatten().argsort()
-            rows = torch.kron(each, a.mT @ a)[place][:, place] / self.temperature
-            known["Kronecker"] = rows + torch.eye(self.size).double() / self.prior_scale**2
-        return known
+    def precision(self, mode: Tensor, kind: str) -> Tensor:
+        """The curvature of the log joint at the mode (P, P), "full", or what stands for it: "diagonal", "Kronecker"."""
+        if kind != "Kronecker":
+            full = curvature(self.log_joint, mode)
+            return full if kind == "full" else full.diagonal().diag()
+        # One curvature for all rows.
+        a = torch.cat([self.inputs, torch.ones_like(self.inputs[:, :1])], 1)
+        p = self.output(mode[None], self.inputs).sigmoid().mT  # (N, 1)
+        p = p if self.classes == 2 else self._every_class(mode[None], self.inputs)[0].exp()
+        each = (p.diag_embed() - p[:, :, None] * p[:, None]).mean(0)  # (K, K)
+        each = each if self.noise is None else torch.full_like(each, 1 / self.noise**2)
+        place = torch.arange(self.size - len(each)).view(len(each), -1)  # of W by rows, the biases behind it
+        place = torch.cat([place, torch.arange(self.size - len(each), self.size)[:, None]], 1).flatten().argsort()
+        rows = torch.kron(each, a.mT @ a)[place][:, place] / self.temperature
+        return rows + torch.eye(self.size).double() / self.prior_scale**2
 
     def best_normal(self, mode: Tensor, correlated: bool) -> tuple[Tensor, Tensor]:
         """Mean (P,) and covariance (P, P) of the closest Normal, of independent weights or of any covariance."""
-        if self.known is not None:
-            precision = self.known.precision
-            return mode, torch.linalg.inv(precision if correlated else precision.diagonal().diag())
         mean, root, _ = best_normal(self.log_joint, mode, self.standard, correlated)
         return mean, root @ root.mT
 
     def stationary(self, method: Method) -> tuple[np.ndarray, np.ndarray, Any]:
         """Of stochastic gradients at a finite step: low and high (M,), and what these may be off."""
         if self.known is not None:  # from the recursion itself
-            low, high = (self.expect(self.known.mean, c) for c in stationary(method, self.known))
+            low, high = (self.expect(self.normal(self.known.mean, c)) for c in stationary(method, self.known))
             return low, high, 0.0
         largest = torch.linalg.eigvalsh(curvature(self.log_joint, self.mode())).max().item()
         relative = method.eta_share * method.lr / len(self.inputs) * largest / (4 - 2 * method.friction)
@@ -235,7 +225,7 @@ class Problem:
 
     def elbo(self, mean: Tensor, covariance: Tensor) -> float:
         """log p(y) − KL(q ‖ posterior) of q = Normal(mean, covariance), nats."""
-        q = normal(mean, covariance, self.standard)
+        q = self.normal(mean, covariance)
         entropy = 0.5 * torch.logdet(2 * math.pi * math.e * covariance)
         return (q.expect(self.log_joint(q.w)) + entropy).item()
 

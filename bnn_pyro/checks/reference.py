@@ -1,8 +1,8 @@
 """A method against a stored reference posterior: 10,000 verified draws of the very posterior that it is to find.
 
-Where variant, settings and data are those of a reference, that posterior is what is compared. Elsewhere the variant
-gets the data of one, and the settings that its posterior depends on (widths, activation, prior, noise): the same class,
-guide and method on a network whose posterior is known. Whether the model is the reference's, its density tells.
+The variant gets the data of a reference, that of the subject's own data where there is one, and the settings that its
+posterior depends on (widths, activation, prior, noise): the same class, guide and method on a network whose posterior
+is known. Whether the model is the reference's, its density tells.
 
 Two ways to compare. Whether a sampler that claims the posterior has it: means of :func:`bounded` functions of every
 output, which tell a shift and a change of width, against those of all of the reference's draws, within the Monte-Carlo
@@ -13,25 +13,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from scipy.stats import t
 
-from bnn_pyro.checks.check import (
-    ALPHA,
-    Estimate,
-    Finding,
-    Outcome,
-    Subject,
-    fields_of,
-    judge,
-    lengthened,
-    worst,
-    z_scores,
-)  # fmt: skip
+from bnn_pyro.checks.check import ALPHA, Estimate, Finding, Outcome, Subject, judge, lengthened, worst, z_scores
 from bnn_pyro.checks.reference_posterior import (
     Outputs,
     ReferencePosterior,
@@ -40,9 +29,9 @@ from bnn_pyro.checks.reference_posterior import (
     outputs_of,
     prediction_of,
     references,
-)  # fmt: skip
+)
 from bnn_pyro.checks.sbc_ranks import LEVELS
-from bnn_pyro.datasets.dataset import Dataset
+from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.errors import UserError
 from bnn_pyro.fitting import fit, tuned
 from bnn_pyro.metrics.distance import DISTANCES, wasserstein_2
@@ -63,31 +52,20 @@ EPOCHS = 5.0
 SPLITS, DISTANT_DRAWS, THINNED = 4, 1000, 4
 
 
-class Posed(NamedTuple):
-    """What is compared: a reference, the variant and data of its posterior, and whether these are the user's own."""
-
-    reference: ReferencePosterior
-    entry: Entry
-    data: Dataset
-    own: bool
-
-
 @dataclass(frozen=True)
 class Reference:
     """Settings of the check against reference posteriors.
 
-    on      name of a reference; "" takes the one whose posterior the subject's is, else one that suits the variant
     draws   of a guide; of Markov chains, all chains together
     rows    rows · weights of the largest reference on which a sampler of whole data sets is run
     """
 
-    on: str = ""
     draws: int = 4000
     rows: float = 1e9
 
     title: ClassVar[str] = "Reference posterior"
     idea: ClassVar[str] = (
-        "Predictions are held against those of a posterior that is known: 10,000 draws of Hamiltonian Monte Carlo, "
+        "Predictions are compared with those of a posterior that is known: 10,000 draws of Hamiltonian Monte Carlo, "
         "checked by a second sampler. Samplers must agree within their Monte-Carlo error; of approximations it is told "
         "how far off their means are, how much too narrow they are, and what their intervals hold."
     )
@@ -96,33 +74,27 @@ class Reference:
     def refuses(self, subject: Subject) -> str:
         """See ``Check``."""
         try:
-            posed = self.pose(subject)
+            reference, _, data = self.pose(subject)
         except UserError as reason:
             return str(reason)
         if subject.temperature != 1:
             return f"references are of temperature 1, and this is of {subject.temperature:g}"
-        size = len(posed.data.x_train) * posed.reference.about["weights"]
-        if subject.converges_to == "exact" and size > self.rows:
-            return f"to sample {posed.reference.title} takes minutes; take the full budget"
+        if subject.converges_to == "exact" and len(data.x_train) * reference.about["weights"] > self.rows:
+            return f"to sample {reference.title} takes minutes; take the full budget"
         return ""
 
     def run(self, subject: Subject, *, seed: int = 0, report: Report | None = None) -> Outcome:
         """See ``Check``.
 
-        ``evidence``: task, title, target; x (B, …) inputs in their own units; of the outputs, log-odds or means in
-        target units, reference_mean, reference_sd, mean, sd (B, J), and mean_floor, sd_floor (B, J), two standard
-        errors of their differences; levels, coverage and coverage_error (3,).
-
         ``figures``: the distances, as :func:`distances_to` names them; sd_ratio; posterior_coverage_50, _80 and _95,
         shares of the posterior (not of the truth) that intervals hold.
         """
-        posed = self.pose(subject)
-        reference = posed.reference
+        reference, entry, data = self.pose(subject)
         method = subject.method(self._settings(subject, reference))
         if report is not None:
             report(0, 1, {"fitting": reference.name})
-        posterior = fit(posed.entry, posed.data, method, seed=seed, device="cpu", progress=False)
-        settings = subject.settings(method, posed.entry) | {"reference": reference.name, "own": posed.own}
+        posterior = fit(entry, data, method, seed=seed, device="cpu", progress=False)
+        settings = subject.settings(method, entry) | {"reference": reference.name}
         try:
             outputs = outputs_of(posterior, reference, self.draws)
         except ValueError:  # a distribution refuses parameters that are not finite
@@ -133,75 +105,49 @@ class Reference:
         point = len(outputs.flat) == 1 or subject.converges_to == "point"
         off = not point and p < ALPHA
         level = "bad" if off and exact else "caution" if off or point else "good"
+        few = not off and visible >= BLIND
+        covered, apart = coverage(outputs, reference), distances_to(outputs, reference, seed)
+        evidence = _evidence(reference, data.schema, outputs, covered)
+        shift = float(np.sqrt(np.square((evidence["mean"] - reference.centre) / reference.spread).mean()))
+        ratio = float(np.median(evidence["sd"] / reference.spread))
         about = "largest difference of an output's mean or width from the reference's, in standard errors"
         findings = [Finding(about, largest, 0.0, 1.0, None if point else p, level)]
-        few = not off and visible >= BLIND
         about = "shift of a mean that would have been seen, in posterior standard deviations"
         findings.append(Finding(about, visible, level="caution" if few else "good"))
-        covered, apart = coverage(outputs, reference), distances_to(outputs, reference, seed)
         for name, (value, floor) in apart.items():
             far = (1 - value > 2 * (1 - floor)) if name == "agreement" else value > 2 * floor
             about = f"{name.replace('_', ' ')} of the reference; beside it, what chance alone would show"
             findings.append(Finding(about, value, floor, level=level if far else "good"))
         for nominal, (share, error) in covered.items():
-            far = level if abs(share - nominal) > 4 * error else "good"
-            findings.append(
-                Finding(f"share of the posterior inside its {nominal:.0%} intervals", share, nominal, error, level=far)
-            )
-        evidence = _evidence(posed, outputs, covered)
-        shift = float(np.sqrt(np.square((evidence["mean"] - reference.centre) / reference.spread).mean()))
-        ratio = float(np.median(evidence["sd"] / reference.spread))
-        about = "shift of the means, posterior standard deviations, root mean square"
-        findings.append(Finding(about, shift, 0.0, level=level))
-        about = "its standard deviations as shares of the posterior's, median"
-        findings.append(Finding(about, ratio, 1.0, level=level))
+            about, far = f"share of the posterior inside its {nominal:.0%} intervals", abs(share - nominal) > 4 * error
+            findings.append(Finding(about, share, nominal, error, level=level if far else "good"))
         figures = {name: value for name, (value, _) in apart.items()} | {"sd_ratio": ratio}
         figures |= {f"posterior_coverage_{nominal * 100:.0f}": share for nominal, (share, _) in covered.items()}
-        amounts = f"means are off by {shift:.2g} posterior standard deviations (root mean square), its spread is "
-        amounts += f"{ratio:.2g} times the posterior's, and its 95 % intervals hold {covered[0.95][0]:.0%} of it"
-        whose = "your own model and data" if posed.own else "a model of its kind with a known posterior"
-        words = f"On {reference.title} ({whose}; {reference.about['draws']:,} verified draws)"
+        words = f"On {reference.title} ({reference.about['draws']:,} verified draws of the posterior)"
         if off and exact:
             words += f" it does not sample the posterior that it claims (p = {p:.1g})"
         if off or point:
-            words += f": {amounts}."
+            words += f": means are off by {shift:.2g} posterior standard deviations (root mean square), its spread is "
+            words += f"{ratio:.2g} times the posterior's, and its 95 % intervals hold {covered[0.95][0]:.0%} of it."
         else:
             words += " there are too few draws to tell" if few else " it cannot be told from the posterior"
             words += f": a mean off by {visible:.2g} posterior standard deviations would have been seen."
         level = worst(f.level for f in findings)
         return Outcome("reference", level, words, settings, findings, evidence, figures)
 
-    def pose(self, subject: Subject) -> Posed:
-        """What the subject is compared with. Raises UserError where there is nothing."""
-        known = [load_reference(name) for name in ([self.on] if self.on else references())]
-        on_features = hasattr(subject.entry, "backbone")
-        for reference in known:
-            # A last layer on the network of the reference: every other would have other features.
-            stored = reference.stored_backbone() if on_features else {}
-            entry = replace(subject.entry, **stored)
-            if not reference.unlike(entry, subject.data):
-                return Posed(reference, entry, subject.data, True)
+    def pose(self, subject: Subject) -> tuple[ReferencePosterior, Entry, Dataset]:
+        """A reference, the variant made to have its posterior, and its data. Raises UserError where there is none."""
+        on_features, stochastic = hasattr(subject.entry, "backbone"), subject.converges_to == "exact as lr → 0"
         if reason := subject.irreducible(hidden=() if on_features else (1,)):
             raise UserError(reason)
-        if self.on:
-            reference = known[0]
-        else:
-            stochastic = subject.converges_to == "exact as lr → 0"
-            name = ON_FEATURES if on_features else STOCHASTIC if stochastic else DEFAULT
-            suits = [r for r in known if bool(r.backbone) == on_features]
-            same_data = [r for r in suits if r.about["dataset"] == subject.data.name and not stochastic]
-            if not (suits := same_data + [r for r in suits if r.name == name]):
-                raise UserError("no reference posterior is stored for such a variant")
-            reference = suits[0]
-        names = fields_of(subject.entry)
-        if lacking := [k for k in reference.settings() if k not in names]:
-            raise UserError(f"{reference.title} is of a variant with '{lacking[0]}', which this one has not")
-        settings = {"bias": True, "input_dropout": 0.0, "hidden_dropout": 0.0, **reference.settings()}
-        entry = replace(subject.entry, **{k: v for k, v in settings.items() if k in names})
-        data = reference.data()
+        # A last layer on the network of the reference: every other would have other features.
+        suits = [r for r in map(load_reference, references()) if bool(r.backbone) == on_features]
+        name = ON_FEATURES if on_features else STOCHASTIC if stochastic else DEFAULT
+        reference = min(suits, key=lambda r: (stochastic or r.about["dataset"] != subject.data.name, r.name != name))
+        entry, data = subject.reduced(bias=True, **reference.settings()), reference.data()
         if reason := reference.unlike(entry, data):
             raise UserError(reason)
-        return Posed(reference, entry, data, False)
+        return reference, entry, data
 
     def _settings(self, subject: Subject, reference: ReferencePosterior) -> dict[str, Any]:
         """Those that were tuned for the data, or what suffices on a small problem; what the reference says, above."""
@@ -219,8 +165,9 @@ class Reference:
         return {**settings, **reference.about.get("settings", {}).get(subject.inference, {})}
 
 
-def _evidence(posed: Posed, outputs: Outputs, covered: Mapping[float, tuple[float, float]]) -> dict[str, Any]:
-    reference, schema = posed.reference, posed.data.schema
+def _evidence(
+    reference: ReferencePosterior, schema: Schema, outputs: Outputs, covered: Mapping[float, tuple[float, float]]
+) -> dict[str, Any]:
     number = 1 / outputs.effective + 1 / reference.about["draws"]
     return {
         "task": reference.about["task"],
@@ -248,12 +195,13 @@ def compared(outputs: Outputs, reference: ReferencePosterior) -> tuple[float, fl
     """
     values = bounded(outputs.values.astype(np.float64), reference.centre, reference.spread)
     values = np.moveaxis(values, 0, 2).reshape(*outputs.values.shape[:2], -1)  # (C, D, M)
-    flat = values.reshape(-1, values.shape[-1])
-    own = Estimate.of_chains(values) if outputs.markov else Estimate.of_independent(flat)
-    estimate, expected = own.less(Estimate(own.mean, reference.error.ravel())), reference.expected.ravel()
+    of = Estimate.of_chains if outputs.markov else Estimate.of_independent
+    own = of(values if outputs.markov else values.reshape(-1, values.shape[-1]))
+    estimate = Estimate(own.mean, np.hypot(own.error, reference.error.ravel()), own.freedom)
+    expected = reference.expected.ravel()
     findings = judge([""] * len(expected), estimate, expected)
     shifts = t.isf(ALPHA / (2 * len(expected)), estimate.freedom) * estimate.error / SLOPE
-    visible = math.inf if len(flat) == 1 else float(np.median(shifts[: reference.centre.size]))
+    visible = math.inf if len(outputs.flat) == 1 else float(np.median(shifts[: reference.centre.size]))
     return min(f.p for f in findings), float(np.abs(z_scores(estimate, expected)).max()), visible
 
 

@@ -10,11 +10,10 @@ formula gives must be the same, whatever the settings are called. No other prior
 
 from __future__ import annotations
 
-import io
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -27,9 +26,9 @@ from torch import nn
 from bnn_pyro.datasets import load_data
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.diagnostics.convergence import LEAST_DRAWS, ess_mean
+from bnn_pyro.diagnostics.draws import sized
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.features import on_features
-from bnn_pyro.files import write_whole
 from bnn_pyro.inference.potential import Potential
 from bnn_pyro.isolation import isolated
 from bnn_pyro.posterior import Posterior, weight_space
@@ -78,11 +77,6 @@ class ReferencePosterior:
     backbone: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     @property
-    def has_classes(self) -> bool:
-        """Whether its outputs are log-odds."""
-        return not self.noise.size
-
-    @property
     def title(self) -> str:
         """What it is of, in words."""
         return self.about["title"]
@@ -100,19 +94,18 @@ class ReferencePosterior:
         return load_data(**self.about["data"])
 
     def settings(self) -> dict[str, Any]:
-        """What the posterior depends on, of a variant's settings; the backbone among them."""
-        entry = {k: tuple(v) if isinstance(v, list) else v for k, v in self.about["entry"].items()}
-        return entry | self.stored_backbone()
+        """What the posterior depends on, of a variant's settings.
 
-    def stored_backbone(self) -> dict[str, Any]:
-        """The settings by which a last layer has the stored hidden layer, which takes unstandardised pixels."""
+        A last layer has the stored hidden layer for its backbone, which takes unstandardised pixels.
+        """
+        entry = {k: tuple(v) if isinstance(v, list) else v for k, v in self.about["entry"].items()}
         if not self.backbone:
-            return {}
+            return entry
         weight, bias = (torch.from_numpy(self.backbone[k].copy()) for k in ("weight", "bias"))
         with isolated(0):
             layer = nn.Linear(weight.shape[1], weight.shape[0])
         layer.load_state_dict({"weight": weight, "bias": bias})
-        return {"backbone": nn.Sequential(nn.Flatten(), layer, nn.ReLU()), "inputs": "raw"}
+        return entry | {"backbone": nn.Sequential(nn.Flatten(), layer, nn.ReLU()), "inputs": "raw"}
 
     def unlike(self, entry: Entry, data: Dataset) -> str:
         """Why the posterior of a variant given data is another one than this, in words; "" where it is this."""
@@ -126,16 +119,6 @@ class ReferencePosterior:
         if density.shape != expected.shape or not np.allclose(density, expected, rtol=SAME, atol=1e-3):
             return f"its model or its data are not those of {self.title}: the log joint density is another one"
         return ""
-
-    def write(self, folder: Path = REFERENCES) -> None:
-        """Both files, each whole or not at all."""
-        arrays = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("name", "about", "backbone")}
-        arrays |= {f"backbone.{name}": value for name, value in self.backbone.items()}
-        np.savez_compressed(buffer := io.BytesIO(), **arrays)
-        folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / f"{self.name}.npz", buffer.getvalue())
-        text = json.dumps({"format": FORMAT, **self.about}, indent=1, ensure_ascii=False)
-        write_whole(folder / f"{self.name}.json", (text + "\n").encode())
 
 
 def references(folder: Path = REFERENCES) -> list[str]:
@@ -154,32 +137,12 @@ def load_reference(name: str, folder: Path = REFERENCES) -> ReferencePosterior:
             arrays = {key: archive[key] for key in archive.files}
         backbone = {k.removeprefix("backbone."): arrays.pop(k) for k in list(arrays) if k.startswith("backbone.")}
         reference = ReferencePosterior(name, about, **arrays, backbone=backbone)
-        _check_shapes(reference)
+        if reference.about["format"] != FORMAT:
+            raise ValueError(f"format {reference.about['format']}; this version reads {FORMAT}")
     except Exception as error:  # numpy, zipfile, zlib and json have some twenty for a damaged file
         detail = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(f"{path} or the .json beside it is damaged ({detail}); install the package again") from None
     return reference
-
-
-def _check_shapes(reference: ReferencePosterior) -> None:
-    """Raise ValueError where the arrays do not belong together or are not finite."""
-    if reference.about["format"] != FORMAT:
-        raise ValueError(f"format {reference.about['format']}; this version reads {FORMAT}")
-    (num, outputs), classes = reference.centre.shape, reference.mean.shape[1:]
-    shapes = {
-        "x": (num, *reference.x.shape[1:]), "mean": (num, *classes), "mean_sd": (num, *classes),
-        "spread": (num, outputs), "expected": (2, num, outputs), "error": (2, num, outputs), "centre": (num, outputs),
-        "draws": (len(reference.draws), len(reference.points), outputs), "noise": reference.noise.shape,
-    }  # fmt: skip
-    for name, shape in shapes.items():
-        array = getattr(reference, name)
-        if array.shape != shape or not np.isfinite(array).all():
-            raise ValueError(f"{name} has shape {array.shape}, not {shape}, or is not finite")
-    if reference.points.min() < 0 or reference.points.max() >= num:
-        raise ValueError("inputs and points do not belong together")
-    needed = ("title", "task", "variant", "entry", "data", "log_joint", "draws", "criteria", "met")
-    if lacking := [key for key in needed if key not in reference.about]:
-        raise ValueError(f"no '{lacking[0]}'")
 
 
 def prediction_of(outputs: np.ndarray, noise: np.ndarray) -> Prediction:
@@ -249,9 +212,8 @@ class Outputs:
 
 def outputs_of(posterior: Posterior, reference: ReferencePosterior, draws: int) -> Outputs:
     """All draws of chains, or so many of a guide, at the reference's inputs."""
-    chains = posterior.chains
-    shape = (1, draws) if chains is None else tuple(next(iter(chains.values())).shape[:2])
+    shape = sized(posterior, draws)
     prediction = predict(posterior, torch.from_numpy(reference.x), num_draws=shape[0] * shape[1])
     values = prediction.output_values().numpy().astype(np.float32).reshape(*shape, len(reference.x), -1)
     noise = np.zeros(0) if prediction.has_classes else prediction.scales[:, :1].numpy()
-    return Outputs(values, noise, chains is not None and shape[1] >= LEAST_DRAWS)
+    return Outputs(values, noise, posterior.chains is not None and shape[1] >= LEAST_DRAWS)

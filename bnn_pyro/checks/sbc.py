@@ -11,23 +11,23 @@ likelier than the prior.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
-from scipy.stats import norm, ttest_1samp, wilcoxon
+from scipy.stats import ttest_1samp, wilcoxon
 
-from bnn_pyro.checks.check import ALPHA, Estimate, Finding, Outcome, Subject
-from bnn_pyro.checks.sbc_ranks import LEVELS, covered, normal_scores, p_location, p_uniform, p_width, seen, width
-from bnn_pyro.checks.simulation import Plan, Replication, Simulator, design, replications
+from bnn_pyro.checks.check import ALPHA, Finding, Outcome, Subject
+from bnn_pyro.checks.sbc_ranks import LEVELS, covered, normal_scores, p_location, p_uniform, p_width, ranks, seen, width
+from bnn_pyro.checks.simulation import Replication, Simulator, design, replicate
 from bnn_pyro.errors import UserError
-from bnn_pyro.fitting import backbone_variant, fit, resolve_backbone
-from bnn_pyro.inference.linear import linear_layer
+from bnn_pyro.fitting import backbone_variant, resolve_backbone
+from bnn_pyro.inference import CONVERGES_TO
 from bnn_pyro.inference.potential import LARGE
 from bnn_pyro.isolation import isolated
-from bnn_pyro.parts.weights import CentredNormal
+from bnn_pyro.parallel.map import map_tasks
 from bnn_pyro.progress import Report
 from bnn_pyro.settings import Settings, setting
 
@@ -45,12 +45,6 @@ NEARLY = 1.25
 FEW = 0.01
 #: Quantities that are named where they are off.
 NAMED = 4
-#: What is known of approximations.
-KNOWN = {
-    "best in family": "The best of a family is known to be off, with independent weights to be too narrow in these",
-    "normal at the mode": "A Normal at the mode is known to miss what is skewed",
-    "exact as lr → 0": "A chain of finite step is known for a bias that falls with the step",
-}
 
 
 @dataclass(frozen=True)
@@ -86,7 +80,7 @@ class Calibration(Settings):
         if subject.temperature != 1.0:
             return "at a temperature other than 1, the posterior is not that of the prior that the data come from"
         if backbone_variant(subject.entry, subject.data.schema) is not None:
-            return ""  # the prior is that of the last layer, whose backbone comes first
+            return "its backbone has to be trained first: data are simulated from the prior of the last layer"
         try:
             with isolated(0):
                 Simulator(subject.entry, design(subject.data, self.rows, self.points, 0))
@@ -97,33 +91,25 @@ class Calibration(Settings):
     def run(self, subject: Subject, *, seed: int = 0, report: Report | None = None) -> Outcome:
         """See ``Check``.
 
-        ``evidence``: labels and kinds (Q,) of the quantities; ranks (Q, R), whole numbers 0 … draws; draws, which is L;
-        p (Q, 3), of the tests of the ECDF, location and width, corrected for all of them; levels (3,); coverage and
-        coverage_error (Q, 3); width (Q,), of the draws as a share of what is right; shown, the chance that a uniform
-        ECDF leaves the bands of the figure.
-
         ``figures``: calibration_p; coverage_50, coverage_80, coverage_95 and calibration_width of predictions.
         """
         entry = resolve_backbone(subject.entry, subject.data)
         inputs = design(subject.data, self.rows, self.points, seed)
-        first = backbone_variant(subject.entry, subject.data.schema)
-        if first is not None:  # trained once, for all replications
-            backbone = fit(first, subject.data, seed=seed, device="cpu", progress=False)
-            entry = dataclasses.replace(entry, backbone=backbone)
         with isolated(0):
             size = Simulator(entry, inputs).potential.size  # raises where no data can be simulated
         compiled = "yes" if size * len(inputs.x) <= LARGE else "no"  # one compiled gradient serves all fits
         draws = DRAWS * self.effort if subject.exact else DRAWS
         method = subject.tiny_method(draws=draws, epochs=EPOCHS, warmup=WARMUP, compiled=compiled)
-        plan = Plan(entry, inputs, method, seed, self.draws)
-        number = max(FEWEST, self.replications // (1 if hasattr(plan.method, "compiled") else SLOW))
-        judged = judge_ranks(subject.converges_to, plan, replications(plan, number, self.cores, report))
-        return dataclasses.replace(judged, settings=subject.settings(plan.method, entry))
+        number = max(FEWEST, self.replications // (1 if hasattr(method, "compiled") else SLOW))
+        one = partial(replicate, entry, inputs, method, seed, self.draws)
+        results = map_tasks(one, range(number), cores=self.cores, report=report)
+        judged = judge_ranks(subject.converges_to, results, self.draws, seed)
+        return replace(judged, settings=subject.settings(method, entry))
 
 
 # -- the verdict -----------------------------------------------------------------------------------------------------
-def judge_ranks(converges_to: str, plan: Plan, results: Sequence[Replication | UserError]) -> Outcome:
-    """The outcome, without settings."""
+def judge_ranks(converges_to: str, results: Sequence[Replication | UserError], draws: int, seed: int) -> Outcome:
+    """The outcome, without settings.   draws: of each posterior, at most."""
     done = [r for r in results if isinstance(r, Replication)]
     failed = [r for r in results if isinstance(r, UserError)]
     if len(done) < MIN_DRAWS:
@@ -133,39 +119,35 @@ def judge_ranks(converges_to: str, plan: Plan, results: Sequence[Replication | U
     enough, usual = (float(np.quantile(ess, share, 0).min()) for share in (SHARE, 0.5))
     # Ranks are among the largest of 19, 39, 59, … draws that are nearly independent: of L draws worth E, the variance
     # of a rank in units of L is 1/12 + 1/(6E) instead of 1/12 + 1/(6L).
-    most = min(plan.draws, done[0].draws.shape[1], NEARLY * usual)
+    most = min(draws, stored := done[0].draws.shape[1], NEARLY * usual)
     few, num = enough < MIN_DRAWS, max(MIN_DRAWS, 20 * int((most + 1) // 20) - 1)
-    lots = np.random.default_rng([plan.seed, 1])
-    order = np.stack([r.ranks(num, lots) for r in done], 1)  # (Q, R)
+    lots, chosen = np.random.default_rng([seed, 1]), np.linspace(0, stored - 1, num).round().astype(int)
+    order = np.stack([ranks(r.truth, r.draws[:, chosen], lots) for r in done], 1)  # (Q, R)
     p = np.array([[test(q, num) for test in (p_uniform, p_location, p_width)] for q in order])
     p = np.minimum(1.0, p.size * p)
-    evidence, cover = _evidence(done, order, num, p)
-    exact = converges_to == "exact" or _is_conjugate(plan)
-    faults = [] if exact else _faults(done, order, num)
+    labels, kinds = ([getattr(q, name) for q in done[0].questions] for name in ("about", "kind"))
+    inside = np.stack([covered(order, num, level) for level in LEVELS], -1)  # (Q, R, 3)
+    smooth = (inside.sum(1) + 2) / (len(done) + 4)  # Agresti & Coull 1998: no error of 0 where all are covered
+    evidence = {"labels": labels, "kinds": kinds, "ranks": order, "draws": num, "p": p, "levels": np.array(LEVELS)}
+    evidence |= {"coverage": inside.mean(1), "coverage_error": np.sqrt(smooth * (1 - smooth) / len(done))}
+    evidence |= {"width": width(order, num), "shown": ALPHA / p.size}
+    exact, predictions = converges_to == "exact", [kind == "prediction" for kind in kinds]
+    cover, faults = evidence["coverage"][predictions].mean(0), [] if exact else _faults(done, order, num)
     off = bool(p.min() < ALPHA)
     level = "caution" if few else "bad" if faults or (off and exact) else "caution" if off else "good"
-    sentence = _sentence(level, "" if exact else converges_to, enough if few else None, evidence, faults, cover.mean)
+    sentence = _sentence(level, "" if exact else converges_to, enough if few else None, evidence, faults, cover)
     if failed:
         level = "caution" if level == "good" and len(failed) > FEW * len(results) else level
         sentence += f" {len(failed)} of {len(results)} fits failed, and do not count: {failed[0]}"
     if warned := [r for r in done if r.warned]:
         sentence += f" {len(warned)} of {len(done)} fits warned: {warned[0].warned[0]}"
-    findings = _findings(evidence, cover, "bad" if exact and not few else "caution") + faults
-    figures = {f"coverage_{100 * share:.0f}": float(c) for share, c in zip(LEVELS, cover.mean, strict=True)}
-    wide = [w for w, kind in zip(evidence["width"], evidence["kinds"], strict=True) if kind == "prediction"]
-    figures |= {"calibration_p": float(p.min()), "calibration_width": float(np.median(wide))}
-    return Outcome("calibration", level, sentence, {}, findings, evidence, figures)
-
-
-def _is_conjugate(plan: Plan) -> bool:
-    """Whether a Normal at the mode is the posterior: linear regression with a known noise and a Normal prior."""
-    if plan.method.converges_to != "normal at the mode" or getattr(plan.method, "curvature", "full") != "full":
-        return False
-    with isolated(0):
-        model = plan.entry.model(plan.inputs.schema)
-    model = getattr(model, "head", model)
-    normal = all(isinstance(model.prior(w), CentredNormal) for w in model.net.parameters())
-    return normal and linear_layer(model) is not None and model.likelihood.quadratic
+    findings, wrong = [], "bad" if exact and not few else "caution"
+    for label, wide, least in zip(labels, evidence["width"], p.min(1), strict=True):
+        about, error = f"{label}: width of the draws, as a share of what is right", float(wide / np.sqrt(2 * len(done)))
+        findings.append(Finding(about, float(wide), 1.0, error, float(least), wrong if least < ALPHA else "good"))
+    figures = {f"coverage_{100 * share:.0f}": float(c) for share, c in zip(LEVELS, cover, strict=True)}
+    figures |= {"calibration_p": float(p.min()), "calibration_width": float(np.median(evidence["width"][predictions]))}
+    return Outcome("calibration", level, sentence, {}, [*findings, *faults], evidence, figures)
 
 
 def _faults(done: Sequence[Replication], order: np.ndarray, num: int) -> list[Finding]:
@@ -185,37 +167,10 @@ def _faults(done: Sequence[Replication], order: np.ndarray, num: int) -> list[Fi
     return faults
 
 
-def _evidence(
-    done: Sequence[Replication], order: np.ndarray, num: int, p: np.ndarray
-) -> tuple[dict[str, Any], Estimate]:
-    """Arrays for the figures; of all predictions, coverage at the levels: those of one data set count as one."""
-    total, kinds = order.shape[1], [q.kind for q in done[0].questions]
-    inside = np.stack([covered(order, num, level) for level in LEVELS], -1)  # (Q, R, 3)
-    smooth = (inside.sum(1) + 2) / (total + 4)  # Agresti & Coull 1998: no error of 0 where all are covered
-    evidence = {"labels": [q.about for q in done[0].questions], "kinds": kinds, "ranks": order, "draws": num, "p": p}
-    evidence |= {"levels": np.array(LEVELS), "coverage": inside.mean(1), "width": width(order, num)}
-    evidence |= {"coverage_error": np.sqrt(smooth * (1 - smooth) / total), "shown": ALPHA / p.size}
-    each = inside[[kind == "prediction" for kind in kinds]].mean(0)
-    return evidence, Estimate(each.mean(0), np.maximum(each.std(0, ddof=1), 0.5 / total) / np.sqrt(total))
-
-
-def _findings(evidence: Mapping[str, Any], cover: Estimate, level: str) -> list[Finding]:
-    """level: of what is off."""
-    total, findings = evidence["ranks"].shape[1], []
-    for label, wide, p in zip(evidence["labels"], evidence["width"], evidence["p"].min(1), strict=True):
-        about, error = f"{label}: width of the draws, as a share of what is right", float(wide / np.sqrt(2 * total))
-        findings.append(Finding(about, float(wide), 1.0, error, float(p), level if p < ALPHA else "good"))
-    for share, mean, error in zip(LEVELS, cover.mean, cover.error, strict=True):
-        off = abs(mean - share) > norm.isf(ALPHA / 6) * error
-        about = f"share of predictions inside central {100 * share:.0f} % intervals"
-        findings.append(Finding(about, float(mean), share, float(error), None, level if off else "good"))
-    return findings
-
-
 def _sentence(
     level: str, known: str, few: float | None, evidence: Mapping[str, Any], faults: Sequence[Finding], cover: np.ndarray
 ) -> str:
-    """known: a key of ``KNOWN``, or empty where ranks must be uniform.   few: effective draws, where too few."""
+    """known: a key of ``CONVERGES_TO``, or empty where ranks must be uniform.   few: effective draws, where too few."""
     shares = f"{', '.join(f'{100 * c:.0f}' for c in cover[:-1])} and {100 * cover[-1]:.0f} %"
     intervals = f"Central 50, 80 and 95 % intervals of predictions hold {shares} of the truths."
     if few is not None:
@@ -234,7 +189,7 @@ def _sentence(
         what = f"{fault.about.partition(':')[0]} lies to one side of the truth (p = {fault.p:.1g})"
         what = "draws are no likelier than those of the prior" if fault.expected is None else what
         wrong += f" That {what} cannot come of it: look for an error."
-    return f"{intervals} {KNOWN[known]}. {_off(evidence)}{wrong}"
+    return f"{intervals} It converges to {CONVERGES_TO[known]}. {_off(evidence)}{wrong}"
 
 
 def _off(evidence: Mapping[str, Any]) -> str:

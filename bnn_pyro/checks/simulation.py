@@ -12,7 +12,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -21,9 +20,9 @@ import pyro.poutine as poutine
 import torch
 from torch import Tensor
 
-from bnn_pyro.checks.sbc_ranks import ranks
 from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.diagnostics.convergence import ess_mean
+from bnn_pyro.diagnostics.draws import sized
 from bnn_pyro.errors import UserError
 from bnn_pyro.features import on_features
 from bnn_pyro.fitting import fit
@@ -31,14 +30,12 @@ from bnn_pyro.inference import Method
 from bnn_pyro.inference.log_joint import log_joints
 from bnn_pyro.inference.potential import Potential
 from bnn_pyro.isolation import isolated
-from bnn_pyro.parallel.map import map_tasks
 from bnn_pyro.parts.likelihoods import Heteroscedastic, ReadLikelihood
 from bnn_pyro.parts.mixtures import Mixture
 from bnn_pyro.posterior import once, weight_space
-from bnn_pyro.progress import Report
 from bnn_pyro.zoo import Entry
 
-__all__ = ["Design", "Plan", "Question", "Replication", "Simulator", "design", "replications"]
+__all__ = ["Design", "Question", "Replication", "Simulator", "design", "replicate"]
 
 #: Draws of the prior beside those of a posterior.
 OF_PRIOR = 9
@@ -66,9 +63,8 @@ def design(data: Dataset, rows: int, points: int, seed: int) -> Design:
     """At most ``rows`` of the training inputs; ``points`` of them and of others, in equal parts."""
     g = torch.Generator().manual_seed(seed)
     train = data.x_train.cpu()[torch.randperm(len(data.x_train), generator=g)]
-    rows = min(rows, len(train))
     x, rest = train[:rows], torch.cat([train[rows:], data.x_test.cpu(), data.x_val.cpu()])
-    old = min(points - points // 2 if len(rest) else points, rows)
+    old = min(points - points // 2 if len(rest) else points, len(x))
     new = rest[torch.randperm(len(rest), generator=g)][: points - old]
     return Design(replace(data.schema), x, torch.cat([x[:old], new]), old)
 
@@ -139,19 +135,7 @@ class Simulator:
 
 
 # -- replications ------------------------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Plan:
-    """What every replication has in common; draws: of the posterior, at most."""
-
-    entry: Entry
-    inputs: Design
-    method: Method
-    seed: int
-    draws: int
-
-
-@dataclass(frozen=True)
-class Replication:
+class Replication(NamedTuple):
     """Of one data set: Q answers by the weights that made it, (Q,), and by S draws of its posterior, (Q, S).
 
     ess      effective draws of each quantity, (Q,)
@@ -163,45 +147,37 @@ class Replication:
     truth: np.ndarray
     draws: np.ndarray
     ess: np.ndarray
-    learned: float = np.nan
-    warned: tuple[str, ...] = ()
-
-    def ranks(self, num: int, generator: np.random.Generator) -> np.ndarray:
-        """Of the truth among ``num`` of the draws, evenly chosen; (Q,)."""
-        chosen = np.linspace(0, self.draws.shape[1] - 1, num).round().astype(int)
-        return ranks(self.truth, self.draws[:, chosen], generator)
+    learned: float
+    warned: list[str]
 
 
-def replications(
-    plan: Plan, number: int, cores: int = 0, report: Report | None = None
-) -> list[Replication | UserError]:
-    """So many of them, side by side, or why a fit failed."""
-    return map_tasks(partial(_replication, plan), range(number), cores=cores, report=report)
+def replicate(
+    entry: Entry, inputs: Design, method: Method, seed: int, num_draws: int, number: int
+) -> Replication | UserError:
+    """One replication by its number, as a user would fit it, or why the fit failed.
 
-
-def _replication(plan: Plan, number: int) -> Replication | UserError:
-    """One replication by its number, as a user would fit it."""
-    first, second = (int(s) for s in np.random.SeedSequence([plan.seed, number]).generate_state(2))
+    num_draws: of a posterior that is no chains.
+    """
+    first, second = (int(s) for s in np.random.SeedSequence([seed, number]).generate_state(2))
     with isolated(first):
-        simulator = Simulator(plan.entry, plan.inputs)
+        simulator = Simulator(entry, inputs)
         w, y = simulator.draws(1 + OF_PRIOR)
-    data = plan.inputs.data(y[0])
+    data = inputs.data(y[0])
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            posterior = fit(plan.entry, data, plan.method, seed=second, device="cpu", progress=False)
+            posterior = fit(entry, data, method, seed=second, device="cpu", progress=False)
         except UserError as error:
             return UserError(str(error))  # without its traceback, which holds the fit
-    chains = posterior.chains
-    shape = (1, plan.draws) if chains is None else next(iter(chains.values())).shape[:2]
+    shape = sized(posterior, num_draws)
     with isolated(second):
         blocks = [simulator.quantities(block, data.y_train)[1] for block in posterior.blocks(shape[0] * shape[1])]
     draws = np.concatenate(blocks).T
     questions, prior = simulator.quantities(w, data.y_train)
-    ess = np.full(len(draws), float(plan.draws))
-    if chains is not None:
-        ess = ess_mean(draws.reshape(-1, *shape)) if shape[1] >= 4 else np.full(len(draws), float(shape[0]))
+    ess = np.full(len(draws), float(num_draws if posterior.chains is None else shape[0]))
+    if posterior.chains is not None and shape[1] >= 4:
+        ess = ess_mean(draws.reshape(-1, *shape))
     likelihood = [q.kind for q in questions].index("likelihood")
     learned = float(np.median(draws[likelihood]) - np.median(prior[1:, likelihood]))
-    warned = tuple(str(one.message) for one in caught if issubclass(one.category, UserWarning))
+    warned = [str(one.message) for one in caught if issubclass(one.category, UserWarning)]
     return Replication(questions, prior[0], draws, ess, learned, warned)

@@ -3,9 +3,8 @@
     bias(η) = mean over directions i of Var(u_i) − 1,  u_i = √λ_i e_iᵀ(w − m)        order = d log bias / d log η
 
 In a direction of posterior variance 1/λ the variance of draws is too large by the factor 1/(1 − ηλ/(4 − 2α)) where all
-rows take part in every step: of the first order in η, for the semi-implicit form that is used. Three step sizes are
-run, h, h/2 and h/4; each is held against the exact covariance at that step, from the recursion itself, and their slope
-against that of the exact biases, which is a little above 1 at finite steps.
+rows take part in every step: of the first order in η, for the semi-implicit form that is used. Two step sizes are run,
+h and h/2; each is compared with the exact covariance at that step, from the recursion itself, which implies the order.
 """
 
 from __future__ import annotations
@@ -18,17 +17,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnn_pyro.checks.check import Estimate, Finding, Outcome, Subject, fields_of, judge, most_off, worst
+from bnn_pyro.checks.check import Estimate, Finding, Outcome, Subject, judge, most_off, worst
 from bnn_pyro.checks.claims import drawn
-from bnn_pyro.checks.linear_regression import LinearGaussian
 from bnn_pyro.checks.problems import Problem, linear_regression
 from bnn_pyro.errors import UserError
 from bnn_pyro.fitting import fit
 from bnn_pyro.inference import Method
 from bnn_pyro.progress import Report
+from bnn_pyro.settings import defaults
 from bnn_pyro.zoo import MeanField
 
-__all__ = ["StepSize", "order_of", "shares"]
+__all__ = ["StepSize", "order_of"]
 
 #: Of the momentum's share in a step, ηλ/(4 − 2α) in the narrowest direction: the largest step that is run.
 LARGEST = 0.25
@@ -40,18 +39,12 @@ PRECISE = 0.3
 
 @dataclass(frozen=True)
 class StepSize:
-    """Settings: chains, and how long each runs, in units of the time in which the slowest direction is forgotten.
-
-    ``evidence``: lr (3,), bias, error (3,), relative bias of the variances as it was measured, mean over directions;
-    order, order_error, expected_order, of the fitted line; grid_lr, grid_exact (50,), the exact bias as a function of
-    the step size; largest_lr, where it explodes; own_lr, own_bias, those of the method's settings. Biases are shares of
-    the posterior variance.
-    """
+    """Settings: chains, and how long each runs, in units of the time in which the slowest direction is forgotten."""
 
     title: ClassVar[str] = "Order of the step-size bias"
     idea: ClassVar[str] = (
         "On linear regression the covariance that SGHMC and SGLD sample is known exactly at every step size; measured "
-        "at three of them, the bias must be that one, and fall in proportion to the step."
+        "at two of them, the bias must be that one, and fall in proportion to the step."
     )
     quick: ClassVar[dict[str, float]] = {"chains": 400, "times": 25.0}
 
@@ -68,9 +61,12 @@ class StepSize:
         """See ``Check``."""
         problem, own = linear_regression(60, 2, 1), subject.method({})
         whole = dict(batch_size=0, schedule="constant", temperature=1.0, resample_momentum=0, chains=self.chains)
-        method = replace(own, max_draws=300, **{k: v for k, v in whole.items() if k in fields_of(own)})
-        largest = 1 / shares(method, problem.known, 1.0).max().item()
-        rates = [LARGEST * largest / share for share in (1, 2, 4)]
+        method = replace(own, max_draws=300, **{k: v for k, v in whole.items() if k in defaults(own)})
+        # ηλ/(4 − 2α) of every direction at lr 1: the recursion explodes where one of them is 1.
+        shares = method.eta_share / len(problem.inputs) * torch.linalg.eigvalsh(problem.known.precision)
+        shares = shares / (4 - 2 * method.friction)
+        largest = 1 / shares.max().item()
+        rates = [LARGEST * largest, LARGEST * largest / 2]
         excess, findings = [], []
         for i, lr in enumerate(rates):
             try:
@@ -79,27 +75,24 @@ class StepSize:
                 sentence = f"at lr {lr:.3g}, a fourth of the largest stable one or less, chains diverge: {error}"
                 finding = Finding("step size, as lr", lr, level="bad")
                 return Outcome("step-size", "bad", sentence, subject.settings(own), [*findings, finding])
-            labels, estimate = problem.labels(), Estimate.of_runs(problem.quantities(w, f).mean(1).numpy())
+            labels, estimate = problem.labels(), Estimate.of_independent(problem.quantities(w, f).mean(1).numpy())
             expected, _, _ = problem.stationary(replace(method, lr=lr))
-            findings += judge([f"{one} at lr {lr:.3g}" for one in labels], estimate, expected, tests=1 + len(rates))
+            findings += judge([f"{one} at lr {lr:.3g}" for one in labels], estimate, expected, tests=len(rates))
             off = w - problem.known.mean  # u², mean over directions and draws of each chain
             excess.append(torch.einsum("cdi,ij,cdj->c", off, problem.known.precision, off).numpy() / w[0].numel() - 1)
             if report is not None:
                 report(i + 1, len(rates), {"lr": lr})
-        measured, exact = Estimate.of_runs(np.stack(excess, 1)), [_bias(method, problem.known, lr) for lr in rates]
-        order, error = order_of(rates, measured.mean, measured.error)
-        expected, _ = order_of(rates, np.array(exact), measured.error * exact / measured.mean)
-        slope = Estimate(np.array([order]), np.array([error]))
-        findings += judge(["order of the bias in the step size"], slope, np.array([expected]), tests=1 + len(rates))
-        at_own = _bias(method, problem.known, own.lr)
+        measured = Estimate.of_independent(np.stack(excess, 1))
+        order, error = order_of(measured)
+        at_own = _bias(shares * own.lr)
         sentence = _sentence(findings, order, error, own.lr, at_own)
         level = "good" if at_own < SMALL else "caution" if at_own < TOO_LARGE else "bad"
         findings.append(Finding(f"excess variance at lr {own.lr:g}, by the recursion", at_own, level=level))
         grid = np.geomspace(min(rates[-1], own.lr) / 2, 0.9 * largest, 50)
-        evidence = {"lr": np.array(rates), "bias": measured.mean, "error": measured.error}
-        evidence |= {"order": order, "order_error": error, "expected_order": expected, "grid_lr": grid}
-        evidence |= {"grid_exact": np.array([_bias(method, problem.known, lr) for lr in grid]), "largest_lr": largest}
-        evidence |= {"own_lr": own.lr, "own_bias": at_own}
+        exact = np.array([_bias(shares * lr) for lr in grid])
+        evidence = {"lr": np.array(rates), "bias": measured.mean, "error": measured.error, "grid_lr": grid}
+        evidence |= {"order": order, "order_error": error, "grid_exact": exact}
+        evidence |= {"largest_lr": largest, "own_lr": own.lr, "own_bias": at_own}
         level = worst([*(f.level for f in findings), "good" if error < PRECISE else "caution"])
         return Outcome("step-size", level, sentence, subject.settings(own), findings, evidence)
 
@@ -113,26 +106,16 @@ class StepSize:
         return drawn(problem, posterior, seed)
 
 
-def shares(method: Method, problem: LinearGaussian, lr: float) -> Tensor:
-    """ηλ/(4 − 2α) in every direction (P,): the recursion explodes where one of them is 1."""
-    eta = method.eta_share * lr / len(problem.x)
-    return eta * torch.linalg.eigvalsh(problem.precision) / (4 - 2 * method.friction)
+def order_of(bias: Estimate) -> tuple[float, float]:
+    """(log₂ of a bias as a multiple of that at half the step, its standard error); NaN where one is not positive."""
+    if not (bias.mean > 0).all():
+        return math.nan, math.inf
+    return math.log2(bias.mean[0] / bias.mean[1]), float(np.hypot(*(bias.error / bias.mean)) / math.log(2))
 
 
-def order_of(rates: list[float], bias: np.ndarray, error: np.ndarray) -> tuple[float, float]:
-    """(slope of log bias on log step, its standard error), by weighted least squares; NaN where a bias is negative."""
-    if not (bias > 0).all():
-        return float("nan"), float("inf")
-    x, y, weight = np.log(rates), np.log(bias), (bias / error) ** 2
-    x = x - (weight * x).sum() / weight.sum()
-    information = (weight * x**2).sum()
-    return float((weight * x * y).sum() / information), float(information**-0.5)
-
-
-def _bias(method: Method, problem: LinearGaussian, lr: float) -> float:
-    """Relative excess of the variances, mean over directions, at this step size; infinite where it explodes."""
-    share = shares(method, problem, lr)
-    return (share / (1 - share)).mean().item() if share.max() < 1 else math.inf
+def _bias(shares: Tensor) -> float:
+    """Relative excess of the variances, mean over directions; infinite where the recursion explodes."""
+    return (shares / (1 - shares)).mean().item() if shares.max() < 1 else math.inf
 
 
 def _sentence(findings: list[Finding], order: float, error: float, lr: float, at_own: float) -> str:

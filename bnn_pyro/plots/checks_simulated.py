@@ -1,6 +1,6 @@
 """Checks by simulation: ranks of the truth, the joint distribution test, and the bias of a step size.
 
-All from plain arrays, the evidence of those checks. Ranks (Q, R) are whole numbers 0 … L, of Q quantities in R
+Each takes the evidence of a check: arrays by name. Ranks (Q, R) are whole numbers 0 … draws, of Q quantities in R
 simulated data sets.
 """
 
@@ -10,13 +10,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
-from numpy.typing import ArrayLike
 from scipy.stats import binom, norm
 
 from bnn_pyro.checks.sbc_ranks import band, ecdf_difference
-from bnn_pyro.errors import UserError
-from bnn_pyro.plots.checks_exact import draw_errors
-from bnn_pyro.plots.layout import Panels, floats, legend_below, legend_outside, panel, panels
+from bnn_pyro.plots.checks_exact import Evidence, draw_errors, picked
+from bnn_pyro.plots.layout import Panels, legend_below, legend_outside, panel, panels
 from bnn_pyro.plots.style import BAYES, CONTRAST, DASHED, HATCH, REFERENCE, drawn, look, tint
 
 __all__ = ["draw_ecdf_difference", "interval_coverage", "joint_quantiles", "joint_z_scores", "rank_ecdfs",
@@ -36,15 +34,15 @@ SHOWN = 3
 
 # -- ranks -------------------------------------------------------------------------------------------------------------
 @drawn
-def rank_histograms(ranks: ArrayLike, draws: int, labels: Sequence[str], *, axes: Panels = None) -> np.ndarray:
+def rank_histograms(evidence: Evidence, *, axes: Panels = None) -> np.ndarray:
     """Ranks of the truth among the draws, a panel a quantity; bars in the band are what uniform ranks look like.
 
     A valley: draws too narrow.  A hill: too wide.  A slope: to one side. The band holds 95 % of the bars.
 
-    ranks: (Q, R), 0 … ``draws``; the first 12 are shown.
+    ranks (Q, R), labels (Q,), draws; the first 12 quantities are shown.
     """
-    total = np.shape(ranks)[-1]
-    ranks, axes = _rank_panels(ranks, labels, f"density ({total} data sets)", axes)
+    draws, total = evidence["draws"], np.shape(evidence["ranks"])[-1]
+    ranks, axes = _rank_panels(evidence["ranks"], evidence["labels"], f"density ({total} data sets)", axes)
     bars = max(2, min(BARS, draws + 1, total // PER_BAR))
     edges = np.ceil(np.arange(bars + 1) * (draws + 1) / bars).astype(int)  # ranks from one to below the next
     place, share = edges / (draws + 1), np.diff(edges) / (draws + 1)
@@ -64,29 +62,21 @@ def rank_histograms(ranks: ArrayLike, draws: int, labels: Sequence[str], *, axes
 
 
 @drawn
-def rank_ecdfs(
-    ranks: ArrayLike,
-    draws: int,
-    labels: Sequence[str],
-    *,
-    shown: float = 1e-3,
-    p: ArrayLike | None = None,
-    axes: Panels = None,
-) -> np.ndarray:
+def rank_ecdfs(evidence: Evidence, *, axes: Panels = None) -> np.ndarray:
     """Empirical minus uniform distribution function of the ranks, with simultaneous bands; a panel a quantity.
 
     Uniform ranks leave the inner band anywhere at all in 5 % of such panels, the outer one with chance ``shown``.
     A line that goes up, then down: draws too narrow. The other way round: too wide. All above: the truth lies low.
 
-    ranks: (Q, R), 0 … ``draws``; the first 12 are shown.   p: (Q,) or (Q, tests), p-values for the titles, the least.
+    ranks (Q, R), labels (Q,), draws; the first 12 quantities are shown.   p (Q, 3): of the tests of the ECDF, location
+    and width, corrected for all of them; the least is in the titles.
     """
-    if p is not None:
-        p = np.reshape(np.asarray(p, dtype=float), (len(labels), -1)).min(1)
-        labels = [f"{label}\np = {least:.2g}" for label, least in zip(labels, p, strict=True)]
-    ranks, axes = _rank_panels(ranks, labels, "ECDF − uniform", axes)
+    least, shown = np.min(evidence["p"], 1), evidence["shown"]
+    labels = [f"{label}\np = {p:.2g}" for label, p in zip(evidence["labels"], least, strict=True)]
+    ranks, axes = _rank_panels(evidence["ranks"], labels, "ECDF − uniform", axes)
     bands = {shown: f"all but {shown:.1g} of uniform ranks", CHANCE: "95 % of them"}
     for ax, order in zip(axes, ranks, strict=True):
-        draw_ecdf_difference(ax, order, draws, bands)
+        draw_ecdf_difference(ax, order, evidence["draws"], bands)
     reach = max(np.abs(ax.get_ylim()).max() for ax in axes)
     axes[0].set_ylim(-reach, reach)  # of all: they share it
     return legend_outside(axes, 3)
@@ -110,11 +100,8 @@ def draw_ecdf_difference(ax: Axes, ranks: np.ndarray, draws: int, bands: Mapping
     return bool(outside.any())
 
 
-def _rank_panels(ranks: ArrayLike, labels: Sequence[str], what: str, axes: Panels) -> tuple[np.ndarray, np.ndarray]:
+def _rank_panels(ranks: np.ndarray, labels: Sequence[str], what: str, axes: Panels) -> tuple[np.ndarray, np.ndarray]:
     """The ranks that are shown, and an axes for each."""
-    ranks = np.asarray(ranks)
-    if ranks.ndim != 2 or len(ranks) != len(labels):
-        raise UserError(f"ranks of shape {ranks.shape} do not go with {len(labels)} labels: (quantities, data sets)")
     ranks = ranks[:MAX_PANELS]
     axes = panels(axes, len(ranks), ACROSS, (2.1, 1.75), (0.5, 0.6), sharex=True, sharey=True)
     for ax, label in zip(axes, labels, strict=False):
@@ -127,21 +114,15 @@ def _rank_panels(ranks: ArrayLike, labels: Sequence[str], what: str, axes: Panel
 
 
 @drawn
-def interval_coverage(
-    levels: ArrayLike, coverage: ArrayLike, error: ArrayLike, labels: Sequence[str], *, ax: Axes | None = None
-) -> Axes:
+def interval_coverage(evidence: Evidence, *, ax: Axes | None = None) -> Axes:
     """Share of the truths that central intervals hold, a row a quantity, with 95 % intervals of that share.
 
     Each marker has a dashed line where it should be: left of it, intervals are too narrow, right of it too wide.
 
-    levels: (I,).   coverage, error: (Q, I), its standard error.   Raises UserError where shapes do not match.
+    levels (I,), labels (Q,), coverage and its standard error coverage_error (Q, I); the first 12 quantities are shown.
     """
-    levels, coverage, error = floats(levels, coverage, error)
-    if coverage.shape != (len(labels), len(levels)) or error.shape != coverage.shape:
-        raise UserError(
-            f"{len(labels)} labels and {len(levels)} levels need coverage of that shape, got {coverage.shape}"
-        )
-    rows = np.arange(min(len(labels), MAX_PANELS))
+    levels, coverage, error = picked(evidence, "levels coverage coverage_error")
+    rows = np.arange(min(len(coverage), MAX_PANELS))
     ax = panel(ax, 6.4, 0.32 * len(rows) + 1.5)
     for i, level in enumerate(levels):
         share, style = coverage[rows, i], look(i, linestyle="")
@@ -149,7 +130,7 @@ def interval_coverage(
         ax.axvline(level, color=style["color"], ls="--", lw=1)
         aside = 0.16 * (i - (len(levels) - 1) / 2)
         ax.errorbar(share, rows + aside, xerr=reach, **style, elinewidth=1.2, label=f"{100 * level:.0f} % intervals")
-    ax.set_yticks(rows, labels[:MAX_PANELS])
+    ax.set_yticks(rows, evidence["labels"][:MAX_PANELS])
     ax.invert_yaxis()
     ax.set(xlim=(0, 1.01), xlabel="share of the truths inside (dashed: what the intervals say)")
     return legend_below(ax, len(levels))
@@ -157,12 +138,13 @@ def interval_coverage(
 
 # -- the joint distribution --------------------------------------------------------------------------------------------
 @drawn
-def joint_z_scores(z: ArrayLike, bound: float, quantities: Sequence[str], *, ax: Axes | None = None) -> Axes:
+def joint_z_scores(evidence: Evidence, *, ax: Axes | None = None) -> Axes:
     """How many standard errors each quantity is off the joint distribution, in its mean and in its variance.
 
-    What is off most is named.   z: (M, 2).   bound: what all of |z| stay below with probability 1 − 10⁻³ where the
-    sampler is right; beyond it is shaded.
+    What is off most is named.   quantities (M,), z (M, 2).   bound: what all of |z| stay below with probability
+    1 − 10⁻³ where the sampler is right; beyond it is shaded.
     """
+    quantities, z, bound = (evidence[name] for name in ("quantities", "z", "bound"))
     kinds = [kind for kind in ("mean", "variance") for _ in quantities]
     names = [f"{kind} of {name}" for kind, name in zip(kinds, [*quantities, *quantities], strict=True)]
     title = f"{(np.abs(z) > bound).sum()} of {np.size(z)} beyond ±{bound:.1f}"
@@ -172,22 +154,14 @@ def joint_z_scores(z: ArrayLike, bound: float, quantities: Sequence[str], *, ax:
 
 
 @drawn
-def joint_quantiles(
-    levels: ArrayLike,
-    scores: ArrayLike,
-    z: ArrayLike,
-    drift: ArrayLike,
-    drift_error: ArrayLike,
-    quantities: Sequence[str],
-    *,
-    axes: Panels = None,
-) -> np.ndarray:
+def joint_quantiles(evidence: Evidence, *, axes: Panels = None) -> np.ndarray:
     """The quantities that are furthest off: quantiles against those of the joint distribution, and drift by sweep.
 
     levels (Q,), scores (Q, M): quantiles of the standard Normal, and of the chains' normal scores.
-    z (M, 2), drift and drift_error (sweeps, M, 2).
+    quantities (M,), z (M, 2), drift and drift_error (sweeps, M, 2).
     """
-    levels, scores, z, drift, drift_error = floats(levels, scores, z, drift, drift_error)
+    levels, scores, z, drift, drift_error = picked(evidence, "levels scores z drift drift_error")
+    quantities = evidence["quantities"]
     axes = panels(axes, 2, 2, (3.7, 3.4))
     worst = np.argsort(-np.abs(z).max(1))[:SHOWN]
     axes[0].axhline(0, **DASHED, label="the joint distribution")
@@ -207,36 +181,24 @@ def joint_quantiles(
 
 # -- the step size -----------------------------------------------------------------------------------------------------
 @drawn
-def step_size_bias(
-    lr: ArrayLike,
-    bias: ArrayLike,
-    error: ArrayLike,
-    grid_lr: ArrayLike,
-    grid_exact: ArrayLike,
-    *,
-    largest_lr: float,
-    own_lr: float | None = None,
-    own_bias: float | None = None,
-    order: tuple[float, float] | None = None,
-    ax: Axes | None = None,
-) -> Axes:
+def step_size_bias(evidence: Evidence, *, ax: Axes | None = None) -> Axes:
     """Relative excess of the variances against the step size, with what the recursion has, and slope 1.
 
-    lr, bias, error (3,): as measured, ± 2 standard errors.   grid_lr, grid_exact (G,): exact.   largest_lr: where it
-    explodes.   own_lr, own_bias: those of the method.   order: of the measured line, with its standard error.
+    lr, bias, error (L,): as measured, ± 2 standard errors.   grid_lr, grid_exact (G,): exact.   largest_lr: where it
+    explodes.   own_lr, own_bias: those of the method.   order, order_error: of the measured line.
     """
-    lr, bias, error, grid_lr, grid_exact = floats(lr, bias, error, grid_lr, grid_exact)
+    lr, bias, error, grid_lr, grid_exact = picked(evidence, "lr bias error grid_lr grid_exact")
+    own_lr, own_bias = evidence["own_lr"], evidence["own_bias"]
     ax = panel(ax)
     ax.plot(grid_lr, grid_exact, color=REFERENCE, lw=1.2, label="exact, by the recursion")
     ax.plot(grid_lr, grid_exact[0] * grid_lr / grid_lr[0], color=REFERENCE, ls=":", lw=1.2, label="slope 1")
     shown, two = bias > 0, np.stack([np.minimum(2 * error, 0.95 * bias), 2 * error])
-    label = "measured, ± 2 s.e." + (f" (slope {order[0]:.2f} ± {order[1]:.2f})" if order else "")
+    label = f"measured, ± 2 s.e. (slope {evidence['order']:.2f} ± {evidence['order_error']:.2f})"
     ax.errorbar(lr[shown], bias[shown], two[:, shown], color=BAYES, fmt="o", label=label)
-    if own_lr is not None and own_bias is not None and np.isfinite(own_bias):
-        ax.plot(
-            own_lr, own_bias, "s", color=CONTRAST[0], mfc="white", mew=1.5, label=f"the step asked for, lr {own_lr:g}"
-        )
-    ax.axvline(largest_lr, color=CONTRAST[3], ls="--", lw=1.2, label="explodes from here on")
+    if np.isfinite(own_bias):
+        own_look = dict(color=CONTRAST[0], mfc="white", mew=1.5, label=f"the step asked for, lr {own_lr:g}")
+        ax.plot(own_lr, own_bias, "s", **own_look)
+    ax.axvline(evidence["largest_lr"], color=CONTRAST[3], ls="--", lw=1.2, label="explodes from here on")
     ax.set(xscale="log", yscale="log", xlabel="step size, lr  (η = lr / N for SGHMC, lr / 2N for SGLD)")
     ax.set_ylabel("excess of the variance\n(share of the posterior's)")
     return legend_below(ax, 2)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from bnn_pyro import plots
 from bnn_pyro.checks import CHECKS, Outcome, worst
@@ -98,73 +97,31 @@ def _cells(finding: Mapping[str, Any]) -> list[str]:
 
 
 # -- figures -----------------------------------------------------------------------------------------------------------
-Evidence = Mapping[str, Any]
-
-
-def _of(plot: Callable[..., object], names: str, keywords: str = "") -> Callable[[Evidence], object]:
-    """The plot of these pieces of evidence, separated by spaces; keywords: those that are passed by name."""
-    return lambda e: plot(*(e[name] for name in names.split()), **{name: e[name] for name in keywords.split()})
-
-
-def _objectives(e: Evidence) -> object:
-    more = (e[name] for name in ("estimators", "variance", "variance_error")) if "estimators" in e else ()
-    return plots.batch_objectives(e["batch_sizes"], e["elbo"], e["elbo_error"], *more)
-
-
-def _bias(e: Evidence) -> object:
-    own = {name: e[name] for name in ("largest_lr", "own_lr", "own_bias")} | {"order": (e["order"], e["order_error"])}
-    return plots.step_size_bias(e["lr"], e["bias"], e["error"], e["grid_lr"], e["grid_exact"], **own)
-
-
-def _outputs(e: Evidence) -> object:
-    unit = "log-odds" if e["task"] == "classification" else f"mean of {e['target']}"
-    floors = {"mean_floor": e["mean_floor"], "sd_floor": e["sd_floor"], "unit": unit}
-    return plots.reference_outputs(e["reference_mean"], e["mean"], e["reference_sd"], e["sd"], **floors)
-
-
-def _curve(e: Evidence) -> object:
-    if e["task"] != "regression" or e["x"].shape[1:] != (1,):
+def _curve(evidence: Mapping[str, Any]) -> object:
+    if evidence["task"] != "regression" or evidence["x"].shape[1:] != (1,):
         return None
-    across = np.argsort(e["x"][:, 0])
-    series = [np.ravel(e[name])[across] for name in ("reference_mean", "reference_sd", "mean", "sd")]
-    return plots.reference_band(e["x"][across, 0], *series, names=("x", e["target"]))
+    series = (evidence[name] for name in ("x", "reference_mean", "reference_sd", "mean", "sd"))
+    return plots.reference_band(*series, names=("x", evidence["target"]))
 
 
 #: Evidence that checks have of some methods and problems alone.
 OPTIONAL = ("batch_sizes", "finite_difference", "logistic_density", "sign_density")
-#: The figures of each check, in the order of the page, and how each is drawn of the evidence.
-FIGURES: dict[str, dict[str, Callable[[Evidence], object]]] = {
-    "closed-form": {
-        "intervals": _of(plots.exact_intervals, "exact_mean exact_sd mean sd levels coverage weight_coverage"),
-        "errors": _of(plots.standard_errors, "labels z bound"),
-    },
-    "quadrature": {
-        f"{name}-weights": _of(plots.two_weights, " ".join(f"{name}_{what}" for what in
-                                                           ("axis_1", "axis_2", "density", "draws", "names")))
-        for name in ("logistic", "sign")
-    },
-    "logistic": {"errors": _of(plots.standard_errors, "labels z bound")},
-    "predictive": {"densities": _of(plots.mixture_densities, "log_density log_of_mean mean_of_log exact")},
-    "estimator": {
-        "objectives": _objectives,
-        "gradient": _of(plots.finite_differences, "gradient finite_difference"),
-    },
+#: The figures of each check, in the order of the page: each is drawn of the evidence.
+FIGURES: dict[str, dict[str, Callable[[Mapping[str, Any]], object]]] = {
+    "closed-form": {"intervals": plots.exact_intervals, "errors": plots.standard_errors},
+    "quadrature": {f"{name}-weights": partial(plots.two_weights, problem=name) for name in ("logistic", "sign")},
+    "logistic": {"errors": plots.standard_errors},
+    "predictive": {"densities": plots.mixture_densities},
+    "estimator": {"objectives": plots.batch_objectives, "gradient": plots.finite_differences},
     "calibration": {
-        "rank-ecdfs": _of(plots.rank_ecdfs, "ranks draws labels", "shown p"),
-        "rank-histograms": _of(plots.rank_histograms, "ranks draws labels"),
-        "rank-coverage": _of(plots.interval_coverage, "levels coverage coverage_error labels"),
+        "rank-ecdfs": plots.rank_ecdfs,
+        "rank-histograms": plots.rank_histograms,
+        "rank-coverage": plots.interval_coverage,
     },
-    "joint-distribution": {
-        "z-scores": _of(plots.joint_z_scores, "z bound quantities"),
-        "quantiles": _of(plots.joint_quantiles, "levels scores z drift drift_error quantities"),
-    },
-    "step-size": {"bias": _bias},
-    "reference": {
-        "outputs": _outputs,
-        "curve": _curve,
-        "coverage": _of(plots.reference_coverage, "levels coverage coverage_error"),
-    },
-}  # fmt: skip
+    "joint-distribution": {"z-scores": plots.joint_z_scores, "quantiles": plots.joint_quantiles},
+    "step-size": {"bias": plots.step_size_bias},
+    "reference": {"outputs": plots.reference_outputs, "curve": _curve, "coverage": plots.reference_coverage},
+}
 
 
 def draw_outcome(outcome: Outcome, label: str) -> list[Picture]:
