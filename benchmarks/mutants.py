@@ -107,6 +107,8 @@ class Copies:
     def __init__(self, folder: Path, jobs: int) -> None:
         self.free: queue.Queue[Path] = queue.Queue()
         self._seconds: dict[str, float] = {}
+        self._running: set[multiprocessing.process.BaseProcess] = set()
+        self._stopped = False
         self._locks: dict[str, threading.Lock] = defaultdict(threading.Lock)
         listed = subprocess.run(["git", "ls-files", "-zco", "--exclude-standard"], cwd=ROOT, capture_output=True)
         for job in range(jobs):
@@ -142,6 +144,12 @@ class Copies:
         finally:
             self.free.put(copy)
 
+    def stop(self) -> None:
+        """End the tests that run: Ctrl-C does not reach their process groups."""
+        self._stopped = True
+        for process in list(self._running):
+            kill(process)
+
     def _without(self, copy: Path, tests: str) -> float:
         start = time.perf_counter()
         if failed := self._failed(copy, tests, 1800):
@@ -152,9 +160,13 @@ class Copies:
         """The first test that fails, or why there is none; "" where all pass."""
         process = FORKS.Process(target=run_tests, args=(copy, shlex.split(tests)))
         process.start()
+        self._running.add(process)
+        if self._stopped:
+            kill(process)
         process.join(limit)
+        self._running.discard(process)
         if process.is_alive():
-            os.killpg(process.pid, signal.SIGKILL)
+            kill(process)
             process.join()
             return f"{tests}: more than {limit:.0f} s"
         if process.exitcode == 0:
@@ -166,6 +178,14 @@ class Copies:
         return (
             lines[0].split(" ", 1)[1].split(" - ")[0].removeprefix("tests/") if lines else f"{tests}: it does not start"
         )
+
+
+def kill(process: multiprocessing.process.BaseProcess) -> None:
+    """A process of tests, and what they have started."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:  # it has just begun, or has ended
+        process.kill()
 
 
 def run_tests(copy: Path, tests: list[str]) -> None:
@@ -234,12 +254,15 @@ def main() -> None:
     content = {**facts, "faults": kept, "harmless": former["harmless"] | left}
     with tempfile.TemporaryDirectory(prefix="bnn-pyro-faults-") as folder, ThreadPoolExecutor(args.jobs) as pool:
         copies = Copies(Path(folder), args.jobs)
-        for outcome in pool.map(copies.judge, [fault for fault in tried if fault.name not in kept]):
-            print(outcome, flush=True)
-            fault = outcome.fault
-            content["faults"][fault.name] = {"file": fault.path, "what": fault.what, "noticed_by": outcome.by,
-                                             "commit": facts["commit"], "texts": texts[fault.name]}  # fmt: skip
-            write_json(args.out, content)
+        try:
+            for outcome in pool.map(copies.judge, [fault for fault in tried if fault.name not in kept]):
+                print(outcome, flush=True)
+                fault = outcome.fault
+                content["faults"][fault.name] = {"file": fault.path, "what": fault.what, "noticed_by": outcome.by,
+                                                 "commit": facts["commit"], "texts": texts[fault.name]}  # fmt: skip
+                write_json(args.out, content)
+        finally:
+            copies.stop()
     judged = content["faults"].values()
     print(f"{sum(bool(fault['noticed_by']) for fault in judged)} of {len(judged)} noticed")
 

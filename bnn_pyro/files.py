@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     import numpy as np
 
 __all__ = [
-    "LOCK", "InUse", "cache_root", "data_root", "existing", "is_occupied", "lock_folder", "read_archive", "read_json",
-    "resolve", "unwritable", "whole_file", "write_whole",
+    "LOCK", "cache_root", "data_root", "existing", "is_occupied", "lock_folder", "read_archive", "read_json", "resolve",
+    "whole_file", "write_whole",
 ]  # fmt: skip
 
 #: The file that a process holds locked while it writes to a folder.
@@ -28,10 +28,6 @@ LOCK = "in-use.lock"
 
 #: What ends the name of a file that is being written.
 PART = ".part"
-
-
-class InUse(UserError):
-    """Another process, or thread, is writing to the folder."""
 
 
 # -- places ------------------------------------------------------------------------------------------------------------
@@ -48,9 +44,7 @@ def cache_root() -> Path:
 def resolve(path: str | Path) -> Path:
     """A path as given, with ``~`` and ``$BNN_PYRO_DATA`` filled in; else the same path under the data root."""
     text = str(path).replace("${BNN_PYRO_DATA}", str(data_root())).replace("$BNN_PYRO_DATA", str(data_root()))
-    resolved = Path(text)
-    with contextlib.suppress(RuntimeError):  # there is no such user: a file may be called so
-        resolved = resolved.expanduser()
+    resolved = Path(os.path.expanduser(text))  # as it is, where there is no such user: a file may be called so
     inside = data_root() / resolved
     return inside if not resolved.exists() and inside.exists() else resolved
 
@@ -101,21 +95,23 @@ def write_whole(path: Path, blob: bytes) -> None:
 
     Raises UserError where the disk is full or the folder cannot be written to; the old file is then as it was.
     """
-    try:
+    with _telling(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(path) as file:
             file.write(blob)
+
+
+@contextlib.contextmanager
+def _telling(path: Path) -> Iterator[None]:
+    """A block that writes; raises UserError for what the system does not let it write."""
+    try:
+        yield
     except OSError as error:
-        raise unwritable(path, error) from None
-
-
-def unwritable(path: Path, error: OSError) -> UserError:
-    """The error for a file or folder that could not be written."""
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    way = (
-        "make room and give the command again (train: with --resume)" if full else "choose a place that can be written"
-    )
-    return UserError(f"{path} could not be written ({error.strerror}); what was whole before still is; {way}")
+        way = "choose a place that can be written"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            way = "make room and give the command again (train: with --resume)"
+        reason = f"{path} could not be written ({error.strerror}); what was whole before still is"
+        raise UserError(f"{reason}; {way}") from None
 
 
 def read_json(path: Path, shape: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -134,9 +130,8 @@ def _has_shape(value: Any, shape: Any) -> bool:
     if isinstance(shape, list):
         return isinstance(value, list) and all(_has_shape(item, shape[0]) for item in value)
     if isinstance(shape, Mapping):
-        if not isinstance(value, dict) or ("*" in shape and not all(_has_shape(v, shape["*"]) for v in value.values())):
-            return False
-        return all(key == "*" or (key in value and _has_shape(value[key], kind)) for key, kind in shape.items())
+        kinds = dict.fromkeys(value, shape["*"]) if "*" in shape and isinstance(value, dict) else shape
+        return isinstance(value, dict) and all(k in value and _has_shape(value[k], kind) for k, kind in kinds.items())
     return isinstance(value, shape) and not isinstance(value, bool)
 
 
@@ -150,51 +145,46 @@ def lock_folder(folder: str | Path, wait: float = 0) -> Iterator[None]:
 
     wait: seconds for another process, or thread, to free it.
 
-    Raises InUse where one has locked it for longer, UserError where the folder cannot be made.
+    Raises UserError where one has locked it for longer, or the folder cannot be made.
     """
     folder = Path(folder).resolve()
     lock, made = FileLock(folder / LOCK, is_singleton=True, fallback_to_soft=False), not folder.exists()
-    try:
+    me = f"process {os.getpid()} on {socket.gethostname()}"
+    with _telling(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        lock.acquire(timeout=wait)
-    except Timeout:
-        raise _in_use(folder) from None
-    except OSError as error:
-        if error.errno not in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK):
-            raise unwritable(folder, error) from None
+        try:
+            lock.acquire(timeout=wait)
+        except Timeout:
+            raise _in_use(folder, me) from None
+        except OSError as error:
+            if error.errno not in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK):
+                raise
     first = lock.lock_counter <= 1
     try:
         if first:
             with contextlib.suppress(OSError):  # a full disk
-                (folder / LOCK).write_text(_this_process())
-            for left in (*folder.glob(f"*{PART}"), *folder.glob(f"*/*{PART}")):  # of a process that was killed
-                if _is_half_written(left):
-                    left.unlink(missing_ok=True)
+                (folder / LOCK).write_text(me)
+            for left in filter(_is_half_written, (*folder.glob("*"), *folder.glob("*/*"))):  # of a process now dead
+                left.unlink(missing_ok=True)
         yield
     finally:
         if first:
             with contextlib.suppress(OSError):
                 (folder / LOCK).unlink()
+                if made:
+                    folder.rmdir()  # which fails where it is not empty, as it should be
         lock.release()
-        if first and made:
-            with contextlib.suppress(OSError):  # it is not empty, as it should be
-                folder.rmdir()
 
 
-def _in_use(folder: Path) -> InUse:
-    try:
+def _in_use(folder: Path, me: str) -> UserError:
+    holder = ""
+    with contextlib.suppress(OSError):  # it has just ended
         holder = (folder / LOCK).read_text(errors="replace")[:200].strip()
-    except OSError:
-        holder = ""
-    holder = "another thread of this process" if holder == _this_process() else holder or "another process"
-    return InUse(
+    holder = "another thread of this process" if holder == me else holder or "another process"
+    return UserError(
         f"{folder} is being written to by {holder}; wait until that has ended, stop it (its lock ends with it, "
         "however it ends), or choose another folder"
     )
-
-
-def _this_process() -> str:
-    return f"process {os.getpid()} on {socket.gethostname()}"
 
 
 def is_occupied(folder: Path) -> bool:
@@ -203,5 +193,5 @@ def is_occupied(folder: Path) -> bool:
 
 
 def _is_half_written(path: Path) -> bool:
-    """Whether ``write_whole`` was writing it."""
+    """Whether :func:`whole_file` was writing it."""
     return path.suffix == PART and path.with_suffix("").suffix[1:].isdigit()

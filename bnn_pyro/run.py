@@ -37,13 +37,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     former, format_before = None, warnings.formatwarning
     warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"  # not the line of source that warned
-    rank, size = launched()
+    argv, (rank, size) = sys.argv[1:] if argv is None else argv, launched()
     if rank:  # of several processes the first one speaks
         warnings.simplefilter("ignore")
     with suppress(ValueError):  # only the main thread can take signals
         former = signal.signal(signal.SIGTERM, _stop if size == 1 else _stop_unless_failing)
     try:
-        args = parse(sys.argv[1:] if argv is None else argv)
+        args = parse(argv)
         if size > 1 and args.command not in ("train", None):
             raise UserError(f"{args.command} runs in one process; start it without torchrun")
         if args.command is None:
@@ -64,7 +64,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             return getattr(commands, args.command)(args) or 0
     except (UserError, OSError) as error:
         if rank == 0 or isinstance(error, Alone):
-            _tell(f"error: {' '.join(str(error).split())}")  # of one line, whatever a file is called
+            words = str(error).split()  # of one line, whatever a file is called
+            option = f"--{words[0].replace('_', '-')}" if words[1:2] and words[1] in ("must", "takes", "is") else ""
+            typed = option in [text.partition("=")[0] for text in argv]  # a setting is then called as it was typed
+            _tell(" ".join(["error:", option, *words[1:]] if option and typed else ["error:", *words]))
         return 2
     except KeyboardInterrupt as stopped:
         if rank == 0:

@@ -35,6 +35,25 @@ def no_residue():
     assert torch.equal(torch.get_rng_state(), states[2]), "torch's generator moved: use isolated(seed)"
 
 
+def undrawn(patch):
+    """No figures are drawn: they take most of the time of a small run."""
+    patch.setattr("bnn_pyro.runs.evaluate.draw_all", lambda figures, folder: [])
+    patch.setattr("bnn_pyro.runs.diagnose.draw_diagnosis", lambda *args: [])
+    patch.setattr("bnn_pyro.runs.compare.draw_comparison", lambda *args: [])
+
+
+@pytest.fixture
+def no_figures(monkeypatch):
+    undrawn(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def quick():
+    """No figures in all of a module."""
+    with pytest.MonkeyPatch.context() as patch:
+        yield undrawn(patch)
+
+
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory):
     """Two small runs without figures, trained once: digits with its baseline, and a table of houses."""
@@ -45,25 +64,10 @@ def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     table = small_table(folder / "houses.csv")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bnn_pyro.runs.evaluate.draw_all", lambda scene, folder: [])
+        undrawn(patch)
         assert main(["train", "--data", "digits", "--limit", "150", "--out", str(folder / "digits"), *SMALL]) == 0
         assert main(["train", "--data", str(table), "--target", "price", "--out", str(folder / "houses"), *SMALL]) == 0
     return folder
-
-
-@pytest.fixture
-def no_figures(monkeypatch):
-    """Drawing takes most of the time of a small run."""
-    monkeypatch.setattr("bnn_pyro.runs.evaluate.draw_all", lambda scene, folder: [])
-
-
-@pytest.fixture(scope="module")
-def quick():
-    """No figures in all of a module: they take most of the time of a small run."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bnn_pyro.runs.evaluate.draw_all", lambda scene, folder: [])
-        patch.setattr("bnn_pyro.runs.diagnose.draw_diagnosis", lambda found, schema: [])
-        yield
 
 
 #: Settings of a method, at most, where it is only to run.

@@ -34,10 +34,6 @@ def source(cell):
     return "".join(cell["source"])
 
 
-def outputs(cells):
-    return [output for cell in cells for output in cell["outputs"]]
-
-
 @notebooks
 @pytest.mark.usefixtures("quick_fits")
 @pytest.mark.filterwarnings("ignore")
@@ -68,54 +64,33 @@ def test_runs_without_a_warning(path, tmp_path, monkeypatch, capfd):
 
 
 @notebooks
-def test_is_committed_with_the_outputs_of_a_full_run(path):
-    cells = code_cells(path)
+def test_is_committed_with_the_outputs_of_a_full_run_and_no_error_or_noise(path):
+    cells, notebook = code_cells(path), json.loads(path.read_text())
     assert [cell["execution_count"] for cell in cells] == [*range(1, len(cells) + 1)]
     drawing = [cell for cell in cells if source(cell).rstrip().endswith(";")]
-    assert drawing and all(any("image/png" in output.get("data", {}) for output in outputs([c])) for c in drawing)
-    executed = json.loads(path.read_text())["metadata"]["executed"]
+    assert drawing and all(any("image/png" in output.get("data", {}) for output in c["outputs"]) for c in drawing)
     code = hashlib.sha256("\0".join(source(cell) for cell in cells).encode()).hexdigest()[:16]
+    executed = notebook["metadata"].pop("executed")
     assert executed == {"mode": "full", "code": code}, "edited since: python notebooks/execute.py --full"
-
-
-@notebooks
-def test_shows_no_error_and_no_noise(path):
-    shown = outputs(code_cells(path))
-    assert not [output for output in shown if output["output_type"] == "error" or output.get("name") == "stderr"]
-    text = json.dumps([output for output in shown if "data" not in output]) + json.dumps(
-        [kind for output in shown for name, kind in output.get("data", {}).items() if not name.startswith("image/")]
-    )
-    assert not re.search(r"Warning|Traceback|\\u001b\[|<Axes|array\(\[<", text)
-
-
-@notebooks
-def test_is_small_and_tells_nothing_of_the_machine(path):
-    assert path.stat().st_size < MOST_BYTES
-    notebook = json.loads(path.read_text())
-    assert set(notebook["metadata"]) == {"kernelspec", "language_info", "executed"}
+    assert set(notebook["metadata"]) == {"kernelspec", "language_info"}
     assert notebook["metadata"]["kernelspec"]["name"] == "python3"
     for cell in notebook["cells"]:
         for output in cell.get("outputs", ()):
+            assert output["output_type"] != "error" and output.get("name") != "stderr"
             output.get("data", {}).pop("image/png", None)
-    assert not PRIVATE.search(json.dumps(notebook))
+    shown = json.dumps([cell.get("outputs") for cell in notebook["cells"]])
+    assert not re.search(r"Warning|Traceback|\\u001b\[|<Axes|array\(\[<", shown)
+    assert path.stat().st_size < MOST_BYTES and not PRIVATE.search(json.dumps(notebook))
 
 
 @notebooks
-def test_uses_the_library_instead_of_defining_one(path):
+def test_uses_the_library_instead_of_defining_one_and_is_named_in_the_readme(path):
     kinds = (ast.FunctionDef, ast.ClassDef)
     cells = [re.sub(r"(?m)^[%!].*$", "", source(cell)) for cell in code_cells(path)]
     found = [node for cell in cells for node in ast.walk(ast.parse(cell)) if isinstance(node, kinds)]
     assert len(found) <= MOST_DEFINITIONS
     assert all(node.end_lineno - node.lineno < MOST_LINES for node in found)
-
-
-@notebooks
-def test_is_named_in_the_readme(path):
     assert f"notebooks/{path.name}" in (ROOT / "README.md").read_text()
-
-
-def test_there_are_notebooks():
-    assert NOTEBOOKS
 
 
 def test_a_notebook_that_fails_or_complains_is_noticed(tmp_path):

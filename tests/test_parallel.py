@@ -19,8 +19,18 @@ import numpy as np
 import pytest
 import torch
 from monte_carlo import same
-from plain_tasks import bytes_at_last, die, die_once, half_way, in_its_turn, process_id, refuse, until_asked
-from programs import free_port, stopped_by_ctrl_c
+from plain_tasks import (
+    bytes_at_last,
+    die,
+    die_once,
+    free_port,
+    half_way,
+    in_its_turn,
+    process_id,
+    refuse,
+    stopped_by_ctrl_c,
+    until_asked,
+)
 
 import bnn_pyro as bp
 from bnn_pyro.checkpoint import Checkpoint, Interrupted

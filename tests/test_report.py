@@ -16,9 +16,8 @@ from bnn_pyro.reports.page import Picture, draw_figures, read_texts, run_card, r
 from bnn_pyro.reports.ranking import Ranking, ranked
 from bnn_pyro.reports.tables import RunFacts, difference, estimate, plain_table, run_table, told_headlines
 from bnn_pyro.run import main
-from bnn_pyro.runs import figures
-from bnn_pyro.runs.compare import draw_comparison, short_labels, show_comparison
-from bnn_pyro.runs.figures import EvaluatedRun, Outside, draw_all, figures_of
+from bnn_pyro.runs.compare import draw_comparison, show_comparison
+from bnn_pyro.runs.figures import Scored, draw_all, figures_of
 
 BASELINE = RunFacts(
     label="mlp (map)",
@@ -152,7 +151,7 @@ def test_a_comparison_has_its_rankings_and_differences_to_the_first():
 def scene(posterior, schema=SCHEMA):
     x, y = random(6, *schema.input_shape), torch.arange(6) % 3
     data = Dataset("three", schema, x, y, x[:0], y[:0], x, y)
-    return EvaluatedRun(posterior, data, 4, bp.predict(posterior, x, num_draws=4))
+    return Scored(posterior, data, 4, bp.predict(posterior, x, num_draws=4))
 
 
 COMMON = "reliability confidence-histogram selective-risk confusion-matrix"
@@ -172,16 +171,15 @@ def test_figures_suit_task_and_shape(schema, wanted):
     assert list(figures_of(scene(guided(4, schema=schema), schema))) == wanted.split()
 
 
-def test_inputs_from_elsewhere_are_drawn_and_old_figures_removed(tmp_path, monkeypatch):
+def test_inputs_from_elsewhere_are_drawn_and_old_figures_removed(tmp_path):
     few = ("reliability", "entropy-histograms", "outside-letters")  # drawing takes most of the time
-    monkeypatch.setattr(figures, "figures_of", lambda run: {k: v for k, v in figures_of(run).items() if k in few})
     inside = scene(guided(4, schema=IMAGES), IMAGES)
-    inside = replace(inside, baseline=inside.prediction)
-    outside = Outside("letters", inside.data.x_test, inside.prediction, inside.prediction)
+    outside, x = replace(inside, outside={"letters": inside.prediction}), inside.data.x_test
     (tmp_path / "mine.png").write_bytes(b"mine")
-    draw_all(replace(inside, outside=[outside]), tmp_path)
+    figures = figures_of(outside, outside, {"letters": x})
+    draw_all({name: draw for name, draw in figures.items() if name in few}, tmp_path)
     assert {p.stem for p in tmp_path.iterdir()} == {*few, "mine"}
-    draw_all(inside, tmp_path)
+    draw_all({"reliability": figures_of(inside, inside)["reliability"]}, tmp_path)
     assert {p.stem for p in tmp_path.iterdir()} == {"reliability", "mine"}
 
 
@@ -192,7 +190,7 @@ def test_a_report_of_a_sampler_shows_its_trace_and_its_growing_ensemble(tmp_path
         names = list(figures_of(scene(posterior)))
         assert names[-1] == last and "growing-ensemble" in names and "training-curves" not in names
     assert "growing-ensemble" not in figures_of(scene(guided()))
-    drawn = draw_all(scene(sghmc), tmp_path)
+    drawn = draw_all(figures_of(scene(sghmc)), tmp_path)
     assert (tmp_path / "sampler-trace.png").read_bytes() == drawn[-1].png
 
 
@@ -251,13 +249,6 @@ def test_doubt_is_shown_where_most_rows_are_sure():
 def run(inference, variant="last-layer", seed=0):
     recipe = {"variant": variant, "inference": inference, "seed": seed}
     return RunFacts(f"runs/{variant}-{inference}-{seed}", "", "classification", recipe, {}, {}, {})
-
-
-def test_runs_are_told_apart_by_as_little_as_it_takes():
-    assert short_labels([run("svi"), run("nuts")]) == ["svi", "nuts"]
-    assert short_labels([run("svi"), run("svi", "mlp")]) == ["last-layer (svi)", "mlp (svi)"]
-    assert short_labels([run("svi"), run("svi", seed=1)])[1] == "last-layer (svi), seed 1"
-    assert short_labels([run("svi"), run("svi")]) == ["1: runs/last-layer-svi-0", "2: runs/last-layer-svi-0"]
 
 
 def test_a_comparison_draws_what_applies():

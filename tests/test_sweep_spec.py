@@ -42,6 +42,8 @@ def test_a_grid_is_every_combination_of_its_values():
     assert recipe.inference_settings["lr"] == 0.2 and not recipe.baseline
     assert recipe.variant_settings["noise"] == 1.0, "what is tuned for the data, where the SPEC says nothing"
     assert fits[1].name == "mf-prior=normal-1-lr=0.2-toy-curve-seed3-split0"
+    assert [fit.recipe.variant for fit in fits[3:5]] == ["mean-field", "mlp"]
+    assert plans("[data.toy-curve]\n[recipes.last-layer]\n")[0].recipe.variant == "last-layer", "a name is a variant"
 
 
 def test_splits_are_those_of_a_file_or_seeds_of_random_ones():
@@ -85,12 +87,6 @@ def test_numeric_settings_of_grids_become_lines():
         "mlp bias=true": [0.1, 1.0], "mean-field hidden=5": [1.0, 4.0], "mean-field hidden=5,5": [1.0, 4.0]
     }  # fmt: skip
     assert lines["mean-field hidden=5"][4.0] == "mean-field prior=normal:4 hidden=5"
-
-
-def test_a_variants_name_means_that_variant():
-    fits = plans('[data.toy-curve]\n[recipes.mlp]\n[recipes.last-layer]\n[recipes.mean-field]\n'
-                 '[recipes.sparse-dropout]\nvariant = "hidden-layer"\n')  # fmt: skip
-    assert [fit.recipe.variant for fit in fits] == ["mlp", "last-layer", "mean-field", "hidden-layer"]
 
 
 WRONG = {
@@ -148,8 +144,5 @@ def test_errors_are_one_line_that_names_the_place_before_anything_is_written(tex
     assert told.startswith("error: s.toml") or told.startswith("error: unknown key in s.toml"), told
     assert told.count("\n") == 1 and {**WRONG, **UNFIT}[text] in told
     assert not (tmp_path / "runs" / "sweep-s").exists(), "something was written"
-
-
-def test_an_absent_file_is_told(capsys):
     assert main(["sweep", "gone.toml"]) == 2
     assert capsys.readouterr().err == "error: no sweep file gone.toml\n"

@@ -104,15 +104,15 @@ def noisy(rng, recipe, shift):
 def test_a_better_recipe_is_told_and_equal_ones_are_not():
     rng = np.random.default_rng(0)
     fits = [*noisy(rng, "good", -1), *noisy(rng, "as good", -1), *noisy(rng, "bad", 0), *noisy(rng, "worse", 1)]
-    (found,) = summarise(fits)
-    contest = found.comparisons["rmse"]
+    (found,) = summarise(fits, {})
+    contest = found.metrics["rmse"]
     told = {name: contest.verdict(name) for name in found.states}
     assert sorted([told.pop("good"), told.pop("as good")]) == [BEST, OPEN]
     assert told == {"bad": WORSE, "worse": WORSE}
     assert found.share == 0.25 and "Nadeau" in found.error_sources
-    assert set(found.values) == {"rmse", "coverage_95"} and set(found.comparisons) == {"rmse"}, "coverage has no best"
+    assert {name: bool(metric.best) for name, metric in found.metrics.items()} == {"rmse": True, "coverage_95": False}
     # Without pairs nothing could be told: the splits differ by much more than the recipes.
-    assert found.means["rmse"]["good"].error > 1 > 20 * contest.differences["bad"].error
+    assert contest.means["good"].error > 1 > 20 * contest.differences["bad"].error
 
 
 def replicated(kind, rows=40, num=3):
@@ -138,7 +138,7 @@ def replicated(kind, rows=40, num=3):
 def test_seeds_that_agree_do_not_make_a_difference_on_few_test_rows_clear(kind):
     fits, replicates, paired_error, error = replicated(kind)
     (on,) = summarise(fits, replicates)
-    contest, mean = on.comparisons["nll"], on.means["nll"]["a"]
+    contest, mean = on.metrics["nll"], on.metrics["nll"].means["a"]
     assert contest.best == "a" and contest.differences["b"].error == pytest.approx(paired_error, rel=0.1)
     assert mean.error == pytest.approx(error, rel=0.1)
     assert contest.verdict("b") == OPEN == NOT_CLEAR
@@ -147,26 +147,27 @@ def test_seeds_that_agree_do_not_make_a_difference_on_few_test_rows_clear(kind):
     assert ("variation over seeds" if kind == "random" else "variation over splits") in said
     # The same difference on rows enough to show it.
     (many,) = summarise(*replicated(kind, rows=4000)[:2])
-    assert many.comparisons["nll"].verdict("b") == WORSE
+    assert many.metrics["nll"].verdict("b") == WORSE
     assert "; worse: b (given variation over" in summary_sentences(many)["nll"]
 
 
-def test_fits_scored_by_an_earlier_version_have_the_larger_unpaired_error():
-    fits, replicates, _, error = replicated("random", rows=4000)
-    (on,) = summarise(fits)
-    assert on.comparisons["nll"].differences["b"].error == pytest.approx(math.sqrt(2) * error, rel=0.1)
-    assert on.comparisons["nll"].verdict("b") == OPEN
+def test_without_resampled_test_rows_nothing_is_clear_where_all_fits_share_them():
+    fits, replicates, *_ = replicated("random", rows=4000)
+    replicates.pop(fits[0]["name"])
+    (on,) = summarise(fits, replicates)
+    assert math.isnan(on.metrics["nll"].differences["b"].error) and on.metrics["nll"].verdict("b") == OPEN
     for number, one in enumerate(fits):  # splits with test rows of their own have both errors already
         one["split"] = number % 3
-    assert summarise(fits)[0].comparisons == summarise(fits, replicates)[0].comparisons
+    assert summarise(fits, {})[0].metrics == summarise(fits, replicates)[0].metrics
 
 
 def test_one_that_failed_on_the_hard_splits_is_not_best():
     whole = [fit("whole", k, rmse=r) for k, r in enumerate([1.0, 2.0, 9.0])]
     partly = [fit("partly", 0, rmse=1.1), fit("partly", 1, rmse=2.1), fit("partly", 2, status="failed")]
-    (found,) = summarise(whole + partly)
-    assert found.means["rmse"]["partly"].value < found.means["rmse"]["whole"].value
-    assert found.comparisons["rmse"].best == "whole" and found.comparisons["rmse"].differences["partly"].fits == 2
+    (found,) = summarise(whole + partly, {})
+    rmse = found.metrics["rmse"]
+    assert rmse.means["partly"].value < rmse.means["whole"].value
+    assert rmse.best == "whole" and rmse.differences["partly"].fits == 2
     assert found.states["partly"] == {"finished": 2, "failed": 1}
 
 
@@ -182,6 +183,7 @@ def test_one_that_failed_on_the_hard_splits_is_not_best():
     ],
 )
 def test_it_says_what_the_error_is_over(fits, said, share):
-    (found,) = summarise(fits)
-    assert said in found.error_sources and found.share == share and found.verdict("rmse", "a") == "", "best of one"
+    (found,) = summarise(fits, {})
+    assert said in found.error_sources and found.share == share
+    assert "rmse" not in found.metrics or found.metrics["rmse"].verdict("a") == "", "best of one"
     assert json.dumps(found.to_dict(), allow_nan=False)

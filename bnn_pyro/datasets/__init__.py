@@ -181,6 +181,8 @@ def load_data(
         raw = select_features(raw, features, str(path or raw.name))
     if path is not None and raw.name in DATASETS:  # a user's digits.csv must not be taken for the set of that name
         raw = replace(raw, name=path.name)
+    if splits is None and split:
+        raise UserError(f"split={split} is one of a file of given splits; give splits too, or another seed")
     splits = None if splits is None else resolve(splits)
     return prepare(raw, splits=splits, split=split, seed=seed, fractions=fractions, validation=validation, limit=limit)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from typing import Any
@@ -26,7 +25,7 @@ from bnn_pyro.runs.evaluate import load_posterior, paired_differences, predict_w
 from bnn_pyro.runs.folder import RunFolder
 from bnn_pyro.runs.recipe import Recipe
 
-__all__ = ["compare_runs", "draw_comparison", "short_labels", "show_comparison"]
+__all__ = ["compare_runs", "draw_comparison", "show_comparison"]
 
 #: More methods than these share no panel that could be read.
 MAX_RUNS = 8
@@ -51,9 +50,8 @@ def compare_runs(folders: Mapping[RunFolder, Recipe]) -> tuple[str, str]:
         scores = metrics.evaluate(predictions[-1], data.y_test).flat()
         runs.append(dataclasses.replace(folder.facts(label), metrics=scores))
         posteriors.append(posterior)
-        khat = folder.read("diagnosis.json").get("statistics", {}).get("khat")
         with progress_bar(f"leave-one-out {label}", unit="run") as report:
-            left_out[label] = _left_out(posterior, data, truth, khat)
+            left_out[label] = _left_out(posterior, data, truth)
             report(1, 1)
     differences = {
         run.label: paired_differences(prediction, predictions[0], truth.y_test)
@@ -97,8 +95,8 @@ def show_comparison(
     return "\n".join(text), html
 
 
-def _left_out(posterior: Posterior, data: Dataset, truth: Dataset, khat: float | None = None) -> Loo | str:
-    """PSIS-LOO of one run, or the reason why it has none.   khat: where its diagnosis knows it already."""
+def _left_out(posterior: Posterior, data: Dataset, truth: Dataset) -> Loo | str:
+    """PSIS-LOO of one run, or the reason why it has none."""
     if len(data.y_train) != len(truth.y_train) or not torch.equal(data.y_train, truth.y_train):
         return "was trained on other rows than the first run, so that leaving them out compares nothing"
     what = kind(posterior)
@@ -108,32 +106,28 @@ def _left_out(posterior: Posterior, data: Dataset, truth: Dataset, khat: float |
         return leave_one_out(posterior, data)
     if what != "approximation":
         return f"no chains, so nothing to leave rows out by: {KINDS[what]}"
-    k, why = math.nan if khat is None else khat, ""
-    if not k > GOOD_K:
-        try:
-            draws, log_weights = importance_weights(posterior, data)
-            k = float(psis(log_weights[None])[1][0])
-        except NoWeights as reason:
-            why = str(reason)
-    if k <= GOOD_K and not why:
-        return leave_one_out(draws, data, log_weights)
-    return f"an approximation whose draws cannot be reweighted: {why or f'its k-hat is {k:.2f}, above {GOOD_K}'}"
+    try:
+        draws, log_weights = importance_weights(posterior, data)
+        if not (k := float(psis(log_weights[None])[1][0])) <= GOOD_K:
+            raise NoWeights(f"its k-hat is {k:.2f}, above {GOOD_K}")
+    except NoWeights as reason:
+        return f"an approximation whose draws cannot be reweighted: {reason}"
+    return leave_one_out(draws, data, log_weights)
 
 
 def _loo_ranking(found: Mapping[str, Loo | str], num: int) -> Ranking:
-    """Over the rows that all who have a PSIS-LOO have in common: all, or some of a large set."""
-    held = {label: loo for label, loo in found.items() if not isinstance(loo, str)}
+    """Over the rows that all who have a PSIS-LOO have in common: all of ``num``, or some of a large set."""
     reasons = [(label, reason) for label, reason in found.items() if isinstance(reason, str)]
-    rows = reduce(np.intersect1d, [loo.rows for loo in held.values()]) if held else np.arange(num)
+    held = {label: loo for label, loo in found.items() if isinstance(loo, Loo)}
+    rows = reduce(np.intersect1d, [loo.rows for loo in held.values()], np.arange(num))
     points, notes = {}, {}
-    for label, loo in held.items():
+    for label, loo in held.items() if len(rows) else ():
         mine = np.isin(loo.rows, rows)
         points[label], bad = loo.elpd[mine], int((~(loo.pareto_k[mine] <= GOOD_K)).sum())
         if bad:
             notes[label] = f"{bad:,} row{'s' if bad > 1 else ''} with k above {GOOD_K}"
-    some = f"{num:,}" if len(rows) == num else f"{len(rows):,} of {num:,}"
-    sentence = read_texts("statistics")["rankings"]["left_out"]
-    return Ranking(f"Ranking by PSIS-LOO, {some} training rows", sentence, ranked(points, notes), reasons)
+    title = f"Ranking by PSIS-LOO, {len(rows):,} of {num:,} training rows"
+    return Ranking(title, read_texts("statistics")["rankings"]["left_out"], ranked(points, notes), reasons)
 
 
 def _same_test_rows(truth: Dataset, data: Dataset, first: RunFolder, other: RunFolder) -> None:
@@ -155,7 +149,7 @@ def draw_comparison(
 
     data: whose test rows the predictions are for; as the first run standardises them.
     """
-    labels = short_labels(runs)
+    labels = [f"{k}: {run.recipe['variant']} ({run.recipe['inference']})" for k, run in enumerate(runs, 1)]
     named = dict(list(zip(labels, predictions, strict=True))[:MAX_RUNS])
     pairs = list(zip(labels, posteriors, strict=True))[:MAX_RUNS]
     alike = {label: posterior for label, posterior in pairs if plots.unlike(posteriors[0], posterior) is None}
@@ -170,16 +164,3 @@ def draw_comparison(
         "weight-posteriors": lambda e: plots.weight_posteriors(alike),
     }
     return draw_figures("compare", figures, {name: name for name in figures}, evidence)
-
-
-def short_labels(runs: Sequence[RunFacts]) -> list[str]:
-    """The shortest names that tell the runs apart: method, variant and method, or the run's own label."""
-    forms = (
-        "{inference}",
-        "{variant} ({inference})",
-        "{variant} ({inference}), seed {seed}",
-        "{label}",
-        "{k}: {label}",
-    )
-    candidates = [[form.format(**run.recipe, label=run.label, k=k) for k, run in enumerate(runs, 1)] for form in forms]
-    return next(labels for labels in candidates if len(set(labels)) == len(labels))

@@ -32,9 +32,7 @@ PREFIX = "diagnose-"
 WHOLE = "{:,.0f}"
 #: Counts that alone make no table.
 COUNTS = ("points", "loo_rows", "weights_shown", "chains", "draws")
-#: Columns of the table of weights: head, and how its numbers are written. Of the weights, so many are shown.
-WEIGHT_COLUMNS = {"rhat": ("R-hat", "{:.3f}"), "ess_bulk": ("bulk ESS", WHOLE), "ess_tail": ("tail ESS", WHOLE),
-                  "mcse": ("error of the mean, sd", "{:.3g}")}  # fmt: skip
+#: Weights that are shown one by one, at most.
 MAX_WEIGHTS = 20
 
 
@@ -109,14 +107,11 @@ def diagnosis_tables(diagnosis: Diagnosis) -> list[Table]:
 
 
 def _weight_table(diagnosis: Diagnosis) -> Table:
-    weights = diagnosis.weights
-    every = math.ceil(len(weights) / MAX_WEIGHTS)
-    shown = weights[::every]
-    columns = {name: WEIGHT_COLUMNS.get(name, (name, "{:.3g}")) for name in weights[0] if name != "name"}
-    rows = [[str(row["name"]), "", *(_number(row[n], form) for n, (_, form) in columns.items())] for row in shown]
-    more = f" {len(shown)} of the {len(weights)} looked at are shown." if every > 1 else ""
-    heads = [_named(head, diagnosis) for head, _ in columns.values()]
-    return Table("Some weights one by one", f"Evenly chosen over the network.{more}", heads, rows)
+    shown = diagnosis.weights[:: math.ceil(len(diagnosis.weights) / MAX_WEIGHTS)]
+    columns = [name for name in shown[0] if name != "name"]
+    rows = [[str(row["name"]), "", *(_number(row[name], "{:.4g}") for name in columns)] for row in shown]
+    sentence = f"{len(shown)} of the {len(diagnosis.weights)} looked at, evenly chosen over the network."
+    return Table("Some weights one by one", sentence, [name.replace("_", " ") for name in columns], rows)
 
 
 def _named(name: str, diagnosis: Diagnosis) -> str:

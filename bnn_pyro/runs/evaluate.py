@@ -7,7 +7,6 @@ import io
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -28,7 +27,7 @@ from bnn_pyro.pruning import LOG_ALPHA, SHARES, pruning_curve, share_removed
 from bnn_pyro.reports.page import run_card, run_html
 from bnn_pyro.reports.tables import RunFacts, estimate, plain_table
 from bnn_pyro.runs.diagnose import CONVERGENCE, judge_chains
-from bnn_pyro.runs.figures import EvaluatedRun, Outside, draw_all, read_pruning
+from bnn_pyro.runs.figures import Scored, draw_all, figures_of, read_pruning
 from bnn_pyro.runs.folder import REPLICATES, RunFolder
 from bnn_pyro.runs.recipe import Recipe
 
@@ -59,19 +58,6 @@ def predict_with_progress(posterior: Posterior, x: Tensor, num_draws: int, what:
 
 
 # -- a run's own test rows ---------------------------------------------------------------------------------------------
-class Scored(NamedTuple):
-    """One posterior on one data set.
-
-    prediction  of the test rows, None where there are none     outside  of out-of-distribution inputs, by their names
-    scores      what metrics.json says                          replicates  of the metrics, on resampled test rows
-    """
-
-    prediction: Prediction | None
-    outside: dict[str, Prediction]
-    scores: dict[str, float]
-    replicates: Mapping[str, np.ndarray]
-
-
 def evaluate_run(
     folder: RunFolder,
     recipe: Recipe,
@@ -88,29 +74,28 @@ def evaluate_run(
     report: False leaves figures, report and card to a later evaluation.
     """
     folder.check_data(posterior, data)
-    pruned = read_pruning(folder)
-    for place in (folder, folder.baseline):
-        place.check_files()  # before anything is written
-    outside, num = _outside(outside, data), recipe.num_draws
-    scored = _score(posterior, data, outside, num)
-    beside = Scored(None, {}, {}, {}) if baseline is None else _score(baseline, data, outside, num)
+    pruning = read_pruning(folder)
+    for place in (folder, folder.baseline) if folder.baseline.is_trained else (folder,):
+        place.recipe, place.read("environment.json")  # damaged ones are refused before anything is written
+    inputs, num = _outside(outside, data), recipe.num_draws
+    scored = _score(posterior, data, inputs, num)
+    beside = None if baseline is None else _score(baseline, data, inputs, num)
     with progress_bar("evaluate", unit="part") as progress:
         (folder.path / CONVERGENCE).unlink(missing_ok=True)
         if posterior.chains is not None:
             judge_chains(folder, posterior, data)
         progress(1, 3)
-        if baseline is not None:
+        if beside is not None:
             _write_scores(folder.baseline, beside)
-        if beside.prediction is not None:
-            differences = paired_differences(scored.prediction, beside.prediction, data.y_test, "_minus_baseline")
-            scored.scores.update(differences)
+            if beside.prediction is not None:
+                differences = paired_differences(scored.prediction, beside.prediction, data.y_test, "_minus_baseline")
+                scored.scores.update(differences)
         _write_scores(folder, scored)  # last: where it is, all scores are
         run = folder.facts()
         progress(2, 3)
         if report:
-            others = [Outside(name, x, scored.outside[name], beside.outside.get(name)) for name, x in outside.items()]
-            evaluated = EvaluatedRun(posterior, data, num, scored.prediction, beside.prediction, others, pruned)
-            folder.write("report.html", run_html(run, draw_all(evaluated, folder.path / "figures")))
+            figures = figures_of(scored, beside, inputs, pruning)
+            folder.write("report.html", run_html(run, draw_all(figures, folder.path / "figures")))
             folder.write("README.md", run_card(run))
         progress(3, 3)
     return run
@@ -159,15 +144,14 @@ def _score(posterior: Posterior, data: Dataset, outside: Mapping[str, Tensor], n
     for what, other in others.items():
         scores |= {f"ood_{what}_{key}": value for key, value in metrics.ood_table(prediction, other).flat().items()}
         scores[f"ood_{what}_mean_entropy"] = other.total.mean().item()
-    return Scored(prediction, others, scores, replicates)
+    return Scored(posterior, data, num_draws, prediction, others, scores, replicates)
 
 
 def _write_scores(place: RunFolder, scored: Scored) -> None:
     """metrics.json, and before it what paired differences between runs are made of without predicting again."""
-    if scored.replicates:
-        archive = io.BytesIO()
-        np.savez(archive, **scored.replicates)
-        place.write(REPLICATES, archive.getvalue())
+    archive = io.BytesIO()
+    np.savez(archive, **scored.replicates)
+    place.write(REPLICATES, archive.getvalue())
     place.write("metrics.json", scored.scores)
 
 
@@ -201,13 +185,11 @@ def prune_run(folder: RunFolder, data: Dataset, posterior: Posterior, num_draws:
     rows = [
         [f"{100 * p['share']:.4g} %", f"{p['weights']:,}", estimate(p, measure), estimate(p, "nll")] for p in points
     ]
-    layers = [
-        [name, f"{100 * share:.1f} %"] for name, share in [*removed.layers.items(), ("all weights", removed.share)]
-    ]
+    layers = {**removed.layers, "all weights": removed.share}
     return (
         "\n\nWithout the weights of the lowest signal-to-noise ratio (biases stay)\n"
-        f"{plain_table(['weights removed', 'left', measure, 'nll'], rows)}\n\n"
-        f"log α = log σ²/μ² above {LOG_ALPHA:g}\n{plain_table(['layer', 'share'], layers)}"
+        f"{plain_table(['weights removed', 'left', measure, 'nll'], rows)}\n\nlog α = log σ²/μ² above {LOG_ALPHA:g}\n"
+        + plain_table(["layer", "share"], [[name, f"{100 * share:.1f} %"] for name, share in layers.items()])
     )
 
 

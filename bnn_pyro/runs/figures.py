@@ -5,17 +5,17 @@ Their words are in reports/templates/figures.toml.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from bnn_pyro import plots
 from bnn_pyro.datasets import curve
 from bnn_pyro.datasets.dataset import Dataset
-from bnn_pyro.errors import UserError
 from bnn_pyro.files import write_whole
 from bnn_pyro.metrics.metric import Estimate
 from bnn_pyro.posterior import Posterior
@@ -24,7 +24,7 @@ from bnn_pyro.pruning import PrunedScore, signal_to_noise
 from bnn_pyro.reports.page import Picture, read_texts
 from bnn_pyro.runs.folder import RunFolder
 
-__all__ = ["EvaluatedRun", "Outside", "Pruning", "draw_all", "figures_of", "read_pruning"]
+__all__ = ["Scored", "draw_all", "figures_of", "read_pruning"]
 
 #: The function behind a data set that was made from one.
 TRUTHS = {"toy-curve": curve}
@@ -37,44 +37,41 @@ SURE, SURE_SHARE = 0.99, 0.5
 
 
 @dataclass(frozen=True)
-class Outside:
-    """Out-of-distribution inputs (N, *input_shape), standardised, and what run and baseline say of them."""
+class Scored:
+    """A posterior on a data set.
 
-    name: str
-    x: Tensor
-    prediction: Prediction
-    baseline: Prediction | None = None
-
-
-class Pruning(NamedTuple):
-    """The curve on the test rows, and the share of weights beyond log α = 3."""
-
-    curve: list[PrunedScore]
-    removed: float
-
-
-@dataclass(frozen=True)
-class EvaluatedRun:
-    """All that figures can be made of; predictions are for the test rows, None where there are none."""
+    prediction  of the test rows, None where there are none     outside  of out-of-distribution inputs, by their names
+    scores      what metrics.json says                          replicates  of the metrics, on resampled test rows
+    """
 
     posterior: Posterior
     data: Dataset
     num_draws: int
     prediction: Prediction | None
-    baseline: Prediction | None = None
-    outside: Sequence[Outside] = ()
-    pruning: Pruning | None = None
+    outside: Mapping[str, Prediction] = field(default_factory=dict)
+    scores: dict[str, float] = field(default_factory=dict)
+    replicates: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def predict(self, x: Tensor) -> Prediction:
         """The run's prediction elsewhere."""
         return predict(self.posterior, x, num_draws=self.num_draws)
 
 
-def figures_of(run: EvaluatedRun) -> dict[str, Callable[[], object]]:
-    """How each of the figures that apply to a run is drawn, by its name; one more for each set of images outside."""
+def figures_of(
+    run: Scored,
+    baseline: Scored | None = None,
+    inputs: Mapping[str, Tensor] | None = None,
+    pruning: Mapping[str, Any] | None = None,
+) -> dict[str, Callable[[], object]]:
+    """How each of the figures that apply to a run is drawn, by its name; one more for each set of images outside.
+
+    inputs: {name: (N, *input_shape), standardised}, which run and baseline predict ``outside``.
+    pruning: see :func:`read_pruning`.
+    """
     data, schema, prediction = run.data, run.data.schema, run.prediction
     posterior, trace, y = run.posterior, run.posterior.trace, run.data.y_test
     figures: dict[str, Callable[[], object]] = {}
+    beside = None if baseline is None else baseline.prediction
     if not schema.has_classes and schema.input_shape == (1,):
         figures |= {"predictive-band": lambda: _band(run), "predictive-band-far": lambda: _far_band(run)}
     if schema.has_classes and schema.input_shape == (2,):
@@ -90,24 +87,23 @@ def figures_of(run: EvaluatedRun) -> dict[str, Callable[[], object]]:
         if (prediction.mean.amax(1) > SURE).float().mean().item() > SURE_SHARE:
             figures["doubt-calibration"] = lambda: plots.doubt_calibration(prediction, y)
         figures["confidence-histogram"] = lambda: plots.confidence_histogram(prediction, y)
-        figures["selective-risk"] = lambda: plots.selective_risk(prediction, y, baseline=run.baseline)
+        figures["selective-risk"] = lambda: plots.selective_risk(prediction, y, baseline=beside)
         figures["confusion-matrix"] = lambda: plots.confusion_matrix(prediction, y, schema)
         if run.outside:
-            outside = {other.name: other.prediction for other in run.outside[:4]}
-            name = f"{data.name} (test)"
+            outside, name = dict(list(run.outside.items())[:4]), f"{data.name} (test)"
             figures["entropy-histograms"] = lambda: plots.entropy_histograms(prediction, outside, name=name)
     elif prediction is not None:
         figures["predicted-observed"] = lambda: plots.predicted_observed(prediction, y, schema)
         figures["calibration"] = lambda: plots.regression_calibration(prediction, y)
     chains = posterior.chains
     if prediction is not None and chains is not None and next(iter(chains.values())).shape[:2].numel() > 1:
-        figures["growing-ensemble"] = lambda: _growing(run)
-    if run.pruning is not None:
-        figures["pruning"] = lambda: plots.pruning_curve(run.pruning.curve, removed=run.pruning.removed)
+        figures["growing-ensemble"] = lambda: _growing(run, beside)
+    if pruning:
+        figures["pruning"] = lambda: plots.pruning_curve(**pruning)
         figures["signal-to-noise"] = lambda: plots.signal_to_noise(signal_to_noise(posterior))
-    for other in run.outside if schema.is_image else ():
-        if other.baseline is not None:
-            figures[f"outside-{other.name}"] = lambda o=other: plots.ood_bars(o.prediction, o.baseline, o.x, schema)
+    for name in run.outside if schema.is_image and baseline is not None else ():
+        both = run.outside[name], baseline.outside[name]
+        figures[f"outside-{name}"] = lambda both=both, x=inputs[name]: plots.ood_bars(*both, x, schema)
     sampled = any(trace.get(name) for name in ("kinetic_temperature", "step_size"))
     if not sampled and any(trace.get(name) for name in ("elbo", "log_joint")):
         figures["training-curves"] = lambda: plots.training_curves(trace)
@@ -118,13 +114,12 @@ def figures_of(run: EvaluatedRun) -> dict[str, Callable[[], object]]:
     return figures
 
 
-def draw_all(run: EvaluatedRun, folder: Path) -> list[Picture]:
-    """Draw every figure that applies into ``folder``, and remove those of an earlier evaluation that no longer do."""
-    figures, words = figures_of(run), read_texts("figures")["report"]
+def draw_all(figures: Mapping[str, Callable[[], object]], folder: Path) -> list[Picture]:
+    """Draw the figures into ``folder``, and remove those of an earlier evaluation that no longer apply."""
+    words, pictures = read_texts("figures")["report"], []
     for old in folder.glob("*.png"):
         if old.stem not in figures and (old.stem in words or old.stem.startswith("outside-")):
             old.unlink()
-    pictures = []
     for name, draw in figures.items():
         said = words["outside" if name.startswith("outside-") else name]
         title = said["title"].format(name=name.removeprefix("outside-"))
@@ -133,30 +128,28 @@ def draw_all(run: EvaluatedRun, folder: Path) -> list[Picture]:
     return pictures
 
 
-def read_pruning(folder: RunFolder) -> Pruning | None:
-    """What pruning.json holds; None where the run was not pruned."""
+def read_pruning(folder: RunFolder) -> dict[str, Any]:
+    """What ``plots.pruning_curve`` takes, of pruning.json; empty where the run was not pruned."""
     table = folder.read("pruning.json")
     if not table:
-        return None
+        return {}
     measure, curve = table["measure"], []
     try:
         for point in table["curve"]:
             scores = (Estimate(*(point[name + end] for end in ("", "_low", "_high"))) for name in (measure, "nll"))
             curve.append(PrunedScore(point["share"], point["weights"], measure, *scores))
     except KeyError:
-        raise UserError(
-            f"{folder.path}/pruning.json is damaged; remove it, and write it again: evaluate --prune"
-        ) from None
-    return Pruning(curve, table["share_removed"])
+        raise folder.damaged("pruning.json") from None
+    return {"curve": curve, "removed": table["share_removed"]}
 
 
 # -- how ---------------------------------------------------------------------------------------------------------------
-def _band(run: EvaluatedRun) -> object:
+def _band(run: Scored) -> object:
     x = plots.line(run.data)
     return plots.predictive_band(run.predict(x), x, run.data, truth=TRUTHS.get(run.data.name))
 
 
-def _far_band(run: EvaluatedRun) -> object:
+def _far_band(run: Scored) -> object:
     raw = run.data.schema.unstandardise(run.data.x_train)
     low, high = raw.amin().item(), raw.amax().item()
     middle, reach = (low + high) / 2, FAR * (high - low)
@@ -164,12 +157,12 @@ def _far_band(run: EvaluatedRun) -> object:
     return plots.predictive_band(run.predict(x), x, run.data)
 
 
-def _map(run: EvaluatedRun, draw: Callable, margin: float) -> object:
+def _map(run: Scored, draw: Callable, margin: float) -> object:
     mesh = plots.grid(run.data, margin=margin)
     return draw(run.predict(mesh.x), mesh, run.data.x_train, run.data.y_train)
 
 
-def _growing(run: EvaluatedRun) -> object:
+def _growing(run: Scored, baseline: Prediction | None) -> object:
     x, y = run.data.x_test[:GROWING_ROWS], run.data.y_test[:GROWING_ROWS]
-    baseline = None if run.baseline is None else run.baseline[:GROWING_ROWS]
+    baseline = None if baseline is None else baseline[:GROWING_ROWS]
     return plots.growing_ensemble(run.posterior, x, y, baseline=baseline)

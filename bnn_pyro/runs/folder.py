@@ -49,7 +49,6 @@ NUMBER, VERDICT = int | float | None, {"level": str, "about": str, "sentence": s
 SHAPES: dict[str, tuple[dict[str, Any], str]] = {
     "metrics.json": ({"*": NUMBER}, "evaluate"),
     "convergence.json": ({"statistics": {"*": NUMBER}, "verdicts": [VERDICT]}, "evaluate"),
-    "diagnosis.json": ({"statistics": {"*": NUMBER}}, "diagnose"),
     "pruning.json": ({"measure": str, "share_removed": NUMBER, "curve": [{"*": NUMBER}]}, "evaluate --prune"),
     "environment.json": ({"command": str, "finished": str, "training_seconds": NUMBER, "device": str, "machine": str,
                           "threads": int, "python": str, "versions": {"*": str | None}, "commit": str | None}, ""),
@@ -93,10 +92,10 @@ class OutputFolder:
     @staticmethod
     def default_path(name: str, *, resume: bool) -> Path:
         """runs/NAME; with ``-2``, ``-3``, … where that is taken, or the last of them to resume."""
-        base = Path("runs") / name
-        paths = [base, *(base.with_name(f"{base.name}-{k}") for k in range(2, 10_000))]
-        free = next(k for k, path in enumerate(paths) if not path.exists())
-        return paths[max(free - 1, 0)] if resume else paths[free]
+        last, free, number = Path("runs") / name, Path("runs") / name, 2
+        while free.exists():
+            last, free, number = free, Path("runs") / f"{name}-{number}", number + 1
+        return last if resume else free
 
     @property
     def is_begun(self) -> bool:
@@ -108,12 +107,16 @@ class OutputFolder:
         path = self.path / name
         if not path.is_file():
             return {}
-        shape, command = SHAPES[name]
-        content = read_json(path, shape)
+        content = read_json(path, SHAPES[name][0])
         if content is None:
-            again = f"write it again: {command} {self.path}" if command else "the report does without it"
-            raise UserError(f"{path} is damaged; remove it, and {again}")
+            raise self.damaged(name)
         return content
+
+    def damaged(self, name: str) -> UserError:
+        """The error for a JSON file that does not hold what it should, with the command that writes it again."""
+        command = SHAPES[name][1]
+        again = f"write it again: {command} {self.path}" if command else "the report does without it"
+        return UserError(f"{self.path / name} is damaged; remove it, and {again}")
 
     def write(self, name: str, content: str | bytes | Mapping[str, Any]) -> Path:
         """Write one file as a whole: text, bytes, or JSON."""
@@ -234,11 +237,6 @@ class RunFolder(OutputFolder):
             convergence=self.read("convergence.json"),
         )
 
-    def check_files(self) -> None:
-        """Raises UserError where a file that no evaluation writes anew is damaged."""
-        if self.is_trained:
-            self.recipe, self.read("environment.json")
-
     def check_data(self, posterior: Posterior, data: Dataset) -> None:
         """Raises UserError unless the training rows are those that the posterior was fitted to."""
         trained = posterior.provenance.get("fingerprint")
@@ -251,5 +249,4 @@ class RunFolder(OutputFolder):
     def write_training(self, posterior: Posterior) -> None:
         """history.csv, one line per recorded epoch in nats of the whole training set, and environment.json."""
         self.write("history.csv", pd.DataFrame(posterior.trace).to_csv(index=False))
-        provenance = posterior.provenance
-        self.write("environment.json", environment(provenance["device"], provenance["seconds"]))
+        self.write("environment.json", environment(posterior.provenance["device"], posterior.provenance["seconds"]))

@@ -17,7 +17,7 @@ from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, get_args
 
@@ -262,7 +262,7 @@ def environment(device: str, seconds: float | None = None) -> dict[str, Any]:
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
-        "versions": {name: _version(name) for name in PACKAGES},
+        "versions": {name: version(name) for name in PACKAGES},
         "commit": _commit(),
     }
 
@@ -271,13 +271,6 @@ def typed_command() -> str:
     """The command line, as one would type it."""
     program = "python -m bnn_pyro.run" if Path(sys.argv[0]).name == "run.py" else Path(sys.argv[0]).name
     return " ".join([program, *map(shlex.quote, sys.argv[1:])])
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:  # a checkout that was not installed
-        return None
 
 
 def _commit() -> str | None:

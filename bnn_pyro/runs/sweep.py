@@ -25,6 +25,7 @@ from bnn_pyro.progress import progress_bar, quiet, report_progress
 from bnn_pyro.reports.tables import plain_table
 from bnn_pyro.runs.evaluate import evaluate_run
 from bnn_pyro.runs.folder import REPLICATES, OutputFolder, RunFolder
+from bnn_pyro.runs.recipe import Recipe
 from bnn_pyro.runs.sweep_config import BEGUN, CHANGED, FAILED, FINISHED, MISSING, RunTask, SweepConfig, setting_text
 from bnn_pyro.runs.sweep_statistics import DatasetSummary, summarise
 from bnn_pyro.runs.train import fit_run, prepared
@@ -62,26 +63,17 @@ class SweepFolder(OutputFolder):
             # One that was cut off has no result that could be lost, or taken for that of these settings.
             state = CHANGED if run.is_trained else MISSING
             return state, f"was fitted with {what} {setting_text(then)}, not {setting_text(now)}"
-        scored = run.is_trained and (run.path / "metrics.json").is_file()
+        scored = run.is_trained and all((run.path / name).is_file() for name in ("metrics.json", REPLICATES))
         same = former.num_draws == task.recipe.num_draws and former.baseline >= task.recipe.baseline
         return FINISHED if scored and same else BEGUN, ""
 
     def outcome(self, task: RunTask, error: str = "") -> dict[str, Any]:
         """What sweep.json says of a fit: who it is, and its metrics, seconds and rows where it is finished."""
         run, recipe = self.run(task), task.recipe
-        found = {
-            "name": task.name,
-            "recipe": task.recipe_name,
-            "data": task.data,
-            "seed": task.seed,
-            "split": task.split,
-            "own_seed": recipe.seed,
-            "variant": recipe.variant,
-            "inference": recipe.inference,
-            "grid": dict(task.grid),
-            "status": FAILED if error else self.status(task)[0],
-            "error": error,
-        }
+        found = {name: getattr(task, name) for name in ("name", "data", "seed", "split")}
+        found |= {name: getattr(recipe, name) for name in ("variant", "inference")}
+        found |= {"recipe": task.recipe_name, "own_seed": recipe.seed, "grid": dict(task.grid)}
+        found |= {"status": FAILED if error else self.status(task)[0], "error": error}
         if found["status"] != FINISHED:
             return found
         meta = read_json(run.path / "posterior.json", ARCHIVE)
@@ -101,10 +93,10 @@ class SweepFolder(OutputFolder):
         }
 
     def replicates(self, tasks: Sequence[RunTask]) -> dict[str, dict[str, np.ndarray]]:
-        """{name of a fit: {metric: (R,)}} on resampled test rows; without fits that an earlier version scored."""
+        """{name of a fit: {metric: (R,)}} on resampled test rows."""
         found = {}
         for task in tasks:
-            with contextlib.suppress(UserError):
+            with contextlib.suppress(UserError):  # of one that is not finished
                 found[task.name] = read_archive(self.run(task).path / REPLICATES)
         return found
 
@@ -138,10 +130,6 @@ def run_sweep(
     results = {"name": config.path.stem, "spec": config.text, "facts": facts}
     failures: dict[str, str] = {}
 
-    def ended(index: int, error: str) -> None:
-        if error:
-            failures[missing[index].name] = error
-
     def write() -> None:
         results["fits"] = [folder.outcome(task, failures.get(task.name, "")) for task in tasks]
         folder.write_results(results)
@@ -149,18 +137,22 @@ def run_sweep(
     write()
     try:
         if missing:
-            make = functools.partial(make_run, sweep=folder.path.resolve(), command=facts["command"])
-            how = dict(cores=cores, names=[task.name for task in missing], done=ended)
-            how["failed"] = lambda task, error: _in_a_line(error).removeprefix(f"{task.name}: ")
+            where, command = folder.path.resolve(), facts["command"]
+            make = functools.partial(make_run, sweep=where, command=command, overwrite=overwrite)
             with executor(facts["executor"] or None), progress_bar("sweep", unit="fit") as bar:
-                how["report"] = lambda n, of, more: bar(n, of, {"failed": str(len(failures))} if failures else more)
-                map_tasks(make, missing, **how)
+                map_tasks(
+                    make,
+                    missing,
+                    cores=cores,
+                    names=[task.name for task in missing],
+                    report=lambda n, of, more: bar(n, of, {"failed": str(len(failures))} if failures else more),
+                    done=lambda index, error: failures.update({missing[index].name: error} if error else {}),
+                    failed=lambda task, error: _in_a_line(error).removeprefix(f"{task.name}: "),
+                )
             for task in missing:
-                if task.name not in failures and folder.status(task)[0] != FINISHED:
-                    failures[task.name] = (
-                        f"it was made where {folder.path.resolve()} is another folder: workers on other machines need "
-                        "--out on a file system that they share with this one"
-                    )
+                if folder.status(task)[0] != FINISHED:
+                    error = f"it was made where {where} is another folder: workers on other machines need --out on a "
+                    failures.setdefault(task.name, error + "file system that they share with this one")
     finally:
         facts["seconds"] = f"{time.perf_counter() - start:,.0f}, for {len(missing):,} of {len(tasks):,} fits"
         write()
@@ -234,30 +226,39 @@ def check_tasks(config: SweepConfig, tasks: Sequence[RunTask]) -> dict[tuple[str
 
 
 @quiet()
-def make_run(task: RunTask, *, sweep: Path, command: str = "") -> str:
+def make_run(task: RunTask, *, sweep: Path, command: str = "", overwrite: bool = False) -> str:
     """Train and score into the fit's folder in ``sweep``. Returns "", or what went wrong in one line.
 
-    One that was cut off goes on with what is in its folder; others are begun anew.   command: what the user typed.
+    One that was cut off goes on with what is in its folder; others are begun anew, and with ``overwrite`` also one that
+    cannot go on, as its data have changed.   command: what the user typed.
     """
     report_progress(0.0, 1.0)
-    folder, recipe = RunFolder(sweep / task.name), task.recipe
+    folder = RunFolder(sweep / task.name)
     try:
         with lock_folder(folder.path, wait=MAX_WAIT):
-            keep = SweepFolder(sweep).status(task)[0] == BEGUN
-            (folder.path / "metrics.json").unlink(missing_ok=True)  # scores of other draws, or none
-            data = recipe.load()
-            entry, below = prepared(recipe, data)
-            with folder.begun(recipe, keep=keep):
-                posterior, baseline = fit_run(folder, recipe, data, entry, below, resume=keep)
-                folder.write("environment.json", folder.read("environment.json") | {"command": command})
-                compared = recipe.baseline or recipe.backbone_variant(data.schema)
-                baseline = baseline if compared else None
-                evaluate_run(folder, recipe, data, posterior, baseline, outside={}, report=False)
+            begun = SweepFolder(sweep).status(task)[0] == BEGUN
+            try:
+                _fit_and_score(folder, task.recipe, command, keep=begun)
+            except UserError:
+                if not (begun and overwrite):
+                    raise
+                _fit_and_score(folder, task.recipe, command, keep=False)
     except UserError as error:
         return _in_a_line(error)
     except Exception as error:
         return f"{type(error).__name__}: {_in_a_line(error)}"
     return ""
+
+
+def _fit_and_score(folder: RunFolder, recipe: Recipe, command: str, *, keep: bool) -> None:
+    (folder.path / "metrics.json").unlink(missing_ok=True)  # scores of other draws, or none
+    data = recipe.load()
+    entry, below = prepared(recipe, data)
+    with folder.begun(recipe, keep=keep):
+        posterior, baseline = fit_run(folder, recipe, data, entry, below, resume=keep)
+        folder.write("environment.json", folder.read("environment.json") | {"command": command})
+        baseline = baseline if recipe.baseline or recipe.backbone_variant(data.schema) else None
+        evaluate_run(folder, recipe, data, posterior, baseline, outside={}, report=False)
 
 
 def _in_a_line(error: Exception) -> str:

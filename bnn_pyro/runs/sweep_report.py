@@ -8,7 +8,7 @@ import math
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from bnn_pyro import plots
@@ -19,7 +19,7 @@ from bnn_pyro.reports.ranking import CLEAR, SOURCES
 from bnn_pyro.reports.tables import HEADLINE, SHARES, Cell, Row, plain_table
 from bnn_pyro.runs.folder import OutputFolder
 from bnn_pyro.runs.sweep_config import FAILED, FINISHED, SEED_STEP, RunTask, setting_text
-from bnn_pyro.runs.sweep_statistics import ALPHA, OPEN, WORSE, DatasetSummary, Mean
+from bnn_pyro.runs.sweep_statistics import ALPHA, OPEN, WORSE, DatasetSummary, Mean, MetricSummary
 
 __all__ = ["numeric_settings", "summary_sentences", "sweep_text", "write_report"]
 
@@ -64,7 +64,7 @@ def write_report(
         subtitle=" · ".join(counts),
         failures=[(fit["name"], fit["error"]) for fit in results["fits"] if fit["status"] == FAILED],
         overviews=list(_overviews(summaries, recipes)) if len(summaries) > 1 else [],
-        sections=[(data, _rows(data, data.values)) for data in summaries],
+        sections=[(data, _rows(data, data.metrics)) for data in summaries],
         figures=figures,
         results=results,
         limits={"alpha": ALPHA, "clear": CLEAR, "seed_step": SEED_STEP, "sources": SOURCES},
@@ -85,7 +85,7 @@ def summary_sentences(data: DatasetSummary) -> dict[str, str]:
         verdicts = {name: found.verdict(name) for name in found.differences}
         groups = [(kind, [name for name, verdict in verdicts.items() if verdict == kind]) for kind in (WORSE, OPEN)]
         parts = [f"; {kind}: {', '.join(names)}" for kind, names in groups if names]
-        best = f"{found.best} has the best mean, {_number(data.means[metric][found.best], metric)}"
+        best = f"{found.best} has the best mean, {_number(found.means[found.best], metric)}"
         sentences[metric] = f"{best}{''.join(parts)}{f' (given {sources})' if parts else ''}."
     return sentences
 
@@ -93,40 +93,35 @@ def summary_sentences(data: DatasetSummary) -> dict[str, str]:
 # -- tables ------------------------------------------------------------------------------------------------------------
 def _overviews(summaries: Sequence[DatasetSummary], recipes: Sequence[str]) -> Iterator[dict[str, Any]]:
     """A table for each headline metric: recipes by data sets, and on how many a recipe is worse than the best."""
-    for place in (1, 0):
-        shown = [(data, HEADLINE[data.task][place]) for data in summaries if data.task]
-        shown = [(data, metric) for data, metric in shown if metric in data.values]
-        metrics = list(dict.fromkeys(metric for _, metric in shown))
+    for metric in dict.fromkeys(metric for data in summaries for metric in data.headline):
+        shown = {data.name: data.headline[metric] for data in summaries if metric in data.headline}
         rows = []
         for recipe in recipes:
-            verdicts = [data.verdict(metric, recipe) for data, metric in shown]
-            compared = len(verdicts) - verdicts.count("")
-            count = Cell(f"{verdicts.count(WORSE)} of {compared}" if compared else "–")
-            rows.append(Row(recipe, "", [*(_cell(data, metric, recipe) for data, metric in shown), count]))
-        columns = [f"{data.name}: {metric}" if len(metrics) > 1 else data.name for data, metric in shown]
-        if shown:
-            yield {"title": " or ".join(metrics), "columns": [*columns, "worse on"], "rows": rows}
+            verdicts = [found.verdict(recipe) for found in shown.values() if found.verdict(recipe)]
+            count = Cell(f"{verdicts.count(WORSE)} of {len(verdicts)}" if verdicts else "–")
+            rows.append(Row(recipe, "", [*(_cell(found, metric, recipe) for found in shown.values()), count]))
+        yield {"title": metric, "columns": [*shown, "worse on"], "rows": rows}
 
 
-def _rows(data: DatasetSummary, metrics: Iterable[str]) -> list[Row]:
+def _rows(data: DatasetSummary, metrics: Mapping[str, MetricSummary]) -> list[Row]:
     """A row a recipe on one data set: how many fits, these metrics, and the seconds of a fit."""
     return [
-        Row(name, _fits(states), [*(_cell(data, metric, name) for metric in metrics), _seconds(data.seconds[name])])
+        Row(name, _fits(states), [*(_cell(m, k, name) for k, m in metrics.items()), _seconds(data.seconds[name])])
         for name, states in data.states.items()
     ]
 
 
-def _cell(data: DatasetSummary, metric: str, recipe: str) -> Cell | None:
+def _cell(found: MetricSummary, metric: str, recipe: str) -> Cell | None:
     """Mean ± standard error, and how the recipe compares with the best."""
-    if recipe not in data.values[metric]:
+    if recipe not in found.means:
         return None
-    value, _, error = _number(data.means[metric][recipe], metric).partition(" ± ")
-    return Cell(value, f"± {error}" if error else "", data.verdict(metric, recipe))
+    value, _, error = _number(found.means[recipe], metric).partition(" ± ")
+    return Cell(value, f"± {error}" if error else "", found.verdict(recipe))
 
 
 def _number(mean: Mean, metric: str, sign: str = "") -> str:
     """ "0.532 ± 0.021": to two digits of the error, or four without one; shares in per cent."""
-    unit, word = (100, f" {'pp' if sign else '%'}") if metric in SHARES else (1, "")
+    unit, word = _unit(metric), f" {'pp' if sign else '%'}" if metric in SHARES else ""
     value, error = unit * mean.value, unit * mean.error
     if not error > 0 or not math.isfinite(error):
         return f"{value:{sign}.4g}{word}" + (" ± 0" if error == 0 else "")
@@ -154,13 +149,12 @@ def _count(num: int, what: str) -> str:
 def _metric_figures(summaries: Sequence[DatasetSummary]) -> Iterator[Picture]:
     """A figure a metric: every recipe's score on every data set."""
     for metric, label in LABELS.items():
-        having = [data for data in summaries if metric in data.values]
-        scores = {data.name: {name: _scores(data, metric, name) for name in data.values[metric]} for data in having}
+        having = {data.name: data.metrics[metric] for data in summaries if metric in data.metrics}
+        scores = {name: {r: _scores(found, metric, r) for r in found.means} for name, found in having.items()}
         if scores:
-            nominal = METRICS[having[0].task][metric].nominal
-            at = None if nominal is None else nominal * _unit(metric)
+            nominal = 95.0 if metric == "coverage_95" else None
             sentence = "Every mark is a fit; above it the mean of its recipe ± the standard error that the table names."
-            axes, name = plots.sweep_points(scores, label, nominal=at), f"sweep-{metric.replace('_', '-')}"
+            axes, name = plots.sweep_points(scores, label, nominal=nominal), f"sweep-{metric.replace('_', '-')}"
             yield Picture.of(name, axes, f"{label.partition(',')[0]} by recipe", sentence, wide=len(scores) > 1)
 
 
@@ -171,8 +165,8 @@ def _setting_figures(summaries: Sequence[DatasetSummary], tasks: Sequence[RunTas
         for metric in headline:
             drawn: dict[str, dict[str, dict[float, plots.Scores]]] = {}
             for data, (line, by) in itertools.product(summaries, list(lines.items())[: len(MARKERS)]):
-                scores = {x: _scores(data, metric, n) for x, n in by.items() if n in data.values.get(metric, {})}
-                if scores:
+                found = data.metrics.get(metric, MetricSummary({}, {}))
+                if scores := {x: _scores(found, metric, name) for x, name in by.items() if name in found.means}:
                     drawn.setdefault(data.name, {})[line] = scores
             if drawn:
                 across = key.replace("_", " ") + (f" ({kind}:…)" if kind else "")
@@ -203,10 +197,10 @@ def numeric_settings(tasks: Sequence[RunTask]) -> dict[tuple[str, str], dict[str
     return {which: by for which, by in lines.items() if max(map(len, by.values())) > 1}
 
 
-def _scores(data: DatasetSummary, metric: str, recipe: str) -> plots.Scores:
-    unit, mean = _unit(metric), data.means[metric][recipe]
-    points = [unit * value for value in data.values[metric][recipe].values()]
-    return plots.Scores(points, unit * mean.value, unit * mean.error, data.verdict(metric, recipe))
+def _scores(found: MetricSummary, metric: str, recipe: str) -> plots.Scores:
+    unit, mean = _unit(metric), found.means[recipe]
+    points = [unit * value for value in found.values[recipe].values()]
+    return plots.Scores(points, unit * mean.value, unit * mean.error, found.verdict(recipe))
 
 
 def _unit(metric: str) -> float:

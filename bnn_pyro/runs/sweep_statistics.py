@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +23,7 @@ from bnn_pyro.reports.ranking import CLEAR
 from bnn_pyro.reports.tables import HEADLINE, NOT_CLEAR
 from bnn_pyro.runs.sweep_config import FAILED, FINISHED
 
-__all__ = ["ALPHA", "BEST", "OPEN", "WORSE", "Comparison", "DatasetSummary", "Mean", "mean_of", "paired",
+__all__ = ["ALPHA", "BEST", "OPEN", "WORSE", "DatasetSummary", "Mean", "MetricSummary", "mean_of", "paired",
            "summarise", "worse_than_best"]  # fmt: skip
 
 #: A metric's value by (split, seed).
@@ -53,12 +53,19 @@ class Mean(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """One metric on one data set: who has the best mean, and the paired differences of the others to it."""
+class MetricSummary:
+    """One metric on one data set.
 
-    best: str
-    differences: Mapping[str, Mean]
-    worse: frozenset[str]
+    values       {recipe: {(split, seed): value}}        means  {recipe: their mean}
+    best         the recipe with the best mean; "" where the metric has no better and worse
+    differences  {recipe: its paired difference to the best}      worse  the recipes that are worse than the best
+    """
+
+    values: Mapping[str, Values]
+    means: Mapping[str, Mean]
+    best: str = ""
+    differences: Mapping[str, Mean] = field(default_factory=dict)
+    worse: frozenset[str] = frozenset()
 
     def verdict(self, recipe: str) -> str:
         """BEST, WORSE or OPEN; "" for one that was not compared."""
@@ -76,8 +83,7 @@ class DatasetSummary:
     kind      how its splits are made: random, given, own test part
     share     n_test/n_train where splits overlap, else 0: see :func:`mean_of`
     states    {recipe: how many of its fits have which status}      seconds  {recipe: of training, a fit}
-    values    {metric: {recipe: {(split, seed): value}}}            means    {metric: {recipe: their mean}}
-    comparisons  {metric: …}, of the metrics that have a better and a worse
+    metrics   {metric: its summary}, of those that any fit has
     """
 
     name: str
@@ -89,18 +95,12 @@ class DatasetSummary:
     share: float
     states: Mapping[str, Counter[str]]
     seconds: Mapping[str, Mean]
-    values: Mapping[str, Mapping[str, Values]]
-    means: Mapping[str, Mapping[str, Mean]]
-    comparisons: Mapping[str, Comparison]
-
-    def verdict(self, metric: str, recipe: str) -> str:
-        """How a recipe compares with the best; "" where the metric has no best."""
-        return self.comparisons[metric].verdict(recipe) if metric in self.comparisons else ""
+    metrics: Mapping[str, MetricSummary]
 
     @property
-    def headline(self) -> dict[str, Comparison]:
+    def headline(self) -> dict[str, MetricSummary]:
         """Those of the metrics that a summary speaks of."""
-        return {name: self.comparisons[name] for name in HEADLINE.get(self.task, ()) if name in self.comparisons}
+        return {name: self.metrics[name] for name in HEADLINE.get(self.task, ()) if name in self.metrics}
 
     @property
     def error_sources(self) -> str:
@@ -128,13 +128,13 @@ class DatasetSummary:
         recipes = {
             name: {"finished": states[FINISHED], "failed": states[FAILED], "asked": states.total(),
                    "seconds": _jsonable(self.seconds[name]),
-                   "metrics": {metric: _jsonable(by[name]) for metric, by in self.means.items() if name in by}}
+                   "metrics": {k: _jsonable(m.means[name]) for k, m in self.metrics.items() if name in m.means}}
             for name, states in self.states.items()
         }  # fmt: skip
         best = {
-            metric: {"recipe": c.best, "differences": {name: _jsonable(mean) | {"verdict": c.verdict(name)}
-                                                       for name, mean in c.differences.items()}}
-            for metric, c in self.comparisons.items()
+            metric: {"recipe": m.best, "differences": {name: _jsonable(mean) | {"verdict": m.verdict(name)}
+                                                       for name, mean in m.differences.items()}}
+            for metric, m in self.metrics.items() if m.best
         }  # fmt: skip
         numbers = {"splits": self.splits, "seeds": self.seeds, "n_test/n_train": self.share}
         whose = {"data": self.name, "task": self.task}
@@ -186,74 +186,62 @@ def worse_than_best(differences: Mapping[str, Mean], *, lower: bool) -> set[str]
             if d.p < bound and abs(d.value) >= CLEAR * d.error and (d.value > 0) == lower}  # fmt: skip
 
 
-def summarise(fits: Sequence[Mapping[str, Any]], replicates: Replicates | None = None) -> list[DatasetSummary]:
+def summarise(fits: Sequence[Mapping[str, Any]], replicates: Replicates) -> list[DatasetSummary]:
     """fits: what sweep.json says of each, see ``SweepFolder.outcome``; data sets and recipes in their order there.
 
-    replicates: for the error over test rows that all fits share. A fit that an earlier version scored has none: the
-    error is then that of unpaired fits, from their intervals, which is too large.
+    replicates: for the error over test rows that all fits share; unknown where one of them has none.
     """
     names = dict.fromkeys(fit["data"] for fit in fits)
-    return [_summarise(name, [fit for fit in fits if fit["data"] == name], replicates or {}) for name in names]
+    return [_summarise(name, [fit for fit in fits if fit["data"] == name], replicates) for name in names]
 
 
 def _summarise(name: str, fits: Sequence[Mapping[str, Any]], replicates: Replicates) -> DatasetSummary:
+    states: dict[str, Counter[str]] = {}
+    for fit in fits:
+        states.setdefault(fit["recipe"], Counter()).update([fit["status"]])
     every = [fit for fit in fits if fit["status"] == FINISHED]
-    states = {
-        r: Counter(f["status"] for f in fits if f["recipe"] == r) for r in dict.fromkeys(f["recipe"] for f in fits)
-    }
     finished = {recipe: {(f["split"], f["seed"]): f for f in every if f["recipe"] == recipe} for recipe in states}
     task, kind = (every[0]["task"], every[0]["split_kind"]) if every else ("", "")
     splits, seeds = (len({fit[part] for fit in every}) for part in ("split", "seed"))
     train, test = (sum(fit["rows"][part] for fit in every) / max(len(every), 1) for part in ("train", "test"))
     share = test / train if kind in RESAMPLED and splits > 1 and train else 0.0
 
-    def over_rows(metric: str, *names: str) -> float:
+    def over_rows(metric: str, *recipes: str) -> float:
         """The variance over test rows of a recipe's mean, or of the paired difference of two; 0 where splits have test
         rows of their own."""
-        units = [u for u in values[metric][names[0]] if all(u in values[metric][name] for name in names)]
+        units = [u for u in values[recipes[0]] if all(u in values[recipe] for recipe in recipes)]
         if kind in RESAMPLED and len({split for split, _ in units}) > 1:
             return 0.0
-        groups = [[finished[name][unit] for unit in units] for name in names]
-        drawn = [[replicates.get(fit["name"], {}).get(metric) for fit in group] for group in groups]
-        shapes = {None if r is None else r.shape for group in drawn for r in group}
-        if None in shapes or len(shapes) > 1:
-            return sum(float(np.mean([_interval_error(fit, metric) for fit in group])) ** 2 for group in groups)
-        means = [np.mean(group, axis=0) for group in drawn]
-        return float(np.nanvar(means[0] - means[1] if len(names) > 1 else means[0], ddof=1))
+        try:
+            fits_of = [[finished[recipe][unit]["name"] for unit in units] for recipe in recipes]
+            means = [np.mean([replicates[fit][metric] for fit in names], axis=0) for names in fits_of]
+        except KeyError:
+            return math.nan
+        return float(np.nanvar(means[0] - means[1] if len(means) > 1 else means[0], ddof=1))
 
-    values: dict[str, dict[str, Values]] = {}
-    for metric in METRICS.get(task, {}):
-        for recipe, of_recipe in finished.items():
-            found = {unit: v for unit, fit in of_recipe.items() if (v := fit["metrics"].get(metric)) is not None}
-            if found:
-                values.setdefault(metric, {})[recipe] = found
-    means = {m: {r: mean_of(v, share, over_rows(m, r)) for r, v in by.items()} for m, by in values.items()}
-    comparisons = {}
-    for metric, by in values.items():
-        better = METRICS[task][metric].better
-        if better == "nominal" or metric.startswith("width"):  # narrower is better only where coverage is right
+    metrics = {}
+    for metric, about in METRICS.get(task, {}).items():
+        values = {r: {unit: v for unit, f in by.items() if (v := f["metrics"].get(metric)) is not None}
+                  for r, by in finished.items()}  # fmt: skip
+        values = {recipe: by for recipe, by in values.items() if by}
+        means = {recipe: mean_of(by, share, over_rows(metric, recipe)) for recipe, by in values.items()}
+        if not values or about.better == "nominal" or metric.startswith("width"):
+            # A narrower interval is better only where coverage is right.
+            metrics |= {metric: MetricSummary(values, means)} if values else {}
             continue
         # The best is one of those with the most fits: one that failed on the hard splits would look better than it is.
-        most = max(map(len, by.values()))
-        whole = {r: means[metric][r].value for r, of_recipe in by.items() if len(of_recipe) == most}
-        best = (min if better == "lower" else max)(whole, key=whole.__getitem__)
+        most = max(map(len, values.values()))
+        whole = {recipe: means[recipe].value for recipe, by in values.items() if len(by) == most}
+        best = (min if about.better == "lower" else max)(whole, key=whole.__getitem__)
         differences = {
-            recipe: paired(of_recipe, by[best], share, over_rows(metric, recipe, best))
-            for recipe, of_recipe in by.items()
-            if recipe != best and of_recipe.keys() & by[best].keys()
+            recipe: paired(by, values[best], share, over_rows(metric, recipe, best))
+            for recipe, by in values.items()
+            if recipe != best and by.keys() & values[best].keys()
         }
-        worse = worse_than_best(differences, lower=better == "lower")
-        comparisons[metric] = Comparison(best, differences, frozenset(worse))
+        worse = worse_than_best(differences, lower=about.better == "lower")
+        metrics[metric] = MetricSummary(values, means, best, differences, frozenset(worse))
     seconds = {r: mean_of({unit: fit["seconds"] for unit, fit in by.items()}) for r, by in finished.items()}
-    return DatasetSummary(
-        name, task, (train, test), splits, seeds, kind, share, states, seconds, values, means, comparisons
-    )
-
-
-def _interval_error(fit: Mapping[str, Any], metric: str) -> float:
-    """The standard error of one fit over test rows, from its 95 % interval; NaN where it has none."""
-    low, high = (fit["metrics"].get(f"{metric}_{end}", math.nan) for end in ("low", "high"))
-    return (high - low) / (2 * 1.96)
+    return DatasetSummary(name, task, (train, test), splits, seeds, kind, share, states, seconds, metrics)
 
 
 def _jsonable(mean: Mean) -> dict[str, float | None]:
