@@ -198,10 +198,11 @@ def score_other(
     folder: RunFolder, recipe: Recipe, posterior: Posterior, name: str, *, mean_weights: bool = False
 ) -> Path:
     """Score on other data with labels, see :func:`labelled`; the file that it wrote, metrics-NAME.json."""
-    stem, x, y = labelled(name, posterior.schema, recipe)
+    x, y = labelled(name, posterior.schema, recipe)
     if not len(x):
         raise UserError(f"{name}: no rows to score")
-    posterior, stem = (posterior.at_mean_weights(), f"{stem}-mean-weights") if mean_weights else (posterior, stem)
+    posterior = posterior.at_mean_weights() if mean_weights else posterior
+    stem = f"{Path(name).stem}{'-mean-weights' if mean_weights else ''}"
     found = metrics.evaluate(predict_with_progress(posterior, x, recipe.num_draws, stem), y).flat()
     return folder.write(f"metrics-{stem}.json", found | {"test_rows": len(x)})
 
@@ -212,13 +213,12 @@ def outside_inputs(names: Sequence[str], schema: Schema, *, num: int, invert: bo
         raise UserError("--ood scores class probabilities; this run is a regression, so look at its epistemic variance")
     found = {}
     for text in (text for name in names for text in NOISE.get(name, (name,))):
-        name = text if text in DATASETS or text.endswith("-noise") else Path(text).stem
-        found[name] = load_inputs(text, schema, num=num, invert=invert)
+        found[Path(text).stem] = load_inputs(text, schema, num=num, invert=invert)
     return found
 
 
-def labelled(name: str, schema: Schema, recipe: Recipe) -> tuple[str, Tensor, Tensor]:
-    """(name, x, y) of other data with labels for a trained model: x standardised by its schema.
+def labelled(name: str, schema: Schema, recipe: Recipe) -> tuple[Tensor, Tensor]:
+    """(x, y) of other data with labels for a trained model: x standardised by its schema.
 
     A file is taken whole; of a named data set, the test part. Labels are matched by the names of the classes.
     """
@@ -226,7 +226,7 @@ def labelled(name: str, schema: Schema, recipe: Recipe) -> tuple[str, Tensor, Te
         x, y = read_rows(name, schema)
         if y is None:
             raise UserError(f"{name}: no column '{schema.target}', so there is nothing to score against; use predict")
-        return Path(name).stem, x, y
+        return x, y
     if name in DATASETS:
         options = {"features": recipe.data["features"]} if "features" in recipe.data else {}
         data = load_data(name, **options)
@@ -240,7 +240,7 @@ def labelled(name: str, schema: Schema, recipe: Recipe) -> tuple[str, Tensor, Te
     if tuple(x.shape[1:]) != schema.input_shape:
         raise UserError(f"{name}: inputs of shape {tuple(x.shape[1:])}; this run takes {schema.input_shape}")
     if not schema.has_classes:
-        return Path(name).stem, x, y.to(torch.float32)
+        return x, y.to(torch.float32)
     if strange := [c for c in classes if c not in schema.classes]:
         raise UserError(f"{name}: class '{strange[0]}' is none of the run's: {', '.join(schema.classes):.60}")
-    return Path(name).stem, x, torch.tensor([schema.classes.index(c) for c in classes])[y]
+    return x, torch.tensor([schema.classes.index(c) for c in classes])[y]
