@@ -38,10 +38,6 @@ def bytes_at_last(path, blob):
 
 
 # -- that end by themselves --------------------------------------------------------------------------------------------
-def process_id(_):
-    return os.getpid()
-
-
 def refuse(task):
     if task == 3:
         raise UserError("three is refused")

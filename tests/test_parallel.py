@@ -26,7 +26,6 @@ from plain_tasks import (
     free_port,
     half_way,
     in_its_turn,
-    process_id,
     refuse,
     stopped_by_ctrl_c,
     until_asked,
@@ -127,12 +126,12 @@ def test_it_is_in_force_for_the_block_alone_and_decides_instead_of_cores():
         with executor(None):
             assert current_executor() == Executor("processes", 3)
         with executor("here"):
-            assert usable_cores() == 1 and set(map_tasks(process_id, range(3), cores=2)) == {os.getpid()}
+            assert usable_cores() == 1 and {pid for pid, *_ in map_tasks(whose, range(3), cores=2)} == {os.getpid()}
     assert current_executor() is None
     with executor("processes:2"):
-        pids = set(map_tasks(process_id, range(3), cores=1))
+        pids = {pid for pid, *_ in map_tasks(whose, range(3), cores=1)}
     assert os.getpid() not in pids
-    assert pids & set(map_tasks(process_id, range(3), cores=2))  # workers are kept for the next call
+    assert pids & {pid for pid, *_ in map_tasks(whose, range(3), cores=2)}  # workers are kept for the next call
 
 
 def test_a_scheduler_is_found_by_its_address_or_that_is_told(at, cluster, capfd, monkeypatch):
@@ -229,7 +228,7 @@ def test_what_cannot_travel_back_is_an_error_of_its_task(task, message):
 def warned(task):
     from bnn_pyro.inference import potential
 
-    potential.announce(1.0, 1e6, 1)
+    potential.announce(1e6, 1e6, 1)
     return task
 
 
