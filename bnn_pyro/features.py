@@ -1,7 +1,7 @@
-"""What a frozen backbone makes of a data set, computed once: a cache on disk, mapped into memory where it is large.
+"""What a frozen backbone makes of a data set, computed once: a cache on disk, mapped into memory.
 
 A file is named by the backbone and the inputs, so that it can never be the wrong one. The folder is
-``BNN_PYRO_CACHE``, or ``~/.cache/bnn_pyro``; what was used least recently goes when it exceeds ``CACHE_BYTES``. Where a
+``features`` in ``cache_root()``; what was used least recently goes when it exceeds ``CACHE_BYTES``. Where a
 fit has several processes, each computes the features of its share of the rows, and one on every machine keeps them all.
 """
 
@@ -31,10 +31,10 @@ from bnn_pyro.parts.backbone import Backbone, OnFeatures, spoken
 from bnn_pyro.parts.nets import in_mode, weights_digest
 from bnn_pyro.progress import progress_bar
 
-__all__ = ["cache_folder", "check_inputs", "check_split", "on_features"]
+__all__ = ["check_inputs", "check_split", "on_features"]
 
-#: Features of fewer bytes are not kept on disk; of more, mapped into memory instead of read.
-SMALL, LARGE = 2**20, 2**28
+#: Features of fewer bytes are not kept on disk.
+SMALL = 2**20
 CACHE_BYTES = 8 * 2**30
 #: Rows of features that are squared at once.
 CHUNK = 4096
@@ -42,11 +42,6 @@ CHUNK = 4096
 PROBE, TOLERANCE = 8, 0.05
 #: Rows whose batch statistics are compared with the network's own, and how far they may be off, in nats per channel.
 COMPARED, OFF = 512, 1.0
-
-
-def cache_folder() -> Path:
-    """Where features are kept."""
-    return cache_root() / "features"
 
 
 def check_split(description: Mapping[str, Any], data: Dataset) -> None:
@@ -90,8 +85,7 @@ def check_inputs(backbone: Backbone, data: Dataset) -> None:
 def _off(net: nn.Module, x: Tensor) -> float:
     """How far the first batch normalisation's inputs are from its running statistics; 0 where there is none."""
     kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-    layers = [part for part in net.modules() if isinstance(part, kinds) and part.running_mean is not None]
-    layer = next((part for part in layers if part.num_batches_tracked > 0), None)
+    layer = next((part for part in net.modules() if isinstance(part, kinds) and part.num_batches_tracked), None)
     if layer is None:
         return 0.0
     inputs: list[Tensor] = []
@@ -120,7 +114,8 @@ def on_features(model: nn.Module, data: Dataset, progress: bool = False) -> tupl
     what = f"features · {data.name}"
     check_inputs(model.backbone, data)
     train, c = _features(model.backbone, data.x_train, what, progress, unit=True)
-    model.divide_features(c)
+    model.backbone.scale *= c
+    model.head.net.layers[0].weight *= c  # so that the head starts as the same function of the inputs
     val, _ = _features(model.backbone, data.x_val, what, progress)
     schema = replace(data.schema, input_shape=(train.shape[1],), features=(), x_shift=(0.0,), x_scale=(1.0,))
     seen = replace(data, schema=schema, x_train=train, x_val=val, x_test=train[:0], y_test=data.y_test[:0])
@@ -132,22 +127,28 @@ def _features(backbone: Backbone, x: Tensor, what: str, progress: bool, unit: bo
 
     unit: divide them by their root mean square.
     """
-    ranks, size = here(), 4 * len(x) * backbone.num_features
-    probe = backbone(x[:PROBE])
-    path = None if size < SMALL else cache_folder() / f"{_key(backbone, x, unit, probe)}.npy"
-    if path is not None and all(ranks.gather(path.is_file())):
-        return _read(path, size, x.device)
+    ranks, name = here(), f"the backbone ({spoken(backbone.description)})"
+    probe, path = backbone(x[:PROBE]), None
+    if 4 * len(x) * backbone.num_features >= SMALL:
+        path = cache_root() / "features" / f"{_key(backbone, x, unit, probe)}.npy"
+        if all(ranks.gather(path.is_file())):
+            return _read(path, x.device)
     with progress_bar(what, progress, unit="row") as report, ranks.agreed():
         mine = backbone(ranks.part(x), report)
     features = ranks.joined_rows(mine, len(x))
     with ranks.agreed():
-        _check_repeatable(backbone, probe, features)
+        # Features must be those of a row: not drawn at random, and no matter which rows are beside it.
+        if len(probe) and (probe - features[: len(probe)]).abs().max() > TOLERANCE * probe.abs().max():
+            raise UserError(
+                f"{name} gives other features for the same rows each time: it has dropout or batch statistics that "
+                "stay on out of training mode; export it after .eval()"
+            )
     c = 1.0
     if unit:
         squares = sum(part.square().sum(dtype=torch.float64) for part in features.split(CHUNK))
         c = (squares / features.numel()).sqrt().to(features.dtype).item()
         if not c > 0:
-            raise UserError(f"all features of the backbone ({spoken(backbone.description)}) are 0")
+            raise UserError(f"all features of {name} are 0")
         features /= c
     if path is None:
         return features, c
@@ -157,16 +158,7 @@ def _features(backbone: Backbone, x: Tensor, what: str, progress: bool, unit: bo
     except OSError as error:
         warnings.warn(f"features could not be cached in {path.parent} ({error})", stacklevel=2)
     kept = ranks.gather(path.is_file())[ranks.rank]  # asked when all have tried
-    return _read(path, size, x.device) if kept and size >= LARGE else (features, c)
-
-
-def _check_repeatable(backbone: Backbone, probe: Tensor, features: Tensor) -> None:
-    """Features must be those of a row: not drawn at random, and no matter which rows are beside it."""
-    if len(probe) and (probe - features[: len(probe)]).abs().max() > TOLERANCE * probe.abs().max():
-        raise UserError(
-            f"the backbone ({spoken(backbone.description)}) gives other features for the same rows each time: it has "
-            "dropout or batch statistics that stay on out of training mode; export it after .eval()"
-        )
+    return _read(path, x.device) if kept else (features, c)
 
 
 def _key(backbone: Backbone, x: Tensor, unit: bool, probe: Tensor) -> str:
@@ -178,13 +170,11 @@ def _key(backbone: Backbone, x: Tensor, unit: bool, probe: Tensor) -> str:
     return digest.hexdigest()[:32]
 
 
-def _read(path: Path, size: int, device: torch.device) -> tuple[Tensor, float]:
+def _read(path: Path, device: torch.device) -> tuple[Tensor, float]:
     with suppress(OSError):  # another user's, or a folder that is read only
         os.utime(path)
-    array = np.load(path, mmap_mode="c" if size >= LARGE else None)  # "c": a private map, which torch may share
-    with open(path, "rb") as file:
-        file.seek(-4, os.SEEK_END)
-        c = np.frombuffer(file.read(), np.float32).item()
+    array = np.load(path, mmap_mode="c")  # a private map, which torch may share
+    c = np.fromfile(path, np.float32, offset=path.stat().st_size - 4).item()
     return torch.from_numpy(np.asarray(array)).to(device), c
 
 

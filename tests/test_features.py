@@ -10,7 +10,7 @@ from torch import nn
 import bnn_pyro as bp
 from bnn_pyro import features
 from bnn_pyro.checks.linear_regression import dataset
-from bnn_pyro.features import cache_folder, on_features
+from bnn_pyro.features import on_features
 from bnn_pyro.isolation import isolated
 
 QUICK = bp.MAP(epochs=2, batch_size=16)
@@ -38,7 +38,7 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setattr(features, "SMALL", 1)
     monkeypatch.setattr(features, "PROBE", 2)
     Net.calls.clear()
-    return cache_folder()
+    return tmp_path / "features"
 
 
 def net(seed=0, **settings):
@@ -105,20 +105,15 @@ def test_it_runs_once_out_of_training_mode_and_without_gradients_whatever_the_nu
     assert rows_run() == 40 + 10
     assert all(modes_inside == {False} and not gradients for _, modes_inside, gradients in Net.calls)
     Net.calls.clear()
-    assert bp.predict(posterior, data.x_test, num_draws=300, max_memory=4000).num_draws == 300
+    prediction = bp.predict(posterior, data.x_test, num_draws=300, max_memory=4000)
+    assert prediction.num_draws == 300
     assert [len(x) for x, *_ in Net.calls] == [7] and Net.calls[0][1:] == ({False}, False)
     assert [part.training for part in module.modules()] == modes
     assert all(p.requires_grad and p.grad is None for p in module.parameters())
-
-
-def test_the_posteriors_network_is_a_copy():
-    """Training the user's module on, or another fit with it, must not change predictions."""
-    data, module = rows(), net()
-    posterior = bp.fit(bp.LastLayer(backbone=module), data, QUICK, progress=False, device="cpu")
-    before = bp.predict(posterior, data.x_test).probs
-    with torch.no_grad():
+    with torch.no_grad():  # the posterior has a copy: the user may train the module on
         module.first.weight.zero_()
-    assert torch.equal(bp.predict(posterior, data.x_test).probs, before)
+    again = bp.predict(posterior, data.x_test, num_draws=300, max_memory=4000)
+    assert torch.equal(again.probs, prediction.probs)
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------
@@ -169,7 +164,7 @@ def test_the_second_time_reads_the_file(cache, monkeypatch):
         raise PermissionError("not yours")
 
     monkeypatch.setattr(os, "utime", refused)  # a cache that can only be read is read
-    data, entry = rows(), bp.LastLayer(backbone=net())
+    data = rows()
     first = seen(net(), data)
     assert rows_run() == 50 and len(files(cache)) == 2
     Net.calls.clear()
@@ -178,9 +173,6 @@ def test_the_second_time_reads_the_file(cache, monkeypatch):
     for part in ("x_train", "x_val"):
         assert torch.equal(getattr(first[1], part), getattr(second[1], part))
     assert torch.equal(first[0].net.layers[0].weight, second[0].net.layers[0].weight)
-    first, second = (bp.fit(entry, data, QUICK, progress=False, device="cpu") for _ in range(2))
-    assert first.trace == second.trace and first.model.backbone.scale == second.model.backbone.scale
-    assert torch.equal(bp.predict(first, data.x_test).probs, bp.predict(second, data.x_test).probs)
     kept = files(cache)
     monkeypatch.setattr(features, "SMALL", 4 * 40 * 5 + 1)
     seen(net(1), rows())
@@ -212,12 +204,12 @@ def test_another_network_or_other_inputs_are_another_file(cache, change):
     torch.testing.assert_close(inside.x_train, own / own.square().mean().sqrt())
 
 
-def test_large_features_are_mapped_and_give_the_same_fit(cache, monkeypatch):
+def test_features_are_mapped_and_give_the_same_fit(cache, monkeypatch):
     data, entry = rows(), bp.LastLayer(backbone=net())
-    read = bp.fit(entry, data, QUICK, progress=False, device="cpu")
-    for file in cache.iterdir():
-        file.unlink()
-    monkeypatch.setattr(features, "LARGE", 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(features, "SMALL", 2**20)
+        held = bp.fit(entry, data, QUICK, progress=False, device="cpu")
+    assert not cache.exists()
     maps, load = [], np.load
     monkeypatch.setattr(np, "load", lambda *a, **k: maps.append(load(*a, **k)) or maps[-1])
     for _ in range(2):  # computed and kept; read
@@ -226,8 +218,9 @@ def test_large_features_are_mapped_and_give_the_same_fit(cache, monkeypatch):
         assert [type(array) for array in maps] == [np.memmap, np.memmap]
         assert inside.x_train.data_ptr() == maps[0].ctypes.data and inside.x_val.data_ptr() == maps[1].ctypes.data
     mapped = bp.fit(entry, data, QUICK, progress=False, device="cpu")
-    assert mapped.trace == read.trace
-    assert all(torch.equal(mapped.chains[site], value) for site, value in read.chains.items())
+    assert mapped.trace == held.trace and mapped.model.backbone.scale == held.model.backbone.scale
+    assert all(torch.equal(mapped.chains[site], value) for site, value in held.chains.items())
+    assert torch.equal(bp.predict(mapped, data.x_test).probs, bp.predict(held, data.x_test).probs)
     kept = inside.x_train.clone()
     inside.x_train.zero_()  # does not reach the file
     assert torch.equal(seen(net(), data)[1].x_train, kept)
@@ -238,11 +231,9 @@ def test_a_folder_that_cannot_be_written_only_warns(tmp_path, monkeypatch):
     whole = bp.fit(entry, data, QUICK, progress=False, device="cpu")
     (tmp_path / "file").write_text("no folder")
     monkeypatch.setenv("BNN_PYRO_CACHE", str(tmp_path / "file"))
-    for large in (features.LARGE, 1):
-        monkeypatch.setattr(features, "LARGE", large)
-        with pytest.warns(UserWarning, match="features could not be cached in .*file"):
-            found = bp.fit(entry, data, QUICK, progress=False, device="cpu")
-        assert found.trace == whole.trace
+    with pytest.warns(UserWarning, match="features could not be cached in .*file"):
+        found = bp.fit(entry, data, QUICK, progress=False, device="cpu")
+    assert found.trace == whole.trace
 
 
 def test_a_full_disk_leaves_nothing_half_written(cache, monkeypatch):

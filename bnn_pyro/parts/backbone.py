@@ -138,11 +138,6 @@ class OnFeatures(nn.Module):
         """{site: value} where guides, samplers and optimisers start."""
         return self.head.initial
 
-    def divide_features(self, c: float) -> None:
-        """Let features be divided by c from now on; the head's start follows."""
-        self.backbone.scale *= c
-        self.head.net.layers[0].weight *= c
-
     def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
         """Draw w, then the site "y" for inputs x (B, *input_shape); y (B,) observes it."""
         return self.head(self.backbone(x), y)

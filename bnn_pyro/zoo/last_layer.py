@@ -110,16 +110,20 @@ class LastLayer(Settings):
         return parse_family(self.family)(model.initial, self.init_scale)
 
     def _pretrained(self, schema: Schema) -> Pretrained:
-        if isinstance(self.backbone, Pretrained):
-            return self.backbone
-        if isinstance(self.backbone, Mapping):
-            restore = _from_run if self.backbone["kind"] == "run" else backbones.from_description
-            return restore(self.backbone)
-        name = self.backbone_variant(schema)
-        if name is None:
-            return backbones.from_text(self.backbone)
-        net = BACKBONE_VARIANTS[name]().model(schema).net
-        return Pretrained(_Features(net), {"kind": "untrained", "entry": name}, schema)
+        """The backbone; one by the name of its variant is untrained, and the weights of a saved one come later."""
+        about, own = self.backbone, schema
+        if isinstance(about, Pretrained):
+            return about
+        if (name := self.backbone_variant(schema)) is not None:
+            about = {"kind": "untrained", "entry": name}
+        elif isinstance(about, str):
+            return backbones.from_text(about)
+        elif about["kind"] == "run":
+            own = Schema.from_dict(about["schema"])
+        else:
+            return backbones.from_description(about)
+        net = build(BACKBONE_VARIANTS[about["entry"]], about.get("entry_settings", {})).model(own).net
+        return Pretrained(_Features(net), about, own)
 
 
 class _Features(nn.Module):
@@ -153,13 +157,6 @@ def _trained(posterior: Posterior) -> Pretrained:
     last = net.layers[-1]
     head = (last.weight.detach().clone(), None if last.bias is None else last.bias.detach().clone())
     return Pretrained(_Features(net), description, posterior.schema, head)
-
-
-def _from_run(description: Mapping[str, Any]) -> Pretrained:
-    """The same network without its weights, which the archive holds."""
-    schema = Schema.from_dict(description["schema"])
-    net = build(BACKBONE_VARIANTS[description["entry"]], description["entry_settings"]).model(schema).net
-    return Pretrained(_Features(net), description, schema)
 
 
 @torch.no_grad()
