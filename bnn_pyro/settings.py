@@ -53,21 +53,18 @@ class Settings:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            value, limits = getattr(self, field.name), field.metadata
-            if limits and not (value is None and field.default is None):
-                _check(field.name, value, limits)
-
-
-def _check(name: str, value: Any, limits: Mapping[str, Any]) -> None:
-    if "choices" in limits and value not in limits["choices"]:
-        raise unknown(name, value, limits["choices"])
-    if "parse" in limits:
-        limits["parse"](value)
-    bounds = [(compare, words, limits[key]) for key, (compare, words) in BOUNDS.items() if key in limits]
-    for number in (value if isinstance(value, tuple | list) else (value,)) if bounds else ():
-        if not (math.isfinite(number) and all(compare(number, bound) for compare, _, bound in bounds)):
-            range_ = " and ".join(f"{words} {bound:.10g}" for _, words, bound in bounds)
-            raise UserError(f"{name} must be {range_}, got {value}")
+            name, value, limits = field.name, getattr(self, field.name), field.metadata
+            if value is None and field.default is None:
+                continue
+            if "choices" in limits and value not in limits["choices"]:
+                raise unknown(name, value, limits["choices"])
+            if "parse" in limits:
+                limits["parse"](value)
+            bounds = [(compare, words, limits[key]) for key, (compare, words) in BOUNDS.items() if key in limits]
+            for number in (value if isinstance(value, tuple | list) else (value,)) if bounds else ():
+                if not (math.isfinite(number) and all(compare(number, bound) for compare, _, bound in bounds)):
+                    range_ = " and ".join(f"{words} {bound:.10g}" for _, words, bound in bounds)
+                    raise UserError(f"{name} must be {range_}, got {value}")
 
 
 def parse_named(what: str, text: Any, table: Mapping[str, Callable[..., T]], number: type = float) -> T:

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fake_mnist import fake_images
 from run_folders import same, snapshot
 
 import bnn_pyro as bp
@@ -113,6 +112,7 @@ def test_a_backbone_of_another_split_is_refused(tmp_path):
     with pytest.raises(bp.UserError, match="another split of digits"):
         fit(bp.LastLayer(backbone=below), digits(seed=1, fractions=(0.6, 0.2, 0.2)))
     fit(bp.LastLayer(backbone=str(tmp_path)), digits(seed=1, limit=30))  # fewer rows of the same split
+    fit(bp.LastLayer(backbone=below), replace(digits(), name="others"))
 
 
 def test_the_backbone_gets_its_own_standardisation():
@@ -125,17 +125,6 @@ def test_the_backbone_gets_its_own_standardisation():
     own = below.model.net
     own.load_state_dict({site: value[0, 0] for site, value in below.chains.items()})
     torch.testing.assert_close(backbone(few.x_test), own.features(whole.x_test), rtol=1e-4, atol=1e-4)
-
-
-def test_another_data_set_of_the_same_shape_is_accepted(tmp_path, monkeypatch):
-    monkeypatch.setenv("BNN_PYRO_DATA", str(tmp_path))
-    for name in ("MNIST", "FashionMNIST"):
-        fake_images(tmp_path / name)
-    below = fit(replace(CONV, channels=(2,)), bp.load_data("mnist", limit=20, seed=4))
-    data = bp.load_data("fashion-mnist", limit=20)
-    assert bp.predict(fit(bp.LastLayer(backbone=below), data), data.x_test).probs.shape == (1, 30, 10)
-    with pytest.raises(bp.UserError, match=r"does not take inputs of shape \(2, 1, 8, 8\)"):
-        fit(bp.LastLayer(backbone=below), digits())
 
 
 # -- the command line --------------------------------------------------------------------------------------------

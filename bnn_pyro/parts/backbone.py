@@ -215,17 +215,13 @@ def _from_file(path: Path, expected: str | None = None) -> Pretrained:
             f"the backbone file {path} is not the one that this posterior was made with (SHA-256 {digest[:16]}, then "
             f"{expected[:16]}); restore the file or train again"
         )
-    return Pretrained(_read(path), {"kind": "file", "path": str(path.resolve()), "sha256": digest})
-
-
-def _read(path: Path) -> nn.Module:
     exported = path.suffix == ".pt2"
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # TorchScript is deprecated; its files are still about
             if exported:
                 _refuse_pickles(path)
-            return torch.export.load(path).module() if exported else torch.jit.load(path, map_location="cpu").eval()
+            net = torch.export.load(path).module() if exported else torch.jit.load(path, map_location="cpu").eval()
     except UserError:
         raise
     except Exception as error:
@@ -233,6 +229,7 @@ def _read(path: Path) -> nn.Module:
         raise UserError(
             f"{path} is no {kind} file that can be read ({first_line(error)}); write it with torch.{writer}"
         ) from None
+    return Pretrained(net, {"kind": "file", "path": str(path.resolve()), "sha256": digest})
 
 
 def _refuse_pickles(path: Path) -> None:
@@ -277,10 +274,9 @@ def _torchvision(name: str, file: Path) -> Pretrained:
         raise UserError(f"no weights file {file} for torchvision's {name}; save one with torch.save(net.state_dict())")
     try:
         state = torch.load(file, map_location="cpu", weights_only=True)
-        missing = whole.net.load_state_dict(state, strict=False).missing_keys
+        if missing := whole.net.load_state_dict(state, strict=False).missing_keys:
+            raise ValueError(f"it lacks {missing[0]}")
     except Exception as error:
         raise UserError(f"{file} holds no weights of torchvision's {name}: {first_line(error)}") from None
-    if missing:
-        raise UserError(f"{file} holds no weights of torchvision's {name}: it lacks {missing[0]}")
     weights = weights_digest(whole.net)
     return Pretrained(whole, {"kind": "torchvision", "name": name, "path": str(file.resolve()), "weights": weights})
