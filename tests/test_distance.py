@@ -8,7 +8,7 @@ from pyro.distributions import Categorical, Normal
 
 import bnn_pyro as bp
 from bnn_pyro.metrics import agreement, distance_floor, distances, total_variation, wasserstein
-from bnn_pyro.metrics.distance import wasserstein_2
+from bnn_pyro.metrics.evaluation import wasserstein_2
 from bnn_pyro.predictive import Prediction
 
 
@@ -95,7 +95,7 @@ def test_the_floor_of_chains_needs_blocks():
 def test_refused():
     regression = normals([[0.0, 1.0]], 1.0)
     for call, message in [
-        (lambda: agreement(A, regression), "'agreement' is for classification"),
+        (lambda: agreement(regression, regression), "'agreement' is for classification"),
         (lambda: wasserstein(A, B), "'wasserstein' is for regression"),
         (lambda: distances(A, regression), "cannot compare a classification with a regression"),
         (lambda: total_variation(A, B[:1]), "2 and 1 points"),

@@ -34,7 +34,7 @@ from bnn_pyro.checks.sbc_ranks import LEVELS
 from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.errors import UserError
 from bnn_pyro.fitting import fit, tuned
-from bnn_pyro.metrics.distance import DISTANCES, wasserstein_2
+from bnn_pyro.metrics.evaluation import DISTANCES, wasserstein_2
 from bnn_pyro.progress import Report
 from bnn_pyro.zoo import Entry
 

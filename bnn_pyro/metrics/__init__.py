@@ -9,10 +9,10 @@ from __future__ import annotations
 from bnn_pyro.lazy import lazy_names
 
 _NAMES = {
-    "metric": "Estimate Evaluation Metric Undefined",
+    "metric": "Estimate Evaluation Metric Undefined bits",
     "classification": "SCORES accuracy adaptive_ece aurc auroc brier classwise_ece confusion_matrix ece ece_floor "
     "error ood_auroc ood_table reliability selective_risk",
-    "evaluation": "METRICS bits coverage_50 coverage_90 coverage_95 crps evaluate nll paired pit rmse width_95",
-    "distance": "DISTANCES agreement distance_floor distances total_variation wasserstein wasserstein_2",
+    "evaluation": "DISTANCES METRICS agreement coverage_50 coverage_90 coverage_95 crps distance_floor distances "
+    "evaluate nll paired pit rmse total_variation wasserstein wasserstein_2 width_95",
 }
 __all__, __getattr__, __dir__ = lazy_names(__name__, _NAMES)

@@ -9,9 +9,10 @@ serves a whole block of replicates; scikit-learn and torchmetrics would take the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -19,9 +20,10 @@ from torch import Tensor
 from bnn_pyro.errors import UserError
 from bnn_pyro.predictive import Prediction
 
-__all__ = ["Estimate", "Evaluation", "Metric", "Targets", "Undefined", "intervals", "mean_of", "targets"]
+__all__ = ["Estimate", "Evaluation", "Metric", "Targets", "Undefined", "bits", "intervals", "mean_of", "targets"]
 
 Targets = Tensor | np.ndarray | Sequence[float]
+T = TypeVar("T", float, np.ndarray, Tensor)
 Reduction = Callable[[np.ndarray], np.ndarray]  # counts (R, B) -> (R,)
 
 #: Entries of the largest array of one block of replicates (8 MB in float64).
@@ -125,6 +127,11 @@ def targets(prediction: Prediction, y: Targets) -> np.ndarray:
 def mean_of(points: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """Mean over the points of each replicate, (R,) or (R, …)."""
     return counts @ points / len(points)
+
+
+def bits(nats: T) -> T:
+    """An entropy, information or log-density in bits."""
+    return nats / math.log(2)
 
 
 # -- bootstrap ---------------------------------------------------------------------------------------------------------
