@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,9 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnn_pyro.datasets.arrays import load_archive, read_inputs
+from bnn_pyro.datasets.arrays import IMAGE_SUFFIXES, load_archive, noise_images, read_images, read_inputs, read_pair
 from bnn_pyro.datasets.dataset import TASKS, Column, Dataset, Raw, Schema
-from bnn_pyro.datasets.images import IMAGE_SUFFIXES, fashion_mnist, kmnist, mnist, read_images, read_part
 from bnn_pyro.datasets.prepare import prepare, select_features, standardised
 from bnn_pyro.datasets.tables import load_table, read_rows
 from bnn_pyro.errors import UserError, unknown
@@ -24,7 +23,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-# -- sets that need no network -----------------------------------------------------------------------------------------
+# -- the sets ----------------------------------------------------------------------------------------------------------
 def curve(x: Tensor) -> Tensor:
     """The truth behind toy-curve: y = −x⁴ + 3x² + 1."""
     return -(x**4) + 3 * x**2 + 1
@@ -96,23 +95,64 @@ def diabetes() -> Raw:
     )
 
 
-def noise_images(kind: str, num: int, schema: Schema, seed: int = 0) -> Tensor:
-    """Standardised noise (num, channels, height, width), every pixel drawn by itself.
+#: Image sets that torchvision downloads -> its class, which names their folder under the data root.
+IMAGE_SETS = {"mnist": "MNIST", "fashion-mnist": "FashionMNIST", "kmnist": "KMNIST"}
 
-    kind  "uniform": in [0, 1]; "gaussian": standard Normal after standardisation, so with the schema's shift and scale
-          in pixels; not clipped
+
+def mnist() -> Raw:
+    """60,000 + 10,000 handwritten digits of 28 × 28 pixels."""
+    return _image_set("mnist", map(str, range(10)), "MNIST, LeCun, Cortes & Burges 1998, CC BY-SA 3.0")
+
+
+def fashion_mnist() -> Raw:
+    """60,000 + 10,000 pictures of clothes of 28 × 28 pixels."""
+    classes = "T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot"
+    return _image_set("fashion-mnist", classes, "Fashion-MNIST, Xiao, Rasul & Vollgraf 2017, MIT")
+
+
+def kmnist() -> Raw:
+    """60,000 + 10,000 handwritten cursive Japanese characters of 28 × 28 pixels."""
+    classes = "o", "ki", "su", "tsu", "na", "ha", "ma", "ya", "re", "wo"
+    return _image_set("kmnist", classes, "KMNIST, Clanuwat et al. 2018, CODH, CC BY-SA 4.0")
+
+
+def _image_set(name: str, classes: Iterable[str], source: str) -> Raw:
+    (x, y), test = _image_part(name, train=True), _image_part(name, train=False)
+    return Raw(name, "classification", x, y, tuple(classes), target="label", source=source, test=test, white=255.0)
+
+
+def _image_part(name: str, train: bool) -> tuple[Tensor, Tensor]:
+    """Training or test part of an image set: (N, 1, 28, 28) uint8 and labels (N,) int64.
+
+    Looked for under the data root, as torchvision lays it out (``MNIST/raw/…-ubyte``) or as the official pair of NPZ
+    files (``KMNIST/kmnist-test-imgs.npz``); downloaded by torchvision where neither is there.
     """
-    if not schema.is_image:
-        raise UserError(f"noise images don't fit a model of {len(schema.features)} features; give it a table")
-    if kind not in ("gaussian", "uniform"):
-        raise unknown("kind of noise", kind, ("gaussian", "uniform"))
-    if num < 1:
-        raise UserError(f"num={num}: give the number of noise images, 1 or more")
-    generator = torch.Generator().manual_seed(seed)
-    shape = (num, *schema.input_shape)
-    if kind == "gaussian":
-        return torch.randn(shape, generator=generator)
-    return schema.standardise(torch.rand(shape, generator=generator))
+    home = data_root() / IMAGE_SETS[name]
+    part = "train" if train else "t10k"
+    images, labels = (home / "raw" / f"{part}-{kind}-ubyte" for kind in ("images-idx3", "labels-idx1"))
+    pair = [home / f"{name}-{'train' if train else 'test'}-{kind}.npz" for kind in ("imgs", "labels")]
+    if not (images.is_file() and labels.is_file()):
+        if all(path.is_file() for path in pair):
+            return read_pair(*pair, num_classes=10)
+        _download(name, labels if images.is_file() else images)
+    return read_pair(images, labels, num_classes=10)
+
+
+def _download(name: str, missing: Path) -> None:
+    from torchvision import datasets
+
+    folder = IMAGE_SETS[name]
+    where = f"place it there (from the data set's page), or set BNN_PYRO_DATA to a folder that has {folder}/raw"
+    try:
+        getattr(datasets, folder)(data_root(), download=True)
+    except (OSError, RuntimeError, EOFError) as error:
+        reason = " ".join(str(error).split())[:200]
+        for empty in (data_root() / folder / "raw", data_root() / folder):
+            if empty.is_dir() and not any(empty.iterdir()):
+                empty.rmdir()
+        raise UserError(f"{name}: {missing} is not there and can't be downloaded ({reason}); {where}") from None
+    if not missing.is_file():
+        raise UserError(f"{name}: {missing} is not there after downloading; {where}")
 
 
 # -- named sets, and files ---------------------------------------------------------------------------------------------
@@ -130,8 +170,6 @@ DATASETS: dict[str, Callable[[], Raw]] = {
 SUFFIXES = (".csv", ".tsv", ".npz")
 #: Name of out-of-distribution noise -> kind.
 NOISE = {"noise": "uniform", "uniform-noise": "uniform", "gaussian-noise": "gaussian"}
-#: Sets whose test part is read without the training part.
-IN_PARTS = ("mnist", "fashion-mnist", "kmnist")
 
 
 def load_data(
@@ -165,11 +203,11 @@ def load_data(
     """
     if features is not None:
         features = [features] if isinstance(features, str) else list(features)
+    if task not in (None, *TASKS):
+        raise unknown("task", task, TASKS)
     path = _located(name_or_path)
     if path is None:
         raw = DATASETS[str(name_or_path)]()
-        if task is not None and task not in TASKS:
-            raise unknown("task", task, TASKS)
         for what, asked, has in (("target", target, raw.target), ("task", task, raw.task)):
             if asked not in (None, has):
                 raise UserError(f"{raw.name}: its {what} is '{has}', not '{asked}'; leave {what} out")
@@ -210,8 +248,8 @@ def load_inputs(
         return read_rows(path, schema)[0][:num]
     if path is not None:
         x, white = read_inputs(path)
-    elif text in IN_PARTS:
-        x, white = read_part(text, train=False)[0], 255.0
+    elif text in IMAGE_SETS:  # the test part alone
+        x, white = _image_part(text, train=False)[0], 255.0
     else:
         raw = DATASETS[text]()
         x, white = raw.x if raw.test is None else raw.test[0], raw.white

@@ -1,23 +1,25 @@
 """NPZ files: arrays ``x`` and ``y``, or an official pair of images and labels, each with one array ``arr_0``.
 
-Rows of arrays are counted from 0.
+And pictures of the user's own. Rows of arrays are counted from 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from bnn_pyro.datasets.dataset import Raw
+from bnn_pyro.datasets.dataset import Raw, Schema
 from bnn_pyro.datasets.tables import read_target
-from bnn_pyro.errors import UserError
+from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.files import existing, read_archive
 
-__all__ = ["check_labels", "image_pair", "load_archive", "read_inputs"]
+__all__ = ["IMAGE_SUFFIXES", "load_archive", "noise_images", "read_images", "read_inputs", "read_pair"]
 
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
 #: Types of numbers that torch has too.
 TORCH_TYPES = tuple(np.dtype(name) for name in ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "?"))
 
@@ -46,11 +48,15 @@ def load_archive(
         raise UserError(f"{path}: the target of an NPZ file is its array y; leave target='{target}' out")
     rows = None
     if drop_missing:
-        _refuse(path, "x", x, np.isinf)
-        _refuse(path, "y", y, np.isinf)
-        x, y, rows = _without_nan(path, x, y)
-    x = _inputs(path, x)
-    _refuse(path, "y", y, _not_finite)
+        _refuse(path, "x", x, allow_nan=True)
+        _refuse(path, "y", y, allow_nan=True)
+        keep = ~((x != x).reshape(len(x), -1).any(1) | (y != y))  # nan alone differs from itself
+        if not keep.any():
+            raise UserError(f"{path}: every row has a missing value (nan)")
+        if not keep.all():
+            x, y, rows = x[keep], y[keep], torch.from_numpy(np.flatnonzero(keep))
+    x, white = _inputs(path, x)
+    _refuse(path, "y", y)
     task, labels, classes = _targets(path, y, task, arrays.get("classes"))
     return Raw(
         name=path.stem,
@@ -60,12 +66,12 @@ def load_archive(
         classes=classes,
         features=() if x.ndim == 4 else tuple(f"x{i + 1}" for i in range(x.shape[1])),
         source=str(path),
-        white=_white(x),
+        white=white,
         rows=rows,
     )
 
 
-def read_inputs(path: str | Path) -> tuple[torch.Tensor, float]:
+def read_inputs(path: str | Path) -> tuple[Tensor, float]:
     """The inputs of an NPZ file, (N, F) or images (N, channels, H, W), and the value of a white pixel.
 
     Targets are not needed.
@@ -74,26 +80,37 @@ def read_inputs(path: str | Path) -> tuple[torch.Tensor, float]:
     key = "x" if "x" in arrays else "arr_0"
     if key not in arrays:
         raise UserError(f"{path}: has {', '.join(arrays) or 'no arrays'}; it needs an array x (or arr_0)")
-    x = _inputs(Path(path), arrays[key])
-    return torch.from_numpy(x), _white(x)
+    x, white = _inputs(Path(path), arrays[key])
+    return torch.from_numpy(x), white
 
 
-def image_pair(images: str | Path, labels: str | Path, num_classes: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """An official pair of NPZ files: images (N, 1, H, W) uint8 and labels (N,) int64."""
-    first, second = read_archive(images), read_archive(labels)
-    for path, arrays in ((images, first), (labels, second)):
-        if list(arrays) != ["arr_0"]:
-            raise UserError(f"{path}: has {', '.join(arrays) or 'no arrays'}; an official file has one, arr_0")
-    x, y = first["arr_0"], second["arr_0"]
+def read_pair(images: Path, labels: Path, num_classes: int) -> tuple[Tensor, Tensor]:
+    """An official pair of files, NPZ or idx: images (N, 1, H, W) uint8 and labels (N,) int64."""
+    x, y = _official(images), _official(labels)
     if x.dtype != np.uint8 or x.ndim != 3:
-        raise UserError(f"{images}: arr_0 is {x.dtype} of shape {x.shape}; images are uint8 of shape (N, H, W)")
+        raise UserError(f"{images}: is {x.dtype} of shape {x.shape}; images are uint8 of shape (N, H, W)")
     if y.shape != (len(x),) or not np.issubdtype(y.dtype, np.integer):
-        raise UserError(f"{labels}: arr_0 is {y.dtype} of shape {y.shape}; {len(x)} images need ({len(x)},) integers")
-    check_labels(str(labels), y, num_classes)
+        raise UserError(f"{labels}: is {y.dtype} of shape {y.shape}; the {len(x)} images of {images} need ({len(x)},) "
+                        "integers")  # fmt: skip
+    _check_labels(str(labels), y, num_classes)
     return torch.from_numpy(x).unsqueeze(1), torch.from_numpy(y.astype(np.int64))
 
 
-def check_labels(where: str, y: np.ndarray, num_classes: int) -> None:
+def _official(path: Path) -> np.ndarray:
+    if path.suffix.lower() == ".npz":
+        arrays = read_archive(path)
+        if list(arrays) != ["arr_0"]:
+            raise UserError(f"{path}: has {', '.join(arrays) or 'no arrays'}; an official file has one, arr_0")
+        return arrays["arr_0"]
+    from torchvision.datasets.mnist import read_sn3_pascalvincent_tensor
+
+    try:
+        return read_sn3_pascalvincent_tensor(str(path), strict=False).numpy()
+    except (OSError, ValueError, RuntimeError, AssertionError, TypeError, KeyError):
+        raise UserError(f"{path}: is damaged or no idx file; delete it and it is downloaded again") from None
+
+
+def _check_labels(where: str, y: np.ndarray, num_classes: int) -> None:
     """Refuse labels outside 0 … K−1."""
     bad = np.flatnonzero((y < 0) | (y >= num_classes))
     if len(bad):
@@ -109,7 +126,7 @@ def _pair(path: Path, task: str | None) -> Raw:
     if not labels.is_file():
         raise UserError(f"{path}: its labels {labels} are missing; place them beside the images")
     num_classes = int(read_archive(labels).get("arr_0", np.zeros(1)).max()) + 1
-    x, y = image_pair(path, labels, num_classes)
+    x, y = read_pair(path, labels, num_classes)
     test = path.with_name(path.name.replace("train", "test"))
     own = "train" in path.name and test.is_file()
     return Raw(
@@ -121,16 +138,12 @@ def _pair(path: Path, task: str | None) -> Raw:
         target="label",
         source=str(path),
         white=255.0,
-        test=image_pair(test, test.with_name(test.name.replace("imgs", "labels")), num_classes) if own else None,
+        test=read_pair(test, test.with_name(test.name.replace("imgs", "labels")), num_classes) if own else None,
     )
 
 
-def _white(x: np.ndarray) -> float:
-    return 255.0 if x.ndim == 4 and x.dtype == np.uint8 else 1.0
-
-
-def _inputs(path: Path, x: np.ndarray) -> np.ndarray:
-    """x as (N, F) or images (N, channels, H, W), uint8 or float32 in [0, 1]; NaN and inf refused.
+def _inputs(path: Path, x: np.ndarray) -> tuple[np.ndarray, float]:
+    """x as (N, F) or images (N, channels, H, W), uint8 or float32 in [0, 1], and a white pixel; NaN and inf refused.
 
     Tables keep the type that they came in, where torch has it: a copy in float64 could be many times the file.
     """
@@ -138,49 +151,33 @@ def _inputs(path: Path, x: np.ndarray) -> np.ndarray:
         raise UserError(f"{path}: x holds {x.dtype}; it must hold numbers")
     if x.ndim not in (2, 3, 4) or 0 in x.shape:
         raise UserError(f"{path}: x has shape {x.shape}; it must be (N, features), (N, H, W) or (N, H, W, channels)")
-    _refuse(path, "x", x, _not_finite)
+    _refuse(path, "x", x)
     x = np.ascontiguousarray(x)
     if x.ndim == 2:
-        return x if x.dtype in TORCH_TYPES else x.astype(np.float64)
+        return x if x.dtype in TORCH_TYPES else x.astype(np.float64), 1.0
+    white = 255.0 if x.dtype == np.uint8 else 1.0
     if x.dtype != np.uint8:
         if x.min() < 0 or x.max() > 1:
             raise UserError(f"{path}: pixels from {x.min()} to {x.max()}; store images as uint8, or as numbers in "
                             "[0, 1]")  # fmt: skip
         x = x.astype(np.float32, copy=False)
     if x.ndim == 3:
-        return x[:, None]
+        return x[:, None], white
     if x.shape[1] not in (1, 3) and x.shape[3] not in (1, 3):
         raise UserError(f"{path}: x has shape {x.shape}; images have 1 or 3 channels, on axis 1 or last")
-    return x if x.shape[1] in (1, 3) else np.moveaxis(x, 3, 1)
+    return x if x.shape[1] in (1, 3) else np.moveaxis(x, 3, 1), white
 
 
-def _without_nan(path: Path, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, torch.Tensor | None]:
-    """x and y without the rows that have a NaN, and the numbers of the rows kept (None: all)."""
-    whole = ~(_bad(x, np.isnan).reshape(len(x), -1).any(1) | _bad(y, np.isnan))
-    if whole.all():
-        return x, y, None
-    if not whole.any():
-        raise UserError(f"{path}: every row has a missing value (nan)")
-    return x[whole], y[whole], torch.from_numpy(np.flatnonzero(whole))
-
-
-def _refuse(path: Path, name: str, values: np.ndarray, bad: Callable[[np.ndarray], np.ndarray]) -> None:
-    """The first bad value of an array of floats is an error with its place."""
-    wrong = _bad(values, bad)
-    if not wrong.any():
+def _refuse(path: Path, name: str, values: np.ndarray, allow_nan: bool = False) -> None:
+    """The first value of an array of floats that is infinite, or nan, is an error with its place."""
+    if not np.issubdtype(values.dtype, np.floating):
         return
-    place = tuple(int(index) for index in np.unravel_index(wrong.argmax(), wrong.shape))
-    drop = ", or train with drop_missing (--drop-missing)" if np.isnan(values[place]) else ""
-    raise UserError(f"{path}: {name}{list(place)} is {values[place]}; correct or remove row {place[0]} (from 0){drop}")
-
-
-def _bad(values: np.ndarray, bad: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """bad(values); nothing is bad where the array is not of floats."""
-    return bad(values) if np.issubdtype(values.dtype, np.floating) else np.zeros(values.shape, dtype=bool)
-
-
-def _not_finite(values: np.ndarray) -> np.ndarray:
-    return ~np.isfinite(values)
+    wrong = np.isinf(values) if allow_nan else ~np.isfinite(values)
+    if wrong.any():
+        place = tuple(int(index) for index in np.unravel_index(wrong.argmax(), wrong.shape))
+        drop = ", or train with drop_missing (--drop-missing)" if np.isnan(values[place]) else ""
+        raise UserError(f"{path}: {name}{list(place)} is {values[place]}; correct or remove row {place[0]} (from 0)"
+                        f"{drop}")  # fmt: skip
 
 
 def _targets(
@@ -198,5 +195,67 @@ def _targets(
         raise UserError(f"{path}: has an array classes, so its task is classification; leave task='regression' out")
     if not np.issubdtype(y.dtype, np.integer) or len(set(classes)) < max(2, len(classes)):
         raise UserError(f"{path}: with an array classes of two or more names, y must hold labels 0, 1, …")
-    check_labels(f"{path}: y", y, len(classes))
+    _check_labels(f"{path}: y", y, len(classes))
     return "classification", y.astype(np.int64), classes
+
+
+# -- pictures ----------------------------------------------------------------------------------------------------------
+def read_images(paths: str | Path | Sequence[str | Path], schema: Schema, invert: bool = False) -> Tensor:
+    """PNG or JPG files (or a folder of them) as standardised inputs (N, channels, height, width).
+
+    Resized to the schema's size and made grey or RGB as the model wants it; transparency becomes white. ``invert``
+    turns dark on white into white on dark, as MNIST has it.
+    """
+    from PIL import Image, ImageOps
+
+    if not schema.is_image:
+        raise UserError(f"images don't fit a model of {len(schema.features)} features; give it a table")
+    channels, height, width = schema.input_shape
+    files = _image_files([paths] if isinstance(paths, str | Path) else list(paths))
+    inputs = torch.empty(len(files), channels, height, width)
+    for row, path in enumerate(files):
+        try:
+            with Image.open(path) as opened:
+                picture = ImageOps.exif_transpose(opened)
+                if picture.mode.startswith("I"):  # 16 bits a pixel
+                    picture = Image.fromarray((np.asarray(picture) // 256).astype(np.uint8))
+                if picture.has_transparency_data:
+                    picture = picture.convert("RGBA")
+                    picture = Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture)
+                picture = picture.convert("L" if channels == 1 else "RGB").resize((width, height))
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+            raise UserError(f"{path}: is no image that can be read; give a whole PNG or JPG file") from None
+        pixels = torch.from_numpy(np.array(picture, dtype=np.float32) / 255)
+        inputs[row] = pixels if channels == 1 else pixels.movedim(2, 0)
+    return schema.standardise(1 - inputs if invert else inputs)
+
+
+def _image_files(paths: list[str | Path]) -> list[Path]:
+    files: list[Path] = []
+    for path in map(Path, paths):
+        if not path.exists():
+            raise UserError(f"{path}: no such image file")
+        inside = sorted(path.iterdir()) if path.is_dir() else []
+        files += [p for p in inside if p.suffix.lower() in IMAGE_SUFFIXES] if path.is_dir() else [path]
+    if not files:
+        raise UserError(f"{', '.join(map(str, paths)) or 'images'}: no PNG or JPG file in this folder")
+    return files
+
+
+def noise_images(kind: str, num: int, schema: Schema, seed: int = 0) -> Tensor:
+    """Standardised noise (num, channels, height, width), every pixel drawn by itself.
+
+    kind  "uniform": in [0, 1]; "gaussian": standard Normal after standardisation, so with the schema's shift and scale
+          in pixels; not clipped
+    """
+    if not schema.is_image:
+        raise UserError(f"noise images don't fit a model of {len(schema.features)} features; give it a table")
+    if kind not in ("gaussian", "uniform"):
+        raise unknown("kind of noise", kind, ("gaussian", "uniform"))
+    if num < 1:
+        raise UserError(f"num={num}: give the number of noise images, 1 or more")
+    generator = torch.Generator().manual_seed(seed)
+    shape = (num, *schema.input_shape)
+    if kind == "gaussian":
+        return torch.randn(shape, generator=generator)
+    return schema.standardise(torch.rand(shape, generator=generator))

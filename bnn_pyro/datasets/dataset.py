@@ -50,8 +50,7 @@ class Schema:
     classes      names of the K classes, in the order of the labels 0 … K−1; () for regression
     features     name of each input feature after encoding; () for images
     target       name of the target
-    x_shift, x_scale  tuples that broadcast to ``input_shape`` when shaped by :meth:`standardise`:
-                 length 1 (one for all, as for images) or one per feature
+    x_shift, x_scale  of length 1 (one for all, as for images) or one per feature
     y_shift, y_scale  mean and standard deviation of the training targets (regression; 0 and 1 otherwise)
     columns      how a raw table becomes features; () where there is no table
     """
@@ -92,11 +91,7 @@ class Schema:
         return x * scale + shift
 
     def _affine(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        shift = torch.tensor(self.x_shift, dtype=x.dtype, device=x.device)
-        scale = torch.tensor(self.x_scale, dtype=x.dtype, device=x.device)
-        if len(self.x_shift) > 1:
-            shift, scale = shift.reshape(self.input_shape), scale.reshape(self.input_shape)
-        return shift, scale
+        return tuple(torch.tensor(v, dtype=x.dtype, device=x.device) for v in (self.x_shift, self.x_scale))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists, strings and numbers, for JSON."""

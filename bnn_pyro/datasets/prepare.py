@@ -132,27 +132,25 @@ def _divide(
         shares = FRACTIONS if fractions is None else fractions
         num_val, num_test = _sizes(raw, shares, validation)
         rest, test = _cut(raw, everything, num_test, seed)
-        train, val = _cut(raw, rest, num_val, seed)
         record = {"kind": "random", "seed": seed, "fractions": list(shares)}
         record |= {} if validation is None else {"validation": validation}
-        return *map(torch.from_numpy, (train, val, test)), record
-    if fractions is not None:
+    elif fractions is not None:
         raise UserError(f"{raw.name}: its test part is given, fractions={tuple(fractions)} don't apply; "
                         "use validation=N to hold out training rows")  # fmt: skip
-    if splits is None:
-        test, record = everything[:0], {"kind": "own test part", "seed": seed}
-        default = len(raw.y) // 6 if raw.validation is None else raw.validation
-    elif raw.test is not None:
+    elif splits is not None and raw.test is not None:
         raise UserError(f"{raw.name} has a test part of its own; leave splits={splits} out")
     else:
-        test, default = _given_split(splits, split, len(raw.y), raw.rows), 0
-        record = {"kind": "given", "file": str(splits), "split": split, "seed": seed}
-    rest = np.setdiff1d(everything, test)
-    record["validation"] = default if validation is None else validation
-    if not 0 <= record["validation"] < len(rest):
-        raise UserError(f"{raw.name}: validation={record['validation']} of {len(rest)} training rows; give 0 to "
-                        f"{len(rest) - 1}")  # fmt: skip
-    train, val = _cut(raw, rest, record["validation"], seed)
+        if splits is None:
+            test, record = everything[:0], {"kind": "own test part", "seed": seed}
+            default = len(raw.y) // 6 if raw.validation is None else raw.validation
+        else:
+            test, default = _given_split(splits, split, len(raw.y), raw.rows), 0
+            record = {"kind": "given", "file": str(splits), "split": split, "seed": seed}
+        rest = np.setdiff1d(everything, test)
+        num_val = record["validation"] = default if validation is None else validation
+        if not 0 <= num_val < len(rest):
+            raise UserError(f"{raw.name}: validation={num_val} of {len(rest)} training rows; give 0 to {len(rest) - 1}")
+    train, val = _cut(raw, rest, num_val, seed)
     return *map(torch.from_numpy, (train, val, test)), record
 
 
@@ -237,16 +235,12 @@ def _schema(raw: Raw, rows: Tensor) -> Schema:
             "too little for 32-bit numbers; subtract a constant from it first"
         )
     return Schema(
-        task=raw.task,
+        **{name: getattr(raw, name) for name in ("task", "classes", "features", "target", "columns")},
         input_shape=tuple(raw.x.shape[1:]),
-        classes=raw.classes,
-        features=raw.features,
-        target=raw.target,
         x_shift=shift,
         x_scale=scale,
         y_shift=y.double().mean().item() if regression else 0.0,
         y_scale=deviation,
-        columns=raw.columns,
     )
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnn_pyro.datasets.dataset import TASKS, Column, Raw, Schema
+from bnn_pyro.datasets.dataset import Column, Raw, Schema
 from bnn_pyro.datasets.prepare import check_choice
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.files import existing
@@ -242,8 +242,6 @@ def _infer_task(cells: pd.Series) -> str:
 
 def read_target(path: Path, cells: pd.Series, task: str | None) -> tuple[str, np.ndarray, tuple[str, ...]]:
     """The task, the targets (float64, or int64 labels), and the class names (() for regression)."""
-    if task is not None and task not in TASKS:
-        raise unknown("task", task, TASKS)
     task = _infer_task(cells) if task is None else task
     where = f"{path}: target '{cells.name}'"
     if task == "regression":
@@ -255,7 +253,8 @@ def read_target(path: Path, cells: pd.Series, task: str | None) -> tuple[str, np
     if not np.isnan(_parsed(cells)).any():
         _numbers(path, cells)
         labels = [_label(cell) for cell in cells]
-    classes = tuple(sorted(set(labels), key=_order))
+    names = sorted(set(labels))
+    classes = tuple(names[i] for i in _parsed(names).argsort(kind="stable"))  # numbers by size, before texts
     if len(classes) < 2:
         raise UserError(f"{where} has one class only, '{classes[0]}'; classification needs two")
     if len(classes) > max(2, len(labels) // 2):
@@ -273,15 +272,8 @@ def _label(cell: str) -> str:
     return str(int(value)) if value.is_integer() else str(value)
 
 
-def _order(label: str) -> tuple[bool, float, str]:
-    """Numbers by size, before texts in alphabetical order."""
-    try:
-        return False, float(label), label
-    except ValueError:
-        return True, 0.0, label
-
-
-def _parsed(cells: pd.Series) -> np.ndarray:
+def _parsed(cells: Sequence[str]) -> np.ndarray:
+    """(N,) float64, nan for a text that is no number."""
     import pandas as pd
 
-    return pd.to_numeric(cells, errors="coerce").to_numpy(dtype=np.float64, copy=True)
+    return pd.to_numeric(pd.Series(cells), errors="coerce").to_numpy(dtype=np.float64, copy=True)

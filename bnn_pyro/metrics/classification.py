@@ -7,7 +7,7 @@ never 0, not even of a perfect model: :func:`ece_floor` tells what such a model 
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -243,10 +243,11 @@ def ood_auroc(inside: Prediction, outside: Prediction, score: str = "total_entro
     return float(auroc_of(points, np.ones((1, len(points))))[0])
 
 
-def ood_table(
-    inside: Prediction, outside: Prediction, *, bootstrap: int = 1000, seed: int = 0, confidence: float = 0.95
-) -> Evaluation:
-    """Score name -> AUROC with its interval; inside and outside points are resampled each by themselves."""
+def ood_table(inside: Prediction, outside: Prediction, **resampling: Any) -> Evaluation:
+    """Score name -> AUROC with its interval; inside and outside points are resampled each by themselves.
+
+    resampling: ``bootstrap``, ``seed`` and ``confidence``, as of ``evaluate``.
+    """
     points, notes = {}, {}
     for score in SCORES:
         try:
@@ -254,8 +255,7 @@ def ood_table(
         except Undefined as reason:
             notes[score] = str(reason)
     reductions = {score: partial(auroc_of, p) for score, p in points.items()}
-    sizes = (len(inside), len(outside))
-    found = intervals(reductions, sizes, bootstrap=bootstrap, seed=seed, confidence=confidence)
+    found = intervals(reductions, sizes=(len(inside), len(outside)), **resampling)
     found.notes.update(notes)
     return found
 

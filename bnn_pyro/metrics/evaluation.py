@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -110,13 +111,11 @@ METRICS: dict[str, dict[str, Metric]] = {
 }
 
 
-def evaluate(
-    prediction: Prediction, y: Targets, *, bootstrap: int = 1000, seed: int = 0, confidence: float = 0.95
-) -> Evaluation:
+def evaluate(prediction: Prediction, y: Targets, **resampling: Any) -> Evaluation:
     """Every metric of the prediction's task with its bootstrap interval; ``.flat()`` gives the JSON-able form.
 
     y: (B,) labels 0 … K−1, or targets in their own units.
-    bootstrap: replicates, the same resampled points for all metrics.
+    resampling: ``bootstrap`` = 1000 replicates of the same points for all metrics, ``seed`` = 0, ``confidence`` = 0.95.
     A metric without a value on these data is left out, see ``.notes``; values on resampled points: ``.replicates``.
     Raises UserError for a bad y, or where the prediction is NaN.
     """
@@ -129,7 +128,7 @@ def evaluate(
             notes[name] = str(reason)
     biased = {name for name in points if table[name].biased}
     reductions = {name: partial(table[name].reduce, p) for name, p in points.items()}
-    found = intervals(reductions, (len(y),), biased=biased, bootstrap=bootstrap, seed=seed, confidence=confidence)
+    found = intervals(reductions, (len(y),), biased=biased, **resampling)
     found.notes.update(notes)
     # An absolute value stays one: only the biased metrics' intervals are moved, and could fall below 0.
     found.update({name: found[name]._replace(low=max(found[name].low, 0.0)) for name in biased})
@@ -137,18 +136,11 @@ def evaluate(
 
 
 def paired(
-    metric: str | Metric,
-    prediction_a: Prediction,
-    prediction_b: Prediction,
-    y: Targets,
-    *,
-    bootstrap: int = 1000,
-    seed: int = 0,
-    confidence: float = 0.95,
+    metric: str | Metric, prediction_a: Prediction, prediction_b: Prediction, y: Targets, **resampling: Any
 ) -> Estimate:
     """metric(a) − metric(b) on the same points, which are resampled together: far sharper than two intervals.
 
-    metric: a name in METRICS[task], or a Metric.
+    metric: a name in METRICS[task], or a Metric.   resampling: as of :func:`evaluate`.
     Raises UserError for an unknown name, predictions of other lengths or tasks, or where either has no value.
     """
     if prediction_a.task != prediction_b.task:
@@ -164,8 +156,7 @@ def paired(
         return metric.reduce(a, counts) - metric.reduce(b, counts)
 
     biased = {"difference"} if metric.biased else ()
-    settings = {"bootstrap": bootstrap, "seed": seed, "confidence": confidence}
-    return intervals({"difference": difference}, (len(a),), biased=biased, **settings)["difference"]
+    return intervals({"difference": difference}, (len(a),), biased=biased, **resampling)["difference"]
 
 
 # -- distances of two predictions --------------------------------------------------------------------------------------
