@@ -18,7 +18,6 @@ from bnn_pyro.parts.likelihoods import Likelihood
 from bnn_pyro.parts.mixtures import Mixture
 from bnn_pyro.parts.nets import MLP
 from bnn_pyro.parts.priors import BayesianNet
-from bnn_pyro.predictive import Prediction
 from bnn_pyro.run import main
 from bnn_pyro.settings import Settings, setting
 from bnn_pyro.zoo import ZOO, MeanField
@@ -76,7 +75,7 @@ def test_every_command_takes_a_likelihood_of_the_users_own(tmp_path, monkeypatch
 def test_a_mixture_of_poissons_has_its_closed_forms():
     """Against sums over the counts, of probabilities by SciPy."""
     rates, k = torch.tensor([[1.5, 40.0], [3.0, 55.0]]), np.arange(400)
-    prediction = Prediction(dist.Poisson(rates), PoissonMixture)
+    prediction = PoissonMixture(dist.Poisson(rates))
     pmf = stats.poisson.pmf(k[:, None, None], rates.numpy()).mean(1)  # (counts, points)
     cdf, y = pmf.cumsum(0), np.array([2.0, 44.0])
     mean = (pmf * k[:, None]).sum(0)

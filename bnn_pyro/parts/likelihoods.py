@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.errors import UserError
-from bnn_pyro.parts.mixtures import MIXTURES, BernoulliMixture, ClassMixture, Mixture, NormalMixture
+from bnn_pyro.parts.mixtures import Mixture
 
 __all__ = ["OBSERVED", "Bernoulli", "Categorical", "Heteroscedastic", "Likelihood", "Normal", "ReadLikelihood",
            "make_likelihood"]  # fmt: skip
@@ -55,8 +55,8 @@ class Likelihood(nn.Module):
     """p(y | f) of the network's output f (…, B, outputs); call it as ``likelihood(f, y=None)``.
 
     outputs          width that the network must have
-    mixture          what an equal mixture of its components is asked, see :class:`Mixture`; it says whether the
-                     targets are labels or numbers
+    mixture          the class of an equal mixture of its components, where that is not the one in ``MIXTURES``; it
+                     says whether the targets are labels or numbers
     initial          {site: value} where its own latent sites start, such as the noise
     own_information  {site: number}, the Fisher information of one target about each of its own sites; between them and
                      the network's output there is none
@@ -89,8 +89,6 @@ class Likelihood(nn.Module):
 class Categorical(Likelihood):
     """y ~ Categorical(softmax f), f (…, B, K)."""
 
-    mixture = ClassMixture
-
     def __init__(self, classes: int) -> None:
         super().__init__()
         self.outputs = classes
@@ -107,8 +105,6 @@ class Categorical(Likelihood):
 
 class Bernoulli(Likelihood):
     """y ~ Bernoulli(sigmoid f), f (…, B, 1)."""
-
-    mixture = BernoulliMixture
 
     def components(self, f: Tensor) -> dist.Bernoulli:
         """See ``Likelihood``."""
@@ -130,8 +126,6 @@ class Normal(Likelihood):
         real line, so that every method takes it as it takes a weight (95 % of the prior: 0.05 to 2.7 of the target's
         standard deviation).
     """
-
-    mixture = NormalMixture
 
     def __init__(self, shift: float = 0.0, scale: float = 1.0, noise: float | None = None) -> None:
         super().__init__()
@@ -176,7 +170,6 @@ class Heteroscedastic(Likelihood):
     """
 
     outputs = 2
-    mixture = NormalMixture
     floor = 1e-3
 
     def __init__(self, shift: float = 0.0, scale: float = 1.0) -> None:
@@ -199,7 +192,7 @@ class ReadLikelihood(Messenger):
     """Keeps the distribution at "y" and its mixture, and skips its sampling: how predictions read a model.
 
     likelihood  the distribution
-    mixture     the class of its likelihood's mixture; of a plain ``pyro.sample``, by the distribution's family
+    mixture     the class of its likelihood's mixture; :class:`Mixture` itself takes that of the distribution's family
     """
 
     likelihood: dist.TorchDistribution
@@ -210,5 +203,5 @@ class ReadLikelihood(Messenger):
             self.likelihood = msg["fn"]
             while isinstance(self.likelihood, dist.Independent):
                 self.likelihood = self.likelihood.base_dist
-            self.mixture = msg["infer"].get("mixture") or MIXTURES.get(type(self.likelihood), Mixture)
+            self.mixture = msg["infer"].get("mixture", Mixture)
             msg["value"], msg["done"] = torch.empty(0), True

@@ -1,7 +1,7 @@
 """A prediction: an equal mixture of S components, one per draw of the weights; its moments, quantiles and scores.
 
 Probabilities are averaged, never log-probabilities, and moments and quantiles are those of the mixture, not of a
-matched Gaussian. A likelihood names its class of mixture; a bare distribution's is looked up in ``MIXTURES``.
+matched Gaussian. The class of a family's mixture is looked up in ``MIXTURES``; a likelihood may name another.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ class Mixture:
     """p(y | x, D) as S components. Shapes: S draws, B points, K classes; of ``predict``, all tensors on the CPU.
 
     components  the model's own distribution at site "y", batch shape (S, B), in the target's own units
-    kind        the class of mixture that its likelihood names; None takes that of the components' family
 
     This class is for any univariate distribution of numbers that has a mean, a variance, ``log_prob`` and ``cdf``; a
     family without ``cdf`` gets a subclass with :meth:`component_cdf`, named by its likelihood as ``mixture``.
@@ -39,9 +38,9 @@ class Mixture:
     task = "regression"
     has_classes = False
 
-    def __new__(cls, components: Distribution | None = None, kind: type[Mixture] | None = None) -> Mixture:
+    def __new__(cls, components: Distribution | None = None) -> Mixture:
         """``Mixture(…)`` itself makes the class that these components have."""
-        new = super().__new__((kind or MIXTURES.get(type(components), Mixture)) if cls is Mixture else cls)
+        new = super().__new__(MIXTURES.get(type(components), Mixture) if cls is Mixture else cls)
         new.components = components
         return new
 
@@ -290,7 +289,7 @@ class BernoulliMixture(ClassMixture):
         return self.components.logits.double()[..., None]
 
 
-#: The mixture of a distribution that comes without a likelihood of ours; of any other, :class:`Mixture`.
+#: The mixture of a family of distributions; of any other, :class:`Mixture`.
 MIXTURES: dict[type, type[Mixture]] = {Categorical: ClassMixture, Bernoulli: BernoulliMixture, Normal: NormalMixture}
 
 
