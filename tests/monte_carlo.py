@@ -76,3 +76,11 @@ def stop_at(step, number=signal.SIGINT):
         return self.stop
 
     return property(due)
+
+
+def covariance(guide):
+    """diag(σ) C Cᵀ diag(σ) of a guide of all weights jointly: C = I + A of a full one, [I, B] of one of low rank."""
+    root, identity = getattr(guide, "lower", None), torch.eye(len(guide.loc))
+    root = torch.cat([identity, guide.factor], 1) if root is None else identity + root
+    root = guide.scale[:, None] * root
+    return root @ root.mT

@@ -71,12 +71,6 @@ class CorrelatedNormal(ArrayDistribution):
         """Σⱼ of the squares of the root's rows (P,)."""
         return self.root.square().sum(-1)
 
-    @property
-    def covariance(self) -> Tensor:
-        """diag(σ) C Cᵀ diag(σ), (P, P), whatever the batch shape."""
-        root = self.scale[:, None] * self._matrix()
-        return root @ root.mT
-
     def entropy(self) -> Tensor:
         """In nats, of batch shape."""
         constant = len(self.loc) + len(self.loc) * math.log(2 * math.pi)
@@ -112,10 +106,6 @@ class FullCovariance(CorrelatedNormal):
         moved, self.known_rows = _Triangle.apply(self.root, noise)
         return moved
 
-    def _matrix(self) -> Tensor:
-        """C."""
-        return self.root + torch.eye(len(self.loc), device=self.loc.device)
-
     def _rows(self) -> Tensor:
         """From the draw where there was one, in one pass over A less."""
         return super()._rows() if self.known_rows is None else self.known_rows
@@ -131,9 +121,6 @@ class LowRank(CorrelatedNormal):
 
     def _correlated(self, noise: Tensor) -> Tensor:
         return torch.randn((*noise.shape[:-1], self.root.shape[-1]), device=noise.device) @ self.root.mT
-
-    def _matrix(self) -> Tensor:
-        return torch.cat([torch.eye(len(self.loc), device=self.loc.device), self.root], 1)
 
     @property
     def _capacitance(self) -> Tensor:
