@@ -51,10 +51,7 @@ def model_buffers(model: nn.Module) -> dict[str, Tensor]:
 
 def once(model: nn.Module, x: Tensor) -> tuple[nn.Module, Tensor]:
     """(the part of the model that draws change, its inputs): what no draw changes has been computed."""
-    if not isinstance(model, OnFeatures):
-        return model, x
-    where = next((p.device for p in (*model.head.parameters(), *model.head.buffers())), torch.device("cpu"))
-    return model.head, model.backbone(x.to(where))
+    return (model.head, model.backbone(x)) if isinstance(model, OnFeatures) else (model, x)
 
 
 @dataclass(frozen=True)

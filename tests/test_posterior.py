@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 from properties import Planted, planted
+from run_folders import reseal
 
 import bnn_pyro as bp
 from bnn_pyro.checks.linear_regression import correlated
 from bnn_pyro.isolation import isolated
-from bnn_pyro.posterior import Posterior, _digest
+from bnn_pyro.posterior import Posterior
 
 PROBLEM = correlated(num=20, y_shift=3.0, y_scale=2.0)
 METHODS = {"guide": bp.SVI(epochs=10), "chains": bp.MAP(epochs=10)}
@@ -88,13 +89,6 @@ def test_thinning_is_even():
         if num > 1:
             assert kept[0] == 0 and kept[-1] == 99
     assert posterior.draw(1000)["layers.0.weight"].flatten().tolist() == list(range(100))
-
-
-def reseal(folder, **changes):
-    """Make the checksum fit again: what someone would do who alters an archive on purpose."""
-    meta = {**json.loads((folder / "posterior.json").read_text()), **changes}
-    meta["sha256"] = _digest((folder / "posterior.pt").read_bytes(), meta)
-    (folder / "posterior.json").write_text(json.dumps(meta))
 
 
 # -- pooling -----------------------------------------------------------------------------------------------------

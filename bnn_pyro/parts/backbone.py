@@ -81,21 +81,22 @@ class Backbone(nn.Module):
         super().__init__()
         self.net = _frozen_copy(pretrained.net)
         self.description = pretrained.description
-        self.register_buffer("scale", torch.tensor(1.0))
+        where = next((p.device for p in (*self.net.parameters(), *self.net.buffers())), None)
+        self.register_buffer("scale", torch.tensor(1.0, device=where))
         self._given, self._own = schema, None if pretrained.inputs == "raw" else pretrained.schema or schema
-        self.num_features = self._features(torch.zeros(2, *schema.input_shape, device=_device(self.net))).shape[1]
+        self.num_features = self._features(torch.zeros(2, *schema.input_shape, device=where)).shape[1]
 
     def forward(self, x: Tensor, report: Callable[[int, int], None] | None = None) -> Tensor:
-        """Features of x, a few rows at a time.
+        """Features of x, a few rows at a time, where the network is.
 
         report: called as report(rows done, of how many).
         Raises UserError where the network does not take such inputs, or gives no finite features.
         """
         rows = max(1, min(CHUNK_ROWS, CHUNK_NUMBERS // max(1, x.shape[1:].numel())))
-        whole = torch.empty(len(x), self.num_features, device=x.device)  # put together without a copy
+        whole = torch.empty(len(x), self.num_features, device=self.scale.device)  # put together without a copy
         for start in range(0, len(x), rows):
             part = slice(start, start + rows)
-            whole[part] = self._features(x[part])
+            whole[part] = self._features(x[part].to(self.scale.device))
             if report is not None:
                 report(min(part.stop, len(x)), len(x))
         return whole
@@ -159,10 +160,6 @@ def _frozen_copy(net: nn.Module) -> nn.Module:
     for parameter in own.parameters():  # TorchScript has no requires_grad_ of a whole module
         parameter.requires_grad_(False)
     return own
-
-
-def _device(module: nn.Module) -> torch.device:
-    return next((p.device for p in (*module.parameters(), *module.buffers())), torch.device("cpu"))
 
 
 # -- a user's own network ----------------------------------------------------------------------------------------
