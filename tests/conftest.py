@@ -35,6 +35,13 @@ def no_residue():
     assert torch.equal(torch.get_rng_state(), states[2]), "torch's generator moved: use isolated(seed)"
 
 
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    """The folder of data."""
+    monkeypatch.setenv("BNN_PYRO_DATA", str(tmp_path))
+    return tmp_path
+
+
 def undrawn(patch):
     """No figures are drawn: they take most of the time of a small run."""
     patch.setattr("bnn_pyro.runs.evaluate.draw_all", lambda figures, folder: [])

@@ -17,12 +17,6 @@ from bnn_pyro.datasets.prepare import mean_and_scale, standardised, taken
 from bnn_pyro.errors import UserError
 
 
-@pytest.fixture
-def root(tmp_path, monkeypatch):
-    monkeypatch.setenv("BNN_PYRO_DATA", str(tmp_path))
-    return tmp_path
-
-
 @pytest.mark.parametrize("name", DATASETS)
 def test_every_set_loads_with_the_promised_shapes_and_types(name, root):
     for folder in ("MNIST", "FashionMNIST", "KMNIST"):

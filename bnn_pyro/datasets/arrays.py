@@ -107,7 +107,7 @@ def _official(path: Path) -> np.ndarray:
     try:
         return read_sn3_pascalvincent_tensor(str(path), strict=False).numpy()
     except (OSError, ValueError, RuntimeError, AssertionError, TypeError, KeyError):
-        raise UserError(f"{path}: is damaged or no idx file; delete it and it is downloaded again") from None
+        raise UserError(f"{path}: is missing, damaged or no idx file; delete it and it is downloaded again") from None
 
 
 def _check_labels(where: str, y: np.ndarray, num_classes: int) -> None:
