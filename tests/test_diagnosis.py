@@ -136,24 +136,6 @@ def test_out_leaves_the_run_as_it_was(runs, tmp_path, capsys):
     assert main(command) == 2 and "exists; choose another name" in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("no_figures")
-def test_data_that_are_missing_or_changed_are_told_in_a_line(tmp_path, capsys):
-    table = tmp_path / "t.csv"
-    rows = np.random.default_rng(0).normal(size=(40, 2)).round(3)
-    np.savetxt(table, rows, delimiter=",", header="a,b", comments="")
-    command = ["train", "--data", str(table), "--target", "b", "--task", "regression", "--no-baseline"]
-    assert main([*command, *SMALL, "--out", str(tmp_path / "run")]) == 0
-    np.savetxt(table, rows + 1, delimiter=",", header="a,b", comments="")
-    before = written(tmp_path)
-    for words in ("fingerprint", "t.csv"):
-        capsys.readouterr()
-        assert main(["diagnose", str(tmp_path / "run"), "--quiet"]) == 2
-        told = capsys.readouterr().err.strip().splitlines()
-        assert len(told) == 1 and told[0].startswith("error: ") and words in told[0]
-        assert written(tmp_path) - {"t.csv"} == before - {"t.csv"}
-        table.unlink(missing_ok=True)
-
-
 # -- tables ------------------------------------------------------------------------------------------------------------
 def test_tables_have_what_there_is_and_a_dash_for_what_is_no_number():
     numbers = {"rhat_max": 1.0234, "ess_bulk_min": 399.9, "divergences": 0.0, "khat": math.nan, "rhat_share": 0.5}

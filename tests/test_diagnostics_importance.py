@@ -166,16 +166,3 @@ def test_why_there_are_no_weights():
         == "the weights were fitted without their prior"
     )
     assert proper_prior(svi, data) == ""
-
-
-def test_every_family_of_guides_has_its_density():
-    """log q against torch's own density of the same Normal."""
-    problem = correlated(num=30, inputs=3)
-    posterior = bp.fit(problem.entry(init_scale=0.1), problem.data, bp.SVI(epochs=2), progress=False, device="cpu")
-    own, weights = importance_weights(posterior, problem.data)
-    w = torch.cat([own.chains["layers.0.weight"][0, :, 0], own.chains["layers.0.bias"][0]], 1).double()
-    loc, scale = posterior.guide.loc.detach().double(), posterior.guide.scale.detach().double()
-    log_q = Normal(loc, scale).log_prob(w).sum(1)
-    log_prior = Normal(0.0, 1.5).log_prob(w).sum(1)
-    likelihood = Normal(w @ problem.design(problem.x).T, 0.7).log_prob(problem.y).sum(1)
-    assert weights == pytest.approx((log_prior + likelihood - log_q).numpy(), abs=2e-2)

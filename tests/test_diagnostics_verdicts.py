@@ -256,16 +256,6 @@ def test_classes_and_the_label_of_an_output(classes):
 
 
 # -- function space ------------------------------------------------------------------------------------------------
-def test_function_space_is_arviz_s_of_the_same_series():
-    posterior, x = exact(lambda u: put(u, 0, 0.3), draws=250), PROBLEM.data.x_train[:3]
-    f = bp.predict(posterior, x, num_draws=1000).locs.double().numpy().T.reshape(3, 4, 250)
-    found = function_space(posterior, x)
-    assert found.worst == found.rhat.max() and found.least == found.ess_bulk.min()
-    for row in range(3):
-        assert found.rhat[row, 0] == pytest.approx(float(arviz.rhat(f[row], method="rank")), rel=1e-9)
-        assert found.ess_bulk[row, 0] == pytest.approx(float(arviz.ess(f[row], method="bulk")), rel=1e-9)
-
-
 def test_exchanged_units_are_no_disagreement():
     """A network's chains with their hidden units renamed and signs flipped: weights apart, functions together."""
     schema, g = bp.Schema("regression", (1,)), torch.Generator().manual_seed(2)

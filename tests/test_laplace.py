@@ -30,10 +30,6 @@ def run(problem, structure="full", temperature=1.0, **settings):
     return bp.Laplace(structure=structure, temperature=temperature).run(model, None, problem.data)
 
 
-def flat(chains):
-    return torch.cat([value.flatten() for value in chains.values()])
-
-
 # -- regression: exact -------------------------------------------------------------------------------------------
 def check_exact(problem, structure="full", temperature=1.0):
     """q is the conjugate posterior of the noise σ√T: to float64 inside, and to float32, in which it is kept."""
@@ -211,22 +207,6 @@ def test_the_mode_is_the_same_by_any_way_there(monkeypatch):
 
 
 # -- as a method, saved and loaded ------------------------------------------------------------------------------------
-def test_a_last_layer_by_the_front_door(tmp_path):
-    data = classes(4)
-    backbone = bp.fit(bp.MLP(hidden=(5,)), data, bp.MAP(epochs=20, lr=0.05), progress=False, device="cpu")
-    entry = bp.LastLayer(backbone=backbone)
-    posterior = bp.fit(entry, data, bp.Laplace(), progress=False, out=tmp_path, device="cpu")
-    loaded = bp.load(tmp_path)
-    draws = posterior.draw(4, seed=0)
-    assert all(torch.equal(v, loaded.draw(4, seed=0)[site]) for site, v in draws.items())
-    assert torch.equal(posterior.stats["log_evidence"], loaded.stats["log_evidence"])
-    # The mean of q is the point estimate of the same last layer, which Adam finds too.
-    mode = flat(loaded.at_mean_weights().chains)
-    point = bp.fit(entry, data, bp.MAP(epochs=500, lr=0.05, final_lr=0.0), progress=False, device="cpu")
-    off = (flat({s: v[0] for s, v in point.draw(1).items()}) - mode) / loaded.guide.distribution.variance.sqrt()
-    assert torch.equal(mode, loaded.guide.loc) and off.abs().max() < 0.02
-
-
 def test_refusals_tell_the_way_out(monkeypatch):
     data = classes(3)
 

@@ -168,21 +168,6 @@ def test_a_skewed_target(kind, mass):
     assert check(values, np.zeros(values.shape[-1])).max() < 0.3
 
 
-def test_a_fused_trajectory_is_the_same():
-    """HMC in one call of compiled code, beside step after step: as far as it lets itself be told apart."""
-    problem = correlated(inputs=3, num=30)
-    with bp.isolated(0):
-        potential = Potential(problem.entry().model(problem.schema), problem.data.x_train, problem.data.y_train)
-        assert potential.compile(1)
-    gradient, u, factors = gradient_of(potential), np.array([1.0, -0.3, 0.2, 0.5]), [np.array([0.2, 0.3, 0.1, 0.2])]
-    start = potential.initial.numpy()
-    point = Point(start, *gradient(start))
-    ends = [Dynamics(gradient, factors, code).trajectory(point, u, 0.2, 7) for code in (potential.compiled, None)]
-    assert all(np.allclose(a, b, rtol=1e-6) for a, b in zip(ends[0][0], ends[1][0], strict=True))
-    assert ends[0][1] == pytest.approx(ends[1][1], rel=1e-6) and ends[0][2] == ends[1][2] == 7
-    assert np.array_equal(point.z, potential.initial.numpy())  # a point stays what it is
-
-
 def test_energy_is_kept():
     """The error of a trajectory falls with the square of the step."""
     potential = LogGamma()

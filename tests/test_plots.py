@@ -106,14 +106,6 @@ def test_training_curves_show_the_trace_as_changes_to_its_last_values_and_the_ep
     assert plots.objective([-9.0, -5.0, -4.0]).get_title() == "last tenth: mean −4.5, sd 0.5"
 
 
-def test_training_curves_of_a_point_estimate_cut_a_steep_start_and_say_so():
-    joint = [-1e6] + [-10.0 + 0.01 * k for k in range(99)]
-    objective, _ = plots.training_curves({"log_joint": joint, "log_prior": joint, "log_likelihood": joint})
-    assert objective.get_ylim()[0] > -20
-    assert "starts at −1,000,000" in [text.get_text() for text in objective.texts]
-    refuses("this trace holds energy", plots.training_curves, {"energy": [1.0]})
-
-
 def test_a_samplers_trace_has_its_temperature_against_one():
     trace = {
         "epoch": [1.0, 2.0, 3.0, 4.0],

@@ -201,13 +201,6 @@ def test_a_mean_and_its_error_and_a_mark_for_every_fit():
     assert any(np.array_equal(line.get_xdata(), [95.0, 95.0]) for line in ax.lines)
 
 
-def test_far_off_recipes_do_not_hide_the_others():
-    (ax,) = plots.sweep_points({"d": {"a": scores(1.0, 1.1), "b": scores(1.2), "far": scores(900.0)}}, "RMSE")
-    assert ax.get_xscale() == "log"
-    (ax,) = plots.sweep_points({"d": {"a": scores(-1.0, -0.9), "b": scores(-0.5, -0.4), "far": scores(900.0)}}, "NLL")
-    assert ax.get_xscale() == "symlog"
-
-
 def test_a_line_a_recipe_through_the_settings():
     lines = {"energy": {"mlp": {1.0: scores(3.0, 5.0), 0.1: scores(6.0, 8.0), 10.0: scores(1.0, 1.0)}}}
     (ax,) = plots.sweep_settings(lines, "prior (fan-in:…)", "RMSE, target units")

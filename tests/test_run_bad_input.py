@@ -128,10 +128,16 @@ def test_bad_input(case, bad, runs, capsys, monkeypatch):
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_changed_data_are_noticed(runs, tmp_path, capsys):
+def test_data_that_are_changed_or_missing_are_told_in_a_line(tmp_path, capsys):
     table = small_table(tmp_path / "t.csv")
     assert main(["train", "--data", str(table), "--target", "price", "--out", str(tmp_path / "run"), *SMALL]) == 0
     small_table(table, shift=3)
-    capsys.readouterr()
-    assert main(["evaluate", str(tmp_path / "run"), "--quiet"]) == 2
-    assert "fingerprint" in capsys.readouterr().err
+    before = snapshot(tmp_path / "run")
+    for words in ("fingerprint", "t.csv"):
+        for command in ("evaluate", "diagnose"):
+            capsys.readouterr()
+            assert main([command, str(tmp_path / "run"), "--quiet"]) == 2
+            told = capsys.readouterr().err.strip().splitlines()
+            assert len(told) == 1 and told[0].startswith("error: ") and words in told[0]
+        assert snapshot(tmp_path / "run") == before
+        table.unlink(missing_ok=True)
