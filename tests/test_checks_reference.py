@@ -87,6 +87,7 @@ def test_damaged_files_are_refused_and_nothing_is_executed(tmp_path):
     npz.write_bytes(bytes(flipped))
     damaged()
     for change in (
+        {"draws": arrays["draws"][:, :5]}, {"points": arrays["points"] + 80}, {"centre": arrays["centre"] * np.nan},
         {"mean": np.array([print], dtype=object)}, {"extra": np.zeros(1)},
     ):  # fmt: skip
         buffer = io.BytesIO()
@@ -94,7 +95,7 @@ def test_damaged_files_are_refused_and_nothing_is_executed(tmp_path):
         npz.write_bytes(buffer.getvalue())
         damaged()
     npz.write_bytes(blob)
-    for wrong in ("", "[]", "{", words.replace('"format": 1', '"format": 2')):
+    for wrong in ("", "[]", "{", words.replace('"title"', '"titel"'), words.replace('"format": 1', '"format": 2')):
         text.write_text(wrong)
         damaged()
 
@@ -187,10 +188,10 @@ def test_refusals():
 # -- pictures ------------------------------------------------------------------------------------------------------
 def test_band_and_coverage_show_the_numbers():
     x = np.array([[2.0], [0.0], [1.0]])
-    ax = reference_band(x, x, 0 * x + 1, 2 * x, 0 * x + 0.5, label="SVI", names=("speed", "way"))
+    ax = reference_band(x, x, 0 * x + 1, 2 * x, 0 * x + 0.5, names=("speed", "way"))
     lines = {line.get_label(): line for line in ax.lines}
     assert lines["reference, mean"].get_xdata().tolist() == [0, 1, 2]
-    assert lines["SVI, mean"].get_ydata().tolist() == [0, 2, 4] and ax.get_xlabel() == "speed"
+    assert lines["method, mean"].get_ydata().tolist() == [0, 2, 4] and ax.get_xlabel() == "speed"
     with pytest.raises(UserError, match="one input"):
         reference_band(np.zeros((3, 2)), x, x, x, x)
     evidence = {"levels": [0.5, 0.95], "coverage": [0.2, 0.6], "coverage_error": [0.01, 0.01]}

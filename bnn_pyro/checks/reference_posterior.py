@@ -137,12 +137,30 @@ def load_reference(name: str, folder: Path = REFERENCES) -> ReferencePosterior:
             arrays = {key: archive[key] for key in archive.files}
         backbone = {k.removeprefix("backbone."): arrays.pop(k) for k in list(arrays) if k.startswith("backbone.")}
         reference = ReferencePosterior(name, about, **arrays, backbone=backbone)
-        if reference.about["format"] != FORMAT:
-            raise ValueError(f"format {reference.about['format']}; this version reads {FORMAT}")
+        _check_parts(reference)
     except Exception as error:  # numpy, zipfile, zlib and json have some twenty for a damaged file
         detail = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(f"{path} or the .json beside it is damaged ({detail}); install the package again") from None
     return reference
+
+
+def _check_parts(reference: ReferencePosterior) -> None:
+    """Raise ValueError where something is missing, or arrays do not belong together or are not finite."""
+    if reference.about["format"] != FORMAT:
+        raise ValueError(f"format {reference.about['format']}; this version reads {FORMAT}")
+    (num, outputs), like_mean = reference.centre.shape, (len(reference.centre), *reference.mean.shape[1:])
+    shapes = {
+        "x": (num, *reference.x.shape[1:]), "mean": like_mean, "mean_sd": like_mean, "spread": (num, outputs),
+        "expected": (2, num, outputs), "error": (2, num, outputs), "noise": reference.noise.shape,
+        "draws": (len(reference.draws), len(reference.centre[reference.points]), outputs), "centre": (num, outputs),
+    }  # fmt: skip
+    for name, shape in shapes.items():
+        array = getattr(reference, name)
+        if array.shape != shape or not np.isfinite(array).all():
+            raise ValueError(f"{name} has shape {array.shape}, not {shape}, or is not finite")
+    for key in ("title", "task", "variant", "entry", "data", "dataset", "weights", "log_joint", "draws", "criteria"):
+        if key not in reference.about:
+            raise ValueError(f"no '{key}'")
 
 
 def prediction_of(outputs: np.ndarray, noise: np.ndarray) -> Prediction:
