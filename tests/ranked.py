@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from monte_carlo import tensors
 
 import bnn_pyro as bp
 from bnn_pyro import checkpoint, run
@@ -27,7 +28,7 @@ from bnn_pyro.datasets import dataset, load_data
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference import methods_for, optimise
 from bnn_pyro.inference.log_joint import Objective
-from bnn_pyro.isolation import isolated, set_stream
+from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.guides import PointMass
 
 #: 31 rows in batches of 8 at most: 4 steps an epoch, of 8, 8, 8 and 7 rows.
@@ -37,7 +38,6 @@ ENTRY = bp.MeanField(hidden=(3,), activation="tanh")
 SVI = bp.SVI(epochs=6, batch_size=8, num_particles=2)
 MAP = bp.MAP(epochs=15, batch_size=8, patience=4, lr=0.05)
 STOPPED = 7  # a step in the middle of an epoch
-REPEATS = 120
 #: {a command line: the error that it ends with}.
 COMMANDS = {
     "evaluate runs/none": "error: evaluate runs in one process; start it without torchrun",
@@ -49,16 +49,12 @@ def fit(method, out=None, entry=ENTRY, data=DATA, **settings):
     return bp.fit(entry, data, method, **{"seed": 2, "out": out, "progress": False, "device": "cpu", **settings})
 
 
-def tensors(posterior):
-    return posterior.chains if posterior.guide is None else posterior.guide.state_dict()
-
-
 def found(posterior):
     return {name: value.clone() for name, value in tensors(posterior).items()}, posterior.trace
 
 
-def objective(kind, rows, repeats=1, shared=True):
-    """(ELBO, its gradient) of the first rows of the data at the start, with noise that ranks share, or do not."""
+def objective(kind, rows):
+    """(ELBO, its gradient) of the first rows of the data at the start, with noise that ranks share."""
     here = ranks.here()
     entry = replace(ENTRY, noise="learned") if kind == "svi" else bp.MLP(hidden=(3,))
     with isolated(5):
@@ -66,24 +62,13 @@ def objective(kind, rows, repeats=1, shared=True):
         guide = entry.guide(model) if kind == "svi" else PointMass(model.initial)
         trained = here.averaged(Objective(model, guide, 1))
         x, y = DATA.x_train[:rows], DATA.y_train[:rows]
-        values, gradients = [], []
-        if not shared:
-            set_stream(9, here.rank)
-        for _ in range(repeats):
-            elbo, _ = trained(*here.share_of_step(x, y, len(DATA.x_train)), 0.7)
-            guide.zero_grad()
-            elbo.backward()
-            values.append(here.total(elbo.detach()) / here.size)
-            gradients.append(torch.cat([p.grad.flatten() for p in guide.parameters()]))
-    return torch.stack(values).double(), torch.stack(gradients).double()
+        elbo, _ = trained(*here.share_of_step(x, y, len(DATA.x_train)), 0.7)
+        elbo.backward()
+        return here.total(elbo.detach()) / here.size, torch.cat([p.grad.flatten() for p in guide.parameters()])
 
 
 def objectives():
     return {(kind, rows): objective(kind, rows) for kind in ("svi", "map") for rows in (31, 5, 1)}
-
-
-def expectations():
-    return objective("svi", 7, REPEATS, shared=False)
 
 
 def with_validation():
@@ -214,15 +199,12 @@ def features(folder):
 
 def generators():
     """What each rank would draw next, in the middle of a fit."""
-    kept = []
-    fit(replace(SVI, epochs=1), entry=replace(ENTRY, init_scale=0.1))
     with isolated(0):
         model = ENTRY.model(DATA.schema)
         guide = ENTRY.guide(model)
     with isolated(2):
         optimise.Training(optimise.Optimisation(), model, guide, DATA, seed=2)
-        kept.append(torch.randn(2000))
-    return ranks.here().gather(kept[0])
+        return ranks.here().gather(torch.randn(2000))
 
 
 def own(x):
@@ -308,7 +290,7 @@ def main(folder):
     torch.set_num_threads(1)
     with ranks.joined() as here:
         assert here.size > 1
-        alone = (objectives, expectations, points, contract, whole, drifted, generators)
+        alone = (objectives, points, contract, whole, drifted, generators)
         in_folder = (stopped, taken_over, finished, complaints, features, rows_in_common)
         tasks = {function.__name__: function for function in alone}
         tasks |= {function.__name__: partial(function, folder) for function in in_folder}

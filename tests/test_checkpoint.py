@@ -5,7 +5,8 @@ import signal
 
 import pytest
 import torch
-from monte_carlo import stop_at
+from monte_carlo import same, stop_at
+from properties import planted
 
 import bnn_pyro as bp
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
@@ -27,15 +28,6 @@ STEPS = 24
 
 def fit(method, out=None, entry=ENTRY, data=DATA, **settings):
     return bp.fit(entry, data, method, **{"seed": 2, "out": out, "progress": False, "device": "cpu", **settings})
-
-
-def content(posterior):
-    tensors = posterior.chains if posterior.guide is None else posterior.guide.state_dict()
-    return {name: value.clone() for name, value in tensors.items()}
-
-
-def same(a, b):
-    return all(torch.equal(content(a)[name], value) for name, value in content(b).items()) and a.trace == b.trace
 
 
 @pytest.fixture
@@ -114,20 +106,24 @@ def test_a_run_started_over_is_not_mistaken_for_the_finished_one(tmp_path, stop)
     assert same(bp.load(tmp_path), new)
 
 
-@pytest.mark.parametrize("damage", ["truncated", "empty", "foreign", "altered"])
+@pytest.mark.parametrize("damage", ["truncated", "empty", "foreign", "planted", "altered"])
 def test_a_damaged_checkpoint_is_refused(tmp_path, stop, damage):
     stop(5)
     with pytest.raises(Interrupted):
         fit(METHODS["map"], tmp_path)
     path = tmp_path / "checkpoint" / "training.pt"
     blob = path.read_bytes()
-    blob = {"truncated": blob[:-200], "empty": b"", "foreign": b"PK not a checkpoint", "altered": None}[damage]
-    if blob is None:
-        torch.save(["something", "else"], path)
-    else:
-        path.write_bytes(blob)
+    weights = torch.load(path, weights_only=True)["state"]["guide"]["loc"].numpy().tobytes()
+    path.write_bytes({
+        "truncated": blob[:-200],
+        "empty": b"",
+        "foreign": b"PK not a checkpoint",
+        "planted": planted(tmp_path / "executed"),
+        "altered": blob.replace(weights, weights[::-1]),  # which torch itself reads without a word
+    }[damage])  # fmt: skip
     with pytest.raises(bp.UserError, match=r"training\.pt is damaged; start again"):
         fit(METHODS["map"], tmp_path, resume=True)
+    assert not (tmp_path / "executed").exists()
 
 
 @pytest.mark.parametrize(

@@ -7,14 +7,13 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from monte_carlo import check_by_chain, fit, same, stop_at, weights
+from monte_carlo import check_by_chain, fit, moments, weights
 from torch import nn
 
 import bnn_pyro as bp
-from bnn_pyro.checkpoint import Checkpoint, Interrupted
 from bnn_pyro.checks.linear_regression import correlated, dataset
 from bnn_pyro.inference import chees
-from bnn_pyro.inference.chees import Adaptation, Approach, Chains, Transition
+from bnn_pyro.inference.chees import Adaptation, Chains, Transition
 from bnn_pyro.inference.potential import Potential
 
 PROBLEM = correlated(inputs=2, noise=5.0, y_shift=40.0, y_scale=8.0)
@@ -42,13 +41,6 @@ def sample(law, start, method, seed=0):
         return method.run(Density(law, start), None, EMPTY, seed=seed)
 
 
-def moments(unit):
-    """First and second moments of (C, D, P) and what they are for independent standard Normals."""
-    upper = np.triu_indices(unit.shape[-1])
-    products = np.einsum("cdi,cdj->cdij", unit, unit)[..., upper[0], upper[1]]
-    return np.concatenate([unit, products], -1), np.concatenate([np.zeros(unit.shape[-1]), upper[0] == upper[1]])
-
-
 # -- the right posterior ---------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", ["correlated", "ill-conditioned"])
 def test_gaussian(kind):
@@ -61,7 +53,7 @@ def test_gaussian(kind):
     law = dist.MultivariateNormal(torch.arange(8.0), scale_tril=root)
     posterior = sample(law, torch.arange(8.0) + 20 * scale, replace(SMALL, start="jitter", jitter=2.0))
     unit = torch.linalg.solve_triangular(root.double(), (weights(posterior) - torch.arange(8.0)).mT, upper=False).mT
-    values, exact = moments(unit.numpy())
+    values, exact = moments(unit, 0.0, torch.eye(size))
     error = check_by_chain(values.mean(1), exact)
     assert error.max() < 0.1, "too noisy to tell"
     assert posterior.stats["diverging"].sum() == 0
@@ -71,7 +63,7 @@ def test_linear_regression():
     posterior = fit(PROBLEM.entry(), PROBLEM.data, SMALL)
     root = torch.linalg.cholesky(torch.linalg.inv(PROBLEM.precision))
     unit = torch.linalg.solve_triangular(root, (weights(posterior) - PROBLEM.mean).mT, upper=False).mT
-    values, exact = moments(unit.numpy())
+    values, exact = moments(unit, 0.0, torch.eye(len(root)))
     assert check_by_chain(values.mean(1), exact).max() < 0.1
     with pytest.raises(AssertionError, match="off the exact answer"):  # it is told from a posterior a fifth too wide
         check_by_chain(values.mean(1), np.where(exact == 1, 1.44, exact))
@@ -107,13 +99,6 @@ def test_superchains():
 
 def test_shares_of_a_trajectory():
     assert [chees._van_der_corput(i) for i in range(1, 8)] == [0.5, 0.25, 0.75, 0.125, 0.625, 0.375, 0.875]
-
-
-def test_the_approach_gives_every_chain_its_own_step():
-    first = Approach(torch.ones(4, dtype=torch.float64), torch.ones(3, dtype=torch.float64))
-    for _ in range(20):
-        first.learn(torch.tensor([0.0, 0.65, 1.0, 0.65], dtype=torch.float64))
-    assert first.step[0] < first.step[1] == first.step[3] < first.step[2]
 
 
 def adapt(learned, z, share=1.0):
@@ -185,16 +170,6 @@ def test_lp_is_the_log_joint_and_thinning_adds_up():
     )
     assert (posterior.stats["n_steps"] >= 2).all()  # two transitions a draw
     assert {k: v.shape for k, v in posterior.stats.items()} == dict.fromkeys(posterior.stats, (6, 6))
-
-
-@pytest.mark.parametrize("stop", [3, 14, 20])
-def test_resume(tmp_path, monkeypatch, stop):
-    """In the approach, in the adaptation's end, while sampling: bit for bit."""
-    how, whole = dict(out=tmp_path, resume=True), fit(PROBLEM.entry(), PROBLEM.data, TINY)
-    with monkeypatch.context() as patch, pytest.raises(Interrupted, match=f"stopped after step {stop}"):
-        patch.setattr(Checkpoint, "due", stop_at(stop))
-        fit(PROBLEM.entry(), PROBLEM.data, TINY, **how)
-    assert same(fit(PROBLEM.entry(), PROBLEM.data, TINY, **how), whole)
 
 
 def test_progress_and_ctrl_c_which_keeps_the_draws_so_far():

@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 import torch
 from monte_carlo import stop_at
-from torch.nn import functional as F
 
 import bnn_pyro as bp
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
@@ -47,15 +46,6 @@ def test_the_weights_of_the_best_epoch_are_kept(classes, kind):
     assert len(trace) == 30 and min(trace) < trace[-1] - 0.05  # the last weights would not do
     assert validation_nll(posterior, data) == pytest.approx(min(trace), rel=1e-5)
     assert validation_nll(fit(data, kind=kind), data) == pytest.approx(trace[-1], rel=1e-5)
-
-
-def test_the_nll_of_the_trace_is_that_of_the_network_by_hand():
-    data = rows()
-    posterior = fit(data, patience=1, epochs=1)
-    w = {site: value[0, 0] for site, value in posterior.chains.items()}
-    hidden = torch.relu(data.x_val @ w["layers.0.weight"].T + w["layers.0.bias"])
-    logits = hidden @ w["layers.1.weight"].T + w["layers.1.bias"]
-    assert posterior.trace["validation_nll"] == [pytest.approx(F.cross_entropy(logits, data.y_val).item(), rel=1e-5)]
 
 
 @pytest.mark.parametrize("patience", [1, 4])

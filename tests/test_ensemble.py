@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from monte_carlo import stop_at
+from monte_carlo import same, stop_at
 
 import bnn_pyro as bp
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
@@ -57,10 +57,6 @@ def test_a_stopped_ensemble_goes_on_to_the_same_result(tmp_path, monkeypatch, en
     assert same(fit(bp.Ensemble(members=3, **SETTINGS), tmp_path, resume=True), ensemble)
 
 
-def same(a, b):
-    return all(torch.equal(a.chains[site], value) for site, value in b.chains.items()) and a.trace == b.trace
-
-
 def test_a_member_does_not_depend_on_how_many_there_are(ensemble):
     two = fit(bp.Ensemble(members=2, **SETTINGS))
     first = {site: value[:2] for site, value in ensemble.chains.items()}
@@ -102,11 +98,3 @@ def test_processes_one_of_which_is_killed_are_stopped_and_resumed(tmp_path):
     assert len(list(folder.glob("*.member-*.pt"))) > 1  # what they had when they were stopped
     posterior = run(plain, checkpoint=Checkpoint(folder), report=lambda done, *_: lines.append(done))
     assert lines[0] > 240 and same(posterior, run(plain))
-
-
-def test_progress_is_told_in_steps():
-    lines = []
-    run(bp.Ensemble(members=2, **SETTINGS), report=lambda *line: lines.append(line))
-    assert next(line[:2] for line in lines if line[0] == 24) == (24, 48) and lines[-1][:2] == (48, 48)
-    assert [line[0] for line in lines] == sorted(line[0] for line in lines)
-    assert {line[2]["member"] for line in lines if line[2]} == {1, 2}

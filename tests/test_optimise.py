@@ -14,7 +14,6 @@ import bnn_pyro as bp
 from bnn_pyro.checks.linear_regression import correlated, dataset
 from bnn_pyro.inference import log_joint
 from bnn_pyro.inference.log_joint import ELBO
-from bnn_pyro.parts.guides import PointMass
 
 PROBLEM = correlated(num=24, noise=2.0, y_shift=1.0, y_scale=3.0, prior_scale=0.5)
 LONG = dict(epochs=300, lr=0.1, final_lr=0.0)
@@ -121,15 +120,6 @@ def test_mini_batches_take_every_row_once_an_epoch_and_the_kl_warms_up_over_epoc
 
 
 # -- max-norm ------------------------------------------------------------------------------------------------------
-def test_rows_are_shortened_and_directions_kept():
-    weight = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]])
-    point = PointMass({"a": weight, "b": torch.tensor([7.0, 8.0]), "log_noise": torch.tensor(9.0)})
-    point.shorten(2.0)
-    torch.testing.assert_close(point.sites()["a"], torch.tensor([[1.2, 1.6], [0.3, 0.4], [0.0, 0.0]]))
-    assert point.sites()["b"].tolist() == [7.0, 8.0] and point.sites()["log_noise"].item() == 9.0
-    assert point.loc.requires_grad
-
-
 @pytest.mark.parametrize(("kind", "optimiser"), [(bp.MLE, "adam"), (bp.MAP, "sgd:0.5")])
 def test_max_norm_holds_after_training(kind, optimiser):
     entry = bp.MLP(hidden=(5,), prior="normal:5", noise=0.5)

@@ -12,7 +12,7 @@ from torch import nn
 import bnn_pyro as bp
 from bnn_pyro.inference import compiled
 from bnn_pyro.inference.linear import Curvature, Rounded, Whitened, coordinates, mode_of
-from bnn_pyro.inference.potential import Potential, Space
+from bnn_pyro.inference.potential import Potential
 
 TASKS = {"fixed": 0, "learned": 0, "heteroscedastic": 0, "binary": 2, "classes": 3}
 
@@ -141,25 +141,6 @@ def test_coordinates(dense, classes, bias, monkeypatch):
     else:  # an approximation, near enough to be of use: the weights' own has a ratio of scales above 5
         values = torch.linalg.eigvalsh(curve)
         assert values[0] > 0.2 and values[-1] < 5
-
-
-@pytest.mark.parametrize(("task", "dense"), [("heteroscedastic", 4096), ("classes", 0)])
-def test_compiled_in_such_coordinates(task, dense, monkeypatch):
-    """There and back with the noise's own sites, by operators and compiled."""
-    monkeypatch.setattr("bnn_pyro.inference.linear.DENSE", dense)
-    target = potential(task, hidden=())
-    with bp.isolated(0):
-        target.space = coordinates(target)
-    z = draws(target)
-    torch.testing.assert_close(target.position(target.weights(z)), z, rtol=1e-4, atol=1e-4)
-    expected = target(z)
-    assert target.compile(1)
-    for found, value in zip(target(z), expected, strict=True):
-        torch.testing.assert_close(found, value, rtol=1e-4, atol=1e-4)
-
-
-def test_other_models_have_no_such_coordinates():
-    assert type(coordinates(potential(hidden=(3,)))) is Space
 
 
 # -- how it moves ------------------------------------------------------------------------------------------------------

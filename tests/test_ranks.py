@@ -14,12 +14,11 @@ import pytest
 import ranked
 import torch
 from run_folders import SMALL
-from scipy.stats import norm
 
 import bnn_pyro as bp
 from bnn_pyro.checkpoint import Checkpoint
 from bnn_pyro.datasets.dataset import load_together
-from bnn_pyro.distributed import Ranks, here, joined, launched
+from bnn_pyro.distributed import Ranks, joined
 from bnn_pyro.run import main
 
 LAUNCH = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
@@ -78,18 +77,6 @@ def test_objective_and_gradient_are_those_of_one_process(results, kind, rows):
         its_elbo, its_gradient = rank["objectives"][kind, rows]
         torch.testing.assert_close(its_elbo, elbo, rtol=1e-5, atol=1e-4)
         torch.testing.assert_close(its_gradient, gradient, rtol=1e-4, atol=1e-4 * gradient.abs().max().item())
-
-
-def test_objective_and_gradient_have_the_same_expectation_with_noise_of_their_own(results):
-    """Two ranks, each with draws of its own: the same mean as one process, and less variance."""
-    alone, together = ranked.objective("svi", 7, 4 * ranked.REPEATS, shared=False), results[0][0]["expectations"]
-    for one, two in zip(alone, together, strict=True):
-        one, two = one.reshape(len(one), -1), two.reshape(len(two), -1)
-        error = (one.var(0) / len(one) + two.var(0) / len(two)).sqrt()
-        z = ((one.mean(0) - two.mean(0)) / error)[error > 0].abs()
-        assert z.max() < norm.isf(1e-4 / (2 * len(z)))
-    # Of the likelihood's noise half is averaged away, of the data's none: these rows are given.
-    assert 0.3 < (together[1].var(0).sum() / alone[1].var(0).sum()).item() < 0.8
 
 
 def test_ranks_have_noise_of_their_own_and_rank_0_that_of_one_process(results):
@@ -181,18 +168,6 @@ def test_features_are_computed_in_shares_and_kept_once(results):
         assert torch.equal(rank["features"]["features"], rank["features"]["again"])
         assert torch.equal(rank["features"]["features"], both[0]["features"]["features"])
     assert both[0]["features"]["features"].square().mean() == pytest.approx(1.0, rel=1e-4)
-
-
-def test_a_process_that_runs_alone():
-    """The calls that several ranks agree by change nothing."""
-    alone, x = here(), torch.arange(5.0)
-    assert alone == Ranks() and alone.first and launched() == (0, 1)
-    assert alone.gather(3) == [3] and alone.first_does(lambda: 4) == 4
-    assert alone.total(x) is x and alone.part(x) is x and alone.joined_rows(x, 5) is x
-    module = torch.nn.Identity()
-    assert alone.averaged(module) is module
-    with joined() as ranks:
-        assert ranks == alone
 
 
 def test_processes_that_find_no_connection_are_told(monkeypatch):
