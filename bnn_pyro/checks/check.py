@@ -186,10 +186,8 @@ def most_off(findings: Sequence[Finding]) -> str:
     if not bad:
         return ""
     first = min(bad, key=lambda f: f.p if f.p is not None else 0.0)
-    return (
-        f"{len(bad)} of {len(findings)} quantities are off, most of all the {first.about}: {first.estimate:.4g}, and "
-        f"{first.expected:.4g} is right."
-    )
+    words = f"{len(bad)} of {len(findings)} quantities are off, most of all the {first.about}: "
+    return f"{words}{first.estimate:.4g}, and {first.expected:.4g} is right."
 
 
 def lengthened(tiny: Mapping[str, Any], draws: float = 1.0, epochs: float = 1.0) -> dict[str, Any]:
@@ -253,21 +251,21 @@ def judge(
     *,
     high: np.ndarray | None = None,
     tolerance: np.ndarray | float = 0.0,
-    level: str = "bad",
+    level: str | np.ndarray = "bad",
     tests: int = 1,
 ) -> list[Finding]:
     """A finding for each quantity, of ``level`` where it is off; p is corrected for ``tests`` times as many as here.
 
-    high: of an interval that starts at ``expected``.   tolerance: what each may be off for reasons other than chance.
+    level: (M,) or one for all.   high: of an interval that starts at ``expected``.
+    tolerance: what each may be off for reasons other than chance.
     """
     z = z_scores(estimate, expected, high, tolerance)
     alone = np.where(np.isfinite(z), 2 * t.sf(np.abs(z), estimate.freedom), 0.0)
     p = np.minimum(1.0, tests * len(z) * alone)
     near = expected if high is None else np.clip(estimate.mean, expected, high)
-    return [
-        Finding(about, float(m), float(e), float(s), float(q), level if q < ALPHA else "good")
-        for about, m, e, s, q in zip(abouts, estimate.mean, near, estimate.error, p, strict=True)
-    ]
+    levels = np.where(p < ALPHA, level, "good").tolist()
+    rows = zip(abouts, estimate.mean, near, estimate.error, p, levels, strict=True)
+    return [Finding(about, float(m), float(e), float(s), float(q), told) for about, m, e, s, q, told in rows]
 
 
 def close(about: str, estimate: float, expected: float, tolerance: float, level: str = "bad") -> Finding:

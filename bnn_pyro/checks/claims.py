@@ -45,7 +45,7 @@ class Claim(NamedTuple):
     low, high  (M,) between which each expectation lies
     tolerance  what each may be off besides, (M,) or one for all
     normal     mean (P,) and covariance (P, P), where it is a Normal
-    level      of a quantity that is not
+    level      of a quantity that is not, (M,) or one for all
     """
 
     name: str
@@ -53,7 +53,7 @@ class Claim(NamedTuple):
     high: np.ndarray
     tolerance: Any = 0.0
     normal: tuple[Tensor, Tensor] | None = None
-    level: str = "bad"
+    level: str | np.ndarray = "bad"
 
 
 def claim_of(problem: Problem, converges_to: str, method: Method, posterior: Posterior) -> Claim:
@@ -77,8 +77,10 @@ def claim_of(problem: Problem, converges_to: str, method: Method, posterior: Pos
     guide, independent = posterior.guide, isinstance(posterior.guide, MeanFieldNormal | WeightGuide)
     rank = problem.size if isinstance(guide, FullNormal) else 0
     rank = guide.factor.shape[1] if isinstance(guide, LowRankNormal) else rank
-    if not (independent or rank >= problem.size - 1):  # the best of these is not known
-        return exact._replace(tolerance=problem.stops, level="caution")
+    if not (independent or rank >= problem.size - 1):  # of the best of these, linear regression alone knows the mean
+        means = np.arange(len(problem.exact)) < problem.size + len(problem.x)
+        level = np.where(means & (problem.known is not None), "bad", "caution")
+        return exact._replace(tolerance=problem.stops, level=level)
     name = "the best mean-field Normal" if independent else "the best Normal of any covariance"
     return _normal(problem, name, *problem.best_normal(mode, not independent), problem.stops)
 

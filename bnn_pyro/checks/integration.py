@@ -93,9 +93,8 @@ def climb(log_density: LogDensity, start: Tensor) -> Tensor:
     """The maximum near ``start`` (P,), by BFGS and a step of Newton's."""
     loss = _with_gradient(lambda w: -log_density(w[None])[0])
     near = minimize(loss, start.numpy(), jac=True, tol=1e-12).x
-    return torch.from_numpy(
-        near - np.linalg.solve(curvature(log_density, torch.from_numpy(near)).numpy(), loss(near)[1])
-    )
+    step = np.linalg.solve(curvature(log_density, torch.from_numpy(near)).numpy(), loss(near)[1])
+    return torch.from_numpy(near - step)
 
 
 def curvature(log_density: LogDensity, at: Tensor) -> Tensor:

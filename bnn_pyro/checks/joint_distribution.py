@@ -117,10 +117,8 @@ class JointDistribution:
         slopes = [name.startswith("slope along") for name in evidence["quantities"]]
         blind = evidence["bound"] * float(np.median(error[slopes, 1])) / max(float(come.mean()), 1e-9)
         if blind <= OF_INTEREST:
-            words = (
-                f"{self.chains * self.sweeps:,} transitions leave the joint distribution as it is in {len(findings)} "
-            )
-            return f"{words}comparisons; variances off by {blind:.0%} would be seen", findings
+            words = f"{self.chains * self.sweeps:,} transitions leave the joint distribution as it is in"
+            return f"{words} {len(findings)} comparisons; variances off by {blind:.0%} would be seen", findings
         amount = f"by {blind:.0%}" if blind < 2 else "by any amount"
         words = f"too few draws to tell: variances could be off {amount} and not be seen; take more chains or sweeps"
         about = "error of the variances that would be seen"

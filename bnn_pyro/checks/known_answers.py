@@ -177,8 +177,10 @@ def _compare(
     z = z_scores(estimate, claim.low, **bounds)
     alarm = float(np.max(t.isf(ALPHA / (2 * len(z) * tests), estimate.freedom)))
     evidence = {"labels": np.array(labels), "z": z, "bound": alarm, **_arrays(problem, w, f)}
-    apart = np.abs(claim.low - problem.exact).max() > problem.stops  # what is claimed is not the posterior
-    amounts = _amounts(problem, w, f, "caution" if apart else "good")
+    # Several fits have the same limit: all draws together are that much surer of it.
+    together = Estimate.of_independent(values.reshape(-1, values.shape[-1])) if fits > 1 else estimate
+    beside = worst(x.level for x in judge(labels, together, problem.exact, tolerance=problem.stops, level="caution"))
+    amounts = _amounts(problem, w, f, beside)
     return _Compared(claim.name, subject.settings(method, entry), findings, amounts, evidence)
 
 
@@ -221,6 +223,8 @@ def _sentence(
         return f"On {where} this is not {claim}: {off}"
     p = [f.p for f in findings if f.p is not None]
     words = f"On {where} this is {claim}: {len(p)} quantities agree within their errors"
+    if differ := sum(f.level == "caution" for f in findings if f.p is not None):
+        words = f"On {where} {differ} of {len(p)} quantities are not those of {claim}, which this may only approximate"
     words += f" (smallest p {min(p):.2g}, alarm below {ALPHA:g})."
     for problem, one in [] if exact else zip(problems, compared, strict=True):
         weights, predictions, off = (f"{amount.estimate:.2f}" for amount in one.amounts)
