@@ -37,6 +37,7 @@ import bnn_pyro as bp
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
 from bnn_pyro.checks.linear_regression import correlated
 from bnn_pyro.errors import UserError
+from bnn_pyro.parallel import pools
 from bnn_pyro.parallel.executor import (
     Executor,
     check_workers,
@@ -277,6 +278,19 @@ def test_a_task_whose_process_was_killed_runs_again_and_nothing_is_done_twice_fo
     with at(place):
         assert map_tasks(die_once, tasks, done=lambda *end: ended.append(end)) == [0, 1, 2, 3, 4]
     assert (tmp_path / "killed").exists() and sorted(ended) == [(i, i) for i in range(5)]
+
+
+def test_a_death_is_noticed_after_a_pause_in_which_workers_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(pools, "_SPARE", [])
+    monkeypatch.setattr(pools, "IDLE", 0.3)
+    assert map_tasks(die_once, [(0, tmp_path), (2, tmp_path)], cores=2) == [0, 2]
+    time.sleep(2.0)
+    until = time.monotonic() + 60
+
+    def watch():
+        assert time.monotonic() < until, "the death of a process was not noticed"
+
+    assert map_tasks(die_once, [(0, tmp_path), (1, tmp_path / "killed")], cores=2, watch=watch) == [0, 1]
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -15,6 +15,7 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 import traceback
 import uuid
 import warnings
@@ -45,8 +46,8 @@ WANTED = "wanted"
 #: Seconds between two reports of a task.
 EVERY = 0.05
 
-#: Workers without a task, each an executor of one process: the next call need not start them again.
-_SPARE: list[ProcessPoolExecutor] = []
+#: Workers without a task, each an executor of one process, and since when: the next call need not start them again.
+_SPARE: list[tuple[float, ProcessPoolExecutor]] = []
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_SPARE.clear)
 
@@ -80,7 +81,7 @@ class ProcessPool:
         connect = partial(_file_channel, self.folder, number, os.getpid())
         what = self.folder.name, self.function, cloudpickle.dumps(task), name, connect
         while True:
-            worker = _SPARE.pop() if _SPARE else _new_worker()
+            worker = _spare_worker() or _new_worker()
             with suppress(BrokenProcessPool):  # it was killed while it had no task
                 future = worker.submit(run_task, *what)
                 self.workers[future] = worker
@@ -90,7 +91,7 @@ class ProcessPool:
     def _free(self, future: Any) -> None:
         worker = self.workers.pop(future)
         if future.exception() is None:
-            _SPARE.append(worker)
+            _SPARE.append((time.monotonic(), worker))
 
     def progress(self, numbers: Iterable[int]) -> Iterator[tuple[int, float, Figures]]:
         """(number, share, figures) of these tasks, as they last reported; of a task that is writing, nothing."""
@@ -106,6 +107,16 @@ class ProcessPool:
         """Kill the processes whose results nobody waits for."""
         for worker in list(self.workers.values()):
             worker.shutdown(wait=True, kill_workers=True)
+
+
+def _spare_worker() -> ProcessPoolExecutor | None:
+    """One whose process is certainly there: of one that it has to start again, loky may not notice the death."""
+    while _SPARE:
+        since, worker = _SPARE.pop()
+        if time.monotonic() - since < IDLE / 2:
+            return worker
+        worker.shutdown(wait=False)
+    return None
 
 
 def _new_worker() -> ProcessPoolExecutor:
