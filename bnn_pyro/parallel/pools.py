@@ -81,7 +81,7 @@ class ProcessPool:
         connect = partial(_file_channel, self.folder, number, os.getpid())
         what = self.folder.name, self.function, cloudpickle.dumps(task), name, connect
         while True:
-            worker = _spare_worker() or _new_worker()
+            worker = _worker()
             with suppress(BrokenProcessPool):  # it was killed while it had no task
                 future = worker.submit(run_task, *what)
                 self.workers[future] = worker
@@ -109,18 +109,12 @@ class ProcessPool:
             worker.shutdown(wait=True, kill_workers=True)
 
 
-def _spare_worker() -> ProcessPoolExecutor | None:
-    """One whose process is certainly there: of one that it has to start again, loky may not notice the death."""
-    while _SPARE:
+def _worker() -> ProcessPoolExecutor:
+    """A process that computes on one thread and leaves Ctrl-C to its parent from before it has imported anything."""
+    while _SPARE:  # one whose process is still there: loky may not notice the death of one that it has to start again
         since, worker = _SPARE.pop()
         if time.monotonic() - since < IDLE / 2:
             return worker
-        worker.shutdown(wait=False)
-    return None
-
-
-def _new_worker() -> ProcessPoolExecutor:
-    """A process that computes on one thread and leaves Ctrl-C to its parent from before it has imported anything."""
     threads = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
     ignore = {"initializer": signal.signal, "initargs": (signal.SIGINT, signal.SIG_IGN)}
     return ProcessPoolExecutor(1, timeout=IDLE, env=threads, **ignore)
