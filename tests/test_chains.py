@@ -144,7 +144,7 @@ def test_processes_one_of_which_is_killed_draw_the_same_and_are_stopped_and_resu
             os.kill(os.getpid(), signal.SIGKILL)
 
     def signalled(done, of, figures):
-        assert figures["ms/gradient"] > 0
+        assert list(figures) == ["chain"] or figures["ms/gradient"] > 0  # a chain that has just begun has no figures
         if done >= 38 + 12 and not checkpoint.stop:
             signal.raise_signal(signal.SIGTERM)
 
