@@ -96,7 +96,7 @@ def stopped_by_ctrl_c(code, folder):
     assert started.stdout.readline() == "going\n"
     os.killpg(started.pid, signal.SIGINT)
     _, errors = started.communicate(timeout=60)
-    if errors.startswith("Exception ignored in"):  # the signal arrived in a destructor, from which Python raises nothing
+    if errors.startswith("Exception ignored in"):  # the signal came in a destructor: Python drops it
         return stopped_by_ctrl_c(code, folder)
     chained = errors.count("During handling of the above exception")  # the signal may arrive inside any "except"
     assert errors.count("Traceback") == 1 + chained and errors.rstrip().endswith("KeyboardInterrupt"), errors
