@@ -18,7 +18,7 @@ __version__ = "0.1.0"
 _NAMES = {
     "datasets": "DATASETS load_data load_inputs",
     "datasets.dataset": "Dataset Schema",
-    "inference": "METHODS HMC NUTS ChEES SGHMC SGLD MAP MLE SVI MCDropout Ensemble Laplace",
+    "inference": "METHODS HMC NUTS ChEES MILE SGHMC SGLD MAP MLE SVI MCDropout Ensemble Laplace",
     "zoo": "ZOO MeanField HiddenLayerNet VariationalDropout SparseDropout BayesianConvNet LastLayer MLP ConvNet "
     "DropoutMLP",
     "parts.local_layer": "HiddenLayer",

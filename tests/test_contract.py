@@ -23,7 +23,17 @@ from bnn_pyro.zoo import TUNED, ZOO
 NUM, FEATURES = 12, 3
 # Settings that make a method quick, whichever of them it has.
 QUICK = dict(
-    epochs=3, batch_size=5, lr=0.01, steps=3, warmup=3, draws=3, chains=2, members=2, max_tree_depth=3, max_steps=8
+    epochs=3,
+    batch_size=5,
+    lr=0.01,
+    steps=3,
+    warmup=3,
+    draws=3,
+    chains=2,
+    members=2,
+    max_tree_depth=3,
+    max_steps=8,
+    thin=1,
 )
 # Methods in which nothing is random: what differs with the seed is where the variant starts, if anything.
 DETERMINISTIC = ("laplace",)

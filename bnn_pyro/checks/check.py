@@ -53,8 +53,8 @@ class Subject:
 
     @property
     def converges_to(self) -> str:
-        """What the method says that its draws converge to; see ``Method``."""
-        return self.kind.converges_to
+        """What the method says that its draws converge to, with the user's settings; see ``Method``."""
+        return self.method({}).converges_to
 
     @property
     def exact(self) -> bool:

@@ -60,7 +60,7 @@ class KnownAnswers:
         """See ``Check``."""
         problems, compared = self.problems(subject), []
         cases = [(problem, 0) for problem in problems]
-        if subject.converges_to == "exact as lr → 0" and not subject.given.get("batch_size"):
+        if hasattr(subject.kind, "eta_share") and not subject.given.get("batch_size"):  # takes mini-batches
             cases += [(problem, len(problem.inputs) // problem.batches) for problem in problems if problem.batches > 1]
         for k, (problem, batch_size) in enumerate(cases):
             compared.append(_compare(problem, subject, self, seed, len(cases), batch_size))

@@ -155,7 +155,7 @@ class Reference:
             settings = dict(tuned(subject.variant, reference.about["dataset"], subject.inference)[1].method)
         except UserError:  # a variant or a method of the user's own
             settings = {}
-        if subject.converges_to == "exact":
+        if "warmup" in subject.kind.tiny:
             tiny = subject.kind.tiny
             settings |= {**tiny, "draws": max(1, self.draws // tiny.get("chains", 1))}
         elif subject.exact:

@@ -13,6 +13,7 @@ from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.inference.chees import ChEES
 from bnn_pyro.inference.hmc import HMC, NUTS
 from bnn_pyro.inference.laplace import Laplace
+from bnn_pyro.inference.mile import MILE
 from bnn_pyro.inference.sghmc import SGHMC, SGLD
 from bnn_pyro.inference.svi import MAP, MLE, SVI, Ensemble, MCDropout
 from bnn_pyro.posterior import Posterior
@@ -78,6 +79,7 @@ METHODS: dict[str, type[Method]] = {
     "hmc": HMC,
     "nuts": NUTS,
     "chees": ChEES,
+    "mile": MILE,
     "sghmc": SGHMC,
     "sgld": SGLD,
 }
@@ -103,6 +105,6 @@ def unsuitable(method: str, variant: str, kind: Any) -> UserError:
 
 
 __all__ = [
-    "CONVERGES_TO", "HMC", "MAP", "METHODS", "MLE", "NEEDS", "NUTS", "SGHMC", "SGLD", "SVI", "ChEES", "Ensemble",
-    "Laplace", "MCDropout", "Method", "methods_for", "unsuitable",
+    "CONVERGES_TO", "HMC", "MAP", "METHODS", "MILE", "MLE", "NEEDS", "NUTS", "SGHMC", "SGLD", "SVI", "ChEES",
+    "Ensemble", "Laplace", "MCDropout", "Method", "methods_for", "unsuitable",
 ]  # fmt: skip

@@ -31,10 +31,14 @@ __all__ = ["Chains", "Record", "run_chains"]
 #: Seconds between two updates of the figures that a progress bar shows.
 UPDATE = 0.1
 
+#: What is shown of how well a sampler does, the first that it tells: the mean since its warm-up.
+SHOWN = {"accept": "acceptance_rate", "energy error": "energy_error"}
+
 #: How the stats of thinned transitions become one; the last one's, where it isn't said.
 COMBINED: dict[str, Callable[[Sequence], Any]] = {
     "acceptance_rate": lambda values: sum(values) / len(values),
     "diverging": lambda values: np.max(values, axis=0),
+    "energy_error": lambda values: np.sqrt(np.mean(np.square(values), axis=0)),
     "n_steps": sum,
     "tree_depth": lambda values: np.max(values, axis=0),
     "trajectory_length": lambda values: sum(values) / len(values),
@@ -113,7 +117,7 @@ class Chains:
 
     sampler      settings, with the verb ``kernel(potential, blocks, start, seed)``
     blocks       {block of the mass matrix: its length}
-    starts       (C, P)
+    starts       (C, P), or (C, G, P) where each of C tasks moves G chains as one
     compiled     whether each process compiles the potential's gradient first
     checkpoints  of each chain that has one in reach
     """
@@ -167,20 +171,21 @@ class Chain:
     def steps(self) -> Iterator[Figures]:
         """The transitions that the record lacks."""
         report_progress(self.step, self.total, self.figures)
-        start, last, accept, since, gradients = time.perf_counter(), 0.0, 0.0, 0, 0
+        start, last, mean, since, gradients = time.perf_counter(), 0.0, 0.0, 0, 0
         while not self.record.finished:
             figures, now = self.kernel.step(), time.perf_counter()
             self.record.add(self.kernel.point.z, figures)
             since = 1 if self.step == self.record.warmup + 1 else since + 1
-            accept += (figures["acceptance_rate"] - accept) / since
-            gradients += figures["n_steps"]
+            name, stat = next((name, stat) for name, stat in SHOWN.items() if stat in figures)
+            mean += (np.mean(figures[stat]) - mean) / since
+            gradients += np.max(figures["n_steps"])
             if now - last > UPDATE or self.record.finished:
                 last = now
                 self.figures = {
                     "chain": self.figures["chain"],
-                    "accept": accept,
-                    "step size": figures["step_size"],
-                    "gradients": figures["n_steps"],
+                    name: mean,
+                    "step size": np.mean(figures["step_size"]),
+                    "gradients": np.max(figures["n_steps"]),
                     "ms/gradient": 1e3 * (now - start) / gradients,
                     "divergent": self.record.divergent,
                 }

@@ -26,7 +26,7 @@ from bnn_pyro.parts.priors import widest_activation
 
 __all__ = [
     "ARITHMETIC", "EAGER", "LARGE", "Potential", "Space", "announce", "choose_compiled", "choose_cores",
-    "log_likelihood", "run_cost",
+    "duration", "log_likelihood", "run_cost",
 ]  # fmt: skip
 
 #: Bytes that the activations of the chains evaluated at once may take.
@@ -221,14 +221,21 @@ def choose_cores(asked: int, tasks: int, device: torch.device, seconds: float, p
     return cores if cpu and seconds * (1 - 1 / cores) > 2 * price else 1
 
 
+def duration(seconds: float) -> str:
+    """In words."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} minutes" if seconds < 2 * 3600 else f"{seconds / 3600:,.0f} hours"
+
+
 def announce(seconds: float, gradients: float, cores: int = 1, instead: str = INSTEAD) -> None:
     """Warn of a run that will take long.   seconds: of all gradients, one after the other.   instead: what to take."""
     total = seconds / cores
     if total < LONG:
         return
-    length = f"{total / 60:.0f} minutes" if total < 2 * 3600 else f"{total / 3600:,.0f} hours"
     warnings.warn(
-        f"this run will take about {length}: {gradients:,.0f} gradients of {1e3 * seconds / gradients:.2g} ms each"
+        f"this run will take about {duration(total)}: {gradients:,.0f} gradients of "
+        f"{1e3 * seconds / gradients:.2g} ms each"
         f"{f' on {cores} cores' if cores > 1 else ''}; {instead}",
         stacklevel=3,
     )

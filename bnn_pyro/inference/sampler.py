@@ -110,9 +110,12 @@ class Sampler(Settings):
         with isolated(run.seed), one_thread() if self.one_by_one and self.chains > 1 else nullcontext():
             potential = Potential(model, data.x_train, data.y_train, self.temperature)
             potential.space = coordinates(potential)
-            starts = partial(starting_points, potential, guide, data, self.start, jitter=self.jitter, seed=run.seed)
-            records, stopped = self._draw(potential, starts, run)
+            records, stopped = self._draw(potential, self._starts(potential, guide, data, run), run)
         return self._posterior(model, data, potential, records, stopped)
+
+    def _starts(self, potential: Potential, guide: nn.Module | None, data: Dataset, run: Run) -> Starts:
+        """What gives the chains' starts."""
+        return partial(starting_points, potential, guide, data, self.start, jitter=self.jitter, seed=run.seed)
 
     def _draw(self, potential: Potential, starts: Starts, run: Run) -> Drawn:
         raise NotImplementedError

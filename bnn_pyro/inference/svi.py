@@ -41,7 +41,7 @@ from bnn_pyro.posterior import Posterior, model_buffers
 from bnn_pyro.progress import Figures, report_progress
 from bnn_pyro.settings import setting
 
-__all__ = ["MAP", "MLE", "SVI", "EarlyStopping", "Ensemble", "MCDropout"]
+__all__ = ["MAP", "MLE", "SVI", "EarlyStopping", "Ensemble", "MCDropout", "restarted"]
 
 #: ({site: weights}, trace) of a member.
 Member = tuple[dict[str, Tensor], dict[str, list[float]]]
@@ -237,15 +237,20 @@ def _train(
     """Member m, wherever this is called.   children: checkpoints of the members, where their files are in reach."""
     seed = seed if m == 0 else int(np.random.SeedSequence([seed, m]).generate_state(1)[0])
     with isolated(seed):
-        model = copy.deepcopy(model)
-        if m:  # the first starts where the model does, as MAP would
-            for part in model.modules():
-                if hasattr(part, "reset_parameters"):
-                    part.reset_parameters()
+        model = restarted(model) if m else copy.deepcopy(model)  # the first starts where the model does, as MAP would
         point = PointMass(model.initial).to(data.x_train.device)
         report = lambda done, of, figures: report_progress(done, of, {"member": m + 1, **figures})  # noqa: E731
         trace = method.find(model, point, data, Run(seed, children[m], report))
     return {site: value.detach().clone() for site, value in point.sites().items()}, trace
+
+
+def restarted(model: nn.Module) -> nn.Module:
+    """A copy with initial weights drawn anew; call inside ``isolated``."""
+    model = copy.deepcopy(model)
+    for part in model.modules():
+        if hasattr(part, "reset_parameters"):
+            part.reset_parameters()
+    return model
 
 
 def _mean(traces: list[dict[str, list[float]]]) -> dict[str, list[float]]:

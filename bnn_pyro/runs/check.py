@@ -80,7 +80,7 @@ class SubjectSpec:
 
     def results(self) -> dict[str, Any]:
         """The empty results of this subject."""
-        target = METHODS[self.recipe.inference].converges_to
+        target = build(METHODS[self.recipe.inference], self.given).converges_to
         about = self.key | {"label": self.label, "converges_to": target, "claim": CONVERGES_TO[target]}
         return about | {"outcomes": {}, "refused": {}, "failed": {}}
 

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._decomp import core_aten_decompositions
@@ -62,7 +63,9 @@ class CompiledGradient:
         library.evaluate.argtypes = [pointer] * 3 + [long] * 3
         library.leapfrog.argtypes = [pointer] * 6 + [long] * 4
         library.subtree.argtypes = [pointer] * 5 + [ctypes.c_double] * 2 + [long] * 2
+        library.microcanonical.argtypes = [pointer] * 8 + [long] * 4
         library.subtree.restype = library.evaluate.restype = library.leapfrog.restype = library.bind.restype = None
+        library.microcanonical.restype = None
 
     def __call__(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """(C, P) float64 -> (C,), (C, P)."""
@@ -78,6 +81,11 @@ class CompiledGradient:
         """``steps`` steps of C chains, in place; all float64 and contiguous, inverse_mass (P,), step (C,)."""
         pointers = (t.data_ptr() for t in (z, r, density, gradient, inverse_mass, step))
         self._library.leapfrog(*pointers, steps, len(z), self.size, self.threads)
+
+    def microcanonical(self, *arrays: np.ndarray) -> None:
+        """z, u (C, P), density (C,), gradient (C, P), ΔE (C,), in place; step, steps (C,), shares of a step (n,)."""
+        pointers = (a.ctypes.data for a in arrays)
+        self._library.microcanonical(*pointers, len(arrays[-1]), *arrays[0].shape, self.threads)
 
     def subtree(self, *pointers: int, step: float, energy: float, depth: int) -> None:
         """A subtree of NUTS; see the C code for the five arrays of doubles that the addresses are of."""

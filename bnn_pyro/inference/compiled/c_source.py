@@ -198,29 +198,37 @@ class _Writer:
         return made
 
     def _mm(self, like: Tensor, left: object, right: object) -> Array:
-        """(M, K) (K, N), or a batch of them: along n or m where that is contiguous, else as scalar products."""
+        """(M, K) (K, N), or a batch of them, by ``matmul`` of the prelude."""
         # A constant is laid out so that n is contiguous.
         right = right.contiguous() if isinstance(right, Tensor) else right
-        a, b, made = self._stored(left), self._stored(right), self._new(like)
-        lead = ["p"] if like.dim() == 3 else []
-        (m, k), n = a.like.shape[-2:], b.like.shape[-1]
+        a, b = self._for_matmul(like, self._stored(left), self._stored(right))
+        made = self._new(like)
+        lead, f = ["p"] if like.dim() == 3 else [], "f" if like.dtype == torch.float32 else ""
         batch = f"for (long p = 0; p < {like.shape[0]}; p++) " if lead else ""
-        loop = {"m": f"for (long m = 0; m < {m}; m++) ", "n": f"for (long n = 0; n < {n}; n++) ",
-                "k": f"for (long k = 0; k < {k}; k++) "}  # fmt: skip
-        out, x, y = made([*lead, "m", "n"]), a([*lead, "m", "k"]), b([*lead, "k", "n"])
-        along = [axis for axis, size, strides in (
-            ("n", n, (like.stride(-1), b.like.stride(-1))), ("m", m, (like.stride(-2), a.like.stride(-2))),
-        ) if set(strides) == {1} and size > 4]  # fmt: skip
-        if not along:
-            self.lines.append(
-                f"{batch}{{ {loop['m']}{loop['n']}{{ {made.type} a = 0;\n{loop['k']}a += {x} * {y}; {out} = a; }} }}"
-            )
-            return made
-        axis = along[0]
-        other = "m" if axis == "n" else "n"
-        self.lines.append(
-            f"{batch}{loop[other]}{{\n\n{loop[axis]}{out} = 0;\n{loop['k']}{{\n\n{loop[axis]}{out} += {x} * {y}; }} }}"
-        )
+        places = ", ".join(f"&{array([*lead, '0', '0'])}" for array in (made, a, b))
+        sizes = (*a.like.shape[-2:][:1], b.like.shape[-1], a.like.shape[-1])  # M, N, K
+        strides = (s for array in (made, a, b) for s in array.like.stride()[-2:])
+        self.lines.append(f"{batch}matmul{f}({places}, {', '.join(map(str, (*sizes, *strides)))});")
+        return made
+
+    def _for_matmul(self, like: Tensor, a: Array, b: Array) -> tuple[Array, Array]:
+        """The factors as ``matmul`` is quick with them: the smaller of the copies that make them so, where need be."""
+        (m, k), n, (om, on) = a.like.shape[-2:], b.like.shape[-1], like.stride()[-2:]
+        along_m, along_n, along_k = om == 1 and m > 4, on == 1 and n > 4, k > 4
+        ways = []
+        for possible, left, right in ((along_n, None, -1), (along_m, -2, None), (along_k, -1, -2)):
+            parts = [(x, axis) for x, axis in ((a, left), (b, right)) if axis is not None and x.like.stride(axis) != 1]
+            if possible:
+                ways.append((sum(x.like.numel() for x, _ in parts), parts))
+        _, parts = min(ways, key=lambda way: way[0], default=(0, []))
+        copies = {id(x): self._laid_out(x, axis) for x, axis in parts}
+        return copies.get(id(a), a), copies.get(id(b), b)
+
+    def _laid_out(self, array: Array, axis: int) -> Array:
+        """A copy that is contiguous along one of the last two axes."""
+        like = array.like.contiguous() if axis == -1 else array.like.mT.contiguous().mT
+        made = self._new(like)
+        self._loop(like.shape, like.stride(), lambda i: f"{made(i)} = {array(i)};")
         return made
 
     def _copy(self, like: Tensor, base: object) -> Array:

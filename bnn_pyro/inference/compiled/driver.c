@@ -1,4 +1,4 @@
-/* What calls the generated gradient: many chains at once, leapfrog steps, subtrees of NUTS.
+/* What calls the generated gradient: many chains at once, leapfrog steps, microcanonical ones, subtrees of NUTS.
 
    Chains are handed out to threads one by one, each worked on by one thread alone, so that results depend on no number
    of threads. They are POSIX threads that end with the call: those of OpenMP wait for each other by spinning, which on
@@ -8,11 +8,47 @@ typedef struct {
   double *z, *r, *density, *g;
   const double *m, *step;
   long steps, chains, size, next;
+  double *u, *error; /* of microcanonical steps, whose turns and drifts have these shares */
+  const double *shares, *counts;
+  long stages;
 } Job;
+static double dot(const double *a, const double *b, long n) {
+  double sum = 0;
+  for (long i = 0; i < n; i++) sum += a[i] * b[i];
+  return sum;
+}
+/* A turn of u in a fixed gradient, and K' - K: microcanonical.py has the same in Python, and says what it is. */
+static double turn(double *u, const double *g, double time, long n) {
+  double norm = sqrt(dot(g, g, n)), along = norm > 1e-300 ? dot(g, u, n) / norm : 0;
+  double delta = time * norm / (n - 1), decay = exp(-delta);
+  double a = norm > 1e-300 ? (1 - decay) * (1 + decay + along * (1 - decay)) / norm : norm, b = 2 * decay;
+  for (long i = 0; i < n; i++) u[i] = a * g[i] + b * u[i];
+  double scale = 1 / sqrt(dot(u, u, n));
+  for (long i = 0; i < n; i++) u[i] *= scale;
+  return (n - 1) * (delta - 0.69314718055994531 + log1p(along + (1 - along) * decay * decay));
+}
+/* Steps of the isokinetic integrator; the chain ends where it is not finite */
+static void isokinetic(Job *job, long c, char *work) {
+  long size = job->size, count = job->counts[c];
+  double *z = job->z + c * size, *u = job->u + c * size, *g = job->g + c * size, e = job->step[c], lost = 0;
+  for (long s = 0; s < count; s++) {
+    double before = job->density[c];
+    lost += turn(u, g, e * job->shares[0], size);
+    for (long k = 1; k < job->stages; k += 2) {
+      for (long i = 0; i < size; i++) z[i] += e * job->shares[k] * u[i];
+      job->density[c] = gradient(z, g, work);
+      lost += turn(u, g, e * job->shares[k + 1], size);
+    }
+    lost -= job->density[c] - before;
+    if (!(lost - lost == 0)) break;
+  }
+  job->error[c] = lost;
+}
 /* steps of (r += e/2 g; z += e m r; r += e/2 g), or the gradient alone; the chain ends where it is not finite */
 static void chain(Job *job, long c, char *work) {
   long size = job->size;
   double *z = job->z + c * size, *g = job->g + c * size;
+  if (job->u) { isokinetic(job, c, work); return; }
   if (!job->r) { job->density[c] = gradient(z, g, work); return; }
   double *r = job->r + c * size, e = job->step[c];
   for (long s = 0; s < job->steps; s++) {
@@ -45,6 +81,11 @@ void leapfrog(double *z, double *r, double *density, double *g, const double *m,
   Job job = {z, r, density, g, m, step, steps, chains, size, 0};
   run(&job, threads);
 }
+void microcanonical(double *z, double *u, double *density, double *g, double *error, const double *step,
+                    const double *counts, const double *shares, long stages, long chains, long size, long threads) {
+  Job job = {z, 0, density, g, 0, step, 0, chains, size, 0, u, error, shares, counts, stages};
+  run(&job, threads);
+}
 /* A subtree of NUTS in one direction: trajectories.py has the same in Python, and says what it is. */
 typedef struct { double *first, *momentum, *z, *g, density, weight, acceptance, steps; int turning, diverging; } Node;
 typedef struct {
@@ -54,11 +95,6 @@ typedef struct {
   long size;
   char *work;
 } Tree;
-static double dot(const double *a, const double *b, long n) {
-  double sum = 0;
-  for (long i = 0; i < n; i++) sum += a[i] * b[i];
-  return sum;
-}
 static int turns(const double *first, const double *last, const double *momentum, long n) {
   double a = 0, b = 0;
   for (long i = 0; i < n; i++) {

@@ -34,3 +34,76 @@ static inline float quick_tanhf(float x) {
   float t = c * p / q;
   return s < 1.6e-7f ? x : t;
 }
+/* out[m, n] = sum over k of x[m, k] y[k, n], the sums in registers: what is loaded is used several times. The loops of
+   strip## run along n, contiguous in out and y; those of dots## along k, contiguous in x and y. */
+#define ALWAYS static inline __attribute__((always_inline)) void
+#define MATMUL(type, f) \
+  typedef type lanes##f __attribute__((vector_size(32), aligned(__alignof__(type)), may_alias)); \
+  ALWAYS strip##f(type *restrict out, const type *restrict x, const type *restrict y, int rows, long N, long K, long om, \
+                  long xm, long xk, long yk) { \
+    long n = 0, W = 32 / sizeof(type); \
+    for (; n + 2 * W <= N; n += 2 * W) { \
+      lanes##f a[4] = {{0}}, b[4] = {{0}}; \
+      for (long k = 0; k < K; k++) { \
+        lanes##f one = *(const lanes##f *)(y + k * yk + n), two = *(const lanes##f *)(y + k * yk + n + W); \
+        for (int r = 0; r < rows; r++) { a[r] += one * x[r * xm + k * xk]; b[r] += two * x[r * xm + k * xk]; } \
+      } \
+      for (int r = 0; r < rows; r++) { \
+        *(lanes##f *)(out + r * om + n) = a[r]; \
+        *(lanes##f *)(out + r * om + n + W) = b[r]; \
+      } \
+    } \
+    for (; n < N; n++) \
+      for (int r = 0; r < rows; r++) { \
+        type a = 0; \
+        for (long k = 0; k < K; k++) a += x[r * xm + k * xk] * y[k * yk + n]; \
+        out[r * om + n] = a; \
+      } \
+  } \
+  ALWAYS dots##f(type *restrict out, const type *restrict x, const type *restrict y, int rows, int columns, long K, \
+                 long om, long on, long xm, long yn) { \
+    long k = 0, W = 32 / sizeof(type); \
+    lanes##f a[4][2] = {{{0}}}; \
+    for (; k + W <= K; k += W) \
+      for (int r = 0; r < rows; r++) \
+        for (int c = 0; c < columns; c++) \
+          a[r][c] += *(const lanes##f *)(x + r * xm + k) * *(const lanes##f *)(y + c * yn + k); \
+    for (int r = 0; r < rows; r++) \
+      for (int c = 0; c < columns; c++) { \
+        type sum = 0; \
+        for (int i = 0; i < W; i++) sum += a[r][c][i]; \
+        for (long j = k; j < K; j++) sum += x[r * xm + j] * y[c * yn + j]; \
+        out[r * om + c * on] = sum; \
+      } \
+  } \
+  ALWAYS matmul##f(type *restrict out, const type *restrict x, const type *restrict y, long M, long N, long K, long om, \
+                   long on, long xm, long xk, long yk, long yn) { \
+    long m = 0; \
+    if (on == 1 && yn == 1 && N > 4) { \
+      for (; m + 4 <= M; m += 4) strip##f(out + m * om, x + m * xm, y, 4, N, K, om, xm, xk, yk); \
+      for (; m < M; m++) strip##f(out + m * om, x + m * xm, y, 1, N, K, om, xm, xk, yk); \
+    } else if (om == 1 && xm == 1 && M > 4) { \
+      for (; m + 4 <= N; m += 4) strip##f(out + m * on, y + m * yn, x, 4, M, K, on, yn, yk, xk); \
+      for (; m < N; m++) strip##f(out + m * on, y + m * yn, x, 1, M, K, on, yn, yk, xk); \
+    } else if (xk == 1 && yk == 1) { \
+      for (; m < M; m += 4) { \
+        int rows = M - m < 4 ? 1 : 4; \
+        for (long n = 0; n < N; n += 2) { \
+          int columns = N - n < 2 ? 1 : 2; \
+          type *o = out + m * om + n * on; \
+          const type *p = x + m * xm, *q = y + n * yn; \
+          if (rows == 4 && columns == 2) dots##f(o, p, q, 4, 2, K, om, on, xm, yn); \
+          else if (rows == 4) dots##f(o, p, q, 4, 1, K, om, on, xm, yn); \
+          else for (long r = m; r < M; r++) for (long c = n; c < n + columns; c++) \
+            dots##f(out + r * om + c * on, x + r * xm, y + c * yn, 1, 1, K, om, on, xm, yn); \
+        } \
+      } \
+    } else \
+      for (; m < M; m++) \
+        for (long n = 0; n < N; n++) { \
+          type a = 0; \
+          for (long k = 0; k < K; k++) a += x[m * xm + k * xk] * y[k * yk + n * yn]; \
+          out[m * om + n * on] = a; \
+        } \
+  }
+MATMUL(double, ) MATMUL(float, f)

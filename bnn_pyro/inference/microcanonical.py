@@ -1,0 +1,204 @@
+"""Microcanonical dynamics of G chains in flat coordinates: integrators, refreshment, and what their tuning measures.
+
+    dz = u dt,    du = (1 − u uᵀ) ∇log p(z) / (d − 1) dt,    |u| = 1
+
+The speed is fixed and the direction u alone turns towards where the density is higher; in continuous time p(z) is
+stationary with u uniform on the sphere (Robnik & Seljak 2024, arXiv:2303.18221; Ver Steeg & Galstyan 2021,
+arXiv:2111.02434). With the gradient g = |g| e held fixed for a time t, and δ = t |g| / (d − 1), the turn is exact:
+
+    u' = (u + e (sinh δ + e·u (cosh δ − 1))) / (cosh δ + e·u sinh δ)
+    K' − K = (d − 1) log(cosh δ + e·u sinh δ)
+
+and a step of an integrator is turns B between drifts A: z' = z + t u. Its error ΔE = K' − K − (log p' − log p) is 0 in
+continuous time, of the third order in the step, and less the log ratio of a Metropolis test (Robnik, Cohn-Gordon &
+Seljak 2025, arXiv:2503.01707).
+
+Arrays are numpy's, float64: z, u, gradients (G, d), what is one number a chain (G,).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from scipy.fft import irfft, next_fast_len, rfft
+
+__all__ = [
+    "GRADIENTS", "SCHEMES", "EnergyTuning", "Evaluate", "Moments", "State", "direction", "effective_draws", "evaluator",
+    "integrate", "refresh", "travel", "turn",
+]  # fmt: skip
+
+#: z (G, d) -> (log densities (G,), gradients (G, d)).
+Evaluate = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
+
+#: The step's shares of turns and drifts, B A B … B. The leapfrog, and the minimal-norm integrator of McLachlan 1995
+#: (doi:10.1137/0916010) with the constant of Omelyan, Mryglod & Folk 2003 (arXiv:cond-mat/0110585).
+LAMBDA = 0.1931833275037836
+SCHEMES = {"leapfrog": (0.5, 1.0, 0.5), "minimal-norm": (LAMBDA, 0.5, 1 - 2 * LAMBDA, 0.5, LAMBDA)}
+#: Gradients that a step takes.
+GRADIENTS = {name: len(shares) // 2 for name, shares in SCHEMES.items()}
+
+
+class State(NamedTuple):
+    """Where chains are, z (G, d), the directions they move in, u (G, d), log densities (G,), nats, gradients (G, d)."""
+
+    z: np.ndarray
+    u: np.ndarray
+    density: np.ndarray
+    gradient: np.ndarray
+
+
+def evaluator(potential: Any) -> Evaluate:
+    """A ``Potential`` as a function from numpy to numpy."""
+
+    def evaluate(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        density, gradient = potential(torch.from_numpy(z).to(potential.initial.device))
+        return density.cpu().numpy(), gradient.cpu().numpy()
+
+    return evaluate
+
+
+def turn(u: np.ndarray, gradient: np.ndarray, time: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(u', K' − K in nats) after a time (G,) in a fixed gradient; see the top of the file.
+
+    By exp(−δ) alone, which does not overflow; u' is normalised, as rounding would add up.
+    """
+    last = u.shape[1] - 1
+    norm = np.sqrt(np.einsum("gd,gd->g", gradient, gradient))
+    e = gradient / np.maximum(norm, 1e-300)[:, None]
+    delta = time * norm / last
+    decay = np.exp(-delta)
+    along = np.einsum("gd,gd->g", e, u)
+    turned = ((1 - decay) * (1 + decay + along * (1 - decay)))[:, None] * e + (2 * decay)[:, None] * u
+    turned /= np.sqrt(np.einsum("gd,gd->g", turned, turned))[:, None]
+    kinetic = last * (delta - math.log(2) + np.log1p(along + (1 - along) * decay**2))
+    return turned, kinetic
+
+
+def integrate(evaluate: Evaluate, state: State, step: np.ndarray, scheme: str) -> tuple[State, np.ndarray]:
+    """(the state after one step (G,) of a key of ``SCHEMES``, ΔE (G,) in nats)."""
+    z, u, density, gradient = state
+    first, *rest = SCHEMES[scheme]
+    u, kinetic = turn(u, gradient, first * step)
+    for drift, share in zip(rest[::2], rest[1::2], strict=True):
+        z = z + (drift * step)[:, None] * u
+        density, gradient = evaluate(z)
+        u, more = turn(u, gradient, share * step)
+        kinetic = kinetic + more
+    return State(z, u, density, gradient), kinetic - (density - state.density)
+
+
+def travel(potential: Any, state: State, step: np.ndarray, steps: np.ndarray, scheme: str) -> tuple[State, np.ndarray]:
+    """(state after so many steps (G,), float64, of each chain, Σ ΔE (G,) in nats), by compiled code if there is any.
+
+    A chain that is not finite may stop there, with a ΔE that is not finite.
+    """
+    if potential.compiled is not None:
+        end, lost = State(*(part.copy() for part in state)), np.empty(len(step))
+        potential.compiled.microcanonical(*end, lost, step, steps, np.array(SCHEMES[scheme]))
+        return end, lost
+    evaluate, lost = evaluator(potential), np.zeros(len(step))
+    for s in range(int(steps.max())):
+        state, error = integrate(evaluate, state, np.where(s < steps, step, 0.0), scheme)
+        lost = lost + error
+    return state, lost
+
+
+def refresh(u: np.ndarray, noise: np.ndarray, share: np.ndarray) -> np.ndarray:
+    """u' = (u + ν ζ) / |u + ν ζ|, ν² = (exp(2 ε/L) − 1) / d: directions are forgotten over a way of length L.
+
+    noise: ζ (G, d), standard Normal.   share: ε/L (G,).
+    """
+    moved = u + np.sqrt(np.expm1(2 * share) / u.shape[1])[:, None] * noise
+    return moved / np.sqrt(np.einsum("gd,gd->g", moved, moved))[:, None]
+
+
+def direction(noise: np.ndarray) -> np.ndarray:
+    """Uniform on the sphere, of standard Normal numbers (G, d)."""
+    return noise / np.sqrt(np.einsum("gd,gd->g", noise, noise))[:, None]
+
+
+@dataclass
+class EnergyTuning:
+    """Step sizes (G,) at which E[ΔE²]/d is a given number, by Var ΔE ∝ ε⁶.
+
+        ε⁻⁶ = mean of ξ/ε⁶ over recent steps,  ξ = ΔE²/(d · target),  a step of ξ far from 1 weighing less
+
+    Robnik, De Luca, Silverstein & Seljak 2023, arXiv:2212.08549; Sommer et al. 2025 (arXiv:2502.06335) let the target
+    fall in the course of the warm-up.
+
+    step     ε of the next step       limit  three fourths of the least at which a chain stopped being finite
+    average, weight  the sums of that mean
+    """
+
+    step: np.ndarray
+    limit: np.ndarray
+    average: np.ndarray
+    weight: np.ndarray
+
+    #: How many of the last steps count, and the width of ln ξ within which a step counts.
+    MEMORY, TRUST = 100, 9.0
+
+    @classmethod
+    def begin(cls, step: float, chains: int) -> EnergyTuning:
+        """All chains at one step."""
+        zeros = np.zeros(chains)
+        return cls(zeros + step, zeros + np.inf, zeros, zeros)
+
+    def learn(self, error: np.ndarray, good: np.ndarray, size: int, target: float) -> None:
+        """From one step of each chain.   error: ΔE (G,).   good: whether it stayed finite (G,).   size: d."""
+        self.limit = np.where(good, self.limit, np.minimum(self.limit, 0.75 * self.step))
+        xi = np.where(good, error, 0.0) ** 2 / (size * target) + 1e-8
+        weight = np.where(good, np.exp(-0.5 * (np.log(xi) / self.TRUST) ** 2), 0.0)
+        kept = (self.MEMORY - 1) / (self.MEMORY + 1)
+        self.average = kept * self.average + weight * xi / self.step**6
+        self.weight = kept * self.weight + weight
+        with np.errstate(divide="ignore", invalid="ignore"):
+            learned = (self.average / self.weight) ** (-1 / 6)
+        self.step = np.minimum(np.where(self.weight > 0, learned, self.step), self.limit)
+
+
+@dataclass
+class Moments:
+    """Means and squared deviations (G, d) of positions so far, each counted with its weight (G,)."""
+
+    weight: np.ndarray
+    mean: np.ndarray
+    squares: np.ndarray
+
+    @classmethod
+    def begin(cls, shape: tuple[int, int]) -> Moments:
+        """Of none."""
+        return cls(np.zeros(shape[0]), np.zeros(shape), np.zeros(shape))
+
+    def add(self, z: np.ndarray, weight: np.ndarray) -> None:
+        """One position of each chain."""
+        self.weight = self.weight + weight
+        before = z - self.mean
+        self.mean = self.mean + (weight / self.weight)[:, None] * before
+        self.squares = self.squares + weight[:, None] * before * (z - self.mean)
+
+    @property
+    def radius(self) -> np.ndarray:
+        """√ Σ_i Var z_i of each chain, (G,)."""
+        return np.sqrt(self.squares.sum(1) / np.maximum(self.weight, 1e-300))
+
+
+def effective_draws(x: np.ndarray) -> np.ndarray:
+    """Effective draws of each column of one chain x (n, M), (M,): n / (1 + 2 Σ ρ), Geyer's initial positive pairs.
+
+    Geyer 1992, doi:10.1214/ss/1177011137, section 3.3. At least 1; n where a column never moves.
+    """
+    n = len(x)
+    x = x - x.mean(0)
+    spectrum = rfft(x, next_fast_len(2 * n), axis=0)
+    covariance = irfft(spectrum.real**2 + spectrum.imag**2, next_fast_len(2 * n), axis=0)[: n - n % 2]
+    variance = np.where(covariance[0] > 0, covariance[0], np.inf)
+    pairs = (covariance[::2] + covariance[1::2]) / variance
+    positive = np.minimum.accumulate(pairs > 0, axis=0)
+    time = 2 * np.where(positive, pairs, 0.0).sum(0) - 1
+    return np.clip(n / np.maximum(time, 1.0), 1.0, n)

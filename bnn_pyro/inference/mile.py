@@ -1,0 +1,149 @@
+"""Microcanonical Langevin ensembles: M optimised networks, each the start of a chain of its own.
+
+    z, u ← one step ε of the isokinetic integrator,    u ← (u + ν ζ)/|u + ν ζ|,  ν² = (exp(2 ε/L) − 1)/d
+
+Sommer et al. 2025, arXiv:2502.06335, on the dynamics of ``microcanonical`` (Robnik & Seljak 2024, arXiv:2303.18221). A
+member is found by AdamW with early stopping on held-out rows, the chain samples the posterior given all training rows.
+No proposal is rejected: draws have a bias that falls with the step, which the warm-up finds from the energy error,
+E[ΔE²]/d = ``energy_variance``. With h = ε/√d the leapfrog has E[ΔE²] = h⁶λ³/16 in a direction of variance 1/λ, which
+is off by at most h²λ/4 = (16 E[ΔE²])^(1/3)/4 of itself (of an isotropic Normal h⁶/144 and h²/12); the minimal-norm
+integrator is better.
+
+With ``adjusted`` draws are exact (Robnik, Cohn-Gordon & Seljak 2025, arXiv:2503.01707): u is drawn anew, a trajectory
+of a random number of steps is accepted with probability min(1, exp(−Σ ΔE)), and ε is that of ``target_accept``.
+
+The warm-up, of T transitions: in the first 0.9 T ε is found, with L = √d, and from 0.8 T on positions tell √Σ Var zᵢ.
+That is L in the last 0.1 T, whose effective draws n_eff make it 0.4 · way / n_eff, the mean over coordinates. The
+adjusted sampler does the same in 0.3 T, by single steps, and 0.3 T, by trajectories; in the rest ε settles.
+
+Chains of a network with hidden layers stay near where they began: the ensemble, not the single chain, has the modes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+from torch import Tensor, nn
+
+from bnn_pyro.checkpoint import Run
+from bnn_pyro.datasets.dataset import Dataset
+from bnn_pyro.errors import UserError
+from bnn_pyro.inference.chains import Chains, run_chains
+from bnn_pyro.inference.members import optimised
+from bnn_pyro.inference.microcanonical import GRADIENTS, SCHEMES
+from bnn_pyro.inference.mile_kernel import Kernel
+from bnn_pyro.inference.potential import Potential, announce, choose_compiled, choose_cores, duration, run_cost
+from bnn_pyro.inference.sampler import STARTS, Drawn, Sampler, Starts, starting_points
+from bnn_pyro.posterior import Posterior, weight_space
+from bnn_pyro.settings import setting
+
+__all__ = ["MILE"]
+
+#: Members of a network whose weights are at most so many; four of a larger one.
+MEMBERS, SMALL = 8, 10_000
+#: Steps that a trajectory may be expected to take where adjusted.
+TYPICAL = 20
+
+
+@dataclass(frozen=True)
+class MILE(Sampler):
+    """Settings of microcanonical Langevin ensembles: optimised members, each the start of a chain.
+
+    chains           M, members and chains; 0: 8, or 4 of a network of more than 10,000 weights
+    start            members, or one of the starts of the other samplers
+    epochs           of a member at most; patience: epochs without a better NLL of held-out rows after which it stops;
+    lr, batch_size   AdamW's first learning rate, and rows a step. Rows are held out of the training rows, 15 %, where
+                     the data have no validation rows; chains see all training rows
+    warmup, thin     transitions: single steps of the integrator, or trajectories where adjusted
+    first_energy_variance, energy_variance  E[ΔE²]/d that the step is to have, falling linearly over the warm-up
+    integrator       minimal-norm (two gradients a step) or leapfrog (one)
+    adjusted         whether trajectories are accepted or rejected by Metropolis, so that draws are exact
+    target_accept    acceptance rate that the step is adapted to where adjusted
+    max_steps        at most so many steps a trajectory where adjusted
+    cores            processes; 1: this one alone; 0: as many as there are cores where the run is long. Same draws
+    """
+
+    converges_to: ClassVar[str] = "exact as lr → 0"
+    tiny: ClassVar[Mapping[str, Any]] = {
+        "draws": 1000, "warmup": 1000, "chains": 4, "thin": 4, "start": "prior", "energy_variance": 1e-6,
+        "first_energy_variance": 1e-4, "epochs": 20, "cores": 1,
+    }  # fmt: skip
+    #: Settings that no draw depends on: a run may be resumed with others.
+    incidental: ClassVar[tuple[str, ...]] = ("cores",)
+
+    chains: int = setting(0, low=0)
+    draws: int = setting(100, low=1)
+    warmup: int = setting(20_000, low=1)
+    thin: int = setting(200, low=1)
+    target_accept: float = setting(0.9, above=0, below=1)
+    start: str = setting("members", choices=("members", *STARTS))
+    epochs: int = setting(300, low=1)
+    patience: int = setting(50, low=0)
+    lr: float = setting(0.01, above=0)
+    batch_size: int = setting(64, low=0)
+    first_energy_variance: float = setting(0.5, above=0)
+    energy_variance: float = setting(0.1, above=0)
+    integrator: str = setting("minimal-norm", choices=SCHEMES)
+    adjusted: bool = False
+    max_steps: int = setting(1000, low=1)
+    cores: int = setting(0, low=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.adjusted:  # of this object, above its class's
+            object.__setattr__(self, "converges_to", "exact")
+
+    def run(self, model: nn.Module, guide: nn.Module | None, data: Dataset, **how: Any) -> Posterior:
+        """Find the members, then sample; see ``Method.run`` and ``Sampler.run``.
+
+        ``stats``, (C, D): lp, n_steps (gradients), step_size, decoherence_length L, diverging (0); energy_error, the
+        root mean square of ΔE a step in nats, or acceptance_rate where adjusted.
+
+        Raises UserError where a chain diverges: its energy error exceeds 1,000 nats, or something is not finite.
+        """
+        if not self.chains:
+            size = sum(value.numel() for value in weight_space(model).initial.values())
+            return replace(self, chains=MEMBERS if size <= SMALL else 4).run(model, guide, data, **how)
+        return super().run(model, guide, data, **how)
+
+    def _starts(self, potential: Potential, guide: nn.Module | None, data: Dataset, run: Run) -> Starts:
+        """See ``Sampler``. A model with numbers that are not free on all of ℝ starts at modes of its log joint."""
+        if self.start == "members" and potential.constrained:
+            return partial(starting_points, potential, guide, data, "map", jitter=self.jitter, seed=run.seed)
+        if self.start == "members":
+            return partial(self._members, potential, data, run)
+        return super()._starts(potential, guide, data, run)
+
+    def _members(self, potential: Potential, data: Dataset, run: Run, num: int) -> Tensor:
+        """z (num, P), one optimised network each."""
+        how = dict(epochs=self.epochs, patience=self.patience, lr=self.lr, batch_size=self.batch_size)
+        return potential.position(optimised(potential.model, data, num, run, temperature=self.temperature, **how))
+
+    def _draw(self, potential: Potential, starts: Starts, run: Run) -> Drawn:
+        """See ``Sampler``. Compiled code runs chain after chain, each a task; operators move all chains at once."""
+        if potential.size < 2:
+            raise UserError("microcanonical dynamics need two weights or more: one has no direction to turn; take nuts")
+        calls = float(self.transitions * GRADIENTS[self.integrator] * (TYPICAL if self.adjusted else 1))
+        compiled = choose_compiled(self.compiled, calls * self.chains, potential)
+        tasks = self.chains if compiled else 1
+        seconds, price = run_cost(calls * tasks, compiled, potential, self.chains // tasks)
+        cores = choose_cores(self.cores, tasks, potential.x.device, seconds, price)
+        announce(seconds, calls * tasks, cores)
+        run.tell(0, self.chains * self.transitions, {"expected": duration(seconds / cores)})
+        if run.checkpoint is not None and (state := run.checkpoint.load()) is not None:
+            z = state["starts"]
+        else:
+            z = starts(self.chains).cpu()
+            if run.checkpoint is not None:
+                run.checkpoint.save({"starts": z})
+        groups = z.numpy().reshape(tasks, -1, potential.size)
+        records, stopped = run_chains(Chains(self, potential, {}, groups, run.seed, compiled), cores, run)
+        return [record.of_chain(c) for record in records for c in range(groups.shape[1])], stopped
+
+    def kernel(self, potential: Potential, blocks: Mapping[str, int], start: np.ndarray, seed: int) -> Kernel:
+        """At the start of its chains (G, P); call inside ``isolated``."""
+        return Kernel(self, potential, start, seed)

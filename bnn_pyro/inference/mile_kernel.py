@@ -1,0 +1,190 @@
+"""Chains of microcanonical Langevin dynamics, one or several that move as one: transitions, and what a warm-up learns.
+
+    single steps: refresh u, then a step of the integrator        adjusted: draw u, then a trajectory, accepted or not
+
+The step of single steps is that of ``EnergyTuning``, of trajectories that of dual averaging, L that of the moments and
+effective draws of positions; each chain has its own.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from bnn_pyro.errors import UserError
+from bnn_pyro.inference.adaptation import OFFSET, SMALLEST_STEP, DualAveraging
+from bnn_pyro.inference.microcanonical import (
+    GRADIENTS,
+    EnergyTuning,
+    Moments,
+    State,
+    direction,
+    effective_draws,
+    evaluator,
+    refresh,
+    travel,
+)
+from bnn_pyro.inference.potential import Potential
+from bnn_pyro.inference.trajectories import MAX_ENERGY_ERROR
+from bnn_pyro.isolation import generator_state, set_generator_state
+
+__all__ = ["Kernel"]
+
+#: From and to where moments are taken, and to where effective draws are counted, as shares of the warm-up; L as a share
+#: of the way between two effective draws. Of the unadjusted sampler and of the adjusted one.
+WINDOWS = {False: (0.8, 0.9, 1.0), True: (0.15, 0.3, 0.6)}
+LENGTH = {False: 0.4, True: 0.3}
+#: Positions and coordinates of the last window that effective draws are counted of, at most; positions at least.
+POSITIONS, COORDINATES, MIN_POSITIONS = 1000, 2000, 10
+#: The first step, in units of √d.
+FIRST_STEP = 1e-3
+
+
+class Kernel:
+    """G chains between two transitions: where they are, what their warm-up has learned, and their generators.
+
+    settings: a ``MILE``.   start: (G, P).
+    """
+
+    def __init__(self, settings: Any, potential: Potential, start: np.ndarray, seed: int) -> None:
+        self.settings, self.potential = settings, potential
+        chains, self.size = start.shape
+        self.rngs = [np.random.default_rng([seed, c]) for c in range(chains)]
+        self.point = State(start.copy(), direction(self._noise()), *evaluator(potential)(start))
+        self.done, self.ends = 0, [int(share * settings.warmup) for share in WINDOWS[settings.adjusted]]
+        self.tuning = EnergyTuning.begin(FIRST_STEP * math.sqrt(self.size), chains)
+        self.averages: list[DualAveraging] = []
+        self.step_size, self.length = self.tuning.step, np.full(chains, math.sqrt(self.size))
+        self.moments = Moments.begin(start.shape)
+        self.positions: list[np.ndarray] = []
+
+    def step(self) -> dict[str, np.ndarray]:
+        """One transition: what ``stats`` keeps of it. Raises UserError where a chain diverges."""
+        step = self.step_size
+        adjusted = self.settings.adjusted and self.done >= self.ends[1]
+        with np.errstate(all="ignore"):
+            figures = self._trajectory() if adjusted else self._langevin()
+            self.done += 1
+            if self.done <= self.settings.warmup:
+                self._learn_length()
+        return {**figures, "lp": self.point.density, "step_size": step}
+
+    def _langevin(self) -> dict[str, np.ndarray]:
+        """A step of every chain; one that is not finite is taken back in the warm-up."""
+        settings, before = self.settings, self.point
+        state = before._replace(u=refresh(before.u, self._noise(), self.step_size / self.length))
+        state, error = travel(self.potential, state, self.step_size, np.ones(len(self.length)), settings.integrator)
+        good = np.isfinite(error) & np.isfinite(state.gradient).all(1) & (np.abs(error) < MAX_ENERGY_ERROR)
+        if self.done < settings.warmup:
+            if not good.all():
+                state = State(*(np.where(_like(good, new), new, old) for new, old in zip(state, before, strict=True)))
+            if self.done < self.ends[1]:
+                share = self.done / self.ends[1]
+                target = (1 - share) * settings.first_energy_variance + share * settings.energy_variance
+                self.tuning.learn(error, good, self.size, target)
+                self.step_size = self.tuning.step
+                self._check_steps()
+        elif not good.all():
+            self._diverged(int(np.argmin(good)), error)
+        self.point = state
+        figures = {"energy_error": np.abs(error), "decoherence_length": self.length, "diverging": np.zeros(len(error))}
+        return {**figures, "n_steps": np.full(len(error), float(GRADIENTS[settings.integrator]))}
+
+    def _trajectory(self) -> dict[str, np.ndarray]:
+        """One trajectory of every chain, accepted or rejected as a whole; in the warm-up step sizes learn of it."""
+        settings, before = self.settings, self.point
+        if not self.averages:
+            steps = self.step_size.tolist()
+            self.averages = [DualAveraging(s, centre=math.log(s), log_step=math.log(s)) for s in steps]
+        shares = np.array([rng.random() for rng in self.rngs])
+        steps = np.clip(np.ceil(2 * shares * self.length / self.step_size), 1, settings.max_steps)
+        state = before._replace(u=direction(self._noise()))
+        state, lost = travel(self.potential, state, self.step_size, steps, settings.integrator)
+        finite = np.isfinite(lost) & np.isfinite(state.gradient).all(1)
+        acceptance = np.where(finite, np.exp(np.minimum(0.0, -lost)), 0.0)
+        take = np.array([rng.random() for rng in self.rngs]) < acceptance
+        self.point = State(*(np.where(_like(take, new), new, old) for new, old in zip(state, before, strict=True)))
+        figures = {"trajectory_length": steps * self.step_size, "n_steps": steps * GRADIENTS[settings.integrator]}
+        if self.done < settings.warmup:
+            for average, rate in zip(self.averages, acceptance.tolist(), strict=True):
+                average.count += 1
+                average.learn_step((settings.target_accept - rate) / (average.count + OFFSET))
+            last = self.done == settings.warmup - 1
+            self.step_size = np.array([math.exp(a.log_step) if last else a.step for a in self.averages])
+            self._check_steps()
+        diverging = (~finite | (lost > MAX_ENERGY_ERROR)).astype(float)
+        return {"acceptance_rate": acceptance, "diverging": diverging, **figures}
+
+    def _learn_length(self) -> None:
+        """L from the moments of the second window, and from the effective draws of the third."""
+        (first, second, last), done, z = self.ends, self.done, self.point.z
+        if first < done <= second:
+            self.moments.add(z, self.step_size)
+        if done == second:
+            radius = self.moments.radius
+            self.length = np.where(np.isfinite(radius) & (radius > 0), radius, self.length)
+        every = max(1, -(-(last - second) // POSITIONS))
+        if second < done <= last and (done - second) % every == 0:
+            self.positions.append(z[:, :: -(-self.size // COORDINATES)].copy())
+        if done == last and len(self.positions) >= MIN_POSITIONS:
+            x = np.stack(self.positions, 1)
+            way = self.length if self.settings.adjusted else self.step_size
+            apart = np.array([np.mean(len(one) / effective_draws(one)) for one in x])
+            self.length = LENGTH[self.settings.adjusted] * way * every * apart
+            self.positions = []
+
+    def _check_steps(self) -> None:
+        if not (self.step_size > 1.001 * SMALLEST_STEP).all():
+            chain = int(np.argmin(self.step_size))
+            raise UserError(
+                f"the step size fell to {self.step_size[chain]:.1e} at transition {self.done:,}: no step is short "
+                "enough, as with a gradient that is not a number; try another start (start=map), a narrower prior or "
+                "scaled inputs"
+            )
+
+    def _diverged(self, chain: int, error: np.ndarray) -> None:
+        lost = error[chain]
+        what = f"its energy error is {lost:,.0f} nats" if np.isfinite(lost) else "it stopped being finite"
+        raise UserError(
+            f"a chain diverged at transition {self.done + 1:,}: {what} in a step of {self.step_size[chain]:.3g}; take "
+            f"a smaller energy_variance than {self.settings.energy_variance:g}, a longer warm-up, or adjusted=true"
+        )
+
+    def _noise(self) -> np.ndarray:
+        """(G, d) standard Normal numbers, each chain's of its own generator."""
+        return np.stack([rng.standard_normal(self.size) for rng in self.rngs])
+
+    def state(self) -> dict[str, Any]:
+        """Everything that the next transition depends on: tensors, numbers and lines of JSON."""
+        parts = {"point": self.point._asdict(), "tuning": vars(self.tuning), "moments": vars(self.moments)}
+        parts["own"] = {"step_size": self.step_size, "length": self.length}
+        return {
+            **{name: {k: torch.from_numpy(v) for k, v in values.items()} for name, values in parts.items()},
+            "positions": [torch.from_numpy(z) for z in self.positions],
+            "averages": [dict(vars(average)) for average in self.averages],
+            "done": self.done,
+            "generators": generator_state(),
+            "rngs": json.dumps([rng.bit_generator.state for rng in self.rngs]),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from such a state, in a kernel that was made in the same way."""
+        names = ("point", "tuning", "moments", "own")
+        point, tuning, moments, own = ({k: v.numpy() for k, v in state[name].items()} for name in names)
+        self.point, self.tuning, self.moments = State(**point), EnergyTuning(**tuning), Moments(**moments)
+        self.step_size, self.length, self.done = own["step_size"], own["length"], state["done"]
+        self.positions = [z.numpy() for z in state["positions"]]
+        self.averages = [DualAveraging(**values) for values in state["averages"]]
+        set_generator_state(state["generators"])
+        for rng, saved in zip(self.rngs, json.loads(state["rngs"]), strict=True):
+            rng.bit_generator.state = saved
+
+
+def _like(chosen: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """(G,) so that it goes with (G,) or (G, d)."""
+    return chosen.reshape(-1, *(1,) * (values.ndim - 1))
