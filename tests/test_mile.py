@@ -209,7 +209,7 @@ def worst(settings, transitions=200, chains=128):
         figures.append(kernel.step())
         z.append(kernel.point.z)
     means = (np.stack(z) ** 2 / VARIANCES).mean(0)  # of each chain: they are independent
-    return Estimate.of_runs(np.concatenate([means, np.stack(z).mean(0) / VARIANCES**0.5], 1)), figures
+    return Estimate.of_independent(np.concatenate([means, np.stack(z).mean(0) / VARIANCES**0.5], 1)), figures
 
 
 EXACT = np.repeat([1.0, 0.0], 5)
@@ -268,8 +268,8 @@ def test_unadjusted_has_the_bias_that_its_energy_error_tells():
 
 @pytest.mark.parametrize("adjusted", [False, True])
 def test_linear_regression(adjusted):
-    method = replace(TINY, adjusted=adjusted, draws=400 if adjusted else 1500, warmup=600, compiled="yes")
-    method = method if adjusted else replace(method, thin=20)
+    settings = dict(draws=400, warmup=600) if adjusted else dict(draws=800, warmup=2000, thin=10)
+    method = replace(TINY, adjusted=adjusted, compiled="yes", **settings)
     posterior = fit(PROBLEM.entry(), PROBLEM.data, method)
     check_gaussian(PROBLEM, posterior)
     stats = posterior.stats

@@ -69,7 +69,7 @@ class MILE(Sampler):
 
     converges_to: ClassVar[str] = "exact as lr → 0"
     tiny: ClassVar[Mapping[str, Any]] = {
-        "draws": 1000, "warmup": 1000, "chains": 4, "thin": 4, "start": "prior", "energy_variance": 1e-6,
+        "draws": 1000, "warmup": 2000, "chains": 4, "thin": 4, "start": "prior", "energy_variance": 1e-6,
         "first_energy_variance": 1e-4, "epochs": 20, "cores": 1,
     }  # fmt: skip
     #: Settings that no draw depends on: a run may be resumed with others.
