@@ -39,6 +39,8 @@ __all__ = ["Kernel"]
 #: of the way between two effective draws. Of the unadjusted sampler and of the adjusted one.
 WINDOWS = {False: (0.8, 0.9, 1.0), True: (0.15, 0.3, 0.6)}
 LENGTH = {False: 0.4, True: 0.3}
+#: L of trajectories at most, in units of √Σ Var zᵢ: that of half a circle in each direction of a Normal is π.
+REACH = 3.0
 #: Positions and coordinates of the last window that effective draws are counted of, at most; positions at least.
 POSITIONS, COORDINATES, MIN_POSITIONS = 1000, 2000, 10
 #: The first step, in units of √d.
@@ -136,6 +138,9 @@ class Kernel:
             way = self.length if self.settings.adjusted else self.step_size
             apart = np.array([np.mean(len(one) / effective_draws(one)) for one in x])
             self.length = LENGTH[self.settings.adjusted] * way * every * apart
+            if self.settings.adjusted:  # where chains do not mix, effective draws ask for trajectories without end
+                radius = np.sqrt(x.var(1).sum(1) * (self.size / x.shape[2]))
+                self.length = np.where(radius > 0, np.minimum(self.length, REACH * radius), self.length)
             self.positions = []
 
     def _check_steps(self) -> None:
