@@ -11,7 +11,9 @@ from scipy.integrate import solve_ivp
 
 import bnn_pyro as bp
 from bnn_pyro.checkpoint import Checkpoint, Interrupted, Run
+from bnn_pyro.checks import Subject
 from bnn_pyro.checks.check import Estimate, z_scores
+from bnn_pyro.checks.joint_distribution import JointDistribution
 from bnn_pyro.checks.linear_regression import correlated
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference import microcanonical, mile_kernel
@@ -363,3 +365,13 @@ def test_one_weight_has_no_direction_to_turn():
     data = correlated(inputs=1).data
     with pytest.raises(UserError, match="need two weights or more"):
         fit(one, data, replace(QUICK, start="prior"))
+
+
+def test_trajectories_leave_the_joint_distribution_as_it_is(monkeypatch):
+    """Geweke's test, of weights and targets: none of it is said to be off, and one that is never rejected is."""
+    check = JointDistribution(chains=600, sweeps=4, rows=6)
+    adjusted = Subject("mean-field", bp.MeanField(), "mile", PROBLEM.data, {"adjusted": True})
+    assert "bias of the step size" in check.refuses(replace(adjusted, given={})) and not check.refuses(adjusted)
+    assert check.run(adjusted).level != "bad"
+    monkeypatch.setattr(mile_kernel, "travel", lambda *a: (travel(*a)[0], np.minimum(travel(*a)[1], 0.0)))
+    assert check.run(adjusted).level == "bad"

@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 from scipy.special import ndtri
 from scipy.stats import norm
 from torch import Tensor
@@ -111,8 +112,29 @@ def _in_steps(method: Any, joint: JointChains, w: Weights, steps: int) -> Transi
     return move
 
 
-#: By what a class of methods has: a kernel of one chain, chains that share a start, a step of stochastic gradients.
-_KINDS = {"kernel": _one_by_one, "superchains": _all_at_once, "eta_share": _in_steps}
+def _moved_as_one(method: Any, joint: JointChains, w: Weights, steps: int) -> Transition:
+    """One chain tunes the kernel; what it learned moves all of them."""
+    potential, first = joint.potential(), {site: value[None] for site, value in joint.first.items()}
+    if choose_compiled(method.compiled, float(method.warmup * TYPICAL), potential):
+        potential.compile(1)
+    tuned = method.kernel(potential, {}, potential.position(first).numpy(), joint.seed)
+    for _ in range(method.warmup):
+        tuned.step()
+    kernel = method.kernel(potential, {}, potential.position(w).numpy(), joint.seed + 1)
+    kernel.adopt(tuned)
+
+    def move(y: Tensor) -> dict[str, Tensor]:
+        potential.give(y)
+        kernel.start_at(kernel.point.z)
+        kernel.step()
+        return potential.weights(torch.from_numpy(kernel.point.z))
+
+    return move
+
+
+#: By what a class of methods has: chains that share a start, an integrator of chains that move as one, a kernel of one
+#: chain, a step of stochastic gradients.
+_KINDS = {"superchains": _all_at_once, "integrator": _moved_as_one, "kernel": _one_by_one, "eta_share": _in_steps}
 
 
 def transitions_of(kind: type[Method]) -> Callable[..., Transition] | None:

@@ -65,6 +65,8 @@ class JointDistribution:
         """See ``Check``."""
         if transitions_of(subject.kind) is None:
             return f"{subject.inference} makes no transitions of a Markov chain that are known here"
+        if subject.converges_to != "exact" and not hasattr(subject.kind, "eta_share"):
+            return f"{subject.inference} has a bias of the step size here, and no known law that it falls by"
         if subject.temperature != 1.0:
             return "targets can be simulated at temperature 1 alone"
         if hasattr(subject.entry, "channels"):

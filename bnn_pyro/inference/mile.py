@@ -103,7 +103,7 @@ class MILE(Sampler):
         ``stats``, (C, D): lp, n_steps (gradients), step_size, decoherence_length L, diverging (0); energy_error, the
         root mean square of ΔE a step in nats, or acceptance_rate where adjusted.
 
-        Raises UserError where a chain diverges: its energy error exceeds 1,000 nats, or something is not finite.
+        Raises UserError where a chain diverges: its energy error exceeds 1,000 nats and 30 √d, or is not finite.
         """
         if not self.chains:
             size = sum(value.numel() for value in weight_space(model).initial.values())

@@ -43,6 +43,8 @@ LENGTH = {False: 0.4, True: 0.3}
 REACH = 3.0
 #: Positions and coordinates of the last window that effective draws are counted of, at most; positions at least.
 POSITIONS, COORDINATES, MIN_POSITIONS = 1000, 2000, 10
+#: A step diverges whose energy error exceeds so many nats in units of √d, or MAX_ENERGY_ERROR.
+WIDE = 30.0
 #: The first step, in units of √d.
 FIRST_STEP = 1e-3
 
@@ -57,13 +59,23 @@ class Kernel:
         self.settings, self.potential = settings, potential
         chains, self.size = start.shape
         self.rngs = [np.random.default_rng([seed, c]) for c in range(chains)]
-        self.point = State(start.copy(), direction(self._noise()), *evaluator(potential)(start))
+        self.start_at(start)
         self.done, self.ends = 0, [int(share * settings.warmup) for share in WINDOWS[settings.adjusted]]
+        self.most = max(MAX_ENERGY_ERROR, WIDE * math.sqrt(self.size))
         self.tuning = EnergyTuning.begin(FIRST_STEP * math.sqrt(self.size), chains)
         self.averages: list[DualAveraging] = []
         self.step_size, self.length = self.tuning.step, np.full(chains, math.sqrt(self.size))
         self.moments = Moments.begin(start.shape)
         self.positions: list[np.ndarray] = []
+
+    def start_at(self, z: np.ndarray) -> None:
+        """Go on from z (G, P), in directions drawn anew, with densities as the potential now has them."""
+        self.point = State(z.copy(), direction(self._noise()), *evaluator(self.potential)(z))
+
+    def adopt(self, other: Kernel) -> None:
+        """Take over step and length from the warm-up of a kernel of one chain."""
+        self.done, chains = other.done, len(self.point.z)
+        self.step_size, self.length = (np.repeat(values, chains) for values in (other.step_size, other.length))
 
     def step(self) -> dict[str, np.ndarray]:
         """One transition: what ``stats`` keeps of it. Raises UserError where a chain diverges."""
@@ -81,7 +93,7 @@ class Kernel:
         settings, before = self.settings, self.point
         state = before._replace(u=refresh(before.u, self._noise(), self.step_size / self.length))
         state, error = travel(self.potential, state, self.step_size, np.ones(len(self.length)), settings.integrator)
-        good = np.isfinite(error) & np.isfinite(state.gradient).all(1) & (np.abs(error) < MAX_ENERGY_ERROR)
+        good = np.isfinite(error) & np.isfinite(state.gradient).all(1) & (np.abs(error) < self.most)
         if self.done < settings.warmup:
             if not good.all():
                 state = State(*(np.where(_like(good, new), new, old) for new, old in zip(state, before, strict=True)))
