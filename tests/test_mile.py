@@ -339,7 +339,7 @@ def test_a_chain_that_diverges_is_an_error():
     for _ in range(10):
         kernel.step()
     kernel.step_size = np.array([1e-4, 1e4])
-    with pytest.raises(UserError, match=r"a chain diverged at transition 11: .* smaller energy_variance"):
+    with pytest.raises(UserError, match=r"chain 2 diverged at transition 11: .* smaller energy_variance"):
         kernel.step()
 
 

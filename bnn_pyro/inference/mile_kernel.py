@@ -31,7 +31,6 @@ from bnn_pyro.inference.microcanonical import (
 )
 from bnn_pyro.inference.potential import Potential
 from bnn_pyro.inference.trajectories import MAX_ENERGY_ERROR
-from bnn_pyro.isolation import generator_state, set_generator_state
 
 __all__ = ["Kernel"]
 
@@ -167,8 +166,9 @@ class Kernel:
     def _diverged(self, chain: int, error: np.ndarray) -> None:
         lost = error[chain]
         what = f"its energy error is {lost:,.0f} nats" if np.isfinite(lost) else "it stopped being finite"
+        who = "a chain" if len(error) == 1 else f"chain {chain + 1}"
         raise UserError(
-            f"a chain diverged at transition {self.done + 1:,}: {what} in a step of {self.step_size[chain]:.3g}; take "
+            f"{who} diverged at transition {self.done + 1:,}: {what} in a step of {self.step_size[chain]:.3g}; take "
             f"a smaller energy_variance than {self.settings.energy_variance:g}, a longer warm-up, or adjusted=true"
         )
 
@@ -185,7 +185,6 @@ class Kernel:
             "positions": [torch.from_numpy(z) for z in self.positions],
             "averages": [dict(vars(average)) for average in self.averages],
             "done": self.done,
-            "generators": generator_state(),
             "rngs": json.dumps([rng.bit_generator.state for rng in self.rngs]),
         }
 
@@ -197,7 +196,6 @@ class Kernel:
         self.step_size, self.length, self.done = own["step_size"], own["length"], state["done"]
         self.positions = [z.numpy() for z in state["positions"]]
         self.averages = [DualAveraging(**values) for values in state["averages"]]
-        set_generator_state(state["generators"])
         for rng, saved in zip(self.rngs, json.loads(state["rngs"]), strict=True):
             rng.bit_generator.state = saved
 
