@@ -183,10 +183,10 @@ class Chain:
                 last = now
                 self.figures = {
                     "chain": self.figures["chain"],
-                    name: mean,
-                    "step size": np.mean(figures["step_size"]),
-                    "gradients": np.max(figures["n_steps"]),
-                    "ms/gradient": 1e3 * (now - start) / gradients,
+                    name: float(mean),
+                    "step size": float(np.mean(figures["step_size"])),
+                    "gradients": int(np.max(figures["n_steps"])),
+                    "ms/gradient": float(1e3 * (now - start) / gradients),
                     "divergent": self.record.divergent,
                 }
             yield self.figures
