@@ -82,7 +82,8 @@ def texts_of(fault: Fault) -> str:
 
 def read_faults(root: Path, patterns: list[str]) -> list[Fault]:
     """The faults of the list, each with the file that holds its text now. Exits with what is stale, if anything is."""
-    package = {path: path.read_text(encoding="utf-8") for path in sorted((root / PACKAGE).rglob("*.py"))}
+    files = [path for path in sorted((root / PACKAGE).rglob("*.*")) if path.suffix in {".py", ".c", ".h"}]
+    package = {path: path.read_text(encoding="utf-8") for path in files}
     found, stale = [], []
     for name, (path, old, new, tests, what, *harmless) in tomllib.loads(FAULTS.read_text(encoding="utf-8")).items():
         if patterns and not any(fnmatch.fnmatch(name, pattern) for pattern in patterns):
