@@ -13,6 +13,7 @@ import dataclasses
 import math
 import operator
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from bnn_pyro.errors import UserError, unknown
@@ -98,8 +99,14 @@ def defaults(kind: type) -> dict[str, Any]:
 def parse_value(name: str, value: Any, default: Any) -> Any:
     """A setting's value, which may be text from the command line, as what its default is.
 
+    Where its default is None, a text that is a number becomes one, and "none" is None.
+
     Raises UserError for a text that is none.
     """
+    if default is None and isinstance(value, str):
+        for read in ({"none": None}.__getitem__, int, float):
+            with suppress(ValueError, KeyError):
+                return read(value.strip())
     if isinstance(default, bool):
         if str(value).lower() not in ("true", "yes", "1", "false", "no", "0"):
             raise UserError(f"{name} is true or false, got '{value}'")

@@ -1,6 +1,8 @@
 """Minimising -ELBO over mini-batches: the loop that SVI and the point estimates share.
 
 The learning rate falls by a cosine: noise in the gradient is averaged away at the end instead of left in the answer.
+Settings that are left out follow one rule (``inference.schedule``); without ``epochs`` the rate stays until the ELBO
+has settled, and then falls.
 Every step is a function of (parameters, optimiser state, generator state, step number), so a checkpoint made between
 any two steps goes on to the very same result.
 
@@ -17,9 +19,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import pyro
 import torch
@@ -30,10 +32,11 @@ from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.distributed import here
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference.log_joint import Objective
+from bnn_pyro.inference.schedule import schedule, settled
 from bnn_pyro.isolation import generator_state, set_generator_state, set_stream
 from bnn_pyro.parts.nets import in_mode
 from bnn_pyro.posterior import model_buffers
-from bnn_pyro.settings import Settings, parse_named, setting
+from bnn_pyro.settings import Settings, parse_named, plain, setting
 
 __all__ = ["OPTIMISERS", "Optimisation", "Training", "check_finite", "diverged", "parse_optimiser"]
 
@@ -66,11 +69,11 @@ parse_optimiser: Callable[[str], Maker] = partial(parse_named, "optimiser", tabl
 
 @dataclass(frozen=True)
 class Optimisation(Settings):
-    """Settings of stochastic gradient descent.
+    """Settings of stochastic gradient descent; those left out follow the rule of ``inference.schedule``.
 
-    epochs      passes over the training rows
-    batch_size  rows a step; 0 takes all rows in every step
-    lr          the first learning rate; it falls by a cosine to ``final_lr``·lr
+    epochs      passes over the training rows; by rule until the objective has settled
+    batch_size  rows a step, by rule all of up to 512; 0 takes all rows in every step
+    lr          the first learning rate, by rule of the number of weights; it falls by a cosine to ``final_lr``·lr
     final_lr    the last learning rate as a share of the first
     optimiser   adam, or sgd:MOMENTUM, whose lr is that of the mean over the rows
     """
@@ -79,11 +82,25 @@ class Optimisation(Settings):
     divisible: ClassVar[bool] = True
     tiny: ClassVar[Mapping[str, Any]] = {"epochs": 400, "batch_size": 0, "lr": 0.05, "final_lr": 0.0}
 
-    epochs: int = setting(2000, low=1)
-    batch_size: int = setting(0, low=0)
-    lr: float = setting(0.01, above=0)
+    epochs: int | None = setting(None, low=1, optional=True)
+    batch_size: int | None = setting(None, low=0, optional=True)
+    lr: float | None = setting(None, above=0, optional=True)
     final_lr: float = setting(0.01, low=0, high=1)
     optimiser: str = setting("adam", parse=parse_optimiser)
+
+    def resolved(self, model: nn.Module, data: Dataset) -> Self:
+        """These settings with every number in them; ``epochs`` is then the most."""
+        if None not in (self.epochs, self.batch_size, self.lr):
+            return self
+        weights = sum(value.numel() for value in model.initial.values())
+        rule = schedule(len(data.x_train), weights)._asdict()
+        return replace(self, **{name: value for name, value in rule.items() if getattr(self, name) is None})
+
+    def chosen(self, model: nn.Module, data: Dataset, trace: Mapping[str, list[float]]) -> dict[str, Any]:
+        """For the provenance, what the rule chose for the settings left out; {} where it chose nothing."""
+        rule = {**plain(self.resolved(model, data)), "epochs": round(trace["epoch"][-1])}
+        chosen = {name: rule[name] for name in ("epochs", "batch_size", "lr") if getattr(self, name) is None}
+        return {"schedule": chosen} if chosen else {}
 
     def minimise(
         self, model: nn.Module, guide: nn.Module, data: Dataset, run: Run, **how: Any
@@ -124,7 +141,10 @@ class Training:
     watch: Any = None
 
     def __post_init__(self) -> None:
-        settings, self.x, self.y, self.ranks = self.settings, self.data.x_train, self.data.y_train, here()
+        #: The step after which the learning rate falls; None until the objective has settled.
+        self.decay: int | None = None if self.settings.epochs is None else 0
+        settings = self.settings = self.settings.resolved(self.model, self.data)
+        self.x, self.y, self.ranks = self.data.x_train, self.data.y_train, here()
         num, size = len(self.x), settings.batch_size
         self.objective = self.ranks.averaged(Objective(self.model, self.guide, self.num_particles))
         self.optimiser = parse_optimiser(settings.optimiser)(self.guide.parameters(), settings.lr, num)
@@ -156,7 +176,8 @@ class Training:
         The order is a function of (seed, epoch) alone, so that step k has the same rows after a resume.
         """
         if self.per_epoch == 1:
-            yield from (slice(None) for _ in range(self.step, self.total))
+            while self.step < self.total:
+                yield slice(None)
             return
         while self.step < self.total:
             epoch, first = divmod(self.step, self.per_epoch)
@@ -166,7 +187,8 @@ class Training:
 
     def advance(self, rows: Tensor | slice) -> None:
         """One step. Raises UserError where the likelihood is given parameters that are not finite."""
-        settings, progress = self.settings, self.step / self.total
+        settings, first = self.settings, self.step if self.decay is None else self.decay
+        progress = (self.step - first) / (self.total - first)
         decay = settings.final_lr + (1 - settings.final_lr) * 0.5 * (1 + math.cos(math.pi * progress))
         for group in self.optimiser.param_groups:
             group["lr"] = self.first_lr * decay
@@ -206,6 +228,8 @@ class Training:
         for name, value in zip(self.trace, line, strict=True):
             self.trace[name].append(value)
         self.since = 0
+        if self.decay is None and (2 * self.step >= self.total or settled(self.trace["elbo"], len(self.x))):
+            self.decay, self.total = self.step, 2 * self.step
         return figures
 
     def _recent(self) -> Tensor:
@@ -234,6 +258,7 @@ class Training:
             "generators": generators[0],
             "others": generators[1:],
             "step": self.step,
+            "decay": self.decay,
             "trace": self.trace,
             "recent": figures.clone(),  # of a part, the whole would be saved
             "watch": None if self.watch is None else self.watch.state,
@@ -245,6 +270,8 @@ class Training:
         self.optimiser.load_state_dict(state["optimiser"])
         self.model.load_state_dict(state.get("buffers", {}), strict=False)
         self.first = self.step = state["step"]
+        if (decay := state.get("decay")) is not None:
+            self.decay, self.total = decay, 2 * decay or self.total
         self.trace, self.since = state["trace"], len(state["recent"])
         self.figures[: self.since] = state["recent"]
         if self.watch is not None:

@@ -66,7 +66,7 @@ class SVI(Optimisation):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.kl_warmup > self.epochs:
+        if self.kl_warmup > (self.epochs or math.inf):
             raise UserError(f"kl_warmup must lie between 0 and the {self.epochs} epochs, got {self.kl_warmup}")
 
     def run(self, model: nn.Module, guide: nn.Module | None, data: Dataset, **how: Any) -> Posterior:
@@ -75,7 +75,7 @@ class SVI(Optimisation):
             raise UserError("SVI needs a guide, and this variant has none; use --inference map")
         elbo = dict(latent=self.temperature, warmup=self.kl_warmup, num_particles=self.num_particles)
         trace = self.minimise(model, guide, data, Run(**how), **elbo)
-        return Posterior(model, data.schema, guide=guide, trace=trace)
+        return Posterior(model, data.schema, guide=guide, trace=trace, provenance=self.chosen(model, data, trace))
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class MAP(Optimisation):
         point = PointMass(model.initial).to(data.x_train.device)
         trace = self.find(model, point, data, Run(**how))
         chains = {site: value.detach()[None, None] for site, value in point.sites().items()}
-        return Posterior(model, data.schema, chains=chains, trace=trace)
+        return Posterior(model, data.schema, chains=chains, trace=trace, provenance=self.chosen(model, data, trace))
 
     def check(self, data: Dataset) -> None:
         """Raises UserError where early stopping is asked for and there are no validation rows."""
@@ -156,7 +156,7 @@ class MCDropout(MAP):
         trace = self.find(model, point, data, Run(**how))
         with torch.no_grad():
             guide.loc.copy_(point.loc)
-        return Posterior(model, data.schema, guide=guide, trace=trace)
+        return Posterior(model, data.schema, guide=guide, trace=trace, provenance=self.chosen(model, data, trace))
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,8 @@ class Ensemble(MAP):
         states = [None if child is None else child.load() for child in children]
         found: dict[int, Member] = {m: state["found"] for m, state in enumerate(states) if state and "found" in state}
         todo = [m for m in numbers if m not in found]
-        steps, before = self.epochs * math.ceil(len(data.x_train) / (self.batch_size or len(data.x_train))), len(found)
+        rule, before = self.resolved(model, data), len(found)
+        steps = rule.epochs * math.ceil(len(data.x_train) / (rule.batch_size or len(data.x_train)))
 
         def keep(index: int, member: Member) -> None:
             found[todo[index]] = member
@@ -217,7 +218,7 @@ class Ensemble(MAP):
 
         rows = replace(data, x_test=data.x_test[:0], y_test=data.y_test[:0])  # the others need not travel
         train = partial(_train, self, model, rows, run.seed, [None] * self.members if on_cluster() else children)
-        work = self.epochs * len(data.x_train) * sum(value.numel() for value in model.initial.values())
+        work = rule.epochs * len(data.x_train) * sum(value.numel() for value in model.initial.values())
         seconds = self.members * (steps * EAGER + ARITHMETIC * work)
         where = dict(cores=choose_cores(self.cores, self.members, data.x_train.device, seconds), watch=watch)
         together = self.members == 1 or here().size > 1
@@ -228,7 +229,8 @@ class Ensemble(MAP):
             map_tasks(train, todo, names=names, report=shown, done=keep, **where)
         members = [found[m] for m in numbers]
         chains = {s: torch.stack([w[s].to(data.x_train.device) for w, _ in members])[:, None] for s in members[0][0]}
-        return Posterior(model, data.schema, chains=chains, trace=_mean([trace for _, trace in members]))
+        trace = _mean([trace for _, trace in members])
+        return Posterior(model, data.schema, chains=chains, trace=trace, provenance=self.chosen(model, data, trace))
 
 
 def _train(

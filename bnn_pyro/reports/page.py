@@ -161,6 +161,7 @@ def facts_of(run: RunFacts) -> list[tuple[str, str]]:
     facts = {
         "variant": f"{recipe['variant']}: {spoken(recipe['variant_settings'])}",
         "inference": f"{recipe['inference']}: {spoken(recipe['inference_settings'])}",
+        "by rule": spoken(provenance.get("schedule", {})),
         "seed": str(recipe["seed"]),
         "data": f"{provenance['data']}: {provenance['source'] or recipe['data']['name']}",
         "rows": ", ".join(f"{count:,} {part}" for part, count in provenance["rows"].items()),
