@@ -16,7 +16,7 @@ from bnn_pyro.lazy import lazy_names
 __version__ = "0.1.0"
 
 _NAMES = {
-    "datasets": "DATASETS load_data load_inputs",
+    "datasets": "DATASETS dataset load_data load_inputs",
     "datasets.dataset": "Dataset Schema",
     "inference": "METHODS HMC NUTS ChEES MILE SGHMC SGLD MAP MLE SVI MCDropout Ensemble Laplace",
     "zoo": "ZOO MeanField HiddenLayerNet VariationalDropout SparseDropout BayesianConvNet LastLayer MLP ConvNet "

@@ -15,6 +15,7 @@ import torch
 
 from bnn_pyro.checkpoint import Checkpoint
 from bnn_pyro.datasets.dataset import Dataset, Schema
+from bnn_pyro.datasets.in_memory import dataset
 from bnn_pyro.distributed import Agreed, Ranks, choose_device, here, joined
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.features import check_split, on_features
@@ -56,7 +57,7 @@ def backbone_variant(entry: Entry, schema: Schema) -> str | None:
 @joined()
 def fit(
     entry: str | Entry,
-    data: Dataset,
+    data: Dataset | tuple[Any, Any],
     method: str | Method | None = None,
     *,
     seed: int = 0,
@@ -68,6 +69,7 @@ def fit(
     """The posterior of a variant given the training rows of ``data``.
 
     entry: a name in ``ZOO`` (with the settings tuned for ``data.name``), or a variant with your own settings.
+    data: a data set; or (X, y) as ``dataset`` takes them, of which all rows train.
     method: a name in ``METHODS``, or settings such as ``SVI(epochs=200)``; by default the variant's first.
     seed: determines initial weights, order of mini-batches and noise; the caller's generators are left as they were.
     out: a folder for ``checkpoint/`` while training and the posterior's archive after it; the backbone of a last
@@ -81,6 +83,8 @@ def fit(
     Raises UserError for bad input, a loss that is not finite, or ``out`` in use by another process, and
     ``Interrupted`` (a KeyboardInterrupt) on Ctrl-C or SIGTERM where ``out`` was given: its checkpoint is then whole.
     """
+    if not isinstance(data, Dataset):
+        data = _rows(data)
     ranks, (entry, method) = here(), _resolve(entry, data, method)
     if not len(data.x_train):
         raise UserError(f"data set '{data.name}' has no training rows")
@@ -127,6 +131,12 @@ def fit(
             ranks.first_does(lambda: posterior.save(out))
             checkpoint.discard()
         return posterior
+
+
+def _rows(data: Any) -> Dataset:
+    if not isinstance(data, tuple) or len(data) != 2:
+        raise UserError(f"a fit takes a data set (bp.load_data, bp.dataset) or (X, y), not a {type(data).__name__}")
+    return dataset(*data, split=0.0, validation=0)
 
 
 def _provenance(entry: Entry, method: Method, data: Dataset, seed: int) -> dict[str, Any]:

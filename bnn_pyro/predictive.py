@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pyro.poutine as poutine
 import torch
 from pyro.distributions import Distribution
 from torch import Tensor
 
+from bnn_pyro.datasets.in_memory import inputs
 from bnn_pyro.errors import UserError
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.components import make, parameters
@@ -34,7 +36,7 @@ Prediction = Mixture
 
 def predict(
     posterior: Posterior,
-    x: Tensor,
+    x: Tensor | Any,
     *,
     num_draws: int = 100,
     max_memory: int = DEFAULT_MAX_MEMORY,
@@ -45,7 +47,8 @@ def predict(
 
     The model is out of training mode meanwhile: all randomness is the draws'.
 
-    x: (B, *input_shape), standardised (``data.x_test``, or ``schema.standardise(raw)``).
+    x: (B, *input_shape); a tensor is standardised already (``data.x_test``, or ``schema.standardise(raw)``), a frame,
+        NumPy array or list of rows is not, and goes through ``load_inputs``.
     num_draws: S; a posterior of stored draws gives at most as many as it holds.
     max_memory: bytes that a chunk's widest activation may take. The result itself takes 4·S·B·K bytes besides.
     seed: for the draws; None takes the caller's generator.
@@ -53,6 +56,7 @@ def predict(
 
     Raises UserError where x has not the shape that the posterior was trained on, or memory does not suffice.
     """
+    x = x if isinstance(x, Tensor) else inputs(x, posterior.schema)
     shape = posterior.schema.input_shape
     if tuple(x.shape[1:]) != tuple(shape):
         raise UserError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,14 +13,15 @@ from torch import Tensor
 
 from bnn_pyro.datasets.arrays import IMAGE_SUFFIXES, load_archive, noise_images, read_images, read_inputs, read_pair
 from bnn_pyro.datasets.dataset import TASKS, Column, Dataset, Raw, Schema
+from bnn_pyro.datasets.in_memory import dataset, inputs
 from bnn_pyro.datasets.prepare import prepare, select_features, standardised
 from bnn_pyro.datasets.tables import load_table, read_rows
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.files import data_root, existing, resolve
 
 __all__ = [
-    "DATASETS", "NOISE", "Column", "Dataset", "Schema", "data_root", "load_data", "load_inputs", "noise_images",
-    "read_images", "read_rows",
+    "DATASETS", "NOISE", "Column", "Dataset", "Schema", "data_root", "dataset", "load_data", "load_inputs",
+    "noise_images", "read_images", "read_rows",
 ]  # fmt: skip
 
 
@@ -199,6 +201,8 @@ def load_data(
 
     Raises UserError, one line with the place and the way out, for whatever is wrong with the input.
     """
+    if not isinstance(name_or_path, str | Path):
+        raise UserError(f"load_data takes a name or a file, not a {type(name_or_path).__name__}; give it to bp.dataset")
     if features is not None:
         features = [features] if isinstance(features, str) else list(features)
     if task not in (None, *TASKS):
@@ -224,19 +228,22 @@ def load_data(
 
 
 def load_inputs(
-    name_or_path: str | Path, schema: Schema, *, num: int | None = None, seed: int = 0, invert: bool = False
+    name_or_path: Any, schema: Schema, *, num: int | None = None, seed: int = 0, invert: bool = False
 ) -> Tensor:
     """Inputs from anywhere (N, *input_shape), standardised as the model's own: out-of-distribution data, for one.
 
     name_or_path  a data set (its test part where it has one), a CSV, TSV or NPZ file, a PNG or JPG file or a folder
-                  of them, or "noise", "uniform-noise", "gaussian-noise"
+                  of them, or "noise", "uniform-noise", "gaussian-noise"; or a frame, array, tensor or list of inputs
+                  that are not standardised (see ``dataset``)
     num           keep the first so many (noise: draw so many, 1,000 where not given)
     invert        of pictures: see ``images.read_images``
     """
-    text = str(name_or_path)
-    path = resolve(name_or_path)
     if num is not None and num < 1:
         raise UserError(f"num={num}: give the number of inputs to keep, 1 or more")
+    if not isinstance(name_or_path, str | Path):
+        return inputs(name_or_path, schema)[:num]
+    text = str(name_or_path)
+    path = resolve(name_or_path)
     if text in NOISE:
         return noise_images(NOISE[text], 1000 if num is None else num, schema, seed)
     if text not in DATASETS and (path.is_dir() or path.suffix.lower() in IMAGE_SUFFIXES):

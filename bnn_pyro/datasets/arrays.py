@@ -6,18 +6,20 @@ And pictures of the user's own. Rows of arrays are counted from 0.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from bnn_pyro.datasets.cells import read_target
 from bnn_pyro.datasets.dataset import Raw, Schema
-from bnn_pyro.datasets.tables import read_target
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.files import existing, read_archive
 
-__all__ = ["IMAGE_SUFFIXES", "load_archive", "noise_images", "read_images", "read_inputs", "read_pair"]
+__all__ = ["IMAGE_SUFFIXES", "image_arrays", "load_archive", "noise_images", "raw_arrays", "read_images", "read_inputs",
+           "read_pair"]  # fmt: skip
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
 #: Types of numbers that torch has too.
@@ -38,14 +40,26 @@ def load_archive(
         return _pair(path, task)
     if "x" not in arrays or "y" not in arrays:
         raise UserError(f"{path}: has {', '.join(arrays) or 'no arrays'}; it needs arrays x and y (or one arr_0)")
-    x, y = arrays.pop("x"), arrays["y"]  # pop: what follows may let the whole array go
+    if target is not None and target != "y":
+        raise UserError(f"{path}: the target of an NPZ file is its array y; leave target='{target}' out")
+    raw = raw_arrays(path, arrays.pop("x"), arrays["y"], task, arrays.get("classes"), drop_missing)
+    return replace(raw, name=path.stem)
+
+
+def raw_arrays(
+    path: str | Path,
+    x: np.ndarray,
+    y: np.ndarray,
+    task: str | None = None,
+    classes: Sequence[str] | None = None,
+    drop_missing: bool = False,
+) -> Raw:
+    """Arrays as in :func:`load_archive`; ``path`` is what errors call them."""
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
     if x.ndim == 0 or x.size == 0 or y.ndim != 1 or len(y) != len(x):
-        raise UserError(f"{path}: x has shape {x.shape} and y {arrays['y'].shape}; x needs rows, and y "
-                        "one value for each, shape (N,)")  # fmt: skip
-    if target is not None and target != "y":
-        raise UserError(f"{path}: the target of an NPZ file is its array y; leave target='{target}' out")
+        raise UserError(f"{path}: x has shape {x.shape} and y {y.shape}; x needs rows, and y one value for each, shape "
+                        "(N,)")  # fmt: skip
     rows = None
     if drop_missing:
         _refuse(path, "x", x, allow_nan=True)
@@ -55,16 +69,17 @@ def load_archive(
             raise UserError(f"{path}: every row has a missing value (nan)")
         if not keep.all():
             x, y, rows = x[keep], y[keep], torch.from_numpy(np.flatnonzero(keep))
-    x, white = _inputs(path, x)
+    x, white = image_arrays(path, x)
     _refuse(path, "y", y)
-    task, labels, classes = _targets(path, y, task, arrays.get("classes"))
+    task, labels, classes = _targets(path, y, task, classes)
+    features = () if x.ndim == 4 else tuple(f"x{i + 1}" for i in range(x.shape[1]))
     return Raw(
-        name=path.stem,
+        name=str(path),
         task=task,
         x=torch.from_numpy(x),
         y=torch.from_numpy(labels),
         classes=classes,
-        features=() if x.ndim == 4 else tuple(f"x{i + 1}" for i in range(x.shape[1])),
+        features=features,
         source=str(path),
         white=white,
         rows=rows,
@@ -80,7 +95,7 @@ def read_inputs(path: str | Path) -> tuple[Tensor, float]:
     key = "x" if "x" in arrays else "arr_0"
     if key not in arrays:
         raise UserError(f"{path}: has {', '.join(arrays) or 'no arrays'}; it needs an array x (or arr_0)")
-    x, white = _inputs(Path(path), arrays[key])
+    x, white = image_arrays(Path(path), arrays[key])
     return torch.from_numpy(x), white
 
 
@@ -142,7 +157,7 @@ def _pair(path: Path, task: str | None) -> Raw:
     )
 
 
-def _inputs(path: Path, x: np.ndarray) -> tuple[np.ndarray, float]:
+def image_arrays(path: str | Path, x: np.ndarray) -> tuple[np.ndarray, float]:
     """x as (N, F) or images (N, channels, H, W), uint8 or float32 in [0, 1], and a white pixel; NaN and inf refused.
 
     Tables keep the type that they came in, where torch has it: a copy in float64 could be many times the file.
@@ -168,20 +183,25 @@ def _inputs(path: Path, x: np.ndarray) -> tuple[np.ndarray, float]:
     return x if x.shape[1] in (1, 3) else np.moveaxis(x, 3, 1), white
 
 
-def _refuse(path: Path, name: str, values: np.ndarray, allow_nan: bool = False) -> None:
+def _refuse(path: str | Path, name: str, values: np.ndarray, allow_nan: bool = False) -> None:
     """The first value of an array of floats that is infinite, or nan, is an error with its place."""
     if not np.issubdtype(values.dtype, np.floating):
         return
     wrong = np.isinf(values) if allow_nan else ~np.isfinite(values)
     if wrong.any():
         place = tuple(int(index) for index in np.unravel_index(wrong.argmax(), wrong.shape))
-        drop = ", or train with drop_missing (--drop-missing)" if np.isnan(values[place]) else ""
+        way = (
+            "train with drop_missing (--drop-missing)"
+            if isinstance(path, Path)
+            else "give missing='drop' or 'indicator'"
+        )
+        drop = f", or {way}" if np.isnan(values[place]) else ""
         raise UserError(f"{path}: {name}{list(place)} is {values[place]}; correct or remove row {place[0]} (from 0)"
                         f"{drop}")  # fmt: skip
 
 
 def _targets(
-    path: Path, y: np.ndarray, task: str | None, names: np.ndarray | None
+    path: str | Path, y: np.ndarray, task: str | None, names: Sequence[str] | None
 ) -> tuple[str, np.ndarray, tuple[str, ...]]:
     import pandas as pd
 
@@ -190,10 +210,10 @@ def _targets(
     if names is None:
         cells = pd.Series([str(v) for v in y.tolist()], name="y")
         return read_target(path, cells, task)
-    classes = tuple(str(name) for name in names.ravel())
-    if task == "regression":
-        raise UserError(f"{path}: has an array classes, so its task is classification; leave task='regression' out")
-    if not np.issubdtype(y.dtype, np.integer) or len(set(classes)) < max(2, len(classes)):
+    classes = tuple(str(name) for name in np.ravel(names))
+    if task not in (None, "classification"):
+        raise UserError(f"{path}: has an array classes, so its task is classification; leave task='{task}' out")
+    if y.dtype.kind not in "iuf" or (y != np.round(y)).any() or len(set(classes)) < max(2, len(classes)):
         raise UserError(f"{path}: with an array classes of two or more names, y must hold labels 0, 1, …")
     _check_labels(f"{path}: y", y, len(classes))
     return "classification", y.astype(np.int64), classes

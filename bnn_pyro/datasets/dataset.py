@@ -26,7 +26,7 @@ from bnn_pyro.files import cache_root
 
 __all__ = ["PARTS", "TASKS", "Column", "Dataset", "Raw", "Schema", "load_together"]
 
-TASKS = ("regression", "classification")
+TASKS = ("regression", "classification", "counts")
 #: The tensors of a data set.
 PARTS = ("x_train", "y_train", "x_val", "y_val", "x_test", "y_test")
 #: Bytes of rows from which on the processes of a machine have them in common; fewer are loaded by each.
@@ -35,24 +35,47 @@ LARGE = 2**28
 
 @dataclass(frozen=True)
 class Column:
-    """One input column of a table: numeric, or categorical with the categories that one-hot encode it."""
+    """One input column of a table: numeric, or categorical with the categories that one-hot encode it.
+
+    fill  stands for a missing number, and a second feature says where (1: missing); None: a missing one is refused.
+          The median of the training rows; nan until they are known
+    """
 
     name: str
     categories: tuple[str, ...] | None = None
+    fill: float | None = None
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """The names of what it becomes."""
+        if self.categories is not None:
+            return tuple(f"{self.name}={category}" for category in self.categories)
+        return (self.name,) if self.fill is None else (self.name, f"{self.name} missing")
+
+    @property
+    def width(self) -> int:
+        """The number of its features."""
+        return len(self.features)
+
+    @property
+    def num_numbers(self) -> int:
+        """How many of its features, the first, are quantities; the others are 0 or 1."""
+        return int(self.categories is None)
 
 
 @dataclass(frozen=True)
 class Schema:
     """What a model must know of its data; JSON-able by :meth:`to_dict`.
 
-    task         "regression" or "classification" (two classes are classification with K = 2)
+    task         one of ``TASKS`` (two classes are classification with K = 2)
     input_shape  shape of one standardised input: (features,) for tables, (channels, height, width) for images
     classes      names of the K classes, in the order of the labels 0 … K−1; () for regression
     features     name of each input feature after encoding; () for images
     target       name of the target
     x_shift, x_scale  of length 1 (one for all, as for images) or one per feature
-    y_shift, y_scale  mean and standard deviation of the training targets (regression; 0 and 1 otherwise)
+    y_shift, y_scale  mean and standard deviation of the training targets; 0 and 1 of classes
     columns      how a raw table becomes features; () where there is no table
+    unseen       what a category does that training did not have: "refuse", or "ignore", where it is none of them
     """
 
     task: str
@@ -65,6 +88,7 @@ class Schema:
     y_shift: float = 0.0
     y_scale: float = 1.0
     columns: tuple[Column, ...] = ()
+    unseen: str = "refuse"
 
     @property
     def has_classes(self) -> bool:
@@ -96,14 +120,20 @@ class Schema:
     def to_dict(self) -> dict[str, Any]:
         """Plain lists, strings and numbers, for JSON."""
         plain = {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self).items()}
-        plain["columns"] = [[c.name, None if c.categories is None else list(c.categories)] for c in self.columns]
+        plain["columns"] = [
+            [c.name, None if c.categories is None else list(c.categories), *([] if c.fill is None else [c.fill])]
+            for c in self.columns
+        ]
         return plain
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Schema:
         """The inverse of :meth:`to_dict`."""
         fields = {k: tuple(v) if isinstance(v, list) else v for k, v in plain.items()}
-        fields["columns"] = tuple(Column(n, None if c is None else tuple(c)) for n, c in plain.get("columns", ()))
+        fields["columns"] = tuple(
+            Column(name, None if categories is None else tuple(categories), *fill)
+            for name, categories, *fill in plain.get("columns", ())
+        )
         return cls(**fields)
 
 
@@ -112,7 +142,7 @@ class Dataset:
     """Inputs and targets for training, validation and test.
 
     x_*  (N, *input_shape) float32, standardised with the statistics of x_train
-    y_*  (N,) float32 in the target's own units (regression), or int64 labels (classification)
+    y_*  (N,) float32 in the target's own units, or int64 labels (classification)
     name      as given to ``load_data`` (a file's stem for a user's file)
     source    where it came from, for the report and the model card
     split     how the rows were divided: seed, fractions or the given split; JSON-able
@@ -154,7 +184,7 @@ class Raw:
 
     x      (N, F) numbers of any type, or (N, channels, height, width): uint8 of 0 … white, or float32 in [0, 1] where
            white is 1
-    y      (N,) float64 (regression) or int64 labels 0 … K−1 (classification)
+    y      (N,) float64, or int64 labels 0 … K−1 (classification)
     test   x and y of the set's own test part, None where it has none
     white  the value of a white pixel: images are divided by it
     rows   (N,) numbers of the rows in the file, counted from 0, where rows were dropped; None: all are there
@@ -174,6 +204,12 @@ class Raw:
     white: float = 1.0
     rows: Tensor | None = None
     validation: int | None = None
+    unseen: str = "refuse"
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether targets are labels of classes, not numbers."""
+        return self.task == "classification"
 
 
 # -- one copy of the rows on a machine ---------------------------------------------------------------------------------

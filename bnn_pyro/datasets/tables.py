@@ -6,8 +6,9 @@ Rows are numbered as an editor numbers them: the header is row 1.
 from __future__ import annotations
 
 import csv
-import re
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bnn_pyro.datasets.cells import DECIMAL_COMMA, label, numbers, parsed, positions, read_target
 from bnn_pyro.datasets.dataset import Column, Raw, Schema
 from bnn_pyro.datasets.prepare import check_choice
 from bnn_pyro.errors import UserError, unknown
@@ -23,17 +25,16 @@ from bnn_pyro.files import existing
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["load_table", "read_rows", "read_target"]
+__all__ = ["encode_rows", "encode_target", "load_table", "raw_table", "read_rows"]
 
-#: Cells that hold nothing.
+#: Cells of a file that hold nothing.
 MISSING = ("", "?", "NA", "N/A", "#N/A", "NaN", "nan", "NAN", "-nan", "null", "NULL", "None", "none", "n/a", "na")
 #: A text column with more categories than this, and fewer than five rows for each, is a name or a comment.
 MAX_CATEGORIES = 20
-#: A target with more different whole numbers than this is a quantity.
-MAX_CLASSES = 20
+#: The category of a missing text.
+MISSING_CATEGORY = "(missing)"
 #: Names of columns that an error message shows.
 MAX_SHOWN = 12
-DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
 
 
 def load_table(
@@ -47,7 +48,7 @@ def load_table(
     """Read a CSV or TSV file: numeric columns as they are, text columns one-hot, one column as the target.
 
     target   its column; where none is given, a column called "y"
-    task     "regression" or "classification"; inferred from the target where not given
+    task     one of ``TASKS``; regression or classification by the target where not given
     """
     frame = _read_table(path)
     if target is None and "y" not in frame.columns:
@@ -63,21 +64,50 @@ def load_table(
             raise UserError(f"{path}: column '{target}' is the target; choose other features")
         check_choice(features, names, str(path))
         names = list(features)
-    complete = _complete(path, frame[[*names, target]], drop_missing)
-    task, y, classes = read_target(path, complete[target], task)
-    columns = tuple(_describe(path, complete[name]) for name in names)
-    x, encoded = _encode(path, complete, columns)
+    missing = "drop" if drop_missing else "refuse"
+    raw = raw_table(path, frame[[*names, target]], target, task=task, missing=missing, words=MISSING)
+    return replace(raw, name=path.stem, source=str(path))
+
+
+def raw_table(
+    where: str | Path,
+    frame: pd.DataFrame,
+    target: str,
+    *,
+    task: str | None = None,
+    missing: str = "refuse",
+    words: Sequence[str] = ("",),
+) -> Raw:
+    """Columns of numbers or of text to features and the target.
+
+    missing  of a missing value, "refuse" it, "drop" its row, or have an "indicator": numbers are filled with the
+             training rows' median and a second feature says where; of text, "missing" is one more category
+    words    texts that stand for a missing value
+    """
+    gaps, kept = _gaps(frame, words), frame
+    if missing == "indicator":
+        _complete(where, frame[[target]], gaps[[target]], False, "; leave such rows out")
+    else:
+        way = (
+            ", or train with drop_missing (--drop-missing)"
+            if len(words) > 1
+            else ", or give missing='drop' or 'indicator'"
+        )
+        kept = _complete(where, frame, gaps, missing == "drop", way)
+    gaps = gaps.loc[kept.index]
+    task, y, classes = read_target(where, kept[target], task)
+    columns = tuple(_describe(where, kept[name], gaps[name]) for name in kept.columns if name != target)
     return Raw(
-        name=path.stem,
+        name=str(where),
         task=task,
-        x=torch.from_numpy(x),
+        x=torch.from_numpy(_encode(where, kept, gaps, columns)),
         y=torch.from_numpy(y),
         classes=classes,
-        features=encoded,
+        features=tuple(feature for column in columns for feature in column.features),
         target=target,
         columns=columns,
-        source=str(path),
-        rows=None if len(complete) == len(frame) else torch.from_numpy(frame.index.get_indexer(complete.index)),
+        source=str(where),
+        rows=None if len(kept) == len(frame) else torch.from_numpy(frame.index.get_indexer(kept.index)),
     )
 
 
@@ -94,19 +124,37 @@ def read_rows(path: str | Path, schema: Schema) -> tuple[Tensor, Tensor | None]:
     if not schema.columns:
         wanted = "images" if schema.is_image else f"arrays x of shape (N, {schema.input_shape[0]})"
         raise UserError(f"{path}: this model takes {wanted}, not a table; give an .npz file (or PNG/JPG images)")
-    frame = _read_table(path)
-    for column in schema.columns:
+    x, y = encode_rows(path, _read_table(path), schema, MISSING)
+    return schema.standardise(x), y
+
+
+def encode_rows(
+    where: str | Path, frame: pd.DataFrame, like: Schema | Raw, words: Sequence[str] = ("",)
+) -> tuple[Tensor, Tensor | None]:
+    """Rows as those that ``like`` was made of: x (N, features), not standardised, and y (N,) or None.
+
+    Raises UserError as :func:`read_rows`.
+    """
+    for column in like.columns:
         if column.name not in frame.columns:
-            raise UserError(f"{path}: no column '{column.name}', which this model needs; it has {_shown(frame)}")
-    inputs = _complete(path, frame[[column.name for column in schema.columns]], False)
-    x = schema.standardise(torch.from_numpy(_encode(path, inputs, schema.columns)[0]))
-    if schema.target not in frame.columns or frame[schema.target].isin(MISSING).all():
+            raise UserError(f"{where}: no column '{column.name}', which this model needs; it has {_shown(frame)}")
+    gaps = _gaps(frame, words)
+    strict = [c.name for c in like.columns if c.fill is None and MISSING_CATEGORY not in (c.categories or ())]
+    _complete(where, frame[strict], gaps[strict], False)
+    x = torch.from_numpy(_encode(where, frame, gaps, like.columns, like.unseen))
+    if like.target not in frame.columns or gaps[like.target].all():
         return x, None
-    cells = _complete(path, frame[[schema.target]], False)[schema.target]
-    if schema.task == "regression":
-        return x, torch.from_numpy(_numbers(path, cells)).to(torch.float32)
-    labels = [cell if cell in schema.classes else _label(cell) for cell in cells]
-    return x, torch.from_numpy(_positions(path, cells, labels, schema.classes, "class"))
+    return x, encode_target(where, frame[like.target], like, words)
+
+
+def encode_target(where: str | Path, cells: pd.Series, like: Schema | Raw, words: Sequence[str] = ("",)) -> Tensor:
+    """Targets (N,) float32, or labels by the names of the classes."""
+    frame = cells.to_frame()
+    _complete(where, frame, _gaps(frame, words), False)
+    if not like.has_classes:
+        return torch.from_numpy(numbers(where, cells)).to(torch.float32)
+    labels = [cell if cell in like.classes else label(cell) for cell in cells]
+    return torch.from_numpy(positions(where, cells, labels, like.classes, "class"))
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------
@@ -142,23 +190,26 @@ def _read_table(path: Path) -> pd.DataFrame:
     return frame
 
 
-def _complete(path: Path, frame: pd.DataFrame, drop_missing: bool) -> pd.DataFrame:
+def _gaps(frame: pd.DataFrame, words: Sequence[str]) -> pd.DataFrame:
+    """Where values are missing."""
+    return frame.isna() | frame.isin(list(words))
+
+
+def _complete(where: str | Path, frame: pd.DataFrame, gaps: pd.DataFrame, drop: bool, way: str = "") -> pd.DataFrame:
     """The frame without missing values: refused with their place, or their rows dropped when that was asked for."""
-    missing = frame.isin(MISSING)
-    if not missing.to_numpy().any():
+    if not gaps.to_numpy().any():
         return frame
-    if drop_missing:
-        complete = frame[~missing.any(axis=1)]
+    if drop:
+        complete = frame[~gaps.any(axis=1)]
         if complete.empty:
-            empty = missing.mean().idxmax()
-            raise UserError(f"{path}: every row has a missing value (column '{empty}' most often); leave that column "
+            empty = gaps.mean().idxmax()
+            raise UserError(f"{where}: every row has a missing value (column '{empty}' most often); leave that column "
                             "out with features=")  # fmt: skip
         return complete
-    row, column = np.argwhere(missing.to_numpy())[0]
-    cell, more = frame.iat[row, column], int(missing.any(axis=1).sum()) - 1
-    raise UserError(f"{path}: column '{frame.columns[column]}', row {frame.index[row]}: missing value ('{cell}')"
-                    f"{f', and {more} more rows have one' if more else ''}; fill it in, or train with drop_missing "
-                    "(--drop-missing)")  # fmt: skip
+    row, column = np.argwhere(gaps.to_numpy())[0]
+    cell, more = frame.iat[row, column], int(gaps.any(axis=1).sum()) - 1
+    raise UserError(f"{where}: column '{frame.columns[column]}', row {frame.index[row]}: missing value ('{cell}')"
+                    f"{f', and {more} more rows have one' if more else ''}; fill it in{way}")  # fmt: skip
 
 
 def _shown(frame: pd.DataFrame) -> str:
@@ -167,113 +218,39 @@ def _shown(frame: pd.DataFrame) -> str:
 
 
 # -- its columns -------------------------------------------------------------------------------------------------------
-def _describe(path: Path, cells: pd.Series) -> Column:
+def _describe(where: str | Path, cells: pd.Series, gaps: pd.Series) -> Column:
     """Numeric if every cell is a number; categorical if most are text; mostly numbers with some text is an error."""
-    share = 1 - np.isnan(_parsed(cells)).mean()
-    if share == 1:
-        return Column(str(cells.name))
-    if share >= 0.5 or all(DECIMAL_COMMA.fullmatch(cell) for cell in cells):
-        _numbers(path, cells)
-    categories = tuple(sorted(set(cells)))
-    if len(categories) > max(MAX_CATEGORIES, len(cells) // 5):
-        raise UserError(f"{path}: column '{cells.name}' holds {len(categories)} different texts in {len(cells)} rows "
-                        f"(row {cells.index[0]}: '{cells.iloc[0]}'); leave it out with features=")  # fmt: skip
-    return Column(str(cells.name), categories)
+    name, present = str(cells.name), cells[~gaps]
+    if present.empty:
+        raise UserError(f"{where}: column '{name}' has no value in any row; leave it out")
+    if present.dtype != "category":
+        share = 1 - np.isnan(parsed(present)).mean()
+        if share == 1:
+            return Column(name, fill=math.nan if gaps.any() else None)
+        if share >= 0.5 or all(DECIMAL_COMMA.fullmatch(cell) for cell in present):
+            numbers(where, present)
+    categories = tuple(sorted(set(present)))
+    if len(categories) > max(MAX_CATEGORIES, len(present) // 5):
+        raise UserError(f"{where}: column '{name}' holds {len(categories)} different texts in {len(present)} rows "
+                        f"(row {present.index[0]}: '{present.iloc[0]}'); leave it out with features=")  # fmt: skip
+    return Column(name, (*categories, MISSING_CATEGORY) if gaps.any() else categories)
 
 
-def _numbers(path: Path, cells: pd.Series) -> np.ndarray:
-    """A column of text as (N,) float64; the first cell that is no finite number is an error."""
-    values = _parsed(cells)
-    bad = np.flatnonzero(~np.isfinite(values))
-    if len(bad):
-        cell = cells.iloc[bad[0]]
-        why = "is not finite" if np.isinf(values[bad[0]]) else "is not a number, and the column is numeric"
-        way = "write decimals with a point" if DECIMAL_COMMA.fullmatch(cell) else "correct or remove it"
-        raise UserError(f"{path}: column '{cells.name}', row {cells.index[bad[0]]}: '{cell}' {why}; {way}")
-    large = np.flatnonzero(np.abs(values) > np.finfo(np.float32).max)
-    if len(large):
-        raise UserError(f"{path}: column '{cells.name}', row {cells.index[large[0]]}: {cells.iloc[large[0]]} is too "
-                        "large for 32-bit numbers; rescale it")  # fmt: skip
-    return values
-
-
-def _encode(path: Path, frame: pd.DataFrame, columns: tuple[Column, ...]) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Columns -> features: x (N, F) float64 and the name of each; a category becomes the feature "column=category"."""
-    blocks, names = [], []
+def _encode(
+    where: str | Path, frame: pd.DataFrame, gaps: pd.DataFrame, columns: tuple[Column, ...], unseen: str = "refuse"
+) -> np.ndarray:
+    """The features of columns, (N, F) float64."""
+    blocks = []
     for column in columns:
-        cells = frame[column.name]
-        if column.categories is None:
-            blocks.append(_numbers(path, cells)[:, None])
-            names.append(column.name)
+        cells, missing = frame[column.name], gaps[column.name].to_numpy()
+        if column.categories is not None:
+            texts = cells.astype(object).where(~missing, MISSING_CATEGORY) if missing.any() else cells
+            places = positions(where, cells, texts, column.categories, "category", refuse=unseen == "refuse")
+            blocks.append((places[:, None] == np.arange(len(column.categories))).astype(np.float64))
+        elif column.fill is None:
+            blocks.append(numbers(where, cells)[:, None])
         else:
-            blocks.append(np.eye(len(column.categories))[_positions(path, cells, cells, column.categories, "category")])
-            names += [f"{column.name}={category}" for category in column.categories]
-    return np.concatenate(blocks, axis=1), tuple(names)
-
-
-def _positions(path: Path, cells: pd.Series, texts: Sequence[str], known: Sequence[str], what: str) -> np.ndarray:
-    """(N,) int64, where each text stands among the known ones; the cell of another text is an error."""
-    import pandas as pd
-
-    positions = pd.Index(known).get_indexer(texts).astype(np.int64)
-    if (positions < 0).any():
-        first = int(np.argmin(positions))
-        raise UserError(f"{path}: column '{cells.name}', row {cells.index[first]}: "
-                        f"{unknown(what, cells.iloc[first], known)}")  # fmt: skip
-    return positions
-
-
-# -- the target --------------------------------------------------------------------------------------------------------
-def _infer_task(cells: pd.Series) -> str:
-    """Classification for text, for two different whole numbers, and for up to 20 that come five times or more each.
-
-    Everything else is regression: a rating of 1 to 5 stars counts as classes, so say ``task="regression"`` where the
-    order matters.
-    """
-    values = _parsed(cells)
-    if np.isnan(values).mean() > 0.5:
-        return "classification"
-    if np.isnan(values).any() or (values != np.round(values)).any():
-        return "regression"
-    distinct = len(np.unique(values))
-    few = distinct <= MAX_CLASSES and len(values) >= 5 * distinct
-    return "classification" if distinct <= 2 or few else "regression"
-
-
-def read_target(path: Path, cells: pd.Series, task: str | None) -> tuple[str, np.ndarray, tuple[str, ...]]:
-    """The task, the targets (float64, or int64 labels), and the class names (() for regression)."""
-    task = _infer_task(cells) if task is None else task
-    where = f"{path}: target '{cells.name}'"
-    if task == "regression":
-        values = _numbers(path, cells)
-        if len(values) > 1 and values.min() == values.max():
-            raise UserError(f"{where} is {cells.iloc[0]} in every row; there is nothing to learn")
-        return task, values, ()
-    labels = list(cells)
-    if not np.isnan(_parsed(cells)).any():
-        _numbers(path, cells)
-        labels = [_label(cell) for cell in cells]
-    names = sorted(set(labels))
-    classes = tuple(names[i] for i in _parsed(names).argsort(kind="stable"))  # numbers by size, before texts
-    if len(classes) < 2:
-        raise UserError(f"{where} has one class only, '{classes[0]}'; classification needs two")
-    if len(classes) > max(2, len(labels) // 2):
-        raise UserError(f"{where} has {len(classes)} classes in {len(labels)} rows; is it a quantity? Then give "
-                        "task='regression'")  # fmt: skip
-    return task, _positions(path, cells, labels, classes, "class"), classes
-
-
-def _label(cell: str) -> str:
-    """The name of a class in a column of numbers, where 1, 1.0 and 1e0 are one class; text as it is."""
-    try:
-        value = float(cell)
-    except ValueError:
-        return cell
-    return str(int(value)) if value.is_integer() else str(value)
-
-
-def _parsed(cells: Sequence[str]) -> np.ndarray:
-    """(N,) float64, nan for a text that is no number."""
-    import pandas as pd
-
-    return pd.to_numeric(pd.Series(cells), errors="coerce").to_numpy(dtype=np.float64, copy=True)
+            values = np.full(len(cells), column.fill)
+            values[~missing] = numbers(where, cells[~missing])
+            blocks.append(np.stack([values, missing], 1))
+    return np.concatenate(blocks, axis=1)

@@ -1,0 +1,199 @@
+"""Data in memory: arrays, tensors, lists and frames of any library, as what files become.
+
+Rows are counted from 0. Nothing here is named in the schema: rows of a file may follow those of a frame.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bnn_pyro.datasets.arrays import image_arrays, raw_arrays
+from bnn_pyro.datasets.dataset import TASKS, Dataset, Raw, Schema
+from bnn_pyro.datasets.frames import as_array, as_cells, as_table, as_target, label_or_number, named
+from bnn_pyro.datasets.prepare import prepare, select_features, standardised
+from bnn_pyro.datasets.splits import FRACTIONS, by_groups, by_time, chosen, divide
+from bnn_pyro.datasets.tables import encode_rows, encode_target, raw_table
+from bnn_pyro.errors import UserError, unknown
+
+__all__ = ["dataset", "inputs"]
+
+MISSING_CHOICES, UNSEEN_CHOICES = ("refuse", "drop", "indicator"), ("refuse", "ignore")
+
+
+def dataset(
+    x: Any,
+    y: Any = None,
+    *,
+    x_test: Any = None,
+    y_test: Any = None,
+    task: str | None = None,
+    classes: Sequence[str] | None = None,
+    split: Any = None,
+    groups: Any = None,
+    time: Any = None,
+    missing: str = "refuse",
+    unseen: str = "refuse",
+    validation: int | float | None = None,
+    limit: int | None = None,
+    seed: int = 0,
+    name: str = "data",
+) -> Dataset:
+    """Data in memory, divided once and standardised by its training part, as ``load_data`` does with a file.
+
+    x       (N, F) or images (N, H, W), (N, H, W, 1 or 3) or (N, 1 or 3, H, W), uint8 or in [0, 1]: an array, tensor
+            or list; or a frame of pandas, polars or any library with ``__dataframe__``, whose columns of text,
+            categories and booleans become one 0/1 feature a category
+    y       (N,): numbers, or labels of any type; or the name of a column of the frame
+    x_test, y_test  the test part, where it is given
+    task    regression, classification or counts; where not given, classification or regression by the target, as of a
+            file: for text, categories, booleans, two different whole numbers, or up to 20 that come five times or more
+    classes names of the labels 0 … K−1, where y are these
+    split   share of the rows that test (0.15), stratified for classification; or a mask (N,) of test rows, their
+            numbers, or a tuple of row numbers (train, test) or (train, validation, test)
+    groups  (N,), or a column's name: rows of one group come into one part
+    time    (N,), or a column's name: the last rows test, those before them validate
+    missing a value: "refuse" it, "drop" its row, or have an "indicator": the training rows' median and a second
+            feature that says where; of text, one more category. One in y is refused, or its row dropped
+    unseen  a category that only new rows have: "refuse" it, or "ignore" it, so that it is none of the categories
+    validation  number or share of the rows to hold out for validation (0.15)
+    limit   keep so many training rows
+    seed    of the split
+    name    of the data, in reports; settings tuned for a data set of this name are taken
+
+    Raises UserError, one line with the place and the way out, for whatever is wrong with the input.
+    """
+    for what, value, valid in (("missing=", missing, MISSING_CHOICES), ("unseen=", unseen, UNSEEN_CHOICES)):
+        if value not in valid:
+            raise unknown(what, value, valid)
+    if task not in (None, *TASKS):
+        raise unknown("task", task, TASKS)
+    table = as_table("X", x)
+    columns = {"y": y, "groups": groups, "time": time}
+    for what, value in columns.items():
+        if isinstance(value, str):
+            if table is None or value not in table.columns:
+                raise unknown(f"column of X, {what}=", value, [] if table is None else table.columns)
+            columns[what] = table[value]
+    taken = [value for value in (y, groups, time) if isinstance(value, str)]
+    table = table if table is None else table.drop(columns=taken)
+    raw = _raw(x if table is None else table, columns["y"], task, classes, missing)
+    raw = replace(raw, name=name, source=f"in memory: {name}", unseen=unseen)
+    if x_test is not None:
+        given = [w for w, v in (("split", split), ("groups", groups), ("time", time)) if v is not None]
+        if given:
+            raise UserError(f"x_test is the test part; leave {given[0]}= out")
+        raw = replace(raw, test=_test_part(raw, x_test, y_test))
+    elif y_test is not None:
+        raise UserError("y_test is given without x_test")
+    how = (columns["groups"], columns["time"])
+    return prepare(raw, limit=limit, division=_divided(raw, split, *how, validation, seed))
+
+
+def inputs(x: Any, schema: Schema) -> Tensor:
+    """Inputs in memory (N, *input_shape), standardised as the model's own; columns of a frame are matched by name.
+
+    Raises UserError for a missing column, a missing value or a category that training did not have (see ``dataset``).
+    """
+    values, white = _encoded("X", x, schema)
+    return standardised(values, schema, white)
+
+
+# -- rows to features --------------------------------------------------------------------------------------------------
+def _raw(x: Any, y: Any, task: str | None, classes: Sequence[str] | None, missing: str) -> Raw:
+    if y is None:
+        raise UserError("y is missing: give the targets, or the name of a column of X")
+    target, where = as_target("y", y), "X (rows from 0)"
+    table = as_table("X", x)
+    num = len(x) if table is None else len(table)
+    if len(target) != num:
+        raise UserError(f"X has {num} rows and y {len(target)}; give one target for each row")
+    if num == 0:
+        raise UserError("X has no rows")
+    if table is None:
+        x = as_array("X", x)
+        if x.ndim == 2 and missing == "indicator" and np.issubdtype(x.dtype, np.floating) and np.isnan(x).any():
+            table = named(x)
+    if table is None:
+        raw = raw_arrays("X, y", x, label_or_number(target), task, classes, missing == "drop")
+        return select_features(raw, None, "X")
+    if classes is not None:
+        raise UserError("classes= names the labels of an array; in a frame, let y have the names")
+    if target.name in table.columns:
+        raise UserError(
+            f"X has a column '{target.name}', as y is called: the target among its own inputs? Leave it out"
+        )
+    return raw_table(where, as_cells(table).assign(**{target.name: target}), target.name, task=task, missing=missing)
+
+
+def _test_part(raw: Raw, x: Any, y: Any) -> tuple[Tensor, Tensor]:
+    if y is None:
+        raise UserError("x_test is given without y_test")
+    values, cells = _encoded("x_test", x, raw)[0], as_target("y_test", y)
+    if len(cells) != len(values):
+        raise UserError(f"x_test has {len(values)} rows and y_test {len(cells)}; give one target for each row")
+    return values, encode_target("y_test", cells.rename(raw.target), raw)
+
+
+def _encoded(what: str, x: Any, like: Schema | Raw) -> tuple[Tensor, float]:
+    """(the features of rows, the value of a white pixel)."""
+    shape = like.input_shape if isinstance(like, Schema) else tuple(like.x.shape[1:])
+    table = as_table(what, x)
+    if table is None:
+        x = as_array(what, x)
+        if x.ndim == 2 and x.shape[1] == len(like.columns) and any(c.width > 1 for c in like.columns):
+            table = named(x, [column.name for column in like.columns])
+    if table is not None:
+        if not like.columns:
+            raise UserError(
+                f"{what} is a frame, and this model takes arrays of shape (N, {', '.join(map(str, shape))})"
+            )
+        known = [column.name for column in like.columns]
+        more = [name for name in table.columns if name not in (*known, like.target)]
+        if more:
+            warnings.warn(f"{what}: columns that this model does not know are left aside: {', '.join(more[:12])}",
+                          stacklevel=4)  # fmt: skip
+        table = as_cells(table[[name for name in table.columns if name in known]], f"{what} (rows from 0)")
+        return encode_rows(f"{what} (rows from 0)", table, like)[0], 1.0
+    values, white = image_arrays(what, x)
+    if tuple(values.shape[1:]) != tuple(shape):
+        raise UserError(f"{what}: inputs of shape {tuple(values.shape[1:])}; this model takes {tuple(shape)}")
+    return torch.from_numpy(values), white
+
+
+# -- the split ---------------------------------------------------------------------------------------------------------
+def _divided(raw: Raw, split: Any, groups: Any, time: Any, validation: float | None, seed: int) -> Any:
+    num = len(raw.y)
+    if raw.rows is not None and any(v is not None for v in (groups, time)):  # rows were dropped
+        groups, time = (None if v is None else np.asarray(v)[raw.rows.numpy()] for v in (groups, time))
+    is_share = split is None or (np.isscalar(split) and not isinstance(split, bool | str))
+    if is_share and split is not None and not 0 <= split < 1:
+        raise UserError(
+            f"split={split}: give the share of test rows, at least 0 and below 1; or a mask, or row numbers"
+        )
+    if validation is not None and not (0 <= validation < 1 or float(validation).is_integer()):
+        raise UserError(f"validation={validation}: give a number of rows, or a share below 1")
+    if sum(value is not None for value in (groups, time)) + (not is_share) > 1:
+        raise UserError("groups=, time= and rows in split= are three ways to divide; give one of them")
+    rows = None if validation is None else round(validation * num if 0 < validation < 1 else validation)
+    if raw.test is not None:
+        return divide(raw, None, 0, seed, None, rows)
+    if not is_share:
+        if raw.rows is not None:
+            raise UserError(
+                "rows were dropped, so that rows in split= have other numbers; drop them from X and y first"
+            )
+        return chosen(raw, split, seed, rows)
+    shares = FRACTIONS
+    if split is not None or rows is not None:
+        test, val = FRACTIONS[2] if split is None else split, FRACTIONS[1] if rows is None else rows / num
+        shares = (max(0.0, 1.0 - test - val), val, test)
+    if groups is None and time is None:
+        return divide(raw, None, 0, seed, shares, rows)
+    return by_time(raw, time, shares, seed) if groups is None else by_groups(raw, groups, shares, seed)
