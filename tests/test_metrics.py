@@ -159,6 +159,9 @@ def test_hand_numbers_regression():
     np.testing.assert_allclose(metrics.pit(one, [1.0, 3.0]), [0.5, 0.8413447], rtol=1e-6)
     # Φ(.67) = .7486 lies inside the central half, Φ(.68) = .7517 outside.
     assert metrics.coverage_50(gaussians([[0.0] * 4], [[1.0] * 4]), [0.67, 0.68, -0.67, -0.68]) == 0.5
+    # 95 % of binomial counts of 100 at 0.9 lie in 84 … 95.
+    words = [metrics.interval_verdict(0.9, held / 100, 100) for held in (83, 84, 95, 96)]
+    assert words == ["too narrow", "about right", "about right", "too wide"]
     assert metrics.coverage_90(gaussians([[0.0] * 4], [[1.0] * 4]), [1.64, 1.65, -1.64, 0.0]) == 0.75
     assert metrics.coverage_95(gaussians([[0.0] * 4], [[1.0] * 4]), [1.95, 1.97, -1.97, -3.0]) == 0.25
 

@@ -95,14 +95,14 @@ def test_grid_of_two_among_more_features_keeps_the_others_at_their_mean():
 
 
 # -- training ----------------------------------------------------------------------------------------------------------
-def test_training_curves_show_the_trace_as_changes_to_its_last_values_and_the_epoch_that_was_kept():
+def test_training_curves_show_each_part_of_the_trace_and_the_epoch_that_was_kept():
     trace = {"epoch": [1.0, 2.0, 3.0], "elbo": [-9.0, -5.0, -4.0], "log_likelihood": [-5, -3, -3], "kl": [4, 2, 1]}
-    objective, parts, nll = plots.training_curves(trace | {"validation_nll": [0.5, 0.3, 0.3]})
-    assert line_of(objective, "ELBO").get_xydata().tolist() == [[1, -9], [2, -5], [3, -4]]
-    assert line_of(parts, "KL to the prior − 1").get_ydata().tolist() == [3, 1, 0]
-    assert line_of(parts, "log likelihood + 3").get_ydata().tolist() == [-2, 0, 0]
+    objective, likelihood, kl, nll = plots.training_curves(trace | {"validation_nll": [0.5, 0.3, 0.3]})
+    assert line_of(objective, "elbo").get_xydata().tolist() == [[1, -9], [2, -5], [3, -4]]
+    assert line_of(likelihood, "log_likelihood").get_ydata().tolist() == [-5, -3, -3]
+    assert line_of(kl, "kl").get_ydata().tolist() == [4, 2, 1] and kl.get_title() == "KL to the prior: 1 at last"
     assert line_of(nll, "lowest: epoch 2, 0.3000 nats").get_xydata().tolist() == [[2, 0.3]], "the first of equals"
-    assert "nats" in objective.get_ylabel() and "nats" in nll.get_ylabel() and len(plots.training_curves(trace)) == 2
+    assert "nats" in objective.get_ylabel() and "nats" in nll.get_ylabel() and len(plots.training_curves(trace)) == 3
     assert plots.objective([-9.0, -5.0, -4.0]).get_title() == "last tenth: mean −4.5, sd 0.5"
 
 
@@ -167,7 +167,7 @@ def test_predicted_observed_counts_the_hits_of_all_points(monkeypatch):
     assert misses[0].get_xdata().tolist() == pytest.approx([1.97])
     monkeypatch.setattr("bnn_pyro.plots.regression.MOST_POINTS", 5)
     ax = plots.predicted_observed(prediction, y)
-    assert ax.get_title() == "90.0% of 10 targets in their 95% interval (5 drawn)"
+    assert ax.get_title() == "90.0% of 10 targets in their 95% interval; 5 of them are shown"
 
 
 def test_coverage_and_pit_are_those_of_the_metrics():
@@ -176,7 +176,7 @@ def test_coverage_and_pit_are_those_of_the_metrics():
     curve = dict(np.round(line_of(coverage, "this prediction").get_xydata(), 6).tolist())
     for share, metric in ((0.5, metrics.coverage_50), (0.9, metrics.coverage_90), (0.95, metrics.coverage_95)):
         assert curve[share] == pytest.approx(metric(NORMAL, y), abs=1e-6)
-    assert coverage.get_title().startswith(f"{metrics.coverage_95(NORMAL, y):.1%}")
+    assert coverage.get_title() == "90% intervals hold 100.0%\nof 60 targets: too wide"
     expected, _ = np.histogram(metrics.pit(NORMAL, y), np.linspace(0, 1, 11))
     assert pictures.heights(pit.containers[0]).tolist() == expected.tolist()
 

@@ -29,6 +29,15 @@ def test_reliability_bars_are_the_accuracies_and_counts_of_the_metric():
     assert top.get_title() == f"ECE {ece:.4f}, noise floor {floor:.4f}"
 
 
+def test_reliability_of_two_classes_is_of_the_second_ones_probability():
+    prediction = pictures.stated([[0.9, 0.1]] * 20 + [[0.3, 0.7]] * 10)
+    y = torch.tensor([1] * 5 + [0] * 15 + [1] * 6 + [0] * 4)
+    top, bottom = plots.reliability(prediction, y, Schema("classification", (2,), ("no", "yes")))
+    assert pictures.heights(top.containers[0]) == pytest.approx([0.25, 0.6])
+    assert [t.get_text() for t in bottom.texts] == ["20", "10"]
+    assert (top.get_ylabel(), bottom.get_xlabel()) == ("share of yes", "P(yes)")
+
+
 def test_doubt_is_spread_over_a_log_scale_and_its_errors_counted():
     doubt = [0.2] * 10 + [0.002] * 30
     prediction = pictures.stated([[1 - d, d / 2, d / 2] for d in doubt])
@@ -44,11 +53,11 @@ def test_doubt_is_spread_over_a_log_scale_and_its_errors_counted():
 
 def test_confusion_matrix_has_the_counts():
     ax = plots.confusion_matrix(CATEGORICAL, LABELS, Schema("classification", (2,), ("a", "b", "c", "d")))
-    shown = [int(t.get_text().replace("·", "0")) for t in ax.texts]
+    shown = [int(t.get_text() or 0) for t in ax.texts]
     expected = metrics.confusion_matrix(CATEGORICAL, LABELS)
     assert shown == expected.ravel().tolist()
-    shares = ax.collections[0].get_array()  # of the true class
-    np.testing.assert_allclose(np.ravel(shares), (expected / expected.sum(1, keepdims=True)).ravel())
+    shares = expected / expected.sum(1, keepdims=True) * (2 * np.eye(4) - 1)  # of the true class; wrong ones negative
+    np.testing.assert_allclose(np.ravel(ax.collections[0].get_array()), shares.ravel())
     assert [t.get_text() for t in ax.get_yticklabels()] == ["a", "b", "c", "d"]
     assert ax.get_title() == "12 of 60 wrong"
 

@@ -91,7 +91,7 @@ def _equal_mass_ece(points: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 class Reliability(NamedTuple):
-    """Per bin of top-label confidence: edges (bins + 1,); mean confidence, accuracy (NaN where empty) and count."""
+    """Per bin of confidence: edges (bins + 1,); mean confidence, accuracy (NaN where empty) and count."""
 
     edges: np.ndarray
     confidence: np.ndarray
@@ -99,15 +99,17 @@ class Reliability(NamedTuple):
     count: np.ndarray
 
 
-def reliability(prediction: Prediction, y: Targets, bins: int = BINS) -> Reliability:
-    """What a reliability diagram shows. Σ count/B · |accuracy − confidence| over the filled bins is the ECE."""
+def reliability(prediction: Prediction, y: Targets, bins: int = BINS, *, of: int | None = None) -> Reliability:
+    """What a reliability diagram shows. Σ count/B · |accuracy − confidence| over the filled bins is the ECE.
+
+    of: a class, whose probability and share take the place of the most probable class's confidence and accuracy.
+    """
     if bins < 1:
         raise UserError(f"a reliability diagram needs at least 1 bin, got {bins}")
     y = targets(prediction, y)
-    confidence = mean_probs(prediction).max(1)
-    count, total, right = (
-        _in_bins(confidence, v, bins).sum(0) for v in (np.ones(len(y)), confidence, _right(prediction, y))
-    )
+    probs = mean_probs(prediction)
+    confidence, right = (probs.max(1), _right(prediction, y)) if of is None else (probs[:, of], y == of)
+    count, total, right = (_in_bins(confidence, v, bins).sum(0) for v in (np.ones(len(y)), confidence, right))
     with np.errstate(invalid="ignore"):
         return Reliability(np.linspace(0.0, 1.0, bins + 1), total / count, right / count, count.astype(np.int64))
 

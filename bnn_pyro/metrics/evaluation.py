@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.stats import binom
 
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.metrics import classification
@@ -25,8 +26,8 @@ from bnn_pyro.metrics.metric import BLOCK, Estimate, Evaluation, Metric, Targets
 from bnn_pyro.predictive import Prediction
 
 __all__ = ["DISTANCES", "METRICS", "Distance", "agreement", "coverage_50", "coverage_90", "coverage_95", "crps",
-           "distance_floor", "distances", "evaluate", "nll", "paired", "pit", "rmse", "total_variation", "wasserstein",
-           "wasserstein_2", "width_95"]  # fmt: skip
+           "distance_floor", "distances", "evaluate", "interval_verdict", "nll", "paired", "pit",
+           "rmse", "total_variation", "wasserstein", "wasserstein_2", "width_95"]  # fmt: skip
 
 #: Points of the grid of one pair of mixtures, over which |F − G| is integrated.
 GRID = 512
@@ -67,6 +68,15 @@ def _covered(share: float, prediction: Prediction, y: np.ndarray) -> np.ndarray:
 def _coverage(share: float) -> Metric:
     text = f"share of targets inside the central {share:.0%} interval"
     return Metric(partial(_covered, share), mean_of, text, "nominal", nominal=share)
+
+
+def interval_verdict(share: float, observed: float, num: int) -> str:
+    """Whether intervals that should hold a ``share`` of the targets, and hold ``observed`` of ``num``, are right.
+
+    "about right" where the count lies in the central 95 % of a binomial one, else "too narrow" or "too wide".
+    """
+    count, (low, high) = round(observed * num), binom.ppf([0.025, 0.975], num, share)
+    return "too narrow" if count < low else "too wide" if count > high else "about right"
 
 
 def _width(prediction: Prediction, y: np.ndarray) -> np.ndarray:

@@ -34,19 +34,24 @@ SURE = 0.99
 def confusion_matrix(
     prediction: Prediction, y: Targets, schema: Schema | None = None, *, ax: Axes | None = None
 ) -> Axes:
-    """How many points of each class (row) were given to each class (column); the colour is the share of the row."""
+    """How many points of each class (row) were given to each class (column).
+
+    The colour is the share of the row: blue for those that are right, red for those that are wrong.
+    """
     counts = metrics.confusion_matrix(prediction, y)
     names = class_names(prediction, schema)
     size = 2.2 + 0.36 * len(names) if len(names) <= 20 else 7.5
     ax = panel(ax, size + 1.2, size)
     rows = counts.sum(1, keepdims=True)
     shares = np.divide(counts, rows, out=np.zeros(counts.shape), where=rows > 0)
-    annotations = np.where(counts > 0, counts.astype(str), "·") if len(names) <= 20 else False
+    right = np.where(np.eye(len(names), dtype=bool), shares, -shares)
+    annotations = np.array([[f"{n:,}" if n else "" for n in row] for row in counts]) if len(names) <= 20 else False
     seaborn.heatmap(
-        shares, ax=ax, vmin=0, vmax=1, cmap="Blues", annot=annotations, fmt="", square=True, linewidths=0.5,
-        annot_kws={"size": 8}, cbar_kws={"label": "share of the true class", "shrink": 0.8},
+        right, ax=ax, vmin=-1, vmax=1, cmap="RdBu", annot=annotations, fmt="", square=True, linewidths=0.5,
+        annot_kws={"size": 8}, cbar_kws={"label": "share of the true class", "shrink": 0.8, "ticks": [-1, 0, 1]},
         xticklabels=names, yticklabels=names,
     )  # fmt: skip
+    ax.collections[0].colorbar.set_ticklabels(["all wrong", "0", "all right"])
     ax.tick_params(axis="y", rotation=0)
     ax.tick_params(axis="x", rotation=90 if max(map(len, names)) > 4 and len(names) > 3 else 0)
     wrong = counts.sum() - np.trace(counts)
@@ -78,13 +83,15 @@ def confidence_histogram(prediction: Prediction, y: Targets, *, ax: Axes | None 
 
 
 @drawn
-def reliability(prediction: Prediction, y: Targets, *, axes: Panels = None) -> np.ndarray:
+def reliability(prediction: Prediction, y: Targets, schema: Schema | None = None, *, axes: Panels = None) -> np.ndarray:
     """Accuracy per bin of confidence with its gap to the confidence (hatched), above the points per bin; axes (2,).
 
-    Whiskers are 95 % Wilson intervals of the accuracy. The title has the ECE and its noise floor: what a perfectly
-    calibrated model would show on average on as many points.
+    Of two classes: the share of the second one per bin of its probability. Whiskers are 95 % Wilson intervals. The
+    title has the ECE and its noise floor: what a perfectly calibrated model would show on average on as many points.
     """
-    table = metrics.reliability(prediction, y)
+    names = class_names(prediction, schema)
+    two = names[1] if len(names) == 2 else None
+    table = metrics.reliability(prediction, y, of=None if two is None else 1)
     filled, width = table.count > 0, 1 / BINS
     count, accuracy, confidence = (v[filled] for v in (table.count, table.accuracy, table.confidence))
     left = table.edges[:-1][filled]
@@ -94,12 +101,12 @@ def reliability(prediction: Prediction, y: Targets, *, axes: Panels = None) -> n
     interval = dict(color=DATA, linewidth=1, zorder=3, label="95% interval")
     axes[0].vlines(left + width / 2, *_wilson(accuracy * count, count), **interval)
     axes[0].bar(left, accuracy, width, align="edge", color=colours, edgecolor="white")
-    gap = dict(facecolor="none", edgecolor=WRONG, hatch=HATCH, linewidth=0.8, label="gap to the mean confidence")
+    gap = dict(facecolor="none", edgecolor=WRONG, hatch=HATCH, linewidth=0.8, label="gap to the mean prediction")
     axes[0].bar(left, confidence - accuracy, width, bottom=accuracy, align="edge", **gap)
     floor = metrics.ece_floor(prediction).mean
     axes[0].set_title(f"ECE {metrics.ece(prediction, y):.4f}, noise floor {floor:.4f}")
-    axes[0].set(xlim=(0, 1), ylim=(0, 1.02), ylabel="accuracy (share right)")
-    axes[1].set(xlabel="confidence: largest class probability")
+    axes[0].set(xlim=(0, 1), ylim=(0, 1.02), ylabel=f"share of {two}" if two else "accuracy (share right)")
+    axes[1].set(xlabel=f"P({two})" if two else "confidence: largest class probability")
     return _points_per_bin(axes, left, width, count, colours)
 
 
@@ -149,6 +156,9 @@ def selective_risk(
     top, title = max(error, risk[num // 20 :].max()), f"AURC {risk.mean():.4f}"
     ax = panel(ax)
     ax.plot(coverage, risk, color=BAYES, label="least entropy first")
+    some = np.unique(np.linspace(1, num, 200).astype(int))
+    band = _wilson(risk[some - 1] * some, some)
+    ax.fill_between(coverage[some - 1], *band, color=tint(BAYES, 0.2), linewidth=0, zorder=0, label="95% interval")
     if baseline is not None:
         other = metrics.selective_risk(baseline, y)[1]
         ax.plot(coverage, other, color=POINT, linestyle="-.", label="baseline")

@@ -17,7 +17,7 @@ from bnn_pyro.plots.style import BAYES, DASHED, tint
 from bnn_pyro.predictive import Prediction
 
 __all__ = ["Panels", "calibrated_histogram", "class_names", "figure", "floats", "legend_below", "legend_outside",
-           "panel", "panels"]  # fmt: skip
+           "panel", "panels", "plain_numbers"]  # fmt: skip
 
 #: What a picture of several panels draws on; None makes a new figure.
 Panels = Sequence[Axes] | None
@@ -93,6 +93,12 @@ def calibrated_histogram(ax: Axes, pit: np.ndarray, **labels: str) -> int:
     ax.axhline(len(pit) / bins, **DASHED)
     ax.set(xlim=(0, 1), title="uniform if calibrated", **labels)
     return bins
+
+
+def plain_numbers(ax: Axes) -> None:
+    """Thousands separators on both axes, and no powers of ten."""
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_formatter("{x:,.10g}")
 
 
 def floats(*values: ArrayLike) -> list[np.ndarray]:

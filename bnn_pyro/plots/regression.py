@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 from numpy.typing import ArrayLike
-from scipy.stats import binom
+from scipy.stats import binom, skew
 from torch import Tensor
 
 from bnn_pyro import metrics
@@ -16,7 +16,7 @@ from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.diagnostics.draws import even
 from bnn_pyro.errors import UserError
 from bnn_pyro.metrics.metric import Targets, targets
-from bnn_pyro.plots.layout import Panels, calibrated_histogram, floats, legend_below, panel, panels
+from bnn_pyro.plots.layout import Panels, calibrated_histogram, floats, legend_below, panel, panels, plain_numbers
 from bnn_pyro.plots.maps import one_feature
 from bnn_pyro.plots.style import BAYES, CONTRAST, DASHED, DATA, EPISTEMIC, GOOD, HATCH, REFERENCE, WRONG, drawn, tint
 from bnn_pyro.predictive import Prediction
@@ -25,6 +25,8 @@ __all__ = ["predicted_observed", "predictive_band", "reference_band", "regressio
 
 #: Points at most that are drawn against their targets.
 MOST_POINTS = 200
+#: Skewness of positive targets from which on their axes are logarithmic.
+SKEWED = 2.0
 #: Central shares of the fan and the strength of their tints.
 SHARES = {0.95: 0.16, 0.80: 0.30, 0.50: 0.46}
 
@@ -140,10 +142,14 @@ def predicted_observed(
             bars, look = [(middle - low)[rows], (high - middle)[rows]], dict(ecolor=tint(colour, 0.5), capsize=0)
             look |= dict(ms=4 if verb == "covers" else 6, mec="white", mew=0.5, label=f"95% interval {verb} the target")
             ax.errorbar(y[rows], middle[rows], bars, fmt=marker, color=colour, **look)
-    ax.axline((y[0], y[0]), slope=1, **DASHED, zorder=1)
+    ends = y.min(), y.max()
+    ax.plot(ends, ends, **DASHED, zorder=1)
+    if min(ends[0], low.min()) > 0 and skew(y) > SKEWED:
+        ax.set(xscale="log", yscale="log")
+    plain_numbers(ax)
     target = schema.target if schema is not None else "y"
     ax.set(xlabel=f"observed {target}", ylabel=f"predicted {target}")
-    few = "" if len(shown) == len(y) else f" ({len(shown)} drawn)"
+    few = "" if len(shown) == len(y) else f"; {len(shown)} of them are shown"
     ax.set_title(f"{hit.mean():.1%} of {len(y):,} targets in their 95% interval{few}")
     return legend_below(ax, 2)
 
@@ -163,7 +169,9 @@ def regression_calibration(prediction: Prediction, y: Targets, *, axes: Panels =
     axes[0].fill_between(nominal, [0, *low, 1], [0, *high, 1], color="0.88", linewidth=0, label="95% if calibrated")
     axes[0].plot([0, 1], [0, 1], **DASHED)
     axes[0].plot(nominal, observed, color=BAYES, marker="o", markevery=4, label="this prediction")
-    axes[0].set(xlim=(0, 1), ylim=(0, 1), aspect="equal", title=f"{observed[38]:.1%} of targets in the 95% interval")
+    verdict = metrics.interval_verdict(0.9, observed[36], len(pit))
+    title = f"90% intervals hold {observed[36]:.1%}\nof {len(pit):,} targets: {verdict}"
+    axes[0].set(xlim=(0, 1), ylim=(0, 1), aspect="equal", title=title)
     axes[0].set(xlabel="nominal coverage of the central interval", ylabel="observed coverage")
     axes[0].legend(loc="upper left")
     bins = calibrated_histogram(axes[1], pit, xlabel="P(Y ≤ observed y), the PIT", ylabel="points")

@@ -39,11 +39,11 @@ NUMBERS = 2**24
 
 @drawn
 def training_curves(trace: Mapping[str, Sequence[float]], *, axes: Panels = None) -> np.ndarray:
-    """Objective (left) and its parts (right) per epoch, in nats of the whole training set; axes (2,), or (3,).
+    """Objective and each of its parts per epoch, in nats of the whole training set; axes (3,), or (4,).
 
-    The parts are drawn as changes to their last values, which the legend tells. A third panel has the NLL of the
-    validation rows, if there are any: marked is the lowest, whose weights early stopping keeps. A strong line is a
-    running median of the faint one. A steep start is cut off, and the picture says so.
+    The last panel has the NLL of the validation rows, if there are any: marked is the lowest, whose weights early
+    stopping keeps. A strong line is a running median of the faint one. A steep start is cut off, and the picture says
+    so.
 
     trace: ``posterior.trace``.   Raises UserError where it has neither an ELBO nor a log joint density.
     """
@@ -52,21 +52,20 @@ def training_curves(trace: Mapping[str, Sequence[float]], *, axes: Panels = None
     if name is None:
         holds = ", ".join(trace) or "nothing"
         raise UserError(f"a training curve needs 'elbo' or 'log_joint'; this trace holds {holds}")
-    parts, nll = table[[part for part in _PARTS if part in table]], table.get("validation_nll")
-    axes = panels(axes, 2 if nll is None else 3, 3, (3.8 if nll is None else 3.2, 3.1))
-    objective, last = table[[name]].rename(columns=_OBJECTIVES), parts.iloc[-1]
-    _curves(axes[0], objective, "nats, all training rows", f"{_OBJECTIVES[name]} (higher is better)")
-    labels = {part: f"{_PARTS[part]} {'−' if v > 0 else '+'} {readable(abs(v))}" for part, v in last.items()}
-    changes = (parts - last).rename(columns=labels)
-    _curves(axes[1], changes, "nats, all training rows", "its parts, against their last values", first=1)
-    legend_below(axes[1], 1)
+    labels = {name: label for name, label in (_OBJECTIVES | _PARTS).items() if name in table}
+    nll, order = table.get("validation_nll"), [name, *(part for part in _PARTS if part in table)]
+    num = len(order) + (nll is not None)
+    axes = panels(axes, num, 2 if num == 4 else 3, (3.4, 2.7))
+    for k, (ax, column) in enumerate(zip(axes, order, strict=False)):
+        title = f"{labels[column]}{' (higher is better)' if k == 0 else ''}: {readable(table[column].iloc[-1])} at last"
+        _curves(ax, table[[column]], "nats, all training rows", title, first=k)
     if nll is not None:
-        _curves(axes[2], nll.to_frame("validation rows"), "NLL, nats per validation row", "NLL of validation rows")
+        _curves(axes[-1], nll.to_frame("validation rows"), "NLL, nats per validation row", "NLL of validation rows")
         best = nll.idxmin()  # the first of equals
         label = f"lowest: epoch {best:g}, {nll[best]:.4f} nats"
-        axes[2].plot(best, nll[best], "D", color=DATA, zorder=4, label=label)
-        axes[2].axvline(best, color=DATA, linestyle=":", linewidth=1)
-        legend_below(axes[2], 1)
+        axes[-1].plot(best, nll[best], "D", color=DATA, zorder=4, label=label)
+        axes[-1].axvline(best, color=DATA, linestyle=":", linewidth=1)
+        legend_below(axes[-1], 1)
     return axes
 
 

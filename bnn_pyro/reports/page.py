@@ -20,7 +20,7 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from bnn_pyro import __version__
-from bnn_pyro.metrics import METRICS
+from bnn_pyro.metrics import METRICS, interval_verdict
 from bnn_pyro.reports.tables import HEADLINE, WORDS, RunFacts, estimate, outside_rows, run_rows, told_headlines
 
 __all__ = ["Picture", "draw_figures", "facts_of", "read_texts", "render", "run_card", "run_html", "spoken"]
@@ -143,6 +143,10 @@ def _summary(run: RunFacts) -> list[str]:
     sentences = [f"On {run.provenance['rows']['test']:,} test rows: {scores}."]
     if run.baseline is not None:
         sentences += told_headlines(run.label, run.baseline.label, run.differences, run.task)
+    if "coverage_90" in run.metrics:
+        share, rows = run.metrics["coverage_90"], run.provenance["rows"]["test"]
+        verdict = interval_verdict(0.9, share, rows)
+        sentences.append(f"90 % intervals hold {100 * share:.0f} % of {rows:,} test rows: {verdict}.")
     if "ece_floor_95" in run.metrics and "ece" in run.metrics:
         floor, ece = run.metrics["ece_floor_95"], run.metrics["ece"]
         sentences.append(

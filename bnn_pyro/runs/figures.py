@@ -83,7 +83,7 @@ def figures_of(
         elif prediction.num_draws > 1:
             rows = prediction.epistemic.argsort(descending=True)[:6]
             figures["softmax-draws"] = lambda: plots.softmax_draws(prediction, rows, y, schema)
-        figures["reliability"] = lambda: plots.reliability(prediction, y)
+        figures["reliability"] = lambda: plots.reliability(prediction, y, schema)
         if (prediction.mean.amax(1) > SURE).float().mean().item() > SURE_SHARE:
             figures["doubt-calibration"] = lambda: plots.doubt_calibration(prediction, y)
         figures["confidence-histogram"] = lambda: plots.confidence_histogram(prediction, y)
