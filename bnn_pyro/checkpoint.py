@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -153,11 +153,26 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Run:
-    """What a fit is given besides its model and data; see ``Method.run``."""
+    """What a fit is given besides its model and data; see ``Method.run``.
+
+    max_minutes  after which, counted from ``began`` (``time.time()``), it is to end with what it has come to
+    """
 
     seed: int = 0
     checkpoint: Checkpoint | None = None
     report: Report | None = None
+    max_minutes: float | None = None
+    began: float = field(default_factory=lambda: time.time())
+
+    @property
+    def expired(self) -> bool:
+        """Whether its time is over."""
+        return self.max_minutes is not None and self.minutes >= self.max_minutes
+
+    @property
+    def minutes(self) -> float:
+        """Since it began."""
+        return (time.time() - self.began) / 60
 
     @property
     def stop(self) -> bool:
@@ -175,7 +190,8 @@ class Run:
         job: ``steps()`` iterates over them and says what to show of each (nothing: None); ``step`` of ``total`` are
         done; ``state_dict`` and ``load_state_dict``.
 
-        Raises Interrupted where it is to stop; its state is saved, if it has a checkpoint.
+        Returns after the last step, or the first one after its time is over. Raises Interrupted where it is to stop.
+        In both cases its state is saved, if it has a checkpoint.
 
         Where a fit has several processes they save and stop after the same step: by rank 0's clock, for anybody's
         signal. To agree on it costs a collective: they do about once in ``AGREE`` seconds, after steps that they have
@@ -188,19 +204,23 @@ class Run:
         for figures in job.steps():
             if figures is not None:
                 self.tell(job.step, job.total, figures)
+            over = self.expired
             if ranks.size == 1:
-                due = self.stop if checkpoint is None else checkpoint.due
+                due = over or (self.stop if checkpoint is None else checkpoint.due)
                 stop = due and self.stop
-            elif checkpoint is None or job.step < following:
+            elif (checkpoint is None and self.max_minutes is None) or job.step < following:
                 continue
             else:
                 now = time.monotonic()
                 pace = (job.step - last) / max(now - since, 1e-3)
                 wait = min(max(1, int(pace * AGREE)), 4 * (job.step - last))  # the first steps are slow, and no measure
-                mine = [checkpoint.due and ranks.first, checkpoint.stop, wait if ranks.first else 0]
-                due, stop, wait = ranks.total(torch.tensor(mine, dtype=torch.int64), "MAX").tolist()
+                due = over or (checkpoint is not None and checkpoint.due)
+                mine = [due and ranks.first, self.stop, wait if ranks.first else 0, over and ranks.first]
+                due, stop, wait, over = ranks.total(torch.tensor(mine, dtype=torch.int64), "MAX").tolist()
                 last, following, since = job.step, job.step + wait, now
             if (due or stop) and checkpoint is not None:
                 checkpoint.save(job.state_dict())
             if stop:
                 raise Interrupted(f"stopped after step {job.step:,} of {job.total:,}")
+            if over:
+                return

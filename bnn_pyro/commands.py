@@ -38,11 +38,12 @@ def train(args: Namespace) -> None:
         recipe, folder = ranks.first_does(lambda: _train_target(args))
         data = load_together(ranks, recipe.load)
         with ranks.agreed():
-            entry, below = prepared(recipe, data)
+            entry, below = prepared(recipe, data, args.max_minutes)
         again = f"go on to the same result with: python -m bnn_pyro.run train --resume --out {folder.path}"
         how = dict(keep=args.resume, new=not (args.resume or args.overwrite))
         with ranks.first_holds(folder.begun(recipe, **how)), _stop_says(again):
-            posterior, baseline = fit_run(folder, recipe, data, entry, below, resume=args.resume)
+            last = dict(resume=args.resume, max_minutes=args.max_minutes)
+            posterior, baseline = fit_run(folder, recipe, data, entry, below, **last)
             if not ranks.first:
                 return
             run = evaluate_run(folder, recipe, data, posterior, baseline)

@@ -20,7 +20,7 @@ from bnn_pyro.distributed import Agreed, Ranks, choose_device, here, joined
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.features import check_split, on_features
 from bnn_pyro.files import lock_folder
-from bnn_pyro.inference import METHODS, Method, methods_for, unsuitable
+from bnn_pyro.inference import METHODS, Method, check_timed, methods_for, unsuitable
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.backbone import OnFeatures, Pretrained, from_text, spoken
 from bnn_pyro.parts.correlated_normal import parse_family
@@ -65,6 +65,7 @@ def fit(
     resume: bool = False,
     device: str = "auto",
     progress: bool = True,
+    max_minutes: float | None = None,
 ) -> Posterior:
     """The posterior of a variant given the training rows of ``data``.
 
@@ -75,13 +76,15 @@ def fit(
     out: a folder for ``checkpoint/`` while training and the posterior's archive after it; the backbone of a last
         layer, where it has to be trained first, is in ``baseline/`` there.
     resume: go on from ``out``'s checkpoint, to the very same result; a finished posterior is just loaded.
+    max_minutes: after which a sampler ends with the draws it has, as many of every chain (provenance: "stopped").
 
     Under torchrun, or in a process group of torch.distributed, all processes fit one posterior: each calls this with
     the same arguments, has a share of the rows of every step, and returns it; rank 0 writes. A checkpoint may be
     resumed by any number of processes.
 
-    Raises UserError for bad input, a loss that is not finite, or ``out`` in use by another process, and
-    ``Interrupted`` (a KeyboardInterrupt) on Ctrl-C or SIGTERM where ``out`` was given: its checkpoint is then whole.
+    Raises UserError for bad input, a loss that is not finite, a chain without a draw after ``max_minutes``, or ``out``
+    in use by another process, and ``Interrupted`` (a KeyboardInterrupt) on Ctrl-C or SIGTERM where ``out`` was given:
+    its checkpoint is then whole.
     """
     if not isinstance(data, Dataset):
         data = _rows(data)
@@ -89,6 +92,7 @@ def fit(
     if not len(data.x_train):
         raise UserError(f"data set '{data.name}' has no training rows")
     check_divisible(method, ranks)
+    check_timed(method, max_minutes)
     with ranks.agreed():
         entry = resolve_backbone(entry, data)
     if (first := backbone_variant(entry, data.schema)) is not None:
@@ -118,6 +122,8 @@ def fit(
             guide = entry.guide(model)
             guide = guide if guide is None else guide.to(where)
             how = dict(seed=seed, report=forwarded(stack.enter_context(progress_bar(label, progress and ranks.first))))
+            if max_minutes is not None:
+                how["max_minutes"] = max_minutes
             if checkpoint is not None:
                 how["checkpoint"] = stack.enter_context(checkpoint)
             posterior = method.run(inferred, guide, seen, **how)

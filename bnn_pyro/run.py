@@ -107,6 +107,7 @@ def positive(text: str) -> int:
 KINDS: dict[tuple[str, ...], dict[str, Any]] = {
     ("--limit", "--num-draws"): {"type": positive},
     ("--cores", "--data-seed", "--seed", "--split", "--validation"): {"type": int},
+    ("--max-minutes",): {"type": float},
     ("--ood", "--only", "--set"): {"action": "append", "default": []},
     ("--baseline", "--bias"): {"action": BooleanOptionalAction},
     ("--input", "--output"): {"required": True},

@@ -15,7 +15,6 @@ from monte_carlo import fit, same, stop_at
 import bnn_pyro as bp
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
 from bnn_pyro.checks.linear_regression import correlated
-from bnn_pyro.inference import hmc
 from bnn_pyro.inference import potential as cost
 from bnn_pyro.inference.chains import Record
 from bnn_pyro.inference.sampler import most_draws, warn_of_idle_chains
@@ -239,21 +238,6 @@ def test_the_most_draws():
 
 
 # -- what a run is going to cost -------------------------------------------------------------------------------------
-def test_a_long_run_is_announced(monkeypatch):
-    with pytest.warns(UserWarning, match=r"about 3 hours: 1,000,000 gradients of 20 ms each on 2 cores; chees .*svi"):
-        cost.announce(2e4, 1e6, 2)
-    with pytest.warns(UserWarning, match="about 40 minutes"):
-        cost.announce(2400.0, 1e5)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        cost.announce(1000.0, 5e4)
-    announced = []
-    monkeypatch.setattr(hmc, "announce", lambda *args: announced.append(args))
-    run(SMALL["nuts"])
-    ((seconds, gradients, workers),) = announced
-    assert 0 < seconds < 1 and gradients == 2 * 38 * 7 and workers == 1
-
-
 def test_when_to_compile_and_how_many_processes():
     """By the settings and the sizes alone; never for a short run."""
 

@@ -307,6 +307,8 @@ def test_members_are_optimised_stopped_and_differ():
     assert len(weights) == 3 and not torch.equal(weights[0], weights[1]) and not torch.equal(weights[1], weights[2])
     assert told[-1][0] <= told[-1][1] == 180 and told[-1][2]["NLL"] < told[0][2]["NLL"]
     assert two["layers.0.weight"].shape[0] == 2 and not torch.equal(whole["layers.0.weight"], weights)
+    with bp.isolated(0), pytest.raises(UserError, match=r"limit of 1e-09 min was reached at epoch 1 of 60"):
+        optimised(model, PROBLEM.data, 3, Run(max_minutes=1e-9), patience=5, **how)
     with bp.isolated(0), pytest.raises(UserError, match="member 1 of 2 has no finite loss"):
         optimised(model, PROBLEM.data, 2, Run(), patience=5, epochs=3, lr=1e30, batch_size=0)
 
@@ -322,7 +324,7 @@ def test_how_many_members():
 def test_resumed_bit_for_bit(tmp_path, monkeypatch, adjusted, compiled):
     method = replace(QUICK, adjusted=adjusted, compiled=compiled, cores=1)
     whole = fit(NET, PROBLEM.data, method)
-    for step in (7, 38, 50):
+    for step in (2, 7, 38, 50):  # of the members, in the warm-up, between draws
         with monkeypatch.context() as patch, pytest.raises(Interrupted):
             patch.setattr(Checkpoint, "due", stop_at(step))
             fit(NET, PROBLEM.data, method, out=tmp_path / str(step))

@@ -221,14 +221,16 @@ def test_what_cannot_travel_back_is_an_error_of_its_task(task, message):
 
 
 def warned(task):
+    from bnn_pyro.checkpoint import Run
     from bnn_pyro.inference import potential
+    from bnn_pyro.inference.sampler import Sampler
 
-    potential.announce(1e6, 1e6, 1)
+    potential.Forecast(Sampler(), Run())._say(1e6)
     return task
 
 
 def test_what_the_package_warns_of_is_said_here_and_once():
-    with pytest.warns(UserWarning, match="this run will take about 278 hours") as caught:
+    with pytest.warns(UserWarning, match="about 278 hours; --set draws=200 takes") as caught:
         assert map_tasks(warned, [1, 2, 3], cores=2) == [1, 2, 3]
     assert len(caught) == 1
 

@@ -2,19 +2,22 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from scipy.stats import norm
 
 import bnn_pyro as bp
+from bnn_pyro.checkpoint import Run
 from bnn_pyro.checks.linear_regression import correlated
 from bnn_pyro.inference.linear import coordinates
+from bnn_pyro.inference.members import optimised
 from bnn_pyro.inference.potential import Potential, Space
 from bnn_pyro.inference.sampler import STARTS, starting_points
 
 
-def starts(problem, how, num=8, entry=None, jitter=1.0, seed=3, white=False, temperature=1.0):
+def starts(problem, how, num=8, entry=None, jitter=1.0, seed=3, white=False, temperature=1.0, method=bp.NUTS):
     """(potential, weights of the starts (num, P))."""
     entry = problem.entry() if entry is None else entry
     with bp.isolated(0):
@@ -23,7 +26,7 @@ def starts(problem, how, num=8, entry=None, jitter=1.0, seed=3, white=False, tem
         if white:
             potential.space = coordinates(potential)
         guide = entry.guide(model)
-        z = starting_points(potential, guide, problem.data, how, num, jitter, seed)
+        z = method(start=how, jitter=jitter)._starts(potential, guide, problem.data, Run(seed))(num)
     return potential, z
 
 
@@ -82,6 +85,7 @@ def test_svi_starts_are_near_the_posterior():
 def test_starts_are_finite_and_repeat(how, monkeypatch):
     monkeypatch.setattr("bnn_pyro.inference.sampler.SVI_STEPS", 50)
     monkeypatch.setattr("bnn_pyro.inference.sampler.STEPS", 100)
+    monkeypatch.setattr("bnn_pyro.inference.sampler.optimised", partial(optimised, epochs=3))
     problem, entry = correlated(num=20), bp.MeanField(hidden=(2,))
     potential, z = starts(problem, how, 3, entry)
     density, gradient = potential(z)
@@ -92,6 +96,22 @@ def test_starts_are_finite_and_repeat(how, monkeypatch):
     assert not torch.equal(z[0], z[1])
     if how in ("jitter", "prior"):  # a chain's start is its own
         assert torch.equal(z[:2], starts(problem, how, 2, entry)[1])
+
+
+def test_wide_networks_start_from_members(monkeypatch):
+    monkeypatch.setattr("bnn_pyro.inference.sampler.optimised", partial(optimised, epochs=3))
+    problem = correlated(num=20)
+    for hidden, method, how in (
+        ((20, 20), bp.NUTS, "jitter"),
+        ((20,), bp.ChEES, "prior"),
+        ((4, 21), bp.HMC, "members"),
+        ((21,), bp.ChEES, "members"),
+        ((), bp.NUTS, "jitter"),
+    ):
+        given = problem, 2, bp.MeanField(hidden=hidden)
+        auto, explicit = (starts(given[0], one, *given[1:], method=method)[1] for one in ("auto", how))
+        assert torch.equal(auto, explicit), (hidden, method)
+    assert bp.NUTS().start == bp.HMC().start == bp.ChEES().start == "auto" and bp.MILE().start == "members"
 
 
 class Walled:

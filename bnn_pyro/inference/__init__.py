@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol
 
@@ -44,6 +45,7 @@ class Method(Protocol):
     converges_to  a key of ``CONVERGES_TO``: what it claims, and what ``checks`` hold it to
     needs         keys of ``NEEDS``: what a variant must have
     tiny          settings that suffice where there are a few weights and some dozen rows
+    timed         whether ``run`` takes ``max_minutes``, after which it ends with what it has; no, where it doesn't say
     """
 
     converges_to: ClassVar[str]
@@ -104,7 +106,16 @@ def unsuitable(method: str, variant: str, kind: Any) -> UserError:
     return UserError(f"{method} needs {missing}, which {variant} has not; take one of {', '.join(methods_for(kind))}")
 
 
+def check_timed(method: Method, max_minutes: float | None) -> None:
+    """Raises UserError for a number of minutes that is none, or a method that cannot end before it is done."""
+    if max_minutes is not None and not 0 < max_minutes < math.inf:
+        raise UserError(f"max_minutes must be a number above 0, got {max_minutes}")
+    if max_minutes is not None and not getattr(method, "timed", False):
+        can = ", ".join(name for name, kind in METHODS.items() if getattr(kind, "timed", False))
+        raise UserError(f"max_minutes is for methods that can end with the draws so far ({can}); take fewer epochs")
+
+
 __all__ = [
     "CONVERGES_TO", "HMC", "MAP", "METHODS", "MILE", "MLE", "NEEDS", "NUTS", "SGHMC", "SGLD", "SVI", "ChEES",
-    "Ensemble", "Laplace", "MCDropout", "Method", "methods_for", "unsuitable",
+    "Ensemble", "Laplace", "MCDropout", "Method", "check_timed", "methods_for", "unsuitable",
 ]  # fmt: skip

@@ -51,15 +51,16 @@ class Record:
 
     shape: (P,) of one chain, or (C, P) of chains that move as one, whose stats are (draws, C).
 
-    ``done`` counts transitions, ``divergent`` the bad ones after the warm-up. Of ``thin`` transitions the last one's
-    position is kept, with stats that speak for all of them.
+    ``done`` counts transitions, ``resumed`` those of a former run, ``divergent`` the bad ones after the warm-up. Of
+    ``thin`` transitions the last one's position is kept, with stats that speak for all of them.
     """
 
     def __init__(self, draws: int, warmup: int, thin: int, shape: tuple[int, ...]) -> None:
         self.warmup, self.thin = warmup, thin
         self.z = np.zeros((draws, *shape))
         self.stats: dict[str, np.ndarray] = {}
-        self.done = self.kept = self.divergent = 0
+        self.done = self.kept = self.divergent = self.resumed = 0
+        self.interrupted = False
         self.since: list[Mapping[str, float | np.ndarray]] = []  # of the transitions since the last draw that was kept
 
     @property
@@ -103,7 +104,7 @@ class Record:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take over such a state."""
-        vars(self).update({name: state[name] for name in COUNTS})
+        vars(self).update({name: state[name] for name in COUNTS}, resumed=state["done"])
         self.since = [{name: value.numpy() for name, value in one.items()} for one in state["since"]]
         self.z[: self.kept] = state["z"].numpy()
         for name, values in state["stats"].items():
@@ -120,6 +121,7 @@ class Chains:
     starts       (C, P), or (C, G, P) where each of C tasks moves G chains as one
     compiled     whether each process compiles the potential's gradient first
     checkpoints  of each chain that has one in reach
+    max_minutes  of a chain
     """
 
     sampler: Any
@@ -129,6 +131,7 @@ class Chains:
     seed: int
     compiled: bool
     checkpoints: Sequence[Checkpoint | None] = ()
+    max_minutes: float | None = None
 
     def record(self, state: Mapping[str, Any] | None) -> Record:
         """That of a chain, with what a checkpoint has of it."""
@@ -138,7 +141,7 @@ class Chains:
         return record
 
     def __call__(self, c: int) -> tuple[Record, Figures]:
-        """To the end of chain ``c``, or until it is asked to stop."""
+        """To the end of chain ``c`` or of its time, or until it is asked to stop."""
         checkpoint, potential = self.checkpoints[c], self.potential
         if self.compiled and potential.compiled is None:  # once a process
             self.compiled = potential.compile(1)
@@ -147,10 +150,11 @@ class Chains:
             kernel = self.sampler.kernel(potential, self.blocks, self.starts[c], chain_seed(self.seed, c, stream=2))
             chain = Chain(kernel, self.record(None), {"chain": c + 1})
             try:
-                Run(checkpoint=checkpoint, report=report_progress).take(chain)
+                Run(0, checkpoint, report_progress, self.max_minutes).take(chain)
                 if checkpoint is not None:  # whatever its timer says
                     checkpoint.save(chain.state_dict())
             except KeyboardInterrupt as stop:
+                chain.record.interrupted = True
                 if checkpoint is not None and not isinstance(stop, Interrupted):
                     raise
         return chain.record, chain.figures
@@ -202,7 +206,7 @@ class Chain:
 
 
 def run_chains(plan: Chains, cores: int, run: Run) -> tuple[list[Record], str]:
-    """(what each chain has drawn, why they were stopped: "" where they were not).
+    """(what each chain has drawn to its end or in its time, why they were stopped: "" where they were not).
 
     Without a checkpoint, Ctrl-C stops the chains and returns what they have, and a chain whose process died time and
     again is returned without draws. With one, which then holds all that was drawn, ``Interrupted`` is raised after a
@@ -215,6 +219,8 @@ def run_chains(plan: Chains, cores: int, run: Run) -> tuple[list[Record], str]:
     todo = [c for c in range(chains) if not records[c].finished]
     transitions, done_now = plan.sampler.transitions, np.array([record.done for record in records])
     total, told = chains * transitions, done_now.sum()
+    if run.max_minutes is not None:  # an equal share for every chain
+        plan.max_minutes = max(0.0, run.max_minutes - run.minutes) / max(1, math.ceil(len(todo) / cores))
     died, unfinished, stopped = [], [], ""
 
     def progress(index: int, share: float, figures: Figures) -> None:
@@ -231,9 +237,9 @@ def run_chains(plan: Chains, cores: int, run: Run) -> tuple[list[Record], str]:
             return
         c = todo[index]
         records[c] = result[0]
-        if not records[c].finished:
+        if records[c].interrupted:
             unfinished.append(c)
-        elif children[c] is not None and not in_reach:
+        elif children[c] is not None and not in_reach and records[c].finished:
             children[c].save({"record": records[c].state(), "kernel": {}})
         progress(index, records[c].done / transitions, result[1])
 

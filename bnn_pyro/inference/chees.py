@@ -28,8 +28,8 @@ from bnn_pyro.checkpoint import Run
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference.adaptation import DECAY, OFFSET, SMALLEST_STEP, DualAveraging
 from bnn_pyro.inference.chains import Record
-from bnn_pyro.inference.potential import Potential, announce, choose_compiled, run_cost
-from bnn_pyro.inference.sampler import STARTS, Drawn, Sampler, Starts
+from bnn_pyro.inference.potential import Potential, choose_compiled
+from bnn_pyro.inference.sampler import Drawn, Sampler, Starts
 from bnn_pyro.inference.trajectories import MAX_ENERGY_ERROR
 from bnn_pyro.isolation import generator_state, one_thread, set_generator_state
 from bnn_pyro.settings import setting
@@ -61,11 +61,11 @@ class ChEES(Sampler):
     draws: int = setting(200, low=1)
     warmup: int = setting(400, low=1)
     target_accept: float = setting(0.651, above=0, below=1)
-    start: str = setting("prior", choices=STARTS)
     superchains: int = setting(16, low=1)
     max_steps: int = setting(1000, low=1)
 
     one_by_one: ClassVar[bool] = False
+    usual_start: ClassVar[str] = "prior"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -80,8 +80,6 @@ class ChEES(Sampler):
         gradients = float(self.transitions * TYPICAL)
         if compiled := choose_compiled(self.compiled, gradients, potential):
             compiled = potential.compile(self.chains)
-        seconds, _ = run_cost(gradients, compiled, potential, self.chains)
-        announce(seconds, gradients, instead="sghmc takes mini-batches, and svi is an approximation")
         sampling, stopped = Sampling(self, potential, starts), ""
         # Compiled code has threads of its own; those of torch would only be in its way.
         with one_thread() if compiled else nullcontext():

@@ -26,11 +26,10 @@ from bnn_pyro.checkpoint import Run
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference.adaptation import SMALLEST_STEP, Warmup, reasonable_step
 from bnn_pyro.inference.chains import Chains, run_chains
-from bnn_pyro.inference.potential import Potential, Space, announce, choose_compiled, choose_cores, run_cost
+from bnn_pyro.inference.potential import Potential, Space, choose_compiled, choose_cores, run_cost
 from bnn_pyro.inference.sampler import Drawn, Sampler, Starts
 from bnn_pyro.inference.trajectories import Dynamics, Point, Transition, gradient_of, hmc, nuts
 from bnn_pyro.isolation import generator_state, set_generator_state
-from bnn_pyro.parallel.executor import on_cluster
 from bnn_pyro.settings import setting
 
 __all__ = ["HMC", "NUTS"]
@@ -75,8 +74,6 @@ class _Sampler(Sampler):
         compiled = choose_compiled(self.compiled, gradients, potential)
         seconds, price = run_cost(gradients, compiled, potential)
         cores = choose_cores(self.cores, self.chains, potential.x.device, seconds, price)
-        if not on_cluster():
-            announce(seconds, gradients, cores)
         return run_chains(Chains(self, potential, blocks, z.numpy(), run.seed, compiled), cores, run)
 
     def kernel(self, potential: Potential, blocks: Mapping[str, int], start: np.ndarray, seed: int) -> Kernel:

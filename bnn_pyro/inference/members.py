@@ -10,17 +10,21 @@ held out was least. One call of the operators moves all of them: of 8 small netw
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from bnn_pyro.checkpoint import Interrupted, Run
+from bnn_pyro.checkpoint import Run
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference.log_joint import LogJoint
 from bnn_pyro.inference.sg_chains import Batches
 from bnn_pyro.inference.svi import restarted
 from bnn_pyro.isolation import chain_seed, isolated
+from bnn_pyro.progress import Figures
 
 __all__ = ["HELD_OUT", "hold_out", "optimised"]
 
@@ -45,48 +49,99 @@ def optimised(
     members: int,
     run: Run,
     *,
-    epochs: int,
-    patience: int,
-    lr: float,
-    batch_size: int,
+    epochs: int = 300,
+    patience: int = 50,
+    lr: float = 0.01,
+    batch_size: int = 64,
     temperature: float = 1.0,
 ) -> dict[str, Tensor]:
     """{site: (members, *shape)}.   epochs: at most, over which lr falls by a cosine.   patience: 0, and all are taken.
 
-    Nothing of it is in a checkpoint: after a stop it begins again, to the same members.
-
-    Raises UserError where a member has no finite NLL.
+    Raises UserError where a member has no finite NLL, or the run's time is over before the last epoch.
     """
-    seed, nothing = run.seed, (data.x_train[:0], data.y_train[:0])
-    x, y, x_held, y_held = hold_out(data, seed) if patience else (data.x_train, data.y_train, *nothing)
-    log_joint, watched = LogJoint(model, x, y, temperature), len(x_held) > 0
-    u = torch.cat([_initial(log_joint, model, seed, m) for m in range(members)]).requires_grad_(True)
-    optimiser = torch.optim.AdamW([u], lr, weight_decay=DECAY)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, epochs)
-    batches = Batches(x, y, batch_size, members, seed)
-    best, least = u.detach().clone(), u.new_full((members,), math.inf)
-    since = torch.zeros_like(least)
-    for epoch in range(epochs):
-        for x_part, y_part in batches.steps(epoch * batches.per_epoch, (epoch + 1) * batches.per_epoch):
-            u.grad = -log_joint.gradient(u, x_part, y_part)[1]
-            optimiser.step()
-        schedule.step()
-        with torch.no_grad():
-            scored = log_joint.terms(u, x_held, y_held)[1] if watched else sum(log_joint.terms(u))
-        nll = -scored * (temperature / len(x))
-        better = (nll < least) & (since < patience) if watched else nll < math.inf
-        least, since = torch.where(better, nll, least), torch.where(better, 0.0, since + 1)
-        best = torch.where(better[:, None], u.detach(), best)
-        run.tell((epoch + 1) * members, epochs * members, {"members": members, "NLL": least.mean().item()})
-        if run.stop:
-            raise Interrupted(f"stopped with the members' epoch {epoch + 1:,} of {epochs:,}")
-        if watched and bool((since >= patience).all()):
-            break
-    if not (finite := torch.isfinite(least)).all():
+    checkpoint = None if run.checkpoint is None else run.checkpoint.child("members")
+    job = Members(model, data, members, run.seed, epochs, patience, lr, batch_size, temperature)
+    replace(run, checkpoint=checkpoint).take(job)
+    if checkpoint is not None:  # whatever its timer says
+        checkpoint.save(job.state_dict())
+    if not job.finished:
+        raise UserError(
+            f"the limit of {run.max_minutes:g} min was reached at epoch {job.epoch:,} of {epochs:,} of the networks "
+            "that chains start from, before the first draw; take a larger --max-minutes"
+            + (", with --resume" if checkpoint is not None else "")
+        )
+    if not (finite := torch.isfinite(job.least)).all():
         lost = int((~finite).nonzero()[0]) + 1
         who = f"member {lost} of {members}"
         raise UserError(f"{who} has no finite loss (lr {lr:g}); try a smaller lr, such as {lr / 10:g}")
-    return log_joint.sites(best)
+    return job.log_joint.sites(job.best)
+
+
+class Members:
+    """M networks between two epochs, which one call of the operators moves; arguments as for :func:`optimised`."""
+
+    def __init__(
+        self, model: nn.Module, data: Dataset, members: int, seed: int, epochs: int, patience: int, lr: float,
+        batch_size: int, temperature: float,
+    ) -> None:  # fmt: skip
+        nothing = (data.x_train[:0], data.y_train[:0])
+        x, y, *held_out = hold_out(data, seed) if patience else (data.x_train, data.y_train, *nothing)
+        self.log_joint, self.held_out = LogJoint(model, x, y, temperature), held_out
+        self.epochs, self.patience, self.epoch = epochs, patience if len(held_out[0]) else 0, 0
+        self.members, self.total = members, epochs * members
+        u = torch.cat([_initial(self.log_joint, model, seed, m) for m in range(members)])
+        self.u, self.best = u.clone().requires_grad_(True), u
+        self.optimiser = torch.optim.AdamW([self.u], lr, weight_decay=DECAY)
+        self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimiser, epochs)
+        self.batches = Batches(x, y, batch_size, members, seed)
+        self.least, self.since = u.new_full((members,), math.inf), u.new_zeros(members)
+
+    @property
+    def step(self) -> int:
+        """Epochs so far, of all members."""
+        return self.epoch * self.members
+
+    @property
+    def finished(self) -> bool:
+        """Whether all epochs are done, or all members have stopped."""
+        return self.epoch == self.epochs or (self.patience > 0 and bool((self.since >= self.patience).all()))
+
+    def steps(self) -> Iterator[Figures]:
+        """The epochs that are left."""
+        while not self.finished:
+            first = self.epoch * self.batches.per_epoch
+            for rows in self.batches.steps(first, first + self.batches.per_epoch):
+                self.u.grad = -self.log_joint.gradient(self.u, *rows)[1]
+                self.optimiser.step()
+            self.schedule.step()
+            self.epoch += 1
+            self._score()
+            yield {"members": self.members, "NLL": self.least.mean().item()}
+
+    @torch.no_grad()
+    def _score(self) -> None:
+        u, log_joint = self.u.detach(), self.log_joint
+        scored = log_joint.terms(u, *self.held_out)[1] if self.patience else sum(log_joint.terms(u))
+        nll = -scored * (log_joint.temperature / len(log_joint.x))
+        better = (nll < self.least) & (self.since < self.patience) if self.patience else nll < math.inf
+        self.least = torch.where(better, nll, self.least)
+        self.since = torch.where(better, 0.0, self.since + 1)
+        self.best = torch.where(better[:, None], u, self.best)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint must hold."""
+        parts = {name: getattr(self, name) for name in ("epoch", "best", "least", "since")}
+        learned = {"optimiser": self.optimiser.state_dict(), "schedule": self.schedule.state_dict()}
+        return {"u": self.u.detach(), **parts, **learned}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what :meth:`state_dict` returned."""
+        for name in ("best", "least", "since"):
+            setattr(self, name, state[name].to(self.u.device))
+        self.u.data.copy_(state["u"])
+        self.epoch = state["epoch"]
+        self.optimiser.load_state_dict(state["optimiser"])
+        self.schedule.load_state_dict(state["schedule"])
 
 
 def _initial(log_joint: LogJoint, model: nn.Module, seed: int, member: int) -> Tensor:

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -33,11 +32,10 @@ from bnn_pyro.checkpoint import Run
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference.chains import Chains, run_chains
-from bnn_pyro.inference.members import optimised
 from bnn_pyro.inference.microcanonical import GRADIENTS, SCHEMES
 from bnn_pyro.inference.mile_kernel import Kernel
-from bnn_pyro.inference.potential import Potential, announce, choose_compiled, choose_cores, duration, run_cost
-from bnn_pyro.inference.sampler import STARTS, Drawn, Sampler, Starts, starting_points
+from bnn_pyro.inference.potential import Potential, choose_compiled, choose_cores, run_cost
+from bnn_pyro.inference.sampler import STARTS, Drawn, Sampler, Starts
 from bnn_pyro.posterior import Posterior, weight_space
 from bnn_pyro.settings import setting
 
@@ -110,18 +108,15 @@ class MILE(Sampler):
             return replace(self, chains=MEMBERS if size <= SMALL else 4).run(model, guide, data, **how)
         return super().run(model, guide, data, **how)
 
-    def _starts(self, potential: Potential, guide: nn.Module | None, data: Dataset, run: Run) -> Starts:
-        """See ``Sampler``. A model with numbers that are not free on all of ℝ starts at modes of its log joint."""
-        if self.start == "members" and potential.constrained:
-            return partial(starting_points, potential, guide, data, "map", jitter=self.jitter, seed=run.seed)
-        if self.start == "members":
-            return partial(self._members, potential, data, run)
-        return super()._starts(potential, guide, data, run)
+    @property
+    def untimed(self) -> int:
+        """See ``Sampler``. Trajectories take many times as long as steps."""
+        return int(0.6 * self.warmup) if self.adjusted else super().untimed
 
-    def _members(self, potential: Potential, data: Dataset, run: Run, num: int) -> Tensor:
-        """z (num, P), one optimised network each."""
-        how = dict(epochs=self.epochs, patience=self.patience, lr=self.lr, batch_size=self.batch_size)
-        return potential.position(optimised(potential.model, data, num, run, temperature=self.temperature, **how))
+    def _members(self, potential: Potential, data: Dataset, run: Run, num: int, **how: Any) -> Tensor:
+        """See ``Sampler``."""
+        how |= dict(epochs=self.epochs, patience=self.patience, lr=self.lr, batch_size=self.batch_size)
+        return super()._members(potential, data, run, num, **how)
 
     def _draw(self, potential: Potential, starts: Starts, run: Run) -> Drawn:
         """See ``Sampler``. Compiled code runs chain after chain, each a task; operators move all chains at once."""
@@ -132,8 +127,6 @@ class MILE(Sampler):
         tasks = self.chains if compiled else 1
         seconds, price = run_cost(calls * tasks, compiled, potential, self.chains // tasks)
         cores = choose_cores(self.cores, tasks, potential.x.device, seconds, price)
-        announce(seconds, calls * tasks, cores)
-        run.tell(0, self.chains * self.transitions, {"expected": duration(seconds / cores)})
         if run.checkpoint is not None and (state := run.checkpoint.load()) is not None:
             z = state["starts"]
         else:

@@ -12,21 +12,26 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 import warnings
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from bnn_pyro.checkpoint import Run
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference.compiled import CompiledGradient, NotCompiled, compile_gradient, recipe
 from bnn_pyro.inference.log_joint import LogJoint, Recorder, Weights
 from bnn_pyro.parallel.executor import current_executor, usable_cores
 from bnn_pyro.parts.likelihoods import ReadLikelihood
 from bnn_pyro.parts.priors import widest_activation
+from bnn_pyro.progress import Figures
 
 __all__ = [
-    "ARITHMETIC", "EAGER", "LARGE", "Potential", "Space", "announce", "choose_compiled", "choose_cores",
-    "duration", "log_likelihood", "run_cost",
+    "ARITHMETIC", "EAGER", "LARGE", "Forecast", "Potential", "Space", "choose_compiled", "choose_cores", "duration",
+    "log_likelihood", "run_cost",
 ]  # fmt: skip
 
 #: Bytes that the activations of the chains evaluated at once may take.
@@ -48,9 +53,9 @@ LARGE = 5e6
 #: Seconds that a compilation takes, and that a process takes to start.
 COMPILATION, PROCESS = 2.5, 5.0
 
-#: Seconds above which a run is announced, with what to take instead.
-LONG = 30 * 60
-INSTEAD = "chees shares the work between many chains, sghmc takes mini-batches, and svi is an approximation in minutes"
+#: Transitions that a run is timed by, after those that are not typical, and seconds that either may last; seconds of a
+#: run that is long; the share of its draws that is proposed instead.
+TIMED, MAX_TIMED, LONG, FEWER = 20, 30.0, 60.0, 5
 
 
 class Space:
@@ -228,14 +233,43 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} minutes" if seconds < 2 * 3600 else f"{seconds / 3600:,.0f} hours"
 
 
-def announce(seconds: float, gradients: float, cores: int = 1, instead: str = INSTEAD) -> None:
-    """Warn of a run that will take long.   seconds: of all gradients, one after the other.   instead: what to take."""
-    total = seconds / cores
-    if total < LONG:
-        return
-    warnings.warn(
-        f"this run will take about {duration(total)}: {gradients:,.0f} gradients of "
-        f"{1e3 * seconds / gradients:.2g} ms each"
-        f"{f' on {cores} cores' if cores > 1 else ''}; {instead}",
-        stacklevel=3,
-    )
+class Forecast:
+    """Says how long a sampler takes, once, by the pace of its first transitions, and how to have it done sooner."""
+
+    def __init__(self, sampler: Any, run: Run) -> None:
+        self.sampler, self.report, self.said = sampler, run.report, False
+        self.run = replace(run, report=self)
+        self.first: tuple[float, float] | None = None  # transitions and time at which it began to count
+        self.began: tuple[float, float] | None = None
+
+    def __call__(self, done: float, of: int, figures: Figures) -> None:
+        """A ``Report``."""
+        if self.report is not None:
+            self.report(done, of, figures)
+        now = time.monotonic()
+        if self.began is None:
+            self.began = done, now
+        if self.said or done == of:
+            return
+        if self.first is None:
+            untimed = self.sampler.untimed
+            if done - self.began[0] >= untimed or (untimed <= 100 and now - self.began[1] > MAX_TIMED):
+                self.first = done, now
+            return
+        timed, seconds = done - self.first[0], now - self.first[1]
+        if timed >= 1 and seconds > 0 and ((timed >= TIMED and seconds > 1) or seconds > MAX_TIMED):
+            self.said = True
+            self._say((of - done) * seconds / timed)
+
+    def _say(self, seconds: float) -> None:
+        """Warn where it is long.   seconds: until the end."""
+        sampler, fewer = self.sampler, max(1, self.sampler.draws // FEWER)
+        if seconds < LONG:
+            return
+        less = ""
+        if fewer < sampler.draws:
+            share = (sampler.warmup + fewer * sampler.thin) / sampler.transitions
+            less = f"--set draws={fewer} takes {duration(share * seconds)}, "
+        warnings.warn(
+            f"about {duration(seconds)}; {less}--max-minutes M ends after M minutes with the draws so far", stacklevel=1
+        )

@@ -4,8 +4,10 @@
     prior   a draw of the prior each
     map     each climbs from its jittered start to a mode of its own (Adam, all at once)
     svi     draws of a mean-field Normal fitted to the posterior
+    members networks optimised by AdamW on mini-batches with early stopping, one for each chain (``inference.members``)
+    auto    members where a hidden layer is wide, else the sampler's usual start
 
-Of a network with several modes, the first three tell whether chains agree between them; "svi" starts them all in one.
+Of a network with several modes, all but "svi" tell whether chains agree between them; "svi" starts them all in one.
 """
 
 from __future__ import annotations
@@ -27,16 +29,21 @@ from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference.chains import Record
 from bnn_pyro.inference.linear import coordinates
-from bnn_pyro.inference.potential import Potential
+from bnn_pyro.inference.members import optimised
+from bnn_pyro.inference.potential import Forecast, Potential, duration
 from bnn_pyro.inference.svi import SVI
 from bnn_pyro.isolation import chain_seed, isolated, one_thread
-from bnn_pyro.parts.guides import MeanFieldNormal
+from bnn_pyro.parts.guides import MeanFieldNormal, weight_sites
 from bnn_pyro.posterior import Posterior, weight_space
 from bnn_pyro.settings import Settings, setting
 
 __all__ = ["STARTS", "Drawn", "Sampler", "Starts", "most_draws", "starting_points", "warn_of_idle_chains"]
 
-STARTS = ("jitter", "prior", "map", "svi")
+STARTS = ("jitter", "prior", "map", "svi", "members")
+
+#: Units of a hidden layer above which ``auto`` takes members: from random weights of a wide network a chain needs
+#: thousands of gradients to where it predicts at all, and the step size is found on the way there.
+WIDE = 20
 
 #: How often a chain may draw a start of finite density before it gives up (as in Stan).
 ATTEMPTS = 100
@@ -67,7 +74,7 @@ class Sampler(Settings):
     chains         independent chains
     target_accept  acceptance rate that the step size is adapted to; higher where trajectories diverge
     thin           transitions a draw
-    start          where chains start: jitter, prior, map or svi
+    start          where chains start: auto, jitter, prior, map, svi or members
     jitter         how far apart jittered chains start, in standard deviations of the prior
     temperature    T: p(y | x, w)^(1/T) p(w) is sampled; 1 is Bayes, less is a cold posterior and is reported as such
     compiled       whether to compile the gradient: auto (where the run is long enough), yes or no
@@ -81,18 +88,26 @@ class Sampler(Settings):
     chains: int = setting(4, low=1)
     target_accept: float = setting(0.8, above=0, below=1)
     thin: int = setting(1, low=1)
-    start: str = setting("jitter", choices=STARTS)
+    start: str = setting("auto", choices=("auto", *STARTS))
     jitter: float = setting(1.0, low=0)
     temperature: float = setting(1.0, above=0)
     compiled: str = setting("auto", choices=("auto", "yes", "no"))
 
     #: Where several chains draw side by side, each computes on one thread, and draws the same.
     one_by_one: ClassVar[bool] = True
+    #: Takes ``max_minutes``, and where ``auto`` starts in a narrow network.
+    timed: ClassVar[bool] = True
+    usual_start: ClassVar[str] = "jitter"
 
     @property
     def transitions(self) -> int:
         """Of every chain, with its warm-up."""
         return self.warmup + self.draws * self.thin
+
+    @property
+    def untimed(self) -> int:
+        """Transitions after which one takes about as long as the later ones do."""
+        return min(100, self.warmup // 4)
 
     def run(self, model: nn.Module, guide: nn.Module | None, data: Dataset, **how: Any) -> Posterior:
         """Sample the posterior; see ``Method.run``. The guide is used by ``start="svi"`` alone.
@@ -102,29 +117,48 @@ class Sampler(Settings):
         trajectory_length of HMC and ChEES; superchain of ChEES. With ``thin`` above 1 they speak for all transitions
         since the draw before.
 
-        Ctrl-C returns the draws so far, with a warning, where there are any and no checkpoint.
+        Ctrl-C returns the draws so far, with a warning, where there are any and no checkpoint. After ``max_minutes``
+        as many draws of every chain are returned as all of them have.
 
-        Raises UserError where a step size falls to nothing.
+        Raises UserError where a step size falls to nothing, or a chain is still in its warm-up after ``max_minutes``.
         """
         model, run = weight_space(model), Run(**how)
         with isolated(run.seed), one_thread() if self.one_by_one and self.chains > 1 else nullcontext():
             potential = Potential(model, data.x_train, data.y_train, self.temperature)
             potential.space = coordinates(potential)
-            records, stopped = self._draw(potential, self._starts(potential, guide, data, run), run)
-        return self._posterior(model, data, potential, records, stopped)
+            records, stopped = self._draw(potential, self._starts(potential, guide, data, run), Forecast(self, run).run)
+        return self._posterior(model, data, potential, records, stopped, run)
 
     def _starts(self, potential: Potential, guide: nn.Module | None, data: Dataset, run: Run) -> Starts:
         """What gives the chains' starts."""
-        return partial(starting_points, potential, guide, data, self.start, jitter=self.jitter, seed=run.seed)
+        how = self.start
+        if how == "auto":
+            widths = [len(potential.model.initial[site]) for site in weight_sites(potential.model)[:-1]]
+            how = "members" if max(widths, default=0) > WIDE else self.usual_start
+        if how == "members":
+            return partial(self._members, potential, data, run)
+        return partial(starting_points, potential, guide, data, how, jitter=self.jitter, seed=run.seed)
+
+    def _members(self, potential: Potential, data: Dataset, run: Run, num: int, **how: Any) -> Tensor:
+        """z (num, P), an optimised network each; modes of the log joint where its numbers are not free on all of ℝ."""
+        if potential.constrained:
+            return starting_points(potential, None, data, "map", num, self.jitter, run.seed)
+        return potential.position(optimised(potential.model, data, num, run, temperature=self.temperature, **how))
 
     def _draw(self, potential: Potential, starts: Starts, run: Run) -> Drawn:
         raise NotImplementedError
 
     def _posterior(
-        self, model: nn.Module, data: Dataset, potential: Potential, records: Sequence[Record], stopped: str
+        self, model: nn.Module, data: Dataset, potential: Potential, records: Sequence[Record], stopped: str, run: Run
     ) -> Posterior:
         """The draws of all chains, or of those that have the most of them."""
         chosen, draws = most_draws(records)
+        if not stopped and not all(record.finished for record in records):
+            stopped = f"stopped at the limit of {run.max_minutes:g} min"
+            if (least := min(record.kept for record in records)) > 0:
+                chosen, draws = list(range(len(records))), least
+            elif run.checkpoint is not None or not chosen:
+                raise _too_early(records, run, self.thin)
         if not chosen:
             raise KeyboardInterrupt(
                 f"{stopped} in the warm-up, before the first draw; with a folder (out=…, --out) a run can go on from "
@@ -141,6 +175,21 @@ class Sampler(Settings):
         chains = {site: torch.stack([w[site] for w in drawn]) for site in model.initial}
         about = {"stopped": stopped} if stopped else {}
         return Posterior(model, data.schema, chains=chains, stats=stats, provenance=about)
+
+
+def _too_early(records: Sequence[Record], run: Run, thin: int) -> UserError:
+    """The error where a chain has no draw when the time is over, with how much it takes to have one of each."""
+    done = max(1, sum(record.done - record.resumed for record in records))
+    left = sum(max(0, record.warmup + thin - record.done) for record in records)
+    more, whole = run.minutes * left / done, sum(len(r.z) * thin + r.warmup - r.done for r in records)
+    least = min(records, key=lambda record: record.done)
+    resumed = run.checkpoint is not None
+    need = math.ceil(1.1 * (more if resumed else run.minutes + more))
+    return UserError(
+        f"the limit of {run.max_minutes:g} min was reached in the warm-up, at transition {least.done:,} of "
+        f"{least.warmup:,}: for a first draw of every chain take --max-minutes {need}"
+        f"{' with --resume' if resumed else ''}; all draws take {duration(60 * run.minutes * whole / done)} more"
+    )
 
 
 def warn_of_idle_chains(z: Tensor, diverging: Tensor, numbers: Sequence[int], chains: int) -> None:

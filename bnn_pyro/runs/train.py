@@ -8,6 +8,7 @@ from dataclasses import replace
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.distributed import here
 from bnn_pyro.fitting import check_divisible, fit, resolve_backbone
+from bnn_pyro.inference import check_timed
 from bnn_pyro.isolation import isolated, one_thread
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.runs.folder import RunFolder
@@ -20,11 +21,12 @@ __all__ = ["fit_run", "prepared"]
 SMALL_STEP = 20_000_000
 
 
-def prepared(recipe: Recipe, data: Dataset) -> tuple[Entry, Recipe | None]:
+def prepared(recipe: Recipe, data: Dataset, max_minutes: float | None = None) -> tuple[Entry, Recipe | None]:
     """(the variant with what it needs at hand, the recipe of the network beside or below it), both built once.
 
     Raises UserError where settings or method do not suit the data: before any file is written.
     """
+    check_timed(recipe.method(), max_minutes)
     entry, below = resolve_backbone(recipe.entry(), data), recipe.for_baseline(data.schema)
     for one, variant in ((recipe, entry), *(((below, below.entry()),) if below is not None else ())):
         method = one.method()
@@ -44,18 +46,20 @@ def fit_run(
     below: Recipe | None,
     *,
     resume: bool = False,
+    max_minutes: float | None = None,
 ) -> tuple[Posterior, Posterior | None]:
     """(posterior, that of the baseline or None), in a folder that was begun; entry, below: see :func:`prepared`.
 
     resume: go on from the folder's checkpoints, to the very same result; what is finished is just loaded.
+    max_minutes: of the posterior alone; see ``fit``.
 
     Where the fit has several processes, all of them call this, and rank 0 writes.
 
     Raises what ``fit`` raises.
     """
 
-    def fit_into(folder: RunFolder, recipe: Recipe, entry: Entry) -> Posterior:
-        how = dict(seed=recipe.seed, out=folder.path, resume=resume, device=recipe.device)
+    def fit_into(folder: RunFolder, recipe: Recipe, entry: Entry, **limit: float | None) -> Posterior:
+        how = dict(seed=recipe.seed, out=folder.path, resume=resume, device=recipe.device, **limit)
         with _threads(recipe, entry, data):
             posterior = fit(entry, data, recipe.method(), **how)
             if here().first:
@@ -68,8 +72,8 @@ def fit_run(
 
     if recipe.backbone_variant(data.schema) is not None:
         baseline = fit_baseline()
-        return fit_into(folder, recipe, replace(entry, backbone=baseline)), baseline
-    posterior = fit_into(folder, recipe, entry)
+        return fit_into(folder, recipe, replace(entry, backbone=baseline), max_minutes=max_minutes), baseline
+    posterior = fit_into(folder, recipe, entry, max_minutes=max_minutes)
     return posterior, None if below is None else fit_baseline()
 
 

@@ -1,0 +1,94 @@
+"""How long a run of chains takes, and a limit to it; the clock is a fake one."""
+
+import itertools
+import time
+import warnings
+from types import SimpleNamespace
+
+import pytest
+import torch
+from monte_carlo import fit, same
+
+import bnn_pyro as bp
+from bnn_pyro import checkpoint
+from bnn_pyro.checkpoint import Run
+from bnn_pyro.checks.linear_regression import correlated
+from bnn_pyro.inference import potential as cost
+
+PROBLEM = correlated(num=30, noise=0.5)
+NET = bp.MeanField(hidden=(3,))
+
+
+def forecast(method, per_transition, total, monkeypatch, first=0):
+    """What is said of a run whose transitions take so many seconds, four times as many in the first 100."""
+    now, said = [0.0], []
+    monkeypatch.setattr(cost, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    report = cost.Forecast(method, Run()).run.report
+    for done in range(first + 1, min(total, first + 400)):
+        now[0] += per_transition * (4 if done < 100 else 1)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            report(done, total, {})
+        said += [(done, str(one.message)) for one in caught]
+    return said
+
+
+def test_the_first_transitions_tell_how_long_it_takes(monkeypatch):
+    method = bp.NUTS(warmup=500, draws=1000)
+    ((done, line),) = forecast(method, 0.06, 6000, monkeypatch)
+    assert 120 <= done < 125 and line.startswith("about 6 minutes; --set draws=200 takes 3 minutes, --max-minutes M")
+    assert not forecast(method, 0.009, 6000, monkeypatch)  # less than a minute
+    ((done, line),) = forecast(method, 20.0, 6000, monkeypatch)  # so slow that the first transitions have to do
+    assert done < 10 and "hours" in line
+    ((done, line),) = forecast(bp.NUTS(draws=1), 0.1, 6000, monkeypatch, first=3000)  # resumed
+    assert 3100 < done < 3125 and line.startswith("about 5 minutes; --max-minutes M")
+
+
+def clock(monkeypatch):
+    """A second passes from one look at the clock to the next: a chain looks after every transition."""
+    seconds = itertools.count()
+    monkeypatch.setattr(checkpoint, "time", SimpleNamespace(time=lambda: next(seconds), monotonic=time.monotonic))
+
+
+TIMED = {
+    "nuts": (bp.NUTS(chains=3, draws=12, warmup=10, max_tree_depth=3), 0.8, 6),
+    "chees": (bp.ChEES(chains=6, superchains=3, draws=6, warmup=24), 0.45, 3),
+    "mile": (bp.MILE(chains=2, draws=6, thin=3, warmup=20, start="prior", compiled="yes"), 1.05, 3),
+}
+
+
+@pytest.mark.parametrize("name", TIMED)
+def test_a_limit_of_time_keeps_as_many_draws_of_every_chain(name, monkeypatch, tmp_path):
+    method, minutes, kept = TIMED[name]
+    whole = fit(NET, PROBLEM.data, method)
+    clock(monkeypatch)
+    with pytest.warns(UserWarning, match=rf"limit of {minutes:g} min: .* with {kept} of {method.draws} draws"):
+        some = fit(NET, PROBLEM.data, method, out=tmp_path, max_minutes=minutes)
+    assert all(torch.equal(v[:, :kept], some.chains[site]) for site, v in whole.chains.items())
+    assert len(some.stats["lp"]) == method.chains and not (tmp_path / "checkpoint").exists()
+    stopped = f"limit of {minutes:g} min: {method.chains} of {method.chains} chains with {kept} of"
+    assert stopped in bp.load(tmp_path, NET).provenance["stopped"]
+
+
+@pytest.mark.parametrize("name", TIMED)
+def test_a_limit_in_the_warm_up_is_an_error_and_a_checkpoint(name, monkeypatch, tmp_path):
+    method = TIMED[name][0]
+    with monkeypatch.context() as patch:
+        clock(patch)
+        with pytest.raises(bp.UserError, match=rf"at transition \d+ of {method.warmup}: .*max-minutes 1 with --res"):
+            fit(NET, PROBLEM.data, method, out=tmp_path, max_minutes=0.3)
+        with pytest.raises(bp.UserError, match=r"take --max-minutes [12]; all draws take \d+ (s|minutes) more"):
+            fit(NET, PROBLEM.data, method, max_minutes=0.3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert same(
+            fit(NET, PROBLEM.data, method, out=tmp_path, resume=True, max_minutes=60), fit(NET, PROBLEM.data, method)
+        )
+
+
+def test_limits_of_time_that_are_none():
+    for minutes in (0, -1, float("nan"), float("inf")):
+        with pytest.raises(bp.UserError, match="max_minutes must be a number above 0"):
+            fit(NET, PROBLEM.data, bp.NUTS(), max_minutes=minutes)
+    with pytest.raises(bp.UserError, match=r"can end with the draws so far \(hmc, nuts, chees, mile"):
+        fit(NET, PROBLEM.data, bp.MAP(), max_minutes=1)
