@@ -92,7 +92,7 @@ def fit(
     if not len(data.x_train):
         raise UserError(f"data set '{data.name}' has no training rows")
     check_divisible(method, ranks)
-    check_timed(method, max_minutes)
+    limit = check_timed(method, max_minutes)
     with ranks.agreed():
         entry = resolve_backbone(entry, data)
     if (first := backbone_variant(entry, data.schema)) is not None:
@@ -111,24 +111,21 @@ def fit(
         if checkpoint is not None and not resume:
             checkpoint.discard()
         with ranks.agreed():
-            where = choose_device(device)
-        start = time.perf_counter()
+            where, start = choose_device(device), time.perf_counter()
         label = f"{provenance['entry']} · {provenance['method']} · {data.name}"
         with isolated(seed), ExitStack() as stack:
             model = entry.model(data.schema).to(where)
             inferred, seen = model, data.to(where)
             if isinstance(model, OnFeatures):
                 inferred, seen = on_features(model, seen, progress and ranks.first)
-            guide = entry.guide(model)
-            guide = guide if guide is None else guide.to(where)
-            how = dict(seed=seed, report=forwarded(stack.enter_context(progress_bar(label, progress and ranks.first))))
-            if max_minutes is not None:
-                how["max_minutes"] = max_minutes
+            guide = None if (guide := entry.guide(model)) is None else guide.to(where)
+            report = forwarded(stack.enter_context(progress_bar(label, progress and ranks.first)))
+            how = dict(limit, seed=seed, report=report)
             if checkpoint is not None:
                 how["checkpoint"] = stack.enter_context(checkpoint)
             posterior = method.run(inferred, guide, seen, **how)
-        seconds = round(time.perf_counter() - start, 3)
-        provenance = {**posterior.provenance, **provenance, "seconds": seconds, "device": str(where)}
+        provenance = {**posterior.provenance, **provenance, "device": str(where)}
+        provenance["seconds"] = round(time.perf_counter() - start, 3)
         if ranks.size > 1:
             provenance["processes"] = ranks.size
         whole = posterior.model if inferred is model else model

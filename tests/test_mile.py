@@ -33,6 +33,7 @@ from bnn_pyro.inference.microcanonical import (
 from bnn_pyro.inference.mile import MILE
 from bnn_pyro.inference.mile_kernel import Kernel
 from bnn_pyro.inference.potential import Potential
+from bnn_pyro.isolation import chain_seed
 
 PROBLEM = correlated(inputs=2, noise=5.0, y_shift=40.0, y_scale=8.0)
 TINY = MILE(**MILE.tiny)
@@ -336,13 +337,37 @@ def test_two_processes_are_one():
     assert same(fit(NET, PROBLEM.data, replace(method, cores=2)), fit(NET, PROBLEM.data, replace(method, cores=1)))
 
 
-def test_a_chain_that_diverges_is_an_error():
+def test_chains_that_diverge_stay_where_they_are_until_all_have():
     kernel = Kernel(MILE(warmup=10), Density(np.full(3, 1e-4)), np.full((2, 3), 0.01), seed=0)
     for _ in range(10):
         kernel.step()
-    kernel.step_size = np.array([1e-4, 1e4])
-    with pytest.raises(UserError, match=r"chain 2 diverged at transition 11: .* smaller energy_variance"):
-        kernel.step()
+    kernel.step_size, before = np.array([1e-4, 1e4]), kernel.point.z
+    assert kernel.step()["diverging"].tolist() == [0, 1] and (kernel.point.z[1] == before[1]).all()
+    again = Kernel(MILE(warmup=10), Density(np.full(3, 1e-4)), np.full((2, 3), 0.01), seed=0)
+    again.restore(kernel.state())
+    again.step_size = np.array([1e4, 1e-4])
+    with pytest.raises(UserError, match=r"chain 1 diverged at transition 12: .* smaller energy_variance"):
+        again.step()
+
+
+@pytest.mark.parametrize("compiled", ["yes", "no"])
+def test_a_chain_that_diverges_leaves_the_others(compiled, monkeypatch, tmp_path):
+    method, step = replace(QUICK, chains=3, compiled=compiled, cores=1), mile_kernel.Kernel.step
+    whole = fit(NET, PROBLEM.data, method)
+
+    def diverges(self):
+        """The first chain, by the fifth transition after the warm-up."""
+        if self.done == 44 and self.rngs[0].bit_generator.seed_seq.entropy == first:
+            self.step_size = self.step_size * np.where(np.arange(len(self.step_size)) == 0, 1e6, 1)
+        return step(self)
+
+    first = [chain_seed(0, 0, stream=2), 0]
+    monkeypatch.setattr(mile_kernel.Kernel, "step", diverges)
+    with pytest.warns(UserWarning, match=r"chain 1 .*diverged.*: 2 of 3 chains with 5 of 5 draws each are kept"):
+        rest = fit(NET, PROBLEM.data, method, out=tmp_path)
+    assert all(torch.equal(whole.chains[site][1:], v) for site, v in rest.chains.items())
+    with pytest.raises(UserError, match="chain 1 of 1: a chain diverged at transition 45"):
+        fit(NET, PROBLEM.data, replace(method, chains=1))
 
 
 def test_a_step_that_is_not_finite_is_taken_back_in_the_warm_up():

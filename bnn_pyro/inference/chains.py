@@ -210,7 +210,8 @@ def run_chains(plan: Chains, cores: int, run: Run) -> tuple[list[Record], str]:
 
     Without a checkpoint, Ctrl-C stops the chains and returns what they have, and a chain whose process died time and
     again is returned without draws. With one, which then holds all that was drawn, ``Interrupted`` is raised after a
-    signal, and UserError for a chain that died, with its number. Raises UserError for one that cannot go on.
+    signal, and UserError for a chain that died, with its number. One that cannot go on, as it diverged, is returned
+    without draws; its UserError is raised where no other chain has any.
     """
     chains, in_reach, checkpoint = len(plan.starts), not on_cluster(), run.checkpoint
     children = [None if checkpoint is None else checkpoint.child(f"chain-{c}") for c in range(chains)]
@@ -221,7 +222,7 @@ def run_chains(plan: Chains, cores: int, run: Run) -> tuple[list[Record], str]:
     total, told = chains * transitions, done_now.sum()
     if run.max_minutes is not None:  # an equal share for every chain
         plan.max_minutes = max(0.0, run.max_minutes - run.minutes) / max(1, math.ceil(len(todo) / cores))
-    died, unfinished, stopped = [], [], ""
+    died, unfinished, stopped, lost = [], [], "", {}
 
     def progress(index: int, share: float, figures: Figures) -> None:
         nonlocal told
@@ -244,9 +245,10 @@ def run_chains(plan: Chains, cores: int, run: Run) -> tuple[list[Record], str]:
         progress(index, records[c].done / transitions, result[1])
 
     def failed(c: int, error: UserError) -> None:
-        if not isinstance(error, WorkerDied):
-            raise error
-        died.append(c)
+        if isinstance(error, WorkerDied):
+            died.append(c)
+        else:
+            lost[c], records[c] = error, plan.record(None)
 
     def watch() -> None:
         if unfinished or run.stop:
@@ -270,4 +272,8 @@ def run_chains(plan: Chains, cores: int, run: Run) -> tuple[list[Record], str]:
             raise UserError(f"{stopped}; the draws so far of every chain are kept: go on with --resume (resume=True)")
         if not any(record.kept for record in records):
             raise UserError(f"{stopped}; nothing was drawn: run the chains one after the other, with cores=1")
+    if lost and not stopped:
+        if not any(record.kept for record in records):
+            raise next(iter(lost.values()))
+        stopped = f"{next(iter(lost.values()))}{f' (and {len(lost) - 1} more)' if len(lost) > 1 else ''}"
     return records, stopped

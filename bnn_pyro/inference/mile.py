@@ -101,7 +101,8 @@ class MILE(Sampler):
         ``stats``, (C, D): lp, n_steps (gradients), step_size, decoherence_length L, diverging (0); energy_error, the
         root mean square of ΔE a step in nats, or acceptance_rate where adjusted.
 
-        Raises UserError where a chain diverges: its energy error exceeds 1,000 nats and 30 √d, or is not finite.
+        A chain that diverges, whose energy error exceeds 1,000 nats and 30 √d or is not finite, is left out with a
+        warning. Raises UserError where all of them do.
         """
         if not self.chains:
             size = sum(value.numel() for value in weight_space(model).initial.values())
@@ -135,7 +136,11 @@ class MILE(Sampler):
                 run.checkpoint.save({"starts": z})
         groups = z.numpy().reshape(tasks, -1, potential.size)
         records, stopped = run_chains(Chains(self, potential, {}, groups, run.seed, compiled), cores, run)
-        return [record.of_chain(c) for record in records for c in range(groups.shape[1])], stopped
+        parts = [record.of_chain(c) for record in records for c in range(groups.shape[1])]
+        for c, part in enumerate(parts):  # of several that move as one
+            if not self.adjusted and part.kept and part.stats["diverging"][part.kept - 1]:
+                part.kept, stopped = 0, stopped or f"chain {c + 1} diverged"
+        return parts, stopped
 
     def kernel(self, potential: Potential, blocks: Mapping[str, int], start: np.ndarray, seed: int) -> Kernel:
         """At the start of its chains (G, P); call inside ``isolated``."""

@@ -59,6 +59,7 @@ class Kernel:
         chains, self.size = start.shape
         self.rngs = [np.random.default_rng([seed, c]) for c in range(chains)]
         self.start_at(start)
+        self.lost = np.zeros(chains, dtype=bool)
         self.done, self.ends = 0, [int(share * settings.warmup) for share in WINDOWS[settings.adjusted]]
         self.most = max(MAX_ENERGY_ERROR, WIDE * math.sqrt(self.size))
         self.tuning = EnergyTuning.begin(FIRST_STEP * math.sqrt(self.size), chains)
@@ -77,7 +78,7 @@ class Kernel:
         self.step_size, self.length = (np.repeat(values, chains) for values in (other.step_size, other.length))
 
     def step(self) -> dict[str, np.ndarray]:
-        """One transition: what ``stats`` keeps of it. Raises UserError where a chain diverges."""
+        """One transition: what ``stats`` keeps of it. Raises UserError where all chains have diverged."""
         step = self.step_size
         adjusted = self.settings.adjusted and self.done >= self.ends[1]
         with np.errstate(all="ignore"):
@@ -88,24 +89,26 @@ class Kernel:
         return {**figures, "lp": self.point.density, "step_size": step}
 
     def _langevin(self) -> dict[str, np.ndarray]:
-        """A step of every chain; one that is not finite is taken back in the warm-up."""
+        """A step of every chain; one that diverges is taken back, and the last of its chain after the warm-up."""
         settings, before = self.settings, self.point
         state = before._replace(u=refresh(before.u, self._noise(), self.step_size / self.length))
         state, error = travel(self.potential, state, self.step_size, np.ones(len(self.length)), settings.integrator)
         good = np.isfinite(error) & np.isfinite(state.gradient).all(1) & (np.abs(error) < self.most)
-        if self.done < settings.warmup:
-            if not good.all():
-                state = State(*(np.where(_like(good, new), new, old) for new, old in zip(state, before, strict=True)))
-            if self.done < self.ends[1]:
-                share = self.done / self.ends[1]
-                target = (1 - share) * settings.first_energy_variance + share * settings.energy_variance
-                self.tuning.learn(error, good, self.size, target)
-                self.step_size = self.tuning.step
-                self._check_steps()
-        elif not good.all():
-            self._diverged(int(np.argmin(good)), error)
+        if self.done >= settings.warmup:
+            self.lost |= ~good
+            if self.lost.all():
+                self._diverged(int(np.argmin(good)), error)
+        moves = good & ~self.lost
+        if not moves.all():
+            state = State(*(np.where(_like(moves, new), new, old) for new, old in zip(state, before, strict=True)))
+        if self.done < self.ends[1] and self.done < settings.warmup:
+            share = self.done / self.ends[1]
+            target = (1 - share) * settings.first_energy_variance + share * settings.energy_variance
+            self.tuning.learn(error, good, self.size, target)
+            self.step_size = self.tuning.step
+            self._check_steps()
         self.point = state
-        figures = {"energy_error": np.abs(error), "decoherence_length": self.length, "diverging": np.zeros(len(error))}
+        figures = {"energy_error": np.abs(error), "decoherence_length": self.length, "diverging": self.lost * 1.0}
         return {**figures, "n_steps": np.full(len(error), float(GRADIENTS[settings.integrator]))}
 
     def _trajectory(self) -> dict[str, np.ndarray]:
@@ -179,7 +182,7 @@ class Kernel:
     def state(self) -> dict[str, Any]:
         """Everything that the next transition depends on: tensors, numbers and lines of JSON."""
         parts = {"point": self.point._asdict(), "tuning": vars(self.tuning), "moments": vars(self.moments)}
-        parts["own"] = {"step_size": self.step_size, "length": self.length}
+        parts["own"] = {"step_size": self.step_size, "length": self.length, "lost": self.lost}
         return {
             **{name: {k: torch.from_numpy(v) for k, v in values.items()} for name, values in parts.items()},
             "positions": [torch.from_numpy(z) for z in self.positions],
@@ -194,6 +197,7 @@ class Kernel:
         point, tuning, moments, own = ({k: v.numpy() for k, v in state[name].items()} for name in names)
         self.point, self.tuning, self.moments = State(**point), EnergyTuning(**tuning), Moments(**moments)
         self.step_size, self.length, self.done = own["step_size"], own["length"], state["done"]
+        self.lost = own.get("lost", self.lost)
         self.positions = [z.numpy() for z in state["positions"]]
         self.averages = [DualAveraging(**values) for values in state["averages"]]
         for rng, saved in zip(self.rngs, json.loads(state["rngs"]), strict=True):
