@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from monte_carlo import fit, same
+from monte_carlo import fit, same, stop_at
 
 import bnn_pyro as bp
 from bnn_pyro import checkpoint
-from bnn_pyro.checkpoint import Run
+from bnn_pyro.checkpoint import Checkpoint, Interrupted, Run
 from bnn_pyro.checks.linear_regression import correlated
 from bnn_pyro.inference import potential as cost
 
@@ -68,6 +68,18 @@ def test_a_limit_of_time_keeps_as_many_draws_of_every_chain(name, monkeypatch, t
     assert len(some.stats["lp"]) == method.chains and not (tmp_path / "checkpoint").exists()
     stopped = f"limit of {minutes:g} min: {method.chains} of {method.chains} chains with {kept} of"
     assert stopped in bp.load(tmp_path, NET).provenance["stopped"]
+
+
+def test_a_chain_with_more_draws_gives_them_up(monkeypatch, tmp_path):
+    method = TIMED["nuts"][0]
+    whole = fit(NET, PROBLEM.data, method)
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+        patch.setattr(Checkpoint, "due", stop_at(17))
+        fit(NET, PROBLEM.data, method, out=tmp_path)
+    clock(monkeypatch)
+    with pytest.warns(UserWarning, match="limit of 0.6 min: 3 of 3 chains with 2 of 12 draws each are kept"):
+        some = fit(NET, PROBLEM.data, method, out=tmp_path, resume=True, max_minutes=0.6)
+    assert all(torch.equal(v[:, :2], some.chains[site]) for site, v in whole.chains.items())
 
 
 @pytest.mark.parametrize("name", TIMED)
