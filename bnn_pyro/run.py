@@ -56,6 +56,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise UserError("torchrun has started the processes already; leave --executor out, or torchrun")
         if args.command == "list":
             return list_(args) or 0
+        if args.command == "inspect":
+            from bnn_pyro.files import existing
+            from bnn_pyro.inspection import inspect_table
+
+            print(inspect_table(existing(Path(args.file)), args.target).text())
+            return 0
         check_names(getattr(args, "variant", None), getattr(args, "inference", None))
         wait = args.command == "sweep"  # it starts what its fits run on once its file is read and its data are loaded
         with nullcontext() if wait or where is None else executor(where), quiet(getattr(args, "quiet", False)):
@@ -108,7 +114,7 @@ KINDS: dict[tuple[str, ...], dict[str, Any]] = {
     ("--limit", "--num-draws"): {"type": positive},
     ("--cores", "--data-seed", "--seed", "--split", "--validation"): {"type": int},
     ("--max-minutes",): {"type": float},
-    ("--ood", "--only", "--set"): {"action": "append", "default": []},
+    ("--categorical", "--exclude", "--ood", "--only", "--set"): {"action": "append", "default": []},
     ("--baseline", "--bias"): {"action": BooleanOptionalAction},
     ("--input", "--output"): {"required": True},
     ("--budget",): {"default": "quick"},

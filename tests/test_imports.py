@@ -18,9 +18,9 @@ from bnn_pyro.zoo import TUNED
 PACKAGE = Path(bp.__file__).parent
 #: Packages and top-level modules from left to right: each imports only what stands before it.
 ORDER = [
-    "lazy", "errors", "settings", "progress", "isolation", "files", "distributed", "parallel", "checkpoint",
+    "lazy", "errors", "settings", "progress", "isolation", "files", "cells", "distributed", "parallel", "checkpoint",
     "datasets", "parts", "posterior", "inference", "zoo", "features", "fitting", "predictive", "metrics",
-    "pruning", "diagnostics", "checks", "plots", "reports", "runs", "listing", "commands", "run",
+    "pruning", "diagnostics", "checks", "plots", "reports", "runs", "listing", "inspection", "commands", "run",
 ]  # fmt: skip
 FILES = {
     ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"): path

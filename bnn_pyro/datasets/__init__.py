@@ -14,7 +14,7 @@ from torch import Tensor
 from bnn_pyro.datasets.arrays import IMAGE_SUFFIXES, load_archive, noise_images, read_images, read_inputs, read_pair
 from bnn_pyro.datasets.dataset import TASKS, Column, Dataset, Raw, Schema
 from bnn_pyro.datasets.in_memory import dataset, inputs
-from bnn_pyro.datasets.prepare import prepare, select_features, standardised
+from bnn_pyro.datasets.prepare import check_choice, prepare, select_features, standardised
 from bnn_pyro.datasets.tables import load_table, read_rows
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.files import data_root, existing, resolve
@@ -176,6 +176,8 @@ def load_data(
     name_or_path: str | Path,
     *,
     features: Sequence[str] | None = None,
+    exclude: Sequence[str] = (),
+    categorical: Sequence[str] = (),
     target: str | None = None,
     task: str | None = None,
     drop_missing: bool = False,
@@ -189,6 +191,8 @@ def load_data(
     """A named data set, or a CSV, TSV or NPZ file, divided once and standardised by its training part.
 
     features      names of the columns to use, in that order; all where not given
+    exclude       names of columns to leave out
+    categorical   names of a table's columns whose numbers are codes: categories, or classes, as they are written
     target, task, drop_missing  of a user's file: see ``tables.load_table`` and ``arrays.load_archive``
     splits, split an NPZ file of given test rows (test_0, test_1, …; rows counted from 0), and which of them to take;
                   the other rows train
@@ -205,6 +209,7 @@ def load_data(
         raise UserError(f"load_data takes a name or a file, not a {type(name_or_path).__name__}; give it to bp.dataset")
     if features is not None:
         features = [features] if isinstance(features, str) else list(features)
+    exclude, categorical = ([names] if isinstance(names, str) else list(names) for names in (exclude, categorical))
     if task not in (None, *TASKS):
         raise unknown("task", task, TASKS)
     path = _located(name_or_path)
@@ -216,8 +221,14 @@ def load_data(
     elif path.suffix.lower() == ".npz":
         raw = load_archive(path, target=target, task=task, drop_missing=drop_missing)
     else:
-        raw = load_table(path, target=target, features=features, task=task, drop_missing=drop_missing)
+        how = dict(features=features, exclude=exclude, categorical=categorical, task=task, drop_missing=drop_missing)
+        raw = load_table(path, target=target, **how)
     if not raw.columns:  # a table has chosen before it looked for missing values
+        if categorical:
+            raise UserError(f"{path or raw.name}: categorical={categorical} is for tables of text (CSV, TSV)")
+        if exclude:
+            check_choice(exclude, raw.features, str(path or raw.name))
+            features = [name for name in features or raw.features if name not in exclude]
         raw = select_features(raw, features, str(path or raw.name))
     if path is not None and raw.name in DATASETS:  # a user's digits.csv must not be taken for the set of that name
         raw = replace(raw, name=path.name)

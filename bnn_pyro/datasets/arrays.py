@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnn_pyro.datasets.cells import read_target
+from bnn_pyro.cells import read_target
 from bnn_pyro.datasets.dataset import Raw, Schema
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.files import existing, read_archive

@@ -188,6 +188,7 @@ class Raw:
     test   x and y of the set's own test part, None where it has none
     white  the value of a white pixel: images are divided by it
     rows   (N,) numbers of the rows in the file, counted from 0, where rows were dropped; None: all are there
+    dropped     rows of the file that were left out for a missing value
     validation  training rows to hold out where there is an own test part; None: a sixth (10,000 of MNIST)
     """
 
@@ -204,6 +205,7 @@ class Raw:
     white: float = 1.0
     rows: Tensor | None = None
     validation: int | None = None
+    dropped: int = 0
     unseen: str = "refuse"
 
     @property

@@ -63,6 +63,8 @@ def prepare(raw: Raw, *, limit: int | None = None, division: Division | None = N
     tested = (raw.x, raw.y, test) if raw.test is None else (*raw.test, torch.arange(len(raw.test[1])))
     parts = ((raw.x, raw.y, train), (raw.x, raw.y, val), tested)
     record["rows"] = [len(rows) for _, _, rows in parts]
+    if raw.dropped:
+        record["dropped"] = raw.dropped
     tensors: list[Tensor] = []
     for x, y, rows in parts:
         target = y[rows].to(torch.int64 if raw.has_classes else torch.float32)

@@ -5,7 +5,6 @@ Rows are numbered as an editor numbers them: the header is row 1.
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,7 +15,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnn_pyro.datasets.cells import DECIMAL_COMMA, label, numbers, parsed, positions, read_target
+from bnn_pyro.cells import (
+    DECIMAL_COMMA,
+    MAX_CATEGORIES,
+    MISSING,
+    label,
+    numbers,
+    parsed,
+    positions,
+    read_cells,
+    read_target,
+)  # fmt: skip
 from bnn_pyro.datasets.dataset import Column, Raw, Schema
 from bnn_pyro.datasets.prepare import check_choice
 from bnn_pyro.errors import UserError, unknown
@@ -27,10 +36,6 @@ if TYPE_CHECKING:
 
 __all__ = ["encode_rows", "encode_target", "load_table", "raw_table", "read_rows"]
 
-#: Cells of a file that hold nothing.
-MISSING = ("", "?", "NA", "N/A", "#N/A", "NaN", "nan", "NAN", "-nan", "null", "NULL", "None", "none", "n/a", "na")
-#: A text column with more categories than this, and fewer than five rows for each, is a name or a comment.
-MAX_CATEGORIES = 20
 #: The category of a missing text.
 MISSING_CATEGORY = "(missing)"
 #: Names of columns that an error message shows.
@@ -42,6 +47,8 @@ def load_table(
     *,
     target: str | None = None,
     features: Sequence[str] | None = None,
+    exclude: Sequence[str] = (),
+    categorical: Sequence[str] = (),
     task: str | None = None,
     drop_missing: bool = False,
 ) -> Raw:
@@ -50,23 +57,29 @@ def load_table(
     target   its column; where none is given, a column called "y"
     task     one of ``TASKS``; regression or classification by the target where not given
     """
-    frame = _read_table(path)
+    frame = read_cells(path)
     if target is None and "y" not in frame.columns:
         raise UserError(f"{path}: which column is the target? Give target= (--target) one of {_shown(frame)}")
     target = target or "y"
     if target not in frame.columns:
         raise unknown(f"target column of {path}", target, frame.columns)
-    names = [name for name in frame.columns if name != target]
+    for name in (*exclude, *categorical):
+        if name not in frame.columns:
+            raise unknown(f"column of {path}", name, frame.columns)
+    if target in exclude:
+        raise UserError(f"{path}: column '{target}' is the target; do not exclude it")
+    names = [name for name in frame.columns if name != target and name not in exclude]
     if not names:
-        raise UserError(f"{path}: no column but the target '{target}'; nothing to predict from")
+        raise UserError(f"{path}: no column is left but the target '{target}'; nothing to predict from")
     if features is not None:
         if target in features:
             raise UserError(f"{path}: column '{target}' is the target; choose other features")
         check_choice(features, names, str(path))
-        names = list(features)
+        names = [name for name in features if name not in exclude]
+    frame = frame.astype(dict.fromkeys(categorical, "category"))
     missing = "drop" if drop_missing else "refuse"
     raw = raw_table(path, frame[[*names, target]], target, task=task, missing=missing, words=MISSING)
-    return replace(raw, name=path.stem, source=str(path))
+    return replace(raw, name=path.stem, source=str(path), dropped=len(frame) - len(raw.y))
 
 
 def raw_table(
@@ -124,7 +137,7 @@ def read_rows(path: str | Path, schema: Schema) -> tuple[Tensor, Tensor | None]:
     if not schema.columns:
         wanted = "images" if schema.is_image else f"arrays x of shape (N, {schema.input_shape[0]})"
         raise UserError(f"{path}: this model takes {wanted}, not a table; give an .npz file (or PNG/JPG images)")
-    x, y = encode_rows(path, _read_table(path), schema, MISSING)
+    x, y = encode_rows(path, read_cells(path), schema, MISSING)
     return schema.standardise(x), y
 
 
@@ -158,38 +171,6 @@ def encode_target(where: str | Path, cells: pd.Series, like: Schema | Raw, words
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------
-def _read_table(path: Path) -> pd.DataFrame:
-    """Every cell as text of one line, indexed by row number; empty lines are left out."""
-    import pandas as pd
-
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            line = file.readline()
-        separator = "\t" if path.suffix.lower() == ".tsv" else ";" if ";" in line and "," not in line else ","
-        frame = pd.read_csv(path, sep=separator, header=None, dtype=str, keep_default_na=False, na_filter=False,
-                            skip_blank_lines=False, encoding="utf-8-sig")  # fmt: skip
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: byte {error.start} is not UTF-8 text; save the table as CSV in UTF-8") from None
-    except pd.errors.EmptyDataError:
-        raise UserError(f"{path}: is empty; row 1 must name the columns") from None
-    except (pd.errors.ParserError, csv.Error) as error:
-        reason = " ".join(str(error).split()).removeprefix("Error tokenizing data. C error: ")
-        raise UserError(f"{path}: rows of unequal length or an open quote: {reason}") from None
-    frame = frame.fillna("").map(lambda cell: " ".join(cell.split()))
-    header = frame.iloc[0].tolist()
-    for number, name in enumerate(header, 1):
-        if not name:
-            raise UserError(f"{path}: column {number} has no name in row 1; name it, or remove it (a saved index?)")
-        if name in header[: number - 1]:
-            raise UserError(f"{path}: columns {header.index(name) + 1} and {number} are both called '{name}'; "
-                            "rename or remove one")  # fmt: skip
-    frame = frame.set_axis(header, axis=1).set_axis(range(1, len(frame) + 1)).iloc[1:]
-    frame = frame[(frame != "").any(axis=1)]
-    if frame.empty:
-        raise UserError(f"{path}: has a header and no rows")
-    return frame
-
-
 def _gaps(frame: pd.DataFrame, words: Sequence[str]) -> pd.DataFrame:
     """Where values are missing."""
     return frame.isna() | frame.isin(list(words))

@@ -143,6 +143,8 @@ def _summary(run: RunFacts) -> list[str]:
     sentences = [f"On {run.provenance['rows']['test']:,} test rows: {scores}."]
     if run.baseline is not None:
         sentences += told_headlines(run.label, run.baseline.label, run.differences, run.task)
+    if dropped := run.provenance["split"].get("dropped"):
+        sentences.append(f"{dropped:,} rows of the file have a missing value and were left out.")
     if "coverage_90" in run.metrics:
         share, rows = run.metrics["coverage_90"], run.provenance["rows"]["test"]
         verdict = interval_verdict(0.9, share, rows)

@@ -5,6 +5,7 @@ It is resolved from layers, later ones over earlier ones: the zoo's tuned settin
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import json
 import os
@@ -37,8 +38,9 @@ __all__ = ["DATA_KEYS", "KEYS", "Recipe", "check_keys", "environment", "given_se
 
 #: How data can be loaded: the keys of a recipe's ``data``, and the arguments of ``load_data`` that they become; with
 #: what a config file may say of them.
-DATA_KEYS = {"name": str, "target": str, "features": list[str], "task": str, "drop_missing": bool, "splits": str,
-             "split": int, "validation": int, "limit": int, "seed": int}  # fmt: skip
+DATA_KEYS = {"name": str, "target": str, "features": list[str], "exclude": list[str], "categorical": list[str],
+             "task": str, "drop_missing": bool, "splits": str, "split": int, "validation": int, "limit": int,
+             "seed": int}  # fmt: skip
 #: The other keys of a config file.
 KEYS = {"variant": str, "variant_settings": dict, "inference": str, "inference_settings": dict, "data": dict,
         "seed": int, "num_draws": int, "device": str, "baseline": bool}  # fmt: skip
@@ -245,7 +247,8 @@ def _data_options(flags: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str
     data |= {k: flags[k] for k in ("target", "task", "drop_missing", "splits", "split", "validation", "limit")
              if k in flags}  # fmt: skip
     if "features" in flags:
-        data["features"] = [feature.strip() for feature in flags["features"].split(",")]
+        data["features"] = next(csv.reader([flags["features"]], skipinitialspace=True), [])
+    data |= {k: flags[k] for k in ("exclude", "categorical") if flags.get(k)}
     if "data_seed" in flags:
         data["seed"] = flags["data_seed"]
     return located(data)

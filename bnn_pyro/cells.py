@@ -1,0 +1,194 @@
+"""Tables of cells: files of text, and columns as numbers, as places among known texts, as the targets of a task.
+
+It is imported without torch, so that a table can be looked at before anything that takes seconds is loaded.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+import unicodedata
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from bnn_pyro.errors import UserError, unknown
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["DECIMAL_COMMA", "MAX_CATEGORIES", "MISSING", "infer_task", "label", "numbers", "parsed", "positions",
+           "read_cells", "read_target"]  # fmt: skip
+
+#: A target with more different whole numbers than this is a quantity.
+MAX_CLASSES = 20
+DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
+#: Cells of a file that hold nothing.
+MISSING = ("", "?", "NA", "N/A", "#N/A", "NaN", "nan", "NAN", "-nan", "null", "NULL", "None", "none", "n/a", "na")
+#: A text column with more categories than this, and fewer than five rows for each, is a name or a comment.
+MAX_CATEGORIES = 20
+#: What separates cells, the most usual first.
+SEPARATORS = (",", ";", "\t", "|")
+#: 1,234 and 1,234,567.89: a comma, or a point, for thousands.
+THOUSANDS = re.compile(r"[-+]?\d{1,3}(,\d{3})+(\.\d+)?")
+#: 1,5 and 1.234,5: a comma for decimals.
+COMMA = re.compile(r"[-+]?(\d+|\d{1,3}(\.\d{3})+),\d+")
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+def read_cells(path: Path) -> pd.DataFrame:
+    """Every cell as text of one line in Unicode's NFC, indexed by row number; empty lines are left out.
+
+    Commas in numbers are read: of a column whose cells are all numbers, 1,234 has one for thousands where a comma
+    separates the cells too, and 1,5 (or any, where something else does) one for decimals. ``frame.attrs`` has the
+    "separator", and {column: "thousands" or "decimal comma"} of "commas".
+
+    Raises UserError for what is no table of UTF-8 text with unique names in row 1.
+    """
+    import pandas as pd
+
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            line = file.readline()
+        fields = {separator: len(next(csv.reader([line], delimiter=separator), [])) for separator in SEPARATORS}
+        separator = "\t" if path.suffix.lower() == ".tsv" else max(SEPARATORS, key=fields.__getitem__)
+        frame = pd.read_csv(path, sep=separator, header=None, dtype=str, keep_default_na=False, na_filter=False,
+                            skip_blank_lines=False, encoding="utf-8-sig")  # fmt: skip
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: byte {error.start} is not UTF-8 text; save the table as CSV in UTF-8") from None
+    except pd.errors.EmptyDataError:
+        raise UserError(f"{path}: is empty; row 1 must name the columns") from None
+    except (pd.errors.ParserError, csv.Error) as error:
+        reason = " ".join(str(error).split()).removeprefix("Error tokenizing data. C error: ")
+        raise UserError(f"{path}: rows of unequal length or an open quote: {reason}") from None
+    frame = frame.fillna("").map(lambda cell: unicodedata.normalize("NFC", " ".join(cell.split())))
+    header = frame.iloc[0].tolist()
+    for number, name in enumerate(header, 1):
+        if not name:
+            raise UserError(f"{path}: column {number} has no name in row 1; name it, or remove it (a saved index?)")
+        if name in header[: number - 1]:
+            raise UserError(f"{path}: columns {header.index(name) + 1} and {number} are both called '{name}'; "
+                            "rename or remove one")  # fmt: skip
+    frame = frame.set_axis(header, axis=1).set_axis(range(1, len(frame) + 1)).iloc[1:]
+    frame = frame[(frame != "").any(axis=1)]
+    if frame.empty:
+        raise UserError(f"{path}: has a header and no rows")
+    frame.attrs = {"separator": separator, "commas": {}}
+    for name in frame:
+        if kind := _commas(frame[name], separator):
+            frame.attrs["commas"][name] = kind
+            drop, point = (",", ".") if kind == "thousands" else (".", ",")
+            cells = frame[name].where(frame[name].isin(MISSING), frame[name].str.replace(drop, "", regex=False))
+            frame[name] = cells.str.replace(point, ".", regex=False)
+    return frame
+
+
+def _commas(cells: pd.Series, separator: str) -> str:
+    """What the commas of a column of numbers stand for; "" where it has none, or a cell that is no number."""
+    written = [cell for cell in cells if "," in cell]
+    if not written:
+        return ""
+    plain = [cell for cell in cells if "," not in cell and cell not in MISSING]
+    if separator == "," and all(THOUSANDS.fullmatch(cell) for cell in written):
+        return "" if np.isnan(parsed(plain)).any() else "thousands"
+    whole = all(re.fullmatch(r"[-+]?(\d+|\d{1,3}(\.\d{3})+)", cell) for cell in plain)
+    return "decimal comma" if whole and all(COMMA.fullmatch(cell) for cell in written) else ""
+
+
+# -- columns -----------------------------------------------------------------------------------------------------------
+def numbers(path: str | Path, cells: pd.Series) -> np.ndarray:
+    """A column as (N,) float64; the first cell that is no finite number is an error."""
+    values = parsed(cells)
+    bad = np.flatnonzero(~np.isfinite(values))
+    if len(bad):
+        cell = cells.iloc[bad[0]]
+        why = "is not finite" if np.isinf(values[bad[0]]) else "is not a number, and the column is numeric"
+        plain, point = str(cell).replace(",", ""), str(cell).replace(",", ".")
+        comma = DECIMAL_COMMA.fullmatch(str(cell))
+        way = f"write {plain} or {point}, as it is meant" if comma else "correct or remove it"
+        raise UserError(f"{path}: column '{cells.name}', row {cells.index[bad[0]]}: '{cell}' {why}; {way}")
+    large = np.flatnonzero(np.abs(values) > np.finfo(np.float32).max)
+    if len(large):
+        raise UserError(f"{path}: column '{cells.name}', row {cells.index[large[0]]}: {cells.iloc[large[0]]} is too "
+                        "large for 32-bit numbers; rescale it")  # fmt: skip
+    return values
+
+
+def positions(
+    path: str | Path, cells: pd.Series, texts: Sequence[str], known: Sequence[str], what: str, refuse: bool = True
+) -> np.ndarray:
+    """(N,) int64, where each text stands among the known ones; another text is −1, or where refused an error."""
+    import pandas as pd
+
+    places = pd.Index(known).get_indexer(texts).astype(np.int64)
+    if refuse and (places < 0).any():
+        first = int(np.argmin(places))
+        raise UserError(f"{path}: column '{cells.name}', row {cells.index[first]}: "
+                        f"{unknown(what, cells.iloc[first], known)}")  # fmt: skip
+    return places
+
+
+# -- the target -------------------------------------------------------------------------------------------------------
+def infer_task(cells: pd.Series) -> str:
+    """Classification for text, for two different whole numbers, and for up to 20 that come five times or more each.
+
+    Everything else is regression: a rating of 1 to 5 stars counts as classes, so say ``task="regression"`` where the
+    order matters.
+    """
+    if cells.dtype == "category":
+        return "classification"
+    values = parsed(cells)
+    if np.isnan(values).mean() > 0.5:
+        return "classification"
+    if np.isnan(values).any() or (values != np.round(values)).any():
+        return "regression"
+    distinct = len(np.unique(values))
+    few = distinct <= MAX_CLASSES and len(values) >= 5 * distinct
+    return "classification" if distinct <= 2 or few else "regression"
+
+
+def read_target(path: str | Path, cells: pd.Series, task: str | None) -> tuple[str, np.ndarray, tuple[str, ...]]:
+    """The task, the targets (float64, or int64 labels), and the class names (() of numbers)."""
+    task = infer_task(cells) if task is None else task
+    where = f"{path}: target '{cells.name}'"
+    if task != "classification":
+        values = numbers(path, cells)
+        wrong = np.flatnonzero((values < 0) | (values != np.round(values))) if task == "counts" else ()
+        if len(wrong):
+            raise UserError(f"{where}, row {cells.index[wrong[0]]}: {cells.iloc[wrong[0]]} is no count (0, 1, 2, …); "
+                            "correct it, or give task='regression'")  # fmt: skip
+        if len(values) > 1 and values.min() == values.max():
+            raise UserError(f"{where} is {cells.iloc[0]} in every row; there is nothing to learn")
+        return task, values, ()
+    labels = list(cells)
+    if cells.dtype != "category" and not np.isnan(parsed(cells)).any():
+        numbers(path, cells)
+        labels = [label(cell) for cell in cells]
+    names = sorted(set(labels))
+    classes = tuple(names[i] for i in parsed(names).argsort(kind="stable"))  # numbers by size, before texts
+    if len(classes) < 2:
+        raise UserError(f"{where} has one class only, '{classes[0]}'; classification needs two")
+    if len(classes) > max(2, len(labels) // 2):
+        raise UserError(f"{where} has {len(classes)} classes in {len(labels)} rows; is it a quantity? Then give "
+                        "task='regression'")  # fmt: skip
+    return task, positions(path, cells, labels, classes, "class"), classes
+
+
+def label(cell: str | float) -> str:
+    """The name of a class in a column of numbers, where 1, 1.0 and 1e0 are one class; text as it is."""
+    try:
+        value = float(cell)
+    except ValueError:
+        return cell
+    return str(int(value)) if value.is_integer() else str(value)
+
+
+def parsed(cells: Sequence[str]) -> np.ndarray:
+    """(N,) float64, nan for a text that is no number."""
+    import pandas as pd
+
+    if isinstance(cells, pd.Series) and cells.dtype == "category":
+        cells = cells.astype(str)
+    return pd.to_numeric(pd.Series(cells), errors="coerce").to_numpy(dtype=np.float64, copy=True)

@@ -1,0 +1,227 @@
+"""What is in a user's table, before anything is trained: all of its troubles at once, and the command that would work.
+
+Nothing here imports torch: a table of some thousand rows is looked at in about a second.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from bnn_pyro.cells import MAX_CATEGORIES, MISSING, infer_task, parsed, read_cells
+from bnn_pyro.errors import unknown
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["Finding", "Inspection", "inspect_table"]
+
+#: Standard deviations from the mean of the other values beyond which a value is an outlier.
+OUTLIER = 8.0
+#: Rows of a category or class below which it is rare.
+RARE = 5
+#: Skewness of a positive target from which on its logarithm is worth a thought.
+SKEWED = 2.0
+#: Share of the rows that are one class, from which on accuracy says little.
+UNBALANCED = 0.9
+DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}([T ].*)?|\d{1,2}[./]\d{1,2}[./](\d{4}|\d{2})( .*)?")
+UNIT = re.compile(r"[$€£]\s?[-+]?[\d.,]+|[-+]?[\d.,]+\s?[%€$£]")
+BOOLEANS = {"true", "false", "yes", "no", "t", "f", "y", "n"}
+SEPARATOR_NAMES = {",": "comma", ";": "semicolon", "\t": "tab", "|": "vertical bar"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is said of a column.
+
+    refused  whether `train` refuses the table because of it     exclude  whether to leave the column out helps
+    """
+
+    column: str
+    sentence: str
+    refused: bool = False
+    exclude: bool = False
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """A table as it will be read.
+
+    columns  {name: what it is}     findings  what is doubtful or wrong, in the order of the columns
+    missing  rows that have a missing value     duplicates  rows that repeat an earlier one
+    """
+
+    path: Path
+    rows: int
+    separator: str
+    target: str | None
+    task: str | None
+    columns: dict[str, str]
+    missing: int = 0
+    duplicates: int = 0
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def command(self) -> str:
+        """The `train` command for this table; its placeholder is a target that was not given."""
+        words = ["bnn-pyro", "train", "--data", str(self.path), "--target", self.target or "COLUMN"]
+        excluded = [finding.column for finding in self.findings if finding.exclude]
+        for name in dict.fromkeys(excluded):
+            words += ["--exclude", name]
+        kept = [f for f in self.findings if f.refused and not f.exclude]
+        if self.missing and any("missing" in finding.sentence for finding in kept):
+            words.append("--drop-missing")
+        return shlex.join(words)
+
+    def text(self) -> str:
+        """All of it, for a terminal."""
+        width = max(map(len, self.columns))
+        lines = [f"{self.path}: {self.rows:,} rows × {len(self.columns)} columns, separated by {self.separator}", ""]
+        lines += [f"  {name:{width}}  {about}" for name, about in self.columns.items()]
+        if self.missing:
+            lines.append(f"\n{self.missing:,} of {self.rows:,} rows ({self.missing / self.rows:.0%}) have a missing "
+                         f"value; --drop-missing leaves {self.rows - self.missing:,}")  # fmt: skip
+        if self.duplicates:
+            lines.append(f"\n{self.duplicates:,} rows repeat an earlier one: a test part may hold rows that trained")
+        for title, refused in (("`train` refuses:", True), ("To look at:", False)):
+            some = [f"  {f.column}: {f.sentence}" for f in self.findings if f.refused is refused]
+            lines += ["", title, *some] if some else []
+        lines += ["", "nothing is wrong with it"] if not self.findings else []
+        return "\n".join([*lines, "", f"train with: {self.command}"])
+
+
+def inspect_table(path: Path, target: str | None = None) -> Inspection:
+    """Look at a CSV or TSV file.   target: its column; where none is given, a column called "y".
+
+    Raises UserError where it is no table, or has no such column.
+    """
+    frame = read_cells(path)
+    if target is not None and target not in frame.columns:
+        raise unknown(f"target column of {path}", target, frame.columns)
+    target = target or ("y" if "y" in frame.columns else None)
+    gaps = frame.isin(MISSING)
+    separator, commas = SEPARATOR_NAMES[frame.attrs["separator"]], frame.attrs["commas"]
+    columns, findings, task = {}, [], None
+    for name in frame:
+        present = frame[name][~gaps[name]]
+        if name == target and len(present):
+            task = infer_task(present)
+        columns[name] = _kind(present, int(gaps[name].sum()), commas.get(name, ""))
+        if name == target and task is not None:
+            columns[name] += f"  ← target of {task}"
+        findings += [Finding(name, *what) for what in _column(frame[name], gaps[name], name == target)]
+    if target is not None:
+        findings += [Finding(target, sentence) for sentence in _target(frame[target][~gaps[target]], task)]
+    if target is None:
+        findings.append(Finding("target", f"which column is it? --target {' or '.join(list(columns)[-3:])}, …", True))
+    missing, duplicates = int(gaps.any(axis=1).sum()), int(frame.duplicated().sum())
+    return Inspection(path, len(frame), separator, target, task, columns, missing, duplicates, findings)
+
+
+def _kind(cells: pd.Series, missing: int, commas: str) -> str:
+    """Kind, range or categories, and missing values of a column."""
+    values, extra = (
+        parsed(cells),
+        "".join([f"; {commas}" if commas else "", f"; {missing:,} missing" if missing else ""]),
+    )
+    if not len(cells):
+        return f"empty{extra}"
+    if not np.isnan(values).any():
+        return f"number, {np.min(values):,.6g} to {np.max(values):,.6g}{extra}"
+    counts = cells.value_counts()
+    most = ", ".join(f"{text[:20]} ({count:,})" for text, count in counts.head(3).items())
+    return f"text, {len(counts):,} different: {most}{', …' if len(counts) > 3 else ''}{extra}"
+
+
+def _column(cells: pd.Series, gaps: pd.Series, is_target: bool) -> Iterator[tuple[str, bool, bool]]:
+    """(sentence, whether refused, whether to exclude the column) of what is doubtful in a column."""
+    if gaps.any():
+        words = ", ".join(sorted({f"'{cell}'" for cell in cells[gaps]}))
+        yield f"{gaps.sum():,} missing values ({words}), the first in row {cells.index[gaps.argmax()]}", True, False
+    cells = cells[~gaps]
+    values, distinct = parsed(cells), cells.nunique()
+    bad = np.isnan(values)
+    if not len(cells):
+        yield "has no value in any row", True, True
+    elif distinct == 1:
+        yield f"is '{cells.iloc[0]}' in every row, and tells nothing", is_target, not is_target
+    elif bad.mean() > 0.5:
+        yield from _texts(cells, distinct, is_target)
+    elif bad.any():
+        first = int(bad.argmax())
+        yield (f"is a number in {np.sum(~bad):,} rows and text in {np.sum(bad):,}, the first '{cells.iloc[first]}' in "
+               f"row {cells.index[first]}: correct it"), True, False  # fmt: skip
+    else:
+        yield from _numbers(cells, values, distinct, is_target)
+
+
+def _texts(cells: pd.Series, distinct: int, is_target: bool) -> Iterator[tuple[str, bool, bool]]:
+    if cells.map(lambda cell: bool(DATE.fullmatch(cell))).all():
+        yield f"holds dates, such as '{cells.iloc[0]}', which are not read: make numbers of them", True, not is_target
+    elif cells.map(lambda cell: bool(UNIT.fullmatch(cell))).all():
+        yield f"holds numbers with a unit, such as '{cells.iloc[0]}': leave the unit out", True, False
+    elif distinct > max(MAX_CATEGORIES, len(cells) // 5):
+        yield f"{distinct:,} different texts in {len(cells):,} rows: a name or a comment", True, not is_target
+    else:
+        lower = cells.str.lower()
+        if lower.nunique() < distinct:
+            some = next(cells[lower == text].unique() for text in lower.unique() if cells[lower == text].nunique() > 1)
+            yield f"has categories that differ in case alone: {', '.join(map(repr, some))}", False, False
+        counts = cells.value_counts()
+        if rare := [text for text, count in counts.items() if count < RARE]:
+            shown = ", ".join(f"'{text}'" for text in rare[:3])
+            yield f"{len(rare):,} with fewer than {RARE} rows: {shown}{', …' if len(rare) > 3 else ''}", False, False
+
+
+def _numbers(cells: pd.Series, values: np.ndarray, distinct: int, is_target: bool) -> Iterator[tuple[str, bool, bool]]:
+    infinite = np.flatnonzero(~np.isfinite(values) | (np.abs(values) > np.finfo(np.float32).max))
+    if len(infinite):
+        row = cells.index[infinite[0]]
+        yield f"'{cells.iloc[infinite[0]]}' in row {row} is not finite, or too large for 32 bits", True, False
+        return
+    whole = np.array_equal(values, np.round(values))
+    if whole and not is_target and distinct == len(cells) > MAX_CATEGORIES and (np.diff(values) == 1).all():
+        yield "counts the rows: an identifier, not a quantity", False, True
+    if cells.str.match(r"[-+]?0\d").any():
+        way = "its classes lose them" if is_target else "a code is a category: --categorical"
+        yield f"has leading zeros, such as '{cells[cells.str.match(r'[-+]?0[0-9]')].iloc[0]}'; {way}", False, False
+    far = _outlier(values)
+    if far is not None:
+        at, distance = far
+        yield (f"{cells.iloc[at]} in row {cells.index[at]} is {distance:,.0f} standard deviations of the others from "
+               "their mean"), False, False  # fmt: skip
+
+
+def _outlier(values: np.ndarray) -> tuple[int, float] | None:
+    """(place, distance in standard deviations) of the value that is furthest from the mean of the others."""
+    at = int(np.abs(values - np.median(values)).argmax())
+    others = np.delete(values, at)
+    if len(others) < 10 or not (spread := others.std()) > 0:
+        return None
+    distance = abs(values[at] - others.mean()) / spread
+    return (at, float(distance)) if distance > OUTLIER else None
+
+
+def _target(cells: pd.Series, task: str | None) -> Iterator[str]:
+    """What to expect of the target as `train` takes it."""
+    if task is None or cells.nunique() < 2:
+        return
+    if task == "classification":
+        counts = cells.value_counts()
+        if len(counts) > 2 and not np.isnan(parsed(cells)).any():
+            yield "numbers are taken for classes; --task regression takes them for quantities"
+        if counts.iloc[0] > UNBALANCED * len(cells):
+            share = counts.iloc[0] / len(cells)
+            yield f"who always says {counts.index[0]} is right in {share:.1%} of the rows: do not judge by accuracy"
+        return
+    values = parsed(cells)
+    values = values[np.isfinite(values)]
+    skewness = float(((values - values.mean()) ** 3).mean() / values.std() ** 3) if values.std() > 0 else 0.0
+    if values.min() > 0 and skewness > SKEWED:
+        yield f"positive and skewed ({skewness:.1f}): intervals may reach below 0; its logarithm is easier to predict"
