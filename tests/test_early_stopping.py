@@ -9,11 +9,11 @@ from monte_carlo import stop_at
 
 import bnn_pyro as bp
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
+from bnn_pyro.inference.early_stopping import EarlyStopping, hold_out
 from bnn_pyro.inference.potential import log_likelihood
-from bnn_pyro.inference.svi import EarlyStopping
 
 ENTRY = bp.MLP(hidden=(20,), prior="normal:3", noise=2.0)
-LONG = dict(epochs=30, batch_size=10, lr=0.05)
+LONG = dict(epochs=30, batch_size=10, lr=0.05, patience=0)
 
 
 def rows(classes=3, num=30, num_val=20, seed=0):
@@ -89,7 +89,7 @@ def test_dropout_is_off_while_it_looks_and_on_again_after(monkeypatch):
     g = torch.Generator().manual_seed(0)
     x, y = torch.randn(24, 1, 8, 8, generator=g), torch.arange(24) % 3
     data = bp.Dataset("by-hand", schema, x[:16], y[:16], x[16:], y[16:], x[:0], y[:0])
-    modes, look = [], EarlyStopping.log_likelihood
+    modes, look = [], EarlyStopping.score
     forward = bp.parts.nets.ConvNet.features
 
     def note(self, x):
@@ -102,16 +102,61 @@ def test_dropout_is_off_while_it_looks_and_on_again_after(monkeypatch):
         return look(self, *rows)
 
     monkeypatch.setattr(bp.parts.nets.ConvNet, "features", note)
-    monkeypatch.setattr(EarlyStopping, "log_likelihood", looking)
+    monkeypatch.setattr(EarlyStopping, "score", looking)
     posterior = fit(data, bp.ConvNet(channels=(2,), hidden=(5,), dropout=0.5), patience=3, epochs=2, batch_size=0)
     assert modes == [True, "looks", False, True, "looks", False]
     assert validation_nll(posterior, data) == pytest.approx(min(posterior.trace["validation_nll"]), rel=1e-5)
 
 
-def test_it_needs_validation_rows():
-    data = rows(num_val=0)
-    with pytest.raises(bp.UserError, match=r"\(patience 4\) needs validation rows, and by-hand was loaded without any"):
-        fit(data, patience=4)
+def test_without_validation_rows_some_of_the_training_rows_stop_it():
+    """By rule, and no gradient is taken of them: other targets there leave the path of the weights as it is."""
+    data = rows(0, num=60, num_val=0)
+    entry, apart = bp.MLP(hidden=(20,)), hold_out(data, seed=3)
+    assert len(apart.x_val) == 9 and len(apart.x_train) == 51
+    found = fit(data, entry, patience=None)
+    whole = [*map(tuple, data.x_train.tolist())]
+    held = torch.tensor([whole.index(row) for row in map(tuple, apart.x_val.tolist())])
+    assert sorted(map(tuple, torch.cat([apart.x_train, apart.x_val]).tolist())) == sorted(whole)
+    about = found.provenance["early_stopping"]
+    assert about == {"rows": 9, "of": "of 60 training rows", "patience": 50}  # 300 steps, 6 an epoch
+    assert found.trace["validation_nll"] == fit(apart, entry, patience=None).trace["validation_nll"]
+    y = data.y_train.clone()
+    y[held] += 100.0
+    assert fit(replace(data, y_train=y), entry, patience=None).trace["log_joint"] == found.trace["log_joint"]
+    assert hold_out(data, 4).x_val.tolist() != apart.x_val.tolist()
+
+
+def test_few_rows_stop_no_training_unless_asked_to():
+    few = rows(0, num=40, num_val=0)
+    plain, found = fit(few), fit(few, patience=None)
+    assert "early_stopping" not in found.provenance and found.trace == plain.trace
+    assert fit(few, patience=4).provenance["early_stopping"]["rows"] == 6
+    with pytest.raises(bp.UserError, match=r"of by-hand's 3 training rows none can be held out: set patience to 0"):
+        fit(rows(0, num=3, num_val=0), patience=4)
+
+
+@pytest.mark.parametrize("num_val", [0, 20])
+def test_a_learned_noise_is_that_of_the_rows_that_stop_it(num_val):
+    """Targets are noise of sd 12, and 50 units learn 51 rows by heart."""
+    data, entry, how = rows(0, num=60, num_val=num_val), bp.MLP(hidden=(50,), prior="normal:5"), dict(epochs=200)
+    posterior = fit(data, entry, patience=None, **how)
+    apart, weights = hold_out(data, seed=3), posterior.draw(1)
+    residuals = apart.y_val - bp.predict(posterior, apart.x_val).mean
+    noise = 8.0 * weights["log_noise"].exp().item()
+    assert noise == pytest.approx(residuals.square().mean().sqrt().item(), rel=1e-4)
+    nll = -bp.predict(posterior, apart.x_val).log_prob(apart.y_val).mean().item()
+    assert nll == pytest.approx(min(posterior.trace["validation_nll"]), rel=1e-5)
+    by_heart = fit(data, entry, **how)
+    assert 8.0 * by_heart.draw(1)["log_noise"].exp().item() < 0.7 * noise
+
+
+def test_members_of_an_ensemble_are_stopped_by_rows_of_their_own(monkeypatch):
+    seen, make = [], EarlyStopping.__init__
+    monkeypatch.setattr(EarlyStopping, "__init__", lambda self, *how: (seen.append(how[2]), make(self, *how))[1])
+    data = rows(0, num=60, num_val=0)
+    posterior = fit(data, kind=bp.Ensemble, members=3, patience=None, epochs=2)
+    assert len({tuple(map(tuple, x.tolist())) for x in seen}) == 3
+    assert posterior.provenance["early_stopping"]["rows"] == 9
 
 
 def test_a_stopped_run_goes_on_to_the_same_result(tmp_path, monkeypatch):

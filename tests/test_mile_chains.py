@@ -15,7 +15,7 @@ from bnn_pyro.checks.joint_distribution import JointDistribution
 from bnn_pyro.checks.linear_regression import correlated
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference import mile_kernel
-from bnn_pyro.inference.members import HELD_OUT, hold_out, optimised
+from bnn_pyro.inference.members import optimised
 from bnn_pyro.inference.microcanonical import travel
 from bnn_pyro.inference.mile import MILE
 from bnn_pyro.inference.mile_kernel import Kernel
@@ -25,14 +25,6 @@ QUICK = MILE(chains=2, draws=5, thin=3, warmup=40, epochs=3)
 
 
 # -- members -----------------------------------------------------------------------------------------------------------
-def test_rows_are_held_out_for_the_members_alone():
-    x, _, x_held, y_held = hold_out(PROBLEM.data, seed=1)
-    assert len(x_held) == len(y_held) == round(HELD_OUT * len(PROBLEM.data.x_train))
-    assert sorted(map(tuple, torch.cat([x, x_held]).tolist())) == sorted(map(tuple, PROBLEM.data.x_train.tolist()))
-    given = replace(PROBLEM.data, x_val=PROBLEM.data.x_train[:3], y_val=PROBLEM.data.y_train[:3])
-    assert hold_out(given, seed=1)[0] is given.x_train and len(hold_out(given, seed=1)[2]) == 3
-
-
 def test_members_are_optimised_stopped_and_differ():
     told, how = [], dict(epochs=60, lr=0.02, batch_size=16)
     with bp.isolated(0):

@@ -16,7 +16,7 @@ from bnn_pyro.inference import log_joint
 from bnn_pyro.inference.log_joint import ELBO
 
 PROBLEM = correlated(num=24, noise=2.0, y_shift=1.0, y_scale=3.0, prior_scale=0.5)
-LONG = dict(epochs=300, lr=0.1, final_lr=0.0)
+LONG = dict(patience=0, epochs=300, lr=0.1, final_lr=0.0)
 
 
 def fit(method, entry=None, data=None):

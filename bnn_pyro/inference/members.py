@@ -20,27 +20,17 @@ from torch import Tensor, nn
 from bnn_pyro.checkpoint import Run
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError
+from bnn_pyro.inference.early_stopping import hold_out
 from bnn_pyro.inference.log_joint import LogJoint
+from bnn_pyro.inference.point import restarted
 from bnn_pyro.inference.sg_chains import Batches
-from bnn_pyro.inference.svi import restarted
 from bnn_pyro.isolation import chain_seed, isolated
 from bnn_pyro.progress import Figures
 
-__all__ = ["HELD_OUT", "hold_out", "optimised"]
+__all__ = ["optimised"]
 
-#: Share of the training rows that are held out where the data have no validation rows.
-HELD_OUT = 0.15
 #: AdamW's decay besides the prior's own.
 DECAY = 1e-3
-
-
-def hold_out(data: Dataset, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """x, y to train with and x, y held out: the validation rows, or else a share of the training rows."""
-    if len(data.x_val):
-        return data.x_train, data.y_train, data.x_val, data.y_val
-    order = torch.randperm(len(data.x_train), generator=torch.Generator().manual_seed(seed)).to(data.x_train.device)
-    kept, held = order.tensor_split([len(order) - round(HELD_OUT * len(order))])
-    return data.x_train[kept], data.y_train[kept], data.x_train[held], data.y_train[held]
 
 
 def optimised(
@@ -84,10 +74,10 @@ class Members:
         self, model: nn.Module, data: Dataset, members: int, seed: int, epochs: int, patience: int, lr: float,
         batch_size: int, temperature: float,
     ) -> None:  # fmt: skip
-        nothing = (data.x_train[:0], data.y_train[:0])
-        x, y, *held_out = hold_out(data, seed) if patience else (data.x_train, data.y_train, *nothing)
-        self.log_joint, self.held_out = LogJoint(model, x, y, temperature), held_out
-        self.epochs, self.patience, self.epoch = epochs, patience if len(held_out[0]) else 0, 0
+        data = hold_out(data, seed) if patience else data
+        x, y, self.held_out = data.x_train, data.y_train, (data.x_val, data.y_val)
+        self.log_joint = LogJoint(model, x, y, temperature)
+        self.epochs, self.patience, self.epoch = epochs, patience if len(data.x_val) else 0, 0
         self.members, self.total = members, epochs * members
         u = torch.cat([_initial(self.log_joint, model, seed, m) for m in range(members)])
         self.u, self.best = u.clone().requires_grad_(True), u

@@ -220,9 +220,8 @@ class Training:
         elbo, likelihood = self._recent().mean(0).tolist()
         line = [self.step / self.per_epoch, elbo, likelihood, likelihood - elbo]
         figures = {"ELBO/N": elbo / len(self.x)}
-        if self.watch is not None:  # each rank scores its share of the rows
-            scores = self.watch.log_likelihood(self.ranks.part(self.watch.x), self.ranks.part(self.watch.y))
-            figures["validation NLL"] = -self.ranks.total(scores).item() / len(self.watch.x)
+        if self.watch is not None:
+            figures["validation NLL"] = self.watch.score(self.ranks)
             self.watch.seen(line[0], figures["validation NLL"])
             line.append(figures["validation NLL"])
         for name, value in zip(self.trace, line, strict=True):

@@ -14,6 +14,7 @@ import itertools
 import math
 import time
 import warnings
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -26,12 +27,13 @@ from bnn_pyro.inference.compiled import CompiledGradient, NotCompiled, compile_g
 from bnn_pyro.inference.log_joint import LogJoint, Recorder, Weights
 from bnn_pyro.parallel.executor import current_executor, usable_cores
 from bnn_pyro.parts.likelihoods import ReadLikelihood
+from bnn_pyro.parts.mixtures import Mixture
 from bnn_pyro.parts.priors import widest_activation
 from bnn_pyro.progress import Figures
 
 __all__ = [
     "ARITHMETIC", "EAGER", "LARGE", "Forecast", "Potential", "Space", "choose_compiled", "choose_cores", "duration",
-    "log_likelihood", "run_cost",
+    "log_likelihood", "mixtures", "run_cost",
 ]  # fmt: skip
 
 #: Bytes that the activations of the chains evaluated at once may take.
@@ -187,13 +189,17 @@ class Potential(LogJoint):
 def log_likelihood(model: nn.Module, weights: Weights, x: Tensor, y: Tensor) -> Tensor:
     """log p(y_n | x_n, w_s) in nats, (S, B), for weights {site: (S, *shape)}; a few rows at a time."""
     draws = next(iter(weights.values())).shape[0]
+    return torch.cat([p.log_probs(part).expand(draws, len(part)) for p, part in mixtures(model, weights, x, y)], 1)
+
+
+def mixtures(model: nn.Module, weights: Weights, x: Tensor, y: Tensor) -> Iterator[tuple[Mixture, Tensor]]:
+    """(p(y | x) of a few rows, their targets), one after the other; arguments as for :func:`log_likelihood`."""
+    draws = next(iter(weights.values())).shape[0]
     rows = max(1, ROWS_MEMORY // (4 * draws * widest_activation(model, x)))
-    found = []
     for x_part, y_part in zip(x.split(rows), y.split(rows), strict=True):
         with ReadLikelihood() as read, Recorder(weights):
             model(x_part)
-        found.append(read.mixture(read.likelihood).log_probs(y_part).expand(draws, len(x_part)))
-    return torch.cat(found, 1)
+        yield read.mixture(read.likelihood), y_part
 
 
 # -- what a run is going to cost ---------------------------------------------------------------------------------------

@@ -78,6 +78,10 @@ class Likelihood(nn.Module):
         """Fisher information of one target about f, (B, outputs, outputs), given {own site: value}."""
         raise UserError(f"{type(self).__name__} defines no 'information', which a Laplace approximation is made of")
 
+    def fitted_noise(self, error: Tensor) -> dict[str, Tensor]:
+        """{own site: value} by which the noise is ``error``, a root mean square of residuals; {} where none says so."""
+        return {}
+
     def forward(self, f: Tensor, y: Tensor | None = None) -> Tensor:
         """Sample, or observe targets y (B,): labels, or numbers in target units."""
         # The plate's own dimension -2 is removed where Pyro's vectorised particles put a 1 there.
@@ -151,6 +155,10 @@ class Normal(Likelihood):
         log_noise = pyro.sample("log_noise", dist.Normal(self.log_noise_loc, self.log_noise_scale))
         # One noise per draw: (S,) -> (S, 1) against (S, B); vectorised particles bring (P, 1) already.
         return dist.Normal(loc, self.scale * (log_noise.unsqueeze(-1) if log_noise.dim() == 1 else log_noise).exp())
+
+    def fitted_noise(self, error: Tensor) -> dict[str, Tensor]:
+        """See ``Likelihood``; at least a thousandth of the target's standard deviation, a density's bound."""
+        return {} if self.noise is not None else {"log_noise": (error / self.scale).clamp_min(1e-3).log()}
 
     @property
     def own_information(self) -> dict[str, float]:

@@ -174,6 +174,7 @@ def facts_of(run: RunFacts) -> list[tuple[str, str]]:
         "split": spoken({k: v for k, v in provenance["split"].items() if k != "rows"}),
         "fingerprint": f"{provenance['fingerprint']} (of the training rows)",
         "draws": f"{recipe['num_draws']} in every prediction",
+        "early stopping": spoken(provenance.get("early_stopping", {})),
         "stopped early": provenance.get("stopped"),
         "training time": f"{provenance['seconds']:.1f} s on {device}",
     }

@@ -1,0 +1,106 @@
+"""Early stopping: training ends where the NLL of held-out rows no longer falls, at the weights of the best epoch.
+
+    NLL(t) = −1/M Σ_m log p(y_m | x_m, w_t, σ_t),     σ_t² = 1/M Σ_m (y_m − f(x_m, w_t))²
+
+The rows held out are the validation rows, or a share of the training rows where the data have none (Prechelt 1998,
+doi:10.1007/3-540-49430-8_3). No gradient is taken of them: they choose the epoch, and a noise that is
+learned, of which the residuals of rows that were learned by heart would say too little.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bnn_pyro.datasets.dataset import Dataset
+from bnn_pyro.distributed import Ranks
+from bnn_pyro.inference.potential import log_likelihood, mixtures
+from bnn_pyro.parts.guides import PointMass
+from bnn_pyro.parts.nets import in_mode
+from bnn_pyro.posterior import model_buffers
+
+__all__ = ["HELD_OUT", "MIN_HELD_OUT", "EarlyStopping", "default_patience", "hold_out"]
+
+#: Share of the training rows that are held out where the data have no validation rows.
+HELD_OUT = 0.15
+#: Fewer rows than this stop no training, unless that is asked for.
+MIN_HELD_OUT = 8
+#: Patience by rule: so many steps, and so many epochs at least.
+PATIENT_STEPS, PATIENT_EPOCHS = 300, 10
+
+
+def hold_out(data: Dataset, seed: int) -> Dataset:
+    """The data with validation rows: their own, or else a share of the training rows that the seed chooses."""
+    if len(data.x_val):
+        return data
+    order = torch.randperm(len(data.x_train), generator=torch.Generator().manual_seed(seed)).to(data.x_train.device)
+    rest, held = order.tensor_split([len(order) - round(HELD_OUT * len(order))])
+    x, y = data.x_train, data.y_train
+    return replace(data, x_train=x[rest], y_train=y[rest], x_val=x[held], y_val=y[held])
+
+
+def default_patience(data: Dataset, batch_size: int) -> int:
+    """Epochs without a better NLL after which training stops by rule; 0, none, where the rows held out are too few.
+
+    data: from :func:`hold_out`.   batch_size: rows a step; 0: all.
+    """
+    if len(data.x_val) < MIN_HELD_OUT:
+        return 0
+    num = len(data.x_train)
+    return max(PATIENT_EPOCHS, math.ceil(PATIENT_STEPS / math.ceil(num / (batch_size or num))))
+
+
+class EarlyStopping:
+    """Watches the mean NLL (nats per row) of held-out rows by a point estimate, and keeps its best weights.
+
+    x, y: the rows.   patience: epochs without a better NLL after which training is to stop.
+    """
+
+    def __init__(self, model: nn.Module, point: PointMass, x: Tensor, y: Tensor, patience: int) -> None:
+        self.model, self.point, self.x, self.y, self.patience = model, point, x, y, patience
+        #: {site: value} of a learned noise by these rows, for the weights as they are.
+        self.noise: dict[str, Tensor] = {}
+        #: The best weights so far, with their NLL and epoch; what a checkpoint must hold.
+        self.state: dict[str, Any] = {"best": self._weights(), "best_nll": math.inf, "best_epoch": 0.0}
+
+    @torch.no_grad()
+    def score(self, ranks: Ranks) -> float:
+        """The mean NLL by the weights as they are, and the noise that fits; each rank scores its share of the rows."""
+        x, y, num = ranks.part(self.x), ranks.part(self.y), len(self.x)
+        weights = {site: value[None] for site, value in self.point.sites().items()}
+        with in_mode(self.model, training=False):
+            if getattr(likelihood := getattr(self.model, "likelihood", None), "initial", None):
+                squares = [(y_part - p.mean).square().sum() for p, y_part in mixtures(self.model, weights, x, y)]
+                total = ranks.total(torch.stack([self.y.new_zeros(()), *squares]).sum(dtype=torch.float64))
+                self.noise = likelihood.fitted_noise((total / num).sqrt().to(self.y.dtype))
+                weights |= {site: value[None] for site, value in self.noise.items()}
+            scores = log_likelihood(self.model, weights, x, y).sum(dtype=torch.float64)
+        return -ranks.total(scores).item() / num
+
+    def seen(self, epoch: float, nll: float) -> None:
+        """The weights after this epoch have this mean NLL."""
+        if nll < self.state["best_nll"]:
+            self.state = {"best": self._weights(), "best_nll": nll, "best_epoch": epoch}
+
+    def enough(self, epochs: list[float]) -> bool:
+        """Whether to stop after the last of these epochs."""
+        return bool(epochs) and epochs[-1] - self.state["best_epoch"] >= self.patience
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Put the best weights back, and the noise that fitted."""
+        best = self.state["best"]
+        self.point.load_state_dict(best.get("weights", best))  # those of an earlier version are the weights alone
+        self.model.load_state_dict(best.get("buffers", {}), strict=False)
+        for site, value in best.get("noise", {}).items():
+            self.point.sites()[site].copy_(value)
+
+    def _weights(self) -> dict[str, dict[str, Tensor]]:
+        """Copies of the weights, of the noise, and of the model's buffers, which training may change too."""
+        weights = {"weights": self.point.state_dict(), "noise": self.noise, "buffers": model_buffers(self.model)}
+        return copy.deepcopy(weights)

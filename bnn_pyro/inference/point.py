@@ -1,0 +1,244 @@
+"""Point estimates: SVI with a point mass for a guide, alone, in ensembles, and with dropout.
+
+    MAP: argmax_w log p(y | x, w) + log p(w)          MLE: argmax_w log p(y | x, w)
+
+The KL of a point mass to the prior is −log p(w); MLE gives it the weight 0. Training stops early (``early_stopping``),
+with what the held-out rows say of the noise. Where the network has dropout the likelihood is averaged over its masks,
+and the weights found are those of the network without: the layers divide what they keep by its share, so that nothing
+needs to be scaled (Srivastava et al. 2014, section 10).
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bnn_pyro.checkpoint import Checkpoint, Interrupted, Run
+from bnn_pyro.datasets.dataset import Dataset
+from bnn_pyro.distributed import here
+from bnn_pyro.errors import UserError
+from bnn_pyro.inference.early_stopping import EarlyStopping, default_patience, hold_out
+from bnn_pyro.inference.optimise import Optimisation
+from bnn_pyro.inference.potential import ARITHMETIC, EAGER, choose_cores
+from bnn_pyro.isolation import isolated
+from bnn_pyro.parallel.executor import executor, on_cluster
+from bnn_pyro.parallel.map import map_tasks
+from bnn_pyro.parts.guides import DroppedInputs, PointMass
+from bnn_pyro.posterior import Posterior
+from bnn_pyro.progress import Figures, report_progress
+from bnn_pyro.settings import setting
+
+__all__ = ["MAP", "MLE", "Ensemble", "MCDropout", "restarted"]
+
+#: ({site: weights}, trace) of a member.
+Member = tuple[dict[str, Tensor], dict[str, list[float]]]
+
+
+@dataclass(frozen=True)
+class MAP(Optimisation):
+    """Settings of the maximum a posteriori estimate. The prior is the weight decay.
+
+    patience  epochs without a better NLL of held-out rows after which training stops, with the weights of the best
+              epoch and, where a noise is learned, that of these rows' residuals; by the rule of ``early_stopping``.
+              They are the validation rows, or 15 % of the training rows where the data have none. 0: train all epochs
+    max_norm  c: after every step the incoming weights of a unit that are longer than c are shortened to it; 0: not
+    """
+
+    converges_to: ClassVar[str] = "point"
+    needs: ClassVar[frozenset[str]] = frozenset({"weights"})
+    tiny: ClassVar[Mapping[str, Any]] = {**Optimisation.tiny, "patience": 0}
+    patience: int | None = setting(None, low=0, optional=True)
+    max_norm: float = setting(0.0, low=0)
+
+    prior_weight: ClassVar[float] = 1.0
+
+    def run(self, model: nn.Module, guide: nn.Module | None, data: Dataset, **how: Any) -> Posterior:
+        """Find the point and return it as one chain of one draw; see ``Method.run``. The guide is not used."""
+        point = PointMass(model.initial).to(data.x_train.device)
+        trace = self.find(model, point, data, Run(**how))
+        chains = {site: value.detach()[None, None] for site, value in point.sites().items()}
+        return Posterior(model, data.schema, chains=chains, trace=trace, provenance=self.chosen(model, data, trace))
+
+    def held_out(self, model: nn.Module, data: Dataset, seed: int) -> tuple[Dataset, int]:
+        """(the data with the rows that stop the training as validation rows, the patience); as they are, 0: none do.
+
+        Raises UserError where early stopping is asked for, and the rows are too few for it.
+        """
+        if self.patience == 0:
+            return data, 0
+        apart = hold_out(data, seed)
+        if self.patience and not len(apart.x_val):
+            raise UserError(
+                f"early stopping (patience {self.patience}) needs validation rows, and of {data.name}'s "
+                f"{len(data.x_train)} training rows none can be held out: set patience to 0"
+            )
+        patience = self.patience or default_patience(apart, self.resolved(model, apart).batch_size)
+        return (apart, patience) if patience else (data, 0)
+
+    def chosen(self, model: nn.Module, data: Dataset, trace: Mapping[str, list[float]]) -> dict[str, Any]:
+        """See ``Optimisation``; and what rows stopped the training."""
+        apart, patience = self.held_out(model, data, 0)
+        of = "validation rows" if len(data.x_val) else f"of {len(data.x_train)} training rows"
+        stopping = {"rows": len(apart.x_val), "of": of, "patience": patience}
+        return super().chosen(model, apart, trace) | ({"early_stopping": stopping} if patience else {})
+
+    def find(self, model: nn.Module, point: PointMass, data: Dataset, run: Run) -> dict[str, list[float]]:
+        """Move ``point`` in place and return the trace {epoch, log_likelihood, log_joint, log_prior}."""
+        how: dict[str, Any] = {}
+        data, patience = self.held_out(model, data, run.seed)
+        if patience:
+            how["watch"] = EarlyStopping(model, point, data.x_val, data.y_val, patience)
+        if self.max_norm:
+            how["project"] = lambda: point.shorten(self.max_norm)
+        trace = self.minimise(model, point, data, run, latent=self.prior_weight, **how)
+        trace["log_joint"], trace["log_prior"] = trace.pop("elbo"), [-kl for kl in trace.pop("kl")]
+        return trace
+
+
+@dataclass(frozen=True)
+class MLE(MAP):
+    """Settings of the maximum likelihood estimate: MAP with the prior left out."""
+
+    prior_weight: ClassVar[float] = 0.0
+    #: Without a prior, the way to the maximum is long.
+    tiny: ClassVar[Mapping[str, Any]] = {**MAP.tiny, "epochs": 1200, "lr": 0.2}
+
+
+@dataclass(frozen=True)
+class MCDropout(MAP):
+    """Settings of MC dropout: train with dropout and predict with it, averaging over masks as over draws of w.
+
+        q(w): W_l = M_l · diag(z_l / (1 − p_l)),  z_l ~ Bernoulli(1 − p_l)          maximise over M
+        E_z[log p(y | x, w)] + log p(M)
+
+    Training is that of MAP with a mask for every row: an ELBO whose latent variables are the masks, with q(z) = p(z)
+    and so a KL of 0, plus the log prior of M as weight decay (Gal & Ghahramani 2016, arXiv:1506.02142, equation 7 up
+    to its scaling of the decay). The rates p are settings: the spread of the draws does not shrink with N.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset({"weights", "dropout"})
+
+    def run(self, model: nn.Module, guide: nn.Module | None, data: Dataset, **how: Any) -> Posterior:
+        """Find the weights as MAP does and put them into the guide; see ``Method.run``.
+
+        Raises UserError for a variant whose guide is not that of a network with dropout.
+        """
+        if not isinstance(guide, DroppedInputs):
+            raise UserError("mc-dropout needs a network with dropout; use the variant dropout-mlp")
+        point = PointMass(model.initial).to(data.x_train.device)
+        trace = self.find(model, point, data, Run(**how))
+        with torch.no_grad():
+            guide.loc.copy_(point.loc)
+        return Posterior(model, data.schema, guide=guide, trace=trace, provenance=self.chosen(model, data, trace))
+
+
+@dataclass(frozen=True)
+class Ensemble(MAP):
+    """Settings of a deep ensemble: those of MAP, which finds every member.
+
+        ŵ_m = argmax_w log p(y | x, w) + log p(w),  m = 1 … M          p(y | x, D) ≈ 1/M Σ_m p(y | x, ŵ_m)
+
+    Lakshminarayanan, Pritzel & Blundell 2017, arXiv:1612.01474, without its adversarial examples. No posterior is
+    approximated around any of the M points: what they disagree on is how differently training can end. A member is a
+    function of a seed of its own, and is trained on one thread where there are several.
+
+    members  M, each with initial weights, an order of rows and dropout masks of its own, and where the data have no
+             validation rows also with rows of its own to stop by, so that all of them together have seen all rows
+    cores    members at once, each in a process of its own; 1: one after the other in this one; 0: as many as there are
+             cores, where training is long enough and the data are on the CPU. The members are the same
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset({"weights", "deterministic"})
+    tiny: ClassVar[Mapping[str, Any]] = {**MAP.tiny, "members": 2}
+    members: int = setting(5, low=1)
+    cores: int = setting(0, low=0)
+
+    #: Settings that no member depends on: a run may be resumed with others.
+    incidental: ClassVar[tuple[str, ...]] = ("cores",)
+
+    def run(self, model: nn.Module, guide: nn.Module | None, data: Dataset, **how: Any) -> Posterior:
+        """Find the members and return each as a chain of one draw; see ``Method.run``.
+
+        The trace is the mean over the members, as far as all of them trained. The guide is not used. Each member has a
+        checkpoint of its own beside the run's.
+
+        Raises UserError for a network with batch normalisation.
+        """
+        if any(isinstance(part, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d) for part in model.modules()):
+            raise UserError(
+                "each member of an ensemble would have batch statistics of its own, and draws hold weights only; "
+                "take layer or group normalisation instead of batch normalisation"
+            )
+        run, numbers = Run(**how), range(self.members)
+        children = [None if run.checkpoint is None else run.checkpoint.child(f"member-{m + 1}") for m in numbers]
+        states = [None if child is None else child.load() for child in children]
+        found: dict[int, Member] = {m: state["found"] for m, state in enumerate(states) if state and "found" in state}
+        todo = [m for m in numbers if m not in found]
+        apart, before = self.held_out(model, data, run.seed)[0], len(found)
+        rule, num = self.resolved(model, apart), len(apart.x_train)
+        steps = rule.epochs * math.ceil(num / (rule.batch_size or num))
+
+        def keep(index: int, member: Member) -> None:
+            found[todo[index]] = member
+            if (child := children[todo[index]]) is not None:
+                child.save({"found": member})
+
+        def watch() -> None:
+            if run.stop:
+                raise Interrupted(f"stopped with {len(found)} of {self.members} members found")
+
+        def shown(done: float, of: int, figures: Figures) -> None:
+            run.tell(round((before + done) * steps), self.members * steps, figures)
+
+        rows = replace(data, x_test=data.x_test[:0], y_test=data.y_test[:0])  # the others need not travel
+        train = partial(_train, self, model, rows, run.seed, [None] * self.members if on_cluster() else children)
+        work = rule.epochs * num * sum(value.numel() for value in model.initial.values())
+        seconds = self.members * (steps * EAGER + ARITHMETIC * work)
+        where = dict(cores=choose_cores(self.cores, self.members, data.x_train.device, seconds), watch=watch)
+        together = self.members == 1 or here().size > 1
+        if together:  # here, on all threads; processes that share a fit agree by themselves on when to stop
+            where = dict(all_threads=True)
+        names = [f"member {m + 1} of {self.members}" for m in todo]
+        with executor("here") if together else nullcontext():
+            map_tasks(train, todo, names=names, report=shown, done=keep, **where)
+        members = [found[m] for m in numbers]
+        chains = {s: torch.stack([w[s].to(data.x_train.device) for w, _ in members])[:, None] for s in members[0][0]}
+        trace = _mean([trace for _, trace in members])
+        return Posterior(model, data.schema, chains=chains, trace=trace, provenance=self.chosen(model, data, trace))
+
+
+def _train(
+    method: Ensemble, model: nn.Module, data: Dataset, seed: int, children: Sequence[Checkpoint | None], m: int
+) -> Member:
+    """Member m, wherever this is called.   children: checkpoints of the members, where their files are in reach."""
+    seed = seed if m == 0 else int(np.random.SeedSequence([seed, m]).generate_state(1)[0])
+    with isolated(seed):
+        model = restarted(model) if m else copy.deepcopy(model)  # the first starts where the model does, as MAP would
+        point = PointMass(model.initial).to(data.x_train.device)
+        report = lambda done, of, figures: report_progress(done, of, {"member": m + 1, **figures})  # noqa: E731
+        trace = method.find(model, point, data, Run(seed, children[m], report))
+    return {site: value.detach().clone() for site, value in point.sites().items()}, trace
+
+
+def restarted(model: nn.Module) -> nn.Module:
+    """A copy with initial weights drawn anew; call inside ``isolated``."""
+    model = copy.deepcopy(model)
+    for part in model.modules():
+        if hasattr(part, "reset_parameters"):
+            part.reset_parameters()
+    return model
+
+
+def _mean(traces: list[dict[str, list[float]]]) -> dict[str, list[float]]:
+    length = min(len(trace["epoch"]) for trace in traces)
+    columns = {name: [trace[name][:length] for trace in traces] for name in traces[0]}
+    return {name: torch.tensor(lines, dtype=torch.float64).mean(0).tolist() for name, lines in columns.items()}
