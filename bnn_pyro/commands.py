@@ -15,8 +15,10 @@ from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.files import lock_folder, write_whole
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.reports.tables import prediction_table, run_table, score_table
+from bnn_pyro.runs.environment import environment, typed_command
 from bnn_pyro.runs.folder import CheckFolder, RunFolder
-from bnn_pyro.runs.recipe import Recipe, environment, read_config, resolve, typed_command
+from bnn_pyro.runs.recipe import Recipe, read_config, resolve
+from bnn_pyro.zoo.auto import say
 
 __all__ = ["check", "compare", "diagnose", "evaluate", "predict", "sweep", "train"]
 
@@ -56,6 +58,8 @@ def _train_target(args: Namespace) -> tuple[Recipe, RunFolder]:
     begun = args.resume and RunFolder(Path(args.out or "")).is_begun
     stored = read_config(Path(args.out) / "config.json") if begun else {}
     recipe = resolve(args, {**stored, **config})
+    if recipe.auto:
+        say(recipe.variant, recipe.inference, recipe.auto)
     name = f"{recipe.variant}-{recipe.data_name}-{recipe.seed}"
     out = args.out or RunFolder.default_path(name, resume=args.resume)
     folder = RunFolder.claim(out, resume=args.resume, overwrite=args.overwrite)

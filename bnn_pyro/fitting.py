@@ -1,17 +1,16 @@
-"""Training and the way back from disk: build the variant, isolate, infer, keep a checkpoint; load what was saved."""
+"""Training: build the variant, isolate, infer, keep a checkpoint."""
 
 from __future__ import annotations
 
 import json
 import platform
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from bnn_pyro.checkpoint import Checkpoint
 from bnn_pyro.datasets.dataset import Dataset, Schema
@@ -22,15 +21,15 @@ from bnn_pyro.features import check_split, on_features
 from bnn_pyro.files import lock_folder
 from bnn_pyro.inference import METHODS, Method, check_timed, methods_for, unsuitable
 from bnn_pyro.isolation import isolated
-from bnn_pyro.parts.backbone import OnFeatures, Pretrained, from_text, spoken
-from bnn_pyro.parts.correlated_normal import parse_family
-from bnn_pyro.parts.guides import PrunedGuide, weight_sites
-from bnn_pyro.posterior import Posterior, model_buffers, read_archive, weight_space
+from bnn_pyro.loading import load
+from bnn_pyro.parts.backbone import OnFeatures, from_text
+from bnn_pyro.posterior import Posterior, read_archive
 from bnn_pyro.progress import forwarded, progress_bar
 from bnn_pyro.settings import build, plain
 from bnn_pyro.zoo import TUNED, ZOO, Entry, Fit
+from bnn_pyro.zoo.auto import AUTO, MINUTES, Choice, choose
 
-__all__ = ["backbone_variant", "check_divisible", "fit", "load", "resolve_backbone", "tuned"]
+__all__ = ["backbone_variant", "check_divisible", "fit", "resolve_backbone", "tuned"]
 
 
 def tuned(entry: str, data: str, method: str | None = None, kind: type | None = None) -> tuple[str, Fit]:
@@ -66,10 +65,13 @@ def fit(
     device: str = "auto",
     progress: bool = True,
     max_minutes: float | None = None,
+    minutes: float = MINUTES,
+    auto: Mapping[str, Any] | None = None,
 ) -> Posterior:
     """The posterior of a variant given the training rows of ``data``.
 
-    entry: a name in ``ZOO`` (with the settings tuned for ``data.name``), or a variant with your own settings.
+    entry: a name in ``ZOO`` (with the settings tuned for ``data.name``), a variant with your own settings, or "auto":
+        variant, settings and method are chosen by rows, inputs and ``minutes`` (``zoo.auto``).
     data: a data set; or (X, y) as ``dataset`` takes them, of which all rows train.
     method: a name in ``METHODS``, or settings such as ``SVI(epochs=200)``; by default the variant's first.
     seed: determines initial weights, order of mini-batches and noise; the caller's generators are left as they were.
@@ -77,6 +79,7 @@ def fit(
         layer, where it has to be trained first, is in ``baseline/`` there.
     resume: go on from ``out``'s checkpoint, to the very same result; a finished posterior is just loaded.
     max_minutes: after which a sampler ends with the draws it has, as many of every chain (provenance: "stopped").
+    minutes: that a fit of "auto" may take.   auto: for ``posterior.provenance``, of a choice made before.
 
     Under torchrun, or in a process group of torch.distributed, all processes fit one posterior: each calls this with
     the same arguments, has a share of the rows of every step, and returns it; rank 0 writes. A checkpoint may be
@@ -88,9 +91,11 @@ def fit(
     """
     if not isinstance(data, Dataset):
         data = _rows(data)
-    ranks, (entry, method) = here(), _resolve(entry, data, method)
     if not len(data.x_train):
         raise UserError(f"data set '{data.name}' has no training rows")
+    ranks, (entry, method, chosen) = here(), _resolve(entry, data, method, minutes)
+    if chosen is not None:
+        auto = chosen.tell(progress and ranks.first)
     check_divisible(method, ranks)
     limit = check_timed(method, max_minutes)
     with ranks.agreed():
@@ -99,7 +104,7 @@ def fit(
         below = None if out is None else Path(out) / "baseline"
         backbone = fit(first, data, seed=seed, out=below, resume=resume, device=device, progress=progress)
         entry = replace(entry, backbone=backbone)
-    provenance = _provenance(entry, method, data, seed)
+    provenance = _provenance(entry, method, data, seed) | ({"auto": dict(auto)} if auto else {})
     _check_same(ranks, provenance["key"])
     checkpoint = None if out is None else Checkpoint(Path(out) / "checkpoint", provenance["key"])
     # A checkpoint beside a finished posterior is that of a later run, stopped before it could replace it.
@@ -207,94 +212,25 @@ def _finished(folder: str | Path, entry: Entry, key: list) -> Posterior:
     return load(folder, entry)
 
 
-def _resolve(entry: str | Entry, data: Dataset, method: str | Method | None) -> tuple[Entry, Method]:
+def _resolve(
+    entry: str | Entry, data: Dataset, method: str | Method | None, minutes: float
+) -> tuple[Entry, Method, Choice | None]:
     """Settings for both, the tuned ones where a name was given; either may be of the user's own class."""
-    named, own = isinstance(entry, str), method is not None and not isinstance(method, str)
-    if named and entry not in ZOO:
-        raise unknown("variant", entry, ZOO)
-    kind, best = ZOO[entry] if named else type(entry), Fit()
-    if not own or type(method) in METHODS.values():  # one of the user's own suits any variant
-        variant, asked = entry if named else _name(entry, ZOO), _name(method, METHODS) if own else method
-        name, best = tuned(variant, data.name, asked, kind)
-    return build(kind, best.entry) if named else entry, method if own else build(METHODS[name], best.method)
+    named, own, choice = isinstance(entry, str), method is not None and not isinstance(method, str), None
+    asked = _name(method, METHODS) if own else method
+    if named and entry == AUTO:
+        how = dict(name=data.name, minutes=minutes, method=asked, given=plain(method) if own else {})
+        entry, name, best, _ = choice = choose(data.schema, len(data.x_train), **how)
+    elif named and entry not in ZOO:
+        raise unknown("variant", entry, [*ZOO, AUTO])
+    kind = ZOO[entry] if named else type(entry)
+    if choice is None:
+        variant, best = entry if named else _name(entry, ZOO), Fit()
+        if not own or type(method) in METHODS.values():  # one of the user's own suits any variant
+            name, best = tuned(variant, data.name, asked, kind)
+    return build(kind, best.entry) if named else entry, method if own else build(METHODS[name], best.method), choice
 
 
 def _name(settings: object, table: dict[str, type]) -> str:
     """The name of a variant or method in its table; the class's own name where it is the user's."""
     return next((name for name, kind in table.items() if type(settings) is kind), type(settings).__name__)
-
-
-# -- the way back from disk --------------------------------------------------------------------------------------------
-def load(folder: str | Path, entry: Entry | None = None) -> Posterior:
-    """A posterior saved by :func:`fit` or ``posterior.save``; executes nothing from the files.
-
-    entry: needed only for a variant of your own that is not in ``ZOO``, with the settings that it was fitted with, and
-        for a last layer on a module of your own, which gets the inputs (standardised or raw) that it had then.
-
-    Raises UserError where the archive is absent, damaged, of a variant that this version does not know, or of other
-    settings than those of ``entry``.
-    """
-    tensors, meta = read_archive(folder)
-    try:
-        return _restored(folder, entry, tensors, meta)
-    except Exception as error:
-        if entry is not None or isinstance(error, UserError):  # it may be the user's own code
-            raise
-        raise UserError(f"the posterior in {folder} does not fit its own settings; train again") from error
-
-
-def _restored(folder: str | Path, entry: Entry | None, tensors: dict[str, Any], meta: dict[str, Any]) -> Posterior:
-    provenance = meta["provenance"]
-    if entry is None:
-        if provenance.get("entry") not in ZOO:
-            raise unknown(f"variant in {folder}", provenance.get("entry"), ZOO)
-        entry = build(ZOO[provenance["entry"]], provenance["entry_settings"])
-    else:
-        entry = _with_saved_inputs(entry, provenance.get("entry_settings", {}).get("backbone"))
-        _same_settings(folder, json.loads(json.dumps(plain(entry))), provenance.get("entry_settings", {}))
-    schema = Schema.from_dict(meta["schema"])
-    with isolated(0):
-        model = entry.model(schema)
-        guide, family = None, getattr(METHODS.get(provenance.get("method")), "family", None)
-        if tensors["guide"] is not None:  # as it was before training; of a family where the method makes it by itself
-            guide = weight_space(entry.guide(model)) if family is None else parse_family(family)(model.initial, 1.0)
-        model = weight_space(model)
-    if guide is not None and "pruned" in provenance:
-        masks = {site: torch.ones_like(model.initial[site], dtype=torch.bool) for site in weight_sites(model)}
-        guide = PrunedGuide(guide, masks)
-    chains = tensors["chains"]
-    try:
-        if tensors.get("backbone") is not None:
-            model.backbone.load_state_dict(tensors["backbone"])
-        if guide is not None:
-            guide.load_state_dict(tensors["guide"])
-        elif {k: v.shape[2:] for k, v in chains.items()} != {k: v.shape for k, v in model.initial.items()}:
-            raise RuntimeError
-        if "buffers" in tensors:  # archives of earlier versions have none
-            if tensors["buffers"].keys() != model_buffers(model).keys():
-                raise RuntimeError
-            model.load_state_dict(tensors["buffers"], strict=False)
-    except RuntimeError:
-        raise UserError(f"the posterior in {folder} does not fit its own settings; train again") from None
-    return Posterior(model, schema, guide, chains, tensors["stats"], meta["trace"], provenance)
-
-
-def _with_saved_inputs(entry: Entry, saved: Any) -> Entry:
-    """A last layer on the user's module, given the inputs that it had then: raw where the archive does not say."""
-    backbone = getattr(entry, "backbone", None)
-    if not isinstance(backbone, Pretrained) or not isinstance(saved, dict):
-        return entry
-    if not backbone.description["kind"] == saved.get("kind") == "module":
-        return entry
-    return replace(entry, backbone=backbone.taking(saved.get("inputs", "raw")))
-
-
-def _same_settings(folder: str | Path, given: dict[str, Any], saved: dict[str, Any]) -> None:
-    """Refuse a variant with settings other than those that the posterior was fitted with."""
-    for name in given:
-        if name in saved and given[name] != saved[name]:
-            here, there = (spoken(v) if isinstance(v, dict) else v for v in (given[name], saved[name]))
-            raise UserError(
-                f"the posterior in {folder} was fitted with {name} {there}, and the variant given has {here}"
-                + (" (its weights or layers differ)" if here == there else "")
-            )

@@ -7,13 +7,15 @@ Tasks are run by :mod:`bnn_pyro.parallel.map`, here or in another process. Outsi
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 
 from tqdm import tqdm
 
-__all__ = ["Channel", "Figures", "Report", "forwarded", "progress_bar", "quiet", "report_progress", "should_stop"]
+__all__ = ["Channel", "Figures", "Report", "announce", "forwarded", "progress_bar", "quiet", "report_progress",
+           "should_stop"]  # fmt: skip
 
 #: What is shown beside a bar: numbers, or texts as they are to be shown.
 Figures = Mapping[str, float | str]
@@ -56,6 +58,12 @@ def progress_bar(description: str, show: bool = True, unit: str = "step") -> Ite
             bar.update(round(done, 1) - bar.n)
 
         yield report
+
+
+def announce(text: str, show: bool = True) -> None:
+    """A line on standard error, where progress bars are shown."""
+    if show and not _QUIET.get():
+        tqdm.write(text, file=sys.stderr)
 
 
 # -- of a task ---------------------------------------------------------------------------------------------------------

@@ -62,7 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             print(inspect_table(existing(Path(args.file)), args.target).text())
             return 0
-        check_names(getattr(args, "variant", None), getattr(args, "inference", None))
+        variant = getattr(args, "variant", None)
+        check_names(None if (args.command, variant) == ("train", "auto") else variant, getattr(args, "inference", None))
         wait = args.command == "sweep"  # it starts what its fits run on once its file is read and its data are loaded
         with nullcontext() if wait or where is None else executor(where), quiet(getattr(args, "quiet", False)):
             import bnn_pyro.commands as commands
@@ -118,6 +119,7 @@ KINDS: dict[tuple[str, ...], dict[str, Any]] = {
     ("--baseline", "--bias"): {"action": BooleanOptionalAction},
     ("--input", "--output"): {"required": True},
     ("--budget",): {"default": "quick"},
+    ("--minutes",): {"type": float},
     ("--drop-missing",): {"action": "store_true", "default": None},
 }
 

@@ -64,7 +64,7 @@ def quick():
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory):
     """Two small runs without figures, trained once: digits with its baseline, and a table of houses."""
-    from run_folders import SMALL, small_table
+    from run_folders import MEAN_FIELD, SMALL, small_table
 
     from bnn_pyro.run import main
 
@@ -72,8 +72,10 @@ def runs(tmp_path_factory):
     table = small_table(folder / "houses.csv")
     with pytest.MonkeyPatch.context() as patch:
         undrawn(patch)
-        assert main(["train", "--data", "digits", "--limit", "150", "--out", str(folder / "digits"), *SMALL]) == 0
-        assert main(["train", "--data", str(table), "--target", "price", "--out", str(folder / "houses"), *SMALL]) == 0
+        assert main([*MEAN_FIELD, "--data", "digits", "--limit", "150", "--out", str(folder / "digits"), *SMALL]) == 0
+        assert (
+            main([*MEAN_FIELD, "--data", str(table), "--target", "price", "--out", str(folder / "houses"), *SMALL]) == 0
+        )
     return folder
 
 

@@ -10,6 +10,8 @@ import torch
 
 from bnn_pyro.posterior import _digest, read_archive
 
+#: A command without a variant chooses one, by the size of the data.
+MEAN_FIELD = ["train", "mean-field"]
 SMALL = ["--hidden", "8", "--epochs", "3", "--num-draws", "5", "--device", "cpu", "--quiet"]
 
 

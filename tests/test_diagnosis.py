@@ -45,7 +45,7 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bnn_pyro.runs.evaluate.draw_all", lambda scene, folder: [])
-        assert main(["train", *FEATURES, *SMALL, "--out", str(folder / "svi")]) == 0
+        assert main(["train", "mean-field", *FEATURES, *SMALL, "--out", str(folder / "svi")]) == 0
     posterior = bp.load(folder / "svi")
     for name, options in {"good": {}, "bad": {"shift": 2.0}, "few": {"draws": 3}}.items():
         shutil.copytree(folder / "svi", folder / name)

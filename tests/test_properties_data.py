@@ -8,7 +8,21 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from properties import NUMBER, SHORT, TEXT, WORD, Planted, answer, array, cases, contents, damage, place, planted
+from properties import (
+    MEAN_FIELD,
+    NUMBER,
+    SHORT,
+    TEXT,
+    WORD,
+    Planted,
+    answer,
+    array,
+    cases,
+    contents,
+    damage,
+    place,
+    planted,
+)
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -19,7 +33,7 @@ def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     rows = [f"{i % 7},{'red' if i % 3 else 'blue'},{100 + 2.5 * i}" for i in range(40)]
     (folder / "t.csv").write_text("rooms,colour,price\n" + "\n".join(rows) + "\n")
-    answer(["train", "--data", str(folder / "t.csv"), "--target", "price", "--out", str(folder / "table"), *SHORT])
+    answer([*MEAN_FIELD, "--data", str(folder / "t.csv"), "--target", "price", "--out", str(folder / "table"), *SHORT])
     return folder
 
 
@@ -78,7 +92,9 @@ def test_a_table_is_trained_on_or_refused(case, suffix):
     with place("table to train on") as folder:
         path = folder / f"table{suffix}"
         path.write_bytes(blob)
-        done = answer(["train", "--data", str(path), "--no-baseline", "--out", str(folder / "run"), *options, *SHORT])
+        done = answer(
+            [*MEAN_FIELD, "--data", str(path), "--no-baseline", "--out", str(folder / "run"), *options, *SHORT]
+        )
         assert path.read_bytes() == blob
         if done.code:
             assert not (folder / "run" / "posterior.pt").exists()
@@ -133,7 +149,9 @@ def test_an_archive_is_trained_on_or_refused(blob, options):
     with place("archive to train on") as folder:
         path = folder / "a.npz"
         path.write_bytes(blob)
-        done = answer(["train", "--data", str(path), "--no-baseline", "--out", str(folder / "run"), *options, *SHORT])
+        done = answer(
+            [*MEAN_FIELD, "--data", str(path), "--no-baseline", "--out", str(folder / "run"), *options, *SHORT]
+        )
         assert path.read_bytes() == blob
         if done.code:
             assert not (folder / "run" / "posterior.pt").exists()
@@ -149,5 +167,5 @@ def test_code_in_an_archive_is_not_executed(data, name):
         np.savez(folder / "a.npz", **arrays)
         if data.draw(st.booleans()):  # or no NPZ file at all
             (folder / "a.npz").write_bytes(planted(folder / "executed"))
-        done = answer(["train", "--data", str(folder / "a.npz"), "--out", str(folder / "run"), *SHORT])
+        done = answer([*MEAN_FIELD, "--data", str(folder / "a.npz"), "--out", str(folder / "run"), *SHORT])
         assert done.code == 2

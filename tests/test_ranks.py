@@ -224,7 +224,7 @@ def test_a_process_alone_just_loads():
 
 
 # -- the command line --------------------------------------------------------------------------------------------
-TRAIN = ["train", *SMALL, "--data", "digits", "--no-baseline", "--batch-size", "50"]
+TRAIN = ["train", "mean-field", *SMALL, "--data", "digits", "--no-baseline", "--batch-size", "50"]
 
 
 @pytest.mark.parametrize("command", ranked.COMMANDS)

@@ -25,7 +25,7 @@ from bnn_pyro.isolation import isolated
 from bnn_pyro.runs.folder import CheckFolder, RunFolder
 from bnn_pyro.runs.sweep import SweepFolder
 
-DATA = ["--data", "toy-curve", "--no-baseline", *SHORT]
+DATA = ["mean-field", "--data", "toy-curve", "--no-baseline", *SHORT]
 
 
 pytestmark = pytest.mark.usefixtures("quick")

@@ -195,19 +195,20 @@ def test_a_report_of_a_sampler_shows_its_trace_and_its_growing_ensemble(tmp_path
 
 
 NUTS = [f"--set={s}" for s in ["draws=6", "warmup=6", "chains=2", "compiled=no", "cores=1", "max_tree_depth=3"]]
+NUTS += ["--inference=nuts", "--no-baseline"]
 SURE = "reliability doubt-calibration confidence-histogram selective-risk confusion-matrix"
 #: Arguments of `train`, and the figures of the report.
 REPORTS = {
     "images": (
-        ["--data", "digits", "--limit", "150", "--epochs", "3"],
+        ["mean-field", "--data", "digits", "--limit", "150", "--epochs", "3"],
         f"uncertain-images {SURE} entropy-histograms outside-uniform-noise outside-gaussian-noise training-curves",
     ),
     "maps": (
-        ["--data=breast-cancer", "--features=mean radius,mean texture", "--no-baseline", "--inference=nuts", *NUTS],
+        ["mean-field", "--data=breast-cancer", "--features=mean radius,mean texture", *NUTS],
         f"decision-boundary epistemic-map softmax-draws {SURE} growing-ensemble transitions",
     ),
     "curve": (
-        ["--data", "toy-curve", "--no-baseline", "--inference", "sghmc", "--epochs", "60", "--set=chains=2"],
+        ["mean-field", "--data=toy-curve", "--no-baseline", "--inference=sghmc", "--epochs=60", "--set=chains=2"],
         "predictive-band predictive-band-far predicted-observed calibration growing-ensemble sampler-trace",
     ),
 }

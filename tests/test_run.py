@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 from PIL import Image
-from run_folders import SMALL, same, small_table
+from run_folders import MEAN_FIELD, SMALL, same, small_table
 
 import bnn_pyro as bp
 from bnn_pyro.inference import optimise
@@ -60,7 +60,7 @@ def test_config_reproduces_bit_for_bit(runs, tmp_path):
 
 def test_default_name_is_numbered_where_it_is_taken_and_temperature_is_named_everywhere(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    cold = ["train", "--data", "toy-curve", "--seed", "3", "--no-baseline", "--set", "temperature=0.1", *SMALL]
+    cold = [*MEAN_FIELD, "--data", "toy-curve", "--seed", "3", "--no-baseline", "--set", "temperature=0.1", *SMALL]
     for out in (tmp_path / "runs/mean-field-toy-curve-3", tmp_path / "runs/mean-field-toy-curve-3-2"):
         assert main(cold) == 0
         said = capsys.readouterr().out
@@ -72,7 +72,7 @@ def test_default_name_is_numbered_where_it_is_taken_and_temperature_is_named_eve
 
 def test_overwrite_replaces_the_run_and_nothing_else(tmp_path):
     out = tmp_path / "run"
-    command = ["train", "--data", "toy-curve", "--out", str(out), *SMALL]
+    command = [*MEAN_FIELD, "--data", "toy-curve", "--out", str(out), *SMALL]
     assert main(command) == 0
     (out / "notes.txt").write_text("mine")
     (out / "figures").mkdir()
@@ -92,7 +92,9 @@ def test_flags_go_before_config_and_config_before_tuned(tmp_path, monkeypatch):
 
     best = {"toy-curve": {"svi": Fit({"hidden": (7,), "activation": "tanh"}, {"epochs": 11, "lr": 0.5})}}
     monkeypatch.setitem(TUNED, "mean-field", best)
-    (tmp_path / "c.toml").write_text('data = {name = "toy-curve"}\nseed = 4\n[inference_settings]\nepochs = 22\n')
+    (tmp_path / "c.toml").write_text(
+        'variant = "mean-field"\ndata.name = "toy-curve"\nseed = 4\n[inference_settings]\nepochs = 22\n'
+    )
     args = parse(["train", "--set", "epochs=33", "--set", "prior=normal:0.1", "--set", "temperature=0.5", "--no-bias"])
     flagless = resolve(parse(["train"]), read_config(tmp_path / "c.toml"))
     flagged = resolve(args, read_config(tmp_path / "c.toml"))
@@ -197,7 +199,7 @@ def test_compare(runs, capsys):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_leaves_a_checkpoint_that_goes_on_to_the_same_result(number, tmp_path, monkeypatch, capsys):
     features = ["--data", "breast-cancer", "--features", "mean radius,mean texture", "--batch-size", "64"]
-    command = ["train", *features, "--no-baseline", *SMALL, "--epochs", "6"]
+    command = [*MEAN_FIELD, *features, "--no-baseline", *SMALL, "--epochs", "6"]
     assert main([*command, "--out", str(tmp_path / "whole")]) == 0
     stopped = tmp_path / "stopped"
     check, calls = optimise.check_finite, []

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from run_folders import SMALL, small_table, snapshot
+from run_folders import MEAN_FIELD, SMALL, small_table, snapshot
 
 from bnn_pyro.run import main
 
@@ -135,7 +135,7 @@ def test_bad_input(case, bad, runs, capsys, monkeypatch):
 @pytest.mark.usefixtures("no_figures")
 def test_data_that_are_changed_or_missing_are_told_in_a_line(tmp_path, capsys):
     table = small_table(tmp_path / "t.csv")
-    assert main(["train", "--data", str(table), "--target", "price", "--out", str(tmp_path / "run"), *SMALL]) == 0
+    assert main([*MEAN_FIELD, "--data", str(table), "--target", "price", "--out", str(tmp_path / "run"), *SMALL]) == 0
     small_table(table, shift=3)
     before = snapshot(tmp_path / "run")
     for words in ("fingerprint", "t.csv"):

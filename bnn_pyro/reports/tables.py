@@ -111,6 +111,7 @@ class RunFacts:
         return (
             f"{self.task.capitalize()} · inference by {self.recipe['inference']} · seed {self.recipe['seed']} · "
             f"{rows['train']:,} training rows · {rows['test']:,} test rows · {self.recipe['num_draws']} draws"
+            + (f" · chosen by auto: {self.recipe['auto'].get('reason')}" if self.recipe.get("auto") else "")
         )
 
 

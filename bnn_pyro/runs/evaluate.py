@@ -19,7 +19,7 @@ from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.distributed import choose_device
 from bnn_pyro.errors import UserError
 from bnn_pyro.files import resolve
-from bnn_pyro.fitting import load
+from bnn_pyro.loading import load
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction, predict
 from bnn_pyro.progress import progress_bar

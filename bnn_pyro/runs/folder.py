@@ -32,7 +32,8 @@ from bnn_pyro.files import is_occupied, lock_folder, read_json, write_whole
 from bnn_pyro.fitting import tuned
 from bnn_pyro.posterior import Posterior, read_archive
 from bnn_pyro.reports.tables import RunFacts
-from bnn_pyro.runs.recipe import Recipe, environment, read_config
+from bnn_pyro.runs.environment import environment
+from bnn_pyro.runs.recipe import Recipe, read_config
 
 if TYPE_CHECKING:
     from bnn_pyro.reports.page import Picture

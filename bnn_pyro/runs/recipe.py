@@ -8,21 +8,12 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
-import os
-import platform
-import shlex
-import subprocess
-import sys
 import tomllib
 from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, get_args
-
-import torch
 
 from bnn_pyro.datasets import DATASETS, Dataset, Schema, load_data
 from bnn_pyro.distributed import choose_device
@@ -32,9 +23,10 @@ from bnn_pyro.fitting import backbone_variant, tuned
 from bnn_pyro.inference import METHODS, Method
 from bnn_pyro.settings import Settings, build, defaults, parse_value, plain, setting
 from bnn_pyro.zoo import ZOO, Entry
+from bnn_pyro.zoo.auto import AUTO, MINUTES, choose
 
-__all__ = ["DATA_KEYS", "KEYS", "Recipe", "check_keys", "environment", "given_settings", "located", "read_config",
-           "read_file", "resolve", "typed_command"]  # fmt: skip
+__all__ = ["DATA_KEYS", "KEYS", "Recipe", "check_keys", "given_settings", "located", "read_config", "read_file",
+           "resolve"]  # fmt: skip
 
 #: How data can be loaded: the keys of a recipe's ``data``, and the arguments of ``load_data`` that they become; with
 #: what a config file may say of them.
@@ -43,10 +35,9 @@ DATA_KEYS = {"name": str, "target": str, "features": list[str], "exclude": list[
              "seed": int}  # fmt: skip
 #: The other keys of a config file.
 KEYS = {"variant": str, "variant_settings": dict, "inference": str, "inference_settings": dict, "data": dict,
-        "seed": int, "num_draws": int, "device": str, "baseline": bool}  # fmt: skip
-#: The baseline: one point estimate of the same network.
+        "seed": int, "num_draws": int, "device": str, "baseline": bool, "auto": dict}  # fmt: skip
+#: The baseline of variants that name none, and how all are fitted: one point estimate.
 BASELINE = ("mlp", "map")
-PACKAGES = ("bnn-pyro", "pyro-ppl", "torch", "torchvision", "numpy", "pandas", "scikit-learn", "matplotlib")
 
 
 @dataclass(frozen=True)
@@ -56,6 +47,7 @@ class Recipe(Settings):
     data       ``name`` (a name in ``DATASETS``, or an absolute path) and arguments of ``load_data``
     num_draws  S of every prediction
     baseline   whether the deterministic network is trained beside it
+    auto       where variant and method were chosen by size: reason, minutes and expected_seconds
     """
 
     variant: str = "mean-field"
@@ -67,6 +59,7 @@ class Recipe(Settings):
     num_draws: int = setting(100, low=1)
     device: str = setting("auto", choices=("auto", "cpu", "cuda"))
     baseline: bool = True
+    auto: Mapping[str, Any] = field(default_factory=dict)
 
     def entry(self) -> Entry:
         """The variant with its settings."""
@@ -113,14 +106,14 @@ class Recipe(Settings):
         if same_architecture:
             if not self.baseline or hasattr(self.entry(), "backbone_variant"):
                 return None
-            variant, method = BASELINE
+            variant, method = _baseline(self.variant)
         method, best = tuned(variant, self.data_name, method)
         settings, schedule = best.entry, best.method
         if same_architecture:
             shared = {k: v for k, v in self.variant_settings.items() if k in defaults(ZOO[variant])}
             if str(shared.get("prior", "")).startswith("scale-mixture"):
                 del shared["prior"]  # a point mass in its narrow peak is another model, not a baseline
-            settings = shared | {k: v for k, v in best.entry.items() if k == "prior"}
+            settings = {**best.entry, **shared} | {k: v for k, v in best.entry.items() if k == "prior"}
             own = {k: v for k, v in self.inference_settings.items() if k in ("epochs", "batch_size")}
             schedule = {**best.method, **own}
         return dataclasses.replace(
@@ -130,6 +123,7 @@ class Recipe(Settings):
             inference=method,
             inference_settings=plain(build(METHODS[method], schedule)),
             baseline=False,
+            auto={},
         )
 
 
@@ -185,17 +179,35 @@ def resolve(args: Namespace, config: Mapping[str, Any], given: Mapping[str, Any]
     given: settings of the variant or the method, by their names; None takes those of the flags.
     """
     flags = {k: v for k, v in vars(args).items() if v is not None}
-    variant = flags.get("variant") or config.get("variant") or Recipe.variant
+    named = flags.get("inference") or config.get("inference")
+    own, auto = config.get("variant") or (Recipe.variant if named else AUTO), config.get("auto") or {}
+    variant, minutes = flags.get("variant") or own, flags.get("minutes", auto.get("minutes", MINUTES))
+    if variant == AUTO and "reason" in auto and minutes == auto["minutes"]:
+        variant = own  # chosen before
     data = _data_options(flags, config.get("data") or {})
     name = data["name"] if data["name"] in DATASETS else Path(data["name"]).stem + " (a file)"
-    stored = config if variant == (config.get("variant") or Recipe.variant) else {}  # settings are those of a variant
-    method, best = tuned(variant, name, flags.get("inference") or stored.get("inference"))
-    stored_method = (stored.get("inference_settings") or {}) if method == (stored.get("inference") or method) else {}
-    given, kinds = given_settings(args) if given is None else given, (ZOO[variant], METHODS[method])
+    stored = config if variant == own else {}  # settings are those of a variant
+    method, given = flags.get("inference") or stored.get("inference"), given_settings(args) if given is None else given
+    stored_settings = [stored.get(f"{kind}_settings") or {} for kind in ("variant", "inference")]
+    chosen = ""
+    if variant == AUTO:
+        rows = Recipe(data=data).load()
+        given_to_both = {**stored_settings[0], **stored_settings[1], **given}
+        choice = choose(rows.schema, len(rows.x_train), name=name, minutes=minutes, method=method, given=given_to_both)
+        (variant, method, best, auto), chosen = choice, ", which auto chose"
+    elif "minutes" in flags:
+        raise UserError(f"--minutes is for auto; leave it out, or take train {AUTO} instead of {variant}")
+    else:
+        method, best = tuned(variant, name, method)
+        if (variant, method) != (stored.get("variant"), stored.get("inference")):
+            auto = {}
+    if method != (stored.get("inference") or method):
+        stored_settings[1] = {}
+    kinds = (ZOO[variant], METHODS[method])
     known = [name for kind in kinds for name in defaults(kind)]
     for key in given:
         if key not in known:
-            raise unknown(f"setting of {variant} or {method}", key, known)
+            raise unknown(f"setting of {variant} or {method}{chosen}", key, known)
 
     def settings(kind: type, *layers: Mapping[str, Any]) -> dict[str, Any]:
         fields, values = defaults(kind), {k: v for layer in layers for k, v in layer.items()}
@@ -206,14 +218,20 @@ def resolve(args: Namespace, config: Mapping[str, Any], given: Mapping[str, Any]
     own = {k: v for k, v in own.items() if v is not None}
     recipe = Recipe(
         variant=variant,
-        variant_settings=settings(kinds[0], best.entry, stored.get("variant_settings") or {}),
+        variant_settings=settings(kinds[0], best.entry, stored_settings[0]),
         inference=method,
-        inference_settings=settings(kinds[1], best.method, stored_method),
+        inference_settings=settings(kinds[1], best.method, stored_settings[1]),
         data=data,
-        **own | {"baseline": variant != BASELINE[0] and own.get("baseline", True)},
+        auto=auto,
+        **own | {"baseline": (variant, method) != _baseline(variant) and own.get("baseline", True)},
     )
     choose_device(recipe.device)
     return recipe
+
+
+def _baseline(variant: str) -> tuple[str, str]:
+    """Variant and method of what a variant is compared with."""
+    return getattr(ZOO[variant], "baseline", BASELINE[0]), BASELINE[1]
 
 
 def given_settings(args: Namespace) -> dict[str, Any]:
@@ -252,37 +270,3 @@ def _data_options(flags: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str
     if "data_seed" in flags:
         data["seed"] = flags["data_seed"]
     return located(data)
-
-
-# -- environment -------------------------------------------------------------------------------------------------------
-def environment(device: str, seconds: float | None = None) -> dict[str, Any]:
-    """The command, the machine, versions and time; JSON-able.   seconds: of the training."""
-    return {
-        "command": typed_command(),
-        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-        **({} if seconds is None else {"training_seconds": seconds}),
-        "device": device if device == "cpu" else f"{device}: {torch.cuda.get_device_name(device)}",
-        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
-        "threads": torch.get_num_threads(),
-        "python": platform.python_version(),
-        "versions": {name: version(name) for name in PACKAGES},
-        "commit": _commit(),
-    }
-
-
-def typed_command() -> str:
-    """The command line, as one would type it."""
-    program = "python -m bnn_pyro.run" if Path(sys.argv[0]).name == "run.py" else Path(sys.argv[0]).name
-    return " ".join([program, *map(shlex.quote, sys.argv[1:])])
-
-
-def _commit() -> str | None:
-    """The commit of the package's own checkout, marked where files differ from it; None outside of one."""
-    here = Path(__file__).parents[1]
-    if not (here.parent / ".git").exists():
-        return None
-    try:
-        ask = ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=10", "--exclude=*"]
-        return subprocess.run(ask, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return None

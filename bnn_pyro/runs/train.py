@@ -59,7 +59,7 @@ def fit_run(
     """
 
     def fit_into(folder: RunFolder, recipe: Recipe, entry: Entry, **limit: float | None) -> Posterior:
-        how = dict(seed=recipe.seed, out=folder.path, resume=resume, device=recipe.device, **limit)
+        how = dict(seed=recipe.seed, out=folder.path, resume=resume, device=recipe.device, auto=recipe.auto, **limit)
         with _threads(recipe, entry, data):
             posterior = fit(entry, data, recipe.method(), **how)
             if here().first:

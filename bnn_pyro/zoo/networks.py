@@ -50,6 +50,9 @@ class Network(Settings):
     noise       regression only: learned, heteroscedastic, or a standard deviation in target units
     """
 
+    #: The deterministic variant to compare with.
+    baseline: ClassVar[str] = "mlp"
+
     hidden: tuple[int, ...] = setting((50,), low=1)
     activation: str = "relu"
     bias: bool = True
@@ -141,6 +144,7 @@ class Convolutions(Settings):
     padding: int = 1
 
     images_only: ClassVar[bool] = True
+    baseline: ClassVar[str] = "convnet"
     dropout: ClassVar[float] = 0.0
 
     def __post_init__(self) -> None:

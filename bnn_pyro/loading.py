@@ -1,0 +1,97 @@
+"""The way back from disk: a posterior from its archive, of a variant in the zoo or of one's own."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bnn_pyro.datasets.dataset import Schema
+from bnn_pyro.errors import UserError, unknown
+from bnn_pyro.inference import METHODS
+from bnn_pyro.isolation import isolated
+from bnn_pyro.parts.backbone import Pretrained, spoken
+from bnn_pyro.parts.correlated_normal import parse_family
+from bnn_pyro.parts.guides import PrunedGuide, weight_sites
+from bnn_pyro.posterior import Posterior, model_buffers, read_archive, weight_space
+from bnn_pyro.settings import build, plain
+from bnn_pyro.zoo import ZOO, Entry
+
+__all__ = ["load"]
+
+
+def load(folder: str | Path, entry: Entry | None = None) -> Posterior:
+    """A posterior saved by :func:`fit` or ``posterior.save``; executes nothing from the files.
+
+    entry: needed only for a variant of your own that is not in ``ZOO``, with the settings that it was fitted with, and
+        for a last layer on a module of your own, which gets the inputs (standardised or raw) that it had then.
+
+    Raises UserError where the archive is absent, damaged, of a variant that this version does not know, or of other
+    settings than those of ``entry``.
+    """
+    tensors, meta = read_archive(folder)
+    try:
+        return _restored(folder, entry, tensors, meta)
+    except Exception as error:
+        if entry is not None or isinstance(error, UserError):  # it may be the user's own code
+            raise
+        raise UserError(f"the posterior in {folder} does not fit its own settings; train again") from error
+
+
+def _restored(folder: str | Path, entry: Entry | None, tensors: dict[str, Any], meta: dict[str, Any]) -> Posterior:
+    provenance = meta["provenance"]
+    if entry is None:
+        if provenance.get("entry") not in ZOO:
+            raise unknown(f"variant in {folder}", provenance.get("entry"), ZOO)
+        entry = build(ZOO[provenance["entry"]], provenance["entry_settings"])
+    else:
+        entry = _with_saved_inputs(entry, provenance.get("entry_settings", {}).get("backbone"))
+        _same_settings(folder, json.loads(json.dumps(plain(entry))), provenance.get("entry_settings", {}))
+    schema = Schema.from_dict(meta["schema"])
+    with isolated(0):
+        model = entry.model(schema)
+        guide, family = None, getattr(METHODS.get(provenance.get("method")), "family", None)
+        if tensors["guide"] is not None:  # as it was before training; of a family where the method makes it by itself
+            guide = weight_space(entry.guide(model)) if family is None else parse_family(family)(model.initial, 1.0)
+        model = weight_space(model)
+    if guide is not None and "pruned" in provenance:
+        masks = {site: torch.ones_like(model.initial[site], dtype=torch.bool) for site in weight_sites(model)}
+        guide = PrunedGuide(guide, masks)
+    chains = tensors["chains"]
+    try:
+        if tensors.get("backbone") is not None:
+            model.backbone.load_state_dict(tensors["backbone"])
+        if guide is not None:
+            guide.load_state_dict(tensors["guide"])
+        elif {k: v.shape[2:] for k, v in chains.items()} != {k: v.shape for k, v in model.initial.items()}:
+            raise RuntimeError
+        if "buffers" in tensors:  # archives of earlier versions have none
+            if tensors["buffers"].keys() != model_buffers(model).keys():
+                raise RuntimeError
+            model.load_state_dict(tensors["buffers"], strict=False)
+    except RuntimeError:
+        raise UserError(f"the posterior in {folder} does not fit its own settings; train again") from None
+    return Posterior(model, schema, guide, chains, tensors["stats"], meta["trace"], provenance)
+
+
+def _with_saved_inputs(entry: Entry, saved: Any) -> Entry:
+    """A last layer on the user's module, given the inputs that it had then: raw where the archive does not say."""
+    backbone = getattr(entry, "backbone", None)
+    known = isinstance(backbone, Pretrained) and isinstance(saved, dict)
+    if not (known and backbone.description["kind"] == saved.get("kind") == "module"):
+        return entry
+    return replace(entry, backbone=backbone.taking(saved.get("inputs", "raw")))
+
+
+def _same_settings(folder: str | Path, given: dict[str, Any], saved: dict[str, Any]) -> None:
+    """Refuse a variant with settings other than those that the posterior was fitted with."""
+    for name in given:
+        if name in saved and given[name] != saved[name]:
+            here, there = (spoken(v) if isinstance(v, dict) else v for v in (given[name], saved[name]))
+            raise UserError(
+                f"the posterior in {folder} was fitted with {name} {there}, and the variant given has {here}"
+                + (" (its weights or layers differ)" if here == there else "")
+            )

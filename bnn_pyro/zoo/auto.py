@@ -1,0 +1,179 @@
+"""``auto``: which variant and method for which data, and how long to run; one table, read from the top.
+
+    kind of inputs, rows N, multiplications of the network a row M, minutes  →  variant, method, settings, reason
+
+The first rule for the data's kind of inputs is taken whose fit, of the length ``least`` of its full one or more, ends
+within the minutes. Of the full length so much is run as fits into them. Times are those of the machine that the
+constants were measured on (docs/which-method.md has the evidence for the order of the rules).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from bnn_pyro.datasets.dataset import Schema
+from bnn_pyro.errors import UserError, unknown
+from bnn_pyro.isolation import isolated
+from bnn_pyro.parallel.executor import usable_cores
+from bnn_pyro.progress import announce
+from bnn_pyro.settings import build, defaults, parse_value
+from bnn_pyro.zoo.tuned import TUNED, Fit
+
+__all__ = ["AUTO", "MINUTES", "RULES", "Choice", "Rule", "choose", "say"]
+
+#: What stands for a variant's name, and the minutes that a fit may take where nobody says.
+AUTO, MINUTES = "auto", 5.0
+
+#: Seconds of a compiled gradient and of a step of PyTorch's operators besides their arithmetic; of a multiplication,
+#: forwards and backwards; of a process, with its compilation.
+COMPILED, STEP, ARITHMETIC, PROCESS = 1e-5, 2e-3, 5e-10, 8.0
+#: Gradients of a transition, and chains where settings leave them out.
+GRADIENTS, CHAINS = 2, 8
+#: Of the full length at least.
+LEAST = 0.01
+
+#: (settings of the method, N, M, cores) -> seconds.
+Cost = Callable[[Mapping[str, Any], int, int, int], float]
+
+
+def sampling(s: Mapping[str, Any], rows: int, macs: int, cores: int) -> float:
+    """Seconds of chains that see all rows in every gradient, after members found by mini-batches."""
+    chains = s["chains"] or CHAINS
+    gradients = GRADIENTS * chains * (s["warmup"] + s["draws"] * s["thin"])
+    batch = s["batch_size"] or rows
+    members = 0.5 * s["epochs"] * math.ceil(rows / batch) * (STEP + ARITHMETIC * chains * batch * macs)
+    return PROCESS + members + gradients * (COMPILED + ARITHMETIC * rows * macs) / min(cores, chains)
+
+
+def optimisation(s: Mapping[str, Any], rows: int, macs: int, cores: int) -> float:
+    """Seconds of epochs of mini-batches, of one fit or of members side by side."""
+    batch, members = s["batch_size"] or rows, s.get("members", 1)
+    seconds = s["epochs"] * math.ceil(rows / batch) * (STEP + 2 * ARITHMETIC * batch * macs)
+    return seconds * math.ceil(members / cores) + (PROCESS if min(members, cores) > 1 else 0)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A line of the table.
+
+    inputs    "table" or "image"
+    settings  of the variant, and ``how`` of the method, over their defaults
+    noise     the variant's ``noise`` where targets are numbers
+    lengths   settings of the method that say how long it runs: the minutes may shorten them, all by one factor
+    least     the smallest such factor; 0: this rule is always taken where it is reached
+    seconds   of a fit
+    reason    why, a clause
+    """
+
+    inputs: str
+    variant: str
+    method: str
+    reason: str
+    seconds: Cost
+    lengths: tuple[str, ...]
+    least: float = 0.0
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    how: Mapping[str, Any] = field(default_factory=dict)
+    noise: str = "learned"
+
+
+RULES = (
+    Rule("table", "mean-field", "mile", "few enough rows to sample the posterior, all of them in every step",
+         sampling, ("warmup", "thin", "epochs"), 0.1, {"hidden": (16, 16), "prior": "normal:1"},
+         noise="heteroscedastic"),
+    Rule("table", "hidden-layer", "svi", "too many rows to sample the posterior in the time: mini-batches",
+         optimisation, ("epochs",), 0.0, {"hidden": (50, 50)}, noise="heteroscedastic"),
+    Rule("image", "convnet", "ensemble", "images: networks with convolutions, each from a start of its own",
+         optimisation, ("members",), 0.4),
+    Rule("image", "bayesian-convnet", "svi", "images, and no time for several networks", optimisation, ("epochs",)),
+)  # fmt: skip
+
+
+class Choice(NamedTuple):
+    """What was chosen, with ``best``, its settings over the defaults, and ``about``: why, and the seconds expected."""
+
+    variant: str
+    method: str
+    best: Fit
+    about: dict[str, Any]
+
+    def tell(self, show: bool) -> dict[str, Any]:
+        """Say it on standard error. Returns ``about``."""
+        say(self.variant, self.method, self.about, show)
+        return self.about
+
+
+def say(variant: str, method: str, about: Mapping[str, Any], show: bool = True) -> None:
+    """Say a choice, new or of before, on standard error."""
+    seconds = about.get("expected_seconds", 0.0)
+    time = f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} minutes"
+    announce(f"auto: {variant} by {method}, about {time}: {about.get('reason')}", show)
+
+
+def choose(
+    schema: Schema,
+    rows: int,
+    *,
+    name: str = "",
+    minutes: float = MINUTES,
+    method: str | None = None,
+    given: Mapping[str, Any] | None = None,
+) -> Choice:
+    """The first rule that applies.
+
+    rows: that train.   name: of the data set: settings tuned for it go over those of the rule.
+    method: the rules of this one alone.   given: settings over all others, where variant or method have them.
+
+    Raises UserError for minutes that are not above 0, or a method that no rule for such inputs has.
+    """
+    from bnn_pyro.inference import METHODS
+    from bnn_pyro.inference.schedule import schedule
+    from bnn_pyro.zoo import ZOO
+
+    if not (isinstance(minutes, int | float) and 0 < minutes < math.inf):
+        raise UserError(f"minutes must be a number above 0, got {minutes!r:.40}")
+    kind, cores, rows = "image" if schema.is_image else "table", usable_cores(), max(1, rows)
+    rules = [rule for rule in RULES if rule.inputs == kind and method in (None, rule.method)]
+    if not rules:
+        if method not in METHODS:
+            raise unknown("inference method", method, METHODS)
+        known = ", ".join(rule.method for rule in RULES if rule.inputs == kind)
+        raise UserError(f"auto takes {known} for a {kind}, not {method}; name a variant that takes {method} (`list`)")
+    for rule in rules:
+        best = TUNED.get(rule.variant, {}).get(name, {}).get(rule.method, Fit())
+        noise = {} if schema.has_classes else {"noise": rule.noise}
+        settings = {**rule.settings, **noise, **best.entry, **_of(ZOO[rule.variant], given)}
+        own = _of(METHODS[rule.method], given)
+        how = {**rule.how, **best.method, **own}
+        whole = {name: getattr(build(METHODS[rule.method], how), name) for name in defaults(METHODS[rule.method])}
+        macs = _multiplications(build(ZOO[rule.variant], settings), schema)
+        whole |= {k: v for k, v in schedule(rows, macs)._asdict().items() if whole[k] is None}
+        share, lengths = 1.0, {}
+        while (seconds := rule.seconds({**whole, **lengths}, rows, macs, cores)) > 60 * minutes and share > LEAST:
+            share *= max(0.5, 0.99 * 60 * minutes / seconds)
+            lengths = {key: max(1, int(share * whole[key])) for key in rule.lengths if key not in own}
+        if share >= rule.least or rule is rules[-1]:
+            break
+    how |= lengths
+    what = f"{rows:,} rows × {math.prod(schema.input_shape):,} inputs in {minutes:g} minutes, {rule.reason}"
+    about = {"reason": what, "minutes": minutes, "expected_seconds": float(f"{seconds:.2g}")}
+    return Choice(rule.variant, rule.method, Fit(settings, how), about)
+
+
+def _of(kind: type, given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Those of the settings that this kind has; texts as what their defaults are."""
+    fields = defaults(kind)
+    return {key: parse_value(key, value, fields[key]) for key, value in (given or {}).items() if key in fields}
+
+
+def _multiplications(variant: Any, schema: Schema) -> int:
+    """Of one row, in the network's forward pass."""
+    with isolated(0), torch.no_grad(), FlopCounterMode(display=False) as counter:
+        variant.net(schema, len(schema.classes) or 2)(torch.zeros(1, *schema.input_shape))
+    return counter.get_total_flops() // 2

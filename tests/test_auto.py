@@ -1,0 +1,105 @@
+"""``auto``: the rule that applies is taken, within the minutes; a run says what was chosen, and is run again alike."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from run_folders import same, small_table
+
+import bnn_pyro as bp
+from bnn_pyro.run import main
+from bnn_pyro.zoo import TUNED, Fit
+from bnn_pyro.zoo import auto as rules
+from bnn_pyro.zoo.auto import RULES, choose
+
+TABLE = bp.Schema("regression", (10,), y_scale=2.0)
+IMAGES = bp.Schema("classification", (1, 8, 8), tuple("0123456789"))
+LABELS = replace(TABLE, task="classification", classes=("no", "yes"))
+#: Settings by which a sampled posterior of a small table takes a moment.
+SHORT = {"hidden": (3,), "epochs": 2, "warmup": 20, "thin": 1, "draws": 4, "chains": 2, "compiled": "no", "cores": 1}
+FLAGS = [f"--set={k}={','.join(map(str, v)) if isinstance(v, tuple) else v}" for k, v in SHORT.items()]
+
+
+@pytest.fixture(autouse=True)
+def two_cores(monkeypatch):
+    monkeypatch.setattr(rules, "usable_cores", lambda: 2)
+
+
+@pytest.mark.parametrize("schema", [TABLE, LABELS, IMAGES], ids=["numbers", "labels", "images"])
+def test_every_rule_is_reached_by_some_size_and_fits_into_the_minutes(schema):
+    kind, taken = "image" if schema.is_image else "table", []
+    for rows in (100, 1000, 10_000, 100_000, 1_000_000):
+        for minutes in (1, 5, 60):
+            choice = choose(schema, rows, minutes=minutes)
+            with bp.isolated(0):
+                assert bp.ZOO[choice.variant](**choice.best.entry).model(schema) is not None
+            bp.METHODS[choice.method](**choice.best.method)
+            last = [rule.method for rule in RULES if rule.inputs == kind][-1]
+            assert choice.about["expected_seconds"] <= 60 * minutes or choice.method == last
+            taken.append((choice.variant, choice.method))
+    assert set(taken) == {(rule.variant, rule.method) for rule in RULES if rule.inputs == kind}
+    order = [[rule.method for rule in RULES if rule.inputs == kind].index(method) for _, method in taken[1::3]]
+    assert order == sorted(order)  # in the same minutes, more rows never bring an earlier rule
+
+
+def test_small_tables_are_sampled_and_shortened_where_there_is_no_time():
+    whole, short = choose(TABLE, 2000), choose(TABLE, 2000, minutes=1)
+    assert whole.method == short.method and not whole.best.method
+    defaults = bp.METHODS[whole.method]()
+    shares = [value / getattr(defaults, name) for name, value in short.best.method.items()]
+    assert max(shares) < 0.9 and max(shares) - min(shares) < 0.02
+    assert short.about["expected_seconds"] <= 60 < whole.about["expected_seconds"]
+    assert "noise" in whole.best.entry and "noise" not in choose(LABELS, 2000).best.entry
+
+
+def test_settings_go_over_tuned_ones_and_these_over_the_rule(monkeypatch):
+    rule = choose(TABLE, 300)
+    best = {"ours": {rule.method: Fit({"hidden": (7,), "activation": "tanh"}, {"draws": 11})}}
+    monkeypatch.setitem(TUNED, rule.variant, best)
+    tuned = choose(TABLE, 300, name="ours", given={"hidden": "5", "lr": "0.1", "nonsense": 3})
+    assert tuned.best.entry == {**rule.best.entry, "hidden": (5,), "activation": "tanh"}
+    assert tuned.best.method == {"draws": 11, "lr": 0.1}
+    assert choose(TABLE, 300, method="svi").method == "svi"
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [({"minutes": 0}, "minutes must be a number above 0"), ({"method": "laplac"}, "did you mean 'laplace'"),
+     ({"method": "laplace"}, "auto takes mile, svi for a table, not laplace; name a variant that takes laplace")],
+)  # fmt: skip
+def test_what_is_refused(how, said):
+    with pytest.raises(bp.UserError, match=said):
+        choose(TABLE, 300, **how)
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_a_run_says_what_was_chosen_and_is_run_again_alike(tmp_path, capsys):
+    table, out, again = small_table(tmp_path / "houses.csv"), tmp_path / "run", tmp_path / "again"
+    common = ["--num-draws", "5", "--device", "cpu", "--no-baseline"]
+    data = ["--data", str(table), "--target", "price"]
+    assert main(["train", *data, "--minutes", "2", *FLAGS, *common, "--out", str(out)]) == 0
+    config = json.loads((out / "config.json").read_text())
+    choice = choose(bp.load(out).schema, 42, minutes=2.0, given=SHORT)
+    assert (config["variant"], config["inference"]) == (choice.variant, choice.method)
+    assert config["auto"] == choice.about == bp.load(out).provenance["auto"]
+    assert config["variant_settings"]["hidden"] == [3] and config["inference_settings"]["draws"] == 4
+    reason = choice.about["reason"]
+    assert f"auto: {choice.variant} by {choice.method}, about" in (said := capsys.readouterr().err) and reason in said
+    assert reason in (out / "report.html").read_text()
+    for argv in (["--config", str(out / "config.json"), "--out", str(again)], ["auto", "--resume", "--out", str(out)]):
+        assert main(["train", *argv, "--quiet"]) == 0
+    assert same(out, again) and json.loads((again / "config.json").read_text()) == config
+    assert main(["train", *data, "--set", "widht=3", "--out", str(tmp_path / "x")]) == 2
+    told = capsys.readouterr().err
+    assert f"setting of {choice.variant} or {choice.method}, which auto chose" in told and "hidden" in told
+    assert main(["train", "mlp", *data, "--minutes", "2"]) == 2 and "--minutes is for auto" in capsys.readouterr().err
+
+
+def test_fit_chooses_and_takes_settings_of_a_method(tmp_path):
+    data = bp.load_data("diabetes", limit=40)
+    few = {k: v for k, v in SHORT.items() if k != "hidden"}
+    posterior = bp.fit("auto", data, bp.MILE(**few), progress=False, device="cpu", out=tmp_path)
+    about = posterior.provenance
+    assert about["entry"] == choose(data.schema, 40).variant and about["method_settings"]["draws"] == 4
+    assert "40 rows" in about["auto"]["reason"] and bp.load(tmp_path).provenance["auto"] == about["auto"]
+    assert bp.predict(posterior, data.x_test).num_draws == 8
