@@ -54,7 +54,7 @@ def read_cells(path: Path) -> pd.DataFrame:
             line = file.readline()
         fields = {separator: len(next(csv.reader([line], delimiter=separator), [])) for separator in SEPARATORS}
         separator = "\t" if path.suffix.lower() == ".tsv" else max(SEPARATORS, key=fields.__getitem__)
-        frame = pd.read_csv(path, sep=separator, header=None, dtype=str, keep_default_na=False, na_filter=False,
+        frame = pd.read_csv(path, sep=separator, header=None, dtype=object, keep_default_na=False, na_filter=False,
                             skip_blank_lines=False, encoding="utf-8-sig")  # fmt: skip
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: byte {error.start} is not UTF-8 text; save the table as CSV in UTF-8") from None
@@ -63,7 +63,11 @@ def read_cells(path: Path) -> pd.DataFrame:
     except (pd.errors.ParserError, csv.Error) as error:
         reason = " ".join(str(error).split()).removeprefix("Error tokenizing data. C error: ")
         raise UserError(f"{path}: rows of unequal length or an open quote: {reason}") from None
-    frame = frame.fillna("").map(lambda cell: unicodedata.normalize("NFC", " ".join(cell.split())))
+    frame = frame.fillna("")
+    for name in frame:
+        text = "".join(frame[name].to_numpy(object))  # most columns need nothing done to their cells
+        if not text.isascii() or re.search(r"\s", text):
+            frame[name] = [unicodedata.normalize("NFC", " ".join(cell.split())) for cell in frame[name]]
     header = frame.iloc[0].tolist()
     for number, name in enumerate(header, 1):
         if not name:
@@ -87,9 +91,9 @@ def read_cells(path: Path) -> pd.DataFrame:
 
 def _commas(cells: pd.Series, separator: str) -> str:
     """What the commas of a column of numbers stand for; "" where it has none, or a cell that is no number."""
-    written = [cell for cell in cells if "," in cell]
-    if not written:
+    if "," not in "".join(cells.to_numpy(object)):
         return ""
+    written = [cell for cell in cells if "," in cell]
     plain = [cell for cell in cells if "," not in cell and cell not in MISSING]
     if separator == "," and all(THOUSANDS.fullmatch(cell) for cell in written):
         return "" if np.isnan(parsed(plain)).any() else "thousands"

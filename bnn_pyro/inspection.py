@@ -188,9 +188,9 @@ def _numbers(cells: pd.Series, values: np.ndarray, distinct: int, is_target: boo
     whole = np.array_equal(values, np.round(values))
     if whole and not is_target and distinct == len(cells) > MAX_CATEGORIES and (np.diff(values) == 1).all():
         yield "counts the rows: an identifier, not a quantity", False, True
-    if cells.str.match(r"[-+]?0\d").any():
+    if whole and (codes := cells[cells.str.match(r"[-+]?0\d")]).size:
         way = "its classes lose them" if is_target else "a code is a category: --categorical"
-        yield f"has leading zeros, such as '{cells[cells.str.match(r'[-+]?0[0-9]')].iloc[0]}'; {way}", False, False
+        yield f"has leading zeros, such as '{codes.iloc[0]}'; {way}", False, False
     far = _outlier(values)
     if far is not None:
         at, distance = far
