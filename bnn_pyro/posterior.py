@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyro
 import pyro.poutine as poutine
@@ -25,6 +25,9 @@ from bnn_pyro.errors import UserError
 from bnn_pyro.files import write_whole
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.backbone import OnFeatures
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["Posterior", "model_buffers", "once", "pool", "read_archive", "weight_space"]
 
@@ -80,6 +83,27 @@ class Posterior:
             object.__setattr__(self, name, weight_space(getattr(self, name)))
         if (self.guide is None) == (self.chains is None):
             raise ValueError("a Posterior is either a guide or chains")
+
+    def __repr__(self) -> str:
+        about = self.provenance
+        weights = sum(value.numel() for value in self.model.initial.values())
+        draws = "a guide, which gives any number of draws"
+        if self.chains is not None:
+            chains, stored = next(iter(self.chains.values())).shape[:2]
+            draws = f"{chains:,} {'chain' if chains == 1 else 'chains'} of {stored:,}"
+        name, method, data = (about.get(key, f"unknown {what}") for key, what in
+                              (("entry", "variant"), ("method", "method"), ("data", "data")))  # fmt: skip
+        return (
+            f"<Posterior of {name} by {method} on {data}: {weights:,} weights; {draws}>\n"
+            "next: bp.predict(posterior, data.x_test); posterior.draw(100); posterior.history; posterior.save(folder)"
+        )
+
+    @property
+    def history(self) -> pd.DataFrame:
+        """The trace as a table, a line an epoch (or a step of the sampler); empty columns are left out."""
+        import pandas as pd
+
+        return pd.DataFrame({name: pd.Series(values) for name, values in self.trace.items() if len(values)})
 
     @property
     def device(self) -> torch.device:

@@ -77,6 +77,17 @@ def numbered(chains, length):
     return Posterior(model, bp.Schema("regression", (1,)), chains={"layers.0.weight": value})
 
 
+def test_posterior_and_data_say_what_they_are(trained):
+    guide, chains = (trained[kind][0] for kind in METHODS)
+    size = sum(value.numel() for value in guide.model.initial.values())
+    assert f"Posterior of mean-field by svi on {PROBLEM.data.name}: {size} weights; a guide" in repr(guide)
+    assert "by map" in repr(chains) and "1 chain of 1" in repr(chains) and "bp.predict(posterior" in repr(chains)
+    assert list(guide.history["elbo"]) == guide.trace["elbo"] and {"kl", "epoch"} <= set(guide.history)
+    rows = len(PROBLEM.data.x_train)
+    assert f"regression of {PROBLEM.data.schema.target} (numbers)" in repr(PROBLEM.data)
+    assert f"{rows} train" in repr(PROBLEM.data) and len(repr(PROBLEM.data)) < 300
+
+
 def test_thinning_is_even():
     posterior = numbered(4, 25)
     for num in (1, 2, 3, 7, 10, 33, 99, 100):

@@ -9,6 +9,7 @@ in the units that the user brought.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import secrets
 import tempfile
@@ -160,6 +161,16 @@ class Dataset:
     y_test: Tensor
     source: str = ""
     split: Mapping[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        schema = self.schema
+        inputs = f"images {schema.input_shape}" if schema.is_image else f"{math.prod(schema.input_shape):,} features"
+        target = f"{len(schema.classes)} classes" if schema.has_classes else "numbers"
+        rows = ", ".join(f"{len(getattr(self, f'x_{part}')):,} {part}" for part in ("train", "val", "test"))
+        return (
+            f"<Dataset {self.name}: {schema.task} of {schema.target} ({target}) from {inputs}; rows: {rows}>\n"
+            'next: posterior = bp.fit("auto", data); bp.predict(posterior, data.x_test); data.schema'
+        )
 
     def to(self, device: torch.device | str) -> Dataset:
         """The same data set with every tensor on ``device``."""
