@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from bnn_pyro.errors import UserError
 from bnn_pyro.inference.trajectories import Dynamics
 
-__all__ = ["DECAY", "OFFSET", "SMALLEST_STEP", "DualAveraging", "Warmup", "reasonable_step"]
+__all__ = ["DECAY", "OFFSET", "SMALLEST_STEP", "ChainLost", "DualAveraging", "Warmup", "reasonable_step"]
 
 #: Dual averaging: γ, t₀, and how fast old step sizes are forgotten.
 SHRINKAGE, OFFSET, DECAY = 0.05, 10.0, 0.75
@@ -26,6 +27,10 @@ SHRINKAGE, OFFSET, DECAY = 0.05, 10.0, 0.75
 START, END, FIRST = 75, 50, 25
 #: Acceptance rate that the first step size is to cross; a smaller step than this is none, a larger one is not tried.
 FIRST_TARGET, SMALLEST_STEP, LARGEST_STEP = 0.8, 1e-10, 1e10
+
+
+class ChainLost(UserError):
+    """A chain cannot go on, whatever time it is given; others may."""
 
 
 @dataclass

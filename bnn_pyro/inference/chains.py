@@ -20,6 +20,7 @@ import torch
 
 from bnn_pyro.checkpoint import Checkpoint, Interrupted, Run
 from bnn_pyro.errors import UserError
+from bnn_pyro.inference.adaptation import ChainLost
 from bnn_pyro.inference.potential import Potential
 from bnn_pyro.isolation import chain_seed, isolated
 from bnn_pyro.parallel.executor import executor, on_cluster
@@ -247,8 +248,10 @@ def run_chains(plan: Chains, cores: int, run: Run) -> tuple[list[Record], str]:
     def failed(c: int, error: UserError) -> None:
         if isinstance(error, WorkerDied):
             died.append(c)
-        else:
+        elif isinstance(error, ChainLost):
             lost[c], records[c] = error, plan.record(None)
+        else:
+            raise error
 
     def watch() -> None:
         if unfinished or run.stop:

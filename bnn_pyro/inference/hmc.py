@@ -24,7 +24,7 @@ import torch
 
 from bnn_pyro.checkpoint import Run
 from bnn_pyro.errors import UserError
-from bnn_pyro.inference.adaptation import SMALLEST_STEP, Warmup, reasonable_step
+from bnn_pyro.inference.adaptation import SMALLEST_STEP, ChainLost, Warmup, reasonable_step
 from bnn_pyro.inference.chains import Chains, run_chains
 from bnn_pyro.inference.potential import Potential, Space, choose_compiled, choose_cores, run_cost
 from bnn_pyro.inference.sampler import Drawn, Sampler, Starts
@@ -136,7 +136,7 @@ class Kernel:
 
     def _check_step(self) -> None:
         if not self.warmup.step > 1.001 * SMALLEST_STEP:
-            raise UserError(
+            raise ChainLost(
                 f"the step size fell to {self.warmup.step:.1e} at transition {self.warmup.done:,}: trajectories are "
                 "rejected however short, as with a gradient that is not a number; try another start (start=map), a "
                 "narrower prior or scaled inputs"

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bnn_pyro.errors import UserError
-from bnn_pyro.inference.adaptation import OFFSET, SMALLEST_STEP, DualAveraging
+from bnn_pyro.inference.adaptation import OFFSET, SMALLEST_STEP, ChainLost, DualAveraging
 from bnn_pyro.inference.microcanonical import (
     GRADIENTS,
     EnergyTuning,
@@ -160,7 +159,7 @@ class Kernel:
     def _check_steps(self) -> None:
         if not (self.step_size > 1.001 * SMALLEST_STEP).all():
             chain = int(np.argmin(self.step_size))
-            raise UserError(
+            raise ChainLost(
                 f"the step size fell to {self.step_size[chain]:.1e} at transition {self.done:,}: no step is short "
                 "enough, as with a gradient that is not a number; try another start (start=map), a narrower prior or "
                 "scaled inputs"
@@ -170,7 +169,7 @@ class Kernel:
         lost = error[chain]
         what = f"its energy error is {lost:,.0f} nats" if np.isfinite(lost) else "it stopped being finite"
         who = "a chain" if len(error) == 1 else f"chain {chain + 1}"
-        raise UserError(
+        raise ChainLost(
             f"{who} diverged at transition {self.done + 1:,}: {what} in a step of {self.step_size[chain]:.3g}; take "
             f"a smaller energy_variance than {self.settings.energy_variance:g}, a longer warm-up, or adjusted=true"
         )
