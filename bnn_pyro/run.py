@@ -164,7 +164,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         raise unknown("command", argv[0], words["commands"])
     top = Parser(
         prog=PROGRAM,
-        description="Bayesian neural networks in Pyro. Without a command: train the default recipe on embedded data.",
+        description="Bayesian neural networks in Pyro. Without a command: train on embedded data what `auto` chooses.",
         epilog=f"`{PROGRAM} COMMAND --help` has the options and examples. {PROGRAM} is python -m bnn_pyro.run.",
     )
     top.add_argument("--version", action="store_true", help="show the version")
