@@ -70,7 +70,7 @@ def list_(args: Namespace) -> None:
             lines = [textwrap.fill(line, width, break_long_words=False, **wrap) for line in _lines(item)]
             print(name + "\n".join(lines)[len(name) :])
         print()
-    print("Settings of variants and methods: --set KEY=VALUE.")
+    print("Settings of variants and methods: --set KEY=VALUE. Where neither is named, `train` chooses by size: auto.")
 
 
 def check_names(variant: str | None, method: str | None) -> None:
