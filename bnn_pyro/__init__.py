@@ -25,10 +25,12 @@ _NAMES = {
     "posterior": "Posterior pool",
     "predictive": "Prediction predict",
     "fitting": "fit",
-    "loading": "load",
+    "calibration.calibrated": "calibrate load",
     "isolation": "isolated",
     "parallel.executor": "executor",
     "errors": "UserError",
     "parts.priors": "BayesianNet",
 }
-__all__, __getattr__, __dir__ = lazy_names(__name__, _NAMES, modules="checks diagnostics metrics plots pruning reports")
+__all__, __getattr__, __dir__ = lazy_names(
+    __name__, _NAMES, modules="calibration checks diagnostics metrics plots pruning reports"
+)

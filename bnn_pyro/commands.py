@@ -14,13 +14,13 @@ from pathlib import Path
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.files import lock_folder, write_whole
 from bnn_pyro.posterior import Posterior
-from bnn_pyro.reports.tables import prediction_table, run_table, score_table
+from bnn_pyro.reports.tables import guarantee_table, prediction_table, run_table, score_table
 from bnn_pyro.runs.environment import environment, typed_command
-from bnn_pyro.runs.folder import CheckFolder, RunFolder
+from bnn_pyro.runs.folder import GUARANTEES, CheckFolder, RunFolder
 from bnn_pyro.runs.recipe import Recipe, read_config, resolve
 from bnn_pyro.zoo.auto import say
 
-__all__ = ["check", "compare", "diagnose", "evaluate", "predict", "sweep", "train"]
+__all__ = ["calibrate", "check", "compare", "diagnose", "evaluate", "predict", "sweep", "train"]
 
 #: Rows of each outside data set, unless --limit says otherwise.
 OUTSIDE_ROWS = 10_000
@@ -48,6 +48,10 @@ def train(args: Namespace) -> None:
             posterior, baseline = fit_run(folder, recipe, data, entry, below, **last)
             if not ranks.first:
                 return
+            if recipe.conformal:
+                from bnn_pyro.runs.calibrate import calibrate_run
+
+                calibrate_run(folder, recipe, posterior, level=recipe.conformal)
             run = evaluate_run(folder, recipe, data, posterior, baseline)
     print(f"{run_table(run)}\n\nreport: {folder.path / 'report.html'}")
 
@@ -100,7 +104,9 @@ def evaluate(args: Namespace) -> None:
 
 def predict(args: Namespace) -> None:
     """Predictions with their uncertainty for new inputs, one line a row, as CSV."""
+    from bnn_pyro.calibration.calibrated import Calibrated, with_calibration
     from bnn_pyro.datasets import load_inputs, read_rows
+    from bnn_pyro.runs.calibrate import calibration_rows, guarantee_columns, monitor_lines
     from bnn_pyro.runs.evaluate import predict_with_progress
 
     output = Path(args.output)
@@ -108,14 +114,39 @@ def predict(args: Namespace) -> None:
         raise UserError(f"--output {output} is a folder; give the name of a CSV file")
     if output.exists() and not args.overwrite:
         raise UserError(f"--output {output} exists; choose another name or add --overwrite")
-    _, recipe, posterior = _opened(args)
+    folder, recipe, posterior = _opened(args)
+    posterior, y = with_calibration(posterior, folder.path), None
     if Path(args.input).suffix.lower() in (".csv", ".tsv"):
-        x, _ = read_rows(args.input, posterior.schema)
+        x, y = read_rows(args.input, posterior.schema)
     else:
         x = load_inputs(args.input, posterior.schema, invert=args.invert)
-    table = prediction_table(predict_with_progress(posterior, x, recipe.num_draws, args.input), posterior.schema)
+    calibrated = isinstance(posterior, Calibrated)
+    if args.monitor and not calibrated:
+        raise UserError(f"--monitor compares with calibration rows, and {args.run} has none: calibrate {args.run}")
+    prediction = predict_with_progress(posterior, x, recipe.num_draws, args.input)
+    table = prediction_table(prediction, posterior.schema)
+    if calibrated:
+        about = folder.read(GUARANTEES)
+        table = table.join(guarantee_columns(posterior, prediction, about.get("level", 0.9)))
+    if args.monitor:
+        _, known, _ = calibration_rows(recipe, posterior.posterior, about.get("data") or None)
+        print(monitor_lines(posterior, known, x, y))
     write_whole(output, table.to_csv(index=False, float_format="%.7g").encode())
     print(f"{len(table):,} predictions: {output}")
+
+
+def calibrate(args: Namespace) -> None:
+    """Calibrate a run by rows that did not train, and refresh its report."""
+    from bnn_pyro.runs.calibrate import calibrate_run
+    from bnn_pyro.runs.evaluate import evaluate_run, load_posterior
+
+    folder, recipe, posterior = _opened(args)
+    baseline = load_posterior(folder.baseline, recipe.device) if folder.baseline.is_trained else None
+    level = args.level if args.level is not None else recipe.conformal or 0.9
+    with lock_folder(folder.path):
+        done = calibrate_run(folder, recipe, posterior, name=args.data, method=args.method, level=level)
+        evaluate_run(folder, recipe, recipe.load(), posterior, baseline)
+    print(f"{guarantee_table(done)}\n\nreport: {folder.path / 'report.html'}")
 
 
 def compare(args: Namespace) -> None:

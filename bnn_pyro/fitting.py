@@ -12,8 +12,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from bnn_pyro.checkpoint import Checkpoint
-from bnn_pyro.datasets.dataset import Dataset, Schema
+from bnn_pyro.datasets.dataset import Dataset, Schema, row_digests
 from bnn_pyro.datasets.in_memory import dataset
 from bnn_pyro.distributed import Agreed, Ranks, choose_device, here, joined
 from bnn_pyro.errors import UserError, unknown
@@ -134,7 +137,7 @@ def fit(
         if ranks.size > 1:
             provenance["processes"] = ranks.size
         whole = posterior.model if inferred is model else model
-        posterior = replace(posterior, model=whole, schema=data.schema, provenance=provenance)
+        posterior = replace(posterior, model=whole, schema=data.schema, provenance=provenance, rows=_rows(method, data))
         if checkpoint is not None:
             ranks.first_does(lambda: posterior.save(out))
             checkpoint.discard()
@@ -168,6 +171,12 @@ def _provenance(entry: Entry, method: Method, data: Dataset, seed: int) -> dict[
         "rows": {part: len(getattr(data, f"x_{part}")) for part in ("train", "val", "test")},
         "versions": versions,
     }
+
+
+def _rows(method: Method, data: Dataset) -> Tensor:
+    """Digests of the rows that a fit uses: the training rows, and validation rows where they stop it."""
+    stops = [row_digests(data.x_val, data.y_val)] if getattr(method, "patience", 0) != 0 else []
+    return torch.cat([row_digests(data.x_train, data.y_train), *stops])
 
 
 def check_divisible(method: Method, ranks: Ranks) -> None:

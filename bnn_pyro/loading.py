@@ -74,7 +74,7 @@ def _restored(folder: str | Path, entry: Entry | None, tensors: dict[str, Any], 
             model.load_state_dict(tensors["buffers"], strict=False)
     except RuntimeError:
         raise UserError(f"the posterior in {folder} does not fit its own settings; train again") from None
-    return Posterior(model, schema, guide, chains, tensors["stats"], meta["trace"], provenance)
+    return Posterior(model, schema, guide, chains, tensors["stats"], meta["trace"], provenance, tensors.get("rows"))
 
 
 def _with_saved_inputs(entry: Entry, saved: Any) -> Entry:

@@ -68,6 +68,7 @@ class Posterior:
     stats       {name: (C, D)}: diverging, acceptance_rate, energy, …
     trace       {name: one number per epoch}: elbo, log_likelihood, kl, … in nats, of the whole training set
     provenance  entry, settings, seed, versions, data fingerprint, seconds; JSON-able
+    rows        (N,) ``row_digests`` of the rows that trained it or stopped its training; None where it is not known
     """
 
     model: nn.Module
@@ -77,6 +78,7 @@ class Posterior:
     stats: Mapping[str, Tensor] = field(default_factory=dict)
     trace: Mapping[str, list[float]] = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    rows: Tensor | None = None
 
     def __post_init__(self) -> None:
         for name in ("model", "guide"):  # a pair over activations was for training: what is kept is over weights
@@ -163,7 +165,9 @@ class Posterior:
             raise UserError(f"{type(self.guide).__name__} has no mean of every weight; use its draws") from None
         # Without the key that `fit(resume=True)` knows its own posterior by: this is another one.
         provenance = {k: v for k, v in self.provenance.items() if k != "key"} | {"draws": "mean weights"}
-        return Posterior(self.model, self.schema, chains=chains, trace=self.trace, provenance=provenance)
+        return Posterior(
+            self.model, self.schema, chains=chains, trace=self.trace, provenance=provenance, rows=self.rows
+        )
 
     def save(self, folder: str | os.PathLike) -> None:
         """Write ``posterior.pt`` (tensors) and ``posterior.json`` (the rest, with a checksum), each atomically."""
@@ -176,6 +180,8 @@ class Posterior:
             "stats": {k: v.cpu() for k, v in self.stats.items()},
             "backbone": {k: v.cpu() for k, v in backbone.state_dict().items()} if backbone is not None else None,
         }
+        if self.rows is not None:
+            tensors["rows"] = self.rows
         if buffers := model_buffers(self.model):
             tensors["buffers"] = {k: v.cpu() for k, v in buffers.items()}
         buffer = io.BytesIO()
@@ -219,7 +225,7 @@ def pool(posteriors: Sequence[Posterior]) -> Posterior:
         stats["superchain"] += run * (stats["superchain"].max() + 1)
     about = {"pooled": len(posteriors), "seeds": [one.provenance.get("seed") for one in posteriors]}
     provenance = {k: v for k, v in first.provenance.items() if k != "key"} | about
-    return Posterior(first.model, first.schema, chains=chains, stats=stats, provenance=provenance)
+    return Posterior(first.model, first.schema, chains=chains, stats=stats, provenance=provenance, rows=first.rows)
 
 
 def _subject(posterior: Posterior) -> tuple[Any, ...]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import pyro.poutine as poutine
 import torch
@@ -24,21 +24,30 @@ from bnn_pyro.parts.nets import in_mode
 from bnn_pyro.parts.priors import widest_activation
 from bnn_pyro.posterior import Posterior, once
 
-__all__ = ["Prediction", "predict"]
+__all__ = ["NUM_DRAWS", "Prediction", "Predicts", "predict"]
 
 #: Bytes that the largest intermediate of one chunk may take; a 10,000-image prediction stays well under 1 GB.
 DEFAULT_MAX_MEMORY = 256 * 2**20
+#: S, where nobody says another.
+NUM_DRAWS = 100
 
 
 #: What ``predict`` returns.
 Prediction = Mixture
 
 
+class Predicts(Protocol):
+    """What has a ``predict`` of its own, such as a calibrated posterior."""
+
+    def predict(self, x: Tensor, **settings: Any) -> Prediction:
+        """See :func:`predict`."""
+
+
 def predict(
-    posterior: Posterior,
+    posterior: Posterior | Predicts,
     x: Tensor | Any,
     *,
-    num_draws: int = 100,
+    num_draws: int | None = None,
     max_memory: int = DEFAULT_MAX_MEMORY,
     seed: int | None = 0,
     progress: Callable[[int, int], None] | None = None,
@@ -47,9 +56,10 @@ def predict(
 
     The model is out of training mode meanwhile: all randomness is the draws'.
 
+    posterior: also one that was calibrated: its own ``predict`` then decides.
     x: (B, *input_shape); a tensor is standardised already (``data.x_test``, or ``schema.standardise(raw)``), a frame,
         NumPy array or list of rows is not, and goes through ``load_inputs``.
-    num_draws: S; a posterior of stored draws gives at most as many as it holds.
+    num_draws: S, by default 100; a posterior of stored draws gives at most as many as it holds.
     max_memory: bytes that a chunk's widest activation may take. The result itself takes 4·S·B·K bytes besides.
     seed: for the draws; None takes the caller's generator.
     progress: called as progress(draws done, of how many) after each block of draws.
@@ -57,7 +67,9 @@ def predict(
     Raises UserError where x has not the shape that the posterior was trained on, or memory does not suffice.
     """
     x = x if isinstance(x, Tensor) else inputs(x, posterior.schema)
-    shape = posterior.schema.input_shape
+    if not isinstance(posterior, Posterior):
+        return posterior.predict(x, num_draws=num_draws, max_memory=max_memory, seed=seed, progress=progress)
+    num_draws, shape = NUM_DRAWS if num_draws is None else num_draws, posterior.schema.input_shape
     if tuple(x.shape[1:]) != tuple(shape):
         raise UserError(
             f"inputs have shape {tuple(x.shape[1:])}, but this posterior was trained on {tuple(shape)} "

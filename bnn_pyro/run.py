@@ -117,6 +117,7 @@ KINDS: dict[tuple[str, ...], dict[str, Any]] = {
     ("--max-minutes",): {"type": float},
     ("--categorical", "--exclude", "--ood", "--only", "--set"): {"action": "append", "default": []},
     ("--baseline", "--bias"): {"action": BooleanOptionalAction},
+    ("--conformal", "--level"): {"type": float},
     ("--input", "--output"): {"required": True},
     ("--budget",): {"default": "quick"},
     ("--minutes",): {"type": float},

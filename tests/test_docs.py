@@ -33,6 +33,11 @@ RESULTS = {
     ),
     "docs/checks.md": lambda n: n["outcome"].level == "good",
     "docs/distributed.md": lambda n: len(n["together"].chains["layers.0.weight"]) == 4,
+    "docs/guarantees.md": lambda n: (
+        n["kind"] == "conformal: normalised"
+        and n["again"].predict(n["data"].x_test).interval(0.9).low.equal(n["low"])
+        and n["before"].kind == "predictive"
+    ),
     "docs/hidden-layer.md": lambda n: sum(n["losses"][-20:]) < 0.7 * sum(n["losses"][:20]),
     "docs/last-layer.md": lambda n: n["predictions"][0].mean.shape == n["predictions"][1].mean.shape,
     "docs/methods.md": lambda n: (

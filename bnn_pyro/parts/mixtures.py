@@ -16,6 +16,7 @@ from torch import Tensor
 
 from bnn_pyro.errors import UserError
 from bnn_pyro.parts.components import dtype_of, select
+from bnn_pyro.parts.decisions import Decisions
 
 __all__ = ["MIXTURES", "BernoulliMixture", "ClassMixture", "Mixture", "NormalMixture"]
 
@@ -25,7 +26,7 @@ BLOCK = 2**20
 GRID, COUNTS = 512, 4096
 
 
-class Mixture:
+class Mixture(Decisions):
     """p(y | x, D) as S components. Shapes: S draws, B points, K classes; of ``predict``, all tensors on the CPU.
 
     components  the model's own distribution at site "y", batch shape (S, B), in the target's own units
@@ -54,7 +55,7 @@ class Mixture:
 
     def __getitem__(self, index: Tensor | slice | Sequence[int]) -> Mixture:
         """The prediction for some of the points: a slice, a mask (B,) or indices."""
-        return type(self)(select(self.components, (slice(None), index)))
+        return self._carry(type(self)(select(self.components, (slice(None), index))), index)
 
     def of_draws(self, index: Tensor | slice | Sequence[int]) -> Mixture:
         """The prediction by some of the draws: a slice, a mask (S,) or indices."""

@@ -21,7 +21,17 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from bnn_pyro import __version__
 from bnn_pyro.metrics import METRICS, interval_verdict
-from bnn_pyro.reports.tables import HEADLINE, WORDS, RunFacts, estimate, outside_rows, run_rows, told_headlines
+from bnn_pyro.reports.tables import (
+    GUARANTEE_COLUMNS,
+    HEADLINE,
+    WORDS,
+    RunFacts,
+    estimate,
+    guarantee_rows,
+    outside_rows,
+    run_rows,
+    told_headlines,
+)
 
 __all__ = ["Picture", "draw_figures", "facts_of", "read_texts", "render", "run_card", "run_html", "spoken"]
 
@@ -131,6 +141,8 @@ def _context(run: RunFacts) -> dict[str, Any]:
         "metrics": rows,
         "columns": columns,
         "facts": facts_of(run),
+        "guarantees": guarantee_rows(run.guarantees) if run.guarantees else [],
+        "guarantee_columns": GUARANTEE_COLUMNS,
         "reproduce": f"python -m bnn_pyro.run train --config {run.folder}/config.json --out {run.folder}-again",
     }
 

@@ -16,9 +16,9 @@ from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.metrics import METRICS, SCORES
 from bnn_pyro.predictive import Prediction
 
-__all__ = ["HEADLINE", "NOT_CLEAR", "SHARES", "WORDS", "Cell", "Row", "RunFacts", "difference", "estimate",
-           "metric_rows", "outside_rows", "plain_table", "prediction_table", "run_rows", "run_table", "score_table",
-           "told_headlines", "verdict_lines"]  # fmt: skip
+__all__ = ["GUARANTEE_COLUMNS", "HEADLINE", "NOT_CLEAR", "SHARES", "WORDS", "Cell", "Row", "RunFacts", "difference",
+           "estimate", "guarantee_rows", "guarantee_table", "metric_rows", "outside_rows", "plain_table",
+           "prediction_table", "run_rows", "run_table", "score_table", "told_headlines", "verdict_lines"]  # fmt: skip
 
 #: What is said of a difference that its errors can explain.
 NOT_CLEAR = "no clear difference"
@@ -61,6 +61,7 @@ class RunFacts:
     metrics      metrics.json                        environment  environment.json
     provenance   of the posterior                    baseline     the deterministic network's facts, or None
     convergence  convergence.json; empty where the draws are not those of Markov chains
+    guarantees   guarantees.json; empty where the posterior was not calibrated
     """
 
     label: str
@@ -72,6 +73,7 @@ class RunFacts:
     provenance: Mapping[str, Any]
     baseline: RunFacts | None = None
     convergence: Mapping[str, Any] = field(default_factory=dict)
+    guarantees: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def runs(self) -> list[RunFacts]:
@@ -212,11 +214,32 @@ def run_table(run: RunFacts) -> str:
         parts.append("\nOut-of-distribution inputs against the test rows")
         lines = [[row.name, row.description, *row.cells] for row in outside]
         parts.append(plain_table(["", "", *(r.label for r in run.runs)], lines))
+    if run.guarantees:
+        parts.append(guarantee_table(run.guarantees))
     if run.worries:
         parts.append(f"\n{verdict_lines(run.worries)}\n`diagnose {run.folder}` shows where, with figures.")
     if run.temperature != 1:
         parts.append(f"\ntemperature {run.temperature}: not the posterior of the stated model")
     return "\n".join(parts)
+
+
+GUARANTEE_COLUMNS = ("test rows", "prediction", "covered", "95 % interval", "mean size", "nll")
+
+
+def guarantee_rows(guarantees: Mapping[str, Any]) -> list[list[str]]:
+    """Cells of ``GUARANTEE_COLUMNS``: coverage with its exact interval, mean width or number of classes."""
+    rows = []
+    for row in guarantees["table"]:
+        size = "infinite" if row["size"] is None else f"{row['size']:.4g}"
+        ends = f"[{row['covered_low']:.1%}, {row['covered_high']:.1%}]"
+        rows.append([row["rows"], row["prediction"], f"{row['covered']:.1%}", ends, size, f"{row['nll']:.4g}"])
+    return rows
+
+
+def guarantee_table(guarantees: Mapping[str, Any]) -> str:
+    """What guarantees.json says, for a terminal."""
+    head = f"\nLevel {guarantees['level']:g}: {guarantees['note']}\n"
+    return head + "\n" + plain_table(GUARANTEE_COLUMNS, guarantee_rows(guarantees)) if guarantees["table"] else head
 
 
 def score_table(path: Path) -> str:

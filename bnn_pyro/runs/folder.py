@@ -8,6 +8,7 @@ A run:
     history.csv       the training curve                           report.html           all of it, to read
     environment.json  versions, machine, command, times            README.md             the model card
     convergence.json  of chains: have they converged               diagnosis.json, .html what `diagnose` found
+    calibration.json  scores and maps of `calibrate`               guarantees.json       the coverage that they reach
     checkpoint/       while training                               posterior.nc          the draws, for ArviZ
     baseline/         the same, of the baseline
 
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import pandas as pd
 
+from bnn_pyro.calibration.calibrated import FILE as CALIBRATION
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError
 from bnn_pyro.files import is_occupied, lock_folder, read_json, write_whole
@@ -38,18 +40,21 @@ from bnn_pyro.runs.recipe import Recipe, read_config
 if TYPE_CHECKING:
     from bnn_pyro.reports.page import Picture
 
-__all__ = ["REPLICATES", "CheckFolder", "OutputFolder", "RunFolder"]
+__all__ = ["GUARANTEES", "REPLICATES", "CheckFolder", "OutputFolder", "RunFolder"]
 
-REPLICATES = "test-replicates.npz"
+REPLICATES, GUARANTEES = "test-replicates.npz", "guarantees.json"
 FILES = ("metrics.json", REPLICATES, "metrics-mean-weights.json", "pruning.json", "convergence.json", "diagnosis.json",
          "diagnosis.html", "posterior.nc", "history.csv", "environment.json", "report.html", "comparison.html",
-         "README.md")  # fmt: skip
+         "README.md", CALIBRATION, GUARANTEES)  # fmt: skip
 ARCHIVE = ("posterior.json", "posterior.pt")
 NUMBER, VERDICT = int | float | None, {"level": str, "about": str, "sentence": str}
 #: Of these files, what is read (the kind of every value by its key, "*" for all keys) and the command that writes it.
 SHAPES: dict[str, tuple[dict[str, Any], str]] = {
     "metrics.json": ({"*": NUMBER}, "evaluate"),
     "convergence.json": ({"statistics": {"*": NUMBER}, "verdicts": [VERDICT]}, "evaluate"),
+    GUARANTEES: ({"level": NUMBER, "method": str, "data": str, "calibration_rows": int, "note": str,
+                  "table": [{"rows": str, "prediction": str, "covered": NUMBER, "covered_low": NUMBER,
+                             "covered_high": NUMBER, "size": NUMBER, "nll": NUMBER}]}, "calibrate"),
     "pruning.json": ({"measure": str, "share_removed": NUMBER, "curve": [{"*": NUMBER}]}, "evaluate --prune"),
     "environment.json": ({"command": str, "finished": str, "training_seconds": NUMBER, "device": str, "machine": str,
                           "threads": int, "python": str, "versions": {"*": str | None}, "commit": str | None}, ""),
@@ -236,6 +241,7 @@ class RunFolder(OutputFolder):
             provenance=meta["provenance"],
             baseline=self.baseline.facts() if self.baseline.is_trained else None,
             convergence=self.read("convergence.json"),
+            guarantees=self.read(GUARANTEES),
         )
 
     def check_data(self, posterior: Posterior, data: Dataset) -> None:

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
+from torch import Tensor
+
 from bnn_pyro.datasets import DATASETS, Dataset, Schema, load_data
 from bnn_pyro.distributed import choose_device
 from bnn_pyro.errors import UserError, unknown
@@ -35,7 +37,8 @@ DATA_KEYS = {"name": str, "target": str, "features": list[str], "exclude": list[
              "seed": int}  # fmt: skip
 #: The other keys of a config file.
 KEYS = {"variant": str, "variant_settings": dict, "inference": str, "inference_settings": dict, "data": dict,
-        "seed": int, "num_draws": int, "device": str, "baseline": bool, "auto": dict}  # fmt: skip
+        "seed": int, "num_draws": int, "device": str, "baseline": bool, "auto": dict,
+        "conformal": float}  # fmt: skip
 #: The baseline of variants that name none, and how all are fitted: one point estimate.
 BASELINE = ("mlp", "map")
 
@@ -48,6 +51,7 @@ class Recipe(Settings):
     num_draws  S of every prediction
     baseline   whether the deterministic network is trained beside it
     auto       where variant and method were chosen by size: reason, minutes and expected_seconds
+    conformal  level of conformal intervals or sets, for which half of the validation rows are set aside; 0: none
     """
 
     variant: str = "mean-field"
@@ -60,6 +64,7 @@ class Recipe(Settings):
     device: str = setting("auto", choices=("auto", "cpu", "cuda"))
     baseline: bool = True
     auto: Mapping[str, Any] = field(default_factory=dict)
+    conformal: float = setting(0.0, low=0, below=1)
 
     def entry(self) -> Entry:
         """The variant with its settings."""
@@ -70,8 +75,20 @@ class Recipe(Settings):
         return build(METHODS[self.inference], self.inference_settings)
 
     def load(self) -> Dataset:
-        """The data."""
-        return load_data(self.data["name"], **{k: v for k, v in self.data.items() if k != "name"})
+        """The data, without the rows that are set aside to calibrate."""
+        return self.load_calibration()[0]
+
+    def load_calibration(self) -> tuple[Dataset, Tensor, Tensor]:
+        """(the data, x and y of its validation rows), or of the half of them that is set aside and no longer in it."""
+        data = load_data(self.data["name"], **{k: v for k, v in self.data.items() if k != "name"})
+        if not self.conformal:
+            return data, data.x_val, data.y_val
+        half = len(data.x_val) // 2
+        if not half:
+            raise UserError(f"conformal takes half of the validation rows, and {data.name} has {len(data.x_val)}: give "
+                            "--validation ROWS")  # fmt: skip
+        left = dataclasses.replace(data, x_val=data.x_val[half:], y_val=data.y_val[half:])
+        return left, data.x_val[:half], data.y_val[:half]
 
     @property
     def data_name(self) -> str:
@@ -81,7 +98,7 @@ class Recipe(Settings):
 
     def difference(self, other: Recipe) -> tuple[str, Any, Any] | None:
         """(what, here, there) of the first thing that would make another posterior; None where there is none."""
-        for name in ("variant", "inference", "seed"):
+        for name in ("variant", "inference", "seed", "conformal"):
             if getattr(self, name) != getattr(other, name):
                 return name, getattr(self, name), getattr(other, name)
         for name in ("variant_settings", "inference_settings", "data"):
@@ -214,7 +231,7 @@ def resolve(args: Namespace, config: Mapping[str, Any], given: Mapping[str, Any]
         values |= {k: v for k, v in given.items() if k in fields}
         return located(plain(build(kind, {k: parse_value(k, v, fields.get(k)) for k, v in values.items()})))
 
-    own = {k: flags.get(k, config.get(k)) for k in ("seed", "num_draws", "device", "baseline")}
+    own = {k: flags.get(k, config.get(k)) for k in ("seed", "num_draws", "device", "baseline", "conformal")}
     own = {k: v for k, v in own.items() if v is not None}
     recipe = Recipe(
         variant=variant,

@@ -1,0 +1,17 @@
+"""Guarantees on top of a posterior predictive: recalibration, conformal prediction, and whether they still hold.
+
+``calibrate(posterior, x, y, method=…)`` takes rows that did not train; what it returns predicts, saves and loads like
+a posterior.
+"""
+
+from __future__ import annotations
+
+from bnn_pyro.lazy import lazy_names
+
+_NAMES = {
+    "calibrated": "METHODS Adaptive Calibrated calibrate load",
+    "conformal": "SCORES Conformal rows_needed threshold",
+    "recalibration": "RECALIBRATIONS",
+    "shift": "Verdict likelihood_ratio martingale monitor",
+}
+__all__, __getattr__, __dir__ = lazy_names(__name__, _NAMES)

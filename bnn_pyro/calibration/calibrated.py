@@ -1,0 +1,296 @@
+"""A posterior with what calibration rows taught of it: ``calibrate``, prediction, and its file beside the archive."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.stats import binom
+from torch import Tensor
+
+from bnn_pyro.calibration.conformal import SCORES, Conformal
+from bnn_pyro.calibration.recalibration import RECALIBRATIONS
+from bnn_pyro.datasets.dataset import Schema, row_digests
+from bnn_pyro.errors import UserError, unknown
+from bnn_pyro.files import write_whole
+from bnn_pyro.loading import load as load_posterior
+from bnn_pyro.parts.decisions import check_level
+from bnn_pyro.posterior import Posterior
+from bnn_pyro.predictive import NUM_DRAWS, Prediction, predict
+from bnn_pyro.zoo import Entry
+
+__all__ = ["FILE", "METHODS", "Adaptive", "Calibrated", "calibrate", "load", "with_calibration"]
+
+FILE, FORMAT = "calibration.json", 1
+#: Every method: the task that it is for.
+METHODS = {name: kind.task for name, (kind, _) in RECALIBRATIONS.items()} | {n: s.task for n, s in SCORES.items()}
+DEFAULTS = {"regression": "normalised", "classification": "lac"}
+#: A column of numbers makes so many groups at most.
+MOST_GROUPS = 20
+#: More calibration rows that equal training rows than chance has duplicates, with this probability, are refused.
+DUPLICATES = 1e-3
+
+
+def calibrate(
+    posterior: Posterior | Calibrated,
+    x: Tensor,
+    y: Tensor,
+    method: str | None = None,
+    *,
+    level: float = 0.9,
+    groups: str | Sequence[Any] | None = None,
+    per_class: bool = False,
+    num_draws: int = NUM_DRAWS,
+    seed: int = 0,
+) -> Calibrated:
+    """Correct a posterior's predictions, or give them a guarantee, by rows that had no part in its training.
+
+    x, y: (n, *input_shape) standardised and (n,), such as ``data.x_val`` and ``data.y_val``.
+    method: a name in ``METHODS``. Recalibration changes the predictive distribution: temperature, vector, dirichlet
+        of classes; isotonic, variance of numbers. Conformal prediction changes intervals and sets alone: normalised
+        (default), cqr, pit, absolute of numbers; lac (default), aps, raps of classes. One after the other takes other
+        rows for each.
+    level: the one that ``cqr`` is made for; intervals of any level can be asked for afterwards.
+    groups: a column, or a label for each row: the guarantee then holds in each group by itself.
+    per_class: the same for each true class.
+    num_draws, seed: of all predictions; they must be the same for calibration and new rows.
+
+    Raises UserError for rows that trained or calibrated before, bad targets or level, and a method of the other task.
+    """
+    before, task = posterior if isinstance(posterior, Calibrated) else None, posterior.schema.task
+    plain = posterior if before is None else before.posterior
+    method = DEFAULTS[task] if method is None else method
+    if method not in METHODS:
+        raise unknown("calibration method", method, METHODS)
+    if METHODS[method] != task:
+        raise UserError(f"'{method}' is for {METHODS[method]}, and this posterior is for {task}: "
+                        f"{', '.join(name for name, of in METHODS.items() if of == task)}")  # fmt: skip
+    if before is not None and before.conformal is not None:
+        raise UserError("this posterior is conformal already: recalibrate first, then make that conformal")
+    if (groups is not None or per_class) and method not in SCORES:
+        raise UserError(f"groups are for conformal prediction, and '{method}' is a recalibration")
+    if per_class and (groups is not None or task != "classification"):
+        raise UserError("per_class is for class labels, and takes no other groups")
+    check_level(level)
+    y = _checked(x, y, plain.schema)
+    digests = _unused(plain, before, x, y)
+    made = before or Calibrated(plain, num_draws=num_draws, seed=seed)
+    prediction = made.predict(x)
+    if method in SCORES:
+        column = groups if isinstance(groups, str) else None
+        labels = groups if groups is None or column is None else _groups_of(x, column, plain.schema)
+        labels = None if labels is None else _labels(labels, len(x))
+        if column is not None and len(set(labels)) > MOST_GROUPS:
+            raise UserError(f"column '{column}' has {len(set(labels))} values, too many for groups: cut it into "
+                            f"{MOST_GROUPS} at most, and give their labels")  # fmt: skip
+        how = dict(groups=labels, per_class=per_class, level=level)
+        made = replace(made, conformal=Conformal.fit(method, prediction, y, **how), column=column)
+    else:
+        made = replace(made, maps=(*made.maps, (method, RECALIBRATIONS[method][1](prediction, y))))
+    rows = digests if made.rows is None else torch.cat([made.rows, digests])
+    return replace(made, rows=rows, epistemic=prediction.epistemic.double().tolist())
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """A posterior with maps of its predictive distribution, and conformal scores; ``bp.predict`` takes it as one.
+
+    maps       (name, map), applied one after the other     conformal  scores of calibration rows, or None
+    column     that the groups are read from                rows       (n,) digests of all calibration rows
+    epistemic  of the last calibration rows                 num_draws, seed  of every prediction
+    """
+
+    posterior: Posterior
+    maps: tuple[tuple[str, Any], ...] = ()
+    conformal: Conformal | None = None
+    column: str | None = None
+    rows: Tensor | None = None
+    epistemic: Sequence[float] = ()
+    num_draws: int = NUM_DRAWS
+    seed: int = 0
+
+    @property
+    def schema(self) -> Schema:
+        """That of the posterior."""
+        return self.posterior.schema
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """That of the posterior, with what was done to it under ``calibration``."""
+        methods = [name for name, _ in self.maps] + ([self.conformal.method] if self.conformal else [])
+        return {**self.posterior.provenance, "calibration": {"methods": methods, "rows": len(self.rows)}}
+
+    def predict(
+        self,
+        x: Tensor,
+        *,
+        groups: Sequence[Any] | None = None,
+        weights: tuple[np.ndarray, np.ndarray] | None = None,
+        level: float | None = None,
+        num_draws: int | None = None,
+        seed: int | None = 0,
+        **how: Any,
+    ) -> Prediction:
+        """As ``bp.predict``, by the draws that calibrated.
+
+        groups: (B,) labels, where calibration had labels and no column.   weights: see ``Conformal.at``.
+        level: one that all intervals and sets then have.
+        """
+        if num_draws not in (None, self.num_draws):
+            warnings.warn(f"calibrated with {self.num_draws} draws, which are taken, not {num_draws}", stacklevel=2)
+        prediction = predict(self.posterior, x, num_draws=self.num_draws, seed=self.seed, **how)
+        for _, map in self.maps:
+            prediction = map.apply(prediction)
+        if self.conformal is not None:
+            if self.column is not None:
+                groups = _groups_of(x, self.column, self.schema)
+            if (groups is None) != (self.conformal.groups is None or self.conformal.per_class):
+                raise UserError("groups= takes a label for each row exactly where calibration had labels of groups")
+            labels = None if groups is None else np.asarray(_labels(groups, len(x)))
+            prediction.guarantee = self.conformal.at(len(x), labels, weights, level)
+        return prediction
+
+    def unusual(self, prediction: Prediction) -> np.ndarray:
+        """Share of the calibration rows whose epistemic uncertainty is at least a new row's, (B,): a p-value."""
+        known = np.sort(self.epistemic)
+        above = len(known) - np.searchsorted(known, prediction.epistemic.double().numpy(), side="left")
+        return (1 + above) / (1 + len(known))
+
+    def save(self, folder: str | os.PathLike) -> None:
+        """The posterior's archive, and ``calibration.json``."""
+        self.posterior.save(folder)
+        self.write(folder)
+
+    def write(self, folder: str | os.PathLike) -> None:
+        """``calibration.json`` alone, beside this posterior's archive."""
+        content = {"format": FORMAT, "posterior": _checksum(folder), **self.provenance["calibration"]}
+        content |= {"maps": [[name, map.to_dict()] for name, map in self.maps]}
+        content |= {"conformal": self.conformal and asdict(self.conformal), "column": self.column}
+        content |= {"digests": base64.b64encode(self.rows.numpy().tobytes()).decode()}
+        content |= {"epistemic": list(self.epistemic), "num_draws": self.num_draws, "seed": self.seed}
+        write_whole(Path(folder) / FILE, json.dumps(content, indent=1).encode())
+
+
+def load(folder: str | os.PathLike, entry: Entry | None = None) -> Posterior | Calibrated:
+    """What ``save`` wrote: a posterior (see ``loading.load``), and where it was calibrated, with that."""
+    return with_calibration(load_posterior(folder, entry), folder)
+
+
+def with_calibration(posterior: Posterior, folder: str | os.PathLike) -> Posterior | Calibrated:
+    """A posterior of this folder with its calibration, where there is one.
+
+    Raises UserError where ``calibration.json`` is damaged, or of another posterior.
+    """
+    path = Path(folder) / FILE
+    if not path.is_file():
+        return posterior
+    try:
+        saved = json.loads(path.read_text("utf-8"))
+        maps = tuple((name, RECALIBRATIONS[name][0](**values)) for name, values in saved["maps"])
+        conformal = saved["conformal"] and Conformal(**saved["conformal"])
+        rows = torch.from_numpy(np.frombuffer(base64.b64decode(saved["digests"]), np.int64).copy())
+        rest = (saved["column"], rows, saved["epistemic"], saved["num_draws"], saved["seed"])
+        checksum, known = saved["posterior"], saved["format"] == FORMAT
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"{path} is damaged; remove it and calibrate again") from None
+    if not known or checksum != _checksum(folder):
+        raise UserError(f"{path} is of another posterior or version; remove it and calibrate again")
+    return Calibrated(posterior, maps, conformal or None, *rest)
+
+
+def _checksum(folder: str | os.PathLike) -> str:
+    return json.loads((Path(folder) / "posterior.json").read_text("utf-8"))["sha256"]
+
+
+# -- over time ---------------------------------------------------------------------------------------------------------
+class Adaptive:
+    """Adaptive conformal inference: β ← β + rate · (missed − (1 − level)) after every row (Gibbs & Candès 2021).
+
+    Over T rows the share that is covered is within about 1 / (rate · T) of the level, whatever happens to the data
+    (arXiv:2106.00170, Proposition 4.1). Intervals of a level β ≥ 1 exclude nothing; those of β ≤ 0 cover nothing.
+    """
+
+    def __init__(self, calibrated: Calibrated, level: float = 0.9, rate: float = 0.01) -> None:
+        check_level(level)
+        if calibrated.conformal is None:
+            raise UserError("adaptive intervals start from conformal ones: calibrate with such a method first")
+        if not 0 < rate < 1:
+            raise UserError(f"rate must lie strictly between 0 and 1, got {rate}; 0.01 is usual")
+        self.calibrated, self.level, self.rate, self.now = calibrated, level, rate, level
+        self._last: Prediction | None = None
+
+    def predict(self, x: Tensor, **how: Any) -> Prediction:
+        """As ``Calibrated.predict``, with intervals or sets of the level as it is now."""
+        self._last = self.calibrated.predict(x, level=self.now, **how)
+        return self._last
+
+    def update(self, y: Tensor) -> Tensor:
+        """Whether each target of the rows predicted last, (B,), was covered; the level is adapted by it."""
+        if self._last is None or y.shape != (len(self._last),):
+            raise UserError("update takes the targets of the rows that were predicted last, once")
+        covered = self._last.guarantee.covers(self._last, y, self.now)
+        self.now, self._last = self.adapted(covered.numpy()), None
+        return covered
+
+    def adapted(self, covered: np.ndarray) -> float:
+        """The level after rows of which these were covered."""
+        return self.now + self.rate * float((self.level - covered.astype(float)).sum())
+
+
+# -- rows --------------------------------------------------------------------------------------------------------------
+def _checked(x: Tensor, y: Tensor, schema: Schema) -> Tensor:
+    y = torch.as_tensor(y).detach().cpu()
+    if y.shape != (len(x),) or not len(x):
+        raise UserError(f"calibration takes one target a row, got x {tuple(x.shape)} and y {tuple(y.shape)}")
+    if not bool(y.double().isfinite().all()):
+        raise UserError(f"the target of calibration row {int((~y.double().isfinite()).nonzero()[0])} is not finite")
+    if schema.has_classes and not bool(((y >= 0) & (y < len(schema.classes)) & (y == y.long())).all()):
+        raise UserError(f"labels must be whole numbers from 0 to {len(schema.classes) - 1}")
+    return y.long() if schema.has_classes else y
+
+
+def _unused(posterior: Posterior, before: Calibrated | None, x: Tensor, y: Tensor) -> Tensor:
+    """Digests of the calibration rows. Raises UserError where they trained, or calibrated before.
+
+    Data have duplicates: as many of the rows may equal training rows as training rows equal one another.
+    """
+    digests = row_digests(x, y)
+    if before is not None and bool(torch.isin(digests, before.rows).any()):
+        raise UserError("some of these rows calibrated this posterior before; a second step takes other rows")
+    if posterior.rows is None:
+        warnings.warn("this posterior was saved without fingerprints of its training rows, so it is up to you that "
+                      "none of them calibrates it", stacklevel=3)  # fmt: skip
+        return digests
+    used = int(torch.isin(digests, posterior.rows).sum())
+    _, times = posterior.rows.unique(return_counts=True)
+    twice = (int(times[times > 1].sum()) + 0.5) / (len(posterior.rows) + 1)
+    if used and binom.sf(used - 1, len(digests), twice) < DUPLICATES:
+        raise UserError(f"{used:,} of {len(digests):,} calibration rows trained this posterior or stopped its "
+                        "training: it fits them better than new ones; hold other rows back")  # fmt: skip
+    return digests
+
+
+def _groups_of(x: Tensor, column: str, schema: Schema) -> list[str]:
+    """The category, or the number, of each row in a column of the table."""
+    columns = {c.name: c.categories for c in schema.columns} or dict.fromkeys(schema.features)
+    if column not in columns:
+        raise unknown("column for groups", column, columns)
+    start = sum(1 if c is None else len(c) for c in list(columns.values())[: list(columns).index(column)])
+    raw, categories = schema.unstandardise(x.cpu().double()), columns[column]
+    if categories is None:
+        return [f"{value:.6g}" for value in raw[:, start].tolist()]
+    return [categories[k] for k in raw[:, start : start + len(categories)].argmax(1).tolist()]
+
+
+def _labels(groups: Sequence[Any], num: int) -> list[str]:
+    if len(groups) != num:
+        raise UserError(f"groups has {len(groups)} labels for {num} rows; give one each")
+    return [str(g) for g in (groups.tolist() if hasattr(groups, "tolist") else groups)]

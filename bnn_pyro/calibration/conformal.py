@@ -1,0 +1,286 @@
+"""Split conformal prediction: intervals and sets that cover a promised share of new rows, whatever the model.
+
+A score says how badly y fits the prediction at x. Of n calibration rows and a new one that are exchangeable, the
+⌈(n + 1) level⌉-th smallest calibration score is exceeded by the new one with a probability of at most 1 − level (Vovk,
+Gammerman & Shafer 2005; Lei et al. 2018, arXiv:1604.04173). The coverage that given calibration rows lead to is
+Beta(k, n + 1 − k) distributed, k = ⌈(n + 1) level⌉, and at least so where scores tie.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from scipy.stats import beta
+from torch import Tensor
+
+from bnn_pyro.errors import UserError
+from bnn_pyro.parts.decisions import ClassSet, Interval
+from bnn_pyro.parts.mixtures import Mixture
+
+__all__ = ["SCORES", "Conformal", "Score", "rows_needed", "threshold"]
+
+#: Relative room for the rounding of (n + 1) level: 10 · 0.7 is to be 7.
+ROUNDING = 1e-9
+#: RAPS: what each class beyond the first few adds to the score, and how many are free.
+PENALTY, FREE = 0.01, 2
+
+
+def threshold(
+    scores: np.ndarray, level: float | np.ndarray, weights: np.ndarray | None = None, new: np.ndarray | float = 1.0
+) -> np.ndarray:
+    """The smallest score s for which the calibration rows of scores up to s have ``level`` of all weight; else ∞.
+
+    scores: (n,).   weights: (n,) of the calibration rows, all equal where None.   new: weight of the new row, (…).
+    With likelihood ratios of a covariate shift as weights: Tibshirani et al. 2019, arXiv:1904.06019.
+    """
+    order = np.argsort(scores, kind="stable")
+    total = np.arange(1.0, len(scores) + 1) if weights is None else np.cumsum(np.asarray(weights, float)[order])
+    needed = np.asarray(level) * ((total[-1] if len(total) else 0.0) + new)
+    return np.append(np.asarray(scores, float)[order], np.inf)[np.searchsorted(total, needed * (1 - ROUNDING))]
+
+
+def rows_needed(level: float) -> int:
+    """The fewest calibration rows with which an interval of this level can be finite."""
+    return math.ceil(level / (1 - level) * (1 - ROUNDING))
+
+
+# -- scores ------------------------------------------------------------------------------------------------------------
+class Score(NamedTuple):
+    """How badly y fits.
+
+    of: (prediction, y (B,), level) -> (B,) for numbers; (prediction) -> (B, K) of every class.
+    bounds: of numbers, (prediction, threshold (B,), level) -> the ends of {y: score ≤ threshold}.
+    """
+
+    task: str
+    about: str
+    of: Callable[..., Tensor]
+    bounds: Callable[[Mixture, Tensor, float], tuple[Tensor, Tensor]] | None = None
+
+
+def _spread(prediction: Mixture) -> Tensor:
+    return prediction.total.double().sqrt()
+
+
+def _ends(prediction: Mixture, level: float) -> tuple[Tensor, Tensor]:
+    low, high = prediction.quantile([(1 - level) / 2, (1 + level) / 2]).double()
+    return low, high
+
+
+def _outside(prediction: Mixture, y: Tensor, level: float) -> Tensor:
+    low, high = _ends(prediction, level)
+    return torch.maximum(low - y, y - high)
+
+
+def _widened(prediction: Mixture, by: Tensor, level: float) -> tuple[Tensor, Tensor]:
+    low, high = _ends(prediction, level)
+    low, high = low - by, high + by
+    middle = torch.where(low > high, (low + high) / 2, math.nan)  # {y: score ≤ threshold} is empty
+    return torch.where(low > high, middle, low), torch.where(low > high, middle, high)
+
+
+def _central(prediction: Mixture, y: Tensor, level: float) -> Tensor:
+    below, at = (share.mean(-2) for share in prediction.component_below(y))
+    return 1 - 2 * torch.minimum(below + at, 1 - below)
+
+
+def _central_ends(prediction: Mixture, share: Tensor, level: float) -> tuple[Tensor, Tensor]:
+    low, high = torch.full_like(share, -math.inf), torch.full_like(share, math.inf)
+    for one in share[share < 1].unique().tolist():
+        rows = (share == one).nonzero()[:, 0]
+        low[rows], high[rows] = _ends(prediction[rows], max(one, 1e-9))
+    return low, high
+
+
+def _probs(prediction: Mixture) -> Tensor:
+    return prediction.probs.mean(0, dtype=torch.float64)
+
+
+def _cumulative(prediction: Mixture, penalty: float = 0.0) -> Tensor:
+    """Mass of the classes before k, the most probable first, and a part u of k's own.
+
+    u, the same for all classes of a row, is made of the digits of its probabilities: a score of x and y alone, as
+    good as at random, without which all rows whose class is the last one would tie.
+    """
+    probs, order = _probs(prediction).sort(dim=-1, descending=True, stable=True)
+    share = (probs @ (1e6 * torch.arange(2, probs.shape[-1] + 2, dtype=torch.float64).sqrt()))[:, None] % 1
+    rank = torch.arange(1, probs.shape[-1] + 1)
+    scores = probs.cumsum(-1) - share * probs + penalty * (rank - FREE).clamp_min(0)
+    return torch.empty_like(probs).scatter_(-1, order, scores)
+
+
+SCORES: Mapping[str, Score] = {
+    "normalised": Score(
+        "regression",
+        "|y − mean| / standard deviation of the predictive distribution",
+        lambda p, y, level: (y - p.mean).abs() / _spread(p),
+        lambda p, t, level: (p.mean - t * _spread(p), p.mean + t * _spread(p)),
+    ),
+    "cqr": Score(
+        "regression",
+        "how far y is outside the central predictive interval (Romano et al. 2019, arXiv:1905.03222)",
+        _outside,
+        _widened,
+    ),
+    "pit": Score(
+        "regression",
+        "share of the smallest central predictive interval with y in it (Chernozhukov et al. 2021, arXiv:1909.07889)",
+        _central,
+        _central_ends,
+    ),
+    "absolute": Score(
+        "regression",
+        "|y − mean|: intervals of one width",
+        lambda p, y, level: (y - p.mean).abs(),
+        lambda p, t, level: (p.mean - t, p.mean + t),
+    ),
+    "lac": Score("classification", "1 − p(y): the smallest sets (Sadinle et al. 2019)", lambda p: 1 - _probs(p)),
+    "aps": Score(
+        "classification",
+        "probability of the classes before y and of a random part of y (Romano et al. 2020, arXiv:2006.02544)",
+        _cumulative,
+    ),
+    "raps": Score(
+        "classification",
+        f"aps + {PENALTY} for each class down to y beyond {FREE} (Angelopoulos et al. 2021, arXiv:2009.14193)",
+        lambda p: _cumulative(p, PENALTY),
+    ),
+}
+
+
+# -- what calibration rows give ----------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Conformal:
+    """Scores of calibration rows, and with ``at``, the guarantee of a prediction.
+
+    method  a name in ``SCORES``          scores  (n,), in the order of the calibration rows
+    groups  (n,) labels: coverage holds in each group by itself (Mondrian); None: one group
+    per_class  the groups are the true classes     level  of the predictive interval that ``cqr`` starts from
+    """
+
+    method: str
+    scores: list[float]
+    groups: list[str] | None = None
+    per_class: bool = False
+    level: float = 0.9
+
+    @classmethod
+    def fit(cls, method: str, prediction: Mixture, y: Tensor, **how: Any) -> Conformal:
+        """From the calibration rows' prediction and y (n,); how: the other fields."""
+        made = cls(method, [], **how)
+        scores = made.score(prediction, y).tolist()
+        return replace(made, scores=scores, **({"groups": [str(k) for k in y.tolist()]} if made.per_class else {}))
+
+    def score(self, prediction: Mixture, y: Tensor) -> Tensor:
+        """How badly each y (B,) fits its prediction, (B,) float64; up to the threshold it is covered."""
+        of = SCORES[self.method].of
+        if prediction.has_classes:
+            return of(prediction).gather(1, y.long()[:, None])[:, 0]
+        return of(prediction, y.double(), self.level)
+
+    def at(
+        self,
+        num: int,
+        groups: np.ndarray | None = None,
+        weights: tuple[np.ndarray, np.ndarray] | None = None,
+        level: float | None = None,
+    ) -> Rows:
+        """The guarantee of ``num`` new rows.
+
+        groups: (num,) labels.   weights: likelihood ratios of calibration rows (n,) and new rows (num,).
+        level: takes the place of every level asked for, as ``Adaptive`` does.
+        """
+        if groups is None:
+            groups = np.full(num, "")
+        ratios, new = (None, np.ones(num)) if weights is None else (np.asarray(w, float) for w in weights)
+        if (ratios is not None and ratios.shape != (len(self.scores),)) or new.shape != (num,):
+            raise UserError(f"weights must be ({len(self.scores)},) of the calibration rows and ({num},) of the new")
+        if any(bool((w < 0).any() or not np.isfinite(w).all()) for w in (ratios, new) if w is not None):
+            raise UserError("weights must be finite and not negative: likelihood ratios of new to calibration rows")
+        return Rows(self, np.asarray(groups), ratios, new, level)
+
+    def of_group(self, group: str) -> np.ndarray:
+        """Which calibration rows are of a group, (n,) bool."""
+        return np.ones(len(self.scores), bool) if self.groups is None else np.asarray(self.groups) == group
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The guarantee of B new rows; see ``Conformal.at``. An index gives that of some of them."""
+
+    conformal: Conformal
+    groups: np.ndarray
+    ratios: np.ndarray | None
+    new: np.ndarray
+    at_level: float | None = None
+
+    def __getitem__(self, index: Any) -> Rows:
+        index = torch.arange(len(self.new))[index].numpy()
+        return replace(self, groups=self.groups[index], new=self.new[index])
+
+    def thresholds(self, level: float, classes: int = 0) -> np.ndarray:
+        """(B,), or (B, K) of each class."""
+        if self.conformal.per_class:
+            return np.stack([self._of_group(str(k), level, self.new) for k in range(classes)], 1)
+        found = np.empty(len(self.new))
+        for group in np.unique(self.groups):
+            rows = self.groups == group
+            found[rows] = self._of_group(group, level, self.new[rows])
+        return found if not classes else found[:, None]
+
+    def _of_group(self, group: str, level: float, new: np.ndarray) -> np.ndarray:
+        if level <= 0:
+            return np.full(len(new), -np.inf)
+        rows = self.conformal.of_group(group)
+        ratios = None if self.ratios is None else self.ratios[rows]
+        return threshold(np.asarray(self.conformal.scores)[rows], level, ratios, new)
+
+    def interval(self, prediction: Mixture, level: float) -> Interval:
+        """See ``Decisions.interval``."""
+        level = level if self.at_level is None else self.at_level
+        limits = torch.from_numpy(self.thresholds(level))
+        low, high = SCORES[self.conformal.method].bounds(prediction, limits, self.conformal.level)
+        infinite = limits == math.inf
+        low, high = torch.where(infinite, -math.inf, low.double()), torch.where(infinite, math.inf, high.double())
+        if level <= 0:  # nothing is covered, which a point is the nearest to
+            low = high = prediction.mean.double()
+        return Interval(low, high, level, self._kind, self._note(level, infinite))
+
+    def covers(self, prediction: Mixture, y: Tensor, level: float) -> Tensor:
+        """Whether each y is inside its interval or set, (B,) bool."""
+        if prediction.has_classes:
+            return self.set(prediction, level).members.gather(1, y.long()[:, None])[:, 0]
+        limits = self.thresholds(level if self.at_level is None else self.at_level)
+        return self.conformal.score(prediction, y) <= torch.from_numpy(limits)
+
+    def set(self, prediction: Mixture, level: float) -> ClassSet:
+        """See ``Decisions.set``."""
+        level = level if self.at_level is None else self.at_level
+        scores = SCORES[self.conformal.method].of(prediction)
+        limits = torch.from_numpy(self.thresholds(level, scores.shape[1]))
+        infinite = (limits == math.inf).all(1)
+        return ClassSet(scores <= limits, level, self._kind, self._note(level, infinite))
+
+    @property
+    def _kind(self) -> str:
+        return f"conformal: {self.conformal.method}"
+
+    def _note(self, level: float, infinite: Tensor) -> str:
+        num, need = len(self.conformal.scores), rows_needed(level) if 0 < level < 1 else math.inf
+        whom = "calibration rows" if self.conformal.groups is None else "calibration rows of its group"
+        parts = [f"covers {level:.4g} of new rows that are exchangeable with the {num:,} {whom}"]
+        if self.ratios is not None:
+            parts = [f"covers {level:.4g} of new rows if the weights are the likelihood ratios of the covariate shift"]
+        elif self.conformal.groups is None and need <= num:
+            k = math.ceil((num + 1) * level * (1 - ROUNDING))
+            low, high = beta.ppf([0.05, 0.95], k, num + 1 - k)
+            parts.append(f"of 10 such sets of calibration rows, 9 give a coverage between {low:.3f} and {high:.3f}")
+        if bool(infinite.any()):
+            parts.append(f"{int(infinite.sum()):,} of {len(infinite):,} exclude nothing: a level of {level:.4g} needs "
+                         f"{need:,} {whom} at least")  # fmt: skip
+        return "; ".join(parts)

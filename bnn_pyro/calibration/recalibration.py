@@ -1,0 +1,293 @@
+"""Predictive distributions corrected by rows that did not train: probabilities of classes, or the cdf of a number.
+
+Each map is fitted by the log score of the calibration rows, and never makes that worse: doing nothing is among its
+values. Probabilities are averaged over the draws first; what is corrected is the log of their mean. What the draws
+disagree on, the epistemic part, is that of the draws before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from pyro.distributions import Categorical
+from scipy.optimize import minimize, minimize_scalar
+from torch import Tensor
+from torch.distributions import Distribution
+
+from bnn_pyro.errors import UserError
+from bnn_pyro.parts.components import make, parameters
+from bnn_pyro.parts.mixtures import BLOCK, GRID, ClassMixture, Mixture
+
+__all__ = ["RECALIBRATIONS", "Affine", "CdfMap", "LogitMap", "log_mean_probs", "pits"]
+
+#: Bounds of log temperature, and of the log of a factor of the scale.
+LOG_BOUNDS = (-5.0, 5.0)
+
+
+def log_mean_probs(prediction: Mixture) -> Tensor:
+    """log of the mean class probabilities, (B, K) float64."""
+    labels = torch.arange(prediction.mean.shape[-1])
+    each = [torch.logsumexp(prediction.log_probs(k.expand(len(prediction))).double(), 0) for k in labels]
+    return torch.stack(each, -1).clamp_min(-1e4).log_softmax(-1)
+
+
+def pits(prediction: Mixture, y: Tensor) -> Tensor:
+    """P(Y ≤ y), of counts P(Y < y) + ½ P(Y = y), (B,) float64."""
+    below, at = (share.mean(-2) for share in prediction.component_below(y))
+    return below + at / 2
+
+
+# -- classes -----------------------------------------------------------------------------------------------------------
+class LogitMap:
+    """p ∝ exp(W log p̄ + b).
+
+    Temperature scaling: W = I / T (Guo et al. 2017, arXiv:1706.04599, of the mixture). ``vector``: a diagonal W and b,
+    which of two classes is beta calibration (Kull et al. 2017). ``dirichlet``: any W and b (Kull et al. 2019,
+    arXiv:1910.12656). The latter two have a Normal(0, 1) prior on W − I and on b.
+    """
+
+    task = "classification"
+
+    def __init__(self, weight: list[list[float]], bias: list[float]) -> None:
+        self.weight, self.bias = torch.tensor(weight, dtype=torch.float64), torch.tensor(bias, dtype=torch.float64)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Its arguments, JSON-able."""
+        return {"weight": self.weight.tolist(), "bias": self.bias.tolist()}
+
+    def apply(self, prediction: Mixture) -> Mixture:
+        """The corrected prediction."""
+        return RecalibratedClasses(prediction, self)
+
+    @classmethod
+    def temperature(cls, prediction: Mixture, y: Tensor) -> LogitMap:
+        """One temperature by the log score of labels y (B,)."""
+        logs, classes = log_mean_probs(prediction), prediction.mean.shape[-1]
+        inverse = _best_factor(lambda beta: -(beta * logs).log_softmax(-1).gather(1, y[:, None]).mean().item())
+        return cls((inverse * torch.eye(classes)).double().tolist(), [0.0] * classes)
+
+    @classmethod
+    def linear(cls, prediction: Mixture, y: Tensor, *, full: bool) -> LogitMap:
+        """A diagonal or full W, and b, by the log score of y (B,) and the prior."""
+        logs, classes = log_mean_probs(prediction).numpy(), prediction.mean.shape[-1]
+        eye, is_class = np.eye(classes), np.eye(classes)[y.numpy()]
+        mask = np.ones((classes, classes)) if full else eye
+
+        def objective(theta: np.ndarray) -> tuple[float, np.ndarray]:
+            shift, bias = theta[:-classes].reshape(classes, classes) * mask, theta[-classes:]
+            z = logs @ (eye + shift).T + bias
+            z -= z.max(1, keepdims=True)
+            log_probs = z - np.log(np.exp(z).sum(1, keepdims=True))
+            slope = np.exp(log_probs) - is_class
+            gradient = np.concatenate([((slope.T @ logs + shift) * mask).ravel(), slope.sum(0) + bias])
+            return -(log_probs * is_class).sum() + 0.5 * (np.square(shift).sum() + np.square(bias).sum()), gradient
+
+        theta = minimize(objective, np.zeros(classes * (classes + 1)), jac=True, method="L-BFGS-B").x
+        shift = theta[:-classes].reshape(classes, classes) * mask
+        return cls((eye + shift).tolist(), theta[-classes:].tolist())
+
+
+class RecalibratedClasses(ClassMixture):
+    """A prediction with one set of corrected probabilities; ``base`` is the one before."""
+
+    def __new__(cls, base: Mixture, map: LogitMap) -> RecalibratedClasses:
+        """See :class:`LogitMap`."""
+        logits = (log_mean_probs(base) @ map.weight.mT + map.bias).log_softmax(-1)
+        new = super().__new__(cls, make(Categorical, {"logits": logits[None].float()}))
+        new.base, new.map = base, map
+        return new
+
+    def __getitem__(self, index: Any) -> Mixture:
+        return self._carry(self.map.apply(self.base[index]), index)
+
+    def of_draws(self, index: Any) -> Mixture:
+        """See :meth:`Mixture.of_draws`: these draws, corrected."""
+        return self.map.apply(self.base.of_draws(index))
+
+    @cached_property
+    def epistemic(self) -> Tensor:
+        """That of the draws before, at most the total, nats."""
+        return torch.minimum(self.base.epistemic, self.total)
+
+    @cached_property
+    def aleatoric(self) -> Tensor:
+        """The rest of the total, nats."""
+        return self.total - self.epistemic
+
+
+# -- numbers -----------------------------------------------------------------------------------------------------------
+class Affine:
+    """y ↦ mean + factor · (y − mean) of every component: variance scaling, of families with a location and a scale."""
+
+    task = "regression"
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def to_dict(self) -> dict[str, Any]:
+        """Its arguments, JSON-able."""
+        return {"factor": self.factor}
+
+    @classmethod
+    def fit(cls, prediction: Mixture, y: Tensor) -> Affine:
+        """The factor by the log score of y (B,)."""
+        return cls(_best_factor(lambda factor: -cls(factor).apply(prediction).log_prob(y).double().mean().item()))
+
+    def apply(self, prediction: Mixture) -> Mixture:
+        """The same family; raises UserError where it has no location and scale."""
+        d = prediction.components
+        values = {} if hasattr(prediction, "base") else {name: v for name, (v, _) in parameters(d).items()}
+        if not {"loc", "scale"} <= values.keys():
+            raise UserError(f"variance scaling needs a location and a scale, and {type(d).__name__} has none; take "
+                            "isotonic")  # fmt: skip
+        mean = prediction.mean
+        values |= {"loc": mean + self.factor * (values["loc"] - mean), "scale": self.factor * values["scale"]}
+        return type(prediction)(make(type(d), values))
+
+
+class CdfMap:
+    """P(Y ≤ y) = R(F(y)): R increases from (0, 0) to (1, 1), linear between ``edges`` (M,) with ``values`` (M,).
+
+    Isotonic recalibration (Kuleshov, Fenner & Ermon 2018, arXiv:1807.00263): there R is the empirical cdf of the
+    F(y) of the calibration rows, which has no density. Here it is a histogram of about 2 n^⅓ bins of equal counts with
+    one more row a bin spread evenly, so that R′(F(y)) f(y) is a density everywhere.
+    """
+
+    task = "regression"
+
+    def __init__(self, edges: list[float], values: list[float]) -> None:
+        self.edges, self.values = np.asarray(edges), np.asarray(values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Its arguments, JSON-able."""
+        return {"edges": self.edges.tolist(), "values": self.values.tolist()}
+
+    @classmethod
+    def fit(cls, prediction: Mixture, y: Tensor) -> CdfMap:
+        """By the F(y) of targets y (B,). A histogram between the uniform one and its optimum has no worse score."""
+        level = pits(prediction, y).numpy()
+        bins = int(np.ceil(2 * len(level) ** (1 / 3)))
+        edges = np.quantile(level, np.arange(1, bins) / bins)
+        edges = np.concatenate([[0.0], edges[(edges > 1e-9) & (edges < 1 - 1e-9)], [1.0]])
+        edges = edges[np.concatenate([[True], np.diff(edges) > 1e-9])]
+        widths, counts = np.diff(edges), np.bincount(_bins(edges, level), minlength=len(edges) - 1)
+        values = np.concatenate([[0.0], ((counts + bins * widths) / (len(level) + bins)).cumsum()])
+        return cls(edges.tolist(), (values / values[-1]).tolist())
+
+    def apply(self, prediction: Mixture) -> Mixture:
+        """The corrected prediction."""
+        return RecalibratedNumbers(prediction, self)
+
+    def __call__(self, level: Tensor) -> Tensor:
+        """R."""
+        return torch.from_numpy(np.interp(level.numpy(), self.edges, self.values))
+
+    def inverse(self, level: np.ndarray) -> np.ndarray:
+        """R⁻¹, strictly between 0 and 1."""
+        return np.interp(level, self.values, self.edges).clip(1e-12, 1 - 1e-12)
+
+    def slope(self, level: Tensor) -> Tensor:
+        """R′."""
+        slopes = np.diff(self.values) / np.diff(self.edges)
+        return torch.from_numpy(slopes[_bins(self.edges, level.numpy())])
+
+
+def _bins(edges: np.ndarray, level: np.ndarray) -> np.ndarray:
+    """The number of the bin (edge, next edge] of each level."""
+    return np.searchsorted(edges, level, side="left").clip(1, len(edges) - 1) - 1
+
+
+class _Corrected(Distribution):
+    """One distribution a point, (1, B), of the cdf R(F(y)): what a mixture asks of its components."""
+
+    arg_constraints: ClassVar[dict] = {}
+
+    def __init__(self, base: Mixture, map: CdfMap) -> None:
+        self.base, self.map = base, map
+        super().__init__(torch.Size((1, len(base))), validate_args=False)
+
+    @property
+    def support(self) -> Any:
+        return self.base.components.support
+
+    @cached_property
+    def _moments(self) -> tuple[Tensor, Tensor]:
+        """Mean and variance by ∫ P(Y ≤ t) dt between the quantiles of 10⁻⁵ and 1 − 10⁻⁵."""
+        low, high = self.base.quantile(self.map.inverse(np.array([1e-5, 1 - 1e-5])).tolist()).double()
+        share, found = torch.linspace(0, 1, GRID, dtype=torch.float64)[:, None], []
+        for rows in torch.arange(len(self.base)).split(max(1, 2 * BLOCK // (GRID * self.base.num_draws))):
+            width = (high - low)[rows]
+            cdf = self.map(self.base[rows].cdf(low[rows] + share * width))
+            first = width - torch.trapezoid(cdf, share * width, dim=0)
+            second = width.square() - 2 * torch.trapezoid(share * width * cdf, share * width, dim=0)
+            found.append(torch.stack([low[rows] + first, second - first.square()]))
+        return tuple(torch.cat(found, 1).float()[:, None])
+
+    mean = property(lambda self: self._moments[0])
+    variance = property(lambda self: self._moments[1])
+
+
+class RecalibratedNumbers(Mixture):
+    """A prediction whose cdf is corrected, as one component; ``base`` is the one before."""
+
+    def __new__(cls, base: Mixture, map: CdfMap) -> RecalibratedNumbers:
+        """See :class:`CdfMap`."""
+        new = super().__new__(cls, _Corrected(base, map))
+        new.base, new.map = base, map
+        return new
+
+    __getitem__, of_draws = RecalibratedClasses.__getitem__, RecalibratedClasses.of_draws
+
+    def log_probs(self, y: Tensor) -> Tensor:
+        """log of the density R′(F(y)) f(y), or of the share R(F(y)) − R(F(y⁻)) of a count, (1, B), nats."""
+        below, at = (share.mean(-2) for share in self.base.component_below(y))
+        if self.is_discrete:
+            return (self.map(below + at) - self.map(below)).log()[None]
+        return (self.map.slope(below).log() + self.base.log_prob(y).double())[None]
+
+    def component_cdf(self, y: Tensor) -> Tensor:
+        """R(F(y)), (…, 1, B) float64."""
+        return self.map(self.base.cdf(y)).unsqueeze(-2)
+
+    def quantile(self, q: Any) -> Tensor:
+        """The quantiles of ``base`` at R⁻¹(q), (len(q), B). Raises UserError unless 0 < q < 1."""
+        levels = np.atleast_1d(np.asarray(q, dtype=float))
+        if not ((levels > 0) & (levels < 1)).all():
+            return self.base.quantile(q)
+        return self.base.quantile(self.map.inverse(levels).tolist())
+
+    @cached_property
+    def epistemic(self) -> Tensor:
+        """That of the draws before, at most the total."""
+        return torch.minimum(self.base.epistemic, self.total)
+
+    @cached_property
+    def total(self) -> Tensor:
+        """The variance (B,)."""
+        return self.components.variance[0]
+
+    @cached_property
+    def aleatoric(self) -> Tensor:
+        """The rest of the total."""
+        return self.total - self.epistemic
+
+
+def _best_factor(loss: Callable[[float], float]) -> float:
+    """Where loss(factor) is least; 1 where nothing is better."""
+    best = minimize_scalar(lambda log: loss(float(np.exp(log))), bounds=LOG_BOUNDS, method="bounded",
+                           options={"xatol": 1e-9})  # fmt: skip
+    return float(np.exp(best.x)) if best.fun < loss(1.0) else 1.0
+
+
+#: By task, how each map is fitted and made again from its dictionary.
+RECALIBRATIONS: Mapping[str, tuple[type, Callable[[Mixture, Tensor], Any]]] = {
+    "temperature": (LogitMap, LogitMap.temperature),
+    "vector": (LogitMap, lambda prediction, y: LogitMap.linear(prediction, y, full=False)),
+    "dirichlet": (LogitMap, lambda prediction, y: LogitMap.linear(prediction, y, full=True)),
+    "isotonic": (CdfMap, CdfMap.fit),
+    "variance": (Affine, Affine.fit),
+}

@@ -1,0 +1,148 @@
+"""Whether new rows are still like the calibration rows: where they are not, no guarantee holds.
+
+Each test's false-alarm rate holds whatever the model and the data: they only use that calibration and new rows are
+exchangeable. An alarm says that something changed, not that predictions are wrong; no alarm is no proof.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.stats import betabinom, mannwhitneyu
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from torch import Tensor
+
+from bnn_pyro.calibration.calibrated import Calibrated
+from bnn_pyro.errors import UserError
+from bnn_pyro.parts.decisions import check_level
+
+__all__ = ["Verdict", "classifier_p", "conformal_p", "epistemic_p", "likelihood_ratio", "martingale", "monitor"]
+
+#: Rows of each kind that the classifier sees at most.
+MOST_ROWS = 2000
+#: New rows of a higher epistemic uncertainty than this share of the calibration rows are counted.
+HIGH = 0.95
+#: The martingale's bets 1 + ε (p − ½), and how much of its capital is divided anew after each row.
+BETS, JUMP = np.array([-2.0, -1.0, 0.0, 1.0, 2.0]), 0.01
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a test says. p_value: of the martingale 1 / its largest value, which bounds one."""
+
+    test: str
+    p_value: float
+    alarm: bool
+    sentence: str
+
+
+def monitor(
+    calibrated: Calibrated,
+    x: Tensor,
+    x_new: Tensor,
+    y_new: Tensor | None = None,
+    *,
+    false_alarm: float = 0.01,
+    seed: int = 0,
+) -> list[Verdict]:
+    """All tests that apply; of rows that are like the calibration rows, any of them alarms at most that often.
+
+    x: the calibration rows, (n, *input_shape).   x_new: (m, *input_shape), in the order in which they came.
+    y_new: (m,), for the martingale, which needs a conformal method.   false_alarm: of all tests together (Bonferroni).
+
+    Raises UserError for a rate outside (0, 1), fewer than four rows of either, or x that are not the calibration rows.
+    """
+    check_level(1 - false_alarm)
+    if min(len(x), len(x_new)) < 4 or len(x) != len(calibrated.epistemic):
+        raise UserError(f"monitor takes the {len(calibrated.epistemic)} calibration rows and four new rows or more, "
+                        f"got {len(x)} and {len(x_new)}")  # fmt: skip
+    prediction = calibrated.predict(x_new)
+    p, auroc = classifier_p(x, x_new, seed)
+    found = {"inputs": (p, f"a classifier tells new from calibration inputs with an AUROC of {auroc:.3f}")}
+    if np.ptp(calibrated.epistemic) > 0:
+        p, share = epistemic_p(calibrated.epistemic, prediction.epistemic.double().numpy())
+        found["epistemic"] = (
+            p,
+            f"{share:.1%} of new rows have an epistemic uncertainty that few calibration rows have",
+        )
+    if y_new is not None and calibrated.conformal is not None:
+        scores = calibrated.conformal.score(prediction, y_new.cpu()).numpy()
+        peak = max(0.0, martingale(conformal_p(calibrated.conformal.scores, scores, seed)).max())
+        found["targets"] = (np.exp(-peak), f"a bet against exchangeable targets made 1 into {np.exp(peak):.3g}")
+    verdicts = []
+    for test, (p, said) in found.items():
+        alarm = bool(p <= false_alarm / len(found))
+        what = f"alarm: a chance of {false_alarm:.2g} if nothing changed" if alarm else "no alarm"
+        verdicts.append(Verdict(test, float(p), alarm, f"{said[0].upper()}{said[1:]} (p {p:.2g}): {what}."))
+    return verdicts
+
+
+def classifier_p(x: Tensor, x_new: Tensor, seed: int = 0) -> tuple[float, float]:
+    """(p-value, AUROC) of a classifier two-sample test (Lopez-Paz & Oquab 2017, arXiv:1610.06545).
+
+    Logistic regression on features and their squares learns from half of the rows; the Mann-Whitney test compares what
+    it says of the others.
+    """
+    rng = np.random.default_rng(seed)
+    old, new = (_flat(v)[rng.permutation(len(v))[:MOST_ROWS]] for v in (x, x_new))
+    a, b = len(old) // 2, len(new) // 2
+    says = _classifier(old[:a], new[:b])
+    test = mannwhitneyu(scores := says(new[b:]), others := says(old[a:]), alternative="greater")
+    return float(test.pvalue), float(test.statistic / (len(scores) * len(others)))
+
+
+def likelihood_ratio(x: Tensor, x_new: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """p_new(x) / p(x) of both, (n,) and (m,), by the same classifier: the weights of a covariate shift."""
+    old, new = _flat(x), _flat(x_new)
+    says = _classifier(old, new)
+    return tuple(np.exp(says(rows)) * len(old) / len(new) for rows in (old, new))
+
+
+def epistemic_p(known: Sequence[float], new: np.ndarray) -> tuple[float, float]:
+    """(p-value, share) of the new rows above the calibration rows' ``HIGH`` quantile: their number is beta-binomial."""
+    n = len(known)
+    k = min(n, int(np.ceil((n + 1) * HIGH)))
+    above = int((new > np.sort(known)[k - 1]).sum())
+    return float(betabinom.sf(above - 1, len(new), n + 1 - k, k)), above / len(new)
+
+
+def conformal_p(known: Sequence[float], new: np.ndarray, seed: int = 0) -> np.ndarray:
+    """Of each new score its rank among all scores up to it, ties at random: independent and uniform if exchangeable."""
+    seen, rng, ranks = sorted(known), np.random.default_rng(seed), []
+    for score in new.tolist():
+        insort(seen, score)
+        left, right = bisect_left(seen, score), bisect_right(seen, score)
+        ranks.append((len(seen) - right + rng.random() * (right - left)) / len(seen))
+    return np.array(ranks)
+
+
+def martingale(p_values: np.ndarray) -> np.ndarray:
+    """log of the Simple Jumper's capital after each p-value (Vovk et al. 2021, arXiv:2102.10439).
+
+    It ever reaches c with a probability of at most 1 / c (Ville's inequality) if the p-values are independent and
+    uniform, however long it runs.
+    """
+    capital, grown, path = np.full(len(BETS), 1 / len(BETS)), 0.0, []
+    for p in p_values:
+        capital = ((1 - JUMP) * capital + JUMP * capital.mean()) * (1 + BETS * (p - 0.5))
+        grown += np.log(total := capital.sum())
+        capital = capital / total
+        path.append(grown)
+    return np.array(path)
+
+
+def _flat(x: Tensor) -> np.ndarray:
+    return x.detach().cpu().double().flatten(1).numpy()
+
+
+def _classifier(old: np.ndarray, new: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+    """rows -> log odds that they are new, by features and their squares."""
+    rows = np.concatenate([old, new])
+    fitted = make_pipeline(StandardScaler(), LogisticRegression(max_iter=300))
+    fitted.fit(np.hstack([rows, rows**2]), np.arange(len(rows)) >= len(old))
+    return lambda some: fitted.decision_function(np.hstack([some, some**2]))

@@ -1,0 +1,102 @@
+"""A run's posterior calibrated by rows that did not train, and what coverage its intervals or sets then reach."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from scipy.stats import binomtest
+from torch import Tensor
+
+from bnn_pyro.calibration import Calibrated, calibrate, monitor
+from bnn_pyro.datasets.dataset import Dataset
+from bnn_pyro.errors import UserError
+from bnn_pyro.metrics import nll
+from bnn_pyro.posterior import Posterior
+from bnn_pyro.predictive import Prediction, predict
+from bnn_pyro.runs.evaluate import labelled
+from bnn_pyro.runs.folder import GUARANTEES, RunFolder
+from bnn_pyro.runs.recipe import Recipe
+
+__all__ = ["calibrate_run", "calibration_rows", "guarantee_columns", "monitor_lines"]
+
+#: Parts of the test rows, by the uncertainty that the posterior predicts.
+THIRDS = ("least uncertain third", "middle third", "most uncertain third")
+
+
+def calibration_rows(recipe: Recipe, posterior: Posterior, name: str | None) -> tuple[Dataset, Tensor, Tensor]:
+    """(the run's data, x, y of the rows that calibrate): other data with labels, or the run's validation rows.
+
+    Of a run with ``--conformal`` the half of them that stopped no training.
+    """
+    data, x, y = recipe.load_calibration()
+    if name is not None:
+        x, y = labelled(name, posterior.schema, recipe)
+    if not len(x):
+        raise UserError(f"{data.name} has no validation rows to calibrate by: give --data FILE with rows that did not "
+                        "train, or train with --validation ROWS")  # fmt: skip
+    return data, x, y
+
+
+def calibrate_run(
+    folder: RunFolder, recipe: Recipe, posterior: Posterior, *, name: str | None = None, method: str | None = None,
+    level: float = 0.9,
+) -> dict[str, Any]:  # fmt: skip
+    """Write calibration.json and guarantees.json; the latter's content.
+
+    name: other data with labels, whose rows calibrate instead of the run's validation rows.
+    """
+    data, x, y = calibration_rows(recipe, posterior, name)
+    folder.check_data(posterior, data)
+    made = calibrate(posterior, x, y, method, level=level, num_draws=recipe.num_draws)
+    rows, note = [], "there are no test rows to see it on"
+    if len(data.x_test):
+        pair = predict(posterior, data.x_test, num_draws=made.num_draws, seed=made.seed), made.predict(data.x_test)
+        order = pair[0].total.argsort()
+        parts = {"all test rows": torch.arange(len(order)), **dict(zip(THIRDS, order.tensor_split(3), strict=True))}
+        for part, index in parts.items() if len(order) >= 3 else list(parts.items())[:1]:
+            rows += [_row(part, p[index], data.y_test[index], level) for p in pair]
+        note = (pair[1].set if pair[1].has_classes else pair[1].interval)(level).note
+    methods = made.provenance["calibration"]["methods"]
+    content = {"level": level, "method": methods[-1], "data": name or "", "calibration_rows": len(x), "note": note}
+    made.write(folder.path)
+    folder.write(GUARANTEES, content | {"table": rows})
+    return content | {"table": rows}
+
+
+def _row(part: str, prediction: Prediction, y: Tensor, level: float) -> dict[str, Any]:
+    """Coverage with its exact (Clopper-Pearson) 95 % interval, mean width or set size, and NLL in nats."""
+    if prediction.has_classes:
+        shown = prediction.set(level)
+        covered, size = shown.members.gather(1, y.long()[:, None])[:, 0], shown.members.double().sum(1).mean()
+    else:
+        shown = prediction.interval(level)
+        covered, size = (shown.low <= y) & (y <= shown.high), (shown.high - shown.low).mean()
+    exact = binomtest(int(covered.sum()), len(y)).proportion_ci(0.95, "exact")
+    numbers = {"covered": covered.double().mean().item(), "covered_low": exact.low, "covered_high": exact.high}
+    numbers |= {"size": size.item() if math.isfinite(size) else None, "nll": nll(prediction, y)}
+    return {"rows": part, "prediction": shown.kind if prediction.guarantee else _name(prediction), **numbers}
+
+
+def _name(prediction: Prediction) -> str:
+    return "recalibrated" if hasattr(prediction, "base") else "predictive"
+
+
+def guarantee_columns(calibrated: Calibrated, prediction: Prediction, level: float) -> pd.DataFrame:
+    """Columns of the CSV of predictions: interval or set, and how unusual each row's uncertainty is."""
+    if prediction.has_classes:
+        names = np.array(calibrated.schema.classes, dtype=object)
+        columns = {"set": ["|".join(names[row.numpy()]) for row in prediction.set(level).members]}
+    else:
+        low, high, *_ = prediction.interval(level)
+        columns = {"low": low.numpy(), "high": high.numpy()}
+    return pd.DataFrame(columns | {"share_as_uncertain": calibrated.unusual(prediction)})
+
+
+def monitor_lines(calibrated: Calibrated, x: Tensor, x_new: Tensor, y_new: Tensor | None) -> str:
+    """What ``predict --monitor`` says."""
+    verdicts = monitor(calibrated, x, x_new, y_new)
+    return "\n".join(f"{'ALARM' if v.alarm else 'ok':<7}{v.test:<11}{v.sentence}" for v in verdicts)
