@@ -15,7 +15,7 @@ from bnn_pyro.settings import parse_value, plain
 
 DATA = correlated(num=30, noise=0.5).data
 ENTRY = bp.MeanField(hidden=(3,))
-ROWS = 300
+ROWS = 400
 
 
 def fit(method, out=None, **how):
@@ -47,11 +47,12 @@ def test_flat_is_settled_and_a_rise_is_not():
     assert not settled(noisy(0.1, 0.05), ROWS) and not settled(noisy(0.02, 0.001), ROWS)
     assert not settled(noisy(0.0, 1.0), ROWS), "noise that would hide a rise"
     assert settled(noisy(-0.5, 0.01), ROWS), "an objective that falls has nothing to wait for"
+    assert not settled(noisy(0.008, 0.001) * 100, ROWS * 100), "more rows tell smaller rises apart"
 
 
 def test_how_often_noise_is_taken_for_a_rise():
     """Of flat objectives, a one-sided test at 2 standard errors refuses 2.3 %."""
-    refused = np.mean([not settled(noisy(0.0, 0.015, seed=k), ROWS) for k in range(2000)])
+    refused = np.mean([not settled(noisy(0.0, 0.025, seed=k), ROWS) for k in range(2000)])
     assert abs(refused - 0.0228) < 4 * math.sqrt(0.0228 * 0.9772 / 2000) + 0.003  # t of 98 degrees of freedom
 
 

@@ -27,8 +27,8 @@ WHOLE, BATCHES = 512, (64, 256)
 LR, LR_BOUNDS = 0.01, (1e-3, 0.02)
 #: Most steps, and epochs that are taken in any case.
 MAX_STEPS, MIN_EPOCHS = 10_000, 20
-#: Lines of the trace that a verdict takes; standard errors and nats a row that are no rise, and that may be missed.
-LINES, ERRORS, NO_RISE, MOST_RISE = 20, 2.0, 0.01, 0.05
+#: Lines of the trace that a verdict takes; standard errors and √N nats that are no rise; √N nats that may be missed.
+LINES, ERRORS, NO_RISE, MOST_RISE = 20, 2.0, 0.3, 1.0
 
 
 class Schedule(NamedTuple):
@@ -52,8 +52,9 @@ def settled(objective: Sequence[float], rows: int) -> bool:
 
     objective: nats of all rows, a line the mean of equally many steps.
 
-    The rise over that third, by least squares, is no more than 2 of its standard errors, or than 0.01 nats a row; and
-    with 2 of them added it is no more than 0.05 nats a row, as noise that could hide more than that shows nothing.
+    The rise over that third, by least squares, is no more than 2 of its standard errors, or than 0.3·√N nats; and with
+    2 of them added it is no more than √N nats, as noise that could hide more shows nothing. √N nats is one standard
+    error of the log density of N rows, of which each differs by about a nat.
     """
     y = np.asarray(objective[-(len(objective) // 3) :], dtype=np.float64)
     if len(objective) < LINES:
@@ -62,4 +63,5 @@ def settled(objective: Sequence[float], rows: int) -> bool:
     slope = (x @ y) / (x @ x)
     residual = y - y.mean() - slope * x
     rise, error = slope * len(y), len(y) * math.sqrt((residual @ residual) / (len(y) - 2) / (x @ x))
-    return bool(rise <= max(ERRORS * error, NO_RISE * rows) and rise + ERRORS * error <= MOST_RISE * rows)
+    noise = math.sqrt(rows)
+    return bool(rise <= max(ERRORS * error, NO_RISE * noise) and rise + ERRORS * error <= MOST_RISE * noise)
