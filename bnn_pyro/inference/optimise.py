@@ -1,8 +1,7 @@
 """Minimising -ELBO over mini-batches: the loop that SVI and the point estimates share.
 
 The learning rate falls by a cosine: noise in the gradient is averaged away at the end instead of left in the answer.
-Settings that are left out follow one rule (``inference.schedule``); without ``epochs`` the rate stays until the ELBO
-has settled, and then falls.
+Settings left out follow a rule (``inference.schedule``): without ``epochs`` the rate falls once the ELBO has settled.
 Every step is a function of (parameters, optimiser state, generator state, step number), so a checkpoint made between
 any two steps goes on to the very same result.
 
@@ -98,8 +97,8 @@ class Optimisation(Settings):
 
     def chosen(self, model: nn.Module, data: Dataset, trace: Mapping[str, list[float]]) -> dict[str, Any]:
         """For the provenance, what the rule chose for the settings left out; {} where it chose nothing."""
-        rule = {**plain(self.resolved(model, data)), "epochs": round(trace["epoch"][-1])}
-        chosen = {name: rule[name] for name in ("epochs", "batch_size", "lr") if getattr(self, name) is None}
+        rule = plain(self.resolved(model, data)) | {"epochs": round(trace["epoch"][-1])}
+        chosen = {k: rule[k] for k in ("epochs", "batch_size", "lr") if getattr(self, k) is None}
         return {"schedule": chosen} if chosen else {}
 
     def minimise(
@@ -178,7 +177,6 @@ class Training:
         if self.per_epoch == 1:
             while self.step < self.total:
                 yield slice(None)
-            return
         while self.step < self.total:
             epoch, first = divmod(self.step, self.per_epoch)
             order = torch.randperm(len(self.x), generator=torch.Generator().manual_seed(self.seed * 1_000_003 + epoch))
@@ -227,9 +225,14 @@ class Training:
         for name, value in zip(self.trace, line, strict=True):
             self.trace[name].append(value)
         self.since = 0
-        if self.decay is None and (2 * self.step >= self.total or settled(self.trace["elbo"], len(self.x))):
-            self.decay, self.total = self.step, 2 * self.step
+        enough = 3 * self.step >= 2 * self.total or settled(self.trace["elbo"], len(self.x))
+        if self.decay is None and line[0] >= self.warmup and enough:
+            self._decay_from(self.step)
         return figures
+
+    def _decay_from(self, step: int) -> None:
+        """The learning rate falls from this step on, for half as many steps as there were."""
+        self.decay, self.total = step, step + self.window * math.ceil(step / self.window / 2)
 
     def _recent(self) -> Tensor:
         """(steps, 2) since the last line of the trace, means over the ranks. Raises UserError where not finite."""
@@ -269,8 +272,8 @@ class Training:
         self.optimiser.load_state_dict(state["optimiser"])
         self.model.load_state_dict(state.get("buffers", {}), strict=False)
         self.first = self.step = state["step"]
-        if (decay := state.get("decay")) is not None:
-            self.decay, self.total = decay, 2 * decay or self.total
+        if decay := state.get("decay"):
+            self._decay_from(decay)
         self.trace, self.since = state["trace"], len(state["recent"])
         self.figures[: self.since] = state["recent"]
         if self.watch is not None:

@@ -5,7 +5,7 @@ With N training rows and P weights, Adam takes
     B  = N up to 512 rows, else the power of 2 nearest to √N, 64 ≤ B ≤ 256
     lr = 0.01 · (1000 / P)^(1/3), 0.001 ≤ lr ≤ 0.02
 
-until the objective has settled (:func:`settled`), and then as many steps again, in which the learning rate falls; at
+until the objective has settled (:func:`settled`), and then half as many steps, in which the learning rate falls; at
 most 10,000 steps in all, or 20 epochs where these are more. A wider network takes smaller steps, as each of its
 units adds up more weights that all move at once (Yang & Hu 2021, arXiv:2011.14522); a step on few rows costs hardly
 less time than one on 64.
@@ -27,8 +27,8 @@ WHOLE, BATCHES = 512, (64, 256)
 LR, LR_BOUNDS = 0.01, (1e-3, 0.02)
 #: Most steps, and epochs that are taken in any case.
 MAX_STEPS, MIN_EPOCHS = 10_000, 20
-#: Lines of the trace that a verdict takes; standard errors and nats a row that are no rise.
-LINES, ERRORS, NATS = 20, 2.0, 0.002
+#: Lines of the trace that a verdict takes; standard errors and √N nats that are no rise; √N nats that may be missed.
+LINES, ERRORS, NO_RISE, MOST_RISE = 20, 2.0, 0.3, 1.0
 
 
 class Schedule(NamedTuple):
@@ -52,7 +52,9 @@ def settled(objective: Sequence[float], rows: int) -> bool:
 
     objective: nats of all rows, a line the mean of equally many steps.
 
-    The rise over that third, by least squares, is no more than 2 of its standard errors, or than 0.002 nats a row.
+    The rise over that third, by least squares, is no more than 2 of its standard errors, or than 0.3·√N nats; and with
+    2 of them added it is no more than √N nats, as noise that could hide more shows nothing. √N nats is one standard
+    error of the log density of N rows, of which each differs by about a nat.
     """
     y = np.asarray(objective[-(len(objective) // 3) :], dtype=np.float64)
     if len(objective) < LINES:
@@ -60,5 +62,6 @@ def settled(objective: Sequence[float], rows: int) -> bool:
     x = np.arange(len(y)) - (len(y) - 1) / 2
     slope = (x @ y) / (x @ x)
     residual = y - y.mean() - slope * x
-    error = math.sqrt((residual @ residual) / (len(y) - 2) / (x @ x))
-    return bool(slope * len(y) <= max(ERRORS * error * len(y), NATS * rows))
+    rise, error = slope * len(y), len(y) * math.sqrt((residual @ residual) / (len(y) - 2) / (x @ x))
+    noise = math.sqrt(rows)
+    return bool(rise <= max(ERRORS * error, NO_RISE * noise) and rise + ERRORS * error <= MOST_RISE * noise)

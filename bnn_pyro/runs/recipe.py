@@ -128,8 +128,8 @@ class Recipe(Settings):
         settings, schedule = best.entry, best.method
         if same_architecture:
             shared = {k: v for k, v in self.variant_settings.items() if k in defaults(ZOO[variant])}
-            if str(shared.get("prior", "")).startswith("scale-mixture"):
-                del shared["prior"]  # a point mass in its narrow peak is another model, not a baseline
+            if str(shared.get("prior", "")).startswith(("scale-mixture", "by-target")):
+                del shared["prior"]  # a point mass in the former's narrow peak, or without weight decay, is no baseline
             settings = {**best.entry, **shared} | {k: v for k, v in best.entry.items() if k == "prior"}
             own = {k: v for k, v in self.inference_settings.items() if k in ("epochs", "batch_size")}
             schedule = {**best.method, **own}

@@ -37,12 +37,14 @@ class HiddenLayerNet(MeanField):
     """Settings of a network of hidden layers: those of ``MeanField``, and how σ depends on the mean.
 
     activation  leaky_relu, relu, tanh, sigmoid or gelu
-    prior       normal:SCALE, fan-in:SCALE or log-uniform
+    prior       by-target (fan-in:8 for classes, fan-in:2 for numbers), normal:SCALE, fan-in:SCALE or log-uniform
     scale       free: a σ for every weight; layer, unit or weight: σ = √α·|mean|, with one α < 1 for each of these
     init_scale  σ of every weight where training starts, or α
     """
 
     activation: str = "leaky_relu"
+    prior: str = "by-target"
+    init_scale: float = setting(0.01, above=0)
     scale: str = setting("free", choices=SCALES)
 
     summary: ClassVar[str] = "HiddenLayer: mean-field weights that train on sampled activations"
@@ -69,7 +71,7 @@ class VariationalDropout(HiddenLayerNet):
 
     prior: str = "log-uniform"
     scale: str = setting("layer", choices=SCALES)
-    init_scale: float = setting(0.5, above=0)
+    init_scale: float = setting(0.05, above=0)
 
     summary: ClassVar[str] = "Gaussian dropout with a learned rate (variational dropout)"
     paper: ClassVar[str] = "Kingma, Salimans & Welling 2015, arXiv:1506.02557"
@@ -80,7 +82,6 @@ class SparseDropout(HiddenLayerNet):
     """Settings of a network with sparse variational dropout: those of ``HiddenLayerNet``."""
 
     prior: str = "log-uniform"
-    init_scale: float = setting(0.01, above=0)
 
     summary: ClassVar[str] = "A dropout rate for every weight, unbounded, which removes weights"
     paper: ClassVar[str] = "Molchanov, Ashukha & Vetrov 2017, arXiv:1701.05369"
@@ -94,7 +95,6 @@ class BayesianConvNet(Convolutions, HiddenLayerNet):
     """
 
     hidden: tuple[int, ...] = setting((128,), low=1)
-    init_scale: float = setting(0.01, above=0)
 
     summary: ClassVar[str] = "A small convolutional network with mean-field weights, for images"
     paper: ClassVar[str] = "Shridhar, Laumann & Liwicki 2019, arXiv:1901.02731"

@@ -37,6 +37,9 @@ from bnn_pyro.settings import Settings, setting
 
 __all__ = ["MLP", "ConvNet", "Convolutions", "DropoutMLP", "MeanField", "Network"]
 
+#: The prior "by-target", for classes and for numbers: the ELBO's optimum under a narrower one predicts too flat.
+BY_TARGET = {True: "fan-in:8", False: "fan-in:2"}
+
 
 @dataclass(frozen=True)
 class Network(Settings):
@@ -46,7 +49,7 @@ class Network(Settings):
     activation  relu, tanh, sigmoid, leaky_relu or gelu
     bias        in every layer, or in none
     prior       normal:SCALE, fan-in:SCALE, gamma:SHAPE,RATE or scale-mixture:WIDE,NARROW,WEIGHT; of a point estimate
-                the weight decay
+                the weight decay. by-target: fan-in:8 for classes, fan-in:2 for numbers
     noise       regression only: learned, heteroscedastic, or a standard deviation in target units
     """
 
@@ -66,7 +69,8 @@ class Network(Settings):
     def model(self, schema: Schema) -> BayesianNet:
         """p(y, w | x), out of training mode; see ``Entry.model``."""
         likelihood = make_likelihood(schema, self.noise)
-        return BayesianNet(self.net(schema, likelihood.outputs), likelihood, self.prior).eval()
+        prior = BY_TARGET[schema.has_classes] if self.prior == "by-target" else self.prior
+        return BayesianNet(self.net(schema, likelihood.outputs), likelihood, prior).eval()
 
     def guide(self, model: nn.Module) -> nn.Module | None:
         """None: a point estimate needs no q."""
