@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bnn_pyro.errors import unknown
+from bnn_pyro.settings import field_docs
 
 __all__ = ["check_names", "list_", "tables"]
 
@@ -57,11 +58,20 @@ def tables() -> dict[str, dict[str, Any]]:
 
 
 def list_(args: Namespace) -> None:
-    """Print the tables: each name beside its lines, wrapped to the terminal."""
+    """Print the tables: each name beside its lines, wrapped to the terminal; or all of one variant or method.
+
+    Raises UserError for a name that there is not.
+    """
     if args.json:
         print(json.dumps(tables(), indent=2, ensure_ascii=False))
         return
     width = max(60, min(100, shutil.get_terminal_size().columns))
+    if args.name is not None:
+        known = {name: kind for table in ("zoo", "inference") for name, kind in _read_table(table).items()}
+        if args.name not in known:
+            raise unknown("variant or method", args.name, known)
+        print("\n".join(_about(args.name, known[args.name], width)))
+        return
     for kind, items in tables().items():
         print(f"{TITLES[kind]}\n")
         indent = 2 + max(map(len, items))
@@ -71,6 +81,21 @@ def list_(args: Namespace) -> None:
             print(name + "\n".join(lines)[len(name) :])
         print()
     print("Settings of variants and methods: --set KEY=VALUE. Where neither is named, `train` chooses by size: auto.")
+
+
+def _about(name: str, kind: Mapping[str, Any], width: int) -> list[str]:
+    """What a variant or method is, and each of its settings with its default and meaning."""
+    lines = [f"{name}: {kind.get('summary') or kind['doc'].removeprefix('Settings of ')}"]
+    lines += [kind["paper"]] if "paper" in kind else []
+    if "has" in kind:
+        suits = [method for method, other in _read_table("inference").items() if other["needs"] <= kind["has"]]
+        lines += [f"inference: {', '.join(suits)} (the first where none is named)"]
+    lines += ["", "settings, with their defaults (--set KEY=VALUE):"]
+    for setting, value in kind["settings"].items():
+        default = ",".join(map(str, value)) if isinstance(value, list) else "by rule" if value is None else value
+        indent = dict(initial_indent="      ", subsequent_indent="      ")
+        lines += [f"  {setting} = {default}", textwrap.fill(kind["meanings"].get(setting, "–"), width, **indent)]
+    return lines
 
 
 def check_names(variant: str | None, method: str | None) -> None:
@@ -109,13 +134,13 @@ def _read_table(folder: str) -> dict[str, dict[str, Any]]:
 
 
 def _read(node: ast.ClassDef | ast.FunctionDef, defined: Mapping[str, ast.stmt]) -> dict[str, Any]:
-    """The docstring's first line, "settings" {field: default} and the literal class attributes."""
-    found: dict[str, Any] = {"settings": {}}
+    """The docstring's first line, "settings" {field: default}, their "meanings", and literal class attributes."""
+    found: dict[str, Any] = {"settings": {}, "meanings": {}}
     if isinstance(node, ast.ClassDef):
         for base in reversed(node.bases):
             if isinstance(base, ast.Name) and base.id in defined:
                 inherited = _read(defined[base.id], defined)
-                found |= inherited | {"settings": found["settings"] | inherited["settings"]}
+                found |= inherited | {key: found[key] | inherited[key] for key in ("settings", "meanings")}
         for line in node.body:
             if isinstance(line, ast.AnnAssign) and line.value is not None:
                 name, value = line.target.id, _value(line.value)
@@ -123,7 +148,9 @@ def _read(node: ast.ClassDef | ast.FunctionDef, defined: Mapping[str, ast.stmt])
                     found["settings"][name] = list(value) if isinstance(value, tuple) else value
                 elif value is not ...:
                     found[name] = value
-    found["doc"] = (ast.get_docstring(node) or "").partition("\n")[0]
+    doc = ast.get_docstring(node) or ""
+    found["meanings"] |= field_docs(doc)
+    found["doc"] = doc.partition("\n")[0]
     return found
 
 

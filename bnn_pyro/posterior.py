@@ -93,8 +93,7 @@ class Posterior:
         if self.chains is not None:
             chains, stored = next(iter(self.chains.values())).shape[:2]
             draws = f"{chains:,} {'chain' if chains == 1 else 'chains'} of {stored:,}"
-        name, method, data = (about.get(key, f"unknown {what}") for key, what in
-                              (("entry", "variant"), ("method", "method"), ("data", "data")))  # fmt: skip
+        name, method, data = (about.get(key, "unknown") for key in ("entry", "method", "data"))
         return (
             f"<Posterior of {name} by {method} on {data}: {weights:,} weights; {draws}>\n"
             "next: bp.predict(posterior, data.x_test); posterior.draw(100); posterior.history; posterior.save(folder)"

@@ -10,15 +10,27 @@ class MyMethod(Settings):
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 import operator
+import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
 from bnn_pyro.errors import UserError, unknown
 
-__all__ = ["Settings", "build", "defaults", "parse_named", "parse_value", "plain", "setting", "whole_number"]
+__all__ = [
+    "Settings",
+    "build",
+    "defaults",
+    "field_docs",
+    "parse_named",
+    "parse_value",
+    "plain",
+    "setting",
+    "whole_number",
+]
 
 T = TypeVar("T")
 #: Bounds of numbers: how a value compares with one, and how that is said.
@@ -50,7 +62,18 @@ def setting(
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Checks every field when made. Raises UserError for a value outside of what its field takes."""
+    """Checks every field when made. Raises UserError for a value outside of what its field takes.
+
+    The docstring of a class says what its own fields mean; those of its bases' are put behind it.
+    """
+
+    def __init_subclass__(cls, **how: Any) -> None:
+        super().__init_subclass__(**how)
+        known = field_docs(cls.__doc__)
+        inherited = {k: v for base in reversed(cls.__mro__[1:]) for k, v in field_docs(base.__doc__).items()}
+        lines = [f"{name}  {text}" for name, text in inherited.items() if name not in known]
+        if lines and cls.__doc__:
+            cls.__doc__ = "\n".join([inspect.cleandoc(cls.__doc__), "", "Inherited settings:", "", *lines])
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -66,6 +89,24 @@ class Settings:
                 if not (math.isfinite(number) and all(compare(number, bound) for compare, _, bound in bounds)):
                     range_ = " and ".join(f"{words} {bound:.10g}" for _, words, bound in bounds)
                     raise UserError(f"{name} must be {range_}, got {value}")
+
+
+def field_docs(doc: str | None) -> dict[str, str]:
+    """{field: what it means} of a docstring: lines "name  meaning", with two spaces or more between, and what follows.
+
+    A line may name several fields, with commas between.
+    """
+    docs: dict[str, str] = {}
+    names: list[str] = []
+    for line in inspect.cleandoc(doc or "").splitlines():
+        if entry := re.match(r"(\w+(?:, \w+)*) {2,}(\S.*)", line):
+            names = entry[1].split(", ")
+            docs |= dict.fromkeys(names, entry[2])
+        elif names and line.startswith("  ") and line.strip():
+            docs |= {name: f"{docs[name]} {line.strip()}" for name in names}
+        else:
+            names = []
+    return docs
 
 
 def parse_named(what: str, text: Any, table: Mapping[str, Callable[..., T]], number: type = float) -> T:

@@ -94,8 +94,8 @@ def test_one_file_alone_names_the_observed_site():
                 for node in ast.walk(ast.parse(path.read_text()))
                 if isinstance(node, ast.Constant) and node.value in ("y", "data")
             ]
-            # These two read provenance["data"]; nobody else spells the site or its plate.
-            reads = module in ("predictive", "zoo.last_layer")
+            # These three read provenance["data"]; nobody else spells the site or its plate.
+            reads = module in ("posterior", "predictive", "zoo.last_layer")
             assert literals in ([], ["data"] * len(literals)) and (not literals or reads), module
 
 

@@ -1,5 +1,6 @@
 """Every command end to end on small data."""
 
+import dataclasses
 import json
 import signal
 
@@ -17,6 +18,7 @@ from bnn_pyro.metrics import METRICS
 from bnn_pyro.run import main, parse
 from bnn_pyro.runs.evaluate import labelled
 from bnn_pyro.runs.recipe import Recipe
+from bnn_pyro.settings import field_docs
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -111,6 +113,18 @@ def test_list(capsys):
     assert all(name in text for table in (bp.ZOO, bp.METHODS, bp.DATASETS) for name in table)
     assert main(["list", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == tables()  # which test_imports.py holds to the tables themselves
+
+
+def test_every_setting_of_a_variant_or_method_is_explained_where_users_look(capsys):
+    for kinds in (bp.ZOO, bp.METHODS):
+        for name, kind in kinds.items():
+            fields = [field.name for field in dataclasses.fields(kind)]
+            assert set(fields) <= set(field_docs(kind.__doc__)), f"help({kind.__name__}) leaves settings out"
+            assert main(["list", name]) == 0
+            text = capsys.readouterr().out
+            assert all(f"\n  {field} = " in text for field in fields) and "–\n" not in text
+    assert "acceptance rate that the step size is adapted to" in bp.NUTS.__doc__, "inherited"
+    assert main(["list", "nutz"]) == 2 and "did you mean 'nuts'" in capsys.readouterr().err
 
 
 def test_evaluate_with_inputs_from_elsewhere(runs, capsys):

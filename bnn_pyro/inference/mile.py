@@ -53,10 +53,13 @@ class MILE(Sampler):
 
     chains           M, members and chains; 0: 8, or 4 of a network of more than 10,000 weights
     start            members, or one of the starts of the other samplers
-    epochs           of a member at most; patience: epochs without a better NLL of held-out rows after which it stops;
-    lr, batch_size   AdamW's first learning rate, and rows a step. Rows are held out of the training rows, 15 %, where
-                     the data have no validation rows; chains see all training rows
-    warmup, thin     transitions: single steps of the integrator, or trajectories where adjusted
+    epochs           of a member's optimisation at most
+    patience         epochs without a better NLL of held-out rows after which that stops. They are the validation rows,
+                     or 15 % of the training rows where there are none; chains see all training rows
+    lr               AdamW's first learning rate
+    batch_size       rows of a step of AdamW
+    warmup           transitions before the draws: single steps of the integrator, or trajectories where adjusted
+    thin             transitions a draw
     first_energy_variance, energy_variance  E[ΔE²]/d that the step is to have, falling linearly over the warm-up
     integrator       minimal-norm (two gradients a step) or leapfrog (one)
     adjusted         whether trajectories are accepted or rejected by Metropolis, so that draws are exact
