@@ -17,7 +17,6 @@ from torch import Tensor
 
 from bnn_pyro.checkpoint import Checkpoint
 from bnn_pyro.datasets.dataset import Dataset, Schema, row_digests
-from bnn_pyro.datasets.in_memory import dataset
 from bnn_pyro.distributed import Agreed, Ranks, choose_device, here, joined
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.features import check_split, on_features
@@ -145,6 +144,8 @@ def fit(
 
 
 def _rows(data: Any) -> Dataset:
+    from bnn_pyro.datasets.in_memory import dataset
+
     if not isinstance(data, tuple) or len(data) != 2:
         raise UserError(f"a fit takes a data set (bp.load_data, bp.dataset) or (X, y), not a {type(data).__name__}")
     return dataset(*data, split=0.0, validation=0)

@@ -44,6 +44,7 @@ TASKS = {
     "heteroscedastic": ("regression", dict(noise="heteroscedastic")),
     "binary": ("classification", dict(classes=2)),
     "multiclass": ("classification", dict(classes=3)),
+    "counts": ("counts", dict(likelihood=None)),
 }
 
 
@@ -71,6 +72,7 @@ def problem(name, task, proper=False):
     g = torch.Generator().manual_seed(8)
     x = torch.randn(NUM, *shape, generator=g)
     y = torch.arange(NUM) % len(classes) if classes else 5 + 2 * torch.randn(NUM, generator=g)
+    y = y.round() if kind == "counts" else y
     data = dataset(x, y, schema, x[:7] + 0.1, y[:7])
     if "backbone" in fields(ZOO[name]):  # its backbone, trained for a moment
         small["backbone"] = bp.fit(bp.MLP(hidden=(4,)), data, quick("map"), seed=8, progress=False, device="cpu")

@@ -119,6 +119,7 @@ METRICS: dict[str, dict[str, Metric]] = {
         "width_95": width_95,
     },
 }
+METRICS["counts"] = METRICS["regression"]
 
 
 def evaluate(prediction: Prediction, y: Targets, **resampling: Any) -> Evaluation:

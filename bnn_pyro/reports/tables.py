@@ -28,7 +28,7 @@ WORDS = {"good": "Good", "caution": "Caution", "bad": "Problem"}
 #: Metrics that are shares of the test rows, written in per cent.
 SHARES = ("error", "accuracy", "coverage_50", "coverage_90", "coverage_95")
 #: The metrics that a summary speaks of.
-HEADLINE = {"classification": ("error", "nll"), "regression": ("rmse", "nll")}
+HEADLINE = {"classification": ("error", "nll"), "regression": ("rmse", "nll"), "counts": ("rmse", "nll")}
 SCORE_NAMES = {"total_entropy": "total entropy", "max_prob": "1 − max p", "mutual_information": "mutual information"}
 AGAINST = "_minus_baseline"
 
@@ -57,7 +57,7 @@ class RunFacts:
     """What is known of one run: its files, read.
 
     label        what its column is headed with      folder       as the user calls it
-    task         "regression" or "classification"    recipe       config.json
+    task         of the data                          recipe       config.json
     metrics      metrics.json                        environment  environment.json
     provenance   of the posterior                    baseline     the deterministic network's facts, or None
     convergence  convergence.json; empty where the draws are not those of Markov chains

@@ -253,7 +253,7 @@ def _baseline(variant: str) -> tuple[str, str]:
 
 def given_settings(args: Namespace) -> dict[str, Any]:
     """Settings of variant or method that were given as flags, --set last; texts as they were typed."""
-    names = ("hidden", "activation", "prior", "noise", "bias", "epochs", "batch_size", "lr")
+    names = ("hidden", "activation", "prior", "noise", "likelihood", "bias", "epochs", "batch_size", "lr")
     given = {name: getattr(args, name) for name in names if getattr(args, name, None) is not None}
     for text in getattr(args, "set", None) or ():
         key, equals, value = text.partition("=")

@@ -24,7 +24,7 @@ from bnn_pyro.errors import UserError
 from bnn_pyro.parts import backbone as backbones
 from bnn_pyro.parts.backbone import INPUTS, Backbone, OnFeatures, Pretrained
 from bnn_pyro.parts.correlated_normal import parse_family
-from bnn_pyro.parts.likelihoods import make_likelihood
+from bnn_pyro.parts.likelihoods import LIKELIHOODS, make_likelihood
 from bnn_pyro.parts.nets import MLP as Net
 from bnn_pyro.parts.nets import weights_digest
 from bnn_pyro.parts.priors import BayesianNet
@@ -52,6 +52,7 @@ class LastLayer(Settings):
     prior       normal:SCALE, fan-in:SCALE, gamma:SHAPE,RATE or scale-mixture:WIDE,NARROW,WEIGHT; features have a
                 mean square of 1
     noise       regression only: learned, heteroscedastic, or a standard deviation in target units
+    likelihood  of numbers, as in ``Network``
     family      SVI: q is mean-field, low-rank:RANK or full (any covariance of all weights)
     init_scale  SVI: σ of every weight where training starts
     """
@@ -60,6 +61,7 @@ class LastLayer(Settings):
     bias: bool = True
     prior: str = "fan-in:4"
     noise: str | float = "learned"
+    likelihood: str | None = setting(None, choices=LIKELIHOODS, optional=True)
     family: str = setting("mean-field", parse=parse_family)
     init_scale: float = setting(1e-2, above=0)
     #: None once the backbone is there: then its description says it.
@@ -98,7 +100,7 @@ class LastLayer(Settings):
 
     def model(self, schema: Schema) -> OnFeatures:
         """p(y, w | x); see ``Entry.model``. A backbone that is given by its variant's name is not trained here."""
-        likelihood = make_likelihood(schema, self.noise)
+        likelihood = make_likelihood(schema, self.noise, self.likelihood)
         pretrained = self._pretrained(schema)
         backbone = Backbone(pretrained, schema)
         net = Net((backbone.num_features,), (), likelihood.outputs, bias=self.bias)

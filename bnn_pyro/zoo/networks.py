@@ -31,7 +31,7 @@ from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.errors import UserError
 from bnn_pyro.parts import nets
 from bnn_pyro.parts.guides import DroppedInputs, MeanFieldNormal
-from bnn_pyro.parts.likelihoods import make_likelihood
+from bnn_pyro.parts.likelihoods import LIKELIHOODS, make_likelihood
 from bnn_pyro.parts.priors import BayesianNet
 from bnn_pyro.settings import Settings, setting
 
@@ -51,6 +51,8 @@ class Network(Settings):
     prior       normal:SCALE, fan-in:SCALE, gamma:SHAPE,RATE or scale-mixture:WIDE,NARROW,WEIGHT; of a point estimate
                 the weight decay. by-target: fan-in:8 for classes, fan-in:2 for numbers
     noise       regression only: learned, heteroscedastic, or a standard deviation in target units
+    likelihood  of numbers: normal, student-t or laplace (with outliers); of counts: negative-binomial or poisson; the
+                first of the task where not given
     """
 
     #: The deterministic variant to compare with.
@@ -61,6 +63,7 @@ class Network(Settings):
     bias: bool = True
     prior: str = "fan-in:1"
     noise: str | float = "learned"
+    likelihood: str | None = setting(None, choices=LIKELIHOODS, optional=True)
 
     def net(self, schema: Schema, outputs: int) -> nn.Module:
         """The deterministic network."""
@@ -68,7 +71,7 @@ class Network(Settings):
 
     def model(self, schema: Schema) -> BayesianNet:
         """p(y, w | x), out of training mode; see ``Entry.model``."""
-        likelihood = make_likelihood(schema, self.noise)
+        likelihood = make_likelihood(schema, self.noise, self.likelihood)
         prior = BY_TARGET[schema.has_classes] if self.prior == "by-target" else self.prior
         return BayesianNet(self.net(schema, likelihood.outputs), likelihood, prior).eval()
 

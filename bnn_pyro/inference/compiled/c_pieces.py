@@ -19,11 +19,13 @@ SIGNS = zip(
     ["+", "-", "*", "/", ">", ">=", "<", "<=", "==", "!=", "&&", "||"],
     strict=True,
 )
-OWN_NAMES = ("exp", "expm1", "log", "log1p", "sqrt", "erf", "sin", "cos", "gelu")
+OWN_NAMES = ("exp", "expm1", "log", "log1p", "sqrt", "erf", "sin", "cos", "gelu", "lgamma", "digamma", "sign")
 POINTWISE = {
     **{getattr(aten, name): f"({{0}} {sign} {{1}})" for name, sign in SIGNS},
     **{getattr(aten, name): f"{name}{{f}}({{0}})" for name in OWN_NAMES},
     **dict.fromkeys([aten.clone, aten.alias, aten._to_copy, aten.lift_fresh_copy], "{0}"),
+    aten.sgn: "sign{f}({0})",
+    aten.isnan: "({0} != {0})",
     aten.neg: "(-{0})",
     aten.reciprocal: "(1 / {0})",
     aten.logical_not: "(!{0})",

@@ -13,13 +13,20 @@
 #define BOTH(name) VECTOR double name(double); VECTOR float name##f(float);
 BOTH(exp) BOTH(expm1) BOTH(log) BOTH(log1p) BOTH(tanh) BOTH(erf) BOTH(sin) BOTH(cos)
 double sqrt(double); float sqrtf(float); double fabs(double); float fabsf(float); double pow(double, double);
-float powf(float, float); void *aligned_alloc(unsigned long, unsigned long); void free(void *);
+float powf(float, float); double lgamma(double); float lgammaf(float); void *aligned_alloc(unsigned long, unsigned long); void free(void *);
 #define INLINE(type, f) \
   static inline type larger##f(type a, type b) { return a > b || a != a ? a : b; } \
   static inline type smaller##f(type a, type b) { return a < b || a != a ? a : b; } \
   static inline type leaky##f(type a, type slope) { return a > 0 ? a : a * slope; } \
   static inline type choose##f(int c, type a, type b) { return c ? a : b; } \
   static inline type square##f(type a) { return a * a; } \
+  static inline type sign##f(type a) { return (a > 0) - (a < 0); } \
+  static inline type digamma##f(type a) { /* of a > 0, by its recurrence and the asymptotic series */ \
+    type s = 0; \
+    for (; a < 10; a++) s -= 1 / a; \
+    type r = 1 / (a * a); \
+    return s + log##f(a) - 1 / (2 * a) - r * ((type)1 / 12 - r * ((type)1 / 120 - r * ((type)1 / 252 - r / 240))); \
+  } \
   static inline type gelu##f(type a) { return a * (type)0.5 * (1 + erf##f(a * (type)0.70710678118654752)); }
 INLINE(double, ) INLINE(float, f)
 static inline double quick_tanh(double x) { return tanh(x); }

@@ -1,0 +1,124 @@
+"""The observed site "y" in the plate "data": the only file that names either.
+
+To add a likelihood: a subclass of :class:`Likelihood`. The network works on standardised values, and the shift and
+scale of the schema are applied to its output: ELBOs, test densities and intervals are all in the target's own units.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro.poutine.messenger import Messenger
+from torch import Tensor, nn
+
+from bnn_pyro.errors import UserError
+from bnn_pyro.parts.mixtures import Mixture
+
+__all__ = ["OBSERVED", "LearnedNoise", "Likelihood", "ReadLikelihood"]
+
+#: The observed site of every model.
+OBSERVED = "y"
+
+
+class Likelihood(nn.Module):
+    """p(y | f) of the network's output f (…, B, outputs); call it as ``likelihood(f, y=None)``.
+
+    outputs          width that the network must have
+    mixture          the class of an equal mixture of its components, where that is not the one in ``MIXTURES``; it
+                     says whether the targets are labels or numbers
+    own_sites        the names of its own latent sites, such as the noise; see :meth:`add_own`
+    own_information  {site: number}, the Fisher information of one target about each of its own sites; between them and
+                     the network's output there is none
+    quadratic        whether log p(y | f) is quadratic in f, of a known curvature: the posterior of a linear model with
+                     a Normal prior is then Normal
+    """
+
+    outputs: int = 1
+    mixture: ClassVar[type[Mixture]] = Mixture
+    own_sites: tuple[str, ...] = ()
+    own_information: Mapping[str, float] = {}
+    quadratic: bool = False
+
+    def add_own(self, **priors: tuple[float, float]) -> None:
+        """More latent sites of its own: {name: mean and standard deviation of its Normal prior}."""
+        self.own_sites = (*self.own_sites, *priors)
+        for name, (loc, scale) in priors.items():
+            self.register_buffer(f"{name}_loc", torch.tensor(loc), persistent=False)
+            self.register_buffer(f"{name}_scale", torch.tensor(scale), persistent=False)
+
+    @property
+    def initial(self) -> Mapping[str, Tensor]:
+        """{own latent site: value} where it starts, its prior's median."""
+        return {name: getattr(self, f"{name}_loc") for name in self.own_sites}
+
+    def own(self, name: str) -> Tensor:
+        """Draw an own site: (…, 1), one value per draw."""
+        value = pyro.sample(name, dist.Normal(getattr(self, f"{name}_loc"), getattr(self, f"{name}_scale")))
+        # (S,) -> (S, 1) against (S, B); vectorised particles bring (P, 1) already.
+        return value.unsqueeze(-1) if value.dim() == 1 else value
+
+    def components(self, f: Tensor) -> dist.TorchDistribution:
+        """The distribution of y given f (…, B, outputs), batch shape (…, B); draws the likelihood's own sites."""
+        raise NotImplementedError
+
+    def information(self, f: Tensor, own: Mapping[str, Tensor]) -> Tensor:
+        """Fisher information of one target about f, (B, outputs, outputs), given {own site: value}."""
+        raise UserError(f"{type(self).__name__} defines no 'information', which a Laplace approximation is made of")
+
+    def fitted_noise(self, error: Tensor) -> dict[str, Tensor]:
+        """{own site: value} by which the noise is ``error``, a root mean square of residuals; {} where none says so."""
+        return {}
+
+    def forward(self, f: Tensor, y: Tensor | None = None) -> Tensor:
+        """Sample, or observe targets y (B,): labels, or numbers in target units."""
+        # The plate's own dimension -2 is removed where Pyro's vectorised particles put a 1 there.
+        components = self.components(f.squeeze(-3) if f.dim() > 3 else f)
+        with pyro.plate("data", components.batch_shape[-1], dim=-1):
+            return pyro.sample(OBSERVED, components, obs=y, infer={"mixture": self.mixture})
+
+
+class LearnedNoise(Likelihood):
+    """y = shift + scale·f + noise of one scale σ, f (…, B, 1).
+
+    noise: σ in target units, fixed; or None: log(σ / scale) ~ Normal(-1, 1), a latent site "log_noise" on the whole
+        real line, so that every method takes it as it takes a weight (95 % of the prior: 0.05 to 2.7 of the target's
+        standard deviation).
+    """
+
+    def __init__(self, shift: float = 0.0, scale: float = 1.0, noise: float | None = None) -> None:
+        super().__init__()
+        self.shift, self.scale, self.noise = shift, scale, noise
+        self.add_own(**({} if noise is not None else {"log_noise": (-1.0, 1.0)}))
+
+    def loc_and_scale(self, f: Tensor) -> tuple[Tensor, Tensor]:
+        """Of the noise, each (…, B) or a number; draws the site "log_noise"."""
+        loc = self.shift + self.scale * f.squeeze(-1)
+        return loc, self.noise if self.noise is not None else self.scale * self.own("log_noise").exp()
+
+    def relative_precision(self, f: Tensor, own: Mapping[str, Tensor]) -> Tensor:
+        """(scale/σ)², (B, 1, 1)."""
+        ratio = own["log_noise"].exp() if self.noise is None else f.new_tensor(self.noise / self.scale)
+        return ratio.pow(-2).expand(f.shape)[..., None]
+
+
+class ReadLikelihood(Messenger):
+    """Keeps the distribution at "y" and its mixture, and skips its sampling: how predictions read a model.
+
+    likelihood  the distribution
+    mixture     the class of its likelihood's mixture; :class:`Mixture` itself takes that of the distribution's family
+    """
+
+    likelihood: dist.TorchDistribution
+    mixture: type[Mixture]
+
+    def _pyro_sample(self, msg: dict) -> None:
+        if msg["name"] == OBSERVED:
+            self.likelihood = msg["fn"]
+            while isinstance(self.likelihood, dist.Independent):
+                self.likelihood = self.likelihood.base_dist
+            self.mixture = msg["infer"].get("mixture", Mixture)
+            msg["value"], msg["done"] = torch.empty(0), True
