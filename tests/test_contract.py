@@ -44,7 +44,7 @@ TASKS = {
     "heteroscedastic": ("regression", dict(noise="heteroscedastic")),
     "binary": ("classification", dict(classes=2)),
     "multiclass": ("classification", dict(classes=3)),
-    "counts": ("counts", dict(likelihood=None)),
+    "counts": ("counts", dict(likelihood="poisson")),
 }
 
 
@@ -174,7 +174,7 @@ def test_methods_fit_predict_save_and_load(name, method, task, tmp_path):
     prediction, same = (bp.predict(run, data.x_test, num_draws=5, seed=0) for run in (runs[0], again))
     s, b = prediction.components.batch_shape
     assert b == 7 and 1 <= s <= 5
-    assert prediction.task == data.schema.task
+    assert prediction.has_classes == data.schema.has_classes
     if data.schema.classes:
         assert prediction.probs.shape == (s, 7, len(data.schema.classes))
         assert prediction.mean.shape == (7, len(data.schema.classes))
