@@ -32,5 +32,5 @@ _NAMES = {
     "parts.priors": "BayesianNet",
 }
 __all__, __getattr__, __dir__ = lazy_names(
-    __name__, _NAMES, modules="calibration checks diagnostics metrics plots pruning reports"
+    __name__, _NAMES, modules="calibration checks diagnostics metrics plots pruning reports sklearn"
 )

@@ -43,6 +43,12 @@ RESULTS = {
     "docs/methods.md": lambda n: (
         n["mcmc"].get_samples()["layers.0.weight"].shape == (20, 5, 2) and len(n["own"].trace["elbo"]) > 1
     ),
+    "docs/your-data.md": lambda n: (
+        set(n["prediction"].quantile([0.05, 0.95]).shape) == {2}
+        and n["model"].predict_interval(n["new"]).shape == (2, 2)
+        and n["data"].schema.task == "counts"
+        and n["flats"].predict_proba(n["new"][["area", "city"]]).shape == (2, 2)
+    ),
 }
 
 

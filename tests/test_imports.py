@@ -20,7 +20,7 @@ PACKAGE = Path(bp.__file__).parent
 ORDER = [
     "lazy", "errors", "settings", "progress", "isolation", "files", "cells", "distributed", "parallel", "checkpoint",
     "datasets", "parts", "posterior", "inference", "zoo", "features", "loading", "fitting", "predictive", "calibration",
-    "metrics", "pruning", "diagnostics", "checks", "plots", "reports", "runs", "listing", "inspection", "commands",
+    "sklearn", "metrics", "pruning", "diagnostics", "checks", "plots", "reports", "runs", "listing", "inspection", "commands",
     "run",
 ]  # fmt: skip
 FILES = {

@@ -75,7 +75,7 @@ def as_array(what: str, x: Any, text: bool = False) -> np.ndarray:
     if array.ndim < 2 and not text:
         way = f"; one column is {what}.reshape(-1, 1), one row {what}.reshape(1, -1)" if array.ndim else ""
         raise UserError(f"{what} has shape {array.shape}; give (N, features){way}")
-    return array
+    return array if array.flags.writeable else array.copy()  # torch shares memory, and warns where it is read-only
 
 
 def as_cells(frame: pd.DataFrame, where: str = "X (rows from 0)") -> pd.DataFrame:

@@ -1,0 +1,286 @@
+"""The variants as estimators of scikit-learn: ``fit``, ``predict``, ``predict_proba``, in pipelines and searches.
+
+>>> from bnn_pyro.sklearn import BayesianRegressor
+>>> model = BayesianRegressor("mlp", epochs=50).fit([[0.0], [1.0], [2.0], [3.0]], [0.0, 1.1, 1.9, 3.2])
+>>> model.predict_interval([[1.5]], level=0.9).shape
+(1, 2)
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.utils import Tags, assert_all_finite, check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
+
+from bnn_pyro.datasets.frames import as_table
+from bnn_pyro.datasets.in_memory import dataset
+from bnn_pyro.errors import UserError, unknown
+from bnn_pyro.fitting import fit, load, tuned
+from bnn_pyro.inference import METHODS, Method
+from bnn_pyro.isolation import isolated
+from bnn_pyro.predictive import Prediction, predict
+from bnn_pyro.settings import build, defaults
+from bnn_pyro.zoo import ZOO, Entry
+
+__all__ = ["BayesianClassifier", "BayesianRegressor"]
+
+#: Parameters that are settings of the variant or of the method; None leaves each as it is.
+SETTINGS = ("hidden", "activation", "prior", "noise", "likelihood", "epochs", "batch_size", "lr")
+FILES = ("posterior.pt", "posterior.json")
+
+
+class _Bayesian(BaseEstimator):
+    """What both have in common; all training rows train."""
+
+    _task: str | None
+
+    def __init__(
+        self,
+        variant: str | Entry = "hidden-layer",
+        inference: str | Method | None = None,
+        *,
+        hidden: Sequence[int] | None = None,
+        activation: str | None = None,
+        prior: str | None = None,
+        epochs: int | None = None,
+        batch_size: int | None = None,
+        lr: float | None = None,
+        settings: Mapping[str, Any] | None = None,
+        validation: int | float = 0,
+        missing: str = "refuse",
+        unseen: str = "refuse",
+        num_draws: int = 100,
+        device: str = "auto",
+        random_state: int | np.random.RandomState | None = None,
+    ) -> None:
+        self.variant = variant
+        self.inference = inference
+        self.hidden = hidden
+        self.activation = activation
+        self.prior = prior
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.lr = lr
+        self.settings = settings
+        self.validation = validation
+        self.missing = missing
+        self.unseen = unseen
+        self.num_draws = num_draws
+        self.device = device
+        self.random_state = random_state
+
+    # -- training ------------------------------------------------------------------------------------------------------
+    def _fit(self, x: Any, y: np.ndarray, classes: np.ndarray | None = None) -> None:
+        seed = self.random_state if isinstance(self.random_state, int) else 0
+        if isinstance(self.random_state, np.random.RandomState):
+            seed = int(check_random_state(self.random_state).randint(2**31))
+        if len(y) < 2:
+            raise UserError(f"X has n_samples = {len(y)}; a fit needs two rows or more")
+        how = dict(missing=self.missing, unseen=self.unseen, validation=self.validation)
+        data = dataset(x, y, task=self._task, split=0.0, **how)
+        if classes is not None:
+            data = replace(data, schema=replace(data.schema, classes=tuple(map(str, classes))))
+        entry, method = self._entry_and_method()
+        self.posterior_ = fit(entry, data, method, seed=seed, device=self.device, progress=False)
+
+    def _entry_and_method(self) -> tuple[Entry, Method]:
+        given = {name: getattr(self, name) for name in SETTINGS if getattr(self, name, None) is not None}
+        given |= dict(self.settings or {})
+        kind = None if isinstance(self.variant, str) else type(self.variant)
+        name = self.inference if isinstance(self.inference, str | None) else None
+        name, best = tuned(self.variant if kind is None else kind.__name__, "", name, kind)
+        entry = build(ZOO[self.variant], best.entry) if kind is None else self.variant
+        method = build(METHODS[name], best.method) if isinstance(self.inference, str | None) else self.inference
+        fields = [defaults(type(entry)), defaults(type(method))]
+        for key in given:
+            if not any(key in own for own in fields):
+                raise unknown(
+                    f"setting of {type(entry).__name__} or {type(method).__name__}", key, fields[0] | fields[1]
+                )
+        changes = [{k: tuple(v) if isinstance(v, list) else v for k, v in given.items() if k in own} for own in fields]
+        return replace(entry, **changes[0]), replace(method, **changes[1])
+
+    def _checked(self, x: Any, reset: bool = False) -> Any:
+        """x as scikit-learn wants it checked: a frame stays one, so that text and names stay."""
+        table = as_table("X", x) if hasattr(x, "__dataframe__") or hasattr(x, "iloc") else None
+        if table is not None and not all(dtype.kind in "biuf" for dtype in table.dtypes):
+            validate_data(self, x, reset=reset, skip_check_array=True)
+            return x
+        finite = True if self.missing == "refuse" else "allow-nan"
+        array = validate_data(self, x, reset=reset, dtype="numeric", ensure_all_finite=finite)
+        return array if table is None else x
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = self.missing != "refuse"
+        return tags
+
+    # -- prediction ----------------------------------------------------------------------------------------------------
+    def _prediction(self, x: Any) -> Prediction:
+        check_is_fitted(self)
+        x = self._checked(x)
+        return predict(self.posterior_, x, num_draws=self.num_draws)
+
+    def sample_y(self, X: Any, n_samples: int = 1, random_state: int | None = 0) -> np.ndarray:
+        """Draws from the posterior predictive, (N, n_samples)."""
+        prediction = self._prediction(X)
+        with isolated(int(check_random_state(random_state).randint(2**31))):
+            draws = torch.randint(prediction.num_draws, (n_samples,))
+            return self._labels(prediction.of_draws(draws).components.sample().mT.numpy())
+
+    def log_prob(self, X: Any, y: Any) -> np.ndarray:
+        """log p(y | x, D) of each row, (N,), nats."""
+        return self._prediction(X).log_prob(torch.as_tensor(self._codes(y))).numpy()
+
+    # -- pickling: as the archive --------------------------------------------------------------------------------------
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(super().__getstate__())
+        if "posterior_" in state:
+            with tempfile.TemporaryDirectory() as folder:
+                self.posterior_.save(folder)
+                state["posterior_"] = {name: Path(folder, name).read_bytes() for name in FILES}
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        files = state.get("posterior_")
+        if files is not None:
+            with tempfile.TemporaryDirectory() as folder:
+                for name in FILES:
+                    Path(folder, name).write_bytes(files[name])
+                own = None if isinstance(state["variant"], str) else state["variant"]
+                state = {**state, "posterior_": load(folder, own)}
+        super().__setstate__(state)
+
+
+class BayesianRegressor(RegressorMixin, _Bayesian):
+    """A Bayesian neural network for numbers.
+
+    variant, inference  names in ``ZOO`` and ``METHODS`` (by default the variant's first method), or settings objects
+    hidden, activation, prior, noise, likelihood, epochs, batch_size, lr  settings of either, by their names on the
+                  command line; None leaves each as it is.   settings: any others, {name: value}
+    task          "regression" or "counts"
+    validation    number or share of the training rows that are held out, for methods that stop early
+    missing, unseen  of frames, as in ``dataset``
+    num_draws     draws of the weights in a prediction
+    random_state  the seed; None is 0
+
+    Once fitted: ``posterior_``, a ``Posterior``; ``n_features_in_``, ``feature_names_in_``. X: (N, F) numbers, or a
+    frame with columns of numbers, text, categories and booleans. Raises UserError, a ValueError.
+    """
+
+    def __init__(
+        self,
+        variant: str | Entry = "hidden-layer",
+        inference: str | Method | None = None,
+        *,
+        hidden: Sequence[int] | None = None,
+        activation: str | None = None,
+        prior: str | None = None,
+        noise: str | float | None = None,
+        likelihood: str | None = None,
+        task: str = "regression",
+        epochs: int | None = None,
+        batch_size: int | None = None,
+        lr: float | None = None,
+        settings: Mapping[str, Any] | None = None,
+        validation: int | float = 0,
+        missing: str = "refuse",
+        unseen: str = "refuse",
+        num_draws: int = 100,
+        device: str = "auto",
+        random_state: int | np.random.RandomState | None = None,
+    ) -> None:
+        super().__init__(
+            variant, inference, hidden=hidden, activation=activation, prior=prior, epochs=epochs, batch_size=batch_size,
+            lr=lr, settings=settings, validation=validation, missing=missing, unseen=unseen, num_draws=num_draws,
+            device=device, random_state=random_state,
+        )  # fmt: skip
+        self.noise = noise
+        self.likelihood = likelihood
+        self.task = task
+
+    @property
+    def _task(self) -> str:
+        if self.task not in ("regression", "counts"):
+            raise unknown("task of a regressor", self.task, ("regression", "counts"))
+        return self.task
+
+    def fit(self, X: Any, y: Any) -> BayesianRegressor:
+        """Train on all rows. y (N,) numbers."""
+        x = self._checked(X, reset=True)
+        self._fit(x, self._codes(y))
+        return self
+
+    def predict(self, X: Any, return_std: bool = False) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
+        """The predictive mean (N,), and its standard deviation (N,) where that is asked for."""
+        prediction = self._prediction(X)
+        mean = prediction.mean.numpy()
+        return (mean, prediction.total.sqrt().numpy()) if return_std else mean
+
+    def predict_quantiles(self, X: Any, quantiles: Sequence[float] = (0.05, 0.5, 0.95)) -> np.ndarray:
+        """Quantiles of the posterior predictive, (N, len(quantiles))."""
+        return self._prediction(X).quantile(quantiles).mT.numpy()
+
+    def predict_interval(self, X: Any, level: float = 0.9) -> np.ndarray:
+        """Central intervals that hold y with probability ``level``: (N, 2), lower and upper ends."""
+        if not 0 < level < 1:
+            raise UserError(f"level must lie strictly between 0 and 1, got {level}")
+        return self.predict_quantiles(X, ((1 - level) / 2, (1 + level) / 2))
+
+    def _codes(self, y: Any) -> np.ndarray:
+        y = column_or_1d(y, warn=True)
+        try:
+            return y.astype(np.float64)
+        except (TypeError, ValueError):
+            raise UserError(f"y holds {y.dtype}; a regressor needs numbers") from None
+
+    def _labels(self, y: np.ndarray) -> np.ndarray:
+        return y
+
+
+class BayesianClassifier(ClassifierMixin, _Bayesian):
+    """A Bayesian neural network for classes; parameters as of :class:`BayesianRegressor`.
+
+    Once fitted it has ``classes_`` besides.
+    """
+
+    _task = "classification"
+
+    def fit(self, X: Any, y: Any) -> BayesianClassifier:
+        """Train on all rows. y (N,) labels of any type."""
+        x = self._checked(X, reset=True)
+        y = column_or_1d(y, warn=True)
+        assert_all_finite(y, input_name="y")
+        check_classification_targets(y)
+        self.classes_, codes = np.unique(y, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise UserError(f"y has one class only, {self.classes_[0]!r}; classification needs two")
+        self._fit(x, codes, self.classes_)
+        return self
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The most probable class of each row, (N,)."""
+        return self._labels(self.predict_proba(X).argmax(1))
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Class probabilities, averaged over the draws, (N, K)."""
+        mean = self._prediction(X).mean.double()
+        return (mean / mean.sum(1, keepdim=True)).numpy()
+
+    def _codes(self, y: Any) -> np.ndarray:
+        y = column_or_1d(y)
+        if strange := set(y.tolist()) - set(self.classes_.tolist()):
+            raise unknown("class", next(iter(strange)), map(str, self.classes_))
+        return np.searchsorted(self.classes_, y)
+
+    def _labels(self, y: np.ndarray) -> np.ndarray:
+        return self.classes_[y.astype(np.int64)]

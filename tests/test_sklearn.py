@@ -1,0 +1,112 @@
+"""The estimators: scikit-learn's own checks, pipelines, searches, pickles, frames; the same as ``predict``."""
+
+import pickle
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.compose import make_column_selector, make_column_transformer
+from sklearn.model_selection import GridSearchCV, cross_val_predict
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+import bnn_pyro as bp
+from bnn_pyro.sklearn import BayesianClassifier, BayesianRegressor
+
+QUICK = dict(hidden=(8,), epochs=50, lr=0.05, batch_size=0, num_draws=2, device="cpu")
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(60, 2))
+Y = 3 * X[:, 0] + 10 + 0.1 * RNG.normal(size=60)
+LABELS = np.where(X[:, 0] + 0.3 * RNG.normal(size=60) > 0, "yes", "no")
+FRAME = pd.DataFrame({"size": X[:, 0], "city": RNG.choice(["Oslo", "Rome"], 60), "flat": X[:, 1] > 0})
+
+
+@parametrize_with_checks([BayesianRegressor("mlp", **QUICK), BayesianClassifier("mlp", **QUICK)])
+def test_scikit_learns_own_checks(estimator, check):
+    state = np.random.get_state()  # noqa: NPY002 (some checks move it)
+    check(estimator)
+    np.random.set_state(state)  # noqa: NPY002
+
+
+@pytest.fixture(scope="module")
+def regressor():
+    return BayesianRegressor("mean-field", **{**QUICK, "num_draws": 50}, random_state=3).fit(X, Y)
+
+
+@pytest.fixture(scope="module")
+def classifier():
+    return BayesianClassifier("mean-field", **{**QUICK, "num_draws": 50}).fit(FRAME, LABELS)
+
+
+def test_a_regressor_says_what_predict_says(regressor):
+    prediction = bp.predict(regressor.posterior_, X, num_draws=50)
+    mean, std = regressor.predict(X, return_std=True)
+    np.testing.assert_array_equal(mean, prediction.mean)
+    np.testing.assert_array_equal(std, prediction.total.sqrt())
+    np.testing.assert_array_equal(regressor.predict_interval(X, 0.8), prediction.quantile([0.1, 0.9]).mT)
+    np.testing.assert_allclose(regressor.log_prob(X, Y), prediction.log_prob(torch.tensor(Y)), rtol=1e-6)
+    assert regressor.score(X, Y) > 0.8 and regressor.posterior_.provenance["seed"] == 3
+    draws = regressor.sample_y(X[:2], 4000)
+    np.testing.assert_allclose(
+        draws.mean(1), mean[:2], atol=5 * std.max() / np.sqrt(4000) * 3
+    )  # of 50 draws of weights
+    np.testing.assert_allclose(draws.std(1), std[:2], rtol=0.15)
+    direct = bp.fit(bp.MeanField(hidden=(8,)), (X, Y), bp.SVI(epochs=50, lr=0.05, batch_size=0), seed=3, device="cpu",
+                    progress=False)  # fmt: skip
+    assert torch.equal(bp.predict(direct, X, num_draws=50).mean, prediction.mean), "the names of the command line"
+
+
+def test_a_classifier_takes_frames_with_text_and_keeps_labels(classifier):
+    assert classifier.posterior_.schema.features[1:3] == ("city=Oslo", "city=Rome")
+    assert classifier.classes_.tolist() == ["no", "yes"] and classifier.posterior_.schema.classes == ("no", "yes")
+    proba = classifier.predict_proba(FRAME)
+    np.testing.assert_allclose(proba.sum(1), 1, rtol=1e-12)
+    assert classifier.predict(FRAME).tolist() == [("no", "yes")[k] for k in proba.argmax(1)]
+    assert classifier.score(FRAME, LABELS) > 0.8 and set(classifier.sample_y(FRAME, 3).ravel()) == {"no", "yes"}
+    np.testing.assert_allclose(
+        classifier.log_prob(FRAME, LABELS), np.log(proba[np.arange(60), (LABELS == "yes").astype(int)]), rtol=1e-4
+    )
+    with pytest.raises(bp.UserError, match="unknown category 'Paris'"):
+        classifier.predict(FRAME.assign(city="Paris"))
+    with pytest.raises(bp.UserError, match="unknown class 'maybe'"):
+        classifier.log_prob(FRAME, ["maybe"] * 60)
+
+
+def test_pickles_are_the_archive_and_clones_are_unfitted(regressor, classifier):
+    again = pickle.loads(pickle.dumps(regressor))
+    np.testing.assert_array_equal(again.predict(X), regressor.predict(X))
+    assert again.get_params() == regressor.get_params() and not hasattr(clone(regressor), "posterior_")
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(classifier)).predict(FRAME), classifier.predict(FRAME))
+
+
+def test_pipelines_searches_and_cross_validation():
+    quick = BayesianRegressor("mlp", **{**QUICK, "epochs": 20})
+    search = GridSearchCV(make_pipeline(StandardScaler(), quick), {"bayesianregressor__hidden": [(4,), (8,)]}, cv=2)
+    assert search.fit(X, Y).best_params_["bayesianregressor__hidden"] in [(4,), (8,)]
+    columns = (StandardScaler(), make_column_selector(dtype_include=float))
+    scaler = make_column_transformer(columns, remainder="passthrough", verbose_feature_names_out=False)
+    scaler.set_output(transform="pandas")
+    pipeline = make_pipeline(scaler, BayesianClassifier("mlp", **{**QUICK, "epochs": 20}))
+    proba = cross_val_predict(pipeline, FRAME, LABELS, cv=2, method="predict_proba")
+    assert proba.shape == (60, 2)
+    assert pipeline.fit(FRAME, LABELS)[-1].feature_names_in_.tolist() == ["size", "city", "flat"]
+
+
+def test_what_is_wrong_with_parameters_is_said():
+    for estimator, message in (
+        (BayesianRegressor("mean-feild"), "unknown variant 'mean-feild'; did you mean 'mean-field'"),
+        (BayesianRegressor("hidden-layer", "nuts"), "nuts needs"),
+        (
+            BayesianRegressor(settings={"epoch": 3}),
+            r"unknown setting of HiddenLayerNet or SVI 'epoch'; did you mean 'epochs'",
+        ),
+        (BayesianRegressor(task="ranking"), "unknown task of a regressor 'ranking'"),
+        (BayesianRegressor(task="counts"), "is no count"),
+    ):
+        with pytest.raises(bp.UserError, match=message):
+            estimator.fit(X, Y)
+    counts = BayesianRegressor("mlp", **QUICK, task="counts", likelihood="poisson").fit(X, np.arange(60) % 7)
+    assert (counts.predict_quantiles(X) % 1 == 0).all()
