@@ -92,7 +92,7 @@ def fit(
     its checkpoint is then whole.
     """
     if not isinstance(data, Dataset):
-        data = _rows(data)
+        data = _all_training(data)
     if not len(data.x_train):
         raise UserError(f"data set '{data.name}' has no training rows")
     ranks, (entry, method, chosen) = here(), _resolve(entry, data, method, minutes)
@@ -143,7 +143,7 @@ def fit(
         return posterior
 
 
-def _rows(data: Any) -> Dataset:
+def _all_training(data: Any) -> Dataset:
     from bnn_pyro.datasets.in_memory import dataset
 
     if not isinstance(data, tuple) or len(data) != 2:

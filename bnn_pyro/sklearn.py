@@ -24,9 +24,10 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 from bnn_pyro.datasets.frames import as_table
 from bnn_pyro.datasets.in_memory import dataset
 from bnn_pyro.errors import UserError, unknown
-from bnn_pyro.fitting import fit, load, tuned
+from bnn_pyro.fitting import fit, tuned
 from bnn_pyro.inference import METHODS, Method
 from bnn_pyro.isolation import isolated
+from bnn_pyro.loading import load
 from bnn_pyro.predictive import Prediction, predict
 from bnn_pyro.settings import build, defaults
 from bnn_pyro.zoo import ZOO, Entry
