@@ -4,6 +4,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from PIL import Image
+from torch.utils.data import TensorDataset
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import ToTensor
 
 import bnn_pyro as bp
 from bnn_pyro.errors import UserError
@@ -92,6 +96,33 @@ def test_categories_of_a_type_stay_categories_and_labels_keep_their_names():
     assert data.schema.classes == ("no", "yes")
     images = bp.dataset(np.random.default_rng(0).integers(0, 255, (NUM, 8, 8), dtype=np.uint8), LABELS)
     assert images.schema.input_shape == (1, 8, 8)
+
+
+def test_a_torch_data_set_is_read_into_memory(tmp_path):
+    for name, value in (("cats", 40), ("dogs", 200)):
+        (tmp_path / name).mkdir()
+        for k in range(10):
+            Image.fromarray(np.full((6, 5, 3), value + k, dtype=np.uint8)).save(tmp_path / name / f"{k}.png")
+    folder = ImageFolder(tmp_path, ToTensor())
+    data = bp.dataset(folder)
+    assert data.schema.input_shape == (3, 6, 5) and data.schema.classes == ("cats", "dogs")
+    assert sum(data.split["rows"]) == 20
+    dark = data.schema.unstandardise(data.x_train).mean((1, 2, 3)) < 0.5
+    assert torch.equal(dark, data.y_train == 0)
+    of_pixels = bp.dataset(ImageFolder(tmp_path))  # images as they are: uint8, channels last
+    pixels, floats = (d.schema.unstandardise(d.x_test) for d in (of_pixels, data))
+    torch.testing.assert_close(pixels, floats)
+    rows = bp.dataset(TensorDataset(torch.tensor(ARRAY), torch.tensor(PRICES)))
+    assert rows.fingerprint == bp.dataset(ARRAY, PRICES).fingerprint
+    Image.fromarray(np.zeros((9, 9, 3), dtype=np.uint8)).save(tmp_path / "dogs" / "z.png")
+    for wrong, message in (
+        (dict(x=ImageFolder(tmp_path)), r"X\[20\] has shapes .*\(9, 9, 3\).*resize them"),
+        (dict(x=folder, y=LABELS), "leave y out"),
+        (dict(x=TensorDataset(torch.ones(3, 2))), r"X\[0\] is a tuple; an item must be a pair"),
+        (dict(x=TensorDataset(torch.ones(0, 2), torch.ones(0))), "without items"),
+    ):
+        with pytest.raises(UserError, match=message):
+            bp.dataset(**wrong)
 
 
 def test_a_fit_takes_rows_and_a_prediction_a_frame():

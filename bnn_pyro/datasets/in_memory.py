@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset as Items
 
 from bnn_pyro.datasets.arrays import image_arrays, raw_arrays
 from bnn_pyro.datasets.dataset import TASKS, Dataset, Raw, Schema
@@ -50,6 +51,8 @@ def dataset(
     x       (N, F) or images (N, H, W), (N, H, W, 1 or 3) or (N, 1 or 3, H, W), uint8 or in [0, 1]: an array, tensor
             or list; or a frame of pandas, polars or any library with ``__dataframe__``, whose columns of text,
             categories and booleans become one 0/1 feature a category
+            A map-style torch ``Dataset`` of (input, target), such as an ``ImageFolder``, is read into memory; y is then
+            left out
     y       (N,): numbers, or labels of any type; or the name of a column of the frame
     x_test, y_test  the test part, where it is given
     task    regression, classification or counts; where not given, classification or regression by the target, as of a
@@ -74,6 +77,11 @@ def dataset(
             raise unknown(what, value, valid)
     if task not in (None, *TASKS):
         raise unknown("task", task, TASKS)
+    if isinstance(x, Items):
+        if y is not None:
+            raise UserError("X is a torch data set, which has the targets; leave y out")
+        x, y, names = _items("X", x)
+        classes = names if classes is None and task in (None, "classification") else classes
     table = as_table("X", x)
     columns = {"y": y, "groups": groups, "time": time}
     for what, value in columns.items():
@@ -103,6 +111,24 @@ def inputs(x: Any, schema: Schema) -> Tensor:
     """
     values, white = _encoded("X", x, schema)
     return standardised(values, schema, white)
+
+
+def _items(what: str, items: Items) -> tuple[np.ndarray, np.ndarray, Sequence[str] | None]:
+    """(x, y, names of the classes or None) of every item, an input (tensor, array or image) and a target."""
+    if not hasattr(items, "__len__") or not len(items):
+        raise UserError(f"{what} is a torch data set without a length or without items; give a map-style one")
+    rows = []
+    for number in range(len(items)):
+        item = items[number]
+        if not isinstance(item, tuple | list) or len(item) != 2:
+            raise UserError(f"{what}[{number}] is a {type(item).__name__}; an item must be a pair, (input, target)")
+        rows.append((np.asarray(item[0]), np.asarray(item[1]).reshape(-1)))
+        if (shapes := [part.shape for part in rows[-1]]) != (first := [part.shape for part in rows[0]]):
+            raise UserError(
+                f"{what}[{number}] has shapes {shapes}, and {what}[0] {first}; resize them in the transform"
+            )
+    x, y = (np.stack(parts) for parts in zip(*rows, strict=True))
+    return x, y, getattr(items, "classes", None)
 
 
 # -- rows to features --------------------------------------------------------------------------------------------------
