@@ -75,10 +75,19 @@ def test_calibrate_a_run_by_other_rows(runs, houses, capsys, tmp_path):
         assert code == 2 and words in text and "Traceback" not in text, text
 
 
-@pytest.mark.usefixtures("quick")
-def test_sets_of_classes_are_written(runs, capsys):
-    for method in ("aps", "temperature"):
-        code, text = said(capsys, "calibrate", runs / "digits", "--method", method, "--quiet")
-        assert code == 0 and ("conformal: aps" in text) == (method == "aps") and "most uncertain third" in text, text
-    (runs / "digits/calibration.json").unlink()
-    (runs / "digits/guarantees.json").unlink()
+def test_sets_and_recalibrated_figures_are_written(runs, houses, capsys, monkeypatch):
+    drawn = {}
+    monkeypatch.setattr("bnn_pyro.runs.evaluate.draw_all", lambda figures, folder: drawn.update(figures) or [])
+    for run, method, kind, figure in (
+        (runs / "digits", "aps", "conformal", ""),
+        (runs / "digits", "temperature", "recalibrated", "reliability-recalibrated"),
+        (houses / "run", "isotonic", "recalibrated", "calibration-recalibrated"),
+    ):
+        drawn.clear()
+        code, text = said(capsys, "calibrate", run, "--method", method, "--quiet")
+        assert code == 0 and f"{kind}: {method}" in text and "most uncertain third" in text, text
+        assert [name for name in drawn if name.endswith("recalibrated")] == [figure] * bool(figure)
+        if figure:
+            drawn[figure]()
+    for name in ("calibration.json", "guarantees.json"):
+        (runs / "digits" / name).unlink()

@@ -19,6 +19,7 @@ from torch import Tensor
 from bnn_pyro.calibration.conformal import SCORES, Conformal
 from bnn_pyro.calibration.recalibration import RECALIBRATIONS
 from bnn_pyro.datasets.dataset import Schema, row_digests
+from bnn_pyro.datasets.in_memory import inputs
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.files import write_whole
 from bnn_pyro.loading import load as load_posterior
@@ -41,7 +42,7 @@ DUPLICATES = 1e-3
 
 def calibrate(
     posterior: Posterior | Calibrated,
-    x: Tensor,
+    x: Tensor | Any,
     y: Tensor,
     method: str | None = None,
     *,
@@ -53,7 +54,7 @@ def calibrate(
 ) -> Calibrated:
     """Correct a posterior's predictions, or give them a guarantee, by rows that had no part in its training.
 
-    x, y: (n, *input_shape) standardised and (n,), such as ``data.x_val`` and ``data.y_val``.
+    x, y: (n, *input_shape), of ``predict``, and (n,), such as ``data.x_val`` and ``data.y_val``.
     method: a name in ``METHODS``. Recalibration changes the predictive distribution: temperature, vector, dirichlet
         of classes; isotonic, variance of numbers. Conformal prediction changes intervals and sets alone: normalised
         (default), cqr, pit, absolute of numbers; lac (default), aps, raps of classes. One after the other takes other
@@ -80,6 +81,7 @@ def calibrate(
     if per_class and (groups is not None or task != "classification"):
         raise UserError("per_class is for class labels, and takes no other groups")
     check_level(level)
+    x = x if isinstance(x, Tensor) else inputs(x, plain.schema)
     y = _checked(x, y, plain.schema)
     digests = _unused(plain, before, x, y)
     made = before or Calibrated(plain, num_draws=num_draws, seed=seed)
@@ -95,6 +97,7 @@ def calibrate(
         made = replace(made, conformal=Conformal.fit(method, prediction, y, **how), column=column)
     else:
         made = replace(made, maps=(*made.maps, (method, RECALIBRATIONS[method][1](prediction, y))))
+        prediction = made.maps[-1][1].apply(prediction)
     rows = digests if made.rows is None else torch.cat([made.rows, digests])
     return replace(made, rows=rows, epistemic=prediction.epistemic.double().tolist())
 
@@ -130,7 +133,7 @@ class Calibrated:
 
     def predict(
         self,
-        x: Tensor,
+        x: Tensor | Any,
         *,
         groups: Sequence[Any] | None = None,
         weights: tuple[np.ndarray, np.ndarray] | None = None,
@@ -146,6 +149,7 @@ class Calibrated:
         """
         if num_draws not in (None, self.num_draws):
             warnings.warn(f"calibrated with {self.num_draws} draws, which are taken, not {num_draws}", stacklevel=2)
+        x = x if isinstance(x, Tensor) else inputs(x, self.schema)
         prediction = predict(self.posterior, x, num_draws=self.num_draws, seed=self.seed, **how)
         for _, map in self.maps:
             prediction = map.apply(prediction)
@@ -237,12 +241,9 @@ class Adaptive:
         if self._last is None or y.shape != (len(self._last),):
             raise UserError("update takes the targets of the rows that were predicted last, once")
         covered = self._last.guarantee.covers(self._last, y, self.now)
-        self.now, self._last = self.adapted(covered.numpy()), None
+        self.now += self.rate * float((self.level - covered.double()).sum())
+        self._last = None
         return covered
-
-    def adapted(self, covered: np.ndarray) -> float:
-        """The level after rows of which these were covered."""
-        return self.now + self.rate * float((self.level - covered.astype(float)).sum())
 
 
 # -- rows --------------------------------------------------------------------------------------------------------------

@@ -227,11 +227,11 @@ class Rows:
         """(B,), or (B, K) of each class."""
         if self.conformal.per_class:
             return np.stack([self._of_group(str(k), level, self.new) for k in range(classes)], 1)
-        found = np.empty(len(self.new))
+        limits = np.empty(len(self.new))
         for group in np.unique(self.groups):
             rows = self.groups == group
-            found[rows] = self._of_group(group, level, self.new[rows])
-        return found if not classes else found[:, None]
+            limits[rows] = self._of_group(group, level, self.new[rows])
+        return limits if not classes else limits[:, None]
 
     def _of_group(self, group: str, level: float, new: np.ndarray) -> np.ndarray:
         if level <= 0:

@@ -91,15 +91,8 @@ class LogitMap:
         return cls((eye + shift).tolist(), theta[-classes:].tolist())
 
 
-class RecalibratedClasses(ClassMixture):
-    """A prediction with one set of corrected probabilities; ``base`` is the one before."""
-
-    def __new__(cls, base: Mixture, map: LogitMap) -> RecalibratedClasses:
-        """See :class:`LogitMap`."""
-        logits = (log_mean_probs(base) @ map.weight.mT + map.bias).log_softmax(-1)
-        new = super().__new__(cls, make(Categorical, {"logits": logits[None].float()}))
-        new.base, new.map = base, map
-        return new
+class Recalibrated:
+    """What corrected predictions have in common: ``base``, the one before, and ``map``, by which it was corrected."""
 
     def __getitem__(self, index: Any) -> Mixture:
         return self._carry(self.map.apply(self.base[index]), index)
@@ -110,13 +103,24 @@ class RecalibratedClasses(ClassMixture):
 
     @cached_property
     def epistemic(self) -> Tensor:
-        """That of the draws before, at most the total, nats."""
+        """That of the draws before, at most the total; nats or squared target units."""
         return torch.minimum(self.base.epistemic, self.total)
 
     @cached_property
     def aleatoric(self) -> Tensor:
-        """The rest of the total, nats."""
+        """The rest of the total."""
         return self.total - self.epistemic
+
+
+class RecalibratedClasses(Recalibrated, ClassMixture):
+    """A prediction with one set of corrected probabilities."""
+
+    def __new__(cls, base: Mixture, map: LogitMap) -> RecalibratedClasses:
+        """See :class:`LogitMap`."""
+        logits = (log_mean_probs(base) @ map.weight.mT + map.bias).log_softmax(-1)
+        new = super().__new__(cls, make(Categorical, {"logits": logits[None].float()}))
+        new.base, new.map = base, map
+        return new
 
 
 # -- numbers -----------------------------------------------------------------------------------------------------------
@@ -218,29 +222,27 @@ class _Corrected(Distribution):
     def _moments(self) -> tuple[Tensor, Tensor]:
         """Mean and variance by ∫ P(Y ≤ t) dt between the quantiles of 10⁻⁵ and 1 − 10⁻⁵."""
         low, high = self.base.quantile(self.map.inverse(np.array([1e-5, 1 - 1e-5])).tolist()).double()
-        share, found = torch.linspace(0, 1, GRID, dtype=torch.float64)[:, None], []
+        share, moments = torch.linspace(0, 1, GRID, dtype=torch.float64)[:, None], []
         for rows in torch.arange(len(self.base)).split(max(1, 2 * BLOCK // (GRID * self.base.num_draws))):
             width = (high - low)[rows]
             cdf = self.map(self.base[rows].cdf(low[rows] + share * width))
             first = width - torch.trapezoid(cdf, share * width, dim=0)
             second = width.square() - 2 * torch.trapezoid(share * width * cdf, share * width, dim=0)
-            found.append(torch.stack([low[rows] + first, second - first.square()]))
-        return tuple(torch.cat(found, 1).float()[:, None])
+            moments.append(torch.stack([low[rows] + first, second - first.square()]))
+        return tuple(torch.cat(moments, 1).float()[:, None])
 
     mean = property(lambda self: self._moments[0])
     variance = property(lambda self: self._moments[1])
 
 
-class RecalibratedNumbers(Mixture):
-    """A prediction whose cdf is corrected, as one component; ``base`` is the one before."""
+class RecalibratedNumbers(Recalibrated, Mixture):
+    """A prediction whose cdf is corrected, as one component."""
 
     def __new__(cls, base: Mixture, map: CdfMap) -> RecalibratedNumbers:
         """See :class:`CdfMap`."""
         new = super().__new__(cls, _Corrected(base, map))
         new.base, new.map = base, map
         return new
-
-    __getitem__, of_draws = RecalibratedClasses.__getitem__, RecalibratedClasses.of_draws
 
     def log_probs(self, y: Tensor) -> Tensor:
         """log of the density R′(F(y)) f(y), or of the share R(F(y)) − R(F(y⁻)) of a count, (1, B), nats."""
@@ -261,19 +263,9 @@ class RecalibratedNumbers(Mixture):
         return self.base.quantile(self.map.inverse(levels).tolist())
 
     @cached_property
-    def epistemic(self) -> Tensor:
-        """That of the draws before, at most the total."""
-        return torch.minimum(self.base.epistemic, self.total)
-
-    @cached_property
     def total(self) -> Tensor:
         """The variance (B,)."""
         return self.components.variance[0]
-
-    @cached_property
-    def aleatoric(self) -> Tensor:
-        """The rest of the total."""
-        return self.total - self.epistemic
 
 
 def _best_factor(loss: Callable[[float], float]) -> float:

@@ -63,22 +63,22 @@ def monitor(
                         f"got {len(x)} and {len(x_new)}")  # fmt: skip
     prediction = calibrated.predict(x_new)
     p, auroc = classifier_p(x, x_new, seed)
-    found = {"inputs": (p, f"a classifier tells new from calibration inputs with an AUROC of {auroc:.3f}")}
+    results = {"inputs": (p, f"a classifier tells new from calibration inputs with an AUROC of {auroc:.3f}")}
     if np.ptp(calibrated.epistemic) > 0:
         p, share = epistemic_p(calibrated.epistemic, prediction.epistemic.double().numpy())
-        found["epistemic"] = (
+        results["epistemic"] = (
             p,
             f"{share:.1%} of new rows have an epistemic uncertainty that few calibration rows have",
         )
     if y_new is not None and calibrated.conformal is not None:
         scores = calibrated.conformal.score(prediction, y_new.cpu()).numpy()
         peak = max(0.0, martingale(conformal_p(calibrated.conformal.scores, scores, seed)).max())
-        found["targets"] = (np.exp(-peak), f"a bet against exchangeable targets made 1 into {np.exp(peak):.3g}")
+        results["targets"] = (np.exp(-peak), f"a bet against exchangeable targets made 1 into {np.exp(peak):.3g}")
     verdicts = []
-    for test, (p, said) in found.items():
-        alarm = bool(p <= false_alarm / len(found))
+    for test, (p, words) in results.items():
+        alarm = bool(p <= false_alarm / len(results))
         what = f"alarm: a chance of {false_alarm:.2g} if nothing changed" if alarm else "no alarm"
-        verdicts.append(Verdict(test, float(p), alarm, f"{said[0].upper()}{said[1:]} (p {p:.2g}): {what}."))
+        verdicts.append(Verdict(test, float(p), alarm, f"{words[0].upper()}{words[1:]} (p {p:.2g}): {what}."))
     return verdicts
 
 
@@ -91,16 +91,16 @@ def classifier_p(x: Tensor, x_new: Tensor, seed: int = 0) -> tuple[float, float]
     rng = np.random.default_rng(seed)
     old, new = (_flat(v)[rng.permutation(len(v))[:MOST_ROWS]] for v in (x, x_new))
     a, b = len(old) // 2, len(new) // 2
-    says = _classifier(old[:a], new[:b])
-    test = mannwhitneyu(scores := says(new[b:]), others := says(old[a:]), alternative="greater")
+    log_odds = _classifier(old[:a], new[:b])
+    test = mannwhitneyu(scores := log_odds(new[b:]), others := log_odds(old[a:]), alternative="greater")
     return float(test.pvalue), float(test.statistic / (len(scores) * len(others)))
 
 
 def likelihood_ratio(x: Tensor, x_new: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """p_new(x) / p(x) of both, (n,) and (m,), by the same classifier: the weights of a covariate shift."""
     old, new = _flat(x), _flat(x_new)
-    says = _classifier(old, new)
-    return tuple(np.exp(says(rows)) * len(old) / len(new) for rows in (old, new))
+    log_odds = _classifier(old, new)
+    return tuple(np.exp(log_odds(rows)) * len(old) / len(new) for rows in (old, new))
 
 
 def epistemic_p(known: Sequence[float], new: np.ndarray) -> tuple[float, float]:

@@ -19,7 +19,7 @@ from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction, predict
 from bnn_pyro.runs.evaluate import labelled
 from bnn_pyro.runs.folder import GUARANTEES, RunFolder
-from bnn_pyro.runs.recipe import Recipe
+from bnn_pyro.runs.recipe import Recipe, located
 
 __all__ = ["calibrate_run", "calibration_rows", "guarantee_columns", "monitor_lines"]
 
@@ -52,22 +52,25 @@ def calibrate_run(
     data, x, y = calibration_rows(recipe, posterior, name)
     folder.check_data(posterior, data)
     made = calibrate(posterior, x, y, method, level=level, num_draws=recipe.num_draws)
+    done = made.provenance["calibration"]["methods"][-1]
     rows, note = [], "there are no test rows to see it on"
     if len(data.x_test):
         pair = predict(posterior, data.x_test, num_draws=made.num_draws, seed=made.seed), made.predict(data.x_test)
         order = pair[0].total.argsort()
         parts = {"all test rows": torch.arange(len(order)), **dict(zip(THIRDS, order.tensor_split(3), strict=True))}
+        kinds = "predictive", ("conformal: " if made.conformal else "recalibrated: ") + done
         for part, index in parts.items() if len(order) >= 3 else list(parts.items())[:1]:
-            rows += [_row(part, p[index], data.y_test[index], level) for p in pair]
+            for kind, p in zip(kinds, pair, strict=True):
+                rows.append({"rows": part, "prediction": kind} | _scores(p[index], data.y_test[index], level))
         note = (pair[1].set if pair[1].has_classes else pair[1].interval)(level).note
-    methods = made.provenance["calibration"]["methods"]
-    content = {"level": level, "method": methods[-1], "data": name or "", "calibration_rows": len(x), "note": note}
+    source = located({"name": name or ""})["name"]
+    content = {"level": level, "method": done, "data": source, "calibration_rows": len(x), "note": note}
     made.write(folder.path)
     folder.write(GUARANTEES, content | {"table": rows})
     return content | {"table": rows}
 
 
-def _row(part: str, prediction: Prediction, y: Tensor, level: float) -> dict[str, Any]:
+def _scores(prediction: Prediction, y: Tensor, level: float) -> dict[str, float | None]:
     """Coverage with its exact (Clopper-Pearson) 95 % interval, mean width or set size, and NLL in nats."""
     if prediction.has_classes:
         shown = prediction.set(level)
@@ -77,12 +80,7 @@ def _row(part: str, prediction: Prediction, y: Tensor, level: float) -> dict[str
         covered, size = (shown.low <= y) & (y <= shown.high), (shown.high - shown.low).mean()
     exact = binomtest(int(covered.sum()), len(y)).proportion_ci(0.95, "exact")
     numbers = {"covered": covered.double().mean().item(), "covered_low": exact.low, "covered_high": exact.high}
-    numbers |= {"size": size.item() if math.isfinite(size) else None, "nll": nll(prediction, y)}
-    return {"rows": part, "prediction": shown.kind if prediction.guarantee else _name(prediction), **numbers}
-
-
-def _name(prediction: Prediction) -> str:
-    return "recalibrated" if hasattr(prediction, "base") else "predictive"
+    return numbers | {"size": size.item() if math.isfinite(size) else None, "nll": nll(prediction, y)}
 
 
 def guarantee_columns(calibrated: Calibrated, prediction: Prediction, level: float) -> pd.DataFrame:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from bnn_pyro import metrics
+from bnn_pyro.calibration.calibrated import with_calibration
 from bnn_pyro.datasets import DATASETS, load_data, load_inputs, read_rows
 from bnn_pyro.datasets.arrays import load_archive
 from bnn_pyro.datasets.dataset import Dataset, Schema
@@ -94,7 +95,10 @@ def evaluate_run(
         run = folder.facts()
         progress(2, 3)
         if report:
-            figures = figures_of(scored, beside, inputs, pruning)
+            calibrated = with_calibration(posterior, folder.path)
+            changed = scored.prediction is not None and getattr(calibrated, "maps", ())
+            after = calibrated.predict(data.x_test) if changed else None
+            figures = figures_of(scored, beside, inputs, pruning, after)
             folder.write("report.html", run_html(run, draw_all(figures, folder.path / "figures")))
             folder.write("README.md", run_card(run))
         progress(3, 3)

@@ -62,11 +62,12 @@ def figures_of(
     baseline: Scored | None = None,
     inputs: Mapping[str, Tensor] | None = None,
     pruning: Mapping[str, Any] | None = None,
+    recalibrated: Prediction | None = None,
 ) -> dict[str, Callable[[], object]]:
     """How each of the figures that apply to a run is drawn, by its name; one more for each set of images outside.
 
     inputs: {name: (N, *input_shape), standardised}, which run and baseline predict ``outside``.
-    pruning: see :func:`read_pruning`.
+    pruning: see :func:`read_pruning`.   recalibrated: the prediction of the test rows after recalibration.
     """
     data, schema, prediction = run.data, run.data.schema, run.prediction
     posterior, trace, y = run.posterior, run.posterior.trace, run.data.y_test
@@ -95,6 +96,10 @@ def figures_of(
     elif prediction is not None:
         figures["predicted-observed"] = lambda: plots.predicted_observed(prediction, y, schema)
         figures["calibration"] = lambda: plots.regression_calibration(prediction, y)
+    if recalibrated is not None and schema.has_classes:
+        figures["reliability-recalibrated"] = lambda: plots.reliability(recalibrated, y, schema)
+    elif recalibrated is not None:
+        figures["calibration-recalibrated"] = lambda: plots.regression_calibration(recalibrated, y)
     chains = posterior.chains
     if prediction is not None and chains is not None and next(iter(chains.values())).shape[:2].numel() > 1:
         figures["growing-ensemble"] = lambda: _growing(run, beside)

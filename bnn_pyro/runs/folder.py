@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import pandas as pd
 
-from bnn_pyro.calibration.calibrated import FILE as CALIBRATION
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError
 from bnn_pyro.files import is_occupied, lock_folder, read_json, write_whole
@@ -45,7 +44,7 @@ __all__ = ["GUARANTEES", "REPLICATES", "CheckFolder", "OutputFolder", "RunFolder
 REPLICATES, GUARANTEES = "test-replicates.npz", "guarantees.json"
 FILES = ("metrics.json", REPLICATES, "metrics-mean-weights.json", "pruning.json", "convergence.json", "diagnosis.json",
          "diagnosis.html", "posterior.nc", "history.csv", "environment.json", "report.html", "comparison.html",
-         "README.md", CALIBRATION, GUARANTEES)  # fmt: skip
+         "README.md", "calibration.json", GUARANTEES)  # fmt: skip
 ARCHIVE = ("posterior.json", "posterior.pt")
 NUMBER, VERDICT = int | float | None, {"level": str, "about": str, "sentence": str}
 #: Of these files, what is read (the kind of every value by its key, "*" for all keys) and the command that writes it.

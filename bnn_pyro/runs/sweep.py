@@ -257,6 +257,10 @@ def _fit_and_score(folder: RunFolder, recipe: Recipe, command: str, *, keep: boo
     with folder.begun(recipe, keep=keep):
         posterior, baseline = fit_run(folder, recipe, data, entry, below, resume=keep)
         folder.write("environment.json", folder.read("environment.json") | {"command": command})
+        if recipe.conformal:
+            from bnn_pyro.runs.calibrate import calibrate_run
+
+            calibrate_run(folder, recipe, posterior, level=recipe.conformal)
         baseline = baseline if recipe.baseline or recipe.backbone_variant(data.schema) else None
         evaluate_run(folder, recipe, data, posterior, baseline, outside={}, report=False)
 
