@@ -20,7 +20,7 @@ _NAMES = {
     "datasets.dataset": "Dataset Schema",
     "inference": "METHODS HMC NUTS ChEES MILE SGHMC SGLD MAP MLE SVI MCDropout Ensemble Laplace",
     "zoo": "ZOO MeanField HiddenLayerNet VariationalDropout SparseDropout BayesianConvNet LastLayer MLP ConvNet "
-    "DropoutMLP",
+    "DropoutMLP Bayesian",
     "parts.local_layer": "HiddenLayer",
     "posterior": "Posterior pool",
     "predictive": "Prediction predict",

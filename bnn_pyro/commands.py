@@ -95,7 +95,11 @@ def evaluate(args: Namespace) -> None:
     if args.mean_weights:
         print(score_table(scoring.score_mean_weights(folder, recipe, data, posterior, outside)))
         return
-    baseline = scoring.load_posterior(folder.baseline, recipe.device) if folder.baseline.is_trained else None
+    baseline = (
+        scoring.load_posterior(folder.baseline, recipe.device, getattr(args, "module", None))
+        if folder.baseline.is_trained
+        else None
+    )
     with lock_folder(folder.path):
         pruned = scoring.prune_run(folder, data, posterior, recipe.num_draws) if args.prune else ""
         run = scoring.evaluate_run(folder, recipe, data, posterior, baseline, outside=outside)
@@ -159,7 +163,7 @@ def compare(args: Namespace) -> None:
     out = Path(args.out) if args.out else folders[0].path / "comparison.html"
     if args.out and out.exists():
         raise UserError(f"--out {out} exists; choose another name")
-    text, html = compare_runs({folder: _with_flags(folder.recipe, args) for folder in folders})
+    text, html = compare_runs({folder: _with_flags(folder.recipe, args) for folder in folders}, args.module)
     write_whole(out, html.encode())
     print(f"{text}\n\ncomparison: {out}")
 
@@ -234,7 +238,7 @@ def _opened(args: Namespace) -> tuple[RunFolder, Recipe, Posterior]:
 
     folder = RunFolder.open(args.run)
     recipe = _with_flags(folder.recipe, args)
-    return folder, recipe, load_posterior(folder, recipe.device)
+    return folder, recipe, load_posterior(folder, recipe.device, getattr(args, "module", None))
 
 
 def _with_flags(recipe: Recipe, args: Namespace) -> Recipe:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bnn_pyro.checkpoint import Checkpoint
 from bnn_pyro.datasets.dataset import Dataset, Schema, row_digests
@@ -28,16 +28,16 @@ from bnn_pyro.parts.backbone import OnFeatures, from_text
 from bnn_pyro.posterior import Posterior, read_archive
 from bnn_pyro.progress import forwarded, progress_bar
 from bnn_pyro.settings import build, plain
-from bnn_pyro.zoo import TUNED, ZOO, Entry, Fit
+from bnn_pyro.zoo import TUNED, ZOO, Bayesian, Entry, Fit
 from bnn_pyro.zoo.auto import AUTO, MINUTES, Choice, choose
 
 __all__ = ["backbone_variant", "check_divisible", "fit", "resolve_backbone", "tuned"]
 
 
-def tuned(entry: str, data: str, method: str | None = None, kind: type | None = None) -> tuple[str, Fit]:
+def tuned(entry: str, data: str, method: str | None = None, kind: Any = None) -> tuple[str, Fit]:
     """(name of the method, the settings tuned for this variant, data set and method; empty where there are none).
 
-    method: by default the variant's first.   kind: the variant's class, where it is not the one in ``ZOO``.
+    method: by default the variant's first.   kind: the variant or its class, where it is not the one in ``ZOO``.
 
     Raises UserError for an unknown variant or a method that does not suit it.
     """
@@ -57,7 +57,7 @@ def backbone_variant(entry: Entry, schema: Schema) -> str | None:
 
 @joined()
 def fit(
-    entry: str | Entry,
+    entry: str | Entry | nn.Module,
     data: Dataset | tuple[Any, Any],
     method: str | Method | None = None,
     *,
@@ -73,7 +73,8 @@ def fit(
     """The posterior of a variant given the training rows of ``data``.
 
     entry: a name in ``ZOO`` (with the settings tuned for ``data.name``), a variant with your own settings, or "auto":
-        variant, settings and method are chosen by rows, inputs and ``minutes`` (``zoo.auto``).
+        variant, settings and method are chosen by rows, inputs and ``minutes`` (``zoo.auto``); or a module of your
+        own, which is ``Bayesian(module)``.
     data: a data set; or (X, y) as ``dataset`` takes them, of which all rows train.
     method: a name in ``METHODS``, or settings such as ``SVI(epochs=200)``; by default the variant's first.
     seed: determines initial weights, order of mini-batches and noise; the caller's generators are left as they were.
@@ -128,10 +129,12 @@ def fit(
             guide = None if (guide := entry.guide(model)) is None else guide.to(where)
             report = forwarded(stack.enter_context(progress_bar(label, progress and ranks.first)))
             how = dict(limit, seed=seed, report=report)
+            facts = entry.prepare(inferred, guide, seen) if hasattr(entry, "prepare") else {}
             if checkpoint is not None:
                 how["checkpoint"] = stack.enter_context(checkpoint)
             posterior = method.run(inferred, guide, seen, **how)
         provenance = {**posterior.provenance, **provenance, "device": str(where)}
+        provenance |= {"module": facts} if facts else {}
         provenance["seconds"] = round(time.perf_counter() - start, 3)
         if ranks.size > 1:
             provenance["processes"] = ranks.size
@@ -223,9 +226,10 @@ def _finished(folder: str | Path, entry: Entry, key: list) -> Posterior:
 
 
 def _resolve(
-    entry: str | Entry, data: Dataset, method: str | Method | None, minutes: float
+    entry: str | Entry | nn.Module, data: Dataset, method: str | Method | None, minutes: float
 ) -> tuple[Entry, Method, Choice | None]:
     """Settings for both, the tuned ones where a name was given; either may be of the user's own class."""
+    entry = Bayesian(entry) if isinstance(entry, nn.Module) else entry
     named, own, choice = isinstance(entry, str), method is not None and not isinstance(method, str), None
     asked = _name(method, METHODS) if own else method
     if named and entry == AUTO:
@@ -233,7 +237,7 @@ def _resolve(
         entry, name, best, _ = choice = choose(data.schema, len(data.x_train), **how)
     elif named and entry not in ZOO:
         raise unknown("variant", entry, [*ZOO, AUTO])
-    kind = ZOO[entry] if named else type(entry)
+    kind = ZOO[entry] if named else entry  # settings may decide what a variant has
     if choice is None:
         variant, best = entry if named else _name(entry, ZOO), Fit()
         if not own or type(method) in METHODS.values():  # one of the user's own suits any variant

@@ -1,4 +1,4 @@
-"""The way back from disk: a posterior from its archive, of a variant in the zoo or of one's own."""
+"""The way back from disk: a posterior from its archive, which holds tensors and JSON."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.errors import UserError, unknown
@@ -16,43 +17,53 @@ from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.backbone import Pretrained, spoken
 from bnn_pyro.parts.correlated_normal import parse_family
 from bnn_pyro.parts.guides import PrunedGuide, weight_sites
+from bnn_pyro.parts.own_module import differences
 from bnn_pyro.posterior import Posterior, model_buffers, read_archive, weight_space
 from bnn_pyro.settings import build, plain
-from bnn_pyro.zoo import ZOO, Entry
+from bnn_pyro.zoo import ZOO, Bayesian, Entry
 
 __all__ = ["load"]
 
 
-def load(folder: str | Path, entry: Entry | None = None) -> Posterior:
+def load(folder: str | Path, entry: Entry | None = None, *, module: Any = None) -> Posterior:
     """A posterior saved by :func:`fit` or ``posterior.save``; executes nothing from the files.
 
     entry: needed only for a variant of your own that is not in ``ZOO``, with the settings that it was fitted with, and
         for a last layer on a module of your own, which gets the inputs (standardised or raw) that it had then.
+    module: needed only for a posterior of ``Bayesian``: a module of the same layers, whatever its weights, a function
+        that makes one, or package.module:function.
 
     Raises UserError where the archive is absent, damaged, of a variant that this version does not know, or of other
     settings than those of ``entry``.
     """
     tensors, meta = read_archive(folder)
     try:
-        return _restored(folder, entry, tensors, meta)
+        return _restored(folder, entry, module, tensors, meta)
     except Exception as error:
-        if entry is not None or isinstance(error, UserError):  # it may be the user's own code
+        if entry is not None or module is not None or isinstance(error, UserError):  # it may be the user's own code
             raise
         raise UserError(f"the posterior in {folder} does not fit its own settings; train again") from error
 
 
-def _restored(folder: str | Path, entry: Entry | None, tensors: dict[str, Any], meta: dict[str, Any]) -> Posterior:
+def _restored(
+    folder: str | Path, entry: Entry | None, module: Any, tensors: dict[str, Any], meta: dict[str, Any]
+) -> Posterior:
     provenance = meta["provenance"]
-    if entry is None:
+    if module is not None or (entry is None and "module" in provenance):
+        entry = _with_module(folder, module, provenance)
+    elif entry is None:
         if provenance.get("entry") not in ZOO:
             raise unknown(f"variant in {folder}", provenance.get("entry"), ZOO)
         entry = build(ZOO[provenance["entry"]], provenance["entry_settings"])
     else:
-        entry = _with_saved_inputs(entry, provenance.get("entry_settings", {}).get("backbone"))
-        _same_settings(folder, json.loads(json.dumps(plain(entry))), provenance.get("entry_settings", {}))
+        saved = provenance.get("entry_settings", {})
+        entry = _with_saved_inputs(entry, saved.get("backbone"))
+        _same_settings(folder, json.loads(json.dumps(plain(entry))), {k: v for k, v in saved.items() if k != "module"})
     schema = Schema.from_dict(meta["schema"])
     with isolated(0):
         model = entry.model(schema)
+        if "module" in provenance:
+            _same_parameters(folder, model, provenance["module"])
         guide, family = None, getattr(METHODS.get(provenance.get("method")), "family", None)
         if tensors["guide"] is not None:  # as it was before training; of a family where the method makes it by itself
             guide = weight_space(entry.guide(model)) if family is None else parse_family(family)(model.initial, 1.0)
@@ -77,11 +88,35 @@ def _restored(folder: str | Path, entry: Entry | None, tensors: dict[str, Any], 
     return Posterior(model, schema, guide, chains, tensors["stats"], meta["trace"], provenance, tensors.get("rows"))
 
 
+def _with_module(folder: str | Path, module: Any, provenance: dict[str, Any]) -> Entry:
+    """The variant of a saved posterior, on the user's module."""
+    if "module" not in provenance:
+        raise UserError(f"the posterior in {folder} is not of a module of your own; leave 'module' out")
+    saved = provenance["entry_settings"]
+    if module is None:
+        own = provenance["module"]["class"]
+        raise UserError(
+            f"the posterior in {folder} is of a module of your own ({own}), which an archive of tensors cannot hold; "
+            "pass it: load(folder, module=…), on the command line --module package.module:function"
+        )
+    if isinstance(saved.get("likelihood"), dict):
+        raise UserError(f"the posterior in {folder} has a likelihood of your own; load(folder, entry=bp.Bayesian(…))")
+    return build(Bayesian, {**saved, "module": module})
+
+
+def _same_parameters(folder: str | Path, model: nn.Module, facts: dict[str, Any]) -> None:
+    """Refuse a module with other parameters than those that the posterior is of."""
+    there, here = facts["parameters"], {name: list(p.shape) for name, p in model.net.named_parameters()}
+    if told := differences(here, there):
+        raise UserError(f"the module has not the parameters of the posterior in {folder}: {told}")
+
+
 def _with_saved_inputs(entry: Entry, saved: Any) -> Entry:
     """A last layer on the user's module, given the inputs that it had then: raw where the archive does not say."""
     backbone = getattr(entry, "backbone", None)
-    known = isinstance(backbone, Pretrained) and isinstance(saved, dict)
-    if not (known and backbone.description["kind"] == saved.get("kind") == "module"):
+    if not isinstance(backbone, Pretrained) or not isinstance(saved, dict):
+        return entry
+    if not backbone.description["kind"] == saved.get("kind") == "module":
         return entry
     return replace(entry, backbone=backbone.taking(saved.get("inputs", "raw")))
 

@@ -86,12 +86,11 @@ def predict(
             at_once = max(1, min(drawn, max_memory // (per_point * min(len(x), 512))))
             points = max(1, min(len(x), max_memory // (per_point * at_once)))
             values: dict[str, Tensor] = {}
-            for start in range(0, len(x), points):
-                part = x[start : start + points].to(posterior.device)
-                for first in range(0, drawn, at_once):
-                    some = {site: value[first : first + at_once] for site, value in block.items()}
+            for first in range(0, drawn, at_once):
+                some = {site: value[first : first + at_once] for site, value in block.items()}
+                for start in range(0, len(x), points):
                     with ReadLikelihood() as read, poutine.condition(data=some):
-                        model(part)
+                        model(x[start : start + points].to(posterior.device))
                     corner = slice(first, first + at_once), slice(start, start + points)
                     _place(read.likelihood, values, (drawn, len(x)), corner)
             blocks.append(values)

@@ -49,6 +49,7 @@ CASES = [
     ("mlp", "mle", "learned noise"),
     ("convnet", "map", "binary"),
     ("dropout-mlp", "mc-dropout", "multiclass"),
+    ("my-network", "svi", "binary"),
 ]
 
 

@@ -95,6 +95,7 @@ def test_it_goes_all_the_way(tmp_path, method, task):
     assert bp.diagnostics.diagnose(posterior, data).verdicts
 
 
+@pytest.mark.filterwarnings("ignore:Branching runs one draw after the other")
 def test_draws_are_mapped_as_one_network_after_the_other():
     data = rows()
     for name in NETS:

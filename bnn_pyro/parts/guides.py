@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from bnn_pyro.parts.weights import ArrayDistribution
 
 __all__ = ["DroppedColumns", "DroppedInputs", "MeanFieldNormal", "NormalGuide", "PointMass", "PrunedGuide",
-           "PrunedWeights", "inverse_softplus", "new_name", "register", "weight_sites"]  # fmt: skip
+           "PrunedWeights", "WithPoints", "inverse_softplus", "new_name", "register", "weight_sites"]  # fmt: skip
 
 _numbers = itertools.count()
 
@@ -82,6 +82,12 @@ class NormalGuide(_Flat):
         """σ of every weight, flat, in the order of the sites."""
         return F.softplus(self.rho)
 
+    @torch.no_grad()
+    def start_at(self, scales: Mapping[str, float]) -> None:
+        """Set σ: one number for all weights of a site."""
+        for name, rho in self._cut(self.rho.data).items():
+            rho.copy_(inverse_softplus(torch.full_like(rho, scales[name])))
+
 
 class MeanFieldNormal(NormalGuide):
     """q(w) = ∏ᵢ Normal(wᵢ; μᵢ, σᵢ), σ = softplus(ρ) (Blundell et al. 2015, section 3.2).
@@ -115,6 +121,19 @@ class PointMass(_Flat):
         for weight in self._cut(self.loc.detach()).values():
             if weight.dim() > 1:
                 weight.renorm_(2, 0, length)
+
+
+class WithPoints(nn.Module):
+    """q(w) of some sites, and values of all others.   random: q.   initial: {site: value} of those without one."""
+
+    def __init__(self, random: nn.Module, initial: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.random, self.points = random, PointMass(initial)
+
+    def forward(self, x: Tensor | None = None, y: Tensor | None = None) -> None:
+        """Sample every site; inputs and targets are not used."""
+        self.random(x, y)
+        self.points(x, y)
 
 
 # -- dropout -----------------------------------------------------------------------------------------------------

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import ExitStack
 
 import pyro
 import pyro.distributions as dist
@@ -17,12 +18,12 @@ import pyro.poutine as poutine
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
 
 from bnn_pyro.errors import UserError
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.nets import in_mode
-from bnn_pyro.parts.weights import ArrayDistribution, CentredNormal, LogUniform
+from bnn_pyro.parts.own_module import call_with_draws, norm_layers
+from bnn_pyro.parts.weights import ArrayDistribution, CentredNormal, Flat, LogUniform
 from bnn_pyro.settings import parse_named
 
 __all__ = ["PRIORS", "BayesianNet", "GammaNormal", "ScaleMixture", "parse_prior", "widest_activation"]
@@ -112,6 +113,15 @@ def _fan_in(scale: float = 1.0) -> Maker:
     return lambda w: _normal(scale / math.sqrt(w[0].numel()) if w.dim() > 1 else scale)(w)
 
 
+def _pretrained(scale: float = 1.0) -> Maker:
+    """pretrained:SCALE — Normal(w₀, SCALE/√fan-in), biases Normal(w₀, SCALE), w₀ the module's own; SCALE > 0 (MOPED).
+
+    Krishnan, Subedar & Tickoo 2020, arXiv:1906.05323.
+    """
+    width = lambda w: scale / math.sqrt(w[0].numel()) if w.dim() > 1 else scale  # noqa: E731
+    return lambda w: dist.Normal(w, w.new_tensor(width(w)).expand(w.shape), validate_args=False).to_event(w.dim())
+
+
 def _log_uniform() -> Maker:
     """log-uniform — p(w) ∝ 1/|w|, improper: for variational dropout (Kingma et al. 2015)."""
     return lambda w: LogUniform(w.shape)
@@ -136,6 +146,7 @@ def _scale_mixture(wide: float = 1.0, narrow: float = math.exp(-6), weight: floa
 PRIORS: dict[str, Callable[..., Maker]] = {
     "normal": _normal,
     "fan-in": _fan_in,
+    "pretrained": _pretrained,
     "gamma": _gamma,
     "scale-mixture": _scale_mixture,
     "log-uniform": _log_uniform,
@@ -160,17 +171,34 @@ class BayesianNet(nn.Module):
     """p(y, w | x): every parameter of ``net`` is a latent site of its own name, then the likelihood.
 
     net: any module (B, *input_shape) -> (B, outputs), of which a copy is kept. It gives the sites' names and shapes
-        and, by its initial values, a starting point; the values are no part of the model. Its buffers (the running
-        statistics of batch normalisation) are, and are kept with the posterior. A net that takes weights with leading
-        draw dimensions says so by ``takes_draws = True``; any other is mapped over the draws.
-    likelihood: a callable (f, y) from ``parts.likelihoods``.   prior: as for :func:`parse_prior`.
+        and, by its initial values, a starting point; the values are no part of the model, but where a prior is centred
+        at them. Its buffers are, and are kept with the posterior. A net that takes weights with leading draw dimensions
+        says so by ``takes_draws = True``; any other is mapped over the draws.
+    likelihood: a callable (f, y) from ``parts.likelihoods``.
+    prior: as for :func:`parse_prior`, or {site: text}.   points: sites without a prior, p(w) ∝ 1.
+    statistics: a ``BatchStatistics`` of the net, which then normalises by them; None leaves it to torch, by running
+        averages.   frozen: whether these stay as they are in training.
     """
 
-    def __init__(self, net: nn.Module, likelihood: nn.Module, prior: str = "fan-in") -> None:
+    def __init__(
+        self,
+        net: nn.Module,
+        likelihood: nn.Module,
+        prior: str | Mapping[str, str] = "fan-in",
+        points: Collection[str] = (),
+        statistics: nn.Module | None = None,
+        frozen: bool = False,
+    ) -> None:
         super().__init__()
         self.net = copy.deepcopy(net).requires_grad_(False)
         self.likelihood = likelihood
-        self.prior = parse_prior(prior)
+        self.points, self.statistics, self.frozen = tuple(points), statistics, frozen
+        self.prior = parse_prior(prior) if isinstance(prior, str) else None
+        texts = dict.fromkeys(dict(self.net.named_parameters()), prior) if isinstance(prior, str) else prior
+        self.priors = {name: parse_prior(text) for name, text in texts.items()} | dict.fromkeys(points, Flat.like)
+        self._centred = [n for n, text in texts.items() if n not in points and text.partition(":")[0] == "pretrained"]
+        if self._centred:
+            self.register_buffer("centre", torch.cat([self.net.get_parameter(n).flatten() for n in self._centred]))
 
     @property
     def initial(self) -> Mapping[str, Tensor]:
@@ -179,34 +207,20 @@ class BayesianNet(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
         """Draw w, then the site "y" for inputs x (B, *input_shape); y (B,) observes it."""
-        w = {name: pyro.sample(name, self.prior(p)) for name, p in self.net.named_parameters()}
+        own = dict(self.net.named_parameters())
+        about = own | self._centres(own) if self._centred else own
+        w = {name: pyro.sample(name, self.priors[name](about[name])) for name in own}
         rows_of_each = y is not None and y.dim() > 1
-        return self.likelihood(_call_with_draws(self.net, w, x, rows_of_each), y)
+        statistics = {} if self.statistics is None or self.net.training else self.statistics(self.net, w)
+        with ExitStack() as modes:
+            for layer in norm_layers(self.net).values() if self.frozen else ():
+                modes.enter_context(in_mode(layer, training=False))
+            f = call_with_draws(self.net, {**w, **statistics}, x, rows_of_each)
+        return self.likelihood(f, y)
 
-
-def _call_with_draws(net: nn.Module, w: Mapping[str, Tensor], x: Tensor, rows_of_each: bool) -> Tensor:
-    """The net's outputs (…, B, outputs) with weights {site: (…, *shape)}.
-
-    rows_of_each: x is (C, B, *input_shape), with rows of its own for each of C draws.
-    """
-    if getattr(net, "takes_draws", False):
-        return functional_call(net, w, (x,))
-    shapes = {name: p.shape for name, p in net.named_parameters()}
-    leads = [value.shape[: value.dim() - len(shapes[name])] for name, value in w.items()]
-    lead = torch.broadcast_shapes(*leads)
-    if not lead:
-        return functional_call(net, w, (x,))
-    flat = {name: v.expand(*lead, *shapes[name]).reshape(-1, *shapes[name]) for name, v in w.items()}
-
-    def call(one: dict[str, Tensor], x: Tensor) -> Tensor:
-        return functional_call(net, one, (x,))
-
-    try:
-        f = vmap(call, in_dims=(0, 0 if rows_of_each else None), randomness="different")(flat, x)
-    except RuntimeError:  # what vmap does not support, such as a branch on values
-        draws = range(lead.numel())
-        f = torch.stack([call({k: v[s] for k, v in flat.items()}, x[s] if rows_of_each else x) for s in draws])
-    return f.unflatten(0, lead)
+    def _centres(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        pieces = self.centre.split([own[name].numel() for name in self._centred])
+        return {name: piece.view_as(own[name]) for name, piece in zip(self._centred, pieces, strict=True)}
 
 
 @torch.no_grad()

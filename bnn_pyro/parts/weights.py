@@ -5,6 +5,7 @@
     DropoutWeights   wᵢ ~ Normal(μᵢ, α μᵢ²)     Gaussian dropout of variance α (Kingma et al. 2015, arXiv:1506.02557)
     CentredNormal    wᵢ ~ Normal(0, s)          a prior, s one number or one a row
     LogUniform       p(w) ∝ ∏ 1/|wᵢ|            improper: an ELBO under it compares fits of one model alone
+    Flat             p(w) ∝ 1                   of a point estimate
 
 A training step costs passes over millions of weights beside its matrix products: hence closed forms with gradients of
 their own, in terms of the variance, which is what a layer needs.
@@ -24,8 +25,8 @@ from torch.distributions import Independent, Normal, register_kl
 
 from bnn_pyro.parts import gradients
 
-__all__ = ["ArrayDistribution", "CentredNormal", "DropoutWeights", "FreeWeights", "LogUniform", "NormalWeights",
-           "log_alpha"]  # fmt: skip
+__all__ = ["ArrayDistribution", "CentredNormal", "DropoutWeights", "Flat", "FreeWeights", "LogUniform",
+           "NormalWeights", "log_alpha"]  # fmt: skip
 
 
 class ArrayDistribution(dist.TorchDistribution):
@@ -209,6 +210,24 @@ class LogUniform(ArrayDistribution):
     def log_prob(self, value: Tensor) -> Tensor:
         """−Σ log|w| in nats, up to the constant that an improper density does not have."""
         return -self._flat(value.abs().log()).sum(-1)
+
+
+class Flat(ArrayDistribution):
+    """p(w) ∝ 1: of weights that a fit only finds a value of. Improper, without samples."""
+
+    has_rsample = False
+
+    @classmethod
+    def like(cls, w: Tensor) -> Flat:
+        """Of w's shape."""
+        return cls(w.shape)
+
+    def _draw(self, shape: torch.Size) -> Tensor:
+        raise NotImplementedError("a weight without a prior has no prior samples")
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """0."""
+        return value.new_zeros(value.shape[: value.dim() - len(self.event_shape)])
 
 
 def log_alpha(q: _NormalArray) -> Tensor:

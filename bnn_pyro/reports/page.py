@@ -190,6 +190,8 @@ def facts_of(run: RunFacts) -> list[tuple[str, str]]:
         "stopped early": provenance.get("stopped"),
         "training time": f"{provenance['seconds']:.1f} s on {device}",
     }
+    if "module" in provenance:
+        facts["module"] = spoken({k: v for k, v in provenance["module"].items() if k != "parameters"})
     if run.baseline is not None:
         base = run.baseline.recipe
         settings = spoken({**base["variant_settings"], **base["inference_settings"]})

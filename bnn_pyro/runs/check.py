@@ -21,7 +21,7 @@ from bnn_pyro.progress import progress_bar
 from bnn_pyro.runs.check_report import check_html, draw_outcome
 from bnn_pyro.runs.folder import CheckFolder
 from bnn_pyro.runs.recipe import Recipe, given_settings, resolve
-from bnn_pyro.settings import build, plain
+from bnn_pyro.settings import build, defaults, plain
 from bnn_pyro.zoo import ZOO, Entry
 
 __all__ = ["BUDGETS", "SubjectSpec", "check_subjects", "prepared_subject", "zoo_subjects"]
@@ -113,7 +113,7 @@ def zoo_subjects(args: Namespace) -> list[SubjectSpec]:
             raise UserError(f"{option} needs a variant: check VARIANT {option} …")
     specs: list[SubjectSpec] = []
     for variant, kind in ZOO.items():
-        for method in methods_for(kind):
+        for method in methods_for(kind) if "module" not in defaults(kind) else ():  # that is a user's
             if args.inference in (None, method):
                 asked = {"variant": variant, "inference": method, "set": SMALL.get(variant, [])}
                 specs.append(one_subject(Namespace(**{**vars(args), **asked})))

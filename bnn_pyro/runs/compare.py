@@ -31,8 +31,10 @@ __all__ = ["compare_runs", "draw_comparison", "show_comparison"]
 MAX_RUNS = 8
 
 
-def compare_runs(folders: Mapping[RunFolder, Recipe]) -> tuple[str, str]:
+def compare_runs(folders: Mapping[RunFolder, Recipe], module: str | None = None) -> tuple[str, str]:
     """Score runs on the same test rows, rank them there and by PSIS-LOO, and draw what they dispute.
+
+    module: package.module:function of runs of a user's own module.
 
     Returns what was found as text for a terminal, and comparison.html.
 
@@ -45,7 +47,7 @@ def compare_runs(folders: Mapping[RunFolder, Recipe]) -> tuple[str, str]:
         data, label = recipe.load(), str(folder.path)
         truth = truth or data
         _same_test_rows(truth, data, first, folder)
-        posterior = load_posterior(folder, recipe.device)
+        posterior = load_posterior(folder, recipe.device, module)
         predictions.append(predict_with_progress(posterior, data.x_test, recipe.num_draws, label))
         scores = metrics.evaluate(predictions[-1], data.y_test).flat()
         runs.append(dataclasses.replace(folder.facts(label), metrics=scores))

@@ -41,9 +41,10 @@ NOISE = {"noise": ("uniform-noise", "gaussian-noise"), "uniform": ("uniform-nois
 NOISE_IMAGES = 1000
 
 
-def load_posterior(folder: RunFolder, device: str) -> Posterior:
-    """The run's posterior, on the device asked for."""
-    posterior, where = load(folder.path), choose_device(device)
+def load_posterior(folder: RunFolder, device: str, module: str | None = None) -> Posterior:
+    """The run's posterior, on the device asked for.   module: package.module:function of a run of the user's module."""
+    own = module if folder.recipe.own_module else None
+    posterior, where = load(folder.path, module=own), choose_device(device)
     chains = posterior.chains and {site: value.to(where) for site, value in posterior.chains.items()}
     for module in filter(None, (posterior.model, posterior.guide)):
         module.to(where)

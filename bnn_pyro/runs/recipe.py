@@ -112,6 +112,11 @@ class Recipe(Settings):
         """The variant of the backbone that this one is the last layer of, and its baseline; None for most."""
         return backbone_variant(self.entry(), schema)
 
+    @property
+    def own_module(self) -> str | None:
+        """package.module:function of a network of the user's own; None for other variants."""
+        return self.variant_settings.get("module") or None
+
     def for_baseline(self, schema: Schema) -> Recipe | None:
         """What to compare with: a deterministic network on the same data, or None.
 
@@ -253,7 +258,8 @@ def _baseline(variant: str) -> tuple[str, str]:
 
 def given_settings(args: Namespace) -> dict[str, Any]:
     """Settings of variant or method that were given as flags, --set last; texts as they were typed."""
-    names = ("hidden", "activation", "prior", "noise", "likelihood", "bias", "epochs", "batch_size", "lr")
+    names = ("hidden", "activation", "prior", "noise", "likelihood", "bias", "module", "epochs", "batch_size",
+             "lr")  # fmt: skip
     given = {name: getattr(args, name) for name in names if getattr(args, name, None) is not None}
     for text in getattr(args, "set", None) or ():
         key, equals, value = text.partition("=")

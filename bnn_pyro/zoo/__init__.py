@@ -16,6 +16,7 @@ from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.zoo.hidden_layer import BayesianConvNet, HiddenLayerNet, SparseDropout, VariationalDropout
 from bnn_pyro.zoo.last_layer import LastLayer
 from bnn_pyro.zoo.networks import MLP, ConvNet, DropoutMLP, MeanField
+from bnn_pyro.zoo.own_network import Bayesian
 from bnn_pyro.zoo.tuned import TUNED, Fit
 
 
@@ -34,7 +35,11 @@ class Entry(Protocol):
         ...
 
     def guide(self, model: nn.Module) -> nn.Module | None:
-        """q over exactly the model's latent sites, or None."""
+        """q over exactly the model's latent sites, or None.
+
+        A variant may have ``prepare(model, guide, data)`` as well, which a fit calls before it infers, and which
+        returns what provenance says under "module".
+        """
         ...
 
 
@@ -49,7 +54,8 @@ ZOO: dict[str, type[Entry]] = {
     "mlp": MLP,
     "convnet": ConvNet,
     "dropout-mlp": DropoutMLP,
+    "my-network": Bayesian,
 }
 
-__all__ = ["MLP", "TUNED", "ZOO", "BayesianConvNet", "ConvNet", "DropoutMLP", "Entry", "Fit", "HiddenLayerNet",
-           "LastLayer", "MeanField", "SparseDropout", "VariationalDropout"]  # fmt: skip
+__all__ = ["MLP", "TUNED", "ZOO", "Bayesian", "BayesianConvNet", "ConvNet", "DropoutMLP", "Entry", "Fit",
+           "HiddenLayerNet", "LastLayer", "MeanField", "SparseDropout", "VariationalDropout"]  # fmt: skip

@@ -1,0 +1,267 @@
+"""A user's own network: taken as a copy, its parameters chosen by name, many draws of them in one call.
+
+The user's module is never changed. Parameters that are to stay as they are become buffers of the copy, so that the
+parameters that are left are the latent sites, and a posterior's archive has the rest.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import fnmatch
+import re
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+
+from bnn_pyro.errors import UserError, first_line, unknown
+
+__all__ = [
+    "assign",
+    "call_with_draws",
+    "check_outputs",
+    "check_pure",
+    "differences",
+    "freeze",
+    "norm_layers",
+    "own_copy",
+    "select",
+]
+
+#: Layers of which many draws are slower by ``vmap`` (grouped convolutions) than one after the other, on a CPU.
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+#: Rows from which on that is so.
+MANY_ROWS = 16
+ATTENTION = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
+
+
+# -- the copy --------------------------------------------------------------------------------------------------------
+def own_copy(module: nn.Module) -> nn.Module:
+    """A copy of the user's module.
+
+    Raises UserError where it cannot be copied or called with other weights, or has no parameters, lazy ones, ones that
+    are not registered, or ones of another type than float32.
+    """
+    module = getattr(module, "_orig_mod", module)  # what torch.compile wraps
+    name = type(module).__name__
+    if isinstance(module, torch.jit.ScriptModule):
+        raise UserError(f"{name} is TorchScript, which cannot be called with other weights; give the nn.Module itself")
+    for key, value in (*module.named_parameters(), *module.named_buffers()):
+        if isinstance(value, UninitializedParameter | UninitializedBuffer):
+            raise UserError(f"'{key}' of {name} is lazy and has no shape yet; call the module once with inputs before")
+    for key, value in module.named_parameters():
+        if value.dtype != torch.float32:
+            raise UserError(f"parameter '{key}' of {name} is {value.dtype}, and inputs are float32; use {name}.float()")
+    if (where := next(_unregistered(module), None)) is not None:
+        raise UserError(
+            f"'{where}' of {name} holds parameters that are not registered, which nobody would train; use "
+            "nn.ModuleList, nn.ModuleDict or nn.ParameterList"
+        )
+    if next(module.parameters(), None) is None:
+        raise UserError(f"{name} has no parameters, and nothing to infer")
+    try:
+        return copy.deepcopy(module)
+    except Exception as error:  # whatever a user's own network raises
+        raise UserError(f"{name} cannot be copied ({first_line(error)})") from error
+
+
+def _unregistered(module: nn.Module) -> Iterator[str]:
+    """Attributes, of the module or its parts, with parameters in a plain list, tuple or dict."""
+    known = {id(p) for p in module.parameters()}
+    for path, part in module.named_modules():
+        for key, value in vars(part).items():
+            if key.startswith("_") or not isinstance(value, list | tuple | dict):
+                continue
+            for item in value.values() if isinstance(value, dict) else value:
+                own = item.parameters() if isinstance(item, nn.Module) else (item,)
+                if any(isinstance(p, nn.Parameter) and id(p) not in known for p in own):
+                    yield f"{path}.{key}".lstrip(".")
+
+
+def freeze(net: nn.Module, names: Iterable[str]) -> None:
+    """Make these parameters of a copy buffers, under all names of each."""
+    chosen = {id(net.get_parameter(name)) for name in names}
+    for part in net.modules():
+        for key, value in list(part._parameters.items()):
+            if value is not None and id(value) in chosen:
+                del part._parameters[key]
+                part.register_buffer(key, value.detach())
+
+
+def norm_layers(net: nn.Module) -> dict[str, nn.Module]:
+    """{path: layer} of those that normalise by statistics of a batch."""
+    layers = {path: part for path, part in net.named_modules() if isinstance(part, _NormBase)}
+    return {k: v for k, v in layers.items() if isinstance(v, _BatchNorm) or v.track_running_stats}
+
+
+# -- parameters by their names ---------------------------------------------------------------------------------------
+def select(net: nn.Module, text: str, setting: str) -> list[str]:
+    """The names of the parameters that a pattern matches, in the module's order.
+
+    text: alternatives divided by "|", each a glob over parameters ("layer4.*", "*.bias"), the path of a submodule
+        ("fc") or the class of one ("Conv2d"); or re:REGEX for whole names.   setting: what the error calls it.
+
+    Raises UserError for an alternative that matches nothing, with the nearest name.
+    """
+    first: dict[int, str] = {}
+    paths: dict[str, set[str]] = {}  # all that a parameter is known by
+    for name, parameter in net.named_parameters(remove_duplicate=False):
+        parts = name.split(".")
+        owners = [".".join(parts[:i]) for i in range(len(parts))]
+        known = paths.setdefault(first.setdefault(id(parameter), name), set())
+        known |= {name, *owners[1:], *(type(net.get_submodule(owner)).__name__ for owner in owners)}
+    regex = text.startswith("re:")
+    chosen: set[str] = set()
+    for pattern in [text[3:]] if regex else [part.strip() for part in text.split("|") if part.strip()]:
+        try:
+            fits = re.compile(pattern if regex else fnmatch.translate(pattern)).fullmatch
+        except re.error as error:
+            raise UserError(f"{setting} '{text}' is no regular expression: {error}") from None
+        names = {name for name, known in paths.items() if any(map(fits, known))}
+        if not names:
+            every = set().union(*paths.values())
+            raise unknown(f"parameter in {setting}", pattern, difflib.get_close_matches(pattern, every, 8, 0) or every)
+        chosen |= names
+    return [name for name in paths if name in chosen]
+
+
+def assign(net: nn.Module, texts: str | Mapping[str, str], names: Iterable[str], setting: str) -> dict[str, str]:
+    """{parameter: text} by the first pattern that matches it; one text is that of all.
+
+    Raises UserError for a pattern that matches nothing, or a parameter that none matches.
+    """
+    patterns = {"*": texts} if isinstance(texts, str) else texts
+    found: dict[str, str] = {}
+    for pattern, text in patterns.items():
+        for name in select(net, pattern, setting):
+            found.setdefault(name, text)
+    for name in names:
+        if name not in found:
+            raise UserError(f"{setting} says nothing of '{name}'; add a pattern that matches it, such as '*'")
+    return {name: found[name] for name in names}
+
+
+def differences(here: Mapping[str, list[int]], there: Mapping[str, list[int]]) -> str:
+    """In which names and shapes a module (here) differs from that of an archive (there); "" where in none."""
+    kinds = {
+        "missing": [name for name in there if name not in here],
+        "unexpected": [name for name in here if name not in there],
+        "of another shape": [f"{n} {tuple(here[n])}, not {tuple(there[n])}" for n in here
+                             if n in there and list(here[n]) != list(there[n])],
+    }  # fmt: skip
+    short = {kind: ", ".join(names[:4]) + (", …" if len(names) > 4 else "") for kind, names in kinds.items() if names}
+    return "; ".join(f"{kind}: {names}" for kind, names in short.items())
+
+
+# -- many draws ------------------------------------------------------------------------------------------------------
+def call_with_draws(net: nn.Module, w: Mapping[str, Tensor], x: Tensor, rows_of_each: bool) -> Tensor:
+    """The net's outputs (…, B, outputs) with weights and buffers {name: (…, *shape)}.
+
+    rows_of_each: x is (C, B, *input_shape), with rows of its own for each of C draws.
+
+    By ``vmap`` over the draws; one after the other where that is faster, or where the net cannot be mapped, of which
+    the first call warns.
+    """
+    if getattr(net, "takes_draws", False):
+        return functional_call(net, w, (x,))
+    dims = {name: value.dim() for name, value in (*net.named_parameters(), *net.named_buffers())}
+    leads = {name: value.shape[: value.dim() - dims[name]] for name, value in w.items()}
+    lead = torch.broadcast_shapes(*leads.values())
+
+    def call(one: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        return functional_call(net, one, (x,))
+
+    if not lead:
+        return call(w, x)
+    flat: dict[str, Tensor] = {}
+    for name, value in w.items():
+        own = value.shape[len(leads[name]) :]
+        one_for_all = not any(value.stride()[: len(leads[name])])  # a point of q, expanded to the draws
+        flat[name] = value[(0,) * len(leads[name])] if one_for_all else value.expand(*lead, *own).reshape(-1, *own)
+    mapped = {name: 0 if flat[name].dim() > dims[name] else None for name in flat}
+    slow = len(x) >= MANY_ROWS and x.device.type == "cpu" and any(isinstance(p, CONVOLUTIONS) for p in net.modules())
+    problem = net.__dict__.get("_not_mapped")
+    if not (slow or problem):
+        try:
+            with _quiet_vmap(net):
+                f = vmap(call, in_dims=(mapped, 0 if rows_of_each else None), randomness="different")(flat, x)
+            return f.unflatten(0, lead)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:  # what vmap does not support, such as a branch on values
+            problem = first_line(error)
+    draws = range(lead.numel())
+    one = ({k: v if mapped[k] is None else v[s] for k, v in flat.items()} for s in draws)
+    f = torch.stack([call(w, x[s] if rows_of_each else x) for s, w in zip(draws, one, strict=True)])
+    if problem and "_not_mapped" not in net.__dict__:
+        net.__dict__["_not_mapped"] = problem
+        warnings.warn(f"{type(net).__name__} runs one draw after the other: vmap cannot map it ({problem})",
+                      stacklevel=2)  # fmt: skip
+    return f.unflatten(0, lead)
+
+
+@contextmanager
+def _quiet_vmap(net: nn.Module) -> Iterator[None]:
+    """Without attention's fused kernels, which cannot be mapped, nor torch's warnings of operations that it loops."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    attention = any(isinstance(part, ATTENTION) for part in net.modules())
+    try:
+        if attention:
+            torch.backends.mha.set_fastpath_enabled(False)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "There is a performance drop")
+            yield
+    finally:
+        if attention:
+            torch.backends.mha.set_fastpath_enabled(before)
+
+
+# -- what a network must be ------------------------------------------------------------------------------------------
+@torch.no_grad()
+def check_outputs(net: nn.Module, x: Tensor, widths: Mapping[int, str]) -> int:
+    """The width of the outputs of a network out of training mode, one of ``widths`` ({width: for what}).
+
+    Raises UserError where it does not take x (B, *input_shape), or gives outputs of another shape than (B, width).
+    """
+    name = type(net).__name__
+    try:
+        f = net(x)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # whatever a user's own network raises
+        raise UserError(f"{name} does not take inputs of shape {tuple(x.shape)}: {first_line(error)}") from error
+    shape = tuple(f.shape) if isinstance(f, Tensor) else type(f).__name__
+    if not isinstance(f, Tensor) or f.dim() != 2 or len(f) != len(x) or f.shape[1] not in widths:
+        wanted = " or ".join(f"({len(x)}, {width}) for {what}" for width, what in widths.items())
+        raise UserError(f"{name} gives outputs of shape {shape} for {len(x)} rows; they must be {wanted}")
+    return f.shape[1]
+
+
+@torch.no_grad()
+def check_pure(net: nn.Module, x: Tensor) -> None:
+    """Raises UserError where outputs out of training mode depend on anything but a row of x and the weights."""
+    name = type(net).__name__
+    before = {key: value.clone() for key, value in net.state_dict().items()}
+    given, f = x.clone(), net(x)
+    if not torch.equal(x, given):
+        raise UserError(f"{name} changes its inputs in place; let it work on a copy (x = x.clone())")
+    changed = [key for key, value in net.state_dict().items() if not torch.equal(value, before[key])]
+    if changed:
+        raise UserError(f"{name} changes its own '{changed[0]}' out of training mode; make it a function of its inputs")
+    tolerance = dict(rtol=1e-3, atol=1e-4 * max(1.0, f.abs().max().item()), equal_nan=True)
+    if not torch.allclose(net(x), f, **tolerance):
+        raise UserError(
+            f"{name} gives other outputs for the same inputs out of training mode: it is random, or remembers calls; "
+            "dropout must be nn.Dropout, or F.dropout(x, p, self.training)"
+        )
+    if not torch.allclose(net(x[:1]), f[:1], **tolerance):
+        raise UserError(
+            f"the outputs of {name} for a row depend on the other rows of a batch, out of training mode; normalise "
+            "within a row, or by batch normalisation with running statistics"
+        )

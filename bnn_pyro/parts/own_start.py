@@ -1,0 +1,127 @@
+"""Where a fit of a user's own network starts: q as wide as its activations can bear, and what was seen on the way.
+
+A σ that suits one layer can drown a deep network: the variance of activations under draws of q is compared, layer by
+layer, with that of one forward pass at the means, and every σ is halved until no layer is off by more than a factor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import pyro.poutine as poutine
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from bnn_pyro.isolation import isolated
+from bnn_pyro.parts.nets import in_mode
+from bnn_pyro.parts.own_module import check_pure, norm_layers
+from bnn_pyro.parts.priors import BayesianNet
+
+__all__ = ["Start", "start_guide", "variance_ratio"]
+
+
+@dataclass(frozen=True)
+class Start:
+    """Constants of the start: rows and draws that it is measured by.
+
+    share   σ of a weight, as a share of the root mean square of its site's values
+    factor  by which the variance of a layer's activations may be off
+    """
+
+    rows: int = 128
+    draws: int = 8
+    share: float = 0.1
+    factor: float = 2.0
+
+
+def start_guide(model: BayesianNet, guide: nn.Module, x: Tensor, init_scale: float | None) -> dict[str, Any]:
+    """Set the σ of a guide (unless ``init_scale`` says it), and what the model is normalised by; facts for provenance.
+
+    x: the training rows (N, *input_shape).
+
+    Raises UserError for a network whose outputs depend on more than a row of x and the weights.
+    """
+    rows = x[: Start.rows]
+    norms, net = norm_layers(model.net), model.net
+    if model.statistics is not None:
+        model.statistics.take(x)
+    with in_mode(net, training=False):
+        check_pure(net, rows[:8])
+    q = getattr(guide, "random", guide)
+    share, widest = Start.share, math.nan
+    for _ in range(20):
+        if init_scale is None:
+            q.start_at({site: share * _typical(value) for site, value in q.sites().items()})
+        widest = variance_ratio(model, guide, rows)
+        if init_scale is not None or widest <= Start.factor:
+            break
+        share /= 2
+    facts = {
+        "class": type(net).__name__,
+        "parameters": {name: list(p.shape) for name, p in net.named_parameters()},
+        "points": len(model.points),
+        "init_scale": init_scale if init_scale is not None else f"{share:g} of the weights",
+        "variance_ratio": round(widest, 4),
+    }
+    if norms:
+        facts["batch_norm"] = "frozen" if model.frozen else "batch"
+    if any(isinstance(part, nn.modules.dropout._DropoutNd) and part.p for part in net.modules()):
+        facts["dropout"] = "masks in training, none in predictions"
+    return facts
+
+
+def _typical(value: Tensor) -> float:
+    """The root mean square of a site's values, at least a tenth of 1/√fan-in."""
+    fan_in = value[0].numel() if value.dim() > 1 else 1
+    return max(value.square().mean().sqrt().item(), 0.1 / math.sqrt(fan_in))
+
+
+@torch.no_grad()
+def variance_ratio(model: BayesianNet, guide: nn.Module, x: Tensor) -> float:
+    """Variance of a module's outputs over draws of q and rows x, over that of the pass at the means: the most off.
+
+    In training mode, but without dropout.
+    """
+    with isolated(0):
+        means = _mean_squares(model, {name: p for name, p in model.net.named_parameters()}, x)
+        off = dict.fromkeys(means, 0.0)
+        for _ in range(Start.draws):
+            with poutine.trace() as trace:
+                guide(x[:1])
+            w = {name: trace.trace.nodes[name]["value"] for name in dict(model.net.named_parameters())}
+            for path, square in _mean_squares(model, w, x).items():
+                off[path] += square / Start.draws
+    ratios = [off[path] / means[path] for path in means if means[path] > 1e-12]
+    finite = [ratio if math.isfinite(ratio) else math.inf for ratio in ratios]
+    return max(finite, key=lambda ratio: abs(math.log(ratio)) if 0 < ratio < math.inf else math.inf, default=1.0)
+
+
+def _mean_squares(model: BayesianNet, w: Mapping[str, Tensor], x: Tensor) -> dict[str, float]:
+    """{path of a module: variance of its outputs}."""
+    found: dict[str, float] = {}
+
+    def record(path: str) -> Any:
+        def hook(_: nn.Module, __: tuple, output: Any) -> None:
+            first = output[0] if isinstance(output, tuple | list) and output else output
+            if isinstance(first, Tensor) and first.is_floating_point() and first.numel() > 1:
+                found[path] = first.double().var().item()
+
+        return hook
+
+    hooks = [part.register_forward_hook(record(path)) for path, part in model.net.named_modules()]
+    buffers = {name: value.clone() for name, value in model.net.named_buffers()}  # running averages stay as they are
+    try:
+        with ExitStack() as modes:
+            modes.enter_context(in_mode(model.net, training=False))
+            for layer in norm_layers(model.net).values() if model.statistics is not None else ():
+                modes.enter_context(in_mode(layer, training=True))
+            functional_call(model.net, {**buffers, **w}, (x,))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found

@@ -1,0 +1,229 @@
+"""A network of one's own, any ``torch.nn.Module``: all or some of its parameters Bayesian, the others points.
+
+    w ~ p(w)    f = module_{w, θ}(x)    y ~ likelihood(f)        q(w) = ∏ᵢ Normal(wᵢ; μᵢ, σᵢ),  θ trained or frozen
+
+The module is copied and never changed. Its parameters are the latent sites, by their own names; q starts at the
+module's weights. A parameter that is no part of ``where`` is a point: a site without a prior, whose q is one value.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from bnn_pyro.datasets.dataset import Dataset, Schema
+from bnn_pyro.errors import UserError, first_line
+from bnn_pyro.parts.backbone import INPUTS
+from bnn_pyro.parts.batch_norm import BATCH_NORM, BatchStatistics
+from bnn_pyro.parts.correlated_normal import parse_family
+from bnn_pyro.parts.guides import WithPoints
+from bnn_pyro.parts.likelihoods import Categorical, Likelihood, make_likelihood
+from bnn_pyro.parts.nets import in_mode, weights_digest
+from bnn_pyro.parts.own_module import assign, check_outputs, freeze, norm_layers, own_copy, select
+from bnn_pyro.parts.own_start import Start, start_guide
+from bnn_pyro.parts.priors import BayesianNet, parse_prior
+from bnn_pyro.settings import Settings, setting
+
+__all__ = ["Bayesian", "ModuleSource"]
+
+
+@dataclass(frozen=True, eq=False)
+class ModuleSource:
+    """A user's module, or a function that makes one; JSON-able by its ``description``.
+
+    origin: a module, or a callable of the data's schema or of nothing.
+    """
+
+    origin: nn.Module | Callable[..., nn.Module]
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """What it is known by: the class, and of a module a digest of its weights."""
+        if not isinstance(self.origin, nn.Module):
+            return {"kind": "function", "name": getattr(self.origin, "__qualname__", type(self.origin).__name__)}
+        module = getattr(self.origin, "_orig_mod", self.origin)
+        layers = hashlib.sha256(repr(module).encode()).hexdigest()[:16]  # weights alone do not tell a ReLU from a tanh
+        about = {"kind": "module", "class": type(module).__name__, "layers": layers}
+        return about | {"weights": weights_digest(own_copy(module))}
+
+    def make(self, schema: Schema) -> nn.Module:
+        """The module, a copy.   Raises UserError where the function fails, or gives no module."""
+        if isinstance(self.origin, nn.Module):
+            return own_copy(self.origin)
+        name = self.description["name"]
+        try:
+            takes = [p for p in inspect.signature(self.origin).parameters.values() if p.default is p.empty]
+            made = self.origin(*[schema] * min(1, len(takes)))
+        except Exception as error:  # the user's own code
+            raise UserError(f"{name} gave no module: {first_line(error)}") from error
+        if not isinstance(made, nn.Module):
+            raise UserError(f"{name} must return a torch.nn.Module, and gave {type(made).__name__}")
+        return own_copy(made)
+
+
+def named_module(text: str) -> ModuleSource:
+    """``"package.module:function"`` -> what it names, by importing it.   Raises UserError where there is no such."""
+    file, colon, name = text.partition(":")
+    if not (colon and name):
+        raise UserError(f"a module is given as package.module:function, got '{text}'")
+    try:
+        sys.path.insert(0, os.getcwd())  # as `python -m` has it
+        try:
+            found = importlib.import_module(file)
+        finally:
+            sys.path.remove(os.getcwd())
+        for part in name.split("."):
+            found = getattr(found, part)
+    except Exception as error:  # whatever the user's own file raises
+        raise UserError(f"there is no {text}: {first_line(error)}") from error
+    if not callable(found):
+        raise UserError(f"{text} is {type(found).__name__}, not a function that returns a module")
+    return ModuleSource(found)
+
+
+@dataclass(frozen=True)
+class Bayesian(Settings):
+    """Settings of a network of one's own.
+
+    module      package.module:function, which is imported; in Python a module, or a function of the schema or of
+                nothing that returns one. (B, *input_shape) -> (B, outputs): logits of the classes, or the mean
+    where       which parameters are Bayesian: names, globs or classes of layers, as layer4.*|fc|Conv2d, or re:REGEX; in
+                Python also classes. The others are points
+    frozen      points that stay as they are, likewise; all others are trained with the rest. Those that require no
+                gradient are frozen
+    prior       normal:SCALE, fan-in:SCALE, pretrained:SCALE (around the module's own weights), gamma:SHAPE,RATE or
+                scale-mixture:WIDE,NARROW,WEIGHT; in Python also {pattern: prior}, the first that matches
+    start       initial: at the module's weights, as they are; pretrained: they are those of a trained network, whose
+                batch normalisation stays frozen
+    noise       regression only: learned, heteroscedastic, or a standard deviation in target units
+    family      SVI: q is mean-field, low-rank:RANK or full
+    init_scale  σ of every weight where training starts; by default a share of each layer's weights, at which
+                activations keep their variance
+    batch_norm  batch: by the statistics of a batch, and for each draw by those of training rows; frozen: by running
+                averages as they are. By default batch, frozen where start is pretrained
+    inputs      standardised, as ``data.x_train`` is, or raw, in their own units (pixels in [0, 1])
+    likelihood  of numbers, as of mean-field; in Python also a ``Likelihood``
+    """
+
+    module: Any = ""
+    where: Any = "*"
+    frozen: Any = ""
+    prior: Any = "fan-in:1"
+    start: str = setting("initial", choices=("initial", "pretrained"))
+    noise: str | float = "learned"
+    family: str = setting("mean-field", parse=parse_family)
+    init_scale: float | None = setting(None, above=0, optional=True)
+    batch_norm: str | None = setting(None, choices=BATCH_NORM, optional=True)
+    inputs: str = setting("standardised", choices=INPUTS)
+    likelihood: Any = None
+
+    summary: ClassVar[str] = "A network of your own, any torch.nn.Module: all or some of its weights Bayesian"
+    paper: ClassVar[str] = "Blundell et al. 2015, arXiv:1505.05424; Krishnan et al. 2020, arXiv:1906.05323"
+    baseline: ClassVar[str] = "my-network"
+    has: ClassVar[frozenset[str]] = frozenset({"guide", "weights", "proper prior", "deterministic"})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        module = self.module
+        if isinstance(module, nn.Module) or (callable(module) and not isinstance(module, str)):
+            module = ModuleSource(module)
+        if not isinstance(module, str | ModuleSource):
+            raise UserError(f"a module is a torch.nn.Module, or package.module:function, not {module!r:.80}")
+        put = {"module": module, "where": _pattern(self.where), "frozen": _pattern(self.frozen)}
+        texts = dict(self.prior) if isinstance(self.prior, Mapping) else {"*": self.prior}
+        for text in texts.values():
+            parse_prior(text)
+        # Points that are trained have no prior to draw from; those that stay are no sites.
+        proper = put["where"] == "*" or put["frozen"] == "*"
+        if not proper or any(str(text).startswith("log-uniform") for text in texts.values()):
+            put["has"] = type(self).has - {"proper prior"}
+        for name, value in put.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def norm(self) -> str:
+        """ "batch" or "frozen"."""
+        return self.batch_norm or ("frozen" if self.start == "pretrained" else "batch")
+
+    def model(self, schema: Schema) -> BayesianNet:
+        """p(y, w | x), out of training mode; see ``Entry.model``.
+
+        Raises UserError for a module that does not suit the data, or cannot be copied; or a pattern without a match.
+        """
+        if self.module == "":
+            raise UserError("there is no module: give bp.Bayesian(module), or --module package.module:function")
+        source = named_module(self.module) if isinstance(self.module, str) else self.module
+        net = source.make(schema)
+        bayesian = select(net, self.where, "where")
+        still = {name for name, p in net.named_parameters() if not p.requires_grad}
+        if self.where == "*":
+            bayesian = [name for name in bayesian if name not in still]
+        still |= set(select(net, self.frozen, "frozen")) if self.frozen else set()
+        freeze(net, [name for name, _ in net.named_parameters() if name in still and name not in bayesian])
+        points = [name for name, _ in net.named_parameters() if name not in bayesian]
+        if not bayesian:
+            raise UserError("no parameter is Bayesian: those that require no gradient are frozen; name some in where")
+        if self.inputs == "raw":
+            net.register_forward_pre_hook(_Unstandardise(schema))
+        likelihood = self._likelihood(schema, net)
+        prior = assign(net, self.prior, bayesian, "prior")
+        norms = norm_layers(net)
+        if self.norm == "frozen" and any(layer.running_mean is None for layer in norms.values()):
+            raise UserError("its batch normalisation has no running statistics to be frozen; use batch_norm='batch'")
+        statistics = BatchStatistics(net) if norms and self.norm == "batch" else None
+        return BayesianNet(net, likelihood, prior, points, statistics, self.norm == "frozen").eval()
+
+    def guide(self, model: nn.Module) -> nn.Module:
+        """q(w), starting at the module's own weights; see ``Entry.guide``."""
+        random = {site: value for site, value in model.initial.items() if site not in model.points}
+        q = parse_family(self.family)(random, self.init_scale or Start.share)
+        return WithPoints(q, {site: model.initial[site] for site in model.points}) if model.points else q
+
+    def prepare(self, model: BayesianNet, guide: nn.Module, data: Dataset) -> dict[str, Any]:
+        """What a fit does first with its data: the start of q, batch statistics, checks; what the provenance says.
+
+        Raises UserError for a module whose outputs depend on more than x and the weights.
+        """
+        return start_guide(model, guide, data.x_train, self.init_scale)
+
+    def _likelihood(self, schema: Schema, net: nn.Module) -> Likelihood:
+        """That of the data, or the user's; of two classes a network has one output, or two."""
+        given = self.likelihood if isinstance(self.likelihood, Likelihood) else None
+        own = given or make_likelihood(schema, self.noise, self.likelihood)
+        count, what = len(schema.classes), f"the {len(schema.classes)} classes" if schema.classes else "the target"
+        widths = {own.outputs: what if self.likelihood is None else type(own).__name__}
+        if self.likelihood is None and count == 2:
+            widths[2] = "two logits"
+        x = torch.zeros(2, *schema.input_shape)
+        with in_mode(net, training=False):
+            width = check_outputs(net, x, widths)
+        return own if width == own.outputs else Categorical(2)
+
+
+def _pattern(where: Any) -> str:
+    """Text, or classes and texts in any sequence, as one text."""
+    if isinstance(where, str):
+        return where
+    parts = where if isinstance(where, list | tuple) else [where]
+    if not parts or not all(isinstance(part, str | type) for part in parts):
+        raise UserError(f"where and frozen take texts or classes of layers, got {where!r:.80}")
+    return "|".join(part if isinstance(part, str) else part.__name__ for part in parts)
+
+
+class _Unstandardise:
+    """A forward pre-hook: inputs in their own units."""
+
+    def __init__(self, schema: Schema) -> None:
+        self.schema = schema
+
+    def __call__(self, _: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (self.schema.unstandardise(given[0]), *given[1:])

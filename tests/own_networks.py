@@ -1,0 +1,155 @@
+"""Networks of one's own that tests share: one for each kind of layer, and some that are wrong."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+OUT = 3
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.rnn, self.head = kind(6, 5, num_layers=2, batch_first=True), nn.Linear(5, OUT)
+
+    def forward(self, x):
+        return self.head(self.rnn(x)[0][:, -1])
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attend, self.head = nn.MultiheadAttention(6, 2, batch_first=True), nn.Linear(6, OUT)
+
+    def forward(self, x):
+        return self.head(self.attend(x, x, x)[0].mean(1))
+
+
+class Transformer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.block = nn.TransformerEncoderLayer(6, 2, 8, dropout=0.1, batch_first=True)
+        self.head = nn.Linear(6, OUT)
+
+    def forward(self, x):
+        return self.head(self.block(x)[:, 0])
+
+
+class Bilinear(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Bilinear(6, 6, OUT)
+
+    def forward(self, x):
+        return self.layer(x[:, 0], x[:, 1])
+
+
+class Embedded(nn.Module):
+    """Tied: the embedding is the last layer too."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = nn.Embedding(OUT, 6), nn.Linear(6, OUT, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, x):
+        return self.head(self.table(x[:, 0].abs().long().clamp_max(OUT - 1)).mean(1))
+
+
+class Shared(nn.Module):
+    """A layer that is used twice, a parameter of its own, a buffer, control flow on shapes, complex numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.head, self.gain = nn.Linear(6, 6), nn.Linear(6, OUT), nn.Parameter(torch.ones(6))
+        self.register_buffer("phase", torch.polar(torch.ones(6), torch.arange(6.0)))
+
+    def forward(self, x):
+        x = x[:, 0] if x.dim() == 3 else x
+        return self.head(self.gain * (self.inner(F.relu(self.inner(x))) * self.phase).real)
+
+
+class Branching(nn.Module):
+    """Looks at values, which vmap cannot."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, OUT)
+
+    def forward(self, x):
+        return torch.cat([f if f.sum() > 0 else 2 * f for f in self.layer(x[:, 0]).split(1)])
+
+
+def flat(*layers):
+    return nn.Sequential(*layers, nn.Flatten(), nn.LazyLinear(OUT))
+
+
+#: Inputs are (B, 4, 6).
+NETS = {
+    "linear": lambda: flat(nn.Linear(6, 5), nn.Tanh()),
+    "bilinear": Bilinear,
+    "conv1d": lambda: flat(nn.Conv1d(4, 3, 3), nn.ReLU()),
+    "conv2d": lambda: flat(nn.Unflatten(1, (1, 4)), nn.Conv2d(1, 3, 3), nn.Dropout(0.5), nn.GroupNorm(3, 3)),
+    "channels-last": lambda: nn.Sequential(
+        nn.Unflatten(1, (1, 4)), nn.Conv2d(1, 3, 3), nn.Flatten(), nn.Linear(24, OUT)
+    ).to(memory_format=torch.channels_last),
+    "conv3d": lambda: flat(nn.Unflatten(1, (1, 1, 4)), nn.Conv3d(1, 2, (1, 3, 3))),
+    "transposed": lambda: flat(nn.Unflatten(1, (1, 4)), nn.ConvTranspose2d(1, 2, 3), nn.ReLU()),
+    "embedding, tied": Embedded,
+    "norms": lambda: flat(nn.LayerNorm(6), nn.Linear(6, 6), nn.RMSNorm(6)),
+    "batch norm": lambda: flat(nn.Conv1d(4, 3, 3), nn.BatchNorm1d(3), nn.ReLU()),
+    "attention": Attention,
+    "transformer": Transformer,
+    "lstm": lambda: Recurrent(nn.LSTM),
+    "gru": lambda: Recurrent(nn.GRU),
+    "rnn": lambda: Recurrent(nn.RNN),
+    "used twice": Shared,
+    "branching": Branching,
+}
+LOOPED = ("lstm", "gru", "rnn", "branching")
+
+
+def made(name):
+    """The network with the weights of seed 0."""
+    import bnn_pyro as bp
+
+    with bp.isolated(0):
+        net = NETS[name]().eval()
+        net(torch.zeros(2, 4, 6))  # lazy layers get their shapes
+    return net
+
+
+# -- wrong ones --------------------------------------------------------------------------------------------------------
+class Wrong(nn.Module):
+    def __init__(self, how):
+        super().__init__()
+        self.how, self.layer, self.calls = how, nn.Linear(24, OUT), 0
+        self.register_buffer("seen", torch.zeros(()))
+        if how == "unregistered":
+            self.others = [nn.Linear(3, 3)]
+
+    def forward(self, x):
+        if self.how == "in place":
+            x.mul_(2)
+        f = self.layer(x.flatten(1))
+        if self.how == "random":
+            f = F.dropout(f, 0.5)
+        if self.how == "remembers":
+            self.calls += 1
+            f = f + self.calls
+        if self.how == "rows":
+            f = f - f.mean(0)
+        if self.how == "buffer":
+            self.seen += 1
+        return f
+
+
+def schema_net(schema):
+    """Named as tests/own_networks.py:schema_net on the command line."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(torch.Size(schema.input_shape).numel(), len(schema.classes)))
+
+
+def convnet():
+    """Digits (1, 8, 8), with batch normalisation."""
+    first = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2))
+    return nn.Sequential(first, nn.Flatten(), nn.Linear(64, 10))

@@ -1,0 +1,241 @@
+"""A network of one's own: each layer's draws as plain passes, parameters by name, batch norm, what is refused."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from own_networks import LOOPED, NETS, OUT, Wrong, made
+from torch import nn
+
+import bnn_pyro as bp
+from bnn_pyro.parts.batch_norm import BatchStatistics
+from bnn_pyro.parts.own_module import assign, call_with_draws, select
+from bnn_pyro.parts.own_start import Start, variance_ratio
+from bnn_pyro.posterior import read_archive
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    """Modules draw their initial weights."""
+    with bp.isolated(0):
+        yield
+
+
+def rows(num=40, classes=OUT, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(num + 16, 4, 6, generator=g)
+    y = (x[:, 0, 0] > 0).long() + (x[:, 0, 1] > 0.5).long() if classes else x[:, 0].sum(1)
+    y = y.clamp_max(classes - 1) if classes else y
+    schema = bp.Schema("classification" if classes else "regression", (4, 6), tuple("abcdef"[:classes]))
+    parts = [part for at in (slice(num), slice(num, num + 6), slice(num + 6, None)) for part in (x[at], y[at])]
+    return bp.Dataset("by-hand", schema, *parts)
+
+
+def fit(entry, method=None, data=None, **settings):
+    settings = {"seed": 1, "progress": False, "device": "cpu", **settings}
+    return bp.fit(entry, data or rows(), method or bp.SVI(epochs=2, batch_size=10), **settings)
+
+
+# -- every layer ---------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", NETS)
+def test_draws_are_plain_passes_of_the_module_with_these_weights(name):
+    """Against the user's own module, its weights overwritten by each draw; in training and in the library's calls."""
+    net, data = made(name), rows()
+    before = {k: v.clone() for k, v in net.state_dict().items()}
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        posterior = fit(bp.Bayesian(net, start="pretrained"))
+        prediction = bp.predict(posterior, data.x_test, num_draws=5, seed=3)
+    assert [str(w.message) for w in told if "one draw after the other" in str(w.message)].__len__() == (name in LOOPED)
+    assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())  # the user's is not touched
+    draws, own = posterior.draw(5, seed=3), copy.deepcopy(net)
+    assert list(draws) == [n for n, _ in net.named_parameters()]
+    for s in range(5):
+        with torch.no_grad():
+            for key, parameter in own.named_parameters():
+                parameter.copy_(draws[key][s])
+            f = own(data.x_test).log_softmax(-1)
+        torch.testing.assert_close(prediction.components.logits[s], f, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["conv2d", "transformer", "embedding, tied"])
+def test_draws_have_the_gradients_of_one_after_the_other(name):
+    net, x = made(name), rows().x_train[:5]
+    lead = {n: (p.detach() + 0.1 * torch.randn(2, 3, *p.shape)).requires_grad_() for n, p in net.named_parameters()}
+    f = call_with_draws(net, lead, x, False)
+    assert f.shape == (2, 3, 5, OUT)
+    one = {n: p[1, 2].detach().requires_grad_() for n, p in lead.items()}
+    torch.func.functional_call(net, one, (x,)).square().sum().backward()
+    f[1, 2].square().sum().backward()
+    for n in one:
+        torch.testing.assert_close(lead[n].grad[1, 2], one[n].grad, rtol=1e-3, atol=1e-5)
+
+
+# -- which parameters -------------------------------------------------------------------------------------------------
+def test_parameters_are_chosen_by_glob_path_class_or_regex():
+    net = made("transformer")
+    names = [n for n, _ in net.named_parameters()]
+    assert select(net, "*", "where") == names
+    assert select(net, "head", "where") == ["head.weight", "head.bias"]
+    assert select(net, "head.bias | block.norm*", "where") == [n for n in names if "norm" in n or n == "head.bias"]
+    assert select(net, "LayerNorm", "where") == [n for n in names if "norm" in n]
+    assert select(net, r"re:.*\.bias", "where") == [n for n in names if n.endswith(".bias")]
+    tied = made("embedding, tied")
+    assert select(tied, "head.weight", "where") == select(tied, "table", "where") == ["table.weight"]
+    prior = assign(net, {"head.*": "normal:2", "*": "fan-in:1"}, names, "prior")
+    assert {n for n, text in prior.items() if text == "normal:2"} == {"head.weight", "head.bias"}
+    with pytest.raises(bp.UserError, match=r"unknown parameter in where 'haed'; did you mean 'head'"):
+        select(net, "haed", "where")
+    with pytest.raises(bp.UserError, match=r"prior says nothing of 'block.*add a pattern"):
+        assign(net, {"head": "normal:1"}, names, "prior")
+    with pytest.raises(bp.UserError, match="no regular expression"):
+        select(net, "re:(", "where")
+    assert bp.Bayesian(net, where=(nn.Linear, "head")).where == "Linear|head"
+
+
+def test_what_is_not_bayesian_is_trained_or_stays():
+    net = made("conv1d")
+    head, conv = {"3.weight", "3.bias"}, {"0.weight", "0.bias"}
+    settings = dict(where="3", prior="pretrained:0.5", start="pretrained")
+    for entry, trained in ((bp.Bayesian(net, **settings), True), (bp.Bayesian(net, frozen="0", **settings), False)):
+        posterior = fit(entry, bp.SVI(epochs=4, batch_size=10, lr=0.05))
+        draws = posterior.draw(4, seed=0)
+        assert draws.keys() == (head | conv if trained else head)
+        assert all(draws[n].std(0).min() > 0 for n in head)
+        for n in conv if trained else ():
+            assert (draws[n] == draws[n][0]).all() and not torch.equal(draws[n][0], net.get_parameter(n))
+        if not trained:
+            assert all(torch.equal(dict(posterior.model.net.named_buffers())[n], net.get_parameter(n)) for n in conv)
+    still = copy.deepcopy(net)
+    still[0].requires_grad_(False)
+    assert fit(bp.Bayesian(still)).draw(2).keys() == head
+    assert fit(bp.Bayesian(still, where="0|3")).draw(2).keys() == head | conv
+    # Points have no prior to draw from: samplers take what is frozen, or all of it.
+    with pytest.raises(bp.UserError, match="nuts needs a prior over weights that can be sampled"):
+        fit(bp.Bayesian(net, where="3"), "nuts")
+    frozen = bp.Bayesian(net, where="3", frozen="*")
+    assert fit(frozen, bp.NUTS(draws=2, warmup=2, chains=1, compiled="no")).chains.keys() == head
+
+
+def test_priors_by_pattern_and_around_the_pretrained_weights():
+    net = made("norms")
+    entry = bp.Bayesian(net, prior={"4": "normal:2", "0.weight": "pretrained:0.1", "*": "fan-in:3"})
+    model = entry.model(rows().schema)
+    with bp.isolated(0):
+        prior = {n: model.priors[n](p) for n, p in model.net.named_parameters()}
+        centred = [model.priors["0.weight"](net[0].weight).sample() for _ in range(200)]
+    assert prior["4.weight"].scale == 2 and prior["1.weight"].scale == pytest.approx(3 / 6**0.5)
+    assert torch.stack(centred).mean(0).sub(1).abs().max() < 6 * 0.1 / 200**0.5
+    # The centre is a part of the model, not of the module that it is loaded with.
+    model.load_state_dict({"centre": torch.full((6,), 7.0)}, strict=False)
+    assert model._centres(dict(model.net.named_parameters()))["0.weight"].eq(7).all()
+
+
+# -- batch normalisation ---------------------------------------------------------------------------------------------
+def test_batch_statistics_are_those_of_each_draw_on_the_training_rows():
+    """Predictions are those of the user's module in torch's training mode on all training rows and the new one."""
+    net, data = made("batch norm"), rows(30)
+    posterior = fit(bp.Bayesian(net), data=data)
+    assert posterior.provenance["module"]["batch_norm"] == "batch"
+    draws, own = posterior.draw(3, seed=2), copy.deepcopy(net)
+    found = bp.predict(posterior, data.x_test, num_draws=3, seed=2).components.logits
+    for s in range(3):
+        with torch.no_grad():
+            for key, parameter in own.named_parameters():
+                parameter.copy_(draws[key][s])
+            own.train()
+            own[1].reset_running_stats()
+            own[1].momentum = 1.0
+            own(data.x_train)
+            own[1].running_var *= 1 - 1 / (30 * 4)  # torch keeps the unbiased one
+            f = own.eval()(data.x_test).log_softmax(-1)
+        torch.testing.assert_close(found[s], f, rtol=1e-4, atol=1e-5)
+    one = bp.predict(posterior, data.x_test[:1], num_draws=3, seed=2).components.logits
+    torch.testing.assert_close(one[:, 0], found[:, 0], rtol=1e-4, atol=1e-5)  # whatever rows come with it
+
+
+def test_batch_statistics_are_saved_and_frozen_ones_stay(tmp_path):
+    net, data = made("batch norm"), rows()
+    net[1].running_mean.fill_(0.3)
+    for how in ("batch", "frozen"):
+        posterior = fit(bp.Bayesian(net, batch_norm=how), out=tmp_path / how)
+        again = bp.load(tmp_path / how, module=made("batch norm"))
+        assert ("statistics.rows" in read_archive(tmp_path / how)[0]["buffers"]) == (how == "batch")
+        assert (posterior.model.net[1].running_mean == 0.3).all()
+        here, there = (bp.predict(p, data.x_test, num_draws=3).components.logits for p in (posterior, again))
+        assert torch.equal(here, there)
+    model = bp.Bayesian(net).model(data.schema)
+    with pytest.raises(bp.UserError, match="batch statistics need training rows"):
+        model(data.x_test)
+    with pytest.raises(bp.UserError, match="normalises several times in one call"):
+        norm = nn.BatchNorm1d(4)
+        twice = BatchStatistics(net := nn.Sequential(norm, nn.Tanh(), norm))
+        twice.take(data.x_train)
+        twice(net, {n: p[None] for n, p in net.named_parameters()})
+
+
+# -- the start -----------------------------------------------------------------------------------------------------
+def test_a_deep_network_starts_with_the_variance_of_the_pass_at_its_means():
+    with bp.isolated(3):
+        layers = [part for _ in range(30) for part in (nn.Linear(24, 24), nn.ReLU())]
+        deep = nn.Sequential(nn.Flatten(), *layers, nn.Linear(24, OUT))
+        for part in layers[::2]:
+            nn.init.kaiming_normal_(part.weight)
+    data, facts = rows(), {}
+    for scale in (None, 0.3):
+        entry = bp.Bayesian(deep, init_scale=scale)
+        with bp.isolated(0):
+            model = entry.model(data.schema)
+            guide = entry.guide(model)
+            facts[scale] = entry.prepare(model, guide, data)
+            assert variance_ratio(model, guide, data.x_train) == pytest.approx(facts[scale]["variance_ratio"], rel=1e-3)
+    assert 1 / Start.factor <= facts[None]["variance_ratio"] <= Start.factor < facts[0.3]["variance_ratio"]
+
+
+# -- what is refused -----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("how", "sentence"),
+    [
+        ("unregistered", "'others' of Wrong holds parameters that are not registered"),
+        ("in place", "changes its inputs in place"),
+        ("random", "other outputs for the same inputs"),
+        ("remembers", "other outputs for the same inputs"),
+        ("rows", "depend on the other rows of a batch"),
+        ("buffer", "changes its own 'seen' out of training mode"),
+    ],
+)
+def test_a_network_that_is_no_function_of_inputs_and_weights_is_refused(how, sentence):
+    with pytest.raises(bp.UserError, match=sentence):
+        fit(Wrong(how))
+
+
+@pytest.mark.parametrize(
+    ("module", "sentence"),
+    [
+        (lambda: nn.Sequential(nn.Flatten(), nn.LazyLinear(OUT)), "is lazy and has no shape yet"),
+        (lambda: nn.Sequential(nn.Flatten(), nn.Linear(24, OUT)).double(), "is torch.float64, and inputs are float32"),
+        (lambda: nn.Flatten(), "Flatten has no parameters"),
+        (
+            lambda: nn.Linear(6, OUT),
+            r"shape \(2, 4, 3\) for 2 rows; they must be \(2, 3\) for the 3 classes",
+        ),
+        (lambda: nn.Sequential(nn.Flatten(), nn.Linear(24, 7)), r"outputs of shape \(2, 7\)"),
+        (lambda: nn.Linear(5, OUT), r"does not take inputs of shape \(2, 4, 6\): .*mat1 and mat2"),
+        (lambda: 3, "a module is a torch.nn.Module, or package.module:function, not 3"),
+        (lambda: "own_networks:nonsense", "there is no own_networks:nonsense: .*no attribute"),
+        (lambda: "own_networks", "package.module:function, got"),
+    ],
+)
+def test_bad_modules_are_told_in_one_line(module, sentence):
+    with pytest.raises(bp.UserError, match=sentence) as told:
+        fit(bp.Bayesian(module()))
+    assert "\n" not in str(told.value)
+
+
+def test_two_classes_take_one_output_or_two():
+    data = rows(classes=2)
+    for width, kind in ((1, "Bernoulli"), (2, "Categorical")):
+        net = nn.Sequential(nn.Flatten(), nn.Linear(24, width))
+        assert type(bp.Bayesian(net).model(data.schema).likelihood).__name__ == kind
+        assert bp.predict(fit(net, data=data), data.x_test, num_draws=2).mean.shape == (10, 2)

@@ -1,0 +1,186 @@
+"""A network of one's own, fitted: as the zoo's of the same layers, by samplers; saved, loaded, from a command."""
+
+import functools
+import json
+
+import pytest
+import torch
+from own_networks import convnet
+from test_own_network import fit, rows, seeded
+from torch import nn
+from torch.distributions import Normal
+
+import bnn_pyro as bp
+from bnn_pyro.checks.linear_regression import correlated
+from bnn_pyro.inference.log_joint import LogJoint
+from bnn_pyro.parts import nets
+from bnn_pyro.run import main
+from bnn_pyro.settings import plain
+
+__all__ = ["seeded"]  # a fixture
+SMALL = dict(prior="normal:1", noise=0.5, init_scale=1e-3)
+
+
+def own_layers(schema):
+    return nets.MLP(schema.input_shape, (4,), 1, "tanh")
+
+
+def torch_layers(schema):
+    return nn.Sequential(nn.Linear(schema.input_shape[0], 4), nn.Tanh(), nn.Linear(4, 1))
+
+
+@functools.lru_cache
+def regression():
+    return correlated(20).data
+
+
+METHODS = {
+    "svi": bp.SVI(epochs=30, batch_size=7, lr=0.02),
+    "map": bp.MAP(epochs=20),
+    "nuts": bp.NUTS(draws=3, warmup=3, chains=2, compiled="no", max_tree_depth=3),
+    "chees": bp.ChEES(draws=4, warmup=4, chains=4, superchains=2, compiled="no"),
+    "sghmc": bp.SGHMC(epochs=6, batch_size=5, chains=2, lr=1e-3),
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_module_of_the_packages_layers_is_the_zoos_variant_bit_for_bit(method):
+    zoo = fit(bp.MeanField(hidden=(4,), activation="tanh", **SMALL), METHODS[method], regression())
+    own = fit(bp.Bayesian(own_layers, **SMALL), METHODS[method], regression())
+    here, there = (posterior.draw(3, seed=5) for posterior in (own, zoo))
+    assert here.keys() == there.keys() and all(torch.equal(here[site], there[site]) for site in there)
+
+
+@pytest.mark.parametrize("method", ["svi", "map", "sghmc"])
+def test_torchs_own_layers_are_the_zoos_variant_but_for_rounding(method):
+    """The same weights, rows and noise; products are summed in another order, and few steps let it grow little."""
+    zoo = fit(bp.MeanField(hidden=(4,), activation="tanh", **SMALL), METHODS[method], regression())
+    own = fit(bp.Bayesian(torch_layers, **SMALL), METHODS[method], regression())
+    names = dict(zip(("0.weight", "0.bias", "2.weight", "2.bias"), zoo.model.initial, strict=True))
+    here, there = (posterior.draw(3, seed=5) for posterior in (own, zoo))
+    for name, theirs in names.items():
+        torch.testing.assert_close(here[name], there[theirs], rtol=1e-3, atol=1e-4)
+
+
+def linear_module(schema):
+    return nn.Linear(schema.input_shape[0], 1)
+
+
+def test_a_linear_module_has_the_exact_posterior():
+    """Against the formula, with Monte-Carlo errors; of SVI the precision's diagonal, as mean field has it."""
+    problem = correlated(20)
+    known, data = problem, problem.data
+    entry = bp.Bayesian(linear_module, prior=f"normal:{problem.prior_scale}", noise=problem.noise)
+    draws = fit(entry, bp.NUTS(draws=300, warmup=150, chains=2), data).chains
+    w = torch.cat([draws["weight"].flatten(2), draws["bias"]], 2).flatten(0, 1).double()
+    scale = torch.linalg.inv(known.precision).diagonal().sqrt()
+    error = scale / len(w) ** 0.5
+    assert ((w.mean(0) - known.mean).abs() < 6 * error).all()
+    assert ((w.std(0) / scale - 1).abs() < 6 / (2 * len(w) / 2) ** 0.5).all()
+    q = fit(entry, bp.SVI(epochs=1500, lr=0.02, num_particles=4), data).guide
+    means, sds = torch.cat([v.flatten() for v in q.sites().values()]), q.scale
+    narrow = known.precision.diagonal().rsqrt()
+    assert ((means.detach() - known.mean).abs() < 0.1 * narrow).all()
+    assert ((sds.detach() / narrow - 1).abs() < 0.1).all()
+
+
+def normed(schema):
+    net = nn.Sequential(nn.Linear(schema.input_shape[0], 3), nn.BatchNorm1d(3), nn.Tanh(), nn.Linear(3, 1))
+    net[1].requires_grad_(False)  # its scale is that of the next layer
+    return net
+
+
+def test_samplers_follow_the_gradient_of_the_network_in_torchs_training_mode():
+    """Normalised by the statistics of the training rows, which depend on the draw; for several chains at once."""
+    entry, data = bp.Bayesian(normed, prior="normal:0.5", noise=0.7), regression()
+    model = entry.model(data.schema)
+    entry.prepare(model, entry.guide(model), data)
+    target = LogJoint(model, data.x_train, data.y_train)
+    u = target.initial + 0.3 * torch.randn(3, target.size, dtype=torch.float64)
+    density, gradient = target.gradient(u)
+    for chain in range(3):
+        net, flat = normed(data.schema).train(), u[chain].float().requires_grad_()
+        pieces = flat.split([p.numel() for p in model.net.parameters()])
+        w = {n: v.view_as(p) for (n, p), v in zip(model.net.named_parameters(), pieces, strict=True)}
+        f = torch.func.functional_call(net, w, (data.x_train,)).squeeze(1)
+        joint = Normal(f, 0.7).log_prob(data.y_train).sum() + Normal(0, 0.5).log_prob(flat).sum()
+        torch.testing.assert_close(density[chain], joint.double().detach(), rtol=1e-5, atol=1e-4)
+        (slope,) = torch.autograd.grad(joint, flat)
+        torch.testing.assert_close(gradient[chain], slope.double(), rtol=1e-3, atol=1e-3)
+    sampled = fit(entry, bp.SGHMC(epochs=6, batch_size=5, chains=2, lr=1e-3), data)
+    assert bp.predict(sampled, data.x_train, num_draws=4).epistemic.min() > 0
+
+
+# -- saved and loaded ------------------------------------------------------------------------------------------------
+def test_an_archive_is_loaded_with_the_users_module_and_differences_are_named(tmp_path):
+    net, data = nn.Sequential(nn.Flatten(), nn.Linear(24, 5), nn.Tanh(), nn.Linear(5, 3)), rows()
+    posterior = fit(bp.Bayesian(net, where="3", prior="pretrained:0.3", start="pretrained"), out=tmp_path)
+    other = nn.Sequential(nn.Flatten(), nn.Linear(24, 5), nn.Tanh(), nn.Linear(5, 3))
+    for module in (net, other, lambda: other):
+        again = bp.load(tmp_path, module=module)
+        here, there = (bp.predict(p, data.x_test, num_draws=3) for p in (posterior, again))
+        assert torch.equal(here.components.logits, there.components.logits)
+        assert torch.equal(again.model.centre, posterior.model.centre)
+    wrong = nn.Sequential(nn.Flatten(), nn.Linear(24, 6, bias=False), nn.Tanh(), nn.Linear(6, 3))
+    named = r"missing: 1.bias; of another shape: 1.weight \(6, 24\), not \(5, 24\), 3.weight \(3, 6\), not \(3, 5\)"
+    with pytest.raises(bp.UserError, match=named):
+        bp.load(tmp_path, module=wrong)
+    with pytest.raises(bp.UserError, match=r"a module of your own \(Sequential\).*load\(folder, module=…\)"):
+        bp.load(tmp_path)
+    fit(bp.MLP(hidden=(3,)), bp.MAP(epochs=2), out=tmp_path / "mlp")
+    with pytest.raises(bp.UserError, match="is not of a module of your own"):
+        bp.load(tmp_path / "mlp", module=net)
+    text = (tmp_path / "posterior.json").read_text()
+    assert json.loads(text)["provenance"]["entry"] == "my-network" and "Sequential" in text
+
+
+def test_a_resumed_fit_is_the_same_and_other_weights_are_another_fit(tmp_path):
+    with bp.isolated(7):
+        net = convnet()
+    data = bp.load_data("digits", limit=100)
+    whole = fit(net, bp.SVI(epochs=3, batch_size=50), data, out=tmp_path)
+    again = fit(net, bp.SVI(epochs=3, batch_size=50), data, out=tmp_path, resume=True)
+    assert torch.equal(whole.guide.loc, again.guide.loc) and again.provenance["module"]["batch_norm"] == "batch"
+    with torch.no_grad():
+        net[2].weight.add_(1)
+    with pytest.raises(bp.UserError, match="finished posterior of other settings"):
+        fit(net, bp.SVI(epochs=3, batch_size=50), data, out=tmp_path, resume=True)
+    json.dumps(plain(bp.Bayesian(net)))
+
+
+def test_raw_inputs_are_those_in_their_own_units():
+    data = bp.load_data("breast-cancer", features=["mean radius", "mean texture"])
+    seen = []
+
+    class Looks(nn.Linear):
+        def forward(self, x):
+            seen.append(x.detach())
+            return super().forward(x)
+
+    with bp.isolated(0):
+        net = Looks(2, 1)
+    bp.Bayesian(net, inputs="raw").model(data.schema)(data.x_train[:5])
+    torch.testing.assert_close(seen[-1], data.schema.unstandardise(data.x_train[:5]))
+
+
+# -- the command line ------------------------------------------------------------------------------------------------
+def test_a_run_of_ones_own_module(tmp_path, monkeypatch, capsys, no_figures):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "mynets.py").write_text(
+        "from torch import nn\ndef small(schema):\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))\n"
+    )
+    out, own = str(tmp_path / "run"), ["--module", "mynets:small"]
+    short = ["--data", "digits", "--limit", "120", "--epochs", "2", "--num-draws", "3", "--quiet", "--out", out]
+    assert main(["train", "my-network", *own, "--prior", "fan-in:2", *short]) == 0
+    config = json.loads((tmp_path / "run/config.json").read_text())
+    assert config["variant_settings"]["module"] == "mynets:small" and config["variant_settings"]["prior"] == "fan-in:2"
+    beside = json.loads((tmp_path / "run/baseline/config.json").read_text())
+    assert (beside["variant"], beside["inference"]) == ("my-network", "map")
+    assert "variance ratio" in (tmp_path / "run/report.html").read_text()
+    capsys.readouterr()
+    assert main(["evaluate", out, "--quiet"]) == 2  # nothing is imported that was not asked for
+    assert "--module package.module:function" in capsys.readouterr().err
+    assert main(["evaluate", out, "--quiet", *own]) == 0
+    assert main(["diagnose", out, "--quiet", "--no-netcdf", *own]) == 0
+    assert main(["train", "my-network", *short, "--overwrite"]) == 2
+    assert "there is no module: give bp.Bayesian(module)" in capsys.readouterr().err
