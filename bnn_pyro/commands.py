@@ -95,11 +95,8 @@ def evaluate(args: Namespace) -> None:
     if args.mean_weights:
         print(score_table(scoring.score_mean_weights(folder, recipe, data, posterior, outside)))
         return
-    baseline = (
-        scoring.load_posterior(folder.baseline, recipe.device, getattr(args, "module", None))
-        if folder.baseline.is_trained
-        else None
-    )
+    module = getattr(args, "module", None)
+    baseline = scoring.load_posterior(folder.baseline, recipe.device, module) if folder.baseline.is_trained else None
     with lock_folder(folder.path):
         pruned = scoring.prune_run(folder, data, posterior, recipe.num_draws) if args.prune else ""
         run = scoring.evaluate_run(folder, recipe, data, posterior, baseline, outside=outside)
@@ -145,7 +142,7 @@ def calibrate(args: Namespace) -> None:
     from bnn_pyro.runs.evaluate import evaluate_run, load_posterior
 
     folder, recipe, posterior = _opened(args)
-    baseline = load_posterior(folder.baseline, recipe.device) if folder.baseline.is_trained else None
+    baseline = load_posterior(folder.baseline, recipe.device, args.module) if folder.baseline.is_trained else None
     level = args.level if args.level is not None else recipe.conformal or 0.9
     with lock_folder(folder.path):
         done = calibrate_run(folder, recipe, posterior, name=args.data, method=args.method, level=level)

@@ -183,9 +183,9 @@ class Calibrated:
         write_whole(Path(folder) / FILE, json.dumps(content, indent=1).encode())
 
 
-def load(folder: str | os.PathLike, entry: Entry | None = None) -> Posterior | Calibrated:
+def load(folder: str | os.PathLike, entry: Entry | None = None, *, module: Any = None) -> Posterior | Calibrated:
     """What ``save`` wrote: a posterior (see ``loading.load``), and where it was calibrated, with that."""
-    return with_calibration(load_posterior(folder, entry), folder)
+    return with_calibration(load_posterior(folder, entry, module=module), folder)
 
 
 def with_calibration(posterior: Posterior, folder: str | os.PathLike) -> Posterior | Calibrated:
