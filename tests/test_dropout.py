@@ -69,6 +69,15 @@ def test_the_rates_are_the_inputs_and_the_hidden_ones():
         assert (values == 0).float().mean().item() == pytest.approx(rate, abs=0.01)
 
 
+def test_the_rates_by_rule_are_those_of_images_or_of_tables():
+    image = bp.Schema("classification", (1, 4, 4), tuple("abc"))
+    for schema, inputs, hidden in ((DATA.schema, 0.0, 0.05), (image, 0.2, 0.5)):
+        for entry, first in ((bp.DropoutMLP(), inputs), (bp.DropoutMLP(input_dropout=0.1), 0.1)):
+            with isolated(0):
+                rates = entry.model(schema).net.dropout_rates
+            assert rates == {"layers.0.weight": first, "layers.1.weight": hidden}
+
+
 def test_mode_returns_also_after_an_error():
     with isolated(0):
         net = MLP((3,), (4,), 1)

@@ -126,6 +126,22 @@ def test_without_validation_rows_some_of_the_training_rows_stop_it():
     assert hold_out(data, 4).x_val.tolist() != apart.x_val.tolist()
 
 
+def test_where_epochs_are_left_out_the_rate_falls_when_patience_is_over(tmp_path, monkeypatch):
+    """Half as many steps again at most; the run may be cut off before and after. A line of the trace is ten epochs."""
+    data, how = rows(), dict(epochs=None, patience=40)
+    whole = fit(data, **how)
+    nll, num = whole.trace["validation_nll"], len(whole.trace["epoch"])
+    first = next(e for e in range(num) if e - nll.index(min(nll[: e + 1])) >= 4)  # patience is over for the first time
+    last = max(first, nll.index(min(nll)))
+    assert num == min(first + 1 + math.ceil((first + 1) / 2), last + 5)
+    assert whole.provenance["schedule"] == {"epochs": 10 * num}
+    for step in (30 * first - 15, 30 * (num - first) - 10):
+        with monkeypatch.context() as patch, pytest.raises(Interrupted):
+            patch.setattr(Checkpoint, "due", stop_at(step))
+            fit(data, out=tmp_path, resume=True, **how)
+    assert fit(data, out=tmp_path, resume=True, **how).trace == whole.trace
+
+
 def test_few_rows_stop_no_training_unless_asked_to():
     few = rows(0, num=40, num_val=0)
     plain, found = fit(few), fit(few, patience=None)

@@ -4,7 +4,8 @@
 
 The rows held out are the validation rows, or a share of the training rows where the data have none (Prechelt 1998,
 doi:10.1007/3-540-49430-8_3). No gradient is taken of them: they choose the epoch, and a noise that is
-learned, of which the residuals of rows that were learned by heart would say too little.
+learned, of which the residuals of rows that were learned by heart would say too little. Where ``epochs`` is left out
+the learning rate stays until patience is over for the first time, and then falls.
 """
 
 from __future__ import annotations
@@ -87,9 +88,9 @@ class EarlyStopping:
         if nll < self.state["best_nll"]:
             self.state = {"best": self._weights(), "best_nll": nll, "best_epoch": epoch}
 
-    def enough(self, epochs: list[float]) -> bool:
-        """Whether to stop after the last of these epochs."""
-        return bool(epochs) and epochs[-1] - self.state["best_epoch"] >= self.patience
+    def enough(self, epochs: list[float], since: float = 0.0) -> bool:
+        """Whether to stop after the last of these epochs; patience begins anew at the epoch ``since``."""
+        return bool(epochs) and epochs[-1] - max(self.state["best_epoch"], since) >= self.patience
 
     @torch.no_grad()
     def restore(self) -> None:

@@ -124,8 +124,7 @@ class Training:
     latent         what the KL is multiplied by, after rising to it from 0 in the first ``warmup`` epochs
     num_particles  draws of w that estimate the ELBO in a step
     project        called after every step, to bring the guide's parameters back to where they must stay
-    watch          an ``EarlyStopping``, which adds ``validation_nll`` to every line of the trace and is asked after it
-                   whether to stop; the weights are then those of its best epoch
+    watch          an ``EarlyStopping``: adds ``validation_nll`` to the trace, says when to stop, has the best weights
     """
 
     settings: Optimisation
@@ -164,7 +163,7 @@ class Training:
     def steps(self) -> Iterator[dict[str, float] | None]:
         """Those that are left, and what to show after a line of the trace."""
         for rows in self.batches():
-            if self.watch is not None and self.watch.enough(self.trace["epoch"]):
+            if self.watch is not None and self.decay is not None and self._over():
                 break
             self.advance(rows)
             yield self.record() if self.step % self.window == 0 or self.step == self.total else None
@@ -180,7 +179,6 @@ class Training:
         while self.step < self.total:
             epoch, first = divmod(self.step, self.per_epoch)
             order = torch.randperm(len(self.x), generator=torch.Generator().manual_seed(self.seed * 1_000_003 + epoch))
-            # Sizes differ by one row at most.
             yield from order.to(self.x.device).tensor_split(self.per_epoch)[first:]
 
     def advance(self, rows: Tensor | slice) -> None:
@@ -225,13 +223,15 @@ class Training:
         for name, value in zip(self.trace, line, strict=True):
             self.trace[name].append(value)
         self.since = 0
-        enough = 3 * self.step >= 2 * self.total or settled(self.trace["elbo"], len(self.x))
-        if self.decay is None and line[0] >= self.warmup and enough:
+        over = self._over() if self.watch is not None else settled(self.trace["elbo"], len(self.x))
+        if self.decay is None and line[0] >= self.warmup and (over or 3 * self.step >= 2 * self.total):
             self._decay_from(self.step)
         return figures
 
-    def _decay_from(self, step: int) -> None:
-        """The learning rate falls from this step on, for half as many steps as there were."""
+    def _over(self) -> bool:  # patience begins anew where the learning rate falls
+        return self.watch.enough(self.trace["epoch"], (self.decay or 0) / self.per_epoch)
+
+    def _decay_from(self, step: int) -> None:  # the learning rate falls, for half as many steps as there were
         self.decay, self.total = step, step + self.window * math.ceil(step / self.window / 2)
 
     def _recent(self) -> Tensor:

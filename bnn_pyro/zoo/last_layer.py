@@ -50,7 +50,7 @@ class LastLayer(Settings):
                 module takes standardised inputs and a file raw ones; all other backbones know theirs
     bias        in the last layer, or none
     prior       normal:SCALE, fan-in:SCALE, gamma:SHAPE,RATE or scale-mixture:WIDE,NARROW,WEIGHT; features have a
-                mean square of 1
+                mean square of 1. By default fan-in:4 for classes; fan-in:1 for numbers, whose scale is known
     noise       regression only: learned, heteroscedastic, or a standard deviation in target units
     likelihood  of numbers, as in ``Network``
     family      SVI: q is mean-field, low-rank:RANK or full (any covariance of all weights)
@@ -59,7 +59,7 @@ class LastLayer(Settings):
 
     backbone: Any = "auto"
     bias: bool = True
-    prior: str = "fan-in:4"
+    prior: str | None = setting(None, optional=True)
     noise: str | float = "learned"
     likelihood: str | None = setting(None, choices=LIKELIHOODS, optional=True)
     family: str = setting("mean-field", parse=parse_family)
@@ -105,7 +105,8 @@ class LastLayer(Settings):
         backbone = Backbone(pretrained, schema)
         net = Net((backbone.num_features,), (), likelihood.outputs, bias=self.bias)
         _start_at_head(net.layers[0], pretrained, schema)
-        return OnFeatures(backbone, BayesianNet(net, likelihood, self.prior))
+        prior = self.prior or ("fan-in:4" if schema.has_classes else "fan-in:1")
+        return OnFeatures(backbone, BayesianNet(net, likelihood, prior))
 
     def guide(self, model: nn.Module) -> nn.Module:
         """q(w), starting at the last layer's own weights; see ``Entry.guide``."""

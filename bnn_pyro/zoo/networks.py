@@ -39,6 +39,8 @@ __all__ = ["MLP", "ConvNet", "Convolutions", "DropoutMLP", "MeanField", "Network
 
 #: The prior "by-target", for classes and for numbers: the ELBO's optimum under a narrower one predicts too flat.
 BY_TARGET = {True: "fan-in:8", False: "fan-in:2"}
+#: Dropout rates of inputs and of hidden units where none are set.
+IMAGE_RATES, TABLE_RATES = (0.2, 0.5), (0.0, 0.05)
 
 
 @dataclass(frozen=True)
@@ -115,13 +117,14 @@ class MLP(MeanField):
 class DropoutMLP(Network):
     """Settings of a multilayer perceptron with dropout: those of ``Network``.
 
-    input_dropout   share of the inputs that a mask removes; 0 for none
-    hidden_dropout  share of every hidden layer's units that a mask removes
+    input_dropout   share of the inputs that a mask removes, by default 0.2 of an image and none of a table; 0 for none
+    hidden_dropout  share of every hidden layer's units that a mask removes, by default 0.5 for images and 0.05 for
+                    tables, as published (Srivastava et al. 2014; Gal & Ghahramani 2016)
     """
 
     hidden: tuple[int, ...] = setting((100,), low=1)
-    input_dropout: float = setting(0.2, low=0, below=1)
-    hidden_dropout: float = setting(0.5, low=0, below=1)
+    input_dropout: float | None = setting(None, low=0, below=1, optional=True)
+    hidden_dropout: float | None = setting(None, low=0, below=1, optional=True)
 
     summary: ClassVar[str] = "A network with dropout, deterministic or with a mask for every draw (MC dropout)"
     paper: ClassVar[str] = "Srivastava et al. 2014, JMLR 15:1929; Gal & Ghahramani 2016, arXiv:1506.02142"
@@ -129,7 +132,9 @@ class DropoutMLP(Network):
 
     def net(self, schema: Schema, outputs: int) -> nets.MLP:
         """The deterministic network."""
-        rates = self.input_dropout, self.hidden_dropout
+        asked = self.input_dropout, self.hidden_dropout
+        rule = IMAGE_RATES if schema.is_image else TABLE_RATES
+        rates = tuple(usual if rate is None else rate for rate, usual in zip(asked, rule, strict=True))
         return nets.MLP(schema.input_shape, self.hidden, outputs, self.activation, self.bias, rates)
 
     def guide(self, model: nn.Module) -> DroppedInputs:
