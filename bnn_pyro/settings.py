@@ -84,6 +84,8 @@ class Settings:
                 raise unknown(name, value, limits["choices"])
             if "parse" in limits:
                 limits["parse"](value)
+            if str(field.type).startswith("int"):
+                whole_number(name, value)
             bounds = [(compare, words, limits[key]) for key, (compare, words) in BOUNDS.items() if key in limits]
             for number in (value if isinstance(value, tuple | list) else (value,)) if bounds else ():
                 if not (math.isfinite(number) and all(compare(number, bound) for compare, _, bound in bounds)):

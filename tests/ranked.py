@@ -4,6 +4,7 @@
 alone finds is got by calling the same functions.
 """
 
+import importlib
 import io
 import os
 import signal
@@ -24,12 +25,15 @@ from bnn_pyro import checkpoint, run
 from bnn_pyro import distributed as ranks
 from bnn_pyro.checkpoint import Checkpoint, Interrupted, Run
 from bnn_pyro.checks.linear_regression import correlated
-from bnn_pyro.datasets import dataset, load_data
+from bnn_pyro.datasets import load_data
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference import methods_for, optimise
 from bnn_pyro.inference.log_joint import Objective
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.guides import PointMass
+
+#: The module: ``bnn_pyro.datasets.dataset`` is also the name of a function.
+dataset_module = importlib.import_module("bnn_pyro.datasets.dataset")
 
 #: 31 rows in batches of 8 at most: 4 steps an epoch, of 8, 8, 8 and 7 rows.
 PROBLEM = correlated(num=31, noise=0.5)
@@ -233,17 +237,17 @@ def loaded(here, path, large=0, broken=(), **changed):
             raise UserError(f"rank {here.rank} has no such file")
         return load_data(path)
 
-    cache = dataset.cache_root()
+    cache = dataset_module.cache_root()
     found = {"error": None, "files": []}
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        patch.setattr(dataset, "LARGE", large)
+        patch.setattr(dataset_module, "LARGE", large)
         for name, function in changed.items():
-            patch.setattr(dataset, name, function)
-        mapped = dataset._map
-        patch.setattr(dataset, "_map", lambda *saved: found["files"].append(os.listdir(cache)) or mapped(*saved))
+            patch.setattr(dataset_module, name, function)
+        mapped = dataset_module._map
+        patch.setattr(dataset_module, "_map", lambda *saved: found["files"].append(os.listdir(cache)) or mapped(*saved))
         try:
-            data = found["data"] = dataset.load_together(here, load)
+            data = found["data"] = dataset_module.load_together(here, load)
             found["fingerprint"] = data.fingerprint  # reads every training row
             found["own"] = own(data.x_train)
         except UserError as error:
@@ -255,7 +259,7 @@ def loaded(here, path, large=0, broken=(), **changed):
 
 def rows_in_common(folder):
     """{case: what came of ``load_together``}, of a data set of 8 MB in ``rows.npz``."""
-    here, path, save = ranks.here(), folder / "rows.npz", dataset._save
+    here, path, save = ranks.here(), folder / "rows.npz", dataset_module._save
     os.environ["BNN_PYRO_CACHE"] = str(folder / "rows")
     load_data(path)  # what is imported on the way
     cases = {
