@@ -26,8 +26,10 @@ __all__ = ["calibrate", "check", "compare", "diagnose", "evaluate", "predict", "
 OUTSIDE_ROWS = 10_000
 
 
-def train(args: Namespace) -> None:
+def train(args: Namespace) -> int:
     """Fit a variant and, beside it, the deterministic network; score both and write the run folder.
+
+    Returns 3 where the fit failed, as the report then says, else 0.
 
     Under torchrun every process has a share of the rows of each step, and rank 0 writes and scores.
     """
@@ -47,13 +49,14 @@ def train(args: Namespace) -> None:
             last = dict(resume=args.resume, max_minutes=args.max_minutes)
             posterior, baseline = fit_run(folder, recipe, data, entry, below, **last)
             if not ranks.first:
-                return
+                return 0
             if recipe.conformal:
                 from bnn_pyro.runs.calibrate import calibrate_run
 
                 calibrate_run(folder, recipe, posterior, level=recipe.conformal)
             run = evaluate_run(folder, recipe, data, posterior, baseline)
     print(f"{run_table(run)}\n\nreport: {folder.path / 'report.html'}")
+    return 3 if run.failed else 0
 
 
 def _train_target(args: Namespace) -> tuple[Recipe, RunFolder]:

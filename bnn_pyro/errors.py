@@ -9,11 +9,15 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["UserError", "first_line", "unknown"]
+__all__ = ["FitFailed", "UserError", "first_line", "unknown"]
 
 
 class UserError(ValueError):
     """Bad input, told in one line: what, where, and what to do instead."""
+
+
+class FitFailed(UserError):
+    """A fit diverged and has no posterior: the command line exits with code 3."""
 
 
 def unknown(what: str, name: object, valid: Iterable[str]) -> UserError:

@@ -117,7 +117,8 @@ def _telling(path: Path) -> Iterator[None]:
 def read_json(path: Path, shape: Mapping[str, Any]) -> dict[str, Any] | None:
     """The table in a JSON file; None where the file is damaged, or does not hold what ``shape`` says.
 
-    shape: the kind of every value by its key, "*" for any key; in turn a table, or a list of one kind for all items.
+    shape: the kind of every value by its key, "*" for any other key (with it, keys may be missing); in turn a table,
+        or a list of one kind for all items.
     """
     try:
         table = json.loads(path.read_text(encoding="utf-8"))
@@ -130,7 +131,9 @@ def _has_shape(value: Any, shape: Any) -> bool:
     if isinstance(shape, list):
         return isinstance(value, list) and all(_has_shape(item, shape[0]) for item in value)
     if isinstance(shape, Mapping):
-        kinds = dict.fromkeys(value, shape["*"]) if "*" in shape and isinstance(value, dict) else shape
+        kinds = shape
+        if "*" in shape and isinstance(value, dict):
+            kinds = {key: shape.get(key, shape["*"]) for key in value}
         return isinstance(value, dict) and all(k in value and _has_shape(value[k], kind) for k, kind in kinds.items())
     return isinstance(value, shape) and not isinstance(value, bool)
 

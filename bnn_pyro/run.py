@@ -19,7 +19,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from bnn_pyro.distributed import Alone, launched
-from bnn_pyro.errors import UserError, unknown
+from bnn_pyro.errors import FitFailed, UserError, unknown
 from bnn_pyro.listing import check_names, list_
 from bnn_pyro.parallel.executor import executor
 from bnn_pyro.progress import quiet
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Returns 0; 1 where `check` finds that a claim does not hold, or a fit of a `sweep` failed; 2 after bad input, told
-    in one line; 130 after Ctrl-C or SIGTERM.
+    in one line; 3 where `train` has a failed fit, see ``diagnostics.failures``; 130 after Ctrl-C or SIGTERM.
     """
     former, format_before = None, warnings.formatwarning
     warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"  # not the line of source that warned
@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             option = f"--{words[0].replace('_', '-')}" if words[1:2] and words[1] in ("must", "takes", "is") else ""
             typed = option in [text.partition("=")[0] for text in argv]  # a setting is then called as it was typed
             _tell(" ".join(["error:", option, *words[1:]] if option and typed else ["error:", *words]))
-        return 2
+        return 3 if isinstance(error, FitFailed) else 2
     except KeyboardInterrupt as stopped:
         if rank == 0:
             _tell(f"\n{stopped or 'stopped'}")

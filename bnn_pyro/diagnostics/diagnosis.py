@@ -18,6 +18,7 @@ from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.diagnostics import draws, importance
 from bnn_pyro.diagnostics.convergence import LEAST_DRAWS, ChainStatistics, autocorrelation, chain_statistics
 from bnn_pyro.diagnostics.draws import even
+from bnn_pyro.diagnostics.failures import failure
 from bnn_pyro.diagnostics.verdicts import RHAT, Diagnosis, Findings, verdicts
 from bnn_pyro.errors import UserError
 from bnn_pyro.posterior import Posterior
@@ -126,7 +127,8 @@ def diagnose(posterior: Posterior, data: Dataset, *, progress: Callable[[int, in
             f"{tuple(posterior.schema.input_shape)}; give the data of its own run"
         )
     work = _Work(posterior, data, *WHOLE)
-    steps = (work.functions, work.weights, work.sampler, work.approximation, work.held_out, work.replication)
+    steps = (work.functions, work.weights, work.sampler, work.approximation, work.held_out, work.replication,
+             work.failure)  # fmt: skip
     for done, step in enumerate((*steps, lambda: None)):
         if progress is not None:
             progress(done, len(steps))
@@ -271,6 +273,10 @@ class _Work:
         if not self.found.broken:
             made, observed, self.statistics["ppc_p"] = importance.replicate(self.posterior, self.data)
             self.series |= {"replicated": made, "observed": observed}
+
+    def failure(self) -> None:
+        """Whether knowing nothing predicts better."""
+        self.found.failed = str(failure(self.posterior, self.data) or "")
 
 
 def _worst(found: ChainStatistics) -> dict[str, float]:

@@ -95,7 +95,7 @@ SENTENCES = tomllib.loads((Path(__file__).parent / "sentences.toml").read_text(e
 class Findings:
     """What the sentences are made of: ``Diagnosis.statistics``, and what is no number.
 
-    stochastic: whether proposals are never rejected.   unit: of ``spread_max``.
+    stochastic: whether proposals are never rejected.   unit: of ``spread_max``.   failed: see ``failures``.
     """
 
     kind: str
@@ -109,6 +109,7 @@ class Findings:
     broken: int = 0
     spread: float = 0.0
     unit: str = "the targets' own spread"
+    failed: str = ""
 
     def get(self, name: str) -> float:
         """The number, NaN where it does not apply."""
@@ -166,6 +167,8 @@ def verdicts(f: Findings) -> tuple[Verdict, ...]:
 def _overall(f: Findings) -> Verdict:
     if f.broken:
         return f.say("bad", "overall, broken", broken=_times(f.broken, "draw"))
+    if f.failed:
+        return Verdict("bad", "overall", f"The fit failed: {f.failed}")
     if f.kind == "chains":
         return _chains(f)
     if f.kind in ("members", "point"):

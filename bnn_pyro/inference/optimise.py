@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from bnn_pyro.checkpoint import Run
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.distributed import here
-from bnn_pyro.errors import UserError
+from bnn_pyro.errors import FitFailed
 from bnn_pyro.inference.log_joint import Objective
 from bnn_pyro.inference.schedule import schedule, settled
 from bnn_pyro.isolation import generator_state, set_generator_state, set_stream
@@ -292,9 +292,9 @@ def check_finite(recent: Sequence[Tensor] | Tensor, step: int, lr: float) -> Non
         raise diverged(f"loss became {recent[bad[0]][0].item()} at", step - len(recent) + bad[0] + 1, lr)
 
 
-def diverged(what: str, step: int, lr: float) -> UserError:
+def diverged(what: str, step: int, lr: float) -> FitFailed:
     """The error that says so, with what to do."""
-    return UserError(
+    return FitFailed(
         f"the {what} step {step} (lr {lr}); the last good checkpoint, if any, is kept: "
         f"try a smaller --lr, such as {lr / 10:g}"
     )

@@ -150,7 +150,7 @@ def _context(run: RunFacts) -> dict[str, Any]:
 def _summary(run: RunFacts) -> list[str]:
     names = [name for name in HEADLINE[run.task] if name in run.metrics]
     if not names:
-        return ["There are no test rows, so nothing was scored."]
+        return [] if run.failed else ["There are no test rows, so nothing was scored."]
     scores = ", ".join(f"{name} {estimate(run.metrics, name)}" for name in names)
     sentences = [f"On {run.provenance['rows']['test']:,} test rows: {scores}."]
     if run.baseline is not None:

@@ -23,7 +23,7 @@ __all__ = ["GUARANTEE_COLUMNS", "HEADLINE", "NOT_CLEAR", "SHARES", "WORDS", "Cel
 #: What is said of a difference that its errors can explain.
 NOT_CLEAR = "no clear difference"
 #: How the level of a verdict is called.
-WORDS = {"good": "Good", "caution": "Caution", "bad": "Problem"}
+WORDS = {"good": "Good", "caution": "Caution", "bad": "Problem", "failed": "Failed"}
 
 #: Metrics that are shares of the test rows, written in per cent.
 SHARES = ("error", "accuracy", "coverage_50", "coverage_90", "coverage_95")
@@ -58,7 +58,7 @@ class RunFacts:
 
     label        what its column is headed with      folder       as the user calls it
     task         of the data                          recipe       config.json
-    metrics      metrics.json                        environment  environment.json
+    metrics      metrics.json: numbers, and "failed"  environment  environment.json
     provenance   of the posterior                    baseline     the deterministic network's facts, or None
     convergence  convergence.json; empty where the draws are not those of Markov chains
     guarantees   guarantees.json; empty where the posterior was not calibrated
@@ -68,7 +68,7 @@ class RunFacts:
     folder: str
     task: str
     recipe: Mapping[str, Any]
-    metrics: Mapping[str, float]
+    metrics: Mapping[str, Any]
     environment: Mapping[str, Any]
     provenance: Mapping[str, Any]
     baseline: RunFacts | None = None
@@ -91,15 +91,21 @@ class RunFacts:
         return self.recipe["inference_settings"].get("temperature", 1.0)
 
     @property
+    def failed(self) -> str:
+        """Why the fit failed, and the way out; "" where it did not."""
+        return self.metrics.get("failed", "")
+
+    @property
     def worries(self) -> list[Mapping[str, str]]:
-        """What is not good of the chains' convergence: {level, about, sentence}, the overall verdict first."""
-        return [verdict for verdict in self.convergence.get("verdicts", []) if verdict["level"] != "good"]
+        """Why the fit failed, and what is not good of the chains' convergence: {level, about, sentence}."""
+        failed = [{"level": "failed", "about": "fit", "sentence": self.failed}] if self.failed else []
+        return failed + [verdict for verdict in self.convergence.get("verdicts", []) if verdict["level"] != "good"]
 
     @property
     def converged(self) -> str:
         """The sentence that says so; "" where they have not, or there are no chains."""
         said = self.convergence.get("verdicts", [])
-        return said[0]["sentence"] if said and said[0]["level"] == "good" else ""
+        return said[0]["sentence"] if said and said[0]["level"] == "good" and not self.failed else ""
 
     @property
     def title(self) -> str:
@@ -205,7 +211,9 @@ def _number(name: str, value: float, sign: str = "") -> str:
 def run_table(run: RunFacts) -> str:
     """The metrics of a run beside its baseline, and on out-of-distribution inputs, for a terminal."""
     columns, rows = run_rows(run)
-    parts = [f"\n{run.title}: {run.subtitle}\n"]
+    parts, failed = [f"\n{run.title}: {run.subtitle}\n"], bool(run.failed)
+    if failed:
+        parts.append(f"{verdict_lines(run.worries[:1])}\n")
     if rows:
         parts.append(plain_table(["", *columns], [[row.name, *row.cells] for row in rows]))
         parts.append("\n[…] 95 % bootstrap intervals over the test rows")
@@ -216,8 +224,8 @@ def run_table(run: RunFacts) -> str:
         parts.append(plain_table(["", "", *(r.label for r in run.runs)], lines))
     if run.guarantees:
         parts.append(guarantee_table(run.guarantees))
-    if run.worries:
-        parts.append(f"\n{verdict_lines(run.worries)}\n`diagnose {run.folder}` shows where, with figures.")
+    if run.worries[failed:]:
+        parts.append(f"\n{verdict_lines(run.worries[failed:])}\n`diagnose {run.folder}` shows where, with figures.")
     if run.temperature != 1:
         parts.append(f"\ntemperature {run.temperature}: not the posterior of the stated model")
     return "\n".join(parts)

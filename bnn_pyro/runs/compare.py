@@ -12,6 +12,7 @@ import torch
 
 from bnn_pyro import metrics, plots
 from bnn_pyro.datasets.dataset import Dataset
+from bnn_pyro.diagnostics import failure
 from bnn_pyro.diagnostics.draws import KINDS, kind
 from bnn_pyro.diagnostics.importance import GOOD_K, MIN_TAIL, Loo, NoWeights, importance_weights, leave_one_out, psis
 from bnn_pyro.errors import UserError
@@ -20,7 +21,7 @@ from bnn_pyro.predictive import Prediction
 from bnn_pyro.progress import progress_bar
 from bnn_pyro.reports.page import Picture, draw_figures, facts_of, read_texts, render
 from bnn_pyro.reports.ranking import CLEAR, SOURCES, Ranking, ranked
-from bnn_pyro.reports.tables import RunFacts, metric_rows, plain_table, told_headlines
+from bnn_pyro.reports.tables import RunFacts, metric_rows, plain_table, told_headlines, verdict_lines
 from bnn_pyro.runs.evaluate import load_posterior, paired_differences, predict_with_progress
 from bnn_pyro.runs.folder import RunFolder
 from bnn_pyro.runs.recipe import Recipe
@@ -48,8 +49,11 @@ def compare_runs(folders: Mapping[RunFolder, Recipe], module: str | None = None)
         truth = truth or data
         _same_test_rows(truth, data, first, folder)
         posterior = load_posterior(folder, recipe.device, module)
+        failed = failure(posterior, data, num_draws=recipe.num_draws)
+        if failed and not failed.finite:
+            raise UserError(f"{label} has nothing to compare: {failed}")
         predictions.append(predict_with_progress(posterior, data.x_test, recipe.num_draws, label))
-        scores = metrics.evaluate(predictions[-1], data.y_test).flat()
+        scores = metrics.evaluate(predictions[-1], data.y_test).flat() | ({"failed": str(failed)} if failed else {})
         runs.append(dataclasses.replace(folder.facts(label), metrics=scores))
         posteriors.append(posterior)
         with progress_bar(f"leave-one-out {label}", unit="run") as report:
@@ -62,7 +66,8 @@ def compare_runs(folders: Mapping[RunFolder, Recipe], module: str | None = None)
     densities = {r.label: p.log_prob(truth.y_test).numpy() for r, p in zip(runs, predictions, strict=True)}
     title = f"Ranking by held-out log density, {len(truth.x_test):,} test rows"
     sentence = read_texts("statistics")["rankings"]["held_out"].format(sources=SOURCES, clear=CLEAR)
-    rankings = [Ranking(title, sentence, ranked(densities)), _loo_ranking(left_out, len(truth.x_train))]
+    notes = {run.label: "its fit failed" for run in runs if run.failed}
+    rankings = [Ranking(title, sentence, ranked(densities, notes)), _loo_ranking(left_out, len(truth.x_train))]
     return show_comparison(runs, differences, rankings, draw_comparison(runs, posteriors, predictions, truth))
 
 
@@ -76,7 +81,9 @@ def show_comparison(
     first, columns = runs[0], [run.label for run in runs]
     metric_table = metric_rows(first.task, [run.metrics for run in runs])
     paired = metric_rows(first.task, [], list(differences.values()))
+    failed = [{**run.worries[0], "about": run.label} for run in runs if run.failed]
     text = [
+        *("\n" + verdict_lines([{**one, "sentence": f"{one['about']}: {one['sentence']}"}]) for one in failed),
         "\n" + plain_table(["", *columns], [[row.name, *row.cells] for row in metric_table]),
         f"\nPaired differences to {first.label}",
         plain_table(["", *differences], [[row.name, *row.cells] for row in paired]),
@@ -87,6 +94,7 @@ def show_comparison(
         title=f"Comparison on {first.provenance['data']}",
         subtitle=f"{first.task.capitalize()} · {first.provenance['rows']['test']:,} test rows · {len(runs)} runs",
         summary=[line for k, d in differences.items() for line in told_headlines(k, first.label, d, first.task)],
+        failed=failed,
         columns=columns,
         metrics=metric_table,
         differences=paired,

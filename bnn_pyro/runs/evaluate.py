@@ -17,6 +17,7 @@ from bnn_pyro.calibration.calibrated import with_calibration
 from bnn_pyro.datasets import DATASETS, load_data, load_inputs, read_rows
 from bnn_pyro.datasets.arrays import load_archive
 from bnn_pyro.datasets.dataset import Dataset, Schema
+from bnn_pyro.diagnostics import failure
 from bnn_pyro.distributed import choose_device
 from bnn_pyro.errors import UserError
 from bnn_pyro.files import resolve
@@ -89,7 +90,7 @@ def evaluate_run(
         progress(1, 3)
         if beside is not None:
             _write_scores(folder.baseline, beside)
-            if beside.prediction is not None:
+            if scored.prediction is not None and beside.prediction is not None:
                 differences = paired_differences(scored.prediction, beside.prediction, data.y_test, "_minus_baseline")
                 scored.scores.update(differences)
         _write_scores(folder, scored)  # last: where it is, all scores are
@@ -99,7 +100,8 @@ def evaluate_run(
             calibrated = with_calibration(posterior, folder.path)
             changed = scored.prediction is not None and getattr(calibrated, "maps", ())
             after = calibrated.predict(data.x_test) if changed else None
-            figures = figures_of(scored, beside, inputs, pruning, after)
+            figures = figures_of(scored, beside if beside and beside.finite else None, inputs, pruning, after)
+            figures = figures if scored.finite else {}
             folder.write("report.html", run_html(run, draw_all(figures, folder.path / "figures")))
             folder.write("README.md", run_card(run))
         progress(3, 3)
@@ -131,11 +133,14 @@ def paired_differences(prediction: Prediction, first: Prediction, y: Tensor, suf
 def _score(posterior: Posterior, data: Dataset, outside: Mapping[str, Tensor], num_draws: int) -> Scored:
     """Validation rows have no intervals: settings are chosen by them, so that the test rows need not be."""
     name, prediction = posterior.provenance.get("entry", "posterior"), None
-    scores, replicates = {}, {}
+    failed = failure(posterior, data, num_draws=num_draws)
+    scores, replicates = {"failed": str(failed)} if failed else {}, {}
+    if failed and not failed.finite:
+        return Scored(posterior, data, num_draws, None, scores=scores, finite=False)
     if len(data.x_test):
         prediction = predict_with_progress(posterior, data.x_test, num_draws, f"test rows ({name})")
         evaluation = metrics.evaluate(prediction, data.y_test)
-        scores, replicates = evaluation.flat(), evaluation.replicates
+        scores, replicates = scores | evaluation.flat(), evaluation.replicates
         if prediction.has_classes:
             floor = metrics.ece_floor(prediction)
             scores |= {"ece_floor": floor.mean, "ece_floor_95": floor.quantile_95}

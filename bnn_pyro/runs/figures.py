@@ -42,6 +42,7 @@ class Scored:
 
     prediction  of the test rows, None where there are none     outside  of out-of-distribution inputs, by their names
     scores      what metrics.json says                          replicates  of the metrics, on resampled test rows
+    finite      whether the posterior predicts numbers at all
     """
 
     posterior: Posterior
@@ -49,8 +50,9 @@ class Scored:
     num_draws: int
     prediction: Prediction | None
     outside: Mapping[str, Prediction] = field(default_factory=dict)
-    scores: dict[str, float] = field(default_factory=dict)
+    scores: dict[str, Any] = field(default_factory=dict)
     replicates: Mapping[str, np.ndarray] = field(default_factory=dict)
+    finite: bool = True
 
     def predict(self, x: Tensor) -> Prediction:
         """The run's prediction elsewhere."""

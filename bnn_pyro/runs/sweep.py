@@ -79,6 +79,8 @@ class SweepFolder(OutputFolder):
         meta = read_json(run.path / "posterior.json", ARCHIVE)
         if meta is None:
             return found | {"status": FAILED, "error": f"{run.path}/posterior.json is damaged; remove {run.path}"}
+        if failed := run.read("metrics.json").get("failed"):
+            return found | {"status": FAILED, "error": failed, "fingerprint": meta["provenance"]["fingerprint"]}
         provenance, seconds = meta["provenance"], meta["provenance"]["seconds"]
         backbone = read_json(run.baseline.path / "posterior.json", ARCHIVE) if run.baseline.is_trained else None
         if backbone is not None and not recipe.baseline:
@@ -238,19 +240,19 @@ def make_run(task: RunTask, *, sweep: Path, command: str = "", overwrite: bool =
         with lock_folder(folder.path, wait=MAX_WAIT):
             begun = SweepFolder(sweep).status(task)[0] == BEGUN
             try:
-                _fit_and_score(folder, task.recipe, command, keep=begun)
+                return _fit_and_score(folder, task.recipe, command, keep=begun)
             except UserError:
                 if not (begun and overwrite):
                     raise
-                _fit_and_score(folder, task.recipe, command, keep=False)
+                return _fit_and_score(folder, task.recipe, command, keep=False)
     except UserError as error:
         return _in_a_line(error)
     except Exception as error:
         return f"{type(error).__name__}: {_in_a_line(error)}"
-    return ""
 
 
-def _fit_and_score(folder: RunFolder, recipe: Recipe, command: str, *, keep: bool) -> None:
+def _fit_and_score(folder: RunFolder, recipe: Recipe, command: str, *, keep: bool) -> str:
+    """Why the fit failed; "" where it did not."""
     (folder.path / "metrics.json").unlink(missing_ok=True)  # scores of other draws, or none
     data = recipe.load()
     entry, below = prepared(recipe, data)
@@ -262,7 +264,7 @@ def _fit_and_score(folder: RunFolder, recipe: Recipe, command: str, *, keep: boo
 
             calibrate_run(folder, recipe, posterior, level=recipe.conformal)
         baseline = baseline if recipe.baseline or recipe.backbone_variant(data.schema) else None
-        evaluate_run(folder, recipe, data, posterior, baseline, outside={}, report=False)
+        return evaluate_run(folder, recipe, data, posterior, baseline, outside={}, report=False).failed
 
 
 def _in_a_line(error: Exception) -> str:

@@ -1,0 +1,139 @@
+"""Whether a fit has failed: it has no finite predictions, a chain of it diverged, or knowing nothing predicts better.
+
+What knows nothing is a Normal of the training targets' mean and standard deviation, or the frequencies of the training
+classes. The rows are the validation rows where there are 30 or more, else training rows; 1,000 at most, evenly chosen.
+On each, a difference d to that reference: of −log p(y), in nats; of the squared error of the mean, in variances of the
+training targets, or of whether the class is wrong. Predictions are worse where Student's one-sided test of
+mean d > ``MARGINS`` has p < 0.0001. Before it d is cut from above, which makes its mean smaller, at 10 or at 1: a few
+rows that are off by any amount would else hide, in their own standard error, that all are off.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pyro
+import torch
+from scipy.stats import ttest_1samp
+from torch import Tensor
+from torch.distributions import Categorical, Normal
+
+from bnn_pyro.datasets.dataset import Dataset
+from bnn_pyro.diagnostics.draws import even
+from bnn_pyro.posterior import Posterior
+from bnn_pyro.predictive import predict
+
+__all__ = ["Failure", "failure", "is_worse"]
+
+#: Validation rows from which on they decide, and rows that are looked at, at most.
+MIN_ROWS, MAX_ROWS = 30, 1000
+#: What mean d must exceed: nats, variances, a share of rows. By which error probability, and where d is cut.
+MARGINS, ALPHA, CUTS = {"nll": 0.1, "square": 0.1, "error": 0.02}, 1e-4, (1.0, 10.0)
+#: Draws of a chain from which on one that diverged in every transition is none.
+MIN_DRAWS = 10
+
+REMEDY = "try a smaller step size (--lr), standardised inputs or a narrower prior"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The cause and the way out, in one sentence.   finite: whether there are predictions that can be scored."""
+
+    sentence: str
+    finite: bool = True
+
+    def __str__(self) -> str:
+        return self.sentence
+
+
+def failure(posterior: Posterior, data: Dataset, *, num_draws: int = 100) -> Failure | None:
+    """Why a posterior's predictions are of no use, or None where nothing shows that: see above.
+
+    data: what it was fitted to.   num_draws: of each prediction, one that takes 1,000 rows at most.
+    """
+    if broken := _not_finite(posterior):
+        return Failure(f"{broken}: the computation broke down, {REMEDY}", finite=False)
+    what, x, y = "validation", data.x_val, data.y_val
+    if len(y) < MIN_ROWS:
+        what, x, y = "training", data.x_train, data.y_train
+    if not len(y):
+        return None
+    rows = torch.from_numpy(even(len(y), MAX_ROWS)).to(y.device)
+    x, y = x[rows], y[rows].cpu()
+    with pyro.validation_enabled(False):  # a draw may be broken
+        prediction = predict(posterior, x, num_draws=num_draws)
+        nll = -prediction.log_prob(y).double()
+    if bool((torch.isnan(nll) | (nll == -math.inf)).any()):
+        return Failure(f"predictions of the {what} rows are not finite: {REMEDY}", finite=False)
+    if diverged := posterior.provenance.get("failed") or _diverging(posterior):
+        return Failure(diverged)
+    log_density, errors, its_errors = _knows_nothing(data, prediction.mean.double(), y)
+    classes, settled = posterior.schema.has_classes, "try more --epochs or draws, or a smaller --lr"
+    if bool(torch.isfinite(errors).all()) and is_worse(errors - its_errors, MARGINS["error" if classes else "square"]):
+        if classes:
+            measured = f"{errors.mean():.1%} are wrong, and {its_errors.mean():.1%} by the most frequent class"
+        else:
+            scale = data.y_train.double().std(correction=0)
+            root, its_root = (e.mean().sqrt() * scale for e in (errors, its_errors))
+            measured = f"the RMSE is {root:.4g}, and {its_root:.4g} with the mean of the training targets"
+    elif is_worse(nll + log_density, MARGINS["nll"]):
+        measured = f"the NLL is {nll.mean():.4g} nats a row, and {-log_density.mean():.4g} with the "
+        measured += "class frequencies" if classes else "mean and standard deviation of the training targets"
+        if errors.mean() < its_errors.mean():
+            settled = "what is predicted is better, but too certain: "
+            settled += "try rows that validate (--validation), a stronger prior, more noise or more --epochs"
+    else:
+        return None
+    return Failure(f"predictions are worse than knowing nothing: on {len(y):,} {what} rows {measured}; {settled}")
+
+
+def is_worse(differences: Tensor | np.ndarray, margin: float) -> bool:
+    """Whether d (N,) shows that their mean exceeds the margin, by the test above."""
+    values = np.asarray(differences, dtype=np.float64)
+    for d in (np.minimum(values, cut) for cut in CUTS):
+        if len(d) < 2 or np.ptp(d) == 0:  # two rows of one difference show nothing
+            worse = len(d) >= MIN_ROWS and d.mean() > margin
+        else:
+            worse = ttest_1samp(d, margin, alternative="greater").pvalue < ALPHA
+        if worse:
+            return True
+    return False
+
+
+def _knows_nothing(data: Dataset, mean: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of the rows, (N,) each: log density of the reference, errors of the fit's mean, errors of the reference."""
+    train = data.y_train.cpu()
+    if data.schema.has_classes:
+        counts = torch.bincount(train, minlength=len(data.schema.classes)).double() + 1  # no class is impossible
+        density, errors = Categorical(counts), (mean.argmax(-1) != y, counts.argmax() != y)
+        return density.log_prob(y), *(error.double() for error in errors)
+    train, y = train.double(), y.double()
+    sd = train.std(correction=0).clamp_min(torch.finfo(torch.float32).tiny)
+    return Normal(train.mean(), sd).log_prob(y), *(((m - y) / sd) ** 2 for m in (mean, train.mean()))
+
+
+def _not_finite(posterior: Posterior) -> str:
+    """Which weights are not finite; "" where all are."""
+    if posterior.chains is None:
+        lost = [name for name, value in posterior.guide.named_parameters() if not bool(torch.isfinite(value).all())]
+        return f"{len(lost)} of the guide's parameters ({lost[0]}, …) are not finite" if lost else ""
+    finite = torch.stack(
+        [torch.isfinite(w).reshape(*w.shape[:2], -1).all(2).cpu() for w in posterior.chains.values()]
+    ).all(0)
+    lost = int((~finite).sum())
+    return f"{lost:,} of {finite.numel():,} draws have weights that are not finite" if lost else ""
+
+
+def _diverging(posterior: Posterior) -> str:
+    """Which chains diverged in every transition; "" where none did."""
+    flags = posterior.stats.get("diverging")
+    lost = [] if flags is None or flags.shape[1] < MIN_DRAWS else flags.bool().all(1).nonzero()[:, 0].tolist()
+    if not lost:
+        return ""
+    named = ", ".join(str(chain + 1) for chain in lost[:5])
+    return (
+        f"chain {named} of {len(flags)} diverged in every transition, so that its draws tell of its start alone: try "
+        "another start, a smaller step size or a longer warm-up"
+    )

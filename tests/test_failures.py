@@ -1,0 +1,146 @@
+"""A bad fit is called failed, everywhere and by the exit code; a good one, and noise, are not."""
+
+import json
+import math
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from conftest import JUDGES
+from run_folders import small_table
+
+import bnn_pyro as bp
+from bnn_pyro.diagnostics import failures
+from bnn_pyro.diagnostics.failures import MARGINS, failure, is_worse
+from bnn_pyro.run import main
+
+pytestmark = pytest.mark.usefixtures("quick", "judged")
+FEW = ["--num-draws", "20", "--device", "cpu", "--quiet", "--no-baseline"]
+LINEAR = ["--set", "hidden=", "--inference", "map", "--epochs", "400", "--lr", "0.05"]
+
+
+@pytest.fixture
+def judged(monkeypatch):
+    for module in JUDGES:
+        monkeypatch.setattr(f"bnn_pyro.{module}.failure", failure)
+
+
+@pytest.fixture
+def houses(tmp_path):
+    return ["--data", str(small_table(tmp_path / "houses.csv", rows=120)), "--target", "price"]
+
+
+def differences(num, generator, heavy):
+    """d of the base rates of one set of rows and of a bootstrap sample of them, as two fits that learned nothing."""
+    y = generator.standard_t(4, 20 * num) if heavy else generator.normal(size=20 * num)
+    train, rows = y[num:], y[:num]
+    other = generator.choice(train, len(train))
+    nll = [0.5 * ((rows - by.mean()) / by.std()) ** 2 + math.log(by.std()) for by in (train, other)]
+    yield "nll", nll[1] - nll[0]
+    yield "square", ((rows - other.mean()) ** 2 - (rows - train.mean()) ** 2) / train.var()
+    p, q = (y[num:] < -0.5).mean(), (other < -0.5).mean()
+    yield "nll", np.where(rows < -0.5, math.log(p / q), math.log((1 - p) / (1 - q)))
+    even = generator.random(num) < 0.5  # two classes as frequent: either is called
+    yield "error", even * 1.0 - ~even
+
+
+@pytest.mark.parametrize("heavy", [False, True], ids=["normal", "student"])
+def test_noise_is_no_failure(heavy, num=30):
+    generator, alarms, trials = np.random.default_rng(0), np.zeros(4), 300
+    for _ in range(trials):
+        alarms += [is_worse(d, MARGINS[what]) for what, d in differences(num, generator, heavy)]
+    assert alarms.max() / trials < 0.01, alarms
+
+
+def test_a_few_rows_that_are_far_off_do_not_hide_the_others():
+    d = np.full(40, 0.5) + 0.2 * np.random.default_rng(0).normal(size=40)
+    assert is_worse(d, 0.1) and not is_worse(d - 0.45, 0.1) and not is_worse(d[:2], 0.1)
+    assert is_worse(np.r_[d, [1e30, math.inf]], 0.1) and not is_worse(np.r_[np.zeros(40), 1e30], 0.1)
+    assert is_worse(np.full(40, math.inf), 0.1) and not is_worse(np.zeros(40), 0.1)
+
+
+BAD = {
+    "too few epochs": (["mean-field", "--epochs", "1"], "84 training rows the .* of the training targets; .*epochs"),
+    "too large a step": (
+        ["mean-field", "--inference", "sghmc", "--epochs", "300", "--lr", "3", "--set", "chains=2"],
+        "predictions are worse than knowing nothing|diverged|stopped being finite|became",
+    ),
+}
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_a_bad_fit_is_exit_code_3_and_said_everywhere(bad, houses, tmp_path, capsys):
+    (arguments, words), out = BAD[bad], tmp_path / "run"
+    assert main(["train", *arguments, *houses, *FEW, "--out", str(out)]) == 3
+    told = capsys.readouterr()
+    if not (out / "posterior.json").is_file():  # every chain diverged
+        assert "smaller --lr" in told.err and "Traceback" not in told.err
+        return
+    sentence = json.loads((out / "metrics.json").read_text())["failed"]
+    assert re.search(words, sentence) and ("--lr" in sentence or "--epochs" in sentence), sentence
+    for text in (told.out, (out / "report.html").read_text(), (out / "README.md").read_text()):
+        flat = " ".join(text.replace("&#39;", "'").split())
+        assert sentence in flat and flat.index("Failed") < flat.rindex("nll")
+    assert main(["evaluate", str(out), "--quiet"]) == 0 and "Failed" in capsys.readouterr().out
+    assert main(["diagnose", str(out), "--quiet", "--no-netcdf"]) == 0
+    assert f"Problem The fit failed: {sentence}" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_good_fit_is_none_and_weights_that_are_not_finite_are(houses, tmp_path, capsys):
+    out = tmp_path / "run"
+    command = ["train", "mean-field", *houses, *FEW, *LINEAR, "--out", str(out)]
+    assert main(command) == 0 and "failed" not in json.loads((out / "metrics.json").read_text())
+    assert "Failed" not in capsys.readouterr().out + (out / "report.html").read_text()
+    posterior = bp.load(out)
+    lost = {site: value.clone() for site, value in posterior.chains.items()}
+    next(iter(lost.values()))[0, 0] = math.nan
+    replace(posterior, chains=lost).save(out)
+    assert main([*command, "--resume"]) == 3
+    sentence = "1 of 1 draws have weights that are not finite"
+    assert sentence in (out / "report.html").read_text() and sentence in capsys.readouterr().out
+    assert list(json.loads((out / "metrics.json").read_text())) == ["failed"]
+
+
+def test_a_sweep_goes_on_and_compare_says_which(houses, tmp_path, capsys, no_figures):
+    spec = tmp_path / "s.toml"
+    recipe = '[recipes.{}]\nvariant = "mean-field"\ninference = "map"\nnum_draws = 5\nbaseline = false\n'
+    recipe += "variant_settings = {{ hidden = [] }}\ninference_settings = {{ epochs = {}, lr = 0.05 }}\n"
+    spec.write_text(
+        f'[data.houses]\nname = "{houses[1]}"\ntarget = "price"\n'
+        + recipe.format("bad", 1)
+        + recipe.format("good", 400)
+    )
+    out = tmp_path / "sweep"
+    for _ in range(2):  # nothing is made again
+        assert main(["sweep", str(spec), "--out", str(out), "--quiet", "--cores", "1"]) == 1
+        fits = {fit["recipe"]: fit for fit in json.loads((out / "sweep.json").read_text())["fits"]}
+        assert fits["bad"]["status"] == "failed" and "knowing nothing" in fits["bad"]["error"]
+        assert fits["good"]["status"] == "finished" and "metrics" not in fits["bad"]
+        assert "failed: bad-houses-seed0-split0: predictions" in capsys.readouterr().out
+    runs = [str(out / fits[name]["name"]) for name in ("good", "bad")]
+    assert main(["compare", *runs, "--quiet"]) == 0
+    text, html = capsys.readouterr().out, (out / fits["good"]["name"] / "comparison.html").read_text()
+    assert "its fit failed" in text and "Failed" in html
+    assert text.index(f"Failed   {runs[1][:20]}") < text.index("rmse")
+
+
+# -- the judgement -----------------------------------------------------------------------------------------------------
+def test_too_certain_predictions_of_right_means(monkeypatch):
+    """What validates decides where it suffices, else training rows do."""
+    generator = torch.Generator().manual_seed(0)
+    x, noise = (torch.randn(300, generator=generator) for _ in range(2))
+    y = 3 * x + noise
+    kind = bp.Schema("regression", (1,))
+    data = bp.Dataset("line", kind, x[:150, None], y[:150], x[150:, None], y[150:], x[:0, None], y[:0])
+    entry = bp.MeanField(hidden=(), prior="normal:3", noise=0.1)
+    posterior = bp.fit(entry, data, bp.MAP(epochs=300, lr=0.05), progress=False)
+    found = failure(posterior, data)
+    assert found.finite and "on 150 validation rows the NLL is" in str(found) and "too certain" in str(found)
+    assert "150 training rows" in str(failure(posterior, replace(data, x_val=x[:29, None], y_val=y[:29])))
+    good = bp.fit(replace(entry, noise=1.0), data, bp.MAP(epochs=300, lr=0.05), progress=False)
+    assert failure(good, data) is None
+    flags = {"diverging": torch.ones(1, failures.MIN_DRAWS)}
+    assert "chain 1 of 1 diverged in every" in str(failure(replace(good, stats=flags), data))
+    assert str(failure(replace(good, provenance={"failed": "chain 2 of 4 diverged"}), data)) == "chain 2 of 4 diverged"
