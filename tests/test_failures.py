@@ -85,7 +85,7 @@ def test_a_bad_fit_is_exit_code_3_and_said_everywhere(bad, houses, tmp_path, cap
         assert sentence in flat and flat.index("Failed") < flat.rindex("nll")
     assert main(["evaluate", str(out), "--quiet"]) == 0 and "Failed" in capsys.readouterr().out
     assert main(["diagnose", str(out), "--quiet", "--no-netcdf"]) == 0
-    assert f"Problem The fit failed: {sentence}" in " ".join(capsys.readouterr().out.split())
+    assert f"Problem The fit failed: {sentence[:40]}" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_good_fit_is_none_and_weights_that_are_not_finite_are(houses, tmp_path, capsys):

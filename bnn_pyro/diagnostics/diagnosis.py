@@ -127,8 +127,8 @@ def diagnose(posterior: Posterior, data: Dataset, *, progress: Callable[[int, in
             f"{tuple(posterior.schema.input_shape)}; give the data of its own run"
         )
     work = _Work(posterior, data, *WHOLE)
-    steps = (work.functions, work.weights, work.sampler, work.approximation, work.held_out, work.replication,
-             work.failure)  # fmt: skip
+    work.failure()
+    steps = (work.functions, work.weights, work.sampler, work.approximation, work.held_out, work.replication)
     for done, step in enumerate((*steps, lambda: None)):
         if progress is not None:
             progress(done, len(steps))
