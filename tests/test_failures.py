@@ -105,12 +105,12 @@ def test_a_good_fit_is_none_and_weights_that_are_not_finite_are(houses, tmp_path
 
 def test_a_sweep_goes_on_and_compare_says_which(houses, tmp_path, capsys, no_figures):
     spec = tmp_path / "s.toml"
-    recipe = '[recipes.{}]\nvariant = "mean-field"\ninference = "map"\nnum_draws = 5\nbaseline = false\n'
+    recipe = '[recipes.{}]\nvariant = "mean-field"\ninference = "{}"\nnum_draws = 5\nbaseline = false\n'
     recipe += "variant_settings = {{ hidden = [] }}\ninference_settings = {{ epochs = {}, lr = 0.05 }}\n"
     spec.write_text(
         f'[data.houses]\nname = "{houses[1]}"\ntarget = "price"\n'
-        + recipe.format("bad", 1)
-        + recipe.format("good", 400)
+        + recipe.format("bad", "svi", 1)
+        + recipe.format("good", "map", 400)
     )
     out = tmp_path / "sweep"
     for _ in range(2):  # nothing is made again
