@@ -4,6 +4,7 @@ import json
 import math
 import multiprocessing
 import os
+import re
 import signal
 import sys
 import time
@@ -212,8 +213,9 @@ inference_settings = { epochs = 4 }
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob("benchmarks/accuracy/*.toml")), ids=lambda p: p.stem)
 def test_sweep_files_are_understood(path):
-    if path.stem.startswith("uci") and not resolve(f"uci/{path.stem[4:]}.csv").exists():
-        pytest.skip("needs the UCI data")
+    files = re.findall(r'"((?:uci|tabular)/[^"]+)"', path.read_text())
+    if missing := [name for name in files if not resolve(name).exists()]:
+        pytest.skip(f"needs {missing[0]}")
     assert len({task.recipe_name for task in read_sweep_config(path).tasks}) >= 3
 
 

@@ -111,7 +111,7 @@ WRONG = {
     f"{DATA}[recipes.net]\n": "s.toml [recipes.net] has no 'variant', and 'net' is not the name of one; add",
     f'{DATA}[recipes.svi]\ninference = "svi"\n': "s.toml [recipes.svi] has no 'variant'",
     f'{DATA}{RECIPES}inference = "svi"\n': "svi needs a guide",
-    f"{DATA}{RECIPES}epochs = 3\n": "unknown key in s.toml [recipes.mlp] 'epochs'. Valid: baseline, device, grid, inf",
+    f"{DATA}{RECIPES}epochs = 3\n": "unknown key in s.toml [recipes.mlp] 'epochs'. Valid: auto, baseline",
     f"{DATA}{RECIPES}seed = 3\n": "unknown key in s.toml [recipes.mlp] 'seed'",
     f"{DATA}{RECIPES}inference_settings = {{ epoch = 3 }}\n": "[recipes.mlp] (mlp): unknown MAP setting 'epoch'; did",
     f"{DATA}{RECIPES}inference_settings = {{ epochs = 0.5 }}\n": "[recipes.mlp] (mlp): epochs takes whole numbers",

@@ -45,8 +45,8 @@ def _net(kind: type, **more: object) -> Callable[[Sizes], object]:
     return lambda s: kind(hidden=s.hidden, **more)
 
 
-def _long(kind: type) -> Callable[[Sizes], Any]:
-    return lambda s: kind(epochs=1000, batch_size=s.batch, lr=1e-4)
+def _long(kind: type, **settings: Any) -> Callable[[Sizes], Any]:
+    return lambda s: kind(epochs=1000, batch_size=s.batch, lr=1e-4, **settings)
 
 
 def _sghmc(s: Sizes) -> bp.SGHMC:
@@ -71,9 +71,9 @@ FEATURES = Sizes(rows=4096, inputs=512, width=0, batch=512)
 SUBJECTS: dict[str, Subject] = {
     "mean-field": Subject("mean-field, SVI", "step", WIDE, _net(bp.MeanField), _long(bp.SVI)),
     "hidden-layer": Subject("hidden-layer, SVI", "step", WIDE, _net(bp.HiddenLayerNet), _long(bp.SVI)),
-    "map": Subject("mlp, MAP", "step", WIDE, _net(bp.MLP), _long(bp.MAP)),
+    "map": Subject("mlp, MAP", "step", WIDE, _net(bp.MLP), _long(bp.MAP, patience=0)),
     "last-svi": Subject("last layer, SVI", "step", FEATURES, LINEAR, _long(bp.SVI)),
-    "last-map": Subject("last layer, MAP", "step", FEATURES, LINEAR, _long(bp.MAP)),
+    "last-map": Subject("last layer, MAP", "step", FEATURES, LINEAR, _long(bp.MAP, patience=0)),
     "last-sghmc": Subject("last layer, SGHMC", "step", replace(FEATURES, draws=8), LINEAR, _sghmc, whole=True),
     "laplace": Subject("last layer, Laplace", "fit", replace(FEATURES, inputs=124), LINEAR, _laplace, whole=True),
     "sghmc-chains": Subject(

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from bnn_pyro import metrics
-from bnn_pyro.calibration.calibrated import with_calibration
 from bnn_pyro.datasets import DATASETS, load_data, load_inputs, read_rows
 from bnn_pyro.datasets.arrays import load_archive
 from bnn_pyro.datasets.dataset import Dataset, Schema
@@ -97,7 +96,11 @@ def evaluate_run(
         run = folder.facts()
         progress(2, 3)
         if report:
-            calibrated = with_calibration(posterior, folder.path)
+            calibrated = posterior
+            if (folder.path / "calibration.json").is_file():
+                from bnn_pyro.calibration.calibrated import with_calibration
+
+                calibrated = with_calibration(posterior, folder.path)
             changed = scored.prediction is not None and getattr(calibrated, "maps", ())
             after = calibrated.predict(data.x_test) if changed else None
             figures = figures_of(scored, beside if beside and beside.finite else None, inputs, pruning, after)
