@@ -108,6 +108,17 @@ def test_a_report_says_what_was_run_and_found_is_self_contained_and_escaped():
     assert 'name="viewport"' in html and "@media print" in html
 
 
+def test_a_rare_class_and_intervals_that_do_not_hold_are_said_in_the_first_box():
+    rare = replace(RUN, metrics={**RUN.metrics, "largest_class": 0.967, "predicted_classes": 1})
+    page = run_html(rare, [])
+    assert "right for 96.7 % of them, and this run says the same class of every row: accuracy says little" in page
+    balanced = replace(RUN, metrics={**RUN.metrics, "largest_class": 0.5, "predicted_classes": 2})
+    assert "accuracy says little" not in run_html(balanced, [])
+    numbers = {"rmse": 1.0, "rmse_low": 0.9, "rmse_high": 1.1, "coverage_90": 0.7, "coverage_95": 0.8}
+    narrow = replace(RUN, task="regression", metrics=numbers, baseline=None)
+    assert "90 % intervals hold 70 % of 300 test rows: too narrow" in run_html(narrow, [])
+
+
 def test_card_has_front_matter_from_the_metrics():
     card = run_card(RUN)
     front, body = card.split("---\n")[1:3]

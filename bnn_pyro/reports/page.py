@@ -36,6 +36,8 @@ from bnn_pyro.reports.tables import (
 __all__ = ["Picture", "draw_figures", "facts_of", "read_texts", "render", "run_card", "run_html", "spoken"]
 
 DOTS_PER_INCH = 144
+#: Share of the most frequent class above which accuracy says little.
+UNBALANCED = 0.8
 
 
 # -- figures -----------------------------------------------------------------------------------------------------------
@@ -155,6 +157,12 @@ def _summary(run: RunFacts) -> list[str]:
     sentences = [f"On {run.provenance['rows']['test']:,} test rows: {scores}."]
     if run.baseline is not None:
         sentences += told_headlines(run.label, run.baseline.label, run.differences, run.task)
+    if (share := run.metrics.get("largest_class", 0.0)) > UNBALANCED:
+        sentences.append(
+            f"Always saying the most frequent class is right for {100 * share:.1f} % of them"
+            f"{', and this run says the same class of every row' if run.metrics['predicted_classes'] == 1 else ''}: "
+            "accuracy says little; look at AUROC and at the probabilities of the rare class."
+        )
     if dropped := run.provenance["split"].get("dropped"):
         sentences.append(f"{dropped:,} rows of the file have a missing value and were left out.")
     if "coverage_90" in run.metrics:

@@ -148,6 +148,8 @@ def _score(posterior: Posterior, data: Dataset, outside: Mapping[str, Tensor], n
             floor = metrics.ece_floor(prediction)
             scores |= {"ece_floor": floor.mean, "ece_floor_95": floor.quantile_95}
             scores["mean_entropy"] = prediction.total.mean().item()
+            scores["predicted_classes"] = len(prediction.mean.argmax(-1).unique())
+            scores["largest_class"] = data.y_test.bincount().max().item() / len(data.y_test)
         scores |= {"num_draws": prediction.num_draws, "test_rows": len(prediction)}
     if len(data.x_val):
         validation = predict_with_progress(posterior, data.x_val, num_draws, f"validation rows ({name})")
