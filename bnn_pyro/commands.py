@@ -8,10 +8,10 @@ from __future__ import annotations
 import dataclasses
 from argparse import Namespace
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from bnn_pyro.errors import UserError, unknown
+from bnn_pyro.errors import FitFailed, UserError, unknown
 from bnn_pyro.files import lock_folder, write_whole
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.reports.tables import guarantee_table, prediction_table, run_table, score_table
@@ -53,7 +53,8 @@ def train(args: Namespace) -> int:
             if recipe.conformal:
                 from bnn_pyro.runs.calibrate import calibrate_run
 
-                calibrate_run(folder, recipe, posterior, level=recipe.conformal)
+                with suppress(FitFailed):  # the report says so
+                    calibrate_run(folder, recipe, posterior, level=recipe.conformal)
             run = evaluate_run(folder, recipe, data, posterior, baseline)
     print(f"{run_table(run)}\n\nreport: {folder.path / 'report.html'}")
     return 3 if run.failed else 0

@@ -139,7 +139,8 @@ def fit(
         if ranks.size > 1:
             provenance["processes"] = ranks.size
         whole = posterior.model if inferred is model else model
-        posterior = replace(posterior, model=whole, schema=data.schema, provenance=provenance, rows=_rows(method, data))
+        rows = _rows(method, data, getattr(entry, "backbone", None))
+        posterior = replace(posterior, model=whole, schema=data.schema, provenance=provenance, rows=rows)
         if checkpoint is not None:
             ranks.first_does(lambda: posterior.save(out))
             checkpoint.discard()
@@ -177,10 +178,12 @@ def _provenance(entry: Entry, method: Method, data: Dataset, seed: int) -> dict[
     }
 
 
-def _rows(method: Method, data: Dataset) -> Tensor:
-    """Digests of the rows that a fit uses: the training rows, and validation rows where they stop it."""
+def _rows(method: Method, data: Dataset, backbone: Any) -> Tensor:
+    """Digests of the rows that a fit uses: training rows, validation rows where they stop it, and the backbone's."""
     stops = [row_digests(data.x_val, data.y_val)] if getattr(method, "patience", 0) != 0 else []
-    return torch.cat([row_digests(data.x_train, data.y_train), *stops])
+    rows = torch.cat([row_digests(data.x_train, data.y_train), *stops])
+    below = getattr(backbone, "rows", None)
+    return rows if below is None else torch.cat([rows, below[~torch.isin(below, rows)]])
 
 
 def check_divisible(method: Method, ranks: Ranks) -> None:

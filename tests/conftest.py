@@ -36,7 +36,7 @@ def no_residue():
 
 
 #: Where the commands ask whether a fit failed.
-JUDGES = ("runs.evaluate", "runs.compare", "diagnostics.diagnosis")
+JUDGES = ("runs.evaluate", "runs.compare", "runs.calibrate", "diagnostics.diagnosis")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -115,6 +115,16 @@ def test_isotonic_of_counts_is_a_distribution_of_counts():
     np.testing.assert_allclose(mass.sum(0), 1, atol=1e-6)
 
 
+def test_counts_are_calibrated_as_numbers_are():
+    rng = torch.Generator().manual_seed(7)
+    y = torch.poisson(torch.full((120,), 3.0), generator=rng)
+    data = bp.dataset(torch.randn(120, 2, generator=rng), y, task="counts")
+    posterior = bp.fit(bp.MLP(hidden=()), data, bp.MAP(epochs=2, patience=0), progress=False, device="cpu")
+    interval = bp.calibrate(posterior, data.x_val, data.y_val).predict(data.x_val).interval(0.8)
+    assert interval.kind == "conformal: normalised"
+    assert ((interval.low <= data.y_val) & (data.y_val <= interval.high)).double().mean() >= 0.8
+
+
 def test_variance_scaling_has_a_closed_form_for_one_component():
     rng = np.random.default_rng(2)
     y = torch.tensor(rng.normal(size=300) * 3)

@@ -9,6 +9,7 @@ import torch
 from run_folders import same, snapshot
 
 import bnn_pyro as bp
+from bnn_pyro.datasets.dataset import row_digests
 from bnn_pyro.features import on_features
 from bnn_pyro.inference import optimise
 from bnn_pyro.isolation import isolated
@@ -113,6 +114,15 @@ def test_a_backbone_of_another_split_is_refused(tmp_path):
         fit(bp.LastLayer(backbone=below), digits(seed=1, fractions=(0.6, 0.2, 0.2)))
     fit(bp.LastLayer(backbone=str(tmp_path)), digits(seed=1, limit=30))  # fewer rows of the same split
     fit(bp.LastLayer(backbone=below), replace(digits(), name="others"))
+
+
+def test_rows_that_stopped_the_backbone_calibrate_no_last_layer():
+    data = digits()
+    for patience, stopped in ((0, False), (2, True)):
+        below = fit(bp.MLP(hidden=(9,)), data, replace(QUICK, patience=patience))
+        posterior = fit(bp.LastLayer(backbone=below), data, SVI)
+        assert bool(torch.isin(row_digests(data.x_val, data.y_val), posterior.rows).all()) == stopped
+        assert len(posterior.rows) == len(data.x_train) + stopped * len(data.x_val)
 
 
 def test_the_backbone_gets_its_own_standardisation():

@@ -10,7 +10,8 @@ from run_folders import MEAN_FIELD, SMALL, small_table, snapshot
 from bnn_pyro.run import main
 
 WRONG_KINDS = [{"variant": ["mlp"]}, {"data": {"limit": "few"}}, {"data": {"features": "a"}},
-               {"inference_settings": {"epochs": 1e400}}, {"variant_settings": {"prior": {}}}]  # fmt: skip
+               {"inference_settings": {"epochs": 1e400}}, {"variant_settings": {"prior": {}}},
+               {"conformal": "much"}]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +73,8 @@ TRAIN = {
     "resume and overwrite": (["--out", "RUNS/digits", "--resume", "--overwrite"], "one of them"),
 }
 for number, said in enumerate(["'variant' must be a text", "'limit' must be a whole number", "must be a list of texts",
-                               "epochs takes whole numbers", "prior is a text or a number"]):  # fmt: skip
+                               "epochs takes whole numbers", "prior is a text or a number",
+                               "'conformal' must be a number"]):  # fmt: skip
     TRAIN[f"config {number}"] = (["--config", f"DIR/{number}.json"], said)
 TO = ["--output", "DIR/p.csv"]
 OTHERS = {

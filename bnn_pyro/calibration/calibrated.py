@@ -66,7 +66,8 @@ def calibrate(
 
     Raises UserError for rows that trained or calibrated before, bad targets or level, and a method of the other task.
     """
-    before, task = posterior if isinstance(posterior, Calibrated) else None, posterior.schema.task
+    before = posterior if isinstance(posterior, Calibrated) else None
+    task = "classification" if posterior.schema.has_classes else "regression"  # counts are numbers
     plain = posterior if before is None else before.posterior
     method = DEFAULTS[task] if method is None else method
     if method not in METHODS:

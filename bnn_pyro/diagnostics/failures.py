@@ -70,6 +70,8 @@ def failure(posterior: Posterior, data: Dataset, *, num_draws: int = 100) -> Fai
     if diverged := posterior.provenance.get("failed") or _diverging(posterior):
         return Failure(diverged)
     log_density, errors, its_errors = _knows_nothing(data, prediction.mean.double(), y)
+    if prediction.is_discrete:  # of counts a probability, at most 1
+        log_density = log_density.clamp_max(0.0)
     classes, settled = posterior.schema.has_classes, "try more --epochs or draws, or a smaller --lr"
     if bool(torch.isfinite(errors).all()) and is_worse(errors - its_errors, MARGINS["error" if classes else "square"]):
         if classes:

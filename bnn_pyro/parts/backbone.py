@@ -48,12 +48,14 @@ class Pretrained:
     schema       the data that it was trained on, whose standardised inputs it takes; None: ``description["inputs"]``
                  says what it takes: "standardised", those of the data that it is used on; absent: raw
     head         weight (K, F) and bias (K,) or None of the last layer that it was trained with, if any
+    rows         digests of the rows that its training used, where they are known
     """
 
     net: nn.Module
     description: Mapping[str, Any]
     schema: Schema | None = None
     head: tuple[Tensor, Tensor | None] | None = None
+    rows: Tensor | None = None
 
     @property
     def inputs(self) -> str:

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from bnn_pyro.calibration import Calibrated, calibrate, monitor
 from bnn_pyro.datasets.dataset import Dataset
-from bnn_pyro.errors import UserError
+from bnn_pyro.diagnostics import failure
+from bnn_pyro.errors import FitFailed, UserError
 from bnn_pyro.metrics import nll
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction, predict
@@ -48,9 +49,14 @@ def calibrate_run(
     """Write calibration.json and guarantees.json; the latter's content.
 
     name: other data with labels, whose rows calibrate instead of the run's validation rows.
+
+    Raises FitFailed where predictions are not finite.
     """
     data, x, y = calibration_rows(recipe, posterior, name)
     folder.check_data(posterior, data)
+    failed = failure(posterior, data, num_draws=recipe.num_draws)
+    if failed and not failed.finite:
+        raise FitFailed(f"there is nothing to calibrate: {failed}")
     made = calibrate(posterior, x, y, method, level=level, num_draws=recipe.num_draws)
     done = made.provenance["calibration"]["methods"][-1]
     rows, note = [], "there are no test rows to see it on"

@@ -185,12 +185,14 @@ def check_keys(place: str | Path, what: str, values: Mapping[str, Any], kinds: M
         if key not in kinds:
             raise unknown(f"{what} in {place}", key, kinds)
         items, kind = ([value], kinds[key]) if not get_args(kinds[key]) else (value, *get_args(kinds[key]))
+        types = (int, float) if kind is float else kind
         fits = isinstance(items, list) and all(
-            isinstance(v, kind) and isinstance(v, bool) <= (kind is bool) for v in items
+            isinstance(v, types) and isinstance(v, bool) <= (kind is bool) for v in items
         )
         if (value is not None and not fits) or "\0" in str(value):
-            name = {str: "a text", int: "a whole number", bool: "true or false", list[str]: "a list of texts",
-                    list[int]: "a list of whole numbers, such as [0, 1, 2]"}.get(kinds[key], "a table")  # fmt: skip
+            name = {str: "a text", int: "a whole number", float: "a number", bool: "true or false",
+                    list[str]: "a list of texts", list[int]: "a list of whole numbers, such as [0, 1, 2]",
+                    }.get(kinds[key], "a table")  # fmt: skip
             raise UserError(f"{place}: '{key}' must be {name}, got {value!r:.80}")
 
 

@@ -159,7 +159,7 @@ def _trained(posterior: Posterior) -> Pretrained:
     }
     last = net.layers[-1]
     head = (last.weight.detach().clone(), None if last.bias is None else last.bias.detach().clone())
-    return Pretrained(_Features(net), description, posterior.schema, head)
+    return Pretrained(_Features(net), description, posterior.schema, head, posterior.rows)
 
 
 @torch.no_grad()
