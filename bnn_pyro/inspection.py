@@ -32,7 +32,6 @@ SKEWED = 2.0
 UNBALANCED = 0.9
 DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}([T ].*)?|\d{1,2}[./]\d{1,2}[./](\d{4}|\d{2})( .*)?")
 UNIT = re.compile(r"[$€£]\s?[-+]?[\d.,]+|[-+]?[\d.,]+\s?[%€$£]")
-BOOLEANS = {"true", "false", "yes", "no", "t", "f", "y", "n"}
 SEPARATOR_NAMES = {",": "comma", ";": "semicolon", "\t": "tab", "|": "vertical bar"}
 
 

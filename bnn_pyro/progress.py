@@ -14,8 +14,8 @@ from contextvars import ContextVar
 
 from tqdm import tqdm
 
-__all__ = ["Channel", "Figures", "Report", "announce", "forwarded", "progress_bar", "quiet", "report_progress",
-           "should_stop"]  # fmt: skip
+__all__ = ["Channel", "Figures", "Report", "announce", "duration", "forwarded", "progress_bar", "quiet",
+           "report_progress", "should_stop"]  # fmt: skip
 
 #: What is shown beside a bar: numbers, or texts as they are to be shown.
 Figures = Mapping[str, float | str]
@@ -58,6 +58,13 @@ def progress_bar(description: str, show: bool = True, unit: str = "step") -> Ite
             bar.update(round(done, 1) - bar.n)
 
         yield report
+
+
+def duration(seconds: float) -> str:
+    """In words."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} minutes" if seconds < 2 * 3600 else f"{seconds / 3600:,.0f} hours"
 
 
 def announce(text: str, show: bool = True) -> None:

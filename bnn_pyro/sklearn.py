@@ -30,7 +30,7 @@ from bnn_pyro.isolation import isolated
 from bnn_pyro.loading import load
 from bnn_pyro.predictive import Prediction, predict
 from bnn_pyro.settings import build, defaults
-from bnn_pyro.zoo import ZOO, Entry
+from bnn_pyro.zoo import ZOO, Bayesian, Entry
 
 __all__ = ["BayesianClassifier", "BayesianRegressor"]
 
@@ -46,7 +46,7 @@ class _Bayesian(BaseEstimator):
 
     def __init__(
         self,
-        variant: str | Entry = "hidden-layer",
+        variant: str | Entry | torch.nn.Module = "hidden-layer",
         inference: str | Method | None = None,
         *,
         hidden: Sequence[int] | None = None,
@@ -91,15 +91,17 @@ class _Bayesian(BaseEstimator):
         if classes is not None:
             data = replace(data, schema=replace(data.schema, classes=tuple(map(str, classes))))
         entry, method = self._entry_and_method()
+        self._entry = None if isinstance(self.variant, str) else entry  # what an archive cannot make again
         self.posterior_ = fit(entry, data, method, seed=seed, device=self.device, progress=False)
 
     def _entry_and_method(self) -> tuple[Entry, Method]:
         given = {name: getattr(self, name) for name in SETTINGS if getattr(self, name, None) is not None}
         given |= dict(self.settings or {})
-        kind = None if isinstance(self.variant, str) else type(self.variant)
+        variant = Bayesian(self.variant) if isinstance(self.variant, torch.nn.Module) else self.variant
+        kind = None if isinstance(variant, str) else type(variant)
         name = self.inference if isinstance(self.inference, str | None) else None
-        name, best = tuned(self.variant if kind is None else kind.__name__, "", name, kind)
-        entry = build(ZOO[self.variant], best.entry) if kind is None else self.variant
+        name, best = tuned(variant if kind is None else kind.__name__, "", name, kind)
+        entry = build(ZOO[variant], best.entry) if kind is None else variant
         method = build(METHODS[name], best.method) if isinstance(self.inference, str | None) else self.inference
         fields = [defaults(type(entry)), defaults(type(method))]
         for key in given:
@@ -157,15 +159,15 @@ class _Bayesian(BaseEstimator):
             with tempfile.TemporaryDirectory() as folder:
                 for name in FILES:
                     Path(folder, name).write_bytes(files[name])
-                own = None if isinstance(state["variant"], str) else state["variant"]
-                state = {**state, "posterior_": load(folder, own)}
+                state = {**state, "posterior_": load(folder, state["_entry"])}
         super().__setstate__(state)
 
 
 class BayesianRegressor(RegressorMixin, _Bayesian):
     """A Bayesian neural network for numbers.
 
-    variant, inference  names in ``ZOO`` and ``METHODS`` (by default the variant's first method), or settings objects
+    variant, inference  names in ``ZOO`` and ``METHODS`` (by default the variant's first method), or settings
+                  objects; or a module of your own, as in ``bp.fit``
     hidden, activation, prior, noise, likelihood, epochs, batch_size, lr  settings of either, by their names on the
                   command line; None leaves each as it is.   settings: any others, {name: value}
     task          "regression" or "counts"
@@ -180,7 +182,7 @@ class BayesianRegressor(RegressorMixin, _Bayesian):
 
     def __init__(
         self,
-        variant: str | Entry = "hidden-layer",
+        variant: str | Entry | torch.nn.Module = "hidden-layer",
         inference: str | Method | None = None,
         *,
         hidden: Sequence[int] | None = None,

@@ -212,7 +212,7 @@ def imported_at_once(path):
 
 
 @pytest.mark.parametrize(
-    ("module", "most"), [("fitting", 75), *((name, 26) for name in FILES if name.startswith("zoo."))]
+    ("module", "most"), [("fitting", 66), *((name, 24) for name in FILES if name.startswith("zoo."))]
 )
 def test_few_files_have_to_be_read(module, most):
     """Those that a fit, or a variant, leads to by imports."""

@@ -82,6 +82,14 @@ def test_pickles_are_the_archive_and_clones_are_unfitted(regressor, classifier):
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(classifier)).predict(FRAME), classifier.predict(FRAME))
 
 
+@pytest.mark.parametrize("variant", [bp.MLP(), torch.nn.Linear(2, 1)], ids=["settings", "module"])
+def test_pickles_of_variants_of_ones_own_have_their_settings(variant):
+    changes = {"hidden": (3,)} if isinstance(variant, bp.MLP) else {"noise": 0.5}
+    model = BayesianRegressor(variant, **changes, epochs=2).fit(X[:, :2], Y)
+    again = pickle.loads(pickle.dumps(model))
+    np.testing.assert_array_equal(*(m.predict(X[:, :2], return_std=True)[1] for m in (model, again)))
+
+
 def test_pipelines_searches_and_cross_validation():
     quick = BayesianRegressor("mlp", **{**QUICK, "epochs": 20})
     search = GridSearchCV(make_pipeline(StandardScaler(), quick), {"bayesianregressor__hidden": [(4,), (8,)]}, cv=2)

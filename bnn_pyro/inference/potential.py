@@ -29,10 +29,10 @@ from bnn_pyro.parallel.executor import current_executor, usable_cores
 from bnn_pyro.parts.likelihoods import ReadLikelihood
 from bnn_pyro.parts.mixtures import Mixture
 from bnn_pyro.parts.priors import widest_activation
-from bnn_pyro.progress import Figures
+from bnn_pyro.progress import Figures, duration
 
 __all__ = [
-    "ARITHMETIC", "EAGER", "LARGE", "Forecast", "Potential", "Space", "choose_compiled", "choose_cores", "duration",
+    "ARITHMETIC", "EAGER", "LARGE", "Forecast", "Potential", "Space", "choose_compiled", "choose_cores",
     "log_likelihood", "mixtures", "run_cost",
 ]  # fmt: skip
 
@@ -230,13 +230,6 @@ def choose_cores(asked: int, tasks: int, device: torch.device, seconds: float, p
     if asked:
         return min(asked, tasks)
     return cores if cpu and seconds * (1 - 1 / cores) > 2 * price else 1
-
-
-def duration(seconds: float) -> str:
-    """In words."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} minutes" if seconds < 2 * 3600 else f"{seconds / 3600:,.0f} hours"
 
 
 class Forecast:

@@ -30,11 +30,12 @@ from bnn_pyro.errors import UserError
 from bnn_pyro.inference.chains import Record
 from bnn_pyro.inference.linear import coordinates
 from bnn_pyro.inference.members import optimised
-from bnn_pyro.inference.potential import Forecast, Potential, duration
+from bnn_pyro.inference.potential import Forecast, Potential
 from bnn_pyro.inference.svi import SVI
 from bnn_pyro.isolation import chain_seed, isolated, one_thread
 from bnn_pyro.parts.guides import MeanFieldNormal, weight_sites
 from bnn_pyro.posterior import Posterior, weight_space
+from bnn_pyro.progress import duration
 from bnn_pyro.settings import Settings, setting
 
 __all__ = ["STARTS", "Drawn", "Sampler", "Starts", "most_draws", "starting_points", "warn_of_idle_chains"]

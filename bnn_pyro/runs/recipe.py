@@ -204,13 +204,13 @@ def resolve(args: Namespace, config: Mapping[str, Any], given: Mapping[str, Any]
     """
     flags = {k: v for k, v in vars(args).items() if v is not None}
     named = flags.get("inference") or config.get("inference")
-    own, auto = config.get("variant") or (Recipe.variant if named else AUTO), config.get("auto") or {}
-    variant, minutes = flags.get("variant") or own, flags.get("minutes", auto.get("minutes", MINUTES))
+    of_config, auto = config.get("variant") or (Recipe.variant if named else AUTO), config.get("auto") or {}
+    variant, minutes = flags.get("variant") or of_config, flags.get("minutes", auto.get("minutes", MINUTES))
     if variant == AUTO and "reason" in auto and minutes == auto["minutes"]:
-        variant = own  # chosen before
+        variant = of_config  # chosen before
     data = _data_options(flags, config.get("data") or {})
     name = data["name"] if data["name"] in DATASETS else Path(data["name"]).stem + " (a file)"
-    stored = config if variant == own else {}  # settings are those of a variant
+    stored = config if variant == of_config else {}  # settings are those of a variant
     method, given = flags.get("inference") or stored.get("inference"), given_settings(args) if given is None else given
     stored_settings = [stored.get(f"{kind}_settings") or {} for kind in ("variant", "inference")]
     chosen = ""
@@ -238,8 +238,8 @@ def resolve(args: Namespace, config: Mapping[str, Any], given: Mapping[str, Any]
         values |= {k: v for k, v in given.items() if k in fields}
         return located(plain(build(kind, {k: parse_value(k, v, fields.get(k)) for k, v in values.items()})))
 
-    own = {k: flags.get(k, config.get(k)) for k in ("seed", "num_draws", "device", "baseline", "conformal")}
-    own = {k: v for k, v in own.items() if v is not None}
+    others = {k: flags.get(k, config.get(k)) for k in ("seed", "num_draws", "device", "baseline", "conformal")}
+    others = {k: v for k, v in others.items() if v is not None}
     recipe = Recipe(
         variant=variant,
         variant_settings=settings(kinds[0], best.entry, stored_settings[0]),
@@ -247,7 +247,7 @@ def resolve(args: Namespace, config: Mapping[str, Any], given: Mapping[str, Any]
         inference_settings=settings(kinds[1], best.method, stored_settings[1]),
         data=data,
         auto=auto,
-        **own | {"baseline": (variant, method) != _baseline(variant) and own.get("baseline", True)},
+        **others | {"baseline": (variant, method) != _baseline(variant) and others.get("baseline", True)},
     )
     choose_device(recipe.device)
     return recipe

@@ -21,7 +21,7 @@ from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parallel.executor import usable_cores
-from bnn_pyro.progress import announce
+from bnn_pyro.progress import announce, duration
 from bnn_pyro.settings import build, defaults, parse_value
 from bnn_pyro.zoo.tuned import TUNED, Fit
 
@@ -111,8 +111,7 @@ class Choice(NamedTuple):
 
 def say(variant: str, method: str, about: Mapping[str, Any], show: bool = True) -> None:
     """Say a choice, new or of before, on standard error."""
-    seconds = about.get("expected_seconds", 0.0)
-    time = f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} minutes"
+    time = duration(about.get("expected_seconds", 0.0))
     announce(f"auto: {variant} by {method}, about {time}: {about.get('reason')}", show)
 
 
