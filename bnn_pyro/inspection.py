@@ -73,8 +73,8 @@ class Inspection:
         excluded = [finding.column for finding in self.findings if finding.exclude]
         for name in dict.fromkeys(excluded):
             words += ["--exclude", name]
-        kept = [f for f in self.findings if f.refused and not f.exclude]
-        if self.missing and any("missing" in finding.sentence for finding in kept):
+        to_mend = [f for f in self.findings if f.refused and not f.exclude]
+        if self.missing and any("missing" in finding.sentence for finding in to_mend):
             words.append("--drop-missing")
         return shlex.join(words)
 

@@ -106,9 +106,9 @@ def _with_module(folder: str | Path, module: Any, provenance: dict[str, Any]) ->
 
 def _same_parameters(folder: str | Path, model: nn.Module, facts: dict[str, Any]) -> None:
     """Refuse a module with other parameters than those that the posterior is of."""
-    there, here = facts["parameters"], {name: list(p.shape) for name, p in model.net.named_parameters()}
-    if told := differences(here, there):
-        raise UserError(f"the module has not the parameters of the posterior in {folder}: {told}")
+    shapes = {name: list(p.shape) for name, p in model.net.named_parameters()}
+    if mismatch := differences(shapes, facts["parameters"]):
+        raise UserError(f"the module has not the parameters of the posterior in {folder}: {mismatch}")
 
 
 def _with_saved_inputs(entry: Entry, saved: Any) -> Entry:

@@ -40,9 +40,9 @@ def hold_out(data: Dataset, seed: int) -> Dataset:
     if len(data.x_val):
         return data
     order = torch.randperm(len(data.x_train), generator=torch.Generator().manual_seed(seed)).to(data.x_train.device)
-    rest, held = order.tensor_split([len(order) - round(HELD_OUT * len(order))])
+    rest, stopping = order.tensor_split([len(order) - round(HELD_OUT * len(order))])
     x, y = data.x_train, data.y_train
-    return replace(data, x_train=x[rest], y_train=y[rest], x_val=x[held], y_val=y[held])
+    return replace(data, x_train=x[rest], y_train=y[rest], x_val=x[stopping], y_val=y[stopping])
 
 
 def default_patience(data: Dataset, batch_size: int) -> int:

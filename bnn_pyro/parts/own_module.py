@@ -137,14 +137,14 @@ def assign(net: nn.Module, texts: str | Mapping[str, str], names: Iterable[str],
     Raises UserError for a pattern that matches nothing, or a parameter that none matches.
     """
     patterns = {"*": texts} if isinstance(texts, str) else texts
-    found: dict[str, str] = {}
+    chosen: dict[str, str] = {}
     for pattern, text in patterns.items():
         for name in select(net, pattern, setting):
-            found.setdefault(name, text)
+            chosen.setdefault(name, text)
     for name in names:
-        if name not in found:
+        if name not in chosen:
             raise UserError(f"{setting} says nothing of '{name}'; add a pattern that matches it, such as '*'")
-    return {name: found[name] for name in names}
+    return {name: chosen[name] for name in names}
 
 
 def differences(here: Mapping[str, list[int]], there: Mapping[str, list[int]]) -> str:

@@ -136,8 +136,8 @@ class Recipe(Settings):
             if str(shared.get("prior", "")).startswith(("scale-mixture", "by-target")):
                 del shared["prior"]  # a point mass in the former's narrow peak, or without weight decay, is no baseline
             settings = {**best.entry, **shared} | {k: v for k, v in best.entry.items() if k == "prior"}
-            own = {k: v for k, v in self.inference_settings.items() if k in ("epochs", "batch_size")}
-            schedule = {**best.method, **own}
+            length = {k: v for k, v in self.inference_settings.items() if k in ("epochs", "batch_size")}
+            schedule = {**best.method, **length}
         return dataclasses.replace(
             self,
             variant=variant,
@@ -273,13 +273,13 @@ def given_settings(args: Namespace) -> dict[str, Any]:
 
 def located(options: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of a variant, or data options, with the files and folders that there are by their absolute paths."""
-    found = dict(options)
+    absolute = dict(options)
     for key in ("name", "splits", "backbone"):
         text = options.get(key)
         if isinstance(text, str) and text not in ("", *DATASETS, *ZOO):
             path = Path(text) if key == "backbone" else locate(text)
-            found[key] = str(path.resolve()) if path.exists() else text
-    return found
+            absolute[key] = str(path.resolve()) if path.exists() else text
+    return absolute
 
 
 def _data_options(flags: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
