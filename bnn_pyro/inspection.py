@@ -73,6 +73,9 @@ class Inspection:
         excluded = [finding.column for finding in self.findings if finding.exclude]
         for name in dict.fromkeys(excluded):
             words += ["--exclude", name]
+        for finding in self.findings:
+            if finding.sentence.endswith("--categorical"):
+                words += ["--categorical", finding.column]
         to_mend = [f for f in self.findings if f.refused and not f.exclude]
         if self.missing and any("missing" in finding.sentence for finding in to_mend):
             words.append("--drop-missing")
@@ -188,7 +191,9 @@ def _numbers(cells: pd.Series, values: np.ndarray, distinct: int, is_target: boo
     if whole and not is_target and distinct == len(cells) > MAX_CATEGORIES and (np.diff(values) == 1).all():
         yield "counts the rows: an identifier, not a quantity", False, True
     if whole and (codes := cells[cells.str.match(r"[-+]?0\d")]).size:
-        way = "its classes lose them" if is_target else "a code is a category: --categorical"
+        few = distinct <= MAX_CATEGORIES
+        way = "a code is a category: --categorical" if few else "a code is no quantity: --exclude"
+        way = "its classes lose them" if is_target else way
         yield f"has leading zeros, such as '{codes.iloc[0]}'; {way}", False, False
     far = _outlier(values)
     if far is not None:
@@ -214,7 +219,7 @@ def _target(cells: pd.Series, task: str | None) -> Iterator[str]:
     if task == "classification":
         counts = cells.value_counts()
         if len(counts) > 2 and not np.isnan(parsed(cells)).any():
-            yield "numbers are taken for classes; --task regression takes them for quantities"
+            yield "numbers are taken for classes; --task regression takes them for quantities, --task counts for counts"
         if counts.iloc[0] > UNBALANCED * len(cells):
             share = counts.iloc[0] / len(cells)
             yield f"who always says {counts.index[0]} is right in {share:.1%} of the rows: do not judge by accuracy"

@@ -244,7 +244,8 @@ class BayesianRegressor(RegressorMixin, _Bayesian):
         try:
             return y.astype(np.float64)
         except (TypeError, ValueError):
-            raise UserError(f"y holds {y.dtype}; a regressor needs numbers") from None
+            kind = "text" if y.dtype.kind in "OU" else y.dtype
+            raise UserError(f"y holds {kind}; a regressor needs numbers") from None
 
     def _labels(self, y: np.ndarray) -> np.ndarray:
         return y
@@ -266,7 +267,7 @@ class BayesianClassifier(ClassifierMixin, _Bayesian):
         check_classification_targets(y)
         self.classes_, codes = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
-            raise UserError(f"y has one class only, {self.classes_[0]!r}; classification needs two")
+            raise UserError(f"y has one class only, '{self.classes_[0]}'; classification needs two")
         self._fit(x, codes, self.classes_)
         return self
 

@@ -49,6 +49,11 @@ RESULTS = {
         and n["data"].schema.task == "counts"
         and n["flats"].predict_proba(n["new"][["area", "city"]]).shape == (2, 2)
     ),
+    "docs/your-network.md": lambda n: (
+        bp.predict(n["again"], n["data"].x_test, num_draws=20).mean.equal(n["prediction"].mean)
+        and len(n["partly"].draw(2, seed=0)["3.bias"].unique()) > 2
+        and set(n["around"].draw(2, seed=0)) == {"3.weight", "3.bias"}
+    ),
 }
 
 

@@ -116,6 +116,8 @@ def test_the_command_that_it_prints_loads_the_table(tmp_path):
     data = bp.load_data(path, target="y", exclude=["id"], drop_missing=True)
     assert data.split["dropped"] == 1
     assert data.schema.features == ("a", "b") and data.schema.task == "classification"
+    path = table(tmp_path, "zip,y\n" + rows(lambda k: f"0{k % 3}", lambda k: k + 0.5))
+    assert inspect_table(path).command.endswith("--target y --categorical zip")
 
 
 def test_unbalanced_classes_and_clean_tables(tmp_path):

@@ -276,7 +276,8 @@ def _unused(posterior: Posterior, before: Calibrated | None, x: Tensor, y: Tenso
     twice = (int(times[times > 1].sum()) + 0.5) / (len(posterior.rows) + 1)
     if used and binom.sf(used - 1, len(digests), twice) < DUPLICATES:
         raise UserError(f"{used:,} of {len(digests):,} calibration rows trained this posterior or stopped its "
-                        "training: it fits them better than new ones; hold other rows back")  # fmt: skip
+                        "training: it fits them better than new ones; hold other rows back (--data FILE), or "
+                        "train with --conformal 0.9, which sets some aside")  # fmt: skip
     return digests
 
 

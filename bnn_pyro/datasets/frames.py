@@ -72,6 +72,8 @@ def as_array(what: str, x: Any, text: bool = False) -> np.ndarray:
         array = x.detach().cpu().numpy() if isinstance(x, Tensor) else np.asarray(x)
     except (TypeError, ValueError):
         raise UserError(f"{what}: rows of unequal length; give every row the same number of values") from None
+    if array.dtype.kind == "U" and not array.ndim:
+        raise UserError(f"{what} is the text '{array}'; of a file, give bp.load_inputs(path, posterior.schema)")
     if array.ndim < 2 and not text:
         way = f"; one column is {what}.reshape(-1, 1), one row {what}.reshape(1, -1)" if array.ndim else ""
         raise UserError(f"{what} has shape {array.shape}; give (N, features){way}")

@@ -95,7 +95,8 @@ def methods_for(variant: Any) -> tuple[str, ...]:
     """
     if not hasattr(variant, "has"):
         name = getattr(variant, "__name__", type(variant).__name__)
-        raise UserError(f"{name} has no class attribute 'has', which says what methods can use of a variant")
+        raise UserError(f"{name} has no class attribute 'has', which says what methods can use of a variant; a "
+                        "torch.nn.Module, or a function that makes one, is a variant as bp.Bayesian(…)")  # fmt: skip
     return tuple(name for name, method in METHODS.items() if method.needs <= variant.has)
 
 

@@ -238,7 +238,7 @@ def guarantee_rows(guarantees: Mapping[str, Any]) -> list[list[str]]:
     """Cells of ``GUARANTEE_COLUMNS``: coverage with its exact interval, mean width or number of classes."""
     rows = []
     for row in guarantees["table"]:
-        size = "infinite" if row["size"] is None else f"{row['size']:.4g}"
+        size = "infinite" if row["size"] is None else f"{row['size']:{',.0f' if row['size'] >= 1e4 else '.4g'}}"
         ends = f"[{row['covered_low']:.1%}, {row['covered_high']:.1%}]"
         rows.append([row["rows"], row["prediction"], f"{row['covered']:.1%}", ends, size, f"{row['nll']:.4g}"])
     return rows
