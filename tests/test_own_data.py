@@ -219,7 +219,7 @@ def test_given_rows_are_the_test_part():
 BAD = {
     "lengths": (dict(y=PRICE[:9]), "X has 60 rows and y 9"),
     "no target": (dict(y=None), "y is missing"),
-    "no such column": (dict(y="prize"), "unknown column of X, y= 'prize'"),
+    "no such column": (dict(y="prize"), r"unknown column of X \(y=\) 'prize'"),
     "dates": (dict(x=FRAME.assign(day=pd.Timestamp("2020-01-01"))), "'day' holds dates or times.*days since a day"),
     "mixed": (dict(x=FRAME.assign(a=[1, "a"] * 30)), r"'a' holds mixed-integer values \(row 0: int, row 1: str\)"),
     "mixed target": (dict(y=[1, "a"] * 30), r"y .*holds mixed-integer values"),

@@ -7,7 +7,7 @@ import json
 import os
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -116,8 +116,8 @@ class Calibrated:
     maps: tuple[tuple[str, Any], ...] = ()
     conformal: Conformal | None = None
     column: str | None = None
-    rows: Tensor | None = None
-    epistemic: Sequence[float] = ()
+    rows: Tensor | None = field(default=None, repr=False)
+    epistemic: Sequence[float] = field(default=(), repr=False)
     num_draws: int = NUM_DRAWS
     seed: int = 0
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -164,7 +164,7 @@ class Conformal:
     """
 
     method: str
-    scores: list[float]
+    scores: list[float] = field(repr=False)
     groups: list[str] | None = None
     per_class: bool = False
     level: float = 0.9

@@ -87,7 +87,7 @@ def dataset(
     for what, value in columns.items():
         if isinstance(value, str):
             if table is None or value not in table.columns:
-                raise unknown(f"column of X, {what}=", value, [] if table is None else table.columns)
+                raise unknown(f"column of X ({what}=)", value, [] if table is None else table.columns)
             columns[what] = table[value]
     taken = [value for value in (y, groups, time) if isinstance(value, str)]
     table = table if table is None else table.drop(columns=taken)
