@@ -70,11 +70,16 @@ def test_chains_that_diverge_stay_where_they_are_until_all_have():
     for _ in range(10):
         kernel.step()
     kernel.step_size, before = np.array([1e-4, 1e4]), kernel.point.z
+    first = kernel.step_size.copy()
     assert kernel.step()["diverging"].tolist() == [0, 1] and (kernel.point.z[1] == before[1]).all()
+    assert (kernel.step_size == first * [1, 0.5]).all() and not kernel.lost.any(), "a shorter step may do"
+    kernel.halved[1] = mile_kernel.HALVINGS
+    kernel.step()
     again = Kernel(MILE(warmup=10), Density(np.full(3, 1e-4)), np.full((2, 3), 0.01), seed=0)
     again.restore(kernel.state())
-    again.step_size = np.array([1e4, 1e-4])
-    with pytest.raises(UserError, match=r"chain 1 diverged at transition 12: .* smaller energy_variance"):
+    assert again.lost.tolist() == [False, True]
+    again.step_size, again.halved = np.array([1e4, 1e-4]), np.full(2, mile_kernel.HALVINGS)
+    with pytest.raises(UserError, match=r"chain 1 diverged at transition 13: .* smaller energy_variance"):
         again.step()
 
 
@@ -94,7 +99,7 @@ def test_a_chain_that_diverges_leaves_the_others(compiled, monkeypatch, tmp_path
     with pytest.warns(UserWarning, match=r"chain 1 .*diverged.*: 2 of 3 chains with 5 of 5 draws each are kept"):
         rest = fit(NET, PROBLEM.data, method, out=tmp_path)
     assert all(torch.equal(whole.chains[site][1:], v) for site, v in rest.chains.items())
-    with pytest.raises(UserError, match="chain 1 of 1: a chain diverged at transition 45"):
+    with pytest.raises(UserError, match="chain 1 of 1: a chain diverged at transition 55"):
         fit(NET, PROBLEM.data, replace(method, chains=1))
 
 

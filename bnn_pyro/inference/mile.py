@@ -101,11 +101,12 @@ class MILE(Sampler):
     def run(self, model: nn.Module, guide: nn.Module | None, data: Dataset, **how: Any) -> Posterior:
         """Find the members, then sample; see ``Method.run`` and ``Sampler.run``.
 
-        ``stats``, (C, D): lp, n_steps (gradients), step_size, decoherence_length L, diverging (0); energy_error, the
+        ``stats``, (C, D): lp, n_steps (gradients), step_size, decoherence_length L, diverging; energy_error, the
         root mean square of ΔE a step in nats, or acceptance_rate where adjusted.
 
-        A chain that diverges, whose energy error exceeds 1,000 nats and 30 √d or is not finite, is left out with a
-        warning. Raises UserError where all of them do.
+        A step diverges whose energy error exceeds 1,000 nats and 30 √d, or is not finite: it is taken back, counted in
+        ``diverging``, and its chain goes on with half the step. After 10 such steps a chain is left out with a
+        warning. Raises UserError where all of them are.
         """
         if not self.chains:
             size = sum(value.numel() for value in weight_space(model).initial.values())

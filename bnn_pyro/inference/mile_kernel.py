@@ -43,6 +43,8 @@ REACH = 3.0
 POSITIONS, COORDINATES, MIN_POSITIONS = 1000, 2000, 10
 #: A step diverges whose energy error exceeds so many nats in units of √d, or MAX_ENERGY_ERROR.
 WIDE = 30.0
+#: How often a chain's step may be halved after the warm-up, because it diverged, before the chain is lost.
+HALVINGS = 10
 #: The first step, in units of √d.
 FIRST_STEP = 1e-3
 
@@ -58,7 +60,7 @@ class Kernel:
         chains, self.size = start.shape
         self.rngs = [np.random.default_rng([seed, c]) for c in range(chains)]
         self.start_at(start)
-        self.lost = np.zeros(chains, dtype=bool)
+        self.lost, self.halved = np.zeros(chains, dtype=bool), np.zeros(chains)
         self.done, self.ends = 0, [int(share * settings.warmup) for share in WINDOWS[settings.adjusted]]
         self.most = max(MAX_ENERGY_ERROR, WIDE * math.sqrt(self.size))
         self.tuning = EnergyTuning.begin(FIRST_STEP * math.sqrt(self.size), chains)
@@ -88,13 +90,18 @@ class Kernel:
         return {**figures, "lp": self.point.density, "step_size": step}
 
     def _langevin(self) -> dict[str, np.ndarray]:
-        """A step of every chain; one that diverges is taken back, and the last of its chain after the warm-up."""
+        """A step of every chain; one that diverges is taken back, and after the warm-up its chain's step halved.
+
+        Shorter steps have less bias, so that draws before and after agree better with the posterior, not worse.
+        """
         settings, before = self.settings, self.point
         state = before._replace(u=refresh(before.u, self._noise(), self.step_size / self.length))
         state, error = travel(self.potential, state, self.step_size, np.ones(len(self.length)), settings.integrator)
         good = np.isfinite(error) & np.isfinite(state.gradient).all(1) & (np.abs(error) < self.most)
-        if self.done >= settings.warmup:
-            self.lost |= ~good
+        drawing = self.done >= settings.warmup
+        if drawing and not good.all():
+            self.step_size, self.halved = np.where(good, self.step_size, self.step_size / 2), self.halved + ~good
+            self.lost |= self.halved > HALVINGS
             if self.lost.all():
                 self._diverged(int(np.argmin(good)), error)
         moves = good & ~self.lost
@@ -107,7 +114,8 @@ class Kernel:
             self.step_size = self.tuning.step
             self._check_steps()
         self.point = state
-        figures = {"energy_error": np.abs(error), "decoherence_length": self.length, "diverging": self.lost * 1.0}
+        figures = {"energy_error": np.abs(error), "decoherence_length": self.length}
+        figures["diverging"] = (drawing & (~good | self.lost)) * 1.0
         return {**figures, "n_steps": np.full(len(error), float(GRADIENTS[settings.integrator]))}
 
     def _trajectory(self) -> dict[str, np.ndarray]:
@@ -181,7 +189,7 @@ class Kernel:
     def state(self) -> dict[str, Any]:
         """Everything that the next transition depends on: tensors, numbers and lines of JSON."""
         parts = {"point": self.point._asdict(), "tuning": vars(self.tuning), "moments": vars(self.moments)}
-        parts["own"] = {"step_size": self.step_size, "length": self.length, "lost": self.lost}
+        parts["own"] = {"step_size": self.step_size, "length": self.length, "lost": self.lost, "halved": self.halved}
         return {
             **{name: {k: torch.from_numpy(v) for k, v in values.items()} for name, values in parts.items()},
             "positions": [torch.from_numpy(z) for z in self.positions],
@@ -196,7 +204,7 @@ class Kernel:
         point, tuning, moments, own = ({k: v.numpy() for k, v in state[name].items()} for name in names)
         self.point, self.tuning, self.moments = State(**point), EnergyTuning(**tuning), Moments(**moments)
         self.step_size, self.length, self.done = own["step_size"], own["length"], state["done"]
-        self.lost = own.get("lost", self.lost)
+        self.lost, self.halved = own.get("lost", self.lost), own.get("halved", self.halved)
         self.positions = [z.numpy() for z in state["positions"]]
         self.averages = [DualAveraging(**values) for values in state["averages"]]
         for rng, saved in zip(self.rngs, json.loads(state["rngs"]), strict=True):
