@@ -157,15 +157,16 @@ def selective_risk(
     ax = panel(ax)
     ax.plot(coverage, risk, color=BAYES, label="least entropy first")
     some = np.unique(np.linspace(1, num, 200).astype(int))
-    band = _wilson(risk[some - 1] * some, some)
-    ax.fill_between(coverage[some - 1], *band, color=tint(BAYES, 0.2), linewidth=0, zorder=0, label="95% interval")
+    low, high = _wilson(risk[some - 1] * some, some)
+    ax.fill_between(coverage[some - 1], low, high, color=tint(BAYES, 0.13), linewidth=0, zorder=0, label="95% interval")
     if baseline is not None:
         other = metrics.selective_risk(baseline, y)[1]
         ax.plot(coverage, other, color=POINT, linestyle="-.", label="baseline")
         top, title = max(top, other.max()), f"{title}, baseline {other.mean():.4f}"
     ax.axhline(error, **DASHED, label="random order")
     ax.plot(coverage, oracle, color=GOOD, linestyle=":", linewidth=2, label="oracle: all errors last")
-    ax.set(xlabel="coverage: share of points answered", ylabel="error among them", xlim=(0, 1), ylim=(0, 1.15 * top))
+    ax.set(xlabel="coverage: share of points answered", ylabel="error among them", xlim=(0, 1))
+    ax.set_ylim(0, max(1.15 * top, 1.3 * high[-1]))  # so that the interval is seen to narrow where errors are few
     ax.yaxis.set_major_formatter("{x:.1%}" if top < 0.1 else "{x:.0%}")
     ax.set_title(title)
     return legend_below(ax, 2)
