@@ -5,7 +5,8 @@ import pytest
 import torch
 from fake_mnist import fake_images, write_idx
 
-from bnn_pyro.datasets import Schema, load_data, load_inputs, noise_images, read_images
+from bnn_pyro.datasets import Schema, load_data, load_inputs, noise_images
+from bnn_pyro.datasets.images import read_images
 from bnn_pyro.errors import UserError
 
 
@@ -128,6 +129,70 @@ def test_bad_inputs_get_one_clear_line(tmp_path):
         assert "\n" not in str(caught.value)
     with pytest.raises(UserError, match="did you mean 'uniform'"):
         noise_images("unform", 2, schema)
+
+
+# -- folders of classes -----------------------------------------------------------------------------------------------
+def save_pictures(folder, shades, size=(12, 10)):
+    """One PNG of each shade, of one colour all over."""
+    from PIL import Image
+
+    folder.mkdir(parents=True)
+    for i, shade in enumerate(shades):
+        Image.new("RGB" if isinstance(shade, tuple) else "L", size, shade).save(folder / f"{i:02}.png")
+
+
+def test_a_folder_of_classes_is_read_as_torchvision_reads_it(tmp_path):
+    from torchvision.datasets import ImageFolder
+
+    save_pictures(tmp_path / "photos" / "cat", range(0, 40, 2))
+    save_pictures(tmp_path / "photos" / "dog", range(200, 240, 2))
+    data = load_data(tmp_path / "photos", validation=6)
+    assert data.schema.classes == ("cat", "dog") and data.schema.input_shape == (1, 10, 12)
+    expected = sorted(
+        (picture.convert("L").getpixel((0, 0)), label) for picture, label in ImageFolder(tmp_path / "photos")
+    )
+    pixels = torch.cat(
+        [data.schema.unstandardise(x)[:, 0, 0, 0] * 255 for x in (data.x_train, data.x_val, data.x_test)]
+    )
+    labels = torch.cat([data.y_train, data.y_val, data.y_test])
+    assert sorted(zip(pixels.round().int().tolist(), labels.tolist(), strict=True)) == expected
+
+
+def test_a_folder_with_a_test_part_in_colour_and_of_large_pictures(tmp_path):
+    for part, name in (("train", "a"), ("val", "a"), ("train", "b"), ("test", "a"), ("test", "b")):
+        save_pictures(tmp_path / part / name, [(10, 20, 30 + 5 * i) for i in range(6)], (160, 80))
+    data = load_data(tmp_path, validation=2)
+    assert data.schema.input_shape == (3, 32, 64) and data.split["rows"] == [16, 2, 12]
+    blue = data.schema.unstandardise(data.x_test)[:, :, 0, 0] * 255
+    assert blue[:6].round().int().tolist() == [[10, 20, 30 + 5 * i] for i in range(6)]
+
+
+def test_bad_folders_get_one_clear_line_and_damaged_pictures_can_be_left_out(tmp_path):
+    (tmp_path / "empty").mkdir()
+    save_pictures(tmp_path / "one" / "a", range(4))
+    save_pictures(tmp_path / "two" / "a", range(8))
+    (tmp_path / "two" / "b").mkdir()
+    save_pictures(tmp_path / "new" / "train" / "a", range(8))
+    save_pictures(tmp_path / "new" / "train" / "b", range(8))
+    save_pictures(tmp_path / "new" / "test" / "c", range(8))
+    for name, options, message in (
+        ("empty", {}, "0 folders of classes"),
+        ("one", {}, "1 folders of classes"),
+        ("two", {}, "no picture of class 'b'"),
+        ("new", {}, "test/c: class 'c' has no training pictures"),
+    ):
+        with pytest.raises(UserError, match=message) as caught:
+            load_data(tmp_path / name, **options)
+        assert "\n" not in str(caught.value)
+    (tmp_path / "two" / "b").rmdir()
+    save_pictures(tmp_path / "two" / "b", range(8))
+    (tmp_path / "two" / "b" / "03.png").write_bytes(b"half")
+    with pytest.raises(UserError, match=r"03.png: is no image.*--drop-missing"):
+        load_data(tmp_path / "two")
+    with pytest.raises(UserError, match="two: its task is 'classification', not 'regression'"):
+        load_data(tmp_path / "two", task="regression", drop_missing=True)
+    data = load_data(tmp_path / "two", drop_missing=True)
+    assert sum(data.split["rows"]) == 15 and data.split["dropped"] == 1
 
 
 # -- NPZ files ---------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnn_pyro.datasets.arrays import IMAGE_SUFFIXES, load_archive, noise_images, read_images, read_inputs, read_pair
+from bnn_pyro.datasets.arrays import IMAGE_SUFFIXES, load_archive, noise_images, read_inputs, read_pair
 from bnn_pyro.datasets.dataset import TASKS, Column, Dataset, Raw, Schema
 from bnn_pyro.datasets.in_memory import dataset, inputs
 from bnn_pyro.datasets.prepare import check_choice, prepare, select_features, standardised
@@ -21,7 +21,7 @@ from bnn_pyro.files import data_root, existing, resolve
 
 __all__ = [
     "DATASETS", "NOISE", "Column", "Dataset", "Schema", "data_root", "dataset", "load_data", "load_inputs",
-    "noise_images", "read_images", "read_rows",
+    "noise_images", "read_rows",
 ]  # fmt: skip
 
 
@@ -188,12 +188,13 @@ def load_data(
     validation: int | None = None,
     limit: int | None = None,
 ) -> Dataset:
-    """A named data set, or a CSV, TSV or NPZ file, divided once and standardised by its training part.
+    """A named set, a CSV, TSV or NPZ file or a folder of pictures: divided once, standardised by its training part.
 
     features      names of the columns to use, in that order; all where not given
     exclude       names of columns to leave out
     categorical   names of a table's columns whose numbers are codes: categories, or classes, as they are written
-    target, task, drop_missing  of a user's file: see ``tables.load_table`` and ``arrays.load_archive``
+    target, task, drop_missing  of a user's file: see ``tables.load_table``, ``arrays.load_archive`` and, where damaged
+                  pictures are what is missing, ``images.load_folder``
     splits, split an NPZ file of given test rows (test_0, test_1, …; rows counted from 0), and which of them to take;
                   the other rows train
     seed          of the random split, which is stratified for classification
@@ -215,14 +216,19 @@ def load_data(
     path = _located(name_or_path)
     if path is None:
         raw = DATASETS[str(name_or_path)]()
-        for what, asked, has in (("target", target, raw.target), ("task", task, raw.task)):
-            if asked not in (None, has):
-                raise UserError(f"{raw.name}: its {what} is '{has}', not '{asked}'; leave {what} out")
+    elif path.is_dir():
+        from bnn_pyro.datasets.images import load_folder
+
+        raw = load_folder(path, drop_damaged=drop_missing)
     elif path.suffix.lower() == ".npz":
         raw = load_archive(path, target=target, task=task, drop_missing=drop_missing)
     else:
         how = dict(features=features, exclude=exclude, categorical=categorical, task=task, drop_missing=drop_missing)
         raw = load_table(path, target=target, **how)
+    if path is None or path.is_dir():
+        for what, asked, has in (("target", target, raw.target), ("task", task, raw.task)):
+            if asked not in (None, has):
+                raise UserError(f"{raw.name}: its {what} is '{has}', not '{asked}'; leave {what} out")
     if not raw.columns:  # a table has chosen before it looked for missing values
         if categorical:
             raise UserError(f"{path or raw.name}: categorical={categorical} is for tables of text (CSV, TSV)")
@@ -258,6 +264,8 @@ def load_inputs(
     if text in NOISE:
         return noise_images(NOISE[text], 1000 if num is None else num, schema, seed)
     if text not in DATASETS and (path.is_dir() or path.suffix.lower() in IMAGE_SUFFIXES):
+        from bnn_pyro.datasets.images import read_images
+
         return read_images(path, schema, invert=invert)[:num]
     path = _located(name_or_path, also=NOISE)
     if path is not None and path.suffix.lower() != ".npz":
@@ -277,14 +285,16 @@ def load_inputs(
 
 
 def _located(name_or_path: str | Path, also: Sequence[str] | dict[str, str] = ()) -> Path | None:
-    """The path of an existing file, or None for a named set."""
+    """The path of an existing file or folder, or None for a named set."""
     text = str(name_or_path)
     if text in DATASETS:
         return None
     path = resolve(name_or_path)
-    if path.suffix.lower() in SUFFIXES:
-        return existing(path)
+    if path.is_dir() or path.suffix.lower() in SUFFIXES:
+        return path if path.is_dir() else existing(path)
     if path.exists() or path.suffix or len(path.parts) > 1:
         existing(path)
         raise UserError(f"{path}: can't read a '{path.suffix}' file; save it as {', '.join(SUFFIXES)}")
-    raise UserError(f"{unknown('data set', text, [*DATASETS, *also])}; or the path of a {', '.join(SUFFIXES)} file")
+    raise UserError(
+        f"{unknown('data set', text, [*DATASETS, *also])}; or the path of a {', '.join(SUFFIXES)} file or folder"
+    )

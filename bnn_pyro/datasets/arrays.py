@@ -1,6 +1,6 @@
 """NPZ files: arrays ``x`` and ``y``, or an official pair of images and labels, each with one array ``arr_0``.
 
-And pictures of the user's own. Rows of arrays are counted from 0.
+Rows of arrays are counted from 0. And noise images.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from bnn_pyro.datasets.dataset import Raw, Schema
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.files import existing, read_archive
 
-__all__ = ["IMAGE_SUFFIXES", "image_arrays", "load_archive", "noise_images", "raw_arrays", "read_images", "read_inputs",
-           "read_pair"]  # fmt: skip
+__all__ = ["IMAGE_SUFFIXES", "image_arrays", "load_archive", "noise_images", "raw_arrays", "read_inputs", "read_pair"]
 
-IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
+#: Of files of one picture each, see ``images``.
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 #: Types of numbers that torch has too.
 TORCH_TYPES = tuple(np.dtype(name) for name in ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "?"))
 
@@ -219,49 +219,7 @@ def _targets(
     return "classification", y.astype(np.int64), classes
 
 
-# -- pictures ----------------------------------------------------------------------------------------------------------
-def read_images(paths: str | Path | Sequence[str | Path], schema: Schema, invert: bool = False) -> Tensor:
-    """PNG or JPG files (or a folder of them) as standardised inputs (N, channels, height, width).
-
-    Resized to the schema's size and made grey or RGB as the model wants it; transparency becomes white. ``invert``
-    turns dark on white into white on dark, as MNIST has it.
-    """
-    from PIL import Image, ImageOps
-
-    if not schema.is_image:
-        raise UserError(f"images don't fit a model of {len(schema.features)} features; give it a table")
-    channels, height, width = schema.input_shape
-    files = _image_files([paths] if isinstance(paths, str | Path) else list(paths))
-    inputs = torch.empty(len(files), channels, height, width)
-    for row, path in enumerate(files):
-        try:
-            with Image.open(path) as opened:
-                picture = ImageOps.exif_transpose(opened)
-                if picture.mode.startswith("I"):  # 16 bits a pixel
-                    picture = Image.fromarray((np.asarray(picture) // 256).astype(np.uint8))
-                if picture.has_transparency_data:
-                    picture = picture.convert("RGBA")
-                    picture = Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture)
-                picture = picture.convert("L" if channels == 1 else "RGB").resize((width, height))
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
-            raise UserError(f"{path}: is no image that can be read; give a whole PNG or JPG file") from None
-        pixels = torch.from_numpy(np.array(picture, dtype=np.float32) / 255)
-        inputs[row] = pixels if channels == 1 else pixels.movedim(2, 0)
-    return schema.standardise(1 - inputs if invert else inputs)
-
-
-def _image_files(paths: list[str | Path]) -> list[Path]:
-    files: list[Path] = []
-    for path in map(Path, paths):
-        if not path.exists():
-            raise UserError(f"{path}: no such image file")
-        inside = sorted(path.iterdir()) if path.is_dir() else []
-        files += [p for p in inside if p.suffix.lower() in IMAGE_SUFFIXES] if path.is_dir() else [path]
-    if not files:
-        raise UserError(f"{', '.join(map(str, paths)) or 'images'}: no PNG or JPG file in this folder")
-    return files
-
-
+# -- noise -------------------------------------------------------------------------------------------------------------
 def noise_images(kind: str, num: int, schema: Schema, seed: int = 0) -> Tensor:
     """Standardised noise (num, channels, height, width), every pixel drawn by itself.
 

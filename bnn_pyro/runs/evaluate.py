@@ -16,6 +16,7 @@ from bnn_pyro import metrics
 from bnn_pyro.datasets import DATASETS, load_data, load_inputs, read_rows
 from bnn_pyro.datasets.arrays import load_archive
 from bnn_pyro.datasets.dataset import Dataset, Schema
+from bnn_pyro.datasets.prepare import standardised
 from bnn_pyro.diagnostics import failure
 from bnn_pyro.distributed import choose_device
 from bnn_pyro.errors import UserError
@@ -247,8 +248,13 @@ def labelled(name: str, schema: Schema, recipe: Recipe) -> tuple[Tensor, Tensor]
         data = load_data(name, **options)
         task, classes, x, y = data.schema.task, data.schema.classes, data.x_test, data.y_test
         x = schema.standardise(data.schema.unstandardise(x)) if data.schema.input_shape == schema.input_shape else x
+    elif (path := resolve(name)).is_dir() and schema.is_image:
+        from bnn_pyro.datasets.images import load_folder
+
+        raw = load_folder(path, schema.input_shape)
+        task, classes, x, y = raw.task, raw.classes, standardised(raw.x, schema, raw.white), raw.y
     else:
-        raw = load_archive(resolve(name), task=schema.task)
+        raw = load_archive(path, task=schema.task)
         task, classes, x, y = raw.task, raw.classes, load_inputs(name, schema), raw.y
     if task != schema.task:
         raise UserError(f"{name}: is {task}, and this run is {schema.task}")

@@ -1,0 +1,154 @@
+"""Pictures: files as inputs of a model, and folders of classes as a data set."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bnn_pyro.datasets.arrays import IMAGE_SUFFIXES
+from bnn_pyro.datasets.dataset import Raw, Schema
+from bnn_pyro.errors import UserError
+from bnn_pyro.progress import announce
+
+__all__ = ["load_folder", "read_images"]
+
+#: Longer side of a folder's pictures, in pixels: larger ones are scaled down to it.
+MAX_SIDE = 64
+#: Names of the parts that a folder may be divided into.
+TRAINING, TEST = ("train", "training", "val", "valid", "validation"), ("test", "testing")
+
+
+def load_folder(path: Path, shape: Sequence[int] | None = None, *, drop_damaged: bool = False) -> Raw:
+    """A folder of pictures with one folder for each class, as torchvision's ``ImageFolder`` reads it.
+
+    FOLDER/CLASS/*.png; or FOLDER/train/CLASS/*.png and FOLDER/test/CLASS/*.png, where the latter are the test part. The
+    pictures of FOLDER/val train too: validation rows are drawn from both. Rows are in the order of the files' names.
+
+    shape: (channels, height, width) of all. Where not given: the most frequent size, scaled down to a longer side of
+    ``MAX_SIDE``; grey where all pictures are. Pictures of other sizes are stretched.   drop_damaged: leave out files
+    that cannot be read.
+
+    Raises UserError for fewer than two classes, a class without pictures, and a damaged file.
+    """
+    parts = {place.name.lower(): place for place in _folders(path)}
+    divided = not {"train", "training"}.isdisjoint(parts) and set(parts) <= {*TRAINING, *TEST}
+    roots, tests = ([parts[n] for n in names if n in parts] if divided else [] for names in (TRAINING, TEST))
+    if len(roots) > 1:
+        announce(f"{path}: pictures of {' and '.join(p.name for p in roots)} train; validation rows are drawn of them")
+    roots = roots or [path]
+    classes = tuple(sorted({place.name for root in roots for place in _folders(root)}))
+    if len(classes) < 2:
+        raise UserError(f"{path}: {len(classes)} folders of classes; put the pictures of each of two or more classes "
+                        f"into a folder of its name, as {path}/CLASS/1.png")  # fmt: skip
+    train, test = _class_files(roots, classes), _class_files(tests, classes)
+    if empty := sorted(set(range(len(classes))) - {label for _, label in train}):
+        raise UserError(f"{path}: no picture of class '{classes[empty[0]]}'; add some, or remove its folder")
+    channels, height, width = shape or _shape(file for file, _ in train + test)
+    (x, y), tested = (_decoded(part, (channels, height, width), drop_damaged) for part in (train, test))
+    dropped = len(train) + len(test) - len(y) - len(tested[1])
+    return Raw(
+        name=path.name,
+        task="classification",
+        x=x,
+        y=y,
+        classes=classes,
+        target="class",
+        source=f"{path}, pictures of {width} × {height}",
+        test=tested if tests else None,
+        white=255.0,
+        dropped=dropped,
+    )
+
+
+def _folders(path: Path) -> list[Path]:
+    return [place for place in sorted(path.iterdir()) if place.is_dir() and place.name[0] not in "._"]
+
+
+def _class_files(roots: Sequence[Path], classes: Sequence[str]) -> list[tuple[Path, int]]:
+    """Each picture under folders of classes, with its label."""
+    for place in (place for root in roots for place in _folders(root)):
+        if place.name not in classes:
+            raise UserError(f"{place}: class '{place.name}' has no training pictures; the classes: "
+                            f"{', '.join(classes):.60}")  # fmt: skip
+    named = [(root / name, label) for root in roots for label, name in enumerate(classes)]
+    return [(file, label) for place, label in named for file in _inside(place)]
+
+
+def _inside(folder: Path) -> list[Path]:
+    """The pictures in a folder and its own folders."""
+    return sorted(p for p in folder.rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES and p.name[0] not in "._")
+
+
+def _shape(files: Iterable[Path]) -> tuple[int, int, int]:
+    """(channels, height, width): the most frequent size, of at most ``MAX_SIDE``; 3 channels where any is coloured."""
+    from PIL import Image
+
+    sizes: Counter[tuple[int, int]] = Counter()
+    coloured = False
+    for file in files:
+        try:
+            with Image.open(file) as picture:
+                sizes[picture.size] += 1
+                coloured |= picture.mode not in ("1", "L", "LA", "I", "I;16", "F")
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+            pass  # decoding names it
+    (width, height) = sizes.most_common(1)[0][0] if sizes else (MAX_SIDE, MAX_SIDE)
+    share = min(1.0, MAX_SIDE / max(width, height))
+    return (3 if coloured else 1, *(max(1, round(share * side)) for side in (height, width)))
+
+
+def _decoded(files: Sequence[tuple[Path, int]], shape: tuple[int, int, int], drop: bool) -> tuple[Tensor, Tensor]:
+    """(x (N, *shape) uint8, labels (N,)) of the pictures that can be read."""
+    x, y = torch.empty(len(files), *shape, dtype=torch.uint8), []
+    for file, label in files:
+        try:
+            x[len(y)] = _pixels(file, shape)
+        except UserError as error:
+            if not drop:
+                raise UserError(f"{error}, or leave such files out with drop_missing (--drop-missing)") from None
+            continue
+        y.append(label)
+    return x[: len(y)], torch.tensor(y, dtype=torch.int64)
+
+
+def _pixels(path: Path, shape: tuple[int, int, int]) -> Tensor:
+    """A picture (channels, height, width) as uint8, grey or RGB; transparency becomes white. Raises UserError."""
+    from PIL import Image, ImageOps
+
+    channels, height, width = shape
+    try:
+        with Image.open(path) as opened:
+            picture = ImageOps.exif_transpose(opened)
+            if picture.mode.startswith("I"):  # 16 bits a pixel
+                picture = Image.fromarray((np.asarray(picture) // 256).astype(np.uint8))
+            if picture.has_transparency_data:
+                picture = picture.convert("RGBA")
+                picture = Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture)
+            picture = picture.convert("L" if channels == 1 else "RGB").resize((width, height))
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        raise UserError(f"{path}: is no image that can be read; give a whole PNG or JPG file") from None
+    return torch.from_numpy(np.array(picture)).reshape(height, width, channels).movedim(2, 0)
+
+
+def read_images(paths: str | Path | Sequence[str | Path], schema: Schema, invert: bool = False) -> Tensor:
+    """Files of pictures (or a folder of them) as standardised inputs (N, channels, height, width).
+
+    Stretched to the schema's size and made grey or RGB as the model wants it; transparency becomes white. ``invert``
+    turns dark on white into white on dark, as MNIST has it.
+    """
+    if not schema.is_image:
+        raise UserError(f"images don't fit a model of {len(schema.features)} features; give it a table")
+    files: list[Path] = []
+    for path in map(Path, [paths] if isinstance(paths, str | Path) else paths):
+        if not path.exists():
+            raise UserError(f"{path}: no such image file")
+        files += _inside(path) if path.is_dir() else [path]
+    if not files:
+        raise UserError(f"{paths or 'images'}: no PNG or JPG file in this folder")
+    inputs = torch.stack([_pixels(file, schema.input_shape) for file in files]) / 255
+    return schema.standardise(1 - inputs if invert else inputs)
