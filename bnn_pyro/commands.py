@@ -15,9 +15,9 @@ from bnn_pyro.errors import FitFailed, UserError, unknown
 from bnn_pyro.files import lock_folder, write_whole
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.reports.tables import guarantee_table, prediction_table, run_table, score_table
-from bnn_pyro.runs.environment import environment, typed_command
 from bnn_pyro.runs.folder import GUARANTEES, CheckFolder, RunFolder
 from bnn_pyro.runs.recipe import Recipe, read_config, resolve
+from bnn_pyro.runs.train import environment, fit_run, prepare_run, typed_command
 from bnn_pyro.zoo.auto import say
 
 __all__ = ["calibrate", "check", "compare", "diagnose", "evaluate", "predict", "sweep", "train"]
@@ -36,18 +36,17 @@ def train(args: Namespace) -> int:
     from bnn_pyro.datasets.dataset import load_together
     from bnn_pyro.distributed import joined
     from bnn_pyro.runs.evaluate import evaluate_run
-    from bnn_pyro.runs.train import fit_run, prepared
 
     with joined() as ranks:
         recipe, folder = ranks.first_does(lambda: _train_target(args))
         data = load_together(ranks, recipe.load)
         with ranks.agreed():
-            entry, below = prepared(recipe, data, args.max_minutes)
+            ready, beside = prepare_run(recipe, data, args.max_minutes)
         again = f"go on to the same result with: python -m bnn_pyro.run train --resume --out {folder.path}"
         how = dict(keep=args.resume, new=not (args.resume or args.overwrite))
         with ranks.first_holds(folder.begun(recipe, **how)), _stop_says(again):
             last = dict(resume=args.resume, max_minutes=args.max_minutes)
-            posterior, baseline = fit_run(folder, recipe, data, entry, below, **last)
+            posterior, baseline = fit_run(folder, ready, data, beside, **last)
             if not ranks.first:
                 return 0
             if recipe.conformal:
@@ -67,7 +66,7 @@ def _train_target(args: Namespace) -> tuple[Recipe, RunFolder]:
     stored = read_config(Path(args.out) / "config.json") if begun else {}
     recipe = resolve(args, {**stored, **config})
     if recipe.auto:
-        say(recipe.variant, recipe.inference, recipe.auto)
+        say(recipe)
     name = f"{recipe.variant}-{recipe.data_name}-{recipe.seed}"
     out = args.out or RunFolder.default_path(name, resume=args.resume)
     folder = RunFolder.claim(out, resume=args.resume, overwrite=args.overwrite)

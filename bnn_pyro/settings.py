@@ -134,8 +134,8 @@ def parse_named(what: str, text: Any, table: Mapping[str, Callable[..., T]], num
         raise UserError(f"the {what} '{text}' must have the form {form} ({about})") from None
 
 
-def defaults(kind: type) -> dict[str, Any]:
-    """{name of a field: its default}."""
+def defaults(kind: Any) -> dict[str, Any]:
+    """{name of a field: its default}, of settings or their class."""
     return {field.name: field.default for field in dataclasses.fields(kind)}
 
 
@@ -166,7 +166,7 @@ def parse_value(name: str, value: Any, default: Any) -> Any:
             raise UserError(f"{name} is a number, got '{value}'") from None
     if isinstance(default, str) and not isinstance(value, str | int | float):
         raise UserError(f"{name} is a text or a number, got {value!r}")
-    return value
+    return tuple(value) if isinstance(value, list) else value
 
 
 def whole_number(name: str, value: Any) -> int:
@@ -179,18 +179,21 @@ def whole_number(name: str, value: Any) -> int:
         raise UserError(f"{name} takes whole numbers, got '{value}'") from None
 
 
-def build(kind: type[T], values: Mapping[str, Any]) -> T:
-    """``kind(**values)`` with lists taken as tuples.
+def build(kind: type[T] | T, values: Mapping[str, Any]) -> T:
+    """Settings of a class, or those that there are with other values; each is parsed (see :func:`parse_value`).
 
-    Raises UserError for an unknown setting (with the nearest name) or a value that ``kind`` refuses.
+    Raises UserError for an unknown setting (with the nearest name) or a value that the class refuses.
     """
-    for name in values:
-        if name not in defaults(kind):
-            raise unknown(f"{kind.__name__} setting", name, defaults(kind))
+    name, fields = getattr(kind, "__name__", type(kind).__name__), {f.name: f for f in dataclasses.fields(kind)}
+    for key in values:
+        if key not in fields:
+            raise unknown(f"{name} setting", key, fields)
+    objects = [k for k, v in values.items() if fields[k].type in ("Any", Any) and not isinstance(v, str)]
+    parsed = {k: v if k in objects else parse_value(k, v, fields[k].default) for k, v in values.items()}
     try:
-        return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+        return kind(**parsed) if isinstance(kind, type) else dataclasses.replace(kind, **parsed)
     except TypeError as error:
-        raise UserError(f"bad value among the {kind.__name__} settings {dict(values)}: {error}") from None
+        raise UserError(f"bad value among the {name} settings {dict(values)}: {error}") from None
 
 
 def plain(settings: Any) -> dict[str, Any]:

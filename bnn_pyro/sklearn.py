@@ -24,13 +24,13 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 from bnn_pyro.datasets.frames import as_table
 from bnn_pyro.datasets.in_memory import dataset
 from bnn_pyro.errors import UserError, unknown
-from bnn_pyro.fitting import fit, tuned
-from bnn_pyro.inference import METHODS, Method
+from bnn_pyro.fitting import fit
+from bnn_pyro.inference import Method
 from bnn_pyro.isolation import isolated
 from bnn_pyro.loading import load
 from bnn_pyro.predictive import Prediction, predict
-from bnn_pyro.settings import build, defaults
-from bnn_pyro.zoo import ZOO, Bayesian, Entry
+from bnn_pyro.zoo import Entry
+from bnn_pyro.zoo.auto import set_up
 
 __all__ = ["BayesianClassifier", "BayesianRegressor"]
 
@@ -90,27 +90,11 @@ class _Bayesian(BaseEstimator):
         data = dataset(x, y, task=self._task, split=0.0, **how)
         if classes is not None:
             data = replace(data, schema=replace(data.schema, classes=tuple(map(str, classes))))
-        entry, method = self._entry_and_method()
-        self._entry = None if isinstance(self.variant, str) else entry  # what an archive cannot make again
-        self.posterior_ = fit(entry, data, method, seed=seed, device=self.device, progress=False)
-
-    def _entry_and_method(self) -> tuple[Entry, Method]:
-        given = {name: getattr(self, name) for name in SETTINGS if getattr(self, name, None) is not None}
-        given |= dict(self.settings or {})
-        variant = Bayesian(self.variant) if isinstance(self.variant, torch.nn.Module) else self.variant
-        kind = None if isinstance(variant, str) else type(variant)
-        name = self.inference if isinstance(self.inference, str | None) else None
-        name, best = tuned(variant if kind is None else kind.__name__, "", name, kind)
-        entry = build(ZOO[variant], best.entry) if kind is None else variant
-        method = build(METHODS[name], best.method) if isinstance(self.inference, str | None) else self.inference
-        fields = [defaults(type(entry)), defaults(type(method))]
-        for key in given:
-            if not any(key in own for own in fields):
-                raise unknown(
-                    f"setting of {type(entry).__name__} or {type(method).__name__}", key, fields[0] | fields[1]
-                )
-        changes = [{k: tuple(v) if isinstance(v, list) else v for k, v in given.items() if k in own} for own in fields]
-        return replace(entry, **changes[0]), replace(method, **changes[1])
+        settings = {name: getattr(self, name) for name in SETTINGS if getattr(self, name, None) is not None}
+        settings |= dict(self.settings or {})
+        setup = set_up(self.variant, self.inference, data.name, lambda: data, settings=settings)
+        self._entry = None if isinstance(self.variant, str) else setup.entry  # what an archive cannot make again
+        self.posterior_ = fit(setup.entry, data, setup.method, seed=seed, device=self.device, progress=False)
 
     def _checked(self, x: Any, reset: bool = False) -> Any:
         """x as scikit-learn wants it checked: a frame stays one, so that text and names stay."""

@@ -32,11 +32,10 @@ def test_every_rule_is_reached_by_some_size_and_fits_into_the_minutes(schema):
         for minutes in (1, 5, 60):
             choice = choose(schema, rows, minutes=minutes)
             with bp.isolated(0):
-                assert bp.ZOO[choice.variant](**choice.best.entry).model(schema) is not None
-            bp.METHODS[choice.method](**choice.best.method)
+                assert choice.entry.model(schema) is not None
             last = [rule.method for rule in RULES if rule.inputs == kind][-1]
-            assert choice.about["expected_seconds"] <= 60 * minutes or choice.method == last
-            taken.append((choice.variant, choice.method))
+            assert choice.auto["expected_seconds"] <= 60 * minutes or choice.inference == last
+            taken.append((choice.variant, choice.inference))
     assert set(taken) == {(rule.variant, rule.method) for rule in RULES if rule.inputs == kind}
     order = [[rule.method for rule in RULES if rule.inputs == kind].index(method) for _, method in taken[1::3]]
     assert order == sorted(order)  # in the same minutes, more rows never bring an earlier rule
@@ -44,22 +43,22 @@ def test_every_rule_is_reached_by_some_size_and_fits_into_the_minutes(schema):
 
 def test_small_tables_are_sampled_and_shortened_where_there_is_no_time():
     whole, short = choose(TABLE, 2000), choose(TABLE, 2000, minutes=1)
-    assert whole.method == short.method and not whole.best.method
-    defaults = bp.METHODS[whole.method]()
-    shares = [value / getattr(defaults, name) for name, value in short.best.method.items()]
-    assert max(shares) < 0.9 and max(shares) - min(shares) < 0.02
-    assert short.about["expected_seconds"] <= 60 < whole.about["expected_seconds"]
-    assert "noise" in whole.best.entry and "noise" not in choose(LABELS, 2000).best.entry
+    assert whole.inference == short.inference and whole.method == bp.METHODS[whole.inference]()
+    settings = {name: (getattr(whole.method, name), value) for name, value in vars(short.method).items()}
+    shares = [fewer / number for number, fewer in settings.values() if fewer != number]
+    assert len(shares) > 1 and max(shares) < 0.9 and max(shares) - min(shares) < 0.02
+    assert short.auto["expected_seconds"] <= 60 < whole.auto["expected_seconds"]
+    assert whole.entry.noise == "heteroscedastic" and choose(LABELS, 2000).entry.noise == bp.MeanField().noise
 
 
 def test_settings_go_over_tuned_ones_and_these_over_the_rule(monkeypatch):
     rule = choose(TABLE, 300)
-    best = {"ours": {rule.method: Fit({"hidden": (7,), "activation": "tanh"}, {"draws": 11})}}
+    best = {"ours": {rule.inference: Fit({"hidden": (7,), "activation": "tanh"}, {"draws": 11})}}
     monkeypatch.setitem(TUNED, rule.variant, best)
-    tuned = choose(TABLE, 300, name="ours", given={"hidden": "5", "lr": "0.1", "nonsense": 3})
-    assert tuned.best.entry == {**rule.best.entry, "hidden": (5,), "activation": "tanh"}
-    assert tuned.best.method == {"draws": 11, "lr": 0.1}
-    assert choose(TABLE, 300, method="svi").method == "svi"
+    tuned = choose(TABLE, 300, name="ours", settings={"hidden": "5", "lr": "0.1", "nonsense": 3})
+    assert tuned.entry == replace(rule.entry, hidden=(5,), activation="tanh")
+    assert tuned.method == replace(rule.method, draws=11, lr=0.1)
+    assert choose(TABLE, 300, method="svi").inference == "svi"
 
 
 @pytest.mark.parametrize(
@@ -79,19 +78,21 @@ def test_a_run_says_what_was_chosen_and_is_run_again_alike(tmp_path, capsys):
     data = ["--data", str(table), "--target", "price"]
     assert main(["train", *data, "--minutes", "2", *FLAGS, *common, "--out", str(out)]) == 0
     config = json.loads((out / "config.json").read_text())
-    choice = choose(bp.load(out).schema, 42, minutes=2.0, given=SHORT)
-    assert (config["variant"], config["inference"]) == (choice.variant, choice.method)
-    assert config["auto"] == choice.about == bp.load(out).provenance["auto"]
+    choice = choose(bp.load(out).schema, 42, minutes=2.0, settings=SHORT)
+    assert (config["variant"], config["inference"]) == (choice.variant, choice.inference)
+    assert config["auto"] == choice.auto == bp.load(out).provenance["auto"]
     assert config["variant_settings"]["hidden"] == [3] and config["inference_settings"]["draws"] == 4
-    reason = choice.about["reason"]
-    assert f"auto: {choice.variant} by {choice.method}, about" in (said := capsys.readouterr().err) and reason in said
+    reason = choice.auto["reason"]
+    assert (
+        f"auto: {choice.variant} by {choice.inference}, about" in (said := capsys.readouterr().err) and reason in said
+    )
     assert reason in (out / "report.html").read_text()
     for argv in (["--config", str(out / "config.json"), "--out", str(again)], ["auto", "--resume", "--out", str(out)]):
         assert main(["train", *argv, "--quiet"]) == 0
     assert same(out, again) and json.loads((again / "config.json").read_text()) == config
     assert main(["train", *data, "--set", "widht=3", "--out", str(tmp_path / "x")]) == 2
     told = capsys.readouterr().err
-    assert f"setting of {choice.variant} or {choice.method}, which auto chose" in told and "hidden" in told
+    assert f"setting of {choice.variant} or {choice.inference}, which auto chose" in told and "hidden" in told
     assert main(["train", "mlp", *data, "--minutes", "2"]) == 2 and "--minutes is for auto" in capsys.readouterr().err
 
 

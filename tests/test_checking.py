@@ -178,7 +178,7 @@ def test_a_folder_with_something_else_stays_as_it_is(checks, tmp_path, capsys):
 def test_without_a_variant_the_whole_zoo(checks, tmp_path, capsys, monkeypatch):
     checks(made=Made)
     out = tmp_path / "out"
-    monkeypatch.setattr(bench.SubjectSpec, "entry", property(lambda spec: spec.recipe.entry()))  # untrained
+    monkeypatch.setattr(bench.SubjectSpec, "entry", property(lambda spec: spec.recipe.entry))  # untrained
     assert check("--inference", "svi", "--executor", "here", "--out", out) == 0
     assert [variant for _, variant, *_ in CALLS] == [
         name for name, kind in ZOO.items() if "svi" in methods_for(kind) and name != "my-network"

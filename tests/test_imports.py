@@ -13,7 +13,7 @@ import pytest
 import bnn_pyro as bp
 from bnn_pyro.inference import methods_for
 from bnn_pyro.listing import tables
-from bnn_pyro.zoo import TUNED
+from bnn_pyro.zoo import TUNED, ZOO
 
 PACKAGE = Path(bp.__file__).parent
 #: Packages and top-level modules from left to right: each imports only what stands before it.
@@ -212,7 +212,8 @@ def imported_at_once(path):
 
 
 @pytest.mark.parametrize(
-    ("module", "most"), [("fitting", 66), *((name, 24) for name in FILES if name.startswith("zoo."))]
+    ("module", "most"),
+    [("fitting", 67), *((name, 24) for name in {kind.__module__.removeprefix("bnn_pyro.") for kind in ZOO.values()})],
 )
 def test_few_files_have_to_be_read(module, most):
     """Those that a fit, or a variant, leads to by imports."""

@@ -155,7 +155,7 @@ def test_labels_of_other_data_are_matched_by_name(tmp_path):
     x = np.arange(12.0).reshape(6, 2)
     np.savez(tmp_path / "two.npz", x=x, y=np.array(["c", "b", "c", "c", "b", "b"]))
     schema = bp.Schema("classification", (2,), tuple("abc"))
-    _, y = labelled(str(tmp_path / "two.npz"), schema, Recipe())
+    _, y = labelled(str(tmp_path / "two.npz"), schema, Recipe.from_dict({}))
     assert y.tolist() == [2, 1, 2, 2, 1, 1]
 
 

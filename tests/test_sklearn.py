@@ -109,7 +109,7 @@ def test_what_is_wrong_with_parameters_is_said():
         (BayesianRegressor("hidden-layer", "nuts"), "nuts needs"),
         (
             BayesianRegressor(settings={"epoch": 3}),
-            r"unknown setting of HiddenLayerNet or SVI 'epoch'; did you mean 'epochs'",
+            r"unknown setting of hidden-layer or svi 'epoch'; did you mean 'epochs'",
         ),
         (BayesianRegressor(task="ranking"), "unknown task of a regressor 'ranking'"),
         (BayesianRegressor(task="counts"), "is no count"),

@@ -14,7 +14,7 @@ from run_folders import same, small_table
 from bnn_pyro.files import lock_folder
 from bnn_pyro.inference import optimise
 from bnn_pyro.run import main
-from bnn_pyro.runs.environment import typed_command
+from bnn_pyro.runs.train import typed_command
 
 DATA = """
 splits = [0, 1]

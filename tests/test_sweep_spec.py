@@ -63,10 +63,9 @@ def test_a_file_is_the_same_by_whatever_path(tmp_path):
     (tmp_path / "net").mkdir()
     (fit,) = plans('[data.houses]\nname = "houses.csv"\n[recipes.last-layer]\ngrid = { backbone = ["net"] }\n')
     assert fit.recipe.variant_settings["backbone"] == str(tmp_path / "net") and fit.recipe_name.endswith("=net")
-    settings = fit.recipe.variant_settings | {"backbone": "net"}
-    former = replace(fit.recipe, variant_settings=settings, data=fit.recipe.data | {"name": "houses.csv"})
+    former = replace(fit.recipe.changed({"backbone": "net"}), data=fit.recipe.data | {"name": "houses.csv"})
     assert fit.recipe.difference(former) is None
-    assert fit.recipe.difference(replace(former, variant_settings=settings | {"backbone": "mlp"}))[0] == "backbone"
+    assert fit.recipe.difference(former.changed({"backbone": "mlp"}))[0] == "backbone"
 
 
 def test_all_recipes_come_before_the_next_split():

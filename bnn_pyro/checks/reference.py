@@ -33,10 +33,10 @@ from bnn_pyro.checks.reference_posterior import (
 from bnn_pyro.checks.sbc_ranks import LEVELS
 from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.errors import UserError
-from bnn_pyro.fitting import fit, tuned
+from bnn_pyro.fitting import fit
 from bnn_pyro.metrics.evaluation import DISTANCES, wasserstein_2
 from bnn_pyro.progress import Report
-from bnn_pyro.zoo import Entry
+from bnn_pyro.zoo import TUNED, Entry, Fit
 
 __all__ = ["Reference", "compared", "coverage", "distances_to"]
 
@@ -151,10 +151,8 @@ class Reference:
 
     def _settings(self, subject: Subject, reference: ReferencePosterior) -> dict[str, Any]:
         """Those that were tuned for the data, or what suffices on a small problem; what the reference says, above."""
-        try:
-            settings = dict(tuned(subject.variant, reference.about["dataset"], subject.inference)[1].method)
-        except UserError:  # a variant or a method of the user's own
-            settings = {}
+        best = TUNED.get(subject.variant, {}).get(reference.about["dataset"], {})
+        settings = dict(best.get(subject.inference, Fit()).method)
         if "warmup" in subject.kind.tiny:
             tiny = subject.kind.tiny
             settings |= {**tiny, "draws": max(1, self.draws // tiny.get("chains", 1))}

@@ -23,13 +23,13 @@ from bnn_pyro.checks.check import ALPHA, Finding, Outcome, Subject
 from bnn_pyro.checks.sbc_ranks import LEVELS, covered, normal_scores, p_location, p_uniform, p_width, ranks, seen, width
 from bnn_pyro.checks.simulation import Replication, Simulator, design, replicate
 from bnn_pyro.errors import UserError
-from bnn_pyro.fitting import backbone_variant, resolve_backbone
 from bnn_pyro.inference import CONVERGES_TO
 from bnn_pyro.inference.potential import LARGE
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parallel.map import map_tasks
 from bnn_pyro.progress import Report
 from bnn_pyro.settings import Settings, setting
+from bnn_pyro.zoo.setup import Setup
 
 __all__ = ["Calibration", "judge_ranks"]
 
@@ -79,7 +79,7 @@ class Calibration(Settings):
             return f"{subject.inference} gives points, and these have no spread that could be right or wrong"
         if subject.temperature != 1.0:
             return "at a temperature other than 1, the posterior is not that of the prior that the data come from"
-        if backbone_variant(subject.entry, subject.data.schema) is not None:
+        if Setup(subject.entry, subject.method({})).backbone_variant(subject.data.schema) is not None:
             return "its backbone has to be trained first: data are simulated from the prior of the last layer"
         try:
             with isolated(0):
@@ -93,8 +93,7 @@ class Calibration(Settings):
 
         ``figures``: calibration_p; coverage_50, coverage_80, coverage_95 and calibration_width of predictions.
         """
-        entry = resolve_backbone(subject.entry, subject.data)
-        inputs = design(subject.data, self.rows, self.points, seed)
+        entry, inputs = subject.entry, design(subject.data, self.rows, self.points, seed)
         with isolated(0):
             size = Simulator(entry, inputs).potential.size  # raises where no data can be simulated
         compiled = "yes" if size * len(inputs.x) <= LARGE else "no"  # one compiled gradient serves all fits

@@ -108,19 +108,15 @@ def unsuitable(method: str, variant: str, kind: Any) -> UserError:
     return UserError(f"{method} needs {missing}, which {variant} has not; take one of {', '.join(methods_for(kind))}")
 
 
-def check_timed(method: Method, max_minutes: float | None) -> dict[str, float]:
-    """The argument of ``run`` where there is a limit of time.
-
-    Raises UserError for a number of minutes that is none, or a method that cannot end before it is done.
-    """
+def check_timed(method: Method, max_minutes: float | None) -> None:
+    """Raises UserError for a number of minutes that is none, or a method that cannot end before it is done."""
     if max_minutes is None:
-        return {}
+        return
     if not 0 < max_minutes < math.inf:
         raise UserError(f"max_minutes must be a number above 0, got {max_minutes}")
     if not getattr(method, "timed", False):
         can = ", ".join(name for name, kind in METHODS.items() if getattr(kind, "timed", False))
         raise UserError(f"max_minutes is for methods that can end with the draws so far ({can}); take fewer epochs")
-    return {"max_minutes": max_minutes}
 
 
 __all__ = [

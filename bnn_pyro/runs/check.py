@@ -14,13 +14,13 @@ from typing import Any
 from bnn_pyro.checks import CHECKS, Subject
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError
-from bnn_pyro.fitting import fit, resolve_backbone
-from bnn_pyro.inference import CONVERGES_TO, METHODS, methods_for
+from bnn_pyro.fitting import fit_setup, prepare
+from bnn_pyro.inference import CONVERGES_TO, methods_for
 from bnn_pyro.isolation import isolated, one_thread
 from bnn_pyro.progress import progress_bar
 from bnn_pyro.runs.check_report import check_html, draw_outcome
 from bnn_pyro.runs.folder import CheckFolder
-from bnn_pyro.runs.recipe import Recipe, given_settings, resolve
+from bnn_pyro.runs.recipe import Recipe, flag_settings, resolve
 from bnn_pyro.settings import build, defaults, plain
 from bnn_pyro.zoo import ZOO, Entry
 
@@ -60,12 +60,12 @@ class SubjectSpec:
     @property
     def entry(self) -> Entry:
         """The variant; the backbone of a last layer is trained first."""
-        entry = resolve_backbone(self.recipe.entry(), self.data)
+        entry = prepare(self.recipe, self.data).entry
         if not self.recipe.backbone_variant(self.data.schema):
             return entry
         below = self.recipe.for_baseline(self.data.schema)
         how = dict(seed=below.seed, device="cpu", progress=False)
-        return replace(entry, backbone=self._once(below, lambda: fit(below.entry(), self.data, below.method(), **how)))
+        return replace(entry, backbone=self._once(below, lambda: fit_setup(below, self.data, **how)))
 
     @property
     def label(self) -> str:
@@ -80,7 +80,7 @@ class SubjectSpec:
 
     def results(self) -> dict[str, Any]:
         """The empty results of this subject."""
-        target = build(METHODS[self.recipe.inference], self.given).converges_to
+        target = self.recipe.method.converges_to
         about = self.key | {"label": self.label, "converges_to": target, "claim": CONVERGES_TO[target]}
         return about | {"outcomes": {}, "refused": {}, "failed": {}}
 
@@ -89,15 +89,15 @@ def one_subject(args: Namespace) -> SubjectSpec:
     """What the command line names. Raises UserError for values of the wrong kind."""
     images = getattr(ZOO[args.variant], "images_only", False)
     recipe = resolve(args, {"data": {"name": IMAGES if images else DATA}})
-    given = given_settings(args)
-    return SubjectSpec(recipe, {k: v for k, v in recipe.inference_settings.items() if k in given})
+    names = flag_settings(args)
+    return SubjectSpec(recipe, {k: v for k, v in recipe.inference_settings.items() if k in names})
 
 
 def prepared_subject(args: Namespace) -> SubjectSpec:
     """What the command line names, its data loaded and all of it built once, so that bad input is told early."""
     spec = one_subject(args)
     with isolated(0):
-        entry = resolve_backbone(spec.recipe.entry(), spec.data)
+        entry = prepare(spec.recipe, spec.data).entry
         entry.guide(entry.model(spec.data.schema))
     return spec
 

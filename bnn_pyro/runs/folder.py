@@ -17,7 +17,6 @@ A check has check.json, check.html and figures; a sweep: see ``runs.sweep``. Eve
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -25,15 +24,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-import pandas as pd
-
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError
 from bnn_pyro.files import is_occupied, lock_folder, read_json, write_whole
-from bnn_pyro.fitting import tuned
 from bnn_pyro.posterior import Posterior, read_archive
 from bnn_pyro.reports.tables import RunFacts
-from bnn_pyro.runs.environment import environment
 from bnn_pyro.runs.recipe import Recipe, read_config
 
 if TYPE_CHECKING:
@@ -186,14 +181,11 @@ class RunFolder(OutputFolder):
         path = self.path / "config.json"
         config = read_config(path)
         try:
-            recipe = Recipe(**config)
-            if "name" not in recipe.data or recipe.inference is None:
+            if "name" not in config.get("data", {}) or "inference" not in config:
                 raise UserError("it names no data, or no inference method")
-            tuned(recipe.variant, recipe.data_name, recipe.inference)
-            recipe.entry(), recipe.method()
+            return Recipe.from_dict(config)
         except UserError as error:
             raise UserError(f"{path} is damaged ({error}); restore it, or train again") from None
-        return recipe
 
     @contextmanager
     def begun(self, recipe: Recipe, *, keep: bool = False, new: bool = False) -> Iterator[None]:
@@ -211,7 +203,7 @@ class RunFolder(OutputFolder):
             with suppress(UserError):
                 former = self.recipe
             if not keep or former != recipe:
-                self.write("config.json", dataclasses.asdict(recipe))
+                self.write("config.json", recipe.to_dict())
             yield
 
     def _clear(self) -> None:
@@ -229,7 +221,7 @@ class RunFolder(OutputFolder):
 
     def facts(self, name: str | None = None) -> RunFacts:
         """What the files of a finished run say; ``name`` is what its column is headed with."""
-        recipe, meta = dataclasses.asdict(self.recipe), read_archive(self.path)[1]
+        recipe, meta = self.recipe.to_dict(), read_archive(self.path)[1]
         return RunFacts(
             label=name or f"{recipe['variant']} ({recipe['inference']})",
             folder=str(self.path),
@@ -251,8 +243,3 @@ class RunFolder(OutputFolder):
                 f"the training rows of {data.name} are not those that {self.path} was trained on (fingerprint "
                 f"{data.fingerprint}, then {trained}): the file or the loader has changed; train again"
             )
-
-    def write_training(self, posterior: Posterior) -> None:
-        """history.csv, one line per recorded epoch in nats of the whole training set, and environment.json."""
-        self.write("history.csv", pd.DataFrame(posterior.trace).to_csv(index=False))
-        self.write("environment.json", environment(posterior.provenance["device"], posterior.provenance["seconds"]))

@@ -21,13 +21,12 @@ from bnn_pyro.datasets import DATASETS, Dataset, Schema, load_data
 from bnn_pyro.distributed import choose_device
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.files import resolve as locate
-from bnn_pyro.fitting import backbone_variant, tuned
-from bnn_pyro.inference import METHODS, Method
-from bnn_pyro.settings import Settings, build, defaults, parse_value, plain, setting
-from bnn_pyro.zoo import ZOO, Entry
-from bnn_pyro.zoo.auto import AUTO, MINUTES, choose
+from bnn_pyro.settings import Settings, setting
+from bnn_pyro.zoo import ZOO
+from bnn_pyro.zoo.auto import MINUTES, set_up
+from bnn_pyro.zoo.setup import AUTO, Setup, tuned
 
-__all__ = ["DATA_KEYS", "KEYS", "Recipe", "check_keys", "given_settings", "located", "read_config", "read_file",
+__all__ = ["DATA_KEYS", "KEYS", "Recipe", "check_keys", "flag_settings", "located", "read_config", "read_file",
            "resolve"]  # fmt: skip
 
 #: How data can be loaded: the keys of a recipe's ``data``, and the arguments of ``load_data`` that they become; with
@@ -39,40 +38,44 @@ DATA_KEYS = {"name": str, "target": str, "features": list[str], "exclude": list[
 KEYS = {"variant": str, "variant_settings": dict, "inference": str, "inference_settings": dict, "data": dict,
         "seed": int, "num_draws": int, "device": str, "baseline": bool, "auto": dict,
         "conformal": float}  # fmt: skip
+#: Those that become objects of a recipe.
+NAMES = ("variant", "variant_settings", "inference", "inference_settings")
+#: The variant where a file names a method alone.
+VARIANT = "mean-field"
 #: The baseline of variants that name none, and how all are fitted: one point estimate.
 BASELINE = ("mlp", "map")
 
 
 @dataclass(frozen=True)
-class Recipe(Settings):
-    """A variant, a method and data, each with its settings; JSON-able by ``dataclasses.asdict``.
+class Recipe(Setup, Settings):
+    """A variant, a method and data, each with its settings.
 
     data       ``name`` (a name in ``DATASETS``, or an absolute path) and arguments of ``load_data``
     num_draws  S of every prediction
     baseline   whether the deterministic network is trained beside it
-    auto       where variant and method were chosen by size: reason, minutes and expected_seconds
     conformal  level of conformal intervals or sets, for which half of the validation rows are set aside; 0: none
     """
 
-    variant: str = "mean-field"
-    variant_settings: Mapping[str, Any] = field(default_factory=dict)
-    inference: str | None = None
-    inference_settings: Mapping[str, Any] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=lambda: {"name": "digits"})
     seed: int = setting(0, low=0, high=2**32 - 1)
     num_draws: int = setting(100, low=1)
     device: str = setting("auto", choices=("auto", "cpu", "cuda"))
     baseline: bool = True
-    auto: Mapping[str, Any] = field(default_factory=dict)
     conformal: float = setting(0.0, low=0, below=1)
 
-    def entry(self) -> Entry:
-        """The variant with its settings."""
-        return build(ZOO[self.variant], self.variant_settings)
+    @classmethod
+    def from_dict(cls, config: Mapping[str, Any]) -> Recipe:
+        """Of what config.json holds: keys of ``KEYS``.
 
-    def method(self) -> Method:
-        """The inference method with its settings."""
-        return build(METHODS[self.inference], self.inference_settings)
+        Raises UserError for names and settings that there are not, or values outside of what their settings take.
+        """
+        setup = tuned(config.get("variant", VARIANT), config.get("inference"))
+        setup = setup.changed(*(config.get(name, {}) for name in ("variant_settings", "inference_settings")))
+        return cls(setup.entry, setup.method, **{k: v for k, v in config.items() if k not in NAMES})
+
+    def to_dict(self) -> dict[str, Any]:
+        """What config.json holds, all of ``KEYS``."""
+        return {key: getattr(self, key) for key in KEYS}
 
     def load(self) -> Dataset:
         """The data, without the rows that are set aside to calibrate."""
@@ -80,7 +83,7 @@ class Recipe(Settings):
 
     def load_calibration(self) -> tuple[Dataset, Tensor, Tensor]:
         """(the data, x and y of its validation rows), or of the half of them that is set aside and no longer in it."""
-        data = load_data(self.data["name"], **{k: v for k, v in self.data.items() if k != "name"})
+        data = _load(self.data)
         if not self.conformal:
             return data, data.x_val, data.y_val
         half = len(data.x_val) // 2
@@ -102,20 +105,25 @@ class Recipe(Settings):
             if getattr(self, name) != getattr(other, name):
                 return name, getattr(self, name), getattr(other, name)
         for name in ("variant_settings", "inference_settings", "data"):
-            here, there = (located(getattr(recipe, name)) for recipe in (self, other))  # earlier versions' may not be
-            for key in {**there, **here}:
-                if here.get(key) != there.get(key):
-                    return key.replace("_", " "), here.get(key), there.get(key)
+            now, then = (located(getattr(recipe, name)) for recipe in (self, other))  # earlier versions' may not be
+            for key in {**then, **now}:
+                if now.get(key) != then.get(key):
+                    return key.replace("_", " "), now.get(key), then.get(key)
         return None
-
-    def backbone_variant(self, schema: Schema) -> str | None:
-        """The variant of the backbone that this one is the last layer of, and its baseline; None for most."""
-        return backbone_variant(self.entry(), schema)
 
     @property
     def own_module(self) -> str | None:
         """package.module:function of a network of the user's own; None for other variants."""
-        return self.variant_settings.get("module") or None
+        return getattr(self.entry, "module", None) or None
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether variant and method are those that the variant is compared with."""
+        return (self.variant, self.inference) == self._baseline
+
+    @property
+    def _baseline(self) -> tuple[str, str]:
+        return getattr(self.entry, "baseline", BASELINE[0]), BASELINE[1]
 
     def for_baseline(self, schema: Schema) -> Recipe | None:
         """What to compare with: a deterministic network on the same data, or None.
@@ -123,30 +131,20 @@ class Recipe(Settings):
         It is the backbone of a last layer, as tuned for the data; else one of the same architecture, with the
         same epochs and batches.
         """
-        variant, method = self.backbone_variant(schema), None
-        same_architecture = variant is None
-        if same_architecture:
-            if not self.baseline or hasattr(self.entry(), "backbone_variant"):
-                return None
-            variant, method = _baseline(self.variant)
-        method, best = tuned(variant, self.data_name, method)
-        settings, schedule = best.entry, best.method
-        if same_architecture:
-            shared = {k: v for k, v in self.variant_settings.items() if k in defaults(ZOO[variant])}
-            if str(shared.get("prior", "")).startswith(("scale-mixture", "by-target")):
-                del shared["prior"]  # a point mass in the former's narrow peak, or without weight decay, is no baseline
-            settings = {**best.entry, **shared} | {k: v for k, v in best.entry.items() if k == "prior"}
+        if (backbone := self.backbone_variant(schema)) is not None:
+            setup = tuned(backbone, data=self.data["name"])
+        elif not self.baseline or hasattr(self.entry, "backbone_variant"):
+            return None
+        else:
+            shared, below = self.variant_settings, {}
+            prior = shared.pop("prior", None)
+            # A point mass in a scale mixture's narrow peak, or without weight decay, is no baseline.
+            if prior is not None and not str(prior).startswith(("scale-mixture", "by-target")):
+                below = {"prior": prior}
+            setup = tuned(*self._baseline, self.data["name"], (below, {}))
             length = {k: v for k, v in self.inference_settings.items() if k in ("epochs", "batch_size")}
-            schedule = {**best.method, **length}
-        return dataclasses.replace(
-            self,
-            variant=variant,
-            variant_settings=plain(build(ZOO[variant], settings)),
-            inference=method,
-            inference_settings=plain(build(METHODS[method], schedule)),
-            baseline=False,
-            auto={},
-        )
+            setup = setup.changed({}, length, shared)
+        return dataclasses.replace(self, entry=setup.entry, method=setup.method, auto={}, baseline=False)
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
@@ -197,78 +195,57 @@ def check_keys(place: str | Path, what: str, values: Mapping[str, Any], kinds: M
 
 
 # -- layers ------------------------------------------------------------------------------------------------------------
-def resolve(args: Namespace, config: Mapping[str, Any], given: Mapping[str, Any] | None = None) -> Recipe:
+def resolve(args: Namespace, config: Mapping[str, Any], settings: Mapping[str, Any] | None = None) -> Recipe:
     """Tuned settings < config < flags. Raises UserError for unknown names, or values of the wrong kind.
 
-    given: settings of the variant or the method, by their names; None takes those of the flags.
+    settings: of the variant or the method, by their names; None takes those of the flags.
     """
     flags = {k: v for k, v in vars(args).items() if v is not None}
     named = flags.get("inference") or config.get("inference")
-    of_config, auto = config.get("variant") or (Recipe.variant if named else AUTO), config.get("auto") or {}
+    of_config, auto = config.get("variant") or (VARIANT if named else AUTO), config.get("auto") or {}
     variant, minutes = flags.get("variant") or of_config, flags.get("minutes", auto.get("minutes", MINUTES))
     if variant == AUTO and "reason" in auto and minutes == auto["minutes"]:
         variant = of_config  # chosen before
-    data = _data_options(flags, config.get("data") or {})
-    name = data["name"] if data["name"] in DATASETS else Path(data["name"]).stem + " (a file)"
-    stored = config if variant == of_config else {}  # settings are those of a variant
-    method, given = flags.get("inference") or stored.get("inference"), given_settings(args) if given is None else given
-    stored_settings = [stored.get(f"{kind}_settings") or {} for kind in ("variant", "inference")]
-    chosen = ""
-    if variant == AUTO:
-        rows = Recipe(data=data).load()
-        given_to_both = {**stored_settings[0], **stored_settings[1], **given}
-        choice = choose(rows.schema, len(rows.x_train), name=name, minutes=minutes, method=method, given=given_to_both)
-        (variant, method, best, auto), chosen = choice, ", which auto chose"
-    elif "minutes" in flags:
+    elif variant != AUTO and "minutes" in flags:
         raise UserError(f"--minutes is for auto; leave it out, or take train {AUTO} instead of {variant}")
-    else:
-        method, best = tuned(variant, name, method)
-        if (variant, method) != (stored.get("variant"), stored.get("inference")):
-            auto = {}
-    if method != (stored.get("inference") or method):
-        stored_settings[1] = {}
-    kinds = (ZOO[variant], METHODS[method])
-    known = [name for kind in kinds for name in defaults(kind)]
-    for key in given:
-        if key not in known:
-            raise unknown(f"setting of {variant} or {method}{chosen}", key, known)
-
-    def settings(kind: type, *layers: Mapping[str, Any]) -> dict[str, Any]:
-        fields, values = defaults(kind), {k: v for layer in layers for k, v in layer.items()}
-        values |= {k: v for k, v in given.items() if k in fields}
-        return located(plain(build(kind, {k: parse_value(k, v, fields.get(k)) for k, v in values.items()})))
-
+    data = _data_options(flags, config.get("data") or {})
+    stored = config if variant == of_config else {}  # settings are those of a variant
+    method = flags.get("inference") or stored.get("inference")
+    same_method = method == (stored.get("inference") or method)
+    setup = set_up(
+        variant,
+        method,
+        data["name"],
+        lambda: _load(data),
+        settings=located(flag_settings(args) if settings is None else settings),
+        of_variant=located(stored.get("variant_settings") or {}),
+        of_method=(stored.get("inference_settings") or {}) if same_method else {},
+        minutes=minutes,
+    )
+    if not setup.auto and (setup.variant, setup.inference) == (stored.get("variant"), stored.get("inference")):
+        setup = dataclasses.replace(setup, auto=auto)
     others = {k: flags.get(k, config.get(k)) for k in ("seed", "num_draws", "device", "baseline", "conformal")}
     others = {k: v for k, v in others.items() if v is not None}
-    recipe = Recipe(
-        variant=variant,
-        variant_settings=settings(kinds[0], best.entry, stored_settings[0]),
-        inference=method,
-        inference_settings=settings(kinds[1], best.method, stored_settings[1]),
-        data=data,
-        auto=auto,
-        **others | {"baseline": (variant, method) != _baseline(variant) and others.get("baseline", True)},
-    )
+    recipe = Recipe(setup.entry, setup.method, setup.auto, data, **others)
     choose_device(recipe.device)
-    return recipe
+    return dataclasses.replace(recipe, baseline=recipe.baseline and not recipe.is_baseline)
 
 
-def _baseline(variant: str) -> tuple[str, str]:
-    """Variant and method of what a variant is compared with."""
-    return getattr(ZOO[variant], "baseline", BASELINE[0]), BASELINE[1]
+def _load(data: Mapping[str, Any]) -> Dataset:
+    return load_data(data["name"], **{k: v for k, v in data.items() if k != "name"})
 
 
-def given_settings(args: Namespace) -> dict[str, Any]:
-    """Settings of variant or method that were given as flags, --set last; texts as they were typed."""
+def flag_settings(args: Namespace) -> dict[str, Any]:
+    """Settings of variant or method among the flags, --set last; texts as they were typed."""
     names = ("hidden", "activation", "prior", "noise", "likelihood", "bias", "module", "epochs", "batch_size",
              "lr")  # fmt: skip
-    given = {name: getattr(args, name) for name in names if getattr(args, name, None) is not None}
+    settings = {name: getattr(args, name) for name in names if getattr(args, name, None) is not None}
     for text in getattr(args, "set", None) or ():
         key, equals, value = text.partition("=")
         if not equals or not key:
             raise UserError(f"--set takes KEY=VALUE, got '{text}'")
-        given[key.strip().replace("-", "_")] = value.strip()
-    return given
+        settings[key.strip().replace("-", "_")] = value.strip()
+    return settings
 
 
 def located(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from bnn_pyro.runs.folder import REPLICATES, OutputFolder, RunFolder
 from bnn_pyro.runs.recipe import Recipe
 from bnn_pyro.runs.sweep_config import BEGUN, CHANGED, FAILED, FINISHED, MISSING, RunTask, SweepConfig, setting_text
 from bnn_pyro.runs.sweep_statistics import DatasetSummary, summarise
-from bnn_pyro.runs.train import fit_run, prepared
+from bnn_pyro.runs.train import fit_run, prepare_run
 
 __all__ = ["SweepFolder", "check_tasks", "make_run", "planned_text", "run_sweep"]
 
@@ -220,7 +220,7 @@ def check_tasks(config: SweepConfig, tasks: Sequence[RunTask]) -> dict[tuple[str
                 fingerprints[name, task.split] = data.fingerprint
                 for label, task in first.items():
                     place = f"{config.path} [recipes.{task.table}] ({label}) on data '{name}'"
-                    prepared(task.recipe, data)
+                    prepare_run(task.recipe, data)
             except UserError as error:
                 raise UserError(f"{place}: {error}") from None
             report(done, len(by_data))
@@ -255,9 +255,9 @@ def _fit_and_score(folder: RunFolder, recipe: Recipe, command: str, *, keep: boo
     """Why the fit failed; "" where it did not."""
     (folder.path / "metrics.json").unlink(missing_ok=True)  # scores of other draws, or none
     data = recipe.load()
-    entry, below = prepared(recipe, data)
+    ready, beside = prepare_run(recipe, data)
     with folder.begun(recipe, keep=keep):
-        posterior, baseline = fit_run(folder, recipe, data, entry, below, resume=keep)
+        posterior, baseline = fit_run(folder, ready, data, beside, resume=keep)
         folder.write("environment.json", folder.read("environment.json") | {"command": command})
         if recipe.conformal:
             from bnn_pyro.runs.calibrate import calibrate_run

@@ -1,54 +1,63 @@
-"""A run fitted into its folder: the variant, and the deterministic network beside it or below it."""
+"""A run fitted into its folder: the variant, and the deterministic network beside it or below it; how it was made."""
 
 from __future__ import annotations
 
+import os
+import platform
+import shlex
+import subprocess
+import sys
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
 
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.distributed import here
-from bnn_pyro.fitting import check_divisible, fit, resolve_backbone
-from bnn_pyro.inference import check_timed
+from bnn_pyro.fitting import check_divisible, fit_setup, prepare
 from bnn_pyro.isolation import isolated, one_thread
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.runs.folder import RunFolder
 from bnn_pyro.runs.recipe import Recipe
-from bnn_pyro.zoo import Entry
 
-__all__ = ["fit_run", "prepared"]
+__all__ = ["environment", "fit_run", "prepare_run", "typed_command"]
 
 #: Weights × rows of a step below which a second thread costs more than it brings.
 SMALL_STEP = 20_000_000
+#: Whose versions are kept.
+PACKAGES = ("bnn-pyro", "pyro-ppl", "torch", "torchvision", "numpy", "pandas", "scikit-learn", "matplotlib")
 
 
-def prepared(recipe: Recipe, data: Dataset, max_minutes: float | None = None) -> tuple[Entry, Recipe | None]:
-    """(the variant with what it needs at hand, the recipe of the network beside or below it), both built once.
+def prepare_run(recipe: Recipe, data: Dataset, max_minutes: float | None = None) -> tuple[Recipe, Recipe | None]:
+    """(the recipe with what its variant needs, that of the network beside or below it), each built once on the data.
 
     Raises UserError where settings or method do not suit the data: before any file is written.
     """
-    check_timed(recipe.method(), max_minutes)
-    entry, below = resolve_backbone(recipe.entry(), data), recipe.for_baseline(data.schema)
-    for one, variant in ((recipe, entry), *(((below, below.entry()),) if below is not None else ())):
-        method = one.method()
-        check_divisible(method, here())
-        if hasattr(method, "check"):
-            method.check(data)
+    recipe, baseline = prepare(recipe, data, max_minutes), recipe.for_baseline(data.schema)
+    for one in (recipe, baseline) if baseline is not None else (recipe,):
+        check_divisible(one)
+        if hasattr(one.method, "check"):
+            one.method.check(data)
         with isolated(0):
-            variant.guide(variant.model(data.schema))
-    return entry, below
+            one.entry.guide(one.entry.model(data.schema))
+    return recipe, baseline
 
 
 def fit_run(
     folder: RunFolder,
     recipe: Recipe,
     data: Dataset,
-    entry: Entry,
-    below: Recipe | None,
+    baseline: Recipe | None,
     *,
     resume: bool = False,
     max_minutes: float | None = None,
 ) -> tuple[Posterior, Posterior | None]:
-    """(posterior, that of the baseline or None), in a folder that was begun; entry, below: see :func:`prepared`.
+    """(posterior, that of the baseline or None), in a folder that was begun; recipe, baseline: see :func:`prepare_run`.
 
     resume: go on from the folder's checkpoints, to the very same result; what is finished is just loaded.
     max_minutes: of the posterior alone; see ``fit``.
@@ -58,28 +67,65 @@ def fit_run(
     Raises what ``fit`` raises.
     """
 
-    def fit_into(folder: RunFolder, recipe: Recipe, entry: Entry, **limit: float | None) -> Posterior:
-        how = dict(seed=recipe.seed, out=folder.path, resume=resume, device=recipe.device, auto=recipe.auto, **limit)
-        with _threads(recipe, entry, data):
-            posterior = fit(entry, data, recipe.method(), **how)
+    def fit_into(folder: RunFolder, recipe: Recipe, **limit: float | None) -> Posterior:
+        with _threads(recipe, data):
+            how = dict(seed=recipe.seed, out=folder.path, resume=resume, device=recipe.device, **limit)
+            posterior = fit_setup(recipe, data, **how)
             if here().first:
-                folder.write_training(posterior)
+                # One line per recorded epoch, in nats of the whole training set.
+                folder.write("history.csv", pd.DataFrame(posterior.trace).to_csv(index=False))
+                facts = environment(posterior.provenance["device"], posterior.provenance["seconds"])
+                folder.write("environment.json", facts)
         return posterior
 
     def fit_baseline() -> Posterior:
-        with here().first_holds(folder.baseline.begun(below, keep=resume)):
-            return fit_into(folder.baseline, below, below.entry())
+        with here().first_holds(folder.baseline.begun(baseline, keep=resume)):
+            return fit_into(folder.baseline, baseline)
 
     if recipe.backbone_variant(data.schema) is not None:
-        baseline = fit_baseline()
-        return fit_into(folder, recipe, replace(entry, backbone=baseline), max_minutes=max_minutes), baseline
-    posterior = fit_into(folder, recipe, entry, max_minutes=max_minutes)
-    return posterior, None if below is None else fit_baseline()
+        backbone = fit_baseline()
+        recipe = replace(recipe, entry=replace(recipe.entry, backbone=backbone))
+        return fit_into(folder, recipe, max_minutes=max_minutes), backbone
+    posterior = fit_into(folder, recipe, max_minutes=max_minutes)
+    return posterior, None if baseline is None else fit_baseline()
 
 
-def _threads(recipe: Recipe, entry: Entry, data: Dataset) -> AbstractContextManager[None]:
+def _threads(recipe: Recipe, data: Dataset) -> AbstractContextManager[None]:
     """One thread where a step is so small that threads would only wait for one another (a busy machine: 25 times)."""
     with isolated(0):
-        weights = sum(value.numel() for value in entry.model(data.schema).initial.values())
-    rows = min(recipe.inference_settings.get("batch_size") or len(data.x_train), len(data.x_train))
+        weights = sum(value.numel() for value in recipe.entry.model(data.schema).initial.values())
+    rows = min(getattr(recipe.method, "batch_size", 0) or len(data.x_train), len(data.x_train))
     return one_thread() if weights * rows < SMALL_STEP else nullcontext()
+
+
+def environment(device: str, seconds: float | None = None) -> dict[str, Any]:
+    """The command, the machine, versions and time; JSON-able.   seconds: of the training."""
+    return {
+        "command": typed_command(),
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        **({} if seconds is None else {"training_seconds": seconds}),
+        "device": device if device == "cpu" else f"{device}: {torch.cuda.get_device_name(device)}",
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in PACKAGES},
+        "commit": _commit(),
+    }
+
+
+def typed_command() -> str:
+    """The command line, as one would type it."""
+    program = "python -m bnn_pyro.run" if Path(sys.argv[0]).name == "run.py" else Path(sys.argv[0]).name
+    return " ".join([program, *map(shlex.quote, sys.argv[1:])])
+
+
+def _commit() -> str | None:
+    """The commit of the package's own checkout, marked where files differ from it; None outside of one."""
+    package = Path(__file__).parents[1]
+    if not (package.parent / ".git").exists():
+        return None
+    try:
+        ask = ["git", "-C", str(package), "describe", "--always", "--dirty", "--abbrev=10", "--exclude=*"]
+        return subprocess.run(ask, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None

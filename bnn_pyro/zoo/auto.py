@@ -11,24 +11,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from bnn_pyro.datasets.dataset import Schema
+from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.errors import UserError, unknown
+from bnn_pyro.inference import METHODS, Method
+from bnn_pyro.inference.schedule import schedule
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parallel.executor import usable_cores
 from bnn_pyro.progress import announce, duration
-from bnn_pyro.settings import build, defaults, parse_value
-from bnn_pyro.zoo.tuned import TUNED, Fit
+from bnn_pyro.settings import plain
+from bnn_pyro.zoo import Entry
+from bnn_pyro.zoo.setup import AUTO, Setup, name_of, tuned
 
-__all__ = ["AUTO", "MINUTES", "RULES", "Choice", "Rule", "choose", "say"]
+__all__ = ["AUTO", "MINUTES", "RULES", "Rule", "choose", "say", "set_up"]
 
-#: What stands for a variant's name, and the minutes that a fit may take where nobody says.
-AUTO, MINUTES = "auto", 5.0
+#: The minutes that a fit may take where nobody says.
+MINUTES = 5.0
 
 #: Seconds of a compiled gradient and of a step of PyTorch's operators besides their arithmetic; of a multiplication,
 #: forwards and backwards; of a process, with its compilation.
@@ -63,7 +67,7 @@ class Rule:
     """A line of the table.
 
     inputs    "table" or "image"
-    settings  of the variant, and ``how`` of the method, over their defaults
+    settings  of the variant, and ``method_settings``, over their defaults
     noise     the variant's ``noise`` where targets are numbers
     lengths   settings of the method that say how long it runs: the minutes may shorten them, all by one factor
     least     the smallest such factor; 0: this rule is always taken where it is reached
@@ -79,7 +83,7 @@ class Rule:
     lengths: tuple[str, ...]
     least: float = 0.0
     settings: Mapping[str, Any] = field(default_factory=dict)
-    how: Mapping[str, Any] = field(default_factory=dict)
+    method_settings: Mapping[str, Any] = field(default_factory=dict)
     noise: str = "learned"
 
 
@@ -95,24 +99,43 @@ RULES = (
 )  # fmt: skip
 
 
-class Choice(NamedTuple):
-    """What was chosen, with ``best``, its settings over the defaults, and ``about``: why, and the seconds expected."""
-
-    variant: str
-    method: str
-    best: Fit
-    about: dict[str, Any]
-
-    def tell(self, show: bool) -> dict[str, Any]:
-        """Say it on standard error. Returns ``about``."""
-        say(self.variant, self.method, self.about, show)
-        return self.about
-
-
-def say(variant: str, method: str, about: Mapping[str, Any], show: bool = True) -> None:
+def say(setup: Setup) -> None:
     """Say a choice, new or of before, on standard error."""
-    time = duration(about.get("expected_seconds", 0.0))
-    announce(f"auto: {variant} by {method}, about {time}: {about.get('reason')}", show)
+    time = duration(setup.auto.get("expected_seconds", 0.0))
+    announce(f"auto: {setup.variant} by {setup.inference}, about {time}: {setup.auto.get('reason')}")
+
+
+def set_up(
+    variant: str | Entry | nn.Module,
+    method: str | Method | None,
+    name: str,
+    load: Callable[[], Dataset],
+    *,
+    settings: Mapping[str, Any] = {},
+    of_variant: Mapping[str, Any] = {},
+    of_method: Mapping[str, Any] = {},
+    minutes: float = MINUTES,
+) -> Setup:
+    """A variant and a method: of ``AUTO`` those that :func:`choose` takes, of others see ``zoo.setup.tuned``.
+
+    name: of the data.   load: called where a choice depends on them.   of_variant, of_method: settings over tuned ones.
+    settings: of either, over these.
+
+    Raises UserError for names and settings that there are not, or values of the wrong kind.
+    """
+    if isinstance(variant, str) and variant == AUTO:
+        data, fixed = load(), None if isinstance(method, str | None) else method
+        how = dict(name=name, minutes=minutes, method=method if fixed is None else name_of(fixed, METHODS))
+        every = {**of_variant, **of_method, **settings, **(plain(fixed) if fixed else {})}
+        setup = choose(data.schema, len(data.x_train), settings=every, **how)
+        setup = replace(setup, method=fixed or setup.method)
+    else:
+        setup = tuned(variant, method, name)
+    for key in settings:
+        if key not in setup.setting_names:
+            which = f"{setup.variant} or {setup.inference}" + (", which auto chose" if setup.auto else "")
+            raise unknown(f"setting of {which}", key, setup.setting_names)
+    return setup.changed(of_variant, of_method, settings)
 
 
 def choose(
@@ -122,19 +145,15 @@ def choose(
     name: str = "",
     minutes: float = MINUTES,
     method: str | None = None,
-    given: Mapping[str, Any] | None = None,
-) -> Choice:
+    settings: Mapping[str, Any] = {},
+) -> Setup:
     """The first rule that applies.
 
     rows: that train.   name: of the data set: settings tuned for it go over those of the rule.
-    method: the rules of this one alone.   given: settings over all others, where variant or method have them.
+    method: the rules of this one alone.   settings: over all others, where variant or method have them.
 
     Raises UserError for minutes that are not above 0, or a method that no rule for such inputs has.
     """
-    from bnn_pyro.inference import METHODS
-    from bnn_pyro.inference.schedule import schedule
-    from bnn_pyro.zoo import ZOO
-
     if not (isinstance(minutes, int | float) and 0 < minutes < math.inf):
         raise UserError(f"minutes must be a number above 0, got {minutes!r:.40}")
     kind, cores, rows = "image" if schema.is_image else "table", usable_cores(), max(1, rows)
@@ -145,30 +164,20 @@ def choose(
         known = ", ".join(rule.method for rule in RULES if rule.inputs == kind)
         raise UserError(f"auto takes {known} for a {kind}, not {method}; name a variant that takes {method} (`list`)")
     for rule in rules:
-        best = TUNED.get(rule.variant, {}).get(name, {}).get(rule.method, Fit())
         noise = {} if schema.has_classes else {"noise": rule.noise}
-        settings = {**rule.settings, **noise, **best.entry, **_of(ZOO[rule.variant], given)}
-        own = _of(METHODS[rule.method], given)
-        how = {**rule.how, **best.method, **own}
-        whole = {name: getattr(build(METHODS[rule.method], how), name) for name in defaults(METHODS[rule.method])}
-        macs = _multiplications(build(ZOO[rule.variant], settings), schema)
-        whole |= {k: v for k, v in schedule(rows, macs)._asdict().items() if whole[k] is None}
+        setup = tuned(rule.variant, rule.method, name, ({**rule.settings, **noise}, rule.method_settings))
+        setup = setup.changed(settings=settings)
+        macs = _multiplications(setup.entry, schema)
+        whole = schedule(rows, macs)._asdict() | {k: v for k, v in vars(setup.method).items() if v is not None}
         share, lengths = 1.0, {}
         while (seconds := rule.seconds({**whole, **lengths}, rows, macs, cores)) > 60 * minutes and share > LEAST:
             share *= max(0.5, 0.99 * 60 * minutes / seconds)
-            lengths = {key: max(1, int(share * whole[key])) for key in rule.lengths if key not in own}
+            lengths = {key: max(1, int(share * whole[key])) for key in rule.lengths if key not in settings}
         if share >= rule.least or rule is rules[-1]:
             break
-    how |= lengths
     what = f"{rows:,} rows × {math.prod(schema.input_shape):,} inputs in {minutes:g} minutes, {rule.reason}"
     about = {"reason": what, "minutes": minutes, "expected_seconds": float(f"{seconds:.2g}")}
-    return Choice(rule.variant, rule.method, Fit(settings, how), about)
-
-
-def _of(kind: type, given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Those of the settings that this kind has; texts as what their defaults are."""
-    fields = defaults(kind)
-    return {key: parse_value(key, value, fields[key]) for key, value in (given or {}).items() if key in fields}
+    return replace(setup.changed(method=lengths), auto=about)
 
 
 def _multiplications(variant: Any, schema: Schema) -> int:
