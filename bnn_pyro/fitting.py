@@ -30,7 +30,7 @@ from bnn_pyro.zoo import Entry
 from bnn_pyro.zoo.auto import MINUTES, say, set_up
 from bnn_pyro.zoo.setup import Setup, tuned
 
-__all__ = ["check_divisible", "fit", "fit_setup", "prepare"]
+__all__ = ["check_setup", "fit", "fit_setup"]
 
 
 @joined()
@@ -74,7 +74,7 @@ def fit(
     setup = set_up(entry, method, data.name, lambda: data, minutes=minutes)
     if setup.auto and progress and here().first:
         say(setup)
-    setup = prepare(setup, data, max_minutes)
+    setup = check_setup(setup, data, max_minutes)
     how = dict(seed=seed, resume=resume, device=device, progress=progress)
     if (first := setup.backbone_variant(data.schema)) is not None:
         below = None if out is None else Path(out) / "baseline"
@@ -83,7 +83,7 @@ def fit(
     return fit_setup(setup, data, out=out, max_minutes=max_minutes, **how)
 
 
-def prepare(setup: Setup, data: Dataset, max_minutes: float | None = None) -> Setup:
+def check_setup(setup: Setup, data: Dataset, max_minutes: float | None = None) -> Setup:
     """A setup with its backbone loaded where that is in a folder or a file; before anything is fitted or written.
 
     Raises UserError where there are no training rows, the method does not take the limit of time or the processes of
@@ -92,7 +92,10 @@ def prepare(setup: Setup, data: Dataset, max_minutes: float | None = None) -> Se
     if not len(data.x_train):
         raise UserError(f"data set '{data.name}' has no training rows")
     check_timed(setup.method, max_minutes)
-    check_divisible(setup)
+    if here().size > 1 and not getattr(setup.method, "divisible", False):
+        can = ", ".join(name for name, kind in METHODS.items() if getattr(kind, "divisible", False))
+        raise Agreed(f"{setup.inference} does not divide one fit among processes, as {can} do; start it without "
+                     "torchrun")  # fmt: skip
     with here().agreed():
         entry = setup.entry
         backbone = getattr(entry, "backbone", None)
@@ -114,7 +117,7 @@ def fit_setup(
     progress: bool = True,
     max_minutes: float | None = None,
 ) -> Posterior:
-    """The posterior of a setup that :func:`prepare` returned, with its backbone trained; see :func:`fit`."""
+    """The posterior of a setup that :func:`check_setup` returned, with its backbone trained; see :func:`fit`."""
     ranks, entry = here(), setup.entry
     provenance = _provenance(setup, data, seed)
     _check_same(ranks, provenance["key"])
@@ -193,14 +196,6 @@ def _rows(method: Method, data: Dataset, backbone: Any) -> Tensor:
     rows = torch.cat([row_digests(data.x_train, data.y_train), *stops])
     below = getattr(backbone, "rows", None)
     return rows if below is None else torch.cat([rows, below[~torch.isin(below, rows)]])
-
-
-def check_divisible(setup: Setup) -> None:
-    """Raises UserError where there are several processes and the method cannot share a fit among them."""
-    if here().size > 1 and not getattr(setup.method, "divisible", False):
-        can = ", ".join(name for name, kind in METHODS.items() if getattr(kind, "divisible", False))
-        raise Agreed(f"{setup.inference} does not divide one fit among processes, as {can} do; start it without "
-                     "torchrun")  # fmt: skip
 
 
 def _check_same(ranks: Ranks, key: list) -> None:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -39,45 +39,26 @@ SETTINGS = ("hidden", "activation", "prior", "noise", "likelihood", "epochs", "b
 FILES = ("posterior.pt", "posterior.json")
 
 
+@dataclass(eq=False, repr=False)
 class _Bayesian(BaseEstimator):
     """What both have in common; all training rows train."""
 
-    _task: str | None
-
-    def __init__(
-        self,
-        variant: str | Entry | torch.nn.Module = "hidden-layer",
-        inference: str | Method | None = None,
-        *,
-        hidden: Sequence[int] | None = None,
-        activation: str | None = None,
-        prior: str | None = None,
-        epochs: int | None = None,
-        batch_size: int | None = None,
-        lr: float | None = None,
-        settings: Mapping[str, Any] | None = None,
-        validation: int | float = 0,
-        missing: str = "refuse",
-        unseen: str = "refuse",
-        num_draws: int = 100,
-        device: str = "auto",
-        random_state: int | np.random.RandomState | None = None,
-    ) -> None:
-        self.variant = variant
-        self.inference = inference
-        self.hidden = hidden
-        self.activation = activation
-        self.prior = prior
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.lr = lr
-        self.settings = settings
-        self.validation = validation
-        self.missing = missing
-        self.unseen = unseen
-        self.num_draws = num_draws
-        self.device = device
-        self.random_state = random_state
+    variant: str | Entry | torch.nn.Module = "hidden-layer"
+    inference: str | Method | None = None
+    _: KW_ONLY
+    hidden: Sequence[int] | None = None
+    activation: str | None = None
+    prior: str | None = None
+    epochs: int | None = None
+    batch_size: int | None = None
+    lr: float | None = None
+    settings: Mapping[str, Any] | None = None
+    validation: int | float = 0
+    missing: str = "refuse"
+    unseen: str = "refuse"
+    num_draws: int = 100
+    device: str = "auto"
+    random_state: int | np.random.RandomState | None = None
 
     # -- training ------------------------------------------------------------------------------------------------------
     def _fit(self, x: Any, y: np.ndarray, classes: np.ndarray | None = None) -> None:
@@ -147,6 +128,7 @@ class _Bayesian(BaseEstimator):
         super().__setstate__(state)
 
 
+@dataclass(eq=False, repr=False)
 class BayesianRegressor(RegressorMixin, _Bayesian):
     """A Bayesian neural network for numbers.
 
@@ -164,36 +146,10 @@ class BayesianRegressor(RegressorMixin, _Bayesian):
     frame with columns of numbers, text, categories and booleans. Raises UserError, a ValueError.
     """
 
-    def __init__(
-        self,
-        variant: str | Entry | torch.nn.Module = "hidden-layer",
-        inference: str | Method | None = None,
-        *,
-        hidden: Sequence[int] | None = None,
-        activation: str | None = None,
-        prior: str | None = None,
-        noise: str | float | None = None,
-        likelihood: str | None = None,
-        task: str = "regression",
-        epochs: int | None = None,
-        batch_size: int | None = None,
-        lr: float | None = None,
-        settings: Mapping[str, Any] | None = None,
-        validation: int | float = 0,
-        missing: str = "refuse",
-        unseen: str = "refuse",
-        num_draws: int = 100,
-        device: str = "auto",
-        random_state: int | np.random.RandomState | None = None,
-    ) -> None:
-        super().__init__(
-            variant, inference, hidden=hidden, activation=activation, prior=prior, epochs=epochs, batch_size=batch_size,
-            lr=lr, settings=settings, validation=validation, missing=missing, unseen=unseen, num_draws=num_draws,
-            device=device, random_state=random_state,
-        )  # fmt: skip
-        self.noise = noise
-        self.likelihood = likelihood
-        self.task = task
+    _: KW_ONLY
+    noise: str | float | None = None
+    likelihood: str | None = None
+    task: str = "regression"
 
     @property
     def _task(self) -> str:
@@ -241,7 +197,7 @@ class BayesianClassifier(ClassifierMixin, _Bayesian):
     Once fitted it has ``classes_`` besides.
     """
 
-    _task = "classification"
+    _task: ClassVar[str] = "classification"
 
     def fit(self, X: Any, y: Any) -> BayesianClassifier:
         """Train on all rows. y (N,) labels of any type."""

@@ -32,7 +32,7 @@ from bnn_pyro.inference.trajectories import Dynamics, Point, Transition, gradien
 from bnn_pyro.isolation import generator_state, set_generator_state
 from bnn_pyro.settings import setting
 
-__all__ = ["HMC", "NUTS"]
+__all__ = ["HMC", "NUTS", "SeparateChains"]
 
 MASSES = ("diagonal", "dense", "block")
 
@@ -44,37 +44,57 @@ MAX_DENSE = 4096
 
 
 @dataclass(frozen=True)
-class _Sampler(Sampler):
+class SeparateChains(Sampler):
+    """What samplers have whose chains do not learn from one another.
+
+    cores  chains at once, each in a process of its own; 1: one after the other in this one; 0: as many as there are
+           cores, where the run is long enough. The draws are the same
+    """
+
+    cores: int = setting(0, low=0)
+
+    #: Settings that no draw depends on: a run may be resumed with others.
+    incidental: ClassVar[tuple[str, ...]] = ("cores",)
+
+    def draw_chains(
+        self, potential: Potential, starts: Starts, run: Run, steps: float, blocks: Mapping[str, int], group: bool
+    ) -> Drawn:
+        """From starts that are kept in the checkpoint.   steps: gradients of a transition.   blocks: of the kernel.
+
+        group: kernels move several chains, which operators move all at once; compiled code runs one after the other.
+        """
+        gradients = float(self.chains * self.transitions * steps)
+        compiled = choose_compiled(self.compiled, gradients, potential)
+        tasks = 1 if group and not compiled else self.chains
+        together = self.chains // tasks
+        seconds, price = run_cost(gradients / together, compiled, potential, together)
+        cores = choose_cores(self.cores, tasks, potential.x.device, seconds, price)
+        if run.checkpoint is not None and (state := run.checkpoint.load()) is not None:
+            z = state["starts"]
+        else:
+            z = starts(self.chains).cpu()
+            if run.checkpoint is not None:
+                run.checkpoint.save({"starts": z})
+        z = z.numpy().reshape(tasks, -1, potential.size) if group else z.numpy()
+        return run_chains(Chains(self, potential, blocks, z, run.seed, compiled), cores, run)
+
+
+@dataclass(frozen=True)
+class _Sampler(SeparateChains):
     """What HMC and NUTS have besides.
 
     mass   mass matrix: diagonal, block (a dense one for every layer) or dense
-    cores  chains at once, each in a process of its own; 1: one after the other in this one; 0: as many as there are
-           cores, where the run is long enough. The draws are the same
 
     A subclass has ``move(dynamics, rng, point, step)``, a transition and what ``stats`` has of its own, and
     ``typical(whitened)``, the gradients that a transition may be expected to take.
     """
 
     mass: str = setting("diagonal", choices=MASSES)
-    cores: int = setting(0, low=0)
-
-    #: Settings that no draw depends on: a run may be resumed with others.
-    incidental: ClassVar[tuple[str, ...]] = ("cores",)
 
     def _draw(self, potential: Potential, starts: Starts, run: Run) -> Drawn:
         """See ``Sampler``."""
-        blocks, checkpoint = self.blocks(potential), run.checkpoint
-        if checkpoint is not None and (state := checkpoint.load()) is not None:
-            z = state["starts"]
-        else:
-            z = starts(self.chains).cpu()
-            if checkpoint is not None:
-                checkpoint.save({"starts": z})
-        gradients = float(self.chains * self.transitions * self.typical(type(potential.space) is not Space))
-        compiled = choose_compiled(self.compiled, gradients, potential)
-        seconds, price = run_cost(gradients, compiled, potential)
-        cores = choose_cores(self.cores, self.chains, potential.x.device, seconds, price)
-        return run_chains(Chains(self, potential, blocks, z.numpy(), run.seed, compiled), cores, run)
+        steps = self.typical(type(potential.space) is not Space)
+        return self.draw_chains(potential, starts, run, steps, self.blocks(potential), group=False)
 
     def kernel(self, potential: Potential, blocks: Mapping[str, int], start: np.ndarray, seed: int) -> Kernel:
         """At the start of its chain (P,); call inside ``isolated``."""

@@ -33,46 +33,38 @@ __all__ = ["optimised"]
 DECAY = 1e-3
 
 
-def optimised(
-    model: nn.Module,
-    data: Dataset,
-    members: int,
-    run: Run,
-    *,
-    epochs: int = 300,
-    patience: int = 50,
-    lr: float = 0.01,
-    batch_size: int = 64,
-    temperature: float = 1.0,
-) -> dict[str, Tensor]:
-    """{site: (members, *shape)}.   epochs: at most, over which lr falls by a cosine.   patience: 0, and all are taken.
+def optimised(model: nn.Module, data: Dataset, members: int, run: Run, **settings: Any) -> dict[str, Tensor]:
+    """{site: (members, *shape)}.   settings: those of :class:`Members`.
 
     Raises UserError where a member has no finite NLL, or the run's time is over before the last epoch.
     """
     checkpoint = None if run.checkpoint is None else run.checkpoint.child("members")
-    job = Members(model, data, members, run.seed, epochs, patience, lr, batch_size, temperature)
+    job = Members(model, data, members, run.seed, **settings)
     replace(run, checkpoint=checkpoint).take(job)
     if checkpoint is not None:  # whatever its timer says
         checkpoint.save(job.state_dict())
     if not job.finished:
-        raise UserError(
-            f"the limit of {run.max_minutes:g} min was reached at epoch {job.epoch:,} of {epochs:,} of the networks "
-            "that chains start from, before the first draw; take a larger --max-minutes"
-            + (", with --resume" if checkpoint is not None else "")
-        )
+        again = ", with --resume" if checkpoint is not None else ""
+        raise UserError(f"the limit of {run.max_minutes:g} min was reached at epoch {job.epoch:,} of {job.epochs:,} of "
+                        "the networks that chains start from, before the first draw; take a larger "
+                        f"--max-minutes{again}")  # fmt: skip
     if not (finite := torch.isfinite(job.least)).all():
         lost = int((~finite).nonzero()[0]) + 1
-        who = f"member {lost} of {members}"
-        raise UserError(f"{who} has no finite loss (lr {lr:g}); try a smaller lr, such as {lr / 10:g}")
+        lr = job.schedule.base_lrs[0]
+        raise UserError(f"member {lost} of {members} has no finite loss (lr {lr:g}); try a smaller lr, such as "
+                        f"{lr / 10:g}")  # fmt: skip
     return job.log_joint.sites(job.best)
 
 
 class Members:
-    """M networks between two epochs, which one call of the operators moves; arguments as for :func:`optimised`."""
+    """M networks between two epochs, which one call of the operators moves.
+
+    epochs: at most, over which lr falls by a cosine.   patience: 0, and all are taken.
+    """
 
     def __init__(
-        self, model: nn.Module, data: Dataset, members: int, seed: int, epochs: int, patience: int, lr: float,
-        batch_size: int, temperature: float,
+        self, model: nn.Module, data: Dataset, members: int, seed: int, *, epochs: int = 300, patience: int = 50,
+        lr: float = 0.01, batch_size: int = 64, temperature: float = 1.0,
     ) -> None:  # fmt: skip
         data = hold_out(data, seed) if patience else data
         x, y, self.held_out = data.x_train, data.y_train, (data.x_val, data.y_val)

@@ -31,11 +31,11 @@ from torch import Tensor, nn
 from bnn_pyro.checkpoint import Run
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError
-from bnn_pyro.inference.chains import Chains, run_chains
+from bnn_pyro.inference.hmc import SeparateChains
 from bnn_pyro.inference.microcanonical import GRADIENTS, SCHEMES
 from bnn_pyro.inference.mile_kernel import Kernel
-from bnn_pyro.inference.potential import Potential, choose_compiled, choose_cores, run_cost
-from bnn_pyro.inference.sampler import STARTS, Drawn, Sampler, Starts
+from bnn_pyro.inference.potential import Potential
+from bnn_pyro.inference.sampler import STARTS, Drawn, Starts
 from bnn_pyro.posterior import Posterior, weight_space
 from bnn_pyro.settings import setting
 
@@ -48,7 +48,7 @@ TYPICAL = 20
 
 
 @dataclass(frozen=True)
-class MILE(Sampler):
+class MILE(SeparateChains):
     """Settings of microcanonical Langevin ensembles: optimised members, each the start of a chain.
 
     chains           M, members and chains; 0: 8, or 4 of a network of more than 10,000 weights
@@ -65,7 +65,6 @@ class MILE(Sampler):
     adjusted         whether trajectories are accepted or rejected by Metropolis, so that draws are exact
     target_accept    acceptance rate that the step is adapted to where adjusted
     max_steps        at most so many steps a trajectory where adjusted
-    cores            processes; 1: this one alone; 0: as many as there are cores where the run is long. Same draws
     """
 
     converges_to: ClassVar[str] = "exact as lr → 0"
@@ -73,9 +72,6 @@ class MILE(Sampler):
         "draws": 1000, "warmup": 2000, "chains": 4, "thin": 4, "start": "prior", "energy_variance": 1e-6,
         "first_energy_variance": 1e-4, "epochs": 20, "cores": 1,
     }  # fmt: skip
-    #: Settings that no draw depends on: a run may be resumed with others.
-    incidental: ClassVar[tuple[str, ...]] = ("cores",)
-
     chains: int = setting(0, low=0)
     draws: int = setting(100, low=1)
     warmup: int = setting(20_000, low=1)
@@ -91,7 +87,6 @@ class MILE(Sampler):
     integrator: str = setting("minimal-norm", choices=SCHEMES)
     adjusted: bool = False
     max_steps: int = setting(1000, low=1)
-    cores: int = setting(0, low=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -124,23 +119,12 @@ class MILE(Sampler):
         return super()._members(potential, data, run, num, **how)
 
     def _draw(self, potential: Potential, starts: Starts, run: Run) -> Drawn:
-        """See ``Sampler``. Compiled code runs chain after chain, each a task; operators move all chains at once."""
+        """See ``Sampler``."""
         if potential.size < 2:
             raise UserError("microcanonical dynamics need two weights or more: one has no direction to turn; take nuts")
-        calls = float(self.transitions * GRADIENTS[self.integrator] * (TYPICAL if self.adjusted else 1))
-        compiled = choose_compiled(self.compiled, calls * self.chains, potential)
-        tasks = self.chains if compiled else 1
-        seconds, price = run_cost(calls * tasks, compiled, potential, self.chains // tasks)
-        cores = choose_cores(self.cores, tasks, potential.x.device, seconds, price)
-        if run.checkpoint is not None and (state := run.checkpoint.load()) is not None:
-            z = state["starts"]
-        else:
-            z = starts(self.chains).cpu()
-            if run.checkpoint is not None:
-                run.checkpoint.save({"starts": z})
-        groups = z.numpy().reshape(tasks, -1, potential.size)
-        records, stopped = run_chains(Chains(self, potential, {}, groups, run.seed, compiled), cores, run)
-        parts = [record.of_chain(c) for record in records for c in range(groups.shape[1])]
+        steps = GRADIENTS[self.integrator] * (TYPICAL if self.adjusted else 1)
+        records, stopped = self.draw_chains(potential, starts, run, steps, {}, group=True)
+        parts = [record.of_chain(c) for record in records for c in range(self.chains // len(records))]
         for c, part in enumerate(parts):  # of several that move as one
             if not self.adjusted and part.kept and part.stats["diverging"][part.kept - 1]:
                 part.kept, stopped = 0, stopped or f"chain {c + 1} diverged"

@@ -14,7 +14,7 @@ from typing import Any
 from bnn_pyro.checks import CHECKS, Subject
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError
-from bnn_pyro.fitting import fit_setup, prepare
+from bnn_pyro.fitting import check_setup, fit_setup
 from bnn_pyro.inference import CONVERGES_TO, methods_for
 from bnn_pyro.isolation import isolated, one_thread
 from bnn_pyro.progress import progress_bar
@@ -60,7 +60,7 @@ class SubjectSpec:
     @property
     def entry(self) -> Entry:
         """The variant; the backbone of a last layer is trained first."""
-        entry = prepare(self.recipe, self.data).entry
+        entry = check_setup(self.recipe, self.data).entry
         if not self.recipe.backbone_variant(self.data.schema):
             return entry
         below = self.recipe.for_baseline(self.data.schema)
@@ -97,7 +97,7 @@ def prepared_subject(args: Namespace) -> SubjectSpec:
     """What the command line names, its data loaded and all of it built once, so that bad input is told early."""
     spec = one_subject(args)
     with isolated(0):
-        entry = prepare(spec.recipe, spec.data).entry
+        entry = check_setup(spec.recipe, spec.data).entry
         entry.guide(entry.model(spec.data.schema))
     return spec
 

@@ -19,7 +19,7 @@ import torch
 
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.distributed import here
-from bnn_pyro.fitting import check_divisible, fit_setup, prepare
+from bnn_pyro.fitting import check_setup, fit_setup
 from bnn_pyro.isolation import isolated, one_thread
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.runs.folder import RunFolder
@@ -38,14 +38,12 @@ def prepare_run(recipe: Recipe, data: Dataset, max_minutes: float | None = None)
 
     Raises UserError where settings or method do not suit the data: before any file is written.
     """
-    recipe, baseline = prepare(recipe, data, max_minutes), recipe.for_baseline(data.schema)
-    for one in (recipe, baseline) if baseline is not None else (recipe,):
-        check_divisible(one)
-        if hasattr(one.method, "check"):
-            one.method.check(data)
+    baseline = recipe.for_baseline(data.schema)
+    pair = check_setup(recipe, data, max_minutes), None if baseline is None else check_setup(baseline, data)
+    for one in filter(None, pair):
         with isolated(0):
             one.entry.guide(one.entry.model(data.schema))
-    return recipe, baseline
+    return pair
 
 
 def fit_run(
