@@ -43,10 +43,10 @@ def train(args: Namespace) -> int:
         with ranks.agreed():
             ready, beside = prepare_run(recipe, data, args.max_minutes)
         again = f"go on to the same result with: python -m bnn_pyro.run train --resume --out {folder.path}"
-        how = dict(keep=args.resume, new=not (args.resume or args.overwrite))
-        with ranks.first_holds(folder.begun(recipe, **how)), _stop_says(again):
-            last = dict(resume=args.resume, max_minutes=args.max_minutes)
-            posterior, baseline = fit_run(folder, ready, data, beside, **last)
+        begun = folder.begun(recipe, keep=args.resume, new=not (args.resume or args.overwrite))
+        with ranks.first_holds(begun), _stop_says(again):
+            limit = dict(resume=args.resume, max_minutes=args.max_minutes)
+            posterior, baseline = fit_run(folder, ready, data, beside, **limit)
             if not ranks.first:
                 return 0
             if recipe.conformal:
@@ -199,11 +199,11 @@ def check(args: Namespace) -> int:
     name = "zoo" if args.variant is None else f"{recipe.variant}-{recipe.inference}-{recipe.data_name}"
     out = args.out or CheckFolder.default_path(f"check-{name}", resume=args.resume)
     place = CheckFolder.claim(out, resume=args.resume)
-    how = dict(budget=args.budget, seed=args.seed or 0, facts={**environment("cpu"), "budget": args.budget})
+    options = dict(budget=args.budget, seed=args.seed or 0, facts={**environment("cpu"), "budget": args.budget})
     with _stop_says(f"finished checks are kept: --resume --out {place.path} goes on"), lock_folder(place.path):
-        results = check_subjects(specs, checks, place, **how)
+        results = check_subjects(specs, checks, place, **options)
     print(f"{check_table(results)}\n\nchecks: {place.path / place.page}")
-    return int(any(level_of(found) == "bad" for found in results["subjects"]))
+    return int(any(level_of(subject) == "bad" for subject in results["subjects"]))
 
 
 def sweep(args: Namespace) -> int:

@@ -23,7 +23,7 @@ from bnn_pyro.files import lock_folder
 from bnn_pyro.inference import METHODS, Method, check_timed
 from bnn_pyro.isolation import isolated
 from bnn_pyro.loading import load
-from bnn_pyro.parts.backbone import OnFeatures, from_text
+from bnn_pyro.parts.backbone import from_text
 from bnn_pyro.posterior import Posterior, read_archive
 from bnn_pyro.progress import forwarded, progress_bar
 from bnn_pyro.zoo import Entry
@@ -75,12 +75,12 @@ def fit(
     if setup.auto and progress and here().first:
         say(setup)
     setup = check_setup(setup, data, max_minutes)
-    how = dict(seed=seed, resume=resume, device=device, progress=progress)
+    options = dict(seed=seed, resume=resume, device=device, progress=progress)
     if (first := setup.backbone_variant(data.schema)) is not None:
-        below = None if out is None else Path(out) / "baseline"
-        backbone = fit_setup(tuned(first, data=data.name), data, out=below, **how)
+        folder = None if out is None else Path(out) / "baseline"
+        backbone = fit_setup(tuned(first, data=data.name), data, out=folder, **options)
         setup = replace(setup, entry=replace(setup.entry, backbone=backbone))
-    return fit_setup(setup, data, out=out, max_minutes=max_minutes, **how)
+    return fit_setup(setup, data, out=out, max_minutes=max_minutes, **options)
 
 
 def check_setup(setup: Setup, data: Dataset, max_minutes: float | None = None) -> Setup:
@@ -135,16 +135,14 @@ def fit_setup(
         label = f"{provenance['entry']} · {provenance['method']} · {data.name}"
         with isolated(seed), ExitStack() as stack:
             model = entry.model(data.schema).to(where)
-            inferred, seen = model, data.to(where)
-            if isinstance(model, OnFeatures):
-                inferred, seen = on_features(model, seen, progress and ranks.first)
+            inferred, seen = on_features(model, data.to(where), progress and ranks.first)
             guide = None if (guide := entry.guide(model)) is None else guide.to(where)
             report = forwarded(stack.enter_context(progress_bar(label, progress and ranks.first)))
-            how = dict({} if max_minutes is None else {"max_minutes": max_minutes}, seed=seed, report=report)
+            options = dict({} if max_minutes is None else {"max_minutes": max_minutes}, seed=seed, report=report)
             facts = entry.prepare(inferred, guide, seen) if hasattr(entry, "prepare") else {}
             if checkpoint is not None:
-                how["checkpoint"] = stack.enter_context(checkpoint)
-            posterior = setup.method.run(inferred, guide, seen, **how)
+                options["checkpoint"] = stack.enter_context(checkpoint)
+            posterior = setup.method.run(inferred, guide, seen, **options)
         provenance = {**posterior.provenance, **provenance, "device": str(where)}
         provenance |= {"module": facts} if facts else {}
         provenance["seconds"] = round(time.perf_counter() - start, 3)
@@ -194,18 +192,18 @@ def _rows(method: Method, data: Dataset, backbone: Any) -> Tensor:
     """Digests of the rows that a fit uses: training rows, validation rows where they stop it, and the backbone's."""
     stops = [row_digests(data.x_val, data.y_val)] if getattr(method, "patience", 0) != 0 else []
     rows = torch.cat([row_digests(data.x_train, data.y_train), *stops])
-    below = getattr(backbone, "rows", None)
-    return rows if below is None else torch.cat([rows, below[~torch.isin(below, rows)]])
+    others = getattr(backbone, "rows", None)
+    return rows if others is None else torch.cat([rows, others[~torch.isin(others, rows)]])
 
 
 def _check_same(ranks: Ranks, key: list) -> None:
-    """Raises UserError on every rank unless all of them were asked for the same fit."""
-    asked = ranks.gather(json.dumps(key, sort_keys=True, default=str))
-    if len(set(asked)) > 1:
-        rank = next(r for r, other in enumerate(asked) if other != asked[0])
+    """Raises UserError on every rank unless all of them are to make the same fit."""
+    keys = ranks.gather(json.dumps(key, sort_keys=True, default=str))
+    if len(set(keys)) > 1:
+        rank = next(r for r, other in enumerate(keys) if other != keys[0])
         names = ("variant", "its settings", "inference method", "its settings", "seed", "training rows")
-        here, there = (json.loads(asked[r]) for r in (0, rank))
-        what = ", ".join(name for name, a, b in zip(names, here, there, strict=True) if a != b)
+        what = ", ".join(name for name, *pair in zip(names, *map(json.loads, (keys[0], keys[rank])), strict=True)
+                         if pair[0] != pair[1])  # fmt: skip
         raise Agreed(f"processes 0 and {rank} of this fit were given other things ({what}); give all of them the same")
 
 

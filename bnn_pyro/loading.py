@@ -94,9 +94,9 @@ def _with_module(folder: str | Path, module: Any, provenance: dict[str, Any]) ->
         raise UserError(f"the posterior in {folder} is not of a module of your own; leave 'module' out")
     saved = provenance["entry_settings"]
     if module is None:
-        own = provenance["module"]["class"]
+        name = provenance["module"]["class"]
         raise UserError(
-            f"the posterior in {folder} is of a module of your own ({own}), which an archive of tensors cannot hold; "
+            f"the posterior in {folder} is of a module of your own ({name}), which an archive of tensors cannot hold; "
             "pass it: load(folder, module=…), on the command line --module package.module:function"
         )
     if isinstance(saved.get("likelihood"), dict):
@@ -121,12 +121,12 @@ def _with_saved_inputs(entry: Entry, saved: Any) -> Entry:
     return replace(entry, backbone=backbone.taking(saved.get("inputs", "raw")))
 
 
-def _same_settings(folder: str | Path, given: dict[str, Any], saved: dict[str, Any]) -> None:
+def _same_settings(folder: str | Path, settings: dict[str, Any], saved: dict[str, Any]) -> None:
     """Refuse a variant with settings other than those that the posterior was fitted with."""
-    for name in given:
-        if name in saved and given[name] != saved[name]:
-            here, there = (spoken(v) if isinstance(v, dict) else v for v in (given[name], saved[name]))
+    for name in settings:
+        if name in saved and settings[name] != saved[name]:
+            now, then = (spoken(v) if isinstance(v, dict) else v for v in (settings[name], saved[name]))
             raise UserError(
-                f"the posterior in {folder} was fitted with {name} {there}, and the variant given has {here}"
-                + (" (its weights or layers differ)" if here == there else "")
+                f"the posterior in {folder} was fitted with {name} {then}, and the variant given has {now}"
+                + (" (its weights or layers differ)" if now == then else "")
             )

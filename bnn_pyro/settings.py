@@ -67,8 +67,8 @@ class Settings:
     The docstring of a class says what its own fields mean; those of its bases' are put behind it.
     """
 
-    def __init_subclass__(cls, **how: Any) -> None:
-        super().__init_subclass__(**how)
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
         known = field_docs(cls.__doc__)
         inherited = {k: v for base in reversed(cls.__mro__[1:]) for k, v in field_docs(base.__doc__).items()}
         lines = [f"{name}  {text}" for name, text in inherited.items() if name not in known]

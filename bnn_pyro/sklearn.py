@@ -67,8 +67,8 @@ class _Bayesian(BaseEstimator):
             seed = int(check_random_state(self.random_state).randint(2**31))
         if len(y) < 2:
             raise UserError(f"X has n_samples = {len(y)}; a fit needs two rows or more")
-        how = dict(missing=self.missing, unseen=self.unseen, validation=self.validation)
-        data = dataset(x, y, task=self._task, split=0.0, **how)
+        options = dict(missing=self.missing, unseen=self.unseen, validation=self.validation)
+        data = dataset(x, y, task=self._task, split=0.0, **options)
         if classes is not None:
             data = replace(data, schema=replace(data.schema, classes=tuple(map(str, classes))))
         settings = {name: getattr(self, name) for name in SETTINGS if getattr(self, name, None) is not None}

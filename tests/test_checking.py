@@ -192,7 +192,7 @@ def test_the_methods_of_a_variant_share_data_and_backbone(monkeypatch):
     specs = [spec for spec in bench.zoo_subjects(parse(["check"])) if spec.recipe.variant == "last-layer"]
     backbone = bp.fit(bp.MLP(hidden=(2,)), specs[0].data, bp.MAP(epochs=1), device="cpu", progress=False)
     fits: list = []
-    monkeypatch.setattr(bench, "fit", lambda entry, data, method, **how: fits.append(data) or backbone)
+    monkeypatch.setattr(bench, "fit_setup", lambda setup, data, **options: fits.append(data) or backbone)
     assert len({spec.entry.backbone.description["weights"] for spec in specs}) == 1 and len(specs) > 5
     assert len(fits) == 1 and all(spec.data is fits[0] for spec in specs)
 

@@ -130,7 +130,7 @@ class Kernel:
     def step(self) -> dict[str, float]:
         """One transition: what ``stats`` keeps of it. Raises UserError where the step size has become too small."""
         step = self.warmup.step
-        done, own = self.sampler.move(self.dynamics, self.rng, self.point, step)
+        done, figures = self.sampler.move(self.dynamics, self.rng, self.point, step)
         self.point = done.point
         if self.warmup.learn(done.acceptance, done.point.z):
             self._new_metric()
@@ -142,7 +142,7 @@ class Kernel:
             "lp": done.point.log_density,
             "n_steps": float(done.steps),
             "step_size": step,
-            **own,
+            **figures,
         }
 
     def _new_metric(self) -> None:

@@ -113,10 +113,10 @@ class MILE(SeparateChains):
         """See ``Sampler``. Trajectories take many times as long as steps."""
         return int(0.6 * self.warmup) if self.adjusted else super().untimed
 
-    def _members(self, potential: Potential, data: Dataset, run: Run, num: int, **how: Any) -> Tensor:
+    def _members(self, potential: Potential, data: Dataset, run: Run, num: int, **settings: Any) -> Tensor:
         """See ``Sampler``."""
-        how |= dict(epochs=self.epochs, patience=self.patience, lr=self.lr, batch_size=self.batch_size)
-        return super()._members(potential, data, run, num, **how)
+        settings |= dict(epochs=self.epochs, patience=self.patience, lr=self.lr, batch_size=self.batch_size)
+        return super()._members(potential, data, run, num, **settings)
 
     def _draw(self, potential: Potential, starts: Starts, run: Run) -> Drawn:
         """See ``Sampler``."""

@@ -1,6 +1,6 @@
 """Which variants, methods and data are checked, and their checks, one after the other.
 
-What was found is written after each check, so that nothing is lost.
+Results are written after each check, so that nothing is lost.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ class SubjectSpec:
         entry = check_setup(self.recipe, self.data).entry
         if not self.recipe.backbone_variant(self.data.schema):
             return entry
-        below = self.recipe.for_baseline(self.data.schema)
-        how = dict(seed=below.seed, device="cpu", progress=False)
-        return replace(entry, backbone=self._once(below, lambda: fit_setup(below, self.data, **how)))
+        backbone = self.recipe.for_baseline(self.data.schema)
+        options = dict(seed=backbone.seed, device="cpu", progress=False)
+        return replace(entry, backbone=self._once(backbone, lambda: fit_setup(backbone, self.data, **options)))
 
     @property
     def label(self) -> str:
@@ -94,7 +94,7 @@ def one_subject(args: Namespace) -> SubjectSpec:
 
 
 def prepared_subject(args: Namespace) -> SubjectSpec:
-    """What the command line names, its data loaded and all of it built once, so that bad input is told early."""
+    """What the command line names, its data loaded and all of it built once, so that bad input is refused early."""
     spec = one_subject(args)
     with isolated(0):
         entry = check_setup(spec.recipe, spec.data).entry
@@ -115,8 +115,8 @@ def zoo_subjects(args: Namespace) -> list[SubjectSpec]:
     for variant, kind in ZOO.items():
         for method in methods_for(kind) if "module" not in defaults(kind) else ():  # that is a user's
             if args.inference in (None, method):
-                asked = {"variant": variant, "inference": method, "set": SMALL.get(variant, [])}
-                specs.append(one_subject(Namespace(**{**vars(args), **asked})))
+                subject = {"variant": variant, "inference": method, "set": SMALL.get(variant, [])}
+                specs.append(one_subject(Namespace(**{**vars(args), **subject})))
     return [replace(spec, shared=specs[0].shared) for spec in specs]
 
 
@@ -129,12 +129,12 @@ def check_subjects(
     seed: int = 0,
     facts: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Make every check that applies to each subject, and write what was found into ``place``.
+    """Make every check that applies to each subject, and write its outcome into ``place``.
 
     checks: keys of ``CHECKS``.   facts: of the machine and the command, kept beside the results.
 
-    What ``place`` has already is not done again; a check that ends in a UserError is told and the next one made.
-    Returns what check.json holds.
+    What ``place`` has already is not done again; after a check that ends in a UserError, which is written, the next one
+    is made. Returns what check.json holds.
 
     Raises UserError where ``place`` has results of another budget, seed or subjects.
     """

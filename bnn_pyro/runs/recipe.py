@@ -100,7 +100,7 @@ class Recipe(Setup, Settings):
         return name if name in DATASETS else Path(name).stem
 
     def difference(self, other: Recipe) -> tuple[str, Any, Any] | None:
-        """(what, here, there) of the first thing that would make another posterior; None where there is none."""
+        """(name, value, the other's) of the first thing that would make another posterior; None where there is none."""
         for name in ("variant", "inference", "seed", "conformal"):
             if getattr(self, name) != getattr(other, name):
                 return name, getattr(self, name), getattr(other, name)
@@ -136,12 +136,12 @@ class Recipe(Setup, Settings):
         elif not self.baseline or hasattr(self.entry, "backbone_variant"):
             return None
         else:
-            shared, below = self.variant_settings, {}
+            shared, decay = self.variant_settings, {}
             prior = shared.pop("prior", None)
             # A point mass in a scale mixture's narrow peak, or without weight decay, is no baseline.
             if prior is not None and not str(prior).startswith(("scale-mixture", "by-target")):
-                below = {"prior": prior}
-            setup = tuned(*self._baseline, self.data["name"], (below, {}))
+                decay = {"prior": prior}
+            setup = tuned(*self._baseline, self.data["name"], (decay, {}))
             length = {k: v for k, v in self.inference_settings.items() if k in ("epochs", "batch_size")}
             setup = setup.changed({}, length, shared)
         return dataclasses.replace(self, entry=setup.entry, method=setup.method, auto={}, baseline=False)

@@ -70,22 +70,22 @@ class SweepFolder(OutputFolder):
     def outcome(self, task: RunTask, error: str = "") -> dict[str, Any]:
         """What sweep.json says of a fit: who it is, and its metrics, seconds and rows where it is finished."""
         run, recipe = self.run(task), task.recipe
-        found = {name: getattr(task, name) for name in ("name", "data", "seed", "split")}
-        found |= {name: getattr(recipe, name) for name in ("variant", "inference")}
-        found |= {"recipe": task.recipe_name, "own_seed": recipe.seed, "grid": dict(task.grid)}
-        found |= {"status": FAILED if error else self.status(task)[0], "error": error}
-        if found["status"] != FINISHED:
-            return found
+        outcome = {name: getattr(task, name) for name in ("name", "data", "seed", "split")}
+        outcome |= {name: getattr(recipe, name) for name in ("variant", "inference")}
+        outcome |= {"recipe": task.recipe_name, "own_seed": recipe.seed, "grid": dict(task.grid)}
+        outcome |= {"status": FAILED if error else self.status(task)[0], "error": error}
+        if outcome["status"] != FINISHED:
+            return outcome
         meta = read_json(run.path / "posterior.json", ARCHIVE)
         if meta is None:
-            return found | {"status": FAILED, "error": f"{run.path}/posterior.json is damaged; remove {run.path}"}
+            return outcome | {"status": FAILED, "error": f"{run.path}/posterior.json is damaged; remove {run.path}"}
         if failed := run.read("metrics.json").get("failed"):
-            return found | {"status": FAILED, "error": failed, "fingerprint": meta["provenance"]["fingerprint"]}
+            return outcome | {"status": FAILED, "error": failed, "fingerprint": meta["provenance"]["fingerprint"]}
         provenance, seconds = meta["provenance"], meta["provenance"]["seconds"]
         backbone = read_json(run.baseline.path / "posterior.json", ARCHIVE) if run.baseline.is_trained else None
         if backbone is not None and not recipe.baseline:
             seconds += backbone["provenance"]["seconds"]
-        return found | {
+        return outcome | {
             "task": meta["schema"]["task"],
             "seconds": round(seconds, 3),
             "rows": provenance["rows"],
@@ -96,11 +96,11 @@ class SweepFolder(OutputFolder):
 
     def replicates(self, tasks: Sequence[RunTask]) -> dict[str, dict[str, np.ndarray]]:
         """{name of a fit: {metric: (R,)}} on resampled test rows."""
-        found = {}
+        replicates = {}
         for task in tasks:
             with contextlib.suppress(UserError):  # of one that is not finished
-                found[task.name] = read_archive(self.run(task).path / REPLICATES)
-        return found
+                replicates[task.name] = read_archive(self.run(task).path / REPLICATES)
+        return replicates
 
     def write_results(self, results: Mapping[str, Any]) -> None:
         """Replace sweep.json, and results.csv: a row a fit with its settings, and every number of its metrics.json."""

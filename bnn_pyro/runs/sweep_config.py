@@ -95,13 +95,13 @@ def read_sweep_config(path: str | Path) -> SweepConfig:
     splits = _numbers(path, "splits", content, SWEEP_KEYS)
     seeds = _numbers(path, "seeds", content, SWEEP_KEYS) or [0]
     data = [_dataset(path, name, table, splits) for name, table in _tables(path, content, "data")]
-    recipes = [found for name, table in _tables(path, content, "recipes") for found in _recipes(path, name, table)]
+    recipes = [recipe for name, table in _tables(path, content, "recipes") for recipe in _recipes(path, name, table)]
     folders: dict[str, RunTask] = {}
     in_order = [row for rows in itertools.zip_longest(*data) for row in rows if row is not None]
     for seed, (name, split, options), (label, table, grid, keys) in itertools.product(seeds, in_order, recipes):
         try:
-            own = {**keys, "data": options, "seed": (seed + SEED_STEP * split) % 2**32}
-            task = RunTask(label, table, grid, name, seed, split, resolve(Namespace(), own, grid))
+            config = {**keys, "data": options, "seed": (seed + SEED_STEP * split) % 2**32}
+            task = RunTask(label, table, grid, name, seed, split, resolve(Namespace(), config, grid))
             if len(task.name.encode()) > MAX_NAME:
                 raise UserError(f"the name of its folder would have more than {MAX_NAME} characters; give the recipe "
                                 "or the data a shorter name, or the grid fewer keys")  # fmt: skip

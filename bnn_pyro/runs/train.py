@@ -1,4 +1,4 @@
-"""A run fitted into its folder: the variant, and the deterministic network beside it or below it; how it was made."""
+"""A run fitted into its folder: the variant, and the deterministic network beside it; how it was made."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PACKAGES = ("bnn-pyro", "pyro-ppl", "torch", "torchvision", "numpy", "pandas", "
 
 
 def prepare_run(recipe: Recipe, data: Dataset, max_minutes: float | None = None) -> tuple[Recipe, Recipe | None]:
-    """(the recipe with what its variant needs, that of the network beside or below it), each built once on the data.
+    """(the recipe with what its variant needs, that of its baseline or backbone), each built once on the data.
 
     Raises UserError where settings or method do not suit the data: before any file is written.
     """
@@ -67,8 +67,8 @@ def fit_run(
 
     def fit_into(folder: RunFolder, recipe: Recipe, **limit: float | None) -> Posterior:
         with _threads(recipe, data):
-            how = dict(seed=recipe.seed, out=folder.path, resume=resume, device=recipe.device, **limit)
-            posterior = fit_setup(recipe, data, **how)
+            place = dict(out=folder.path, resume=resume, device=recipe.device)
+            posterior = fit_setup(recipe, data, seed=recipe.seed, **place, **limit)
             if here().first:
                 # One line per recorded epoch, in nats of the whole training set.
                 folder.write("history.csv", pd.DataFrame(posterior.trace).to_csv(index=False))

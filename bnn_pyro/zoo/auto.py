@@ -47,7 +47,7 @@ Cost = Callable[[Mapping[str, Any], int, int, int], float]
 
 
 def sampling(s: Mapping[str, Any], rows: int, macs: int, cores: int) -> float:
-    """Seconds of chains that see all rows in every gradient, after members found by mini-batches."""
+    """Seconds of chains that see all rows in every gradient, after members that were optimised by mini-batches."""
     chains = s["chains"] or CHAINS
     gradients = GRADIENTS * chains * (s["warmup"] + s["draws"] * s["thin"])
     batch = s["batch_size"] or rows
@@ -125,9 +125,10 @@ def set_up(
     """
     if isinstance(variant, str) and variant == AUTO:
         data, fixed = load(), None if isinstance(method, str | None) else method
-        how = dict(name=name, minutes=minutes, method=method if fixed is None else name_of(fixed, METHODS))
+        named = method if fixed is None else name_of(fixed, METHODS)
         every = {**of_variant, **of_method, **settings, **(plain(fixed) if fixed else {})}
-        setup = choose(data.schema, len(data.x_train), settings=every, **how)
+        size = data.schema, len(data.x_train)
+        setup = choose(*size, name=name, minutes=minutes, method=named, settings=every)
         setup = replace(setup, method=fixed or setup.method)
     else:
         setup = tuned(variant, method, name)

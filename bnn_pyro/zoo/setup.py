@@ -67,7 +67,7 @@ class Setup:
         """With other settings of the variant and of the method; ``settings`` go over them, those that either has."""
         both = ((self.entry, variant), (self.method, method))
         entry, method = (
-            build(one, {**own, **{k: v for k, v in settings.items() if k in defaults(one)}}) for one, own in both
+            build(one, {**values, **{k: v for k, v in settings.items() if k in defaults(one)}}) for one, values in both
         )
         return replace(self, entry=entry, method=method)
 
@@ -76,12 +76,12 @@ def tuned(
     variant: str | Entry | nn.Module,
     method: str | Method | None = None,
     data: str = "",
-    below: tuple[Mapping[str, Any], Mapping[str, Any]] = ({}, {}),
+    base: tuple[Mapping[str, Any], Mapping[str, Any]] = ({}, {}),
 ) -> Setup:
     """Of names with the settings tuned for ``data``, a name in ``DATASETS``; an object stays as it is.
 
     variant: a module of the user's own is ``Bayesian(module)``.   method: by default the variant's first.
-    below: settings of both that go under the tuned ones.
+    base: settings of both that go under the tuned ones.
 
     Raises UserError for an unknown variant, or a method that does not suit it.
     """
@@ -94,7 +94,7 @@ def tuned(
     if (isinstance(method, str) or inference in METHODS) and inference not in methods_for(kind):
         raise unsuitable(inference, name, kind)  # a method of the user's own suits any variant
     best = TUNED.get(name, {}).get(data, {}).get(inference, Fit())
-    layers = [{**under, **over} for under, over in zip(below, best, strict=True)]
+    layers = [{**under, **over} for under, over in zip(base, best, strict=True)]
     return Setup(
         build(kind, layers[0]) if isinstance(entry, str) else entry,
         build(METHODS[inference], layers[1]) if isinstance(method, str | None) else method,
