@@ -184,14 +184,14 @@ class Run:
         if self.report is not None:
             self.report(done, of, figures)
 
-    def take(self, job: Any) -> None:
+    def take(self, job: Any) -> str:
         """Take the steps that a job lacks, after those that the checkpoint holds, and save it now and then.
 
         job: ``steps()`` iterates over them and says what to show of each (nothing: None); ``step`` of ``total`` are
         done; ``state_dict`` and ``load_state_dict``.
 
-        Returns after the last step, or the first one after its time is over. Raises Interrupted where it is to stop.
-        In both cases its state is saved, if it has a checkpoint.
+        Returns "" after the last step, or after the first one when its time is over, and says so. Raises Interrupted
+        where it is to stop. In both cases its state is saved, if it has a checkpoint.
 
         Where a fit has several processes they save and stop after the same step: by rank 0's clock, for anybody's
         signal. To agree on it costs a collective: they do about once in ``AGREE`` seconds, after steps that they have
@@ -222,5 +222,6 @@ class Run:
                 checkpoint.save(job.state_dict())
             if stop:
                 raise Interrupted(f"stopped after step {job.step:,} of {job.total:,}")
-            if over:
-                return
+            if over and job.step < job.total:
+                return f"stopped at the limit of {self.max_minutes:.3g} min, at step {job.step:,} of {job.total:,}"
+        return ""

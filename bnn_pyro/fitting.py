@@ -58,7 +58,8 @@ def fit(
     out: a folder for ``checkpoint/`` while training and the posterior's archive after it; the backbone of a last
         layer, where it has to be trained first, is in ``baseline/`` there.
     resume: go on from ``out``'s checkpoint, to the very same result; a finished posterior is just loaded.
-    max_minutes: after which a sampler ends with the draws it has, as many of every chain (provenance: "stopped").
+    max_minutes: after which a fit ends with what it has, of a sampler as many draws of every chain, of an optimisation
+        the weights of then (provenance: "stopped").
     minutes: that a fit of "auto" may take.
 
     Under torchrun, or in a process group of torch.distributed, all processes fit one posterior: each calls this with

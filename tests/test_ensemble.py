@@ -82,11 +82,11 @@ def test_processes_one_of_which_is_killed_are_stopped_and_resumed(tmp_path):
                 time.sleep(0.02)
                 run.tell(*line)
 
-            trace = super().find(model, point, data, replace(run, report=slow))
+            found = super().find(model, point, data, replace(run, report=slow))
             if run.seed != 2 and not killed.exists():
                 killed.write_text(str(run.seed))
                 os.kill(os.getpid(), signal.SIGKILL)
-            return trace
+            return found
 
     def signalled(done, of, figures):
         if again.exists() and not checkpoint.stop:

@@ -54,7 +54,10 @@ TRAIN = {
     "a setting below 0": (["--set", "batch_size=-1"], "error: batch_size must be at least 0"),
     "a split of no file": (["--split", "2"], "split=2 is one of a file of given splits; give splits too"),
     "negative learning rate": (["--lr=-1"], "lr must be above 0"),
-    "a limit of time for map": (["mlp", "--max-minutes", "2"], "is for methods that can end"),
+    "a limit of time for laplace": (
+        ["last-layer", "--inference", "laplace", "--max-minutes", "2"],
+        "is for methods that can end",
+    ),
     "no minutes": (["--inference", "nuts", "--max-minutes", "0"], "error: --max-minutes must be a number above 0"),
     "no draws": (["--num-draws", "0"], "argument --num-draws: must be at least 1, got 0"),
     "unknown device": (["--device", "gpu"], "unknown device 'gpu'"),

@@ -3,6 +3,7 @@
 import itertools
 import time
 import warnings
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +14,7 @@ import bnn_pyro as bp
 from bnn_pyro import checkpoint
 from bnn_pyro.checkpoint import Checkpoint, Interrupted, Run
 from bnn_pyro.checks.linear_regression import correlated
+from bnn_pyro.inference import optimise
 from bnn_pyro.inference import potential as cost
 
 PROBLEM = correlated(num=30, noise=0.5)
@@ -102,5 +104,50 @@ def test_limits_of_time_that_are_none():
     for minutes in (0, -1, float("nan"), float("inf")):
         with pytest.raises(bp.UserError, match="max_minutes must be a number above 0"):
             fit(NET, PROBLEM.data, bp.NUTS(), max_minutes=minutes)
-    with pytest.raises(bp.UserError, match=r"can end with the draws so far \(hmc, nuts, chees, mile"):
-        fit(NET, PROBLEM.data, bp.MAP(), max_minutes=1)
+    with pytest.raises(bp.UserError, match=r"can end with what they have \(svi, mc-dropout, map, mle, ensemble, hmc, "):
+        fit(NET, PROBLEM.data, bp.SGLD(), max_minutes=1)
+
+
+POINTS = {
+    "svi": (NET, bp.SVI(epochs=40, batch_size=10)),
+    "map": (bp.MLP(hidden=(3,)), bp.MAP(epochs=40, batch_size=10)),
+}
+
+
+@pytest.mark.parametrize("name", POINTS)
+def test_an_optimisation_ends_with_the_weights_of_that_step(name, monkeypatch, tmp_path):
+    """In the middle of an epoch; they are those of the whole fit after as many steps."""
+    net, method = POINTS[name]
+    net, seen, advance = replace(net), [], optimise.Training.advance
+
+    def watched(self, rows):
+        advance(self, rows)
+        seen.append({key: value.clone() for key, value in self.guide.state_dict().items()})
+
+    with monkeypatch.context() as patch:
+        patch.setattr(optimise.Training, "advance", watched)
+        whole = fit(net, PROBLEM.data, method)
+        steps = len(seen)
+        clock(patch)
+        with pytest.warns(UserWarning, match=r"stopped at the limit of 1 min, at step \d+ of 120"):
+            some = fit(net, PROBLEM.data, method, out=tmp_path, max_minutes=1.0)
+    done = len(seen) - steps
+    assert 40 < done < 70 and all(torch.equal(seen[-1][key], value) for key, value in seen[done - 1].items())
+    assert some.trace["epoch"] == [*map(float, range(1, done // 3 + 1)), *([done / 3] if done % 3 else [])]
+    assert f"at step {done} of 120" in bp.load(tmp_path, net).provenance["stopped"]
+    assert "stopped" not in whole.provenance and not (tmp_path / "checkpoint").exists()
+    held = bp.load(tmp_path, net)
+    values = [*held.guide.state_dict().values()] if held.guide is not None else [*held.chains.values()]
+    assert sum(v.double().sum() for v in values) == pytest.approx(sum(v.double().sum() for v in seen[-1].values()))
+
+
+def test_members_of_an_ensemble_share_the_minutes(monkeypatch, tmp_path):
+    """Of 3, one after the other, each has a third; the rows that stop them have scored the weights of its end."""
+    data, net = correlated(num=80, noise=0.5).data, bp.MLP(hidden=(3,))
+    clock(monkeypatch)
+    method = bp.Ensemble(members=3, cores=1, epochs=60, batch_size=20)
+    with pytest.warns(UserWarning, match=r"limit of 0\.\d+ min, at step \d+ of 240"):
+        some = fit(net, data, method, max_minutes=2.0)
+    assert 30 < 4 * some.trace["epoch"][-1] < 45 and len(some.trace["epoch"]) == len(some.trace["validation_nll"])
+    whole = fit(net, data, method)
+    assert "stopped" not in whole.provenance and whole.trace["epoch"][-1] > 2 * some.trace["epoch"][-1]

@@ -211,7 +211,8 @@ class _Trained:
     def epochs(self, loop: Optimisation) -> np.ndarray:
         """The ELBO of every epoch (E, 1), nats, from the very loop that trains."""
         how = {"run": Run(self.seed), "latent": self.latent, "num_particles": 1}
-        return np.array(Optimisation.minimise(loop, self.model, self.q, self.data, **how)["elbo"])[:, None]
+        trace, _ = Optimisation.minimise(loop, self.model, self.q, self.data, **how)
+        return np.array(trace["elbo"])[:, None]
 
     def estimate(self, m: nn.Module, g: nn.Module, rows: Tensor | None = None, particles: int = 1) -> Values:
         """The ELBO (1,) of all rows, or as these rows stand for them, and its gradient (1, P)."""

@@ -116,7 +116,7 @@ def check_timed(method: Method, max_minutes: float | None) -> None:
         raise UserError(f"max_minutes must be a number above 0, got {max_minutes}")
     if not getattr(method, "timed", False):
         can = ", ".join(name for name, kind in METHODS.items() if getattr(kind, "timed", False))
-        raise UserError(f"max_minutes is for methods that can end with the draws so far ({can}); take fewer epochs")
+        raise UserError(f"max_minutes is for methods that can end with what they have ({can}); take fewer epochs")
 
 
 __all__ = [

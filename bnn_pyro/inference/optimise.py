@@ -16,6 +16,7 @@ ranks estimates the same ELBO as one process does, also where their shares diffe
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -39,6 +40,7 @@ from bnn_pyro.settings import Settings, parse_named, plain, setting
 
 __all__ = ["OPTIMISERS", "Optimisation", "Training", "check_finite", "diverged", "parse_optimiser"]
 
+Trace = dict[str, list[float]]  # a column of numbers by its name, such as epoch and elbo
 #: (parameters, learning rate, N) -> an optimiser of the sum over N rows.
 Maker = Callable[[Iterable[nn.Parameter], float, int], torch.optim.Optimizer]
 
@@ -77,8 +79,9 @@ class Optimisation(Settings):
     optimiser   adam, or sgd:MOMENTUM, whose lr is that of the mean over the rows
     """
 
-    #: Several processes can share one fit.
+    #: Several processes can share one fit; and it takes ``max_minutes``.
     divisible: ClassVar[bool] = True
+    timed: ClassVar[bool] = True
     tiny: ClassVar[Mapping[str, Any]] = {"epochs": 400, "batch_size": 0, "lr": 0.05, "final_lr": 0.0}
 
     epochs: int | None = setting(None, low=1, optional=True)
@@ -89,31 +92,31 @@ class Optimisation(Settings):
 
     def resolved(self, model: nn.Module, data: Dataset) -> Self:
         """These settings with every number in them; ``epochs`` is then the most."""
-        if None not in (self.epochs, self.batch_size, self.lr):
-            return self
         weights = sum(value.numel() for value in model.initial.values())
         rule = schedule(len(data.x_train), weights)._asdict()
         return replace(self, **{name: value for name, value in rule.items() if getattr(self, name) is None})
 
-    def chosen(self, model: nn.Module, data: Dataset, trace: Mapping[str, list[float]]) -> dict[str, Any]:
-        """For the provenance, what the rule chose for the settings left out; {} where it chose nothing."""
+    def chosen(self, model: nn.Module, data: Dataset, trace: Trace, over: str) -> dict[str, Any]:
+        """For the provenance, what the rule chose for the settings left out, and why the fit ended before its end."""
         rule = plain(self.resolved(model, data)) | {"epochs": round(trace["epoch"][-1])}
         chosen = {k: rule[k] for k in ("epochs", "batch_size", "lr") if getattr(self, k) is None}
-        return {"schedule": chosen} if chosen else {}
+        if over:
+            warnings.warn(f"{over}: the weights of then are kept", stacklevel=4)
+        return ({"schedule": chosen} if chosen else {}) | ({"stopped": over} if over else {})
 
-    def minimise(
-        self, model: nn.Module, guide: nn.Module, data: Dataset, run: Run, **how: Any
-    ) -> dict[str, list[float]]:
-        """Fit ``guide`` in place, as ``how`` says (see :class:`Training`); the trace {epoch, elbo, log_likelihood, kl}.
+    def minimise(self, model: nn.Module, guide: nn.Module, data: Dataset, run: Run, **how: Any) -> tuple[Trace, str]:
+        """Fit ``guide`` in place, as ``how`` says (see :class:`Training`); the trace, and what ``Run.take`` says.
 
         Raises UserError where the objective stops being finite, and Interrupted after a signal.
         """
         training = Training(self, model, guide, data, run.seed, **how)
-        run.take(training)
+        over = run.take(training)
+        if training.since:  # it was over within a line of the trace
+            training.record()
         if training.watch is not None:
             training.watch.restore()
         training.check_guide()
-        return training.trace
+        return training.trace, over
 
 
 @dataclass
@@ -150,13 +153,11 @@ class Training:
         self.per_epoch = math.ceil(num / size) if 0 < size < num else 1
         self.total = self.per_epoch * settings.epochs
         self.window = self.per_epoch * math.ceil(settings.epochs / 1000)  # steps that make one line of the trace
-        self.first = self.step = 0
+        self.first = self.step = self.since = 0
         names = ["epoch", "elbo", "log_likelihood", "kl", *([] if self.watch is None else ["validation_nll"])]
-        self.trace: dict[str, list[float]] = {name: [] for name in names}
-        # Figures of the steps since the last line: in one place, as tensors of their own between those of the steps
-        # would keep the allocator from giving any memory back for as long as an epoch takes.
+        self.trace: Trace = {name: [] for name in names}
+        # Of the steps since the last line, in one tensor: many small ones would keep the allocator from freeing.
         self.figures = torch.empty(self.window, 2, dtype=torch.float64, device=self.x.device)
-        self.since = 0
         if self.ranks.rank:
             set_stream(self.seed, self.ranks.rank, 0)
 
@@ -188,8 +189,7 @@ class Training:
         decay = settings.final_lr + (1 - settings.final_lr) * 0.5 * (1 + math.cos(math.pi * progress))
         for group in self.optimiser.param_groups:
             group["lr"] = self.first_lr * decay
-        warmup = self.warmup * self.per_epoch
-        weight = self.latent * min(1.0, (self.step + 1) / warmup) if warmup else self.latent
+        weight = self.latent * min(1.0, (self.step + 1) / max(1, self.warmup * self.per_epoch))
         self.optimiser.zero_grad(set_to_none=True)  # before the forward pass, which needs the memory
         # Pyro's checks of shapes and supports tell what is wrong with a model in its first step.
         checks = nullcontext() if self.step == self.first else pyro.validation_enabled(False)

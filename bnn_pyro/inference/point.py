@@ -27,7 +27,7 @@ from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.distributed import here
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference.early_stopping import EarlyStopping, default_patience, hold_out
-from bnn_pyro.inference.optimise import Optimisation
+from bnn_pyro.inference.optimise import Optimisation, Trace
 from bnn_pyro.inference.potential import ARITHMETIC, EAGER, choose_cores
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parallel.executor import executor, on_cluster
@@ -39,8 +39,8 @@ from bnn_pyro.settings import setting
 
 __all__ = ["MAP", "MLE", "Ensemble", "MCDropout", "restarted"]
 
-#: ({site: weights}, trace) of a member.
-Member = tuple[dict[str, Tensor], dict[str, list[float]]]
+#: ({site: weights}, trace, why it ended before its end) of a member.
+Member = tuple[dict[str, Tensor], Trace, str]
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,10 @@ class MAP(Optimisation):
     def run(self, model: nn.Module, guide: nn.Module | None, data: Dataset, **how: Any) -> Posterior:
         """Find the point and return it as one chain of one draw; see ``Method.run``. The guide is not used."""
         point = PointMass(model.initial).to(data.x_train.device)
-        trace = self.find(model, point, data, Run(**how))
+        trace, over = self.find(model, point, data, Run(**how))
         chains = {site: value.detach()[None, None] for site, value in point.sites().items()}
-        return Posterior(model, data.schema, chains=chains, trace=trace, provenance=self.chosen(model, data, trace))
+        about = self.chosen(model, data, trace, over)
+        return Posterior(model, data.schema, chains=chains, trace=trace, provenance=about)
 
     def held_out(self, model: nn.Module, data: Dataset, seed: int) -> tuple[Dataset, int]:
         """(the data with the rows that stop the training as validation rows, the patience); as they are, 0: none do.
@@ -84,24 +85,24 @@ class MAP(Optimisation):
         patience = self.patience or default_patience(apart, self.resolved(model, apart).batch_size)
         return (apart, patience) if patience else (data, 0)
 
-    def chosen(self, model: nn.Module, data: Dataset, trace: Mapping[str, list[float]]) -> dict[str, Any]:
+    def chosen(self, model: nn.Module, data: Dataset, trace: Trace, over: str) -> dict[str, Any]:
         """See ``Optimisation``; and what rows stopped the training."""
         apart, patience = self.held_out(model, data, 0)
         of = "validation rows" if len(data.x_val) else f"of {len(data.x_train)} training rows"
         stopping = {"rows": len(apart.x_val), "of": of, "patience": patience}
-        return super().chosen(model, apart, trace) | ({"early_stopping": stopping} if patience else {})
+        return super().chosen(model, apart, trace, over) | ({"early_stopping": stopping} if patience else {})
 
-    def find(self, model: nn.Module, point: PointMass, data: Dataset, run: Run) -> dict[str, list[float]]:
-        """Move ``point`` in place and return the trace {epoch, log_likelihood, log_joint, log_prior}."""
+    def find(self, model: nn.Module, point: PointMass, data: Dataset, run: Run) -> tuple[Trace, str]:
+        """Move ``point`` in place; the trace {epoch, log_likelihood, log_joint, log_prior}, and see ``minimise``."""
         how: dict[str, Any] = {}
         data, patience = self.held_out(model, data, run.seed)
         if patience:
             how["watch"] = EarlyStopping(model, point, data.x_val, data.y_val, patience)
         if self.max_norm:
             how["project"] = lambda: point.shorten(self.max_norm)
-        trace = self.minimise(model, point, data, run, latent=self.prior_weight, **how)
+        trace, over = self.minimise(model, point, data, run, latent=self.prior_weight, **how)
         trace["log_joint"], trace["log_prior"] = trace.pop("elbo"), [-kl for kl in trace.pop("kl")]
-        return trace
+        return trace, over
 
 
 @dataclass(frozen=True)
@@ -135,10 +136,10 @@ class MCDropout(MAP):
         if not isinstance(guide, DroppedInputs):
             raise UserError("mc-dropout needs a network with dropout; use the variant dropout-mlp")
         point = PointMass(model.initial).to(data.x_train.device)
-        trace = self.find(model, point, data, Run(**how))
+        trace, over = self.find(model, point, data, Run(**how))
         with torch.no_grad():
             guide.loc.copy_(point.loc)
-        return Posterior(model, data.schema, guide=guide, trace=trace, provenance=self.chosen(model, data, trace))
+        return Posterior(model, data.schema, guide=guide, trace=trace, provenance=self.chosen(model, data, trace, over))
 
 
 @dataclass(frozen=True)
@@ -181,7 +182,9 @@ class Ensemble(MAP):
         run, numbers = Run(**how), range(self.members)
         children = [None if run.checkpoint is None else run.checkpoint.child(f"member-{m + 1}") for m in numbers]
         states = [None if child is None else child.load() for child in children]
-        found: dict[int, Member] = {m: state["found"] for m, state in enumerate(states) if state and "found" in state}
+        found: dict[int, Member] = {  # those of an earlier version have no third part
+            m: (*state["found"], "")[:3] for m, state in enumerate(states) if state and "found" in state
+        }
         todo = [m for m in numbers if m not in found]
         apart, before = self.held_out(model, data, run.seed)[0], len(found)
         rule, num = self.resolved(model, apart), len(apart.x_train)
@@ -200,33 +203,38 @@ class Ensemble(MAP):
             run.tell(round((before + done) * steps), self.members * steps, figures)
 
         rows = replace(data, x_test=data.x_test[:0], y_test=data.y_test[:0])  # the others need not travel
-        train = partial(_train, self, model, rows, run.seed, [None] * self.members if on_cluster() else children)
         work = rule.epochs * num * sum(value.numel() for value in model.initial.values())
         seconds = self.members * (steps * EAGER + ARITHMETIC * work)
-        where = dict(cores=choose_cores(self.cores, self.members, data.x_train.device, seconds), watch=watch)
         together = self.members == 1 or here().size > 1
-        if together:  # here, on all threads; processes that share a fit agree by themselves on when to stop
-            where = dict(all_threads=True)
+        cores = 1 if together else choose_cores(self.cores, self.members, data.x_train.device, seconds)
+        # Together: on all threads; processes that share a fit agree by themselves on when to stop.
+        where = dict(all_threads=True) if together else dict(cores=cores, watch=watch)
+        limit = run.max_minutes
+        if limit is not None:  # an equal share for every member
+            limit = max(0.0, limit - run.minutes) / max(1, math.ceil(len(todo) / cores))
+        train = partial(_train, self, model, rows, run.seed, limit, [None] * self.members if on_cluster() else children)
         names = [f"member {m + 1} of {self.members}" for m in todo]
         with executor("here") if together else nullcontext():
             map_tasks(train, todo, names=names, report=shown, done=keep, **where)
         members = [found[m] for m in numbers]
-        chains = {s: torch.stack([w[s].to(data.x_train.device) for w, _ in members])[:, None] for s in members[0][0]}
-        trace = _mean([trace for _, trace in members])
-        return Posterior(model, data.schema, chains=chains, trace=trace, provenance=self.chosen(model, data, trace))
+        chains = {s: torch.stack([w[s].to(data.x_train.device) for w, *_ in members])[:, None] for s in members[0][0]}
+        trace, over = _mean([trace for _, trace, _ in members]), next((why for *_, why in members if why), "")
+        about = self.chosen(model, data, trace, over)
+        return Posterior(model, data.schema, chains=chains, trace=trace, provenance=about)
 
 
 def _train(
-    method: Ensemble, model: nn.Module, data: Dataset, seed: int, children: Sequence[Checkpoint | None], m: int
-) -> Member:
+    method: Ensemble, model: nn.Module, data: Dataset, seed: int, minutes: float | None,
+    children: Sequence[Checkpoint | None], m: int,
+) -> Member:  # fmt: skip
     """Member m, wherever this is called.   children: checkpoints of the members, where their files are in reach."""
     seed = seed if m == 0 else int(np.random.SeedSequence([seed, m]).generate_state(1)[0])
     with isolated(seed):
         model = restarted(model) if m else copy.deepcopy(model)  # the first starts where the model does, as MAP would
         point = PointMass(model.initial).to(data.x_train.device)
         report = lambda done, of, figures: report_progress(done, of, {"member": m + 1, **figures})  # noqa: E731
-        trace = method.find(model, point, data, Run(seed, children[m], report))
-    return {site: value.detach().clone() for site, value in point.sites().items()}, trace
+        trace, over = method.find(model, point, data, Run(seed, children[m], report, minutes))
+    return {site: value.detach().clone() for site, value in point.sites().items()}, trace, over
 
 
 def restarted(model: nn.Module) -> nn.Module:
@@ -238,7 +246,7 @@ def restarted(model: nn.Module) -> nn.Module:
     return model
 
 
-def _mean(traces: list[dict[str, list[float]]]) -> dict[str, list[float]]:
+def _mean(traces: list[Trace]) -> Trace:
     length = min(len(trace["epoch"]) for trace in traces)
     columns = {name: [trace[name][:length] for trace in traces] for name in traces[0]}
     return {name: torch.tensor(lines, dtype=torch.float64).mean(0).tolist() for name, lines in columns.items()}

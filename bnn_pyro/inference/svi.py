@@ -52,5 +52,5 @@ class SVI(Optimisation):
         if guide is None:
             raise UserError("SVI needs a guide, and this variant has none; use --inference map")
         elbo = dict(latent=self.temperature, warmup=self.kl_warmup, num_particles=self.num_particles)
-        trace = self.minimise(model, guide, data, Run(**how), **elbo)
-        return Posterior(model, data.schema, guide=guide, trace=trace, provenance=self.chosen(model, data, trace))
+        trace, over = self.minimise(model, guide, data, Run(**how), **elbo)
+        return Posterior(model, data.schema, guide=guide, trace=trace, provenance=self.chosen(model, data, trace, over))
