@@ -16,7 +16,7 @@ from bnn_pyro.files import lock_folder, write_whole
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.reports.tables import guarantee_table, prediction_table, run_table, score_table
 from bnn_pyro.runs.folder import GUARANTEES, CheckFolder, RunFolder
-from bnn_pyro.runs.recipe import Recipe, read_config, resolve
+from bnn_pyro.runs.recipe import EXAMPLE, Recipe, read_config, resolve
 from bnn_pyro.runs.train import environment, fit_run, prepare_run, typed_command
 from bnn_pyro.zoo.auto import say
 
@@ -64,7 +64,8 @@ def _train_target(args: Namespace) -> tuple[Recipe, RunFolder]:
     config = read_config(args.config) if args.config else {}
     begun = args.resume and RunFolder(Path(args.out or "")).is_begun
     stored = read_config(Path(args.out) / "config.json") if begun else {}
-    recipe = resolve(args, {**stored, **config})
+    example = {} if args.data or config else {"data": EXAMPLE}
+    recipe = resolve(args, {**example, **stored, **config})
     if recipe.auto:
         say(recipe)
     name = f"{recipe.variant}-{recipe.data_name}-{recipe.seed}"

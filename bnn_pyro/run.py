@@ -110,11 +110,17 @@ def positive(text: str) -> int:
     return number
 
 
+def numbers(text: str) -> list[float]:
+    """Numbers, with commas between them."""
+    return [float(part) for part in text.split(",")]
+
+
 #: What is special of options: all others take a text, or nothing and are there or not.
 KINDS: dict[tuple[str, ...], dict[str, Any]] = {
     ("--limit", "--num-draws"): {"type": positive},
     ("--cores", "--data-seed", "--seed", "--split", "--validation"): {"type": int},
     ("--max-minutes",): {"type": float},
+    ("--fractions",): {"type": numbers},
     ("--categorical", "--exclude", "--ood", "--only", "--set"): {"action": "append", "default": []},
     ("--baseline", "--bias"): {"action": BooleanOptionalAction},
     ("--conformal", "--level"): {"type": float},

@@ -7,7 +7,9 @@ import pytest
 from run_folders import same, small_table
 
 import bnn_pyro as bp
-from bnn_pyro.run import main
+from bnn_pyro import commands
+from bnn_pyro.run import main, parse
+from bnn_pyro.runs.recipe import EXAMPLE
 from bnn_pyro.zoo import TUNED, Fit
 from bnn_pyro.zoo import auto as rules
 from bnn_pyro.zoo.auto import RULES, choose
@@ -94,6 +96,27 @@ def test_a_run_says_what_was_chosen_and_is_run_again_alike(tmp_path, capsys):
     told = capsys.readouterr().err
     assert f"setting of {choice.variant} or {choice.inference}, which auto chose" in told and "hidden" in told
     assert main(["train", "mlp", *data, "--minutes", "2"]) == 2 and "--minutes is for auto" in capsys.readouterr().err
+
+
+def test_without_data_it_is_digits_with_most_rows_to_test(tmp_path, monkeypatch):
+    def data(*argv):
+        args = parse(["train", "mlp", "--out", str(tmp_path / "none"), *argv])
+        return commands._train_target(args)[0].data
+
+    assert data() == data("--seed", "3") == EXAMPLE and (whole := data("--data", "digits")) == {"name": "digits"}
+    sizes = {tuple(map(len, (d.x_train, d.x_val, d.x_test))) for d in (bp.load_data(**_named(EXAMPLE)),)}
+    assert sizes == {(539, 180, 1078)} and len(bp.load_data(**_named(whole)).x_test) == 270
+    (tmp_path / "old.toml").write_text("seed = 1")  # configs of before say no more
+    assert data("--config", str(tmp_path / "old.toml")) == whole
+    assert data("--data", "digits", "--fractions", "0.5,0.25,.25") == whole | {"fractions": [0.5, 0.25, 0.25]}
+    with pytest.raises(bp.UserError, match="--fractions: invalid numbers value: 'half'"):
+        data("--fractions", "half")
+    with pytest.raises(bp.UserError, match="give three shares"):
+        bp.load_data("digits", fractions=data("--fractions", "0.5,0.5")["fractions"])
+
+
+def _named(data):
+    return {"name_or_path": data["name"], **{k: v for k, v in data.items() if k != "name"}}
 
 
 def test_fit_chooses_and_takes_settings_of_a_method(tmp_path):

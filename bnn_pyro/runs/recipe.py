@@ -26,14 +26,16 @@ from bnn_pyro.zoo import ZOO
 from bnn_pyro.zoo.auto import MINUTES, set_up
 from bnn_pyro.zoo.setup import AUTO, Setup, tuned
 
-__all__ = ["DATA_KEYS", "KEYS", "Recipe", "check_keys", "flag_settings", "located", "read_config", "read_file",
-           "resolve"]  # fmt: skip
+__all__ = ["DATA_KEYS", "EXAMPLE", "KEYS", "Recipe", "check_keys", "flag_settings", "located", "read_config",
+           "read_file", "resolve"]  # fmt: skip
 
 #: How data can be loaded: the keys of a recipe's ``data``, and the arguments of ``load_data`` that they become; with
 #: what a config file may say of them.
 DATA_KEYS = {"name": str, "target": str, "features": list[str], "exclude": list[str], "categorical": list[str],
-             "task": str, "drop_missing": bool, "splits": str, "split": int, "validation": int, "limit": int,
-             "seed": int}  # fmt: skip
+             "task": str, "drop_missing": bool, "fractions": list[float], "splits": str, "split": int,
+             "validation": int, "limit": int, "seed": int}  # fmt: skip
+#: What `train` takes where no data are named, with a test part that is large enough to tell two models apart.
+EXAMPLE = {"name": "digits", "fractions": [0.3, 0.1, 0.6]}
 #: The other keys of a config file.
 KEYS = {"variant": str, "variant_settings": dict, "inference": str, "inference_settings": dict, "data": dict,
         "seed": int, "num_draws": int, "device": str, "baseline": bool, "auto": dict,
@@ -190,7 +192,7 @@ def check_keys(place: str | Path, what: str, values: Mapping[str, Any], kinds: M
         if (value is not None and not fits) or "\0" in str(value):
             name = {str: "a text", int: "a whole number", float: "a number", bool: "true or false",
                     list[str]: "a list of texts", list[int]: "a list of whole numbers, such as [0, 1, 2]",
-                    }.get(kinds[key], "a table")  # fmt: skip
+                    list[float]: "a list of numbers"}.get(kinds[key], "a table")  # fmt: skip
             raise UserError(f"{place}: '{key}' must be {name}, got {value!r:.80}")
 
 
@@ -264,8 +266,8 @@ def _data_options(flags: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str
     name = located({"name": flags["data"]})["name"] if "data" in flags else None
     data = {"name": "digits", **located(data)}
     data = data if name in (None, data["name"]) else {"name": name}
-    data |= {k: flags[k] for k in ("target", "task", "drop_missing", "splits", "split", "validation", "limit")
-             if k in flags}  # fmt: skip
+    data |= {k: flags[k] for k in ("target", "task", "drop_missing", "fractions", "splits", "split", "validation",
+                                   "limit") if k in flags}  # fmt: skip
     if "features" in flags:
         data["features"] = next(csv.reader([flags["features"]], skipinitialspace=True), [])
     data |= {k: flags[k] for k in ("exclude", "categorical") if flags.get(k)}

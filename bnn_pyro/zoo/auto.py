@@ -39,8 +39,8 @@ MINUTES = 5.0
 COMPILED, STEP, ARITHMETIC, PROCESS = 1e-5, 2e-3, 5e-10, 8.0
 #: Gradients of a transition, and chains where settings leave them out.
 GRADIENTS, CHAINS = 2, 8
-#: Of the full length at least.
-LEAST = 0.01
+#: Of the full length at least; and the share of the most epochs after which early stopping has mostly ended a fit.
+LEAST, EARLY = 0.01, 0.25
 
 #: (settings of the method, N, M, cores) -> seconds.
 Cost = Callable[[Mapping[str, Any], int, int, int], float]
@@ -94,7 +94,7 @@ RULES = (
     Rule("table", "hidden-layer", "svi", "too many rows to sample the posterior in the time: mini-batches",
          optimisation, ("epochs",), 0.0, {"hidden": (50, 50)}, noise="heteroscedastic"),
     Rule("image", "convnet", "ensemble", "images: networks with convolutions, each from a start of its own",
-         optimisation, ("members",), 0.4),
+         optimisation, ("members",), 0.25, method_settings={"members": 8}),
     Rule("image", "bayesian-convnet", "svi", "images, and no time for several networks", optimisation, ("epochs",)),
 )  # fmt: skip
 
@@ -169,7 +169,9 @@ def choose(
         setup = tuned(rule.variant, rule.method, name, ({**rule.settings, **noise}, rule.method_settings))
         setup = setup.changed(settings=settings)
         macs = _multiplications(setup.entry, schema)
-        whole = schedule(rows, macs)._asdict() | {k: v for k, v in vars(setup.method).items() if v is not None}
+        usual = schedule(rows, macs)._asdict()
+        usual["epochs"] *= EARLY if getattr(setup.method, "patience", 0) is None else 1
+        whole = usual | {k: v for k, v in vars(setup.method).items() if v is not None}
         share, lengths = 1.0, {}
         while (seconds := rule.seconds({**whole, **lengths}, rows, macs, cores)) > 60 * minutes and share > LEAST:
             share *= max(0.5, 0.99 * 60 * minutes / seconds)
