@@ -43,7 +43,8 @@ def read_cells(path: Path) -> pd.DataFrame:
 
     Commas in numbers are read: of a column whose cells are all numbers, 1,234 has one for thousands where a comma
     separates the cells too, and 1,5 (or any, where something else does) one for decimals. ``frame.attrs`` has the
-    "separator", and {column: "thousands" or "decimal comma"} of "commas".
+    "separator", and {column: "thousands" or "decimal comma"} of "commas". A first column without a name that has another
+    whole number or text in every row ("row_names") is what pandas and R write of an index, and left out.
 
     Raises UserError for what is no table of UTF-8 text with unique names in row 1.
     """
@@ -68,6 +69,8 @@ def read_cells(path: Path) -> pd.DataFrame:
         text = "".join(frame[name].to_numpy(object))  # most columns need nothing done to their cells
         if not text.isascii() or re.search(r"\s", text):
             frame[name] = [unicodedata.normalize("NFC", " ".join(cell.split())) for cell in frame[name]]
+    if row_names := frame.shape[1] > 1 and not frame.iat[0, 0] and _are_names(frame[0].iloc[1:]):
+        frame = frame.drop(columns=0)
     header = frame.iloc[0].tolist()
     for number, name in enumerate(header, 1):
         if not name:
@@ -79,7 +82,7 @@ def read_cells(path: Path) -> pd.DataFrame:
     frame = frame[(frame != "").any(axis=1)]
     if frame.empty:
         raise UserError(f"{path}: has a header and no rows")
-    frame.attrs = {"separator": separator, "commas": {}}
+    frame.attrs = {"separator": separator, "commas": {}, "row_names": row_names}
     for name in frame:
         if kind := _commas(frame[name], separator):
             frame.attrs["commas"][name] = kind
@@ -87,6 +90,12 @@ def read_cells(path: Path) -> pd.DataFrame:
             cells = frame[name].where(frame[name].isin(MISSING), frame[name].str.replace(drop, "", regex=False))
             frame[name] = cells.str.replace(point, ".", regex=False)
     return frame
+
+
+def _are_names(cells: pd.Series) -> bool:
+    """Whether these may name the rows: all different but for empty lines, and whole numbers or texts."""
+    values = parsed(cells := cells[cells != ""])
+    return cells.is_unique and bool((np.isnan(values) | (values == np.round(values))).all())
 
 
 def _commas(cells: pd.Series, separator: str) -> str:

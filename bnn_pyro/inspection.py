@@ -54,6 +54,7 @@ class Inspection:
 
     columns  {name: what it is}     findings  what is doubtful or wrong, in the order of the columns
     missing  rows that have a missing value     duplicates  rows that repeat an earlier one
+    aside    what is said of row names
     """
 
     path: Path
@@ -65,6 +66,7 @@ class Inspection:
     missing: int = 0
     duplicates: int = 0
     findings: list[Finding] = field(default_factory=list)
+    aside: str = ""
 
     @property
     def command(self) -> str:
@@ -84,7 +86,7 @@ class Inspection:
     def text(self) -> str:
         """All of it, for a terminal."""
         width = max(map(len, self.columns))
-        lines = [f"{self.path}: {self.rows:,} rows × {len(self.columns)} columns, separated by {self.separator}", ""]
+        lines = [f"{self.path}: {self.rows:,} rows × {len(self.columns)} columns, separated by {self.separator}{self.aside}", ""]
         lines += [f"  {name:{width}}  {about}" for name, about in self.columns.items()]
         if self.missing:
             lines.append(f"\n{self.missing:,} of {self.rows:,} rows ({self.missing / self.rows:.0%}) have a missing "
@@ -123,7 +125,8 @@ def inspect_table(path: Path, target: str | None = None) -> Inspection:
     if target is None:
         findings.append(Finding("target", f"which column is it? --target {' or '.join(list(columns)[-3:])}, …", True))
     missing, duplicates = int(gaps.any(axis=1).sum()), int(frame.duplicated().sum())
-    return Inspection(path, len(frame), separator, target, task, columns, missing, duplicates, findings)
+    aside = "; column 1 has no name: row names, left out" if frame.attrs["row_names"] else ""
+    return Inspection(path, len(frame), separator, target, task, columns, missing, duplicates, findings, aside)
 
 
 def _kind(cells: pd.Series, missing: int, commas: str) -> str:

@@ -53,6 +53,14 @@ def test_a_rating_with_decimal_commas_is_a_quantity(tmp_path):
     assert data.schema.task == "regression" and set(np.unique(data.y_train)) <= {1.0, 1.5, 2.0}
 
 
+@pytest.mark.parametrize("names", [("1", "2", "7"), ("Arctic fox", "7", "Owl monkey")])
+def test_a_saved_index_is_no_column(tmp_path, names):
+    text = '"","a","y"\n' + "".join(f'"{name}",{k},{2 * k}\n' for k, name in enumerate(names)) + "\n\n"
+    assert list(read_cells(path := table(tmp_path, text))) == ["a", "y"]
+    assert "row names, left out" in inspect_table(path, "y").text()
+    assert "row names" not in inspect_table(table(tmp_path, "a,y\n1,2\n2,4\n"), "y").text()
+
+
 def test_names_are_the_same_composed_or_not(tmp_path):
     assert list(read_cells(table(tmp_path, "gro\u0308\u00dfe,y\n1,2\n"))) == ["gr\u00f6\u00dfe", "y"]
 

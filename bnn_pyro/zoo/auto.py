@@ -34,9 +34,9 @@ __all__ = ["AUTO", "MINUTES", "RULES", "Rule", "choose", "say", "set_up"]
 #: The minutes that a fit may take where nobody says.
 MINUTES = 5.0
 
-#: Seconds of a compiled gradient and of a step of PyTorch's operators besides their arithmetic; of a multiplication,
-#: forwards and backwards; of a process, with its compilation.
-COMPILED, STEP, ARITHMETIC, PROCESS = 1e-5, 2e-3, 5e-10, 8.0
+#: Seconds of a transition of a chain and of a step of PyTorch's operators besides their arithmetic; of a
+#: multiplication, forwards and backwards; of a process, with its compilation.
+TRANSITION, STEP, ARITHMETIC, PROCESS = 1.5e-4, 2e-3, 5e-10, 8.0
 #: Gradients of a transition, and chains where settings leave them out.
 GRADIENTS, CHAINS = 2, 8
 #: Of the full length at least; and the share of the most epochs after which early stopping has mostly ended a fit.
@@ -49,10 +49,10 @@ Cost = Callable[[Mapping[str, Any], int, int, int], float]
 def sampling(s: Mapping[str, Any], rows: int, macs: int, cores: int) -> float:
     """Seconds of chains that see all rows in every gradient, after members that were optimised by mini-batches."""
     chains = s["chains"] or CHAINS
-    gradients = GRADIENTS * chains * (s["warmup"] + s["draws"] * s["thin"])
+    transitions = chains * (s["warmup"] + s["draws"] * s["thin"])
     batch = s["batch_size"] or rows
     members = 0.5 * s["epochs"] * math.ceil(rows / batch) * (STEP + ARITHMETIC * chains * batch * macs)
-    return PROCESS + members + gradients * (COMPILED + ARITHMETIC * rows * macs) / min(cores, chains)
+    return PROCESS + members + transitions * (TRANSITION + GRADIENTS * ARITHMETIC * rows * macs) / min(cores, chains)
 
 
 def optimisation(s: Mapping[str, Any], rows: int, macs: int, cores: int) -> float:
