@@ -19,11 +19,12 @@ from bnn_pyro.errors import UserError, unknown
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["DECIMAL_COMMA", "MAX_CATEGORIES", "MISSING", "infer_task", "label", "numbers", "parsed", "positions",
-           "read_cells", "read_target"]  # fmt: skip
+__all__ = ["DECIMAL_COMMA", "MAX_CATEGORIES", "MISSING", "RAREST", "infer_task", "label", "numbers", "parsed",
+           "positions", "read_cells", "read_target"]  # fmt: skip
 
-#: A target with more different whole numbers than this is a quantity.
-MAX_CLASSES = 20
+#: A target with more different whole numbers than this is a quantity, and so is one with fewer rows for the rarest
+#: of them, which could not be in the training, validation and test part, or for each in the mean.
+MAX_CLASSES, RAREST, USUAL = 20, 3, 5
 DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
 #: Cells of a file that hold nothing.
 MISSING = ("", "?", "NA", "N/A", "#N/A", "NaN", "nan", "NAN", "-nan", "null", "NULL", "None", "none", "n/a", "na")
@@ -145,9 +146,9 @@ def positions(
 
 # -- the target -------------------------------------------------------------------------------------------------------
 def infer_task(cells: pd.Series) -> str:
-    """Classification for text, for two different whole numbers, and for up to 20 that come five times or more each.
+    """Classification for text, for two different whole numbers, and for up to 20 that come often enough to be classes.
 
-    Everything else is regression: a rating of 1 to 5 stars counts as classes, so say ``task="regression"`` where the
+    That is three times or more each, and five times in the mean. Everything else is regression: a rating of 1 to 5 stars counts as classes, so say ``task="regression"`` where the
     order matters.
     """
     if cells.dtype == "category":
@@ -157,9 +158,9 @@ def infer_task(cells: pd.Series) -> str:
         return "classification"
     if np.isnan(values).any() or (values != np.round(values)).any():
         return "regression"
-    distinct = len(np.unique(values))
-    few = distinct <= MAX_CLASSES and len(values) >= 5 * distinct
-    return "classification" if distinct <= 2 or few else "regression"
+    counts = np.unique(values, return_counts=True)[1]
+    few = len(counts) <= MAX_CLASSES and counts.min() >= RAREST and counts.mean() >= USUAL
+    return "classification" if len(counts) <= 2 or few else "regression"
 
 
 def read_target(path: str | Path, cells: pd.Series, task: str | None) -> tuple[str, np.ndarray, tuple[str, ...]]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bnn_pyro.cells import MAX_CATEGORIES, MISSING, infer_task, parsed, read_cells
+from bnn_pyro.cells import MAX_CATEGORIES, MISSING, RAREST, infer_task, parsed, read_cells
 from bnn_pyro.errors import unknown
 
 if TYPE_CHECKING:
@@ -122,6 +122,8 @@ def inspect_table(path: Path, target: str | None = None) -> Inspection:
         findings += [Finding(name, *what) for what in _column(frame[name], gaps[name], name == target)]
     if target is not None:
         findings += [Finding(target, sentence) for sentence in _target(frame[target][~gaps[target]], task)]
+    if list(columns) == [target]:
+        findings.append(Finding(target, "is the only column: there is nothing to predict it from", True))
     if target is None:
         findings.append(Finding("target", f"which column is it? --target {' or '.join(list(columns)[-3:])}, …", True))
     missing, duplicates = int(gaps.any(axis=1).sum()), int(frame.duplicated().sum())
@@ -181,7 +183,8 @@ def _texts(cells: pd.Series, distinct: int, is_target: bool) -> Iterator[tuple[s
         counts = cells.value_counts()
         if rare := [text for text, count in counts.items() if count < RARE]:
             shown = ", ".join(f"'{text}'" for text in rare[:3])
-            yield f"{len(rare):,} with fewer than {RARE} rows: {shown}{', …' if len(rare) > 3 else ''}", False, False
+            refused = is_target and counts.iloc[-1] < RAREST  # in one of the parts there would be none
+            yield f"{len(rare):,} with fewer than {RARE} rows: {shown}{', …' if len(rare) > 3 else ''}", refused, False
 
 
 def _numbers(cells: pd.Series, values: np.ndarray, distinct: int, is_target: bool) -> Iterator[tuple[str, bool, bool]]:
@@ -229,6 +232,8 @@ def _target(cells: pd.Series, task: str | None) -> Iterator[str]:
         return
     values = parsed(cells)
     values = values[np.isfinite(values)]
+    if np.array_equal(values, np.round(values)) and values.min() == 0:
+        yield "whole numbers from 0 on; if they are counts, --task counts"
     skewness = float(((values - values.mean()) ** 3).mean() / values.std() ** 3) if values.std() > 0 else 0.0
     if values.min() > 0 and skewness > SKEWED:
         yield f"positive and skewed ({skewness:.1f}): intervals may reach below 0; its logarithm is easier to predict"
