@@ -23,8 +23,8 @@ __all__ = ["DECIMAL_COMMA", "MAX_CATEGORIES", "MISSING", "RAREST", "infer_task",
            "positions", "read_cells", "read_target"]  # fmt: skip
 
 #: A target with more different whole numbers than this is a quantity, and so is one with fewer rows for the rarest
-#: of them, which could not be in the training, validation and test part, or for each in the mean.
-MAX_CLASSES, RAREST, USUAL = 20, 3, 5
+#: of them, which could not be in two parts of a split, or for each in the mean.
+MAX_CLASSES, RAREST, USUAL = 20, 2, 5
 DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
 #: Cells of a file that hold nothing.
 MISSING = ("", "?", "NA", "N/A", "#N/A", "NaN", "nan", "NAN", "-nan", "null", "NULL", "None", "none", "n/a", "na")
@@ -44,8 +44,8 @@ def read_cells(path: Path) -> pd.DataFrame:
 
     Commas in numbers are read: of a column whose cells are all numbers, 1,234 has one for thousands where a comma
     separates the cells too, and 1,5 (or any, where something else does) one for decimals. ``frame.attrs`` has the
-    "separator", and {column: "thousands" or "decimal comma"} of "commas". A first column without a name that has another
-    whole number or text in every row ("row_names") is what pandas and R write of an index, and left out.
+    "separator", and {column: "thousands" or "decimal comma"} of "commas". A first column without a name that has
+    another whole number or text in every row ("row_names") is what pandas and R write of an index, and left out.
 
     Raises UserError for what is no table of UTF-8 text with unique names in row 1.
     """
@@ -148,8 +148,8 @@ def positions(
 def infer_task(cells: pd.Series) -> str:
     """Classification for text, for two different whole numbers, and for up to 20 that come often enough to be classes.
 
-    That is three times or more each, and five times in the mean. Everything else is regression: a rating of 1 to 5 stars counts as classes, so say ``task="regression"`` where the
-    order matters.
+    That is twice or more each, and five times in the mean. Everything else is regression: a rating of 1 to 5 stars
+    counts as classes, so say ``task="regression"`` where the order matters.
     """
     if cells.dtype == "category":
         return "classification"

@@ -86,7 +86,10 @@ class Inspection:
     def text(self) -> str:
         """All of it, for a terminal."""
         width = max(map(len, self.columns))
-        lines = [f"{self.path}: {self.rows:,} rows × {len(self.columns)} columns, separated by {self.separator}{self.aside}", ""]
+        lines = [
+            f"{self.path}: {self.rows:,} rows × {len(self.columns)} columns, separated by {self.separator}{self.aside}",
+            "",
+        ]
         lines += [f"  {name:{width}}  {about}" for name, about in self.columns.items()]
         if self.missing:
             lines.append(f"\n{self.missing:,} of {self.rows:,} rows ({self.missing / self.rows:.0%}) have a missing "
@@ -183,7 +186,7 @@ def _texts(cells: pd.Series, distinct: int, is_target: bool) -> Iterator[tuple[s
         counts = cells.value_counts()
         if rare := [text for text, count in counts.items() if count < RARE]:
             shown = ", ".join(f"'{text}'" for text in rare[:3])
-            refused = is_target and counts.iloc[-1] < RAREST  # in one of the parts there would be none
+            refused = is_target and counts.iloc[-1] < RAREST  # two parts of a split need it
             yield f"{len(rare):,} with fewer than {RARE} rows: {shown}{', …' if len(rare) > 3 else ''}", refused, False
 
 

@@ -52,6 +52,8 @@ def test_a_number_between_categories_is_standardised_and_the_categories_are_not(
         ([True, False] * 20, "classification"),
         (list(range(5)) * 8, "classification"),
         (list(range(10)) * 4, "regression"),
+        ([0] * 20 + [1] * 18 + [2] * 2, "classification"),
+        ([0] * 20 + [1] * 19 + [2], "regression"),
         ([0.5, 1.5] * 20, "regression"),
         (list(range(40)), "regression"),
     ],

@@ -11,6 +11,8 @@ from bnn_pyro.cells import read_cells
 from bnn_pyro.inspection import inspect_table
 from bnn_pyro.run import main
 
+COUNTS = "whole numbers from 0 on; if they are counts, --task counts"
+
 
 def table(tmp_path, text, name="t.csv"):
     path = tmp_path / name
@@ -133,6 +135,17 @@ def test_unbalanced_classes_and_clean_tables(tmp_path):
     assert "always says no is right in 97.5% of the rows" in " ".join(f.sentence for f in rare.findings)
     clean = inspect_table(table(tmp_path, "a,y\n" + rows(lambda k: k % 7, lambda k: k % 2)))
     assert not clean.findings and "nothing is wrong with it" in clean.text()
+
+
+def test_what_a_target_is_refused_for(tmp_path):
+    alone = inspect_table(table(tmp_path, "y\n" + rows(lambda k: k + 0.5)))
+    few = inspect_table(path := table(tmp_path, "a,y\n" + rows(lambda k: k % 7, lambda k: "abc"[(k > 0) + (k > 9)])))
+    counts = inspect_table(table(tmp_path, "a,y\n" + rows(lambda k: k % 7, lambda k: k % 23), "counts.csv"))
+    said = [(f.column, f.refused, f.sentence) for report in (alone, few, counts) for f in report.findings]
+    assert said[0][:2] == ("y", True) and "only column" in said[0][2]
+    assert said[1] == ("y", True, "1 with fewer than 5 rows: 'a'") and said[2][1:] == (False, COUNTS) and len(said) == 3
+    with pytest.raises(bp.UserError, match="too few rows of class 'a'"):
+        bp.load_data(path)
 
 
 def test_inspect_is_a_command_that_loads_no_torch(tmp_path, capsys):

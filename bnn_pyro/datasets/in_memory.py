@@ -56,8 +56,8 @@ def dataset(
     y       (N,): numbers, or labels of any type; or the name of a column of the frame
     x_test, y_test  the test part, where it is given
     task    regression, classification or counts; where not given, classification or regression by the target, as of a
-            file: for text, categories, booleans, two different whole numbers, or up to 20, each
-            three times or more and five times in the mean
+            file: for text, categories, booleans, two different whole numbers, or up to 20, each twice or
+            more and five times in the mean
     classes names of the labels 0 … K−1, where y are these
     split   share of the rows that test (0.15), stratified for classification; or a mask (N,) of test rows, their
             numbers, or a tuple of row numbers (train, test) or (train, validation, test)
