@@ -53,6 +53,15 @@ def test_small_tables_are_sampled_and_shortened_where_there_is_no_time():
     assert whole.entry.noise == "heteroscedastic" and choose(LABELS, 2000).entry.noise == bp.MeanField().noise
 
 
+def test_wide_tables_have_a_prior_by_their_width_and_other_likelihoods_their_own_noise():
+    priors = [choose(replace(TABLE, input_shape=(width,)), 300).entry.prior for width in (16, 17, 200)]
+    assert priors == ["normal:1", "fan-in:4", "fan-in:4"]
+    assert choose(TABLE, 300).entry.noise == "heteroscedastic"
+    heavy = choose(TABLE, 300, settings={"likelihood": "student-t"}).entry
+    with bp.isolated(0):
+        assert type(heavy.model(TABLE).likelihood).__name__ == "StudentT"
+
+
 def test_settings_go_over_tuned_ones_and_these_over_the_rule(monkeypatch):
     rule = choose(TABLE, 300)
     best = {"ours": {rule.inference: Fit({"hidden": (7,), "activation": "tanh"}, {"draws": 11})}}

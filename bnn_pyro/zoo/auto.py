@@ -42,6 +42,10 @@ GRADIENTS, CHAINS = 2, 8
 #: Of the full length at least; and the share of the most epochs after which early stopping has mostly ended a fit.
 LEAST, EARLY = 0.01, 0.25
 
+#: Inputs of a row above which their number scales the prior: fan-in:4 is Normal(0, 1) in a layer after 16 units, and
+#: 4/√F after F inputs, where Normal(0, 1) would let functions be as steep as all of them together.
+WIDE = 16
+
 #: (settings of the method, N, M, cores) -> seconds.
 Cost = Callable[[Mapping[str, Any], int, int, int], float]
 
@@ -68,7 +72,8 @@ class Rule:
 
     inputs    "table" or "image"
     settings  of the variant, and ``method_settings``, over their defaults
-    noise     the variant's ``noise`` where targets are numbers
+    wide      of the variant, over these, where a row has more than ``WIDE`` inputs
+    noise     the variant's ``noise`` where targets are numbers with Normal noise
     lengths   settings of the method that say how long it runs: the minutes may shorten them, all by one factor
     least     the smallest such factor; 0: this rule is always taken where it is reached
     seconds   of a fit
@@ -84,13 +89,14 @@ class Rule:
     least: float = 0.0
     settings: Mapping[str, Any] = field(default_factory=dict)
     method_settings: Mapping[str, Any] = field(default_factory=dict)
+    wide: Mapping[str, Any] = field(default_factory=dict)
     noise: str = "learned"
 
 
 RULES = (
     Rule("table", "mean-field", "mile", "few enough rows to sample the posterior, all of them in every step",
          sampling, ("warmup", "thin", "epochs"), 0.1, {"hidden": (16, 16), "prior": "normal:1"},
-         noise="heteroscedastic"),
+         wide={"prior": "fan-in:4"}, noise="heteroscedastic"),
     Rule("table", "hidden-layer", "svi", "too many rows to sample the posterior in the time: mini-batches",
          optimisation, ("epochs",), 0.0, {"hidden": (50, 50)}, noise="heteroscedastic"),
     Rule("image", "convnet", "ensemble", "images: networks with convolutions, each from a start of its own",
@@ -158,6 +164,7 @@ def choose(
     if not (isinstance(minutes, int | float) and 0 < minutes < math.inf):
         raise UserError(f"minutes must be a number above 0, got {minutes!r:.40}")
     kind, cores, rows = "image" if schema.is_image else "table", usable_cores(), max(1, rows)
+    inputs = math.prod(schema.input_shape)
     rules = [rule for rule in RULES if rule.inputs == kind and method in (None, rule.method)]
     if not rules:
         if method not in METHODS:
@@ -165,8 +172,9 @@ def choose(
         known = ", ".join(rule.method for rule in RULES if rule.inputs == kind)
         raise UserError(f"auto takes {known} for a {kind}, not {method}; name a variant that takes {method} (`list`)")
     for rule in rules:
-        noise = {} if schema.has_classes else {"noise": rule.noise}
-        setup = tuned(rule.variant, rule.method, name, ({**rule.settings, **noise}, rule.method_settings))
+        other = schema.has_classes or settings.get("likelihood", "normal") != "normal"
+        own = rule.settings | (rule.wide if inputs > WIDE else {}) | ({} if other else {"noise": rule.noise})
+        setup = tuned(rule.variant, rule.method, name, (own, rule.method_settings))
         setup = setup.changed(settings=settings)
         macs = _multiplications(setup.entry, schema)
         usual = schedule(rows, macs)._asdict()
@@ -178,7 +186,7 @@ def choose(
             lengths = {key: max(1, int(share * whole[key])) for key in rule.lengths if key not in settings}
         if share >= rule.least or rule is rules[-1]:
             break
-    what = f"{rows:,} rows × {math.prod(schema.input_shape):,} inputs in {minutes:g} minutes, {rule.reason}"
+    what = f"{rows:,} rows × {inputs:,} inputs in {minutes:g} minutes, {rule.reason}"
     about = {"reason": what, "minutes": minutes, "expected_seconds": float(f"{seconds:.2g}")}
     return replace(setup.changed(method=lengths), auto=about)
 

@@ -1,0 +1,143 @@
+"""Tables that no rule was made on: what `auto` makes of them, beside models of scikit-learn.
+
+    python -m benchmarks.accuracy.unseen FOLDER [--only PACKAGE/NAME …] [--short]     # FOLDER/PACKAGE/NAME.csv
+    python -m benchmarks.accuracy.unseen FOLDER --write                               # to docs/which-method.md
+
+The tables are those of R packages (https://vincentarelbundock.github.io/Rdatasets), read as `train` reads them: random
+split, standardised by the training part. Linear is BayesianRidge or LogisticRegression; boosting HistGradientBoosting,
+with Normal errors of the size of cross-validated ones. These two are given the validation rows to train on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+import warnings
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import numpy as np
+import pyro.distributions as dist
+import torch
+from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+from sklearn.linear_model import BayesianRidge, LogisticRegression
+from sklearn.model_selection import cross_val_predict
+
+import bnn_pyro as bp
+from benchmarks.accuracy.peers import rows_of
+from benchmarks.markdown import table
+from benchmarks.provenance import RESULTS, ROOT, Measurements, check_kept, source
+from bnn_pyro import metrics
+from bnn_pyro.datasets import Dataset
+from bnn_pyro.parts.mixtures import Mixture
+from bnn_pyro.zoo.auto import choose
+
+PAGE, RESULT = ROOT / "docs" / "which-method.md", RESULTS / "unseen.json"
+#: Table -> target, and columns to leave out. Rows with a missing value are dropped.
+TABLES: dict[str, tuple[str, list[str]]] = {
+    "datasets/cars": ("dist", []), "datasets/trees": ("Volume", []), "MASS/mcycle": ("accel", []),
+    "MASS/mammals": ("brain", []), "car/Prestige": ("prestige", ["census"]), "texmex/liver": ("ALT.M", []),
+    "Ecdat/Cigarette": ("packpc", []), "vcd/Baseball": ("sal87", ["name1", "name2"]),
+    "Ecdat/Crime": ("crmrte", ["county"]), "HSAUR/Forbes2000": ("marketvalue", ["name"]),
+    "COUNT/medpar": ("los", ["provnum"]), "Ecdat/Workinghours": ("hours", []), "Ecdat/Computers": ("price", []),
+    "ggplot2/diamonds": ("price", []), "rpart/kyphosis": ("Kyphosis", []), "datasets/iris": ("Species", []),
+    "MASS/fgl": ("type", []), "MASS/Pima.te": ("type", []), "gap/crohn": ("crohn", ["pid", "id", "fid", "mid"]),
+    "Ecdat/Fishing": ("mode", []), "COUNT/titanic": ("survived", []), "psych/bfi": ("gender", []),
+    "car/Chile": ("vote", []), "survival/nwtco": ("rel", ["seqno", "edrel"]), "lme4/VerbAgg": ("resp", ["id", "r2"]),
+}  # fmt: skip
+#: Chains of a few thousandths of their default length.
+SHORT = {"chains": 4, "warmup": 1200, "thin": 32, "draws": 25, "epochs": 150, "patience": 30, "cores": 1}
+
+
+def scores(prediction: Any, data: Dataset) -> dict[str, float]:
+    """NLL, in units of the targets' standard deviation, with its interval, and coverage."""
+    found, shift = metrics.evaluate(prediction, data.y_test).flat(), math.log(data.schema.y_scale)
+    kept = {name: found[name] - shift for name in ("nll", "nll_low", "nll_high")}
+    return kept | {name: found[name] for name in ("coverage_90", "ece", "accuracy") if name in found}
+
+
+def auto(data: Dataset, short: bool) -> dict[str, Any]:
+    """What `auto` chooses for five minutes; with short chains where it is chains."""
+    setup = choose(data.schema, len(data.x_train))
+    setup = setup.changed(settings=SHORT) if short and setup.inference == "mile" else setup
+    posterior = bp.fit(setup.entry, data, setup.method, progress=False)
+    found = scores(bp.predict(posterior, data.x_test, num_draws=200), data)
+    return {**found, "chosen": f"{setup.variant}, {setup.inference}"}
+
+
+def peer(data: Dataset, boosted: bool) -> dict[str, Any]:
+    """Linear models, or boosting."""
+    x, y, x_test = rows_of(data)
+    if data.schema.has_classes:
+        model = HistGradientBoostingClassifier(random_state=0) if boosted else LogisticRegression(max_iter=2000)
+        probs = model.fit(x, y.astype(int)).predict_proba(x_test).clip(1e-12)
+        return scores(Mixture(dist.Categorical(torch.from_numpy(probs)[None])), data)
+    if boosted:
+        model = HistGradientBoostingRegressor(random_state=0)
+        scale = np.full(len(x_test), np.sqrt(np.square(cross_val_predict(model, x, y, cv=3) - y).mean()))
+        loc = model.fit(x, y).predict(x_test)
+    else:
+        loc, scale = BayesianRidge().fit(x, y).predict(x_test, return_std=True)
+    loc, scale = (torch.from_numpy(np.asarray(v, np.float64)) * data.schema.y_scale for v in (loc, scale))
+    return scores(Mixture(dist.Normal(loc[None] + data.schema.y_shift, scale[None])), data)
+
+
+def measure(folder: Path, name: str, short: bool) -> dict[str, Any]:
+    """Scores of one table's test rows by all models."""
+    target, exclude = TABLES[name]
+    data = bp.load_data(folder / f"{name}.csv", target=target, exclude=exclude, drop_missing=True)
+    start = time.process_time()
+    own = auto(data, short)
+    cpu = round(time.process_time() - start, 1)
+    kind = f"{len(data.schema.classes)} classes" if data.schema.has_classes else "numbers"
+    about = {"rows": len(data.x_train), "inputs": data.schema.input_shape[0], "task": kind, "cpu": cpu, "short": short}
+    return about | {"auto": own, "linear": peer(data, False), "boosting": peer(data, True)}
+
+
+def page(lines: list[dict[str, Any]]) -> str:
+    """A row for each table, and mean ranks."""
+    rows, models = [], ("auto", "linear", "boosting")
+    runs = [(line["key"]["table"], line["runs"][-1]) for line in lines]
+    for name, run in runs:
+        own = run["auto"]
+        nll = [f"{run[m]['nll']:.2f}" for m in models]
+        nll[0] += f" ({own['nll_low']:.2f} to {own['nll_high']:.2f})"
+        size = f"{run['rows']:,} × {run['inputs']}"
+        right = f"{own['coverage_90']:.0%} in 90 %" if "coverage_90" in own else f"ECE {own['ece']:.2f}"
+        rows.append([name, size, run["task"], own["chosen"], *nll, right, f"{run['cpu']:.0f}"])
+    order = [sorted(models, key=lambda m, run=run: run[m]["nll"]) for _, run in runs]
+    ranks = ", ".join(f"{m} {mean(1 + o.index(m) for o in order):.2f}" for m in models)
+    clear = [name for name, run in runs if run["auto"]["nll_low"] > run["linear"]["nll"]]
+    worse = f"auto's interval lies above linear's NLL on: {', '.join(clear) or 'none'}."
+    head = ["table", "training rows × inputs", "task", "auto", "NLL of auto", "linear", "boosting", "auto is right",
+            "CPU s"]  # fmt: skip
+    return f"{table(head, rows)}\n\nMean rank by NLL over {len(runs)} tables: {ranks}; {worse}\n\n{source(lines)}"
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Measure what is missing, or write the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--only", nargs="+", choices=TABLES, default=list(TABLES))
+    parser.add_argument("--short", action="store_true", help="chains of a few thousandths of their default length")
+    parser.add_argument("--write", action="store_true")
+    args, kept = parser.parse_args(argv), Measurements(RESULT, "tables")
+    for name in [] if args.write else args.only:
+        if not kept.runs(key := {"table": name}):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                kept.add(key, run := measure(args.folder, name, args.short), load=0.0)
+            print(name, json.dumps(run))
+    if args.write:
+        for line in kept.lines():
+            check_kept(line["runs"][-1])
+        before, begin, rest = PAGE.read_text().partition("<!-- begin unseen -->")
+        PAGE.write_text(f"{before}{begin}\n\n{page(kept.lines())}\n\n<!-- end unseen -->"
+                        + rest.partition("<!-- end unseen -->")[2])  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
