@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from bnn_pyro.checkpoint import Checkpoint, Interrupted, Run
 from bnn_pyro.datasets.dataset import Dataset
@@ -203,7 +204,10 @@ class Ensemble(MAP):
             run.tell(round((before + done) * steps), self.members * steps, figures)
 
         rows = replace(data, x_test=data.x_test[:0], y_test=data.y_test[:0])  # the others need not travel
-        work = rule.epochs * num * sum(value.numel() for value in model.initial.values())
+        # Multiplications, as convolutions use a weight more than once.
+        with isolated(0), torch.no_grad(), FlopCounterMode(display=False) as counter:
+            model(data.x_train[:1])
+        work = rule.epochs * num * counter.get_total_flops() / 2
         seconds = self.members * (steps * EAGER + ARITHMETIC * work)
         together = self.members == 1 or here().size > 1
         cores = 1 if together else choose_cores(self.cores, self.members, data.x_train.device, seconds)
