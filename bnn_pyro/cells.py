@@ -19,8 +19,8 @@ from bnn_pyro.errors import UserError, unknown
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["DECIMAL_COMMA", "MAX_CATEGORIES", "MISSING", "RAREST", "infer_task", "label", "numbers", "parsed",
-           "positions", "read_cells", "read_target"]  # fmt: skip
+__all__ = ["DECIMAL_COMMA", "MAX_CATEGORIES", "MISSING", "RAREST", "SKEWED_HINT", "infer_task", "is_skewed", "label",
+           "numbers", "parsed", "positions", "read_cells", "read_target"]  # fmt: skip
 
 #: A target with more different whole numbers than this is a quantity, and so is one with fewer rows for the rarest
 #: of them, which could not be in two parts of a split, or for each in the mean.
@@ -30,6 +30,9 @@ DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
 MISSING = ("", "?", "NA", "N/A", "#N/A", "NaN", "nan", "NAN", "-nan", "null", "NULL", "None", "none", "n/a", "na")
 #: A text column with more categories than this, and fewer than five rows for each, is a name or a comment.
 MAX_CATEGORIES = 20
+#: Skewness of a positive target from which on a log scale is suggested.
+SKEWED = 1.0
+SKEWED_HINT = "positive and skewed: intervals may reach below 0, --target-scale log models its logarithm"
 #: What separates cells, the most usual first.
 SEPARATORS = (",", ";", "\t", "|")
 #: 1,234 and 1,234,567.89: a comma, or a point, for thousands.
@@ -188,6 +191,13 @@ def read_target(path: str | Path, cells: pd.Series, task: str | None) -> tuple[s
         raise UserError(f"{where} has {len(classes)} classes in {len(labels)} rows; is it a quantity? Then give "
                         "task='regression'")  # fmt: skip
     return task, positions(path, cells, labels, classes, "class"), classes
+
+
+def is_skewed(y: np.ndarray) -> bool:
+    """Whether numbers are positive and have a skewness above ``SKEWED``, which their logarithms have not."""
+    values = (y, np.log(y)) if y.min() > 0 else ()
+    skewness = [(((v - v.mean()) / max(v.std(), 1e-300)) ** 3).mean() for v in values]
+    return bool(skewness) and bool(skewness[0] > max(SKEWED, abs(skewness[1])))
 
 
 def label(cell: str | float) -> str:

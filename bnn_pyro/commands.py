@@ -11,11 +11,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from bnn_pyro.cells import SKEWED_HINT, is_skewed
 from bnn_pyro.errors import FitFailed, UserError, unknown
 from bnn_pyro.files import lock_folder, write_whole
 from bnn_pyro.posterior import Posterior
-from bnn_pyro.reports.tables import guarantee_table, prediction_table, run_table, score_table
-from bnn_pyro.runs.folder import GUARANTEES, CheckFolder, RunFolder
+from bnn_pyro.progress import announce
+from bnn_pyro.reports.tables import guarantee_table, run_table, score_table
+from bnn_pyro.runs.folder import CheckFolder, RunFolder
 from bnn_pyro.runs.recipe import EXAMPLE, Recipe, read_config, resolve
 from bnn_pyro.runs.train import environment, fit_run, prepare_run, typed_command
 from bnn_pyro.zoo.auto import say
@@ -40,6 +42,8 @@ def train(args: Namespace) -> int:
     with joined() as ranks:
         recipe, folder = ranks.first_does(lambda: _train_target(args))
         data = load_together(ranks, recipe.load)
+        if ranks.first and data.schema.task == "regression" and data.schema.target_scale == "identity":
+            announce(f"{data.schema.target}: {SKEWED_HINT}", is_skewed(data.y_train.double().numpy()))
         with ranks.agreed():
             ready, beside = prepare_run(recipe, data, args.max_minutes)
         again = f"go on to the same result with: python -m bnn_pyro.run train --resume --out {folder.path}"
@@ -109,35 +113,16 @@ def evaluate(args: Namespace) -> None:
 
 def predict(args: Namespace) -> None:
     """Predictions with their uncertainty for new inputs, one line a row, as CSV."""
-    from bnn_pyro.calibration.calibrated import Calibrated, with_calibration
-    from bnn_pyro.datasets import load_inputs, read_rows
-    from bnn_pyro.runs.calibrate import calibration_rows, guarantee_columns, monitor_lines
-    from bnn_pyro.runs.evaluate import predict_with_progress
+    from bnn_pyro.runs.predict import predict_file
 
     output = Path(args.output)
     if output.is_dir():
         raise UserError(f"--output {output} is a folder; give the name of a CSV file")
     if output.exists() and not args.overwrite:
         raise UserError(f"--output {output} exists; choose another name or add --overwrite")
-    folder, recipe, posterior = _opened(args)
-    posterior, y = with_calibration(posterior, folder.path), None
-    if Path(args.input).suffix.lower() in (".csv", ".tsv"):
-        x, y = read_rows(args.input, posterior.schema)
-    else:
-        x = load_inputs(args.input, posterior.schema, invert=args.invert)
-    calibrated = isinstance(posterior, Calibrated)
-    if args.monitor and not calibrated:
-        raise UserError(f"--monitor compares with calibration rows, and {args.run} has none: calibrate {args.run}")
-    prediction = predict_with_progress(posterior, x, recipe.num_draws, args.input)
-    table = prediction_table(prediction, posterior.schema)
-    if calibrated:
-        about = folder.read(GUARANTEES)
-        table = table.join(guarantee_columns(posterior, prediction, about.get("level", 0.9)))
-    if args.monitor:
-        _, known, _ = calibration_rows(recipe, posterior.posterior, about.get("data") or None)
-        print(monitor_lines(posterior, known, x, y))
+    table, said = predict_file(*_opened(args), args)
     write_whole(output, table.to_csv(index=False, float_format="%.7g").encode())
-    print(f"{len(table):,} predictions: {output}")
+    print("\n".join([*said, f"{len(table):,} predictions: {output}"]))
 
 
 def calibrate(args: Namespace) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bnn_pyro.cells import MAX_CATEGORIES, MISSING, RAREST, infer_task, parsed, read_cells
+from bnn_pyro.cells import MAX_CATEGORIES, MISSING, RAREST, SKEWED_HINT, infer_task, is_skewed, parsed, read_cells
 from bnn_pyro.errors import unknown
 
 if TYPE_CHECKING:
@@ -26,8 +26,6 @@ __all__ = ["Finding", "Inspection", "inspect_table"]
 OUTLIER = 8.0
 #: Rows of a category or class below which it is rare.
 RARE = 5
-#: Skewness of a positive target from which on its logarithm is worth a thought.
-SKEWED = 2.0
 #: Share of the rows that are one class, from which on accuracy says little.
 UNBALANCED = 0.9
 DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}([T ].*)?|\d{1,2}[./]\d{1,2}[./](\d{4}|\d{2})( .*)?")
@@ -237,6 +235,5 @@ def _target(cells: pd.Series, task: str | None) -> Iterator[str]:
     values = values[np.isfinite(values)]
     if np.array_equal(values, np.round(values)) and values.min() == 0:
         yield "whole numbers from 0 on; if they are counts, --task counts"
-    skewness = float(((values - values.mean()) ** 3).mean() / values.std() ** 3) if values.std() > 0 else 0.0
-    if values.min() > 0 and skewness > SKEWED:
-        yield f"positive and skewed ({skewness:.1f}): intervals may reach below 0; its logarithm is easier to predict"
+    if is_skewed(values):
+        yield SKEWED_HINT

@@ -125,8 +125,11 @@ KINDS: dict[tuple[str, ...], dict[str, Any]] = {
     ("--baseline", "--bias"): {"action": BooleanOptionalAction},
     ("--conformal", "--level"): {"type": float},
     ("--input", "--output"): {"required": True},
+    ("--keep",): {"default": ""},
+    ("--levels",): {"type": numbers, "default": ()},
+    ("--on-bad-row",): {"default": "refuse", "choices": ("refuse", "skip", "flag")},
     ("--budget",): {"default": "quick"},
-    ("--minutes",): {"type": float},
+    ("--minutes", "--threshold"): {"type": float},
     ("--drop-missing",): {"action": "store_true", "default": None},
 }
 

@@ -68,6 +68,7 @@ class _Bayesian(BaseEstimator):
         if len(y) < 2:
             raise UserError(f"X has n_samples = {len(y)}; a fit needs two rows or more")
         options = dict(missing=self.missing, unseen=self.unseen, validation=self.validation)
+        options["target_scale"] = getattr(self, "target_scale", "identity")
         data = dataset(x, y, task=self._task, split=0.0, **options)
         if classes is not None:
             data = replace(data, schema=replace(data.schema, classes=tuple(map(str, classes))))
@@ -136,7 +137,7 @@ class BayesianRegressor(RegressorMixin, _Bayesian):
                   objects; or a module of your own, as in ``bp.fit``
     hidden, activation, prior, noise, likelihood, epochs, batch_size, lr  settings of either, by their names on the
                   command line; None leaves each as it is.   settings: any others, {name: value}
-    task          "regression" or "counts"
+    task, target_scale  "regression" or "counts"; "log" of positive numbers, as in ``dataset``
     validation    number or share of the training rows that are held out, for methods that stop early
     missing, unseen  of frames, as in ``dataset``
     num_draws     draws of the weights in a prediction
@@ -150,6 +151,7 @@ class BayesianRegressor(RegressorMixin, _Bayesian):
     noise: str | float | None = None
     likelihood: str | None = None
     task: str = "regression"
+    target_scale: str = "identity"
 
     @property
     def _task(self) -> str:

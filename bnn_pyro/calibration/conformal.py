@@ -3,7 +3,8 @@
 A score says how badly y fits the prediction at x. Of n calibration rows and a new one that are exchangeable, the
 ⌈(n + 1) level⌉-th smallest calibration score is exceeded by the new one with a probability of at most 1 − level (Vovk,
 Gammerman & Shafer 2005; Lei et al. 2018, arXiv:1604.04173). The coverage that given calibration rows lead to is
-Beta(k, n + 1 − k) distributed, k = ⌈(n + 1) level⌉, and at least so where scores tie.
+Beta(k, n + 1 − k) distributed, k = ⌈(n + 1) level⌉, and at least so where scores tie. Scores of numbers are taken on
+the scale that the network models: where that is log y, intervals are of ratios, and positive.
 """
 
 from __future__ import annotations
@@ -181,7 +182,7 @@ class Conformal:
         of = SCORES[self.method].of
         if prediction.has_classes:
             return of(prediction).gather(1, y.long()[:, None])[:, 0]
-        return of(prediction, y.double(), self.level)
+        return of(prediction.untransformed, prediction.transform.inv(y.double()), self.level)
 
     def at(
         self,
@@ -244,9 +245,10 @@ class Rows:
         """See ``Decisions.interval``."""
         level = level if self.at_level is None else self.at_level
         limits = torch.from_numpy(self.thresholds(level))
-        low, high = SCORES[self.conformal.method].bounds(prediction, limits, self.conformal.level)
+        ends = SCORES[self.conformal.method].bounds(prediction.untransformed, limits, self.conformal.level)
         infinite = limits == math.inf
-        low, high = torch.where(infinite, -math.inf, low.double()), torch.where(infinite, math.inf, high.double())
+        whole = (torch.where(infinite, end, v.double()) for v, end in zip(ends, (-math.inf, math.inf), strict=True))
+        low, high = map(prediction.transform, whole)
         if level <= 0:  # nothing is covered, which a point is the nearest to
             low = high = prediction.mean.double()
         return Interval(low, high, level, self._kind, self._note(level, infinite))

@@ -125,7 +125,10 @@ class RecalibratedClasses(Recalibrated, ClassMixture):
 
 # -- numbers -----------------------------------------------------------------------------------------------------------
 class Affine:
-    """y ↦ mean + factor · (y − mean) of every component: variance scaling, of families with a location and a scale."""
+    """y ↦ mean + factor · (y − mean) of every component: variance scaling, of families with a location and a scale.
+
+    On a log scale it is log y that is scaled.
+    """
 
     task = "regression"
 
@@ -148,7 +151,7 @@ class Affine:
         if not {"loc", "scale"} <= values.keys():
             raise UserError(f"variance scaling needs a location and a scale, and {type(d).__name__} has none; take "
                             "isotonic")  # fmt: skip
-        mean = prediction.mean
+        mean = prediction.untransformed.mean
         values |= {"loc": mean + self.factor * (values["loc"] - mean), "scale": self.factor * values["scale"]}
         return type(prediction)(make(type(d), values))
 
@@ -222,12 +225,14 @@ class _Corrected(Distribution):
     def _moments(self) -> tuple[Tensor, Tensor]:
         """Mean and variance by ∫ P(Y ≤ t) dt between the quantiles of 10⁻⁵ and 1 − 10⁻⁵."""
         low, high = self.base.quantile(self.map.inverse(np.array([1e-5, 1 - 1e-5])).tolist()).double()
-        share, moments = torch.linspace(0, 1, GRID, dtype=torch.float64)[:, None], []
+        transform, share, moments = self.base.transform, torch.linspace(0, 1, GRID, dtype=torch.float64)[:, None], []
+        ends = transform.inv(low), transform.inv(high)
         for rows in torch.arange(len(self.base)).split(max(1, 2 * BLOCK // (GRID * self.base.num_draws))):
             width = (high - low)[rows]
-            cdf = self.map(self.base[rows].cdf(low[rows] + share * width))
-            first = width - torch.trapezoid(cdf, share * width, dim=0)
-            second = width.square() - 2 * torch.trapezoid(share * width * cdf, share * width, dim=0)
+            at = transform(torch.lerp(*(end[rows] for end in ends), share)) - low[rows]
+            cdf = self.map(self.base[rows].cdf(low[rows] + at))
+            first = width - torch.trapezoid(cdf, at, dim=0)
+            second = width.square() - 2 * torch.trapezoid(at * cdf, at, dim=0)
             moments.append(torch.stack([low[rows] + first, second - first.square()]))
         return tuple(torch.cat(moments, 1).float()[:, None])
 
@@ -241,8 +246,13 @@ class RecalibratedNumbers(Recalibrated, Mixture):
     def __new__(cls, base: Mixture, map: CdfMap) -> RecalibratedNumbers:
         """See :class:`CdfMap`."""
         new = super().__new__(cls, _Corrected(base, map))
-        new.base, new.map = base, map
+        new.base, new.map, new.transform = base, map, base.transform
         return new
+
+    @cached_property
+    def untransformed(self) -> Mixture:
+        """See :meth:`Mixture.untransformed`: R is of probabilities, which a transform leaves as they are."""
+        return self if self.base.untransformed is self.base else self.map.apply(self.base.untransformed)
 
     def log_probs(self, y: Tensor) -> Tensor:
         """log of the density R′(F(y)) f(y), or of the share R(F(y)) − R(F(y⁻)) of a count, (1, B), nats."""

@@ -180,6 +180,7 @@ def load_data(
     categorical: Sequence[str] = (),
     target: str | None = None,
     task: str | None = None,
+    target_scale: str = "identity",
     drop_missing: bool = False,
     splits: str | Path | None = None,
     split: int = 0,
@@ -195,6 +196,7 @@ def load_data(
     categorical   names of a table's columns whose numbers are codes: categories, or classes, as they are written
     target, task, drop_missing  of a user's file: see ``tables.load_table``, ``arrays.load_archive`` and, where damaged
                   pictures are what is missing, ``images.load_folder``
+    target_scale  "log" of positive numbers: their logarithm is modelled, and everything predicted is of y itself
     splits, split an NPZ file of given test rows (test_0, test_1, …; rows counted from 0), and which of them to take;
                   the other rows train
     seed          of the random split, which is stratified for classification
@@ -241,6 +243,7 @@ def load_data(
     if splits is None and split:
         raise UserError(f"split={split} is one of a file of given splits; give splits too, or another seed")
     splits = None if splits is None else resolve(splits)
+    raw = replace(raw, target_scale=target_scale)
     return prepare(raw, splits=splits, split=split, seed=seed, fractions=fractions, validation=validation, limit=limit)
 
 
@@ -296,5 +299,5 @@ def _located(name_or_path: str | Path, also: Sequence[str] | dict[str, str] = ()
         existing(path)
         raise UserError(f"{path}: can't read a '{path.suffix}' file; save it as {', '.join(SUFFIXES)}")
     raise UserError(
-        f"{unknown('data set', text, [*DATASETS, *also])}; or the path of a {', '.join(SUFFIXES)} file or folder"
+        f"{unknown('data set', text, [*DATASETS, *also])}; or the path of a folder, or CSV, TSV or NPZ file"
     )

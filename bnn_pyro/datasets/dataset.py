@@ -26,9 +26,9 @@ from torch import Tensor
 from bnn_pyro.distributed import Ranks
 from bnn_pyro.files import cache_root
 
-__all__ = ["PARTS", "TASKS", "Column", "Dataset", "Raw", "Schema", "load_together", "row_digests"]
+__all__ = ["PARTS", "TARGET_SCALES", "TASKS", "Column", "Dataset", "Raw", "Schema", "load_together", "row_digests"]
 
-TASKS = ("regression", "classification", "counts")
+TASKS, TARGET_SCALES = ("regression", "classification", "counts"), ("identity", "log")
 #: The tensors of a data set.
 PARTS = ("x_train", "y_train", "x_val", "y_val", "x_test", "y_test")
 #: Bytes of rows from which on the processes of a machine have them in common; fewer are loaded by each.
@@ -75,9 +75,10 @@ class Schema:
     features     name of each input feature after encoding; () for images
     target       name of the target
     x_shift, x_scale  of length 1 (one for all, as for images) or one per feature
-    y_shift, y_scale  mean and standard deviation of the training targets; 0 and 1 of classes
+    y_shift, y_scale  mean and standard deviation of the training targets, or of their logarithms; 0 and 1 of classes
     columns      how a raw table becomes features; () where there is no table
     unseen       what a category does that training did not have: "refuse", or "ignore", where it is none of them
+    target_scale "log" where the logarithm of the (positive) targets is what is modelled, or "identity"
     """
 
     task: str
@@ -91,6 +92,7 @@ class Schema:
     y_scale: float = 1.0
     columns: tuple[Column, ...] = ()
     unseen: str = "refuse"
+    target_scale: str = "identity"
 
     @property
     def has_classes(self) -> bool:
@@ -148,6 +150,7 @@ class Dataset:
     name      as given to ``load_data`` (a file's stem for a user's file)
     source    where it came from, for the report and the model card
     split     how the rows were divided: seed, fractions or the given split; JSON-able
+    index_*   (N,) numbers of the rows in what was given: of a table's file the header is row 1, else from 0
 
     The validation and test parts may be empty (shape (0, …)), never None.
     """
@@ -162,6 +165,9 @@ class Dataset:
     y_test: Tensor
     source: str = ""
     split: Mapping[str, Any] = field(default_factory=dict)
+    index_train: Tensor | None = field(default=None, repr=False)
+    index_val: Tensor | None = field(default=None, repr=False)
+    index_test: Tensor | None = field(default=None, repr=False)
 
     def __repr__(self) -> str:
         schema = self.schema
@@ -183,8 +189,8 @@ class Dataset:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the training rows (first 16 hex digits): equal fingerprints mean equal training data."""
-        digest = hashlib.sha256()
+        """SHA-256 of the training rows (first 16 hex digits): equal ones mean equal training data and target scale."""
+        digest = hashlib.sha256(b"log" if self.schema.target_scale == "log" else b"")
         for part in (self.x_train, self.y_train):
             digest.update(part.detach().cpu().contiguous().numpy())
         return digest.hexdigest()[:16]
@@ -213,6 +219,7 @@ class Raw:
     test   x and y of the set's own test part, None where it has none
     white  the value of a white pixel: images are divided by it
     rows   (N,) numbers of the rows in the file, counted from 0, where rows were dropped; None: all are there
+    index  (N,) numbers of the rows of a table's file, whose header is row 1; None: as ``rows``, or from 0
     dropped     rows of the file that were left out for a missing value
     validation  training rows to hold out where there is an own test part; None: a sixth (10,000 of MNIST)
     """
@@ -232,6 +239,8 @@ class Raw:
     validation: int | None = None
     dropped: int = 0
     unseen: str = "refuse"
+    target_scale: str = "identity"
+    index: Tensor | None = None
 
     @property
     def has_classes(self) -> bool:

@@ -45,6 +45,7 @@ def dataset(
     limit: int | None = None,
     seed: int = 0,
     name: str = "data",
+    target_scale: str = "identity",
 ) -> Dataset:
     """Data in memory, divided once and standardised by its training part, as ``load_data`` does with a file.
 
@@ -70,6 +71,7 @@ def dataset(
     limit   keep so many training rows
     seed    of the split
     name    of the data, in reports; settings tuned for a data set of this name are taken
+    target_scale  "log" of positive numbers: their logarithm is modelled, and everything predicted is of y itself
 
     Raises UserError, one line with the place and the way out, for whatever is wrong with the input.
     """
@@ -93,7 +95,7 @@ def dataset(
     taken = [value for value in (y, groups, time) if isinstance(value, str)]
     table = table if table is None else table.drop(columns=taken)
     raw = _raw(x if table is None else table, columns["y"], task, classes, missing)
-    raw = replace(raw, name=name, source=f"in memory: {name}", unseen=unseen)
+    raw = replace(raw, name=name, source=f"in memory: {name}", unseen=unseen, target_scale=target_scale)
     if x_test is not None:
         given = [w for w, v in (("split", split), ("groups", groups), ("time", time)) if v is not None]
         if given:

@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bnn_pyro.datasets.dataset import Column, Dataset, Raw, Schema
+from bnn_pyro.datasets.dataset import TARGET_SCALES, Column, Dataset, Raw, Schema
 from bnn_pyro.datasets.splits import Division, divide
 from bnn_pyro.errors import UserError, unknown
 
-__all__ = ["check_choice", "mean_and_scale", "prepare", "select_features", "standardised", "taken"]
+__all__ = ["check_choice", "check_positive", "mean_and_scale", "prepare", "quantities", "select_features",
+           "standardised", "taken"]  # fmt: skip
 
 #: Values of a chunk: 8 MB in float64.
 CHUNK = 2**20
@@ -59,8 +60,15 @@ def prepare(raw: Raw, *, limit: int | None = None, division: Division | None = N
             raise UserError(f"limit={limit}: give the number of training rows to keep, 1 or more")
         train, record = train[:limit], {**record, "limit": limit}
     raw = _filled(raw, train)
+    numbers = next(v for v in (raw.index, raw.rows, torch.arange(len(raw.y))) if v is not None)
+    own_test = None if raw.test is None else torch.arange(len(raw.test[1]))
+    if raw.target_scale not in TARGET_SCALES:
+        raise unknown("target scale", raw.target_scale, TARGET_SCALES)
+    if raw.target_scale == "log":
+        check_positive(raw, raw.y, numbers)
+        check_positive(raw, raw.y[:0] if raw.test is None else raw.test[1], own_test)
     schema = _schema(raw, train)
-    tested = (raw.x, raw.y, test) if raw.test is None else (*raw.test, torch.arange(len(raw.test[1])))
+    tested = (raw.x, raw.y, test) if raw.test is None else (*raw.test, own_test)
     parts = ((raw.x, raw.y, train), (raw.x, raw.y, val), tested)
     record["rows"] = [len(rows) for _, _, rows in parts]
     if raw.dropped:
@@ -69,7 +77,21 @@ def prepare(raw: Raw, *, limit: int | None = None, division: Division | None = N
     for x, y, rows in parts:
         target = y[rows].to(torch.int64 if raw.has_classes else torch.float32)
         tensors += [standardised(x, schema, raw.white, rows), target]
-    return Dataset(raw.name, schema, *tensors, source=raw.source, split=record)
+    index = (numbers[train], numbers[val], numbers[test] if own_test is None else own_test)
+    return Dataset(raw.name, schema, *tensors, raw.source, record, *index)
+
+
+def check_positive(like: Raw | Schema, y: Tensor, index: Any, where: str = "") -> None:
+    """Raise UserError, with its number in ``index``, for the first target (N,) that has no logarithm."""
+    if like.task != "regression":
+        raise UserError(f"target_scale={like.target_scale} is for the task regression, not {like.task}; leave it out")
+    bad = (y <= 0).nonzero()[:, 0]
+    if len(bad):
+        more = f", and {len(bad) - 1:,} more rows have none" if len(bad) > 1 else ""
+        raise UserError(
+            f"{where or like.source}: target '{like.target}', row {int(index[bad[0]])}: {y[bad[0]].item():g} has no "
+            f"logarithm{more}; leave such rows out, or leave out target_scale=log (--target-scale)"
+        )
 
 
 # -- a chunk of rows at a time -----------------------------------------------------------------------------------------
@@ -140,8 +162,12 @@ def _schema(raw: Raw, rows: Tensor) -> Schema:
             f"{raw.name}: the target '{raw.target}' varies by {deviation:.3g} around {y.double().mean().item():.6g}, "
             "too little for 32-bit numbers; subtract a constant from it first"
         )
+    names = ("task", "classes", "features", "target", "columns", "unseen", "target_scale")
+    if raw.target_scale == "log":
+        y = y.double().log()
+        deviation = mean_and_scale([y])[1].item()
     return Schema(
-        **{name: getattr(raw, name) for name in ("task", "classes", "features", "target", "columns", "unseen")},
+        **{name: getattr(raw, name) for name in names},
         input_shape=tuple(raw.x.shape[1:]),
         x_shift=shift,
         x_scale=scale,
@@ -153,10 +179,15 @@ def _schema(raw: Raw, rows: Tensor) -> Schema:
 def _column_statistics(raw: Raw, rows: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of each feature; those of 0 and 1 are left as they are."""
     shift, scale = mean_and_scale(taken(raw.x, rows))
-    binary = torch.tensor([place >= column.num_numbers for column in raw.columns for place in range(column.width)])
-    if len(binary):
-        shift[binary], scale[binary] = 0.0, 1.0
+    binary = ~quantities(raw.columns, len(shift))
+    shift[binary], scale[binary] = 0.0, 1.0
     return tuple(shift.tolist()), tuple(scale.tolist())
+
+
+def quantities(columns: Sequence[Column], num: int) -> Tensor:
+    """Which of the ``num`` features are quantities, (F,) bool; others are 0 or 1."""
+    found = [place < column.num_numbers for column in columns for place in range(column.width)]
+    return torch.tensor(found or [True] * num)
 
 
 def _pixel_statistics(raw: Raw, rows: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -27,14 +27,15 @@ from bnn_pyro.cells import (
     read_target,
 )  # fmt: skip
 from bnn_pyro.datasets.dataset import Column, Raw, Schema
-from bnn_pyro.datasets.prepare import check_choice
+from bnn_pyro.datasets.prepare import check_choice, check_positive, quantities
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.files import existing
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["encode_rows", "encode_target", "load_table", "raw_table", "read_rows"]
+__all__ = ["encode_rows", "encode_target", "load_table", "raw_table", "read_rows", "read_table", "row_problems",
+           "row_texts"]  # fmt: skip
 
 #: The category of a missing text.
 MISSING_CATEGORY = "(missing)"
@@ -121,6 +122,7 @@ def raw_table(
         columns=columns,
         source=str(where),
         rows=None if len(kept) == len(frame) else torch.from_numpy(frame.index.get_indexer(kept.index)),
+        index=torch.from_numpy(kept.index.to_numpy(copy=True)),
     )
 
 
@@ -133,12 +135,46 @@ def read_rows(path: str | Path, schema: Schema) -> tuple[Tensor, Tensor | None]:
     Raises UserError for a missing column, a missing value, text where a number belongs, a category or a label that
     the training data did not have.
     """
+    path, frame = existing(path), read_table(path, schema)
+    x, y = encode_rows(path, frame, schema, MISSING)
+    return schema.standardise(x), y
+
+
+def read_table(path: str | Path, schema: Schema) -> pd.DataFrame:
+    """The cells of a table that has the columns of a model that is already trained; see :func:`read_rows`."""
     path = existing(path)
     if not schema.columns:
         wanted = "images" if schema.is_image else f"arrays x of shape (N, {schema.input_shape[0]})"
         raise UserError(f"{path}: this model takes {wanted}, not a table; give an .npz file (or PNG/JPG images)")
-    x, y = encode_rows(path, read_cells(path), schema, MISSING)
-    return schema.standardise(x), y
+    return _with_columns(path, read_cells(path), schema)
+
+
+def row_problems(frame: pd.DataFrame, like: Schema, words: Sequence[str] = MISSING) -> pd.Series:
+    """What is wrong with the inputs of each row, (N,); "" where :func:`encode_rows` takes them."""
+    import pandas as pd
+
+    gaps, problems = _gaps(frame, words), pd.Series("", frame.index)
+    for column in like.columns:
+        cells, missing = frame[column.name], gaps[column.name]
+        if column.categories is None:
+            known, what = np.abs(parsed(cells)) <= np.finfo(np.float32).max, "is no number, or too large a one"
+        else:
+            known, what = like.unseen == "ignore" or cells.isin(column.categories), "is a category new to the model"
+        if _takes_no_gaps(column):
+            problems[missing] += f"; {column.name} is missing"
+        strange = ~(missing | known)
+        problems[strange] += f"; {column.name}: '" + cells[strange].astype(str) + f"' {what}"
+    return problems.str.removeprefix("; ")
+
+
+def row_texts(x: Tensor, schema: Schema, most: int = 6) -> list[str]:
+    """``most`` of the standardised inputs (N, F), in words and the user's units, the furthest from the mean first."""
+    numeric, texts = quantities(schema.columns, x.shape[1]).tolist(), []
+    for values, far in zip(schema.unstandardise(x.double()).tolist(), x.abs().tolist(), strict=True):
+        features = zip(far, schema.features, values, numeric, strict=True)
+        parts = [(z, f"{name} {v:.6g}") if isnum else (0, name) for z, name, v, isnum in features if isnum or v]
+        texts.append(", ".join(text for _, text in sorted(parts, key=lambda part: -part[0])[:most]))
+    return texts
 
 
 def encode_rows(
@@ -148,11 +184,8 @@ def encode_rows(
 
     Raises UserError as :func:`read_rows`.
     """
-    for column in like.columns:
-        if column.name not in frame.columns:
-            raise UserError(f"{where}: no column '{column.name}', which this model needs; it has {_shown(frame)}")
-    gaps = _gaps(frame, words)
-    strict = [c.name for c in like.columns if c.fill is None and MISSING_CATEGORY not in (c.categories or ())]
+    gaps = _gaps(_with_columns(where, frame, like), words)
+    strict = [column.name for column in like.columns if _takes_no_gaps(column)]
     _complete(where, frame[strict], gaps[strict], False)
     x = torch.from_numpy(_encode(where, frame, gaps, like.columns, like.unseen))
     if like.target not in frame.columns or gaps[like.target].all():
@@ -165,9 +198,23 @@ def encode_target(where: str | Path, cells: pd.Series, like: Schema | Raw, words
     frame = cells.to_frame()
     _complete(where, frame, _gaps(frame, words), False)
     if not like.has_classes:
-        return torch.from_numpy(numbers(where, cells)).to(torch.float32)
+        y = torch.from_numpy(numbers(where, cells)).to(torch.float32)
+        if like.target_scale == "log":
+            check_positive(like, y, cells.index, str(where))
+        return y
     labels = [cell if cell in like.classes else label(cell) for cell in cells]
     return torch.from_numpy(positions(where, cells, labels, like.classes, "class"))
+
+
+def _with_columns(where: str | Path, frame: pd.DataFrame, like: Schema | Raw) -> pd.DataFrame:
+    for column in like.columns:
+        if column.name not in frame.columns:
+            raise UserError(f"{where}: no column '{column.name}', which this model needs; it has {_shown(frame)}")
+    return frame
+
+
+def _takes_no_gaps(column: Column) -> bool:
+    return column.fill is None and MISSING_CATEGORY not in (column.categories or ())
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------

@@ -183,7 +183,7 @@ class _Work:
             if prediction.has_classes:
                 wide = values.std((2, 3))
             else:
-                wide = prediction.total.sqrt().numpy() / self.data.schema.y_scale
+                wide = prediction.untransformed.total.sqrt().numpy() / self.data.schema.y_scale
             spread = max(spread, float(wide.max()))
             outputs[part] = values
         flat = outputs.reshape(-1, *self.shape)

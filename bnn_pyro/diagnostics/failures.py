@@ -5,7 +5,8 @@ classes. The rows are the validation rows where there are 30 or more, else train
 On each, a difference d to that reference: of −log p(y), in nats; of the squared error of the mean, in variances of the
 training targets, or of whether the class is wrong. Predictions are worse where Student's one-sided test of
 mean d > ``MARGINS`` has p < 0.0001. Before it d is cut from above, which makes its mean smaller, at 10 or at 1: a few
-rows that are off by any amount would else hide, in their own standard error, that all are off.
+rows that are off by any amount would else hide, in their own standard error, that all are off. Where the logarithm of
+the targets is modelled, that is what has a Normal, errors and variances.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from torch.distributions import Categorical, Normal
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.diagnostics.draws import even
 from bnn_pyro.posterior import Posterior
-from bnn_pyro.predictive import predict
+from bnn_pyro.predictive import Prediction, predict
 
 __all__ = ["Failure", "failure", "is_worse"]
 
@@ -69,7 +70,7 @@ def failure(posterior: Posterior, data: Dataset, *, num_draws: int = 100) -> Fai
         return Failure(f"predictions of the {what} rows are not finite: {REMEDY}", finite=False)
     if diverged := posterior.provenance.get("failed") or _diverging(posterior):
         return Failure(diverged)
-    log_density, errors, its_errors = _knows_nothing(data, prediction.mean.double(), y)
+    log_density, errors, its_errors = _knows_nothing(data, prediction, y)
     if prediction.is_discrete:  # of counts a probability, at most 1
         log_density = log_density.clamp_max(0.0)
     classes, settled = posterior.schema.has_classes, "try more --epochs or draws, or a smaller --lr"
@@ -77,9 +78,10 @@ def failure(posterior: Posterior, data: Dataset, *, num_draws: int = 100) -> Fai
         if classes:
             measured = f"{errors.mean():.1%} are wrong, and {its_errors.mean():.1%} by the most frequent class"
         else:
-            scale = data.y_train.double().std(correction=0)
+            scale = prediction.transform.inv(data.y_train.cpu().double()).std(correction=0)
             root, its_root = (e.mean().sqrt() * scale for e in (errors, its_errors))
-            measured = f"the RMSE is {root:.4g}, and {its_root:.4g} with the mean of the training targets"
+            of = " of the logarithm" if data.schema.target_scale == "log" else ""
+            measured = f"the RMSE{of} is {root:.4g}, and {its_root:.4g} with the mean of the training targets"
     elif is_worse(nll + log_density, MARGINS["nll"]):
         measured = f"the NLL is {nll.mean():.4g} nats a row, and {-log_density.mean():.4g} with the "
         measured += "class frequencies" if classes else "mean and standard deviation of the training targets"
@@ -104,16 +106,18 @@ def is_worse(differences: Tensor | np.ndarray, margin: float) -> bool:
     return False
 
 
-def _knows_nothing(data: Dataset, mean: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _knows_nothing(data: Dataset, prediction: Prediction, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Of the rows, (N,) each: log density of the reference, errors of the fit's mean, errors of the reference."""
     train = data.y_train.cpu()
     if data.schema.has_classes:
         counts = torch.bincount(train, minlength=len(data.schema.classes)).double() + 1  # no class is impossible
-        density, errors = Categorical(counts), (mean.argmax(-1) != y, counts.argmax() != y)
+        density, errors = Categorical(counts), (prediction.mean.argmax(-1) != y, counts.argmax() != y)
         return density.log_prob(y), *(error.double() for error in errors)
-    train, y = train.double(), y.double()
+    transform = prediction.transform
+    train, at = (transform.inv(v.double()) for v in (train, y))
     sd = train.std(correction=0).clamp_min(torch.finfo(torch.float32).tiny)
-    return Normal(train.mean(), sd).log_prob(y), *(((m - y) / sd) ** 2 for m in (mean, train.mean()))
+    density = Normal(train.mean(), sd).log_prob(at) - transform.log_abs_det_jacobian(at, y.double())
+    return density, *(((m - at) / sd) ** 2 for m in (prediction.untransformed.mean.double(), train.mean()))
 
 
 def _not_finite(posterior: Posterior) -> str:

@@ -76,7 +76,8 @@ class EarlyStopping:
         weights = {site: value[None] for site, value in self.point.sites().items()}
         with in_mode(self.model, training=False):
             if getattr(likelihood := getattr(self.model, "likelihood", None), "initial", None):
-                squares = [(y_part - p.mean).square().sum() for p, y_part in mixtures(self.model, weights, x, y)]
+                parts = ((p, p.transform.inv(y_part)) for p, y_part in mixtures(self.model, weights, x, y))
+                squares = [(y_part - p.untransformed.mean).square().sum() for p, y_part in parts]
                 total = ranks.total(torch.stack([self.y.new_zeros(()), *squares]).sum(dtype=torch.float64))
                 self.noise = likelihood.fitted_noise((total / num).sqrt().to(self.y.dtype))
                 weights |= {site: value[None] for site, value in self.noise.items()}

@@ -43,7 +43,8 @@ def _root_mean(points: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def _crps(prediction: Prediction, y: np.ndarray) -> np.ndarray:
-    return prediction.crps(torch.from_numpy(y)).numpy()
+    some = torch.arange(len(y)).split(max(1, 16 * BLOCK // (GRID * prediction.num_draws)))
+    return torch.cat([prediction[rows].crps(torch.from_numpy(y)[rows]) for rows in some]).numpy()
 
 
 def _steps(prediction: Prediction, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -185,9 +186,10 @@ def _transport(a: Prediction, b: Prediction) -> np.ndarray:
     distances = []
     for rows in torch.arange(len(a)).split(points):
         p, q = a[rows], b[rows]
-        low = torch.minimum(*((m.locs.double() - 8 * m.scales.double()).amin(0) for m in (p, q)))
-        high = torch.maximum(*((m.locs.double() + 8 * m.scales.double()).amax(0) for m in (p, q)))
-        y = low + torch.linspace(0, 1, GRID, dtype=torch.float64)[:, None] * (high - low)
+        ends = [(m.untransformed.locs.double(), 8 * m.untransformed.scales.double()) for m in (p, q)]
+        low = torch.minimum(*((loc - far).amin(0) for loc, far in ends))
+        high = torch.maximum(*((loc + far).amax(0) for loc, far in ends))
+        y = p.transform(low + torch.linspace(0, 1, GRID, dtype=torch.float64)[:, None] * (high - low))
         distances.append(torch.trapezoid((p.cdf(y) - q.cdf(y)).abs(), y, dim=0))
     return torch.cat(distances).numpy()
 

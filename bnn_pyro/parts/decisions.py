@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.distributions.transforms import Transform, identity_transform
 
 from bnn_pyro.errors import UserError
 
@@ -61,9 +62,16 @@ class Decisions:
     """The part of a prediction that acts on its probabilities. Shapes: B points, K classes, A actions.
 
     guarantee: of a conformal prediction, else None.
+    transform: from what the network models to y: the exponential where that is log y, else the identity.
     """
 
     guarantee: Guarantee | None = None
+    transform: Transform = identity_transform
+
+    @property
+    def untransformed(self) -> Any:
+        """The prediction of what the network models; this one where the transform is the identity."""
+        return self
 
     def interval(self, level: float = 0.9) -> Interval:
         """The conformal interval, or else the central one of the predictive distribution.

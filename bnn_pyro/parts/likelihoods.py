@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 import pyro.distributions as dist
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.distributions.transforms import ExpTransform
 
 from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.parts.counts import NegativeBinomial, Poisson
 from bnn_pyro.parts.heavy_tails import LaplaceNoise, StudentT
+from bnn_pyro.parts.mixtures import Mixture, NormalMixture
 from bnn_pyro.parts.observed import OBSERVED, LearnedNoise, Likelihood, ReadLikelihood
 
 __all__ = ["LIKELIHOODS", "OBSERVED", "Bernoulli", "Categorical", "Heteroscedastic", "LaplaceNoise", "Likelihood",
-           "NegativeBinomial", "Normal", "Poisson", "ReadLikelihood", "StudentT", "make_likelihood"]  # fmt: skip
+           "LogHeteroscedastic", "LogNormal", "LogNormalMixture", "NegativeBinomial", "Normal", "Poisson",
+           "ReadLikelihood", "StudentT", "make_likelihood"]  # fmt: skip
 
 
 class Categorical(Likelihood):
@@ -104,6 +108,54 @@ class Heteroscedastic(Likelihood):
         return torch.diag_embed(torch.stack([s.pow(-2), 2 * (raw.sigmoid() / s).square()], -1))
 
 
+# -- log y -------------------------------------------------------------------------------------------------------------
+class LogNormalMixture(NormalMixture):
+    """Mixture of log-normals: moments and densities in closed form; quantiles are those of log y, transformed."""
+
+    transform = ExpTransform()
+
+    @cached_property
+    def untransformed(self) -> NormalMixture:
+        """See :meth:`Mixture.untransformed`: of log y."""
+        return NormalMixture(self.components.base_dist)
+
+    def component_cdf(self, y: Tensor) -> Tensor:
+        """See :meth:`Mixture.component_cdf`; 0 up to 0."""
+        return self.untransformed.component_cdf(y.double().clamp_min(0).log())
+
+    def quantile(self, q: float | Sequence[float]) -> Tensor:
+        """See :meth:`Mixture.quantile`."""
+        return self.untransformed.quantile(q).double().exp().float()
+
+    crps = Mixture.crps  # an integral
+
+    def discrepancy(self, y: Tensor, so_far: Tensor) -> Tensor:
+        """See :meth:`Mixture.discrepancy`, of log y."""
+        return self.untransformed.discrepancy(y.log(), so_far)
+
+
+class OnLogScale:
+    """Before a likelihood whose components are Normal: log y has that distribution, and y > 0 a log-normal one.
+
+    The density of y has the Jacobian 1/y. Whatever is a function of f alone, such as the information, is the same.
+    """
+
+    mixture = LogNormalMixture
+
+    def components(self, f: Tensor) -> dist.LogNormal:
+        """See ``Likelihood``."""
+        normal = super().components(f)
+        return dist.LogNormal(normal.loc, normal.scale)
+
+
+class LogNormal(OnLogScale, Normal):
+    """log y as y of ``Normal``: y ~ LogNormal(shift + scale·f, σ)."""
+
+
+class LogHeteroscedastic(OnLogScale, Heteroscedastic):
+    """log y as y of ``Heteroscedastic``: errors in per cent that depend on the input."""
+
+
 # -- which of them -----------------------------------------------------------------------------------------------------
 #: Name -> (class, whether its targets are counts): what the setting ``likelihood`` takes where targets are numbers.
 LIKELIHOODS: dict[str, tuple[type[Likelihood], bool]] = {
@@ -121,8 +173,8 @@ def make_likelihood(schema: Schema, noise: str | float = "learned", likelihood: 
     """The likelihood for a schema.
 
     noise: of numbers, ``"learned"`` (one scale with a LogNormal prior), ``"heteroscedastic"`` (a second output of the
-        network; "normal" only) or a fixed scale in target units. Ignored in classification, and by likelihoods of
-        counts.
+        network; "normal" only) or a fixed scale in target units, on a log scale of log y. Ignored in classification,
+        and by likelihoods of counts.
     likelihood: a key of ``LIKELIHOODS``; by default that of the task.
 
     Raises UserError for a likelihood that does not suit the task, or a noise that it does not have.
@@ -141,10 +193,13 @@ def make_likelihood(schema: Schema, noise: str | float = "learned", likelihood: 
                 f"likelihood={name} is for counts, and the task is {schema.task}; say --task counts (task=)"
             )
         return kind(schema.y_shift)
+    on_log_scale = schema.target_scale == "log"
+    if on_log_scale and kind is not Normal:
+        raise UserError(f"target_scale=log goes with likelihood=normal, not {name}: y need not have a finite mean")
     if noise == "heteroscedastic":
         if kind is not Normal:
             raise UserError(f"noise=heteroscedastic goes with likelihood=normal, not {name}")
-        return Heteroscedastic(schema.y_shift, schema.y_scale)
+        return (LogHeteroscedastic if on_log_scale else Heteroscedastic)(schema.y_shift, schema.y_scale)
     try:
         scale = None if noise == "learned" else float(noise)
     except ValueError:
@@ -153,4 +208,4 @@ def make_likelihood(schema: Schema, noise: str | float = "learned", likelihood: 
         raise UserError(
             f"noise must be 'learned', 'heteroscedastic' or a positive number (target units), got {noise!r}"
         )
-    return kind(schema.y_shift, schema.y_scale, scale)
+    return (LogNormal if on_log_scale else kind)(schema.y_shift, schema.y_scale, scale)

@@ -73,8 +73,7 @@ class Mixture(Decisions):
     @property
     def votes(self) -> Tensor:
         """Share of the draws whose most probable class is k, (B, K)."""
-        top = self.probs.argmax(-1)
-        return torch.nn.functional.one_hot(top, self.probs.shape[-1]).double().mean(0).float()
+        return torch.nn.functional.one_hot(self.probs.argmax(-1), self.probs.shape[-1]).double().mean(0).float()
 
     @property
     def locs(self) -> Tensor:
@@ -182,10 +181,11 @@ class Mixture(Decisions):
     def crps(self, y: Tensor) -> Tensor:
         """∫ (P(Y ≤ t) − 1{y ≤ t})² dt, (B,) float64, y (B,) float64.
 
-        Of counts a sum, over every one of up to 4,096; else by the trapezoid rule on either side of y.
+        Of counts a sum, over every one of up to 4,096; else by the trapezoid rule in even steps before the transform.
         """
-        mean, margin = self.components.mean.double(), 8 * self.components.stddev.double()
-        low, high = torch.minimum((mean - margin).amin(0), y), torch.maximum((mean + margin).amax(0), y)
+        modelled, at_y = self.untransformed.components, self.transform.inv(y)
+        mean, margin = modelled.mean.double(), 8 * modelled.stddev.double()
+        low, high = torch.minimum((mean - margin).amin(0), at_y), torch.maximum((mean + margin).amax(0), at_y)
         if not bool((high - low).isfinite().all()):
             return torch.full_like(low, math.nan)
         if self.is_discrete:
@@ -194,7 +194,7 @@ class Mixture(Decisions):
             at = (low + k for k in range(0, span + 1, step))
             return step * sum((self.cdf(t) - (y <= t).double()).square() for t in at)
         share = torch.linspace(0, 1, GRID, dtype=torch.float64)[:, None]
-        left, right = low + share * (y - low), y + share * (high - y)
+        left, right = (self.transform(torch.lerp(*ends, share)) for ends in ((low, at_y), (at_y, high)))
         below, above = self.cdf(left).square(), (1 - self.cdf(right)).square()
         return torch.trapezoid(below, left, dim=0) + torch.trapezoid(above, right, dim=0)
 

@@ -8,10 +8,11 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 from numpy.typing import ArrayLike
-from scipy.stats import binom, skew
+from scipy.stats import binom
 from torch import Tensor
 
 from bnn_pyro import metrics
+from bnn_pyro.cells import is_skewed
 from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.diagnostics.draws import even
 from bnn_pyro.errors import UserError
@@ -25,8 +26,6 @@ __all__ = ["predicted_observed", "predictive_band", "reference_band", "regressio
 
 #: Points at most that are drawn against their targets.
 MOST_POINTS = 200
-#: Skewness of positive targets from which on their axes are logarithmic.
-SKEWED = 2.0
 #: Central shares of the fan and the strength of their tints.
 SHARES = {0.95: 0.16, 0.80: 0.30, 0.50: 0.46}
 
@@ -69,6 +68,9 @@ def predictive_band(
         ax.plot(x, truth(x), color=GOOD, linestyle=(0, (1, 1.2)), linewidth=2, label="truth")
         ax.set_ylim(limits)
     ax.set(xlabel="x", ylabel="y", xlim=(x[0].item(), x[-1].item()))
+    if prediction.untransformed is not prediction:
+        ax.set_yscale("log")
+        plain_numbers(ax)
     if data is not None:
         ax.set(xlabel=(data.schema.features or ("x",))[0], ylabel=data.schema.target)
         raw = data.schema.unstandardise(data.x_train.cpu())[:, 0].double()
@@ -144,7 +146,7 @@ def predicted_observed(
             ax.errorbar(y[rows], middle[rows], bars, fmt=marker, color=colour, **look)
     ends = y.min(), y.max()
     ax.plot(ends, ends, **DASHED, zorder=1)
-    if min(ends[0], low.min()) > 0 and skew(y) > SKEWED:
+    if prediction.untransformed is not prediction or (low.min() > 0 and is_skewed(y)):
         ax.set(xscale="log", yscale="log")
     plain_numbers(ax)
     target = schema.target if schema is not None else "y"

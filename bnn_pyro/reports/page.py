@@ -23,7 +23,6 @@ from bnn_pyro import __version__
 from bnn_pyro.metrics import METRICS, interval_verdict
 from bnn_pyro.reports.tables import (
     GUARANTEE_COLUMNS,
-    HEADLINE,
     WORDS,
     RunFacts,
     estimate,
@@ -150,13 +149,13 @@ def _context(run: RunFacts) -> dict[str, Any]:
 
 
 def _summary(run: RunFacts) -> list[str]:
-    names = [name for name in HEADLINE[run.task] if name in run.metrics]
+    names = [name for name in run.headline if name in run.metrics]
     if not names:
         return [] if run.failed else ["There are no test rows, so nothing was scored."]
     scores = ", ".join(f"{name} {estimate(run.metrics, name)}" for name in names)
     sentences = [f"On {run.provenance['rows']['test']:,} test rows: {scores}."]
     if run.baseline is not None:
-        sentences += told_headlines(run.label, run.baseline.label, run.differences, run.task)
+        sentences += told_headlines(run.label, run.baseline.label, run.differences, run.task, run.headline)
     if (share := run.metrics.get("largest_class", 0.0)) > UNBALANCED:
         sentences.append(
             f"Always saying the most frequent class is right for {100 * share:.1f} % of them"
@@ -190,6 +189,7 @@ def facts_of(run: RunFacts) -> list[tuple[str, str]]:
         "by rule": spoken(provenance.get("schedule", {})),
         "seed": str(recipe["seed"]),
         "data": f"{provenance['data']}: {provenance['source'] or recipe['data']['name']}",
+        "target scale": recipe["data"].get("target_scale"),
         "rows": ", ".join(f"{count:,} {part}" for part, count in provenance["rows"].items()),
         "split": spoken({k: v for k, v in provenance["split"].items() if k != "rows"}),
         "fingerprint": f"{provenance['fingerprint']} (of the training rows)",

@@ -10,15 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pandas as pd
-
-from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.metrics import METRICS, SCORES
-from bnn_pyro.predictive import Prediction
 
 __all__ = ["GUARANTEE_COLUMNS", "HEADLINE", "NOT_CLEAR", "SHARES", "WORDS", "Cell", "Row", "RunFacts", "difference",
-           "estimate", "guarantee_rows", "guarantee_table", "metric_rows", "outside_rows", "plain_table",
-           "prediction_table", "run_rows", "run_table", "score_table", "told_headlines", "verdict_lines"]  # fmt: skip
+           "estimate", "guarantee_rows", "guarantee_table", "metric_rows", "outside_rows", "plain_table", "run_rows",
+           "run_table", "score_table", "told_headlines", "verdict_lines"]  # fmt: skip
 
 #: What is said of a difference that its errors can explain.
 NOT_CLEAR = "no clear difference"
@@ -62,6 +58,7 @@ class RunFacts:
     provenance   of the posterior                    baseline     the deterministic network's facts, or None
     convergence  convergence.json; empty where the draws are not those of Markov chains
     guarantees   guarantees.json; empty where the posterior was not calibrated
+    rows         rows.json, test rows to look at; empty where there is no table
     """
 
     label: str
@@ -74,6 +71,7 @@ class RunFacts:
     baseline: RunFacts | None = None
     convergence: Mapping[str, Any] = field(default_factory=dict)
     guarantees: Mapping[str, Any] = field(default_factory=dict)
+    rows: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def runs(self) -> list[RunFacts]:
@@ -89,6 +87,11 @@ class RunFacts:
     def temperature(self) -> float:
         """1 where the method knows none."""
         return self.recipe["inference_settings"].get("temperature", 1.0)
+
+    @property
+    def headline(self) -> Sequence[str]:
+        """The metrics that its summary speaks of; on a log scale few draws may make a mean, and its error, large."""
+        return ("crps", "nll") if self.recipe["data"].get("target_scale") == "log" else HEADLINE[self.task]
 
     @property
     def failed(self) -> str:
@@ -176,10 +179,12 @@ def difference(differences: Mapping[str, float], name: str, task: str) -> Cell |
     return cell._replace(verdict="better" if (high < 0) == (better == "lower") else "worse")
 
 
-def told_headlines(label: str, other: str, differences: Mapping[str, float], task: str) -> list[str]:
-    """A sentence for each headline metric that there is a paired difference of."""
+def told_headlines(
+    label: str, other: str, differences: Mapping[str, float], task: str, names: Sequence[str] = ()
+) -> list[str]:
+    """A sentence for each headline metric (or ``names``) that there is a paired difference of."""
     sentences = []
-    for name in HEADLINE[task]:
+    for name in names or HEADLINE[task]:
         if cell := difference(differences, name, task):
             verdict = {NOT_CLEAR: "not clearly different from", "": "beside"}
             what, unit = verdict.get(cell.verdict, f"{cell.verdict} than"), " nats" if name == "nll" else ""
@@ -256,20 +261,3 @@ def score_table(path: Path) -> str:
     rows = [[name, *estimate(scores, name)[:2]] for name in scores if f"{name}_low" in scores]
     table = plain_table(["", "value", "95 % interval"], rows)
     return f"{scores.get('test_rows', 0):,} rows\n\n{table}\n\nwritten: {path}"
-
-
-def prediction_table(prediction: Prediction, schema: Schema) -> pd.DataFrame:
-    """One line a row: class, probabilities and entropies in nats; or mean, standard deviations and quantiles."""
-    if prediction.has_classes:
-        best = prediction.mean.argmax(-1)
-        columns = {schema.target: [schema.classes[k] for k in best.tolist()]}
-        columns |= {f"p({name})": prediction.mean[:, k].numpy() for k, name in enumerate(schema.classes)}
-        parts = ("total", "epistemic", "aleatoric")
-        return pd.DataFrame(columns | {f"{p}_nats": getattr(prediction, p).numpy() for p in parts})
-    low, middle, high = prediction.quantile((0.025, 0.5, 0.975)).numpy()
-    spreads = {"sd": prediction.total, "epistemic_sd": prediction.epistemic, "aleatoric_sd": prediction.aleatoric}
-    return pd.DataFrame(
-        {"mean": prediction.mean.numpy()}
-        | {name: variance.sqrt().numpy() for name, variance in spreads.items()}
-        | {"q2.5": low, "q50": middle, "q97.5": high}
-    )

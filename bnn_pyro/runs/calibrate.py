@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from scipy.stats import binomtest
 from torch import Tensor
 
 from bnn_pyro.calibration import Calibrated, calibrate, monitor
-from bnn_pyro.datasets.dataset import Dataset
+from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.diagnostics import failure
 from bnn_pyro.errors import FitFailed, UserError
 from bnn_pyro.metrics import nll
@@ -22,7 +23,7 @@ from bnn_pyro.runs.evaluate import labelled
 from bnn_pyro.runs.folder import GUARANTEES, RunFolder
 from bnn_pyro.runs.recipe import Recipe, located
 
-__all__ = ["calibrate_run", "calibration_rows", "guarantee_columns", "monitor_lines"]
+__all__ = ["calibrate_run", "calibration_rows", "guarantee_columns", "interval_columns", "monitor_lines"]
 
 #: Parts of the test rows, by the uncertainty that the posterior predicts.
 THIRDS = ("least uncertain third", "middle third", "most uncertain third")
@@ -91,13 +92,19 @@ def _scores(prediction: Prediction, y: Tensor, level: float) -> dict[str, float 
 
 def guarantee_columns(calibrated: Calibrated, prediction: Prediction, level: float) -> pd.DataFrame:
     """Columns of the CSV of predictions: interval or set, and how unusual each row's uncertainty is."""
+    columns = interval_columns(prediction, calibrated.schema, level)
+    return pd.DataFrame({**columns, "share_as_uncertain": calibrated.unusual(prediction)})
+
+
+def interval_columns(
+    prediction: Prediction, schema: Schema, level: float, names: Sequence[str] = ("low", "high", "set")
+) -> dict[str, Any]:
+    """The ends of an interval, or a set of classes, conformal where the prediction is, by their names."""
     if prediction.has_classes:
-        names = np.array(calibrated.schema.classes, dtype=object)
-        columns = {"set": ["|".join(names[row.numpy()]) for row in prediction.set(level).members]}
-    else:
-        low, high, *_ = prediction.interval(level)
-        columns = {"low": low.numpy(), "high": high.numpy()}
-    return pd.DataFrame(columns | {"share_as_uncertain": calibrated.unusual(prediction)})
+        classes = np.array(schema.classes, dtype=object)
+        return {names[2]: ["|".join(classes[row.numpy()]) for row in prediction.set(level).members]}
+    low, high, *_ = prediction.interval(level)
+    return {names[0]: low.numpy(), names[1]: high.numpy()}
 
 
 def monitor_lines(calibrated: Calibrated, x: Tensor, x_new: Tensor, y_new: Tensor | None) -> str:

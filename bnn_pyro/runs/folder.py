@@ -34,12 +34,12 @@ from bnn_pyro.runs.recipe import Recipe, read_config
 if TYPE_CHECKING:
     from bnn_pyro.reports.page import Picture
 
-__all__ = ["GUARANTEES", "REPLICATES", "CheckFolder", "OutputFolder", "RunFolder"]
+__all__ = ["GUARANTEES", "REPLICATES", "ROWS", "CheckFolder", "OutputFolder", "RunFolder"]
 
-REPLICATES, GUARANTEES = "test-replicates.npz", "guarantees.json"
+REPLICATES, GUARANTEES, ROWS = "test-replicates.npz", "guarantees.json", "rows.json"
 FILES = ("metrics.json", REPLICATES, "metrics-mean-weights.json", "pruning.json", "convergence.json", "diagnosis.json",
          "diagnosis.html", "posterior.nc", "history.csv", "environment.json", "report.html", "comparison.html",
-         "README.md", "calibration.json", GUARANTEES)  # fmt: skip
+         "README.md", "calibration.json", ROWS, GUARANTEES)  # fmt: skip
 ARCHIVE = ("posterior.json", "posterior.pt")
 NUMBER, VERDICT = int | float | None, {"level": str, "about": str, "sentence": str}
 #: Of these files, what is read (the kind of every value by its key, "*" for all keys) and the command that writes it.
@@ -49,6 +49,7 @@ SHAPES: dict[str, tuple[dict[str, Any], str]] = {
     GUARANTEES: ({"level": NUMBER, "method": str, "data": str, "calibration_rows": int, "note": str,
                   "table": [{"rows": str, "prediction": str, "covered": NUMBER, "covered_low": NUMBER,
                              "covered_high": NUMBER, "size": NUMBER, "nll": NUMBER}]}, "calibrate"),
+    ROWS: ({"note": str, "worst": [{"*": str}], "uncertain": [{"*": str}]}, "evaluate"),
     "pruning.json": ({"measure": str, "share_removed": NUMBER, "curve": [{"*": NUMBER}]}, "evaluate --prune"),
     "environment.json": ({"command": str, "finished": str, "training_seconds": NUMBER, "device": str, "machine": str,
                           "threads": int, "python": str, "versions": {"*": str | None}, "commit": str | None}, ""),
@@ -233,6 +234,7 @@ class RunFolder(OutputFolder):
             baseline=self.baseline.facts() if self.baseline.is_trained else None,
             convergence=self.read("convergence.json"),
             guarantees=self.read(GUARANTEES),
+            rows=self.read(ROWS),
         )
 
     def check_data(self, posterior: Posterior, data: Dataset) -> None:

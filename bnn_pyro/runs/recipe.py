@@ -32,7 +32,7 @@ __all__ = ["DATA_KEYS", "EXAMPLE", "KEYS", "Recipe", "check_keys", "flag_setting
 #: How data can be loaded: the keys of a recipe's ``data``, and the arguments of ``load_data`` that they become; with
 #: what a config file may say of them.
 DATA_KEYS = {"name": str, "target": str, "features": list[str], "exclude": list[str], "categorical": list[str],
-             "task": str, "drop_missing": bool, "fractions": list[float], "splits": str, "split": int,
+             "task": str, "target_scale": str, "drop_missing": bool, "fractions": list[float], "splits": str, "split": int,
              "validation": int, "limit": int, "seed": int}  # fmt: skip
 #: What `train` takes where no data are named, with a test part that is large enough to tell two models apart.
 EXAMPLE = {"name": "digits", "fractions": [0.3, 0.1, 0.6]}
@@ -92,7 +92,8 @@ class Recipe(Setup, Settings):
         if not half:
             raise UserError(f"conformal takes half of the validation rows, and {data.name} has {len(data.x_val)}: give "
                             "--validation ROWS")  # fmt: skip
-        left = dataclasses.replace(data, x_val=data.x_val[half:], y_val=data.y_val[half:])
+        left = {f"{part}_val": getattr(data, f"{part}_val")[half:] for part in ("x", "y", "index")}
+        left = dataclasses.replace(data, **left)
         return left, data.x_val[:half], data.y_val[:half]
 
     @property
@@ -266,8 +267,8 @@ def _data_options(flags: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str
     name = located({"name": flags["data"]})["name"] if "data" in flags else None
     data = {"name": "digits", **located(data)}
     data = data if name in (None, data["name"]) else {"name": name}
-    data |= {k: flags[k] for k in ("target", "task", "drop_missing", "fractions", "splits", "split", "validation",
-                                   "limit") if k in flags}  # fmt: skip
+    special = ("name", "features", "exclude", "categorical", "seed")
+    data |= {k: flags[k] for k in DATA_KEYS if k in flags and k not in special}
     if "features" in flags:
         data["features"] = next(csv.reader([flags["features"]], skipinitialspace=True), [])
     data |= {k: flags[k] for k in ("exclude", "categorical") if flags.get(k)}

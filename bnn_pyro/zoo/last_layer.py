@@ -168,7 +168,8 @@ def _start_at_head(layer: nn.Linear, pretrained: Pretrained, schema: Schema) -> 
     head, own = pretrained.head, pretrained.schema
     if head is None or own is None or head[0].shape != layer.weight.shape:  # another shape: for another kind of noise
         return
-    if all(getattr(schema, k) == getattr(own, k) for k in ("task", "classes", "target", "y_shift", "y_scale")):
+    names = ("task", "classes", "target", "target_scale", "y_shift", "y_scale")
+    if all(getattr(schema, k) == getattr(own, k) for k in names):
         layer.weight.copy_(head[0])
         if layer.bias is not None:
             layer.bias.copy_(torch.zeros_like(layer.bias) if head[1] is None else head[1])

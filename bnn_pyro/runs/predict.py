@@ -1,0 +1,114 @@
+"""A file of new rows for a run: its predictions as a table, and what is said of rows that have none."""
+
+from __future__ import annotations
+
+import csv
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from bnn_pyro.calibration.calibrated import Calibrated, with_calibration
+from bnn_pyro.cells import MISSING
+from bnn_pyro.datasets import Schema, load_inputs
+from bnn_pyro.datasets.prepare import quantities
+from bnn_pyro.datasets.tables import encode_rows, read_table, row_problems
+from bnn_pyro.errors import UserError, unknown
+from bnn_pyro.parts.decisions import check_level
+from bnn_pyro.posterior import Posterior
+from bnn_pyro.predictive import Prediction
+from bnn_pyro.runs.calibrate import calibration_rows, guarantee_columns, interval_columns, monitor_lines
+from bnn_pyro.runs.evaluate import predict_with_progress
+from bnn_pyro.runs.folder import GUARANTEES, RunFolder
+from bnn_pyro.runs.recipe import Recipe
+
+__all__ = ["predict_file"]
+
+#: Rows that a message names.
+MAX_NAMED = 5
+
+
+def predict_file(
+    folder: RunFolder, recipe: Recipe, posterior: Posterior, args: Namespace
+) -> tuple[pd.DataFrame, list[str]]:
+    """(the predictions, a line a row; what is to be said of them).   args: of `predict`, see ``help.toml``.
+
+    Raises UserError for rows that cannot be read, or whose predictions are not finite, unless these are to be skipped
+    or flagged; and for options that do not suit the run.
+    """
+    posterior, path, how = with_calibration(posterior, folder.path), Path(args.input), args.on_bad_row
+    schema, calibrated, y, beside = posterior.schema, isinstance(posterior, Calibrated), None, pd.DataFrame()
+    if args.monitor and not calibrated:
+        raise UserError(f"--monitor compares with calibration rows, and {args.run} has none: calibrate {args.run}")
+    if args.threshold is not None and not (len(schema.classes) == 2 and 0 < args.threshold < 1):
+        raise UserError(f"--threshold {args.threshold:g}: give a probability between 0 and 1, for a run of two classes")
+    for level in args.levels:
+        check_level(level)
+    if path.suffix.lower() in (".csv", ".tsv"):
+        frame = read_table(path, schema)
+        names = next(csv.reader([args.keep], skipinitialspace=True), [])
+        if wrong := [name for name in names if name not in (*frame.columns, "all")]:
+            raise unknown(f"column of {path} (--keep)", wrong[0], [*frame.columns, "all"])
+        beside = frame if names == ["all"] else frame[names]
+        problems = pd.Series("", frame.index) if how == "refuse" else row_problems(frame, schema)
+        if not (problems == "").any():
+            raise UserError(f"{path}: no row can be predicted; row {frame.index[0]}: {problems.iloc[0]}")
+        frame = frame[problems == ""].drop(columns=[] if args.monitor else schema.target, errors="ignore")
+        x, y = encode_rows(path, frame, schema, MISSING)
+        x = schema.standardise(x)
+    elif args.keep:
+        raise UserError(f"--keep takes columns of a CSV or TSV file, and {path} is none; leave it out")
+    else:
+        x = load_inputs(path, schema, invert=args.invert)
+        problems = pd.Series("", range(len(x)))
+    prediction = predict_with_progress(posterior, x, recipe.num_draws, str(path))
+    columns, said = _columns(prediction, schema, args.threshold), []
+    finite = np.isfinite([values for values in columns.values() if values.dtype.kind == "f"]).all(0)
+    for level in args.levels:
+        names = [f"{what}_{100 * level:g}" for what in ("lower", "upper", "set")]
+        columns |= interval_columns(prediction, schema, level, names)
+    if not schema.is_image and (numeric := quantities(schema.columns, x.shape[1])).any():
+        far, which = (x.abs() * numeric).max(1)
+        columns |= {"furthest_input": np.array(schema.features)[which.numpy()], "furthest_sd": far.numpy()}
+    table = pd.DataFrame(columns)
+    if calibrated:
+        about = folder.read(GUARANTEES)
+        table = table.join(guarantee_columns(posterior, prediction, about.get("level", 0.9)))
+        intervals = map(prediction.interval, () if schema.has_classes else (about.get("level", 0.9), *args.levels))
+        said += [interval.note for interval in intervals if interval.high.isinf().any()]
+    if args.monitor:
+        _, known, _ = calibration_rows(recipe, posterior.posterior, about.get("data") or None)
+        said.append(monitor_lines(posterior, known, x, y))
+    table.index = problems.index[problems == ""]
+    for row, values in table[~finite].to_dict("index").items():
+        problems[row] = "its prediction is not finite"
+        if "furthest_sd" in values:
+            problems[row] += f": {values['furthest_input']} is {values['furthest_sd']:.3g} sd from the training mean"
+        if how == "refuse":
+            raise UserError(f"{path}, row {row}: {problems[row]}; correct it, or give --on-bad-row skip or flag")
+    table = table[finite]
+    if len(bad := problems[problems != ""]):
+        named = "; ".join(f"row {row}: {why}" for row, why in bad.head(MAX_NAMED).items())
+        done = "left out" if how == "skip" else "without a prediction, see the column 'problem'"
+        said.append(f"{len(bad):,} of {len(problems):,} rows are {done} ({named}{'; …' * (len(bad) > MAX_NAMED)})")
+    if how == "flag":
+        table = table.reindex(problems.index).assign(problem=problems)
+    beside = beside.reindex(table.index).rename(columns={name: f"{name} (input)" for name in beside if name in table})
+    if how != "refuse":
+        beside.insert(0, "row", table.index, allow_duplicates=True)
+    return pd.concat([beside, table], axis=1), said
+
+
+def _columns(prediction: Prediction, schema: Schema, threshold: float | None) -> dict[str, Any]:
+    """Of each row: class, probabilities and entropies in nats; or mean, standard deviations and quantiles."""
+    if prediction.has_classes:
+        best = prediction.mean.argmax(-1) if threshold is None else (prediction.mean[:, 1] >= threshold).long()
+        columns = {schema.target: np.array(schema.classes, dtype=object)[best.numpy()]}
+        columns |= {f"p({name})": prediction.mean[:, k].numpy() for k, name in enumerate(schema.classes)}
+        return columns | {f"{p}_nats": getattr(prediction, p).numpy() for p in ("total", "epistemic", "aleatoric")}
+    spreads = {"sd": prediction.total, "epistemic_sd": prediction.epistemic, "aleatoric_sd": prediction.aleatoric}
+    columns = {"mean": prediction.mean.numpy()} | {name: value.sqrt().numpy() for name, value in spreads.items()}
+    quantiles = prediction.quantile((0.025, 0.5, 0.975)).numpy()
+    return columns | dict(zip(("q2.5", "q50", "q97.5"), quantiles, strict=True))
