@@ -194,8 +194,7 @@ def load_data(
     features      names of the columns to use, in that order; all where not given
     exclude       names of columns to leave out
     categorical   names of a table's columns whose numbers are codes: categories, or classes, as they are written
-    target, task, drop_missing  of a user's file: see ``tables.load_table``, ``arrays.load_archive`` and, where damaged
-                  pictures are what is missing, ``images.load_folder``
+    target, task, drop_missing  of a user's file: see ``tables.load_table``, and those for arrays and pictures
     target_scale  "log" of positive numbers: their logarithm is modelled, and everything predicted is of y itself
     splits, split an NPZ file of given test rows (test_0, test_1, …; rows counted from 0), and which of them to take;
                   the other rows train
@@ -298,6 +297,4 @@ def _located(name_or_path: str | Path, also: Sequence[str] | dict[str, str] = ()
     if path.exists() or path.suffix or len(path.parts) > 1:
         existing(path)
         raise UserError(f"{path}: can't read a '{path.suffix}' file; save it as {', '.join(SUFFIXES)}")
-    raise UserError(
-        f"{unknown('data set', text, [*DATASETS, *also])}; or the path of a folder, or CSV, TSV or NPZ file"
-    )
+    raise UserError(f"{unknown('data set', text, [*DATASETS, *also])}; or the path of a file or folder")

@@ -85,8 +85,7 @@ def check_positive(like: Raw | Schema, y: Tensor, index: Any, where: str = "") -
     """Raise UserError, with its number in ``index``, for the first target (N,) that has no logarithm."""
     if like.task != "regression":
         raise UserError(f"target_scale={like.target_scale} is for the task regression, not {like.task}; leave it out")
-    bad = (y <= 0).nonzero()[:, 0]
-    if len(bad):
+    if bad := (y <= 0).nonzero()[:, 0].tolist():
         more = f", and {len(bad) - 1:,} more rows have none" if len(bad) > 1 else ""
         raise UserError(
             f"{where or like.source}: target '{like.target}', row {int(index[bad[0]])}: {y[bad[0]].item():g} has no "

@@ -167,10 +167,12 @@ def row_problems(frame: pd.DataFrame, like: Schema, words: Sequence[str] = MISSI
     return problems.str.removeprefix("; ")
 
 
-def row_texts(x: Tensor, schema: Schema, most: int = 6) -> list[str]:
+def row_texts(x: Tensor, schema: Schema, most: int = 8) -> list[str]:
     """``most`` of the standardised inputs (N, F), in words and the user's units, the furthest from the mean first."""
     numeric, texts = quantities(schema.columns, x.shape[1]).tolist(), []
-    for values, far in zip(schema.unstandardise(x.double()).tolist(), x.abs().tolist(), strict=True):
+    raw = schema.unstandardise(x.double())
+    raw[raw.abs() < 1e-6 * raw.new_tensor(schema.x_scale)] = 0.0  # what 32 bits leave of a 0
+    for values, far in zip(raw.tolist(), x.abs().tolist(), strict=True):
         features = zip(far, schema.features, values, numeric, strict=True)
         parts = [(z, f"{name} {v:.6g}") if isnum else (0, name) for z, name, v, isnum in features if isnum or v]
         texts.append(", ".join(text for _, text in sorted(parts, key=lambda part: -part[0])[:most]))

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bnn_pyro.errors import UserError
 from bnn_pyro.metrics.metric import Targets
-from bnn_pyro.plots.layout import Panels, legend_below, panel, panels
+from bnn_pyro.plots.layout import Panels, legend_below, panel, panels, plain_numbers
 from bnn_pyro.plots.style import BAYES, CONTRAST, DASHED, DATA, POINT, REFERENCE, drawn, look, readable, tint
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction, predict
@@ -184,7 +184,7 @@ def growing_ensemble(
         if abs(nll - np.mean(limits)) > 2 * np.ptp(limits):  # its line would flatten all others
             ax.set_ylim(limits)
     ax.set(xscale="log", xlabel="stored draws in the ensemble", ylabel="NLL, nats per row")
-    ax.xaxis.set_major_formatter("{x:,.0f}")
+    plain_numbers(ax)
     ax.set_title(f"NLL {together[-1]:.4f} nats of all {chains * kept:,} draws")
     ax.grid(axis="y", color="0.9")
     return legend_below(ax, 2)
