@@ -51,7 +51,7 @@ def predict_file(
         names = next(csv.reader([args.keep], skipinitialspace=True), [])
         if wrong := [name for name in names if name not in (*frame.columns, "all")]:
             raise unknown(f"column of {path} (--keep)", wrong[0], [*frame.columns, "all"])
-        beside = frame if names == ["all"] else frame[names]
+        beside = frame if "all" in names else frame[names]
         problems = pd.Series("", frame.index) if how == "refuse" else row_problems(frame, schema)
         if not (problems == "").any():
             raise UserError(f"{path}: no row can be predicted; row {frame.index[0]}: {problems.iloc[0]}")
