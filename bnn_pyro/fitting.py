@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import platform
 import time
 from contextlib import ExitStack, nullcontext
@@ -20,7 +21,7 @@ from bnn_pyro.distributed import Agreed, Ranks, choose_device, here, joined
 from bnn_pyro.errors import UserError
 from bnn_pyro.features import check_split, on_features
 from bnn_pyro.files import lock_folder
-from bnn_pyro.inference import METHODS, Method, check_timed
+from bnn_pyro.inference import METHODS, Method
 from bnn_pyro.isolation import isolated
 from bnn_pyro.loading import load
 from bnn_pyro.parts.backbone import from_text
@@ -92,11 +93,14 @@ def check_setup(setup: Setup, data: Dataset, max_minutes: float | None = None) -
     """
     if not len(data.x_train):
         raise UserError(f"data set '{data.name}' has no training rows")
-    check_timed(setup.method, max_minutes)
+    if max_minutes is not None and not 0 < max_minutes < math.inf:
+        raise UserError(f"max_minutes must be a number above 0, got {max_minutes}")
+    if max_minutes is not None and not getattr(setup.method, "timed", False):
+        raise UserError(f"max_minutes is for methods that can end with what they have ({_methods('timed')}); take "
+                        "fewer epochs")  # fmt: skip
     if here().size > 1 and not getattr(setup.method, "divisible", False):
-        can = ", ".join(name for name, kind in METHODS.items() if getattr(kind, "divisible", False))
-        raise Agreed(f"{setup.inference} does not divide one fit among processes, as {can} do; start it without "
-                     "torchrun")  # fmt: skip
+        raise Agreed(f"{setup.inference} does not divide one fit among processes, as {_methods('divisible')} do; start "
+                     "it without torchrun")  # fmt: skip
     with here().agreed():
         entry = setup.entry
         backbone = getattr(entry, "backbone", None)
@@ -195,6 +199,11 @@ def _rows(method: Method, data: Dataset, backbone: Any) -> Tensor:
     rows = torch.cat([row_digests(data.x_train, data.y_train), *stops])
     others = getattr(backbone, "rows", None)
     return rows if others is None else torch.cat([rows, others[~torch.isin(others, rows)]])
+
+
+def _methods(what: str) -> str:
+    """The names of the methods with this class attribute."""
+    return ", ".join(name for name, kind in METHODS.items() if getattr(kind, what, False))
 
 
 def _check_same(ranks: Ranks, key: list) -> None:

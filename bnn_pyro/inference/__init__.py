@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol
 
@@ -108,18 +107,7 @@ def unsuitable(method: str, variant: str, kind: Any) -> UserError:
     return UserError(f"{method} needs {missing}, which {variant} has not; take one of {', '.join(methods_for(kind))}")
 
 
-def check_timed(method: Method, max_minutes: float | None) -> None:
-    """Raises UserError for a number of minutes that is none, or a method that cannot end before it is done."""
-    if max_minutes is None:
-        return
-    if not 0 < max_minutes < math.inf:
-        raise UserError(f"max_minutes must be a number above 0, got {max_minutes}")
-    if not getattr(method, "timed", False):
-        can = ", ".join(name for name, kind in METHODS.items() if getattr(kind, "timed", False))
-        raise UserError(f"max_minutes is for methods that can end with what they have ({can}); take fewer epochs")
-
-
 __all__ = [
     "CONVERGES_TO", "HMC", "MAP", "METHODS", "MILE", "MLE", "NEEDS", "NUTS", "SGHMC", "SGLD", "SVI", "ChEES",
-    "Ensemble", "Laplace", "MCDropout", "Method", "check_timed", "methods_for", "unsuitable",
+    "Ensemble", "Laplace", "MCDropout", "Method", "methods_for", "unsuitable",
 ]  # fmt: skip
