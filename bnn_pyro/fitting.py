@@ -36,7 +36,7 @@ __all__ = ["check_setup", "fit", "fit_setup"]
 
 @joined()
 def fit(
-    entry: str | Entry | nn.Module,
+    entry: str | Entry | nn.Module | Setup,
     data: Dataset | tuple[Any, Any],
     method: str | Method | None = None,
     *,
@@ -52,7 +52,7 @@ def fit(
 
     entry: a name in ``ZOO`` (with the settings tuned for ``data.name``), a variant with your own settings, or "auto":
         variant, settings and method are chosen by rows, inputs and ``minutes`` (``zoo.auto``); or a module of your
-        own, which is ``Bayesian(module)``.
+        own, which is ``Bayesian(module)``; or a variant with its method, which ``zoo.auto.set_up`` has made.
     data: a data set; or (X, y) as ``dataset`` takes them, of which all rows train.
     method: a name in ``METHODS``, or settings such as ``SVI(epochs=200)``; by default the variant's first.
     seed: determines initial weights, order of mini-batches and noise; the caller's generators are left as they were.
@@ -73,7 +73,8 @@ def fit(
     """
     if not isinstance(data, Dataset):
         data = _all_training(data)
-    setup = set_up(entry, method, data.name, lambda: data, minutes=minutes)
+    made = isinstance(entry, Setup)
+    setup = entry if made else set_up(entry, method, data.name, lambda: data, minutes=minutes)
     if setup.auto and progress and here().first:
         say(setup)
     setup = check_setup(setup, data, max_minutes)

@@ -76,7 +76,7 @@ class _Bayesian(BaseEstimator):
         settings |= dict(self.settings or {})
         setup = set_up(self.variant, self.inference, data.name, lambda: data, settings=settings)
         self._entry = None if isinstance(self.variant, str) else setup.entry  # what an archive cannot make again
-        self.posterior_ = fit(setup.entry, data, setup.method, seed=seed, device=self.device, progress=False)
+        self.posterior_ = fit(setup, data, seed=seed, device=self.device, progress=False)
 
     def _checked(self, x: Any, reset: bool = False) -> Any:
         """x as scikit-learn wants it checked: a frame stays one, so that text and names stay."""

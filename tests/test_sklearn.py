@@ -118,3 +118,11 @@ def test_what_is_wrong_with_parameters_is_said():
             estimator.fit(X, Y)
     counts = BayesianRegressor("mlp", **QUICK, task="counts", likelihood="poisson").fit(X, np.arange(60) % 7)
     assert (counts.predict_quantiles(X) % 1 == 0).all()
+
+
+def test_auto_chooses_by_the_rows():
+    settings = {"warmup": 20, "thin": 1, "draws": 3, "chains": 2, "cores": 1, "compiled": "no"}
+    model = BayesianRegressor("auto", epochs=2, settings=settings).fit(X, Y)
+    about = model.posterior_.provenance
+    assert "60 rows" in about["auto"]["reason"] and about["method_settings"]["draws"] == 3
+    assert pickle.loads(pickle.dumps(model)).predict(X[:2]).shape == (2,)

@@ -25,7 +25,7 @@ from bnn_pyro.inference.schedule import schedule
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parallel.executor import usable_cores
 from bnn_pyro.progress import announce, duration
-from bnn_pyro.settings import plain
+from bnn_pyro.settings import defaults, plain
 from bnn_pyro.zoo import Entry
 from bnn_pyro.zoo.setup import AUTO, Setup, name_of, tuned
 
@@ -138,10 +138,11 @@ def set_up(
         setup = replace(setup, method=fixed or setup.method)
     else:
         setup = tuned(variant, method, name)
+    names = [*defaults(setup.entry), *defaults(setup.method)]
     for key in settings:
-        if key not in setup.setting_names:
+        if key not in names:
             which = f"{setup.variant} or {setup.inference}" + (", which auto chose" if setup.auto else "")
-            raise unknown(f"setting of {which}", key, setup.setting_names)
+            raise unknown(f"setting of {which}", key, names)
     return setup.changed(of_variant, of_method, settings)
 
 

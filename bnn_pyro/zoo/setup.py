@@ -52,11 +52,6 @@ class Setup:
         """JSON-able."""
         return plain(self.method)
 
-    @property
-    def setting_names(self) -> list[str]:
-        """Of the variant, then of the method."""
-        return [name for one in (self.entry, self.method) for name in defaults(one)]
-
     def backbone_variant(self, schema: Schema) -> str | None:
         """The name of the variant that has to be fitted first, as the backbone of a last layer; None for most."""
         return self.entry.backbone_variant(schema) if hasattr(self.entry, "backbone_variant") else None
