@@ -19,7 +19,7 @@ import torch
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference.trajectories import Dynamics
 
-__all__ = ["DECAY", "OFFSET", "SMALLEST_STEP", "ChainLost", "DualAveraging", "Warmup", "reasonable_step"]
+__all__ = ["DECAY", "OFFSET", "SMALLEST_STEP", "ChainLost", "DualAveraging", "Warmup", "check_steps", "reasonable_step"]
 
 #: Dual averaging: γ, t₀, and how fast old step sizes are forgotten.
 SHRINKAGE, OFFSET, DECAY = 0.05, 10.0, 0.75
@@ -31,6 +31,15 @@ FIRST_TARGET, SMALLEST_STEP, LARGEST_STEP = 0.8, 1e-10, 1e10
 
 class ChainLost(UserError):
     """A chain cannot go on, whatever time it is given; others may."""
+
+
+def check_steps(sizes: float | np.ndarray, done: int) -> None:
+    """Raise ChainLost where a step size, of one chain or of several, has fallen to nothing.   done: transitions."""
+    if not (least := np.min(sizes)) > 1.001 * SMALLEST_STEP:
+        raise ChainLost(
+            f"the step size fell to {least:.1e} at transition {done:,}: no step is short enough, as with a gradient "
+            "that is not a number; try another start (start=map), a narrower prior or scaled inputs"
+        )
 
 
 @dataclass

@@ -24,7 +24,7 @@ import torch
 
 from bnn_pyro.checkpoint import Run
 from bnn_pyro.errors import UserError
-from bnn_pyro.inference.adaptation import SMALLEST_STEP, ChainLost, Warmup, reasonable_step
+from bnn_pyro.inference.adaptation import Warmup, check_steps, reasonable_step
 from bnn_pyro.inference.chains import Chains, run_chains
 from bnn_pyro.inference.potential import Potential, Space, choose_compiled, choose_cores, run_cost
 from bnn_pyro.inference.sampler import Drawn, Sampler, Starts
@@ -134,7 +134,7 @@ class Kernel:
         self.point = done.point
         if self.warmup.learn(done.acceptance, done.point.z):
             self._new_metric()
-        self._check_step()
+        check_steps(self.warmup.step, self.warmup.done)
         return {
             "acceptance_rate": done.acceptance,
             "diverging": float(done.diverging),
@@ -149,18 +149,10 @@ class Kernel:
         warmup = self.warmup
         self._set_dynamics()
         warmup.restart(reasonable_step(warmup.step, self.dynamics, self.point.z, warmup.sizes))
-        self._check_step()
+        check_steps(self.warmup.step, self.warmup.done)
 
     def _set_dynamics(self) -> None:
         self.dynamics = Dynamics(self.gradient, self.warmup.factors, getattr(self.potential, "compiled", None))
-
-    def _check_step(self) -> None:
-        if not self.warmup.step > 1.001 * SMALLEST_STEP:
-            raise ChainLost(
-                f"the step size fell to {self.warmup.step:.1e} at transition {self.warmup.done:,}: trajectories are "
-                "rejected however short, as with a gradient that is not a number; try another start (start=map), a "
-                "narrower prior or scaled inputs"
-            )
 
     def state(self) -> dict[str, Any]:
         """Everything that the next transition depends on: tensors, numbers and a line of JSON."""

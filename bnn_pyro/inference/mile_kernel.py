@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bnn_pyro.inference.adaptation import OFFSET, SMALLEST_STEP, ChainLost, DualAveraging
+from bnn_pyro.inference.adaptation import OFFSET, ChainLost, DualAveraging, check_steps
 from bnn_pyro.inference.microcanonical import (
     GRADIENTS,
     EnergyTuning,
@@ -112,7 +112,7 @@ class Kernel:
             target = (1 - share) * settings.first_energy_variance + share * settings.energy_variance
             self.tuning.learn(error, good, self.size, target)
             self.step_size = self.tuning.step
-            self._check_steps()
+            check_steps(self.step_size, self.done)
         self.point = state
         figures = {"energy_error": np.abs(error), "decoherence_length": self.length}
         figures["diverging"] = (drawing & (~good | self.lost)) * 1.0
@@ -139,7 +139,7 @@ class Kernel:
                 average.learn_step((settings.target_accept - rate) / (average.count + OFFSET))
             last = self.done == settings.warmup - 1
             self.step_size = np.array([math.exp(a.log_step) if last else a.step for a in self.averages])
-            self._check_steps()
+            check_steps(self.step_size, self.done)
         diverging = (~finite | (lost > MAX_ENERGY_ERROR)).astype(float)
         return {"acceptance_rate": acceptance, "diverging": diverging, **figures}
 
@@ -163,15 +163,6 @@ class Kernel:
                 radius = np.sqrt(x.var(1).sum(1) * (self.size / x.shape[2]))
                 self.length = np.where(radius > 0, np.minimum(self.length, REACH * radius), self.length)
             self.positions = []
-
-    def _check_steps(self) -> None:
-        if not (self.step_size > 1.001 * SMALLEST_STEP).all():
-            chain = int(np.argmin(self.step_size))
-            raise ChainLost(
-                f"the step size fell to {self.step_size[chain]:.1e} at transition {self.done:,}: no step is short "
-                "enough, as with a gradient that is not a number; try another start (start=map), a narrower prior or "
-                "scaled inputs"
-            )
 
     def _diverged(self, chain: int, error: np.ndarray) -> None:
         lost = error[chain]
