@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import time
 import warnings
 from pathlib import Path
@@ -29,7 +30,7 @@ from sklearn.model_selection import cross_val_predict
 import bnn_pyro as bp
 from benchmarks.accuracy.peers import rows_of
 from benchmarks.markdown import table
-from benchmarks.provenance import RESULTS, ROOT, Measurements, check_kept, source
+from benchmarks.provenance import RESULTS, ROOT, Measurements, check_kept
 from bnn_pyro import metrics
 from bnn_pyro.datasets import Dataset
 from bnn_pyro.parts.mixtures import Mixture
@@ -112,9 +113,12 @@ def page(lines: list[dict[str, Any]]) -> str:
     ranks = ", ".join(f"{m} {mean(1 + o.index(m) for o in order):.2f}" for m in models)
     clear = [name for name, run in runs if run["auto"]["nll_low"] > run["linear"]["nll"]]
     worse = f"auto's interval lies above linear's NLL on: {', '.join(clear) or 'none'}."
+    commits, machines, dates = (", ".join(dict.fromkeys(r[k][:n] for _, r in runs))
+                                for k, n in (("commit", None), ("machine", None), ("date", 10)))  # fmt: skip
     head = ["table", "training rows × inputs", "task", "auto", "NLL of auto", "linear", "boosting", "auto is right",
             "CPU s"]  # fmt: skip
-    return f"{table(head, rows)}\n\nMean rank by NLL over {len(runs)} tables: {ranks}; {worse}\n\n{source(lines)}"
+    last = f"Mean rank by NLL over {len(runs)} tables: {ranks}; {worse}\n\nCommit {commits}; {machines}; {dates}."
+    return f"{table(head, rows)}\n\n{last}"
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -129,7 +133,7 @@ def main(argv: list[str] | None = None) -> None:
         if not kept.runs(key := {"table": name}):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                kept.add(key, run := measure(args.folder, name, args.short), load=0.0)
+                kept.add(key, run := measure(args.folder, name, args.short), load=os.getloadavg()[0])
             print(name, json.dumps(run))
     if args.write:
         for line in kept.lines():
