@@ -20,6 +20,8 @@ from bnn_pyro.reports.tables import guarantee_table, run_table, score_table
 from bnn_pyro.runs.folder import CheckFolder, RunFolder
 from bnn_pyro.runs.recipe import EXAMPLE, Recipe, read_config, resolve
 from bnn_pyro.runs.train import environment, fit_run, prepare_run, typed_command
+from bnn_pyro.settings import defaults
+from bnn_pyro.zoo import ZOO
 from bnn_pyro.zoo.auto import say
 
 __all__ = ["calibrate", "check", "compare", "diagnose", "evaluate", "predict", "sweep", "train"]
@@ -180,6 +182,8 @@ def check(args: Namespace) -> int:
         if wrong := [name for name in names if name not in valid]:
             raise unknown(what, wrong[0], valid)
     checks = [name for name in CHECKS if name in args.only] if args.only else list(CHECKS)
+    if args.module:
+        args.variant = args.variant or next(name for name, kind in ZOO.items() if "module" in defaults(kind))
     specs = zoo_subjects(args) if args.variant is None else [prepared_subject(args)]
     recipe = specs[0].recipe
     name = "zoo" if args.variant is None else f"{recipe.variant}-{recipe.inference}-{recipe.data_name}"

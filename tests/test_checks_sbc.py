@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
+import pyro
 import pytest
 import torch
 from pyro.distributions import MultivariateNormal
@@ -14,7 +15,9 @@ from bnn_pyro.checks import simulation as sim
 from bnn_pyro.checks.linear_regression import LinearGaussian, dataset
 from bnn_pyro.checks.sbc import Calibration
 from bnn_pyro.errors import UserError
+from bnn_pyro.inference.log_joint import LogJoint, log_joints
 from bnn_pyro.isolation import isolated
+from bnn_pyro.parts.likelihoods import make_likelihood
 from bnn_pyro.posterior import Posterior
 
 NOISE, PRIOR = 0.7, 1.0
@@ -24,6 +27,7 @@ def data(rows=30, inputs=2, task="regression", classes=(), **units):
     g = torch.Generator().manual_seed(3)
     x = torch.randn(rows, inputs, generator=g)
     y = torch.randn(rows, generator=g) if task == "regression" else torch.arange(rows) % max(2, len(classes))
+    y = y.float() if task == "counts" else y
     return dataset(x, y, bp.Schema(task, (inputs,), classes=classes, **units), x[:5] + 0.3, y[:5])
 
 
@@ -104,6 +108,46 @@ def test_a_posterior_that_ignores_its_data_is_seen_by_the_likelihood_alone():
 def test_too_few_effective_draws_are_no_verdict():
     outcome = judged(Exact(draws=8, repeat=20), number=40)
     assert outcome.level == "caution" and "Too few effective draws" in outcome.sentence
+
+
+# -- counts, and heavy tails -------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Weighted:
+    """Draws of the exact posterior: of 4,000 draws of the prior, by their likelihood; or by another one, or noise."""
+
+    converges_to: ClassVar[str] = "exact"
+    other: tuple = ()
+
+    def run(self, model, guide, data, *, seed=0, checkpoint=None, report=None):
+        (w,) = LogJoint(model, data.x_train, data.y_train).sample_prior(4000)
+        right, model.likelihood = (
+            model.likelihood,
+            make_likelihood(data.schema, *self.other) if self.other else model.likelihood,
+        )
+        with torch.no_grad(), pyro.validation_enabled(False):
+            _, likelihood = log_joints(model, w, data.x_train, data.y_train)
+        model.likelihood = right
+        chosen = torch.multinomial(likelihood.softmax(0), 159, replacement=True)
+        return Posterior(model, data.schema, chains={site: value[chosen][None] for site, value in w.items()})
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "other"),
+    [
+        ("poisson", ()),
+        ("negative-binomial", ()),
+        ("student-t", ()),
+        ("negative-binomial", ("learned", "poisson")),
+        ("student-t", (0.2, "student-t")),
+    ],
+)
+def test_counts_and_heavy_tails_pass_and_another_dispersion_does_not(likelihood, other):
+    counts = likelihood != "student-t"
+    there = data(inputs=1, task="counts", y_shift=4.0) if counts else data(inputs=1)
+    entry = bp.MeanField(hidden=(), prior="normal:0.7", likelihood=likelihood, **({} if counts else {"noise": 0.5}))
+    outcome = judged(Weighted(other), entry, number=45, data=there)
+    assert outcome.level == ("bad" if other else "good"), outcome.sentence
+    assert not other or "too narrow" in outcome.sentence
 
 
 # -- approximations ----------------------------------------------------------------------------------------------------

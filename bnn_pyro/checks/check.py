@@ -62,9 +62,15 @@ class Subject:
         return self.converges_to.startswith("exact")
 
     @property
+    def own_module(self) -> bool:
+        """Whether the network is a module of the user's own."""
+        return "module" in defaults(self.entry)
+
+    @property
     def improper(self) -> bool:
-        """Whether the prior has no draws."""
-        return str(getattr(self.entry, "prior", "")).startswith("log-uniform")
+        """Whether the prior has no draws, or that of some weights of a module has none."""
+        improper = str(getattr(self.entry, "prior", "")).startswith("log-uniform")
+        return improper or (self.own_module and "proper prior" not in self.entry.has)
 
     @property
     def temperature(self) -> float:
@@ -85,6 +91,8 @@ class Subject:
         entry, names = self.entry, defaults(self.entry)
         if "dropout" in self.kind.needs:
             return "the rates of its masks are settings, not inferred: its draws tend to no posterior that is known"
+        if self.own_module:
+            return "it is a module, which stays as it is: closed-form takes one that is linear in its weights"
         if "channels" in names:
             return "its layers are convolutions, and what is known exactly is a fully connected network"
         if "prior" not in names or not {"hidden", "backbone"} & names.keys():

@@ -101,7 +101,7 @@ def drawn(problem: Problem, posterior: Posterior, seed: int) -> tuple[Tensor, Te
     lead = sized(posterior, DRAWS)
     sites = posterior.draw(lead[0] * lead[1], seed=seed)
     w = torch.cat([sites[site].double().flatten(1) for site in posterior.model.initial], 1)
-    f = predict(posterior, problem.x.float(), num_draws=len(w), seed=seed).output_values()  # (S, B, K or 1)
+    f = predict(posterior, problem.new, num_draws=len(w), seed=seed).output_values()  # (S, B, K or 1)
     inputs = torch.arange(len(problem.x))
     return w.unflatten(0, lead), f[:, inputs, inputs % f.shape[2]].unflatten(0, lead)
 

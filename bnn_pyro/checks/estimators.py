@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from bnn_pyro.checkpoint import Run
 from bnn_pyro.checks.check import Estimate, Finding, Outcome, Subject, close, judge, most_off, worst
+from bnn_pyro.checks.user_module import few_rows
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.features import on_features
 from bnn_pyro.inference import Method
@@ -79,15 +80,19 @@ class Estimators:
         method, data = subject.method({}), subject.data
         num = min(self.rows, len(data.x_train))
         num -= num % self.batches if num >= self.batches else 0
-        none = {f"{which}_{part}": getattr(data, f"{which}_{part}")[:0] for which in "xy" for part in ("val", "test")}
-        data = replace(data, x_train=data.x_train[:num], y_train=data.y_train[:num], **none)
+        data = few_rows(data, num)
         with isolated(seed):
             model, data = on_features(subject.entry.model(data.schema), data)
+            facts = subject.entry.prepare(model, subject.entry.guide(model), data) if subject.own_module else {}
             if isinstance(method, Optimisation):
-                findings, evidence = _of_elbo(self, subject, method, model, data, seed)
+                findings, evidence = _of_elbo(self, subject, method, model, data, seed, facts)
             else:
                 findings, evidence = _of_density(method, weight_space(model), data, self.batches)
-        level, sentence = worst(f.level for f in findings), _sentence(findings, evidence)
+        sentence = _sentence(findings, evidence)
+        if ignored := facts.get("ignored"):
+            findings += [Finding(f"slope of the outputs along '{name}'", 0.0, level="bad") for name in ignored]
+            sentence = f"The outputs have no gradient along '{ignored[0]}': its posterior would be its prior."
+        level = worst(f.level for f in findings)
         settings = {**subject.settings(method), "rows": len(data.x_train)}
         return Outcome("estimator", level, sentence, settings, findings, evidence)
 
@@ -143,9 +148,9 @@ def _of_density(method: Method, model: nn.Module, data: Dataset, batches: int) -
 
 
 def _of_elbo(
-    check: Estimators, subject: Subject, method: Optimisation, model: nn.Module, data: Dataset, seed: int
+    check: Estimators, subject: Subject, method: Optimisation, model: nn.Module, data: Dataset, seed: int, facts: dict
 ) -> tuple[list[Finding], dict[str, Any]]:
-    """Findings and evidence of an optimiser's objective; call inside ``isolated``."""
+    """Findings and evidence of an optimiser's objective; call inside ``isolated``.   facts: of a module's start."""
     point = subject.converges_to == "point"
     latent = getattr(method, "prior_weight", 1.0) if point else getattr(method, "temperature", 1.0)
     q = PointMass(model.initial) if point else subject.entry.guide(model)
@@ -188,7 +193,9 @@ def _of_elbo(
         findings += _alike(names, values[name], values[whole], tolerance, level)
     # As training computes it, mean over an epoch: a KL up to a constant, and masks, have no definition to go by.
     trace = trained.epochs(replace(loop, epochs=min(check.repeats, 1000), lr=STILL, batch_size=size))
-    if subject.improper or (point and any(getattr(weights.net, "rates", ()))):
+    if "dropout" in facts or facts.get("batch_norm") == "batch":
+        pass  # training mode is another function
+    elif subject.improper or (point and any(getattr(weights.net, "rates", ()))):
         findings += _alike(["ELBO as trained, beside that of all rows (nats)"], trace, elbos[whole], rounding)
     else:
         level = "caution" if approximate and weights is not model else "bad"

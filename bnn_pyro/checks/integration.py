@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.quasirandom import SobolEngine
 
 __all__ = ["LogDensity", "Nodes", "best_normal", "climb", "curvature", "grid", "hermite", "importance", "normal",
-           "sobol"]  # fmt: skip
+           "sobol", "standard_nodes"]  # fmt: skip
 
 #: exp(−NEGLIGIBLE) of the maximum counts as nothing; nodes a side of the first look, and of the integral.
 NEGLIGIBLE, COARSE_NODES, NODES = 30.0, 201, 401
@@ -67,6 +67,14 @@ def hermite(size: int, nodes: int) -> Nodes:
     x, weights = np.polynomial.hermite_e.hermegauss(nodes)
     w, mass = (torch.cartesian_prod(*[torch.from_numpy(v)] * size) for v in (x, weights / weights.sum()))
     return Nodes(w, mass.prod(1))
+
+
+def standard_nodes(size: int, quadratic: bool) -> Nodes:
+    """Of the standard Normal: exact for polynomials of total degree 3 alone, or good for smooth functions."""
+    if not quadratic:
+        return sobol(size, 2**12) if size > 2 else hermite(size, 50)
+    half = math.sqrt(size) * torch.eye(size, dtype=torch.float64)
+    return Nodes(torch.cat([half, -half]), torch.full((2 * size,), 0.5 / size, dtype=torch.float64))
 
 
 def sobol(size: int, points: int = POINTS) -> Nodes:

@@ -152,12 +152,13 @@ class JointChains:
 
     def __init__(self, check: Any, subject: Subject, seed: int) -> None:
         self.check, self.seed = check, seed
-        x = subject.data.x_train.flatten(1)
-        x = x[even(len(x), check.rows)]
-        varied = x.amax(0) > x.amin(0)
-        x = x[:, varied] if varied.any() else x
-        x = x[:, even(x.shape[1], check.inputs)].clone()
-        schema = replace(subject.data.schema, input_shape=(x.shape[1],), features=(), columns=())
+        x, schema = subject.data.x_train[even(len(subject.data.x_train), check.rows)].clone(), subject.data.schema
+        if not subject.own_module:
+            x = x.flatten(1)
+            varied = x.amax(0) > x.amin(0)
+            x = x[:, varied] if varied.any() else x
+            x = x[:, even(x.shape[1], check.inputs)].clone()
+            schema = replace(schema, input_shape=(x.shape[1],), features=(), columns=())
         entry = subject.reduced()
         if hasattr(entry, "hidden"):
             entry = replace(entry, hidden=tuple(min(width, check.hidden) for width in entry.hidden))

@@ -20,12 +20,15 @@ import pyro
 
 from bnn_pyro.checks.check import Estimate, Finding, Outcome, Subject, judge, most_off, worst
 from bnn_pyro.checks.joint_chains import JointChains, transitions_of
+from bnn_pyro.checks.simulation import Simulator, design
 from bnn_pyro.errors import UserError
 from bnn_pyro.isolation import isolated
 from bnn_pyro.progress import Report
 
 __all__ = ["JointDistribution"]
 
+#: Weights of a user's module, of which there are thousands of draws at once.
+MAX_WEIGHTS = 2000
 #: Settings of the methods that have them; a user's own go above. Long steps are often rejected: that is to be seen.
 SETTINGS = {"warmup": 150, "target_accept": 0.6, "lr": 0.01, "max_steps": 50}
 #: How many step sizes are tried, and by how much they are divided, where the user gave none and chains diverge or are
@@ -69,6 +72,14 @@ class JointDistribution:
             return f"{subject.inference} has a bias of the step size here, and no known law that it falls by"
         if subject.temperature != 1.0:
             return "targets can be simulated at temperature 1 alone"
+        if subject.own_module:
+            try:
+                with isolated(0):
+                    simulator = Simulator(subject.entry, design(subject.data, self.rows, 2, 0))
+            except UserError as reason:
+                return str(reason)
+            if simulator.potential.size > MAX_WEIGHTS or getattr(simulator.model, "statistics", None) is not None:
+                return f"thousands of draws take too long of more than {MAX_WEIGHTS:,} weights, or batch statistics"
         if hasattr(subject.entry, "channels"):
             return "its layers are convolutions, too large for thousands of chains; mean-field has the same samplers"
         if subject.improper:

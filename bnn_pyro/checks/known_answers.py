@@ -18,6 +18,8 @@ from torch import Tensor
 from bnn_pyro.checks.check import ALPHA, Estimate, Finding, Outcome, Subject, judge, most_off, worst, z_scores
 from bnn_pyro.checks.claims import claim_of, density_findings, drawn, evidence_findings
 from bnn_pyro.checks.problems import TWO_WEIGHTS, Problem, linear_regression, six_weights, softmax_regression
+from bnn_pyro.checks.user_module import linear_module
+from bnn_pyro.errors import UserError
 from bnn_pyro.fitting import fit
 from bnn_pyro.inference import Method
 from bnn_pyro.progress import Report
@@ -89,9 +91,16 @@ class ClosedForm(KnownAnswers):
         "means, covariances, predictions and the evidence are compared with the formulas."
     )
 
+    def refuses(self, subject: Subject) -> str:
+        """See ``Check``."""
+        try:
+            return "" if subject.own_module and linear_module(subject) else super().refuses(subject)
+        except UserError as reason:
+            return str(reason)
+
     def problems(self, subject: Subject) -> list[Problem]:
-        """Linear regression."""
-        return [linear_regression(200, 4, 8)]
+        """Linear regression; that of a user's module on rows of its own data."""
+        return [linear_module(subject) if subject.own_module else linear_regression(200, 4, 8)]
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,12 @@
 """Bayesian linear regression with known noise: the one Bayesian network whose every answer is known exactly.
 
-    w ~ Normal(0, τ² I)        y ~ Normal(shift + scale · A w, σ² I),    A = [x, 1] or x
+    w ~ Normal(w₀, τ² I)       y ~ Normal(shift + scale · A w, σ² I),    A = [x, 1] or x
 
-    Λ = scale² AᵀA / σ² + I / τ²                     posterior: Normal(m, Λ⁻¹), m = Λ⁻¹ scale Aᵀ(y − shift) / σ²
+    Λ = scale² AᵀA / σ² + I / τ²                     posterior: Normal(m, Λ⁻¹), Λm = scale Aᵀ(y − shift)/σ² + w₀/τ²
     best mean-field q: Normal(m, diag(Λ)⁻¹)          its gap to the evidence: KL = ½ (Σ log Λᵢᵢ − log det Λ)
 
-It is ``MeanField(hidden=(), noise=σ, prior="normal:τ")`` on a data set made here. Everything exact is float64.
+It is ``MeanField(hidden=(), noise=σ, prior="normal:τ")`` on a data set made here, with w₀ = 0.
+Everything exact is float64.
 """
 
 from __future__ import annotations
@@ -38,15 +39,19 @@ def dataset(
 
 @dataclass(frozen=True)
 class LinearGaussian:
-    """The problem and its exact answers. x (N, D) and y (N,), in float64; P weights."""
+    """The problem and its exact answers. x (N, D) and y (N,), in float64; P weights.
+
+    prior_scale, prior_mean: τ and w₀, one for all weights or (P,); the evidence and the ELBO are those of w₀ = 0.
+    """
 
     x: Tensor
     y: Tensor
     noise: float = 0.7
-    prior_scale: float = 1.5
+    prior_scale: Any = 1.5
     y_shift: float = 0.0
     y_scale: float = 1.0
     bias: bool = True
+    prior_mean: Any = 0.0
 
     @property
     def schema(self) -> Schema:
@@ -77,6 +82,7 @@ class LinearGaussian:
     def mean(self) -> Tensor:
         """m (P,)."""
         projected = self.y_scale * self.design(self.x).T @ (self.y - self.y_shift) / self.noise**2
+        projected = projected + self.prior_mean / self.prior_scale**2
         return torch.linalg.solve(self.precision, projected)
 
     @property

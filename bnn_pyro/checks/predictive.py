@@ -12,6 +12,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -24,14 +26,15 @@ from torch import Tensor
 from bnn_pyro.checks.check import Estimate, Finding, Outcome, Subject, close, judge, most_off, worst
 from bnn_pyro.checks.known_answers import problem_method
 from bnn_pyro.checks.problems import NOISE, TWO_WEIGHTS, Problem, linear_regression, softmax_regression
+from bnn_pyro.checks.user_module import few_rows, fixed_noise, plain_outputs
 from bnn_pyro.fitting import fit
 from bnn_pyro.predictive import Prediction, predict
 from bnn_pyro.progress import Report
 
 __all__ = ["PredictiveCheck"]
 
-#: New inputs B of every problem.
-POINTS = 12
+#: New inputs B of every problem; rows of a user's module.
+POINTS, ROWS = 12, 60
 #: What float32 may leave of a number near 1 after sums over the draws.
 ROUNDING = 2e-4
 QUANTILES = (0.05, 0.5, 0.95)
@@ -59,7 +62,10 @@ class PredictiveCheck:
 
     def refuses(self, subject: Subject) -> str:
         """See ``Check``."""
-        return subject.irreducible()
+        if not subject.own_module or subject.data.schema.has_classes:
+            return "" if subject.own_module else subject.irreducible()
+        normal = subject.data.schema.task == "regression" and subject.entry.likelihood in (None, "normal")
+        return "" if normal and subject.entry.noise != "heteroscedastic" else "by hand, noise is Normal, of one width"
 
     def run(self, subject: Subject, *, seed: int = 0, report: Report | None = None) -> Outcome:
         """See ``Check``."""
@@ -67,20 +73,30 @@ class PredictiveCheck:
         labels, shares = [], []
         evidence: dict[str, list[np.ndarray]] = {}
         problems = (linear_regression(40, 2, 1), TWO_WEIGHTS["logistic"], softmax_regression(40, 2, 1))
+        if subject.own_module:
+            own = dict(data=few_rows(subject.data, ROWS), settings=fixed_noise(subject), batches=1, length=1.0)
+            problems = (SimpleNamespace(title="your module", **own),)
         for k, problem in enumerate(problems):
             method = problem_method(problem, subject, self.effort)
-            entry, data = subject.reduced(**problem.settings), problem.data
+            entry, data, noise = subject.reduced(**problem.settings), problem.data, problem.settings.get("noise")
             posterior = fit(entry, data, method, seed=seed, device="cpu", progress=False)
-            x = torch.linspace(-2, 2, POINTS)[:, None] * torch.tensor([1.0, -0.6])[: problem.inputs.shape[1]]
-            y, exact = _targets(problem, x.double())
-            prediction = predict(posterior, x, num_draws=self.draws, seed=seed)
             sites = posterior.draw(self.draws, seed=seed)  # the very draws that ``predict`` takes
-            w, bias = (sites[f"layers.0.{name}"].double().numpy() for name in ("weight", "bias"))
-            f = np.einsum("skd,bd->sbk", w, x.double().numpy()) + bias[:, None]
-            rows, terms = (_classes if data.schema.has_classes else _regression)(prediction, f, y)
+            if subject.own_module:
+                x, y, exact = data.x_train[:POINTS], data.y_train[:POINTS], None
+                f = plain_outputs(subject, sites, posterior.model, data)[:, :POINTS].double().numpy()
+            else:
+                x = torch.linspace(-2, 2, POINTS)[:, None] * torch.tensor([1.0, -0.6])[: problem.inputs.shape[1]]
+                y, exact = _targets(problem, x.double())
+                w, bias = (sites[f"layers.0.{name}"].double().numpy() for name in ("weight", "bias"))
+                f = np.einsum("skd,bd->sbk", w, x.double().numpy()) + bias[:, None]
+            prediction = predict(posterior, x, num_draws=self.draws, seed=seed)
+            by_task = _classes if data.schema.has_classes else partial(_regression, noise=noise)
+            rows, terms = by_task(prediction, f, y)
             density, by_hand = prediction.log_prob(y), logsumexp(terms, 0) - math.log(len(f))
             rows["log predictive density (nats)"] = density, by_hand
             findings += [_largest(f"{what} ({problem.title})", *pair) for what, pair in rows.items()]
+            if exact is None:
+                continue
             values = (density.numpy(), by_hand, terms.mean(0), exact)
             for what, value in zip(("log_density", "log_of_mean", "mean_of_log", "exact"), values, strict=True):
                 evidence.setdefault(what, []).append(value)
@@ -97,7 +113,7 @@ class PredictiveCheck:
         if shares:  # of every draw of the chains: their mean is 1
             findings += judge(labels, Estimate.of_chains(np.concatenate(shares, 2)), np.ones(len(labels)))
             words += " They agree with the exact posterior predictive within Monte-Carlo error."
-        else:
+        elif evidence:
             p, q = (np.exp(evidence[which][1].astype(float)) for which in ("exact", "log_density"))
             loss = (p * np.log(p / q) + (1 - p) * np.log((1 - p) / (1 - q))).mean()
             words += f" In logistic regression they lose {loss:.3f} nats a label against the exact predictive."
@@ -120,22 +136,22 @@ def _targets(problem: Problem, x: Tensor) -> tuple[Tensor, np.ndarray]:
     return y, problem.posterior.expect(problem.log_probs(problem.posterior.w, x, y).exp()).log().numpy()
 
 
-def _regression(p: Prediction, f: np.ndarray, y: Tensor) -> tuple[Rows, np.ndarray]:
+def _regression(p: Prediction, f: np.ndarray, y: Tensor, noise: float) -> tuple[Rows, np.ndarray]:
     """Of means f (S, B, 1); and log p(y | x, w) (S, B)."""
     f, target = f[..., 0], y.double().numpy()
 
     def quantile(level: float, column: np.ndarray) -> float:
-        ends = column.min() - 9 * NOISE, column.max() + 9 * NOISE
-        return brentq(lambda t: norm.cdf(t, column, NOISE).mean() - level, *ends, xtol=1e-10)
+        ends = column.min() - 9 * noise, column.max() + 9 * noise
+        return brentq(lambda t: norm.cdf(t, column, noise).mean() - level, *ends, xtol=1e-10)
 
     rows: Rows = {
         "predictive mean": (p.mean, f.mean(0)),
-        "predictive variance": (p.total, NOISE**2 + f.var(0)),
+        "predictive variance": (p.total, noise**2 + f.var(0)),
         "variance between draws": (p.epistemic, f.var(0)),
-        "P(y ≤ t)": (p.cdf(y), norm.cdf(target, f, NOISE).mean(0)),
+        "P(y ≤ t)": (p.cdf(y), norm.cdf(target, f, noise).mean(0)),
     }
     rows |= {f"{100 * q:g} % quantile": (p.quantile(q)[0], np.array([quantile(q, c) for c in f.T])) for q in QUANTILES}
-    return rows, norm.logpdf(target, f, NOISE)
+    return rows, norm.logpdf(target, f, noise)
 
 
 def _classes(p: Prediction, f: np.ndarray, y: Tensor) -> tuple[Rows, np.ndarray]:

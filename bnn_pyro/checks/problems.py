@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributions import Normal
 
-from bnn_pyro.checks.integration import Nodes, best_normal, climb, curvature, grid, hermite, importance, normal, sobol
+from bnn_pyro.checks.integration import Nodes, best_normal, climb, curvature, grid, importance, normal, standard_nodes
 from bnn_pyro.checks.linear_regression import LinearGaussian, correlated, dataset, stationary
 from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.inference import Method
@@ -36,7 +36,8 @@ NOISE, PRIOR = 0.7, 1.5
 class Problem:
     """Rows inputs (N, D), targets (N,) and new inputs x (B, D), float64; P weights in the order of the model's sites.
 
-    prior_scale  τ           noise  σ; None: classes
+    prior_scale  τ, or (P,)  noise  σ; None: classes
+    prior_mean   0, or (P,)
     classes      how many; more than two: softmax, whose weights (K, D) come by rows, then the biases (K,)
     unit         one tanh unit, whose posterior has the modes (u, v) and (−u, −v), instead of a linear model
     length       draws that it asks for, as a share of those of the easiest problem
@@ -51,7 +52,7 @@ class Problem:
     inputs: Tensor
     targets: Tensor
     x: Tensor
-    prior_scale: float
+    prior_scale: Any
     noise: float | None = None
     unit: bool = False
     classes: int = 2
@@ -60,6 +61,7 @@ class Problem:
     batches: int = 1
     temperature: float = 1.0
     one_mode: bool = False
+    prior_mean: Any = 0.0
 
     @property
     def size(self) -> int:
@@ -107,7 +109,7 @@ class Problem:
 
     def log_joint(self, w: Tensor, prior_weight: float = 1.0) -> Tensor:
         """log p(y | x, w)/T + prior_weight · log p(w), (S,), nats, of w (S, P) in float64."""
-        prior = Normal(0.0, self.prior_scale).log_prob(w).sum(1)
+        prior = Normal(self.prior_mean, self.prior_scale).log_prob(w).sum(1)
         return self.log_likelihood(w) / self.temperature + prior_weight * prior
 
     @cached_property
@@ -120,9 +122,7 @@ class Problem:
     @cached_property
     def standard(self) -> Nodes:
         """Nodes of the standard Normal: exact for the quadratic log joint of linear regression."""
-        return (
-            sobol(self.size, 2**12) if self.size > 2 and not self.known else hermite(self.size, 2 if self.known else 50)
-        )
+        return standard_nodes(self.size, self.known is not None)
 
     @cached_property
     def posterior(self) -> Nodes:
@@ -140,6 +140,11 @@ class Problem:
         return climb(lambda w: self.log_joint(w, prior_weight), start)
 
     # -- what is compared ------------------------------------------------------------------------------------------
+    @property
+    def new(self) -> Tensor:
+        """The new inputs as the variant takes them."""
+        return self.x.float()
+
     @cached_property
     def moments(self) -> tuple[Tensor, Tensor]:
         """Means and standard deviations of weights and predictions under the posterior, (P + B,) each."""
@@ -211,6 +216,9 @@ class Problem:
 
     def best_normal(self, mode: Tensor, correlated: bool) -> tuple[Tensor, Tensor]:
         """Mean (P,) and covariance (P, P) of the closest Normal, of independent weights or of any covariance."""
+        if self.known is not None:
+            precision = self.known.precision
+            return self.known.mean, torch.linalg.inv(precision if correlated else precision.diagonal().diag())
         mean, root, _ = best_normal(self.log_joint, mode, self.standard, correlated)
         return mean, root @ root.mT
 

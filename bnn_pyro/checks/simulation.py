@@ -86,6 +86,8 @@ class Simulator:
         model, self.inputs = weight_space(entry.model(inputs.schema)).eval(), inputs
         data = inputs.data(torch.full((len(inputs.x),), 0 if inputs.schema.has_classes else inputs.schema.y_shift))
         on_features(model, data)
+        if hasattr(entry, "prepare"):
+            entry.prepare(model, entry.guide(model), data)
         self.model, self.points = once(model, inputs.points)
         self.potential = Potential(self.model, once(model, inputs.x)[1], data.y_train)
 

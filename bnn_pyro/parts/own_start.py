@@ -7,6 +7,7 @@ layer, with that of one forward pass at the means, and every σ is halved until 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -52,6 +53,7 @@ def start_guide(model: BayesianNet, guide: nn.Module, x: Tensor, init_scale: flo
         model.statistics.take(x)
     with in_mode(net, training=False):
         check_pure(net, rows[:8])
+        ignored = _without_gradient(net, rows)
     q = getattr(guide, "random", guide)
     share, widest = Start.share, math.nan
     for _ in range(20):
@@ -72,7 +74,21 @@ def start_guide(model: BayesianNet, guide: nn.Module, x: Tensor, init_scale: flo
         facts["batch_norm"] = "frozen" if model.frozen else "batch"
     if any(isinstance(part, nn.modules.dropout._DropoutNd) and part.p for part in net.modules()):
         facts["dropout"] = "masks in training, none in predictions"
+    if ignored:
+        facts["ignored"] = ignored
+        warnings.warn(f"the outputs of {type(net).__name__} have no gradient along {', '.join(ignored)}: they do not "
+                      "depend on it, or take it as .data or .detach()", stacklevel=2)  # fmt: skip
     return facts
+
+
+def _without_gradient(net: nn.Module, x: Tensor) -> list[str]:
+    """Parameters along which no output at x has a slope, at weights near the module's, of which none is 0."""
+    with isolated(0), torch.enable_grad():
+        w = {n: (p + _typical(p) * torch.randn_like(p)).requires_grad_() for n, p in net.named_parameters()}
+        f = functional_call(net, w, (x,))
+        total = (f * torch.randn_like(f)).sum()
+        slopes = torch.autograd.grad(total, w.values(), allow_unused=True) if total.requires_grad else [None] * len(w)
+    return [name for name, slope in zip(w, slopes, strict=True) if slope is None or not slope.any()]
 
 
 def _typical(value: Tensor) -> float:

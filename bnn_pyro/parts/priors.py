@@ -210,7 +210,7 @@ class BayesianNet(nn.Module):
         own = dict(self.net.named_parameters())
         about = own | self._centres(own) if self._centred else own
         w = {name: pyro.sample(name, self.priors[name](about[name])) for name in own}
-        rows_of_each = y is not None and y.dim() > 1
+        rows_of_each = y is not None and y.dim() > 1 and x.shape[:2] == y.shape  # not only targets
         statistics = {} if self.statistics is None or self.net.training else self.statistics(self.net, w)
         with ExitStack() as modes:
             for layer in norm_layers(self.net).values() if self.frozen else ():

@@ -154,15 +154,18 @@ class Bayesian(Settings):
         """ "batch" or "frozen"."""
         return self.batch_norm or ("frozen" if self.start == "pretrained" else "batch")
 
+    def own(self, schema: Schema) -> nn.Module:
+        """A copy of the module.   Raises UserError where there is none, or it cannot be copied."""
+        if self.module == "":
+            raise UserError("there is no module: give bp.Bayesian(module), or --module package.module:function")
+        return (named_module(self.module) if isinstance(self.module, str) else self.module).make(schema)
+
     def model(self, schema: Schema) -> BayesianNet:
         """p(y, w | x), out of training mode; see ``Entry.model``.
 
         Raises UserError for a module that does not suit the data, or cannot be copied; or a pattern without a match.
         """
-        if self.module == "":
-            raise UserError("there is no module: give bp.Bayesian(module), or --module package.module:function")
-        source = named_module(self.module) if isinstance(self.module, str) else self.module
-        net = source.make(schema)
+        net = self.own(schema)
         bayesian = select(net, self.where, "where")
         still = {name for name, p in net.named_parameters() if not p.requires_grad}
         if self.where == "*":

@@ -1,0 +1,128 @@
+"""A module of the user's own: its outputs by plain passes, and linear regression where it is linear.
+
+f = f₀(x) + A(x) w,    y ~ Normal(f, σ²)        A: the Jacobian of the outputs by the weights, the same at every w
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import Normal
+from torch.func import functional_call
+
+from bnn_pyro.checks.check import Subject
+from bnn_pyro.checks.linear_regression import LinearGaussian
+from bnn_pyro.checks.problems import NOISE, Problem
+from bnn_pyro.datasets.dataset import Dataset
+from bnn_pyro.diagnostics.draws import even
+from bnn_pyro.errors import UserError
+from bnn_pyro.inference.log_joint import LogJoint
+from bnn_pyro.isolation import isolated
+from bnn_pyro.parts.own_module import norm_layers
+from bnn_pyro.parts.weights import CentredNormal
+
+__all__ = ["few_rows", "fixed_noise", "linear_module", "plain_outputs"]
+
+#: Weights whose covariances are compared; rows of the problem, and new inputs.
+MAX_WEIGHTS, ROWS, POINTS = 100, 200, 8
+#: How far outputs may be off a linear function, as a share of their spread.
+LINEAR = 1e-3
+
+
+def few_rows(data: Dataset, rows: int) -> Dataset:
+    """At most so many training rows, evenly spaced; no others."""
+    at = even(len(data.x_train), rows)
+    none = {f"{which}_{part}": getattr(data, f"{which}_{part}")[:0] for which in "xy" for part in ("val", "test")}
+    return replace(data, x_train=data.x_train[at], y_train=data.y_train[at], **none)
+
+
+def fixed_noise(subject: Subject) -> dict[str, float]:
+    """The setting of a known noise: the user's own, or a share of the target's standard deviation; {} of classes."""
+    schema, own = subject.data.schema, subject.entry.noise
+    return {} if schema.has_classes else {"noise": NOISE * schema.y_scale if isinstance(own, str) else own}
+
+
+def plain_outputs(subject: Subject, w: Mapping[str, Tensor], model: nn.Module, data: Dataset) -> Tensor:
+    """Outputs (S, N, K), in units of the target, of the user's own module at the training rows: a plain pass a draw.
+
+    w: {site: (S, *shape)}.   model: of the module; where it takes batch statistics, torch itself does so here.
+    """
+    schema, own, outputs = data.schema, subject.entry.own(data.schema).eval(), []
+    own.load_state_dict(model.net.state_dict(), strict=False)  # frozen weights, which a function may draw anew
+    for layer in norm_layers(own).values() if model.statistics is not None else ():
+        layer.train()
+    x = schema.unstandardise(data.x_train) if subject.entry.inputs == "raw" else data.x_train
+    with torch.no_grad():
+        for s in range(len(next(iter(w.values())))):
+            for name in w.keys() & dict(own.named_parameters()):
+                own.get_parameter(name).copy_(w[name][s])
+            outputs.append(schema.y_shift + schema.y_scale * own(x))
+    return torch.stack(outputs)
+
+
+# -- linear in the weights ---------------------------------------------------------------------------------------------
+@dataclass(frozen=True, eq=False)
+class LinearModule(Problem):
+    """Linear regression by a module: inputs (N, P + 1) and x (B, P + 1) are A and f₀, in units of the target.
+
+    rows: the data as the variant takes them.   points: the new inputs likewise.
+    """
+
+    rows: Dataset | None = None
+    points: Tensor | None = None
+
+    size = property(lambda self: self.inputs.shape[1] - 1)
+    settings = property(lambda self: {"noise": self.noise})
+    data = property(lambda self: self.rows)
+    new = property(lambda self: self.points)
+
+    def output(self, w: Tensor, x: Tensor) -> Tensor:
+        """f (S, B) of w (S, P)."""
+        return w @ x[:, :-1].mT + x[:, -1]
+
+    @cached_property
+    def known(self) -> LinearGaussian:
+        """The formulas."""
+        a, y, noise = self.inputs[:, :-1], self.targets - self.inputs[:, -1], self.noise * self.temperature**0.5
+        return LinearGaussian(a, y, noise, self.prior_scale, bias=False, prior_mean=self.prior_mean)
+
+
+def linear_module(subject: Subject) -> LinearModule:
+    """The problem that a module poses on rows of its own data.   Raises UserError where it is not linear regression."""
+    rows, settings = few_rows(subject.data, ROWS), fixed_noise(subject)
+    points = rows.x_train[even(len(rows.x_train), POINTS)]
+    with isolated(0):
+        entry = subject.reduced(**settings)
+        model = entry.model(rows.schema)
+        entry.prepare(model, entry.guide(model), rows)
+        joint = LogJoint(model, rows.x_train, rows.y_train)
+        priors = list(joint.priors.values())
+        normal = all(isinstance(p, CentredNormal) or isinstance(getattr(p, "base_dist", None), Normal) for p in priors)
+        if not normal or model.statistics is not None or not getattr(model.likelihood, "quadratic", False):
+            raise UserError("its closed form needs Normal noise and priors, and neither points that are trained "
+                            "(frozen='*' keeps them as they are) nor batch statistics")  # fmt: skip
+        if joint.size > MAX_WEIGHTS:
+            raise UserError(f"covariances of {joint.size:,} weights are too many to compare; at most {MAX_WEIGHTS}")
+        mean = torch.cat([p.mean.flatten() for p in priors]).double()
+        scale = torch.cat([p.variance.flatten() for p in priors]).double().sqrt()
+        x = torch.cat([rows.x_train, points])
+
+        def outputs(u: Tensor) -> Tensor:
+            w = {site: value[0] for site, value in joint.sites(u[None]).items()}
+            return model.likelihood.components(functional_call(model.net, w, (x,))).loc.double()
+
+        a = torch.autograd.functional.jacobian(outputs, mean)
+        with torch.no_grad():
+            f0 = outputs(mean) - a @ mean
+            for u in mean + scale * torch.randn(3, joint.size, dtype=torch.float64):
+                f = outputs(u)
+                if (f - f0 - a @ u).abs().max() > LINEAR * (f - f.mean()).abs().max():
+                    raise UserError("its outputs are not linear in its Bayesian weights, and there is no closed form")
+    both, num = torch.cat([a, f0[:, None]], 1), len(rows.x_train)
+    how = dict(stops=0.02, batches=4 if num >= 40 else 1, prior_mean=mean, rows=rows, points=points)
+    parts = both[:num], rows.y_train.double(), both[num:], scale, settings["noise"]
+    return LinearModule("linear", "linear regression by the module", *parts, **how)
