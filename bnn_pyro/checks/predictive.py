@@ -35,6 +35,8 @@ __all__ = ["PredictiveCheck"]
 
 #: New inputs B of every problem; rows of a user's module.
 POINTS, ROWS = 12, 60
+#: A fit of a module need not be good: the same draws are used twice.
+SHORT = {"warmup": 20, "max_tree_depth": 4}
 #: What float32 may leave of a number near 1 after sums over the draws.
 ROUNDING = 2e-4
 QUANTILES = (0.05, 0.5, 0.95)
@@ -74,10 +76,10 @@ class PredictiveCheck:
         evidence: dict[str, list[np.ndarray]] = {}
         problems = (linear_regression(40, 2, 1), TWO_WEIGHTS["logistic"], softmax_regression(40, 2, 1))
         if subject.own_module:
-            own = dict(data=few_rows(subject.data, ROWS), settings=fixed_noise(subject), batches=1, length=1.0)
+            own = dict(data=few_rows(subject.data, ROWS), settings=fixed_noise(subject), batches=1, length=0.1)
             problems = (SimpleNamespace(title="your module", **own),)
         for k, problem in enumerate(problems):
-            method = problem_method(problem, subject, self.effort)
+            method = problem_method(problem, subject, self.effort, **(SHORT if subject.own_module else {}))
             entry, data, noise = subject.reduced(**problem.settings), problem.data, problem.settings.get("noise")
             posterior = fit(entry, data, method, seed=seed, device="cpu", progress=False)
             sites = posterior.draw(self.draws, seed=seed)  # the very draws that ``predict`` takes

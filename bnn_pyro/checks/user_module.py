@@ -67,18 +67,17 @@ def plain_outputs(subject: Subject, w: Mapping[str, Tensor], model: nn.Module, d
 # -- linear in the weights ---------------------------------------------------------------------------------------------
 @dataclass(frozen=True, eq=False)
 class LinearModule(Problem):
-    """Linear regression by a module: inputs (N, P + 1) and x (B, P + 1) are A and f₀, in units of the target.
+    """Linear regression by a module: inputs (N, P + 1) are A and f₀, in units of the target, x its first rows.
 
-    rows: the data as the variant takes them.   points: the new inputs likewise.
+    rows: the data as the variant takes them.
     """
 
     rows: Dataset | None = None
-    points: Tensor | None = None
 
     size = property(lambda self: self.inputs.shape[1] - 1)
     settings = property(lambda self: {"noise": self.noise})
     data = property(lambda self: self.rows)
-    new = property(lambda self: self.points)
+    new = property(lambda self: self.rows.x_train[: len(self.x)])
 
     def output(self, w: Tensor, x: Tensor) -> Tensor:
         """f (S, B) of w (S, P)."""
@@ -94,7 +93,6 @@ class LinearModule(Problem):
 def linear_module(subject: Subject) -> LinearModule:
     """The problem that a module poses on rows of its own data.   Raises UserError where it is not linear regression."""
     rows, settings = few_rows(subject.data, ROWS), fixed_noise(subject)
-    points = rows.x_train[even(len(rows.x_train), POINTS)]
     with isolated(0):
         entry = subject.reduced(**settings)
         model = entry.model(rows.schema)
@@ -109,11 +107,10 @@ def linear_module(subject: Subject) -> LinearModule:
             raise UserError(f"covariances of {joint.size:,} weights are too many to compare; at most {MAX_WEIGHTS}")
         mean = torch.cat([p.mean.flatten() for p in priors]).double()
         scale = torch.cat([p.variance.flatten() for p in priors]).double().sqrt()
-        x = torch.cat([rows.x_train, points])
 
         def outputs(u: Tensor) -> Tensor:
             w = {site: value[0] for site, value in joint.sites(u[None]).items()}
-            return model.likelihood.components(functional_call(model.net, w, (x,))).loc.double()
+            return model.likelihood.components(functional_call(model.net, w, (rows.x_train,))).loc.double()
 
         a = torch.autograd.functional.jacobian(outputs, mean)
         with torch.no_grad():
@@ -122,7 +119,6 @@ def linear_module(subject: Subject) -> LinearModule:
                 f = outputs(u)
                 if (f - f0 - a @ u).abs().max() > LINEAR * (f - f.mean()).abs().max():
                     raise UserError("its outputs are not linear in its Bayesian weights, and there is no closed form")
-    both, num = torch.cat([a, f0[:, None]], 1), len(rows.x_train)
-    how = dict(stops=0.02, batches=4 if num >= 40 else 1, prior_mean=mean, rows=rows, points=points)
-    parts = both[:num], rows.y_train.double(), both[num:], scale, settings["noise"]
-    return LinearModule("linear", "linear regression by the module", *parts, **how)
+    inputs, how = torch.cat([a, f0[:, None]], 1), dict(stops=0.02, batches=4 if len(a) >= 40 else 1)
+    parts = inputs, rows.y_train.double(), inputs[:POINTS], scale, settings["noise"]
+    return LinearModule("linear", "linear regression by the module", *parts, **how, prior_mean=mean, rows=rows)
