@@ -11,6 +11,7 @@ import io
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -105,6 +106,22 @@ class Posterior:
         import pandas as pd
 
         return pd.DataFrame({name: pd.Series(values) for name, values in self.trace.items() if len(values)})
+
+    def describe(self) -> pd.DataFrame:
+        """A line a site of a network: shape, prior, mean σ as a share of the prior's (by 200 draws), and "sampled".
+
+        That is how training samples it: rows, flipout (``parts.row_noise``), weights (one draw for all rows), or point.
+        """
+        import pandas as pd
+
+        model, draws, lines = self.model, self.draw(200, seed=0), []
+        for site, value in model.net.named_parameters():
+            point, share = site in model.points, float("nan")
+            with suppress(NotImplementedError):  # a prior without a variance
+                share = (draws[site].std(0) / model.priors[site](value).variance.sqrt()).mean().item()
+            sampled = "point" if point else model.sampling.get(site, "weights")
+            lines.append([site, list(value.shape), "" if point else model.texts[site], sampled, share])
+        return pd.DataFrame(lines, columns=["site", "shape", "prior", "sampled", "σ/prior"])
 
     @property
     def device(self) -> torch.device:

@@ -46,7 +46,7 @@ METHODS = {
 @pytest.mark.parametrize("method", METHODS)
 def test_a_module_of_the_packages_layers_is_the_zoos_variant_bit_for_bit(method):
     zoo = fit(bp.MeanField(hidden=(4,), activation="tanh", **SMALL), METHODS[method], regression())
-    own = fit(bp.Bayesian(own_layers, **SMALL), METHODS[method], regression())
+    own = fit(bp.Bayesian(own_layers, sampling="weights", **SMALL), METHODS[method], regression())
     here, there = (posterior.draw(3, seed=5) for posterior in (own, zoo))
     assert here.keys() == there.keys() and all(torch.equal(here[site], there[site]) for site in there)
 
@@ -55,7 +55,7 @@ def test_a_module_of_the_packages_layers_is_the_zoos_variant_bit_for_bit(method)
 def test_torchs_own_layers_are_the_zoos_variant_but_for_rounding(method):
     """The same weights, rows and noise; products are summed in another order, and few steps let it grow little."""
     zoo = fit(bp.MeanField(hidden=(4,), activation="tanh", **SMALL), METHODS[method], regression())
-    own = fit(bp.Bayesian(torch_layers, **SMALL), METHODS[method], regression())
+    own = fit(bp.Bayesian(torch_layers, sampling="weights", **SMALL), METHODS[method], regression())
     names = dict(zip(("0.weight", "0.bias", "2.weight", "2.bias"), zoo.model.initial, strict=True))
     here, there = (posterior.draw(3, seed=5) for posterior in (own, zoo))
     for name, theirs in names.items():

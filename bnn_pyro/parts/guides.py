@@ -58,7 +58,12 @@ class _Flat(nn.Module):
     def forward(self, x: Tensor | None = None, y: Tensor | None = None) -> dict[str, Tensor]:
         """Sample every site; inputs and targets are taken for the sake of Pyro's calls and not used."""
         register(self)
-        return {name: pyro.sample(name, q) for name, q in self._distributions()}
+        sites = {}
+        for name, q in self._distributions():
+            sites[name] = pyro.sample(name, q)
+            if torch.is_grad_enabled():  # in training a model may sample by row, from q
+                sites[name].drawn_from = q
+        return sites
 
     def _distributions(self) -> Iterable[tuple[str, dist.TorchDistribution]]:
         """(site, its q) of every site."""

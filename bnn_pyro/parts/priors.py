@@ -23,6 +23,7 @@ from bnn_pyro.errors import UserError
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.nets import in_mode
 from bnn_pyro.parts.own_module import call_with_draws, norm_layers
+from bnn_pyro.parts.row_noise import RowNoise
 from bnn_pyro.parts.weights import ArrayDistribution, CentredNormal, Flat, LogUniform
 from bnn_pyro.settings import parse_named
 
@@ -178,6 +179,7 @@ class BayesianNet(nn.Module):
     prior: as for :func:`parse_prior`, or {site: text}.   points: sites without a prior, p(w) ∝ 1.
     statistics: a ``BatchStatistics`` of the net, which then normalises by them; None leaves it to torch, by running
         averages.   frozen: whether these stay as they are in training.
+    sampling: {site: how it is sampled in training, where that is by row}; see ``row_noise``.
     """
 
     def __init__(
@@ -188,13 +190,16 @@ class BayesianNet(nn.Module):
         points: Collection[str] = (),
         statistics: nn.Module | None = None,
         frozen: bool = False,
+        sampling: Mapping[str, str] = {},
     ) -> None:
         super().__init__()
         self.net = copy.deepcopy(net).requires_grad_(False)
         self.likelihood = likelihood
-        self.points, self.statistics, self.frozen = tuple(points), statistics, frozen
+        self.points, self.statistics, self.frozen, self.sampling = tuple(points), statistics, frozen, dict(sampling)
         self.prior = parse_prior(prior) if isinstance(prior, str) else None
-        texts = dict.fromkeys(dict(self.net.named_parameters()), prior) if isinstance(prior, str) else prior
+        self.texts = texts = (
+            dict.fromkeys(dict(self.net.named_parameters()), prior) if isinstance(prior, str) else prior
+        )
         self.priors = {name: parse_prior(text) for name, text in texts.items()} | dict.fromkeys(points, Flat.like)
         self._centred = [n for n, text in texts.items() if n not in points and text.partition(":")[0] == "pretrained"]
         if self._centred:
@@ -215,6 +220,8 @@ class BayesianNet(nn.Module):
         with ExitStack() as modes:
             for layer in norm_layers(self.net).values() if self.frozen else ():
                 modes.enter_context(in_mode(layer, training=False))
+            if self.sampling and self.net.training:
+                modes.enter_context(RowNoise(w, self.sampling))
             f = call_with_draws(self.net, {**w, **statistics}, x, rows_of_each)
         return self.likelihood(f, y)
 

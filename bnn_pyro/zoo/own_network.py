@@ -31,6 +31,7 @@ from bnn_pyro.parts.nets import in_mode, weights_digest
 from bnn_pyro.parts.own_module import assign, check_outputs, freeze, norm_layers, own_copy, select
 from bnn_pyro.parts.own_start import Start, start_guide
 from bnn_pyro.parts.priors import BayesianNet, parse_prior
+from bnn_pyro.parts.row_noise import sampling_of
 from bnn_pyro.settings import Settings, setting
 
 __all__ = ["Bayesian", "ModuleSource"]
@@ -112,6 +113,7 @@ class Bayesian(Settings):
                 averages as they are. By default batch, frozen where start is pretrained
     inputs      standardised, as ``data.x_train`` is, or raw, in their own units (pixels in [0, 1])
     likelihood  of numbers, as of mean-field; in Python also a ``Likelihood``
+    sampling    SVI: rows, each with noise of its own in layers where the ELBO stays the same (by default), or weights
     """
 
     module: Any = ""
@@ -125,6 +127,7 @@ class Bayesian(Settings):
     batch_norm: str | None = setting(None, choices=BATCH_NORM, optional=True)
     inputs: str = setting("standardised", choices=INPUTS)
     likelihood: Any = None
+    sampling: str | None = setting(None, choices=("rows", "weights"), optional=True)
 
     summary: ClassVar[str] = "A network of your own, any torch.nn.Module: all or some of its weights Bayesian"
     paper: ClassVar[str] = "Blundell et al. 2015, arXiv:1505.05424; Krishnan et al. 2020, arXiv:1906.05323"
@@ -183,7 +186,9 @@ class Bayesian(Settings):
         if self.norm == "frozen" and any(layer.running_mean is None for layer in norms.values()):
             raise UserError("its batch normalisation has no running statistics to be frozen; use batch_norm='batch'")
         statistics = BatchStatistics(net) if norms and self.norm == "batch" else None
-        return BayesianNet(net, likelihood, prior, points, statistics, self.norm == "frozen").eval()
+        # Batch statistics mix the rows: noise of each row would be another network.
+        by_row = {} if self.sampling == "weights" or statistics else sampling_of(net, schema.input_shape)
+        return BayesianNet(net, likelihood, prior, points, statistics, self.norm == "frozen", by_row).eval()
 
     def guide(self, model: nn.Module) -> nn.Module:
         """q(w), starting at the module's own weights; see ``Entry.guide``."""
