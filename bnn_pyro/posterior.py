@@ -110,7 +110,7 @@ class Posterior:
     def describe(self) -> pd.DataFrame:
         """A line a site of a network: shape, prior, mean σ as a share of the prior's (by 200 draws), and "sampled".
 
-        That is how training samples it: rows, flipout (``parts.row_noise``), weights (one draw for all rows), or point.
+        That is how training samples it: rows, flipout (``parts.own_start``), weights (one draw for all rows), or point.
         """
         import pandas as pd
 

@@ -9,7 +9,7 @@ from torch import nn
 
 import bnn_pyro as bp
 from bnn_pyro.inference.log_joint import Objective
-from bnn_pyro.parts.row_noise import RowNoise, sampling_of
+from bnn_pyro.parts.own_start import RowNoise, sampling_of
 
 
 class Positions(nn.Module):

@@ -37,11 +37,11 @@ CHECKS: dict[str, type[Check]] = {
 
 
 def run(
-    entry: Entry | nn.Module, data: Dataset, method: str = "svi", only: Collection[str] = (), **settings: Any
+    entry: Entry | nn.Module, data: Dataset, method: str | None = None, only: Collection[str] = (), **settings: Any
 ) -> dict[str, Outcome | str]:
     """{check: its outcome with the quick budget, or why it is not made} of a variant, or a module of the user's own.
 
-    method: a key of ``METHODS``, with ``settings``.   only: keys of ``CHECKS``, else all.   Raises UserError.
+    method: a key of ``METHODS``, with ``settings``; by default the first.   only: keys of ``CHECKS``, else all.
     """
     setup = tuned(entry, method)
     subject = Subject(setup.variant, setup.entry, setup.inference, data, settings)

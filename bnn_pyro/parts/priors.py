@@ -23,7 +23,6 @@ from bnn_pyro.errors import UserError
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.nets import in_mode
 from bnn_pyro.parts.own_module import call_with_draws, norm_layers
-from bnn_pyro.parts.row_noise import RowNoise
 from bnn_pyro.parts.weights import ArrayDistribution, CentredNormal, Flat, LogUniform
 from bnn_pyro.settings import parse_named
 
@@ -179,7 +178,7 @@ class BayesianNet(nn.Module):
     prior: as for :func:`parse_prior`, or {site: text}.   points: sites without a prior, p(w) ∝ 1.
     statistics: a ``BatchStatistics`` of the net, which then normalises by them; None leaves it to torch, by running
         averages.   frozen: whether these stay as they are in training.
-    sampling: {site: how it is sampled in training, where that is by row}; see ``row_noise``.
+    sampling: a ``Sampling`` of ``own_start``: {site: how it is sampled in training, where that is by row}.
     """
 
     def __init__(
@@ -195,7 +194,7 @@ class BayesianNet(nn.Module):
         super().__init__()
         self.net = copy.deepcopy(net).requires_grad_(False)
         self.likelihood = likelihood
-        self.points, self.statistics, self.frozen, self.sampling = tuple(points), statistics, frozen, dict(sampling)
+        self.points, self.statistics, self.frozen, self.sampling = tuple(points), statistics, frozen, sampling
         self.prior = parse_prior(prior) if isinstance(prior, str) else None
         self.texts = texts = (
             dict.fromkeys(dict(self.net.named_parameters()), prior) if isinstance(prior, str) else prior
@@ -221,7 +220,7 @@ class BayesianNet(nn.Module):
             for layer in norm_layers(self.net).values() if self.frozen else ():
                 modes.enter_context(in_mode(layer, training=False))
             if self.sampling and self.net.training:
-                modes.enter_context(RowNoise(w, self.sampling))
+                modes.enter_context(self.sampling.noise(w))
             f = call_with_draws(self.net, {**w, **statistics}, x, rows_of_each)
         return self.likelihood(f, y)
 

@@ -29,9 +29,8 @@ from bnn_pyro.parts.guides import WithPoints
 from bnn_pyro.parts.likelihoods import Categorical, Likelihood, make_likelihood
 from bnn_pyro.parts.nets import in_mode, weights_digest
 from bnn_pyro.parts.own_module import assign, check_outputs, freeze, norm_layers, own_copy, select
-from bnn_pyro.parts.own_start import Start, start_guide
+from bnn_pyro.parts.own_start import Start, sampling_of, start_guide
 from bnn_pyro.parts.priors import BayesianNet, parse_prior
-from bnn_pyro.parts.row_noise import sampling_of
 from bnn_pyro.settings import Settings, setting
 
 __all__ = ["Bayesian", "ModuleSource"]
