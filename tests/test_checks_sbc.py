@@ -145,7 +145,7 @@ def test_counts_and_heavy_tails_pass_and_another_dispersion_does_not(likelihood,
     counts = likelihood != "student-t"
     there = data(inputs=1, task="counts", y_shift=4.0) if counts else data(inputs=1)
     entry = bp.MeanField(hidden=(), prior="normal:0.7", likelihood=likelihood, **({} if counts else {"noise": 0.5}))
-    outcome = judged(Weighted(other), entry, number=45, data=there)
+    outcome = judged(Weighted(other), entry, number=80 if other else 40, data=there)
     assert outcome.level == ("bad" if other else "good"), outcome.sentence
     assert not other or "too narrow" in outcome.sentence
 
