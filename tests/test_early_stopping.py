@@ -203,3 +203,10 @@ def test_log_likelihood_of_several_draws_in_chunks(monkeypatch):
         torch.testing.assert_close(parts, whole)
         predicted = bp.predict(posterior, data.x_val, num_draws=5, seed=0).log_prob(data.y_val)
         torch.testing.assert_close(whole.logsumexp(0) - math.log(5), predicted, rtol=1e-5, atol=1e-5)
+
+
+def test_defaults_learn_from_few_pictures():
+    """Under a prior by fan-in the mode of this network is one of zeros (NLL log 10 = 2.30)."""
+    data = bp.load_data("digits", limit=300)
+    posterior = bp.fit(bp.ConvNet(hidden=(64,)), data, bp.MAP(epochs=25, batch_size=64, lr=0.003), progress=False)
+    assert bp.metrics.evaluate(bp.predict(posterior, data.x_val), data.y_val).flat()["nll"] < 1

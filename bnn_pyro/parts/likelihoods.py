@@ -27,6 +27,8 @@ __all__ = ["LIKELIHOODS", "OBSERVED", "Bernoulli", "Categorical", "Heteroscedast
 class Categorical(Likelihood):
     """y ~ Categorical(softmax f), f (…, B, K)."""
 
+    has_classes = True
+
     def __init__(self, classes: int) -> None:
         super().__init__()
         self.outputs = classes
@@ -43,6 +45,8 @@ class Categorical(Likelihood):
 
 class Bernoulli(Likelihood):
     """y ~ Bernoulli(sigmoid f), f (…, B, 1)."""
+
+    has_classes = True
 
     def components(self, f: Tensor) -> dist.Bernoulli:
         """See ``Likelihood``."""

@@ -33,6 +33,7 @@ class Likelihood(nn.Module):
     own_sites        the names of its own latent sites, such as the noise; see :meth:`add_own`
     own_information  {site: number}, the Fisher information of one target about each of its own sites; between them and
                      the network's output there is none
+    has_classes      whether targets are labels of classes
     quadratic        whether log p(y | f) is quadratic in f, of a known curvature: the posterior of a linear model with
                      a Normal prior is then Normal
     """
@@ -41,6 +42,7 @@ class Likelihood(nn.Module):
     mixture: ClassVar[type[Mixture]] = Mixture
     own_sites: tuple[str, ...] = ()
     own_information: Mapping[str, float] = {}
+    has_classes: bool = False
     quadratic: bool = False
 
     def add_own(self, **priors: tuple[float, float]) -> None:

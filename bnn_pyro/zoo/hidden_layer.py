@@ -37,13 +37,12 @@ class HiddenLayerNet(MeanField):
     """Settings of a network of hidden layers: those of ``MeanField``, and how σ depends on the mean.
 
     activation  leaky_relu, relu, tanh, sigmoid or gelu
-    prior       by-target (fan-in:8 for classes, fan-in:2 for numbers), normal:SCALE, fan-in:SCALE or log-uniform
+    prior       by-target, normal:SCALE, fan-in:SCALE or log-uniform
     scale       free: a σ for every weight; layer, unit or weight: σ = √α·|mean|, with one α < 1 for each of these
     init_scale  σ of every weight where training starts, or α
     """
 
     activation: str = "leaky_relu"
-    prior: str = "by-target"
     init_scale: float = setting(0.01, above=0)
     scale: str = setting("free", choices=SCALES)
 

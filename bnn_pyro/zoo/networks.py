@@ -37,8 +37,6 @@ from bnn_pyro.settings import Settings, setting
 
 __all__ = ["MLP", "ConvNet", "Convolutions", "DropoutMLP", "MeanField", "Network"]
 
-#: The prior "by-target", for classes and for numbers: the ELBO's optimum under a narrower one predicts too flat.
-BY_TARGET = {True: "fan-in:8", False: "fan-in:2"}
 #: Dropout rates of inputs and of hidden units where none are set.
 IMAGE_RATES, TABLE_RATES = (0.2, 0.5), (0.0, 0.05)
 
@@ -51,7 +49,7 @@ class Network(Settings):
     activation  relu, tanh, sigmoid, leaky_relu or gelu
     bias        in every layer, or in none
     prior       normal:SCALE, fan-in:SCALE, gamma:SHAPE,RATE or scale-mixture:WIDE,NARROW,WEIGHT; of a point estimate
-                the weight decay. by-target: fan-in:8 for classes, fan-in:2 for numbers
+                the weight decay. by-target: fan-in:8 for classes, fan-in:2 for numbers; narrower ones predict too flat
     noise       regression only: learned, heteroscedastic, or a standard deviation in target units
     likelihood  of numbers: normal, student-t or laplace (with outliers); of counts: negative-binomial or poisson; the
                 first of the task where not given
@@ -63,7 +61,7 @@ class Network(Settings):
     hidden: tuple[int, ...] = setting((50,), low=1)
     activation: str = "relu"
     bias: bool = True
-    prior: str = "fan-in:1"
+    prior: str = "by-target"
     noise: str | float = "learned"
     likelihood: str | None = setting(None, choices=LIKELIHOODS, optional=True)
 
@@ -74,8 +72,7 @@ class Network(Settings):
     def model(self, schema: Schema) -> BayesianNet:
         """p(y, w | x), out of training mode; see ``Entry.model``."""
         likelihood = make_likelihood(schema, self.noise, self.likelihood)
-        prior = BY_TARGET[schema.has_classes] if self.prior == "by-target" else self.prior
-        return BayesianNet(self.net(schema, likelihood.outputs), likelihood, prior).eval()
+        return BayesianNet(self.net(schema, likelihood.outputs), likelihood, self.prior).eval()
 
     def guide(self, model: nn.Module) -> nn.Module | None:
         """None: a point estimate needs no q."""
@@ -177,10 +174,13 @@ class ConvNet(Convolutions, Network):
     """Settings of a deterministic convolutional network: those of ``Network`` and ``Convolutions``.
 
     hidden   widths of the hidden layers after the convolutions; the last is that of the features
+    prior    as in ``Network``. Under one by fan-in the mode is a network of zeros: each of a wide layer's many weights
+             takes half a nat from its start, and few pictures bring less
     dropout  share of the inputs of every fully connected layer that training removes; 0 for none
     """
 
     hidden: tuple[int, ...] = setting((256,), low=1)
+    prior: str = "normal:1"
     dropout: float = setting(0.5, low=0, below=1)
 
     summary: ClassVar[str] = "The deterministic convolutional network: one point estimate, or an ensemble of them"

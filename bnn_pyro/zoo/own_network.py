@@ -100,8 +100,9 @@ class Bayesian(Settings):
                 Python also classes. The others are points
     frozen      points that stay as they are, likewise; all others are trained with the rest. Those that require no
                 gradient are frozen
-    prior       normal:SCALE, fan-in:SCALE, pretrained:SCALE (around the module's own weights), gamma:SHAPE,RATE or
-                scale-mixture:WIDE,NARROW,WEIGHT; in Python also {pattern: prior}, the first that matches
+    prior       by-target (fan-in:8 for classes, fan-in:2 for numbers), normal:SCALE, fan-in:SCALE, pretrained:SCALE
+                (around the module's own weights), gamma:SHAPE,RATE or scale-mixture:WIDE,NARROW,WEIGHT; in Python also
+                {pattern: prior}, the first that matches
     start       initial: at the module's weights, as they are; pretrained: they are those of a trained network, whose
                 batch normalisation stays frozen
     noise       regression only: learned, heteroscedastic, or a standard deviation in target units
@@ -118,7 +119,7 @@ class Bayesian(Settings):
     module: Any = ""
     where: Any = "*"
     frozen: Any = ""
-    prior: Any = "fan-in:1"
+    prior: Any = "by-target"
     start: str = setting("initial", choices=("initial", "pretrained"))
     noise: str | float = "learned"
     family: str = setting("mean-field", parse=parse_family)
