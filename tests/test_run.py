@@ -186,7 +186,9 @@ def test_predict_images(runs, tmp_path):
     raw = data.schema.unstandardise(data.x_test[:3])
     np.savez(tmp_path / "x.npz", x=raw.numpy())
     Image.fromarray((raw[0, 0].numpy() * 255).round().astype(np.uint8)).save(tmp_path / "one.png")
-    for name in ("x.npz", "one.png"):
+    (tmp_path / "new" / "b").mkdir(parents=True)
+    (tmp_path / "new" / "b" / "1.png").write_bytes((tmp_path / "one.png").read_bytes())
+    for name in ("x.npz", "one.png", "new"):
         output = tmp_path / f"{name}.csv"
         arguments = ["--input", str(tmp_path / name), "--output", str(output), "--num-draws", "5", "--quiet"]
         assert main(["predict", str(runs / "digits"), *arguments]) == 0
@@ -196,6 +198,8 @@ def test_predict_images(runs, tmp_path):
     assert found["digit"].tolist() == prediction.mean.argmax(1).tolist()
     assert np.allclose(found["total_nats"], prediction.total, atol=1e-5)
     assert np.allclose(one.iloc[0, 1:11].astype(float), found.iloc[0, 1:11].astype(float), atol=0.02)
+    folder = pd.read_csv(tmp_path / "new.csv")
+    assert folder.iloc[:, 1:].equals(one) and folder["file"].tolist() == ["b/1.png"]
 
 
 def test_compare(runs, capsys):

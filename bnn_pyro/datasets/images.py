@@ -15,7 +15,7 @@ from bnn_pyro.datasets.dataset import Raw, Schema
 from bnn_pyro.errors import UserError
 from bnn_pyro.progress import announce
 
-__all__ = ["load_folder", "read_images"]
+__all__ = ["load_folder", "pictures_in", "read_images"]
 
 #: Longer side of a folder's pictures, in pixels: larger ones are scaled down to it.
 MAX_SIDE = 64
@@ -76,10 +76,10 @@ def _class_files(roots: Sequence[Path], classes: Sequence[str]) -> list[tuple[Pa
             raise UserError(f"{place}: class '{place.name}' has no training pictures; the classes: "
                             f"{', '.join(classes):.60}")  # fmt: skip
     named = [(root / name, label) for root in roots for label, name in enumerate(classes)]
-    return [(file, label) for place, label in named for file in _inside(place)]
+    return [(file, label) for place, label in named for file in pictures_in(place)]
 
 
-def _inside(folder: Path) -> list[Path]:
+def pictures_in(folder: Path) -> list[Path]:
     """The pictures in a folder and its own folders."""
     return sorted(p for p in folder.rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES and p.name[0] not in "._")
 
@@ -147,7 +147,7 @@ def read_images(paths: str | Path | Sequence[str | Path], schema: Schema, invert
     for path in map(Path, [paths] if isinstance(paths, str | Path) else paths):
         if not path.exists():
             raise UserError(f"{path}: no such image file")
-        files += _inside(path) if path.is_dir() else [path]
+        files += pictures_in(path) if path.is_dir() else [path]
     if not files:
         raise UserError(f"{paths or 'images'}: no PNG or JPG file in this folder")
     inputs = torch.stack([_pixels(file, schema.input_shape) for file in files]) / 255

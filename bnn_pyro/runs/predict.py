@@ -63,6 +63,10 @@ def predict_file(
     else:
         x = load_inputs(path, schema, invert=args.invert)
         problems = pd.Series("", range(len(x)))
+        if path.is_dir():
+            from bnn_pyro.datasets.images import pictures_in
+
+            beside = pd.DataFrame({"file": [str(file.relative_to(path)) for file in pictures_in(path)]})
     prediction = predict_with_progress(posterior, x, recipe.num_draws, str(path))
     columns, said = _columns(prediction, schema, args.threshold), []
     finite = np.isfinite([values for values in columns.values() if values.dtype.kind == "f"]).all(0)
