@@ -162,7 +162,7 @@ def test_a_folder_with_a_test_part_in_colour_and_of_large_pictures(tmp_path):
     for part, name in (("train", "a"), ("val", "a"), ("train", "b"), ("test", "a"), ("test", "b")):
         save_pictures(tmp_path / part / name, [(10, 20, 30 + 5 * i) for i in range(6)], (160, 80))
     data = load_data(tmp_path, validation=2)
-    assert data.schema.input_shape == (3, 32, 64) and data.split["rows"] == [16, 2, 12]
+    assert data.schema.input_shape == (3, 16, 32) and data.split["rows"] == [16, 2, 12]
     blue = data.schema.unstandardise(data.x_test)[:, :, 0, 0] * 255
     assert blue[:6].round().int().tolist() == [[10, 20, 30 + 5 * i] for i in range(6)]
 

@@ -18,7 +18,7 @@ from bnn_pyro.progress import announce
 __all__ = ["load_folder", "pictures_in", "read_images"]
 
 #: Longer side of a folder's pictures, in pixels: larger ones are scaled down to it.
-MAX_SIDE = 64
+MAX_SIDE = 32
 #: Names of the parts that a folder may be divided into.
 TRAINING, TEST = ("train", "training", "val", "valid", "validation"), ("test", "testing")
 

@@ -39,8 +39,10 @@ MINUTES = 5.0
 TRANSITION, STEP, ARITHMETIC, PROCESS = 1.5e-4, 2e-3, 5e-10, 8.0
 #: Gradients of a transition, and chains where settings leave them out.
 GRADIENTS, CHAINS = 2, 8
-#: Of the full length at least; and the share of the most epochs after which early stopping has mostly ended a fit.
-LEAST, EARLY = 0.01, 0.25
+#: Of the full length at least.
+LEAST = 0.01
+#: The share of the most epochs, and the epochs, after which early stopping has mostly ended a fit.
+EARLY, EARLY_EPOCHS = 0.25, 100
 
 #: Inputs of a row above which their number scales the prior: fan-in:4 is Normal(0, 1) in a layer after 16 units, and
 #: 4/√F after F inputs, where Normal(0, 1) would let functions be as steep as all of them together.
@@ -179,7 +181,8 @@ def choose(
         setup = setup.changed(settings=settings)
         macs = _multiplications(setup.entry, schema)
         usual = schedule(rows, macs)._asdict()
-        usual["epochs"] *= EARLY if getattr(setup.method, "patience", 0) is None else 1
+        if getattr(setup.method, "patience", 0) is None:
+            usual["epochs"] = min(EARLY * usual["epochs"], EARLY_EPOCHS)
         whole = usual | {k: v for k, v in vars(setup.method).items() if v is not None}
         share, lengths = 1.0, {}
         while (seconds := rule.seconds({**whole, **lengths}, rows, macs, cores)) > 60 * minutes and share > LEAST:
