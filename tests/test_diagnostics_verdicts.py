@@ -139,7 +139,7 @@ def test_a_step_size_that_is_too_large_is_named(lr, level):
     x = torch.randn(40, 2, generator=g)
     y = 2 * x[:, 0] + 0.3 * torch.randn(40, generator=g)
     data = dataset(x, y, bp.Schema("regression", (2,), y_scale=2.0), x[:10], y[:10])
-    posterior = bp.fit(bp.MeanField(hidden=()), data, bp.SGHMC(epochs=600, lr=lr), seed=0, progress=False)
+    posterior = bp.fit(bp.MeanField(hidden=(), prior="fan-in:1"), data, bp.SGHMC(epochs=600, lr=lr), progress=False)
     found = diagnose_chains(posterior, data)
     kinetic, sentence = found.statistics["kinetic_temperature"], found.verdicts[0].sentence
     if level == "bad":

@@ -105,6 +105,6 @@ def test_a_fit_says_how_each_site_was_sampled():
     fits = {how: bp.fit(entry, data(64), method, **how_to) for how, entry in entries.items()}
     table = fits["rows"].describe().set_index("site")
     assert table.loc["conv.weight", "sampled"] == "flipout" and table.loc["conv.weight", "shape"] == [3, 4, 2]
-    assert table.loc["head.weight", "prior"] == "fan-in:1" and 0 < table.loc["head.weight", "σ/prior"] < 1.2
+    assert table.loc["head.weight", "prior"] == "by-target" and 0 < table.loc["head.weight", "σ/prior"] < 1.2
     assert set(fits["weights"].describe()["sampled"]) == {"weights"}
     assert fits["rows"].trace["elbo"][-1] > fits["rows"].trace["elbo"][0]
