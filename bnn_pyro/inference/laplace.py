@@ -27,7 +27,7 @@ from torch.distributions import Independent, Normal
 
 from bnn_pyro.checkpoint import Interrupted, Run
 from bnn_pyro.datasets.dataset import Dataset
-from bnn_pyro.errors import UserError
+from bnn_pyro.errors import FitFailed, UserError
 from bnn_pyro.inference.linear import ROWS, STRUCTURES, Curvature, Information, linear_layer, trace
 from bnn_pyro.inference.log_joint import LogJoint
 from bnn_pyro.parts.correlated_normal import FullNormal
@@ -78,12 +78,18 @@ class Laplace(Settings):
         Nothing is random, and what takes seconds is not saved half-way: after an interruption it starts again.
 
         Raises UserError for a model that is not linear, a prior that is not Normal, more weights than ``MAX_WEIGHTS``,
-        or a mode that is not found.
+        or a mode that is not found; FitFailed for a curvature that is numerically singular.
         """
         log_joint = _log_joint(model, data, self.temperature)
         curvature = Curvature(log_joint)
-        mode, trace = self._mode(curvature, Run(**how))
-        lower, log_det = _root_of_inverse(curvature.precision(mode, STRUCTURES[self.structure]))
+        try:
+            mode, trace = self._mode(curvature, Run(**how))
+            lower, log_det = _root_of_inverse(curvature.precision(mode, STRUCTURES[self.structure]))
+        except torch.linalg.LinAlgError:  # as where the features fit all rows, and a learned noise is about 0
+            raise FitFailed(
+                "the curvature of the log joint is not positive definite in 64 bits: the features fit the training "
+                "rows all but exactly; set the noise (--noise), take a narrower prior, or --inference svi"
+            ) from None
         if self.structure == "full":  # a Newton step: where the log joint is quadratic, it is exact
             mode = mode + lower @ (lower.mT @ log_joint.gradient(mode[None])[1][0])
         density = log_joint.log_density(mode[None]).item()
