@@ -185,8 +185,8 @@ def _column_statistics(raw: Raw, rows: Tensor) -> tuple[tuple[float, ...], tuple
 
 def quantities(columns: Sequence[Column], num: int) -> Tensor:
     """Which of the ``num`` features are quantities, (F,) bool; others are 0 or 1."""
-    found = [place < column.num_numbers for column in columns for place in range(column.width)]
-    return torch.tensor(found or [True] * num)
+    numeric = [place < column.num_numbers for column in columns for place in range(column.width)]
+    return torch.tensor(numeric or [True] * num)
 
 
 def _pixel_statistics(raw: Raw, rows: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
