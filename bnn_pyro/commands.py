@@ -8,18 +8,18 @@ from __future__ import annotations
 import dataclasses
 from argparse import Namespace
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from bnn_pyro.cells import SKEWED_HINT, is_skewed
-from bnn_pyro.errors import FitFailed, UserError, unknown
+from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.files import lock_folder, write_whole
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.progress import announce
 from bnn_pyro.reports.tables import guarantee_table, run_table, score_table
 from bnn_pyro.runs.folder import CheckFolder, RunFolder
 from bnn_pyro.runs.recipe import EXAMPLE, Recipe, read_config, resolve
-from bnn_pyro.runs.train import environment, fit_run, prepare_run, typed_command
+from bnn_pyro.runs.train import environment, fit_run, load_together, prepare_run, typed_command
 from bnn_pyro.settings import defaults
 from bnn_pyro.zoo import ZOO
 from bnn_pyro.zoo.auto import say
@@ -37,7 +37,6 @@ def train(args: Namespace) -> int:
 
     Under torchrun every process has a share of the rows of each step, and rank 0 writes and scores.
     """
-    from bnn_pyro.datasets.dataset import load_together
     from bnn_pyro.distributed import joined
     from bnn_pyro.runs.evaluate import evaluate_run
 
@@ -55,11 +54,6 @@ def train(args: Namespace) -> int:
             posterior, baseline = fit_run(folder, ready, data, beside, **limit)
             if not ranks.first:
                 return 0
-            if recipe.conformal:
-                from bnn_pyro.runs.calibrate import calibrate_run
-
-                with suppress(FitFailed):  # the report says so
-                    calibrate_run(folder, recipe, posterior, level=recipe.conformal)
             run = evaluate_run(folder, recipe, data, posterior, baseline)
     print(f"{run_table(run)}\n\nreport: {folder.path / 'report.html'}")
     return 3 if run.failed else 0
@@ -134,10 +128,10 @@ def calibrate(args: Namespace) -> None:
 
     folder, recipe, posterior = _opened(args)
     baseline = load_posterior(folder.baseline, recipe.device, args.module) if folder.baseline.is_trained else None
-    level = args.level if args.level is not None else recipe.conformal or 0.9
+    level, data = args.level if args.level is not None else recipe.conformal or 0.9, recipe.load()
     with lock_folder(folder.path):
-        done = calibrate_run(folder, recipe, posterior, name=args.data, method=args.method, level=level)
-        evaluate_run(folder, recipe, recipe.load(), posterior, baseline)
+        done = calibrate_run(folder, recipe, data, posterior, name=args.data, method=args.method, level=level)
+        evaluate_run(folder, recipe, data, posterior, baseline)
     print(f"{guarantee_table(done)}\n\nreport: {folder.path / 'report.html'}")
 
 

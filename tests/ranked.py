@@ -33,7 +33,7 @@ from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.guides import PointMass
 
 #: The module: ``bnn_pyro.datasets.dataset`` is also the name of a function.
-dataset_module = importlib.import_module("bnn_pyro.datasets.dataset")
+train_module = importlib.import_module("bnn_pyro.runs.train")
 
 #: 31 rows in batches of 8 at most: 4 steps an epoch, of 8, 8, 8 and 7 rows.
 PROBLEM = correlated(num=31, noise=0.5)
@@ -237,17 +237,17 @@ def loaded(here, path, large=0, broken=(), **changed):
             raise UserError(f"rank {here.rank} has no such file")
         return load_data(path)
 
-    cache = dataset_module.cache_root()
+    cache = train_module.cache_root()
     found = {"error": None, "files": []}
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        patch.setattr(dataset_module, "LARGE", large)
+        patch.setattr(train_module, "LARGE", large)
         for name, function in changed.items():
-            patch.setattr(dataset_module, name, function)
-        mapped = dataset_module._map
-        patch.setattr(dataset_module, "_map", lambda *saved: found["files"].append(os.listdir(cache)) or mapped(*saved))
+            patch.setattr(train_module, name, function)
+        mapped = train_module._map
+        patch.setattr(train_module, "_map", lambda *saved: found["files"].append(os.listdir(cache)) or mapped(*saved))
         try:
-            data = found["data"] = dataset_module.load_together(here, load)
+            data = found["data"] = train_module.load_together(here, load)
             found["fingerprint"] = data.fingerprint  # reads every training row
             found["own"] = own(data.x_train)
         except UserError as error:
@@ -259,7 +259,7 @@ def loaded(here, path, large=0, broken=(), **changed):
 
 def rows_in_common(folder):
     """{case: what came of ``load_together``}, of a data set of 8 MB in ``rows.npz``."""
-    here, path, save = ranks.here(), folder / "rows.npz", dataset_module._save
+    here, path, save = ranks.here(), folder / "rows.npz", train_module._save
     os.environ["BNN_PYRO_CACHE"] = str(folder / "rows")
     load_data(path)  # what is imported on the way
     cases = {

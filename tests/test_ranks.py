@@ -17,9 +17,9 @@ from run_folders import SMALL
 
 import bnn_pyro as bp
 from bnn_pyro.checkpoint import Checkpoint
-from bnn_pyro.datasets.dataset import load_together
 from bnn_pyro.distributed import Ranks, joined
 from bnn_pyro.run import main
+from bnn_pyro.runs.train import load_together
 
 LAUNCH = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 ENVIRONMENT = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}

@@ -10,29 +10,19 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
-import secrets
-import tempfile
-import warnings
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from bnn_pyro.distributed import Ranks
-from bnn_pyro.files import cache_root
-
-__all__ = ["PARTS", "TARGET_SCALES", "TASKS", "Column", "Dataset", "Raw", "Schema", "load_together", "row_digests"]
+__all__ = ["PARTS", "TARGET_SCALES", "TASKS", "Column", "Dataset", "Raw", "Schema", "row_digests"]
 
 TASKS, TARGET_SCALES = ("regression", "classification", "counts"), ("identity", "log")
 #: The tensors of a data set.
 PARTS = ("x_train", "y_train", "x_val", "y_val", "x_test", "y_test")
-#: Bytes of rows from which on the processes of a machine have them in common; fewer are loaded by each.
-LARGE = 2**28
 
 
 @dataclass(frozen=True)
@@ -65,8 +55,19 @@ class Column:
         return int(self.categories is None)
 
 
+class HasTask:
+    """What has a task."""
+
+    task: str
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether targets are labels of classes, not numbers."""
+        return self.task == "classification"
+
+
 @dataclass(frozen=True)
-class Schema:
+class Schema(HasTask):
     """What a model must know of its data; JSON-able by :meth:`to_dict`.
 
     task         one of ``TASKS`` (two classes are classification with K = 2)
@@ -93,11 +94,6 @@ class Schema:
     columns: tuple[Column, ...] = ()
     unseen: str = "refuse"
     target_scale: str = "identity"
-
-    @property
-    def has_classes(self) -> bool:
-        """Whether targets are labels of classes, not numbers."""
-        return self.task == "classification"
 
     @property
     def is_image(self) -> bool:
@@ -151,6 +147,7 @@ class Dataset:
     source    where it came from, for the report and the model card
     split     how the rows were divided: seed, fractions or the given split; JSON-able
     index_*   (N,) numbers of the rows in what was given: of a table's file the header is row 1, else from 0
+    set_aside (x, y) of rows that calibrate and are in no part; None: the validation rows do
 
     The validation and test parts may be empty (shape (0, …)), never None.
     """
@@ -168,6 +165,7 @@ class Dataset:
     index_train: Tensor | None = field(default=None, repr=False)
     index_val: Tensor | None = field(default=None, repr=False)
     index_test: Tensor | None = field(default=None, repr=False)
+    set_aside: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
 
     def __repr__(self) -> str:
         schema = self.schema
@@ -210,7 +208,7 @@ def row_digests(x: Tensor, y: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Raw:
+class Raw(HasTask):
     """Rows as they were read, neither divided nor standardised.
 
     x      (N, F) numbers of any type, or (N, channels, height, width): uint8 of 0 … white, or float32 in [0, 1] where
@@ -241,60 +239,3 @@ class Raw:
     unseen: str = "refuse"
     target_scale: str = "identity"
     index: Tensor | None = None
-
-    @property
-    def has_classes(self) -> bool:
-        """Whether targets are labels of classes, not numbers."""
-        return self.task == "classification"
-
-
-# -- one copy of the rows on a machine ---------------------------------------------------------------------------------
-def load_together(ranks: Ranks, load: Callable[[], Dataset]) -> Dataset:
-    """``load()`` for all processes of a fit, with one copy of the rows on a machine where they are many.
-
-    One process of every machine loads first, so that the others find what it downloaded. It saves the rows to a
-    file without a name, so that nothing is left on the disk however they end; the others open it as ``/proc/PID/fd/N``
-    and all map it copy-on-write. Where that cannot be each process has a copy of its own, with a warning.
-
-    Raises on all the UserError of any.
-    """
-    if ranks.size == 1:
-        return load()
-    with ranks.agreed():
-        early = load() if ranks.local == 0 else None
-    # torchrun numbers those of a machine in a row.
-    others = 1 in ranks.gather(ranks.local)[ranks.rank + 1 : ranks.rank + 2]
-    with ExitStack() as stack:
-        saved, mapped, problem = None, None, None
-        if early is not None and others and sum(rows.nbytes for rows in early.parts().values()) >= LARGE:
-            try:
-                cache_root().mkdir(parents=True, exist_ok=True)
-                saved = _save(early, stack.enter_context(tempfile.TemporaryFile(dir=cache_root())))
-            except OSError as error:
-                problem = str(error)
-        mine = ranks.gather(saved)[ranks.rank - ranks.local]
-        if mine is not None:
-            try:
-                mapped = _map(*mine)
-            except Exception as error:  # torch has several for a file that is not this one
-                problem = " ".join(str(error).split())[:200]
-        problems = [text for text in ranks.gather(problem) if text is not None]  # here all have mapped it
-    if problems and ranks.first:
-        warnings.warn(f"processes hold a copy of the data each, not one in common ({problems[0]})", stacklevel=2)
-    with ranks.agreed():
-        return mapped or early or load()
-
-
-def _save(data: Dataset, file: BinaryIO) -> tuple[str, str, Dataset]:
-    """(the path by which others find the file, a token that tells it from any other, the data without rows)."""
-    token = secrets.token_hex()
-    torch.save({"token": token, **data.parts()}, file)
-    file.flush()
-    return f"/proc/{os.getpid()}/fd/{file.fileno()}", token, data.to("meta")
-
-
-def _map(path: str, token: str, outline: Dataset) -> Dataset:
-    tensors = torch.load(path, mmap=True, weights_only=True)
-    if tensors.pop("token") != token:  # of another machine or container, with processes of these numbers
-        raise OSError(f"{path} is another file")
-    return replace(outline, **tensors)

@@ -29,23 +29,18 @@ __all__ = ["calibrate_run", "calibration_rows", "guarantee_columns", "interval_c
 THIRDS = ("least uncertain third", "middle third", "most uncertain third")
 
 
-def calibration_rows(recipe: Recipe, posterior: Posterior, name: str | None) -> tuple[Dataset, Tensor, Tensor]:
-    """(the run's data, x, y of the rows that calibrate): other data with labels, or the run's validation rows.
-
-    Of a run with ``--conformal`` the half of them that stopped no training.
-    """
-    data, x, y = recipe.load_calibration()
-    if name is not None:
-        x, y = labelled(name, posterior.schema, recipe)
+def calibration_rows(data: Dataset, recipe: Recipe, name: str | None) -> tuple[Tensor, Tensor]:
+    """(x, y) of the rows that calibrate: other data with labels, those set aside, or the validation rows."""
+    x, y = labelled(name, data.schema, recipe) if name else data.set_aside or (data.x_val, data.y_val)
     if not len(x):
         raise UserError(f"{data.name} has no validation rows to calibrate by: give --data FILE with rows that did not "
                         "train, or train with --validation ROWS")  # fmt: skip
-    return data, x, y
+    return x, y
 
 
 def calibrate_run(
-    folder: RunFolder, recipe: Recipe, posterior: Posterior, *, name: str | None = None, method: str | None = None,
-    level: float = 0.9,
+    folder: RunFolder, recipe: Recipe, data: Dataset, posterior: Posterior, *, name: str | None = None,
+    method: str | None = None, level: float = 0.9,
 ) -> dict[str, Any]:  # fmt: skip
     """Write calibration.json and guarantees.json; the latter's content.
 
@@ -53,7 +48,7 @@ def calibrate_run(
 
     Raises FitFailed where predictions are not finite.
     """
-    data, x, y = calibration_rows(recipe, posterior, name)
+    x, y = calibration_rows(data, recipe, name)
     folder.check_data(posterior, data)
     failed = failure(posterior, data, num_draws=recipe.num_draws)
     if failed and not failed.finite:

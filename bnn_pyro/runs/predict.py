@@ -83,7 +83,7 @@ def predict_file(
         intervals = map(prediction.interval, () if schema.has_classes else (about.get("level", 0.9), *args.levels))
         said += [interval.note for interval in intervals if interval.high.isinf().any()]
     if args.monitor:
-        _, known, _ = calibration_rows(recipe, posterior.posterior, about.get("data") or None)
+        known, _ = calibration_rows(recipe.load(), recipe, about.get("data"))
         said.append(monitor_lines(posterior, known, x, y))
     table.index = problems.index[problems == ""]
     for row, values in table[~finite].to_dict("index").items():

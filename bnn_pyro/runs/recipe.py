@@ -15,8 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
-from torch import Tensor
-
 from bnn_pyro.datasets import DATASETS, Dataset, Schema, load_data
 from bnn_pyro.distributed import choose_device
 from bnn_pyro.errors import UserError, unknown
@@ -80,21 +78,16 @@ class Recipe(Setup, Settings):
         return {key: getattr(self, key) for key in KEYS}
 
     def load(self) -> Dataset:
-        """The data, without the rows that are set aside to calibrate."""
-        return self.load_calibration()[0]
-
-    def load_calibration(self) -> tuple[Dataset, Tensor, Tensor]:
-        """(the data, x and y of its validation rows), or of the half of them that is set aside and no longer in it."""
+        """The data, for ``conformal`` with half of the validation rows set aside."""
         data = _load(self.data)
         if not self.conformal:
-            return data, data.x_val, data.y_val
+            return data
         half = len(data.x_val) // 2
         if not half:
             raise UserError(f"conformal takes half of the validation rows, and {data.name} has {len(data.x_val)}: give "
                             "--validation ROWS")  # fmt: skip
         left = {f"{part}_val": getattr(data, f"{part}_val")[half:] for part in ("x", "y", "index")}
-        left = dataclasses.replace(data, **left)
-        return left, data.x_val[:half], data.y_val[:half]
+        return dataclasses.replace(data, **left, set_aside=(data.x_val[:half], data.y_val[:half]))
 
     @property
     def data_name(self) -> str:

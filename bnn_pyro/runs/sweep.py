@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from bnn_pyro.errors import FitFailed, UserError
+from bnn_pyro.errors import UserError
 from bnn_pyro.files import is_occupied, lock_folder, read_archive, read_json
 from bnn_pyro.parallel.executor import executor
 from bnn_pyro.parallel.map import map_tasks
@@ -259,11 +259,6 @@ def _fit_and_score(folder: RunFolder, recipe: Recipe, command: str, *, keep: boo
     with folder.begun(recipe, keep=keep):
         posterior, baseline = fit_run(folder, ready, data, beside, resume=keep)
         folder.write("environment.json", folder.read("environment.json") | {"command": command})
-        if recipe.conformal:
-            from bnn_pyro.runs.calibrate import calibrate_run
-
-            with contextlib.suppress(FitFailed):  # the scores say so
-                calibrate_run(folder, recipe, posterior, level=recipe.conformal)
         baseline = baseline if recipe.baseline or recipe.backbone_variant(data.schema) else None
         return evaluate_run(folder, recipe, data, posterior, baseline, outside={}, report=False).failed
 

@@ -1,34 +1,42 @@
-"""A run fitted into its folder: the variant, and the deterministic network beside it; how it was made."""
+"""A run fitted into its folder: its data, the variant, and the deterministic network beside it; how it was made."""
 
 from __future__ import annotations
 
 import os
 import platform
+import secrets
 import shlex
 import subprocess
 import sys
-from contextlib import AbstractContextManager, nullcontext
+import tempfile
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pandas as pd
 import torch
 
 from bnn_pyro.datasets.dataset import Dataset
-from bnn_pyro.distributed import here
+from bnn_pyro.distributed import Ranks, here
+from bnn_pyro.errors import FitFailed
+from bnn_pyro.files import cache_root
 from bnn_pyro.fitting import check_setup, fit_setup
 from bnn_pyro.isolation import isolated, one_thread
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.runs.folder import RunFolder
 from bnn_pyro.runs.recipe import Recipe
 
-__all__ = ["environment", "fit_run", "prepare_run", "typed_command"]
+__all__ = ["environment", "fit_run", "load_together", "prepare_run", "typed_command"]
 
 #: Weights × rows of a step below which a second thread costs more than it brings.
 SMALL_STEP = 20_000_000
+#: Bytes of rows from which on the processes of a machine have them in common; fewer are loaded by each.
+LARGE = 2**28
 #: Whose versions are kept.
 PACKAGES = ("bnn-pyro", "pyro-ppl", "torch", "torchvision", "numpy", "pandas", "scikit-learn", "matplotlib")
 
@@ -57,6 +65,8 @@ def fit_run(
 ) -> tuple[Posterior, Posterior | None]:
     """(posterior, that of the baseline or None), in a folder that was begun; recipe, baseline: see :func:`prepare_run`.
 
+    With ``conformal`` the rows set aside calibrate the posterior.
+
     resume: go on from the folder's checkpoints, to the very same result; what is finished is just loaded.
     max_minutes: of the posterior alone; see ``fit``.
 
@@ -80,12 +90,16 @@ def fit_run(
         with here().first_holds(folder.baseline.begun(baseline, keep=resume)):
             return fit_into(folder.baseline, baseline)
 
-    if recipe.backbone_variant(data.schema) is not None:
-        backbone = fit_baseline()
-        recipe = replace(recipe, entry=replace(recipe.entry, backbone=backbone))
-        return fit_into(folder, recipe, max_minutes=max_minutes), backbone
-    posterior = fit_into(folder, recipe, max_minutes=max_minutes)
-    return posterior, None if baseline is None else fit_baseline()
+    backbone = fit_baseline() if recipe.backbone_variant(data.schema) is not None else None
+    ready = recipe if backbone is None else replace(recipe, entry=replace(recipe.entry, backbone=backbone))
+    posterior = fit_into(folder, ready, max_minutes=max_minutes)
+    beside = fit_baseline() if backbone is None and baseline is not None else backbone
+    if recipe.conformal and here().first:
+        from bnn_pyro.runs.calibrate import calibrate_run
+
+        with suppress(FitFailed):  # the scores say so
+            calibrate_run(folder, recipe, data, posterior, level=recipe.conformal)
+    return posterior, beside
 
 
 def _threads(recipe: Recipe, data: Dataset) -> AbstractContextManager[None]:
@@ -96,6 +110,59 @@ def _threads(recipe: Recipe, data: Dataset) -> AbstractContextManager[None]:
     return one_thread() if weights * rows < SMALL_STEP else nullcontext()
 
 
+# -- one copy of the rows on a machine ---------------------------------------------------------------------------------
+def load_together(ranks: Ranks, load: Callable[[], Dataset]) -> Dataset:
+    """``load()`` for all processes of a fit, with one copy of the rows on a machine where they are many.
+
+    One process of every machine loads first, so that the others find what it downloaded. It saves the rows to a
+    file without a name, so that nothing is left on the disk however they end; the others open it as ``/proc/PID/fd/N``
+    and all map it copy-on-write. Where that cannot be each process has a copy of its own, with a warning.
+
+    Raises on all the UserError of any.
+    """
+    if ranks.size == 1:
+        return load()
+    with ranks.agreed():
+        early = load() if ranks.local == 0 else None
+    # torchrun numbers those of a machine in a row.
+    others = 1 in ranks.gather(ranks.local)[ranks.rank + 1 : ranks.rank + 2]
+    with ExitStack() as stack:
+        saved, mapped, problem = None, None, None
+        if early is not None and others and sum(rows.nbytes for rows in early.parts().values()) >= LARGE:
+            try:
+                cache_root().mkdir(parents=True, exist_ok=True)
+                saved = _save(early, stack.enter_context(tempfile.TemporaryFile(dir=cache_root())))
+            except OSError as error:
+                problem = str(error)
+        mine = ranks.gather(saved)[ranks.rank - ranks.local]
+        if mine is not None:
+            try:
+                mapped = _map(*mine)
+            except Exception as error:  # torch has several for a file that is not this one
+                problem = " ".join(str(error).split())[:200]
+        problems = [text for text in ranks.gather(problem) if text is not None]  # here all have mapped it
+    if problems and ranks.first:
+        warnings.warn(f"processes hold a copy of the data each, not one in common ({problems[0]})", stacklevel=2)
+    with ranks.agreed():
+        return mapped or early or load()
+
+
+def _save(data: Dataset, file: BinaryIO) -> tuple[str, str, Dataset]:
+    """(the path by which others find the file, a token that tells it from any other, the data without rows)."""
+    token = secrets.token_hex()
+    torch.save({"token": token, **data.parts()}, file)
+    file.flush()
+    return f"/proc/{os.getpid()}/fd/{file.fileno()}", token, data.to("meta")
+
+
+def _map(path: str, token: str, outline: Dataset) -> Dataset:
+    tensors = torch.load(path, mmap=True, weights_only=True)
+    if tensors.pop("token") != token:  # of another machine or container, with processes of these numbers
+        raise OSError(f"{path} is another file")
+    return replace(outline, **tensors)
+
+
+# -- how it was made --------------------------------------------------------------------------------------------------
 def environment(device: str, seconds: float | None = None) -> dict[str, Any]:
     """The command, the machine, versions and time; JSON-able.   seconds: of the training."""
     return {
