@@ -4,8 +4,6 @@
 a posterior.
 """
 
-from __future__ import annotations
-
 from bnn_pyro.lazy import lazy_names
 
 _NAMES = {

@@ -205,10 +205,6 @@ class Conformal:
             raise UserError("weights must be finite and not negative: likelihood ratios of new to calibration rows")
         return Rows(self, np.asarray(groups), ratios, new, level)
 
-    def of_group(self, group: str) -> np.ndarray:
-        """Which calibration rows are of a group, (n,) bool."""
-        return np.ones(len(self.scores), bool) if self.groups is None else np.asarray(self.groups) == group
-
 
 @dataclass(frozen=True)
 class Rows:
@@ -237,7 +233,8 @@ class Rows:
     def _of_group(self, group: str, level: float, new: np.ndarray) -> np.ndarray:
         if level <= 0:
             return np.full(len(new), -np.inf)
-        rows = self.conformal.of_group(group)
+        groups = self.conformal.groups
+        rows = slice(None) if groups is None else np.asarray(groups) == group
         ratios = None if self.ratios is None else self.ratios[rows]
         return threshold(np.asarray(self.conformal.scores)[rows], level, ratios, new)
 
@@ -251,7 +248,7 @@ class Rows:
         low, high = map(prediction.transform, whole)
         if level <= 0:  # nothing is covered, which a point is the nearest to
             low = high = prediction.mean.double()
-        return Interval(low, high, level, self._kind, self._note(level, infinite))
+        return Interval(low, high, level, *self._words(level, infinite))
 
     def covers(self, prediction: Mixture, y: Tensor, level: float) -> Tensor:
         """Whether each y is inside its interval or set, (B,) bool."""
@@ -266,13 +263,10 @@ class Rows:
         scores = SCORES[self.conformal.method].of(prediction)
         limits = torch.from_numpy(self.thresholds(level, scores.shape[1]))
         infinite = (limits == math.inf).all(1)
-        return ClassSet(scores <= limits, level, self._kind, self._note(level, infinite))
+        return ClassSet(scores <= limits, level, *self._words(level, infinite))
 
-    @property
-    def _kind(self) -> str:
-        return f"conformal: {self.conformal.method}"
-
-    def _note(self, level: float, infinite: Tensor) -> str:
+    def _words(self, level: float, infinite: Tensor) -> tuple[str, str]:
+        """(kind, note) of intervals or sets."""
         num, need = len(self.conformal.scores), rows_needed(level) if 0 < level < 1 else math.inf
         whom = "calibration rows" if self.conformal.groups is None else "calibration rows of its group"
         parts = [f"covers {level:.4g} of new rows that are exchangeable with the {num:,} {whom}"]
@@ -285,4 +279,4 @@ class Rows:
         if bool(infinite.any()):
             parts.append(f"{int(infinite.sum()):,} of {len(infinite):,} exclude nothing: a level of {level:.4g} needs "
                          f"{need:,} {whom} at least")  # fmt: skip
-        return "; ".join(parts)
+        return f"conformal: {self.conformal.method}", "; ".join(parts)

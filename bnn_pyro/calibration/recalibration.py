@@ -17,12 +17,13 @@ from pyro.distributions import Categorical
 from scipy.optimize import minimize, minimize_scalar
 from torch import Tensor
 from torch.distributions import Distribution
+from torch.nn.functional import cross_entropy
 
 from bnn_pyro.errors import UserError
 from bnn_pyro.parts.components import make, parameters
 from bnn_pyro.parts.mixtures import BLOCK, GRID, ClassMixture, Mixture
 
-__all__ = ["RECALIBRATIONS", "Affine", "CdfMap", "LogitMap", "log_mean_probs", "pits"]
+__all__ = ["RECALIBRATIONS", "Affine", "CdfMap", "LogitMap", "log_mean_probs"]
 
 #: Bounds of log temperature, and of the log of a factor of the scale.
 LOG_BOUNDS = (-5.0, 5.0)
@@ -35,14 +36,16 @@ def log_mean_probs(prediction: Mixture) -> Tensor:
     return torch.stack(each, -1).clamp_min(-1e4).log_softmax(-1)
 
 
-def pits(prediction: Mixture, y: Tensor) -> Tensor:
-    """P(Y ≤ y), of counts P(Y < y) + ½ P(Y = y), (B,) float64."""
-    below, at = (share.mean(-2) for share in prediction.component_below(y))
-    return below + at / 2
+class _Map:
+    """What is done to a prediction; its attributes are the arguments that make it again."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Its arguments, JSON-able."""
+        return {name: np.asarray(value).tolist() for name, value in vars(self).items()}
 
 
 # -- classes -----------------------------------------------------------------------------------------------------------
-class LogitMap:
+class LogitMap(_Map):
     """p ∝ exp(W log p̄ + b).
 
     Temperature scaling: W = I / T (Guo et al. 2017, arXiv:1706.04599, of the mixture). ``vector``: a diagonal W and b,
@@ -54,10 +57,6 @@ class LogitMap:
 
     def __init__(self, weight: list[list[float]], bias: list[float]) -> None:
         self.weight, self.bias = torch.tensor(weight, dtype=torch.float64), torch.tensor(bias, dtype=torch.float64)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Its arguments, JSON-able."""
-        return {"weight": self.weight.tolist(), "bias": self.bias.tolist()}
 
     def apply(self, prediction: Mixture) -> Mixture:
         """The corrected prediction."""
@@ -73,22 +72,20 @@ class LogitMap:
     @classmethod
     def linear(cls, prediction: Mixture, y: Tensor, *, full: bool) -> LogitMap:
         """A diagonal or full W, and b, by the log score of y (B,) and the prior."""
-        logs, classes = log_mean_probs(prediction).numpy(), prediction.mean.shape[-1]
-        eye, is_class = np.eye(classes), np.eye(classes)[y.numpy()]
-        mask = np.ones((classes, classes)) if full else eye
+        logs, classes = log_mean_probs(prediction), prediction.mean.shape[-1]
+        eye = torch.eye(classes, dtype=torch.float64)
+        mask = torch.ones_like(eye) if full else eye
 
-        def objective(theta: np.ndarray) -> tuple[float, np.ndarray]:
-            shift, bias = theta[:-classes].reshape(classes, classes) * mask, theta[-classes:]
-            z = logs @ (eye + shift).T + bias
-            z -= z.max(1, keepdims=True)
-            log_probs = z - np.log(np.exp(z).sum(1, keepdims=True))
-            slope = np.exp(log_probs) - is_class
-            gradient = np.concatenate([((slope.T @ logs + shift) * mask).ravel(), slope.sum(0) + bias])
-            return -(log_probs * is_class).sum() + 0.5 * (np.square(shift).sum() + np.square(bias).sum()), gradient
+        def objective(values: np.ndarray) -> tuple[float, np.ndarray]:
+            theta = torch.from_numpy(values).reshape(classes + 1, classes).requires_grad_()  # W − I above b
+            shift, bias = theta[:-1] * mask, theta[-1]
+            loss = cross_entropy(logs @ (eye + shift).mT + bias, y, reduction="sum")
+            loss = loss + 0.5 * (shift.square().sum() + bias.square().sum())
+            return loss.item(), torch.autograd.grad(loss, theta)[0].numpy().ravel()
 
-        theta = minimize(objective, np.zeros(classes * (classes + 1)), jac=True, method="L-BFGS-B").x
-        shift = theta[:-classes].reshape(classes, classes) * mask
-        return cls((eye + shift).tolist(), theta[-classes:].tolist())
+        best = minimize(objective, np.zeros(classes * (classes + 1)), jac=True, method="L-BFGS-B").x
+        best = torch.from_numpy(best).view(classes + 1, classes)
+        return cls((eye + best[:-1] * mask).tolist(), best[-1].tolist())
 
 
 class Recalibrated:
@@ -124,7 +121,7 @@ class RecalibratedClasses(Recalibrated, ClassMixture):
 
 
 # -- numbers -----------------------------------------------------------------------------------------------------------
-class Affine:
+class Affine(_Map):
     """y ↦ mean + factor · (y − mean) of every component: variance scaling, of families with a location and a scale.
 
     On a log scale it is log y that is scaled.
@@ -134,10 +131,6 @@ class Affine:
 
     def __init__(self, factor: float) -> None:
         self.factor = factor
-
-    def to_dict(self) -> dict[str, Any]:
-        """Its arguments, JSON-able."""
-        return {"factor": self.factor}
 
     @classmethod
     def fit(cls, prediction: Mixture, y: Tensor) -> Affine:
@@ -156,7 +149,7 @@ class Affine:
         return type(prediction)(make(type(d), values))
 
 
-class CdfMap:
+class CdfMap(_Map):
     """P(Y ≤ y) = R(F(y)): R increases from (0, 0) to (1, 1), linear between ``edges`` (M,) with ``values`` (M,).
 
     Isotonic recalibration (Kuleshov, Fenner & Ermon 2018, arXiv:1807.00263): there R is the empirical cdf of the
@@ -169,14 +162,11 @@ class CdfMap:
     def __init__(self, edges: list[float], values: list[float]) -> None:
         self.edges, self.values = np.asarray(edges), np.asarray(values)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Its arguments, JSON-able."""
-        return {"edges": self.edges.tolist(), "values": self.values.tolist()}
-
     @classmethod
     def fit(cls, prediction: Mixture, y: Tensor) -> CdfMap:
         """By the F(y) of targets y (B,). A histogram between the uniform one and its optimum has no worse score."""
-        level = pits(prediction, y).numpy()
+        below, at = (share.mean(-2) for share in prediction.component_below(y))
+        level = (below + at / 2).numpy()  # of counts P(Y < y) + ½ P(Y = y)
         bins = int(np.ceil(2 * len(level) ** (1 / 3)))
         edges = np.quantile(level, np.arange(1, bins) / bins)
         edges = np.concatenate([[0.0], edges[(edges > 1e-9) & (edges < 1 - 1e-9)], [1.0]])

@@ -1,7 +1,5 @@
 """Can the posterior be trusted? Convergence, distance from the exact posterior, calibration; and the way to ArviZ."""
 
-from __future__ import annotations
-
 from bnn_pyro.lazy import lazy_names
 
 _NAMES = {

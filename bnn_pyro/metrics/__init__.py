@@ -4,8 +4,6 @@
 :class:`Metric` and a line in ``METRICS``. Log-densities and entropies are in nats; ``bits`` converts.
 """
 
-from __future__ import annotations
-
 from bnn_pyro.lazy import lazy_names
 
 _NAMES = {

@@ -40,12 +40,8 @@ def _entropy(prediction: Prediction) -> np.ndarray:
     return entr(mean_probs(prediction)).sum(1)
 
 
-def _wrong(prediction: Prediction, y: np.ndarray) -> np.ndarray:
-    return (mean_probs(prediction).argmax(1) != y).astype(np.float64)
-
-
 def _right(prediction: Prediction, y: np.ndarray) -> np.ndarray:
-    return 1.0 - _wrong(prediction, y)
+    return (mean_probs(prediction).argmax(1) == y).astype(np.float64)
 
 
 def _brier(prediction: Prediction, y: np.ndarray) -> np.ndarray:
@@ -58,9 +54,7 @@ def _in_bins(confidence: np.ndarray, value: np.ndarray, bins: int = BINS) -> np.
     """(…, bins): each value in the column of its confidence's equal-width bin, 0 in the others."""
     edges = np.linspace(0.0, 1.0, bins + 1)
     index = np.clip(np.searchsorted(edges, confidence, side="left") - 1, 0, bins - 1)
-    columns = np.zeros((*np.shape(confidence), bins))
-    np.put_along_axis(columns, index[..., None], np.broadcast_to(value, np.shape(confidence))[..., None], axis=-1)
-    return columns
+    return np.where(index[..., None] == np.arange(bins), np.asarray(value)[..., None], 0.0)
 
 
 def _top_label(prediction: Prediction, y: np.ndarray) -> np.ndarray:
@@ -181,15 +175,11 @@ def _log_odds(prediction: Prediction, y: np.ndarray) -> np.ndarray:
 
 
 def _ranked_errors(prediction: Prediction, y: np.ndarray) -> np.ndarray:
-    return np.stack([_entropy(prediction), _wrong(prediction, y)], 1)
+    return np.stack([_entropy(prediction), 1.0 - _right(prediction, y)], 1)
 
 
 def _risks(points: np.ndarray, counts: np.ndarray) -> np.ndarray:
     return np.cumsum(in_order(points, counts), 1) / np.arange(1, len(points) + 1)
-
-
-def _area(points: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    return _risks(points, counts).mean(1)
 
 
 def selective_risk(prediction: Prediction, y: Targets) -> tuple[np.ndarray, np.ndarray]:
@@ -204,7 +194,7 @@ def confusion_matrix(prediction: Prediction, y: Targets) -> np.ndarray:
     return sklearn_metrics.confusion_matrix(y, probs.argmax(1), labels=range(probs.shape[1]))
 
 
-error = Metric(_wrong, mean_of, "share of points whose most probable class is wrong")
+error = Metric(lambda p, y: 1.0 - _right(p, y), mean_of, "share of points whose most probable class is wrong")
 accuracy = Metric(_right, mean_of, "share of points whose most probable class is right", "higher")
 brier = Metric(_brier, mean_of, "squared error of the probabilities, summed over the classes (0 to 2)")
 _ECE, _WIDTH = "expected calibration error", f"{BINS} equal-width bins"
@@ -212,7 +202,8 @@ ece = Metric(_gaps, _sum_of_absolute_means, f"{_ECE}, top label, {_WIDTH}", bias
 adaptive_ece = Metric(_top_label, _equal_mass_ece, f"{_ECE}, top label, {BINS} equal-mass bins", biased=True)
 classwise_ece = Metric(_class_gaps, _sum_of_absolute_means, f"{_ECE}, mean over the classes, {_WIDTH}", biased=True)
 auroc = Metric(_log_odds, auroc_of, "area under the ROC curve of P(class 1); two classes only", "higher")
-aurc = Metric(_ranked_errors, _area, "area under the risk-coverage curve, ordered by total entropy")
+_AURC = "area under the risk-coverage curve, ordered by total entropy"
+aurc = Metric(_ranked_errors, lambda points, counts: _risks(points, counts).mean(1), _AURC)
 
 
 # -- out-of-distribution points ---------------------------------------------------------------------------------------

@@ -38,10 +38,6 @@ def _squared_error(prediction: Prediction, y: np.ndarray) -> np.ndarray:
     return np.square(prediction.locs.mean(0, dtype=torch.float64).numpy() - y)
 
 
-def _root_mean(points: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    return np.sqrt(mean_of(points, counts))
-
-
 def _crps(prediction: Prediction, y: np.ndarray) -> np.ndarray:
     some = torch.arange(len(y)).split(max(1, 16 * BLOCK // (GRID * prediction.num_draws)))
     return torch.cat([prediction[rows].crps(torch.from_numpy(y)[rows]) for rows in some]).numpy()
@@ -85,42 +81,23 @@ def _width(prediction: Prediction, y: np.ndarray) -> np.ndarray:
     return high - low
 
 
-rmse = Metric(_squared_error, _root_mean, "root mean squared error of the predictive mean, target units")
+_RMSE = "root mean squared error of the predictive mean, target units"
+rmse = Metric(_squared_error, lambda points, counts: np.sqrt(mean_of(points, counts)), _RMSE)
 crps = Metric(_crps, mean_of, "continuous ranked probability score of the mixture, target units")
 coverage_50, coverage_90, coverage_95 = _coverage(0.50), _coverage(0.90), _coverage(0.95)
 width_95 = Metric(_width, mean_of, "mean width of the central 95% interval, target units")
 
 
 # -- all metrics -------------------------------------------------------------------------------------------------------
-def _nll(prediction: Prediction, y: np.ndarray) -> np.ndarray:
-    return -prediction.log_prob(torch.from_numpy(y)).double().numpy()
+_NLL = "negative log predictive density of the mixture over draws, nats per point"
+nll = Metric(lambda p, y: -p.log_prob(torch.from_numpy(y)).double().numpy(), mean_of, _NLL)
 
-
-nll = Metric(_nll, mean_of, "negative log predictive density of the mixture over draws, nats per point")
-
-METRICS: dict[str, dict[str, Metric]] = {
-    "classification": {
-        "error": classification.error,
-        "accuracy": classification.accuracy,
-        "nll": nll,
-        "brier": classification.brier,
-        "ece": classification.ece,
-        "adaptive_ece": classification.adaptive_ece,
-        "classwise_ece": classification.classwise_ece,
-        "auroc": classification.auroc,
-        "aurc": classification.aurc,
-    },
-    "regression": {
-        "rmse": rmse,
-        "nll": nll,
-        "crps": crps,
-        "coverage_50": coverage_50,
-        "coverage_90": coverage_90,
-        "coverage_95": coverage_95,
-        "width_95": width_95,
-    },
-}
-METRICS["counts"] = METRICS["regression"]
+_NUMBERS = dict(rmse=rmse, nll=nll, crps=crps)
+_NUMBERS |= dict(coverage_50=coverage_50, coverage_90=coverage_90, coverage_95=coverage_95, width_95=width_95)
+_CLASSES = dict(error=classification.error, accuracy=classification.accuracy, nll=nll, brier=classification.brier)
+_CLASSES |= {name: vars(classification)[name] for name in ("ece", "adaptive_ece", "classwise_ece", "auroc", "aurc")}
+#: Every metric by its name, by task.
+METRICS: dict[str, dict[str, Metric]] = {"classification": _CLASSES, "regression": _NUMBERS, "counts": _NUMBERS}
 
 
 def evaluate(prediction: Prediction, y: Targets, **resampling: Any) -> Evaluation:
@@ -172,14 +149,6 @@ def paired(
 
 
 # -- distances of two predictions --------------------------------------------------------------------------------------
-def _agree(a: Prediction, b: Prediction) -> np.ndarray:
-    return (mean_probs(a).argmax(1) == mean_probs(b).argmax(1)).astype(np.float64)
-
-
-def _variation(a: Prediction, b: Prediction) -> np.ndarray:
-    return 0.5 * np.abs(mean_probs(a) - mean_probs(b)).sum(1)
-
-
 def _transport(a: Prediction, b: Prediction) -> np.ndarray:
     """∫ |F(y) − G(y)| dy by the trapezoid rule, from 8 standard deviations below the lowest component to 8 above."""
     points = max(1, BLOCK // (GRID * max(a.num_draws, b.num_draws)))
@@ -247,9 +216,13 @@ class Distance:
 
 
 #: Share of points whose most probable class is the same in both.
-agreement = Distance(_agree, "agreement", "classification")
+agreement = Distance(
+    lambda a, b: 1.0 * (mean_probs(a).argmax(1) == mean_probs(b).argmax(1)), "agreement", "classification"
+)
 #: ½ Σ_k |p_k − q_k| of the mean probabilities, 0 to 1.
-total_variation = Distance(_variation, "total_variation", "classification")
+total_variation = Distance(
+    lambda a, b: 0.5 * np.abs(mean_probs(a) - mean_probs(b)).sum(1), "total_variation", "classification"
+)
 #: ∫ |F − G| of the two predictive mixtures, target units (Wasserstein-1): of two Normals with equal scales the distance
 #: of their means; exact to a thousandth of the predictive scale.
 wasserstein = Distance(_transport, "wasserstein", "regression")

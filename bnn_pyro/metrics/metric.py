@@ -177,9 +177,7 @@ def _resamples(sizes: Sequence[int], replicates: int, rng: np.random.Generator) 
     rows = max(1, BLOCK // sum(sizes))
     for start in range(0, replicates, rows):
         count = min(rows, replicates - start)
-        yield np.concatenate([_counts(count, size, rng) for size in sizes], axis=1)
-
-
-def _counts(rows: int, size: int, rng: np.random.Generator) -> np.ndarray:
-    drawn = rng.integers(size, size=(rows, size)) + size * np.arange(rows)[:, None]
-    return np.bincount(drawn.ravel(), minlength=rows * size).reshape(rows, size).astype(np.float64)
+        first = np.arange(count)[:, None]
+        drawn = [(rng.integers(size, size=(count, size)) + size * first).ravel() for size in sizes]
+        counts = [np.bincount(d, minlength=count * n).reshape(count, n) for d, n in zip(drawn, sizes, strict=True)]
+        yield np.concatenate(counts, axis=1).astype(np.float64)

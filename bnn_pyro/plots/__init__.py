@@ -6,8 +6,6 @@ a notebook, which shows its figures through pyplot. A module is imported when on
 its names is used. Entropies are in nats, targets and inputs in the user's own units.
 """
 
-from __future__ import annotations
-
 from bnn_pyro.lazy import lazy_names
 
 _NAMES = {
