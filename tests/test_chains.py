@@ -23,8 +23,8 @@ from bnn_pyro.parallel.map import WorkerDied
 
 SMALL = {
     "nuts": bp.NUTS(chains=2, draws=8, warmup=30, max_tree_depth=3, compiled="yes"),
-    "hmc": bp.HMC(chains=2, draws=8, warmup=30, max_steps=6),
-    "chees": bp.ChEES(chains=6, superchains=3, draws=8, warmup=60, thin=2),
+    "hmc": bp.HMC(chains=2, draws=8, warmup=30, max_steps=3),
+    "chees": bp.ChEES(chains=6, superchains=3, draws=8, warmup=60, thin=2, max_steps=4),
     "sghmc, capped": bp.SGHMC(epochs=38, batch_size=15, chains=2, burn_in=15, max_draws=20, thin=1, resample_prior=3,
                               resample_momentum=7),
     "sghmc, cyclical": bp.SGHMC(epochs=38, batch_size=15, chains=2, schedule="cyclical:2,0.5"),
@@ -32,7 +32,7 @@ SMALL = {
 }  # fmt: skip
 PROBLEM = correlated(num=30, noise=0.5)
 NET = bp.MeanField(hidden=(3,))
-BLOCK = bp.NUTS(chains=2, draws=12, warmup=14, thin=2, max_tree_depth=3, mass="block", start="prior", compiled="yes")
+BLOCK = bp.NUTS(chains=2, draws=12, warmup=14, thin=2, max_tree_depth=3, mass="block", start="prior", compiled="no")
 
 
 def run(method, entry=NET, seed=0, **settings):
@@ -209,7 +209,7 @@ def ctrl_c():
 
 
 def test_ctrl_c_keeps_the_draws_so_far(ctrl_c, tmp_path):
-    method = bp.NUTS(chains=3, draws=20, warmup=10, max_tree_depth=3)
+    method = bp.NUTS(chains=3, draws=20, warmup=10, max_tree_depth=3, compiled="yes")
     whole = run(method)
     with pytest.warns(UserWarning, match="Ctrl-C: 2 of 3 chains with 20 of 20 draws each are kept"):
         two = run(method, report=interrupt_at(75))

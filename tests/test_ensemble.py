@@ -71,7 +71,7 @@ def run(method, **settings):
 
 def test_processes_one_of_which_is_killed_are_stopped_and_resumed(tmp_path):
     """A member goes on in another process, SIGTERM comes while it is at it, and this process has the rest to do."""
-    plain, lines, killed, again = bp.Ensemble(members=3, epochs=60, batch_size=8), [], *map(tmp_path.joinpath, "ab")
+    plain, lines, killed, again = bp.Ensemble(members=3, epochs=30, batch_size=8), [], *map(tmp_path.joinpath, "ab")
 
     class Killed(bp.Ensemble):  # travels by value
         def find(self, model, point, data, run):
@@ -97,4 +97,4 @@ def test_processes_one_of_which_is_killed_are_stopped_and_resumed(tmp_path):
         run(Killed(**{**vars(plain), "cores": 2}), checkpoint=checkpoint, report=signalled)
     assert len(list(folder.glob("*.member-*.pt"))) > 1  # what they had when they were stopped
     posterior = run(plain, checkpoint=Checkpoint(folder), report=lambda done, *_: lines.append(done))
-    assert lines[0] > 240 and same(posterior, run(plain))
+    assert lines[0] > 120 and same(posterior, run(plain))

@@ -71,13 +71,13 @@ def test_a_linear_module_has_the_exact_posterior():
     problem = correlated(20)
     known, data = problem, problem.data
     entry = bp.Bayesian(linear_module, prior=f"normal:{problem.prior_scale}", noise=problem.noise)
-    draws = fit(entry, bp.NUTS(draws=300, warmup=150, chains=2), data).chains
+    draws = fit(entry, bp.NUTS(draws=300, warmup=150, chains=2, compiled="yes"), data).chains
     w = torch.cat([draws["weight"].flatten(2), draws["bias"]], 2).flatten(0, 1).double()
     scale = torch.linalg.inv(known.precision).diagonal().sqrt()
     error = scale / len(w) ** 0.5
     assert ((w.mean(0) - known.mean).abs() < 6 * error).all()
     assert ((w.std(0) / scale - 1).abs() < 6 / (2 * len(w) / 2) ** 0.5).all()
-    q = fit(entry, bp.SVI(epochs=1500, lr=0.02, num_particles=4), data).guide
+    q = fit(entry, bp.SVI(epochs=400, lr=0.05, num_particles=8), data).guide
     means, sds = torch.cat([v.flatten() for v in q.sites().values()]), q.scale
     narrow = known.precision.diagonal().rsqrt()
     assert ((means.detach() - known.mean).abs() < 0.1 * narrow).all()
