@@ -29,7 +29,7 @@ from bnn_pyro.posterior import Posterior, read_archive
 from bnn_pyro.progress import forwarded, progress_bar
 from bnn_pyro.zoo import Entry
 from bnn_pyro.zoo.auto import MINUTES, say, set_up
-from bnn_pyro.zoo.setup import Setup, tuned
+from bnn_pyro.zoo.setup import Setup, make_setup
 
 __all__ = ["check_setup", "fit", "fit_setup"]
 
@@ -50,7 +50,7 @@ def fit(
 ) -> Posterior:
     """The posterior of a variant given the training rows of ``data``.
 
-    entry: a name in ``ZOO`` (with the settings tuned for ``data.name``), a variant with your own settings, or "auto":
+    entry: a name in ``ZOO`` (with its default settings), a variant with your own settings, or "auto":
         variant, settings and method are chosen by rows, inputs and ``minutes`` (``zoo.auto``); or a module of your
         own, which is ``Bayesian(module)``; or a variant with its method, which ``zoo.auto.set_up`` has made.
     data: a data set; or (X, y) as ``dataset`` takes them, of which all rows train.
@@ -74,14 +74,14 @@ def fit(
     if not isinstance(data, Dataset):
         data = _all_training(data)
     made = isinstance(entry, Setup)
-    setup = entry if made else set_up(entry, method, data.name, lambda: data, minutes=minutes)
+    setup = entry if made else set_up(entry, method, lambda: data, minutes=minutes)
     if setup.auto and progress and here().first:
         say(setup)
     setup = check_setup(setup, data, max_minutes)
     options = dict(seed=seed, resume=resume, device=device, progress=progress)
     if (first := setup.backbone_variant(data.schema)) is not None:
         folder = None if out is None else Path(out) / "baseline"
-        backbone = fit_setup(tuned(first, data=data.name), data, out=folder, **options)
+        backbone = fit_setup(make_setup(first), data, out=folder, **options)
         setup = replace(setup, entry=replace(setup.entry, backbone=backbone))
     return fit_setup(setup, data, out=out, max_minutes=max_minutes, **options)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import json
-import runpy
 import shutil
 import sys
 import textwrap
@@ -36,14 +35,12 @@ TITLES = {
 def tables() -> dict[str, dict[str, Any]]:
     """{"variants", "methods", "data", "checks"}: {name: {"idea", …}}, as `list --json` prints it."""
     variants, methods, data, checks = map(_read_table, TABLES)
-    tuned = runpy.run_path(str(PACKAGE / "zoo" / "tuned.py"))["TUNED"]
     return {
         "variants": {
             name: {
                 "idea": kind["summary"],
                 "paper": kind["paper"],
                 "methods": [method for method, other in methods.items() if other["needs"] <= kind["has"]],
-                "tuned": {data: list(by_method) for data, by_method in tuned.get(name, {}).items()},
                 "settings": kind["settings"],
             }
             for name, kind in variants.items()
@@ -116,7 +113,7 @@ def _lines(item: str | Mapping[str, Any]) -> list[str]:
     lines = [item["idea"], "settings: " + " ".join(f"{k}={v}" for k, v in settings.items())]
     if "methods" in item:
         lines.insert(1, f"inference: {', '.join(item['methods'])}")
-        lines += [f"tuned for: {', '.join(item['tuned']) or 'no data set'}", item["paper"]]
+        lines.append(item["paper"])
     return lines
 
 

@@ -10,7 +10,6 @@ import bnn_pyro as bp
 from bnn_pyro import commands
 from bnn_pyro.run import main, parse
 from bnn_pyro.runs.recipe import EXAMPLE
-from bnn_pyro.zoo import TUNED, Fit
 from bnn_pyro.zoo import auto as rules
 from bnn_pyro.zoo.auto import RULES, choose
 
@@ -62,13 +61,11 @@ def test_wide_tables_have_a_prior_by_their_width_and_other_likelihoods_their_own
         assert type(heavy.model(TABLE).likelihood).__name__ == "StudentT"
 
 
-def test_settings_go_over_tuned_ones_and_these_over_the_rule(monkeypatch):
+def test_settings_go_over_the_rule():
     rule = choose(TABLE, 300)
-    best = {"ours": {rule.inference: Fit({"hidden": (7,), "activation": "tanh"}, {"draws": 11})}}
-    monkeypatch.setitem(TUNED, rule.variant, best)
-    tuned = choose(TABLE, 300, name="ours", settings={"hidden": "5", "lr": "0.1", "nonsense": 3})
-    assert tuned.entry == replace(rule.entry, hidden=(5,), activation="tanh")
-    assert tuned.method == replace(rule.method, draws=11, lr=0.1)
+    setup = choose(TABLE, 300, settings={"hidden": "5", "lr": "0.1", "nonsense": 3})
+    assert setup.entry == replace(rule.entry, hidden=(5,))
+    assert setup.method == replace(rule.method, lr=0.1)
     assert choose(TABLE, 300, method="svi").inference == "svi"
 
 

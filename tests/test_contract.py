@@ -1,6 +1,5 @@
 """The contract of the zoo: every variant × method × task, read off the tables, so that a new line is tested too."""
 
-from dataclasses import replace
 from functools import lru_cache, partial
 
 import pyro
@@ -19,7 +18,7 @@ from bnn_pyro.inference.log_joint import Rescale
 from bnn_pyro.isolation import isolated
 from bnn_pyro.posterior import weight_space
 from bnn_pyro.settings import build
-from bnn_pyro.zoo import TUNED, ZOO
+from bnn_pyro.zoo import ZOO
 
 NUM, FEATURES = 12, 3
 # Settings that make a method quick, whichever of them it has.
@@ -205,12 +204,6 @@ def test_variants_say_what_they_are(name):
     kind = ZOO[name]
     assert kind.summary and kind.paper and methods_for(kind)
     assert set(methods_for(kind)) <= set(METHODS)
-    for data, by_method in TUNED.get(name, {}).items():
-        assert data in bp.DATASETS or data.startswith("uci"), data
-        for method, best in by_method.items():
-            assert method in methods_for(kind)
-            replace(kind(), **best.entry)
-            METHODS[method](**best.method)
 
 
 def test_what_fit_does_not_take_is_told():

@@ -13,7 +13,7 @@ import pytest
 import bnn_pyro as bp
 from bnn_pyro.inference import methods_for
 from bnn_pyro.listing import tables
-from bnn_pyro.zoo import TUNED, ZOO
+from bnn_pyro.zoo import ZOO
 
 PACKAGE = Path(bp.__file__).parent
 #: Packages and top-level modules from left to right: each imports only what stands before it.
@@ -183,7 +183,6 @@ def test_list_is_read_as_the_tables_are():
         assert read["variants"][name]["settings"] == defaults
         assert (read["variants"][name]["idea"], read["variants"][name]["paper"]) == (kind.summary, kind.paper)
         assert read["variants"][name]["methods"] == list(methods_for(kind))
-        assert read["variants"][name]["tuned"] == {k: list(v) for k, v in TUNED.get(name, {}).items()}
     for name, kind in bp.METHODS.items():
         assert read["methods"][name]["settings"] == asdict(kind())
     assert read["checks"] == {name: kind.idea for name, kind in bp.checks.CHECKS.items()}

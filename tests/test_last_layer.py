@@ -1,5 +1,6 @@
 """A Bayesian last layer on its backbone: the same network, the same split, and every command."""
 
+import importlib
 import json
 import signal
 from dataclasses import replace
@@ -14,7 +15,7 @@ from bnn_pyro.features import on_features
 from bnn_pyro.inference import optimise
 from bnn_pyro.isolation import isolated
 from bnn_pyro.run import main
-from bnn_pyro.zoo import TUNED, Fit
+from bnn_pyro.zoo.setup import Setup
 
 QUICK = bp.MAP(epochs=3, batch_size=20, lr=0.01)
 SVI = bp.SVI(epochs=3, batch_size=20, lr=0.01)
@@ -89,10 +90,21 @@ def test_what_is_no_point_estimate_of_a_network_with_features_is_refused():
             bp.LastLayer(backbone=posterior)
 
 
+def small_defaults(monkeypatch, variant, settings, method):
+    """A backbone's defaults that are trained in a moment."""
+    own = Setup(bp.ZOO[variant](**settings), bp.MAP(**method))
+    for place in ("fitting", "runs.recipe"):
+        make = importlib.import_module(f"bnn_pyro.{place}").make_setup
+
+        def other(name, *how, make=make):
+            return own if name == variant and not how else make(name, *how)
+
+        monkeypatch.setattr(f"bnn_pyro.{place}.make_setup", other)
+
+
 @pytest.mark.parametrize("name", ["auto", "mlp"])
-def test_by_name_it_is_trained_first_as_tuned(tmp_path, monkeypatch, name):
-    tuned = Fit({"hidden": (7,)}, {"epochs": 2, "batch_size": 30})
-    monkeypatch.setitem(TUNED, "mlp", {"breast-cancer": {"map": tuned}})
+def test_by_name_it_is_trained_first_at_its_defaults(tmp_path, monkeypatch, name):
+    small_defaults(monkeypatch, "mlp", {"hidden": (7,)}, {"epochs": 2, "batch_size": 30})
     data = bp.load_data("breast-cancer", limit=60)
     posterior = fit(bp.LastLayer(backbone=name), data, SVI, out=tmp_path)
     below = bp.load(tmp_path / "baseline")
@@ -145,8 +157,8 @@ SMALL = ["--num-draws", "4", "--device", "cpu", "--quiet"]
 @pytest.fixture(autouse=True)
 def small_convnet(monkeypatch):
     """A network that is trained in a moment, and no figures, which take longer than all the rest."""
-    below = Fit({"channels": (2,), "hidden": (5,)}, {"epochs": 2, "batch_size": 30, "patience": 2})
-    monkeypatch.setitem(TUNED, "convnet", {"digits": {"map": below}})
+    method = {"epochs": 2, "batch_size": 30, "patience": 2}
+    small_defaults(monkeypatch, "convnet", {"channels": (2,), "hidden": (5,)}, method)
     monkeypatch.setattr("bnn_pyro.runs.evaluate.draw_all", lambda scene, folder: [])
 
 

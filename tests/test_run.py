@@ -88,14 +88,12 @@ def test_overwrite_replaces_the_run_and_nothing_else(tmp_path):
 
 
 # -- settings ----------------------------------------------------------------------------------------------------------
-def test_flags_go_before_config_and_config_before_tuned(tmp_path, monkeypatch):
+def test_flags_go_before_config_and_config_before_defaults(tmp_path):
     from bnn_pyro.runs.recipe import read_config, resolve
-    from bnn_pyro.zoo import TUNED, Fit
 
-    best = {"toy-curve": {"svi": Fit({"hidden": (7,), "activation": "tanh"}, {"epochs": 11, "lr": 0.5})}}
-    monkeypatch.setitem(TUNED, "mean-field", best)
     (tmp_path / "c.toml").write_text(
-        'variant = "mean-field"\ndata.name = "toy-curve"\nseed = 4\n[inference_settings]\nepochs = 22\n'
+        'variant = "mean-field"\ndata.name = "toy-curve"\nseed = 4\n'
+        "[variant_settings]\nhidden = [7]\n[inference_settings]\nepochs = 22\nlr = 0.5\n"
     )
     args = parse(["train", "--set", "epochs=33", "--set", "prior=normal:0.1", "--set", "temperature=0.5", "--no-bias"])
     flagless = resolve(parse(["train"]), read_config(tmp_path / "c.toml"))

@@ -40,7 +40,6 @@ def test_a_grid_is_every_combination_of_its_values():
     recipe = fits[1].recipe
     assert (recipe.variant_settings["hidden"], recipe.variant_settings["prior"]) == ([7], "normal:1")
     assert recipe.inference_settings["lr"] == 0.2 and not recipe.baseline
-    assert recipe.variant_settings["noise"] == 1.0, "what is tuned for the data, where the SPEC says nothing"
     assert fits[1].name == "mf-prior=normal-1-lr=0.2-toy-curve-seed3-split0"
     assert [fit.recipe.variant for fit in fits[3:5]] == ["mean-field", "mlp"]
     assert plans("[data.toy-curve]\n[recipes.last-layer]\n")[0].recipe.variant == "last-layer", "a name is a variant"

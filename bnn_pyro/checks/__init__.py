@@ -20,7 +20,7 @@ from bnn_pyro.checks.step_size import StepSize
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.settings import build
 from bnn_pyro.zoo import Entry
-from bnn_pyro.zoo.setup import tuned
+from bnn_pyro.zoo.setup import make_setup
 
 #: Every check by its name on the command line, in the order of their power per second.
 CHECKS: dict[str, type[Check]] = {
@@ -43,7 +43,7 @@ def run(
 
     method: a key of ``METHODS``, with ``settings``; by default the first.   only: keys of ``CHECKS``, else all.
     """
-    setup = tuned(entry, method)
+    setup = make_setup(entry, method)
     subject = Subject(setup.variant, setup.entry, setup.inference, data, settings)
     checks = {name: build(CHECKS[name], CHECKS[name].quick) for name in only or CHECKS}
     return {name: check.refuses(subject) or check.run(subject) for name, check in checks.items()}

@@ -36,7 +36,7 @@ from bnn_pyro.errors import UserError
 from bnn_pyro.fitting import fit
 from bnn_pyro.metrics.evaluation import DISTANCES, wasserstein_2
 from bnn_pyro.progress import Report
-from bnn_pyro.zoo import TUNED, Entry, Fit
+from bnn_pyro.zoo import Entry
 
 __all__ = ["Reference", "compared", "coverage", "distances_to"]
 
@@ -45,7 +45,7 @@ __all__ = ["Reference", "compared", "coverage", "distances_to"]
 DEFAULT, STOCHASTIC, ON_FEATURES = "toy-curve", "breast-cancer", "digits-last-layer"
 #: A shift of the mean, in posterior standard deviations, that has to be visible; d E tanh(z + δ) / dδ at δ = 0.
 BLIND, SLOPE = 0.5, 0.606
-#: How many times the epochs of a tiny problem an optimiser takes that was not tuned.
+#: How many times the epochs of a tiny problem an optimiser takes.
 EPOCHS = 5.0
 #: Splits in halves that a floor is averaged over; draws and, of the points with stored draws, every so many that
 #: distances are of.
@@ -150,16 +150,14 @@ class Reference:
         return reference, entry, data
 
     def _settings(self, subject: Subject, reference: ReferencePosterior) -> dict[str, Any]:
-        """Those that were tuned for the data, or what suffices on a small problem; what the reference says, above."""
-        best = TUNED.get(subject.variant, {}).get(reference.about["dataset"], {})
-        settings = dict(best.get(subject.inference, Fit()).method)
-        if "warmup" in subject.kind.tiny:
-            tiny = subject.kind.tiny
-            settings |= {**tiny, "draws": max(1, self.draws // tiny.get("chains", 1))}
+        """What suffices on a small problem; what the reference says, above."""
+        tiny = subject.kind.tiny
+        if "warmup" in tiny:
+            settings = {**tiny, "draws": max(1, self.draws // tiny.get("chains", 1))}
         elif subject.exact:
-            settings |= {"chains": 4, "max_draws": self.draws}
-        elif not settings:  # a tuned optimisation is one whole
-            settings = lengthened(subject.kind.tiny, epochs=EPOCHS)
+            settings = {"chains": 4, "max_draws": self.draws}
+        else:
+            settings = lengthened(tiny, epochs=EPOCHS)
         return {**settings, **reference.about.get("settings", {}).get(subject.inference, {})}
 
 

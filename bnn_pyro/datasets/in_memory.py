@@ -70,7 +70,7 @@ def dataset(
     validation  number or share of the rows to hold out for validation (0.15)
     limit   keep so many training rows
     seed    of the split
-    name    of the data, in reports; settings tuned for a data set of this name are taken
+    name    of the data, in reports
     target_scale  "log" of positive numbers: their logarithm is modelled, and everything predicted is of y itself
 
     Raises UserError, one line with the place and the way out, for whatever is wrong with the input.

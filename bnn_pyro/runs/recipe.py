@@ -1,6 +1,6 @@
 """A recipe is everything needed to run something again: what ``config.json`` holds and ``train`` starts from.
 
-It is resolved from layers, later ones over earlier ones: the zoo's tuned settings, a config file, flags.
+It is resolved from layers, later ones over earlier ones: defaults, a config file, flags.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bnn_pyro.files import resolve as locate
 from bnn_pyro.settings import Settings, setting
 from bnn_pyro.zoo import ZOO
 from bnn_pyro.zoo.auto import MINUTES, set_up
-from bnn_pyro.zoo.setup import AUTO, Setup, tuned
+from bnn_pyro.zoo.setup import AUTO, Setup, make_setup
 
 __all__ = ["DATA_KEYS", "EXAMPLE", "KEYS", "Recipe", "check_keys", "flag_settings", "located", "read_config",
            "read_file", "resolve"]  # fmt: skip
@@ -69,7 +69,7 @@ class Recipe(Setup, Settings):
 
         Raises UserError for names and settings that there are not, or values outside of what their settings take.
         """
-        setup = tuned(config.get("variant", VARIANT), config.get("inference"))
+        setup = make_setup(config.get("variant", VARIANT), config.get("inference"))
         setup = setup.changed(*(config.get(name, {}) for name in ("variant_settings", "inference_settings")))
         return cls(setup.entry, setup.method, **{k: v for k, v in config.items() if k not in NAMES})
 
@@ -124,11 +124,11 @@ class Recipe(Setup, Settings):
     def for_baseline(self, schema: Schema) -> Recipe | None:
         """What to compare with: a deterministic network on the same data, or None.
 
-        It is the backbone of a last layer, as tuned for the data; else one of the same architecture, with the
+        It is the backbone of a last layer; else one of the same architecture, with the
         same epochs and batches.
         """
         if (backbone := self.backbone_variant(schema)) is not None:
-            setup = tuned(backbone, data=self.data["name"])
+            setup = make_setup(backbone)
         elif not self.baseline or hasattr(self.entry, "backbone_variant"):
             return None
         else:
@@ -137,7 +137,7 @@ class Recipe(Setup, Settings):
             # A point mass in a scale mixture's narrow peak, or without weight decay, is no baseline.
             if prior is not None and not str(prior).startswith(("scale-mixture", "by-target")):
                 decay = {"prior": prior}
-            setup = tuned(*self._baseline, self.data["name"], (decay, {}))
+            setup = make_setup(*self._baseline).changed(decay)
             length = {k: v for k, v in self.inference_settings.items() if k in ("epochs", "batch_size")}
             setup = setup.changed({}, length, shared)
         return dataclasses.replace(self, entry=setup.entry, method=setup.method, auto={}, baseline=False)
@@ -192,7 +192,7 @@ def check_keys(place: str | Path, what: str, values: Mapping[str, Any], kinds: M
 
 # -- layers ------------------------------------------------------------------------------------------------------------
 def resolve(args: Namespace, config: Mapping[str, Any], settings: Mapping[str, Any] | None = None) -> Recipe:
-    """Tuned settings < config < flags. Raises UserError for unknown names, or values of the wrong kind.
+    """Defaults < config < flags. Raises UserError for unknown names, or values of the wrong kind.
 
     settings: of the variant or the method, by their names; None takes those of the flags.
     """
@@ -211,7 +211,6 @@ def resolve(args: Namespace, config: Mapping[str, Any], settings: Mapping[str, A
     setup = set_up(
         variant,
         method,
-        data["name"],
         lambda: _load(data),
         settings=located(flag_settings(args) if settings is None else settings),
         of_variant=located(stored.get("variant_settings") or {}),

@@ -86,8 +86,6 @@ class SweepConfig:
 def read_sweep_config(path: str | Path) -> SweepConfig:
     """The sweep that a file asks for; one that is stopped early has all recipes on the first splits.
 
-    Tuned settings go before those of the variant, those of the file before tuned ones, as for `train`.
-
     Raises UserError, one line that names the file, the table, the key and the way out, for whatever is wrong in it.
     """
     path = Path(path)

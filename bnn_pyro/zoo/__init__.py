@@ -2,8 +2,7 @@
 
 A variant is a frozen dataclass whose fields are its settings, with two verbs, ``model`` and ``guide``. Its class
 attributes say the rest: ``summary`` (the idea in one line), ``paper``, and ``has`` (keys of ``inference.NEEDS``, from
-which follows what methods suit it); ``images_only = True`` where inputs must have a height and a width. Settings tuned
-for a data set go into ``tuned.toml``.
+which follows what methods suit it); ``images_only = True`` where inputs must have a height and a width.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from bnn_pyro.zoo.hidden_layer import BayesianConvNet, HiddenLayerNet, SparseDro
 from bnn_pyro.zoo.last_layer import LastLayer
 from bnn_pyro.zoo.networks import MLP, ConvNet, DropoutMLP, MeanField
 from bnn_pyro.zoo.own_network import Bayesian
-from bnn_pyro.zoo.tuned import TUNED, Fit
 
 
 class Entry(Protocol):
@@ -57,5 +55,5 @@ ZOO: dict[str, type[Entry]] = {
     "my-network": Bayesian,
 }
 
-__all__ = ["MLP", "TUNED", "ZOO", "Bayesian", "BayesianConvNet", "ConvNet", "DropoutMLP", "Entry", "Fit",
+__all__ = ["MLP", "ZOO", "Bayesian", "BayesianConvNet", "ConvNet", "DropoutMLP", "Entry",
            "HiddenLayerNet", "LastLayer", "MeanField", "SparseDropout", "VariationalDropout"]  # fmt: skip

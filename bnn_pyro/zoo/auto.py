@@ -27,7 +27,7 @@ from bnn_pyro.parallel.executor import usable_cores
 from bnn_pyro.progress import announce, duration
 from bnn_pyro.settings import defaults, plain
 from bnn_pyro.zoo import Entry
-from bnn_pyro.zoo.setup import AUTO, Setup, name_of, tuned
+from bnn_pyro.zoo.setup import AUTO, Setup, make_setup, name_of
 
 __all__ = ["AUTO", "MINUTES", "RULES", "Rule", "choose", "say", "set_up"]
 
@@ -116,7 +116,6 @@ def say(setup: Setup) -> None:
 def set_up(
     variant: str | Entry | nn.Module,
     method: str | Method | None,
-    name: str,
     load: Callable[[], Dataset],
     *,
     settings: Mapping[str, Any] = {},
@@ -124,10 +123,10 @@ def set_up(
     of_method: Mapping[str, Any] = {},
     minutes: float = MINUTES,
 ) -> Setup:
-    """A variant and a method: of ``AUTO`` those that :func:`choose` takes, of others see ``zoo.setup.tuned``.
+    """A variant and a method: of ``AUTO`` those that :func:`choose` takes, of others see ``zoo.setup.make_setup``.
 
-    name: of the data.   load: called where a choice depends on them.   of_variant, of_method: settings over tuned ones.
-    settings: of either, over these.
+    load: the data; called where a choice depends on them.   of_variant, of_method: settings over the defaults, or over
+    those of a rule.   settings: of either, over these.
 
     Raises UserError for names and settings that there are not, or values of the wrong kind.
     """
@@ -136,10 +135,10 @@ def set_up(
         named = method if fixed is None else name_of(fixed, METHODS)
         every = {**of_variant, **of_method, **settings, **(plain(fixed) if fixed else {})}
         size = data.schema, len(data.x_train)
-        setup = choose(*size, name=name, minutes=minutes, method=named, settings=every)
+        setup = choose(*size, minutes=minutes, method=named, settings=every)
         setup = replace(setup, method=fixed or setup.method)
     else:
-        setup = tuned(variant, method, name)
+        setup = make_setup(variant, method)
     names = [*defaults(setup.entry), *defaults(setup.method)]
     for key in settings:
         if key not in names:
@@ -152,15 +151,14 @@ def choose(
     schema: Schema,
     rows: int,
     *,
-    name: str = "",
     minutes: float = MINUTES,
     method: str | None = None,
     settings: Mapping[str, Any] = {},
 ) -> Setup:
     """The first rule that applies.
 
-    rows: that train.   name: of the data set: settings tuned for it go over those of the rule.
-    method: the rules of this one alone.   settings: over all others, where variant or method have them.
+    rows: that train.   method: the rules of this one alone.   settings: over those of the rule, where variant or method
+    have them.
 
     Raises UserError for minutes that are not above 0, or a method that no rule for such inputs has.
     """
@@ -177,8 +175,7 @@ def choose(
     for rule in rules:
         other = schema.has_classes or settings.get("likelihood", "normal") != "normal"
         own = rule.settings | (rule.wide if inputs > WIDE else {}) | ({} if other else {"noise": rule.noise})
-        setup = tuned(rule.variant, rule.method, name, (own, rule.method_settings))
-        setup = setup.changed(settings=settings)
+        setup = make_setup(rule.variant, rule.method).changed(own, rule.method_settings, settings)
         macs = _multiplications(setup.entry, schema)
         usual = schedule(rows, macs)._asdict()
         if getattr(setup.method, "patience", 0) is None:

@@ -42,7 +42,7 @@ BACKBONE_VARIANTS = {"convnet": ConvNet, "mlp": MLP}
 class LastLayer(Settings):
     """Settings of a Bayesian last layer.
 
-    backbone    auto (convnet for images, else mlp), convnet or mlp: trained first, with its tuned settings and the same
+    backbone    auto (convnet for images, else mlp), convnet or mlp: trained first, at its defaults and with the same
                 seed; the folder of a run of one of these; a TorchScript file (.pt), a torch.export file (.pt2), or
                 resnet18:WEIGHTS, any torchvision architecture with a weights file; in Python also a module, whose
                 output is the features, or a posterior of one of these variants

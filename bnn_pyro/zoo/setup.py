@@ -12,9 +12,9 @@ from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.errors import unknown
 from bnn_pyro.inference import METHODS, Method, methods_for, unsuitable
 from bnn_pyro.settings import build, defaults, plain
-from bnn_pyro.zoo import TUNED, ZOO, Bayesian, Entry, Fit
+from bnn_pyro.zoo import ZOO, Bayesian, Entry
 
-__all__ = ["AUTO", "Setup", "name_of", "tuned"]
+__all__ = ["AUTO", "Setup", "make_setup", "name_of"]
 
 #: What stands for a variant's name where it is chosen by size.
 AUTO = "auto"
@@ -67,16 +67,10 @@ class Setup:
         return replace(self, entry=entry, method=method)
 
 
-def tuned(
-    variant: str | Entry | nn.Module,
-    method: str | Method | None = None,
-    data: str = "",
-    base: tuple[Mapping[str, Any], Mapping[str, Any]] = ({}, {}),
-) -> Setup:
-    """Of names with the settings tuned for ``data``, a name in ``DATASETS``; an object stays as it is.
+def make_setup(variant: str | Entry | nn.Module, method: str | Method | None = None) -> Setup:
+    """Names with their default settings; an object stays as it is.
 
     variant: a module of the user's own is ``Bayesian(module)``.   method: by default the variant's first.
-    base: settings of both that go under the tuned ones.
 
     Raises UserError for an unknown variant, or a method that does not suit it.
     """
@@ -88,11 +82,8 @@ def tuned(
     inference = method if isinstance(method, str) else name_of(method, METHODS) if method else methods_for(kind)[0]
     if (isinstance(method, str) or inference in METHODS) and inference not in methods_for(kind):
         raise unsuitable(inference, name, kind)  # a method of the user's own suits any variant
-    best = TUNED.get(name, {}).get(data, {}).get(inference, Fit())
-    layers = [{**under, **over} for under, over in zip(base, best, strict=True)]
     return Setup(
-        build(kind, layers[0]) if isinstance(entry, str) else entry,
-        build(METHODS[inference], layers[1]) if isinstance(method, str | None) else method,
+        kind() if isinstance(entry, str) else entry, METHODS[inference]() if isinstance(method, str | None) else method
     )
 
 
