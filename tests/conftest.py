@@ -2,10 +2,11 @@
 
 import random
 from dataclasses import replace
+from functools import partial
 
 import matplotlib
 import numpy as np
-import pyro
+import pyro.infer
 import pytest
 import torch
 
@@ -110,5 +111,7 @@ def quick_fits(monkeypatch):
     def quick_predict(posterior, x, num_draws=20, **settings):
         return predict(posterior, x, num_draws=min(num_draws, 20), **settings)
 
+    short = partial(pyro.infer.NUTS, max_tree_depth=FEW["max_tree_depth"])
+    monkeypatch.setattr(pyro.infer, "NUTS", short)
     monkeypatch.setattr(bp, "fit", quick_fit, raising=False)
     monkeypatch.setattr(bp, "predict", quick_predict, raising=False)

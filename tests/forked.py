@@ -30,6 +30,14 @@ def run(job, **arguments):
     return process.exitcode
 
 
+def as_rank(task, number, port, **arguments):
+    """A task as one of two processes that torchrun started."""
+    multiprocessing.process._parent_process = None  # a process with a parent is a worker, no rank
+    where = {"RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in where.items()}, GLOO_SOCKET_IFNAME="lo")
+    return task(**arguments)
+
+
 def _leave(job, **arguments):
     import torch
 
@@ -47,6 +55,14 @@ def command(argv, log):
     bnn_pyro.runs.evaluate.draw_all = lambda scene, folder: []
     with open(log, "w") as file, contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
         return main(argv)
+
+
+def train(argv, log):
+    """As ``command``, of a rank: a signal is looked for after every step."""
+    from bnn_pyro import checkpoint
+
+    checkpoint.AGREE = 0.0
+    return command(argv, log)
 
 
 def predict_within(run, rows, draws, bound, room, log):

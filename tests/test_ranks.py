@@ -9,10 +9,12 @@ import sys
 import time
 from pathlib import Path
 
+import forked
 import numpy as np
 import pytest
 import ranked
 import torch
+from plain_tasks import free_port
 from run_folders import SMALL
 
 import bnn_pyro as bp
@@ -41,17 +43,16 @@ def start(num, *command, **how):
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     """What two ranks found, [rank 0's, rank 1's], and the folder that they shared."""
-    folder = tmp_path_factory.mktemp("ranks")
+    folder, port = tmp_path_factory.mktemp("ranks"), free_port()
     with ranked.stopping(ranked.STOPPED, by=0), pytest.raises(KeyboardInterrupt):
         ranked.fit(ranked.SVI, folder / "alone")
     x = np.random.default_rng(0).standard_normal((2000, 1024), dtype=np.float32)
     np.savez(folder / "rows.npz", x=x, y=np.arange(len(x)) % 5)
-    process = start(2, Path(ranked.__file__), folder)
-    told, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, told
-    both = [torch.load(folder / f"rank-{rank}.pt", weights_only=False) for rank in (0, 1)]
-    assert not any("traceback" in str(result) for results in both for result in results.values()), told
-    return both, folder
+    both = [forked.start(forked.as_rank, task=ranked.main, number=k, port=port, folder=folder) for k in (0, 1)]
+    for process in both:
+        process.join(300)
+    assert [process.exitcode for process in both] == [0, 0]
+    return [torch.load(folder / f"rank-{rank}.pt", weights_only=False) for rank in (0, 1)], folder
 
 
 def equal(a, b):
@@ -234,42 +235,43 @@ def test_an_error_of_all_is_told_once(results, command):
     assert not second
 
 
-def until(condition, process, seconds=90):
+def until(condition, ended, seconds=90):
     end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end and process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < end and ended() is None
         time.sleep(0.05)
 
 
 @pytest.mark.usefixtures("no_figures")
 def test_a_killed_rank_and_ctrl_c_leave_a_whole_checkpoint(tmp_path):
     """Two ranks, of which one is killed; two go on, until Ctrl-C comes to all of them; one makes the end."""
-    out = tmp_path / "run"
+    out, port = tmp_path / "run", free_port()
+    saved, log = out / "checkpoint" / "training.pt", tmp_path / "log"
+    argv = [*TRAIN, "--epochs", "20", "--out", str(out)]
+
+    def steps():
+        state = torch.load(saved, weights_only=True)["state"] if saved.is_file() else {"step": 0}
+        return state["step"]
+
+    how = dict(task=forked.train, port=port, argv=argv)
+    both = [forked.start(forked.as_rank, number=k, log=f"{log}-{k}", **how) for k in (0, 1)]
+    until(lambda: steps() > 3, lambda: both[0].exitcode)
+    both[1].kill()
+    both[0].join(60)
+    told = Path(f"{log}-0").read_text()
+    assert both[0].exitcode != 0
+    assert re.search(r"error: process 0 of 2: another process of this fit has ended .* --resume", told), told
+    killed_at = steps()
+    assert killed_at > 3 and not (out / "posterior.pt").exists()
+
     often = tmp_path / "often.py"  # as `-m bnn_pyro.run`, but with a checkpoint after every step
     often.write_text(
         "import sys; from bnn_pyro import checkpoint; import bnn_pyro.run\n"
         "checkpoint.AGREE = 0.0; checkpoint.Checkpoint.__init__.__defaults__ = (None, 0.0)\n"
         "sys.exit(bnn_pyro.run.main())\n"
     )
-    command = [often, *TRAIN, "--epochs", "60", "--out", out]
-    saved = out / "checkpoint" / "training.pt"
-
-    def steps():
-        state = torch.load(saved, weights_only=True)["state"] if saved.is_file() else {"step": 0}
-        return state["step"]
-
-    process = start(2, *command)
-    until(lambda: steps() > 3, process)
-    ranks = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    os.kill(int(ranks[1]), signal.SIGKILL)
-    told, _ = process.communicate(timeout=60)
-    assert process.returncode != 0
-    assert re.search(r"error: process 0 of 2: another process of this fit has ended .* --resume", told), told
-    killed_at = steps()
-    assert killed_at > 3 and not (out / "posterior.pt").exists()
-
     process = start(2, often, "train", "--resume", "--quiet", "--out", out)
-    until(lambda: steps() > killed_at + 3, process)
+    until(lambda: steps() > killed_at + 3, process.poll)
     os.killpg(process.pid, signal.SIGINT)
     told, _ = process.communicate(timeout=60)
     assert re.search(rf"stopped after step \d+ of .*go on to the same result with: .*--resume --out {out}", told), told
@@ -277,6 +279,6 @@ def test_a_killed_rank_and_ctrl_c_leave_a_whole_checkpoint(tmp_path):
 
     config = json.loads((out / "config.json").read_text())
     state = torch.load(saved, weights_only=True)
-    assert len(state["state"]["others"]) == 1 and config["inference_settings"]["epochs"] == 60
+    assert len(state["state"]["others"]) == 1 and config["inference_settings"]["epochs"] == 20
     assert main(["train", "--resume", "--out", str(out), "--quiet"]) == 0
     assert (out / "metrics.json").is_file() and not saved.exists()
