@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from pyro.distributions import Categorical, Normal
+from scipy.stats import binom
 from sklearn.metrics import roc_auc_score
 
 from bnn_pyro import diagnostics, metrics, plots
@@ -218,6 +219,17 @@ def test_evaluate_gives_every_metric_an_interval_around_its_value():
 
     regression = metrics.evaluate(MIXTURE, TARGETS, bootstrap=100)
     assert list(regression) == list(metrics.METRICS["regression"])
+
+
+def test_shares_have_exact_binomial_intervals():
+    """Of 45 rows without an error up to 7.9 % may be wrong: 1 − 0.025^(1/45), where a bootstrap says none."""
+    sure = metrics.evaluate(classes(np.tile([0.9, 0.1], (1, 45, 1))), np.zeros(45), bootstrap=2)
+    assert sure["error"] == pytest.approx((0.0, 0.0, 1 - 0.025 ** (1 / 45)))
+    assert sure["accuracy"] == pytest.approx((1.0, 0.025 ** (1 / 45), 1.0))
+    prediction, y = simulated(num=200)
+    value, low, high = metrics.evaluate(prediction, y, bootstrap=2, confidence=0.8)["error"]
+    assert binom.sf(round(200 * value) - 1, 200, low) == pytest.approx(0.1)
+    assert binom.cdf(round(200 * value), 200, high) == pytest.approx(0.1)
 
 
 def test_paired_difference_is_sharper_than_two_intervals():

@@ -119,6 +119,17 @@ def test_a_rare_class_and_intervals_that_do_not_hold_are_said_in_the_first_box()
     assert "90 % intervals hold 70 % of 300 test rows: too narrow" in run_html(narrow, [])
 
 
+def test_inputs_of_another_kind_that_look_familiar_are_said_first():
+    noise = {"ood_noise_total_entropy": 0.04, "ood_noise_total_entropy_low": 0.02, "ood_noise_total_entropy_high": 0.07}
+    run = replace(RUN, metrics=RUN.metrics | noise)
+    sentence = "noise gets more certain predictions than the test rows"
+    for text in (run_html(run, []), run_table(run), run_card(run)):
+        assert sentence in text and "diagnose runs/a shows" not in text
+    html = run_html(run, [])
+    assert html.index(sentence) < html.index("not clearly" if "not clearly" in html else "paired difference")
+    assert not replace(run, metrics=run.metrics | {"ood_noise_total_entropy_high": 0.51}).worries
+
+
 def test_card_has_front_matter_from_the_metrics():
     card = run_card(RUN)
     front, body = card.split("---\n")[1:3]

@@ -194,8 +194,10 @@ def confusion_matrix(prediction: Prediction, y: Targets) -> np.ndarray:
     return sklearn_metrics.confusion_matrix(y, probs.argmax(1), labels=range(probs.shape[1]))
 
 
-error = Metric(lambda p, y: 1.0 - _right(p, y), mean_of, "share of points whose most probable class is wrong")
-accuracy = Metric(_right, mean_of, "share of points whose most probable class is right", "higher")
+error = Metric(
+    lambda p, y: 1.0 - _right(p, y), mean_of, "share of points whose most probable class is wrong", share=True
+)
+accuracy = Metric(_right, mean_of, "share of points whose most probable class is right", "higher", share=True)
 brier = Metric(_brier, mean_of, "squared error of the probabilities, summed over the classes (0 to 2)")
 _ECE, _WIDTH = "expected calibration error", f"{BINS} equal-width bins"
 ece = Metric(_gaps, _sum_of_absolute_means, f"{_ECE}, top label, {_WIDTH}", biased=True)

@@ -22,7 +22,18 @@ from scipy.stats import binom
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.metrics import classification
 from bnn_pyro.metrics.classification import mean_probs
-from bnn_pyro.metrics.metric import BLOCK, Estimate, Evaluation, Metric, Targets, Undefined, intervals, mean_of, targets
+from bnn_pyro.metrics.metric import (
+    BLOCK,
+    Estimate,
+    Evaluation,
+    Metric,
+    Targets,
+    Undefined,
+    intervals,
+    mean_of,
+    share_of,
+    targets,
+)  # fmt: skip
 from bnn_pyro.predictive import Prediction
 
 __all__ = ["DISTANCES", "METRICS", "Distance", "agreement", "coverage_50", "coverage_90", "coverage_95", "crps",
@@ -64,7 +75,7 @@ def _covered(share: float, prediction: Prediction, y: np.ndarray) -> np.ndarray:
 
 def _coverage(share: float) -> Metric:
     text = f"share of targets inside the central {share:.0%} interval"
-    return Metric(partial(_covered, share), mean_of, text, "nominal", nominal=share)
+    return Metric(partial(_covered, share), mean_of, text, "nominal", nominal=share, share=True)
 
 
 def interval_verdict(share: float, observed: float, num: int) -> str:
@@ -101,7 +112,9 @@ METRICS: dict[str, dict[str, Metric]] = {"classification": _CLASSES, "regression
 
 
 def evaluate(prediction: Prediction, y: Targets, **resampling: Any) -> Evaluation:
-    """Every metric of the prediction's task with its bootstrap interval; ``.flat()`` gives the JSON-able form.
+    """Every metric of the prediction's task with its bootstrap interval, of shares the exact binomial one.
+
+    ``.flat()`` gives the JSON-able form.
 
     y: (B,) labels 0 … K−1, or targets in their own units.
     resampling: ``bootstrap`` = 1000 replicates of the same points for all metrics, ``seed`` = 0, ``confidence`` = 0.95.
@@ -119,6 +132,9 @@ def evaluate(prediction: Prediction, y: Targets, **resampling: Any) -> Evaluatio
     reductions = {name: partial(table[name].reduce, p) for name, p in points.items()}
     found = intervals(reductions, (len(y),), biased=biased, **resampling)
     found.notes.update(notes)
+    found.update(
+        {name: share_of(p, resampling.get("confidence", 0.95)) for name, p in points.items() if table[name].share}
+    )
     # An absolute value stays one: only the biased metrics' intervals are moved, and could fall below 0.
     found.update({name: found[name]._replace(low=max(found[name].low, 0.0)) for name in biased})
     return found

@@ -15,12 +15,14 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
+from scipy.stats import binomtest
 from torch import Tensor
 
 from bnn_pyro.errors import UserError
 from bnn_pyro.predictive import Prediction
 
-__all__ = ["Estimate", "Evaluation", "Metric", "Targets", "Undefined", "bits", "intervals", "mean_of", "targets"]
+__all__ = ["Estimate", "Evaluation", "Metric", "Targets", "Undefined", "bits", "intervals", "mean_of", "share_of",
+           "targets"]  # fmt: skip
 
 Targets = Tensor | np.ndarray | Sequence[float]
 T = TypeVar("T", float, np.ndarray, Tensor)
@@ -35,7 +37,7 @@ class Undefined(UserError):
 
 
 class Estimate(NamedTuple):
-    """A metric's value and its bootstrap interval."""
+    """A metric's value and its interval."""
 
     value: float
     low: float
@@ -71,6 +73,7 @@ class Metric:
     better       "lower", "higher", or "nominal": the nearer to ``nominal`` the better
     biased       a sum of absolute values (the ECEs). Each replicate carries the sampling noise twice, so that its raw
                  percentile interval can lie wholly above the value: it is moved back by mean(replicates) − value
+    share        the points are 0 or 1, and the value is their mean: ``evaluate`` gives it an exact interval
     """
 
     points: Callable[[Prediction, np.ndarray], np.ndarray]
@@ -79,6 +82,7 @@ class Metric:
     better: Literal["lower", "higher", "nominal"] = "lower"
     nominal: float | None = field(default=None, kw_only=True)
     biased: bool = field(default=False, kw_only=True)
+    share: bool = field(default=False, kw_only=True)
 
     def __call__(self, prediction: Prediction, y: Targets) -> float:
         """The value on all points. Raises UserError for a bad y, and (as Undefined) where there is no value."""
@@ -127,6 +131,15 @@ def targets(prediction: Prediction, y: Targets) -> np.ndarray:
 def mean_of(points: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """Mean over the points of each replicate, (R,) or (R, …)."""
     return counts @ points / len(points)
+
+
+def share_of(points: np.ndarray, confidence: float = 0.95) -> Estimate:
+    """The mean of points (B,) that are 0 or 1 with its exact binomial interval.
+
+    Clopper & Pearson 1934, Biometrika 26:404-413. A bootstrap of points that are all alike would say [1, 1].
+    """
+    exact = binomtest(int(points.sum()), len(points)).proportion_ci(confidence, "exact")
+    return Estimate(float(points.mean()), float(exact.low), float(exact.high))
 
 
 def bits(nats: T) -> T:

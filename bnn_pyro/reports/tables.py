@@ -22,7 +22,7 @@ NOT_CLEAR = "no clear difference"
 WORDS = {"good": "Good", "caution": "Caution", "bad": "Problem", "failed": "Failed"}
 
 #: Metrics that are shares of the test rows, written in per cent.
-SHARES = ("error", "accuracy", "coverage_50", "coverage_90", "coverage_95")
+SHARES = tuple(name for table in METRICS.values() for name, metric in table.items() if metric.share)
 #: The metrics that a summary speaks of.
 HEADLINE = {"classification": ("error", "nll"), "regression": ("rmse", "nll"), "counts": ("rmse", "nll")}
 SCORE_NAMES = {"total_entropy": "total entropy", "max_prob": "1 − max p", "mutual_information": "mutual information"}
@@ -100,9 +100,19 @@ class RunFacts:
 
     @property
     def worries(self) -> list[Mapping[str, str]]:
-        """Why the fit failed, and what is not good of the chains' convergence: {level, about, sentence}."""
+        """Why the fit failed; chains that have not converged; inputs of another kind that look familiar.
+
+        {level, about, sentence} of each.
+        """
         failed = [{"level": "failed", "about": "fit", "sentence": self.failed}] if self.failed else []
-        return failed + [verdict for verdict in self.convergence.get("verdicts", []) if verdict["level"] != "good"]
+        failed += [verdict for verdict in self.convergence.get("verdicts", []) if verdict["level"] != "good"]
+        for key in (key for key in self.metrics if re.fullmatch("ood_.+_total_entropy", key)):
+            if self.metrics.get(f"{key}_high", 1.0) < 0.5:
+                name = key.removeprefix("ood_").removesuffix("_total_entropy")
+                sentence = (f"{name} gets more certain predictions than the test rows (AUROC by total entropy "
+                            f"{self.metrics[key]:.2f}): the entropy does not tell such inputs apart.")  # fmt: skip
+                failed.append({"level": "caution", "about": "out-of-distribution inputs", "sentence": sentence})
+        return failed
 
     @property
     def converged(self) -> str:
@@ -221,7 +231,7 @@ def run_table(run: RunFacts) -> str:
         parts.append(f"{verdict_lines(run.worries[:1])}\n")
     if rows:
         parts.append(plain_table(["", *columns], [[row.name, *row.cells] for row in rows]))
-        parts.append("\n[…] 95 % bootstrap intervals over the test rows")
+        parts.append("\n[…] 95 % intervals over the test rows: bootstrap, of shares exact binomial")
     outside = outside_rows(run.runs)
     if outside:
         parts.append("\nOut-of-distribution inputs against the test rows")
@@ -230,7 +240,9 @@ def run_table(run: RunFacts) -> str:
     if run.guarantees:
         parts.append(guarantee_table(run.guarantees))
     if run.worries[failed:]:
-        parts.append(f"\n{verdict_lines(run.worries[failed:])}\n`diagnose {run.folder}` shows where, with figures.")
+        parts.append(f"\n{verdict_lines(run.worries[failed:])}")
+        if run.convergence:
+            parts.append(f"`diagnose {run.folder}` shows where, with figures.")
     if run.temperature != 1:
         parts.append(f"\ntemperature {run.temperature}: not the posterior of the stated model")
     return "\n".join(parts)

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from scipy.stats import binomtest
 from torch import Tensor
 
 from bnn_pyro.calibration import Calibrated, calibrate, monitor
@@ -17,6 +16,7 @@ from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.diagnostics import failure
 from bnn_pyro.errors import FitFailed, UserError
 from bnn_pyro.metrics import nll
+from bnn_pyro.metrics.metric import share_of
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction, predict
 from bnn_pyro.runs.evaluate import labelled
@@ -80,8 +80,7 @@ def _scores(prediction: Prediction, y: Tensor, level: float) -> dict[str, float 
     else:
         shown = prediction.interval(level)
         covered, size = (shown.low <= y) & (y <= shown.high), (shown.high - shown.low).mean()
-    exact = binomtest(int(covered.sum()), len(y)).proportion_ci(0.95, "exact")
-    numbers = {"covered": covered.double().mean().item(), "covered_low": exact.low, "covered_high": exact.high}
+    numbers = dict(zip(("covered", "covered_low", "covered_high"), share_of(covered.numpy()), strict=True))
     return numbers | {"size": size.item() if math.isfinite(size) else None, "nll": nll(prediction, y)}
 
 
