@@ -78,7 +78,7 @@ class Inspection:
                 words += ["--categorical", finding.column]
         to_mend = [f for f in self.findings if f.refused and not f.exclude]
         if self.missing and any("missing" in finding.sentence for finding in to_mend):
-            words.append("--drop-missing")
+            words += ["--missing", "drop"]
         return shlex.join(words)
 
     def text(self) -> str:
@@ -91,7 +91,8 @@ class Inspection:
         lines += [f"  {name:{width}}  {about}" for name, about in self.columns.items()]
         if self.missing:
             lines.append(f"\n{self.missing:,} of {self.rows:,} rows ({self.missing / self.rows:.0%}) have a missing "
-                         f"value; --drop-missing leaves {self.rows - self.missing:,}")  # fmt: skip
+                         f"value; --missing drop leaves {self.rows - self.missing:,}, "
+                         "--missing indicator keeps all")  # fmt: skip
         if self.duplicates:
             lines.append(f"\n{self.duplicates:,} rows repeat an earlier one: a test part may hold rows that trained")
         for title, refused in (("`train` refuses:", True), ("To look at:", False)):

@@ -213,7 +213,7 @@ def test_a_bad_value_is_told_with_its_place_and_rows_with_nan_are_dropped(tmp_pa
     table[88, 1], table[89, 0], pictures[70, 2, 5, 1] = np.inf, np.nan, np.nan
     with pytest.raises(UserError, match=r"x\[88, 1\] is inf; correct or remove row 88 \(from 0\)$"):
         load_data(archive(tmp_path, table))
-    with pytest.raises(UserError, match=r"x\[70, 2, 5, 1\] is nan; .* row 70 \(from 0\), or train with drop_missing"):
+    with pytest.raises(UserError, match=r"x\[70, 2, 5, 1\] is nan; .* row 70 \(from 0\), or give missing='drop'"):
         load_data(archive(tmp_path, pictures))
     y[61] = np.nan
     with pytest.raises(UserError, match=r"y\[61\] is nan"):

@@ -95,10 +95,44 @@ def test_tabs_semicolons_blank_lines_and_a_byte_order_mark_are_read(tmp_path):
 
 def test_rows_with_missing_values_are_dropped_only_when_asked(tmp_path):
     path = table(tmp_path / "t.csv", rooms=[None if i in (3, 8) else i for i in range(40)])
-    with pytest.raises(UserError, match=r"column 'rooms', row 5: missing value \(''\), and 1 more rows.*drop_missing"):
+    with pytest.raises(UserError, match=r"column 'rooms', row 5: missing value \(''\), and 1 more rows.*--missing"):
         load_data(path, target="price")
-    data = load_data(path, target="price", drop_missing=True)
-    assert sum(data.split["rows"]) == 38
+    for way in ({"drop_missing": True}, {"missing": "drop"}):
+        assert sum(load_data(path, target="price", **way).split["rows"]) == 38
+    filled = load_data(path, target="price", missing="indicator", unseen="ignore")
+    assert "rooms missing" in filled.schema.features and sum(filled.split["rows"]) == 40
+    where = filled.schema.features.index("rooms missing")
+    marked = {part: getattr(filled, f"x_{part}")[:, where] for part in ("train", "val", "test")}
+    rows = [int(r) for part, mark in marked.items() for r in getattr(filled, f"index_{part}")[mark == 1]]
+    assert sorted(rows) == [5, 10] and filled.schema.unseen == "ignore"
+    strange, _ = read_rows(table(tmp_path / "new.csv", city=["Atlantis"] * 40), filled.schema)
+    cities = [k for k, name in enumerate(filled.schema.features) if name.startswith("city=")]
+    assert cities and not strange[:, cities].any()
+
+
+def test_a_column_may_divide_the_rows_of_a_file(tmp_path):
+    days = [f"2024-{1 + i % 12:02d}-{1 + i // 12:02d}" for i in range(40)]
+    path = table(tmp_path / "t.csv", rooms=days, age=[i % 7 for i in range(40)])
+    by_time = load_data(path, target="price", time="rooms")
+    day = {part: [days[int(r) - 2] for r in getattr(by_time, f"index_{part}")] for part in ("train", "val", "test")}
+    assert max(day["train"]) < min(day["val"]) <= max(day["val"]) < min(day["test"])
+    assert "rooms" not in by_time.schema.features and by_time.split["kind"] == "time"
+    numbers = load_data(path, target="price", exclude=["rooms"], time="age", fractions=(0.6, 0.0, 0.4))
+    assert {(int(r) - 2) % 7 for r in numbers.index_train} == {0, 1, 2, 3} and not len(numbers.y_val)
+    groups = load_data(path, target="price", exclude=["rooms"], groups="age")
+    of = [{(int(r) - 2) % 7 for r in getattr(groups, f"index_{part}")} for part in ("train", "val", "test")]
+    assert sum(map(len, of)) == 7 == len(set.union(*of))
+    for bad, match in (
+        ({"groups": "age", "time": "rooms"}, "three ways to divide"),
+        ({"groups": "age", "validation": 5}, "fractions"),
+        ({"groups": "ages"}, "did you mean 'age'"),
+        ({"groups": "price"}, "is the target"),
+        ({"missing": "fill"}, "missing=.*indicator"),
+    ):
+        with pytest.raises(UserError, match=match):
+            load_data(path, **{"target": "price", "exclude": ["rooms"], **bad})
+    with pytest.raises(UserError, match="time is for tables"):
+        load_data("digits", time="age")
 
 
 def test_a_constant_column_gets_scale_one_and_a_large_offset_keeps_its_digits(tmp_path):

@@ -187,7 +187,7 @@ def test_bad_folders_get_one_clear_line_and_damaged_pictures_can_be_left_out(tmp
     (tmp_path / "two" / "b").rmdir()
     save_pictures(tmp_path / "two" / "b", range(8))
     (tmp_path / "two" / "b" / "03.png").write_bytes(b"half")
-    with pytest.raises(UserError, match=r"03.png: is no image.*--drop-missing"):
+    with pytest.raises(UserError, match=r"03.png: is no image.*--missing drop"):
         load_data(tmp_path / "two")
     with pytest.raises(UserError, match="two: its task is 'classification', not 'regression'"):
         load_data(tmp_path / "two", task="regression", drop_missing=True)

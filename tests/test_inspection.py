@@ -112,7 +112,7 @@ def test_inspect_says_all_that_is_doubtful_at_once_and_a_command_that_works(tmp_
     assert "text in 1, the first 'many' in row 9" in said["gap", True]
     assert "skewed" in said["rent", False] and report.missing == 1
     excluded = [report.command.split()[k + 1] for k, word in enumerate(report.command.split()) if word == "--exclude"]
-    assert excluded == ["id", "sold", "name", "same"] and report.command.endswith("--drop-missing")
+    assert excluded == ["id", "sold", "name", "same"] and report.command.endswith("--missing drop")
     with pytest.raises(bp.UserError, match="did you mean 'rent'"):
         inspect_table(path, "rennt")
 
@@ -122,7 +122,7 @@ def test_the_command_that_it_prints_loads_the_table(tmp_path):
         tmp_path, "id,a,b,y\n" + rows(lambda k: k, lambda k: k % 5, lambda k: "" if k == 1 else k, lambda k: k % 2)
     )
     words = inspect_table(path).command.split()
-    assert words[2:] == ["--data", str(path), "--target", "y", "--exclude", "id", "--drop-missing"]
+    assert words[2:] == ["--data", str(path), "--target", "y", "--exclude", "id", "--missing", "drop"]
     data = bp.load_data(path, target="y", exclude=["id"], drop_missing=True)
     assert data.split["dropped"] == 1
     assert data.schema.features == ("a", "b") and data.schema.task == "classification"

@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnn_pyro.datasets.arrays import IMAGE_SUFFIXES, load_archive, noise_images, read_inputs, read_pair
-from bnn_pyro.datasets.dataset import TASKS, Column, Dataset, Raw, Schema
+from bnn_pyro.datasets.arrays import IMAGE_SUFFIXES, load_archive, noise_images, read_inputs
+from bnn_pyro.datasets.dataset import Column, Dataset, Raw, Schema, check_options
 from bnn_pyro.datasets.in_memory import dataset, inputs
 from bnn_pyro.datasets.prepare import check_choice, prepare, select_features, standardised
+from bnn_pyro.datasets.splits import FRACTIONS, by_groups, by_time
 from bnn_pyro.datasets.tables import load_table, read_rows
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.files import data_root, existing, resolve
@@ -97,10 +98,6 @@ def diabetes() -> Raw:
     )
 
 
-#: Image sets that torchvision downloads -> its class, which names their folder under the data root.
-IMAGE_SETS = {"mnist": "MNIST", "fashion-mnist": "FashionMNIST", "kmnist": "KMNIST"}
-
-
 def mnist() -> Raw:
     """60,000 + 10,000 handwritten digits of 28 × 28 pixels."""
     return _image_set("mnist", map(str, range(10)), "MNIST, LeCun, Cortes & Burges 1998, CC BY-SA 3.0")
@@ -119,40 +116,10 @@ def kmnist() -> Raw:
 
 
 def _image_set(name: str, classes: Iterable[str], source: str) -> Raw:
-    (x, y), test = _image_part(name, train=True), _image_part(name, train=False)
+    from bnn_pyro.datasets.images import image_part
+
+    (x, y), test = image_part(name, train=True), image_part(name, train=False)
     return Raw(name, "classification", x, y, tuple(classes), target="label", source=source, test=test, white=255.0)
-
-
-def _image_part(name: str, train: bool) -> tuple[Tensor, Tensor]:
-    """Training or test part of an image set: (N, 1, 28, 28) uint8 and labels (N,) int64.
-
-    Looked for under the data root, as torchvision lays it out (``MNIST/raw/…-ubyte``) or as the official pair of NPZ
-    files (``KMNIST/kmnist-test-imgs.npz``); downloaded by torchvision where neither is there.
-    """
-    home = data_root() / IMAGE_SETS[name]
-    part = "train" if train else "t10k"
-    images, labels = (home / "raw" / f"{part}-{kind}-ubyte" for kind in ("images-idx3", "labels-idx1"))
-    pair = [home / f"{name}-{'train' if train else 'test'}-{kind}.npz" for kind in ("imgs", "labels")]
-    if not (images.is_file() and labels.is_file()):
-        if all(path.is_file() for path in pair):
-            return read_pair(*pair, num_classes=10)
-        _download(name, labels if images.is_file() else images)
-    return read_pair(images, labels, num_classes=10)
-
-
-def _download(name: str, missing: Path) -> None:
-    from torchvision import datasets
-
-    folder = IMAGE_SETS[name]
-    where = f"place it there (from the data set's page), or set BNN_PYRO_DATA to a folder that has {folder}/raw"
-    try:
-        getattr(datasets, folder)(data_root(), download=True)
-    except (OSError, RuntimeError, EOFError) as error:
-        reason = " ".join(str(error).split())[:200]
-        for empty in (data_root() / folder / "raw", data_root() / folder):
-            if empty.is_dir() and not any(empty.iterdir()):
-                empty.rmdir()
-        raise UserError(f"{name}: {missing} is not there and can't be downloaded ({reason}); {where}") from None
 
 
 # -- named sets, and files ---------------------------------------------------------------------------------------------
@@ -181,7 +148,11 @@ def load_data(
     target: str | None = None,
     task: str | None = None,
     target_scale: str = "identity",
+    missing: str = "refuse",
     drop_missing: bool = False,
+    unseen: str = "refuse",
+    groups: str | None = None,
+    time: str | None = None,
     splits: str | Path | None = None,
     split: int = 0,
     seed: int = 0,
@@ -194,8 +165,14 @@ def load_data(
     features      names of the columns to use, in that order; all where not given
     exclude       names of columns to leave out
     categorical   names of a table's columns whose numbers are codes: categories, or classes, as they are written
-    target, task, drop_missing  of a user's file: see ``tables.load_table``, and those for arrays and pictures
+    target, task  of a user's file: see ``tables.load_table``
     target_scale  "log" of positive numbers: their logarithm is modelled, and everything predicted is of y itself
+    missing       of a file's missing value: "refuse" it, "drop" its row (a damaged picture: its file), or in a table
+                  have an "indicator": the training rows' median and a second feature that says where; of text, one
+                  more category.   drop_missing: the same as missing="drop"
+    unseen        a table's category that only new rows have: "refuse" it, or "ignore" it, so that it is none of them
+    groups, time  name of a table's column, which is then no input: rows of one group come into one part; or the last
+                  rows test, and those before them validate
     splits, split an NPZ file of given test rows (test_0, test_1, …; rows counted from 0), and which of them to take;
                   the other rows train
     seed          of the random split, which is stratified for classification
@@ -212,20 +189,27 @@ def load_data(
     if features is not None:
         features = [features] if isinstance(features, str) else list(features)
     exclude, categorical = ([names] if isinstance(names, str) else list(names) for names in (exclude, categorical))
-    if task not in (None, *TASKS):
-        raise unknown("task", task, TASKS)
-    path = _located(name_or_path)
+    missing = "drop" if drop_missing else missing
+    check_options(task, missing, unseen)
+    path, aside = _located(name_or_path), {}
+    by = {name: column for name, column in (("groups", groups), ("time", time)) if column is not None}
+    table = path is not None and not path.is_dir() and path.suffix.lower() != ".npz"
+    if not table and (by or missing == "indicator"):
+        raise UserError(f"{name_or_path}: {', '.join(by) or 'missing=indicator'} is for tables (CSV, TSV)")
+    if by and (len(by) > 1 or splits is not None or validation is not None):
+        raise UserError(f"{path}: groups, time and splits are three ways to divide; give one of them, and shares by "
+                        "fractions (--fractions) instead of validation")  # fmt: skip
     if path is None:
         raw = DATASETS[str(name_or_path)]()
     elif path.is_dir():
         from bnn_pyro.datasets.images import load_folder
 
-        raw = load_folder(path, drop_damaged=drop_missing)
-    elif path.suffix.lower() == ".npz":
-        raw = load_archive(path, target=target, task=task, drop_missing=drop_missing)
+        raw = load_folder(path, drop_damaged=missing == "drop")
+    elif not table:
+        raw = load_archive(path, target=target, task=task, drop_missing=missing == "drop")
     else:
-        how = dict(features=features, exclude=exclude, categorical=categorical, task=task, drop_missing=drop_missing)
-        raw = load_table(path, target=target, **how)
+        how = dict(features=features, exclude=exclude, categorical=categorical, task=task, missing=missing)
+        raw, aside = load_table(path, target=target, aside=list(by.values()), **how)
     if path is None or path.is_dir():
         for what, asked, has in (("target", target, raw.target), ("task", task, raw.task)):
             if asked not in (None, has):
@@ -242,7 +226,10 @@ def load_data(
     if splits is None and split:
         raise UserError(f"split={split} is one of a file of given splits; give splits too, or another seed")
     splits = None if splits is None else resolve(splits)
-    raw = replace(raw, target_scale=target_scale)
+    raw = replace(raw, target_scale=target_scale, unseen=unseen)
+    for name, column in by.items():
+        divide = by_groups if name == "groups" else by_time
+        return prepare(raw, limit=limit, division=divide(raw, aside[column], fractions or FRACTIONS, seed))
     return prepare(raw, splits=splits, split=split, seed=seed, fractions=fractions, validation=validation, limit=limit)
 
 
@@ -265,9 +252,9 @@ def load_inputs(
     path = resolve(name_or_path)
     if text in NOISE:
         return noise_images(NOISE[text], 1000 if num is None else num, schema, seed)
-    if text not in DATASETS and (path.is_dir() or path.suffix.lower() in IMAGE_SUFFIXES):
-        from bnn_pyro.datasets.images import read_images
+    from bnn_pyro.datasets.images import IMAGE_SETS, image_part, read_images
 
+    if text not in DATASETS and (path.is_dir() or path.suffix.lower() in IMAGE_SUFFIXES):
         return read_images(path, schema, invert=invert)[:num]
     path = _located(name_or_path, also=NOISE)
     if path is not None and path.suffix.lower() != ".npz":
@@ -275,7 +262,7 @@ def load_inputs(
     if path is not None:
         x, white = read_inputs(path)
     elif text in IMAGE_SETS:  # the test part alone
-        x, white = _image_part(text, train=False)[0], 255.0
+        x, white = image_part(text, train=False)[0], 255.0
     else:
         raw = DATASETS[text]()
         x, white = raw.x if raw.test is None else raw.test[0], raw.white

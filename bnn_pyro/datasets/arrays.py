@@ -190,12 +190,8 @@ def _refuse(path: str | Path, name: str, values: np.ndarray, allow_nan: bool = F
     wrong = np.isinf(values) if allow_nan else ~np.isfinite(values)
     if wrong.any():
         place = tuple(int(index) for index in np.unravel_index(wrong.argmax(), wrong.shape))
-        way = (
-            "train with drop_missing (--drop-missing)"
-            if isinstance(path, Path)
-            else "give missing='drop' or 'indicator'"
-        )
-        drop = f", or {way}" if np.isnan(values[place]) else ""
+        way = "'drop' (--missing drop)" if isinstance(path, Path) else "'drop' or 'indicator'"
+        drop = f", or give missing={way}" if np.isnan(values[place]) else ""
         raise UserError(f"{path}: {name}{list(place)} is {values[place]}; correct or remove row {place[0]} (from 0)"
                         f"{drop}")  # fmt: skip
 

@@ -18,9 +18,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["PARTS", "TARGET_SCALES", "TASKS", "Column", "Dataset", "Raw", "Schema", "row_digests"]
+from bnn_pyro.errors import unknown
+
+__all__ = ["PARTS", "TARGET_SCALES", "TASKS", "Column", "Dataset", "Raw", "Schema",
+           "check_options", "row_digests"]  # fmt: skip
 
 TASKS, TARGET_SCALES = ("regression", "classification", "counts"), ("identity", "log")
+#: What may be done with a missing value, and with a category that only new rows have.
+MISSING_CHOICES, UNSEEN_CHOICES = ("refuse", "drop", "indicator"), ("refuse", "ignore")
 #: The tensors of a data set.
 PARTS = ("x_train", "y_train", "x_val", "y_val", "x_test", "y_test")
 
@@ -53,6 +58,14 @@ class Column:
     def num_numbers(self) -> int:
         """How many of its features, the first, are quantities; the others are 0 or 1."""
         return int(self.categories is None)
+
+
+def check_options(task: str | None, missing: str, unseen: str) -> None:
+    """Raise UserError for a word that is none of the choices."""
+    choices = (None, *TASKS), MISSING_CHOICES, UNSEEN_CHOICES
+    for what, value, valid in zip(("task", "missing=", "unseen="), (task, missing, unseen), choices, strict=True):
+        if value not in valid:
+            raise unknown(what, value, [word for word in valid if word])
 
 
 class HasTask:

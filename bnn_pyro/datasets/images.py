@@ -10,13 +10,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnn_pyro.datasets.arrays import IMAGE_SUFFIXES
+from bnn_pyro.datasets.arrays import IMAGE_SUFFIXES, read_pair
 from bnn_pyro.datasets.dataset import Raw, Schema
 from bnn_pyro.errors import UserError
+from bnn_pyro.files import data_root
 from bnn_pyro.progress import announce
 
-__all__ = ["load_folder", "pictures_in", "read_images"]
+__all__ = ["IMAGE_SETS", "image_part", "load_folder", "pictures_in", "read_images"]
 
+#: Image sets that torchvision downloads -> its class, which names their folder under the data root.
+IMAGE_SETS = {"mnist": "MNIST", "fashion-mnist": "FashionMNIST", "kmnist": "KMNIST"}
 #: Longer side of a folder's pictures, in pixels: larger ones are scaled down to it.
 MAX_SIDE = 32
 #: Names of the parts that a folder may be divided into.
@@ -110,7 +113,7 @@ def _decoded(files: Sequence[tuple[Path, int]], shape: tuple[int, int, int], dro
             x[len(y)] = _pixels(file, shape)
         except UserError as error:
             if not drop:
-                raise UserError(f"{error}, or leave such files out with drop_missing (--drop-missing)") from None
+                raise UserError(f"{error}, or leave such files out with missing='drop' (--missing drop)") from None
             continue
         y.append(label)
     return x[: len(y)], torch.tensor(y, dtype=torch.int64)
@@ -152,3 +155,36 @@ def read_images(paths: str | Path | Sequence[str | Path], schema: Schema, invert
         raise UserError(f"{paths or 'images'}: no PNG or JPG file in this folder")
     inputs = torch.stack([_pixels(file, schema.input_shape) for file in files]) / 255
     return schema.standardise(1 - inputs if invert else inputs)
+
+
+# -- sets that torchvision downloads -----------------------------------------------------------------------------------
+def image_part(name: str, train: bool) -> tuple[Tensor, Tensor]:
+    """Training or test part of an image set: (N, 1, 28, 28) uint8 and labels (N,) int64.
+
+    Looked for under the data root, as torchvision lays it out (``MNIST/raw/…-ubyte``) or as the official pair of NPZ
+    files (``KMNIST/kmnist-test-imgs.npz``); downloaded by torchvision where neither is there.
+    """
+    home = data_root() / IMAGE_SETS[name]
+    part = "train" if train else "t10k"
+    images, labels = (home / "raw" / f"{part}-{kind}-ubyte" for kind in ("images-idx3", "labels-idx1"))
+    pair = [home / f"{name}-{'train' if train else 'test'}-{kind}.npz" for kind in ("imgs", "labels")]
+    if not (images.is_file() and labels.is_file()):
+        if all(path.is_file() for path in pair):
+            return read_pair(*pair, num_classes=10)
+        _download(name, labels if images.is_file() else images)
+    return read_pair(images, labels, num_classes=10)
+
+
+def _download(name: str, missing: Path) -> None:
+    from torchvision import datasets
+
+    folder = IMAGE_SETS[name]
+    where = f"place it there (from the data set's page), or set BNN_PYRO_DATA to a folder that has {folder}/raw"
+    try:
+        getattr(datasets, folder)(data_root(), download=True)
+    except (OSError, RuntimeError, EOFError) as error:
+        reason = " ".join(str(error).split())[:200]
+        for empty in (data_root() / folder / "raw", data_root() / folder):
+            if empty.is_dir() and not any(empty.iterdir()):
+                empty.rmdir()
+        raise UserError(f"{name}: {missing} is not there and can't be downloaded ({reason}); {where}") from None

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import Dataset as Items
 
 from bnn_pyro.datasets.arrays import image_arrays, raw_arrays
-from bnn_pyro.datasets.dataset import TASKS, Dataset, Raw, Schema
+from bnn_pyro.datasets.dataset import Dataset, Raw, Schema, check_options
 from bnn_pyro.datasets.frames import as_array, as_cells, as_table, as_target, label_or_number, named
 from bnn_pyro.datasets.prepare import prepare, select_features, standardised
 from bnn_pyro.datasets.splits import FRACTIONS, by_groups, by_time, chosen, divide
@@ -24,8 +24,6 @@ from bnn_pyro.datasets.tables import encode_rows, encode_target, raw_table
 from bnn_pyro.errors import UserError, unknown
 
 __all__ = ["dataset", "inputs"]
-
-MISSING_CHOICES, UNSEEN_CHOICES = ("refuse", "drop", "indicator"), ("refuse", "ignore")
 
 
 def dataset(
@@ -75,11 +73,7 @@ def dataset(
 
     Raises UserError, one line with the place and the way out, for whatever is wrong with the input.
     """
-    for what, value, valid in (("missing=", missing, MISSING_CHOICES), ("unseen=", unseen, UNSEEN_CHOICES)):
-        if value not in valid:
-            raise unknown(what, value, valid)
-    if task not in (None, *TASKS):
-        raise unknown("task", task, TASKS)
+    check_options(task, missing, unseen)
     if isinstance(x, Items):
         if y is not None:
             raise UserError("X is a torch data set, which has the targets; leave y out")

@@ -51,11 +51,13 @@ def load_table(
     exclude: Sequence[str] = (),
     categorical: Sequence[str] = (),
     task: str | None = None,
-    drop_missing: bool = False,
-) -> Raw:
+    missing: str = "refuse",
+    aside: Sequence[str] = (),
+) -> tuple[Raw, dict[str, np.ndarray]]:
     """Read a CSV or TSV file: numeric columns as they are, text columns one-hot, one column as the target.
 
     target   its column; where none is given, a column called "y"
+    aside    columns that are no inputs, whose values (N,) are returned beside the rows, by their names
     task     one of ``TASKS``; regression or classification by the target where not given
     """
     frame = read_cells(path)
@@ -64,9 +66,12 @@ def load_table(
     target = target or "y"
     if target not in frame.columns:
         raise unknown(f"target column of {path}", target, frame.columns)
-    for name in (*exclude, *categorical):
+    for name in (*exclude, *categorical, *aside):
         if name not in frame.columns:
             raise unknown(f"column of {path}", name, frame.columns)
+    if target in aside:
+        raise UserError(f"{path}: column '{target}' is the target; divide the rows by another")
+    exclude = [*exclude, *aside]
     if target in exclude:
         raise UserError(f"{path}: column '{target}' is the target; do not exclude it")
     names = [name for name in frame.columns if name != target and name not in exclude]
@@ -78,9 +83,13 @@ def load_table(
         check_choice(features, names, str(path))
         names = [name for name in features if name not in exclude]
     frame = frame.astype(dict.fromkeys(categorical, "category"))
-    missing = "drop" if drop_missing else "refuse"
     raw = raw_table(path, frame[[*names, target]], target, task=task, missing=missing, words=MISSING)
-    return replace(raw, name=path.stem, source=str(path), dropped=len(frame) - len(raw.y))
+    values = {}
+    for name in aside:
+        cells = frame.loc[raw.index.numpy(), name]
+        _complete(path, cells.to_frame(), _gaps(cells.to_frame(), MISSING), False)
+        values[name] = cells.to_numpy() if np.isnan(parsed(cells)).any() else parsed(cells)
+    return replace(raw, name=path.stem, source=str(path), dropped=len(frame) - len(raw.y)), values
 
 
 def raw_table(
@@ -102,12 +111,7 @@ def raw_table(
     if missing == "indicator":
         _complete(where, frame[[target]], gaps[[target]], False, "; leave such rows out")
     else:
-        way = (
-            ", or train with drop_missing (--drop-missing)"
-            if len(words) > 1
-            else ", or give missing='drop' or 'indicator'"
-        )
-        kept = _complete(where, frame, gaps, missing == "drop", way)
+        kept = _complete(where, frame, gaps, missing == "drop", ", or give missing='drop' or 'indicator' (--missing)")
     gaps = gaps.loc[kept.index]
     task, y, classes = read_target(where, kept[target], task)
     columns = tuple(_describe(where, kept[name], gaps[name]) for name in kept.columns if name != target)

@@ -30,7 +30,8 @@ __all__ = ["DATA_KEYS", "EXAMPLE", "KEYS", "Recipe", "check_keys", "flag_setting
 #: How data can be loaded: the keys of a recipe's ``data``, and the arguments of ``load_data`` that they become; with
 #: what a config file may say of them.
 DATA_KEYS = {"name": str, "target": str, "features": list[str], "exclude": list[str], "categorical": list[str],
-             "task": str, "target_scale": str, "drop_missing": bool, "fractions": list[float], "splits": str,
+             "task": str, "target_scale": str, "missing": str, "drop_missing": bool,
+             "unseen": str, "groups": str, "time": str, "fractions": list[float], "splits": str,
              "split": int, "validation": int, "limit": int, "seed": int}  # fmt: skip
 #: What `train` takes where no data are named, with a test part that is large enough to tell two models apart.
 EXAMPLE = {"name": "digits", "fractions": [0.3, 0.1, 0.6]}
