@@ -13,8 +13,7 @@ from test_parts import read
 import bnn_pyro as bp
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.counts import NegativeBinomialMixture, PoissonMixture
-from bnn_pyro.parts.heavy_tails import StudentTMixture
-from bnn_pyro.parts.likelihoods import LIKELIHOODS, make_likelihood
+from bnn_pyro.parts.likelihoods import LIKELIHOODS, StudentTMixture, make_likelihood
 from bnn_pyro.parts.mixtures import Mixture
 from bnn_pyro.run import main
 

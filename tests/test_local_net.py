@@ -22,8 +22,11 @@ from bnn_pyro.checks.linear_regression import correlated, dataset
 from bnn_pyro.inference.log_joint import ELBO
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.gradients import kl_log_uniform
+from bnn_pyro.parts.likelihoods import make_likelihood
 from bnn_pyro.parts.local_layer import HiddenLayer
 from bnn_pyro.parts.nets import ConvNet
+from bnn_pyro.parts.own_module import call_with_draws
+from bnn_pyro.parts.priors import BayesianNet, widest_activation
 from bnn_pyro.zoo import BayesianConvNet, HiddenLayerNet, VariationalDropout
 
 SCALES = {
@@ -168,13 +171,13 @@ def test_many_draws_are_one_draw_at_a_time():
         net = ConvNet((2, 8, 6), (3, 4), (5,), 7, "leaky_relu").double()
         x = torch.randn(6, 2, 8, 6).double()
         w = {name: torch.randn(5, *p.shape).double() for name, p in net.named_parameters()}
-    together = functional_call(net, w, (x,))
+    together = call_with_draws(net, w, x, rows_of_each=False)
     one = [functional_call(net, {name: value[s] for name, value in w.items()}, (x,)) for s in range(5)]
     torch.testing.assert_close(together, torch.stack(one))
     vectorised = {name: value.unsqueeze(1) for name, value in w.items()}  # as Pyro's plates have them
-    torch.testing.assert_close(functional_call(net, vectorised, (x,)), together.unsqueeze(1))
+    torch.testing.assert_close(call_with_draws(net, vectorised, x, rows_of_each=False), together.unsqueeze(1))
     many = torch.stack([x, 2 * x])  # inputs of their own for each draw
-    mixed = functional_call(net, {name: value[:2] for name, value in w.items()}, (many,))
+    mixed = call_with_draws(net, {name: value[:2] for name, value in w.items()}, many, rows_of_each=True)
     torch.testing.assert_close(mixed[0], one[0])
     torch.testing.assert_close(net(many)[1], net(2 * x))
 
@@ -189,7 +192,8 @@ def test_it_is_the_network_that_one_would_write():
     )
     assert net(x).std(0).min() > 0.01  # units that are dead would agree whatever came before
     torch.testing.assert_close(net(x), linear[1](plain(x)))
-    assert net.width == 3 * 10 * 10
+    model = BayesianNet(net, make_likelihood(bp.Schema("regression", (1, 12, 12)), "heteroscedastic"))
+    assert widest_activation(model, x) == 3 * 10 * 10
     h = net.enter(x)
     for _, layer, after in net.stages():
         h = layer(h) if after is None else after(layer(h))

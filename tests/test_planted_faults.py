@@ -50,9 +50,9 @@ class PerBatch(Rescale):
         super().__init__(likelihood, latent * likelihood)
 
 
-def unscaled(model, w, x, y, likelihood=1.0, precision=None):
+def unscaled(model, w, x, y, likelihood=1.0):
     """Of a mini-batch, in the log joint that stochastic gradients are of."""
-    return log_joints(model, w, x, y, 1.0, precision)
+    return log_joints(model, w, x, y, 1.0)
 
 
 def mean_of_logs(self):

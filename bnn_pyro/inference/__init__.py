@@ -53,15 +53,9 @@ class Method(Protocol):
     tiny: ClassVar[Mapping[str, Any]]
 
     def run(
-        self,
-        model: nn.Module,
-        guide: nn.Module | None,
-        data: Dataset,
-        *,
-        seed: int = 0,
-        checkpoint: Checkpoint | None = None,
-        report: Report | None = None,
-    ) -> Posterior:
+        self, model: nn.Module, guide: nn.Module | None, data: Dataset, *, seed: int = 0,
+        checkpoint: Checkpoint | None = None, report: Report | None = None,
+    ) -> Posterior:  # fmt: skip
         """Infer the posterior of ``model`` given ``data``'s training rows; called inside ``isolated(seed)``.
 
         seed: for the order of mini-batches.   checkpoint: saved to as it asks, resumed from if it holds a state.

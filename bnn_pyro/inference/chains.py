@@ -186,14 +186,10 @@ class Chain:
             gradients += np.max(figures["n_steps"])
             if now - last > UPDATE or self.record.finished:
                 last = now
-                self.figures = {
-                    "chain": self.figures["chain"],
-                    name: float(mean),
-                    "step size": float(np.mean(figures["step_size"])),
-                    "gradients": int(np.max(figures["n_steps"])),
-                    "ms/gradient": float(1e3 * (now - start) / gradients),
-                    "divergent": self.record.divergent,
-                }
+                shown = {name: float(mean), "step size": float(np.mean(figures["step_size"]))}
+                pace = float(1e3 * (now - start) / gradients)
+                cost = {"gradients": int(np.max(figures["n_steps"])), "ms/gradient": pace}
+                self.figures = {"chain": self.figures["chain"], **shown, **cost, "divergent": self.record.divergent}
             yield self.figures
 
     def state_dict(self) -> dict[str, Any]:

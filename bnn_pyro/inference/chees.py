@@ -19,6 +19,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -34,7 +35,7 @@ from bnn_pyro.inference.trajectories import MAX_ENERGY_ERROR
 from bnn_pyro.isolation import generator_state, one_thread, set_generator_state
 from bnn_pyro.settings import setting
 
-__all__ = ["TYPICAL", "Adaptation", "Approach", "ChEES", "Chains", "Sampling", "Transition"]
+__all__ = ["TYPICAL", "Adaptation", "ChEES", "Chains", "Sampling", "Transition"]
 
 #: Gradients that an iteration may be expected to take, all chains at once.
 TYPICAL = 20
@@ -119,14 +120,16 @@ class Sampling:
     def begin(self, z: Tensor) -> None:
         """At starts z (C, P)."""
         self.chains, self.adaptation = Chains(z, *self.potential(z)), None
-        self.first = Approach(torch.full_like(z[:, 0], FIRST_STEP), _variance(z, torch.ones_like(z[0])))
+        # Of the approach: the step (C,) of each chain, in units of z over √mass, and the starts' variance (P,), 1/mass.
+        steps = torch.full_like(z[:, 0], FIRST_STEP)
+        self.first = SimpleNamespace(step=steps, variance=_variance(z, torch.ones_like(z[0])))
 
     def iterate(self) -> dict[str, float]:
         """One transition of every chain. Returns what a progress bar shows."""
         settings, done, first = self.settings, self.record.done, self.first
         if done < self.approach:
             moved = self.chains.move(self.potential, first.variance, first.step, APPROACH_STEPS)
-            first.learn(moved.acceptance)
+            first.step = first.step * (GAIN * (moved.acceptance - APPROACH_TARGET)).exp()
             self._keep(moved, APPROACH_STEPS, first.step)
             return {"accept": moved.acceptance.mean().item(), "step size": first.step.median().item()}
         if self.adaptation is None:
@@ -152,17 +155,13 @@ class Sampling:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next iteration depends on, and the draws."""
-        return {
-            "chains": dict(vars(self.chains)),
-            "first": dict(vars(self.first)),
-            "adaptation": None if self.adaptation is None else dict(vars(self.adaptation)),
-            "record": self.record.state(),
-            "generators": generator_state(),
-        }
+        parts = {"chains": self.chains, "first": self.first, "adaptation": self.adaptation}
+        state = {name: None if part is None else dict(vars(part)) for name, part in parts.items()}
+        return {**state, "record": self.record.state(), "generators": generator_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from such a state."""
-        for name, kind in {"chains": Chains, "first": Approach, "adaptation": Adaptation}.items():
+        for name, kind in {"chains": Chains, "first": SimpleNamespace, "adaptation": Adaptation}.items():
             part = state[name] or {}
             values = {k: v.to(self.potential.initial.device) if isinstance(v, Tensor) else v for k, v in part.items()}
             setattr(self, name, kind(**values) if values else None)
@@ -215,18 +214,6 @@ def _van_der_corput(index: int) -> float:
 def _variance(z: Tensor, otherwise: Tensor) -> Tensor:
     spread = z.var(0)
     return torch.where(spread > 0, spread, otherwise)
-
-
-@dataclass
-class Approach:
-    """step: (C,), of each chain, in units of z over √mass.   variance: (P,), of the starts: 1/mass."""
-
-    step: Tensor
-    variance: Tensor
-
-    def learn(self, acceptance: Tensor) -> None:
-        """Up where trajectories are accepted, down where they are not."""
-        self.step = self.step * (GAIN * (acceptance - APPROACH_TARGET)).exp()
 
 
 @dataclass

@@ -6,9 +6,8 @@ Exact up to Monte-Carlo error (Neal 2011, arXiv:1206.1901; Hoffman & Gelman 2014
 pass over all rows: a reference for small networks and last layers, not a way to train large ones. Step size and M are
 adapted in the warm-up, which is dropped: M is diagonal, a matrix for every layer, or one for all weights.
 
-The log density is that of ``potential``, in float64 coordinates on all of ℝᴾ, compiled where the run is long enough;
-a linear model is sampled in the coordinates of ``linear``, where trajectories are short. Chains run side by side in
-processes, or in sequence, to the same draws; a run stopped at any transition goes on to the very same draws.
+The log density is that of ``potential``, chains run as ``chains`` says, and a linear model is sampled in the
+coordinates of ``linear``, where trajectories are short.
 """
 
 from __future__ import annotations
@@ -111,10 +110,8 @@ class _Sampler(SeparateChains):
             blocks = {layer: sum(sizes[site] for site in sites) for layer, sites in layers}
         for block, length in blocks.items():
             if self.mass != "diagonal" and length > MAX_DENSE:
-                raise UserError(
-                    f"a dense mass matrix of {length:,} weights ({block}) takes {length**2 * 8 / 2**30:.1f} GiB; "
-                    "take mass=diagonal"
-                )
+                raise UserError(f"a dense mass matrix of {length:,} weights ({block}) takes "
+                                f"{length**2 * 8 / 2**30:.1f} GiB; take mass=diagonal")  # fmt: skip
         return blocks
 
 
@@ -135,15 +132,9 @@ class Kernel:
         if self.warmup.learn(done.acceptance, done.point.z):
             self._new_metric()
         check_steps(self.warmup.step, self.warmup.done)
-        return {
-            "acceptance_rate": done.acceptance,
-            "diverging": float(done.diverging),
-            "energy": done.energy,
-            "lp": done.point.log_density,
-            "n_steps": float(done.steps),
-            "step_size": step,
-            **figures,
-        }
+        stats = dict(acceptance_rate=done.acceptance, diverging=float(done.diverging), energy=done.energy)
+        stats |= dict(lp=done.point.log_density, n_steps=float(done.steps), step_size=step)
+        return stats | figures
 
     def _new_metric(self) -> None:
         warmup = self.warmup

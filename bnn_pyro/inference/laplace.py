@@ -84,12 +84,15 @@ class Laplace(Settings):
         curvature = Curvature(log_joint)
         try:
             mode, trace = self._mode(curvature, Run(**how))
-            lower, log_det = _root_of_inverse(curvature.precision(mode, STRUCTURES[self.structure]))
+            precision = curvature.precision(mode, STRUCTURES[self.structure])
+            upper = torch.linalg.cholesky(precision.flip(-2, -1)).flip(-2, -1)  # Λ = U Uᵀ
         except torch.linalg.LinAlgError:  # as where the features fit all rows, and a learned noise is about 0
             raise FitFailed(
                 "the curvature of the log joint is not positive definite in 64 bits: the features fit the training "
                 "rows all but exactly; set the noise (--noise), take a narrower prior, or --inference svi"
             ) from None
+        eye = torch.eye(len(upper), dtype=upper.dtype, device=upper.device)
+        lower, log_det = torch.linalg.solve_triangular(upper.mT, eye, upper=False), 2 * upper.diagonal().log().sum()
         if self.structure == "full":  # a Newton step: where the log joint is quadratic, it is exact
             mode = mode + lower @ (lower.mT @ log_joint.gradient(mode[None])[1][0])
         density = log_joint.log_density(mode[None]).item()
@@ -104,11 +107,14 @@ class Laplace(Settings):
         place = log_joint.initial
         trace: dict[str, list[float]] = {"epoch": [], "log_joint": [], "log_likelihood": [], "log_prior": []}
 
+        def at(z: Tensor) -> Tensor:
+            return place + torch.linalg.solve_triangular(root.mT, z[:, None], upper=True)[:, 0]
+
         def loss() -> Tensor:
             if run.stop:
                 raise Interrupted("stopped in search of the most probable weights")
             optimiser.zero_grad()
-            prior, likelihood = log_joint.terms((place + _solve(root.mT, z))[None])
+            prior, likelihood = log_joint.terms(at(z)[None])
             value = (likelihood + prior)[0]
             (-value).backward()
             passes = len(trace["epoch"]) + 1
@@ -128,28 +134,22 @@ class Laplace(Settings):
             optimiser.step(loss)
             left -= MAX_ROUND
             loss()
-            place = (place + _solve(root.mT, z)).detach()
+            place = at(z).detach()
             if z.grad.norm() < MAX_DISTANCE:
                 return place, trace
-        raise UserError(
-            f"the most probable weights were not found in {self.max_iterations} iterations of L-BFGS; "
-            "give more --set max_iterations, standardise the inputs, or take a narrower prior"
-        )
+        raise UserError(f"the most probable weights were not found in {self.max_iterations} iterations of L-BFGS; give "
+                        "more --set max_iterations, standardise the inputs, or take a narrower prior")  # fmt: skip
 
 
 def _log_joint(model: nn.Module, data: Dataset, temperature: float) -> LogJoint:
     """In float64. Raises UserError where there is no approximation of it here."""
     if linear_layer(model) is None:
-        raise UserError(
-            "the Laplace approximation here is for linear models: a last layer, or a network without hidden "
-            "layers (--hidden ''); take --inference svi for this one"
-        )
+        raise UserError("the Laplace approximation here is for linear models: a last layer, or a network without "
+                        "hidden layers (--hidden ''); take --inference svi for this one")  # fmt: skip
     size = sum(value.numel() for value in model.initial.values())
     if size > MAX_WEIGHTS:
-        raise UserError(
-            f"the Laplace approximation here takes {MAX_WEIGHTS:,} weights at most, and this model has {size:,}; take "
-            "--inference svi with a low-rank guide, or fewer features"
-        )
+        raise UserError(f"the Laplace approximation here takes {MAX_WEIGHTS:,} weights at most, and this model has "
+                        f"{size:,}; take --inference svi with a low-rank guide, or fewer features")  # fmt: skip
     y = data.y_train.double() if data.y_train.is_floating_point() else data.y_train
     found = LogJoint(copy.deepcopy(model).double(), data.x_train.double(), y, temperature)
     for prior in found.priors.values():
@@ -172,14 +172,3 @@ def _near_the_mode(features: Tensor, information: Information) -> Tensor:
     first, rest = torch.cat(traces).argsort(descending=True).tensor_split([MAX_SINGLE_ROWS])
     found = STRUCTURES["full"](features[first], information)
     return found + STRUCTURES["kron"](features[rest], information) if len(rest) else found
-
-
-def _solve(triangular: Tensor, z: Tensor) -> Tensor:
-    return torch.linalg.solve_triangular(triangular, z[:, None], upper=True)[:, 0]
-
-
-def _root_of_inverse(precision: Tensor) -> tuple[Tensor, Tensor]:
-    """(L lower triangular with LLᵀ = Λ⁻¹, log det Λ): from the Cholesky root of Λ with its rows in reverse."""
-    upper = torch.linalg.cholesky(precision.flip(-2, -1)).flip(-2, -1)
-    eye = torch.eye(len(upper), dtype=upper.dtype, device=upper.device)
-    return torch.linalg.solve_triangular(upper.mT, eye, upper=False), 2 * upper.diagonal().log().sum()

@@ -28,8 +28,9 @@ from scipy.optimize import minimize
 from torch import Tensor, nn
 from torch.distributions import Independent, Normal
 
-from bnn_pyro.inference.log_joint import LogJoint, Pair, Precision, Rows, log_joints
+from bnn_pyro.inference.log_joint import LogJoint, Pair, Rows, log_joints
 from bnn_pyro.inference.potential import Potential, Space
+from bnn_pyro.inference.trajectories import gradient_of
 from bnn_pyro.parts.likelihoods import Categorical, Likelihood
 from bnn_pyro.parts.nets import MLP
 from bnn_pyro.parts.priors import BayesianNet, GammaNormal
@@ -83,9 +84,9 @@ class LinearLogJoint(LogJoint):
         super().__init__(model, x, y, temperature)
         self.layer_sites = [site for site, _ in model.net.named_parameters()]
 
-    def gradient(self, u: Tensor, x: Rows = None, y: Rows = None, precision: Precision = None) -> Pair:
+    def gradient(self, u: Tensor, x: Rows = None, y: Rows = None) -> Pair:
         """See :class:`LogJoint`."""
-        x, y, precision = self.x if x is None else x, self.y if y is None else y, precision or {}
+        x, y = self.x if x is None else x, self.y if y is None else y
         factor = len(self.x) / y.shape[-1] / self.temperature
         sites, names = self.sites(u), self.layer_sites
         weight, *bias = (sites[name] for name in names)
@@ -104,7 +105,7 @@ class LinearLogJoint(LogJoint):
             total, slope, gradients = total.detach(), slope.mT, dict(zip(own, others, strict=True))
         for site, gradient in zip(names, (slope @ x, slope.sum(-1)), strict=False):
             value, prior = sites[site], self.priors[site]
-            pull = precision[site] if site in precision else prior_pull(prior, value)
+            pull = prior_pull(prior, value)
             pull = pull.view(pull.shape + (1,) * (value.dim() - pull.dim()))
             gradients[site] = gradient.addcmul_(pull, value, value=-1)
             total = total + prior.log_prob(value)
@@ -279,16 +280,16 @@ def coordinates(potential: Potential) -> Space:
 def mode_of(potential: Potential, space: Space) -> Tensor:
     """The most probable u (P,), or near enough: L-BFGS in the coordinates given, from the model's initial values."""
     plain, potential.space = potential.space, space
-    device = potential.initial.device
+    evaluate = gradient_of(potential)
 
     def loss(z: np.ndarray) -> tuple[float, np.ndarray]:
-        density, gradient = potential(torch.from_numpy(z).to(device)[None])
-        return -density.item(), -gradient[0].cpu().numpy()
+        density, gradient = evaluate(z)
+        return -density, -gradient
 
     try:
         start = space.inverse(potential.initial).cpu().numpy()
         found = minimize(loss, start, jac=True, method="L-BFGS-B", options={"gtol": MAX_SLOPE, "maxiter": 200})
-        u = space.forward(torch.from_numpy(found.x).to(device))
+        u = space.forward(torch.from_numpy(found.x).to(potential.initial.device))
     finally:
         potential.space = plain
     return u if torch.isfinite(u).all() else potential.initial

@@ -24,15 +24,13 @@ from torch.distributions import Transform, biject_to, kl_divergence
 from bnn_pyro.errors import UserError
 from bnn_pyro.parts.likelihoods import OBSERVED
 from bnn_pyro.parts.nets import in_mode
-from bnn_pyro.parts.priors import GammaNormal
+from bnn_pyro.parts.weights import cut
 
-__all__ = ["ELBO", "LogJoint", "Objective", "Pair", "Precision", "Recorder", "Rescale", "Rows", "Weights", "log_joints"]
+__all__ = ["ELBO", "LogJoint", "Objective", "Pair", "Recorder", "Rescale", "Rows", "Weights", "log_joints"]
 
 Pair = tuple[Tensor, Tensor]
 Rows = Tensor | None
 Weights = Mapping[str, Tensor]  # {site: (num, *shape)}
-#: {site: (C,)}, given precisions of ``GammaNormal`` priors.
-Precision = Mapping[str, Tensor] | None
 
 
 class Rescale(Messenger):
@@ -98,19 +96,18 @@ class LogJoint:
         self._transforms = {site: _transform(site, prior) for site, prior in self.priors.items()}
         # Equal transforms: not the same objects any more after a journey to another process.
         self.constrained = any(transform != _IDENTITY for transform in self._transforms.values())
-        self._shapes = {site: value.shape for site, value in values.items()}
         self.free = {site: self._transforms[site].inv(value).shape for site, value in values.items()}
         self.initial = self.flat({site: value[None] for site, value in values.items()})[0].double()
         self.size = len(self.initial)
 
-    def terms(self, u: Tensor, x: Rows = None, y: Rows = None, precision: Precision = None) -> Pair:
+    def terms(self, u: Tensor, x: Rows = None, y: Rows = None) -> Pair:
         """(log p(w) + log |∂w/∂u|, (N/B)·log p(y | x, w)/T), each (C,) in nats, at u (C, P); differentiable.
 
-        x, y, precision: as for :func:`log_joints`; without x or y, those of all rows.
+        x, y: as for :func:`log_joints`; without them, those of all rows.
         """
         y = self.y if y is None else y
         jacobian, w = 0.0, {}
-        for site, free in self._split(u).items():
+        for site, free in cut(u, self.free).items():
             transform = self._transforms[site]
             value = transform(free)
             w[site] = value.to(self.dtype)
@@ -118,7 +115,7 @@ class LogJoint:
                 jacobian = jacobian + transform.log_abs_det_jacobian(free, value).reshape(len(u), -1).sum(1)
         factor = len(self.x) / y.shape[-1] / self.temperature
         with pyro.validation_enabled(False), in_mode(self.model, training=False):
-            prior, likelihood = log_joints(self.model, w, self.x if x is None else x, y, factor, precision)
+            prior, likelihood = log_joints(self.model, w, self.x if x is None else x, y, factor)
         return prior + jacobian, likelihood
 
     def log_density(self, u: Tensor, y: Tensor | None = None) -> Tensor:
@@ -126,32 +123,21 @@ class LogJoint:
         prior, likelihood = self.terms(u, y=y)
         return prior + likelihood
 
-    def gradient(self, u: Tensor, x: Rows = None, y: Rows = None, precision: Precision = None) -> Pair:
-        """(log π (C,), its gradient (C, P)); arguments as for :meth:`terms`.
-
-        Where ``precision`` is given, the gradient is that of the conditional; log π has it integrated out all the same.
-        """
+    def gradient(self, u: Tensor, x: Rows = None, y: Rows = None) -> Pair:
+        """(log π (C,), its gradient (C, P)); arguments as for :meth:`terms`."""
         with torch.enable_grad():
             leaf = u.detach().requires_grad_(True)
-            density = sum(self.terms(leaf, x, y, precision))
+            density = sum(self.terms(leaf, x, y))
             (gradient,) = torch.autograd.grad(density.sum(), leaf)
-        density, sites = density.detach(), self.sites(u) if precision else {}
-        for site, given in (precision or {}).items():
-            prior, value = self.priors[site], sites[site]
-            density = density + prior.log_prob(value) - prior.log_prob_given(value, given)
-        return density, gradient
+        return density.detach(), gradient
 
     def sites(self, u: Tensor) -> dict[str, Tensor]:
         """u (…, P) -> {site: (…, *shape)} in the model's own precision."""
-        lead = u.shape[:-1]
-        return {
-            site: self._transforms[site](free).to(self.dtype).reshape(lead + self._shapes[site])
-            for site, free in self._split(u.reshape(-1, u.shape[-1])).items()
-        }
+        return {site: self._transforms[site](free).to(self.dtype) for site, free in cut(u, self.free).items()}
 
     def flat(self, w: Weights) -> Tensor:
         """{site: (num, *shape)} -> u (num, P)."""
-        return torch.cat([self._transforms[site].inv(w[site]).reshape(len(w[site]), -1) for site in self._shapes], 1)
+        return torch.cat([self._transforms[site].inv(w[site]).reshape(len(w[site]), -1) for site in self.free], 1)
 
     def sample_prior(self, *numbers: int) -> list[dict[str, Tensor]]:
         """For each number, as many draws from the prior: {site: (number, *shape)}; call inside ``isolated``.
@@ -166,11 +152,6 @@ class LogJoint:
             ) from None
         return [{site: draws[i] for site, draws in drawn.items()} for i in range(len(numbers))]
 
-    def _split(self, u: Tensor) -> dict[str, Tensor]:
-        """{site: (C, *free shape)} of u (C, P)."""
-        parts = u.split([shape.numel() for shape in self.free.values()], 1)
-        return {site: part.reshape(-1, *self.free[site]) for site, part in zip(self.free, parts, strict=True)}
-
 
 _IDENTITY = biject_to(constraints.real)
 
@@ -179,25 +160,20 @@ def _transform(site: str, prior: TorchDistribution) -> Transform:
     """From ℝ to the support of a site."""
     support = prior.support
     if support.is_discrete:
-        raise UserError(
-            f"the latent site '{site}' is discrete, and samplers need gradients; sum it out of the model, or give it a "
-            "continuous relaxation"
-        )
+        raise UserError(f"the latent site '{site}' is discrete, and samplers need gradients; sum it out of the model, "
+                        "or give it a continuous relaxation")  # fmt: skip
     while isinstance(support, constraints.independent):
         support = support.base_constraint
     return _IDENTITY if support is constraints.real else biject_to(prior.support)
 
 
-def log_joints(
-    model: nn.Module, w: Weights, x: Tensor, y: Tensor, likelihood: float = 1.0, precision: Precision = None
-) -> Pair:
+def log_joints(model: nn.Module, w: Weights, x: Tensor, y: Tensor, likelihood: float = 1.0) -> Pair:
     """(log p(w), ``likelihood`` · log p(y | x, w)) of C sets of weights at once, each (C,), in nats.
 
     w: {site: (C, *shape)}.   x, y: (B, *input_shape) and (B,) for all of them, or (C, B, …), rows of its own for each.
     likelihood: N/B/T where the B rows stand for N, at temperature T.
-    precision: {site: (C,)} of ``GammaNormal`` priors, where it is given instead of integrated out.
     """
-    with _Terms(w, precision or {}) as terms:
+    with _Terms(w) as terms:
         model(x, y)
     return terms.totals[False], likelihood * terms.totals[True]
 
@@ -205,16 +181,14 @@ def log_joints(
 class _Terms(Recorder):
     """Adds up log densities as they come, each (C,): of latent sites, and of the observed one (True)."""
 
-    def __init__(self, values: Weights, precision: Mapping[str, Tensor]) -> None:
+    def __init__(self, values: Weights) -> None:
         super().__init__(values)
-        self.precision, self.totals = precision, {False: 0.0, True: 0.0}
+        self.totals = {False: 0.0, True: 0.0}
 
     def _pyro_post_sample(self, msg: dict) -> None:
         if site_is_subsample(msg):
             return
-        fn, value, precision, observed = msg["fn"], msg["value"], self.precision.get(msg["name"]), msg["is_observed"]
-        given = precision is not None and isinstance(fn, GammaNormal)
-        term = fn.log_prob_given(value, precision) if given else fn.log_prob(value)
+        observed, term = msg["is_observed"], msg["fn"].log_prob(msg["value"])
         if msg["mask"] is not None or not (isinstance(msg["scale"], float | int) and msg["scale"] == 1):
             term = scale_and_mask(term, msg["scale"], msg["mask"])
         if term.dim() > 1:
@@ -248,8 +222,6 @@ class ELBO(TraceMeanField_ELBO):
             for name, site in q.sites.items():
                 if name not in p.sites:
                     elbo = elbo + _entropy(site)
-        if self.num_particles == 1:
-            return elbo, likelihood
         return elbo / self.num_particles, likelihood / self.num_particles
 
     def differentiable_loss(self, model: Callable, guide: Callable, *args: Tensor) -> Tensor:

@@ -71,7 +71,12 @@ class Members:
         self.log_joint = LogJoint(model, x, y, temperature)
         self.epochs, self.patience, self.epoch = epochs, patience if len(data.x_val) else 0, 0
         self.members, self.total = members, epochs * members
-        u = torch.cat([_initial(self.log_joint, model, seed, m) for m in range(members)])
+        starts = [self.log_joint.initial[None]]
+        for m in range(1, members):  # what the model might have begun with
+            with isolated(chain_seed(seed, m, stream=3)):
+                sites = {site: value[None] for site, value in restarted(model).initial.items()}
+                starts.append(self.log_joint.flat(sites).double())
+        u = torch.cat(starts)
         self.u, self.best = u.clone().requires_grad_(True), u
         self.optimiser = torch.optim.AdamW([self.u], lr, weight_decay=DECAY)
         self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimiser, epochs)
@@ -124,11 +129,3 @@ class Members:
         self.epoch = state["epoch"]
         self.optimiser.load_state_dict(state["optimiser"])
         self.schedule.load_state_dict(state["schedule"])
-
-
-def _initial(log_joint: LogJoint, model: nn.Module, seed: int, member: int) -> Tensor:
-    """(1, P): the model's own initial weights, and for others than the first what it might have begun with."""
-    if not member:
-        return log_joint.initial[None].clone()
-    with isolated(chain_seed(seed, member, stream=3)):
-        return log_joint.flat({site: value[None] for site, value in restarted(model).initial.items()}).double()

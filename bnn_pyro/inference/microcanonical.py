@@ -24,12 +24,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from scipy.fft import irfft, next_fast_len, rfft
 
+from bnn_pyro.inference.trajectories import evaluator
+
 __all__ = [
-    "GRADIENTS", "SCHEMES", "EnergyTuning", "Evaluate", "Moments", "State", "direction", "effective_draws", "evaluator",
-    "integrate", "refresh", "travel", "turn",
+    "GRADIENTS", "SCHEMES", "EnergyTuning", "Evaluate", "Moments", "State", "direction", "effective_draws", "integrate",
+    "refresh", "travel", "turn",
 ]  # fmt: skip
 
 #: z (G, d) -> (log densities (G,), gradients (G, d)).
@@ -52,16 +53,6 @@ class State(NamedTuple):
     gradient: np.ndarray
 
 
-def evaluator(potential: Any) -> Evaluate:
-    """A ``Potential`` as a function from numpy to numpy."""
-
-    def evaluate(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        density, gradient = potential(torch.from_numpy(z).to(potential.initial.device))
-        return density.cpu().numpy(), gradient.cpu().numpy()
-
-    return evaluate
-
-
 def turn(u: np.ndarray, gradient: np.ndarray, time: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(u', K' − K in nats) after a time (G,) in a fixed gradient; see the top of the file.
 
@@ -74,9 +65,8 @@ def turn(u: np.ndarray, gradient: np.ndarray, time: np.ndarray) -> tuple[np.ndar
     decay = np.exp(-delta)
     along = np.einsum("gd,gd->g", e, u)
     turned = ((1 - decay) * (1 + decay + along * (1 - decay)))[:, None] * e + (2 * decay)[:, None] * u
-    turned /= np.sqrt(np.einsum("gd,gd->g", turned, turned))[:, None]
     kinetic = last * (delta - math.log(2) + np.log1p(along + (1 - along) * decay**2))
-    return turned, kinetic
+    return direction(turned), kinetic
 
 
 def integrate(evaluate: Evaluate, state: State, step: np.ndarray, scheme: str) -> tuple[State, np.ndarray]:
@@ -113,13 +103,12 @@ def refresh(u: np.ndarray, noise: np.ndarray, share: np.ndarray) -> np.ndarray:
 
     noise: ζ (G, d), standard Normal.   share: ε/L (G,).
     """
-    moved = u + np.sqrt(np.expm1(2 * share) / u.shape[1])[:, None] * noise
-    return moved / np.sqrt(np.einsum("gd,gd->g", moved, moved))[:, None]
+    return direction(u + np.sqrt(np.expm1(2 * share) / u.shape[1])[:, None] * noise)
 
 
-def direction(noise: np.ndarray) -> np.ndarray:
-    """Uniform on the sphere, of standard Normal numbers (G, d)."""
-    return noise / np.sqrt(np.einsum("gd,gd->g", noise, noise))[:, None]
+def direction(v: np.ndarray) -> np.ndarray:
+    """v / |v| (G, d): of standard Normal numbers uniform on the sphere."""
+    return v / np.sqrt(np.einsum("gd,gd->g", v, v))[:, None]
 
 
 @dataclass
@@ -143,12 +132,6 @@ class EnergyTuning:
     #: How many of the last steps count, and the width of ln ξ within which a step counts.
     MEMORY, TRUST = 100, 9.0
 
-    @classmethod
-    def begin(cls, step: float, chains: int) -> EnergyTuning:
-        """All chains at one step."""
-        zeros = np.zeros(chains)
-        return cls(zeros + step, zeros + np.inf, zeros, zeros)
-
     def learn(self, error: np.ndarray, good: np.ndarray, size: int, target: float) -> None:
         """From one step of each chain.   error: ΔE (G,).   good: whether it stayed finite (G,).   size: d."""
         self.limit = np.where(good, self.limit, np.minimum(self.limit, 0.75 * self.step))
@@ -169,11 +152,6 @@ class Moments:
     weight: np.ndarray
     mean: np.ndarray
     squares: np.ndarray
-
-    @classmethod
-    def begin(cls, shape: tuple[int, int]) -> Moments:
-        """Of none."""
-        return cls(np.zeros(shape[0]), np.zeros(shape), np.zeros(shape))
 
     def add(self, z: np.ndarray, weight: np.ndarray) -> None:
         """One position of each chain."""

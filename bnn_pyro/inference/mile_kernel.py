@@ -24,12 +24,11 @@ from bnn_pyro.inference.microcanonical import (
     State,
     direction,
     effective_draws,
-    evaluator,
     refresh,
     travel,
 )
 from bnn_pyro.inference.potential import Potential
-from bnn_pyro.inference.trajectories import MAX_ENERGY_ERROR
+from bnn_pyro.inference.trajectories import MAX_ENERGY_ERROR, evaluator
 
 __all__ = ["Kernel"]
 
@@ -63,10 +62,11 @@ class Kernel:
         self.lost, self.halved = np.zeros(chains, dtype=bool), np.zeros(chains)
         self.done, self.ends = 0, [int(share * settings.warmup) for share in WINDOWS[settings.adjusted]]
         self.most = max(MAX_ENERGY_ERROR, WIDE * math.sqrt(self.size))
-        self.tuning = EnergyTuning.begin(FIRST_STEP * math.sqrt(self.size), chains)
+        zeros = np.zeros(chains)
+        self.tuning = EnergyTuning(zeros + FIRST_STEP * math.sqrt(self.size), zeros + np.inf, zeros, zeros)
         self.averages: list[DualAveraging] = []
         self.step_size, self.length = self.tuning.step, np.full(chains, math.sqrt(self.size))
-        self.moments = Moments.begin(start.shape)
+        self.moments = Moments(zeros, np.zeros_like(start), np.zeros_like(start))
         self.positions: list[np.ndarray] = []
 
     def start_at(self, z: np.ndarray) -> None:
@@ -103,7 +103,13 @@ class Kernel:
             self.step_size, self.halved = np.where(good, self.step_size, self.step_size / 2), self.halved + ~good
             self.lost |= self.halved > HALVINGS
             if self.lost.all():
-                self._diverged(int(np.argmin(good)), error)
+                chain = int(np.argmin(good))
+                who = "a chain" if len(error) == 1 else f"chain {chain + 1}"
+                finite = np.isfinite(error[chain])
+                what = f"its energy error is {error[chain]:,.0f} nats" if finite else "it stopped being finite"
+                raise ChainLost(f"{who} diverged at transition {self.done + 1:,}: {what} in a step of "
+                                f"{self.step_size[chain]:.3g}; take a smaller energy_variance than "
+                                f"{settings.energy_variance:g}, a longer warm-up, or adjusted=true")  # fmt: skip
         moves = good & ~self.lost
         if not moves.all():
             state = State(*(np.where(_like(moves, new), new, old) for new, old in zip(state, before, strict=True)))
@@ -163,15 +169,6 @@ class Kernel:
                 radius = np.sqrt(x.var(1).sum(1) * (self.size / x.shape[2]))
                 self.length = np.where(radius > 0, np.minimum(self.length, REACH * radius), self.length)
             self.positions = []
-
-    def _diverged(self, chain: int, error: np.ndarray) -> None:
-        lost = error[chain]
-        what = f"its energy error is {lost:,.0f} nats" if np.isfinite(lost) else "it stopped being finite"
-        who = "a chain" if len(error) == 1 else f"chain {chain + 1}"
-        raise ChainLost(
-            f"{who} diverged at transition {self.done + 1:,}: {what} in a step of {self.step_size[chain]:.3g}; take "
-            f"a smaller energy_variance than {self.settings.energy_variance:g}, a longer warm-up, or adjusted=true"
-        )
 
     def _noise(self) -> np.ndarray:
         """(G, d) standard Normal numbers, each chain's of its own generator."""

@@ -253,18 +253,11 @@ class Training:
         figures = self._recent()
         self.check_guide()
         generators = self.ranks.gather(generator_state())
-        return {
-            "guide": self.guide.state_dict(),
-            "optimiser": self.optimiser.state_dict(),
-            "buffers": model_buffers(self.model),
-            "generators": generators[0],
-            "others": generators[1:],
-            "step": self.step,
-            "decay": self.decay,
-            "trace": self.trace,
-            "recent": figures.clone(),  # of a part, the whole would be saved
-            "watch": None if self.watch is None else self.watch.state,
-        }
+        learned = {"guide": self.guide.state_dict(), "optimiser": self.optimiser.state_dict()}
+        recent = figures.clone()  # of a part, the whole would be saved
+        watch = None if self.watch is None else self.watch.state
+        return dict(learned, buffers=model_buffers(self.model), generators=generators[0], others=generators[1:],
+                    step=self.step, decay=self.decay, trace=self.trace, recent=recent, watch=watch)  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what :meth:`state_dict` returned."""

@@ -79,10 +79,8 @@ class MAP(Optimisation):
             return data, 0
         apart = hold_out(data, seed)
         if self.patience and not len(apart.x_val):
-            raise UserError(
-                f"early stopping (patience {self.patience}) needs validation rows, and of {data.name}'s "
-                f"{len(data.x_train)} training rows none can be held out: set patience to 0"
-            )
+            raise UserError(f"early stopping (patience {self.patience}) needs validation rows, and of {data.name}'s "
+                            f"{len(data.x_train)} training rows none can be held out: set patience to 0")  # fmt: skip
         patience = self.patience or default_patience(apart, self.resolved(model, apart).batch_size)
         return (apart, patience) if patience else (data, 0)
 
@@ -176,10 +174,8 @@ class Ensemble(MAP):
         Raises UserError for a network with batch normalisation.
         """
         if any(isinstance(part, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d) for part in model.modules()):
-            raise UserError(
-                "each member of an ensemble would have batch statistics of its own, and draws hold weights only; "
-                "take layer or group normalisation instead of batch normalisation"
-            )
+            raise UserError("each member of an ensemble would have batch statistics of its own, and draws hold weights "
+                            "only; take layer or group normalisation instead of batch normalisation")  # fmt: skip
         run, numbers = Run(**how), range(self.members)
         children = [None if run.checkpoint is None else run.checkpoint.child(f"member-{m + 1}") for m in numbers]
         states = [None if child is None else child.load() for child in children]
@@ -222,8 +218,10 @@ class Ensemble(MAP):
             map_tasks(train, todo, names=names, report=shown, done=keep, **where)
         members = [found[m] for m in numbers]
         chains = {s: torch.stack([w[s].to(data.x_train.device) for w, *_ in members])[:, None] for s in members[0][0]}
-        trace, over = _mean([trace for _, trace, _ in members]), next((why for *_, why in members if why), "")
-        about = self.chosen(model, data, trace, over)
+        shared = min(len(trace["epoch"]) for _, trace, _ in members)
+        lines = {name: [trace[name][:shared] for _, trace, _ in members] for name in members[0][1]}
+        trace = {name: torch.tensor(line, dtype=torch.float64).mean(0).tolist() for name, line in lines.items()}
+        about = self.chosen(model, data, trace, next((why for *_, why in members if why), ""))
         return Posterior(model, data.schema, chains=chains, trace=trace, provenance=about)
 
 
@@ -248,9 +246,3 @@ def restarted(model: nn.Module) -> nn.Module:
         if hasattr(part, "reset_parameters"):
             part.reset_parameters()
     return model
-
-
-def _mean(traces: list[Trace]) -> Trace:
-    length = min(len(trace["epoch"]) for trace in traces)
-    columns = {name: [trace[name][:length] for trace in traces] for name in traces[0]}
-    return {name: torch.tensor(lines, dtype=torch.float64).mean(0).tolist() for name, lines in columns.items()}

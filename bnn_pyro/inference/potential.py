@@ -93,10 +93,8 @@ class Potential(LogJoint):
         finite = torch.isfinite(density).all()
         if not (finite and torch.isfinite(gradient).all()):
             what = "finite but its gradient is not," if finite else density.item()
-            raise UserError(
-                f"the log joint density is {what} at the initial weights; look for inputs or targets that are not "
-                "finite, or far out of range"
-            )
+            raise UserError(f"the log joint density is {what} at the initial weights; look for inputs or targets that "
+                            "are not finite, or far out of range")  # fmt: skip
 
     def __call__(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """Log densities (C,) and gradients (C, P) at z (C, P), float64; what is not finite comes back as it is."""
@@ -238,16 +236,16 @@ class Forecast:
     def __init__(self, sampler: Any, run: Run) -> None:
         self.sampler, self.report, self.said = sampler, run.report, False
         self.run = replace(run, report=self)
-        self.first: tuple[float, float] | None = None  # transitions and time at which it began to count
+        #: Transitions and time at which the run began, and at which it began to count.
         self.began: tuple[float, float] | None = None
+        self.first: tuple[float, float] | None = None
 
     def __call__(self, done: float, of: int, figures: Figures) -> None:
         """A ``Report``."""
         if self.report is not None:
             self.report(done, of, figures)
         now = time.monotonic()
-        if self.began is None:
-            self.began = done, now
+        self.began = self.began or (done, now)
         if self.said or done == of:
             return
         if self.first is None:

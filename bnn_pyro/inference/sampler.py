@@ -68,7 +68,7 @@ Drawn = tuple[list[Record], str]
 
 @dataclass(frozen=True)
 class Sampler(Settings):
-    """Settings that all share.
+    """Settings that all share. A subclass has ``_draw(potential, starts, run)``, which returns what is :data:`Drawn`.
 
     draws          draws kept of each chain
     warmup         transitions before them, in which step size, mass and the like are adapted; dropped
@@ -146,9 +146,6 @@ class Sampler(Settings):
             return starting_points(potential, None, data, "map", num, self.jitter, run.seed)
         return potential.position(optimised(potential.model, data, num, run, temperature=self.temperature, **how))
 
-    def _draw(self, potential: Potential, starts: Starts, run: Run) -> Drawn:
-        raise NotImplementedError
-
     def _posterior(
         self, model: nn.Module, data: Dataset, potential: Potential, records: Sequence[Record], stopped: str, run: Run
     ) -> Posterior:
@@ -161,10 +158,8 @@ class Sampler(Settings):
             elif run.checkpoint is not None or not chosen:
                 raise _too_early(records, run, self.thin)
         if not chosen:
-            raise KeyboardInterrupt(
-                f"{stopped} in the warm-up, before the first draw; with a folder (out=…, --out) a run can go on from "
-                "where it was stopped"
-            )
+            raise KeyboardInterrupt(f"{stopped} in the warm-up, before the first draw; with a folder (out=…, --out) a "
+                                    "run can go on from where it was stopped")  # fmt: skip
         if stopped:
             stopped = f"{stopped}: {len(chosen)} of {self.chains} chains with {draws:,} of {self.draws:,} draws each"
             warnings.warn(f"{stopped} are kept", stacklevel=4)
@@ -229,8 +224,14 @@ def starting_points(
 
     Raises UserError where no start of finite density is found, with the chain's number.
     """
-    if how == "svi":
-        z = _from_svi(potential, guide, data, num, seed)
+    if how == "svi":  # draws of a guide that is fitted to the model
+        model, guide = weight_space(potential.model), weight_space(guide)
+        with isolated(seed):
+            if guide is None:
+                guide = MeanFieldNormal(model.initial, 0.01).to(data.x_train.device)
+            method = SVI(epochs=SVI_STEPS, lr=0.02, temperature=potential.temperature)
+            posterior = method.run(model, guide, data, seed=seed)
+            z = potential.position(posterior.draw(num, data.x_train[:1], seed=seed))
     else:
         z = torch.stack([_drawn(potential, how, jitter, seed, chain) for chain in range(num)])
         z = _climbed(potential, z) if how == "map" else z
@@ -279,14 +280,3 @@ def _climbed(potential: Potential, z: Tensor) -> Tensor:
         optimiser.step()
         schedule.step()
     return potential.space.inverse(best)
-
-
-def _from_svi(potential: Potential, guide: nn.Module | None, data: Dataset, num: int, seed: int) -> Tensor:
-    """Draws z (num, P) of a guide that was fitted to the model."""
-    model, guide = weight_space(potential.model), weight_space(guide)
-    with isolated(seed):
-        if guide is None:
-            guide = MeanFieldNormal(model.initial, 0.01).to(data.x_train.device)
-        method = SVI(epochs=SVI_STEPS, lr=0.02, temperature=potential.temperature)
-        posterior = method.run(model, guide, data, seed=seed)
-        return potential.position(posterior.draw(num, data.x_train[:1], seed=seed))

@@ -61,11 +61,7 @@ def _cyclical(cycles: float = 4, explore: float = 0.5) -> Schedule:
 
 
 #: Every schedule by name; the numbers after the colon are its arguments.
-SCHEDULES: dict[str, Callable[..., Schedule]] = {
-    "constant": _constant,
-    "decaying": _decaying,
-    "cyclical": _cyclical,
-}
+SCHEDULES: dict[str, Callable[..., Schedule]] = {"constant": _constant, "decaying": _decaying, "cyclical": _cyclical}
 
 
 #: ``"cyclical:4,0.5"`` -> the schedule. Raises UserError for an unknown name or numbers that it refuses.
@@ -135,10 +131,8 @@ class Batches:
     def _rows(self, epoch: int) -> Tensor:
         """Row numbers of every step of an epoch (steps, C, B)."""
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
-        rows = []
-        for _ in range(self.chains):
-            blocks = torch.randperm(len(self.x), generator=generator)[: self.per_epoch * self.size]
-            rows.append(blocks.view(self.per_epoch, self.size))
+        orders = (torch.randperm(len(self.x), generator=generator) for _ in range(self.chains))
+        rows = [order[: self.per_epoch * self.size].view(self.per_epoch, self.size) for order in orders]
         return torch.stack(rows, 1).to(self.x.device)
 
 

@@ -39,6 +39,7 @@ from bnn_pyro.inference.sg_chains import Batches, Plan, Stored, parse_schedule
 from bnn_pyro.isolation import generator_state, set_generator_state
 from bnn_pyro.parts.nets import in_mode
 from bnn_pyro.parts.priors import GammaNormal
+from bnn_pyro.parts.weights import cut
 from bnn_pyro.posterior import Posterior, weight_space
 from bnn_pyro.settings import Settings, setting
 
@@ -97,7 +98,12 @@ class Chains:
             self.precision = self._precisions()
         if s.resample_momentum and k % s.resample_momentum == 0:
             self.v = self._momentum(eta)
-        log_joint, gradient = self.log_joint.gradient(self.w, x, y, self.precision)
+        log_joint, gradient = self.log_joint.gradient(self.w, x, y)
+        if self.precision:  # the conditional's gradient −τ w in the place of −E[τ | w] w
+            parts, sites = cut(gradient, self.log_joint.free), self.log_joint.sites(self.w)
+            for site, tau in self.precision.items():
+                change = self.log_joint.priors[site].precision_given(sites[site]).mean - tau
+                parts[site].addcmul_(change.view(-1, *(1 for _ in self.log_joint.free[site])), sites[site])
         if self.plan.due[k] and self.stored.wants(int(self.plan.serial[k])):
             self.stored.add(self.w, log_joint, *([self._scores()] if len(self.x_val) else []))
         noise = math.sqrt(2 * s.friction * eta) if self.plan.samples[k] else 0.0
@@ -130,15 +136,10 @@ class Chains:
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint must hold. Raises UserError where something is not finite."""
         self._check()
-        return {
-            "tensors": {"w": self.w, "v": self.v},
-            "precision": self.precision,
-            "recent": torch.stack(self.recent) if self.recent else torch.empty(0, 2),
-            "ensemble": self.stored.state_dict(),
-            "generators": generator_state(),
-            "done": self.step,
-            "trace": self.trace,
-        }
+        recent = torch.stack(self.recent) if self.recent else torch.empty(0, 2)
+        chains = {"tensors": {"w": self.w, "v": self.v}, "precision": self.precision, "recent": recent}
+        results = {"ensemble": self.stored.state_dict(), "trace": self.trace}
+        return {**chains, **results, "generators": generator_state(), "done": self.step}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what :meth:`state_dict` returned."""

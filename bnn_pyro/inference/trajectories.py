@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-__all__ = ["MAX_ENERGY_ERROR", "Dynamics", "Point", "Transition", "Tree", "gradient_of", "hmc", "nuts"]
+__all__ = ["MAX_ENERGY_ERROR", "Dynamics", "Point", "Transition", "Tree", "evaluator", "gradient_of", "hmc", "nuts"]
 
 #: A trajectory whose energy error exceeds this many nats has diverged (as in Stan and Pyro).
 MAX_ENERGY_ERROR = 1000.0
@@ -156,32 +156,33 @@ class Dynamics:
             if one.turning or one.diverging:
                 return one
             two = build(depth - 1, one.end)
-            weight = _log_sum(one.weight, two.weight)
+            weight = np.logaddexp(one.weight, two.weight)
             momentum = one.momentum + two.momentum
-            return Tree(
-                two.end,
-                one.first,
-                two.proposal if uniform() < math.exp(two.weight - weight) else one.proposal,
-                momentum,
-                weight,
-                two.turning or _turns(one.first, two.end[1], momentum),
-                two.diverging,
-                one.acceptance + two.acceptance,
-                one.steps + two.steps,
-            )
+            proposal = (two if uniform() < math.exp(two.weight - weight) else one).proposal
+            turning = two.turning or _turns(one.first, two.end[1], momentum)
+            acceptance, steps = one.acceptance + two.acceptance, one.steps + two.steps
+            return Tree(two.end, one.first, proposal, momentum, weight, turning, two.diverging, acceptance, steps)
 
         return build(depth, end)
 
 
+def evaluator(potential: Any) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]:
+    """A ``Potential`` as a function from numpy to numpy: z (C, P) -> (log densities (C,), their gradients (C, P))."""
+
+    def evaluate(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        density, gradient = potential(torch.from_numpy(z).to(potential.initial.device))
+        return density.cpu().numpy(), gradient.cpu().numpy()
+
+    return evaluate
+
+
 def gradient_of(potential: Any) -> Gradient:
-    """A ``Potential`` of C chains as a function of one z (P,), numpy to numpy."""
-    held = torch.empty_like(potential.initial)[None]
-    row = held[0]  # where the potential reads z: nothing is allocated in a step
+    """The same of one z (P,)."""
+    evaluate = evaluator(potential)
 
     def gradient(z: np.ndarray) -> tuple[float, np.ndarray]:
-        row.copy_(torch.from_numpy(z))
-        log_density, gradient = potential(held)
-        return log_density.item(), gradient[0].cpu().numpy()
+        density, gradient = evaluate(z[None])
+        return density.item(), gradient[0]
 
     return gradient
 
@@ -221,7 +222,7 @@ def nuts(rng: np.random.Generator, start: Point, dynamics: Dynamics, step: float
         momentum = momentum + tree.momentum
         if _turns(ends[0][1], ends[1][1], momentum):
             break
-        weight = _log_sum(weight, tree.weight)
+        weight = np.logaddexp(weight, tree.weight)
     return Transition(point, energy, acceptance / steps, diverging, steps, depth)
 
 
@@ -238,8 +239,3 @@ def _error(error: float) -> float:
 
 def _probability(log: float) -> float:
     return 1.0 if log >= 0 else math.exp(log)
-
-
-def _log_sum(a: float, b: float) -> float:
-    high, low = (a, b) if a > b else (b, a)
-    return high + math.log1p(math.exp(low - high))

@@ -210,10 +210,8 @@ def _from_file(path: Path, expected: str | None = None) -> Pretrained:
         raise UserError(f"no backbone file {path}")
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     if expected not in (None, digest):
-        raise UserError(
-            f"the backbone file {path} is not the one that this posterior was made with (SHA-256 {digest[:16]}, then "
-            f"{expected[:16]}); restore the file or train again"
-        )
+        raise UserError(f"the backbone file {path} is not the one that this posterior was made with (SHA-256 "
+                        f"{digest[:16]}, then {expected[:16]}); restore the file or train again")  # fmt: skip
     exported = path.suffix == ".pt2"
     try:
         with warnings.catch_warnings():

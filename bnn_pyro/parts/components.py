@@ -25,10 +25,8 @@ def parameters(d: Distribution) -> dict[str, tuple[Tensor, int]]:
         if name != "probs" or "logits" not in constraints
     }
     if not found:
-        raise UserError(
-            f"a likelihood of type {type(d).__name__} has no Prediction; use a univariate one, such as Categorical, "
-            "Bernoulli, Normal or Poisson"
-        )
+        raise UserError(f"a likelihood of type {type(d).__name__} has no Prediction; use a univariate one, such as "
+                        "Categorical, Bernoulli, Normal or Poisson")  # fmt: skip
     return found
 
 

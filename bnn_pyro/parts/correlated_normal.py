@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import ClassVar
 
 import pyro
@@ -25,7 +26,6 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Independent, Normal, register_kl
 
-from bnn_pyro.errors import UserError
 from bnn_pyro.parts.guides import MeanFieldNormal, NormalGuide, inverse_softplus
 from bnn_pyro.parts.weights import ArrayDistribution, CentredNormal
 from bnn_pyro.settings import parse_named
@@ -230,15 +230,13 @@ class FullNormal(_CorrelatedGuide):
 class LowRankNormal(_CorrelatedGuide):
     """q(w) = Normal(μ, diag(σ)(I + BBᵀ)diag(σ)), B (P, R): P(R + 2) numbers.
 
-    rank: R.   initial, init_scale: as for :class:`FullNormal`; B starts at random and small, as 0 is a saddle point.
+    rank: R >= 1.   initial, init_scale: as for :class:`FullNormal`; B starts at random and small: 0 is a saddle point.
     """
 
     kind, root = LowRank, "factor"
 
     def __init__(self, initial: Mapping[str, Tensor], init_scale: float = 0.01, rank: int = 10) -> None:
         super().__init__(initial, init_scale)
-        if rank < 1:
-            raise UserError(f"the rank of a low-rank guide must be at least 1, got {rank}")
         self.factor = nn.Parameter(torch.randn(len(self.loc), rank, device=self.loc.device) * (0.5 / rank) ** 0.5)
 
 
@@ -255,7 +253,7 @@ def _low_rank(rank: int = 10) -> Maker:
     """low-rank:RANK — a diagonal and RANK common directions; RANK is a positive whole number."""
     if rank < 1:
         raise ValueError
-    return lambda initial, init_scale: LowRankNormal(initial, init_scale, rank)
+    return partial(LowRankNormal, rank=rank)
 
 
 def _full() -> Maker:
@@ -267,9 +265,5 @@ def _full() -> Maker:
 FAMILIES: dict[str, Callable[..., Maker]] = {"mean-field": _mean_field, "low-rank": _low_rank, "full": _full}
 
 
-def parse_family(text: str) -> Maker:
-    """``"low-rank:20"`` -> a maker of guides.
-
-    Raises UserError for an unknown name, or a rank that is no positive whole number.
-    """
-    return parse_named("family of guides", text, FAMILIES, number=int)
+#: ``"low-rank:20"`` -> a maker of guides. Raises UserError for an unknown name, or no positive whole rank.
+parse_family: Callable[[str], Maker] = partial(parse_named, "family of guides", table=FAMILIES, number=int)

@@ -7,7 +7,7 @@ what its guarantee rests on.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from torch.distributions.transforms import Transform, identity_transform
 
 from bnn_pyro.errors import UserError
 
-__all__ = ["ABSTAIN", "ClassSet", "Decisions", "Guarantee", "Interval", "check_level"]
+__all__ = ["ABSTAIN", "ClassSet", "Decisions", "Interval", "check_level"]
 
 #: The action of :meth:`Decisions.decide` where every other one is too costly.
 ABSTAIN = -1
@@ -46,26 +46,15 @@ class ClassSet(NamedTuple):
     note: str
 
 
-class Guarantee(Protocol):
-    """What makes intervals or sets of a prediction conformal; an index gives that of some of its points."""
-
-    def __getitem__(self, index: Any) -> Guarantee: ...
-
-    def interval(self, prediction: Any, level: float) -> Interval:
-        """See :meth:`Decisions.interval`."""
-
-    def set(self, prediction: Any, level: float) -> ClassSet:
-        """See :meth:`Decisions.set`."""
-
-
 class Decisions:
     """The part of a prediction that acts on its probabilities. Shapes: B points, K classes, A actions.
 
-    guarantee: of a conformal prediction, else None.
+    guarantee: of a conformal prediction, else None: ``interval(prediction, level)`` or ``set(prediction, level)``; an
+        index gives that of some of its points.
     transform: from what the network models to y: the exponential where that is log y, else the identity.
     """
 
-    guarantee: Guarantee | None = None
+    guarantee: Any = None
     transform: Transform = identity_transform
 
     @property

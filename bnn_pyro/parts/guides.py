@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 
-from bnn_pyro.parts.weights import ArrayDistribution
+from bnn_pyro.parts.weights import ArrayDistribution, cut
 
 __all__ = ["DroppedColumns", "DroppedInputs", "MeanFieldNormal", "NormalGuide", "PointMass", "PrunedGuide",
            "PrunedWeights", "WithPoints", "inverse_softplus", "new_name", "register", "weight_sites"]  # fmt: skip
@@ -47,13 +47,9 @@ class _Flat(nn.Module):
         self.shapes = {name: value.shape for name, value in initial.items()}
         self.loc = nn.Parameter(torch.cat([value.detach().flatten() for value in initial.values()]).clone())
 
-    def _cut(self, flat: Tensor) -> dict[str, Tensor]:
-        pieces = flat.split([shape.numel() for shape in self.shapes.values()])
-        return {name: p.view(shape) for (name, shape), p in zip(self.shapes.items(), pieces, strict=True)}
-
     def sites(self) -> dict[str, Tensor]:
         """{site: location}."""
-        return self._cut(self.loc)
+        return cut(self.loc, self.shapes)
 
     def forward(self, x: Tensor | None = None, y: Tensor | None = None) -> dict[str, Tensor]:
         """Sample every site; inputs and targets are taken for the sake of Pyro's calls and not used."""
@@ -90,7 +86,7 @@ class NormalGuide(_Flat):
     @torch.no_grad()
     def start_at(self, scales: Mapping[str, float]) -> None:
         """Set σ: one number for all weights of a site."""
-        for name, rho in self._cut(self.rho.data).items():
+        for name, rho in cut(self.rho.data, self.shapes).items():
             rho.copy_(inverse_softplus(torch.full_like(rho, scales[name])))
 
 
@@ -106,7 +102,7 @@ class MeanFieldNormal(NormalGuide):
         self.rho.data.fill_(init_scale + math.log(-math.expm1(-init_scale)))
 
     def _distributions(self) -> Iterable[tuple[str, dist.TorchDistribution]]:
-        scales = self._cut(self.scale)
+        scales = cut(self.scale, self.shapes)
         for name, loc in self.sites().items():
             yield name, dist.Normal(loc, scales[name], validate_args=False).to_event(loc.dim())
 
@@ -123,7 +119,7 @@ class PointMass(_Flat):
 
         Max-norm regularisation (Srivastava, Hinton, Krizhevsky, Sutskever & Salakhutdinov 2014, section 5.1).
         """
-        for weight in self._cut(self.loc.detach()).values():
+        for weight in cut(self.loc.detach(), self.shapes).values():
             if weight.dim() > 1:
                 weight.renorm_(2, 0, length)
 

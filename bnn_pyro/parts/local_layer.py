@@ -40,19 +40,17 @@ class LocalLayer(ArrayDistribution):
     X: (…, B, *input), inputs of ``input_dims`` dimensions each.   weights: their distribution, of batch shape ();
         in a guide with ``mean`` and ``variance``.   event_shape: of one row's activations.
     non_linearity: applied to the pre-activations; None for none.   KL_factor: weight of the KL.
+
+    A subclass draws these in ``pre_activation(sample_shape)``, sample_shape + batch_shape + (…), reparametrised.
     """
 
     input_dims: ClassVar[int] = 1
     include_hidden_bias = False
 
     def __init__(
-        self,
-        X: Tensor,
-        weights: dist.TorchDistribution,
-        event_shape: torch.Size,
-        non_linearity: Callable[[Tensor], Tensor] | None,
-        KL_factor: float,
-    ) -> None:
+        self, X: Tensor, weights: dist.TorchDistribution, event_shape: torch.Size,
+        non_linearity: Callable[[Tensor], Tensor] | None, KL_factor: float,
+    ) -> None:  # fmt: skip
         super().__init__(event_shape)
         self.X, self.weights, self.non_linearity, self.KL_factor = X, weights, non_linearity, KL_factor
         self._batch_shape = X.shape[: X.dim() - self.input_dims]
@@ -65,10 +63,6 @@ class LocalLayer(ArrayDistribution):
         new = super().expand(batch_shape)
         new.X = self.X.expand(new.batch_shape + self.X.shape[self.X.dim() - self.input_dims :])
         return new
-
-    def pre_activation(self, sample_shape: torch.Size) -> Tensor:
-        """Reparametrised draws before the non-linearity, sample_shape + batch_shape + (…)."""
-        raise NotImplementedError
 
     def rsample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:  # noqa: B008 (torch's own signature)
         """Activations of shape sample_shape + batch_shape + event_shape."""
@@ -117,13 +111,9 @@ class LinearLayer(LocalLayer):
     """
 
     def __init__(
-        self,
-        X: Tensor,
-        weights: dist.TorchDistribution,
-        non_linearity: Callable[[Tensor], Tensor] | None = None,
-        KL_factor: float = 1.0,
-        adjoin_one: bool = False,
-    ) -> None:
+        self, X: Tensor, weights: dist.TorchDistribution, non_linearity: Callable[[Tensor], Tensor] | None = None,
+        KL_factor: float = 1.0, adjoin_one: bool = False,
+    ) -> None:  # fmt: skip
         D, H = weights.event_shape
         D -= adjoin_one
         if X.dim() < 2 or X.shape[-1] != D:
@@ -147,13 +137,9 @@ class Conv2dLayer(LocalLayer):
     input_dims = 3
 
     def __init__(
-        self,
-        X: Tensor,
-        weights: dist.TorchDistribution,
-        like: nn.Conv2d,
-        non_linearity: Callable[[Tensor], Tensor] | None = None,
-        KL_factor: float = 1.0,
-    ) -> None:
+        self, X: Tensor, weights: dist.TorchDistribution, like: nn.Conv2d,
+        non_linearity: Callable[[Tensor], Tensor] | None = None, KL_factor: float = 1.0,
+    ) -> None:  # fmt: skip
         self.geometry = like.weight.shape, like.stride, like.padding
         super().__init__(X, weights, _event_shape(X.shape[-3:], self.geometry, non_linearity), non_linearity, KL_factor)
 
@@ -190,16 +176,10 @@ class HiddenLayer(LinearLayer):
     """
 
     def __init__(
-        self,
-        X: Tensor,
-        A_mean: Tensor,
-        A_scale: Tensor,
-        non_linearity: Callable[[Tensor], Tensor] | None = F.relu,
-        KL_factor: float = 1.0,
-        A_prior_scale: float | Tensor = 1.0,
-        include_hidden_bias: bool = True,
+        self, X: Tensor, A_mean: Tensor, A_scale: Tensor, non_linearity: Callable[[Tensor], Tensor] | None = F.relu,
+        KL_factor: float = 1.0, A_prior_scale: float | Tensor = 1.0, include_hidden_bias: bool = True,
         weight_space_sampling: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         if A_mean.dim() != 2 or A_scale.shape != A_mean.shape:
             raise ValueError(
                 f"A_mean and A_scale must both be (D, H), got {tuple(A_mean.shape)} and {tuple(A_scale.shape)}"

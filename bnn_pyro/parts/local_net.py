@@ -27,14 +27,8 @@ from bnn_pyro.parts.weights import CentredNormal, DropoutWeights, FreeWeights, L
 __all__ = ["SCALES", "DropoutScale", "FreeScale", "LocalGuide", "LocalNet", "WeightGuide"]
 
 
-def _join(weight: Tensor, bias: Tensor | None) -> Tensor:
-    """A layer's weights as one matrix A (fan-in + 1, out), the bias its last row: the weights of an adjoined 1."""
-    rows = weight.flatten(1).mT
-    return rows.clone() if bias is None else torch.cat([rows, bias[None]])
-
-
 def _cut(A: Tensor, layer: nn.Module) -> dict[str, Tensor]:
-    """The same matrix as {"weight", "bias"}, of the layer's own shapes."""
+    """A layer's joined weights A (fan-in + 1, out) as {"weight", "bias"}, of the layer's own shapes."""
     rows = A if layer.bias is None else A[:-1]
     weight = rows.mT.reshape(layer.weight.shape)
     return {"weight": weight} if layer.bias is None else {"weight": weight, "bias": A[-1]}
@@ -94,7 +88,7 @@ class LocalNet(nn.Module):
     def __init__(self, weight_space: BayesianNet) -> None:
         super().__init__()
         self.weight_space = weight_space
-        self.priors = nn.ModuleList(_LayerPrior(weight_space, layer) for _, layer, _ in self.net.stages())
+        self.priors = nn.ModuleList(_LayerPrior(weight_space, *stage[:2]) for stage in self.net.stages())
 
     @property
     def net(self) -> nn.Module:
@@ -127,9 +121,9 @@ def _activations(enter: Callable, stages: list[Stage], weights: list[dist.TorchD
 class _LayerPrior(nn.Module):
     """The prior of a layer's joined weights: Normal(0, scale), scale (D, 1); log-uniform where that is None."""
 
-    def __init__(self, weight_space: BayesianNet, layer: nn.Module) -> None:
+    def __init__(self, weight_space: BayesianNet, name: str, layer: nn.Module) -> None:
         super().__init__()
-        sites = [weight_space.prior(p) for p in (layer.weight, layer.bias) if p is not None]
+        sites = [weight_space.priors[f"{name}.{part}"](p) for part, p in layer.named_parameters()]
         rows, scale = [layer.weight[0].numel(), 1][: len(sites)], None
         if all(isinstance(p, CentredNormal) for p in sites):
             scale = torch.cat([p.scale.expand(n, 1) for p, n in zip(sites, rows, strict=True)])
@@ -152,7 +146,10 @@ class LocalGuide(nn.Module):
 
     def __init__(self, model: LocalNet, scale: str, init: float) -> None:
         super().__init__()
-        q = [SCALES[scale](_join(layer.weight.detach(), layer.bias), init) for _, layer, _ in model.net.stages()]
+        q = []
+        for _, layer, _ in model.net.stages():  # the bias is the last row of A: the weights of an adjoined 1
+            rows = layer.weight.detach().flatten(1).mT
+            q.append(SCALES[scale](rows.clone() if layer.bias is None else torch.cat([rows, layer.bias[None]]), init))
         self.weight_space = WeightGuide(model.net, q, model.weight_space.likelihood.initial)
         self.priors = model.priors  # the same modules, so that their scales stay the model's own on any device
 

@@ -1,9 +1,9 @@
 """Deterministic networks: plain ``nn.Module``s that know nothing of Bayes.
 
-Every layer takes weights with leading draw dimensions (S, out, in) as well as one set (out, in), so that
-``torch.func.functional_call`` runs many draws in one call. Activations of convolutions are laid out channels-last
-(B, H, W, C in memory, whatever the shape says): pooling and the noise of local layers are several times faster there
-on a CPU.
+:class:`Linear` takes weights with leading draw dimensions (S, out, in) as well as one set (out, in), so that
+``torch.func.functional_call`` runs many draws of an :class:`MLP` in one call. Activations of convolutions are laid out
+channels-last (B, H, W, C in memory, whatever the shape says): pooling and the noise of local layers are several times
+faster there on a CPU.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from bnn_pyro.errors import UserError, unknown
 
-__all__ = ["ACTIVATIONS", "MLP", "ConvNet", "Linear", "Stage", "in_mode", "weights_digest"]
+__all__ = ["ACTIVATIONS", "MLP", "ConvNet", "Linear", "Stage", "in_mode", "outputs_seen", "weights_digest"]
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -47,6 +47,21 @@ def in_mode(module: nn.Module, training: bool) -> Iterator[None]:
             part.training = not training
 
 
+@contextmanager
+def outputs_seen(module: nn.Module, seen: Callable[[str, object], None]) -> Iterator[None]:
+    """Call ``seen(path, output)`` with what each submodule returns."""
+
+    def hook(path: str) -> Callable:
+        return lambda _, __, output: seen(path, output)
+
+    hooks = [part.register_forward_hook(hook(path)) for path, part in module.named_modules()]
+    try:
+        yield
+    finally:
+        for handle in hooks:
+            handle.remove()
+
+
 def weights_digest(net: nn.Module) -> str:
     """SHA-256 of a module's parameters and buffers, the first 16 hex digits."""
     digest = hashlib.sha256()
@@ -71,10 +86,9 @@ class _Net(nn.Module):
     """Fully connected layers, with dropout of their inputs in training mode: how every network here ends.
 
     In training mode each input of a layer is 0 with its rate's probability, and divided by 1 − rate otherwise, with a
-    mask for every row (Srivastava et al. 2014).
+    mask for every row (Srivastava et al. 2014). A subclass has ``_to_layers(x)``: (B, *input_shape) -> what the first
+    of them takes.
     """
-
-    takes_draws = True
 
     def __init__(self, activation: str) -> None:
         super().__init__()
@@ -88,10 +102,6 @@ class _Net(nn.Module):
                 raise UserError(f"a dropout rate lies between 0 (none) and 1 (excluded), got {rate}")
         self.layers = nn.ModuleList(Linear(i, o, bias=bias) for i, o in pairwise(widths))
         self.rates = tuple(rates)
-
-    def _to_layers(self, x: Tensor) -> Tensor:
-        """(B, *input_shape) -> what the first fully connected layer takes."""
-        raise NotImplementedError
 
     def stages(self) -> list[Stage]:
         """The network as a chain: (name, layer, what follows it), in order. Dropout is not part of it."""
@@ -123,15 +133,12 @@ class MLP(_Net):
     Raises UserError for an unknown activation or a rate outside [0, 1).
     """
 
+    takes_draws = True
+
     def __init__(
-        self,
-        input_shape: Sequence[int],
-        hidden: Sequence[int],
-        outputs: int,
-        activation: str = "relu",
-        bias: bool = True,
-        dropout: tuple[float, float] = (0.0, 0.0),
-    ) -> None:
+        self, input_shape: Sequence[int], hidden: Sequence[int], outputs: int, activation: str = "relu",
+        bias: bool = True, dropout: tuple[float, float] = (0.0, 0.0),
+    ) -> None:  # fmt: skip
         super().__init__(activation)
         self.input_dims = len(input_shape)
         widths = [int(torch.Size(input_shape).numel()), *hidden, outputs]
@@ -153,26 +160,17 @@ class ConvNet(_Net):
     """Convolutions, each followed by 2 × 2 max-pooling and the activation, then fully connected layers.
 
     input_shape: (channels, height, width).   channels: of each convolution, one or more.
-    hidden: widths of the layers after them.   outputs: width of the last layer.   activation: a key of ``ACTIVATIONS``.
-    bias: in every layer, or in none.   kernel, padding: of every convolution, in pixels.
-    dropout: share of the inputs of every fully connected layer that is removed in training mode, as in :class:`MLP`.
+    hidden: widths of the layers after them.   kernel, padding: of every convolution, in pixels.
+    dropout: share of the inputs of every fully connected layer that is removed.   The others are as in :class:`MLP`.
 
     Raises UserError for inputs that are no images, or images that are too small for it; for an unknown activation or
     a rate outside [0, 1).
     """
 
     def __init__(
-        self,
-        input_shape: Sequence[int],
-        channels: Sequence[int],
-        hidden: Sequence[int],
-        outputs: int,
-        activation: str = "relu",
-        bias: bool = True,
-        kernel: int = 3,
-        padding: int = 1,
-        dropout: float = 0.0,
-    ) -> None:
+        self, input_shape: Sequence[int], channels: Sequence[int], hidden: Sequence[int], outputs: int,
+        activation: str = "relu", bias: bool = True, kernel: int = 3, padding: int = 1, dropout: float = 0.0,
+    ) -> None:  # fmt: skip
         super().__init__(activation)
         if len(input_shape) != 3:
             raise UserError(
@@ -180,23 +178,18 @@ class ConvNet(_Net):
                 f"{tuple(input_shape)}; take a fully connected variant, such as hidden-layer"
             )
         sizes = [tuple(input_shape[1:])]  # of the image before each convolution, and after the last pooling
-        self.width = 0
-        for out in channels:
+        for _ in channels:
             inner = [n + 2 * padding - kernel + 1 for n in sizes[-1]]
-            self.width = max(self.width, out * inner[0] * inner[1])
             sizes.append((inner[0] // 2, inner[1] // 2))
             if min(sizes[-1]) < 1:
-                raise UserError(
-                    f"images of {sizes[0][0]} × {sizes[0][1]} pixels are too small for {len(channels)} convolutions "
-                    f"(kernel {kernel}, padding {padding}), each followed by 2 × 2 pooling; take fewer channels, a "
-                    "smaller kernel or more padding"
-                )
+                raise UserError(f"images of {sizes[0][0]} × {sizes[0][1]} pixels are too small for {len(channels)} "
+                                f"convolutions (kernel {kernel}, padding {padding}), each followed by 2 × 2 pooling; "
+                                "take fewer channels, a smaller kernel or more padding")  # fmt: skip
         all_channels = [input_shape[0], *channels]
         self.convolutions = nn.ModuleList(
             nn.Conv2d(i, o, kernel, padding=padding, bias=bias) for i, o in pairwise(all_channels)
         )
         widths = [all_channels[-1] * sizes[-1][0] * sizes[-1][1], *hidden, outputs]
-        self.width = max(self.width, *widths)
         self._add_layers(widths, bias, [dropout] * (len(hidden) + 1))
 
     def enter(self, x: Tensor) -> Tensor:
@@ -219,26 +212,7 @@ class ConvNet(_Net):
         return [*((f"convolutions.{i}", *stage) for i, stage in enumerate(first)), *super().stages()]
 
     def _to_layers(self, x: Tensor) -> Tensor:
-        x = self.enter(x)
-        weights = [(layer.weight, layer.bias) for layer in self.convolutions]
-        lead = torch.broadcast_shapes(x.shape[:-4], *(W.shape[:-4] for W, _ in weights))
-        inputs = repeat(x) if x.dim() == 4 else _per_draw(x, 4, lead)
-        # One draw at a time through all convolutions, while what they hand on is in the cache: twice as fast on a CPU
-        # as one layer at a time, grouped convolutions included (one for all draws; S times the channels).
-        each = [zip(_per_draw(W, 4, lead), _per_draw(b, 1, lead), strict=True) for W, b in weights]
-        drawn = [self._convolve(one, w) for one, w in zip(inputs, zip(*each, strict=True), strict=False)]
-        return torch.stack(drawn).unflatten(0, lead) if lead else drawn[0]
-
-    def _convolve(self, x: Tensor, weights: Sequence[tuple[Tensor, Tensor | None]]) -> Tensor:
-        """(B, C, H, W) -> (B, features) by one draw of the weights."""
-        for layer, (W, b) in zip(self.convolutions, weights, strict=True):
-            x = self._pool(F.conv2d(x, W, b, layer.stride, layer.padding))
-        return x.flatten(-3)
-
-
-def _per_draw(x: Tensor | None, dims: int, lead: torch.Size) -> Sequence[Tensor | None]:
-    """(…, its own dims) as one tensor for each draw, the leading dimensions broadcast to ``lead``."""
-    if x is None:
-        return [None] * lead.numel()
-    own = x.shape[x.dim() - dims :]
-    return x.expand(lead + own).reshape(-1, *own).unbind()
+        h = self.enter(x).flatten(0, -4)
+        for layer in self.convolutions:
+            h = self._pool(layer(h))
+        return h.flatten(1).unflatten(0, x.shape[:-3])

@@ -18,27 +18,16 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from bnn_pyro.errors import UserError, first_line, unknown
 
-__all__ = [
-    "assign",
-    "call_with_draws",
-    "check_outputs",
-    "check_pure",
-    "differences",
-    "freeze",
-    "norm_layers",
-    "own_copy",
-    "select",
-]
+__all__ = ["assign", "call_with_draws", "check_outputs", "check_pure", "differences", "freeze", "norm_layers",
+           "own_copy", "select"]  # fmt: skip
 
-#: Layers of which many draws are slower by ``vmap`` (grouped convolutions) than one after the other, on a CPU.
-CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-#: Rows from which on that is so.
+#: Rows from which on many draws of convolutions are slower by ``vmap`` than one after the other, on a CPU.
 MANY_ROWS = 16
-ATTENTION = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 
 
 # -- the copy --------------------------------------------------------------------------------------------------------
@@ -59,10 +48,8 @@ def own_copy(module: nn.Module) -> nn.Module:
         if value.dtype != torch.float32:
             raise UserError(f"parameter '{key}' of {name} is {value.dtype}, and inputs are float32; use {name}.float()")
     if (where := next(_unregistered(module), None)) is not None:
-        raise UserError(
-            f"'{where}' of {name} holds parameters that are not registered, which nobody would train; use "
-            "nn.ModuleList, nn.ModuleDict or nn.ParameterList"
-        )
+        raise UserError(f"'{where}' of {name} holds parameters that are not registered, which nobody would train; use "
+                        "nn.ModuleList, nn.ModuleDict or nn.ParameterList")  # fmt: skip
     if next(module.parameters(), None) is None:
         raise UserError(f"{name} has no parameters, and nothing to infer")
     try:
@@ -185,11 +172,11 @@ def call_with_draws(net: nn.Module, w: Mapping[str, Tensor], x: Tensor, rows_of_
         one_for_all = not any(value.stride()[: len(leads[name])])  # a point of q, expanded to the draws
         flat[name] = value[(0,) * len(leads[name])] if one_for_all else value.expand(*lead, *own).reshape(-1, *own)
     mapped = {name: 0 if flat[name].dim() > dims[name] else None for name in flat}
-    slow = len(x) >= MANY_ROWS and x.device.type == "cpu" and any(isinstance(p, CONVOLUTIONS) for p in net.modules())
+    slow = len(x) >= MANY_ROWS and x.device.type == "cpu" and any(isinstance(p, _ConvNd) for p in net.modules())
     problem = net.__dict__.get("_not_mapped")
     if not (slow or problem):
         try:
-            with _quiet_vmap(net):
+            with _quiet_vmap():
                 f = vmap(call, in_dims=(mapped, 0 if rows_of_each else None), randomness="different")(flat, x)
             return f.unflatten(0, lead)
         except torch.OutOfMemoryError:
@@ -207,19 +194,16 @@ def call_with_draws(net: nn.Module, w: Mapping[str, Tensor], x: Tensor, rows_of_
 
 
 @contextmanager
-def _quiet_vmap(net: nn.Module) -> Iterator[None]:
+def _quiet_vmap() -> Iterator[None]:
     """Without attention's fused kernels, which cannot be mapped, nor torch's warnings of operations that it loops."""
     before = torch.backends.mha.get_fastpath_enabled()
-    attention = any(isinstance(part, ATTENTION) for part in net.modules())
+    torch.backends.mha.set_fastpath_enabled(False)
     try:
-        if attention:
-            torch.backends.mha.set_fastpath_enabled(False)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "There is a performance drop")
             yield
     finally:
-        if attention:
-            torch.backends.mha.set_fastpath_enabled(before)
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 # -- what a network must be ------------------------------------------------------------------------------------------
@@ -256,12 +240,8 @@ def check_pure(net: nn.Module, x: Tensor) -> None:
         raise UserError(f"{name} changes its own '{changed[0]}' out of training mode; make it a function of its inputs")
     tolerance = dict(rtol=1e-3, atol=1e-4 * max(1.0, f.abs().max().item()), equal_nan=True)
     if not torch.allclose(net(x), f, **tolerance):
-        raise UserError(
-            f"{name} gives other outputs for the same inputs out of training mode: it is random, or remembers calls; "
-            "dropout must be nn.Dropout, or F.dropout(x, p, self.training)"
-        )
+        raise UserError(f"{name} gives other outputs for the same inputs out of training mode: it is random, or "
+                        "remembers calls; dropout must be nn.Dropout, or F.dropout(x, p, self.training)")  # fmt: skip
     if not torch.allclose(net(x[:1]), f[:1], **tolerance):
-        raise UserError(
-            f"the outputs of {name} for a row depend on the other rows of a batch, out of training mode; normalise "
-            "within a row, or by batch normalisation with running statistics"
-        )
+        raise UserError(f"the outputs of {name} for a row depend on the other rows of a batch, out of training mode; "
+                        "normalise within a row, or by batch normalisation with running statistics")  # fmt: skip

@@ -20,7 +20,6 @@ import math
 import warnings
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any
 
 import pyro.poutine as poutine
@@ -34,14 +33,13 @@ from torch.utils._pytree import tree_leaves
 
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.gradients import LocalLinear
-from bnn_pyro.parts.nets import in_mode
+from bnn_pyro.parts.nets import in_mode, outputs_seen
 from bnn_pyro.parts.own_module import check_pure, norm_layers
 from bnn_pyro.parts.priors import BayesianNet
 
 __all__ = ["RowNoise", "Start", "sampling_of", "start_guide", "variance_ratio"]
 
 
-@dataclass(frozen=True)
 class Start:
     """Constants of the start: rows and draws that it is measured by.
 
@@ -134,28 +132,20 @@ def variance_ratio(model: BayesianNet, guide: nn.Module, x: Tensor) -> float:
 
 def _mean_squares(model: BayesianNet, w: Mapping[str, Tensor], x: Tensor) -> dict[str, float]:
     """{path of a module: variance of its outputs}."""
-    found: dict[str, float] = {}
+    variances: dict[str, float] = {}
 
-    def record(path: str) -> Any:
-        def hook(_: nn.Module, __: tuple, output: Any) -> None:
-            first = output[0] if isinstance(output, tuple | list) and output else output
-            if isinstance(first, Tensor) and first.is_floating_point() and first.numel() > 1:
-                found[path] = first.double().var().item()
+    def record(path: str, output: Any) -> None:
+        first = output[0] if isinstance(output, tuple | list) and output else output
+        if isinstance(first, Tensor) and first.is_floating_point() and first.numel() > 1:
+            variances[path] = first.double().var().item()
 
-        return hook
-
-    hooks = [part.register_forward_hook(record(path)) for path, part in model.net.named_modules()]
     buffers = {name: value.clone() for name, value in model.net.named_buffers()}  # running averages stay as they are
-    try:
-        with ExitStack() as modes:
-            modes.enter_context(in_mode(model.net, training=False))
-            for layer in norm_layers(model.net).values() if model.statistics is not None else ():
-                modes.enter_context(in_mode(layer, training=True))
-            functional_call(model.net, {**buffers, **w}, (x,))
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return found
+    with ExitStack() as modes, outputs_seen(model.net, record):
+        modes.enter_context(in_mode(model.net, training=False))
+        for layer in norm_layers(model.net).values() if model.statistics is not None else ():
+            modes.enter_context(in_mode(layer, training=True))
+        functional_call(model.net, {**buffers, **w}, (x,))
+    return variances
 
 
 # -- noise of every row ------------------------------------------------------------------------------------------------

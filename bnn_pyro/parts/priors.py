@@ -22,9 +22,9 @@ from torch import Tensor, nn
 
 from bnn_pyro.errors import UserError
 from bnn_pyro.isolation import isolated
-from bnn_pyro.parts.nets import in_mode
+from bnn_pyro.parts.nets import in_mode, outputs_seen
 from bnn_pyro.parts.own_module import call_with_draws, norm_layers
-from bnn_pyro.parts.weights import ArrayDistribution, CentredNormal, Flat, LogUniform
+from bnn_pyro.parts.weights import ArrayDistribution, CentredNormal, Flat, LogUniform, cut
 from bnn_pyro.settings import parse_named
 
 __all__ = ["PRIORS", "BayesianNet", "GammaNormal", "ScaleMixture", "parse_prior", "widest_activation"]
@@ -59,10 +59,6 @@ class GammaNormal(ArrayDistribution):
         """τ | w ~ Gamma(shape + P/2, rate + ½ Σ w²), for values (…, *event_shape) of batch shape (…)."""
         rate = self.rate + 0.5 * self._squares(value)
         return dist.Gamma((self.shape_ + 0.5 * self._size).expand(rate.shape), rate, validate_args=False)
-
-    def log_prob_given(self, value: Tensor, precision: Tensor) -> Tensor:
-        """log p(w | τ) in nats, one a parameter."""
-        return 0.5 * (self._size * (precision.log() - math.log(2 * math.pi)) - precision * self._squares(value))
 
     @property
     def _size(self) -> int:
@@ -189,25 +185,19 @@ class BayesianNet(nn.Module):
     """
 
     def __init__(
-        self,
-        net: nn.Module,
-        likelihood: nn.Module,
-        prior: str | Mapping[str, str] = "fan-in",
-        points: Collection[str] = (),
-        statistics: nn.Module | None = None,
-        frozen: bool = False,
+        self, net: nn.Module, likelihood: nn.Module, prior: str | Mapping[str, str] = "fan-in",
+        points: Collection[str] = (), statistics: nn.Module | None = None, frozen: bool = False,
         sampling: Mapping[str, str] = {},
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         self.net = copy.deepcopy(net).requires_grad_(False)
         self.likelihood = likelihood
         self.points, self.statistics, self.frozen, self.sampling = tuple(points), statistics, frozen, sampling
         parse = partial(parse_prior, has_classes=getattr(likelihood, "has_classes", False))
-        self.prior = parse(prior) if isinstance(prior, str) else None
-        self.texts = texts = (
-            dict.fromkeys(dict(self.net.named_parameters()), prior) if isinstance(prior, str) else prior
-        )
-        self.priors = {name: parse(text) for name, text in texts.items()} | dict.fromkeys(points, Flat.like)
+        names = dict(self.net.named_parameters())
+        self.texts = texts = dict.fromkeys(names, prior) if isinstance(prior, str) else prior
+        self.priors = {name: parse(text) for name, text in texts.items()}
+        self.priors |= dict.fromkeys(points, lambda w: Flat(w.shape))
         self._centred = [n for n, text in texts.items() if n not in points and text.partition(":")[0] == "pretrained"]
         if self._centred:
             self.register_buffer("centre", torch.cat([self.net.get_parameter(n).flatten() for n in self._centred]))
@@ -220,7 +210,8 @@ class BayesianNet(nn.Module):
     def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
         """Draw w, then the site "y" for inputs x (B, *input_shape); y (B,) observes it."""
         own = dict(self.net.named_parameters())
-        about = own | self._centres(own) if self._centred else own
+        centred = {name: own[name].shape for name in self._centred}
+        about = own | cut(self.centre, centred) if centred else own
         w = {name: pyro.sample(name, self.priors[name](about[name])) for name in own}
         rows_of_each = y is not None and y.dim() > 1 and x.shape[:2] == y.shape  # not only targets
         statistics = {} if self.statistics is None or self.net.training else self.statistics(self.net, w)
@@ -232,30 +223,20 @@ class BayesianNet(nn.Module):
             f = call_with_draws(self.net, {**w, **statistics}, x, rows_of_each)
         return self.likelihood(f, y)
 
-    def _centres(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        pieces = self.centre.split([own[name].numel() for name in self._centred])
-        return {name: piece.view_as(own[name]) for name, piece in zip(self._centred, pieces, strict=True)}
-
 
 @torch.no_grad()
 def widest_activation(model: nn.Module, x: Tensor) -> int:
     """The most numbers per point and draw that a module of the model returns: what bounds on memory count.
 
-    Measured by a call with the first row of x (B, *input_shape) at the initial weights. A module that computes without
-    calling its layers may state its own in an attribute ``width``.
+    Measured by a call with the first row of x (B, *input_shape) at the initial weights.
     """
-    widest = [1, *(part.width for part in model.modules() if isinstance(getattr(part, "width", None), int))]
+    widest = [1]
 
-    def measure(_: nn.Module, __: tuple, output: object) -> None:
+    def measure(_: str, output: object) -> None:
         parts = output if isinstance(output, tuple | list) else (output,)
         widest.extend(part.numel() for part in parts if isinstance(part, Tensor))
 
-    hooks = [part.register_forward_hook(measure) for part in model.modules()]
     initial = {site: value.detach().to(x.device) for site, value in model.initial.items()}
-    try:
-        with isolated(0), in_mode(model, training=False), poutine.condition(data=initial):
-            model(x[:1])
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with isolated(0), in_mode(model, training=False), poutine.condition(data=initial), outputs_seen(model, measure):
+        model(x[:1])
     return max(widest)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Mapping
 from functools import cached_property
 
 import pyro.distributions as dist
@@ -26,13 +27,13 @@ from torch.distributions import Independent, Normal, register_kl
 from bnn_pyro.parts import gradients
 
 __all__ = ["ArrayDistribution", "CentredNormal", "DropoutWeights", "Flat", "FreeWeights", "LogUniform",
-           "NormalWeights", "log_alpha"]  # fmt: skip
+           "NormalWeights", "cut", "log_alpha"]  # fmt: skip
 
 
 class ArrayDistribution(dist.TorchDistribution):
     """One event: an array of this shape. Its batch shape is () except in a plate of draws.
 
-    A subclass draws in ``_draw(shape)``, shape = sample_shape + batch_shape + event_shape.
+    A subclass draws in ``_draw(shape)``, shape = sample_shape + batch_shape + event_shape, or is improper.
     """
 
     arg_constraints: dict = {}  # noqa: RUF012
@@ -59,6 +60,9 @@ class ArrayDistribution(dist.TorchDistribution):
     def linear(self, X: Tensor, bias: bool, sample_shape: torch.Size) -> Tensor:
         """Draws of X A for A of this distribution, (D, H), by local reparametrization: see ``gradients``."""
         return gradients.LocalLinear.apply(X, self.mean, self.variance, bias, sample_shape)
+
+    def _draw(self, shape: torch.Size) -> Tensor:
+        raise NotImplementedError(f"{type(self).__name__} is improper and has no samples")
 
     def _flat(self, value: Tensor) -> Tensor:
         """(…, *event shape) -> (…, numbers)."""
@@ -145,7 +149,7 @@ class DropoutWeights(_NormalArray):
     @property
     def variance(self) -> Tensor:
         """α μ², (*shape)."""
-        return gradients.DropoutVariance.apply(self.loc, self.alpha)
+        return self.loc.square() * self.alpha
 
     @property
     def log_variance(self) -> Tensor:
@@ -204,9 +208,6 @@ class LogUniform(ArrayDistribution):
 
     has_rsample = False
 
-    def _draw(self, shape: torch.Size) -> Tensor:
-        raise NotImplementedError("the log-uniform prior is improper and has no samples")
-
     def log_prob(self, value: Tensor) -> Tensor:
         """−Σ log|w| in nats, up to the constant that an improper density does not have."""
         return -self._flat(value.abs().log()).sum(-1)
@@ -217,17 +218,15 @@ class Flat(ArrayDistribution):
 
     has_rsample = False
 
-    @classmethod
-    def like(cls, w: Tensor) -> Flat:
-        """Of w's shape."""
-        return cls(w.shape)
-
-    def _draw(self, shape: torch.Size) -> Tensor:
-        raise NotImplementedError("a weight without a prior has no prior samples")
-
     def log_prob(self, value: Tensor) -> Tensor:
         """0."""
         return value.new_zeros(value.shape[: value.dim() - len(self.event_shape)])
+
+
+def cut(flat: Tensor, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
+    """(…, P) as {name: (…, *shape)}, in this order."""
+    pieces = flat.split([shape.numel() for shape in shapes.values()], -1)
+    return {name: p.reshape(flat.shape[:-1] + shape) for (name, shape), p in zip(shapes.items(), pieces, strict=True)}
 
 
 def log_alpha(q: _NormalArray) -> Tensor:
@@ -239,11 +238,9 @@ def log_alpha(q: _NormalArray) -> Tensor:
 @register_kl(_NormalArray, CentredNormal)
 def _kl_normals(q: _NormalArray, p: _NormalArray | CentredNormal) -> Tensor:
     if q.event_shape != p.event_shape:
-        raise ValueError(
-            f"guide and model have weights of other shapes at one site: {tuple(q.event_shape)} and "
-            f"{tuple(p.event_shape)}"
-        )
-    return gradients.KLNormal.apply(q.loc, q.variance, q.log_variance, p.loc, p.scale)
+        raise ValueError(f"guide and model have weights of other shapes at one site: {tuple(q.event_shape)} and "
+                         f"{tuple(p.event_shape)}")  # fmt: skip
+    return gradients.kl_normal(q.loc, q.variance, q.log_variance, p.loc, p.scale)
 
 
 @register_kl(FreeWeights, CentredNormal)

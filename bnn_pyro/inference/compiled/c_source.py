@@ -120,8 +120,7 @@ class _Writer:
         array = self._array(value)
         if array.at is None:
             return array
-        made = self._new(array.like)
-        self._loop(made.like.shape, made.like.stride(), lambda i: f"{made(i)} = {array(i)};")
+        made = self._copy(array.like, array)
         array.at, array.buffer = None, made.buffer  # whoever holds it reads the buffer from now on
         return made
 
@@ -221,15 +220,9 @@ class _Writer:
             if possible:
                 ways.append((sum(x.like.numel() for x, _ in parts), parts))
         _, parts = min(ways, key=lambda way: way[0], default=(0, []))
-        copies = {id(x): self._laid_out(x, axis) for x, axis in parts}
+        likes = (x.like.contiguous() if axis == -1 else x.like.mT.contiguous().mT for x, axis in parts)
+        copies = {id(x): self._copy(like, x) for (x, _), like in zip(parts, likes, strict=True)}
         return copies.get(id(a), a), copies.get(id(b), b)
-
-    def _laid_out(self, array: Array, axis: int) -> Array:
-        """A copy that is contiguous along one of the last two axes."""
-        like = array.like.contiguous() if axis == -1 else array.like.mT.contiguous().mT
-        made = self._new(like)
-        self._loop(like.shape, like.stride(), lambda i: f"{made(i)} = {array(i)};")
-        return made
 
     def _copy(self, like: Tensor, base: object) -> Array:
         made, base = self._new(like), self._array(base)
