@@ -172,7 +172,8 @@ def call_with_draws(net: nn.Module, w: Mapping[str, Tensor], x: Tensor, rows_of_
         one_for_all = not any(value.stride()[: len(leads[name])])  # a point of q, expanded to the draws
         flat[name] = value[(0,) * len(leads[name])] if one_for_all else value.expand(*lead, *own).reshape(-1, *own)
     mapped = {name: 0 if flat[name].dim() > dims[name] else None for name in flat}
-    slow = len(x) >= MANY_ROWS and x.device.type == "cpu" and any(isinstance(p, _ConvNd) for p in net.modules())
+    many = x.shape[int(rows_of_each)] >= MANY_ROWS and x.device.type == "cpu"
+    slow = many and any(isinstance(p, _ConvNd) for p in net.modules())
     problem = net.__dict__.get("_not_mapped")
     if not (slow or problem):
         try:
