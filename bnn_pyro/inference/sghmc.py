@@ -33,6 +33,7 @@ from bnn_pyro.checkpoint import Run
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference.linear import stochastic_log_joint
+from bnn_pyro.inference.log_joint import LogJoint
 from bnn_pyro.inference.optimise import check_finite, diverged
 from bnn_pyro.inference.potential import log_likelihood
 from bnn_pyro.inference.sg_chains import Batches, Plan, Stored, parse_schedule
@@ -43,7 +44,7 @@ from bnn_pyro.parts.weights import cut
 from bnn_pyro.posterior import Posterior, weight_space
 from bnn_pyro.settings import Settings, setting
 
-__all__ = ["SGHMC", "SGLD", "Chains", "step"]
+__all__ = ["SGHMC", "SGLD", "Chains", "condition", "step"]
 
 #: What runs of earlier versions may have for ``gradient_noise``.
 FORMER_NOISE = ("subtracted", "ignored")
@@ -58,6 +59,17 @@ def step(w: Tensor, v: Tensor, gradient: Tensor, eta: float, friction: float, no
     if noise:
         v.add_(torch.randn_like(v), alpha=noise)
     return w + v, v
+
+
+def condition(gradient: Tensor, log_joint: LogJoint, w: Tensor, precision: Mapping[str, Tensor]) -> None:
+    """Make the gradient (C, P) of log π at w that of the conditional, in place: −τ w for −E[τ | w] w at Gamma priors.
+
+    precision: {site: τ (C,)}.
+    """
+    parts, sites = cut(gradient, log_joint.free), log_joint.sites(w)
+    for site, tau in precision.items():
+        change = log_joint.priors[site].precision_given(sites[site]).mean - tau
+        parts[site].addcmul_(change.view(-1, *(1 for _ in log_joint.free[site])), sites[site])
 
 
 class Chains:
@@ -99,11 +111,7 @@ class Chains:
         if s.resample_momentum and k % s.resample_momentum == 0:
             self.v = self._momentum(eta)
         log_joint, gradient = self.log_joint.gradient(self.w, x, y)
-        if self.precision:  # the conditional's gradient −τ w in the place of −E[τ | w] w
-            parts, sites = cut(gradient, self.log_joint.free), self.log_joint.sites(self.w)
-            for site, tau in self.precision.items():
-                change = self.log_joint.priors[site].precision_given(sites[site]).mean - tau
-                parts[site].addcmul_(change.view(-1, *(1 for _ in self.log_joint.free[site])), sites[site])
+        condition(gradient, self.log_joint, self.w, self.precision)
         if self.plan.due[k] and self.stored.wants(int(self.plan.serial[k])):
             self.stored.add(self.w, log_joint, *([self._scores()] if len(self.x_val) else []))
         noise = math.sqrt(2 * s.friction * eta) if self.plan.samples[k] else 0.0
