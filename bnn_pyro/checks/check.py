@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 from scipy.stats import t
@@ -15,6 +15,7 @@ from torch import nn
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.diagnostics.convergence import ess_mean
 from bnn_pyro.diagnostics.verdicts import LEVELS
+from bnn_pyro.errors import UserError
 from bnn_pyro.inference import METHODS, Method
 from bnn_pyro.progress import Report
 from bnn_pyro.settings import build, defaults, plain
@@ -167,20 +168,27 @@ class Outcome:
         return {**own, "findings": findings, "figures": figures}
 
 
-class Check(Protocol):
+class Check:
     """One way to tell whether a posterior is right: a frozen dataclass of settings with the verb ``run``.
 
     Class attributes: ``title`` (a headline), ``idea`` (what is compared with what, in a sentence), ``quick``, the
     settings of the quick budget; the defaults are those of the full one.
     """
 
+    title: ClassVar[str]
+    idea: ClassVar[str]
+    quick: ClassVar[Mapping[str, Any]]
+
     def refuses(self, subject: Subject) -> str:
         """Why this check cannot be made of the subject, in words; "" where it can."""
-        ...
+        try:
+            return self._refuses(subject)
+        except UserError as reason:
+            return str(reason)
 
     def run(self, subject: Subject, *, seed: int = 0, report: Report | None = None) -> Outcome:
         """Make the check. Raises UserError for what the user can mend."""
-        ...
+        return self._run(subject, seed, report or (lambda *_: None))
 
 
 def worst(levels: Iterable[str]) -> str:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from bnn_pyro.checkpoint import Run
-from bnn_pyro.checks.check import Estimate, Finding, Outcome, Subject, close, judge, most_off, worst
+from bnn_pyro.checks.check import Check, Estimate, Finding, Outcome, Subject, close, judge, most_off, worst
 from bnn_pyro.checks.user_module import few_rows
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.features import on_features
@@ -46,7 +46,7 @@ Values = tuple[Tensor, Tensor]  # an objective in nats, (C,), and its gradient, 
 
 
 @dataclass(frozen=True)
-class Estimators:
+class Estimators(Check):
     """Settings of the check of estimators.
 
     rows     of the training set that are used, at most
@@ -67,16 +67,14 @@ class Estimators:
     )
     quick: ClassVar[Mapping[str, Any]] = {"rows": 120, "repeats": 60, "warm": 60}
 
-    def refuses(self, subject: Subject) -> str:
-        """See ``Check``."""
+    def _refuses(self, subject: Subject) -> str:
         if subject.converges_to == "normal at the mode":
             return "it takes all rows at once and estimates nothing"
         if subject.improper and subject.exact:
             return "its prior is improper: there is no posterior to sample"
         return ""
 
-    def run(self, subject: Subject, *, seed: int = 0, report: Report | None = None) -> Outcome:
-        """See ``Check``."""
+    def _run(self, subject: Subject, seed: int, report: Report) -> Outcome:
         method, data = subject.method({}), subject.data
         num = min(self.rows, len(data.x_train))
         num -= num % self.batches if num >= self.batches else 0

@@ -200,7 +200,7 @@ class JointChains:
         columns = [z[:, self.picked], slopes[:, self.picked], log_joint, y.double().mean(1)]
         return names, np.column_stack([*(c.double().numpy() for c in columns), values])
 
-    def compare(self, method: Method, steps: int = 1, report: Report | None = None) -> dict[str, Any]:
+    def compare(self, method: Method, steps: int, report: Report) -> dict[str, Any]:
         """The evidence of chains of this method, beside the joint distribution.
 
         quantities (M,); shift, error, z (M, 2), how far mean and variance of each one's normal scores are off those of
@@ -231,8 +231,7 @@ class JointChains:
             if 2 * k >= sweeps - 1:
                 last.append(scores)
             y = simulator.targets(w)
-            if report is not None:
-                report(k + 1, sweeps, {})
+            report(k + 1, sweeps, {})
         shift, error = total.mean(0) - self.expected.mean(0), self._error(total)
         quantiles = np.quantile(np.concatenate(last), norm.cdf(QUANTILES), axis=0)
         found = {"quantities": self.names, "shift": shift, "error": error, "z": shift / error, "levels": QUANTILES}

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pyro
 
-from bnn_pyro.checks.check import Estimate, Finding, Outcome, Subject, judge, most_off, worst
+from bnn_pyro.checks.check import Check, Estimate, Finding, Outcome, Subject, judge, most_off, worst
 from bnn_pyro.checks.joint_chains import JointChains, transitions_of
 from bnn_pyro.checks.simulation import Simulator, design
 from bnn_pyro.errors import UserError
@@ -40,7 +40,7 @@ LARGE = OF_INTEREST = 0.25
 
 
 @dataclass(frozen=True)
-class JointDistribution:
+class JointDistribution(Check):
     """Settings: how many chains and sweeps, and how small the variant is made.
 
     chains  independent chains, each with targets of its own
@@ -64,8 +64,7 @@ class JointDistribution:
     inputs: int = 4
     hidden: int = 4
 
-    def refuses(self, subject: Subject) -> str:
-        """See ``Check``."""
+    def _refuses(self, subject: Subject) -> str:
         if transitions_of(subject.kind) is None:
             return f"{subject.inference} makes no transitions of a Markov chain that are known here"
         if subject.converges_to != "exact" and not hasattr(subject.kind, "eta_share"):
@@ -73,11 +72,8 @@ class JointDistribution:
         if subject.temperature != 1.0:
             return "targets can be simulated at temperature 1 alone"
         if subject.own_module:
-            try:
-                with isolated(0):
-                    simulator = Simulator(subject.entry, design(subject.data, self.rows, 2, 0))
-            except UserError as reason:
-                return str(reason)
+            with isolated(0):
+                simulator = Simulator(subject.entry, design(subject.data, self.rows, 2, 0))
             if simulator.potential.size > MAX_WEIGHTS or getattr(simulator.model, "statistics", None) is not None:
                 return f"thousands of draws take too long of more than {MAX_WEIGHTS:,} weights, or batch statistics"
         if hasattr(subject.entry, "channels"):
@@ -88,8 +84,7 @@ class JointDistribution:
             return "its prior has a part so narrow that steps small enough for it would take hours; take normal:1"
         return ""
 
-    def run(self, subject: Subject, *, seed: int = 0, report: Report | None = None) -> Outcome:
-        """See ``Check``."""
+    def _run(self, subject: Subject, seed: int, report: Report) -> Outcome:
         method, exact = subject.method(SETTINGS), subject.converges_to == "exact"
         with isolated(seed), pyro.validation_enabled(False), np.errstate(all="ignore"):  # of trajectories
             joint = JointChains(self, subject, seed)

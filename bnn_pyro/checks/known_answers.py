@@ -15,11 +15,10 @@ import torch
 from scipy.stats import t
 from torch import Tensor
 
-from bnn_pyro.checks.check import ALPHA, Estimate, Finding, Outcome, Subject, judge, most_off, worst, z_scores
+from bnn_pyro.checks.check import ALPHA, Check, Estimate, Finding, Outcome, Subject, judge, most_off, worst, z_scores
 from bnn_pyro.checks.claims import claim_of, density_findings, drawn, evidence_findings
 from bnn_pyro.checks.problems import TWO_WEIGHTS, Problem, linear_regression, six_weights, softmax_regression
 from bnn_pyro.checks.user_module import linear_module
-from bnn_pyro.errors import UserError
 from bnn_pyro.fitting import fit
 from bnn_pyro.inference import Method
 from bnn_pyro.progress import Report
@@ -35,7 +34,7 @@ SHOWN_DRAWS = 1000
 
 
 @dataclass(frozen=True)
-class KnownAnswers:
+class KnownAnswers(Check):
     """Settings that these checks share.
 
     fits    independent fits of a method that gives a guide or points
@@ -46,28 +45,23 @@ class KnownAnswers:
     effort: float = 4.0
 
     name: ClassVar[str]
-    title: ClassVar[str]
-    idea: ClassVar[str]
     quick: ClassVar[Mapping[str, Any]] = {"fits": 8, "effort": 1.0}
 
     def problems(self, subject: Subject) -> Sequence[Problem]:
         """Those on which the subject is checked."""
         raise NotImplementedError
 
-    def refuses(self, subject: Subject) -> str:
-        """See ``Check``."""
+    def _refuses(self, subject: Subject) -> str:
         return subject.irreducible()
 
-    def run(self, subject: Subject, *, seed: int = 0, report: Report | None = None) -> Outcome:
-        """See ``Check``."""
+    def _run(self, subject: Subject, seed: int, report: Report) -> Outcome:
         problems, compared = self.problems(subject), []
         cases = [(problem, 0) for problem in problems]
         if hasattr(subject.kind, "eta_share") and not subject.given.get("batch_size"):  # takes mini-batches
             cases += [(problem, len(problem.inputs) // problem.batches) for problem in problems if problem.batches > 1]
         for k, (problem, batch_size) in enumerate(cases):
             compared.append(_compare(problem, subject, self, seed, len(cases), batch_size))
-            if report is not None:
-                report(k + 1, len(cases), {"problem": problem.title})
+            report(k + 1, len(cases), {"problem": problem.title})
         findings = [finding for c in compared for finding in c.findings]
         if subject.converges_to != "exact":
             findings += [amount for c in compared[: len(problems)] for amount in c.amounts]
@@ -91,12 +85,8 @@ class ClosedForm(KnownAnswers):
         "means, covariances, predictions and the evidence are compared with the formulas."
     )
 
-    def refuses(self, subject: Subject) -> str:
-        """See ``Check``."""
-        try:
-            return "" if subject.own_module and linear_module(subject) else super().refuses(subject)
-        except UserError as reason:
-            return str(reason)
+    def _refuses(self, subject: Subject) -> str:
+        return "" if subject.own_module and linear_module(subject) else super()._refuses(subject)
 
     def problems(self, subject: Subject) -> list[Problem]:
         """Linear regression; that of a user's module on rows of its own data."""

@@ -23,7 +23,7 @@ from scipy.special import logsumexp, softmax
 from scipy.stats import norm
 from torch import Tensor
 
-from bnn_pyro.checks.check import Estimate, Finding, Outcome, Subject, close, judge, most_off, worst
+from bnn_pyro.checks.check import Check, Estimate, Finding, Outcome, Subject, close, judge, most_off, worst
 from bnn_pyro.checks.known_answers import problem_method
 from bnn_pyro.checks.problems import NOISE, TWO_WEIGHTS, Problem, linear_regression, softmax_regression
 from bnn_pyro.checks.user_module import few_rows, fixed_noise, plain_outputs
@@ -45,7 +45,7 @@ Rows = dict[str, tuple[Tensor, np.ndarray]]  # quantity -> as ``predict`` has it
 
 
 @dataclass(frozen=True)
-class PredictiveCheck:
+class PredictiveCheck(Check):
     """Settings of the check of predictions.
 
     draws   S of every prediction
@@ -62,15 +62,13 @@ class PredictiveCheck:
     )
     quick: ClassVar[Mapping[str, Any]] = {"draws": 500, "effort": 0.4}
 
-    def refuses(self, subject: Subject) -> str:
-        """See ``Check``."""
+    def _refuses(self, subject: Subject) -> str:
         if not subject.own_module or subject.data.schema.has_classes:
             return "" if subject.own_module else subject.irreducible()
         normal = subject.data.schema.task == "regression" and subject.entry.likelihood in (None, "normal")
         return "" if normal and subject.entry.noise != "heteroscedastic" else "by hand, noise is Normal, of one width"
 
-    def run(self, subject: Subject, *, seed: int = 0, report: Report | None = None) -> Outcome:
-        """See ``Check``."""
+    def _run(self, subject: Subject, seed: int, report: Report) -> Outcome:
         findings: list[Finding] = []
         labels, shares = [], []
         evidence: dict[str, list[np.ndarray]] = {}
@@ -108,8 +106,7 @@ class PredictiveCheck:
                 shares.append(np.exp(every - exact).reshape(*chains, -1))
                 about = f"predictive density at input {{}}, of the exact one ({problem.title})"
                 labels += [about.format(b + 1) for b in range(len(y))]
-            if report is not None:
-                report(k + 1, len(problems), {"task": problem.title})
+            report(k + 1, len(problems), {"task": problem.title})
         words = f"Predictions are the mixture of their draws: {len(findings)} probabilities, densities, entropies and "
         words += "quantiles are those worked out by hand."
         if shares:  # of every draw of the chains: their mean is 1

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from scipy.stats import t
 
-from bnn_pyro.checks.check import ALPHA, Estimate, Finding, Outcome, Subject, judge, lengthened, worst, z_scores
+from bnn_pyro.checks.check import ALPHA, Check, Estimate, Finding, Outcome, Subject, judge, lengthened, worst, z_scores
 from bnn_pyro.checks.reference_posterior import (
     Outputs,
     ReferencePosterior,
@@ -53,11 +53,14 @@ SPLITS, DISTANT_DRAWS, THINNED = 4, 1000, 4
 
 
 @dataclass(frozen=True)
-class Reference:
+class Reference(Check):
     """Settings of the check against reference posteriors.
 
     draws   of a guide; of Markov chains, all chains together
     rows    rows · weights of the largest reference on which a sampler of whole data sets is run
+
+    ``Outcome.figures``: the distances, as :func:`distances_to` names them; sd_ratio; posterior_coverage_50, _80 and
+    _95, shares of the posterior (not of the truth) that intervals hold.
     """
 
     draws: int = 4000
@@ -71,28 +74,18 @@ class Reference:
     )
     quick: ClassVar[Mapping[str, Any]] = {"draws": 2000, "rows": 1e5}
 
-    def refuses(self, subject: Subject) -> str:
-        """See ``Check``."""
-        try:
-            reference, _, data = self.pose(subject)
-        except UserError as reason:
-            return str(reason)
+    def _refuses(self, subject: Subject) -> str:
+        reference, _, data = self.pose(subject)
         if subject.temperature != 1:
             return f"references are of temperature 1, and this is of {subject.temperature:g}"
         if subject.converges_to == "exact" and len(data.x_train) * reference.about["weights"] > self.rows:
             return f"to sample {reference.title} takes minutes; take the full budget"
         return ""
 
-    def run(self, subject: Subject, *, seed: int = 0, report: Report | None = None) -> Outcome:
-        """See ``Check``.
-
-        ``figures``: the distances, as :func:`distances_to` names them; sd_ratio; posterior_coverage_50, _80 and _95,
-        shares of the posterior (not of the truth) that intervals hold.
-        """
+    def _run(self, subject: Subject, seed: int, report: Report) -> Outcome:
         reference, entry, data = self.pose(subject)
         method = subject.method(self._settings(subject, reference))
-        if report is not None:
-            report(0, 1, {"fitting": reference.name})
+        report(0, 1, {"fitting": reference.name})
         posterior = fit(entry, data, method, seed=seed, device="cpu", progress=False)
         settings = subject.settings(method, entry) | {"reference": reference.name}
         try:

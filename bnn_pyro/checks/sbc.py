@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 from scipy.stats import ttest_1samp, wilcoxon
 
-from bnn_pyro.checks.check import ALPHA, Finding, Outcome, Subject
+from bnn_pyro.checks.check import ALPHA, Check, Finding, Outcome, Subject
 from bnn_pyro.checks.sbc_ranks import LEVELS, covered, normal_scores, p_location, p_uniform, p_width, ranks, seen, width
 from bnn_pyro.checks.simulation import Replication, Simulator, design, replicate
 from bnn_pyro.errors import UserError
@@ -48,7 +48,7 @@ NAMED = 4
 
 
 @dataclass(frozen=True)
-class Calibration(Settings):
+class Calibration(Check, Settings):
     """Settings of simulation-based calibration.
 
     replications  data sets, each drawn and fitted; of methods that take a second for each, a quarter of them
@@ -57,6 +57,8 @@ class Calibration(Settings):
     draws         of each fit, at most; fewer where they would depend on one another
     effort        length of chains, in those of the quick budget
     cores         processes; 0: as many as there are cores
+
+    ``Outcome.figures``: calibration_p; coverage_50, coverage_80, coverage_95 and calibration_width of predictions.
     """
 
     replications: int = setting(500, low=FEWEST)
@@ -73,26 +75,18 @@ class Calibration(Settings):
     )
     quick: ClassVar[Mapping[str, Any]] = {"replications": 80, "effort": 1.0}
 
-    def refuses(self, subject: Subject) -> str:
-        """See ``Check``."""
+    def _refuses(self, subject: Subject) -> str:
         if subject.converges_to == "point":
             return f"{subject.inference} gives points, and these have no spread that could be right or wrong"
         if subject.temperature != 1.0:
             return "at a temperature other than 1, the posterior is not that of the prior that the data come from"
         if Setup(subject.entry, subject.method({})).backbone_variant(subject.data.schema) is not None:
             return "its backbone has to be trained first: data are simulated from the prior of the last layer"
-        try:
-            with isolated(0):
-                Simulator(subject.entry, design(subject.data, self.rows, self.points, 0))
-        except UserError as reason:
-            return str(reason)
+        with isolated(0):
+            Simulator(subject.entry, design(subject.data, self.rows, self.points, 0))  # or says why it cannot
         return ""
 
-    def run(self, subject: Subject, *, seed: int = 0, report: Report | None = None) -> Outcome:
-        """See ``Check``.
-
-        ``figures``: calibration_p; coverage_50, coverage_80, coverage_95 and calibration_width of predictions.
-        """
+    def _run(self, subject: Subject, seed: int, report: Report) -> Outcome:
         entry, inputs = subject.entry, design(subject.data, self.rows, self.points, seed)
         with isolated(0):
             size = Simulator(entry, inputs).potential.size  # raises where no data can be simulated

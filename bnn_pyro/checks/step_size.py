@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnn_pyro.checks.check import Estimate, Finding, Outcome, Subject, judge, most_off, worst
+from bnn_pyro.checks.check import Check, Estimate, Finding, Outcome, Subject, judge, most_off, worst
 from bnn_pyro.checks.claims import drawn
 from bnn_pyro.checks.problems import Problem, linear_regression
 from bnn_pyro.errors import UserError
@@ -38,7 +38,7 @@ PRECISE = 0.3
 
 
 @dataclass(frozen=True)
-class StepSize:
+class StepSize(Check):
     """Settings: chains, and how long each runs, in units of the time in which the slowest direction is forgotten."""
 
     title: ClassVar[str] = "Order of the step-size bias"
@@ -51,14 +51,12 @@ class StepSize:
     chains: int = 1000
     times: float = 400.0
 
-    def refuses(self, subject: Subject) -> str:
-        """See ``Check``."""
+    def _refuses(self, subject: Subject) -> str:
         if subject.converges_to != "exact as lr → 0" or not hasattr(subject.kind, "eta_share"):
             return f"{subject.inference} has no bias of the step size that is known"
         return ""
 
-    def run(self, subject: Subject, *, seed: int = 0, report: Report | None = None) -> Outcome:
-        """See ``Check``."""
+    def _run(self, subject: Subject, seed: int, report: Report) -> Outcome:
         problem, own = linear_regression(60, 2, 1), subject.method({})
         whole = dict(batch_size=0, schedule="constant", temperature=1.0, resample_momentum=0, chains=self.chains)
         method = replace(own, max_draws=300, **{k: v for k, v in whole.items() if k in defaults(own)})
@@ -80,8 +78,7 @@ class StepSize:
             findings += judge([f"{one} at lr {lr:.3g}" for one in labels], estimate, expected, tests=len(rates))
             off = w - problem.known.mean  # u², mean over directions and draws of each chain
             excess.append(torch.einsum("cdi,ij,cdj->c", off, problem.known.precision, off).numpy() / w[0].numel() - 1)
-            if report is not None:
-                report(i + 1, len(rates), {"lr": lr})
+            report(i + 1, len(rates), {"lr": lr})
         measured = Estimate.of_independent(np.stack(excess, 1))
         order, error = order_of(measured)
         at_own = _bias(shares * own.lr)

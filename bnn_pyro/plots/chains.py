@@ -19,7 +19,7 @@ from bnn_pyro.diagnostics import convergence
 from bnn_pyro.diagnostics.draws import even
 from bnn_pyro.diagnostics.verdicts import BFMI
 from bnn_pyro.errors import UserError
-from bnn_pyro.plots.layout import Panels, legend_below, panel, panels
+from bnn_pyro.plots.layout import Panel, Panels, legend_below, panel, panels
 from bnn_pyro.plots.style import BAYES, DATA, LINES, REFERENCE, WRONG, drawn, look, readable, tint
 
 __all__ = ["autocorrelation", "chain_traces", "energy", "forest", "trace_ranks"]
@@ -63,16 +63,14 @@ def trace_ranks(
         _ranks(right, one)
     for ax in axes[:-2]:
         ax.tick_params(labelbottom=False)
-    shown = f"{min(MOST_CHAINS, chains)} of {chains} chains" + (
-        "" if num == every else f"; {num} of {every} quantities"
-    )
-    axes[-2].set_xlabel(f"kept draw ({shown})", size=8)
+    few = "" if num == every else f"; {num} of {every} quantities"
+    axes[-2].set_xlabel(f"kept draw ({min(MOST_CHAINS, chains)} of {chains} chains{few})", size=8)
     axes[-1].set_xlabel("rank of the draw, in % of all draws", size=8)
     return axes
 
 
 @drawn
-def chain_traces(stats: Mapping[str, Tensor], *, ax: Axes | None = None) -> Axes:
+def chain_traces(stats: Mapping[str, Tensor], *, ax: Panel = None) -> Axes:
     """Log joint density in nats of every kept draw, one line a chain; crosses below are divergent transitions.
 
     stats: ``posterior.stats``, {name: (C, D)}.   Raises UserError where it has no log joint density ("lp").
@@ -91,7 +89,7 @@ def chain_traces(stats: Mapping[str, Tensor], *, ax: Axes | None = None) -> Axes
 
 
 @drawn
-def forest(values: ArrayLike, labels: Sequence[str], *, unit: str = "value", ax: Axes | None = None) -> Axes:
+def forest(values: ArrayLike, labels: Sequence[str], *, unit: str = "value", ax: Panel = None) -> Axes:
     """Median with the central 50 % (thick) and 95 % (thin) of the draws, by quantity.
 
     Up to 4 chains: one line each. More: one line for all draws.
@@ -118,7 +116,7 @@ def forest(values: ArrayLike, labels: Sequence[str], *, unit: str = "value", ax:
 
 
 @drawn
-def energy(energies: ArrayLike, *, bfmi: float | None = None, ax: Axes | None = None) -> Axes:
+def energy(energies: ArrayLike, *, bfmi: float | None = None, ax: Panel = None) -> Axes:
     """Energies about their chain's mean, and their changes in one transition: much narrower changes explore slowly.
 
     energies: (C, D) nats.   bfmi: the smallest of the chains; None computes it.
@@ -139,9 +137,7 @@ def energy(energies: ArrayLike, *, bfmi: float | None = None, ax: Axes | None = 
 
 
 @drawn
-def autocorrelation(
-    values: ArrayLike, labels: Sequence[str], *, draws: int | None = None, ax: Axes | None = None
-) -> Axes:
+def autocorrelation(values: ArrayLike, labels: Sequence[str], *, draws: int | None = None, ax: Panel = None) -> Axes:
     """Correlation of a chain's draws with those some draws earlier: the faster it falls to 0, the more a draw is worth.
 
     values: (M, lags), from lag 0, averaged over the chains; the first 6 of M are shown.

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from numpy.typing import ArrayLike
 
 from bnn_pyro.diagnostics.draws import even
-from bnn_pyro.plots.layout import Panels, floats, legend_below, panel, panels
+from bnn_pyro.plots.layout import Panel, Panels, floats, legend_below, panel, panels
 from bnn_pyro.plots.style import BAYES, DASHED, DATA, REFERENCE, WRONG, drawn, look, tint
 
 __all__ = ["Evidence", "batch_objectives", "draw_errors", "exact_intervals", "finite_differences", "mixture_densities",
@@ -37,7 +37,7 @@ def picked(evidence: Evidence, names: str) -> list[np.ndarray]:
 
 # -- exact -------------------------------------------------------------------------------------------------------------
 @drawn
-def standard_errors(evidence: Evidence, *, ax: Axes | None = None) -> Axes:
+def standard_errors(evidence: Evidence, *, ax: Panel = None) -> Axes:
     """By how many standard errors each average is off what it should be; what is off most is named.
 
     labels (M,): a kind, a space, and the rest ("mean of weight 1 …"): kinds have their own markers.   z (M,): signed, 0
@@ -79,15 +79,15 @@ def _kind(label: str) -> str:
 
 
 @drawn
-def exact_intervals(evidence: Evidence, *, ax: Axes | None = None) -> Axes:
+def exact_intervals(evidence: Evidence, *, ax: Panel = None) -> Axes:
     """95 % intervals of the network's output at new inputs, exact and the method's.
 
     exact_mean, exact_sd, mean, sd (B,): in units of the target, drawn about the exact mean.
     """
     exact_mean, exact_sd, mean, sd = picked(evidence, "exact_mean exact_sd mean sd")
     ax = panel(ax, 5.2, 3.4)
-    at, color = np.arange(1, len(mean) + 1), {"color": "0.86", "edgecolor": REFERENCE}
-    ax.bar(at, 2 * 1.96 * exact_sd, 0.62, bottom=-1.96 * exact_sd, **color, linewidth=0.6, label="exact 95 %")
+    at, style = np.arange(1, len(mean) + 1), dict(color="0.86", edgecolor=REFERENCE, linewidth=0.6)
+    ax.bar(at, 2 * 1.96 * exact_sd, 0.62, bottom=-1.96 * exact_sd, **style, label="exact 95 %")
     ax.errorbar(at, mean - exact_mean, 1.96 * sd, color=BAYES, fmt="o", label="the method's 95 %")
     ax.axhline(0, color=REFERENCE, linewidth=0.8)
     ax.margins(y=0.08)
@@ -97,7 +97,7 @@ def exact_intervals(evidence: Evidence, *, ax: Axes | None = None) -> Axes:
 
 
 @drawn
-def two_weights(evidence: Evidence, problem: str, *, ax: Axes | None = None) -> Axes:
+def two_weights(evidence: Evidence, problem: str, *, ax: Panel = None) -> Axes:
     """An exact posterior of two weights with a method's draws on top.
 
     PROBLEM_axis_1 (n,), PROBLEM_axis_2 (m,), PROBLEM_density (n, m): on a grid; lines hold 50, 80 and 95 % of it.
@@ -127,7 +127,7 @@ def two_weights(evidence: Evidence, problem: str, *, ax: Axes | None = None) -> 
 
 
 @drawn
-def mixture_densities(evidence: Evidence, *, ax: Axes | None = None) -> Axes:
+def mixture_densities(evidence: Evidence, *, ax: Panel = None) -> Axes:
     """Log densities of targets as ``predict`` has them, against the exact posterior predictive; (B,) each, nats.
 
     log_density: of ``predict``.   exact: of the posterior predictive.   log_of_mean: by hand, from the same draws.
@@ -144,7 +144,7 @@ def mixture_densities(evidence: Evidence, *, ax: Axes | None = None) -> Axes:
 
 
 @drawn
-def batch_objectives(evidence: Evidence, *, ax: Axes | None = None) -> Axes:
+def batch_objectives(evidence: Evidence, *, ax: Panel = None) -> Axes:
     """The objective by the size of mini-batches.
 
     batch_sizes, elbo, elbo_error (M,): rows, nats; the first is all rows.
@@ -161,7 +161,7 @@ def batch_objectives(evidence: Evidence, *, ax: Axes | None = None) -> Axes:
 
 
 @drawn
-def finite_differences(evidence: Evidence, *, ax: Axes | None = None) -> Axes:
+def finite_differences(evidence: Evidence, *, ax: Panel = None) -> Axes:
     """Entries of the gradient of the log joint density against central differences of the density, (K,) each."""
     gradient, differences = picked(evidence, "gradient finite_difference")
     largest = max(np.abs([gradient, differences]).max(initial=0), 1e-12)
@@ -189,10 +189,8 @@ def reference_outputs(evidence: Evidence, *, axes: Panels = None) -> np.ndarray:
     arrays = [a.ravel()[kept] for a in arrays]
     axes = panels(axes, 2, 2, (3.9, 3.7))
     style = dict(fmt="o", markersize=3.5, mfc=tint(BAYES, 0.35), ecolor=tint(BAYES, 0.45), capsize=0)
-    for ax, title, what, pair in zip(
-        axes, ("Means", "Spreads"), ("mean", "standard deviation"), (arrays[:3], arrays[3:]), strict=True
-    ):
-        across, up, floor = pair
+    sides = (("Means", "mean", *arrays[:3]), ("Spreads", "standard deviation", *arrays[3:]))
+    for ax, (title, what, across, up, floor) in zip(axes, sides, strict=True):
         ends = [*across, *up, *([0.0] if title == "Spreads" else [])]
         _diagonal(ax, min(ends), max(ends))
         ax.errorbar(across, up, floor, color=BAYES, **style)
@@ -206,7 +204,7 @@ def _diagonal(ax: Axes, low: float, high: float, label: str | None = None) -> No
 
 
 @drawn
-def reference_coverage(evidence: Evidence, *, ax: Axes | None = None) -> Axes:
+def reference_coverage(evidence: Evidence, *, ax: Panel = None) -> Axes:
     """How much of the reference the method's central intervals hold, against how much they should.
 
     levels, coverage, coverage_error (L,): shares. Below the dashed line the method is too sure.

@@ -14,7 +14,7 @@ from scipy.stats import binom, norm
 
 from bnn_pyro.checks.sbc_ranks import band, ecdf_difference
 from bnn_pyro.plots.checks_exact import Evidence, draw_errors, picked
-from bnn_pyro.plots.layout import Panels, legend_below, legend_outside, panel, panels
+from bnn_pyro.plots.layout import Panel, Panels, legend_below, legend_outside, panel, panels
 from bnn_pyro.plots.style import BAYES, CONTRAST, DASHED, HATCH, REFERENCE, drawn, look, tint
 
 __all__ = ["draw_ecdf_difference", "interval_coverage", "joint_quantiles", "joint_z_scores", "rank_ecdfs",
@@ -114,7 +114,7 @@ def _rank_panels(ranks: np.ndarray, labels: Sequence[str], what: str, axes: Pane
 
 
 @drawn
-def interval_coverage(evidence: Evidence, *, ax: Axes | None = None) -> Axes:
+def interval_coverage(evidence: Evidence, *, ax: Panel = None) -> Axes:
     """Share of the truths that central intervals hold, a row a quantity, with 95 % intervals of that share.
 
     Each marker has a dashed line where it should be: left of it, intervals are too narrow, right of it too wide.
@@ -138,7 +138,7 @@ def interval_coverage(evidence: Evidence, *, ax: Axes | None = None) -> Axes:
 
 # -- the joint distribution --------------------------------------------------------------------------------------------
 @drawn
-def joint_z_scores(evidence: Evidence, *, ax: Axes | None = None) -> Axes:
+def joint_z_scores(evidence: Evidence, *, ax: Panel = None) -> Axes:
     """How many standard errors each quantity is off the joint distribution, in its mean and in its variance.
 
     What is off most is named.   quantities (M,), z (M, 2).   bound: what all of |z| stay below with probability
@@ -181,7 +181,7 @@ def joint_quantiles(evidence: Evidence, *, axes: Panels = None) -> np.ndarray:
 
 # -- the step size -----------------------------------------------------------------------------------------------------
 @drawn
-def step_size_bias(evidence: Evidence, *, ax: Axes | None = None) -> Axes:
+def step_size_bias(evidence: Evidence, *, ax: Panel = None) -> Axes:
     """Relative excess of the variances against the step size, with what the recursion has, and slope 1.
 
     lr, bias, error (L,): as measured, ± 2 standard errors.   grid_lr, grid_exact (G,): exact.   largest_lr: where it

@@ -15,7 +15,7 @@ from bnn_pyro.errors import UserError
 from bnn_pyro.metrics import SCORES
 from bnn_pyro.metrics.classification import BINS, mean_probs
 from bnn_pyro.metrics.metric import Targets, targets
-from bnn_pyro.plots.layout import Panels, class_names, legend_below, panel, panels
+from bnn_pyro.plots.layout import Panel, Panels, class_names, legend_below, panel, panels
 from bnn_pyro.plots.style import BAYES, CONTRAST, DASHED, DATA, GOOD, HATCH, LINES, POINT, WRONG, drawn, tint
 from bnn_pyro.predictive import Prediction
 
@@ -31,9 +31,7 @@ SURE = 0.99
 
 
 @drawn
-def confusion_matrix(
-    prediction: Prediction, y: Targets, schema: Schema | None = None, *, ax: Axes | None = None
-) -> Axes:
+def confusion_matrix(prediction: Prediction, y: Targets, schema: Schema | None = None, *, ax: Panel = None) -> Axes:
     """How many points of each class (row) were given to each class (column).
 
     The colour is the share of the row: blue for those that are right, red for those that are wrong.
@@ -43,8 +41,7 @@ def confusion_matrix(
     size = 2.2 + 0.36 * len(names) if len(names) <= 20 else 7.5
     ax = panel(ax, size + 1.2, size)
     rows = counts.sum(1, keepdims=True)
-    shares = np.divide(counts, rows, out=np.zeros(counts.shape), where=rows > 0)
-    right = np.where(np.eye(len(names), dtype=bool), shares, -shares)
+    right = np.where(np.eye(len(names)), counts, -counts) / np.maximum(rows, 1)
     annotations = np.array([[f"{n:,}" if n else "" for n in row] for row in counts]) if len(names) <= 20 else False
     seaborn.heatmap(
         right, ax=ax, vmin=-1, vmax=1, cmap="RdBu", annot=annotations, fmt="", square=True, linewidths=0.5,
@@ -60,7 +57,7 @@ def confusion_matrix(
 
 
 @drawn
-def confidence_histogram(prediction: Prediction, y: Targets, *, ax: Axes | None = None) -> Axes:
+def confidence_histogram(prediction: Prediction, y: Targets, *, ax: Panel = None) -> Axes:
     """How sure the network was where it was right, and where it was wrong (narrow hatched bars); a log scale.
 
     Lines at the mean confidence and at the accuracy: apart, the network is over- or underconfident.
@@ -74,8 +71,8 @@ def confidence_histogram(prediction: Prediction, y: Targets, *, ax: Axes | None 
     down, *_ = ax.hist(confidence[~right], edges, **narrow)
     _log_counts(ax, 1.5 * max(up.max(), down.max()))
     percent = ".1%" if right.mean() < 0.97 else ".2%"
-    ax.axvline(confidence.mean(), color=DATA, label=f"mean confidence {confidence.mean():{percent}}")
-    ax.axvline(right.mean(), color=DATA, linestyle="--", label=f"accuracy {right.mean():{percent}}")
+    for value, line, what in ((confidence.mean(), "-", "mean confidence"), (right.mean(), "--", "accuracy")):
+        ax.axvline(value, color=DATA, linestyle=line, label=f"{what} {value:{percent}}")
     sure = confidence > SURE
     ax.set_title(f"{sure.sum():,} of {len(y):,} above {SURE:.0%}, {(sure & ~right).sum():,} of these wrong")
     ax.set(xlabel="confidence: largest class probability", xlim=(edges[0], 1))
@@ -141,9 +138,7 @@ def doubt_calibration(prediction: Prediction, y: Targets, *, axes: Panels = None
 
 
 @drawn
-def selective_risk(
-    prediction: Prediction, y: Targets, *, baseline: Prediction | None = None, ax: Axes | None = None
-) -> Axes:
+def selective_risk(prediction: Prediction, y: Targets, *, baseline: Prediction | None = None, ax: Panel = None) -> Axes:
     """Error among the points that the network is surest of (least total entropy), against how many these are.
 
     Between the best possible order of the same errors (oracle) and a random one. The title has the area under the
@@ -178,7 +173,7 @@ def entropy_histograms(
     outside: Prediction | Mapping[str, Prediction],
     *,
     name: str = "in distribution",
-    ax: Axes | None = None,
+    ax: Panel = None,
 ) -> Axes:
     """How uncertain the network is on its own test data and on out-of-distribution inputs, with the AUROC between them.
 
@@ -187,19 +182,17 @@ def entropy_histograms(
     outside = {"out of distribution": outside} if isinstance(outside, Prediction) else dict(outside)
     if not 0 < len(outside) <= len(CONTRAST):
         raise UserError(f"an entropy histogram shows 1 to {len(CONTRAST)} out-of-distribution sets, got {len(outside)}")
-    entropy = SCORES["total_entropy"]
-    own, values = entropy(inside), {other: entropy(prediction) for other, prediction in outside.items()}
-    edges = np.linspace(0, max(*(v.max() for v in (own, *values.values())), 1e-9), 41)
-    shares = [np.histogram(v, edges)[0] / len(v) for v in (own, *values.values())]
+    values = [SCORES["total_entropy"](prediction) for prediction in (inside, *outside.values())]
+    edges = np.linspace(0, max(*(v.max() for v in values), 1e-9), 41)
+    own, *shares = (np.histogram(v, edges)[0] / len(v) for v in values)
     ax = panel(ax)
-    ax.stairs(shares[0], edges, fill=True, color=tint(BAYES, 0.55), label=f"{name} (mean {own.mean():.2f})")
-    for k, (other, v) in enumerate(values.items(), 1):
-        label = f"{other} (mean {v.mean():.2f}, AUROC {metrics.ood_auroc(inside, outside[other]):.3f})"
-        ax.stairs(shares[k], edges, color=CONTRAST[k - 1], linestyle=LINES[k - 1], linewidth=1.8, label=label)
+    ax.stairs(own, edges, fill=True, color=tint(BAYES, 0.55), label=f"{name} (mean {values[0].mean():.2f})")
+    for k, (other, prediction) in enumerate(outside.items()):
+        label = f"{other} (mean {values[k + 1].mean():.2f}, AUROC {metrics.ood_auroc(inside, prediction):.3f})"
+        ax.stairs(shares[k], edges, color=CONTRAST[k], linestyle=LINES[k], linewidth=1.8, label=label)
     ax.set(xlabel="total predictive entropy, nats", ylabel="share of points", xlim=(0, edges[-1]))
-    if np.max(shares) > 0.4:  # a sure network has nearly all of its test points in the first bin
-        least = 0.5 / max(map(len, (own, *values.values())))
-        ax.set(yscale="log", ylim=(least, 1), ylabel="share of points (log scale)")
+    if np.max([own, *shares]) > 0.4:  # a sure network has nearly all of its test points in the first bin
+        ax.set(yscale="log", ylim=(0.5 / max(map(len, values)), 1), ylabel="share of points (log scale)")
     return legend_below(ax, 1)
 
 
@@ -216,8 +209,7 @@ def _points_per_bin(
     bars = axes[1].bar(left, count, width, align="edge", color=colours, edgecolor="white")
     axes[1].bar_label(bars, fmt="{:,.0f}", size=6.5, padding=1.5)
     _log_counts(axes[1], count.max() * 4)  # room for the numbers
-    handles, labels = axes[0].get_legend_handles_labels()
-    legend_below(axes[1], 2, handles=handles, labels=labels)
+    legend_below(axes[1], 2, handles=axes[0].get_legend_handles_labels()[0])
     return axes
 
 

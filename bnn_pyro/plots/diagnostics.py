@@ -16,7 +16,7 @@ from bnn_pyro.diagnostics.draws import even
 from bnn_pyro.diagnostics.verdicts import ESS, RHAT
 from bnn_pyro.errors import UserError
 from bnn_pyro.plots.checks_simulated import draw_ecdf_difference
-from bnn_pyro.plots.layout import Panels, calibrated_histogram, floats, legend_below, panel, panels
+from bnn_pyro.plots.layout import Panel, Panels, calibrated_histogram, floats, legend_below, panel, panels
 from bnn_pyro.plots.style import BAYES, CONTRAST, DASHED, DATA, REFERENCE, WRONG, drawn, look, tint
 
 __all__ = ["convergence", "importance_weights", "loo_pit", "pareto_k", "posterior_predictive"]
@@ -88,7 +88,7 @@ def _threshold(ax: Axes, value: float, end: float) -> None:
 
 
 @drawn
-def pareto_k(k: ArrayLike, *, rows: ArrayLike | None = None, ax: Axes | None = None) -> Axes:
+def pareto_k(k: ArrayLike, *, rows: ArrayLike | None = None, ax: Panel = None) -> Axes:
     """Pareto k of every training row: how much leaving it out would move the posterior; Vehtari et al. 2024.
 
     Above 0.7 (crosses; the largest are named) the estimate of PSIS-LOO for that row, and so their sum, is unreliable:
@@ -196,7 +196,7 @@ def _class_counts(replicated: np.ndarray, observed: np.ndarray, classes: Sequenc
 
 
 @drawn
-def importance_weights(log_weights: ArrayLike, *, khat: float | None = None, ax: Axes | None = None) -> Axes:
+def importance_weights(log_weights: ArrayLike, *, khat: float | None = None, ax: Panel = None) -> Axes:
     """The largest weights p(w, D) / q(w) of draws from q, on log scales; Yao et al. 2018, arXiv:1802.02538.
 
     k-hat is the shape of the tail: the steeper, the more of the posterior lies where q hardly goes. Above 0.7 (dotted:

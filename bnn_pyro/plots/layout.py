@@ -17,10 +17,11 @@ from bnn_pyro.errors import UserError
 from bnn_pyro.plots.style import BAYES, DASHED, tint
 from bnn_pyro.predictive import Prediction
 
-__all__ = ["Panels", "calibrated_histogram", "class_names", "figure", "floats", "legend_below", "legend_outside",
+__all__ = ["Panel", "Panels", "calibrated_histogram", "class_names", "figure", "floats", "legend_below", "legend_outside",
            "panel", "panels", "plain_numbers"]  # fmt: skip
 
-#: What a picture of several panels draws on; None makes a new figure.
+#: What a picture of one panel, or of several, draws on; None makes a new figure.
+Panel = Axes | None
 Panels = Sequence[Axes] | None
 
 
@@ -33,7 +34,7 @@ def figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def panel(ax: Axes | None, width: float = 5.2, height: float = 3.6) -> Axes:
+def panel(ax: Panel, width: float = 5.2, height: float = 3.6) -> Axes:
     """The axes given, or those of a new figure."""
     return figure(width, height).add_subplot() if ax is None else ax
 

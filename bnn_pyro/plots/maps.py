@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.errors import UserError, unknown
-from bnn_pyro.plots.layout import class_names, legend_below, panel
+from bnn_pyro.plots.layout import Panel, class_names, legend_below, panel
 from bnn_pyro.plots.style import MARKERS, drawn
 from bnn_pyro.predictive import Prediction
 
@@ -113,7 +113,7 @@ def _position(schema: Schema, feature: str | int) -> int:
 # -- maps --------------------------------------------------------------------------------------------------------------
 @drawn
 def decision_boundary(
-    prediction: Prediction, grid: Grid, x: Tensor | None = None, y: Tensor | None = None, *, ax: Axes | None = None
+    prediction: Prediction, grid: Grid, x: Tensor | None = None, y: Tensor | None = None, *, ax: Panel = None
 ) -> Axes:
     """Predictive probability over two features, with the data and the boundaries between classes.
 
@@ -128,13 +128,13 @@ def decision_boundary(
         values, what, low = probs[..., 1], f"P({grid.schema.target} = {names[1]})", 0
     else:
         values, what, low = probs.max(-1), "probability of the most probable class", 1 / len(names)
-    title, colours = "predictive probability", dict(cmap="cividis", vmin=low, vmax=1)
-    return _map(ax, prediction, grid, x, y, values, title, what, colours)
+    ax = _coloured(ax, grid, values, title="predictive probability", label=what, cmap="cividis", vmin=low, vmax=1)
+    return _with_data(ax, prediction, grid, x, y)
 
 
 @drawn
 def epistemic_map(
-    prediction: Prediction, grid: Grid, x: Tensor | None = None, y: Tensor | None = None, *, ax: Axes | None = None
+    prediction: Prediction, grid: Grid, x: Tensor | None = None, y: Tensor | None = None, *, ax: Panel = None
 ) -> Axes:
     """Epistemic uncertainty over two features, with the data and the 0.5 boundary (dashed).
 
@@ -146,27 +146,23 @@ def epistemic_map(
     values, what = grid.shaped(prediction.epistemic), "mutual information of label and weights, nats"
     if not prediction.has_classes:
         values, what = np.sqrt(values), f"epistemic standard deviation of {grid.schema.target}"
-    title, colours = "epistemic uncertainty", dict(cmap="viridis", vmin=0, vmax=max(values.max(), 1e-9))
-    return _map(ax, prediction, grid, x, y, values, title, what, colours)
+    colours = dict(cmap="viridis", vmin=0, vmax=max(values.max(), 1e-9))
+    ax = _coloured(ax, grid, values, title="epistemic uncertainty", label=what, **colours)
+    return _with_data(ax, prediction, grid, x, y)
 
 
-def _map(
-    ax: Axes | None,
-    prediction: Prediction,
-    grid: Grid,
-    x: Tensor | None,
-    y: Tensor | None,
-    values: np.ndarray,
-    title: str,
-    what: str,
-    colours: Mapping[str, Any],
-) -> Axes:
-    """Values (rows, columns) in colours, where the most probable class changes, and the data with their labels."""
+def _coloured(ax: Panel, grid: Grid, values: np.ndarray, *, title: str, label: str, **colours: Any) -> Axes:
+    """Values (rows, columns) in colours."""
     ax = panel(ax, 5.6, 4.3)
     image = ax.pcolormesh(grid.first, grid.second, values, shading="gouraud", rasterized=True, **colours)
-    ax.figure.colorbar(image, ax=ax, label=what, pad=0.02)
+    ax.figure.colorbar(image, ax=ax, label=label, pad=0.02)
     ax.set(title=title, xlabel=grid.names[0], ylabel=grid.names[1])
     ax.set(xlim=(grid.first[0], grid.first[-1]), ylim=(grid.second[0], grid.second[-1]))
+    return ax
+
+
+def _with_data(ax: Axes, prediction: Prediction, grid: Grid, x: Tensor | None, y: Tensor | None) -> Axes:
+    """Where the most probable class changes, and the data with their labels."""
     if prediction.has_classes:
         names, probs = class_names(prediction, grid.schema), grid.shaped(prediction.mean)
         for k in range(1, len(names)):

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bnn_pyro.errors import UserError
 from bnn_pyro.metrics.metric import Targets
-from bnn_pyro.plots.layout import Panels, legend_below, panel, panels, plain_numbers
+from bnn_pyro.plots.layout import Panel, Panels, legend_below, panel, panels, plain_numbers
 from bnn_pyro.plots.style import BAYES, CONTRAST, DASHED, DATA, POINT, REFERENCE, drawn, look, readable, tint
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction, predict
@@ -70,7 +70,7 @@ def training_curves(trace: Mapping[str, Sequence[float]], *, axes: Panels = None
 
 
 @drawn
-def objective(elbo: ArrayLike, *, ax: Axes | None = None) -> Axes:
+def objective(elbo: ArrayLike, *, ax: Panel = None) -> Axes:
     """ELBO in nats of the whole training set per recorded step; its running median where single ones are noisy."""
     elbo = np.asarray(elbo, dtype=float).ravel()
     late = elbo[-max(2, len(elbo) // 10) :]
@@ -147,7 +147,7 @@ def _curves(ax: Axes, table: pd.DataFrame, ylabel: str, title: str, first: int =
 # -- the growing ensemble ----------------------------------------------------------------------------------------------
 @drawn
 def growing_ensemble(
-    posterior: Posterior, x: Tensor, y: Targets, *, baseline: Prediction | None = None, ax: Axes | None = None
+    posterior: Posterior, x: Tensor, y: Targets, *, baseline: Prediction | None = None, ax: Panel = None
 ) -> Axes:
     """NLL in nats per row of the first s stored draws of every chain, against the number of draws in that ensemble.
 

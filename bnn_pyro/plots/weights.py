@@ -14,7 +14,7 @@ from torch import Tensor
 from bnn_pyro.diagnostics.draws import chosen_weights, even_weights
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.parts.nets import weights_digest
-from bnn_pyro.plots.layout import Panels, legend_below, legend_outside, panel, panels
+from bnn_pyro.plots.layout import Panel, Panels, legend_below, legend_outside, panel, panels
 from bnn_pyro.plots.style import BAYES, CONTRAST, DASHED, DATA, LINES, REFERENCE, drawn, look, tint
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.pruning import LOG_ALPHA, PrunedScore
@@ -159,7 +159,7 @@ def pruning_curve(curve: Sequence[PrunedScore], *, removed: float | None = None,
 
 @drawn
 def signal_to_noise(
-    ratios: Mapping[str, Tensor], *, shares: Sequence[float] = (0.5, 0.75, 0.95), bins: int = 80, ax: Axes | None = None
+    ratios: Mapping[str, Tensor], *, shares: Sequence[float] = (0.5, 0.75, 0.95), bins: int = 80, ax: Panel = None
 ) -> Axes:
     """Density of |mean| / standard deviation of the weights in dB, 20 log₁₀, and where each share of them is removed.
 
