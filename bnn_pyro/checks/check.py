@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -14,7 +13,7 @@ from torch import nn
 
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.diagnostics.convergence import ess_mean
-from bnn_pyro.diagnostics.verdicts import LEVELS
+from bnn_pyro.diagnostics.verdicts import LEVELS, jsonable
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference import METHODS, Method
 from bnn_pyro.progress import Report
@@ -162,10 +161,9 @@ class Outcome:
 
     def to_dict(self) -> dict[str, Any]:
         """Without the evidence; JSON-able, a number that is not finite as None. Estimates are called ``found``."""
-        findings = [{"found" if k == "estimate" else k: _plain(v) for k, v in vars(f).items()} for f in self.findings]
-        figures = {k: _plain(v) for k, v in self.figures.items()}
+        findings = [{"found" if k == "estimate" else k: v for k, v in jsonable(vars(f)).items()} for f in self.findings]
         own = {"check": self.check, "level": self.level, "sentence": self.sentence, "settings": dict(self.settings)}
-        return {**own, "findings": findings, "figures": figures}
+        return {**own, "findings": findings, "figures": jsonable(self.figures)}
 
 
 class Check:
@@ -217,11 +215,6 @@ def lengthened(tiny: Mapping[str, Any], draws: float = 1.0, epochs: float = 1.0)
     elif "epochs" in tiny:
         settings["epochs"] = max(1, round(tiny["epochs"] * epochs))
     return settings
-
-
-def _plain(value: Any) -> Any:
-    value = value.item() if isinstance(value, np.generic) else value
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 # -- averages beside what they should be ------------------------------------------------------------------------------

@@ -61,16 +61,15 @@ def claim_of(problem: Problem, converges_to: str, method: Method, posterior: Pos
     exact = Claim("the exact posterior", problem.exact, problem.exact)
     if converges_to == "exact":
         return exact
-    if converges_to == "exact as lr → 0" and "energy_error" in posterior.stats:
-        squared = posterior.stats["energy_error"].square().mean().item()
-        return exact._replace(
-            name="the posterior, but for the bias of a finite step",
-            tolerance=(16 * squared) ** (1 / 3) / 4 * np.maximum(np.abs(problem.exact), 1.0),
-        )
     if converges_to == "exact as lr → 0":
-        if problem.known is not None and method.schedule != "constant":
+        if "energy_error" in posterior.stats:
+            squared = posterior.stats["energy_error"].square().mean().item()
+            bounds = exact.low, exact.high, (16 * squared) ** (1 / 3) / 4 * np.maximum(np.abs(problem.exact), 1.0)
+        elif problem.known is not None and method.schedule != "constant":
             return exact._replace(level="caution")
-        return Claim("the posterior, but for the bias of a finite step", *problem.stationary(method))
+        else:
+            bounds = problem.stationary(method)
+        return Claim("the posterior, but for the bias of a finite step", *bounds)
     prior_weight = getattr(method, "prior_weight", 1.0)
     mode = problem.mode(prior_weight)
     if converges_to == "point":

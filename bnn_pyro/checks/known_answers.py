@@ -19,6 +19,7 @@ from bnn_pyro.checks.check import ALPHA, Check, Estimate, Finding, Outcome, Subj
 from bnn_pyro.checks.claims import claim_of, density_findings, drawn, evidence_findings
 from bnn_pyro.checks.problems import TWO_WEIGHTS, Problem, linear_regression, six_weights, softmax_regression
 from bnn_pyro.checks.user_module import linear_module
+from bnn_pyro.diagnostics.draws import even
 from bnn_pyro.fitting import fit
 from bnn_pyro.inference import Method
 from bnn_pyro.progress import Report
@@ -175,42 +176,37 @@ def _compare(
     findings += evidence_findings(problem, method, posteriors, claim)
     z = z_scores(estimate, claim.low, **bounds)
     alarm = float(np.max(t.isf(ALPHA / (2 * len(z) * tests), estimate.freedom)))
-    evidence = {"labels": np.array(labels), "z": z, "bound": alarm, **_arrays(problem, w, f)}
     # Several fits have the same limit: all draws together are that much surer of it.
     together = Estimate.of_independent(values.reshape(-1, values.shape[-1])) if fits > 1 else estimate
     beside = worst(x.level for x in judge(labels, together, problem.exact, tolerance=problem.stops, level="caution"))
-    amounts = _amounts(problem, w, f, beside)
-    return _Compared(claim.name, subject.settings(method, entry), findings, amounts, evidence)
-
-
-def _amounts(problem: Problem, w: Tensor, f: Tensor, level: str) -> list[Finding]:
-    """How far C approximations (C, D, P), (C, D, B) are off the posterior."""
+    # How far these are off the posterior, in its own standard deviations.
     unit, size = problem.units(w, f), problem.size
     sd, mean = unit.std(1, correction=0).mean(0), unit.mean((0, 1))
     share = f"standard deviation of the {{}} as a share of the posterior's, mean ({problem.title})"
     apart = f"distance of mean predictions from the posterior's, in its standard deviations, mean ({problem.title})"
-    return [
-        Finding(share.format("weights"), sd[:size].mean().item(), 1.0, level=level),
-        Finding(share.format("predictions"), sd[size:].mean().item(), 1.0, level=level),
-        Finding(apart, mean[size:].abs().mean().item(), 0.0, level=level),
+    amounts = [
+        Finding(share.format("weights"), sd[:size].mean().item(), 1.0, level=beside),
+        Finding(share.format("predictions"), sd[size:].mean().item(), 1.0, level=beside),
+        Finding(apart, mean[size:].abs().mean().item(), 0.0, level=beside),
     ]
+    evidence = {"labels": np.array(labels), "z": z, "bound": alarm, **_arrays(problem, w, mean, sd)}
+    return _Compared(claim.name, subject.settings(method, entry), findings, amounts, evidence)
 
 
-def _arrays(problem: Problem, w: Tensor, f: Tensor) -> dict[str, Any]:
+def _arrays(problem: Problem, w: Tensor, mean: Tensor, sd: Tensor) -> dict[str, Any]:
     """For the figures of linear regression, and of two weights."""
     if problem.known is not None:
-        unit, (exact_mean, exact_sd) = problem.units(w, f), problem.moments
-        sd, mean = unit.std(1, correction=0).mean(0), unit.mean((0, 1))
+        exact_mean, exact_sd = problem.moments
         arrays = {"exact_mean": exact_mean, "exact_sd": exact_sd}
         arrays |= {"mean": exact_mean + mean * exact_sd, "sd": sd * exact_sd}
         return {name: value[problem.size :].numpy() for name, value in arrays.items()}
     if problem.size > 2:
         return {}
     flat, step = w.flatten(0, 1), max(1, len(problem.posterior.axes[0]) // 200)
-    keep = torch.linspace(0, len(flat) - 1, min(SHOWN_DRAWS, len(flat))).round().long()
     first, second = (axis[::step].numpy() for axis in problem.posterior.axes)
     arrays = {"names": ["u", "v"] if problem.unit else ["w", "b"], "axis_1": first, "axis_2": second}
-    arrays |= {"density": problem.posterior.density[::step, ::step].numpy(), "draws": flat[keep].numpy()}
+    arrays |= {"density": problem.posterior.density[::step, ::step].numpy()}
+    arrays |= {"draws": flat[even(len(flat), SHOWN_DRAWS)].numpy()}
     return {f"{problem.name}_{what}": value for what, value in arrays.items()}
 
 

@@ -136,19 +136,15 @@ def _dimensions(posterior: Posterior) -> tuple[dict[str, tuple[str, ...]], dict[
 
 # -- groups ------------------------------------------------------------------------------------------------------------
 def _weights(posterior: Posterior, shape: tuple[int, int], names: Mapping, left_out: list[str], seed: int) -> Variables:
+    """The sites that fit together, the small ones first, in the model's order."""
     sizes = {site: value.numel() * math.prod(shape) for site, value in posterior.model.initial.items()}
-    fitting = _fitting(sizes)
-    left_out += [f"{site} ({sizes[site]:,} numbers)" for site in sorted(sizes, key=sizes.get) if site not in fitting]
+    ordered = sorted(sizes, key=sizes.__getitem__)
+    fits = dict(zip(ordered, np.cumsum([sizes[site] for site in ordered]) <= NUMBERS, strict=True))
+    left_out += [f"{site} ({sizes[site]:,} numbers)" for site in ordered if not fits[site]]
+    fitting = [site for site in sizes if fits[site]]
     values = draws.stored_or_fresh(posterior, shape[1], seed, lambda block: [block[site] for site in fitting])
     pairs = zip(fitting, values, strict=True)
     return {site: (("chain", "draw", *names[site]), v.detach().cpu().numpy()) for site, v in pairs}
-
-
-def _fitting(sizes: Mapping[str, int]) -> list[str]:
-    """The sites that fit together, the small ones first, in the model's order."""
-    ordered = sorted(sizes, key=sizes.__getitem__)
-    fits = dict(zip(ordered, np.cumsum([sizes[site] for site in ordered]) <= NUMBERS, strict=True))
-    return [site for site in sizes if fits[site]]
 
 
 def _training_rows(
@@ -182,14 +178,9 @@ def _prior(
         model, x = once(posterior.model, data.x_train[:1].to(posterior.device))
         traces = [poutine.trace(model).get_trace(x).nodes for _ in range(num)]
     drawn = {site: torch.stack([nodes[site]["value"] for nodes in traces]) for site in posterior.model.initial}
-    prior = {
-        site: (("chain", "draw", *names[site]), drawn[site][None].cpu().numpy())
-        for site in _fitting({site: values.numel() for site, values in drawn.items()})
-    }
-    predictive = _training_rows(draws.as_chain(posterior, drawn), data, rows, (1, num), seed + 3)[
-        "posterior_predictive"
-    ]
-    return {"prior": prior, "prior_predictive": predictive}
+    own = draws.as_chain(posterior, drawn)
+    predictive = _training_rows(own, data, rows, (1, num), seed + 3)["posterior_predictive"]
+    return {"prior": _weights(own, (1, num), names, [], seed), "prior_predictive": predictive}
 
 
 def _predictions(
@@ -242,9 +233,8 @@ def save_netcdf(tree: Any, path: str | os.PathLike) -> None:
             (tree.to_datatree() if is_arviz_0() else tree).to_netcdf(file.name, engine="h5netcdf")
     except (OSError, RuntimeError) as error:  # h5py raises both for a disk that is full
         reason = getattr(error, "strerror", None) or str(error).strip().splitlines()[0]
-        raise UserError(
-            f"{path} could not be written ({reason}): free some space or give another path; nothing else was changed"
-        ) from None
+        way_out = "free some space or give another path; nothing else was changed"
+        raise UserError(f"{path} could not be written ({reason}): {way_out}") from None
 
 
 def load_netcdf(path: str | os.PathLike) -> Any:

@@ -127,7 +127,7 @@ def diagnose(posterior: Posterior, data: Dataset, *, progress: Callable[[int, in
             f"{tuple(posterior.schema.input_shape)}; give the data of its own run"
         )
     work = _Work(posterior, data, *WHOLE)
-    work.failure()
+    work.found.failed = str(failure(posterior, data) or "")  # whether knowing nothing predicts better
     steps = (work.functions, work.weights, work.sampler, work.approximation, work.held_out, work.replication)
     for done, step in enumerate((*steps, lambda: None)):
         if progress is not None:
@@ -180,21 +180,17 @@ class _Work:
         self.statistics["points"] = float(len(points))
         outputs, spread = np.empty((len(points), len(names), *self.shape), dtype=np.float32), 0.0
         for part, prediction, values in _outputs(self.posterior, self.x[points], self.shape):
-            if prediction.has_classes:
-                wide = values.std((2, 3))
-            else:
+            outputs[part], wide = values, values.std((2, 3))
+            if not prediction.has_classes:
                 wide = prediction.untransformed.total.sqrt().numpy() / self.data.schema.y_scale
             spread = max(spread, float(wide.max()))
-            outputs[part] = values
         flat = outputs.reshape(-1, *self.shape)
         shown = even(len(flat), SHOWN)
         self.found.constant = num > 1 and not (flat.max((1, 2)) > flat.min((1, 2))).any()
         self.found.broken = int((~np.isfinite(flat).all(0)).sum())
         if self.is_chain:
-            found = chain_statistics(flat, self.groups)
-            self.statistics |= {"spread_max": spread, **_worst(found)}
-            if self.groups is not None:
-                self.statistics["nested"] = 1.0
+            found, nested = chain_statistics(flat, self.groups), {} if self.groups is None else {"nested": 1.0}
+            self.statistics |= {"spread_max": spread, **_worst(found), **nested}
             self.series |= {"rhat": found.rhat, "ess_bulk": found.ess_bulk, "ess_tail": found.ess_tail}
             worst = np.argsort(np.where(np.isnan(found.rhat), np.inf, -found.rhat))[:1]
             shown = np.unique([*worst, *even(len(flat), SHOWN - 1)])
@@ -213,8 +209,9 @@ class _Work:
             found = chain_statistics(values, self.groups)
             columns |= {name: getattr(found, name) for name in NUMBERS}
             self.statistics |= {WEIGHT_NAMES[n]: v for n, v in _worst(found).items() if n in WEIGHT_NAMES}
+        rows = zip(*(column.tolist() for column in columns.values()), strict=True)
         self.table = [
-            {"name": name, **{k: float(column[i]) for k, column in columns.items()}} for i, name in enumerate(names)
+            {"name": name, **dict(zip(columns, row, strict=True))} for name, row in zip(names, rows, strict=True)
         ]
         shown = even(len(names), SHOWN)
         self.series["weights"] = np.moveaxis(values[shown], 0, -1)
@@ -265,18 +262,18 @@ class _Work:
             "pit_p": importance.uniformity(loo.pit),
         }
         self.found.spread = float(np.abs(loo.pit - 0.5).mean() - 0.25)
-        self.series |= {"pareto_k": loo.pareto_k, "loo_pit": loo.pit}
-        self.series |= {"elpd_rows": loo.elpd, "loo_row_numbers": loo.rows}
+        self.series |= {
+            "pareto_k": loo.pareto_k,
+            "loo_pit": loo.pit,
+            "elpd_rows": loo.elpd,
+            "loo_row_numbers": loo.rows,
+        }
 
     def replication(self) -> None:
         """Data sets that the fitted model makes, beside the observed one."""
         if not self.found.broken:
             made, observed, self.statistics["ppc_p"] = importance.replicate(self.posterior, self.data)
             self.series |= {"replicated": made, "observed": observed}
-
-    def failure(self) -> None:
-        """Whether knowing nothing predicts better."""
-        self.found.failed = str(failure(self.posterior, self.data) or "")
 
 
 def _worst(found: ChainStatistics) -> dict[str, float]:

@@ -115,12 +115,11 @@ def stored_or_fresh(
 
 def even_weights(posterior: Posterior, most: int) -> list[tuple[str, tuple[int, ...]]]:
     """(site, index) of at most ``most`` weights, evenly chosen over the network, site after site."""
-    shapes = {site: tuple(value.shape) for site, value in posterior.model.initial.items()}
-    starts = np.cumsum([0, *(math.prod(shape) for shape in shapes.values())])
+    shapes = [(site, tuple(value.shape)) for site, value in posterior.model.initial.items()]
+    starts = np.cumsum([0, *(math.prod(shape) for _, shape in shapes)])
     places = even(starts[-1], most)
-    sites = [list(shapes)[k] for k in np.searchsorted(starts, places, side="right") - 1]
-    first = dict(zip(shapes, starts, strict=False))
-    return [(s, np.unravel_index(place - first[s], shapes[s])) for s, place in zip(sites, places, strict=True)]
+    pairs = zip(np.searchsorted(starts, places, side="right") - 1, places, strict=True)
+    return [(shapes[k][0], np.unravel_index(place - starts[k], shapes[k][1])) for k, place in pairs]
 
 
 def chosen_weights(
@@ -142,8 +141,8 @@ def sampler_series(posterior: Posterior) -> dict[str, np.ndarray]:
     """{name: (C, D)} of what the sampler kept, by ArviZ's names; "lp" is the log joint density."""
     if posterior.chains is None:
         return {}
-    found = {n: v.cpu().numpy() for n, v in posterior.stats.items() if tuple(v.shape) == sized(posterior)}
-    found = {"lp" if name == "log_joint" else name: values for name, values in found.items()}
+    pairs = posterior.stats.items()
+    found = {"lp" if n == "log_joint" else n: v.cpu().numpy() for n, v in pairs if tuple(v.shape) == sized(posterior)}
     for name in found.keys() & {"n_steps", "tree_depth", "superchain"}:
         found[name] = found[name].astype(np.int64)
     if "diverging" in found:
@@ -164,9 +163,8 @@ def sampler_statistics(
     """
     found: dict[str, float] = {}
     if trace and "kinetic_temperature" in trace:
-        kinetic, step = (
-            np.asarray(trace[name])[len(trace[name]) // 2 :] for name in ("kinetic_temperature", "step_size")
-        )
+        pair = (np.asarray(trace[name]) for name in ("kinetic_temperature", "step_size"))
+        kinetic, step = (values[len(values) // 2 :] for values in pair)
         kinetic = kinetic[step <= step.mean() * (1 + 1e-9)]
         # It falls where a run has not settled yet, and stays high where the step size is too large.
         found["kinetic_temperature"] = min(float(part.mean()) for part in np.array_split(kinetic, 2) if len(part))

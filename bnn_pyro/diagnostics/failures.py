@@ -96,14 +96,13 @@ def failure(posterior: Posterior, data: Dataset, *, num_draws: int = 100) -> Fai
 def is_worse(differences: Tensor | np.ndarray, margin: float) -> bool:
     """Whether d (N,) shows that their mean exceeds the margin, by the test above."""
     values = np.asarray(differences, dtype=np.float64)
+    worse = []
     for d in (np.minimum(values, cut) for cut in CUTS):
         if len(d) < 2 or np.ptp(d) == 0:  # two rows of one difference show nothing
-            worse = len(d) >= MIN_ROWS and d.mean() > margin
+            worse.append(len(d) >= MIN_ROWS and d.mean() > margin)
         else:
-            worse = ttest_1samp(d, margin, alternative="greater").pvalue < ALPHA
-        if worse:
-            return True
-    return False
+            worse.append(ttest_1samp(d, margin, alternative="greater").pvalue < ALPHA)
+    return any(worse)
 
 
 def _knows_nothing(data: Dataset, prediction: Prediction, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -125,11 +124,9 @@ def _not_finite(posterior: Posterior) -> str:
     if posterior.chains is None:
         lost = [name for name, value in posterior.guide.named_parameters() if not bool(torch.isfinite(value).all())]
         return f"{len(lost)} of the guide's parameters ({lost[0]}, …) are not finite" if lost else ""
-    finite = torch.stack(
-        [torch.isfinite(w).reshape(*w.shape[:2], -1).all(2).cpu() for w in posterior.chains.values()]
-    ).all(0)
-    lost = int((~finite).sum())
-    return f"{lost:,} of {finite.numel():,} draws have weights that are not finite" if lost else ""
+    finite = [torch.isfinite(w).reshape(*w.shape[:2], -1).all(2).cpu() for w in posterior.chains.values()]
+    lost = ~torch.stack(finite).all(0)
+    return f"{lost.sum():,} of {lost.numel():,} draws have weights that are not finite" if lost.any() else ""
 
 
 def _diverging(posterior: Posterior) -> str:
@@ -138,8 +135,5 @@ def _diverging(posterior: Posterior) -> str:
     lost = [] if flags is None or flags.shape[1] < MIN_DRAWS else flags.bool().all(1).nonzero()[:, 0].tolist()
     if not lost:
         return ""
-    named = ", ".join(str(chain + 1) for chain in lost[:5])
-    return (
-        f"chain {named} of {len(flags)} diverged in every transition, so that its draws tell of its start alone: try "
-        "another start, a smaller step size or a longer warm-up"
-    )
+    words = f"chain {', '.join(str(chain + 1) for chain in lost[:5])} of {len(flags)} diverged in every transition, so "
+    return words + "that its draws tell of its start alone: try another start, a smaller step size or a longer warm-up"

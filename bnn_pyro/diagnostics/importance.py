@@ -129,12 +129,12 @@ def proper_prior(posterior: Posterior, data: Dataset) -> str:
     """ "" where the prior has samples and was used, else why there are none."""
     if getattr(METHODS.get(posterior.provenance.get("method")), "prior_weight", 1.0) == 0.0:
         return "the weights were fitted without their prior"
-    with torch.no_grad(), isolated(0), in_mode(posterior.model, training=False):
-        model, x = once(posterior.model, data.x_train[:1].to(posterior.device))
-        try:
+    try:
+        with torch.no_grad(), isolated(0), in_mode(posterior.model, training=False):
+            model, x = once(posterior.model, data.x_train[:1].to(posterior.device))
             model(x)
-        except NotImplementedError:
-            return "the prior is improper and has no samples"
+    except NotImplementedError:
+        return "the prior is improper and has no samples"
     return ""
 
 
@@ -150,10 +150,8 @@ def importance_weights(posterior: Posterior, data: Dataset, seed: int = 0) -> tu
     weights = weight_count(posterior)
     num = int(min(MAX_DRAWS, WORK / (weights * len(data.x_train)), MAX_WEIGHTS / weights))
     if num < MIN_DRAWS:
-        raise NoWeights(
-            f"{len(data.x_train):,} rows × {weights:,} weights × {MIN_DRAWS} draws would take too long here; for a "
-            "network of this size k̂ is above 0.7 almost always"
-        )
+        work = f"{len(data.x_train):,} rows × {weights:,} weights × {MIN_DRAWS} draws would take too long here"
+        raise NoWeights(f"{work}; for a network of this size k̂ is above 0.7 almost always")
     log_q, draws = torch.zeros(num, dtype=torch.float64), {}
     with isolated(seed), torch.no_grad():
         with poutine.trace() as trace, pyro.plate("draws", num, dim=-1):
@@ -174,16 +172,16 @@ def importance_weights(posterior: Posterior, data: Dataset, seed: int = 0) -> tu
 
 def _density(node: dict) -> Tensor:
     """log q of one site, (S,)."""
-    point = NoWeights("its draws have no density (some weights are exactly 0, or fixed), so it has no k̂")
     q = node["fn"]
     while isinstance(q, Independent):
         q = q.base_dist
-    if isinstance(q, Delta | DroppedColumns):  # their log_prob is that of a mass
-        raise point
     try:
+        if isinstance(q, Delta | DroppedColumns):  # their log_prob is that of a mass
+            raise NotImplementedError
         term = node["fn"].log_prob(node["value"])
     except NotImplementedError:
-        raise point from None
+        why = "its draws have no density (some weights are exactly 0, or fixed), so it has no k̂"
+        raise NoWeights(why) from None
     return term.double().reshape(term.shape[0], -1).sum(1)
 
 

@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from bnn_pyro.diagnostics.importance import GOOD_K
 
-__all__ = ["LEVELS", "RHAT", "Diagnosis", "Findings", "Verdict", "verdicts"]
+__all__ = ["LEVELS", "RHAT", "Diagnosis", "Findings", "Verdict", "jsonable", "verdicts"]
 
 #: From good to bad.
 LEVELS = ("good", "caution", "bad")
@@ -75,15 +77,14 @@ class Diagnosis:
 
     def to_dict(self) -> dict[str, Any]:
         """Without the series; JSON-able, a number that is not finite as None."""
-        return {
-            "statistics": _plain(self.statistics),
-            "verdicts": [vars(verdict).copy() for verdict in self.verdicts],
-            "weights": [_plain(row) for row in self.weights],
-        }
+        verdicts, weights = [vars(verdict).copy() for verdict in self.verdicts], [jsonable(row) for row in self.weights]
+        return {"statistics": jsonable(self.statistics), "verdicts": verdicts, "weights": weights}
 
 
-def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value if isinstance(value, str) or math.isfinite(value) else None for name, value in row.items()}
+def jsonable(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The same with Python's own numbers, and None where one is not finite."""
+    values = {name: value.item() if isinstance(value, np.generic) else value for name, value in row.items()}
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
 
 
 # -- what is said ------------------------------------------------------------------------------------------------------
@@ -244,22 +245,19 @@ def _details(f: Findings) -> Iterator[Verdict]:
             sentence = f"{clause[0].upper()}{clause[1:]}. Try {remedy}."
             yield Verdict("bad" if about in FATAL else "caution", about, sentence)
     if f.has("weight_rhat_max") and f.has("rhat_max"):
-        agree = not f.apart("weight_")
-        which = "agree" if agree else "disagree" if f.apart() else "exchanged"
+        which = "agree" if not f.apart("weight_") else "disagree" if f.apart() else "exchanged"
         yield f.say("caution" if which == "disagree" else "good", f"weights, {which}")
-    if f.get("elbo_rise") > 0:
-        yield f.say("caution", "training, rising")
-    elif f.get("elbo_rise") == 0:
-        yield f.say("good", "training")
+    if f.has("elbo_rise"):
+        yield f.say("caution", "training, rising") if f.get("elbo_rise") > 0 else f.say("good", "training")
     if f.has("elpd_loo"):
         bad, rows = int(f.get("pareto_k_bad")), int(f.get("loo_rows"))
         level, but = "good", f"; no row matters too much (Pareto k below {GOOD_K})"
         if bad:
-            level = "caution" if bad <= 0.1 * rows else "bad"
-            but = (
-                f", but for {_times(bad, 'row')} that matter too much for the estimate to be trusted (Pareto k above "
-                f"{GOOD_K}): look at them, or compare by test rows"
+            level, but = (
+                "caution" if bad <= 0.1 * rows else "bad",
+                f", but for {_times(bad, 'row')} that matter too much ",
             )
+            but += f"for the estimate to be trusted (Pareto k above {GOOD_K}): look at them, or compare by test rows"
         some = f"{rows:,}" if rows == f.rows else f"{rows:,} evenly chosen of {f.rows:,}"
         yield f.say(level, "leave-one-out", some=some, elpd=f"{f.get('elpd_loo'):,.1f}".replace("-", "−"), but=but)
         if f.get("pit_p") < CHANCE:
