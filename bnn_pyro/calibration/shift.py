@@ -66,10 +66,8 @@ def monitor(
     results = {"inputs": (p, f"a classifier tells new from calibration inputs with an AUROC of {auroc:.3f}")}
     if np.ptp(calibrated.epistemic) > 0:
         p, share = epistemic_p(calibrated.epistemic, prediction.epistemic.double().numpy())
-        results["epistemic"] = (
-            p,
-            f"{share:.1%} of new rows have an epistemic uncertainty that few calibration rows have",
-        )
+        words = f"{share:.1%} of new rows have an epistemic uncertainty that few calibration rows have"
+        results["epistemic"] = p, words
     if y_new is not None and calibrated.conformal is not None:
         scores = calibrated.conformal.score(prediction, y_new.cpu()).numpy()
         peak = max(0.0, martingale(conformal_p(calibrated.conformal.scores, scores, seed)).max())

@@ -20,6 +20,7 @@ from bnn_pyro.checkpoint import Run
 from bnn_pyro.checks.check import Check, Estimate, Finding, Outcome, Subject, close, judge, most_off, worst
 from bnn_pyro.checks.user_module import few_rows
 from bnn_pyro.datasets.dataset import Dataset
+from bnn_pyro.diagnostics.draws import even
 from bnn_pyro.features import on_features
 from bnn_pyro.inference import Method
 from bnn_pyro.inference.linear import linear_layer, stochastic_log_joint
@@ -112,9 +113,8 @@ def _of_density(method: Method, model: nn.Module, data: Dataset, batches: int) -
     double = Potential(copy.deepcopy(model).double(), data.x_train.double(), y, temperature)
     z = double.initial + 0.2 * (single.prior_draws(PLACES) - double.initial)
     density, gradient = double(z)
-    which = torch.linspace(0, double.size - 1, min(COORDINATES, double.size)).round().long().unique()
-    moves = torch.zeros(len(which), double.size, dtype=torch.float64)
-    moves[torch.arange(len(which)), which] = STEP
+    which = torch.from_numpy(even(double.size, COORDINATES))
+    moves = STEP * nn.functional.one_hot(which, double.size).double()
     ahead, behind = (torch.stack([double(place + sign * moves)[0] for place in z]) for sign in (1, -1))
     differences = (ahead - behind) / (2 * STEP)  # (PLACES, coordinates)
     chosen, scale = gradient[:, which], gradient.abs().amax(1, keepdim=True).clamp_min(1.0)
@@ -139,9 +139,8 @@ def _of_density(method: Method, model: nn.Module, data: Dataset, batches: int) -
             blocks = torch.randperm(len(x)).view(min(batches, len(x)), -1)
             own = ([part[rows].expand(chains, *part[rows].shape) for part in (x, y)] for rows in blocks)
             pieces = [[v.double() for v in target.gradient(w, *rows)] for rows in own]
-            findings += _batch_findings(
-                "log joint density", target.gradient(w), pieces, [1 / len(blocks)] * len(blocks)
-            )
+            shares = [1 / len(blocks)] * len(blocks)
+            findings += _batch_findings("log joint density", target.gradient(w), pieces, shares)
     return findings, {"gradient": chosen.flatten().numpy(), "finite_difference": differences.flatten().numpy()}
 
 
@@ -255,8 +254,8 @@ def _sentence(findings: list[Finding], evidence: Mapping[str, Any]) -> str:
     if off := most_off(findings):
         return f"Estimates are wrong: {off}"
     if "finite_difference" in evidence:
-        words = "The log joint density's gradient is that of finite differences, in 32 bits as in 64, and mini-batches "
-        return words + "have it for their mean."
+        return ("The log joint density's gradient is that of finite differences, in 32 bits as in 64, and mini-batches "
+                "have it for their mean.")  # fmt: skip
     words = "Mini-batches and particles change the noise of the objective and of its gradient, not their mean."
     for f in findings:
         if f.level == "caution":

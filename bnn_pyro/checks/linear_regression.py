@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from scipy.linalg import solve_discrete_lyapunov
 from torch import Tensor
-from torch.distributions import MultivariateNormal
+from torch.distributions import MultivariateNormal, Normal, kl_divergence
 
 from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.inference import Method
@@ -82,8 +82,7 @@ class LinearGaussian:
     def mean(self) -> Tensor:
         """m (P,)."""
         projected = self.y_scale * self.design(self.x).T @ (self.y - self.y_shift) / self.noise**2
-        projected = projected + self.prior_mean / self.prior_scale**2
-        return torch.linalg.solve(self.precision, projected)
+        return torch.linalg.solve(self.precision, projected + self.prior_mean / self.prior_scale**2)
 
     @property
     def mean_field_scale(self) -> Tensor:
@@ -108,9 +107,7 @@ class LinearGaussian:
         residual = self.y - self.y_shift - self.y_scale * a @ loc
         spread = self.y_scale**2 * (a.square() @ scale.square()).sum()
         fit = -0.5 * (residual.square().sum() + spread) / variance - 0.5 * len(a) * math.log(2 * math.pi * variance)
-        ratio = scale / self.prior_scale
-        kl = 0.5 * (ratio.square() + (loc / self.prior_scale).square() - 1 - 2 * ratio.log()).sum()
-        return fit.item(), kl.item()
+        return fit.item(), kl_divergence(Normal(loc, scale), Normal(0.0, self.prior_scale)).sum().item()
 
     def elbo(self, loc: Tensor, scale: Tensor) -> float:
         """The exact ELBO of any mean-field Normal q, in nats."""

@@ -267,19 +267,15 @@ def _correlated(rows: int, inputs: int, points: int) -> tuple[Tensor, Tensor, Te
     return (made.x / scale).float().double(), made.y, (new.x / scale).float().double()
 
 
-def _line(low: float, high: float, points: int) -> Tensor:
-    return torch.linspace(low, high, points, dtype=torch.float64)[:, None]
-
-
 def _inputs(low: float, high: float) -> Tensor:
-    x = _line(low, high, 12)
+    x = torch.linspace(low, high, 12, dtype=torch.float64)[:, None]
     return (x / x.square().mean().sqrt()).float().double()
 
 
 _LABELS = torch.tensor([0, 0, 0, 1, 0, 1, 1, 1, 1, 1, 1, 1], dtype=torch.float64)
 _EPSILON = torch.tensor([0.5, -0.9, 0.3, -0.2, 1.1, -0.6, 0.4, -0.3, 0.7, -1.0, 0.2, 0.6], dtype=torch.float64)
 _TARGETS = (torch.tanh(1.2 * _inputs(-2.0, 2.0)[:, 0]) + 0.6 * _EPSILON).float().double()
-_NEW = _line(-1.5, 1.5, 6).float().double()
+_NEW = torch.linspace(-1.5, 1.5, 6, dtype=torch.float64)[:, None].float().double()
 #: The problems of two weights by name: one skewed, one of two modes.
 TWO_WEIGHTS: dict[str, Problem] = {
     "logistic": Problem("logistic", "logistic regression", _inputs(-1.5, 2.5), _LABELS, _NEW, 2.0),

@@ -117,10 +117,8 @@ class Simulator:
         return list(table), torch.stack([v.double().expand(len(prior)) for v in table.values()], 1).numpy()
 
     def _predictions(self, w: Mapping[str, Tensor]) -> dict[Question, Tensor]:
-        inputs, law = self.inputs, self._law(self.points, w)
-        where = [
-            f"row {m + 1}" if m < inputs.old else f"new input {m + 1 - inputs.old}" for m in range(len(self.points))
-        ]
+        old, law = self.inputs.old, self._law(self.points, w)
+        where = [f"row {m + 1}" if m < old else f"new input {m + 1 - old}" for m in range(len(self.points))]
         values, what = law.output_values(), "log odds" if law.has_classes else "mean"
         classes = values.shape[-1]
         words = [f"{what} of class {m % classes}" if classes > 1 else what for m in range(len(where))]

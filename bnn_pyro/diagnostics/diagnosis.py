@@ -11,6 +11,7 @@ from dataclasses import astuple, dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -72,16 +73,12 @@ def function_space(posterior: Posterior, x: Tensor) -> Convergence:
     Raises UserError for a guide, for fewer than two chains, or (but for nested R-hat) fewer than four draws a chain.
     """
     if posterior.chains is None:
-        raise UserError(
-            "R-hat compares Markov chains, and this posterior is a guide: its draws are independent and show nothing "
-            "of how well it was fitted"
-        )
+        raise UserError("R-hat compares Markov chains, and this posterior is a guide: its draws are independent and "
+                        "show nothing of how well it was fitted")  # fmt: skip
     groups, shape = _superchains(posterior), draws.sized(posterior)
     if shape[0] < 2 or (groups is None and shape[1] < LEAST_DRAWS):
-        raise UserError(
-            f"R-hat compares at least 2 chains of at least 4 draws, and this posterior holds {shape[0]} of {shape[1]}; "
-            "sample again with chains=4"
-        )
+        raise UserError("R-hat compares at least 2 chains of at least 4 draws, and this posterior holds "
+                        f"{shape[0]} of {shape[1]}; sample again with chains=4")  # fmt: skip
     parts = [chain_statistics(values.reshape(-1, *shape), groups) for _, _, values in _outputs(posterior, x, shape)]
     columns = (np.concatenate(column).reshape(len(x), -1) for column in zip(*map(astuple, parts), strict=True))
     repeat = 2 if len(posterior.schema.classes) == 2 else 1  # both classes' log-odds are one number, but for its sign
@@ -122,10 +119,8 @@ def diagnose(posterior: Posterior, data: Dataset, *, progress: Callable[[int, in
     Raises UserError for data of other inputs than the posterior's.
     """
     if tuple(data.schema.input_shape) != tuple(posterior.schema.input_shape):
-        raise UserError(
-            f"the data have inputs of shape {tuple(data.schema.input_shape)}, and the posterior was fitted to "
-            f"{tuple(posterior.schema.input_shape)}; give the data of its own run"
-        )
+        raise UserError(f"the data have inputs of shape {tuple(data.schema.input_shape)}, and the posterior was fitted "
+                        f"to {tuple(posterior.schema.input_shape)}; give the data of its own run")  # fmt: skip
     work = _Work(posterior, data, *WHOLE)
     work.found.failed = str(failure(posterior, data) or "")  # whether knowing nothing predicts better
     steps = (work.functions, work.weights, work.sampler, work.approximation, work.held_out, work.replication)
@@ -209,10 +204,7 @@ class _Work:
             found = chain_statistics(values, self.groups)
             columns |= {name: getattr(found, name) for name in NUMBERS}
             self.statistics |= {WEIGHT_NAMES[n]: v for n, v in _worst(found).items() if n in WEIGHT_NAMES}
-        rows = zip(*(column.tolist() for column in columns.values()), strict=True)
-        self.table = [
-            {"name": name, **dict(zip(columns, row, strict=True))} for name, row in zip(names, rows, strict=True)
-        ]
+        self.table = pd.DataFrame({"name": names, **columns}).to_dict("records")
         shown = even(len(names), SHOWN)
         self.series["weights"] = np.moveaxis(values[shown], 0, -1)
         self.series["weight_labels"] = [names[i] for i in shown]
@@ -262,12 +254,8 @@ class _Work:
             "pit_p": importance.uniformity(loo.pit),
         }
         self.found.spread = float(np.abs(loo.pit - 0.5).mean() - 0.25)
-        self.series |= {
-            "pareto_k": loo.pareto_k,
-            "loo_pit": loo.pit,
-            "elpd_rows": loo.elpd,
-            "loo_row_numbers": loo.rows,
-        }
+        self.series |= {"pareto_k": loo.pareto_k, "loo_pit": loo.pit}
+        self.series |= {"elpd_rows": loo.elpd, "loo_row_numbers": loo.rows}
 
     def replication(self) -> None:
         """Data sets that the fitted model makes, beside the observed one."""

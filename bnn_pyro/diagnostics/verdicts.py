@@ -253,11 +253,9 @@ def _details(f: Findings) -> Iterator[Verdict]:
         bad, rows = int(f.get("pareto_k_bad")), int(f.get("loo_rows"))
         level, but = "good", f"; no row matters too much (Pareto k below {GOOD_K})"
         if bad:
-            level, but = (
-                "caution" if bad <= 0.1 * rows else "bad",
-                f", but for {_times(bad, 'row')} that matter too much ",
-            )
-            but += f"for the estimate to be trusted (Pareto k above {GOOD_K}): look at them, or compare by test rows"
+            level = "caution" if bad <= 0.1 * rows else "bad"
+            but = f", but for {_times(bad, 'row')} that matter too much for the estimate to be trusted (Pareto k above "
+            but += f"{GOOD_K}): look at them, or compare by test rows"
         some = f"{rows:,}" if rows == f.rows else f"{rows:,} evenly chosen of {f.rows:,}"
         yield f.say(level, "leave-one-out", some=some, elpd=f"{f.get('elpd_loo'):,.1f}".replace("-", "−"), but=but)
         if f.get("pit_p") < CHANCE:

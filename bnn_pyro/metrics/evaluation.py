@@ -272,10 +272,8 @@ def distance_floor(prediction: Prediction, *, block: int = 1, splits: int = 20, 
     """
     blocks = prediction.num_draws // max(1, block)
     if block < 1 or blocks < 2 or splits < 1:
-        raise UserError(
-            f"the floor needs two blocks of draws and a split, got {prediction.num_draws} draws in blocks of {block} "
-            f"and {splits} splits"
-        )
+        raise UserError("the floor needs two blocks of draws and a split, got "
+                        f"{prediction.num_draws} draws in blocks of {block} and {splits} splits")  # fmt: skip
     rng, half, chosen = np.random.default_rng(seed), blocks // 2, DISTANCES[prediction.task]
     means = []
     for _ in range(splits):
