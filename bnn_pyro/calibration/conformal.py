@@ -59,7 +59,6 @@ class Score(NamedTuple):
     """
 
     task: str
-    about: str
     of: Callable[..., Tensor]
     bounds: Callable[[Mixture, Tensor, float], tuple[Tensor, Tensor]] | None = None
 
@@ -81,7 +80,7 @@ def _outside(prediction: Mixture, y: Tensor, level: float) -> Tensor:
 def _widened(prediction: Mixture, by: Tensor, level: float) -> tuple[Tensor, Tensor]:
     low, high = _ends(prediction, level)
     low, high = low - by, high + by
-    middle = torch.where(low > high, (low + high) / 2, math.nan)  # {y: score ≤ threshold} is empty
+    middle = (low + high) / 2  # where {y: score ≤ threshold} is empty
     return torch.where(low > high, middle, low), torch.where(low > high, middle, high)
 
 
@@ -116,41 +115,26 @@ def _cumulative(prediction: Mixture, penalty: float = 0.0) -> Tensor:
 
 
 SCORES: Mapping[str, Score] = {
+    # |y − mean| / standard deviation of the predictive distribution
     "normalised": Score(
         "regression",
-        "|y − mean| / standard deviation of the predictive distribution",
         lambda p, y, level: (y - p.mean).abs() / _spread(p),
         lambda p, t, level: (p.mean - t * _spread(p), p.mean + t * _spread(p)),
     ),
-    "cqr": Score(
-        "regression",
-        "how far y is outside the central predictive interval (Romano et al. 2019, arXiv:1905.03222)",
-        _outside,
-        _widened,
-    ),
-    "pit": Score(
-        "regression",
-        "share of the smallest central predictive interval with y in it (Chernozhukov et al. 2021, arXiv:1909.07889)",
-        _central,
-        _central_ends,
-    ),
+    # how far y is outside the central predictive interval (Romano et al. 2019, arXiv:1905.03222)
+    "cqr": Score("regression", _outside, _widened),
+    # share of the smallest central predictive interval with y in it (Chernozhukov et al. 2021, arXiv:1909.07889)
+    "pit": Score("regression", _central, _central_ends),
+    # |y − mean|: intervals of one width
     "absolute": Score(
-        "regression",
-        "|y − mean|: intervals of one width",
-        lambda p, y, level: (y - p.mean).abs(),
-        lambda p, t, level: (p.mean - t, p.mean + t),
+        "regression", lambda p, y, level: (y - p.mean).abs(), lambda p, t, level: (p.mean - t, p.mean + t)
     ),
-    "lac": Score("classification", "1 − p(y): the smallest sets (Sadinle et al. 2019)", lambda p: 1 - _probs(p)),
-    "aps": Score(
-        "classification",
-        "probability of the classes before y and of a random part of y (Romano et al. 2020, arXiv:2006.02544)",
-        _cumulative,
-    ),
-    "raps": Score(
-        "classification",
-        f"aps + {PENALTY} for each class down to y beyond {FREE} (Angelopoulos et al. 2021, arXiv:2009.14193)",
-        lambda p: _cumulative(p, PENALTY),
-    ),
+    # 1 − p(y): the smallest sets (Sadinle et al. 2019)
+    "lac": Score("classification", lambda p: 1 - _probs(p)),
+    # probability of the classes before y and of a random part of y (Romano et al. 2020, arXiv:2006.02544)
+    "aps": Score("classification", _cumulative),
+    # aps + PENALTY for each class down to y beyond the first FREE (Angelopoulos et al. 2021, arXiv:2009.14193)
+    "raps": Score("classification", lambda p: _cumulative(p, PENALTY)),
 }
 
 
