@@ -4,8 +4,6 @@ Each test's false-alarm rate holds whatever the model and the data: they only us
 exchangeable. An alarm says that something changed, not that predictions are wrong; no alarm is no proof.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

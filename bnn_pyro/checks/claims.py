@@ -11,8 +11,6 @@ N(m, Λ⁻¹) being the posterior of linear regression:
     point                 the mode; without a prior, the most likely point
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple

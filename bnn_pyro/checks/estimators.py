@@ -4,8 +4,6 @@ On the variant itself and its own data. For optimisers: the ELBO and its gradien
 samplers: the log joint density that they follow, its gradient against finite differences, precision, and mini-batches.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

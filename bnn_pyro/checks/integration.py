@@ -5,8 +5,6 @@ exponentially with the number of nodes where densities are smooth; Gauss–Hermi
 weights than a grid holds, Sobol points of a Normal, weighted by the density (importance sampling).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

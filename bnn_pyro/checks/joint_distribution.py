@@ -9,8 +9,6 @@ the first transition on, and a kernel that is wrong drifts away from there. What
 kernel left it, with the targets that it was given. With y_k, only the prior would be seen.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar

@@ -4,8 +4,6 @@ A problem (``problems``) is data and exact expectations; a claim (``claims``) is
 the Monte-Carlo errors of its own draws. How far an approximation is off the posterior itself is said in amounts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple

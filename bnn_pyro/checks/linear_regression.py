@@ -9,8 +9,6 @@ It is ``MeanField(hidden=(), noise=σ, prior="normal:τ")`` on a data set made h
 Everything exact is float64.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

@@ -7,8 +7,6 @@ there is no Monte-Carlo error between them. The density that an exact sampler's 
 posterior predictive itself too: in closed form, or by numerical integration.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ Linear regression is known by formulas, two weights by integration over a grid, 
 (``integration``). Compared are means and second moments of the weights and of E[y | x, w] at new inputs.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

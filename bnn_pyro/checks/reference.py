@@ -9,8 +9,6 @@ output, which tell a shift and a change of width, against those of all of the re
 errors of both. And how far an approximation is off: distances of predictions, and what its intervals cover.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,16 +18,9 @@ import numpy as np
 import torch
 from scipy.stats import t
 
+from bnn_pyro.checks import reference_posterior
 from bnn_pyro.checks.check import ALPHA, Check, Estimate, Finding, Outcome, Subject, judge, lengthened, worst, z_scores
-from bnn_pyro.checks.reference_posterior import (
-    Outputs,
-    ReferencePosterior,
-    bounded,
-    load_reference,
-    outputs_of,
-    prediction_of,
-    references,
-)
+from bnn_pyro.checks.reference_posterior import Outputs, ReferencePosterior
 from bnn_pyro.checks.sbc_ranks import LEVELS
 from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.errors import UserError
@@ -89,7 +80,7 @@ class Reference(Check):
         posterior = fit(entry, data, method, seed=seed, device="cpu", progress=False)
         settings = subject.settings(method, entry) | {"reference": reference.name}
         try:
-            outputs = outputs_of(posterior, reference, self.draws)
+            outputs = reference_posterior.outputs_of(posterior, reference, self.draws)
         except ValueError:  # a distribution refuses parameters that are not finite
             outputs = None
         if outputs is None or not np.isfinite(outputs.values).all():
@@ -134,7 +125,8 @@ class Reference(Check):
         if reason := subject.irreducible(hidden=() if on_features else (1,)):
             raise UserError(reason)
         # A last layer on the network of the reference: every other would have other features.
-        suits = [r for r in map(load_reference, references()) if bool(r.backbone) == on_features]
+        known = map(reference_posterior.load_reference, reference_posterior.references())
+        suits = [r for r in known if bool(r.backbone) == on_features]
         name = ON_FEATURES if on_features else STOCHASTIC if stochastic else DEFAULT
         reference = min(suits, key=lambda r: (stochastic or r.about["dataset"] != subject.data.name, r.name != name))
         entry, data = subject.reduced(bias=True, **reference.settings()), reference.data()
@@ -182,7 +174,7 @@ def compared(outputs: Outputs, reference: ReferencePosterior) -> tuple[float, fl
     (p-value of the output that is furthest off, corrected for how many there are; the largest difference in standard
     errors; the shift of a mean, in posterior standard deviations, that would have been seen at the median output.)
     """
-    values = bounded(outputs.values.astype(np.float64), reference.centre, reference.spread)
+    values = reference_posterior.bounded(outputs.values.astype(np.float64), reference.centre, reference.spread)
     values = np.moveaxis(values, 0, 2).reshape(*outputs.values.shape[:2], -1)  # (C, D, M)
     of = Estimate.of_chains if outputs.markov else Estimate.of_independent
     own = of(values if outputs.markov else values.reshape(-1, values.shape[-1]))
@@ -203,7 +195,7 @@ def distances_to(outputs: Outputs, reference: ReferencePosterior, seed: int = 0)
     rng, stored, size = np.random.default_rng(seed), reference.prediction()[::THINNED], len(reference.draws)
     kept = np.linspace(0, len(outputs.flat) - 1, min(len(outputs.flat), DISTANT_DRAWS)).round().astype(int)
     noise = outputs.noise[kept] if outputs.noise.size else outputs.noise
-    mine = prediction_of(outputs.flat[kept][:, reference.points[::THINNED]], noise)
+    mine = reference_posterior.prediction_of(outputs.flat[kept][:, reference.points[::THINNED]], noise)
     halves = [np.split(rng.permutation(size), [size // 2]) for _ in range(SPLITS)]
     halves = [[stored.of_draws(torch.from_numpy(half)) for half in pair] for pair in halves]
     number = 1 / min(outputs.effective, len(kept)) + 1 / size

@@ -8,8 +8,6 @@ Whether a model is the one that a reference is of is asked of its density: log p
 formula gives must be the same, whatever the settings are called. No other prior, noise, data or shape passes.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping

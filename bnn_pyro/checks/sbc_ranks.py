@@ -12,8 +12,6 @@ quarter of the ranks: of the normal scores z = Φ⁻¹((r + ½)/(L + 1)), which 
 width. Their distributions are exact too, by convolution.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache, partial
 
 import numpy as np

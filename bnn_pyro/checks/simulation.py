@@ -7,8 +7,6 @@ the log-likelihood alone, which depends on them (Modrák et al. 2023, arXiv:2211
 no meaning, units can be exchanged; the bias of the output has one, and the log prior density speaks for all of them.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

@@ -7,8 +7,6 @@ rows take part in every step: of the first order in η, for the semi-implicit fo
 h and h/2; each is compared with the exact covariance at that step, from the recursion itself, which implies the order.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from typing import ClassVar

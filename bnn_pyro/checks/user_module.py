@@ -3,8 +3,6 @@
 f = f₀(x) + A(x) w,    y ~ Normal(f, σ²)        A: the Jacobian of the outputs by the weights, the same at every w
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property

@@ -9,8 +9,6 @@ than 50 draws ArviZ counts too many effective draws; of 16 chains and more the v
 without autocorrelations, C·Var/Var(means), and the smaller count is taken. Fewer chains of under 10 draws have none.
 """
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import dataclass
 

@@ -9,8 +9,6 @@
 Memory is bounded: large sites and some rows are left out, and the attribute ``left_out`` says which.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import warnings

@@ -4,8 +4,6 @@ Convergence is judged by what the network computes, input by input. Weights are 
 network can be exchanged and signs flipped, so that chains which agree on every prediction sit at different weights.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import astuple, dataclass
 from typing import Any

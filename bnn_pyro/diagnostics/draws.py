@@ -3,8 +3,6 @@
 Energies, divergences, trees that grew too deep, stuck chains, an objective that still rises.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace

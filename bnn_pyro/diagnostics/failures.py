@@ -9,8 +9,6 @@ rows that are off by any amount would else hide, in their own standard error, th
 the targets is modelled, that is what has a Normal, errors and variances.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

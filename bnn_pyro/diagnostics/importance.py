@@ -8,8 +8,6 @@ of these weights fail. Leave-one-out by Vehtari, Gelman & Gabry 2017 (arXiv:1507
 by Magnusson, Andersen, Jonasson & Vehtari 2019 (arXiv:1904.10679), which is valid where k̂ of q is below 0.7 itself.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from dataclasses import dataclass

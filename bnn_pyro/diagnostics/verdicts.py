@@ -3,8 +3,6 @@
 The overall verdict rests on what the network computes. Where that is wrong, the sampler's own numbers name the cause.
 """
 
-from __future__ import annotations
-
 import math
 import tomllib
 from collections import defaultdict

@@ -4,8 +4,6 @@ Calibration bins are right-closed, (i/15, (i+1)/15], so that a confidence of exa
 never 0, not even of a perfect model: :func:`ece_floor` tells what such a model would show.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -61,11 +59,6 @@ def _top_label(prediction: Prediction, y: np.ndarray) -> np.ndarray:
     """(B, 2): confidence in the most probable class, and confidence − correct."""
     confidence = mean_probs(prediction).max(1)
     return np.stack([confidence, confidence - _right(prediction, y)], 1)
-
-
-def _gaps(prediction: Prediction, y: np.ndarray) -> np.ndarray:
-    """confidence − correct of the top label, in its bin: (B, bins). The ECE is Σ_bins |mean over points|."""
-    return _in_bins(*_top_label(prediction, y).T)
 
 
 def _class_gaps(prediction: Prediction, y: np.ndarray) -> np.ndarray:
@@ -174,10 +167,6 @@ def _log_odds(prediction: Prediction, y: np.ndarray) -> np.ndarray:
     return np.stack([log_probs[:, 1] - log_probs[:, 0], y], 1)
 
 
-def _ranked_errors(prediction: Prediction, y: np.ndarray) -> np.ndarray:
-    return np.stack([_entropy(prediction), 1.0 - _right(prediction, y)], 1)
-
-
 def _risks(points: np.ndarray, counts: np.ndarray) -> np.ndarray:
     return np.cumsum(in_order(points, counts), 1) / np.arange(1, len(points) + 1)
 
@@ -200,12 +189,17 @@ error = Metric(
 accuracy = Metric(_right, mean_of, "share of points whose most probable class is right", "higher", share=True)
 brier = Metric(_brier, mean_of, "squared error of the probabilities, summed over the classes (0 to 2)")
 _ECE, _WIDTH = "expected calibration error", f"{BINS} equal-width bins"
-ece = Metric(_gaps, _sum_of_absolute_means, f"{_ECE}, top label, {_WIDTH}", biased=True)
+# confidence − correct of the top label, in its bin: (B, bins). The ECE is Σ_bins |mean over points|.
+ece = Metric(
+    lambda p, y: _in_bins(*_top_label(p, y).T), _sum_of_absolute_means, f"{_ECE}, top label, {_WIDTH}", biased=True
+)
 adaptive_ece = Metric(_top_label, _equal_mass_ece, f"{_ECE}, top label, {BINS} equal-mass bins", biased=True)
 classwise_ece = Metric(_class_gaps, _sum_of_absolute_means, f"{_ECE}, mean over the classes, {_WIDTH}", biased=True)
 auroc = Metric(_log_odds, auroc_of, "area under the ROC curve of P(class 1); two classes only", "higher")
 _AURC = "area under the risk-coverage curve, ordered by total entropy"
-aurc = Metric(_ranked_errors, lambda points, counts: _risks(points, counts).mean(1), _AURC)
+aurc = Metric(
+    lambda p, y: np.stack([_entropy(p), 1.0 - _right(p, y)], 1), lambda w, counts: _risks(w, counts).mean(1), _AURC
+)
 
 
 # -- out-of-distribution points ---------------------------------------------------------------------------------------

@@ -8,8 +8,6 @@ how the draws differ from one another. Of finitely many draws no distance is 0, 
 sampler: :func:`distance_floor` tells what would be seen then.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial

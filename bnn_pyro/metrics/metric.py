@@ -7,8 +7,6 @@ The reductions take how often each point occurs in each of R replicates, so that
 serves a whole block of replicates; scikit-learn and torchmetrics would take them one by one.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ With hundreds of chains a few are drawn as lines, from the one with the lowest m
 range of all; every picture says how many it shows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

@@ -4,8 +4,6 @@ Each takes the evidence of a check: arrays by name. Outputs are the network's me
 classes. Bars are two standard errors.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -4,8 +4,6 @@ Each takes the evidence of a check: arrays by name. Ranks (Q, R) are whole numbe
 simulated data sets.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Class probabilities: what is confused, how sure, whether the confidence is deserved, and when to abstain."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

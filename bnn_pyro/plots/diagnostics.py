@@ -3,8 +3,6 @@
 All from plain arrays; thresholds are drawn where a verdict rests on them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Axes of a picture, its legends, and what several pictures do with their numbers."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from typing import Any, TypeVar

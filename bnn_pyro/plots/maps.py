@@ -1,7 +1,5 @@
 """Where to predict for a picture, a line through one input feature or a mesh over two, and maps over such a mesh."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -5,8 +5,6 @@ draws that disagree; short ones at middling heights, a point that is ambiguous t
 tick. Titles have the total entropy and its parts in nats.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

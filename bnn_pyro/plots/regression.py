@@ -1,7 +1,5 @@
 """A regression: the predictive band over one input, predicted against observed, and whether intervals are right."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -4,8 +4,6 @@ Colours have meanings, and no picture relies on colour alone: line styles, marke
 greyscale. The settings hold while a picture is drawn; matplotlib's global ones are left as they were.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import Any
@@ -28,18 +26,13 @@ LINES = ["-", "--", "-.", ":"]
 MARKERS = ["o", "^", "s", "D", "v", "P", "X", "*"]
 _COLOURS = [BAYES, *CONTRAST, REFERENCE, DATA, "0.55"]
 
+_SIZES = ("font.size", "axes.titlesize", "axes.labelsize", "figure.labelsize", "figure.titlesize")
 _SETTINGS = {
+    **dict.fromkeys(_SIZES, 9),
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
     "figure.dpi": 110,
-    "font.size": 9,
-    "axes.titlesize": 9,
-    "axes.labelsize": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
     "axes.axisbelow": True,
-    "figure.labelsize": 9,
-    "figure.titlesize": 9,
     "legend.fontsize": 8,
-    "legend.frameon": False,
     "legend.handlelength": 2.2,
     "hatch.linewidth": 0.7,
     "lines.linewidth": 1.6,
@@ -69,12 +62,8 @@ def tint(colour: str, strength: float) -> tuple[float, float, float]:
 
 def look(k: int, **changes: Any) -> dict[str, Any]:
     """Colour, line style and marker of the k-th of several things, but for ``changes``."""
-    own = {
-        "color": _COLOURS[k % len(_COLOURS)],
-        "linestyle": LINES[k % len(LINES)],
-        "marker": MARKERS[k % len(MARKERS)],
-    }
-    return own | changes
+    cycles = {"color": _COLOURS, "linestyle": LINES, "marker": MARKERS}
+    return {name: cycle[k % len(cycle)] for name, cycle in cycles.items()} | changes
 
 
 def readable(value: float) -> str:

@@ -3,8 +3,6 @@
 Both are drawn from plain numbers. A recipe's colour says where it stands beside the best, and so does its marker.
 """
 
-from __future__ import annotations
-
 import math
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence

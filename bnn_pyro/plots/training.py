@@ -2,8 +2,6 @@
 ensemble gains with every stored draw.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

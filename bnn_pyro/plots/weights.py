@@ -1,7 +1,5 @@
 """Weights: the posterior of a few as several methods see it, and which of them a network can do without."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 
