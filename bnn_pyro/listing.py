@@ -50,7 +50,7 @@ def tables() -> dict[str, dict[str, Any]]:
             for name, kind in methods.items()
         },
         "data": {name: loader["doc"] for name, loader in data.items()},
-        "checks": {name: kind["idea"] for name, kind in checks.items()},
+        "checks": {name: kind["doc"] for name, kind in checks.items()},
     }
 
 
@@ -131,7 +131,7 @@ def _read_table(folder: str) -> dict[str, dict[str, Any]]:
 
 
 def _read(node: ast.ClassDef | ast.FunctionDef, defined: Mapping[str, ast.stmt]) -> dict[str, Any]:
-    """The docstring's first line, "settings" {field: default}, their "meanings", and literal class attributes."""
+    """The docstring's first paragraph, "settings" {field: default}, their "meanings", and literal class attributes."""
     found: dict[str, Any] = {"settings": {}, "meanings": {}}
     if isinstance(node, ast.ClassDef):
         for base in reversed(node.bases):
@@ -147,7 +147,7 @@ def _read(node: ast.ClassDef | ast.FunctionDef, defined: Mapping[str, ast.stmt])
                     found[name] = value
     doc = ast.get_docstring(node) or ""
     found["meanings"] |= field_docs(doc)
-    found["doc"] = doc.partition("\n")[0]
+    found["doc"] = " ".join(doc.partition("\n\n")[0].split())
     return found
 
 

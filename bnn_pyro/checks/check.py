@@ -169,13 +169,17 @@ class Outcome:
 class Check:
     """One way to tell whether a posterior is right: a frozen dataclass of settings with the verb ``run``.
 
-    Class attributes: ``title`` (a headline), ``idea`` (what is compared with what, in a sentence), ``quick``, the
-    settings of the quick budget; the defaults are those of the full one.
+    Class attributes: ``title`` (a headline), ``idea`` (what is compared with what: the docstring's first paragraph),
+    ``quick``, the settings of the quick budget; the defaults are those of the full one.
     """
 
     title: ClassVar[str]
     idea: ClassVar[str]
     quick: ClassVar[Mapping[str, Any]]
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.idea = " ".join((cls.__doc__ or "").partition("\n\n")[0].split())
 
     def refuses(self, subject: Subject) -> str:
         """Why this check cannot be made of the subject, in words; "" where it can."""

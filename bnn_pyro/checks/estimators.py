@@ -46,7 +46,8 @@ Values = tuple[Tensor, Tensor]  # an objective in nats, (C,), and its gradient, 
 
 @dataclass(frozen=True)
 class Estimators(Check):
-    """Settings of the check of estimators.
+    """Mini-batch estimates must have the full-batch number for their mean, whatever the size of the batches and the
+    number of particles; gradients must be those of finite differences, in 32 bits as in 64.
 
     rows     of the training set that are used, at most
     batches  mini-batches that they are divided into
@@ -60,10 +61,6 @@ class Estimators(Check):
     warm: int = 300
 
     title: ClassVar[str] = "Estimators"
-    idea: ClassVar[str] = (
-        "Mini-batch estimates must have the full-batch number for their mean, whatever the size of the batches and the "
-        "number of particles; gradients must be those of finite differences, in 32 bits as in 64."
-    )
     quick: ClassVar[Mapping[str, Any]] = {"rows": 120, "repeats": 60, "warm": 60}
 
     def _refuses(self, subject: Subject) -> str:

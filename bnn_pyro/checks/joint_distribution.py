@@ -39,7 +39,8 @@ LARGE = OF_INTEREST = 0.25
 
 @dataclass(frozen=True)
 class JointDistribution(Check):
-    """Settings: how many chains and sweeps, and how small the variant is made.
+    """Weights drawn from the prior and targets simulated from them must stay such a pair when the sampler moves the
+    weights and new targets are simulated, again and again (Geweke 2004).
 
     chains  independent chains, each with targets of its own
     sweeps  transitions of each
@@ -49,10 +50,6 @@ class JointDistribution(Check):
     """
 
     title: ClassVar[str] = "Joint distribution test"
-    idea: ClassVar[str] = (
-        "Weights drawn from the prior and targets simulated from them must stay such a pair when the sampler moves the "
-        "weights and new targets are simulated, again and again (Geweke 2004)."
-    )
     quick: ClassVar[dict[str, int]] = {"chains": 2000, "sweeps": 8}
 
     chains: int = 5000

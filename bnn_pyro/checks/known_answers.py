@@ -75,14 +75,12 @@ class KnownAnswers(Check):
 
 @dataclass(frozen=True)
 class ClosedForm(KnownAnswers):
-    """Settings of the check against closed forms: those of ``KnownAnswers``."""
+    """Without hidden layers, with a Normal prior and a known noise, the network is Bayesian linear regression: means,
+    covariances, predictions and the evidence are compared with the formulas.
+    """
 
     name: ClassVar[str] = "closed-form"
     title: ClassVar[str] = "Closed forms"
-    idea: ClassVar[str] = (
-        "Without hidden layers, with a Normal prior and a known noise, the network is Bayesian linear regression: "
-        "means, covariances, predictions and the evidence are compared with the formulas."
-    )
 
     def _refuses(self, subject: Subject) -> str:
         return "" if subject.own_module and linear_module(subject) else super()._refuses(subject)
@@ -94,14 +92,12 @@ class ClosedForm(KnownAnswers):
 
 @dataclass(frozen=True)
 class Quadrature(KnownAnswers):
-    """Settings of the check against numerical integration: those of ``KnownAnswers``."""
+    """Logistic regression with two weights, and one tanh unit, whose posterior has two modes that differ in sign:
+    means, covariances and predictions are compared with integrals over a grid.
+    """
 
     name: ClassVar[str] = "quadrature"
     title: ClassVar[str] = "Numerical integration"
-    idea: ClassVar[str] = (
-        "Logistic regression with two weights, and one tanh unit, whose posterior has two modes that differ in sign: "
-        "means, covariances and predictions are compared with integrals over a grid."
-    )
 
     def problems(self, subject: Subject) -> list[Problem]:
         """Those of two weights that the variant and the method can be made for."""
@@ -110,14 +106,12 @@ class Quadrature(KnownAnswers):
 
 @dataclass(frozen=True)
 class Logistic(KnownAnswers):
-    """Settings of the check of logistic regression with more weights: those of ``KnownAnswers``."""
+    """A posterior that no grid holds, of six weights and two classes, or nine and three for samplers and Laplace:
+    means, covariances and predictions are compared with importance sampling with 32,768 quasi-random points.
+    """
 
     name: ClassVar[str] = "logistic"
     title: ClassVar[str] = "Logistic regression"
-    idea: ClassVar[str] = (
-        "A posterior that no grid holds, of six weights and two classes, or nine and three for samplers and Laplace: "
-        "means, covariances and predictions are compared with importance sampling with 32,768 quasi-random points."
-    )
     quick: ClassVar[Mapping[str, Any]] = {"effort": 1.0, "fits": 6}
 
     def problems(self, subject: Subject) -> list[Problem]:

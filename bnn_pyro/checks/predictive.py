@@ -44,7 +44,8 @@ Rows = dict[str, tuple[Tensor, np.ndarray]]  # quantity -> as ``predict`` has it
 
 @dataclass(frozen=True)
 class PredictiveCheck(Check):
-    """Settings of the check of predictions.
+    """Mean probabilities, log densities, entropies and quantiles of a prediction are worked out again from the same
+    draws by hand; an exact sampler's are compared with the exact posterior predictive.
 
     draws   S of every prediction
     effort  length of runs and trainings, in those of the quick budget of the other checks
@@ -54,10 +55,6 @@ class PredictiveCheck(Check):
     effort: float = 1.0
 
     title: ClassVar[str] = "Predictions"
-    idea: ClassVar[str] = (
-        "Mean probabilities, log densities, entropies and quantiles of a prediction are worked out again from the same "
-        "draws by hand; an exact sampler's are compared with the exact posterior predictive."
-    )
     quick: ClassVar[Mapping[str, Any]] = {"draws": 500, "effort": 0.4}
 
     def _refuses(self, subject: Subject) -> str:

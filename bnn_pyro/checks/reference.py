@@ -45,7 +45,9 @@ SPLITS, DISTANT_DRAWS, THINNED = 4, 1000, 4
 
 @dataclass(frozen=True)
 class Reference(Check):
-    """Settings of the check against reference posteriors.
+    """Predictions are compared with those of a posterior that is known: 10,000 draws of Hamiltonian Monte Carlo,
+    checked by a second sampler. Samplers must agree within their Monte-Carlo error; of approximations it is told how
+    far off their means are, how much too narrow they are, and what their intervals hold.
 
     draws   of a guide; of Markov chains, all chains together
     rows    rows · weights of the largest reference on which a sampler of whole data sets is run
@@ -58,11 +60,6 @@ class Reference(Check):
     rows: float = 1e9
 
     title: ClassVar[str] = "Reference posterior"
-    idea: ClassVar[str] = (
-        "Predictions are compared with those of a posterior that is known: 10,000 draws of Hamiltonian Monte Carlo, "
-        "checked by a second sampler. Samplers must agree within their Monte-Carlo error; of approximations it is told "
-        "how far off their means are, how much too narrow they are, and what their intervals hold."
-    )
     quick: ClassVar[Mapping[str, Any]] = {"draws": 2000, "rows": 1e5}
 
     def _refuses(self, subject: Subject) -> str:

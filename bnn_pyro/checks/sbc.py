@@ -49,7 +49,8 @@ NAMED = 4
 
 @dataclass(frozen=True)
 class Calibration(Check, Settings):
-    """Settings of simulation-based calibration.
+    """Weights drawn from the prior make data. Given these, the posterior's draws must look as the weights that made
+    them do: ranks of the truth are uniform, and central 95 % intervals hold it 95 times in 100.
 
     replications  data sets, each drawn and fitted; of methods that take a second for each, a quarter of them
     rows          of each, at most: taken from the subject's training inputs
@@ -69,10 +70,6 @@ class Calibration(Check, Settings):
     cores: int = setting(0, low=0)
 
     title: ClassVar[str] = "Simulation-based calibration"
-    idea: ClassVar[str] = (
-        "Weights drawn from the prior make data. Given these, the posterior's draws must look as the weights that made "
-        "them do: ranks of the truth are uniform, and central 95 % intervals hold it 95 times in 100."
-    )
     quick: ClassVar[Mapping[str, Any]] = {"replications": 80, "effort": 1.0}
 
     def _refuses(self, subject: Subject) -> str:

@@ -37,13 +37,11 @@ PRECISE = 0.3
 
 @dataclass(frozen=True)
 class StepSize(Check):
-    """Settings: chains, and how long each runs, in units of the time in which the slowest direction is forgotten."""
+    """On linear regression the covariance that SGHMC and SGLD sample is known exactly at every step size; measured at
+    two of them, the bias must be that one, and fall in proportion to the step.
+    """
 
     title: ClassVar[str] = "Order of the step-size bias"
-    idea: ClassVar[str] = (
-        "On linear regression the covariance that SGHMC and SGLD sample is known exactly at every step size; measured "
-        "at two of them, the bias must be that one, and fall in proportion to the step."
-    )
     quick: ClassVar[dict[str, float]] = {"chains": 400, "times": 25.0}
 
     chains: int = 1000
