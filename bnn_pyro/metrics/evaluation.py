@@ -21,7 +21,6 @@ from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.metrics import classification
 from bnn_pyro.metrics.classification import mean_probs
 from bnn_pyro.metrics.metric import (
-    BLOCK,
     Estimate,
     Evaluation,
     Metric,
@@ -31,15 +30,13 @@ from bnn_pyro.metrics.metric import (
     mean_of,
     share_of,
     targets,
-)  # fmt: skip
+)
+from bnn_pyro.parts.mixtures import BLOCK, GRID
 from bnn_pyro.predictive import Prediction
 
 __all__ = ["DISTANCES", "METRICS", "Distance", "agreement", "coverage_50", "coverage_90", "coverage_95", "crps",
            "distance_floor", "distances", "evaluate", "interval_verdict", "nll", "paired", "pit",
            "rmse", "total_variation", "wasserstein", "wasserstein_2", "width_95"]  # fmt: skip
-
-#: Points of the grid of one pair of mixtures, over which |F − G| is integrated.
-GRID = 512
 
 
 # -- real targets ------------------------------------------------------------------------------------------------------
