@@ -10,7 +10,7 @@ Everything exact is float64.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -113,24 +113,20 @@ class LinearGaussian:
         return fit - kl
 
 
-def correlated(
-    num: int = 200,
-    inputs: int = 4,
-    seed: int = 1,
-    noise: float = 0.7,
-    y_shift: float = 0.0,
-    y_scale: float = 1.0,
-    **settings: Any,
-) -> LinearGaussian:
-    """Neighbouring inputs correlate at 0.7, and there is a bias: mean field is too narrow here, by a known amount."""
+def correlated(num: int = 200, inputs: int = 4, seed: int = 1, **settings: Any) -> LinearGaussian:
+    """Neighbouring inputs correlate at 0.7, and there is a bias: mean field is too narrow here, by a known amount.
+
+    settings: fields of ``LinearGaussian`` other than its data.
+    """
     g = torch.Generator().manual_seed(seed)
     z = torch.randn(num, inputs, generator=g, dtype=torch.float64)
     for i in range(1, inputs):
         z[:, i] = 0.7 * z[:, i - 1] + math.sqrt(1 - 0.7**2) * z[:, i]
     x, w = z.float().double(), torch.linspace(-1.5, 1.2, inputs, dtype=torch.float64)
     eps = torch.randn(num, generator=g, dtype=torch.float64)
-    y = y_shift + y_scale * (x @ w + 0.3) + noise * eps
-    return LinearGaussian(x, y.float().double(), noise=noise, y_shift=y_shift, y_scale=y_scale, **settings)
+    made = LinearGaussian(x, eps, **settings)
+    y = made.y_shift + made.y_scale * (x @ w + 0.3) + made.noise * eps
+    return replace(made, y=y.float().double())
 
 
 # -- stochastic gradients at a finite step ---------------------------------------------------------------------------

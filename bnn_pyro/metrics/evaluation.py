@@ -127,9 +127,8 @@ def evaluate(prediction: Prediction, y: Targets, **resampling: Any) -> Evaluatio
     reductions = {name: partial(table[name].reduce, p) for name, p in points.items()}
     found = intervals(reductions, (len(y),), biased=biased, **resampling)
     found.notes.update(notes)
-    found.update(
-        {name: share_of(p, resampling.get("confidence", 0.95)) for name, p in points.items() if table[name].share}
-    )
+    confidence = resampling.get("confidence", 0.95)
+    found.update({name: share_of(p, confidence) for name, p in points.items() if table[name].share})
     # An absolute value stays one: only the biased metrics' intervals are moved, and could fall below 0.
     found.update({name: found[name]._replace(low=max(found[name].low, 0.0)) for name in biased})
     return found

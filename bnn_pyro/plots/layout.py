@@ -74,9 +74,8 @@ def legend_below(axes: Drawn, columns: int = 3, below: float = 34, **options: An
     """A legend under the x label of each axes, ``below`` in points, where it covers nothing; returns the axes."""
     for ax in np.ravel(np.asarray(axes, dtype=object)):
         place = ax.transAxes + ScaledTranslation(0, -below / 72, ax.figure.dpi_scale_trans)
-        ax.legend(
-            loc="upper center", bbox_to_anchor=(0.5, 0), bbox_transform=place, ncols=columns, borderaxespad=0, **options
-        )
+        where = dict(loc="upper center", bbox_to_anchor=(0.5, 0), bbox_transform=place, borderaxespad=0)
+        ax.legend(ncols=columns, **where, **options)
     return axes
 
 

@@ -252,13 +252,9 @@ def _disputes(predictions: Mapping[str, Prediction]) -> np.ndarray:
 def _same_points(predictions: Mapping[str, Prediction]) -> Prediction:
     if not predictions:
         raise UserError("there is no prediction to draw")
-    (label, first), *rest = predictions.items()
-    num, classes = first.probs.shape[1:]
-    for name, prediction in rest:
-        other, others = prediction.probs.shape[1:]
-        if (num, classes) != (other, others):
-            raise UserError(
-                f"'{label}' predicts {num} points and {classes} classes, '{name}' {other} and {others}: give "
-                "predictions of the same points"
-            )
-    return first
+    first, *rest = sizes = {name: tuple(prediction.probs.shape[1:]) for name, prediction in predictions.items()}
+    if other := next((name for name in rest if sizes[name] != sizes[first]), ""):
+        (num, classes), (others, of) = sizes[first], sizes[other]
+        raise UserError(f"'{first}' predicts {num} points and {classes} classes, '{other}' {others} and {of}: give "
+                        "predictions of the same points")  # fmt: skip
+    return predictions[first]
