@@ -1,7 +1,5 @@
 """A posterior with what calibration rows taught of it: ``calibrate``, prediction, and its file beside the archive."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os
@@ -41,7 +39,7 @@ DUPLICATES = 1e-3
 
 
 def calibrate(
-    posterior: Posterior | Calibrated,
+    posterior: "Posterior | Calibrated",
     x: Tensor | Any,
     y: Tensor,
     method: str | None = None,
@@ -51,7 +49,7 @@ def calibrate(
     per_class: bool = False,
     num_draws: int = NUM_DRAWS,
     seed: int = 0,
-) -> Calibrated:
+) -> "Calibrated":
     """Correct a posterior's predictions, or give them a guarantee, by rows that had no part in its training.
 
     x, y: (n, *input_shape), of ``predict``, and (n,), such as ``data.x_val`` and ``data.y_val``.

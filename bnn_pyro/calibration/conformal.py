@@ -7,12 +7,10 @@ Beta(k, n + 1 − k) distributed, k = ⌈(n + 1) level⌉, and at least so where
 the scale that the network models: where that is log y, intervals are of ratios, and positive.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -155,7 +153,7 @@ class Conformal:
     level: float = 0.9
 
     @classmethod
-    def fit(cls, method: str, prediction: Mixture, y: Tensor, **how: Any) -> Conformal:
+    def fit(cls, method: str, prediction: Mixture, y: Tensor, **how: Any) -> Self:
         """From the calibration rows' prediction and y (n,); how: the other fields."""
         made = cls(method, [], **how)
         scores = made.score(prediction, y).tolist()
@@ -174,7 +172,7 @@ class Conformal:
         groups: np.ndarray | None = None,
         weights: tuple[np.ndarray, np.ndarray] | None = None,
         level: float | None = None,
-    ) -> Rows:
+    ) -> "Rows":
         """The guarantee of ``num`` new rows.
 
         groups: (num,) labels.   weights: likelihood ratios of calibration rows (n,) and new rows (num,).
@@ -200,7 +198,7 @@ class Rows:
     new: np.ndarray
     at_level: float | None = None
 
-    def __getitem__(self, index: Any) -> Rows:
+    def __getitem__(self, index: Any) -> Self:
         index = torch.arange(len(self.new))[index].numpy()
         return replace(self, groups=self.groups[index], new=self.new[index])
 

@@ -5,11 +5,9 @@ values. Probabilities are averaged over the draws first; what is corrected is th
 disagree on, the epistemic part, is that of the draws before.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -63,14 +61,14 @@ class LogitMap(_Map):
         return RecalibratedClasses(prediction, self)
 
     @classmethod
-    def temperature(cls, prediction: Mixture, y: Tensor) -> LogitMap:
+    def temperature(cls, prediction: Mixture, y: Tensor) -> Self:
         """One temperature by the log score of labels y (B,)."""
         logs, classes = log_mean_probs(prediction), prediction.mean.shape[-1]
         inverse = _best_factor(lambda beta: -(beta * logs).log_softmax(-1).gather(1, y[:, None]).mean().item())
         return cls((inverse * torch.eye(classes)).double().tolist(), [0.0] * classes)
 
     @classmethod
-    def linear(cls, prediction: Mixture, y: Tensor, *, full: bool) -> LogitMap:
+    def linear(cls, prediction: Mixture, y: Tensor, *, full: bool) -> Self:
         """A diagonal or full W, and b, by the log score of y (B,) and the prior."""
         logs, classes = log_mean_probs(prediction), prediction.mean.shape[-1]
         eye = torch.eye(classes, dtype=torch.float64)
@@ -112,7 +110,7 @@ class Recalibrated:
 class RecalibratedClasses(Recalibrated, ClassMixture):
     """A prediction with one set of corrected probabilities."""
 
-    def __new__(cls, base: Mixture, map: LogitMap) -> RecalibratedClasses:
+    def __new__(cls, base: Mixture, map: LogitMap) -> Self:
         """See :class:`LogitMap`."""
         logits = (log_mean_probs(base) @ map.weight.mT + map.bias).log_softmax(-1)
         new = super().__new__(cls, make(Categorical, {"logits": logits[None].float()}))
@@ -133,7 +131,7 @@ class Affine(_Map):
         self.factor = factor
 
     @classmethod
-    def fit(cls, prediction: Mixture, y: Tensor) -> Affine:
+    def fit(cls, prediction: Mixture, y: Tensor) -> Self:
         """The factor by the log score of y (B,)."""
         return cls(_best_factor(lambda factor: -cls(factor).apply(prediction).log_prob(y).double().mean().item()))
 
@@ -163,7 +161,7 @@ class CdfMap(_Map):
         self.edges, self.values = np.asarray(edges), np.asarray(values)
 
     @classmethod
-    def fit(cls, prediction: Mixture, y: Tensor) -> CdfMap:
+    def fit(cls, prediction: Mixture, y: Tensor) -> Self:
         """By the F(y) of targets y (B,). A histogram between the uniform one and its optimum has no worse score."""
         below, at = (share.mean(-2) for share in prediction.component_below(y))
         level = (below + at / 2).numpy()  # of counts P(Y < y) + ½ P(Y = y)
@@ -233,7 +231,7 @@ class _Corrected(Distribution):
 class RecalibratedNumbers(Recalibrated, Mixture):
     """A prediction whose cdf is corrected, as one component."""
 
-    def __new__(cls, base: Mixture, map: CdfMap) -> RecalibratedNumbers:
+    def __new__(cls, base: Mixture, map: CdfMap) -> Self:
         """See :class:`CdfMap`."""
         new = super().__new__(cls, _Corrected(base, map))
         new.base, new.map, new.transform = base, map, base.transform

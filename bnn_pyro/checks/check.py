@@ -1,11 +1,9 @@
 """What a check is made of, what it reports, and how averages of draws are compared with what they should be."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from scipy.stats import t
@@ -231,7 +229,7 @@ class Estimate:
     freedom: np.ndarray | float = np.inf
 
     @classmethod
-    def of_chains(cls, values: np.ndarray) -> Estimate:
+    def of_chains(cls, values: np.ndarray) -> Self:
         """Of series (C, D, M); errors by effective draws, a ``WINDOW``-th of which are their degrees of freedom."""
         values = np.asarray(values, dtype=np.float64)
         with np.errstate(invalid="ignore"):
@@ -239,7 +237,7 @@ class Estimate:
         return cls(values.mean((0, 1)), values.std((0, 1)) / np.sqrt(effective), np.maximum(effective / WINDOW, 1.0))
 
     @classmethod
-    def of_independent(cls, values: np.ndarray) -> Estimate:
+    def of_independent(cls, values: np.ndarray) -> Self:
         """Of independent draws (S, M), or the means of runs or chains that are."""
         values = np.asarray(values, dtype=np.float64)
         freedom = max(len(values) - 1, 1)

@@ -10,8 +10,6 @@ by nothing. What sees it depends on the data too: the log-likelihood, and the sl
 that of the posterior itself (Modrák et al. 2023, arXiv:2211.02383).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -48,7 +46,7 @@ Transition = Callable[[Tensor], dict[str, Tensor]]
 Weights = dict[str, Tensor]  # {site: (C, *shape)}
 
 
-def _one_by_one(method: Any, joint: JointChains, w: Weights, steps: int) -> Transition:
+def _one_by_one(method: Any, joint: "JointChains", w: Weights, steps: int) -> Transition:
     """All that a kernel remembers after its warm-up is where it is: it takes every chain's turn."""
     potential = joint.potential()
     z = potential.position(w)
@@ -71,7 +69,7 @@ def _one_by_one(method: Any, joint: JointChains, w: Weights, steps: int) -> Tran
     return move
 
 
-def _all_at_once(method: Any, joint: JointChains, w: Weights, steps: int) -> Transition:
+def _all_at_once(method: Any, joint: "JointChains", w: Weights, steps: int) -> Transition:
     """Few chains tune the sampler; what they learned moves all of them."""
     potential, chains = joint.potential(), dict(superchains=1, thin=1)
     z = potential.position(w)
@@ -95,7 +93,7 @@ def _all_at_once(method: Any, joint: JointChains, w: Weights, steps: int) -> Tra
     return move
 
 
-def _in_steps(method: Any, joint: JointChains, w: Weights, steps: int) -> Transition:
+def _in_steps(method: Any, joint: "JointChains", w: Weights, steps: int) -> Transition:
     """On all rows at a constant step size, ``steps`` of them a transition; momenta are kept."""
     total = joint.check.sweeps * steps
     whole = dict(epochs=total, burn_in=0, batch_size=0, schedule="constant", thin=total, max_draws=1)
@@ -112,7 +110,7 @@ def _in_steps(method: Any, joint: JointChains, w: Weights, steps: int) -> Transi
     return move
 
 
-def _moved_as_one(method: Any, joint: JointChains, w: Weights, steps: int) -> Transition:
+def _moved_as_one(method: Any, joint: "JointChains", w: Weights, steps: int) -> Transition:
     """One chain tunes the kernel; what it learned moves all of them."""
     potential, first = joint.potential(), {site: value[None] for site, value in joint.first.items()}
     if choose_compiled(method.compiled, float(method.warmup * TYPICAL), potential):

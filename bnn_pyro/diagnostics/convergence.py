@@ -170,8 +170,7 @@ def _normal_scores(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """
     flat = values.reshape(len(values), -1)
     both, size = (flat, np.abs(flat - np.median(flat, 1, keepdims=True))), flat.shape[1]
-    own, folded = (ndtri((rankdata(v, axis=1) - 0.375) / (size + 0.25)).reshape(values.shape) for v in both)
-    return own, folded
+    return tuple(ndtri((rankdata(v, axis=1) - 0.375) / (size + 0.25)).reshape(values.shape) for v in both)
 
 
 def _rhat(values: np.ndarray) -> np.ndarray:
