@@ -101,14 +101,10 @@ class Problem:
         weight, bias = w[:, : -self.classes].unflatten(1, (self.classes, -1)), w[:, None, -self.classes :]
         return (x @ weight.mT + bias).log_softmax(-1)
 
-    def log_likelihood(self, w: Tensor) -> Tensor:
-        """log p(y | x, w) (S,), nats."""
-        return self.log_probs(w, self.inputs, self.targets).sum(1)
-
     def log_joint(self, w: Tensor, prior_weight: float = 1.0) -> Tensor:
         """log p(y | x, w)/T + prior_weight · log p(w), (S,), nats, of w (S, P) in float64."""
         prior = Normal(self.prior_mean, self.prior_scale).log_prob(w).sum(1)
-        return self.log_likelihood(w) / self.temperature + prior_weight * prior
+        return self.log_probs(w, self.inputs, self.targets).sum(1) / self.temperature + prior_weight * prior
 
     @cached_property
     def known(self) -> LinearGaussian | None:

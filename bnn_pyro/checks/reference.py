@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from scipy.stats import t
 
-from bnn_pyro.checks import reference_posterior
+import bnn_pyro.checks.reference_posterior as reference_posterior
 from bnn_pyro.checks.check import ALPHA, Check, Estimate, Finding, Outcome, Subject, judge, lengthened, worst, z_scores
 from bnn_pyro.checks.reference_posterior import Outputs, ReferencePosterior
 from bnn_pyro.checks.sbc_ranks import LEVELS
