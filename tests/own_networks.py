@@ -144,11 +144,6 @@ class Wrong(nn.Module):
         return f
 
 
-def schema_net(schema):
-    """Named as tests/own_networks.py:schema_net on the command line."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(torch.Size(schema.input_shape).numel(), len(schema.classes)))
-
-
 def convnet():
     """Digits (1, 8, 8), with batch normalisation."""
     first = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2))

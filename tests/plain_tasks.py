@@ -5,7 +5,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 
 from bnn_pyro.errors import UserError
@@ -29,14 +28,6 @@ def die_once(task):
     return number
 
 
-def bytes_at_last(path, blob):
-    """The bytes, where there is such a file; otherwise the process ends."""
-    if not path.exists():
-        path.touch()
-        os._exit(9)
-    return blob
-
-
 # -- that end by themselves --------------------------------------------------------------------------------------------
 def refuse(task):
     if task == 3:
@@ -44,16 +35,6 @@ def refuse(task):
     if task == 4:
         raise ValueError("four is an error")
     return task
-
-
-def in_its_turn(folder):
-    """Whether no other thread was at this between its start and its end."""
-    mine = folder / str(threading.get_ident())
-    mine.touch()
-    time.sleep(0.05)
-    alone = len(list(folder.iterdir())) == 1
-    mine.unlink()
-    return alone
 
 
 def half_way(task):

@@ -83,7 +83,7 @@ def points():
 
 def contract():
     """{(variant, method): result} of all that can be divided; batches of 1 or 2 rows, fewer than there are ranks."""
-    import test_contract as zoo
+    import zoo_problems as zoo
 
     done = {}
     for name, method in [(n, m) for n, kind in zoo.ZOO.items() for m in methods_for(kind)]:

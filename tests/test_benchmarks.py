@@ -24,16 +24,13 @@ from benchmarks.accuracy.tables import sweep_table
 from benchmarks.checks.references import RECIPES
 from benchmarks.checks.tables import TABLES
 from benchmarks.memory import Failed, asked_bytes, peak, run_apart, tree
-from benchmarks.scaling import many, processes, subjects
-from benchmarks.scaling import tables as scaling
-from benchmarks.scaling.formulae import FORMULAE, TEXTS, expected
-from benchmarks.scaling.growth import SWEEPS
-from benchmarks.scaling.sizes import Sizes
+from benchmarks.scaling import subjects
+from benchmarks.scaling.formulae import expected
 from benchmarks.scaling.subjects import SUBJECTS, measure
 from benchmarks.speed import __main__ as speed
 from benchmarks.speed.problem import Problem, Runner
 from benchmarks.speed.steps import CONTESTANTS
-from benchmarks.timing import Enough, clocked, ratio, take_turns
+from benchmarks.timing import Enough, clocked
 from bnn_pyro.checks.reference_posterior import references
 from bnn_pyro.files import resolve
 from bnn_pyro.run import main
@@ -71,21 +68,6 @@ def test_local_reparametrization_has_one_loss(problem):
             with runner.active():
                 losses.append(float(runner.run(1)))
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
-
-
-def test_ratios_are_taken_within_whole_rounds():
-    times, calls = {}, []
-
-    def run():
-        calls.append(1)
-        if len(calls) > 5:
-            raise KeyboardInterrupt
-        return 1.0
-
-    with pytest.raises(KeyboardInterrupt):
-        take_turns({"a": run, "b": run}, 50, times)
-    assert times == {"a": [1.0, 1.0], "b": [1.0, 1.0]}
-    assert ratio({"a": [2.0, 40.0, 6.0], "b": [1.0, 10.0, 2.0]}, "a", "b") == {"median": 3.0, "quartiles": [2.5, 3.5]}
 
 
 def test_a_timed_fit_stops_after_its_epochs():
@@ -144,15 +126,6 @@ def test_bytes_are_counted():
     assert peaks == pytest.approx([1e6, 1e6 + 8e6, 1e6], abs=2e3)
 
 
-def test_every_formula_is_of_something_measured_and_grows():
-    assert {sweep[0] for sweep in SWEEPS} <= FORMULAE.keys() <= SUBJECTS.keys()
-    assert TEXTS.keys() <= FORMULAE.keys()
-    for name, grows, values, fixed in SWEEPS:
-        sizes = [replace(SUBJECTS[name].sizes, **fixed, **{grows: value}) for value in values]
-        grown = [expected(name, s) for s in sizes]
-        assert grown == sorted(grown), (name, grows)
-
-
 @needs_proc
 @pytest.mark.parametrize("name", [n for n in SUBJECTS if n != "chees-net"])
 def test_every_subject_is_measured(name, monkeypatch):
@@ -178,24 +151,6 @@ def test_peaks_are_those_of_the_block_and_of_the_process(tmp_path):
     (tmp_path / "some_measurement.py").write_text("raise SystemExit('no such thing')")
     with pytest.raises(Failed, match="no such thing"):
         run_apart("some_measurement", PYTHONPATH=str(tmp_path))
-
-
-@needs_proc
-def test_fits_are_timed_alone_and_many_at_once(monkeypatch):
-    net = Sizes(rows=64, inputs=784, width=20, batch=16)
-    monkeypatch.setattr(bp, "load_data", lambda name, limit: replace(net, rows=limit).data(), raising=False)
-    found = processes.time_fit("mean-field", 32, rows=64)
-    assert found["rows"] == 64 and found["rows_per_second"] > 0
-    monkeypatch.setitem(many.JOBS, "fits", ("", lambda seed: many.svi(seed, steps=4), 2, ()))
-    here, loop = (many.run_job("fits", way, 2) for way in ("here, one thread", "a plain loop"))
-    assert here["results"] == loop["results"] and len(here["results"]) == 2
-
-
-def test_tables_of_scaling_are_of_the_least_run_and_the_last_power():
-    assert scaling.best({"runs": [{"seconds": 2.0}, {"seconds": 1.0}]}, "seconds") == 1.0
-    assert scaling.exponent([1, 2, 4], [1, 1, 2]) == pytest.approx(1)
-    for name, made in scaling.TABLES.items():
-        assert made().count("|") > 20, name
 
 
 # -- results -----------------------------------------------------------------------------------------------------------
@@ -253,17 +208,6 @@ def test_tables_are_replaced_between_their_markers(tmp_path, monkeypatch, capsys
     text = page.read_text()
     assert text.startswith("a\n<!-- begin references -->\n\n| reference |") and old not in text
     assert text.endswith(other) and "written: references" in capsys.readouterr().out
-
-
-def test_runs_are_kept_beside_each_other(tmp_path):
-    held = provenance.Measurements(tmp_path / "results.json", "growth")
-    key = {"subject": "map", "value": 100}
-    for seconds in (2.0, 1.0):
-        held.add(key, {"seconds": seconds}, load=0.5)
-    held.add({**key, "value": 400}, {"seconds": 3.0}, load=0.5)
-    assert [run["seconds"] for run in held.runs(key)] == [2.0, 1.0]
-    assert len(held.lines()) == 2 and held.runs({**key, "value": 1}) == []
-    assert "load 0.5 to 0.5" in provenance.source(held.lines())
 
 
 def test_the_tests_of_a_fault_are_stopped_with_the_benchmark(tmp_path, monkeypatch):

@@ -78,14 +78,6 @@ def test_a_finished_chain_is_not_lost_with_the_next(tmp_path, monkeypatch):
     assert lines[40:] == list(range(39, 77))
 
 
-def test_progress():
-    lines = []
-    run(bp.NUTS(chains=2, draws=3, warmup=4, max_tree_depth=3), report=lambda *line: lines.append(line))
-    assert [line[0] for line in lines] == list(range(1, 15)) and {line[1] for line in lines} == {14}
-    assert {"accept", "step size", "divergent", "ms/gradient"} <= set(lines[-1][2])
-    assert {line[2]["chain"] for line in lines} == {1, 2}
-
-
 def test_thinning_keeps_every_third_transition():
     all_of_them, thinned = (run(replace(SMALL["nuts"], draws=30 // thin, thin=thin)) for thin in (1, 3))
     assert all(torch.equal(v[:, 2::3], thinned.chains[site]) for site, v in all_of_them.chains.items())

@@ -5,7 +5,6 @@ import pytest
 import torch
 
 import bnn_pyro as bp
-from bnn_pyro import plots
 from bnn_pyro.checks import Subject
 from bnn_pyro.checks.estimators import Estimators, _alike
 from bnn_pyro.checks.linear_regression import correlated, dataset
@@ -88,12 +87,3 @@ def test_a_density_that_loses_digits_is_seen(monkeypatch):
 def test_what_estimates_nothing_is_refused():
     assert "all rows at once" in QUICK.refuses(subject("last-layer", "laplace"))
     assert QUICK.refuses(subject("mean-field", "svi")) == ""
-
-
-def test_pictures():
-    ax = plots.batch_objectives({"batch_sizes": [24, 4], "elbo": [-60.0, -61.0], "elbo_error": [0.5, 1.0]})
-    assert [t.get_text() for t in ax.get_xticklabels()] == ["24", "4"]
-    ax = plots.finite_differences({"gradient": [1.0, -2.0, 0.5], "finite_difference": [1.0, -2.0, 0.7]})
-    entries = next(line for line in ax.lines if line.get_label() == "an entry")
-    assert entries.get_xdata().tolist() == [1.0, -2.0, 0.7] and entries.get_ydata().tolist() == [1.0, -2.0, 0.5]
-    assert ax.get_title().startswith("at most 0.1 of the largest")  # 0.2 of 2

@@ -29,9 +29,9 @@ class Linear(ClosedForm):
         return [linear_regression(60, 2, 3)]
 
 
-LINEAR = Linear(fits=4, effort=0.5)
-SMALL = Quadrature(fits=3, effort=0.6)
-MORE = Logistic(fits=5, effort=0.4)
+LINEAR = Linear(fits=3, effort=0.4)
+SMALL = Quadrature(fits=2, effort=0.4)
+MORE = Logistic(fits=3, effort=0.4)
 
 
 def subject(variant, method, **settings):
@@ -127,15 +127,6 @@ def test_a_correlated_normal_is_integrated_exactly():
     assert elbo == pytest.approx(-3.0, abs=1e-8)
 
 
-@pytest.mark.parametrize("name", TWO_WEIGHTS)
-def test_the_integral_has_converged(name):
-    problem = TWO_WEIGHTS[name]
-    second = [
-        g.expect(g.w.square()) for g in (problem.posterior, grid(problem.log_joint, 8 * problem.prior_scale, 301))
-    ]
-    torch.testing.assert_close(*second, rtol=1e-4, atol=0)
-
-
 def test_importance_sampling_is_the_grid_and_does_not_depend_on_its_points():
     problem = TWO_WEIGHTS["logistic"]
     sampled = importance(problem.log_joint, problem.mode())
@@ -144,17 +135,6 @@ def test_importance_sampling_is_the_grid_and_does_not_depend_on_its_points():
     for more in (six_weights(60, 5, 3), softmax_regression(30, 2, 6)):
         half = replace(more.posterior, w=more.posterior.w[::2], mass=2 * more.posterior.mass[::2])
         assert np.abs(more.expect(half) - more.exact).max() < 0.02
-
-
-def test_the_unit_has_two_modes_of_equal_mass():
-    problem = TWO_WEIGHTS["sign"]
-    assert problem.posterior.mass[problem.posterior.w[:, 1] > 0].sum() == pytest.approx(0.5, abs=0.01)
-    mode = problem.mode()
-    torch.testing.assert_close(problem.log_joint(mode[None]), problem.log_joint(-mode[None]))
-    # One mode is better for a Normal than both together.
-    at = (mode, torch.zeros(2, dtype=torch.float64))
-    one, both = (best_normal(problem.log_joint, place, problem.standard)[2] for place in at)
-    assert one > both
 
 
 # -- the claims --------------------------------------------------------------------------------------------------
@@ -176,7 +156,6 @@ def test_the_unit_has_two_modes_of_equal_mass():
         (MORE, "mean-field", "svi", {}, "caution", (0.4, 0.85)),
         (MORE, "last-layer", "svi", {"family": "full"}, "good caution", (0.7, 1.1)),
         (MORE, "last-layer", "laplace", {"structure": "kron"}, "caution", (0.7, 1.1)),
-        (MORE, "mlp", "map", {}, "caution", (0.0, 0.03)),
     ],
 )
 def test_methods_are_what_they_claim(check, variant, method, settings, levels, ratio):
@@ -234,7 +213,7 @@ def test_a_wrong_sampler_is_bad(monkeypatch):
     outcome = LINEAR.run(subject("mean-field", "nuts"))
     assert outcome.level == "bad" and "not the exact posterior" in outcome.sentence
     assert min(f.p for f in outcome.findings if f.p is not None) < ALPHA
-    densities = bad(PredictiveCheck(draws=200, effort=0.4).run(subject("mean-field", "nuts")))
+    densities = bad(PredictiveCheck(draws=100, effort=0.2).run(subject("mean-field", "nuts")))
     assert densities and all(about.startswith("predictive density at input") for about in densities)
 
 
@@ -258,17 +237,10 @@ def test_an_elbo_that_is_not_that_of_the_draws_is_bad(monkeypatch):
 
 # -- predictions -------------------------------------------------------------------------------------------------
 def test_predictions_of_every_way_to_store_draws():
-    check = PredictiveCheck(draws=200, effort=0.2)
+    check = PredictiveCheck(draws=100, effort=0.1)
     for variant, method in (("mean-field", "nuts"), ("last-layer", "laplace"), ("mlp", "map")):
         outcome = check.run(subject(variant, method))
         assert outcome.level == "good", outcome.sentence
         assert outcome.evidence["log_density"].shape == outcome.evidence["exact"].shape == (36,)
         assert ("agree with the exact" in outcome.sentence) == (method == "nuts")
     assert len(plots.mixture_densities(outcome.evidence).get_lines()) == 4
-
-
-def test_what_is_far_off_is_named():
-    labels = [f"mean of weight {i + 1} (posterior sd)" for i in range(8)]
-    ax = plots.standard_errors({"labels": labels, "z": [0.3, -1, 0, 9.0, 0, 0, -np.inf, 1], "bound": 4.0})
-    assert {text.get_text() for text in ax.texts} == {"mean of weight 4", "mean of weight 7"}
-    assert ax.get_title().startswith("2 of 8") and ax.get_legend().get_texts()[0].get_text() == "mean of weight"

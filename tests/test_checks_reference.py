@@ -14,7 +14,7 @@ from bnn_pyro.checks import ALPHA, Subject, reference
 from bnn_pyro.checks.reference import Reference
 from bnn_pyro.checks.reference_posterior import REFERENCES, bounded, load_reference, references
 from bnn_pyro.errors import UserError
-from bnn_pyro.plots import reference_band, reference_coverage, reference_outputs
+from bnn_pyro.plots import reference_outputs
 from bnn_pyro.settings import build
 from bnn_pyro.zoo import ZOO
 
@@ -144,14 +144,6 @@ def test_an_approximation_is_told_by_how_much(monkeypatch):
     assert len(across) == 150 and (np.asarray(up) < np.asarray(across)).mean() > 0.5  # below the diagonal: too sure
 
 
-def test_points_say_nothing_of_what_lies_around_them():
-    found = QUICK.run(subject("mlp", "map", given={"epochs": 100, "lr": 0.02}))
-    assert (
-        found.level == "caution" and found.figures["posterior_coverage_95"] == 0.0 and found.figures["sd_ratio"] == 0.0
-    )
-    assert not any(f.p is not None for f in found.findings)
-
-
 def test_what_is_not_finite_is_bad(monkeypatch):
     fit = reference.fit
 
@@ -186,14 +178,3 @@ def test_refusals():
 
 
 # -- pictures ------------------------------------------------------------------------------------------------------
-def test_band_and_coverage_show_the_numbers():
-    x = np.array([[2.0], [0.0], [1.0]])
-    ax = reference_band(x, x, 0 * x + 1, 2 * x, 0 * x + 0.5, names=("speed", "way"))
-    lines = {line.get_label(): line for line in ax.lines}
-    assert lines["reference, mean"].get_xdata().tolist() == [0, 1, 2]
-    assert lines["method, mean"].get_ydata().tolist() == [0, 2, 4] and ax.get_xlabel() == "speed"
-    with pytest.raises(UserError, match="one input"):
-        reference_band(np.zeros((3, 2)), x, x, x, x)
-    evidence = {"levels": [0.5, 0.95], "coverage": [0.2, 0.6], "coverage_error": [0.01, 0.01]}
-    shares = reference_coverage(evidence).containers[0].lines[0]
-    assert shares.get_xydata().ravel() == pytest.approx([50, 20, 95, 60])

@@ -92,7 +92,7 @@ def test_an_exact_posterior_passes():
     [({"width": 0.7}, "too narrow"), ({"width": 1.5}, "too wide"), ({"shift": 0.7}, "too often below the draws")],
 )
 def test_wrong_posteriors_are_caught(wrong, words):
-    outcome = judged(Exact(**wrong), number=120)
+    outcome = judged(Exact(**wrong), number=90)
     assert outcome.level == "bad" and words in outcome.sentence and of(outcome, "prediction") < 1e-3
     if "width" in wrong:
         assert outcome.figures["calibration_width"] == pytest.approx(wrong["width"], abs=0.2)
@@ -100,7 +100,7 @@ def test_wrong_posteriors_are_caught(wrong, words):
 
 def test_a_posterior_that_ignores_its_data_is_seen_by_the_likelihood_alone():
     """Ranks of every weight and prediction are those of the prior among itself: uniform. Modrák et al. 2023."""
-    outcome = judged(Exact(prior=True), number=100)
+    outcome = judged(Exact(prior=True), number=60)
     assert outcome.level == "bad" and of(outcome, "likelihood") < 1e-9
     assert of(outcome, "prediction") > 1e-3 and of(outcome, "weight") > 1e-3
 
@@ -145,7 +145,7 @@ def test_counts_and_heavy_tails_pass_and_another_dispersion_does_not(likelihood,
     counts = likelihood != "student-t"
     there = data(inputs=1, task="counts", y_shift=4.0) if counts else data(inputs=1)
     entry = bp.MeanField(hidden=(), prior="normal:0.7", likelihood=likelihood, **({} if counts else {"noise": 0.5}))
-    outcome = judged(Weighted(other), entry, number=80 if other else 40, data=there)
+    outcome = judged(Weighted(other), entry, number=60 if other else 30, data=there)
     assert outcome.level == ("bad" if other else "good"), outcome.sentence
     assert not other or "too narrow" in outcome.sentence
 
@@ -274,6 +274,6 @@ class Failing(Exact):
 
 
 def test_fits_that_fail_are_counted():
-    some, all_ = judged(Failing(), number=60), judged(Failing(often=1.0), number=20)
+    some, all_ = judged(Failing(), number=30), judged(Failing(often=1.0), number=20)
     assert some.level == "caution" and "fits failed" in some.sentence and "no luck" in some.sentence
     assert all_.level == "bad" and "20 of 20 fits" in all_.sentence

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from bnn_pyro import plots
 from bnn_pyro.checks import sbc_ranks as r
 
 
@@ -109,20 +108,3 @@ def test_widths_beyond_those_that_are_told_are_noticed_4_times_in_5(total, num):
 
 
 # -- pictures ----------------------------------------------------------------------------------------------------------
-def test_pictures_show_what_is_off():
-    labels, order = ["right", "narrow"], np.stack([posteriors(200, 39), posteriors(200, 39, 0.3)])
-    held = np.array([[0.5, 0.8, 0.95], [0.2, 0.4, 0.5]])
-    evidence = {"labels": labels, "ranks": order, "draws": 39, "p": [[0.5, 1], [1e-9, 1]], "shown": 1e-3}
-    evidence |= {"levels": r.LEVELS, "coverage": held, "coverage_error": 0.1 * np.ones((2, 3))}
-    bars = plots.rank_histograms(evidence)
-    heights = [[bar.get_height() * bar.get_width() for bar in ax.patches] for ax in bars]
-    assert np.allclose(np.sum(heights, 1), 1) and [ax.get_title(loc="left") for ax in bars] == labels
-    hatched = [sum(bar.get_hatch() is not None for bar in ax.patches) for ax in bars]
-    assert hatched[0] <= 3 < hatched[1]
-    curves = plots.rank_ecdfs(evidence)
-    assert "p = 1e-09" in curves[1].get_title(loc="left")
-    np.testing.assert_allclose(curves[1].lines[-1].get_ydata(), r.ecdf_difference(order[1], 39))
-    thick = [np.isfinite(ax.lines[-2].get_ydata()).any() for ax in curves]
-    assert thick == [False, True]
-    ax = plots.interval_coverage(evidence)
-    assert [t.get_text() for t in ax.get_yticklabels()] == labels

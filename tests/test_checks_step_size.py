@@ -11,7 +11,7 @@ from bnn_pyro.checks.check import Estimate
 from bnn_pyro.checks.linear_regression import correlated
 from bnn_pyro.checks.step_size import StepSize, order_of
 
-SMALL = StepSize(chains=300, times=15.0)
+SMALL = StepSize(chains=200, times=12.0)
 
 
 def subject(inference, **given):
@@ -39,7 +39,7 @@ def test_the_bias_is_that_of_the_step_size(inference):
 
 def test_the_step_that_was_asked_for():
     """Judged by the recursion: small, known for its bias, too large, unstable."""
-    tiny = StepSize(chains=50, times=2.0)
+    tiny = StepSize(chains=30, times=1.0)
     levels = {lr: tiny.run(subject("sghmc", lr=lr)) for lr in (0.08, 0.5, 2.0)}
     assert [outcome.evidence["own_bias"] < 0.2 for outcome in levels.values()] == [True, False, False]
     assert levels[0.08].level == "caution"

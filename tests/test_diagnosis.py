@@ -12,7 +12,6 @@ import torch
 import bnn_pyro as bp
 from bnn_pyro import diagnostics
 from bnn_pyro.diagnostics.importance import Loo
-from bnn_pyro.errors import UserError
 from bnn_pyro.reports.page import read_texts
 from bnn_pyro.reports.ranking import ranked
 from bnn_pyro.run import main
@@ -117,14 +116,6 @@ def test_a_netcdf_file_that_cannot_be_written_costs_nothing_else(runs, capsys):
     assert "\nGood" in told.out and "R-hat" in told.out, "verdicts and tables reach the terminal"
     assert "R-hat" in (runs / "good" / "diagnosis.html").read_text()
     assert json.loads((runs / "good" / "diagnosis.json").read_text())["verdicts"][0]["level"] == "good"
-
-
-def test_a_damaged_file_is_told_with_the_way_out(tmp_path):
-    folder = RunFolder(tmp_path)
-    assert folder.read("convergence.json") == {}
-    folder.write("convergence.json", {"statistics": 3})
-    with pytest.raises(UserError, match=r"damaged; .*write it again: evaluate"):
-        folder.read("convergence.json")
 
 
 @pytest.mark.usefixtures("no_figures")

@@ -192,13 +192,6 @@ def test_train_writes_the_backbone_as_the_baseline_and_a_config_that_reproduces_
     assert "last-layer" in (run / "README.md").read_text() and "convnet" in (run / "report.html").read_text()
 
 
-def test_the_other_commands_take_it(run, tmp_path, capsys):
-    assert main(["evaluate", str(run), "--ood", "noise", "--limit", "20", "--quiet"]) == 0
-    assert "ood_uniform-noise_total_entropy" in json.loads((run / "metrics.json").read_text())
-    assert main(["compare", str(run), str(run / "baseline"), "--quiet", "--out", str(tmp_path / "c.html")]) == 0
-    assert "last-layer" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("stop", [2, 4])
 def test_resume_goes_on_in_either_part(run, tmp_path, monkeypatch, capsys, stop):
     check, calls = optimise.check_finite, []

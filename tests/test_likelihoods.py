@@ -11,7 +11,6 @@ from scipy import integrate, stats
 from test_parts import read
 
 import bnn_pyro as bp
-from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.counts import NegativeBinomialMixture, PoissonMixture
 from bnn_pyro.parts.likelihoods import LIKELIHOODS, StudentTMixture, make_likelihood
 from bnn_pyro.parts.mixtures import Mixture
@@ -242,13 +241,7 @@ def test_outliers_do_not_move_a_students_t():
     for name in ("normal", "student-t", "laplace"):
         entry = bp.MeanField(hidden=(), likelihood=name)
         posterior = bp.fit(
-            entry, (np.zeros((60, 1)), y), bp.MAP(epochs=400, batch_size=0, lr=0.05, patience=0), progress=False
+            entry, (np.zeros((60, 1)), y), bp.MAP(epochs=150, batch_size=0, lr=0.1, patience=0), progress=False
         )
         means[name] = bp.predict(posterior, np.zeros((1, 1))).mean.item()
     assert abs(means["student-t"] - 10) < 0.5 and abs(means["laplace"] - 10) < 0.5 and means["normal"] > 11
-
-
-def test_the_sites_start_at_their_prior():
-    with isolated(0):
-        model = bp.MeanField(hidden=(2,), likelihood="student-t").model(NUMBERS)
-    assert {"log_noise", "log_df"} <= model.initial.keys() and model.initial["log_df"].item() == 2.0

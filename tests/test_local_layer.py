@@ -18,7 +18,6 @@ from torch.distributions import Normal, kl_divergence
 from bnn_pyro.checks import linear_regression
 from bnn_pyro.inference.log_joint import ELBO
 from bnn_pyro.isolation import isolated
-from bnn_pyro.parts import gradients
 from bnn_pyro.parts.gradients import DropoutLinear, FreeLinear, LocalConv2d, LocalLinear, kl_normal
 from bnn_pyro.parts.local_layer import Conv2dLayer, HiddenLayer, LinearLayer
 from bnn_pyro.parts.weights import CentredNormal, FreeWeights, NormalWeights
@@ -298,9 +297,3 @@ def test_the_conjugate_optimum(elbo):
 def test_the_conjugate_optimum_of_mini_batches_with_their_factor():
     assert -1e-6 <= fit(TraceMeanField_ELBO(), batch=20, kl_factor=20 / 60, steps=250) < SHORTFALL
     assert fit(TraceMeanField_ELBO(), batch=20, kl_factor=1.0) > SHORTFALL  # no B/N
-
-
-@pytest.mark.parametrize(("fault", "factor"), [("counted for every row", 60), ("rewarded", -1), ("forgotten", 0)])
-def test_planted_faults_are_caught(monkeypatch, fault, factor):
-    monkeypatch.setattr(gradients, "kl_normal", lambda *a: factor * kl_normal(*a))
-    assert fit(TraceMeanField_ELBO()) > 2 * SHORTFALL, fault

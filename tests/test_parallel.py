@@ -7,37 +7,25 @@ import multiprocessing
 import os
 import random
 import signal
-import sys
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 
-import cloudpickle
 import numpy as np
 import pytest
 import torch
 from monte_carlo import same
 from plain_tasks import (
-    bytes_at_last,
     die,
     die_once,
     free_port,
-    half_way,
-    in_its_turn,
     refuse,
-    stopped_by_ctrl_c,
-    until_asked,
 )
 
 import bnn_pyro as bp
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
 from bnn_pyro.checks.linear_regression import correlated
 from bnn_pyro.errors import UserError
-from bnn_pyro.parallel import pools
 from bnn_pyro.parallel.executor import (
     Executor,
     check_workers,
@@ -49,8 +37,7 @@ from bnn_pyro.parallel.executor import (
     versions,
 )
 from bnn_pyro.parallel.map import WorkerDied, map_tasks
-from bnn_pyro.parallel.pools import WANTED, _file_channel, run_task
-from bnn_pyro.progress import Channel, progress_bar, report_progress, should_stop
+from bnn_pyro.progress import report_progress
 
 PROBLEM = correlated(num=30, noise=0.5)
 NUTS = bp.NUTS(chains=3, draws=6, warmup=20, max_tree_depth=3)
@@ -103,19 +90,6 @@ def test_texts():
         refused = pytest.raises(UserError, match=r"unknown executor .*; valid: here, processes, .*dask://HOST:PORT")
         with refused, executor(text):
             pass
-
-
-def test_what_else_is_refused(monkeypatch, capsys):
-    from bnn_pyro.run import main
-
-    with pytest.raises(UserError, match="an executor is a text"), executor(7):
-        pass
-    with pytest.raises(UserError, match="cores must be"):
-        map_tasks(refuse, [1], cores=-1)
-    assert main(["train", "--executor", "dusk"]) == 2 and "unknown executor 'dusk'" in capsys.readouterr().err
-    monkeypatch.setitem(sys.modules, "distributed", None)
-    with pytest.raises(UserError, match=r'pip install "bnn-pyro\[cluster\]"'), executor("dask:2"):
-        pass
 
 
 def whose(_):
@@ -198,28 +172,6 @@ def test_an_error_names_its_task_and_may_be_collected(at, place):
     assert found == [1, (3, "task 2 of 3 (3): three is refused"), 2]
 
 
-class Odd(Exception):
-    """Can be taken apart, but not put together."""
-
-    def __init__(self, one, two):
-        super().__init__(f"{one} and {two}")
-
-
-def odd(task):
-    if task == "error":
-        raise Odd(1, 2)
-    return threading.Lock() if task == "pickle" else Odd(1, 2)
-
-
-@pytest.mark.parametrize(
-    ("task", "message"), [("pickle", "cannot pickle"), ("read", "missing 1 required"), ("error", "1 and 2")]
-)
-def test_what_cannot_travel_back_is_an_error_of_its_task(task, message):
-    with pytest.raises((TypeError, RuntimeError), match=message) as error:
-        map_tasks(odd, [task, task], cores=2)
-    assert any(f"in task 1 of 2 ('{task}')" in note or "in task 2" in note for note in error.value.__notes__)
-
-
 def warned(task):
     from bnn_pyro.checkpoint import Run
     from bnn_pyro.inference import potential
@@ -235,42 +187,10 @@ def test_what_the_package_warns_of_is_said_here_and_once():
     assert len(caught) == 1
 
 
-def silent():
-    """A channel that leads nowhere."""
-    return Channel(lambda share, figures: None, lambda: False)
-
-
-def test_threads_of_one_worker_take_turns(tmp_path):
-    """As those of a Dask worker with ``--nthreads 3`` come to their tasks."""
-    function, task = cloudpickle.dumps(in_its_turn), cloudpickle.dumps(tmp_path)
-    with ThreadPoolExecutor(3) as threads:
-        ends = [threads.submit(run_task, "call", function, task, f"task {n}", silent) for n in range(6)]
-    assert all(good and cloudpickle.loads(blob) for good, blob, _ in (end.result() for end in ends))
-
-
 # -- what the package makes there --------------------------------------------------------------------------------------
 def run(method, entry, **settings):
     with bp.isolated(0):
         return method.run(entry.model(PROBLEM.schema), None, PROBLEM.data, seed=0, **settings)
-
-
-def local_entry():
-    """A variant whose class no other process could import, as those of a notebook."""
-
-    class Mine(bp.MeanField):
-        def model(self, schema):
-            return super().model(schema)
-
-    return Mine(hidden=(3,))
-
-
-@pytest.mark.parametrize("method", [replace(NUTS, compiled="no"), bp.Ensemble(members=2, epochs=6, batch_size=8)])
-def test_chains_and_members_are_the_same_on_a_cluster(at, method):
-    entry, lines = local_entry(), []
-    with at("cluster"):
-        there = run(method, entry, report=lambda *line: lines.append(line))
-    here = run(method, entry)
-    assert same(here, there) and lines[-1][0] == lines[-1][1]
 
 
 # -- processes that die ------------------------------------------------------------------------------------------------
@@ -280,19 +200,6 @@ def test_a_task_whose_process_was_killed_runs_again_and_nothing_is_done_twice_fo
     with at(place):
         assert map_tasks(die_once, tasks, done=lambda *end: ended.append(end)) == [0, 1, 2, 3, 4]
     assert (tmp_path / "killed").exists() and sorted(ended) == [(i, i) for i in range(5)]
-
-
-def test_a_death_is_noticed_after_a_pause_in_which_workers_ended(tmp_path, monkeypatch):
-    monkeypatch.setattr(pools, "_SPARE", [])
-    monkeypatch.setattr(pools, "IDLE", 0.3)
-    assert map_tasks(die_once, [(0, tmp_path), (2, tmp_path)], cores=2) == [0, 2]
-    time.sleep(2.0)
-    until = time.monotonic() + 60
-
-    def watch():
-        assert time.monotonic() < until, "the death of a process was not noticed"
-
-    assert map_tasks(die_once, [(0, tmp_path), (1, tmp_path / "killed")], cores=2, watch=watch) == [0, 1]
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -312,93 +219,7 @@ def test_a_task_that_kills_its_process_each_time_is_given_up_alone(at, place):
     assert sorted(ended) == [0, 1, 2, 3] and ended[-1] == 1  # the others did not wait for it
 
 
-def test_what_all_tasks_share_is_sent_again_where_its_worker_died(at, tmp_path, monkeypatch):
-    large, killed = np.ones(10_000), tmp_path / "killed"  # more than travels with each task
-    monkeypatch.setattr("bnn_pyro.parallel.pools.bytes", partial(bytes_at_last, killed), raising=False)
-    with at("cluster"):
-        assert map_tasks(lambda task: task + large.sum(), [0, 1, 2]) == [10_000, 10_001, 10_002]
-    assert killed.exists()
-
-
 # -- progress and stopping ---------------------------------------------------------------------------------------------
-def test_a_task_reports_its_progress():
-    for cores, last in ((1, 8), (2, None)):
-        reports, each = [], []
-        how = dict(report=lambda *a: reports.append(a), progress=lambda *a: each.append(a))  # noqa: B023
-        map_tasks(half_way, [7, 8], cores=cores, **how)
-        assert reports[0][:2] == (0.5, 2) and reports[-1] == (2, 2, {})
-        assert [r[0] for r in reports] == sorted(r[0] for r in reports)
-        assert {(0, 0.5, 7), (1, 0.5, 8)} == {(i, share, f["figure"]) for i, share, f in each if f}
-        assert last is None or (1.5, 2, {"figure": last}) in reports
-    report_progress(1, 2)  # outside of a task, to nobody
-    assert not should_stop()
-
-
-def test_a_task_goes_on_where_its_progress_cannot_be_written(tmp_path):
-    """As on a full disk. The process of the task is this one."""
-    former, no_file = signal.getsignal(signal.SIGTERM), tmp_path / "0"
-    no_file.mkdir()
-    (tmp_path / WANTED).touch()
-    try:
-        channel = _file_channel(tmp_path, 0, os.getppid())
-        channel.report(1, 1)
-    finally:
-        signal.signal(signal.SIGTERM, former)
-    assert not channel.stopping
-    (tmp_path / WANTED).unlink()
-    assert channel.stopping
-
-
-def test_a_bar_of_fractions(capsys):
-    with progress_bar("fits", unit="fit") as report:
-        report(0.1 + 0.2, 5)
-        report(2.0, 5)
-    shown = capsys.readouterr().err
-    assert "2/5" in shown and "0000" not in shown
-
-
-class Enough(Exception):
-    pass
-
-
-@pytest.mark.parametrize("cores", [1, 2])
-def test_a_watcher_stops_tasks_which_may_end_in_order(tmp_path, cores):
-    tasks, shares = [tmp_path / name for name in ("a", "b", "c")], []
-
-    def watch():
-        if shares and shares[-1] > 0.1 * cores - 0.05:  # all are at it
-            raise Enough
-
-    with pytest.raises((Enough, KeyboardInterrupt)):  # the task's own, where it runs here
-        map_tasks(until_asked, tasks, cores=cores, report=lambda done, *_: shares.append(done), watch=watch)
-    assert [task.exists() for task in tasks] == [True, cores == 2, False]
-
-
-@pytest.mark.parametrize("when", ["asked to end", "at work"])
-def test_the_error_of_a_task_is_raised_once_the_others_have_ended_in_order(tmp_path, when):
-    """Of one that fails as it ends after Ctrl-C too: what it was to save is not there."""
-    tasks, shares = [tmp_path / "fails", tmp_path / "b"], []
-
-    def watch():
-        if when == "asked to end" and shares and shares[-1] > 0.15:
-            raise KeyboardInterrupt
-
-    function = partial(until_asked, fails=when)
-    with pytest.raises((UserError, KeyboardInterrupt), match=r"^task 1 of 2 .*: no space left"):
-        map_tasks(function, tasks, cores=2, report=lambda done, *_: shares.append(done), watch=watch)
-    assert [task.exists() for task in tasks] == [when == "asked to end", True]
-
-
-def test_tasks_that_do_not_ask_are_ended_after_some_seconds():
-    start, looks = time.monotonic(), []
-
-    def watch():
-        looks.append(0)
-        raise Enough
-
-    with pytest.raises(Enough):
-        map_tasks(time.sleep, [60, 60], cores=2, grace=0.3, watch=watch)
-    assert time.monotonic() - start < 40 and len(looks) == 1
 
 
 def test_ctrl_c_takes_a_clusters_tasks_back(at, cluster):
@@ -414,26 +235,6 @@ def test_ctrl_c_takes_a_clusters_tasks_back(at, cluster):
             time.sleep(0.1)
         assert not any(cluster.processing().values())
         assert map_tasks(whose, [0])  # and it goes on
-
-
-CODE = """
-import signal, time
-from bnn_pyro.parallel.executor import executor
-from bnn_pyro.parallel.map import map_tasks
-
-def slow(task):
-    time.sleep(0.5)
-
-if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    with executor({where!r}):
-        map_tasks(slow, range(100), report=lambda *_: print("going", flush=True))
-"""
-
-
-@pytest.mark.parametrize("where", ["processes:2", "dask:2"])
-def test_ctrl_c_ends_quietly_and_leaves_no_process(tmp_path, where):
-    stopped_by_ctrl_c(CODE.format(where=where), tmp_path)
 
 
 def test_chains_that_are_finished_on_a_cluster_are_kept(at, tmp_path):
@@ -470,9 +271,3 @@ def test_workers_are_looked_over():
         look({**versions(), "torch": "1.0"})
     with pytest.raises(UserError, match=r"worker tcp://a:1 cannot import bnn_pyro .*: install it there too"):
         look(ModuleNotFoundError("No module named 'bnn_pyro'"))
-
-
-def test_workers_of_our_own_keep_their_memory(at):
-    """Dask tells its workers to give it back in every step of a fit, which is then twice as long."""
-    with at("cluster"):
-        assert map_tasks(os.environ.get, ["MALLOC_TRIM_THRESHOLD_", "OMP_NUM_THREADS"]) == [None, "1"]

@@ -27,7 +27,7 @@ from bnn_pyro.parts.mixtures import ClassMixture, Mixture
 
 PREDICTIVE = PredictiveCheck(draws=200, effort=0.2)
 ESTIMATORS = Estimators(rows=24, repeats=25, warm=20)
-EXACT = replace(LINEAR, fits=8)
+EXACT = replace(LINEAR, fits=8, effort=0.5)
 JOINT = JointDistribution(chains=600, sweeps=4, rows=6)
 STEPS = StepSize(chains=100, times=6.0)
 

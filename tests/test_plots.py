@@ -1,13 +1,9 @@
 """Pictures of a regression, maps, and training carry the right numbers, on axes with labels."""
 
-import math
-import sys
-
 import numpy as np
 import pictures
 import pytest
 import torch
-from matplotlib import pyplot
 from matplotlib.collections import QuadMesh
 from matplotlib.figure import Figure
 from pictures import CATEGORICAL, LABELS, POINTS, clean_matplotlib, line_of, random, refuses  # noqa: F401 (a fixture)
@@ -44,23 +40,6 @@ def test_a_picture_draws_on_the_axes_that_it_is_given():
     assert list(plots.reliability(CATEGORICAL, LABELS, axes=pair)) == list(pair)
     assert plots.softmax_draws(CATEGORICAL, 0, axes=ax)[0] is ax
     refuses(r"draws on 2 axes, but 1 were given", plots.reliability, CATEGORICAL, LABELS, axes=[ax])
-
-
-def test_a_notebook_gets_pyplot_figures_so_that_it_shows_them(monkeypatch):
-    monkeypatch.setitem(sys.modules, "ipykernel", sys)
-    ax = plots.selective_risk(CATEGORICAL, LABELS)
-    assert pyplot.figure(pyplot.get_fignums()[0]) is ax.figure
-    pyplot.close(ax.figure)
-
-
-def test_a_point_estimate_has_pictures_too():
-    point = Prediction(Normal(torch.zeros(1, 3), torch.ones(1, 3)))
-    ax = plots.predictive_band(point, torch.arange(3.0))
-    assert not any("epistemic" in text for text in pictures.legend_of(ax))
-    single = Prediction(Categorical(logits=random(1, 3, pictures.CLASSES)))
-    assert len(plots.softmax_draws(single, 0)) == 1
-    ax = plots.epistemic_map(Prediction(Bernoulli(logits=random(1, 25))), plots.grid(two_features(), num=5))
-    assert ax.get_xlabel() == "a"
 
 
 @pytest.mark.parametrize("draw", ["reliability", "confusion_matrix", "confidence_histogram", "selective_risk"])
@@ -104,28 +83,6 @@ def test_training_curves_show_each_part_of_the_trace_and_the_epoch_that_was_kept
     assert line_of(nll, "lowest: epoch 2, 0.3000 nats").get_xydata().tolist() == [[2, 0.3]], "the first of equals"
     assert "nats" in objective.get_ylabel() and "nats" in nll.get_ylabel() and len(plots.training_curves(trace)) == 3
     assert plots.objective([-9.0, -5.0, -4.0]).get_title() == "last tenth: mean −4.5, sd 0.5"
-
-
-def test_a_samplers_trace_has_its_temperature_against_one():
-    trace = {
-        "epoch": [1.0, 2.0, 3.0, 4.0],
-        "step_size": [0.1, 0.1, 0.05, 0.05],
-        "kinetic_temperature": [9.0, 1.5, 1.1, 0.9],
-        "draws": [0.0, 0.0, 2.0, 4.0],
-        "validation_nll": [math.nan, math.nan, 0.5, 0.4],
-        "log_joint": [-9.0, -8.0, -7.5, -7.0],
-    }
-    axes = plots.sampler_trace(trace)
-    temperature, step, nll, joint = axes
-    assert list(line_of(temperature, "kinetic").get_ydata()) == [9, 1.5, 1.1, 0.9]
-    assert temperature.get_title() == "mean 1.000 while draws are stored"
-    assert all(list(line_of(ax, "first stored draw").get_xdata()) == [3, 3] for ax in axes)
-    assert step.get_ylabel() == "step size" and step.get_ylim()[0] == 0
-    assert "nats per validation row" in nll.get_ylabel() and nll.get_title().endswith("0.4000 at last")
-    assert joint.get_ylabel() == "nats, all training rows" and all(ax.get_xlabel() == "epoch" for ax in axes)
-    few = plots.sampler_trace({"kinetic_temperature": [1.0, 1.2], "validation_nll": [math.nan, math.nan]})
-    assert len(few) == 1, "a panel without a number is none"
-    refuses("'kinetic_temperature' or 'step_size'; this one holds elbo", plots.sampler_trace, {"elbo": [1.0]})
 
 
 # -- regression --------------------------------------------------------------------------------------------------------

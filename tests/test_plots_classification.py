@@ -62,14 +62,6 @@ def test_confusion_matrix_has_the_counts():
     assert ax.get_title() == "12 of 60 wrong"
 
 
-def test_confidence_histogram_divides_right_from_wrong():
-    ax = plots.confidence_histogram(CATEGORICAL, LABELS)
-    right, wrong = ax.containers
-    assert (pictures.heights(right).sum(), pictures.heights(wrong).sum()) == (48, 12)
-    assert line_of(ax, "accuracy").get_xdata()[0] == pytest.approx(0.8)
-    assert line_of(ax, "mean confidence").get_xdata()[0] == pytest.approx(CATEGORICAL.mean.amax(1).mean().item())
-
-
 def test_softmax_draws_shows_the_means_and_the_decomposition(monkeypatch):
     axes = plots.softmax_draws(CATEGORICAL, [5, 2], LABELS)
     for ax, row in zip(axes, (5, 2), strict=True):
@@ -118,21 +110,6 @@ def test_images_come_in_the_order_of_their_uncertainty():
         assert bars.get_title("right").startswith(words)
 
 
-def test_ood_bars_set_the_bayesian_mean_beside_the_deterministic_probabilities():
-    point = Prediction(Categorical(logits=random(1, pictures.POINTS, pictures.CLASSES)))
-    axes = plots.ood_bars(CATEGORICAL, point, random(pictures.POINTS, 1, 3, 3), num=2, names=["left", "right"])
-    for row, (image, bars) in enumerate(axes):
-        assert pictures.heights(bars.containers[0]) == pytest.approx(CATEGORICAL.mean[row].numpy())
-        assert pictures.heights(bars.containers[2]) == pytest.approx(point.mean[row].numpy())
-        assert f"{CATEGORICAL.total[row]:.2f} nats Bayesian" in bars.get_title()
-        assert f"{point.total[row]:.2f} nats determ." in bars.get_title()
-        assert image.get_title() == ("left", "right")[row]
-    colours = plots.uncertain_images(CATEGORICAL, random(pictures.POINTS, 3, 4, 5), num=2)
-    assert colours[0][0].images[0].get_array().shape == (4, 5, 3)
-    refuses("60 images", plots.uncertain_images, CATEGORICAL, random(pictures.POINTS, 8))
-    refuses("the same points", plots.ood_bars, CATEGORICAL, point[:3], random(pictures.POINTS, 1, 3, 3))
-
-
 # -- the growing ensemble ----------------------------------------------------------------------------------------------
 def by_hand(posterior, x, y, picks):
     """NLL of an ensemble of some (chain, draw)s."""
@@ -166,15 +143,6 @@ def test_an_ensemble_grows_by_the_stored_draws_in_their_order(numbers, monkeypat
     curve = line_of(plots.growing_ensemble(members, x, y), "ensemble")
     expected = [by_hand(members, x, y, [(c, 0) for c in range(s)]) for s in (1, 2, 3)]
     assert list(curve.get_xdata()) == [1, 2, 3] and list(curve.get_ydata()) == pytest.approx(expected, rel=1e-5)
-
-
-def test_what_cannot_grow_is_told():
-    x, y = random(4, 2), torch.tensor([0, 1, 2, 0])
-    refuses("single draw does not grow", plots.growing_ensemble, chains(random(1, 1, 3, 2)), x, y)
-    refuses("y has shape", plots.growing_ensemble, chains(random(1, 2, 3, 2)), x, y[:3])
-    refuses("grows by stored draws", plots.growing_ensemble, pictures.guided(), x, y)
-    two, few = chains(random(1, 2, 3, 2)), pictures.stated([[0.2, 0.3, 0.5]] * 2)
-    refuses("baseline predicts 2 points", plots.growing_ensemble, two, x, y, baseline=few)
 
 
 # -- methods side by side ----------------------------------------------------------------------------------------------
@@ -229,20 +197,6 @@ def test_weights_are_those_of_the_largest_disagreement():
     assert x[density.argmax()] == pytest.approx(3, abs=0.25) and np.trapezoid(density, x) == pytest.approx(1, abs=0.02)
     assert line_of(axes[1], "SVI").get_ydata().max() == pytest.approx(0.4, rel=0.08)  # of a standard Normal
     assert line_of(axes[1], "NUTS").get_ydata().max() == pytest.approx(0.2, rel=0.08)
-
-
-def test_a_point_estimate_is_a_line_and_does_not_choose():
-    draws = random(1, 200, 3, 2)
-    far = torch.zeros(1, 1, 3, 2)
-    far[..., 1, 1] = 50.0
-    shifted = draws + torch.tensor([[0.0, 0.0], [0.0, 0.0], [2.0, 0.0]])
-    found = {"SVI": chains(draws), "MAP": chains(far), "NUTS": chains(shifted)}
-    axes = plots.weight_posteriors(found, num=1)
-    assert axes[0].get_title() == "layers.0.weight[2, 0]"
-    assert list(line_of(axes[0], "MAP").get_xdata()) == [0, 0]
-    named = plots.weight_posteriors(found, ["layers.0.weight[1,1]", "layers.0.bias[2]"])
-    assert list(line_of(named[0], "MAP").get_xdata()) == [50, 50] and named[0].get_xlim()[1] > 50
-    assert named[1].get_title() == "layers.0.bias[2]"
 
 
 def test_weights_of_other_models_and_wrong_names_are_told():

@@ -68,13 +68,6 @@ def test_energy_says_its_bfmi():
     refuses("at least 3 draws", plots.energy, energies[:, :2])
 
 
-def test_autocorrelation_shows_the_band_of_independent_draws():
-    ax = plots.autocorrelation([[1.0, 0.5]] * 8, list("abcdefgh"), draws=400)
-    assert ax.patches[0].get_height() == pytest.approx(2 * 1.96 / 20)
-    assert len([line for line in ax.lines if len(line.get_xdata()) == 2 and line.get_label() in "abcdefgh"]) == 6
-    refuses("8 autocorrelations", plots.autocorrelation, [[1.0, 0.5]] * 8, ["a"])
-
-
 # -- convergence, leave-one-out, replicated data -----------------------------------------------------------------------
 def test_shares_of_rhat_and_ess_are_told_with_their_thresholds():
     left, right = plots.convergence([[1.0, 1.005], [1.04, np.nan]], [100, 500, 900, np.nan], [50, 60, 70, np.nan])
@@ -104,17 +97,6 @@ def test_loo_pit_says_whether_it_is_uniform():
     refuses("between 0 and 1", plots.loo_pit, [0.5, np.nan])
 
 
-def test_replicated_classes_are_counted():
-    replicated = np.array([[0, 0, 1], [0, 1, 1], [1, 1, 1]])
-    (ax,) = plots.posterior_predictive(replicated, [0, 0, 0], classes=["a", "b"])
-    assert list(line_of(ax, "observed").get_ydata()) == [3, 0]
-    assert list(line_of(ax, "replicated, median").get_ydata()) == [1, 2]
-    assert ax.get_title() == "2 of 2 outside their 95 %"
-    replicated = np.tile(np.arange(30), (4, 1))
-    (ax,) = plots.posterior_predictive(replicated, np.arange(30), classes=[str(k) for k in range(30)])
-    assert ax.get_title().startswith("20 of 30 classes; 0 of 20")
-
-
 def test_replicated_targets_lie_under_the_observed_ones():
     left, right = plots.posterior_predictive(RNG.normal(size=(200, 10)), np.full(10, 3.0) + np.arange(10), label="k€")
     assert list(line_of(left, "observed").get_xdata()[1:]) == list(range(3, 13)) and left.get_xlabel() == "k€"
@@ -132,12 +114,6 @@ def test_importance_weights_are_told_by_the_largest():
     refuses("at least 5", plots.importance_weights, [0.0, 1.0])
 
 
-def test_a_pareto_tail_lies_on_the_curve_of_its_khat():
-    ax = plots.importance_weights(-0.8 * np.log((np.arange(1000) + 0.5) / 1000), khat=0.8)
-    points, curve, worse = (line_of(ax, name).get_ydata() for name in ("tail", "fit with k-hat", "with k = 0.7"))
-    assert curve[:-1] == pytest.approx(points, abs=0.02) and worse[0] < points[0] - 0.1
-
-
 # -- checks of samplers ------------------------------------------------------------------------------------------------
 def test_z_scores():
     z = np.array([[0.5, -1.0], [20.0, 2.0], [0.0, -7.0]])
@@ -145,20 +121,6 @@ def test_z_scores():
     assert line_of(ax, "mean").get_xydata().tolist() == [[1, 0.5], [2, 20], [3, 0]]
     assert line_of(ax, "variance").get_xydata().tolist() == [[4, -1], [5, 2], [6, -7]]
     assert {text.get_text() for text in ax.texts} == {"mean of b", "variance of c"} and "2 of 6" in ax.get_title()
-
-
-def test_quantiles_and_drift():
-    levels = np.linspace(-2, 2, 9)
-    scores = levels[:, None] * [1.0, 1.5, 1.0, 1.0] + [0.0, 0.0, 0.2, 0.0]
-    z = np.array([[0.1, 0.2], [0.3, 9.0], [5.0, 0.1], [0.0, 0.1]])
-    drift = np.arange(24.0).reshape(3, 4, 2)
-    evidence = {"levels": levels, "scores": scores, "z": z, "drift": drift, "drift_error": 0.1 + 0 * drift}
-    left, right = plots.joint_quantiles(evidence | {"quantities": list("abcd")})
-    shown = {line.get_label(): line.get_ydata() for line in left.get_lines()}
-    assert shown["b"] == pytest.approx(0.5 * levels) and shown["c"] == pytest.approx(0.2) and "d" not in shown
-    names = right.get_legend_handles_labels()[1]
-    assert names == ["variance of b", "mean of c", "variance of a"]
-    assert right.containers[0].lines[0].get_ydata() == pytest.approx(drift[:, 1, 1])
 
 
 def test_step_size_bias():
@@ -199,14 +161,6 @@ def test_a_mean_and_its_error_and_a_mark_for_every_fit():
     assert sorted(words) == ["best mean", "mean ± its standard error", "one fit", "worse than the best"]
     (ax,) = plots.sweep_points({"d": {"a": scores(90.0, 94.0)}}, "coverage, %", nominal=95.0)
     assert any(np.array_equal(line.get_xdata(), [95.0, 95.0]) for line in ax.lines)
-
-
-def test_a_line_a_recipe_through_the_settings():
-    lines = {"energy": {"mlp": {1.0: scores(3.0, 5.0), 0.1: scores(6.0, 8.0), 10.0: scores(1.0, 1.0)}}}
-    (ax,) = plots.sweep_settings(lines, "prior (fan-in:…)", "RMSE, target units")
-    line = ax.containers[0].lines[0]
-    assert line.get_xdata().tolist() == [0.1, 1.0, 10.0] and line.get_ydata().tolist() == [7.0, 4.0, 1.0]
-    assert ax.get_xscale() == "log" and [t.get_text() for t in ax.get_xticklabels()] == ["0.1", "1", "10"]
 
 
 def test_nothing_to_draw_and_too_much_are_refused():

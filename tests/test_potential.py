@@ -212,19 +212,9 @@ def test_constrained_sites():
         assert target(z)[0][row].item() == pytest.approx((by_pyro(target, z[row]) + jacobian).item(), rel=1e-4)
 
 
-def test_memory_is_bounded(monkeypatch):
-    target = potential("classes")
-    z = draws(target, 9)
-    expected = target(z)
-    monkeypatch.setattr("bnn_pyro.inference.potential.MAX_MEMORY", 2 * 4 * 12 * 4)
-    for found, value in zip(target(z), expected, strict=True):
-        torch.testing.assert_close(found, value)
-
-
 # -- what it refuses -------------------------------------------------------------------------------------------------
 class Discrete(nn.Module):
-    initial = {"k": torch.tensor(1.0)}  # noqa: RUF012
-    width = 1
+    initial, width = {"k": torch.tensor(1.0)}, 1
 
     def forward(self, x, y=None):
         k = pyro.sample("k", dist.Bernoulli(0.5))
@@ -247,7 +237,6 @@ def test_what_is_refused():
         potential(prior="log-uniform")
 
 
-# -- where there is no compiled gradient -------------------------------------------------------------------------------
 def test_no_compiler_or_no_c_for_an_operator(monkeypatch):
     target = potential("fixed")
     plain = target.model.net.activation
@@ -289,16 +278,6 @@ def test_code_is_made_once_for_targets_and_starts_of_its_own(monkeypatch):
     assert (first(z)[0] - second(z)[0]).abs().min() > 0.01
 
 
-def test_what_a_recipe_does_not_say_is_found_out(monkeypatch):
-    """A model whose density depends on more than its recipe has: code of its own, and right."""
-    first, second = potential("fixed", **NETS["fixed"]), potential("fixed", temperature=2.0, **NETS["fixed"])
-    monkeypatch.setattr("bnn_pyro.inference.potential.recipe", lambda *about: b"the same for all")
-    monkeypatch.setattr(compiled, "TRACES", {})
-    assert first.compile(1) and second.compile(1)
-    z = draws(first)
-    assert (second(z)[0] - second.evaluate(z)[0]).abs().max() < 1e-3
-
-
 @pytest.mark.parametrize("task", ["learned", "classes"])
 def test_other_targets(task):
     """Given to all chains, compiled or not, or to each its own: the very density of data with these targets."""
@@ -306,10 +285,8 @@ def test_other_targets(task):
     z = draws(whole, 3)
     g = torch.Generator().manual_seed(4)
     ys = torch.stack([whole.y[torch.randperm(12, generator=g)] for _ in z])
-    alone = []
-    for row, y in zip(z, ys, strict=True):
-        with bp.isolated(0):
-            alone.append(Potential(whole.model, whole.x, y)(row[None]))
+    with bp.isolated(0):
+        alone = [Potential(whole.model, whole.x, y)(row[None]) for row, y in zip(z, ys, strict=True)]
     expected = [torch.cat(parts) for parts in zip(*alone, strict=True)]
     assert fast.compile(3)
     for row, y, (density, gradient) in zip(z, ys, alone, strict=True):

@@ -14,14 +14,12 @@ from properties import (
     SHORT,
     TEXT,
     WORD,
-    Planted,
     answer,
     array,
     cases,
     contents,
     damage,
     place,
-    planted,
 )
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -155,17 +153,3 @@ def test_an_archive_is_trained_on_or_refused(blob, options):
         assert path.read_bytes() == blob
         if done.code:
             assert not (folder / "run" / "posterior.pt").exists()
-
-
-@cases(2)
-@given(data=st.data(), name=st.sampled_from(["x", "y", "classes", "arr_0"]))
-def test_code_in_an_archive_is_not_executed(data, name):
-    with place("archive with code") as folder:
-        arrays = {"x": np.zeros((30, 2)), "y": np.arange(30) % 2}
-        arrays[name] = data.draw(st.sampled_from([(), (30,), (30, 2)]).map(lambda shape: np.full(shape, None, object)))
-        arrays[name][...] = Planted(folder / "executed")
-        np.savez(folder / "a.npz", **arrays)
-        if data.draw(st.booleans()):  # or no NPZ file at all
-            (folder / "a.npz").write_bytes(planted(folder / "executed"))
-        done = answer([*MEAN_FIELD, "--data", str(folder / "a.npz"), "--out", str(folder / "run"), *SHORT])
-        assert done.code == 2

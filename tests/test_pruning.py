@@ -195,19 +195,6 @@ def test_errors(mean_field):
 
 
 # -- pictures ----------------------------------------------------------------------------------------------------------
-def test_picture_of_the_curve(mean_field):
-    curve = pruning.pruning_curve(mean_field, X, Y, (0, 0.5, 0.9), num_draws=5)
-    axes = plots.pruning_curve(curve, removed=0.25)
-    for ax, name in zip(axes, ("loss", "nll"), strict=True):
-        line = next(line for line in ax.lines if line.get_label() == "pruned")
-        np.testing.assert_allclose(line.get_xdata(), [1, 0.5, 0.1])  # what is left, on a reversed log scale
-        np.testing.assert_allclose(line.get_ydata(), [getattr(point, name).value for point in curve])
-        assert ax.get_xscale() == "log" and ax.xaxis_inverted()
-        assert [tick.get_text() for tick in ax.get_xticklabels()] == ["0", "50", "90"]
-        assert next(line for line in ax.lines if "log α" in line.get_label()).get_xdata() == [0.75, 0.75]
-    for few in (curve[:1], [*curve, *pruning.pruning_curve(mean_field, X, Y, (1,), num_draws=2)]):
-        with pytest.raises(bp.UserError, match="two shares or more, each below 1"):
-            plots.pruning_curve(few)
 
 
 def test_picture_of_the_ratios():

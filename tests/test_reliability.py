@@ -16,7 +16,7 @@ import pytest
 import torch
 from monte_carlo import stop_at
 from properties import SHORT, answer, contents
-from run_folders import same, snapshot
+from run_folders import same
 
 import bnn_pyro as bp
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
@@ -166,44 +166,6 @@ def test_a_run_that_was_killed_goes_on_to_the_same_result(tmp_path, name):
     assert forked.run(forked.command, argv=argv, log=log) == 0, Path(log).read_text()
     assert same(out, whole) and (out / "metrics.json").read_bytes() == (whole / "metrics.json").read_bytes()
     assert contents(out).keys() == contents(whole).keys()
-
-
-SWEEP = """
-[data.toy-curve]
-[recipes.mlp]
-device = "cpu"
-inference_settings = { epochs = 4 }
-grid = { prior = ["fan-in:1", "fan-in:3"] }
-[recipes.mean-field]
-device = "cpu"
-num_draws = 3
-inference_settings = { epochs = 250 }
-"""
-
-
-def test_a_sweep_that_was_killed_goes_on_to_the_very_same_results(tmp_path):
-    """In its third fit: the others are left as they are. The report has its figures, also those of the grid."""
-    whole, killed, log = tmp_path / "whole", tmp_path / "killed", str(tmp_path / "log")
-    (tmp_path / "s.toml").write_text(SWEEP)
-    argv = ["sweep", str(tmp_path / "s.toml"), "--cores", "1", "--quiet", "--out"]
-    process = forked.start(forked.command, argv=[*argv, str(killed)], log=log)
-    finished, cut_off = (killed / f"{name}-toy-curve-seed0-split0" for name in ("mlp-prior=fan-in-1", "mean-field"))
-    deadline = time.monotonic() + 60
-    while not (cut_off / "checkpoint" / "training.pt").is_file() and time.monotonic() < deadline:
-        time.sleep(0.002)
-    process.kill()
-    process.join()
-    assert process.exitcode == -signal.SIGKILL
-    assert (cut_off / "checkpoint" / "training.pt").is_file() and not (cut_off / "posterior.pt").exists()
-    before = snapshot(finished)
-    for out in (killed, whole):
-        assert forked.run(forked.command, argv=[*argv, str(out)], log=log) == 0, Path(log).read_text()
-    assert snapshot(finished) == before
-    for run in (finished, cut_off):
-        assert same(run, whole / run.name)
-        assert (run / "metrics.json").read_bytes() == (whole / run.name / "metrics.json").read_bytes()
-    names = {"rmse", "nll", "coverage-95", "rmse-by-prior-fan-in", "nll-by-prior-fan-in"}
-    assert {p.name for p in (killed / "figures").iterdir()} == {f"sweep-{name}.png" for name in names}
 
 
 def test_chains_begun_over_a_finished_run_are_not_mistaken_for_it(tmp_path, monkeypatch):

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import signal
 
 import numpy as np
 import pandas as pd
@@ -12,7 +11,6 @@ from PIL import Image
 from run_folders import MEAN_FIELD, SMALL, same, small_table
 
 import bnn_pyro as bp
-from bnn_pyro.inference import optimise
 from bnn_pyro.listing import tables
 from bnn_pyro.metrics import METRICS
 from bnn_pyro.run import main, parse
@@ -213,27 +211,3 @@ def test_compare(runs, capsys):
 
 
 # -- stopped and resumed -----------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_leaves_a_checkpoint_that_goes_on_to_the_same_result(number, tmp_path, monkeypatch, capsys):
-    features = ["--data", "breast-cancer", "--features", "mean radius,mean texture", "--batch-size", "64"]
-    command = [*MEAN_FIELD, *features, "--no-baseline", *SMALL, "--epochs", "6"]
-    assert main([*command, "--out", str(tmp_path / "whole")]) == 0
-    stopped = tmp_path / "stopped"
-    check, calls = optimise.check_finite, []
-
-    def check_and_stop(*args):
-        calls.append(1)
-        if len(calls) == 3:
-            signal.raise_signal(number)
-        check(*args)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(optimise, "check_finite", check_and_stop)
-        assert main([*command, "--out", str(stopped)]) == 130
-    told = capsys.readouterr().err
-    assert f"train --resume --out {stopped}" in told and "Traceback" not in told
-    assert (stopped / "checkpoint" / "training.pt").is_file() and not (stopped / "posterior.pt").exists()
-    for _ in ("goes on", "is finished, and changes nothing"):
-        assert main(["train", "--resume", "--out", str(stopped), "--quiet"]) == 0
-    assert same(stopped, tmp_path / "whole") and not (stopped / "checkpoint").exists()
-    assert (stopped / "metrics.json").read_bytes() == (tmp_path / "whole" / "metrics.json").read_bytes()

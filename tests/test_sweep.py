@@ -89,16 +89,6 @@ def test_a_fit_that_fails_is_told_and_the_others_are_made(made):
     assert float(rows[0]["rmse"]) == fits[0]["metrics"]["rmse"] and rows[0]["train_rows"] == "42"
 
 
-def test_the_summary_is_that_of_the_metrics(made):
-    found = results(made[1])
-    (on,) = found["summary"]
-    values = [fit["metrics"]["nll"] for fit in found["fits"] if fit["recipe"] == "mean-field"]
-    told = on["recipes"]["mean-field"]["metrics"]["nll"]
-    half = abs(values[0] - values[1]) / 2  # sd/√2 of two values
-    assert told["value"] == pytest.approx(sum(values) / 2)
-    assert told["error"] == pytest.approx(half * (1 + 2 * 9 / 42) ** 0.5)  # 9 test rows, 42 to train on
-
-
 def test_errors_over_seeds_include_the_test_rows_that_all_share(copied):
     write, spec, out = copied
     write(MEAN_FIELD, MLP, before="seeds = [0, 1]\n")

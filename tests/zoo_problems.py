@@ -1,0 +1,64 @@
+"""Small problems of every variant and task, and methods that are quick on them."""
+
+from functools import lru_cache, partial
+
+import pytest
+import torch
+from torch import nn
+
+import bnn_pyro as bp
+from bnn_pyro.checks.linear_regression import dataset
+from bnn_pyro.inference import METHODS
+from bnn_pyro.zoo import ZOO
+
+NUM, FEATURES = 12, 3
+# Settings that make a method quick, whichever of them it has.
+QUICK = dict(epochs=3, batch_size=5, lr=0.01, steps=3, warmup=3, draws=3, chains=2, members=2, max_steps=8, thin=1)
+QUICK |= dict(max_tree_depth=3)
+# Settings of a variant that belong to a task, whichever of them it has.
+TASKS = {
+    "fixed noise": ("regression", dict(noise=0.5)),
+    "learned noise": ("regression", dict(noise="learned")),
+    "heteroscedastic": ("regression", dict(noise="heteroscedastic")),
+    "binary": ("classification", dict(classes=2)),
+    "multiclass": ("classification", dict(classes=3)),
+    "counts": ("counts", dict(likelihood="poisson")),
+}
+
+
+def fields(kind):
+    return getattr(kind, "__dataclass_fields__", {})
+
+
+def quick(method):
+    return METHODS[method](**{k: v for k, v in QUICK.items() if k in fields(METHODS[method])})
+
+
+@lru_cache
+def problem(name, task, proper=False):
+    """(variant with small settings, data) for a task; ``proper``: with a prior that has samples."""
+    kind, settings = TASKS[task]
+    settings = dict(settings)
+    classes = tuple("abc"[: settings.pop("classes", 0)])
+    if not all(k in fields(ZOO[name]) for k in settings):
+        pytest.skip(f"{name} has no {task}")
+    small = {k: v for k, v in dict(hidden=(4,), channels=(2,), init_scale=0.01).items() if k in fields(ZOO[name])}
+    if proper and "prior" in fields(ZOO[name]) and ZOO[name]().prior == "log-uniform":
+        small["prior"] = "fan-in:1"
+    shape = (1, 4, 4) if getattr(ZOO[name], "images_only", False) else (FEATURES,)
+    schema = bp.Schema(kind, shape, classes=classes, y_shift=0.0 if classes else 5.0, y_scale=1.0 if classes else 2.0)
+    g = torch.Generator().manual_seed(8)
+    x = torch.randn(NUM, *shape, generator=g)
+    y = torch.arange(NUM) % len(classes) if classes else 5 + 2 * torch.randn(NUM, generator=g)
+    y = y.round() if kind == "counts" else y
+    data = dataset(x, y, schema, x[:7] + 0.1, y[:7])
+    if "backbone" in fields(ZOO[name]):  # its backbone, trained for a moment
+        small["backbone"] = bp.fit(bp.MLP(hidden=(4,)), data, quick("map"), seed=8, progress=False, device="cpu")
+    if "module" in fields(ZOO[name]):  # a function that makes one
+        small["module"] = partial(own_network, 2 if settings.get("noise") == "heteroscedastic" else 1)
+    return ZOO[name](**small, **settings), data
+
+
+def own_network(outputs, schema):
+    outputs = {0: outputs, 2: 1}.get(len(schema.classes), len(schema.classes))
+    return nn.Sequential(nn.Linear(FEATURES, 4), nn.Tanh(), nn.Linear(4, outputs))
