@@ -1,7 +1,7 @@
 """Layers by local reparametrization: moments of sampled weights, gradients, one KL of the right sign, known optima.
 
 The yardstick is Bayesian linear regression: the exact ELBO of the fitted q may fall short of the best mean-field ELBO
-by 0.3 nats at most, which is what stochastic gradients leave; the planted faults miss by nats.
+by 0.3 nats at most, which is what stochastic gradients leave.
 """
 
 import math
