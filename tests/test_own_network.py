@@ -3,6 +3,7 @@
 import copy
 import warnings
 
+import pyro.poutine as poutine
 import pytest
 import torch
 from own_networks import LOOPED, NETS, OUT, Wrong, made
@@ -129,7 +130,9 @@ def test_priors_by_pattern_and_around_the_pretrained_weights():
     assert torch.stack(centred).mean(0).sub(1).abs().max() < 6 * 0.1 / 200**0.5
     # The centre is a part of the model, not of the module that it is loaded with.
     model.load_state_dict({"centre": torch.full((6,), 7.0)}, strict=False)
-    assert model._centres(dict(model.net.named_parameters()))["0.weight"].eq(7).all()
+    with bp.isolated(0), poutine.trace() as drawn:
+        model(rows().x_train)
+    assert drawn.trace.nodes["0.weight"]["fn"].mean.eq(7).all()
 
 
 # -- batch normalisation ---------------------------------------------------------------------------------------------
