@@ -3,6 +3,7 @@
 import json
 import math
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -199,6 +200,16 @@ def test_fits_remember_their_rows(tmp_path):
             bp.calibrate(posterior, data.x_train, data.y_train)
     with pytest.raises(UserError, match="or stopped its training"):
         bp.calibrate(stopped, data.x_val, data.y_val)
+
+
+def test_an_exact_sampler_starts_without_the_validation_rows():
+    """Networks that chains start from are stopped early by some of the training rows."""
+    data = bp.load_data("diabetes", features=["bmi"], limit=60)
+    others = replace(data, x_val=data.x_val + 9, y_val=data.y_val * 9)
+    method = bp.NUTS(start="members", chains=2, warmup=2, draws=1, compiled="no", max_tree_depth=2)
+    entry, how = bp.MeanField(hidden=(2,), noise=1.0), dict(seed=0, progress=False, device="cpu")
+    a, b = (bp.fit(entry, one, method, **how).chains for one in (data, others))
+    assert all(torch.equal(a[site], b[site]) for site in a)
 
 
 def test_groups_are_columns_or_labels(tmp_path):

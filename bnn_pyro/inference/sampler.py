@@ -16,7 +16,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -144,6 +144,8 @@ class Sampler(Settings):
         """z (num, P), an optimised network each; modes of the log joint where its numbers are not free on all of ℝ."""
         if potential.constrained:
             return starting_points(potential, None, data, "map", num, self.jitter, run.seed)
+        if not hasattr(self, "patience"):  # what stops them is held out of the training rows: validation may calibrate
+            data = replace(data, x_val=data.x_val[:0], y_val=data.y_val[:0])
         return potential.position(optimised(potential.model, data, num, run, temperature=self.temperature, **how))
 
     def _posterior(

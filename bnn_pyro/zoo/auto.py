@@ -102,7 +102,7 @@ RULES = (
     Rule("table", "hidden-layer", "svi", "too many rows to sample the posterior in the time: mini-batches",
          optimisation, ("epochs",), 0.0, {"hidden": (50, 50)}, noise="heteroscedastic"),
     Rule("image", "convnet", "ensemble", "images: networks with convolutions, each from a start of its own",
-         optimisation, ("members",), 0.25, method_settings={"members": 8}),
+         optimisation, ("members",), 0.25, method_settings={"members": 6}),
     Rule("image", "bayesian-convnet", "svi", "images, and no time for several networks", optimisation, ("epochs",)),
 )  # fmt: skip
 
