@@ -74,7 +74,7 @@ class _Bayesian(BaseEstimator):
             data = replace(data, schema=replace(data.schema, classes=tuple(map(str, classes))))
         settings = {name: getattr(self, name) for name in SETTINGS if getattr(self, name, None) is not None}
         settings |= dict(self.settings or {})
-        setup = set_up(self.variant, self.inference, data.name, lambda: data, settings=settings)
+        setup = set_up(self.variant, self.inference, lambda: data, settings=settings)
         self._entry = None if isinstance(self.variant, str) else setup.entry  # what an archive cannot make again
         self.posterior_ = fit(setup, data, seed=seed, device=self.device, progress=False)
 
