@@ -126,7 +126,7 @@ class Recipe(Setup, Settings):
         """What to compare with: a deterministic network on the same data, or None.
 
         It is the backbone of a last layer; else one of the same architecture, with the
-        same epochs and batches.
+        same epochs, batches and patience.
         """
         if (backbone := self.backbone_variant(schema)) is not None:
             setup = make_setup(backbone)
@@ -139,7 +139,7 @@ class Recipe(Setup, Settings):
             if prior is not None and not str(prior).startswith(("scale-mixture", "by-target")):
                 decay = {"prior": prior}
             setup = make_setup(*self._baseline).changed(decay)
-            length = {k: v for k, v in self.inference_settings.items() if k in ("epochs", "batch_size")}
+            length = {k: v for k, v in self.inference_settings.items() if k in ("epochs", "batch_size", "patience")}
             setup = setup.changed({}, length, shared)
         return dataclasses.replace(self, entry=setup.entry, method=setup.method, auto={}, baseline=False)
 

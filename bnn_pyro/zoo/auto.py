@@ -21,7 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.inference import METHODS, Method
-from bnn_pyro.inference.schedule import schedule
+from bnn_pyro.inference.schedule import MIN_EPOCHS, schedule
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parallel.executor import usable_cores
 from bnn_pyro.progress import announce, duration
@@ -34,15 +34,13 @@ __all__ = ["AUTO", "MINUTES", "RULES", "Rule", "choose", "say", "set_up"]
 #: The minutes that a fit may take where nobody says.
 MINUTES = 5.0
 
-#: Seconds of a transition of a chain and of a step of PyTorch's operators besides their arithmetic; of a
-#: multiplication, forwards and backwards; of a process, with its compilation.
-TRANSITION, STEP, ARITHMETIC, PROCESS = 1.5e-4, 2e-3, 5e-10, 8.0
+#: Seconds besides their arithmetic of a transition of a chain, of a step of several networks in one call, and of one
+#: through Pyro; of a multiplication, forwards and backwards; of a process, with its compilation.
+TRANSITION, STEP, PYRO_STEP, ARITHMETIC, PROCESS = 1.5e-4, 2e-3, 1e-2, 5e-10, 8.0
 #: Gradients of a transition, and chains where settings leave them out.
 GRADIENTS, CHAINS = 2, 8
 #: Of the full length at least.
 LEAST = 0.01
-#: The share of the most epochs, and the epochs, after which early stopping has mostly ended a fit.
-EARLY, EARLY_EPOCHS = 0.25, 100
 
 #: Inputs of a row above which their number scales the prior: fan-in:4 is Normal(0, 1) in a layer after 16 units, and
 #: 4/√F after F inputs, where Normal(0, 1) would let functions be as steep as all of them together.
@@ -64,7 +62,7 @@ def sampling(s: Mapping[str, Any], rows: int, macs: int, cores: int) -> float:
 def optimisation(s: Mapping[str, Any], rows: int, macs: int, cores: int) -> float:
     """Seconds of epochs of mini-batches, of one fit or of members side by side."""
     batch, members = s["batch_size"] or rows, s.get("members", 1)
-    seconds = s["epochs"] * math.ceil(rows / batch) * (STEP + 2 * ARITHMETIC * batch * macs)
+    seconds = s["epochs"] * math.ceil(rows / batch) * (PYRO_STEP + 2 * ARITHMETIC * batch * macs)
     return seconds * math.ceil(members / cores) + (PROCESS if min(members, cores) > 1 else 0)
 
 
@@ -76,6 +74,7 @@ class Rule:
     settings  of the variant, and ``method_settings``, over their defaults
     wide      of the variant, over these, where a row has more than ``WIDE`` inputs
     noise     the variant's ``noise`` where targets are numbers with Normal noise
+    steps     of mini-batches, or ``MIN_EPOCHS`` epochs where these are more; 0: as the method has it
     lengths   settings of the method that say how long it runs: the minutes may shorten them, all by one factor
     least     the smallest such factor; 0: this rule is always taken where it is reached
     seconds   of a fit
@@ -93,6 +92,7 @@ class Rule:
     method_settings: Mapping[str, Any] = field(default_factory=dict)
     wide: Mapping[str, Any] = field(default_factory=dict)
     noise: str = "learned"
+    steps: int = 0
 
 
 RULES = (
@@ -102,7 +102,8 @@ RULES = (
     Rule("table", "hidden-layer", "svi", "too many rows to sample the posterior in the time: mini-batches",
          optimisation, ("epochs",), 0.0, {"hidden": (50, 50)}, noise="heteroscedastic"),
     Rule("image", "convnet", "ensemble", "images: networks with convolutions, each from a start of its own",
-         optimisation, ("members",), 0.25, method_settings={"members": 6}),
+         optimisation, ("members",), 1 / 3, method_settings={"members": 6, "batch_size": 128, "patience": 0},
+         steps=600),
     Rule("image", "bayesian-convnet", "svi", "images, and no time for several networks", optimisation, ("epochs",)),
 )  # fmt: skip
 
@@ -175,12 +176,12 @@ def choose(
     for rule in rules:
         other = schema.has_classes or settings.get("likelihood", "normal") != "normal"
         own = rule.settings | (rule.wide if inputs > WIDE else {}) | ({} if other else {"noise": rule.noise})
-        setup = make_setup(rule.variant, rule.method).changed(own, rule.method_settings, settings)
+        of_method = dict(rule.method_settings)
+        if rule.steps:
+            of_method["epochs"] = max(MIN_EPOCHS, math.ceil(rule.steps / math.ceil(rows / of_method["batch_size"])))
+        setup = make_setup(rule.variant, rule.method).changed(own, of_method, settings)
         macs = _multiplications(setup.entry, schema)
-        usual = schedule(rows, macs)._asdict()
-        if getattr(setup.method, "patience", 0) is None:
-            usual["epochs"] = min(EARLY * usual["epochs"], EARLY_EPOCHS)
-        whole = usual | {k: v for k, v in vars(setup.method).items() if v is not None}
+        whole = schedule(rows, macs)._asdict() | {k: v for k, v in vars(setup.method).items() if v is not None}
         share, lengths = 1.0, {}
         while (seconds := rule.seconds({**whole, **lengths}, rows, macs, cores)) > 60 * minutes and share > LEAST:
             share *= max(0.5, 0.99 * 60 * minutes / seconds)
