@@ -29,7 +29,7 @@ from bnn_pyro.distributed import here
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference.early_stopping import EarlyStopping, default_patience, hold_out
 from bnn_pyro.inference.optimise import Optimisation, Trace
-from bnn_pyro.inference.potential import ARITHMETIC, EAGER, choose_cores
+from bnn_pyro.inference.potential import ARITHMETIC, PYRO_STEP, choose_cores
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parallel.executor import executor, on_cluster
 from bnn_pyro.parallel.map import map_tasks
@@ -204,7 +204,7 @@ class Ensemble(MAP):
         with isolated(0), torch.no_grad(), FlopCounterMode(display=False) as counter:
             model(data.x_train[:1])
         work = rule.epochs * num * counter.get_total_flops() / 2
-        seconds = self.members * (steps * EAGER + ARITHMETIC * work)
+        seconds = self.members * (steps * PYRO_STEP + ARITHMETIC * work)
         together = self.members == 1 or here().size > 1
         cores = 1 if together else choose_cores(self.cores, self.members, data.x_train.device, seconds)
         # Together: on all threads; processes that share a fit agree by themselves on when to stop.

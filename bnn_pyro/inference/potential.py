@@ -32,8 +32,8 @@ from bnn_pyro.parts.priors import widest_activation
 from bnn_pyro.progress import Figures, duration
 
 __all__ = [
-    "ARITHMETIC", "EAGER", "LARGE", "Forecast", "Potential", "Space", "choose_compiled", "choose_cores",
-    "log_likelihood", "mixtures", "run_cost",
+    "ARITHMETIC", "COMPILATION", "EAGER", "LARGE", "PROCESS", "PYRO_STEP", "Forecast", "Potential", "Space",
+    "choose_compiled", "choose_cores", "log_likelihood", "mixtures", "run_cost",
 ]  # fmt: skip
 
 #: Bytes that the activations of the chains evaluated at once may take.
@@ -45,9 +45,9 @@ ROWS_MEMORY = 64 * 2**20
 #: How far a compiled gradient may be off, relative to its largest entry (float32 has 1e-7), and at how many points.
 AGREEMENT, MIN_COMPARED = 1e-4, 8
 
-#: Seconds that a gradient takes besides its arithmetic, by PyTorch's operators one by one and compiled; and seconds for
-#: 6 floating-point operations, what a weight costs with a row, forwards and backwards.
-EAGER, COMPILED, ARITHMETIC = 1e-3, 1e-5, 5e-10
+#: Seconds that a gradient takes besides its arithmetic, by PyTorch's operators one by one and compiled, and a step of
+#: an optimiser through Pyro; and seconds for 6 floating-point operations, what a weight costs with a row, both ways.
+EAGER, COMPILED, PYRO_STEP, ARITHMETIC = 1e-3, 1e-5, 1e-2, 5e-10
 
 #: Rows · weights above which compiled code was no faster than operators, and soon three times slower.
 LARGE = 5e6

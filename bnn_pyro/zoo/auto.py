@@ -21,6 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.inference import METHODS, Method
+from bnn_pyro.inference.potential import ARITHMETIC, COMPILATION, PROCESS, PYRO_STEP
 from bnn_pyro.inference.schedule import MIN_EPOCHS, schedule
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parallel.executor import usable_cores
@@ -34,9 +35,8 @@ __all__ = ["AUTO", "MINUTES", "RULES", "Rule", "choose", "say", "set_up"]
 #: The minutes that a fit may take where nobody says.
 MINUTES = 5.0
 
-#: Seconds besides their arithmetic of a transition of a chain, of a step of several networks in one call, and of one
-#: through Pyro; of a multiplication, forwards and backwards; of a process, with its compilation.
-TRANSITION, STEP, PYRO_STEP, ARITHMETIC, PROCESS = 1.5e-4, 2e-3, 1e-2, 5e-10, 8.0
+#: Seconds besides their arithmetic of a transition of a chain, and of a step of several networks in one call.
+TRANSITION, STEP = 1.5e-4, 2e-3
 #: Gradients of a transition, and chains where settings leave them out.
 GRADIENTS, CHAINS = 2, 8
 #: Of the full length at least.
@@ -56,7 +56,12 @@ def sampling(s: Mapping[str, Any], rows: int, macs: int, cores: int) -> float:
     transitions = chains * (s["warmup"] + s["draws"] * s["thin"])
     batch = s["batch_size"] or rows
     members = 0.5 * s["epochs"] * math.ceil(rows / batch) * (STEP + ARITHMETIC * chains * batch * macs)
-    return PROCESS + members + transitions * (TRANSITION + GRADIENTS * ARITHMETIC * rows * macs) / min(cores, chains)
+    return (
+        PROCESS
+        + COMPILATION
+        + members
+        + transitions * (TRANSITION + GRADIENTS * ARITHMETIC * rows * macs) / min(cores, chains)
+    )
 
 
 def optimisation(s: Mapping[str, Any], rows: int, macs: int, cores: int) -> float:
