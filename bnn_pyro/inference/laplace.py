@@ -84,15 +84,12 @@ class Laplace(Settings):
         curvature = Curvature(log_joint)
         try:
             mode, trace = self._mode(curvature, Run(**how))
-            precision = curvature.precision(mode, STRUCTURES[self.structure])
-            upper = torch.linalg.cholesky(precision.flip(-2, -1)).flip(-2, -1)  # Λ = U Uᵀ
+            lower, log_det = _root_of_inverse(curvature.precision(mode, STRUCTURES[self.structure]))
         except torch.linalg.LinAlgError:  # as where the features fit all rows, and a learned noise is about 0
             raise FitFailed(
                 "the curvature of the log joint is not positive definite in 64 bits: the features fit the training "
                 "rows all but exactly; set the noise (--noise), take a narrower prior, or --inference svi"
             ) from None
-        eye = torch.eye(len(upper), dtype=upper.dtype, device=upper.device)
-        lower, log_det = torch.linalg.solve_triangular(upper.mT, eye, upper=False), 2 * upper.diagonal().log().sum()
         if self.structure == "full":  # a Newton step: where the log joint is quadratic, it is exact
             mode = mode + lower @ (lower.mT @ log_joint.gradient(mode[None])[1][0])
         density = log_joint.log_density(mode[None]).item()
@@ -172,3 +169,10 @@ def _near_the_mode(features: Tensor, information: Information) -> Tensor:
     first, rest = torch.cat(traces).argsort(descending=True).tensor_split([MAX_SINGLE_ROWS])
     found = STRUCTURES["full"](features[first], information)
     return found + STRUCTURES["kron"](features[rest], information) if len(rest) else found
+
+
+def _root_of_inverse(precision: Tensor) -> tuple[Tensor, Tensor]:
+    """(L lower triangular with LLᵀ = Λ⁻¹, log det Λ): from the Cholesky root of Λ with its rows in reverse."""
+    upper = torch.linalg.cholesky(precision.flip(-2, -1)).flip(-2, -1)  # Λ = U Uᵀ
+    eye = torch.eye(len(upper), dtype=upper.dtype, device=upper.device)
+    return torch.linalg.solve_triangular(upper.mT, eye, upper=False), 2 * upper.diagonal().log().sum()
