@@ -189,6 +189,8 @@ def load_data(
     if features is not None:
         features = [features] if isinstance(features, str) else list(features)
     exclude, categorical = ([names] if isinstance(names, str) else list(names) for names in (exclude, categorical))
+    if drop_missing and missing == "indicator":
+        raise UserError("drop_missing (--drop-missing) is missing=drop, and missing=indicator is asked for; give one")
     missing = "drop" if drop_missing else missing
     check_options(task, missing, unseen)
     path, aside = _located(name_or_path), {}
@@ -227,9 +229,10 @@ def load_data(
         raise UserError(f"split={split} is one of a file of given splits; give splits too, or another seed")
     splits = None if splits is None else resolve(splits)
     raw = replace(raw, target_scale=target_scale, unseen=unseen)
-    for name, column in by.items():
-        divide = by_groups if name == "groups" else by_time
-        return prepare(raw, limit=limit, division=divide(raw, aside[column], fractions or FRACTIONS, seed))
+    if by:
+        shares, ((name, column),) = FRACTIONS if fractions is None else fractions, by.items()
+        division = (by_groups if name == "groups" else by_time)(raw, aside[column], shares, seed)
+        return prepare(raw, limit=limit, division=division)
     return prepare(raw, splits=splits, split=split, seed=seed, fractions=fractions, validation=validation, limit=limit)
 
 

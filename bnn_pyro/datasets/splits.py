@@ -92,15 +92,20 @@ def _given_split(path: Path, split: int, num_rows: int, rows: Tensor | None) -> 
     return test.astype(np.int64)
 
 
-def _sizes(raw: Raw, fractions: Sequence[float], validation: int | None) -> tuple[int, int]:
-    """Numbers of validation and of test rows."""
+def _shares(fractions: Sequence[float]) -> tuple[float, ...]:
+    """Raises UserError unless they are three shares that sum to 1."""
     try:
         shares = tuple(float(f) for f in fractions)
     except (TypeError, ValueError):
         shares = ()
     if len(shares) != 3 or min(shares) < 0 or abs(sum(shares) - 1) > 1e-6 or shares[0] == 0:
         raise UserError(f"fractions={fractions}: give three shares (train, validation, test) that sum to 1")
-    num = len(raw.y)
+    return shares
+
+
+def _sizes(raw: Raw, fractions: Sequence[float], validation: int | None) -> tuple[int, int]:
+    """Numbers of validation and of test rows."""
+    shares, num = _shares(fractions), len(raw.y)
     test = round(num * shares[2])
     val = round(num * shares[1]) if validation is None else validation
     train = num - val - test
@@ -178,15 +183,15 @@ def _record(kind: str, shares: Sequence[float], seed: int) -> dict[str, Any]:
 
 def _consecutive(codes: np.ndarray, shares: Sequence[float], what: str) -> list[np.ndarray]:
     """Rows of each part: of codes 0 … K−1 the first train, the next validate, the last test; in about these shares."""
-    ends = np.bincount(codes).cumsum()
+    ends, shares = np.bincount(codes).cumsum(), _shares(shares)
     wanted = [share > 0 for share in shares]
     borders = [0, *(1 + np.abs(ends - share * len(codes)).argmin() for share in np.cumsum(shares)[:2]), len(ends)]
     borders[2] = max(borders[2], borders[1] + 1) if wanted[1] else borders[1]
     borders[2] = borders[2] if wanted[2] else len(ends)
     rows = [np.flatnonzero((codes >= a) & (codes < b)) for a, b in pairwise(borders)]
     if any(len(part) == 0 for part, due in zip(rows, wanted, strict=True) if due):
-        raise UserError(f"{what}: {len(ends)} different values are too few for parts of {tuple(shares)}; bring more, "
-                        "or give other split= and validation=")  # fmt: skip
+        raise UserError(f"{what}: {len(ends)} different values are too few for parts of {shares}; bring more, "
+                        "or give other shares")  # fmt: skip
     return rows
 
 

@@ -125,8 +125,8 @@ class Recipe(Setup, Settings):
     def for_baseline(self, schema: Schema) -> Recipe | None:
         """What to compare with: a deterministic network on the same data, or None.
 
-        It is the backbone of a last layer; else one of the same architecture, with the
-        same epochs, batches and patience.
+        It is the backbone of a last layer; else one of the same architecture, with the same epochs, batches and
+        patience.
         """
         if (backbone := self.backbone_variant(schema)) is not None:
             setup = make_setup(backbone)

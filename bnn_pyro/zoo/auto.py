@@ -56,12 +56,8 @@ def sampling(s: Mapping[str, Any], rows: int, macs: int, cores: int) -> float:
     transitions = chains * (s["warmup"] + s["draws"] * s["thin"])
     batch = s["batch_size"] or rows
     members = 0.5 * s["epochs"] * math.ceil(rows / batch) * (STEP + ARITHMETIC * chains * batch * macs)
-    return (
-        PROCESS
-        + COMPILATION
-        + members
-        + transitions * (TRANSITION + GRADIENTS * ARITHMETIC * rows * macs) / min(cores, chains)
-    )
+    sampled = transitions * (TRANSITION + GRADIENTS * ARITHMETIC * rows * macs) / min(cores, chains)
+    return PROCESS + COMPILATION + members + sampled
 
 
 def optimisation(s: Mapping[str, Any], rows: int, macs: int, cores: int) -> float:

@@ -64,6 +64,8 @@ class CompiledGradient:
         library.leapfrog.argtypes = [pointer] * 6 + [long] * 4
         library.subtree.argtypes = [pointer] * 5 + [ctypes.c_double] * 2 + [long] * 2
         library.microcanonical.argtypes = [pointer] * 8 + [long] * 4
+        library.subtree.restype = library.evaluate.restype = library.leapfrog.restype = library.bind.restype = None
+        library.microcanonical.restype = None
 
     def __call__(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """(C, P) float64 -> (C,), (C, P)."""
