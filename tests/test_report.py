@@ -199,6 +199,8 @@ def test_inputs_from_elsewhere_are_drawn_and_old_figures_removed(tmp_path):
     outside, x = replace(inside, outside={"letters": inside.prediction}), inside.data.x_test
     (tmp_path / "mine.png").write_bytes(b"mine")
     figures = figures_of(outside, outside, {"letters": x})
+    labels = figures["entropy-histograms"]().get_legend_handles_labels()[1]
+    assert [label.split(" (mean")[0] for label in labels] == [f"{inside.data.name} (test)", "letters"]
     draw_all({name: draw for name, draw in figures.items() if name in few}, tmp_path)
     assert {p.stem for p in tmp_path.iterdir()} == {*few, "mine"}
     draw_all({"reliability": figures_of(inside, inside)["reliability"]}, tmp_path)

@@ -93,8 +93,8 @@ def figures_of(
         figures["selective-risk"] = lambda: plots.selective_risk(prediction, y, baseline=beside)
         figures["confusion-matrix"] = lambda: plots.confusion_matrix(prediction, y, schema)
         if run.outside:
-            outside, name = dict(list(run.outside.items())[:4]), f"{data.name} (test)"
-            figures["entropy-histograms"] = lambda: plots.entropy_histograms(prediction, outside, name=name)
+            outside, own = dict(list(run.outside.items())[:4]), f"{data.name} (test)"
+            figures["entropy-histograms"] = lambda: plots.entropy_histograms(prediction, outside, name=own)
     elif prediction is not None:
         figures["predicted-observed"] = lambda: plots.predicted_observed(prediction, y, schema)
         figures["calibration"] = lambda: plots.regression_calibration(prediction, y)
