@@ -31,7 +31,7 @@ from bnn_pyro.zoo import Entry
 from bnn_pyro.zoo.auto import MINUTES, say, set_up
 from bnn_pyro.zoo.setup import Setup, make_setup
 
-__all__ = ["check_setup", "fit", "fit_setup"]
+__all__ = ["check_setup", "first_member", "fit", "fit_setup", "has_member"]
 
 
 @joined()
@@ -152,6 +152,8 @@ def fit_setup(
         provenance = {**posterior.provenance, **provenance, "device": str(where)}
         provenance |= {"module": facts} if facts else {}
         provenance["seconds"] = round(time.perf_counter() - start, 3)
+        if posterior.chains is not None:
+            provenance["stored_draws"] = math.prod(next(iter(posterior.chains.values())).shape[:2])
         if ranks.size > 1:
             provenance["processes"] = ranks.size
         whole = posterior.model if inferred is model else model
@@ -161,6 +163,26 @@ def fit_setup(
             ranks.first_does(lambda: posterior.save(out))
             checkpoint.discard()
         return posterior
+
+
+def has_member(ensemble: Setup, point: Setup) -> bool:
+    """Whether the first member of an ensemble is the fit that ``point`` would be, but for the noise of its training."""
+    settings, shared = vars(ensemble.method), vars(point.method).items()
+    if "members" not in settings or not isinstance(ensemble.method, type(point.method)):
+        return False
+    return ensemble.entry == point.entry and all(settings[name] == value for name, value in shared)
+
+
+def first_member(posterior: Posterior, setup: Setup, data: Dataset, seed: int, out: str | Path) -> Posterior:
+    """The first member of an ensemble as the fit of ``setup`` (see :func:`has_member`), saved; without a trace."""
+    members = posterior.provenance["stored_draws"]
+    provenance = {**posterior.provenance, **_provenance(setup, data, seed), "stored_draws": 1, "auto": {}}
+    provenance["member"] = f"the first of {members} members"
+    provenance["seconds"] = round(posterior.provenance["seconds"] / members, 3)
+    chains = {site: value[:1].clone() for site, value in posterior.chains.items()}
+    member = replace(posterior, chains=chains, trace={}, provenance=provenance)
+    here().first_does(lambda: member.save(out))
+    return member
 
 
 def _all_training(data: Any) -> Dataset:

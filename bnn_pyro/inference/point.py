@@ -21,7 +21,6 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from bnn_pyro.checkpoint import Checkpoint, Interrupted, Run
 from bnn_pyro.datasets.dataset import Dataset
@@ -29,7 +28,7 @@ from bnn_pyro.distributed import here
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference.early_stopping import EarlyStopping, default_patience, hold_out
 from bnn_pyro.inference.optimise import Optimisation, Trace
-from bnn_pyro.inference.potential import ARITHMETIC, PYRO_STEP, choose_cores
+from bnn_pyro.inference.potential import ARITHMETIC, PYRO_STEP, choose_cores, multiplications
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parallel.executor import executor, on_cluster
 from bnn_pyro.parallel.map import map_tasks
@@ -200,10 +199,7 @@ class Ensemble(MAP):
             run.tell(round((before + done) * steps), self.members * steps, figures)
 
         rows = replace(data, x_test=data.x_test[:0], y_test=data.y_test[:0])  # the others need not travel
-        # Multiplications, as convolutions use a weight more than once.
-        with isolated(0), torch.no_grad(), FlopCounterMode(display=False) as counter:
-            model(data.x_train[:1])
-        work = rule.epochs * num * counter.get_total_flops() / 2
+        work = rule.epochs * num * multiplications(model, data.x_train[:1])
         seconds = self.members * (steps * PYRO_STEP + ARITHMETIC * work)
         together = self.members == 1 or here().size > 1
         cores = 1 if together else choose_cores(self.cores, self.members, data.x_train.device, seconds)

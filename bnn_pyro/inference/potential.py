@@ -20,11 +20,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from bnn_pyro.checkpoint import Run
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference.compiled import CompiledGradient, NotCompiled, compile_gradient, recipe
 from bnn_pyro.inference.log_joint import LogJoint, Recorder, Weights
+from bnn_pyro.isolation import isolated
 from bnn_pyro.parallel.executor import current_executor, usable_cores
 from bnn_pyro.parts.likelihoods import ReadLikelihood
 from bnn_pyro.parts.mixtures import Mixture
@@ -33,7 +35,7 @@ from bnn_pyro.progress import Figures, duration
 
 __all__ = [
     "ARITHMETIC", "COMPILATION", "EAGER", "LARGE", "PROCESS", "PYRO_STEP", "Forecast", "Potential", "Space",
-    "choose_compiled", "choose_cores", "log_likelihood", "mixtures", "run_cost",
+    "choose_compiled", "choose_cores", "log_likelihood", "mixtures", "multiplications", "run_cost",
 ]  # fmt: skip
 
 #: Bytes that the activations of the chains evaluated at once may take.
@@ -228,6 +230,28 @@ def choose_cores(asked: int, tasks: int, device: torch.device, seconds: float, p
     if asked:
         return min(asked, tasks)
     return cores if cpu and seconds * (1 - 1 / cores) > 2 * price else 1
+
+
+class _Counter(TorchFunctionMode):
+    """Counts multiplications. ``FlopCounterMode`` counts more operators, and imports the compiler, for seconds."""
+
+    count = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out, name = func(*args, **(kwargs or {})), getattr(func, "__name__", "")
+        if name == "linear" or name.startswith("conv"):
+            self.count += out.numel() * args[1][0].numel()
+        elif name in ("matmul", "bmm", "mm", "__matmul__"):
+            self.count += out.numel() * args[0].shape[-1]
+        return out
+
+
+@torch.no_grad()
+def multiplications(net: nn.Module, x: Tensor) -> int:
+    """Of a forward pass of x (1, *input_shape); at least one a weight. Convolutions use a weight more than once."""
+    with isolated(0), _Counter() as counter:
+        net(x)
+    return max(counter.count, sum(value.numel() for value in net.parameters() if value.dim() > 1))
 
 
 class Forecast:

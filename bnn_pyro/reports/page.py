@@ -203,8 +203,9 @@ def facts_of(run: RunFacts) -> list[tuple[str, str]]:
     if run.baseline is not None:
         base = run.baseline.recipe
         settings = spoken({**base["variant_settings"], **base["inference_settings"]})
-        seconds = run.baseline.provenance["seconds"]
-        facts["baseline"] = f"{base['variant']} by {base['inference']}: {settings}; {seconds:.1f} s"
+        about = run.baseline.provenance
+        facts["baseline"] = f"{base['variant']} by {base['inference']}: {settings}; "
+        facts["baseline"] += about.get("member") or f"{about['seconds']:.1f} s"
     if environment:
         versions = {"python": environment["python"], **environment["versions"]}
         facts["machine"] = f"{environment['machine']}, {environment['threads']} threads"

@@ -128,10 +128,11 @@ class RunFacts:
     @property
     def subtitle(self) -> str:
         """One line under the title."""
-        rows = self.provenance["rows"]
+        rows, draws = self.provenance["rows"], self.recipe["num_draws"]
+        draws = min(draws, self.provenance.get("stored_draws", draws))
         return (
             f"{self.task.capitalize()} · inference by {self.recipe['inference']} · seed {self.recipe['seed']} · "
-            f"{rows['train']:,} training rows · {rows['test']:,} test rows · {self.recipe['num_draws']} draws"
+            f"{rows['train']:,} training rows · {rows['test']:,} test rows · {draws} draws"
             + (f" · chosen by auto: {self.recipe['auto'].get('reason')}" if self.recipe.get("auto") else "")
         )
 

@@ -25,7 +25,7 @@ from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.distributed import Ranks, here
 from bnn_pyro.errors import FitFailed
 from bnn_pyro.files import cache_root
-from bnn_pyro.fitting import check_setup, fit_setup
+from bnn_pyro.fitting import check_setup, first_member, fit_setup, has_member
 from bnn_pyro.isolation import isolated, one_thread
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.runs.folder import RunFolder
@@ -75,10 +75,15 @@ def fit_run(
     Raises what ``fit`` raises.
     """
 
-    def fit_into(folder: RunFolder, recipe: Recipe, **limit: float | None) -> Posterior:
+    def fit_into(
+        folder: RunFolder, recipe: Recipe, members: Posterior | None = None, **limit: float | None
+    ) -> Posterior:
         with _threads(recipe, data):
-            place = dict(out=folder.path, resume=resume, device=recipe.device)
-            posterior = fit_setup(recipe, data, seed=recipe.seed, **place, **limit)
+            if members is None:
+                place = dict(out=folder.path, resume=resume, device=recipe.device)
+                posterior = fit_setup(recipe, data, seed=recipe.seed, **place, **limit)
+            else:
+                posterior = first_member(members, recipe, data, recipe.seed, folder.path)
             if here().first:
                 # One line per recorded epoch, in nats of the whole training set.
                 folder.write("history.csv", pd.DataFrame(posterior.trace).to_csv(index=False))
@@ -86,14 +91,16 @@ def fit_run(
                 folder.write("environment.json", facts)
         return posterior
 
-    def fit_baseline() -> Posterior:
+    def fit_baseline(members: Posterior | None = None) -> Posterior:
         with here().first_holds(folder.baseline.begun(baseline, keep=resume)):
-            return fit_into(folder.baseline, baseline)
+            return fit_into(folder.baseline, baseline, members)
 
     backbone = fit_baseline() if recipe.backbone_variant(data.schema) is not None else None
     ready = recipe if backbone is None else replace(recipe, entry=replace(recipe.entry, backbone=backbone))
     posterior = fit_into(folder, ready, max_minutes=max_minutes)
-    beside = fit_baseline() if backbone is None and baseline is not None else backbone
+    beside = backbone
+    if backbone is None and baseline is not None:
+        beside = fit_baseline(posterior if has_member(ready, baseline) else None)
     if recipe.conformal and here().first:
         from bnn_pyro.runs.calibrate import calibrate_run
 

@@ -16,12 +16,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.inference import METHODS, Method
-from bnn_pyro.inference.potential import ARITHMETIC, COMPILATION, PROCESS, PYRO_STEP
+from bnn_pyro.inference.potential import ARITHMETIC, COMPILATION, PROCESS, PYRO_STEP, multiplications
 from bnn_pyro.inference.schedule import MIN_EPOCHS, schedule
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parallel.executor import usable_cores
@@ -181,7 +180,9 @@ def choose(
         if rule.steps:
             of_method["epochs"] = max(MIN_EPOCHS, math.ceil(rule.steps / math.ceil(rows / of_method["batch_size"])))
         setup = make_setup(rule.variant, rule.method).changed(own, of_method, settings)
-        macs = _multiplications(setup.entry, schema)
+        with isolated(0):
+            net = setup.entry.net(schema, len(schema.classes) or 2)
+        macs = multiplications(net, torch.zeros(1, *schema.input_shape))
         whole = schedule(rows, macs)._asdict() | {k: v for k, v in vars(setup.method).items() if v is not None}
         share, lengths = 1.0, {}
         while (seconds := rule.seconds({**whole, **lengths}, rows, macs, cores)) > 60 * minutes and share > LEAST:
@@ -192,10 +193,3 @@ def choose(
     what = f"{rows:,} rows × {inputs:,} inputs in {minutes:g} minutes, {rule.reason}"
     about = {"reason": what, "minutes": minutes, "expected_seconds": float(f"{seconds:.2g}")}
     return replace(setup.changed(method=lengths), auto=about)
-
-
-def _multiplications(variant: Any, schema: Schema) -> int:
-    """Of one row, in the network's forward pass."""
-    with isolated(0), torch.no_grad(), FlopCounterMode(display=False) as counter:
-        variant.net(schema, len(schema.classes) or 2)(torch.zeros(1, *schema.input_shape))
-    return counter.get_total_flops() // 2
