@@ -123,8 +123,8 @@ def predict(args: Namespace) -> None:
 
 def calibrate(args: Namespace) -> None:
     """Calibrate a run by rows that did not train, and refresh its report."""
-    from bnn_pyro.runs.calibrate import calibrate_run
     from bnn_pyro.runs.evaluate import evaluate_run, load_posterior
+    from bnn_pyro.runs.predict import calibrate_run
 
     folder, recipe, posterior = _opened(args)
     baseline = load_posterior(folder.baseline, recipe.device, args.module) if folder.baseline.is_trained else None
@@ -169,7 +169,7 @@ def diagnose(args: Namespace) -> None:
 def check(args: Namespace) -> int:
     """Whether posteriors are right, by what is known without them. Returns 1 where a claim does not hold, else 0."""
     from bnn_pyro.checks import CHECKS
-    from bnn_pyro.runs.check import BUDGETS, check_subjects, prepared_subject, zoo_subjects
+    from bnn_pyro.runs.check import BUDGETS, check_subjects, one_subject, zoo_subjects
     from bnn_pyro.runs.check_report import check_table, level_of
 
     for what, names, valid in (("budget", [args.budget], BUDGETS), ("check", args.only, CHECKS)):
@@ -178,7 +178,7 @@ def check(args: Namespace) -> int:
     checks = [name for name in CHECKS if name in args.only] if args.only else list(CHECKS)
     if args.module:
         args.variant = args.variant or next(name for name, kind in ZOO.items() if "module" in defaults(kind))
-    specs = zoo_subjects(args) if args.variant is None else [prepared_subject(args)]
+    specs = zoo_subjects(args) if args.variant is None else [one_subject(args, prepare=True)]
     recipe = specs[0].recipe
     name = "zoo" if args.variant is None else f"{recipe.variant}-{recipe.inference}-{recipe.data_name}"
     out = args.out or CheckFolder.default_path(f"check-{name}", resume=args.resume)

@@ -158,7 +158,12 @@ def lock_folder(folder: str | Path, wait: float = 0) -> Iterator[None]:
         try:
             lock.acquire(timeout=wait)
         except Timeout:
-            raise _in_use(folder, me) from None
+            holder = ""
+            with contextlib.suppress(OSError):  # it has just ended
+                holder = (folder / LOCK).read_text(errors="replace")[:200].strip()
+            holder = "another thread of this process" if holder == me else holder or "another process"
+            raise UserError(f"{folder} is being written to by {holder}; wait until that has ended, stop it (its lock "
+                            "ends with it, however it ends), or choose another folder") from None  # fmt: skip
         except OSError as error:
             if error.errno not in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK):
                 raise
@@ -177,17 +182,6 @@ def lock_folder(folder: str | Path, wait: float = 0) -> Iterator[None]:
                 if made:
                     folder.rmdir()  # which fails where it is not empty, as it should be
         lock.release()
-
-
-def _in_use(folder: Path, me: str) -> UserError:
-    holder = ""
-    with contextlib.suppress(OSError):  # it has just ended
-        holder = (folder / LOCK).read_text(errors="replace")[:200].strip()
-    holder = "another thread of this process" if holder == me else holder or "another process"
-    return UserError(
-        f"{folder} is being written to by {holder}; wait until that has ended, stop it (its lock ends with it, "
-        "however it ends), or choose another folder"
-    )
 
 
 def is_occupied(folder: Path) -> bool:

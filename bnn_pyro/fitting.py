@@ -72,7 +72,11 @@ def fit(
     its checkpoint is then whole.
     """
     if not isinstance(data, Dataset):
-        data = _all_training(data)
+        from bnn_pyro.datasets.in_memory import dataset
+
+        if not isinstance(data, tuple) or len(data) != 2:
+            raise UserError(f"a fit takes a data set (bp.load_data, bp.dataset) or (X, y), not a {type(data).__name__}")
+        data = dataset(*data, split=0.0, validation=0)
     made = isinstance(entry, Setup)
     setup = entry if made else set_up(entry, method, lambda: data, minutes=minutes)
     if setup.auto and progress and here().first:
@@ -132,7 +136,10 @@ def fit_setup(
     finished = checkpoint is not None and resume and not checkpoint.exists
     if finished and ranks.first_does((Path(out) / "posterior.json").is_file):
         with ranks.agreed():
-            return _finished(out, entry, provenance["key"])
+            if read_archive(out)[1]["provenance"].get("key") != provenance["key"]:
+                raise UserError(f"{out} holds a finished posterior of other settings, seed or data; choose another "
+                                "folder, or start again with --overwrite")  # fmt: skip
+            return load(out, entry)
     with nullcontext() if out is None else ranks.first_holds(lock_folder(out)):
         if checkpoint is not None and not resume:
             checkpoint.discard()
@@ -185,14 +192,6 @@ def first_member(posterior: Posterior, setup: Setup, data: Dataset, seed: int, o
     return member
 
 
-def _all_training(data: Any) -> Dataset:
-    from bnn_pyro.datasets.in_memory import dataset
-
-    if not isinstance(data, tuple) or len(data) != 2:
-        raise UserError(f"a fit takes a data set (bp.load_data, bp.dataset) or (X, y), not a {type(data).__name__}")
-    return dataset(*data, split=0.0, validation=0)
-
-
 def _provenance(setup: Setup, data: Dataset, seed: int) -> dict[str, Any]:
     """What the posterior's archive says of its fit; ``key`` is what a fit must have in common to be resumed."""
     incidental = getattr(setup.method, "incidental", ())
@@ -238,12 +237,3 @@ def _check_same(ranks: Ranks, key: list) -> None:
         what = ", ".join(name for name, *pair in zip(names, *map(json.loads, (keys[0], keys[rank])), strict=True)
                          if pair[0] != pair[1])  # fmt: skip
         raise Agreed(f"processes 0 and {rank} of this fit were given other things ({what}); give all of them the same")
-
-
-def _finished(folder: str | Path, entry: Entry, key: list) -> Posterior:
-    if read_archive(folder)[1]["provenance"].get("key") != key:
-        raise UserError(
-            f"{folder} holds a finished posterior of other settings, seed or data; choose another folder, "
-            "or start again with --overwrite"
-        )
-    return load(folder, entry)

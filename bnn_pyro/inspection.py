@@ -135,10 +135,7 @@ def inspect_table(path: Path, target: str | None = None) -> Inspection:
 
 def _kind(cells: pd.Series, missing: int, commas: str) -> str:
     """Kind, range or categories, and missing values of a column."""
-    values, extra = (
-        parsed(cells),
-        "".join([f"; {commas}" if commas else "", f"; {missing:,} missing" if missing else ""]),
-    )
+    values, extra = parsed(cells), (f"; {commas}" if commas else "") + (f"; {missing:,} missing" if missing else "")
     if not len(cells):
         return f"empty{extra}"
     if not np.isnan(values).any():

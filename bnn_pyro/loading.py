@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.errors import UserError, unknown
@@ -56,14 +55,21 @@ def _restored(
             raise unknown(f"variant in {folder}", provenance.get("entry"), ZOO)
         entry = build(ZOO[provenance["entry"]], provenance["entry_settings"])
     else:
-        saved = provenance.get("entry_settings", {})
+        saved = {k: v for k, v in provenance.get("entry_settings", {}).items() if k != "module"}
         entry = _with_saved_inputs(entry, saved.get("backbone"))
-        _same_settings(folder, json.loads(json.dumps(plain(entry))), {k: v for k, v in saved.items() if k != "module"})
+        for name, value in json.loads(json.dumps(plain(entry))).items():
+            if value != saved.get(name, value):
+                now, then = (spoken(v) if isinstance(v, dict) else v for v in (value, saved[name]))
+                more = " (its weights or layers differ)" if now == then else ""
+                raise UserError(f"the posterior in {folder} was fitted with {name} {then}, and the variant given has "
+                                f"{now}{more}")  # fmt: skip
     schema = Schema.from_dict(meta["schema"])
     with isolated(0):
         model = entry.model(schema)
         if "module" in provenance:
-            _same_parameters(folder, model, provenance["module"])
+            shapes = {name: list(p.shape) for name, p in model.net.named_parameters()}
+            if mismatch := differences(shapes, provenance["module"]["parameters"]):
+                raise UserError(f"the module has not the parameters of the posterior in {folder}: {mismatch}")
         guide, family = None, getattr(METHODS.get(provenance.get("method")), "family", None)
         if tensors["guide"] is not None:  # as it was before training; of a family where the method makes it by itself
             guide = weight_space(entry.guide(model)) if family is None else parse_family(family)(model.initial, 1.0)
@@ -104,13 +110,6 @@ def _with_module(folder: str | Path, module: Any, provenance: dict[str, Any]) ->
     return build(Bayesian, {**saved, "module": module})
 
 
-def _same_parameters(folder: str | Path, model: nn.Module, facts: dict[str, Any]) -> None:
-    """Refuse a module with other parameters than those that the posterior is of."""
-    shapes = {name: list(p.shape) for name, p in model.net.named_parameters()}
-    if mismatch := differences(shapes, facts["parameters"]):
-        raise UserError(f"the module has not the parameters of the posterior in {folder}: {mismatch}")
-
-
 def _with_saved_inputs(entry: Entry, saved: Any) -> Entry:
     """A last layer on the user's module, given the inputs that it had then: raw where the archive does not say."""
     backbone = getattr(entry, "backbone", None)
@@ -119,14 +118,3 @@ def _with_saved_inputs(entry: Entry, saved: Any) -> Entry:
     if not backbone.description["kind"] == saved.get("kind") == "module":
         return entry
     return replace(entry, backbone=backbone.taking(saved.get("inputs", "raw")))
-
-
-def _same_settings(folder: str | Path, settings: dict[str, Any], saved: dict[str, Any]) -> None:
-    """Refuse a variant with settings other than those that the posterior was fitted with."""
-    for name in settings:
-        if name in saved and settings[name] != saved[name]:
-            now, then = (spoken(v) if isinstance(v, dict) else v for v in (settings[name], saved[name]))
-            raise UserError(
-                f"the posterior in {folder} was fitted with {name} {then}, and the variant given has {now}"
-                + (" (its weights or layers differ)" if now == then else "")
-            )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import pyro.poutine as poutine
 import torch
@@ -24,7 +24,7 @@ from bnn_pyro.parts.nets import in_mode
 from bnn_pyro.parts.priors import widest_activation
 from bnn_pyro.posterior import Posterior, once
 
-__all__ = ["NUM_DRAWS", "Prediction", "Predicts", "predict"]
+__all__ = ["NUM_DRAWS", "Prediction", "predict"]
 
 #: Bytes that the largest intermediate of one chunk may take; a 10,000-image prediction stays well under 1 GB.
 DEFAULT_MAX_MEMORY = 256 * 2**20
@@ -36,15 +36,8 @@ NUM_DRAWS = 100
 Prediction = Mixture
 
 
-class Predicts(Protocol):
-    """What has a ``predict`` of its own, such as a calibrated posterior."""
-
-    def predict(self, x: Tensor, **settings: Any) -> Prediction:
-        """See :func:`predict`."""
-
-
 def predict(
-    posterior: Posterior | Predicts,
+    posterior: Posterior | Any,
     x: Tensor | Any,
     *,
     num_draws: int | None = None,

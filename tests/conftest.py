@@ -37,7 +37,7 @@ def no_residue():
 
 
 #: Where the commands ask whether a fit failed.
-JUDGES = ("runs.evaluate", "runs.compare", "runs.calibrate", "diagnostics.diagnosis")
+JUDGES = ("runs.evaluate", "runs.compare", "runs.predict", "diagnostics.diagnosis")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -254,7 +254,7 @@ BAD = {
     "test alone": (dict(x_test=FRAME), "x_test is given without y_test"),
     "test and split": (dict(x_test=FRAME, y_test=PRICE, split=0.2), "leave split= out"),
     "test columns": (dict(x_test=FRAME.drop(columns="area"), y_test=PRICE), "x_test.* no column 'area'"),
-    "choice": (dict(missing="median"), "unknown missing= 'median'"),
+    "choice": (dict(missing="median"), "unknown missing 'median'"),
     "task": (dict(task="ranking"), "unknown task 'ranking'"),
 }  # fmt: skip
 

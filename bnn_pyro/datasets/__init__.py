@@ -15,7 +15,7 @@ from bnn_pyro.datasets.arrays import IMAGE_SUFFIXES, load_archive, noise_images,
 from bnn_pyro.datasets.dataset import Column, Dataset, Raw, Schema, check_options
 from bnn_pyro.datasets.in_memory import dataset, inputs
 from bnn_pyro.datasets.prepare import check_choice, prepare, select_features, standardised
-from bnn_pyro.datasets.splits import FRACTIONS, by_groups, by_time
+from bnn_pyro.datasets.splits import FRACTIONS, by_values
 from bnn_pyro.datasets.tables import load_table, read_rows
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.files import data_root, existing, resolve
@@ -192,7 +192,7 @@ def load_data(
     if drop_missing and missing == "indicator":
         raise UserError("drop_missing (--drop-missing) is missing=drop, and missing=indicator is asked for; give one")
     missing = "drop" if drop_missing else missing
-    check_options(task, missing, unseen)
+    check_options(task=task, missing=missing, unseen=unseen, target_scale=target_scale)
     path, aside = _located(name_or_path), {}
     by = {name: column for name, column in (("groups", groups), ("time", time)) if column is not None}
     table = path is not None and not path.is_dir() and path.suffix.lower() != ".npz"
@@ -230,8 +230,8 @@ def load_data(
     splits = None if splits is None else resolve(splits)
     raw = replace(raw, target_scale=target_scale, unseen=unseen)
     if by:
-        shares, ((name, column),) = FRACTIONS if fractions is None else fractions, by.items()
-        division = (by_groups if name == "groups" else by_time)(raw, aside[column], shares, seed)
+        ((kind, column),) = by.items()
+        division = by_values(raw, kind, aside[column], FRACTIONS if fractions is None else fractions, seed)
         return prepare(raw, limit=limit, division=division)
     return prepare(raw, splits=splits, split=split, seed=seed, fractions=fractions, validation=validation, limit=limit)
 

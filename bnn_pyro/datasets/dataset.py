@@ -20,12 +20,13 @@ from torch import Tensor
 
 from bnn_pyro.errors import unknown
 
-__all__ = ["PARTS", "TARGET_SCALES", "TASKS", "Column", "Dataset", "Raw", "Schema",
+__all__ = ["PARTS", "TASKS", "Column", "Dataset", "Raw", "Schema",
            "check_options", "row_digests"]  # fmt: skip
 
-TASKS, TARGET_SCALES = ("regression", "classification", "counts"), ("identity", "log")
-#: What may be done with a missing value, and with a category that only new rows have.
-MISSING_CHOICES, UNSEEN_CHOICES = ("refuse", "drop", "indicator"), ("refuse", "ignore")
+TASKS = ("regression", "classification", "counts")
+#: The words that options take; missing, unseen: what is done with a missing value, a category that only new rows have.
+CHOICES = {"task": TASKS, "missing": ("refuse", "drop", "indicator"), "unseen": ("refuse", "ignore"),
+           "target_scale": ("identity", "log")}  # fmt: skip
 #: The tensors of a data set.
 PARTS = ("x_train", "y_train", "x_val", "y_val", "x_test", "y_test")
 
@@ -60,27 +61,15 @@ class Column:
         return int(self.categories is None)
 
 
-def check_options(task: str | None, missing: str, unseen: str) -> None:
-    """Raise UserError for a word that is none of the choices."""
-    choices = (None, *TASKS), MISSING_CHOICES, UNSEEN_CHOICES
-    for what, value, valid in zip(("task", "missing=", "unseen="), (task, missing, unseen), choices, strict=True):
-        if value not in valid:
-            raise unknown(what, value, [word for word in valid if word])
-
-
-class HasTask:
-    """What has a task."""
-
-    task: str
-
-    @property
-    def has_classes(self) -> bool:
-        """Whether targets are labels of classes, not numbers."""
-        return self.task == "classification"
+def check_options(**options: str | None) -> None:
+    """Raise UserError for a word that is none of ``CHOICES``; None is not given."""
+    for name, value in options.items():
+        if value is not None and value not in CHOICES[name]:
+            raise unknown(name.replace("_", " "), value, CHOICES[name])
 
 
 @dataclass(frozen=True)
-class Schema(HasTask):
+class Schema:
     """What a model must know of its data; JSON-able by :meth:`to_dict`.
 
     task         one of ``TASKS`` (two classes are classification with K = 2)
@@ -107,6 +96,11 @@ class Schema(HasTask):
     columns: tuple[Column, ...] = ()
     unseen: str = "refuse"
     target_scale: str = "identity"
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether targets are labels of classes, not numbers."""
+        return self.task == "classification"
 
     @property
     def is_image(self) -> bool:
@@ -221,7 +215,7 @@ def row_digests(x: Tensor, y: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Raw(HasTask):
+class Raw:
     """Rows as they were read, neither divided nor standardised.
 
     x      (N, F) numbers of any type, or (N, channels, height, width): uint8 of 0 … white, or float32 in [0, 1] where
@@ -252,3 +246,5 @@ class Raw(HasTask):
     unseen: str = "refuse"
     target_scale: str = "identity"
     index: Tensor | None = None
+
+    has_classes = Schema.has_classes

@@ -14,7 +14,7 @@ from bnn_pyro.errors import UserError
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["as_array", "as_cells", "as_table", "as_target", "label_or_number", "named"]
+__all__ = ["as_array", "as_cells", "as_table", "as_target", "named"]
 
 #: Kinds of an array's type that may hold text.
 TEXT = ("O", "U", "S")
@@ -35,7 +35,11 @@ def as_table(what: str, x: Any) -> pd.DataFrame | None:
         x = x.to_frame()
     if not isinstance(x, pd.DataFrame):
         if hasattr(x, "__dataframe__") or hasattr(x, "to_pandas"):
-            x = _to_pandas(x)
+            try:
+                x = x.to_pandas()
+            except (AttributeError, ImportError):  # polars needs pyarrow for it
+                names = x.columns if hasattr(x, "columns") else x.__dataframe__().column_names()
+                x = pd.DataFrame({name: x[name].to_list() for name in names})
         elif isinstance(x, list | tuple) or getattr(getattr(x, "dtype", None), "kind", "") in TEXT:
             array = as_array(what, x, text=True)
             if array.dtype.kind not in TEXT or array.ndim != 2:
@@ -49,16 +53,6 @@ def as_table(what: str, x: Any) -> pd.DataFrame | None:
         if names.count(name) > 1:
             raise UserError(f"{what} has {names.count(name)} columns called '{name}'; rename or remove all but one")
     return frame.set_axis(names, axis=1)
-
-
-def _to_pandas(x: Any) -> pd.DataFrame:
-    import pandas as pd
-
-    try:
-        return x.to_pandas()
-    except (AttributeError, ImportError):  # polars needs pyarrow for it
-        names = x.columns if hasattr(x, "columns") else x.__dataframe__().column_names()
-        return pd.DataFrame({name: x[name].to_list() for name in names})
 
 
 def named(x: Any, names: Sequence[str] | None = None) -> pd.DataFrame:
@@ -131,13 +125,3 @@ def as_target(what: str, y: Any) -> pd.Series:
             raise UserError(f"{what} has shape {tuple(y.shape)}; give one target for each row, (N,)")
     cells = pd.Series(y).reset_index(drop=True)
     return _column(f"{what} (rows from 0)", cells.rename("y" if cells.name is None else str(cells.name)))
-
-
-def label_or_number(target: pd.Series) -> np.ndarray:
-    """Cells as an array of numbers or text."""
-    if target.dtype == np.float64:
-        return target.to_numpy()
-    gaps = target.eq("")
-    if gaps.any():
-        raise UserError(f"y: row {int(gaps.argmax())} (from 0) has no label; fill it in, or leave such rows out")
-    return target.to_numpy(dtype=str)

@@ -138,21 +138,19 @@ def _pixels(path: Path, shape: tuple[int, int, int]) -> Tensor:
     return torch.from_numpy(np.array(picture)).reshape(height, width, channels).movedim(2, 0)
 
 
-def read_images(paths: str | Path | Sequence[str | Path], schema: Schema, invert: bool = False) -> Tensor:
-    """Files of pictures (or a folder of them) as standardised inputs (N, channels, height, width).
+def read_images(path: Path, schema: Schema, invert: bool = False) -> Tensor:
+    """A picture, or a folder of them, as standardised inputs (N, channels, height, width).
 
     Stretched to the schema's size and made grey or RGB as the model wants it; transparency becomes white. ``invert``
     turns dark on white into white on dark, as MNIST has it.
     """
     if not schema.is_image:
         raise UserError(f"images don't fit a model of {len(schema.features)} features; give it a table")
-    files: list[Path] = []
-    for path in map(Path, [paths] if isinstance(paths, str | Path) else paths):
-        if not path.exists():
-            raise UserError(f"{path}: no such image file")
-        files += pictures_in(path) if path.is_dir() else [path]
+    if not path.exists():
+        raise UserError(f"{path}: no such image file")
+    files = pictures_in(path) if path.is_dir() else [path]
     if not files:
-        raise UserError(f"{paths or 'images'}: no PNG or JPG file in this folder")
+        raise UserError(f"{path}: no PNG or JPG file in this folder")
     inputs = torch.stack([_pixels(file, schema.input_shape) for file in files]) / 255
     return schema.standardise(1 - inputs if invert else inputs)
 

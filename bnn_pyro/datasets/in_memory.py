@@ -17,9 +17,9 @@ from torch.utils.data import Dataset as Items
 
 from bnn_pyro.datasets.arrays import image_arrays, raw_arrays
 from bnn_pyro.datasets.dataset import Dataset, Raw, Schema, check_options
-from bnn_pyro.datasets.frames import as_array, as_cells, as_table, as_target, label_or_number, named
+from bnn_pyro.datasets.frames import as_array, as_cells, as_table, as_target, named
 from bnn_pyro.datasets.prepare import prepare, select_features, standardised
-from bnn_pyro.datasets.splits import FRACTIONS, by_groups, by_time, chosen, divide
+from bnn_pyro.datasets.splits import FRACTIONS, Division, by_values, chosen, divide
 from bnn_pyro.datasets.tables import encode_rows, encode_target, raw_table
 from bnn_pyro.errors import UserError, unknown
 
@@ -73,7 +73,7 @@ def dataset(
 
     Raises UserError, one line with the place and the way out, for whatever is wrong with the input.
     """
-    check_options(task, missing, unseen)
+    check_options(task=task, missing=missing, unseen=unseen, target_scale=target_scale)
     if isinstance(x, Items):
         if y is not None:
             raise UserError("X is a torch data set, which has the targets; leave y out")
@@ -97,8 +97,8 @@ def dataset(
         raw = replace(raw, test=_test_part(raw, x_test, y_test))
     elif y_test is not None:
         raise UserError("y_test is given without x_test")
-    how = (columns["groups"], columns["time"])
-    return prepare(raw, limit=limit, division=_divided(raw, split, *how, validation, seed))
+    by = {kind: columns[kind] for kind in ("groups", "time") if columns[kind] is not None}
+    return prepare(raw, limit=limit, division=_divided(raw, split, by, validation, seed))
 
 
 def inputs(x: Any, schema: Schema) -> Tensor:
@@ -144,7 +144,10 @@ def _raw(x: Any, y: Any, task: str | None, classes: Sequence[str] | None, missin
         if x.ndim == 2 and missing == "indicator" and np.issubdtype(x.dtype, np.floating) and np.isnan(x).any():
             table = named(x)
     if table is None:
-        raw = raw_arrays("X, y", x, label_or_number(target), task, classes, missing == "drop")
+        if target.dtype != np.float64 and (gaps := target.eq("")).any():
+            raise UserError(f"y: row {int(gaps.argmax())} (from 0) has no label; fill it in, or leave such rows out")
+        values = target.to_numpy() if target.dtype == np.float64 else target.to_numpy(dtype=str)
+        raw = raw_arrays("X, y", x, values, task, classes, missing == "drop")
         return select_features(raw, None, "X")
     if classes is not None:
         raise UserError("classes= names the labels of an array; in a frame, let y have the names")
@@ -191,10 +194,9 @@ def _encoded(what: str, x: Any, like: Schema | Raw) -> tuple[Tensor, float]:
 
 
 # -- the split ---------------------------------------------------------------------------------------------------------
-def _divided(raw: Raw, split: Any, groups: Any, time: Any, validation: float | None, seed: int) -> Any:
+def _divided(raw: Raw, split: Any, by: dict[str, Any], validation: float | None, seed: int) -> Division:
+    """By {"groups" or "time": (N,)}, a share or rows of ``split``; at random where neither is given."""
     num = len(raw.y)
-    if raw.rows is not None and any(v is not None for v in (groups, time)):  # rows were dropped
-        groups, time = (None if v is None else np.asarray(v)[raw.rows.numpy()] for v in (groups, time))
     is_share = split is None or (np.isscalar(split) and not isinstance(split, bool | str))
     if is_share and split is not None and not 0 <= split < 1:
         raise UserError(
@@ -202,7 +204,7 @@ def _divided(raw: Raw, split: Any, groups: Any, time: Any, validation: float | N
         )
     if validation is not None and not (0 <= validation < 1 or float(validation).is_integer()):
         raise UserError(f"validation={validation}: give a number of rows, or a share below 1")
-    if sum(value is not None for value in (groups, time)) + (not is_share) > 1:
+    if len(by) + (not is_share) > 1:
         raise UserError("groups=, time= and rows in split= are three ways to divide; give one of them")
     rows = None if validation is None else round(validation * num if 0 < validation < 1 else validation)
     if raw.test is not None:
@@ -217,6 +219,6 @@ def _divided(raw: Raw, split: Any, groups: Any, time: Any, validation: float | N
     if split is not None or rows is not None:
         test, val = FRACTIONS[2] if split is None else split, FRACTIONS[1] if rows is None else rows / num
         shares = (max(0.0, 1.0 - test - val), val, test)
-    if groups is None and time is None:
-        return divide(raw, None, 0, seed, shares, rows)
-    return by_time(raw, time, shares, seed) if groups is None else by_groups(raw, groups, shares, seed)
+    for kind, values in by.items():
+        return by_values(raw, kind, values if raw.rows is None else np.asarray(values)[raw.rows.numpy()], shares, seed)
+    return divide(raw, None, 0, seed, shares, rows)

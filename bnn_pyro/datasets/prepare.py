@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bnn_pyro.datasets.dataset import TARGET_SCALES, Column, Dataset, Raw, Schema
+from bnn_pyro.datasets.dataset import Column, Dataset, Raw, Schema
 from bnn_pyro.datasets.splits import Division, divide
 from bnn_pyro.errors import UserError, unknown
 
@@ -62,8 +62,6 @@ def prepare(raw: Raw, *, limit: int | None = None, division: Division | None = N
     raw = _filled(raw, train)
     numbers = next(v for v in (raw.index, raw.rows, torch.arange(len(raw.y))) if v is not None)
     own_test = None if raw.test is None else torch.arange(len(raw.test[1]))
-    if raw.target_scale not in TARGET_SCALES:
-        raise unknown("target scale", raw.target_scale, TARGET_SCALES)
     if raw.target_scale == "log":
         check_positive(raw, raw.y, numbers)
         check_positive(raw, raw.y[:0] if raw.test is None else raw.test[1], own_test)

@@ -16,7 +16,7 @@ from bnn_pyro.datasets.dataset import Raw
 from bnn_pyro.errors import UserError
 from bnn_pyro.files import read_archive
 
-__all__ = ["FRACTIONS", "Division", "by_groups", "by_time", "chosen", "divide"]
+__all__ = ["FRACTIONS", "Division", "by_values", "chosen", "divide"]
 
 #: Training, validation and test share of a set that brings no test part of its own.
 FRACTIONS = (0.70, 0.15, 0.15)
@@ -146,7 +146,7 @@ def chosen(raw: Raw, split: Any, seed: int, validation: int | None) -> Division:
     out.
     """
     num = len(raw.y)
-    parts = [_numbers(part, num, "split") for part in (split if isinstance(split, tuple) else (split,))]
+    parts = [_numbers(part, num) for part in (split if isinstance(split, tuple) else (split,))]
     if len(parts) == 1:
         parts = [np.setdiff1d(np.arange(num), parts[0]), *parts]
     if len(parts) > 3:
@@ -160,25 +160,17 @@ def chosen(raw: Raw, split: Any, seed: int, validation: int | None) -> Division:
     return _division(raw, (train, np.union1d(val, more), test), {"kind": "given", "seed": seed})
 
 
-def by_groups(raw: Raw, groups: Any, shares: Sequence[float], seed: int) -> Division:
-    """Whole groups of rows, shuffled, to each part: as near to the shares (train, validation, test) as they allow."""
-    codes = _codes(groups, len(raw.y), "groups")
-    generator = np.random.default_rng(seed % 2**32)
-    names = generator.permutation(codes.max() + 1)
-    place = names.argsort()[codes]  # of each row's group, in the new order
-    train, val, test = _consecutive(place, shares, "groups")
-    return _division(raw, (generator.permutation(train), val, test), _record("groups", shares, seed))
+def by_values(raw: Raw, kind: str, values: Any, shares: Sequence[float], seed: int) -> Division:
+    """Rows of equal values (N,) to one part, as near to the shares (train, validation, test) as they allow.
 
-
-def by_time(raw: Raw, time: Any, shares: Sequence[float], seed: int) -> Division:
-    """The last rows in time test, those before them validate, the earlier train; equal times stay together."""
-    train, val, test = _consecutive(_codes(time, len(raw.y), "time"), shares, "time")
-    return _division(raw, (np.random.default_rng(seed % 2**32).permutation(train), val, test),
-                     _record("time", shares, seed))  # fmt: skip
-
-
-def _record(kind: str, shares: Sequence[float], seed: int) -> dict[str, Any]:
-    return {"kind": kind, "seed": seed, "fractions": list(shares)}
+    kind  "groups": in random order; "time": the last rows test, those before them validate
+    """
+    codes, generator = _codes(values, len(raw.y), kind), np.random.default_rng(seed % 2**32)
+    if kind == "groups":
+        codes = generator.permutation(codes.max() + 1).argsort()[codes]
+    train, val, test = _consecutive(codes, shares, kind)
+    record = {"kind": kind, "seed": seed, "fractions": list(shares)}
+    return _division(raw, (generator.permutation(train), val, test), record)
 
 
 def _consecutive(codes: np.ndarray, shares: Sequence[float], what: str) -> list[np.ndarray]:
@@ -213,16 +205,16 @@ def _codes(values: Any, num: int, what: str) -> np.ndarray:
                         "first, such as by pandas.to_datetime") from None  # fmt: skip
 
 
-def _numbers(rows: Any, num: int, what: str) -> np.ndarray:
+def _numbers(rows: Any, num: int) -> np.ndarray:
     """Row numbers, of a mask or of a list of them."""
     rows = np.asarray(rows)
     if rows.dtype == bool and rows.shape == (num,):
         return np.flatnonzero(rows)
     if rows.ndim != 1 or not np.issubdtype(rows.dtype, np.integer):
-        raise UserError(f"{what}= is {rows.dtype} of shape {rows.shape}; give a share, a mask of {num} rows, or a list "
+        raise UserError(f"split= is {rows.dtype} of shape {rows.shape}; give a share, a mask of {num} rows, or a list "
                         "of row numbers")  # fmt: skip
     if len(rows) and not 0 <= rows.min() <= rows.max() < num:
-        raise UserError(f"{what}= names rows {rows.min()} to {rows.max()}, but there are rows 0 to {num - 1}")
+        raise UserError(f"split= names rows {rows.min()} to {rows.max()}, but there are rows 0 to {num - 1}")
     return rows.astype(np.int64)
 
 

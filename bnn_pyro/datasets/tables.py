@@ -25,7 +25,7 @@ from bnn_pyro.cells import (
     positions,
     read_cells,
     read_target,
-)  # fmt: skip
+)
 from bnn_pyro.datasets.dataset import Column, Raw, Schema
 from bnn_pyro.datasets.prepare import check_choice, check_positive, quantities
 from bnn_pyro.errors import UserError, unknown

@@ -184,27 +184,20 @@ def versions() -> dict[str, str]:
 
 def check_workers(client: Any) -> None:
     """Raises UserError where a worker cannot import this package; warns of no worker, other versions, many threads."""
-    here = versions()
+    here, doubts = versions(), []
     for worker, there in client.run(versions, on_error="return").items():
         if isinstance(there, Exception):
             raise UserError(f"the Dask worker {worker} cannot import bnn_pyro ({there}): install it there too")
         other = [f"{k} {there.get(k, 'none')} (here {here[k]})" for k in here if there.get(k) != here[k]]
         if other:
-            warnings.warn(
-                f"the Dask worker {worker} has {', '.join(other)}: results may differ from those of this machine",
-                stacklevel=6,
-            )
-    threads = max(client.nthreads().values(), default=0)
+            doubts.append(f"the Dask worker {worker} has {', '.join(other)}: results may differ from those of this "
+                          "machine")  # fmt: skip
+    threads, address = max(client.nthreads().values(), default=0), client.scheduler.address
     if not threads:
-        address = client.scheduler.address
-        warnings.warn(
-            f"the Dask scheduler at {address} has no workers yet, tasks wait for one: start it with "
-            f"`dask worker {address} --nthreads 1`",
-            stacklevel=6,
-        )
+        doubts.append(f"the Dask scheduler at {address} has no workers yet, tasks wait for one: start it with "
+                      f"`dask worker {address} --nthreads 1`")  # fmt: skip
     if threads > 1:
-        warnings.warn(
-            f"a Dask worker with {threads} threads runs one task at a time all the same, as Pyro's state is a "
-            "process's own; start workers with --nthreads 1 --nworkers N to use its cores",
-            stacklevel=6,
-        )
+        doubts.append(f"a Dask worker with {threads} threads runs one task at a time all the same, as Pyro's state is "
+                      "a process's own; start workers with --nthreads 1 --nworkers N to use its cores")  # fmt: skip
+    for doubt in doubts:
+        warnings.warn(doubt, stacklevel=6)

@@ -77,7 +77,10 @@ def map_tasks(
     if names is None:
         names = [f"task {number} of {len(tasks)} ({_SHORT.repr(task)})" for number, task in enumerate(tasks, 1)]
     run = _Run(tasks, names, report, progress, done, failed, watch)
-    where = _where(cores, len(tasks))
+    where = current_executor()
+    if where is None or where.kind != "dask" or not tasks:
+        processes = min(usable_cores() if where is not None else cores or usable_cores(), len(tasks))
+        where = Executor("processes", processes) if processes > 1 else Executor("here")
     if where.kind == "here":
         run.here(function, all_threads)
     else:
@@ -89,15 +92,6 @@ def map_tasks(
 #: How an error message shows a task.
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 80
-
-
-def _where(cores: int, tasks: int) -> Executor:
-    """An executor in force, or processes; this process where there would be but one."""
-    current = current_executor()
-    if current is not None and current.kind == "dask":
-        return current if tasks else Executor("here")
-    processes = min(usable_cores() if current is not None else cores or usable_cores(), tasks)
-    return Executor("processes", processes) if processes > 1 else Executor("here")
 
 
 @dataclass

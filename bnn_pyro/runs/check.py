@@ -24,7 +24,7 @@ from bnn_pyro.runs.recipe import Recipe, flag_settings, resolve
 from bnn_pyro.settings import build, defaults, plain
 from bnn_pyro.zoo import ZOO, Entry
 
-__all__ = ["BUDGETS", "SubjectSpec", "check_subjects", "prepared_subject", "zoo_subjects"]
+__all__ = ["BUDGETS", "SubjectSpec", "check_subjects", "one_subject", "zoo_subjects"]
 
 #: How much is spent on a check: its ``quick`` settings, or its defaults.
 BUDGETS = ("quick", "full")
@@ -85,20 +85,19 @@ class SubjectSpec:
         return about | {"outcomes": {}, "refused": {}, "failed": {}}
 
 
-def one_subject(args: Namespace) -> SubjectSpec:
-    """What the command line names. Raises UserError for values of the wrong kind."""
+def one_subject(args: Namespace, prepare: bool = False) -> SubjectSpec:
+    """What the command line names. Raises UserError for values of the wrong kind.
+
+    prepare: load its data and build all of it once, so that bad input is refused early.
+    """
     images = getattr(ZOO[args.variant], "images_only", False)
     recipe = resolve(args, {"data": {"name": IMAGES if images else DATA}})
     names = flag_settings(args)
-    return SubjectSpec(recipe, {k: v for k, v in recipe.inference_settings.items() if k in names})
-
-
-def prepared_subject(args: Namespace) -> SubjectSpec:
-    """What the command line names, its data loaded and all of it built once, so that bad input is refused early."""
-    spec = one_subject(args)
-    with isolated(0):
-        entry = check_setup(spec.recipe, spec.data).entry
-        entry.guide(entry.model(spec.data.schema))
+    spec = SubjectSpec(recipe, {k: v for k, v in recipe.inference_settings.items() if k in names})
+    if prepare:
+        with isolated(0):
+            entry = check_setup(recipe, spec.data).entry
+            entry.guide(entry.model(spec.data.schema))
     return spec
 
 

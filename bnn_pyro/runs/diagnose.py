@@ -96,26 +96,20 @@ def diagnosis_tables(diagnosis: Diagnosis) -> list[Table]:
     for words in read_texts("statistics")["tables"]:
         used = {key: row for key, row in words["statistics"].items() if key in numbers}
         if any(key not in COUNTS for key in used):
+            of = "nested R-hat" if numbers.get("nested") else "R-hat"
             rows = [
-                [_named(name, diagnosis), meaning, _number(numbers[key], form), asked]
+                [name.replace("R-hat", of), meaning, _number(numbers[key], form), asked]
                 for key, (name, meaning, form, asked) in used.items()
             ]
             tables.append(Table(words["title"], words["sentence"], ("value", "asked for"), rows))
     if diagnosis.weights:
-        tables.append(_weight_table(diagnosis))
+        shown = diagnosis.weights[:: math.ceil(len(diagnosis.weights) / MAX_WEIGHTS)]
+        columns = [name for name in shown[0] if name != "name"]
+        rows = [[str(row["name"]), "", *(_number(row[name], "{:.4g}") for name in columns)] for row in shown]
+        sentence = f"{len(shown)} of the {len(diagnosis.weights)} looked at, evenly chosen over the network."
+        titles = [name.replace("_", " ") for name in columns]
+        tables.append(Table("Some weights one by one", sentence, titles, rows))
     return tables
-
-
-def _weight_table(diagnosis: Diagnosis) -> Table:
-    shown = diagnosis.weights[:: math.ceil(len(diagnosis.weights) / MAX_WEIGHTS)]
-    columns = [name for name in shown[0] if name != "name"]
-    rows = [[str(row["name"]), "", *(_number(row[name], "{:.4g}") for name in columns)] for row in shown]
-    sentence = f"{len(shown)} of the {len(diagnosis.weights)} looked at, evenly chosen over the network."
-    return Table("Some weights one by one", sentence, [name.replace("_", " ") for name in columns], rows)
-
-
-def _named(name: str, diagnosis: Diagnosis) -> str:
-    return name.replace("R-hat", "nested R-hat") if diagnosis.statistics.get("nested") else name
 
 
 def _number(value: Any, form: str) -> str:

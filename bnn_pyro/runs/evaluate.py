@@ -279,14 +279,13 @@ def labelled(name: str, schema: Schema, recipe: Recipe) -> tuple[Tensor, Tensor]
         data = load_data(name, **options)
         task, classes, x, y = data.schema.task, data.schema.classes, data.x_test, data.y_test
         x = schema.standardise(data.schema.unstandardise(x)) if data.schema.input_shape == schema.input_shape else x
-    elif (path := resolve(name)).is_dir() and schema.is_image:
+    else:
         from bnn_pyro.datasets.images import load_folder
 
-        raw = load_folder(path, schema.input_shape)
-        task, classes, x, y = raw.task, raw.classes, standardised(raw.x, schema, raw.white), raw.y
-    else:
-        raw = load_archive(path, task=schema.task)
-        task, classes, x, y = raw.task, raw.classes, load_inputs(name, schema), raw.y
+        of_folder = (path := resolve(name)).is_dir() and schema.is_image
+        raw = load_folder(path, schema.input_shape) if of_folder else load_archive(path, task=schema.task)
+        task, classes, x, y = raw.task, raw.classes, raw.x, raw.y
+        x = standardised(x, schema, raw.white) if tuple(x.shape[1:]) == schema.input_shape else x
     if task != schema.task:
         raise UserError(f"{name}: is {task}, and this run is {schema.task}")
     if tuple(x.shape[1:]) != schema.input_shape:

@@ -76,7 +76,7 @@ def figures_of(
     figures: dict[str, Callable[[], object]] = {}
     beside = None if baseline is None else baseline.prediction
     if not schema.has_classes and schema.input_shape == (1,):
-        figures |= {"predictive-band": lambda: _band(run), "predictive-band-far": lambda: _far_band(run)}
+        figures |= {"predictive-band": lambda: _band(run), "predictive-band-far": lambda: _band(run, FAR)}
     if schema.has_classes and schema.input_shape == (2,):
         figures["decision-boundary"] = lambda: _map(run, plots.decision_boundary, 0.15)
         figures["epistemic-map"] = lambda: _map(run, plots.epistemic_map, 1.0)
@@ -104,7 +104,11 @@ def figures_of(
         figures["calibration-recalibrated"] = lambda: plots.regression_calibration(recalibrated, y)
     chains = posterior.chains
     if prediction is not None and chains is not None and next(iter(chains.values())).shape[:2].numel() > 1:
-        figures["growing-ensemble"] = lambda: _growing(run, beside)
+        some = slice(GROWING_ROWS)
+        known = None if beside is None else beside[some]
+        figures["growing-ensemble"] = lambda: plots.growing_ensemble(
+            posterior, data.x_test[some], y[some], baseline=known
+        )
     if pruning:
         figures["pruning"] = lambda: plots.pruning_curve(**pruning)
         figures["signal-to-noise"] = lambda: plots.signal_to_noise(signal_to_noise(posterior))
@@ -151,25 +155,15 @@ def read_pruning(folder: RunFolder) -> dict[str, Any]:
 
 
 # -- how ---------------------------------------------------------------------------------------------------------------
-def _band(run: Scored) -> object:
-    x = plots.line(run.data)
-    return plots.predictive_band(run.predict(x), x, run.data, truth=TRUTHS.get(run.data.name))
-
-
-def _far_band(run: Scored) -> object:
-    raw = run.data.schema.unstandardise(run.data.x_train)
-    low, high = raw.amin().item(), raw.amax().item()
-    middle, reach = (low + high) / 2, FAR * (high - low)
-    x = plots.line(run.data, middle - reach, middle + reach)
-    return plots.predictive_band(run.predict(x), x, run.data)
+def _band(run: Scored, far: float | None = None) -> object:
+    x, truth = plots.line(run.data), TRUTHS.get(run.data.name)
+    if far is not None:
+        low, high = run.data.schema.unstandardise(run.data.x_train).aminmax()
+        middle, reach = (low.item() + high.item()) / 2, far * (high.item() - low.item())
+        x, truth = plots.line(run.data, middle - reach, middle + reach), None
+    return plots.predictive_band(run.predict(x), x, run.data, truth=truth)
 
 
 def _map(run: Scored, draw: Callable, margin: float) -> object:
     mesh = plots.grid(run.data, margin=margin)
     return draw(run.predict(mesh.x), mesh, run.data.x_train, run.data.y_train)
-
-
-def _growing(run: Scored, baseline: Prediction | None) -> object:
-    x, y = run.data.x_test[:GROWING_ROWS], run.data.y_test[:GROWING_ROWS]
-    baseline = None if baseline is None else baseline[:GROWING_ROWS]
-    return plots.growing_ensemble(run.posterior, x, y, baseline=baseline)

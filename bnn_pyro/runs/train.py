@@ -102,7 +102,7 @@ def fit_run(
     if backbone is None and baseline is not None:
         beside = fit_baseline(posterior if has_member(ready, baseline) else None)
     if recipe.conformal and here().first:
-        from bnn_pyro.runs.calibrate import calibrate_run
+        from bnn_pyro.runs.predict import calibrate_run
 
         with suppress(FitFailed):  # the scores say so
             calibrate_run(folder, recipe, data, posterior, level=recipe.conformal)
