@@ -137,6 +137,11 @@ class Findings:
         return Verdict(level, which.partition(",")[0], self.fill(which, **words))
 
     @property
+    def step(self) -> str:
+        """What sets the step size: the acceptance of proposals, or of a sampler that accepts all the energy error."""
+        return "divergences" if self.has("acceptance_mean") else "energy error"
+
+    @property
     def causes(self) -> dict[str, tuple[str, str]]:
         """Why the sampler does not reach the posterior, by its own numbers, the gravest first.
 
@@ -150,7 +155,8 @@ class Findings:
             "trajectories": self.get("max_tree_share") > CUT,
             "acceptance": self.get("acceptance_mean") < ACCEPTED,
         }
-        remedies = {about: about for about in shown} | ({"spread": "kinetic temperature"} if self.stochastic else {})
+        remedies = {about: about for about in shown} | {"divergences": self.step}
+        remedies |= {"spread": "kinetic temperature"} if self.stochastic else {}
         return {
             about: (self.fill(f"{about}, clause", share=share), self.fill(f"{remedies[about]}, remedy"))
             for about, holds in shown.items()
@@ -233,7 +239,8 @@ def _details(f: Findings) -> Iterator[Verdict]:
         yield f.say(level, "stuck chains", stuck=_times(int(stuck), "chain"))
     if (diverged := f.get("divergences")) > 0:
         level = "bad" if diverged > DIVERGENT * f.total else "caution"
-        yield f.say(level, "divergences", diverged=_times(int(f.get("divergent_chains")), "chain"))
+        remedy = SENTENCES[f"{f.step}, remedy"]
+        yield f.say(level, "divergences", diverged=_times(int(f.get("divergent_chains")), "chain"), remedy=remedy)
     elif f.has("divergences"):
         yield f.say("good", "divergences, none")
     if f.get("bfmi_min") < BFMI:
