@@ -153,7 +153,8 @@ def test_a_step_size_that_is_too_large_is_named(lr, level):
 
 def test_causes_of_a_sampler_that_has_not_converged_come_before_more_draws():
     deep = torch.full((CHAINS, DRAWS), 3.0)
-    stats = {"tree_depth": deep, "diverging": (torch.arange(CHAINS * DRAWS) % 5 == 0).double().view(CHAINS, DRAWS)}
+    stats = {"tree_depth": deep, "acceptance_rate": 0.9 + 0 * deep}
+    stats |= {"diverging": (torch.arange(CHAINS * DRAWS) % 5 == 0).double().view(CHAINS, DRAWS)}
     shifted = exact(lambda u: u + torch.arange(4.0)[:, None, None], stats=stats, method_settings={"max_tree_depth": 3})
     sentence = diagnose_chains(shifted, DATA).verdicts[0].sentence
     order = [sentence.index(word) for word in ("diverged", "cut at their longest", "target_accept", "draws=")]
