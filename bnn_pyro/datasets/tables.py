@@ -238,7 +238,7 @@ def _complete(where: str | Path, frame: pd.DataFrame, gaps: pd.DataFrame, drop: 
         if complete.empty:
             empty = gaps.mean().idxmax()
             raise UserError(f"{where}: every row has a missing value (column '{empty}' most often); leave that column "
-                            "out with features=")  # fmt: skip
+                            f"out: --exclude {empty!r}, or exclude=")  # fmt: skip
         return complete
     row, column = np.argwhere(gaps.to_numpy())[0]
     cell, more = frame.iat[row, column], int(gaps.any(axis=1).sum()) - 1
@@ -266,7 +266,7 @@ def _describe(where: str | Path, cells: pd.Series, gaps: pd.Series) -> Column:
     categories = tuple(sorted(set(present)))
     if len(categories) > max(MAX_CATEGORIES, len(present) // 5):
         raise UserError(f"{where}: column '{name}' holds {len(categories)} different texts in {len(present)} rows "
-                        f"(row {present.index[0]}: '{present.iloc[0]}'); leave it out with features=")  # fmt: skip
+                        f"(row {present.index[0]}: '{present.iloc[0]}'); leave it out: --exclude {name!r}, or exclude=")  # fmt: skip
     return Column(name, (*categories, MISSING_CATEGORY) if gaps.any() else categories)
 
 
