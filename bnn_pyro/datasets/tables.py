@@ -266,7 +266,8 @@ def _describe(where: str | Path, cells: pd.Series, gaps: pd.Series) -> Column:
     categories = tuple(sorted(set(present)))
     if len(categories) > max(MAX_CATEGORIES, len(present) // 5):
         raise UserError(f"{where}: column '{name}' holds {len(categories)} different texts in {len(present)} rows "
-                        f"(row {present.index[0]}: '{present.iloc[0]}'); leave it out: --exclude {name!r}, or exclude=")  # fmt: skip
+                        f"(row {present.index[0]}: '{present.iloc[0]}'); leave it out: --exclude {name!r}, or "
+                        "exclude=")  # fmt: skip
     return Column(name, (*categories, MISSING_CATEGORY) if gaps.any() else categories)
 
 
