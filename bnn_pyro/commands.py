@@ -169,8 +169,7 @@ def diagnose(args: Namespace) -> None:
 def check(args: Namespace) -> int:
     """Whether posteriors are right, by what is known without them. Returns 1 where a claim does not hold, else 0."""
     from bnn_pyro.checks import CHECKS
-    from bnn_pyro.runs.check import BUDGETS, check_subjects, one_subject, zoo_subjects
-    from bnn_pyro.runs.check_report import check_table, level_of
+    from bnn_pyro.runs.check import BUDGETS, check_subjects, check_table, level_of, one_subject, zoo_subjects
 
     for what, names, valid in (("budget", [args.budget], BUDGETS), ("check", args.only, CHECKS)):
         if wrong := [name for name in names if name not in valid]:

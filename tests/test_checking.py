@@ -17,7 +17,6 @@ from bnn_pyro.inference import methods_for
 from bnn_pyro.reports.page import read_texts
 from bnn_pyro.run import main, parse
 from bnn_pyro.runs import check as bench
-from bnn_pyro.runs import check_report as page
 from bnn_pyro.runs.diagnose import FIGURES as DIAGNOSIS_FIGURES
 from bnn_pyro.zoo import ZOO
 
@@ -73,8 +72,7 @@ def checks(monkeypatch):
 
     def put(**kinds):
         monkeypatch.setattr(registry, "CHECKS", kinds)
-        for module in (bench, page):
-            monkeypatch.setattr(module, "CHECKS", kinds)
+        monkeypatch.setattr(bench, "CHECKS", kinds)
 
     return put
 
@@ -207,7 +205,7 @@ def test_figures_are_drawn_of_the_evidence_and_kept(checks, tmp_path, monkeypatc
     needs = {"errors": ["z"], "curve": ["z"], "bias": ["batch_sizes"]}
     patched = {name: words[name] | {"needs": needs[name]} for name in figures}
     monkeypatch.setitem(read_texts("figures"), "check", patched)
-    monkeypatch.setattr(page, "FIGURES", {"made": figures})
+    monkeypatch.setattr(bench, "FIGURES", {"made": figures})
     checks(made=Made)
     check("mean-field", "--out", tmp_path / "out")
     drawn = read(tmp_path / "out")["subjects"][0]["outcomes"]["made"]["figures_drawn"]
@@ -218,5 +216,5 @@ def test_figures_are_drawn_of_the_evidence_and_kept(checks, tmp_path, monkeypatc
 
 def test_every_figure_has_its_words_and_every_words_a_figure():
     words = read_texts("figures")
-    assert {name for figures in page.FIGURES.values() for name in figures} == set(words["check"])
-    assert list(DIAGNOSIS_FIGURES) == list(words["diagnose"]) and set(page.FIGURES) == set(registry.CHECKS)
+    assert {name for figures in bench.FIGURES.values() for name in figures} == set(words["check"])
+    assert list(DIAGNOSIS_FIGURES) == list(words["diagnose"]) and set(bench.FIGURES) == set(registry.CHECKS)

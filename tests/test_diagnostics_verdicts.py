@@ -10,7 +10,7 @@ import torch
 
 import bnn_pyro as bp
 from bnn_pyro.checks.linear_regression import correlated, dataset
-from bnn_pyro.diagnostics import diagnose, diagnose_chains, function_space, function_space_rhat
+from bnn_pyro.diagnostics import diagnose, diagnose_chains, function_space
 from bnn_pyro.diagnostics.verdicts import LEVELS
 from bnn_pyro.parts.correlated_normal import FullNormal
 
@@ -269,10 +269,10 @@ def test_exchanged_units_are_no_disagreement():
         chains[site][1] *= -1  # tanh is odd
     posterior = bp.Posterior(model, schema, chains=chains)
     assert arviz.rhat(chains["layers.0.weight"][:, :, 0, 0].numpy()) > 1.5
-    assert function_space_rhat(posterior, torch.linspace(-1, 1, 5)[:, None]).max() < 1.1
+    assert function_space(posterior, torch.linspace(-1, 1, 5)[:, None]).rhat.max() < 1.1
 
 
 def test_function_space_refuses_what_is_no_chain():
     for posterior, why in ((guided(1.0), "this posterior is a guide"), (exact(chains=1, draws=1), "holds 1 of 1")):
         with pytest.raises(bp.UserError, match=why):
-            function_space_rhat(posterior, PROBLEM.data.x_train)
+            function_space(posterior, PROBLEM.data.x_train)

@@ -19,8 +19,8 @@ PACKAGE = Path(bp.__file__).parent
 #: Packages and top-level modules from left to right: each imports only what stands before it.
 ORDER = [
     "lazy", "errors", "settings", "progress", "isolation", "files", "cells", "distributed", "parallel", "checkpoint",
-    "datasets", "parts", "posterior", "inference", "zoo", "features", "loading", "fitting", "predictive", "calibration",
-    "sklearn", "metrics", "pruning", "diagnostics", "checks", "plots", "reports", "runs", "listing", "inspection",
+    "datasets", "parts", "posterior", "inference", "zoo", "features", "loading", "fitting", "predictive", "sklearn",
+    "metrics", "calibration", "pruning", "diagnostics", "checks", "plots", "reports", "runs", "listing", "inspection",
     "commands", "run",
 ]  # fmt: skip
 FILES = {

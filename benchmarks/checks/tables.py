@@ -8,7 +8,7 @@ from collections.abc import Callable
 from benchmarks.markdown import table
 from benchmarks.provenance import RESULTS
 from bnn_pyro.checks.reference_posterior import load_reference, references
-from bnn_pyro.runs.check_report import overview
+from bnn_pyro.runs.check import overview
 
 __all__ = ["TABLES"]
 

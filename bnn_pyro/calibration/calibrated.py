@@ -21,12 +21,11 @@ from bnn_pyro.datasets.in_memory import inputs
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.files import write_whole
 from bnn_pyro.loading import load as load_posterior
+from bnn_pyro.metrics.metric import targets
 from bnn_pyro.parts.decisions import check_level
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import NUM_DRAWS, Prediction, predict
 from bnn_pyro.zoo import Entry
-
-__all__ = ["FILE", "METHODS", "Adaptive", "Calibrated", "calibrate", "load", "with_calibration"]
 
 FILE, FORMAT = "calibration.json", 1
 #: Every method: the task that it is for.
@@ -81,10 +80,12 @@ def calibrate(
         raise UserError("per_class is for class labels, and takes no other groups")
     check_level(level)
     x = x if isinstance(x, Tensor) else inputs(x, plain.schema)
-    y = _checked(x, y, plain.schema)
-    digests = _unused(plain, before, x, y)
     made = before or Calibrated(plain, num_draws=num_draws, seed=seed)
     prediction = made.predict(x)
+    targets(prediction, y)  # refuses bad ones
+    y = torch.as_tensor(y).detach().cpu()
+    y = y.long() if plain.schema.has_classes else y
+    digests = _unused(plain, before, x, y)
     if method in SCORES:
         column = groups if isinstance(groups, str) else None
         labels = groups if groups is None or column is None else _groups_of(x, column, plain.schema)
@@ -246,17 +247,6 @@ class Adaptive:
 
 
 # -- rows --------------------------------------------------------------------------------------------------------------
-def _checked(x: Tensor, y: Tensor, schema: Schema) -> Tensor:
-    y = torch.as_tensor(y).detach().cpu()
-    if y.shape != (len(x),) or not len(x):
-        raise UserError(f"calibration takes one target a row, got x {tuple(x.shape)} and y {tuple(y.shape)}")
-    if not bool(y.double().isfinite().all()):
-        raise UserError(f"the target of calibration row {int((~y.double().isfinite()).nonzero()[0])} is not finite")
-    if schema.has_classes and not bool(((y >= 0) & (y < len(schema.classes)) & (y == y.long())).all()):
-        raise UserError(f"labels must be whole numbers from 0 to {len(schema.classes) - 1}")
-    return y.long() if schema.has_classes else y
-
-
 def _unused(posterior: Posterior, before: Calibrated | None, x: Tensor, y: Tensor) -> Tensor:
     """Digests of the calibration rows. Raises UserError where they trained, or calibrated before.
 

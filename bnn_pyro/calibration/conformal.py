@@ -21,8 +21,6 @@ from bnn_pyro.errors import UserError
 from bnn_pyro.parts.decisions import ClassSet, Interval
 from bnn_pyro.parts.mixtures import Mixture
 
-__all__ = ["SCORES", "Conformal", "Score", "rows_needed", "threshold"]
-
 #: Relative room for the rounding of (n + 1) level: 10 · 0.7 is to be 7.
 ROUNDING = 1e-9
 #: RAPS: what each class beyond the first few adds to the score, and how many are free.

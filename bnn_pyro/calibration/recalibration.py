@@ -21,8 +21,6 @@ from bnn_pyro.errors import UserError
 from bnn_pyro.parts.components import make, parameters
 from bnn_pyro.parts.mixtures import BLOCK, GRID, ClassMixture, Mixture
 
-__all__ = ["RECALIBRATIONS", "Affine", "CdfMap", "LogitMap", "log_mean_probs"]
-
 #: Bounds of log temperature, and of the log of a factor of the scale.
 LOG_BOUNDS = (-5.0, 5.0)
 

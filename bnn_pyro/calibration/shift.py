@@ -19,8 +19,6 @@ from bnn_pyro.calibration.calibrated import Calibrated
 from bnn_pyro.errors import UserError
 from bnn_pyro.parts.decisions import check_level
 
-__all__ = ["Verdict", "classifier_p", "conformal_p", "epistemic_p", "likelihood_ratio", "martingale", "monitor"]
-
 #: Rows of each kind that the classifier sees at most.
 MOST_ROWS = 2000
 #: New rows of a higher epistemic uncertainty than this share of the calibration rows are counted.

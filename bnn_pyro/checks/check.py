@@ -18,9 +18,6 @@ from bnn_pyro.progress import Report
 from bnn_pyro.settings import build, defaults, plain
 from bnn_pyro.zoo import Entry
 
-__all__ = ["ALPHA", "Check", "Estimate", "Finding", "Outcome", "Subject", "close", "judge", "lengthened",
-           "most_off", "worst", "z_scores"]  # fmt: skip
-
 #: Chance of a false alarm of one check, over all of its quantities together.
 ALPHA = 1e-3
 #: Autocorrelations are added up over some WINDOW · τ lags to find that D draws are worth E = D/2τ. The variance of a

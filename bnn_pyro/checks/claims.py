@@ -31,8 +31,6 @@ from bnn_pyro.parts.local_net import WeightGuide
 from bnn_pyro.posterior import Posterior, once
 from bnn_pyro.predictive import predict
 
-__all__ = ["Claim", "claim_of", "density_findings", "drawn", "evidence_findings"]
-
 #: Draws of a guide that are compared, and that estimate an ELBO.
 DRAWS, PARTICLES = 4000, 400
 

@@ -32,8 +32,6 @@ from bnn_pyro.posterior import weight_space
 from bnn_pyro.progress import Report
 from bnn_pyro.settings import defaults
 
-__all__ = ["Estimators"]
-
 #: Relative: of central differences, their step and how far off they may be; of 32 bits; of sums of float32.
 STEP, SMOOTH, SINGLE, ROUNDING = 1e-5, 1e-5, 1e-3, 1e-4
 #: Points and numbers of each where a gradient is looked at; its projections; particles whose invariance is looked at.

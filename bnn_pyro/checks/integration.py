@@ -15,9 +15,6 @@ from scipy.optimize import minimize
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
-__all__ = ["LogDensity", "Nodes", "best_normal", "climb", "curvature", "grid", "hermite", "importance", "normal",
-           "sobol", "standard_nodes"]  # fmt: skip
-
 #: exp(−NEGLIGIBLE) of the maximum counts as nothing; nodes a side of the first look, and of the integral.
 NEGLIGIBLE, COARSE_NODES, NODES = 30.0, 201, 401
 #: Sobol points of a posterior; the width of the Normal that they are of, as a share of that at the mode.

@@ -32,8 +32,6 @@ from bnn_pyro.inference.sghmc import Chains as StochasticChains
 from bnn_pyro.inference.trajectories import Point
 from bnn_pyro.progress import Report
 
-__all__ = ["JointChains", "normal_scores", "transitions_of"]
-
 #: Weights and rows that are looked at one by one, at most; draws of the joint distribution, for every chain.
 WEIGHTS, ROWS, REFERENCE = 8, 3, 20
 #: Quantiles of the normal scores that are kept for a figure.

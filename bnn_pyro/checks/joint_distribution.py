@@ -23,8 +23,6 @@ from bnn_pyro.errors import UserError
 from bnn_pyro.isolation import isolated
 from bnn_pyro.progress import Report
 
-__all__ = ["JointDistribution"]
-
 #: Weights of a user's module, of which there are thousands of draws at once.
 MAX_WEIGHTS = 2000
 #: Settings of the methods that have them; a user's own go above. Long steps are often rejected: that is to be seen.

@@ -22,8 +22,6 @@ from bnn_pyro.fitting import fit
 from bnn_pyro.inference import Method
 from bnn_pyro.progress import Report
 
-__all__ = ["ClosedForm", "KnownAnswers", "Logistic", "Quadrature", "problem_method"]
-
 #: A Monte-Carlo error that tells nothing, in posterior standard deviations.
 BLIND = 0.1
 #: Methods that give a guide or points, whose own randomness is seen by fitting again and again.

@@ -23,8 +23,6 @@ from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.inference import Method
 from bnn_pyro.zoo import MeanField
 
-__all__ = ["LinearGaussian", "correlated", "dataset", "stationary", "stationary_covariance"]
-
 
 def dataset(
     x: Tensor, y: Tensor, schema: Schema, x_test: Tensor | None = None, y_test: Tensor | None = None

@@ -29,8 +29,6 @@ from bnn_pyro.fitting import fit
 from bnn_pyro.predictive import Prediction, predict
 from bnn_pyro.progress import Report
 
-__all__ = ["PredictiveCheck"]
-
 #: New inputs B of every problem; rows of a user's module.
 POINTS, ROWS = 12, 60
 #: A fit of a module need not be good: the same draws are used twice.

@@ -24,8 +24,6 @@ from bnn_pyro.checks.linear_regression import LinearGaussian, correlated, datase
 from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.inference import Method
 
-__all__ = ["NOISE", "TWO_WEIGHTS", "Problem", "linear_regression", "six_weights", "softmax_regression"]
-
 #: σ and τ of linear regression, and τ of logistic regression with six weights and of three classes.
 NOISE, PRIOR = 0.7, 1.5
 

@@ -29,8 +29,6 @@ from bnn_pyro.metrics.evaluation import DISTANCES, wasserstein_2
 from bnn_pyro.progress import Report
 from bnn_pyro.zoo import Entry
 
-__all__ = ["Reference", "compared", "coverage", "distances_to"]
-
 #: What is taken where neither model nor data tell: small enough for the method. A curve through six points has a
 #: posterior that asks for steps too small for stochastic gradients.
 DEFAULT, STOCHASTIC, ON_FEATURES = "toy-curve", "breast-cancer", "digits-last-layer"

@@ -33,9 +33,6 @@ from bnn_pyro.posterior import Posterior, weight_space
 from bnn_pyro.predictive import Prediction, predict
 from bnn_pyro.zoo import Entry
 
-__all__ = ["REFERENCES", "Outputs", "ReferencePosterior", "bounded", "load_reference", "log_joints_at", "outputs_of",
-           "prediction_of", "references"]  # fmt: skip
-
 REFERENCES = Path(__file__).parent / "references"
 FORMAT = 1
 #: Weights at which densities are compared, and how far they may differ: single precision, on another machine.

@@ -31,8 +31,6 @@ from bnn_pyro.progress import Report
 from bnn_pyro.settings import Settings, setting
 from bnn_pyro.zoo.setup import Setup
 
-__all__ = ["Calibration", "judge_ranks"]
-
 #: A fit to one small data set: draws and epochs as shares of a method's tiny settings; transitions of a warm-up.
 DRAWS, EPOCHS, WARMUP = 0.1, 4.0, 200
 #: How many times fewer replications of what takes a second each; and the fewest.

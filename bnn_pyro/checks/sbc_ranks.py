@@ -19,9 +19,6 @@ from scipy.fft import irfft, next_fast_len, rfft
 from scipy.special import ndtr, ndtri
 from scipy.stats import binom, poisson
 
-__all__ = ["LEVELS", "SMALLEST", "band", "covered", "ecdf_difference", "normal_scores",
-           "p_location", "p_uniform", "p_width", "ranks", "seen", "width"]  # fmt: skip
-
 #: Central intervals whose coverage is counted.
 LEVELS = (0.5, 0.8, 0.95)
 #: p-values below are told as this.

@@ -33,8 +33,6 @@ from bnn_pyro.parts.mixtures import Mixture
 from bnn_pyro.posterior import once, weight_space
 from bnn_pyro.zoo import Entry
 
-__all__ = ["Design", "Question", "Replication", "Simulator", "design", "replicate"]
-
 #: Draws of the prior beside those of a posterior.
 OF_PRIOR = 9
 

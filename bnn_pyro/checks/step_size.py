@@ -25,8 +25,6 @@ from bnn_pyro.progress import Report
 from bnn_pyro.settings import defaults
 from bnn_pyro.zoo import MeanField
 
-__all__ = ["StepSize", "order_of"]
-
 #: Of the momentum's share in a step, ηλ/(4 − 2α) in the narrowest direction: the largest step that is run.
 LARGEST = 0.25
 #: A share of the variances by which a bias need not be mentioned, and one above which a step is too large.

@@ -23,8 +23,6 @@ from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.own_module import norm_layers
 from bnn_pyro.parts.weights import CentredNormal
 
-__all__ = ["few_rows", "fixed_noise", "linear_module", "plain_outputs"]
-
 #: Weights whose covariances are compared; rows of the problem, and new inputs.
 MAX_WEIGHTS, ROWS, POINTS = 100, 200, 8
 #: How far outputs may be off a linear function, as a share of their spread.

@@ -17,8 +17,6 @@ from scipy.fft import next_fast_len
 from scipy.special import chdtrc, ndtri
 from scipy.stats import f_oneway, rankdata
 
-__all__ = ["ChainStatistics", "autocorrelation", "bfmi", "chain_statistics", "ess_mean", "nested_rhat"]
-
 #: Numbers that are worked on at once: few enough to stay in the processor's cache.
 BLOCK = 2**19
 #: Draws of a chain below which it cannot be split for R-hat; below which autocorrelation tells nothing, and not enough;

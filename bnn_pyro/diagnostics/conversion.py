@@ -31,8 +31,6 @@ from bnn_pyro.parts.likelihoods import OBSERVED
 from bnn_pyro.parts.nets import in_mode
 from bnn_pyro.posterior import Posterior, once
 
-__all__ = ["load_netcdf", "save_netcdf", "to_arviz"]
-
 #: {variable: (names of its dimensions, values)}.
 Variables = Mapping[str, tuple[tuple[str, ...], np.ndarray]]
 #: Numbers that one group may hold: 80 MB in float64.

@@ -23,8 +23,6 @@ from bnn_pyro.errors import UserError
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction
 
-__all__ = ["Convergence", "diagnose", "diagnose_chains", "function_space", "function_space_rhat"]
-
 #: Test points (and single weights) that are looked at, at most, and numbers that the network computes there in all
 #: draws; where they are more, fewer points are taken. Of a whole diagnosis, and of one that takes a second or two.
 WHOLE, QUICK = (200, 5e7), (50, 5e6)
@@ -81,11 +79,6 @@ def function_space(posterior: Posterior, x: Tensor) -> Convergence:
     columns = (np.concatenate(column).reshape(len(x), -1) for column in zip(*map(astuple, parts), strict=True))
     repeat = 2 if len(posterior.schema.classes) == 2 else 1  # both classes' log-odds are one number, but for its sign
     return Convergence(*(torch.from_numpy(c.repeat(repeat, 1)) for c in columns), nested=groups is not None)
-
-
-def function_space_rhat(posterior: Posterior, x: Tensor) -> Tensor:
-    """The rank-normalised split R-hat of the network's outputs at x, (B, K); see :func:`function_space`."""
-    return function_space(posterior, x).rhat
 
 
 def _superchains(posterior: Posterior) -> np.ndarray | None:

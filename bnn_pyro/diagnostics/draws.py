@@ -18,10 +18,6 @@ from bnn_pyro.isolation import isolated
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction, predict
 
-__all__ = ["KINDS", "WORK", "as_chain", "chosen_weights", "even", "even_weights", "kind", "rows_within",
-           "sampler_series", "sampler_statistics", "settled", "sized", "stored_or_fresh", "stride", "stuck_chains",
-           "thinned", "walk", "weight_count"]  # fmt: skip
-
 #: What draws can be, by what a posterior holds; nothing here asks which method made it.
 KINDS = {
     "chains": "draws of Markov chains",

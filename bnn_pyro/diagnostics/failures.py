@@ -24,8 +24,6 @@ from bnn_pyro.diagnostics.draws import even
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction, predict
 
-__all__ = ["Failure", "failure", "is_worse"]
-
 #: Validation rows from which on they decide, and rows that are looked at, at most.
 MIN_ROWS, MAX_ROWS = 30, 1000
 #: What mean d must exceed: nats, variances, a share of rows. By which error probability, and where d is cut.

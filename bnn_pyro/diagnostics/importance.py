@@ -33,9 +33,6 @@ from bnn_pyro.parts.guides import DroppedColumns
 from bnn_pyro.parts.nets import in_mode
 from bnn_pyro.posterior import Posterior, once
 
-__all__ = ["GOOD_K", "MIN_TAIL", "Loo", "NoWeights", "importance_weights", "is_arviz_0", "leave_one_out",
-           "proper_prior", "psis", "replicate", "temperature_of", "uniformity"]  # fmt: skip
-
 #: Above it, sums of importance weights cannot be trusted.
 GOOD_K = 0.7
 #: Draws below which there is no tail to fit a Pareto distribution to.

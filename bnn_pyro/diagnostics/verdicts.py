@@ -15,8 +15,6 @@ import numpy as np
 
 from bnn_pyro.diagnostics.importance import GOOD_K
 
-__all__ = ["LEVELS", "RHAT", "Diagnosis", "Findings", "Verdict", "jsonable", "verdicts"]
-
 #: From good to bad.
 LEVELS = ("good", "caution", "bad")
 #: R-hat: what is usually demanded, and what no longer passes for nearly converged. Effective draws likewise.

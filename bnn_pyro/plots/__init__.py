@@ -23,7 +23,7 @@ _NAMES = {
     "maps": "Grid decision_boundary epistemic_map grid line",
     "regression": "predicted_observed predictive_band reference_band regression_calibration",
     "sweep": "Scores sweep_points sweep_settings",
-    "training": "growing_ensemble objective sampler_trace training_curves",
+    "training": "growing_ensemble sampler_trace training_curves",
     "weights": "pruning_curve signal_to_noise unlike weight_posteriors",
 }
 __all__, __getattr__, __dir__ = lazy_names(__name__, _NAMES)

@@ -20,8 +20,6 @@ from bnn_pyro.errors import UserError
 from bnn_pyro.plots.layout import Panel, Panels, legend_below, panel, panels
 from bnn_pyro.plots.style import BAYES, DATA, LINES, REFERENCE, WRONG, drawn, look, readable, tint
 
-__all__ = ["autocorrelation", "chain_traces", "energy", "forest", "trace_ranks"]
-
 #: Chains that are drawn as lines; of more, so many, evenly chosen by their means.
 MOST_CHAINS = 8
 #: Rows of a rank plot at most: with more chains, neighbours share a row.

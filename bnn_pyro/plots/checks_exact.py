@@ -16,9 +16,6 @@ from bnn_pyro.diagnostics.draws import even
 from bnn_pyro.plots.layout import Panel, Panels, floats, legend_below, panel, panels
 from bnn_pyro.plots.style import BAYES, DASHED, DATA, REFERENCE, WRONG, drawn, look, tint
 
-__all__ = ["Evidence", "batch_objectives", "draw_errors", "exact_intervals", "finite_differences", "mixture_densities",
-           "picked", "reference_coverage", "reference_outputs", "standard_errors", "two_weights"]  # fmt: skip
-
 #: What a check leaves for its figures, by name; see ``evidence`` in each.
 Evidence = Mapping[str, Any]
 

@@ -15,9 +15,6 @@ from bnn_pyro.plots.checks_exact import Evidence, draw_errors, picked
 from bnn_pyro.plots.layout import Panel, Panels, legend_below, legend_outside, panel, panels
 from bnn_pyro.plots.style import BAYES, CONTRAST, DASHED, HATCH, REFERENCE, drawn, look, tint
 
-__all__ = ["draw_ecdf_difference", "interval_coverage", "joint_quantiles", "joint_z_scores", "rank_ecdfs",
-           "rank_histograms", "step_size_bias"]  # fmt: skip
-
 #: Panels of a picture at most, and in a row.
 MAX_PANELS, ACROSS = 12, 4
 #: Bars of a histogram at most, and data sets that each should have.

@@ -17,9 +17,6 @@ from bnn_pyro.plots.layout import Panel, Panels, class_names, legend_below, pane
 from bnn_pyro.plots.style import BAYES, CONTRAST, DASHED, DATA, GOOD, HATCH, LINES, POINT, WRONG, drawn, tint
 from bnn_pyro.predictive import Prediction
 
-__all__ = ["confidence_histogram", "confusion_matrix", "doubt_calibration", "entropy_histograms", "reliability",
-           "selective_risk"]  # fmt: skip
-
 #: A bin of fewer points is drawn in grey: its accuracy says next to nothing.
 FEW = 10
 #: Single-precision probabilities cannot tell a smaller doubt from none.

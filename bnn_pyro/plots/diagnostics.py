@@ -17,8 +17,6 @@ from bnn_pyro.plots.checks_simulated import draw_ecdf_difference
 from bnn_pyro.plots.layout import Panel, Panels, calibrated_histogram, floats, legend_below, panel, panels
 from bnn_pyro.plots.style import BAYES, CONTRAST, DASHED, DATA, REFERENCE, WRONG, drawn, look, tint
 
-__all__ = ["convergence", "importance_weights", "loo_pit", "pareto_k", "posterior_predictive"]
-
 #: Pareto k from which on an estimate is less precise, and from which on it is unreliable (Vehtari et al. 2024).
 GOOD_K, BAD_K = 0.5, 0.7
 #: Observations whose k is too large that are named, and points beyond which dots are drawn small.

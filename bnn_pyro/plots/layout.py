@@ -15,9 +15,6 @@ from bnn_pyro.errors import UserError
 from bnn_pyro.plots.style import BAYES, DASHED, tint
 from bnn_pyro.predictive import Prediction
 
-__all__ = ["Panel", "Panels", "calibrated_histogram", "class_names", "figure", "floats", "legend_below",
-           "legend_outside", "panel", "panels", "plain_numbers"]  # fmt: skip
-
 #: What a picture of one panel, or of several, draws on; None makes a new figure.
 Panel = Axes | None
 Panels = Sequence[Axes] | None

@@ -15,8 +15,6 @@ from bnn_pyro.plots.layout import Panel, class_names, legend_below, panel
 from bnn_pyro.plots.style import MARKERS, drawn
 from bnn_pyro.predictive import Prediction
 
-__all__ = ["Grid", "decision_boundary", "epistemic_map", "grid", "line", "one_feature"]
-
 
 @dataclass(frozen=True)
 class Grid:

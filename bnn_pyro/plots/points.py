@@ -19,8 +19,6 @@ from bnn_pyro.plots.layout import Panels, class_names, figure, legend_outside, p
 from bnn_pyro.plots.style import BAYES, DATA, HATCH, POINT, WRONG, drawn, tint
 from bnn_pyro.predictive import Prediction
 
-__all__ = ["dispute", "method_predictions", "most_disputed", "ood_bars", "softmax_draws", "uncertain_images"]
-
 #: What images can be sorted by, and what it is called.
 ORDERS = {"total": "total entropy", "epistemic": "mutual information", "aleatoric": "aleatoric entropy"}
 #: Classes that a panel shows at most, and what is up in it.

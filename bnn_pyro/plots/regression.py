@@ -20,8 +20,6 @@ from bnn_pyro.plots.maps import one_feature
 from bnn_pyro.plots.style import BAYES, CONTRAST, DASHED, DATA, EPISTEMIC, GOOD, HATCH, REFERENCE, WRONG, drawn, tint
 from bnn_pyro.predictive import Prediction
 
-__all__ = ["predicted_observed", "predictive_band", "reference_band", "regression_calibration"]
-
 #: Points at most that are drawn against their targets.
 MOST_POINTS = 200
 #: Central shares of the fan and the strength of their tints.

@@ -12,9 +12,6 @@ import matplotlib
 import seaborn
 from matplotlib.colors import to_rgb
 
-__all__ = ["BAYES", "CONTRAST", "DASHED", "DATA", "EPISTEMIC", "GOOD", "HATCH", "LINES", "MARKERS", "POINT",
-           "REFERENCE", "WRONG", "drawn", "look", "readable", "tint"]  # fmt: skip
-
 _PALETTE = list(seaborn.color_palette("colorblind").as_hex())
 BAYES, POINT = _PALETTE[0], _PALETTE[1]  #: the Bayesian network (blue), the deterministic one (orange)
 EPISTEMIC, GOOD, WRONG = _PALETTE[3], _PALETTE[2], _PALETTE[3]

@@ -16,8 +16,6 @@ from bnn_pyro.errors import UserError
 from bnn_pyro.plots.layout import Panels, legend_outside, panels
 from bnn_pyro.plots.style import BAYES, CONTRAST, DASHED, MARKERS, REFERENCE, drawn, look, tint
 
-__all__ = ["Scores", "sweep_points", "sweep_settings"]
-
 #: How a mean is drawn by what is said of its recipe: marker, colour of its edge, filling, words.
 KINDS = {
     "best": ("D", BAYES, BAYES, "best mean"),

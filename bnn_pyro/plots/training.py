@@ -9,7 +9,6 @@ import pandas as pd
 import torch
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
-from numpy.typing import ArrayLike
 from torch import Tensor
 
 from bnn_pyro.errors import UserError
@@ -18,8 +17,6 @@ from bnn_pyro.plots.layout import Panel, Panels, legend_below, panel, panels, pl
 from bnn_pyro.plots.style import BAYES, CONTRAST, DASHED, DATA, POINT, REFERENCE, drawn, look, readable, tint
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction, predict
-
-__all__ = ["growing_ensemble", "objective", "sampler_trace", "training_curves"]
 
 #: What a trace may hold, {name: label}: the objective, and the parts that it is made of.
 _OBJECTIVES = {"elbo": "ELBO", "log_joint": "log joint density"}
@@ -65,17 +62,6 @@ def training_curves(trace: Mapping[str, Sequence[float]], *, axes: Panels = None
         axes[-1].axvline(best, color=DATA, linestyle=":", linewidth=1)
         legend_below(axes[-1], 1)
     return axes
-
-
-@drawn
-def objective(elbo: ArrayLike, *, ax: Panel = None) -> Axes:
-    """ELBO in nats of the whole training set per recorded step; its running median where single ones are noisy."""
-    elbo = np.asarray(elbo, dtype=float).ravel()
-    late = elbo[-max(2, len(elbo) // 10) :]
-    title = f"last tenth: mean {late.mean():,.4g}, sd {late.std():.2g}".replace("-", "−")
-    ax = panel(ax, 5.2, 3.3)
-    _curves(ax, _by_epoch({"ELBO": elbo}), "ELBO, nats, all training rows", title)
-    return ax
 
 
 @drawn

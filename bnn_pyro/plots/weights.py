@@ -17,8 +17,6 @@ from bnn_pyro.plots.style import BAYES, CONTRAST, DASHED, DATA, LINES, REFERENCE
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.pruning import LOG_ALPHA, PrunedScore
 
-__all__ = ["pruning_curve", "signal_to_noise", "unlike", "weight_posteriors"]
-
 _LOSSES = {"error": "error, % of points", "rmse": "RMSE, target units"}
 #: Weights that are compared at most, evenly chosen over the network.
 CANDIDATES = 1000

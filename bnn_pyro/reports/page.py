@@ -32,8 +32,6 @@ from bnn_pyro.reports.tables import (
     told_headlines,
 )
 
-__all__ = ["Picture", "draw_figures", "facts_of", "read_texts", "render", "run_card", "run_html", "spoken"]
-
 DOTS_PER_INCH = 144
 #: Share of the most frequent class above which accuracy says little.
 UNBALANCED = 0.8

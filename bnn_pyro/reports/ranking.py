@@ -11,8 +11,6 @@ import pandas as pd
 
 from bnn_pyro.reports.tables import NOT_CLEAR, plain_table
 
-__all__ = ["CLEAR", "SOURCES", "Ranking", "ranked"]
-
 #: A difference is clear from so many of its standard errors on.
 CLEAR = 2.0
 #: What is said of differences wherever they are shown.

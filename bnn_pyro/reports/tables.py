@@ -12,10 +12,6 @@ from typing import Any, NamedTuple
 
 from bnn_pyro.metrics import METRICS, SCORES
 
-__all__ = ["GUARANTEE_COLUMNS", "HEADLINE", "NOT_CLEAR", "SHARES", "WORDS", "Cell", "Row", "RunFacts", "difference",
-           "estimate", "guarantee_rows", "guarantee_table", "metric_rows", "outside_rows", "plain_table", "run_rows",
-           "run_table", "score_table", "told_headlines", "verdict_lines"]  # fmt: skip
-
 #: What is said of a difference that its errors can explain.
 NOT_CLEAR = "no clear difference"
 #: How the level of a verdict is called.

@@ -135,7 +135,7 @@ FIGURES: dict[str, Callable[[Mapping[str, Any]], object]] = {
         {name: torch.as_tensor(e[name]) for name in ("lp", "diverging") if name in e}
     ),
     "energy": lambda e: plots.energy(e["energy"], bfmi=e.get("bfmi_min")),
-    "elbo": lambda e: plots.objective(e["elbo"]),
+    "elbo": lambda e: plots.training_curves({"elbo": e["elbo"]}),
     "importance-weights": lambda e: plots.importance_weights(e["log_weights"], khat=e.get("khat")),
     "pareto-k": lambda e: plots.pareto_k(e["pareto_k"], rows=e.get("loo_row_numbers")),
     "loo-pit": lambda e: plots.loo_pit(e["loo_pit"]),

@@ -21,8 +21,6 @@ from bnn_pyro.runs.folder import OutputFolder
 from bnn_pyro.runs.sweep_config import FAILED, FINISHED, SEED_STEP, RunTask, setting_text
 from bnn_pyro.runs.sweep_statistics import ALPHA, OPEN, WORSE, DatasetSummary, Mean, MetricSummary
 
-__all__ = ["numeric_settings", "summary_sentences", "sweep_text", "write_report"]
-
 #: Characters of a line in a terminal, and how many failures are printed there.
 WIDTH, MAX_FAILURES = 110, 10
 #: A number, or a text with one number in it.

@@ -18,13 +18,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import stats
 
+from bnn_pyro.diagnostics.verdicts import jsonable
 from bnn_pyro.metrics import METRICS
 from bnn_pyro.reports.ranking import CLEAR
 from bnn_pyro.reports.tables import HEADLINE, NOT_CLEAR
 from bnn_pyro.runs.sweep_config import FAILED, FINISHED
-
-__all__ = ["ALPHA", "BEST", "OPEN", "WORSE", "DatasetSummary", "Mean", "MetricSummary", "mean_of", "paired",
-           "summarise", "worse_than_best"]  # fmt: skip
 
 #: A metric's value by (split, seed).
 Values = Mapping[tuple[int, int], float]
@@ -127,12 +125,13 @@ class DatasetSummary:
         """For sweep.json; what is not a number is None."""
         recipes = {
             name: {"finished": states[FINISHED], "failed": states[FAILED], "asked": states.total(),
-                   "seconds": _jsonable(self.seconds[name]),
-                   "metrics": {k: _jsonable(m.means[name]) for k, m in self.metrics.items() if name in m.means}}
+                   "seconds": jsonable(self.seconds[name]._asdict()),
+                   "metrics": {k: jsonable(m.means[name]._asdict())
+                               for k, m in self.metrics.items() if name in m.means}}
             for name, states in self.states.items()
         }  # fmt: skip
         best = {
-            metric: {"recipe": m.best, "differences": {name: _jsonable(mean) | {"verdict": m.verdict(name)}
+            metric: {"recipe": m.best, "differences": {name: jsonable(mean._asdict()) | {"verdict": m.verdict(name)}
                                                        for name, mean in m.differences.items()}}
             for metric, m in self.metrics.items() if m.best
         }  # fmt: skip
@@ -242,7 +241,3 @@ def _summarise(name: str, fits: Sequence[Mapping[str, Any]], replicates: Replica
         metrics[metric] = MetricSummary(values, means, best, differences, frozenset(worse))
     seconds = {r: mean_of({unit: fit["seconds"] for unit, fit in by.items()}) for r, by in finished.items()}
     return DatasetSummary(name, task, (train, test), splits, seeds, kind, share, states, seconds, metrics)
-
-
-def _jsonable(mean: Mean) -> dict[str, float | None]:
-    return {name: None if math.isnan(number) else number for name, number in mean._asdict().items()}
