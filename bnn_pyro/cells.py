@@ -8,9 +8,9 @@ from __future__ import annotations
 import csv
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -42,8 +42,10 @@ COMMA = re.compile(r"[-+]?(\d+|\d{1,3}(\.\d{3})+),\d+")
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
-def read_cells(path: Path) -> pd.DataFrame:
+def read_cells(path: Path, text: Collection[str] | None = None) -> pd.DataFrame:
     """Every cell as text of one line in Unicode's NFC, indexed by row number; empty lines are left out.
+
+    text: names of columns; others become numbers where each of their cells is one, several times as fast. None: all.
 
     Commas in numbers are read: of a column whose cells are all numbers, 1,234 has one for thousands where a comma
     separates the cells too, and 1,5 (or any, where something else does) one for decimals. ``frame.attrs`` has the
@@ -59,8 +61,7 @@ def read_cells(path: Path) -> pd.DataFrame:
             line = file.readline()
         fields = {separator: len(next(csv.reader([line], delimiter=separator), [])) for separator in SEPARATORS}
         separator = "\t" if path.suffix.lower() == ".tsv" else max(SEPARATORS, key=fields.__getitem__)
-        frame = pd.read_csv(path, sep=separator, header=None, dtype=object, keep_default_na=False, na_filter=False,
-                            skip_blank_lines=False, encoding="utf-8-sig")  # fmt: skip
+        frame = _read_csv(path, separator, text)
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: byte {error.start} is not UTF-8 text; save the table as CSV in UTF-8") from None
     except pd.errors.EmptyDataError:
@@ -68,32 +69,65 @@ def read_cells(path: Path) -> pd.DataFrame:
     except (pd.errors.ParserError, csv.Error) as error:
         reason = " ".join(str(error).split()).removeprefix("Error tokenizing data. C error: ")
         raise UserError(f"{path}: rows of unequal length or an open quote: {reason}") from None
-    frame = frame.fillna("")
-    for name in frame:
-        text = "".join(frame[name].to_numpy(object))  # most columns need nothing done to their cells
-        if not text.isascii() or re.search(r"\s", text):
-            frame[name] = [unicodedata.normalize("NFC", " ".join(cell.split())) for cell in frame[name]]
-    if row_names := frame.shape[1] > 1 and not frame.iat[0, 0] and _are_names(frame[0].iloc[1:]):
-        frame = frame.drop(columns=0)
-    header = frame.iloc[0].tolist()
+    for name in _texts(frame):
+        frame[name] = _plain(frame[name].fillna("").to_numpy(object))
+    header = frame.attrs.pop("header")
+    if row_names := len(header) > 1 and not header[0] and _are_names(frame[0]):
+        frame, header = frame.drop(columns=0), header[1:]
     for number, name in enumerate(header, 1):
         if not name:
             raise UserError(f"{path}: column {number} has no name in row 1; name it, or remove it (a saved index?)")
         if name in header[: number - 1]:
             raise UserError(f"{path}: columns {header.index(name) + 1} and {number} are both called '{name}'; "
                             "rename or remove one")  # fmt: skip
-    frame = frame.set_axis(header, axis=1).set_axis(range(1, len(frame) + 1)).iloc[1:]
-    frame = frame[(frame != "").any(axis=1)]
+    frame = frame.set_axis(header, axis=1).set_axis(range(2, len(frame) + 2))
+    if len(_texts(frame)) == len(header):  # of an empty line each cell is a text
+        frame = frame[(frame != "").any(axis=1)]
     if frame.empty:
         raise UserError(f"{path}: has a header and no rows")
     frame.attrs = {"separator": separator, "commas": {}, "row_names": row_names}
-    for name in frame:
+    for name in _texts(frame):
         if kind := _commas(frame[name], separator):
             frame.attrs["commas"][name] = kind
             drop, point = (",", ".") if kind == "thousands" else (".", ",")
             cells = frame[name].where(frame[name].isin(MISSING), frame[name].str.replace(drop, "", regex=False))
             frame[name] = cells.str.replace(point, ".", regex=False)
     return frame
+
+
+def _read_csv(path: Path, separator: str, text: Collection[str] | None) -> pd.DataFrame:
+    """The cells below row 1, which is ``frame.attrs["header"]``; columns are numbered from 0."""
+    import pandas as pd
+
+    how = dict(sep=separator, header=None, keep_default_na=False, na_filter=False, skip_blank_lines=False)
+    how |= dict(encoding="utf-8-sig") | ({"float_precision": "high"} if pd.__version__ < "3" else {})  # as ``parsed``
+    top = pd.read_csv(path, dtype=object, nrows=2, **how).fillna("")
+    header = list(_plain(top.iloc[0].tolist()))
+    if text is not None and len(top) == 2 and "" not in top.iloc[1].tolist():
+        given = [number for number, name in enumerate(header) if name in text]
+        for _ in range(2):
+            frame = pd.read_csv(path, skiprows=1, dtype=dict.fromkeys(given, object), **how)
+            other = [name for name in _texts(frame) if name not in given]
+            if not other:  # booleans and texts, to be read as they are written
+                break
+            given += other
+    else:
+        frame = pd.read_csv(path, dtype=object, **how).iloc[1:]
+    frame.attrs["header"] = header
+    return frame
+
+
+def _texts(frame: pd.DataFrame) -> list[Any]:
+    """The names of the columns that are not numbers."""
+    return [name for name in frame if frame[name].dtype.kind not in "iuf"]
+
+
+def _plain(cells: Sequence[str]) -> Sequence[str]:
+    """Texts of one line in NFC; most columns need nothing done to their cells."""
+    text = "".join(cells)
+    if text.isascii() and not re.search(r"\s", text):
+        return cells
+    return [unicodedata.normalize("NFC", " ".join(cell.split())) for cell in cells]
 
 
 def _are_names(cells: pd.Series) -> bool:

@@ -60,7 +60,7 @@ def load_table(
     aside    columns that are no inputs, whose values (N,) are returned beside the rows, by their names
     task     one of ``TASKS``; regression or classification by the target where not given
     """
-    frame = read_cells(path)
+    frame = read_cells(path, text=categorical)
     if target is None and "y" not in frame.columns:
         raise UserError(f"{path}: which column is the target? Give target= (--target) one of {_shown(frame)}")
     target = target or "y"
@@ -82,7 +82,7 @@ def load_table(
             raise UserError(f"{path}: column '{target}' is the target; choose other features")
         check_choice(features, names, str(path))
         names = [name for name in features if name not in exclude]
-    frame = frame.astype(dict.fromkeys(categorical, "category"))
+    frame = frame.astype(dict.fromkeys(categorical, "category")) if categorical else frame
     raw = raw_table(path, frame[[*names, target]], target, task=task, missing=missing, words=MISSING)
     values = {}
     for name in aside:
@@ -226,7 +226,10 @@ def _takes_no_gaps(column: Column) -> bool:
 # -- the table ---------------------------------------------------------------------------------------------------------
 def _gaps(frame: pd.DataFrame, words: Sequence[str]) -> pd.DataFrame:
     """Where values are missing."""
-    return frame.isna() | frame.isin(list(words))
+    import pandas as pd
+
+    return pd.DataFrame({name: cells.isna() | (cells.isin(list(words)) if cells.dtype.kind not in "iuf" else False)
+                         for name, cells in frame.items()}, frame.index)  # fmt: skip
 
 
 def _complete(where: str | Path, frame: pd.DataFrame, gaps: pd.DataFrame, drop: bool, way: str = "") -> pd.DataFrame:
@@ -275,17 +278,17 @@ def _encode(
     where: str | Path, frame: pd.DataFrame, gaps: pd.DataFrame, columns: tuple[Column, ...], unseen: str = "refuse"
 ) -> np.ndarray:
     """The features of columns, (N, F) float64."""
-    blocks = []
+    x, end = np.empty((len(frame), sum(column.width for column in columns))), 0
     for column in columns:
+        block = x[:, end : (end := end + column.width)]
         cells, missing = frame[column.name], gaps[column.name].to_numpy()
         if column.categories is not None:
             texts = cells.astype(object).where(~missing, MISSING_CATEGORY) if missing.any() else cells
             places = positions(where, cells, texts, column.categories, "category", refuse=unseen == "refuse")
-            blocks.append((places[:, None] == np.arange(len(column.categories))).astype(np.float64))
+            block[:] = places[:, None] == np.arange(len(column.categories))
         elif column.fill is None:
-            blocks.append(numbers(where, cells)[:, None])
+            block[:, 0] = numbers(where, cells)
         else:
-            values = np.full(len(cells), column.fill)
-            values[~missing] = numbers(where, cells[~missing])
-            blocks.append(np.stack([values, missing], 1))
-    return np.concatenate(blocks, axis=1)
+            block[:, 0], block[:, 1] = column.fill, missing
+            block[~missing, 0] = numbers(where, cells[~missing])
+    return x
