@@ -28,8 +28,7 @@ from bnn_pyro.parts.backbone import from_text
 from bnn_pyro.posterior import Posterior, read_archive
 from bnn_pyro.progress import forwarded, progress_bar
 from bnn_pyro.zoo import Entry
-from bnn_pyro.zoo.auto import MINUTES, say, set_up
-from bnn_pyro.zoo.setup import Setup, make_setup
+from bnn_pyro.zoo.auto import MINUTES, Setup, make_setup, say, set_up
 
 __all__ = ["check_setup", "first_member", "fit", "fit_setup", "has_member"]
 

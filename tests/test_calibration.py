@@ -23,7 +23,7 @@ from bnn_pyro.datasets.dataset import Column, row_digests
 from bnn_pyro.errors import UserError
 from bnn_pyro.isolation import isolated
 from bnn_pyro.loading import load as load_plain
-from bnn_pyro.parts.counts import PoissonMixture
+from bnn_pyro.parts.mixtures import Mixture
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction
 from bnn_pyro.settings import plain
@@ -110,7 +110,7 @@ def test_isotonic_cdf_has_a_proper_density():
 
 def test_isotonic_of_counts_is_a_distribution_of_counts():
     rate = torch.tensor([[1.0, 4.0], [2.0, 6.0]])
-    prediction = PoissonMixture(Poisson(rate))
+    prediction = Mixture(Poisson(rate))
     after = CdfMap([0, 0.3, 1], [0, 0.6, 1]).apply(prediction)
     mass = torch.stack([after.log_prob(torch.full((2,), float(k))) for k in range(40)]).exp()
     np.testing.assert_allclose(mass.sum(0), 1, atol=1e-6)

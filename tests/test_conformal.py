@@ -11,7 +11,7 @@ from scipy.stats import betabinom, kstest
 
 from bnn_pyro.calibration import SCORES, Adaptive, Conformal, likelihood_ratio, rows_needed, threshold
 from bnn_pyro.errors import UserError
-from bnn_pyro.parts.counts import PoissonMixture
+from bnn_pyro.parts.mixtures import Mixture
 from bnn_pyro.predictive import Prediction
 
 SETS, NEW, LEVEL = 1000, 20, 0.9
@@ -93,7 +93,7 @@ def test_hand_numbers_of_class_scores():
 
 def test_counts_are_covered():
     rate = torch.rand(2, 3000, generator=torch.Generator().manual_seed(1)) * 9 + 1
-    prediction = PoissonMixture(Poisson(rate))
+    prediction = Mixture(Poisson(rate))
     y = torch.poisson(1.5 * rate.mean(0), generator=torch.Generator().manual_seed(2))
     conformal = Conformal.fit("pit", prediction[:500], y[:500])
     new = prediction[500:]

@@ -95,8 +95,8 @@ def test_the_floor_of_chains_needs_blocks():
 def test_refused():
     regression = normals([[0.0, 1.0]], 1.0)
     for call, message in [
-        (lambda: agreement(regression, regression), "'agreement' is for classification"),
-        (lambda: wasserstein(A, B), "'wasserstein' is for regression"),
+        (lambda: agreement(regression, regression), "'probs' belongs to classification"),
+        (lambda: wasserstein(A, B), "belongs to regression"),
         (lambda: distances(A, regression), "cannot compare a classification with a regression"),
         (lambda: total_variation(A, B[:1]), "2 and 1 points"),
         (lambda: total_variation(A, classes([[0.5, 0.5], [0.5, 0.5]])), "3 and 2 classes"),

@@ -58,7 +58,7 @@ def test_masks_fall_in_training_alone():
 def test_the_rates_are_the_inputs_and_the_hidden_ones():
     with isolated(0), torch.no_grad():
         net = bp.DropoutMLP(hidden=(5, 4), input_dropout=0.2, hidden_dropout=0.5).model(DATA.schema).net
-        assert net.dropout_rates == {"layers.0.weight": 0.2, "layers.1.weight": 0.5, "layers.2.weight": 0.5}
+        assert net.rates == (0.2, 0.5, 0.5)
         net = MLP((1000,), (2000,), 1, dropout=(0.2, 0.5))
         seen = []
         for layer in net.layers:
@@ -74,8 +74,8 @@ def test_the_rates_by_rule_are_those_of_images_or_of_tables():
     for schema, inputs, hidden in ((DATA.schema, 0.0, 0.05), (image, 0.2, 0.5)):
         for entry, first in ((bp.DropoutMLP(), inputs), (bp.DropoutMLP(input_dropout=0.1), 0.1)):
             with isolated(0):
-                rates = entry.model(schema).net.dropout_rates
-            assert rates == {"layers.0.weight": first, "layers.1.weight": hidden}
+                rates = entry.model(schema).net.rates
+            assert rates == (first, hidden)
 
 
 def test_mode_returns_also_after_an_error():

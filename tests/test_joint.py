@@ -11,13 +11,13 @@ import torch
 from monte_carlo import covariance
 from pyro.infer import Predictive, Trace_ELBO, TraceMeanField_ELBO
 from scipy.stats import t
-from torch.distributions import MultivariateNormal, kl_divergence
+from torch.distributions import LowRankMultivariateNormal, MultivariateNormal, kl_divergence
 
 import bnn_pyro as bp
 from bnn_pyro.checks.linear_regression import correlated
 from bnn_pyro.inference.log_joint import ELBO, Rescale
 from bnn_pyro.isolation import isolated
-from bnn_pyro.parts.correlated_normal import ALL_WEIGHTS, FullCovariance, LowRank, LowRankNormal, Part, parse_family
+from bnn_pyro.parts.correlated_normal import ALL_WEIGHTS, FullCovariance, LowRankNormal, Part, parse_family
 
 JOINT_FAMILIES = ["full", "low-rank:2"]
 SITES = {"layers.0.weight": (1, 4), "layers.0.bias": (1,)}
@@ -220,7 +220,10 @@ def test_gradients_of_the_elbo_are_those_of_the_exact_gap(problem, any_covarianc
 
 
 def test_a_planted_fault_is_caught(problem, any_covariance, monkeypatch):
-    monkeypatch.setattr(LowRank, "_correlated", lambda self, noise: torch.zeros_like(noise))
+    def without_directions(q, sample_shape=torch.Size()):
+        return q.loc + q._unbroadcasted_cov_diag.sqrt() * torch.randn(q.loc.shape)
+
+    monkeypatch.setattr(LowRankMultivariateNormal, "rsample", without_directions)
     with pytest.raises(AssertionError, match="the gradient is off"):
         check_gradients(problem, any_covariance)
 

@@ -15,7 +15,7 @@ from bnn_pyro.features import on_features
 from bnn_pyro.inference import optimise
 from bnn_pyro.isolation import isolated
 from bnn_pyro.run import main
-from bnn_pyro.zoo.setup import Setup
+from bnn_pyro.zoo.auto import Setup
 
 QUICK = bp.MAP(epochs=3, batch_size=20, lr=0.01)
 SVI = bp.SVI(epochs=3, batch_size=20, lr=0.01)

@@ -11,8 +11,7 @@ from scipy import integrate, stats
 from test_parts import read
 
 import bnn_pyro as bp
-from bnn_pyro.parts.counts import NegativeBinomialMixture, PoissonMixture
-from bnn_pyro.parts.likelihoods import LIKELIHOODS, StudentTMixture, make_likelihood
+from bnn_pyro.parts.likelihoods import LIKELIHOODS, make_likelihood
 from bnn_pyro.parts.mixtures import Mixture
 from bnn_pyro.run import main
 
@@ -95,11 +94,9 @@ def tensors(*arrays):
 @pytest.mark.parametrize(
     ("prediction", "reference", "y"),
     [
-        (PoissonMixture(dist.Poisson(*tensors(RATES))), stats.poisson(RATES), [2.0, 44.0, 0.0]),
+        (Mixture(dist.Poisson(*tensors(RATES))), stats.poisson(RATES), [2.0, 44.0, 0.0]),
         (
-            NegativeBinomialMixture(
-                dist.NegativeBinomial(tensors(DISPERSION)[0], logits=tensors(np.log(RATES / DISPERSION))[0])
-            ),
+            Mixture(dist.NegativeBinomial(tensors(DISPERSION)[0], logits=tensors(np.log(RATES / DISPERSION))[0])),
             stats.nbinom(DISPERSION, DISPERSION / (DISPERSION + RATES)),
             [2.0, 44.0, 0.0],
         ),
@@ -129,7 +126,7 @@ def test_mixtures_of_counts_are_sums(prediction, reference, y):
 @pytest.mark.parametrize(
     ("prediction", "reference"),
     [
-        (StudentTMixture(dist.StudentT(*tensors(DF, LOCS, SCALES))), stats.t(DF, LOCS, SCALES)),
+        (Mixture(dist.StudentT(*tensors(DF, LOCS, SCALES))), stats.t(DF, LOCS, SCALES)),
         (Mixture(dist.Laplace(*tensors(LOCS, SCALES))), stats.laplace(LOCS, np.broadcast_to(SCALES, LOCS.shape))),
     ],
 )

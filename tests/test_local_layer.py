@@ -18,9 +18,9 @@ from torch.distributions import Normal, kl_divergence
 from bnn_pyro.checks import linear_regression
 from bnn_pyro.inference.log_joint import ELBO
 from bnn_pyro.isolation import isolated
-from bnn_pyro.parts.gradients import DropoutLinear, FreeLinear, LocalConv2d, LocalLinear, kl_normal
+from bnn_pyro.parts.gradients import FreeLinear, kl_normal, local_conv2d, local_linear
 from bnn_pyro.parts.local_layer import Conv2dLayer, HiddenLayer, LinearLayer
-from bnn_pyro.parts.weights import CentredNormal, FreeWeights, NormalWeights
+from bnn_pyro.parts.weights import CentredNormal, DropoutWeights, FreeWeights, NormalWeights
 
 SHORTFALL = 0.3  # nats
 ONE, NO_DRAWS = torch.tensor(1.0), torch.Size()
@@ -120,10 +120,10 @@ def test_gradients_of_dense_layers(bias, draws):
     for s in (prior_scale(False, 3 + bias), prior_scale(True, 3 + bias)):  # of the output and the KL together
         check_gradient(lambda X, M, L, s=s: FreeLinear.apply(X, M, L, s, bias, shape), (X, M, L))
     V = L.detach().exp().requires_grad_()
-    check_gradient(lambda X, M, V: LocalLinear.apply(X, M, V, bias, shape), (X, M, V))
+    check_gradient(lambda X, M, V: local_linear(X, M, V, bias, shape), (X, M, V))
     for size in ((), (1,), (3 + bias, 1), (3 + bias, 2)):
         alpha = torch.linspace(0.2, 0.8, math.prod(size), dtype=torch.float64).view(size).requires_grad_()
-        check_gradient(lambda X, M, a: DropoutLinear.apply(X, M, a, bias, shape), (X, M, alpha))
+        check_gradient(lambda X, M, a: DropoutWeights(M, a).linear(X, bias, shape), (X, M, alpha))
 
 
 @pytest.mark.parametrize("geometry", GEOMETRIES)
@@ -131,7 +131,7 @@ def test_gradients_of_a_convolution(geometry):
     one = conv_layer(*geometry, B=1, out=2)
     inputs = [t.clone().requires_grad_() for t in (one.X, one.weights.loc, one.weights.variance)]
     for shape in (NO_DRAWS, torch.Size((2,))):
-        check_gradient(lambda X, M, V, shape=shape: LocalConv2d.apply(X, M, V, one.geometry, shape), inputs)
+        check_gradient(lambda X, M, V, shape=shape: local_conv2d(X, M, V, one.geometry, shape), inputs)
 
 
 def test_black_images_have_finite_gradients_and_add_nothing():
@@ -139,9 +139,9 @@ def test_black_images_have_finite_gradients_and_add_nothing():
     conv, alpha, V = conv_layer(bias=False), torch.tensor(0.5), L.detach().exp()
     for draw, X, *parameters in (
         (lambda X, M, L: FreeLinear.apply(X, M, L, ONE, False, NO_DRAWS)[0], X, M, L),
-        (lambda X, M, V: LocalLinear.apply(X, M, V, False, NO_DRAWS), X, M, V),
-        (lambda X, M, a: DropoutLinear.apply(X, M, a, False, NO_DRAWS), X, M, alpha),
-        (lambda X, M, V: LocalConv2d.apply(X, M, V, conv.geometry, NO_DRAWS), 0 * conv.X, conv.weights.loc,
+        (lambda X, M, V: local_linear(X, M, V, False, NO_DRAWS), X, M, V),
+        (lambda X, M, a: DropoutWeights(M, a).linear(X, False, NO_DRAWS), X, M, alpha),
+        (lambda X, M, V: local_conv2d(X, M, V, conv.geometry, NO_DRAWS), 0 * conv.X, conv.weights.loc,
          conv.weights.variance),
     ):  # fmt: skip
         inputs = [t.detach().clone().requires_grad_() for t in (X, *parameters)]
@@ -151,7 +151,7 @@ def test_black_images_have_finite_gradients_and_add_nothing():
         assert (output == 0).all() and d_X.isfinite().all() and all((d == 0).all() for d in others)
     zero = torch.zeros_like(conv.weights.variance).requires_grad_()  # no noise at all: the plain convolution
     with isolated(0):
-        output = LocalConv2d.apply(conv.X, conv.weights.loc, zero, conv.geometry, NO_DRAWS)
+        output = local_conv2d(conv.X, conv.weights.loc, zero, conv.geometry, NO_DRAWS)
     assert (torch.autograd.grad(output.square().sum(), zero)[0] == 0).all()
 
 

@@ -75,7 +75,6 @@ def test_entropies_add_up_to_hand_numbers():
     assert metrics.SCORES["mutual_information"](TWO_DRAWS)[0] == pytest.approx(information, rel=1e-5)
     assert metrics.SCORES["mutual_information"](TWO_DRAWS)[2] == 0.0
     assert metrics.SCORES["max_prob"](TWO_DRAWS)[0] == pytest.approx(0.25)
-    assert metrics.bits(math.log(2)) == pytest.approx(1.0)
 
 
 def test_ece_against_brute_force():

@@ -10,9 +10,8 @@ from own_networks import LOOPED, NETS, OUT, Wrong, made
 from torch import nn
 
 import bnn_pyro as bp
-from bnn_pyro.parts.batch_norm import BatchStatistics
 from bnn_pyro.parts.own_module import assign, call_with_draws, select
-from bnn_pyro.parts.own_start import Start, variance_ratio
+from bnn_pyro.parts.own_start import BatchStatistics, Start, variance_ratio
 from bnn_pyro.posterior import read_archive
 
 

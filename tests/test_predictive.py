@@ -198,7 +198,7 @@ def test_log_prob_is_the_log_of_the_mean_density_even_where_that_underflows():
         Prediction(Bernoulli(logits=f)),
         Prediction(Categorical(logits=torch.stack([torch.zeros_like(f), f], -1))),
     )
-    for what in ("mean", "votes", "total", "aleatoric", "epistemic", "probs"):
+    for what in ("mean", "total", "aleatoric", "epistemic", "probs"):
         torch.testing.assert_close(getattr(one, what), getattr(two, what), atol=1e-6, rtol=1e-5)
     y = torch.tensor([0, 1, 1, 0])
     torch.testing.assert_close(one.log_prob(y), two.log_prob(y))
@@ -224,7 +224,6 @@ def test_entropy_decomposition():
     assert prediction.total[2].item() == pytest.approx(h(p.mean()))
     assert prediction.aleatoric[2].item() == pytest.approx((h(p[0]) + h(p[1])) / 2)
     assert prediction.epistemic[2].item() == pytest.approx(h(p.mean()) - (h(p[0]) + h(p[1])) / 2, abs=1e-6)
-    assert prediction.votes.tolist() == [[0.5, 0.5], [1.0, 0.0], [1.0, 0.0]]
 
 
 # -- shapes, selection, mistakes ---------------------------------------------------------------------------------

@@ -9,7 +9,8 @@ from torch import nn
 
 import bnn_pyro as bp
 from bnn_pyro.inference.log_joint import Objective
-from bnn_pyro.parts.own_start import RowNoise, sampling_of
+from bnn_pyro.parts.gradients import RowNoise
+from bnn_pyro.parts.own_start import sampling_of
 
 
 class Positions(nn.Module):

@@ -20,7 +20,7 @@ from bnn_pyro.checks.step_size import StepSize
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.settings import build
 from bnn_pyro.zoo import Entry
-from bnn_pyro.zoo.setup import make_setup
+from bnn_pyro.zoo.auto import make_setup
 
 #: Every check by its name on the command line, in the order of their power per second.
 CHECKS: dict[str, type[Check]] = {

@@ -29,7 +29,7 @@ from bnn_pyro.isolation import isolated
 from bnn_pyro.parallel.map import map_tasks
 from bnn_pyro.progress import Report
 from bnn_pyro.settings import Settings, setting
-from bnn_pyro.zoo.setup import Setup
+from bnn_pyro.zoo.auto import Setup
 
 #: A fit to one small data set: draws and epochs as shares of a method's tiny settings; transitions of a warm-up.
 DRAWS, EPOCHS, WARMUP = 0.1, 4.0, 200

@@ -1,13 +1,13 @@
 """Metrics of a Prediction, by task, each with a bootstrap interval over the test points.
 
 ``metrics.nll(prediction, y)`` is a float, ``evaluate(prediction, y)`` all that the task has. To add one: a
-:class:`Metric` and a line in ``METRICS``. Log-densities and entropies are in nats; ``bits`` converts.
+:class:`Metric` and a line in ``METRICS``. Log-densities and entropies are in nats.
 """
 
 from bnn_pyro.lazy import lazy_names
 
 _NAMES = {
-    "metric": "Estimate Evaluation Metric Undefined bits",
+    "metric": "Estimate Evaluation Metric Undefined",
     "classification": "SCORES accuracy adaptive_ece aurc auroc brier classwise_ece confusion_matrix ece ece_floor "
     "error ood_auroc ood_table reliability selective_risk",
     "evaluation": "DISTANCES METRICS agreement coverage_50 coverage_90 coverage_95 crps distance_floor distances "

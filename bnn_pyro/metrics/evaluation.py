@@ -194,13 +194,12 @@ def _quantile_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 class Distance:
     """Call it with two predictions of the same points for its mean over the points, with its 95 % interval.
 
-    points: (a, b) -> (B,) float64.   task: that it is for; "" is any.
+    points: (a, b) -> (B,) float64.
     Raises UserError for predictions of another task, of different numbers of points or classes, or not finite.
     """
 
     points: Callable[[Prediction, Prediction], np.ndarray]
     name: str
-    task: str
 
     def __call__(self, a: Prediction, b: Prediction, *, bootstrap: int = 1000, seed: int = 0) -> Estimate:
         """The mean over the points, and its interval over ``bootstrap`` resamples of them."""
@@ -211,8 +210,6 @@ class Distance:
         """The distance at each point, (B,), all finite; the same errors as a call."""
         if a.task != b.task:
             raise UserError(f"cannot compare a {a.task} with a {b.task} prediction")
-        if self.task not in ("", a.task):
-            raise UserError(f"'{self.name}' is for {self.task}; these are {a.task} predictions")
         if len(a) != len(b):
             raise UserError(f"the predictions are for {len(a)} and {len(b)} points; predict the same points with both")
         if len(a) == 0:
@@ -226,21 +223,17 @@ class Distance:
 
 
 #: Share of points whose most probable class is the same in both.
-agreement = Distance(
-    lambda a, b: 1.0 * (mean_probs(a).argmax(1) == mean_probs(b).argmax(1)), "agreement", "classification"
-)
+agreement = Distance(lambda a, b: 1.0 * (mean_probs(a).argmax(1) == mean_probs(b).argmax(1)), "agreement")
 #: ½ Σ_k |p_k − q_k| of the mean probabilities, 0 to 1.
-total_variation = Distance(
-    lambda a, b: 0.5 * np.abs(mean_probs(a) - mean_probs(b)).sum(1), "total_variation", "classification"
-)
+total_variation = Distance(lambda a, b: 0.5 * np.abs(mean_probs(a) - mean_probs(b)).sum(1), "total_variation")
 #: ∫ |F − G| of the two predictive mixtures, target units (Wasserstein-1): of two Normals with equal scales the distance
 #: of their means; exact to a thousandth of the predictive scale.
-wasserstein = Distance(_transport, "wasserstein", "regression")
+wasserstein = Distance(_transport, "wasserstein")
 #: (∫₀¹ (F⁻¹(u) − G⁻¹(u))² du)^½ of what single draws predict: means, or probabilities.
 #: Unlike the other distances it sees an approximation that is right on average and too sure of it: of two Normals
 #: W₂² = (μ − μ')² + (σ − σ')². Over classes (½ Σ_k W₂(p_k, q_k)²)^½, which for two of them is that of either one.
 #: Sample against sample, of S draws each, it is some 2.4 standard deviations/√S where they agree.
-wasserstein_2 = Distance(_spread, "wasserstein_2", "")
+wasserstein_2 = Distance(_spread, "wasserstein_2")
 
 #: By task, those that :func:`distances` takes.
 DISTANCES: dict[str, dict[str, Distance]] = {

@@ -7,10 +7,9 @@ The reductions take how often each point occurs in each of R replicates, so that
 serves a whole block of replicates; scikit-learn and torchmetrics would take them one by one.
 """
 
-import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple
 
 import numpy as np
 from scipy.stats import binomtest
@@ -19,11 +18,10 @@ from torch import Tensor
 from bnn_pyro.errors import UserError
 from bnn_pyro.predictive import Prediction
 
-__all__ = ["Estimate", "Evaluation", "Metric", "Targets", "Undefined", "bits", "intervals", "mean_of", "share_of",
+__all__ = ["Estimate", "Evaluation", "Metric", "Targets", "Undefined", "intervals", "mean_of", "share_of",
            "targets"]  # fmt: skip
 
 Targets = Tensor | np.ndarray | Sequence[float]
-T = TypeVar("T", float, np.ndarray, Tensor)
 Reduction = Callable[[np.ndarray], np.ndarray]  # counts (R, B) -> (R,)
 
 #: Entries of the largest array of one block of replicates (8 MB in float64).
@@ -138,11 +136,6 @@ def share_of(points: np.ndarray, confidence: float = 0.95) -> Estimate:
     """
     exact = binomtest(int(points.sum()), len(points)).proportion_ci(confidence, "exact")
     return Estimate(float(points.mean()), float(exact.low), float(exact.high))
-
-
-def bits(nats: T) -> T:
-    """An entropy, information or log-density in bits."""
-    return nats / math.log(2)
 
 
 # -- bootstrap ---------------------------------------------------------------------------------------------------------

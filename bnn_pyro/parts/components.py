@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
-from pyro.distributions import Categorical, Distribution
+from pyro.distributions import Categorical, Distribution, NegativeBinomial, Poisson, StudentT
+from scipy import special
 from torch import Tensor
 
 from bnn_pyro.errors import UserError
 
-__all__ = ["dtype_of", "make", "parameters", "select"]
+__all__ = ["CDFS", "dtype_of", "make", "parameters", "select"]
+
+#: P(Y ≤ y) of a family without a cdf in PyTorch, by y and its parameters; of counts, a step function of real y.
+CDFS: dict[type, Callable[..., np.ndarray]] = {
+    Poisson: lambda y, rate: np.where(y < 0, 0.0, special.gammaincc(np.floor(y).clip(0) + 1, rate)),
+    NegativeBinomial: lambda y, total_count, logits: np.where(
+        y < 0, 0.0, special.betainc(total_count, np.floor(y).clip(0) + 1, special.expit(-logits))
+    ),
+    StudentT: lambda y, df, loc, scale: special.stdtr(df, (y - loc) / scale),
+}
 
 
 def parameters(d: Distribution) -> dict[str, tuple[Tensor, int]]:

@@ -2,11 +2,11 @@
 
     w = μ + σ ⊙ C ε,    ε ~ Normal(0, I)                  Normal(μ, diag(σ) C Cᵀ diag(σ))
 
-    FullCovariance   C = I + A, A (P, P) strictly lower triangular: any covariance
-    LowRank          C = [I, B], B (P, R): a diagonal, and R directions in which the weights move together
+    FullNormal       C = I + A, A (P, P) strictly lower triangular: any covariance
+    LowRankNormal    C = [I, B], B (P, R): a diagonal, and R directions in which the weights move together
 
 A and B are relative to σ, so that one learning rate suits weights of any size. The entropy needs no determinant of a
-(P, P) matrix: Σ log σ, and ½ log det(I + BᵀB) for B (matrix determinant lemma).
+(P, P) matrix.
 
 In a guide one auxiliary site draws the whole vector, and every site of the model takes its own part of it. The density
 of the vector is the auxiliary site's, that of a part is 1, so that Pyro's own ELBOs are right as they are. Where the
@@ -18,7 +18,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import ClassVar
 
 import pyro
 import pyro.distributions as dist
@@ -30,51 +29,10 @@ from bnn_pyro.parts.guides import MeanFieldNormal, NormalGuide, inverse_softplus
 from bnn_pyro.parts.weights import ArrayDistribution, CentredNormal
 from bnn_pyro.settings import parse_named
 
-__all__ = ["ALL_WEIGHTS", "FAMILIES", "CorrelatedNormal", "FullCovariance", "FullNormal", "LowRank", "LowRankNormal",
-           "Part", "parse_family"]  # fmt: skip
+__all__ = ["ALL_WEIGHTS", "FAMILIES", "FullCovariance", "FullNormal", "LowRankNormal", "Part", "parse_family"]
 
 #: The auxiliary site that holds the whole vector.
 ALL_WEIGHTS = "_all_weights"
-
-
-class CorrelatedNormal(ArrayDistribution):
-    """w = loc + scale ⊙ C ε, one event (P,); what C is made of, the root, is the subclass's."""
-
-    def __init__(self, loc: Tensor, scale: Tensor, root: Tensor) -> None:
-        self.loc, self.scale, self.root = loc, scale, root
-        super().__init__(loc.shape)
-
-    @property
-    def mean(self) -> Tensor:
-        """(P,), whatever the batch shape."""
-        return self.loc
-
-    @property
-    def variance(self) -> Tensor:
-        """The diagonal of the covariance (P,), whatever the batch shape."""
-        return self.scale.square() * (1 + self._rows())
-
-    def _draw(self, shape: torch.Size) -> Tensor:
-        noise = torch.randn(shape, device=self.loc.device, dtype=self.loc.dtype)
-        return self.loc + self.scale * (noise + self._correlated(noise))
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        """Log-density in nats."""
-        constant = 0.5 * len(self.loc) * math.log(2 * math.pi)
-        return -0.5 * self._distance((value - self.loc) / self.scale) - self._log_volume - constant
-
-    @property
-    def _log_volume(self) -> Tensor:
-        return self.scale.log().sum()
-
-    def _rows(self) -> Tensor:
-        """Σⱼ of the squares of the root's rows (P,)."""
-        return self.root.square().sum(-1)
-
-    def entropy(self) -> Tensor:
-        """In nats, of batch shape."""
-        constant = len(self.loc) + len(self.loc) * math.log(2 * math.pi)
-        return (self._log_volume + 0.5 * constant).expand(self.batch_shape)
 
 
 class _Triangle(torch.autograd.Function):
@@ -97,44 +55,43 @@ class _Triangle(torch.autograd.Function):
         return gradient.tril_(-1), None
 
 
-class FullCovariance(CorrelatedNormal):
-    """C = I + A. root: A (P, P), strictly lower triangular."""
+class FullCovariance(ArrayDistribution):
+    """w = loc + scale ⊙ (I + A) ε, one event (P,). root: A (P, P), strictly lower triangular."""
 
     known_rows: Tensor | None = None
 
-    def _correlated(self, noise: Tensor) -> Tensor:
+    def __init__(self, loc: Tensor, scale: Tensor, root: Tensor) -> None:
+        self.loc, self.scale, self.root = loc, scale, root
+        super().__init__(loc.shape)
+
+    @property
+    def mean(self) -> Tensor:
+        """(P,), whatever the batch shape."""
+        return self.loc
+
+    @property
+    def variance(self) -> Tensor:
+        """The diagonal of the covariance (P,), whatever the batch shape; from a draw in one pass over A less."""
+        rows = self.root.square().sum(-1) if self.known_rows is None else self.known_rows
+        return self.scale.square() * (1 + rows)
+
+    def _draw(self, shape: torch.Size) -> Tensor:
+        noise = torch.randn(shape, device=self.loc.device, dtype=self.loc.dtype)
         moved, self.known_rows = _Triangle.apply(self.root, noise)
-        return moved
+        return self.loc + self.scale * (noise + moved)
 
-    def _rows(self) -> Tensor:
-        """From the draw where there was one, in one pass over A less."""
-        return super()._rows() if self.known_rows is None else self.known_rows
-
-    def _distance(self, z: Tensor) -> Tensor:
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Log-density in nats."""
+        z = (value - self.loc) / self.scale
         columns = z.reshape(-1, len(self.loc)).mT
         noise = torch.linalg.solve_triangular(self.root, columns, upper=False, unitriangular=True)
-        return noise.square().sum(0).view(z.shape[:-1])
+        constant = self.scale.log().sum() + 0.5 * len(self.loc) * math.log(2 * math.pi)
+        return -0.5 * noise.square().sum(0).view(z.shape[:-1]) - constant
 
-
-class LowRank(CorrelatedNormal):
-    """C = [I, B]. root: B (P, R)."""
-
-    def _correlated(self, noise: Tensor) -> Tensor:
-        return torch.randn((*noise.shape[:-1], self.root.shape[-1]), device=noise.device) @ self.root.mT
-
-    @property
-    def _capacitance(self) -> Tensor:
-        """The Cholesky root of I + BᵀB (R, R)."""
-        gram = self.root.mT @ self.root
-        return torch.linalg.cholesky(gram + torch.eye(len(gram), device=gram.device))
-
-    def _distance(self, z: Tensor) -> Tensor:
-        projected = torch.linalg.solve_triangular(self._capacitance, (z @ self.root).unsqueeze(-1), upper=False)
-        return z.square().sum(-1) - projected.square().sum((-2, -1))
-
-    @property
-    def _log_volume(self) -> Tensor:
-        return super()._log_volume + self._capacitance.diagonal().log().sum()
+    def entropy(self) -> Tensor:
+        """In nats, of batch shape."""
+        constant = len(self.loc) + len(self.loc) * math.log(2 * math.pi)
+        return (self.scale.log().sum() + 0.5 * constant).expand(self.batch_shape)
 
 
 class Part(ArrayDistribution):
@@ -143,7 +100,7 @@ class Part(ArrayDistribution):
     whole: q of the whole vector.   part: where in it the site lies.   value: (*batch_shape, *shape), the draw.
     """
 
-    def __init__(self, whole: CorrelatedNormal, part: slice, shape: torch.Size, value: Tensor) -> None:
+    def __init__(self, whole: dist.TorchDistribution, part: slice, shape: torch.Size, value: Tensor) -> None:
         self.whole, self.part, self.value = whole, part, value
         super().__init__(shape)
         self._batch_shape = value.shape[: value.dim() - len(shape)]
@@ -186,15 +143,9 @@ def _cross_entropy(q: Part, p: CentredNormal | Normal | Independent) -> Tensor:
 
 # -- all weights jointly -----------------------------------------------------------------------------------------
 class _CorrelatedGuide(NormalGuide):
-    """kind: of the distribution of the flat vector.   root: the name of the parameter that is its root."""
+    """distribution: q of the flat vector, in the order of the sites."""
 
-    kind: ClassVar[type[CorrelatedNormal]]
-    root: ClassVar[str]
-
-    @property
-    def distribution(self) -> CorrelatedNormal:
-        """q of the flat vector, in the order of the sites."""
-        return self.kind(self.loc, self.scale, getattr(self, self.root))
+    distribution: dist.TorchDistribution
 
     def _distributions(self) -> Iterable[tuple[str, dist.TorchDistribution]]:
         whole, start = self.distribution, 0
@@ -210,11 +161,14 @@ class FullNormal(_CorrelatedGuide):
     initial: {site: value} where μ starts.   init_scale: σ at the start, without correlations.
     """
 
-    kind, root = FullCovariance, "lower"
-
     def __init__(self, initial: Mapping[str, Tensor], init_scale: float = 0.01) -> None:
         super().__init__(initial, init_scale)
         self.lower = nn.Parameter(self.loc.new_zeros(len(self.loc), len(self.loc)))  # A; its upper triangle stays 0
+
+    @property
+    def distribution(self) -> FullCovariance:
+        """q of the flat vector."""
+        return FullCovariance(self.loc, self.scale, self.lower)
 
     @classmethod
     def of(cls, mean: Mapping[str, Tensor], scale_tril: Tensor) -> FullNormal:
@@ -233,11 +187,15 @@ class LowRankNormal(_CorrelatedGuide):
     rank: R >= 1.   initial, init_scale: as for :class:`FullNormal`; B starts at random and small: 0 is a saddle point.
     """
 
-    kind, root = LowRank, "factor"
-
     def __init__(self, initial: Mapping[str, Tensor], init_scale: float = 0.01, rank: int = 10) -> None:
         super().__init__(initial, init_scale)
         self.factor = nn.Parameter(torch.randn(len(self.loc), rank, device=self.loc.device) * (0.5 / rank) ** 0.5)
+
+    @property
+    def distribution(self) -> dist.LowRankMultivariateNormal:
+        """q of the flat vector."""
+        directions, own = self.scale[:, None] * self.factor, self.scale.square()
+        return dist.LowRankMultivariateNormal(self.loc, directions, own, validate_args=False)
 
 
 # -- by name -----------------------------------------------------------------------------------------------------

@@ -1,9 +1,8 @@
-"""Draws of X A for a random matrix A, its variance and its KL, each with gradients of its own: few passes over A.
+"""Draws of X A for a random matrix A by its mean and variance, and its KL: few passes over A.
 
-    LocalLinear      A ~ Normal(M, V)         V given
+    local_linear     A ~ Normal(M, V)
     FreeLinear       A ~ Normal(M, exp L)     and, with the layer's output, KL(A ‖ Normal(0, s)) at next to no cost
-    DropoutLinear    A ~ Normal(M, α M²)
-    LocalConv2d      A ~ Normal(M, V)         X ∗ A, a convolution with A as its kernels
+    local_conv2d     A ~ Normal(M, V)         X ∗ A, a convolution with A as its kernels
 
 With G the gradient of the output, std its standard deviation and R = G·ε / (2·std) the gradient of its variance (0
 where that is 0, its symmetric derivative: there the output does not depend on V, or ε averages it away):
@@ -11,42 +10,58 @@ where that is 0, its symmetric derivative: there the output does not depend on V
     dM = Xᵀ G      dV = (X²)ᵀ R      dX = G Mᵀ + 2·X·(R Vᵀ)
 
 X (…, B, D); A (D, H), or (D + 1, H) with ``bias``: its last row is then the weights of a 1 that joins every row of X.
-Output sample_shape + (…, B, H). A layer has many times more weights than activations of a mini-batch: so V is computed
-again for the gradients, which are added to within the product that makes them.
+Output sample_shape + (…, B, H). ``FreeLinear`` has gradients of its own: a layer has many times more weights than
+activations of a mini-batch, so V is computed again for them, and they are added to within the product that makes them.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.distributions import Normal
+from torch.overrides import TorchFunctionMode
 
-__all__ = ["DropoutLinear", "FreeLinear", "LocalConv2d", "LocalLinear", "kl_log_uniform", "kl_normal"]
+__all__ = ["LAYERS", "FreeLinear", "RowNoise", "kl_log_uniform", "kl_normal", "local_conv2d", "local_linear"]
 
 
-class LocalLinear(torch.autograd.Function):
-    """A ~ Normal(M, V)."""
+def local_linear(X: Tensor, M: Tensor, V: Tensor, bias: bool, sample_shape: torch.Size) -> Tensor:
+    """Draws of X A, A ~ Normal(M, V)."""
+    return _Noisy.apply(*_moments(X, M, V, bias), sample_shape)
+
+
+def local_conv2d(X: Tensor, M: Tensor, V: Tensor, geometry: tuple, sample_shape: torch.Size) -> Tensor:
+    """Draws of X ∗ A, sample_shape + (B, out, H', W'), A ~ Normal(M, V), each position with noise of its own.
+
+    X: (B, C, H, W).   M, V: (C·kh·kw, out), or one row more, the biases.   geometry: shape (out, C, kh, kw) of the
+    kernels, stride and padding (height, width).
+    """
+    shape, stride, padding = geometry
+    mean = F.conv2d(X, *_kernel(M, shape), stride=stride, padding=padding)
+    variance = F.conv2d(X.square(), *_kernel(V, shape), stride=stride, padding=padding)
+    return _Noisy.apply(mean, variance, sample_shape)
+
+
+class _Noisy(torch.autograd.Function):
+    """mean + √variance · ε, of shape sample_shape + mean's; both arguments are overwritten."""
 
     @staticmethod
-    def forward(ctx, X: Tensor, M: Tensor, V: Tensor, bias: bool, sample_shape: torch.Size) -> Tensor:
-        """A draw."""
-        output, ratio = _draw(X, M, V, bias, sample_shape)
-        ctx.save_for_backward(X, M, V, ratio)
-        ctx.bias = bias
+    def forward(ctx, mean: Tensor, variance: Tensor, sample_shape: torch.Size) -> Tensor:
+        output, ratio = _add_noise(mean, variance, sample_shape)
+        ctx.save_for_backward(ratio)
+        ctx.shape = mean.shape
+        if output is mean:
+            ctx.mark_dirty(mean)
         return output
 
     @staticmethod
     @once_differentiable
     def backward(ctx, G: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients for X, M, V."""
-        X, M, V, ratio = ctx.saved_tensors
-        needs = ctx.needs_input_grad
-        G, R = _rows(G, ratio, X)
-        d_X = _to_inputs(G, R, X, M, V, ctx.bias) if needs[0] else None
-        d_M = _to_weights(X, G, torch.empty_like(M), ctx.bias) if needs[1] else None
-        d_V = _to_weights(X.square(), R, torch.empty_like(V), ctx.bias) if needs[2] else None
-        return d_X, d_M, d_V, None, None
+        return G.sum_to_size(ctx.shape), (G * ctx.saved_tensors[0]).sum_to_size(ctx.shape), None
 
 
 class FreeLinear(torch.autograd.Function):
@@ -61,7 +76,7 @@ class FreeLinear(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         """A draw and the KL. s: () or (rows of A, 1)."""
         V = L.exp()
-        output, ratio = _draw(X, M, V, bias, sample_shape)
+        output, ratio = _add_noise(*_moments(X, M, V, bias), sample_shape)
         precision = s.square().reciprocal()
         squares = torch.linalg.vector_norm(M, dim=-1, keepdim=True).square_().add_(V.sum(-1, keepdim=True))
         scales = s.log().sum().mul_(M.numel() / s.numel())
@@ -75,43 +90,21 @@ class FreeLinear(torch.autograd.Function):
     def backward(ctx, G: Tensor, g: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients for X, M, L."""
         X, M, L, ratio, precision = ctx.saved_tensors
-        G, R = _rows(G, ratio, X)
+        shape = X.shape[:-1] + M.shape[1:]  # many draws of one input add up
+        G, R = (t.sum_to_size(shape).reshape(-1, shape[-1]) for t in (G, G * ratio))
+        rows, weights = X.reshape(-1, X.shape[-1]), slice(len(M) - ctx.bias)
         V = L.exp() if ctx.needs_input_grad[0] else None
-        d_X = None if V is None else _to_inputs(G, R, X, M, V, ctx.bias)
-        d_M = _to_weights(X, G, M * (g * precision), ctx.bias, add=True)
-        d_L = _to_weights(X.square(), R, torch.empty_like(L), ctx.bias)
+        d_X = None if V is None else (R @ V[weights].mT).mul_(rows).mul_(2).addmm_(G, M[weights].mT).view(X.shape)
+        d_M = _to_weights(rows, G, M * (g * precision), ctx.bias, add=True)
+        d_L = _to_weights(rows.square(), R, torch.empty_like(L), ctx.bias)
         V = L.exp() if V is None else V  # not before X² has gone again: the first layer's is large
         return d_X, d_M, d_L.add_(0.5 * g * precision).mul_(V).sub_(0.5 * g), None, None, None
 
 
-class DropoutLinear(torch.autograd.Function):
-    """A ~ Normal(M, α M²).      dM += 2 α M dV      dα = Σ M² dV"""
-
-    @staticmethod
-    def forward(ctx, X: Tensor, M: Tensor, alpha: Tensor, bias: bool, sample_shape: torch.Size) -> Tensor:
-        """A draw. alpha: broadcasts against M."""
-        output, ratio = _draw(X, M, M.square().mul_(alpha), bias, sample_shape)
-        ctx.save_for_backward(X, M, alpha, ratio)
-        ctx.bias = bias
-        return output
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, G: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients for X, M, α."""
-        X, M, alpha, ratio = ctx.saved_tensors
-        G, R = _rows(G, ratio, X)
-        d_X = _to_inputs(G, R, X, M, M.square().mul_(alpha), ctx.bias) if ctx.needs_input_grad[0] else None
-        d_M = _to_weights(X.square(), R, torch.empty_like(M), ctx.bias).mul_(M)  # dV·M
-        d_alpha = d_M.flatten().dot(M.flatten()) if alpha.dim() == 0 else (d_M * M).sum_to_size(alpha.shape)
-        return d_X, _to_weights(X, G, d_M.mul_(2 * alpha), ctx.bias, add=True), d_alpha, None, None
-
-
-def _draw(X: Tensor, M: Tensor, V: Tensor, bias: bool, sample_shape: torch.Size) -> tuple[Tensor, Tensor]:
-    """(draws of X A, ε / 2·std of each)."""
+def _moments(X: Tensor, M: Tensor, V: Tensor, bias: bool) -> tuple[Tensor, Tensor]:
+    """Mean and variance of X A."""
     rows, shape = X.reshape(-1, X.shape[-1]), X.shape[:-1] + M.shape[1:]
-    variance = _product(rows.square(), V, bias).view(shape)
-    return _add_noise(_product(rows, M, bias).view(shape), variance, sample_shape)
+    return _product(rows, M, bias).view(shape), _product(rows.square(), V, bias).view(shape)
 
 
 def _add_noise(mean: Tensor, variance: Tensor, sample_shape: torch.Size) -> tuple[Tensor, Tensor]:
@@ -119,7 +112,8 @@ def _add_noise(mean: Tensor, variance: Tensor, sample_shape: torch.Size) -> tupl
 
     The noise lies in memory as the variance does: mixed layouts of images cost ten times as much.
     """
-    std, shape = variance.sqrt_(), mean.shape
+    # A convolution that is not a plain sum may leave a variance of 0 a little below it.
+    std, shape = variance.clamp_min_(0).sqrt_(), mean.shape
     last = std.dim() == 4 and std.is_contiguous(memory_format=torch.channels_last)
     if last:
         shape = shape[:1] + shape[2:] + shape[1:2]
@@ -135,60 +129,12 @@ def _product(rows: Tensor, A: Tensor, bias: bool) -> Tensor:
     return torch.addmm(A[-1], rows, A[:-1]) if bias else rows @ A
 
 
-def _rows(G: Tensor, ratio: Tensor, X: Tensor) -> tuple[Tensor, Tensor]:
-    """(G, R) of the output's shape, without its leading sample_shape: many draws of one input add up."""
-    R = G * ratio
-    extra = G.dim() - X.dim()
-    return (G.flatten(0, extra - 1).sum(0), R.flatten(0, extra - 1).sum(0)) if extra else (G, R)
-
-
-def _to_inputs(G: Tensor, R: Tensor, X: Tensor, M: Tensor, V: Tensor, bias: bool) -> Tensor:
-    """dX."""
-    if bias:
-        M, V = M[:-1], V[:-1]
-    rows, G, R = (t.reshape(-1, t.shape[-1]) for t in (X, G, R))
-    return (R @ V.mT).mul_(rows).mul_(2).addmm_(G, M.mT).view(X.shape)
-
-
-def _to_weights(X: Tensor, G: Tensor, out: Tensor, bias: bool, add: bool = False) -> Tensor:
-    """out, which becomes, or is added, [X 1]ᵀ G."""
-    X, G = X.reshape(-1, X.shape[-1]), G.reshape(-1, G.shape[-1])
-    out[: len(out) - bias].addmm_(X.mT, G, beta=1 if add else 0)
+def _to_weights(rows: Tensor, G: Tensor, out: Tensor, bias: bool, add: bool = False) -> Tensor:
+    """out, which becomes, or is added, [rows 1]ᵀ G."""
+    out[: len(out) - bias].addmm_(rows.mT, G, beta=1 if add else 0)
     if bias:
         out[-1] = G.sum(0).add_(out[-1]) if add else G.sum(0)
     return out
-
-
-class LocalConv2d(torch.autograd.Function):
-    """X ∗ A: two convolutions forward, two transposed ones back.
-
-    X (B, C, H, W), A (C·kh·kw, out), or one row more, the biases; output sample_shape + (B, out, H', W'). With dM(G)
-    and dX(G; M) the gradients of a convolution with weights M:
-
-        dM = dM(G)      dV = dM(R) at X²      dX = dX(G; M) + 2·X·dX(R; V)
-    """
-
-    @staticmethod
-    def forward(ctx, X: Tensor, M: Tensor, V: Tensor, geometry: tuple, sample_shape: torch.Size) -> Tensor:
-        """A draw. geometry: shape (out, C, kh, kw) of the kernels, stride and padding (height, width)."""
-        shape, stride, padding = geometry
-        mean = F.conv2d(X, *_kernel(M, shape), stride=stride, padding=padding)
-        variance = F.conv2d(X.square(), *_kernel(V, shape), stride=stride, padding=padding)
-        # An algorithm that is not a plain sum may leave a 0 a little below it.
-        output, ratio = _add_noise(mean, variance.clamp_min_(0), sample_shape)
-        ctx.save_for_backward(X, M, V, ratio)
-        ctx.geometry = geometry
-        return output
-
-    @staticmethod
-    def backward(ctx, G: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients for X, M, V."""
-        X, M, V, ratio = ctx.saved_tensors
-        G, R = _rows(G, ratio, X)
-        needs = ctx.needs_input_grad
-        d_X, d_M = _convolution_backward(G, X, M, ctx.geometry, needs[0])
-        d_square, d_V = _convolution_backward(R, X.square(), V, ctx.geometry, needs[0])
-        return d_X.addcmul_(X, d_square, value=2) if needs[0] else None, d_M, d_V, None, None
 
 
 def _kernel(A: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, Tensor | None]:
@@ -198,18 +144,35 @@ def _kernel(A: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, Tensor | None]:
     return weight, A[fan_in] if len(A) > fan_in else None
 
 
-def _convolution_backward(
-    G: Tensor, X: Tensor, A: Tensor, geometry: tuple, to_inputs: bool
-) -> tuple[Tensor | None, Tensor]:
-    """Gradients of a convolution for its input and its joined weights."""
-    shape, stride, padding = geometry
-    weight, bias = _kernel(A, shape)
-    biases, needs = None if bias is None else list(bias.shape), [to_inputs, True, bias is not None]
-    d_X, d_weight, d_bias = torch.ops.aten.convolution_backward(
-        G, X, weight, biases, stride, padding, (1, 1), False, (0, 0), 1, needs
-    )
-    rows = d_weight.flatten(1).mT
-    return d_X, rows.contiguous() if bias is None else torch.cat([rows, d_bias[None]])
+#: What :class:`RowNoise` samples by row.
+LAYERS = (F.linear, F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
+
+
+class RowNoise(TorchFunctionMode):
+    """Samples layers by row.   w: {site: a draw of its q, as ``drawn_from``}.   sampling: of :func:`sampling_of`."""
+
+    def __init__(self, w: Mapping[str, Tensor], sampling: Mapping[str, str]) -> None:
+        super().__init__()
+        self.w = w  # whose ids stay theirs
+        q = {id(v): getattr(getattr(v, "drawn_from", None), "base_dist", None) for k, v in w.items() if k in sampling}
+        self.q = {key: own for key, own in q.items() if isinstance(own, Normal)}
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        """A layer's outputs, or what the function gives."""
+        q = self.q.get(id(args[1])) if func in LAYERS and len(args) > 1 else None
+        if q is None:
+            return func(*args, **(kwargs or {}))
+        x, w, bias, *rest = *args, *(None,) * (len(args) == 2)
+        own = self.q.get(id(bias))
+        if x.dim() == 2:
+            f = local_linear(x, q.loc.mT, q.scale.square().mT, False, torch.Size())
+            return f if bias is None else f + (bias if own is None else own.loc + own.scale * torch.randn_like(f))
+        mean = func(x, q.loc, bias if own is None else own.loc, *rest)
+        signs = [torch.randint(2, (len(part), part.shape[-1 if func is F.linear else 1]), device=x.device) * 2 - 1
+                 for part in (x, mean)]  # fmt: skip
+        extra = (slice(None), *(None,) * (x.dim() - 2))
+        s, r = (sign[extra] if func is F.linear else sign[(..., *extra[1:])] for sign in signs)
+        return mean + r * func(x * s, w - q.loc, None if own is None else bias - own.loc, *rest)
 
 
 def kl_normal(

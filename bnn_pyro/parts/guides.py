@@ -74,9 +74,9 @@ def inverse_softplus(scale: Tensor) -> Tensor:
 class NormalGuide(_Flat):
     """μ and σ = softplus(ρ), the same for every weight at the start."""
 
-    def __init__(self, initial: Mapping[str, Tensor], init_scale: float) -> None:
+    def __init__(self, initial: Mapping[str, Tensor], init_scale: float = 0.01) -> None:
         super().__init__(initial)
-        self.rho = nn.Parameter(inverse_softplus(torch.full_like(self.loc, init_scale)))
+        self.rho = nn.Parameter(torch.full_like(self.loc, init_scale + math.log(-math.expm1(-init_scale))))
 
     @property
     def scale(self) -> Tensor:
@@ -96,10 +96,6 @@ class MeanFieldNormal(NormalGuide):
     initial: {site: value} where μ starts.   init_scale: σ at the start, for all weights: small, so that training
         begins like that of a deterministic network.
     """
-
-    def __init__(self, initial: Mapping[str, Tensor], init_scale: float = 0.01) -> None:
-        super().__init__(initial, init_scale)
-        self.rho.data.fill_(init_scale + math.log(-math.expm1(-init_scale)))
 
     def _distributions(self) -> Iterable[tuple[str, dist.TorchDistribution]]:
         scales = cut(self.scale, self.shapes)

@@ -9,19 +9,17 @@ from functools import cached_property
 import pyro.distributions as dist
 import torch
 import torch.nn.functional as F
-from scipy import special
 from torch import Tensor
 from torch.distributions.transforms import ExpTransform
 
 from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.errors import UserError, unknown
-from bnn_pyro.parts.counts import NegativeBinomial, Poisson
 from bnn_pyro.parts.mixtures import Mixture, NormalMixture
 from bnn_pyro.parts.observed import OBSERVED, LearnedNoise, Likelihood, ReadLikelihood
 
 __all__ = ["LIKELIHOODS", "OBSERVED", "Bernoulli", "Categorical", "Heteroscedastic", "LaplaceNoise", "Likelihood",
            "LogHeteroscedastic", "LogNormal", "LogNormalMixture", "NegativeBinomial", "Normal", "Poisson",
-           "ReadLikelihood", "StudentT", "StudentTMixture", "make_likelihood"]  # fmt: skip
+           "ReadLikelihood", "StudentT", "make_likelihood"]  # fmt: skip
 
 
 class Categorical(Likelihood):
@@ -112,28 +110,11 @@ class Heteroscedastic(Likelihood):
 
 
 # -- numbers with outliers --------------------------------------------------------------------------------------------
-class StudentTMixture(Mixture):
-    """Mixture of Student's t distributions."""
-
-    def component_cdf(self, y: Tensor) -> Tensor:
-        """See :meth:`Mixture.component_cdf`; in float64 throughout."""
-        df, loc, scale = (v.double() for v in (self.components.df, self.components.loc, self.components.scale))
-        return torch.from_numpy(special.stdtr(df.numpy(), ((y.unsqueeze(-2).double() - loc) / scale).numpy()))
-
-    def bracket(self, levels: Tensor) -> tuple[Tensor, Tensor]:
-        """The extreme ones of the components' own quantiles."""
-        df, loc, scale = (v.double() for v in (self.components.df, self.components.loc, self.components.scale))
-        ends = loc + scale * torch.from_numpy(special.stdtrit(df.numpy(), levels[:, None, None].numpy()))  # (Q, S, B)
-        return ends.amin(-2), ends.amax(-2)
-
-
 class StudentT(LearnedNoise):
     """y ~ StudentT(ν; shift + scale·f, σ), ν = 2 + exp(log_df), log_df ~ Normal(2, 1); σ as in ``LearnedNoise``.
 
     ν > 2, so that the variance is finite; 95 % of its prior is between 3 and 54. Lange, Little & Taylor 1989.
     """
-
-    mixture = StudentTMixture
 
     def __init__(self, shift: float = 0.0, scale: float = 1.0, noise: float | None = None) -> None:
         super().__init__(shift, scale, noise)
@@ -206,6 +187,49 @@ class LogNormal(OnLogScale, Normal):
 
 class LogHeteroscedastic(OnLogScale, Heteroscedastic):
     """log y as y of ``Heteroscedastic``: errors in per cent that depend on the input."""
+
+
+# -- counts 0, 1, 2, … -------------------------------------------------------------------------------------------------
+#: Where f is cut off: e¹⁵ times the mean. Beyond it 32-bit numbers would soon end.
+MAX_LOG = 15.0
+
+
+class Poisson(Likelihood):
+    """y ~ Poisson(shift · exp f), f (…, B, 1)."""
+
+    def __init__(self, shift: float = 1.0) -> None:
+        super().__init__()
+        self.shift = shift if shift > 0 else 1.0
+
+    def log_mean(self, f: Tensor) -> Tensor:
+        """f, cut off where numbers would overflow, (…, B)."""
+        return f.squeeze(-1).clamp_max(MAX_LOG)
+
+    def components(self, f: Tensor) -> dist.Poisson:
+        """See ``Likelihood``."""
+        return dist.Poisson(self.shift * self.log_mean(f).exp())
+
+    def information(self, f: Tensor, own: Mapping[str, Tensor]) -> Tensor:
+        """The mean, which is minus the second derivative of log p(y | f) for every y."""
+        return self.shift * self.log_mean(f).exp()[..., None, None]
+
+
+class NegativeBinomial(Poisson):
+    """y ~ NegativeBinomial of mean m = shift · exp f and variance m + m²/r; log r ~ Normal(2, 1.5), a latent site.
+
+    95 % of the prior of r is between 0.4 and 140; r → ∞ is a Poisson.
+    """
+
+    information = Likelihood.information  # none: that about r has no closed form
+
+    def __init__(self, shift: float = 1.0) -> None:
+        super().__init__(shift)
+        self.add_own(log_dispersion=(2.0, 1.5))
+
+    def components(self, f: Tensor) -> dist.NegativeBinomial:
+        """See ``Likelihood``."""
+        log_r = self.own("log_dispersion")
+        return dist.NegativeBinomial(log_r.exp(), logits=self.log_mean(f) + math.log(self.shift) - log_r)
 
 
 # -- which of them -----------------------------------------------------------------------------------------------------

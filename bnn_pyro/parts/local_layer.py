@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributions import Distribution, kl_divergence, register_kl
 
-from bnn_pyro.parts.gradients import LocalConv2d
+from bnn_pyro.parts.gradients import local_conv2d
 from bnn_pyro.parts.weights import ArrayDistribution, CentredNormal, NormalWeights
 
 __all__ = ["Conv2dLayer", "HiddenLayer", "LinearLayer", "LocalLayer"]
@@ -39,20 +39,22 @@ class LocalLayer(ArrayDistribution):
 
     X: (…, B, *input), inputs of ``input_dims`` dimensions each.   weights: their distribution, of batch shape ();
         in a guide with ``mean`` and ``variance``.   event_shape: of one row's activations.
-    non_linearity: applied to the pre-activations; None for none.   KL_factor: weight of the KL.
+    non_linearity: applied to the pre-activations; None for none.
 
     A subclass draws these in ``pre_activation(sample_shape)``, sample_shape + batch_shape + (…), reparametrised.
     """
 
     input_dims: ClassVar[int] = 1
     include_hidden_bias = False
+    #: Weight of the KL.
+    KL_factor: float = 1.0
 
     def __init__(
         self, X: Tensor, weights: dist.TorchDistribution, event_shape: torch.Size,
-        non_linearity: Callable[[Tensor], Tensor] | None, KL_factor: float,
+        non_linearity: Callable[[Tensor], Tensor] | None,
     ) -> None:  # fmt: skip
         super().__init__(event_shape)
-        self.X, self.weights, self.non_linearity, self.KL_factor = X, weights, non_linearity, KL_factor
+        self.X, self.weights, self.non_linearity = X, weights, non_linearity
         self._batch_shape = X.shape[: X.dim() - self.input_dims]
         self._origin = object()  # the same one in every expanded copy; not self: that would be a reference cycle
 
@@ -112,13 +114,13 @@ class LinearLayer(LocalLayer):
 
     def __init__(
         self, X: Tensor, weights: dist.TorchDistribution, non_linearity: Callable[[Tensor], Tensor] | None = None,
-        KL_factor: float = 1.0, adjoin_one: bool = False,
+        adjoin_one: bool = False,
     ) -> None:  # fmt: skip
         D, H = weights.event_shape
         D -= adjoin_one
         if X.dim() < 2 or X.shape[-1] != D:
             raise ValueError(f"X must be (…, B, {D}) for these weights, got {tuple(X.shape)}")
-        super().__init__(X, weights, torch.Size((H,)), non_linearity, KL_factor)
+        super().__init__(X, weights, torch.Size((H,)), non_linearity)
         self.adjoin_one = adjoin_one
 
     def pre_activation(self, sample_shape: torch.Size) -> Tensor:
@@ -138,15 +140,15 @@ class Conv2dLayer(LocalLayer):
 
     def __init__(
         self, X: Tensor, weights: dist.TorchDistribution, like: nn.Conv2d,
-        non_linearity: Callable[[Tensor], Tensor] | None = None, KL_factor: float = 1.0,
+        non_linearity: Callable[[Tensor], Tensor] | None = None,
     ) -> None:  # fmt: skip
         self.geometry = like.weight.shape, like.stride, like.padding
-        super().__init__(X, weights, _event_shape(X.shape[-3:], self.geometry, non_linearity), non_linearity, KL_factor)
+        super().__init__(X, weights, _event_shape(X.shape[-3:], self.geometry, non_linearity), non_linearity)
 
     def pre_activation(self, sample_shape: torch.Size) -> Tensor:
         """Draws of X ∗ W, sample_shape + (…, B, out, H', W')."""
         X = self.X.flatten(0, -4)
-        sampled = LocalConv2d.apply(X, self.weights.mean, self.weights.variance, self.geometry, sample_shape)
+        sampled = local_conv2d(X, self.weights.mean, self.weights.variance, self.geometry, sample_shape)
         return sampled.unflatten(len(sample_shape), self.batch_shape)
 
 
@@ -184,7 +186,8 @@ class HiddenLayer(LinearLayer):
             raise ValueError(
                 f"A_mean and A_scale must both be (D, H), got {tuple(A_mean.shape)} and {tuple(A_scale.shape)}"
             )
-        super().__init__(X, NormalWeights(A_mean, A_scale), non_linearity, KL_factor)
+        super().__init__(X, NormalWeights(A_mean, A_scale), non_linearity)
+        self.KL_factor = KL_factor
         self.A_mean, self.A_scale, self.A_prior_scale = A_mean, A_scale, A_prior_scale
         self.include_hidden_bias, self.weight_space_sampling = include_hidden_bias, weight_space_sampling
         self._event_shape = torch.Size((A_mean.shape[1] + include_hidden_bias,))

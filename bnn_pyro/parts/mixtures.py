@@ -15,7 +15,7 @@ from pyro.distributions import Bernoulli, Categorical, Distribution, Normal
 from torch import Tensor
 
 from bnn_pyro.errors import UserError
-from bnn_pyro.parts.components import dtype_of, select
+from bnn_pyro.parts.components import CDFS, dtype_of, parameters, select
 from bnn_pyro.parts.decisions import Decisions
 
 __all__ = ["MIXTURES", "BernoulliMixture", "ClassMixture", "Mixture", "NormalMixture"]
@@ -32,7 +32,8 @@ class Mixture(Decisions):
     components  the model's own distribution at site "y", batch shape (S, B), in the target's own units
 
     This class is for any univariate distribution of numbers that has a mean, a variance, ``log_prob`` and ``cdf``; a
-    family without ``cdf`` gets a subclass with :meth:`component_cdf`, named by its likelihood as ``mixture``.
+    family without ``cdf`` gets a line in ``components.CDFS``, or a subclass with :meth:`component_cdf`, named by its
+    likelihood as ``mixture``.
     """
 
     #: What the targets are: numbers or labels. ``has_classes`` decides which metrics and figures apply.
@@ -71,11 +72,6 @@ class Mixture(Decisions):
         self._need("classification", "probs")
 
     @property
-    def votes(self) -> Tensor:
-        """Share of the draws whose most probable class is k, (B, K)."""
-        return torch.nn.functional.one_hot(self.probs.argmax(-1), self.probs.shape[-1]).double().mean(0).float()
-
-    @property
     def locs(self) -> Tensor:
         """Component means (S, B), target units."""
         self._need("regression", "locs")
@@ -93,10 +89,14 @@ class Mixture(Decisions):
 
     def component_cdf(self, y: Tensor) -> Tensor:
         """P_s(Y ≤ y), (…, S, B) float64, at real y (…, B); of counts, a step function."""
+        family, y = type(self.components), y.unsqueeze(-2)
+        if family in CDFS:
+            values = {name: value.double().numpy() for name, (value, _) in parameters(self.components).items()}
+            return torch.from_numpy(CDFS[family](y.double().numpy(), **values))
         try:
-            return self.components.cdf(y.unsqueeze(-2).to(dtype_of(self.components))).double()
+            return self.components.cdf(y.to(dtype_of(self.components))).double()
         except NotImplementedError:
-            family = type(self.components).__name__
+            family = family.__name__
             raise UserError(f"{family} has no cdf; give its likelihood a mixture with 'component_cdf'") from None
 
     def component_below(self, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -215,17 +215,13 @@ class NormalMixture(Mixture):
 
     def crps(self, y: Tensor) -> Tensor:
         """E|Y − y| − ½ E|Y − Y'|, both in closed form for a mixture of S Gaussians (Grimit et al. 2006, eq. 5)."""
-        draws, scores = self.num_draws, []
-        for rows in torch.arange(len(y)).split(max(1, BLOCK // draws)):
-            loc, scale = self.components.loc[:, rows].double(), self.components.scale[:, rows].double()
-            to_y = _mean_distance(y[rows] - loc, scale).mean(0)
-            # Every pair (s, t) of draws by their lag around the circle: (S, B) at a time, and each unordered pair once.
-            between = _mean_distance(torch.zeros_like(loc), math.sqrt(2) * scale).sum(0)
-            for lag in range(1, draws // 2 + 1):
-                distance = _mean_distance(loc - loc.roll(lag, 0), torch.hypot(scale, scale.roll(lag, 0))).sum(0)
-                between += distance if 2 * lag == draws else 2 * distance
-            scores.append(to_y - between / (2 * draws**2))
-        return torch.cat(scores)
+        draws, loc, scale = self.num_draws, self.components.loc.double(), self.components.scale.double()
+        # Every pair (s, t) of draws by their lag around the circle: (S, B) at a time, and each unordered pair once.
+        between = _mean_distance(torch.zeros_like(loc), math.sqrt(2) * scale).sum(0)
+        for lag in range(1, draws // 2 + 1):
+            distance = _mean_distance(loc - loc.roll(lag, 0), torch.hypot(scale, scale.roll(lag, 0))).sum(0)
+            between += distance if 2 * lag == draws else 2 * distance
+        return _mean_distance(y - loc, scale).mean(0) - between / (2 * draws**2)
 
 
 class ClassMixture(Mixture):

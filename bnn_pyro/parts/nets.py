@@ -150,11 +150,6 @@ class MLP(_Net):
 
     _to_layers = enter
 
-    @property
-    def dropout_rates(self) -> dict[str, float]:
-        """{weight matrix: share of its columns, the inputs of its layer, that dropout removes}."""
-        return {f"layers.{i}.weight": rate for i, rate in enumerate(self.rates)}
-
 
 class ConvNet(_Net):
     """Convolutions, each followed by 2 × 2 max-pooling and the activation, then fully connected layers.

@@ -12,32 +12,49 @@ In training every row has noise of its own, where a random weight reaches ``F.li
 The outputs of a row are distributed as under drawn weights, so that the ELBO has the same expectation; its gradient
 scatters less. Positions of an image and tokens share their weights, as they do under Flipout; noise for every
 activation would be another model.
+
+Batch normalisation is by frozen statistics, or by those of each draw's own:
+
+    frozen   running statistics as they are, in training and prediction
+    batch    those of the mini-batch in training; out of it, for each draw of the weights, those of training rows, which
+             are kept with the model: what a draw computes is then a function of x and the weights alone
+
+Running averages, which torch predicts with, would mix the statistics of many draws, none of which they belong to
+(Maddox et al. 2019, arXiv:1902.02476, recompute them for each draw likewise).
 """
 
 from __future__ import annotations
 
+import copy
 import math
+import operator
 import warnings
 from collections.abc import Mapping
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import pyro.poutine as poutine
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributions import Normal
 from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from bnn_pyro.errors import UserError
 from bnn_pyro.isolation import isolated
-from bnn_pyro.parts.gradients import LocalLinear
+from bnn_pyro.parts.gradients import LAYERS
 from bnn_pyro.parts.nets import in_mode, outputs_seen
 from bnn_pyro.parts.own_module import check_pure, norm_layers
-from bnn_pyro.parts.priors import BayesianNet
 
-__all__ = ["RowNoise", "Start", "sampling_of", "start_guide", "variance_ratio"]
+__all__ = ["BATCH_NORM", "BatchStatistics", "Start", "sampling_of", "start_guide", "variance_ratio"]
+
+
+BATCH_NORM = ("batch", "frozen")
+#: Training rows whose statistics a draw is normalised by.
+NORM_ROWS = 1024
 
 
 class Start:
@@ -53,7 +70,7 @@ class Start:
     factor: float = 2.0
 
 
-def start_guide(model: BayesianNet, guide: nn.Module, x: Tensor, init_scale: float | None) -> dict[str, Any]:
+def start_guide(model: nn.Module, guide: nn.Module, x: Tensor, init_scale: float | None) -> dict[str, Any]:
     """Set the σ of a guide (unless ``init_scale`` says it), and what the model is normalised by; facts for provenance.
 
     x: the training rows (N, *input_shape).
@@ -111,7 +128,7 @@ def _typical(value: Tensor) -> float:
 
 
 @torch.no_grad()
-def variance_ratio(model: BayesianNet, guide: nn.Module, x: Tensor) -> float:
+def variance_ratio(model: nn.Module, guide: nn.Module, x: Tensor) -> float:
     """Variance of a module's outputs over draws of q and rows x, over that of the pass at the means: the most off.
 
     In training mode, but without dropout.
@@ -130,7 +147,7 @@ def variance_ratio(model: BayesianNet, guide: nn.Module, x: Tensor) -> float:
     return max(finite, key=lambda ratio: abs(math.log(ratio)) if 0 < ratio < math.inf else math.inf, default=1.0)
 
 
-def _mean_squares(model: BayesianNet, w: Mapping[str, Tensor], x: Tensor) -> dict[str, float]:
+def _mean_squares(model: nn.Module, w: Mapping[str, Tensor], x: Tensor) -> dict[str, float]:
     """{path of a module: variance of its outputs}."""
     variances: dict[str, float] = {}
 
@@ -149,36 +166,8 @@ def _mean_squares(model: BayesianNet, w: Mapping[str, Tensor], x: Tensor) -> dic
 
 
 # -- noise of every row ------------------------------------------------------------------------------------------------
-LAYERS = (F.linear, F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
 #: Rows by which a layer's inputs are told from others: a number that no other dimension has by chance.
 ROWS = 13
-
-
-class RowNoise(TorchFunctionMode):
-    """Samples layers by row.   w: {site: a draw of its q, as ``drawn_from``}.   sampling: of :func:`sampling_of`."""
-
-    def __init__(self, w: Mapping[str, Tensor], sampling: Mapping[str, str]) -> None:
-        super().__init__()
-        self.w = w  # whose ids stay theirs
-        q = {id(v): getattr(getattr(v, "drawn_from", None), "base_dist", None) for k, v in w.items() if k in sampling}
-        self.q = {key: own for key, own in q.items() if isinstance(own, Normal)}
-
-    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
-        """A layer's outputs, or what the function gives."""
-        q = self.q.get(id(args[1])) if func in LAYERS and len(args) > 1 else None
-        if q is None:
-            return func(*args, **(kwargs or {}))
-        x, w, bias, *rest = *args, *(None,) * (len(args) == 2)
-        own = self.q.get(id(bias))
-        if x.dim() == 2:
-            f = LocalLinear.apply(x, q.loc.mT, q.scale.square().mT, False, torch.Size())
-            return f if bias is None else f + (bias if own is None else own.loc + own.scale * torch.randn_like(f))
-        mean = func(x, q.loc, bias if own is None else own.loc, *rest)
-        signs = [torch.randint(2, (len(part), part.shape[-1 if func is F.linear else 1]), device=x.device) * 2 - 1
-                 for part in (x, mean)]  # fmt: skip
-        extra = (slice(None), *(None,) * (x.dim() - 2))
-        s, r = (sign[extra] if func is F.linear else sign[(..., *extra[1:])] for sign in signs)
-        return mean + r * func(x * s, w - q.loc, None if own is None else bias - own.loc, *rest)
 
 
 class _Uses(TorchFunctionMode):
@@ -199,18 +188,97 @@ class _Uses(TorchFunctionMode):
         return output
 
 
-class Sampling(dict):
-    """{parameter: "rows" or "flipout"}."""
-
-    def noise(self, w: Mapping[str, Tensor]) -> RowNoise:
-        """The mode in which a forward pass with these weights is sampled so."""
-        return RowNoise(w, self)
-
-
-def sampling_of(net: nn.Module, input_shape: tuple[int, ...]) -> Sampling:
-    """Of the parameters that a pass uses once, in a layer whose inputs are its rows."""
+def sampling_of(net: nn.Module, input_shape: tuple[int, ...]) -> dict[str, str]:
+    """{parameter: "rows" or "flipout"} of those that a pass uses once, in a layer whose inputs are its rows."""
     with isolated(0), in_mode(net, training=False), torch.enable_grad():
         w = {name: p.detach().clone().requires_grad_() for name, p in net.named_parameters()}
         with _Uses(w) as uses:
             functional_call(net, w, (torch.zeros(ROWS, *input_shape),))
-    return Sampling((site, ways[0]) for site, ways in uses.ways.items() if len(ways) == 1 and ways[0] != "weights")
+    return {site: ways[0] for site, ways in uses.ways.items() if len(ways) == 1 and ways[0] != "weights"}
+
+
+# -- batch normalisation -----------------------------------------------------------------------------------------------
+class _DrawnNorm(_BatchNorm):
+    """By the statistics of the batch in training, else by its buffers, of which gradients can be taken."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            return F.batch_norm(x, None, None, self.weight, self.bias, True, 0.0, self.eps)
+        scale = (self.running_var + self.eps).rsqrt() * (1.0 if self.weight is None else self.weight)
+        shift = (0.0 if self.bias is None else self.bias) - self.running_mean * scale
+        shape = (-1, *(1 for _ in range(x.dim() - 2)))
+        return torch.addcmul(shift.view(shape), x, scale.view(shape))
+
+
+class BatchStatistics(nn.Module):
+    """The mean and the variance at every batch normalisation of ``net`` that draws of the weights have on ``rows``.
+
+    net: out of training mode it is normalised by its buffers, for which ``forward`` has the values.
+    rows: (R, *input_shape), none before :meth:`take`.
+
+    Raises UserError for a normalisation that is not over a batch.
+    """
+
+    rows: Tensor
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        for path, layer in norm_layers(net).items():
+            if not isinstance(layer, _BatchNorm):
+                raise UserError(f"'{path}' is {type(layer).__name__} with running statistics; use batch_norm='frozen'")
+            for name, start in (("running_mean", 0.0), ("running_var", 1.0)):
+                if getattr(layer, name) is None:
+                    setattr(layer, name, torch.full((layer.num_features,), start))
+            layer.__class__ = _DrawnNorm  # of the copy; nothing is averaged in training
+        self.register_buffer("rows", torch.empty(0))
+        probe = copy.deepcopy(net).to("meta").eval()
+        self._seen: dict[str, list[tuple[Tensor, Tensor]]] = {}
+        for path, layer in norm_layers(probe).items():
+            layer.train().register_forward_pre_hook(partial(self._record, path))
+        self._probe = (probe,)  # no submodule: it has no tensors of its own
+        self._last: tuple[tuple[Tensor, ...], list[int], dict[str, Tensor]] | None = None
+
+    def _record(self, path: str, _: nn.Module, given: tuple[Tensor, ...]) -> None:
+        over = [dim for dim in range(given[0].dim()) if dim != 1]
+        self._seen.setdefault(path, []).append((given[0].mean(over), given[0].var(over, correction=0)))
+
+    def take(self, x: Tensor) -> None:
+        """Normalise by at most ``NORM_ROWS`` of these training rows (N, *input_shape), evenly spaced."""
+        self._last = None
+        self.rows = x[torch.linspace(0, len(x) - 1, min(len(x), NORM_ROWS)).round().long().to(x.device)]
+
+    def forward(self, net: nn.Module, w: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """{buffer: (…, channels)} of draws {parameter: (…, *shape)}; one forward pass over the rows for each draw.
+
+        Raises UserError before :meth:`take`, and where one layer is called several times.
+        """
+        if not len(self.rows):
+            raise UserError("batch statistics need training rows: call model.statistics.take(x_train) before")
+        key, versions = tuple(w.values()), [value._version for value in w.values()]
+        if self._last is not None and all(map(operator.is_, self._last[0], key)) and self._last[1] == versions:
+            return self._last[2]
+        shapes = {name: p.shape for name, p in net.named_parameters()}
+        lead = torch.broadcast_shapes(*(v.shape[: v.dim() - len(shapes[name])] for name, v in w.items()))
+        flat = {name: v.expand(lead + shapes[name]).reshape(-1, *shapes[name]) for name, v in w.items()}
+        buffers, pieces = dict(net.named_buffers()), []
+        for draw in range(lead.numel()):
+            self._seen.clear()
+            one = {**buffers, **{name: v[draw] for name, v in flat.items()}}
+            functional_call(self._probe[0], one, (self.rows,))
+            if twice := [path for path, calls in self._seen.items() if len(calls) > 1]:
+                raise UserError(f"'{twice[0]}' normalises several times in one call; use batch_norm='frozen'")
+            pieces.append({path: calls[0] for path, calls in self._seen.items()})
+        self._seen.clear()
+        found = {}
+        for path in pieces[0]:
+            for i, name in enumerate(("running_mean", "running_var")):
+                found[f"{path}.{name}"] = torch.stack([piece[path][i] for piece in pieces]).reshape(*lead, -1)
+        # The same draws meet many rows, a few at a time.
+        self._last = None if torch.is_grad_enabled() else (key, versions, found)
+        return found
+
+    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *args: Any) -> None:
+        if f"{prefix}rows" in state:  # of any number
+            self._last = None
+            self.rows = torch.empty_like(state[f"{prefix}rows"], device=self.rows.device)
+        super()._load_from_state_dict(state, prefix, *args)

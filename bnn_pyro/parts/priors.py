@@ -22,9 +22,10 @@ from torch import Tensor, nn
 
 from bnn_pyro.errors import UserError
 from bnn_pyro.isolation import isolated
+from bnn_pyro.parts.gradients import RowNoise
 from bnn_pyro.parts.nets import in_mode, outputs_seen
 from bnn_pyro.parts.own_module import call_with_draws, norm_layers
-from bnn_pyro.parts.weights import ArrayDistribution, CentredNormal, Flat, LogUniform, cut
+from bnn_pyro.parts.weights import ArrayDistribution, CentredNormal, LogUniform, cut
 from bnn_pyro.settings import parse_named
 
 __all__ = ["PRIORS", "BayesianNet", "GammaNormal", "ScaleMixture", "parse_prior", "widest_activation"]
@@ -132,6 +133,11 @@ def _gamma(shape: float = 1.0, rate: float = 1.0) -> Maker:
     return lambda w: GammaNormal(w.new_tensor(shape), w.new_tensor(rate), w.shape)
 
 
+def _flat(w: Tensor) -> dist.TorchDistribution:
+    """p(w) ∝ 1: of weights that a fit only finds a value of."""
+    return dist.ImproperUniform(dist.constraints.independent(dist.constraints.real, w.dim()), torch.Size(), w.shape)
+
+
 def _scale_mixture(wide: float = 1.0, narrow: float = math.exp(-6), weight: float = 0.5) -> Maker:
     """scale-mixture:WIDE,NARROW,WEIGHT — Blundell et al. 2015, equation 7; positive, WEIGHT (of WIDE) < 1."""
     if not 0 < weight < 1:
@@ -181,7 +187,7 @@ class BayesianNet(nn.Module):
     prior: as for :func:`parse_prior`, or {site: text}.   points: sites without a prior, p(w) ∝ 1.
     statistics: a ``BatchStatistics`` of the net, which then normalises by them; None leaves it to torch, by running
         averages.   frozen: whether these stay as they are in training.
-    sampling: a ``Sampling`` of ``own_start``: {site: how it is sampled in training, where that is by row}.
+    sampling: of ``own_start.sampling_of``: {site: how it is sampled in training, where that is by row}.
     """
 
     def __init__(
@@ -197,7 +203,7 @@ class BayesianNet(nn.Module):
         names = dict(self.net.named_parameters())
         self.texts = texts = dict.fromkeys(names, prior) if isinstance(prior, str) else prior
         self.priors = {name: parse(text) for name, text in texts.items()}
-        self.priors |= dict.fromkeys(points, lambda w: Flat(w.shape))
+        self.priors |= dict.fromkeys(points, _flat)
         self._centred = [n for n, text in texts.items() if n not in points and text.partition(":")[0] == "pretrained"]
         if self._centred:
             self.register_buffer("centre", torch.cat([self.net.get_parameter(n).flatten() for n in self._centred]))
@@ -219,7 +225,7 @@ class BayesianNet(nn.Module):
             for layer in norm_layers(self.net).values() if self.frozen else ():
                 modes.enter_context(in_mode(layer, training=False))
             if self.sampling and self.net.training:
-                modes.enter_context(self.sampling.noise(w))
+                modes.enter_context(RowNoise(w, self.sampling))
             f = call_with_draws(self.net, {**w, **statistics}, x, rows_of_each)
         return self.likelihood(f, y)
 

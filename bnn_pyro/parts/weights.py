@@ -5,7 +5,6 @@
     DropoutWeights   wᵢ ~ Normal(μᵢ, α μᵢ²)     Gaussian dropout of variance α (Kingma et al. 2015, arXiv:1506.02557)
     CentredNormal    wᵢ ~ Normal(0, s)          a prior, s one number or one a row
     LogUniform       p(w) ∝ ∏ 1/|wᵢ|            improper: an ELBO under it compares fits of one model alone
-    Flat             p(w) ∝ 1                   of a point estimate
 
 A training step costs passes over millions of weights beside its matrix products: hence closed forms with gradients of
 their own, in terms of the variance, which is what a layer needs.
@@ -26,7 +25,7 @@ from torch.distributions import Independent, Normal, register_kl
 
 from bnn_pyro.parts import gradients
 
-__all__ = ["ArrayDistribution", "CentredNormal", "DropoutWeights", "Flat", "FreeWeights", "LogUniform",
+__all__ = ["ArrayDistribution", "CentredNormal", "DropoutWeights", "FreeWeights", "LogUniform",
            "NormalWeights", "cut", "log_alpha"]  # fmt: skip
 
 
@@ -59,7 +58,7 @@ class ArrayDistribution(dist.TorchDistribution):
 
     def linear(self, X: Tensor, bias: bool, sample_shape: torch.Size) -> Tensor:
         """Draws of X A for A of this distribution, (D, H), by local reparametrization: see ``gradients``."""
-        return gradients.LocalLinear.apply(X, self.mean, self.variance, bias, sample_shape)
+        return gradients.local_linear(X, self.mean, self.variance, bias, sample_shape)
 
     def _draw(self, shape: torch.Size) -> Tensor:
         raise NotImplementedError(f"{type(self).__name__} is improper and has no samples")
@@ -156,10 +155,6 @@ class DropoutWeights(_NormalArray):
         """log α μ², (*shape)."""
         return self.alpha.log() + self.loc.square().log()
 
-    def linear(self, X: Tensor, bias: bool, sample_shape: torch.Size) -> Tensor:
-        """Draws of X A."""
-        return gradients.DropoutLinear.apply(X, self.loc, self.alpha, bias, sample_shape)
-
 
 class CentredNormal(ArrayDistribution):
     """w ~ Normal(0, scale). scale: (), or (D, 1) for one a row of w.
@@ -211,16 +206,6 @@ class LogUniform(ArrayDistribution):
     def log_prob(self, value: Tensor) -> Tensor:
         """−Σ log|w| in nats, up to the constant that an improper density does not have."""
         return -self._flat(value.abs().log()).sum(-1)
-
-
-class Flat(ArrayDistribution):
-    """p(w) ∝ 1: of weights that a fit only finds a value of. Improper, without samples."""
-
-    has_rsample = False
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        """0."""
-        return value.new_zeros(value.shape[: value.dim() - len(self.event_shape)])
 
 
 def cut(flat: Tensor, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:

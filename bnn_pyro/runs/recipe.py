@@ -21,8 +21,7 @@ from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.files import resolve as locate
 from bnn_pyro.settings import Settings, setting
 from bnn_pyro.zoo import ZOO
-from bnn_pyro.zoo.auto import MINUTES, set_up
-from bnn_pyro.zoo.setup import AUTO, Setup, make_setup
+from bnn_pyro.zoo.auto import AUTO, MINUTES, Setup, make_setup, set_up
 
 __all__ = ["DATA_KEYS", "EXAMPLE", "KEYS", "Recipe", "check_keys", "flag_settings", "located", "read_config",
            "read_file", "resolve"]  # fmt: skip

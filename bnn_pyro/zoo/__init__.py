@@ -12,9 +12,17 @@ from typing import ClassVar, Protocol
 from torch import nn
 
 from bnn_pyro.datasets.dataset import Schema
-from bnn_pyro.zoo.hidden_layer import BayesianConvNet, HiddenLayerNet, SparseDropout, VariationalDropout
 from bnn_pyro.zoo.last_layer import LastLayer
-from bnn_pyro.zoo.networks import MLP, ConvNet, DropoutMLP, MeanField
+from bnn_pyro.zoo.networks import (
+    MLP,
+    BayesianConvNet,
+    ConvNet,
+    DropoutMLP,
+    HiddenLayerNet,
+    MeanField,
+    SparseDropout,
+    VariationalDropout,
+)
 from bnn_pyro.zoo.own_network import Bayesian
 
 

@@ -1,4 +1,4 @@
-"""Ordinary networks, fully connected or convolutional: with mean-field Normal weights, a point estimate, or dropout.
+"""Networks, fully connected or convolutional: with mean-field Normal weights, a point estimate, or dropout.
 
     w ~ p(w)    f = net_w(x)    y ~ likelihood(f)          q(w) = ∏ᵢ Normal(wᵢ; μᵢ, softplus(ρᵢ))
 
@@ -18,6 +18,16 @@ of training mode it is that of ``MLP``.
 The convolutional network is a point estimate too, with dropout where it is fully connected: the baseline of what is
 Bayesian on images, and the backbone of a Bayesian last layer. Training stops early: the weights are those of the epoch
 that predicted the validation rows best.
+
+By local reparametrization a Bayesian layer samples activations, not weights. The posterior family is that of mean-field
+weights; the ELBO is the same number, its gradient less noisy, because every row of a mini-batch has noise of its own
+(Kingma, Salimans & Welling 2015, arXiv:1506.02557). Model and guide meet in activations, for training; the fitted q is
+over the weights. With p(W) ∝ ∏ 1/|W| and σ² = α μ² it is variational dropout: Gaussian dropout whose variance α ≤ 1 is
+learned for a layer, for each input unit of it, or for each weight (section 3 there). With a free σ it is the sparse
+kind: weights that the data do not need become noise around 0 (Molchanov, Ashukha & Vetrov 2017, arXiv:1701.05369). In
+training every position of a convolution's output has noise of its own, where drawn weights share theirs: exact for each
+position, an approximation for all of them together, so that the ELBO in the trace is that of the approximation (see
+``parts.local_layer``).
 """
 
 from __future__ import annotations
@@ -32,10 +42,12 @@ from bnn_pyro.errors import UserError
 from bnn_pyro.parts import nets
 from bnn_pyro.parts.guides import DroppedInputs, MeanFieldNormal
 from bnn_pyro.parts.likelihoods import LIKELIHOODS, make_likelihood
+from bnn_pyro.parts.local_net import SCALES, LocalGuide, LocalNet
 from bnn_pyro.parts.priors import BayesianNet
 from bnn_pyro.settings import Settings, setting
 
-__all__ = ["MLP", "ConvNet", "Convolutions", "DropoutMLP", "MeanField", "Network"]
+__all__ = ["MLP", "BayesianConvNet", "ConvNet", "Convolutions", "DropoutMLP", "HiddenLayerNet", "MeanField", "Network",
+           "SparseDropout", "VariationalDropout"]  # fmt: skip
 
 #: Dropout rates of inputs and of hidden units where none are set.
 IMAGE_RATES, TABLE_RATES = (0.2, 0.5), (0.0, 0.05)
@@ -136,7 +148,7 @@ class DropoutMLP(Network):
 
     def guide(self, model: nn.Module) -> DroppedInputs:
         """q(w): the weights with dropped columns; see ``Entry.guide``."""
-        return DroppedInputs(model.initial, model.net.dropout_rates)
+        return DroppedInputs(model.initial, {f"layers.{i}.weight": rate for i, rate in enumerate(model.net.rates)})
 
 
 @dataclass(frozen=True)
@@ -186,3 +198,71 @@ class ConvNet(Convolutions, Network):
     summary: ClassVar[str] = "The deterministic convolutional network: one point estimate, or an ensemble of them"
     paper: ClassVar[str] = "LeCun, Bottou, Bengio & Haffner 1998, doi:10.1109/5.726791"
     has: ClassVar[frozenset[str]] = frozenset({"weights", "deterministic"})
+
+
+# -- by local reparametrization ----------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class HiddenLayerNet(MeanField):
+    """Settings of a network of hidden layers: those of ``MeanField``, and how σ depends on the mean.
+
+    activation  leaky_relu, relu, tanh, sigmoid or gelu
+    prior       by-target, normal:SCALE, fan-in:SCALE or log-uniform
+    scale       free: a σ for every weight; layer, unit or weight: σ = √α·|mean|, with one α < 1 for each of these
+    init_scale  σ of every weight where training starts, or α
+    """
+
+    activation: str = "leaky_relu"
+    init_scale: float = setting(0.01, above=0)
+    scale: str = setting("free", choices=SCALES)
+
+    summary: ClassVar[str] = "HiddenLayer: mean-field weights that train on sampled activations"
+    paper: ClassVar[str] = "Kingma, Salimans & Welling 2015, arXiv:1506.02557"
+    has: ClassVar[frozenset[str]] = frozenset({"guide"})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.scale != "free" and self.init_scale >= 1:
+            raise UserError(f"init_scale is the first α of variational dropout and below 1, got {self.init_scale}")
+
+    def model(self, schema: Schema) -> LocalNet:
+        """p(y, h | x) over activations; ``.weight_space`` is p(y, W | x). See ``Entry.model``."""
+        return LocalNet(super().model(schema))
+
+    def guide(self, model: nn.Module) -> LocalGuide:
+        """q(h | x), starting at the network's own initial weights; ``.weight_space`` is q(W). See ``Entry.guide``."""
+        return LocalGuide(model, self.scale, self.init_scale)
+
+
+@dataclass(frozen=True)
+class VariationalDropout(HiddenLayerNet):
+    """Settings of a network with variational dropout: those of ``HiddenLayerNet``; init_scale is the first α."""
+
+    prior: str = "log-uniform"
+    scale: str = setting("layer", choices=SCALES)
+    init_scale: float = setting(0.05, above=0)
+
+    summary: ClassVar[str] = "Gaussian dropout with a learned rate (variational dropout)"
+    paper: ClassVar[str] = "Kingma, Salimans & Welling 2015, arXiv:1506.02557"
+
+
+@dataclass(frozen=True)
+class SparseDropout(HiddenLayerNet):
+    """Settings of a network with sparse variational dropout: those of ``HiddenLayerNet``."""
+
+    prior: str = "log-uniform"
+
+    summary: ClassVar[str] = "A dropout rate for every weight, unbounded, which removes weights"
+    paper: ClassVar[str] = "Molchanov, Ashukha & Vetrov 2017, arXiv:1701.05369"
+
+
+@dataclass(frozen=True)
+class BayesianConvNet(Convolutions, HiddenLayerNet):
+    """Settings of a small convolutional network: those of ``HiddenLayerNet`` and ``Convolutions``.
+
+    hidden  widths of the hidden layers after the convolutions
+    """
+
+    hidden: tuple[int, ...] = setting((128,), low=1)
+
+    summary: ClassVar[str] = "A small convolutional network with mean-field weights, for images"
+    paper: ClassVar[str] = "Shridhar, Laumann & Liwicki 2019, arXiv:1901.02731"

@@ -15,6 +15,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -23,13 +24,12 @@ from torch import Tensor, nn
 from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.errors import UserError, first_line
 from bnn_pyro.parts.backbone import INPUTS
-from bnn_pyro.parts.batch_norm import BATCH_NORM, BatchStatistics
 from bnn_pyro.parts.correlated_normal import parse_family
 from bnn_pyro.parts.guides import WithPoints
 from bnn_pyro.parts.likelihoods import Categorical, Likelihood, make_likelihood
 from bnn_pyro.parts.nets import in_mode, weights_digest
 from bnn_pyro.parts.own_module import assign, check_outputs, freeze, norm_layers, own_copy, select
-from bnn_pyro.parts.own_start import Start, sampling_of, start_guide
+from bnn_pyro.parts.own_start import BATCH_NORM, BatchStatistics, Start, sampling_of, start_guide
 from bnn_pyro.parts.priors import BayesianNet, parse_prior
 from bnn_pyro.settings import Settings, setting
 
@@ -179,7 +179,7 @@ class Bayesian(Settings):
         if not bayesian:
             raise UserError("no parameter is Bayesian: those that require no gradient are frozen; name some in where")
         if self.inputs == "raw":
-            net.register_forward_pre_hook(_Unstandardise(schema))
+            net.register_forward_pre_hook(partial(_unstandardise, schema))
         likelihood = self._likelihood(schema, net)
         prior = assign(net, self.prior, bayesian, "prior")
         norms = norm_layers(net)
@@ -227,11 +227,6 @@ def _pattern(where: Any) -> str:
     return "|".join(part if isinstance(part, str) else part.__name__ for part in parts)
 
 
-class _Unstandardise:
+def _unstandardise(schema: Schema, _: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """A forward pre-hook: inputs in their own units."""
-
-    def __init__(self, schema: Schema) -> None:
-        self.schema = schema
-
-    def __call__(self, _: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return (self.schema.unstandardise(given[0]), *given[1:])
+    return (schema.unstandardise(given[0]), *given[1:])
