@@ -5,12 +5,15 @@ import json
 import pytest
 import torch
 from pyro.infer.autoguide import AutoNormal
+from run_folders import small_table
 
 import bnn_pyro as bp
 from bnn_pyro.checks.linear_regression import correlated
+from bnn_pyro.diagnostics.mean_weights import against_mean_weights
 from bnn_pyro.inference import methods_for
 from bnn_pyro.isolation import isolated
 from bnn_pyro.run import main
+from bnn_pyro.runs.folder import RunFolder
 
 PROBLEM = correlated(num=30)
 SMALL = ["--hidden", "8", "--epochs", "3", "--num-draws", "4", "--device", "cpu", "--quiet"]
@@ -80,3 +83,22 @@ def test_command(tmp_path, monkeypatch, capsys):
     capsys.readouterr()
     assert main(["evaluate", str(run), "--mean-weights", "--quiet"]) == 2
     assert "stored draws have no mean weights" in capsys.readouterr().err
+
+
+def test_a_report_says_where_the_mean_weights_predict_better_than_the_draws(tmp_path):
+    table, run = small_table(tmp_path / "houses.csv"), tmp_path / "run"
+    words = ["train", "mean-field", "--data", str(table), "--target", "price", "--out", str(run), *SMALL]
+    assert main([*words, "--epochs", "200", "--lr", "0.02", "--no-baseline"]) == 0
+    posterior, data = bp.load(run), bp.load_data(str(table), target="price")
+    scores = against_mean_weights(posterior, bp.predict(posterior, data.x_test), data)
+    assert scores["nll_over_mean_weights_low"] < 0.01 and "mean weights" not in (run / "report.html").read_text()
+    with torch.no_grad():  # a q as wide as the prior, at the same means
+        for name, value in posterior.guide.named_parameters():
+            value.copy_(torch.full_like(value, 0.5) if "rho" in name or "scale" in name else value)
+    wide = against_mean_weights(posterior, bp.predict(posterior, data.x_test), data)
+    assert wide["nll_over_mean_weights_low"] > 0.01 and 0 < wide["signal_to_noise"] < scores["signal_to_noise"]
+    assert 0 < wide["kl_share"] < 1 and not against_mean_weights(posterior.at_mean_weights(), None, data)
+    metrics = json.loads((run / "metrics.json").read_text())
+    (run / "metrics.json").write_text(json.dumps({**metrics, **wide}))
+    (worry,) = RunFolder(run).facts().worries
+    assert worry["level"] == "caution" and "q is too wide" in worry["sentence"]

@@ -23,6 +23,8 @@ SHARES = tuple(name for table in METRICS.values() for name, metric in table.item
 HEADLINE = {"classification": ("error", "nll"), "regression": ("rmse", "nll"), "counts": ("rmse", "nll")}
 SCORE_NAMES = {"total_entropy": "total entropy", "max_prob": "1 − max p", "mutual_information": "mutual information"}
 AGAINST = "_minus_baseline"
+#: Nats a row by which the mean weights must predict better than the draws before it is said.
+MARGIN = 0.01
 
 
 class Cell(NamedTuple):
@@ -96,7 +98,7 @@ class RunFacts:
 
     @property
     def worries(self) -> list[Mapping[str, str]]:
-        """Why the fit failed; chains that have not converged; inputs of another kind that look familiar.
+        """Why the fit failed; chains that have not converged; inputs of another kind that look familiar; a q too wide.
 
         {level, about, sentence} of each.
         """
@@ -108,6 +110,15 @@ class RunFacts:
                 sentence = (f"{name} gets more certain predictions than the test rows (AUROC by total entropy "
                             f"{self.metrics[key]:.2f}): the entropy does not tell such inputs apart.")  # fmt: skip
                 failed.append({"level": "caution", "about": "out-of-distribution inputs", "sentence": sentence})
+        if (low := self.metrics.get("nll_over_mean_weights_low", 0.0)) > MARGIN:
+            figures = [
+                f"the NLL is lower by {self.metrics['nll_over_mean_weights']:.3g} nats a row, at least {low:.2g}"
+            ]
+            forms = {"kl_share": "the KL is {:.0%} of −ELBO", "signal_to_noise": "the median |μ|/σ is {:.2g}"}
+            figures += [form.format(self.metrics[key]) for key, form in forms.items() if key in self.metrics]
+            sentence = (f"The network at the mean weights predicts better than the draws ({', '.join(figures)}): q is "
+                        "too wide for so few rows. Try fewer weights, a narrower prior, or auto.")  # fmt: skip
+            failed.append({"level": "caution", "about": "mean weights", "sentence": sentence})
         return failed
 
     @property

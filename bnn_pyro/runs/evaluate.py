@@ -20,6 +20,7 @@ from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.datasets.prepare import standardised
 from bnn_pyro.datasets.tables import row_texts
 from bnn_pyro.diagnostics import failure
+from bnn_pyro.diagnostics.mean_weights import against_mean_weights
 from bnn_pyro.distributed import choose_device
 from bnn_pyro.errors import UserError
 from bnn_pyro.files import resolve
@@ -158,6 +159,7 @@ def _score(posterior: Posterior, data: Dataset, outside: Mapping[str, Tensor], n
             scores["predicted_classes"] = len(prediction.mean.argmax(-1).unique())
             scores["largest_class"] = data.y_test.bincount().max().item() / len(data.y_test)
         scores |= {"num_draws": prediction.num_draws, "test_rows": len(prediction)}
+        scores |= against_mean_weights(posterior, prediction, data)
     if len(data.x_val):
         validation = predict_with_progress(posterior, data.x_val, num_draws, f"validation rows ({name})")
         estimates = metrics.evaluate(validation, data.y_val, bootstrap=2)
