@@ -35,7 +35,7 @@ from bnn_pyro.progress import Figures, duration
 
 __all__ = [
     "ARITHMETIC", "COMPILATION", "EAGER", "LARGE", "PROCESS", "PYRO_STEP", "Forecast", "Potential", "Space",
-    "choose_compiled", "choose_cores", "log_likelihood", "mixtures", "multiplications", "run_cost",
+    "choose_compiled", "choose_cores", "gradient_seconds", "log_likelihood", "mixtures", "multiplications", "run_cost",
 ]  # fmt: skip
 
 #: Bytes that the activations of the chains evaluated at once may take.
@@ -51,8 +51,9 @@ AGREEMENT, MIN_COMPARED = 1e-4, 8
 #: an optimiser through Pyro; and seconds for 6 floating-point operations, what a weight costs with a row, both ways.
 EAGER, COMPILED, PYRO_STEP, ARITHMETIC = 1e-3, 1e-5, 1e-2, 5e-10
 
-#: Rows · weights above which compiled code was no faster than operators, and soon three times slower.
-LARGE = 5e6
+#: Rows · weights above which compiled code was no faster than operators, and soon three times slower; what 6
+#: floating-point operations take there, for several chains at once.
+LARGE, LARGE_ARITHMETIC = 5e6, 8e-10
 
 #: Seconds that a compilation takes, and that a process takes to start.
 COMPILATION, PROCESS = 2.5, 5.0
@@ -208,6 +209,11 @@ def choose_compiled(asked: str, gradients: float, potential: Potential) -> bool:
     long = gradients * (EAGER - COMPILED) > 2 * COMPILATION
     small = potential.x.device.type == "cpu" and len(potential.x) * potential.size <= LARGE
     return asked == "yes" or (asked == "auto" and long and small)
+
+
+def gradient_seconds(rows: int, macs: int) -> float:
+    """Of the arithmetic of one chain's gradient, on one core.   macs: multiplications of a row, forward."""
+    return rows * macs * (LARGE_ARITHMETIC if rows * macs > LARGE else ARITHMETIC)
 
 
 def run_cost(gradients: float, compiled: bool, potential: Potential, chains: int = 1) -> tuple[float, float]:

@@ -22,7 +22,7 @@ from torch import nn
 from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.inference import METHODS, Method, methods_for, unsuitable
-from bnn_pyro.inference.potential import ARITHMETIC, COMPILATION, PROCESS, PYRO_STEP, multiplications
+from bnn_pyro.inference.potential import ARITHMETIC, COMPILATION, PROCESS, PYRO_STEP, gradient_seconds, multiplications
 from bnn_pyro.inference.schedule import MIN_EPOCHS, schedule
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parallel.executor import usable_cores
@@ -58,7 +58,7 @@ def sampling(s: Mapping[str, Any], rows: int, macs: int, cores: int) -> float:
     transitions = chains * (s["warmup"] + s["draws"] * s["thin"])
     batch = s["batch_size"] or rows
     members = 0.5 * s["epochs"] * math.ceil(rows / batch) * (STEP + ARITHMETIC * chains * batch * macs)
-    sampled = transitions * (TRANSITION + GRADIENTS * ARITHMETIC * rows * macs) / min(cores, chains)
+    sampled = transitions * (TRANSITION + GRADIENTS * gradient_seconds(rows, macs)) / min(cores, chains)
     return PROCESS + COMPILATION + members + sampled
 
 
@@ -78,7 +78,7 @@ class Rule:
     wide      of the variant, over these, where a row has more than ``WIDE`` inputs
     noise     the variant's ``noise`` where targets are numbers with Normal noise
     steps     of mini-batches, or ``MIN_EPOCHS`` epochs where these are more; 0: as the method has it
-    lengths   settings of the method that say how long it runs: the minutes may shorten them, all by one factor
+    lengths   {setting of the method that says how long it runs: its least}: the minutes may shorten them by one factor
     least     the smallest such factor; 0: this rule is always taken where it is reached
     seconds   of a fit
     reason    why, a clause
@@ -89,7 +89,7 @@ class Rule:
     method: str
     reason: str
     seconds: Cost
-    lengths: tuple[str, ...]
+    lengths: Mapping[str, int]
     least: float = 0.0
     settings: Mapping[str, Any] = field(default_factory=dict)
     method_settings: Mapping[str, Any] = field(default_factory=dict)
@@ -100,14 +100,14 @@ class Rule:
 
 RULES = (
     Rule("table", "mean-field", "mile", "few enough rows to sample the posterior, all of them in every step",
-         sampling, ("warmup", "thin", "epochs"), 0.1, {"hidden": (16, 16), "prior": "normal:1"},
+         sampling, {"warmup": 1, "thin": 1, "epochs": 20}, 0.02, {"hidden": (16, 16), "prior": "normal:1"},
          wide={"prior": "fan-in:4"}, noise="heteroscedastic"),
     Rule("table", "hidden-layer", "svi", "too many rows to sample the posterior in the time: mini-batches",
-         optimisation, ("epochs",), 0.0, {"hidden": (50, 50)}, noise="heteroscedastic"),
+         optimisation, {"epochs": 1}, 0.0, {"hidden": (50, 50)}, noise="heteroscedastic"),
     Rule("image", "convnet", "ensemble", "images: networks with convolutions, each from a start of its own",
-         optimisation, ("members",), 1 / 3, method_settings={"members": 6, "batch_size": 128, "patience": 0},
+         optimisation, {"members": 1}, 1 / 3, method_settings={"members": 6, "batch_size": 128, "patience": 0},
          steps=600),
-    Rule("image", "bayesian-convnet", "svi", "images, and no time for several networks", optimisation, ("epochs",)),
+    Rule("image", "bayesian-convnet", "svi", "images, and no time for several networks", optimisation, {"epochs": 1}),
 )  # fmt: skip
 
 
@@ -263,7 +263,8 @@ def choose(
         share, lengths = 1.0, {}
         while (seconds := rule.seconds({**whole, **lengths}, rows, macs, cores)) > 60 * minutes and share > LEAST:
             share *= max(0.5, 0.99 * 60 * minutes / seconds)
-            lengths = {key: max(1, int(share * whole[key])) for key in rule.lengths if key not in settings}
+            shorter = {key: max(least, int(share * whole[key])) for key, least in rule.lengths.items()}
+            lengths = {key: value for key, value in shorter.items() if key not in settings}
         if share >= rule.least or rule is rules[-1]:
             break
     what = f"{rows:,} rows × {inputs:,} inputs in {minutes:g} minutes, {rule.reason}"
