@@ -174,10 +174,10 @@ def test_an_error_names_its_task_and_may_be_collected(at, place):
 
 def warned(task):
     from bnn_pyro.checkpoint import Run
-    from bnn_pyro.inference import potential
+    from bnn_pyro.inference import cost
     from bnn_pyro.inference.sampler import Sampler
 
-    potential.Forecast(Sampler(), Run())._say(1e6)
+    cost.Forecast(Sampler(), Run())._say(1e6)
     return task
 
 

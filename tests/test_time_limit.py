@@ -14,8 +14,7 @@ import bnn_pyro as bp
 from bnn_pyro import checkpoint
 from bnn_pyro.checkpoint import Checkpoint, Interrupted, Run
 from bnn_pyro.checks.linear_regression import correlated
-from bnn_pyro.inference import optimise
-from bnn_pyro.inference import potential as cost
+from bnn_pyro.inference import cost, optimise
 
 PROBLEM = correlated(num=30, noise=0.5)
 NET = bp.MeanField(hidden=(3,))

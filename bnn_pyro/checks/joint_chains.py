@@ -26,8 +26,9 @@ from bnn_pyro.diagnostics.draws import even
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference import Method
 from bnn_pyro.inference.chees import TYPICAL, Chains, Sampling
+from bnn_pyro.inference.cost import choose_compiled
 from bnn_pyro.inference.linear import coordinates
-from bnn_pyro.inference.potential import Potential, Space, choose_compiled
+from bnn_pyro.inference.potential import Potential, Space
 from bnn_pyro.inference.sghmc import Chains as StochasticChains
 from bnn_pyro.inference.trajectories import Point
 from bnn_pyro.progress import Report

@@ -24,7 +24,7 @@ from bnn_pyro.checks.sbc_ranks import LEVELS, covered, normal_scores, p_location
 from bnn_pyro.checks.simulation import Replication, Simulator, design, replicate
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference import CONVERGES_TO
-from bnn_pyro.inference.potential import LARGE
+from bnn_pyro.inference.cost import LARGE
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parallel.map import map_tasks
 from bnn_pyro.progress import Report

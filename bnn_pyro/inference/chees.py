@@ -29,7 +29,8 @@ from bnn_pyro.checkpoint import Run
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference.adaptation import DECAY, OFFSET, SMALLEST_STEP, DualAveraging
 from bnn_pyro.inference.chains import Record
-from bnn_pyro.inference.potential import Potential, choose_compiled
+from bnn_pyro.inference.cost import choose_compiled
+from bnn_pyro.inference.potential import Potential
 from bnn_pyro.inference.sampler import Drawn, Sampler, Starts
 from bnn_pyro.inference.trajectories import MAX_ENERGY_ERROR
 from bnn_pyro.isolation import generator_state, one_thread, set_generator_state

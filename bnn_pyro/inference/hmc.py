@@ -25,7 +25,8 @@ from bnn_pyro.checkpoint import Run
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference.adaptation import Warmup, check_steps, reasonable_step
 from bnn_pyro.inference.chains import Chains, run_chains
-from bnn_pyro.inference.potential import Potential, Space, choose_compiled, choose_cores, run_cost
+from bnn_pyro.inference.cost import choose_compiled, choose_cores, run_cost
+from bnn_pyro.inference.potential import Potential, Space
 from bnn_pyro.inference.sampler import Drawn, Sampler, Starts
 from bnn_pyro.inference.trajectories import Dynamics, Point, Transition, gradient_of, hmc, nuts
 from bnn_pyro.isolation import generator_state, set_generator_state

@@ -26,9 +26,9 @@ from bnn_pyro.checkpoint import Checkpoint, Interrupted, Run
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.distributed import here
 from bnn_pyro.errors import UserError
+from bnn_pyro.inference.cost import ARITHMETIC, PYRO_STEP, choose_cores, multiplications
 from bnn_pyro.inference.early_stopping import EarlyStopping, default_patience, hold_out
 from bnn_pyro.inference.optimise import Optimisation, Trace
-from bnn_pyro.inference.potential import ARITHMETIC, PYRO_STEP, choose_cores, multiplications
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parallel.executor import executor, on_cluster
 from bnn_pyro.parallel.map import map_tasks

@@ -28,9 +28,10 @@ from bnn_pyro.checkpoint import Run
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference.chains import Record
+from bnn_pyro.inference.cost import Forecast
 from bnn_pyro.inference.linear import coordinates
 from bnn_pyro.inference.members import optimised
-from bnn_pyro.inference.potential import Forecast, Potential
+from bnn_pyro.inference.potential import Potential
 from bnn_pyro.inference.svi import SVI
 from bnn_pyro.isolation import chain_seed, isolated, one_thread
 from bnn_pyro.parts.guides import MeanFieldNormal, weight_sites

@@ -22,7 +22,7 @@ from torch import nn
 from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.inference import METHODS, Method, methods_for, unsuitable
-from bnn_pyro.inference.potential import ARITHMETIC, COMPILATION, PROCESS, PYRO_STEP, gradient_seconds, multiplications
+from bnn_pyro.inference.cost import ARITHMETIC, COMPILATION, PROCESS, PYRO_STEP, gradient_seconds, multiplications
 from bnn_pyro.inference.schedule import MIN_EPOCHS, schedule
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parallel.executor import usable_cores

@@ -1,0 +1,128 @@
+"""CV+ and jackknife+: conformal intervals that need no rows of their own, but a fit for every fold.
+
+    s_i = |y_i − μ₋ₖ(x_i)| / σ₋ₖ(x_i), k the fold of row i, μ₋ₖ and σ₋ₖ of the fit without it; at x, of n rows:
+    low  = the ⌊(1 − level)(n + 1)⌋-th smallest of μ₋ₖ(x) − s_i σ₋ₖ(x)
+    high = the ⌈level (n + 1)⌉-th smallest of μ₋ₖ(x) + s_i σ₋ₖ(x)
+
+Barber, Candès, Ramdas & Tibshirani 2021, arXiv:1905.02928, sections 1.2 and 3, there with σ = 1. Rows that are
+exchangeable are covered with a probability of at least 2 level − 1, less √(2/n) for folds of several rows (theorems 1
+and 4); of level, unless fits are unstable. With as many folds as rows it is the jackknife+.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bnn_pyro.calibration.conformal import ROUNDING, rows_needed
+from bnn_pyro.datasets.dataset import Dataset
+from bnn_pyro.datasets.in_memory import dataset
+from bnn_pyro.errors import UserError
+from bnn_pyro.fitting import fit
+from bnn_pyro.inference import Method
+from bnn_pyro.parallel.map import map_tasks
+from bnn_pyro.parts.decisions import Interval, check_level
+from bnn_pyro.posterior import Posterior
+from bnn_pyro.predictive import predict
+from bnn_pyro.zoo import Entry
+
+__all__ = ["CrossConformal", "cross_conformal", "cv_plus"]
+
+
+def cv_plus(
+    means: np.ndarray, spreads: np.ndarray, scores: np.ndarray, folds: np.ndarray, level: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """The ends of the intervals, (B,) each; infinite where n rows are too few for the level.
+
+    means, spreads: (K, B) of the points by the fit without each fold.   scores, folds: (n,) of the rows.
+    """
+    num, needed = len(scores), int(np.ceil(level * (len(scores) + 1) * (1 - ROUNDING)))
+    if needed > num:
+        return np.full(means.shape[1], -np.inf), np.full(means.shape[1], np.inf)
+    width = scores[:, None] * spreads[folds]
+    low, high = np.sort(means[folds] - width, axis=0), np.sort(means[folds] + width, axis=0)
+    return low[num - needed], high[needed - 1]
+
+
+@dataclass(frozen=True)
+class CrossConformal:
+    """What :func:`cross_conformal` returns: K posteriors, and of the n rows the scores and the folds.
+
+    level, x: as of a calibrated posterior; x (B, *input_shape) is standardised as the data are.
+    """
+
+    posteriors: tuple[Posterior, ...]
+    scores: np.ndarray
+    folds: np.ndarray
+    num_draws: int = 100
+
+    def interval(self, x: Tensor, level: float = 0.9) -> Interval:
+        """In target units. Raises UserError for a level outside (0, 1)."""
+        check_level(level)
+        pairs = [_moments(posterior, x, self.num_draws) for posterior in self.posteriors]
+        means, spreads = (np.stack(values) for values in zip(*pairs, strict=True))
+        low, high = cv_plus(means, spreads, self.scores, self.folds, level)
+        note = f"{len(self.scores)} rows in {len(self.posteriors)} folds; exchangeable rows are covered at least "
+        note += f"{max(0.0, 2 * level - 1):.0%} of the time, and about {level:.0%} where fits are stable"
+        if not np.isfinite(low).all():
+            note = f"{len(self.scores)} rows are too few: a finite interval of {level:.0%} takes {rows_needed(level)}"
+        return Interval(torch.from_numpy(low), torch.from_numpy(high), level, "conformal (cv+)", note)
+
+
+def cross_conformal(
+    variant: str | Entry | nn.Module,
+    data: Dataset,
+    method: str | Method | None = None,
+    *,
+    folds: int = 10,
+    seed: int = 0,
+    cores: int = 0,
+    num_draws: int = 100,
+    **settings: Any,
+) -> CrossConformal:
+    """Fit as often as there are folds of the training rows, each time without one; all rows train and calibrate.
+
+    variant, method, settings: see ``fit``.   cores: processes; 0: as many as there are cores.
+    Inputs and targets are standardised anew for each fit, as no row of its fold may tell it anything.
+
+    Raises UserError for class labels or counts, or fewer than 2 folds or more than rows.
+    """
+    if data.schema.task != "regression" or data.schema.target_scale != "identity":
+        raise UserError("cv+ is for numbers on their own scale; set rows aside for calibrate(…) otherwise")
+    num = len(data.x_train)
+    if not 2 <= folds <= num:
+        raise UserError(f"folds must be from 2 to the number of training rows, {num}, got {folds}")
+    order = torch.randperm(num, generator=torch.Generator().manual_seed(seed))
+    of_row = np.empty(num, dtype=int)
+    for k, rows in enumerate(order.tensor_split(folds)):
+        of_row[rows.numpy()] = k
+    function = partial(_fit_fold, variant, method, data.x_train, data.y_train, of_row, seed, num_draws, settings)
+    names = [f"fold {k + 1} of {folds}" for k in range(folds)]
+    fits = map_tasks(function, range(folds), cores=cores, names=names)
+    scores = np.empty(num)
+    for k, (_, own) in enumerate(fits):
+        scores[of_row == k] = own
+    return CrossConformal(tuple(posterior for posterior, _ in fits), scores, of_row, num_draws)
+
+
+def _fit_fold(
+    variant: Any, method: Any, x: Tensor, y: Tensor, folds: np.ndarray, seed: int, num_draws: int,
+    settings: dict[str, Any], fold: int,
+) -> tuple[Posterior, np.ndarray]:  # fmt: skip
+    """(the posterior without a fold, the scores of the fold's rows)."""
+    out = torch.from_numpy(folds == fold)
+    rest = dataset(x[~out], y[~out], task="regression", split=0.0, validation=0)
+    posterior = fit(variant, rest, method, seed=seed, progress=False, **settings)
+    mean, spread = _moments(posterior, x[out], num_draws)
+    return posterior, np.abs(y[out].numpy() - mean) / spread
+
+
+def _moments(posterior: Posterior, x: Tensor, num_draws: int) -> Sequence[np.ndarray]:
+    prediction = predict(posterior, posterior.schema.standardise(x), num_draws=num_draws, seed=0)
+    return prediction.mean.double().numpy(), prediction.total.double().sqrt().numpy()

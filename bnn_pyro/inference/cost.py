@@ -1,0 +1,142 @@
+"""What a fit is going to cost, and what follows: whether to compile, how many processes to start, what to say.
+
+    seconds of a run  ≈  gradients · (overhead + arithmetic),   arithmetic ∝ rows · weights
+
+Decided by the settings and the sizes of the problem, never by a clock: a compiled gradient rounds otherwise, and what a
+run draws must not depend on how busy the machine was.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from bnn_pyro.checkpoint import Run
+from bnn_pyro.isolation import isolated
+from bnn_pyro.parallel.executor import current_executor, usable_cores
+from bnn_pyro.progress import Figures, duration
+
+if TYPE_CHECKING:
+    from bnn_pyro.inference.potential import Potential
+
+__all__ = ["ARITHMETIC", "COMPILATION", "EAGER", "LARGE", "PROCESS", "PYRO_STEP", "Forecast", "choose_compiled",
+           "choose_cores", "gradient_seconds", "multiplications", "run_cost"]  # fmt: skip
+
+#: Seconds that a gradient takes besides its arithmetic, by PyTorch's operators one by one and compiled, and a step of
+#: an optimiser through Pyro; and seconds for 6 floating-point operations, what a weight costs with a row, both ways.
+EAGER, COMPILED, PYRO_STEP, ARITHMETIC = 1e-3, 1e-5, 1e-2, 5e-10
+
+#: Rows · weights above which compiled code was no faster than operators, and soon three times slower; what 6
+#: floating-point operations take there, for several chains at once.
+LARGE, LARGE_ARITHMETIC = 5e6, 8e-10
+
+#: Seconds that a compilation takes, and that a process takes to start.
+COMPILATION, PROCESS = 2.5, 5.0
+
+#: Transitions that a run is timed by, after those that are not typical, and seconds that either may last; seconds of a
+#: run that is long; the share of its draws that is proposed instead.
+TIMED, MAX_TIMED, LONG, FEWER = 20, 30.0, 60.0, 5
+
+
+def choose_compiled(asked: str, gradients: float, potential: Potential) -> bool:
+    """For "auto", whether to compile saves twice the time that it takes. PyTorch multiplies large matrices faster."""
+    long = gradients * (EAGER - COMPILED) > 2 * COMPILATION
+    small = potential.x.device.type == "cpu" and len(potential.x) * potential.size <= LARGE
+    return asked == "yes" or (asked == "auto" and long and small)
+
+
+def gradient_seconds(rows: int, macs: int) -> float:
+    """Of the arithmetic of one chain's gradient, on one core.   macs: multiplications of a row, forward."""
+    return rows * macs * (LARGE_ARITHMETIC if rows * macs > LARGE else ARITHMETIC)
+
+
+def run_cost(gradients: float, compiled: bool, potential: Potential, chains: int = 1) -> tuple[float, float]:
+    """(seconds of so many gradients of C chains at once, seconds until another process takes its first)."""
+    work = chains * len(potential.x) * potential.size if potential.x.device.type == "cpu" else 0
+    seconds = gradients * ((COMPILED if compiled else EAGER) + ARITHMETIC * work)
+    return seconds, PROCESS + (COMPILATION if compiled else 0.0)
+
+
+def choose_cores(asked: int, tasks: int, device: torch.device, seconds: float, price: float = PROCESS) -> int:
+    """How many processes: what was asked for, or for 0 as many as there are cores where that saves twice their price.
+
+    1: in this process, as on a GPU and in a process that is itself one of several. An executor in force decides.
+
+    device: where tasks compute.   seconds: of all of them.   price: seconds that a process takes to start.
+    """
+    current, cpu, cores = current_executor(), device.type == "cpu", min(tasks, usable_cores())
+    if current is not None and current.kind != "dask":
+        return cores if cpu else 1
+    if asked:
+        return min(asked, tasks)
+    return cores if cpu and seconds * (1 - 1 / cores) > 2 * price else 1
+
+
+class _Counter(TorchFunctionMode):
+    """Counts multiplications. ``FlopCounterMode`` counts more operators, and imports the compiler, for seconds."""
+
+    count = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out, name = func(*args, **(kwargs or {})), getattr(func, "__name__", "")
+        if name == "linear" or name.startswith("conv"):
+            self.count += out.numel() * args[1][0].numel()
+        elif name in ("matmul", "bmm", "mm", "__matmul__"):
+            self.count += out.numel() * args[0].shape[-1]
+        return out
+
+
+@torch.no_grad()
+def multiplications(net: nn.Module, x: Tensor) -> int:
+    """Of a forward pass of x (1, *input_shape); at least one a weight. Convolutions use a weight more than once."""
+    with isolated(0), _Counter() as counter:
+        net(x)
+    return max(counter.count, sum(value.numel() for value in net.parameters() if value.dim() > 1))
+
+
+class Forecast:
+    """Says how long a sampler takes, once, by the pace of its first transitions, and how to have it done sooner."""
+
+    def __init__(self, sampler: Any, run: Run) -> None:
+        self.sampler, self.report, self.said = sampler, run.report, False
+        self.run = replace(run, report=self)
+        #: Transitions and time at which the run began, and at which it began to count.
+        self.began: tuple[float, float] | None = None
+        self.first: tuple[float, float] | None = None
+
+    def __call__(self, done: float, of: int, figures: Figures) -> None:
+        """A ``Report``."""
+        if self.report is not None:
+            self.report(done, of, figures)
+        now = time.monotonic()
+        self.began = self.began or (done, now)
+        if self.said or done == of:
+            return
+        if self.first is None:
+            untimed = self.sampler.untimed
+            if done - self.began[0] >= untimed or (untimed <= 100 and now - self.began[1] > MAX_TIMED):
+                self.first = done, now
+            return
+        timed, seconds = done - self.first[0], now - self.first[1]
+        if timed >= 1 and seconds > 0 and ((timed >= TIMED and seconds > 1) or seconds > MAX_TIMED):
+            self.said = True
+            self._say((of - done) * seconds / timed)
+
+    def _say(self, seconds: float) -> None:
+        """Warn where it is long.   seconds: until the end."""
+        sampler, fewer = self.sampler, max(1, self.sampler.draws // FEWER)
+        if seconds < LONG:
+            return
+        less = ""
+        if fewer < sampler.draws:
+            share = (sampler.warmup + fewer * sampler.thin) / sampler.transitions
+            less = f"--set draws={fewer} takes {duration(share * seconds)}, "
+        warnings.warn(
+            f"about {duration(seconds)}; {less}--max-minutes M ends after M minutes with the draws so far", stacklevel=1
+        )
