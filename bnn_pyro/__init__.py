@@ -26,6 +26,7 @@ _NAMES = {
     "predictive": "Prediction predict",
     "fitting": "fit",
     "calibration.calibrated": "calibrate load",
+    "explanation": "explain",
     "isolation": "isolated",
     "parallel.executor": "executor",
     "errors": "UserError",

@@ -20,8 +20,8 @@ PACKAGE = Path(bp.__file__).parent
 ORDER = [
     "lazy", "errors", "settings", "progress", "isolation", "files", "cells", "distributed", "parallel", "checkpoint",
     "datasets", "parts", "posterior", "inference", "zoo", "features", "loading", "fitting", "predictive", "sklearn",
-    "metrics", "calibration", "pruning", "diagnostics", "checks", "plots", "reports", "runs", "listing", "inspection",
-    "commands", "run",
+    "metrics", "calibration", "pruning", "diagnostics", "checks", "explanation", "plots", "reports", "runs", "listing",
+    "inspection", "commands", "run",
 ]  # fmt: skip
 FILES = {
     ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"): path

@@ -19,6 +19,7 @@ _NAMES = {
         "confidence_histogram confusion_matrix doubt_calibration entropy_histograms reliability selective_risk"
     ),
     "diagnostics": "convergence importance_weights loo_pit pareto_k posterior_predictive",
+    "effects": "partial_dependence permutation_importance",
     "points": "dispute method_predictions most_disputed ood_bars softmax_draws uncertain_images",
     "maps": "Grid decision_boundary epistemic_map grid line",
     "regression": "predicted_observed predictive_band reference_band regression_calibration",

@@ -22,6 +22,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from bnn_pyro import __version__
 from bnn_pyro.metrics import METRICS, interval_verdict
 from bnn_pyro.reports.tables import (
+    BOOSTING,
     GUARANTEE_COLUMNS,
     WORDS,
     RunFacts,
@@ -154,6 +155,8 @@ def _summary(run: RunFacts) -> list[str]:
     sentences = [f"On {run.provenance['rows']['test']:,} test rows: {scores}."]
     if run.baseline is not None:
         sentences += told_headlines(run.label, run.baseline.label, run.differences, run.task, run.headline)
+    if run.boosting:
+        sentences += told_headlines(run.label, BOOSTING, run.boosting["differences"], run.task, run.headline)
     if (share := run.metrics.get("largest_class", 0.0)) > UNBALANCED:
         sentences.append(
             f"Always saying the most frequent class is right for {100 * share:.1f} % of them"
@@ -204,6 +207,8 @@ def facts_of(run: RunFacts) -> list[tuple[str, str]]:
         about = run.baseline.provenance
         facts["baseline"] = f"{base['variant']} by {base['inference']}: {settings}; "
         facts["baseline"] += about.get("member") or f"{about['seconds']:.1f} s"
+    if run.boosting:
+        facts[BOOSTING] = f"{run.boosting['about']}; {run.boosting['seconds']:.1f} s"
     if environment:
         versions = {"python": environment["python"], **environment["versions"]}
         facts["machine"] = f"{environment['machine']}, {environment['threads']} threads"

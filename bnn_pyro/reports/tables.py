@@ -25,6 +25,8 @@ SCORE_NAMES = {"total_entropy": "total entropy", "max_prob": "1 − max p", "mut
 AGAINST = "_minus_baseline"
 #: Nats a row by which the mean weights must predict better than the draws before it is said.
 MARGIN = 0.01
+#: How the second baseline is called.
+BOOSTING = "gradient boosting"
 
 
 class Cell(NamedTuple):
@@ -57,6 +59,7 @@ class RunFacts:
     convergence  convergence.json; empty where the draws are not those of Markov chains
     guarantees   guarantees.json; empty where the posterior was not calibrated
     rows         rows.json, test rows to look at; empty where there is no table
+    boosting     boosting.json; empty where gradient boosting was not asked for, or the data are no table
     """
 
     label: str
@@ -70,6 +73,7 @@ class RunFacts:
     convergence: Mapping[str, Any] = field(default_factory=dict)
     guarantees: Mapping[str, Any] = field(default_factory=dict)
     rows: Mapping[str, Any] = field(default_factory=dict)
+    boosting: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def runs(self) -> list[RunFacts]:
@@ -156,10 +160,14 @@ def metric_rows(
 
 
 def run_rows(run: RunFacts) -> tuple[list[str], list[Row]]:
-    """Heads of the columns and rows: a run's metrics, its baseline's, and their paired difference."""
-    paired = [run.differences] if run.differences else []
-    rows = metric_rows(run.task, [r.metrics for r in run.runs], paired)
-    return [r.label for r in run.runs] + ["difference"] * len(paired), rows
+    """Heads of the columns and rows: a run's metrics, those of its baselines, and the paired difference to each."""
+    metrics, paired = {r.label: r.metrics for r in run.runs}, {}
+    if run.differences:
+        paired["difference"] = run.differences
+    if run.boosting:
+        metrics[BOOSTING] = run.boosting["metrics"]
+        paired[f"difference to {BOOSTING}"] = run.boosting["differences"]
+    return [*metrics, *paired], metric_rows(run.task, list(metrics.values()), list(paired.values()))
 
 
 def outside_rows(runs: Sequence[RunFacts]) -> list[Row]:

@@ -22,7 +22,8 @@ from bnn_pyro.progress import progress_bar
 from bnn_pyro.reports.page import Picture, draw_figures, facts_of, read_texts, render
 from bnn_pyro.reports.ranking import CLEAR, SOURCES, Ranking, ranked
 from bnn_pyro.reports.tables import RunFacts, metric_rows, plain_table, told_headlines, verdict_lines
-from bnn_pyro.runs.evaluate import load_posterior, paired_differences, predict_with_progress
+from bnn_pyro.runs.baselines import paired_differences
+from bnn_pyro.runs.evaluate import load_posterior, predict_with_progress
 from bnn_pyro.runs.folder import RunFolder
 from bnn_pyro.runs.recipe import Recipe
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import io
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +30,13 @@ from bnn_pyro.progress import progress_bar
 from bnn_pyro.pruning import LOG_ALPHA, SHARES, pruning_curve, share_removed
 from bnn_pyro.reports.page import run_card, run_html
 from bnn_pyro.reports.tables import RunFacts, estimate, plain_table
+from bnn_pyro.runs.baselines import boosted, paired_differences
 from bnn_pyro.runs.diagnose import CONVERGENCE, judge_chains
 from bnn_pyro.runs.figures import Scored, draw_all, figures_of, read_pruning
-from bnn_pyro.runs.folder import REPLICATES, ROWS, RunFolder
+from bnn_pyro.runs.folder import BOOSTING, REPLICATES, ROWS, RunFolder
 from bnn_pyro.runs.recipe import Recipe
 
-__all__ = ["evaluate_run", "labelled", "load_posterior", "outside_inputs", "paired_differences",
+__all__ = ["evaluate_run", "labelled", "load_posterior", "outside_inputs",
            "predict_with_progress", "prune_run", "score_mean_weights", "score_other"]  # fmt: skip
 
 #: Names that --ood takes for noise, and what ``load_inputs`` calls them.
@@ -100,6 +100,11 @@ def evaluate_run(
                 scored.scores.update(differences)
         if scored.prediction is not None and not data.schema.is_image:
             folder.write(ROWS, rows_to_look_at(data, scored.prediction))
+        (folder.path / BOOSTING).unlink(missing_ok=True)
+        if recipe.boosting and scored.prediction is not None and (made := boosted(data)) is not None:
+            paired = paired_differences(scored.prediction, made[0], data.y_test)
+            scores = metrics.evaluate(made[0], data.y_test).flat()
+            folder.write(BOOSTING, made[1] | {"metrics": scores, "differences": paired})
         _write_scores(folder, scored)  # last: where it is, all scores are
         run = folder.facts()
         progress(2, 3)
@@ -126,19 +131,6 @@ def score_mean_weights(
     folder.check_data(posterior, data)
     scored = _score(posterior.at_mean_weights(), data, _outside(outside, data), recipe.num_draws)
     return folder.write("metrics-mean-weights.json", scored.scores)
-
-
-def paired_differences(prediction: Prediction, first: Prediction, y: Tensor, suffix: str = "") -> dict[str, float]:
-    """{metric, metric_low, metric_high}: prediction − first on the same rows, of every metric that both have.
-
-    suffix: behind the name of the metric.
-    """
-    found = {}
-    for name, metric in metrics.METRICS[prediction.task].items():
-        with suppress(metrics.Undefined):
-            estimate, key = metrics.paired(metric, prediction, first, y), name + suffix
-            found |= {key: estimate.value, f"{key}_low": estimate.low, f"{key}_high": estimate.high}
-    return found
 
 
 def _score(posterior: Posterior, data: Dataset, outside: Mapping[str, Tensor], num_draws: int) -> Scored:

@@ -5,6 +5,7 @@ Their words are in reports/templates/figures.toml.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ from torch import Tensor
 from bnn_pyro import plots
 from bnn_pyro.datasets import curve
 from bnn_pyro.datasets.dataset import Dataset
+from bnn_pyro.explanation import MAX_COLUMNS, columns_of, explain
 from bnn_pyro.files import write_whole
 from bnn_pyro.metrics.metric import Estimate
 from bnn_pyro.posterior import Posterior
@@ -98,6 +100,10 @@ def figures_of(
     elif prediction is not None:
         figures["predicted-observed"] = lambda: plots.predicted_observed(prediction, y, schema)
         figures["calibration"] = lambda: plots.regression_calibration(prediction, y)
+    if prediction is not None and 1 < len(list(columns_of(schema))) <= MAX_COLUMNS:
+        explanation = functools.cache(lambda: explain(posterior, data, num_draws=run.num_draws))
+        figures["permutation-importance"] = lambda: plots.permutation_importance(explanation())
+        figures["partial-dependence"] = lambda: plots.partial_dependence(explanation())
     if recalibrated is not None and schema.has_classes:
         figures["reliability-recalibrated"] = lambda: plots.reliability(recalibrated, y, schema)
     elif recalibrated is not None:

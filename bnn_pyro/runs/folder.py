@@ -10,7 +10,7 @@ A run:
     convergence.json  of chains: have they converged               diagnosis.json, .html what `diagnose` found
     calibration.json  scores and maps of `calibrate`               guarantees.json       the coverage that they reach
     checkpoint/       while training                               posterior.nc          the draws, for ArviZ
-    baseline/         the same, of the baseline
+    baseline/         the same, of the baseline                    boosting.json         metrics of gradient boosting
 
 A check has check.json, check.html and figures; a sweep: see ``runs.sweep``. Every file is written whole or not at all.
 """
@@ -34,12 +34,13 @@ from bnn_pyro.runs.recipe import Recipe, read_config
 if TYPE_CHECKING:
     from bnn_pyro.reports.page import Picture
 
-__all__ = ["GUARANTEES", "REPLICATES", "ROWS", "CheckFolder", "OutputFolder", "RunFolder"]
+__all__ = ["BOOSTING", "GUARANTEES", "REPLICATES", "ROWS", "CheckFolder", "OutputFolder", "RunFolder"]
 
-REPLICATES, GUARANTEES, ROWS = "test-replicates.npz", "guarantees.json", "rows.json"
+REPLICATES, GUARANTEES = "test-replicates.npz", "guarantees.json"
+ROWS, BOOSTING = "rows.json", "boosting.json"
 FILES = ("metrics.json", REPLICATES, "metrics-mean-weights.json", "pruning.json", "convergence.json", "diagnosis.json",
          "diagnosis.html", "posterior.nc", "history.csv", "environment.json", "report.html", "comparison.html",
-         "README.md", "calibration.json", ROWS, GUARANTEES)  # fmt: skip
+         "README.md", "calibration.json", ROWS, GUARANTEES, BOOSTING)  # fmt: skip
 ARCHIVE = ("posterior.json", "posterior.pt")
 NUMBER, VERDICT = int | float | None, {"level": str, "about": str, "sentence": str}
 #: Of these files, what is read (the kind of every value by its key, "*" for all keys) and the command that writes it.
@@ -49,6 +50,7 @@ SHAPES: dict[str, tuple[dict[str, Any], str]] = {
     GUARANTEES: ({"level": NUMBER, "method": str, "data": str, "calibration_rows": int, "note": str,
                   "table": [{"rows": str, "prediction": str, "covered": NUMBER, "covered_low": NUMBER,
                              "covered_high": NUMBER, "size": NUMBER, "nll": NUMBER}]}, "calibrate"),
+    BOOSTING: ({"about": str, "seconds": NUMBER, "metrics": {"*": NUMBER}, "differences": {"*": NUMBER}}, "evaluate"),
     ROWS: ({"note": str, "worst": [{"*": str}], "uncertain": [{"*": str}]}, "evaluate"),
     "pruning.json": ({"measure": str, "share_removed": NUMBER, "curve": [{"*": NUMBER}]}, "evaluate --prune"),
     "environment.json": ({"command": str, "finished": str, "training_seconds": NUMBER, "device": str, "machine": str,
@@ -235,6 +237,7 @@ class RunFolder(OutputFolder):
             convergence=self.read("convergence.json"),
             guarantees=self.read(GUARANTEES),
             rows=self.read(ROWS),
+            boosting=self.read(BOOSTING),
         )
 
     def check_data(self, posterior: Posterior, data: Dataset) -> None:

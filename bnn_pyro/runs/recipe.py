@@ -36,7 +36,7 @@ DATA_KEYS = {"name": str, "target": str, "features": list[str], "exclude": list[
 EXAMPLE = {"name": "digits", "fractions": [0.3, 0.1, 0.6]}
 #: The other keys of a config file.
 KEYS = {"variant": str, "variant_settings": dict, "inference": str, "inference_settings": dict, "data": dict,
-        "seed": int, "num_draws": int, "device": str, "baseline": bool, "auto": dict,
+        "seed": int, "num_draws": int, "device": str, "baseline": bool, "boosting": bool, "auto": dict,
         "conformal": float}  # fmt: skip
 #: Those that become objects of a recipe.
 NAMES = ("variant", "variant_settings", "inference", "inference_settings")
@@ -53,6 +53,7 @@ class Recipe(Setup, Settings):
     data       ``name`` (a name in ``DATASETS``, or an absolute path) and arguments of ``load_data``
     num_draws  S of every prediction
     baseline   whether the deterministic network is trained beside it
+    boosting   whether gradient boosting is, where the data are a table
     conformal  level of conformal intervals or sets, for which half of the validation rows are set aside; 0: none
     """
 
@@ -61,6 +62,7 @@ class Recipe(Setup, Settings):
     num_draws: int = setting(100, low=1)
     device: str = setting("auto", choices=("auto", "cpu", "cuda"))
     baseline: bool = True
+    boosting: bool = False
     conformal: float = setting(0.0, low=0, below=1)
 
     @classmethod
@@ -140,7 +142,9 @@ class Recipe(Setup, Settings):
             setup = make_setup(*self._baseline).changed(decay)
             length = {k: v for k, v in self.inference_settings.items() if k in ("epochs", "batch_size", "patience")}
             setup = setup.changed({}, length, shared)
-        return dataclasses.replace(self, entry=setup.entry, method=setup.method, auto={}, baseline=False)
+        return dataclasses.replace(
+            self, entry=setup.entry, method=setup.method, auto={}, baseline=False, boosting=False
+        )
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
@@ -219,8 +223,11 @@ def resolve(args: Namespace, config: Mapping[str, Any], settings: Mapping[str, A
     )
     if not setup.auto and (setup.variant, setup.inference) == (stored.get("variant"), stored.get("inference")):
         setup = dataclasses.replace(setup, auto=auto)
-    others = {k: flags.get(k, config.get(k)) for k in ("seed", "num_draws", "device", "baseline", "conformal")}
-    others = {k: v for k, v in others.items() if v is not None}
+    if (which := flags.get("baseline")) is not None:
+        flags |= {"baseline": which in ("all", "network"), "boosting": which in ("all", "boosting")}
+    names = ("seed", "num_draws", "device", "baseline", "boosting", "conformal")
+    others = {k: v for k in names if (v := flags.get(k, config.get(k))) is not None}
+    others.setdefault("boosting", others.get("baseline", True))
     recipe = Recipe(setup.entry, setup.method, setup.auto, data, **others)
     choose_device(recipe.device)
     return dataclasses.replace(recipe, baseline=recipe.baseline and not recipe.is_baseline)

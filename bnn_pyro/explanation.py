@@ -1,0 +1,135 @@
+"""Which columns of a table a posterior's predictions rest on, and how: with the spread over its draws.
+
+Permutation importance (Breiman 2001, Machine Learning 45:5-32; Fisher, Rudin & Dominici 2019, arXiv:1801.01489): by how
+much −log p(y | x, w) rises where the values of a column change places among the rows. Partial dependence (Friedman
+2001, Annals of Statistics 29:1189-1232): the mean output over the rows where a column has one value in all of them.
+Both are taken draw by draw, which scikit-learn's functions of one estimator cannot; for one draw they are its own.
+Where columns depend on one another both ask for inputs that there are not: a column may count for little because
+another tells the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from bnn_pyro.datasets.dataset import Column, Dataset, Schema
+from bnn_pyro.diagnostics.draws import even
+from bnn_pyro.errors import UserError
+from bnn_pyro.posterior import Posterior
+from bnn_pyro.predictive import Prediction, predict
+
+__all__ = ["MAX_COLUMNS", "Dependence", "Explanation", "columns_of", "explain"]
+
+#: Columns of a table at most; rows at most, fewer than which training rows are taken; how often a column is permuted.
+MAX_COLUMNS, MAX_ROWS, MIN_ROWS, REPEATS = 200, 200, 20, 5
+#: Values of a column at which its effect is seen, between these quantiles of the training rows.
+PLACES, ENDS = 20, (0.01, 0.99)
+
+
+class Dependence(NamedTuple):
+    """Of one column: G values, numbers in its own units or categories, and the mean output of each draw (S, G, K)."""
+
+    values: list[float] | list[str]
+    outputs: np.ndarray
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What :func:`explain` found on N rows.
+
+    importance  a line a column, the largest first: median over the draws, and low and high, their central 90 %; nats
+                per row. 0 is a column that the network does not use, below 0 one that misleads it
+    dependence  {column: its effect} of the most important ones, the largest first
+    outputs     names of the K outputs: of two classes the probability of the second, of more that of each; else the
+                mean of the target, in its own units
+    rows        which rows, in words
+    """
+
+    importance: pd.DataFrame
+    dependence: Mapping[str, Dependence]
+    outputs: list[str]
+    rows: str
+
+
+def explain(
+    posterior: Posterior | Any, data: Dataset, *, num: int = 6, num_draws: int | None = None, seed: int = 0
+) -> Explanation:
+    """Permutation importance of every column of a table, and the effect of the ``num`` most important ones.
+
+    posterior: also one that was calibrated.   data: whose test rows are taken, 200 at most; training rows where there
+        are fewer than 20.   num_draws: S, as of ``predict``.   seed: of the permutations.
+
+    Raises UserError for images, other inputs than the posterior's, and more than 200 columns.
+    """
+    schema, columns = data.schema, list(columns_of(data.schema))
+    if not columns or tuple(schema.input_shape) != tuple(posterior.schema.input_shape):
+        shapes = tuple(schema.input_shape), tuple(posterior.schema.input_shape)
+        raise UserError("explain takes the table that a posterior was fitted to; '{}' has inputs of shape {}, and the "
+                        "posterior takes {}".format(data.name, *shapes))  # fmt: skip
+    if len(columns) > MAX_COLUMNS:
+        raise UserError(f"explain takes at most {MAX_COLUMNS} columns, and '{data.name}' has {len(columns):,}; leave "
+                        "some out with exclude=")  # fmt: skip
+    which = "test" if len(data.x_test) >= MIN_ROWS else "train"
+    rows = even(len(getattr(data, f"x_{which}")), MAX_ROWS)
+    x, y = (getattr(data, f"{part}_{which}")[rows].cpu() for part in "xy")
+
+    def losses(x: Tensor) -> np.ndarray:
+        """−log p(y | x, w) of each draw, mean over the rows and their repetitions, (S,)."""
+        prediction = predict(posterior, x, num_draws=num_draws)
+        return -prediction.log_probs(y.repeat(len(x) // len(y))).double().mean(1).numpy()
+
+    generator, whole, rises = torch.Generator().manual_seed(seed), losses(x), []
+    for _, place in columns:
+        moved = x.repeat(REPEATS, 1)
+        order = torch.cat([torch.randperm(len(x), generator=generator) for _ in range(REPEATS)])
+        moved[:, place] = x[order][:, place]
+        rises.append(losses(moved) - whole)
+    low, middle, high = np.quantile(np.array(rises), (0.05, 0.5, 0.95), axis=1)
+    names = pd.Index([column.name for column, _ in columns], name="column")
+    table = pd.DataFrame({"importance": middle, "low": low, "high": high}, index=names)
+    first = np.argsort(-middle, kind="stable")
+    effects = {}
+    for column, place in (columns[i] for i in first[:num]):
+        values, settings = _places(column, data.schema.unstandardise(data.x_train.cpu().double())[:, place])
+        raw = schema.unstandardise(x.double()).repeat(len(values), 1, 1)  # (G, N, F)
+        raw[:, :, place.start : place.start + settings.shape[1]] = settings[:, None]
+        prediction = predict(posterior, schema.standardise(raw.flatten(0, 1)), num_draws=num_draws)
+        outputs = _outputs(prediction).double().unflatten(1, (len(values), len(x))).mean(2)
+        effects[column.name] = Dependence(values, outputs.numpy())
+    classes = schema.classes[1:] if len(schema.classes) == 2 else schema.classes
+    outputs = [f"P({schema.target} = {name})" for name in classes] or [f"mean of {schema.target}"]
+    words = f"{len(x):,} {'test' if which == 'test' else 'training'} rows"
+    return Explanation(table.iloc[first], effects, outputs, words)
+
+
+def columns_of(schema: Schema) -> Iterator[tuple[Column, slice]]:
+    """Each column of a table with its features' places; nothing for images."""
+    start, shape = 0, schema.input_shape
+    names = schema.features or [f"feature {i}" for i in range(shape[0])]
+    for column in (schema.columns or tuple(map(Column, names))) if len(shape) == 1 else ():
+        yield column, slice(start, start + column.width)
+        start += column.width
+
+
+def _places(column: Column, raw: Tensor) -> tuple[list[Any], Tensor]:
+    """(G values, the features that they become (G, F')) by training rows (N, width) in their own units."""
+    if column.categories is not None:
+        return list(column.categories), torch.eye(len(column.categories), dtype=raw.dtype)
+    values = raw[:, 0].unique()
+    if len(values) > PLACES:
+        values = raw[:, 0].quantile(torch.linspace(*ENDS, PLACES, dtype=raw.dtype)).unique()
+    return values.tolist(), values[:, None]
+
+
+def _outputs(prediction: Prediction) -> Tensor:
+    """(S, B, K), see :class:`Explanation`."""
+    if not prediction.has_classes:
+        return prediction.locs[..., None]
+    return prediction.probs[..., 1:] if prediction.probs.shape[-1] == 2 else prediction.probs

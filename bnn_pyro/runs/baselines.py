@@ -1,0 +1,96 @@
+"""What a run is compared with: paired differences, and gradient boosting, which a network on a table has to beat.
+
+scikit-learn's HistGradientBoosting at its defaults, but for leaves as small as 5 % of a small table, and a number of
+trees that a tenth of the training rows chooses. Classes have its probabilities. A number has a Normal around its
+prediction (of log y on a log scale; a count has a Poisson), whose scale is the root mean square of errors on training
+rows that were left out: five folds, one of them where there are many rows.
+"""
+
+import time
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import torch
+from pyro.distributions import Categorical, LogNormal, Normal, Poisson
+from torch import Tensor
+
+from bnn_pyro import metrics
+from bnn_pyro.datasets.dataset import Dataset
+from bnn_pyro.diagnostics.draws import even
+from bnn_pyro.parts.counts import PoissonMixture
+from bnn_pyro.parts.likelihoods import LogNormalMixture
+from bnn_pyro.predictive import Prediction
+
+__all__ = ["boosted", "paired_differences"]
+
+#: Fewer rows leave nothing to grow trees by; more are not taken. From MANY rows on one fold gives the scale.
+MIN_ROWS, MAX_ROWS, MANY = 20, 100_000, 2000
+#: Trees at most, of all classes together and of each; without a part that stops them, where there are few rows.
+TREES, EACH, FEW_TREES = 600, (30, 200), 50
+#: Rows from which on a tenth of them says when to stop.
+STOPPED = 200
+#: The least probability of a class: one that no training row has would else be impossible.
+FLOOR = 1e-6
+
+
+def paired_differences(prediction: Prediction, first: Prediction, y: Tensor, suffix: str = "") -> dict[str, float]:
+    """{metric, metric_low, metric_high}: prediction − first on the same rows, of every metric that both have.
+
+    suffix: behind the name of the metric.
+    """
+    found = {}
+    for name, metric in metrics.METRICS[prediction.task].items():
+        with suppress(metrics.Undefined):
+            estimate, key = metrics.paired(metric, prediction, first, y), name + suffix
+            found |= {key: estimate.value, f"{key}_low": estimate.low, f"{key}_high": estimate.high}
+    return found
+
+
+def boosted(data: Dataset) -> tuple[Prediction, dict[str, Any]] | None:
+    """(the prediction of the test rows, {about, seconds}); None for images, few rows and a single class or value."""
+    start, schema = time.perf_counter(), data.schema
+    rows = even(len(data.x_train), MAX_ROWS)
+    if len(schema.input_shape) != 1 or len(rows) < MIN_ROWS or len(data.y_train[rows].unique()) < 2:
+        return None
+    x, y, new = (v.double().cpu().numpy() for v in (data.x_train[rows], data.y_train[rows], data.x_test))
+    if schema.has_classes:
+        classes = len(schema.classes)
+        model = _model(schema.task, len(x), np.bincount(y.astype(int))).fit(x, y)
+        probs = np.full((len(new), classes), FLOOR)
+        probs[:, model.classes_.astype(int)] += model.predict_proba(new)
+        trees, what = model.n_iter_, "its own probabilities"
+        made = Prediction(Categorical(probs=torch.from_numpy(probs)[None].float()))
+    else:
+        from sklearn.model_selection import KFold
+
+        log = schema.target_scale == "log"
+        y = np.log(y) if log else y
+        model = _model(schema.task, len(x)).fit(x, y)
+        loc, trees = torch.from_numpy(model.predict(new))[None].float(), model.n_iter_
+        if schema.task == "counts":
+            made, what = PoissonMixture(Poisson(loc.clamp_min(FLOOR))), "a Poisson of its mean"
+        else:
+            folds = list(KFold(5, shuffle=True, random_state=0).split(x))[: 1 if len(x) >= MANY else 5]
+            fits = ((_model(schema.task, len(x)).fit(x[one], y[one]), out) for one, out in folds)
+            errors = np.concatenate([y[out] - fit.predict(x[out]) for fit, out in fits])
+            scale = max(np.sqrt(np.mean(errors**2)), 1e-6 * y.std())
+            scale = torch.full_like(loc, scale)
+            made = LogNormalMixture(LogNormal(loc, scale)) if log else Prediction(Normal(loc, scale))
+            what = f"a Normal{' of log y' if log else ''} whose scale is its error on training rows left out"
+    about = f"scikit-learn's HistGradientBoosting on {len(x):,} training rows, {trees} iterations; {what}"
+    return made, {"about": about, "seconds": round(time.perf_counter() - start, 3)}
+
+
+def _model(task: str, rows: int, counts: np.ndarray | None = None) -> Any:
+    """An unfitted estimator.   counts: training rows of each class."""
+    from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+
+    # A class of one row cannot be in both parts; and each class must be able to be in the smaller one.
+    stops = rows >= STOPPED and (counts is None or (counts[counts > 0].min() > 1 and len(counts) <= rows // 10))
+    each = int(np.clip(TREES // (1 if counts is None or len(counts) == 2 else len(counts)), *EACH))
+    trees = each if stops else min(each, FEW_TREES)
+    how = dict(max_iter=trees, early_stopping=stops, min_samples_leaf=int(np.clip(rows // 20, 2, 20)), random_state=0)
+    if counts is not None:
+        return HistGradientBoostingClassifier(**how)
+    return HistGradientBoostingRegressor(loss="poisson" if task == "counts" else "squared_error", **how)
