@@ -176,6 +176,7 @@ def scene(posterior, schema=SCHEMA):
     return Scored(posterior, data, 4, bp.predict(posterior, x, num_draws=4))
 
 
+EFFECTS = "permutation-importance partial-dependence"
 COMMON = "reliability confidence-histogram selective-risk confusion-matrix"
 IMAGES = Schema("classification", (1, 8, 8), ("a", "b", "c"))
 
@@ -184,8 +185,8 @@ IMAGES = Schema("classification", (1, 8, 8), ("a", "b", "c"))
     ("schema", "wanted"),
     [
         (Schema("regression", (1,)), "predictive-band predictive-band-far predicted-observed calibration"),
-        (Schema("regression", (3,)), "predicted-observed calibration"),
-        (Schema("classification", (3,), ("a", "b", "c")), f"softmax-draws {COMMON}"),
+        (Schema("regression", (3,)), f"predicted-observed calibration {EFFECTS}"),
+        (Schema("classification", (3,), ("a", "b", "c")), f"softmax-draws {COMMON} {EFFECTS}"),
         (IMAGES, f"uncertain-images {COMMON}"),
     ],
 )
@@ -229,7 +230,7 @@ REPORTS = {
     ),
     "maps": (
         ["mean-field", "--data=breast-cancer", "--features=mean radius,mean texture", *NUTS],
-        f"decision-boundary epistemic-map softmax-draws {SURE} growing-ensemble transitions",
+        f"decision-boundary epistemic-map softmax-draws {SURE} {EFFECTS} growing-ensemble transitions",
     ),
     "curve": (
         ["mean-field", "--data=toy-curve", "--no-baseline", "--inference=sghmc", "--epochs=60", "--set=chains=2"],

@@ -18,7 +18,6 @@ from torch import Tensor
 from bnn_pyro import metrics
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.diagnostics.draws import even
-from bnn_pyro.parts.counts import PoissonMixture
 from bnn_pyro.parts.likelihoods import LogNormalMixture
 from bnn_pyro.predictive import Prediction
 
@@ -69,7 +68,7 @@ def boosted(data: Dataset) -> tuple[Prediction, dict[str, Any]] | None:
         model = _model(schema.task, len(x)).fit(x, y)
         loc, trees = torch.from_numpy(model.predict(new))[None].float(), model.n_iter_
         if schema.task == "counts":
-            made, what = PoissonMixture(Poisson(loc.clamp_min(FLOOR))), "a Poisson of its mean"
+            made, what = Prediction(Poisson(loc.clamp_min(FLOOR))), "a Poisson of its mean"
         else:
             folds = list(KFold(5, shuffle=True, random_state=0).split(x))[: 1 if len(x) >= MANY else 5]
             fits = ((_model(schema.task, len(x)).fit(x[one], y[one]), out) for one, out in folds)
