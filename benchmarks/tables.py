@@ -14,6 +14,7 @@ import re
 
 from benchmarks.accuracy.tables import sweep_tables
 from benchmarks.checks.tables import TABLES as CHECKS
+from benchmarks.data import TABLES as DATA
 from benchmarks.mcmc.tables import TABLES as MCMC
 from benchmarks.mutants import TABLES as MUTANTS
 from benchmarks.provenance import ROOT
@@ -28,7 +29,7 @@ def main(argv: list[str] | None = None) -> None:
     """Replace the tables of every page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--print", action="store_true", help="print them; change nothing")
-    tables = {**sweep_tables(), **CHECKS, **SPEED, **MCMC, **SCALING, **RELIABILITY, **MUTANTS}
+    tables = {**sweep_tables(), **CHECKS, **SPEED, **MCMC, **SCALING, **RELIABILITY, **MUTANTS, **DATA}
     if parser.parse_args(argv).print:
         print("\n\n".join(f"{name}\n\n{made()}" for name, made in tables.items()))
         return

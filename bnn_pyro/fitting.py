@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from bnn_pyro.checkpoint import Checkpoint
 from bnn_pyro.datasets.dataset import Dataset, row_digests
+from bnn_pyro.datasets.rows import is_large
 from bnn_pyro.distributed import Agreed, Ranks, choose_device, here, joined
 from bnn_pyro.errors import UserError
 from bnn_pyro.features import check_split, on_features
@@ -107,6 +108,7 @@ def check_setup(setup: Setup, data: Dataset, max_minutes: float | None = None) -
                      "it without torchrun")  # fmt: skip
     with here().agreed():
         entry = setup.entry
+        _takes_all_rows(setup, data)
         backbone = getattr(entry, "backbone", None)
         if isinstance(backbone, str) and setup.backbone_variant(data.schema) is None:
             entry = replace(entry, backbone=load(backbone) if Path(backbone).is_dir() else from_text(backbone))
@@ -128,6 +130,8 @@ def fit_setup(
 ) -> Posterior:
     """The posterior of a setup that :func:`check_setup` returned, with its backbone trained; see :func:`fit`."""
     ranks, entry = here(), setup.entry
+    if _takes_all_rows(setup, data):
+        data = replace(data, x_train=data.x_train[:], x_val=data.x_val[:])
     provenance = _provenance(setup, data, seed)
     _check_same(ranks, provenance["key"])
     checkpoint = None if out is None else Checkpoint(Path(out) / "checkpoint", provenance["key"])
@@ -191,15 +195,35 @@ def first_member(posterior: Posterior, setup: Setup, data: Dataset, seed: int, o
     return member
 
 
+def _takes_all_rows(setup: Setup, data: Dataset) -> bool:
+    """Whether training rows that are in a file must be read into memory: for a step of all of them, or a backbone.
+
+    Raises UserError where they are too large for that.
+    """
+    num, size = len(data.x_train), getattr(setup.method, "batch_size", 0)
+    whole = getattr(setup.entry, "backbone", None) is not None or setup.backbone_variant(data.schema) is not None
+    streams = getattr(setup.method, "streams", False) and not whole and (size is None or 0 < size < num)
+    if isinstance(data.x_train, Tensor) or streams:
+        return False
+    if is_large(data.x_train.shape):
+        need = 4 * math.prod(data.x_train.shape) / 2**30
+        what = "a backbone" if whole else "batch_size=0" if getattr(setup.method, "streams", False) else setup.inference
+        raise UserError(
+            f"{what} takes all {num:,} training rows at once, {need:.3g} GiB of memory; take mini-batches (batch_size) "
+            f"of {_methods('streams')}, fewer rows, or set BNN_PYRO_MEMORY={math.ceil(need)} where there is so much"
+        )
+    return True
+
+
 def _provenance(setup: Setup, data: Dataset, seed: int) -> dict[str, Any]:
     """What the posterior's archive says of its fit; ``key`` is what a fit must have in common to be resumed."""
     incidental = getattr(setup.method, "incidental", ())
     entry_settings, method_settings = setup.variant_settings, setup.inference_settings
     settings_that_count = {k: v for k, v in method_settings.items() if k not in incidental}
-    versions = {"python": platform.python_version()}
+    versions, fingerprint = {"python": platform.python_version()}, data.fingerprint
     versions |= {package: version(package) for package in ("bnn-pyro", "pyro-ppl", "torch", "numpy")}
     return {
-        "key": [setup.variant, entry_settings, setup.inference, settings_that_count, seed, data.fingerprint],
+        "key": [setup.variant, entry_settings, setup.inference, settings_that_count, seed, fingerprint],
         "entry": setup.variant,
         "entry_settings": entry_settings,
         "method": setup.inference,
@@ -208,7 +232,7 @@ def _provenance(setup: Setup, data: Dataset, seed: int) -> dict[str, Any]:
         "data": data.name,
         "source": data.source,
         "split": dict(data.split),
-        "fingerprint": data.fingerprint,
+        "fingerprint": fingerprint,
         "rows": {part: len(getattr(data, f"x_{part}")) for part in ("train", "val", "test")},
         "versions": versions,
     } | ({"auto": dict(setup.auto)} if setup.auto else {})

@@ -27,7 +27,7 @@ TABLES = {"zoo": "ZOO", "inference": "METHODS", "datasets": "DATASETS", "checks"
 TITLES = {
     "variants": "Variants",
     "methods": "Methods (--inference)",
-    "data": "Data sets (--data), or the path of a CSV, TSV or NPZ file, or of a folder of pictures",
+    "data": "Data sets (--data), or the path of a CSV, TSV, NPZ or NPY file, or of a folder of pictures",
     "checks": "Checks (check --only)",
 }
 

@@ -15,6 +15,7 @@ from pyro.distributions import Distribution
 from torch import Tensor
 
 from bnn_pyro.datasets.in_memory import inputs
+from bnn_pyro.datasets.rows import Rows
 from bnn_pyro.errors import UserError
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.components import make, parameters
@@ -59,7 +60,7 @@ def predict(
 
     Raises UserError where x has not the shape that the posterior was trained on, or memory does not suffice.
     """
-    x = x if isinstance(x, Tensor) else inputs(x, posterior.schema)
+    x = x if isinstance(x, Tensor | Rows) else inputs(x, posterior.schema)
     if not isinstance(posterior, Posterior):
         return posterior.predict(x, num_draws=num_draws, max_memory=max_memory, seed=seed, progress=progress)
     num_draws, shape = NUM_DRAWS if num_draws is None else num_draws, posterior.schema.input_shape

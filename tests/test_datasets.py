@@ -158,7 +158,7 @@ def archive(folder, x, y=None):
 @pytest.fixture
 def small(monkeypatch):
     """Makes chunks small: a few rows, or one."""
-    return lambda values=24: monkeypatch.setattr(sys.modules["bnn_pyro.datasets.prepare"], "CHUNK", values)
+    return lambda values=24: monkeypatch.setattr(sys.modules["bnn_pyro.datasets.rows"], "CHUNK", values)
 
 
 @pytest.mark.parametrize("kind", INPUTS)

@@ -116,7 +116,7 @@ def test_a_torch_data_set_is_read_into_memory(tmp_path):
     assert rows.fingerprint == bp.dataset(ARRAY, PRICES).fingerprint
     Image.fromarray(np.zeros((9, 9, 3), dtype=np.uint8)).save(tmp_path / "dogs" / "z.png")
     for wrong, message in (
-        (dict(x=ImageFolder(tmp_path)), r"X\[20\] has shapes .*\(9, 9, 3\).*resize them"),
+        (dict(x=ImageFolder(tmp_path)), r"X\[20\] is .*\(9, 9, 3\).*resize them"),
         (dict(x=folder, y=LABELS), "leave y out"),
         (dict(x=TensorDataset(torch.ones(3, 2))), r"X\[0\] is a tuple; an item must be a pair"),
         (dict(x=TensorDataset(torch.ones(0, 2), torch.ones(0))), "without items"),

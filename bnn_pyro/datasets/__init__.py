@@ -133,8 +133,9 @@ DATASETS: dict[str, Callable[[], Raw]] = {
     "fashion-mnist": fashion_mnist,
     "kmnist": kmnist,
 }
-#: Suffixes of a user's file.
-SUFFIXES = (".csv", ".tsv", ".npz")
+#: Suffixes of a user's file, and of those that hold arrays.
+ARRAYS = (".npz", ".npy")
+SUFFIXES = (".csv", ".tsv", *ARRAYS)
 #: Name of out-of-distribution noise -> kind.
 NOISE = {"noise": "uniform", "uniform-noise": "uniform", "gaussian-noise": "gaussian"}
 
@@ -160,7 +161,7 @@ def load_data(
     validation: int | None = None,
     limit: int | None = None,
 ) -> Dataset:
-    """A named set, a CSV, TSV or NPZ file or a folder of pictures: divided once, standardised by its training part.
+    """A named set, a CSV, TSV, NPZ or NPY file, a folder of pictures: divided once, standardised by its training part.
 
     features      names of the columns to use, in that order; all where not given
     exclude       names of columns to leave out
@@ -195,7 +196,7 @@ def load_data(
     check_options(task=task, missing=missing, unseen=unseen, target_scale=target_scale)
     path, aside = _located(name_or_path), {}
     by = {name: column for name, column in (("groups", groups), ("time", time)) if column is not None}
-    table = path is not None and not path.is_dir() and path.suffix.lower() != ".npz"
+    table = path is not None and not path.is_dir() and path.suffix.lower() not in ARRAYS
     if not table and (by or missing == "indicator"):
         raise UserError(f"{name_or_path}: {', '.join(by) or 'missing=indicator'} is for tables (CSV, TSV)")
     if by and (len(by) > 1 or splits is not None or validation is not None):
@@ -260,7 +261,7 @@ def load_inputs(
     if text not in DATASETS and (path.is_dir() or path.suffix.lower() in IMAGE_SUFFIXES):
         return read_images(path, schema, invert=invert)[:num]
     path = _located(name_or_path, also=NOISE)
-    if path is not None and path.suffix.lower() != ".npz":
+    if path is not None and path.suffix.lower() not in ARRAYS:
         return read_rows(path, schema)[0][:num]
     if path is not None:
         x, white = read_inputs(path)

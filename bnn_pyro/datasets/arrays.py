@@ -5,9 +5,12 @@ Rows of arrays are counted from 0. And noise images.
 
 from __future__ import annotations
 
+import math
+import mmap
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,15 +18,15 @@ from torch import Tensor
 
 from bnn_pyro.cells import read_target
 from bnn_pyro.datasets.dataset import Raw, Schema
+from bnn_pyro.datasets.rows import CHUNK, TORCH_TYPES, Mapped, is_large
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.files import existing, read_archive
 
-__all__ = ["IMAGE_SUFFIXES", "image_arrays", "load_archive", "noise_images", "raw_arrays", "read_inputs", "read_pair"]
+__all__ = ["IMAGE_SUFFIXES", "image_arrays", "load_archive", "mapped", "noise_images", "raw_arrays", "read_inputs",
+           "read_pair"]  # fmt: skip
 
 #: Of files of one picture each, see ``images``.
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
-#: Types of numbers that torch has too.
-TORCH_TYPES = tuple(np.dtype(name) for name in ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "?"))
 
 
 def load_archive(
@@ -35,6 +38,8 @@ def load_archive(
     training file takes the test file beside it as its own test part.
     """
     path = existing(path)
+    if path.suffix.lower() == ".npy":
+        return _load_array(path, target, task, drop_missing)
     arrays = read_archive(path)
     if "x" not in arrays and "arr_0" in arrays:
         return _pair(path, task)
@@ -46,9 +51,48 @@ def load_archive(
     return replace(raw, name=path.stem)
 
 
+def _load_array(path: Path, target: str | None, task: str | None, drop_missing: bool) -> Raw:
+    """An NPY file: a table with the target among its columns x1, x2, …, or x.npy (NAME_x.npy) with y.npy beside it."""
+    array = read_array(path)
+    x, features = mapped(path, array), {}
+    beside = path.with_name(f"{path.stem[:-1]}y.npy")
+    if target is not None:
+        names = [f"x{k + 1}" for k in range(array.shape[1] if array.ndim == 2 else 0)]
+        if target not in names:
+            raise UserError(f"{path}: has no column '{target}'; its {len(names)} columns are x1, x2, …")
+        columns = [k for k, name in enumerate(names) if name != target]
+        y, features = np.array(array[:, names.index(target)]), {"features": tuple(names[k] for k in columns)}
+        x = x.of_columns(columns) if isinstance(x, Mapped) else x[:, columns]
+    elif path.stem[-1:] == "x" and beside.is_file():
+        y = np.array(read_array(beside))
+    else:
+        raise UserError(f"{path}: which column is the target? Give target= (--target) x1, x2, …, or call the inputs "
+                        "x.npy, with the targets as y.npy beside them")  # fmt: skip
+    raw = raw_arrays(path, x if isinstance(x, Mapped) else np.array(x), y, task, None, drop_missing)
+    return replace(raw, name=path.stem, target=target or "y", **features)
+
+
+def mapped(where: str | Path, x: Any) -> Any:
+    """A large array that is a file's as the rows of that file; anything else as it is."""
+    if not (isinstance(x, np.memmap) and isinstance(x.base, mmap.mmap) and is_large(x.shape)):
+        return x
+    if not x.flags.c_contiguous:
+        raise UserError(f"{where}: its rows lie apart, in Fortran's order; save numpy.ascontiguousarray of it")
+    image_arrays(where, np.array(x[:1]))
+    return Mapped(x.filename, x.dtype, x.shape, x.offset)
+
+
+def read_array(path: Path) -> np.memmap:
+    """A mapped NPY file of numbers; nothing in it is executed."""
+    try:
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, OSError, EOFError):
+        raise UserError(f"{path}: is no NPY file of plain numbers, or damaged; save it with numpy.save") from None
+
+
 def raw_arrays(
     path: str | Path,
-    x: np.ndarray,
+    x: np.ndarray | Mapped,
     y: np.ndarray,
     task: str | None = None,
     classes: Sequence[str] | None = None,
@@ -57,10 +101,13 @@ def raw_arrays(
     """Arrays as in :func:`load_archive`; ``path`` is what errors call them."""
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
-    if x.ndim == 0 or x.size == 0 or y.ndim != 1 or len(y) != len(x):
+    if 0 in (x.shape or [0]) or y.ndim != 1 or len(y) != len(x):
         raise UserError(f"{path}: x has shape {x.shape} and y {y.shape}; x needs rows, and y one value for each, shape "
                         "(N,)")  # fmt: skip
     rows = None
+    if drop_missing and isinstance(x, Mapped):
+        raise UserError(f"{path}: is not read into memory, so that no rows are dropped; leave missing='drop' out "
+                        "(--missing drop), or set BNN_PYRO_MEMORY to more GiB")  # fmt: skip
     if drop_missing:
         _refuse(path, "x", x, allow_nan=True)
         _refuse(path, "y", y, allow_nan=True)
@@ -72,11 +119,11 @@ def raw_arrays(
     x, white = image_arrays(path, x)
     _refuse(path, "y", y)
     task, labels, classes = _targets(path, y, task, classes)
-    features = () if x.ndim == 4 else tuple(f"x{i + 1}" for i in range(x.shape[1]))
+    features = () if len(x.shape) == 4 else tuple(f"x{i + 1}" for i in range(x.shape[1]))
     return Raw(
         name=str(path),
         task=task,
-        x=torch.from_numpy(x),
+        x=x if isinstance(x, Mapped) else torch.from_numpy(x),
         y=torch.from_numpy(labels),
         classes=classes,
         features=features,
@@ -91,7 +138,8 @@ def read_inputs(path: str | Path) -> tuple[Tensor, float]:
 
     Targets are not needed.
     """
-    arrays = read_archive(path)
+    path = Path(path)
+    arrays = {"x": np.array(read_array(path))} if path.suffix.lower() == ".npy" else read_archive(path)
     key = "x" if "x" in arrays else "arr_0"
     if key not in arrays:
         raise UserError(f"{path}: has {', '.join(arrays) or 'no arrays'}; it needs an array x (or arr_0)")
@@ -157,16 +205,22 @@ def _pair(path: Path, task: str | None) -> Raw:
     )
 
 
-def image_arrays(path: str | Path, x: np.ndarray) -> tuple[np.ndarray, float]:
+def image_arrays(path: str | Path, x: np.ndarray | Mapped, first: int = 0) -> tuple[np.ndarray | Mapped, float]:
     """x as (N, F) or images (N, channels, H, W), uint8 or float32 in [0, 1], and a white pixel; NaN and inf refused.
 
-    Tables keep the type that they came in, where torch has it: a copy in float64 could be many times the file.
+    Tables keep the type that they came in, where torch has it: a copy in float64 could be many times the file. A file
+    is read a chunk at a time.   first: number of the first row.
     """
+    if isinstance(x, Mapped):
+        step = max(1, CHUNK // max(1, math.prod(x.shape[1:])))
+        for start in range(0, len(x), step):
+            white = image_arrays(path, x[start : start + step].numpy(), start)[1]
+        return x, white
     if not (np.issubdtype(x.dtype, np.number) or x.dtype == bool) or np.iscomplexobj(x):
         raise UserError(f"{path}: x holds {x.dtype}; it must hold numbers")
     if x.ndim not in (2, 3, 4) or 0 in x.shape:
         raise UserError(f"{path}: x has shape {x.shape}; it must be (N, features), (N, H, W) or (N, H, W, channels)")
-    _refuse(path, "x", x)
+    _refuse(path, "x", x, first=first)
     x = np.ascontiguousarray(x)
     if x.ndim == 2:
         return x if x.dtype in TORCH_TYPES else x.astype(np.float64), 1.0
@@ -183,16 +237,17 @@ def image_arrays(path: str | Path, x: np.ndarray) -> tuple[np.ndarray, float]:
     return x if x.shape[1] in (1, 3) else np.moveaxis(x, 3, 1), white
 
 
-def _refuse(path: str | Path, name: str, values: np.ndarray, allow_nan: bool = False) -> None:
+def _refuse(path: str | Path, name: str, values: np.ndarray, allow_nan: bool = False, first: int = 0) -> None:
     """The first value of an array of floats that is infinite, or nan, is an error with its place."""
     if not np.issubdtype(values.dtype, np.floating):
         return
     wrong = np.isinf(values) if allow_nan else ~np.isfinite(values)
     if wrong.any():
-        place = tuple(int(index) for index in np.unravel_index(wrong.argmax(), wrong.shape))
+        value, (row, *rest) = values[wrong][0], (int(at) for at in np.unravel_index(wrong.argmax(), wrong.shape))
+        row += first
         way = "'drop' (--missing drop)" if isinstance(path, Path) else "'drop' or 'indicator'"
-        drop = f", or give missing={way}" if np.isnan(values[place]) else ""
-        raise UserError(f"{path}: {name}{list(place)} is {values[place]}; correct or remove row {place[0]} (from 0)"
+        drop = f", or give missing={way}" if np.isnan(value) else ""
+        raise UserError(f"{path}: {name}{[row, *rest]} is {value}; correct or remove row {row} (from 0)"
                         f"{drop}")  # fmt: skip
 
 
@@ -204,7 +259,7 @@ def _targets(
     if not (np.issubdtype(y.dtype, np.number) or y.dtype.kind in "bU"):
         raise UserError(f"{path}: y holds {y.dtype}; it must hold numbers or texts")
     if names is None:
-        cells = pd.Series([str(v) for v in y.tolist()], name="y")
+        cells = pd.Series(y if y.dtype.kind in "iuf" else [str(v) for v in y.tolist()], name="y")
         return read_target(path, cells, task)
     classes = tuple(str(name) for name in np.ravel(names))
     if task not in (None, "classification"):

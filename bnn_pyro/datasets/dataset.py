@@ -148,7 +148,7 @@ class Schema:
 class Dataset:
     """Inputs and targets for training, validation and test.
 
-    x_*  (N, *input_shape) float32, standardised with the statistics of x_train
+    x_*  (N, *input_shape) float32, standardised with the statistics of x_train; or ``Rows`` of a file
     y_*  (N,) float32 in the target's own units, or int64 labels (classification)
     name      as given to ``load_data`` (a file's stem for a user's file)
     source    where it came from, for the report and the model card
@@ -197,7 +197,8 @@ class Dataset:
         """SHA-256 of the training rows (first 16 hex digits): equal ones mean equal training data and target scale."""
         digest = hashlib.sha256(b"log" if self.schema.target_scale == "log" else b"")
         for part in (self.x_train, self.y_train):
-            digest.update(part.detach().cpu().contiguous().numpy())
+            for rows in part.split(max(1, 2**20 // max(1, math.prod(part.shape[1:])))):
+                digest.update(rows.detach().cpu().contiguous().numpy())
         return digest.hexdigest()[:16]
 
 
@@ -206,12 +207,13 @@ def row_digests(x: Tensor, y: Tensor) -> Tensor:
 
     Sums of 32-bit words times fixed odd numbers, modulo 2^64.
     """
-    parts = (part.detach().cpu().float().reshape(len(x), part[:1].numel() or 1) for part in (x, y))
-    words = np.concatenate([part.numpy() + 0.0 for part in parts], 1)
-    odd = np.random.default_rng(0).integers(2**64, size=words.shape[1], dtype=np.uint64) | np.uint64(1)
-    step = max(1, 2**20 // words.shape[1])
-    sums = [words[i : i + step].view(np.uint32).astype(np.uint64) @ odd for i in range(0, len(x), step)]
-    return torch.from_numpy(np.concatenate([*sums, odd[:0]]).view(np.int64))
+    width, sums = sum(math.prod(part.shape[1:]) for part in (x, y)), []
+    odd = np.random.default_rng(0).integers(2**64, size=width, dtype=np.uint64) | np.uint64(1)
+    for some in zip(*(part.split(max(1, 2**20 // width)) for part in (x, y)), strict=True):
+        parts = (part.detach().cpu().float().numpy().reshape(len(part), math.prod(part.shape[1:])) for part in some)
+        words = np.concatenate([*parts], 1) + 0.0
+        sums.append(words.view(np.uint32).astype(np.uint64) @ odd)
+    return torch.from_numpy(np.concatenate(sums).view(np.int64))
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ Rows are counted from 0. Nothing here is named in the schema: rows of a file may
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset as Items
 
-from bnn_pyro.datasets.arrays import image_arrays, raw_arrays
+from bnn_pyro.datasets.arrays import image_arrays, mapped, raw_arrays
 from bnn_pyro.datasets.dataset import Dataset, Raw, Schema, check_options
 from bnn_pyro.datasets.frames import as_array, as_cells, as_table, as_target, named
 from bnn_pyro.datasets.prepare import prepare, select_features, standardised
+from bnn_pyro.datasets.rows import Mapped, stored
 from bnn_pyro.datasets.splits import FRACTIONS, Division, by_values, chosen, divide
 from bnn_pyro.datasets.tables import encode_rows, encode_target, raw_table
 from bnn_pyro.errors import UserError, unknown
@@ -50,8 +51,8 @@ def dataset(
     x       (N, F) or images (N, H, W), (N, H, W, 1 or 3) or (N, 1 or 3, H, W), uint8 or in [0, 1]: an array, tensor
             or list; or a frame of pandas, polars or any library with ``__dataframe__``, whose columns of text,
             categories and booleans become one 0/1 feature a category
-            A map-style torch ``Dataset`` of (input, target), such as an ``ImageFolder``, is read into memory; y is then
-            left out
+            A map-style torch ``Dataset`` of (input, target), such as an ``ImageFolder``, is read once; y is then left
+            out. More inputs than ``memory_bound()`` stay on disk, as those of a mapped array do (see ``rows``)
     y       (N,): numbers, or labels of any type; or the name of a column of the frame
     x_test, y_test  the test part, where it is given
     task    regression, classification or counts; where not given, classification or regression by the target, as of a
@@ -79,6 +80,7 @@ def dataset(
             raise UserError("X is a torch data set, which has the targets; leave y out")
         x, y, names = _items("X", x)
         classes = names if classes is None and task in (None, "classification") else classes
+    x = mapped("X", x)
     table = as_table("X", x)
     columns = {"y": y, "groups": groups, "time": time}
     for what, value in columns.items():
@@ -114,18 +116,15 @@ def _items(what: str, items: Items) -> tuple[np.ndarray, np.ndarray, Sequence[st
     """(x, y, names of the classes or None) of every item, an input (tensor, array or image) and a target."""
     if not hasattr(items, "__len__") or not len(items):
         raise UserError(f"{what} is a torch data set without a length or without items; give a map-style one")
-    rows = []
-    for number in range(len(items)):
-        item = items[number]
-        if not isinstance(item, tuple | list) or len(item) != 2:
-            raise UserError(f"{what}[{number}] is a {type(item).__name__}; an item must be a pair, (input, target)")
-        rows.append((np.asarray(item[0]), np.asarray(item[1]).reshape(-1)))
-        if (shapes := [part.shape for part in rows[-1]]) != (first := [part.shape for part in rows[0]]):
-            raise UserError(
-                f"{what}[{number}] has shapes {shapes}, and {what}[0] {first}; resize them in the transform"
-            )
-    x, y = (np.stack(parts) for parts in zip(*rows, strict=True))
-    return x, y, getattr(items, "classes", None)
+
+    def pairs() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        for number in range(len(items)):
+            item = items[number]
+            if not isinstance(item, tuple | list) or len(item) != 2:
+                raise UserError(f"{what}[{number}] is a {type(item).__name__}; an item must be a pair, (input, target)")
+            yield np.asarray(item[0])[None], np.asarray(item[1]).reshape(1, -1)
+
+    return *stored(what, pairs(), len(items)), getattr(items, "classes", None)
 
 
 # -- rows to features --------------------------------------------------------------------------------------------------
@@ -139,7 +138,7 @@ def _raw(x: Any, y: Any, task: str | None, classes: Sequence[str] | None, missin
         raise UserError(f"X has {num} rows and y {len(target)}; give one target for each row")
     if num == 0:
         raise UserError("X has no rows")
-    if table is None:
+    if table is None and not isinstance(x, Mapped):
         x = as_array("X", x)
         if x.ndim == 2 and missing == "indicator" and np.issubdtype(x.dtype, np.floating) and np.isnan(x).any():
             table = named(x)

@@ -6,23 +6,23 @@ What is computed in float64 is a chunk of rows at a time, of bounded size whatev
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import reduce
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from bnn_pyro.datasets.dataset import Column, Dataset, Raw, Schema
+from bnn_pyro.datasets.rows import Mapped, Rows, standardised, taken
 from bnn_pyro.datasets.splits import Division, divide
 from bnn_pyro.errors import UserError, unknown
 
 __all__ = ["check_choice", "check_positive", "mean_and_scale", "prepare", "quantities", "select_features",
            "standardised", "taken"]  # fmt: skip
 
-#: Values of a chunk: 8 MB in float64.
-CHUNK = 2**20
 #: Standard deviation of a target over its largest value: below this, float32 rounds away more than 0.06 % of it.
 MIN_RELATIVE_SPREAD = 1e-4
 
@@ -44,7 +44,8 @@ def select_features(raw: Raw, features: Sequence[str] | None, where: str) -> Raw
         if raw.x.dim() == 4:
             raise UserError(f"{where} holds images, which have no columns to choose: leave features={features} out")
         check_choice(features, raw.features, where)
-        x = raw.x[:, [raw.features.index(name) for name in features]]
+        columns = [raw.features.index(name) for name in features]
+        x = raw.x.of_columns(columns) if isinstance(raw.x, Mapped) else raw.x[:, columns]
         raw = replace(raw, x=x, features=tuple(features))
     return replace(raw, columns=tuple(Column(name) for name in raw.features))
 
@@ -74,7 +75,8 @@ def prepare(raw: Raw, *, limit: int | None = None, division: Division | None = N
     tensors: list[Tensor] = []
     for x, y, rows in parts:
         target = y[rows].to(torch.int64 if raw.has_classes else torch.float32)
-        tensors += [standardised(x, schema, raw.white, rows), target]
+        in_file = isinstance(x, Mapped)
+        tensors += [Rows(x, schema, raw.white, rows) if in_file else standardised(x, schema, raw.white, rows), target]
     index = (numbers[train], numbers[val], numbers[test] if own_test is None else own_test)
     return Dataset(raw.name, schema, *tensors, raw.source, record, *index)
 
@@ -92,25 +94,6 @@ def check_positive(like: Raw | Schema, y: Tensor, index: Any, where: str = "") -
 
 
 # -- a chunk of rows at a time -----------------------------------------------------------------------------------------
-def taken(x: Tensor, rows: Tensor) -> Iterator[Tensor]:
-    """``x[rows]`` in chunks of up to ``CHUNK`` values (or of one row)."""
-    step = max(1, CHUNK // max(1, math.prod(x.shape[1:])))
-    return (x[rows[start : start + step]] for start in range(0, len(rows), step))
-
-
-def standardised(x: Tensor, schema: Schema, white: float = 1.0, rows: Tensor | None = None) -> Tensor:
-    """``schema.standardise`` of x (N, F), or of pixels (N, channels, height, width) from 0 to ``white``: float32.
-
-    rows: take these (all where not given).
-    """
-    rows, done = torch.arange(len(x)) if rows is None else rows, 0
-    result = torch.empty((len(rows), *x.shape[1:]), dtype=torch.float32)
-    for chunk in taken(x, rows):
-        values = chunk.to(torch.float32) / white if x.dim() == 4 else chunk.double()
-        result[done : (done := done + len(chunk))] = schema.standardise(values)
-    return result
-
-
 def mean_and_scale(parts: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation over the first axis of rows that come in parts, float64.
 
@@ -195,10 +178,8 @@ def _pixel_statistics(raw: Raw, rows: Tensor) -> tuple[tuple[float, ...], tuple[
     hidden unit of an MNIST network.
     """
     if raw.x.dtype != torch.uint8:
-        values = raw.x[rows].numpy().ravel()  # a copy, which may be reordered
-        values.partition(half := (len(values) - 1) // 2)
         pixels = (chunk.double().flatten() / raw.white for chunk in taken(raw.x, rows))
-        return (values[half].item() / raw.white + 0.0,), (mean_and_scale(pixels)[1].item(),)  # + 0.0: no −0.0
+        return (_lower_median(raw.x, rows) / raw.white,), (mean_and_scale(pixels)[1].item(),)
     counts = sum(torch.bincount(chunk.flatten(), minlength=256) for chunk in taken(raw.x, rows)).double()  # exact
     values = torch.arange(256, dtype=torch.float64) / raw.white
     share = counts / counts.sum()
@@ -206,3 +187,20 @@ def _pixel_statistics(raw: Raw, rows: Tensor) -> tuple[tuple[float, ...], tuple[
     mean = (share * values).sum()
     deviation = (share * (values - mean).square()).sum().sqrt().item() if (counts > 0).sum() > 1 else 1.0
     return (middle.item(),), (deviation,)
+
+
+def _lower_median(x: Tensor | Mapped, rows: Tensor) -> float:
+    """Of all values (float32, from 0 on) of these rows: by their bits, which have the same order, upper half first."""
+    upper = rank = 0
+    for shift in (16, 0):
+        counts = np.zeros(2**16, np.int64)
+        for chunk in taken(x, rows):
+            bits = (chunk.numpy().ravel() + np.float32(0)).view(np.uint32)  # + 0: no −0.0
+            bits = bits >> 16 if shift else bits[bits >> 16 == upper] & 0xFFFF
+            counts += np.bincount(bits, minlength=2**16)
+        if shift:
+            rank = (counts.sum() - 1) // 2
+        place = int((counts.cumsum() <= rank).sum())
+        rank -= counts[:place].sum()
+        upper = upper << 16 | place
+    return np.uint32(upper).view(np.float32).item()

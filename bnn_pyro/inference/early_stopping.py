@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from bnn_pyro.datasets.dataset import Dataset
+from bnn_pyro.datasets.rows import part_of
 from bnn_pyro.distributed import Ranks
 from bnn_pyro.inference.potential import log_likelihood, mixtures
 from bnn_pyro.parts.guides import PointMass
@@ -42,7 +43,7 @@ def hold_out(data: Dataset, seed: int) -> Dataset:
     order = torch.randperm(len(data.x_train), generator=torch.Generator().manual_seed(seed)).to(data.x_train.device)
     rest, stopping = order.tensor_split([len(order) - round(HELD_OUT * len(order))])
     x, y = data.x_train, data.y_train
-    return replace(data, x_train=x[rest], y_train=y[rest], x_val=x[stopping], y_val=y[stopping])
+    return replace(data, x_train=part_of(x, rest), y_train=y[rest], x_val=part_of(x, stopping), y_val=y[stopping])
 
 
 def default_patience(data: Dataset, batch_size: int) -> int:

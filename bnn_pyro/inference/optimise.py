@@ -79,8 +79,9 @@ class Optimisation(Settings):
     optimiser   adam, or sgd:MOMENTUM, whose lr is that of the mean over the rows
     """
 
-    #: Several processes can share one fit; and it takes ``max_minutes``.
+    #: Several processes can share one fit; its mini-batches may come from a file; and it takes ``max_minutes``.
     divisible: ClassVar[bool] = True
+    streams: ClassVar[bool] = True
     timed: ClassVar[bool] = True
     tiny: ClassVar[Mapping[str, Any]] = {"epochs": 400, "batch_size": 0, "lr": 0.05, "final_lr": 0.0}
 

@@ -206,6 +206,7 @@ class StochasticGradient(Settings):
 
     converges_to: ClassVar[str] = "exact as lr → 0"
     needs: ClassVar[frozenset[str]] = frozenset({"weights", "proper prior"})
+    streams: ClassVar[bool] = True
     tiny: ClassVar[Mapping[str, Any]] = {"chains": 128, "lr": 0.02, "jitter": 1.0, "epochs": 1500, "burn_in": 400}
     epochs: int = setting(5000, low=1)
     batch_size: int = setting(0, low=0)

@@ -145,7 +145,7 @@ def _same_test_rows(truth: Dataset, data: Dataset, first: RunFolder, other: RunF
     """Refuse a paired comparison of different rows. Inputs are compared in their own units."""
     same = truth.schema.task == data.schema.task and torch.equal(truth.y_test, data.y_test)
     if same and truth.schema.features == data.schema.features and truth.x_test.shape == data.x_test.shape:
-        a, b = truth.schema.unstandardise(truth.x_test), data.schema.unstandardise(data.x_test)
+        a, b = truth.schema.unstandardise(truth.x_test[:]), data.schema.unstandardise(data.x_test[:])
         same = torch.allclose(a, b, rtol=1e-4, atol=1e-4 * float(a.std()))
     if not same:
         raise UserError(f"{first.path} and {other.path} have other test rows, so they cannot be compared in pairs")

@@ -1,0 +1,203 @@
+"""Rows a few at a time: standardised, and left in their file where they would take more than ``memory_bound()``.
+
+A :class:`Mapped` file is what a tensor of raw inputs is to ``prepare``, and :class:`Rows` of it what a tensor of
+standardised inputs is to whatever takes mini-batches: an index reads and standardises those rows, to the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bnn_pyro.datasets.dataset import Schema
+from bnn_pyro.errors import UserError
+from bnn_pyro.files import cache_root
+
+__all__ = ["CHUNK", "Mapped", "Rows", "is_large", "memory_bound", "part_of", "standardised", "stored", "taken"]
+
+#: Values of a chunk: 8 MB in float64.
+CHUNK = 2**20
+#: Types of numbers that torch has too.
+TORCH_TYPES = tuple(np.dtype(name) for name in ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "?"))
+#: Rows of a mapped file that are read before its pages are let go: each may bring 64 KiB into this process's memory.
+AT_ONCE = 1024
+CPU = torch.device("cpu")
+
+
+def memory_bound() -> int:
+    """Bytes of inputs in 32 bits above which they stay in their file: ``BNN_PYRO_MEMORY`` in GiB, or 1 GiB."""
+    text = os.environ.get("BNN_PYRO_MEMORY") or "1"
+    try:
+        return int(float(text) * 2**30)
+    except (ValueError, OverflowError):
+        raise UserError(f"BNN_PYRO_MEMORY is a number of GiB, got '{text}'") from None
+
+
+def is_large(shape: Sequence[int]) -> bool:
+    """Whether inputs (N, …) would take more than ``memory_bound()`` in 32 bits."""
+    return 4 * math.prod(shape) > memory_bound()
+
+
+class Mapped:
+    """The rows (N, …) of a file of numbers, read when they are indexed along their first axis.
+
+    path, dtype, shape, offset: as of ``numpy.memmap``; images (N, H, W) and (N, H, W, channels) get a channel axis
+        before the others.   columns: of a table, those to read, in this order; None: all.
+    file: kept open as long as its rows may be read, as it is removed when it is closed.
+    """
+
+    def __init__(self, path: str | Path, dtype: Any, shape: Sequence[int], offset: int = 0, columns: Any = None,
+                 file: Any = None) -> None:  # fmt: skip
+        self.where, self.file = (str(path), dtype, tuple(shape), offset, columns), file
+        self.array = np.memmap(path, dtype, "r", offset, tuple(shape))
+        row = self._laid_out(self.array[:1])
+        self.shape, self.dtype = torch.Size([len(self.array), *row.shape[1:]]), row.dtype
+
+    def of_columns(self, columns: Sequence[int]) -> Mapped:
+        """The same rows with these columns alone."""
+        *where, mine = self.where
+        return Mapped(*where, np.arange(self.shape[1])[columns] if mine is None else mine[columns], self.file)
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def dim(self) -> int:
+        """The number of axes."""
+        return len(self.shape)
+
+    def __getitem__(self, rows: Tensor | slice) -> Tensor:
+        parts = rows.split(AT_ONCE) if isinstance(rows, Tensor) else [rows]
+        chunks = []
+        for part in parts:
+            chunks.append(self._laid_out(self.array[part.numpy() if isinstance(part, Tensor) else part]))
+            if hasattr(mmap, "MADV_DONTNEED"):
+                self.array.base.madvise(mmap.MADV_DONTNEED)
+        return chunks[0] if len(chunks) == 1 else torch.cat(chunks)
+
+    def _laid_out(self, chunk: np.ndarray) -> Tensor:
+        chunk = np.array(chunk if self.where[-1] is None else chunk[:, self.where[-1]])
+        if chunk.ndim > 2:
+            chunk = chunk[:, None] if chunk.ndim == 3 else chunk
+            chunk = chunk if chunk.shape[1] in (1, 3) else np.moveaxis(chunk, 3, 1)
+            return torch.from_numpy(chunk if chunk.dtype == np.uint8 else chunk.astype(np.float32))
+        return torch.from_numpy(chunk if chunk.dtype in TORCH_TYPES else chunk.astype(np.float64))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Mapped, self.where
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Standardised inputs (N, *input_shape) in a file: ``x[rows]`` is a float32 tensor, as of a tensor of them all.
+
+    numbers  (N,) of the rows in the file      schema, white  see ``standardised``
+    """
+
+    source: Mapped
+    schema: Schema
+    white: float
+    numbers: Tensor
+    device: torch.device = CPU
+    dtype = torch.float32
+    nbytes = 0  # of memory
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @property
+    def shape(self) -> torch.Size:
+        """(N, *input_shape)."""
+        return torch.Size([len(self.numbers), *self.source.shape[1:]])
+
+    def __getitem__(self, rows: Any) -> Tensor:
+        numbers = self.numbers[rows.cpu() if isinstance(rows, Tensor) else rows]
+        x = standardised(self.source, self.schema, self.white, numbers.flatten())
+        return x.reshape(*numbers.shape, *self.shape[1:]).to(self.device)
+
+    def index_select(self, dim: int, rows: Tensor) -> Tensor:
+        """As of a tensor, along its first axis."""
+        return self[rows]
+
+    def split(self, size: int) -> Iterator[Tensor]:
+        """So many rows at a time; one part at least."""
+        return (self[start : start + size] for start in range(0, max(1, len(self)), size))
+
+    def tensor_split(self, parts: int) -> list[Rows]:
+        """As of a tensor, with nothing read."""
+        return [replace(self, numbers=numbers) for numbers in self.numbers.tensor_split(parts)]
+
+    def to(self, device: torch.device | str) -> Rows:
+        """The same rows, which come to that device when they are read."""
+        return replace(self, device=torch.device(device))
+
+
+def part_of(x: Tensor | Rows, rows: Tensor) -> Tensor | Rows:
+    """``x[rows]``, left in its file where it is in one."""
+    return replace(x, numbers=x.numbers[rows.cpu()]) if isinstance(x, Rows) else x[rows]
+
+
+def taken(x: Tensor | Mapped, rows: Tensor) -> Iterator[Tensor]:
+    """``x[rows]`` in chunks of up to ``CHUNK`` values (or of one row)."""
+    step = max(1, CHUNK // max(1, math.prod(x.shape[1:])))
+    return (x[rows[start : start + step]] for start in range(0, len(rows), step))
+
+
+def standardised(x: Tensor | Mapped, schema: Schema, white: float = 1.0, rows: Tensor | None = None) -> Tensor:
+    """``schema.standardise`` of x (N, F), or of pixels (N, channels, height, width) from 0 to ``white``: float32.
+
+    rows: take these (all where not given).
+    """
+    rows, done = torch.arange(len(x)) if rows is None else rows, 0
+    result = torch.empty((len(rows), *x.shape[1:]), dtype=torch.float32)
+    for chunk in taken(x, rows):
+        values = chunk.to(torch.float32) / white if x.dim() == 4 else chunk.double()
+        result[done : (done := done + len(chunk))] = schema.standardise(values)
+    return result
+
+
+def stored(what: str, parts: Iterable[tuple[np.ndarray, np.ndarray]], num: int) -> tuple[Any, np.ndarray]:
+    """(x (N, …), y (N, …)) of parts (x (B, …), y (B, …)): in memory or, where they are large, x in a file.
+
+    That is in ``cache_root()``, and gone with this process.   num: N.
+
+    Raises UserError for a part of other shapes or types than the first, other than N rows, or a disk that is full.
+    """
+    array, file, targets, done = np.empty(0), None, [], 0
+    try:
+        for x, y in parts:
+            if not targets:
+                shape, like = (num, *x.shape[1:]), [(part.shape[1:], part.dtype) for part in (x, y)]
+                if is_large(shape):
+                    cache_root().mkdir(parents=True, exist_ok=True)
+                    file = tempfile.NamedTemporaryFile(prefix="rows-", dir=cache_root())  # noqa: SIM115
+                else:
+                    array = np.empty(shape, x.dtype)
+            if (mine := [(part.shape[1:], part.dtype) for part in (x, y)]) != like:
+                shown = [" and ".join(f"{dtype} {shape}" for shape, dtype in one) for one in (mine, like)]
+                raise UserError(f"{what}[{done}] is {shown[0]}, and {what}[0] {shown[1]}; resize them in the transform")
+            if (end := done + len(x)) > num:
+                raise UserError(f"{what} has more than {num:,} rows; give their number by rows=")
+            if file is None:
+                array[done:end] = x
+            else:
+                file.write(np.ascontiguousarray(x).data)
+            targets.append(y)
+            done = end
+        if file is not None:
+            file.flush()
+    except OSError as error:
+        raise UserError(f"{what} has no room in {cache_root()} ({error.strerror}); set BNN_PYRO_CACHE to a folder that "
+                        "has") from None  # fmt: skip
+    if done < num:
+        raise UserError(f"{what} ended after {done:,} of {num:,} rows; give their number by rows=")
+    return array if file is None else Mapped(file.name, like[0][1], shape, file=file), np.concatenate(targets)
