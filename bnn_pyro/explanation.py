@@ -96,8 +96,10 @@ def explain(
     table = pd.DataFrame({"importance": middle, "low": low, "high": high}, index=names)
     first = np.argsort(-middle, kind="stable")
     effects = {}
+    some = slice(None) if isinstance(data.x_train, Tensor) else even(len(data.x_train), 10_000)  # of rows in a file
+    known = data.schema.unstandardise(data.x_train[some].cpu().double())
     for column, place in (columns[i] for i in first[:num]):
-        values, settings = _places(column, data.schema.unstandardise(data.x_train.cpu().double())[:, place])
+        values, settings = _places(column, known[:, place])
         raw = schema.unstandardise(x.double()).repeat(len(values), 1, 1)  # (G, N, F)
         raw[:, :, place.start : place.start + settings.shape[1]] = settings[:, None]
         prediction = predict(posterior, schema.standardise(raw.flatten(0, 1)), num_draws=num_draws)

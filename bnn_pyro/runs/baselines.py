@@ -47,10 +47,15 @@ def paired_differences(prediction: Prediction, first: Prediction, y: Tensor, suf
 
 
 def boosted(data: Dataset) -> tuple[Prediction, dict[str, Any]] | None:
-    """(the prediction of the test rows, {about, seconds}); None for images, few rows and a single class or value."""
+    """(the prediction of the test rows, {about, seconds}); None for images, rows in a file, few rows, one value."""
     start, schema = time.perf_counter(), data.schema
     rows = even(len(data.x_train), MAX_ROWS)
-    if len(schema.input_shape) != 1 or len(rows) < MIN_ROWS or len(data.y_train[rows].unique()) < 2:
+    if (
+        not isinstance(data.x_test, Tensor)
+        or len(schema.input_shape) != 1
+        or len(rows) < MIN_ROWS
+        or len(data.y_train[rows].unique()) < 2
+    ):
         return None
     x, y, new = (v.double().cpu().numpy() for v in (data.x_train[rows], data.y_train[rows], data.x_test))
     if schema.has_classes:
