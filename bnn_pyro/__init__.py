@@ -24,7 +24,7 @@ _NAMES = {
     "parts.local_layer": "HiddenLayer",
     "posterior": "Posterior pool",
     "predictive": "Prediction predict",
-    "fitting": "fit",
+    "fitting": "fit prior",
     "calibration.calibrated": "calibrate load",
     "explanation": "explain",
     "isolation": "isolated",

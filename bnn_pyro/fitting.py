@@ -12,6 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import pyro.poutine as poutine
 import torch
 from torch import Tensor, nn
 
@@ -26,12 +27,13 @@ from bnn_pyro.inference import METHODS, Method
 from bnn_pyro.isolation import isolated
 from bnn_pyro.loading import load
 from bnn_pyro.parts.backbone import from_text
-from bnn_pyro.posterior import Posterior, read_archive
+from bnn_pyro.parts.nets import in_mode
+from bnn_pyro.posterior import Posterior, once, read_archive, weight_space
 from bnn_pyro.progress import forwarded, progress_bar
 from bnn_pyro.zoo import Entry
 from bnn_pyro.zoo.auto import MINUTES, Setup, make_setup, say, set_up
 
-__all__ = ["check_setup", "first_member", "fit", "fit_setup", "has_member"]
+__all__ = ["check_setup", "first_member", "fit", "fit_setup", "has_member", "prior", "prior_draws"]
 
 
 @joined()
@@ -88,6 +90,44 @@ def fit(
         backbone = fit_setup(make_setup(first), data, out=folder, **options)
         setup = replace(setup, entry=replace(setup.entry, backbone=backbone))
     return fit_setup(setup, data, out=out, max_minutes=max_minutes, **options)
+
+
+def prior(entry: str | Entry | nn.Module, data: Dataset, *, num_draws: int = 500, seed: int = 0) -> Posterior:
+    """The prior of a variant as so many independent draws: what ``predict`` and the plots take, before any data.
+
+    entry: as of :func:`fit`.   data: whose inputs and target are taken; of its rows only a frozen backbone and batch
+        normalisation see any, and there may be none.
+
+    Raises UserError for a prior without draws, or a last layer whose backbone is not given.
+    """
+    setup = make_setup(entry)
+    if setup.backbone_variant(data.schema) is not None:
+        raise UserError(f"the prior of {setup.variant} is that of its last layer: give a trained network as backbone")
+    setup = check_setup(setup, data) if len(data.x_train) else setup
+    with isolated(seed), torch.no_grad():
+        model = setup.entry.model(data.schema)
+        if len(data.x_train):
+            inferred, seen = on_features(model, data, False)
+            if hasattr(setup.entry, "prepare"):
+                setup.entry.prepare(inferred, setup.entry.guide(model), seen)
+        chains = prior_draws(model, torch.zeros(1, *data.schema.input_shape), num_draws)
+    about = _provenance(setup, data, seed) | {"method": "prior", "method_settings": {}, "stored_draws": num_draws}
+    return Posterior(model, data.schema, chains={site: w[None] for site, w in chains.items()}, provenance=about)
+
+
+def prior_draws(model: nn.Module, x: Tensor, num: int) -> dict[str, Tensor]:
+    """{site: (num, *site shape)} of a model's prior, by an input x (1, *input_shape); call inside ``isolated``.
+
+    Raises UserError for a prior without draws.
+    """
+    model = weight_space(model)
+    try:
+        with torch.no_grad(), in_mode(model, training=False):
+            head, x = once(model, x)
+            traces = [poutine.trace(head).get_trace(x).nodes for _ in range(num)]
+    except NotImplementedError:
+        raise UserError("the prior is improper and has no samples; take another, such as fan-in:1") from None
+    return {site: torch.stack([nodes[site]["value"] for nodes in traces]) for site in model.initial}
 
 
 def check_setup(setup: Setup, data: Dataset, max_minutes: float | None = None) -> Setup:

@@ -12,7 +12,8 @@ from properties import Planted, planted
 from run_folders import reseal
 
 import bnn_pyro as bp
-from bnn_pyro.checks.linear_regression import correlated
+from bnn_pyro.checks.linear_regression import correlated, dataset
+from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.isolation import isolated
 from bnn_pyro.posterior import Posterior
 
@@ -221,3 +222,27 @@ def test_code_in_a_file_is_not_executed(saved, tmp_path, writer):
     # the payload would have worked
     torch.load(path, weights_only=False) if writer == "torch" else pickle.loads(path.read_bytes())
     assert mark.exists()
+
+
+# -- the prior ---------------------------------------------------------------------------------------------------------
+def test_the_prior_predicts_by_its_own_variance_without_a_row(tmp_path):
+    """Var y = σ² + scale² τ² (|x|² + 1) of a linear network."""
+    x = torch.tensor([[0.0, 0.0], [1.0, -2.0]])
+    schema = Schema("regression", (2,), y_shift=40.0, y_scale=8.0)
+    data = dataset(x[:0], x[:0, 0], schema, x, x[:, 0])
+    posterior = bp.prior(bp.MeanField(hidden=(), prior="normal:1.5", noise=5.0), data, num_draws=4000)
+    prediction = bp.predict(posterior, x, num_draws=4000)
+    exact = 25 + (8 * 1.5) ** 2 * (x.square().sum(1) + 1)
+    assert (prediction.total / exact - 1).abs().max() < 5 * (2 / 4000) ** 0.5
+    assert ((prediction.mean - 40).abs() < 5 * (exact / 4000).sqrt()).all()
+    assert "Prediction of a number for 2 points by 4,000 draws>\nnext: prediction.mean" in repr(prediction)
+    again = bp.prior(bp.MeanField(hidden=(), prior="normal:1.5", noise=5.0), data, num_draws=4000)
+    assert all(torch.equal(again.chains[site], w) for site, w in posterior.chains.items()) and "prior" in repr(again)
+    posterior.save(tmp_path)
+    assert torch.allclose(bp.predict(bp.load(tmp_path), x, num_draws=4000).mean, prediction.mean)
+
+
+@pytest.mark.parametrize(("variant", "said"), [("sparse-dropout", "improper"), ("last-layer", "trained network")])
+def test_a_prior_that_cannot_be_drawn_is_refused(variant, said):
+    with pytest.raises(bp.UserError, match=said):
+        bp.prior(variant, PROBLEM.data)

@@ -17,8 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyro.poutine as poutine
-import torch
 
 import bnn_pyro
 from bnn_pyro.datasets.dataset import Dataset
@@ -26,10 +24,10 @@ from bnn_pyro.diagnostics import draws
 from bnn_pyro.diagnostics.importance import is_arviz_0, proper_prior, temperature_of
 from bnn_pyro.errors import UserError
 from bnn_pyro.files import whole_file
+from bnn_pyro.fitting import prior_draws
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.likelihoods import OBSERVED
-from bnn_pyro.parts.nets import in_mode
-from bnn_pyro.posterior import Posterior, once
+from bnn_pyro.posterior import Posterior
 
 #: {variable: (names of its dimensions, values)}.
 Variables = Mapping[str, tuple[tuple[str, ...], np.ndarray]]
@@ -170,11 +168,8 @@ def _prior(
         left_out.append(f"prior and prior_predictive: {reason}")
         return {}
     num = max(1, min(PRIOR_DRAWS, 2 * NUMBERS // draws.weight_count(posterior), NUMBERS // len(rows)))
-    with torch.no_grad(), isolated(seed + 2), in_mode(posterior.model, training=False):
-        model, x = once(posterior.model, data.x_train[:1].to(posterior.device))
-        traces = [poutine.trace(model).get_trace(x).nodes for _ in range(num)]
-    drawn = {site: torch.stack([nodes[site]["value"] for nodes in traces]) for site in posterior.model.initial}
-    own = draws.as_chain(posterior, drawn)
+    with isolated(seed + 2):
+        own = draws.as_chain(posterior, prior_draws(posterior.model, data.x_train[:1].to(posterior.device), num))
     predictive = _training_rows(own, data, rows, (1, num), seed + 3)["posterior_predictive"]
     return {"prior": _weights(own, (1, num), names, [], seed), "prior_predictive": predictive}
 

@@ -42,6 +42,9 @@ class Verdict:
     about: str
     sentence: str
 
+    def __repr__(self) -> str:
+        return f"<{self.level}: {self.about}: {self.sentence}>"
+
 
 @dataclass(frozen=True)
 class Diagnosis:
@@ -65,6 +68,10 @@ class Diagnosis:
     verdicts: tuple[Verdict, ...]
     series: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     weights: list[dict[str, Any]] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        ways = "next: diagnosis.statistics; diagnosis.weights; bp.diagnostics.to_arviz(posterior, data)"
+        return "\n".join([*map(repr, self.verdicts), ways])
 
     @property
     def level(self) -> str:

@@ -57,6 +57,15 @@ class Decisions:
     guarantee: Any = None
     transform: Transform = identity_transform
 
+    def __repr__(self) -> str:
+        what, own = "a number", "prediction.quantile([0.05, 0.95])"
+        if self.has_classes:
+            what, own = f"{self.mean.shape[-1]} classes", "prediction.probs; prediction.set(0.9)"
+        return (
+            f"<Prediction of {what} for {len(self):,} points by {self.num_draws:,} draws>\n"
+            f"next: prediction.mean; prediction.epistemic; {own}; bp.metrics.evaluate(prediction, y)"
+        )
+
     @property
     def untransformed(self) -> Any:
         """The prediction of what the network models; this one where the transform is the identity."""
