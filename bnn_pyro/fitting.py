@@ -93,34 +93,32 @@ def fit(
 
 
 def prior(entry: str | Entry | nn.Module, data: Dataset, *, num_draws: int = 500, seed: int = 0) -> Posterior:
-    """The prior of a variant as so many independent draws: what ``predict`` and the plots take, before any data.
+    """The prior of a variant as so many independent draws, which ``predict`` and the plots take; no row is needed.
 
-    entry: as of :func:`fit`.   data: whose inputs and target are taken; of its rows only a frozen backbone and batch
-        normalisation see any, and there may be none.
+    entry: as of :func:`fit`.   data: its schema is taken; a frozen backbone and batch normalisation also see its rows.
 
     Raises UserError for a prior without draws, or a last layer whose backbone is not given.
     """
     setup = make_setup(entry)
     if setup.backbone_variant(data.schema) is not None:
         raise UserError(f"the prior of {setup.variant} is that of its last layer: give a trained network as backbone")
-    setup = check_setup(setup, data) if len(data.x_train) else setup
-    with isolated(seed), torch.no_grad():
+    with isolated(seed):
+        setup = check_setup(setup, data) if len(data.x_train) else setup
         model = setup.entry.model(data.schema)
         if len(data.x_train):
             inferred, seen = on_features(model, data, False)
             if hasattr(setup.entry, "prepare"):
                 setup.entry.prepare(inferred, setup.entry.guide(model), seen)
-        chains = prior_draws(model, torch.zeros(1, *data.schema.input_shape), num_draws)
+        chains = prior_draws(weight_space(model), torch.zeros(1, *data.schema.input_shape), num_draws)
     about = _provenance(setup, data, seed) | {"method": "prior", "method_settings": {}, "stored_draws": num_draws}
     return Posterior(model, data.schema, chains={site: w[None] for site, w in chains.items()}, provenance=about)
 
 
 def prior_draws(model: nn.Module, x: Tensor, num: int) -> dict[str, Tensor]:
-    """{site: (num, *site shape)} of a model's prior, by an input x (1, *input_shape); call inside ``isolated``.
+    """{site: (num, *site shape)} of the prior of a model over weights, by an input x (1, *input_shape); call inside ``isolated``.
 
     Raises UserError for a prior without draws.
     """
-    model = weight_space(model)
     try:
         with torch.no_grad(), in_mode(model, training=False):
             head, x = once(model, x)
