@@ -115,7 +115,7 @@ def prior(entry: str | Entry | nn.Module, data: Dataset, *, num_draws: int = 500
 
 
 def prior_draws(model: nn.Module, x: Tensor, num: int) -> dict[str, Tensor]:
-    """{site: (num, *site shape)} of the prior of a model over weights, by an input x (1, *input_shape); call inside ``isolated``.
+    """{site: (num, *site shape)} of the prior of a model over weights, at x (1, *input_shape), inside ``isolated``.
 
     Raises UserError for a prior without draws.
     """
