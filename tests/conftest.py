@@ -109,6 +109,8 @@ def quick_fits(monkeypatch):
         return fit(entry, data, replace(method, **few) if few else method, **settings)
 
     def quick_predict(posterior, x, num_draws=20, **settings):
+        if not isinstance(posterior, bp.Posterior):  # calibrated by its own draws
+            return predict(posterior, x, **settings)
         return predict(posterior, x, num_draws=min(num_draws, 20), **settings)
 
     short = partial(pyro.infer.NUTS, max_tree_depth=FEW["max_tree_depth"])
