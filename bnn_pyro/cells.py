@@ -152,6 +152,8 @@ def _commas(cells: pd.Series, separator: str) -> str:
 def numbers(path: str | Path, cells: pd.Series) -> np.ndarray:
     """A column as (N,) float64; the first cell that is no finite number is an error."""
     values = parsed(cells)
+    if (np.abs(values) <= np.finfo(np.float32).max).all():
+        return values
     bad = np.flatnonzero(~np.isfinite(values))
     if len(bad):
         cell = cells.iloc[bad[0]]
@@ -160,11 +162,9 @@ def numbers(path: str | Path, cells: pd.Series) -> np.ndarray:
         comma = DECIMAL_COMMA.fullmatch(str(cell))
         way = f"write {plain} or {point}, as it is meant" if comma else "correct or remove it"
         raise UserError(f"{path}: column '{cells.name}', row {cells.index[bad[0]]}: '{cell}' {why}; {way}")
-    large = np.flatnonzero(np.abs(values) > np.finfo(np.float32).max)
-    if len(large):
-        raise UserError(f"{path}: column '{cells.name}', row {cells.index[large[0]]}: {cells.iloc[large[0]]} is too "
-                        "large for 32-bit numbers; rescale it")  # fmt: skip
-    return values
+    large = int(np.abs(values).argmax())
+    raise UserError(f"{path}: column '{cells.name}', row {cells.index[large]}: {cells.iloc[large]} is too large for "
+                    "32-bit numbers; rescale it")  # fmt: skip
 
 
 def positions(

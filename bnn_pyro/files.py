@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LOCK", "cache_root", "data_root", "existing", "is_occupied", "lock_folder", "read_archive", "read_json", "resolve",
-    "whole_file", "write_whole",
+    "telling", "whole_file", "write_whole",
 ]  # fmt: skip
 
 #: The file that a process holds locked while it writes to a folder.
@@ -95,14 +95,14 @@ def write_whole(path: Path, blob: bytes) -> None:
 
     Raises UserError where the disk is full or the folder cannot be written to; the old file is then as it was.
     """
-    with _telling(path):
+    with telling(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(path) as file:
             file.write(blob)
 
 
 @contextlib.contextmanager
-def _telling(path: Path) -> Iterator[None]:
+def telling(path: Path) -> Iterator[None]:
     """A block that writes; raises UserError for what the system does not let it write."""
     try:
         yield
@@ -153,7 +153,7 @@ def lock_folder(folder: str | Path, wait: float = 0) -> Iterator[None]:
     folder = Path(folder).resolve()
     lock, made = FileLock(folder / LOCK, is_singleton=True, fallback_to_soft=False), not folder.exists()
     me = f"process {os.getpid()} on {socket.gethostname()}"
-    with _telling(folder):
+    with telling(folder):
         folder.mkdir(parents=True, exist_ok=True)
         try:
             lock.acquire(timeout=wait)

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from bnn_pyro.cells import read_target
 from bnn_pyro.datasets.dataset import Raw, Schema
-from bnn_pyro.datasets.rows import CHUNK, TORCH_TYPES, Mapped, is_large
+from bnn_pyro.datasets.rows import CHUNK, TORCH_TYPES, OnDisk, is_large
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.files import existing, read_archive
 
-__all__ = ["IMAGE_SUFFIXES", "image_arrays", "load_archive", "mapped", "noise_images", "raw_arrays", "read_inputs",
+__all__ = ["IMAGE_SUFFIXES", "image_arrays", "load_archive", "noise_images", "on_disk", "raw_arrays", "read_inputs",
            "read_pair"]  # fmt: skip
 
 #: Of files of one picture each, see ``images``.
@@ -54,7 +54,7 @@ def load_archive(
 def _load_array(path: Path, target: str | None, task: str | None, drop_missing: bool) -> Raw:
     """An NPY file: a table with the target among its columns x1, x2, …, or x.npy (NAME_x.npy) with y.npy beside it."""
     array = read_array(path)
-    x, features = mapped(path, array), {}
+    x, features = on_disk(path, array), {}
     beside = path.with_name(f"{path.stem[:-1]}y.npy")
     if target is not None:
         names = [f"x{k + 1}" for k in range(array.shape[1] if array.ndim == 2 else 0)]
@@ -62,24 +62,24 @@ def _load_array(path: Path, target: str | None, task: str | None, drop_missing: 
             raise UserError(f"{path}: has no column '{target}'; its {len(names)} columns are x1, x2, …")
         columns = [k for k, name in enumerate(names) if name != target]
         y, features = np.array(array[:, names.index(target)]), {"features": tuple(names[k] for k in columns)}
-        x = x.of_columns(columns) if isinstance(x, Mapped) else x[:, columns]
+        x = x.of_columns(columns) if isinstance(x, OnDisk) else x[:, columns]
     elif path.stem[-1:] == "x" and beside.is_file():
         y = np.array(read_array(beside))
     else:
         raise UserError(f"{path}: which column is the target? Give target= (--target) x1, x2, …, or call the inputs "
                         "x.npy, with the targets as y.npy beside them")  # fmt: skip
-    raw = raw_arrays(path, x if isinstance(x, Mapped) else np.array(x), y, task, None, drop_missing)
+    raw = raw_arrays(path, x if isinstance(x, OnDisk) else np.array(x), y, task, None, drop_missing)
     return replace(raw, name=path.stem, target=target or "y", **features)
 
 
-def mapped(where: str | Path, x: Any) -> Any:
+def on_disk(where: str | Path, x: Any) -> Any:
     """A large array that is a file's as the rows of that file; anything else as it is."""
     if not (isinstance(x, np.memmap) and isinstance(x.base, mmap.mmap) and is_large(x.shape)):
         return x
     if not x.flags.c_contiguous:
         raise UserError(f"{where}: its rows lie apart, in Fortran's order; save numpy.ascontiguousarray of it")
     image_arrays(where, np.array(x[:1]))
-    return Mapped(x.filename, x.dtype, x.shape, x.offset)
+    return OnDisk(x.filename, x.dtype, x.shape, x.offset)
 
 
 def read_array(path: Path) -> np.memmap:
@@ -92,7 +92,7 @@ def read_array(path: Path) -> np.memmap:
 
 def raw_arrays(
     path: str | Path,
-    x: np.ndarray | Mapped,
+    x: np.ndarray | OnDisk,
     y: np.ndarray,
     task: str | None = None,
     classes: Sequence[str] | None = None,
@@ -105,7 +105,7 @@ def raw_arrays(
         raise UserError(f"{path}: x has shape {x.shape} and y {y.shape}; x needs rows, and y one value for each, shape "
                         "(N,)")  # fmt: skip
     rows = None
-    if drop_missing and isinstance(x, Mapped):
+    if drop_missing and isinstance(x, OnDisk):
         raise UserError(f"{path}: is not read into memory, so that no rows are dropped; leave missing='drop' out "
                         "(--missing drop), or set BNN_PYRO_MEMORY to more GiB")  # fmt: skip
     if drop_missing:
@@ -123,7 +123,7 @@ def raw_arrays(
     return Raw(
         name=str(path),
         task=task,
-        x=x if isinstance(x, Mapped) else torch.from_numpy(x),
+        x=x if isinstance(x, OnDisk) else torch.from_numpy(x),
         y=torch.from_numpy(labels),
         classes=classes,
         features=features,
@@ -205,13 +205,13 @@ def _pair(path: Path, task: str | None) -> Raw:
     )
 
 
-def image_arrays(path: str | Path, x: np.ndarray | Mapped, first: int = 0) -> tuple[np.ndarray | Mapped, float]:
+def image_arrays(path: str | Path, x: np.ndarray | OnDisk, first: int = 0) -> tuple[np.ndarray | OnDisk, float]:
     """x as (N, F) or images (N, channels, H, W), uint8 or float32 in [0, 1], and a white pixel; NaN and inf refused.
 
     Tables keep the type that they came in, where torch has it: a copy in float64 could be many times the file. A file
     is read a chunk at a time.   first: number of the first row.
     """
-    if isinstance(x, Mapped):
+    if isinstance(x, OnDisk):
         step = max(1, CHUNK // max(1, math.prod(x.shape[1:])))
         for start in range(0, len(x), step):
             white = image_arrays(path, x[start : start + step].numpy(), start)[1]

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset as Items
 
-from bnn_pyro.datasets.arrays import image_arrays, mapped, raw_arrays
+from bnn_pyro.datasets.arrays import image_arrays, on_disk, raw_arrays
 from bnn_pyro.datasets.dataset import Dataset, Raw, Schema, check_options
 from bnn_pyro.datasets.frames import as_array, as_cells, as_table, as_target, named
 from bnn_pyro.datasets.prepare import prepare, select_features, standardised
-from bnn_pyro.datasets.rows import Mapped, stored
+from bnn_pyro.datasets.rows import OnDisk, stored
 from bnn_pyro.datasets.splits import FRACTIONS, Division, by_values, chosen, divide
 from bnn_pyro.datasets.tables import encode_rows, encode_target, raw_table
 from bnn_pyro.errors import UserError, unknown
@@ -80,7 +80,7 @@ def dataset(
             raise UserError("X is a torch data set, which has the targets; leave y out")
         x, y, names = _items("X", x)
         classes = names if classes is None and task in (None, "classification") else classes
-    x = mapped("X", x)
+    x = on_disk("X", x)
     table = as_table("X", x)
     columns = {"y": y, "groups": groups, "time": time}
     for what, value in columns.items():
@@ -122,7 +122,7 @@ def _items(what: str, items: Items) -> tuple[np.ndarray, np.ndarray, Sequence[st
             item = items[number]
             if not isinstance(item, tuple | list) or len(item) != 2:
                 raise UserError(f"{what}[{number}] is a {type(item).__name__}; an item must be a pair, (input, target)")
-            yield np.asarray(item[0])[None], np.asarray(item[1]).reshape(1, -1)
+            yield np.asarray(item[0]), np.asarray(item[1]).reshape(-1)
 
     return *stored(what, pairs(), len(items)), getattr(items, "classes", None)
 
@@ -138,7 +138,7 @@ def _raw(x: Any, y: Any, task: str | None, classes: Sequence[str] | None, missin
         raise UserError(f"X has {num} rows and y {len(target)}; give one target for each row")
     if num == 0:
         raise UserError("X has no rows")
-    if table is None and not isinstance(x, Mapped):
+    if table is None and not isinstance(x, OnDisk):
         x = as_array("X", x)
         if x.ndim == 2 and missing == "indicator" and np.issubdtype(x.dtype, np.floating) and np.isnan(x).any():
             table = named(x)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from bnn_pyro.datasets.dataset import Column, Dataset, Raw, Schema
-from bnn_pyro.datasets.rows import Mapped, Rows, standardised, taken
+from bnn_pyro.datasets.rows import OnDisk, Rows, standardised, taken
 from bnn_pyro.datasets.splits import Division, divide
 from bnn_pyro.errors import UserError, unknown
 
@@ -45,7 +45,7 @@ def select_features(raw: Raw, features: Sequence[str] | None, where: str) -> Raw
             raise UserError(f"{where} holds images, which have no columns to choose: leave features={features} out")
         check_choice(features, raw.features, where)
         columns = [raw.features.index(name) for name in features]
-        x = raw.x.of_columns(columns) if isinstance(raw.x, Mapped) else raw.x[:, columns]
+        x = raw.x.of_columns(columns) if isinstance(raw.x, OnDisk) else raw.x[:, columns]
         raw = replace(raw, x=x, features=tuple(features))
     return replace(raw, columns=tuple(Column(name) for name in raw.features))
 
@@ -75,7 +75,7 @@ def prepare(raw: Raw, *, limit: int | None = None, division: Division | None = N
     tensors: list[Tensor] = []
     for x, y, rows in parts:
         target = y[rows].to(torch.int64 if raw.has_classes else torch.float32)
-        in_file = isinstance(x, Mapped)
+        in_file = isinstance(x, OnDisk)
         tensors += [Rows(x, schema, raw.white, rows) if in_file else standardised(x, schema, raw.white, rows), target]
     index = (numbers[train], numbers[val], numbers[test] if own_test is None else own_test)
     return Dataset(raw.name, schema, *tensors, raw.source, record, *index)
@@ -189,7 +189,7 @@ def _pixel_statistics(raw: Raw, rows: Tensor) -> tuple[tuple[float, ...], tuple[
     return (middle.item(),), (deviation,)
 
 
-def _lower_median(x: Tensor | Mapped, rows: Tensor) -> float:
+def _lower_median(x: Tensor | OnDisk, rows: Tensor) -> float:
     """Of all values (float32, from 0 on) of these rows: by their bits, which have the same order, upper half first."""
     upper = rank = 0
     for shift in (16, 0):

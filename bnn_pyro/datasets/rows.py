@@ -1,15 +1,15 @@
 """Rows a few at a time: standardised, and left in their file where they would take more than ``memory_bound()``.
 
-A :class:`Mapped` file is what a tensor of raw inputs is to ``prepare``, and :class:`Rows` of it what a tensor of
+An :class:`OnDisk` array is what a tensor of raw inputs is to ``prepare``, and :class:`Rows` of it what a tensor of
 standardised inputs is to whatever takes mini-batches: an index reads and standardises those rows, to the same bits.
 """
 
 from __future__ import annotations
 
 import math
-import mmap
 import os
 import tempfile
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,16 +21,14 @@ from torch import Tensor
 
 from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.errors import UserError
-from bnn_pyro.files import cache_root
+from bnn_pyro.files import cache_root, telling
 
-__all__ = ["CHUNK", "Mapped", "Rows", "is_large", "memory_bound", "part_of", "standardised", "stored", "taken"]
+__all__ = ["CHUNK", "OnDisk", "Rows", "is_large", "memory_bound", "part_of", "standardised", "stored", "taken"]
 
 #: Values of a chunk: 8 MB in float64.
 CHUNK = 2**20
 #: Types of numbers that torch has too.
 TORCH_TYPES = tuple(np.dtype(name) for name in ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "?"))
-#: Rows of a mapped file that are read before its pages are let go: each may bring 64 KiB into this process's memory.
-AT_ONCE = 1024
 CPU = torch.device("cpu")
 
 
@@ -48,52 +46,54 @@ def is_large(shape: Sequence[int]) -> bool:
     return 4 * math.prod(shape) > memory_bound()
 
 
-class Mapped:
+class OnDisk:
     """The rows (N, …) of a file of numbers, read when they are indexed along their first axis.
 
     path, dtype, shape, offset: as of ``numpy.memmap``; images (N, H, W) and (N, H, W, channels) get a channel axis
         before the others.   columns: of a table, those to read, in this order; None: all.
-    file: kept open as long as its rows may be read, as it is removed when it is closed.
+    owner: an open file that is removed when it is closed.
     """
 
     def __init__(self, path: str | Path, dtype: Any, shape: Sequence[int], offset: int = 0, columns: Any = None,
-                 file: Any = None) -> None:  # fmt: skip
-        self.where, self.file = (str(path), dtype, tuple(shape), offset, columns), file
-        self.array = np.memmap(path, dtype, "r", offset, tuple(shape))
-        row = self._laid_out(self.array[:1])
-        self.shape, self.dtype = torch.Size([len(self.array), *row.shape[1:]]), row.dtype
+                 owner: Any = None) -> None:  # fmt: skip
+        self.where, self.owner = (str(path), np.dtype(dtype), tuple(shape), offset, columns), owner
+        # Not by a map: one row that is touched brings up to a MiB around it into this process's memory.
+        self.file = os.open(path, os.O_RDONLY)
+        weakref.finalize(self, os.close, self.file)
+        row = self[:1]
+        self.shape, self.dtype = torch.Size([shape[0], *row.shape[1:]]), row.dtype
 
-    def of_columns(self, columns: Sequence[int]) -> Mapped:
+    def of_columns(self, columns: Sequence[int]) -> OnDisk:
         """The same rows with these columns alone."""
         *where, mine = self.where
-        return Mapped(*where, np.arange(self.shape[1])[columns] if mine is None else mine[columns], self.file)
+        return OnDisk(*where, np.arange(self.shape[1])[columns] if mine is None else mine[columns], self.owner)
 
     def __len__(self) -> int:
-        return len(self.array)
+        return self.shape[0]
 
     def dim(self) -> int:
         """The number of axes."""
         return len(self.shape)
 
     def __getitem__(self, rows: Tensor | slice) -> Tensor:
-        parts = rows.split(AT_ONCE) if isinstance(rows, Tensor) else [rows]
-        chunks = []
-        for part in parts:
-            chunks.append(self._laid_out(self.array[part.numpy() if isinstance(part, Tensor) else part]))
-            if hasattr(mmap, "MADV_DONTNEED"):
-                self.array.base.madvise(mmap.MADV_DONTNEED)
-        return chunks[0] if len(chunks) == 1 else torch.cat(chunks)
-
-    def _laid_out(self, chunk: np.ndarray) -> Tensor:
-        chunk = np.array(chunk if self.where[-1] is None else chunk[:, self.where[-1]])
+        _, dtype, shape, offset, columns = self.where
+        size, spans = dtype.itemsize * math.prod(shape[1:]), []
+        if isinstance(rows, slice):
+            start, stop, _ = rows.indices(shape[0])
+            spans = [(start, max(0, stop - start))]
+        else:
+            spans = [(row, 1) for row in rows.tolist()]
+        parts = [os.pread(self.file, size * num, offset + size * start) for start, num in spans]
+        chunk = np.ndarray((sum(num for _, num in spans), *shape[1:]), dtype, bytearray().join(parts))
+        chunk = chunk if columns is None else chunk[:, columns]
         if chunk.ndim > 2:
             chunk = chunk[:, None] if chunk.ndim == 3 else chunk
             chunk = chunk if chunk.shape[1] in (1, 3) else np.moveaxis(chunk, 3, 1)
-            return torch.from_numpy(chunk if chunk.dtype == np.uint8 else chunk.astype(np.float32))
-        return torch.from_numpy(chunk if chunk.dtype in TORCH_TYPES else chunk.astype(np.float64))
+            return torch.from_numpy(chunk if dtype == np.uint8 else chunk.astype(np.float32))
+        return torch.from_numpy(chunk if dtype in TORCH_TYPES else chunk.astype(np.float64))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Mapped, self.where
+        return OnDisk, self.where
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +103,7 @@ class Rows:
     numbers  (N,) of the rows in the file      schema, white  see ``standardised``
     """
 
-    source: Mapped
+    source: OnDisk
     schema: Schema
     white: float
     numbers: Tensor
@@ -146,13 +146,13 @@ def part_of(x: Tensor | Rows, rows: Tensor) -> Tensor | Rows:
     return replace(x, numbers=x.numbers[rows.cpu()]) if isinstance(x, Rows) else x[rows]
 
 
-def taken(x: Tensor | Mapped, rows: Tensor) -> Iterator[Tensor]:
+def taken(x: Tensor | OnDisk, rows: Tensor) -> Iterator[Tensor]:
     """``x[rows]`` in chunks of up to ``CHUNK`` values (or of one row)."""
     step = max(1, CHUNK // max(1, math.prod(x.shape[1:])))
     return (x[rows[start : start + step]] for start in range(0, len(rows), step))
 
 
-def standardised(x: Tensor | Mapped, schema: Schema, white: float = 1.0, rows: Tensor | None = None) -> Tensor:
+def standardised(x: Tensor | OnDisk, schema: Schema, white: float = 1.0, rows: Tensor | None = None) -> Tensor:
     """``schema.standardise`` of x (N, F), or of pixels (N, channels, height, width) from 0 to ``white``: float32.
 
     rows: take these (all where not given).
@@ -165,39 +165,33 @@ def standardised(x: Tensor | Mapped, schema: Schema, white: float = 1.0, rows: T
     return result
 
 
-def stored(what: str, parts: Iterable[tuple[np.ndarray, np.ndarray]], num: int) -> tuple[Any, np.ndarray]:
-    """(x (N, …), y (N, …)) of parts (x (B, …), y (B, …)): in memory or, where they are large, x in a file.
+def stored(what: str, rows: Iterable[tuple[np.ndarray, np.ndarray]], num: int) -> tuple[Any, np.ndarray]:
+    """(x (N, …), y (N, …)) of N = ``num`` rows, one after the other: in memory or, where they are large, x in a file.
 
-    That is in ``cache_root()``, and gone with this process.   num: N.
-
-    Raises UserError for a part of other shapes or types than the first, other than N rows, or a disk that is full.
+    That is in ``cache_root()``, and gone with this process. Raises UserError for a row unlike the first, a full disk.
     """
-    array, file, targets, done = np.empty(0), None, [], 0
-    try:
-        for x, y in parts:
-            if not targets:
-                shape, like = (num, *x.shape[1:]), [(part.shape[1:], part.dtype) for part in (x, y)]
-                if is_large(shape):
-                    cache_root().mkdir(parents=True, exist_ok=True)
-                    file = tempfile.NamedTemporaryFile(prefix="rows-", dir=cache_root())  # noqa: SIM115
-                else:
-                    array = np.empty(shape, x.dtype)
-            if (mine := [(part.shape[1:], part.dtype) for part in (x, y)]) != like:
-                shown = [" and ".join(f"{dtype} {shape}" for shape, dtype in one) for one in (mine, like)]
-                raise UserError(f"{what}[{done}] is {shown[0]}, and {what}[0] {shown[1]}; resize them in the transform")
-            if (end := done + len(x)) > num:
-                raise UserError(f"{what} has more than {num:,} rows; give their number by rows=")
-            if file is None:
-                array[done:end] = x
+    array, file, like, targets = np.empty(0), None, [], []
+    for number, (x, y) in enumerate(rows):
+        mine, shape = [(part.shape, part.dtype) for part in (x, y)], (num, *x.shape)
+        if not number:
+            like, place = mine, cache_root()
+            if is_large(shape):
+                with telling(place):
+                    place.mkdir(parents=True, exist_ok=True)
+                    file = tempfile.NamedTemporaryFile(prefix="rows-", dir=place)  # noqa: SIM115
             else:
+                array = np.empty(shape, x.dtype)
+        if mine != like:
+            shown = [" and ".join(f"{dtype} {shape}" for shape, dtype in one) for one in (mine, like)]
+            raise UserError(f"{what}[{number}] is {shown[0]}, and {what}[0] {shown[1]}; resize them in the transform")
+        if file is None:
+            array[number] = x
+        else:
+            with telling(place):
                 file.write(np.ascontiguousarray(x).data)
-            targets.append(y)
-            done = end
-        if file is not None:
+        targets.append(y)
+    if file is not None:
+        with telling(place):
             file.flush()
-    except OSError as error:
-        raise UserError(f"{what} has no room in {cache_root()} ({error.strerror}); set BNN_PYRO_CACHE to a folder that "
-                        "has") from None  # fmt: skip
-    if done < num:
-        raise UserError(f"{what} ended after {done:,} of {num:,} rows; give their number by rows=")
-    return array if file is None else Mapped(file.name, like[0][1], shape, file=file), np.concatenate(targets)
+        array = OnDisk(file.name, like[0][1], shape, owner=file)
+    return array, np.stack(targets)
