@@ -35,14 +35,16 @@ def permutation_importance(explanation: Explanation, *, ax: Panel = None) -> Axe
 def partial_dependence(explanation: Explanation, *, axes: Panels = None) -> np.ndarray:
     """Mean output over the rows by the value of one column, a panel each: median and central 90 % of the draws.
 
-    explanation: of ``bp.explain``; of many classes the first five are drawn.
+    explanation: of ``bp.explain``; of many classes the five that are most probable on average are drawn.
     """
-    names, effects = explanation.outputs[:MOST_OUTPUTS], explanation.dependence
+    effects = explanation.dependence
+    average = np.mean([outputs.mean((0, 1)) for _, outputs in effects.values()], axis=0)
+    names = {k: explanation.outputs[k] for k in np.sort(np.argsort(-average, kind="stable")[:MOST_OUTPUTS])}
     axes = panels(axes, len(effects), 3, (2.7, 2.4), (0.3, 0.3), least=4.4, sharey=True)
     for ax, (column, (values, outputs)) in zip(axes, effects.items(), strict=True):
         categories = isinstance(values[0], str)
         at = np.arange(len(values)) if categories else np.asarray(values)
-        for k, name in enumerate(names):
+        for k, name in names.items():
             low, middle, high = np.quantile(outputs[..., k], (0.05, 0.5, 0.95), axis=0)
             style = look(k, label=name)
             if categories:

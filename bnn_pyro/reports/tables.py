@@ -163,7 +163,7 @@ def run_rows(run: RunFacts) -> tuple[list[str], list[Row]]:
     """Heads of the columns and rows: a run's metrics, those of its baselines, and the paired difference to each."""
     metrics, paired = {r.label: r.metrics for r in run.runs}, {}
     if run.differences:
-        paired["difference"] = run.differences
+        paired[f"difference to {run.baseline.label}" if run.boosting else "difference"] = run.differences
     if run.boosting:
         metrics[BOOSTING] = run.boosting["metrics"]
         paired[f"difference to {BOOSTING}"] = run.boosting["differences"]
