@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = ["DECIMAL_COMMA", "MAX_CATEGORIES", "MISSING", "RAREST", "SKEWED_HINT", "infer_task", "is_skewed", "label",
-           "numbers", "parsed", "positions", "read_cells", "read_target"]  # fmt: skip
+           "numbers", "parsed", "positions", "read_cells", "read_target", "read_targets"]  # fmt: skip
 
 #: A target with more different whole numbers than this is a quantity, and so is one with fewer rows for the rarest
 #: of them, which could not be in two parts of a split, or for each in the mean.
@@ -204,6 +204,8 @@ def read_target(path: str | Path, cells: pd.Series, task: str | None) -> tuple[s
     """The task, the targets (float64, or int64 labels), and the class names (() of numbers)."""
     task = infer_task(cells) if task is None else task
     where = f"{path}: target '{cells.name}'"
+    if task in ("targets", "labels"):
+        raise UserError(f"{where} is one, and task='{task}' is for several; leave task= (--task) out")
     if task != "classification":
         values = numbers(path, cells)
         wrong = np.flatnonzero((values < 0) | (values != np.round(values))) if task == "counts" else ()
@@ -225,6 +227,25 @@ def read_target(path: str | Path, cells: pd.Series, task: str | None) -> tuple[s
         raise UserError(f"{where} has {len(classes)} classes in {len(labels)} rows; is it a quantity? Then give "
                         "task='regression'")  # fmt: skip
     return task, positions(path, cells, labels, classes, "class"), classes
+
+
+def read_targets(path: str | Path, cells: pd.DataFrame, task: str | None) -> tuple[str, np.ndarray, tuple[str, ...]]:
+    """The task of several targets, "targets" or "labels" (0 and 1), their values (N, T) float64, and no classes.
+
+    task: where not given, labels where every value is 0 or 1.
+    """
+    values = np.stack([numbers(path, cells[name]) for name in cells], 1)
+    other = (values != 0) & (values != 1)
+    task = {None: "targets" if other.any() else "labels", "regression": "targets"}.get(task, task)
+    if task not in ("targets", "labels"):
+        raise UserError(f"{path}: {', '.join(cells)} are several targets, of which {task} takes one; leave task= "
+                        "(--task) out, or give 'targets' or 'labels'")  # fmt: skip
+    if task == "labels" and other.any():
+        row, column = np.argwhere(other)[0]
+        name, value = cells.columns[column], cells.iat[row, column]
+        raise UserError(f"{path}: target '{name}', row {cells.index[row]}: {value} is no label, 0 or 1; correct it, or "
+                        "give task='targets'")  # fmt: skip
+    return task, values, ()
 
 
 def is_skewed(y: np.ndarray) -> bool:

@@ -69,6 +69,7 @@ def explain(
     Raises UserError for images, other inputs than the posterior's, and more than 200 columns.
     """
     schema, columns = data.schema, list(columns_of(data.schema))
+    schema.need_one_target("explain")
     if not columns or tuple(schema.input_shape) != tuple(posterior.schema.input_shape):
         shapes = tuple(schema.input_shape), tuple(posterior.schema.input_shape)
         raise UserError("explain takes the table that a posterior was fitted to; '{}' has inputs of shape {}, and the "

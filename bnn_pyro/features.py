@@ -31,8 +31,6 @@ from bnn_pyro.parts.backbone import Backbone, OnFeatures, spoken
 from bnn_pyro.parts.nets import in_mode, weights_digest
 from bnn_pyro.progress import progress_bar
 
-__all__ = ["check_inputs", "check_split", "on_features"]
-
 #: Features of fewer bytes are not kept on disk.
 SMALL = 2**20
 CACHE_BYTES = 8 * 2**30

@@ -30,8 +30,6 @@ from bnn_pyro.parts.backbone import OnFeatures
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Posterior", "model_buffers", "once", "pool", "read_archive", "weight_space"]
-
 FORMAT = 1
 
 #: Weights drawn at once.

@@ -25,8 +25,6 @@ from bnn_pyro.parts.nets import in_mode
 from bnn_pyro.parts.priors import widest_activation
 from bnn_pyro.posterior import Posterior, once
 
-__all__ = ["NUM_DRAWS", "Prediction", "predict"]
-
 #: Bytes that the largest intermediate of one chunk may take; a 10,000-image prediction stays well under 1 GB.
 DEFAULT_MAX_MEMORY = 256 * 2**20
 #: S, where nobody says another.
@@ -116,6 +114,7 @@ def _place(piece: Distribution, values: dict[str, Tensor], shape: tuple[int, int
     """
     for name, (value, event) in parameters(piece).items():
         if name not in values:
-            values[name] = torch.empty(shape + value.shape[value.dim() - event :], dtype=value.dtype)
+            own = piece.batch_shape[2:] + value.shape[value.dim() - event :]  # several targets: (S, B, T)
+            values[name] = torch.empty(shape + own, dtype=value.dtype)
         there = values[name][corner]
         there.copy_(value.expand(there.shape))

@@ -29,9 +29,6 @@ from bnn_pyro.parts.weights import NormalWeights
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import predict
 
-__all__ = ["LOG_ALPHA", "SHARES", "PrunedScore", "Removed", "prune", "pruning_curve", "share_removed",
-           "signal_to_noise"]  # fmt: skip
-
 #: Shares of the weights that a curve removes: those of Blundell et al., table 2, and a few between them.
 SHARES = (0.0, 0.25, 0.5, 0.75, 0.9, 0.95, 0.98)
 #: The threshold of Molchanov et al.: noise of e³ = 20 times the squared mean, a dropout rate above 0.95.
@@ -116,7 +113,7 @@ def pruning_curve(
     x: (B, *input_shape), standardised.   y: (B,) labels, or targets in their own units.
     num_draws, seed, progress: as for ``predict``; all shares have the same draws of the weights that are left.
     """
-    measure, found = "error" if posterior.schema.has_classes else "rmse", []
+    found = []
     for number, (share, pruned) in enumerate(zip(shares, _pruned(posterior, shares), strict=True)):
 
         def report(done: int, of: int, before: int = number * num_draws) -> None:
@@ -125,6 +122,7 @@ def pruning_curve(
 
         scores = metrics.evaluate(predict(pruned, x, num_draws=num_draws, seed=seed, progress=report), y)
         left = sum(int(mask.sum()) for mask in pruned.guide.kept.values())
+        measure = next(name for name in ("error", "rmse", "nrmse", "label_error") if name in scores)
         found.append(PrunedScore(float(share), left, measure, scores[measure], scores["nll"]))
     return found
 

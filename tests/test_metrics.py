@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from pyro.distributions import Categorical, Normal
+from pyro.distributions import Bernoulli, Categorical, Normal
 from scipy.stats import binom
 from sklearn.metrics import roc_auc_score
 
@@ -15,6 +15,7 @@ from bnn_pyro.errors import UserError
 from bnn_pyro.metrics.classification import auroc_of, in_order, mean_probs
 from bnn_pyro.metrics.metric import intervals, mean_of
 from bnn_pyro.parts import mixtures
+from bnn_pyro.parts.several import SeveralMixture
 from bnn_pyro.predictive import Prediction
 
 
@@ -199,6 +200,10 @@ def test_replicates_are_the_metric_of_resampled_predictions(task, name):
     prediction, y = gaussians(rng.normal(size=(4, 60)), rng.random((4, 60)) + 0.1), rng.normal(size=60)
     if task == "classification":
         prediction, y = simulated(num=60, num_classes=2)
+    if task in ("targets", "labels"):
+        f, y = torch.from_numpy(rng.normal(size=(4, 60, 2))), rng.normal(size=(60, 2))
+        of_labels = task == "labels"
+        prediction, y = SeveralMixture(Bernoulli(logits=f) if of_labels else Normal(f, 1)), y > 0 if of_labels else y
     drawn, metric = rng.integers(60, size=60), metrics.METRICS[task][name]
     fast = metric.reduce(metric.summarise(prediction, y), np.bincount(drawn, minlength=60)[None].astype(float))
     assert fast[0] == pytest.approx(metric(prediction[torch.tensor(drawn)], y[drawn]), rel=1e-6, abs=1e-7)

@@ -235,7 +235,7 @@ BAD = {
     "names in text": (dict(x=FRAME.assign(city=[f"c{k}" for k in range(NUM)])), "holds 60 different texts"),
     "target inside": (dict(x=FRAME.assign(price=1)), "X has a column 'price', as y is called"),
     "one dimension": (dict(x=PRICES), r"X has shape \(60,\); .*X.reshape\(-1, 1\)"),
-    "two targets": (dict(y=np.ones((NUM, 2))), r"y has shape \(60, 2\); give one target"),
+    "targets in three dimensions": (dict(y=np.ones((NUM, 2, 2))), r"y has shape \(60, 2, 2\); give one target"),
     "empty": (dict(x=ARRAY[:0], y=[]), "X has no rows"),
     "ragged": (dict(x=[[1, 2], [3]], y=[1, 2]), "rows of unequal length"),
     "pixels": (dict(x=np.full((NUM, 4, 4), 300.0)), "pixels from 300.0 to 300.0"),

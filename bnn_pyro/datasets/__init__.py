@@ -146,7 +146,7 @@ def load_data(
     features: Sequence[str] | None = None,
     exclude: Sequence[str] = (),
     categorical: Sequence[str] = (),
-    target: str | None = None,
+    target: str | Sequence[str] | None = None,
     task: str | None = None,
     target_scale: str = "identity",
     missing: str = "refuse",
@@ -166,7 +166,7 @@ def load_data(
     features      names of the columns to use, in that order; all where not given
     exclude       names of columns to leave out
     categorical   names of a table's columns whose numbers are codes: categories, or classes, as they are written
-    target, task  of a user's file: see ``tables.load_table``
+    target, task  of a user's file: see ``tables.load_table``; a table may have several targets
     target_scale  "log" of positive numbers: their logarithm is modelled, and everything predicted is of y itself
     missing       of a file's missing value: "refuse" it, "drop" its row (a damaged picture: its file), or in a table
                   have an "indicator": the training rows' median and a second feature that says where; of text, one

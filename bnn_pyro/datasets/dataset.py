@@ -18,12 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnn_pyro.errors import unknown
+from bnn_pyro.errors import UserError, unknown
 
 __all__ = ["PARTS", "TASKS", "Column", "Dataset", "Raw", "Schema",
            "check_options", "row_digests"]  # fmt: skip
 
-TASKS = ("regression", "classification", "counts")
+#: "targets" and "labels" are several a row: numbers, or 0 and 1.
+TASKS = ("regression", "classification", "counts", "targets", "labels")
 #: The words that options take; missing, unseen: what is done with a missing value, a category that only new rows have.
 CHOICES = {"task": TASKS, "missing": ("refuse", "drop", "indicator"), "unseen": ("refuse", "ignore"),
            "target_scale": ("identity", "log")}  # fmt: skip
@@ -76,9 +77,11 @@ class Schema:
     input_shape  shape of one standardised input: (features,) for tables, (channels, height, width) for images
     classes      names of the K classes, in the order of the labels 0 … K−1; () for regression
     features     name of each input feature after encoding; () for images
-    target       name of the target
+    target       name of the target; of several their names, with commas between
+    targets      names of several targets, () of one
     x_shift, x_scale  of length 1 (one for all, as for images) or one per feature
-    y_shift, y_scale  mean and standard deviation of the training targets, or of their logarithms; 0 and 1 of classes
+    y_shift, y_scale  mean and standard deviation of the training targets, or of their logarithms; 0 and 1 of classes;
+                 of several numbers (T,)
     columns      how a raw table becomes features; () where there is no table
     unseen       what a category does that training did not have: "refuse", or "ignore", where it is none of them
     target_scale "log" where the logarithm of the (positive) targets is what is modelled, or "identity"
@@ -91,16 +94,33 @@ class Schema:
     target: str = "y"
     x_shift: tuple[float, ...] = (0.0,)
     x_scale: tuple[float, ...] = (1.0,)
-    y_shift: float = 0.0
-    y_scale: float = 1.0
+    y_shift: float | tuple[float, ...] = 0.0
+    y_scale: float | tuple[float, ...] = 1.0
     columns: tuple[Column, ...] = ()
     unseen: str = "refuse"
     target_scale: str = "identity"
+    targets: tuple[str, ...] = ()
 
     @property
     def has_classes(self) -> bool:
         """Whether targets are labels of classes, not numbers."""
         return self.task == "classification"
+
+    @property
+    def target_names(self) -> tuple[str, ...]:
+        """Of the one target, or of several."""
+        return self.targets or (self.target,)
+
+    def of_target(self, name: str) -> Schema:
+        """That of one of several targets by itself; of a label, of two classes."""
+        task, classes = ("classification", (f"no {name}", name)) if self.task == "labels" else ("regression", ())
+        return replace(self, task=task, classes=classes, target=name, targets=(), y_shift=0.0, y_scale=1.0)
+
+    def need_one_target(self, what: str) -> None:
+        """Raise UserError where there are several targets."""
+        if self.targets:
+            raise UserError(f"{what} takes one target a row, and there are {len(self.targets)} ({self.target:.60}); "
+                            "train a run for each of them")  # fmt: skip
 
     @property
     def is_image(self) -> bool:
@@ -131,6 +151,8 @@ class Schema:
             [c.name, None if c.categories is None else list(c.categories), *([] if c.fill is None else [c.fill])]
             for c in self.columns
         ]
+        if not self.targets:  # as it was written before there were several
+            del plain["targets"]
         return plain
 
     @classmethod
@@ -149,7 +171,7 @@ class Dataset:
     """Inputs and targets for training, validation and test.
 
     x_*  (N, *input_shape) float32, standardised with the statistics of x_train; or ``Rows`` of a file
-    y_*  (N,) float32 in the target's own units, or int64 labels (classification)
+    y_*  (N,) float32 in the target's own units, or int64 labels (classification); (N, T) float32 of several targets
     name      as given to ``load_data`` (a file's stem for a user's file)
     source    where it came from, for the report and the model card
     split     how the rows were divided: seed, fractions or the given split; JSON-able
@@ -178,6 +200,7 @@ class Dataset:
         schema = self.schema
         inputs = f"images {schema.input_shape}" if schema.is_image else f"{math.prod(schema.input_shape):,} features"
         target = f"{len(schema.classes)} classes" if schema.has_classes else "numbers"
+        target = f"{len(schema.targets)} columns" if schema.targets else target
         rows = ", ".join(f"{len(getattr(self, f'x_{part}')):,} {part}" for part in ("train", "val", "test"))
         return (
             f"<Dataset {self.name}: {schema.task} of {schema.target} ({target}) from {inputs}; rows: {rows}>\n"
@@ -222,7 +245,7 @@ class Raw:
 
     x      (N, F) numbers of any type, or (N, channels, height, width): uint8 of 0 … white, or float32 in [0, 1] where
            white is 1
-    y      (N,) float64, or int64 labels 0 … K−1 (classification)
+    y      (N,) float64, or int64 labels 0 … K−1 (classification); (N, T) float64 of several targets
     test   x and y of the set's own test part, None where it has none
     white  the value of a white pixel: images are divided by it
     rows   (N,) numbers of the rows in the file, counted from 0, where rows were dropped; None: all are there
@@ -248,5 +271,6 @@ class Raw:
     unseen: str = "refuse"
     target_scale: str = "identity"
     index: Tensor | None = None
+    targets: tuple[str, ...] = ()
 
-    has_classes = Schema.has_classes
+    has_classes, target_names = Schema.has_classes, Schema.target_names

@@ -108,8 +108,8 @@ def _column(where: str, cells: pd.Series) -> pd.Series:
                     f"{types[other]}); make them all numbers or all text")  # fmt: skip
 
 
-def as_target(what: str, y: Any) -> pd.Series:
-    """The targets as a column of cells, by their name ("y" where they have none)."""
+def as_target(what: str, y: Any) -> pd.DataFrame:
+    """The targets as columns of cells, by their names; where they have none "y", or of several "y1", "y2", …"""
     import pandas as pd
 
     nested = isinstance(y, list | tuple) and len(y) and isinstance(y[0], list | tuple | np.ndarray)
@@ -121,7 +121,12 @@ def as_target(what: str, y: Any) -> pd.Series:
             y = as_array(what, y, text=True) if table is None else table
         if len(y.shape) == 2 and y.shape[1] == 1:
             y = y[:, 0] if isinstance(y, np.ndarray) else y.iloc[:, 0]
+        if len(y.shape) == 2 and y.shape[1]:
+            names = [f"y{k + 1}" for k in range(y.shape[1])] if isinstance(y, np.ndarray) else None
+            frame = (y if names is None else named(y, names)).reset_index(drop=True)
+            return as_cells(frame, f"{what} (rows from 0)")
         if len(y.shape) != 1:
             raise UserError(f"{what} has shape {tuple(y.shape)}; give one target for each row, (N,)")
     cells = pd.Series(y).reset_index(drop=True)
-    return _column(f"{what} (rows from 0)", cells.rename("y" if cells.name is None else str(cells.name)))
+    cells = cells.rename("y" if cells.name is None else str(cells.name))
+    return _column(f"{what} (rows from 0)", cells).to_frame()

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset as Items
 
+from bnn_pyro.cells import read_targets
 from bnn_pyro.datasets.arrays import image_arrays, on_disk, raw_arrays
 from bnn_pyro.datasets.dataset import Dataset, Raw, Schema, check_options
 from bnn_pyro.datasets.frames import as_array, as_cells, as_table, as_target, named
@@ -53,11 +54,12 @@ def dataset(
             categories and booleans become one 0/1 feature a category
             A map-style torch ``Dataset`` of (input, target), such as an ``ImageFolder``, is read once; y is then left
             out. More inputs than ``memory_bound()`` stay on disk, as those of a mapped array do (see ``rows``)
-    y       (N,): numbers, or labels of any type; or the name of a column of the frame
+    y       (N,): numbers, or labels of any type; or the name of a column of the frame. (N, T), or a list of names:
+            several targets a row, numbers or 0 and 1
     x_test, y_test  the test part, where it is given
-    task    regression, classification or counts; where not given, classification or regression by the target, as of a
-            file: for text, categories, booleans, two different whole numbers, or up to 20, each twice or
-            more and five times in the mean
+    task    regression, classification or counts, of several targets "targets" or "labels"; where not given,
+            classification or regression by the target, as of a file: for text, categories, booleans, two different
+            whole numbers, or up to 20, each twice or more and five times in the mean; labels where all are 0 or 1
     classes names of the labels 0 … K−1, where y are these
     split   share of the rows that test (0.15), stratified for classification; or a mask (N,) of test rows, their
             numbers, or a tuple of row numbers (train, test) or (train, validation, test)
@@ -83,12 +85,16 @@ def dataset(
     x = on_disk("X", x)
     table = as_table("X", x)
     columns = {"y": y, "groups": groups, "time": time}
+    taken: list[str] = []
     for what, value in columns.items():
-        if isinstance(value, str):
-            if table is None or value not in table.columns:
-                raise unknown(f"column of X ({what}=)", value, [] if table is None else table.columns)
-            columns[what] = table[value]
-    taken = [value for value in (y, groups, time) if isinstance(value, str)]
+        names = [value] if isinstance(value, str) else value
+        several = what == "y" and isinstance(value, list | tuple) and len(value) < len(x)
+        if isinstance(value, str) or (several and all(isinstance(column, str) for column in value)):
+            for column in names:
+                if table is None or column not in table.columns:
+                    raise unknown(f"column of X ({what}=)", column, [] if table is None else table.columns)
+            columns[what] = table[value if isinstance(value, str) else names]
+            taken += names
     table = table if table is None else table.drop(columns=taken)
     raw = _raw(x if table is None else table, columns["y"], task, classes, missing)
     raw = replace(raw, name=name, source=f"in memory: {name}", unseen=unseen, target_scale=target_scale)
@@ -143,18 +149,22 @@ def _raw(x: Any, y: Any, task: str | None, classes: Sequence[str] | None, missin
         if x.ndim == 2 and missing == "indicator" and np.issubdtype(x.dtype, np.floating) and np.isnan(x).any():
             table = named(x)
     if table is None:
-        if target.dtype != np.float64 and (gaps := target.eq("")).any():
+        cells, several = target.iloc[:, 0], target.shape[1] > 1
+        if cells.dtype != np.float64 and (gaps := cells.eq("")).any():
             raise UserError(f"y: row {int(gaps.argmax())} (from 0) has no label; fill it in, or leave such rows out")
-        values = target.to_numpy() if target.dtype == np.float64 else target.to_numpy(dtype=str)
-        raw = raw_arrays("X, y", x, values, task, classes, missing == "drop")
+        values = cells.to_numpy() if cells.dtype == np.float64 else cells.to_numpy(dtype=str)
+        raw = raw_arrays("X, y", x, values, "regression" if several else task, classes, missing == "drop")
+        if several:
+            kept, names = target if raw.rows is None else target.iloc[raw.rows.numpy()], tuple(target.columns)
+            task, numbers, _ = read_targets("y (rows from 0)", kept, task)
+            raw = replace(raw, task=task, y=torch.from_numpy(numbers), target=", ".join(names), targets=names)
         return select_features(raw, None, "X")
     if classes is not None:
         raise UserError("classes= names the labels of an array; in a frame, let y have the names")
-    if target.name in table.columns:
-        raise UserError(
-            f"X has a column '{target.name}', as y is called: the target among its own inputs? Leave it out"
-        )
-    return raw_table(where, as_cells(table).assign(**{target.name: target}), target.name, task=task, missing=missing)
+    if both := [name for name in target.columns if name in table.columns]:
+        raise UserError(f"X has a column '{both[0]}', as y is called: the target among its own inputs? Leave it out")
+    cells = as_cells(table).join(target)
+    return raw_table(where, cells, list(target.columns), task=task, missing=missing)
 
 
 def _test_part(raw: Raw, x: Any, y: Any) -> tuple[Tensor, Tensor]:
@@ -163,7 +173,9 @@ def _test_part(raw: Raw, x: Any, y: Any) -> tuple[Tensor, Tensor]:
     values, cells = _encoded("x_test", x, raw)[0], as_target("y_test", y)
     if len(cells) != len(values):
         raise UserError(f"x_test has {len(values)} rows and y_test {len(cells)}; give one target for each row")
-    return values, encode_target("y_test", cells.rename(raw.target), raw)
+    if cells.shape[1] != len(raw.target_names):
+        raise UserError(f"y_test has {cells.shape[1]} columns, and y {len(raw.target_names)}; give the same targets")
+    return values, encode_target("y_test", cells.set_axis(raw.target_names, axis=1), raw)
 
 
 def _encoded(what: str, x: Any, like: Schema | Raw) -> tuple[Tensor, float]:
@@ -180,7 +192,7 @@ def _encoded(what: str, x: Any, like: Schema | Raw) -> tuple[Tensor, float]:
                 f"{what} is a frame, and this model takes arrays of shape (N, {', '.join(map(str, shape))})"
             )
         known = [column.name for column in like.columns]
-        more = [name for name in table.columns if name not in (*known, like.target)]
+        more = [name for name in table.columns if name not in (*known, *like.target_names)]
         if more:
             warnings.warn(f"{what}: columns that this model does not know are left aside: {', '.join(more[:12])}",
                           stacklevel=4)  # fmt: skip

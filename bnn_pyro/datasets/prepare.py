@@ -136,22 +136,27 @@ def _schema(raw: Raw, rows: Tensor) -> Schema:
     """What the training rows, and no others, tell."""
     y, statistics = raw.y[rows], _pixel_statistics if raw.x.dim() == 4 else _column_statistics
     shift, scale = statistics(raw, rows)
-    deviation = mean_and_scale([y])[1].item() if not raw.has_classes else 1.0
-    if not raw.has_classes and deviation < MIN_RELATIVE_SPREAD * y.abs().max().item():
-        raise UserError(
-            f"{raw.name}: the target '{raw.target}' varies by {deviation:.3g} around {y.double().mean().item():.6g}, "
-            "too little for 32-bit numbers; subtract a constant from it first"
-        )
-    names = ("task", "classes", "features", "target", "columns", "unseen", "target_scale")
-    if raw.target_scale == "log":
-        y = y.double().log()
-        deviation = mean_and_scale([y])[1].item()
+    mean, deviation = 0.0, 1.0
+    if not raw.has_classes and raw.task != "labels":
+        mean, deviation = mean_and_scale([y])
+        narrow = (deviation < MIN_RELATIVE_SPREAD * y.abs().amax(0)).flatten()
+        if narrow.any():
+            name, sd, around = (v[int(narrow.argmax())] for v in (raw.target_names, deviation.view(-1), mean.view(-1)))
+            raise UserError(f"{raw.name}: the target '{name}' varies by {sd.item():.3g} around {around.item():.6g}, "
+                            "too little for 32-bit numbers; subtract a constant from it first")  # fmt: skip
+        if raw.target_scale == "log":
+            mean, deviation = mean_and_scale([y.double().log()])
+        mean, deviation = (tuple(v.tolist()) if v.dim() else v.item() for v in (mean, deviation))
+    if raw.targets and (same := (y == y[:1]).all(0)).any():
+        name = raw.targets[int(same.int().argmax())]
+        raise UserError(f"{raw.name}: the target '{name}' is the same in every training row; there is nothing to learn")
+    names = ("task", "classes", "features", "target", "targets", "columns", "unseen", "target_scale")
     return Schema(
         **{name: getattr(raw, name) for name in names},
         input_shape=tuple(raw.x.shape[1:]),
         x_shift=shift,
         x_scale=scale,
-        y_shift=0.0 if raw.has_classes else y.double().mean().item(),
+        y_shift=mean,
         y_scale=deviation,
     )
 

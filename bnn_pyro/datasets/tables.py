@@ -5,6 +5,7 @@ Rows are numbered as an editor numbers them: the header is row 1.
 
 from __future__ import annotations
 
+import csv
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,6 +26,7 @@ from bnn_pyro.cells import (
     positions,
     read_cells,
     read_target,
+    read_targets,
 )
 from bnn_pyro.datasets.dataset import Column, Raw, Schema
 from bnn_pyro.datasets.prepare import check_choice, check_positive, quantities
@@ -46,7 +48,7 @@ MAX_SHOWN = 12
 def load_table(
     path: Path,
     *,
-    target: str | None = None,
+    target: str | Sequence[str] | None = None,
     features: Sequence[str] | None = None,
     exclude: Sequence[str] = (),
     categorical: Sequence[str] = (),
@@ -56,7 +58,7 @@ def load_table(
 ) -> tuple[Raw, dict[str, np.ndarray]]:
     """Read a CSV or TSV file: numeric columns as they are, text columns one-hot, one column as the target.
 
-    target   its column; where none is given, a column called "y"
+    target   its column; where none is given, a column called "y". Several, also as one text with commas
     aside    columns that are no inputs, whose values (N,) are returned beside the rows, by their names
     task     one of ``TASKS``; regression or classification by the target where not given
     """
@@ -64,26 +66,26 @@ def load_table(
     if target is None and "y" not in frame.columns:
         raise UserError(f"{path}: which column is the target? Give target= (--target) one of {_shown(frame)}")
     target = target or "y"
-    if target not in frame.columns:
-        raise unknown(f"target column of {path}", target, frame.columns)
-    for name in (*exclude, *categorical, *aside):
+    if isinstance(target, str):
+        target = [target] if target in frame.columns else next(csv.reader([target], skipinitialspace=True), [target])
+    for name in (*target, *exclude, *categorical, *aside):
         if name not in frame.columns:
-            raise unknown(f"column of {path}", name, frame.columns)
-    if target in aside:
-        raise UserError(f"{path}: column '{target}' is the target; divide the rows by another")
+            raise unknown(f"{'target ' * (name in target)}column of {path}", name, frame.columns)
+    ways = {"divide the rows by another": aside, "do not exclude it": exclude, "choose other features": features or ()}
+    for name in target:
+        for way in (way for way, names in ways.items() if name in names):
+            raise UserError(f"{path}: column '{name}' is the target; {way}")
+        if target.count(name) > 1:
+            raise UserError(f"{path}: target '{name}' is given twice")
     exclude = [*exclude, *aside]
-    if target in exclude:
-        raise UserError(f"{path}: column '{target}' is the target; do not exclude it")
-    names = [name for name in frame.columns if name != target and name not in exclude]
+    names = [name for name in frame.columns if name not in (*target, *exclude)]
     if not names:
-        raise UserError(f"{path}: no column is left but the target '{target}'; nothing to predict from")
+        raise UserError(f"{path}: no column is left but the target '{', '.join(target)}'; nothing to predict from")
     if features is not None:
-        if target in features:
-            raise UserError(f"{path}: column '{target}' is the target; choose other features")
         check_choice(features, names, str(path))
         names = [name for name in features if name not in exclude]
     frame = frame.astype(dict.fromkeys(categorical, "category")) if categorical else frame
-    raw = raw_table(path, frame[[*names, target]], target, task=task, missing=missing, words=MISSING)
+    raw = raw_table(path, frame[[*names, *target]], target, task=task, missing=missing, words=MISSING)
     values = {}
     for name in aside:
         cells = frame.loc[raw.index.numpy(), name]
@@ -95,13 +97,13 @@ def load_table(
 def raw_table(
     where: str | Path,
     frame: pd.DataFrame,
-    target: str,
+    target: Sequence[str],
     *,
     task: str | None = None,
     missing: str = "refuse",
     words: Sequence[str] = ("",),
 ) -> Raw:
-    """Columns of numbers or of text to features and the target.
+    """Columns of numbers or of text to features and the target, or several.
 
     missing  of a missing value, "refuse" it, "drop" its row, or have an "indicator": numbers are filled with the
              training rows' median and a second feature says where; of text, "missing" is one more category
@@ -109,12 +111,12 @@ def raw_table(
     """
     gaps, kept = _gaps(frame, words), frame
     if missing == "indicator":
-        _complete(where, frame[[target]], gaps[[target]], False, "; leave such rows out")
+        _complete(where, frame[target], gaps[target], False, "; leave such rows out")
     else:
         kept = _complete(where, frame, gaps, missing == "drop", ", or give missing='drop' or 'indicator' (--missing)")
     gaps = gaps.loc[kept.index]
-    task, y, classes = read_target(where, kept[target], task)
-    columns = tuple(_describe(where, kept[name], gaps[name]) for name in kept.columns if name != target)
+    task, y, classes = (read_target if len(target) == 1 else read_targets)(where, kept[target].squeeze(axis=1), task)
+    columns = tuple(_describe(where, kept[name], gaps[name]) for name in kept.columns if name not in target)
     return Raw(
         name=str(where),
         task=task,
@@ -122,7 +124,8 @@ def raw_table(
         y=torch.from_numpy(y),
         classes=classes,
         features=tuple(feature for column in columns for feature in column.features),
-        target=target,
+        target=", ".join(target),
+        targets=tuple(target) if len(target) > 1 else (),
         columns=columns,
         source=str(where),
         rows=None if len(kept) == len(frame) else torch.from_numpy(frame.index.get_indexer(kept.index)),
@@ -194,15 +197,18 @@ def encode_rows(
     strict = [column.name for column in like.columns if _takes_no_gaps(column)]
     _complete(where, frame[strict], gaps[strict], False)
     x = torch.from_numpy(_encode(where, frame, gaps, like.columns, like.unseen))
-    if like.target not in frame.columns or gaps[like.target].all():
+    names = list(like.target_names)
+    if not set(names) <= set(frame.columns) or gaps[names].all(axis=None):
         return x, None
-    return x, encode_target(where, frame[like.target], like, words)
+    return x, encode_target(where, frame[names], like, words)
 
 
-def encode_target(where: str | Path, cells: pd.Series, like: Schema | Raw, words: Sequence[str] = ("",)) -> Tensor:
-    """Targets (N,) float32, or labels by the names of the classes."""
-    frame = cells.to_frame()
+def encode_target(where: str | Path, frame: pd.DataFrame, like: Schema | Raw, words: Sequence[str] = ("",)) -> Tensor:
+    """Targets (N,) or (N, T) float32, or labels by the names of the classes; of the columns of the targets."""
     _complete(where, frame, _gaps(frame, words), False)
+    if like.targets:
+        return torch.from_numpy(read_targets(where, frame, like.task)[1]).to(torch.float32)
+    cells = frame.iloc[:, 0]
     if not like.has_classes:
         y = torch.from_numpy(numbers(where, cells)).to(torch.float32)
         if like.target_scale == "log":

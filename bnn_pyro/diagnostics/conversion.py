@@ -51,6 +51,7 @@ def to_arviz(posterior: Posterior, data: Dataset, *, num_draws: int | None = Non
     """
     if num_draws is not None and num_draws < 1:
         raise UserError(f"the number of draws must be at least 1, got {num_draws}")
+    data.schema.need_one_target("to_arviz")
     left_out: list[str] = []
     affordable = max(50, int(draws.WORK / (500 * draws.weight_count(posterior))))
     most = num_draws or (NUMBERS // 100 if posterior.chains is not None else min(GUIDE_DRAWS, affordable))

@@ -112,6 +112,7 @@ def diagnose(posterior: Posterior, data: Dataset, *, progress: Callable[[int, in
     if tuple(data.schema.input_shape) != tuple(posterior.schema.input_shape):
         raise UserError(f"the data have inputs of shape {tuple(data.schema.input_shape)}, and the posterior was fitted "
                         f"to {tuple(posterior.schema.input_shape)}; give the data of its own run")  # fmt: skip
+    data.schema.need_one_target("diagnose")
     work = _Work(posterior, data, *WHOLE)
     work.found.failed = str(failure(posterior, data) or "")  # whether knowing nothing predicts better
     steps = (work.functions, work.weights, work.sampler, work.approximation, work.held_out, work.replication)
@@ -161,14 +162,16 @@ class _Work:
         """What the network computes at test points: R-hat and its kin, and the series that figures show."""
         schema, num = self.posterior.schema, self.shape[0] * self.shape[1]
         names = [f"log-odds of {c}" for c in (schema.classes[1:] if len(schema.classes) == 2 else schema.classes)]
-        names = names or [f"mean of {schema.target}"]
+        names = names or [
+            f"{'log-odds' if schema.task == 'labels' else 'mean'} of {name}" for name in schema.target_names
+        ]
         points = even(len(self.x), int(min(self.most, max(1, self.values / (num * len(names))))))
         self.statistics["points"] = float(len(points))
         outputs, spread = np.empty((len(points), len(names), *self.shape), dtype=np.float32), 0.0
         for part, prediction, values in _outputs(self.posterior, self.x[points], self.shape):
             outputs[part], wide = values, values.std((2, 3))
-            if not prediction.has_classes:
-                wide = prediction.untransformed.total.sqrt().numpy() / self.data.schema.y_scale
+            if schema.task not in ("classification", "labels"):
+                wide = prediction.untransformed.total.sqrt().numpy() / np.asarray(self.data.schema.y_scale)
             spread = max(spread, float(wide.max()))
         flat = outputs.reshape(-1, *self.shape)
         shown = even(len(flat), SHOWN)

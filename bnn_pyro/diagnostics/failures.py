@@ -17,7 +17,7 @@ import pyro
 import torch
 from scipy.stats import ttest_1samp
 from torch import Tensor
-from torch.distributions import Categorical, Normal
+from torch.distributions import Bernoulli, Categorical, Normal
 
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.diagnostics.draws import even
@@ -74,9 +74,10 @@ def failure(posterior: Posterior, data: Dataset, *, num_draws: int = 100) -> Fai
         if classes:
             measured = f"{errors.mean():.1%} are wrong, and {its_errors.mean():.1%} by the most frequent class"
         else:
-            scale = prediction.transform.inv(data.y_train.cpu().double()).std(correction=0)
+            one = not data.schema.targets
+            scale = prediction.transform.inv(data.y_train.cpu().double()).std(correction=0) if one else 1.0
             root, its_root = (e.mean().sqrt() * scale for e in (errors, its_errors))
-            of = " of the logarithm" if data.schema.target_scale == "log" else ""
+            of = " of the logarithm" if data.schema.target_scale == "log" else "" if one else " in standard deviations"
             measured = f"the RMSE{of} is {root:.4g}, and {its_root:.4g} with the mean of the training targets"
     elif is_worse(nll + log_density, MARGINS["nll"]):
         measured = f"the NLL is {nll.mean():.4g} nats a row, and {-log_density.mean():.4g} with the "
@@ -110,9 +111,14 @@ def _knows_nothing(data: Dataset, prediction: Prediction, y: Tensor) -> tuple[Te
         return density.log_prob(y), *(error.double() for error in errors)
     transform = prediction.transform
     train, at = (transform.inv(v.double()) for v in (train, y))
-    sd = train.std(correction=0).clamp_min(torch.finfo(torch.float32).tiny)
-    density = Normal(train.mean(), sd).log_prob(at) - transform.log_abs_det_jacobian(at, y.double())
-    return density, *(((m - at) / sd) ** 2 for m in (prediction.untransformed.mean.double(), train.mean()))
+    mean, sd = train.mean(0), train.std(0, correction=0).clamp_min(torch.finfo(torch.float32).tiny)
+    density = Normal(mean, sd).log_prob(at) - transform.log_abs_det_jacobian(at, y.double())
+    if data.schema.task == "labels":  # no label is certain
+        density = Bernoulli((train.sum(0) + 1) / (len(train) + 2)).log_prob(at)
+    errors = (((m - at) / sd) ** 2 for m in (prediction.untransformed.mean.double(), mean))
+    if not data.schema.targets:
+        return density, *errors
+    return density.sum(1), *(error.mean(1) for error in errors)
 
 
 def _not_finite(posterior: Posterior) -> str:

@@ -185,6 +185,7 @@ def leave_one_out(posterior: Posterior, data: Dataset, log_weights: np.ndarray |
 
     log_weights: (S,) log r of the stored draws, where they are an approximation's; None for Markov chains.
     """
+    data.schema.need_one_target("leave-one-out")
     posterior = thinned(posterior, LOO_DRAWS)
     chains, draws = sized(posterior)
     num, temperature = chains * draws, temperature_of(posterior)

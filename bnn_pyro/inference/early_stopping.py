@@ -78,8 +78,9 @@ class EarlyStopping:
         with in_mode(self.model, training=False):
             if getattr(likelihood := getattr(self.model, "likelihood", None), "initial", None):
                 parts = ((p, p.transform.inv(y_part)) for p, y_part in mixtures(self.model, weights, x, y))
-                squares = [(y_part - p.untransformed.mean).square().sum() for p, y_part in parts]
-                total = ranks.total(torch.stack([self.y.new_zeros(()), *squares]).sum(dtype=torch.float64))
+                squares = [(y_part - p.untransformed.mean).square().sum(0) for p, y_part in parts]
+                squares = torch.stack([self.y.new_zeros(self.y.shape[1:]), *squares])  # of each target
+                total = ranks.total(squares.sum(0, dtype=torch.float64))
                 self.noise = likelihood.fitted_noise((total / num).sqrt().to(self.y.dtype))
                 weights |= {site: value[None] for site, value in self.noise.items()}
             scores = log_likelihood(self.model, weights, x, y).sum(dtype=torch.float64)

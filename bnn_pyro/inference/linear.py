@@ -87,7 +87,7 @@ class LinearLogJoint(LogJoint):
     def gradient(self, u: Tensor, x: Rows = None, y: Rows = None) -> Pair:
         """See :class:`LogJoint`."""
         x, y = self.x if x is None else x, self.y if y is None else y
-        factor = len(self.x) / y.shape[-1] / self.temperature
+        factor = len(self.x) / y.shape[-1 - self.event_dim] / self.temperature
         sites, names = self.sites(u), self.layer_sites
         weight, *bias = (sites[name] for name in names)
         x = self.model.net.enter(x)

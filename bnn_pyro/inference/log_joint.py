@@ -88,6 +88,7 @@ class LogJoint:
         # Once with Pyro's checks of shapes and supports, which then stay off: a trajectory may meet infinities.
         with torch.no_grad(), in_mode(model, training=False), Recorder(values) as first:
             model(x[:2], y[:2])
+        self.event_dim = first.sites[OBSERVED]["fn"].event_dim  # 1 of several targets, y (N, T)
         latent = {name for name, site in first.sites.items() if not site["is_observed"]}
         for site in latent - values.keys():
             raise UserError(f"the model's `initial` has no value for its latent site '{site}'")
@@ -113,7 +114,7 @@ class LogJoint:
             w[site] = value.to(self.dtype)
             if transform != _IDENTITY:
                 jacobian = jacobian + transform.log_abs_det_jacobian(free, value).reshape(len(u), -1).sum(1)
-        factor = len(self.x) / y.shape[-1] / self.temperature
+        factor = len(self.x) / y.shape[-1 - self.event_dim] / self.temperature
         with pyro.validation_enabled(False), in_mode(self.model, training=False):
             prior, likelihood = log_joints(self.model, w, self.x if x is None else x, y, factor)
         return prior + jacobian, likelihood

@@ -75,7 +75,7 @@ class Potential(LogJoint):
     def evaluate(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """The same by PyTorch's operators, as many chains at once as memory allows."""
         block = max(1, MAX_MEMORY // (4 * len(self.x) * self._width))
-        ys = self.y.split(block) if self.y.dim() > 1 else itertools.repeat(self.y)
+        ys = self.y.split(block) if self.y.dim() > 1 + self.event_dim else itertools.repeat(self.y)
         parts = [self._gradient(part, y) for part, y in zip(z.split(block), ys, strict=False)]
         return parts[0] if len(parts) == 1 else tuple(torch.cat(column) for column in zip(*parts, strict=True))
 

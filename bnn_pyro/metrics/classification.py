@@ -16,10 +16,6 @@ from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.metrics.metric import BLOCK, Evaluation, Metric, Targets, Undefined, intervals, mean_of, targets
 from bnn_pyro.predictive import Prediction
 
-__all__ = ["BINS", "SCORES", "Floor", "Reliability", "accuracy", "adaptive_ece", "aurc", "auroc", "auroc_of", "brier",
-           "classwise_ece", "confusion_matrix", "ece", "ece_floor", "error", "in_order", "mean_probs", "ood_auroc",
-           "ood_table", "reliability", "selective_risk"]  # fmt: skip
-
 #: Calibration bins, as in Guo et al. 2017.
 BINS = 15
 

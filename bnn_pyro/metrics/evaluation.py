@@ -26,17 +26,17 @@ from bnn_pyro.metrics.metric import (
     Metric,
     Targets,
     Undefined,
+    average_precision,
     intervals,
+    label_brier,
+    label_error,
     mean_of,
+    nrmse,
     share_of,
     targets,
 )
 from bnn_pyro.parts.mixtures import BLOCK, GRID
 from bnn_pyro.predictive import Prediction
-
-__all__ = ["DISTANCES", "METRICS", "Distance", "agreement", "coverage_50", "coverage_90", "coverage_95", "crps",
-           "distance_floor", "distances", "evaluate", "interval_verdict", "nll", "paired", "pit",
-           "rmse", "total_variation", "wasserstein", "wasserstein_2", "width_95"]  # fmt: skip
 
 
 # -- real targets ------------------------------------------------------------------------------------------------------
@@ -102,8 +102,10 @@ _NUMBERS = dict(rmse=rmse, nll=nll, crps=crps)
 _NUMBERS |= dict(coverage_50=coverage_50, coverage_90=coverage_90, coverage_95=coverage_95, width_95=width_95)
 _CLASSES = dict(error=classification.error, accuracy=classification.accuracy, nll=nll, brier=classification.brier)
 _CLASSES |= {name: vars(classification)[name] for name in ("ece", "adaptive_ece", "classwise_ece", "auroc", "aurc")}
-#: Every metric by its name, by task.
-METRICS: dict[str, dict[str, Metric]] = {"classification": _CLASSES, "regression": _NUMBERS, "counts": _NUMBERS}
+_LABELS = dict(label_error=label_error, nll=nll, label_brier=label_brier, average_precision=average_precision)
+#: Every metric by its name, by task; of several targets those of all together.
+METRICS: dict[str, dict[str, Metric]] = {"classification": _CLASSES, "regression": _NUMBERS, "counts": _NUMBERS,
+                                         "targets": dict(nrmse=nrmse, nll=nll), "labels": _LABELS}  # fmt: skip
 
 
 def evaluate(prediction: Prediction, y: Targets, **resampling: Any) -> Evaluation:

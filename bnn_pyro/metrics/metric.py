@@ -18,9 +18,6 @@ from torch import Tensor
 from bnn_pyro.errors import UserError
 from bnn_pyro.predictive import Prediction
 
-__all__ = ["Estimate", "Evaluation", "Metric", "Targets", "Undefined", "intervals", "mean_of", "share_of",
-           "targets"]  # fmt: skip
-
 Targets = Tensor | np.ndarray | Sequence[float]
 Reduction = Callable[[np.ndarray], np.ndarray]  # counts (R, B) -> (R,)
 
@@ -98,22 +95,25 @@ class Metric:
 
 
 def targets(prediction: Prediction, y: Targets) -> np.ndarray:
-    """Labels (int64) or target values (float64), (B,), checked against the prediction.
+    """Labels (int64) or target values (float64), (B,) or (B, T), checked against the prediction.
 
-    Raises UserError: not numbers, not one per point, NaN or infinite, or a label that is none of 0 … K−1.
+    Raises UserError: not numbers, not one per point, NaN or infinite, or a label that is none of 0 … K−1, or 0 and 1.
     """
     try:
         y = np.asarray(y.detach().cpu() if isinstance(y, Tensor) else y, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise UserError(f"y must hold numbers, one per predicted point: {error}") from None
     num = len(prediction)
-    if y.shape != (num,):
-        raise UserError(f"y has shape {y.shape}, but the prediction is for {num} points; pass one value each")
+    if y.shape != (shape := tuple(prediction.components.batch_shape[1:])):
+        each = "one value" if len(shape) == 1 else f"{shape[1]} values"
+        raise UserError(f"y has shape {y.shape}, but the prediction is for {num} points; pass {each} each")
     if num == 0:
         raise UserError("there is nothing to score: the prediction has 0 points")
     if not np.isfinite(y).all():
-        row = int(np.argmin(np.isfinite(y)))
+        row = int(np.argmin(np.isfinite(y).reshape(num, -1).all(1)))
         raise UserError(f"y is {y[row]} at row {row}; leave such rows out of prediction and y")
+    if prediction.task == "labels" and (other := ((y != 0) & (y != 1)).any(1)).any():
+        raise UserError(f"y is {y[int(other.argmax())]} at row {int(other.argmax())}, and labels are 0 or 1")
     if not prediction.has_classes:
         return y
     classes = prediction.mean.shape[1]
@@ -136,6 +136,58 @@ def share_of(points: np.ndarray, confidence: float = 0.95) -> Estimate:
     """
     exact = binomtest(int(points.sum()), len(points)).proportion_ci(confidence, "exact")
     return Estimate(float(points.mean()), float(exact.low), float(exact.high))
+
+
+# -- several targets a row ---------------------------------------------------------------------------------------------
+def _means(prediction: Prediction) -> np.ndarray:
+    """(B, T) float64, of labels the probabilities of 1."""
+    return prediction.components.mean.double().mean(0).numpy()
+
+
+def _standard_squares(prediction: Prediction, y: np.ndarray) -> np.ndarray:
+    if not (spread := y.std(0)).all():
+        raise Undefined(f"target {int(spread.argmin()) + 1} has the same value in every row")
+    centred = (y - y.mean(0)) / spread
+    return np.stack([np.square((_means(prediction) - y) / spread), centred, np.square(centred)], 1)
+
+
+def _in_standard_deviations(points: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """points (B, 3, T) = (squared error, y, y²): the root of the mean over the targets of MSE / variance, (R,)."""
+    error, mean, square = np.moveaxis(np.tensordot(counts, points, 1) / len(points), 1, 0)
+    with np.errstate(divide="ignore", invalid="ignore"):  # a replicate of equal values has none
+        values = np.sqrt((error / (square - np.square(mean))).mean(1))
+    return np.where(np.isfinite(values), values, np.nan)
+
+
+def _ranked(prediction: Prediction, y: np.ndarray) -> np.ndarray:
+    if not y.any(0).all():
+        raise Undefined(f"average precision needs a 1 of every label, and label {int(y.any(0).argmin()) + 1} has none")
+    return np.stack([_means(prediction), y], -1)
+
+
+def mean_average_precision(points: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """points (B, T, 2) = (score, 1 if positive): the mean over the targets of Σ (R_i − R_{i−1}) P_i, (R,).
+
+    As ``sklearn.metrics.average_precision_score``, ties together; NaN where a replicate has no positive of some target.
+    """
+    values = []
+    for score, positive in np.moveaxis(points, (1, 2), (0, 1)):
+        order = np.argsort(-score, kind="stable")
+        starts = np.flatnonzero(np.r_[True, score[order][1:] != score[order][:-1]])
+        hits = np.add.reduceat((counts * positive)[:, order], starts, axis=1)
+        recalled, taken = hits.cumsum(1), np.add.reduceat(counts[:, order], starts, axis=1).cumsum(1)
+        found = (hits * recalled / np.maximum(taken, 1)).sum(1)
+        values.append(np.divide(found, recalled[:, -1], out=np.full(len(counts), np.nan), where=recalled[:, -1] > 0))
+    return np.mean(values, 0)
+
+
+_RMSE = "root mean squared error of the predictive means, each target in its standard deviations on these rows"
+nrmse = Metric(_standard_squares, _in_standard_deviations, _RMSE)
+label_error = Metric(lambda p, y: ((_means(p) > 0.5) != y).mean(1), mean_of, "share of labels that are wrong (Hamming)")
+label_brier = Metric(
+    lambda p, y: 2 * np.square(_means(p) - y).mean(1), mean_of, "as of two classes, mean over the labels (0 to 2)"
+)
+average_precision = Metric(_ranked, mean_average_precision, "average precision, mean over the labels (macro)", "higher")
 
 
 # -- bootstrap ---------------------------------------------------------------------------------------------------------

@@ -30,9 +30,6 @@ from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.nets import in_mode, weights_digest
 from bnn_pyro.parts.priors import BayesianNet
 
-__all__ = ["INPUTS", "Backbone", "OnFeatures", "Pretrained", "from_description", "from_module", "from_text",
-           "spoken"]  # fmt: skip
-
 #: Input numbers, and rows, that one call of the network takes at most: bounds the memory of its activations.
 CHUNK_NUMBERS, CHUNK_ROWS = 2**21, 512
 #: What a user's own network can be given: the data set's inputs as they are (``data.x_train``), or in their own units.

@@ -13,8 +13,6 @@ from torch import Tensor
 
 from bnn_pyro.errors import UserError
 
-__all__ = ["CDFS", "dtype_of", "make", "parameters", "select"]
-
 #: P(Y ≤ y) of a family without a cdf in PyTorch, by y and its parameters; of counts, a step function of real y.
 CDFS: dict[type, Callable[..., np.ndarray]] = {
     Poisson: lambda y, rate: np.where(y < 0, 0.0, special.gammaincc(np.floor(y).clip(0) + 1, rate)),

@@ -29,8 +29,6 @@ from bnn_pyro.parts.guides import MeanFieldNormal, NormalGuide, inverse_softplus
 from bnn_pyro.parts.weights import ArrayDistribution, CentredNormal
 from bnn_pyro.settings import parse_named
 
-__all__ = ["ALL_WEIGHTS", "FAMILIES", "FullCovariance", "FullNormal", "LowRankNormal", "Part", "parse_family"]
-
 #: The auxiliary site that holds the whole vector.
 ALL_WEIGHTS = "_all_weights"
 

@@ -15,8 +15,6 @@ from torch.distributions.transforms import Transform, identity_transform
 
 from bnn_pyro.errors import UserError
 
-__all__ = ["ABSTAIN", "ClassSet", "Decisions", "Interval", "check_level"]
-
 #: The action of :meth:`Decisions.decide` where every other one is too costly.
 ABSTAIN = -1
 
@@ -61,6 +59,8 @@ class Decisions:
         what, own = "a number", "prediction.quantile([0.05, 0.95])"
         if self.has_classes:
             what, own = f"{self.mean.shape[-1]} classes", "prediction.probs; prediction.set(0.9)"
+        elif self.task in ("targets", "labels"):
+            what, own = f"{self.mean.shape[-1]} {self.task}", "prediction.target(0)"
         return (
             f"<Prediction of {what} for {len(self):,} points by {self.num_draws:,} draws>\n"
             f"next: prediction.mean; prediction.epistemic; {own}; bp.metrics.evaluate(prediction, y)"

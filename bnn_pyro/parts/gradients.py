@@ -26,8 +26,6 @@ from torch.autograd.function import once_differentiable
 from torch.distributions import Normal
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["LAYERS", "FreeLinear", "RowNoise", "kl_log_uniform", "kl_normal", "local_conv2d", "local_linear"]
-
 
 def local_linear(X: Tensor, M: Tensor, V: Tensor, bias: bool, sample_shape: torch.Size) -> Tensor:
     """Draws of X A, A ~ Normal(M, V)."""

@@ -18,9 +18,6 @@ from torch import Tensor, nn
 
 from bnn_pyro.parts.weights import ArrayDistribution, cut
 
-__all__ = ["DroppedColumns", "DroppedInputs", "MeanFieldNormal", "NormalGuide", "PointMass", "PrunedGuide",
-           "PrunedWeights", "WithPoints", "inverse_softplus", "new_name", "register", "weight_sites"]  # fmt: skip
-
 _numbers = itertools.count()
 
 

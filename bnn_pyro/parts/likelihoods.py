@@ -16,6 +16,7 @@ from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.parts.mixtures import Mixture, NormalMixture
 from bnn_pyro.parts.observed import OBSERVED, LearnedNoise, Likelihood, ReadLikelihood
+from bnn_pyro.parts.several import Several
 
 __all__ = ["LIKELIHOODS", "OBSERVED", "Bernoulli", "Categorical", "Heteroscedastic", "LaplaceNoise", "Likelihood",
            "LogHeteroscedastic", "LogNormal", "LogNormalMixture", "NegativeBinomial", "Normal", "Poisson",
@@ -255,10 +256,16 @@ def make_likelihood(schema: Schema, noise: str | float = "learned", likelihood: 
 
     Raises UserError for a likelihood that does not suit the task, or a noise that it does not have.
     """
-    if schema.has_classes:
+    if schema.has_classes or schema.task == "labels":
         if likelihood is not None:
             raise UserError(f"likelihood={likelihood} is for numbers, and the task is {schema.task}; leave it out")
+        if schema.task == "labels":
+            return Several(Bernoulli(), *[(0.0,) * len(schema.targets)] * 2)
         return Bernoulli() if len(schema.classes) == 2 else Categorical(len(schema.classes))
+    if schema.targets:
+        if LIKELIHOODS.get(likelihood, (None, False))[1]:
+            raise UserError(f"likelihood={likelihood} is for counts, and several targets are numbers; leave it out")
+        return Several(make_likelihood(schema.of_target(""), noise, likelihood), schema.y_shift, schema.y_scale)
     name = likelihood or DEFAULTS[schema.task]
     if name not in LIKELIHOODS:
         raise unknown("likelihood", name, LIKELIHOODS)

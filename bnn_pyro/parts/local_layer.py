@@ -31,8 +31,6 @@ from torch.distributions import Distribution, kl_divergence, register_kl
 from bnn_pyro.parts.gradients import local_conv2d
 from bnn_pyro.parts.weights import ArrayDistribution, CentredNormal, NormalWeights
 
-__all__ = ["Conv2dLayer", "HiddenLayer", "LinearLayer", "LocalLayer"]
-
 
 class LocalLayer(ArrayDistribution):
     """The activations of a layer whose weights are random: batch shape (…, B), one row per input.

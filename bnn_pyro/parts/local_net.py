@@ -24,8 +24,6 @@ from bnn_pyro.parts.nets import Stage
 from bnn_pyro.parts.priors import BayesianNet
 from bnn_pyro.parts.weights import CentredNormal, DropoutWeights, FreeWeights, LogUniform, NormalWeights
 
-__all__ = ["SCALES", "DropoutScale", "FreeScale", "LocalGuide", "LocalNet", "WeightGuide"]
-
 
 def _cut(A: Tensor, layer: nn.Module) -> dict[str, Tensor]:
     """A layer's joined weights A (fan-in + 1, out) as {"weight", "bias"}, of the layer's own shapes."""

@@ -18,8 +18,6 @@ from bnn_pyro.errors import UserError
 from bnn_pyro.parts.components import CDFS, dtype_of, parameters, select
 from bnn_pyro.parts.decisions import Decisions
 
-__all__ = ["MIXTURES", "BernoulliMixture", "ClassMixture", "Mixture", "NormalMixture"]
-
 #: Entries of the largest array of one block, 8 MB in float64.
 BLOCK = 2**20
 #: Points at which a cdf is evaluated to integrate it: of a continuous one on either side of y, of counts.
@@ -56,11 +54,14 @@ class Mixture(Decisions):
 
     def __getitem__(self, index: Tensor | slice | Sequence[int]) -> Mixture:
         """The prediction for some of the points: a slice, a mask (B,) or indices."""
-        return self._carry(type(self)(select(self.components, (slice(None), index))), index)
+        return self._carry(self._like(select(self.components, (slice(None), index))), index)
 
     def of_draws(self, index: Tensor | slice | Sequence[int]) -> Mixture:
         """The prediction by some of the draws: a slice, a mask (S,) or indices."""
-        return type(self)(select(self.components, index))
+        return self._like(select(self.components, index))
+
+    def _like(self, components: Distribution) -> Mixture:
+        return type(self)(components)
 
     def _need(self, task: str, what: str) -> None:
         if self.task != task:
@@ -141,10 +142,10 @@ class Mixture(Decisions):
         return self.components.mean.double().var(0, unbiased=False).float()
 
     def log_prob(self, y: Tensor) -> Tensor:
-        """log p(y | x, D) = logsumexp_s log p_s(y) − log S, in nats, (B,). y: labels or targets, (B,)."""
-        if y.shape != (len(self),):
+        """log p(y | x, D) = logsumexp_s log p_s(y) − log S, in nats, (B,). y: labels or targets, (B,) or (B, T)."""
+        if y.shape != (shape := self.components.batch_shape[1:]):
             num = len(self)
-            raise UserError(f"y has shape {tuple(y.shape)}, but the prediction is for {num} points: ({num},)")
+            raise UserError(f"y has shape {tuple(y.shape)}, but the prediction is for {num} points: {tuple(shape)}")
         return torch.logsumexp(self.log_probs(y.cpu()), 0) - math.log(self.num_draws)
 
     def cdf(self, y: Tensor) -> Tensor:

@@ -19,8 +19,6 @@ from torch import Tensor, nn
 
 from bnn_pyro.errors import UserError, unknown
 
-__all__ = ["ACTIVATIONS", "MLP", "ConvNet", "Linear", "Stage", "in_mode", "outputs_seen", "weights_digest"]
-
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "tanh": torch.tanh,

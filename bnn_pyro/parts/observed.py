@@ -6,8 +6,7 @@ scale of the schema are applied to its output: ELBOs, test densities and interva
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
+from collections.abc import Callable, Mapping
 
 import pyro
 import pyro.distributions as dist
@@ -17,8 +16,6 @@ from torch import Tensor, nn
 
 from bnn_pyro.errors import UserError
 from bnn_pyro.parts.mixtures import Mixture
-
-__all__ = ["OBSERVED", "LearnedNoise", "Likelihood", "ReadLikelihood"]
 
 #: The observed site of every model.
 OBSERVED = "y"
@@ -30,6 +27,7 @@ class Likelihood(nn.Module):
     outputs          width that the network must have
     mixture          the class of an equal mixture of its components, where that is not the one in ``MIXTURES``; it
                      says whether the targets are labels or numbers
+    event_dim        1 where a row has several targets, y (B, T); else 0
     own_sites        the names of its own latent sites, such as the noise; see :meth:`add_own`
     own_information  {site: number}, the Fisher information of one target about each of its own sites; between them and
                      the network's output there is none
@@ -39,7 +37,8 @@ class Likelihood(nn.Module):
     """
 
     outputs: int = 1
-    mixture: ClassVar[type[Mixture]] = Mixture
+    mixture: Callable[..., Mixture] = Mixture
+    event_dim: int = 0
     own_sites: tuple[str, ...] = ()
     own_information: Mapping[str, float] = {}
     has_classes: bool = False
@@ -58,10 +57,11 @@ class Likelihood(nn.Module):
         return {name: getattr(self, f"{name}_loc") for name in self.own_sites}
 
     def own(self, name: str) -> Tensor:
-        """Draw an own site: (…, 1), one value per draw."""
-        value = pyro.sample(name, dist.Normal(getattr(self, f"{name}_loc"), getattr(self, f"{name}_scale")))
+        """Draw an own site: (…, 1), one value per draw, or (…, 1, T), one per draw and target."""
+        loc, scale = getattr(self, f"{name}_loc"), getattr(self, f"{name}_scale")
+        value = pyro.sample(name, dist.Normal(loc, scale).to_event(loc.dim()))
         # (S,) -> (S, 1) against (S, B); vectorised particles bring (P, 1) already.
-        return value.unsqueeze(-1) if value.dim() == 1 else value
+        return value.unsqueeze(-1 - loc.dim()) if value.dim() == 1 + loc.dim() else value
 
     @property
     def description(self) -> dict[str, str]:
@@ -81,7 +81,7 @@ class Likelihood(nn.Module):
         return {}
 
     def forward(self, f: Tensor, y: Tensor | None = None) -> Tensor:
-        """Sample, or observe targets y (B,): labels, or numbers in target units."""
+        """Sample, or observe targets y (B,), or (B, T): labels, or numbers in target units."""
         # The plate's own dimension -2 is removed where Pyro's vectorised particles put a 1 there.
         components = self.components(f.squeeze(-3) if f.dim() > 3 else f)
         with pyro.plate("data", components.batch_shape[-1], dim=-1):
@@ -120,7 +120,7 @@ class ReadLikelihood(Messenger):
     """
 
     likelihood: dist.TorchDistribution
-    mixture: type[Mixture]
+    mixture: Callable[..., Mixture]
 
     def _pyro_sample(self, msg: dict) -> None:
         if msg["name"] == OBSERVED:

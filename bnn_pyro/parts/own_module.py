@@ -23,9 +23,6 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from bnn_pyro.errors import UserError, first_line, unknown
 
-__all__ = ["assign", "call_with_draws", "check_outputs", "check_pure", "differences", "freeze", "norm_layers",
-           "own_copy", "select"]  # fmt: skip
-
 #: Rows from which on many draws of convolutions are slower by ``vmap`` than one after the other, on a CPU.
 MANY_ROWS = 16
 

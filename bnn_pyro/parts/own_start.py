@@ -49,9 +49,6 @@ from bnn_pyro.parts.gradients import LAYERS
 from bnn_pyro.parts.nets import in_mode, outputs_seen
 from bnn_pyro.parts.own_module import check_pure, norm_layers
 
-__all__ = ["BATCH_NORM", "BatchStatistics", "Start", "sampling_of", "start_guide", "variance_ratio"]
-
-
 BATCH_NORM = ("batch", "frozen")
 #: Training rows whose statistics a draw is normalised by.
 NORM_ROWS = 1024

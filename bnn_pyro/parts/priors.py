@@ -28,8 +28,6 @@ from bnn_pyro.parts.own_module import call_with_draws, norm_layers
 from bnn_pyro.parts.weights import ArrayDistribution, CentredNormal, LogUniform, cut
 from bnn_pyro.settings import parse_named
 
-__all__ = ["PRIORS", "BayesianNet", "GammaNormal", "ScaleMixture", "parse_prior", "widest_activation"]
-
 
 class GammaNormal(ArrayDistribution):
     """w | τ ~ Normal(0, I/τ) with τ ~ Gamma(shape, rate) integrated out: P numbers of one parameter, one τ for all.
@@ -214,12 +212,13 @@ class BayesianNet(nn.Module):
         return {**dict(self.net.named_parameters()), **self.likelihood.initial}
 
     def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
-        """Draw w, then the site "y" for inputs x (B, *input_shape); y (B,) observes it."""
+        """Draw w, then the site "y" for inputs x (B, *input_shape); y (B,) or (B, T) observes it."""
         own = dict(self.net.named_parameters())
         centred = {name: own[name].shape for name in self._centred}
         about = own | cut(self.centre, centred) if centred else own
         w = {name: pyro.sample(name, self.priors[name](about[name])) for name in own}
-        rows_of_each = y is not None and y.dim() > 1 and x.shape[:2] == y.shape  # not only targets
+        dims = 2 + getattr(self.likelihood, "event_dim", 0)
+        rows_of_each = y is not None and y.dim() == dims and x.shape[:2] == y.shape[:2]  # not only targets
         statistics = {} if self.statistics is None or self.net.training else self.statistics(self.net, w)
         with ExitStack() as modes:
             for layer in norm_layers(self.net).values() if self.frozen else ():

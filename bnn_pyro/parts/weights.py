@@ -25,9 +25,6 @@ from torch.distributions import Independent, Normal, register_kl
 
 from bnn_pyro.parts import gradients
 
-__all__ = ["ArrayDistribution", "CentredNormal", "DropoutWeights", "FreeWeights", "LogUniform",
-           "NormalWeights", "cut", "log_alpha"]  # fmt: skip
-
 
 class ArrayDistribution(dist.TorchDistribution):
     """One event: an array of this shape. Its batch shape is () except in a plate of draws.

@@ -180,7 +180,7 @@ def _running_nll(
     """NLL of the first s draws of all chains (D,), of every draw (C·D,), and of the first s of each chain (C, D)."""
     num = chains * kept
     y = torch.as_tensor(y)
-    if y.shape != (len(x),):
+    if len(y) != len(x):
         raise UserError(f"y has shape {tuple(y.shape)}, but x has {len(x)} rows")
     size = torch.arange(1, kept + 1, dtype=torch.float64)
     together, single, of_chain = (torch.zeros(n, dtype=torch.float64) for n in (kept, num, (chains, kept)))

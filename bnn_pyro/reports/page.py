@@ -30,6 +30,7 @@ from bnn_pyro.reports.tables import (
     guarantee_rows,
     outside_rows,
     run_rows,
+    target_rows,
     told_headlines,
 )
 
@@ -140,6 +141,7 @@ def _context(run: RunFacts) -> dict[str, Any]:
         "summary": _summary(run),
         "metrics": rows,
         "columns": columns,
+        "targets": target_rows(run),
         "facts": facts_of(run),
         "guarantees": guarantee_rows(run.guarantees) if run.guarantees else [],
         "guarantee_columns": GUARANTEE_COLUMNS,

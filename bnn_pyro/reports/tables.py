@@ -20,7 +20,8 @@ WORDS = {"good": "Good", "caution": "Caution", "bad": "Problem", "failed": "Fail
 #: Metrics that are shares of the test rows, written in per cent.
 SHARES = tuple(name for table in METRICS.values() for name, metric in table.items() if metric.share)
 #: The metrics that a summary speaks of.
-HEADLINE = {"classification": ("error", "nll"), "regression": ("rmse", "nll"), "counts": ("rmse", "nll")}
+HEADLINE = {"classification": ("error", "nll"), "regression": ("rmse", "nll"), "counts": ("rmse", "nll"),
+            "targets": ("nrmse", "nll"), "labels": ("label_error", "nll")}  # fmt: skip
 SCORE_NAMES = {"total_entropy": "total entropy", "max_prob": "1 − max p", "mutual_information": "mutual information"}
 AGAINST = "_minus_baseline"
 #: Nats a row by which the mean weights must predict better than the draws before it is said.
@@ -170,6 +171,13 @@ def run_rows(run: RunFacts) -> tuple[list[str], list[Row]]:
     return [*metrics, *paired], metric_rows(run.task, list(metrics.values()), list(paired.values()))
 
 
+def target_rows(run: RunFacts) -> tuple[list[str], list[list[object]]]:
+    """Of several targets, each by itself: heads of the columns, and a row a target; no rows where there is one."""
+    each, wanted = run.metrics.get("targets", {}), ("rmse", "crps", "coverage_90", "error", "brier", "auroc", "nll")
+    names = [name for name in wanted if any(name in metrics for metrics in each.values())]
+    return ["", *names], [[target, *(estimate(metrics, name) for name in names)] for target, metrics in each.items()]
+
+
 def outside_rows(runs: Sequence[RunFacts]) -> list[Row]:
     """Out-of-distribution inputs: for each data set a row for each score's AUROC, and one for the mean entropy."""
     keys = [re.fullmatch(f"ood_(.+)_({'|'.join(SCORES)})", key) for key in runs[0].metrics]
@@ -247,6 +255,7 @@ def run_table(run: RunFacts) -> str:
         parts.append(f"{verdict_lines(run.worries[:1])}\n")
     if rows:
         parts.append(plain_table(["", *columns], [[row.name, *row.cells] for row in rows]))
+        parts += [f"\n{plain_table(*each)}"] if (each := target_rows(run))[1] else []
         parts.append("\n[…] 95 % intervals over the test rows: bootstrap, of shares exact binomial")
     outside = outside_rows(run.runs)
     if outside:

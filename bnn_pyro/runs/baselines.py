@@ -47,11 +47,12 @@ def paired_differences(prediction: Prediction, first: Prediction, y: Tensor, suf
 
 
 def boosted(data: Dataset) -> tuple[Prediction, dict[str, Any]] | None:
-    """(the prediction of the test rows, {about, seconds}); None for images, rows in a file, few rows, one value."""
+    """(the test rows' prediction, {about, seconds}); None for images, rows in a file, few rows or several targets."""
     start, schema = time.perf_counter(), data.schema
     rows = even(len(data.x_train), MAX_ROWS)
     if (
         not isinstance(data.x_test, Tensor)
+        or schema.targets
         or len(schema.input_shape) != 1
         or len(rows) < MIN_ROWS
         or len(data.y_train[rows].unique()) < 2

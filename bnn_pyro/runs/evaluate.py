@@ -6,7 +6,6 @@ import dataclasses
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +16,6 @@ from bnn_pyro.datasets import DATASETS, load_data, load_inputs, read_rows
 from bnn_pyro.datasets.arrays import load_archive
 from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.datasets.prepare import standardised
-from bnn_pyro.datasets.tables import row_texts
 from bnn_pyro.diagnostics import failure
 from bnn_pyro.diagnostics.mean_weights import against_mean_weights
 from bnn_pyro.distributed import choose_device
@@ -32,7 +30,7 @@ from bnn_pyro.reports.page import run_card, run_html
 from bnn_pyro.reports.tables import RunFacts, estimate, plain_table
 from bnn_pyro.runs.baselines import boosted, paired_differences
 from bnn_pyro.runs.diagnose import CONVERGENCE, judge_chains
-from bnn_pyro.runs.figures import Scored, draw_all, figures_of, read_pruning
+from bnn_pyro.runs.figures import Scored, draw_all, figures_of, read_pruning, rows_to_look_at
 from bnn_pyro.runs.folder import BOOSTING, REPLICATES, ROWS, RunFolder
 from bnn_pyro.runs.recipe import Recipe
 
@@ -43,8 +41,6 @@ __all__ = ["evaluate_run", "labelled", "load_posterior", "outside_inputs",
 NOISE = {"noise": ("uniform-noise", "gaussian-noise"), "uniform": ("uniform-noise",), "gaussian": ("gaussian-noise",)}
 #: How many noise images of each kind a run is shown without being asked.
 NOISE_IMAGES = 1000
-#: Test rows of a table that the report lists: the worst predicted, and the most uncertain.
-ROWS_SHOWN = 5
 
 
 def load_posterior(folder: RunFolder, device: str, module: str | None = None) -> Posterior:
@@ -144,6 +140,9 @@ def _score(posterior: Posterior, data: Dataset, outside: Mapping[str, Tensor], n
         prediction = predict_with_progress(posterior, data.x_test, num_draws, f"test rows ({name})")
         evaluation = metrics.evaluate(prediction, data.y_test)
         scores, replicates = scores | evaluation.flat(), evaluation.replicates
+        if data.schema.targets:
+            pairs = zip(data.schema.targets, prediction.each, data.y_test.unbind(1), strict=True)
+            scores["targets"] = {target: metrics.evaluate(one, y).flat() for target, one, y in pairs}
         if prediction.has_classes:
             floor = metrics.ece_floor(prediction)
             scores |= {"ece_floor": floor.mean, "ece_floor_95": floor.quantile_95}
@@ -161,31 +160,6 @@ def _score(posterior: Posterior, data: Dataset, outside: Mapping[str, Tensor], n
         scores |= {f"ood_{what}_{key}": value for key, value in metrics.ood_table(prediction, other).flat().items()}
         scores[f"ood_{what}_mean_entropy"] = other.total.mean().item()
     return Scored(posterior, data, num_draws, prediction, others, scores, replicates)
-
-
-def rows_to_look_at(data: Dataset, prediction: Prediction) -> dict[str, Any]:
-    """The content of rows.json: {note, worst, uncertain}."""
-    file = Path(data.source)
-    is_table = file.suffix.lower() in (".csv", ".tsv")
-    where = f"as in {file.name}, whose header is row 1" if is_table else "from 0, in the order of the data"
-    density, spread = prediction.log_prob(data.y_test), prediction.untransformed.total
-    parts = {"worst": density.argsort()[:ROWS_SHOWN], "uncertain": spread.argsort(descending=True)[:ROWS_SHOWN]}
-    found = {name: _described(data, prediction[rows], rows) for name, rows in parts.items()}
-    return {"note": f"Rows are numbered {where}.", **found}
-
-
-def _described(data: Dataset, prediction: Prediction, rows: Tensor) -> list[dict[str, str]]:
-    schema, y = data.schema, data.y_test[rows].tolist()
-    if prediction.has_classes:
-        observed, best = [schema.classes[k] for k in y], prediction.mean.max(-1)
-        predicted = [f"{schema.classes[k]} ({p:.1%})" for p, k in zip(*map(Tensor.tolist, best), strict=True)]
-    else:
-        observed, ends = [f"{value:,.10g}" for value in y], prediction.quantile((0.5, 0.05, 0.95)).mT.tolist()
-        texts = ([f"{v:,.0f}" if abs(v) >= 1000 else f"{v:.4g}" for v in each] for each in ends)
-        predicted = ["{} (90 %: {} to {})".format(*each) for each in texts]
-    columns = map(str, data.index_test[rows].tolist()), observed, predicted, row_texts(data.x_test[rows], schema)
-    names = ("row", f"observed {schema.target}", "predicted", "inputs, the most unusual first")
-    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
 def _write_scores(place: RunFolder, scored: Scored) -> None:

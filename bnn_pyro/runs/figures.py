@@ -1,22 +1,24 @@
-"""Which figures a run's report shows, by its task, the shape of its data and what its method left behind.
+"""Which figures and test rows a run's report shows, by its task, the shape of its data and what its method left behind.
 
 Their words are in reports/templates/figures.toml.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from bnn_pyro import plots
 from bnn_pyro.datasets import curve
-from bnn_pyro.datasets.dataset import Dataset
+from bnn_pyro.datasets.dataset import Dataset, Schema
+from bnn_pyro.datasets.tables import row_texts
 from bnn_pyro.explanation import MAX_COLUMNS, columns_of, explain
 from bnn_pyro.files import write_whole
 from bnn_pyro.metrics.metric import Estimate
@@ -28,12 +30,16 @@ from bnn_pyro.runs.folder import RunFolder
 
 __all__ = ["Scored", "draw_all", "figures_of", "read_pruning"]
 
+#: Test rows of a table that the report lists: the worst predicted, and the most uncertain.
+ROWS_SHOWN = 5
 #: The function behind a data set that was made from one.
 TRUTHS = {"toy-curve": curve}
 #: How far the zoomed-out band reaches on both sides, in ranges of the training inputs (±100 for toy-curve).
 FAR = 25
 #: Test rows at most on which an ensemble is watched as it grows: every stored draw predicts them once more.
 GROWING_ROWS = 10_000
+#: Targets at most that have figures of their own.
+MAX_TARGETS = 6
 #: Where so many rows have such a confidence, errors are told by doubt on a log scale as well.
 SURE, SURE_SHARE = 0.99, 0.5
 
@@ -77,7 +83,10 @@ def figures_of(
     posterior, trace, y = run.posterior, run.posterior.trace, run.data.y_test
     figures: dict[str, Callable[[], object]] = {}
     beside = None if baseline is None else baseline.prediction
-    if not schema.has_classes and schema.input_shape == (1,):
+    if schema.targets and prediction is not None:
+        figures |= _of_targets(prediction, y, schema)
+        prediction = None  # what follows is of one target
+    if not (schema.has_classes or schema.targets) and schema.input_shape == (1,):
         figures |= {"predictive-band": lambda: _band(run), "predictive-band-far": lambda: _band(run, FAR)}
     if schema.has_classes and schema.input_shape == (2,):
         figures["decision-boundary"] = lambda: _map(run, plots.decision_boundary, 0.15)
@@ -101,7 +110,7 @@ def figures_of(
         figures["predicted-observed"] = lambda: plots.predicted_observed(prediction, y, schema)
         figures["calibration"] = lambda: plots.regression_calibration(prediction, y)
     if prediction is not None and 1 < len(list(columns_of(schema))) <= MAX_COLUMNS:
-        explanation = functools.cache(lambda: explain(posterior, data, num_draws=run.num_draws))
+        explanation = cache(lambda: explain(posterior, data, num_draws=run.num_draws))
         figures["permutation-importance"] = lambda: plots.permutation_importance(explanation())
         figures["partial-dependence"] = lambda: plots.partial_dependence(explanation())
     if recalibrated is not None and schema.has_classes:
@@ -109,7 +118,7 @@ def figures_of(
     elif recalibrated is not None:
         figures["calibration-recalibrated"] = lambda: plots.regression_calibration(recalibrated, y)
     chains = posterior.chains
-    if prediction is not None and chains is not None and next(iter(chains.values())).shape[:2].numel() > 1:
+    if run.prediction is not None and chains is not None and next(iter(chains.values())).shape[:2].numel() > 1:
         some = slice(GROWING_ROWS)
         known = None if beside is None else beside[some]
         figures["growing-ensemble"] = lambda: plots.growing_ensemble(
@@ -158,6 +167,66 @@ def read_pruning(folder: RunFolder) -> dict[str, Any]:
     except KeyError:
         raise folder.damaged("pruning.json") from None
     return {"curve": curve, "removed": table["share_removed"]}
+
+
+# -- rows --------------------------------------------------------------------------------------------------------------
+def rows_to_look_at(data: Dataset, prediction: Prediction) -> dict[str, Any]:
+    """The content of rows.json: {note, worst, uncertain}."""
+    file = Path(data.source)
+    is_table = file.suffix.lower() in (".csv", ".tsv")
+    where = f"as in {file.name}, whose header is row 1" if is_table else "from 0, in the order of the data"
+    density, spread = prediction.log_prob(data.y_test), prediction.untransformed.total
+    if data.schema.targets:
+        spread = (spread / torch.tensor(data.schema.y_scale).square()).mean(1)
+    parts = {"worst": density.argsort()[:ROWS_SHOWN], "uncertain": spread.argsort(descending=True)[:ROWS_SHOWN]}
+    found = {name: _described(data, prediction[rows], rows) for name, rows in parts.items()}
+    return {"note": f"Rows are numbered {where}.", **found}
+
+
+def _described(data: Dataset, prediction: Prediction, rows: Tensor) -> list[dict[str, str]]:
+    schema = data.schema
+    words = _words(schema, prediction, data.y_test[rows])
+    columns = map(str, data.index_test[rows].tolist()), *words, row_texts(data.x_test[rows], schema)
+    names = ("row", f"observed {schema.target}", "predicted", "inputs, the most unusual first")
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _words(schema: Schema, prediction: Prediction, y: Tensor) -> tuple[list[str], list[str]]:
+    """(what was observed, what is predicted) of each row."""
+    if schema.targets:
+        pairs = zip(schema.targets, prediction.each, y.unbind(1), strict=True)
+        each = [_words(schema.of_target(name), *pair) for name, *pair in pairs]
+        return tuple(["; ".join(texts) for texts in zip(*part, strict=True)] for part in zip(*each, strict=True))
+    if prediction.has_classes:
+        best = zip(*map(Tensor.tolist, prediction.mean.max(-1)), strict=True)
+        return [schema.classes[int(k)] for k in y], [f"{schema.classes[k]} ({p:.1%})" for p, k in best]
+    ends = prediction.quantile((0.5, 0.05, 0.95)).mT.tolist()
+    texts = ([f"{v:,.0f}" if abs(v) >= 1000 else f"{v:.4g}" for v in each] for each in ends)
+    return [f"{value:,.10g}" for value in y.tolist()], ["{} (90 %: {} to {})".format(*each) for each in texts]
+
+
+# -- several targets ---------------------------------------------------------------------------------------------------
+def _of_targets(prediction: Prediction, y: Tensor, schema: Schema) -> dict[str, Callable[[], object]]:
+    """The figures of each target by itself, side by side, of the first ``MAX_TARGETS``."""
+    names = schema.targets[:MAX_TARGETS]
+    each = [(prediction.target(k), y[:, k], schema.of_target(name)) for k, name in enumerate(names)]
+
+    def side_by_side(draw: Callable[..., object], rows: int, cell: tuple[float, float], **grid: Any) -> object:
+        from bnn_pyro.plots.layout import figure
+
+        page = figure(len(each) * cell[0], cell[1])
+        axes = page.subplots(rows, len(each), squeeze=False, **grid)
+        for one, column in zip(each, axes.T, strict=True):
+            draw(*one, column)
+            column[0].set_title(f"{one[2].target}: {column[0].get_title()}")
+        return axes
+
+    if schema.task == "labels":
+        bars = partial(side_by_side, lambda p, y, s, axes: plots.reliability(p, y, s, axes=axes), 2, (4.4, 5.0))
+        return {"reliability": partial(bars, sharex=True, height_ratios=(3, 1))}
+    points = partial(side_by_side, lambda p, y, s, axes: plots.predicted_observed(p, y, s, ax=axes[0]), 1, (4.6, 4.4))
+    curves = partial(side_by_side, lambda p, y, s, axes: plots.regression_calibration(p, y, axes=axes), 2, (3.8, 7.0))
+    return {"predicted-observed": points, "calibration": curves}
 
 
 # -- how ---------------------------------------------------------------------------------------------------------------

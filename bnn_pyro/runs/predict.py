@@ -122,7 +122,7 @@ def predict_file(
         problems = pd.Series("", frame.index) if how == "refuse" else row_problems(frame, schema)
         if not (problems == "").any():
             raise UserError(f"{path}: no row can be predicted; row {frame.index[0]}: {problems.iloc[0]}")
-        frame = frame[problems == ""].drop(columns=[] if args.monitor else schema.target, errors="ignore")
+        frame = frame[problems == ""].drop(columns=[] if args.monitor else [*schema.target_names], errors="ignore")
         x, y = encode_rows(path, frame, schema, MISSING)
         x = schema.standardise(x)
     elif args.keep:
@@ -176,7 +176,18 @@ def predict_file(
 
 
 def _columns(prediction: Prediction, schema: Schema, threshold: float | None) -> dict[str, Any]:
-    """Of each row: class, probabilities and entropies in nats; or mean, standard deviations and quantiles."""
+    """Of each row: class, probabilities and entropies in nats; or mean, standard deviations and quantiles.
+
+    Of several targets: of each by itself, with its name before; of labels the probabilities and their epistemic part.
+    """
+    if schema.task == "labels":
+        columns = {f"p({name})": prediction.mean[:, k].numpy() for k, name in enumerate(schema.targets)}
+        parts = prediction.epistemic.unbind(1)
+        return columns | {f"{name}_epistemic_nats": v.numpy() for name, v in zip(schema.targets, parts, strict=True)}
+    if schema.targets:
+        each = (_columns(one, schema.of_target(""), None).items() for one in prediction.each)
+        pairs = zip(schema.targets, each, strict=True)
+        return {f"{name}_{what}": values for name, columns in pairs for what, values in columns}
     if prediction.has_classes:
         best = prediction.mean.argmax(-1) if threshold is None else (prediction.mean[:, 1] >= threshold).long()
         columns = {schema.target: np.array(schema.classes, dtype=object)[best.numpy()]}
@@ -190,6 +201,11 @@ def _columns(prediction: Prediction, schema: Schema, threshold: float | None) ->
 
 def _intervals(prediction: Prediction, schema: Schema, level: float, names: Sequence[str]) -> dict[str, Any]:
     """The ends of an interval, or a set of classes, conformal where the prediction is, by their names."""
+    if schema.task == "labels":
+        raise UserError("--levels asks for intervals, and labels have probabilities; leave it out")
+    if schema.task == "targets":
+        ends = [*zip(names, (v.unbind(1) for v in prediction.interval(level)[:2]), strict=False)]
+        return {f"{name}_{what}": v[k].numpy() for k, name in enumerate(schema.targets) for what, v in ends}
     if prediction.has_classes:
         classes = np.array(schema.classes, dtype=object)
         return {names[2]: ["|".join(classes[row.numpy()]) for row in prediction.set(level).members]}

@@ -84,6 +84,7 @@ class Recipe(Setup, Settings):
         data = _load(self.data)
         if not self.conformal:
             return data
+        data.schema.need_one_target("conformal")
         half = len(data.x_val) // 2
         if not half:
             raise UserError(f"conformal takes half of the validation rows, and {data.name} has {len(data.x_val)}: give "

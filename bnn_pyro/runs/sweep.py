@@ -91,7 +91,7 @@ class SweepFolder(OutputFolder):
             "rows": provenance["rows"],
             "split_kind": provenance["split"].get("kind", ""),
             "fingerprint": provenance["fingerprint"],
-            "metrics": run.read("metrics.json"),
+            "metrics": {k: v for k, v in run.read("metrics.json").items() if not isinstance(v, Mapping)},
         }
 
     def replicates(self, tasks: Sequence[RunTask]) -> dict[str, dict[str, np.ndarray]]:

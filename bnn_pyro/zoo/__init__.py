@@ -62,6 +62,3 @@ ZOO: dict[str, type[Entry]] = {
     "dropout-mlp": DropoutMLP,
     "my-network": Bayesian,
 }
-
-__all__ = ["MLP", "ZOO", "Bayesian", "BayesianConvNet", "ConvNet", "DropoutMLP", "Entry",
-           "HiddenLayerNet", "LastLayer", "MeanField", "SparseDropout", "VariationalDropout"]  # fmt: skip

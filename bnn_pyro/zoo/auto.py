@@ -30,8 +30,6 @@ from bnn_pyro.progress import announce, duration
 from bnn_pyro.settings import build, defaults, plain
 from bnn_pyro.zoo import ZOO, Bayesian, Entry
 
-__all__ = ["AUTO", "MINUTES", "RULES", "Rule", "Setup", "choose", "make_setup", "name_of", "say", "set_up"]
-
 #: What stands for a variant's name where it is chosen by size.
 AUTO = "auto"
 #: The minutes that a fit may take where nobody says.

@@ -32,8 +32,6 @@ from bnn_pyro.posterior import Posterior
 from bnn_pyro.settings import Settings, build, setting
 from bnn_pyro.zoo.networks import MLP, ConvNet
 
-__all__ = ["LastLayer"]
-
 #: Variants whose point estimate is a backbone.
 BACKBONE_VARIANTS = {"convnet": ConvNet, "mlp": MLP}
 

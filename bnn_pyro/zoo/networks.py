@@ -46,9 +46,6 @@ from bnn_pyro.parts.local_net import SCALES, LocalGuide, LocalNet
 from bnn_pyro.parts.priors import BayesianNet
 from bnn_pyro.settings import Settings, setting
 
-__all__ = ["MLP", "BayesianConvNet", "ConvNet", "Convolutions", "DropoutMLP", "HiddenLayerNet", "MeanField", "Network",
-           "SparseDropout", "VariationalDropout"]  # fmt: skip
-
 #: Dropout rates of inputs and of hidden units where none are set.
 IMAGE_RATES, TABLE_RATES = (0.2, 0.5), (0.0, 0.05)
 

@@ -33,8 +33,6 @@ from bnn_pyro.parts.own_start import BATCH_NORM, BatchStatistics, Start, samplin
 from bnn_pyro.parts.priors import BayesianNet, parse_prior
 from bnn_pyro.settings import Settings, setting
 
-__all__ = ["Bayesian", "ModuleSource"]
-
 
 @dataclass(frozen=True, eq=False)
 class ModuleSource:
