@@ -9,8 +9,6 @@
 Names are imported when first used: importing the package does not import torch.
 """
 
-from __future__ import annotations
-
 from bnn_pyro.lazy import lazy_names
 
 __version__ = "0.1.0"

@@ -19,9 +19,6 @@ from bnn_pyro.errors import UserError, unknown
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["DECIMAL_COMMA", "MAX_CATEGORIES", "MISSING", "RAREST", "SKEWED_HINT", "infer_task", "is_skewed", "label",
-           "numbers", "parsed", "positions", "read_cells", "read_target", "read_targets"]  # fmt: skip
-
 #: A target with more different whole numbers than this is a quantity, and so is one with fewer rows for the rarest
 #: of them, which could not be in two parts of a split, or for each in the mean.
 MAX_CLASSES, RAREST, USUAL = 20, 2, 5

@@ -20,8 +20,6 @@ from bnn_pyro.errors import UserError
 from bnn_pyro.files import write_whole
 from bnn_pyro.progress import Figures, Report, should_stop
 
-__all__ = ["Checkpoint", "Interrupted", "Run"]
-
 #: Bytes of the checksum (SHA-256) that ends the file: torch reads tensors of changed bytes without a word.
 CHECKSUM = 32
 

@@ -3,8 +3,6 @@
 Loaded when a command runs; each imports what it alone needs when it is called.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from argparse import Namespace
 from collections.abc import Iterator
@@ -23,8 +21,6 @@ from bnn_pyro.runs.train import environment, fit_run, load_together, prepare_run
 from bnn_pyro.settings import defaults
 from bnn_pyro.zoo import ZOO
 from bnn_pyro.zoo.auto import say
-
-__all__ = ["calibrate", "check", "compare", "diagnose", "evaluate", "predict", "sweep", "train"]
 
 #: Rows of each outside data set, unless --limit says otherwise.
 OUTSIDE_ROWS = 10_000

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-__all__ = ["Agreed", "Alone", "Ranks", "choose_device", "here", "joined", "launched"]
-
 Value = TypeVar("Value")
 
 #: What the errors of gloo and NCCL say when the other end of a connection has gone.

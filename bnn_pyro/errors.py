@@ -4,12 +4,8 @@ Everything that bad input can cause is raised as :class:`UserError`. The command
 exits with code 2; a library user sees an ordinary ``ValueError``.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
-
-__all__ = ["FitFailed", "UserError", "first_line", "unknown"]
 
 
 class UserError(ValueError):

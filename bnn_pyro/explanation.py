@@ -8,8 +8,6 @@ Where columns depend on one another both ask for inputs that there are not: a co
 another tells the same.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -24,8 +22,6 @@ from bnn_pyro.diagnostics.draws import even
 from bnn_pyro.errors import UserError
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction, predict
-
-__all__ = ["MAX_COLUMNS", "Dependence", "Explanation", "columns_of", "explain"]
 
 #: Columns of a table at most; rows at most, fewer than which training rows are taken; how often a column is permuted.
 MAX_COLUMNS, MAX_ROWS, MIN_ROWS, REPEATS = 200, 200, 20, 5

@@ -5,8 +5,6 @@ A file is named by the backbone and the inputs, so that it can never be the wron
 fit has several processes, each computes the features of its share of the rows, and one on every machine keeps them all.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -18,11 +18,6 @@ from bnn_pyro.errors import UserError
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = [
-    "LOCK", "cache_root", "data_root", "existing", "is_occupied", "lock_folder", "read_archive", "read_json", "resolve",
-    "telling", "whole_file", "write_whole",
-]  # fmt: skip
-
 #: The file that a process holds locked while it writes to a folder.
 LOCK = "in-use.lock"
 

@@ -1,7 +1,5 @@
 """Training: build the variant, isolate, infer, keep a checkpoint."""
 
-from __future__ import annotations
-
 import json
 import math
 import platform
@@ -32,8 +30,6 @@ from bnn_pyro.posterior import Posterior, once, read_archive, weight_space
 from bnn_pyro.progress import forwarded, progress_bar
 from bnn_pyro.zoo import Entry
 from bnn_pyro.zoo.auto import MINUTES, Setup, make_setup, say, set_up
-
-__all__ = ["check_setup", "first_member", "fit", "fit_setup", "has_member", "prior", "prior_draws"]
 
 
 @joined()

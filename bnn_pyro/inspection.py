@@ -20,8 +20,6 @@ from bnn_pyro.errors import unknown
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Finding", "Inspection", "inspect_table"]
-
 #: Standard deviations from the mean of the other values beyond which a value is an outlier.
 OUTLIER = 8.0
 #: Rows of a category or class below which it is rare.

@@ -6,8 +6,6 @@ and drags the last run's guide along with it. ``pyro.set_rng_seed`` seeds ``rand
 :func:`isolated`.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,8 +16,6 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from bnn_pyro.errors import UserError
-
-__all__ = ["chain_seed", "generator_state", "isolated", "one_thread", "set_generator_state", "set_stream"]
 
 
 @contextmanager

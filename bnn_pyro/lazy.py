@@ -1,11 +1,7 @@
 """Names of a package that are imported when they are first used."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable, Mapping
-
-__all__ = ["lazy_names"]
 
 
 def lazy_names(

@@ -19,8 +19,6 @@ from typing import Any
 from bnn_pyro.errors import unknown
 from bnn_pyro.settings import field_docs
 
-__all__ = ["check_names", "list_", "tables"]
-
 PACKAGE = Path(__file__).parent
 #: The table that each folder's ``__init__`` holds.
 TABLES = {"zoo": "ZOO", "inference": "METHODS", "datasets": "DATASETS", "checks": "CHECKS"}

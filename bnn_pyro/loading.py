@@ -1,7 +1,5 @@
 """The way back from disk: a posterior from its archive, which holds tensors and JSON."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -20,8 +18,6 @@ from bnn_pyro.parts.own_module import differences
 from bnn_pyro.posterior import Posterior, model_buffers, read_archive, weight_space
 from bnn_pyro.settings import build, plain
 from bnn_pyro.zoo import ZOO, Bayesian, Entry
-
-__all__ = ["load"]
 
 
 def load(folder: str | Path, entry: Entry | None = None, *, module: Any = None) -> Posterior:

@@ -3,8 +3,6 @@
 Nothing is averaged before scoring. The likelihood is the one that trained: it is read off the model's site "y".
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,9 +17,9 @@ from bnn_pyro.datasets.rows import Rows
 from bnn_pyro.errors import UserError
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.components import make, parameters
-from bnn_pyro.parts.likelihoods import ReadLikelihood
 from bnn_pyro.parts.mixtures import Mixture
 from bnn_pyro.parts.nets import in_mode
+from bnn_pyro.parts.observed import ReadLikelihood
 from bnn_pyro.parts.priors import widest_activation
 from bnn_pyro.posterior import Posterior, once
 

@@ -4,8 +4,6 @@ Tasks are run by :mod:`bnn_pyro.parallel.map`, here or in another process. Outsi
 ``should_stop`` do nothing.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import time
@@ -13,9 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 
 from tqdm import tqdm
-
-__all__ = ["Channel", "Figures", "Report", "announce", "duration", "forwarded", "progress_bar", "quiet",
-           "report_progress", "should_stop"]  # fmt: skip
 
 #: What is shown beside a bar: numbers, or texts as they are to be shown.
 Figures = Mapping[str, float | str]

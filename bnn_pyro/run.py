@@ -4,8 +4,6 @@ The options, examples and all words are in ``help.toml``. Names of variants, met
 that `--help` and a typo are answered before torch is imported, which takes seconds.
 """
 
-from __future__ import annotations
-
 import argparse
 import signal
 import sys
@@ -23,8 +21,6 @@ from bnn_pyro.errors import FitFailed, UserError, unknown
 from bnn_pyro.listing import check_names, list_
 from bnn_pyro.parallel.executor import executor
 from bnn_pyro.progress import quiet
-
-__all__ = ["main", "parse"]
 
 PROGRAM = "bnn-pyro"
 

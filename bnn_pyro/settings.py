@@ -20,9 +20,6 @@ from typing import Any, TypeVar
 
 from bnn_pyro.errors import UserError, unknown
 
-__all__ = ["Settings", "build", "defaults", "field_docs", "parse_named", "parse_value", "plain", "setting",
-           "whole_number"]  # fmt: skip
-
 T = TypeVar("T")
 #: Bounds of numbers: how a value compares with one, and how that is said.
 BOUNDS = {"low": (operator.ge, "at least"), "above": (operator.gt, "above"),

@@ -32,8 +32,6 @@ from bnn_pyro.predictive import Prediction, predict
 from bnn_pyro.zoo import Entry
 from bnn_pyro.zoo.auto import set_up
 
-__all__ = ["BayesianClassifier", "BayesianRegressor"]
-
 #: Parameters that are settings of the variant or of the method; None leaves each as it is.
 SETTINGS = ("hidden", "activation", "prior", "noise", "likelihood", "epochs", "batch_size", "lr")
 FILES = ("posterior.pt", "posterior.json")

@@ -15,7 +15,7 @@ from bnn_pyro.inference import laplace, linear
 from bnn_pyro.inference.linear import STRUCTURES, Curvature
 from bnn_pyro.inference.log_joint import LogJoint
 from bnn_pyro.isolation import isolated
-from bnn_pyro.parts.likelihoods import ReadLikelihood
+from bnn_pyro.parts.observed import ReadLikelihood
 
 UNITS = dict(noise=5.0, y_shift=40.0, y_scale=8.0)
 

@@ -13,8 +13,9 @@ from torch.func import functional_call
 import bnn_pyro as bp
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.guides import MeanFieldNormal
-from bnn_pyro.parts.likelihoods import ReadLikelihood, make_likelihood
+from bnn_pyro.parts.likelihoods import make_likelihood
 from bnn_pyro.parts.nets import ACTIVATIONS, MLP
+from bnn_pyro.parts.observed import ReadLikelihood
 from bnn_pyro.parts.priors import PRIORS, BayesianNet, ScaleMixture, parse_prior, widest_activation
 from bnn_pyro.parts.weights import CentredNormal
 

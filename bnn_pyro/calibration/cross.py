@@ -9,8 +9,6 @@ exchangeable are covered with a probability of at least 2 level − 1, less √(
 and 4); of level, unless fits are unstable. With as many folds as rows it is the jackknife+.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -31,8 +29,6 @@ from bnn_pyro.parts.decisions import Interval, check_level
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import predict
 from bnn_pyro.zoo import Entry
-
-__all__ = ["CrossConformal", "cross_conformal", "cv_plus"]
 
 
 def cv_plus(

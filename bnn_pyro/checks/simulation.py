@@ -28,8 +28,9 @@ from bnn_pyro.inference import Method
 from bnn_pyro.inference.log_joint import log_joints
 from bnn_pyro.inference.potential import Potential
 from bnn_pyro.isolation import isolated
-from bnn_pyro.parts.likelihoods import Heteroscedastic, ReadLikelihood
+from bnn_pyro.parts.likelihoods import Heteroscedastic
 from bnn_pyro.parts.mixtures import Mixture
+from bnn_pyro.parts.observed import ReadLikelihood
 from bnn_pyro.posterior import once, weight_space
 from bnn_pyro.zoo import Entry
 

@@ -1,7 +1,5 @@
 """Data sets: a table of named ones, and ``load_data``, which also takes a user's file."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path

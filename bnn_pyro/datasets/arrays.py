@@ -3,8 +3,6 @@
 Rows of arrays are counted from 0. And noise images.
 """
 
-from __future__ import annotations
-
 import math
 import mmap
 from collections.abc import Sequence
@@ -21,9 +19,6 @@ from bnn_pyro.datasets.dataset import Raw, Schema
 from bnn_pyro.datasets.rows import CHUNK, TORCH_TYPES, OnDisk, is_large
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.files import existing, read_archive
-
-__all__ = ["IMAGE_SUFFIXES", "image_arrays", "load_archive", "noise_images", "on_disk", "raw_arrays", "read_inputs",
-           "read_pair"]  # fmt: skip
 
 #: Of files of one picture each, see ``images``.
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")

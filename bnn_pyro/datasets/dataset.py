@@ -20,9 +20,6 @@ from torch import Tensor
 
 from bnn_pyro.errors import UserError, unknown
 
-__all__ = ["PARTS", "TASKS", "Column", "Dataset", "Raw", "Schema",
-           "check_options", "row_digests"]  # fmt: skip
-
 #: "targets" and "labels" are several a row: numbers, or 0 and 1.
 TASKS = ("regression", "classification", "counts", "targets", "labels")
 #: The words that options take; missing, unseen: what is done with a missing value, a category that only new rows have.

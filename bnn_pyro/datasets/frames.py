@@ -14,8 +14,6 @@ from bnn_pyro.errors import UserError
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["as_array", "as_cells", "as_table", "as_target", "named"]
-
 #: Kinds of an array's type that may hold text.
 TEXT = ("O", "U", "S")
 #: How pandas calls values that are times.

@@ -1,7 +1,5 @@
 """Pictures: files as inputs of a model, and folders of classes as a data set."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -15,8 +13,6 @@ from bnn_pyro.datasets.dataset import Raw, Schema
 from bnn_pyro.errors import UserError
 from bnn_pyro.files import data_root
 from bnn_pyro.progress import announce
-
-__all__ = ["IMAGE_SETS", "image_part", "load_folder", "pictures_in", "read_images"]
 
 #: Image sets that torchvision downloads -> its class, which names their folder under the data root.
 IMAGE_SETS = {"mnist": "MNIST", "fashion-mnist": "FashionMNIST", "kmnist": "KMNIST"}

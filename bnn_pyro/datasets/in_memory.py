@@ -3,8 +3,6 @@
 Rows are counted from 0. Nothing here is named in the schema: rows of a file may follow those of a frame.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -24,8 +22,6 @@ from bnn_pyro.datasets.rows import OnDisk, stored
 from bnn_pyro.datasets.splits import FRACTIONS, Division, by_values, chosen, divide
 from bnn_pyro.datasets.tables import encode_rows, encode_target, raw_table
 from bnn_pyro.errors import UserError, unknown
-
-__all__ = ["dataset", "inputs"]
 
 
 def dataset(

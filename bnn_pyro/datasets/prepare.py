@@ -3,8 +3,6 @@
 What is computed in float64 is a chunk of rows at a time, of bounded size whatever that of the data set.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -19,9 +17,6 @@ from bnn_pyro.datasets.dataset import Column, Dataset, Raw, Schema
 from bnn_pyro.datasets.rows import OnDisk, Rows, standardised, taken
 from bnn_pyro.datasets.splits import Division, divide
 from bnn_pyro.errors import UserError, unknown
-
-__all__ = ["check_choice", "check_positive", "mean_and_scale", "prepare", "quantities", "select_features",
-           "standardised", "taken"]  # fmt: skip
 
 #: Standard deviation of a target over its largest value: below this, float32 rounds away more than 0.06 % of it.
 MIN_RELATIVE_SPREAD = 1e-4

@@ -23,8 +23,6 @@ from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.errors import UserError
 from bnn_pyro.files import cache_root, telling
 
-__all__ = ["CHUNK", "OnDisk", "Rows", "is_large", "memory_bound", "part_of", "standardised", "stored", "taken"]
-
 #: Values of a chunk: 8 MB in float64.
 CHUNK = 2**20
 #: Types of numbers that torch has too.

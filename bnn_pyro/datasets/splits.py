@@ -1,7 +1,5 @@
 """Which rows train, validate and test: at random, by a given list, by groups, in time, or by an own test part."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from itertools import pairwise
@@ -15,8 +13,6 @@ from torch import Tensor
 from bnn_pyro.datasets.dataset import Raw
 from bnn_pyro.errors import UserError
 from bnn_pyro.files import read_archive
-
-__all__ = ["FRACTIONS", "Division", "by_values", "chosen", "divide"]
 
 #: Training, validation and test share of a set that brings no test part of its own.
 FRACTIONS = (0.70, 0.15, 0.15)

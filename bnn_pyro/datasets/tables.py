@@ -36,9 +36,6 @@ from bnn_pyro.files import existing
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["encode_rows", "encode_target", "load_table", "raw_table", "read_rows", "read_table", "row_problems",
-           "row_texts"]  # fmt: skip
-
 #: The category of a missing text.
 MISSING_CATEGORY = "(missing)"
 #: Names of columns that an error message shows.

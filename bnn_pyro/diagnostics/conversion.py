@@ -26,7 +26,7 @@ from bnn_pyro.errors import UserError
 from bnn_pyro.files import whole_file
 from bnn_pyro.fitting import prior_draws
 from bnn_pyro.isolation import isolated
-from bnn_pyro.parts.likelihoods import OBSERVED
+from bnn_pyro.parts.observed import OBSERVED
 from bnn_pyro.posterior import Posterior
 
 #: {variable: (names of its dimensions, values)}.

@@ -16,8 +16,6 @@ from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction, predict
 from bnn_pyro.pruning import signal_to_noise
 
-__all__ = ["against_mean_weights"]
-
 
 def against_mean_weights(posterior: Posterior, prediction: Prediction, data: Dataset) -> dict[str, float]:
     """{nll_over_mean_weights and its _low and _high, in nats of a test row; kl_share, signal_to_noise}, what applies.

@@ -1,7 +1,5 @@
 """Ways to infer a posterior, each a frozen dataclass of settings with the verb ``run``."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol
 

@@ -6,8 +6,6 @@ Hoffman & Gelman 2014 (arXiv:1111.4246), section 3.2; M⁻¹ is the covariance o
 shrunk to 10⁻³ as in Stan's reference manual, "HMC algorithm parameters". The numbers are those of Pyro's kernels.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,8 +16,6 @@ import torch
 
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference.trajectories import Dynamics
-
-__all__ = ["DECAY", "OFFSET", "SMALLEST_STEP", "ChainLost", "DualAveraging", "Warmup", "check_steps", "reasonable_step"]
 
 #: Dual averaging: γ, t₀, and how fast old step sizes are forgotten.
 SHRINKAGE, OFFSET, DECAY = 0.05, 10.0, 0.75

@@ -27,8 +27,6 @@ from bnn_pyro.parallel.executor import executor, on_cluster
 from bnn_pyro.parallel.map import WorkerDied, map_tasks
 from bnn_pyro.progress import Figures, report_progress
 
-__all__ = ["Chains", "Record", "run_chains"]
-
 #: Seconds between two updates of the figures that a progress bar shows.
 UPDATE = 0.1
 

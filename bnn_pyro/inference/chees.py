@@ -36,8 +36,6 @@ from bnn_pyro.inference.trajectories import MAX_ENERGY_ERROR
 from bnn_pyro.isolation import generator_state, one_thread, set_generator_state
 from bnn_pyro.settings import setting
 
-__all__ = ["TYPICAL", "Adaptation", "ChEES", "Chains", "Sampling", "Transition"]
-
 #: Gradients that an iteration may be expected to take, all chains at once.
 TYPICAL = 20
 

@@ -25,9 +25,6 @@ from bnn_pyro.progress import Figures, duration
 if TYPE_CHECKING:
     from bnn_pyro.inference.potential import Potential
 
-__all__ = ["ARITHMETIC", "COMPILATION", "EAGER", "LARGE", "PROCESS", "PYRO_STEP", "Forecast", "choose_compiled",
-           "choose_cores", "gradient_seconds", "multiplications", "run_cost"]  # fmt: skip
-
 #: Seconds that a gradient takes besides its arithmetic, by PyTorch's operators one by one and compiled, and a step of
 #: an optimiser through Pyro; and seconds for 6 floating-point operations, what a weight costs with a row, both ways.
 EAGER, COMPILED, PYRO_STEP, ARITHMETIC = 1e-3, 1e-5, 1e-2, 5e-10

@@ -8,8 +8,6 @@ learned, of which the residuals of rows that were learned by heart would say too
 the learning rate stays until patience is over for the first time, and then falls.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from dataclasses import replace
@@ -25,8 +23,6 @@ from bnn_pyro.inference.potential import log_likelihood, mixtures
 from bnn_pyro.parts.guides import PointMass
 from bnn_pyro.parts.nets import in_mode
 from bnn_pyro.posterior import model_buffers
-
-__all__ = ["HELD_OUT", "MIN_HELD_OUT", "EarlyStopping", "default_patience", "hold_out"]
 
 #: Share of the training rows that are held out where the data have no validation rows.
 HELD_OUT = 0.15

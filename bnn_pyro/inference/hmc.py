@@ -32,8 +32,6 @@ from bnn_pyro.inference.trajectories import Dynamics, Point, Transition, gradien
 from bnn_pyro.isolation import generator_state, set_generator_state
 from bnn_pyro.settings import setting
 
-__all__ = ["HMC", "NUTS", "SeparateChains"]
-
 MASSES = ("diagonal", "dense", "block")
 
 #: A transition, and what ``stats`` has of this sampler's transitions alone.

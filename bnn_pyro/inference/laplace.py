@@ -35,8 +35,6 @@ from bnn_pyro.parts.weights import CentredNormal
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.settings import Settings, setting
 
-__all__ = ["Laplace"]
-
 #: Weights whose (P, P) matrices are made: 5,000 take 0.2 GB each, in float64.
 MAX_WEIGHTS = 5000
 #: Rows that count one by one in the curvature that a search for the mode goes by.

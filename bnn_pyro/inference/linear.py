@@ -17,8 +17,6 @@ widest direction of the posterior can be a hundred times the narrowest, and HMC 
 change of coordinates alters no draw's distribution, however rough the approximation.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np
@@ -35,11 +33,6 @@ from bnn_pyro.parts.likelihoods import Categorical, Likelihood
 from bnn_pyro.parts.nets import MLP
 from bnn_pyro.parts.priors import BayesianNet, GammaNormal
 from bnn_pyro.parts.weights import CentredNormal
-
-__all__ = [
-    "ROWS", "STRUCTURES", "Curvature", "Information", "LinearLogJoint", "Rounded", "Whitened", "coordinates",
-    "linear_layer", "mode_of", "prior_pull", "stochastic_log_joint", "trace",
-]  # fmt: skip
 
 #: Rows whose weighted features are held at once: they stay in the processor's cache.
 ROWS = 1024

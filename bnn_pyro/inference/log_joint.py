@@ -7,8 +7,6 @@ The model is evaluated in its own precision, for all chains in one call, and its
 50,000 rows a float32 sum is off by a hundredth of a nat, which is noise in every Metropolis step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import pyro
@@ -22,11 +20,9 @@ from torch import Tensor, nn
 from torch.distributions import Transform, biject_to, kl_divergence
 
 from bnn_pyro.errors import UserError
-from bnn_pyro.parts.likelihoods import OBSERVED
 from bnn_pyro.parts.nets import in_mode
+from bnn_pyro.parts.observed import OBSERVED
 from bnn_pyro.parts.weights import cut
-
-__all__ = ["ELBO", "LogJoint", "Objective", "Pair", "Recorder", "Rescale", "Rows", "Weights", "log_joints"]
 
 Pair = tuple[Tensor, Tensor]
 Rows = Tensor | None

@@ -7,8 +7,6 @@ member has initial weights and mini-batches of its own, and keeps the weights of
 held out was least. One call of the operators moves all of them: of 8 small networks it takes little longer than of one.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -26,8 +24,6 @@ from bnn_pyro.inference.point import restarted
 from bnn_pyro.inference.sg_chains import Batches
 from bnn_pyro.isolation import chain_seed, isolated
 from bnn_pyro.progress import Figures
-
-__all__ = ["optimised"]
 
 #: AdamW's decay besides the prior's own.
 DECAY = 1e-3

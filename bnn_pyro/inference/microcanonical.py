@@ -16,8 +16,6 @@ Seljak 2025, arXiv:2503.01707).
 Arrays are numpy's, float64: z, u, gradients (G, d), what is one number a chain (G,).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,11 +25,6 @@ import numpy as np
 from scipy.fft import irfft, next_fast_len, rfft
 
 from bnn_pyro.inference.trajectories import evaluator
-
-__all__ = [
-    "GRADIENTS", "SCHEMES", "EnergyTuning", "Evaluate", "Moments", "State", "direction", "effective_draws", "integrate",
-    "refresh", "travel", "turn",
-]  # fmt: skip
 
 #: z (G, d) -> (log densities (G,), gradients (G, d)).
 Evaluate = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]

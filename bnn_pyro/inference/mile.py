@@ -39,8 +39,6 @@ from bnn_pyro.inference.sampler import STARTS, Drawn, Starts
 from bnn_pyro.posterior import Posterior, weight_space
 from bnn_pyro.settings import setting
 
-__all__ = ["MILE"]
-
 #: Members of a network whose weights are at most so many; four of a larger one.
 MEMBERS, SMALL = 8, 10_000
 #: Steps that a trajectory may be expected to take where adjusted.

@@ -30,8 +30,6 @@ from bnn_pyro.inference.microcanonical import (
 from bnn_pyro.inference.potential import Potential
 from bnn_pyro.inference.trajectories import MAX_ENERGY_ERROR, evaluator
 
-__all__ = ["Kernel"]
-
 #: From and to where moments are taken, and to where effective draws are counted, as shares of the warm-up; L as a share
 #: of the way between two effective draws. Of the unadjusted sampler and of the adjusted one.
 WINDOWS = {False: (0.8, 0.9, 1.0), True: (0.15, 0.3, 0.6)}

@@ -38,8 +38,6 @@ from bnn_pyro.parts.nets import in_mode
 from bnn_pyro.posterior import model_buffers
 from bnn_pyro.settings import Settings, parse_named, plain, setting
 
-__all__ = ["OPTIMISERS", "Optimisation", "Training", "check_finite", "diverged", "parse_optimiser"]
-
 Trace = dict[str, list[float]]  # a column of numbers by its name, such as epoch and elbo
 #: (parameters, learning rate, N) -> an optimiser of the sum over N rows.
 Maker = Callable[[Iterable[nn.Parameter], float, int], torch.optim.Optimizer]

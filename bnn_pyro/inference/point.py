@@ -37,8 +37,6 @@ from bnn_pyro.posterior import Posterior
 from bnn_pyro.progress import Figures, report_progress
 from bnn_pyro.settings import setting
 
-__all__ = ["MAP", "MLE", "Ensemble", "MCDropout", "restarted"]
-
 #: ({site: weights}, trace, why it ended before its end) of a member.
 Member = tuple[dict[str, Tensor], Trace, str]
 

@@ -3,8 +3,6 @@
 Densities and gradients are float64, coordinates z (C, P) are a linear map of the unconstrained numbers u.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import warnings
@@ -16,11 +14,9 @@ from torch import Tensor, nn
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference.compiled import CompiledGradient, NotCompiled, compile_gradient, recipe
 from bnn_pyro.inference.log_joint import LogJoint, Recorder, Weights
-from bnn_pyro.parts.likelihoods import ReadLikelihood
 from bnn_pyro.parts.mixtures import Mixture
+from bnn_pyro.parts.observed import ReadLikelihood
 from bnn_pyro.parts.priors import widest_activation
-
-__all__ = ["Potential", "Space", "log_likelihood", "mixtures"]
 
 #: Bytes that the activations of the chains evaluated at once may take.
 MAX_MEMORY = 512 * 2**20

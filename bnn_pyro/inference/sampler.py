@@ -39,8 +39,6 @@ from bnn_pyro.posterior import Posterior, weight_space
 from bnn_pyro.progress import duration
 from bnn_pyro.settings import Settings, setting
 
-__all__ = ["STARTS", "Drawn", "Sampler", "Starts", "most_draws", "starting_points", "warn_of_idle_chains"]
-
 STARTS = ("jitter", "prior", "map", "svi", "members")
 
 #: Units of a hidden layer above which ``auto`` takes members: from random weights of a wide network a chain needs

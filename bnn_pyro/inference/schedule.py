@@ -11,15 +11,11 @@ units adds up more weights that all move at once (Yang & Hu 2021, arXiv:2011.145
 less time than one on 64.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-
-__all__ = ["Schedule", "schedule", "settled"]
 
 #: Training rows up to which a step takes all of them; bounds of the rows of a step above.
 WHOLE, BATCHES = 512, (64, 256)

@@ -22,8 +22,6 @@ from torch import Tensor
 from bnn_pyro.errors import UserError
 from bnn_pyro.settings import parse_named
 
-__all__ = ["SCHEDULES", "Batches", "Plan", "Stored", "parse_schedule"]
-
 #: What a checkpoint calls the parts of stored draws.
 COLUMNS = ("draws", "log_joint", "validation")
 

@@ -44,8 +44,6 @@ from bnn_pyro.parts.weights import cut
 from bnn_pyro.posterior import Posterior, weight_space
 from bnn_pyro.settings import Settings, setting
 
-__all__ = ["SGHMC", "SGLD", "Chains", "condition", "step"]
-
 #: What runs of earlier versions may have for ``gradient_noise``.
 FORMER_NOISE = ("subtracted", "ignored")
 

@@ -22,8 +22,6 @@ from bnn_pyro.inference.optimise import Optimisation
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.settings import setting
 
-__all__ = ["SVI"]
-
 
 @dataclass(frozen=True)
 class SVI(Optimisation):

@@ -8,16 +8,12 @@ is that of Pyro's NUTS: multinomial weights, the generalised criterion of the su
 arXiv:1111.4246; Betancourt 2017, arXiv:1701.02434, A.4).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-
-__all__ = ["MAX_ENERGY_ERROR", "Dynamics", "Point", "Transition", "Tree", "evaluator", "gradient_of", "hmc", "nuts"]
 
 #: A trajectory whose energy error exceeds this many nats has diverged (as in Stan and Pyro).
 MAX_ENERGY_ERROR = 1000.0

@@ -6,8 +6,6 @@
 Importing this module imports neither torch, loky nor Dask.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import multiprocessing
@@ -22,11 +20,6 @@ from importlib import metadata
 from typing import Any
 
 from bnn_pyro.errors import UserError
-
-__all__ = [
-    "Executor", "check_workers", "connect", "current_executor", "executor", "on_cluster", "parse_executor",
-    "usable_cores", "versions",
-]  # fmt: skip
 
 EXECUTORS = "here, processes, processes:4, dask, dask:4 (a cluster of this machine) or dask://HOST:PORT (a scheduler)"
 

@@ -3,8 +3,6 @@
 Importing this module imports neither torch nor Dask.
 """
 
-from __future__ import annotations
-
 import contextlib
 import queue
 import reprlib
@@ -19,8 +17,6 @@ from bnn_pyro.errors import UserError
 from bnn_pyro.parallel.executor import Executor, current_executor, usable_cores
 from bnn_pyro.parallel.pools import DaskPool, ProcessPool, failure, named, one_thread, read
 from bnn_pyro.progress import Channel, Figures, Report
-
-__all__ = ["WorkerDied", "map_tasks"]
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")

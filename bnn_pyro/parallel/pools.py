@@ -3,8 +3,6 @@
 A task goes there as a future, and reports from there through a channel.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import math
@@ -32,8 +30,6 @@ from loky import BrokenProcessPool, ProcessPoolExecutor
 from bnn_pyro.errors import UserError
 from bnn_pyro.parallel.executor import Executor, executor
 from bnn_pyro.progress import Channel, Figures, should_stop
-
-__all__ = ["DaskPool", "ProcessPool", "failure", "named", "one_thread", "read", "run_task"]
 
 PACKAGE = str(Path(__file__).parents[1])
 

@@ -1,7 +1,5 @@
 """Distributions by their parameters: how components are cut, put together and selected, whatever their family."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -4,8 +4,6 @@ One interface whether the prediction is conformal (``calibration/conformal.py``)
 what its guarantee rests on.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

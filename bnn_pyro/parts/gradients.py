@@ -14,8 +14,6 @@ Output sample_shape + (…, B, H). ``FreeLinear`` has gradients of its own: a la
 activations of a mini-batch, so V is computed again for them, and they are added to within the product that makes them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -3,8 +3,6 @@
 Those of all weights jointly are in ``correlated_normal``.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterable, Mapping

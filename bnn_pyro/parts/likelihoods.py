@@ -1,7 +1,5 @@
 """The likelihoods, and which of them is a schema's. To add one: a class, and a line in ``LIKELIHOODS``."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -15,12 +13,8 @@ from torch.distributions.transforms import ExpTransform
 from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.parts.mixtures import Mixture, NormalMixture
-from bnn_pyro.parts.observed import OBSERVED, LearnedNoise, Likelihood, ReadLikelihood
+from bnn_pyro.parts.observed import LearnedNoise, Likelihood
 from bnn_pyro.parts.several import Several
-
-__all__ = ["LIKELIHOODS", "OBSERVED", "Bernoulli", "Categorical", "Heteroscedastic", "LaplaceNoise", "Likelihood",
-           "LogHeteroscedastic", "LogNormal", "LogNormalMixture", "NegativeBinomial", "Normal", "Poisson",
-           "ReadLikelihood", "StudentT", "make_likelihood"]  # fmt: skip
 
 
 class Categorical(Likelihood):

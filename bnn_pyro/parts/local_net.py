@@ -8,8 +8,6 @@ is learned is q(W), so each has a twin, ``weight_space``, over the weights thems
 that are one function for all inputs, for predictions, pruning and diagnostics.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import pyro

@@ -6,8 +6,6 @@ channels-last (B, H, W, C in memory, whatever the shape says): pooling and the n
 faster there on a CPU.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

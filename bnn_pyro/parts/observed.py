@@ -4,8 +4,6 @@ To add a likelihood: a subclass of :class:`Likelihood`. The network works on sta
 scale of the schema are applied to its output: ELBOs, test densities and intervals are all in the target's own units.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import pyro

@@ -4,8 +4,6 @@ The user's module is never changed. Parameters that are to stay as they are beco
 parameters that are left are the latent sites, and a posterior's archive has the rest.
 """
 
-from __future__ import annotations
-
 import copy
 import difflib
 import fnmatch

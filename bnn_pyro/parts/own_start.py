@@ -23,8 +23,6 @@ Running averages, which torch predicts with, would mix the statistics of many dr
 (Maddox et al. 2019, arXiv:1902.02476, recompute them for each draw likewise).
 """
 
-from __future__ import annotations
-
 import copy
 import math
 import operator

@@ -5,8 +5,6 @@ A prior is written as a short text, ``"fan-in:1"``, so that a setting, a command
 calls the network with the sample and hands the output to a likelihood. It never learns N.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable, Collection, Mapping

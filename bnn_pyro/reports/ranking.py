@@ -1,7 +1,5 @@
 """Which of several posteriors predicts best: log predictive densities of the same rows, with standard errors."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar

@@ -21,8 +21,6 @@ from bnn_pyro.diagnostics.draws import even
 from bnn_pyro.parts.likelihoods import LogNormalMixture
 from bnn_pyro.predictive import Prediction
 
-__all__ = ["boosted", "paired_differences"]
-
 #: Fewer rows leave nothing to grow trees by; more are not taken. From MANY rows on one fold gives the scale.
 MIN_ROWS, MAX_ROWS, MANY = 20, 100_000, 2000
 #: Trees at most, of all classes together and of each; without a part that stops them, where there are few rows.

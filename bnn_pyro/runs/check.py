@@ -4,8 +4,6 @@ Results are written after each check, so that nothing is lost: check.html is mad
 of the evidence.
 """
 
-from __future__ import annotations
-
 import time
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence

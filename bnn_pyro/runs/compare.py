@@ -1,7 +1,5 @@
 """Several runs on the same test rows: who predicts best, by how much, and what they do not agree on."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from functools import reduce
@@ -26,8 +24,6 @@ from bnn_pyro.runs.baselines import paired_differences
 from bnn_pyro.runs.evaluate import load_posterior, predict_with_progress
 from bnn_pyro.runs.folder import RunFolder
 from bnn_pyro.runs.recipe import Recipe
-
-__all__ = ["compare_runs", "draw_comparison", "show_comparison"]
 
 #: More methods than these share no panel that could be read.
 MAX_RUNS = 8

@@ -3,8 +3,6 @@
 Whether the chains have converged is asked of every run when it is evaluated: convergence.json.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,8 +20,6 @@ from bnn_pyro.reports.page import Picture, draw_figures, facts_of, read_texts, r
 from bnn_pyro.reports.tables import plain_table, verdict_lines
 from bnn_pyro.runs.folder import RunFolder
 from bnn_pyro.runs.recipe import Recipe
-
-__all__ = ["CONVERGENCE", "diagnose_run", "diagnosis_tables", "judge_chains", "write_draws"]
 
 FILE, CONVERGENCE, NETCDF = "diagnosis.json", "convergence.json", "posterior.nc"
 #: How the names of the figures begin, so that they are told from the report's own.

@@ -1,7 +1,5 @@
 """From a posterior to everything that a run folder shows of it: metrics, figures, report, model card."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 from collections.abc import Mapping, Sequence
@@ -33,9 +31,6 @@ from bnn_pyro.runs.diagnose import CONVERGENCE, judge_chains
 from bnn_pyro.runs.figures import Scored, draw_all, figures_of, read_pruning, rows_to_look_at
 from bnn_pyro.runs.folder import BOOSTING, REPLICATES, ROWS, RunFolder
 from bnn_pyro.runs.recipe import Recipe
-
-__all__ = ["evaluate_run", "labelled", "load_posterior", "outside_inputs",
-           "predict_with_progress", "prune_run", "score_mean_weights", "score_other"]  # fmt: skip
 
 #: Names that --ood takes for noise, and what ``load_inputs`` calls them.
 NOISE = {"noise": ("uniform-noise", "gaussian-noise"), "uniform": ("uniform-noise",), "gaussian": ("gaussian-noise",)}

@@ -3,8 +3,6 @@
 Their words are in reports/templates/figures.toml.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -27,8 +25,6 @@ from bnn_pyro.predictive import Prediction, predict
 from bnn_pyro.pruning import PrunedScore, signal_to_noise
 from bnn_pyro.reports.page import Picture, read_texts
 from bnn_pyro.runs.folder import RunFolder
-
-__all__ = ["Scored", "draw_all", "figures_of", "read_pruning"]
 
 #: Test rows of a table that the report lists: the worst predicted, and the most uncertain.
 ROWS_SHOWN = 5

@@ -34,8 +34,6 @@ from bnn_pyro.runs.recipe import Recipe, read_config
 if TYPE_CHECKING:
     from bnn_pyro.reports.page import Picture
 
-__all__ = ["BOOSTING", "GUARANTEES", "REPLICATES", "ROWS", "CheckFolder", "OutputFolder", "RunFolder"]
-
 REPLICATES, GUARANTEES = "test-replicates.npz", "guarantees.json"
 ROWS, BOOSTING = "rows.json", "boosting.json"
 FILES = ("metrics.json", REPLICATES, "metrics-mean-weights.json", "pruning.json", "convergence.json", "diagnosis.json",

@@ -1,7 +1,5 @@
 """A run's posterior calibrated by rows that did not train, and its predictions for a file of new rows."""
 
-from __future__ import annotations
-
 import csv
 import math
 from argparse import Namespace
@@ -31,8 +29,6 @@ from bnn_pyro.predictive import Prediction, predict
 from bnn_pyro.runs.evaluate import labelled, predict_with_progress
 from bnn_pyro.runs.folder import GUARANTEES, RunFolder
 from bnn_pyro.runs.recipe import Recipe, located
-
-__all__ = ["calibrate_run", "predict_file"]
 
 #: Parts of the test rows, by the uncertainty that the posterior predicts.
 THIRDS = ("least uncertain third", "middle third", "most uncertain third")

@@ -23,9 +23,6 @@ from bnn_pyro.settings import Settings, setting
 from bnn_pyro.zoo import ZOO
 from bnn_pyro.zoo.auto import AUTO, MINUTES, Setup, make_setup, set_up
 
-__all__ = ["DATA_KEYS", "EXAMPLE", "KEYS", "Recipe", "check_keys", "flag_settings", "located", "read_config",
-           "read_file", "resolve"]  # fmt: skip
-
 #: How data can be loaded: the keys of a recipe's ``data``, and the arguments of ``load_data`` that they become; with
 #: what a config file may say of them.
 DATA_KEYS = {"name": str, "target": str, "features": list[str], "exclude": list[str], "categorical": list[str],

@@ -4,8 +4,6 @@ Its folder holds a run folder for each fit, sweep.json, results.csv, sweep.html 
 known from the run folders alone.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import time
@@ -29,8 +27,6 @@ from bnn_pyro.runs.recipe import Recipe
 from bnn_pyro.runs.sweep_config import BEGUN, CHANGED, FAILED, FINISHED, MISSING, RunTask, SweepConfig, setting_text
 from bnn_pyro.runs.sweep_statistics import DatasetSummary, summarise
 from bnn_pyro.runs.train import fit_run, prepare_run
-
-__all__ = ["SweepFolder", "check_tasks", "make_run", "planned_text", "run_sweep"]
 
 #: What is read of a posterior's JSON file.
 ARCHIVE = {"schema": {"task": str}, "provenance": {"rows": {"*": int}, "split": {}, "fingerprint": str,

@@ -13,8 +13,6 @@ splits_to_run = [0, 1, 2]           # instead of those above
 grid = { prior = ["fan-in:1", "fan-in:3"] }     # one recipe each; several keys: all combinations
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 from argparse import Namespace
@@ -27,9 +25,6 @@ from bnn_pyro.errors import UserError
 from bnn_pyro.files import read_archive
 from bnn_pyro.runs.recipe import DATA_KEYS, KEYS, Recipe, check_keys, located, read_file, resolve
 from bnn_pyro.zoo import ZOO
-
-__all__ = ["BEGUN", "CHANGED", "FAILED", "FINISHED", "MISSING", "SEED_STEP", "RunTask", "SweepConfig",
-           "read_sweep_config", "setting_text"]  # fmt: skip
 
 ALL = "all"
 #: The keys of the file, and of a recipe in it.

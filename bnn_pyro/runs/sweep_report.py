@@ -1,8 +1,6 @@
 """The report of a sweep, for a terminal and as one HTML page with figures: every recipe's mean scores on every data
 set, who is worse than the best, and what a setting of the grid does."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

@@ -7,8 +7,6 @@ variance of a mean over J of them is var · (1/J + n_test/n_train) (Nadeau & Ben
 generalization error, Machine Learning 52:239-281, section 3).
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """A run fitted into its folder: its data, the variant, and the deterministic network beside it; how it was made."""
 
-from __future__ import annotations
-
 import os
 import platform
 import secrets
@@ -30,8 +28,6 @@ from bnn_pyro.isolation import isolated, one_thread
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.runs.folder import RunFolder
 from bnn_pyro.runs.recipe import Recipe
-
-__all__ = ["environment", "fit_run", "load_together", "prepare_run", "typed_command"]
 
 #: Weights × rows of a step below which a second thread costs more than it brings.
 SMALL_STEP = 20_000_000

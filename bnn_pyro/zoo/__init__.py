@@ -5,8 +5,6 @@ attributes say the rest: ``summary`` (the idea in one line), ``paper``, and ``ha
 which follows what methods suit it); ``images_only = True`` where inputs must have a height and a width.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar, Protocol
 
 from torch import nn

@@ -9,8 +9,6 @@ within the minutes. Of the full length so much is run as fits into them. Times a
 constants were measured on (docs/which-method.md has the evidence for the order of the rules).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace

@@ -9,8 +9,6 @@ What was compiled is kept in memory for other fits of the model: a library by it
 depends on, where the caller can say that (:func:`recipe`).
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import shutil

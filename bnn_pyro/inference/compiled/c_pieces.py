@@ -1,14 +1,10 @@
 """The pieces that generated C is made of: types, elementwise operators, arrays as addresses or expressions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-
-__all__ = ["C_TYPES", "POINTWISE", "VIEWS", "Array", "NotCompiled", "broadcast", "literal"]
 
 aten = torch.ops.aten
 

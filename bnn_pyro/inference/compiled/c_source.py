@@ -6,8 +6,6 @@ them; sums and products of matrices are loops. Every array keeps the strides tha
 the smallest stride innermost, where the C compiler makes vector instructions of them.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,8 +16,6 @@ from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves, tree_map
 
 from bnn_pyro.inference.compiled.c_pieces import C_TYPES, POINTWISE, VIEWS, Array, NotCompiled, broadcast, literal
-
-__all__ = ["write_c"]
 
 aten = torch.ops.aten
 
