@@ -112,9 +112,9 @@ def predict(args: Namespace) -> None:
         raise UserError(f"--output {output} is a folder; give the name of a CSV file")
     if output.exists() and not args.overwrite:
         raise UserError(f"--output {output} exists; choose another name or add --overwrite")
-    table, said = predict_file(*_opened(args), args)
+    table, notes = predict_file(*_opened(args), args)
     write_whole(output, table.to_csv(index=False, float_format="%.7g").encode())
-    print("\n".join([*said, f"{len(table):,} predictions: {output}"]))
+    print("\n".join([*notes, f"{len(table):,} predictions: {output}"]))
 
 
 def calibrate(args: Namespace) -> None:

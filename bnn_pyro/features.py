@@ -67,11 +67,11 @@ def check_inputs(backbone: Backbone, data: Dataset) -> None:
         return
     x = data.x_train[:COMPARED]
     off = {"standardised": _off(backbone.net, x), "raw": _off(backbone.net, data.schema.unstandardise(x))}
-    here = backbone.description.get("inputs", "raw")
-    there = "raw" if here == "standardised" else "standardised"
-    if off[here] > OFF and off[there] < 0.1 * off[here]:
+    scale = backbone.description.get("inputs", "raw")
+    there = "raw" if scale == "standardised" else "standardised"
+    if off[scale] > OFF and off[there] < 0.1 * off[scale]:
         warnings.warn(
-            f"the backbone ({spoken(backbone.description)}) is given {here} inputs, and its batch normalisation was "
+            f"the backbone ({spoken(backbone.description)}) is given {scale} inputs, and its batch normalisation was "
             f"trained on others, such as {there} ones; give LastLayer(…, inputs='{there}') if it was",
             stacklevel=2,
         )
@@ -93,9 +93,9 @@ def _off(net: nn.Module, x: Tensor) -> float:
     if not inputs:
         return 0.0
     rows = inputs[0].double().transpose(0, 1).flatten(1)
-    here = Normal(rows.mean(1), (rows.var(1, correction=0) + layer.eps).sqrt())
+    observed = Normal(rows.mean(1), (rows.var(1, correction=0) + layer.eps).sqrt())
     known = Normal(layer.running_mean.double(), (layer.running_var.double() + layer.eps).sqrt())
-    return kl_divergence(here, known).mean().item()
+    return kl_divergence(observed, known).mean().item()
 
 
 def on_features(model: nn.Module, data: Dataset, progress: bool = False) -> tuple[nn.Module, Dataset]:
@@ -153,8 +153,8 @@ def _features(backbone: Backbone, x: Tensor, what: str, progress: bool, unit: bo
             _keep(path, features, c)
     except OSError as error:
         warnings.warn(f"features could not be cached in {path.parent} ({error})", stacklevel=2)
-    kept = ranks.gather(path.is_file())[ranks.rank]  # asked when all have tried
-    return _read(path, x.device) if kept else (features, c)
+    saved = ranks.gather(path.is_file())[ranks.rank]  # asked when all have tried
+    return _read(path, x.device) if saved else (features, c)
 
 
 def _key(backbone: Backbone, x: Tensor, unit: bool, probe: Tensor) -> str:
@@ -178,9 +178,9 @@ def _keep(path: Path, features: Tensor, c: float) -> None:
     """Write one file as a whole, after making room for it: the array, and behind it c."""
     path.parent.mkdir(parents=True, exist_ok=True)
     old = sorted(path.parent.glob("*.npy*"), key=lambda file: file.stat().st_mtime)
-    held = sum(file.stat().st_size for file in old) + features.nbytes
-    while old and held > CACHE_BYTES:
-        held -= old[0].stat().st_size
+    total = sum(file.stat().st_size for file in old) + features.nbytes
+    while old and total > CACHE_BYTES:
+        total -= old[0].stat().st_size
         old.pop(0).unlink(missing_ok=True)
     with whole_file(path) as file:
         np.save(file, features.cpu().numpy())

@@ -179,9 +179,9 @@ def _texts(cells: pd.Series, distinct: int, is_target: bool) -> Iterator[tuple[s
             yield f"has categories that differ in case alone: {', '.join(map(repr, some))}", False, False
         counts = cells.value_counts()
         if rare := [text for text, count in counts.items() if count < RARE]:
-            shown = ", ".join(f"'{text}'" for text in rare[:3])
+            names = ", ".join(f"'{text}'" for text in rare[:3])
             refused = is_target and counts.iloc[-1] < RAREST  # two parts of a split need it
-            yield f"{len(rare):,} with fewer than {RARE} rows: {shown}{', …' if len(rare) > 3 else ''}", refused, False
+            yield f"{len(rare):,} with fewer than {RARE} rows: {names}{', …' if len(rare) > 3 else ''}", refused, False
 
 
 def _numbers(cells: pd.Series, values: np.ndarray, distinct: int, is_target: bool) -> Iterator[tuple[str, bool, bool]]:

@@ -30,7 +30,7 @@ def isolated(seed: int | None = None) -> Iterator[None]:
     if seed is not None and not 0 <= seed < 2**32:
         raise UserError(f"a seed must lie between 0 and 2³² - 1, got {seed}")
     store = pyro.get_param_store()
-    kept = store.get_state()
+    state = store.get_state()
     states = (random.getstate(), np.random.get_state(), generator_state()) if seed is not None else None  # noqa: NPY002
     store.clear()
     try:
@@ -40,7 +40,7 @@ def isolated(seed: int | None = None) -> Iterator[None]:
             yield
     finally:
         store.clear()  # set_state adds to what is there
-        store.set_state(kept)
+        store.set_state(state)
         if states is not None:
             random.setstate(states[0])
             np.random.set_state(states[1])  # noqa: NPY002 (the legacy generator is the one Pyro seeds)

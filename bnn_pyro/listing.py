@@ -130,23 +130,23 @@ def _read_table(folder: str) -> dict[str, dict[str, Any]]:
 
 def _read(node: ast.ClassDef | ast.FunctionDef, defined: Mapping[str, ast.stmt]) -> dict[str, Any]:
     """The docstring's first paragraph, "settings" {field: default}, their "meanings", and literal class attributes."""
-    found: dict[str, Any] = {"settings": {}, "meanings": {}}
+    facts: dict[str, Any] = {"settings": {}, "meanings": {}}
     if isinstance(node, ast.ClassDef):
         for base in reversed(node.bases):
             if isinstance(base, ast.Name) and base.id in defined:
                 inherited = _read(defined[base.id], defined)
-                found |= inherited | {key: found[key] | inherited[key] for key in ("settings", "meanings")}
+                facts |= inherited | {key: facts[key] | inherited[key] for key in ("settings", "meanings")}
         for line in node.body:
             if isinstance(line, ast.AnnAssign) and line.value is not None:
                 name, value = line.target.id, _value(line.value)
                 if not ast.unparse(line.annotation).startswith("ClassVar"):
-                    found["settings"][name] = list(value) if isinstance(value, tuple) else value
+                    facts["settings"][name] = list(value) if isinstance(value, tuple) else value
                 elif value is not ...:
-                    found[name] = value
+                    facts[name] = value
     doc = ast.get_docstring(node) or ""
-    found["meanings"] |= field_docs(doc)
-    found["doc"] = " ".join(doc.partition("\n\n")[0].split())
-    return found
+    facts["meanings"] |= field_docs(doc)
+    facts["doc"] = " ".join(doc.partition("\n\n")[0].split())
+    return facts
 
 
 def _value(node: ast.expr) -> Any:

@@ -153,8 +153,8 @@ class Posterior:
                     self.guide(x)
                 yield {name: node["value"] for name, node in _latent(trace.trace).items()}
             return
-        held = next(iter(self.chains.values())).shape[:2].numel()
-        keep = torch.linspace(0, held - 1, min(num, held)).round().long()
+        stored = next(iter(self.chains.values())).shape[:2].numel()
+        keep = torch.linspace(0, stored - 1, min(num, stored)).round().long()
         for part in keep.split(size):
             yield {site: v.flatten(0, 1)[part.to(v.device)] for site, v in self.chains.items()}
 
@@ -244,11 +244,11 @@ def pool(posteriors: Sequence[Posterior]) -> Posterior:
 
 def _subject(posterior: Posterior) -> tuple[Any, ...]:
     """What posteriors that are pooled must have in common."""
-    told = posterior.provenance
-    settings = json.dumps([told.get("entry"), told.get("entry_settings")], sort_keys=True, default=str)
-    temperature = told.get("method_settings", {}).get("temperature", 1.0)
+    provenance = posterior.provenance
+    settings = json.dumps([provenance.get("entry"), provenance.get("entry_settings")], sort_keys=True, default=str)
+    temperature = provenance.get("method_settings", {}).get("temperature", 1.0)
     length = next(iter(posterior.chains.values())).shape[1] if posterior.chains else 0
-    return settings, temperature, told.get("fingerprint"), length
+    return settings, temperature, provenance.get("fingerprint"), length
 
 
 def _latent(trace: poutine.Trace) -> dict[str, dict]:

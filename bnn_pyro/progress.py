@@ -41,13 +41,13 @@ def progress_bar(description: str, show: bool = True, unit: str = "step") -> Ite
         yield lambda done, of, figures=None: None
         return
     with tqdm(desc=description, unit=unit, dynamic_ncols=True, mininterval=0.2, bar_format=FORMAT) as bar:
-        shown: Figures | None = None
+        latest: Figures | None = None
 
         def report(done: float, of: int, figures: Figures | None = None) -> None:
-            nonlocal shown
+            nonlocal latest
             bar.total = of
-            if figures and figures is not shown:  # the same object again has nothing new to say
-                shown = figures
+            if figures and figures is not latest:  # the same object again has nothing new to say
+                latest = figures
                 text = {k: v if isinstance(v, str) else f"{v:.4g}" for k, v in figures.items()}
                 bar.set_postfix(text, refresh=False)
             bar.update(round(done, 1) - bar.n)

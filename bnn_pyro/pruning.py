@@ -61,10 +61,10 @@ class PrunedScore:
 
     def flat(self) -> dict[str, float]:
         """{"share", "weights", "nll", "nll_low", "nll_high", …}: what pruning.json holds."""
-        found = {"share": self.share, "weights": self.weights}
+        row = {"share": self.share, "weights": self.weights}
         for name, score in ((self.measure, self.loss), ("nll", self.nll)):
-            found |= {name: score.value, f"{name}_low": score.low, f"{name}_high": score.high}
-        return found
+            row |= {name: score.value, f"{name}_low": score.low, f"{name}_high": score.high}
+        return row
 
 
 def signal_to_noise(posterior: Posterior) -> dict[str, Tensor]:
@@ -113,7 +113,7 @@ def pruning_curve(
     x: (B, *input_shape), standardised.   y: (B,) labels, or targets in their own units.
     num_draws, seed, progress: as for ``predict``; all shares have the same draws of the weights that are left.
     """
-    found = []
+    curve = []
     for number, (share, pruned) in enumerate(zip(shares, _pruned(posterior, shares), strict=True)):
 
         def report(done: int, of: int, before: int = number * num_draws) -> None:
@@ -123,8 +123,8 @@ def pruning_curve(
         scores = metrics.evaluate(predict(pruned, x, num_draws=num_draws, seed=seed, progress=report), y)
         left = sum(int(mask.sum()) for mask in pruned.guide.kept.values())
         measure = next(name for name in ("error", "rmse", "nrmse", "label_error") if name in scores)
-        found.append(PrunedScore(float(share), left, measure, scores[measure], scores["nll"]))
-    return found
+        curve.append(PrunedScore(float(share), left, measure, scores[measure], scores["nll"]))
+    return curve
 
 
 # -- pieces ------------------------------------------------------------------------------------------------------------
@@ -134,19 +134,21 @@ def _pruned(posterior: Posterior, shares: Sequence[float]) -> list[Posterior]:
     size, ratio = (torch.cat([pair[i].flatten() for pair in ratios.values()]) for i in (0, 1))
     by_size = size.argsort(stable=True)
     order = by_size[(ratio.log() / SAME).round()[by_size].argsort(stable=True)]
-    found = []
+    networks = []
     for share in shares:
         if not 0 <= share <= 1:
             raise UserError(f"the share of weights to remove must lie between 0 and 1, got {share:g}")
         mask = torch.ones(len(order), dtype=torch.bool)
         mask[order[: round(share * len(order))]] = False
         parts = mask.split([mean.numel() for mean, _ in ratios.values()])
-        kept = {site: part.view_as(mean) for part, (site, (mean, _)) in zip(parts, ratios.items(), strict=True)}
-        guide = PrunedGuide(posterior.guide, kept).to(posterior.device)
+        masks = {site: part.view_as(mean) for part, (site, (mean, _)) in zip(parts, ratios.items(), strict=True)}
+        guide = PrunedGuide(posterior.guide, masks).to(posterior.device)
         # Without the key that `fit(resume=True)` knows its own posterior by: this is another one.
         provenance = {k: v for k, v in posterior.provenance.items() if k != "key"} | {"pruned": float(share)}
-        found.append(Posterior(posterior.model, posterior.schema, guide, trace=posterior.trace, provenance=provenance))
-    return found
+        networks.append(
+            Posterior(posterior.model, posterior.schema, guide, trace=posterior.trace, provenance=provenance)
+        )
+    return networks
 
 
 def _ratios(posterior: Posterior) -> Mapping[str, tuple[Tensor, Tensor]]:
@@ -166,11 +168,11 @@ def _ratios(posterior: Posterior) -> Mapping[str, tuple[Tensor, Tensor]]:
             why = "draws all weights jointly, and the ratio of each alone ignores their correlations"
         name = type(posterior.guide).__name__
         raise UserError(f"{name} {why}; fit mean-field, hidden-layer or sparse-dropout by svi")
-    found = {}
+    ratios = {}
     for site, (mean, scale) in moments.items():
         size = mean.detach().abs().double().cpu()
-        found[site] = size, torch.where(size == 0, 0.0, size / scale.detach().double().cpu())
-    return found
+        ratios[site] = size, torch.where(size == 0, 0.0, size / scale.detach().double().cpu())
+    return ratios
 
 
 def _moments(q: Distribution) -> tuple[Tensor, Tensor] | None:

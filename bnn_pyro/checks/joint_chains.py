@@ -231,10 +231,10 @@ class JointChains:
             report(k + 1, sweeps, {})
         shift, error = total.mean(0) - self.expected.mean(0), self._error(total)
         quantiles = np.quantile(np.concatenate(last), norm.cdf(QUANTILES), axis=0)
-        found = {"quantities": self.names, "shift": shift, "error": error, "z": shift / error, "levels": QUANTILES}
-        found |= {"drift": np.stack(drift), "drift_error": np.stack(errors), "scores": quantiles}
+        evidence = {"quantities": self.names, "shift": shift, "error": error, "z": shift / error, "levels": QUANTILES}
+        evidence |= {"drift": np.stack(drift), "drift_error": np.stack(errors), "scores": quantiles}
         bound = float(norm.isf(ALPHA / (2 * shift.size)))
-        return found | {"bound": bound, "renewed": float(np.median(np.mean(renewed, 0)))}
+        return evidence | {"bound": bound, "renewed": float(np.median(np.mean(renewed, 0)))}
 
     def _moments(self, scores: np.ndarray) -> np.ndarray:
         """Normal scores and their squares, (S, M) -> (S, M, 2)."""

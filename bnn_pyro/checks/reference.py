@@ -188,12 +188,12 @@ def distances_to(outputs: Outputs, reference: ReferencePosterior, seed: int = 0)
     mixtures, target units; wasserstein2 of what single draws predict, in probability or target units.
     """
     rng, stored, size = np.random.default_rng(seed), reference.prediction()[::THINNED], len(reference.draws)
-    kept = np.linspace(0, len(outputs.flat) - 1, min(len(outputs.flat), DISTANT_DRAWS)).round().astype(int)
-    noise = outputs.noise[kept] if outputs.noise.size else outputs.noise
-    mine = reference_posterior.prediction_of(outputs.flat[kept][:, reference.points[::THINNED]], noise)
+    indices = np.linspace(0, len(outputs.flat) - 1, min(len(outputs.flat), DISTANT_DRAWS)).round().astype(int)
+    noise = outputs.noise[indices] if outputs.noise.size else outputs.noise
+    mine = reference_posterior.prediction_of(outputs.flat[indices][:, reference.points[::THINNED]], noise)
     halves = [np.split(rng.permutation(size), [size // 2]) for _ in range(SPLITS)]
     halves = [[stored.of_draws(torch.from_numpy(half)) for half in pair] for pair in halves]
-    number = 1 / min(outputs.effective, len(kept)) + 1 / size
+    number = 1 / min(outputs.effective, len(indices)) + 1 / size
     known = {}
     for name, distance in {**DISTANCES[stored.task], "wasserstein2": wasserstein_2}.items():
         apart, *floors = (distance(*pair, bootstrap=2).value for pair in [(mine, stored), *halves])

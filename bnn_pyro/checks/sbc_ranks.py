@@ -34,10 +34,10 @@ def ranks(truth: np.ndarray, draws: np.ndarray, generator: np.random.Generator) 
     return below + generator.integers(0, equal, endpoint=True)
 
 
-def p_uniform(found: np.ndarray, num: int) -> float:
+def p_uniform(ranks: np.ndarray, num: int) -> float:
     """The p-value of R ranks (R,) on 0 … ``num``: the chance that R uniform ones have as small a γ."""
-    total = len(found)
-    counts = np.bincount(found, minlength=num + 1)[:-1].cumsum()
+    total = len(ranks)
+    counts = np.bincount(ranks, minlength=num + 1)[:-1].cumsum()
     gamma = _tails(total, num)[np.arange(num), counts].min()
     return float(max(SMALLEST, 1.0 - _inside(*_limits(gamma, total, num), total)))
 
@@ -60,35 +60,35 @@ def band(total: int, num: int, chance: float) -> tuple[np.ndarray, np.ndarray, n
     return np.arange(num + 2) / (num + 1), *ends
 
 
-def ecdf_difference(found: np.ndarray, num: int) -> np.ndarray:
+def ecdf_difference(ranks: np.ndarray, num: int) -> np.ndarray:
     """Empirical minus uniform distribution function of ranks (R,) on 0 … ``num``, at i/(num + 1); (num + 2,)."""
-    counts = np.bincount(found, minlength=num + 1).cumsum()
-    return np.r_[0.0, counts / len(found)] - np.arange(num + 2) / (num + 1)
+    counts = np.bincount(ranks, minlength=num + 1).cumsum()
+    return np.r_[0.0, counts / len(ranks)] - np.arange(num + 2) / (num + 1)
 
 
-def width(found: np.ndarray, num: int) -> np.ndarray:
+def width(ranks: np.ndarray, num: int) -> np.ndarray:
     """How wide the draws lie, as a share of what is right, by ranks (…, R) on 0 … ``num``; (…,).
 
     1/rms of the normal scores, over that of uniform ranks. (Ranks end at 0 and ``num``: a width of a half is told as
     0.6 among 159 draws.)
     """
     z = normal_scores(np.arange(num + 1), num)
-    return np.sqrt(np.square(z).mean() / np.square(z[found]).mean(-1))
+    return np.sqrt(np.square(z).mean() / np.square(z[ranks]).mean(-1))
 
 
-def normal_scores(found: np.ndarray, num: int) -> np.ndarray:
+def normal_scores(ranks: np.ndarray, num: int) -> np.ndarray:
     """Φ⁻¹((r + ½)/(num + 1)) of ranks r (…,), of their shape: standard Normal, nearly, where they are uniform."""
-    return ndtri((np.asarray(found) + 0.5) / (num + 1))
+    return ndtri((np.asarray(ranks) + 0.5) / (num + 1))
 
 
-def covered(found: np.ndarray, num: int, level: float) -> np.ndarray:
+def covered(ranks: np.ndarray, num: int, level: float) -> np.ndarray:
     """Whether the central interval of ``level`` holds the truth, by its rank (…,) on 0 … ``num``.
 
     Rank r stands for [r, r+1]/(num + 1), and counts by the share of it that lies inside: of uniform ranks, exactly
     ``level`` are covered, whatever ``num``.
     """
     low = 0.5 * (1 - level) * (num + 1)
-    inside = np.minimum(found + 1, num + 1 - low) - np.maximum(found, low)
+    inside = np.minimum(ranks + 1, num + 1 - low) - np.maximum(ranks, low)
     return np.clip(inside, 0.0, 1.0)
 
 
@@ -104,10 +104,10 @@ def _sum(total: int, num: int, power: int) -> tuple[np.ndarray, np.ndarray]:
     return scores, irfft(rfft(one) ** total, padded)[:length].cumsum()
 
 
-def _p_of_sum(found: np.ndarray, num: int, power: int) -> float:
+def _p_of_sum(ranks: np.ndarray, num: int, power: int) -> float:
     """Two-sided."""
-    scores, below = _sum(len(found), num, power)
-    at = scores[found].sum()
+    scores, below = _sum(len(ranks), num, power)
+    at = scores[ranks].sum()
     tail = min(below[at], 1.0 - (below[at - 1] if at else 0.0))
     return float(min(1.0, max(SMALLEST, 2 * tail)))
 

@@ -212,9 +212,9 @@ def load_data(
         how = dict(features=features, exclude=exclude, categorical=categorical, task=task, missing=missing)
         raw, aside = load_table(path, target=target, aside=list(by.values()), **how)
     if path is None or path.is_dir():
-        for what, asked, has in (("target", target, raw.target), ("task", task, raw.task)):
-            if asked not in (None, has):
-                raise UserError(f"{raw.name}: its {what} is '{has}', not '{asked}'; leave {what} out")
+        for what, choice, has in (("target", target, raw.target), ("task", task, raw.task)):
+            if choice not in (None, has):
+                raise UserError(f"{raw.name}: its {what} is '{has}', not '{choice}'; leave {what} out")
     if not raw.columns:  # a table has chosen before it looked for missing values
         if categorical:
             raise UserError(f"{path or raw.name}: categorical={categorical} is for tables of text (CSV, TSV)")

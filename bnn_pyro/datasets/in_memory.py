@@ -95,9 +95,9 @@ def dataset(
     raw = _raw(x if table is None else table, columns["y"], task, classes, missing)
     raw = replace(raw, name=name, source=f"in memory: {name}", unseen=unseen, target_scale=target_scale)
     if x_test is not None:
-        given = [w for w, v in (("split", split), ("groups", groups), ("time", time)) if v is not None]
-        if given:
-            raise UserError(f"x_test is the test part; leave {given[0]}= out")
+        splits = [w for w, v in (("split", split), ("groups", groups), ("time", time)) if v is not None]
+        if splits:
+            raise UserError(f"x_test is the test part; leave {splits[0]}= out")
         raw = replace(raw, test=_test_part(raw, x_test, y_test))
     elif y_test is not None:
         raise UserError("y_test is given without x_test")

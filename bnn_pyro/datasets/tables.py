@@ -106,18 +106,18 @@ def raw_table(
              training rows' median and a second feature says where; of text, "missing" is one more category
     words    texts that stand for a missing value
     """
-    gaps, kept = _gaps(frame, words), frame
+    gaps, whole = _gaps(frame, words), frame
     if missing == "indicator":
         _complete(where, frame[target], gaps[target], False, "; leave such rows out")
     else:
-        kept = _complete(where, frame, gaps, missing == "drop", ", or give missing='drop' or 'indicator' (--missing)")
-    gaps = gaps.loc[kept.index]
-    task, y, classes = (read_target if len(target) == 1 else read_targets)(where, kept[target].squeeze(axis=1), task)
-    columns = tuple(_describe(where, kept[name], gaps[name]) for name in kept.columns if name not in target)
+        whole = _complete(where, frame, gaps, missing == "drop", ", or give missing='drop' or 'indicator' (--missing)")
+    gaps = gaps.loc[whole.index]
+    task, y, classes = (read_target if len(target) == 1 else read_targets)(where, whole[target].squeeze(axis=1), task)
+    columns = tuple(_describe(where, whole[name], gaps[name]) for name in whole.columns if name not in target)
     return Raw(
         name=str(where),
         task=task,
-        x=torch.from_numpy(_encode(where, kept, gaps, columns)),
+        x=torch.from_numpy(_encode(where, whole, gaps, columns)),
         y=torch.from_numpy(y),
         classes=classes,
         features=tuple(feature for column in columns for feature in column.features),
@@ -125,8 +125,8 @@ def raw_table(
         targets=tuple(target) if len(target) > 1 else (),
         columns=columns,
         source=str(where),
-        rows=None if len(kept) == len(frame) else torch.from_numpy(frame.index.get_indexer(kept.index)),
-        index=torch.from_numpy(kept.index.to_numpy(copy=True)),
+        rows=None if len(whole) == len(frame) else torch.from_numpy(frame.index.get_indexer(whole.index)),
+        index=torch.from_numpy(whole.index.to_numpy(copy=True)),
     )
 
 

@@ -48,10 +48,10 @@ def chain_statistics(values: np.ndarray, superchain: np.ndarray | None = None) -
     superchain: (C,) which starting point each chain shared with others; R-hat is then the nested one.
     """
     chains, draws = values.shape[1:]
-    found = ChainStatistics(*np.full((5, len(values)), np.nan))
+    statistics = ChainStatistics(*np.full((5, len(values)), np.nan))
     nested = superchain is not None and len(np.unique(superchain)) > 1
     if draws < LEAST_DRAWS and chains < MANY and not nested:
-        return found
+        return statistics
     size = max(1, BLOCK // max(1, chains * draws))
     for start in range(0, len(values), size):
         block = np.asarray(values[start : start + size], dtype=np.float64)
@@ -59,28 +59,28 @@ def chain_statistics(values: np.ndarray, superchain: np.ndarray | None = None) -
         if usable.any():
             rows = start + np.flatnonzero(usable)
             for name, numbers in _numbers(block[usable], superchain if nested else None).items():
-                getattr(found, name)[rows] = numbers
-    return found
+                getattr(statistics, name)[rows] = numbers
+    return statistics
 
 
 def _numbers(v: np.ndarray, superchain: np.ndarray | None) -> dict[str, np.ndarray]:
     """{statistic: (M,)} of series that vary; superchain: None but for nested R-hat."""
     chains, draws = v.shape[1:]
-    splits, nested, found = draws >= LEAST_DRAWS, superchain is not None, {}
+    splits, nested, numbers = draws >= LEAST_DRAWS, superchain is not None, {}
     halves = _split(v) if splits else v
     both = _normal_scores(halves)
     with np.errstate(divide="ignore", invalid="ignore"):
         if nested or (chains > 1 and splits):
             groups = np.concatenate([superchain, superchain]) if nested and splits else superchain
-            found["rhat"] = np.fmax(*(nested_rhat(s, groups) if nested else _rhat(s) for s in both))
+            numbers["rhat"] = np.fmax(*(nested_rhat(s, groups) if nested else _rhat(s) for s in both))
             chance = np.minimum(*(_chance(s, superchain, chains) for s in both))
-            found["rhat_p"] = np.minimum(2 * chance, 1.0)  # the larger R-hat of two was taken
+            numbers["rhat_p"] = np.minimum(2 * chance, 1.0)  # the larger R-hat of two was taken
         short = chains >= MANY and draws < SHORT
-        found["ess_bulk"] = _counted(both[0], _normal_scores(v)[0] if short else v)
+        numbers["ess_bulk"] = _counted(both[0], _normal_scores(v)[0] if short else v)
         tails = (v <= q[:, None, None] for q in np.quantile(v, (0.05, 0.95), axis=(1, 2)))
-        found["ess_tail"] = np.minimum(*(_counted(_split(tail), tail) for tail in tails))
-        found["mcse"] = _counted(halves, v) ** -0.5
-    return found
+        numbers["ess_tail"] = np.minimum(*(_counted(_split(tail), tail) for tail in tails))
+        numbers["mcse"] = _counted(halves, v) ** -0.5
+    return numbers
 
 
 def _chance(scores: np.ndarray, superchain: np.ndarray | None, chains: int) -> np.ndarray:
@@ -105,10 +105,10 @@ def _chance(scores: np.ndarray, superchain: np.ndarray | None, chains: int) -> n
 def _counted(halves: np.ndarray, values: np.ndarray) -> np.ndarray:
     """Effective sample size of ``values`` (M, C, D) and, for the autocorrelations, of their split chains; (M,)."""
     chains, draws = values.shape[1:]
-    found = _ess(halves) if draws >= COUNTED else np.full(len(values), np.nan)
+    effective = _ess(halves) if draws >= COUNTED else np.full(len(values), np.nan)
     if chains < MANY or draws >= SHORT:
-        return found
-    return np.fmin(found, chains * values.var((1, 2)) / values.mean(2).var(1, ddof=1))
+        return effective
+    return np.fmin(effective, chains * values.var((1, 2)) / values.mean(2).var(1, ddof=1))
 
 
 def ess_mean(values: np.ndarray) -> np.ndarray:

@@ -180,8 +180,8 @@ def _predictions(
 ) -> tuple[Variables, np.ndarray]:
     classes = len(posterior.schema.classes)
     points = draws.even(len(data.x_test), min(POINTS, NUMBERS // (math.prod(shape) * max(1, classes))))
-    found = draws.walk(posterior, data.x_test[points], math.prod(shape), seed)
-    values = np.concatenate([(p.probs if classes else p.locs).numpy() for _, p in found], 1)
+    blocks = draws.walk(posterior, data.x_test[points], math.prod(shape), seed)
+    values = np.concatenate([(p.probs if classes else p.locs).numpy() for _, p in blocks], 1)
     values = values.reshape(*shape, *values.shape[1:])
     dims = ("chain", "draw", "test_observation", "class")
     return {"probability" if classes else "mean": (dims[: values.ndim], values)}, points

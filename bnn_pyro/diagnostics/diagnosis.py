@@ -174,19 +174,19 @@ class _Work:
                 wide = prediction.untransformed.total.sqrt().numpy() / np.asarray(self.data.schema.y_scale)
             spread = max(spread, float(wide.max()))
         flat = outputs.reshape(-1, *self.shape)
-        shown = even(len(flat), SHOWN)
+        picks = even(len(flat), SHOWN)
         self.found.constant = num > 1 and not (flat.max((1, 2)) > flat.min((1, 2))).any()
         self.found.broken = int((~np.isfinite(flat).all(0)).sum())
         if self.is_chain:
-            found, nested = chain_statistics(flat, self.groups), {} if self.groups is None else {"nested": 1.0}
-            self.statistics |= {"spread_max": spread, **_worst(found), **nested}
-            self.series |= {"rhat": found.rhat, "ess_bulk": found.ess_bulk, "ess_tail": found.ess_tail}
-            worst = np.argsort(np.where(np.isnan(found.rhat), np.inf, -found.rhat))[:1]
-            shown = np.unique([*worst, *even(len(flat), SHOWN - 1)])
-            self.series["autocorrelation"] = autocorrelation(flat[shown], min(LAGS, self.shape[1]))
-        self.series["outputs"] = np.moveaxis(flat[shown], 0, -1)
+            chains, nested = chain_statistics(flat, self.groups), {} if self.groups is None else {"nested": 1.0}
+            self.statistics |= {"spread_max": spread, **_worst(chains), **nested}
+            self.series |= {"rhat": chains.rhat, "ess_bulk": chains.ess_bulk, "ess_tail": chains.ess_tail}
+            worst = np.argsort(np.where(np.isnan(chains.rhat), np.inf, -chains.rhat))[:1]
+            picks = np.unique([*worst, *even(len(flat), SHOWN - 1)])
+            self.series["autocorrelation"] = autocorrelation(flat[picks], min(LAGS, self.shape[1]))
+        self.series["outputs"] = np.moveaxis(flat[picks], 0, -1)
         which, of = "test" if self.found.tested else "training", len(names)
-        self.series["output_labels"] = [f"{names[i % of]}, {which} point {points[i // of] + 1}" for i in shown]
+        self.series["output_labels"] = [f"{names[i % of]}, {which} point {points[i // of] + 1}" for i in picks]
 
     def weights(self) -> None:
         """A bounded table of single weights, and a few of their series."""
@@ -195,13 +195,13 @@ class _Work:
         self.statistics["weights_shown"] = float(len(names))
         columns: dict[str, np.ndarray] = {"mean": values.mean((1, 2)), "sd": values.std((1, 2))}
         if self.is_chain:
-            found = chain_statistics(values, self.groups)
-            columns |= {name: getattr(found, name) for name in NUMBERS}
-            self.statistics |= {WEIGHT_NAMES[n]: v for n, v in _worst(found).items() if n in WEIGHT_NAMES}
+            chains = chain_statistics(values, self.groups)
+            columns |= {name: getattr(chains, name) for name in NUMBERS}
+            self.statistics |= {WEIGHT_NAMES[n]: v for n, v in _worst(chains).items() if n in WEIGHT_NAMES}
         self.table = pd.DataFrame({"name": names, **columns}).to_dict("records")
-        shown = even(len(names), SHOWN)
-        self.series["weights"] = np.moveaxis(values[shown], 0, -1)
-        self.series["weight_labels"] = [names[i] for i in shown]
+        picks = even(len(names), SHOWN)
+        self.series["weights"] = np.moveaxis(values[picks], 0, -1)
+        self.series["weight_labels"] = [names[i] for i in picks]
         self.chosen = values
 
     def sampler(self) -> None:
@@ -258,19 +258,19 @@ class _Work:
             self.series |= {"replicated": made, "observed": observed}
 
 
-def _worst(found: ChainStatistics) -> dict[str, float]:
+def _worst(statistics: ChainStatistics) -> dict[str, float]:
     """The statistics of all series together, those that there are.
 
     rhat_p, where rhat_max is too large: how often the largest of as many would be by chance (Bonferroni).
     """
-    numbers, finite = {}, np.isfinite(found.rhat)
+    numbers, finite = {}, np.isfinite(statistics.rhat)
     if finite.any():
-        large = finite & (found.rhat > RHAT)
-        numbers["rhat_max"] = float(found.rhat[finite].max())
-        numbers["rhat_share"] = float((found.rhat[finite] < RHAT).mean())
+        large = finite & (statistics.rhat > RHAT)
+        numbers["rhat_max"] = float(statistics.rhat[finite].max())
+        numbers["rhat_share"] = float((statistics.rhat[finite] < RHAT).mean())
         if large.any():
-            numbers["rhat_p"] = min(1.0, float(finite.sum() * np.nan_to_num(found.rhat_p[large]).min()))
-    if np.isfinite(found.ess_bulk).any():
-        numbers |= {f"{name}_min": float(np.nanmin(getattr(found, name))) for name in ("ess_bulk", "ess_tail")}
-        numbers["mcse_max"] = float(np.nanmax(found.mcse))
+            numbers["rhat_p"] = min(1.0, float(finite.sum() * np.nan_to_num(statistics.rhat_p[large]).min()))
+    if np.isfinite(statistics.ess_bulk).any():
+        numbers |= {f"{name}_min": float(np.nanmin(getattr(statistics, name))) for name in ("ess_bulk", "ess_tail")}
+        numbers["mcse_max"] = float(np.nanmax(statistics.mcse))
     return numbers

@@ -136,15 +136,15 @@ def sampler_series(posterior: Posterior) -> dict[str, np.ndarray]:
     if posterior.chains is None:
         return {}
     pairs = posterior.stats.items()
-    found = {"lp" if n == "log_joint" else n: v.cpu().numpy() for n, v in pairs if tuple(v.shape) == sized(posterior)}
-    for name in found.keys() & {"n_steps", "tree_depth", "superchain"}:
-        found[name] = found[name].astype(np.int64)
-    if "diverging" in found:
-        found["diverging"] = found["diverging"] > 0.5
+    series = {"lp" if n == "log_joint" else n: v.cpu().numpy() for n, v in pairs if tuple(v.shape) == sized(posterior)}
+    for name in series.keys() & {"n_steps", "tree_depth", "superchain"}:
+        series[name] = series[name].astype(np.int64)
+    if "diverging" in series:
+        series["diverging"] = series["diverging"] > 0.5
     deepest = posterior.provenance.get("method_settings", {}).get("max_tree_depth")
-    if "tree_depth" in found and deepest is not None:
-        found["reached_max_treedepth"] = found["tree_depth"] >= deepest
-    return found
+    if "tree_depth" in series and deepest is not None:
+        series["reached_max_treedepth"] = series["tree_depth"] >= deepest
+    return series
 
 
 def sampler_statistics(
@@ -155,32 +155,32 @@ def sampler_statistics(
 
     settings: those of the method; ``max_tree_depth`` (or ``max_steps``) is where trajectories were cut.
     """
-    found: dict[str, float] = {}
+    statistics: dict[str, float] = {}
     if trace and "kinetic_temperature" in trace:
         pair = (np.asarray(trace[name]) for name in ("kinetic_temperature", "step_size"))
         kinetic, step = (values[len(values) // 2 :] for values in pair)
         kinetic = kinetic[step <= step.mean() * (1 + 1e-9)]
         # It falls where a run has not settled yet, and stays high where the step size is too large.
-        found["kinetic_temperature"] = min(float(part.mean()) for part in np.array_split(kinetic, 2) if len(part))
+        statistics["kinetic_temperature"] = min(float(part.mean()) for part in np.array_split(kinetic, 2) if len(part))
     if "diverging" in series:
-        found["divergences"] = float(series["diverging"].sum())
-        found["divergent_chains"] = float((series["diverging"] > 0).any(1).sum())
+        statistics["divergences"] = float(series["diverging"].sum())
+        statistics["divergent_chains"] = float((series["diverging"] > 0).any(1).sum())
     if "acceptance_rate" in series:
-        found["acceptance_mean"] = float(np.nanmean(series["acceptance_rate"]))
+        statistics["acceptance_mean"] = float(np.nanmean(series["acceptance_rate"]))
     if (energy := series.get("energy", np.zeros((0, 0)))).shape[1] > 1:
         with np.errstate(divide="ignore", invalid="ignore"):
             # Of short chains together: one by one they would tell mostly noise, and too little.
             pooled = np.square(np.diff(energy, axis=1)).mean() / energy.var()
         lowest = float(np.fmin.reduce(bfmi(energy))) if energy.shape[1] >= LONG else float(pooled)
-        found |= {"bfmi_min": lowest} if np.isfinite(lowest) else {}
+        statistics |= {"bfmi_min": lowest} if np.isfinite(lowest) else {}
     depth, limit = settings.get("max_tree_depth"), settings.get("max_steps")
     if depth is not None and "tree_depth" in series:
-        found["max_tree_share"] = float((series["tree_depth"] >= depth).mean())
+        statistics["max_tree_share"] = float((series["tree_depth"] >= depth).mean())
     elif (depth is not None or limit is not None) and "n_steps" in series:
         limit = 2 ** int(depth) - 1 if depth is not None else int(limit)
         each = max(1, int(settings.get("thin") or 1))  # transitions that a draw's n_steps are of
-        found["max_tree_share"] = float((series["n_steps"] >= each * limit).mean())
-    return found
+        statistics["max_tree_share"] = float((series["n_steps"] >= each * limit).mean())
+    return statistics
 
 
 def stuck_chains(log_joint: np.ndarray | None, weights: np.ndarray) -> np.ndarray:

@@ -222,15 +222,15 @@ def replicate(posterior: Posterior, data: Dataset, seed: int = 0) -> tuple[np.nd
     num = math.prod(sized(posterior, CHECK_DRAWS))
     rows = even(len(data.x_train), min(CHECK_ROWS, len(rows_within(posterior, len(data.x_train), num, 1e7))))
     y, repeats = data.y_train[rows].cpu(), max(1, -(-MIN_SETS // num))
-    seen, made, shown = torch.zeros(num), torch.zeros(repeats, num), []
+    seen, made, samples = torch.zeros(num), torch.zeros(repeats, num), []
     with isolated(seed):
         for part, prediction in walk(posterior, data.x_train[rows], num, seed):
             seen = prediction.discrepancy(y[part], seen)
             new = [prediction.components.sample() for _ in range(repeats)]
             made = torch.stack([prediction.discrepancy(n, m) for n, m in zip(new, made, strict=True)])
-            shown.append(torch.cat(new)[even(num * repeats, SHOWN_SETS)])
+            samples.append(torch.cat(new)[even(num * repeats, SHOWN_SETS)])
     p_value = (made > seen).double().mean() + 0.5 * (made == seen).double().mean()
-    return torch.cat(shown, 1).numpy(), y.numpy(), float(p_value)
+    return torch.cat(samples, 1).numpy(), y.numpy(), float(p_value)
 
 
 def uniformity(pit: np.ndarray) -> float:

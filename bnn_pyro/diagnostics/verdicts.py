@@ -153,18 +153,18 @@ class Findings:
         {what it is about: (a clause, what to set)}.
         """
         kinetic, share = self.get("kinetic_temperature"), self.get("divergences") / self.total
-        shown = {
+        signs = {
             "spread": self.get("spread_max") > RUNAWAY,
             "kinetic temperature": kinetic < 1 / HOT or kinetic > HOT,
             "divergences": share > DIVERGENT,
             "trajectories": self.get("max_tree_share") > CUT,
             "acceptance": self.get("acceptance_mean") < ACCEPTED,
         }
-        remedies = {about: about for about in shown} | {"divergences": self.step}
+        remedies = {about: about for about in signs} | {"divergences": self.step}
         remedies |= {"spread": "kinetic temperature"} if self.stochastic else {}
         return {
             about: (self.fill(f"{about}, clause", share=share), self.fill(f"{remedies[about]}, remedy"))
-            for about, holds in shown.items()
+            for about, holds in signs.items()
             if holds
         }
 

@@ -184,10 +184,10 @@ class Chain:
             gradients += np.max(figures["n_steps"])
             if now - last > UPDATE or self.record.finished:
                 last = now
-                shown = {name: float(mean), "step size": float(np.mean(figures["step_size"]))}
+                latest = {name: float(mean), "step size": float(np.mean(figures["step_size"]))}
                 pace = float(1e3 * (now - start) / gradients)
                 cost = {"gradients": int(np.max(figures["n_steps"])), "ms/gradient": pace}
-                self.figures = {"chain": self.figures["chain"], **shown, **cost, "divergent": self.record.divergent}
+                self.figures = {"chain": self.figures["chain"], **latest, **cost, "divergent": self.record.divergent}
             yield self.figures
 
     def state_dict(self) -> dict[str, Any]:
@@ -214,19 +214,19 @@ def run_chains(plan: Chains, cores: int, run: Run) -> tuple[list[Record], str]:
     plan.checkpoints = children if in_reach else [None] * chains
     todo = [c for c in range(chains) if not records[c].finished]
     transitions, done_now = plan.sampler.transitions, np.array([record.done for record in records])
-    total, told = chains * transitions, done_now.sum()
+    total, reported = chains * transitions, done_now.sum()
     if run.max_minutes is not None:  # an equal share for every chain
         plan.max_minutes = max(0.0, run.max_minutes - run.minutes) / max(1, math.ceil(len(todo) / cores))
     died, unfinished, stopped, lost = [], [], "", {}
 
     def progress(index: int, share: float, figures: Figures) -> None:
-        nonlocal told
+        nonlocal reported
         if not figures:
             return
         done_now[todo[index]] = round(share * transitions)
-        if done_now.sum() != told:
-            told = done_now.sum()
-            run.tell(int(told), total, figures)
+        if done_now.sum() != reported:
+            reported = done_now.sum()
+            run.tell(int(reported), total, figures)
 
     def done(index: int, result: tuple[Record, Figures] | None) -> None:
         if result is None:

@@ -142,8 +142,8 @@ class Sampling:
         if done < settings.warmup:
             learned.learn(moved, share, target=settings.target_accept, longest=settings.max_steps * step)
         self._keep(moved, steps, sizes)
-        shown = {"step size": step, "gradients": steps, "divergent": self.record.divergent}
-        return {"accept": moved.acceptance.mean().item(), **shown}
+        figures = {"step size": step, "gradients": steps, "divergent": self.record.divergent}
+        return {"accept": moved.acceptance.mean().item(), **figures}
 
     def _keep(self, moved: Transition, steps: int, step: Tensor) -> None:
         """Where the chains are now goes into the record, with what ``stats`` keeps of the transition."""

@@ -146,8 +146,8 @@ def _log_joint(model: nn.Module, data: Dataset, temperature: float) -> LogJoint:
         raise UserError(f"the Laplace approximation here takes {MAX_WEIGHTS:,} weights at most, and this model has "
                         f"{size:,}; take --inference svi with a low-rank guide, or fewer features")  # fmt: skip
     y = data.y_train.double() if data.y_train.is_floating_point() else data.y_train
-    found = LogJoint(copy.deepcopy(model).double(), data.x_train.double(), y, temperature)
-    for prior in found.priors.values():
+    log_joint = LogJoint(copy.deepcopy(model).double(), data.x_train.double(), y, temperature)
+    for prior in log_joint.priors.values():
         while isinstance(prior, Independent):
             prior = prior.base_dist
         if not isinstance(prior, CentredNormal | Normal):
@@ -155,7 +155,7 @@ def _log_joint(model: nn.Module, data: Dataset, temperature: float) -> LogJoint:
                 "the Laplace approximation here needs a Normal prior (another may have several modes, or none where "
                 "its curvature is a width); take --set prior=normal:SCALE or fan-in:SCALE"
             )
-    return found
+    return log_joint
 
 
 def _near_the_mode(features: Tensor, information: Information) -> Tensor:
@@ -165,8 +165,8 @@ def _near_the_mode(features: Tensor, information: Information) -> Tensor:
     """
     traces = [trace(information(rows)) * rows.square().sum(-1) for rows in features.split(ROWS)]
     first, rest = torch.cat(traces).argsort(descending=True).tensor_split([MAX_SINGLE_ROWS])
-    found = STRUCTURES["full"](features[first], information)
-    return found + STRUCTURES["kron"](features[rest], information) if len(rest) else found
+    precision = STRUCTURES["full"](features[first], information)
+    return precision + STRUCTURES["kron"](features[rest], information) if len(rest) else precision
 
 
 def _root_of_inverse(precision: Tensor) -> tuple[Tensor, Tensor]:

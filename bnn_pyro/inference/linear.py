@@ -63,11 +63,11 @@ def linear_layer(model: nn.Module) -> nn.Module | None:
 
 def stochastic_log_joint(model: nn.Module, x: Tensor, y: Tensor, temperature: float = 1.0) -> LogJoint:
     """The log joint whose gradient is the fastest for this model on mini-batches."""
-    found = LogJoint(model, x, y, temperature)
-    if linear_layer(model) is None or found.constrained:
-        return found
-    known = (isinstance(found.priors[site], CentredNormal | GammaNormal) for site, _ in model.net.named_parameters())
-    return LinearLogJoint(model, x, y, temperature) if all(known) else found
+    joint = LogJoint(model, x, y, temperature)
+    if linear_layer(model) is None or joint.constrained:
+        return joint
+    known = (isinstance(joint.priors[site], CentredNormal | GammaNormal) for site, _ in model.net.named_parameters())
+    return LinearLogJoint(model, x, y, temperature) if all(known) else joint
 
 
 class LinearLogJoint(LogJoint):
@@ -178,15 +178,15 @@ def _scale(prior: TorchDistribution) -> Tensor:
 def _full(features: Tensor, information: Information) -> Tensor:
     """The upper blocks, a row of them in one product, and their mirror."""
     outputs, inputs = information(features[:1]).shape[-1], features.shape[-1]
-    found = features.new_zeros(outputs, inputs, outputs, inputs)
+    total = features.new_zeros(outputs, inputs, outputs, inputs)
     for rows in features.split(ROWS):
         each = information(rows)
         for k in range(outputs):
             right = (each[:, k, k:, None] * rows[:, None, :]).flatten(1)
-            found[k, :, k:] += (rows.mT @ right).unflatten(1, (outputs - k, inputs))
+            total[k, :, k:] += (rows.mT @ right).unflatten(1, (outputs - k, inputs))
     for k in range(outputs):
-        found[k + 1 :, :, k] = found[k, :, k + 1 :].permute(1, 2, 0)
-    return found.view(outputs * inputs, outputs * inputs)
+        total[k + 1 :, :, k] = total[k, :, k + 1 :].permute(1, 2, 0)
+    return total.view(outputs * inputs, outputs * inputs)
 
 
 def _kron(features: Tensor, information: Information) -> Tensor:
@@ -281,8 +281,8 @@ def mode_of(potential: Potential, space: Space) -> Tensor:
 
     try:
         start = space.inverse(potential.initial).cpu().numpy()
-        found = minimize(loss, start, jac=True, method="L-BFGS-B", options={"gtol": MAX_SLOPE, "maxiter": 200})
-        u = space.forward(torch.from_numpy(found.x).to(potential.initial.device))
+        optimum = minimize(loss, start, jac=True, method="L-BFGS-B", options={"gtol": MAX_SLOPE, "maxiter": 200})
+        u = space.forward(torch.from_numpy(optimum.x).to(potential.initial.device))
     finally:
         potential.space = plain
     return u if torch.isfinite(u).all() else potential.initial

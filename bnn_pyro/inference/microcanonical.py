@@ -130,9 +130,9 @@ class EnergyTuning:
         self.limit = np.where(good, self.limit, np.minimum(self.limit, 0.75 * self.step))
         xi = np.where(good, error, 0.0) ** 2 / (size * target) + 1e-8
         weight = np.where(good, np.exp(-0.5 * (np.log(xi) / self.TRUST) ** 2), 0.0)
-        kept = (self.MEMORY - 1) / (self.MEMORY + 1)
-        self.average = kept * self.average + weight * xi / self.step**6
-        self.weight = kept * self.weight + weight
+        decay = (self.MEMORY - 1) / (self.MEMORY + 1)
+        self.average = decay * self.average + weight * xi / self.step**6
+        self.weight = decay * self.weight + weight
         with np.errstate(divide="ignore", invalid="ignore"):
             learned = (self.average / self.weight) ** (-1 / 6)
         self.step = np.minimum(np.where(self.weight > 0, learned, self.step), self.limit)

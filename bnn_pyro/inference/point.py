@@ -176,22 +176,22 @@ class Ensemble(MAP):
         run, numbers = Run(**how), range(self.members)
         children = [None if run.checkpoint is None else run.checkpoint.child(f"member-{m + 1}") for m in numbers]
         states = [None if child is None else child.load() for child in children]
-        found: dict[int, Member] = {  # those of an earlier version have no third part
+        finished: dict[int, Member] = {  # those of an earlier version have no third part
             m: (*state["found"], "")[:3] for m, state in enumerate(states) if state and "found" in state
         }
-        todo = [m for m in numbers if m not in found]
-        apart, before = self.held_out(model, data, run.seed)[0], len(found)
+        todo = [m for m in numbers if m not in finished]
+        apart, before = self.held_out(model, data, run.seed)[0], len(finished)
         rule, num = self.resolved(model, apart), len(apart.x_train)
         steps = rule.epochs * math.ceil(num / (rule.batch_size or num))
 
         def keep(index: int, member: Member) -> None:
-            found[todo[index]] = member
+            finished[todo[index]] = member
             if (child := children[todo[index]]) is not None:
                 child.save({"found": member})
 
         def watch() -> None:
             if run.stop:
-                raise Interrupted(f"stopped with {len(found)} of {self.members} members found")
+                raise Interrupted(f"stopped with {len(finished)} of {self.members} members found")
 
         def shown(done: float, of: int, figures: Figures) -> None:
             run.tell(round((before + done) * steps), self.members * steps, figures)
@@ -210,7 +210,7 @@ class Ensemble(MAP):
         names = [f"member {m + 1} of {self.members}" for m in todo]
         with executor("here") if together else nullcontext():
             map_tasks(train, todo, names=names, report=shown, done=keep, **where)
-        members = [found[m] for m in numbers]
+        members = [finished[m] for m in numbers]
         chains = {s: torch.stack([w[s].to(data.x_train.device) for w, *_ in members])[:, None] for s in members[0][0]}
         shared = min(len(trace["epoch"]) for _, trace, _ in members)
         lines = {name: [trace[name][:shared] for _, trace, _ in members] for name in members[0][1]}

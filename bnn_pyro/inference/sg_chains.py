@@ -88,15 +88,15 @@ class Plan:
         Raises UserError where no draw would be kept.
         """
         share, samples = schedule(np.arange(steps) / steps)
-        kept = samples & (np.arange(steps) >= burn_in)
-        if kept.sum() < max(thin, 1):
+        used = samples & (np.arange(steps) >= burn_in)
+        if used.sum() < max(thin, 1):
             raise UserError(
-                f"no draw would be kept: {kept.sum()} of the {steps} steps sample after the burn-in, and a draw is due "
+                f"no draw would be kept: {used.sum()} of the {steps} steps sample after the burn-in, and a draw is due "
                 f"every {max(thin, 1)}; train for more epochs, or take a smaller burn_in or thin"
             )
-        moves = share * kept
+        moves = share * used
         # Never less than the longest step: a step gives one draw at most.
-        interval = max((thin or kept.sum() / max_draws) * moves.sum() / kept.sum(), moves.max())
+        interval = max((thin or used.sum() / max_draws) * moves.sum() / used.sum(), moves.max())
         serial = np.floor(np.cumsum(moves) / interval + 1e-6).astype(np.int64)
         return cls(share, samples, np.diff(serial, prepend=0) > 0, serial)
 

@@ -173,8 +173,8 @@ class Chains:
 
     def _scores(self) -> Tensor:
         """log Σ_c p(y_n | x_n, w_c) of the validation rows, (B,)."""
-        found = log_likelihood(self.log_joint.model, self.log_joint.sites(self.w), self.x_val, self.y_val)
-        return found.logsumexp(0)
+        log_probs = log_likelihood(self.log_joint.model, self.log_joint.sites(self.w), self.x_val, self.y_val)
+        return log_probs.logsumexp(0)
 
     def _check(self) -> None:
         check_finite(self.recent, self.step, self.settings.lr)

@@ -240,9 +240,9 @@ def ood_table(inside: Prediction, outside: Prediction, **resampling: Any) -> Eva
         except Undefined as reason:
             notes[score] = str(reason)
     reductions = {score: partial(auroc_of, p) for score, p in points.items()}
-    found = intervals(reductions, sizes=(len(inside), len(outside)), **resampling)
-    found.notes.update(notes)
-    return found
+    table = intervals(reductions, sizes=(len(inside), len(outside)), **resampling)
+    table.notes.update(notes)
+    return table
 
 
 def _points(inside: Prediction, outside: Prediction, score: str) -> np.ndarray:

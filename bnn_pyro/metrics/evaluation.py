@@ -127,13 +127,13 @@ def evaluate(prediction: Prediction, y: Targets, **resampling: Any) -> Evaluatio
             notes[name] = str(reason)
     biased = {name for name in points if table[name].biased}
     reductions = {name: partial(table[name].reduce, p) for name, p in points.items()}
-    found = intervals(reductions, (len(y),), biased=biased, **resampling)
-    found.notes.update(notes)
+    evaluation = intervals(reductions, (len(y),), biased=biased, **resampling)
+    evaluation.notes.update(notes)
     confidence = resampling.get("confidence", 0.95)
-    found.update({name: share_of(p, confidence) for name, p in points.items() if table[name].share})
+    evaluation.update({name: share_of(p, confidence) for name, p in points.items() if table[name].share})
     # An absolute value stays one: only the biased metrics' intervals are moved, and could fall below 0.
-    found.update({name: found[name]._replace(low=max(found[name].low, 0.0)) for name in biased})
-    return found
+    evaluation.update({name: evaluation[name]._replace(low=max(evaluation[name].low, 0.0)) for name in biased})
+    return evaluation
 
 
 def paired(

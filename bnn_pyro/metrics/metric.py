@@ -216,16 +216,16 @@ def intervals(
     for counts in _resamples(sizes, bootstrap, np.random.default_rng(seed)):
         for name, reduce in reductions.items():
             blocks[name].append(reduce(counts))
-    found = Evaluation({name: np.concatenate(parts) for name, parts in blocks.items()})
+    evaluation = Evaluation({name: np.concatenate(parts) for name, parts in blocks.items()})
     tail = (1 - confidence) / 2
     for name, reduce in reductions.items():
         value = float(reduce(np.ones((1, sum(sizes))))[0])
-        sample = found.replicates[name][~np.isnan(found.replicates[name])]
+        sample = evaluation.replicates[name][~np.isnan(evaluation.replicates[name])]
         if len(sample) == 0:
             raise UserError(f"'{name}' has no value in any of {bootstrap} replicates; ask for more replicates")
         low, high = np.quantile(sample, [tail, 1 - tail]) - (sample.mean() - value if name in biased else 0.0)
-        found[name] = Estimate(value, float(low), float(high))
-    return found
+        evaluation[name] = Estimate(value, float(low), float(high))
+    return evaluation
 
 
 def _resamples(sizes: Sequence[int], replicates: int, rng: np.random.Generator) -> Iterator[np.ndarray]:

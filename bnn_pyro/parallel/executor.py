@@ -151,9 +151,9 @@ def connect(client: Any, workers: int, stack: contextlib.ExitStack) -> Any:
         try:
             client = stack.enter_context(distributed.Client(client, timeout=ANSWER, set_as_default=False))
         except (OSError, TimeoutError, ValueError) as error:
-            shown = client.replace("tcp:", "dask:") if isinstance(client, str) else client
+            place = client.replace("tcp:", "dask:") if isinstance(client, str) else client
             raise UserError(
-                f"no Dask scheduler answers at {shown} ({type(error).__name__}); start one with `dask scheduler`, and "
+                f"no Dask scheduler answers at {place} ({type(error).__name__}); start one with `dask scheduler`, and "
                 "workers with `dask worker HOST:PORT --nthreads 1`"
             ) from None
         finally:
@@ -177,11 +177,11 @@ def versions() -> dict[str, str]:
 
 def check_workers(client: Any) -> None:
     """Raises UserError where a worker cannot import this package; warns of no worker, other versions, many threads."""
-    here, doubts = versions(), []
+    local, doubts = versions(), []
     for worker, there in client.run(versions, on_error="return").items():
         if isinstance(there, Exception):
             raise UserError(f"the Dask worker {worker} cannot import bnn_pyro ({there}): install it there too")
-        other = [f"{k} {there.get(k, 'none')} (here {here[k]})" for k in here if there.get(k) != here[k]]
+        other = [f"{k} {there.get(k, 'none')} (here {local[k]})" for k in local if there.get(k) != local[k]]
         if other:
             doubts.append(f"the Dask worker {worker} has {', '.join(other)}: results may differ from those of this "
                           "machine")  # fmt: skip

@@ -27,15 +27,15 @@ def parameters(d: Distribution) -> dict[str, tuple[Tensor, int]]:
     Raises UserError for a distribution that is not made of tensors, or of an event that is not one number.
     """
     constraints = {} if d.event_shape else d.arg_constraints
-    found = {
+    values = {
         name: (getattr(d, name), constraint.event_dim)
         for name, constraint in constraints.items()
         if name != "probs" or "logits" not in constraints
     }
-    if not found:
+    if not values:
         raise UserError(f"a likelihood of type {type(d).__name__} has no Prediction; use a univariate one, such as "
                         "Categorical, Bernoulli, Normal or Poisson")  # fmt: skip
-    return found
+    return values
 
 
 def make(kind: type, values: dict[str, Tensor]) -> Distribution:

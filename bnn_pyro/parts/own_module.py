@@ -129,13 +129,13 @@ def assign(net: nn.Module, texts: str | Mapping[str, str], names: Iterable[str],
     return {name: chosen[name] for name in names}
 
 
-def differences(here: Mapping[str, list[int]], there: Mapping[str, list[int]]) -> str:
+def differences(ours: Mapping[str, list[int]], theirs: Mapping[str, list[int]]) -> str:
     """In which names and shapes a module (here) differs from that of an archive (there); "" where in none."""
     kinds = {
-        "missing": [name for name in there if name not in here],
-        "unexpected": [name for name in here if name not in there],
-        "of another shape": [f"{n} {tuple(here[n])}, not {tuple(there[n])}" for n in here
-                             if n in there and list(here[n]) != list(there[n])],
+        "missing": [name for name in theirs if name not in ours],
+        "unexpected": [name for name in ours if name not in theirs],
+        "of another shape": [f"{n} {tuple(ours[n])}, not {tuple(theirs[n])}" for n in ours
+                             if n in theirs and list(ours[n]) != list(theirs[n])],
     }  # fmt: skip
     short = {kind: ", ".join(names[:4]) + (", …" if len(names) > 4 else "") for kind, names in kinds.items() if names}
     return "; ".join(f"{kind}: {names}" for kind, names in short.items())
@@ -228,8 +228,8 @@ def check_pure(net: nn.Module, x: Tensor) -> None:
     """Raises UserError where outputs out of training mode depend on anything but a row of x and the weights."""
     name = type(net).__name__
     before = {key: value.clone() for key, value in net.state_dict().items()}
-    given, f = x.clone(), net(x)
-    if not torch.equal(x, given):
+    original, f = x.clone(), net(x)
+    if not torch.equal(x, original):
         raise UserError(f"{name} changes its inputs in place; let it work on a copy (x = x.clone())")
     changed = [key for key, value in net.state_dict().items() if not torch.equal(value, before[key])]
     if changed:

@@ -168,11 +168,11 @@ def _quantities(values: ArrayLike, labels: Sequence[str]) -> np.ndarray:
 def _lines(ax: Axes, values: np.ndarray) -> None:
     """One line a chain; of many, a few over the range of all, from the lowest mean to the highest."""
     draw, chains = np.arange(1, values.shape[1] + 1), values.shape[0]
-    shown = np.sort(values.mean(1).argsort(kind="stable")[even(chains, MOST_CHAINS)])
-    if chains > len(shown):
+    picks = np.sort(values.mean(1).argsort(kind="stable")[even(chains, MOST_CHAINS)])
+    if chains > len(picks):
         low, high = np.nanquantile(values, (0.05, 0.95), axis=0)
         ax.fill_between(draw, low, high, color="0.85", linewidth=0, label=f"5–95 % of {chains} chains")
-    for k, c in enumerate(shown):
+    for k, c in enumerate(picks):
         style = look(k, linestyle=LINES[k // 5], marker="o" if len(draw) == 1 else None)
         ax.plot(draw, values[c], **style, linewidth=0.7, label=f"chain {c}")
     ax.set_xlim(1, max(2, len(draw)))

@@ -50,19 +50,19 @@ def draw_errors(ax: Axes, labels: Sequence[str], kinds: Sequence[str], z: ArrayL
     """Numbers z (M,) that should be standard Normal, with a marker for each kind; those furthest beyond are named."""
     z, kinds = np.nan_to_num(np.asarray(z, dtype=float), posinf=np.inf, neginf=-np.inf), np.array(kinds)
     reach = max(1.3 * bound, min(1.15 * np.abs(z).max(initial=0.0), 6 * bound))
-    shown = np.clip(z, -0.97 * reach, 0.97 * reach)
+    clipped = np.clip(z, -0.97 * reach, 0.97 * reach)
     for side in (-1, 1):
         ax.axhspan(side * bound, side * reach, color="0.93", linewidth=0)
         ax.axhline(side * bound, **DASHED)
     ax.axhline(0, color=REFERENCE, linewidth=0.8)
     for k, kind in enumerate(dict.fromkeys(kinds)):
         at = np.flatnonzero(kinds == kind)
-        ax.plot(at + 1, shown[at], **look(k, linestyle=""), label=kind)
+        ax.plot(at + 1, clipped[at], **look(k, linestyle=""), label=kind)
     for i in np.argsort(-np.abs(z))[:NAMED]:
         if abs(z[i]) > bound:
             side, aside = ("left", 7) if i < 0.6 * len(z) else ("right", -7)
             place = dict(xytext=(aside, 0), textcoords="offset points", ha=side, va="center")
-            ax.annotate(labels[i].split(" (")[0], (i + 1, shown[i]), size=7, **place)
+            ax.annotate(labels[i].split(" (")[0], (i + 1, clipped[i]), size=7, **place)
     ax.set(xlim=(0, len(z) + 1), ylim=(-reach, reach), xlabel="quantity")
     return ax
 
@@ -102,8 +102,8 @@ def two_weights(evidence: Evidence, problem: str, *, ax: Panel = None) -> Axes:
     first, second, density, draws = picked(evidence, "axis_1 axis_2 density draws")
     names = evidence["names"]
     ordered = np.sort(density.ravel())[::-1]
-    held = np.cumsum(ordered) / ordered.sum()
-    heights = [ordered[np.searchsorted(held, share)] for share in reversed(HELD)]
+    mass = np.cumsum(ordered) / ordered.sum()
+    heights = [ordered[np.searchsorted(mass, share)] for share in reversed(HELD)]
     ax = panel(ax, 4.6, 4.0)
     greys = [tint("#000000", s) for s in (0.08, 0.18, 0.32)]
     ax.contourf(first, second, density.T, levels=[*heights, ordered[0] * 1.001], colors=greys)
@@ -180,8 +180,8 @@ def reference_outputs(evidence: Evidence, *, axes: Panels = None) -> np.ndarray:
     """
     arrays = picked(evidence, "reference_mean mean mean_floor reference_sd sd sd_floor")
     unit = "log-odds" if evidence["task"] == "classification" else f"mean of {evidence['target']}"
-    kept = np.argsort(arrays[0], axis=None, kind="stable")[even(arrays[0].size, MAX_OUTPUTS)]
-    arrays = [a.ravel()[kept] for a in arrays]
+    picks = np.argsort(arrays[0], axis=None, kind="stable")[even(arrays[0].size, MAX_OUTPUTS)]
+    arrays = [a.ravel()[picks] for a in arrays]
     axes = panels(axes, 2, 2, (3.9, 3.7))
     style = dict(fmt="o", markersize=3.5, mfc=tint(BAYES, 0.35), ecolor=tint(BAYES, 0.45), capsize=0)
     sides = (("Means", "mean", *arrays[:3]), ("Spreads", "standard deviation", *arrays[3:]))

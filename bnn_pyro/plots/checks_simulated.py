@@ -66,10 +66,10 @@ def rank_ecdfs(evidence: Evidence, *, axes: Panels = None) -> np.ndarray:
     ranks (Q, R), labels (Q,), draws; the first 12 quantities are shown.   p (Q, 3): of the tests of the ECDF, location
     and width, corrected for all of them; the least is in the titles.
     """
-    least, shown = np.min(evidence["p"], 1), evidence["shown"]
+    least, level = np.min(evidence["p"], 1), evidence["shown"]
     labels = [f"{label}\np = {p:.2g}" for label, p in zip(evidence["labels"], least, strict=True)]
     ranks, axes = _rank_panels(evidence["ranks"], labels, "ECDF − uniform", axes)
-    bands = {shown: f"all but {shown:.1g} of uniform ranks", CHANCE: "95 % of them"}
+    bands = {level: f"all but {level:.1g} of uniform ranks", CHANCE: "95 % of them"}
     for ax, order in zip(axes, ranks, strict=True):
         draw_ecdf_difference(ax, order, evidence["draws"], bands)
     reach = max(np.abs(ax.get_ylim()).max() for ax in axes)
@@ -187,9 +187,9 @@ def step_size_bias(evidence: Evidence, *, ax: Panel = None) -> Axes:
     ax = panel(ax)
     ax.plot(grid_lr, grid_exact, color=REFERENCE, lw=1.2, label="exact, by the recursion")
     ax.plot(grid_lr, grid_exact[0] * grid_lr / grid_lr[0], color=REFERENCE, ls=":", lw=1.2, label="slope 1")
-    shown, two = bias > 0, np.stack([np.minimum(2 * error, 0.95 * bias), 2 * error])
+    positive, two = bias > 0, np.stack([np.minimum(2 * error, 0.95 * bias), 2 * error])
     label = f"measured, ± 2 s.e. (slope {evidence['order']:.2f} ± {evidence['order_error']:.2f})"
-    ax.errorbar(lr[shown], bias[shown], two[:, shown], color=BAYES, fmt="o", label=label)
+    ax.errorbar(lr[positive], bias[positive], two[:, positive], color=BAYES, fmt="o", label=label)
     if np.isfinite(own_bias):
         own_look = dict(color=CONTRAST[0], mfc="white", mew=1.5, label=f"the step asked for, lr {own_lr:g}")
         ax.plot(own_lr, own_bias, "s", **own_look)

@@ -69,8 +69,8 @@ def convergence(
     axes[1].xaxis.set_major_formatter("{x:,.0f}")
     axes[1].xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high / low < 300 else (1.0,)))
     axes[1].xaxis.set_minor_locator(NullLocator())
-    told = ", ".join(f"{np.floor(v):,.0f} ({kind})" for kind, v in fewest.items())
-    axes[1].set_title(f"fewest effective draws: {told}")
+    counts = ", ".join(f"{np.floor(v):,.0f} ({kind})" for kind, v in fewest.items())
+    axes[1].set_title(f"fewest effective draws: {counts}")
     for ax in axes:
         ax.set_ylim(0, 1.02)
         ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=" %"))
@@ -176,18 +176,18 @@ def posterior_predictive(
 def _class_counts(replicated: np.ndarray, observed: np.ndarray, classes: Sequence[str], axes: Panels) -> np.ndarray:
     num = len(classes)
     counts = np.stack([np.bincount(row, minlength=num)[:num] for row in [observed, *replicated]])
-    shown = np.sort(np.argsort(-counts[0], kind="stable")[:MAX_CLASSES])
-    own, (low, middle, high) = counts[0, shown], np.quantile(counts[1:, shown], (0.025, 0.5, 0.975), axis=0)
-    axes = panels(axes, 1, 1, (max(4.4, 1.6 + 0.42 * len(shown)), 3.3))
-    ax, place = axes[0], np.arange(len(shown))
+    picks = np.sort(np.argsort(-counts[0], kind="stable")[:MAX_CLASSES])
+    own, (low, middle, high) = counts[0, picks], np.quantile(counts[1:, picks], (0.025, 0.5, 0.975), axis=0)
+    axes = panels(axes, 1, 1, (max(4.4, 1.6 + 0.42 * len(picks)), 3.3))
+    ax, place = axes[0], np.arange(len(picks))
     ax.vlines(place, low, high, color=tint(BAYES, 0.55), linewidth=7, label="replicated, 95 %")
     ax.plot(place, middle, "_", color=BAYES, markersize=11, mew=1.8, label="replicated, median")
     ax.plot(place, own, "D", color=DATA, markersize=4.5, label="observed")
-    long = max(len(classes[k]) for k in shown) * len(shown) > 55
-    ax.set_xticks(place, [classes[k] for k in shown], rotation=40 if long else 0, ha="right" if long else "center")
-    ax.set(ylabel="training rows", xlim=(-0.6, len(shown) - 0.4), ylim=(0, 1.1 * max(high.max(), own.max())))
-    more = f"{len(shown)} of {num} classes; " if len(shown) < num else ""
-    ax.set_title(f"{more}{((own < low) | (own > high)).sum()} of {len(shown)} outside their 95 %")
+    long = max(len(classes[k]) for k in picks) * len(picks) > 55
+    ax.set_xticks(place, [classes[k] for k in picks], rotation=40 if long else 0, ha="right" if long else "center")
+    ax.set(ylabel="training rows", xlim=(-0.6, len(picks) - 0.4), ylim=(0, 1.1 * max(high.max(), own.max())))
+    more = f"{len(picks)} of {num} classes; " if len(picks) < num else ""
+    ax.set_title(f"{more}{((own < low) | (own > high)).sum()} of {len(picks)} outside their 95 %")
     return legend_below(axes, 3, below=60 if long else 34)
 
 
@@ -223,6 +223,6 @@ def importance_weights(log_weights: ArrayLike, *, khat: float | None = None, ax:
     ax.set(xscale="log", xlabel="share of the draws with a larger weight", ylabel="log₁₀ (weight / mean weight)")
     ax.xaxis.set_major_formatter(lambda v, _: f"{100 * v:g} %")
     ax.xaxis.set_minor_locator(NullLocator())
-    said, largest = "" if khat is None else f"k-hat {khat:.2f}; ", 100 / relative.sum()
-    ax.set_title(f"{said}the largest weight is {largest:{'.0f' if largest > 10 else '.2g'}} % of all {len(weights):,}")
+    note, largest = "" if khat is None else f"k-hat {khat:.2f}; ", 100 / relative.sum()
+    ax.set_title(f"{note}the largest weight is {largest:{'.0f' if largest > 10 else '.2g'}} % of all {len(weights):,}")
     return legend_below(ax, 4)

@@ -80,10 +80,10 @@ def method_predictions(
         raise UserError(f"x has {len(x)} rows, but the predictions are for {len(first)} points")
     y = None if y is None else targets(first, y)
     names, images = class_names(first, schema), int(x is not None and x.dim() == 4)
-    shown = _most_probable(sum(p.mean[row] for p in predictions.values()))
+    classes = _most_probable(sum(p.mean[row] for p in predictions.values()))
     axes = panels(axes, images + len(predictions), 5, (2.6, 2.5), least=3.6)
     for ax, (method, prediction) in zip(axes[images:], predictions.items(), strict=True):
-        _boxes(ax, prediction, row, shown, names, y)
+        _boxes(ax, prediction, row, classes, names, y)
         ax.set_title(f"{method}\n{_split(prediction, row)}", size=7.5)
     axes[images].set_ylabel(PROBABILITY, size=8)
     if images:
@@ -197,17 +197,17 @@ def _most_probable(probs: Tensor) -> np.ndarray:
 
 
 def _boxes(
-    ax: Axes, prediction: Prediction, row: int, shown: np.ndarray, names: Sequence[str], y: np.ndarray | None
+    ax: Axes, prediction: Prediction, row: int, classes: np.ndarray, names: Sequence[str], y: np.ndarray | None
 ) -> None:
     """A single point: the mean over the draws as bars, the draws as boxes; the true class has a bold tick."""
-    draws, place = prediction.probs[:, row].double().numpy(), np.arange(len(shown))
-    ax.bar(place, draws.mean(0)[shown], 0.8, color=tint(BAYES, 0.25), label="mean")
+    draws, place = prediction.probs[:, row].double().numpy(), np.arange(len(classes))
+    ax.bar(place, draws.mean(0)[classes], 0.8, color=tint(BAYES, 0.25), label="mean")
     if len(draws) > 1:
         colours = {f"{part}props": {"color": BAYES} for part in ("box", "whisker", "cap")}
         look = dict(widths=0.45, whis=(5, 95), showfliers=False, medianprops={"color": DATA})
-        ax.boxplot(draws[:, shown], positions=place, **look, **colours)
-    long = len(shown) > 3 and max(len(name) for name in names) > 3
-    for tick, k in zip(ax.set_xticks(place, [names[k] for k in shown], rotation=90 * long), shown, strict=True):
+        ax.boxplot(draws[:, classes], positions=place, **look, **colours)
+    long = len(classes) > 3 and max(len(name) for name in names) > 3
+    for tick, k in zip(ax.set_xticks(place, [names[k] for k in classes], rotation=90 * long), classes, strict=True):
         if y is not None and k == y[row]:
             tick.label1.set(color=WRONG, fontweight="bold")
     ax.set_ylim(0, 1.03)

@@ -132,11 +132,11 @@ def predicted_observed(
     y = targets(prediction, y)
     low, middle, high = prediction.quantile([0.025, 0.5, 0.975]).double().numpy()
     hit = (low <= y) & (y <= high)
-    shown = np.argsort(y, kind="stable")[even(len(y), MOST_POINTS)]
+    picks = np.argsort(y, kind="stable")[even(len(y), MOST_POINTS)]
     ax = panel(ax, 4.6, 4.4)
     for which, colour, marker, verb in ((hit, BAYES, "o", "covers"), (~hit, WRONG, "X", "misses")):
         if which.any():
-            rows = shown[which[shown]]
+            rows = picks[which[picks]]
             bars, look = [(middle - low)[rows], (high - middle)[rows]], dict(ecolor=tint(colour, 0.5), capsize=0)
             look |= dict(ms=4 if verb == "covers" else 6, mec="white", mew=0.5, label=f"95% interval {verb} the target")
             ax.errorbar(y[rows], middle[rows], bars, fmt=marker, color=colour, **look)
@@ -147,7 +147,7 @@ def predicted_observed(
     plain_numbers(ax)
     target = schema.target if schema is not None else "y"
     ax.set(xlabel=f"observed {target}", ylabel=f"predicted {target}")
-    few = "" if len(shown) == len(y) else f"; {len(shown)} of them are shown"
+    few = "" if len(picks) == len(y) else f"; {len(picks)} of them are shown"
     ax.set_title(f"{hit.mean():.1%} of {len(y):,} targets in their 95% interval{few}")
     return legend_below(ax, 2)
 

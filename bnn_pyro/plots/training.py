@@ -144,15 +144,15 @@ def growing_ensemble(
     """
     if posterior.chains is None:
         raise UserError("an ensemble grows by stored draws; this posterior is a guide, with as many as asked for")
-    chains, kept = next(iter(posterior.chains.values())).shape[:2]
-    if chains * kept < 2:
+    chains, draws = next(iter(posterior.chains.values())).shape[:2]
+    if chains * draws < 2:
         raise UserError("an ensemble of a single draw does not grow")
-    if kept == 1:  # members of a deep ensemble: there is nothing to grow but their number
-        chains, kept = kept, chains
+    if draws == 1:  # members of a deep ensemble: there is nothing to grow but their number
+        chains, draws = draws, chains
     if baseline is not None and len(baseline) != len(x):
         raise UserError(f"the baseline predicts {len(baseline)} points, and x has {len(x)}")
-    together, single, of_chain = _running_nll(posterior, x, y, chains, kept)
-    sizes = np.arange(1, kept + 1)
+    together, single, of_chain = _running_nll(posterior, x, y, chains, draws)
+    sizes = np.arange(1, draws + 1)
     ax = panel(ax)
     average, spread = single.mean(), single.std()
     ax.axhspan(average - spread, average + spread, color="0.88", linewidth=0, zorder=0)
@@ -161,7 +161,7 @@ def growing_ensemble(
         label = [f"each of {chains} chains alone", *(f"_chain {k}" for k in range(1, chains))]
         ax.plot(sizes, of_chain.T, color=tint(CONTRAST[2], 0.75), linewidth=0.7, label=label)
     label = "ensemble" if chains == 1 else f"ensemble of {chains} chains"
-    ax.plot(chains * sizes, together, color=BAYES, marker="o" if kept <= 20 else None, label=label)
+    ax.plot(chains * sizes, together, color=BAYES, marker="o" if draws <= 20 else None, label=label)
     if baseline is not None:
         nll, limits = -baseline.log_prob(torch.as_tensor(y)).double().mean().item(), ax.get_ylim()
         ax.axhline(nll, color=POINT, linestyle="-.", linewidth=1.4, label=f"baseline: {nll:.4f}")
@@ -169,27 +169,27 @@ def growing_ensemble(
             ax.set_ylim(limits)
     ax.set(xscale="log", xlabel="stored draws in the ensemble", ylabel="NLL, nats per row")
     plain_numbers(ax)
-    ax.set_title(f"NLL {together[-1]:.4f} nats of all {chains * kept:,} draws")
+    ax.set_title(f"NLL {together[-1]:.4f} nats of all {chains * draws:,} draws")
     ax.grid(axis="y", color="0.9")
     return legend_below(ax, 2)
 
 
 def _running_nll(
-    posterior: Posterior, x: Tensor, y: Targets, chains: int, kept: int
+    posterior: Posterior, x: Tensor, y: Targets, chains: int, draws: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """NLL of the first s draws of all chains (D,), of every draw (C·D,), and of the first s of each chain (C, D)."""
-    num = chains * kept
+    num = chains * draws
     y = torch.as_tensor(y)
     if len(y) != len(x):
         raise UserError(f"y has shape {tuple(y.shape)}, but x has {len(x)} rows")
-    size = torch.arange(1, kept + 1, dtype=torch.float64)
-    together, single, of_chain = (torch.zeros(n, dtype=torch.float64) for n in (kept, num, (chains, kept)))
+    size = torch.arange(1, draws + 1, dtype=torch.float64)
+    together, single, of_chain = (torch.zeros(n, dtype=torch.float64) for n in (draws, num, (chains, draws)))
     rows = max(1, NUMBERS // (num * max(1, len(posterior.schema.classes))))
     for some, answers in zip(x.split(rows), y.split(rows), strict=True):
         prediction = predict(posterior, some, num_draws=num)  # every stored draw, chain after chain
         log_prob = prediction.log_probs(answers.cpu()).double()
         single -= log_prob.sum(1)
-        grown = torch.logcumsumexp(log_prob.reshape(chains, kept, -1), 1)  # (C, D, rows)
+        grown = torch.logcumsumexp(log_prob.reshape(chains, draws, -1), 1)  # (C, D, rows)
         of_chain -= (grown - size.log()[:, None]).sum(2)
         together -= (torch.logsumexp(grown, 0) - (chains * size).log()[:, None]).sum(1)
     return tuple((total / len(x)).numpy() for total in (together, single, of_chain))

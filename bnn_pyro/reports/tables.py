@@ -129,8 +129,8 @@ class RunFacts:
     @property
     def converged(self) -> str:
         """The sentence that says so; "" where they have not, or there are no chains."""
-        said = self.convergence.get("verdicts", [])
-        return said[0]["sentence"] if said and said[0]["level"] == "good" and not self.failed else ""
+        verdicts = self.convergence.get("verdicts", [])
+        return verdicts[0]["sentence"] if verdicts and verdicts[0]["level"] == "good" and not self.failed else ""
 
     @property
     def title(self) -> str:
@@ -222,8 +222,8 @@ def told_headlines(
         if cell := difference(differences, name, task):
             verdict = {NOT_CLEAR: "not clearly different from", "": "beside"}
             what, unit = verdict.get(cell.verdict, f"{cell.verdict} than"), " nats" if name == "nll" else ""
-            found = f"paired difference {cell.value}{unit}, 95 % interval {cell.interval}"
-            sentences.append(f"{name}: {label} is {what} {other} ({found}).")
+            evidence = f"paired difference {cell.value}{unit}, 95 % interval {cell.interval}"
+            sentences.append(f"{name}: {label} is {what} {other} ({evidence}).")
     return sentences
 
 

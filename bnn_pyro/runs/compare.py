@@ -122,13 +122,13 @@ def _left_out(posterior: Posterior, data: Dataset, truth: Dataset) -> Loo | str:
     return leave_one_out(draws, data, log_weights)
 
 
-def _loo_ranking(found: Mapping[str, Loo | str], num: int) -> Ranking:
+def _loo_ranking(results: Mapping[str, Loo | str], num: int) -> Ranking:
     """Over the rows that all who have a PSIS-LOO have in common: all of ``num``, or some of a large set."""
-    reasons = [(label, reason) for label, reason in found.items() if isinstance(reason, str)]
-    held = {label: loo for label, loo in found.items() if isinstance(loo, Loo)}
-    rows = reduce(np.intersect1d, [loo.rows for loo in held.values()], np.arange(num))
+    reasons = [(label, reason) for label, reason in results.items() if isinstance(reason, str)]
+    estimates = {label: loo for label, loo in results.items() if isinstance(loo, Loo)}
+    rows = reduce(np.intersect1d, [loo.rows for loo in estimates.values()], np.arange(num))
     points, notes = {}, {}
-    for label, loo in held.items() if len(rows) else ():
+    for label, loo in estimates.items() if len(rows) else ():
         mine = np.isin(loo.rows, rows)
         points[label], bad = loo.elpd[mine], int((~(loo.pareto_k[mine] <= GOOD_K)).sum())
         if bad:

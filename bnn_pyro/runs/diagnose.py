@@ -94,15 +94,15 @@ def diagnosis_tables(diagnosis: Diagnosis) -> list[Table]:
         if any(key not in COUNTS for key in used):
             of = "nested R-hat" if numbers.get("nested") else "R-hat"
             rows = [
-                [name.replace("R-hat", of), meaning, _number(numbers[key], form), asked]
-                for key, (name, meaning, form, asked) in used.items()
+                [name.replace("R-hat", of), meaning, _number(numbers[key], form), demand]
+                for key, (name, meaning, form, demand) in used.items()
             ]
             tables.append(Table(words["title"], words["sentence"], ("value", "asked for"), rows))
     if diagnosis.weights:
-        shown = diagnosis.weights[:: math.ceil(len(diagnosis.weights) / MAX_WEIGHTS)]
-        columns = [name for name in shown[0] if name != "name"]
-        rows = [[str(row["name"]), "", *(_number(row[name], "{:.4g}") for name in columns)] for row in shown]
-        sentence = f"{len(shown)} of the {len(diagnosis.weights)} looked at, evenly chosen over the network."
+        lines = diagnosis.weights[:: math.ceil(len(diagnosis.weights) / MAX_WEIGHTS)]
+        columns = [name for name in lines[0] if name != "name"]
+        rows = [[str(row["name"]), "", *(_number(row[name], "{:.4g}") for name in columns)] for row in lines]
+        sentence = f"{len(lines)} of the {len(diagnosis.weights)} looked at, evenly chosen over the network."
         titles = [name.replace("_", " ") for name in columns]
         tables.append(Table("Some weights one by one", sentence, titles, rows))
     return tables

@@ -213,18 +213,18 @@ def score_other(
         raise UserError(f"{name}: no rows to score")
     posterior = posterior.at_mean_weights() if mean_weights else posterior
     stem = f"{Path(name).stem}{'-mean-weights' if mean_weights else ''}"
-    found = metrics.evaluate(predict_with_progress(posterior, x, recipe.num_draws, stem), y).flat()
-    return folder.write(f"metrics-{stem}.json", found | {"test_rows": len(x)})
+    scores = metrics.evaluate(predict_with_progress(posterior, x, recipe.num_draws, stem), y).flat()
+    return folder.write(f"metrics-{stem}.json", scores | {"test_rows": len(x)})
 
 
 def outside_inputs(names: Sequence[str], schema: Schema, *, num: int, invert: bool = False) -> dict[str, Tensor]:
     """{name: standardised inputs} for the --ood arguments."""
     if names and not schema.has_classes:
         raise UserError("--ood scores class probabilities; this run is a regression, so look at its epistemic variance")
-    found = {}
+    inputs = {}
     for text in (text for name in names for text in NOISE.get(name, (name,))):
-        found[Path(text).stem] = load_inputs(text, schema, num=num, invert=invert)
-    return found
+        inputs[Path(text).stem] = load_inputs(text, schema, num=num, invert=invert)
+    return inputs
 
 
 def labelled(name: str, schema: Schema, recipe: Recipe) -> tuple[Tensor, Tensor]:

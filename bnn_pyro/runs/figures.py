@@ -143,9 +143,9 @@ def draw_all(figures: Mapping[str, Callable[[], object]], folder: Path) -> list[
         if old.stem not in figures and (old.stem in words or old.stem.startswith("outside-")):
             old.unlink()
     for name, draw in figures.items():
-        said = words["outside" if name.startswith("outside-") else name]
-        title = said["title"].format(name=name.removeprefix("outside-"))
-        pictures.append(Picture.of(name, draw(), title, said["sentence"], said.get("wide", True)))
+        texts = words["outside" if name.startswith("outside-") else name]
+        title = texts["title"].format(name=name.removeprefix("outside-"))
+        pictures.append(Picture.of(name, draw(), title, texts["sentence"], texts.get("wide", True)))
         write_whole(folder / f"{name}.png", pictures[-1].png)
     return pictures
 

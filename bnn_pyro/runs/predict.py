@@ -83,11 +83,11 @@ def calibrate_run(
 def _scores(prediction: Prediction, y: Tensor, level: float) -> dict[str, float | None]:
     """Coverage with its exact (Clopper-Pearson) 95 % interval, mean width or set size, and NLL in nats."""
     if prediction.has_classes:
-        shown = prediction.set(level)
-        covered, size = shown.members.gather(1, y.long()[:, None])[:, 0], shown.members.double().sum(1).mean()
+        sets = prediction.set(level)
+        covered, size = sets.members.gather(1, y.long()[:, None])[:, 0], sets.members.double().sum(1).mean()
     else:
-        shown = prediction.interval(level)
-        covered, size = (shown.low <= y) & (y <= shown.high), (shown.high - shown.low).mean()
+        sets = prediction.interval(level)
+        covered, size = (sets.low <= y) & (y <= sets.high), (sets.high - sets.low).mean()
     numbers = dict(zip(("covered", "covered_low", "covered_high"), share_of(covered.numpy()), strict=True))
     return numbers | {"size": size.item() if math.isfinite(size) else None, "nll": nll(prediction, y)}
 
@@ -131,7 +131,7 @@ def predict_file(
 
             beside = pd.DataFrame({"file": [str(file.relative_to(path)) for file in pictures_in(path)]})
     prediction = predict_with_progress(posterior, x, recipe.num_draws, str(path))
-    columns, said = _columns(prediction, schema, args.threshold), []
+    columns, notes = _columns(prediction, schema, args.threshold), []
     finite = np.isfinite([values for values in columns.values() if values.dtype.kind == "f"]).all(0)
     for level in args.levels:
         names = [f"{what}_{100 * level:g}" for what in ("lower", "upper", "set")]
@@ -146,11 +146,11 @@ def predict_file(
         columns = _intervals(prediction, schema, level, ("low", "high", "set"))
         table = table.join(pd.DataFrame(columns | {"share_as_uncertain": posterior.unusual(prediction)}))
         intervals = map(prediction.interval, () if schema.has_classes else (level, *args.levels))
-        said += [interval.note for interval in intervals if interval.high.isinf().any()]
+        notes += [interval.note for interval in intervals if interval.high.isinf().any()]
     if args.monitor:
         known, _ = _calibration_rows(recipe.load(), recipe, about.get("data"))
         verdicts = monitor(posterior, known, x, y)
-        said.append("\n".join(f"{'ALARM' if v.alarm else 'ok':<7}{v.test:<11}{v.sentence}" for v in verdicts))
+        notes.append("\n".join(f"{'ALARM' if v.alarm else 'ok':<7}{v.test:<11}{v.sentence}" for v in verdicts))
     table.index = problems.index[problems == ""]
     for row, values in table[~finite].to_dict("index").items():
         problems[row] = "its prediction is not finite"
@@ -162,13 +162,13 @@ def predict_file(
     if len(bad := problems[problems != ""]):
         named = "; ".join(f"row {row}: {why}" for row, why in bad.head(MAX_NAMED).items())
         done = "left out" if how == "skip" else "without a prediction, see the column 'problem'"
-        said.append(f"{len(bad):,} of {len(problems):,} rows are {done} ({named}{'; …' * (len(bad) > MAX_NAMED)})")
+        notes.append(f"{len(bad):,} of {len(problems):,} rows are {done} ({named}{'; …' * (len(bad) > MAX_NAMED)})")
     if how == "flag":
         table = table.reindex(problems.index).assign(problem=problems)
     beside = beside.reindex(table.index).rename(columns={name: f"{name} (input)" for name in beside if name in table})
     if how != "refuse":
         beside.insert(0, "row", table.index, allow_duplicates=True)
-    return pd.concat([beside, table], axis=1), said
+    return pd.concat([beside, table], axis=1), notes
 
 
 def _columns(prediction: Prediction, schema: Schema, threshold: float | None) -> dict[str, Any]:

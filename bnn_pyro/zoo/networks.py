@@ -138,9 +138,9 @@ class DropoutMLP(Network):
 
     def net(self, schema: Schema, outputs: int) -> nets.MLP:
         """The deterministic network."""
-        asked = self.input_dropout, self.hidden_dropout
+        chosen = self.input_dropout, self.hidden_dropout
         rule = IMAGE_RATES if schema.is_image else TABLE_RATES
-        rates = tuple(usual if rate is None else rate for rate, usual in zip(asked, rule, strict=True))
+        rates = tuple(usual if rate is None else rate for rate, usual in zip(chosen, rule, strict=True))
         return nets.MLP(schema.input_shape, self.hidden, outputs, self.activation, self.bias, rates)
 
     def guide(self, model: nn.Module) -> DroppedInputs:

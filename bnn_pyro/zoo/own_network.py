@@ -76,16 +76,16 @@ def named_module(text: str) -> ModuleSource:
     try:
         sys.path.insert(0, os.getcwd())  # as `python -m` has it
         try:
-            found = importlib.import_module(file)
+            module = importlib.import_module(file)
         finally:
             sys.path.remove(os.getcwd())
         for part in name.split("."):
-            found = getattr(found, part)
+            module = getattr(module, part)
     except Exception as error:  # whatever the user's own file raises
         raise UserError(f"there is no {text}: {first_line(error)}") from error
-    if not callable(found):
-        raise UserError(f"{text} is {type(found).__name__}, not a function that returns a module")
-    return ModuleSource(found)
+    if not callable(module):
+        raise UserError(f"{text} is {type(module).__name__}, not a function that returns a module")
+    return ModuleSource(module)
 
 
 @dataclass(frozen=True)
@@ -203,8 +203,8 @@ class Bayesian(Settings):
 
     def _likelihood(self, schema: Schema, net: nn.Module) -> Likelihood:
         """That of the data, or the user's; of two classes a network has one output, or two."""
-        given = self.likelihood if isinstance(self.likelihood, Likelihood) else None
-        own = given or make_likelihood(schema, self.noise, self.likelihood)
+        likelihood = self.likelihood if isinstance(self.likelihood, Likelihood) else None
+        own = likelihood or make_likelihood(schema, self.noise, self.likelihood)
         count, what = len(schema.classes), f"the {len(schema.classes)} classes" if schema.classes else "the target"
         widths = {own.outputs: what if self.likelihood is None else type(own).__name__}
         if self.likelihood is None and count == 2:

@@ -93,8 +93,8 @@ class CompiledGradient:
 def _threads() -> int:
     """The cores that this process may use, or as many as OMP_NUM_THREADS says."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
-    return int(asked) if asked.isdigit() and int(asked) else cores
+    text = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    return int(text) if text.isdigit() and int(text) else cores
 
 
 def compile_gradient(
@@ -112,17 +112,17 @@ def compile_gradient(
     compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         raise NotCompiled("there is no C compiler (install gcc or clang, or name one in the variable CC)")
-    given = (z[:1],) if y is None else (z[:1], y.clone(memory_format=torch.contiguous_format))
+    inputs = (z[:1],) if y is None else (z[:1], y.clone(memory_format=torch.contiguous_format))
     if same is None:
-        source, constants = _trace(gradient, given)
+        source, constants = _trace(gradient, inputs)
     else:
-        TRACES[same] = TRACES.pop(same, None) or _trace(gradient, given)  # the last one used is the last
+        TRACES[same] = TRACES.pop(same, None) or _trace(gradient, inputs)  # the last one used is the last
         while len(TRACES) > KEPT:
             del TRACES[next(iter(TRACES))]
         source, constants = TRACES[same]
-        constants = [*given[1:], *constants[len(given) - 1 :]]
+        constants = [*inputs[1:], *constants[len(inputs) - 1 :]]
     blob = _build(compiler, PRELUDE.read_text() + source + DRIVER.read_text())
-    return CompiledGradient(_load(blob), constants, z.shape[1], *given[1:])
+    return CompiledGradient(_load(blob), constants, z.shape[1], *inputs[1:])
 
 
 def recipe(model: nn.Module, *rest: Any) -> bytes | None:
@@ -149,14 +149,14 @@ class _Shapes(cloudpickle.Pickler):
         return type(obj).__name__, str(obj.dtype), tuple(obj.shape), obj.stride(), sha256(content).digest()
 
 
-def _trace(gradient: Callable[..., tuple[Tensor, Tensor]], given: tuple[Tensor, ...]) -> tuple[str, list[Tensor]]:
+def _trace(gradient: Callable[..., tuple[Tensor, Tensor]], inputs: tuple[Tensor, ...]) -> tuple[str, list[Tensor]]:
     """(C source, its constants)."""
     try:
-        first = make_fx(lambda *given: gradient(*given))(*given)
+        first = make_fx(lambda *inputs: gradient(*inputs))(*inputs)
         plain = functionalize(first)
-        graph = make_fx(lambda *given: plain(*given), decomposition_table=core_aten_decompositions())(*given)
+        graph = make_fx(lambda *inputs: plain(*inputs), decomposition_table=core_aten_decompositions())(*inputs)
         graph.graph.eliminate_dead_code()
-        return write_c(graph, given[1:])
+        return write_c(graph, inputs[1:])
     except NotCompiled:
         raise
     except Exception as error:

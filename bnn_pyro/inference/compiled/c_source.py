@@ -65,22 +65,22 @@ class _Writer:
         return self.lines
 
     def _node(self, node: fx.Node) -> object:
-        held = fx.map_arg((node.args, node.kwargs), lambda n: self.values[n])
-        if not any(isinstance(value, Array) for value in tree_leaves(held)):  # depends on no input
-            return node.target(*held[0], **held[1])
+        values = fx.map_arg((node.args, node.kwargs), lambda n: self.values[n])
+        if not any(isinstance(value, Array) for value in tree_leaves(values)):  # depends on no input
+            return node.target(*values[0], **values[1])
         if node.target is operator.getitem:
-            return held[0][0][held[0][1]]
+            return values[0][0][values[0][1]]
         packet, val = node.target.overloadpacket, node.meta["val"]
         if packet in VIEWS:
-            source = self._stored(held[0][0])
-            seen = node.target(source.like, *held[0][1:], **held[1])
+            source = self._stored(values[0][0])
+            seen = node.target(source.like, *values[0][1:], **values[1])
             return tree_map(lambda part: Array(part, source.buffer), seen)
         like = torch.empty_strided(val.shape, val.stride(), dtype=val.dtype, device="meta")
         if packet in (aten.full_like, aten.zeros_like, aten.ones_like):
-            value = {aten.zeros_like: 0, aten.ones_like: 1}.get(packet, held[0][-1])
+            value = {aten.zeros_like: 0, aten.ones_like: 1}.get(packet, values[0][-1])
             return torch.full(val.shape, value, dtype=val.dtype)
         if packet in POINTWISE or packet in (aten.pow, aten.leaky_relu, aten.clamp, aten.gather):
-            made = Array(like, at=self._expression(packet, like, held[0]))
+            made = Array(like, at=self._expression(packet, like, values[0]))
             # Where it is wanted twice, it is kept: an expression would be worked out twice.
             return made if len(node.users) == 1 else self._stored(made)
         add, largest = dict(start="0", form="a += {0};"), dict(start="-INFINITY", form="a = larger{f}(a, {0});")
@@ -89,7 +89,7 @@ class _Writer:
                    aten.slice_scatter: self._slice_scatter, aten.select_scatter: self._select_scatter}  # fmt: skip
         if packet not in special:
             raise NotCompiled(f"the operator {packet} has no C form")
-        return special[packet](like, *held[0])
+        return special[packet](like, *values[0])
 
     # -- values ------------------------------------------------------------------------------------------------------
     def _array(self, value: object) -> Array:
