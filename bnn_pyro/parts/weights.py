@@ -152,6 +152,10 @@ class DropoutWeights(_NormalArray):
         """log α μ², (*shape)."""
         return self.alpha.log() + self.loc.square().log()
 
+    def linear(self, X: Tensor, bias: bool, sample_shape: torch.Size) -> Tensor:
+        """Draws of X A."""
+        return gradients.DropoutLinear.apply(X, self.loc, self.alpha, bias, sample_shape)
+
 
 class CentredNormal(ArrayDistribution):
     """w ~ Normal(0, scale). scale: (), or (D, 1) for one a row of w.
