@@ -1,9 +1,10 @@
 """Which columns of a table a posterior's predictions rest on, and how: with the spread over its draws.
 
 Permutation importance (Breiman 2001, Machine Learning 45:5-32; Fisher, Rudin & Dominici 2019, arXiv:1801.01489): by how
-much −log p(y | x, w) rises where the values of a column change places among the rows. Partial dependence (Friedman
-2001, Annals of Statistics 29:1189-1232): the mean output over the rows where a column has one value in all of them.
-Both are taken draw by draw, which scikit-learn's functions of one estimator cannot; for one draw they are its own.
+much −log p(y | x, w), or of numbers the squared error, rises where the values of a column are shuffled among the rows.
+Partial dependence (Friedman 2001, Annals of Statistics 29:1189-1232): the mean output over the rows where a column has
+one value in all of them. Both are taken draw by draw, which scikit-learn's functions of one estimator cannot; for one
+draw they are its own.
 Where columns depend on one another both ask for inputs that there are not: a column may count for little because
 another tells the same.
 """
@@ -40,8 +41,9 @@ class Dependence(NamedTuple):
 class Explanation:
     """What :func:`explain` found on N rows.
 
-    importance  a line a column, the largest first: median over the draws, and low and high, their central 90 %; nats
-                per row. 0 is a column that the network does not use, below 0 one that misleads it
+    importance  a line a column, the largest first: median over the draws, and low and high, their central 90 %. 0 is a
+                column that the network does not use, below 0 one that misleads it
+    loss        whose rise that is, with its unit
     dependence  {column: its effect} of the most important ones, the largest first
     outputs     names of the K outputs: of two classes the probability of the second, of more that of each; else the
                 mean of the target, in its own units
@@ -52,6 +54,7 @@ class Explanation:
     dependence: Mapping[str, Dependence]
     outputs: list[str]
     rows: str
+    loss: str
 
 
 def explain(
@@ -78,9 +81,11 @@ def explain(
     x, y = (getattr(data, f"{part}_{which}")[rows].cpu() for part in "xy")
 
     def losses(x: Tensor) -> np.ndarray:
-        """−log p(y | x, w) of each draw, mean over the rows and their repetitions, (S,)."""
-        prediction = predict(posterior, x, num_draws=num_draws)
-        return -prediction.log_probs(y.repeat(len(x) // len(y))).double().mean(1).numpy()
+        """Of each draw, mean over the rows, (S,); of numbers not −log p, which has no bound where rows are shuffled."""
+        prediction, at = predict(posterior, x, num_draws=num_draws), y.repeat(len(x) // len(y))
+        if schema.has_classes:
+            return -prediction.log_probs(at).double().mean(1).numpy()
+        return ((prediction.locs - at).double().square().mean(1) / y.double().var(correction=0)).numpy()
 
     generator, whole, rises = torch.Generator().manual_seed(seed), losses(x), []
     for _, place in columns:
@@ -105,7 +110,8 @@ def explain(
     classes = schema.classes[1:] if len(schema.classes) == 2 else schema.classes
     outputs = [f"P({schema.target} = {name})" for name in classes] or [f"mean of {schema.target}"]
     words = f"{len(x):,} {'test' if which == 'test' else 'training'} rows"
-    return Explanation(table.iloc[first], effects, outputs, words)
+    loss = "−log p, nats per row" if schema.has_classes else f"squared error, in variances of {schema.target}"
+    return Explanation(table.iloc[first], effects, outputs, words, loss)
 
 
 def columns_of(schema: Schema) -> Iterator[tuple[Column, slice]]:

@@ -35,7 +35,7 @@ def test_importance_of_a_linear_network_is_its_formula(linear):
     x, y = linear.data.x_train.double(), linear.data.y_train.double()
     residual = y[:, None] - x @ linear.weight.mT  # (N, S)
     covariance = torch.einsum("ns,nj->sj", residual - residual.mean(0), x - x.mean(0)) / len(x)
-    exact = linear.weight * (covariance + linear.weight * x.var(0, correction=0)) / NOISE**2  # (S, 3)
+    exact = 2 * linear.weight * (covariance + linear.weight * x.var(0, correction=0)) / y.var(correction=0)  # (S, 3)
     table = found.importance.loc[["feature 0", "feature 1", "feature 2"]]
     assert found.rows == "60 training rows" and not table.loc["feature 2"].abs().max() > 1e-6
     tables = [

@@ -13,7 +13,7 @@ MOST_COLUMNS, MOST_OUTPUTS = 15, 5
 
 @drawn
 def permutation_importance(explanation: Explanation, *, ax: Panel = None) -> Axes:
-    """Rise of −log p(y | x, w) in nats per row where a column is permuted, the largest 15: median and 90 % of draws.
+    """Rise of the loss where a column is permuted, the largest 15: median and 90 % of draws.
 
     explanation: of ``bp.explain``.
     """
@@ -24,7 +24,7 @@ def permutation_importance(explanation: Explanation, *, ax: Panel = None) -> Axe
     ax.axvline(0, **DASHED)
     ax.errorbar(middle, place, xerr=bars, fmt="o", color=BAYES, ecolor=tint(BAYES, 0.55), elinewidth=3, capsize=0)
     ax.set_yticks(place, [name if len(name) < 30 else f"{name[:28]}…" for name in table.index])
-    ax.set(ylim=(len(table) - 0.4, -0.6), xlabel="rise of −log p(y | x, w) without the column, nats per row")
+    ax.set(ylim=(len(table) - 0.4, -0.6), xlabel=f"rise of {explanation.loss}")
     few = f"{len(table)} of {len(explanation.importance)} columns; " if len(table) < len(explanation.importance) else ""
     ax.set_title(f"{few}median and 90 % of the draws, {explanation.rows}")
     ax.grid(axis="x", color="0.92")
