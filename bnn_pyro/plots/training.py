@@ -135,8 +135,8 @@ def growing_ensemble(
 ) -> Axes:
     """NLL in nats per row of the first s stored draws of every chain, against the number of draws in that ensemble.
 
-    −mean_n log 1/S Σ_s p(y_n | x_n, w_s). Thin: each chain by itself. Band: a single draw's NLL, mean ± standard
-    deviation. Where the curve still falls at its end, more draws would help. One draw a chain: it grows by its chains.
+    −mean_n log 1/S Σ_s p(y_n | x_n, w_s). Thin: each chain by itself. Band: a single draw's NLL, median and central
+    68 %. Where the curve still falls at its end, more draws would help. One draw a chain: it grows by its chains.
 
     x: (B, *input_shape), standardised.   y: (B,).   baseline: another prediction of the same rows.
 
@@ -154,9 +154,10 @@ def growing_ensemble(
     together, single, of_chain = _running_nll(posterior, x, y, chains, draws)
     sizes = np.arange(1, draws + 1)
     ax = panel(ax)
-    average, spread = single.mean(), single.std()
-    ax.axhspan(average - spread, average + spread, color="0.88", linewidth=0, zorder=0)
-    ax.axhline(average, color=DATA, linestyle=":", linewidth=1.2, label=f"a single draw: {average:.4f} ± {spread:.4f}")
+    low, middle, high = np.quantile(single, (0.16, 0.5, 0.84))  # a few draws may be far off
+    ax.axhspan(low, high, color="0.88", linewidth=0, zorder=0)
+    label = f"a single draw: {middle:.4f} ({low:.4f} to {high:.4f})"
+    ax.axhline(middle, color=DATA, linestyle=":", linewidth=1.2, label=label)
     if chains > 1:
         label = [f"each of {chains} chains alone", *(f"_chain {k}" for k in range(1, chains))]
         ax.plot(sizes, of_chain.T, color=tint(CONTRAST[2], 0.75), linewidth=0.7, label=label)
