@@ -122,7 +122,7 @@ class RunFacts:
             forms = {"kl_share": "the KL is {:.0%} of −ELBO", "signal_to_noise": "the median |μ|/σ is {:.2g}"}
             figures += [form.format(self.metrics[key]) for key, form in forms.items() if key in self.metrics]
             sentence = (f"The network at the mean weights predicts better than the draws ({', '.join(figures)}): q is "
-                        "too wide for these rows. Try fewer weights, a narrower prior, more epochs, or auto.")  # fmt: skip
+                        "too wide here. Try fewer weights, a narrower prior, more epochs, or auto.")  # fmt: skip
             failed.append({"level": "caution", "about": "mean weights", "sentence": sentence})
         return failed
 
