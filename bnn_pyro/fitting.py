@@ -107,6 +107,7 @@ def prior(entry: str | Entry | nn.Module, data: Dataset, *, num_draws: int = 500
                 setup.entry.prepare(inferred, setup.entry.guide(model), seen)
         chains = prior_draws(weight_space(model), torch.zeros(1, *data.schema.input_shape), num_draws)
     about = _provenance(setup, data, seed) | {"method": "prior", "method_settings": {}, "stored_draws": num_draws}
+    del about["key"]  # a fit must not take it for its own result
     return Posterior(model, data.schema, chains={site: w[None] for site, w in chains.items()}, provenance=about)
 
 
@@ -219,7 +220,7 @@ def has_member(ensemble: Setup, point: Setup) -> bool:
 
 def first_member(posterior: Posterior, setup: Setup, data: Dataset, seed: int, out: str | Path) -> Posterior:
     """The first member of an ensemble as the fit of ``setup`` (see :func:`has_member`), saved; without a trace."""
-    members = posterior.provenance["stored_draws"]
+    members = len(next(iter(posterior.chains.values())))
     provenance = {**posterior.provenance, **_provenance(setup, data, seed), "stored_draws": 1, "auto": {}}
     provenance["member"] = f"the first of {members} members"
     provenance["seconds"] = round(posterior.provenance["seconds"] / members, 3)

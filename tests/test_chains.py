@@ -239,7 +239,7 @@ def test_when_to_compile_and_how_many_processes():
     class Large(Potential):
         size = 1_000_000
 
-    assert [cost.choose_compiled(asked, 100, Potential) for asked in ("yes", "no", "auto")] == [True, False, False]
+    assert [cost.choose_compiled(setting, 100, Potential) for setting in ("yes", "no", "auto")] == [True, False, False]
     assert cost.choose_compiled("auto", 1e6, Potential) and not cost.choose_compiled("no", 1e6, Potential)
     assert not cost.choose_compiled("auto", 1e6, Large) and cost.choose_compiled("yes", 1e6, Large)
 

@@ -1,6 +1,7 @@
 """CV+ and jackknife+: the intervals of their definition, what they cover, and that no row calibrates its own fit."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -80,5 +81,7 @@ def test_what_is_refused():
     for folds in (1, 25):
         with pytest.raises(bp.UserError, match=f"from 2 to the number of training rows, 24, got {folds}"):
             cross_conformal(LINEAR, data, METHOD, folds=folds)
+    with pytest.raises(bp.UserError, match="in memory"):
+        cross_conformal(LINEAR, replace(data, x_train=data.x_train.numpy()), METHOD)
     with pytest.raises(bp.UserError, match="for numbers"):
         cross_conformal("mlp", bp.load_data("breast-cancer"), METHOD)

@@ -242,6 +242,13 @@ def test_the_prior_predicts_by_its_own_variance_without_a_row(tmp_path):
     assert torch.allclose(bp.predict(bp.load(tmp_path), x, num_draws=4000).mean, prediction.mean)
 
 
+def test_a_saved_prior_is_not_resumed_as_a_fit(tmp_path):
+    variant, data = bp.MeanField(hidden=()), PROBLEM.data
+    bp.prior(variant, data, num_draws=3).save(tmp_path)
+    with pytest.raises(bp.UserError, match="other settings, seed or data"):
+        bp.fit(variant, data, out=tmp_path, resume=True, progress=False)
+
+
 @pytest.mark.parametrize(("variant", "said"), [("sparse-dropout", "improper"), ("last-layer", "trained network")])
 def test_a_prior_that_cannot_be_drawn_is_refused(variant, said):
     with pytest.raises(bp.UserError, match=said):

@@ -11,7 +11,7 @@ from PIL import Image
 from run_folders import MEAN_FIELD, SMALL, same, small_table
 
 import bnn_pyro as bp
-from bnn_pyro.fitting import has_member
+from bnn_pyro.fitting import first_member, has_member
 from bnn_pyro.listing import tables
 from bnn_pyro.metrics import METRICS
 from bnn_pyro.run import main, parse
@@ -55,6 +55,22 @@ def test_the_baseline_of_an_ensemble_of_the_same_network_is_its_first_member(tmp
     )
     assert has_member(one, other) and not has_member(other, one)
     assert not has_member(one.changed(method={"patience": 3}), other)
+    old = bp.load(out)
+    del old.provenance["stored_draws"]  # as earlier versions wrote it
+    member = first_member(old, other, one.load(), 0, tmp_path / "member")
+    assert all(torch.equal(member.chains[site], value) for site, value in first.items())
+
+
+def test_resuming_keeps_a_baseline_that_was_fitted_by_itself(tmp_path, monkeypatch):
+    table, out = small_table(tmp_path / "houses.csv"), tmp_path / "run"
+    words = ["train", "mlp", "--inference", "ensemble", "--data", str(table), "--target", "price", *SMALL]
+    with monkeypatch.context() as patch:
+        patch.setattr("bnn_pyro.runs.train.has_member", lambda ensemble, point: False)
+        assert main([*words, "--set", "members=2", "--out", str(out)]) == 0
+    before = bp.load(out / "baseline")
+    assert main([*words, "--set", "members=2", "--out", str(out), "--resume"]) == 0
+    after = bp.load(out / "baseline")
+    assert after.provenance == before.provenance and "member" not in after.provenance
 
 
 def test_metrics_are_those_of_the_saved_posterior(runs):

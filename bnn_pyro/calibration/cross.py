@@ -87,11 +87,13 @@ def cross_conformal(
     variant, method, settings: see ``fit``.   cores: processes; 0: as many as there are cores.
     Inputs and targets are standardised anew for each fit, as no row of its fold may tell it anything.
 
-    Raises UserError for class labels or counts, or fewer than 2 folds or more than rows.
+    Raises UserError for class labels or counts, rows that stay in a file, or fewer than 2 folds or more than rows.
     """
     if data.schema.task != "regression" or data.schema.target_scale != "identity":
         raise UserError("cv+ is for numbers on their own scale; set rows aside for calibrate(…) otherwise")
     num = len(data.x_train)
+    if not isinstance(data.x_train, Tensor):
+        raise UserError("cv+ is for training rows in memory; set rows aside for calibrate(…) otherwise")
     if not 2 <= folds <= num:
         raise UserError(f"folds must be from 2 to the number of training rows, {num}, got {folds}")
     order = torch.randperm(num, generator=torch.Generator().manual_seed(seed))

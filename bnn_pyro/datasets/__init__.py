@@ -189,7 +189,7 @@ def load_data(
         features = [features] if isinstance(features, str) else list(features)
     exclude, categorical = ([names] if isinstance(names, str) else list(names) for names in (exclude, categorical))
     if drop_missing and missing == "indicator":
-        raise UserError("drop_missing (--drop-missing) is missing=drop, and missing=indicator is asked for; give one")
+        raise UserError("drop_missing (--drop-missing) means missing=drop; leave it out, or missing=indicator")
     missing = "drop" if drop_missing else missing
     check_options(task=task, missing=missing, unseen=unseen, target_scale=target_scale)
     path, aside = _located(name_or_path), {}

@@ -41,11 +41,11 @@ COMPILATION, PROCESS = 2.5, 5.0
 TIMED, MAX_TIMED, LONG, FEWER = 20, 30.0, 60.0, 5
 
 
-def choose_compiled(asked: str, gradients: float, potential: Potential) -> bool:
+def choose_compiled(setting: str, gradients: float, potential: Potential) -> bool:
     """For "auto", whether to compile saves twice the time that it takes. PyTorch multiplies large matrices faster."""
     long = gradients * (EAGER - COMPILED) > 2 * COMPILATION
     small = potential.x.device.type == "cpu" and len(potential.x) * potential.size <= LARGE
-    return asked == "yes" or (asked == "auto" and long and small)
+    return setting == "yes" or (setting == "auto" and long and small)
 
 
 def gradient_seconds(rows: int, macs: int) -> float:
@@ -60,19 +60,19 @@ def run_cost(gradients: float, compiled: bool, potential: Potential, chains: int
     return seconds, PROCESS + (COMPILATION if compiled else 0.0)
 
 
-def choose_cores(asked: int, tasks: int, device: torch.device, seconds: float, price: float = PROCESS) -> int:
-    """How many processes: what was asked for, or for 0 as many as there are cores where that saves twice their price.
+def choose_cores(cores: int, tasks: int, device: torch.device, seconds: float, price: float = PROCESS) -> int:
+    """How many processes: ``cores``, or for 0 as many as there are where that saves twice their price.
 
     1: in this process, as on a GPU and in a process that is itself one of several. An executor in force decides.
 
     device: where tasks compute.   seconds: of all of them.   price: seconds that a process takes to start.
     """
-    current, cpu, cores = current_executor(), device.type == "cpu", min(tasks, usable_cores())
+    current, cpu, usable = current_executor(), device.type == "cpu", min(tasks, usable_cores())
     if current is not None and current.kind != "dask":
-        return cores if cpu else 1
-    if asked:
-        return min(asked, tasks)
-    return cores if cpu and seconds * (1 - 1 / cores) > 2 * price else 1
+        return usable if cpu else 1
+    if cores:
+        return min(cores, tasks)
+    return usable if cpu and seconds * (1 - 1 / usable) > 2 * price else 1
 
 
 class _Counter(TorchFunctionMode):

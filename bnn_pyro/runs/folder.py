@@ -171,6 +171,10 @@ class RunFolder(OutputFolder):
         """Whether the posterior is there."""
         return all((self.path / name).is_file() for name in ARCHIVE)
 
+    def has_fit(self) -> bool:
+        """Whether a fit was begun here: the posterior is there, or a checkpoint of it."""
+        return self.is_trained or any((self.path / "checkpoint").glob("*.pt"))
+
     @property
     def baseline(self) -> RunFolder:
         """The run of the deterministic network beside it."""

@@ -75,7 +75,7 @@ def fit_run(
         folder: RunFolder, recipe: Recipe, members: Posterior | None = None, **limit: float | None
     ) -> Posterior:
         with _threads(recipe, data):
-            if members is None:
+            if members is None or (resume and here().first_does(folder.has_fit)):
                 place = dict(out=folder.path, resume=resume, device=recipe.device)
                 posterior = fit_setup(recipe, data, seed=recipe.seed, **place, **limit)
             else:
