@@ -206,19 +206,6 @@ class RowNoise(TorchFunctionMode):
         return mean + r * func(x * s, w - q.loc, None if own is None else bias - own.loc, *rest)
 
 
-def kl_normal(
-    mean: Tensor, variance: Tensor, log_variance: Tensor, prior_mean: Tensor | None, prior_scale: Tensor
-) -> Tensor:
-    """Σ KL(Normal(μ, V) ‖ Normal(m, s²)) in nats: ½ Σ ((V + (μ − m)²)/s² − 1 − log V) + Σ log s.
-
-    mean, variance, log_variance: of one shape (D, H) or any other.   prior_mean, prior_scale: broadcast against it;
-    None for a mean of 0.
-    """
-    gap = mean if prior_mean is None else mean - prior_mean
-    each = (gap.square() + variance) / prior_scale.square() - 1 - log_variance
-    return 0.5 * each.sum() + prior_scale.log().expand(mean.shape).sum()
-
-
 K1, K2, K3 = 0.63576, 1.87320, 1.48695  # fitted by Molchanov et al. 2017
 
 

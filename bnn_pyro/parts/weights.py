@@ -21,7 +21,7 @@ import pyro.distributions as dist
 import torch
 from pyro.distributions import constraints
 from torch import Tensor
-from torch.distributions import Independent, Normal, register_kl
+from torch.distributions import Independent, Normal, kl_divergence, register_kl
 
 from bnn_pyro.parts import gradients
 
@@ -70,7 +70,6 @@ class _NormalArray(ArrayDistribution):
 
     loc: Tensor
     variance: Tensor
-    log_variance: Tensor
     prior_scale: Tensor | None = None
 
     @property
@@ -80,6 +79,10 @@ class _NormalArray(ArrayDistribution):
     @cached_property
     def scale(self) -> Tensor:
         return self.variance.sqrt()
+
+    @cached_property
+    def log_variance(self) -> Tensor:
+        return self.variance.log()
 
     def _draw(self, shape: torch.Size) -> Tensor:
         noise = torch.randn(shape, dtype=self.loc.dtype, device=self.loc.device)
@@ -101,11 +104,6 @@ class NormalWeights(_NormalArray):
     def variance(self) -> Tensor:
         """The variances, (*shape)."""
         return self.scale.square()
-
-    @property
-    def log_variance(self) -> Tensor:
-        """log σ², (*shape)."""
-        return 2 * self.scale.log()
 
 
 class FreeWeights(_NormalArray):
@@ -147,11 +145,6 @@ class DropoutWeights(_NormalArray):
         """α μ², (*shape)."""
         return self.loc.square() * self.alpha
 
-    @property
-    def log_variance(self) -> Tensor:
-        """log α μ², (*shape)."""
-        return self.alpha.log() + self.loc.square().log()
-
     def linear(self, X: Tensor, bias: bool, sample_shape: torch.Size) -> Tensor:
         """Draws of X A."""
         return gradients.DropoutLinear.apply(X, self.loc, self.alpha, bias, sample_shape)
@@ -163,8 +156,6 @@ class CentredNormal(ArrayDistribution):
     The same density as ``Normal(0, scale).expand(shape).to_event()``, by one sum of squares instead of a dozen
     elementwise passes; likewise its KL from independent Normals.
     """
-
-    loc = None  # 0, as the KL takes it
 
     def __init__(self, scale: Tensor, shape: torch.Size) -> None:
         self.scale = scale
@@ -226,7 +217,8 @@ def _kl_normals(q: _NormalArray, p: _NormalArray | CentredNormal) -> Tensor:
     if q.event_shape != p.event_shape:
         raise ValueError(f"guide and model have weights of other shapes at one site: {tuple(q.event_shape)} and "
                          f"{tuple(p.event_shape)}")  # fmt: skip
-    return gradients.kl_normal(q.loc, q.variance, q.log_variance, p.loc, p.scale)
+    pair = (Normal(one.mean, one.scale, validate_args=False) for one in (q, p))
+    return kl_divergence(*pair).sum()
 
 
 @register_kl(FreeWeights, CentredNormal)
