@@ -109,8 +109,8 @@ def failing(at, fail, slow=0.0):
     """``BLOCK`` of a class that no other process could import, as one of a notebook: chain 1 fails at a transition."""
 
     class Failing(bp.NUTS):
-        def kernel(self, potential, blocks, start, seed):
-            kernel = super().kernel(potential, blocks, start, seed)
+        def kernel(self, potential, start, seed):
+            kernel = super().kernel(potential, start, seed)
             step, steps, mine = kernel.step, itertools.count(1), seed == chain_seed(0, 0, stream=2)
 
             def failing():

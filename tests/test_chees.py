@@ -10,6 +10,7 @@ from monte_carlo import check_by_chain, fit, moments, weights
 from torch import nn
 
 import bnn_pyro as bp
+from bnn_pyro.checkpoint import Checkpoint, Interrupted
 from bnn_pyro.checks.linear_regression import correlated, dataset
 from bnn_pyro.inference import chees
 from bnn_pyro.inference.chees import Adaptation, Chains, Transition
@@ -183,3 +184,24 @@ def test_progress_and_ctrl_c_which_keeps_the_draws_so_far():
     assert part.stats["lp"].shape == (6, 2) and whole.stats["lp"].shape == (6, 6)
     with pytest.raises(KeyboardInterrupt, match="before the first draw"):
         stop_after(8)
+
+
+def test_a_checkpoint_of_an_earlier_version_goes_on_to_the_same_draws(tmp_path):
+    """It had the chains, and what they learned, beside the record."""
+
+    def run(checkpoint, stop=0):
+        def report(done, *_):
+            checkpoint.signalled = done == stop
+
+        with bp.isolated(0):
+            model = PROBLEM.entry().model(PROBLEM.schema)
+            return TINY.run(model, None, PROBLEM.data, checkpoint=checkpoint, report=report)
+
+    whole = run(Checkpoint(tmp_path / "whole"))
+    with pytest.raises(Interrupted):
+        run(Checkpoint(tmp_path / "part"), stop=10)
+    state = Checkpoint(tmp_path / "part").load()
+    kernel = state.pop("kernel")
+    del kernel["done"]
+    Checkpoint(tmp_path / "part").save(kernel | state)
+    assert all(torch.equal(w, whole.chains[site]) for site, w in run(Checkpoint(tmp_path / "part")).chains.items())

@@ -32,8 +32,8 @@ class LogGamma:
 
 def own(kind, potential, seed, mass="diagonal", warmup=200):
     """A kernel at the start of its chain."""
-    blocks = {"a": 2, "b": potential.size - 2} if mass == "block" else {"all": potential.size}
-    return kind(warmup=warmup, mass=mass).kernel(potential, blocks, potential.initial.numpy().copy(), seed)
+    potential.free = {"a": torch.Size((2,)), "b": torch.Size((potential.size - 2,))}
+    return kind(warmup=warmup, mass=mass).kernel(potential, potential.initial.numpy().copy(), seed)
 
 
 def pyros(potential, adapt=True, step_size=1.0):

@@ -15,7 +15,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 from scipy.special import ndtri
 from scipy.stats import norm
 from torch import Tensor
@@ -25,12 +24,11 @@ from bnn_pyro.checks.simulation import Design, Simulator
 from bnn_pyro.diagnostics.draws import even
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference import Method
-from bnn_pyro.inference.chees import TYPICAL, Chains, Sampling
+from bnn_pyro.inference.chees import TYPICAL, Chains, Kernel
 from bnn_pyro.inference.cost import choose_compiled
 from bnn_pyro.inference.linear import coordinates
 from bnn_pyro.inference.potential import Potential, Space
 from bnn_pyro.inference.sghmc import Chains as StochasticChains
-from bnn_pyro.inference.trajectories import Point
 from bnn_pyro.progress import Report
 
 #: Weights and rows that are looked at one by one, at most; draws of the joint distribution, for every chain.
@@ -53,14 +51,14 @@ def _one_by_one(method: Any, joint: "JointChains", w: Weights, steps: int) -> Tr
     if choose_compiled(method.compiled, gradients, potential):
         potential.compile(1)
     first = potential.position({site: value[None] for site, value in joint.first.items()})[0].numpy()
-    kernel = method.kernel(potential, method.blocks(potential), first, joint.seed)
+    kernel = method.kernel(potential, first, joint.seed)
     for _ in range(method.warmup):
         kernel.step()
 
     def move(y: Tensor) -> dict[str, Tensor]:
         for row, own in zip(z.numpy(), y, strict=True):
             potential.give(own)
-            kernel.point = Point(row.copy(), *kernel.gradient(row))
+            kernel.start_at(row)
             kernel.step()
             row[:] = kernel.point.z
         return potential.weights(z)
@@ -74,19 +72,19 @@ def _all_at_once(method: Any, joint: "JointChains", w: Weights, steps: int) -> T
     z = potential.position(w)
     if choose_compiled(method.compiled, float(method.warmup * TYPICAL), potential):
         potential.compile(TUNED_WITH)
-    tuned = Sampling(replace(method, chains=TUNED_WITH, **chains), potential)
+    tuned = Kernel(replace(method, chains=TUNED_WITH, **chains), potential)
     tuned.begin(potential.prior_draws(TUNED_WITH))
-    while tuned.record.done < method.warmup:
-        tuned.iterate()
-    sampling = Sampling(replace(method, chains=len(z), draws=joint.check.sweeps, **chains), potential)
-    sampling.first, sampling.adaptation, sampling.record.done = tuned.first, tuned.adaptation, tuned.record.done
+    for _ in range(method.warmup):
+        tuned.step()
+    kernel = Kernel(replace(method, chains=len(z), **chains), potential)
+    kernel.first, kernel.adaptation, kernel.done = tuned.first, tuned.adaptation, tuned.done
 
     def move(y: Tensor) -> dict[str, Tensor]:
         nonlocal z
         potential.give(y)
-        sampling.chains = Chains(z, *potential(z))
-        sampling.iterate()
-        z = sampling.chains.z
+        kernel.chains = Chains(z, *potential(z))
+        kernel.step()
+        z = kernel.chains.z
         return potential.weights(z)
 
     return move
@@ -109,29 +107,8 @@ def _in_steps(method: Any, joint: "JointChains", w: Weights, steps: int) -> Tran
     return move
 
 
-def _moved_as_one(method: Any, joint: "JointChains", w: Weights, steps: int) -> Transition:
-    """One chain tunes the kernel; what it learned moves all of them."""
-    potential, first = joint.potential(), {site: value[None] for site, value in joint.first.items()}
-    if choose_compiled(method.compiled, float(method.warmup * TYPICAL), potential):
-        potential.compile(1)
-    tuned = method.kernel(potential, {}, potential.position(first).numpy(), joint.seed)
-    for _ in range(method.warmup):
-        tuned.step()
-    kernel = method.kernel(potential, {}, potential.position(w).numpy(), joint.seed + 1)
-    kernel.adopt(tuned)
-
-    def move(y: Tensor) -> dict[str, Tensor]:
-        potential.give(y)
-        kernel.start_at(kernel.point.z)
-        kernel.step()
-        return potential.weights(torch.from_numpy(kernel.point.z))
-
-    return move
-
-
-#: By what a class of methods has: chains that share a start, an integrator of chains that move as one, a kernel of one
-#: chain, a step of stochastic gradients.
-_KINDS = {"superchains": _all_at_once, "integrator": _moved_as_one, "kernel": _one_by_one, "eta_share": _in_steps}
+#: By what a class of methods has: chains that share a start, a kernel of one chain, a step of stochastic gradients.
+_KINDS = {"superchains": _all_at_once, "kernel": _one_by_one, "eta_share": _in_steps}
 
 
 def transitions_of(kind: type[Method]) -> Callable[..., Transition] | None:

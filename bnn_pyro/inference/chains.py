@@ -115,8 +115,7 @@ class Record:
 class Chains:
     """All that the chains of a run need, sent to every process once; draws one of them wherever it is called.
 
-    sampler      settings, with the verb ``kernel(potential, blocks, start, seed)``
-    blocks       {block of the mass matrix: its length}
+    sampler      settings, with the verb ``kernel(potential, start, seed)``
     starts       (C, P), or (C, G, P) where each of C tasks moves G chains as one
     compiled     whether each process compiles the potential's gradient first
     checkpoints  of each chain that has one in reach
@@ -125,7 +124,6 @@ class Chains:
 
     sampler: Any
     potential: Potential
-    blocks: dict[str, int]
     starts: np.ndarray
     seed: int
     compiled: bool
@@ -146,7 +144,7 @@ class Chains:
             self.compiled = potential.compile(1)
         quiet = pyro.validation_enabled(False), np.errstate(all="ignore")  # trajectories may meet infinities
         with isolated(chain_seed(self.seed, c, stream=1)), quiet[0], quiet[1]:
-            kernel = self.sampler.kernel(potential, self.blocks, self.starts[c], chain_seed(self.seed, c, stream=2))
+            kernel = self.sampler.kernel(potential, self.starts[c], chain_seed(self.seed, c, stream=2))
             chain = Chain(kernel, self.record(None), {"chain": c + 1})
             try:
                 Run(0, checkpoint, report_progress, self.max_minutes).take(chain)
@@ -160,7 +158,7 @@ class Chains:
 
 
 class Chain:
-    """One chain on its way.   figures: what a progress bar shows of it."""
+    """One chain on its way, or several that move as one.   figures: what a progress bar shows of it."""
 
     def __init__(self, kernel: Any, record: Record, figures: Figures) -> None:
         self.kernel, self.record, self.figures = kernel, record, figures
@@ -187,7 +185,7 @@ class Chain:
                 latest = {name: float(mean), "step size": float(np.mean(figures["step_size"]))}
                 pace = float(1e3 * (now - start) / gradients)
                 cost = {"gradients": int(np.max(figures["n_steps"])), "ms/gradient": pace}
-                self.figures = {"chain": self.figures["chain"], **latest, **cost, "divergent": self.record.divergent}
+                self.figures = {**self.figures, **latest, **cost, "divergent": self.record.divergent}
             yield self.figures
 
     def state_dict(self) -> dict[str, Any]:
@@ -196,7 +194,7 @@ class Chain:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what :meth:`state_dict` returned."""
-        self.kernel.restore(state["kernel"])
+        self.kernel.restore(state.get("kernel", state))  # of ChEES once a part of the whole
         self.record.restore(state["record"])
 
 

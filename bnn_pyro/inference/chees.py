@@ -16,19 +16,20 @@ tells whether the starts are forgotten (nested R-hat, Margossian et al. 2022, ar
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from bnn_pyro.checkpoint import Run
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference.adaptation import DECAY, OFFSET, SMALLEST_STEP, DualAveraging
-from bnn_pyro.inference.chains import Record
+from bnn_pyro.inference.chains import Chain, Record
 from bnn_pyro.inference.cost import choose_compiled
 from bnn_pyro.inference.potential import Potential
 from bnn_pyro.inference.sampler import Drawn, Sampler, Starts
@@ -80,41 +81,35 @@ class ChEES(Sampler):
         gradients = float(self.transitions * TYPICAL)
         if compiled := choose_compiled(self.compiled, gradients, potential):
             compiled = potential.compile(self.chains)
-        sampling, stopped = Sampling(self, potential, starts), ""
+        record, stopped = Record(self.draws, self.warmup, self.thin, (self.chains, potential.size)), ""
         # Compiled code has threads of its own; those of torch would only be in its way.
         with one_thread() if compiled else nullcontext():
             try:
-                run.take(sampling)
+                run.take(Chain(Kernel(self, potential, starts), record, {}))
             except KeyboardInterrupt:
                 if run.checkpoint is not None:  # which has all that was drawn, but after a second Ctrl-C
                     raise
                 stopped = "stopped by Ctrl-C"
-        return [sampling.record.of_chain(c) for c in range(self.chains)], stopped
+        return [record.of_chain(c) for c in range(self.chains)], stopped
 
 
-class Sampling:
-    """A run between two iterations: all chains, what the warm-up has learned, and the draws so far."""
+class Kernel:
+    """All chains between two iterations, and what their warm-up has learned.   starts: None where ``begin`` is called.
+
+    done: iterations so far.
+    """
 
     def __init__(self, settings: ChEES, potential: Potential, starts: Starts | None = None) -> None:
         self.settings, self.potential, self.starts = settings, potential, starts
-        self.chains, self.total = None, settings.transitions
-        self.record = Record(settings.draws, settings.warmup, settings.thin, (settings.chains, potential.size))
+        self.chains, self.done = None, 0
         self.approach = min(APPROACH, int(APPROACH_SHARE * settings.warmup))  # iterations of it
-        each = settings.chains // min(settings.chains, settings.superchains)
-        self.superchain = torch.arange(settings.chains, dtype=torch.float64) // each
+        self.each = settings.chains // min(settings.chains, settings.superchains)
+        self.superchain = torch.arange(settings.chains, dtype=torch.float64) // self.each
 
     @property
-    def step(self) -> int:
-        """Iterations so far."""
-        return self.record.done
-
-    def steps(self) -> Iterator[dict[str, float]]:
-        """The iterations that the record lacks, from the starts on where nothing was restored."""
-        if self.chains is None:
-            num = min(self.settings.chains, self.settings.superchains)
-            self.begin(self.starts(num).repeat_interleave(self.settings.chains // num, 0))
-        while not self.record.finished:
-            yield self.iterate()
+    def point(self) -> SimpleNamespace:
+        """Where the chains are, z (C, P) as a numpy array."""
+        return SimpleNamespace(z=self.chains.z.cpu().numpy())
 
     def begin(self, z: Tensor) -> None:
         """At starts z (C, P)."""
@@ -123,14 +118,16 @@ class Sampling:
         steps = torch.full_like(z[:, 0], FIRST_STEP)
         self.first = SimpleNamespace(step=steps, variance=_variance(z, torch.ones_like(z[0])))
 
-    def iterate(self) -> dict[str, float]:
-        """One transition of every chain. Returns what a progress bar shows."""
-        settings, done, first = self.settings, self.record.done, self.first
+    def step(self) -> dict[str, np.ndarray]:
+        """One transition of every chain: what ``stats`` keeps of it."""
+        if self.chains is None:
+            self.begin(self.starts(self.settings.chains // self.each).repeat_interleave(self.each, 0))
+        settings, done, first = self.settings, self.done, self.first
+        self.done += 1
         if done < self.approach:
             moved = self.chains.move(self.potential, first.variance, first.step, APPROACH_STEPS)
             first.step = first.step * (GAIN * (moved.acceptance - APPROACH_TARGET)).exp()
-            self._keep(moved, APPROACH_STEPS, first.step)
-            return {"accept": moved.acceptance.mean().item(), "step size": first.step.median().item()}
+            return self._figures(moved, APPROACH_STEPS, first.step)
         if self.adaptation is None:
             self.adaptation = Adaptation.begin(first.step, self.chains.z, first.variance)
         if done == settings.warmup:
@@ -141,30 +138,27 @@ class Sampling:
         moved = self.chains.move(self.potential, learned.variance, sizes, steps)
         if done < settings.warmup:
             learned.learn(moved, share, target=settings.target_accept, longest=settings.max_steps * step)
-        self._keep(moved, steps, sizes)
-        figures = {"step size": step, "gradients": steps, "divergent": self.record.divergent}
-        return {"accept": moved.acceptance.mean().item(), **figures}
+        return self._figures(moved, steps, sizes)
 
-    def _keep(self, moved: Transition, steps: int, step: Tensor) -> None:
-        """Where the chains are now goes into the record, with what ``stats`` keeps of the transition."""
+    def _figures(self, moved: Transition, steps: int, step: Tensor) -> dict[str, np.ndarray]:
         moving = dict(acceptance_rate=moved.acceptance, diverging=moved.diverging, energy=moved.energy)
         figures = dict(moving, lp=self.chains.density, n_steps=torch.full_like(step, steps), step_size=step)
         figures |= {"trajectory_length": steps * step, "superchain": self.superchain}
-        self.record.add(self.chains.z.cpu().numpy(), {name: value.cpu().numpy() for name, value in figures.items()})
+        return {name: value.cpu().numpy() for name, value in figures.items()}
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that the next iteration depends on, and the draws."""
+    def state(self) -> dict[str, Any]:
+        """Everything that the next iteration depends on."""
         parts = {"chains": self.chains, "first": self.first, "adaptation": self.adaptation}
         state = {name: None if part is None else dict(vars(part)) for name, part in parts.items()}
-        return {**state, "record": self.record.state(), "generators": generator_state()}
+        return {**state, "done": self.done, "generators": generator_state()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def restore(self, state: dict[str, Any]) -> None:
         """Go on from such a state."""
         for name, kind in {"chains": Chains, "first": SimpleNamespace, "adaptation": Adaptation}.items():
             part = state[name] or {}
             values = {k: v.to(self.potential.initial.device) if isinstance(v, Tensor) else v for k, v in part.items()}
             setattr(self, name, kind(**values) if values else None)
-        self.record.restore(state["record"])
+        self.done = state["done"] if "done" in state else state["record"]["done"]  # of an earlier version
         set_generator_state(state["generators"])
 
 

@@ -45,6 +45,9 @@ MAX_DENSE = 4096
 class SeparateChains(Sampler):
     """What samplers have whose chains do not learn from one another.
 
+    A subclass has ``kernel(potential, start, seed)``, one chain at its start or several, and ``typical(whitened)``, the
+    gradients that a transition may be expected to take.
+
     cores  chains at once, each in a process of its own; 1: one after the other in this one; 0: as many as there are
            cores, where the run is long enough. The draws are the same
     """
@@ -53,17 +56,15 @@ class SeparateChains(Sampler):
 
     #: Settings that no draw depends on: a run may be resumed with others.
     incidental: ClassVar[tuple[str, ...]] = ("cores",)
+    #: Whether kernels move several chains, which operators move all at once; compiled code runs one after the other.
+    group: ClassVar[bool] = False
 
-    def draw_chains(
-        self, potential: Potential, starts: Starts, run: Run, steps: float, blocks: Mapping[str, int], group: bool
-    ) -> Drawn:
-        """From starts that are kept in the checkpoint.   steps: gradients of a transition.   blocks: of the kernel.
-
-        group: kernels move several chains, which operators move all at once; compiled code runs one after the other.
-        """
+    def _draw(self, potential: Potential, starts: Starts, run: Run) -> Drawn:
+        """See ``Sampler``; from starts that are kept in the checkpoint."""
+        steps = self.typical(type(potential.space) is not Space)
         gradients = float(self.chains * self.transitions * steps)
         compiled = choose_compiled(self.compiled, gradients, potential)
-        tasks = 1 if group and not compiled else self.chains
+        tasks = 1 if self.group and not compiled else self.chains
         together = self.chains // tasks
         seconds, price = run_cost(gradients / together, compiled, potential, together)
         cores = choose_cores(self.cores, tasks, potential.x.device, seconds, price)
@@ -73,8 +74,8 @@ class SeparateChains(Sampler):
             z = starts(self.chains).cpu()
             if run.checkpoint is not None:
                 run.checkpoint.save({"starts": z})
-        z = z.numpy().reshape(tasks, -1, potential.size) if group else z.numpy()
-        return run_chains(Chains(self, potential, blocks, z, run.seed, compiled), cores, run)
+        z = z.numpy().reshape(tasks, -1, potential.size) if self.group else z.numpy()
+        return run_chains(Chains(self, potential, z, run.seed, compiled), cores, run)
 
 
 @dataclass(frozen=True)
@@ -83,22 +84,19 @@ class _Sampler(SeparateChains):
 
     mass   mass matrix: diagonal, block (a dense one for every layer) or dense
 
-    A subclass has ``move(dynamics, rng, point, step)``, a transition and what ``stats`` has of its own, and
-    ``typical(whitened)``, the gradients that a transition may be expected to take.
+    A subclass has ``move(dynamics, rng, point, step)``, a transition and what ``stats`` has of its own.
     """
 
     mass: str = setting("diagonal", choices=MASSES)
 
     def _draw(self, potential: Potential, starts: Starts, run: Run) -> Drawn:
         """See ``Sampler``."""
-        steps = self.typical(type(potential.space) is not Space)
-        return self.draw_chains(potential, starts, run, steps, self.blocks(potential), group=False)
+        self.blocks(potential)  # before anything else: it refuses what is too large
+        return super()._draw(potential, starts, run)
 
-    def kernel(self, potential: Potential, blocks: Mapping[str, int], start: np.ndarray, seed: int) -> Kernel:
+    def kernel(self, potential: Potential, start: np.ndarray, seed: int) -> Kernel:
         """At the start of its chain (P,); call inside ``isolated``."""
-        sizes = list(blocks.values())
-        warmup = Warmup(self.warmup, self.target_accept, sizes, dense=self.mass != "diagonal")
-        return Kernel(self, potential, warmup, start, seed)
+        return Kernel(self, potential, start, seed)
 
     def blocks(self, potential: Potential) -> dict[str, int]:
         """{block of the mass matrix: its length}, in the order of z. Raises UserError for one that is too large."""
@@ -117,11 +115,16 @@ class _Sampler(SeparateChains):
 class Kernel:
     """One chain: where it is, what its warm-up has learned, and its generator."""
 
-    def __init__(self, sampler: Any, potential: Potential, warmup: Warmup, start: np.ndarray, seed: int) -> None:
-        self.sampler, self.potential, self.warmup = sampler, potential, warmup
+    def __init__(self, sampler: Any, potential: Potential, start: np.ndarray, seed: int) -> None:
+        self.sampler, self.potential, sizes = sampler, potential, list(sampler.blocks(potential).values())
+        self.warmup = Warmup(sampler.warmup, sampler.target_accept, sizes, dense=sampler.mass != "diagonal")
         self.rng, self.gradient = np.random.default_rng(seed), gradient_of(potential)
-        self.point = Point(start.copy(), *self.gradient(start))
+        self.start_at(start)
         self._new_metric()
+
+    def start_at(self, z: np.ndarray) -> None:
+        """Go on from z (P,), with the density as the potential now has it."""
+        self.point = Point(z.copy(), *self.gradient(z))
 
     def step(self) -> dict[str, float]:
         """One transition: what ``stats`` keeps of it. Raises UserError where the step size has become too small."""

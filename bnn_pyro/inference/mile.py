@@ -86,6 +86,8 @@ class MILE(SeparateChains):
     adjusted: bool = False
     max_steps: int = setting(1000, low=1)
 
+    group: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.adjusted:  # of this object, above its class's
@@ -120,14 +122,17 @@ class MILE(SeparateChains):
         """See ``Sampler``."""
         if potential.size < 2:
             raise UserError("microcanonical dynamics need two weights or more: one has no direction to turn; take nuts")
-        steps = GRADIENTS[self.integrator] * (TYPICAL if self.adjusted else 1)
-        records, stopped = self.draw_chains(potential, starts, run, steps, {}, group=True)
+        records, stopped = super()._draw(potential, starts, run)
         parts = [record.of_chain(c) for record in records for c in range(self.chains // len(records))]
         for c, part in enumerate(parts):  # of several that move as one
             if not self.adjusted and part.kept and part.stats["diverging"][part.kept - 1]:
                 part.kept, stopped = 0, stopped or f"chain {c + 1} diverged"
         return parts, stopped
 
-    def kernel(self, potential: Potential, blocks: Mapping[str, int], start: np.ndarray, seed: int) -> Kernel:
-        """At the start of its chains (G, P); call inside ``isolated``."""
-        return Kernel(self, potential, start, seed)
+    def kernel(self, potential: Potential, start: np.ndarray, seed: int) -> Kernel:
+        """At the start of its chains (G, P), or of one (P,); call inside ``isolated``."""
+        return Kernel(self, potential, np.atleast_2d(start), seed)
+
+    def typical(self, whitened: bool) -> int:
+        """See ``SeparateChains``."""
+        return GRADIENTS[self.integrator] * (TYPICAL if self.adjusted else 1)

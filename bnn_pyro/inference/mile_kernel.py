@@ -69,12 +69,8 @@ class Kernel:
 
     def start_at(self, z: np.ndarray) -> None:
         """Go on from z (G, P), in directions drawn anew, with densities as the potential now has them."""
+        z = np.atleast_2d(z)
         self.point = State(z.copy(), direction(self._noise()), *evaluator(self.potential)(z))
-
-    def adopt(self, other: Kernel) -> None:
-        """Take over step and length from the warm-up of a kernel of one chain."""
-        self.done, chains = other.done, len(self.point.z)
-        self.step_size, self.length = (np.repeat(values, chains) for values in (other.step_size, other.length))
 
     def step(self) -> dict[str, np.ndarray]:
         """One transition: what ``stats`` keeps of it. Raises UserError where all chains have diverged."""
