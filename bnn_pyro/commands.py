@@ -14,7 +14,8 @@ from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.files import lock_folder, write_whole
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.progress import announce
-from bnn_pyro.reports.tables import guarantee_table, run_table, score_table
+from bnn_pyro.reports.summary import run_table
+from bnn_pyro.reports.tables import guarantee_table, score_table
 from bnn_pyro.runs.folder import CheckFolder, RunFolder
 from bnn_pyro.runs.recipe import EXAMPLE, Recipe, read_config, resolve
 from bnn_pyro.runs.train import environment, fit_run, load_together, prepare_run, typed_command

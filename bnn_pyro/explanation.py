@@ -46,7 +46,7 @@ class Explanation:
     loss        whose rise that is, with its unit
     dependence  {column: its effect} of the most important ones, the largest first
     outputs     names of the K outputs: of two classes the probability of the second, of more that of each; else the
-                mean of the target, in its own units
+                mean of the target, in its own units; on a log scale its median, the geometric mean over the rows
     rows        which rows, in words
     """
 
@@ -85,7 +85,9 @@ def explain(
         prediction, at = predict(posterior, x, num_draws=num_draws), y.repeat(len(x) // len(y))
         if schema.has_classes:
             return -prediction.log_probs(at).double().mean(1).numpy()
-        return ((prediction.locs - at).double().square().mean(1) / y.double().var(correction=0)).numpy()
+        inverse = prediction.transform.inv  # on a log scale the errors are those of log y
+        errors = prediction.untransformed.locs - inverse(at)
+        return (errors.double().square().mean(1) / inverse(y.double()).var(correction=0)).numpy()
 
     generator, whole, rises = torch.Generator().manual_seed(seed), losses(x), []
     for _, place in columns:
@@ -106,11 +108,18 @@ def explain(
         raw[:, :, place.start : place.start + settings.shape[1]] = settings[:, None]
         prediction = predict(posterior, schema.standardise(raw.flatten(0, 1)), num_draws=num_draws)
         outputs = _outputs(prediction).double().unflatten(1, (len(values), len(x))).mean(2)
-        effects[column.name] = Dependence(values, outputs.numpy())
+        effects[column.name] = Dependence(values, prediction.transform(outputs).numpy())
     classes = schema.classes[1:] if len(schema.classes) == 2 else schema.classes
-    outputs = [f"P({schema.target} = {name})" for name in classes] or [f"mean of {schema.target}"]
+    log = schema.target_scale == "log"
+    outputs = [f"P({schema.target} = {name})" for name in classes] or [
+        f"{'median' if log else 'mean'} of {schema.target}"
+    ]
     words = f"{len(x):,} {'test' if which == 'test' else 'training'} rows"
-    loss = "−log p, nats per row" if schema.has_classes else f"squared error, in variances of {schema.target}"
+    loss = (
+        "−log p, nats per row"
+        if schema.has_classes
+        else f"squared error, in variances of {'log ' * log}{schema.target}"
+    )
     return Explanation(table.iloc[first], effects, outputs, words, loss)
 
 
@@ -136,5 +145,5 @@ def _places(column: Column, raw: Tensor) -> tuple[list[Any], Tensor]:
 def _outputs(prediction: Prediction) -> Tensor:
     """(S, B, K), see :class:`Explanation`."""
     if not prediction.has_classes:
-        return prediction.locs[..., None]
+        return prediction.untransformed.locs[..., None]
     return prediction.probs[..., 1:] if prediction.probs.shape[-1] == 2 else prediction.probs

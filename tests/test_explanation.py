@@ -56,6 +56,24 @@ def test_dependence_of_a_linear_network_is_its_weights(linear):
         assert np.allclose(slopes, linear.weight[:, int(name[-1])], atol=1e-4) and outputs.shape == (DRAWS, 20, 1)
 
 
+def test_on_a_log_scale_it_is_the_logarithm_that_is_explained():
+    """One draw whose mean of y is beyond any number of the data would else be all that is seen."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(60, 2, generator=g).numpy()
+    y = np.exp(x[:, 0] + 0.3 * torch.randn(60, generator=g).numpy())
+    found = []
+    for target, scale in ((y, "log"), (np.log(y), "identity")):
+        data = bp.dataset(x, target, target_scale=scale)
+        fitted = bp.fit(bp.MeanField(hidden=(), noise="heteroscedastic"), data, bp.SVI(epochs=2), progress=False)
+        draws = {site: value.clone() for site, value in fitted.draw(DRAWS, seed=0).items()}
+        draws["layers.0.bias"][0, 1] += 6.0  # a noise of e⁶ times the others
+        found.append(bp.explain(as_chain(fitted, draws), data, num_draws=DRAWS))
+    np.testing.assert_allclose(*(one.importance.to_numpy() for one in found), rtol=1e-3, atol=1e-5)
+    effects = [next(iter(one.dependence.values())).outputs for one in found]
+    np.testing.assert_allclose(effects[0], np.exp(effects[1]), rtol=1e-3)
+    assert found[0].outputs == ["median of y"] and "variances of log y" in found[0].loss
+
+
 def test_dependence_of_one_draw_is_scikit_learns(linear):
     data = linear.data
     mlp = bp.fit(bp.MLP(hidden=(4,)), data, "map", progress=False)

@@ -31,7 +31,7 @@ MARGINS, ALPHA, CUTS = {"nll": 0.1, "square": 0.1, "error": 0.02}, 1e-4, (1.0, 1
 #: Draws of a chain from which on one that diverged in every transition is none.
 MIN_DRAWS = 10
 
-REMEDY = "try a smaller step size (--lr), standardised inputs or a narrower prior"
+REMEDY = "try a smaller step size (--lr) or a narrower prior"
 
 
 @dataclass(frozen=True)

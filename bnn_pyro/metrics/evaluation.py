@@ -102,6 +102,7 @@ _NUMBERS = dict(rmse=rmse, nll=nll, crps=crps)
 _NUMBERS |= dict(coverage_50=coverage_50, coverage_90=coverage_90, coverage_95=coverage_95, width_95=width_95)
 _CLASSES = dict(error=classification.error, accuracy=classification.accuracy, nll=nll, brier=classification.brier)
 _CLASSES |= {name: vars(classification)[name] for name in ("ece", "adaptive_ece", "classwise_ece", "auroc", "aurc")}
+_CLASSES |= dict(average_precision=average_precision)
 _LABELS = dict(label_error=label_error, nll=nll, label_brier=label_brier, average_precision=average_precision)
 #: Every metric by its name, by task; of several targets those of all together.
 METRICS: dict[str, dict[str, Metric]] = {"classification": _CLASSES, "regression": _NUMBERS, "counts": _NUMBERS,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import numpy as np
+import torch
 from scipy.stats import binomtest
 from torch import Tensor
 
@@ -160,6 +161,12 @@ def _in_standard_deviations(points: np.ndarray, counts: np.ndarray) -> np.ndarra
 
 
 def _ranked(prediction: Prediction, y: np.ndarray) -> np.ndarray:
+    if prediction.has_classes:
+        probs = prediction.probs.mean(0, dtype=torch.float64).numpy()
+        if probs.shape[1] != 2 or len(np.unique(y)) < 2:
+            raise Undefined("average precision is for 2 classes, with rows of both")
+        rare = int(2 * y.sum() <= len(y))
+        return np.stack([probs[:, [rare]], (y == rare)[:, None]], -1)
     if not y.any(0).all():
         raise Undefined(f"average precision needs a 1 of every label, and label {int(y.any(0).argmin()) + 1} has none")
     return np.stack([_means(prediction), y], -1)
@@ -187,7 +194,8 @@ label_error = Metric(lambda p, y: ((_means(p) > 0.5) != y).mean(1), mean_of, "sh
 label_brier = Metric(
     lambda p, y: 2 * np.square(_means(p) - y).mean(1), mean_of, "as of two classes, mean over the labels (0 to 2)"
 )
-average_precision = Metric(_ranked, mean_average_precision, "average precision, mean over the labels (macro)", "higher")
+_AP = "average precision: of two classes of the rarer one, whose share chance would give; of labels the mean (macro)"
+average_precision = Metric(_ranked, mean_average_precision, _AP, "higher")
 
 
 # -- bootstrap ---------------------------------------------------------------------------------------------------------

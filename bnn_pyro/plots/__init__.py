@@ -16,7 +16,8 @@ _NAMES = {
     ),
     "checks_simulated": ("interval_coverage joint_quantiles joint_z_scores rank_ecdfs rank_histograms step_size_bias"),
     "classification": (
-        "confidence_histogram confusion_matrix doubt_calibration entropy_histograms reliability selective_risk"
+        "confidence_histogram confusion_matrix doubt_calibration entropy_histograms reliability selective_risk "
+        "threshold_curves"
     ),
     "diagnostics": "convergence importance_weights loo_pit pareto_k posterior_predictive",
     "effects": "partial_dependence permutation_importance",

@@ -6,6 +6,7 @@ import numpy as np
 import seaborn
 from matplotlib.axes import Axes
 from scipy import stats
+from sklearn import metrics as sklearn_metrics
 
 from bnn_pyro import metrics
 from bnn_pyro.datasets.dataset import Schema
@@ -14,7 +15,7 @@ from bnn_pyro.metrics import SCORES
 from bnn_pyro.metrics.classification import BINS, mean_probs
 from bnn_pyro.metrics.metric import Targets, targets
 from bnn_pyro.plots.layout import Panel, Panels, class_names, legend_below, panel, panels
-from bnn_pyro.plots.style import BAYES, CONTRAST, DASHED, DATA, GOOD, HATCH, LINES, POINT, WRONG, drawn, tint
+from bnn_pyro.plots.style import BAYES, CONTRAST, DASHED, DATA, GOOD, HATCH, LINES, MARKERS, POINT, WRONG, drawn, tint
 from bnn_pyro.predictive import Prediction
 
 #: A bin of fewer points is drawn in grey: its accuracy says next to nothing.
@@ -160,6 +161,50 @@ def selective_risk(prediction: Prediction, y: Targets, *, baseline: Prediction |
     ax.yaxis.set_major_formatter("{x:.1%}" if top < 0.1 else "{x:.0%}")
     ax.set_title(title)
     return legend_below(ax, 2)
+
+
+@drawn
+def threshold_curves(
+    prediction: Prediction, y: Targets, schema: Schema | None = None, *, axes: Panels = None
+) -> np.ndarray:
+    """Precision against recall, and the ROC curve, of the probability of the rarer of two classes; axes (2,).
+
+    Dots are thresholds on that probability, at which so many rows are given that class: from the share of the class in
+    y up to 0.5. Dashed: a random order.
+
+    Raises UserError for other than two classes, or y of one class.
+    """
+    metrics.average_precision.summarise(prediction, y)
+    y, probs, names = targets(prediction, y), mean_probs(prediction), class_names(prediction, schema)
+    rare = int(2 * y.sum() <= len(y))
+    score, positive = probs[:, rare], y == rare
+    precision, recall, _ = sklearn_metrics.precision_recall_curve(positive, score)
+    false, true, _ = sklearn_metrics.roc_curve(positive, score, drop_intermediate=False)
+    base, area = positive.mean(), sklearn_metrics.roc_auc_score(positive, score)
+    axes = panels(axes, 2, 2, (3.8, 3.7))
+    axes[0].plot(recall[:-1], precision[:-1], color=BAYES, drawstyle="steps-post")
+    axes[0].axhline(base, **DASHED)
+    axes[1].plot(false, true, color=BAYES, drawstyle="steps-post")
+    axes[1].plot([0, 1], [0, 1], **DASHED)
+    for k, threshold in enumerate(sorted({0.5, 0.2, 0.1, float(f"{base:.1g}")}, reverse=True)):
+        given = score >= threshold
+        hits = (given & positive).sum()
+        words = f"P ≥ {threshold:g}: {given.sum():,} rows, {hits:,} of {positive.sum():,} found"
+        look = dict(
+            color=CONTRAST[k], marker=MARKERS[k], linestyle="", markersize=6, mec="white", zorder=3, label=words
+        )
+        axes[0].plot(*((hits / positive.sum(), hits / given.sum()) if given.any() else (np.nan, np.nan)), **look)
+        axes[1].plot((given & ~positive).sum() / (~positive).sum(), hits / positive.sum(), **look)
+    ap, about = metrics.average_precision(prediction, y), dict(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
+    about["title"] = f"average precision {ap:.3f}\n{base:.3f} in a random order"
+    axes[0].set(
+        xlabel=f"recall: share of {names[rare]} that is found", ylabel="precision: share of it that is", **about
+    )
+    about["title"] = f"AUROC {area:.3f}\n0.500 in a random order"
+    axes[1].set(xlabel=f"false alarms: share of {names[1 - rare]}", ylabel=f"share of {names[rare]} found", **about)
+    legend = axes[1].get_legend_handles_labels()
+    axes[0].figure.legend(*legend, loc="outside lower center", ncols=2)
+    return axes
 
 
 @drawn

@@ -60,5 +60,6 @@ def partial_dependence(explanation: Explanation, *, axes: Panels = None) -> np.n
             ax.margins(x=0.15)
     if len(names) > 1:
         return legend_outside(axes, 3)
+    axes[0].yaxis.set_major_formatter("{x:,.10g}")
     axes[0].figure.supylabel(names[0])
     return axes

@@ -20,23 +20,20 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from bnn_pyro import __version__
-from bnn_pyro.metrics import METRICS, interval_verdict
+from bnn_pyro.metrics import METRICS
+from bnn_pyro.reports.summary import summary
 from bnn_pyro.reports.tables import (
     BOOSTING,
     GUARANTEE_COLUMNS,
     WORDS,
     RunFacts,
-    estimate,
     guarantee_rows,
     outside_rows,
     run_rows,
     target_rows,
-    told_headlines,
 )
 
 DOTS_PER_INCH = 144
-#: Share of the most frequent class above which accuracy says little.
-UNBALANCED = 0.8
 
 
 # -- figures -----------------------------------------------------------------------------------------------------------
@@ -138,7 +135,7 @@ def _context(run: RunFacts) -> dict[str, Any]:
         "run": run,
         "title": run.title,
         "subtitle": run.subtitle,
-        "summary": _summary(run),
+        "summary": summary(run),
         "metrics": rows,
         "columns": columns,
         "targets": target_rows(run),
@@ -147,37 +144,6 @@ def _context(run: RunFacts) -> dict[str, Any]:
         "guarantee_columns": GUARANTEE_COLUMNS,
         "reproduce": f"python -m bnn_pyro.run train --config {run.folder}/config.json --out {run.folder}-again",
     }
-
-
-def _summary(run: RunFacts) -> list[str]:
-    names = [name for name in run.headline if name in run.metrics]
-    if not names:
-        return [] if run.failed else ["There are no test rows, so nothing was scored."]
-    scores = ", ".join(f"{name} {estimate(run.metrics, name)}" for name in names)
-    sentences = [f"On {run.provenance['rows']['test']:,} test rows: {scores}."]
-    if run.baseline is not None:
-        sentences += told_headlines(run.label, run.baseline.label, run.differences, run.task, run.headline)
-    if run.boosting:
-        sentences += told_headlines(run.label, BOOSTING, run.boosting["differences"], run.task, run.headline)
-    if (share := run.metrics.get("largest_class", 0.0)) > UNBALANCED:
-        sentences.append(
-            f"Always saying the most frequent class is right for {100 * share:.1f} % of them"
-            f"{', and this run says the same class of every row' if run.metrics['predicted_classes'] == 1 else ''}: "
-            "accuracy says little; look at AUROC and at the probabilities of the rare class."
-        )
-    if dropped := run.provenance["split"].get("dropped"):
-        sentences.append(f"{dropped:,} rows of the file have a missing value and were left out.")
-    if "coverage_90" in run.metrics:
-        share, rows = run.metrics["coverage_90"], run.provenance["rows"]["test"]
-        verdict = interval_verdict(0.9, share, rows)
-        sentences.append(f"90 % intervals hold {100 * share:.0f} % of {rows:,} test rows: {verdict}.")
-    if "ece_floor_95" in run.metrics and "ece" in run.metrics:
-        floor, ece = run.metrics["ece_floor_95"], run.metrics["ece"]
-        sentences.append(
-            f"ECE {ece:.4f} is {'above' if ece > floor else 'within'} what a perfectly calibrated model shows on so "
-            f"many rows (mean {run.metrics['ece_floor']:.4f}, below {floor:.4f} in 95 % of test sets)."
-        )
-    return sentences
 
 
 def facts_of(run: RunFacts) -> list[tuple[str, str]]:

@@ -23,7 +23,10 @@ SHARES = tuple(name for table in METRICS.values() for name, metric in table.item
 HEADLINE = {"classification": ("error", "nll"), "regression": ("rmse", "nll"), "counts": ("rmse", "nll"),
             "targets": ("nrmse", "nll"), "labels": ("label_error", "nll")}  # fmt: skip
 SCORE_NAMES = {"total_entropy": "total entropy", "max_prob": "1 − max p", "mutual_information": "mutual information"}
-AGAINST = "_minus_baseline"
+#: Ends of the names of paired differences in metrics.json: to the baseline, and to knowing nothing.
+AGAINST, NOTHING = "_minus_baseline", "_minus_nothing"
+#: Share of the most frequent class above which accuracy says little.
+UNBALANCED = 0.8
 #: Nats a row by which the mean weights must predict better than the draws before it is said.
 MARGIN = 0.01
 #: How the second baseline is called.
@@ -84,7 +87,22 @@ class RunFacts:
     @property
     def differences(self) -> dict[str, float]:
         """Paired differences run − baseline: {metric, metric_low, metric_high}."""
-        return {k.replace(AGAINST, ""): v for k, v in self.metrics.items() if AGAINST in k}
+        return self.differences_to(AGAINST)
+
+    def differences_to(self, end: str) -> dict[str, float]:
+        """The same to what has this end of a name."""
+        return {k.replace(end, ""): v for k, v in self.metrics.items() if end in k}
+
+    @property
+    def is_unbalanced(self) -> bool:
+        """Whether nearly all test rows are of one class."""
+        rows = self.metrics.get("class_rows", {}).values()
+        return max(rows, default=0) > UNBALANCED * sum(rows)
+
+    @property
+    def can_be_diagnosed(self) -> bool:
+        """Whether `diagnose` has more to say of the chains; it takes one target."""
+        return bool(self.convergence) and self.task not in ("targets", "labels")
 
     @property
     def temperature(self) -> float:
@@ -94,6 +112,8 @@ class RunFacts:
     @property
     def headline(self) -> Sequence[str]:
         """The metrics that its summary speaks of; on a log scale few draws may make a mean, and its error, large."""
+        if self.is_unbalanced and "auroc" in self.metrics:
+            return "nll", "auroc", "average_precision"
         return ("crps", "nll") if self.recipe["data"].get("target_scale") == "log" else HEADLINE[self.task]
 
     @property
@@ -160,7 +180,7 @@ def metric_rows(
     return rows
 
 
-def run_rows(run: RunFacts) -> tuple[list[str], list[Row]]:
+def run_rows(run: RunFacts, differences: bool = True) -> tuple[list[str], list[Row]]:
     """Heads of the columns and rows: a run's metrics, those of its baselines, and the paired difference to each."""
     metrics, paired = {r.label: r.metrics for r in run.runs}, {}
     if run.differences:
@@ -168,6 +188,7 @@ def run_rows(run: RunFacts) -> tuple[list[str], list[Row]]:
     if run.boosting:
         metrics[BOOSTING] = run.boosting["metrics"]
         paired[f"difference to {BOOSTING}"] = run.boosting["differences"]
+    paired = paired if differences else {}
     return [*metrics, *paired], metric_rows(run.task, list(metrics.values()), list(paired.values()))
 
 
@@ -216,15 +237,13 @@ def difference(differences: Mapping[str, float], name: str, task: str) -> Cell |
 def told_headlines(
     label: str, other: str, differences: Mapping[str, float], task: str, names: Sequence[str] = ()
 ) -> list[str]:
-    """A sentence for each headline metric (or ``names``) that there is a paired difference of."""
-    sentences = []
+    """A sentence on the paired differences of the headline metrics (or ``names``); none where there are none."""
+    parts = []
     for name in names or HEADLINE[task]:
         if cell := difference(differences, name, task):
-            verdict = {NOT_CLEAR: "not clearly different from", "": "beside"}
-            what, unit = verdict.get(cell.verdict, f"{cell.verdict} than"), " nats" if name == "nll" else ""
-            evidence = f"paired difference {cell.value}{unit}, 95 % interval {cell.interval}"
-            sentences.append(f"{name}: {label} is {what} {other} ({evidence}).")
-    return sentences
+            value = f"{name.replace('_', ' ')} {cell.value}{' nats' if name == 'nll' else ''} {cell.interval}"
+            parts.append(", ".join(filter(None, (value, cell.verdict))))
+    return [f"{label} beside {other}, paired differences: {'; '.join(parts)}."] if parts else []
 
 
 def plain_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -245,32 +264,6 @@ def _number(name: str, value: float, sign: str = "") -> str:
     if name in SHARES:
         return f"{100 * value:{sign}.2f} {'pp' if sign else '%'}"
     return f"{value:{sign}.3g}" if abs(value) < 1000 else f"{value:{sign},.0f}"
-
-
-def run_table(run: RunFacts) -> str:
-    """The metrics of a run beside its baseline, and on out-of-distribution inputs, for a terminal."""
-    columns, rows = run_rows(run)
-    parts, failed = [f"\n{run.title}: {run.subtitle}\n"], bool(run.failed)
-    if failed:
-        parts.append(f"{verdict_lines(run.worries[:1])}\n")
-    if rows:
-        parts.append(plain_table(["", *columns], [[row.name, *row.cells] for row in rows]))
-        parts += [f"\n{plain_table(*each)}"] if (each := target_rows(run))[1] else []
-        parts.append("\n[…] 95 % intervals over the test rows: bootstrap, of shares exact binomial")
-    outside = outside_rows(run.runs)
-    if outside:
-        parts.append("\nOut-of-distribution inputs against the test rows")
-        lines = [[row.name, row.description, *row.cells] for row in outside]
-        parts.append(plain_table(["", "", *(r.label for r in run.runs)], lines))
-    if run.guarantees:
-        parts.append(guarantee_table(run.guarantees))
-    if run.worries[failed:]:
-        parts.append(f"\n{verdict_lines(run.worries[failed:])}")
-        if run.convergence:
-            parts.append(f"`diagnose {run.folder}` shows where, with figures.")
-    if run.temperature != 1:
-        parts.append(f"\ntemperature {run.temperature}: not the posterior of the stated model")
-    return "\n".join(parts)
 
 
 GUARANTEE_COLUMNS = ("test rows", "prediction", "covered", "95 % interval", "mean size", "nll")

@@ -7,6 +7,7 @@ rows that were left out: five folds, one of them where there are many rows.
 """
 
 import time
+from collections.abc import Collection
 from contextlib import suppress
 from typing import Any
 
@@ -31,17 +32,36 @@ STOPPED = 200
 FLOOR = 1e-6
 
 
-def paired_differences(prediction: Prediction, first: Prediction, y: Tensor, suffix: str = "") -> dict[str, float]:
+def paired_differences(
+    prediction: Prediction, first: Prediction, y: Tensor, suffix: str = "", names: Collection[str] = ()
+) -> dict[str, float]:
     """{metric, metric_low, metric_high}: prediction − first on the same rows, of every metric that both have.
 
-    suffix: behind the name of the metric.
+    suffix: behind the name of the metric.   names: of some metrics; () takes all.
     """
-    found = {}
-    for name, metric in metrics.METRICS[prediction.task].items():
+    found, table = {}, metrics.METRICS[prediction.task]
+    for name, metric in ((name, table[name]) for name in names or table):
         with suppress(metrics.Undefined):
             estimate, key = metrics.paired(metric, prediction, first, y), name + suffix
             found |= {key: estimate.value, f"{key}_low": estimate.low, f"{key}_high": estimate.high}
     return found
+
+
+def knows_nothing(data: Dataset) -> Prediction | None:
+    """The test rows' prediction without any input; None of several targets and counts.
+
+    It has the class frequencies of the training rows, each with a row more, or a Normal of their mean and standard
+    deviation (of log y on a log scale).
+    """
+    schema, num, y = data.schema, len(data.y_test), data.y_train.cpu()
+    if schema.has_classes:
+        counts = y.bincount(minlength=len(schema.classes)) + 1.0
+        return Prediction(Categorical(probs=counts.expand(1, num, -1)))
+    if schema.task != "regression":
+        return None
+    y = y.log() if schema.target_scale == "log" else y
+    loc, scale = (v.expand(1, num) for v in (y.mean(), y.std(correction=0)))
+    return LogNormalMixture(LogNormal(loc, scale)) if schema.target_scale == "log" else Prediction(Normal(loc, scale))
 
 
 def boosted(data: Dataset) -> tuple[Prediction, dict[str, Any]] | None:

@@ -25,8 +25,8 @@ from bnn_pyro.predictive import Prediction, predict
 from bnn_pyro.progress import progress_bar
 from bnn_pyro.pruning import LOG_ALPHA, SHARES, pruning_curve, share_removed
 from bnn_pyro.reports.page import run_card, run_html
-from bnn_pyro.reports.tables import RunFacts, estimate, plain_table
-from bnn_pyro.runs.baselines import boosted, paired_differences
+from bnn_pyro.reports.tables import HEADLINE, NOTHING, RunFacts, estimate, plain_table
+from bnn_pyro.runs.baselines import boosted, knows_nothing, paired_differences
 from bnn_pyro.runs.diagnose import CONVERGENCE, judge_chains
 from bnn_pyro.runs.figures import Scored, draw_all, figures_of, read_pruning, rows_to_look_at
 from bnn_pyro.runs.folder import BOOSTING, REPLICATES, ROWS, RunFolder
@@ -142,8 +142,14 @@ def _score(posterior: Posterior, data: Dataset, outside: Mapping[str, Tensor], n
             floor = metrics.ece_floor(prediction)
             scores |= {"ece_floor": floor.mean, "ece_floor_95": floor.quantile_95}
             scores["mean_entropy"] = prediction.total.mean().item()
-            scores["predicted_classes"] = len(prediction.mean.argmax(-1).unique())
-            scores["largest_class"] = data.y_test.bincount().max().item() / len(data.y_test)
+            for what, labels in (("rows", data.y_test), ("predictions", prediction.mean.argmax(-1))):
+                counts = labels.bincount(minlength=len(data.schema.classes)).tolist()
+                scores[f"class_{what}"] = dict(zip(data.schema.classes, counts, strict=True))
+        elif data.schema.task == "regression":
+            ends = prediction.quantile((0.025, 0.975))
+            scores["means_outside"] = int(((prediction.mean < ends[0]) | (prediction.mean > ends[1])).sum())
+        if (reference := knows_nothing(data)) is not None:
+            scores |= paired_differences(prediction, reference, data.y_test, NOTHING, HEADLINE[data.schema.task])
         scores |= {"num_draws": prediction.num_draws, "test_rows": len(prediction)}
         scores |= against_mean_weights(posterior, prediction, data)
     if len(data.x_val):

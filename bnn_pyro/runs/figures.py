@@ -99,6 +99,8 @@ def figures_of(
         figures["confidence-histogram"] = lambda: plots.confidence_histogram(prediction, y)
         figures["selective-risk"] = lambda: plots.selective_risk(prediction, y, baseline=beside)
         figures["confusion-matrix"] = lambda: plots.confusion_matrix(prediction, y, schema)
+        if len(schema.classes) == 2 and "auroc" in run.scores:
+            figures["threshold-curves"] = lambda: plots.threshold_curves(prediction, y, schema)
         if run.outside:
             outside, own = dict(list(run.outside.items())[:4]), f"{data.name} (test)"
             figures["entropy-histograms"] = lambda: plots.entropy_histograms(prediction, outside, name=own)

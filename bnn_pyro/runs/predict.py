@@ -140,6 +140,8 @@ def predict_file(
         far, which = (x.abs() * numeric).max(1)
         columns |= {"furthest_input": np.array(schema.features)[which.numpy()], "furthest_sd": far.numpy()}
     table = pd.DataFrame(columns)
+    if "q50" in table and (off := int((~table["mean"].between(table["q2.5"], table["q97.5"])).sum())):
+        notes.append(f"the mean of {off:,} rows is outside their own 95 % interval, as a few draws carry it: take q50")
     if calibrated:
         about = folder.read(GUARANTEES)
         level = about.get("level", 0.9)

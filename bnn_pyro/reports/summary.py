@@ -1,0 +1,142 @@
+"""What matters first of a run, as sentences: the first box of its report, and what `train` prints.
+
+In this order: what its rows can show, its scores, whether it is better than knowing nothing and than its baselines,
+whether its probabilities or intervals hold, and what to try next. Why a fit failed stands before it (``worries``).
+"""
+
+import textwrap
+from collections.abc import Iterator
+
+from bnn_pyro.metrics import interval_verdict
+from bnn_pyro.reports.tables import (
+    BOOSTING,
+    NOTHING,
+    RunFacts,
+    difference,
+    estimate,
+    guarantee_table,
+    outside_rows,
+    plain_table,
+    run_rows,
+    target_rows,
+    told_headlines,
+    verdict_lines,
+)
+
+#: Test rows below which the box says what so few can show, and rows of a class that say nothing of it.
+FEW_ROWS, FEW_OF_CLASS = 30, 5
+#: Classes that a sentence names.
+MAX_NAMED = 5
+
+
+def summary(run: RunFacts) -> list[str]:
+    """The sentences of the first box."""
+    names, rows = [name for name in run.headline if name in run.metrics], run.provenance["rows"]["test"]
+    if not names:
+        return [] if run.failed else ["There are no test rows, so nothing was scored."]
+    scores = ", ".join(f"{name.replace('_', ' ')} {estimate(run.metrics, name)}" for name in names)
+    sentences = [*_classes(run), f"On {rows:,} test rows: {scores}."]
+    if rows < FEW_ROWS:
+        sentences.append(
+            f"{rows} test rows are few: one more or less that is wrong, or outside its interval, is {100 / rows:.0f} % "
+            "of them. These numbers may be far off; a sweep over --splits tests on other rows in turn."
+        )
+    for other, differences in _rivals(run):
+        sentences += told_headlines(run.label, other, differences, run.task, names)
+    if "coverage_90" in run.metrics:
+        share = run.metrics["coverage_90"]
+        verdict = interval_verdict(0.9, share, rows)
+        sentences.append(f"90 % intervals hold {100 * share:.0f} % of {rows:,} test rows: {verdict}.")
+    if "ece_floor_95" in run.metrics and "ece" in run.metrics:
+        floor, ece = run.metrics["ece_floor_95"], run.metrics["ece"]
+        verdict = ("off by more than chance", "above") if ece > floor else ("about right", "within")
+        sentences.append(
+            f"Its probabilities are {verdict[0]}: ECE {ece:.4f} is {verdict[1]} what a calibrated model shows "
+            f"on so many rows (mean {run.metrics['ece_floor']:.4f}, below {floor:.4f} in 95 % of test sets)."
+        )
+    if outside := run.metrics.get("means_outside"):
+        sentences.append(
+            f"The predicted mean of {outside:,} test rows is outside its own 95 % interval: a few draws carry it, and "
+            "with it rmse and sd. Take the median (q50 of predict), and judge by crps and nll."
+        )
+    if dropped := run.provenance["split"].get("dropped"):
+        sentences.append(f"{dropped:,} rows of the file have a missing value and were left out.")
+    return sentences + [f"Next: {'; '.join(steps)}." for steps in [list(_next_steps(run))] if steps]
+
+
+def _classes(run: RunFacts) -> Iterator[str]:
+    """Of classes: what is rare, and whether it is ever predicted."""
+    rows, predicted = (run.metrics.get(f"class_{what}", {}) for what in ("rows", "predictions"))
+    most, never = max(rows, key=rows.get, default=""), [name for name in rows if rows[name] and not predicted[name]]
+    if run.is_unbalanced:
+        every = ", and this run says it of every row" if predicted[most] == sum(rows.values()) else ""
+        rare = next(name for name in rows if name != most) if len(rows) == 2 else ""
+        way = f"how P({rare}) ranks the rows" if rare else "the others"
+        share = f"{rows[most] / sum(rows.values()):.1%} of the test rows are '{most}'"
+        yield f"{share}{every}: accuracy says little, look at {way}."
+    elif never:
+        yield f"No test row is given the class {_named(rows, never)}."
+    if few := [name for name in rows if rows[name] < FEW_OF_CLASS]:
+        yield f"Too few test rows to judge the class {_named(rows, few)}."
+
+
+def _named(rows: dict[str, int], names: list[str]) -> str:
+    parts = [f"'{name}' ({rows[name]} of the test rows)" for name in names[:MAX_NAMED]]
+    return ", ".join(parts) + (f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else "")
+
+
+def _rivals(run: RunFacts) -> Iterator[tuple[str, dict[str, float]]]:
+    """(name, paired differences to it) of what a run is compared with, knowing nothing first."""
+    alone = "class frequencies" if run.task == "classification" else "training mean"
+    yield f"the {alone} alone", run.differences_to(NOTHING)
+    if run.baseline is not None:
+        yield run.baseline.label, run.differences
+    if run.boosting:
+        yield BOOSTING, run.boosting["differences"]
+
+
+def _next_steps(run: RunFacts) -> Iterator[str]:
+    rows, folder = run.provenance["rows"]["test"], run.folder
+    if run.worries or not rows:  # they say what to do
+        return
+    verdicts = {
+        other: cell.verdict
+        for other, differences in _rivals(run)
+        if (cell := difference(differences, "nll", run.task)) is not None
+    }
+    if verdicts and next(iter(verdicts.values())) != "better":
+        yield "the inputs may say little of the target: more rows, or other columns"
+    elif verdicts.get(BOOSTING) == "worse":
+        yield "gradient boosting predicts better: more --minutes or --epochs, or take its predictions"
+    off = run.metrics.get("ece", 0.0) > run.metrics.get("ece_floor_95", 1.0)
+    if off or (
+        "coverage_90" in run.metrics and interval_verdict(0.9, run.metrics["coverage_90"], rows) != "about right"
+    ):
+        yield f"`calibrate {folder}` corrects that by rows that did not train"
+    if run.is_unbalanced and len(run.metrics["class_rows"]) == 2:
+        second = list(run.metrics["class_rows"])[1]
+        yield f"a threshold on P({second}) (`predict --threshold`) finds more of the rare class; a figure says how many"
+
+
+def run_table(run: RunFacts) -> str:
+    """For a terminal: the sentences, metrics of the run and its baselines, and of out-of-distribution inputs."""
+    columns, rows = run_rows(run, differences=False)
+    parts = [f"\n{run.title}: {run.subtitle}\n"]
+    if run.worries:
+        parts.append(verdict_lines(run.worries))
+        parts += [f"`diagnose {run.folder}` shows where, with figures."] if run.can_be_diagnosed else []
+        parts.append("")
+    parts += [textwrap.fill(sentence, 110, subsequent_indent="  ") for sentence in summary(run)]
+    if rows:
+        parts.append("\n" + plain_table(["", *columns], [[row.name, *row.cells] for row in rows]))
+        parts += [f"\n{plain_table(*each)}"] if (each := target_rows(run))[1] else []
+        parts.append("\n[…] 95 % intervals over the test rows: bootstrap, of shares exact binomial")
+    if outside := outside_rows(run.runs):
+        parts.append("\nOut-of-distribution inputs against the test rows")
+        lines = [[row.name, row.description, *row.cells] for row in outside]
+        parts.append(plain_table(["", "", *(r.label for r in run.runs)], lines))
+    if run.guarantees:
+        parts.append(guarantee_table(run.guarantees))
+    if run.temperature != 1:
+        parts.append(f"\ntemperature {run.temperature}: not the posterior of the stated model")
+    return "\n".join(parts)
