@@ -9,10 +9,10 @@ from run_folders import small_table
 
 import bnn_pyro as bp
 from bnn_pyro.checks.linear_regression import correlated
-from bnn_pyro.diagnostics.mean_weights import against_mean_weights
 from bnn_pyro.inference import methods_for
 from bnn_pyro.isolation import isolated
 from bnn_pyro.run import main
+from bnn_pyro.runs.baselines import against_mean_weights
 from bnn_pyro.runs.folder import RunFolder
 
 PROBLEM = correlated(num=30)

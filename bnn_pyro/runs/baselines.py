@@ -1,4 +1,4 @@
-"""What a run is compared with: paired differences, and gradient boosting, which a network on a table has to beat.
+"""What a run is compared with: knowing nothing, its own mean weights, and gradient boosting, as paired differences.
 
 scikit-learn's HistGradientBoosting at its defaults, but for leaves as small as 5 % of a small table, and a number of
 trees that a tenth of the training rows chooses. Classes have its probabilities. A number has a Normal around its
@@ -19,8 +19,11 @@ from torch import Tensor
 from bnn_pyro import metrics
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.diagnostics.draws import even
+from bnn_pyro.errors import UserError
 from bnn_pyro.parts.likelihoods import LogNormalMixture
-from bnn_pyro.predictive import Prediction
+from bnn_pyro.posterior import Posterior
+from bnn_pyro.predictive import Prediction, predict
+from bnn_pyro.pruning import signal_to_noise
 
 #: Fewer rows leave nothing to grow trees by; more are not taken. From MANY rows on one fold gives the scale.
 MIN_ROWS, MAX_ROWS, MANY = 20, 100_000, 2000
@@ -45,6 +48,30 @@ def paired_differences(
             estimate, key = metrics.paired(metric, prediction, first, y), name + suffix
             found |= {key: estimate.value, f"{key}_low": estimate.low, f"{key}_high": estimate.high}
     return found
+
+
+def against_mean_weights(posterior: Posterior, prediction: Prediction, data: Dataset) -> dict[str, float]:
+    """{nll_over_mean_weights and its _low and _high, in nats of a test row; kl_share, signal_to_noise}, what applies.
+
+    Draws that predict worse than their own mean are noise, not knowledge: where there are many weights for the rows the
+    KL keeps q near the prior. Two numbers show that: its share of −ELBO, and |μ|/σ of the median weight.
+
+    prediction: of the test rows.   Empty for stored draws, and a q whose weights have no mean.
+    """
+    try:
+        alone = predict(posterior.at_mean_weights(), data.x_test)
+        difference = metrics.paired("nll", prediction, alone, data.y_test)
+    except (UserError, metrics.Undefined):
+        return {}
+    name = "nll_over_mean_weights"
+    scores = {name: difference.value, f"{name}_low": difference.low, f"{name}_high": difference.high}
+    kl, fit = (posterior.trace.get(key) or [0.0] for key in ("kl", "log_likelihood"))
+    if kl[-1] > 0 > fit[-1]:
+        scores["kl_share"] = kl[-1] / (kl[-1] - fit[-1])
+    with suppress(UserError):
+        ratios = torch.cat([ratio.flatten() for ratio in signal_to_noise(posterior).values()])
+        scores["signal_to_noise"] = ratios.median().item()
+    return scores
 
 
 def knows_nothing(data: Dataset) -> Prediction | None:

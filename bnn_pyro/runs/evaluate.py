@@ -15,7 +15,6 @@ from bnn_pyro.datasets.arrays import load_archive
 from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.datasets.prepare import standardised
 from bnn_pyro.diagnostics import failure
-from bnn_pyro.diagnostics.mean_weights import against_mean_weights
 from bnn_pyro.distributed import choose_device
 from bnn_pyro.errors import UserError
 from bnn_pyro.files import resolve
@@ -26,7 +25,7 @@ from bnn_pyro.progress import progress_bar
 from bnn_pyro.pruning import LOG_ALPHA, SHARES, pruning_curve, share_removed
 from bnn_pyro.reports.page import run_card, run_html
 from bnn_pyro.reports.tables import HEADLINE, NOTHING, RunFacts, estimate, plain_table
-from bnn_pyro.runs.baselines import boosted, knows_nothing, paired_differences
+from bnn_pyro.runs.baselines import against_mean_weights, boosted, knows_nothing, paired_differences
 from bnn_pyro.runs.diagnose import CONVERGENCE, judge_chains
 from bnn_pyro.runs.figures import Scored, draw_all, figures_of, read_pruning, rows_to_look_at
 from bnn_pyro.runs.folder import BOOSTING, REPLICATES, ROWS, RunFolder
