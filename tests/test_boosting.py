@@ -83,7 +83,10 @@ def test_a_run_says_how_it_compares_with_it(tmp_path, quick, capsys):
     file = small_table(tmp_path / "houses.csv", rows=90)
     train = [*MEAN_FIELD, "--data", str(file), "--target", "price", *SMALL]
     assert main([*train, "--baseline", "boosting", "--out", str(tmp_path / "a")]) == 0
-    assert "difference to gradient boosting" in capsys.readouterr().out and not (tmp_path / "a" / "baseline").exists()
+    assert (
+        "beside gradient boosting, paired differences: rmse" in capsys.readouterr().out
+        and not (tmp_path / "a" / "baseline").exists()
+    )
     found, own = (json.loads((tmp_path / "a" / name).read_text()) for name in ("boosting.json", "metrics.json"))
     assert found["differences"]["nll"] == pytest.approx(own["nll"] - found["metrics"]["nll"], abs=1e-5)
     assert "gradient boosting" in (tmp_path / "a" / "report.html").read_text()

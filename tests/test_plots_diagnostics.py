@@ -158,7 +158,7 @@ def test_a_mean_and_its_error_and_a_mark_for_every_fit():
     assert any(np.array_equal(x, [1.0, 2.0, 3.0]) for x in marks)
     assert (ax.get_title(), ax.get_xlabel()) == ("energy", "RMSE, target units")
     words = [text.get_text() for text in ax.figure.legends[0].get_texts()]
-    assert sorted(words) == ["best mean", "mean ± its standard error", "one fit", "worse than the best"]
+    assert sorted(words) == ["best mean", "one fit", "value with its error", "worse"]
     (ax,) = plots.sweep_points({"d": {"a": scores(90.0, 94.0)}}, "coverage, %", nominal=95.0)
     assert any(np.array_equal(line.get_xdata(), [95.0, 95.0]) for line in ax.lines)
 

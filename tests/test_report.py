@@ -17,7 +17,7 @@ from bnn_pyro.reports.ranking import Ranking, ranked
 from bnn_pyro.reports.summary import run_table
 from bnn_pyro.reports.tables import RunFacts, difference, estimate, plain_table, told_headlines
 from bnn_pyro.run import main
-from bnn_pyro.runs.compare import draw_comparison, show_comparison
+from bnn_pyro.runs.compare import show_comparison
 from bnn_pyro.runs.figures import Scored, draw_all, figures_of
 
 BASELINE = RunFacts(
@@ -275,22 +275,3 @@ def test_doubt_is_shown_where_most_rows_are_sure():
     bias = torch.tensor([9.0, 0.0, 0.0]).expand(1, 3, 3)
     assert "doubt-calibration" not in figures_of(scene(unsure))
     assert "doubt-calibration" in figures_of(scene(chains(0.1 * random(1, 3, 3, 2), bias)))
-
-
-def run(inference, variant="last-layer", seed=0):
-    recipe = {"variant": variant, "inference": inference, "seed": seed}
-    return RunFacts(f"runs/{variant}-{inference}-{seed}", "", "classification", recipe, {}, {}, {})
-
-
-def test_a_comparison_draws_what_applies():
-    x, y = random(6, 2), torch.arange(6) % 3
-    data = Dataset("three", SCHEMA, x, y, x[:0], y[:0], x, y)
-    posteriors = [chains(random(1, 20, 3, 2, seed=s)) for s in (0, 1)]
-    predictions = [bp.predict(p, x, num_draws=20) for p in posteriors]
-    pictures = draw_comparison([run("svi"), run("nuts")], posteriors, predictions, data)
-    assert [p.name for p in pictures] == ["method-predictions", "weight-posteriors"]
-    assert all(p.png.startswith(b"\x89PNG") and p.sentence.endswith(".") for p in pictures)
-    row = plots.most_disputed(dict(enumerate(predictions)))
-    assert f"total variation {plots.dispute(dict(enumerate(predictions)), row):.3f}" in pictures[0].sentence
-    unlike = draw_comparison([run("svi"), run("svi", "mlp")], [posteriors[0], guided(4)], predictions, data)
-    assert [p.name for p in unlike] == ["method-predictions"], "weights of two models are not compared"

@@ -1,9 +1,8 @@
-"""Many fits at once: every recipe's score on every data set, and what a setting does to it.
+"""Many fits at once: every run's or recipe's score with its interval (a forest plot), and what a setting does to it.
 
 Both are drawn from plain numbers. A recipe's colour says where it stands beside the best, and so does its marker.
 """
 
-import math
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -14,14 +13,27 @@ from matplotlib.ticker import MaxNLocator, NullLocator, ScalarFormatter
 
 from bnn_pyro.errors import UserError
 from bnn_pyro.plots.layout import Panels, legend_outside, panels
-from bnn_pyro.plots.style import BAYES, CONTRAST, DASHED, MARKERS, REFERENCE, drawn, look, tint
+from bnn_pyro.plots.style import BAYES, CONTRAST, DASHED, GOOD, MARKERS, REFERENCE, drawn, look, tint
 
 #: How a mean is drawn by what is said of its recipe: marker, colour of its edge, filling, words.
 KINDS = {
     "best": ("D", BAYES, BAYES, "best mean"),
-    "no clear difference": ("o", BAYES, "white", "no clear difference to the best"),
-    "worse": ("s", CONTRAST[0], CONTRAST[0], "worse than the best"),
-    "": ("o", REFERENCE, REFERENCE, "mean ± its standard error"),
+    "first": ("D", BAYES, BAYES, "the first run"),
+    "better": ("^", GOOD, GOOD, "better"),
+    "no clear difference": ("o", BAYES, "white", "no clear difference"),
+    "worse": ("s", CONTRAST[0], CONTRAST[0], "worse"),
+    "": ("o", REFERENCE, REFERENCE, "value with its error"),
+}
+#: Metrics that are drawn, with their units; the tables have all.
+LABELS = {
+    "error": "error, % of test rows",
+    "rmse": "RMSE, target units",
+    "nrmse": "RMSE, standard deviations",
+    "label_error": "wrong labels, %",
+    "nll": "NLL, nats per test row",
+    "crps": "CRPS, target units",
+    "ece": "ECE",
+    "coverage_95": "coverage of 95 % intervals, %",
 }
 #: Characters of a recipe's name on a line.
 WIDE = 30
@@ -34,22 +46,28 @@ SPAN = 30
 class Scores(NamedTuple):
     """One recipe on one data set: the metric of each fit, its mean and standard error (NaN for none), and its standing.
 
-    kind  "best", "no clear difference", "worse" or ""
+    error  also (below, above), how far an interval reaches from the mean
+    kind   a key of ``KINDS``
     """
 
     points: Sequence[float]
     mean: float
-    error: float
+    error: float | tuple[float, float]
     kind: str = ""
 
 
 @drawn
 def sweep_points(
-    scores: Mapping[str, Mapping[str, Scores]], label: str, *, nominal: float | None = None, axes: Panels = None
+    scores: Mapping[str, Mapping[str, Scores]],
+    label: str | None = None,
+    *,
+    nominal: float | None = None,
+    axes: Panels = None,
 ) -> np.ndarray:
     """Recipes up, a metric across: a mark for every fit, each recipe's mean ± its standard error; a panel a data set.
 
-    scores: {data set: {recipe: scores}}.   label: of the metric, with its unit.   nominal: where the metric should be.
+    scores: {data set: {recipe: scores}}.   label: of the metric, with its unit; None: a panel is a metric, not data.
+    nominal: where the metric should be.
 
     Raises UserError where there is nothing to draw.
     """
@@ -65,12 +83,14 @@ def sweep_points(
             if len(one.points) > 1:
                 beside = row + 0.24 + 0.1 * ((np.arange(len(one.points)) % 3) - 1)  # under the mean, few cover others
                 ax.plot(one.points, beside, "|", color=tint(colour, 0.75), markersize=6, zorder=2, label="one fit")
-            error, style = None if math.isnan(one.error) else one.error, dict(mfc=filling, markersize=6, label=words)
-            ax.errorbar(one.mean, row - 0.12, xerr=error, fmt=marker, color=colour, **style)
-        _scaled(ax, [value for one in by.values() for value in one.points])
+            error, style = np.array([one.error], dtype=float).T, dict(mfc=filling, markersize=6, label=words)
+            ax.errorbar(
+                one.mean, row - 0.12, xerr=None if np.isnan(error).any() else error, fmt=marker, color=colour, **style
+            )
+        _scaled(ax, [value for one in by.values() for value in one.points or (one.mean,)])
         if nominal is not None:
             ax.axvline(nominal, **DASHED, zorder=0, label="where it should be")
-        ax.set(title=data, xlabel=label, ylim=(len(recipes) - 0.4, -0.6))
+        ax.set(title=data if label else "", xlabel=label or data, ylim=(len(recipes) - 0.4, -0.6))
         ax.set_yticks(range(len(recipes)), names)
         ax.grid(axis="y", color="0.9", linewidth=0.7)
         ax.tick_params(axis="y", length=0)

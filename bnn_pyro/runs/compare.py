@@ -14,12 +14,21 @@ from bnn_pyro.diagnostics import failure
 from bnn_pyro.diagnostics.draws import KINDS, kind
 from bnn_pyro.diagnostics.importance import GOOD_K, MIN_TAIL, Loo, NoWeights, importance_weights, leave_one_out, psis
 from bnn_pyro.errors import UserError
+from bnn_pyro.plots.sweep import LABELS
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction
 from bnn_pyro.progress import progress_bar
 from bnn_pyro.reports.page import Picture, draw_figures, facts_of, read_texts, render
 from bnn_pyro.reports.ranking import CLEAR, SOURCES, Ranking, ranked
-from bnn_pyro.reports.tables import RunFacts, metric_rows, plain_table, told_headlines, verdict_lines
+from bnn_pyro.reports.tables import (
+    SHARES,
+    RunFacts,
+    difference,
+    metric_rows,
+    plain_table,
+    told_headlines,
+    verdict_lines,
+)
 from bnn_pyro.runs.baselines import paired_differences
 from bnn_pyro.runs.evaluate import load_posterior, predict_with_progress
 from bnn_pyro.runs.folder import RunFolder
@@ -65,7 +74,8 @@ def compare_runs(folders: Mapping[RunFolder, Recipe], module: str | None = None)
     sentence = read_texts("statistics")["rankings"]["held_out"].format(sources=SOURCES, clear=CLEAR)
     notes = {run.label: "its fit failed" for run in runs if run.failed}
     rankings = [Ranking(title, sentence, ranked(densities, notes)), _loo_ranking(left_out, len(truth.x_train))]
-    return show_comparison(runs, differences, rankings, draw_comparison(runs, posteriors, predictions, truth))
+    pictures = draw_comparison(runs, posteriors, predictions, truth, differences)
+    return show_comparison(runs, differences, rankings, pictures)
 
 
 def show_comparison(
@@ -150,24 +160,45 @@ def _same_test_rows(truth: Dataset, data: Dataset, first: RunFolder, other: RunF
 
 
 def draw_comparison(
-    runs: Sequence[RunFacts], posteriors: Sequence[Posterior], predictions: Sequence[Prediction], data: Dataset
+    runs: Sequence[RunFacts],
+    posteriors: Sequence[Posterior],
+    predictions: Sequence[Prediction],
+    data: Dataset,
+    differences: Mapping[str, Mapping[str, float]],
 ) -> list[Picture]:
-    """What applies: the most disputed test row (classification), and weights of the runs that have the first's model.
+    """What applies: the scores with their intervals, the most disputed test row (classification), and weights of the
+    runs that have the first's model.
 
     data: whose test rows the predictions are for; as the first run standardises them.
+    differences: see :func:`show_comparison`.
     """
     labels = [f"{k}: {run.recipe['variant']} ({run.recipe['inference']})" for k, run in enumerate(runs, 1)]
     named = dict(list(zip(labels, predictions, strict=True))[:MAX_RUNS])
     pairs = list(zip(labels, posteriors, strict=True))[:MAX_RUNS]
     alike = {label: posterior for label, posterior in pairs if plots.unlike(posteriors[0], posterior) is None}
+    scores = {
+        words: {label: _scores(run, metric, differences) for label, run in zip(labels, runs, strict=True)}
+        for metric, words in LABELS.items()
+        if all(f"{metric}_low" in run.metrics for run in runs)
+    }
     evidence: dict[str, Any] = {"rows": len(data.x_test), "alike": list(alike)[1:], "dispute": None}
+    evidence["scored"] = list(scores)
     if data.schema.has_classes:
         evidence["row"] = plots.most_disputed(named)
         evidence["dispute"] = plots.dispute(named, evidence["row"])
     figures = {
+        "forest": lambda e: plots.sweep_points(scores),
         "method-predictions": lambda e: plots.method_predictions(
             named, e["row"], x=data.x_test, y=data.y_test, schema=data.schema
         ),
         "weight-posteriors": lambda e: plots.weight_posteriors(alike),
     }
     return draw_figures("compare", figures, {name: name for name in figures}, evidence)
+
+
+def _scores(run: RunFacts, metric: str, differences: Mapping[str, Mapping[str, float]]) -> plots.Scores:
+    """A metric with its 95 % interval over the test rows, and how it differs from the first run's in pairs."""
+    value, low, high = (run.metrics[metric + end] * (100 if metric in SHARES else 1) for end in ("", "_low", "_high"))
+    paired = differences.get(run.label)
+    cell = None if paired is None else difference(paired, metric, run.task)
+    return plots.Scores([], value, (value - low, high - value), "first" if paired is None else cell.verdict)

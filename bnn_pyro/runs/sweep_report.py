@@ -12,6 +12,7 @@ from typing import Any
 from bnn_pyro import plots
 from bnn_pyro.metrics import METRICS
 from bnn_pyro.plots.style import MARKERS
+from bnn_pyro.plots.sweep import LABELS
 from bnn_pyro.reports.page import Picture, render
 from bnn_pyro.reports.ranking import CLEAR, SOURCES
 from bnn_pyro.reports.tables import HEADLINE, SHARES, Cell, Row, plain_table
@@ -23,14 +24,6 @@ from bnn_pyro.runs.sweep_statistics import ALPHA, OPEN, WORSE, DatasetSummary, M
 WIDTH, MAX_FAILURES = 110, 10
 #: A number, or a text with one number in it.
 NUMERIC = re.compile(r"(?:([a-z-]+):)?(-?\d+\.?\d*(?:e[+-]?\d+)?)")
-#: Metrics that are drawn, with their units; the tables have all.
-LABELS = {
-    "error": "error, % of test rows",
-    "rmse": "RMSE, target units",
-    "nll": "NLL, nats per test row",
-    "ece": "ECE",
-    "coverage_95": "coverage of 95 % intervals, %",
-}
 
 
 def sweep_text(results: Mapping[str, Any], summaries: Sequence[DatasetSummary]) -> str:
