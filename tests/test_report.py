@@ -10,7 +10,6 @@ from matplotlib.figure import Figure as Page
 from pictures import SCHEMA, chains, clean_matplotlib, guided, random  # noqa: F401 (a fixture)
 
 import bnn_pyro as bp
-from bnn_pyro import plots
 from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.reports.page import Picture, draw_figures, read_texts, run_card, run_html
 from bnn_pyro.reports.ranking import Ranking, ranked
