@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from conjugate import correlated
 from monte_carlo import tensors
 
 import bnn_pyro as bp
 from bnn_pyro import checkpoint, run
 from bnn_pyro import distributed as ranks
 from bnn_pyro.checkpoint import Checkpoint, Interrupted, Run
-from bnn_pyro.checks.linear_regression import correlated
 from bnn_pyro.datasets import load_data
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference import methods_for, optimise

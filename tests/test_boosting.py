@@ -6,12 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from conjugate import dataset
 from run_folders import MEAN_FIELD, SMALL, small_table
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 from sklearn.model_selection import KFold, cross_val_predict
 
 import bnn_pyro as bp
-from bnn_pyro.checks.linear_regression import dataset
 from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.run import main
 from bnn_pyro.runs.baselines import boosted

@@ -10,11 +10,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from conjugate import correlated
 from monte_carlo import fit, same, stop_at
 
 import bnn_pyro as bp
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
-from bnn_pyro.checks.linear_regression import correlated
 from bnn_pyro.inference import cost
 from bnn_pyro.inference.chains import Record
 from bnn_pyro.inference.sampler import most_draws, warn_of_idle_chains

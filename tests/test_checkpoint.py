@@ -5,12 +5,12 @@ import signal
 
 import pytest
 import torch
+from conjugate import correlated
 from monte_carlo import same, stop_at
 from properties import planted
 
 import bnn_pyro as bp
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
-from bnn_pyro.checks.linear_regression import correlated
 from bnn_pyro.files import write_whole
 from bnn_pyro.inference.log_joint import ELBO
 

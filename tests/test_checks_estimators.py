@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from conjugate import correlated, dataset
 
 import bnn_pyro as bp
 from bnn_pyro.checks import Subject
 from bnn_pyro.checks.estimators import Estimators, _alike
-from bnn_pyro.checks.linear_regression import correlated, dataset
 from bnn_pyro.inference.potential import Potential
 from bnn_pyro.zoo import ZOO
 

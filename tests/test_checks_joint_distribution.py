@@ -6,12 +6,12 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
+from conjugate import correlated
 
 import bnn_pyro as bp
 from bnn_pyro.checks import Subject
 from bnn_pyro.checks.joint_chains import normal_scores
 from bnn_pyro.checks.joint_distribution import JointDistribution
-from bnn_pyro.checks.linear_regression import correlated
 from bnn_pyro.inference import chees
 
 SMALL = JointDistribution(chains=600, sweeps=4, rows=6)

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from conjugate import LinearGaussian, correlated
 from scipy.stats import norm
 from torch.distributions import MultivariateNormal
 
@@ -15,9 +16,9 @@ from bnn_pyro.checks import ALPHA, Subject
 from bnn_pyro.checks.check import Estimate, judge
 from bnn_pyro.checks.integration import best_normal, climb, curvature, grid, hermite, importance, normal
 from bnn_pyro.checks.known_answers import ClosedForm, Logistic, Quadrature
-from bnn_pyro.checks.linear_regression import correlated, stationary
 from bnn_pyro.checks.predictive import PredictiveCheck
 from bnn_pyro.checks.problems import TWO_WEIGHTS, linear_regression, six_weights, softmax_regression
+from bnn_pyro.checks.stationary import stationary
 from bnn_pyro.inference import laplace, log_joint
 from bnn_pyro.zoo import ZOO
 
@@ -69,8 +70,8 @@ def test_p_values_are_corrected_for_how_many_there_are():
 @pytest.mark.parametrize("friction", [0.05, 1.0])
 def test_the_stationary_law_of_a_finite_step(friction):
     """Full batch: every variance 1/λ is larger by 1/(1 − ηλ/(4 − 2α)); mini-batches only add to it."""
-    problem, method = correlated(60, 3), bp.SGHMC(lr=0.15, friction=friction)
-    values, vectors = torch.linalg.eigh(problem.precision)
+    problem, method = linear_regression(60, 3, 1), bp.SGHMC(lr=0.15, friction=friction)
+    values, vectors = torch.linalg.eigh(problem.gaussian[1])
     exact = vectors @ torch.diag(1 / values / (1 - 0.15 / 60 * values / (4 - 2 * friction))) @ vectors.T
     low, high = stationary(method, problem)
     torch.testing.assert_close(low, exact)
@@ -82,7 +83,8 @@ def test_the_stationary_law_of_a_finite_step(friction):
 @pytest.mark.parametrize("temperature", [1.0, 0.25])
 def test_quantities_of_linear_regression_are_in_the_order_of_their_labels(temperature):
     problem = replace(linear_regression(30, 2, 4), temperature=temperature)
-    known, values = problem.known, dict(zip(problem.labels(), problem.exact, strict=True))
+    known = LinearGaussian(problem.inputs, problem.targets, problem.noise * temperature**0.5, problem.prior_scale)
+    values = dict(zip(problem.labels(), problem.exact, strict=True))
     covariance = torch.linalg.inv(known.precision)
     assert len(values) == 3 + 4 + 6 + 4
     for one in ("mean of weight 2 (posterior sd)", "mean of the prediction at input 4 (posterior sd)"):
@@ -92,8 +94,7 @@ def test_quantities_of_linear_regression_are_in_the_order_of_their_labels(temper
     correlation = covariance[0, 2] / (covariance[0, 0] * covariance[2, 2]).sqrt()
     assert values["covariance of weights 1 and 3 (posterior sd)"] == pytest.approx(correlation.item())
     # The formula of the log joint has the posterior's mean and curvature.
-    torch.testing.assert_close(curvature(problem.log_joint, known.mean), known.precision)
-    torch.testing.assert_close(problem.mode(), known.mean)
+    torch.testing.assert_close(problem.gaussian, (known.mean, known.precision))
     if temperature == 1:
         assert problem.elbo(known.mean, covariance) == pytest.approx(known.log_evidence)
         assert problem.elbo(*problem.best_normal(known.mean, False)) == pytest.approx(known.log_evidence - known.gap)
@@ -175,8 +176,8 @@ def test_methods_are_what_they_claim(check, variant, method, settings, levels, r
 def test_the_amount_is_the_known_one():
     """Mean field: 1/√Λᵢᵢ instead of √(Λ⁻¹)ᵢᵢ."""
     outcome = LINEAR.run(subject("hidden-layer", "svi"))
-    known = linear_regression(60, 2, 3).known
-    share = known.mean_field_scale * torch.linalg.inv(known.precision).diagonal().rsqrt()
+    precision = linear_regression(60, 2, 3).gaussian[1]
+    share = (precision.diagonal() * torch.linalg.inv(precision).diagonal()).rsqrt()
     assert outcome.figures["closed_form"] == pytest.approx(share.mean().item(), abs=0.05)
     e = outcome.evidence
     assert "best mean-field Normal" in outcome.sentence and "standard deviations of weights are" in outcome.sentence

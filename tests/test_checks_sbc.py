@@ -7,12 +7,12 @@ import numpy as np
 import pyro
 import pytest
 import torch
+from conjugate import LinearGaussian, dataset
 from pyro.distributions import MultivariateNormal
 
 import bnn_pyro as bp
 from bnn_pyro.checks import Subject, sbc
 from bnn_pyro.checks import simulation as sim
-from bnn_pyro.checks.linear_regression import LinearGaussian, dataset
 from bnn_pyro.checks.sbc import Calibration
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference.log_joint import LogJoint, log_joints

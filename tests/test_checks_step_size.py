@@ -4,11 +4,11 @@ import math
 
 import numpy as np
 import pytest
+from conjugate import correlated
 
 import bnn_pyro as bp
 from bnn_pyro.checks import Subject
 from bnn_pyro.checks.check import Estimate
-from bnn_pyro.checks.linear_regression import correlated
 from bnn_pyro.checks.step_size import StepSize, order_of
 
 SMALL = StepSize(chains=200, times=12.0)

@@ -6,12 +6,12 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from conjugate import correlated, dataset
 from monte_carlo import check_by_chain, fit, moments, weights
 from torch import nn
 
 import bnn_pyro as bp
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
-from bnn_pyro.checks.linear_regression import correlated, dataset
 from bnn_pyro.inference import chees
 from bnn_pyro.inference.chees import Adaptation, Chains, Transition
 from bnn_pyro.inference.potential import Potential

@@ -6,11 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from conjugate import correlated, dataset
 from test_diagnostics_verdicts import classifier, exact, guided
 from torch.distributions import Normal
 
 import bnn_pyro as bp
-from bnn_pyro.checks.linear_regression import correlated, dataset
 from bnn_pyro.diagnostics import draws as draws_module
 from bnn_pyro.diagnostics import importance, leave_one_out
 from bnn_pyro.diagnostics.importance import NoWeights, importance_weights, proper_prior, psis, uniformity

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from conjugate import correlated, dataset
 
 import bnn_pyro as bp
-from bnn_pyro.checks.linear_regression import correlated, dataset
 from bnn_pyro.diagnostics import diagnose, diagnose_chains, function_space
 from bnn_pyro.diagnostics.verdicts import LEVELS
 from bnn_pyro.parts.correlated_normal import FullNormal

@@ -6,9 +6,9 @@ from itertools import product
 import pyro.poutine as poutine
 import pytest
 import torch
+from conjugate import dataset
 
 import bnn_pyro as bp
-from bnn_pyro.checks.linear_regression import dataset
 from bnn_pyro.inference.log_joint import ELBO, Rescale
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.guides import DroppedColumns, DroppedInputs, PointMass

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from conjugate import correlated
 from monte_carlo import same, stop_at
 
 import bnn_pyro as bp
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
-from bnn_pyro.checks.linear_regression import correlated
 
 PROBLEM = correlated(num=30, noise=0.5)
 SETTINGS = dict(epochs=6, batch_size=8)  # 24 steps a member

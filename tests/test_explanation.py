@@ -6,12 +6,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from conjugate import correlated
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.inspection import partial_dependence
 
 import bnn_pyro as bp
 from bnn_pyro import plots
-from bnn_pyro.checks.linear_regression import correlated
 from bnn_pyro.diagnostics.draws import as_chain
 from bnn_pyro.errors import UserError
 

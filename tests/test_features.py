@@ -5,11 +5,11 @@ import os
 import numpy as np
 import pytest
 import torch
+from conjugate import dataset
 from torch import nn
 
 import bnn_pyro as bp
 from bnn_pyro import features
-from bnn_pyro.checks.linear_regression import dataset
 from bnn_pyro.features import on_features
 from bnn_pyro.isolation import isolated
 

@@ -7,11 +7,11 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from conjugate import correlated
 from pyro.infer import SVI, Trace_ELBO
 from pyro.optim import Adam
 
 import bnn_pyro as bp
-from bnn_pyro.checks.linear_regression import correlated
 from bnn_pyro.isolation import isolated
 
 FIRST, SECOND = correlated(num=20, seed=1), correlated(num=20, seed=2)

@@ -8,13 +8,13 @@ import pyro
 import pyro.poutine as poutine
 import pytest
 import torch
+from conjugate import correlated
 from monte_carlo import covariance
 from pyro.infer import Predictive, Trace_ELBO, TraceMeanField_ELBO
 from scipy.stats import t
 from torch.distributions import LowRankMultivariateNormal, MultivariateNormal, kl_divergence
 
 import bnn_pyro as bp
-from bnn_pyro.checks.linear_regression import correlated
 from bnn_pyro.inference.log_joint import ELBO, Rescale
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.correlated_normal import ALL_WEIGHTS, FullCovariance, LowRankNormal, Part, parse_family

@@ -6,11 +6,11 @@ from dataclasses import replace
 import pyro.poutine as poutine
 import pytest
 import torch
+from conjugate import correlated, dataset
 from monte_carlo import covariance
 
 import bnn_pyro as bp
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
-from bnn_pyro.checks.linear_regression import correlated, dataset
 from bnn_pyro.inference import laplace, linear
 from bnn_pyro.inference.linear import STRUCTURES, Curvature
 from bnn_pyro.inference.log_joint import LogJoint

@@ -11,11 +11,11 @@ import pyro.distributions as dist
 import pytest
 import torch
 import torch.nn.functional as F
+from conjugate import correlated
 from pyro.infer import Predictive, Trace_ELBO, TraceMeanField_ELBO
 from torch import nn
 from torch.distributions import Normal, kl_divergence
 
-from bnn_pyro.checks import linear_regression
 from bnn_pyro.inference.log_joint import ELBO
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.gradients import FreeLinear, local_conv2d, local_linear
@@ -282,7 +282,7 @@ def fit(elbo, *, batch=0, kl_factor=1.0, steps=150):
     return PROBLEM.log_evidence - PROBLEM.gap - found
 
 
-PROBLEM = linear_regression.correlated(num=60, inputs=2)
+PROBLEM = correlated(num=60, inputs=2)
 VECTORISED = TraceMeanField_ELBO(num_particles=3, vectorize_particles=True, max_plate_nesting=1)
 
 

@@ -9,6 +9,7 @@ import weakref
 
 import pytest
 import torch
+from conjugate import correlated, dataset
 from pyro import poutine
 from pyro.infer import TraceMeanField_ELBO
 from pyro.poutine.messenger import Messenger
@@ -18,7 +19,6 @@ from torch.distributions import kl_divergence
 from torch.func import functional_call
 
 import bnn_pyro as bp
-from bnn_pyro.checks.linear_regression import correlated, dataset
 from bnn_pyro.inference.log_joint import ELBO
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.gradients import kl_log_uniform

@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from conjugate import correlated, dataset
 from monte_carlo import check, check_gaussian, fit, weights
 from scipy.stats import norm
 
 import bnn_pyro as bp
-from bnn_pyro.checks.linear_regression import correlated, dataset
 from bnn_pyro.inference import linear as whitening
 from bnn_pyro.inference import sampler as samplers
 from bnn_pyro.inference.potential import Space

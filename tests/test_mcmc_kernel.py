@@ -6,12 +6,12 @@ import numpy as np
 import pyro
 import pytest
 import torch
+from conjugate import correlated
 from monte_carlo import check, check_alike
 from pyro.infer import mcmc
 from scipy.special import digamma, polygamma
 
 import bnn_pyro as bp
-from bnn_pyro.checks.linear_regression import correlated
 from bnn_pyro.inference.potential import Potential
 from bnn_pyro.inference.trajectories import Dynamics, Point, gradient_of, hmc, nuts
 

@@ -4,11 +4,11 @@ import json
 
 import pytest
 import torch
+from conjugate import correlated
 from pyro.infer.autoguide import AutoNormal
 from run_folders import small_table
 
 import bnn_pyro as bp
-from bnn_pyro.checks.linear_regression import correlated
 from bnn_pyro.inference import methods_for
 from bnn_pyro.isolation import isolated
 from bnn_pyro.run import main

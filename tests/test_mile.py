@@ -6,12 +6,12 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from conjugate import correlated
 from monte_carlo import check_gaussian, fit
 from scipy.integrate import solve_ivp
 
 import bnn_pyro as bp
 from bnn_pyro.checks.check import Estimate, z_scores
-from bnn_pyro.checks.linear_regression import correlated
 from bnn_pyro.inference import microcanonical, mile_kernel
 from bnn_pyro.inference.microcanonical import (
     GRADIENTS,

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from conjugate import correlated
 from monte_carlo import fit, same, stop_at
 from test_mile import NET, PROBLEM, Density
 
@@ -12,7 +13,6 @@ import bnn_pyro as bp
 from bnn_pyro.checkpoint import Checkpoint, Interrupted, Run
 from bnn_pyro.checks import Subject
 from bnn_pyro.checks.joint_distribution import JointDistribution
-from bnn_pyro.checks.linear_regression import correlated
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference import mile_kernel
 from bnn_pyro.inference.members import optimised

@@ -6,12 +6,12 @@ import numpy as np
 import pyro
 import pytest
 import torch
+from conjugate import correlated, dataset
 from pyro.distributions import Normal, TransformedDistribution
 from scipy.optimize import minimize, minimize_scalar
 from torch.distributions import AffineTransform
 
 import bnn_pyro as bp
-from bnn_pyro.checks.linear_regression import correlated, dataset
 from bnn_pyro.inference import log_joint
 from bnn_pyro.inference.log_joint import ELBO
 

@@ -5,13 +5,13 @@ import json
 
 import pytest
 import torch
+from conjugate import correlated
 from own_networks import convnet
 from test_own_network import fit, rows, seeded
 from torch import nn
 from torch.distributions import Normal
 
 import bnn_pyro as bp
-from bnn_pyro.checks.linear_regression import correlated
 from bnn_pyro.inference.log_joint import LogJoint
 from bnn_pyro.parts import nets
 from bnn_pyro.run import main

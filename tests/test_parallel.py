@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from conjugate import correlated
 from monte_carlo import same
 from plain_tasks import (
     die,
@@ -24,7 +25,6 @@ from plain_tasks import (
 
 import bnn_pyro as bp
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
-from bnn_pyro.checks.linear_regression import correlated
 from bnn_pyro.errors import UserError
 from bnn_pyro.parallel.executor import (
     Executor,

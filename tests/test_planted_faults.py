@@ -11,13 +11,13 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from conjugate import correlated
 from test_checks_known_answers import LINEAR
 
 import bnn_pyro as bp
 from bnn_pyro.checks import Subject
 from bnn_pyro.checks.estimators import Estimators
 from bnn_pyro.checks.joint_distribution import JointDistribution
-from bnn_pyro.checks.linear_regression import correlated
 from bnn_pyro.checks.predictive import PredictiveCheck
 from bnn_pyro.checks.step_size import StepSize
 from bnn_pyro.inference import chees, hmc, linear, log_joint, sghmc

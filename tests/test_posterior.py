@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from conjugate import correlated, dataset
 from properties import Planted, planted
 from run_folders import reseal
 
 import bnn_pyro as bp
-from bnn_pyro.checks.linear_regression import correlated, dataset
 from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.isolation import isolated
 from bnn_pyro.posterior import Posterior

@@ -6,13 +6,13 @@ import numpy as np
 import pyro.poutine as poutine
 import pytest
 import torch
+from conjugate import correlated
 from pyro.distributions import Bernoulli, Categorical, Normal
 from scipy.optimize import brentq
 from scipy.special import logsumexp
 from scipy.stats import norm
 
 import bnn_pyro as bp
-from bnn_pyro.checks.linear_regression import correlated
 from bnn_pyro.isolation import isolated
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction, predict

@@ -6,11 +6,11 @@ import math
 import numpy as np
 import pytest
 import torch
+from conjugate import correlated, dataset
 from run_folders import SMALL
 
 import bnn_pyro as bp
 from bnn_pyro import plots, pruning
-from bnn_pyro.checks.linear_regression import correlated, dataset
 from bnn_pyro.run import main
 
 PROBLEM = correlated(num=30)

@@ -4,11 +4,11 @@ import math
 
 import numpy as np
 import pytest
+from conjugate import correlated
 from monte_carlo import same, stop_at
 
 import bnn_pyro as bp
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
-from bnn_pyro.checks.linear_regression import correlated
 from bnn_pyro.inference import schedule as rules
 from bnn_pyro.inference.schedule import schedule, settled
 from bnn_pyro.settings import parse_value, plain

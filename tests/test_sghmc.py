@@ -10,10 +10,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from conjugate import correlated, dataset
 from monte_carlo import check_by_chain, fit, moments, weights
 
 import bnn_pyro as bp
-from bnn_pyro.checks.linear_regression import correlated, dataset, stationary_covariance
+from bnn_pyro.checks.stationary import stationary_covariance
 from bnn_pyro.inference.linear import LinearLogJoint, stochastic_log_joint
 from bnn_pyro.inference.log_joint import LogJoint
 from bnn_pyro.inference.potential import Potential

@@ -6,11 +6,11 @@ from functools import partial
 
 import pytest
 import torch
+from conjugate import correlated
 from scipy.stats import norm
 
 import bnn_pyro as bp
 from bnn_pyro.checkpoint import Run
-from bnn_pyro.checks.linear_regression import correlated
 from bnn_pyro.inference.linear import coordinates
 from bnn_pyro.inference.members import optimised
 from bnn_pyro.inference.potential import Potential, Space

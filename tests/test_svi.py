@@ -10,11 +10,11 @@ import math
 import pyro
 import pytest
 import torch
+from conjugate import correlated, dataset
 from pyro.infer import TraceMeanField_ELBO
 from scipy.stats import t
 
 import bnn_pyro as bp
-from bnn_pyro.checks.linear_regression import correlated, dataset
 from bnn_pyro.inference.log_joint import ELBO, Rescale
 from bnn_pyro.isolation import isolated
 

@@ -8,12 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from conjugate import correlated
 from monte_carlo import fit, same, stop_at
 
 import bnn_pyro as bp
 from bnn_pyro import checkpoint
 from bnn_pyro.checkpoint import Checkpoint, Interrupted, Run
-from bnn_pyro.checks.linear_regression import correlated
 from bnn_pyro.inference import cost, optimise
 
 PROBLEM = correlated(num=30, noise=0.5)

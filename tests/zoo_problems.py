@@ -4,10 +4,10 @@ from functools import lru_cache, partial
 
 import pytest
 import torch
+from conjugate import dataset
 from torch import nn
 
 import bnn_pyro as bp
-from bnn_pyro.checks.linear_regression import dataset
 from bnn_pyro.inference import METHODS
 from bnn_pyro.zoo import ZOO
 

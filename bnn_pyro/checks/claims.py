@@ -61,7 +61,7 @@ def claim_of(problem: Problem, converges_to: str, method: Method, posterior: Pos
         if "energy_error" in posterior.stats:
             squared = posterior.stats["energy_error"].square().mean().item()
             bounds = exact.low, exact.high, (16 * squared) ** (1 / 3) / 4 * np.maximum(np.abs(problem.exact), 1.0)
-        elif problem.known is not None and method.schedule != "constant":
+        elif problem.is_linear and method.schedule != "constant":
             return exact._replace(level="caution")
         else:
             bounds = problem.stationary(method)
@@ -80,7 +80,7 @@ def claim_of(problem: Problem, converges_to: str, method: Method, posterior: Pos
     rank = guide.factor.shape[1] if isinstance(guide, LowRankNormal) else rank
     if not (independent or rank >= problem.size - 1):  # of the best of these, linear regression alone knows the mean
         means = np.arange(len(problem.exact)) < problem.size + len(problem.x)
-        level = np.where(means & (problem.known is not None), "bad", "caution")
+        level = np.where(means & problem.is_linear, "bad", "caution")
         return exact._replace(tolerance=problem.stops, level=level)
     name = "the best mean-field Normal" if independent else "the best Normal of any covariance"
     return _normal(problem, name, *problem.best_normal(mode, not independent), problem.stops)
@@ -115,7 +115,7 @@ def density_findings(problem: Problem, method: Method, posterior: Posterior) -> 
 
 def evidence_findings(problem: Problem, method: Method, posteriors: Sequence[Posterior], claim: Claim) -> list[Finding]:
     """The log evidence that a fit of linear regression reports, or the ELBO of its q, lower by KL(q ‖ posterior)."""
-    if problem.known is None or getattr(method, "temperature", 1.0) != 1.0 or claim.normal is None:
+    if not problem.is_linear or getattr(method, "temperature", 1.0) != 1.0 or claim.normal is None:
         return []
     if "log_evidence" in posteriors[0].stats:
         expected, estimate = problem.elbo(*claim.normal), posteriors[0].stats["log_evidence"].item()

@@ -185,7 +185,7 @@ def _compare(
 
 def _arrays(problem: Problem, w: Tensor, mean: Tensor, sd: Tensor) -> dict[str, Any]:
     """For the figures of linear regression, and of two weights."""
-    if problem.known is not None:
+    if problem.is_linear:
         exact_mean, exact_sd = problem.moments
         arrays = {"exact_mean": exact_mean, "exact_sd": exact_sd}
         arrays |= {"mean": exact_mean + mean * exact_sd, "sd": sd * exact_sd}

@@ -118,10 +118,10 @@ class PredictiveCheck(Check):
 
 def _targets(problem: Problem, x: Tensor) -> tuple[Tensor, np.ndarray]:
     """Targets (B,) at new inputs (B, D), and their exact log p(y | x, D) in nats (B,)."""
-    if problem.known is not None:
-        a = problem.known.design(x)
-        variance = NOISE**2 + ((a @ torch.linalg.inv(problem.known.precision)) * a).sum(1)
-        mean, sd = a @ problem.known.mean, variance.sqrt()
+    if problem.is_linear:
+        a, (weights, precision) = problem.design(x), problem.gaussian
+        variance = NOISE**2 + ((a @ torch.linalg.inv(precision)) * a).sum(1)
+        mean, sd = a @ weights, variance.sqrt()
         y = (mean + torch.linspace(-2, 2, len(x)) * sd).float()
         return y, norm.logpdf(y.double().numpy(), mean.numpy(), sd.numpy())
     y = torch.arange(len(x)) % problem.classes

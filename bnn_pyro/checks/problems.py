@@ -3,8 +3,9 @@
     y ~ Normal(f, σ²) or Bernoulli(sigmoid(f)),    f = [x, 1] w, or v tanh(u x) with w = (u, v),    w ~ Normal(0, τ² I)
     y ~ Categorical(softmax([x, 1] W)) of more than two classes
 
-Linear regression is known by formulas, two weights by integration over a grid, more of them by importance sampling
-(``integration``). Compared are means and second moments of the weights and of E[y | x, w] at new inputs.
+Linear regression is known in closed form, its log joint being quadratic, two weights by integration over a grid, more
+of them by importance sampling (``integration``). Compared are means and second moments of the weights and of
+E[y | x, w] at new inputs.
 """
 
 import math
@@ -20,7 +21,7 @@ from torch import Tensor
 from torch.distributions import Normal
 
 from bnn_pyro.checks.integration import Nodes, best_normal, climb, curvature, grid, importance, normal, standard_nodes
-from bnn_pyro.checks.linear_regression import LinearGaussian, correlated, dataset, stationary
+from bnn_pyro.checks.stationary import stationary
 from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.inference import Method
 
@@ -75,7 +76,8 @@ class Problem:
         """Its rows, as a variant takes them."""
         task, classes = ("regression", ()) if self.noise else ("classification", tuple("abcdef"[: self.classes]))
         schema = Schema(task, tuple(self.inputs.shape[1:]), classes=classes)
-        return dataset(self.inputs, self.targets if self.noise else self.targets.long(), schema)
+        x, y = self.inputs.float(), self.targets.float() if self.noise else self.targets.long()
+        return Dataset("by-hand", schema, x, y, x[:0], y[:0], x[:0], y[:0])
 
     # -- the posterior ---------------------------------------------------------------------------------------------
     def output(self, w: Tensor, x: Tensor) -> Tensor:
@@ -104,23 +106,32 @@ class Problem:
         prior = Normal(self.prior_mean, self.prior_scale).log_prob(w).sum(1)
         return self.log_probs(w, self.inputs, self.targets).sum(1) / self.temperature + prior_weight * prior
 
+    @property
+    def is_linear(self) -> bool:
+        """Whether it is linear regression, whose log joint is quadratic, and whose posterior is Normal."""
+        return not self.unit and self.noise is not None
+
+    def design(self, x: Tensor) -> Tensor:
+        """A (B, P) of a linear model, whose outputs are A w but for a constant."""
+        return torch.cat([x, torch.ones_like(x[:, :1])], 1)
+
     @cached_property
-    def known(self) -> LinearGaussian | None:
-        """Linear regression by formulas; None of other problems."""
-        if self.unit or self.noise is None:
-            return None
-        return LinearGaussian(self.inputs, self.targets, self.noise * math.sqrt(self.temperature), self.prior_scale)
+    def gaussian(self) -> tuple[Tensor, Tensor]:
+        """Mean (P,) and precision (P, P) of the posterior of linear regression; exact, as a step of Newton's is."""
+        mean = self.mode()
+        return mean, curvature(self.log_joint, mean)
 
     @cached_property
     def standard(self) -> Nodes:
         """Nodes of the standard Normal: exact for the quadratic log joint of linear regression."""
-        return standard_nodes(self.size, self.known is not None)
+        return standard_nodes(self.size, self.is_linear)
 
     @cached_property
     def posterior(self) -> Nodes:
         """The exact one."""
-        if self.known is not None:
-            return self.normal(self.known.mean, torch.linalg.inv(self.known.precision))
+        if self.is_linear:
+            mean, precision = self.gaussian
+            return self.normal(mean, torch.linalg.inv(precision))
         return grid(self.log_joint, 8 * self.prior_scale) if self.size == 2 else importance(self.log_joint, self.mode())
 
     def mode(self, prior_weight: float = 1.0) -> Tensor:
@@ -196,7 +207,7 @@ class Problem:
             full = curvature(self.log_joint, mode)
             return full if kind == "full" else full.diagonal().diag()
         # One curvature for all rows.
-        a = torch.cat([self.inputs, torch.ones_like(self.inputs[:, :1])], 1)
+        a = self.design(self.inputs)
         p = self.output(mode[None], self.inputs).sigmoid().mT  # (N, 1)
         p = p if self.classes == 2 else self._every_class(mode[None], self.inputs)[0].exp()
         each = (p.diag_embed() - p[:, :, None] * p[:, None]).mean(0)  # (K, K)
@@ -208,16 +219,16 @@ class Problem:
 
     def best_normal(self, mode: Tensor, correlated: bool) -> tuple[Tensor, Tensor]:
         """Mean (P,) and covariance (P, P) of the closest Normal, of independent weights or of any covariance."""
-        if self.known is not None:
-            precision = self.known.precision
-            return self.known.mean, torch.linalg.inv(precision if correlated else precision.diagonal().diag())
+        if self.is_linear:
+            mean, precision = self.gaussian
+            return mean, torch.linalg.inv(precision if correlated else precision.diagonal().diag())
         mean, root, _ = best_normal(self.log_joint, mode, self.standard, correlated)
         return mean, root @ root.mT
 
     def stationary(self, method: Method) -> tuple[np.ndarray, np.ndarray, Any]:
         """Of stochastic gradients at a finite step: low and high (M,), and what these may be off."""
-        if self.known is not None:  # from the recursion itself
-            low, high = (self.expect(self.normal(self.known.mean, c)) for c in stationary(method, self.known))
+        if self.is_linear:  # from the recursion itself
+            low, high = (self.expect(self.normal(self.gaussian[0], c)) for c in stationary(method, self))
             return low, high, 0.0
         largest = torch.linalg.eigvalsh(curvature(self.log_joint, self.mode())).max().item()
         relative = method.eta_share * method.lr / len(self.inputs) * largest / (4 - 2 * method.friction)
@@ -232,7 +243,7 @@ class Problem:
 
 # -- the problems ------------------------------------------------------------------------------------------------------
 def linear_regression(rows: int, inputs: int, points: int) -> Problem:
-    """Everything by formulas; neighbouring inputs correlate at 0.7, and there is a bias."""
+    """Everything in closed form; neighbouring inputs correlate at 0.7, and there is a bias."""
     x, y, new = _correlated(rows, inputs, points)
     return Problem("linear", "linear regression", x, y, new, PRIOR, NOISE, stops=0.02, batches=4)
 
@@ -254,9 +265,19 @@ def softmax_regression(rows: int, inputs: int, points: int) -> Problem:
 
 def _correlated(rows: int, inputs: int, points: int) -> tuple[Tensor, Tensor, Tensor]:
     """Inputs, targets and new inputs, in units of the inputs' root mean square, as a last layer has its features."""
-    made, new = correlated(rows, inputs, noise=NOISE), correlated(points, inputs, seed=2)
-    scale = made.x.square().mean().sqrt()
-    return (made.x / scale).float().double(), made.y, (new.x / scale).float().double()
+    (x, y), (new, _) = _drawn(rows, inputs, seed=1), _drawn(points, inputs, seed=2)
+    scale = x.square().mean().sqrt()
+    return (x / scale).float().double(), y, (new / scale).float().double()
+
+
+def _drawn(rows: int, inputs: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Inputs of which neighbours correlate at 0.7, and targets."""
+    g = torch.Generator().manual_seed(seed)
+    z = torch.randn(rows, inputs, generator=g, dtype=torch.float64)
+    for i in range(1, inputs):
+        z[:, i] = 0.7 * z[:, i - 1] + math.sqrt(1 - 0.7**2) * z[:, i]
+    x, w = z.float().double(), torch.linspace(-1.5, 1.2, inputs, dtype=torch.float64)
+    return x, (x @ w + 0.3 + NOISE * torch.randn(rows, generator=g, dtype=torch.float64)).float().double()
 
 
 def _inputs(low: float, high: float) -> Tensor:

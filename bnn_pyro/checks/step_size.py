@@ -55,7 +55,8 @@ class StepSize(Check):
         whole = dict(batch_size=0, schedule="constant", temperature=1.0, resample_momentum=0, chains=self.chains)
         method = replace(own, max_draws=300, **{k: v for k, v in whole.items() if k in defaults(own)})
         # ηλ/(4 − 2α) of every direction at lr 1: the recursion explodes where one of them is 1.
-        shares = method.eta_share / len(problem.inputs) * torch.linalg.eigvalsh(problem.known.precision)
+        mean, precision = problem.gaussian
+        shares = method.eta_share / len(problem.inputs) * torch.linalg.eigvalsh(precision)
         shares = shares / (4 - 2 * method.friction)
         largest = 1 / shares.max().item()
         rates = [LARGEST * largest, LARGEST * largest / 2]
@@ -70,8 +71,8 @@ class StepSize(Check):
             labels, estimate = problem.labels(), Estimate.of_independent(problem.quantities(w, f).mean(1).numpy())
             expected, _, _ = problem.stationary(replace(method, lr=lr))
             findings += judge([f"{one} at lr {lr:.3g}" for one in labels], estimate, expected, tests=len(rates))
-            off = w - problem.known.mean  # u², mean over directions and draws of each chain
-            excess.append(torch.einsum("cdi,ij,cdj->c", off, problem.known.precision, off).numpy() / w[0].numel() - 1)
+            off = w - mean  # u², mean over directions and draws of each chain
+            excess.append(torch.einsum("cdi,ij,cdj->c", off, precision, off).numpy() / w[0].numel() - 1)
             report(i + 1, len(rates), {"lr": lr})
         measured = Estimate.of_independent(np.stack(excess, 1))
         order, error = order_of(measured)
@@ -90,7 +91,7 @@ class StepSize(Check):
     def _draws(self, method: Method, problem: Problem, seed: int) -> tuple[Tensor, Tensor]:
         """Weights (C, D, P) and outputs, after a third of the steps. Raises UserError where they diverge."""
         eta = method.eta_share * method.lr / len(problem.inputs)
-        slowest = 2 * method.friction / (eta * torch.linalg.eigvalsh(problem.known.precision)[0].item())
+        slowest = 2 * method.friction / (eta * torch.linalg.eigvalsh(problem.gaussian[1])[0].item())
         steps = math.ceil(self.times * max(slowest, 2 / method.friction)) + 600
         method = replace(method, epochs=steps, burn_in=steps // 3)
         posterior = fit(MeanField(**problem.settings), problem.data, method, seed=seed, device="cpu", progress=False)

@@ -5,7 +5,7 @@ f = f₀(x) + A(x) w,    y ~ Normal(f, σ²)        A: the Jacobian of the outpu
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,6 @@ from torch.distributions import Normal
 from torch.func import functional_call
 
 from bnn_pyro.checks.check import Subject
-from bnn_pyro.checks.linear_regression import LinearGaussian
 from bnn_pyro.checks.problems import NOISE, Problem
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.diagnostics.draws import even
@@ -70,20 +69,19 @@ class LinearModule(Problem):
 
     rows: Dataset | None = None
 
+    is_linear: ClassVar[bool] = True
     size = property(lambda self: self.inputs.shape[1] - 1)
     settings = property(lambda self: {"noise": self.noise})
     data = property(lambda self: self.rows)
     new = property(lambda self: self.rows.x_train[: len(self.x)])
 
+    def design(self, x: Tensor) -> Tensor:
+        """See ``Problem``."""
+        return x[:, :-1]
+
     def output(self, w: Tensor, x: Tensor) -> Tensor:
         """f (S, B) of w (S, P)."""
-        return w @ x[:, :-1].mT + x[:, -1]
-
-    @cached_property
-    def known(self) -> LinearGaussian:
-        """The formulas."""
-        a, y, noise = self.inputs[:, :-1], self.targets - self.inputs[:, -1], self.noise * self.temperature**0.5
-        return LinearGaussian(a, y, noise, self.prior_scale, bias=False, prior_mean=self.prior_mean)
+        return w @ self.design(x).mT + x[:, -1]
 
 
 def linear_module(subject: Subject) -> LinearModule:

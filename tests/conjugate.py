@@ -1,4 +1,4 @@
-"""Bayesian linear regression with known noise: the one Bayesian network whose every answer is known exactly.
+"""Bayesian linear regression with known noise by formulas: the one Bayesian network whose every answer is known.
 
     w ~ Normal(w₀, τ² I)       y ~ Normal(shift + scale · A w, σ² I),    A = [x, 1] or x
 
@@ -13,14 +13,11 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
-from scipy.linalg import solve_discrete_lyapunov
 from torch import Tensor
 from torch.distributions import MultivariateNormal, Normal, kl_divergence
 
 from bnn_pyro.datasets.dataset import Dataset, Schema
-from bnn_pyro.inference import Method
 from bnn_pyro.zoo import MeanField
 
 
@@ -125,37 +122,3 @@ def correlated(num: int = 200, inputs: int = 4, seed: int = 1, **settings: Any) 
     made = LinearGaussian(x, eps, **settings)
     y = made.y_shift + made.y_scale * (x @ w + 0.3) + made.noise * eps
     return replace(made, y=y.float().double())
-
-
-# -- stochastic gradients at a finite step ---------------------------------------------------------------------------
-def stationary_covariance(precision: Tensor, eta: float, friction: float, noise: Tensor | float = 0.0) -> Tensor:
-    """Of the weights (P, P) under stochastic-gradient HMC at a finite step, by a discrete Lyapunov equation.
-
-    v ← (1 − α) v − η Λ (w − m) + Normal(0, 2αη + noise),  w ← w + v;  noise: (P, P), of the gradients, times η².
-    """
-    one = np.eye(len(precision))
-    kick = np.hstack([-eta * precision.double().numpy(), (1 - friction) * one])
-    move = np.vstack([np.hstack([one, 0 * one]) + kick, kick])
-    both = np.vstack([one, one])
-    covariance = solve_discrete_lyapunov(move, both @ (2 * friction * eta * one + np.asarray(noise)) @ both.T)
-    return torch.from_numpy(covariance[: len(one), : len(one)])
-
-
-def stationary(method: Method, exact: LinearGaussian) -> tuple[Tensor, Tensor]:
-    """Two covariances (P, P) between which that of a stochastic-gradient method at its own constant step size lies.
-
-    Without the noise of mini-batches, and with that of independent ones; batches that take every row once an epoch lie
-    between.
-    """
-    num, size = len(exact.x), method.batch_size
-    eta = method.eta_share * method.lr / num
-    low = stationary_covariance(exact.precision, eta, method.friction)
-    if not 0 < size < num:
-        return low, low
-    # Gradients of rows, a r / σ², at weights of the posterior: E r² = (r at the mean)² + its variance.
-    a = exact.y_scale * exact.design(exact.x)
-    square = (exact.y - exact.y_shift - a @ exact.mean).square() + ((a @ torch.linalg.inv(exact.precision)) * a).sum(1)
-    rows = (a.T * square) @ a / exact.noise**4 / num
-    batch = num // math.ceil(num / size)
-    noise = eta**2 * num**2 / batch * (1 - batch / num) * rows * num / (num - 1)
-    return low, stationary_covariance(exact.precision, eta, method.friction, noise)
