@@ -207,7 +207,7 @@ class Posterior:
             "trace": dict(self.trace),
             "provenance": dict(self.provenance),
         }
-        meta["sha256"] = _digest(blob, meta)
+        meta["sha256"] = archive_digest(blob, meta)
         write_whole(folder / "posterior.pt", blob)
         write_whole(folder / "posterior.json", json.dumps(meta, indent=1).encode())
 
@@ -262,7 +262,7 @@ def _latent(trace: poutine.Trace) -> dict[str, dict]:
     }
 
 
-def _digest(blob: bytes, meta: Mapping[str, Any]) -> str:
+def archive_digest(blob: bytes, meta: Mapping[str, Any]) -> str:
     """SHA-256 of both files: the tensors, and every entry of the JSON but the checksum itself."""
     rest = json.loads(json.dumps({k: v for k, v in meta.items() if k != "sha256"}))
     return hashlib.sha256(blob + json.dumps(rest, sort_keys=True).encode()).hexdigest()
@@ -286,7 +286,7 @@ def read_archive(folder: str | os.PathLike) -> tuple[dict[str, Any], dict[str, A
     if version != FORMAT:
         raise UserError(f"{folder / 'posterior.json'} has format {version}; this version reads format {FORMAT}")
     blob = path.read_bytes()
-    if _digest(blob, meta) != expected:
+    if archive_digest(blob, meta) != expected:
         raise UserError(
             f"{path} (or posterior.json) is truncated or was altered (checksum); train again or restore the file"
         )

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from bnn_pyro.posterior import _digest, read_archive
+from bnn_pyro.posterior import archive_digest, read_archive
 
 #: A command without a variant chooses one, by the size of the data.
 MEAN_FIELD = ["train", "mean-field"]
@@ -42,5 +42,5 @@ def snapshot(folder: Path) -> dict[str, tuple[int, str]]:
 def reseal(folder: Path, **changes) -> None:
     """Make the checksum fit again: what someone would do who alters an archive on purpose."""
     meta = {**json.loads((folder / "posterior.json").read_text()), **changes}
-    meta["sha256"] = _digest((folder / "posterior.pt").read_bytes(), meta)
+    meta["sha256"] = archive_digest((folder / "posterior.pt").read_bytes(), meta)
     (folder / "posterior.json").write_text(json.dumps(meta))

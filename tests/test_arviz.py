@@ -184,16 +184,16 @@ def test_files_that_cannot_be_written(tmp_path, monkeypatch):
     tree, path = to_arviz(exact(), DATA, num_draws=40), tmp_path / "posterior.nc"
     save_netcdf(tree, str(path))
     before = path.read_bytes()
-    with pytest.raises(bp.UserError, match=r"is a folder; give the name of a file"):
+    with pytest.raises(bp.UserError, match=r"could not be written \(Is a directory\)"):
         save_netcdf(tree, tmp_path)
-    with pytest.raises(bp.UserError, match=r"there is no folder .*nowhere"):
+    with pytest.raises(bp.UserError, match=r"nowhere.*could not be written \(No such file or directory\)"):
         save_netcdf(tree, tmp_path / "nowhere" / "posterior.nc")
     if os.path.isdir("/proc/self"):
         with pytest.raises(bp.UserError, match=r"could not be written"):
             save_netcdf(tree, "/proc/self/posterior.nc")
 
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    words = r"posterior\.nc could not be written \(No space left on device\): free some"
+    words = r"posterior\.nc could not be written \(No space left on device\).*make room"
     for fault, seen, match in ((full, bp.UserError, words), (KeyboardInterrupt(), KeyboardInterrupt, None)):
         monkeypatch.setattr(os, "fsync", Mock(side_effect=fault))
         with pytest.raises(seen, match=match):
@@ -203,7 +203,7 @@ def test_files_that_cannot_be_written(tmp_path, monkeypatch):
 
 def test_files_that_cannot_be_read(tmp_path):
     path = tmp_path / "posterior.nc"
-    with pytest.raises(bp.UserError, match=r"no file .*posterior\.nc; write one"):
+    with pytest.raises(bp.UserError, match=r"posterior\.nc: no such file"):
         load_netcdf(path)
     save_netcdf(to_arviz(exact(), DATA, num_draws=40), path)
     for content in (b"something else", path.read_bytes()[:-5000]):

@@ -112,7 +112,7 @@ def test_a_netcdf_file_that_cannot_be_written_costs_nothing_else(runs, capsys):
     (runs / "good" / "posterior.nc").mkdir()
     assert main(["diagnose", str(runs / "good"), "--quiet"]) == 2
     told = capsys.readouterr()
-    assert "ArviZ are missing, everything else was written: " in told.err and "a folder" in told.err
+    assert "ArviZ are missing, everything else was written: " in told.err and "Is a directory" in told.err
     assert "\nGood" in told.out and "R-hat" in told.out, "verdicts and tables reach the terminal"
     assert "R-hat" in (runs / "good" / "diagnosis.html").read_text()
     assert json.loads((runs / "good" / "diagnosis.json").read_text())["verdicts"][0]["level"] == "good"

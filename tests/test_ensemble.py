@@ -73,12 +73,12 @@ def test_processes_are_stopped_and_this_one_has_the_rest_to_do(tmp_path):
     plain, lines = bp.Ensemble(members=3, epochs=30, batch_size=8), []
 
     class Slow(bp.Ensemble):  # travels by value
-        def find(self, model, point, data, run):
+        def find(self, model, data, run):
             def slow(*line):
                 time.sleep(0.02)
                 run.tell(*line)
 
-            return super().find(model, point, data, replace(run, report=slow))
+            return super().find(model, data, replace(run, report=slow))
 
     def signalled(done, of, figures):
         if done > 1 and not checkpoint.stop:  # of both, as a member has 120 steps

@@ -11,7 +11,7 @@ from torch import nn
 
 import bnn_pyro as bp
 from bnn_pyro.parts.own_module import assign, call_with_draws, select
-from bnn_pyro.parts.own_start import BatchStatistics, Start, variance_ratio
+from bnn_pyro.parts.own_start import FACTOR, BatchStatistics, variance_ratio
 from bnn_pyro.posterior import read_archive
 
 
@@ -192,7 +192,7 @@ def test_a_deep_network_starts_with_the_variance_of_the_pass_at_its_means():
             guide = entry.guide(model)
             facts[scale] = entry.prepare(model, guide, data)
             assert variance_ratio(model, guide, data.x_train) == pytest.approx(facts[scale]["variance_ratio"], rel=1e-3)
-    assert 1 / Start.factor <= facts[None]["variance_ratio"] <= Start.factor < facts[0.3]["variance_ratio"]
+    assert 1 / FACTOR <= facts[None]["variance_ratio"] <= FACTOR < facts[0.3]["variance_ratio"]
 
 
 # -- what is refused -----------------------------------------------------------------------------------------------

@@ -35,6 +35,7 @@ from bnn_pyro.checks.check import ALPHA
 from bnn_pyro.checks.reference_posterior import FORMAT, REFERENCES, ReferencePosterior, bounded, log_joints_at
 from bnn_pyro.diagnostics.convergence import bfmi, chain_statistics, ess_mean, nested_rhat
 from bnn_pyro.files import write_whole
+from bnn_pyro.posterior import archive_digest
 from bnn_pyro.settings import build
 
 __all__ = ["RECIPES", "measured", "sampled", "store"]
@@ -212,7 +213,9 @@ def store(reference: ReferencePosterior, folder: Path = REFERENCES) -> None:
     np.savez_compressed(buffer := io.BytesIO(), **arrays)
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / f"{reference.name}.npz", buffer.getvalue())
-    text = json.dumps({"format": FORMAT, **reference.about}, indent=1, ensure_ascii=False)
+    about = {"format": FORMAT, **reference.about}
+    about["sha256"] = archive_digest(buffer.getvalue(), about)
+    text = json.dumps(about, indent=1, ensure_ascii=False)
     write_whole(folder / f"{reference.name}.json", (text + "\n").encode())
 
 

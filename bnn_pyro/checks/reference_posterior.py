@@ -27,9 +27,10 @@ from bnn_pyro.diagnostics.convergence import LEAST_DRAWS, ess_mean
 from bnn_pyro.diagnostics.draws import sized
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.features import on_features
+from bnn_pyro.files import read_archive
 from bnn_pyro.inference.potential import Potential
 from bnn_pyro.isolation import isolated
-from bnn_pyro.posterior import Posterior, weight_space
+from bnn_pyro.posterior import Posterior, archive_digest, weight_space
 from bnn_pyro.predictive import Prediction, predict
 from bnn_pyro.zoo import Entry
 
@@ -128,34 +129,13 @@ def load_reference(name: str, folder: Path = REFERENCES) -> ReferencePosterior:
     path = folder / f"{name}.npz"
     try:
         about = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            arrays = {key: archive[key] for key in archive.files}
-        backbone = {k.removeprefix("backbone."): arrays.pop(k) for k in list(arrays) if k.startswith("backbone.")}
-        reference = ReferencePosterior(name, about, **arrays, backbone=backbone)
-        _check_parts(reference)
-    except Exception as error:  # numpy, zipfile, zlib and json have some twenty for a damaged file
-        detail = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise UserError(f"{path} or the .json beside it is damaged ({detail}); install the package again") from None
-    return reference
-
-
-def _check_parts(reference: ReferencePosterior) -> None:
-    """Raise ValueError where something is missing, or arrays do not belong together or are not finite."""
-    if reference.about["format"] != FORMAT:
-        raise ValueError(f"format {reference.about['format']}; this version reads {FORMAT}")
-    (num, outputs), like_mean = reference.centre.shape, (len(reference.centre), *reference.mean.shape[1:])
-    shapes = {
-        "x": (num, *reference.x.shape[1:]), "mean": like_mean, "mean_sd": like_mean, "spread": (num, outputs),
-        "expected": (2, num, outputs), "error": (2, num, outputs), "noise": reference.noise.shape,
-        "draws": (len(reference.draws), len(reference.centre[reference.points]), outputs), "centre": (num, outputs),
-    }  # fmt: skip
-    for name, shape in shapes.items():
-        array = getattr(reference, name)
-        if array.shape != shape or not np.isfinite(array).all():
-            raise ValueError(f"{name} has shape {array.shape}, not {shape}, or is not finite")
-    for key in ("title", "task", "variant", "entry", "data", "dataset", "weights", "log_joint", "draws", "criteria"):
-        if key not in reference.about:
-            raise ValueError(f"no '{key}'")
+        if about["format"] != FORMAT or archive_digest(path.read_bytes(), about) != about["sha256"]:
+            raise ValueError
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"{path} or the .json beside it is damaged; install the package again") from None
+    arrays = read_archive(path)
+    backbone = {k.removeprefix("backbone."): arrays.pop(k) for k in list(arrays) if k.startswith("backbone.")}
+    return ReferencePosterior(name, about, **arrays, backbone=backbone)
 
 
 def prediction_of(outputs: np.ndarray, noise: np.ndarray) -> Prediction:

@@ -9,6 +9,7 @@
 Memory is bounded: large sites and some rows are left out, and the attribute ``left_out`` says which.
 """
 
+import errno
 import math
 import os
 import warnings
@@ -22,8 +23,8 @@ import bnn_pyro
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.diagnostics import draws
 from bnn_pyro.diagnostics.importance import is_arviz_0, proper_prior, temperature_of
-from bnn_pyro.errors import UserError
-from bnn_pyro.files import whole_file
+from bnn_pyro.errors import UserError, first_line
+from bnn_pyro.files import existing, telling, whole_file
 from bnn_pyro.fitting import prior_draws
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.observed import OBSERVED
@@ -215,18 +216,12 @@ def save_netcdf(tree: Any, path: str | os.PathLike) -> None:
 
     Raises UserError where it cannot be written: no such folder, no permission, a full disk.
     """
-    path = Path(path)
-    if path.is_dir():
-        raise UserError(f"{path} is a folder; give the name of a file in it, such as {path / 'posterior.nc'}")
-    if not path.parent.is_dir():
-        raise UserError(f"there is no folder {path.parent} to write {path.name} to; make it, or give another path")
-    try:
-        with warnings.catch_warnings(action="ignore"), whole_file(path) as file:
-            (tree.to_datatree() if is_arviz_0() else tree).to_netcdf(file.name, engine="h5netcdf")
-    except (OSError, RuntimeError) as error:  # h5py raises both for a disk that is full
-        reason = getattr(error, "strerror", None) or str(error).strip().splitlines()[0]
-        way_out = "free some space or give another path; nothing else was changed"
-        raise UserError(f"{path} could not be written ({reason}): {way_out}") from None
+    with telling(path := Path(path)), warnings.catch_warnings(action="ignore"):
+        try:
+            with whole_file(path) as file:
+                (tree.to_datatree() if is_arviz_0() else tree).to_netcdf(file.name, engine="h5netcdf")
+        except RuntimeError as error:  # what h5py may raise for a disk that is full
+            raise OSError(errno.ENOSPC, first_line(error)) from error
 
 
 def load_netcdf(path: str | os.PathLike) -> Any:
@@ -234,9 +229,7 @@ def load_netcdf(path: str | os.PathLike) -> Any:
 
     Raises UserError where there is none, or where it is no netCDF file.
     """
-    path = Path(path)
-    if not path.is_file():
-        raise UserError(f"no file {path}; write one with save_netcdf(to_arviz(posterior, data), path)")
+    path = existing(path)
     try:
         with warnings.catch_warnings(action="ignore"):
             import xarray

@@ -61,8 +61,7 @@ class MAP(Optimisation):
 
     def run(self, model: nn.Module, guide: nn.Module | None, data: Dataset, **how: Any) -> Posterior:
         """Find the point and return it as one chain of one draw; see ``Method.run``. The guide is not used."""
-        point = PointMass(model.initial).to(data.x_train.device)
-        trace, over = self.find(model, point, data, Run(**how))
+        point, trace, over = self.find(model, data, Run(**how))
         chains = {site: value.detach()[None, None] for site, value in point.sites().items()}
         about = self.chosen(model, data, trace, over)
         return Posterior(model, data.schema, chains=chains, trace=trace, provenance=about)
@@ -88,9 +87,9 @@ class MAP(Optimisation):
         stopping = {"rows": len(apart.x_val), "of": of, "patience": patience}
         return super().chosen(model, apart, trace, over) | ({"early_stopping": stopping} if patience else {})
 
-    def find(self, model: nn.Module, point: PointMass, data: Dataset, run: Run) -> tuple[Trace, str]:
-        """Move ``point`` in place; the trace {epoch, log_likelihood, log_joint, log_prior}, and see ``minimise``."""
-        how: dict[str, Any] = {}
+    def find(self, model: nn.Module, data: Dataset, run: Run) -> tuple[PointMass, Trace, str]:
+        """The point; the trace {epoch, log_likelihood, log_joint, log_prior}, and see ``minimise``."""
+        point, how = PointMass(model.initial).to(data.x_train.device), {}
         data, patience = self.held_out(model, data, run.seed)
         if patience:
             how["watch"] = EarlyStopping(model, point, data.x_val, data.y_val, patience)
@@ -98,7 +97,7 @@ class MAP(Optimisation):
             how["project"] = lambda: point.shorten(self.max_norm)
         trace, over = self.minimise(model, point, data, run, latent=self.prior_weight, **how)
         trace["log_joint"], trace["log_prior"] = trace.pop("elbo"), [-kl for kl in trace.pop("kl")]
-        return trace, over
+        return point, trace, over
 
 
 @dataclass(frozen=True)
@@ -131,8 +130,7 @@ class MCDropout(MAP):
         """
         if not isinstance(guide, DroppedInputs):
             raise UserError("mc-dropout needs a network with dropout; use the variant dropout-mlp")
-        point = PointMass(model.initial).to(data.x_train.device)
-        trace, over = self.find(model, point, data, Run(**how))
+        point, trace, over = self.find(model, data, Run(**how))
         with torch.no_grad():
             guide.loc.copy_(point.loc)
         return Posterior(model, data.schema, guide=guide, trace=trace, provenance=self.chosen(model, data, trace, over))
@@ -227,9 +225,8 @@ def _train(
     seed = seed if m == 0 else int(np.random.SeedSequence([seed, m]).generate_state(1)[0])
     with isolated(seed):
         model = restarted(model) if m else copy.deepcopy(model)  # the first starts where the model does, as MAP would
-        point = PointMass(model.initial).to(data.x_train.device)
         report = lambda done, of, figures: report_progress(done, of, {"member": m + 1, **figures})  # noqa: E731
-        trace, over = method.find(model, point, data, Run(seed, children[m], report, minutes))
+        point, trace, over = method.find(model, data, Run(seed, children[m], report, minutes))
     return {site: value.detach().clone() for site, value in point.sites().items()}, trace, over
 
 

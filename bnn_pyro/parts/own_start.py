@@ -50,19 +50,9 @@ from bnn_pyro.parts.own_module import check_pure, norm_layers
 BATCH_NORM = ("batch", "frozen")
 #: Training rows whose statistics a draw is normalised by.
 NORM_ROWS = 1024
-
-
-class Start:
-    """Constants of the start: rows and draws that it is measured by.
-
-    share   σ of a weight, as a share of the root mean square of its site's values
-    factor  by which the variance of a layer's activations may be off
-    """
-
-    rows: int = 128
-    draws: int = 8
-    share: float = 0.1
-    factor: float = 2.0
+#: Rows and draws that the start is measured by; σ of a weight, as a share of the root mean square of its site's values;
+#: the factor by which the variance of a layer's activations may be off.
+START_ROWS, START_DRAWS, SHARE, FACTOR = 128, 8, 0.1, 2.0
 
 
 def start_guide(model: nn.Module, guide: nn.Module, x: Tensor, init_scale: float | None) -> dict[str, Any]:
@@ -72,7 +62,7 @@ def start_guide(model: nn.Module, guide: nn.Module, x: Tensor, init_scale: float
 
     Raises UserError for a network whose outputs depend on more than a row of x and the weights.
     """
-    rows = x[: Start.rows]
+    rows = x[:START_ROWS]
     norms, net = norm_layers(model.net), model.net
     if model.statistics is not None:
         model.statistics.take(x)
@@ -80,12 +70,12 @@ def start_guide(model: nn.Module, guide: nn.Module, x: Tensor, init_scale: float
         check_pure(net, rows[:8])
         ignored = _without_gradient(net, rows)
     q = getattr(guide, "random", guide)
-    share, widest = Start.share, math.nan
+    share, widest = SHARE, math.nan
     for _ in range(20):
         if init_scale is None:
             q.start_at({site: share * _typical(value) for site, value in q.sites().items()})
         widest = variance_ratio(model, guide, rows)
-        if init_scale is not None or widest <= Start.factor:
+        if init_scale is not None or widest <= FACTOR:
             break
         share /= 2
     facts = {
@@ -131,12 +121,12 @@ def variance_ratio(model: nn.Module, guide: nn.Module, x: Tensor) -> float:
     with isolated(0):
         means = _mean_squares(model, {name: p for name, p in model.net.named_parameters()}, x)
         off = dict.fromkeys(means, 0.0)
-        for _ in range(Start.draws):
+        for _ in range(START_DRAWS):
             with poutine.trace() as trace:
                 guide(x[:1])
             w = {name: trace.trace.nodes[name]["value"] for name in dict(model.net.named_parameters())}
             for path, square in _mean_squares(model, w, x).items():
-                off[path] += square / Start.draws
+                off[path] += square / START_DRAWS
     ratios = [off[path] / means[path] for path in means if means[path] > 1e-12]
     finite = [ratio if math.isfinite(ratio) else math.inf for ratio in ratios]
     return max(finite, key=lambda ratio: abs(math.log(ratio)) if 0 < ratio < math.inf else math.inf, default=1.0)

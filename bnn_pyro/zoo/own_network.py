@@ -29,7 +29,7 @@ from bnn_pyro.parts.guides import WithPoints
 from bnn_pyro.parts.likelihoods import Categorical, Likelihood, make_likelihood
 from bnn_pyro.parts.nets import in_mode, weights_digest
 from bnn_pyro.parts.own_module import assign, check_outputs, freeze, norm_layers, own_copy, select
-from bnn_pyro.parts.own_start import BATCH_NORM, BatchStatistics, Start, sampling_of, start_guide
+from bnn_pyro.parts.own_start import BATCH_NORM, SHARE, BatchStatistics, sampling_of, start_guide
 from bnn_pyro.parts.priors import BayesianNet, parse_prior
 from bnn_pyro.settings import Settings, setting
 
@@ -191,7 +191,7 @@ class Bayesian(Settings):
     def guide(self, model: nn.Module) -> nn.Module:
         """q(w), starting at the module's own weights; see ``Entry.guide``."""
         random = {site: value for site, value in model.initial.items() if site not in model.points}
-        q = parse_family(self.family)(random, self.init_scale or Start.share)
+        q = parse_family(self.family)(random, self.init_scale or SHARE)
         return WithPoints(q, {site: model.initial[site] for site in model.points}) if model.points else q
 
     def prepare(self, model: BayesianNet, guide: nn.Module, data: Dataset) -> dict[str, Any]:
