@@ -25,7 +25,7 @@ from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.distributed import here
 from bnn_pyro.errors import UserError
 from bnn_pyro.files import cache_root, whole_file
-from bnn_pyro.parts.backbone import Backbone, OnFeatures, spoken
+from bnn_pyro.parts.backbone import Backbone, OnFeatures, in_words
 from bnn_pyro.parts.nets import in_mode, weights_digest
 from bnn_pyro.progress import progress_bar
 
@@ -51,7 +51,7 @@ def check_split(description: Mapping[str, Any], data: Dataset) -> None:
     )
     if then != now:
         raise UserError(
-            f"the backbone ({spoken(description)}) was trained on another split of {data.name} ({then}; here {now}), "
+            f"the backbone ({in_words(description)}) was trained on another split of {data.name} ({then}; here {now}), "
             "so that it may have seen rows that validate or test here; divide the data as then, or train another one"
         )
 
@@ -71,7 +71,7 @@ def check_inputs(backbone: Backbone, data: Dataset) -> None:
     there = "raw" if scale == "standardised" else "standardised"
     if off[scale] > OFF and off[there] < 0.1 * off[scale]:
         warnings.warn(
-            f"the backbone ({spoken(backbone.description)}) is given {scale} inputs, and its batch normalisation was "
+            f"the backbone ({in_words(backbone.description)}) is given {scale} inputs, and its batch normalisation was "
             f"trained on others, such as {there} ones; give LastLayer(…, inputs='{there}') if it was",
             stacklevel=2,
         )
@@ -86,7 +86,7 @@ def _off(net: nn.Module, x: Tensor) -> float:
         return 0.0
     inputs: list[Tensor] = []
     try:
-        with layer.register_forward_pre_hook(lambda _, given: inputs.extend(given)), in_mode(net, training=False):
+        with layer.register_forward_pre_hook(lambda _, args: inputs.extend(args)), in_mode(net, training=False):
             net(x)
     except Exception:  # it takes the one kind of inputs only
         return math.inf
@@ -123,7 +123,7 @@ def _features(backbone: Backbone, x: Tensor, what: str, progress: bool, unit: bo
 
     unit: divide them by their root mean square.
     """
-    ranks, name = here(), f"the backbone ({spoken(backbone.description)})"
+    ranks, name = here(), f"the backbone ({in_words(backbone.description)})"
     probe, path = backbone(x[:PROBE]), None
     if 4 * len(x) * backbone.num_features >= SMALL:
         path = cache_root() / "features" / f"{_key(backbone, x, unit, probe)}.npy"

@@ -26,7 +26,7 @@ from bnn_pyro.isolation import isolated
 from bnn_pyro.loading import load
 from bnn_pyro.parts.backbone import from_text
 from bnn_pyro.parts.nets import in_mode
-from bnn_pyro.posterior import Posterior, once, read_archive, weight_space
+from bnn_pyro.posterior import Posterior, read_archive, split_frozen, weight_space
 from bnn_pyro.progress import forwarded, progress_bar
 from bnn_pyro.zoo import Entry
 from bnn_pyro.zoo.auto import MINUTES, Setup, make_setup, say, set_up
@@ -118,7 +118,7 @@ def prior_draws(model: nn.Module, x: Tensor, num: int) -> dict[str, Tensor]:
     """
     try:
         with torch.no_grad(), in_mode(model, training=False):
-            head, x = once(model, x)
+            head, x = split_frozen(model, x)
             traces = [poutine.trace(head).get_trace(x).nodes for _ in range(num)]
     except NotImplementedError:
         raise UserError("the prior is improper and has no samples; take another, such as fan-in:1") from None

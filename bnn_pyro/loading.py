@@ -11,7 +11,7 @@ from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.inference import METHODS
 from bnn_pyro.isolation import isolated
-from bnn_pyro.parts.backbone import Pretrained, spoken
+from bnn_pyro.parts.backbone import Pretrained, in_words
 from bnn_pyro.parts.correlated_normal import parse_family
 from bnn_pyro.parts.guides import PrunedGuide, weight_sites
 from bnn_pyro.parts.own_module import differences
@@ -55,7 +55,7 @@ def _restored(
         entry = _with_saved_inputs(entry, saved.get("backbone"))
         for name, value in json.loads(json.dumps(plain(entry))).items():
             if value != saved.get(name, value):
-                now, then = (spoken(v) if isinstance(v, dict) else v for v in (value, saved[name]))
+                now, then = (in_words(v) if isinstance(v, dict) else v for v in (value, saved[name]))
                 more = " (its weights or layers differ)" if now == then else ""
                 raise UserError(f"the posterior in {folder} was fitted with {name} {then}, and the variant given has "
                                 f"{now}{more}")  # fmt: skip

@@ -51,7 +51,7 @@ def model_buffers(model: nn.Module) -> dict[str, Tensor]:
     return {k: v for k, v in state.items() if k not in parameters and not k.startswith("backbone.")}
 
 
-def once(model: nn.Module, x: Tensor) -> tuple[nn.Module, Tensor]:
+def split_frozen(model: nn.Module, x: Tensor) -> tuple[nn.Module, Tensor]:
     """(the part of the model that draws change, its inputs): what no draw changes has been computed."""
     return (model.head, model.backbone(x)) if isinstance(model, OnFeatures) else (model, x)
 
@@ -227,10 +227,10 @@ def pool(posteriors: Sequence[Posterior]) -> Posterior:
     for number, other in enumerate(posteriors, 1):
         if other.chains is None:
             raise UserError(f"posterior {number} is a guide and has no chains to pool; it draws as often as you like")
-        for what, here, there in zip(("variant or setting", "temperature", "training rows", "length of chains"),
+        for what, ours, theirs in zip(("variant or setting", "temperature", "training rows", "length of chains"),
                                      _subject(first), _subject(other), strict=True):  # fmt: skip
-            if here != there:
-                raise UserError(f"posterior {number} has another {what} than the first ({there}, not {here})")
+            if ours != theirs:
+                raise UserError(f"posterior {number} has another {what} than the first ({theirs}, not {ours})")
     chains = {site: torch.cat([one.chains[site].to(first.device) for one in posteriors]) for site in first.chains}
     stats = {name: torch.cat([one.stats[name].cpu() for one in posteriors]) for name in shared}
     if "superchain" in stats:  # chains of different runs share no starting point

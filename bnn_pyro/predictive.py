@@ -21,7 +21,7 @@ from bnn_pyro.parts.mixtures import Mixture
 from bnn_pyro.parts.nets import in_mode
 from bnn_pyro.parts.observed import ReadLikelihood
 from bnn_pyro.parts.priors import widest_activation
-from bnn_pyro.posterior import Posterior, once
+from bnn_pyro.posterior import Posterior, split_frozen
 
 #: Bytes that the largest intermediate of one chunk may take; a 10,000-image prediction stays well under 1 GB.
 DEFAULT_MAX_MEMORY = 256 * 2**20
@@ -69,7 +69,7 @@ def predict(
         raise UserError("there is no input to predict: x has 0 rows")
     blocks, done, enough = [], 0, _enough_memory(num_draws, len(x), max_memory)
     with enough, torch.no_grad(), isolated(seed), in_mode(posterior.model, training=False):
-        model, x = once(posterior.model, x)
+        model, x = split_frozen(posterior.model, x)
         per_point = 4 * widest_activation(model, x[:1].to(posterior.device))  # bytes of one draw
         for block in posterior.blocks(num_draws, x):
             drawn = next(iter(block.values())).shape[0]

@@ -273,7 +273,7 @@ def judge(
     near = expected if high is None else np.clip(estimate.mean, expected, high)
     levels = np.where(p < ALPHA, level, "good").tolist()
     rows = zip(abouts, estimate.mean, near, estimate.error, p, levels, strict=True)
-    return [Finding(about, float(m), float(e), float(s), float(q), told) for about, m, e, s, q, told in rows]
+    return [Finding(about, float(m), float(e), float(s), float(q), grade) for about, m, e, s, q, grade in rows]
 
 
 def close(about: str, estimate: float, expected: float, tolerance: float, level: str = "bad") -> Finding:

@@ -28,7 +28,7 @@ from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.correlated_normal import FullNormal, LowRankNormal
 from bnn_pyro.parts.guides import MeanFieldNormal
 from bnn_pyro.parts.local_net import WeightGuide
-from bnn_pyro.posterior import Posterior, once
+from bnn_pyro.posterior import Posterior, split_frozen
 from bnn_pyro.predictive import predict
 
 #: Draws of a guide that are compared, and that estimate an ELBO.
@@ -103,7 +103,7 @@ def drawn(problem: Problem, posterior: Posterior, seed: int) -> tuple[Tensor, Te
 
 def density_findings(problem: Problem, method: Method, posterior: Posterior) -> list[Finding]:
     """The log joint of the variant's own model beside the formula, at a few weights."""
-    model, x = once(posterior.model, problem.data.x_train)
+    model, x = split_frozen(posterior.model, problem.data.x_train)
     joint = LogJoint(model, x, problem.data.y_train, getattr(method, "temperature", 1.0))
     weights = torch.linspace(-2, 2, 10)[:, None] * torch.cos(torch.arange(joint.size))
     expected = problem.log_joint(weights.double())

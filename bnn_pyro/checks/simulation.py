@@ -31,7 +31,7 @@ from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.likelihoods import Heteroscedastic
 from bnn_pyro.parts.mixtures import Mixture
 from bnn_pyro.parts.observed import ReadLikelihood
-from bnn_pyro.posterior import once, weight_space
+from bnn_pyro.posterior import split_frozen, weight_space
 from bnn_pyro.zoo import Entry
 
 #: Draws of the prior beside those of a posterior.
@@ -85,8 +85,8 @@ class Simulator:
         on_features(model, data)
         if hasattr(entry, "prepare"):
             entry.prepare(model, entry.guide(model), data)
-        self.model, self.points = once(model, inputs.points)
-        self.potential = Potential(self.model, once(model, inputs.x)[1], data.y_train)
+        self.model, self.points = split_frozen(model, inputs.points)
+        self.potential = Potential(self.model, split_frozen(model, inputs.x)[1], data.y_train)
 
     def draws(self, num: int) -> tuple[dict[str, Tensor], Tensor]:
         """Of the joint distribution: w {site: (num, *shape)} and y (num, N)."""

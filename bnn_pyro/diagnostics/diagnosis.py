@@ -114,13 +114,13 @@ def diagnose(posterior: Posterior, data: Dataset, *, progress: Callable[[int, in
                         f"to {tuple(posterior.schema.input_shape)}; give the data of its own run")  # fmt: skip
     data.schema.need_one_target("diagnose")
     work = _Work(posterior, data, *WHOLE)
-    work.found.failed = str(failure(posterior, data) or "")  # whether knowing nothing predicts better
+    work.findings.failed = str(failure(posterior, data) or "")  # whether knowing nothing predicts better
     steps = (work.functions, work.weights, work.sampler, work.approximation, work.held_out, work.replication)
     for done, step in enumerate((*steps, lambda: None)):
         if progress is not None:
             progress(done, len(steps))
         step()
-    return Diagnosis(work.statistics, verdicts(work.found), work.series, work.table)
+    return Diagnosis(work.statistics, verdicts(work.findings), work.series, work.table)
 
 
 def diagnose_chains(posterior: Posterior, data: Dataset) -> Diagnosis | None:
@@ -133,7 +133,7 @@ def diagnose_chains(posterior: Posterior, data: Dataset) -> Diagnosis | None:
         return None
     for step in (work.functions, work.weights, work.sampler):
         step()
-    return Diagnosis(work.statistics, tuple(v for v in verdicts(work.found) if v.about in CHAINS_ALONE))
+    return Diagnosis(work.statistics, tuple(v for v in verdicts(work.findings) if v.about in CHAINS_ALONE))
 
 
 class _Work:
@@ -144,7 +144,7 @@ class _Work:
         self.x = data.x_test if len(data.x_test) else data.x_train
         affordable = int(draws.WORK / (draws.weight_count(posterior) * min(most, len(self.x))))
         self.shape = draws.sized(posterior, max(50, min(GUIDE_DRAWS, affordable)))
-        self.found = Findings(
+        self.findings = Findings(
             kind=draws.kind(posterior),
             statistics={"chains": float(self.shape[0]), "draws": float(self.shape[1])},
             tested=len(data.x_test) > 0,
@@ -153,9 +153,9 @@ class _Work:
             rows=len(data.x_train),
             unit="a nat of log-odds" if posterior.schema.has_classes else "the targets' own spread",
         )
-        self.statistics, self.series = self.found.statistics, {}
+        self.statistics, self.series = self.findings.statistics, {}
         self.table: list[dict[str, Any]] = []
-        self.is_chain = self.found.kind == "chains"
+        self.is_chain = self.findings.kind == "chains"
         self.groups = _superchains(posterior) if self.is_chain else None
 
     def functions(self) -> None:
@@ -175,8 +175,8 @@ class _Work:
             spread = max(spread, float(wide.max()))
         flat = outputs.reshape(-1, *self.shape)
         picks = even(len(flat), SHOWN)
-        self.found.constant = num > 1 and not (flat.max((1, 2)) > flat.min((1, 2))).any()
-        self.found.broken = int((~np.isfinite(flat).all(0)).sum())
+        self.findings.constant = num > 1 and not (flat.max((1, 2)) > flat.min((1, 2))).any()
+        self.findings.broken = int((~np.isfinite(flat).all(0)).sum())
         if self.is_chain:
             chains, nested = chain_statistics(flat, self.groups), {} if self.groups is None else {"nested": 1.0}
             self.statistics |= {"spread_max": spread, **_worst(chains), **nested}
@@ -185,7 +185,7 @@ class _Work:
             picks = np.unique([*worst, *even(len(flat), SHOWN - 1)])
             self.series["autocorrelation"] = autocorrelation(flat[picks], min(LAGS, self.shape[1]))
         self.series["outputs"] = np.moveaxis(flat[picks], 0, -1)
-        which, of = "test" if self.found.tested else "training", len(names)
+        which, of = "test" if self.findings.tested else "training", len(names)
         self.series["output_labels"] = [f"{names[i % of]}, {which} point {points[i // of] + 1}" for i in picks]
 
     def weights(self) -> None:
@@ -222,12 +222,12 @@ class _Work:
         if trace.get("elbo"):
             self.series["elbo"] = np.asarray(trace["elbo"], dtype=np.float64)
         self.own, self.log_weights = self.posterior, None
-        if self.found.kind != "approximation":
+        if self.findings.kind != "approximation":
             return
         try:
             self.own, self.log_weights = importance.importance_weights(self.posterior, self.data)
         except importance.NoWeights as reason:
-            self.found.no_khat = str(reason)
+            self.findings.no_khat = str(reason)
             return
         self.series["log_weights"] = self.log_weights
         self.statistics["khat"] = float(importance.psis(self.log_weights[None])[1][0])
@@ -235,7 +235,8 @@ class _Work:
     def held_out(self) -> None:
         """Leave-one-out cross-validation and its calibration, where importance sampling can tell them."""
         few = self.shape[0] * self.shape[1] < importance.MIN_TAIL
-        if self.found.broken or few or not (self.is_chain or self.statistics.get("khat", np.inf) <= importance.GOOD_K):
+        close = self.is_chain or self.statistics.get("khat", np.inf) <= importance.GOOD_K
+        if self.findings.broken or few or not close:
             return
         loo = importance.leave_one_out(self.own, self.data, self.log_weights)
         self.statistics |= {
@@ -247,13 +248,13 @@ class _Work:
             "pareto_k_bad": float((~(loo.pareto_k <= importance.GOOD_K)).sum()),
             "pit_p": importance.uniformity(loo.pit),
         }
-        self.found.spread = float(np.abs(loo.pit - 0.5).mean() - 0.25)
+        self.findings.spread = float(np.abs(loo.pit - 0.5).mean() - 0.25)
         self.series |= {"pareto_k": loo.pareto_k, "loo_pit": loo.pit}
         self.series |= {"elpd_rows": loo.elpd, "loo_row_numbers": loo.rows}
 
     def replication(self) -> None:
         """Data sets that the fitted model makes, beside the observed one."""
-        if not self.found.broken:
+        if not self.findings.broken:
             made, observed, self.statistics["ppc_p"] = importance.replicate(self.posterior, self.data)
             self.series |= {"replicated": made, "observed": observed}
 

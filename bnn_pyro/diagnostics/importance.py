@@ -31,7 +31,7 @@ from bnn_pyro.inference.log_joint import log_joints
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.guides import DroppedColumns
 from bnn_pyro.parts.nets import in_mode
-from bnn_pyro.posterior import Posterior, once
+from bnn_pyro.posterior import Posterior, split_frozen
 
 #: Above it, sums of importance weights cannot be trusted.
 GOOD_K = 0.7
@@ -126,7 +126,7 @@ def proper_prior(posterior: Posterior, data: Dataset) -> str:
         return "the weights were fitted without their prior"
     try:
         with torch.no_grad(), isolated(0), in_mode(posterior.model, training=False):
-            model, x = once(posterior.model, data.x_train[:1].to(posterior.device))
+            model, x = split_frozen(posterior.model, data.x_train[:1].to(posterior.device))
             model(x)
     except NotImplementedError:
         return "the prior is improper and has no samples"
@@ -157,7 +157,7 @@ def importance_weights(posterior: Posterior, data: Dataset, seed: int = 0) -> tu
                 log_q += _density(node).cpu()
     own = as_chain(posterior, draws)
     with torch.no_grad(), isolated(seed), in_mode(own.model, training=False):
-        model, x = once(own.model, data.x_train[:1].to(own.device))
+        model, x = split_frozen(own.model, data.x_train[:1].to(own.device))
         log_prior, _ = log_joints(model, draws, x, data.y_train[:1].to(own.device))
     likelihood = torch.zeros(num, dtype=torch.float64)
     for rows, prediction in walk(own, data.x_train, num):

@@ -249,11 +249,10 @@ def run_chains(plan: Chains, cores: int, run: Run) -> tuple[list[Record], str]:
         if unfinished or run.stop:
             raise KeyboardInterrupt
 
-    heard = dict(progress=progress, done=done, failed=failed, watch=watch)
     how = dict(cores=cores, names=[f"chain {c + 1} of {chains}" for c in todo], all_threads=chains == 1, grace=math.inf)
     try:
         with executor("here") if in_reach and cores == 1 else contextlib.nullcontext():
-            map_tasks(plan, todo, **how, **heard)
+            map_tasks(plan, todo, **how, progress=progress, done=done, failed=failed, watch=watch)
     except KeyboardInterrupt:
         if checkpoint is not None and not checkpoint.stop:
             raise

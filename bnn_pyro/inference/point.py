@@ -191,7 +191,7 @@ class Ensemble(MAP):
             if run.stop:
                 raise Interrupted(f"stopped with {len(finished)} of {self.members} members found")
 
-        def shown(done: float, of: int, figures: Figures) -> None:
+        def progress(done: float, of: int, figures: Figures) -> None:
             run.tell(round((before + done) * steps), self.members * steps, figures)
 
         rows = replace(data, x_test=data.x_test[:0], y_test=data.y_test[:0])  # the others need not travel
@@ -207,7 +207,7 @@ class Ensemble(MAP):
         train = partial(_train, self, model, rows, run.seed, limit, [None] * self.members if on_cluster() else children)
         names = [f"member {m + 1} of {self.members}" for m in todo]
         with executor("here") if together else nullcontext():
-            map_tasks(train, todo, names=names, report=shown, done=keep, **where)
+            map_tasks(train, todo, names=names, report=progress, done=keep, **where)
         members = [finished[m] for m in numbers]
         chains = {s: torch.stack([w[s].to(data.x_train.device) for w, *_ in members])[:, None] for s in members[0][0]}
         shared = min(len(trace["epoch"]) for _, trace, _ in members)

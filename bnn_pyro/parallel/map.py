@@ -78,7 +78,7 @@ def map_tasks(
         processes = min(usable_cores() if where is not None else cores or usable_cores(), len(tasks))
         where = Executor("processes", processes) if processes > 1 else Executor("here")
     if where.kind == "here":
-        run.here(function, all_threads)
+        run.in_this_process(function, all_threads)
     else:
         with contextlib.ExitStack() as stack:
             run.within((DaskPool if where.kind == "dask" else ProcessPool)(stack, where, function), grace)
@@ -103,11 +103,11 @@ class _Run:
     watch: Callable[[], None] | None
     results: dict[int, Any] = field(default_factory=dict)
     shares: dict[int, float] = field(default_factory=dict)
-    said: set[str] = field(default_factory=set)
+    warned: set[str] = field(default_factory=set)
     reason: BaseException | None = None
 
     # -- what the caller hears -----------------------------------------------------------------------------------------
-    def heard(self, number: int, share: float, figures: Figures) -> None:
+    def on_progress(self, number: int, share: float, figures: Figures) -> None:
         """A task has reported its progress."""
         further, self.shares[number] = share != self.shares.get(number, 0.0), share
         if self.progress is not None:
@@ -140,12 +140,12 @@ class _Run:
                 self.reason = reason
 
     # -- the tasks -----------------------------------------------------------------------------------------------------
-    def here(self, function: Callable, all_threads: bool) -> None:
+    def in_this_process(self, function: Callable, all_threads: bool) -> None:
         """One task after the other in this process."""
         for number, (task, name) in enumerate(zip(self.tasks, self.names, strict=True)):
 
             def send(share: float, figures: Figures, number: int = number) -> None:
-                self.heard(number, share, figures)
+                self.on_progress(number, share, figures)
                 self.look()
 
             channel = Channel(send, lambda: self.reason is not None)
@@ -193,7 +193,7 @@ class _Run:
                         if deaths[number] < tries:
                             waiting.append(number)
                 for report in pool.progress(at_work.values()):
-                    self.heard(*report)
+                    self.on_progress(*report)
                 self.look()
             except KeyboardInterrupt as reason:
                 if self.reason is not None:  # the second one
@@ -222,8 +222,8 @@ class _Run:
         except Exception as error:
             good, result, warned = False, failure(error, name), ()
         for message in warned:
-            if message not in self.said:
-                self.said.add(message)
+            if message not in self.warned:
+                self.warned.add(message)
                 warnings.warn(message, stacklevel=6)
         if self.reason is None or not isinstance(result, KeyboardInterrupt):  # by which tasks end that were asked to
             self.finish(number, good, result)

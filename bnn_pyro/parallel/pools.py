@@ -130,13 +130,13 @@ def _file_channel(folder: Path, number: int, parent: int) -> Channel:
         with suppress(OSError):  # a disk that is full is no fault of the task's
             file.write_text(json.dumps([share, dict(figures)], default=float))
 
-    def asked() -> bool:
+    def unwanted() -> bool:
         if os.getppid() != parent:
             os._exit(1)
         return not wanted.exists()
 
     send(0.0, {})
-    return Channel(send, asked, EVERY)
+    return Channel(send, unwanted, EVERY)
 
 
 # -- a Dask cluster ----------------------------------------------------------------------------------------------------
@@ -212,11 +212,11 @@ def _event_channel(topic: str, number: int) -> Channel:
     worker = get_worker()
     key = worker.get_current_task()
 
-    def asked() -> bool:
+    def unwanted() -> bool:
         state = worker.state.tasks.get(key)
         return state is None or state.state == "cancelled"
 
-    return Channel(lambda share, figures: worker.log_event(topic, [number, share, dict(figures)]), asked, EVENT)
+    return Channel(lambda share, figures: worker.log_event(topic, [number, share, dict(figures)]), unwanted, EVENT)
 
 
 # -- a task in another process -----------------------------------------------------------------------------------------

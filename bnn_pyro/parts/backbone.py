@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.errors import UserError, first_line, unknown
 from bnn_pyro.isolation import isolated
-from bnn_pyro.parts.nets import in_mode, weights_digest
+from bnn_pyro.parts.nets import described, in_mode, weights_digest
 from bnn_pyro.parts.priors import BayesianNet
 
 #: Input numbers, and rows, that one call of the network takes at most: bounds the memory of its activations.
@@ -65,7 +65,8 @@ class Pretrained:
         Raises UserError for a network that takes the one kind only.
         """
         if inputs != self.inputs and self.description["kind"] not in ("module", "file"):
-            raise UserError(f"the backbone ({spoken(self.description)}) takes {self.inputs} inputs; leave 'inputs' out")
+            name = f"the backbone ({in_words(self.description)})"
+            raise UserError(f"{name} takes {self.inputs} inputs; leave 'inputs' out")
         if inputs == self.inputs:
             return self
         # Descriptions of before there was a choice say nothing, and mean raw: they must stay the same.
@@ -82,7 +83,7 @@ class Backbone(nn.Module):
         self.description = pretrained.description
         where = next((p.device for p in (*self.net.parameters(), *self.net.buffers())), None)
         self.register_buffer("scale", torch.tensor(1.0, device=where))
-        self._given, self._own = schema, None if pretrained.inputs == "raw" else pretrained.schema or schema
+        self._schema, self._own = schema, None if pretrained.inputs == "raw" else pretrained.schema or schema
         self.num_features = self._features(torch.zeros(2, *schema.input_shape, device=where)).shape[1]
 
     def forward(self, x: Tensor, report: Callable[[int, int], None] | None = None) -> Tensor:
@@ -102,14 +103,14 @@ class Backbone(nn.Module):
 
     def _enter(self, x: Tensor) -> Tensor:
         """Inputs standardised as the data's are -> those that the network takes."""
-        here, own = self._given, self._own
-        if own is not None and (here.x_shift, here.x_scale) == (own.x_shift, own.x_scale):
+        schema, own = self._schema, self._own
+        if own is not None and (schema.x_shift, schema.x_scale) == (own.x_shift, own.x_scale):
             return x
-        return here.unstandardise(x) if own is None else own.standardise(here.unstandardise(x))
+        return schema.unstandardise(x) if own is None else own.standardise(schema.unstandardise(x))
 
     @torch.no_grad()
     def _features(self, x: Tensor) -> Tensor:
-        name = f"the backbone ({spoken(self.description)})"
+        name = f"the backbone ({in_words(self.description)})"
         try:
             with in_mode(self.net, training=False):
                 features = self.net(self._enter(x))
@@ -143,7 +144,7 @@ class OnFeatures(nn.Module):
         return self.head(self.backbone(x), y)
 
 
-def spoken(description: Mapping[str, Any]) -> str:
+def in_words(description: Mapping[str, Any]) -> str:
     """A backbone's description in a few words."""
     return " ".join(str(description[k]) for k in ("kind", "entry", "name", "class", "path") if k in description)
 
@@ -164,9 +165,7 @@ def _frozen_copy(net: nn.Module) -> nn.Module:
 # -- a user's own network ----------------------------------------------------------------------------------------
 def from_module(module: nn.Module) -> Pretrained:
     """A module whose output is the features; its inputs are standardised."""
-    layers = hashlib.sha256(repr(module).encode()).hexdigest()[:16]  # weights alone do not tell a ReLU from a tanh
-    about = {"kind": "module", "class": type(module).__name__, "layers": layers, "weights": weights_digest(module)}
-    return Pretrained(module, about).taking("standardised")
+    return Pretrained(module, described(module)).taking("standardised")
 
 
 def from_text(text: str) -> Pretrained:

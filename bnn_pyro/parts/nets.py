@@ -67,6 +67,12 @@ def weights_digest(net: nn.Module) -> str:
     return digest.hexdigest()[:16]
 
 
+def described(net: nn.Module) -> dict[str, str]:
+    """What a user's module is known by: its class, layers and weights, which do not tell a ReLU from a tanh."""
+    layers = hashlib.sha256(repr(net).encode()).hexdigest()[:16]
+    return {"kind": "module", "class": type(net).__name__, "layers": layers, "weights": weights_digest(net)}
+
+
 class Linear(nn.Linear):
     """y = x Wᵀ + b, for x (…, B, in) and W (out, in) or (S, out, in); b (out) or (S, out). Returns (…, B, out)."""
 

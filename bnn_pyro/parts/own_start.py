@@ -223,9 +223,9 @@ class BatchStatistics(nn.Module):
         self._probe = (probe,)  # no submodule: it has no tensors of its own
         self._last: tuple[tuple[Tensor, ...], list[int], dict[str, Tensor]] | None = None
 
-    def _record(self, path: str, _: nn.Module, given: tuple[Tensor, ...]) -> None:
-        over = [dim for dim in range(given[0].dim()) if dim != 1]
-        self._seen.setdefault(path, []).append((given[0].mean(over), given[0].var(over, correction=0)))
+    def _record(self, path: str, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        over = [dim for dim in range(inputs[0].dim()) if dim != 1]
+        self._seen.setdefault(path, []).append((inputs[0].mean(over), inputs[0].var(over, correction=0)))
 
     def take(self, x: Tensor) -> None:
         """Normalise by at most ``NORM_ROWS`` of these training rows (N, *input_shape), evenly spaced."""
@@ -254,13 +254,13 @@ class BatchStatistics(nn.Module):
                 raise UserError(f"'{twice[0]}' normalises several times in one call; use batch_norm='frozen'")
             pieces.append({path: calls[0] for path, calls in self._seen.items()})
         self._seen.clear()
-        found = {}
+        statistics = {}
         for path in pieces[0]:
             for i, name in enumerate(("running_mean", "running_var")):
-                found[f"{path}.{name}"] = torch.stack([piece[path][i] for piece in pieces]).reshape(*lead, -1)
+                statistics[f"{path}.{name}"] = torch.stack([piece[path][i] for piece in pieces]).reshape(*lead, -1)
         # The same draws meet many rows, a few at a time.
-        self._last = None if torch.is_grad_enabled() else (key, versions, found)
-        return found
+        self._last = None if torch.is_grad_enabled() else (key, versions, statistics)
+        return statistics
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *args: Any) -> None:
         if f"{prefix}rows" in state:  # of any number

@@ -8,7 +8,6 @@ module's weights. A parameter that is no part of ``where`` is a point: a site wi
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import inspect
 import os
@@ -27,7 +26,7 @@ from bnn_pyro.parts.backbone import INPUTS
 from bnn_pyro.parts.correlated_normal import parse_family
 from bnn_pyro.parts.guides import WithPoints
 from bnn_pyro.parts.likelihoods import Categorical, Likelihood, make_likelihood
-from bnn_pyro.parts.nets import in_mode, weights_digest
+from bnn_pyro.parts.nets import described, in_mode
 from bnn_pyro.parts.own_module import assign, check_outputs, freeze, norm_layers, own_copy, select
 from bnn_pyro.parts.own_start import BATCH_NORM, SHARE, BatchStatistics, sampling_of, start_guide
 from bnn_pyro.parts.priors import BayesianNet, parse_prior
@@ -48,10 +47,8 @@ class ModuleSource:
         """What it is known by: the class, and of a module a digest of its weights."""
         if not isinstance(self.origin, nn.Module):
             return {"kind": "function", "name": getattr(self.origin, "__qualname__", type(self.origin).__name__)}
-        module = getattr(self.origin, "_orig_mod", self.origin)
-        layers = hashlib.sha256(repr(module).encode()).hexdigest()[:16]  # weights alone do not tell a ReLU from a tanh
-        about = {"kind": "module", "class": type(module).__name__, "layers": layers}
-        return about | {"weights": weights_digest(own_copy(module))}
+        own_copy(self.origin)  # refuses what cannot be copied
+        return described(getattr(self.origin, "_orig_mod", self.origin))
 
     def make(self, schema: Schema) -> nn.Module:
         """The module, a copy.   Raises UserError where the function fails, or gives no module."""
@@ -225,6 +222,6 @@ def _pattern(where: Any) -> str:
     return "|".join(part if isinstance(part, str) else part.__name__ for part in parts)
 
 
-def _unstandardise(schema: Schema, _: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _unstandardise(schema: Schema, _: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """A forward pre-hook: inputs in their own units."""
-    return (schema.unstandardise(given[0]), *given[1:])
+    return (schema.unstandardise(inputs[0]), *inputs[1:])
