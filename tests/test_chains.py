@@ -91,12 +91,12 @@ def test_thinning_keeps_every_third_transition():
 
 def test_every_divergence_is_counted():
     """The rarest outcome of a thinned block is the one that must not be lost."""
-    record = Record(draws=2, warmup=1, thin=3, shape=(1,))
+    record = Record(draws=2, warmup=1, thin=3)
     for t in range(7):
         record.add(np.array([float(t)]), {"diverging": float(t in (0, 2)), "acceptance_rate": t / 10})
     assert record.finished and record.divergent == 1
-    assert record.stats["diverging"].tolist() == [1.0, 0.0] and record.z[:, 0].tolist() == [3.0, 6.0]
-    assert record.stats["acceptance_rate"].tolist() == pytest.approx([0.2, 0.5])
+    assert record.columns["diverging"].tolist() == [1.0, 0.0] and record.columns["z"][:, 0].tolist() == [3.0, 6.0]
+    assert record.columns["acceptance_rate"].tolist() == pytest.approx([0.2, 0.5])
 
 
 # -- in processes ----------------------------------------------------------------------------------------------------
@@ -223,7 +223,7 @@ def test_the_most_draws():
         ((20, 1, 0), ([0], 20)),
         ((0, 0, 0), ([], 0)),
     ):
-        records = [Record(20, 0, 1, (1,)) for _ in kept]
+        records = [Record(20, 0, 1) for _ in kept]
         for record, num in zip(records, kept, strict=True):
             record.kept = num
         assert most_draws(records) == chosen

@@ -46,18 +46,17 @@ COUNTS = ("done", "kept", "divergent")
 
 
 class Record:
-    """z (draws, *shape) and stats {name: (draws, …)}, of which the first ``kept`` are there.
+    """columns {name: (draws, …)}, of which the first ``kept`` are there: the stats, and positions "z".
 
-    shape: (P,) of one chain, or (C, P) of chains that move as one, whose stats are (draws, C).
+    z: (draws, P) of one chain, or (draws, C, P) of chains that move as one, whose stats are (draws, C).
 
     ``done`` counts transitions, ``resumed`` those of a former run, ``divergent`` the bad ones after the warm-up. Of
     ``thin`` transitions the last one's position is kept, with stats that speak for all of them.
     """
 
-    def __init__(self, draws: int, warmup: int, thin: int, shape: tuple[int, ...]) -> None:
-        self.warmup, self.thin = warmup, thin
-        self.z = np.zeros((draws, *shape))
-        self.stats: dict[str, np.ndarray] = {}
+    def __init__(self, draws: int, warmup: int, thin: int) -> None:
+        self.draws, self.warmup, self.thin = draws, warmup, thin
+        self.columns: dict[str, np.ndarray] = {}
         self.done = self.kept = self.divergent = self.resumed = 0
         self.interrupted = False
         self.since: list[Mapping[str, float | np.ndarray]] = []  # of the transitions since the last draw that was kept
@@ -65,7 +64,7 @@ class Record:
     @property
     def finished(self) -> bool:
         """Whether every draw is there."""
-        return self.kept == len(self.z)
+        return self.kept == self.draws
 
     def add(self, z: np.ndarray, figures: Mapping[str, float | np.ndarray]) -> None:
         """The outcome of one transition."""
@@ -76,27 +75,27 @@ class Record:
         self.since.append(figures)
         if len(self.since) < self.thin:
             return
-        self.z[self.kept] = z
-        for name, value in figures.items():
+        for name, value in {**figures, "z": z}.items():
             if self.thin > 1 and name in COMBINED:
                 value = COMBINED[name]([one[name] for one in self.since])
-            if name not in self.stats:
-                self.stats[name] = np.zeros((len(self.z), *np.shape(value)))
-            self.stats[name][self.kept] = value
+            if name not in self.columns:
+                self.columns[name] = np.zeros((self.draws, *np.shape(value)))
+            self.columns[name][self.kept] = value
         self.since = []
         self.kept += 1
 
     def of_chain(self, c: int) -> Record:
         """That of one of the chains that move as one."""
         alone = copy(self)
-        alone.z, alone.stats = self.z[:, c], {name: values[:, c] for name, values in self.stats.items()}
+        alone.columns = {name: values[:, c] for name, values in self.columns.items()}
         return alone
 
     def state(self) -> dict[str, Any]:
         """All of it as tensors and numbers."""
+        stats = {name: torch.from_numpy(values[: self.kept]) for name, values in self.columns.items()}
         return {
-            "z": torch.from_numpy(self.z[: self.kept]),
-            "stats": {name: torch.from_numpy(values[: self.kept]) for name, values in self.stats.items()},
+            "z": stats.pop("z", torch.empty(0)),
+            "stats": stats,
             "since": [{name: torch.as_tensor(v, dtype=torch.float64) for name, v in one.items()} for one in self.since],
             **{name: getattr(self, name) for name in COUNTS},
         }
@@ -105,10 +104,9 @@ class Record:
         """Take over such a state."""
         vars(self).update({name: state[name] for name in COUNTS}, resumed=state["done"])
         self.since = [{name: value.numpy() for name, value in one.items()} for one in state["since"]]
-        self.z[: self.kept] = state["z"].numpy()
-        for name, values in state["stats"].items():
-            self.stats[name] = np.zeros((len(self.z), *values.shape[1:]))
-            self.stats[name][: self.kept] = values.numpy()
+        for name, values in {**state["stats"], "z": state["z"]}.items() if self.kept else ():
+            self.columns[name] = np.zeros((self.draws, *values.shape[1:]))
+            self.columns[name][: self.kept] = values.numpy()
 
 
 @dataclass
@@ -132,7 +130,7 @@ class Chains:
 
     def record(self, state: Mapping[str, Any] | None) -> Record:
         """That of a chain, with what a checkpoint has of it."""
-        record = Record(self.sampler.draws, self.sampler.warmup, self.sampler.thin, self.starts.shape[1:])
+        record = Record(self.sampler.draws, self.sampler.warmup, self.sampler.thin)
         if state is not None:
             record.restore(state["record"])
         return record
@@ -162,7 +160,7 @@ class Chain:
 
     def __init__(self, kernel: Any, record: Record, figures: Figures) -> None:
         self.kernel, self.record, self.figures = kernel, record, figures
-        self.total = record.warmup + len(record.z) * record.thin
+        self.total = record.warmup + record.draws * record.thin
 
     @property
     def step(self) -> int:

@@ -125,7 +125,7 @@ class MILE(SeparateChains):
         records, stopped = super()._draw(potential, starts, run)
         parts = [record.of_chain(c) for record in records for c in range(self.chains // len(records))]
         for c, part in enumerate(parts):  # of several that move as one
-            if not self.adjusted and part.kept and part.stats["diverging"][part.kept - 1]:
+            if not self.adjusted and part.kept and part.columns["diverging"][part.kept - 1]:
                 part.kept, stopped = 0, stopped or f"chain {c + 1} diverged"
         return parts, stopped
 

@@ -164,7 +164,7 @@ class Sampler(Settings):
         if stopped:
             stopped = f"{stopped}: {len(chosen)} of {self.chains} chains with {draws:,} of {self.draws:,} draws each"
             warnings.warn(f"{stopped} are kept", stacklevel=4)
-        columns = [{"z": records[c].z, **records[c].stats} for c in chosen]
+        columns = [records[c].columns for c in chosen]
         stats = {name: torch.from_numpy(np.stack([column[name][:draws] for column in columns])) for name in columns[0]}
         z = stats.pop("z")
         warn_of_idle_chains(z, stats["diverging"], chosen, self.chains)
@@ -178,7 +178,7 @@ def _too_early(records: Sequence[Record], run: Run, thin: int) -> UserError:
     """The error where a chain has no draw when the time is over, with how much it takes to have one of each."""
     done = max(1, sum(record.done - record.resumed for record in records))
     left = sum(max(0, record.warmup + thin - record.done) for record in records)
-    more, whole = run.minutes * left / done, sum(len(r.z) * thin + r.warmup - r.done for r in records)
+    more, whole = run.minutes * left / done, sum(r.draws * thin + r.warmup - r.done for r in records)
     least = min(records, key=lambda record: record.done)
     resumed = run.checkpoint is not None
     need = math.ceil(1.1 * (more if resumed else run.minutes + more))
