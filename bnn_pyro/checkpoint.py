@@ -8,12 +8,13 @@ import io
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from bnn_pyro.distributed import here
 from bnn_pyro.errors import UserError
@@ -154,6 +155,7 @@ class Run:
     """What a fit is given besides its model and data; see ``Method.run``.
 
     max_minutes  after which, counted from ``began`` (``time.time()``), it is to end with what it has come to
+    start        {site: (C, *shape)}, the weights at which optimisations of points start, where they are given
     """
 
     seed: int = 0
@@ -161,6 +163,12 @@ class Run:
     report: Report | None = None
     max_minutes: float | None = None
     began: float = field(default_factory=lambda: time.time())
+    start: Mapping[str, Tensor] | None = None
+
+    def first_point(self, initial: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Where an optimisation of a point starts: {site: value}, the model's own ``initial`` where none is given."""
+        known = self.start is not None and len(next(iter(self.start.values()))) > 0
+        return {site: value[0] for site, value in self.start.items()} if known else initial
 
     @property
     def expired(self) -> bool:

@@ -45,6 +45,7 @@ def fit(
     progress: bool = True,
     max_minutes: float | None = None,
     minutes: float = MINUTES,
+    start: Posterior | None = None,
 ) -> Posterior:
     """The posterior of a variant given the training rows of ``data``.
 
@@ -60,6 +61,8 @@ def fit(
     max_minutes: after which a fit ends with what it has, of a sampler as many draws of every chain, of an optimisation
         the weights of then (provenance: "stopped").
     minutes: that a fit of "auto" may take.
+    start: an earlier posterior, such as of fewer rows, at whose q (svi) or weights (map, mle, mc-dropout, ensemble) the
+        optimisation starts. It is no prior: the result is the posterior given ``data`` alone.
 
     Under torchrun, or in a process group of torch.distributed, all processes fit one posterior: each calls this with
     the same arguments, has a share of the rows of every step, and returns it; rank 0 writes. A checkpoint may be
@@ -85,7 +88,7 @@ def fit(
         folder = None if out is None else Path(out) / "baseline"
         backbone = fit_setup(make_setup(first), data, out=folder, **options)
         setup = replace(setup, entry=replace(setup.entry, backbone=backbone))
-    return fit_setup(setup, data, out=out, max_minutes=max_minutes, **options)
+    return fit_setup(setup, data, out=out, max_minutes=max_minutes, start=start, **options)
 
 
 def prior(entry: str | Entry | nn.Module, data: Dataset, *, num_draws: int = 500, seed: int = 0) -> Posterior:
@@ -106,7 +109,7 @@ def prior(entry: str | Entry | nn.Module, data: Dataset, *, num_draws: int = 500
             if hasattr(setup.entry, "prepare"):
                 setup.entry.prepare(inferred, setup.entry.guide(model), seen)
         chains = prior_draws(weight_space(model), torch.zeros(1, *data.schema.input_shape), num_draws)
-    about = _provenance(setup, data, seed) | {"method": "prior", "method_settings": {}, "stored_draws": num_draws}
+    about = provenance_of(setup, data, seed) | {"method": "prior", "method_settings": {}, "stored_draws": num_draws}
     del about["key"]  # a fit must not take it for its own result
     return Posterior(model, data.schema, chains={site: w[None] for site, w in chains.items()}, provenance=about)
 
@@ -162,12 +165,18 @@ def fit_setup(
     device: str = "auto",
     progress: bool = True,
     max_minutes: float | None = None,
+    start: Posterior | None = None,
 ) -> Posterior:
     """The posterior of a setup that :func:`check_setup` returned, with its backbone trained; see :func:`fit`."""
     ranks, entry = here(), setup.entry
     if _takes_all_rows(setup, data):
         data = replace(data, x_train=data.x_train[:], x_val=data.x_val[:])
-    provenance = _provenance(setup, data, seed)
+    provenance = provenance_of(setup, data, seed)
+    if start is not None:
+        from bnn_pyro.warm_start import start_at, start_of
+
+        provenance["start"] = start_of(setup, start, data.schema)
+        provenance["key"] = [*provenance["key"], provenance["start"]["digest"]]
     _check_same(ranks, provenance["key"])
     checkpoint = None if out is None else Checkpoint(Path(out) / "checkpoint", provenance["key"])
     # A checkpoint beside a finished posterior is that of a later run, stopped before it could replace it.
@@ -182,7 +191,7 @@ def fit_setup(
         if checkpoint is not None and not resume:
             checkpoint.discard()
         with ranks.agreed():
-            where, start = choose_device(device), time.perf_counter()
+            where, began = choose_device(device), time.perf_counter()
         label = f"{provenance['entry']} · {provenance['method']} · {data.name}"
         with isolated(seed), ExitStack() as stack:
             model = entry.model(data.schema).to(where)
@@ -191,43 +200,25 @@ def fit_setup(
             report = forwarded(stack.enter_context(progress_bar(label, progress and ranks.first)))
             options = dict({} if max_minutes is None else {"max_minutes": max_minutes}, seed=seed, report=report)
             facts = entry.prepare(inferred, guide, seen) if hasattr(entry, "prepare") else {}
+            if start is not None:
+                options |= start_at(setup.method.starts_at, start, inferred, guide)
             if checkpoint is not None:
                 options["checkpoint"] = stack.enter_context(checkpoint)
             posterior = setup.method.run(inferred, guide, seen, **options)
         provenance = {**posterior.provenance, **provenance, "device": str(where)}
         provenance |= {"module": facts} if facts else {}
-        provenance["seconds"] = round(time.perf_counter() - start, 3)
+        provenance["seconds"] = round(time.perf_counter() - began, 3)
         if posterior.chains is not None:
             provenance["stored_draws"] = math.prod(next(iter(posterior.chains.values())).shape[:2])
         if ranks.size > 1:
             provenance["processes"] = ranks.size
         whole = posterior.model if inferred is model else model
-        rows = _rows(setup.method, data, getattr(entry, "backbone", None))
+        rows = _rows(setup.method, data, getattr(entry, "backbone", None), start)
         posterior = replace(posterior, model=whole, schema=data.schema, provenance=provenance, rows=rows)
         if checkpoint is not None:
             ranks.first_does(lambda: posterior.save(out))
             checkpoint.discard()
         return posterior
-
-
-def has_member(ensemble: Setup, point: Setup) -> bool:
-    """Whether the first member of an ensemble is the fit that ``point`` would be, but for the noise of its training."""
-    settings, shared = vars(ensemble.method), vars(point.method).items()
-    if "members" not in settings or not isinstance(ensemble.method, type(point.method)):
-        return False
-    return ensemble.entry == point.entry and all(settings[name] == value for name, value in shared)
-
-
-def first_member(posterior: Posterior, setup: Setup, data: Dataset, seed: int, out: str | Path) -> Posterior:
-    """The first member of an ensemble as the fit of ``setup`` (see :func:`has_member`), saved; without a trace."""
-    members = len(next(iter(posterior.chains.values())))
-    provenance = {**posterior.provenance, **_provenance(setup, data, seed), "stored_draws": 1, "auto": {}}
-    provenance["member"] = f"the first of {members} members"
-    provenance["seconds"] = round(posterior.provenance["seconds"] / members, 3)
-    chains = {site: value[:1].clone() for site, value in posterior.chains.items()}
-    member = replace(posterior, chains=chains, trace={}, provenance=provenance)
-    here().first_does(lambda: member.save(out))
-    return member
 
 
 def _takes_all_rows(setup: Setup, data: Dataset) -> bool:
@@ -250,7 +241,7 @@ def _takes_all_rows(setup: Setup, data: Dataset) -> bool:
     return True
 
 
-def _provenance(setup: Setup, data: Dataset, seed: int) -> dict[str, Any]:
+def provenance_of(setup: Setup, data: Dataset, seed: int) -> dict[str, Any]:
     """What the posterior's archive says of its fit; ``key`` is what a fit must have in common to be resumed."""
     incidental = getattr(setup.method, "incidental", ())
     entry_settings, method_settings = setup.variant_settings, setup.inference_settings
@@ -273,12 +264,13 @@ def _provenance(setup: Setup, data: Dataset, seed: int) -> dict[str, Any]:
     } | ({"auto": dict(setup.auto)} if setup.auto else {})
 
 
-def _rows(method: Method, data: Dataset, backbone: Any) -> Tensor:
-    """Digests of the rows that a fit uses: training rows, validation rows where they stop it, and the backbone's."""
+def _rows(method: Method, data: Dataset, *others: Any) -> Tensor:
+    """Digests of the rows that a fit uses: training rows, validation rows where they stop it, and those of others."""
     stops = [row_digests(data.x_val, data.y_val)] if getattr(method, "patience", 0) != 0 else []
     rows = torch.cat([row_digests(data.x_train, data.y_train), *stops])
-    others = getattr(backbone, "rows", None)
-    return rows if others is None else torch.cat([rows, others[~torch.isin(others, rows)]])
+    for more in (getattr(other, "rows", None) for other in others):  # of a backbone, or a start
+        rows = rows if more is None else torch.cat([rows, more[~torch.isin(more, rows)]])
+    return rows
 
 
 def _methods(what: str) -> str:
@@ -291,7 +283,7 @@ def _check_same(ranks: Ranks, key: list) -> None:
     keys = ranks.gather(json.dumps(key, sort_keys=True, default=str))
     if len(set(keys)) > 1:
         rank = next(r for r, other in enumerate(keys) if other != keys[0])
-        names = ("variant", "its settings", "inference method", "its settings", "seed", "training rows")
-        what = ", ".join(name for name, *pair in zip(names, *map(json.loads, (keys[0], keys[rank])), strict=True)
+        names = ("variant", "its settings", "inference method", "its settings", "seed", "training rows", "start")
+        what = ", ".join(name for name, *pair in zip(names, *map(json.loads, (keys[0], keys[rank])), strict=False)
                          if pair[0] != pair[1])  # fmt: skip
         raise Agreed(f"processes 0 and {rank} of this fit were given other things ({what}); give all of them the same")

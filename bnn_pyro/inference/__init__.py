@@ -44,6 +44,7 @@ class Method(Protocol):
     needs         keys of ``NEEDS``: what a variant must have
     tiny          settings that suffice where there are a few weights and some dozen rows
     timed         whether ``run`` takes ``max_minutes``, after which it ends with what it has; no, where it doesn't say
+    starts_at     "guide" or "point": what of an earlier posterior it can start at; where it doesn't say, nothing
     """
 
     converges_to: ClassVar[str]

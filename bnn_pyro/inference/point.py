@@ -58,6 +58,7 @@ class MAP(Optimisation):
     max_norm: float = setting(0.0, low=0)
 
     prior_weight: ClassVar[float] = 1.0
+    starts_at: ClassVar[str] = "point"
 
     def run(self, model: nn.Module, guide: nn.Module | None, data: Dataset, **how: Any) -> Posterior:
         """Find the point and return it as one chain of one draw; see ``Method.run``. The guide is not used."""
@@ -89,7 +90,7 @@ class MAP(Optimisation):
 
     def find(self, model: nn.Module, data: Dataset, run: Run) -> tuple[PointMass, Trace, str]:
         """The point; the trace {epoch, log_likelihood, log_joint, log_prior}, and see ``minimise``."""
-        point, how = PointMass(model.initial).to(data.x_train.device), {}
+        point, how = PointMass(run.first_point(model.initial)).to(data.x_train.device), {}
         data, patience = self.held_out(model, data, run.seed)
         if patience:
             how["watch"] = EarlyStopping(model, point, data.x_val, data.y_val, patience)
@@ -204,7 +205,8 @@ class Ensemble(MAP):
         limit = run.max_minutes
         if limit is not None:  # an equal share for every member
             limit = max(0.0, limit - run.minutes) / max(1, math.ceil(len(todo) / cores))
-        train = partial(_train, self, model, rows, run.seed, limit, [None] * self.members if on_cluster() else children)
+        places = [None] * self.members if on_cluster() else children
+        train = partial(_train, self, model, rows, replace(run, checkpoint=None, report=None), limit, places)
         names = [f"member {m + 1} of {self.members}" for m in todo]
         with executor("here") if together else nullcontext():
             map_tasks(train, todo, names=names, report=progress, done=keep, **where)
@@ -218,15 +220,16 @@ class Ensemble(MAP):
 
 
 def _train(
-    method: Ensemble, model: nn.Module, data: Dataset, seed: int, minutes: float | None,
+    method: Ensemble, model: nn.Module, data: Dataset, run: Run, minutes: float | None,
     children: Sequence[Checkpoint | None], m: int,
 ) -> Member:  # fmt: skip
     """Member m, wherever this is called.   children: checkpoints of the members, where their files are in reach."""
-    seed = seed if m == 0 else int(np.random.SeedSequence([seed, m]).generate_state(1)[0])
+    seed = run.seed if m == 0 else int(np.random.SeedSequence([run.seed, m]).generate_state(1)[0])
     with isolated(seed):
         model = restarted(model) if m else copy.deepcopy(model)  # the first starts where the model does, as MAP would
         report = lambda done, of, figures: report_progress(done, of, {"member": m + 1, **figures})  # noqa: E731
-        point, trace, over = method.find(model, data, Run(seed, children[m], report, minutes))
+        own = None if run.start is None else {site: value[m : m + 1] for site, value in run.start.items()}
+        point, trace, over = method.find(model, data, Run(seed, children[m], report, minutes, start=own))
     return {site: value.detach().clone() for site, value in point.sites().items()}, trace, over
 
 

@@ -36,6 +36,7 @@ class SVI(Optimisation):
 
     converges_to: ClassVar[str] = "best in family"
     needs: ClassVar[frozenset[str]] = frozenset({"guide"})
+    starts_at: ClassVar[str] = "guide"
     num_particles: int = setting(1, low=1)
     temperature: float = setting(1.0, above=0)
     kl_warmup: int = setting(0, low=0)

@@ -23,11 +23,12 @@ from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.distributed import Ranks, here
 from bnn_pyro.errors import FitFailed
 from bnn_pyro.files import cache_root
-from bnn_pyro.fitting import check_setup, first_member, fit_setup, has_member
+from bnn_pyro.fitting import check_setup, fit_setup, provenance_of
 from bnn_pyro.isolation import isolated, one_thread
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.runs.folder import RunFolder
 from bnn_pyro.runs.recipe import Recipe
+from bnn_pyro.zoo.auto import Setup
 
 #: Weights × rows of a step below which a second thread costs more than it brings.
 SMALL_STEP = 20_000_000
@@ -103,6 +104,26 @@ def fit_run(
         with suppress(FitFailed):  # the scores say so
             calibrate_run(folder, recipe, data, posterior, level=recipe.conformal)
     return posterior, beside
+
+
+def has_member(ensemble: Setup, point: Setup) -> bool:
+    """Whether the first member of an ensemble is the fit that ``point`` would be, but for the noise of its training."""
+    settings, shared = vars(ensemble.method), vars(point.method).items()
+    if "members" not in settings or not isinstance(ensemble.method, type(point.method)):
+        return False
+    return ensemble.entry == point.entry and all(settings[name] == value for name, value in shared)
+
+
+def first_member(posterior: Posterior, setup: Setup, data: Dataset, seed: int, out: str | Path) -> Posterior:
+    """The first member of an ensemble as the fit of ``setup`` (see :func:`has_member`), saved; without a trace."""
+    members = len(next(iter(posterior.chains.values())))
+    provenance = {**posterior.provenance, **provenance_of(setup, data, seed), "stored_draws": 1, "auto": {}}
+    provenance["member"] = f"the first of {members} members"
+    provenance["seconds"] = round(posterior.provenance["seconds"] / members, 3)
+    chains = {site: value[:1].clone() for site, value in posterior.chains.items()}
+    member = replace(posterior, chains=chains, trace={}, provenance=provenance)
+    here().first_does(lambda: member.save(out))
+    return member
 
 
 def _threads(recipe: Recipe, data: Dataset) -> AbstractContextManager[None]:

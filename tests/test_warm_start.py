@@ -1,0 +1,77 @@
+"""A fit that starts at an earlier posterior: where it starts, where it ends, and who may not."""
+
+import numpy as np
+import pytest
+import torch
+
+import bnn_pyro as bp
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(200, 2))
+Y = X @ [1.0, -0.5] + 0.3 * RNG.normal(size=200)
+FEW, MORE = (bp.dataset(X[:num], Y[:num], split=0.0, validation=0) for num in (60, 200))
+NET = bp.MeanField(hidden=(4,))
+#: Steps that hardly move: what is left is the start.
+STILL = dict(epochs=1, lr=1e-9, batch_size=0)
+
+
+def fit(method, data=FEW, entry=NET, **options):
+    return bp.fit(entry, data, method, progress=False, device="cpu", **options)
+
+
+def weights(posterior):
+    return {k: v for k, v in (posterior.chains or posterior.guide.state_dict()).items()}
+
+
+@pytest.mark.parametrize(
+    "method", [bp.SVI(epochs=40), bp.MAP(epochs=40, patience=0), bp.Ensemble(epochs=40, members=2, patience=0, cores=1)]
+)
+def test_it_starts_where_the_earlier_one_ended(method):
+    entry = bp.MLP(hidden=(4,)) if isinstance(method, bp.Ensemble) else NET
+    first = fit(method, entry=entry)
+    still = type(method)(**STILL, **({"patience": 0} if hasattr(method, "patience") else {}),
+                         **({"members": 3, "cores": 1} if hasattr(method, "members") else {}))  # fmt: skip
+    again, cold = fit(still, MORE, entry, start=first), fit(still, MORE, entry)
+    for site, value in weights(first).items():
+        torch.testing.assert_close(weights(again)[site][: len(value)], value, atol=1e-5, rtol=1e-5)
+    assert any((weights(cold)[s][: len(v)] - v).abs().max() > 0.05 for s, v in weights(first).items())
+    assert again.provenance["start"]["fingerprint"] == FEW.fingerprint and "start" not in cold.provenance
+    assert torch.isin(first.rows, again.rows).all() and len(again.rows) >= 200
+
+
+def test_the_optimum_is_that_of_the_new_rows(tmp_path):
+    """Of a linear network with a convex log joint, from wherever it starts; and a start is part of what is resumed."""
+    linear, method = bp.MeanField(hidden=(), noise=0.3, prior="normal:1"), bp.MAP(epochs=1500, lr=0.05, patience=0)
+    first = fit(method, entry=linear)
+    cold, warm = fit(method, MORE, linear), fit(method, MORE, linear, start=first, out=tmp_path)
+    for site, value in cold.chains.items():
+        torch.testing.assert_close(warm.chains[site], value, atol=1e-3, rtol=1e-3)
+    short = bp.MAP(epochs=30, lr=0.01, patience=0, batch_size=0)
+    better = [fit(short, MORE, linear, **how).trace["log_joint"][0] for how in ({"start": first}, {})]
+    assert better[0] > better[1] + 10
+    same = fit(method, MORE, linear, start=first, out=tmp_path, resume=True)
+    assert torch.equal(same.chains["layers.0.weight"], warm.chains["layers.0.weight"])
+    with pytest.raises(bp.UserError, match="holds a finished posterior of other settings"):
+        fit(method, MORE, linear, out=tmp_path, resume=True)
+
+
+def test_points_start_at_the_mean_of_a_q():
+    q = fit(bp.SVI(epochs=40))
+    point = fit(bp.MAP(**STILL, patience=0), MORE, start=q)
+    for site, value in q.at_mean_weights().chains.items():
+        torch.testing.assert_close(point.chains[site], value, atol=1e-5, rtol=1e-5)
+
+
+def test_who_may_not():
+    q, point = fit(bp.SVI(epochs=2)), fit(bp.MAP(epochs=2, patience=0))
+    other = bp.dataset(X[:60], (Y[:60] > 0).astype(int), split=0.0, validation=0)
+    for message, call in (
+        ("nuts does not start from a posterior; svi, map", lambda: fit("nuts", start=q)),
+        ("svi starts at a q, and this posterior by map has none", lambda: fit("svi", start=point)),
+        ("same variant, inputs, task and classes; this is of mean-field", lambda: fit("svi", other, start=q)),
+        ("this is of mean-field", lambda: fit("map", entry=bp.MLP(hidden=(4,)), start=point)),
+        ("other parameters", lambda: fit("svi", entry=bp.MeanField(hidden=(5,)), start=q)),
+        ("other shapes", lambda: fit("map", entry=bp.MeanField(hidden=(5,)), start=point)),
+    ):
+        with pytest.raises(bp.UserError, match=message):
+            call()
