@@ -12,7 +12,8 @@ from properties import planted
 import bnn_pyro as bp
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
 from bnn_pyro.files import write_whole
-from bnn_pyro.inference.log_joint import ELBO
+from bnn_pyro.inference import log_joint
+from bnn_pyro.inference.log_joint import elbo_of
 
 PROBLEM = correlated(num=30, noise=0.5)
 DATA = PROBLEM.data
@@ -136,18 +137,18 @@ def test_a_loss_or_its_gradient_that_is_not_finite(tmp_path, monkeypatch, what, 
     Where the gradient alone is not finite, the weights after that step must not reach the disk or the user either.
     saves: after which steps a checkpoint is due, the one right after that step among them or not.
     """
-    looks, parts, calls = iter(range(1, 100)), ELBO.parts, iter(range(1, 100))
+    looks, calls = iter(range(1, 100)), iter(range(1, 100))
     monkeypatch.setattr(Checkpoint, "due", property(lambda self: next(looks) <= saves))
 
-    def broken(self, *args):
-        elbo, likelihood = parts(self, *args)
+    def broken(*args, **how):
+        elbo, likelihood = elbo_of(*args, **how)
         if next(calls) == step:
             if what == "loss":
                 return elbo * math.nan, likelihood
             elbo.register_hook(lambda gradient: gradient * math.nan)
         return elbo, likelihood
 
-    monkeypatch.setattr(ELBO, "parts", broken)
+    monkeypatch.setattr(log_joint, "elbo_of", broken)
     message = "loss became nan at step 12" if saves == 10 else f"weights stopped being finite at step {step}"
     message = "loss became nan at step 11" if what == "loss" else message
     with pytest.raises(bp.UserError, match=rf"{message} \(lr 0.01\).*such as 0.001"):

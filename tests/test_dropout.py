@@ -9,7 +9,7 @@ import torch
 from conjugate import dataset
 
 import bnn_pyro as bp
-from bnn_pyro.inference.log_joint import ELBO, Rescale
+from bnn_pyro.inference.log_joint import Rescale, elbo_of
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.guides import DroppedColumns, DroppedInputs, PointMass
 from bnn_pyro.parts.nets import MLP, ConvNet, in_mode
@@ -166,13 +166,13 @@ def test_the_gradient_is_the_mean_over_all_masks():
         drawn = PointMass(start)
         many = x.repeat(copies, 1), y.repeat(copies)
         with in_mode(model, training=True):
-            objective, _ = ELBO().parts(Rescale(1 / copies, 0.0)(model), Rescale(latent=0.0)(drawn), *many)
+            objective, _ = elbo_of(Rescale(1 / copies, 0.0)(model), Rescale(latent=0.0)(drawn), *many)
         objective.backward()
     assert objective.item() == pytest.approx(total.item(), rel=0.01)
     torch.testing.assert_close(drawn.loc.grad, exact.loc.grad, rtol=0.02, atol=0.01)
     with isolated(0):  # and that of the network without masks is another
         plain = PointMass(start)
-        ELBO().parts(Rescale(1.0, 0.0)(model), Rescale(latent=0.0)(plain), x, y)[0].backward()
+        elbo_of(Rescale(1.0, 0.0)(model), Rescale(latent=0.0)(plain), x, y)[0].backward()
     assert (plain.loc.grad - exact.loc.grad).abs().max() > 0.1
 
 

@@ -15,7 +15,7 @@ from scipy.stats import t
 from torch.distributions import LowRankMultivariateNormal, MultivariateNormal, kl_divergence
 
 import bnn_pyro as bp
-from bnn_pyro.inference.log_joint import ELBO, Rescale
+from bnn_pyro.inference.log_joint import Rescale, elbo_of
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.correlated_normal import ALL_WEIGHTS, FullCovariance, LowRankNormal, Part, parse_family
 
@@ -89,7 +89,7 @@ def test_the_kl_is_torchs(family, prior):
     model = small_model(prior=prior, noise="learned")
     guide, data = shaken(family, model.initial), correlated(num=5).data
     with isolated(0):
-        kl = -ELBO().parts(Rescale(0.0)(model), guide, data.x_train, data.y_train)[0]
+        kl = -elbo_of(Rescale(0.0)(model), guide, data.x_train, data.y_train)[0]
     scales = torch.full((6,), 0.8) if prior == "normal:0.8" else torch.tensor([0.5] * 4 + [1.0, 1.0])
     scales[5] = 1.0
     loc = torch.tensor([0.0] * 5 + [-1.0])
@@ -115,7 +115,7 @@ def test_pyros_elbos_have_the_same_expectation(family, prior):
         return value.mean().item(), value.std().item() / math.sqrt(num)
 
     scaled = Rescale(3.0, latent=0.5)(model), Rescale(3.0, latent=0.5)(guide)
-    ours, error = mean(lambda: -ELBO().parts(*scaled, *batch)[0])
+    ours, error = mean(lambda: -elbo_of(*scaled, *batch)[0])
     for pyros in (TraceMeanField_ELBO(), Trace_ELBO()):
         theirs, other = mean(lambda e=pyros: e.loss(*scaled, *batch))
         assert theirs == pytest.approx(ours, abs=4 * math.hypot(error, other))
@@ -201,10 +201,10 @@ def check_gradients(problem, guide, draws=300, alpha=1e-4):
     guide = copy.deepcopy(guide).float()  # the same numbers, rounded
     parameters = list(guide.parameters())
     with isolated(0):
-        model, elbo = problem.entry().model(problem.schema), ELBO()
+        model = problem.entry().model(problem.schema)
         batch = problem.data.x_train, problem.data.y_train
         each = [
-            torch.cat([v.flatten() for v in torch.autograd.grad(-elbo.parts(model, guide, *batch)[0], parameters)])
+            torch.cat([v.flatten() for v in torch.autograd.grad(-elbo_of(model, guide, *batch)[0], parameters)])
             for _ in range(draws)
         ]
     each = torch.stack(each).double()

@@ -19,7 +19,7 @@ from torch.distributions import kl_divergence
 from torch.func import functional_call
 
 import bnn_pyro as bp
-from bnn_pyro.inference.log_joint import ELBO
+from bnn_pyro.inference.log_joint import elbo_of
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.gradients import kl_log_uniform
 from bnn_pyro.parts.likelihoods import make_likelihood
@@ -62,8 +62,8 @@ def test_the_elbo_is_that_of_the_same_weights(scale, task, draws=300):
     model, guide = perturbed(HiddenLayerNet(hidden=(6, 5), **SCALES[scale]), problem)
     batch = problem.x_train, problem.y_train
     with isolated(0), torch.no_grad():
-        local = [ELBO().parts(model, guide, *batch) for _ in range(draws)]
-        weights = [ELBO().parts(model.weight_space, guide.weight_space, *batch) for _ in range(draws)]
+        local = [elbo_of(model, guide, *batch) for _ in range(draws)]
+        weights = [elbo_of(model.weight_space, guide.weight_space, *batch) for _ in range(draws)]
         pyros = -TraceMeanField_ELBO().loss(model, guide, *batch)
     (elbo, fit), (elbo_w, fit_w) = (torch.tensor(v).double().T for v in (local, weights))
     kl = (fit - elbo).mean()
@@ -93,7 +93,7 @@ def test_the_networks_guide_knows_its_models_prior_and_notices_another():
         with isolated(0):
             loss = TraceMeanField_ELBO().differentiable_loss(net, guide, *batch)
         with isolated(0):
-            elbo, likelihood = ELBO().parts(net, guide, *batch)
+            elbo, likelihood = elbo_of(net, guide, *batch)
         torch.testing.assert_close(likelihood - elbo, kl)
         torch.testing.assert_close(-loss, elbo)
 
@@ -236,13 +236,13 @@ def test_a_step_leaves_nothing_for_the_garbage_collector(scale):
             made.extend(weakref.ref(thing) for thing in (msg["fn"], msg["value"]) if thing is not problem.y_train)
 
     with isolated(0):
-        ELBO().parts(model, guide, problem.x_train, problem.y_train)[0].backward()  # the first may collect
+        elbo_of(model, guide, problem.x_train, problem.y_train)[0].backward()  # the first may collect
         gc.collect()
         gc.disable()
         try:
             for _ in range(2):
                 with Remember():
-                    elbo, _ = ELBO().parts(model, guide, problem.x_train, problem.y_train)
+                    elbo, _ = elbo_of(model, guide, problem.x_train, problem.y_train)
                 elbo.backward()
                 del elbo
         finally:

@@ -13,7 +13,7 @@ from torch.distributions import AffineTransform
 
 import bnn_pyro as bp
 from bnn_pyro.inference import log_joint
-from bnn_pyro.inference.log_joint import ELBO
+from bnn_pyro.inference.log_joint import elbo_of
 
 PROBLEM = correlated(num=24, noise=2.0, y_shift=1.0, y_scale=3.0, prior_scale=0.5)
 LONG = dict(patience=0, epochs=300, lr=0.1, final_lr=0.0)
@@ -106,12 +106,12 @@ def test_mini_batches_take_every_row_once_an_epoch_and_the_kl_warms_up_over_epoc
             weights.append(latent)
             super().__init__(likelihood, latent)
 
-    def parts(self, model, guide, x, y, _parts=ELBO.parts):
+    def noted(model, guide, x, y, **how):
         batches.append({tuple(row) for row in x.tolist()})
-        return _parts(self, model, guide, x, y)
+        return elbo_of(model, guide, x, y, **how)
 
     monkeypatch.setattr(log_joint, "Rescale", Noted)
-    monkeypatch.setattr(ELBO, "parts", parts)
+    monkeypatch.setattr(log_joint, "elbo_of", noted)
     fit(bp.SVI(epochs=3, batch_size=8, kl_warmup=2))
     epochs = [batches[start : start + 3] for start in (0, 3, 6)]
     assert all(len(set.union(*epoch)) == 24 and [len(b) for b in epoch] == [8, 8, 8] for epoch in epochs)
@@ -144,7 +144,7 @@ def test_the_entropy_of_an_auxiliary_site_without_closed_form_is_added():
         drawn.append(pyro.sample("u", flow, infer={"is_auxiliary": True}))
 
     with bp.isolated(0):
-        elbo, log_likelihood = ELBO().parts(model, guide, PROBLEM.data.x_train[:1], PROBLEM.data.y_train[:1])
+        elbo, log_likelihood = elbo_of(model, guide, PROBLEM.data.x_train[:1], PROBLEM.data.y_train[:1])
     torch.testing.assert_close(elbo - log_likelihood, -flow.log_prob(drawn[0]))
 
 
@@ -162,4 +162,4 @@ def test_a_site_that_only_the_guide_has_must_say_that_it_is_auxiliary():
             pyro.sample("layer.0.weight", pyro.distributions.Normal(0.0, 1.0))
 
         with pytest.raises(ValueError, match=r"'layer\.0\.weight' is none of the model's"):
-            ELBO().parts(model, misspelt, x, y)
+            elbo_of(model, misspelt, x, y)

@@ -23,7 +23,7 @@ from bnn_pyro.checks.check import Estimate, Finding, close, judge
 from bnn_pyro.checks.problems import Problem
 from bnn_pyro.diagnostics.draws import sized
 from bnn_pyro.inference import Method
-from bnn_pyro.inference.log_joint import ELBO, LogJoint
+from bnn_pyro.inference.log_joint import LogJoint, elbo_of
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.correlated_normal import FullNormal, LowRankNormal
 from bnn_pyro.parts.guides import MeanFieldNormal
@@ -125,7 +125,7 @@ def evidence_findings(problem: Problem, method: Method, posteriors: Sequence[Pos
     pairs, x, y = [], problem.data.x_train, problem.data.y_train
     for i, posterior in enumerate(posteriors):
         with isolated(i), torch.no_grad():
-            estimate = ELBO(num_particles=PARTICLES).parts(posterior.model, posterior.guide, x, y)[0].item()
+            estimate = elbo_of(posterior.model, posterior.guide, x, y, particles=PARTICLES)[0].item()
         q = drawn(problem, posterior, i)[0][0]  # of a Normal, whose moments tell all of it
         pairs.append((estimate, problem.elbo(q.mean(0), q.mT.cov())))
     estimates, expected = np.array(pairs).T

@@ -13,7 +13,6 @@ import pyro
 import torch
 from pyro.distributions import TorchDistribution, constraints
 from pyro.distributions.util import scale_and_mask
-from pyro.infer import TraceMeanField_ELBO
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor, nn
@@ -194,36 +193,30 @@ class _Terms(Recorder):
 
 
 # -- the ELBO ----------------------------------------------------------------------------------------------------------
-class ELBO(TraceMeanField_ELBO):
-    """Pyro's TraceMeanField_ELBO, the same number, without the densities that a closed-form KL makes superfluous.
+def elbo_of(model: Callable, guide: Callable, *args: Tensor, particles: int = 1) -> tuple[Tensor, Tensor]:
+    """(ELBO with its gradient, its likelihood part detached), scalars in nats, means over the particles.
 
-    They are more than half of a step at 784-400-400-10. The likelihood part is kept, so that a training curve can tell
+    The same number as of Pyro's TraceMeanField_ELBO, without the densities that a closed-form KL makes superfluous.
+    They are more than half of a step at 784-400-400-10. The likelihood part is there so that a training curve can tell
     it from the KL. For models without subsampled or enumerated sites.
     """
-
-    def parts(self, model: Callable, guide: Callable, *args: Tensor) -> tuple[Tensor, Tensor]:
-        """(ELBO with its gradient, its likelihood part detached), scalars in nats, means over the particles."""
-        elbo, likelihood = 0.0, 0.0
-        for _ in range(self.num_particles):
-            with Recorder() as q:
-                guide(*args)
-            with Recorder({name: site["value"] for name, site in q.sites.items()}) as p:
-                model(*args)
-            for name, site in p.sites.items():
-                if site["is_observed"]:
-                    term = _scaled(site["fn"].log_prob(site["value"]), site)
-                    likelihood = likelihood + term.detach()
-                    elbo = elbo + term
-                else:
-                    elbo = elbo - _kl(q.sites[name], site)
-            for name, site in q.sites.items():
-                if name not in p.sites:
-                    elbo = elbo + _entropy(site)
-        return elbo / self.num_particles, likelihood / self.num_particles
-
-    def differentiable_loss(self, model: Callable, guide: Callable, *args: Tensor) -> Tensor:
-        """-ELBO."""
-        return -self.parts(model, guide, *args)[0]
+    elbo, likelihood = 0.0, 0.0
+    for _ in range(particles):
+        with Recorder() as q:
+            guide(*args)
+        with Recorder({name: site["value"] for name, site in q.sites.items()}) as p:
+            model(*args)
+        for name, site in p.sites.items():
+            if site["is_observed"]:
+                term = _scaled(site["fn"].log_prob(site["value"]), site)
+                likelihood = likelihood + term.detach()
+                elbo = elbo + term
+            else:
+                elbo = elbo - _kl(q.sites[name], site)
+        for name, site in q.sites.items():
+            if name not in p.sites:
+                elbo = elbo + _entropy(site)
+    return elbo / particles, likelihood / particles
 
 
 class Objective(nn.Module):
@@ -231,12 +224,13 @@ class Objective(nn.Module):
 
     def __init__(self, model: nn.Module, guide: nn.Module, num_particles: int) -> None:
         super().__init__()
-        self.guide, self.elbo = guide, ELBO(num_particles=num_particles)
+        self.guide, self.num_particles = guide, num_particles
         self._model = (model,)  # not as a submodule: its parameters are not trained
 
     def forward(self, x: Tensor, y: Tensor, likelihood: float, latent: float) -> tuple[Tensor, Tensor]:
         """x, y: rows whose log-likelihood counts ``likelihood`` times; the KL counts ``latent`` times."""
-        return self.elbo.parts(Rescale(likelihood, latent)(self._model[0]), Rescale(latent=latent)(self.guide), x, y)
+        model, guide = Rescale(likelihood, latent)(self._model[0]), Rescale(latent=latent)(self.guide)
+        return elbo_of(model, guide, x, y, particles=self.num_particles)
 
 
 def _kl(q: dict, p: dict) -> Tensor:
