@@ -5,6 +5,7 @@ Nothing here imports torch: a table of some thousand rows is looked at in about 
 
 from __future__ import annotations
 
+import csv
 import re
 import shlex
 from collections.abc import Iterator
@@ -75,8 +76,9 @@ class Inspection:
             if finding.sentence.endswith("--categorical"):
                 words += ["--categorical", finding.column]
         to_mend = [f for f in self.findings if f.refused and not f.exclude]
-        if self.missing and any("missing" in finding.sentence for finding in to_mend):
-            words += ["--missing", "drop"]
+        if gaps := [finding.column for finding in to_mend if "missing" in finding.sentence]:
+            of_target = any("target" in self.columns.get(name, "") for name in gaps)  # which nothing can fill
+            words += ["--missing", "drop" if of_target else "indicator"]
         return shlex.join(words)
 
     def text(self) -> str:
@@ -90,7 +92,8 @@ class Inspection:
         if self.missing:
             lines.append(f"\n{self.missing:,} of {self.rows:,} rows ({self.missing / self.rows:.0%}) have a missing "
                          f"value; --missing drop leaves {self.rows - self.missing:,}, "
-                         "--missing indicator keeps all")  # fmt: skip
+                         "--missing indicator keeps all (of a text, "
+                         "missing is then a category of its own)")  # fmt: skip
         if self.duplicates:
             lines.append(f"\n{self.duplicates:,} rows repeat an earlier one: a test part may hold rows that trained")
         for title, refused in (("`train` refuses:", True), ("To look at:", False)):
@@ -101,29 +104,37 @@ class Inspection:
 
 
 def inspect_table(path: Path, target: str | None = None) -> Inspection:
-    """Look at a CSV or TSV file.   target: its column; where none is given, a column called "y".
+    """Look at a CSV or TSV file.   target: its column, or several with commas; by default a column called "y".
 
     Raises UserError where it is no table, or has no such column.
     """
     frame = read_cells(path)
-    if target is not None and target not in frame.columns:
-        raise unknown(f"target column of {path}", target, frame.columns)
     target = target or ("y" if "y" in frame.columns else None)
+    one = target is None or target in frame.columns
+    targets = [target] if one else next(csv.reader([target], skipinitialspace=True), [target])
+    for name in () if target is None else targets:
+        if name not in frame.columns:
+            raise unknown(f"target column of {path}", name, frame.columns)
     gaps = frame.isin(MISSING)
     separator, commas = SEPARATOR_NAMES[frame.attrs["separator"]], frame.attrs["commas"]
     columns, findings, task = {}, [], None
     for name in frame:
         present = frame[name][~gaps[name]]
-        if name == target and len(present):
-            task = infer_task(present)
+        if name in targets and len(present):
+            values = parsed(present)
+            task = (
+                infer_task(present) if len(targets) == 1 else "labels" if np.isin(values, (0, 1)).all() else "targets"
+            )
         columns[name] = _kind(present, int(gaps[name].sum()), commas.get(name, ""))
-        if name == target and task is not None:
-            columns[name] += f"  ← target of {task}"
-        findings += [Finding(name, *what) for what in _column(frame[name], gaps[name], name == target)]
-    if target is not None:
-        findings += [Finding(target, sentence) for sentence in _target(frame[target][~gaps[target]], task)]
-    if list(columns) == [target]:
-        findings.append(Finding(target, "is the only column: there is nothing to predict it from", True))
+        if name in targets and task is not None:
+            columns[name] += f"  ← target of {task}" if len(targets) == 1 else "  ← one of several targets"
+        findings += [Finding(name, *what) for what in _column(frame[name], gaps[name], name in targets)]
+        if name in targets:
+            findings += [Finding(name, sentence) for sentence in _target(present, task)] if len(targets) == 1 else []
+            if len(targets) > 1 and np.isnan(values).any():
+                findings.append(Finding(name, "is no number in every row, as each of several targets must be", True))
+    if set(columns) <= set(targets):
+        findings.append(Finding(targets[-1], "is the only column: there is nothing to predict it from", True))
     if target is None:
         findings.append(Finding("target", f"which column is it? --target {' or '.join(list(columns)[-3:])}, …", True))
     missing, duplicates = int(gaps.any(axis=1).sum()), int(frame.duplicated().sum())

@@ -68,14 +68,15 @@ def list_(args: Namespace) -> None:
         print("\n".join(_about(args.name, known[args.name], width)))
         return
     for kind, items in tables().items():
-        print(f"{TITLES[kind]}\n")
+        print(textwrap.fill(TITLES[kind], width), end="\n\n")
         indent = 2 + max(map(len, items))
         wrap = dict(initial_indent=" " * indent, subsequent_indent=" " * (indent + 2), break_on_hyphens=False)
         for name, item in items.items():
             lines = [textwrap.fill(line, width, break_long_words=False, **wrap) for line in _lines(item)]
             print(name + "\n".join(lines)[len(name) :])
         print()
-    print("Settings of variants and methods: --set KEY=VALUE. Where neither is named, `train` chooses by size: auto.")
+    last = "Settings of variants and methods: --set KEY=VALUE. Where neither is named, `train` chooses by size: auto."
+    print(textwrap.fill(last, width))
 
 
 def _about(name: str, kind: Mapping[str, Any], width: int) -> list[str]:

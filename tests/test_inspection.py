@@ -112,7 +112,7 @@ def test_inspect_says_all_that_is_doubtful_at_once_and_a_command_that_works(tmp_
     assert "text in 1, the first 'many' in row 9" in said["gap", True]
     assert "skewed" in said["rent", False] and report.missing == 1
     excluded = [report.command.split()[k + 1] for k, word in enumerate(report.command.split()) if word == "--exclude"]
-    assert excluded == ["id", "sold", "name", "same"] and report.command.endswith("--missing drop")
+    assert excluded == ["id", "sold", "name", "same"] and report.command.endswith("--missing indicator")
     with pytest.raises(bp.UserError, match="did you mean 'rent'"):
         inspect_table(path, "rennt")
 
@@ -122,12 +122,28 @@ def test_the_command_that_it_prints_loads_the_table(tmp_path):
         tmp_path, "id,a,b,y\n" + rows(lambda k: k, lambda k: k % 5, lambda k: "" if k == 1 else k, lambda k: k % 2)
     )
     words = inspect_table(path).command.split()
-    assert words[2:] == ["--data", str(path), "--target", "y", "--exclude", "id", "--missing", "drop"]
+    assert words[2:] == ["--data", str(path), "--target", "y", "--exclude", "id", "--missing", "indicator"]
     data = bp.load_data(path, target="y", exclude=["id"], drop_missing=True)
     assert data.split["dropped"] == 1
     assert data.schema.features == ("a", "b") and data.schema.task == "classification"
     path = table(tmp_path, "zip,y\n" + rows(lambda k: f"0{k % 3}", lambda k: k + 0.5))
     assert inspect_table(path).command.endswith("--target y --categorical zip")
+
+
+def test_several_targets_are_looked_at_as_train_takes_them(tmp_path, capsys):
+    path = table(tmp_path, "a,b,c\n" + rows(lambda k: k % 7, lambda k: k % 2, lambda k: "x" if k == 4 else k + 0.5))
+    found = inspect_table(path, "b, c")
+    assert found.task == "targets" and found.columns["b"].endswith("one of several targets")
+    assert [f.column for f in found.findings if "is no number in every row" in f.sentence] == ["c"]
+    labels = table(tmp_path, "a,b,c\n" + rows(lambda k: k % 7, lambda k: k % 2, lambda k: k % 3 // 2), "labels.csv")
+    report = inspect_table(labels, "b,c")
+    assert report.task == "labels" == bp.load_data(labels, target=["b", "c"]).schema.task
+    assert report.command.endswith("--target b,c")
+    with pytest.raises(bp.UserError, match=r"unknown target column .* 'd'"):
+        inspect_table(path, "b,d")
+    assert (
+        "only column" in inspect_table(table(tmp_path, "b,c\n" + rows(lambda k: k, lambda k: k), "t.csv"), "b,c").text()
+    )
 
 
 def test_unbalanced_classes_and_clean_tables(tmp_path):

@@ -31,7 +31,7 @@ def curve(x: Tensor) -> Tensor:
 
 
 def toy_curve() -> Raw:
-    """Six points of y = −x⁴ + 3x² + 1, all to train on; the test part is the curve itself on a grid."""
+    """6 rows, 1 column, regression: points of y = −x⁴ + 3x² + 1; the test part is the curve itself on a grid."""
     x = torch.tensor([-2.0, -1.8, -1.0, 1.0, 1.8, 2.0], dtype=torch.float64)
     grid = torch.linspace(-2, 2, 101, dtype=torch.float64)
     return Raw(
@@ -47,7 +47,7 @@ def toy_curve() -> Raw:
 
 
 def breast_cancer() -> Raw:
-    """569 tumours, 30 measurements of their cell nuclei: malignant (1) or benign (0)."""
+    """569 rows, 30 columns, 2 classes: tumours by their cell nuclei, malignant (1) or benign (0)."""
     from sklearn.datasets import load_breast_cancer
 
     bunch = load_breast_cancer()
@@ -64,7 +64,7 @@ def breast_cancer() -> Raw:
 
 
 def digits() -> Raw:
-    """1,797 handwritten digits of 8 × 8 pixels."""
+    """1,797 images of 8 × 8 pixels, 10 classes: handwritten digits."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
@@ -81,7 +81,7 @@ def digits() -> Raw:
 
 
 def diabetes() -> Raw:
-    """442 patients, 10 measurements: how far the disease went in a year."""
+    """442 rows, 10 columns, regression: patients, and how far the disease went in a year."""
     from sklearn.datasets import load_diabetes
 
     bunch = load_diabetes(scaled=False)
@@ -97,18 +97,18 @@ def diabetes() -> Raw:
 
 
 def mnist() -> Raw:
-    """60,000 + 10,000 handwritten digits of 28 × 28 pixels."""
+    """60,000 + 10,000 images of 28 × 28 pixels, 10 classes: handwritten digits."""
     return _image_set("mnist", map(str, range(10)), "MNIST, LeCun, Cortes & Burges 1998, CC BY-SA 3.0")
 
 
 def fashion_mnist() -> Raw:
-    """60,000 + 10,000 pictures of clothes of 28 × 28 pixels."""
+    """60,000 + 10,000 images of 28 × 28 pixels, 10 classes: clothes."""
     classes = "T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot"
     return _image_set("fashion-mnist", classes, "Fashion-MNIST, Xiao, Rasul & Vollgraf 2017, MIT")
 
 
 def kmnist() -> Raw:
-    """60,000 + 10,000 handwritten cursive Japanese characters of 28 × 28 pixels."""
+    """60,000 + 10,000 images of 28 × 28 pixels, 10 classes: cursive Japanese characters."""
     classes = "o", "ki", "su", "tsu", "na", "ha", "ma", "ya", "re", "wo"
     return _image_set("kmnist", classes, "KMNIST, Clanuwat et al. 2018, CODH, CC BY-SA 4.0")
 

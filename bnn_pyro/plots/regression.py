@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike
 from scipy.stats import binom
 from torch import Tensor
@@ -144,6 +145,8 @@ def predicted_observed(
     ax.plot(ends, ends, **DASHED, zorder=1)
     if prediction.untransformed is not prediction or (low.min() > 0 and is_skewed(y)):
         ax.set(xscale="log", yscale="log")
+    else:
+        ax.xaxis.set_major_locator(MaxNLocator(4))
     plain_numbers(ax)
     target = schema.target if schema is not None else "y"
     ax.set(xlabel=f"observed {target}", ylabel=f"predicted {target}")

@@ -36,6 +36,8 @@ FAR = 25
 GROWING_ROWS = 10_000
 #: Targets at most that have figures of their own.
 MAX_TARGETS = 6
+#: Inches of a figure that does not fit half of a page.
+WIDE = 7.5
 #: Where so many rows have such a confidence, errors are told by doubt on a log scale as well.
 SURE, SURE_SHARE = 0.99, 0.5
 
@@ -147,7 +149,9 @@ def draw_all(figures: Mapping[str, Callable[[], object]], folder: Path) -> list[
     for name, draw in figures.items():
         texts = words["outside" if name.startswith("outside-") else name]
         title = texts["title"].format(name=name.removeprefix("outside-"))
-        pictures.append(Picture.of(name, draw(), title, texts["sentence"], texts.get("wide", True)))
+        axes = draw()
+        wide = texts.get("wide", True) or np.ravel(axes)[0].figure.get_figwidth() > WIDE
+        pictures.append(Picture.of(name, axes, title, texts["sentence"], wide))
         write_whole(folder / f"{name}.png", pictures[-1].png)
     return pictures
 
@@ -200,7 +204,8 @@ def _words(schema: Schema, prediction: Prediction, y: Tensor) -> tuple[list[str]
         return [schema.classes[int(k)] for k in y], [f"{schema.classes[k]} ({p:.1%})" for p, k in best]
     ends = prediction.quantile((0.5, 0.05, 0.95)).mT.tolist()
     texts = ([f"{v:,.0f}" if abs(v) >= 1000 else f"{v:.4g}" for v in each] for each in ends)
-    return [f"{value:,.10g}" for value in y.tolist()], ["{} (90 %: {} to {})".format(*each) for each in texts]
+    observed = [f"{v:{',.0f' if abs(v) >= 1e6 else ',.7g'}}" for v in y.tolist()]  # 32 bits have no more digits
+    return observed, ["{} (90 %: {} to {})".format(*each) for each in texts]
 
 
 # -- several targets ---------------------------------------------------------------------------------------------------
