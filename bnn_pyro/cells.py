@@ -197,13 +197,21 @@ def infer_task(cells: pd.Series) -> str:
     return "classification" if len(counts) <= 2 or few else "regression"
 
 
-def read_target(path: str | Path, cells: pd.Series, task: str | None) -> tuple[str, np.ndarray, tuple[str, ...]]:
-    """The task, the targets (float64, or int64 labels), and the class names (() of numbers)."""
+def read_target(
+    path: str | Path, cells: pd.Series, task: str | None, order: Sequence[str] | None = None
+) -> tuple[str, np.ndarray, tuple[str, ...]]:
+    """The task, the targets (float64, or int64 labels), and the class names (() of numbers).
+
+    order: the names of all classes in the order of their labels; where not given numbers are by size, texts by letter,
+        or for task "ordinal" as an ordered category has them.
+    """
     task = infer_task(cells) if task is None else task
     where = f"{path}: target '{cells.name}'"
     if task in ("targets", "labels"):
         raise UserError(f"{where} is one, and task='{task}' is for several; leave task= (--task) out")
-    if task != "classification":
+    if task not in ("classification", "ordinal"):
+        if order is not None:
+            raise UserError(f"{where}: classes= (--classes) names classes, and the task is {task}; leave it out")
         values = numbers(path, cells)
         wrong = np.flatnonzero((values < 0) | (values != np.round(values))) if task == "counts" else ()
         if len(wrong):
@@ -217,9 +225,19 @@ def read_target(path: str | Path, cells: pd.Series, task: str | None) -> tuple[s
         numbers(path, cells)
         labels = [label(cell) for cell in cells]
     names = sorted(set(labels))
-    classes = tuple(names[i] for i in parsed(names).argsort(kind="stable"))  # numbers by size, before texts
-    if len(classes) < 2:
-        raise UserError(f"{where} has one class only, '{classes[0]}'; classification needs two")
+    if len(names) < 2:
+        raise UserError(f"{where} has one class only, '{names[0]}'; classification needs two")
+    if order is None and task == "ordinal" and getattr(cells.dtype, "ordered", False):
+        order = [name for name in cells.cat.categories if name in names]
+    if order is None:
+        sizes = parsed(names)
+        if task == "ordinal" and np.isnan(sizes).any():
+            raise UserError(f"{where}: the order of the classes {', '.join(names):.80} is not known; give classes= "
+                            "(--classes), the lowest first")  # fmt: skip
+        order = [names[i] for i in sizes.argsort(kind="stable")]  # numbers by size, before texts
+    classes = tuple(map(str, order))
+    if without := [name for name in classes if name not in names or classes.count(name) > 1]:
+        raise UserError(f"{where} has no row of class '{without[0]}', or classes= (--classes) names it twice")
     if len(classes) > max(2, len(labels) // 2):
         raise UserError(f"{where} has {len(classes)} classes in {len(labels)} rows; is it a quantity? Then give "
                         "task='regression'")  # fmt: skip

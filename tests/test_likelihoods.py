@@ -32,7 +32,8 @@ MEAN = 5 * np.exp(F[:, 0].double().numpy())
     ],
 )
 def test_densities_are_scipys_in_target_units(name, own, reference):
-    kind, of_counts = LIKELIHOODS[name]
+    kind, task = LIKELIHOODS[name]
+    of_counts = task == "counts"
     likelihood, y = make_likelihood(COUNTS if of_counts else NUMBERS, "learned", name), torch.tensor([4.0, 9.0, 0.0])
     assert type(likelihood) is kind and likelihood.initial.keys() == own.keys()
     d = read(likelihood, F, **{site: torch.tensor(value) for site, value in own.items()})
@@ -48,7 +49,7 @@ def test_densities_are_scipys_in_target_units(name, own, reference):
 @pytest.mark.parametrize("name", ["normal", "laplace", "poisson"])
 def test_information_is_the_expected_square_of_the_slope(name):
     """E[(∂ log p / ∂ f)²], and of the likelihood's own site, by sums over y and differences."""
-    of_counts, h = LIKELIHOODS[name][1], 1e-4
+    of_counts, h = LIKELIHOODS[name][1] == "counts", 1e-4
     likelihood = make_likelihood(COUNTS if of_counts else NUMBERS, "learned", name).double()
     own = {site: torch.tensor(-0.5).double() for site in likelihood.own_sites}
     y = torch.arange(300).double() if of_counts else torch.linspace(-60, 70, 400_001, dtype=torch.float64)
@@ -69,7 +70,7 @@ def test_what_does_not_go_together_is_refused():
     classes = bp.Schema("classification", (1,), classes=("a", "b"))
     for schema, noise, name, message in (
         (NUMBERS, "learned", "poisson", "poisson is for counts, and the task is regression"),
-        (classes, "learned", "student-t", "student-t is for numbers, and the task is classification"),
+        (classes, "learned", "student-t", "student-t is for regression, and the task is classification"),
         (NUMBERS, "heteroscedastic", "laplace", "heteroscedastic goes with likelihood=normal"),
         (NUMBERS, "learned", "cauchy", "unknown likelihood 'cauchy'"),
     ):

@@ -198,7 +198,7 @@ def test_replicates_are_the_metric_of_resampled_predictions(task, name):
     """The reductions from counts equal the metric of a prediction with its rows really repeated."""
     rng = np.random.default_rng(3)
     prediction, y = gaussians(rng.normal(size=(4, 60)), rng.random((4, 60)) + 0.1), rng.normal(size=60)
-    if task == "classification":
+    if task in ("classification", "ordinal"):
         prediction, y = simulated(num=60, num_classes=2)
     if task in ("targets", "labels"):
         f, y = torch.from_numpy(rng.normal(size=(4, 60, 2))), rng.normal(size=(60, 2))

@@ -146,12 +146,14 @@ def load_data(
     categorical: Sequence[str] = (),
     target: str | Sequence[str] | None = None,
     task: str | None = None,
+    classes: Sequence[str] | None = None,
     target_scale: str = "identity",
     missing: str = "refuse",
     drop_missing: bool = False,
     unseen: str = "refuse",
     groups: str | None = None,
     time: str | None = None,
+    exposure: str | None = None,
     splits: str | Path | None = None,
     split: int = 0,
     seed: int = 0,
@@ -165,6 +167,7 @@ def load_data(
     exclude       names of columns to leave out
     categorical   names of a table's columns whose numbers are codes: categories, or classes, as they are written
     target, task  of a user's file: see ``tables.load_table``; a table may have several targets
+    classes       names of a table's classes in their order: of ordinal the lowest first, where they are no numbers
     target_scale  "log" of positive numbers: their logarithm is modelled, and everything predicted is of y itself
     missing       of a file's missing value: "refuse" it, "drop" its row (a damaged picture: its file), or in a table
                   have an "indicator": the training rows' median and a second feature that says where; of text, one
@@ -172,6 +175,7 @@ def load_data(
     unseen        a table's category that only new rows have: "refuse" it, or "ignore" it, so that it is none of them
     groups, time  name of a table's column, which is then no input: rows of one group come into one part; or the last
                   rows test, and those before them validate
+    exposure      name of a table's column: what a row's count is proportional to, such as hours or persons
     splits, split an NPZ file of given test rows (test_0, test_1, …; rows counted from 0), and which of them to take;
                   the other rows train
     seed          of the random split, which is stratified for classification
@@ -195,8 +199,9 @@ def load_data(
     path, aside = _located(name_or_path), {}
     by = {name: column for name, column in (("groups", groups), ("time", time)) if column is not None}
     table = path is not None and not path.is_dir() and path.suffix.lower() not in ARRAYS
-    if not table and (by or missing == "indicator"):
-        raise UserError(f"{name_or_path}: {', '.join(by) or 'missing=indicator'} is for tables (CSV, TSV)")
+    of_tables = {**by, "classes": classes, "exposure": exposure, "missing=indicator": missing == "indicator" or None}
+    if not table and (names := [name for name, value in of_tables.items() if value is not None]):
+        raise UserError(f"{name_or_path}: {', '.join(names)} is for tables (CSV, TSV)")
     if by and (len(by) > 1 or splits is not None or validation is not None):
         raise UserError(f"{path}: groups, time and splits are three ways to divide; give one of them, and shares by "
                         "fractions (--fractions) instead of validation")  # fmt: skip
@@ -209,8 +214,9 @@ def load_data(
     elif not table:
         raw = load_archive(path, target=target, task=task, drop_missing=missing == "drop")
     else:
-        how = dict(features=features, exclude=exclude, categorical=categorical, task=task, missing=missing)
-        raw, aside = load_table(path, target=target, aside=list(by.values()), **how)
+        of_columns = dict(features=features, exclude=exclude, categorical=categorical, exposure=exposure)
+        of_target = dict(target=target, task=task, classes=classes)
+        raw, aside = load_table(path, aside=list(by.values()), missing=missing, **of_columns, **of_target)
     if path is None or path.is_dir():
         for what, choice, has in (("target", target, raw.target), ("task", task, raw.task)):
             if choice not in (None, has):

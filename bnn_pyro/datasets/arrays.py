@@ -253,16 +253,16 @@ def _targets(
 
     if not (np.issubdtype(y.dtype, np.number) or y.dtype.kind in "bU"):
         raise UserError(f"{path}: y holds {y.dtype}; it must hold numbers or texts")
-    if names is None:
+    if names is None or y.dtype.kind == "U":
         cells = pd.Series(y if y.dtype.kind in "iuf" else [str(v) for v in y.tolist()], name="y")
-        return read_target(path, cells, task)
+        return read_target(path, cells, task, names)
     classes = tuple(str(name) for name in np.ravel(names))
-    if task not in (None, "classification"):
+    if task not in (None, "classification", "ordinal"):
         raise UserError(f"{path}: has an array classes, so its task is classification; leave task='{task}' out")
     if y.dtype.kind not in "iuf" or (y != np.round(y)).any() or len(set(classes)) < max(2, len(classes)):
         raise UserError(f"{path}: with an array classes of two or more names, y must hold labels 0, 1, …")
     _check_labels(f"{path}: y", y, len(classes))
-    return "classification", y.astype(np.int64), classes
+    return task or "classification", y.astype(np.int64), classes
 
 
 # -- noise -------------------------------------------------------------------------------------------------------------

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from bnn_pyro.errors import UserError, unknown
 
-#: "targets" and "labels" are several a row: numbers, or 0 and 1.
-TASKS = ("regression", "classification", "counts", "targets", "labels")
+#: "ordinal" is classes in an order; "targets" and "labels" are several a row: numbers, or 0 and 1.
+TASKS = ("regression", "classification", "ordinal", "counts", "targets", "labels")
 #: The words that options take; missing, unseen: what is done with a missing value, a category that only new rows have.
 CHOICES = {"task": TASKS, "missing": ("refuse", "drop", "indicator"), "unseen": ("refuse", "ignore"),
            "target_scale": ("identity", "log")}  # fmt: skip
@@ -35,11 +35,14 @@ class Column:
 
     fill  stands for a missing number, and a second feature says where (1: missing); None: a missing one is refused.
           The median of the training rows; nan until they are known
+    exposure  whether a row's count is proportional to it (hours, persons): positive, in units of its mean, and the last
+          column; not an input of the network, whose output is the logarithm of a rate
     """
 
     name: str
     categories: tuple[str, ...] | None = None
     fill: float | None = None
+    exposure: bool = False
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -101,7 +104,7 @@ class Schema:
     @property
     def has_classes(self) -> bool:
         """Whether targets are labels of classes, not numbers."""
-        return self.task == "classification"
+        return self.task in ("classification", "ordinal")
 
     @property
     def target_names(self) -> tuple[str, ...]:
@@ -112,6 +115,17 @@ class Schema:
         """That of one of several targets by itself; of a label, of two classes."""
         task, classes = ("classification", (f"no {name}", name)) if self.task == "labels" else ("regression", ())
         return replace(self, task=task, classes=classes, target=name, targets=(), y_shift=0.0, y_scale=1.0)
+
+    @property
+    def exposure(self) -> bool:
+        """Whether the last column is an exposure; see :class:`Column`."""
+        return bool(self.columns) and self.columns[-1].exposure
+
+    def refuse_exposure(self, what: str) -> None:
+        """Raise UserError where there is an exposure."""
+        if self.exposure:
+            raise UserError(f"{what} takes no exposure; leave it out, or take a variant on a fully connected network, "
+                            "such as mean-field")  # fmt: skip
 
     def need_one_target(self, what: str) -> None:
         """Raise UserError where there are several targets."""
@@ -145,8 +159,9 @@ class Schema:
         """Plain lists, strings and numbers, for JSON."""
         plain = {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self).items()}
         plain["columns"] = [
-            [c.name, None if c.categories is None else list(c.categories), *([] if c.fill is None else [c.fill])]
+            [c.name, None if c.categories is None else list(c.categories), *more]
             for c in self.columns
+            for more in [[c.fill, True] if c.exposure else [] if c.fill is None else [c.fill]]
         ]
         if not self.targets:  # as it was written before there were several
             del plain["targets"]

@@ -93,7 +93,10 @@ def _column(where: str, cells: pd.Series) -> pd.Series:
         )
     if kind in ("string", "boolean", "categorical"):
         text = cells.astype(object).where(~gaps, "").map(lambda cell: " ".join(str(cell).split()))
-        return text if kind == "string" else text.astype("category")
+        if not getattr(cells.dtype, "ordered", False):
+            return text if kind == "string" else text.astype("category")
+        order = dict.fromkeys(" ".join(str(name).split()) for name in cells.cat.categories)
+        return text.astype(pd.CategoricalDtype(list(order), ordered=True))
     if kind == "empty":
         return pd.Series(math.nan, cells.index, name=cells.name)
     place = f"{where}: column '{cells.name}'"

@@ -35,6 +35,7 @@ def dataset(
     split: Any = None,
     groups: Any = None,
     time: Any = None,
+    exposure: Any = None,
     missing: str = "refuse",
     unseen: str = "refuse",
     validation: int | float | None = None,
@@ -53,14 +54,17 @@ def dataset(
     y       (N,): numbers, or labels of any type; or the name of a column of the frame. (N, T), or a list of names:
             several targets a row, numbers or 0 and 1
     x_test, y_test  the test part, where it is given
-    task    regression, classification or counts, of several targets "targets" or "labels"; where not given,
-            classification or regression by the target, as of a file: for text, categories, booleans, two different
-            whole numbers, or up to 20, each twice or more and five times in the mean; labels where all are 0 or 1
-    classes names of the labels 0 … K−1, where y are these
+    task    regression, classification, ordinal (classes in an order) or counts, of several targets "targets" or
+            "labels"; where not given, classification or regression by the target, as of a file: for text, categories,
+            booleans, two different whole numbers, or up to 20, each twice or more and five times in the mean; labels
+            where all are 0 or 1
+    classes names of the labels 0 … K−1, where y are these; or all that y has, in their order (of ordinal the lowest
+            first, where y is text that is no ordered category)
     split   share of the rows that test (0.15), stratified for classification; or a mask (N,) of test rows, their
             numbers, or a tuple of row numbers (train, test) or (train, validation, test)
     groups  (N,), or a column's name: rows of one group come into one part
     time    (N,), or a column's name: the last rows test, those before them validate
+    exposure (N,), or a column's name: of counts, what a row's count is proportional to, such as hours or persons
     missing a value: "refuse" it, "drop" its row, or have an "indicator": the training rows' median and a second
             feature that says where; of text, one more category. One in y is refused, or its row dropped
     unseen  a category that only new rows have: "refuse" it, or "ignore" it, so that it is none of the categories
@@ -80,7 +84,7 @@ def dataset(
         classes = names if classes is None and task in (None, "classification") else classes
     x = on_disk("X", x)
     table = as_table("X", x)
-    columns = {"y": y, "groups": groups, "time": time}
+    columns = {"y": y, "groups": groups, "time": time, "exposure": exposure}
     taken: list[str] = []
     for what, value in columns.items():
         names = [value] if isinstance(value, str) else value
@@ -92,7 +96,13 @@ def dataset(
             columns[what] = table[value if isinstance(value, str) else names]
             taken += names
     table = table if table is None else table.drop(columns=taken)
-    raw = _raw(x if table is None else table, columns["y"], task, classes, missing)
+    if (values := columns["exposure"]) is not None:
+        if isinstance(x, OnDisk) or len(values) != len(x):
+            raise UserError(f"exposure has {len(values)} values, and X {len(x)} rows, which must be in memory; give "
+                            "one for each")  # fmt: skip
+        exposure = exposure if isinstance(exposure, str) else "exposure"
+        table = (named(as_array("X", x)) if table is None else table).assign(**{exposure: np.asarray(values)})
+    raw = _raw(x if table is None else table, columns["y"], task, classes, missing, exposure)
     raw = replace(raw, name=name, source=f"in memory: {name}", unseen=unseen, target_scale=target_scale)
     if x_test is not None:
         splits = [w for w, v in (("split", split), ("groups", groups), ("time", time)) if v is not None]
@@ -130,7 +140,7 @@ def _items(what: str, items: Items) -> tuple[np.ndarray, np.ndarray, Sequence[st
 
 
 # -- rows to features --------------------------------------------------------------------------------------------------
-def _raw(x: Any, y: Any, task: str | None, classes: Sequence[str] | None, missing: str) -> Raw:
+def _raw(x: Any, y: Any, task: str | None, classes: Sequence[str] | None, missing: str, exposure: str | None) -> Raw:
     if y is None:
         raise UserError("y is missing: give the targets, or the name of a column of X")
     target, where = as_target("y", y), "X (rows from 0)"
@@ -155,12 +165,10 @@ def _raw(x: Any, y: Any, task: str | None, classes: Sequence[str] | None, missin
             task, numbers, _ = read_targets("y (rows from 0)", kept, task)
             raw = replace(raw, task=task, y=torch.from_numpy(numbers), target=", ".join(names), targets=names)
         return select_features(raw, None, "X")
-    if classes is not None:
-        raise UserError("classes= names the labels of an array; in a frame, let y have the names")
     if both := [name for name in target.columns if name in table.columns]:
         raise UserError(f"X has a column '{both[0]}', as y is called: the target among its own inputs? Leave it out")
     cells = as_cells(table).join(target)
-    return raw_table(where, cells, list(target.columns), task=task, missing=missing)
+    return raw_table(where, cells, list(target.columns), task=task, missing=missing, order=classes, exposure=exposure)
 
 
 def _test_part(raw: Raw, x: Any, y: Any) -> tuple[Tensor, Tensor]:
@@ -180,7 +188,7 @@ def _encoded(what: str, x: Any, like: Schema | Raw) -> tuple[Tensor, float]:
     table = as_table(what, x)
     if table is None:
         x = as_array(what, x)
-        if x.ndim == 2 and x.shape[1] == len(like.columns) and any(c.width > 1 for c in like.columns):
+        if x.ndim == 2 and x.shape[1] == len(like.columns) and any(c.width > 1 or c.exposure for c in like.columns):
             table = named(x, [column.name for column in like.columns])
     if table is not None:
         if not like.columns:

@@ -157,10 +157,12 @@ def _schema(raw: Raw, rows: Tensor) -> Schema:
 
 
 def _column_statistics(raw: Raw, rows: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each feature; those of 0 and 1 are left as they are."""
+    """Mean and standard deviation of each feature; those of 0 and 1 are left as they are, of an exposure 0 and mean."""
     shift, scale = mean_and_scale(taken(raw.x, rows))
     binary = ~quantities(raw.columns, len(shift))
     shift[binary], scale[binary] = 0.0, 1.0
+    if raw.columns and raw.columns[-1].exposure:
+        shift[-1], scale[-1] = 0.0, shift[-1].clone()
     return tuple(shift.tolist()), tuple(scale.tolist())
 
 
@@ -168,6 +170,18 @@ def quantities(columns: Sequence[Column], num: int) -> Tensor:
     """Which of the ``num`` features are quantities, (F,) bool; others are 0 or 1."""
     numeric = [place < column.num_numbers for column in columns for place in range(column.width)]
     return torch.tensor(numeric or [True] * num)
+
+
+def row_texts(x: Tensor, schema: Schema, most: int = 8) -> list[str]:
+    """``most`` of the standardised inputs (N, F), in words and the user's units, the furthest from the mean first."""
+    numeric, texts = quantities(schema.columns, x.shape[1]).tolist(), []
+    raw = schema.unstandardise(x.double())
+    raw[raw.abs() < 1e-6 * raw.new_tensor(schema.x_scale)] = 0.0  # what 32 bits leave of a 0
+    for values, far in zip(raw.tolist(), x.abs().tolist(), strict=True):
+        features = zip(far, schema.features, values, numeric, strict=True)
+        parts = [(z, f"{name} {v:.6g}") if isnum else (0, name) for z, name, v, isnum in features if isnum or v]
+        texts.append(", ".join(text for _, text in sorted(parts, key=lambda part: -part[0])[:most]))
+    return texts
 
 
 def _pixel_statistics(raw: Raw, rows: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -6,7 +6,6 @@ Rows are numbered as an editor numbers them: the header is row 1.
 from __future__ import annotations
 
 import csv
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +16,6 @@ import torch
 from torch import Tensor
 
 from bnn_pyro.cells import (
-    DECIMAL_COMMA,
-    MAX_CATEGORIES,
     MISSING,
     label,
     numbers,
@@ -28,16 +25,15 @@ from bnn_pyro.cells import (
     read_target,
     read_targets,
 )
+from bnn_pyro.datasets.columns import describe, encode, takes_no_gaps
 from bnn_pyro.datasets.dataset import Column, Raw, Schema
-from bnn_pyro.datasets.prepare import check_choice, check_positive, quantities
+from bnn_pyro.datasets.prepare import check_choice, check_positive
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.files import existing
 
 if TYPE_CHECKING:
     import pandas as pd
 
-#: The category of a missing text.
-MISSING_CATEGORY = "(missing)"
 #: Names of columns that an error message shows.
 MAX_SHOWN = 12
 
@@ -52,12 +48,16 @@ def load_table(
     task: str | None = None,
     missing: str = "refuse",
     aside: Sequence[str] = (),
+    classes: Sequence[str] | None = None,
+    exposure: str | None = None,
 ) -> tuple[Raw, dict[str, np.ndarray]]:
     """Read a CSV or TSV file: numeric columns as they are, text columns one-hot, one column as the target.
 
     target   its column; where none is given, a column called "y". Several, also as one text with commas
     aside    columns that are no inputs, whose values (N,) are returned beside the rows, by their names
     task     one of ``TASKS``; regression or classification by the target where not given
+    classes  the names of the classes in their order
+    exposure see :class:`Column`
     """
     frame = read_cells(path, text=categorical)
     if target is None and "y" not in frame.columns:
@@ -65,24 +65,27 @@ def load_table(
     target = target or "y"
     if isinstance(target, str):
         target = [target] if target in frame.columns else next(csv.reader([target], skipinitialspace=True), [target])
-    for name in (*target, *exclude, *categorical, *aside):
+    known = [] if exposure is None else [exposure]
+    for name in (*target, *exclude, *categorical, *aside, *known):
         if name not in frame.columns:
             raise unknown(f"{'target ' * (name in target)}column of {path}", name, frame.columns)
     ways = {"divide the rows by another": aside, "do not exclude it": exclude, "choose other features": features or ()}
+    ways["take another exposure"] = known
     for name in target:
         for way in (way for way, names in ways.items() if name in names):
             raise UserError(f"{path}: column '{name}' is the target; {way}")
         if target.count(name) > 1:
             raise UserError(f"{path}: target '{name}' is given twice")
     exclude = [*exclude, *aside]
-    names = [name for name in frame.columns if name not in (*target, *exclude)]
+    names = [name for name in frame.columns if name not in (*target, *exclude, *known)]
     if not names:
         raise UserError(f"{path}: no column is left but the target '{', '.join(target)}'; nothing to predict from")
     if features is not None:
         check_choice(features, names, str(path))
         names = [name for name in features if name not in exclude]
     frame = frame.astype(dict.fromkeys(categorical, "category")) if categorical else frame
-    raw = raw_table(path, frame[[*names, *target]], target, task=task, missing=missing, words=MISSING)
+    how = dict(task=task, missing=missing, words=MISSING, order=classes, exposure=exposure)
+    raw = raw_table(path, frame[[*names, *known, *target]], target, **how)
     values = {}
     for name in aside:
         cells = frame.loc[raw.index.numpy(), name]
@@ -99,12 +102,15 @@ def raw_table(
     task: str | None = None,
     missing: str = "refuse",
     words: Sequence[str] = ("",),
+    order: Sequence[str] | None = None,
+    exposure: str | None = None,
 ) -> Raw:
     """Columns of numbers or of text to features and the target, or several.
 
     missing  of a missing value, "refuse" it, "drop" its row, or have an "indicator": numbers are filled with the
              training rows' median and a second feature says where; of text, "missing" is one more category
     words    texts that stand for a missing value
+    order    see ``cells.read_target``.   exposure: the name of the last column of inputs, where that is one
     """
     gaps, whole = _gaps(frame, words), frame
     if missing == "indicator":
@@ -112,18 +118,26 @@ def raw_table(
     else:
         whole = _complete(where, frame, gaps, missing == "drop", ", or give missing='drop' or 'indicator' (--missing)")
     gaps = gaps.loc[whole.index]
-    task, y, classes = (read_target if len(target) == 1 else read_targets)(where, whole[target].squeeze(axis=1), task)
-    columns = tuple(_describe(where, whole[name], gaps[name]) for name in whole.columns if name not in target)
+    if len(target) == 1:
+        task, y, classes = read_target(where, whole[target[0]], task, order)
+    else:
+        task, y, classes = read_targets(where, whole[target], task)
+    columns = [describe(where, whole[name], gaps[name]) for name in whole.columns if name not in target]
+    if exposure is not None:
+        if task != "counts":
+            raise UserError(f"{where}: exposure (--exposure) is for counts, and the task is {task}; say --task counts "
+                            "(task=)")  # fmt: skip
+        columns[-1] = Column(exposure, exposure=True)
     return Raw(
         name=str(where),
         task=task,
-        x=torch.from_numpy(_encode(where, whole, gaps, columns)),
+        x=torch.from_numpy(encode(where, whole, gaps, columns)),
         y=torch.from_numpy(y),
         classes=classes,
         features=tuple(feature for column in columns for feature in column.features),
         target=", ".join(target),
         targets=tuple(target) if len(target) > 1 else (),
-        columns=columns,
+        columns=tuple(columns),
         source=str(where),
         rows=None if len(whole) == len(frame) else torch.from_numpy(frame.index.get_indexer(whole.index)),
         index=torch.from_numpy(whole.index.to_numpy(copy=True)),
@@ -162,25 +176,15 @@ def row_problems(frame: pd.DataFrame, like: Schema, words: Sequence[str] = MISSI
         cells, missing = frame[column.name], gaps[column.name]
         if column.categories is None:
             known, what = np.abs(parsed(cells)) <= np.finfo(np.float32).max, "is no number, or too large a one"
+            if column.exposure:
+                known, what = known & (parsed(cells) > 0), "is no exposure, which is positive"
         else:
             known, what = like.unseen == "ignore" or cells.isin(column.categories), "is a category new to the model"
-        if _takes_no_gaps(column):
+        if takes_no_gaps(column):
             problems[missing] += f"; {column.name} is missing"
         strange = ~(missing | known)
         problems[strange] += f"; {column.name}: '" + cells[strange].astype(str) + f"' {what}"
     return problems.str.removeprefix("; ")
-
-
-def row_texts(x: Tensor, schema: Schema, most: int = 8) -> list[str]:
-    """``most`` of the standardised inputs (N, F), in words and the user's units, the furthest from the mean first."""
-    numeric, texts = quantities(schema.columns, x.shape[1]).tolist(), []
-    raw = schema.unstandardise(x.double())
-    raw[raw.abs() < 1e-6 * raw.new_tensor(schema.x_scale)] = 0.0  # what 32 bits leave of a 0
-    for values, far in zip(raw.tolist(), x.abs().tolist(), strict=True):
-        features = zip(far, schema.features, values, numeric, strict=True)
-        parts = [(z, f"{name} {v:.6g}") if isnum else (0, name) for z, name, v, isnum in features if isnum or v]
-        texts.append(", ".join(text for _, text in sorted(parts, key=lambda part: -part[0])[:most]))
-    return texts
 
 
 def encode_rows(
@@ -191,9 +195,9 @@ def encode_rows(
     Raises UserError as :func:`read_rows`.
     """
     gaps = _gaps(_with_columns(where, frame, like), words)
-    strict = [column.name for column in like.columns if _takes_no_gaps(column)]
+    strict = [column.name for column in like.columns if takes_no_gaps(column)]
     _complete(where, frame[strict], gaps[strict], False)
-    x = torch.from_numpy(_encode(where, frame, gaps, like.columns, like.unseen))
+    x = torch.from_numpy(encode(where, frame, gaps, like.columns, like.unseen))
     names = list(like.target_names)
     if not set(names) <= set(frame.columns) or gaps[names].all(axis=None):
         return x, None
@@ -220,10 +224,6 @@ def _with_columns(where: str | Path, frame: pd.DataFrame, like: Schema | Raw) ->
         if column.name not in frame.columns:
             raise UserError(f"{where}: no column '{column.name}', which this model needs; it has {_shown(frame)}")
     return frame
-
-
-def _takes_no_gaps(column: Column) -> bool:
-    return column.fill is None and MISSING_CATEGORY not in (column.categories or ())
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------
@@ -255,43 +255,3 @@ def _complete(where: str | Path, frame: pd.DataFrame, gaps: pd.DataFrame, drop: 
 def _shown(frame: pd.DataFrame) -> str:
     names = list(frame.columns)
     return ", ".join(names[:MAX_SHOWN]) + (f", … ({len(names)} columns)" if len(names) > MAX_SHOWN else "")
-
-
-# -- its columns -------------------------------------------------------------------------------------------------------
-def _describe(where: str | Path, cells: pd.Series, gaps: pd.Series) -> Column:
-    """Numeric if every cell is a number; categorical if most are text; mostly numbers with some text is an error."""
-    name, present = str(cells.name), cells[~gaps]
-    if present.empty:
-        raise UserError(f"{where}: column '{name}' has no value in any row; leave it out")
-    if present.dtype != "category":
-        share = 1 - np.isnan(parsed(present)).mean()
-        if share == 1:
-            return Column(name, fill=math.nan if gaps.any() else None)
-        if share >= 0.5 or all(DECIMAL_COMMA.fullmatch(cell) for cell in present):
-            numbers(where, present)
-    categories = tuple(sorted(set(present)))
-    if len(categories) > max(MAX_CATEGORIES, len(present) // 5):
-        raise UserError(f"{where}: column '{name}' holds {len(categories)} different texts in {len(present)} rows "
-                        f"(row {present.index[0]}: '{present.iloc[0]}'); leave it out: --exclude {name!r}, or "
-                        "exclude=")  # fmt: skip
-    return Column(name, (*categories, MISSING_CATEGORY) if gaps.any() else categories)
-
-
-def _encode(
-    where: str | Path, frame: pd.DataFrame, gaps: pd.DataFrame, columns: tuple[Column, ...], unseen: str = "refuse"
-) -> np.ndarray:
-    """The features of columns, (N, F) float64."""
-    x, end = np.empty((sum(column.width for column in columns), len(frame))).T, 0  # columns are faster written so
-    for column in columns:
-        block = x[:, end : (end := end + column.width)]
-        cells, missing = frame[column.name], gaps[column.name].to_numpy()
-        if column.categories is not None:
-            texts = cells.astype(object).where(~missing, MISSING_CATEGORY) if missing.any() else cells
-            places = positions(where, cells, texts, column.categories, "category", refuse=unseen == "refuse")
-            block[:] = places[:, None] == np.arange(len(column.categories))
-        elif column.fill is None:
-            block[:, 0] = numbers(where, cells)
-        else:
-            block[:, 0], block[:, 1] = column.fill, missing
-            block[~missing, 0] = numbers(where, cells[~missing])
-    return np.ascontiguousarray(x)

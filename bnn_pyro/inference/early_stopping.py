@@ -72,7 +72,8 @@ class EarlyStopping:
         x, y, num = ranks.part(self.x), ranks.part(self.y), len(self.x)
         weights = {site: value[None] for site, value in self.point.sites().items()}
         with in_mode(self.model, training=False):
-            if getattr(likelihood := getattr(self.model, "likelihood", None), "initial", None):
+            likelihood = getattr(self.model, "likelihood", None)
+            if getattr(likelihood, "initial", None) and not likelihood.has_classes:
                 parts = ((p, p.transform.inv(y_part)) for p, y_part in mixtures(self.model, weights, x, y))
                 squares = [(y_part - p.untransformed.mean).square().sum(0) for p, y_part in parts]
                 squares = torch.stack([self.y.new_zeros(self.y.shape[1:]), *squares])  # of each target

@@ -9,7 +9,7 @@ from bnn_pyro.lazy import lazy_names
 _NAMES = {
     "metric": "Estimate Evaluation Metric Undefined average_precision label_brier label_error nrmse",
     "classification": "SCORES accuracy adaptive_ece aurc auroc brier classwise_ece confusion_matrix ece ece_floor "
-    "error ood_auroc ood_table reliability selective_risk",
+    "error ood_auroc ood_table reliability rps selective_risk",
     "evaluation": "DISTANCES METRICS agreement coverage_50 coverage_90 coverage_95 crps distance_floor distances "
     "evaluate interval_verdict nll paired pit rmse total_variation wasserstein wasserstein_2 width_95",
 }

@@ -43,6 +43,11 @@ def _brier(prediction: Prediction, y: np.ndarray) -> np.ndarray:
     return np.square(probs - np.eye(probs.shape[1])[y]).sum(1)
 
 
+def _ranked_probability(prediction: Prediction, y: np.ndarray) -> np.ndarray:
+    below, classes = mean_probs(prediction).cumsum(1), np.arange(prediction.mean.shape[1])
+    return np.square(below - (y[:, None] <= classes)).sum(1)
+
+
 # -- calibration -------------------------------------------------------------------------------------------------------
 def _in_bins(confidence: np.ndarray, value: np.ndarray, bins: int = BINS) -> np.ndarray:
     """(…, bins): each value in the column of its confidence's equal-width bin, 0 in the others."""
@@ -184,6 +189,8 @@ error = Metric(
 )
 accuracy = Metric(_right, mean_of, "share of points whose most probable class is right", "higher", share=True)
 brier = Metric(_brier, mean_of, "squared error of the probabilities, summed over the classes (0 to 2)")
+_RPS = "ranked probability score: Σ_k (P(Y ≤ k) − 1{y ≤ k})², the CRPS in steps of one class"
+rps = Metric(_ranked_probability, mean_of, _RPS)
 _ECE, _WIDTH = "expected calibration error", f"{BINS} equal-width bins"
 # confidence − correct of the top label, in its bin: (B, bins). The ECE is Σ_bins |mean over points|.
 ece = Metric(

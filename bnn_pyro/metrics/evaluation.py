@@ -105,8 +105,14 @@ _CLASSES |= {name: vars(classification)[name] for name in ("ece", "adaptive_ece"
 _CLASSES |= dict(average_precision=average_precision)
 _LABELS = dict(label_error=label_error, nll=nll, label_brier=label_brier, average_precision=average_precision)
 #: Every metric by its name, by task; of several targets those of all together.
-METRICS: dict[str, dict[str, Metric]] = {"classification": _CLASSES, "regression": _NUMBERS, "counts": _NUMBERS,
-                                         "targets": dict(nrmse=nrmse, nll=nll), "labels": _LABELS}  # fmt: skip
+METRICS: dict[str, dict[str, Metric]] = {
+    "classification": _CLASSES,
+    "ordinal": {"rps": classification.rps, **_CLASSES},
+    "regression": _NUMBERS,
+    "counts": _NUMBERS,
+    "targets": dict(nrmse=nrmse, nll=nll),
+    "labels": _LABELS,
+}
 
 
 def evaluate(prediction: Prediction, y: Targets, **resampling: Any) -> Evaluation:
@@ -241,6 +247,7 @@ wasserstein_2 = Distance(_spread, "wasserstein_2")
 #: By task, those that :func:`distances` takes.
 DISTANCES: dict[str, dict[str, Distance]] = {
     "classification": {"agreement": agreement, "total_variation": total_variation},
+    "ordinal": {"agreement": agreement, "total_variation": total_variation},
     "regression": {"wasserstein": wasserstein},
 }
 

@@ -14,6 +14,7 @@ from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.parts.mixtures import Mixture, NormalMixture
 from bnn_pyro.parts.observed import LearnedNoise, Likelihood
+from bnn_pyro.parts.ordinal import Ordinal
 from bnn_pyro.parts.several import Several
 
 
@@ -228,47 +229,46 @@ class NegativeBinomial(Poisson):
 
 
 # -- which of them -----------------------------------------------------------------------------------------------------
-#: Name -> (class, whether its targets are counts): what the setting ``likelihood`` takes where targets are numbers.
-LIKELIHOODS: dict[str, tuple[type[Likelihood], bool]] = {
-    "normal": (Normal, False),
-    "student-t": (StudentT, False),
-    "laplace": (LaplaceNoise, False),
-    "poisson": (Poisson, True),
-    "negative-binomial": (NegativeBinomial, True),
+#: Name -> (class, its task): what the setting ``likelihood`` takes; where it is not given, the task's first. Counts are
+#: seldom as regular as a Poisson's.
+LIKELIHOODS: dict[str, tuple[type[Likelihood], str]] = {
+    "normal": (Normal, "regression"),
+    "student-t": (StudentT, "regression"),
+    "laplace": (LaplaceNoise, "regression"),
+    "negative-binomial": (NegativeBinomial, "counts"),
+    "poisson": (Poisson, "counts"),
+    "ordinal": (Ordinal, "ordinal"),
 }
-#: What stands where the setting is not given: counts are seldom as regular as a Poisson's.
-DEFAULTS = {"regression": "normal", "counts": "negative-binomial"}
 
 
 def make_likelihood(schema: Schema, noise: str | float = "learned", likelihood: str | None = None) -> Likelihood:
     """The likelihood for a schema.
 
     noise: of numbers, ``"learned"`` (one scale with a LogNormal prior), ``"heteroscedastic"`` (a second output of the
-        network; "normal" only) or a fixed scale in target units, on a log scale of log y. Ignored in classification,
-        and by likelihoods of counts.
+        network; "normal" only) or a fixed scale in target units, on a log scale of log y. Ignored where targets are
+        classes or counts.
     likelihood: a key of ``LIKELIHOODS``; by default that of the task.
 
     Raises UserError for a likelihood that does not suit the task, or a noise that it does not have.
     """
-    if schema.has_classes or schema.task == "labels":
-        if likelihood is not None:
-            raise UserError(f"likelihood={likelihood} is for numbers, and the task is {schema.task}; leave it out")
-        if schema.task == "labels":
-            return Several(Bernoulli(), *[(0.0,) * len(schema.targets)] * 2)
-        return Bernoulli() if len(schema.classes) == 2 else Categorical(len(schema.classes))
-    if schema.targets:
-        if LIKELIHOODS.get(likelihood, (None, False))[1]:
-            raise UserError(f"likelihood={likelihood} is for counts, and several targets are numbers; leave it out")
-        return Several(make_likelihood(schema.of_target(""), noise, likelihood), schema.y_shift, schema.y_scale)
-    name = likelihood or DEFAULTS[schema.task]
+    name = likelihood or next((name for name, (_, task) in LIKELIHOODS.items() if task == schema.task), "normal")
     if name not in LIKELIHOODS:
         raise unknown("likelihood", name, LIKELIHOODS)
-    kind, of_counts = LIKELIHOODS[name]
-    if of_counts:
-        if schema.task != "counts":
-            raise UserError(
-                f"likelihood={name} is for counts, and the task is {schema.task}; say --task counts (task=)"
-            )
+    kind, task = LIKELIHOODS[name]
+    if likelihood is not None and task != (needed := "regression" if schema.task == "targets" else schema.task):
+        fit = [name for name, (_, task) in LIKELIHOODS.items() if task == needed]
+        way = f"take {' or '.join(fit)}" if fit else "leave it out"
+        raise UserError(f"likelihood={name} is for {task}, and the task is {schema.task}; {way}, or say --task {task} "
+                        "(task=)")  # fmt: skip
+    if schema.task == "labels":
+        return Several(Bernoulli(), *[(0.0,) * len(schema.targets)] * 2)
+    if schema.targets:
+        return Several(make_likelihood(schema.of_target(""), noise, likelihood), schema.y_shift, schema.y_scale)
+    if task == "ordinal":
+        return kind(len(schema.classes))
+    if schema.has_classes:
+        return Bernoulli() if len(schema.classes) == 2 else Categorical(len(schema.classes))
+    if task == "counts":
         return kind(schema.y_shift)
     on_log_scale = schema.target_scale == "log"
     if on_log_scale and kind is not Normal:

@@ -99,7 +99,8 @@ class LocalNet(nn.Module):
     def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
         """Draw the activations, then the site "y" for inputs x (B, *input_shape); y (B,) observes it."""
         weights = [prior() for prior in self.priors]
-        return self.weight_space.likelihood(_activations(self.net.enter, self.net.stages(), weights, x), y)
+        f = _activations(self.net.enter, self.net.stages(), weights, x)
+        return self.weight_space.likelihood(self.net.add_exposure(f, x), y)
 
 
 def _activations(enter: Callable, stages: list[Stage], weights: list[dist.TorchDistribution], x: Tensor) -> Tensor:

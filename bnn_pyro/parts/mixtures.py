@@ -64,7 +64,7 @@ class Mixture(Decisions):
         return type(self)(components)
 
     def _need(self, task: str, what: str) -> None:
-        if self.task != task:
+        if task not in (self.task, "classification" if self.has_classes else ""):
             raise UserError(f"'{what}' belongs to {task}, but this is a {self.task} prediction")
 
     @property

@@ -89,8 +89,10 @@ class _Net(nn.Module):
 
     In training mode each input of a layer is 0 with its rate's probability, and divided by 1 − rate otherwise, with a
     mask for every row (Srivastava et al. 2014). A subclass has ``_to_layers(x)``: (B, *input_shape) -> what the first
-    of them takes.
+    of them takes.   exposure: whether the last column of x is one, whose logarithm is added to the output instead.
     """
+
+    exposure = False
 
     def __init__(self, activation: str) -> None:
         super().__init__()
@@ -119,7 +121,11 @@ class _Net(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, *input_shape) -> (B, outputs), or (S, B, outputs) where weights or x carry S draws."""
-        return self.layers[-1](self.features(x))
+        return self.add_exposure(self.layers[-1](self.features(x)), x)
+
+    def add_exposure(self, f: Tensor, x: Tensor) -> Tensor:
+        """The output f (…, B, outputs) plus log exposure, where there is one."""
+        return f + x[..., -1:].clamp_min(1e-30).log() if self.exposure else f
 
     def _drop(self, x: Tensor, rate: float) -> Tensor:
         return F.dropout(x, rate) if self.training and rate else x
@@ -130,7 +136,7 @@ class MLP(_Net):
 
     input_shape: shape of one input.   hidden: widths of the hidden layers; () is a linear model.
     outputs: width of the last layer.  activation: a key of ``ACTIVATIONS``.  bias: in every layer, or in none.
-    dropout: (rate of the inputs, rate of every hidden unit), in [0, 1).
+    dropout: (rate of the inputs, rate of every hidden unit), in [0, 1).   exposure: see :class:`_Net`.
 
     Raises UserError for an unknown activation or a rate outside [0, 1).
     """
@@ -139,16 +145,17 @@ class MLP(_Net):
 
     def __init__(
         self, input_shape: Sequence[int], hidden: Sequence[int], outputs: int, activation: str = "relu",
-        bias: bool = True, dropout: tuple[float, float] = (0.0, 0.0),
+        bias: bool = True, dropout: tuple[float, float] = (0.0, 0.0), exposure: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(activation)
-        self.input_dims = len(input_shape)
-        widths = [int(torch.Size(input_shape).numel()), *hidden, outputs]
+        self.input_dims, self.exposure = len(input_shape), exposure
+        widths = [int(torch.Size(input_shape).numel()) - exposure, *hidden, outputs]
         self._add_layers(widths, bias, [dropout[0], *(dropout[1] for _ in hidden)])
 
     def enter(self, x: Tensor) -> Tensor:
         """What the first layer takes: (B, *input_shape) -> (B, inputs)."""
-        return x.flatten(-self.input_dims)
+        x = x.flatten(-self.input_dims)
+        return x[..., :-1] if self.exposure else x
 
     _to_layers = enter
 

@@ -42,12 +42,12 @@ class Likelihood(nn.Module):
     has_classes: bool = False
     quadratic: bool = False
 
-    def add_own(self, **priors: tuple[float, float]) -> None:
-        """More latent sites of its own: {name: mean and standard deviation of its Normal prior}."""
+    def add_own(self, **priors: tuple[float | Tensor, float | Tensor]) -> None:
+        """More latent sites of its own: {name: mean and standard deviation, () or (n,), of its Normal prior}."""
         self.own_sites = (*self.own_sites, *priors)
         for name, (loc, scale) in priors.items():
-            self.register_buffer(f"{name}_loc", torch.tensor(loc), persistent=False)
-            self.register_buffer(f"{name}_scale", torch.tensor(scale), persistent=False)
+            self.register_buffer(f"{name}_loc", torch.as_tensor(loc), persistent=False)
+            self.register_buffer(f"{name}_scale", torch.as_tensor(scale), persistent=False)
 
     @property
     def initial(self) -> Mapping[str, Tensor]:

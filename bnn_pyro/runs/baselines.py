@@ -21,9 +21,14 @@ from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.diagnostics.draws import even
 from bnn_pyro.errors import UserError
 from bnn_pyro.parts.likelihoods import LogNormalMixture
+<<<<<<< HEAD
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction, predict
 from bnn_pyro.pruning import signal_to_noise
+=======
+from bnn_pyro.parts.ordinal import OrdinalMixture
+from bnn_pyro.predictive import Prediction
+>>>>>>> 91619f6 (Classes in an order by a cumulative logit; exposure of counts)
 
 #: Fewer rows leave nothing to grow trees by; more are not taken. From MANY rows on one fold gives the scale.
 MIN_ROWS, MAX_ROWS, MANY = 20, 100_000, 2000
@@ -110,7 +115,8 @@ def boosted(data: Dataset) -> tuple[Prediction, dict[str, Any]] | None:
         probs = np.full((len(new), classes), FLOOR)
         probs[:, model.classes_.astype(int)] += model.predict_proba(new)
         trees, what = model.n_iter_, "its own probabilities"
-        made = Prediction(Categorical(probs=torch.from_numpy(probs)[None].float()))
+        kind = OrdinalMixture if schema.task == "ordinal" else Prediction
+        made = kind(Categorical(probs=torch.from_numpy(probs)[None].float()))
     else:
         from sklearn.model_selection import KFold
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from bnn_pyro import plots
 from bnn_pyro.datasets import curve
 from bnn_pyro.datasets.dataset import Dataset, Schema
-from bnn_pyro.datasets.tables import row_texts
+from bnn_pyro.datasets.prepare import row_texts
 from bnn_pyro.explanation import MAX_COLUMNS, columns_of, explain
 from bnn_pyro.files import write_whole
 from bnn_pyro.metrics.metric import Estimate

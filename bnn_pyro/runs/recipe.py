@@ -26,8 +26,8 @@ from bnn_pyro.zoo.auto import AUTO, MINUTES, Setup, make_setup, set_up
 #: How data can be loaded: the keys of a recipe's ``data``, and the arguments of ``load_data`` that they become; with
 #: what a config file may say of them.
 DATA_KEYS = {"name": str, "target": str, "features": list[str], "exclude": list[str], "categorical": list[str],
-             "task": str, "target_scale": str, "missing": str, "drop_missing": bool,
-             "unseen": str, "groups": str, "time": str, "fractions": list[float], "splits": str,
+             "task": str, "classes": list[str], "target_scale": str, "missing": str, "drop_missing": bool,
+             "unseen": str, "groups": str, "time": str, "exposure": str, "fractions": list[float], "splits": str,
              "split": int, "validation": int, "limit": int, "seed": int}  # fmt: skip
 #: What `train` takes where no data are named, with a test part that is large enough to tell two models apart.
 EXAMPLE = {"name": "digits", "fractions": [0.3, 0.1, 0.6]}
@@ -264,10 +264,10 @@ def _data_options(flags: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str
     name = located({"name": flags["data"]})["name"] if "data" in flags else None
     data = {"name": "digits", **located(data)}
     data = data if name in (None, data["name"]) else {"name": name}
-    special = ("name", "features", "exclude", "categorical", "seed")
+    special = ("name", "features", "classes", "exclude", "categorical", "seed")
     data |= {k: flags[k] for k in DATA_KEYS if k in flags and k not in special}
-    if "features" in flags:
-        data["features"] = next(csv.reader([flags["features"]], skipinitialspace=True), [])
+    for key in {"features", "classes"} & flags.keys():
+        data[key] = next(csv.reader([flags[key]], skipinitialspace=True), [])
     data |= {k: flags[k] for k in ("exclude", "categorical") if flags.get(k)}
     if "data_seed" in flags:
         data["seed"] = flags["data_seed"]

@@ -98,6 +98,7 @@ class LastLayer(Settings):
 
     def model(self, schema: Schema) -> OnFeatures:
         """p(y, w | x); see ``Entry.model``. A backbone that is given by its variant's name is not trained here."""
+        schema.refuse_exposure("last-layer")
         likelihood = make_likelihood(schema, self.noise, self.likelihood)
         pretrained = self._pretrained(schema)
         backbone = Backbone(pretrained, schema)

@@ -60,8 +60,8 @@ class Network(Settings):
     prior       normal:SCALE, fan-in:SCALE, gamma:SHAPE,RATE or scale-mixture:WIDE,NARROW,WEIGHT; of a point estimate
                 the weight decay. by-target: fan-in:8 for classes, fan-in:2 for numbers; narrower ones predict too flat
     noise       regression only: learned, heteroscedastic, or a standard deviation in target units
-    likelihood  of numbers: normal, student-t or laplace (with outliers); of counts: negative-binomial or poisson; the
-                first of the task where not given
+    likelihood  of numbers: normal, student-t or laplace (with outliers); of counts: negative-binomial or poisson; of
+                ordered classes: ordinal; the first of the task where not given
     """
 
     #: The deterministic variant to compare with.
@@ -76,7 +76,7 @@ class Network(Settings):
 
     def net(self, schema: Schema, outputs: int) -> nn.Module:
         """The deterministic network."""
-        return nets.MLP(schema.input_shape, self.hidden, outputs, self.activation, self.bias)
+        return nets.MLP(schema.input_shape, self.hidden, outputs, self.activation, self.bias, exposure=schema.exposure)
 
     def model(self, schema: Schema) -> BayesianNet:
         """p(y, w | x), out of training mode; see ``Entry.model``."""
@@ -141,7 +141,7 @@ class DropoutMLP(Network):
         chosen = self.input_dropout, self.hidden_dropout
         rule = IMAGE_RATES if schema.is_image else TABLE_RATES
         rates = tuple(usual if rate is None else rate for rate, usual in zip(chosen, rule, strict=True))
-        return nets.MLP(schema.input_shape, self.hidden, outputs, self.activation, self.bias, rates)
+        return nets.MLP(schema.input_shape, self.hidden, outputs, self.activation, self.bias, rates, schema.exposure)
 
     def guide(self, model: nn.Module) -> DroppedInputs:
         """q(w): the weights with dropped columns; see ``Entry.guide``."""

@@ -163,6 +163,7 @@ class Bayesian(Settings):
 
         Raises UserError for a module that does not suit the data, or cannot be copied; or a pattern without a match.
         """
+        schema.refuse_exposure("my-network")
         net = self.own(schema)
         bayesian = select(net, self.where, "where")
         still = {name for name, p in net.named_parameters() if not p.requires_grad}

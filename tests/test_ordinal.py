@@ -1,0 +1,202 @@
+"""Classes in an order: the cumulative logit against SciPy's logistic distribution, sums, and models written by hand."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pyro
+import pyro.distributions as dist
+import pyro.poutine as poutine
+import pytest
+import torch
+from scipy import integrate, stats
+from test_parts import read
+
+import bnn_pyro as bp
+from bnn_pyro.inference.log_joint import LogJoint
+from bnn_pyro.isolation import isolated
+from bnn_pyro.parts.likelihoods import make_likelihood
+from bnn_pyro.parts.ordinal import Ordinal, OrdinalMixture
+from bnn_pyro.run import main
+
+SIZES = ("low", "middle", "high", "top")
+SCHEMA = bp.Schema("ordinal", (1,), classes=SIZES)
+
+
+def ratings(num=240, seed=0):
+    """Four classes by a logistic variable around 2 x, cut at −1.5, 0 and 2."""
+    rng = np.random.default_rng(seed)
+    x = rng.uniform(-2, 2, num)
+    return x[:, None], np.searchsorted([-1.5, 0.0, 2.0], 2 * x + rng.logistic(size=num))
+
+
+# -- the likelihood ----------------------------------------------------------------------------------------------------
+def test_probabilities_are_differences_of_scipys_logistic_cdf():
+    f, own = torch.tensor([[-1.0], [0.3], [2.5]]), torch.tensor([-0.7, 0.2, -3.0])
+    cuts = np.array([-0.7, -0.7 + np.exp(0.2), -0.7 + np.exp(0.2) + np.exp(-3.0)])
+    cdf = np.concatenate([np.zeros((3, 1)), stats.logistic.cdf(cuts - f.double().numpy()), np.ones((3, 1))], 1)
+    likelihood = make_likelihood(SCHEMA)
+    assert type(likelihood) is Ordinal and likelihood.outputs == 1
+    np.testing.assert_allclose(read(likelihood, f, cuts=own).probs, np.diff(cdf), rtol=1e-5)
+    draws = read(likelihood, f.expand(5, 3, 1), cuts=own.expand(5, 3))  # five draws of the weights
+    np.testing.assert_allclose(draws.probs[4], np.diff(cdf), rtol=1e-5)
+
+
+def test_far_from_every_cut_no_digits_are_lost():
+    """log P(y = k) to 1e-5 where probabilities are 1e-30 and where two cuts are 1e-6 apart."""
+    own = torch.tensor([0.0, np.log(1e-6), 1.0])
+    found = read(make_likelihood(SCHEMA), torch.tensor([[70.0], [-70.0]]), cuts=own).logits.double().numpy()
+    gap = stats.logistic.logpdf(70.0) + np.log(1e-6)  # density times width
+    np.testing.assert_allclose(found[0, :2], [-70.0, gap], rtol=1e-5)
+    np.testing.assert_allclose(found[1, [1, 3]], [gap, -70.0 - np.e], rtol=1e-5)
+
+
+def test_the_prior_of_the_cuts_makes_classes_equally_probable_at_its_median():
+    for classes in (2, 3, 7):
+        likelihood = Ordinal(classes)
+        probs = read(likelihood, torch.zeros(1, 1), **likelihood.initial).probs
+        np.testing.assert_allclose(probs, np.full((1, classes), 1 / classes), rtol=1e-5)
+
+
+def test_the_log_joint_is_that_of_a_model_written_by_hand():
+    data = bp.dataset(*ratings(60), task="ordinal", seed=0)
+    x, y = data.x_train, data.y_train
+    with isolated(0):
+        log_joint = LogJoint(bp.MLP(hidden=(), prior="normal:2").model(data.schema), x, y)
+    u = log_joint.initial + 0.3 * torch.randn(3, log_joint.size, generator=torch.Generator().manual_seed(0)).double()
+
+    def written(w):
+        for site in ("layers.0.weight", "layers.0.bias"):
+            pyro.sample(site, dist.Normal(0.0, 2.0).expand(w[site].shape).to_event(w[site].dim()), obs=w[site])
+        cuts, even = w["cuts"], torch.tensor([0.25, 0.5, 0.75]).logit()
+        loc = torch.cat([even[:1], (even[1:] - even[:-1]).log()])
+        pyro.sample("cuts", dist.Normal(loc, torch.tensor([1.5, 1.0, 1.0])).to_event(1), obs=cuts)
+        points = torch.stack([cuts[0], cuts[0] + cuts[1].exp(), cuts[0] + cuts[1].exp() + cuts[2].exp()])
+        f = (x @ w["layers.0.weight"].T + w["layers.0.bias"])[:, 0]
+        with pyro.plate("rows", len(x)):
+            pyro.sample("y", dist.OrderedLogistic(f, points), obs=y)
+
+    values = [{k: v[s] for k, v in log_joint.sites(u).items()} for s in range(3)]
+    expected = torch.stack([poutine.trace(written).get_trace(w).log_prob_sum() for w in values]).double()
+    torch.testing.assert_close(log_joint.log_density(u), expected, rtol=1e-5, atol=1e-3)
+
+
+def test_nuts_finds_the_cut_of_two_classes():
+    """Against the integral over the two latent numbers: the bias less the cut is all that the data speak of."""
+    y = np.array([0] * 6 + [1] * 2)
+    data = bp.dataset(np.zeros((8, 1)), y, task="ordinal", split=0, validation=0)
+    method = bp.NUTS(chains=2, warmup=200, draws=500)
+    posterior = bp.fit(bp.MeanField(hidden=(), prior="normal:1"), data, method, progress=False, device="cpu")
+    found = bp.predict(posterior, torch.zeros(1, 1), num_draws=1000).mean[0, 1].item()
+    scale = np.hypot(1.0, 1.5)  # of bias − cut, whose prior is Normal(0, scale)
+
+    def weigh(power):
+        return integrate.quad(
+            lambda z: stats.norm.pdf(z, 0, scale) * stats.logistic.cdf(z) ** power * stats.logistic.cdf(-z) ** 6, -9, 9
+        )[0]
+
+    assert found == pytest.approx(weigh(3) / weigh(2), abs=0.025)  # sd of the probability 0.13, 200 independent draws
+
+
+# -- scores ------------------------------------------------------------------------------------------------------------
+def test_the_ranked_probability_score_is_the_crps_of_the_classes():
+    rng = np.random.default_rng(0)
+    logits, y = rng.normal(size=(5, 30, 4)), rng.integers(0, 4, 30)
+    prediction = OrdinalMixture(dist.Categorical(logits=torch.from_numpy(logits)))
+    p = (np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)).mean(0)
+    k = np.arange(4)
+    distance = (p * np.abs(k - y[:, None])).sum(1)  # E|Y − y| − ½ E|Y − Y'|
+    pairs = np.einsum("bi,bj,ij->b", p, p, np.abs(k[:, None] - k))
+    assert bp.metrics.rps(prediction, y) == pytest.approx((distance - pairs / 2).mean(), rel=1e-6)
+    assert "rps" in bp.metrics.evaluate(prediction, y)
+    assert len(prediction[:3].set(0.9).members) == 3  # as of other classes
+
+
+def test_with_an_order_few_rows_say_more():
+    """Ten classes, 80 rows: on new rows the ordinal likelihood is sharper than one without an order."""
+    rng = np.random.default_rng(1)
+    x = rng.uniform(-2, 2, (2080, 1))
+    y = np.searchsorted(np.linspace(-4, 4, 9), 2 * x[:, 0] + rng.logistic(size=2080)).clip(0, 9)
+    scores = {}
+    for task in ("ordinal", "classification"):
+        names = list("abcdefghij")
+        options = dict(task=task, classes=names, x_test=x[80:], y_test=[names[k] for k in y[80:]])
+        data = bp.dataset(x[:80], y[:80], validation=0, **options)
+        posterior = bp.fit(bp.MeanField(hidden=()), data, bp.SVI(epochs=300), progress=False, device="cpu")
+        scores[task] = bp.metrics.nll(bp.predict(posterior, data.x_test), data.y_test)
+    assert scores["ordinal"] < scores["classification"] - 0.05
+
+
+# -- data --------------------------------------------------------------------------------------------------------------
+def test_the_order_is_that_of_numbers_of_categories_or_of_what_is_given():
+    x, y = ratings()
+    frame = pd.DataFrame({"x": x[:, 0], "size": np.array(SIZES)[y], "stars": y + 9})
+    ordered = frame.assign(size=pd.Categorical(frame["size"], [*SIZES, "unused"], ordered=True))
+    assert bp.dataset(frame, "stars", task="ordinal").schema.classes == ("9", "10", "11", "12")
+    for data in (
+        bp.dataset(ordered.drop(columns="stars"), "size", task="ordinal"),
+        bp.dataset(frame.drop(columns="stars"), "size", task="ordinal", classes=SIZES),
+        bp.dataset(x, frame["size"], task="ordinal", classes=SIZES),
+        bp.dataset(x, y, task="ordinal", classes=SIZES),
+    ):
+        assert data.schema.task == "ordinal" and data.schema.classes == SIZES and data.schema.has_classes
+        np.testing.assert_array_equal(data.y_test, y[data.index_test])
+    assert bp.dataset(ordered, "size").schema.classes == tuple(sorted(SIZES))  # as before, where no order is asked for
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "target 'y': the order of the classes high, low, middle, top is not known; give classes= .--classes."),
+        ({"classes": SIZES[:3]}, "unknown class 'top'"),
+        ({"classes": (*SIZES, "huge")}, "no row of class 'huge'"),
+        ({"classes": (*SIZES, "low")}, "names it twice"),
+        ({"classes": SIZES, "task": "counts"}, "classes= .--classes. names classes, and the task is counts"),
+    ],
+)
+def test_orders_that_are_refused(options, message):
+    x, y = ratings()
+    with pytest.raises(bp.UserError, match=message):
+        bp.dataset(x, np.array(SIZES)[y], **{"task": "ordinal", **options})
+
+
+def test_what_does_not_go_together_is_refused():
+    for schema, name, message in (
+        (
+            bp.Schema("classification", (1,), classes=SIZES),
+            "ordinal",
+            "is for ordinal, and the task is classification; leave",
+        ),
+        (SCHEMA, "normal", "for regression, and the task is ordinal; take ordinal"),
+    ):
+        with pytest.raises(bp.UserError, match=message):
+            make_likelihood(schema, "learned", name)
+    with pytest.raises(bp.UserError, match="Ordinal defines no 'information'"):
+        make_likelihood(SCHEMA).information(torch.zeros(1, 1), {})
+
+
+# -- every command -----------------------------------------------------------------------------------------------------
+def test_commands_take_classes_in_an_order(tmp_path, capsys):
+    x, y = ratings()
+    pd.DataFrame({"x": x[:, 0], "size": np.array(SIZES)[y]}).to_csv(tmp_path / "sizes.csv", index=False)
+    file, run, predictions = (str(tmp_path / name) for name in ("sizes.csv", "run", "p.csv"))
+    data = ["--data", file, "--target", "size", "--task", "ordinal"]
+    train = ["train", "hidden-layer", *data, "--epochs", "100", "--num-draws", "20", "--device", "cpu", "--quiet"]
+    assert main([*train, "--out", run]) == 2 and "--classes" in capsys.readouterr().err
+    assert main([*train, "--classes", "low,middle,high,top", "--likelihood", "ordinal", "--out", run]) == 0
+    for command in (
+        ["diagnose", run, "--no-netcdf"],
+        ["evaluate", run, "--data", file],
+        ["predict", run, "--input", file, "--output", predictions],
+    ):
+        assert main([*command, "--quiet"]) == 0, command
+    table = pd.read_csv(predictions)
+    assert set(table["size"]) <= set(SIZES) and [*table.filter(like="p(")] == [f"p({name})" for name in SIZES]
+    scores = json.loads((tmp_path / "run/metrics.json").read_text())
+    boosted = json.loads((tmp_path / "run/boosting.json").read_text())
+    assert scores["rps"] < 0.5 and "rps" in boosted["differences"] and "rps_minus_baseline" in scores
+    report = (tmp_path / "run/report.html").read_text()
+    assert "Ordinal · inference by svi" in report and "RPS" in report
+    assert (tmp_path / "run/figures/softmax-draws.png").is_file()
+    again = bp.load(run)
+    assert again.schema.task == "ordinal" and again.draw(3, seed=0)["cuts"].shape == (3, 3)
