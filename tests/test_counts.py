@@ -108,6 +108,46 @@ def test_other_variants_and_rows_refuse_an_exposure():
     assert bp.Schema.from_dict(json.loads(json.dumps(data.schema.to_dict()))) == data.schema
 
 
+# -- are predicted counts right? ---------------------------------------------------------------------------------------
+def mixture(num=4000, wrong=False):
+    """Five draws of negative binomials, and y from the same mixture; or predicted by Poissons of the same means."""
+    rng = np.random.default_rng(0)
+    means, r = rng.uniform(0.5, 6, (5, num)), 1.5
+    rows = np.arange(num)
+    y = rng.negative_binomial(r, r / (r + means[rng.integers(5, size=num), rows]))
+    if wrong:
+        return bp.Prediction(dist.Poisson(torch.from_numpy(means))), y
+    logits = torch.from_numpy(np.log(means / r))
+    return bp.Prediction(dist.NegativeBinomial(torch.full_like(logits, r), logits=logits)), y
+
+
+def test_the_randomised_pit_is_uniform_where_the_model_is_right_and_only_there():
+    prediction, y = mixture()
+    pit = bp.metrics.pit(prediction, y, seed=0)  # also where the data were simulated from that seed
+    assert stats.kstest(pit, "uniform").pvalue > 0.01
+    assert stats.chisquare(np.histogram(pit, 20, (0, 1))[0]).pvalue > 0.001
+    assert stats.kstest(bp.metrics.pit(prediction, y), "uniform").pvalue < 1e-6  # without it there are steps
+    wrong, y = mixture(wrong=True)
+    assert stats.kstest(bp.metrics.pit(wrong, y, seed=1), "uniform").pvalue < 1e-6
+
+
+def test_the_rootogram_hangs_from_what_is_expected():
+    prediction, y = mixture()
+    ax = bp.plots.rootogram(prediction, y)
+    k = np.arange(int(y.max()) + 1)
+    pmf = torch.stack([prediction.log_prob(torch.full((len(y),), float(value))).exp().sum() for value in k]).numpy()
+    observed = np.bincount(y, minlength=len(k))
+    bars = np.array([(bar.get_y(), bar.get_height()) for bar in ax.patches])
+    np.testing.assert_allclose(bars[:, 1], np.sqrt(observed), rtol=1e-6)
+    np.testing.assert_allclose(bars.sum(1), np.sqrt(pmf), rtol=1e-4)
+    outside = [int(bp.plots.rootogram(*mixture(wrong=wrong)).get_title().split()[0]) for wrong in (False, True)]
+    assert outside[0] <= 4 and outside[1] >= 10  # of 30 to 40 bars, 5 % by chance
+    wide = bp.plots.rootogram(prediction, 10 * y)
+    assert len(wide.patches) <= 51
+    with pytest.raises(bp.UserError, match="a rootogram is for counts"):
+        bp.plots.rootogram(bp.Prediction(dist.Normal(torch.zeros(1, 3), 1.0)), [1, 2, 3])
+
+
 def test_commands_take_an_exposure(tmp_path, capsys):
     table = visits()
     table.to_csv(tmp_path / "visits.csv", index=False)
@@ -115,6 +155,7 @@ def test_commands_take_an_exposure(tmp_path, capsys):
     data = ["--data", file, "--target", "count", "--task", "counts", "--exposure", "hours"]
     train = ["train", "hidden-layer", *data, "--epochs", "200", "--num-draws", "20", "--device", "cpu", "--quiet"]
     assert main([*train, "--out", run]) == 0
+    assert (tmp_path / "run/figures/rootogram.png").is_file()
     table.assign(hours=2 * table["hours"]).to_csv(tmp_path / "twice.csv", index=False)
     means = []
     for name in ("visits.csv", "twice.csv"):

@@ -16,7 +16,7 @@ import bnn_pyro as bp
 from bnn_pyro.inference.log_joint import LogJoint
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.likelihoods import make_likelihood
-from bnn_pyro.parts.ordinal import Ordinal, OrdinalMixture
+from bnn_pyro.parts.observed import Ordinal, OrdinalMixture
 from bnn_pyro.run import main
 
 SIZES = ("low", "middle", "high", "top")

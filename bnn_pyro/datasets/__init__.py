@@ -131,9 +131,10 @@ DATASETS: dict[str, Callable[[], Raw]] = {
     "fashion-mnist": fashion_mnist,
     "kmnist": kmnist,
 }
-#: Suffixes of a user's file, and of those that hold arrays.
+#: Suffixes of a user's files: of those that hold arrays, of tables, of both.
 ARRAYS = (".npz", ".npy")
-SUFFIXES = (".csv", ".tsv", *ARRAYS)
+TABLES = (".csv", ".tsv", ".parquet")
+SUFFIXES = (*TABLES, *ARRAYS)
 #: Name of out-of-distribution noise -> kind.
 NOISE = {"noise": "uniform", "uniform-noise": "uniform", "gaussian-noise": "gaussian"}
 
@@ -161,7 +162,7 @@ def load_data(
     validation: int | None = None,
     limit: int | None = None,
 ) -> Dataset:
-    """A named set, a CSV, TSV, NPZ or NPY file, a folder of pictures: divided once, standardised by its training part.
+    """A named set, a file (CSV, TSV, Parquet, NPZ, NPY) or a folder of pictures: divided and standardised.
 
     features      names of the columns to use, in that order; all where not given
     exclude       names of columns to leave out
@@ -201,7 +202,7 @@ def load_data(
     table = path is not None and not path.is_dir() and path.suffix.lower() not in ARRAYS
     of_tables = {**by, "classes": classes, "exposure": exposure, "missing=indicator": missing == "indicator" or None}
     if not table and (names := [name for name, value in of_tables.items() if value is not None]):
-        raise UserError(f"{name_or_path}: {', '.join(names)} is for tables (CSV, TSV)")
+        raise UserError(f"{name_or_path}: {', '.join(names)} is for tables (CSV, TSV, Parquet)")
     if by and (len(by) > 1 or splits is not None or validation is not None):
         raise UserError(f"{path}: groups, time and splits are three ways to divide; give one of them, and shares by "
                         "fractions (--fractions) instead of validation")  # fmt: skip

@@ -4,13 +4,14 @@ Rows are counted from 0. Nothing here is named in the schema: rows of a file may
 """
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as Items
 
 from bnn_pyro.cells import read_targets
@@ -18,16 +19,19 @@ from bnn_pyro.datasets.arrays import image_arrays, on_disk, raw_arrays
 from bnn_pyro.datasets.dataset import Dataset, Raw, Schema, check_options
 from bnn_pyro.datasets.frames import as_array, as_cells, as_table, as_target, named
 from bnn_pyro.datasets.prepare import prepare, select_features, standardised
-from bnn_pyro.datasets.rows import OnDisk, stored
+from bnn_pyro.datasets.rows import OnDisk
 from bnn_pyro.datasets.splits import FRACTIONS, Division, by_values, chosen, divide
 from bnn_pyro.datasets.tables import encode_rows, encode_target, raw_table
 from bnn_pyro.errors import UserError, unknown
 
 
 def dataset(
-    x: Any,
+    x: Any = None,
     y: Any = None,
     *,
+    train: Any = None,
+    test: Any = None,
+    rows: int | tuple[int, int] | None = None,
     x_test: Any = None,
     y_test: Any = None,
     task: str | None = None,
@@ -49,10 +53,12 @@ def dataset(
     x       (N, F) or images (N, H, W), (N, H, W, 1 or 3) or (N, 1 or 3, H, W), uint8 or in [0, 1]: an array, tensor
             or list; or a frame of pandas, polars or any library with ``__dataframe__``, whose columns of text,
             categories and booleans become one 0/1 feature a category
-            A map-style torch ``Dataset`` of (input, target), such as an ``ImageFolder``, is read once; y is then left
-            out. More inputs than ``memory_bound()`` stay on disk, as those of a mapped array do (see ``rows``)
+            A torch ``Dataset`` of (input, target), such as an ``ImageFolder``, or a ``DataLoader`` is read once; y is
+            then left out. More inputs than ``memory_bound()`` stay on disk, also those of a mapped array (see ``rows``)
     y       (N,): numbers, or labels of any type; or the name of a column of the frame. (N, T), or a list of names:
             several targets a row, numbers or 0 and 1
+    train, test  instead of x and of x_test: torch data sets or loaders
+    rows    how many rows these give, where they have no length: of train, or (of train, of test)
     x_test, y_test  the test part, where it is given
     task    regression, classification, ordinal (classes in an order) or counts, of several targets "targets" or
             "labels"; where not given, classification or regression by the target, as of a file: for text, categories,
@@ -77,11 +83,22 @@ def dataset(
     Raises UserError, one line with the place and the way out, for whatever is wrong with the input.
     """
     check_options(task=task, missing=missing, unseen=unseen, target_scale=target_scale)
-    if isinstance(x, Items):
-        if y is not None:
-            raise UserError("X is a torch data set, which has the targets; leave y out")
-        x, y, names = _items("X", x)
-        classes = names if classes is None and task in (None, "classification") else classes
+    if train is not None or isinstance(x, Items | DataLoader):
+        from bnn_pyro.datasets.loaders import read_items
+
+        if y is not None or (train is not None and x is not None):
+            raise UserError("X is a torch data set, which has the targets; leave y out, and give X or train=")
+        num, num_test = rows if isinstance(rows, tuple) else (rows, None)
+        what = "X" if train is None else "train"
+        x, y, names = read_items(what, x if train is None else train, num)
+        if test is not None:
+            x_test, y_test, others = read_items("test", test, num_test)
+            if names != others:
+                raise UserError(f"test has the classes {others}, and {what} {names}; give both the same"[:300])
+            y_test = y_test if names is None else np.array(names)[y_test[:, 0].astype(int)]
+        classes = names if classes is None and task in (None, "classification", "ordinal") else classes
+    elif test is not None or rows is not None:
+        raise UserError("test= and rows= are of torch data sets and loaders; give train=, or x_test= and y_test=")
     x = on_disk("X", x)
     table = as_table("X", x)
     columns = {"y": y, "groups": groups, "time": time, "exposure": exposure}
@@ -122,21 +139,6 @@ def inputs(x: Any, schema: Schema) -> Tensor:
     """
     values, white = _encoded("X", x, schema)
     return standardised(values, schema, white)
-
-
-def _items(what: str, items: Items) -> tuple[np.ndarray, np.ndarray, Sequence[str] | None]:
-    """(x, y, names of the classes or None) of every item, an input (tensor, array or image) and a target."""
-    if not hasattr(items, "__len__") or not len(items):
-        raise UserError(f"{what} is a torch data set without a length or without items; give a map-style one")
-
-    def pairs() -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        for number in range(len(items)):
-            item = items[number]
-            if not isinstance(item, tuple | list) or len(item) != 2:
-                raise UserError(f"{what}[{number}] is a {type(item).__name__}; an item must be a pair, (input, target)")
-            yield np.asarray(item[0]), np.asarray(item[1]).reshape(-1)
-
-    return *stored(what, pairs(), len(items)), getattr(items, "classes", None)
 
 
 # -- rows to features --------------------------------------------------------------------------------------------------
@@ -186,7 +188,7 @@ def _encoded(what: str, x: Any, like: Schema | Raw) -> tuple[Tensor, float]:
     """(the features of rows, the value of a white pixel)."""
     shape = like.input_shape if isinstance(like, Schema) else tuple(like.x.shape[1:])
     table = as_table(what, x)
-    if table is None:
+    if table is None and not isinstance(x, OnDisk):
         x = as_array(what, x)
         if x.ndim == 2 and x.shape[1] == len(like.columns) and any(c.width > 1 or c.exposure for c in like.columns):
             table = named(x, [column.name for column in like.columns])
@@ -203,9 +205,10 @@ def _encoded(what: str, x: Any, like: Schema | Raw) -> tuple[Tensor, float]:
         table = as_cells(table[[name for name in table.columns if name in known]], f"{what} (rows from 0)")
         return encode_rows(f"{what} (rows from 0)", table, like)[0], 1.0
     values, white = image_arrays(what, x)
+    values = values if isinstance(values, OnDisk) else torch.from_numpy(values)
     if tuple(values.shape[1:]) != tuple(shape):
         raise UserError(f"{what}: inputs of shape {tuple(values.shape[1:])}; this model takes {tuple(shape)}")
-    return torch.from_numpy(values), white
+    return values, white
 
 
 # -- the split ---------------------------------------------------------------------------------------------------------

@@ -166,10 +166,13 @@ def standardised(x: Tensor | OnDisk, schema: Schema, white: float = 1.0, rows: T
 def stored(what: str, rows: Iterable[tuple[np.ndarray, np.ndarray]], num: int) -> tuple[Any, np.ndarray]:
     """(x (N, …), y (N, …)) of N = ``num`` rows, one after the other: in memory or, where they are large, x in a file.
 
-    That is in ``cache_root()``, and gone with this process. Raises UserError for a row unlike the first, a full disk.
+    That is in ``cache_root()``, and gone with this process. Raises UserError for a row unlike the first, another number
+    of rows, a full disk.
     """
     array, file, like, targets = np.empty(0), None, [], []
     for number, (x, y) in enumerate(rows):
+        if number == num:
+            raise UserError(f"{what} has more rows than {num:,}; give their number, rows=")
         mine, shape = [(part.shape, part.dtype) for part in (x, y)], (num, *x.shape)
         if not number:
             like, place = mine, cache_root()
@@ -188,6 +191,8 @@ def stored(what: str, rows: Iterable[tuple[np.ndarray, np.ndarray]], num: int) -
             with telling(place):
                 file.write(np.ascontiguousarray(x).data)
         targets.append(y)
+    if len(targets) < num:
+        raise UserError(f"{what} ends after {len(targets):,} of {num:,} rows; give their number, rows=")
     if file is not None:
         with telling(place):
             file.flush()

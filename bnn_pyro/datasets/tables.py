@@ -25,8 +25,8 @@ from bnn_pyro.cells import (
     read_target,
     read_targets,
 )
-from bnn_pyro.datasets.columns import describe, encode, takes_no_gaps
 from bnn_pyro.datasets.dataset import Column, Raw, Schema
+from bnn_pyro.datasets.frames import as_cells, as_table, describe, encode, takes_no_gaps
 from bnn_pyro.datasets.prepare import check_choice, check_positive
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.files import existing
@@ -51,7 +51,7 @@ def load_table(
     classes: Sequence[str] | None = None,
     exposure: str | None = None,
 ) -> tuple[Raw, dict[str, np.ndarray]]:
-    """Read a CSV or TSV file: numeric columns as they are, text columns one-hot, one column as the target.
+    """Read a CSV, TSV or Parquet file: numeric columns as they are, text columns one-hot, one column as the target.
 
     target   its column; where none is given, a column called "y". Several, also as one text with commas
     aside    columns that are no inputs, whose values (N,) are returned beside the rows, by their names
@@ -59,7 +59,7 @@ def load_table(
     classes  the names of the classes in their order
     exposure see :class:`Column`
     """
-    frame = read_cells(path, text=categorical)
+    frame = _cells(path, categorical, categorical)
     if target is None and "y" not in frame.columns:
         raise UserError(f"{path}: which column is the target? Give target= (--target) one of {_shown(frame)}")
     target = target or "y"
@@ -92,6 +92,27 @@ def load_table(
         _complete(path, cells.to_frame(), _gaps(cells.to_frame(), MISSING), False)
         values[name] = cells.to_numpy() if np.isnan(parsed(cells)).any() else parsed(cells)
     return replace(raw, name=path.stem, source=str(path), dropped=len(frame) - len(raw.y)), values
+
+
+def _cells(path: Path, text: Sequence[str] | None, codes: Sequence[str]) -> pd.DataFrame:
+    """The cells of a table's file: of CSV and TSV see :func:`read_cells`; of Parquet, whose rows count from 0, by type.
+
+    codes: columns of Parquet whose numbers are names of categories.
+    """
+    if path.suffix.lower() != ".parquet":
+        return read_cells(path, text)
+    import pandas as pd
+
+    try:
+        frame = pd.read_parquet(path)
+    except ImportError:
+        raise UserError(f'{path}: Parquet files need pyarrow; install it: pip install "bnn_pyro[parquet]"') from None
+    except Exception as error:  # pyarrow has errors of its own
+        raise UserError(f"{path}: is no Parquet file, or damaged: {' '.join(str(error).split()):.120}") from None
+    frame = as_cells(as_table(str(path), frame), str(path))
+    if frame.empty:
+        raise UserError(f"{path}: has no rows")
+    return frame.assign(**{name: frame[name].map(label) for name in codes if name in frame})
 
 
 def raw_table(
@@ -164,7 +185,8 @@ def read_table(path: str | Path, schema: Schema) -> pd.DataFrame:
     if not schema.columns:
         wanted = "images" if schema.is_image else f"arrays x of shape (N, {schema.input_shape[0]})"
         raise UserError(f"{path}: this model takes {wanted}, not a table; give an .npz file (or PNG/JPG images)")
-    return _with_columns(path, read_cells(path), schema)
+    coded = [column.name for column in schema.columns if column.categories is not None]
+    return _with_columns(path, _cells(path, None, coded), schema)
 
 
 def row_problems(frame: pd.DataFrame, like: Schema, words: Sequence[str] = MISSING) -> pd.Series:

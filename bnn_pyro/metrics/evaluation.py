@@ -55,12 +55,15 @@ def _steps(prediction: Prediction, y: np.ndarray) -> tuple[np.ndarray, np.ndarra
     return (below + at).numpy(), below.numpy()
 
 
-def pit(prediction: Prediction, y: Targets) -> np.ndarray:
+def pit(prediction: Prediction, y: Targets, *, seed: int | None = None) -> np.ndarray:
     """Probability integral transform P(Y ≤ y) of each point, (B,): uniform on (0, 1) if calibrated.
 
-    Of counts P(Y < y) + ½ P(Y = y): uniform but for their steps.
+    Of counts P(Y < y) + u P(Y = y): with ``seed`` u is uniform, and so is the PIT (Dunn & Smyth 1996, JCGS 5:236-244);
+    without it u = ½, and the PIT is uniform but for their steps.
     """
-    return sum(_steps(prediction, targets(prediction, y))) / 2
+    upper, lower = _steps(prediction, targets(prediction, y))
+    # A stream of its own: data simulated from the same seed must not depend on it.
+    return lower + (upper - lower) * (0.5 if seed is None else np.random.default_rng([seed, 1996]).random(len(upper)))
 
 
 def _covered(share: float, prediction: Prediction, y: np.ndarray) -> np.ndarray:

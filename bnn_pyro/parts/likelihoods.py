@@ -13,8 +13,7 @@ from torch.distributions.transforms import ExpTransform
 from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.parts.mixtures import Mixture, NormalMixture
-from bnn_pyro.parts.observed import LearnedNoise, Likelihood
-from bnn_pyro.parts.ordinal import Ordinal
+from bnn_pyro.parts.observed import LearnedNoise, Likelihood, Ordinal
 from bnn_pyro.parts.several import Several
 
 

@@ -23,7 +23,7 @@ _NAMES = {
     "effects": "partial_dependence permutation_importance",
     "points": "dispute method_predictions most_disputed ood_bars softmax_draws uncertain_images",
     "maps": "Grid decision_boundary epistemic_map grid line",
-    "regression": "predicted_observed predictive_band reference_band regression_calibration",
+    "regression": "predicted_observed predictive_band reference_band regression_calibration rootogram",
     "sweep": "Scores sweep_points sweep_settings",
     "training": "growing_ensemble sampler_trace training_curves",
     "weights": "pruning_curve signal_to_noise unlike weight_posteriors",

@@ -16,6 +16,7 @@ from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.diagnostics.draws import even
 from bnn_pyro.errors import UserError
 from bnn_pyro.metrics.metric import Targets, targets
+from bnn_pyro.parts.mixtures import BLOCK
 from bnn_pyro.plots.layout import Panels, calibrated_histogram, floats, legend_below, panel, panels, plain_numbers
 from bnn_pyro.plots.maps import one_feature
 from bnn_pyro.plots.style import BAYES, CONTRAST, DASHED, DATA, EPISTEMIC, GOOD, HATCH, REFERENCE, WRONG, drawn, tint
@@ -23,6 +24,8 @@ from bnn_pyro.predictive import Prediction
 
 #: Points at most that are drawn against their targets.
 MOST_POINTS = 200
+#: Bars of a rootogram.
+MAX_BARS = 50
 #: Central shares of the fan and the strength of their tints.
 SHARES = {0.95: 0.16, 0.80: 0.30, 0.50: 0.46}
 
@@ -160,9 +163,10 @@ def regression_calibration(prediction: Prediction, y: Targets, *, axes: Panels =
     """Observed against nominal coverage of central intervals, and the histogram of P(Y ≤ y); axes (2,).
 
     Grey: where 95 % of perfectly calibrated models would lie at this number of points, at each place by itself.
-    A curve below the diagonal, or a U-shaped histogram, is overconfidence; the opposite is too wide.
+    A curve below the diagonal, or a U-shaped histogram, is overconfidence; the opposite is too wide. Of counts, the PIT
+    is randomised.
     """
-    pit = metrics.pit(prediction, y)
+    pit = metrics.pit(prediction, y, seed=0)
     nominal = np.linspace(0, 1, 41)
     observed = (np.abs(pit[:, None] - 0.5) <= nominal / 2).mean(0)
     axes = panels(axes, 2, 2, (3.8, 3.5))
@@ -171,12 +175,47 @@ def regression_calibration(prediction: Prediction, y: Targets, *, axes: Panels =
     axes[0].plot([0, 1], [0, 1], **DASHED)
     axes[0].plot(nominal, observed, color=BAYES, marker="o", markevery=4, label="this prediction")
     verdict = metrics.interval_verdict(0.9, observed[36], len(pit))
-    title = f"90% intervals hold {observed[36]:.1%}\nof {len(pit):,} targets: {verdict}"
+    what = "90% of the PIT" if prediction.is_discrete else "90% intervals"
+    title = f"{what} hold {observed[36]:.1%}\nof {len(pit):,} targets: {verdict}"
     axes[0].set(xlim=(0, 1), ylim=(0, 1), aspect="equal", title=title)
     axes[0].set(xlabel="nominal coverage of the central interval", ylabel="observed coverage")
     axes[0].legend(loc="upper left")
-    bins = calibrated_histogram(axes[1], pit, xlabel="P(Y ≤ observed y), the PIT", ylabel="points")
+    name = "P(Y ≤ observed y), the PIT" + (" (randomised)" if prediction.is_discrete else "")
+    bins = calibrated_histogram(axes[1], pit, xlabel=name, ylabel="points")
     low, high = binom.ppf([0.025, 0.975], len(pit), 1 / bins)
     axes[1].axhspan(low, high, color="0.88", linewidth=0, zorder=0)
     axes[1].hlines([low, high], 0, 1, color=REFERENCE, linestyle=":", linewidth=1)
     return axes
+
+
+@drawn
+def rootogram(prediction: Prediction, y: Targets, schema: Schema | None = None, *, ax: Axes | None = None) -> Axes:
+    """How often each count occurs: bars that hang from how often it was expected, on a scale of square roots.
+
+    A bar that ends at 0 is as high as expected; one that ends below 0 occurs more often. Grey: where 95 % of the ends
+    lie if the prediction is right, each by itself. From ``MAX_BARS`` different counts on several share a bar. Kleiber
+    & Zeileis 2016, doi:10.1080/00031305.2016.1173590.
+
+    Raises UserError for a prediction of anything but counts.
+    """
+    if prediction.has_classes or not prediction.is_discrete:
+        raise UserError("a rootogram is for counts (--task counts)")
+    y = targets(prediction, y)
+    width = 1 + int(y.max()) // MAX_BARS
+    edges = torch.arange(-1, y.max() + width, width, dtype=torch.float64)
+    expected, variance = np.zeros((2, len(edges) - 1))
+    for rows in torch.arange(len(y)).split(max(1, 16 * BLOCK // (len(edges) * prediction.num_draws))):
+        shares = prediction[rows].cdf(edges[:, None].expand(-1, len(rows))).diff(dim=0).numpy()
+        expected, variance = expected + shares.sum(1), variance + (shares * (1 - shares)).sum(1)
+    observed, middle = np.histogram(y, edges + 1)[0], edges[:-1].numpy() + (1 + width) / 2
+    root, far = np.sqrt(expected), 1.96 * np.sqrt(variance)
+    low, high = (root - np.sqrt(np.maximum(expected + sign * far, 0)) for sign in (1, -1))
+    ax = panel(ax, 5.6, 3.7)
+    ax.bar(middle, np.sqrt(observed), 0.85 * width, root - np.sqrt(observed), color=tint(BAYES, 0.5), label="observed")
+    ax.plot(middle, root, color=WRONG, marker="o", ms=3, label="expected")
+    ax.fill_between(middle, low, high, color="0.6", alpha=0.4, step="mid", linewidth=0, label="95% of ends if right")
+    ax.axhline(0, color=DATA, linewidth=1)
+    outside = (observed > expected + far) | (observed < expected - far)
+    ax.set_title(f"{outside.sum()} of {len(observed)} bars end outside the band")
+    ax.set(xlabel=schema.target if schema is not None else "y", ylabel="square root of the number of rows")
+    return legend_below(ax, 3)

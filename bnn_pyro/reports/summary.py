@@ -87,7 +87,7 @@ def _named(rows: dict[str, int], names: list[str]) -> str:
 
 def _rivals(run: RunFacts) -> Iterator[tuple[str, dict[str, float]]]:
     """(name, paired differences to it) of what a run is compared with, knowing nothing first."""
-    alone = "class frequencies" if run.task == "classification" else "training mean"
+    alone = "class frequencies" if run.task in ("classification", "ordinal") else "training mean"
     yield f"the {alone} alone", run.differences_to(NOTHING)
     if run.baseline is not None:
         yield run.baseline.label, run.differences

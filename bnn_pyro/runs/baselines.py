@@ -21,14 +21,10 @@ from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.diagnostics.draws import even
 from bnn_pyro.errors import UserError
 from bnn_pyro.parts.likelihoods import LogNormalMixture
-<<<<<<< HEAD
+from bnn_pyro.parts.observed import OrdinalMixture
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction, predict
 from bnn_pyro.pruning import signal_to_noise
-=======
-from bnn_pyro.parts.ordinal import OrdinalMixture
-from bnn_pyro.predictive import Prediction
->>>>>>> 91619f6 (Classes in an order by a cumulative logit; exposure of counts)
 
 #: Fewer rows leave nothing to grow trees by; more are not taken. From MANY rows on one fold gives the scale.
 MIN_ROWS, MAX_ROWS, MANY = 20, 100_000, 2000
@@ -88,7 +84,7 @@ def knows_nothing(data: Dataset) -> Prediction | None:
     schema, num, y = data.schema, len(data.y_test), data.y_train.cpu()
     if schema.has_classes:
         counts = y.bincount(minlength=len(schema.classes)) + 1.0
-        return Prediction(Categorical(probs=counts.expand(1, num, -1)))
+        return _of_classes(schema.task, Categorical(probs=counts.expand(1, num, -1)))
     if schema.task != "regression":
         return None
     y = y.log() if schema.target_scale == "log" else y
@@ -115,8 +111,7 @@ def boosted(data: Dataset) -> tuple[Prediction, dict[str, Any]] | None:
         probs = np.full((len(new), classes), FLOOR)
         probs[:, model.classes_.astype(int)] += model.predict_proba(new)
         trees, what = model.n_iter_, "its own probabilities"
-        kind = OrdinalMixture if schema.task == "ordinal" else Prediction
-        made = kind(Categorical(probs=torch.from_numpy(probs)[None].float()))
+        made = _of_classes(schema.task, Categorical(probs=torch.from_numpy(probs)[None].float()))
     else:
         from sklearn.model_selection import KFold
 
@@ -136,6 +131,10 @@ def boosted(data: Dataset) -> tuple[Prediction, dict[str, Any]] | None:
             what = f"a Normal{' of log y' if log else ''} whose scale is its error on training rows left out"
     about = f"scikit-learn's HistGradientBoosting on {len(x):,} training rows, {trees} iterations; {what}"
     return made, {"about": about, "seconds": round(time.perf_counter() - start, 3)}
+
+
+def _of_classes(task: str, components: Categorical) -> Prediction:
+    return (OrdinalMixture if task == "ordinal" else Prediction)(components)
 
 
 def _model(task: str, rows: int, counts: np.ndarray | None = None) -> Any:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bnn_pyro import metrics
-from bnn_pyro.datasets import DATASETS, load_data, load_inputs, read_rows
+from bnn_pyro.datasets import DATASETS, TABLES, load_data, load_inputs, read_rows
 from bnn_pyro.datasets.arrays import load_archive
 from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.datasets.prepare import standardised
@@ -237,7 +237,7 @@ def labelled(name: str, schema: Schema, recipe: Recipe) -> tuple[Tensor, Tensor]
 
     A file is taken whole; of a named data set, the test part. Labels are matched by the names of the classes.
     """
-    if Path(name).suffix.lower() in (".csv", ".tsv"):
+    if Path(name).suffix.lower() in TABLES:
         x, y = read_rows(name, schema)
         if y is None:
             raise UserError(f"{name}: no column '{schema.target}', so there is nothing to score against; use predict")

@@ -109,6 +109,8 @@ def figures_of(
     elif prediction is not None:
         figures["predicted-observed"] = lambda: plots.predicted_observed(prediction, y, schema)
         figures["calibration"] = lambda: plots.regression_calibration(prediction, y)
+        if schema.task == "counts":
+            figures["rootogram"] = lambda: plots.rootogram(prediction, y, schema)
     if prediction is not None and 1 < len(list(columns_of(schema))) <= MAX_COLUMNS:
         explanation = cache(lambda: explain(posterior, data, num_draws=run.num_draws))
         figures["permutation-importance"] = lambda: plots.permutation_importance(explanation())

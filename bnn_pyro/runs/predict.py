@@ -15,7 +15,7 @@ from torch import Tensor
 from bnn_pyro.calibration import calibrate, monitor
 from bnn_pyro.calibration.calibrated import Calibrated, with_calibration
 from bnn_pyro.cells import MISSING
-from bnn_pyro.datasets import Schema, load_inputs
+from bnn_pyro.datasets import TABLES, Schema, load_inputs
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.datasets.prepare import quantities
 from bnn_pyro.datasets.tables import encode_rows, read_table, row_problems
@@ -109,7 +109,7 @@ def predict_file(
         raise UserError(f"--threshold {args.threshold:g}: give a probability between 0 and 1, for a run of two classes")
     for level in args.levels:
         check_level(level)
-    if path.suffix.lower() in (".csv", ".tsv"):
+    if path.suffix.lower() in TABLES:
         frame = read_table(path, schema)
         names = next(csv.reader([args.keep], skipinitialspace=True), [])
         if wrong := [name for name in names if name not in (*frame.columns, "all")]:
@@ -122,7 +122,7 @@ def predict_file(
         x, y = encode_rows(path, frame, schema, MISSING)
         x = schema.standardise(x)
     elif args.keep:
-        raise UserError(f"--keep takes columns of a CSV or TSV file, and {path} is none; leave it out")
+        raise UserError(f"--keep takes columns of a CSV, TSV or Parquet file, and {path} is none; leave it out")
     else:
         x = load_inputs(path, schema, invert=args.invert)
         problems = pd.Series("", range(len(x)))
