@@ -46,7 +46,9 @@ RESULTS = {
     "docs/your-data.md": lambda n: (
         set(n["prediction"].quantile([0.05, 0.95]).shape) == {2}
         and n["model"].predict_interval(n["new"]).shape == (2, 2)
-        and n["data"].schema.task == "counts"
+        and n["rates"].schema.exposure
+        and n["stars"].schema.task == "ordinal"
+        and n["posterior"].draw(2, seed=0)["log_shape"].shape == (2,)
         and n["flats"].predict_proba(n["new"][["area", "city"]]).shape == (2, 2)
     ),
     "docs/your-network.md": lambda n: (

@@ -157,6 +157,21 @@ def test_mixtures_with_heavy_tails_are_integrals(prediction, reference):
     assert bp.metrics.crps(prediction, y) == pytest.approx(np.mean(integrals), rel=3e-3)
 
 
+def test_a_mixture_of_positive_numbers_without_a_class_of_its_own_is_an_integral():
+    """A Gamma, whose cdf PyTorch has for positive numbers alone."""
+    shape, rate, y = np.array([[0.8, 3.0], [2.0, 5.0]]), np.array([[1.0, 0.5], [2.0, 1.0]]), np.array([0.1, 7.0])
+    prediction, reference = (
+        Mixture(dist.Gamma(*map(torch.from_numpy, (shape, rate)))),
+        stats.gamma(shape, scale=1 / rate),
+    )
+    np.testing.assert_allclose(
+        prediction.cdf(torch.tensor([[-1.0, 7.0]]))[0], [0, reference.cdf(7.0).mean(0)[1]], rtol=1e-6
+    )
+    t = np.linspace(0, 80, 400_001)[:, None, None]
+    crps = np.trapezoid((reference.cdf(t).mean(1) - (y <= t[:, 0])) ** 2, t[:, 0], axis=0).mean()
+    assert bp.metrics.crps(prediction, y) == pytest.approx(crps, rel=1e-2)
+
+
 # -- posteriors --------------------------------------------------------------------------------------------------------
 def constant(y, name, task="counts"):
     """One number alone is learned: inputs of 0, a bias with a Normal prior of scale 1."""

@@ -311,3 +311,10 @@ def test_the_tables_name_what_the_module_holds():
     assert all(getattr(metrics, name) is m for table in metrics.METRICS.values() for name, m in table.items())
     for module in (metrics, diagnostics, plots):
         assert dir(module) == sorted(module.__all__) and all(hasattr(module, name) for name in module.__all__)
+
+
+def test_targets_may_be_a_column_of_a_frame():
+    """Which NumPy reads as an array that is read-only."""
+    y = np.arange(4.0)
+    y.flags.writeable = False
+    assert metrics.nll(gaussians(np.zeros((2, 4)), np.ones((2, 4))), y) == pytest.approx(0.5 * np.log(2 * np.pi) + 1.75)

@@ -33,7 +33,7 @@ def read_items(what: str, items: Any, rows: int | None = None) -> tuple[np.ndarr
         if rows not in (None, num):
             raise UserError(f"{what} has {num:,} rows, and rows={rows:,}; leave rows= out")
     if not num:
-        raise UserError(f"{what} has no items")
+        raise UserError(f"{what} is a torch data set without items")
     with isolated(0):  # a loader's order, and what a transform draws
         return *stored(what, _pairs(what, items, batches), num), names
 

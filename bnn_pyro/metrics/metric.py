@@ -101,7 +101,7 @@ def targets(prediction: Prediction, y: Targets) -> np.ndarray:
     Raises UserError: not numbers, not one per point, NaN or infinite, or a label that is none of 0 … K−1, or 0 and 1.
     """
     try:
-        y = np.asarray(y.detach().cpu() if isinstance(y, Tensor) else y, dtype=np.float64)
+        y = np.array(y.detach().cpu().numpy() if isinstance(y, Tensor) else y, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise UserError(f"y must hold numbers, one per predicted point: {error}") from None
     num = len(prediction)

@@ -94,6 +94,7 @@ class Mixture(Decisions):
         if family in CDFS:
             values = {name: value.double().numpy() for name, (value, _) in parameters(self.components).items()}
             return torch.from_numpy(CDFS[family](y.double().numpy(), **values))
+        y = y.clamp_min(getattr(self.components.support, "lower_bound", -math.inf))  # below it some are not a number
         try:
             return self.components.cdf(y.to(dtype_of(self.components))).double()
         except NotImplementedError:
