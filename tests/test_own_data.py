@@ -276,3 +276,16 @@ def test_load_data_and_new_rows_say_the_way_out():
     images = bp.dataset(np.zeros((NUM, 4, 4), dtype=np.uint8), LABELS).schema
     with pytest.raises(UserError, match=r"X is a frame, and this model takes arrays of shape \(N, 1, 4, 4\)"):
         bp.load_inputs(FRAME, images)
+
+
+@pytest.mark.parametrize("settings", [{"prior": ("normal:1", "normal:2")}, {"prior": {"a": "normal:1"}},
+                                      {"noise": lambda x: x}])  # fmt: skip
+def test_settings_of_another_kind_are_refused_in_a_sentence(settings):
+    with pytest.raises(bp.UserError, match=r"prior= takes one text, such as 'fan-in:1'|noise must be 'learned'"):
+        bp.fit(bp.MeanField(**settings), bp.load_data("diabetes"), bp.SVI(epochs=1), progress=False)
+
+
+def test_arrays_are_standardised_as_tensors_are():
+    schema = bp.load_data("diabetes").schema
+    x = np.random.default_rng(0).normal(size=(3, 10))
+    assert torch.equal(schema.standardise(x), schema.standardise(torch.from_numpy(x)))

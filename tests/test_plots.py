@@ -104,6 +104,8 @@ def test_band_edges_are_the_quantiles_of_the_mixture_and_of_the_mean_curves():
     assert np.allclose(line_of(ax, "median").get_ydata(), NORMAL.quantile(0.5)[0], atol=1e-5)
     assert line_of(ax, "training data").get_xydata().tolist() == [[20, 1], [30, 2], [40, 3]]  # raw units
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("age", "height")
+    assert ax.get_legend() is not None
+    assert plots.predictive_band(NORMAL, x, one_feature(), legend=False).get_legend() is None
 
 
 def test_band_sorts_its_points_and_the_truth_does_not_squeeze_it():

@@ -143,6 +143,7 @@ class Schema:
 
         float64 inputs are shifted in float64: a year or a timestamp has few digits left in 32 bits.
         """
+        x = torch.as_tensor(x)
         x = x if x.dtype == torch.float64 else x.to(torch.float32)
         shift, scale = self._affine(x)
         return (x - shift).div_(scale).to(torch.float32)

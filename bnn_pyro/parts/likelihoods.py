@@ -278,7 +278,7 @@ def make_likelihood(schema: Schema, noise: str | float = "learned", likelihood: 
         return (LogHeteroscedastic if on_log_scale else Heteroscedastic)(schema.y_shift, schema.y_scale)
     try:
         scale = None if noise == "learned" else float(noise)
-    except ValueError:
+    except (TypeError, ValueError):
         scale = math.nan
     if scale is not None and not 0 < scale < math.inf:
         raise UserError(

@@ -197,6 +197,9 @@ class BayesianNet(nn.Module):
         self.points, self.statistics, self.frozen, self.sampling = tuple(points), statistics, frozen, sampling
         parse = partial(parse_prior, has_classes=getattr(likelihood, "has_classes", False))
         names = dict(self.net.named_parameters())
+        if not isinstance(prior, str) and not (isinstance(prior, Mapping) and names.keys() <= {*prior, *points}):
+            raise UserError(f"prior= takes one text, such as 'fan-in:1', got {prior!r:.60}; priors of layers are "
+                            "those of bp.Bayesian(net, prior={pattern: text})")  # fmt: skip
         self.texts = texts = dict.fromkeys(names, prior) if isinstance(prior, str) else prior
         self.priors = {name: parse(text) for name, text in texts.items()}
         self.priors |= dict.fromkeys(points, _flat)

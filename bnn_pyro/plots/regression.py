@@ -37,6 +37,7 @@ def predictive_band(
     data: Dataset | None = None,
     *,
     truth: Callable[[Tensor], Tensor] | None = None,
+    legend: bool = True,
     ax: Axes | None = None,
 ) -> Axes:
     """Median and central 50, 80 and 95 % of y over one input, and, hatched, the central 95 % of the mean curves.
@@ -45,7 +46,7 @@ def predictive_band(
 
     x: (B, 1) the standardised inputs of the prediction (``plots.line``), or (B,) without data.
     data: its training points are drawn, its units used, and the range without data shaded.
-    truth: the true function of raw inputs, if known.
+    truth: the true function of raw inputs, if known.   legend: False where several panels share one.
     """
     if data is not None:
         one_feature(data.schema)
@@ -82,7 +83,7 @@ def predictive_band(
                 ax.axvspan(start, stop, color="0.92", linewidth=0, zorder=0, label=label)
                 ax.axvline(edge, color="0.55", linestyle=":", linewidth=1)
                 label = None
-    return legend_below(ax, 2)
+    return legend_below(ax, 2) if legend else ax
 
 
 def _hatched(ax: Axes, x: ArrayLike, low: ArrayLike, high: ArrayLike, colour: str, label: str) -> None:
