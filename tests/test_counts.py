@@ -88,6 +88,8 @@ def test_nuts_of_an_intercept_is_the_gamma_of_the_rate():
             "column 'hours', row 0",
         ),
         ({}, {"exposure": [1.0, 2.0]}, "exposure has 2 values, and X 120 rows"),
+        ({}, {"exposure": 3.0}, "exposure has 1 values, and X 120 rows"),
+        ({}, {"task": "survival"}, "no likelihood here takes censored times"),
         ({"count": -1}, {"exposure": "hours"}, "row 0: -1.0 is no count"),
     ],
 )

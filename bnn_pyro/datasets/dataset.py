@@ -64,6 +64,9 @@ class Column:
 
 def check_options(**options: str | None) -> None:
     """Raise UserError for a word that is none of ``CHOICES``; None is not given."""
+    if options.get("task") == "survival":
+        raise UserError("task 'survival': no likelihood here takes censored times; as numbers (task='regression') they "
+                        "would count as events, and predictions come out too short")  # fmt: skip
     for name, value in options.items():
         if value is not None and value not in CHOICES[name]:
             raise unknown(name.replace("_", " "), value, CHOICES[name])

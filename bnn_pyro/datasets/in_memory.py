@@ -114,9 +114,9 @@ def dataset(
             taken += names
     table = table if table is None else table.drop(columns=taken)
     if (values := columns["exposure"]) is not None:
-        if isinstance(x, OnDisk) or len(values) != len(x):
-            raise UserError(f"exposure has {len(values)} values, and X {len(x)} rows, which must be in memory; give "
-                            "one for each")  # fmt: skip
+        if isinstance(x, OnDisk) or np.shape(values) != (len(x),):
+            raise UserError(f"exposure has {np.size(values)} values, and X {len(x)} rows, in memory; give one "
+                            "for each")  # fmt: skip
         exposure = exposure if isinstance(exposure, str) else "exposure"
         table = (named(as_array("X", x)) if table is None else table).assign(**{exposure: np.asarray(values)})
     raw = _raw(x if table is None else table, columns["y"], task, classes, missing, exposure)
