@@ -155,6 +155,9 @@ def test_chains_that_have_not_converged_are_the_first_thing_to_read_and_others_o
     assert card.index("**Problem.** Not converged") < card.index("## Use")
     assert "Problem  Not converged" in run_table(run) and "`diagnose runs/a`" in run_table(run)
 
+    several = replace(run, task="targets", baseline=None)  # which `diagnose` refuses
+    assert all("Not converged" in t and "diagnose runs/a" not in t for t in (run_table(several), run_html(several, [])))
+
     good = {**BAD, "level": "good", "sentence": "The chains agree."}
     run = replace(RUN, convergence={"verdicts": [good, FINE]})
     html = run_html(run, [])
