@@ -261,8 +261,9 @@ def test_every_figure_of_a_report_has_a_sentence_and_is_drawn_by_a_command():
     drawn = {
         figure.split("-uniform")[0].split("-gaussian")[0] for _, names in REPORTS.values() for figure in names.split()
     }
-    elsewhere = {"pruning", "signal-to-noise", "reliability-recalibrated", "calibration-recalibrated"}
-    assert drawn | elsewhere == set(read_texts("figures")["report"]), "and by test_pruning, test_calibrate_command"
+    elsewhere = {"pruning", "signal-to-noise", "reliability-recalibrated", "calibration-recalibrated", "rootogram"}
+    tests = "test_pruning, test_calibrate_command, test_counts"
+    assert drawn | elsewhere == set(read_texts("figures")["report"]), f"and by {tests}"
 
 
 def test_a_figure_whose_evidence_is_misnamed_is_an_error():
