@@ -20,6 +20,8 @@ def start_of(setup: Any, posterior: Posterior, schema: Any) -> dict[str, Any]:
     Raises UserError where the method cannot start from a posterior, or from this one: of another variant, task, inputs
     or outputs, or without what the method starts at.
     """
+    if not isinstance(posterior, Posterior):
+        raise UserError(f"start= takes a posterior, such as of bp.load(folder), not a {type(posterior).__name__}")
     about, how = posterior.provenance, getattr(setup.method, "starts_at", None)
     if how is None:
         raise UserError(f"{setup.inference} does not start from a posterior; svi, map, mle, mc-dropout and ensemble do")

@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from predictions import MIXTURE, TARGETS, classes, gaussians
 from pyro.distributions import Bernoulli, Categorical, Normal
 from scipy.stats import binom
 from sklearn.metrics import roc_auc_score
@@ -14,20 +15,8 @@ from bnn_pyro import diagnostics, metrics, plots
 from bnn_pyro.errors import UserError
 from bnn_pyro.metrics.classification import auroc_of, in_order, mean_probs
 from bnn_pyro.metrics.metric import intervals, mean_of
-from bnn_pyro.parts import mixtures
 from bnn_pyro.parts.several import SeveralMixture
 from bnn_pyro.predictive import Prediction
-
-
-def classes(probs):
-    """A Prediction with these probabilities (S, B, K)."""
-    return Prediction(Categorical(logits=torch.as_tensor(probs, dtype=torch.float32).log(), validate_args=False))
-
-
-def gaussians(locs, scales):
-    """A Prediction with these components (S, B)."""
-    locs, scales = (torch.as_tensor(v, dtype=torch.float32) for v in (locs, scales))
-    return Prediction(Normal(locs, scales, validate_args=False))
 
 
 def simulated(num=2000, num_classes=4, draws=3, seed=0, sharpen=1.0):
@@ -136,49 +125,6 @@ def test_tied_points_do_not_depend_on_the_order_of_the_file():
         assert metrics.aurc(certain, y) == pytest.approx(0.5)
     ordered = in_order(np.array([[2.0, 1.0], [1.0, 5.0], [2.0, 3.0]]), np.array([[1.0, 1, 1], [2, 0, 1], [0, 3, 0]]))
     np.testing.assert_allclose(ordered, [[5, 2, 2], [5 / 3] * 3, [5, 5, 5]])
-
-
-# -- regression --------------------------------------------------------------------------------------------------
-MIXTURE = gaussians(
-    [[0.0, 1.0, -3.0], [2.0, 1.5, -2.0], [5.0, 1.0, 4.0]], [[1.0, 0.5, 2.0], [0.3, 0.4, 1.0], [2, 1, 3]]
-)
-TARGETS = [0.7, 1.2, 6.0]
-
-
-def test_hand_numbers_regression():
-    one = gaussians([[0.0, 1.0], [2.0, 1.0]], [[1.0, 2.0], [1.0, 2.0]])
-    assert metrics.rmse(one, [2.0, 4.0]) == pytest.approx(math.sqrt((1 + 9) / 2))
-
-    def density(y, loc, scale):
-        return math.exp(-(((y - loc) / scale) ** 2) / 2) / scale / math.sqrt(2 * math.pi)
-
-    expected = -(math.log((density(2, 0, 1) + density(2, 2, 1)) / 2) + math.log(density(4, 1, 2))) / 2
-    assert metrics.nll(one, [2.0, 4.0]) == pytest.approx(expected, rel=1e-6)
-    # A Gaussian's CRPS at its mean: σ (√2 − 1)/√π
-    assert metrics.crps(one[1:], [1.0]) == pytest.approx(2 * (math.sqrt(2) - 1) / math.sqrt(math.pi), rel=1e-6)
-    assert metrics.width_95(one[1:], [1.0]) == pytest.approx(2 * 2 * 1.959964, rel=1e-5)
-    np.testing.assert_allclose(metrics.pit(one, [1.0, 3.0]), [0.5, 0.8413447], rtol=1e-6)
-    # Φ(.67) = .7486 lies inside the central half, Φ(.68) = .7517 outside.
-    assert metrics.coverage_50(gaussians([[0.0] * 4], [[1.0] * 4]), [0.67, 0.68, -0.67, -0.68]) == 0.5
-    # 95 % of binomial counts of 100 at 0.9 lie in 84 … 95.
-    words = [metrics.interval_verdict(0.9, held / 100, 100) for held in (83, 84, 95, 96)]
-    assert words == ["too narrow", "about right", "about right", "too wide"]
-    assert metrics.coverage_90(gaussians([[0.0] * 4], [[1.0] * 4]), [1.64, 1.65, -1.64, 0.0]) == 0.75
-    assert metrics.coverage_95(gaussians([[0.0] * 4], [[1.0] * 4]), [1.95, 1.97, -1.97, -3.0]) == 0.25
-
-
-@pytest.mark.parametrize("draws", [1, 2, 3])
-def test_crps_is_the_integrated_squared_error_of_the_cdf_also_in_chunks(draws, monkeypatch):
-    prediction = gaussians(MIXTURE.locs[:draws], MIXTURE.scales[:draws])
-    expected = []
-    for i, y in enumerate(TARGETS):  # split at y, where the integrand jumps
-        for low, high, step in ((-40.0, y, 0.0), (y, 40.0, 1.0)):
-            t = torch.linspace(low, high, 40_001, dtype=torch.float64)
-            expected.append(torch.trapezoid((prediction[i : i + 1].cdf(t[:, None])[:, 0] - step) ** 2, t).item())
-    whole = metrics.crps(prediction, TARGETS)
-    assert whole == pytest.approx(sum(expected) / 3, rel=1e-5)
-    monkeypatch.setattr(mixtures, "BLOCK", 2 * draws)
-    assert metrics.crps(prediction, TARGETS) == pytest.approx(whole, rel=1e-12)
 
 
 # -- intervals ---------------------------------------------------------------------------------------------------

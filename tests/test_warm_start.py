@@ -70,6 +70,7 @@ def test_who_may_not():
         ("svi starts at a q, and this posterior by map has none", lambda: fit("svi", start=point)),
         ("same variant, inputs, task and classes; this is of mean-field", lambda: fit("svi", other, start=q)),
         ("this is of mean-field", lambda: fit("map", entry=bp.MLP(hidden=(4,)), start=point)),
+        ("not a str", lambda: fit("map", start="runs/first")),
         ("other parameters", lambda: fit("svi", entry=bp.MeanField(hidden=(5,)), start=q)),
         ("other shapes", lambda: fit("map", entry=bp.MeanField(hidden=(5,)), start=point)),
     ):
