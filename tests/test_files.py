@@ -129,7 +129,7 @@ def test_a_column_may_divide_the_rows_of_a_file(tmp_path):
         ({"groups": "ages"}, "did you mean 'age'"),
         ({"groups": "price"}, "is the target"),
         ({"missing": "fill"}, "missing .*indicator"),
-        ({"missing": "indicator", "drop_missing": True}, "give one"),
+        ({"missing": "indicator", "drop_missing": True}, "leave it out"),
         ({"groups": "age", "fractions": (0.5, 0.5)}, "three shares"),
         ({"groups": "age", "fractions": (0.5, 0.2, 0.2)}, "sum to 1"),
         ({"groups": "age", "fractions": ("a", 1, 2)}, "three shares"),
