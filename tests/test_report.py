@@ -14,7 +14,7 @@ from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.reports.page import Picture, draw_figures, read_texts, run_card, run_html
 from bnn_pyro.reports.ranking import Ranking, ranked
 from bnn_pyro.reports.summary import run_table
-from bnn_pyro.reports.tables import RunFacts, difference, estimate, plain_table, told_headlines
+from bnn_pyro.reports.tables import RunFacts, difference, estimate, headline_differences, plain_table
 from bnn_pyro.run import main
 from bnn_pyro.runs.compare import show_comparison
 from bnn_pyro.runs.figures import Scored, draw_all, figures_of
@@ -85,7 +85,7 @@ NLL = "A beside B, paired differences: nll -0.15 nats [-0.2, -0.1], better."
 def test_verdict_follows_the_interval_and_the_direction(name, low, high, verdict, words):
     found = {name: (low + high) / 2, f"{name}_low": low, f"{name}_high": high}
     assert difference(found, name, "classification").verdict == verdict
-    sentences = told_headlines("A", "B", found, "classification")
+    sentences = headline_differences("A", "B", found, "classification")
     assert len(sentences) == len(words) and all(s.startswith(w) for s, w in zip(sentences, words, strict=True))
 
 

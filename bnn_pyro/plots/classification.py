@@ -187,14 +187,14 @@ def threshold_curves(
     axes[1].plot(false, true, color=BAYES, drawstyle="steps-post")
     axes[1].plot([0, 1], [0, 1], **DASHED)
     for k, threshold in enumerate(sorted({0.5, 0.2, 0.1, float(f"{base:.1g}")}, reverse=True)):
-        given = score >= threshold
-        hits = (given & positive).sum()
-        words = f"P ≥ {threshold:g}: {given.sum():,} rows, {hits:,} of {positive.sum():,} found"
+        flagged = score >= threshold
+        hits = (flagged & positive).sum()
+        words = f"P ≥ {threshold:g}: {flagged.sum():,} rows, {hits:,} of {positive.sum():,} found"
         look = dict(
             color=CONTRAST[k], marker=MARKERS[k], linestyle="", markersize=6, mec="white", zorder=3, label=words
         )
-        axes[0].plot(*((hits / positive.sum(), hits / given.sum()) if given.any() else (np.nan, np.nan)), **look)
-        axes[1].plot((given & ~positive).sum() / (~positive).sum(), hits / positive.sum(), **look)
+        axes[0].plot(*((hits / positive.sum(), hits / flagged.sum()) if flagged.any() else (np.nan, np.nan)), **look)
+        axes[1].plot((flagged & ~positive).sum() / (~positive).sum(), hits / positive.sum(), **look)
     ap, about = metrics.average_precision(prediction, y), dict(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
     about["title"] = f"average precision {ap:.3f}\n{base:.3f} in a random order"
     axes[0].set(

@@ -15,11 +15,11 @@ from bnn_pyro.reports.tables import (
     difference,
     estimate,
     guarantee_table,
+    headline_differences,
     outside_rows,
     plain_table,
     run_rows,
     target_rows,
-    told_headlines,
     verdict_lines,
 )
 
@@ -42,7 +42,7 @@ def summary(run: RunFacts) -> list[str]:
             "of them. These numbers may be far off; a sweep over --splits tests on other rows in turn."
         )
     for other, differences in _rivals(run):
-        sentences += told_headlines(run.label, other, differences, run.task, names)
+        sentences += headline_differences(run.label, other, differences, run.task, names)
     if "coverage_90" in run.metrics:
         share = run.metrics["coverage_90"]
         verdict = interval_verdict(0.9, share, rows)

@@ -234,7 +234,7 @@ def difference(differences: Mapping[str, float], name: str, task: str) -> Cell |
     return cell._replace(verdict="better" if (high < 0) == (better == "lower") else "worse")
 
 
-def told_headlines(
+def headline_differences(
     label: str, other: str, differences: Mapping[str, float], task: str, names: Sequence[str] = ()
 ) -> list[str]:
     """A sentence on the paired differences of the headline metrics (or ``names``); none where there are none."""

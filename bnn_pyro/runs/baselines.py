@@ -43,12 +43,12 @@ def paired_differences(
 
     suffix: behind the name of the metric.   names: of some metrics; () takes all.
     """
-    found, table = {}, metrics.METRICS[prediction.task]
+    differences, table = {}, metrics.METRICS[prediction.task]
     for name, metric in ((name, table[name]) for name in names or table):
         with suppress(metrics.Undefined):
             estimate, key = metrics.paired(metric, prediction, first, y), name + suffix
-            found |= {key: estimate.value, f"{key}_low": estimate.low, f"{key}_high": estimate.high}
-    return found
+            differences |= {key: estimate.value, f"{key}_low": estimate.low, f"{key}_high": estimate.high}
+    return differences
 
 
 def against_mean_weights(posterior: Posterior, prediction: Prediction, data: Dataset) -> dict[str, float]:

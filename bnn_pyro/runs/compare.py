@@ -24,9 +24,9 @@ from bnn_pyro.reports.tables import (
     SHARES,
     RunFacts,
     difference,
+    headline_differences,
     metric_rows,
     plain_table,
-    told_headlines,
     verdict_lines,
 )
 from bnn_pyro.runs.baselines import paired_differences
@@ -100,7 +100,7 @@ def show_comparison(
         "comparison.html.j2",
         title=f"Comparison on {first.provenance['data']}",
         subtitle=f"{first.task.capitalize()} · {first.provenance['rows']['test']:,} test rows · {len(runs)} runs",
-        summary=[line for k, d in differences.items() for line in told_headlines(k, first.label, d, first.task)],
+        summary=[line for k, d in differences.items() for line in headline_differences(k, first.label, d, first.task)],
         failed=failed,
         columns=columns,
         metrics=metric_table,
