@@ -252,7 +252,7 @@ def test_a_large_file_takes_twice_its_size_to_load(tmp_path):
     """The file's array and the standardised rows; then their fingerprint, of which no copy is made."""
     (tmp_path / "few").mkdir()
     few = archive(tmp_path / "few", np.arange(80.0).reshape(40, 2))
-    many = archive(tmp_path, NOISE.standard_normal((6000, 2048), dtype=np.float32))
+    many = archive(tmp_path, NOISE.standard_normal((18000, 2048), dtype=np.float32))
     command = [sys.executable, "-c", MEASURE, few, many]
     told = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     size = many.stat().st_size
