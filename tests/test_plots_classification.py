@@ -71,6 +71,8 @@ def test_softmax_draws_shows_the_means_and_the_decomposition(monkeypatch):
         assert f"point {row}, true: {LABELS[row]}" in ax.get_title()
     monkeypatch.setattr("bnn_pyro.plots.points.MOST_CLASSES", 2)
     few = plots.softmax_draws(CATEGORICAL, 5)[0]
+    named = plots.softmax_draws(CATEGORICAL, 5, index=torch.arange(60) + 100)[0]
+    assert few.get_title().startswith("point 5\n") and named.get_title().startswith("row 105\n")
     top = CATEGORICAL.mean[5].topk(2).indices.sort().values
     assert [t.get_text() for t in few.get_xticklabels()] == [str(k.item()) for k in top]
     refuses("rows 0 to 59", plots.softmax_draws, CATEGORICAL, 60)

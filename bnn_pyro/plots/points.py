@@ -33,11 +33,12 @@ def softmax_draws(
     y: Targets | None = None,
     schema: Schema | None = None,
     *,
+    index: Tensor | None = None,
     axes: Panels = None,
 ) -> np.ndarray:
     """Probabilities of the ten most probable classes of some points, one panel each; axes (len(points),).
 
-    points: which rows of the prediction.
+    points: which rows of the prediction.   index: (B,) their numbers in the file, by which titles name them.
     """
     rows = np.atleast_1d(np.asarray(points)).astype(int)
     if len(rows) == 0 or rows.min() < -len(prediction) or rows.max() >= len(prediction):
@@ -47,7 +48,8 @@ def softmax_draws(
     axes = panels(axes, len(rows), 3, (3.1, 3.0), (0.4, 0), sharey=True)
     for ax, row in zip(axes, rows, strict=True):
         _boxes(ax, prediction, row, _most_probable(prediction.mean[row]), names, y)
-        ax.set_title(f"point {row}{_true(names, y, row)}\n{_split(prediction, row)}")
+        label = f"point {row}" if index is None else f"row {index[row]}"
+        ax.set_title(f"{label}{_true(names, y, row)}\n{_split(prediction, row)}")
     axes[0].figure.supylabel(PROBABILITY)
     return axes
 

@@ -94,7 +94,7 @@ def figures_of(
             figures["uncertain-images"] = lambda: plots.uncertain_images(prediction, data.x_test, y, schema)
         elif prediction.num_draws > 1:
             rows = prediction.epistemic.argsort(descending=True)[:6]
-            figures["softmax-draws"] = lambda: plots.softmax_draws(prediction, rows, y, schema)
+            figures["softmax-draws"] = lambda: plots.softmax_draws(prediction, rows, y, schema, index=data.index_test)
         figures["reliability"] = lambda: plots.reliability(prediction, y, schema)
         if (prediction.mean.amax(1) > SURE).float().mean().item() > SURE_SHARE:
             figures["doubt-calibration"] = lambda: plots.doubt_calibration(prediction, y)
