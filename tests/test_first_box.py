@@ -109,3 +109,12 @@ def test_five_classes_with_one_of_four_rows(box):
     num, never = scores["class_rows"]["e"], scores["class_predictions"]["e"] == 0
     assert 0 < num < 5 and ("never" in sentences[0] or "No test row is given the class" in sentences[0]) == never
     assert f"Too few test rows to judge the class 'e' ({num} of the test rows)." in sentences[:2]
+
+
+def test_of_counts_the_next_step_says_nothing_of_the_inputs(box):
+    """Counts are not compared with knowing nothing: no clear difference to the network's point says nothing of it."""
+    frame, x = table(300)
+    frame["y"] = RNG.poisson(np.exp(x[:, 0]))
+    sentences, _ = box(frame, "mean-field", "--task", "counts", "--baseline", "network")
+    assert any("beside mlp (map)" in sentence for sentence in sentences)
+    assert not any("inputs may say little" in sentence for sentence in sentences)

@@ -99,14 +99,11 @@ def _next_steps(run: RunFacts) -> Iterator[str]:
     rows, folder = run.provenance["rows"]["test"], run.folder
     if run.worries or not rows:  # they say what to do
         return
-    verdicts = {
-        other: cell.verdict
-        for other, differences in _rivals(run)
-        if (cell := difference(differences, "nll", run.task)) is not None
-    }
-    if verdicts and next(iter(verdicts.values())) != "better":
+    others = run.differences_to(NOTHING), run.boosting["differences"] if run.boosting else {}
+    nothing, boosting = (difference(differences, "nll", run.task) for differences in others)
+    if nothing is not None and nothing.verdict != "better":
         yield "the inputs may say little of the target: more rows, or other columns"
-    elif verdicts.get(BOOSTING) == "worse":
+    elif boosting is not None and boosting.verdict == "worse":
         yield "gradient boosting predicts better: more --minutes or --epochs, or take its predictions"
     off = run.metrics.get("ece", 0.0) > run.metrics.get("ece_floor_95", 1.0)
     if off or (
