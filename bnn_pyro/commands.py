@@ -18,7 +18,14 @@ from bnn_pyro.reports.summary import run_table
 from bnn_pyro.reports.tables import guarantee_table, score_table
 from bnn_pyro.runs.folder import CheckFolder, RunFolder
 from bnn_pyro.runs.recipe import EXAMPLE, Recipe, read_config, resolve
-from bnn_pyro.runs.train import environment, fit_run, load_together, prepare_run, typed_command
+from bnn_pyro.runs.train import (
+    calibrate_set_aside,
+    environment,
+    fit_run,
+    load_together,
+    prepare_run,
+    typed_command,
+)
 from bnn_pyro.settings import defaults
 from bnn_pyro.zoo import ZOO
 from bnn_pyro.zoo.auto import say
@@ -51,6 +58,7 @@ def train(args: Namespace) -> int:
             posterior, baseline = fit_run(folder, ready, data, beside, **limit)
             if not ranks.first:
                 return 0
+            calibrate_set_aside(folder, recipe, data, posterior)
             run = evaluate_run(folder, recipe, data, posterior, baseline)
     print(f"{run_table(run)}\n\nreport: {folder.path / 'report.html'}")
     return 3 if run.failed else 0

@@ -7,9 +7,10 @@ Every process (a rank) runs the same program on its share of the rows. What they
 from __future__ import annotations
 
 import contextlib
+import json
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -75,6 +76,15 @@ class Ranks:
         for message in self.gather(problem):
             if message is not None:
                 raise Agreed(message)
+
+    def check_same(self, values: Mapping[str, Any]) -> None:
+        """Raises UserError on all, with their names, unless these JSON-able values are everybody's."""
+        texts = self.gather({name: json.dumps(value, sort_keys=True, default=str) for name, value in values.items()})
+        rank = next((r for r, other in enumerate(texts) if other != texts[0]), None)
+        if rank is not None:
+            what = ", ".join(name for name, text in texts[0].items() if text != texts[rank].get(name))
+            raise Agreed(f"processes 0 and {rank} of this fit were given other things ({what}); give all of them the "
+                         "same")  # fmt: skip
 
     def first_does(self, function: Callable[[], Value]) -> Value:
         """``function()`` of rank 0: its value or its UserError on all."""

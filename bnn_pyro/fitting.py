@@ -1,6 +1,5 @@
 """Training: build the variant, isolate, infer, keep a checkpoint."""
 
-import json
 import math
 import platform
 import time
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from bnn_pyro.checkpoint import Checkpoint
 from bnn_pyro.datasets.dataset import Dataset, row_digests
 from bnn_pyro.datasets.rows import is_large
-from bnn_pyro.distributed import Agreed, Ranks, choose_device, here, joined
+from bnn_pyro.distributed import Agreed, choose_device, here, joined
 from bnn_pyro.errors import UserError
 from bnn_pyro.features import check_split, on_features
 from bnn_pyro.files import lock_folder
@@ -30,6 +29,9 @@ from bnn_pyro.posterior import Posterior, read_archive, split_frozen, weight_spa
 from bnn_pyro.progress import forwarded, progress_bar
 from bnn_pyro.zoo import Entry
 from bnn_pyro.zoo.auto import MINUTES, Setup, make_setup, say, set_up
+
+#: What a provenance's ``key`` holds, the last where there is one.
+KEY = ("variant", "its settings", "inference method", "the method's settings", "seed", "training rows", "start")
 
 
 @joined()
@@ -88,7 +90,11 @@ def fit(
         folder = None if out is None else Path(out) / "baseline"
         backbone = fit_setup(make_setup(first), data, out=folder, **options)
         setup = replace(setup, entry=replace(setup.entry, backbone=backbone))
-    return fit_setup(setup, data, out=out, max_minutes=max_minutes, start=start, **options)
+    if start is not None:
+        from bnn_pyro.warm_start import Start
+
+        options["start"] = Start.of(setup, start, data.schema)
+    return fit_setup(setup, data, out=out, max_minutes=max_minutes, **options)
 
 
 def prior(entry: str | Entry | nn.Module, data: Dataset, *, num_draws: int = 500, seed: int = 0) -> Posterior:
@@ -165,20 +171,20 @@ def fit_setup(
     device: str = "auto",
     progress: bool = True,
     max_minutes: float | None = None,
-    start: Posterior | None = None,
+    start: Any = None,
 ) -> Posterior:
-    """The posterior of a setup that :func:`check_setup` returned, with its backbone trained; see :func:`fit`."""
+    """The posterior of a setup that :func:`check_setup` returned, with its backbone trained; see :func:`fit`.
+
+    start: a ``warm_start.Start``.
+    """
     ranks, entry = here(), setup.entry
     if _takes_all_rows(setup, data):
         data = replace(data, x_train=data.x_train[:], x_val=data.x_val[:])
     provenance = provenance_of(setup, data, seed)
     if start is not None:
-        from bnn_pyro.warm_start import start_at, start_of
-
-        provenance["start"] = start_of(setup, start, data.schema)
-        provenance["key"] = [*provenance["key"], provenance["start"]["digest"]]
-    _check_same(ranks, provenance["key"])
+        provenance["start"], provenance["key"] = start.facts, [*provenance["key"], start.facts["digest"]]
     checkpoint = None if out is None else Checkpoint(Path(out) / "checkpoint", provenance["key"])
+    ranks.check_same(dict(zip(KEY, provenance["key"], strict=False)))
     # A checkpoint beside a finished posterior is that of a later run, stopped before it could replace it.
     finished = checkpoint is not None and resume and not checkpoint.exists
     if finished and ranks.first_does((Path(out) / "posterior.json").is_file):
@@ -201,7 +207,7 @@ def fit_setup(
             options = dict({} if max_minutes is None else {"max_minutes": max_minutes}, seed=seed, report=report)
             facts = entry.prepare(inferred, guide, seen) if hasattr(entry, "prepare") else {}
             if start is not None:
-                options |= start_at(setup.method.starts_at, start, inferred, guide)
+                options |= start.put(inferred, guide)
             if checkpoint is not None:
                 options["checkpoint"] = stack.enter_context(checkpoint)
             posterior = setup.method.run(inferred, guide, seen, **options)
@@ -213,7 +219,7 @@ def fit_setup(
         if ranks.size > 1:
             provenance["processes"] = ranks.size
         whole = posterior.model if inferred is model else model
-        rows = _rows(setup.method, data, getattr(entry, "backbone", None), start)
+        rows = _rows(setup.method, data, getattr(entry, "backbone", None), start and start.posterior)
         posterior = replace(posterior, model=whole, schema=data.schema, provenance=provenance, rows=rows)
         if checkpoint is not None:
             ranks.first_does(lambda: posterior.save(out))
@@ -264,6 +270,18 @@ def provenance_of(setup: Setup, data: Dataset, seed: int) -> dict[str, Any]:
     } | ({"auto": dict(setup.auto)} if setup.auto else {})
 
 
+def first_member(posterior: Posterior, setup: Setup, data: Dataset, seed: int, out: str | Path) -> Posterior:
+    """The first member of an ensemble as the fit of ``setup``, a point with its settings, saved; without a trace."""
+    members = len(next(iter(posterior.chains.values())))
+    provenance = {**posterior.provenance, **provenance_of(setup, data, seed), "stored_draws": 1, "auto": {}}
+    provenance["member"] = f"the first of {members} members"
+    provenance["seconds"] = round(posterior.provenance["seconds"] / members, 3)
+    chains = {site: value[:1].clone() for site, value in posterior.chains.items()}
+    member = replace(posterior, chains=chains, trace={}, provenance=provenance)
+    here().first_does(lambda: member.save(out))
+    return member
+
+
 def _rows(method: Method, data: Dataset, *others: Any) -> Tensor:
     """Digests of the rows that a fit uses: training rows, validation rows where they stop it, and those of others."""
     stops = [row_digests(data.x_val, data.y_val)] if getattr(method, "patience", 0) != 0 else []
@@ -276,14 +294,3 @@ def _rows(method: Method, data: Dataset, *others: Any) -> Tensor:
 def _methods(what: str) -> str:
     """The names of the methods with this class attribute."""
     return ", ".join(name for name, kind in METHODS.items() if getattr(kind, what, False))
-
-
-def _check_same(ranks: Ranks, key: list) -> None:
-    """Raises UserError on every rank unless all of them are to make the same fit."""
-    keys = ranks.gather(json.dumps(key, sort_keys=True, default=str))
-    if len(set(keys)) > 1:
-        rank = next(r for r, other in enumerate(keys) if other != keys[0])
-        names = ("variant", "its settings", "inference method", "its settings", "seed", "training rows", "start")
-        what = ", ".join(name for name, *pair in zip(names, *map(json.loads, (keys[0], keys[rank])), strict=False)
-                         if pair[0] != pair[1])  # fmt: skip
-        raise Agreed(f"processes 0 and {rank} of this fit were given other things ({what}); give all of them the same")

@@ -11,12 +11,13 @@ from PIL import Image
 from run_folders import MEAN_FIELD, SMALL, same, small_table
 
 import bnn_pyro as bp
+from bnn_pyro.fitting import first_member
 from bnn_pyro.listing import tables
 from bnn_pyro.metrics import METRICS
 from bnn_pyro.run import main, parse
 from bnn_pyro.runs.evaluate import labelled
 from bnn_pyro.runs.recipe import Recipe
-from bnn_pyro.runs.train import first_member, has_member
+from bnn_pyro.runs.train import has_member
 from bnn_pyro.settings import field_docs
 
 pytestmark = pytest.mark.usefixtures("quick")

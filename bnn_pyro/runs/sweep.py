@@ -26,7 +26,7 @@ from bnn_pyro.runs.folder import REPLICATES, OutputFolder, RunFolder
 from bnn_pyro.runs.recipe import Recipe
 from bnn_pyro.runs.sweep_config import BEGUN, CHANGED, FAILED, FINISHED, MISSING, RunTask, SweepConfig, setting_text
 from bnn_pyro.runs.sweep_statistics import DatasetSummary, summarise
-from bnn_pyro.runs.train import fit_run, prepare_run
+from bnn_pyro.runs.train import calibrate_set_aside, fit_run, prepare_run
 
 #: What is read of a posterior's JSON file.
 ARCHIVE = {"schema": {"task": str}, "provenance": {"rows": {"*": int}, "split": {}, "fingerprint": str,
@@ -254,6 +254,7 @@ def _fit_and_score(folder: RunFolder, recipe: Recipe, command: str, *, keep: boo
     ready, beside = prepare_run(recipe, data)
     with folder.begun(recipe, keep=keep):
         posterior, baseline = fit_run(folder, ready, data, beside, resume=keep)
+        calibrate_set_aside(folder, recipe, data, posterior)
         folder.write("environment.json", folder.read("environment.json") | {"command": command})
         baseline = baseline if recipe.baseline or recipe.backbone_variant(data.schema) else None
         return evaluate_run(folder, recipe, data, posterior, baseline, outside={}, report=False).failed

@@ -23,7 +23,7 @@ from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.distributed import Ranks, here
 from bnn_pyro.errors import FitFailed
 from bnn_pyro.files import cache_root
-from bnn_pyro.fitting import check_setup, fit_setup, provenance_of
+from bnn_pyro.fitting import check_setup, first_member, fit_setup
 from bnn_pyro.isolation import isolated, one_thread
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.runs.folder import RunFolder
@@ -62,8 +62,6 @@ def fit_run(
 ) -> tuple[Posterior, Posterior | None]:
     """(posterior, that of the baseline or None), in a folder that was begun; recipe, baseline: see :func:`prepare_run`.
 
-    With ``conformal`` the rows set aside calibrate the posterior.
-
     resume: go on from the folder's checkpoints, to the very same result; what is finished is just loaded.
     max_minutes: of the posterior alone; see ``fit``.
 
@@ -98,12 +96,16 @@ def fit_run(
     beside = backbone
     if backbone is None and baseline is not None:
         beside = fit_baseline(posterior if has_member(ready, baseline) else None)
-    if recipe.conformal and here().first:
+    return posterior, beside
+
+
+def calibrate_set_aside(folder: RunFolder, recipe: Recipe, data: Dataset, posterior: Posterior) -> None:
+    """By the rows that ``conformal`` has set aside, where it is asked for."""
+    if recipe.conformal:
         from bnn_pyro.runs.predict import calibrate_run
 
         with suppress(FitFailed):  # the scores say so
             calibrate_run(folder, recipe, data, posterior, level=recipe.conformal)
-    return posterior, beside
 
 
 def has_member(ensemble: Setup, point: Setup) -> bool:
@@ -112,18 +114,6 @@ def has_member(ensemble: Setup, point: Setup) -> bool:
     if "members" not in settings or not isinstance(ensemble.method, type(point.method)):
         return False
     return ensemble.entry == point.entry and all(settings[name] == value for name, value in shared)
-
-
-def first_member(posterior: Posterior, setup: Setup, data: Dataset, seed: int, out: str | Path) -> Posterior:
-    """The first member of an ensemble as the fit of ``setup`` (see :func:`has_member`), saved; without a trace."""
-    members = len(next(iter(posterior.chains.values())))
-    provenance = {**posterior.provenance, **provenance_of(setup, data, seed), "stored_draws": 1, "auto": {}}
-    provenance["member"] = f"the first of {members} members"
-    provenance["seconds"] = round(posterior.provenance["seconds"] / members, 3)
-    chains = {site: value[:1].clone() for site, value in posterior.chains.items()}
-    member = replace(posterior, chains=chains, trace={}, provenance=provenance)
-    here().first_does(lambda: member.save(out))
-    return member
 
 
 def _threads(recipe: Recipe, data: Dataset) -> AbstractContextManager[None]:
