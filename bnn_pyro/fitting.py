@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from bnn_pyro.checkpoint import Checkpoint
-from bnn_pyro.datasets.dataset import Dataset, row_digests
-from bnn_pyro.datasets.rows import is_large
+from bnn_pyro.datasets.dataset import Dataset
+from bnn_pyro.datasets.rows import is_large, row_digests
 from bnn_pyro.distributed import Agreed, choose_device, here, joined
 from bnn_pyro.errors import UserError
 from bnn_pyro.features import check_split, on_features

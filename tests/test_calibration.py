@@ -19,7 +19,8 @@ from bnn_pyro.calibration import RECALIBRATIONS, load, martingale, monitor
 from bnn_pyro.calibration.calibrated import METHODS
 from bnn_pyro.calibration.recalibration import CdfMap, LogitMap, log_mean_probs
 from bnn_pyro.calibration.shift import classifier_p, conformal_p, epistemic_p
-from bnn_pyro.datasets.dataset import Column, row_digests
+from bnn_pyro.datasets.dataset import Column
+from bnn_pyro.datasets.rows import row_digests
 from bnn_pyro.errors import UserError
 from bnn_pyro.isolation import isolated
 from bnn_pyro.loading import load as load_plain

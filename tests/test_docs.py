@@ -55,6 +55,7 @@ RESULTS = {
         bp.predict(n["again"], n["data"].x_test, num_draws=20).mean.equal(n["prediction"].mean)
         and len(n["partly"].draw(2, seed=0)["3.bias"].unique()) > 2
         and set(n["around"].draw(2, seed=0)) == {"3.weight", "3.bias"}
+        and n["expected"].mean.shape == (3,)
     ),
 }
 

@@ -10,7 +10,7 @@ import torch
 from run_folders import same, snapshot
 
 import bnn_pyro as bp
-from bnn_pyro.datasets.dataset import row_digests
+from bnn_pyro.datasets.rows import row_digests
 from bnn_pyro.features import on_features
 from bnn_pyro.inference import optimise
 from bnn_pyro.isolation import isolated

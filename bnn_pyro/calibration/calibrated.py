@@ -16,8 +16,9 @@ from torch import Tensor
 
 from bnn_pyro.calibration.conformal import SCORES, Conformal
 from bnn_pyro.calibration.recalibration import RECALIBRATIONS
-from bnn_pyro.datasets.dataset import Schema, row_digests
+from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.datasets.in_memory import inputs
+from bnn_pyro.datasets.rows import row_digests
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.files import write_whole
 from bnn_pyro.loading import load as load_posterior

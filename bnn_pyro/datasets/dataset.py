@@ -12,9 +12,8 @@ import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -62,6 +61,14 @@ class Column:
         return int(self.categories is None)
 
 
+class InputPart(NamedTuple):
+    """One of several inputs of a row, (N, *shape); whole numbers stay as they are."""
+
+    name: str
+    shape: tuple[int, ...]
+    is_whole: bool
+
+
 def check_options(**options: str | None) -> None:
     """Raise UserError for a word that is none of ``CHOICES``; None is not given."""
     if options.get("task") == "survival":
@@ -82,6 +89,7 @@ class Schema:
     features     name of each input feature after encoding; () for images
     target       name of the target; of several their names, with commas between
     targets      names of several targets, () of one
+    input_parts  of several inputs: what is where in a row; () of one
     x_shift, x_scale  of length 1 (one for all, as for images) or one per feature
     y_shift, y_scale  mean and standard deviation of the training targets, or of their logarithms; 0 and 1 of classes;
                  of several numbers (T,)
@@ -103,6 +111,7 @@ class Schema:
     unseen: str = "refuse"
     target_scale: str = "identity"
     targets: tuple[str, ...] = ()
+    input_parts: tuple[InputPart, ...] = ()
 
     @property
     def has_classes(self) -> bool:
@@ -167,9 +176,8 @@ class Schema:
             for c in self.columns
             for more in [[c.fill, True] if c.exposure else [] if c.fill is None else [c.fill]]
         ]
-        if not self.targets:  # as it was written before there were several
-            del plain["targets"]
-        return plain
+        later = ("targets", "input_parts")  # as it was written before there were several
+        return {name: value for name, value in plain.items() if value or name not in later}
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Schema:
@@ -179,6 +187,8 @@ class Schema:
             Column(name, None if categories is None else tuple(categories), *fill)
             for name, categories, *fill in plain.get("columns", ())
         )
+        parts = plain.get("input_parts", ())
+        fields["input_parts"] = tuple(InputPart(name, tuple(shape), is_whole) for name, shape, is_whole in parts)
         return cls(**fields)
 
 
@@ -241,20 +251,6 @@ class Dataset:
         return digest.hexdigest()[:16]
 
 
-def row_digests(x: Tensor, y: Tensor) -> Tensor:
-    """A 64-bit hash of each row's inputs and target, (N,) int64: equal rows have equal ones, others hardly ever.
-
-    Sums of 32-bit words times fixed odd numbers, modulo 2^64.
-    """
-    width, sums = sum(math.prod(part.shape[1:]) for part in (x, y)), []
-    odd = np.random.default_rng(0).integers(2**64, size=width, dtype=np.uint64) | np.uint64(1)
-    for some in zip(*(part.split(max(1, 2**20 // width)) for part in (x, y)), strict=True):
-        parts = (part.detach().cpu().float().numpy().reshape(len(part), math.prod(part.shape[1:])) for part in some)
-        words = np.concatenate([*parts], 1) + 0.0
-        sums.append(words.view(np.uint32).astype(np.uint64) @ odd)
-    return torch.from_numpy(np.concatenate(sums).view(np.int64))
-
-
 @dataclass(frozen=True)
 class Raw:
     """Rows as they were read, neither divided nor standardised.
@@ -288,5 +284,6 @@ class Raw:
     target_scale: str = "identity"
     index: Tensor | None = None
     targets: tuple[str, ...] = ()
+    input_parts: tuple[InputPart, ...] = ()
 
     has_classes, target_names = Schema.has_classes, Schema.target_names

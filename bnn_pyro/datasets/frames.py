@@ -32,9 +32,6 @@ def as_table(what: str, x: Any) -> pd.DataFrame | None:
     """A frame of any library, or an array or list with text in it, as one of pandas; None for numbers."""
     import pandas as pd
 
-    parts = x.values() if isinstance(x, Mapping) else x if isinstance(x, tuple) else ()
-    if len({tuple(part.shape) for part in parts if getattr(part, "ndim", 0) > 1}) > 1:
-        raise UserError(f"{what} has several inputs; join them to one array (N, columns), and split it in the module")
     if isinstance(x, Mapping):
         x = pd.DataFrame(dict(x))
     if isinstance(x, pd.Series):

@@ -3,8 +3,9 @@
 Rows are counted from 0. Nothing here is named in the schema: rows of a file may follow those of a frame.
 """
 
+import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch.utils.data import Dataset as Items
 
 from bnn_pyro.cells import read_targets
 from bnn_pyro.datasets.arrays import image_arrays, on_disk, raw_arrays
-from bnn_pyro.datasets.dataset import Dataset, Raw, Schema, check_options
+from bnn_pyro.datasets.dataset import Column, Dataset, InputPart, Raw, Schema, check_options
 from bnn_pyro.datasets.frames import as_array, as_cells, as_table, as_target, named
 from bnn_pyro.datasets.prepare import prepare, select_features, standardised
 from bnn_pyro.datasets.rows import OnDisk
@@ -54,7 +55,9 @@ def dataset(
             or list; or a frame of pandas, polars or any library with ``__dataframe__``, whose columns of text,
             categories and booleans become one 0/1 feature a category
             A torch ``Dataset`` of (input, target), such as an ``ImageFolder``, or a ``DataLoader`` is read once; y is
-            then left out. More inputs than ``memory_bound()`` stay on disk, also those of a mapped array (see ``rows``)
+            then left out. For a module of several inputs a tuple of arrays (N, …), which it takes by position, or
+            {name: array}, by name; whole numbers stay as they are, for an ``nn.Embedding``. More inputs than
+            ``memory_bound()`` stay on disk, also those of a mapped array (see ``rows``)
     y       (N,): numbers, or labels of any type; or the name of a column of the frame. (N, T), or a list of names:
             several targets a row, numbers or 0 and 1
     train, test  instead of x and of x_test: torch data sets or loaders
@@ -99,7 +102,7 @@ def dataset(
         classes = names if classes is None and task in (None, "classification", "ordinal") else classes
     elif test is not None or rows is not None:
         raise UserError("test= and rows= are of torch data sets and loaders; give train=, or x_test= and y_test=")
-    x = on_disk("X", x)
+    x, parts = _pack("X", several) if (several := _parts_of(x)) else (on_disk("X", x), [])
     table = as_table("X", x)
     columns = {"y": y, "groups": groups, "time": time, "exposure": exposure}
     taken: list[str] = []
@@ -121,6 +124,9 @@ def dataset(
         table = (named(as_array("X", x)) if table is None else table).assign(**{exposure: np.asarray(values)})
     raw = _raw(x if table is None else table, columns["y"], task, classes, missing, exposure)
     raw = replace(raw, name=name, source=f"in memory: {name}", unseen=unseen, target_scale=target_scale)
+    if parts:
+        features = _feature_names(parts)
+        raw = replace(raw, features=features, columns=tuple(map(Column, features)), input_parts=tuple(parts))
     if x_test is not None:
         splits = [w for w, v in (("split", split), ("groups", groups), ("time", time)) if v is not None]
         if splits:
@@ -187,6 +193,8 @@ def _test_part(raw: Raw, x: Any, y: Any) -> tuple[Tensor, Tensor]:
 def _encoded(what: str, x: Any, like: Schema | Raw) -> tuple[Tensor, float]:
     """(the features of rows, the value of a white pixel)."""
     shape = like.input_shape if isinstance(like, Schema) else tuple(like.x.shape[1:])
+    if like.input_parts and not isinstance(x, Tensor):
+        return torch.from_numpy(_pack(what, _parts_of(x), like.input_parts)[0]), 1.0
     table = as_table(what, x)
     if table is None and not isinstance(x, OnDisk):
         x = as_array(what, x)
@@ -240,3 +248,45 @@ def _divided(raw: Raw, split: Any, by: dict[str, Any], validation: float | None,
     for kind, values in by.items():
         return by_values(raw, kind, values if raw.rows is None else np.asarray(values)[raw.rows.numpy()], shares, seed)
     return divide(raw, None, 0, seed, shares, rows)
+
+
+# -- several inputs a row, packed to one row of numbers ---------------------------------------------------------------
+def _parts_of(x: Any) -> dict[str, Any]:
+    """{name: array} of a mapping, of a tuple with the names "0", "1", …; {} of anything else.
+
+    One part at least has more than one axis: {name: (N,)} is a frame, and a tuple of numbers a row.
+    """
+    parts = x if isinstance(x, Mapping) else dict(enumerate(x)) if isinstance(x, tuple) else {}
+    return {str(k): v for k, v in parts.items()} if any(getattr(v, "ndim", 0) > 1 for v in parts.values()) else {}
+
+
+def _pack(what: str, parts: Mapping[str, Any], like: Sequence[InputPart] = ()) -> tuple[np.ndarray, list[InputPart]]:
+    """(float32 (N, F), what is where), of arrays (N, …) by their names.
+
+    like: the parts that a model was trained on.
+
+    Raises UserError for numbers of rows, names or shapes that differ, and whole numbers too large for 32-bit floats.
+    """
+    arrays = {name: as_array(f"{what}['{name}']", part, text=True) for name, part in parts.items()}
+    for name, array in arrays.items():
+        if array.dtype.kind not in "biuf" or not array.ndim:
+            raise UserError(f"{what}['{name}'] is no array of numbers; number categories 0, 1, … for an nn.Embedding")
+        if array.dtype.kind in "iu" and np.abs(array).max(initial=0) > 2**24:
+            raise UserError(f"{what}['{name}'] has whole numbers above 2^24, which 32-bit floats do not tell apart; "
+                            "number them 0, 1, …")  # fmt: skip
+    rows = {name: len(array) for name, array in arrays.items()}
+    if len(set(rows.values())) > 1:
+        lengths = ", ".join(f"'{name}' {num}" for name, num in rows.items())
+        raise UserError(f"{what}: its inputs have different numbers of rows ({lengths}); give one of each for each row")
+    inputs = [InputPart(n, tuple(a.shape[1:]), bool(a.dtype.kind in "iub")) for n, a in arrays.items()]
+    if like and {p.name: p.shape for p in inputs} != {p.name: p.shape for p in like}:
+        here, there = (", ".join(f"'{p.name}' {('N', *p.shape)}" for p in some) for some in (inputs, like))
+        raise UserError(f"{what} has the inputs {here}; this model takes {there}".replace("'N'", "N"))
+    order = [part.name for part in like] or list(arrays)
+    packed = [arrays[name].reshape(len(arrays[name]), -1).astype(np.float32) for name in order]
+    return np.concatenate(packed, 1), list(like) or inputs
+
+
+def _feature_names(parts: Sequence[InputPart]) -> tuple[str, ...]:
+    """The name of each number of a packed row."""
+    return tuple(f"{part.name}[{i}]" for part in parts for i in range(math.prod(part.shape)))

@@ -145,7 +145,7 @@ def _schema(raw: Raw, rows: Tensor) -> Schema:
     if raw.targets and (same := (y == y[:1]).all(0)).any():
         name = raw.targets[int(same.int().argmax())]
         raise UserError(f"{raw.name}: the target '{name}' is the same in every training row; there is nothing to learn")
-    names = ("task", "classes", "features", "target", "targets", "columns", "unseen", "target_scale")
+    names = ("task", "classes", "features", "target", "targets", "columns", "unseen", "target_scale", "input_parts")
     return Schema(
         **{name: getattr(raw, name) for name in names},
         input_shape=tuple(raw.x.shape[1:]),
@@ -157,10 +157,15 @@ def _schema(raw: Raw, rows: Tensor) -> Schema:
 
 
 def _column_statistics(raw: Raw, rows: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each feature; those of 0 and 1 are left as they are, of an exposure 0 and mean."""
+    """Mean and standard deviation of each feature, 0 and the mean of an exposure.
+
+    Features of 0 and 1 stay as they are, and whole numbers among several inputs.
+    """
     shift, scale = mean_and_scale(taken(raw.x, rows))
-    binary = ~quantities(raw.columns, len(shift))
-    shift[binary], scale[binary] = 0.0, 1.0
+    as_they_are = ~quantities(raw.columns, len(shift))
+    if raw.input_parts:
+        as_they_are = torch.tensor([part.is_whole for part in raw.input_parts for _ in range(math.prod(part.shape))])
+    shift[as_they_are], scale[as_they_are] = 0.0, 1.0
     if raw.columns and raw.columns[-1].exposure:
         shift[-1], scale[-1] = 0.0, shift[-1].clone()
     return tuple(shift.tolist()), tuple(scale.tolist())

@@ -198,3 +198,17 @@ def stored(what: str, rows: Iterable[tuple[np.ndarray, np.ndarray]], num: int) -
             file.flush()
         array = OnDisk(file.name, like[0][1], shape, owner=file)
     return array, np.stack(targets)
+
+
+def row_digests(x: Tensor, y: Tensor) -> Tensor:
+    """A 64-bit hash of each row's inputs and target, (N,) int64: equal rows have equal ones, others hardly ever.
+
+    Sums of 32-bit words times fixed odd numbers, modulo 2^64.
+    """
+    width, sums = sum(math.prod(part.shape[1:]) for part in (x, y)), []
+    odd = np.random.default_rng(0).integers(2**64, size=width, dtype=np.uint64) | np.uint64(1)
+    for some in zip(*(part.split(max(1, 2**20 // width)) for part in (x, y)), strict=True):
+        parts = (part.detach().cpu().float().numpy().reshape(len(part), math.prod(part.shape[1:])) for part in some)
+        words = np.concatenate([*parts], 1) + 0.0
+        sums.append(words.view(np.uint32).astype(np.uint64) @ odd)
+    return torch.from_numpy(np.concatenate(sums).view(np.int64))

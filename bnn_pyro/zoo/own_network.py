@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import math
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -20,7 +21,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from bnn_pyro.datasets.dataset import Dataset, Schema
+from bnn_pyro.datasets.dataset import Dataset, InputPart, Schema
 from bnn_pyro.errors import UserError, first_line
 from bnn_pyro.parts.backbone import INPUTS
 from bnn_pyro.parts.correlated_normal import parse_family
@@ -176,6 +177,8 @@ class Bayesian(Settings):
             raise UserError("no parameter is Bayesian: those that require no gradient are frozen; name some in where")
         if self.inputs == "raw":
             net.register_forward_pre_hook(partial(_unstandardise, schema))
+        if schema.input_parts:
+            net.register_forward_pre_hook(partial(_unpack, schema.input_parts), with_kwargs=True)
         likelihood = self._likelihood(schema, net)
         prior = assign(net, self.prior, bayesian, "prior")
         norms = norm_layers(net)
@@ -226,3 +229,17 @@ def _pattern(where: Any) -> str:
 def _unstandardise(schema: Schema, _: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """A forward pre-hook: inputs in their own units."""
     return (schema.unstandardise(inputs[0]), *inputs[1:])
+
+
+def _unpack(parts: Sequence[InputPart], _: nn.Module, args: tuple[Tensor, ...], kwargs: dict) -> tuple[tuple, dict]:
+    """A forward pre-hook: the module's own arguments, by position where they are numbered, else by name.
+
+    x (B, F) -> (B, *shape) each, int64 where they were whole numbers.
+    """
+    own, pieces = {}, args[0].split([math.prod(part.shape) for part in parts], -1)
+    for part, piece in zip(parts, pieces, strict=True):
+        value = piece.reshape(*piece.shape[:-1], *part.shape)
+        own[part.name] = value.to(torch.int64) if part.is_whole else value
+    if all(name.isdigit() for name in own):
+        return (*own.values(), *args[1:]), kwargs
+    return args[1:], {**kwargs, **own}
