@@ -1,6 +1,7 @@
 """Problems whose posterior is known: the answers themselves, that every claim holds, and that wrong ones do not."""
 
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -115,8 +116,6 @@ def test_a_correlated_normal_is_integrated_exactly():
         torch.testing.assert_close(
             off.T @ (nodes.mass[:, None] * off), target.covariance_matrix, rtol=exact, atol=exact
         )
-    cell = (boxed.axes[0][1] - boxed.axes[0][0]) * (boxed.axes[1][1] - boxed.axes[1][0])
-    assert (boxed.density.sum() * cell).item() == pytest.approx(1.0)
     # The best independent Normals: the same mean, and the conditional standard deviations; of any covariance: itself.
     mean, scale, elbo = best_normal(density, mode, standard)
     torch.testing.assert_close(mean, target.mean, atol=1e-5, rtol=0)
@@ -166,11 +165,7 @@ def test_methods_are_what_they_claim(check, variant, method, settings, levels, r
     differs = any(f.p is not None and f.level == "caution" for f in outcome.findings)
     assert differs == ("quantities are not those of the exact posterior" in outcome.sentence)
     assert ratio[0] <= next(iter(outcome.figures.values())) <= ratio[1]
-    assert outcome.evidence["z"].shape == (len(outcome.evidence["labels"]),)
-    assert {"about", "found", "expected", "error", "p", "level"} == set(outcome.to_dict()["findings"][0])
-    for name in TWO_WEIGHTS:
-        if f"{name}_density" in outcome.evidence:
-            assert len(plots.two_weights(outcome.evidence, name).get_legend().get_texts()) == 4
+    assert {"about", "found", "expected", "error", "p", "level", "z"} == set(outcome.to_dict()["findings"][0])
 
 
 def test_the_amount_is_the_known_one():
@@ -179,12 +174,9 @@ def test_the_amount_is_the_known_one():
     precision = linear_regression(60, 2, 3).gaussian[1]
     share = (precision.diagonal() * torch.linalg.inv(precision).diagonal()).rsqrt()
     assert outcome.figures["closed_form"] == pytest.approx(share.mean().item(), abs=0.05)
-    e = outcome.evidence
     assert "best mean-field Normal" in outcome.sentence and "standard deviations of weights are" in outcome.sentence
-    off = plots.standard_errors(e)
-    assert off.get_title().startswith("0 of") and len(off.get_legend().get_texts()) == 5
-    ax = plots.exact_intervals(e)
-    assert ax.get_xlabel() == "new input" and "of the exact one" in ax.get_title()
+    off = plots.standard_errors([f for f in outcome.findings if f.z is not None])
+    assert off.get_title().startswith("0 of") and len(off.get_legend().get_texts()) == 4
 
 
 def test_another_curvature_than_the_stated_one_is_not_right(monkeypatch):
@@ -242,6 +234,6 @@ def test_predictions_of_every_way_to_store_draws():
     for variant, method in (("mean-field", "nuts"), ("last-layer", "laplace"), ("mlp", "map")):
         outcome = check.run(subject(variant, method))
         assert outcome.level == "good", outcome.sentence
-        assert outcome.evidence["log_density"].shape == outcome.evidence["exact"].shape == (36,)
         assert ("agree with the exact" in outcome.sentence) == (method == "nuts")
-    assert len(plots.mixture_densities(outcome.evidence).get_lines()) == 4
+        lost = re.search(r"lose (\d\.\d+) nats a label", outcome.sentence)
+        assert (lost is None) == (method == "nuts") and (lost is None or 0 < float(lost[1]) < 1)

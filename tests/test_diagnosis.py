@@ -69,7 +69,7 @@ def test_diagnose_writes_what_the_library_finds(runs, capsys, monkeypatch):
     new = written(folder) - before
     figures = {name for name in new if name.startswith("figures/diagnose-")}
     assert new - figures == {"diagnosis.json", "diagnosis.html", "posterior.nc"}
-    wanted = ("convergence", "outputs", "intervals", "log-joint", "energy", "autocorrelation", "pareto-k", "loo-pit")
+    wanted = ("convergence", "outputs", "log-joint", "pareto-k", "loo-pit", "replicated", "weights")
     assert {f"figures/diagnose-{name}.png" for name in wanted} <= figures
     text, html = capsys.readouterr().out, (folder / "diagnosis.html").read_text()
     data = RunFolder(folder).recipe.load()
@@ -103,8 +103,8 @@ def test_what_has_no_rhat_is_told_so_in_words_and_figures(name, words, runs, cap
     assert words in " ".join(capsys.readouterr().out.split())
     assert not (runs / name / "posterior.nc").exists()
     names = {p.stem.removeprefix("diagnose-") for p in (runs / name / "figures").glob("diagnose-*.png")}
-    assert "intervals" in names and "replicated" in names and not names & {"convergence", "outputs", "weights"}
-    assert ("importance-weights" in names) == (name == "svi") and ("log-joint" in names) == (name == "few")
+    assert "replicated" in names and not names & {"convergence", "outputs", "weights"}
+    assert ("log-joint" in names) == (name == "few")
 
 
 @pytest.mark.usefixtures("no_figures")

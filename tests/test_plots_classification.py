@@ -38,19 +38,6 @@ def test_reliability_of_two_classes_is_of_the_second_ones_probability():
     assert (top.get_ylabel(), bottom.get_xlabel()) == ("share of yes", "P(yes)")
 
 
-def test_doubt_is_spread_over_a_log_scale_and_its_errors_counted():
-    doubt = [0.2] * 10 + [0.002] * 30
-    prediction = pictures.stated([[1 - d, d / 2, d / 2] for d in doubt])
-    y = torch.tensor([1] * 3 + [0] * 37)
-    top, bottom = plots.doubt_calibration(prediction, y)
-    assert line_of(top, "error of the bin").get_xydata().ravel() == pytest.approx([0.2, 0.3], rel=1e-4)
-    wilson = 1.959964**2 / (30 + 1.959964**2)  # upper end of 0/30
-    assert line_of(top, "no error").get_xydata().ravel() == pytest.approx([0.002, wilson], rel=1e-3)
-    assert [bar.get_height() for bar in bottom.containers[0]] == [30, 10]
-    assert [t.get_text() for t in bottom.texts] == ["30", "10"]
-    assert top.get_title() == f"3 of 40 wrong, mean doubt {np.mean(doubt):.2%}"
-
-
 def test_confusion_matrix_has_the_counts():
     ax = plots.confusion_matrix(CATEGORICAL, LABELS, Schema("classification", (2,), ("a", "b", "c", "d")))
     shown = [int(t.get_text() or 0) for t in ax.texts]

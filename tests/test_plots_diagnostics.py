@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 import torch
 from pictures import clean_matplotlib, legend_of, line_of, refuses  # noqa: F401 (a fixture)
+from scipy.stats import norm
 
 from bnn_pyro import plots
+from bnn_pyro.checks import Finding
 from bnn_pyro.plots import Scores
 
 RNG = np.random.default_rng(0)
@@ -49,25 +51,6 @@ def test_chains_are_lines_and_divergent_transitions_are_marked():
     refuses("no log joint density", plots.chain_traces, {})
 
 
-def test_a_forest_has_quantiles_by_chain_or_of_all():
-    values = np.linspace(0, 100, 101)[None, :, None] + np.array([0.0, 1000.0])[:, None, None]
-    ax = plots.forest(values, ["a"])
-    assert line_of(ax, "chain 0").get_xdata()[0] == 50 and line_of(ax, "chain 1").get_xdata()[0] == 1050
-    thin, thick = (lines.get_segments()[0] for lines in ax.collections[:2])
-    assert thin[:, 0] == pytest.approx([2.5, 97.5]) and thick[:, 0] == pytest.approx([25, 75])
-    ax = plots.forest(RNG.normal(size=(100, 5, 40)), [str(m) for m in range(40)])
-    assert ax.get_title().startswith("30 of 40") and legend_of(ax) == ["all draws of 100 chains"]
-    assert len(ax.get_yticks()) == 30
-
-
-def test_energy_says_its_bfmi():
-    energies = np.array([[0.0, 1.0, 0.0, 1.0], [0.0, 1.0, 2.0, 3.0]])
-    # E[ΔE²] / var E: 1 / (1/3) and 1 / (5/3)
-    assert plots.energy(energies).get_title() == "smallest BFMI 0.60: above 0.3"
-    assert plots.energy(energies, bfmi=0.1).get_title() == "smallest BFMI 0.10: below 0.3"
-    refuses("at least 3 draws", plots.energy, energies[:, :2])
-
-
 # -- convergence, leave-one-out, replicated data -----------------------------------------------------------------------
 def test_shares_of_rhat_and_ess_are_told_with_their_thresholds():
     left, right = plots.convergence([[1.0, 1.005], [1.04, np.nan]], [100, 500, 900, np.nan], [50, 60, 70, np.nan])
@@ -105,35 +88,15 @@ def test_replicated_targets_lie_under_the_observed_ones():
     refuses("10 rows", plots.posterior_predictive, RNG.normal(size=(3, 9)), np.zeros(10))
 
 
-# -- variational -------------------------------------------------------------------------------------------------------
-def test_importance_weights_are_told_by_the_largest():
-    ax = plots.importance_weights(np.log([1.0, 1, 1, 1, 6]), khat=0.9)
-    assert ax.get_title() == "k-hat 0.90; the largest weight is 60 % of all 5"
-    heaviest = line_of(ax, "tail").get_ydata()[0]
-    assert heaviest == pytest.approx(np.log10(3.0))  # 6 of a mean of 2
-    refuses("at least 5", plots.importance_weights, [0.0, 1.0])
-
-
-# -- checks of samplers ------------------------------------------------------------------------------------------------
+# -- checks ------------------------------------------------------------------------------------------------------------
 def test_z_scores():
-    z = np.array([[0.5, -1.0], [20.0, 2.0], [0.0, -7.0]])
-    ax = plots.joint_z_scores({"z": z, "bound": 4.0, "quantities": ["a", "b", "c"]})
-    assert line_of(ax, "mean").get_xydata().tolist() == [[1, 0.5], [2, 20], [3, 0]]
-    assert line_of(ax, "variance").get_xydata().tolist() == [[4, -1], [5, 2], [6, -7]]
-    assert {text.get_text() for text in ax.texts} == {"mean of b", "variance of c"} and "2 of 6" in ax.get_title()
-
-
-def test_step_size_bias():
-    lr = np.array([0.1, 0.05, 0.025])
-    grid = np.geomspace(0.01, 0.2, 20)
-    evidence = {"lr": lr, "bias": lr, "error": 0.001 + 0 * lr, "grid_lr": grid, "grid_exact": grid / (1 - grid)}
-    evidence |= {"largest_lr": 0.3, "own_lr": 0.01, "own_bias": 0.01, "order": 1.0, "order_error": 0.05}
-    ax = plots.step_size_bias(evidence)
-    assert ax.get_xscale() == ax.get_yscale() == "log"
-    names = " ".join(ax.get_legend_handles_labels()[1])
-    assert "slope 1.00 ± 0.05" in names and "lr 0.01" in names
-    exact, first = (line_of(ax, name).get_ydata() for name in ("exact, by the recursion", "slope 1"))
-    assert exact == pytest.approx(grid / (1 - grid)) and first[-1] / first[0] == pytest.approx(20)
+    names, z = ("mean of a", "mean of b (sd)", "variance of c"), (-1.0, 20.0, np.nan)
+    ax = plots.standard_errors([Finding(name, 1.0, z=own) for name, own in zip(names, z, strict=True)])
+    bound = norm.isf(0.001 / 6)
+    assert line_of(ax, "mean").get_xydata().tolist() == [[1, -1], [2, 20]]
+    assert line_of(ax, "variance").get_ydata() == pytest.approx([0.97 * 6 * bound])
+    assert {text.get_text() for text in ax.texts} == {"mean of b", "variance of c"}
+    assert ax.get_title() == f"2 of 3 beyond ±{bound:.1f} (shaded)"
 
 
 # -- sweeps ------------------------------------------------------------------------------------------------------------

@@ -227,7 +227,7 @@ def test_a_report_of_a_sampler_shows_its_trace_and_its_growing_ensemble(tmp_path
 
 NUTS = [f"--set={s}" for s in ["draws=6", "warmup=6", "chains=2", "compiled=no", "cores=1", "max_tree_depth=3"]]
 NUTS += ["--inference=nuts", "--no-baseline"]
-SURE = "reliability doubt-calibration confidence-histogram selective-risk confusion-matrix"
+SURE = "reliability confidence-histogram selective-risk confusion-matrix"
 #: Arguments of `train`, and the figures of the report.
 REPORTS = {
     "images": (
@@ -246,9 +246,8 @@ REPORTS = {
 
 
 @pytest.mark.parametrize("name", REPORTS)
-def test_train_draws_every_figure_that_applies(name, tmp_path, monkeypatch):
+def test_train_draws_every_figure_that_applies(name, tmp_path):
     argv, figures = REPORTS[name]
-    monkeypatch.setattr("bnn_pyro.runs.figures.SURE", 0.1)
     small = ["--hidden", "4", "--num-draws", "4", "--device", "cpu", "--quiet", "--out", str(tmp_path)]
     assert main(["train", *argv, *small]) == 0
     assert {p.name for p in (tmp_path / "figures").iterdir()} == {f"{figure}.png" for figure in figures.split()}
@@ -267,14 +266,7 @@ def test_every_figure_of_a_report_has_a_sentence_and_is_drawn_by_a_command():
 
 
 def test_a_figure_whose_evidence_is_misnamed_is_an_error():
-    misnamed = ("check", {"bias": lambda e: None}, {"bias": "bias"}, {"lr": np.ones(3)})
-    with pytest.raises(KeyError, match=r"'bias' needs .'grid_lr'., and there is no evidence of that name"):
+    misnamed = ("check", {"outputs": lambda e: None}, {"outputs": "outputs"}, {"lr": np.ones(3)})
+    with pytest.raises(KeyError, match=r"'outputs' needs .'reference_mean'., and there is no evidence of that name"):
         draw_figures(*misnamed)
-    assert draw_figures(*misnamed, optional=["grid_lr"]) == []
-
-
-def test_doubt_is_shown_where_most_rows_are_sure():
-    unsure = chains(0.1 * random(1, 3, 3, 2))
-    bias = torch.tensor([9.0, 0.0, 0.0]).expand(1, 3, 3)
-    assert "doubt-calibration" not in figures_of(scene(unsure))
-    assert "doubt-calibration" in figures_of(scene(chains(0.1 * random(1, 3, 3, 2), bias)))
+    assert draw_figures(*misnamed, optional=["reference_mean"]) == []

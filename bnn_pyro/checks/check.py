@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from scipy.stats import t
+from scipy.stats import norm, t
 from torch import nn
 
 from bnn_pyro.datasets.dataset import Dataset
@@ -126,6 +126,7 @@ class Finding:
     error     standard error of the difference; 0 where both are exact; None where it is not known
     p         two-sided p-value, corrected for the number of quantities of the check; None where no chance is involved
     level     a key of ``LEVELS``: good; caution, off in the way that the method is known for; bad
+    z         standard errors by which it is off, of many degrees of freedom; None where no chance is involved
     """
 
     about: str
@@ -134,6 +135,7 @@ class Finding:
     error: float | None = None
     p: float | None = None
     level: str = "good"
+    z: float | None = None
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,7 @@ class Outcome:
 
     settings   of variant and method, JSON-able
     findings   what was compared
-    evidence   arrays by name, which the functions of ``plots.checks_exact`` and ``checks_simulated`` describe and draw
+    evidence   arrays by name, for figures besides that of the findings; see ``plots.checks``
     figures    numbers for the table of variants and methods: {column: number}
     """
 
@@ -270,10 +272,11 @@ def judge(
     z = z_scores(estimate, expected, high, tolerance)
     alone = np.where(np.isfinite(z), 2 * t.sf(np.abs(z), estimate.freedom), 0.0)
     p = np.minimum(1.0, tests * len(z) * alone)
+    off = np.copysign(norm.isf(alone / 2), z)
     near = expected if high is None else np.clip(estimate.mean, expected, high)
     levels = np.where(p < ALPHA, level, "good").tolist()
-    rows = zip(abouts, estimate.mean, near, estimate.error, p, levels, strict=True)
-    return [Finding(about, float(m), float(e), float(s), float(q), grade) for about, m, e, s, q, grade in rows]
+    numbers = zip(*(v.astype(float).tolist() for v in (estimate.mean, near, estimate.error, p)), levels, strict=True)
+    return [Finding(about, *row, z) for about, row, z in zip(abouts, numbers, off.tolist(), strict=True)]
 
 
 def close(about: str, estimate: float, expected: float, tolerance: float, level: str = "bad") -> Finding:

@@ -38,6 +38,11 @@ STEP, SMOOTH, SINGLE, ROUNDING = 1e-5, 1e-5, 1e-3, 1e-4
 PLACES, COORDINATES, PROJECTIONS, PARTICLES = 4, 12, 6, 4
 #: A learning rate at which no weight moves.
 STILL = 1e-30
+#: What is right of samplers, and of optimisers.
+OF_DENSITY = """\
+The log joint density's gradient is that of finite differences, in 32 bits as in 64, and mini-batches have it for \
+their mean."""
+OF_ELBO = "Mini-batches and particles change the noise of the objective and of its gradient, not their mean."
 
 Values = tuple[Tensor, Tensor]  # an objective in nats, (C,), and its gradient, (C, P)
 
@@ -77,16 +82,16 @@ class Estimators(Check):
             model, data = on_features(subject.entry.model(data.schema), data)
             facts = subject.entry.prepare(model, subject.entry.guide(model), data) if subject.own_module else {}
             if isinstance(method, Optimisation):
-                findings, evidence = _of_elbo(self, subject, method, model, data, seed, facts)
+                findings, words = _of_elbo(self, subject, method, model, data, seed, facts), OF_ELBO
             else:
-                findings, evidence = _of_density(method, weight_space(model), data, self.batches)
-        sentence = _sentence(findings, evidence)
+                findings, words = _of_density(method, weight_space(model), data, self.batches), OF_DENSITY
+        sentence = _sentence(findings, words)
         if ignored := facts.get("ignored"):
             findings += [Finding(f"slope of the outputs along '{name}'", 0.0, level="bad") for name in ignored]
             sentence = f"The outputs have no gradient along '{ignored[0]}': its posterior would be its prior."
         level = worst(f.level for f in findings)
         settings = {**subject.settings(method), "rows": len(data.x_train)}
-        return Outcome("estimator", level, sentence, settings, findings, evidence)
+        return Outcome("estimator", level, sentence, settings, findings)
 
 
 def _batch_findings(what: str, whole: Values, pieces: Sequence[Values], shares: Sequence[float]) -> list[Finding]:
@@ -98,8 +103,8 @@ def _batch_findings(what: str, whole: Values, pieces: Sequence[Values], shares: 
     return [close(about.format(name), far, 0.0, SINGLE) for name, far in ((what, off), ("gradient", steep))]
 
 
-def _of_density(method: Method, model: nn.Module, data: Dataset, batches: int) -> tuple[list[Finding], dict]:
-    """Findings and evidence of a sampler's log joint; call inside ``isolated``.   batches: see ``Estimators``."""
+def _of_density(method: Method, model: nn.Module, data: Dataset, batches: int) -> list[Finding]:
+    """Findings of a sampler's log joint; call inside ``isolated``.   batches: see ``Estimators``."""
     temperature = method.temperature
     single = Potential(model, data.x_train, data.y_train, temperature)
     y = data.y_train.double() if data.y_train.is_floating_point() else data.y_train
@@ -134,13 +139,13 @@ def _of_density(method: Method, model: nn.Module, data: Dataset, batches: int) -
             pieces = [[v.double() for v in target.gradient(w, *rows)] for rows in own]
             shares = [1 / len(blocks)] * len(blocks)
             findings += _batch_findings("log joint density", target.gradient(w), pieces, shares)
-    return findings, {"gradient": chosen.flatten().numpy(), "finite_difference": differences.flatten().numpy()}
+    return findings
 
 
 def _of_elbo(
     check: Estimators, subject: Subject, method: Optimisation, model: nn.Module, data: Dataset, seed: int, facts: dict
-) -> tuple[list[Finding], dict[str, Any]]:
-    """Findings and evidence of an optimiser's objective; call inside ``isolated``.   facts: of a module's start."""
+) -> list[Finding]:
+    """Findings of an optimiser's objective; call inside ``isolated``.   facts: of a module's start."""
     point = subject.converges_to == "point"
     latent = getattr(method, "prior_weight", 1.0) if point else getattr(method, "temperature", 1.0)
     q = PointMass(model.initial) if point else subject.entry.guide(model)
@@ -191,8 +196,7 @@ def _of_elbo(
         level = "caution" if approximate and weights is not model else "bad"
         about = "ELBO as trained, beside log p(y, w) − log q(w) over drawn weights (nats)"
         findings += _alike([about], trace, trained.defined(*in_weights, 4 * check.repeats, point), rounding, level)
-    by_size = Estimate.of_independent(np.column_stack([elbos[whole], elbos["mini-batches"]]))
-    return findings, {"batch_sizes": np.array([num, size]), "elbo": by_size.mean, "elbo_error": by_size.error}
+    return findings
 
 
 @dataclass
@@ -243,13 +247,9 @@ def _alike(
     return judge(names, difference, np.nan_to_num(base.mean, nan=np.inf), tolerance=tolerance, level=level)
 
 
-def _sentence(findings: list[Finding], evidence: Mapping[str, Any]) -> str:
+def _sentence(findings: list[Finding], words: str) -> str:
     if off := most_off(findings):
         return f"Estimates are wrong: {off}"
-    if "finite_difference" in evidence:
-        return ("The log joint density's gradient is that of finite differences, in 32 bits as in 64, and mini-batches "
-                "have it for their mean.")  # fmt: skip
-    words = "Mini-batches and particles change the noise of the objective and of its gradient, not their mean."
     for f in findings:
         if f.level == "caution":
             words += f" {f.about[0].upper()}{f.about[1:]}: {f.estimate:.4g}, not {f.expected:.4g}."

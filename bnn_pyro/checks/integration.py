@@ -25,18 +25,10 @@ LogDensity = Callable[[Tensor], Tensor]  # (S, P) -> (S,), float64
 
 @dataclass(frozen=True)
 class Nodes:
-    """w (n, P) and mass (n,), which sums to 1.   axes: of a grid of two weights, (n₁,) and (n₂,)."""
+    """w (n, P) and mass (n,), which sums to 1."""
 
     w: Tensor
     mass: Tensor
-    axes: tuple[Tensor, ...] = ()
-
-    @property
-    def density(self) -> Tensor:
-        """Of a grid, (n₁, n₂)."""
-        first, second = self.axes
-        cell = (first[1] - first[0]) * (second[1] - second[0])
-        return (self.mass / cell).view(len(first), len(second))
 
     def expect(self, values: Tensor) -> Tensor:
         """Expectation of (n, M) values at the nodes, (M,)."""
@@ -54,7 +46,7 @@ def grid(log_density: LogDensity, reach: float, nodes: int = NODES) -> Nodes:
         low, high = axis[max(places[0] - 1, 0)], axis[min(places[-1] + 1, COARSE_NODES - 1)]
         axes.append(torch.linspace(low, high, nodes, dtype=torch.float64))
     w = torch.cartesian_prod(*axes)
-    return Nodes(w, log_density(w).softmax(0), tuple(axes))
+    return Nodes(w, log_density(w).softmax(0))
 
 
 def hermite(size: int, nodes: int) -> Nodes:

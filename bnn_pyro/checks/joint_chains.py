@@ -33,8 +33,6 @@ from bnn_pyro.progress import Report
 
 #: Weights and rows that are looked at one by one, at most; draws of the joint distribution, for every chain.
 WEIGHTS, ROWS, REFERENCE = 8, 3, 20
-#: Quantiles of the normal scores that are kept for a figure.
-QUANTILES = norm.ppf((np.arange(199) + 1) / 200)
 #: Chains that ChEES is tuned with.
 TUNED_WITH = 64
 
@@ -177,17 +175,16 @@ class JointChains:
     def compare(self, method: Method, steps: int, report: Report) -> dict[str, Any]:
         """The evidence of chains of this method, beside the joint distribution.
 
-        quantities (M,); shift, error, z (M, 2), how far mean and variance of each one's normal scores are off those of
-        the joint distribution; drift, drift_error (sweeps, M, 2), the same after each sweep; levels (199,) and scores
-        (199, M), quantiles of the standard Normal and of the chains' normal scores; bound, what |z| stays below with
-        probability 1 − ALPHA; renewed, the share of a slope that one transition makes anew.
+        quantities (M,); shift, error (M, 2), how far mean and variance of each one's normal scores are off those of the
+        joint distribution; bound, what all |shift / error| stay below with probability 1 − ALPHA; renewed, the share of
+        a slope that one transition makes anew.
 
         steps: of a step size, which make one transition.   Raises UserError where chains diverge.
         """
         sweeps, simulator = self.check.sweeps, self.simulator
         w, y = simulator.draws(self.check.chains)
         move = transitions_of(type(method))(method, self, w, steps)
-        drift, errors, last, renewed, total = [], [], [], [], 0.0
+        renewed, total = [], 0.0
         for k in range(sweeps):
             before = normal_scores(self.sample, self.quantities(w, y)[1])[:, self.slopes]
             w = move(y)
@@ -198,28 +195,18 @@ class JointChains:
             after = scores[:, self.slopes]  # with means of 0, as before
             norms = np.sqrt((before**2).mean(0) * (after**2).mean(0)).clip(1e-300)
             renewed.append(1 - ((before * after).mean(0) / norms).clip(0, 1))
-            moments = self._moments(scores)
-            total = total + moments / sweeps
-            drift.append(moments.mean(0) - self.expected.mean(0))
-            errors.append(self._error(moments))
-            if 2 * k >= sweeps - 1:
-                last.append(scores)
+            total = total + self._moments(scores) / sweeps
             y = simulator.targets(w)
             report(k + 1, sweeps, {})
-        shift, error = total.mean(0) - self.expected.mean(0), self._error(total)
-        quantiles = np.quantile(np.concatenate(last), norm.cdf(QUANTILES), axis=0)
-        evidence = {"quantities": self.names, "shift": shift, "error": error, "z": shift / error, "levels": QUANTILES}
-        evidence |= {"drift": np.stack(drift), "drift_error": np.stack(errors), "scores": quantiles}
+        shift = total.mean(0) - self.expected.mean(0)
+        error = np.sqrt(total.var(0) / len(total) + self.expected.var(0) / len(self.expected))  # of independent samples
+        evidence = {"quantities": self.names, "shift": shift, "error": error}
         bound = float(norm.isf(ALPHA / (2 * shift.size)))
         return evidence | {"bound": bound, "renewed": float(np.median(np.mean(renewed, 0)))}
 
     def _moments(self, scores: np.ndarray) -> np.ndarray:
         """Normal scores and their squares, (S, M) -> (S, M, 2)."""
         return np.stack([scores, scores**2], 2)
-
-    def _error(self, values: np.ndarray) -> np.ndarray:
-        """Standard error of the difference of the means of two independent samples (…, M, 2)."""
-        return np.sqrt(values.var(0) / len(values) + self.expected.var(0) / len(self.expected))
 
 
 def normal_scores(sample: np.ndarray, values: np.ndarray) -> np.ndarray:

@@ -88,13 +88,13 @@ class JointDistribution(Check):
                     sentence, findings = self._verdict(evidence, 0.0 if exact else method.lr)
                 except UserError as error:
                     what = "the warm-up of the sampler fails" if exact else f"at lr {method.lr:g} chains diverge"
-                    evidence, sentence = {}, f"{what}: {error}"
+                    sentence = f"{what}: {error}"
                     findings = [Finding("transitions of the chains", float("nan"), level="bad")]
                 if (level := worst(f.level for f in findings)) != "bad":
                     break
         p = min((f.p for f in findings if f.p is not None), default=0.0)
         settings = subject.settings(method, joint.entry)
-        return Outcome("joint-distribution", level, sentence, settings, findings, evidence, {"joint_p": p})
+        return Outcome("joint-distribution", level, sentence, settings, findings, figures={"joint_p": p})
 
     def _verdict(self, evidence: Mapping[str, Any], lr: float) -> tuple[str, list[Finding]]:
         """Sentence and findings.   lr: the step size that a bias may be of; 0 where there may be none."""

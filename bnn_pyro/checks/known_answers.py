@@ -8,16 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
-import numpy as np
 import torch
-from scipy.stats import t
-from torch import Tensor
 
-from bnn_pyro.checks.check import ALPHA, Check, Estimate, Finding, Outcome, Subject, judge, most_off, worst, z_scores
+from bnn_pyro.checks.check import ALPHA, Check, Estimate, Finding, Outcome, Subject, judge, most_off, worst
 from bnn_pyro.checks.claims import claim_of, density_findings, drawn, evidence_findings
 from bnn_pyro.checks.problems import TWO_WEIGHTS, Problem, linear_regression, six_weights, softmax_regression
 from bnn_pyro.checks.user_module import linear_module
-from bnn_pyro.diagnostics.draws import even
 from bnn_pyro.fitting import fit
 from bnn_pyro.inference import Method
 from bnn_pyro.progress import Report
@@ -26,8 +22,6 @@ from bnn_pyro.progress import Report
 BLIND = 0.1
 #: Methods that give a guide or points, whose own randomness is seen by fitting again and again.
 REFITTED = ("best in family", "point")
-#: Draws that are kept for a figure.
-SHOWN_DRAWS = 1000
 
 
 @dataclass(frozen=True)
@@ -62,13 +56,10 @@ class KnownAnswers(Check):
         findings = [finding for c in compared for finding in c.findings]
         if subject.converges_to != "exact":
             findings += [amount for c in compared[: len(problems)] for amount in c.amounts]
-        evidence = {k: v for c in reversed(compared) for k, v in c.evidence.items()}
-        evidence |= {k: np.concatenate([c.evidence[k] for c in compared]) for k in ("labels", "z")}
-        evidence["bound"] = max(c.evidence["bound"] for c in compared)
         sentence = _sentence(problems, compared, findings, subject.exact)
         figures = {self.name.replace("-", "_"): compared[0].amounts[0].estimate}
         level = worst(f.level for f in findings)
-        return Outcome(self.name, level, sentence, compared[0].settings, findings, evidence, figures)
+        return Outcome(self.name, level, sentence, compared[0].settings, findings, figures=figures)
 
 
 @dataclass(frozen=True)
@@ -125,7 +116,6 @@ class _Compared(NamedTuple):
     settings: dict[str, Any]
     findings: list[Finding]
     amounts: list[Finding]
-    evidence: dict[str, Any]
 
 
 def problem_method(problem: Problem, subject: Subject, effort: float, **settings: Any) -> Method:
@@ -164,8 +154,6 @@ def _compare(
         findings.append(Finding(about, noisy, BLIND, level="caution"))
     findings += density_findings(problem, method, posteriors[0])
     findings += evidence_findings(problem, method, posteriors, claim)
-    z = z_scores(estimate, claim.low, **bounds)
-    alarm = float(np.max(t.isf(ALPHA / (2 * len(z) * tests), estimate.freedom)))
     # Several fits have the same limit: all draws together are that much surer of it.
     together = Estimate.of_independent(values.reshape(-1, values.shape[-1])) if fits > 1 else estimate
     beside = worst(x.level for x in judge(labels, together, problem.exact, tolerance=problem.stops, level="caution"))
@@ -179,25 +167,7 @@ def _compare(
         Finding(share.format("predictions"), sd[size:].mean().item(), 1.0, level=beside),
         Finding(apart, mean[size:].abs().mean().item(), 0.0, level=beside),
     ]
-    evidence = {"labels": np.array(labels), "z": z, "bound": alarm, **_arrays(problem, w, mean, sd)}
-    return _Compared(claim.name, subject.settings(method, entry), findings, amounts, evidence)
-
-
-def _arrays(problem: Problem, w: Tensor, mean: Tensor, sd: Tensor) -> dict[str, Any]:
-    """For the figures of linear regression, and of two weights."""
-    if problem.is_linear:
-        exact_mean, exact_sd = problem.moments
-        arrays = {"exact_mean": exact_mean, "exact_sd": exact_sd}
-        arrays |= {"mean": exact_mean + mean * exact_sd, "sd": sd * exact_sd}
-        return {name: value[problem.size :].numpy() for name, value in arrays.items()}
-    if problem.size > 2:
-        return {}
-    flat, step = w.flatten(0, 1), max(1, len(problem.posterior.axes[0]) // 200)
-    first, second = (axis[::step].numpy() for axis in problem.posterior.axes)
-    arrays = {"names": ["u", "v"] if problem.unit else ["w", "b"], "axis_1": first, "axis_2": second}
-    arrays |= {"density": problem.posterior.density[::step, ::step].numpy()}
-    arrays |= {"draws": flat[even(len(flat), SHOWN_DRAWS)].numpy()}
-    return {f"{problem.name}_{what}": value for what, value in arrays.items()}
+    return _Compared(claim.name, subject.settings(method, entry), findings, amounts)
 
 
 def _sentence(

@@ -86,7 +86,7 @@ class Reference(Check):
         level = "bad" if off and exact else "caution" if off or point else "good"
         few = not off and visible >= BLIND
         covered, apart = coverage(outputs, reference), distances_to(outputs, reference, seed)
-        evidence = _evidence(reference, data.schema, outputs, covered)
+        evidence = _evidence(reference, data.schema, outputs)
         shift = float(np.sqrt(np.square((evidence["mean"] - reference.centre) / reference.spread).mean()))
         ratio = float(np.median(evidence["sd"] / reference.spread))
         about = "largest difference of an output's mean or width from the reference's, in standard errors"
@@ -141,24 +141,16 @@ class Reference(Check):
         return {**settings, **reference.about.get("settings", {}).get(subject.inference, {})}
 
 
-def _evidence(
-    reference: ReferencePosterior, schema: Schema, outputs: Outputs, covered: Mapping[float, tuple[float, float]]
-) -> dict[str, Any]:
+def _evidence(reference: ReferencePosterior, schema: Schema, outputs: Outputs) -> dict[str, Any]:
     number = 1 / outputs.effective + 1 / reference.about["draws"]
     return {
-        "task": reference.about["task"],
-        "title": reference.title,
-        "target": schema.target,
-        "x": schema.unstandardise(torch.from_numpy(reference.x)).numpy(),
+        "unit": "log-odds" if schema.has_classes else f"mean of {schema.target}",
         "reference_mean": reference.centre,
         "reference_sd": reference.spread,
         "mean": outputs.flat.mean(0, dtype=np.float64),
         "sd": outputs.flat.std(0, dtype=np.float64),
         "mean_floor": 2 * reference.spread * number**0.5,
         "sd_floor": 2 * reference.spread * (number / 2) ** 0.5,
-        "levels": np.array(list(covered)),
-        "coverage": np.array([share for share, _ in covered.values()]),
-        "coverage_error": np.array([error for _, error in covered.values()]),
     }
 
 

@@ -115,12 +115,10 @@ def judge_ranks(converges_to: str, results: Sequence[Replication | UserError], d
     p = np.minimum(1.0, p.size * p)
     labels, kinds = ([getattr(q, name) for q in done[0].questions] for name in ("about", "kind"))
     inside = np.stack([covered(order, num, level) for level in LEVELS], -1)  # (Q, R, 3)
-    smooth = (inside.sum(1) + 2) / (len(done) + 4)  # Agresti & Coull 1998: no error of 0 where all are covered
-    evidence = {"labels": labels, "kinds": kinds, "ranks": order, "draws": num, "p": p, "levels": np.array(LEVELS)}
-    evidence |= {"coverage": inside.mean(1), "coverage_error": np.sqrt(smooth * (1 - smooth) / len(done))}
+    evidence = {"labels": labels, "kinds": kinds, "ranks": order, "draws": num, "p": p}
     evidence |= {"width": width(order, num), "shown": ALPHA / p.size}
     exact, predictions = converges_to == "exact", [kind == "prediction" for kind in kinds]
-    cover, faults = evidence["coverage"][predictions].mean(0), [] if exact else _faults(done, order, num)
+    cover, faults = inside[predictions].mean((0, 1)), [] if exact else _faults(done, order, num)
     off = bool(p.min() < ALPHA)
     level = "caution" if few else "bad" if faults or (off and exact) else "caution" if off else "good"
     sentence = _sentence(level, "" if exact else converges_to, enough if few else None, evidence, faults, cover)

@@ -74,19 +74,13 @@ class StepSize(Check):
             off = w - mean  # u², mean over directions and draws of each chain
             excess.append(torch.einsum("cdi,ij,cdj->c", off, precision, off).numpy() / w[0].numel() - 1)
             report(i + 1, len(rates), {"lr": lr})
-        measured = Estimate.of_independent(np.stack(excess, 1))
-        order, error = order_of(measured)
+        order, error = order_of(Estimate.of_independent(np.stack(excess, 1)))
         at_own = _bias(shares * own.lr)
         sentence = _sentence(findings, order, error, own.lr, at_own)
         level = "good" if at_own < SMALL else "caution" if at_own < TOO_LARGE else "bad"
         findings.append(Finding(f"excess variance at lr {own.lr:g}, by the recursion", at_own, level=level))
-        grid = np.geomspace(min(rates[-1], own.lr) / 2, 0.9 * largest, 50)
-        exact = np.array([_bias(shares * lr) for lr in grid])
-        evidence = {"lr": np.array(rates), "bias": measured.mean, "error": measured.error, "grid_lr": grid}
-        evidence |= {"order": order, "order_error": error, "grid_exact": exact}
-        evidence |= {"largest_lr": largest, "own_lr": own.lr, "own_bias": at_own}
         level = worst([*(f.level for f in findings), "good" if error < PRECISE else "caution"])
-        return Outcome("step-size", level, sentence, subject.settings(own), findings, evidence)
+        return Outcome("step-size", level, sentence, subject.settings(own), findings)
 
     def _draws(self, method: Method, problem: Problem, seed: int) -> tuple[Tensor, Tensor]:
         """Weights (C, D, P) and outputs, after a third of the steps. Raises UserError where they diverge."""

@@ -147,13 +147,6 @@ def bfmi(energy: np.ndarray) -> np.ndarray:
         return np.square(np.diff(energy, axis=1)).mean(1) / energy.var(1, ddof=1)
 
 
-def autocorrelation(values: np.ndarray, lags: int = 100) -> np.ndarray:
-    """Autocorrelation of ``values`` (M, C, D), averaged over the chains: (M, lags), lag 0 first."""
-    covariance = _autocovariance(np.asarray(values, dtype=np.float64))[:, :lags]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return covariance / covariance[:, :1]
-
-
 # -- the parts -----------------------------------------------------------------------------------------------------
 def _split(values: np.ndarray) -> np.ndarray:
     """(M, C, D) -> (M, 2C, D // 2): the halves of every chain as chains of their own."""

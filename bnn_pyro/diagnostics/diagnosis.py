@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.diagnostics import draws, importance
-from bnn_pyro.diagnostics.convergence import LEAST_DRAWS, ChainStatistics, autocorrelation, chain_statistics
+from bnn_pyro.diagnostics.convergence import LEAST_DRAWS, ChainStatistics, chain_statistics
 from bnn_pyro.diagnostics.draws import even
 from bnn_pyro.diagnostics.failures import failure
 from bnn_pyro.diagnostics.verdicts import RHAT, Diagnosis, Findings, verdicts
@@ -32,8 +32,8 @@ CHAINS_ALONE = ("overall", "stuck chains", "spread", "kinetic temperature", "div
 NUMBERS = ("rhat", "ess_bulk", "ess_tail", "mcse")
 #: What the worst of all weights are called, of the statistics of outputs.
 WEIGHT_NAMES = {"rhat_max": "weight_rhat_max", "rhat_p": "weight_rhat_p", "ess_bulk_min": "weight_ess_min"}
-#: Points and weights that figures show, and lags.
-SHOWN, LAGS = 6, 100
+#: Points and weights that figures show.
+SHOWN = 6
 #: Fresh draws of a guide, and numbers that are drawn of one for the table of its weights.
 GUIDE_DRAWS, WEIGHT_DRAWS = 1000, 1e8
 
@@ -183,7 +183,6 @@ class _Work:
             self.series |= {"rhat": chains.rhat, "ess_bulk": chains.ess_bulk, "ess_tail": chains.ess_tail}
             worst = np.argsort(np.where(np.isnan(chains.rhat), np.inf, -chains.rhat))[:1]
             picks = np.unique([*worst, *even(len(flat), SHOWN - 1)])
-            self.series["autocorrelation"] = autocorrelation(flat[picks], min(LAGS, self.shape[1]))
         self.series["outputs"] = np.moveaxis(flat[picks], 0, -1)
         which, of = "test" if self.findings.tested else "training", len(names)
         self.series["output_labels"] = [f"{names[i % of]}, {which} point {points[i // of] + 1}" for i in picks]
@@ -207,7 +206,7 @@ class _Work:
     def sampler(self) -> None:
         """Energies, divergences, depth of trees, stuck chains."""
         series = {name: values.astype(np.float64) for name, values in draws.sampler_series(self.posterior).items()}
-        self.series |= {name: series[name] for name in ("energy", "diverging", "lp") if name in series}
+        self.series |= {name: series[name] for name in ("diverging", "lp") if name in series}
         if self.is_chain:
             settings = self.posterior.provenance.get("method_settings", {})
             self.statistics |= draws.sampler_statistics(series, settings, self.posterior.trace)
@@ -229,7 +228,6 @@ class _Work:
         except importance.NoWeights as reason:
             self.findings.no_khat = str(reason)
             return
-        self.series["log_weights"] = self.log_weights
         self.statistics["khat"] = float(importance.psis(self.log_weights[None])[1][0])
 
     def held_out(self) -> None:
@@ -249,8 +247,7 @@ class _Work:
             "pit_p": importance.uniformity(loo.pit),
         }
         self.findings.spread = float(np.abs(loo.pit - 0.5).mean() - 0.25)
-        self.series |= {"pareto_k": loo.pareto_k, "loo_pit": loo.pit}
-        self.series |= {"elpd_rows": loo.elpd, "loo_row_numbers": loo.rows}
+        self.series |= {"pareto_k": loo.pareto_k, "loo_pit": loo.pit, "loo_row_numbers": loo.rows}
 
     def replication(self) -> None:
         """Data sets that the fitted model makes, beside the observed one."""

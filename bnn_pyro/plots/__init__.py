@@ -9,21 +9,16 @@ its names is used. Entropies are in nats, targets and inputs in the user's own u
 from bnn_pyro.lazy import lazy_names
 
 _NAMES = {
-    "chains": "autocorrelation chain_traces energy forest trace_ranks",
-    "checks_exact": (
-        "batch_objectives exact_intervals finite_differences mixture_densities reference_coverage "
-        "reference_outputs standard_errors two_weights"
-    ),
-    "checks_simulated": ("interval_coverage joint_quantiles joint_z_scores rank_ecdfs rank_histograms step_size_bias"),
+    "chains": "chain_traces trace_ranks",
+    "checks": "rank_ecdfs reference_outputs standard_errors",
     "classification": (
-        "confidence_histogram confusion_matrix doubt_calibration entropy_histograms reliability selective_risk "
-        "threshold_curves"
+        "confidence_histogram confusion_matrix entropy_histograms reliability selective_risk threshold_curves"
     ),
-    "diagnostics": "convergence importance_weights loo_pit pareto_k posterior_predictive",
+    "diagnostics": "convergence loo_pit pareto_k posterior_predictive",
     "effects": "partial_dependence permutation_importance",
     "points": "dispute method_predictions most_disputed ood_bars softmax_draws uncertain_images",
     "maps": "Grid decision_boundary epistemic_map grid line",
-    "regression": "predicted_observed predictive_band reference_band regression_calibration rootogram",
+    "regression": "predicted_observed predictive_band regression_calibration rootogram",
     "sweep": "Scores sweep_points sweep_settings",
     "training": "growing_ensemble sampler_trace training_curves",
     "weights": "pruning_curve signal_to_noise unlike weight_posteriors",

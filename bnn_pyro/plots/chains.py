@@ -13,12 +13,10 @@ from numpy.typing import ArrayLike
 from scipy.stats import rankdata
 from torch import Tensor
 
-from bnn_pyro.diagnostics import convergence
 from bnn_pyro.diagnostics.draws import even
-from bnn_pyro.diagnostics.verdicts import BFMI
 from bnn_pyro.errors import UserError
 from bnn_pyro.plots.layout import Panel, Panels, legend_below, panel, panels
-from bnn_pyro.plots.style import BAYES, DATA, LINES, REFERENCE, WRONG, drawn, look, readable, tint
+from bnn_pyro.plots.style import DATA, LINES, drawn, look, readable
 
 #: Chains that are drawn as lines; of more, so many, evenly chosen by their means.
 MOST_CHAINS = 8
@@ -27,7 +25,7 @@ MOST_ROWS = 64
 #: Draws of a row and bin of a rank plot that are expected, so that a bin says something.
 PER_BIN = 8
 #: Quantities that a picture shows at most.
-MOST_TRACES, MOST_INTERVALS = 6, 30
+MOST_TRACES = 6
 
 
 @drawn
@@ -46,14 +44,16 @@ def trace_ranks(
 
     values: (C, D, M), the first 6 of M are shown.   diverging: (C, D), 0 or 1.   unit: of the values, for the axis.
     """
-    values = _quantities(values, labels)
+    values = np.asarray(values, dtype=float)
+    if values.ndim != 3 or values.shape[2] != len(labels):
+        raise UserError(f"values must be (chains, draws, {len(labels)} quantities), got the shape {values.shape}")
     chains, _, every = values.shape
     num = min(MOST_TRACES, every)
     axes = panels(axes, 2 * num, 2, (3.9, 1.25), (0, 0.75), width_ratios=(3, 2))
     for left, right, label, one in zip(axes[::2], axes[1::2], labels, np.moveaxis(values, 2, 0), strict=False):
         _lines(left, one)
         _mark(left, np.zeros((1, 1)) if diverging is None else np.asarray(diverging))
-        left.set_title(_short(label, 44), size=8.5, loc="left")
+        left.set_title(label if len(label) <= 44 else f"{label[:43]}…", size=8.5, loc="left")
         left.yaxis.set_major_locator(MaxNLocator(3))
         left.set_ylabel(unit, size=8)
         _ranks(right, one)
@@ -84,87 +84,7 @@ def chain_traces(stats: Mapping[str, Tensor], *, ax: Panel = None) -> Axes:
     return legend_below(ax, 5)
 
 
-@drawn
-def forest(values: ArrayLike, labels: Sequence[str], *, unit: str = "value", ax: Panel = None) -> Axes:
-    """Median with the central 50 % (thick) and 95 % (thin) of the draws, by quantity.
-
-    Up to 4 chains: one line each. More: one line for all draws.
-
-    values: (C, D, M), the first 30 of M are shown.   unit: of the values, for the axis.
-    """
-    values = _quantities(values, labels)[..., :MOST_INTERVALS]
-    chains, _, num = values.shape
-    groups = {f"chain {c}": draws for c, draws in enumerate(values)}
-    groups = groups if chains <= 4 else {f"all draws of {chains} chains": values.reshape(-1, num)}
-    ax = panel(ax, 6.4, 1.3 + (0.17 * len(groups) + 0.16) * num)
-    place = np.arange(num, dtype=float)
-    for c, (label, group) in enumerate(groups.items()):
-        low, first, middle, third, high = np.quantile(group, (0.025, 0.25, 0.5, 0.75, 0.975), axis=0)
-        at, style = place + (c - (len(groups) - 1) / 2) * 0.62 / len(groups), look(c, linestyle="")
-        ax.hlines(at, low, high, color=style["color"], linewidth=1)
-        ax.hlines(at, first, third, color=style["color"], linewidth=2.8)
-        ax.plot(middle, at, **style, mec="white", mew=0.5, label=label)
-    ax.set_yticks(place, [_short(label, 30) for label in labels[:num]])
-    ax.set(xlabel=unit, ylim=(num - 0.4, -0.6))
-    ax.grid(axis="x", color="0.92")
-    ax.set_title((f"{num} of {len(labels)} quantities; " if num < len(labels) else "") + "medians, 50 % and 95 %")
-    return legend_below(ax, 4)
-
-
-@drawn
-def energy(energies: ArrayLike, *, bfmi: float | None = None, ax: Panel = None) -> Axes:
-    """Energies about their chain's mean, and their changes in one transition: much narrower changes explore slowly.
-
-    energies: (C, D) nats.   bfmi: the smallest of the chains; None computes it.
-    """
-    energies = np.asarray(energies, dtype=float)
-    if energies.ndim != 2 or energies.shape[1] < 3:
-        raise UserError(f"an energy plot takes (C, D) energies of at least 3 draws, got the shape {energies.shape}")
-    bfmi = np.fmin.reduce(convergence.bfmi(energies)) if bfmi is None else bfmi
-    marginal, moves = (energies - energies.mean(1, keepdims=True)).ravel(), np.diff(energies, axis=1).ravel()
-    reach = np.quantile(np.abs(np.concatenate([marginal, moves])), 0.998) or 1.0
-    edges = np.linspace(-reach, reach, 2 * int(np.clip(np.sqrt(energies.size) / 2, 5, 30)) + 1)
-    ax = panel(ax)
-    ax.hist(marginal, edges, density=True, color=tint(BAYES, 0.45), edgecolor="white", label="energy, from its mean")
-    ax.hist(moves, edges, density=True, histtype="step", color=WRONG, linewidth=1.6, label="change in one transition")
-    ax.set(xlabel="nats", ylabel="density", xlim=(-reach, reach))
-    ax.set_title(f"smallest BFMI {bfmi:.2f}: {'below' if bfmi < BFMI else 'above'} {BFMI}")
-    return legend_below(ax, 2)
-
-
-@drawn
-def autocorrelation(values: ArrayLike, labels: Sequence[str], *, draws: int | None = None, ax: Panel = None) -> Axes:
-    """Correlation of a chain's draws with those some draws earlier: the faster it falls to 0, the more a draw is worth.
-
-    values: (M, lags), from lag 0, averaged over the chains; the first 6 of M are shown.
-    draws: C·D, for the band in which 95 % of the values of independent draws lie.
-    """
-    values = np.atleast_2d(np.asarray(values, dtype=float))
-    if len(labels) < len(values):
-        raise UserError(f"{len(values)} autocorrelations need as many labels, got {len(labels)}")
-    values = values[:MOST_TRACES]
-    ax = panel(ax, 5.6, 3.6)
-    if draws:
-        ax.axhspan(-1.96 / draws**0.5, 1.96 / draws**0.5, color="0.88", linewidth=0, label="95 % if independent")
-    ax.axhline(0, color=REFERENCE, linewidth=0.8)
-    far = np.flatnonzero((np.abs(values) > max(0.1, 4 / (draws or 100) ** 0.5)).any(0))
-    values = values[:, : max(20, 2 * (far.max(initial=0) + 1))]  # what follows is noise
-    for m, row in enumerate(values):
-        ax.plot(row, **look(m), markevery=max(1, len(row) // 8), linewidth=1.3, label=_short(labels[m], 30))
-    ax.set(xlabel="lag, draws of one chain", ylabel="autocorrelation", xlim=(0, max(1, values.shape[1] - 1)))
-    ax.set_ylim(min(-0.1, np.nanmin(values) - 0.05), 1.03)
-    ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    return legend_below(ax, 2)
-
-
 # -- pieces ------------------------------------------------------------------------------------------------------------
-def _quantities(values: ArrayLike, labels: Sequence[str]) -> np.ndarray:
-    values = np.asarray(values, dtype=float)
-    if values.ndim != 3 or values.shape[2] != len(labels):
-        raise UserError(f"values must be (chains, draws, {len(labels)} quantities), got the shape {values.shape}")
-    return values
-
-
 def _lines(ax: Axes, values: np.ndarray) -> None:
     """One line a chain; of many, a few over the range of all, from the lowest mean to the highest."""
     draw, chains = np.arange(1, values.shape[1] + 1), values.shape[0]
@@ -201,7 +121,3 @@ def _ranks(ax: Axes, values: np.ndarray) -> None:
     each = -(-chains // len(rows))
     ax.set_ylabel("chain" if each == 1 else f"rows of ≤{each} chains", size=8)
     ax.set_title("ranks, times the expected", size=8.5, loc="left")
-
-
-def _short(label: str, most: int) -> str:
-    return label if len(label) <= most else label[: most - 1] + "…"

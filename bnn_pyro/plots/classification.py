@@ -20,8 +20,6 @@ from bnn_pyro.predictive import Prediction
 
 #: A bin of fewer points is drawn in grey: its accuracy says next to nothing.
 FEW = 10
-#: Single-precision probabilities cannot tell a smaller doubt from none.
-MIN_DOUBT = 1e-6
 #: A confidence that few would question: how many points lie above it, and how many of them are wrong, is told.
 SURE = 0.99
 
@@ -101,36 +99,6 @@ def reliability(prediction: Prediction, y: Targets, schema: Schema | None = None
     axes[0].set(xlim=(0, 1), ylim=(0, 1.02), ylabel=f"share of {two}" if two else "accuracy (share right)")
     axes[1].set(xlabel=f"P({two})" if two else "confidence: largest class probability")
     return _points_per_bin(axes, left, width, count, colours)
-
-
-@drawn
-def doubt_calibration(prediction: Prediction, y: Targets, *, axes: Panels = None) -> np.ndarray:
-    """The share of errors against the doubt 1 − max p on log scales, above the points per bin; axes (2,).
-
-    For a classifier so sure of most points that all of them fall into the last bin of a reliability diagram. Bins are
-    half a power of ten wide; a dot is at the mean doubt and the error of its bin, with the 95 % Wilson interval. On the
-    diagonal, doubt is deserved; above it, the network is overconfident. A bin without an error has an open triangle
-    at the upper end of its interval: the error is below.
-    """
-    y, probs = targets(prediction, y), mean_probs(prediction)
-    doubt, wrong = np.clip(1 - probs.max(1), MIN_DOUBT, 1), probs.argmax(1) != y
-    edges = 10 ** np.arange(np.floor(2 * np.log10(doubt.min())) / 2, 0.01, 0.5)
-    index = np.clip(np.searchsorted(edges, doubt, side="left") - 1, 0, len(edges) - 2)
-    filled, index = np.unique(index, return_inverse=True)
-    count, errors, total = (np.bincount(index, w) for w in (None, wrong, doubt))
-    mean, some = total / count, errors > 0
-    floor = 0.3 / count.max()  # a smaller error could not be seen in any bin
-    left, (low, high) = edges[filled], _wilson(errors, count)
-    axes = panels(axes, 2, 1, (4.4, 2.4), sharex=True, height_ratios=(3, 1))
-    axes[0].plot([floor, 1], [floor, 1], **DASHED, label="perfectly calibrated")
-    axes[0].vlines(mean, np.maximum(low, floor), high, color=DATA, linewidth=1, label="95% interval")
-    axes[0].plot(mean[some], (errors / count)[some], "o", color=BAYES, label="error of the bin")
-    if not some.all():
-        axes[0].plot(mean[~some], high[~some], "v", color=WRONG, mfc="white", label="no error: below")
-    axes[0].set_title(f"{wrong.sum():,} of {len(y):,} wrong, mean doubt {doubt.mean():.2%}")
-    axes[0].set(xscale="log", yscale="log", ylim=(floor, 1.3), ylabel="share wrong")
-    axes[1].set(xlabel="doubt: 1 − largest class probability", xlim=(edges[0], 1))
-    return _points_per_bin(axes, left, edges[filled + 1] - left, count, tint(BAYES, 0.5))
 
 
 @drawn

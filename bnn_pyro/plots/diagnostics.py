@@ -1,4 +1,4 @@
-"""Can this posterior be trusted? R-hat and effective draws, Pareto k, LOO-PIT, replicated data, importance weights.
+"""Can this posterior be trusted? R-hat and effective draws, Pareto k, LOO-PIT, replicated data.
 
 All from plain arrays; thresholds are drawn where a verdict rests on them.
 """
@@ -7,14 +7,23 @@ from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, PercentFormatter
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 from numpy.typing import ArrayLike
 
 from bnn_pyro.diagnostics.draws import even
 from bnn_pyro.diagnostics.verdicts import ESS, RHAT
 from bnn_pyro.errors import UserError
-from bnn_pyro.plots.checks_simulated import draw_ecdf_difference
-from bnn_pyro.plots.layout import Panel, Panels, calibrated_histogram, floats, legend_below, panel, panels
+from bnn_pyro.plots.checks import draw_ecdf_difference
+from bnn_pyro.plots.layout import (
+    Panel,
+    Panels,
+    calibrated_histogram,
+    floats,
+    legend_below,
+    panel,
+    panels,
+    plain_numbers,
+)
 from bnn_pyro.plots.style import BAYES, CONTRAST, DASHED, DATA, REFERENCE, WRONG, drawn, look, tint
 
 #: Pareto k from which on an estimate is less precise, and from which on it is unreliable (Vehtari et al. 2024).
@@ -66,9 +75,7 @@ def convergence(
     for k, (kind, v) in enumerate(effective.items()):
         axes[1].ecdf(v, **look(k, marker=None), label=kind)
     axes[1].set(xscale="log", xlim=(low, high), xlabel="effective draws of an output")
-    axes[1].xaxis.set_major_formatter("{x:,.0f}")
-    axes[1].xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high / low < 300 else (1.0,)))
-    axes[1].xaxis.set_minor_locator(NullLocator())
+    plain_numbers(axes[1])
     counts = ", ".join(f"{np.floor(v):,.0f} ({kind})" for kind, v in fewest.items())
     axes[1].set_title(f"fewest effective draws: {counts}")
     for ax in axes:
@@ -189,40 +196,3 @@ def _class_counts(replicated: np.ndarray, observed: np.ndarray, classes: Sequenc
     more = f"{len(picks)} of {num} classes; " if len(picks) < num else ""
     ax.set_title(f"{more}{((own < low) | (own > high)).sum()} of {len(picks)} outside their 95 %")
     return legend_below(axes, 3, below=60 if long else 34)
-
-
-@drawn
-def importance_weights(log_weights: ArrayLike, *, khat: float | None = None, ax: Panel = None) -> Axes:
-    """The largest weights p(w, D) / q(w) of draws from q, on log scales; Yao et al. 2018, arXiv:1802.02538.
-
-    k-hat is the shape of the tail: the steeper, the more of the posterior lies where q hardly goes. Above 0.7 (dotted:
-    a tail of that shape with the same median) no reweighting of q's draws would give the posterior.
-
-    log_weights: (S,) nats, up to a constant.   khat: shape of the generalised Pareto distribution fitted to the tail.
-    """
-    weights = np.sort(np.asarray(log_weights, dtype=float).ravel())[::-1]
-    weights = weights[np.isfinite(weights)]
-    if len(weights) < 5:
-        raise UserError(f"the tail of the importance weights needs at least 5 of them, got {len(weights)}")
-    share = (np.arange(len(weights)) + 0.5) / len(weights)
-    relative = np.exp(weights - weights[0])
-    height = np.log10(relative / relative.mean())
-    tail = int(min(0.2 * len(weights), 3 * np.sqrt(len(weights)))) or 1
-    ax = panel(ax, 5.2, 3.5)
-    ax.plot(share[tail:], height[tail:], ".", color=tint(BAYES, 0.55), markersize=3, label="a draw")
-    ax.plot(share[:tail], height[:tail], "o", color=BAYES, markersize=3, label=f"tail: {tail} largest")
-    for k, dash, colour, name in ((khat, "-", WRONG, "fit with k-hat"), (BAD_K, ":", DATA, f"with k = {BAD_K}")):
-        if k is not None and np.isfinite(k):
-            # Quantiles of the generalised Pareto distribution of shape k with this tail's threshold (last) and median.
-            largest, part, k = 10 ** height[: tail + 1], share[: tail + 1] / share[tail], k if abs(k) > 1e-3 else 1e-3
-            curve = largest[-1] + np.median(largest - largest[-1]) / (2**k - 1) * (part**-k - 1)
-            ax.plot(share[: tail + 1], np.log10(curve), dash, color=colour, label=name)
-    ax.axhline(0, color=REFERENCE, linewidth=0.8)
-    low, high = np.quantile(height, (0.05, 1))  # the smallest weights tell nothing
-    ax.set_ylim(min(low, -0.1) - 0.05 * (high - low), max(high, 0) + 0.08 * (high - low))
-    ax.set(xscale="log", xlabel="share of the draws with a larger weight", ylabel="log₁₀ (weight / mean weight)")
-    ax.xaxis.set_major_formatter(lambda v, _: f"{100 * v:g} %")
-    ax.xaxis.set_minor_locator(NullLocator())
-    note, largest = "" if khat is None else f"k-hat {khat:.2f}; ", 100 / relative.sum()
-    ax.set_title(f"{note}the largest weight is {largest:{'.0f' if largest > 10 else '.2g'}} % of all {len(weights):,}")
-    return legend_below(ax, 4)

@@ -17,9 +17,9 @@ from bnn_pyro.diagnostics.draws import even
 from bnn_pyro.errors import UserError
 from bnn_pyro.metrics.metric import Targets, targets
 from bnn_pyro.parts.mixtures import BLOCK
-from bnn_pyro.plots.layout import Panels, calibrated_histogram, floats, legend_below, panel, panels, plain_numbers
+from bnn_pyro.plots.layout import Panels, calibrated_histogram, legend_below, panel, panels, plain_numbers
 from bnn_pyro.plots.maps import one_feature
-from bnn_pyro.plots.style import BAYES, CONTRAST, DASHED, DATA, EPISTEMIC, GOOD, HATCH, REFERENCE, WRONG, drawn, tint
+from bnn_pyro.plots.style import BAYES, DASHED, DATA, EPISTEMIC, GOOD, HATCH, REFERENCE, WRONG, drawn, tint
 from bnn_pyro.predictive import Prediction
 
 #: Points at most that are drawn against their targets.
@@ -89,38 +89,6 @@ def predictive_band(
 def _hatched(ax: Axes, x: ArrayLike, low: ArrayLike, high: ArrayLike, colour: str, label: str) -> None:
     ax.fill_between(x, low, high, facecolor="none", edgecolor=colour, hatch=HATCH, linewidth=0, label=label)
     ax.plot(x, low, x, high, color=colour, linewidth=1, linestyle="--")
-
-
-@drawn
-def reference_band(
-    x: ArrayLike,
-    reference_mean: ArrayLike,
-    reference_sd: ArrayLike,
-    mean: ArrayLike,
-    sd: ArrayLike,
-    *,
-    names: tuple[str, str] = ("x", "y"),
-    ax: Axes | None = None,
-) -> Axes:
-    """The network's mean ± 2 standard deviations over the draws along one input: reference shaded, method hatched.
-
-    x, …: (B,) or (B, 1), in their own units.   names: of input and target.
-
-    Raises UserError where there is more than one input.
-    """
-    x, *rest = floats(x, reference_mean, reference_sd, mean, sd)
-    if x.size != len(x) or any(a.size != x.size for a in rest):
-        raise UserError(f"a band needs one input and one output a point, got {x.shape} and {rest[0].shape}")
-    order = np.argsort(x.ravel())
-    x, reference, reference_sd, mean, sd = (a.ravel()[order] for a in (x, *rest))
-    low, high = reference - 2 * reference_sd, reference + 2 * reference_sd
-    ax = panel(ax, 5.6, 3.7)
-    ax.fill_between(x, low, high, color=tint(REFERENCE, 0.3), linewidth=0, label="reference ± 2 sd")
-    ax.plot(x, reference, color=REFERENCE, label="reference, mean")
-    _hatched(ax, x, mean - 2 * sd, mean + 2 * sd, CONTRAST[0], "method ± 2 sd")
-    ax.plot(x, mean, color=BAYES, linestyle="--", label="method, mean")
-    ax.set(xlabel=names[0], ylabel=names[1], xlim=(x[0], x[-1]))
-    return legend_below(ax, 2)
 
 
 @drawn

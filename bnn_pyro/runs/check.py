@@ -8,7 +8,6 @@ import time
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -174,9 +173,10 @@ def _check(
     except UserError as error:
         results["failed"][name] = str(error)
         return
-    figures, stem = FIGURES.get(name, {}) if outcome.evidence else {}, "-".join(spec.label.replace("·", " ").split())
-    names = {figure: f"{stem}-{name}-{k}" for k, figure in enumerate(figures, 1)}
-    pictures = draw_figures("check", figures, names, outcome.evidence, OPTIONAL)
+    stem = "-".join(spec.label.replace("·", " ").split())
+    names = {figure: f"{stem}-{name}-{figure}" for figure in FIGURES}
+    evidence = {"findings": [f for f in outcome.findings if f.z is not None], **outcome.evidence}
+    pictures = draw_figures("check", FIGURES, names, evidence, OPTIONAL)
     place.write_figures(pictures)
     results["outcomes"][name] = outcome.to_dict() | {
         "seconds": round(time.perf_counter() - start, 2),
@@ -266,28 +266,11 @@ def _cells(finding: Mapping[str, Any]) -> list[str]:
 
 
 # -- figures -----------------------------------------------------------------------------------------------------------
-def _curve(evidence: Mapping[str, Any]) -> object:
-    if evidence["task"] != "regression" or evidence["x"].shape[1:] != (1,):
-        return None
-    series = (evidence[name] for name in ("x", "reference_mean", "reference_sd", "mean", "sd"))
-    return plots.reference_band(*series, names=("x", evidence["target"]))
-
-
-#: Evidence that checks have of some methods and problems alone.
-OPTIONAL = ("batch_sizes", "finite_difference", "logistic_density", "sign_density")
-#: The figures of each check, in the order of the page: each is drawn of the evidence.
-FIGURES: dict[str, dict[str, Callable[[Mapping[str, Any]], object]]] = {
-    "closed-form": {"intervals": plots.exact_intervals, "errors": plots.standard_errors},
-    "quadrature": {f"{name}-weights": partial(plots.two_weights, problem=name) for name in ("logistic", "sign")},
-    "logistic": {"errors": plots.standard_errors},
-    "predictive": {"densities": plots.mixture_densities},
-    "estimator": {"objectives": plots.batch_objectives, "gradient": plots.finite_differences},
-    "calibration": {
-        "rank-ecdfs": plots.rank_ecdfs,
-        "rank-histograms": plots.rank_histograms,
-        "rank-coverage": plots.interval_coverage,
-    },
-    "joint-distribution": {"z-scores": plots.joint_z_scores, "quantiles": plots.joint_quantiles},
-    "step-size": {"bias": plots.step_size_bias},
-    "reference": {"outputs": plots.reference_outputs, "curve": _curve, "coverage": plots.reference_coverage},
+#: Evidence that some checks alone have.
+OPTIONAL = ("findings", "ranks", "reference_mean")
+#: How each figure is drawn, in the order of the page, of a check's evidence with those findings that have a z.
+FIGURES: dict[str, Callable[[Mapping[str, Any]], object]] = {
+    "errors": lambda e: plots.standard_errors(e["findings"]),
+    "rank-ecdfs": plots.rank_ecdfs,
+    "outputs": plots.reference_outputs,
 }

@@ -117,22 +117,17 @@ def _number(value: Any, form: str) -> str:
 
 # -- figures -----------------------------------------------------------------------------------------------------------
 #: Series that some posteriors alone have: of chains, of an approximation, of draws that are all finite.
-OPTIONAL = ("rhat", "ess_bulk", "autocorrelation", "lp", "energy", "elbo", "log_weights", "pareto_k", "loo_pit",
-            "replicated", "observed")  # fmt: skip
+OPTIONAL = ("rhat", "ess_bulk", "lp", "elbo", "pareto_k", "loo_pit", "replicated", "observed")
 #: How each figure is drawn, in the order of the page, of the diagnosis' statistics and series with their labels.
 FIGURES: dict[str, Callable[[Mapping[str, Any]], object]] = {
     "convergence": lambda e: plots.convergence(
-        e["rhat"], e["ess_bulk"], e.get("ess_tail"), draws=_draws(e), nested=bool(e.get("nested"))
+        e["rhat"], e["ess_bulk"], e["ess_tail"], draws=e["outputs"][..., 0].size, nested=bool(e.get("nested"))
     ),
     "outputs": lambda e: plots.trace_ranks(e["outputs"], e["labels"], diverging=e.get("diverging"), unit=e["unit"]),
-    "intervals": lambda e: plots.forest(e["outputs"], e["labels"], unit=e["unit"]),
-    "autocorrelation": lambda e: plots.autocorrelation(e["autocorrelation"], e["labels"], draws=_draws(e)),
     "log-joint": lambda e: plots.chain_traces(
         {name: torch.as_tensor(e[name]) for name in ("lp", "diverging") if name in e}
     ),
-    "energy": lambda e: plots.energy(e["energy"], bfmi=e.get("bfmi_min")),
     "elbo": lambda e: plots.training_curves({"elbo": e["elbo"]}),
-    "importance-weights": lambda e: plots.importance_weights(e["log_weights"], khat=e.get("khat")),
     "pareto-k": lambda e: plots.pareto_k(e["pareto_k"], rows=e.get("loo_row_numbers")),
     "loo-pit": lambda e: plots.loo_pit(e["loo_pit"]),
     "replicated": lambda e: plots.posterior_predictive(
@@ -141,7 +136,6 @@ FIGURES: dict[str, Callable[[Mapping[str, Any]], object]] = {
     "weights": lambda e: plots.trace_ranks(
         e["weights"], e["weight_labels"], diverging=e.get("diverging"), unit="weight"
     ),
-    "weight-intervals": lambda e: plots.forest(e["weights"], e["weight_labels"], unit="weight"),
 }
 
 
@@ -154,8 +148,3 @@ def draw_diagnosis(diagnosis: Diagnosis, schema: Schema) -> list[Picture]:
     about = {"unit": unit, "labels": labels, "classes": schema.classes, "target": schema.target or "target"}
     names = {name: PREFIX + name for name in FIGURES}
     return draw_figures("diagnose", FIGURES, names, {**diagnosis.statistics, **diagnosis.series, **about}, OPTIONAL)
-
-
-def _draws(evidence: Mapping[str, Any]) -> int | None:
-    """C·D."""
-    return int(evidence["outputs"][..., 0].size) if "outputs" in evidence else None

@@ -38,8 +38,6 @@ GROWING_ROWS = 10_000
 MAX_TARGETS = 6
 #: Inches of a figure that does not fit half of a page.
 WIDE = 7.5
-#: Where so many rows have such a confidence, errors are told by doubt on a log scale as well.
-SURE, SURE_SHARE = 0.99, 0.5
 
 
 @dataclass(frozen=True)
@@ -96,8 +94,6 @@ def figures_of(
             rows = prediction.epistemic.argsort(descending=True)[:6]
             figures["softmax-draws"] = lambda: plots.softmax_draws(prediction, rows, y, schema, index=data.index_test)
         figures["reliability"] = lambda: plots.reliability(prediction, y, schema)
-        if (prediction.mean.amax(1) > SURE).float().mean().item() > SURE_SHARE:
-            figures["doubt-calibration"] = lambda: plots.doubt_calibration(prediction, y)
         figures["confidence-histogram"] = lambda: plots.confidence_histogram(prediction, y)
         figures["selective-risk"] = lambda: plots.selective_risk(prediction, y, baseline=beside)
         figures["confusion-matrix"] = lambda: plots.confusion_matrix(prediction, y, schema)

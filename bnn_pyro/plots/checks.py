@@ -1,0 +1,124 @@
+"""What the checks found: how far off each quantity is, ranks of the truth, and outputs beside a reference posterior."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from scipy.stats import norm
+
+from bnn_pyro.checks.check import ALPHA, Finding
+from bnn_pyro.checks.sbc_ranks import band, ecdf_difference
+from bnn_pyro.diagnostics.draws import even
+from bnn_pyro.plots.layout import Panel, Panels, floats, legend_below, legend_outside, panel, panels
+from bnn_pyro.plots.style import BAYES, CONTRAST, DASHED, REFERENCE, drawn, look, tint
+
+#: What a check leaves for its figures, by name.
+Evidence = Mapping[str, Any]
+
+#: Quantities that are named where they are off; outputs that are drawn, evenly among all.
+NAMED, MAX_OUTPUTS = 3, 150
+#: Panels of a picture at most, and in a row.
+MAX_PANELS, ACROSS = 12, 4
+#: The band of a whole curve by itself.
+CHANCE = 0.05
+
+
+@drawn
+def standard_errors(findings: Sequence[Finding], *, ax: Panel = None) -> Axes:
+    """By how many standard errors each quantity is off what it should be; what is off most is named.
+
+    findings: those with a ``z``. The first word of what they are about ("mean of weight 1") has a marker of its own.
+    Shaded: where chance alone puts one of so many once in 1,000 times.
+    """
+    kinds = np.array([f.about.split()[0] for f in findings])
+    z = np.nan_to_num([f.z for f in findings], nan=np.inf, posinf=np.inf, neginf=-np.inf)
+    bound = norm.isf(ALPHA / (2 * len(z)))
+    reach = max(1.3 * bound, min(1.15 * np.abs(z).max(), 6 * bound))
+    clipped = np.clip(z, -0.97 * reach, 0.97 * reach)
+    ax = panel(ax, 6.4, 3.2)
+    for side in (-1, 1):
+        ax.axhspan(side * bound, side * reach, color="0.93", linewidth=0)
+        ax.axhline(side * bound, **DASHED)
+    ax.axhline(0, color=REFERENCE, linewidth=0.8)
+    for k, kind in enumerate(dict.fromkeys(kinds)):
+        at = np.flatnonzero(kinds == kind)
+        ax.plot(at + 1, clipped[at], **look(k, linestyle=""), label=kind)
+    for i in np.argsort(-np.abs(z))[:NAMED]:
+        if abs(z[i]) > bound:
+            side, aside = ("left", 7) if i < 0.6 * len(z) else ("right", -7)
+            place = dict(xytext=(aside, 0), textcoords="offset points", ha=side, va="center")
+            ax.annotate(findings[i].about.split(" (")[0], (i + 1, clipped[i]), size=7, **place)
+    ax.set(xlim=(0, len(z) + 1), ylim=(-reach, reach), xlabel="quantity", ylabel="standard errors off")
+    ax.set_title(f"{(np.abs(z) > bound).sum()} of {len(z)} beyond ±{bound:.1f} (shaded)")
+    return legend_below(ax, 4)
+
+
+@drawn
+def reference_outputs(evidence: Evidence, *, axes: Panels = None) -> np.ndarray:
+    """Mean against mean (left) and standard deviation against standard deviation (right) of every output; axes (2,).
+
+    The reference is across, the method up; on the dashed diagonal they are the same, below it on the right the method
+    is too sure. Bars (the floors): two Monte-Carlo standard errors of the difference. Of many outputs 150 are drawn.
+
+    reference_mean, mean, mean_floor, reference_sd, sd, sd_floor: all of one shape.   unit: of the outputs.
+    """
+    names = ("reference_mean", "mean", "mean_floor", "reference_sd", "sd", "sd_floor")
+    arrays = floats(*(evidence[name] for name in names))
+    picks = np.argsort(arrays[0], axis=None, kind="stable")[even(arrays[0].size, MAX_OUTPUTS)]
+    arrays = [a.ravel()[picks] for a in arrays]
+    axes = panels(axes, 2, 2, (3.9, 3.7))
+    style = dict(fmt="o", markersize=3.5, mfc=tint(BAYES, 0.35), ecolor=tint(BAYES, 0.45), capsize=0)
+    sides = (("Means", "mean", *arrays[:3]), ("Spreads", "standard deviation", *arrays[3:]))
+    for ax, (title, what, across, up, floor) in zip(axes, sides, strict=True):
+        every = [*across, *up, *([0.0] if title == "Spreads" else [])]
+        ends = min(every), max(every)
+        ax.plot(ends, ends, **DASHED)
+        ax.errorbar(across, up, floor, color=BAYES, **style)
+        ax.set_aspect("equal", "datalim")
+        ax.set(xlabel=f"reference: posterior {what} ({evidence['unit']})", ylabel=f"method: posterior {what}")
+        ax.set_title(title)
+    return axes
+
+
+@drawn
+def rank_ecdfs(evidence: Evidence, *, axes: Panels = None) -> np.ndarray:
+    """Empirical minus uniform distribution function of the ranks, with simultaneous bands; a panel a quantity.
+
+    Uniform ranks leave the inner band anywhere at all in 5 % of such panels, the outer one with chance ``shown``.
+    A line that goes up, then down: draws too narrow. The other way round: too wide. All above: the truth lies low.
+
+    ranks (Q, R): whole numbers 0 … draws, of Q quantities in R simulated data sets; the first 12 are shown.
+    labels (Q,).   p (Q, 3): of the tests of the ECDF, location and width, corrected; the least is in the titles.
+    """
+    ranks, level = evidence["ranks"][:MAX_PANELS], evidence["shown"]
+    bands = {level: f"all but {level:.1g} of uniform ranks", CHANCE: "95 % of them"}
+    axes = panels(axes, len(ranks), ACROSS, (2.1, 1.75), (0.5, 0.6), sharex=True, sharey=True)
+    for ax, order, label, p in zip(axes, ranks, evidence["labels"], np.min(evidence["p"], 1), strict=False):
+        draw_ecdf_difference(ax, order, evidence["draws"], bands)
+        ax.set_title(f"{label}\np = {p:.2g}", size=8.5, loc="left")
+        ax.set_xticks([0, 0.5, 1], ["  lowest", "", "highest  "], size=7)
+        ax.tick_params(labelbottom=True)
+    reach = max(np.abs(ax.get_ylim()).max() for ax in axes)
+    axes[0].set_ylim(-reach, reach)  # of all: they share it
+    axes[0].figure.supxlabel("rank of the truth")
+    axes[0].figure.supylabel("ECDF − uniform")
+    return legend_outside(axes, 3)
+
+
+def draw_ecdf_difference(ax: Axes, ranks: np.ndarray, draws: int, bands: Mapping[float, str]) -> bool:
+    """Empirical minus uniform distribution function of ranks (R,), thick where it leaves the first band: does it?
+
+    bands: {chance with which uniform ranks leave it anywhere: label}, the widest first.
+    """
+    difference = ecdf_difference(ranks, draws)
+    for k, (chance, label) in enumerate(bands.items(), 1):
+        u, low, high = band(len(ranks), draws, chance)
+        ax.fill_between(u, low - u, high - u, color=tint(REFERENCE, 0.15 * k), lw=0, label=label)
+        if k == 1:
+            outside = (difference < low - u - 1e-12) | (difference > high - u + 1e-12)
+    ax.axhline(0, **DASHED)
+    ax.plot(u, np.where(outside, difference, np.nan), color=CONTRAST[0], lw=4.5, label="outside")
+    ax.plot(u, difference, color=BAYES, lw=1.4)
+    ax.set_xlim(0, 1)
+    return bool(outside.any())
