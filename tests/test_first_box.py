@@ -7,6 +7,7 @@ from html import unescape
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.stats import poisson
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 import bnn_pyro as bp
@@ -111,10 +112,13 @@ def test_five_classes_with_one_of_four_rows(box):
     assert f"Too few test rows to judge the class 'e' ({num} of the test rows)." in sentences[:2]
 
 
-def test_of_counts_the_next_step_says_nothing_of_the_inputs(box):
-    """Counts are not compared with knowing nothing: no clear difference to the network's point says nothing of it."""
+def test_counts_beside_a_poisson_of_their_mean(box, tmp_path):
     frame, x = table(300)
     frame["y"] = RNG.poisson(np.exp(x[:, 0]))
-    sentences, _ = box(frame, "mean-field", "--task", "counts", "--baseline", "network")
+    sentences, scores = box(frame, "mean-field", "--task", "counts", "--baseline", "network")
+    data = bp.load_data(tmp_path / "t.csv", target="y", task="counts")
+    nll = -poisson.logpmf(data.y_test, data.y_train.double().mean()).mean()
+    assert scores["nll_minus_nothing"] == pytest.approx(scores["nll"] - nll, abs=1e-4)
+    beside = next(sentence for sentence in sentences if "beside the training mean alone" in sentence)
     assert any("beside mlp (map)" in sentence for sentence in sentences)
-    assert not any("inputs may say little" in sentence for sentence in sentences)
+    assert ("nats" in beside) and ("inputs may say little" in sentences[-1]) == (scores["nll_minus_nothing_high"] > 0)

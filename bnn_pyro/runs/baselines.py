@@ -76,15 +76,17 @@ def against_mean_weights(posterior: Posterior, prediction: Prediction, data: Dat
 
 
 def knows_nothing(data: Dataset) -> Prediction | None:
-    """The test rows' prediction without any input; None of several targets and counts.
+    """The test rows' prediction without any input; None of several targets.
 
     It has the class frequencies of the training rows, each with a row more, or a Normal of their mean and standard
-    deviation (of log y on a log scale).
+    deviation (of log y on a log scale), or of counts a Poisson of their mean.
     """
     schema, num, y = data.schema, len(data.y_test), data.y_train.cpu()
     if schema.has_classes:
         counts = y.bincount(minlength=len(schema.classes)) + 1.0
         return _of_classes(schema.task, Categorical(probs=counts.expand(1, num, -1)))
+    if schema.task == "counts":
+        return Prediction(Poisson(y.float().mean().clamp_min(FLOOR).expand(1, num)))
     if schema.task != "regression":
         return None
     y = y.log() if schema.target_scale == "log" else y
