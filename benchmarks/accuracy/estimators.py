@@ -1,0 +1,113 @@
+"""Estimators with scikit-learn's interface on three tables: ours, a Gaussian process, and BdeRegressor.
+
+    python -m benchmarks.accuracy.estimators --bde PYTHON     # of an environment with sklearn-contrib-bde
+    python -m benchmarks.accuracy.estimators --write          # to docs/results/estimators.md
+
+Inputs and targets are standardised by the training rows for all three. Ours is ``BayesianRegressor("auto")``; the
+Gaussian process has a length scale for every input; BdeRegressor has the settings of its README. Each is fitted in a
+process of its own, whose CPU seconds are counted, start and compilation included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+WORKER = """
+import sys, numpy as np
+data = np.load(sys.argv[2])
+x, y, new = data["x"], data["y"], data["new"]
+if sys.argv[1] == "bde":
+    from bde import BdeRegressor
+    from bde.loss import GaussianNLL
+    model = BdeRegressor(hidden_layers=[16, 16], n_members=8, seed=0, loss=GaussianNLL(), epochs=200,
+                         validation_split=0.15, lr=1e-3, weight_decay=1e-4, warmup_steps=5000, n_samples=2000,
+                         n_thinning=2, patience=10)
+    raw = np.asarray(model.fit(x, y).predict(new, raw=True), np.float64)
+    raw = raw.reshape(-1, *raw.shape[2:])[::16]
+    loc, scale = raw[..., 0], np.logaddexp(0, raw[..., 1]) + 1e-6
+elif sys.argv[1] == "process":
+    from sklearn.gaussian_process import GaussianProcessRegressor
+    from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
+    kernel = ConstantKernel(1.0) * RBF(np.ones(x.shape[1]), (1e-2, 1e3)) + WhiteKernel(0.1, (1e-6, 1e1))
+    model = GaussianProcessRegressor(kernel, n_restarts_optimizer=2, random_state=0).fit(x, y)
+    loc, scale = (value[None] for value in model.predict(new, return_std=True))
+else:
+    from bnn_pyro.sklearn import BayesianRegressor
+    import bnn_pyro as bp
+    model = BayesianRegressor("auto", random_state=0).fit(x, y)
+    components = bp.predict(model.posterior_, new, num_draws=1000).components
+    loc, scale = components.loc, components.scale
+np.savez(sys.argv[3], loc=loc, scale=scale)
+"""
+#: Name in the table -> what the worker fits.
+MODELS = {"BayesianRegressor": "ours", "GaussianProcessRegressor": "process", "BdeRegressor": "bde"}
+TABLES = {"diabetes": {}, "energy": {"target": "y"}, "airfoil": {"target": "y"}}
+
+
+def run(name: str, model: str, python: str) -> dict[str, float]:
+    """Scores of one model on the given split 0 of a table, or a random one of diabetes."""
+    import pyro.distributions as dist
+    import torch
+
+    import bnn_pyro as bp
+    from bnn_pyro.parts.mixtures import Mixture
+
+    folder = {"energy": "uci", "airfoil": "tabular"}.get(name)
+    where = {} if folder is None else {"splits": f"{folder}/{name}.splits.npz", "task": "regression"}
+    data = bp.load_data(name if folder is None else f"{folder}/{name}.csv", **TABLES[name], **where)
+    shift, scale = data.schema.y_shift, data.schema.y_scale
+    with tempfile.TemporaryDirectory() as scratch:
+        rows, out = Path(scratch, "rows.npz"), Path(scratch, "out.npz")
+        x, y = torch.cat([data.x_train, data.x_val]), torch.cat([data.y_train, data.y_val])
+        np.savez(rows, x=x.numpy(), y=((y - shift) / scale).numpy(), new=data.x_test.numpy())
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([python, "-c", WORKER, model, str(rows), str(out)], check=True, capture_output=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        found = {key: torch.from_numpy(np.asarray(value, np.float64)) for key, value in np.load(out).items()}
+    prediction = Mixture(dist.Normal(found["loc"] * scale + shift, found["scale"] * scale))
+    scores = bp.metrics.evaluate(prediction, data.y_test.double()).flat()
+    names = ("rmse", "nll", "nll_low", "nll_high", "crps", "coverage_90")
+    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {key: scores[key] for key in names} | {"rows": len(x), "cpu": round(seconds, 1)}
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Measure what is missing, or write the table."""
+    from benchmarks.markdown import table
+    from benchmarks.provenance import RESULTS, ROOT, Measurements, check_kept, source
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bde", default=sys.executable, metavar="PYTHON")
+    parser.add_argument("--write", action="store_true")
+    args, kept = parser.parse_args(argv), Measurements(RESULTS / "estimators.json", "tables")
+    if not args.write:
+        for name in TABLES:
+            for label, model in MODELS.items():
+                if not kept.runs(key := {"table": name, "model": label}):
+                    scores = run(name, model, args.bde if model == "bde" else sys.executable)
+                    kept.add(key, scores, load=os.getloadavg()[0])
+                    print(name, label, scores)
+        return
+    lines, rows = kept.lines(), []
+    for line in lines:
+        check_kept(r := line["runs"][-1])
+        nll = f"{r['nll']:.3f} ({r['nll_low']:.3f} to {r['nll_high']:.3f})"
+        right = [f"{r['rmse']:.3g}", nll, f"{r['crps']:.3g}", f"{r['coverage_90']:.0%}", f"{r['cpu']:.0f}"]
+        rows.append([f"{line['key']['table']} ({r['rows']:,})", line["key"]["model"], *right])
+    head = ["table (training rows)", "model", "RMSE", "NLL (95 % over rows)", "CRPS", "90 % intervals hold", "CPU s"]
+    page = ROOT / "docs" / "results" / "estimators.md"
+    before, begin, rest = page.read_text().partition("<!-- begin estimators -->")
+    page.write_text(f"{before}{begin}\n\n{table(head, rows)}\n\n{source(lines)}\n\n<!-- end estimators -->"
+                    + rest.partition("<!-- end estimators -->")[2])  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
