@@ -67,6 +67,8 @@ def test_two_inputs_are_fitted_as_one_that_joins_them():
 
 def test_whole_numbers_reach_an_embedding_as_they_are(tmp_path):
     data = bp.dataset({"words": WORDS, "meta": META}, Y, task="regression")
+    pixels = bp.dataset({"image": IMAGE.astype(np.uint8), "meta": META}, Y, task="regression")
+    assert pixels.schema.x_scale[0] != 1 and not pixels.schema.input_parts[0].is_whole
     assert data.schema.x_scale[:4] == (1.0,) * 4
     net = Words()
     posterior = bp.fit(bp.Bayesian(net), data, bp.SVI(epochs=3))

@@ -56,8 +56,8 @@ def dataset(
             categories and booleans become one 0/1 feature a category
             A torch ``Dataset`` of (input, target), such as an ``ImageFolder``, or a ``DataLoader`` is read once; y is
             then left out. For a module of several inputs a tuple of arrays (N, …), which it takes by position, or
-            {name: array}, by name; whole numbers stay as they are, for an ``nn.Embedding``. More inputs than
-            ``memory_bound()`` stay on disk, also those of a mapped array (see ``rows``)
+            {name: array}, by name; whole numbers, but for uint8, stay as they are, for an ``nn.Embedding``. More inputs
+            than ``memory_bound()`` stay on disk, also those of a mapped array (see ``rows``)
     y       (N,): numbers, or labels of any type; or the name of a column of the frame. (N, T), or a list of names:
             several targets a row, numbers or 0 and 1
     train, test  instead of x and of x_test: torch data sets or loaders
@@ -278,7 +278,9 @@ def _pack(what: str, parts: Mapping[str, Any], like: Sequence[InputPart] = ()) -
     if len(set(rows.values())) > 1:
         lengths = ", ".join(f"'{name}' {num}" for name, num in rows.items())
         raise UserError(f"{what}: its inputs have different numbers of rows ({lengths}); give one of each for each row")
-    inputs = [InputPart(n, tuple(a.shape[1:]), bool(a.dtype.kind in "iub")) for n, a in arrays.items()]
+    inputs = [
+        InputPart(n, tuple(a.shape[1:]), bool(a.dtype.kind in "iu" and a.itemsize > 1)) for n, a in arrays.items()
+    ]
     if like and {p.name: p.shape for p in inputs} != {p.name: p.shape for p in like}:
         here, there = (", ".join(f"'{p.name}' {('N', *p.shape)}" for p in some) for some in (inputs, like))
         raise UserError(f"{what} has the inputs {here}; this model takes {there}".replace("'N'", "N"))
