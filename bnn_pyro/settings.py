@@ -16,7 +16,7 @@ import operator
 import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from bnn_pyro.errors import UserError, unknown
 
@@ -54,6 +54,9 @@ class Settings:
 
     The docstring of a class says what its own fields mean; those of its bases' are put behind it.
     """
+
+    #: {setting of earlier versions: the value that all fits have}: written and read, so that their runs are resumed.
+    former: ClassVar[Mapping[str, Any]] = {}
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -173,9 +176,13 @@ def build(kind: type[T] | T, values: Mapping[str, Any]) -> T:
     Raises UserError for an unknown setting (with the nearest name) or a value that the class refuses.
     """
     name, fields = getattr(kind, "__name__", type(kind).__name__), {f.name: f for f in dataclasses.fields(kind)}
-    for key in values:
-        if key not in fields:
+    former = getattr(kind, "former", {})
+    for key, value in values.items():
+        if key not in fields and key not in former:
             raise unknown(f"{name} setting", key, fields)
+        if key in former and value != former[key]:
+            raise UserError(f"{name} takes {key}={former[key]} alone, not {value}; leave '{key}' out")
+    values = {key: value for key, value in values.items() if key in fields}
     objects = [k for k, v in values.items() if fields[k].type in ("Any", Any) and not isinstance(v, str)]
     parsed = {k: v if k in objects else parse_value(k, v, fields[k].default) for k, v in values.items()}
     try:
@@ -187,9 +194,10 @@ def build(kind: type[T] | T, values: Mapping[str, Any]) -> T:
 def plain(settings: Any) -> dict[str, Any]:
     """The fields of a settings dataclass as JSON-able values; an object that is not is given by its ``description``.
 
-    An optional field is left out where it is None.
+    An optional field is left out where it is None; those of earlier versions are added.
     """
     values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)
               if not (field.metadata.get("optional") and getattr(settings, field.name) is None)}  # fmt: skip
     values = {k: dict(getattr(v, "description", None) or {}) or v for k, v in values.items()}
+    values |= getattr(settings, "former", {})
     return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}

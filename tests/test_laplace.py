@@ -12,7 +12,7 @@ from monte_carlo import covariance
 import bnn_pyro as bp
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
 from bnn_pyro.inference import laplace, linear
-from bnn_pyro.inference.linear import STRUCTURES, Curvature
+from bnn_pyro.inference.linear import Curvature, factored, summed
 from bnn_pyro.inference.log_joint import LogJoint
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.observed import ReadLikelihood
@@ -25,20 +25,20 @@ def made(entry, data):
         return entry.model(data.schema)
 
 
-def run(problem, structure="full", temperature=1.0, **settings):
+def run(problem, temperature=1.0, **settings):
     model = made(problem.entry(**settings), problem.data)
-    return bp.Laplace(structure=structure, temperature=temperature).run(model, None, problem.data)
+    return bp.Laplace(temperature=temperature).run(model, None, problem.data)
 
 
 # -- regression: exact -------------------------------------------------------------------------------------------
-def check_exact(problem, structure="full", temperature=1.0):
+def check_exact(problem, temperature=1.0):
     """q is the conjugate posterior of the noise σ√T: to float64 inside, and to float32, in which it is kept."""
     target = replace(problem, noise=problem.noise * math.sqrt(temperature))
     exact = torch.linalg.inv(target.precision)
     sd = exact.diagonal().sqrt()
     doubled = replace(problem.data, x_train=problem.data.x_train.double())  # the guide is of the inputs' type
     for data, room, rounding in ((doubled, 1e-8, 0.0), (problem.data, 3e-6, 2**-23)):
-        method = bp.Laplace(structure=structure, temperature=temperature)
+        method = bp.Laplace(temperature=temperature)
         posterior = method.run(made(problem.entry(), data), None, data)
         found = covariance(posterior.guide).detach().double()
         off = ((found - exact) / sd[:, None] / sd).abs().max()
@@ -55,14 +55,10 @@ def check_exact(problem, structure="full", temperature=1.0):
         assert joint == pytest.approx(likelihood / temperature + prior)
 
 
-@pytest.mark.parametrize("structure", ["full", "kron"])
 @pytest.mark.parametrize("temperature", [1.0, 0.25])
 @pytest.mark.parametrize("settings", [{}, UNITS, {"bias": False}], ids=["plain", "units", "no bias"])
-def test_regression_is_the_conjugate_posterior(settings, temperature, structure, monkeypatch):
-    """By kron too, as every row tells alike."""
-    if structure == "kron":
-        monkeypatch.setattr(laplace, "MAX_DISTANCE", 1e-8)  # as it has no Newton step at the end
-    check_exact(correlated(**settings), structure, temperature)
+def test_regression_is_the_conjugate_posterior(settings, temperature):
+    check_exact(correlated(**settings), temperature)
 
 
 def test_one_newton_step_ends_the_search(monkeypatch):
@@ -70,17 +66,6 @@ def test_one_newton_step_ends_the_search(monkeypatch):
     monkeypatch.setattr(laplace, "MAX_DISTANCE", 1e9)
     monkeypatch.setattr(laplace, "MAX_ROUND", 1)
     check_exact(correlated())
-
-
-def test_the_diagonal_is_mean_fields_optimum():
-    """N(m, diag(Λ)⁻¹), whose ½ log det falls short of the evidence by just mean field's gap."""
-    problem = correlated()
-    posterior = run(problem, "diag")
-    torch.testing.assert_close(
-        posterior.guide.distribution.variance.sqrt().double(), problem.mean_field_scale, rtol=1e-5, atol=0
-    )
-    assert posterior.guide.lower.abs().max() == 0
-    assert posterior.stats["log_evidence"].item() == pytest.approx(problem.log_evidence - problem.gap, rel=1e-8)
 
 
 # -- against the curvature of the Pyro model itself ---------------------------------------------------------------
@@ -175,13 +160,11 @@ def test_kron_is_full_where_the_information_is_the_same_everywhere():
     model = made(bp.MeanField(hidden=(), prior="fan-in:1"), data).double()
     problem = Curvature(LogJoint(model, data.x_train.double(), data.y_train))
     zero = torch.zeros(model.net.layers[0].out_features * 4).double()
-    full, kron, diag = (problem.precision(zero, STRUCTURES[s]) for s in ("full", "kron", "diag"))
+    full, kron = (problem.precision(zero, structure) for structure in (summed, factored))
     torch.testing.assert_close(kron, full)
-    torch.testing.assert_close(diag, torch.diag(full.diagonal()))
     elsewhere = torch.linspace(-2, 2, len(zero)).double()
-    full, kron, diag = (problem.precision(elsewhere, STRUCTURES[s]) for s in ("full", "kron", "diag"))
+    full, kron = (problem.precision(elsewhere, structure) for structure in (summed, factored))
     assert (full - kron).abs().max() > 0.5
-    torch.testing.assert_close(diag, torch.diag(full.diagonal()))
 
 
 # -- the search for the mode -------------------------------------------------------------------------------------

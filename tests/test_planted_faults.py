@@ -100,21 +100,26 @@ def wide(self, value):
 
 
 def noisier(share):
-    return lambda w, v, gradient, eta, friction, noise: step(w, v, gradient, eta, friction, share * noise)
+    def noisy(w, v, gradient, eta, friction):
+        mean = (1 - friction) * v + eta * gradient
+        new = mean + share * (step(w, v, gradient, eta, friction)[1] - mean)
+        return w + new, new
+
+    return noisy
 
 
 def old_momentum(w, v, *rest):
     return w + v, step(w, v, *rest)[1]
 
 
-def not_a_mean(self, k):
-    """η is the step on the mean over the rows, not divided by how many there are."""
-    return self.settings.eta_share * self.settings.lr
+def not_a_mean(w, v, gradient, eta, friction):
+    """η is the step on the mean over the 60 rows, not divided by how many there are."""
+    return step(w, v, gradient, 60 * eta, friction)
 
 
 WIDE = [(weights.CentredNormal, "log_prob", wide), (linear, "prior_pull", lambda p, w: 0.25 * pull(p, w))]
 HOT, WARM = [(sghmc, "step", noisier(math.sqrt(2)))], [(sghmc, "step", noisier(1.1))]
-ETA, OLD = [(sghmc.Chains, "_eta", not_a_mean)], [(sghmc, "step", old_momentum)]
+ETA, OLD = [(sghmc, "step", not_a_mean)], [(sghmc, "step", old_momentum)]
 PER_BATCH = [(log_joint, "Rescale", PerBatch), (log_joint, "_kl", lambda q, p: p["scale"] * kl(q, p))]
 UNSCALED = [(linear, "log_joints", unscaled), (log_joint, "log_joints", unscaled)]
 AVERAGED = [(ClassMixture, "mean", property(mean_of_logs)), (Mixture, "log_prob", log_of_draws)]

@@ -18,9 +18,7 @@ from bnn_pyro.checks.stationary import stationary_covariance
 from bnn_pyro.inference.linear import LinearLogJoint, stochastic_log_joint
 from bnn_pyro.inference.log_joint import LogJoint
 from bnn_pyro.inference.potential import Potential
-from bnn_pyro.inference.sg_chains import Batches, Plan, Stored, parse_schedule
-from bnn_pyro.inference.sghmc import condition
-from bnn_pyro.parts.priors import GammaNormal
+from bnn_pyro.inference.sg_chains import Batches, draws_due
 
 CHAINS, FRICTION = 400, 0.1
 PROBLEM = correlated(num=60, inputs=3)
@@ -55,10 +53,10 @@ def test_sgld():
     check_gaussian(posterior, PROBLEM.mean, stationary_covariance(PROBLEM.precision, 0.5 * 0.05 / 60, 1.0))
 
 
-def test_units_temperature_and_a_decaying_step():
-    """p(y | x, w)^(1/T) p(w) is the posterior at noise σ√T; the momentum may be resampled besides."""
+def test_units_and_temperature():
+    """p(y | x, w)^(1/T) p(w) is the posterior at noise σ√T."""
     warm = correlated(num=60, inputs=3, noise=5.0, y_shift=40.0, y_scale=8.0, prior_scale=0.3)
-    method = replace(SMALL, schedule="decaying:0.5,0.55", temperature=0.5, lr=0.003, resample_momentum=50)
+    method = replace(SMALL, temperature=0.5, lr=0.003)
     posterior = sample(warm, method)
     check_posterior(replace(warm, noise=warm.noise * math.sqrt(0.5)), posterior)
     with pytest.raises(AssertionError, match="off the exact answer"):
@@ -96,12 +94,10 @@ def student_posterior(problem, shape, rate):
     return mean, (share[:, None, None] * torch.stack(seconds)).sum(0) - torch.outer(mean, mean)
 
 
-@pytest.mark.parametrize("resample", [0, 5], ids=["integrated out", "Gibbs"])
-def test_the_precision_of_the_prior(resample):
-    """Both ways have the posterior of the same model."""
+def test_the_precision_of_the_prior_is_integrated_out():
     problem = correlated(num=12, inputs=2, bias=False, noise=2.0)
     exact = student_posterior(problem, 2.0, 1.0)
-    method = replace(SMALL, lr=0.05, resample_prior=resample, epochs=1600)
+    method = replace(SMALL, lr=0.05, epochs=1600)
     check_gaussian(sample(problem, method, prior="gamma:2,1"), *exact)
 
 
@@ -131,33 +127,14 @@ def test_log_joint_and_gradient_of_many_chains(task, hidden):
         whole = LogJoint(model, target.x, target.y)
         assert (type(target) is LinearLogJoint) == (not hidden and task != "three classes")
         w = target.flat(target.sample_prior(3)[0])
-        given = {s: torch.tensor([0.5, 1.0, 3.0]) for s, p in target.priors.items() if isinstance(p, GammaNormal)}
-        assert set(given) == (set(dict(model.net.named_parameters())) if prior.startswith("gamma") else set())
         log_joint, gradient = target.gradient(w, x, y)
-        leaf, conditional = w.clone().requires_grad_(), gradient.clone()
-        condition(conditional, target, w, given)
-        sites, change = target.sites(leaf), 0.0 * leaf.sum()
-        for s, tau in given.items():
-            normal = -0.5 * tau * sites[s].flatten(1).square().sum(1)
-            change = change + (normal - target.priors[s].log_prob(sites[s])).sum()
         own_rows = target.gradient(w, x.expand(3, *x.shape), y.expand(3, -1))
         for fast, slow in (
             ((log_joint, gradient), whole.gradient(w)),
-            ((conditional,), (gradient + torch.autograd.grad(change, leaf)[0],)),
             (own_rows, (log_joint, gradient)),
             ((log_joint.double(), gradient.double()), Potential(model, x, y, temperature=0.5)(w.double())),
         ):
             torch.testing.assert_close(fast, slow, rtol=1e-4, atol=1e-4)
-        assert torch.equal(conditional, gradient) != bool(given)
-
-
-# -- schedules ---------------------------------------------------------------------------------------------------------
-def test_cycles_explore_without_noise():
-    """At friction 1, from one start, chains take the very same way up to the first step that samples."""
-    method = bp.SGHMC(epochs=60, friction=1.0, jitter=0.0, schedule="cyclical:1,0.5", burn_in=0, thin=1)
-    draws = weights(sample(PROBLEM, method))
-    assert torch.equal(draws[:, 0], draws[:1, 0].expand(4, -1)) and draws.shape[1] > 5
-    assert all(len(draw.unique()) == 4 for draw in draws[:, -1].T)
 
 
 # -- mini-batches ------------------------------------------------------------------------------------------------------
@@ -174,39 +151,12 @@ def test_batches_belong_to_seed_epoch_and_chain():
     assert not torch.equal(steps[0][1][0], steps[0][1][1]) and not torch.equal(steps[0][1], steps[4][1])
 
 
-# -- schedules and stored draws --------------------------------------------------------------------------------------
-def test_draws_at_equal_increments_of_time():
-    plan = Plan.make(parse_schedule("decaying:0.05,0.7"), 4000, 400, 0, 50)
-    due = np.array([k for k in range(4000) if plan.due[k]])
-    assert len(due) == 50 and due[0] >= 400 and due[-1] == 3999
-    time = np.cumsum(np.where(np.arange(4000) >= 400, plan.share, 0))[due]
-    gaps = np.diff(time)
-    assert np.ptp(gaps) <= 2 * plan.share.max() and gaps.mean() == pytest.approx(time[-1] / 50, rel=0.02)
-    assert np.diff(due)[-1] > 4 * np.diff(due)[0]  # in steps they are anything but even
-    assert plan.share[0] == 1 and plan.share[-1] == pytest.approx(0.05, rel=1e-3)
-
-
-def test_cycles():
-    plan = Plan.make(parse_schedule("cyclical:4,0.5"), 400, 0, 0, 40)
-    due = [k for k in range(400) if plan.due[k]]
-    assert len(due) == 40 and all(plan.samples[k] and k % 100 >= 50 for k in due)
-    assert plan.share[[0, 100, 200]].tolist() == [1, 1, 1] and plan.share[99] < 1e-3
-    assert [sum(a <= k < a + 100 for k in due) for a in (0, 100, 200, 300)] == [10] * 4
-    thinned = Plan.make(parse_schedule("constant"), 100, 20, 8, 1000)
-    assert [k for k in range(100) if thinned.due[k]] == list(range(27, 100, 8))
-
-
-@pytest.mark.parametrize("cap", [1, 6, 7])
-def test_a_capped_ensemble_stays_evenly_spread(cap):
-    ensemble = Stored(cap)
-    for serial in range(1, 60):
-        wanted, full = ensemble.wants(serial), len(ensemble.draws) == cap
-        if wanted:
-            ensemble.add(torch.full((2, 1), float(serial)), torch.zeros(2))
-        kept = [int(w[0, 0]) for w, _ in ensemble.draws]
-        assert len(kept) <= cap and kept == [ensemble.stride * i for i in range(1, len(kept) + 1)]
-        assert wanted == (kept[-1:] == [serial]) and (len(kept) >= cap // 2 or not full)
-        assert serial - (kept[-1] if kept else 0) < ensemble.stride * (2 if len(kept) == cap else 1)
+# -- stored draws ----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("burn_in", "num"), [(20, 8), (20, 80), (0, 1000), (99, 1)])
+def test_draws_are_evenly_spaced_after_the_burn_in(burn_in, num):
+    due = np.flatnonzero(draws_due(100, burn_in, num))
+    assert len(due) == min(num, 100 - burn_in) and due[0] >= burn_in and due[-1] == 99
+    assert len(set(np.diff(due))) <= 1
 
 
 def regression(rows_val=20):
@@ -216,7 +166,7 @@ def regression(rows_val=20):
 
 def test_what_is_recorded_and_shown():
     data, lines = regression(), []
-    method = bp.SGHMC(epochs=30, batch_size=20, chains=3, burn_in=10, thin=2, max_draws=16)
+    method = bp.SGHMC(epochs=30, batch_size=20, chains=3, burn_in=10, max_draws=16)
     with bp.isolated(0):
         model = PROBLEM.entry().model(data.schema)
         posterior = method.run(model, None, data, report=lambda *line: lines.append(line))
@@ -235,7 +185,7 @@ def test_what_is_recorded_and_shown():
 
 def test_chains_start_around_the_initial_weights_and_burn_in_is_a_fifth_of_the_epochs():
     """At a step size of almost 0 the draws are the starts, and every line of the trace scores the same mixture."""
-    data, method = regression(), bp.SGHMC(lr=1e-14, epochs=10, batch_size=20, chains=500, thin=1, jitter=0.7)
+    data, method = regression(), bp.SGHMC(lr=1e-14, epochs=10, batch_size=20, chains=500, jitter=0.7)
     with bp.isolated(0):
         posterior = method.run(model := PROBLEM.entry().model(data.schema), None, data)
     assert [draws > 0 for draws in posterior.trace["draws"]] == [False] * 2 + [True] * 8
@@ -252,15 +202,6 @@ def test_a_run_that_diverges_says_so():
             sample(PROBLEM, bp.SGHMC(lr=100.0, epochs=300, burn_in=10), hidden=hidden)
 
 
-@pytest.mark.parametrize(
-    ("settings", "prior", "message"),
-    [
-        # Of the config of an old run, which can be read but not made again.
-        (dict(gradient_noise="subtracted"), "normal:1", "subtracted was measured to be further off"),
-        (dict(thin=9), "normal:1", "no draw would be kept"),
-        (dict(), "log-uniform", "proper prior"),
-    ],
-)
-def test_runs_that_are_refused(settings, prior, message):
-    with pytest.raises(bp.UserError, match=message):
-        sample(PROBLEM, bp.SGHMC(epochs=10, **settings), prior=prior)
+def test_an_improper_prior_is_refused():
+    with pytest.raises(bp.UserError, match="proper prior"):
+        sample(PROBLEM, bp.SGHMC(epochs=10), prior="log-uniform")

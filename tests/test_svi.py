@@ -172,15 +172,3 @@ def test_no_rows_to_train_on():
     with pytest.raises(bp.UserError, match="no training rows"):
         bp.fit(bp.MeanField(), dataset(torch.zeros(0, 3), torch.zeros(0), SCHEMAS["learned"]), progress=False)
     assert not dict(pyro.get_param_store())
-
-
-def test_a_kl_warmup_ends_at_the_same_optimum(full_batch):
-    problem, plain = full_batch
-    warmed = fits(problem, kl_warmup=STEPS // 2)
-    check_optimum(problem, warmed)
-    # The trace is that of the ELBO from the first step on, with all of its KL, whatever the step was charged.
-    for w, p in zip(warmed, plain, strict=True):
-        # In the first step a 250th of the KL is charged; its float32 rounding comes back multiplied.
-        assert w.trace["elbo"][0] == pytest.approx(p.trace["elbo"][0], rel=1e-4)
-        assert w.trace["kl"][0] == pytest.approx(p.trace["kl"][0], rel=5e-3)
-        assert w.trace["kl"][50] > 1.02 * p.trace["kl"][50]  # and meanwhile the KL was charged less

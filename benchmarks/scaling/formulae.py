@@ -75,7 +75,7 @@ def _sghmc(s: Sizes) -> dict[str, Bytes]:
 
 
 def _laplace(s: Sizes) -> dict[str, Bytes]:
-    """Whatever the structure: Λ is a matrix, and so is what a diagonal or a Kronecker product stands for in it."""
+    """Λ is a matrix, and so is what a Kronecker product stands for in it."""
     found = {
         "matrices": 4 * F64 * s.weights**2,
         "inputs": F64 * s.rows * (s.inputs + 1),

@@ -58,7 +58,7 @@ def _sghmc(s: Sizes) -> bp.SGHMC:
 
 
 def _laplace(s: Sizes) -> bp.Laplace:
-    return bp.Laplace(structure="full")
+    return bp.Laplace()
 
 
 def _chees(s: Sizes) -> bp.ChEES:

@@ -6,8 +6,7 @@ N(m, Λ⁻¹) being the posterior of linear regression:
     exact as lr → 0       on linear regression its stationary law at the finite step; elsewhere the posterior, less the
                           bias that its step has at the largest curvature
     best in family        the closest Normal: N(m, diag(Λ)⁻¹) of independent weights, N(m, Λ⁻¹) of any covariance
-    normal at the mode    N(mode, Λ⁻¹), or with what a method states in ``curvature`` to stand for Λ: its diagonal, or
-                          a Kronecker product
+    normal at the mode    N(mode, Λ⁻¹)
     point                 the mode; without a prior, the most likely point
 """
 
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor
 
 from bnn_pyro.checks.check import Estimate, Finding, close, judge
+from bnn_pyro.checks.integration import curvature
 from bnn_pyro.checks.problems import Problem
 from bnn_pyro.diagnostics.draws import sized
 from bnn_pyro.inference import Method
@@ -61,8 +61,6 @@ def claim_of(problem: Problem, converges_to: str, method: Method, posterior: Pos
         if "energy_error" in posterior.stats:
             squared = posterior.stats["energy_error"].square().mean().item()
             bounds = exact.low, exact.high, (16 * squared) ** (1 / 3) / 4 * np.maximum(np.abs(problem.exact), 1.0)
-        elif problem.is_linear and method.schedule != "constant":
-            return exact._replace(level="caution")
         else:
             bounds = problem.stationary(method)
         return Claim("the posterior, but for the bias of a finite step", *bounds)
@@ -72,9 +70,8 @@ def claim_of(problem: Problem, converges_to: str, method: Method, posterior: Pos
         name = "the most probable point" if prior_weight else "the most likely point"
         return _normal(problem, name, mode, torch.zeros_like(mode).diag(), problem.stops)
     if converges_to == "normal at the mode":
-        kind = getattr(method, "curvature", "full")
-        covariance = torch.linalg.inv(problem.precision(mode, kind))
-        return _normal(problem, f"the Normal at the mode ({kind} curvature)", mode, covariance)
+        covariance = torch.linalg.inv(curvature(problem.log_joint, mode))
+        return _normal(problem, "the Normal at the mode", mode, covariance)
     guide, independent = posterior.guide, isinstance(posterior.guide, MeanFieldNormal | WeightGuide)
     rank = problem.size if isinstance(guide, FullNormal) else 0
     rank = guide.factor.shape[1] if isinstance(guide, LowRankNormal) else rank

@@ -30,7 +30,6 @@ from bnn_pyro.parts.guides import PointMass
 from bnn_pyro.parts.nets import in_mode
 from bnn_pyro.posterior import weight_space
 from bnn_pyro.progress import Report
-from bnn_pyro.settings import defaults
 
 #: Relative: of central differences, their step and how far off they may be; of 32 bits; of sums of float32.
 STEP, SMOOTH, SINGLE, ROUNDING = 1e-5, 1e-5, 1e-3, 1e-4
@@ -150,7 +149,6 @@ def _of_elbo(
     latent = getattr(method, "prior_weight", 1.0) if point else getattr(method, "temperature", 1.0)
     q = PointMass(model.initial) if point else subject.entry.guide(model)
     loop = replace(method, epochs=check.warm, batch_size=0, lr=0.01, final_lr=1.0)
-    loop = replace(loop, kl_warmup=0) if "kl_warmup" in defaults(loop) else loop
     trained = _Trained(model, q, data, seed, latent)
     trained.epochs(loop)
     num, approximate = len(data.x_train), hasattr(subject.entry, "channels")

@@ -91,7 +91,7 @@ def _all_at_once(method: Any, joint: "JointChains", w: Weights, steps: int) -> T
 def _in_steps(method: Any, joint: "JointChains", w: Weights, steps: int) -> Transition:
     """On all rows at a constant step size, ``steps`` of them a transition; momenta are kept."""
     total = joint.check.sweeps * steps
-    whole = dict(epochs=total, burn_in=0, batch_size=0, schedule="constant", thin=total, max_draws=1)
+    whole = dict(epochs=total, burn_in=0, batch_size=0, max_draws=1)
     whole["chains"] = joint.check.chains
     run = StochasticChains(replace(method, **whole), joint.simulator.model, joint.data, joint.seed)
     run.start_at(w)

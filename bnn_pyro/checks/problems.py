@@ -201,22 +201,6 @@ class Problem:
         return normal(mean, covariance, self.standard)
 
     # -- what methods tend to --------------------------------------------------------------------------------------
-    def precision(self, mode: Tensor, kind: str) -> Tensor:
-        """The curvature of the log joint at the mode (P, P), "full", or what stands for it: "diagonal", "Kronecker"."""
-        if kind != "Kronecker":
-            full = curvature(self.log_joint, mode)
-            return full if kind == "full" else full.diagonal().diag()
-        # One curvature for all rows.
-        a = self.design(self.inputs)
-        p = self.output(mode[None], self.inputs).sigmoid().mT  # (N, 1)
-        p = p if self.classes == 2 else self._every_class(mode[None], self.inputs)[0].exp()
-        each = (p.diag_embed() - p[:, :, None] * p[:, None]).mean(0)  # (K, K)
-        each = each if self.noise is None else torch.full_like(each, 1 / self.noise**2)
-        place = torch.arange(self.size - len(each)).view(len(each), -1)  # of W by rows, the biases behind it
-        place = torch.cat([place, torch.arange(self.size - len(each), self.size)[:, None]], 1).flatten().argsort()
-        rows = torch.kron(each, a.mT @ a)[place][:, place] / self.temperature
-        return rows + torch.eye(self.size).double() / self.prior_scale**2
-
     def best_normal(self, mode: Tensor, correlated: bool) -> tuple[Tensor, Tensor]:
         """Mean (P,) and covariance (P, P) of the closest Normal, of independent weights or of any covariance."""
         if self.is_linear:

@@ -52,7 +52,7 @@ class StepSize(Check):
 
     def _run(self, subject: Subject, seed: int, report: Report) -> Outcome:
         problem, own = linear_regression(60, 2, 1), subject.method({})
-        whole = dict(batch_size=0, schedule="constant", temperature=1.0, resample_momentum=0, chains=self.chains)
+        whole = dict(batch_size=0, temperature=1.0, chains=self.chains)
         method = replace(own, max_draws=300, **{k: v for k, v in whole.items() if k in defaults(own)})
         # ηλ/(4 − 2α) of every direction at lr 1: the recursion explodes where one of them is 1.
         mean, precision = problem.gaussian

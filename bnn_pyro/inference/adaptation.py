@@ -7,7 +7,7 @@ shrunk to 10⁻³ as in Stan's reference manual, "HMC algorithm parameters". The
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,23 +59,21 @@ class DualAveraging:
 
 
 class Warmup(DualAveraging):
-    """Of one chain of HMC or NUTS.   inverse_mass: of each block, n variances, or where ``dense`` an (n, n) matrix."""
+    """Of one chain of HMC or NUTS.   inverse_mass: (P,) variances, the diagonal of M⁻¹."""
 
-    def __init__(self, transitions: int, target: float, sizes: Sequence[int], dense: bool) -> None:
+    def __init__(self, transitions: int, target: float, size: int) -> None:
         super().__init__(step=1.0)
-        self.ends, self.target, self.sizes, self.dense = _windows(transitions), target, list(sizes), dense
-        self.done = self.window = 0
-        self.inverse_mass = [(torch.eye if dense else torch.ones)(size, dtype=torch.float64) for size in sizes]
+        self.ends, self.target, self.done, self.window = _windows(transitions), target, 0, 0
+        self.inverse_mass = torch.ones(size, dtype=torch.float64)
         self._forget()
 
     def _forget(self) -> None:
-        self.draws, self.mean, self.squares = 0, 0.0, [0.0 for _ in self.sizes]
+        self.draws, self.mean, self.squares = 0, 0.0, 0.0
 
     @property
-    def factors(self) -> list[np.ndarray]:
-        """L of each block, M⁻¹ = L Lᵀ; see :class:`Dynamics`."""
-        root = torch.linalg.cholesky if self.dense else torch.sqrt
-        return [root(block).numpy() for block in self.inverse_mass]
+    def scale(self) -> np.ndarray:
+        """√M⁻¹, (P,); see :class:`Dynamics`."""
+        return self.inverse_mass.sqrt().numpy()
 
     def restart(self, step: float) -> None:
         """Begin the averages again, from this step size."""
@@ -95,7 +93,8 @@ class Warmup(DualAveraging):
             return False
         self.window += 1
         if between:
-            self.inverse_mass = [self._covariance(squares) for squares in self.squares]
+            shrunk = self.draws / (self.draws + 5.0) * (self.squares / (self.draws - 1))
+            self.inverse_mass = shrunk + 1e-3 * (5.0 / (self.draws + 5.0))
             self._forget()
         elif self.window == len(self.ends):
             self.step = math.exp(self.log_step)
@@ -105,27 +104,13 @@ class Warmup(DualAveraging):
         self.draws += 1
         before = z - self.mean
         self.mean = self.mean + before / self.draws
-        blocks = zip(before.split(self.sizes), (z - self.mean).split(self.sizes), strict=True)
-        products = [torch.outer(after, before) if self.dense else before * after for before, after in blocks]
-        self.squares = [squares + product for squares, product in zip(self.squares, products, strict=True)]
-
-    def _covariance(self, squares: torch.Tensor) -> torch.Tensor:
-        covariance = self.draws / (self.draws + 5.0) * (squares / (self.draws - 1))
-        (covariance.diagonal() if self.dense else covariance).add_(1e-3 * (5.0 / (self.draws + 5.0)))
-        return covariance
+        self.squares = self.squares + before * (z - self.mean)
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from the "warmup" of a checkpoint, or from one that was written when Pyro's classes adapted."""
-        if "warmup" in state:
-            vars(self).update(state["warmup"])
-            return
-        averaging, sums = state["averaging"], state["welford"]
-        super().__init__(state["adapter"]["step_size"], averaging["prox_center"])
-        self.count, self.error, self.log_step = (averaging[name] for name in ("_t", "_g_avg", "_x_avg"))
-        self.done, self.window = state["kernel"]["_t"], state["adapter"]["_current_window"]
-        self.inverse_mass, self.draws = state["inverse_mass"], sums[0]["n_samples"]
-        self.squares = [block["_m2"] for block in sums]
-        self.mean = torch.cat([block["_mean"] for block in sums]) if self.draws else 0.0
+        """Go on from ``vars`` of another one; that of an earlier version has a list of one block of the mass matrix."""
+        own = {name: state[name] for name in vars(self)}
+        former = {k: v[0] for k, v in own.items() if k in ("inverse_mass", "squares") and isinstance(v, list)}
+        vars(self).update(own | former)
 
 
 def _windows(transitions: int) -> list[int]:
@@ -143,12 +128,12 @@ def _windows(transitions: int) -> list[int]:
     return [*ends, transitions - 1]
 
 
-def reasonable_step(step: float, dynamics: Dynamics, z: np.ndarray, sizes: Sequence[int]) -> float:
+def reasonable_step(step: float, dynamics: Dynamics, z: np.ndarray) -> float:
     """``step`` times the first power of 2, or of ½, at which a leapfrog step's acceptance rate crosses the target."""
     log_density, slope = dynamics.gradient(z)
 
     def accepted() -> bool:
-        u = torch.cat([torch.randn(size, dtype=torch.float64) for size in sizes]).numpy()
+        u = torch.randn(len(z), dtype=torch.float64).numpy()
         _, _, end, _, kinetic = dynamics.leap(step)(z, u, slope)
         return math.log(FIRST_TARGET) < end - kinetic - log_density + 0.5 * float(u.dot(u))  # not where it is NaN
 

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from bnn_pyro.checkpoint import Run
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parallel.executor import current_executor, usable_cores
+from bnn_pyro.parts.nets import outputs_seen
 from bnn_pyro.progress import Figures, duration
 
 if TYPE_CHECKING:
@@ -75,26 +75,19 @@ def choose_cores(cores: int, tasks: int, device: torch.device, seconds: float, p
     return usable if cpu and seconds * (1 - 1 / usable) > 2 * price else 1
 
 
-class _Counter(TorchFunctionMode):
-    """Counts multiplications. ``FlopCounterMode`` counts more operators, and imports the compiler, for seconds."""
-
-    count = 0
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out, name = func(*args, **(kwargs or {})), getattr(func, "__name__", "")
-        if name == "linear" or name.startswith("conv"):
-            self.count += out.numel() * args[1][0].numel()
-        elif name in ("matmul", "bmm", "mm", "__matmul__"):
-            self.count += out.numel() * args[0].shape[-1]
-        return out
-
-
 @torch.no_grad()
 def multiplications(net: nn.Module, x: Tensor) -> int:
-    """Of a forward pass of x (1, *input_shape); at least one a weight. Convolutions use a weight more than once."""
-    with isolated(0), _Counter() as counter:
+    """Of a forward pass of x (1, *input_shape) by layers; at least one a weight, which convolutions use often."""
+    counts = []
+
+    def count(path: str, output: object) -> None:
+        weight = getattr(net.get_submodule(path), "weight", None)
+        if isinstance(weight, Tensor) and weight.dim() > 1:
+            counts.append(output.numel() * weight[0].numel())
+
+    with isolated(0), outputs_seen(net, count):
         net(x)
-    return max(counter.count, sum(value.numel() for value in net.parameters() if value.dim() > 1))
+    return max(sum(counts), sum(value.numel() for value in net.parameters() if value.dim() > 1))
 
 
 class Forecast:

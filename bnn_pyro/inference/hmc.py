@@ -3,8 +3,8 @@
     H(w, r) = −log p(y | x, w) / T − log p(w) + ½ rᵀ M⁻¹ r
 
 Exact up to Monte-Carlo error (Neal 2011, arXiv:1206.1901; Hoffman & Gelman 2014, arXiv:1111.4246), every gradient a
-pass over all rows: a reference for small networks and last layers, not a way to train large ones. Step size and M are
-adapted in the warm-up, which is dropped: M is diagonal, a matrix for every layer, or one for all weights.
+pass over all rows: a reference for small networks and last layers, not a way to train large ones. Step size and M, a
+diagonal, are adapted in the warm-up, which is dropped.
 
 The log density is that of ``potential``, chains run as ``chains`` says, and a linear model is sampled in the
 coordinates of ``linear``, where trajectories are short.
@@ -15,14 +15,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
 from bnn_pyro.checkpoint import Run
-from bnn_pyro.errors import UserError
 from bnn_pyro.inference.adaptation import Warmup, check_steps, reasonable_step
 from bnn_pyro.inference.chains import Chains, run_chains
 from bnn_pyro.inference.cost import choose_compiled, choose_cores, run_cost
@@ -32,13 +30,8 @@ from bnn_pyro.inference.trajectories import Dynamics, Point, Transition, gradien
 from bnn_pyro.isolation import generator_state, set_generator_state
 from bnn_pyro.settings import setting
 
-MASSES = ("diagonal", "dense", "block")
-
 #: A transition, and what ``stats`` has of this sampler's transitions alone.
 Moved = tuple[Transition, dict[str, float]]
-
-#: Rows of the largest dense mass matrix that is worth its memory and its time.
-MAX_DENSE = 4096
 
 
 @dataclass(frozen=True)
@@ -80,44 +73,21 @@ class SeparateChains(Sampler):
 
 @dataclass(frozen=True)
 class _Sampler(SeparateChains):
-    """What HMC and NUTS have besides.
+    """A subclass has ``move(dynamics, rng, point, step)``, a transition and what ``stats`` has of its own."""
 
-    mass   mass matrix: diagonal, block (a dense one for every layer) or dense
-
-    A subclass has ``move(dynamics, rng, point, step)``, a transition and what ``stats`` has of its own.
-    """
-
-    mass: str = setting("diagonal", choices=MASSES)
-
-    def _draw(self, potential: Potential, starts: Starts, run: Run) -> Drawn:
-        """See ``Sampler``."""
-        self.blocks(potential)  # before anything else: it refuses what is too large
-        return super()._draw(potential, starts, run)
+    former: ClassVar[Mapping[str, Any]] = {"mass": "diagonal"}
 
     def kernel(self, potential: Potential, start: np.ndarray, seed: int) -> Kernel:
         """At the start of its chain (P,); call inside ``isolated``."""
         return Kernel(self, potential, start, seed)
-
-    def blocks(self, potential: Potential) -> dict[str, int]:
-        """{block of the mass matrix: its length}, in the order of z. Raises UserError for one that is too large."""
-        sizes = {site: shape.numel() for site, shape in potential.free.items()}
-        blocks = {"all": potential.size}
-        if self.mass == "block":  # sites that follow each other and share all of their name but its end
-            layers = groupby(sizes, key=lambda site: site.rpartition(".")[0] or site)
-            blocks = {layer: sum(sizes[site] for site in sites) for layer, sites in layers}
-        for block, length in blocks.items():
-            if self.mass != "diagonal" and length > MAX_DENSE:
-                raise UserError(f"a dense mass matrix of {length:,} weights ({block}) takes "
-                                f"{length**2 * 8 / 2**30:.1f} GiB; take mass=diagonal")  # fmt: skip
-        return blocks
 
 
 class Kernel:
     """One chain: where it is, what its warm-up has learned, and its generator."""
 
     def __init__(self, sampler: Any, potential: Potential, start: np.ndarray, seed: int) -> None:
-        self.sampler, self.potential, sizes = sampler, potential, list(sampler.blocks(potential).values())
-        self.warmup = Warmup(sampler.warmup, sampler.target_accept, sizes, dense=sampler.mass != "diagonal")
+        self.sampler, self.potential = sampler, potential
+        self.warmup = Warmup(sampler.warmup, sampler.target_accept, potential.size)
         self.rng, self.gradient = np.random.default_rng(seed), gradient_of(potential)
         self.start_at(start)
         self._new_metric()
@@ -139,13 +109,12 @@ class Kernel:
         return stats | figures
 
     def _new_metric(self) -> None:
-        warmup = self.warmup
         self._set_dynamics()
-        warmup.restart(reasonable_step(warmup.step, self.dynamics, self.point.z, warmup.sizes))
+        self.warmup.restart(reasonable_step(self.warmup.step, self.dynamics, self.point.z))
         check_steps(self.warmup.step, self.warmup.done)
 
     def _set_dynamics(self) -> None:
-        self.dynamics = Dynamics(self.gradient, self.warmup.factors, getattr(self.potential, "compiled", None))
+        self.dynamics = Dynamics(self.gradient, self.warmup.scale, getattr(self.potential, "compiled", None))
 
     def state(self) -> dict[str, Any]:
         """Everything that the next transition depends on: tensors, numbers and a line of JSON."""
@@ -161,7 +130,7 @@ class Kernel:
         """Go on from such a state, in a kernel that was made in the same way."""
         z, log_density, gradient = state["point"]
         self.point = Point(z.numpy(), log_density, gradient.numpy())
-        self.warmup.restore(state)
+        self.warmup.restore(state["warmup"])
         self._set_dynamics()
         set_generator_state(state["generators"])
         self.rng.bit_generator.state = json.loads(state["rng"])

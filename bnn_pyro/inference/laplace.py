@@ -6,10 +6,6 @@
 known noise and a Normal prior nothing is approximate: q is the exact conjugate posterior in closed form, and the
 evidence is exact too.
 
-    full   Λ as it is: K(K + 1)/2 weighted products of the inputs with themselves
-    kron   Σ_n φ_n φ_nᵀ ⊗ mean_n I_n in the place of the sum (Ritter, Botev & Barber 2018, openreview Skdvd2xAZ)
-    diag   the diagonal of Λ alone
-
 Everything here is float64; the guide that comes out is of the model's type.
 """
 
@@ -28,7 +24,7 @@ from torch.distributions import Independent, Normal
 from bnn_pyro.checkpoint import Interrupted, Run
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import FitFailed, UserError
-from bnn_pyro.inference.linear import ROWS, STRUCTURES, Curvature, Information, linear_layer, trace
+from bnn_pyro.inference.linear import ROWS, Curvature, Information, factored, linear_layer, summed, trace
 from bnn_pyro.inference.log_joint import LogJoint
 from bnn_pyro.parts.correlated_normal import FullNormal
 from bnn_pyro.parts.weights import CentredNormal
@@ -49,7 +45,6 @@ MAX_DISTANCE = 1e-3
 class Laplace(Settings):
     """Settings of the Laplace approximation, for linear models: last layers, and networks without hidden ones.
 
-    structure       of the posterior precision: full, kron or diag
     temperature     T: the posterior of p(y | x, w)^(1/T); 1 is Bayes, less is a cold posterior
     max_iterations  of L-BFGS over all rows, in search of the most probable weights
     """
@@ -57,17 +52,12 @@ class Laplace(Settings):
     converges_to: ClassVar[str] = "normal at the mode"
     needs: ClassVar[frozenset[str]] = frozenset({"linear model", "proper prior"})
     tiny: ClassVar[Mapping[str, Any]] = {}
-    structure: str = setting("full", choices=STRUCTURES)
     temperature: float = setting(1.0, above=0)
     max_iterations: int = setting(1000, low=1)
 
+    former: ClassVar[Mapping[str, Any]] = {"structure": "full"}
     #: Of the guide, which is not the variant's.
     family: ClassVar[str] = "full"
-
-    @property
-    def curvature(self) -> str:
-        """What stands for the curvature at the mode, as the checks call it: full, diagonal or Kronecker."""
-        return {"full": "full", "diag": "diagonal", "kron": "Kronecker"}[self.structure]
 
     def run(self, model: nn.Module, guide: nn.Module | None, data: Dataset, **how: Any) -> Posterior:
         """Find the mode and the curvature there; see ``Method.run``. The guide is a :class:`FullNormal` of its own.
@@ -82,14 +72,14 @@ class Laplace(Settings):
         curvature = Curvature(log_joint)
         try:
             mode, trace = self._mode(curvature, Run(**how))
-            lower, log_det = _root_of_inverse(curvature.precision(mode, STRUCTURES[self.structure]))
+            lower, log_det = _root_of_inverse(curvature.precision(mode, summed))
         except torch.linalg.LinAlgError:  # as where the features fit all rows, and a learned noise is about 0
             raise FitFailed(
                 "the curvature of the log joint is not positive definite in 64 bits: the features fit the training "
                 "rows all but exactly; set the noise (--noise), take a narrower prior, or --inference svi"
             ) from None
-        if self.structure == "full":  # a Newton step: where the log joint is quadratic, it is exact
-            mode = mode + lower @ (lower.mT @ log_joint.gradient(mode[None])[1][0])
+        # A Newton step: where the log joint is quadratic, it is exact.
+        mode = mode + lower @ (lower.mT @ log_joint.gradient(mode[None])[1][0])
         density = log_joint.log_density(mode[None]).item()
         evidence = density + 0.5 * (len(mode) * math.log(2 * math.pi) - log_det.item())
         q = FullNormal.of(log_joint.sites(mode), lower).to(data.x_train.dtype)
@@ -159,14 +149,14 @@ def _log_joint(model: nn.Module, data: Dataset, temperature: float) -> LogJoint:
 
 
 def _near_the_mode(features: Tensor, information: Information) -> Tensor:
-    """The full sum over the rows that tell most, and kron over the others: cheap, and a good guide to the mode.
+    """The sum over the rows that tell most, and its factors over the others: cheap, and a good guide to the mode.
 
     Where the labels are fitted well, a few rows make nearly all of the sum.
     """
     traces = [trace(information(rows)) * rows.square().sum(-1) for rows in features.split(ROWS)]
     first, rest = torch.cat(traces).argsort(descending=True).tensor_split([MAX_SINGLE_ROWS])
-    precision = STRUCTURES["full"](features[first], information)
-    return precision + STRUCTURES["kron"](features[rest], information) if len(rest) else precision
+    precision = summed(features[first], information)
+    return precision + factored(features[rest], information) if len(rest) else precision
 
 
 def _root_of_inverse(precision: Tensor) -> tuple[Tensor, Tensor]:

@@ -118,7 +118,7 @@ def categorical(f: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 def prior_pull(prior: CentredNormal | GammaNormal, w: Tensor) -> Tensor:
     """The factor of −w in the gradient of the prior's log-density, a scalar or (C,)."""
-    return prior.precision_given(w).mean if isinstance(prior, GammaNormal) else prior.scale**-2
+    return prior.precision_given(w) if isinstance(prior, GammaNormal) else prior.scale**-2
 
 
 # -- the curvature -----------------------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ class Curvature:
 
     @torch.no_grad()
     def precision(self, u: Tensor, structure: Callable[[Tensor, Information], Tensor]) -> Tensor:
-        """Λ (P, P) at u (P,); structure: one of ``STRUCTURES``."""
+        """Λ (P, P) at u (P,).   structure: :func:`summed`, or what stands for it."""
         weights = structure(self.features, self.information(u)) / self.log_joint.temperature
         weights.diagonal().add_(self.prior_precision[self.order.flatten()])
         return torch.block_diag(weights, self.own_precision.diag())[self.inverse][:, self.inverse]
@@ -174,9 +174,8 @@ def _scale(prior: TorchDistribution) -> Tensor:
     return torch.stack([prior.sample() for _ in range(PRIOR_DRAWS)]).double().square().mean().sqrt()
 
 
-# Σ_n I_n ⊗ φ_n φ_nᵀ, and what stands for it: (φ, information) -> (K·D, K·D), by (output, input).
-def _full(features: Tensor, information: Information) -> Tensor:
-    """The upper blocks, a row of them in one product, and their mirror."""
+def summed(features: Tensor, information: Information) -> Tensor:
+    """Σ_n I_n ⊗ φ_n φ_nᵀ, (K·D, K·D) by (output, input): the upper blocks, a row in one product, and their mirror."""
     outputs, inputs = information(features[:1]).shape[-1], features.shape[-1]
     total = features.new_zeros(outputs, inputs, outputs, inputs)
     for rows in features.split(ROWS):
@@ -189,17 +188,10 @@ def _full(features: Tensor, information: Information) -> Tensor:
     return total.view(outputs * inputs, outputs * inputs)
 
 
-def _kron(features: Tensor, information: Information) -> Tensor:
+def factored(features: Tensor, information: Information) -> Tensor:
+    """mean_n I_n ⊗ Σ_n φ_n φ_nᵀ in the place of the sum (Ritter, Botev & Barber 2018, openreview Skdvd2xAZ)."""
     mean = sum(information(rows).sum(0) for rows in features.split(ROWS)) / len(features)
     return torch.kron(mean, features.mT @ features)
-
-
-def _diag(features: Tensor, information: Information) -> Tensor:
-    parts = (information(rows).diagonal(dim1=-2, dim2=-1).mT @ rows.square() for rows in features.split(ROWS))
-    return torch.diag(sum(parts).flatten())
-
-
-STRUCTURES = {"full": _full, "kron": _kron, "diag": _diag}
 
 
 def trace(information: Tensor) -> Tensor:
@@ -212,7 +204,7 @@ class Rounded(Space):
     """z = Rᵀ u, R Rᵀ = Λ at u (P,)."""
 
     def __init__(self, curvature: Curvature, u: Tensor) -> None:
-        self.root = torch.linalg.cholesky(curvature.precision(u, _full))
+        self.root = torch.linalg.cholesky(curvature.precision(u, summed))
         eye = torch.eye(len(u), dtype=u.dtype, device=u.device)
         # In single precision, half the memory to read: any fixed matrix will do.
         self.map = torch.linalg.solve_triangular(self.root.mT, eye, upper=True).float()

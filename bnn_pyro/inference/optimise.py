@@ -123,7 +123,7 @@ class Training:
     """A fit between two steps. The model is in training mode in them, where dropout draws its masks.
 
     seed           of the order of mini-batches
-    latent         what the KL is multiplied by, after rising to it from 0 in the first ``warmup`` epochs
+    latent         what the KL is multiplied by
     num_particles  draws of w that estimate the ELBO in a step
     project        called after every step, to bring the guide's parameters back to where they must stay
     watch          an ``EarlyStopping``: adds ``validation_nll`` to the trace, says when to stop, has the best weights
@@ -135,7 +135,6 @@ class Training:
     data: Dataset
     seed: int = 0
     latent: float = 1.0
-    warmup: int = 0
     num_particles: int = 1
     project: Callable[[], None] | None = None
     watch: Any = None
@@ -188,14 +187,13 @@ class Training:
         decay = settings.final_lr + (1 - settings.final_lr) * 0.5 * (1 + math.cos(math.pi * progress))
         for group in self.optimiser.param_groups:
             group["lr"] = self.first_lr * decay
-        weight = self.latent * min(1.0, (self.step + 1) / max(1, self.warmup * self.per_epoch))
         self.optimiser.zero_grad(set_to_none=True)  # before the forward pass, which needs the memory
         # Pyro's checks of shapes and supports tell what is wrong with a model in its first step.
         checks = nullcontext() if self.step == self.first else pyro.validation_enabled(False)
         try:
             with checks, in_mode(self.model, training=True):
                 batch = self.ranks.share_of_step(self.x[rows], self.y[rows], len(self.x))
-                objective, log_likelihood = self.objective(*batch, weight)
+                objective, log_likelihood = self.objective(*batch, self.latent)
         except ValueError as refused:  # a likelihood is refused its NaN parameters before there is a loss
             if "constraint" not in str(refused):
                 raise
@@ -204,10 +202,7 @@ class Training:
         self.optimiser.step()
         if self.project is not None:
             self.project()
-        value = objective.detach()
-        if weight != self.latent:  # in the warm-up too, the trace is of the ELBO with all of its KL
-            value = log_likelihood + (value - log_likelihood) * (self.latent / weight)
-        self.figures[self.since, 0], self.figures[self.since, 1] = value, log_likelihood
+        self.figures[self.since, 0], self.figures[self.since, 1] = objective.detach(), log_likelihood
         self.step, self.since = self.step + 1, self.since + 1
 
     def record(self) -> dict[str, float]:
@@ -223,7 +218,7 @@ class Training:
             self.trace[name].append(value)
         self.since = 0
         over = self._over() if self.watch is not None else settled(self.trace["elbo"], len(self.x))
-        if self.decay is None and line[0] >= self.warmup and (over or 3 * self.step >= 2 * self.total):
+        if self.decay is None and (over or 3 * self.step >= 2 * self.total):
             self._decay_from(self.step)
         return figures
 

@@ -3,11 +3,10 @@
     jitter  the model's initial values, plus ``jitter`` times a vector of mean 0 with the prior's standard deviations
     prior   a draw of the prior each
     map     each climbs from its jittered start to a mode of its own (Adam, all at once)
-    svi     draws of a mean-field Normal fitted to the posterior
     members networks optimised by AdamW on mini-batches with early stopping, one for each chain (``inference.members``)
     auto    members where a hidden layer is wide, else the sampler's usual start
 
-Of a network with several modes, all but "svi" tell whether chains agree between them; "svi" starts them all in one.
+Of a network with several modes, all tell whether chains agree between them.
 """
 
 from __future__ import annotations
@@ -32,14 +31,13 @@ from bnn_pyro.inference.cost import Forecast
 from bnn_pyro.inference.linear import coordinates
 from bnn_pyro.inference.members import optimised
 from bnn_pyro.inference.potential import Potential
-from bnn_pyro.inference.svi import SVI
 from bnn_pyro.isolation import chain_seed, isolated, one_thread
-from bnn_pyro.parts.guides import MeanFieldNormal, weight_sites
+from bnn_pyro.parts.guides import weight_sites
 from bnn_pyro.posterior import Posterior, weight_space
 from bnn_pyro.progress import duration
 from bnn_pyro.settings import Settings, setting
 
-STARTS = ("jitter", "prior", "map", "svi", "members")
+STARTS = ("jitter", "prior", "map", "members")
 
 #: Units of a hidden layer above which ``auto`` takes members: from random weights of a wide network a chain needs
 #: thousands of gradients to where it predicts at all, and the step size is found on the way there.
@@ -49,8 +47,6 @@ WIDE = 20
 ATTEMPTS = 100
 #: Steps of Adam to a mode, the first of its learning rates, which fall to 0 by a cosine, and starts in one call.
 STEPS, LR, TOGETHER = 500, 0.05, 64
-#: Steps of SVI, in full batches: enough to tell where the posterior is and how wide.
-SVI_STEPS = 1000
 
 #: Draws of a chain from which on one that never moves, or always diverges, is told: fewer may be bad luck.
 MIN_DRAWS = 10
@@ -74,7 +70,7 @@ class Sampler(Settings):
     chains         independent chains
     target_accept  acceptance rate that the step size is adapted to; higher where trajectories diverge
     thin           transitions a draw
-    start          where chains start: auto, jitter, prior, map, svi or members
+    start          where chains start: auto, jitter, prior, map or members
     jitter         how far apart jittered chains start, in standard deviations of the prior
     temperature    T: p(y | x, w)^(1/T) p(w) is sampled; 1 is Bayes, less is a cold posterior and is reported as such
     compiled       whether to compile the gradient: auto (where the run is long enough), yes or no
@@ -110,7 +106,7 @@ class Sampler(Settings):
         return min(100, self.warmup // 4)
 
     def run(self, model: nn.Module, guide: nn.Module | None, data: Dataset, **how: Any) -> Posterior:
-        """Sample the posterior; see ``Method.run``. The guide is used by ``start="svi"`` alone.
+        """Sample the posterior; see ``Method.run``. The guide is not used.
 
         ``stats`` of the posterior, (C, D): acceptance_rate, diverging (0 or 1), energy (in nats, where the trajectory
         starts), lp (log joint density of the draw in nats), n_steps (gradients taken), step_size; tree_depth of NUTS;
@@ -126,10 +122,10 @@ class Sampler(Settings):
         with isolated(run.seed), one_thread() if self.one_by_one and self.chains > 1 else nullcontext():
             potential = Potential(model, data.x_train, data.y_train, self.temperature)
             potential.space = coordinates(potential)
-            records, stopped = self._draw(potential, self._starts(potential, guide, data, run), Forecast(self, run).run)
+            records, stopped = self._draw(potential, self._starts(potential, data, run), Forecast(self, run).run)
         return self._posterior(model, data, potential, records, stopped, run)
 
-    def _starts(self, potential: Potential, guide: nn.Module | None, data: Dataset, run: Run) -> Starts:
+    def _starts(self, potential: Potential, data: Dataset, run: Run) -> Starts:
         """What gives the chains' starts."""
         how = self.start
         if how == "auto":
@@ -137,12 +133,12 @@ class Sampler(Settings):
             how = "members" if max(widths, default=0) > WIDE else self.usual_start
         if how == "members":
             return partial(self._members, potential, data, run)
-        return partial(starting_points, potential, guide, data, how, jitter=self.jitter, seed=run.seed)
+        return partial(starting_points, potential, how, jitter=self.jitter, seed=run.seed)
 
     def _members(self, potential: Potential, data: Dataset, run: Run, num: int, **how: Any) -> Tensor:
         """z (num, P), an optimised network each; modes of the log joint where its numbers are not free on all of ℝ."""
         if potential.constrained:
-            return starting_points(potential, None, data, "map", num, self.jitter, run.seed)
+            return starting_points(potential, "map", num, self.jitter, run.seed)
         if not hasattr(self, "patience"):  # what stops them is held out of the training rows: validation may calibrate
             data = replace(data, x_val=data.x_val[:0], y_val=data.y_val[:0])
         return potential.position(optimised(potential.model, data, num, run, temperature=self.temperature, **how))
@@ -216,26 +212,15 @@ def most_draws(records: Sequence[Record]) -> tuple[list[int], int]:
     return [c for c, record in enumerate(records) if record.kept >= max(draws, 1)], draws
 
 
-def starting_points(
-    potential: Potential, guide: nn.Module | None, data: Dataset, how: str, num: int, jitter: float = 1.0, seed: int = 0
-) -> Tensor:
+def starting_points(potential: Potential, how: str, num: int, jitter: float = 1.0, seed: int = 0) -> Tensor:
     """z (num, P), float64, each of finite density; that of a chain does not depend on how many there are.
 
-    how: one of ``STARTS``.   guide: fitted in place by "svi"; None for one of this file's own.
+    how: "jitter", "prior" or "map".
 
     Raises UserError where no start of finite density is found, with the chain's number.
     """
-    if how == "svi":  # draws of a guide that is fitted to the model
-        model, guide = weight_space(potential.model), weight_space(guide)
-        with isolated(seed):
-            if guide is None:
-                guide = MeanFieldNormal(model.initial, 0.01).to(data.x_train.device)
-            method = SVI(epochs=SVI_STEPS, lr=0.02, temperature=potential.temperature)
-            posterior = method.run(model, guide, data, seed=seed)
-            z = potential.position(posterior.draw(num, data.x_train[:1], seed=seed))
-    else:
-        z = torch.stack([_drawn(potential, how, jitter, seed, chain) for chain in range(num)])
-        z = _climbed(potential, z) if how == "map" else z
+    z = torch.stack([_drawn(potential, how, jitter, seed, chain) for chain in range(num)])
+    z = _climbed(potential, z) if how == "map" else z
     good = _finite(potential, z)
     if not good.all():
         raise UserError(

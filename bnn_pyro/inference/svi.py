@@ -9,7 +9,7 @@ wherever weights are correlated.
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -29,27 +29,19 @@ class SVI(Optimisation):
 
     num_particles  draws of w that estimate the ELBO in a step
     temperature    T: the KL is charged T times; 1 is Bayes, less is a cold posterior and is reported as such
-    kl_warmup      epochs in which the KL's weight rises from 0 to T, so that the data speak before the prior does; the
-                   optimum stays what it is, but which of several is found may change (Bowman et al. 2016,
-                   arXiv:1511.06349, section 3.1)
     """
 
     converges_to: ClassVar[str] = "best in family"
     needs: ClassVar[frozenset[str]] = frozenset({"guide"})
     starts_at: ClassVar[str] = "guide"
+    former: ClassVar[Mapping[str, Any]] = {"kl_warmup": 0}
     num_particles: int = setting(1, low=1)
     temperature: float = setting(1.0, above=0)
-    kl_warmup: int = setting(0, low=0)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.kl_warmup > (self.epochs or math.inf):
-            raise UserError(f"kl_warmup must lie between 0 and the {self.epochs} epochs, got {self.kl_warmup}")
 
     def run(self, model: nn.Module, guide: nn.Module | None, data: Dataset, **how: Any) -> Posterior:
         """Fit the guide; see ``Method.run``."""
         if guide is None:
             raise UserError("SVI needs a guide, and this variant has none; use --inference map")
-        elbo = dict(latent=self.temperature, warmup=self.kl_warmup, num_particles=self.num_particles)
+        elbo = dict(latent=self.temperature, num_particles=self.num_particles)
         trace, over = self.minimise(model, guide, data, Run(**how), **elbo)
         return Posterior(model, data.schema, guide=guide, trace=trace, provenance=self.chosen(model, data, trace, over))

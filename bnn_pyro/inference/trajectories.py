@@ -1,6 +1,6 @@
 """Transitions of HMC and NUTS in flat coordinates: numpy arrays of length P, and no dictionary in sight.
 
-    H(z, u) = −log p(z) + ½ uᵀu        M⁻¹ = L Lᵀ,  u = Lᵀ r        z' = L u,  u' = Lᵀ ∇ log p(z)
+    H(z, u) = −log p(z) + ½ uᵀu        M⁻¹ = diag(s²),  u = s r        z' = s u,  u' = s ∇ log p(z)
 
 u is the momentum r in units of its own standard deviation: neither the energy nor the U-turn criterion needs M. A
 leapfrog step costs a dozen operations on P numbers besides its gradient; Pyro's own takes 300 µs whatever P. The tree
@@ -9,7 +9,7 @@ arXiv:1111.4246; Betancourt 2017, arXiv:1701.02434, A.4).
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -71,19 +71,17 @@ class Dynamics:
     """How a chain moves: leapfrog steps, a whole trajectory or subtree in one call of compiled code where there is any.
 
     gradient   of the log density, see :func:`gradient_of`
-    factors    L of each block of M⁻¹ = L Lᵀ: (n,) on the diagonal, or (n, n) lower triangular
-    compiled   a potential's compiled code, which knows a diagonal of all coordinates alone
+    scale      s (P,), the root of the diagonal of M⁻¹
+    compiled   a potential's compiled code
     """
 
-    def __init__(self, gradient: Gradient, factors: Sequence[np.ndarray], compiled: Any = None) -> None:
-        self.gradient, self.factors = gradient, [np.ascontiguousarray(factor) for factor in factors]
-        self.diagonal = len(self.factors) == 1 and self.factors[0].ndim == 1
-        self.compiled = compiled if self.diagonal else None
+    def __init__(self, gradient: Gradient, scale: np.ndarray, compiled: Any = None) -> None:
+        self.gradient, self.scale, self.compiled = gradient, scale, compiled
 
     def trajectory(self, start: Point, u: np.ndarray, step: float, steps: int) -> tuple[Point, float, int]:
         """Several steps from ``start`` with momentum u: (the end, its kinetic energy, how many were taken)."""
         if self.compiled is not None:
-            scale = self.factors[0]
+            scale = self.scale
             z, r, g = (torch.from_numpy(v.copy())[None] for v in (start.z, u / scale, start.gradient))
             density, size = (torch.tensor([value], dtype=torch.float64) for value in (start.log_density, step))
             self.compiled.leapfrog(z, r, density, g, torch.from_numpy(scale * scale), size, steps)
@@ -100,41 +98,23 @@ class Dynamics:
 
     def leap(self, step: float) -> Leap:
         """One leapfrog step of that size, backwards in time where it is negative."""
-        gradient = self.gradient
-        if self.diagonal:
-            whole = step * self.factors[0]
-            half = 0.5 * whole
-            velocity, force = (lambda u: whole * u), (lambda g: half * g)
-        else:
-            move, pull = self._product(lambda factor: factor), self._product(lambda factor: factor.T)
-            velocity, force = (lambda u: step * move(u)), (lambda g: 0.5 * step * pull(g))
+        gradient, whole = self.gradient, step * self.scale
+        half = 0.5 * whole
 
         def leap(z: np.ndarray, u: np.ndarray, g: np.ndarray) -> tuple:
-            u = u + force(g)
-            z = z + velocity(u)
+            u = u + half * g
+            z = z + whole * u
             log_density, g = gradient(z)
-            u = u + force(g)
+            u = u + half * g
             return z, u, log_density, g, 0.5 * float(u.dot(u))
 
         return leap
 
-    def _product(self, turned: Callable[[np.ndarray], np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
-        factors = [np.ascontiguousarray(turned(factor)) for factor in self.factors]
-        if len(factors) == 1:
-            return factors[0].dot
-        ends = np.cumsum([len(factor) for factor in factors])[:-1]
-
-        def product(v: np.ndarray) -> np.ndarray:
-            parts = zip(factors, np.split(v, ends), strict=True)
-            return np.concatenate([factor * part if factor.ndim == 1 else factor.dot(part) for factor, part in parts])
-
-        return product
-
     def subtree(self, rng: np.random.Generator, depth: int, end: End, step: float, energy: float) -> Tree:
         """2^depth leaves or fewer, from ``end`` on; energy: of the trajectory's start."""
         if self.compiled is not None:
-            size = len(self.factors[0])
-            arrays = np.concatenate(end), np.empty(3 * size), np.empty(6), self.factors[0], rng.random(2**depth)
+            size = len(self.scale)
+            arrays = np.concatenate(end), np.empty(3 * size), np.empty(6), self.scale, rng.random(2**depth)
             self.compiled.subtree(*(a.ctypes.data for a in arrays), step=step, energy=energy, depth=depth)
             (z, u, g), (momentum, *proposal) = (a.reshape(3, size) for a in arrays[:2])
             log_density, weight, acceptance, steps, turning, diverging = arrays[2].tolist()

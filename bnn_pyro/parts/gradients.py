@@ -1,7 +1,6 @@
 """Draws of X A for a random matrix A by its mean and variance, and its KL: few passes over A.
 
     local_linear     A ~ Normal(M, V)
-    DropoutLinear    A ~ Normal(M, α M²)
     FreeLinear       A ~ Normal(M, exp L)     and, with the layer's output, KL(A ‖ Normal(0, s)) at next to no cost
     local_conv2d     A ~ Normal(M, V)         X ∗ A, a convolution with A as its kernels
 
@@ -11,8 +10,8 @@ where that is 0, its symmetric derivative: there the output does not depend on V
     dM = Xᵀ G      dV = (X²)ᵀ R      dX = G Mᵀ + 2·X·(R Vᵀ)
 
 X (…, B, D); A (D, H), or (D + 1, H) with ``bias``: its last row is then the weights of a 1 that joins every row of X.
-Output sample_shape + (…, B, H). Two have gradients of their own: a layer has many times more weights than activations
-of a mini-batch, so V is computed again for them, and they are added to within the product that makes them.
+Output sample_shape + (…, B, H). ``FreeLinear`` has gradients of its own: a layer has many times more weights than
+activations of a mini-batch, so V is computed again for them, and they are added to within the product that makes them.
 """
 
 from collections.abc import Mapping
@@ -94,30 +93,6 @@ class FreeLinear(torch.autograd.Function):
         d_L = _to_weights(rows.square(), R, torch.empty_like(L), ctx.bias)
         V = L.exp() if V is None else V  # not before X² has gone again: the first layer's is large
         return d_X, d_M, d_L.add_(0.5 * g * precision).mul_(V).sub_(0.5 * g), None, None, None
-
-
-class DropoutLinear(torch.autograd.Function):
-    """A ~ Normal(M, α M²).      dM += 2 α M dV      dα = Σ M² dV"""
-
-    @staticmethod
-    def forward(ctx, X: Tensor, M: Tensor, alpha: Tensor, bias: bool, sample_shape: torch.Size) -> Tensor:
-        """A draw. alpha: broadcasts against M."""
-        output, ratio = _add_noise(*_moments(X, M, M.square().mul_(alpha), bias), sample_shape)
-        ctx.save_for_backward(X, M, alpha, ratio)
-        ctx.bias = bias
-        return output
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, G: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients for X, M, α."""
-        X, M, alpha, ratio = ctx.saved_tensors
-        rows, G, R = _by_row(X, G, ratio)
-        V = M.square().mul_(alpha) if ctx.needs_input_grad[0] else None
-        d_X = None if V is None else _to_inputs(rows, G, R, M, V, ctx.bias).view(X.shape)
-        d_M = _to_weights(rows.square(), R, torch.empty_like(M), ctx.bias).mul_(M)  # dV·M
-        d_alpha = d_M.flatten().dot(M.flatten()) if alpha.dim() == 0 else (d_M * M).sum_to_size(alpha.shape)
-        return d_X, _to_weights(rows, G, d_M.mul_(2 * alpha), ctx.bias, add=True), d_alpha, None, None
 
 
 def _by_row(X: Tensor, G: Tensor, ratio: Tensor) -> tuple[Tensor, Tensor, Tensor]:

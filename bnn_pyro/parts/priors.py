@@ -32,7 +32,7 @@ class GammaNormal(ArrayDistribution):
 
     p(w) = Γ(shape + P/2) / Γ(shape) · rate^shape · (2π)^(−P/2) · (rate + ½ Σ w²)^−(shape + P/2)
 
-    A Student t, a density like any other. A sampler may as well keep τ and draw it from its exact conditional.
+    A Student t, a density like any other.
     """
 
     def __init__(self, shape: Tensor, rate: Tensor, event_shape: torch.Size) -> None:
@@ -52,10 +52,9 @@ class GammaNormal(ArrayDistribution):
         constant = constant - 0.5 * self._size * math.log(2 * math.pi)
         return constant - power * (self.rate + 0.5 * self._squares(value)).log()
 
-    def precision_given(self, value: Tensor) -> dist.Gamma:
-        """τ | w ~ Gamma(shape + P/2, rate + ½ Σ w²), for values (…, *event_shape) of batch shape (…)."""
-        rate = self.rate + 0.5 * self._squares(value)
-        return dist.Gamma((self.shape_ + 0.5 * self._size).expand(rate.shape), rate, validate_args=False)
+    def precision_given(self, value: Tensor) -> Tensor:
+        """E[τ | w] = (shape + P/2)/(rate + ½ Σ w²), for values (…, *event_shape) of batch shape (…)."""
+        return (self.shape_ + 0.5 * self._size) / (self.rate + 0.5 * self._squares(value))
 
     @property
     def _size(self) -> int:

@@ -145,10 +145,6 @@ class DropoutWeights(_NormalArray):
         """α μ², (*shape)."""
         return self.loc.square() * self.alpha
 
-    def linear(self, X: Tensor, bias: bool, sample_shape: torch.Size) -> Tensor:
-        """Draws of X A."""
-        return gradients.DropoutLinear.apply(X, self.loc, self.alpha, bias, sample_shape)
-
 
 class CentredNormal(ArrayDistribution):
     """w ~ Normal(0, scale). scale: (), or (D, 1) for one a row of w.
