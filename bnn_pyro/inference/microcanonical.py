@@ -29,12 +29,12 @@ from bnn_pyro.inference.trajectories import evaluator
 #: z (G, d) -> (log densities (G,), gradients (G, d)).
 Evaluate = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 
-#: The step's shares of turns and drifts, B A B … B. The leapfrog, and the minimal-norm integrator of McLachlan 1995
+#: The step's shares of turns and drifts, B A B A B: the minimal-norm integrator of McLachlan 1995
 #: (doi:10.1137/0916010) with the constant of Omelyan, Mryglod & Folk 2003 (arXiv:cond-mat/0110585).
 LAMBDA = 0.1931833275037836
-SCHEMES = {"leapfrog": (0.5, 1.0, 0.5), "minimal-norm": (LAMBDA, 0.5, 1 - 2 * LAMBDA, 0.5, LAMBDA)}
+SHARES = (LAMBDA, 0.5, 1 - 2 * LAMBDA, 0.5, LAMBDA)
 #: Gradients that a step takes.
-GRADIENTS = {name: len(shares) // 2 for name, shares in SCHEMES.items()}
+GRADIENTS = 2
 
 
 class State(NamedTuple):
@@ -62,10 +62,10 @@ def turn(u: np.ndarray, gradient: np.ndarray, time: np.ndarray) -> tuple[np.ndar
     return direction(turned), kinetic
 
 
-def integrate(evaluate: Evaluate, state: State, step: np.ndarray, scheme: str) -> tuple[State, np.ndarray]:
-    """(the state after one step (G,) of a key of ``SCHEMES``, ΔE (G,) in nats)."""
+def integrate(evaluate: Evaluate, state: State, step: np.ndarray) -> tuple[State, np.ndarray]:
+    """(the state after one step (G,), ΔE (G,) in nats)."""
     z, u, density, gradient = state
-    first, *rest = SCHEMES[scheme]
+    first, *rest = SHARES
     u, kinetic = turn(u, gradient, first * step)
     for drift, share in zip(rest[::2], rest[1::2], strict=True):
         z = z + (drift * step)[:, None] * u
@@ -75,18 +75,18 @@ def integrate(evaluate: Evaluate, state: State, step: np.ndarray, scheme: str) -
     return State(z, u, density, gradient), kinetic - (density - state.density)
 
 
-def travel(potential: Any, state: State, step: np.ndarray, steps: np.ndarray, scheme: str) -> tuple[State, np.ndarray]:
+def travel(potential: Any, state: State, step: np.ndarray, steps: np.ndarray) -> tuple[State, np.ndarray]:
     """(state after so many steps (G,), float64, of each chain, Σ ΔE (G,) in nats), by compiled code if there is any.
 
     A chain that is not finite may stop there, with a ΔE that is not finite.
     """
     if potential.compiled is not None:
         end, lost = State(*(part.copy() for part in state)), np.empty(len(step))
-        potential.compiled.microcanonical(*end, lost, step, steps, np.array(SCHEMES[scheme]))
+        potential.compiled.microcanonical(*end, lost, step, steps, np.array(SHARES))
         return end, lost
     evaluate, lost = evaluator(potential), np.zeros(len(step))
     for s in range(int(steps.max())):
-        state, error = integrate(evaluate, state, np.where(s < steps, step, 0.0), scheme)
+        state, error = integrate(evaluate, state, np.where(s < steps, step, 0.0))
         lost = lost + error
     return state, lost
 

@@ -6,8 +6,7 @@ Sommer et al. 2025, arXiv:2502.06335, on the dynamics of ``microcanonical`` (Rob
 member is found by AdamW with early stopping on held-out rows, the chain samples the posterior given all training rows.
 No proposal is rejected: draws have a bias that falls with the step, which the warm-up finds from the energy error,
 E[ΔE²]/d = ``energy_variance``. With h = ε/√d the leapfrog has E[ΔE²] = h⁶λ³/16 in a direction of variance 1/λ, which
-is off by at most h²λ/4 = (16 E[ΔE²])^(1/3)/4 of itself (of an isotropic Normal h⁶/144 and h²/12); the minimal-norm
-integrator is better.
+is off by at most h²λ/4 = (16 E[ΔE²])^(1/3)/4 of itself; the minimal-norm integrator here is better.
 
 With ``adjusted`` draws are exact (Robnik, Cohn-Gordon & Seljak 2025, arXiv:2503.01707): u is drawn anew, a trajectory
 of a random number of steps is accepted with probability min(1, exp(−Σ ΔE)), and ε is that of ``target_accept``.
@@ -32,7 +31,7 @@ from bnn_pyro.checkpoint import Run
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference.hmc import SeparateChains
-from bnn_pyro.inference.microcanonical import GRADIENTS, SCHEMES
+from bnn_pyro.inference.microcanonical import GRADIENTS
 from bnn_pyro.inference.mile_kernel import Kernel
 from bnn_pyro.inference.potential import Potential
 from bnn_pyro.inference.sampler import STARTS, Drawn, Starts
@@ -59,7 +58,6 @@ class MILE(SeparateChains):
     warmup           transitions before the draws: single steps of the integrator, or trajectories where adjusted
     thin             transitions a draw
     first_energy_variance, energy_variance  E[ΔE²]/d that the step is to have, falling linearly over the warm-up
-    integrator       minimal-norm (two gradients a step) or leapfrog (one)
     adjusted         whether trajectories are accepted or rejected by Metropolis, so that draws are exact
     target_accept    acceptance rate that the step is adapted to where adjusted
     max_steps        at most so many steps a trajectory where adjusted
@@ -82,10 +80,10 @@ class MILE(SeparateChains):
     batch_size: int = setting(64, low=0)
     first_energy_variance: float = setting(0.5, above=0)
     energy_variance: float = setting(0.1, above=0)
-    integrator: str = setting("minimal-norm", choices=SCHEMES)
     adjusted: bool = False
     max_steps: int = setting(1000, low=1)
 
+    former: ClassVar[Mapping[str, Any]] = {"integrator": "minimal-norm"}
     group: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -135,4 +133,4 @@ class MILE(SeparateChains):
 
     def typical(self, whitened: bool) -> int:
         """See ``SeparateChains``."""
-        return GRADIENTS[self.integrator] * (TYPICAL if self.adjusted else 1)
+        return GRADIENTS * (TYPICAL if self.adjusted else 1)

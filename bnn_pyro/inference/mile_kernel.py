@@ -90,7 +90,7 @@ class Kernel:
         """
         settings, before = self.settings, self.point
         state = before._replace(u=refresh(before.u, self._noise(), self.step_size / self.length))
-        state, error = travel(self.potential, state, self.step_size, np.ones(len(self.length)), settings.integrator)
+        state, error = travel(self.potential, state, self.step_size, np.ones(len(self.length)))
         good = np.isfinite(error) & np.isfinite(state.gradient).all(1) & (np.abs(error) < self.most)
         drawing = self.done >= settings.warmup
         if drawing and not good.all():
@@ -116,7 +116,7 @@ class Kernel:
         self.point = state
         figures = {"energy_error": np.abs(error), "decoherence_length": self.length}
         figures["diverging"] = (drawing & (~good | self.lost)) * 1.0
-        return {**figures, "n_steps": np.full(len(error), float(GRADIENTS[settings.integrator]))}
+        return {**figures, "n_steps": np.full(len(error), float(GRADIENTS))}
 
     def _trajectory(self) -> dict[str, np.ndarray]:
         """One trajectory of every chain, accepted or rejected as a whole; in the warm-up step sizes learn of it."""
@@ -127,12 +127,12 @@ class Kernel:
         shares = np.array([rng.random() for rng in self.rngs])
         steps = np.clip(np.ceil(2 * shares * self.length / self.step_size), 1, settings.max_steps)
         state = before._replace(u=direction(self._noise()))
-        state, lost = travel(self.potential, state, self.step_size, steps, settings.integrator)
+        state, lost = travel(self.potential, state, self.step_size, steps)
         finite = np.isfinite(lost) & np.isfinite(state.gradient).all(1)
         acceptance = np.where(finite, np.exp(np.minimum(0.0, -lost)), 0.0)
         take = np.array([rng.random() for rng in self.rngs]) < acceptance
         self.point = State(*(np.where(_like(take, new), new, old) for new, old in zip(state, before, strict=True)))
-        figures = {"trajectory_length": steps * self.step_size, "n_steps": steps * GRADIENTS[settings.integrator]}
+        figures = {"trajectory_length": steps * self.step_size, "n_steps": steps * GRADIENTS}
         if self.done < settings.warmup:
             for average, rate in zip(self.averages, acceptance.tolist(), strict=True):
                 average.count += 1

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 import torch
 from torch import Tensor
-
-#: What a checkpoint calls the parts of stored draws.
-COLUMNS = ("draws", "log_joint", "validation")
 
 
 def draws_due(steps: int, burn_in: int, num: int) -> np.ndarray:
@@ -53,28 +48,3 @@ class Batches:
         orders = (torch.randperm(len(self.x), generator=generator) for _ in range(self.chains))
         rows = [order[: self.per_epoch * self.size].view(self.per_epoch, self.size) for order in orders]
         return torch.stack(rows, 1).to(self.x.device)
-
-
-@dataclass
-class Stored:
-    """draws: w (C, P) and log joint (C,) of each, and where there are validation rows, log Σ_c p(y | x, w_c)."""
-
-    draws: list[tuple[Tensor, ...]] = field(default_factory=list)
-
-    def validation_nll(self, now: Callable[[], Tensor], chains: int) -> float:
-        """Mean NLL of the validation rows under the mixture of all stored draws of all chains, in nats a row.
-
-        now: what to take where there are none yet.
-        """
-        parts = [scores for _, _, scores in self.draws] or [now()]
-        return -(torch.stack(parts).logsumexp(0) - math.log(chains * len(parts))).mean().item()
-
-    def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint must hold."""
-        columns = dict(zip(COLUMNS, map(torch.stack, zip(*self.draws, strict=True)), strict=False))
-        return {**dict.fromkeys(COLUMNS, torch.empty(0)), **columns}
-
-    def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:
-        """Go on from what :meth:`state_dict` returned."""
-        columns = [state[name].to(device) for name in COLUMNS if len(state[name])]
-        self.draws = list(zip(*columns, strict=True))

@@ -35,11 +35,14 @@ from bnn_pyro.errors import UserError
 from bnn_pyro.inference.linear import stochastic_log_joint
 from bnn_pyro.inference.optimise import check_finite, diverged
 from bnn_pyro.inference.potential import log_likelihood
-from bnn_pyro.inference.sg_chains import Batches, Stored, draws_due
+from bnn_pyro.inference.sg_chains import Batches, draws_due
 from bnn_pyro.isolation import generator_state, set_generator_state
 from bnn_pyro.parts.nets import in_mode
 from bnn_pyro.posterior import Posterior, weight_space
 from bnn_pyro.settings import Settings, setting
+
+#: What a checkpoint calls the parts of stored draws.
+COLUMNS = ("draws", "log_joint", "validation")
 
 
 def step(w: Tensor, v: Tensor, gradient: Tensor, eta: float, friction: float) -> tuple[Tensor, Tensor]:
@@ -67,7 +70,8 @@ class Chains:
         # The difference of two draws has mean 0 and twice the variance of the prior.
         self.w = self.log_joint.initial.to(a) + s.jitter / math.sqrt(2) * (a - b)
         self.v = torch.randn_like(self.w) * math.sqrt(self.momentum_variance)
-        self.stored = Stored()
+        #: w (C, P) and log joint (C,) of each, and where there are validation rows, log Σ_c p(y | x, w_c).
+        self.draws: list[tuple[Tensor, ...]] = []
         self.recent: list[Tensor] = []
         names = ["epoch", "step_size", "kinetic_temperature", "log_joint", "draws"]
         self.trace: dict[str, list[float]] = {n: [] for n in [*names, *(["validation_nll"] if len(self.x_val) else [])]}
@@ -82,7 +86,7 @@ class Chains:
         """One step of every chain, before which a draw is kept where one is due."""
         log_joint, gradient = self.log_joint.gradient(self.w, x, y)
         if self.due[self.step]:
-            self.stored.draws.append((self.w, log_joint, *([self._scores()] if len(self.x_val) else [])))
+            self.draws.append((self.w, log_joint, *([self._scores()] if len(self.x_val) else [])))
         self.w, self.v = step(self.w, self.v, gradient, self.eta, self.settings.friction)
         kinetic = self.v.flatten().dot(self.v.flatten()) / (self.v.numel() * self.momentum_variance)
         self.recent.append(torch.stack([log_joint.mean(), kinetic]))
@@ -97,11 +101,13 @@ class Chains:
         self._check()
         log_joint, kinetic = torch.stack(self.recent).double().mean(0).tolist()
         self.recent.clear()
-        draws = self.settings.chains * len(self.stored.draws)
+        draws = self.settings.chains * len(self.draws)
         line = [self.step / self.batches.per_epoch, self.settings.lr, kinetic, log_joint, float(draws)]
         figures = {"lr": self.settings.lr, "draws": draws, "kinetic T": kinetic}
         if len(self.x_val):
-            figures["validation NLL"] = self.stored.validation_nll(self._scores, self.settings.chains)
+            scores = torch.stack([scores for *_, scores in self.draws] or [self._scores()])
+            log_p = scores.logsumexp(0) - math.log(self.settings.chains * len(scores))  # of all draws of all chains
+            figures["validation NLL"] = -log_p.mean().item()
             line.append(figures["validation NLL"])
         for values, value in zip(self.trace.values(), line, strict=True):
             values.append(value)
@@ -112,15 +118,17 @@ class Chains:
         self._check()
         recent = torch.stack(self.recent) if self.recent else torch.empty(0, 2)
         chains = {"tensors": {"w": self.w, "v": self.v}, "recent": recent}
-        results = {"ensemble": self.stored.state_dict(), "trace": self.trace}
-        return {**chains, **results, "generators": generator_state(), "done": self.step}
+        columns = [torch.stack(column) for column in zip(*self.draws, strict=True)]
+        results = {"ensemble": {**dict.fromkeys(COLUMNS, torch.empty(0)), **dict(zip(COLUMNS, columns, strict=False))}}
+        return {**chains, **results, "trace": self.trace, "generators": generator_state(), "done": self.step}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what :meth:`state_dict` returned."""
         device = self.w.device
         self.w, self.v = (state["tensors"][name].to(device) for name in ("w", "v"))
         self.recent = list(state["recent"].to(device))
-        self.stored.load_state_dict(state["ensemble"], device)
+        columns = [state["ensemble"][name].to(device) for name in COLUMNS if len(state["ensemble"][name])]
+        self.draws = list(zip(*columns, strict=True))
         self.step, self.trace = state["done"], state["trace"]
         set_generator_state(state["generators"])
 
@@ -185,7 +193,7 @@ class StochasticGradient(Settings):
             chains = Chains(self, model, data, run.seed)
             with pyro.validation_enabled(False):
                 run.take(chains)
-        w, log_joint, *_ = (torch.stack(column, 1) for column in zip(*chains.stored.draws, strict=True))
+        w, log_joint, *_ = (torch.stack(column, 1) for column in zip(*chains.draws, strict=True))
         draws, stats = chains.log_joint.sites(w), {"log_joint": log_joint}
         return Posterior(model, data.schema, chains=draws, stats=stats, trace=chains.trace)
 
