@@ -51,9 +51,11 @@ def train(args: Namespace) -> int:
             announce(f"{data.schema.target}: {SKEWED_HINT}", is_skewed(data.y_train.double().numpy()))
         with ranks.agreed():
             ready, beside = prepare_run(recipe, data, args.max_minutes)
+        if ranks.first and recipe.auto:
+            say(recipe)
         again = f"go on to the same result with: python -m bnn_pyro.run train --resume --out {folder.path}"
         begun = folder.begun(recipe, keep=args.resume, new=not (args.resume or args.overwrite))
-        with ranks.first_holds(begun), _stop_says(again):
+        with begun, _stop_says(again):
             limit = dict(resume=args.resume, max_minutes=args.max_minutes)
             posterior, baseline = fit_run(folder, ready, data, beside, **limit)
             if not ranks.first:
@@ -71,8 +73,6 @@ def _train_target(args: Namespace) -> tuple[Recipe, RunFolder]:
     stored = read_config(Path(args.out) / "config.json") if begun else {}
     example = {} if args.data or config else {"data": EXAMPLE}
     recipe = resolve(args, {**example, **stored, **config})
-    if recipe.auto:
-        say(recipe)
     name = f"{recipe.variant}-{recipe.data_name}-{recipe.seed}"
     out = args.out or RunFolder.default_path(name, resume=args.resume)
     folder = RunFolder.claim(out, resume=args.resume, overwrite=args.overwrite)

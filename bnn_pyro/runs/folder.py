@@ -19,12 +19,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from bnn_pyro.datasets.dataset import Dataset
+from bnn_pyro.distributed import here
 from bnn_pyro.errors import UserError
 from bnn_pyro.files import is_occupied, lock_folder, read_json, write_whole
 from bnn_pyro.posterior import Posterior, read_archive
@@ -195,21 +196,24 @@ class RunFolder(OutputFolder):
 
     @contextmanager
     def begun(self, recipe: Recipe, *, keep: bool = False, new: bool = False) -> Iterator[None]:
-        """The folder with its recipe in it, this process's alone to write to while the block lasts.
+        """The folder with its recipe in it, rank 0's alone to write to while the block of all ranks lasts.
 
         Without ``keep`` a former run's own files are removed first. Raises UserError where another process is at it,
         or, with ``new``, has begun a run here since the folder was claimed.
         """
-        with lock_folder(self.path):
-            if new and self.is_begun:
-                raise UserError(f"another run was begun in {self.path} meanwhile; choose another --out")
-            if not keep:
-                self._clear()
-            former = None
-            with suppress(UserError):
-                former = self.recipe
-            if not keep or former != recipe:
-                self.write("config.json", recipe.to_dict())
+        with ExitStack() as stack:
+            with here().agreed():
+                if here().first:
+                    stack.enter_context(lock_folder(self.path))
+                    if new and self.is_begun:
+                        raise UserError(f"another run was begun in {self.path} meanwhile; choose another --out")
+                    if not keep:
+                        self._clear()
+                    former = None
+                    with suppress(UserError):
+                        former = self.recipe
+                    if not keep or former != recipe:
+                        self.write("config.json", recipe.to_dict())
             yield
 
     def _clear(self) -> None:

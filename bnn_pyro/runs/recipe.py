@@ -210,15 +210,10 @@ def resolve(args: Namespace, config: Mapping[str, Any], settings: Mapping[str, A
     stored = config if variant == of_config else {}  # settings are those of a variant
     method = flags.get("inference") or stored.get("inference")
     same_method = method == (stored.get("inference") or method)
-    setup = set_up(
-        variant,
-        method,
-        lambda: _load(data),
-        settings=located(flag_settings(args) if settings is None else settings),
-        of_variant=located(stored.get("variant_settings") or {}),
-        of_method=(stored.get("inference_settings") or {}) if same_method else {},
-        minutes=minutes,
-    )
+    of_variant = located(stored.get("variant_settings") or {})
+    of_method = (stored.get("inference_settings") or {}) if same_method else {}
+    how = dict(settings=located(flag_settings(args) if settings is None else settings), minutes=minutes)
+    setup = set_up(variant, method, lambda: _load(data), of_variant=of_variant, of_method=of_method, **how)
     if not setup.auto and (setup.variant, setup.inference) == (stored.get("variant"), stored.get("inference")):
         setup = dataclasses.replace(setup, auto=auto)
     if (which := flags.get("baseline")) is not None:

@@ -87,7 +87,7 @@ def fit_run(
         return posterior
 
     def fit_baseline(members: Posterior | None = None) -> Posterior:
-        with here().first_holds(folder.baseline.begun(baseline, keep=resume)):
+        with folder.baseline.begun(baseline, keep=resume):
             return fit_into(folder.baseline, baseline, members)
 
     backbone = fit_baseline() if recipe.backbone_variant(data.schema) is not None else None
