@@ -25,8 +25,7 @@ def starts(problem, how, num=8, entry=None, jitter=1.0, seed=3, white=False, tem
         potential = Potential(model, problem.data.x_train, problem.data.y_train, temperature)
         if white:
             potential.space = coordinates(potential)
-        guide = entry.guide(model)
-        z = method(start=how, jitter=jitter)._starts(potential, guide, problem.data, Run(seed))(num)
+        z = method(start=how, jitter=jitter)._starts(potential, problem.data, Run(seed))(num)
     return potential, z
 
 
