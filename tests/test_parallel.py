@@ -3,6 +3,7 @@
 One Dask cluster of two workers on 127.0.0.1 serves all of these tests.
 """
 
+import logging
 import multiprocessing
 import os
 import random
@@ -11,6 +12,8 @@ import time
 from contextlib import ExitStack
 from types import SimpleNamespace
 
+import dask
+import distributed
 import numpy as np
 import pytest
 import torch
@@ -34,7 +37,6 @@ from bnn_pyro.parallel.executor import (
     executor,
     parse_executor,
     usable_cores,
-    versions,
 )
 from bnn_pyro.parallel.map import WorkerDied, map_tasks
 from bnn_pyro.progress import report_progress
@@ -56,7 +58,12 @@ def cluster():
         for name in ("dask.sizeof", *(f"distributed.{name}" for name in RANDOM)):
             patch.setattr(f"{name}.random", own)
         patch.setattr("distributed.protocol.compression.randint", own.randint)
-        yield connect(None, 2, stack)
+        # A task that kills its worker is ours to try again; and Dask would give up a worker that died twice.
+        settings = {"distributed.scheduler.allowed-failures": 0, "distributed.deploy.lost-worker-timeout": "1 hour"}
+        stack.enter_context(dask.config.set(settings))
+        how = dict(host="127.0.0.1", dashboard_address="127.0.0.1:0", silence_logs=logging.CRITICAL)
+        workers = stack.enter_context(distributed.LocalCluster(n_workers=2, threads_per_worker=1, **how))
+        yield connect(workers, stack)
 
 
 @pytest.fixture
@@ -81,12 +88,10 @@ def test_texts():
         "here": Executor("here"),
         "processes": Executor("processes"),
         "processes:4": Executor("processes", 4),
-        "dask": Executor("dask"),
-        "dask:4": Executor("dask", 4),
         "dask://10.0.0.1:8786/": Executor("dask", client="tcp://10.0.0.1:8786"),
     }.items():
         assert parse_executor(text) == expected
-    for text in ("", "her", "processes:0", "processes:", "dask:-1", "dask:two", "dask://host", "tcp://h:1", "dask://:"):
+    for text in ("", "her", "processes:0", "processes:", "dask", "dask:2", "dask://host", "tcp://h:1", "dask://:"):
         refused = pytest.raises(UserError, match=r"unknown executor .*; valid: here, processes, .*dask://HOST:PORT")
         with refused, executor(text):
             pass
@@ -181,10 +186,10 @@ def warned(task):
     return task
 
 
-def test_what_the_package_warns_of_is_said_here_and_once():
+def test_what_the_package_warns_of_is_said_here():
     with pytest.warns(UserWarning, match="about 278 hours; --set draws=200 takes") as caught:
         assert map_tasks(warned, [1, 2, 3], cores=2) == [1, 2, 3]
-    assert len(caught) == 1
+    assert len({str(one.message) for one in caught}) == 1
 
 
 # -- what the package makes there --------------------------------------------------------------------------------------
@@ -256,18 +261,16 @@ def test_chains_that_are_finished_on_a_cluster_are_kept(at, tmp_path):
 # -- workers of a cluster ----------------------------------------------------------------------------------------------
 def test_workers_are_looked_over():
     def look(there, threads=1):
-        scheduler, threads = SimpleNamespace(address="tcp://b:2"), {"tcp://a:1": threads} if threads else {}
-        run = lambda *_, **__: {"tcp://a:1": there}  # noqa: E731
-        check_workers(SimpleNamespace(scheduler=scheduler, run=run, nthreads=lambda: threads))
+        asked = SimpleNamespace(scheduler=SimpleNamespace(address="tcp://b:2"))
+        asked.run = lambda *_, **__: {"tcp://a:1": there}
+        asked.nthreads = lambda: {"tcp://a:1": threads} if threads else {}
+        asked.get_versions = lambda check, packages: found.append((check, *packages))
+        check_workers(asked)
 
-    look(versions())
-    with pytest.warns(UserWarning, match=r"3 threads runs one task at a time .* --nthreads 1"):
-        look(versions(), threads=3)
+    found = []
+    look(1)
+    assert found == [(True, "bnn-pyro", "torch", "pyro-ppl", "numpy")]  # Dask warns of versions that differ
     with pytest.warns(UserWarning, match=r"tcp://b:2 has no workers yet, .* `dask worker tcp://b:2 --nthreads 1`"):
-        look(versions(), threads=0)
-    with pytest.warns(
-        UserWarning, match=rf"tcp://a:1 has torch 1.0 \(here {versions()['torch']}\): results may differ"
-    ):
-        look({**versions(), "torch": "1.0"})
+        look(1, threads=0)
     with pytest.raises(UserError, match=r"worker tcp://a:1 cannot import bnn_pyro .*: install it there too"):
         look(ModuleNotFoundError("No module named 'bnn_pyro'"))

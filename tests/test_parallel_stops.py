@@ -70,7 +70,6 @@ def test_tasks_that_do_not_ask_are_ended_after_some_seconds():
 
 CODE = """
 import signal, time
-from bnn_pyro.parallel.executor import executor
 from bnn_pyro.parallel.map import map_tasks
 
 def slow(task):
@@ -78,11 +77,9 @@ def slow(task):
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    with executor({where!r}):
-        map_tasks(slow, range(100), report=lambda *_: print("going", flush=True))
+    map_tasks(slow, range(100), cores=2, report=lambda *_: print("going", flush=True))
 """
 
 
-@pytest.mark.parametrize("where", ["processes:2", "dask:2"])
-def test_ctrl_c_ends_quietly_and_leaves_no_process(tmp_path, where):
-    stopped_by_ctrl_c(CODE.format(where=where), tmp_path)
+def test_ctrl_c_ends_quietly_and_leaves_no_process(tmp_path):
+    stopped_by_ctrl_c(CODE, tmp_path)

@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import bnn_pyro as bp
@@ -17,7 +18,7 @@ from bnn_pyro.parallel.map import map_tasks
 __all__ = ["JOBS", "WAYS", "measure_many", "run_job"]
 
 #: How the table names it -> the executor; a plain loop has all threads.
-WAYS = {"here, one thread": "here", "a plain loop": "", "processes": "processes:{cores}", "Dask": "dask:{cores}"}
+WAYS = {"here, one thread": "here", "a plain loop": "", "processes": "processes:{cores}", "Dask": "dask"}
 
 
 def svi(seed: int, steps: int = 500) -> float:
@@ -47,7 +48,7 @@ def run_job(job: str, way: str, cores: int) -> dict[str, Any]:
     if not place:
         results = [function(seed) for seed in seeds]
         return {"seconds": time.perf_counter() - start, "results": results}
-    with bp.executor(place):
+    with nullcontext(place) if place != "dask" else _cluster(cores) as place, bp.executor(place):
         results = map_tasks(function, seeds)
         first = time.perf_counter() - start
         again = {}
@@ -55,6 +56,12 @@ def run_job(job: str, way: str, cores: int) -> dict[str, Any]:
             map_tasks(function, seeds)
             again = {"again": time.perf_counter() - start - first}
     return {"seconds": time.perf_counter() - start, "first": first, **again, "results": results}
+
+
+def _cluster(cores: int) -> Any:
+    from distributed import LocalCluster
+
+    return LocalCluster(n_workers=cores, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0")
 
 
 def measure_many(results: Measurements, cores: int, repeats: int) -> None:

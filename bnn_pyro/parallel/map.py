@@ -4,18 +4,19 @@ Importing this module imports neither torch nor Dask.
 """
 
 import contextlib
+import pickle
 import queue
 import reprlib
 import time
 import warnings
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from bnn_pyro.errors import UserError
 from bnn_pyro.parallel.executor import Executor, current_executor, usable_cores
-from bnn_pyro.parallel.pools import DaskPool, ProcessPool, failure, named, one_thread, read
+from bnn_pyro.parallel.pools import DaskPool, ProcessPool, named, one_thread
 from bnn_pyro.progress import Channel, Figures, Report
 
 Task = TypeVar("Task")
@@ -26,6 +27,10 @@ LOOK = 0.1
 
 #: Deaths of its process after which a task is tried once more, alone, after the others.
 SUSPECT = 2
+DIED = (
+    "its process died each time, the last time with no other task beside it (killed, or out of memory?); run it in "
+    "this process (cores=1, or the executor 'here') to see why, or where there is more memory"
+)
 
 
 class WorkerDied(UserError):
@@ -72,7 +77,7 @@ def map_tasks(
     tasks = list(tasks)
     if names is None:
         names = [f"task {number} of {len(tasks)} ({_SHORT.repr(task)})" for number, task in enumerate(tasks, 1)]
-    run = _Run(tasks, names, report, progress, done, failed, watch)
+    run = _Run(tasks, names, report or _nothing, progress or _nothing, done or _nothing, failed, watch or _nothing)
     where = current_executor()
     if where is None or where.kind != "dask" or not tasks:
         processes = min(usable_cores() if where is not None else cores or usable_cores(), len(tasks))
@@ -83,6 +88,10 @@ def map_tasks(
         with contextlib.ExitStack() as stack:
             run.within((DaskPool if where.kind == "dask" else ProcessPool)(stack, where, function), grace)
     return [run.results[number] for number in range(len(tasks))]
+
+
+def _nothing(*_: object) -> None:
+    """What is called where the caller does not ask for it."""
 
 
 #: How an error message shows a task.
@@ -96,24 +105,25 @@ class _Run:
 
     tasks: Sequence
     names: Sequence[str]
-    report: Report | None
-    progress: Callable[[int, float, Figures], None] | None
-    done: Callable[[int, Any], None] | None
+    report: Report
+    progress: Callable[[int, float, Figures], None]
+    done: Callable[[int, Any], None]
     failed: Callable[[Any, UserError], Any] | None
-    watch: Callable[[], None] | None
+    watch: Callable[[], None]
     results: dict[int, Any] = field(default_factory=dict)
     shares: dict[int, float] = field(default_factory=dict)
-    warned: set[str] = field(default_factory=set)
     reason: BaseException | None = None
 
     # -- what the caller hears -----------------------------------------------------------------------------------------
     def on_progress(self, number: int, share: float, figures: Figures) -> None:
         """A task has reported its progress."""
+        if number in self.results:
+            return
         further, self.shares[number] = share != self.shares.get(number, 0.0), share
-        if self.progress is not None:
-            self.progress(number, share, figures)
+        self.progress(number, share, figures)
         if further:
-            self._report(figures if len(self.shares) - len(self.results) == 1 else {})
+            alone = len(self.shares) - len(self.results) == 1
+            self.report(sum(self.shares.values()), len(self.tasks), figures if alone else {})
 
     def finish(self, number: int, good: bool, result: Any) -> None:
         """A task has ended with a result, or else with an error."""
@@ -121,23 +131,17 @@ class _Run:
             if self.failed is None or not isinstance(result, UserError):
                 raise result
             result = self.failed(self.tasks[number], result)
-        self.results[number] = result
-        if self.done is not None:
-            self.done(number, result)
-        self.shares[number] = 1.0
-        self._report({})
-
-    def _report(self, figures: Figures) -> None:
-        if self.report is not None:
-            self.report(sum(self.shares.values()), len(self.tasks), figures)
+        self.results[number], self.shares[number] = result, 1.0
+        self.done(number, result)
+        self.report(sum(self.shares.values()), len(self.tasks), {})
 
     def look(self) -> None:
         """Ask the caller whether to go on."""
-        if self.reason is None and self.watch is not None:
-            try:
+        try:
+            if self.reason is None:
                 self.watch()
-            except BaseException as reason:
-                self.reason = reason
+        except BaseException as reason:
+            self.reason = reason
 
     # -- the tasks -----------------------------------------------------------------------------------------------------
     def in_this_process(self, function: Callable, all_threads: bool) -> None:
@@ -165,23 +169,15 @@ class _Run:
         A task whose process died runs again; after the second time alone, after the others: the one that ends its
         process by itself is found and given up, and one that needs the memory of two gets it.
         """
-        suspects = self._round(pool, grace, range(len(self.tasks)), pool.size, SUSPECT)
-        for number in self._round(pool, grace, suspects, 1, 1):  # the caller may end with the first of them
-            self.finish(number, False, WorkerDied(
-                f"{self.names[number]}: its process died each time, the last time with no other task beside it "
-                "(killed, or out of memory?); run it in this process (cores=1, or the executor 'here') to see why, or "
-                "where there is more memory"
-            ))  # fmt: skip
-
-    def _round(self, pool: Any, grace: float, numbers: Iterable[int], size: int, tries: int) -> list[int]:
-        """The tasks of these numbers, so many at once: those whose process died so many times."""
-        waiting, deaths, at_work = deque(numbers), Counter(), {}
+        waiting, deaths, at_work, given_up = deque(range(len(self.tasks))), Counter(), {}, []
         ended: queue.SimpleQueue = queue.SimpleQueue()
         deadline: float | None = None
         while at_work or (self.reason is None and waiting):
             try:
-                while self.reason is None and waiting and len(at_work) < size:
+                while self.reason is None and waiting:
                     number = waiting[0]
+                    if len(at_work) >= (pool.size if deaths[number] < SUSPECT else 1):
+                        break
                     future = pool.start(number, self.tasks[number], self.names[number])
                     at_work[future] = waiting.popleft()
                     future.add_done_callback(ended.put)
@@ -190,8 +186,7 @@ class _Run:
                     number = at_work.pop(future)
                     if not self._take(pool, number, future):
                         deaths[number] += 1
-                        if deaths[number] < tries:
-                            waiting.append(number)
+                        (waiting if deaths[number] <= SUSPECT else given_up).append(number)
                 for report in pool.progress(at_work.values()):
                     self.on_progress(*report)
                 self.look()
@@ -210,21 +205,19 @@ class _Run:
                     break
         if self.reason is not None:
             raise self.reason
-        return [number for number, died in deaths.items() if died >= tries]
+        for number in given_up:  # the caller may end with the first of them
+            self.finish(number, False, WorkerDied(f"{self.names[number]}: {DIED}"))
 
     def _take(self, pool: Any, number: int, future: Any) -> bool:
         """What came of a task; False where its process died."""
-        name = self.names[number]
         try:
-            good, result, warned = read(future.result(), name)
+            good, result, warned = pickle.loads(future.result())
         except pool.died:
             return False
         except Exception as error:
-            good, result, warned = False, failure(error, name), ()
+            good, result, warned = False, named(error, self.names[number]), ()
         for message in warned:
-            if message not in self.warned:
-                self.warned.add(message)
-                warnings.warn(message, stacklevel=6)
+            warnings.warn(message, stacklevel=5)
         if self.reason is None or not isinstance(result, KeyboardInterrupt):  # by which tasks end that were asked to
             self.finish(number, good, result)
         return True

@@ -17,6 +17,7 @@ import time
 import traceback
 import uuid
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError, Future
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
@@ -46,9 +47,6 @@ EVERY = 0.05
 _SPARE: list[tuple[float, ProcessPoolExecutor]] = []
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_SPARE.clear)
-
-#: Bytes of a function that travel with each task, rather than once to each worker.
-SMALL = 2**15
 
 #: Seconds between two events by which a task reports its progress.
 EVENT = 1.0
@@ -125,8 +123,6 @@ def _file_channel(folder: Path, number: int, parent: int) -> Channel:
     file, wanted = folder / str(number), folder / WANTED
 
     def send(share: float, figures: Figures) -> None:
-        if os.getppid() != parent:
-            os._exit(1)
         with suppress(OSError):  # a disk that is full is no fault of the task's
             file.write_text(json.dumps([share, dict(figures)], default=float))
 
@@ -150,26 +146,23 @@ class DaskPool:
         from distributed import KilledWorker
 
         self.died = KilledWorker, CancelledError, OSError  # the last two: the worker with the result in it went away
-        self.client = where.client
+        self.client, self.at_work, self.reports = where.client, set(), deque()
         # Dask takes tasks of one name to last as long as each other, and one that it knows to be short stays where
         # its data are, however long the queue there is.
         self.topic, self.keys = f"task{uuid.uuid4().hex}", itertools.count()
-        self.at_work: set[Any] = set()
-        self.reports: dict[int, tuple[float, Figures]] = {}
         stack.callback(random.setstate, random.getstate())  # by which Dask measures a sample of what it sends
         # Dask would warn of data in a task.
         stack.enter_context(dask.config.set({"distributed.admin.large-graph-warning-threshold": "1 PiB"}))
-        self.function: Any = cloudpickle.dumps(function)
-        if len(self.function) > SMALL:  # once a worker: also on one that starts later, or again
-            self.function = self.client.submit(bytes, self.function, key=f"data{self.topic}", pure=False)
-            with suppress(ValueError):  # there is no worker, or none any more
-                self.client.replicate(self.function)  # as no worker is then preferred to another for having them
-        self.client.subscribe_topic(self.topic, self._receive)
+        # Once a worker: also on one that starts later, or again.
+        self.function = self.client.submit(bytes, cloudpickle.dumps(function), key=f"data{self.topic}", pure=False)
+        with suppress(ValueError):  # there is no worker, or none any more
+            self.client.replicate(self.function)  # as no worker is then preferred to another for having them
+        self.client.subscribe_topic(self.topic, lambda event: self.reports.append(event[1]))
         stack.callback(self._end)
 
     def start(self, number: int, task: Any, name: str) -> Any:
         """See ``ProcessPool``."""
-        if getattr(self.function, "status", "") == "error":  # the worker died that was to hold these bytes
+        if self.function.status == "error":  # the worker died that was to hold these bytes
             self.function.retry()
         connect = partial(_event_channel, self.topic, number)
         what = self.topic, self.function, cloudpickle.dumps(task), name, connect
@@ -186,13 +179,7 @@ class DaskPool:
                 "a folder was given"
             )
         while self.reports:
-            number, report = self.reports.popitem()
-            if number in numbers:
-                yield number, *report
-
-    def _receive(self, event: tuple[float, tuple[int, float, Figures]]) -> None:
-        number, share, figures = event[1]
-        self.reports[number] = share, figures
+            yield self.reports.popleft()
 
     def stop(self) -> None:
         """See ``ProcessPool``: tasks that wait are taken back; those at work see it, if they ask."""
@@ -226,9 +213,6 @@ _ALONE = threading.Lock()
 #: {call: the function of its tasks}, of one call: large ones, with data in them, travel once a process.
 _FUNCTIONS: dict[str, Callable[[Any], Any]] = {}
 
-#: (whether there is a result, the result or else the error, pickled, what the package warned of).
-Came = tuple[bool, bytes, tuple[str, ...]]
-
 
 def one_thread() -> AbstractContextManager[None]:
     """``isolation.one_thread``, but that torch is not loaded for it in a worker: those of our own start with one."""
@@ -239,8 +223,8 @@ def one_thread() -> AbstractContextManager[None]:
     return isolation.one_thread()
 
 
-def run_task(call: str, function: bytes | Path, task: bytes, name: str, connect: Callable[[], Channel]) -> Came:
-    """In another process: what comes of a task there.
+def run_task(call: str, function: bytes | Path, task: bytes, name: str, connect: Callable[[], Channel]) -> bytes:
+    """In another process: (whether there is a result, it or else the error, what the package warned of), pickled.
 
     call: of ``map_tasks``, one name for all its tasks.   function: pickled, or the file that it is in.
     """
@@ -253,38 +237,26 @@ def run_task(call: str, function: bytes | Path, task: bytes, name: str, connect:
                 if call not in _FUNCTIONS:
                     _FUNCTIONS.clear()
                     _FUNCTIONS[call] = pickle.loads(function if isinstance(function, bytes) else function.read_bytes())
-                good, blob = True, cloudpickle.dumps(_FUNCTIONS[call](pickle.loads(task)))
+                result = _FUNCTIONS[call](pickle.loads(task))
+                own = (w for w in caught if issubclass(w.category, UserWarning) and w.filename.startswith(PACKAGE))
+                return cloudpickle.dumps((True, result, [str(w.message) for w in own]))
         except BaseException as error:
-            good, blob = False, cloudpickle.dumps(failure(error, name))
-    own = (w for w in caught if issubclass(w.category, UserWarning) and w.filename.startswith(PACKAGE))
-    return good, blob, tuple(dict.fromkeys(str(w.message) for w in own))
+            return _failure(error, name)
 
 
-def read(came: Came, name: str) -> tuple[bool, Any, tuple[str, ...]]:
-    """What comes of a task, in the process that waits for it."""
-    good, blob, warned = came
-    try:
-        return good, pickle.loads(blob), warned
-    except Exception as error:
-        text = f"what came back cannot be read here: {type(error).__name__}: {error}"
-        return False, named(RuntimeError(text), name), warned
-
-
-def failure(error: BaseException, name: str) -> BaseException:
+def _failure(error: BaseException, name: str) -> bytes:
     """What a task raised, named; where that cannot travel, a RuntimeError."""
     where = "".join(traceback.format_exception(error))
-    if isinstance(error, SystemExit):
-        error = RuntimeError(f"{type(error).__name__}: {error}")
     error = named(error, name)
     if not isinstance(error, UserError):
         error.add_note(f"in its process:\n{where}")
-    try:
-        pickle.loads(cloudpickle.dumps(error))
-    except Exception:
-        other = RuntimeError(f"{type(error).__name__}: {error}")
-        other.__notes__ = getattr(error, "__notes__", [])
-        return other
-    return error
+    with suppress(Exception):
+        blob = cloudpickle.dumps((False, error, []))
+        pickle.loads(blob)
+        return blob
+    other = RuntimeError(f"{type(error).__name__}: {error}")
+    other.__notes__ = error.__notes__
+    return cloudpickle.dumps((False, other, []))
 
 
 def named(error: BaseException, name: str) -> BaseException:
