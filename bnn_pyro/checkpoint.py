@@ -27,9 +27,6 @@ CHECKSUM = 32
 #: Seconds in which a signal is the same one: torchrun passes on the Ctrl-C that its processes had from the terminal.
 SAME_SIGNAL = 2.0
 
-#: Seconds between two agreements of several processes on whether to save or to stop.
-AGREE = 1.0
-
 
 class Interrupted(KeyboardInterrupt):
     """Training stopped on a signal, after its checkpoint was written."""
@@ -171,11 +168,6 @@ class Run:
         return {site: value[0] for site, value in self.start.items()} if known else initial
 
     @property
-    def expired(self) -> bool:
-        """Whether its time is over."""
-        return self.max_minutes is not None and self.minutes >= self.max_minutes
-
-    @property
     def minutes(self) -> float:
         """Since it began."""
         return (time.time() - self.began) / 60
@@ -200,30 +192,20 @@ class Run:
         where it is to stop. In both cases its state is saved, if it has a checkpoint.
 
         Where a fit has several processes they save and stop after the same step: by rank 0's clock, for anybody's
-        signal. To agree on it costs a collective: they do about once in ``AGREE`` seconds, after steps that they have
-        agreed on the time before.
+        signal.
         """
         checkpoint, ranks = self.checkpoint, here()
         if checkpoint is not None and (state := checkpoint.load()) is not None:
             job.load_state_dict(state)
-        last, following, since = job.step, job.step + 1, time.monotonic()
         for figures in job.steps():
             if figures is not None:
                 self.tell(job.step, job.total, figures)
-            over = self.expired
-            if ranks.size == 1:
-                due = over or (self.stop if checkpoint is None else checkpoint.due)
-                stop = due and self.stop
-            elif (checkpoint is None and self.max_minutes is None) or job.step < following:
-                continue
-            else:
-                now = time.monotonic()
-                pace = (job.step - last) / max(now - since, 1e-3)
-                wait = min(max(1, int(pace * AGREE)), 4 * (job.step - last))  # the first steps are slow, and no measure
-                due = over or (checkpoint is not None and checkpoint.due)
-                mine = [due and ranks.first, self.stop, wait if ranks.first else 0, over and ranks.first]
-                due, stop, wait, over = ranks.total(torch.tensor(mine, dtype=torch.int64), "MAX").tolist()
-                last, following, since = job.step, job.step + wait, now
+            over = self.max_minutes is not None and self.minutes >= self.max_minutes
+            due = over or (self.stop if checkpoint is None else checkpoint.due)
+            stop = due and self.stop
+            if ranks.size > 1:
+                mine = torch.tensor([due and ranks.first, over and ranks.first, stop], dtype=torch.int64)
+                due, over, stop = ranks.total(mine, "MAX").tolist()
             if (due or stop) and checkpoint is not None:
                 checkpoint.save(job.state_dict())
             if stop:

@@ -270,18 +270,6 @@ def provenance_of(setup: Setup, data: Dataset, seed: int) -> dict[str, Any]:
     } | ({"auto": dict(setup.auto)} if setup.auto else {})
 
 
-def first_member(posterior: Posterior, setup: Setup, data: Dataset, seed: int, out: str | Path) -> Posterior:
-    """The first member of an ensemble as the fit of ``setup``, a point with its settings, saved; without a trace."""
-    members = len(next(iter(posterior.chains.values())))
-    provenance = {**posterior.provenance, **provenance_of(setup, data, seed), "stored_draws": 1, "auto": {}}
-    provenance["member"] = f"the first of {members} members"
-    provenance["seconds"] = round(posterior.provenance["seconds"] / members, 3)
-    chains = {site: value[:1].clone() for site, value in posterior.chains.items()}
-    member = replace(posterior, chains=chains, trace={}, provenance=provenance)
-    here().first_does(lambda: member.save(out))
-    return member
-
-
 def _rows(method: Method, data: Dataset, *others: Any) -> Tensor:
     """Digests of the rows that a fit uses: training rows, validation rows where they stop it, and those of others."""
     stops = [row_digests(data.x_val, data.y_val)] if getattr(method, "patience", 0) != 0 else []

@@ -57,14 +57,6 @@ def command(argv, log):
         return main(argv)
 
 
-def train(argv, log):
-    """As ``command``, of a rank: a signal is looked for after every step."""
-    from bnn_pyro import checkpoint
-
-    checkpoint.AGREE = 0.0
-    return command(argv, log)
-
-
 def predict_within(run, rows, draws, bound, room, log):
     """Predict where the address space ends ``room`` bytes above what is there after loading."""
     import torch

@@ -3,14 +3,11 @@
 Calling the other functions gives the results of a process that runs alone.
 """
 
-import importlib
 import io
 import os
 import signal
-import warnings
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,8 +15,8 @@ from conjugate import correlated
 from monte_carlo import tensors
 
 import bnn_pyro as bp
-from bnn_pyro import checkpoint, run
 from bnn_pyro import distributed as ranks
+from bnn_pyro import run
 from bnn_pyro.checkpoint import Checkpoint, Interrupted, Run
 from bnn_pyro.datasets import load_data
 from bnn_pyro.errors import UserError
@@ -27,9 +24,7 @@ from bnn_pyro.inference import methods_for, optimise
 from bnn_pyro.inference.log_joint import Objective
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.guides import PointMass
-
-#: The module: ``bnn_pyro.datasets.dataset`` is also the name of a function.
-train_module = importlib.import_module("bnn_pyro.runs.train")
+from bnn_pyro.runs.train import load_together
 
 #: 31 rows in batches of 8 at most: 4 steps an epoch, of 8, 8, 8 and 7 rows.
 PROBLEM = correlated(num=31, noise=0.5)
@@ -111,7 +106,6 @@ def stopping(step, by):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Checkpoint, "due", property(due))
-        patch.setattr(checkpoint, "AGREE", 0.0)
         yield
 
 
@@ -208,72 +202,24 @@ def generators():
         return ranks.here().gather(torch.randn(2000))
 
 
-def own(x):
-    """Bytes, of the part of memory that x is in, of which this process has a copy of its own."""
-    inside = False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        first, _, rest = line.partition(" ")
-        if not first.endswith(":"):
-            start, end = (int(place, 16) for place in first.split("-"))
-            inside = start <= x.data_ptr() < end
-        elif inside and first == "Anonymous:":
-            return 1024 * int(rest.split()[0])
-    raise AssertionError("x is nowhere")
+def loading(folder):
+    """{case: what came of ``load_together``: how often this process loaded, its rows or its error}."""
+    here, cases = ranks.here(), {}
+    for case, broken in {"all": (), "first fails": [0], "second fails": [1]}.items():
+        calls, found = [], {"error": None}
 
+        def load(broken=broken, calls=calls):
+            calls.append(here.rank)
+            if here.rank in broken:
+                raise UserError(f"rank {here.rank} has no such file")
+            return load_data(folder / "rows.npz")
 
-def loaded(here, path, large=0, broken=(), **changed):
-    """What ``load_together`` made: how often this process loaded, its rows, what it said.
-
-    broken: ranks whose load fails    changed: functions of dataset.py to replace
-    """
-    calls = []
-
-    def load():
-        calls.append(here.rank)
-        if here.rank in broken:
-            raise UserError(f"rank {here.rank} has no such file")
-        return load_data(path)
-
-    cache = train_module.cache_root()
-    found = {"error": None, "files": []}
-    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        patch.setattr(train_module, "LARGE", large)
-        for name, function in changed.items():
-            patch.setattr(train_module, name, function)
-        mapped = train_module._map
-        patch.setattr(train_module, "_map", lambda *saved: found["files"].append(os.listdir(cache)) or mapped(*saved))
         try:
-            data = found["data"] = train_module.load_together(here, load)
-            found["fingerprint"] = data.fingerprint  # reads every training row
-            found["own"] = own(data.x_train)
+            found["data"] = load_together(here, load)
         except UserError as error:
             found["error"] = type(error).__name__, str(error)
-    if cache.is_dir():
-        found["files"].append(os.listdir(cache))
-    return found | {"calls": len(calls), "said": [str(warning.message) for warning in said]}
-
-
-def rows_in_common(folder):
-    """{case: what came of ``load_together``}, of a data set of 8 MB in ``rows.npz``."""
-    here, path, save = ranks.here(), folder / "rows.npz", train_module._save
-    os.environ["BNN_PYRO_CACHE"] = str(folder / "rows")
-    load_data(path)  # what is imported on the way
-    cases = {
-        "large": loaded(here, path),
-        "small": loaded(here, path, large=2**40),
-        "gone": loaded(here, path, _save=lambda *given: ("/proc/self/fd/none", *save(*given)[1:])),
-        "first fails": loaded(here, path, broken=[0]),
-        "second fails": loaded(here, path, large=2**40, broken=[1]),
-        "a machine each": loaded(replace(here, local=0), path),
-    }
-    shared = loaded(here, path)
-    if here.rank == 0:
-        shared["data"].x_train.fill_(7.0)
-    here.gather(None)
-    (folder / "a file").touch()
-    os.environ["BNN_PYRO_CACHE"] = str(folder / "a file" / "cache")
-    return cases | {"changed by one": shared, "no cache": loaded(here, path)}
+        cases[case] = found | {"calls": len(calls)}
+    return cases
 
 
 def commands():
@@ -290,7 +236,7 @@ def main(folder):
     results = {}
     with ranks.joined() as here:
         assert here.size > 1
-        in_folder = (stopped, taken_over, finished, complaints, features, rows_in_common)
+        in_folder = (stopped, taken_over, finished, complaints, features, loading)
         for task in (objectives, points, contract, whole, drifted, generators, *in_folder, commands):
             results[task.__name__] = task(folder) if task in in_folder else task()
         torch.save(results, folder / f"rank-{here.rank}.pt")

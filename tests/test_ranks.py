@@ -178,44 +178,18 @@ def test_processes_that_find_no_connection_are_told(monkeypatch):
         pass
 
 
-# -- one copy of a large data set on a machine -------------------------------------------------------------------------
-#: {case: (how often each of two processes loaded, the error of both, what rank 0 warned of)}.
-IN_COMMON = {
-    "large": ([1, 0], None, None),
-    "small": ([1, 1], None, None),
-    "a machine each": ([1, 1], None, None),
-    "gone": ([1, 1], None, "No such file or directory"),
-    "no cache": ([1, 1], None, "a file"),
-    "first fails": ([1, 0], ("Agreed", "rank 0 has no such file"), None),
-    "second fails": ([1, 1], ("Agreed", "rank 1 has no such file"), None),
-}
-
-
-@pytest.mark.parametrize("case", IN_COMMON)
-def test_every_process_has_the_data_set_or_the_error(results, case):
-    (calls, error, words), both = IN_COMMON[case], [rank["rows_in_common"][case] for rank in results[0]]
-    assert [result["calls"] for result in both] == calls and [result["error"] for result in both] == [error] * 2
-    if words is None:
-        assert not any(result["said"] for result in both)
-    else:
-        (said,) = both[0]["said"]
-        assert said.startswith("processes hold a copy of the data each") and words in said and not both[1]["said"]
+# -- the data ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("case", "error"), [("all", None), ("first fails", 0), ("second fails", 1)])
+def test_every_process_has_the_data_set_or_the_error(results, case, error):
+    both = [rank["loading"][case] for rank in results[0]]
+    if error is not None:
+        assert [result["error"] for result in both] == [("Agreed", f"rank {error} has no such file")] * 2
+        assert both[1]["calls"] == error, "the first of a machine loads first"
+        return
     data = bp.load_data(results[1] / "rows.npz")
-    for found in (result["data"] for result in both if error is None):
+    for found in (result["data"] for result in both):
         assert (found.schema, found.split, found.fingerprint) == (data.schema, data.split, data.fingerprint)
         assert all(torch.equal(rows, found.parts()[name]) for name, rows in data.parts().items())
-        assert all(rows.is_contiguous() for rows in found.parts().values())
-
-
-def test_a_large_set_is_in_memory_once_and_private_and_its_file_has_no_name(results):
-    """Both have read all of it and hold no byte of their own; nothing is left behind by processes that are killed."""
-    data, both = bp.load_data(results[1] / "rows.npz"), [rank["rows_in_common"] for rank in results[0]]
-    assert [result["large"]["own"] for result in both] == [0, 0]
-    assert min(result["small"]["own"] for result in both) >= data.x_train.nbytes
-    first, second = (result["changed by one"]["data"].x_train for result in both)
-    assert (first == 7).all() and torch.equal(second, data.x_train)
-    assert len(both[0]["large"]["files"]) == 2
-    assert not any(names for result in both for case in result.values() for names in case["files"])
 
 
 def test_a_process_alone_just_loads():
@@ -253,7 +227,7 @@ def test_a_killed_rank_and_ctrl_c_leave_a_whole_checkpoint(tmp_path):
         state = torch.load(saved, weights_only=True)["state"] if saved.is_file() else {"step": 0}
         return state["step"]
 
-    how = dict(task=forked.train, port=port, argv=argv)
+    how = dict(task=forked.command, port=port, argv=argv)
     both = [forked.start(forked.as_rank, number=k, log=f"{log}-{k}", **how) for k in (0, 1)]
     until(lambda: steps() > 3, lambda: both[0].exitcode)
     both[1].kill()
@@ -267,7 +241,7 @@ def test_a_killed_rank_and_ctrl_c_leave_a_whole_checkpoint(tmp_path):
     often = tmp_path / "often.py"  # as `-m bnn_pyro.run`, but with a checkpoint after every step
     often.write_text(
         "import sys; from bnn_pyro import checkpoint; import bnn_pyro.run\n"
-        "checkpoint.AGREE = 0.0; checkpoint.Checkpoint.__init__.__defaults__ = (None, 0.0)\n"
+        "checkpoint.Checkpoint.__init__.__defaults__ = (None, 0.0)\n"
         "sys.exit(bnn_pyro.run.main())\n"
     )
     process = start(2, often, "train", "--resume", "--quiet", "--out", out)

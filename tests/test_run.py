@@ -11,13 +11,11 @@ from PIL import Image
 from run_folders import MEAN_FIELD, SMALL, same, small_table
 
 import bnn_pyro as bp
-from bnn_pyro.fitting import first_member
 from bnn_pyro.listing import tables
 from bnn_pyro.metrics import METRICS
 from bnn_pyro.run import main, parse
 from bnn_pyro.runs.evaluate import labelled
 from bnn_pyro.runs.recipe import Recipe
-from bnn_pyro.runs.train import has_member
 from bnn_pyro.settings import field_docs
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -39,39 +37,6 @@ def test_train_writes_the_whole_folder_with_its_baseline(runs):
     config = json.loads((folder / "baseline" / "config.json").read_text())
     assert (config["variant"], config["inference"]) == ("mlp", "map")  # of the same architecture and schedule
     assert config["variant_settings"]["hidden"] == [8] and config["inference_settings"]["epochs"] == 3
-
-
-def test_the_baseline_of_an_ensemble_of_the_same_network_is_its_first_member(tmp_path):
-    table, out = small_table(tmp_path / "houses.csv"), tmp_path / "run"
-    words = ["train", "mlp", "--inference", "ensemble", "--data", str(table), "--target", "price", *SMALL]
-    assert main([*words, "--set", "members=2", "--out", str(out)]) == 0
-    both, first = (bp.load(place).chains for place in (out, out / "baseline"))
-    assert all(torch.equal(both[site][:1], value) and len(both[site]) == 2 for site, value in first.items())
-    assert "map" in (report := (out / "report.html").read_text()) and "the first of 2 members" in report
-    assert "2 draws" in report and "5 draws" not in report.split("in every prediction")[0]
-    settings = ["--config", str(out / "baseline" / "config.json"), "--out", str(tmp_path / "alone")]
-    assert main(["train", *settings, "--quiet"]) == 0  # a run like any other
-    one, other = (
-        Recipe.from_dict(json.loads((tmp_path / run / "config.json").read_text())) for run in ("run", "run/baseline")
-    )
-    assert has_member(one, other) and not has_member(other, one)
-    assert not has_member(one.changed(method={"patience": 3}), other)
-    old = bp.load(out)
-    del old.provenance["stored_draws"]  # as earlier versions wrote it
-    member = first_member(old, other, one.load(), 0, tmp_path / "member")
-    assert all(torch.equal(member.chains[site], value) for site, value in first.items())
-
-
-def test_resuming_keeps_a_baseline_that_was_fitted_by_itself(tmp_path, monkeypatch):
-    table, out = small_table(tmp_path / "houses.csv"), tmp_path / "run"
-    words = ["train", "mlp", "--inference", "ensemble", "--data", str(table), "--target", "price", *SMALL]
-    with monkeypatch.context() as patch:
-        patch.setattr("bnn_pyro.runs.train.has_member", lambda ensemble, point: False)
-        assert main([*words, "--set", "members=2", "--out", str(out)]) == 0
-    before = bp.load(out / "baseline")
-    assert main([*words, "--set", "members=2", "--out", str(out), "--resume"]) == 0
-    after = bp.load(out / "baseline")
-    assert after.provenance == before.provenance and "member" not in after.provenance
 
 
 def test_metrics_are_those_of_the_saved_posterior(runs):

@@ -173,10 +173,6 @@ class RunFolder(OutputFolder):
         """Whether the posterior is there."""
         return all((self.path / name).is_file() for name in ARCHIVE)
 
-    def has_fit(self) -> bool:
-        """Whether a fit was begun here: the posterior is there, or a checkpoint of it."""
-        return self.is_trained or any((self.path / "checkpoint").glob("*.pt"))
-
     @property
     def baseline(self) -> RunFolder:
         """The run of the deterministic network beside it."""
@@ -232,20 +228,13 @@ class RunFolder(OutputFolder):
     def facts(self, name: str | None = None) -> RunFacts:
         """What the files of a finished run say; ``name`` is what its column is headed with."""
         recipe, meta = self.recipe.to_dict(), read_archive(self.path)[1]
+        label, baseline = name or f"{recipe['variant']} ({recipe['inference']})", self.baseline
+        names = ("metrics", "environment", "convergence", "guarantees", "rows", "boosting")
         return RunFacts(
-            label=name or f"{recipe['variant']} ({recipe['inference']})",
-            folder=str(self.path),
-            task=meta["schema"]["task"],
-            recipe=recipe,
-            metrics=self.read("metrics.json"),
-            environment=self.read("environment.json"),
-            provenance=meta["provenance"],
-            baseline=self.baseline.facts() if self.baseline.is_trained else None,
-            convergence=self.read("convergence.json"),
-            guarantees=self.read(GUARANTEES),
-            rows=self.read(ROWS),
-            boosting=self.read(BOOSTING),
-        )
+            label, str(self.path), meta["schema"]["task"], recipe, provenance=meta["provenance"],
+            baseline=baseline.facts() if baseline.is_trained else None,
+            **{name: self.read(f"{name}.json") for name in names},
+        )  # fmt: skip
 
     def check_data(self, posterior: Posterior, data: Dataset) -> None:
         """Raises UserError unless the training rows are those that the posterior was fitted to."""

@@ -2,19 +2,16 @@
 
 import os
 import platform
-import secrets
 import shlex
 import subprocess
 import sys
-import tempfile
-import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import pandas as pd
 import torch
@@ -22,18 +19,14 @@ import torch
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.distributed import Ranks, here
 from bnn_pyro.errors import FitFailed
-from bnn_pyro.files import cache_root
-from bnn_pyro.fitting import check_setup, first_member, fit_setup
+from bnn_pyro.fitting import check_setup, fit_setup
 from bnn_pyro.isolation import isolated, one_thread
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.runs.folder import RunFolder
 from bnn_pyro.runs.recipe import Recipe
-from bnn_pyro.zoo.auto import Setup
 
 #: Weights × rows of a step below which a second thread costs more than it brings.
 SMALL_STEP = 20_000_000
-#: Bytes of rows from which on the processes of a machine have them in common; fewer are loaded by each.
-LARGE = 2**28
 #: Whose versions are kept.
 PACKAGES = ("bnn-pyro", "pyro-ppl", "torch", "torchvision", "numpy", "pandas", "scikit-learn", "matplotlib")
 
@@ -70,15 +63,10 @@ def fit_run(
     Raises what ``fit`` raises.
     """
 
-    def fit_into(
-        folder: RunFolder, recipe: Recipe, members: Posterior | None = None, **limit: float | None
-    ) -> Posterior:
+    def fit_into(folder: RunFolder, recipe: Recipe, **limit: float | None) -> Posterior:
         with _threads(recipe, data):
-            if members is None or (resume and here().first_does(folder.has_fit)):
-                place = dict(out=folder.path, resume=resume, device=recipe.device)
-                posterior = fit_setup(recipe, data, seed=recipe.seed, **place, **limit)
-            else:
-                posterior = first_member(members, recipe, data, recipe.seed, folder.path)
+            place = dict(out=folder.path, resume=resume, device=recipe.device)
+            posterior = fit_setup(recipe, data, seed=recipe.seed, **place, **limit)
             if here().first:
                 # One line per recorded epoch, in nats of the whole training set.
                 folder.write("history.csv", pd.DataFrame(posterior.trace).to_csv(index=False))
@@ -86,16 +74,15 @@ def fit_run(
                 folder.write("environment.json", facts)
         return posterior
 
-    def fit_baseline(members: Posterior | None = None) -> Posterior:
+    def fit_baseline() -> Posterior:
         with folder.baseline.begun(baseline, keep=resume):
-            return fit_into(folder.baseline, baseline, members)
+            return fit_into(folder.baseline, baseline)
 
-    backbone = fit_baseline() if recipe.backbone_variant(data.schema) is not None else None
+    beside = backbone = fit_baseline() if recipe.backbone_variant(data.schema) is not None else None
     ready = recipe if backbone is None else replace(recipe, entry=replace(recipe.entry, backbone=backbone))
     posterior = fit_into(folder, ready, max_minutes=max_minutes)
-    beside = backbone
     if backbone is None and baseline is not None:
-        beside = fit_baseline(posterior if has_member(ready, baseline) else None)
+        beside = fit_baseline()
     return posterior, beside
 
 
@@ -108,14 +95,6 @@ def calibrate_set_aside(folder: RunFolder, recipe: Recipe, data: Dataset, poster
             calibrate_run(folder, recipe, data, posterior, level=recipe.conformal)
 
 
-def has_member(ensemble: Setup, point: Setup) -> bool:
-    """Whether the first member of an ensemble is the fit that ``point`` would be, but for the noise of its training."""
-    settings, shared = vars(ensemble.method), vars(point.method).items()
-    if "members" not in settings or not isinstance(ensemble.method, type(point.method)):
-        return False
-    return ensemble.entry == point.entry and all(settings[name] == value for name, value in shared)
-
-
 def _threads(recipe: Recipe, data: Dataset) -> AbstractContextManager[None]:
     """One thread where a step is so small that threads would only wait for one another (a busy machine: 25 times)."""
     with isolated(0):
@@ -124,56 +103,15 @@ def _threads(recipe: Recipe, data: Dataset) -> AbstractContextManager[None]:
     return one_thread() if weights * rows < SMALL_STEP else nullcontext()
 
 
-# -- one copy of the rows on a machine ---------------------------------------------------------------------------------
 def load_together(ranks: Ranks, load: Callable[[], Dataset]) -> Dataset:
-    """``load()`` for all processes of a fit, with one copy of the rows on a machine where they are many.
-
-    One process of every machine loads first, so that the others find what it downloaded. It saves the rows to a
-    file without a name, so that nothing is left on the disk however they end; the others open it as ``/proc/PID/fd/N``
-    and all map it copy-on-write. Where that cannot be each process has a copy of its own, with a warning.
+    """``load()`` for all processes of a fit; one of every machine first, so that the others find what it downloaded.
 
     Raises on all the UserError of any.
     """
-    if ranks.size == 1:
-        return load()
     with ranks.agreed():
-        early = load() if ranks.local == 0 else None
-    # torchrun numbers those of a machine in a row.
-    others = 1 in ranks.gather(ranks.local)[ranks.rank + 1 : ranks.rank + 2]
-    with ExitStack() as stack:
-        saved, mapped, problem = None, None, None
-        if early is not None and others and sum(rows.nbytes for rows in early.parts().values()) >= LARGE:
-            try:
-                cache_root().mkdir(parents=True, exist_ok=True)
-                saved = _save(early, stack.enter_context(tempfile.TemporaryFile(dir=cache_root())))
-            except OSError as error:
-                problem = str(error)
-        mine = ranks.gather(saved)[ranks.rank - ranks.local]
-        if mine is not None:
-            try:
-                mapped = _map(*mine)
-            except Exception as error:  # torch has several for a file that is not this one
-                problem = " ".join(str(error).split())[:200]
-        problems = [text for text in ranks.gather(problem) if text is not None]  # here all have mapped it
-    if problems and ranks.first:
-        warnings.warn(f"processes hold a copy of the data each, not one in common ({problems[0]})", stacklevel=2)
+        data = load() if ranks.local == 0 else None
     with ranks.agreed():
-        return mapped or early or load()
-
-
-def _save(data: Dataset, file: BinaryIO) -> tuple[str, str, Dataset]:
-    """(the path by which others find the file, a token that tells it from any other, the data without rows)."""
-    token = secrets.token_hex()
-    torch.save({"token": token, **data.parts()}, file)
-    file.flush()
-    return f"/proc/{os.getpid()}/fd/{file.fileno()}", token, data.to("meta")
-
-
-def _map(path: str, token: str, outline: Dataset) -> Dataset:
-    tensors = torch.load(path, mmap=True, weights_only=True)
-    if tensors.pop("token") != token:  # of another machine or container, with processes of these numbers
-        raise OSError(f"{path} is another file")
-    return replace(outline, **tensors)
+        return data or load()
 
 
 # -- how it was made --------------------------------------------------------------------------------------------------
