@@ -15,7 +15,7 @@ from bnn_pyro.files import lock_folder, write_whole
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.progress import announce
 from bnn_pyro.reports.summary import run_table
-from bnn_pyro.reports.tables import guarantee_table, score_table
+from bnn_pyro.reports.tables import guarantees_section
 from bnn_pyro.runs.folder import CheckFolder, RunFolder
 from bnn_pyro.runs.recipe import EXAMPLE, Recipe, read_config, resolve
 from bnn_pyro.runs.train import (
@@ -93,17 +93,22 @@ def evaluate(args: Namespace) -> None:
     folder, recipe, posterior = _opened(args)
     if args.prune and (args.data is not None or args.mean_weights):
         raise UserError("--prune scores draws on the run's own test rows; leave out --data and --mean-weights")
-    if args.data is not None and args.ood:
-        raise UserError("--data scores on other rows and --ood against the run's own; give one of them")
-    if args.data is not None:
-        print(score_table(scoring.score_other(folder, recipe, posterior, args.data, mean_weights=args.mean_weights)))
+    if args.ood and (args.data is not None or args.mean_weights):
+        raise UserError("--ood scores draws against the run's own test rows; leave out --data and --mean-weights")
+    if args.data is not None or args.mean_weights:
+        what = [] if args.data is None else [Path(args.data).stem]
+        if args.data is not None:
+            x, y = scoring.labelled(args.data, posterior.schema, recipe)
+        else:
+            folder.check_data(posterior, data := recipe.load())
+            x, y = data.x_test, data.y_test
+        if args.mean_weights:
+            posterior, what = posterior.at_mean_weights(), [*what, "mean-weights"]
+        print(scoring.score_rows(folder, posterior, x, y, recipe.num_draws, "-".join(what)))
         return
+    data = recipe.load()
     num = OUTSIDE_ROWS if args.limit is None else args.limit
     outside = scoring.outside_inputs(args.ood, posterior.schema, num=num, invert=args.invert) if args.ood else None
-    data = recipe.load()
-    if args.mean_weights:
-        print(score_table(scoring.score_mean_weights(folder, recipe, data, posterior, outside)))
-        return
     module = getattr(args, "module", None)
     baseline = scoring.load_posterior(folder.baseline, recipe.device, module) if folder.baseline.is_trained else None
     with lock_folder(folder.path):
@@ -117,8 +122,6 @@ def predict(args: Namespace) -> None:
     from bnn_pyro.runs.predict import predict_file
 
     output = Path(args.output)
-    if output.is_dir():
-        raise UserError(f"--output {output} is a folder; give the name of a CSV file")
     if output.exists() and not args.overwrite:
         raise UserError(f"--output {output} exists; choose another name or add --overwrite")
     table, notes = predict_file(*_opened(args), args)
@@ -137,7 +140,7 @@ def calibrate(args: Namespace) -> None:
     with lock_folder(folder.path):
         done = calibrate_run(folder, recipe, data, posterior, name=args.data, method=args.method, level=level)
         evaluate_run(folder, recipe, data, posterior, baseline)
-    print(f"{guarantee_table(done)}\n\nreport: {folder.path / 'report.html'}")
+    print(f"{guarantees_section(done).text}\n\nreport: {folder.path / 'report.html'}")
 
 
 def compare(args: Namespace) -> None:
@@ -215,7 +218,7 @@ def sweep(args: Namespace) -> int:
     facts = environment("cpu") | {"executor": args.executor or ""}
     with _stop_says(again), lock_folder(folder.path):
         results, summaries = run_sweep(config, folder, facts, cores=args.cores or 0, overwrite=args.overwrite)
-        write_report(folder, config.tasks, results, summaries)
+        write_report(folder, results, summaries)
     print(f"{sweep_text(results, summaries)}\n\nsweep: {folder.path / folder.page}")
     return int(any(fit["status"] == FAILED for fit in results["fits"]))
 

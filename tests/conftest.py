@@ -60,7 +60,7 @@ def undrawn(patch):
     """No figures are drawn: they take most of the time of a small run."""
     patch.setattr("bnn_pyro.runs.evaluate.draw_all", lambda figures, folder: [])
     patch.setattr("bnn_pyro.runs.diagnose.draw_diagnosis", lambda *args: [])
-    patch.setattr("bnn_pyro.runs.compare.draw_comparison", lambda *args: [])
+    patch.setattr("bnn_pyro.runs.compare.draw_scores", lambda *args: [])
 
 
 @pytest.fixture

@@ -31,12 +31,12 @@ def table(x, y, num, **schema):
 def test_a_number_has_scikit_learns_prediction_and_its_cross_validated_error():
     x, f, noise = rows(150)
     prediction, about = boosted(table(x, 5 + f + 0.5 * noise, 150))
-    model = HistGradientBoostingRegressor(max_iter=50, early_stopping=False, min_samples_leaf=7, random_state=0)
+    model = HistGradientBoostingRegressor(min_samples_leaf=7, random_state=0)
     own, y = x[:150].double().numpy(), (5 + f + 0.5 * noise)[:150].double().numpy()
     assert np.allclose(prediction.mean, model.fit(own, y).predict(x[150:].double().numpy()), rtol=1e-5)
     left_out = cross_val_predict(model, own, y, cv=KFold(5, shuffle=True, random_state=0))
     assert prediction.scales[0, 0].item() == pytest.approx(np.sqrt(np.mean((y - left_out) ** 2)), rel=1e-5)
-    assert "150 training rows, 50 iterations" in about["about"] and "error on training rows left out" in about["about"]
+    assert "150 training rows, 100 iterations" in about["about"] and "error on training rows left out" in about["about"]
 
 
 def test_its_intervals_hold_and_no_test_target_was_seen():
@@ -65,7 +65,7 @@ def test_classes_have_scikit_learns_probabilities_and_a_missing_one_is_not_impos
     y = torch.bucketize(f + noise, torch.tensor([0.0, 1.5]))
     data = table(x, y, 300, task="classification", classes=("a", "b", "c", "never"))
     prediction, _ = boosted(data)
-    model = HistGradientBoostingClassifier(max_iter=150, early_stopping=True, min_samples_leaf=15, random_state=0)
+    model = HistGradientBoostingClassifier(min_samples_leaf=15, random_state=0)
     own = model.fit(x[:300].double().numpy(), y[:300].numpy()).predict_proba(x[300:].double().numpy())
     assert np.allclose(prediction.mean[:, :3], own, atol=1e-5)
     assert (prediction.log_prob(torch.full((400,), 3)) > -20).all()

@@ -6,13 +6,12 @@ from typing import ClassVar
 
 import pytest
 
-import bnn_pyro as bp
 from bnn_pyro import checks as registry
 from bnn_pyro.checks import Finding, Outcome
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference import methods_for
 from bnn_pyro.reports.page import read_texts
-from bnn_pyro.run import main, parse
+from bnn_pyro.run import main
 from bnn_pyro.runs import check as bench
 from bnn_pyro.runs.diagnose import FIGURES as DIAGNOSIS_FIGURES
 from bnn_pyro.zoo import ZOO
@@ -180,15 +179,6 @@ def test_without_a_variant_the_whole_zoo(checks, tmp_path, capsys, monkeypatch):
     printed = capsys.readouterr().out
     assert "covers 95 %" in printed and "88%" in printed
     assert "All" in (out / "check.html").read_text()
-
-
-def test_the_methods_of_a_variant_share_data_and_backbone(monkeypatch):
-    specs = [spec for spec in bench.zoo_subjects(parse(["check"])) if spec.recipe.variant == "last-layer"]
-    backbone = bp.fit(bp.MLP(hidden=(2,)), specs[0].data, bp.MAP(epochs=1), device="cpu", progress=False)
-    fits: list = []
-    monkeypatch.setattr(bench, "fit_setup", lambda setup, data, **options: fits.append(data) or backbone)
-    assert len({spec.entry.backbone.description["weights"] for spec in specs}) == 1 and len(specs) > 5
-    assert len(fits) == 1 and all(spec.data is fits[0] for spec in specs)
 
 
 def test_figures_are_drawn_of_the_evidence_and_kept(checks, tmp_path):

@@ -132,13 +132,13 @@ def test_tables_have_what_there_is_and_a_dash_for_what_is_no_number():
     numbers = {"rhat_max": 1.0234, "ess_bulk_min": 399.9, "divergences": 0.0, "khat": math.nan, "rhat_share": 0.5}
     found = diagnostics.Diagnosis(numbers, (), weights=[{"name": f"w[{i}]", "mean": -0.5} for i in range(50)])
     tables = diagnosis_tables(found)
-    cells = {row[0]: row[2] for table in tables for row in table.rows}
+    cells = {name: value for table in tables for name, value in table.table.iloc[:, 0].items()}
     assert cells["largest R-hat"] == "1.023" and cells["fewest effective draws, bulk"] == "399", "rounded down"
     assert cells["k-hat"] == "–" and cells["outputs with R-hat below 1.01"] == "50.0 %" and cells["w[0]"] == "−0.5"
     assert "PSIS-LOO" not in " ".join(t.title for t in tables)
-    assert len(tables[-1].rows) <= 20 and "of the 50" in tables[-1].sentence
+    assert len(tables[-1].table) <= 20 and "of the 50" in tables[-1].sentence
     nested = diagnostics.Diagnosis(numbers | {"nested": 1.0}, ())
-    assert "largest nested R-hat" in {row[0] for table in diagnosis_tables(nested) for row in table.rows}
+    assert "largest nested R-hat" in {name for table in diagnosis_tables(nested) for name in table.table.index}
 
 
 # -- after training, and in the report ---------------------------------------------------------------------------------
@@ -194,10 +194,10 @@ def test_loo_is_compared_on_the_rows_that_all_have():
         "c": "why",
     }
     ranking = comparison._loo_ranking(found, 10)
-    assert ranking.title.endswith("2 of 10 training rows") and ranking.left_out == [("c", "why")]
-    assert ranking.standings.density.to_dict() == {"a": -2, "b": -5}
-    assert ranking.standings.note["a"] == "" and ranking.standings.note["b"].endswith("1 row with k above 0.7")
-    assert "c: why" in ranking.text and not comparison._loo_ranking({"c": "why"}, 10).rows
+    assert ranking.title.endswith("2 of 10 training rows") and ranking.notes == ["c: why"]
+    assert ranking.table["log density, nats"].to_dict() == {"a": "-2.0", "b": "-5.0"}
+    assert ranking.table[""]["a"] == "" and ranking.table[""]["b"].endswith("1 row with k above 0.7")
+    assert "c: why" in ranking.text and comparison._loo_ranking({"c": "why"}, 10).table.empty
 
 
 @pytest.mark.usefixtures("no_figures")

@@ -126,8 +126,5 @@ def test_a_mean_and_its_error_and_a_mark_for_every_fit():
     assert any(np.array_equal(line.get_xdata(), [95.0, 95.0]) for line in ax.lines)
 
 
-def test_nothing_to_draw_and_too_much_are_refused():
+def test_nothing_to_draw_is_refused():
     refuses("no fit to draw", plots.sweep_points, {}, "RMSE")
-    refuses("no fit to draw", plots.sweep_settings, {"d": {}}, "lr", "RMSE")
-    many = {"d": {str(k): {1.0: scores(1.0)} for k in range(9)}}
-    refuses("9 lines cannot be told apart", plots.sweep_settings, many, "lr", "RMSE")

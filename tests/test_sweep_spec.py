@@ -8,7 +8,6 @@ from run_folders import small_table
 
 from bnn_pyro.run import main
 from bnn_pyro.runs.sweep_config import read_sweep_config
-from bnn_pyro.runs.sweep_report import numeric_settings
 
 DATA = '[data.toy-curve]\n[data.houses]\nname = "houses.csv"\ntarget = "price"\n'
 RECIPES = '[recipes.mlp]\nvariant = "mlp"\n'
@@ -74,19 +73,6 @@ def test_all_recipes_come_before_the_next_split():
     assert [fit.recipe.seed for fit in fits[::4]] == [0, 1000, 1, 1001], "splits do not share their starts"
 
 
-def test_numeric_settings_of_grids_become_lines():
-    found = numeric_settings(
-        plans('[data.toy-curve]\n[recipes.mlp.grid]\nprior = ["normal:1", "normal:1e-1", "fan-in:3"]\nbias = [true]\n'
-             '[recipes.mean-field.grid]\nprior = ["normal:1", "normal:4"]\nhidden = [[5], [5, 5]]\n')
-    )  # fmt: skip
-    assert list(found) == [("prior", "normal")]
-    lines = found["prior", "normal"]
-    assert {line: sorted(by) for line, by in lines.items()} == {
-        "mlp bias=true": [0.1, 1.0], "mean-field hidden=5": [1.0, 4.0], "mean-field hidden=5,5": [1.0, 4.0]
-    }  # fmt: skip
-    assert lines["mean-field hidden=5"][4.0] == "mean-field prior=normal:4 hidden=5"
-
-
 WRONG = {
     "seeds = [0": "is not valid TOML",
     f"seed = [0]\n{DATA}{RECIPES}": "unknown key in s.toml 'seed'; did you mean 'seeds'?",
@@ -135,9 +121,9 @@ UNFIT = {
 
 @pytest.mark.parametrize("text", [*WRONG, *UNFIT])
 def test_errors_are_one_line_that_names_the_place_before_anything_is_written(text, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("bnn_pyro.parallel.executor.connect", None)  # no cluster is started to find them
+    monkeypatch.setattr("bnn_pyro.parallel.executor.connect", None)  # no cluster is asked to find them
     (tmp_path / "s.toml").write_text(text)
-    assert main(["sweep", "s.toml", "--executor", "dask:2", "--quiet"]) == 2
+    assert main(["sweep", "s.toml", "--executor", "dask://127.0.0.1:1", "--quiet"]) == 2
     told = capsys.readouterr().err
     assert told.startswith("error: s.toml") or told.startswith("error: unknown key in s.toml"), told
     assert told.count("\n") == 1 and {**WRONG, **UNFIT}[text] in told

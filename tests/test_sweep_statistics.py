@@ -4,6 +4,7 @@ import json
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import stats
 
@@ -12,30 +13,34 @@ from bnn_pyro.runs.sweep_report import summary_sentences
 from bnn_pyro.runs.sweep_statistics import ALPHA, BEST, OPEN, WORSE, Mean, mean_of, paired, summarise, worse_than_best
 
 
+def by_unit(values):
+    """{(split, seed): value} as the statistics take it."""
+    return pd.Series(list(values.values()), pd.MultiIndex.from_tuples(values, names=["split", "seed"]), dtype=float)
+
+
 def test_means_are_over_splits_and_on_one_split_over_seeds():
-    values = {(0, 0): 1.0, (0, 1): 3.0, (1, 0): 4.0, (1, 1): 6.0}  # split means 2 and 5: variance 4.5
+    values = by_unit({(0, 0): 1.0, (0, 1): 3.0, (1, 0): 4.0, (1, 1): 6.0})  # split means 2 and 5: variance 4.5
     assert mean_of(values, share=0.25)[:4] == pytest.approx((3.5, math.sqrt(4.5 * (1 / 2 + 0.25)), 2, 4))
     assert mean_of(values).error == pytest.approx(math.sqrt(4.5 / 2))
-    on_one = mean_of({(3, 0): 1.0, (3, 1): 2.0, (3, 2): 6.0}, share=0.25)  # variance 7
+    on_one = mean_of(by_unit({(3, 0): 1.0, (3, 1): 2.0, (3, 2): 6.0}), share=0.25)  # variance 7
     assert on_one[:4] == pytest.approx((3.0, math.sqrt(7 / 3), 3, 3)), "it knows no other rows"
-    assert mean_of({(0, 0): 2.0}).value == 2 and math.isnan(mean_of({(0, 0): 2.0}).error)
-    assert mean_of({}).fits == 0 and math.isnan(mean_of({}).value)
+    alone = mean_of(by_unit({(0, 0): 2.0}))
+    assert alone.value == 2 and math.isnan(alone.error)
 
 
 def test_differences_are_taken_in_pairs_where_both_are():
-    mine = {(0, 0): 11.0, (1, 0): 22.0, (2, 0): 33.0, (3, 0): 5.0}
-    best = {(0, 0): 10.0, (1, 0): 20.0, (2, 0): 30.0, (4, 0): 5.0}
+    mine = by_unit({(0, 0): 11.0, (1, 0): 22.0, (2, 0): 33.0, (3, 0): 5.0})
+    best = by_unit({(0, 0): 10.0, (1, 0): 20.0, (2, 0): 30.0, (4, 0): 5.0})
     found = paired(mine, best)  # differences 1, 2, 3: t = 2√3, two degrees of freedom: P = ½ − t / (2 √(2 + t²))
     t = 2 * math.sqrt(3)
     assert found == pytest.approx((2.0, 1 / math.sqrt(3), 3, 3, 0.5 - t / (2 * math.sqrt(2 + t**2))))
 
 
-def test_differences_without_spread_or_pairs_tell_nothing():
-    same = {(0, 0): 1.0, (1, 0): 2.0}
+def test_differences_without_spread_tell_nothing():
+    same = by_unit({(0, 0): 1.0, (1, 0): 2.0})
     assert math.isnan(paired(same, same).p) and not worse_than_best({"same": paired(same, same)}, lower=True)
-    shifted = paired({unit: value + 1 for unit, value in same.items()}, same)  # equal to the last digit: no error
+    shifted = paired(same + 1, same)  # equal to the last digit: no error
     assert not worse_than_best({"shifted": shifted}, lower=True)
-    assert paired(same, {(9, 0): 1.0}).fits == 0
 
 
 def test_the_level_is_shared_by_those_that_are_compared_and_what_compare_calls_unclear_is_not_worse():
@@ -48,6 +53,10 @@ def test_the_level_is_shared_by_those_that_are_compared_and_what_compare_calls_u
     assert worse_than_best({"far": close._replace(error=0.5)}, lower=True)
 
 
+def by_split(line):
+    return by_unit({(k, 0): value for k, value in enumerate(line)})
+
+
 def overlapping(rng, sims, splits, rho):
     """(sims, splits) of variance 1 and correlation rho, as splits of the same rows have."""
     shared, own = rng.normal(size=(sims, 1)), rng.normal(size=(sims, splits))
@@ -57,8 +66,8 @@ def overlapping(rng, sims, splits, rho):
 def test_the_error_over_overlapping_splits_is_that_of_their_mean():
     rho, splits = 0.2, 5
     drawn = overlapping(np.random.default_rng(0), 4000, splits, rho)
-    errors = np.array([[mean_of({(k, 0): v for k, v in enumerate(line)}, share).error for share in (rho / (1 - rho), 0)]
-                       for line in drawn])  # fmt: skip
+    shares = rho / (1 - rho), 0
+    errors = np.array([[mean_of(one, share).error for share in shares] for one in map(by_split, drawn)])
     corrected, plain = (errors**2).mean(0)
     true = rho + (1 - rho) / splits
     assert corrected == pytest.approx(true, rel=0.05)
@@ -69,21 +78,23 @@ def test_the_best_in_truth_is_told_to_be_worse_as_seldom_as_is_said():
     rng, sims, splits, rho = np.random.default_rng(1), 600, 5, 0.1
     wrong = 0
     for _ in range(sims):
-        values = {f"r{k}": dict(enumerate(line)) for k, line in enumerate(overlapping(rng, 5, splits, rho))}
-        values = {name: {(k, 0): v for k, v in by.items()} for name, by in values.items()}
-        best = min(values, key=lambda name: sum(values[name].values()))
+        values = {f"r{k}": by_split(line) for k, line in enumerate(overlapping(rng, 5, splits, rho))}
+        best = min(values, key=lambda name: values[name].sum())
         others = {n: paired(by, values[best], rho / (1 - rho)) for n, by in values.items() if n != best}
         wrong += "r0" in worse_than_best(others, lower=True)  # all are alike, so r0 is best as well
     assert wrong / sims < ALPHA + 3 * math.sqrt(ALPHA * (1 - ALPHA) / sims)
 
 
 def test_the_variance_over_test_rows_is_added_to_that_over_seeds():
-    mine, best = {(0, 0): 2.0, (0, 1): 3.0}, {(0, 0): 1.0, (0, 1): 1.0}  # differences 1 and 2: variance of the mean 1/4
+    mine, best = (
+        by_unit({(0, 0): 2.0, (0, 1): 3.0}),
+        by_unit({(0, 0): 1.0, (0, 1): 1.0}),
+    )  # differences 1 and 2: variance of the mean 1/4
     assert paired(mine, best) == pytest.approx((1.5, 0.5, 2, 2, 0.5 - math.atan(3) / math.pi))
     both = paired(mine, best, rows=0.75)  # a quarter of the variance is over seeds: 4² degrees of freedom
     assert both == pytest.approx((1.5, 1.0, 2, 2, float(stats.t.sf(1.5, 16))))
     assert math.isnan(paired(mine, best, rows=math.nan).p), "test rows of which nothing is known leave all open"
-    alike = paired({unit: value + 1 for unit, value in best.items()}, best, rows=0.25)
+    alike = paired(best + 1, best, rows=0.25)
     assert alike == pytest.approx((1.0, 0.5, 2, 2, float(stats.norm.sf(2))))
 
 
@@ -106,7 +117,7 @@ def test_a_better_recipe_is_told_and_equal_ones_are_not():
     fits = [*noisy(rng, "good", -1), *noisy(rng, "as good", -1), *noisy(rng, "bad", 0), *noisy(rng, "worse", 1)]
     (found,) = summarise(fits, {})
     contest = found.metrics["rmse"]
-    told = {name: contest.verdict(name) for name in found.states}
+    told = {name: contest.verdicts[name] for name in found.states}
     assert sorted([told.pop("good"), told.pop("as good")]) == [BEST, OPEN]
     assert told == {"bad": WORSE, "worse": WORSE}
     assert found.share == 0.25 and "Nadeau" in found.error_sources
@@ -141,13 +152,13 @@ def test_seeds_that_agree_do_not_make_a_difference_on_few_test_rows_clear(kind):
     contest, mean = on.metrics["nll"], on.metrics["nll"].means["a"]
     assert contest.best == "a" and contest.differences["b"].error == pytest.approx(paired_error, rel=0.1)
     assert mean.error == pytest.approx(error, rel=0.1)
-    assert contest.verdict("b") == OPEN == NOT_CLEAR
+    assert contest.verdicts["b"] == OPEN == NOT_CLEAR
     said = summary_sentences(on)["nll"]
     assert "; no clear difference: b (given variation over" in said and "the finite number of test rows" in said
     assert ("variation over seeds" if kind == "random" else "variation over splits") in said
     # The same difference on rows enough to show it.
     (many,) = summarise(*replicated(kind, rows=4000)[:2])
-    assert many.metrics["nll"].verdict("b") == WORSE
+    assert many.metrics["nll"].verdicts["b"] == WORSE
     assert "; worse: b (given variation over" in summary_sentences(many)["nll"]
 
 
@@ -155,10 +166,11 @@ def test_without_resampled_test_rows_nothing_is_clear_where_all_fits_share_them(
     fits, replicates, *_ = replicated("random", rows=4000)
     replicates.pop(fits[0]["name"])
     (on,) = summarise(fits, replicates)
-    assert math.isnan(on.metrics["nll"].differences["b"].error) and on.metrics["nll"].verdict("b") == OPEN
+    assert math.isnan(on.metrics["nll"].differences["b"].error) and on.metrics["nll"].verdicts["b"] == OPEN
     for number, one in enumerate(fits):  # splits with test rows of their own have both errors already
         one["split"] = number % 3
-    assert summarise(fits, {})[0].metrics == summarise(fits, replicates)[0].metrics
+    without, with_ = (summarise(fits, r)[0].metrics["nll"] for r in ({}, replicates))
+    assert without.differences == with_.differences and without.means == with_.means
 
 
 def test_one_that_failed_on_the_hard_splits_is_not_best():
@@ -185,5 +197,5 @@ def test_one_that_failed_on_the_hard_splits_is_not_best():
 def test_it_says_what_the_error_is_over(fits, said, share):
     (found,) = summarise(fits, {})
     assert said in found.error_sources and found.share == share
-    assert "rmse" not in found.metrics or found.metrics["rmse"].verdict("a") == "", "best of one"
+    assert "rmse" not in found.metrics or not found.metrics["rmse"].verdicts, "best of one"
     assert json.dumps(found.to_dict(), allow_nan=False)

@@ -124,10 +124,8 @@ def connect(client: Any, stack: contextlib.ExitStack) -> Any:
                 f"no Dask scheduler answers at {place} ({type(error).__name__}); start one with `dask scheduler`, and "
                 "workers with `dask worker HOST:PORT --nthreads 1`"
             ) from None
-    if not isinstance(client, distributed.Client):
-        raise UserError(f"an executor is a text, a distributed.Client or a Dask cluster, got {client!r}")
-    if client.asynchronous:
-        raise UserError("an asynchronous distributed.Client cannot be waited for; make one with asynchronous=False")
+    if not isinstance(client, distributed.Client) or client.asynchronous:
+        raise UserError(f"an executor is a text, a synchronous distributed.Client or a Dask cluster, got {client!r}")
     check_workers(client)
     return client
 

@@ -19,7 +19,7 @@ _NAMES = {
     "points": "dispute method_predictions most_disputed ood_bars softmax_draws uncertain_images",
     "maps": "Grid decision_boundary epistemic_map grid line",
     "regression": "predicted_observed predictive_band regression_calibration rootogram",
-    "sweep": "Scores sweep_points sweep_settings",
+    "sweep": "Scores sweep_points",
     "training": "growing_ensemble sampler_trace training_curves",
     "weights": "pruning_curve signal_to_noise unlike weight_posteriors",
 }

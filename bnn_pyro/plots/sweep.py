@@ -1,6 +1,6 @@
-"""Many fits at once: every run's or recipe's score with its interval (a forest plot), and what a setting does to it.
+"""Many fits at once: every run's or recipe's score with its interval (a forest plot).
 
-Both are drawn from plain numbers. A recipe's colour says where it stands beside the best, and so does its marker.
+A recipe's colour says where it stands beside the best, and so does its marker.
 """
 
 import textwrap
@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator, NullLocator, ScalarFormatter
+from matplotlib.ticker import MaxNLocator
 
 from bnn_pyro.errors import UserError
-from bnn_pyro.plots.layout import Panels, legend_outside, panels
-from bnn_pyro.plots.style import BAYES, CONTRAST, DASHED, GOOD, MARKERS, REFERENCE, drawn, look, tint
+from bnn_pyro.plots.layout import Panels, panels
+from bnn_pyro.plots.style import BAYES, CONTRAST, DASHED, GOOD, REFERENCE, drawn, tint
 
 #: How a mean is drawn by what is said of its recipe: marker, colour of its edge, filling, words.
 KINDS = {
@@ -71,11 +71,12 @@ def sweep_points(
 
     Raises UserError where there is nothing to draw.
     """
-    recipes = _recipes(scores)
+    recipes = list(dict.fromkeys(name for by in scores.values() for name in by))
+    if not recipes:
+        raise UserError("there is no fit to draw")
     names = [textwrap.fill(name, WIDE) for name in recipes]
-    lines = sum(1 + 0.55 * name.count("\n") for name in names)
     wide = 0.075 * max(len(line) for name in names for line in name.split("\n"))
-    cell = 2.9, 0.95 + 0.3 * max(lines, 2)
+    cell = 2.9, 0.95 + 0.34 * max(len(names), 2)
     axes = panels(axes, len(scores), 3, cell, (wide, 0.35), least=MIN_WIDTH, sharey=True)
     for ax, (data, by) in zip(axes, scores.items(), strict=True):
         for name, one in by.items():
@@ -100,14 +101,6 @@ def sweep_points(
     return axes
 
 
-def _recipes(by_data: Mapping[str, Mapping[str, object]]) -> list[str]:
-    """Every recipe once, in the order in which they come."""
-    recipes = list(dict.fromkeys(name for by in by_data.values() for name in by))
-    if not recipes:
-        raise UserError("there is no fit to draw")
-    return recipes
-
-
 def _scaled(ax: Axes, values: Iterable[float]) -> None:
     """A logarithmic axis where one recipe is so far off that the others would fall together; it may be negative."""
     low, middle, high = np.min(values), np.median(values), np.max(values)
@@ -117,36 +110,3 @@ def _scaled(ax: Axes, values: Iterable[float]) -> None:
         ax.set_xscale("symlog", linthresh=max(abs(low), abs(middle)), linscale=3)
     else:
         ax.xaxis.set_major_locator(MaxNLocator(4))
-
-
-@drawn
-def sweep_settings(
-    lines: Mapping[str, Mapping[str, Mapping[float, Scores]]], setting: str, label: str, *, axes: Panels = None
-) -> np.ndarray:
-    """A metric (up) by a setting (across), its mean ± standard error with a line for each recipe; a panel a data set.
-
-    lines: {data set: {recipe: {value of the setting: scores}}}.   setting, label: names of the axes, with units.
-
-    Raises UserError where there is nothing to draw, or more recipes than can be told apart.
-    """
-    recipes = _recipes(lines)
-    if len(recipes) > len(MARKERS):
-        raise UserError(f"{len(recipes)} lines cannot be told apart; draw at most {len(MARKERS)}")
-    margin = 0, 0.25 * -(-len(recipes) // 2) + 0.1
-    axes = panels(axes, len(lines), 3, (3.3, 2.75), margin, least=MIN_WIDTH)
-    for ax, (data, by) in zip(axes, lines.items(), strict=True):
-        for name in (name for name in recipes if name in by):
-            x = sorted(by[name])
-            mean, error = np.array([[by[name][value].mean, by[name][value].error] for value in x]).T
-            style = look(recipes.index(name), label=textwrap.fill(name, 44))
-            ax.errorbar(x, mean, np.nan_to_num(error), **style, elinewidth=1.1)
-        every = sorted({value for line in by.values() for value in line})
-        if every[0] > 0 and every[-1] / every[0] >= 8:
-            ax.set_xscale("log")
-            ax.xaxis.set_minor_locator(NullLocator())
-            ax.xaxis.set_major_formatter(ScalarFormatter())
-        if len(every) <= 8:
-            ax.set_xticks(every, [f"{value:g}" for value in every])
-        ax.set(title=data, xlabel=setting)
-    axes[0].figure.supylabel(label)
-    return legend_outside(axes, 2)

@@ -11,29 +11,33 @@ import base64
 import functools
 import io
 import tomllib
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from bnn_pyro import __version__
 from bnn_pyro.metrics import METRICS
 from bnn_pyro.reports.summary import summary
 from bnn_pyro.reports.tables import (
     BOOSTING,
-    GUARANTEE_COLUMNS,
+    MEANING,
     WORDS,
     RunFacts,
-    guarantee_rows,
-    outside_rows,
-    run_rows,
-    target_rows,
+    guarantees_section,
+    outside_table,
+    run_metrics,
+    target_table,
 )
 
 DOTS_PER_INCH = 144
+#: What stays on one line of a table's cell: a number with its unit, an error, an interval.
+UNBROKEN = {r" (%|±)": "\u00a0\\1", r"± ": "±\u00a0", r"\[(\S+), (\S+)\]": "[\\1,\u00a0\\2]"}
 
 
 # -- figures -----------------------------------------------------------------------------------------------------------
@@ -70,26 +74,22 @@ def read_texts(name: str) -> dict[str, Any]:
 def draw_figures(
     section: str,
     figures: Mapping[str, Callable[[Mapping[str, Any]], object]],
-    names: Mapping[str, str],
     evidence: Mapping[str, Any],
-    optional: Collection[str] = (),
+    prefix: str = "",
 ) -> list[Picture]:
     """The figures whose evidence is there, with a number in it.
 
     section: of figures.toml, where each figure's words are, and its ``needs``, the evidence that must be there.
-    figures: {figure: evidence -> axes, or None where it does not apply}.   names: {figure: what its file is called}.
-    optional: evidence that may be missing; any other that a figure needs is misnamed: KeyError.
+    figures: {figure: evidence -> axes, or None where it does not apply}.   prefix: of the names of their files.
     """
     pictures = []
     for figure, draw in figures.items():
         words = read_texts("figures")[section][figure]
-        if misnamed := set(words["needs"]) - evidence.keys() - set(optional):
-            raise KeyError(f"figure '{figure}' needs {sorted(misnamed)}, and there is no evidence of that name")
         complete = all(_has_number(evidence.get(key)) for key in words["needs"])
         axes = draw(evidence) if complete else None
         if axes is not None:
             about = (words["title"], words["sentence"].format_map(evidence), words.get("wide", True))
-            pictures.append(Picture.of(names[figure], axes, *about))
+            pictures.append(Picture.of(prefix + figure, axes, *about))
     return pictures
 
 
@@ -110,7 +110,25 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.globals |= {"version": __version__, "level_words": WORDS, "spoken": spoken}
+    environment.filters |= {"table": html_table, "markdown": markdown_table}
     return environment
+
+
+def html_table(rows: pd.DataFrame | Sequence[Mapping[str, str]]) -> Markup:
+    """A table of texts, or of rows without names."""
+    table = pd.DataFrame(rows).fillna("–").replace(UNBROKEN, regex=True)
+    if MEANING in table:
+        table.index = table.index.str.replace("_", " ")
+    with pd.option_context("display.max_colwidth", None):
+        html = table.to_html(classes="metrics", border=0, justify="left", index=isinstance(rows, pd.DataFrame))
+    return Markup(f'<div class="wide">{html}</div>')
+
+
+def markdown_table(table: pd.DataFrame) -> str:
+    """The same in Markdown, without what rows mean."""
+    table = table.drop(columns=MEANING).fillna("–").rename_axis("metric").reset_index()
+    rows = [table.columns, ["---"] * len(table.columns), *table.to_numpy()]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def render(template: str, **context: Any) -> str:
@@ -120,7 +138,7 @@ def render(template: str, **context: Any) -> str:
 
 def run_html(run: RunFacts, pictures: Iterable[Picture]) -> str:
     """report.html of one run beside its baseline."""
-    return render("report.html.j2", **_context(run), outside=outside_rows(run.runs), figures=list(pictures))
+    return render("report.html.j2", **_context(run), outside=outside_table(run.runs), figures=list(pictures))
 
 
 def run_card(run: RunFacts) -> str:
@@ -130,68 +148,54 @@ def run_card(run: RunFacts) -> str:
 
 
 def _context(run: RunFacts) -> dict[str, Any]:
-    columns, rows = run_rows(run)
     return {
         "run": run,
         "title": run.title,
         "subtitle": run.subtitle,
         "summary": summary(run),
-        "metrics": rows,
-        "columns": columns,
-        "targets": target_rows(run),
+        "metrics": run_metrics(run),
+        "targets": target_table(run),
         "facts": facts_of(run),
-        "guarantees": guarantee_rows(run.guarantees) if run.guarantees else [],
-        "guarantee_columns": GUARANTEE_COLUMNS,
+        "guarantees": guarantees_section(run.guarantees).table if run.guarantees else None,
         "reproduce": f"python -m bnn_pyro.run train --config {run.folder}/config.json --out {run.folder}-again",
     }
 
 
+#: Of a posterior's provenance and of environment.json, what the recipe says already, or the report says elsewhere.
+NO_FACTS = ("key", "entry", "entry_settings", "method", "method_settings", "auto", "data", "seconds", "command",
+            "training_seconds", "stored_draws")  # fmt: skip
+
+
 def facts_of(run: RunFacts) -> list[tuple[str, str]]:
     """What was run, as pairs of words."""
-    recipe, environment, provenance = run.recipe, run.environment, run.provenance
-    device = environment.get("device", provenance["device"])
-    if "processes" in provenance:
-        device += f", divided among {provenance['processes']} processes"
+    recipe, provenance = run.recipe, run.provenance
     facts = {
         "variant": f"{recipe['variant']}: {spoken(recipe['variant_settings'])}",
         "inference": f"{recipe['inference']}: {spoken(recipe['inference_settings'])}",
-        "by rule": spoken(provenance.get("schedule", {})),
-        "seed": str(recipe["seed"]),
-        "data": f"{provenance['data']}: {provenance['source'] or recipe['data']['name']}",
-        "target scale": recipe["data"].get("target_scale"),
-        "rows": ", ".join(f"{count:,} {part}" for part, count in provenance["rows"].items()),
-        "split": spoken({k: v for k, v in provenance["split"].items() if k != "rows"}),
-        "fingerprint": f"{provenance['fingerprint']} (of the training rows)",
+        "data": f"{provenance['data']}: {spoken(recipe['data'])}",
         "draws": f"{recipe['num_draws']} in every prediction",
-        "early stopping": spoken(provenance.get("early_stopping", {})),
-        "stopped early": provenance.get("stopped"),
-        "training time": f"{provenance['seconds']:.1f} s on {device}",
+        "training time": f"{provenance['seconds']:.1f} s",
     }
-    if "module" in provenance:
-        facts["module"] = spoken({k: v for k, v in provenance["module"].items() if k != "parameters"})
     if run.baseline is not None:
         base = run.baseline.recipe
         settings = spoken({**base["variant_settings"], **base["inference_settings"]})
-        about = run.baseline.provenance
-        facts["baseline"] = f"{base['variant']} by {base['inference']}: {settings}; "
-        facts["baseline"] += about.get("member") or f"{about['seconds']:.1f} s"
+        seconds = run.baseline.provenance["seconds"]
+        facts["baseline"] = f"{base['variant']} by {base['inference']}: {settings}; {seconds:.1f} s"
     if run.boosting:
         facts[BOOSTING] = f"{run.boosting['about']}; {run.boosting['seconds']:.1f} s"
-    if environment:
-        versions = {"python": environment["python"], **environment["versions"]}
-        facts["machine"] = f"{environment['machine']}, {environment['threads']} threads"
-        facts["versions"] = ", ".join(f"{k} {v}" for k, v in versions.items() if v)
-        facts["finished"] = environment["finished"]
-        facts["commit"] = environment.get("commit")
-    return [(name, text) for name, text in facts.items() if text]
+    others = {key: value for key, value in {**provenance, **run.environment}.items() if key not in NO_FACTS}
+    return [*facts.items(), *((key.replace("_", " "), _text(value)) for key, value in others.items() if value)]
 
 
 def spoken(settings: Mapping[str, Any]) -> str:
     """ "hidden 50/50, lr 0.01", a mapping in brackets."""
+    parts = {
+        key.replace("_", " "): f"({_text(v)})" if isinstance(v, Mapping) else _text(v) for key, v in settings.items()
+    }
+    return ", ".join(f"{key} {text}" for key, text in parts.items())
 
-    def text(value: Any) -> str:
-        if isinstance(value, Mapping):
-            return f"({spoken(value)})"
-        return "/".join(map(str, value)) or "none" if isinstance(value, list | tuple) else str(value)
 
-    return ", ".join(f"{key.replace('_', ' ')} {text(value)}" for key, value in settings.items())
+def _text(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return spoken(value)
+    return "/".join(map(str, value)) or "none" if isinstance(value, list | tuple) else str(value)

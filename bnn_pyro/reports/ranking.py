@@ -1,13 +1,11 @@
 """Which of several posteriors predicts best: log predictive densities of the same rows, with standard errors."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
 
-from bnn_pyro.reports.tables import NOT_CLEAR, plain_table
+from bnn_pyro.reports.tables import NOT_CLEAR
 
 #: A difference is clear from so many of its standard errors on.
 CLEAR = 2.0
@@ -18,30 +16,16 @@ SOURCES = (
 )
 
 
-@dataclass(frozen=True)
-class Ranking:
-    """``standings`` of :func:`ranked`, and who has none, with the reason; ``columns`` are the heads after the label."""
-
-    title: str
-    sentence: str
-    standings: pd.DataFrame
-    left_out: Sequence[tuple[str, str]] = ()
-    columns: ClassVar = ("log density, nats", "se", "difference to the best", "se of the difference", "")
-
-    @property
-    def rows(self) -> list[list[str]]:
-        """Label and cells, as they are shown."""
-        rows = []
-        for label, density, se, difference, its_error, note in self.standings.itertuples():
-            beside = [f"{difference:+,.1f}", _error(its_error)] if rows else ["best", ""]
-            rows.append([label, f"{density:,.1f}", _error(se), *beside, note])
-        return rows
-
-    @property
-    def text(self) -> str:
-        """For a terminal."""
-        table = [plain_table(["", *self.columns], self.rows)] if self.rows else []
-        return "\n".join([self.title, *table, *(f"{label}: {reason}" for label, reason in self.left_out)])
+def ranking_table(standings: pd.DataFrame) -> pd.DataFrame:
+    """What :func:`ranked` returns, as texts."""
+    if standings.empty:
+        return standings
+    texts = standings.drop(columns="note").map("{:,.1f}".format).replace("nan", "–")
+    texts["difference"] = ["best", *map("{:+,.1f}".format, standings["difference"][1:])]
+    texts.iloc[0, -1] = ""
+    return texts.assign(note=standings["note"]).set_axis(
+        ["log density, nats", "se", "difference to the best", "se of the difference", ""], axis=1
+    )
 
 
 def ranked(densities: Mapping[str, np.ndarray], notes: Mapping[str, str] | None = None) -> pd.DataFrame:
@@ -63,7 +47,3 @@ def ranked(densities: Mapping[str, np.ndarray], notes: Mapping[str, str] | None 
     verdicts = ["", *np.where(worse, "worse", NOT_CLEAR)[1:]]
     words = [filter(None, (v, own.get(label))) for v, label in zip(verdicts, points, strict=True)]
     return pd.DataFrame(sums | {"note": list(map("; ".join, words))})
-
-
-def _error(value: float) -> str:
-    return "–" if np.isnan(value) else f"{value:,.1f}"

@@ -12,14 +12,14 @@ from bnn_pyro.reports.tables import (
     BOOSTING,
     NOTHING,
     RunFacts,
+    as_text,
     difference,
     estimate,
-    guarantee_table,
+    guarantees_section,
     headline_differences,
-    outside_rows,
-    plain_table,
-    run_rows,
-    target_rows,
+    outside_table,
+    run_metrics,
+    target_table,
     verdict_lines,
 )
 
@@ -88,9 +88,9 @@ def _named(rows: dict[str, int], names: list[str]) -> str:
 def _rivals(run: RunFacts) -> Iterator[tuple[str, dict[str, float]]]:
     """(name, paired differences to it) of what a run is compared with, knowing nothing first."""
     alone = "class frequencies" if run.task in ("classification", "ordinal") else "training mean"
-    yield f"the {alone} alone", run.differences_to(NOTHING)
+    yield f"the {alone} alone", run.differences(NOTHING)
     if run.baseline is not None:
-        yield run.baseline.label, run.differences
+        yield run.baseline.label, run.differences()
     if run.boosting:
         yield BOOSTING, run.boosting["differences"]
 
@@ -99,7 +99,7 @@ def _next_steps(run: RunFacts) -> Iterator[str]:
     rows, folder = run.provenance["rows"]["test"], run.folder
     if run.worries or not rows:  # they say what to do
         return
-    others = run.differences_to(NOTHING), run.boosting["differences"] if run.boosting else {}
+    others = run.differences(NOTHING), run.boosting["differences"] if run.boosting else {}
     nothing, boosting = (difference(differences, "nll", run.task) for differences in others)
     if nothing is not None and nothing.verdict != "better":
         yield "the inputs may say little of the target: more rows, or other columns"
@@ -117,23 +117,21 @@ def _next_steps(run: RunFacts) -> Iterator[str]:
 
 def run_table(run: RunFacts) -> str:
     """For a terminal: the sentences, metrics of the run and its baselines, and of out-of-distribution inputs."""
-    columns, rows = run_rows(run, differences=False)
+    metrics, targets, outside = run_metrics(run, differences=False), target_table(run), outside_table(run.runs)
     parts = [f"\n{run.title}: {run.subtitle}\n"]
     if run.worries:
         parts.append(verdict_lines(run.worries))
         parts += [f"`diagnose {run.folder}` shows where, with figures."] if run.can_be_diagnosed else []
         parts.append("")
     parts += [textwrap.fill(sentence, 110, subsequent_indent="  ") for sentence in summary(run)]
-    if rows:
-        parts.append("\n" + plain_table(["", *columns], [[row.name, *row.cells] for row in rows]))
-        parts += [f"\n{plain_table(*each)}"] if (each := target_rows(run))[1] else []
+    if len(metrics):
+        parts.append("\n" + as_text(metrics))
+        parts += ["\n" + as_text(targets)] if len(targets) else []
         parts.append("\n[…] 95 % intervals over the test rows: bootstrap, of shares exact binomial")
-    if outside := outside_rows(run.runs):
-        parts.append("\nOut-of-distribution inputs against the test rows")
-        lines = [[row.name, row.description, *row.cells] for row in outside]
-        parts.append(plain_table(["", "", *(r.label for r in run.runs)], lines))
+    if len(outside):
+        parts.append(f"\nOut-of-distribution inputs against the test rows\n{as_text(outside)}")
     if run.guarantees:
-        parts.append(guarantee_table(run.guarantees))
+        parts.append(guarantees_section(run.guarantees).text)
     if run.temperature != 1:
         parts.append(f"\ntemperature {run.temperature}: not the posterior of the stated model")
     return "\n".join(parts)

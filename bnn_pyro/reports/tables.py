@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
+
+import pandas as pd
 
 from bnn_pyro.metrics import METRICS, SCORES
 
@@ -29,6 +29,8 @@ AGAINST, NOTHING = "_minus_baseline", "_minus_nothing"
 UNBALANCED = 0.8
 #: Nats a row by which the mean weights must predict better than the draws before it is said.
 MARGIN = 0.01
+#: The column that says what the number of a row is.
+MEANING = "what it is"
 #: How the second baseline is called.
 BOOSTING = "gradient boosting"
 
@@ -44,26 +46,25 @@ class Cell(NamedTuple):
         return " ".join(part for part in self if part)
 
 
-class Row(NamedTuple):
-    """One metric: its name, what it is, and a cell for each column (None where it has no value)."""
+class Section(NamedTuple):
+    """A table of texts, rows named by the index, with its title and the sentences before and after it."""
 
-    name: str
-    description: str
-    cells: list[Cell | None]
+    title: str
+    sentence: str
+    table: pd.DataFrame
+    notes: Sequence[str] = ()
+
+    @property
+    def text(self) -> str:
+        """For a terminal."""
+        return "\n".join([self.title, *([as_text(self.table)] if len(self.table) else []), *self.notes])
 
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What is known of one run: its files, read.
+    """What is known of one run: what its column is headed with, its folder, its recipe, and what its files say.
 
-    label        what its column is headed with      folder       as the user calls it
-    task         of the data                          recipe       config.json
-    metrics      metrics.json: numbers, and "failed"  environment  environment.json
-    provenance   of the posterior                    baseline     the deterministic network's facts, or None
-    convergence  convergence.json; empty where the draws are not those of Markov chains
-    guarantees   guarantees.json; empty where the posterior was not calibrated
-    rows         rows.json, test rows to look at; empty where there is no table
-    boosting     boosting.json; empty where gradient boosting was not asked for, or the data are no table
+    baseline: the deterministic network's facts, or None. What is named like a JSON file is {} where there is none.
     """
 
     label: str
@@ -84,13 +85,8 @@ class RunFacts:
         """The run, and its baseline where there is one."""
         return [self] if self.baseline is None else [self, self.baseline]
 
-    @property
-    def differences(self) -> dict[str, float]:
-        """Paired differences run − baseline: {metric, metric_low, metric_high}."""
-        return self.differences_to(AGAINST)
-
-    def differences_to(self, end: str) -> dict[str, float]:
-        """The same to what has this end of a name."""
+    def differences(self, end: str = AGAINST) -> dict[str, float]:
+        """Paired differences to what has this end of a name, the baseline: {metric, metric_low, metric_high}."""
         return {k.replace(end, ""): v for k, v in self.metrics.items() if end in k}
 
     @property
@@ -169,45 +165,48 @@ class RunFacts:
         )
 
 
-def metric_rows(
-    task: str, metrics: Sequence[Mapping[str, float]], differences: Sequence[Mapping[str, float]] = ()
-) -> list[Row]:
-    """A row for each metric that a column has: columns of values, then of paired differences."""
-    rows = []
-    for name, metric in METRICS[task].items():
-        cells = [*(estimate(m, name) for m in metrics), *(difference(d, name, task) for d in differences)]
-        rows += [Row(name, metric.description, cells)] if any(cells) else []
-    return rows
+def metric_table(
+    task: str, metrics: Mapping[str, Mapping[str, float]], differences: Mapping[str, Mapping[str, float]] | None = None
+) -> pd.DataFrame:
+    """A row for each metric that a column has; columns, by their heads, of values, then of paired differences."""
+    columns = {label: {name: estimate(values, name) for name in METRICS[task]} for label, values in metrics.items()}
+    for label, values in (differences or {}).items():
+        columns[label] = {name: difference(values, name, task) for name in METRICS[task]}
+    table = _table(columns)
+    return table.assign(**{MEANING: [METRICS[task][name].description for name in table.index]})
 
 
-def run_rows(run: RunFacts, differences: bool = True) -> tuple[list[str], list[Row]]:
-    """Heads of the columns and rows: a run's metrics, those of its baselines, and the paired difference to each."""
+def run_metrics(run: RunFacts, differences: bool = True) -> pd.DataFrame:
+    """A run's metrics, those of its baselines, and the paired difference to each."""
     metrics, paired = {r.label: r.metrics for r in run.runs}, {}
-    if run.differences:
-        paired[f"difference to {run.baseline.label}" if run.boosting else "difference"] = run.differences
+    if against := run.differences():
+        paired[f"difference to {run.baseline.label}" if run.boosting else "difference"] = against
     if run.boosting:
         metrics[BOOSTING] = run.boosting["metrics"]
         paired[f"difference to {BOOSTING}"] = run.boosting["differences"]
-    paired = paired if differences else {}
-    return [*metrics, *paired], metric_rows(run.task, list(metrics.values()), list(paired.values()))
+    return metric_table(run.task, metrics, paired if differences else {})
 
 
-def target_rows(run: RunFacts) -> tuple[list[str], list[list[object]]]:
-    """Of several targets, each by itself: heads of the columns, and a row a target; no rows where there is one."""
-    each, wanted = run.metrics.get("targets", {}), ("rmse", "crps", "coverage_90", "error", "brier", "auroc", "nll")
-    names = [name for name in wanted if any(name in metrics for metrics in each.values())]
-    return ["", *names], [[target, *(estimate(metrics, name) for name in names)] for target, metrics in each.items()]
+def target_table(run: RunFacts) -> pd.DataFrame:
+    """Of several targets, a row for each by itself; no rows where there is one."""
+    names = ("rmse", "crps", "coverage_90", "error", "brier", "auroc", "nll")
+    return _table({name: {t: estimate(m, name) for t, m in run.metrics.get("targets", {}).items()} for name in names})
 
 
-def outside_rows(runs: Sequence[RunFacts]) -> list[Row]:
+def outside_table(runs: Sequence[RunFacts]) -> pd.DataFrame:
     """Out-of-distribution inputs: for each data set a row for each score's AUROC, and one for the mean entropy."""
     keys = [re.fullmatch(f"ood_(.+)_({'|'.join(SCORES)})", key) for key in runs[0].metrics]
     names = list(dict.fromkeys(match[1] for match in keys if match))
-    wanted = {f"ood_{name}_{score}": (name, f"AUROC by {SCORE_NAMES[score]}") for name in names for score in SCORES}
-    wanted |= {"mean_entropy": ("test rows", "mean entropy, nats")} if names else {}
-    wanted |= {f"ood_{name}_mean_entropy": (name, "mean entropy, nats") for name in names}
-    rows = [Row(*words, [estimate(run.metrics, key) for run in runs]) for key, words in wanted.items()]
-    return [row for row in rows if any(row.cells)]
+    wanted = {f"ood_{name}_{score}": f"{name}: AUROC by {SCORE_NAMES[score]}" for name in names for score in SCORES}
+    wanted |= {"mean_entropy": "test rows: mean entropy, nats"} if names else {}
+    wanted |= {f"ood_{name}_mean_entropy": f"{name}: mean entropy, nats" for name in names}
+    return _table({run.label: {words: estimate(run.metrics, key) for key, words in wanted.items()} for run in runs})
+
+
+def _table(columns: Mapping[str, Mapping[str, Cell | None]]) -> pd.DataFrame:
+    """A column for each of these, of texts; without rows and columns that have no value."""
+    texts = {head: {name: None if c is None else str(c) for name, c in by.items()} for head, by in columns.items()}
+    return pd.DataFrame(texts, dtype=object).dropna(how="all").dropna(axis=1, how="all")
 
 
 def estimate(metrics: Mapping[str, float], name: str, sign: str = "") -> Cell | None:
@@ -246,11 +245,9 @@ def headline_differences(
     return [f"{label} beside {other}, paired differences: {'; '.join(parts)}."] if parts else []
 
 
-def plain_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Columns as wide as they need, for a terminal; None is a dash."""
-    lines = [list(head), *(["–" if cell is None else str(cell) for cell in row] for row in rows)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
-    return "\n".join("  ".join(text.ljust(w) for text, w in zip(line, widths, strict=True)).rstrip() for line in lines)
+def as_text(table: pd.DataFrame) -> str:
+    """For a terminal, without what rows mean; what is not there is a dash."""
+    return table.drop(columns=MEANING, errors="ignore").astype(object).fillna("–").to_string()
 
 
 def verdict_lines(verdicts: Sequence[Mapping[str, str]], width: int = 110) -> str:
@@ -266,28 +263,13 @@ def _number(name: str, value: float, sign: str = "") -> str:
     return f"{value:{sign}.3g}" if abs(value) < 1000 else f"{value:{sign},.0f}"
 
 
-GUARANTEE_COLUMNS = ("test rows", "prediction", "covered", "95 % interval", "mean size", "nll")
-
-
-def guarantee_rows(guarantees: Mapping[str, Any]) -> list[list[str]]:
-    """Cells of ``GUARANTEE_COLUMNS``: coverage with its exact interval, mean width or number of classes."""
+def guarantees_section(guarantees: Mapping[str, Any]) -> Section:
+    """What guarantees.json says: coverage with its exact interval, mean width or number of classes."""
     rows = []
     for row in guarantees["table"]:
         size = "infinite" if row["size"] is None else f"{row['size']:{',.0f' if row['size'] >= 1e4 else '.4g'}}"
         ends = f"[{row['covered_low']:.1%}, {row['covered_high']:.1%}]"
-        rows.append([row["rows"], row["prediction"], f"{row['covered']:.1%}", ends, size, f"{row['nll']:.4g}"])
-    return rows
-
-
-def guarantee_table(guarantees: Mapping[str, Any]) -> str:
-    """What guarantees.json says, for a terminal."""
-    head = f"\nLevel {guarantees['level']:g}: {guarantees['note']}\n"
-    return head + "\n" + plain_table(GUARANTEE_COLUMNS, guarantee_rows(guarantees)) if guarantees["table"] else head
-
-
-def score_table(path: Path) -> str:
-    """Everything in a file of flat metrics that has an interval, as text."""
-    scores = json.loads(path.read_text("utf-8"))
-    rows = [[name, *estimate(scores, name)[:2]] for name in scores if f"{name}_low" in scores]
-    table = plain_table(["", "value", "95 % interval"], rows)
-    return f"{scores.get('test_rows', 0):,} rows\n\n{table}\n\nwritten: {path}"
+        cells = {"prediction": row["prediction"], "covered": f"{row['covered']:.1%} {ends}", "mean size": size}
+        rows.append({"test rows": row["rows"], **cells, "nll": f"{row['nll']:.4g}"})
+    table = pd.DataFrame(rows).set_index("test rows").rename_axis(None) if rows else pd.DataFrame()
+    return Section(f"\nLevel {guarantees['level']:g}: {guarantees['note']}\n", "", table)

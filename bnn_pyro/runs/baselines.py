@@ -1,9 +1,8 @@
 """What a run is compared with: knowing nothing, its own mean weights, and gradient boosting, as paired differences.
 
-scikit-learn's HistGradientBoosting at its defaults, but for leaves as small as 5 % of a small table, and a number of
-trees that a tenth of the training rows chooses. Classes have its probabilities. A number has a Normal around its
-prediction (of log y on a log scale; a count has a Poisson), whose scale is the root mean square of errors on training
-rows that were left out: five folds, one of them where there are many rows.
+scikit-learn's HistGradientBoosting at its defaults, but for leaves as small as 5 % of a small table. Classes have its
+probabilities. A number has a Normal around its prediction (of log y on a log scale; a count has a Poisson), whose scale
+is the root mean square of errors on training rows that were left out, in five folds.
 """
 
 import time
@@ -17,7 +16,7 @@ from pyro.distributions import Categorical, LogNormal, Normal, Poisson
 from torch import Tensor
 
 from bnn_pyro import metrics
-from bnn_pyro.datasets.dataset import Dataset
+from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.diagnostics.draws import even
 from bnn_pyro.errors import UserError
 from bnn_pyro.parts.likelihoods import LogNormalMixture
@@ -26,12 +25,8 @@ from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction, predict
 from bnn_pyro.pruning import signal_to_noise
 
-#: Fewer rows leave nothing to grow trees by; more are not taken. From MANY rows on one fold gives the scale.
-MIN_ROWS, MAX_ROWS, MANY = 20, 100_000, 2000
-#: Trees at most, of all classes together and of each; without a part that stops them, where there are few rows.
-TREES, EACH, FEW_TREES = 600, (30, 200), 50
-#: Rows from which on a tenth of them says when to stop.
-STOPPED = 200
+#: Fewer rows leave nothing to grow trees by; more are not taken.
+MIN_ROWS, MAX_ROWS = 20, 100_000
 #: The least probability of a class: one that no training row has would else be impossible.
 FLOOR = 1e-6
 
@@ -84,14 +79,13 @@ def knows_nothing(data: Dataset) -> Prediction | None:
     schema, num, y = data.schema, len(data.y_test), data.y_train.cpu()
     if schema.has_classes:
         counts = y.bincount(minlength=len(schema.classes)) + 1.0
-        return _of_classes(schema.task, Categorical(probs=counts.expand(1, num, -1)))
+        return _of_classes(schema.task, counts.expand(1, num, -1))
     if schema.task == "counts":
         return Prediction(Poisson(y.float().mean().clamp_min(FLOOR).expand(1, num)))
     if schema.task != "regression":
         return None
     y = y.log() if schema.target_scale == "log" else y
-    loc, scale = (v.expand(1, num) for v in (y.mean(), y.std(correction=0)))
-    return LogNormalMixture(LogNormal(loc, scale)) if schema.target_scale == "log" else Prediction(Normal(loc, scale))
+    return _normal(schema, *(v.expand(1, num) for v in (y.mean(), y.std(correction=0))))
 
 
 def boosted(data: Dataset) -> tuple[Prediction, dict[str, Any]] | None:
@@ -106,48 +100,36 @@ def boosted(data: Dataset) -> tuple[Prediction, dict[str, Any]] | None:
         or len(data.y_train[rows].unique()) < 2
     ):
         return None
-    x, y, new = (v.double().cpu().numpy() for v in (data.x_train[rows], data.y_train[rows], data.x_test))
-    if schema.has_classes:
-        classes = len(schema.classes)
-        model = _model(schema.task, len(x), np.bincount(y.astype(int))).fit(x, y)
-        probs = np.full((len(new), classes), FLOOR)
-        probs[:, model.classes_.astype(int)] += model.predict_proba(new)
-        trees, what = model.n_iter_, "its own probabilities"
-        made = _of_classes(schema.task, Categorical(probs=torch.from_numpy(probs)[None].float()))
-    else:
-        from sklearn.model_selection import KFold
+    from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+    from sklearn.model_selection import KFold, cross_val_predict
 
-        log = schema.target_scale == "log"
-        y = np.log(y) if log else y
-        model = _model(schema.task, len(x)).fit(x, y)
-        loc, trees = torch.from_numpy(model.predict(new))[None].float(), model.n_iter_
+    x, y, new = (v.double().cpu().numpy() for v in (data.x_train[rows], data.y_train[rows], data.x_test))
+    how = dict(min_samples_leaf=int(np.clip(len(x) // 20, 2, 20)), random_state=0)
+    if schema.has_classes:
+        model = HistGradientBoostingClassifier(**how).fit(x, y)
+        probs = np.full((len(new), len(schema.classes)), FLOOR)
+        probs[:, model.classes_.astype(int)] += model.predict_proba(new)
+        made, what = _of_classes(schema.task, torch.from_numpy(probs)[None].float()), "its own probabilities"
+    else:
+        y = np.log(y) if schema.target_scale == "log" else y
+        loss = "poisson" if schema.task == "counts" else "squared_error"
+        model = HistGradientBoostingRegressor(loss=loss, **how).fit(x, y)
+        loc = torch.from_numpy(model.predict(new))[None].float()
         if schema.task == "counts":
             made, what = Prediction(Poisson(loc.clamp_min(FLOOR))), "a Poisson of its mean"
         else:
-            folds = list(KFold(5, shuffle=True, random_state=0).split(x))[: 1 if len(x) >= MANY else 5]
-            fits = ((_model(schema.task, len(x)).fit(x[one], y[one]), out) for one, out in folds)
-            errors = np.concatenate([y[out] - fit.predict(x[out]) for fit, out in fits])
-            scale = max(np.sqrt(np.mean(errors**2)), 1e-6 * y.std())
-            scale = torch.full_like(loc, scale)
-            made = LogNormalMixture(LogNormal(loc, scale)) if log else Prediction(Normal(loc, scale))
-            what = f"a Normal{' of log y' if log else ''} whose scale is its error on training rows left out"
-    about = f"scikit-learn's HistGradientBoosting on {len(x):,} training rows, {trees} iterations; {what}"
+            errors = y - cross_val_predict(model, x, y, cv=KFold(5, shuffle=True, random_state=0))
+            made = _normal(schema, loc, torch.full_like(loc, max(np.sqrt(np.mean(errors**2)), 1e-6 * y.std())))
+            log = " of log y" if schema.target_scale == "log" else ""
+            what = f"a Normal{log} whose scale is its error on training rows left out"
+    about = f"scikit-learn's HistGradientBoosting on {len(x):,} training rows, {model.n_iter_} iterations; {what}"
     return made, {"about": about, "seconds": round(time.perf_counter() - start, 3)}
 
 
-def _of_classes(task: str, components: Categorical) -> Prediction:
-    return (OrdinalMixture if task == "ordinal" else Prediction)(components)
+def _of_classes(task: str, probs: Tensor) -> Prediction:
+    return (OrdinalMixture if task == "ordinal" else Prediction)(Categorical(probs=probs))
 
 
-def _model(task: str, rows: int, counts: np.ndarray | None = None) -> Any:
-    """An unfitted estimator.   counts: training rows of each class."""
-    from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
-
-    # A class of one row cannot be in both parts; and each class must be able to be in the smaller one.
-    stops = rows >= STOPPED and (counts is None or (counts[counts > 0].min() > 1 and len(counts) <= rows // 10))
-    each = int(np.clip(TREES // (1 if counts is None or len(counts) == 2 else len(counts)), *EACH))
-    trees = each if stops else min(each, FEW_TREES)
-    how = dict(max_iter=trees, early_stopping=stops, min_samples_leaf=int(np.clip(rows // 20, 2, 20)), random_state=0)
-    if counts is not None:
-        return HistGradientBoostingClassifier(**how)
-    return HistGradientBoostingRegressor(loss="poisson" if task == "counts" else "squared_error", **how)
+def _normal(schema: Schema, loc: Tensor, scale: Tensor) -> Prediction:
+    log = schema.target_scale == "log"
+    return LogNormalMixture(LogNormal(loc, scale)) if log else Prediction(Normal(loc, scale))

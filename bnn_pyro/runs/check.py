@@ -7,9 +7,12 @@ of the evidence.
 import time
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 from bnn_pyro import plots
 from bnn_pyro.checks import CHECKS, Subject, worst
@@ -20,7 +23,7 @@ from bnn_pyro.inference import CONVERGES_TO, methods_for
 from bnn_pyro.isolation import isolated, one_thread
 from bnn_pyro.progress import progress_bar
 from bnn_pyro.reports.page import Picture, draw_figures, read_texts, render
-from bnn_pyro.reports.tables import WORDS, plain_table, verdict_lines
+from bnn_pyro.reports.tables import WORDS, as_text, verdict_lines
 from bnn_pyro.runs.folder import CheckFolder
 from bnn_pyro.runs.recipe import Recipe, flag_settings, resolve
 from bnn_pyro.settings import build, defaults, plain
@@ -38,34 +41,24 @@ ZOO_OPTIONS = ("inference", "data", "seed", "budget", "only", "out", "resume", "
 
 @dataclass(frozen=True)
 class SubjectSpec:
-    """A subject to be: its recipe, and the settings of the method that a user gave.
-
-    shared: data and trained backbones, by what they are of; one dictionary for all subjects of a command.
-    """
+    """A subject to be: its recipe, and the settings of the method that a user gave."""
 
     recipe: Recipe
     given: Mapping[str, Any]
-    shared: dict[str, Any] = field(default_factory=dict, repr=False)
 
-    def _once(self, key: object, make: Callable[[], Any]) -> Any:
-        if repr(key) not in self.shared:
-            self.shared[repr(key)] = make()
-        return self.shared[repr(key)]
-
-    @property
+    @cached_property
     def data(self) -> Dataset:
         """All of its rows; checks take some."""
-        return self._once(self.recipe.data, self.recipe.load)
+        return self.recipe.load()
 
-    @property
+    @cached_property
     def entry(self) -> Entry:
         """The variant; the backbone of a last layer is trained first."""
         entry = check_setup(self.recipe, self.data).entry
         if not self.recipe.backbone_variant(self.data.schema):
             return entry
         backbone = self.recipe.for_baseline(self.data.schema)
-        options = dict(seed=backbone.seed, device="cpu", progress=False)
-        return replace(entry, backbone=self._once(backbone, lambda: fit_setup(backbone, self.data, **options)))
+        return replace(entry, backbone=fit_setup(backbone, self.data, seed=backbone.seed, device="cpu", progress=False))
 
     @property
     def label(self) -> str:
@@ -110,13 +103,13 @@ def zoo_subjects(args: Namespace) -> list[SubjectSpec]:
         if name not in ZOO_OPTIONS and value not in (None, [], False):
             option = f"--{name.replace('_', '-')}"
             raise UserError(f"{option} needs a variant: check VARIANT {option} …")
-    specs: list[SubjectSpec] = []
-    for variant, kind in ZOO.items():
-        for method in methods_for(kind) if "module" not in defaults(kind) else ():  # that is a user's
-            if args.inference in (None, method):
-                subject = {"variant": variant, "inference": method, "set": SMALL.get(variant, [])}
-                specs.append(one_subject(Namespace(**{**vars(args), **subject})))
-    return [replace(spec, shared=specs[0].shared) for spec in specs]
+    subjects = [
+        {"variant": variant, "inference": method, "set": SMALL.get(variant, [])}
+        for variant, kind in ZOO.items()
+        for method in methods_for(kind)
+        if "module" not in defaults(kind) and args.inference in (None, method)  # that is a user's
+    ]
+    return [one_subject(Namespace(**{**vars(args), **subject})) for subject in subjects]
 
 
 def check_subjects(
@@ -174,9 +167,8 @@ def _check(
         results["failed"][name] = str(error)
         return
     stem = "-".join(spec.label.replace("·", " ").split())
-    names = {figure: f"{stem}-{name}-{figure}" for figure in FIGURES}
     evidence = {"findings": [f for f in outcome.findings if f.z is not None], **outcome.evidence}
-    pictures = draw_figures("check", FIGURES, names, evidence, OPTIONAL)
+    pictures = draw_figures("check", FIGURES, evidence, f"{stem}-{name}-")
     place.write_figures(pictures)
     results["outcomes"][name] = outcome.to_dict() | {
         "seconds": round(time.perf_counter() - start, 2),
@@ -200,7 +192,7 @@ def check_table(results: Mapping[str, Any]) -> str:
         parts.append(verdict_lines(lines))
         parts += [f"\nNot checked: {name}: {reason}" for name, reason in subject["refused"].items()]
     if len(subjects) > 1:
-        parts.append("\n" + plain_table(*overview(subjects)))
+        parts.append("\n" + as_text(overview(subjects)))
     return "\n".join(parts)
 
 
@@ -214,17 +206,24 @@ def check_html(results: Mapping[str, Any], folder: Path) -> str:
     for subject in results["subjects"]:
         pictures = {name: [picture(about) for about in o["figures_drawn"]] for name, o in subject["outcomes"].items()}
         sections.append({**subject, "verdicts": _verdicts(subject), "pictures": pictures})
-    page = {"title": f"Checks of {sections[0]['label']}", "verdicts": sections[0]["verdicts"], "head": [], "rows": []}
+    title, verdicts, rows = sections[0]["label"], sections[0]["verdicts"], None
     if len(sections) > 1:
         wrong = [subject["label"] for subject in sections if level_of(subject) == "bad"]
         form = read_texts("statistics")["checks"]["some_wrong" if wrong else "none_wrong"]
         sentence = form.format(wrong=len(wrong), all=len(sections), labels=", ".join(wrong))
-        head, rows = overview(sections)
-        verdict = {"level": worst(map(level_of, sections)), "about": "", "sentence": sentence}
-        page = {"title": "Checks of the zoo", "verdicts": [verdict], "head": head, "rows": rows}
-    subtitle = f"{key['budget'].capitalize()} budget · seed {key['seed']}"
-    page |= {"subtitle": subtitle, "subjects": sections, "checks": CHECKS, "cells": _cells, "facts": results["facts"]}
-    return render("check.html.j2", **page)
+        title, verdicts = "the zoo", [{"level": worst(map(level_of, sections)), "about": "", "sentence": sentence}]
+        rows = overview(sections)
+    return render(
+        "check.html.j2",
+        title=f"Checks of {title}",
+        subtitle=f"{key['budget'].capitalize()} budget · seed {key['seed']}",
+        verdicts=verdicts,
+        rows=rows,
+        subjects=sections,
+        checks=CHECKS,
+        cells=_cells,
+        facts=results["facts"],
+    )
 
 
 def _verdicts(subject: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -239,7 +238,7 @@ def _verdicts(subject: Mapping[str, Any]) -> list[dict[str, str]]:
     return [{"level": level, "about": about, "sentence": sentence} for about, level, sentence in found]
 
 
-def overview(subjects: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
+def overview(subjects: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """One line a subject: the word for each check, the numbers that there are, and the seconds."""
     used = [name for name in CHECKS if any(name in s["outcomes"] or name in s["failed"] for s in subjects)]
     numbers = [{k: v for o in s["outcomes"].values() for k, v in o["figures"].items()} for s in subjects]
@@ -252,9 +251,10 @@ def overview(subjects: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[lis
         cells = [words.get(name, "…") for name in used]
         cells += ["–" if values.get(n) is None else format(values[n], form) for n, (_, form) in columns.items()]
         seconds = sum(o["seconds"] for o in subject["outcomes"].values())
-        rows.append([subject["variant"], subject["inference"], *cells, f"{seconds:.0f}"])
+        rows.append([*cells, f"{seconds:.0f}"])
     titles = [*(CHECKS[name].title for name in used), *(title for title, _ in columns.values())]
-    return ["variant", "inference", *titles, "seconds"], rows
+    names = [f"{subject['variant']} {subject['inference']}" for subject in subjects]
+    return pd.DataFrame(rows, names, [*titles, "seconds"])
 
 
 def _cells(finding: Mapping[str, Any]) -> list[str]:
@@ -266,8 +266,6 @@ def _cells(finding: Mapping[str, Any]) -> list[str]:
 
 
 # -- figures -----------------------------------------------------------------------------------------------------------
-#: Evidence that some checks alone have.
-OPTIONAL = ("findings", "ranks", "reference_mean")
 #: How each figure is drawn, in the order of the page, of a check's evidence with those findings that have a z.
 FIGURES: dict[str, Callable[[Mapping[str, Any]], object]] = {
     "errors": lambda e: plots.standard_errors(e["findings"]),

@@ -5,9 +5,10 @@ Whether the chains have converged is asked of every run when it is evaluated: co
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any
 
+import pandas as pd
 import torch
 
 from bnn_pyro import diagnostics, plots
@@ -17,7 +18,7 @@ from bnn_pyro.errors import UserError
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.progress import progress_bar
 from bnn_pyro.reports.page import Picture, draw_figures, facts_of, read_texts, render
-from bnn_pyro.reports.tables import plain_table, verdict_lines
+from bnn_pyro.reports.tables import MEANING, Section, verdict_lines
 from bnn_pyro.runs.folder import RunFolder
 from bnn_pyro.runs.recipe import Recipe
 
@@ -30,15 +31,6 @@ WHOLE = "{:,.0f}"
 COUNTS = ("points", "loo_rows", "weights_shown", "chains", "draws")
 #: Weights that are shown one by one, at most.
 MAX_WEIGHTS = 20
-
-
-class Table(NamedTuple):
-    """A heading, a sentence, and rows: name, explanation, then one cell a column."""
-
-    title: str
-    sentence: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
 
 
 def diagnose_run(folder: RunFolder, recipe: Recipe, data: Dataset, posterior: Posterior, place: RunFolder) -> str:
@@ -62,10 +54,7 @@ def diagnose_run(folder: RunFolder, recipe: Recipe, data: Dataset, posterior: Po
     page = {"verdicts": diagnosis.verdicts, "tables": tables, "figures": figures}
     place.write("diagnosis.html", render("diagnosis.html.j2", **about, **page))
     parts = [f"\n{run.title}: {run.subtitle}\n", verdict_lines([vars(verdict) for verdict in diagnosis.verdicts])]
-    for table in tables:
-        if table.columns[0] == "value":  # weights one by one are for the page
-            rows = [[row[0], *row[2:]] for row in table.rows]
-            parts.append(f"\n{table.title}\n{plain_table(['', *table.columns], rows)}")
+    parts += [f"\n{section.text}" for section in tables if MEANING in section.table]  # weights are for the page
     return "\n".join(parts)
 
 
@@ -78,33 +67,24 @@ def write_draws(posterior: Posterior, data: Dataset, place: RunFolder) -> None:
         raise UserError(f"the draws for ArviZ are missing, everything else was written: {reason}") from None
 
 
-def judge_chains(folder: RunFolder, posterior: Posterior, data: Dataset) -> None:
-    """Write convergence.json, where the draws are those of Markov chains."""
-    diagnosis = diagnostics.diagnose_chains(posterior, data)
-    if diagnosis is not None:
-        folder.write(CONVERGENCE, diagnosis.to_dict())
-
-
 # -- tables ------------------------------------------------------------------------------------------------------------
-def diagnosis_tables(diagnosis: Diagnosis) -> list[Table]:
+def diagnosis_tables(diagnosis: Diagnosis) -> list[Section]:
     """The tables that apply, function space first; the last has some weights one by one."""
     numbers, tables = diagnosis.statistics, []
     for words in read_texts("statistics")["tables"]:
         used = {key: row for key, row in words["statistics"].items() if key in numbers}
         if any(key not in COUNTS for key in used):
             of = "nested R-hat" if numbers.get("nested") else "R-hat"
-            rows = [
-                [name.replace("R-hat", of), meaning, _number(numbers[key], form), demand]
+            rows = {
+                name.replace("R-hat", of): {"value": _number(numbers[key], form), "asked for": demand, MEANING: meaning}
                 for key, (name, meaning, form, demand) in used.items()
-            ]
-            tables.append(Table(words["title"], words["sentence"], ("value", "asked for"), rows))
+            }
+            tables.append(Section(words["title"], words["sentence"], pd.DataFrame.from_dict(rows, orient="index")))
     if diagnosis.weights:
         lines = diagnosis.weights[:: math.ceil(len(diagnosis.weights) / MAX_WEIGHTS)]
-        columns = [name for name in lines[0] if name != "name"]
-        rows = [[str(row["name"]), "", *(_number(row[name], "{:.4g}") for name in columns)] for row in lines]
         sentence = f"{len(lines)} of the {len(diagnosis.weights)} looked at, evenly chosen over the network."
-        titles = [name.replace("_", " ") for name in columns]
-        tables.append(Table("Some weights one by one", sentence, titles, rows))
+        table = pd.DataFrame(lines).set_index("name").map(lambda value: _number(value, "{:.4g}"))
+        tables.append(Section("Some weights one by one", sentence, table.rename_axis(None)))
     return tables
 
 
@@ -116,8 +96,6 @@ def _number(value: Any, form: str) -> str:
 
 
 # -- figures -----------------------------------------------------------------------------------------------------------
-#: Series that some posteriors alone have: of chains, of an approximation, of draws that are all finite.
-OPTIONAL = ("rhat", "ess_bulk", "lp", "elbo", "pareto_k", "loo_pit", "replicated", "observed")
 #: How each figure is drawn, in the order of the page, of the diagnosis' statistics and series with their labels.
 FIGURES: dict[str, Callable[[Mapping[str, Any]], object]] = {
     "convergence": lambda e: plots.convergence(
@@ -146,5 +124,4 @@ def draw_diagnosis(diagnosis: Diagnosis, schema: Schema) -> list[Picture]:
     word = "class " if schema.classes and all(name.isdigit() for name in schema.classes) else ""
     labels = [word + label.removeprefix(start) for label in diagnosis.series.get("output_labels", ())]
     about = {"unit": unit, "labels": labels, "classes": schema.classes, "target": schema.target or "target"}
-    names = {name: PREFIX + name for name in FIGURES}
-    return draw_figures("diagnose", FIGURES, names, {**diagnosis.statistics, **diagnosis.series, **about}, OPTIONAL)
+    return draw_figures("diagnose", FIGURES, {**diagnosis.statistics, **diagnosis.series, **about}, PREFIX)

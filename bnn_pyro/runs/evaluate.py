@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
-from bnn_pyro import metrics
+from bnn_pyro import diagnostics, metrics
 from bnn_pyro.datasets import DATASETS, TABLES, load_data, load_inputs, read_rows
 from bnn_pyro.datasets.arrays import load_archive
 from bnn_pyro.datasets.dataset import Dataset, Schema
@@ -24,9 +25,9 @@ from bnn_pyro.predictive import Prediction, predict
 from bnn_pyro.progress import progress_bar
 from bnn_pyro.pruning import LOG_ALPHA, SHARES, pruning_curve, share_removed
 from bnn_pyro.reports.page import run_card, run_html
-from bnn_pyro.reports.tables import HEADLINE, NOTHING, RunFacts, estimate, plain_table
+from bnn_pyro.reports.tables import HEADLINE, NOTHING, RunFacts, as_text, estimate, metric_table
 from bnn_pyro.runs.baselines import against_mean_weights, boosted, knows_nothing, paired_differences
-from bnn_pyro.runs.diagnose import CONVERGENCE, judge_chains
+from bnn_pyro.runs.diagnose import CONVERGENCE
 from bnn_pyro.runs.figures import Scored, draw_all, figures_of, read_pruning, rows_to_look_at
 from bnn_pyro.runs.folder import BOOSTING, REPLICATES, ROWS, RunFolder
 from bnn_pyro.runs.recipe import Recipe
@@ -75,52 +76,44 @@ def evaluate_run(
     pruning = read_pruning(folder)
     for place in (folder, folder.baseline) if folder.baseline.is_trained else (folder,):
         place.recipe, place.read("environment.json")  # damaged ones are refused before anything is written
-    inputs, num = _outside(outside, data), recipe.num_draws
+    if outside is None and data.schema.is_image and data.schema.has_classes:
+        outside = outside_inputs(["noise"], data.schema, num=NOISE_IMAGES)
+    if outside and not len(data.x_test):
+        raise UserError(f"{data.name} has no test rows that out-of-distribution inputs could be told from")
+    inputs, num = outside or {}, recipe.num_draws
     scored = _score(posterior, data, inputs, num)
     beside = None if baseline is None else _score(baseline, data, inputs, num)
-    with progress_bar("evaluate", unit="part") as progress:
-        (folder.path / CONVERGENCE).unlink(missing_ok=True)
-        if posterior.chains is not None:
-            judge_chains(folder, posterior, data)
-        progress(1, 3)
-        if beside is not None:
-            _write_scores(folder.baseline, beside)
-            if scored.prediction is not None and beside.prediction is not None:
-                differences = paired_differences(scored.prediction, beside.prediction, data.y_test, "_minus_baseline")
-                scored.scores.update(differences)
-        if scored.prediction is not None and not data.schema.is_image:
-            folder.write(ROWS, rows_to_look_at(data, scored.prediction))
-        (folder.path / BOOSTING).unlink(missing_ok=True)
-        if recipe.boosting and scored.prediction is not None and (made := boosted(data)) is not None:
-            paired = paired_differences(scored.prediction, made[0], data.y_test)
-            scores = metrics.evaluate(made[0], data.y_test).flat()
-            folder.write(BOOSTING, made[1] | {"metrics": scores, "differences": paired})
-        _write_scores(folder, scored)  # last: where it is, all scores are
-        run = folder.facts()
-        progress(2, 3)
-        if report:
-            calibrated = posterior
-            if (folder.path / "calibration.json").is_file():
-                from bnn_pyro.calibration.calibrated import with_calibration
+    (folder.path / CONVERGENCE).unlink(missing_ok=True)
+    chains = None if posterior.chains is None else diagnostics.diagnose_chains(posterior, data)
+    if chains is not None:
+        folder.write(CONVERGENCE, chains.to_dict())
+    if beside is not None:
+        _write_scores(folder.baseline, beside)
+        if scored.prediction is not None and beside.prediction is not None:
+            differences = paired_differences(scored.prediction, beside.prediction, data.y_test, "_minus_baseline")
+            scored.scores.update(differences)
+    if scored.prediction is not None and not data.schema.is_image:
+        folder.write(ROWS, rows_to_look_at(data, scored.prediction))
+    (folder.path / BOOSTING).unlink(missing_ok=True)
+    if recipe.boosting and scored.prediction is not None and (made := boosted(data)) is not None:
+        paired = paired_differences(scored.prediction, made[0], data.y_test)
+        scores = metrics.evaluate(made[0], data.y_test).flat()
+        folder.write(BOOSTING, made[1] | {"metrics": scores, "differences": paired})
+    _write_scores(folder, scored)  # last: where it is, all scores are
+    run = folder.facts()
+    if report:
+        calibrated = posterior
+        if (folder.path / "calibration.json").is_file():
+            from bnn_pyro.calibration.calibrated import with_calibration
 
-                calibrated = with_calibration(posterior, folder.path)
-            changed = scored.prediction is not None and getattr(calibrated, "maps", ())
-            after = calibrated.predict(data.x_test) if changed else None
-            figures = figures_of(scored, beside if beside and beside.finite else None, inputs, pruning, after)
-            figures = figures if scored.finite else {}
-            folder.write("report.html", run_html(run, draw_all(figures, folder.path / "figures")))
-            folder.write("README.md", run_card(run))
-        progress(3, 3)
+            calibrated = with_calibration(posterior, folder.path)
+        changed = scored.prediction is not None and getattr(calibrated, "maps", ())
+        after = calibrated.predict(data.x_test) if changed else None
+        beside = beside if beside and beside.finite else None
+        figures = figures_of(scored, beside, inputs, pruning, after) if scored.finite else {}
+        folder.write("report.html", run_html(run, draw_all(figures, folder.path / "figures")))
+        folder.write("README.md", run_card(run))
     return run
-
-
-def score_mean_weights(
-    folder: RunFolder, recipe: Recipe, data: Dataset, posterior: Posterior, outside: Mapping[str, Tensor] | None = None
-) -> Path:
-    """Score the network at the mean weights as ``evaluate_run`` does; the file that it wrote, beside metrics.json."""
-    folder.check_data(posterior, data)
-    scored = _score(posterior.at_mean_weights(), data, _outside(outside, data), recipe.num_draws)
-    return folder.write("metrics-mean-weights.json", scored.scores)
 
 
 def _score(posterior: Posterior, data: Dataset, outside: Mapping[str, Tensor], num_draws: int) -> Scored:
@@ -170,15 +163,6 @@ def _write_scores(place: RunFolder, scored: Scored) -> None:
     place.write("metrics.json", scored.scores)
 
 
-def _outside(outside: Mapping[str, Tensor] | None, data: Dataset) -> Mapping[str, Tensor]:
-    """Out-of-distribution inputs: those given, or noise for a classifier of images where None are."""
-    if outside is None and data.schema.is_image and data.schema.has_classes:
-        outside = outside_inputs(["noise"], data.schema, num=NOISE_IMAGES)
-    if outside and not len(data.x_test):
-        raise UserError(f"{data.name} has no test rows that out-of-distribution inputs could be told from")
-    return outside or {}
-
-
 # -- without weights ---------------------------------------------------------------------------------------------------
 def prune_run(folder: RunFolder, data: Dataset, posterior: Posterior, num_draws: int) -> str:
     """Score a run on its test rows after removing more and more weights, and write pruning.json; a table of it.
@@ -197,29 +181,24 @@ def prune_run(folder: RunFolder, data: Dataset, posterior: Posterior, num_draws:
     content = {"log_alpha": LOG_ALPHA, "share_removed": removed.share, "share_removed_by_site": removed.layers}
     content |= {"measure": measure, "curve": points, "num_draws": num_draws, "test_rows": len(data.x_test)}
     folder.write("pruning.json", content)
-    rows = [
-        [f"{100 * p['share']:.4g} %", f"{p['weights']:,}", estimate(p, measure), estimate(p, "nll")] for p in points
-    ]
-    layers = {**removed.layers, "all weights": removed.share}
+    rows = [[f"{p['weights']:,}", str(estimate(p, measure)), str(estimate(p, "nll"))] for p in points]
+    table = pd.DataFrame(rows, [f"{100 * p['share']:.4g} %" for p in points], ["left", measure, "nll"])
+    layers = {name: f"{100 * share:.1f} %" for name, share in {**removed.layers, "all weights": removed.share}.items()}
     return (
         "\n\nWithout the weights of the lowest signal-to-noise ratio (biases stay)\n"
-        f"{plain_table(['weights removed', 'left', measure, 'nll'], rows)}\n\nlog α = log σ²/μ² above {LOG_ALPHA:g}\n"
-        + plain_table(["layer", "share"], [[name, f"{100 * share:.1f} %"] for name, share in layers.items()])
+        f"{as_text(table)}\n\nlog α = log σ²/μ² above {LOG_ALPHA:g}\n{as_text(pd.DataFrame({'share': layers}))}"
     )
 
 
 # -- other data --------------------------------------------------------------------------------------------------------
-def score_other(
-    folder: RunFolder, recipe: Recipe, posterior: Posterior, name: str, *, mean_weights: bool = False
-) -> Path:
-    """Score on other data with labels, see :func:`labelled`; the file that it wrote, metrics-NAME.json."""
-    x, y = labelled(name, posterior.schema, recipe)
+def score_rows(folder: RunFolder, posterior: Posterior, x: Tensor, y: Tensor, num_draws: int, what: str) -> str:
+    """Score on rows that are not in the run's report, and write metrics-WHAT.json; a table of it."""
     if not len(x):
-        raise UserError(f"{name}: no rows to score")
-    posterior = posterior.at_mean_weights() if mean_weights else posterior
-    stem = f"{Path(name).stem}{'-mean-weights' if mean_weights else ''}"
-    scores = metrics.evaluate(predict_with_progress(posterior, x, recipe.num_draws, stem), y).flat()
-    return folder.write(f"metrics-{stem}.json", scores | {"test_rows": len(x)})
+        raise UserError(f"{what}: no rows to score")
+    scores = metrics.evaluate(predict_with_progress(posterior, x, num_draws, what), y).flat()
+    path = folder.write(f"metrics-{what}.json", scores | {"test_rows": len(x)})
+    table = as_text(metric_table(posterior.schema.task, {f"{len(x):,} rows": scores}))
+    return f"{table}\n\n95 % intervals in brackets; written: {path}"
 
 
 def outside_inputs(names: Sequence[str], schema: Schema, *, num: int, invert: bool = False) -> dict[str, Tensor]:

@@ -113,12 +113,8 @@ class Recipe(Setup, Settings):
         return getattr(self.entry, "module", None) or None
 
     @property
-    def is_baseline(self) -> bool:
-        """Whether variant and method are those that the variant is compared with."""
-        return (self.variant, self.inference) == self._baseline
-
-    @property
-    def _baseline(self) -> tuple[str, str]:
+    def own_baseline(self) -> tuple[str, str]:
+        """The variant and the method that the variant is compared with."""
         return getattr(self.entry, "baseline", BASELINE[0]), BASELINE[1]
 
     def for_baseline(self, schema: Schema) -> Recipe | None:
@@ -137,7 +133,7 @@ class Recipe(Setup, Settings):
             # A point mass in a scale mixture's narrow peak, or without weight decay, is no baseline.
             if prior is not None and not str(prior).startswith(("scale-mixture", "by-target")):
                 decay = {"prior": prior}
-            setup = make_setup(*self._baseline).changed(decay)
+            setup = make_setup(*self.own_baseline).changed(decay)
             length = {k: v for k, v in self.inference_settings.items() if k in ("epochs", "batch_size", "patience")}
             setup = setup.changed({}, length, shared)
         return dataclasses.replace(
@@ -223,7 +219,9 @@ def resolve(args: Namespace, config: Mapping[str, Any], settings: Mapping[str, A
     others.setdefault("boosting", others.get("baseline", True))
     recipe = Recipe(setup.entry, setup.method, setup.auto, data, **others)
     choose_device(recipe.device)
-    return dataclasses.replace(recipe, baseline=recipe.baseline and not recipe.is_baseline)
+    return dataclasses.replace(
+        recipe, baseline=recipe.baseline and (recipe.variant, recipe.inference) != recipe.own_baseline
+    )
 
 
 def _load(data: Mapping[str, Any]) -> Dataset:

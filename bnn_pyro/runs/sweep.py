@@ -4,7 +4,6 @@ Its folder holds a run folder for each fit, sweep.json, results.csv, sweep.html 
 known from the run folders alone.
 """
 
-import contextlib
 import functools
 import time
 from collections import Counter
@@ -16,11 +15,11 @@ import numpy as np
 import pandas as pd
 
 from bnn_pyro.errors import UserError
-from bnn_pyro.files import is_occupied, lock_folder, read_archive, read_json
+from bnn_pyro.files import is_occupied, lock_folder, read_archive
 from bnn_pyro.parallel.executor import executor
 from bnn_pyro.parallel.map import map_tasks
 from bnn_pyro.progress import progress_bar, quiet, report_progress
-from bnn_pyro.reports.tables import plain_table
+from bnn_pyro.reports.tables import as_text
 from bnn_pyro.runs.evaluate import evaluate_run
 from bnn_pyro.runs.folder import REPLICATES, OutputFolder, RunFolder
 from bnn_pyro.runs.recipe import Recipe
@@ -28,9 +27,6 @@ from bnn_pyro.runs.sweep_config import BEGUN, CHANGED, FAILED, FINISHED, MISSING
 from bnn_pyro.runs.sweep_statistics import DatasetSummary, summarise
 from bnn_pyro.runs.train import calibrate_set_aside, fit_run, prepare_run
 
-#: What is read of a posterior's JSON file.
-ARCHIVE = {"schema": {"task": str}, "provenance": {"rows": {"*": int}, "split": {}, "fingerprint": str,
-                                                   "seconds": int | float}}  # fmt: skip
 #: Seconds that a fit waits for a worker of a stopped sweep, which may still be at it.
 MAX_WAIT = 600.0
 
@@ -72,31 +68,28 @@ class SweepFolder(OutputFolder):
         outcome |= {"status": FAILED if error else self.status(task)[0], "error": error}
         if outcome["status"] != FINISHED:
             return outcome
-        meta = read_json(run.path / "posterior.json", ARCHIVE)
-        if meta is None:
-            return outcome | {"status": FAILED, "error": f"{run.path}/posterior.json is damaged; remove {run.path}"}
-        if failed := run.read("metrics.json").get("failed"):
-            return outcome | {"status": FAILED, "error": failed, "fingerprint": meta["provenance"]["fingerprint"]}
-        provenance, seconds = meta["provenance"], meta["provenance"]["seconds"]
-        backbone = read_json(run.baseline.path / "posterior.json", ARCHIVE) if run.baseline.is_trained else None
-        if backbone is not None and not recipe.baseline:
-            seconds += backbone["provenance"]["seconds"]
+        try:
+            facts = run.facts()
+        except UserError as error:
+            return outcome | {"status": FAILED, "error": f"{error}; or remove {run.path}"}
+        provenance, seconds = facts.provenance, facts.provenance["seconds"]
+        if facts.failed:
+            return outcome | {"status": FAILED, "error": facts.failed, "fingerprint": provenance["fingerprint"]}
+        if facts.baseline is not None and not recipe.baseline:  # the backbone of a last layer
+            seconds += facts.baseline.provenance["seconds"]
         return outcome | {
-            "task": meta["schema"]["task"],
+            "task": facts.task,
             "seconds": round(seconds, 3),
             "rows": provenance["rows"],
             "split_kind": provenance["split"].get("kind", ""),
             "fingerprint": provenance["fingerprint"],
-            "metrics": {k: v for k, v in run.read("metrics.json").items() if not isinstance(v, Mapping)},
+            "metrics": {k: v for k, v in facts.metrics.items() if not isinstance(v, Mapping)},
         }
 
     def replicates(self, tasks: Sequence[RunTask]) -> dict[str, dict[str, np.ndarray]]:
         """{name of a fit: {metric: (R,)}} on resampled test rows."""
-        replicates = {}
-        for task in tasks:
-            with contextlib.suppress(UserError):  # of one that is not finished
-                replicates[task.name] = read_archive(self.run(task).path / REPLICATES)
-        return replicates
+        paths = {task.name: self.run(task).path / REPLICATES for task in tasks}
+        return {name: read_archive(path) for name, path in paths.items() if path.is_file()}
 
     def write_results(self, results: Mapping[str, Any]) -> None:
         """Replace sweep.json, and results.csv: a row a fit with its settings, and every number of its metrics.json."""
@@ -167,7 +160,7 @@ def planned_text(config: SweepConfig, folder: SweepFolder) -> str:
     """
     planned = [(task, *folder.status(task)) for task in config.tasks]
     check_tasks(config, [task for task, state, _ in planned if state != FINISHED])
-    table = plain_table(["fit", ""], [[task.name, f"{state} {reason}".strip()] for task, state, reason in planned])
+    table = as_text(pd.DataFrame({"": {task.name: f"{state} {reason}".strip() for task, state, reason in planned}}))
     counts = Counter(state for _, state, _ in planned)
     return f"{table}\n\n{len(planned):,} fits in {folder.path}: " + ", ".join(f"{n:,} {s}" for s, n in counts.items())
 
@@ -206,20 +199,18 @@ def check_tasks(config: SweepConfig, tasks: Sequence[RunTask]) -> dict[tuple[str
     by_data: dict[str, dict[str, RunTask]] = {}
     for task in tasks:
         by_data.setdefault(task.data, {}).setdefault(task.recipe_name, task)
-    with progress_bar("check data and recipes", bool(tasks), unit="data set") as report:
-        for done, (name, first) in enumerate(by_data.items(), 1):
-            task, place = next(iter(first.values())), f"{config.path} [data.{name}]"
-            try:
-                data = task.recipe.load()
-                if not len(data.x_train):
-                    raise UserError("it has no training rows")
-                fingerprints[name, task.split] = data.fingerprint
-                for label, task in first.items():
-                    place = f"{config.path} [recipes.{task.table}] ({label}) on data '{name}'"
-                    prepare_run(task.recipe, data)
-            except UserError as error:
-                raise UserError(f"{place}: {error}") from None
-            report(done, len(by_data))
+    for name, first in by_data.items():
+        task, place = next(iter(first.values())), f"{config.path} [data.{name}]"
+        try:
+            data = task.recipe.load()
+            if not len(data.x_train):
+                raise UserError("it has no training rows")
+            fingerprints[name, task.split] = data.fingerprint
+            for label, task in first.items():
+                place = f"{config.path} [recipes.{task.table}] ({label}) on data '{name}'"
+                prepare_run(task.recipe, data)
+        except UserError as error:
+            raise UserError(f"{place}: {error}") from None
     return fingerprints
 
 
@@ -227,20 +218,15 @@ def check_tasks(config: SweepConfig, tasks: Sequence[RunTask]) -> dict[tuple[str
 def make_run(task: RunTask, *, sweep: Path, command: str = "", overwrite: bool = False) -> str:
     """Train and score into the fit's folder in ``sweep``. Returns "", or what went wrong in one line.
 
-    One that was cut off goes on with what is in its folder; others are begun anew, and with ``overwrite`` also one that
-    cannot go on, as its data have changed.   command: what the user typed.
+    One that was cut off goes on with what is in its folder; others are begun anew, with ``overwrite`` all are.
+    command: what the user typed.
     """
     report_progress(0.0, 1.0)
     folder = RunFolder(sweep / task.name)
     try:
         with lock_folder(folder.path, wait=MAX_WAIT):
             begun = SweepFolder(sweep).status(task)[0] == BEGUN
-            try:
-                return _fit_and_score(folder, task.recipe, command, keep=begun)
-            except UserError:
-                if not (begun and overwrite):
-                    raise
-                return _fit_and_score(folder, task.recipe, command, keep=False)
+            return _fit_and_score(folder, task.recipe, command, keep=begun and not overwrite)
     except UserError as error:
         return _in_a_line(error)
     except Exception as error:

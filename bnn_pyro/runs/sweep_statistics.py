@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 from scipy import stats
 
 from bnn_pyro.diagnostics.verdicts import jsonable
@@ -22,14 +23,18 @@ from bnn_pyro.reports.ranking import CLEAR
 from bnn_pyro.reports.tables import HEADLINE, NOT_CLEAR
 from bnn_pyro.runs.sweep_config import FAILED, FINISHED
 
-#: A metric's value by (split, seed).
-Values = Mapping[tuple[int, int], float]
 #: {a fit's name: {metric: (R,), its value on R resamples of the test rows}}.
 Replicates = Mapping[str, Mapping[str, np.ndarray]]
 #: The chance that the recipe that is best in truth is called worse than the one with the best mean.
 ALPHA = 0.05
 #: How a recipe compares with the best.
 BEST, OPEN, WORSE = "best", NOT_CLEAR, "worse"
+#: What the error includes: of test rows that all fits share, and of splits that overlap.
+SHARED_ROWS = "The test rows are the same in each: what others would change is added, by a bootstrap."
+OVERLAP = (
+    "The splits overlap, so the variance is taken as var · (1/{self.splits} + n_test/n_train), with n_test/n_train = "
+    "{self.share:.2g} (Nadeau & Bengio 2003). It includes the error of their test rows."
+)
 #: Splits whose test rows are drawn at random from all rows, so that they overlap.
 RESAMPLED = ("random", "given")
 
@@ -52,46 +57,40 @@ class Mean(NamedTuple):
 class MetricSummary:
     """One metric on one data set.
 
-    values       {recipe: {(split, seed): value}}        means  {recipe: their mean}
+    values       a row a (split, seed), a column a recipe      means     {recipe: its mean}
+    differences  {recipe: its paired difference to the best}   verdicts  {recipe: BEST, WORSE or OPEN}, if compared
     best         the recipe with the best mean; "" where the metric has no better and worse
-    differences  {recipe: its paired difference to the best}      worse  the recipes that are worse than the best
     """
 
-    values: Mapping[str, Values]
+    values: pd.DataFrame
     means: Mapping[str, Mean]
     best: str = ""
     differences: Mapping[str, Mean] = field(default_factory=dict)
-    worse: frozenset[str] = frozenset()
-
-    def verdict(self, recipe: str) -> str:
-        """BEST, WORSE or OPEN; "" for one that was not compared."""
-        if recipe == self.best:
-            return BEST if self.differences else ""
-        return "" if recipe not in self.differences else WORSE if recipe in self.worse else OPEN
+    verdicts: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class DatasetSummary:
     """All fits on one data set.
 
+    states    {recipe: how many of its fits have which status}
     task      "" where no fit is finished        rows   (training, test) rows of a split, mean over the fits
     splits, seeds  how many the finished fits have
     kind      how its splits are made: random, given, own test part
     share     n_test/n_train where splits overlap, else 0: see :func:`mean_of`
-    states    {recipe: how many of its fits have which status}      seconds  {recipe: of training, a fit}
-    metrics   {metric: its summary}, of those that any fit has
+    seconds   {recipe: of training, a fit}       metrics  {metric: its summary}, of those that any fit has
     """
 
     name: str
-    task: str
-    rows: tuple[float, float]
-    splits: int
-    seeds: int
-    kind: str
-    share: float
     states: Mapping[str, Counter[str]]
-    seconds: Mapping[str, Mean]
-    metrics: Mapping[str, MetricSummary]
+    task: str = ""
+    rows: tuple[float, float] = (0, 0)
+    splits: int = 0
+    seeds: int = 0
+    kind: str = ""
+    share: float = 0.0
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, MetricSummary] = field(default_factory=dict)
 
     @property
     def headline(self) -> dict[str, MetricSummary]:
@@ -105,64 +104,56 @@ class DatasetSummary:
             return "No fit is finished."
         if self.splits == self.seeds == 1:
             return "One fit each: there is no standard error, and nothing can be told apart. Add seeds or splits."
-        rows = "The test rows are the same in each: what others would change is added, by a bootstrap."
         each = f", each the mean of its {self.seeds} seeds" if self.seeds > 1 else ""
-        over = f"{self.splits} divisions into training and validation rows{each}"
+        over, rows = f"{self.splits} divisions into training and validation rows{each}", SHARED_ROWS
         if self.splits == 1:
-            over = f"{self.seeds} seeds on one split"
-            rows += " It says nothing of other training rows: add splits."
-        elif self.share:
-            over = f"{self.splits} {self.kind} splits of the same rows{each}"
-            rows = (
-                f"The splits overlap, so the variance is taken as var · (1/{self.splits} + n_test/n_train), with "
-                f"n_test/n_train = {self.share:.2g} (Nadeau & Bengio 2003). It includes the error of their test rows."
+            over, rows = (
+                f"{self.seeds} seeds on one split",
+                f"{rows} It says nothing of other training rows: add splits.",
             )
+        elif self.share:
+            over, rows = f"{self.splits} {self.kind} splits of the same rows{each}", OVERLAP.format(self=self)
         return f"± is the standard error of the mean over {over}. {rows}"
 
     def to_dict(self) -> dict[str, Any]:
         """For sweep.json; what is not a number is None."""
         recipes = {
             name: {"finished": states[FINISHED], "failed": states[FAILED], "asked": states.total(),
-                   "seconds": jsonable(self.seconds[name]._asdict()),
+                   "seconds": {"value": self.seconds.get(name)},
                    "metrics": {k: jsonable(m.means[name]._asdict())
                                for k, m in self.metrics.items() if name in m.means}}
             for name, states in self.states.items()
         }  # fmt: skip
         best = {
-            metric: {"recipe": m.best, "differences": {name: jsonable(mean._asdict()) | {"verdict": m.verdict(name)}
+            metric: {"recipe": m.best, "differences": {name: jsonable(mean._asdict()) | {"verdict": m.verdicts[name]}
                                                        for name, mean in m.differences.items()}}
             for metric, m in self.metrics.items() if m.best
         }  # fmt: skip
         numbers = {"splits": self.splits, "seeds": self.seeds, "n_test/n_train": self.share}
-        whose = {"data": self.name, "task": self.task}
-        return {**whose, **numbers, "recipes": recipes, "best": best, "error_over": self.error_sources}
+        about = {"data": self.name, "task": self.task, **numbers, "error_over": self.error_sources}
+        return about | {"recipes": recipes, "best": best}
 
 
-def mean_of(values: Values, share: float = 0.0, rows: float = 0.0) -> Mean:
-    """The mean over splits (or, on one split, over seeds).
+def mean_of(values: pd.Series, share: float = 0.0, rows: float = 0.0) -> Mean:
+    """The mean over splits (or, on one split, over seeds) of values with the index (split, seed).
 
     share: n_test/n_train of random splits of the same rows; 0 where the test rows are the same in all.
     rows: the variance of the mean over other test rows where they are the same in all, else 0; NaN where it is unknown.
     """
-    if not values:
-        return Mean(math.nan, math.nan, 0, 0)
-    splits = {split for split, _ in values}
-    if len(splits) > 1:
-        units = np.array([np.mean([v for (s, _), v in values.items() if s == split]) for split in sorted(splits)])
-    else:
-        units = np.array(list(values.values()))
-    factor = 1 / len(units) + (share if len(splits) > 1 else 0)
-    error = math.sqrt(units.var(ddof=1) * factor + rows) if len(units) > 1 else math.nan
-    return Mean(float(units.mean()), error, len(units), len(values))
+    units = values.groupby(level=0).mean()
+    if len(units) < 2:
+        units, share = values, 0.0
+    error = np.sqrt(units.var() * (1 / len(units) + share) + rows)
+    return Mean(float(units.mean()), float(error), len(units), len(values))
 
 
-def paired(mine: Values, other: Values, share: float = 0.0, rows: float = 0.0) -> Mean:
+def paired(mine: pd.Series, other: pd.Series, share: float = 0.0, rows: float = 0.0) -> Mean:
     """mine − other where both have a value: what the rows of a split do to both of them cancels.
 
     share, rows: as for :func:`mean_of`. The variance over test rows is taken as known, so that the sum has
     (units − 1) / r² degrees of freedom, r the other part's share of it (Welch & Satterthwaite).
     """
-    mean = mean_of({unit: value - other[unit] for unit, value in mine.items() if unit in other}, share, rows)
+    mean = mean_of((mine - other).dropna(), share, rows)
     if not mean.error > 0:
         return mean
     spread = max(1 - rows / mean.error**2, 0.0)
@@ -196,46 +187,51 @@ def _summarise(name: str, fits: Sequence[Mapping[str, Any]], replicates: Replica
     states: dict[str, Counter[str]] = {}
     for fit in fits:
         states.setdefault(fit["recipe"], Counter()).update([fit["status"]])
-    every = [fit for fit in fits if fit["status"] == FINISHED]
-    finished = {recipe: {(f["split"], f["seed"]): f for f in every if f["recipe"] == recipe} for recipe in states}
-    task, kind = (every[0]["task"], every[0]["split_kind"]) if every else ("", "")
-    splits, seeds = (len({fit[part] for fit in every}) for part in ("split", "seed"))
-    train, test = (sum(fit["rows"][part] for fit in every) / max(len(every), 1) for part in ("train", "test"))
-    share = test / train if kind in RESAMPLED and splits > 1 and train else 0.0
+    done = pd.DataFrame([fit for fit in fits if fit["status"] == FINISHED])
+    if done.empty:
+        return DatasetSummary(name, states)
+    task, kind, splits = done["task"].iloc[0], done["split_kind"].iloc[0], done["split"].nunique()
+    rows = pd.DataFrame(list(done["rows"])).mean()
+    share = rows["test"] / rows["train"] if kind in RESAMPLED and splits > 1 and rows["train"] else 0.0
+    done = done.set_index(["split", "seed", "recipe"])
+    scores, names = pd.DataFrame(list(done["metrics"]), done.index), done["name"].unstack()
 
-    def over_rows(metric: str, *recipes: str) -> float:
+    def over_rows(metric: str, values: pd.DataFrame) -> float:
         """The variance over test rows of a recipe's mean, or of the paired difference of two; 0 where splits have test
         rows of their own."""
-        units = [u for u in values[recipes[0]] if all(u in values[recipe] for recipe in recipes)]
-        if kind in RESAMPLED and len({split for split, _ in units}) > 1:
+        units = values.dropna().index
+        if kind in RESAMPLED and units.get_level_values(0).nunique() > 1:
             return 0.0
         try:
-            fits_of = [[finished[recipe][unit]["name"] for unit in units] for recipe in recipes]
-            means = [np.mean([replicates[fit][metric] for fit in names], axis=0) for names in fits_of]
+            means = [np.mean([replicates[fit][metric] for fit in names.loc[units, recipe]], 0) for recipe in values]
         except KeyError:
             return math.nan
         return float(np.nanvar(means[0] - means[1] if len(means) > 1 else means[0], ddof=1))
 
     metrics = {}
-    for metric, about in METRICS.get(task, {}).items():
-        values = {r: {unit: v for unit, f in by.items() if (v := f["metrics"].get(metric)) is not None}
-                  for r, by in finished.items()}  # fmt: skip
-        values = {recipe: by for recipe, by in values.items() if by}
-        means = {recipe: mean_of(by, share, over_rows(metric, recipe)) for recipe, by in values.items()}
-        if not values or about.better == "nominal" or metric.startswith("width"):
-            # A narrower interval is better only where coverage is right.
-            metrics |= {metric: MetricSummary(values, means)} if values else {}
+    for metric in (metric for metric in METRICS[task] if metric in scores):
+        values = scores[metric].dropna().unstack()
+        values = values[[recipe for recipe in states if recipe in values]]
+        means = {r: mean_of(values[r].dropna(), share, over_rows(metric, values[[r]])) for r in values}
+        metrics[metric] = MetricSummary(values, means)
+        better = METRICS[task][metric].better
+        if better == "nominal" or metric.startswith("width"):  # narrower is better only where coverage is right
             continue
         # The best is one of those with the most fits: one that failed on the hard splits would look better than it is.
-        most = max(map(len, values.values()))
-        whole = {recipe: means[recipe].value for recipe, by in values.items() if len(by) == most}
-        best = (min if about.better == "lower" else max)(whole, key=whole.__getitem__)
+        most = max(mean.fits for mean in means.values())
+        whole = {recipe: mean.value for recipe, mean in means.items() if mean.fits == most}
+        best = (min if better == "lower" else max)(whole, key=whole.__getitem__)
         differences = {
-            recipe: paired(by, values[best], share, over_rows(metric, recipe, best))
-            for recipe, by in values.items()
-            if recipe != best and by.keys() & values[best].keys()
+            recipe: paired(values[recipe], values[best], share, over_rows(metric, values[[recipe, best]]))
+            for recipe in values
+            if recipe != best and len(values[[recipe, best]].dropna())
         }
-        worse = worse_than_best(differences, lower=about.better == "lower")
-        metrics[metric] = MetricSummary(values, means, best, differences, frozenset(worse))
-    seconds = {r: mean_of({unit: fit["seconds"] for unit, fit in by.items()}) for r, by in finished.items()}
-    return DatasetSummary(name, task, (train, test), splits, seeds, kind, share, states, seconds, metrics)
+        worse = worse_than_best(differences, lower=better == "lower")
+        verdicts = {best: BEST} if differences else {}
+        verdicts |= {recipe: WORSE if recipe in worse else OPEN for recipe in differences}
+        metrics[metric] = MetricSummary(values, means, best, differences, verdicts)
+    seconds = done["seconds"].groupby("recipe").mean().to_dict()
+    seeds = done.index.get_level_values("seed").nunique()
+    return DatasetSummary(
+        name, states, task, (rows["train"], rows["test"]), splits, seeds, kind, share, seconds, metrics
+    )
