@@ -116,7 +116,7 @@ def _environment() -> Environment:
 
 def html_table(rows: pd.DataFrame | Sequence[Mapping[str, str]]) -> Markup:
     """A table of texts, or of rows without names."""
-    table = pd.DataFrame(rows).fillna("–").replace(UNBROKEN, regex=True)
+    table = pd.DataFrame(rows, dtype=object).fillna("–").replace(UNBROKEN, regex=True)
     if MEANING in table:
         table.index = table.index.str.replace("_", " ")
     with pd.option_context("display.max_colwidth", None):
