@@ -3,26 +3,25 @@
 It is imported without torch, so that a table can be looked at before anything that takes seconds is loaded.
 """
 
-from __future__ import annotations
-
 import csv
 import re
 import unicodedata
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from bnn_pyro.errors import UserError, unknown
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 #: A target with more different whole numbers than this is a quantity, and so is one with fewer rows for the rarest
 #: of them, which could not be in two parts of a split, or for each in the mean.
 MAX_CLASSES, RAREST, USUAL = 20, 2, 5
 DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
+#: What words for yes and no stand for, in lower case.
+TRUTH = dict.fromkeys(("1", "true", "t", "yes", "y", "ja", "j", "wahr", "oui", "vrai", "sí", "si", "on"), 1.0)
+TRUTH |= dict.fromkeys(("0", "false", "f", "no", "n", "nein", "falsch", "non", "faux", "off"), 0.0)
 #: Cells of a file that hold nothing.
 MISSING = ("", "?", "NA", "N/A", "#N/A", "NaN", "nan", "NAN", "-nan", "null", "NULL", "None", "none", "n/a", "na")
 #: A text column with more categories than this, and fewer than five rows for each, is a name or a comment.
@@ -30,6 +29,8 @@ MAX_CATEGORIES = 20
 #: Skewness of a positive target from which on a log scale is suggested.
 SKEWED = 1.0
 SKEWED_HINT = "positive and skewed: intervals may reach below 0, --target-scale log models its logarithm"
+#: A task, targets, and the names of classes.
+Targets = tuple[str, np.ndarray, tuple[str, ...]]
 #: What separates cells, the most usual first.
 SEPARATORS = (",", ";", "\t", "|")
 #: 1,234 and 1,234,567.89: a comma, or a point, for thousands.
@@ -51,8 +52,6 @@ def read_cells(path: Path, text: Collection[str] | None = None) -> pd.DataFrame:
 
     Raises UserError for what is no table of UTF-8 text with unique names in row 1.
     """
-    import pandas as pd
-
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             line = file.readline()
@@ -94,8 +93,6 @@ def read_cells(path: Path, text: Collection[str] | None = None) -> pd.DataFrame:
 
 def _read_csv(path: Path, separator: str, text: Collection[str] | None) -> pd.DataFrame:
     """The cells below row 1, which is ``frame.attrs["header"]``; columns are numbered from 0."""
-    import pandas as pd
-
     how = dict(sep=separator, header=None, keep_default_na=False, na_filter=False, skip_blank_lines=False)
     how |= dict(encoding="utf-8-sig") | ({"float_precision": "high"} if pd.__version__ < "3" else {})  # as ``parsed``
     top = pd.read_csv(path, dtype=object, nrows=2, **how).fillna("")
@@ -147,8 +144,8 @@ def _commas(cells: pd.Series, separator: str) -> str:
 
 # -- columns -----------------------------------------------------------------------------------------------------------
 def numbers(path: str | Path, cells: pd.Series) -> np.ndarray:
-    """A column as (N,) float64; the first cell that is no finite number is an error."""
-    values = parsed(cells)
+    """A column as (N,) float64, yes and no as 1 and 0; the first cell that is no finite number is an error."""
+    values = parsed(truth(cells))
     if (np.abs(values) <= np.finfo(np.float32).max).all():
         return values
     bad = np.flatnonzero(~np.isfinite(values))
@@ -168,8 +165,6 @@ def positions(
     path: str | Path, cells: pd.Series, texts: Sequence[str], known: Sequence[str], what: str, refuse: bool = True
 ) -> np.ndarray:
     """(N,) int64, where each text stands among the known ones; another text is −1, or where refused an error."""
-    import pandas as pd
-
     places = pd.Index(known).get_indexer(texts).astype(np.int64)
     if refuse and (places < 0).any():
         first = int(np.argmin(places))
@@ -197,15 +192,35 @@ def infer_task(cells: pd.Series) -> str:
     return "classification" if len(counts) <= 2 or few else "regression"
 
 
-def read_target(
-    path: str | Path, cells: pd.Series, task: str | None, order: Sequence[str] | None = None
-) -> tuple[str, np.ndarray, tuple[str, ...]]:
-    """The task, the targets (float64, or int64 labels), and the class names (() of numbers).
+def read_targets(
+    path: str | Path, cells: pd.DataFrame, task: str | None, order: Sequence[str] | None = None
+) -> Targets:
+    """The task, the targets ((N,) float64 or int64 labels; of several (N, T) float64), and the names of the classes.
 
-    order: the names of all classes in the order of their labels; where not given numbers are by size, texts by letter,
-        or for task "ordinal" as an ordered category has them.
+    task   where not given see :func:`infer_task`; of several targets "labels" where every value is 0 or 1
+    order  the names of all classes in the order of their labels, which numbers may be already; where not given numbers
+           are by size, texts by letter, or for task "ordinal" as an ordered category has them
     """
-    task = infer_task(cells) if task is None else task
+    if cells.shape[1] == 1:
+        return _read_target(path, cells.iloc[:, 0], task, order)
+    values = np.stack([numbers(path, cells[name]) for name in cells], 1)
+    other = (values != 0) & (values != 1)
+    task = {None: "targets" if other.any() else "labels", "regression": "targets"}.get(task, task)
+    if task not in ("targets", "labels"):
+        raise UserError(f"{path}: {', '.join(cells)} are several targets, of which {task} takes one; leave task= "
+                        "(--task) out, or give 'targets' or 'labels'")  # fmt: skip
+    if task == "labels" and other.any():
+        row, column = np.argwhere(other)[0]
+        name, value = cells.columns[column], cells.iat[row, column]
+        raise UserError(f"{path}: target '{name}', row {cells.index[row]}: {value} is no label, 0 or 1; correct it, or "
+                        "give task='targets'")  # fmt: skip
+    return task, values, ()
+
+
+def _read_target(path: str | Path, cells: pd.Series, task: str | None, order: Sequence[str] | None) -> Targets:
+    is_number = cells.dtype != "category" and not np.isnan(parsed(cells)).any()
+    if task is None:
+        task = "classification" if order is not None and is_number else infer_task(cells)
     where = f"{path}: target '{cells.name}'"
     if task in ("targets", "labels"):
         raise UserError(f"{where} is one, and task='{task}' is for several; leave task= (--task) out")
@@ -221,21 +236,22 @@ def read_target(
             raise UserError(f"{where} is {cells.iloc[0]} in every row; there is nothing to learn")
         return task, values, ()
     labels = list(cells)
-    if cells.dtype != "category" and not np.isnan(parsed(cells)).any():
-        numbers(path, cells)
+    if is_number:
+        numbers(path, cells)  # refuses infinite ones
         labels = [label(cell) for cell in cells]
-    names = sorted(set(labels))
+    names, classes = sorted(set(labels)), () if order is None else tuple(map(str, order))
+    if is_number and classes and not set(names) & set(classes):
+        return numbered(path, cells, task, classes)
     if len(names) < 2:
         raise UserError(f"{where} has one class only, '{names[0]}'; classification needs two")
     if order is None and task == "ordinal" and getattr(cells.dtype, "ordered", False):
-        order = [name for name in cells.cat.categories if name in names]
-    if order is None:
+        classes = tuple(name for name in cells.cat.categories if name in names)
+    elif order is None:
         sizes = parsed(names)
         if task == "ordinal" and np.isnan(sizes).any():
             raise UserError(f"{where}: the order of the classes {', '.join(names):.80} is not known; give classes= "
                             "(--classes), the lowest first")  # fmt: skip
-        order = [names[i] for i in sizes.argsort(kind="stable")]  # numbers by size, before texts
-    classes = tuple(map(str, order))
+        classes = tuple(names[i] for i in sizes.argsort(kind="stable"))  # numbers by size, before texts
     if without := [name for name in classes if name not in names or classes.count(name) > 1]:
         raise UserError(f"{where} has no row of class '{without[0]}', or classes= (--classes) names it twice")
     if len(classes) > max(2, len(labels) // 2):
@@ -244,23 +260,13 @@ def read_target(
     return task, positions(path, cells, labels, classes, "class"), classes
 
 
-def read_targets(path: str | Path, cells: pd.DataFrame, task: str | None) -> tuple[str, np.ndarray, tuple[str, ...]]:
-    """The task of several targets, "targets" or "labels" (0 and 1), their values (N, T) float64, and no classes.
-
-    task: where not given, labels where every value is 0 or 1.
-    """
-    values = np.stack([numbers(path, cells[name]) for name in cells], 1)
-    other = (values != 0) & (values != 1)
-    task = {None: "targets" if other.any() else "labels", "regression": "targets"}.get(task, task)
-    if task not in ("targets", "labels"):
-        raise UserError(f"{path}: {', '.join(cells)} are several targets, of which {task} takes one; leave task= "
-                        "(--task) out, or give 'targets' or 'labels'")  # fmt: skip
-    if task == "labels" and other.any():
-        row, column = np.argwhere(other)[0]
-        name, value = cells.columns[column], cells.iat[row, column]
-        raise UserError(f"{path}: target '{name}', row {cells.index[row]}: {value} is no label, 0 or 1; correct it, or "
-                        "give task='targets'")  # fmt: skip
-    return task, values, ()
+def numbered(path: str | Path, cells: pd.Series, task: str | None, order: Sequence[str]) -> Targets:
+    """As :func:`read_targets`, of labels 0 … K−1 of the classes in this order, of which some may have no row."""
+    classes = tuple(map(str, order))
+    if task not in (None, "classification", "ordinal") or len(set(classes)) < max(2, len(classes)):
+        raise UserError(f"{path}: classes are two or more different names, and the task is classification or ordinal")
+    places = [str(k) for k in range(len(classes))]
+    return task or "classification", positions(path, cells, [*map(label, cells)], places, "label"), classes
 
 
 def is_skewed(y: np.ndarray) -> bool:
@@ -279,10 +285,16 @@ def label(cell: str | float) -> str:
     return str(int(value)) if value.is_integer() else str(value)
 
 
+def truth(cells: pd.Series) -> pd.Series:
+    """A column of words for yes and no as 1 and 0; any other as it is."""
+    if cells.dtype.kind in "iuf" or not set(cells.iloc[:20].astype(str).str.lower()) <= TRUTH.keys():
+        return cells
+    values = cells.astype(str).str.lower().map(TRUTH)
+    return cells if values.isna().any() else values
+
+
 def parsed(cells: Sequence[str]) -> np.ndarray:
     """(N,) float64, nan for a text that is no number."""
-    import pandas as pd
-
     if isinstance(cells, pd.Series) and cells.dtype == "category":
         cells = cells.astype(str)
     return pd.to_numeric(pd.Series(cells), errors="coerce").to_numpy(dtype=np.float64, copy=True)

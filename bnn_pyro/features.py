@@ -88,11 +88,9 @@ def _off(net: nn.Module, x: Tensor) -> float:
     try:
         with layer.register_forward_pre_hook(lambda _, args: inputs.extend(args)), in_mode(net, training=False):
             net(x)
+        rows = inputs[0].double().transpose(0, 1).flatten(1)
     except Exception:  # it takes the one kind of inputs only
         return math.inf
-    if not inputs:
-        return 0.0
-    rows = inputs[0].double().transpose(0, 1).flatten(1)
     observed = Normal(rows.mean(1), (rows.var(1, correction=0) + layer.eps).sqrt())
     known = Normal(layer.running_mean.double(), (layer.running_var.double() + layer.eps).sqrt())
     return kl_divergence(observed, known).mean().item()

@@ -3,23 +3,18 @@
 Nothing here imports torch: a table of some thousand rows is looked at in about a second.
 """
 
-from __future__ import annotations
-
 import csv
 import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 
 from bnn_pyro.cells import MAX_CATEGORIES, MISSING, RAREST, SKEWED_HINT, infer_task, is_skewed, parsed, read_cells
 from bnn_pyro.errors import unknown
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 #: Standard deviations from the mean of the other values beyond which a value is an outlier.
 OUTLIER = 8.0
@@ -68,32 +63,26 @@ class Inspection:
     @property
     def command(self) -> str:
         """The `train` command for this table; its placeholder is a target that was not given."""
-        words = ["bnn-pyro", "train", "--data", str(self.path), "--target", self.target or "COLUMN"]
-        excluded = [finding.column for finding in self.findings if finding.exclude]
-        for name in dict.fromkeys(excluded):
+        words, gaps = ["bnn-pyro", "train", "--data", str(self.path), "--target", self.target or "COLUMN"], []
+        for name in dict.fromkeys(finding.column for finding in self.findings if finding.exclude):
             words += ["--exclude", name]
         for finding in self.findings:
             if finding.sentence.endswith("--categorical"):
                 words += ["--categorical", finding.column]
-        to_mend = [f for f in self.findings if f.refused and not f.exclude]
-        if gaps := [finding.column for finding in to_mend if "missing" in finding.sentence]:
-            of_target = any("target" in self.columns.get(name, "") for name in gaps)  # which nothing can fill
-            words += ["--missing", "drop" if of_target else "indicator"]
-        return shlex.join(words)
+            if finding.refused and not finding.exclude and "missing" in finding.sentence:
+                gaps.append("target" in self.columns[finding.column])  # which nothing can fill
+        return shlex.join(words + (["--missing", "drop" if any(gaps) else "indicator"] if gaps else []))
 
     def text(self) -> str:
         """All of it, for a terminal."""
         width = max(map(len, self.columns))
-        lines = [
-            f"{self.path}: {self.rows:,} rows × {len(self.columns)} columns, separated by {self.separator}{self.aside}",
-            "",
-        ]
+        size = f"{self.rows:,} rows × {len(self.columns)} columns"
+        lines = [f"{self.path}: {size}, separated by {self.separator}{self.aside}", ""]
         lines += [f"  {name:{width}}  {about}" for name, about in self.columns.items()]
         if self.missing:
             lines.append(f"\n{self.missing:,} of {self.rows:,} rows ({self.missing / self.rows:.0%}) have a missing "
-                         f"value; --missing drop leaves {self.rows - self.missing:,}, "
-                         "--missing indicator keeps all (of a text, "
-                         "missing is then a category of its own)")  # fmt: skip
+                         f"value; --missing drop leaves {self.rows - self.missing:,}, --missing indicator keeps all "
+                         "(of a text, missing is then a category of its own)")  # fmt: skip
         if self.duplicates:
             lines.append(f"\n{self.duplicates:,} rows repeat an earlier one: a test part may hold rows that trained")
         for title, refused in (("`train` refuses:", True), ("To look at:", False)):
@@ -120,18 +109,18 @@ def inspect_table(path: Path, target: str | None = None) -> Inspection:
     columns, findings, task = {}, [], None
     for name in frame:
         present = frame[name][~gaps[name]]
-        if name in targets and len(present):
-            values = parsed(present)
-            task = (
-                infer_task(present) if len(targets) == 1 else "labels" if np.isin(values, (0, 1)).all() else "targets"
-            )
         columns[name] = _kind(present, int(gaps[name].sum()), commas.get(name, ""))
-        if name in targets and task is not None:
-            columns[name] += f"  ← target of {task}" if len(targets) == 1 else "  ← one of several targets"
         findings += [Finding(name, *what) for what in _column(frame[name], gaps[name], name in targets)]
-        if name in targets:
-            findings += [Finding(name, sentence) for sentence in _target(present, task)] if len(targets) == 1 else []
-            if len(targets) > 1 and np.isnan(values).any():
+        if name not in targets or not len(present):
+            continue
+        if len(targets) == 1:
+            task = infer_task(present)
+            columns[name] += f"  ← target of {task}"
+            findings += [Finding(name, sentence) for sentence in _target(present, task)]
+        else:
+            task = "labels" if np.isin(values := parsed(present), (0, 1)).all() else "targets"
+            columns[name] += "  ← one of several targets"
+            if np.isnan(values).any():
                 findings.append(Finding(name, "is no number in every row, as each of several targets must be", True))
     if set(columns) <= set(targets):
         findings.append(Finding(targets[-1], "is the only column: there is nothing to predict it from", True))
@@ -226,9 +215,9 @@ def _outlier(values: np.ndarray) -> tuple[int, float] | None:
     return (at, float(distance)) if distance > OUTLIER else None
 
 
-def _target(cells: pd.Series, task: str | None) -> Iterator[str]:
+def _target(cells: pd.Series, task: str) -> Iterator[str]:
     """What to expect of the target as `train` takes it."""
-    if task is None or cells.nunique() < 2:
+    if cells.nunique() < 2:
         return
     if task == "classification":
         counts = cells.value_counts()

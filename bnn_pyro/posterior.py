@@ -14,8 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pandas as pd
 import pyro
 import pyro.poutine as poutine
 import torch
@@ -26,9 +27,6 @@ from bnn_pyro.errors import UserError
 from bnn_pyro.files import write_whole
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.backbone import OnFeatures
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 FORMAT = 1
 
@@ -101,8 +99,6 @@ class Posterior:
     @property
     def history(self) -> pd.DataFrame:
         """The trace as a table, a line an epoch (or a step of the sampler); empty columns are left out."""
-        import pandas as pd
-
         return pd.DataFrame({name: pd.Series(values) for name, values in self.trace.items() if len(values)})
 
     def describe(self) -> pd.DataFrame:
@@ -110,8 +106,6 @@ class Posterior:
 
         That is how training samples it: rows, flipout (``parts.own_start``), weights (one draw for all rows), or point.
         """
-        import pandas as pd
-
         model, draws, lines = self.model, self.draw(200, seed=0), []
         for site, value in model.net.named_parameters():
             point, share = site in model.points, float("nan")

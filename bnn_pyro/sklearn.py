@@ -184,8 +184,7 @@ class BayesianRegressor(RegressorMixin, _Bayesian):
         try:
             return y.astype(np.float64)
         except (TypeError, ValueError):
-            kind = "text" if y.dtype.kind in "OU" else y.dtype
-            raise UserError(f"y holds {kind}; a regressor needs numbers") from None
+            raise UserError(f"y holds text ({y.dtype}); a regressor needs numbers") from None
 
     def _labels(self, y: np.ndarray) -> np.ndarray:
         return y

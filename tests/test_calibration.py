@@ -213,31 +213,6 @@ def test_an_exact_sampler_starts_without_the_validation_rows():
     assert all(torch.equal(a[site], b[site]) for site in a)
 
 
-def test_groups_are_columns_or_labels(tmp_path):
-    posterior, x, y = untrained(rows=torch.zeros(1, dtype=torch.int64))
-    calibrated = bp.calibrate(posterior, x[:100], y[:100], groups="town")
-    towns = np.where(x[:, 1] > x[:, 2], "north", "south")
-    assert calibrated.conformal.groups == towns[:100].tolist()
-    calibrated.save(tmp_path)
-    by_column = bp.predict(bp.load(tmp_path), x[100:]).interval(0.9)
-    labelled = bp.calibrate(posterior, x[:100], y[:100], groups=towns[:100])
-    assert torch.equal(labelled.predict(x[100:], groups=towns[100:]).interval(0.9).low, by_column.low)
-    weights = np.ones(100), np.ones(100)
-    assert torch.equal(calibrated.predict(x[100:], weights=weights).interval(0.9).low, by_column.low)
-    for how, words in (({"groups": "twon"}, "did you mean 'town'"), ({"groups": "size"}, "too many for groups"),
-                       ({"groups": towns}, "200 labels for 100 rows"), ({"per_class": True}, "class labels"),
-                       ({"level": 1.0}, "strictly between"), ({"method": "lac"}, "is for classification"),
-                       ({"method": "isotonic", "groups": "town"}, "is a recalibration"),
-                       ({"method": "cqrr"}, "did you mean 'cqr'")):  # fmt: skip
-        with pytest.raises(UserError, match=words):
-            bp.calibrate(posterior, x[:100], y[:100], **how)
-    for bad in (torch.full((100,), math.nan), y[:99]):
-        with pytest.raises(UserError):
-            bp.calibrate(posterior, x[:100], bad)
-    with pytest.raises(UserError, match="exactly where calibration had labels"):
-        bp.predict(labelled, x)
-
-
 def test_a_calibration_of_another_posterior_is_refused(tmp_path):
     posterior, x, y = untrained(rows=torch.zeros(1, dtype=torch.int64))
     bp.calibrate(posterior, x, y).save(tmp_path)

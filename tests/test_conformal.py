@@ -2,6 +2,7 @@
 
 import math
 import types
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from pyro.distributions import Categorical, Normal, Poisson
 from scipy.stats import betabinom, kstest
 
 from bnn_pyro.calibration import SCORES, Adaptive, Conformal, likelihood_ratio, rows_needed, threshold
+from bnn_pyro.calibration.conformal import DRAWN, NEAREST
 from bnn_pyro.errors import UserError
 from bnn_pyro.parts.mixtures import Mixture
 from bnn_pyro.predictive import Prediction
@@ -56,9 +58,10 @@ def test_coverage_is_exact_over_a_thousand_data_sets(method, rows):
 @pytest.mark.parametrize("method", SCORES)
 def test_intervals_and_sets_are_where_the_score_is_up_to_the_threshold(method):
     prediction, y = simulated(SCORES[method].task, 400)
-    conformal = Conformal.fit(method, prediction[:100], y[:100])
+    x = torch.randn(400, 2, generator=torch.Generator().manual_seed(0))
+    conformal = Conformal.fit(method, prediction[:100], y[:100], x[:100])
     new, y = prediction[100:], y[100:]
-    new.guarantee = conformal.at(300)
+    new.guarantee = conformal.at(300, x=x[100:])
     part = new[torch.arange(300) % 2 == 0]
     limit = threshold(np.array(conformal.scores), 0.8)
     if SCORES[method].task == "regression":
@@ -67,14 +70,47 @@ def test_intervals_and_sets_are_where_the_score_is_up_to_the_threshold(method):
         assert torch.equal(part.interval(0.8).low, low[::2]) and level == 0.8
         some = high - low > 1e-3  # of cqr others may be empty, shown as a point
         for edge, inward in ((low, 1e-4), (high, -1e-4)):  # just inside an end a target is covered, outside not
-            assert (conformal.score(new, edge + inward) <= limit)[some].all() and some.sum() > 200
-            assert (conformal.score(new, edge - inward) > limit)[some].all()
+            assert (new.guarantee.score(new, edge + inward) <= limit)[some].all() and some.sum() > 200
+            assert (new.guarantee.score(new, edge - inward) > limit)[some].all()
     else:
         members, _, kind, note = new.set(0.8)
         inside = members.gather(1, y[:, None])[:, 0]
         assert torch.equal(part.set(0.8).members, members[::2])
     assert torch.equal(inside, new.guarantee.covers(new, y, 0.8))
-    assert kind == f"conformal: {method}" and "exchangeable with the 100 calibration rows" in note
+    assert kind == f"conformal: {method}" and f"exchangeable with the {len(conformal.scores)} calibration rows" in note
+
+
+def test_local_intervals_adapt_and_cover_exactly(monkeypatch):
+    """Noise that grows with x, which the model does not know; the difficulty of a row must not have seen its score."""
+    for name, value in (("NEAREST", 2), ("DRAWN", 0.01)):  # where a row's own score would tell most
+        monkeypatch.setattr(f"bnn_pyro.calibration.conformal.{name}", value)
+    rng, sets, rows, new = np.random.default_rng(1), 400, 40, 20
+    x = torch.tensor(rng.uniform(size=(sets, rows + new, 1)))
+    y = torch.tensor(rng.normal(size=(sets, rows + new))) * (0.1 + 2 * x[..., 0])
+    plain = Prediction(Normal(torch.zeros(1, rows + new).double(), torch.ones(1, rows + new).double()))
+    covered, seen = np.empty((2, sets, new))
+    for k in range(sets):
+        known, ahead = plain[:rows], plain[rows:]
+        conformal = Conformal.fit("local", known, y[k, :rows], x[k, :rows])
+        ahead.guarantee = conformal.at(new, x=x[k, rows:])
+        low, high, *_ = ahead.interval(LEVEL)
+        covered[k] = (low <= y[k, rows:]) & (y[k, rows:] <= high)
+        own = replace(conformal, inputs=x[k, :rows].tolist(), errors=y[k, :rows].abs().tolist())  # planted
+        scores = y[k].abs() / own.difficulty(x[k])
+        seen[k] = scores[rows:] <= threshold(scores[:rows].numpy(), LEVEL)
+    assert in_band(covered, rows // 2) and not in_band(seen, rows)
+    monkeypatch.undo()
+    x, y = x.flatten(0, 1)[:800], y.flatten()[:800]
+    known = Prediction(Normal(torch.zeros(1, 400).double(), torch.ones(1, 400).double()))
+    conformal = Conformal.fit("local", known, y[:400], x[:400])
+    near = (x[400:, None, 0] - x[None, :400:2, 0]).abs().argsort(1)[:, :NEAREST]
+    errors = y[:400:2].abs()
+    torch.testing.assert_close(conformal.difficulty(x[400:]), errors[near].mean(1) + DRAWN * errors.mean())  # by hand
+    known.guarantee = conformal.at(400, x=x[400:])
+    low, high, *_ = known.interval(LEVEL)
+    inside, easy, hard = (low <= y[400:]) & (y[400:] <= high), x[400:, 0] < 0.3, x[400:, 0] > 0.7
+    assert (high - low)[hard].mean() > 2 * (high - low)[easy].mean()
+    assert inside[hard].double().mean() > 0.8 and inside[easy].double().mean() < 0.99
 
 
 def test_hand_numbers_of_class_scores():
@@ -252,24 +288,3 @@ def test_levels_outside_of_0_and_1_are_refused(level):
     prediction, _ = simulated("regression", 5)
     with pytest.raises(UserError, match="strictly between 0 and 1"):
         prediction.interval(level)
-
-
-# -- decisions ---------------------------------------------------------------------------------------------------------
-def test_predictive_intervals_sets_and_decisions():
-    prediction, _ = simulated("regression", 30)
-    low, high, _, kind, note = prediction.interval(0.8)
-    torch.testing.assert_close(torch.stack([low, high]).float(), prediction.quantile([0.1, 0.9]).float())
-    assert kind == "predictive" and "if the model is right" in note
-    with pytest.raises(UserError, match="classification"):
-        prediction.set(0.8)
-    probs = torch.tensor([[[0.5, 0.3, 0.2], [0.9, 0.06, 0.04]]])
-    classes = Prediction(Categorical(logits=probs.log()))
-    assert classes.set(0.7).members.tolist() == [[True, True, False], [True, False, False]]
-    assert classes.set(0.99).members.all()
-    assert classes.decide().tolist() == [0, 0]
-    assert classes.decide(abstain_cost=0.3).tolist() == [-1, 0]  # expected costs 0.5 and 0.1
-    # Missing class 2 costs 10: action 1 (treat) costs 1 always; 10 · 0.2 > 1 > 10 · 0.04.
-    cost = [[0, 0, 10], [1, 1, 1]]
-    assert classes.decide(cost).tolist() == [1, 0] and classes.decide(cost, abstain_cost=0.7).tolist() == [-1, 0]
-    with pytest.raises(UserError, match=r"\(actions, 3\)"):
-        classes.decide([[0, 1]])

@@ -75,7 +75,7 @@ def test_columns_are_left_out_or_taken_for_codes(tmp_path):
     assert (labels.task, labels.classes) == ("classification", ("01000", "01001", "01002"))
     for how, words in (
         (dict(exclude=["idd"]), "unknown column of .*'idd'.*did you mean 'id'"),
-        (dict(exclude=["y"]), "'y' is the target; do not exclude it"),
+        (dict(exclude=["y"]), "'y' is the target; do not"),
         (dict(categorical=["zap"]), "'zap'"),
         (dict(exclude=["id", "zip"]), "no column is left"),
     ):

@@ -239,7 +239,7 @@ def test_refused(tmp_path):
     broken[3, 1] = math.nan
     for call, message in [
         (lambda: bp.dataset(frame, ["up", "dwn"]), "did you mean 'down'"),
-        (lambda: bp.dataset(x, broken), "column 'y2', row 3: 'nan' is not a number"),
+        (lambda: bp.dataset(x, broken), "column 'y2', row 3: missing value"),
         (lambda: bp.dataset(x, y, task="counts"), "several targets, of which counts takes one"),
         (lambda: bp.dataset(x, y, task="labels"), "target 'y1', row 0: .* is no label, 0 or 1"),
         (lambda: bp.dataset(x, y[:, 0], task="targets"), "is one, and task='targets' is for several"),

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bnn_pyro.calibration.conformal import SCORES, Conformal
 from bnn_pyro.calibration.recalibration import RECALIBRATIONS
-from bnn_pyro.datasets.dataset import Schema
+from bnn_pyro.datasets.dataset import Column, Schema
 from bnn_pyro.datasets.in_memory import inputs
 from bnn_pyro.datasets.rows import row_digests
 from bnn_pyro.errors import UserError, unknown
@@ -32,6 +32,8 @@ FILE, FORMAT = "calibration.json", 1
 #: Every method: the task that it is for.
 METHODS = {name: kind.task for name, (kind, _) in RECALIBRATIONS.items()} | {n: s.task for n, s in SCORES.items()}
 DEFAULTS = {"regression": "normalised", "classification": "lac"}
+#: In place of a column's name: thirds of the rows by their predicted uncertainty.
+UNCERTAINTY = "uncertainty"
 #: A column of numbers makes so many groups at most.
 MOST_GROUPS = 20
 #: More calibration rows that equal training rows than chance has duplicates, with this probability, are refused.
@@ -55,10 +57,11 @@ def calibrate(
     x, y: (n, *input_shape), of ``predict``, and (n,), such as ``data.x_val`` and ``data.y_val``.
     method: a name in ``METHODS``. Recalibration changes the predictive distribution: temperature, vector, dirichlet
         of classes; isotonic, variance of numbers. Conformal prediction changes intervals and sets alone: normalised
-        (default), cqr, pit, absolute of numbers; lac (default), aps, raps of classes. One after the other takes other
-        rows for each.
+        (default), local, cqr, pit, absolute of numbers; lac (default), aps, raps of classes. One after the other takes
+        other rows for each.
     level: the one that ``cqr`` is made for; intervals of any level can be asked for afterwards.
-    groups: a column, or a label for each row: the guarantee then holds in each group by itself.
+    groups: a column, or a label for each row: the guarantee then holds in each group by itself. "uncertainty": in
+        thirds of the rows by the total uncertainty that is predicted, with borders of the calibration rows.
     per_class: the same for each true class.
     num_draws, seed: of all predictions; they must be the same for calibration and new rows.
 
@@ -90,13 +93,14 @@ def calibrate(
     digests = _unused(plain, before, x, y)
     if method in SCORES:
         column = groups if isinstance(groups, str) else None
-        labels = groups if groups is None or column is None else _groups_of(x, column, plain.schema)
-        labels = None if labels is None else _labels(labels, len(x))
+        borders = np.quantile(prediction.total, [1 / 3, 2 / 3]).tolist() if column == UNCERTAINTY else []
+        groups = groups if column is None else groups_of(x, column, made.schema, prediction.total, borders)
+        labels = None if groups is None else _labels(groups, len(x))
         if column is not None and len(set(labels)) > MOST_GROUPS:
             raise UserError(f"column '{column}' has {len(set(labels))} values, too many for groups: cut it into "
                             f"{MOST_GROUPS} at most, and give their labels")  # fmt: skip
-        how = dict(groups=labels, per_class=per_class, level=level)
-        made = replace(made, conformal=Conformal.fit(method, prediction, y, **how), column=column)
+        how = dict(x=x, groups=labels, per_class=per_class, level=level)
+        made = replace(made, column=column, borders=borders, conformal=Conformal.fit(method, prediction, y, **how))
     else:
         made = replace(made, maps=(*made.maps, (method, RECALIBRATIONS[method][1](prediction, y))))
         prediction = made.maps[-1][1].apply(prediction)
@@ -109,7 +113,7 @@ class Calibrated:
     """A posterior with maps of its predictive distribution, and conformal scores; ``bp.predict`` takes it as one.
 
     maps       (name, map), applied one after the other     conformal  scores of calibration rows, or None
-    column     that the groups are read from                rows       (n,) digests of all calibration rows
+    column, borders  that groups are read from                rows       (n,) digests of all calibration rows
     epistemic  of the last calibration rows                 num_draws, seed  of every prediction
     """
 
@@ -121,6 +125,7 @@ class Calibrated:
     epistemic: Sequence[float] = field(default=(), repr=False)
     num_draws: int = NUM_DRAWS
     seed: int = 0
+    borders: Sequence[float] = ()
 
     @property
     def schema(self) -> Schema:
@@ -157,11 +162,11 @@ class Calibrated:
             prediction = map.apply(prediction)
         if self.conformal is not None:
             if self.column is not None:
-                groups = _groups_of(x, self.column, self.schema)
+                groups = groups_of(x, self.column, self.schema, prediction.total, self.borders)
             if (groups is None) != (self.conformal.groups is None or self.conformal.per_class):
                 raise UserError("groups= takes a label for each row exactly where calibration had labels of groups")
             labels = None if groups is None else np.asarray(_labels(groups, len(x)))
-            prediction.guarantee = self.conformal.at(len(x), labels, weights, level)
+            prediction.guarantee = self.conformal.at(len(x), labels, weights, level, x)
         return prediction
 
     def unusual(self, prediction: Prediction) -> np.ndarray:
@@ -178,10 +183,12 @@ class Calibrated:
     def write(self, folder: str | os.PathLike) -> None:
         """``calibration.json`` alone, beside this posterior's archive."""
         content = {"format": FORMAT, "posterior": _checksum(folder), **self.provenance["calibration"]}
-        content |= {"maps": [[name, map.to_dict()] for name, map in self.maps]}
+        values = [{key: np.asarray(value).tolist() for key, value in vars(map).items()} for _, map in self.maps]
+        content |= {"maps": [[name, own] for (name, _), own in zip(self.maps, values, strict=True)]}
         content |= {"conformal": self.conformal and asdict(self.conformal), "column": self.column}
         content |= {"digests": base64.b64encode(self.rows.numpy().tobytes()).decode()}
-        content |= {"epistemic": list(self.epistemic), "num_draws": self.num_draws, "seed": self.seed}
+        content |= {"epistemic": list(self.epistemic), "borders": list(self.borders)}
+        content |= {"num_draws": self.num_draws, "seed": self.seed}
         write_whole(Path(folder) / FILE, json.dumps(content, indent=1).encode())
 
 
@@ -203,7 +210,7 @@ def with_calibration(posterior: Posterior, folder: str | os.PathLike) -> Posteri
         maps = tuple((name, RECALIBRATIONS[name][0](**values)) for name, values in saved["maps"])
         conformal = saved["conformal"] and Conformal(**saved["conformal"])
         rows = torch.from_numpy(np.frombuffer(base64.b64decode(saved["digests"]), np.int64).copy())
-        rest = (saved["column"], rows, saved["epistemic"], saved["num_draws"], saved["seed"])
+        rest = [saved["column"], rows, saved["epistemic"], saved["num_draws"], saved["seed"], saved.get("borders", ())]
         checksum, known = saved["posterior"], saved["format"] == FORMAT
     except (ValueError, KeyError, TypeError):
         raise UserError(f"{path} is damaged; remove it and calibrate again") from None
@@ -271,16 +278,20 @@ def _unused(posterior: Posterior, before: Calibrated | None, x: Tensor, y: Tenso
     return digests
 
 
-def _groups_of(x: Tensor, column: str, schema: Schema) -> list[str]:
-    """The category, or the number, of each row in a column of the table."""
-    columns = {c.name: c.categories for c in schema.columns} or dict.fromkeys(schema.features)
-    if column not in columns:
-        raise unknown("column for groups", column, columns)
-    start = sum(1 if c is None else len(c) for c in list(columns.values())[: list(columns).index(column)])
-    raw, categories = schema.unstandardise(x.cpu().double()), columns[column]
+def groups_of(x: Tensor, column: str, schema: Schema, total: Tensor | None = None, borders: Any = ()) -> list[str]:
+    """The category, or the number, of each row in a column of the table, or its third by uncertainty."""
+    if borders:
+        return [f"third {k + 1}" for k in np.digitize(total.numpy(), borders)]
+    columns = schema.columns or tuple(map(Column, schema.features))
+    names = [c.name for c in columns]
+    if column not in names:
+        raise unknown("column for groups", column, names)
+    place = names.index(column)
+    start, categories = sum(c.width for c in columns[:place]), columns[place].categories
+    raw = schema.unstandardise(x.cpu().double())[:, start : start + columns[place].width]
     if categories is None:
-        return [f"{value:.6g}" for value in raw[:, start].tolist()]
-    return [categories[k] for k in raw[:, start : start + len(categories)].argmax(1).tolist()]
+        return [f"{value:.6g}" for value in raw[:, 0].tolist()]
+    return [categories[k] for k in raw.argmax(1).tolist()]
 
 
 def _labels(groups: Sequence[Any], num: int) -> list[str]:

@@ -25,6 +25,8 @@ from bnn_pyro.parts.mixtures import Mixture
 ROUNDING = 1e-9
 #: RAPS: what each class beyond the first few adds to the score, and how many are free.
 PENALTY, FREE = 0.01, 2
+#: Of ``local``: how many rows are similar, and how far their mean score is drawn to the mean of all.
+NEAREST, DRAWN = 10, 0.5
 
 
 def threshold(
@@ -110,13 +112,16 @@ def _cumulative(prediction: Mixture, penalty: float = 0.0) -> Tensor:
     return torch.empty_like(probs).scatter_(-1, order, scores)
 
 
+#: |y − mean| / standard deviation of the predictive distribution
+NORMALISED = Score(
+    "regression",
+    lambda p, y, level: (y - p.mean).abs() / _spread(p),
+    lambda p, t, level: (p.mean - t * _spread(p), p.mean + t * _spread(p)),
+)
 SCORES: Mapping[str, Score] = {
-    # |y − mean| / standard deviation of the predictive distribution
-    "normalised": Score(
-        "regression",
-        lambda p, y, level: (y - p.mean).abs() / _spread(p),
-        lambda p, t, level: (p.mean - t * _spread(p), p.mean + t * _spread(p)),
-    ),
+    "normalised": NORMALISED,
+    # the same, divided by how large it is of similar calibration rows: see ``Conformal.difficulty``
+    "local": NORMALISED,
     # how far y is outside the central predictive interval (Romano et al. 2019, arXiv:1905.03222)
     "cqr": Score("regression", _outside, _widened),
     # share of the smallest central predictive interval with y in it (Chernozhukov et al. 2021, arXiv:1909.07889)
@@ -142,6 +147,7 @@ class Conformal:
     method  a name in ``SCORES``          scores  (n,), in the order of the calibration rows
     groups  (n,) labels: coverage holds in each group by itself (Mondrian); None: one group
     per_class  the groups are the true classes     level  of the predictive interval that ``cqr`` starts from
+    inputs, errors  of ``local``, (m, F) and (m,): of every second calibration row, whose score is not among ``scores``
     """
 
     method: str
@@ -149,11 +155,17 @@ class Conformal:
     groups: list[str] | None = None
     per_class: bool = False
     level: float = 0.9
+    inputs: list[list[float]] = field(default=(), repr=False)
+    errors: list[float] = field(default=(), repr=False)
 
     @classmethod
-    def fit(cls, method: str, prediction: Mixture, y: Tensor, **how: Any) -> Self:
-        """From the calibration rows' prediction and y (n,); how: the other fields."""
+    def fit(cls, method: str, prediction: Mixture, y: Tensor, x: Tensor | None = None, **how: Any) -> Self:
+        """From the calibration rows' prediction, y (n,) and for ``local`` x (n, F); how: the other fields."""
         made = cls(method, [], **how)
+        if method == "local":
+            errors, labels = made.score(prediction, y), made.groups and made.groups[1::2]
+            made = replace(made, inputs=x[::2].flatten(1).tolist(), errors=errors[::2].tolist(), groups=labels)
+            return replace(made, scores=(errors[1::2] / made.difficulty(x[1::2])).tolist())
         scores = made.score(prediction, y).tolist()
         return replace(made, scores=scores, **({"groups": [str(k) for k in y.tolist()]} if made.per_class else {}))
 
@@ -164,26 +176,39 @@ class Conformal:
             return of(prediction).gather(1, y.long()[:, None])[:, 0]
         return of(prediction.untransformed, prediction.transform.inv(y.double()), self.level)
 
+    def difficulty(self, x: Tensor) -> Tensor:
+        """What a score is divided by, (B,): the mean error of the NEAREST rows of ``inputs``, drawn to that of all.
+
+        Their scores are not among ``scores``, which so stay exchangeable with a new row's. 1 for other methods.
+        """
+        from sklearn.neighbors import KNeighborsRegressor
+
+        if not self.errors:
+            return torch.ones(len(x), dtype=torch.float64)
+        near = KNeighborsRegressor(min(NEAREST, len(self.errors))).fit(self.inputs, self.errors)
+        return torch.from_numpy(near.predict(x.cpu().flatten(1)) + DRAWN * np.mean(self.errors))
+
     def at(
         self,
         num: int,
         groups: np.ndarray | None = None,
         weights: tuple[np.ndarray, np.ndarray] | None = None,
         level: float | None = None,
+        x: Tensor | None = None,
     ) -> "Rows":
-        """The guarantee of ``num`` new rows.
+        """The guarantee of ``num`` new rows, for ``local`` of inputs x (num, F).
 
         groups: (num,) labels.   weights: likelihood ratios of calibration rows (n,) and new rows (num,).
         level: takes the place of every level asked for, as ``Adaptive`` does.
         """
-        if groups is None:
-            groups = np.full(num, "")
+        groups = np.full(num, "") if groups is None else np.asarray(groups)
         ratios, new = (None, np.ones(num)) if weights is None else (np.asarray(w, float) for w in weights)
-        if (ratios is not None and ratios.shape != (len(self.scores),)) or new.shape != (num,):
-            raise UserError(f"weights must be ({len(self.scores)},) of the calibration rows and ({num},) of the new")
-        if any(bool((w < 0).any() or not np.isfinite(w).all()) for w in (ratios, new) if w is not None):
-            raise UserError("weights must be finite and not negative: likelihood ratios of new to calibration rows")
-        return Rows(self, np.asarray(groups), ratios, new, level)
+        both = np.concatenate([np.ones(len(self.scores)) if ratios is None else ratios, new])
+        if both.shape != (len(self.scores) + num,) or len(new) != num or not ((both >= 0) & np.isfinite(both)).all():
+            raise UserError(f"weights must be likelihood ratios, finite and not negative, ({len(self.scores)},) of the "
+                            f"calibration rows and ({num},) of the new ones")  # fmt: skip
+        scale = torch.ones(num, dtype=torch.float64) if x is None else self.difficulty(x)
+        return Rows(self, groups, ratios, new, scale, level)
 
 
 @dataclass(frozen=True)
@@ -194,58 +219,56 @@ class Rows:
     groups: np.ndarray
     ratios: np.ndarray | None
     new: np.ndarray
+    scale: Tensor
     at_level: float | None = None
 
     def __getitem__(self, index: Any) -> Self:
         index = torch.arange(len(self.new))[index].numpy()
-        return replace(self, groups=self.groups[index], new=self.new[index])
-
-    def thresholds(self, level: float, classes: int = 0) -> np.ndarray:
-        """(B,), or (B, K) of each class."""
-        if self.conformal.per_class:
-            return np.stack([self._of_group(str(k), level, self.new) for k in range(classes)], 1)
-        limits = np.empty(len(self.new))
-        for group in np.unique(self.groups):
-            rows = self.groups == group
-            limits[rows] = self._of_group(group, level, self.new[rows])
-        return limits if not classes else limits[:, None]
-
-    def _of_group(self, group: str, level: float, new: np.ndarray) -> np.ndarray:
-        if level <= 0:
-            return np.full(len(new), -np.inf)
-        groups = self.conformal.groups
-        rows = slice(None) if groups is None else np.asarray(groups) == group
-        ratios = None if self.ratios is None else self.ratios[rows]
-        return threshold(np.asarray(self.conformal.scores)[rows], level, ratios, new)
+        return replace(self, groups=self.groups[index], new=self.new[index], scale=self.scale[index])
 
     def interval(self, prediction: Mixture, level: float) -> Interval:
         """See ``Decisions.interval``."""
-        level = level if self.at_level is None else self.at_level
-        limits = torch.from_numpy(self.thresholds(level))
-        ends = SCORES[self.conformal.method].bounds(prediction.untransformed, limits, self.conformal.level)
-        infinite = limits == math.inf
-        whole = (torch.where(infinite, end, v.double()) for v, end in zip(ends, (-math.inf, math.inf), strict=True))
+        level, limits, words = self._limits(level)
+        ends = SCORES[self.conformal.method].bounds(prediction.untransformed, limits * self.scale, self.conformal.level)
+        infinite = zip((-math.inf, math.inf), ends, strict=True)
+        whole = (torch.where(limits == math.inf, v, end.double()) for v, end in infinite)
         low, high = map(prediction.transform, whole)
         if level <= 0:  # nothing is covered, which a point is the nearest to
             low = high = prediction.mean.double()
-        return Interval(low, high, level, *self._words(level, infinite))
+        return Interval(low, high, level, *words)
 
     def covers(self, prediction: Mixture, y: Tensor, level: float) -> Tensor:
         """Whether each y is inside its interval or set, (B,) bool."""
         if prediction.has_classes:
             return self.set(prediction, level).members.gather(1, y.long()[:, None])[:, 0]
-        limits = self.thresholds(level if self.at_level is None else self.at_level)
-        return self.conformal.score(prediction, y) <= torch.from_numpy(limits)
+        return self.score(prediction, y) <= self._limits(level)[1]
+
+    def score(self, prediction: Mixture, y: Tensor) -> Tensor:
+        """See :meth:`Conformal.score`, divided by the difficulty."""
+        return self.conformal.score(prediction, y) / self.scale
 
     def set(self, prediction: Mixture, level: float) -> ClassSet:
         """See ``Decisions.set``."""
-        level = level if self.at_level is None else self.at_level
         scores = SCORES[self.conformal.method].of(prediction)
-        limits = torch.from_numpy(self.thresholds(level, scores.shape[1]))
-        infinite = (limits == math.inf).all(1)
-        return ClassSet(scores <= limits, level, *self._words(level, infinite))
+        level, limits, words = self._limits(level, scores.shape[1])
+        return ClassSet(scores <= limits, level, *words)
 
-    def _words(self, level: float, infinite: Tensor) -> tuple[str, str]:
+    def _limits(self, level: float, classes: int = 0) -> tuple[float, Tensor, tuple[str, str]]:
+        """(the level that holds, thresholds (B,) or (B, K or 1) of classes, kind and note of intervals or sets)."""
+        level, new = level if self.at_level is None else self.at_level, self.new
+        groups, scores = self.groups, np.asarray(self.conformal.scores)
+        if classes:
+            names = np.arange(classes).astype(str) if self.conformal.per_class else groups[:, None]
+            groups, new = np.broadcast_arrays(names, new[:, None])
+        limits = np.full(groups.shape, -np.inf)
+        for group in np.unique(groups) if level > 0 else ():
+            known = slice(None) if self.conformal.groups is None else np.asarray(self.conformal.groups) == group
+            ratios = None if self.ratios is None else self.ratios[known]
+            limits[groups == group] = threshold(scores[known], level, ratios, new[groups == group])
+        infinite = (limits == math.inf).reshape(len(limits), -1).all(1)
+        return level, torch.from_numpy(limits), self._words(level, infinite)
+
+    def _words(self, level: float, infinite: np.ndarray) -> tuple[str, str]:
         """(kind, note) of intervals or sets."""
         num, need = len(self.conformal.scores), rows_needed(level) if 0 < level < 1 else math.inf
         whom = "calibration rows" if self.conformal.groups is None else "calibration rows of its group"
@@ -256,7 +279,7 @@ class Rows:
             k = math.ceil((num + 1) * level * (1 - ROUNDING))
             low, high = beta.ppf([0.05, 0.95], k, num + 1 - k)
             parts.append(f"of 10 such sets of calibration rows, 9 give a coverage between {low:.3f} and {high:.3f}")
-        if bool(infinite.any()):
-            parts.append(f"{int(infinite.sum()):,} of {len(infinite):,} exclude nothing: a level of {level:.4g} needs "
+        if infinite.any():
+            parts.append(f"{infinite.sum():,} of {len(infinite):,} exclude nothing: a level of {level:.4g} needs "
                          f"{need:,} {whom} at least")  # fmt: skip
         return f"conformal: {self.conformal.method}", "; ".join(parts)

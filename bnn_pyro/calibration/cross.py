@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from sklearn.model_selection import KFold
 from torch import Tensor, nn
 
 from bnn_pyro.calibration.conformal import ROUNDING, rows_needed
@@ -96,26 +97,21 @@ def cross_conformal(
         raise UserError("cv+ is for training rows in memory; set rows aside for calibrate(…) otherwise")
     if not 2 <= folds <= num:
         raise UserError(f"folds must be from 2 to the number of training rows, {num}, got {folds}")
-    order = torch.randperm(num, generator=torch.Generator().manual_seed(seed))
-    of_row = np.empty(num, dtype=int)
-    for k, rows in enumerate(order.tensor_split(folds)):
-        of_row[rows.numpy()] = k
-    function = partial(_fit_fold, variant, method, data.x_train, data.y_train, of_row, seed, num_draws, settings)
-    names = [f"fold {k + 1} of {folds}" for k in range(folds)]
-    fits = map_tasks(function, range(folds), cores=cores, names=names)
-    scores = np.empty(num)
-    for k, (_, own) in enumerate(fits):
-        scores[of_row == k] = own
+    parts = [rows for _, rows in KFold(folds, shuffle=True, random_state=seed).split(np.arange(num))]
+    function = partial(_fit_fold, variant, method, data.x_train, data.y_train, seed, num_draws, settings)
+    fits = map_tasks(function, parts, cores=cores, names=[f"fold {k + 1} of {folds}" for k in range(folds)])
+    scores, of_row = np.empty(num), np.empty(num, dtype=int)
+    for k, (rows, (_, own)) in enumerate(zip(parts, fits, strict=True)):
+        scores[rows], of_row[rows] = own, k
     return CrossConformal(tuple(posterior for posterior, _ in fits), scores, of_row, num_draws)
 
 
 def _fit_fold(
-    variant: Any, method: Any, x: Tensor, y: Tensor, folds: np.ndarray, seed: int, num_draws: int,
-    settings: dict[str, Any], fold: int,
-) -> tuple[Posterior, np.ndarray]:  # fmt: skip
-    """(the posterior without a fold, the scores of the fold's rows)."""
-    out = torch.from_numpy(folds == fold)
-    rest = dataset(x[~out], y[~out], task="regression", split=0.0, validation=0)
+    variant: Any, method: Any, x: Tensor, y: Tensor, seed: int, num_draws: int, settings: dict[str, Any], out: Tensor
+) -> tuple[Posterior, np.ndarray]:
+    """(the posterior without the rows ``out`` of a fold, the scores of these)."""
+    kept = np.setdiff1d(np.arange(len(x)), out)
+    rest = dataset(x[kept], y[kept], task="regression", split=0.0, validation=0)
     posterior = fit(variant, rest, method, seed=seed, progress=False, **settings)
     mean, spread = _moments(posterior, x[out], num_draws)
     return posterior, np.abs(y[out].numpy() - mean) / spread

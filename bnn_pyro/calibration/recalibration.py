@@ -32,16 +32,8 @@ def log_mean_probs(prediction: Mixture) -> Tensor:
     return torch.stack(each, -1).clamp_min(-1e4).log_softmax(-1)
 
 
-class _Map:
-    """What is done to a prediction; its attributes are the arguments that make it again."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Its arguments, JSON-able."""
-        return {name: np.asarray(value).tolist() for name, value in vars(self).items()}
-
-
 # -- classes -----------------------------------------------------------------------------------------------------------
-class LogitMap(_Map):
+class LogitMap:
     """p ∝ exp(W log p̄ + b).
 
     Temperature scaling: W = I / T (Guo et al. 2017, arXiv:1706.04599, of the mixture). ``vector``: a diagonal W and b,
@@ -117,7 +109,7 @@ class RecalibratedClasses(Recalibrated, ClassMixture):
 
 
 # -- numbers -----------------------------------------------------------------------------------------------------------
-class Affine(_Map):
+class Affine:
     """y ↦ mean + factor · (y − mean) of every component: variance scaling, of families with a location and a scale.
 
     On a log scale it is log y that is scaled.
@@ -145,7 +137,7 @@ class Affine(_Map):
         return type(prediction)(make(type(d), values))
 
 
-class CdfMap(_Map):
+class CdfMap:
     """P(Y ≤ y) = R(F(y)): R increases from (0, 0) to (1, 1), linear between ``edges`` (M,) with ``values`` (M,).
 
     Isotonic recalibration (Kuleshov, Fenner & Ermon 2018, arXiv:1807.00263): there R is the empirical cdf of the
@@ -271,7 +263,7 @@ def _best_factor(loss: Callable[[float], float]) -> float:
     return float(np.exp(best.x)) if best.fun < loss(1.0) else 1.0
 
 
-#: By task, how each map is fitted and made again from its dictionary.
+#: By task, how each map is fitted and made again: its attributes are the arguments that make it.
 RECALIBRATIONS: Mapping[str, tuple[type, Callable[[Mixture, Tensor], Any]]] = {
     "temperature": (LogitMap, LogitMap.temperature),
     "vector": (LogitMap, lambda prediction, y: LogitMap.linear(prediction, y, full=False)),

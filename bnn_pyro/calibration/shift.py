@@ -65,7 +65,7 @@ def monitor(
         words = f"{share:.1%} of new rows have an epistemic uncertainty that few calibration rows have"
         results["epistemic"] = p, words
     if y_new is not None and calibrated.conformal is not None:
-        scores = calibrated.conformal.score(prediction, y_new.cpu()).numpy()
+        scores = prediction.guarantee.score(prediction, y_new.cpu()).numpy()
         peak = max(0.0, martingale(conformal_p(calibrated.conformal.scores, scores, seed)).max())
         results["targets"] = (np.exp(-peak), f"a bet against exchangeable targets made 1 into {np.exp(peak):.3g}")
     verdicts = []

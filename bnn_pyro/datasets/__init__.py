@@ -12,8 +12,7 @@ from torch import Tensor
 from bnn_pyro.datasets.arrays import IMAGE_SUFFIXES, load_archive, noise_images, read_inputs
 from bnn_pyro.datasets.dataset import Column, Dataset, Raw, Schema, check_options
 from bnn_pyro.datasets.in_memory import dataset, inputs
-from bnn_pyro.datasets.prepare import check_choice, prepare, select_features, standardised
-from bnn_pyro.datasets.splits import FRACTIONS, by_values
+from bnn_pyro.datasets.prepare import prepare, select_features, standardised
 from bnn_pyro.datasets.tables import load_table, read_rows
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.files import data_root, existing, resolve
@@ -164,27 +163,20 @@ def load_data(
 ) -> Dataset:
     """A named set, a file (CSV, TSV, Parquet, NPZ, NPY) or a folder of pictures: divided and standardised.
 
+    task, classes, missing, unseen, target_scale, limit and seed are as of :func:`dataset`.
+
     features      names of the columns to use, in that order; all where not given
     exclude       names of columns to leave out
     categorical   names of a table's columns whose numbers are codes: categories, or classes, as they are written
-    target, task  of a user's file: see ``tables.load_table``; a table may have several targets
-    classes       names of a table's classes in their order: of ordinal the lowest first, where they are no numbers
-    target_scale  "log" of positive numbers: their logarithm is modelled, and everything predicted is of y itself
-    missing       of a file's missing value: "refuse" it, "drop" its row (a damaged picture: its file), or in a table
-                  have an "indicator": the training rows' median and a second feature that says where; of text, one
-                  more category.   drop_missing: the same as missing="drop"
-    unseen        a table's category that only new rows have: "refuse" it, or "ignore" it, so that it is none of them
-    groups, time  name of a table's column, which is then no input: rows of one group come into one part; or the last
-                  rows test, and those before them validate
-    exposure      name of a table's column: what a row's count is proportional to, such as hours or persons
+    target        the column of a user's file; where not given "y". Of a table also several, or one text with commas
+    drop_missing  the same as missing="drop"; of pictures, which leaves out damaged files
+    groups, time, exposure  names of a table's columns
     splits, split an NPZ file of given test rows (test_0, test_1, …; rows counted from 0), and which of them to take;
                   the other rows train
-    seed          of the random split, which is stratified for classification
     fractions     training, validation and test share, 0.70, 0.15 and 0.15 where not given; not where the test part
                   is given
     validation    number of rows to hold out for validation. Where not given: by ``fractions``; a sixth of the
                   training file of a set with its own test part (10,000 of MNIST); none with given splits
-    limit         keep so many training rows, the first after shuffling, for quick runs
 
     Raises UserError, one line with the place and the way out, for whatever is wrong with the input.
     """
@@ -203,9 +195,6 @@ def load_data(
     of_tables = {**by, "classes": classes, "exposure": exposure, "missing=indicator": missing == "indicator" or None}
     if not table and (names := [name for name, value in of_tables.items() if value is not None]):
         raise UserError(f"{name_or_path}: {', '.join(names)} is for tables (CSV, TSV, Parquet)")
-    if by and (len(by) > 1 or splits is not None or validation is not None):
-        raise UserError(f"{path}: groups, time and splits are three ways to divide; give one of them, and shares by "
-                        "fractions (--fractions) instead of validation")  # fmt: skip
     if path is None:
         raw = DATASETS[str(name_or_path)]()
     elif path.is_dir():
@@ -225,21 +214,14 @@ def load_data(
     if not raw.columns:  # a table has chosen before it looked for missing values
         if categorical:
             raise UserError(f"{path or raw.name}: categorical={categorical} is for tables of text (CSV, TSV)")
-        if exclude:
-            check_choice(exclude, raw.features, str(path or raw.name))
-            features = [name for name in features or raw.features if name not in exclude]
-        raw = select_features(raw, features, str(path or raw.name))
+        raw = select_features(raw, features, str(path or raw.name), exclude)
     if path is not None and raw.name in DATASETS:  # a user's digits.csv must not be taken for the set of that name
         raw = replace(raw, name=path.name)
     if splits is None and split:
         raise UserError(f"split={split} is one of a file of given splits; give splits too, or another seed")
-    splits = None if splits is None else resolve(splits)
     raw = replace(raw, target_scale=target_scale, unseen=unseen)
-    if by:
-        ((kind, column),) = by.items()
-        division = by_values(raw, kind, aside[column], FRACTIONS if fractions is None else fractions, seed)
-        return prepare(raw, limit=limit, division=division)
-    return prepare(raw, splits=splits, split=split, seed=seed, fractions=fractions, validation=validation, limit=limit)
+    file, by = None if splits is None else (resolve(splits), split), {kind: aside[name] for kind, name in by.items()}
+    return prepare(raw, limit=limit, seed=seed, file=file, by=by, validation=validation, fractions=fractions)
 
 
 def load_inputs(
@@ -259,18 +241,18 @@ def load_inputs(
         return inputs(name_or_path, schema)[:num]
     text = str(name_or_path)
     path = resolve(name_or_path)
-    if text in NOISE:
-        return noise_images(NOISE[text], 1000 if num is None else num, schema, seed)
     from bnn_pyro.datasets.images import IMAGE_SETS, image_part, read_images
 
+    if text in NOISE:
+        return noise_images(NOISE[text], 1000 if num is None else num, schema, seed)
     if text not in DATASETS and (path.is_dir() or path.suffix.lower() in IMAGE_SUFFIXES):
         return read_images(path, schema, invert=invert)[:num]
     path = _located(name_or_path, also=NOISE)
     if path is not None and path.suffix.lower() not in ARRAYS:
         return read_rows(path, schema)[0][:num]
     if path is not None:
-        x, white = read_inputs(path)
-    elif text in IMAGE_SETS:  # the test part alone
+        return inputs(read_inputs(path)[:num], schema, str(path))
+    if text in IMAGE_SETS:  # the test part alone
         x, white = image_part(text, train=False)[0], 255.0
     else:
         raw = DATASETS[text]()

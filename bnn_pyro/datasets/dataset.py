@@ -55,11 +55,6 @@ class Column:
         """The number of its features."""
         return len(self.features)
 
-    @property
-    def num_numbers(self) -> int:
-        """How many of its features, the first, are quantities; the others are 0 or 1."""
-        return int(self.categories is None)
-
 
 class InputPart(NamedTuple):
     """One of several inputs of a row, (N, *shape); whole numbers stay as they are."""

@@ -3,35 +3,31 @@
 And what becomes of a table's columns.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 from torch import Tensor
 
 from bnn_pyro.cells import DECIMAL_COMMA, MAX_CATEGORIES, numbers, parsed, positions
 from bnn_pyro.datasets.dataset import Column
 from bnn_pyro.errors import UserError
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 #: Kinds of an array's type that may hold text.
 TEXT = ("O", "U", "S")
 #: The category of a missing text.
 MISSING_CATEGORY = "(missing)"
+#: What may be done about a missing value.
+WAY = ", or give missing='drop' or 'indicator' (--missing)"
 #: How pandas calls values that are times.
 DATES = ("datetime64", "datetime", "date", "timedelta64", "timedelta", "time", "period")
 
 
 def as_table(what: str, x: Any) -> pd.DataFrame | None:
     """A frame of any library, or an array or list with text in it, as one of pandas; None for numbers."""
-    import pandas as pd
-
     if isinstance(x, Mapping):
         x = pd.DataFrame(dict(x))
     if isinstance(x, pd.Series):
@@ -60,8 +56,6 @@ def as_table(what: str, x: Any) -> pd.DataFrame | None:
 
 def named(x: Any, names: Sequence[str] | None = None) -> pd.DataFrame:
     """An array (N, F) as a frame, of columns x1, x2, … where there are no names."""
-    import pandas as pd
-
     frame = pd.DataFrame(x)
     return frame.set_axis(names or [f"x{k + 1}" for k in range(frame.shape[1])], axis=1)
 
@@ -82,15 +76,11 @@ def as_array(what: str, x: Any, text: bool = False) -> np.ndarray:
 
 def as_cells(frame: pd.DataFrame, where: str = "X (rows from 0)") -> pd.DataFrame:
     """Each column as float64 (nan where missing), text ("" where missing), or categories of text."""
-    import pandas as pd
-
     return pd.DataFrame({name: _column(where, frame[name]) for name in frame.columns})
 
 
 def _column(where: str, cells: pd.Series) -> pd.Series:
     """Raises UserError for dates, and for values of several types."""
-    import pandas as pd
-
     kind, gaps = pd.api.types.infer_dtype(cells, skipna=True), cells.isna()
     if kind in ("integer", "floating", "mixed-integer-float", "decimal"):
         return pd.Series(
@@ -116,26 +106,39 @@ def _column(where: str, cells: pd.Series) -> pd.Series:
 
 def as_target(what: str, y: Any) -> pd.DataFrame:
     """The targets as columns of cells, by their names; where they have none "y", or of several "y1", "y2", …"""
-    import pandas as pd
-
     nested = isinstance(y, list | tuple) and len(y) and isinstance(y[0], list | tuple | np.ndarray)
-    if nested or not isinstance(y, pd.Series | list | tuple):
-        table = as_table(what, y) if hasattr(y, "__dataframe__") or hasattr(y, "to_pandas") else None
-        if table is None and hasattr(y, "to_list"):  # a column of polars
-            y = pd.Series(y.to_list(), name=getattr(y, "name", None))
-        else:
-            y = as_array(what, y, text=True) if table is None else table
+    if hasattr(y, "to_list") and not hasattr(y, "columns"):  # a series of pandas or polars
+        y = y if isinstance(y, pd.Series) else pd.Series(y.to_list(), name=getattr(y, "name", None))
+    elif nested or not isinstance(y, list | tuple):
+        is_frame = hasattr(y, "__dataframe__") or hasattr(y, "to_pandas")
+        y = as_table(what, y) if is_frame else as_array(what, y, text=True)
         if len(y.shape) == 2 and y.shape[1] == 1:
             y = y[:, 0] if isinstance(y, np.ndarray) else y.iloc[:, 0]
         if len(y.shape) == 2 and y.shape[1]:
-            names = [f"y{k + 1}" for k in range(y.shape[1])] if isinstance(y, np.ndarray) else None
-            frame = (y if names is None else named(y, names)).reset_index(drop=True)
-            return as_cells(frame, f"{what} (rows from 0)")
+            frame = named(y, [f"y{k + 1}" for k in range(y.shape[1])] if isinstance(y, np.ndarray) else list(y.columns))
+            return as_cells(frame.reset_index(drop=True), f"{what} (rows from 0)")
         if len(y.shape) != 1:
             raise UserError(f"{what} has shape {tuple(y.shape)}; give one target for each row, (N,)")
     cells = pd.Series(y).reset_index(drop=True)
     cells = cells.rename("y" if cells.name is None else str(cells.name))
     return _column(f"{what} (rows from 0)", cells).to_frame()
+
+
+# -- missing values ----------------------------------------------------------------------------------------------------
+def gaps_in(frame: pd.DataFrame, words: Sequence[str] = ("",)) -> pd.DataFrame:
+    """Where values are missing, which of text are these words."""
+    return pd.DataFrame({name: cells.isna() | (cells.isin(list(words)) if cells.dtype.kind not in "iuf" else False)
+                         for name, cells in frame.items()}, frame.index)  # fmt: skip
+
+
+def refuse_gaps(where: str | Path, frame: pd.DataFrame, gaps: pd.DataFrame, way: str = "") -> None:
+    """Raise UserError with the place of the first missing value."""
+    if not gaps.to_numpy().any():
+        return
+    row, column = np.argwhere(gaps.to_numpy())[0]
+    cell, more = frame.iat[row, column], int(gaps.any(axis=1).sum()) - 1
+    raise UserError(f"{where}: column '{frame.columns[column]}', row {frame.index[row]}: missing value ('{cell}')"
+                    f"{f', and {more} more rows have one' if more else ''}; fill it in{way}")  # fmt: skip
 
 
 # -- columns and the features that they become -------------------------------------------------------------------------

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnn_pyro.datasets.arrays import IMAGE_SUFFIXES, read_pair
+from bnn_pyro.datasets.arrays import IMAGE_SUFFIXES
 from bnn_pyro.datasets.dataset import Raw, Schema
 from bnn_pyro.errors import UserError
-from bnn_pyro.files import data_root
+from bnn_pyro.files import data_root, read_archive
 from bnn_pyro.progress import announce
 
 #: Image sets that torchvision downloads -> its class, which names their folder under the data root.
@@ -155,30 +155,27 @@ def read_images(path: Path, schema: Schema, invert: bool = False) -> Tensor:
 def image_part(name: str, train: bool) -> tuple[Tensor, Tensor]:
     """Training or test part of an image set: (N, 1, 28, 28) uint8 and labels (N,) int64.
 
-    Looked for under the data root, as torchvision lays it out (``MNIST/raw/…-ubyte``) or as the official pair of NPZ
-    files (``KMNIST/kmnist-test-imgs.npz``); downloaded by torchvision where neither is there.
+    Read under the data root: the official pair of NPZ files (``KMNIST/kmnist-test-imgs.npz``) where it is there, else
+    as torchvision has it (``MNIST/raw/…-ubyte``), which downloads it.
     """
-    home = data_root() / IMAGE_SETS[name]
-    part = "train" if train else "t10k"
-    images, labels = (home / "raw" / f"{part}-{kind}-ubyte" for kind in ("images-idx3", "labels-idx1"))
-    pair = [home / f"{name}-{'train' if train else 'test'}-{kind}.npz" for kind in ("imgs", "labels")]
-    if not (images.is_file() and labels.is_file()):
-        if all(path.is_file() for path in pair):
-            return read_pair(*pair, num_classes=10)
-        _download(name, labels if images.is_file() else images)
-    return read_pair(images, labels, num_classes=10)
-
-
-def _download(name: str, missing: Path) -> None:
     from torchvision import datasets
 
-    folder = IMAGE_SETS[name]
-    where = f"place it there (from the data set's page), or set BNN_PYRO_DATA to a folder that has {folder}/raw"
+    home = data_root() / IMAGE_SETS[name]
+    pair = [home / f"{name}-{'train' if train else 'test'}-{kind}.npz" for kind in ("imgs", "labels")]
     try:
-        getattr(datasets, folder)(data_root(), download=True)
-    except (OSError, RuntimeError, EOFError) as error:
+        if all(path.is_file() for path in pair):
+            x, y = (torch.from_numpy(read_archive(path)["arr_0"]) for path in pair)
+        else:
+            part = getattr(datasets, IMAGE_SETS[name])(data_root(), train=train, download=True)
+            x, y = part.data, part.targets
+        if x.dtype != torch.uint8 or x.dim() != 3 or y.shape != x.shape[:1] or not 0 <= y.min() <= y.max() < 10:
+            raise ValueError(f"images {tuple(x.shape)}, labels {tuple(y.shape)} from {y.min()} to {y.max()}")
+    except (OSError, RuntimeError, EOFError, ValueError, AssertionError, TypeError, KeyError) as error:
         reason = " ".join(str(error).split())[:200]
-        for empty in (data_root() / folder / "raw", data_root() / folder):
+        for empty in (home / "raw", home):
             if empty.is_dir() and not any(empty.iterdir()):
                 empty.rmdir()
-        raise UserError(f"{name}: {missing} is not there and can't be downloaded ({reason}); {where}") from None
+        raise UserError(f"{name}: {home / 'raw'} is incomplete or damaged, and can't be downloaded ({reason}); delete "
+                        "what is damaged, place the files there (from the data set's page), or set BNN_PYRO_DATA to a "
+                        f"folder that has {home.name}/raw") from None  # fmt: skip
+    return x.unsqueeze(1), y.long()

@@ -15,13 +15,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as Items
 
-from bnn_pyro.cells import read_targets
 from bnn_pyro.datasets.arrays import image_arrays, on_disk, raw_arrays
 from bnn_pyro.datasets.dataset import Column, Dataset, InputPart, Raw, Schema, check_options
 from bnn_pyro.datasets.frames import as_array, as_cells, as_table, as_target, named
 from bnn_pyro.datasets.prepare import prepare, select_features, standardised
-from bnn_pyro.datasets.rows import OnDisk
-from bnn_pyro.datasets.splits import FRACTIONS, Division, by_values, chosen, divide
+from bnn_pyro.datasets.rows import OnDisk, read_items
+from bnn_pyro.datasets.splits import FRACTIONS
 from bnn_pyro.datasets.tables import encode_rows, encode_target, raw_table
 from bnn_pyro.errors import UserError, unknown
 
@@ -63,10 +62,8 @@ def dataset(
     train, test  instead of x and of x_test: torch data sets or loaders
     rows    how many rows these give, where they have no length: of train, or (of train, of test)
     x_test, y_test  the test part, where it is given
-    task    regression, classification, ordinal (classes in an order) or counts, of several targets "targets" or
-            "labels"; where not given, classification or regression by the target, as of a file: for text, categories,
-            booleans, two different whole numbers, or up to 20, each twice or more and five times in the mean; labels
-            where all are 0 or 1
+    task    one of ``TASKS``; where not given see ``cells.infer_task``, and for several targets labels where all are 0
+            or 1
     classes names of the labels 0 … K−1, where y are these; or all that y has, in their order (of ordinal the lowest
             first, where y is text that is no ordered category)
     split   share of the rows that test (0.15), stratified for classification; or a mask (N,) of test rows, their
@@ -78,17 +75,13 @@ def dataset(
             feature that says where; of text, one more category. One in y is refused, or its row dropped
     unseen  a category that only new rows have: "refuse" it, or "ignore" it, so that it is none of the categories
     validation  number or share of the rows to hold out for validation (0.15)
-    limit   keep so many training rows
-    seed    of the split
-    name    of the data, in reports
+    limit   keep so many training rows, the first after shuffling, for quick runs
     target_scale  "log" of positive numbers: their logarithm is modelled, and everything predicted is of y itself
 
     Raises UserError, one line with the place and the way out, for whatever is wrong with the input.
     """
     check_options(task=task, missing=missing, unseen=unseen, target_scale=target_scale)
     if train is not None or isinstance(x, Items | DataLoader):
-        from bnn_pyro.datasets.loaders import read_items
-
         if y is not None or (train is not None and x is not None):
             raise UserError("X is a torch data set, which has the targets; leave y out, and give X or train=")
         num, num_test = rows if isinstance(rows, tuple) else (rows, None)
@@ -135,15 +128,15 @@ def dataset(
     elif y_test is not None:
         raise UserError("y_test is given without x_test")
     by = {kind: columns[kind] for kind in ("groups", "time") if columns[kind] is not None}
-    return prepare(raw, limit=limit, division=_divided(raw, split, by, validation, seed))
+    return prepare(raw, limit=limit, seed=seed, **_division(raw, split, by, validation))
 
 
-def inputs(x: Any, schema: Schema) -> Tensor:
+def inputs(x: Any, schema: Schema, what: str = "X") -> Tensor:
     """Inputs in memory (N, *input_shape), standardised as the model's own; columns of a frame are matched by name.
 
     Raises UserError for a missing column, a missing value or a category that training did not have (see ``dataset``).
     """
-    values, white = _encoded("X", x, schema)
+    values, white = _encoded(what, x, schema)
     return standardised(values, schema, white)
 
 
@@ -163,16 +156,7 @@ def _raw(x: Any, y: Any, task: str | None, classes: Sequence[str] | None, missin
         if x.ndim == 2 and missing == "indicator" and np.issubdtype(x.dtype, np.floating) and np.isnan(x).any():
             table = named(x)
     if table is None:
-        cells, several = target.iloc[:, 0], target.shape[1] > 1
-        if cells.dtype != np.float64 and (gaps := cells.eq("")).any():
-            raise UserError(f"y: row {int(gaps.argmax())} (from 0) has no label; fill it in, or leave such rows out")
-        values = cells.to_numpy() if cells.dtype == np.float64 else cells.to_numpy(dtype=str)
-        raw = raw_arrays("X, y", x, values, "regression" if several else task, classes, missing == "drop")
-        if several:
-            kept, names = target if raw.rows is None else target.iloc[raw.rows.numpy()], tuple(target.columns)
-            task, numbers, _ = read_targets("y (rows from 0)", kept, task)
-            raw = replace(raw, task=task, y=torch.from_numpy(numbers), target=", ".join(names), targets=names)
-        return select_features(raw, None, "X")
+        return select_features(raw_arrays("X, y", x, target, task, classes, missing == "drop"), None, "X")
     if both := [name for name in target.columns if name in table.columns]:
         raise UserError(f"X has a column '{both[0]}', as y is called: the target among its own inputs? Leave it out")
     cells = as_cells(table).join(target)
@@ -220,34 +204,26 @@ def _encoded(what: str, x: Any, like: Schema | Raw) -> tuple[Tensor, float]:
 
 
 # -- the split ---------------------------------------------------------------------------------------------------------
-def _divided(raw: Raw, split: Any, by: dict[str, Any], validation: float | None, seed: int) -> Division:
-    """By {"groups" or "time": (N,)}, a share or rows of ``split``; at random where neither is given."""
-    num = len(raw.y)
-    is_share = split is None or (np.isscalar(split) and not isinstance(split, bool | str))
-    if is_share and split is not None and not 0 <= split < 1:
-        raise UserError(
-            f"split={split}: give the share of test rows, at least 0 and below 1; or a mask, or row numbers"
-        )
+def _division(raw: Raw, split: Any, by: dict[str, Any], validation: float | None) -> dict[str, Any]:
+    """Arguments of ``divide``, of {"groups" or "time": (N,)}, a share or rows of ``split``."""
+    num, is_share = len(raw.y), np.isscalar(split) and not isinstance(split, bool | str)
+    if is_share and not 0 <= split < 1:
+        raise UserError(f"split={split}: give the share of test rows, 0 to below 1; or a mask, or row numbers")
     if validation is not None and not (0 <= validation < 1 or float(validation).is_integer()):
         raise UserError(f"validation={validation}: give a number of rows, or a share below 1")
-    if len(by) + (not is_share) > 1:
-        raise UserError("groups=, time= and rows in split= are three ways to divide; give one of them")
-    rows = None if validation is None else round(validation * num if 0 < validation < 1 else validation)
-    if raw.test is not None:
-        return divide(raw, None, 0, seed, None, rows)
-    if not is_share:
-        if raw.rows is not None:
-            raise UserError(
-                "rows were dropped, so that rows in split= have other numbers; drop them from X and y first"
-            )
-        return chosen(raw, split, seed, rows)
-    shares = FRACTIONS
-    if split is not None or rows is not None:
-        test, val = FRACTIONS[2] if split is None else split, FRACTIONS[1] if rows is None else rows / num
+    rows = None if split is None or is_share else split
+    if rows is not None and raw.rows is not None:
+        raise UserError("rows were dropped, so that rows in split= have other numbers; drop them from X and y first")
+    held_out = None if validation is None else round(validation * num if validation < 1 else validation)
+    if rows is not None or raw.test is not None:
+        return dict(rows=rows, by=by, validation=held_out)
+    shares = None
+    if is_share or held_out is not None:
+        test, val = split if is_share else FRACTIONS[2], FRACTIONS[1] if held_out is None else held_out / num
         shares = (max(0.0, 1.0 - test - val), val, test)
-    for kind, values in by.items():
-        return by_values(raw, kind, values if raw.rows is None else np.asarray(values)[raw.rows.numpy()], shares, seed)
-    return divide(raw, None, 0, seed, shares, rows)
+    if raw.rows is not None:
+        by = {kind: np.asarray(values)[raw.rows.numpy()] for kind, values in by.items()}
+    return dict(by=by, fractions=shares, validation=None if by else held_out)
 
 
 # -- several inputs a row, packed to one row of numbers ---------------------------------------------------------------

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bnn_pyro.datasets.dataset import Column, Dataset, Raw, Schema
 from bnn_pyro.datasets.rows import OnDisk, Rows, standardised, taken
-from bnn_pyro.datasets.splits import Division, divide
+from bnn_pyro.datasets.splits import divide
 from bnn_pyro.errors import UserError, unknown
 
 #: Standard deviation of a target over its largest value: below this, float32 rounds away more than 0.06 % of it.
@@ -33,8 +33,11 @@ def check_choice(features: Sequence[str], names: Sequence[str], where: str) -> N
             raise UserError(f"{where}: feature '{name}' is chosen twice")
 
 
-def select_features(raw: Raw, features: Sequence[str] | None, where: str) -> Raw:
+def select_features(raw: Raw, features: Sequence[str] | None, where: str, exclude: Sequence[str] = ()) -> Raw:
     """``raw`` with the chosen columns of numbers alone, in the order asked for."""
+    if exclude:
+        check_choice(exclude, raw.features, where)
+        features = [name for name in features or raw.features if name not in exclude]
     if features is not None:
         if raw.x.dim() == 4:
             raise UserError(f"{where} holds images, which have no columns to choose: leave features={features} out")
@@ -45,12 +48,9 @@ def select_features(raw: Raw, features: Sequence[str] | None, where: str) -> Raw
     return replace(raw, columns=tuple(Column(name) for name in raw.features))
 
 
-def prepare(raw: Raw, *, limit: int | None = None, division: Division | None = None, **how: Any) -> Dataset:
-    """Divide ``raw`` into training, validation and test part, and standardise all three by the training part.
-
-    division: see ``splits``; where not given, ``divide(raw, **how)``.
-    """
-    train, val, test, record = divide(raw, **how) if division is None else division
+def prepare(raw: Raw, *, limit: int | None = None, **how: Any) -> Dataset:
+    """``divide(raw, **how)`` into training, validation and test part, all standardised by the training part."""
+    train, val, test, record = divide(raw, **how)
     if limit is not None:
         if limit < 1:
             raise UserError(f"limit={limit}: give the number of training rows to keep, 1 or more")
@@ -173,7 +173,7 @@ def _column_statistics(raw: Raw, rows: Tensor) -> tuple[tuple[float, ...], tuple
 
 def quantities(columns: Sequence[Column], num: int) -> Tensor:
     """Which of the ``num`` features are quantities, (F,) bool; others are 0 or 1."""
-    numeric = [place < column.num_numbers for column in columns for place in range(column.width)]
+    numeric = [not place and column.categories is None for column in columns for place in range(column.width)]
     return torch.tensor(numeric or [True] * num)
 
 

@@ -1,12 +1,14 @@
 """Which rows train, validate and test: at random, by a given list, by groups, in time, or by an own test part."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -22,81 +24,61 @@ Division = tuple[Tensor, Tensor, Tensor, dict[str, Any]]
 
 def divide(
     raw: Raw,
-    splits: Path | None,
-    split: int,
-    seed: int,
-    fractions: Sequence[float] | None,
-    validation: int | None,
+    *,
+    seed: int = 0,
+    rows: Any = None,
+    file: tuple[Path, int] | None = None,
+    by: Mapping[str, Any] = MappingProxyType({}),
+    fractions: Sequence[float] | None = None,
+    validation: int | None = None,
 ) -> Division:
-    """Row indices of the training (shuffled), validation and test part, and the JSON-able record of how.
+    """The rows of each part; without rows, file, by and an own test part at random, stratified for classification.
 
-    A given split (``splits``) and a set's own test part decide the test rows; of the rest, ``validation`` rows are
-    held out (None: none with a given split, ``raw.validation`` with an own test part). Otherwise a random split by
-    ``fractions``, stratified for classification.
+    rows        a mask (N,) of test rows, their numbers, or a tuple of row numbers: (train, test) or (train, validation,
+                test). Rows that a tuple does not name are left out
+    file        an NPZ file of test rows test_0, test_1, …, and which of them; their numbers are those in the table
+    by          {"groups" or "time": (N,) values}: see :func:`_by_values`
+    fractions   shares of the parts
+    validation  rows to hold out of those that train; None: by the fractions, ``raw.validation`` with an own test part,
+                none where test rows are given
     """
-    everything = np.arange(len(raw.y))
-    if raw.test is None and splits is None:
-        shares = FRACTIONS if fractions is None else fractions
-        num_val, num_test = _sizes(raw, shares, validation)
-        rest, test = _cut(raw, everything, num_test, seed)
-        record = {"kind": "random", "seed": seed, "fractions": list(shares)}
-        record |= {} if validation is None else {"validation": validation}
-    elif fractions is not None:
+    everything = train = np.arange(len(raw.y))
+    val = test = everything[:0]
+    shares, record = FRACTIONS if fractions is None else fractions, {"kind": "given", "seed": seed}
+    if len(by) + (rows is not None) + (file is not None) > 1 or (by and validation is not None):
+        raise UserError(f"{raw.name}: groups, time and given test rows are three ways to divide; give one of them, and "
+                        "with groups or time shares by fractions (--fractions) instead of validation")  # fmt: skip
+    for kind, values in by.items():
+        return _by_values(raw, kind, values, shares, seed)
+    given = rows is not None or file is not None or raw.test is not None
+    if given and fractions is not None:
         raise UserError(f"{raw.name}: its test part is given, fractions={tuple(fractions)} don't apply; "
                         "use validation=N to hold out training rows")  # fmt: skip
-    elif splits is not None and raw.test is not None:
-        raise UserError(f"{raw.name} has a test part of its own; leave splits={splits} out")
+    if file is not None and raw.test is not None:
+        raise UserError(f"{raw.name} has a test part of its own; leave splits={file[0]} out")
+    held_out = validation or 0
+    if not given:
+        held_out, num_test = _sizes(raw, shares, validation)
+        train, test = _cut(raw, everything, num_test, seed)
+        record |= {"kind": "random", "fractions": list(shares)}
+        record |= {} if validation is None else {"validation": validation}
+    elif rows is not None:
+        train, val, test = _lists(rows, len(everything))
+    elif file is not None:
+        test = _rows_of_file(*file, raw)
+        train = np.setdiff1d(everything, test)
+        record |= {"file": str(file[0]), "split": file[1], "validation": held_out}
     else:
-        if splits is None:
-            test, record = everything[:0], {"kind": "own test part", "seed": seed}
-            default = len(raw.y) // 6 if raw.validation is None else raw.validation
-        else:
-            test, default = _given_split(splits, split, len(raw.y), raw.rows), 0
-            record = {"kind": "given", "file": str(splits), "split": split, "seed": seed}
-        rest = np.setdiff1d(everything, test)
-        num_val = record["validation"] = default if validation is None else validation
-        if not 0 <= num_val < len(rest):
-            raise UserError(f"{raw.name}: validation={num_val} of {len(rest)} training rows; give 0 to {len(rest) - 1}")
-    train, val = _cut(raw, rest, num_val, seed)
-    return *map(torch.from_numpy, (train, val, test)), record
-
-
-def _given_split(path: Path, split: int, num_rows: int, rows: Tensor | None) -> np.ndarray:
-    """Test rows ``test_{split}`` of an NPZ file of given splits, as indices of the rows that were kept.
-
-    The file counts the data rows from 0, in the order of the table; ``rows`` are the numbers of the rows kept.
-    """
-    arrays = read_archive(path)
-    if f"test_{split}" not in arrays:
-        have = sorted((name for name in arrays if name.startswith("test_")), key=lambda name: (len(name), name))
-        content = f"{have[0]} to {have[-1]}" if have else ", ".join(arrays) or "nothing"
-        raise UserError(f"{path}: no array test_{split}; it has {content}")
-    chosen = arrays[f"test_{split}"]
-    where = f"{path}: test_{split}"
-    if chosen.ndim != 1 or not np.issubdtype(chosen.dtype, np.integer) or not len(chosen):
-        raise UserError(f"{where} must be a list of row numbers, and is {chosen.dtype} of shape {chosen.shape}")
-    total = num_rows if rows is None else int(rows.max()) + 1
-    bad = np.flatnonzero((chosen < 0) | (chosen >= total))
-    if len(bad):
-        raise UserError(f"{where}[{bad[0]}] is row {chosen[bad[0]]}, but the table has rows 0 to {total - 1}; "
-                        "is it the splits file of another table?")  # fmt: skip
-    if len(np.unique(chosen)) < len(chosen):
-        raise UserError(f"{where} names a row twice; every test row may appear once")
-    test = chosen if rows is None else np.flatnonzero(np.isin(rows.numpy(), chosen))
-    if num_rows - len(test) < 2:
-        raise UserError(f"{where} takes {len(test)} of {num_rows} rows for the test and leaves too few to train on")
-    return test.astype(np.int64)
-
-
-def _shares(fractions: Sequence[float]) -> tuple[float, ...]:
-    """Raises UserError unless they are three shares that sum to 1."""
-    try:
-        shares = tuple(float(f) for f in fractions)
-    except (TypeError, ValueError):
-        shares = ()
-    if len(shares) != 3 or min(shares) < 0 or abs(sum(shares) - 1) > 1e-6 or shares[0] == 0:
-        raise UserError(f"fractions={fractions}: give three shares (train, validation, test) that sum to 1")
-    return shares
+        if validation is None:
+            held_out = len(train) // 6 if raw.validation is None else raw.validation
+        record |= {"kind": "own test part", "validation": held_out}
+    if held_out and (len(val) or not 0 < held_out < len(train)):
+        raise UserError(f"{raw.name}: validation={held_out} of {len(train)} training rows; give 0 to "
+                        f"{len(train) - 1}, and none where the validation rows are given")  # fmt: skip
+    train, more = _cut(raw, train, held_out, seed)
+    if rows is not None:
+        return _checked(raw, (train, np.union1d(val, more), test), record)
+    return *map(torch.from_numpy, (train, more, test)), record
 
 
 def _sizes(raw: Raw, fractions: Sequence[float], validation: int | None) -> tuple[int, int]:
@@ -112,81 +94,102 @@ def _sizes(raw: Raw, fractions: Sequence[float], validation: int | None) -> tupl
     return val, test
 
 
+def _shares(fractions: Sequence[float]) -> tuple[float, ...]:
+    """Raises UserError unless they are three shares that sum to 1."""
+    try:
+        shares = tuple(float(f) for f in fractions)
+    except (TypeError, ValueError):
+        shares = ()
+    if len(shares) != 3 or min(shares) < 0 or abs(sum(shares) - 1) > 1e-6 or shares[0] == 0:
+        raise UserError(f"fractions={fractions}: give three shares (train, validation, test) that sum to 1")
+    return shares
+
+
 def _cut(raw: Raw, rows: np.ndarray, num: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Shuffle ``rows`` and cut ``num`` off their end, with the classes in proportion: (rest, cut)."""
     if num == 0:
         return np.random.default_rng(seed % 2**32).permutation(rows), rows[:0]
     from sklearn.model_selection import train_test_split
 
-    strata = None
-    if raw.has_classes:
-        strata = raw.y.numpy()[rows]
+    strata = raw.y.numpy()[rows] if raw.has_classes else None
+    try:
+        rest, cut = train_test_split(rows, test_size=num, random_state=seed % 2**32, stratify=strata)
+    except ValueError:
         present, counts = np.unique(strata, return_counts=True)
-        if counts.min() < 2:
-            rare = raw.classes[present[counts.argmin()]]
-            raise UserError(f"{raw.name}: too few rows of class '{rare}' of '{raw.target}' to have it in every part of "
-                            "the split; bring more, merge it with another class, or remove it")  # fmt: skip
-        if min(num, len(rows) - num) < len(present):
-            raise UserError(f"{raw.name}: {len(rows)} rows of {len(present)} classes can't be cut into "
-                            f"{len(rows) - num} and {num} with every class in both; bring more rows or change the "
-                            "fractions")  # fmt: skip
-    rest, cut = train_test_split(rows, test_size=num, random_state=seed % 2**32, stratify=strata)
+        rare = raw.classes[present[counts.argmin()]]
+        raise UserError(f"{raw.name}: {len(rows)} rows can't be cut into {len(rows) - num} and {num} with every class "
+                        f"in both: too few rows of class '{rare}' of '{raw.target}' ({counts.min()}), or in a part; "
+                        "bring more, merge classes, or change the fractions") from None  # fmt: skip
     return rest, cut
 
 
 # -- rows of the user's choice ----------------------------------------------------------------------------------------
-def chosen(raw: Raw, split: Any, seed: int, validation: int | None) -> Division:
-    """A mask (N,) of test rows, their numbers, or a tuple of row numbers: (train, test) or (train, validation, test).
-
-    Rows that a tuple does not name are left out. Without a tuple of three, ``validation`` of the other rows are held
-    out.
-    """
-    num = len(raw.y)
-    parts = [_numbers(part, num) for part in (split if isinstance(split, tuple) else (split,))]
+def _lists(rows: Any, num: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Training, validation and test rows of N = ``num``; see :func:`divide`."""
+    parts = [_numbers("split=", part, num) for part in (rows if isinstance(rows, tuple) else (rows,))]
     if len(parts) == 1:
         parts = [np.setdiff1d(np.arange(num), parts[0]), *parts]
     if len(parts) > 3:
         raise UserError(f"split= has {len(parts)} lists of rows; give (train, test) or (train, validation, test)")
     if len(np.unique(np.concatenate(parts))) < sum(map(len, parts)):
         raise UserError("split= names a row twice; every row belongs to one part")
-    train, val, test = parts[0], parts[1] if len(parts) == 3 else parts[0][:0], parts[-1]
-    if validation and not (len(parts) == 2 and 0 < validation < len(train)):
-        raise UserError(f"validation={validation} can't be taken from {len(train)} training rows, or is given already")
-    train, more = _cut(raw, train, validation or 0, seed)
-    return _division(raw, (train, np.union1d(val, more), test), {"kind": "given", "seed": seed})
+    return parts[0], parts[1] if len(parts) == 3 else parts[0][:0], parts[-1]
 
 
-def by_values(raw: Raw, kind: str, values: Any, shares: Sequence[float], seed: int) -> Division:
+def _rows_of_file(path: Path, split: int, raw: Raw) -> np.ndarray:
+    """Test rows ``test_{split}`` of a file that counts the table's rows from 0, as indices of those that were kept."""
+    arrays, name = read_archive(path), f"test_{split}"
+    if name not in arrays:
+        have = sorted((name for name in arrays if name.startswith("test_")), key=lambda name: (len(name), name))
+        content = f"{have[0]} to {have[-1]}" if have else ", ".join(arrays) or "nothing"
+        raise UserError(f"{path}: no array {name}; it has {content}")
+    kept = np.arange(len(raw.y)) if raw.rows is None else raw.rows.numpy()
+    chosen = _numbers(f"{path}: {name}", arrays[name], int(kept[-1]) + 1)
+    if len(np.unique(chosen)) < len(chosen):
+        raise UserError(f"{path}: {name} names a row twice; every test row may appear once")
+    test = chosen if raw.rows is None else np.flatnonzero(np.isin(kept, chosen))
+    if not len(chosen) or len(kept) - len(test) < 2:
+        raise UserError(f"{path}: {name} takes {len(test)} of {len(kept)} rows for the test; give some, and leave two "
+                        "or more to train on")  # fmt: skip
+    return test
+
+
+def _numbers(where: str, rows: Any, num: int) -> np.ndarray:
+    """Row numbers, of a mask or of a list of them."""
+    rows = np.asarray(rows)
+    if rows.dtype == bool and rows.shape == (num,):
+        return np.flatnonzero(rows)
+    if rows.ndim != 1 or not np.issubdtype(rows.dtype, np.integer):
+        raise UserError(f"{where} is {rows.dtype} of shape {rows.shape}; give a mask of {num} rows, or a list of row "
+                        "numbers")  # fmt: skip
+    if len(rows) and not 0 <= rows.min() <= rows.max() < num:
+        raise UserError(f"{where} names rows {rows.min()} to {rows.max()}, but there are rows 0 to {num - 1}; are they "
+                        "of another table?")  # fmt: skip
+    return rows.astype(np.int64)
+
+
+def _by_values(raw: Raw, kind: str, values: Any, fractions: Sequence[float], seed: int) -> Division:
     """Rows of equal values (N,) to one part, as near to the shares (train, validation, test) as they allow.
 
     kind  "groups": in random order; "time": the last rows test, those before them validate
     """
-    codes, generator = _codes(values, len(raw.y), kind), np.random.default_rng(seed % 2**32)
+    codes, generator, shares = _codes(values, len(raw.y), kind), np.random.default_rng(seed % 2**32), _shares(fractions)
     if kind == "groups":
         codes = generator.permutation(codes.max() + 1).argsort()[codes]
-    train, val, test = _consecutive(codes, shares, kind)
-    record = {"kind": kind, "seed": seed, "fractions": list(shares)}
-    return _division(raw, (generator.permutation(train), val, test), record)
-
-
-def _consecutive(codes: np.ndarray, shares: Sequence[float], what: str) -> list[np.ndarray]:
-    """Rows of each part: of codes 0 … K−1 the first train, the next validate, the last test; in about these shares."""
-    ends, shares = np.bincount(codes).cumsum(), _shares(shares)
-    wanted = [share > 0 for share in shares]
+    ends, wanted = np.bincount(codes).cumsum(), [share > 0 for share in shares]
     borders = [0, *(1 + np.abs(ends - share * len(codes)).argmin() for share in np.cumsum(shares)[:2]), len(ends)]
     borders[2] = max(borders[2], borders[1] + 1) if wanted[1] else borders[1]
     borders[2] = borders[2] if wanted[2] else len(ends)
-    rows = [np.flatnonzero((codes >= a) & (codes < b)) for a, b in pairwise(borders)]
-    if any(len(part) == 0 for part, due in zip(rows, wanted, strict=True) if due):
-        raise UserError(f"{what}: {len(ends)} different values are too few for parts of {shares}; bring more, "
+    train, val, test = parts = [np.flatnonzero((codes >= a) & (codes < b)) for a, b in pairwise(borders)]
+    if any(len(part) == 0 for part, due in zip(parts, wanted, strict=True) if due):
+        raise UserError(f"{kind}: {len(ends)} different values are too few for parts of {shares}; bring more, "
                         "or give other shares")  # fmt: skip
-    return rows
+    record = {"kind": kind, "seed": seed, "fractions": list(fractions)}
+    return _checked(raw, (generator.permutation(train), val, test), record)
 
 
 def _codes(values: Any, num: int, what: str) -> np.ndarray:
     """(N,) int64: the rank of each row's value among the different ones, in their order."""
-    import pandas as pd
-
     series = pd.Series(values).reset_index(drop=True)
     if len(series) != num:
         raise UserError(f"{what} has {len(series)} values for {num} rows; give one for each")
@@ -201,20 +204,7 @@ def _codes(values: Any, num: int, what: str) -> np.ndarray:
                         "first, such as by pandas.to_datetime") from None  # fmt: skip
 
 
-def _numbers(rows: Any, num: int) -> np.ndarray:
-    """Row numbers, of a mask or of a list of them."""
-    rows = np.asarray(rows)
-    if rows.dtype == bool and rows.shape == (num,):
-        return np.flatnonzero(rows)
-    if rows.ndim != 1 or not np.issubdtype(rows.dtype, np.integer):
-        raise UserError(f"split= is {rows.dtype} of shape {rows.shape}; give a share, a mask of {num} rows, or a list "
-                        "of row numbers")  # fmt: skip
-    if len(rows) and not 0 <= rows.min() <= rows.max() < num:
-        raise UserError(f"split= names rows {rows.min()} to {rows.max()}, but there are rows 0 to {num - 1}")
-    return rows.astype(np.int64)
-
-
-def _division(raw: Raw, parts: tuple[np.ndarray, ...], record: dict[str, Any]) -> Division:
+def _checked(raw: Raw, parts: tuple[np.ndarray, ...], record: dict[str, Any]) -> Division:
     """Raises UserError for too few training rows, or a class without any."""
     train, _, test = parts
     if len(train) < 2:

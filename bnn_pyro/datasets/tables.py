@@ -3,39 +3,22 @@
 Rows are numbered as an editor numbers them: the header is row 1.
 """
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
-from bnn_pyro.cells import (
-    MISSING,
-    label,
-    numbers,
-    parsed,
-    positions,
-    read_cells,
-    read_target,
-    read_targets,
-)
+from bnn_pyro.cells import MISSING, label, numbers, parsed, positions, read_cells, read_targets, truth
 from bnn_pyro.datasets.dataset import Column, Raw, Schema
-from bnn_pyro.datasets.frames import as_cells, as_table, describe, encode, takes_no_gaps
+from bnn_pyro.datasets.frames import WAY, as_cells, as_table, describe, encode, gaps_in, refuse_gaps, takes_no_gaps
 from bnn_pyro.datasets.prepare import check_choice, check_positive
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.files import existing
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-#: Names of columns that an error message shows.
-MAX_SHOWN = 12
 
 
 def load_table(
@@ -53,15 +36,12 @@ def load_table(
 ) -> tuple[Raw, dict[str, np.ndarray]]:
     """Read a CSV, TSV or Parquet file: numeric columns as they are, text columns one-hot, one column as the target.
 
-    target   its column; where none is given, a column called "y". Several, also as one text with commas
-    aside    columns that are no inputs, whose values (N,) are returned beside the rows, by their names
-    task     one of ``TASKS``; regression or classification by the target where not given
-    classes  the names of the classes in their order
-    exposure see :class:`Column`
+    Options are as of ``load_data``.   aside: columns that are no inputs, whose values (N,) are returned by their names.
     """
     frame = _cells(path, categorical, categorical)
     if target is None and "y" not in frame.columns:
-        raise UserError(f"{path}: which column is the target? Give target= (--target) one of {_shown(frame)}")
+        raise UserError(f"{path}: which column is the target? Give target= (--target) one of "
+                        f"{', '.join(frame):.200}")  # fmt: skip
     target = target or "y"
     if isinstance(target, str):
         target = [target] if target in frame.columns else next(csv.reader([target], skipinitialspace=True), [target])
@@ -69,13 +49,10 @@ def load_table(
     for name in (*target, *exclude, *categorical, *aside, *known):
         if name not in frame.columns:
             raise unknown(f"{'target ' * (name in target)}column of {path}", name, frame.columns)
-    ways = {"divide the rows by another": aside, "do not exclude it": exclude, "choose other features": features or ()}
-    ways["take another exposure"] = known
     for name in target:
-        for way in (way for way, names in ways.items() if name in names):
-            raise UserError(f"{path}: column '{name}' is the target; {way}")
-        if target.count(name) > 1:
-            raise UserError(f"{path}: target '{name}' is given twice")
+        if name in (*aside, *exclude, *known, *(features or ())) or target.count(name) > 1:
+            raise UserError(f"{path}: column '{name}' is the target; do not choose it as a feature, leave it out, take "
+                            "it as exposure, divide by it, or give it twice")  # fmt: skip
     exclude = [*exclude, *aside]
     names = [name for name in frame.columns if name not in (*target, *exclude, *known)]
     if not names:
@@ -89,7 +66,7 @@ def load_table(
     values = {}
     for name in aside:
         cells = frame.loc[raw.index.numpy(), name]
-        _complete(path, cells.to_frame(), _gaps(cells.to_frame(), MISSING), False)
+        refuse_gaps(path, cells.to_frame(), gaps_in(cells.to_frame(), MISSING))
         values[name] = cells.to_numpy() if np.isnan(parsed(cells)).any() else parsed(cells)
     return replace(raw, name=path.stem, source=str(path), dropped=len(frame) - len(raw.y)), values
 
@@ -101,8 +78,6 @@ def _cells(path: Path, text: Sequence[str] | None, codes: Sequence[str]) -> pd.D
     """
     if path.suffix.lower() != ".parquet":
         return read_cells(path, text)
-    import pandas as pd
-
     try:
         frame = pd.read_parquet(path)
     except ImportError:
@@ -128,21 +103,21 @@ def raw_table(
 ) -> Raw:
     """Columns of numbers or of text to features and the target, or several.
 
-    missing  of a missing value, "refuse" it, "drop" its row, or have an "indicator": numbers are filled with the
-             training rows' median and a second feature says where; of text, "missing" is one more category
-    words    texts that stand for a missing value
-    order    see ``cells.read_target``.   exposure: the name of the last column of inputs, where that is one
+    missing  as of ``dataset``   words  texts that stand for a missing value
+    order    see ``cells.read_targets``   exposure  the name of the last column of inputs, where that is one
     """
-    gaps, whole = _gaps(frame, words), frame
-    if missing == "indicator":
-        _complete(where, frame[target], gaps[target], False, "; leave such rows out")
+    gaps, whole = gaps_in(frame, words), frame
+    if missing == "drop":
+        whole = frame[~gaps.any(axis=1)]
+        if whole.empty:
+            raise UserError(f"{where}: every row has a missing value (column '{gaps.mean().idxmax()}' most often); "
+                            "leave that column out: --exclude, or exclude=")  # fmt: skip
+    elif missing == "indicator":
+        refuse_gaps(where, frame[target], gaps[target], "; leave such rows out")
     else:
-        whole = _complete(where, frame, gaps, missing == "drop", ", or give missing='drop' or 'indicator' (--missing)")
+        refuse_gaps(where, frame, gaps, WAY)
     gaps = gaps.loc[whole.index]
-    if len(target) == 1:
-        task, y, classes = read_target(where, whole[target[0]], task, order)
-    else:
-        task, y, classes = read_targets(where, whole[target], task)
+    task, y, classes = read_targets(where, whole[target], task, order)
     columns = [describe(where, whole[name], gaps[name]) for name in whole.columns if name not in target]
     if exposure is not None:
         if task != "counts":
@@ -191,13 +166,11 @@ def read_table(path: str | Path, schema: Schema) -> pd.DataFrame:
 
 def row_problems(frame: pd.DataFrame, like: Schema, words: Sequence[str] = MISSING) -> pd.Series:
     """What is wrong with the inputs of each row, (N,); "" where :func:`encode_rows` takes them."""
-    import pandas as pd
-
-    gaps, problems = _gaps(frame, words), pd.Series("", frame.index)
+    gaps, problems = gaps_in(frame, words), pd.Series("", frame.index)
     for column in like.columns:
         cells, missing = frame[column.name], gaps[column.name]
         if column.categories is None:
-            known, what = np.abs(parsed(cells)) <= np.finfo(np.float32).max, "is no number, or too large a one"
+            known, what = np.abs(parsed(truth(cells))) <= np.finfo(np.float32).max, "is no number, or too large a one"
             if column.exposure:
                 known, what = known & (parsed(cells) > 0), "is no exposure, which is positive"
         else:
@@ -216,9 +189,9 @@ def encode_rows(
 
     Raises UserError as :func:`read_rows`.
     """
-    gaps = _gaps(_with_columns(where, frame, like), words)
+    gaps = gaps_in(_with_columns(where, frame, like), words)
     strict = [column.name for column in like.columns if takes_no_gaps(column)]
-    _complete(where, frame[strict], gaps[strict], False)
+    refuse_gaps(where, frame[strict], gaps[strict])
     x = torch.from_numpy(encode(where, frame, gaps, like.columns, like.unseen))
     names = list(like.target_names)
     if not set(names) <= set(frame.columns) or gaps[names].all(axis=None):
@@ -228,7 +201,7 @@ def encode_rows(
 
 def encode_target(where: str | Path, frame: pd.DataFrame, like: Schema | Raw, words: Sequence[str] = ("",)) -> Tensor:
     """Targets (N,) or (N, T) float32, or labels by the names of the classes; of the columns of the targets."""
-    _complete(where, frame, _gaps(frame, words), False)
+    refuse_gaps(where, frame, gaps_in(frame, words))
     if like.targets:
         return torch.from_numpy(read_targets(where, frame, like.task)[1]).to(torch.float32)
     cells = frame.iloc[:, 0]
@@ -244,36 +217,6 @@ def encode_target(where: str | Path, frame: pd.DataFrame, like: Schema | Raw, wo
 def _with_columns(where: str | Path, frame: pd.DataFrame, like: Schema | Raw) -> pd.DataFrame:
     for column in like.columns:
         if column.name not in frame.columns:
-            raise UserError(f"{where}: no column '{column.name}', which this model needs; it has {_shown(frame)}")
+            raise UserError(f"{where}: no column '{column.name}', which this model needs; it has "
+                            f"{', '.join(frame):.200}")  # fmt: skip
     return frame
-
-
-# -- the table ---------------------------------------------------------------------------------------------------------
-def _gaps(frame: pd.DataFrame, words: Sequence[str]) -> pd.DataFrame:
-    """Where values are missing."""
-    import pandas as pd
-
-    return pd.DataFrame({name: cells.isna() | (cells.isin(list(words)) if cells.dtype.kind not in "iuf" else False)
-                         for name, cells in frame.items()}, frame.index)  # fmt: skip
-
-
-def _complete(where: str | Path, frame: pd.DataFrame, gaps: pd.DataFrame, drop: bool, way: str = "") -> pd.DataFrame:
-    """The frame without missing values: refused with their place, or their rows dropped when that was asked for."""
-    if not gaps.to_numpy().any():
-        return frame
-    if drop:
-        complete = frame[~gaps.any(axis=1)]
-        if complete.empty:
-            empty = gaps.mean().idxmax()
-            raise UserError(f"{where}: every row has a missing value (column '{empty}' most often); leave that column "
-                            f"out: --exclude {empty!r}, or exclude=")  # fmt: skip
-        return complete
-    row, column = np.argwhere(gaps.to_numpy())[0]
-    cell, more = frame.iat[row, column], int(gaps.any(axis=1).sum()) - 1
-    raise UserError(f"{where}: column '{frame.columns[column]}', row {frame.index[row]}: missing value ('{cell}')"
-                    f"{f', and {more} more rows have one' if more else ''}; fill it in{way}")  # fmt: skip
-
-
-def _shown(frame: pd.DataFrame) -> str:
-    names = list(frame.columns)
-    return ", ".join(names[:MAX_SHOWN]) + (f", … ({len(names)} columns)" if len(names) > MAX_SHOWN else "")

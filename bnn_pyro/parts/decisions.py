@@ -4,7 +4,7 @@ One interface whether the prediction is conformal (``calibration/conformal.py``)
 what its guarantee rests on.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +15,10 @@ from bnn_pyro.errors import UserError
 
 #: The action of :meth:`Decisions.decide` where every other one is too costly.
 ABSTAIN = -1
+#: Entries of the largest array of one block, 8 MB in float64.
+BLOCK = 2**20
+#: Points at which a cdf is evaluated to integrate it: of a continuous one (for a CRPS on either side of y), of counts.
+GRID, COUNTS = 512, 4096
 
 
 class Interval(NamedTuple):
@@ -38,6 +42,14 @@ class ClassSet(NamedTuple):
 
     members: Tensor
     level: float
+    kind: str
+    note: str
+
+
+class Risk(NamedTuple):
+    """Of each point: expected loss (B,), or of A actions (B, A), float64; kind and note as of an :class:`Interval`."""
+
+    expected: Tensor
     kind: str
     note: str
 
@@ -94,22 +106,67 @@ class Decisions:
         members = torch.zeros(probs.shape, dtype=torch.bool).scatter(-1, order, probs.cumsum(-1) - probs < level)
         return ClassSet(members, level, "predictive", f"covers {level:.4g} of new rows if the model is right")
 
-    def decide(self, cost: Tensor | Sequence[Sequence[float]] | None = None, *,
-               abstain_cost: float | None = None) -> Tensor:  # fmt: skip
-        """The action of least expected cost under the mean probabilities (Bayes action), (B,) int64.
+    def risk(self, loss: Tensor | Sequence[Sequence[float]] | Callable[[Tensor], Tensor]) -> Risk:
+        """The expected loss under the predictive distribution: ∑ₖ p(k) loss[a, k], or ∫ loss(y) p(y) dy.
 
-        cost: (A, K), of action a where class k is true; None: 0 for the right class and 1 for any other.
+        loss: of classes (A, K), of action a where class k is true. Of numbers a function of targets (G, B), to (G, B)
+            or, of several actions, (G, B, A); the integral is the sum over G values, see :meth:`cells`.
+
+        Raises UserError for a loss of another shape or that is not finite.
+        """
+        if self.has_classes:
+            weights = self.probs.mean(0, dtype=torch.float64).mT[..., None]  # (K, B, 1)
+            values = torch.as_tensor(loss).double()
+            right = values.dim() == 2 and values.shape[1] == len(weights) and len(values) > 0
+            values, shape = values.mT[:, None] if right else values, f"(actions, {len(weights)})"
+        else:
+            self._need("regression", "risk")
+            at, weights = self.cells()
+            values, shape = torch.as_tensor(loss(at)).double(), f"{tuple(at.shape)} or {(*at.shape, 'actions')}"
+            right = values.dim() in (2, 3) and values.shape[:2] == at.shape
+            weights = weights if values.dim() == 2 else weights[..., None]
+        if not right or not bool(values.isfinite().all()):
+            raise UserError(f"a loss must be finite, of shape {shape}, got {tuple(values.shape)}")
+        note = "is right if the predictive distribution is"
+        if self.guarantee is not None:
+            note += "; the conformal method changes intervals and sets alone, a recalibration would change it"
+        return Risk((weights * values).sum(0), "predictive", note)
+
+    def cells(self) -> tuple[Tensor, Tensor]:
+        """Values (G, B) and their probabilities, float64: G even steps before the transform, or counts.
+
+        They lie between the quantiles of 10⁻⁵ and 1 − 10⁻⁵; the outer ones have the tails.
+        """
+        low, high = self.quantile([1e-5, 1 - 1e-5]).double()
+        if self.is_discrete:
+            step = 1 + int((high - low).max()) // COUNTS
+            edges = low - 1 + step * torch.arange(2 + int((high - low).max()) // step)[:, None]
+            at = edges[1:] - (step - 1) / 2
+        else:
+            share = torch.linspace(0, 1, 2 * GRID + 1, dtype=torch.float64)[:, None]
+            both = self.transform(torch.lerp(self.transform.inv(low), self.transform.inv(high), share))
+            edges, at = both[::2], both[1::2]
+        points = max(1, 2 * BLOCK // (self.num_draws * len(edges)))
+        parts = [self[i : i + points].cdf(edges[:, i : i + points]) for i in range(0, len(self), points)]
+        below = torch.cat(parts, 1)
+        below[0], below[-1] = 0.0, 1.0
+        return at, below.diff(dim=0)
+
+    def decide(self, cost: Any = None, *, abstain_cost: float | None = None) -> Tensor:
+        """The action of least :meth:`risk` (Bayes action), (B,) int64.
+
+        cost: the loss of :meth:`risk`, of several actions; None: 0 for the right class and 1 for any other.
         abstain_cost: what it costs to leave a point to somebody else, which is ``ABSTAIN`` (−1); None: never.
 
-        Raises UserError for a regression, or costs of another shape or that are not finite.
+        Raises UserError as :meth:`risk`, for a regression without a cost, or a loss of one action.
         """
-        self._need("classification", "decide")
-        probs = self.probs.mean(0, dtype=torch.float64)
-        classes = probs.shape[1]
-        cost = 1 - torch.eye(classes) if cost is None else torch.as_tensor(cost)
-        if cost.dim() != 2 or cost.shape[1] != classes or not len(cost) or not bool(cost.isfinite().all()):
-            raise UserError(f"cost must be finite, of shape (actions, {classes}), got {tuple(cost.shape)}")
-        least, action = (probs @ cost.double().mT).min(-1)
+        if cost is None:
+            self._need("classification", "decide() without a cost")
+            cost = 1 - torch.eye(self.mean.shape[1])
+        expected = self.risk(cost).expected
+        if expected.dim() == 1:
+            raise UserError("decide chooses among actions: let the loss return (values, points, actions)")
+        least, action = expected.min(-1)
         return action if abstain_cost is None else torch.where(least > abstain_cost, ABSTAIN, action)
 
     def _carry(self, part: Any, index: Any) -> Any:

@@ -16,12 +16,7 @@ from torch import Tensor
 
 from bnn_pyro.errors import UserError
 from bnn_pyro.parts.components import CDFS, dtype_of, parameters, select
-from bnn_pyro.parts.decisions import Decisions
-
-#: Entries of the largest array of one block, 8 MB in float64.
-BLOCK = 2**20
-#: Points at which a cdf is evaluated to integrate it: of a continuous one on either side of y, of counts.
-GRID, COUNTS = 512, 4096
+from bnn_pyro.parts.decisions import BLOCK, COUNTS, GRID, Decisions
 
 
 class Mixture(Decisions):
