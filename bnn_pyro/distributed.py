@@ -97,15 +97,6 @@ class Ranks:
         dist.broadcast_object_list(values, src=0)
         return values[0]
 
-    @contextlib.contextmanager
-    def first_holds(self, context: contextlib.AbstractContextManager[Any]) -> Iterator[None]:
-        """A block inside of ``context``, which rank 0 enters; where it cannot, with UserError, all raise that."""
-        with contextlib.ExitStack() as stack:
-            with self.agreed():
-                if self.first:
-                    stack.enter_context(context)
-            yield
-
     # -- numbers -------------------------------------------------------------------------------------------------------
     def total(self, x: Tensor, how: str = "SUM") -> Tensor:
         """The sum over the ranks, elementwise, or the largest with ``how="MAX"``; the same bits on all."""

@@ -3,7 +3,7 @@
 import math
 import platform
 import time
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -193,11 +193,13 @@ def fit_setup(
                 raise UserError(f"{out} holds a finished posterior of other settings, seed or data; choose another "
                                 "folder, or start again with --overwrite")  # fmt: skip
             return load(out, entry)
-    with nullcontext() if out is None else ranks.first_holds(lock_folder(out)):
-        if checkpoint is not None and not resume:
-            checkpoint.discard()
+    with ExitStack() as lock:
         with ranks.agreed():
             where, began = choose_device(device), time.perf_counter()
+            if checkpoint is not None and ranks.first:
+                lock.enter_context(lock_folder(out))
+        if checkpoint is not None and not resume:
+            checkpoint.discard()
         label = f"{provenance['entry']} · {provenance['method']} · {data.name}"
         with isolated(seed), ExitStack() as stack:
             model = entry.model(data.schema).to(where)

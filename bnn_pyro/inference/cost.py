@@ -94,27 +94,24 @@ class Forecast:
     """Says how long a sampler takes, once, by the pace of its first transitions, and how to have it done sooner."""
 
     def __init__(self, sampler: Any, run: Run) -> None:
-        self.sampler, self.report, self.said = sampler, run.report, False
+        self.sampler, self.report, self.typical, self.said = sampler, run.report, False, False
         self.run = replace(run, report=self)
-        #: Transitions and time at which the run began, and at which it began to count.
-        self.began: tuple[float, float] | None = None
-        self.first: tuple[float, float] | None = None
+        #: Transitions and time at which the run began, then of the first typical one.
+        self.since: tuple[float, float] | None = None
 
     def __call__(self, done: float, of: int, figures: Figures) -> None:
         """A ``Report``."""
         if self.report is not None:
             self.report(done, of, figures)
-        now = time.monotonic()
-        self.began = self.began or (done, now)
+        now, untimed = time.monotonic(), self.sampler.untimed
+        self.since = self.since or (done, now)
+        timed, seconds = done - self.since[0], now - self.since[1]
         if self.said or done == of:
             return
-        if self.first is None:
-            untimed = self.sampler.untimed
-            if done - self.began[0] >= untimed or (untimed <= 100 and now - self.began[1] > MAX_TIMED):
-                self.first = done, now
-            return
-        timed, seconds = done - self.first[0], now - self.first[1]
-        if timed >= 1 and seconds > 0 and ((timed >= TIMED and seconds > 1) or seconds > MAX_TIMED):
+        if not self.typical:
+            if timed >= untimed or (untimed <= 100 and seconds > MAX_TIMED):
+                self.typical, self.since = True, (done, now)
+        elif (timed >= TIMED and seconds > 1) or (timed >= 1 and seconds > MAX_TIMED):
             self.said = True
             self._say((of - done) * seconds / timed)
 
