@@ -105,7 +105,7 @@ def field_docs(doc: str | None) -> dict[str, str]:
 def parse_named(what: str, text: Any, table: Mapping[str, Callable[..., T]], number: type = float) -> T:
     """``"name:1,2"`` -> ``table["name"](1, 2)``; numbers left out take their defaults.
 
-    The first line of a function's docstring says its form and limits, as "sgd:MOMENTUM — …; 0 <= MOMENTUM < 1", and the
+    The first line of a function's docstring says its form and limits, as "low-rank:RANK — …; RANK is positive", and the
     function raises ValueError for numbers outside of them.
 
     Raises UserError for an unknown name, a number that is none or not finite, or too many or too few of them.

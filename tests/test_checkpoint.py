@@ -22,7 +22,6 @@ METHODS = {
     "svi, mini-batches": bp.SVI(epochs=6, batch_size=8, lr=0.01),
     "svi, full batch": bp.SVI(epochs=24, lr=0.01),
     "map": bp.MAP(epochs=6, batch_size=8, lr=0.01),
-    "sgd": bp.MAP(epochs=6, batch_size=8, lr=0.05, optimiser="sgd:0.9", max_norm=0.6),
 }
 STEPS = 24
 

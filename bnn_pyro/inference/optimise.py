@@ -5,8 +5,8 @@ Settings left out follow a rule (``inference.schedule``): without ``epochs`` the
 Every step is a function of (parameters, optimiser state, generator state, step number), so a checkpoint made between
 any two steps goes on to the very same result.
 
-Learning rates are those of the literature: Adam's does not see the scale of the objective, which here is a sum over
-the training rows; that of gradient descent belongs to their mean, and is divided by N.
+The optimiser is Adam (Kingma & Ba 2015, arXiv:1412.6980), whose learning rate does not see the scale of the objective,
+here a sum over the training rows.
 
 Where the fit has several processes (torchrun), each step's rows are divided among them. With R ranks, rank r's
 objective is R · N/B · Σ_{its rows} log p(y | x, w_r) − KL, w_r drawn with noise of its own, so that the mean over the
@@ -17,10 +17,9 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, ClassVar, Self
 
 import pyro
@@ -36,34 +35,9 @@ from bnn_pyro.inference.schedule import schedule, settled
 from bnn_pyro.isolation import generator_state, set_generator_state, set_stream
 from bnn_pyro.parts.nets import in_mode
 from bnn_pyro.posterior import model_buffers
-from bnn_pyro.settings import Settings, parse_named, plain, setting
+from bnn_pyro.settings import Settings, plain, setting
 
 Trace = dict[str, list[float]]  # a column of numbers by its name, such as epoch and elbo
-#: (parameters, learning rate, N) -> an optimiser of the sum over N rows.
-Maker = Callable[[Iterable[nn.Parameter], float, int], torch.optim.Optimizer]
-
-
-def _adam() -> Maker:
-    """adam — Kingma & Ba 2015, arXiv:1412.6980, torch's fused kernel."""
-    return lambda parameters, lr, rows: torch.optim.Adam(parameters, lr=lr, fused=True)
-
-
-def _sgd(momentum: float) -> Maker:
-    """sgd:MOMENTUM — v ← MOMENTUM·v + ∇(objective / N), w ← w − lr·v; 0 <= MOMENTUM < 1.
-
-    Without Nesterov's look-ahead: the velocity grows to 1/(1 − MOMENTUM) gradients.
-    """
-    if not 0 <= momentum < 1:
-        raise ValueError
-    return lambda parameters, lr, rows: torch.optim.SGD(parameters, lr=lr / rows, momentum=momentum, fused=True)
-
-
-#: Every optimiser by name; the numbers after the colon are its arguments.
-OPTIMISERS: dict[str, Callable[..., Maker]] = {"adam": _adam, "sgd": _sgd}
-
-
-#: ``"sgd:0.95"`` -> the optimiser. Raises UserError for an unknown name, or a momentum outside [0, 1).
-parse_optimiser: Callable[[str], Maker] = partial(parse_named, "optimiser", table=OPTIMISERS)
 
 
 @dataclass(frozen=True)
@@ -74,9 +48,9 @@ class Optimisation(Settings):
     batch_size  rows a step, by rule all of up to 512; 0 takes all rows in every step
     lr          the first learning rate, by rule of the number of weights; it falls by a cosine to ``final_lr``·lr
     final_lr    the last learning rate as a share of the first
-    optimiser   adam, or sgd:MOMENTUM, whose lr is that of the mean over the rows
     """
 
+    former: ClassVar[Mapping[str, Any]] = {"optimiser": "adam"}
     #: Several processes can share one fit; its mini-batches may come from a file; and it takes ``max_minutes``.
     divisible: ClassVar[bool] = True
     streams: ClassVar[bool] = True
@@ -87,7 +61,6 @@ class Optimisation(Settings):
     batch_size: int | None = setting(None, low=0, optional=True)
     lr: float | None = setting(None, above=0, optional=True)
     final_lr: float = setting(0.01, low=0, high=1)
-    optimiser: str = setting("adam", parse=parse_optimiser)
 
     def resolved(self, model: nn.Module, data: Dataset) -> Self:
         """These settings with every number in them; ``epochs`` is then the most."""
@@ -125,7 +98,6 @@ class Training:
     seed           of the order of mini-batches
     latent         what the KL is multiplied by
     num_particles  draws of w that estimate the ELBO in a step
-    project        called after every step, to bring the guide's parameters back to where they must stay
     watch          an ``EarlyStopping``: adds ``validation_nll`` to the trace, says when to stop, has the best weights
     """
 
@@ -136,7 +108,6 @@ class Training:
     seed: int = 0
     latent: float = 1.0
     num_particles: int = 1
-    project: Callable[[], None] | None = None
     watch: Any = None
 
     def __post_init__(self) -> None:
@@ -146,8 +117,7 @@ class Training:
         self.x, self.y, self.ranks = self.data.x_train, self.data.y_train, here()
         num, size = len(self.x), settings.batch_size
         self.objective = self.ranks.averaged(Objective(self.model, self.guide, self.num_particles))
-        self.optimiser = parse_optimiser(settings.optimiser)(self.guide.parameters(), settings.lr, num)
-        self.first_lr = self.optimiser.param_groups[0]["lr"]
+        self.optimiser = torch.optim.Adam(self.guide.parameters(), lr=settings.lr, fused=True)
         self.per_epoch = math.ceil(num / size) if 0 < size < num else 1
         self.total = self.per_epoch * settings.epochs
         self.window = self.per_epoch * math.ceil(settings.epochs / 1000)  # steps that make one line of the trace
@@ -186,7 +156,7 @@ class Training:
         progress = (self.step - first) / (self.total - first)
         decay = settings.final_lr + (1 - settings.final_lr) * 0.5 * (1 + math.cos(math.pi * progress))
         for group in self.optimiser.param_groups:
-            group["lr"] = self.first_lr * decay
+            group["lr"] = settings.lr * decay
         self.optimiser.zero_grad(set_to_none=True)  # before the forward pass, which needs the memory
         # Pyro's checks of shapes and supports tell what is wrong with a model in its first step.
         checks = nullcontext() if self.step == self.first else pyro.validation_enabled(False)
@@ -200,8 +170,6 @@ class Training:
             raise diverged("loss became nan at", self.step + 1, settings.lr) from None
         (-objective).backward()
         self.optimiser.step()
-        if self.project is not None:
-            self.project()
         self.figures[self.since, 0], self.figures[self.since, 1] = objective.detach(), log_likelihood
         self.step, self.since = self.step + 1, self.since + 1
 

@@ -48,15 +48,14 @@ class MAP(Optimisation):
     patience  epochs without a better NLL of held-out rows after which training stops, with the weights of the best
               epoch and, where a noise is learned, that of these rows' residuals; by the rule of ``early_stopping``.
               They are the validation rows, or 15 % of the training rows where the data have none. 0: train all epochs
-    max_norm  c: after every step the incoming weights of a unit that are longer than c are shortened to it; 0: not
     """
 
     converges_to: ClassVar[str] = "point"
     needs: ClassVar[frozenset[str]] = frozenset({"weights"})
     tiny: ClassVar[Mapping[str, Any]] = {**Optimisation.tiny, "patience": 0}
     patience: int | None = setting(None, low=0, optional=True)
-    max_norm: float = setting(0.0, low=0)
 
+    former: ClassVar[Mapping[str, Any]] = {**Optimisation.former, "max_norm": 0.0}
     prior_weight: ClassVar[float] = 1.0
     starts_at: ClassVar[str] = "point"
 
@@ -94,8 +93,6 @@ class MAP(Optimisation):
         data, patience = self.held_out(model, data, run.seed)
         if patience:
             how["watch"] = EarlyStopping(model, point, data.x_val, data.y_val, patience)
-        if self.max_norm:
-            how["project"] = lambda: point.shorten(self.max_norm)
         trace, over = self.minimise(model, point, data, run, latent=self.prior_weight, **how)
         trace["log_joint"], trace["log_prior"] = trace.pop("elbo"), [-kl for kl in trace.pop("kl")]
         return point, trace, over

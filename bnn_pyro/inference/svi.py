@@ -34,7 +34,7 @@ class SVI(Optimisation):
     converges_to: ClassVar[str] = "best in family"
     needs: ClassVar[frozenset[str]] = frozenset({"guide"})
     starts_at: ClassVar[str] = "guide"
-    former: ClassVar[Mapping[str, Any]] = {"kl_warmup": 0}
+    former: ClassVar[Mapping[str, Any]] = {**Optimisation.former, "kl_warmup": 0}
     num_particles: int = setting(1, low=1)
     temperature: float = setting(1.0, above=0)
 

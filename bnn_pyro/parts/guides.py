@@ -104,16 +104,6 @@ class PointMass(_Flat):
     def _site(self, name: str, loc: Tensor) -> dist.TorchDistribution:
         return dist.Delta(loc, validate_args=False).to_event(loc.dim())
 
-    @torch.no_grad()
-    def shorten(self, length: float) -> None:
-        """Shorten every row of a weight matrix, a unit's incoming weights, to ``length`` at most; biases stay.
-
-        Max-norm regularisation (Srivastava, Hinton, Krizhevsky, Sutskever & Salakhutdinov 2014, section 5.1).
-        """
-        for weight in cut(self.loc.detach(), self.shapes).values():
-            if weight.dim() > 1:
-                weight.renorm_(2, 0, length)
-
 
 class WithPoints(nn.Module):
     """q(w) of some sites, and values of all others.   random: q.   initial: {site: value} of those without one."""
