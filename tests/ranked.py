@@ -8,6 +8,7 @@ import os
 import signal
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -135,13 +136,15 @@ def drifted():
         model = ENTRY.model(DATA.schema)
         guide = ENTRY.guide(model)
 
-        def nudge():
-            if here.rank == 1:
+        class Nudged(optimise.Training):
+            def advance(self, rows):
+                super().advance(rows)
                 with torch.no_grad():
-                    guide.loc[0] += 1e-6
+                    guide.loc[0] += 1e-6 * (here.rank == 1)
 
         try:
-            optimise.Optimisation(epochs=2, batch_size=8).minimise(model, guide, DATA, Run(), project=nudge)
+            with patch.object(optimise, "Training", Nudged):
+                optimise.Optimisation(epochs=2, batch_size=8).minimise(model, guide, DATA, Run())
         except bp.UserError as error:
             problem = {"kind": type(error).__name__, "told": str(error)}
     return problem
