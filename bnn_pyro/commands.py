@@ -140,20 +140,23 @@ def calibrate(args: Namespace) -> None:
     with lock_folder(folder.path):
         done = calibrate_run(folder, recipe, data, posterior, name=args.data, method=args.method, level=level)
         evaluate_run(folder, recipe, data, posterior, baseline)
-    print(f"{guarantees_section(done).text}\n\nreport: {folder.path / 'report.html'}")
+    print(f"{guarantees_section(done).text()}\n\nreport: {folder.path / 'report.html'}")
 
 
 def compare(args: Namespace) -> None:
     """Several runs on the same test rows: tables and HTML with rankings and paired differences to the first."""
     from bnn_pyro.runs.compare import compare_runs
 
-    folders = [RunFolder.open(path) for path in args.runs]
-    if len(folders) < 2:
-        raise UserError("compare takes two run folders or more")
+    files = [Path(path) for path in args.runs[1:] if path.lower().endswith(".csv")]
+    folders = [RunFolder.open(path) for path in args.runs if Path(path) not in files]
+    if len(args.runs) < 2:
+        raise UserError("compare takes two run folders or more, or one and files of predictions")
     out = Path(args.out) if args.out else folders[0].path / "comparison.html"
     if args.out and out.exists():
         raise UserError(f"--out {out} exists; choose another name")
-    text, html = compare_runs({folder: _with_flags(folder.recipe, args) for folder in folders}, args.module)
+    text, html = compare_runs(
+        {folder: _with_flags(folder.recipe, args) for folder in folders}, args.module, files, args.form
+    )
     write_whole(out, html.encode())
     print(f"{text}\n\ncomparison: {out}")
 
@@ -219,7 +222,7 @@ def sweep(args: Namespace) -> int:
     with _stop_says(again), lock_folder(folder.path):
         results, summaries = run_sweep(config, folder, facts, cores=args.cores or 0, overwrite=args.overwrite)
         write_report(folder, results, summaries)
-    print(f"{sweep_text(results, summaries)}\n\nsweep: {folder.path / folder.page}")
+    print(f"{sweep_text(results, summaries, args.form)}\n\nsweep: {folder.path / folder.page}")
     return int(any(fit["status"] == FAILED for fit in results["fits"]))
 
 

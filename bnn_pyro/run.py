@@ -127,6 +127,8 @@ KINDS: dict[tuple[str, ...], dict[str, Any]] = {
     ("--levels",): {"type": numbers, "default": ()},
     ("--on-bad-row",): {"default": "refuse", "choices": ("refuse", "skip", "flag")},
     ("--budget",): {"default": "quick"},
+    ("--latex",): {"action": "store_const", "const": "latex", "dest": "form", "default": "text"},
+    ("--markdown",): {"action": "store_const", "const": "markdown", "dest": "form", "default": "text"},
     ("--minutes", "--threshold"): {"type": float},
     ("--drop-missing",): {"action": "store_true", "default": None},
 }

@@ -197,7 +197,7 @@ def test_loo_is_compared_on_the_rows_that_all_have():
     assert ranking.title.endswith("2 of 10 training rows") and ranking.notes == ["c: why"]
     assert ranking.table["log density, nats"].to_dict() == {"a": "-2.0", "b": "-5.0"}
     assert ranking.table[""]["a"] == "" and ranking.table[""]["b"].endswith("1 row with k above 0.7")
-    assert "c: why" in ranking.text and comparison._loo_ranking({"c": "why"}, 10).table.empty
+    assert "c: why" in ranking.text() and comparison._loo_ranking({"c": "why"}, 10).table.empty
 
 
 @pytest.mark.usefixtures("no_figures")

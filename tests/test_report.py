@@ -140,9 +140,7 @@ def test_card_has_front_matter_from_the_metrics():
     assert "library_name: pyro" in front and "- type: nll\n      value: 0.25" in front
     assert "mean-field (svi) beside mlp (map), paired differences: nll" in body
     lines = [line for line in card.splitlines() if line.startswith("|")]
-    assert (
-        lines[0] == "| metric | mean-field (svi) | mlp (map) | difference |" and lines[1] == "| --- | --- | --- | --- |"
-    )
+    assert lines[0] == "|  | mean-field (svi) | mlp (map) | difference |" and lines[1] == "| --- | --- | --- | --- |"
     assert "| nll | 0.25 [0.2, 0.31] | 0.4 [0.3, 0.5] | -0.15 [-0.2, -0.05] better |" in lines
 
 

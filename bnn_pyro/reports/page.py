@@ -29,6 +29,7 @@ from bnn_pyro.reports.tables import (
     MEANING,
     WORDS,
     RunFacts,
+    as_text,
     guarantees_section,
     outside_table,
     run_metrics,
@@ -110,7 +111,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.globals |= {"version": __version__, "level_words": WORDS, "spoken": spoken}
-    environment.filters |= {"table": html_table, "markdown": markdown_table}
+    environment.filters |= {"table": html_table, "markdown": functools.partial(as_text, form="markdown")}
     return environment
 
 
@@ -122,13 +123,6 @@ def html_table(rows: pd.DataFrame | Sequence[Mapping[str, str]]) -> Markup:
     with pd.option_context("display.max_colwidth", None):
         html = table.to_html(classes="metrics", border=0, justify="left", index=isinstance(rows, pd.DataFrame))
     return Markup(f'<div class="wide">{html}</div>')
-
-
-def markdown_table(table: pd.DataFrame) -> str:
-    """The same in Markdown, without what rows mean."""
-    table = table.drop(columns=MEANING).fillna("–").rename_axis("metric").reset_index()
-    rows = [table.columns, ["---"] * len(table.columns), *table.to_numpy()]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def render(template: str, **context: Any) -> str:

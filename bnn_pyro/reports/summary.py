@@ -131,7 +131,7 @@ def run_table(run: RunFacts) -> str:
     if len(outside):
         parts.append(f"\nOut-of-distribution inputs against the test rows\n{as_text(outside)}")
     if run.guarantees:
-        parts.append(guarantees_section(run.guarantees).text)
+        parts.append(guarantees_section(run.guarantees).text())
     if run.temperature != 1:
         parts.append(f"\ntemperature {run.temperature}: not the posterior of the stated model")
     return "\n".join(parts)

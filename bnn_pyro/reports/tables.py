@@ -54,10 +54,9 @@ class Section(NamedTuple):
     table: pd.DataFrame
     notes: Sequence[str] = ()
 
-    @property
-    def text(self) -> str:
-        """For a terminal."""
-        return "\n".join([self.title, *([as_text(self.table)] if len(self.table) else []), *self.notes])
+    def text(self, form: str = "text") -> str:
+        """For a terminal, or a paper; see :func:`as_text`."""
+        return "\n".join([self.title, *([as_text(self.table, form)] if len(self.table) else []), *self.notes])
 
 
 @dataclass(frozen=True)
@@ -245,9 +244,15 @@ def headline_differences(
     return [f"{label} beside {other}, paired differences: {'; '.join(parts)}."] if parts else []
 
 
-def as_text(table: pd.DataFrame) -> str:
-    """For a terminal, without what rows mean; what is not there is a dash."""
-    return table.drop(columns=MEANING, errors="ignore").astype(object).fillna("–").to_string()
+def as_text(table: pd.DataFrame, form: str = "text") -> str:
+    """As "text" for a terminal, "markdown" or "latex", without what rows mean; what is not there is a dash."""
+    table = table.drop(columns=MEANING, errors="ignore").astype(object).fillna("–")
+    if form == "latex":
+        return table.to_latex(escape=True)
+    if form == "markdown":
+        rows = [["", *table.columns], ["---"] * (1 + len(table.columns)), *table.itertuples()]
+        return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    return table.to_string()
 
 
 def verdict_lines(verdicts: Sequence[Mapping[str, str]], width: int = 110) -> str:

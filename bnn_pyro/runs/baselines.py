@@ -8,9 +8,11 @@ is the root mean square of errors on training rows that were left out, in five f
 import time
 from collections.abc import Collection
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from pyro.distributions import Categorical, LogNormal, Normal, Poisson
 from torch import Tensor
@@ -19,6 +21,7 @@ from bnn_pyro import metrics
 from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.diagnostics.draws import even
 from bnn_pyro.errors import UserError
+from bnn_pyro.files import existing
 from bnn_pyro.parts.likelihoods import LogNormalMixture
 from bnn_pyro.parts.observed import OrdinalMixture
 from bnn_pyro.posterior import Posterior
@@ -29,6 +32,8 @@ from bnn_pyro.pruning import signal_to_noise
 MIN_ROWS, MAX_ROWS = 20, 100_000
 #: The least probability of a class: one that no training row has would else be impossible.
 FLOOR = 1e-6
+#: How far probabilities of a file may be off 1 together, as they are rounded.
+SUM = 1e-3
 
 
 def paired_differences(
@@ -124,6 +129,39 @@ def boosted(data: Dataset) -> tuple[Prediction, dict[str, Any]] | None:
             what = f"a Normal{log} whose scale is its error on training rows left out"
     about = f"scikit-learn's HistGradientBoosting on {len(x):,} training rows, {model.n_iter_} iterations; {what}"
     return made, {"about": about, "seconds": round(time.perf_counter() - start, 3)}
+
+
+def read_predictions(path: Path, data: Dataset) -> Prediction:
+    """Anybody's predictions of the test rows, of a CSV file: p(CLASS) for each class, or mean and sd of a Normal.
+
+    Its lines are in the order of the test rows, or have these in a column "row", by the numbers of ``data.index_test``.
+
+    Raises UserError where a column, a row or a value is not there, or cannot be.
+    """
+    path, schema, rows = existing(path), data.schema, data.index_test.tolist()
+    if not (schema.has_classes or schema.task == "regression"):
+        raise UserError(f"{path}: a file has predictions of classes or of one number, and these data are {schema.task}")
+    names = [f"p({name})" for name in schema.classes] if schema.has_classes else ["mean", "sd"]
+    try:
+        frame = pd.read_csv(path)
+    except ValueError as error:  # pandas' own are of this kind
+        raise UserError(f"{path}: not a CSV file ({error})") from None
+    if absent := [name for name in names if name not in frame]:
+        raise UserError(f"{path}: no column '{absent[0]}'; it needs {', '.join(names)}")
+    if "row" in frame and frame["row"].duplicated().any():
+        raise UserError(f"{path}: a number stands twice in the column 'row'")
+    if "row" in frame:
+        frame = frame.set_index("row").reindex(rows)
+    elif len(frame) != len(rows):
+        raise UserError(f"{path} has {len(frame):,} lines, and there are {len(rows):,} test rows: give one for each in "
+                        "their order, or a column 'row'")  # fmt: skip
+    values = frame[names].apply(pd.to_numeric, errors="coerce").to_numpy(float)
+    good = (values >= 0).all(1) & (abs(values.sum(1) - 1) < SUM) if schema.has_classes else values[:, 1] > 0
+    if len(bad := np.flatnonzero(~(good & np.isfinite(values).all(1)))):
+        what = "probabilities that add up to 1" if schema.has_classes else "a mean and an sd above 0"
+        raise UserError(f"{path}: row {frame.index[bad[0]]} has not {what}: {values[bad[0]].tolist()}")
+    made = torch.tensor(values, dtype=torch.float32)[None]
+    return _of_classes(schema.task, made + FLOOR) if schema.has_classes else Prediction(Normal(*made.unbind(-1)))
 
 
 def _of_classes(task: str, probs: Tensor) -> Prediction:

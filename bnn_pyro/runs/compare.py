@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 from functools import reduce
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -27,16 +28,19 @@ from bnn_pyro.reports.tables import (
     metric_table,
     verdict_lines,
 )
-from bnn_pyro.runs.baselines import paired_differences
+from bnn_pyro.runs.baselines import paired_differences, read_predictions
 from bnn_pyro.runs.evaluate import load_posterior, predict_with_progress
 from bnn_pyro.runs.folder import RunFolder
 from bnn_pyro.runs.recipe import Recipe
 
 
-def compare_runs(folders: Mapping[RunFolder, Recipe], module: str | None = None) -> tuple[str, str]:
+def compare_runs(
+    folders: Mapping[RunFolder, Recipe], module: str | None = None, files: Sequence[Path] = (), form: str = "text"
+) -> tuple[str, str]:
     """Score runs on the same test rows, and rank them there and by PSIS-LOO.
 
     module: package.module:function of runs of a user's own module.
+    files: of predictions of the same rows, see :func:`read_predictions`.   form: of tables, see ``as_text``.
 
     Returns what was found as text for a terminal, and comparison.html.
 
@@ -57,6 +61,11 @@ def compare_runs(folders: Mapping[RunFolder, Recipe], module: str | None = None)
         scores = metrics.evaluate(predictions[label], data.y_test).flat() | ({"failed": str(failed)} if failed else {})
         runs.append(dataclasses.replace(folder.facts(label), metrics=scores))
         left_out[label] = _left_out(posterior, data, truth)
+    for path in files:
+        predictions[str(path)] = made = read_predictions(path, truth)
+        recipe = {"variant": path.stem, "inference": "predictions of a file"}
+        scores, left_out[str(path)] = metrics.evaluate(made, truth.y_test).flat(), "is a file of predictions"
+        runs.append(RunFacts(str(path), "", runs[0].task, recipe, scores, {}, runs[0].provenance))
     base, *others = predictions
     differences = {k: paired_differences(predictions[k], predictions[base], truth.y_test) for k in others}
     densities = {label: prediction.log_prob(truth.y_test).numpy() for label, prediction in predictions.items()}
@@ -64,13 +73,14 @@ def compare_runs(folders: Mapping[RunFolder, Recipe], module: str | None = None)
     sentence = read_texts("statistics")["rankings"]["held_out"].format(sources=SOURCES, clear=CLEAR)
     notes = {run.label: "its fit failed" for run in runs if run.failed}
     held_out = Section(title, sentence, ranking_table(ranked(densities, notes)))
-    return show_comparison(runs, differences, [held_out, _loo_ranking(left_out, len(truth.x_train))])
+    return show_comparison(runs, differences, [held_out, _loo_ranking(left_out, len(truth.x_train))], form)
 
 
 def show_comparison(
     runs: Sequence[RunFacts],
     differences: Mapping[str, Mapping[str, float]],
     rankings: Sequence[Section],
+    form: str = "text",
 ) -> tuple[str, str]:
     """(text, HTML). differences: {label: {metric, metric_low, metric_high}} to the first run."""
     first, words = runs[0], read_texts("statistics")["comparison"]
@@ -84,7 +94,7 @@ def show_comparison(
     failed = [{**run.worries[0], "about": run.label} for run in runs if run.failed]
     text = [
         *("\n" + verdict_lines([{**one, "sentence": f"{one['about']}: {one['sentence']}"}]) for one in failed),
-        *(f"\n{section.text}" for section in sections),
+        *(f"\n{section.text(form)}" for section in sections),
     ]
     html = render(
         "comparison.html.j2",
@@ -94,7 +104,7 @@ def show_comparison(
         failed=failed,
         sections=sections,
         figures=draw_scores(runs, differences),
-        runs=[(run.label, facts_of(run)) for run in runs],
+        runs=[(run.label, facts_of(run)) for run in runs if run.folder],
     )
     return "\n".join(text), html
 

@@ -54,7 +54,7 @@ def diagnose_run(folder: RunFolder, recipe: Recipe, data: Dataset, posterior: Po
     page = {"verdicts": diagnosis.verdicts, "tables": tables, "figures": figures}
     place.write("diagnosis.html", render("diagnosis.html.j2", **about, **page))
     parts = [f"\n{run.title}: {run.subtitle}\n", verdict_lines([vars(verdict) for verdict in diagnosis.verdicts])]
-    parts += [f"\n{section.text}" for section in tables if MEANING in section.table]  # weights are for the page
+    parts += [f"\n{section.text()}" for section in tables if MEANING in section.table]  # weights are for the page
     return "\n".join(parts)
 
 
