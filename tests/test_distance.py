@@ -8,7 +8,6 @@ from pyro.distributions import Categorical, Normal
 
 import bnn_pyro as bp
 from bnn_pyro.metrics import agreement, distance_floor, distances, total_variation, wasserstein
-from bnn_pyro.metrics.evaluation import wasserstein_2
 from bnn_pyro.predictive import Prediction
 
 
@@ -50,22 +49,6 @@ def test_wasserstein_by_hand():
     assert wasserstein(p, q).value == pytest.approx(exact, rel=5e-3)
 
 
-def test_wasserstein_2_by_hand():
-    """{0, 2} against {1}: 1. {0, 1, 2} against {0, 2}: the middle third is moved by 1."""
-    assert wasserstein_2(normals([[0.0], [2.0]], 1.0), normals([[1.0]], 1.0)).value == pytest.approx(1.0)
-    assert wasserstein_2(normals([[2.0], [0.0], [1.0]], 1.0), normals([[2.0], [0.0]], 9.0)).value == pytest.approx(
-        math.sqrt(1 / 3)
-    )
-    # Same mean probabilities, other draws: only this distance sees it. Class by class 0.4, and (½ · 2 · 0.4²)^½.
-    certain, unsure = classes([[0.9, 0.1]], [[0.1, 0.9]]), classes([[0.5, 0.5]])
-    assert total_variation(certain, unsure).value == pytest.approx(0.0, abs=1e-12)
-    assert wasserstein_2(certain, unsure).value == wasserstein_2(unsure, certain).value == pytest.approx(0.4)
-    assert wasserstein_2(A, A) == (0.0, 0.0, 0.0)
-    # A against B by hand: point 0 moves (½, 0.7) -> 0.2, (0.3, 0.1) -> 0.5, 0.2 -> 0.3, and so on.
-    moved = (0.3**2 + 0.5**2 + 0.2**2 + 0.4**2) / 2 + 0.1**2, (0.3**2 + 0.5**2 + 0.25**2 + 0.55**2) / 2 + 0.05**2
-    assert wasserstein_2(A, B).value == pytest.approx((math.sqrt(moved[0] / 2) + math.sqrt(moved[1] / 2)) / 2)
-
-
 def test_the_floor_of_independent_draws():
     """One point, p = ½ ± δ at random: the halves of S draws differ by |Normal(0, 2δ/√S)| in total variation."""
     draws, delta = 1000, 0.2
@@ -103,8 +86,6 @@ def test_refused():
         (lambda: agreement(A[:0], B[:0]), "nothing to compare"),
         (lambda: distance_floor(B), "two blocks of draws"),
         (lambda: distance_floor(A, block=2), "two blocks of draws"),
-        (lambda: wasserstein_2(A, regression), "cannot compare a classification with a regression"),
-        (lambda: wasserstein_2(A, B[:1]), "2 and 1 points"),
         (lambda: wasserstein(normals([[math.nan]], 1.0), normals([[0.0]], 1.0)), "not finite at row 0"),
     ]:
         with pytest.raises(bp.UserError, match=message):

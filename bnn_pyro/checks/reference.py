@@ -6,7 +6,7 @@ is known. Whether the model is the reference's, its density tells.
 
 Two ways to compare. Whether a sampler that claims the posterior has it: means of :func:`bounded` functions of every
 output, which tell a shift and a change of width, against those of all of the reference's draws, within the Monte-Carlo
-errors of both. And how far an approximation is off: distances of predictions, and what its intervals cover.
+errors of both. And how far an approximation is off: its means, its spread, and what its intervals cover.
 """
 
 import math
@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 from scipy.stats import t
 
 import bnn_pyro.checks.reference_posterior as reference_posterior
@@ -25,7 +24,6 @@ from bnn_pyro.checks.sbc_ranks import LEVELS
 from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.errors import UserError
 from bnn_pyro.fitting import fit
-from bnn_pyro.metrics.evaluation import DISTANCES, wasserstein_2
 from bnn_pyro.progress import Report
 from bnn_pyro.zoo import Entry
 
@@ -36,9 +34,6 @@ DEFAULT, STOCHASTIC, ON_FEATURES = "toy-curve", "breast-cancer", "digits-last-la
 BLIND, SLOPE = 0.5, 0.606
 #: How many times the epochs of a tiny problem an optimiser takes.
 EPOCHS = 5.0
-#: Splits in halves that a floor is averaged over; draws and, of the points with stored draws, every so many that
-#: distances are of.
-SPLITS, DISTANT_DRAWS, THINNED = 4, 1000, 4
 
 
 @dataclass(frozen=True)
@@ -50,8 +45,8 @@ class Reference(Check):
     draws   of a guide; of Markov chains, all chains together
     rows    rows · weights of the largest reference on which a sampler of whole data sets is run
 
-    ``Outcome.figures``: the distances, as :func:`distances_to` names them; sd_ratio; posterior_coverage_50, _80 and
-    _95, shares of the posterior (not of the truth) that intervals hold.
+    ``Outcome.figures``: sd_ratio; posterior_coverage_50, _80 and _95, shares of the posterior (not of the truth) that
+    intervals hold.
     """
 
     draws: int = 4000
@@ -85,22 +80,17 @@ class Reference(Check):
         off = not point and p < ALPHA
         level = "bad" if off and exact else "caution" if off or point else "good"
         few = not off and visible >= BLIND
-        covered, apart = coverage(outputs, reference), distances_to(outputs, reference, seed)
-        evidence = _evidence(reference, data.schema, outputs)
+        covered, evidence = coverage(outputs, reference), _evidence(reference, data.schema, outputs)
         shift = float(np.sqrt(np.square((evidence["mean"] - reference.centre) / reference.spread).mean()))
         ratio = float(np.median(evidence["sd"] / reference.spread))
         about = "largest difference of an output's mean or width from the reference's, in standard errors"
         findings = [Finding(about, largest, 0.0, 1.0, None if point else p, level)]
         about = "shift of a mean that would have been seen, in posterior standard deviations"
         findings.append(Finding(about, visible, level="caution" if few else "good"))
-        for name, (value, floor) in apart.items():
-            far = (1 - value > 2 * (1 - floor)) if name == "agreement" else value > 2 * floor
-            about = f"{name.replace('_', ' ')} of the reference; beside it, what chance alone would show"
-            findings.append(Finding(about, value, floor, level=level if far else "good"))
         for nominal, (share, error) in covered.items():
             about, far = f"share of the posterior inside its {nominal:.0%} intervals", abs(share - nominal) > 4 * error
             findings.append(Finding(about, share, nominal, error, level=level if far else "good"))
-        figures = {name: value for name, (value, _) in apart.items()} | {"sd_ratio": ratio}
+        figures = {"sd_ratio": ratio}
         figures |= {f"posterior_coverage_{nominal * 100:.0f}": share for nominal, (share, _) in covered.items()}
         words = f"On {reference.title} ({reference.about['draws']:,} verified draws of the posterior)"
         if off and exact:
@@ -171,27 +161,6 @@ def compared(outputs: Outputs, reference: ReferencePosterior) -> tuple[float, fl
     shifts = t.isf(ALPHA / (2 * len(expected)), estimate.freedom) * estimate.error / SLOPE
     visible = math.inf if len(outputs.flat) == 1 else float(np.median(shifts[: reference.centre.size]))
     return min(f.p for f in findings), float(np.abs(z_scores(estimate, expected)).max()), visible
-
-
-def distances_to(outputs: Outputs, reference: ReferencePosterior, seed: int = 0) -> dict[str, tuple[float, float]]:
-    """{distance: (its value, what draws of the same posterior would show)}; the mean over points with stored draws.
-
-    agreement, total_variation (classification) of the mean probabilities; wasserstein (regression), of the predictive
-    mixtures, target units; wasserstein2 of what single draws predict, in probability or target units.
-    """
-    rng, stored, size = np.random.default_rng(seed), reference.prediction()[::THINNED], len(reference.draws)
-    indices = np.linspace(0, len(outputs.flat) - 1, min(len(outputs.flat), DISTANT_DRAWS)).round().astype(int)
-    noise = outputs.noise[indices] if outputs.noise.size else outputs.noise
-    mine = reference_posterior.prediction_of(outputs.flat[indices][:, reference.points[::THINNED]], noise)
-    halves = [np.split(rng.permutation(size), [size // 2]) for _ in range(SPLITS)]
-    halves = [[stored.of_draws(torch.from_numpy(half)) for half in pair] for pair in halves]
-    number = 1 / min(outputs.effective, len(indices)) + 1 / size
-    known = {}
-    for name, distance in {**DISTANCES[stored.task], "wasserstein2": wasserstein_2}.items():
-        apart, *floors = (distance(*pair, bootstrap=2).value for pair in [(mine, stored), *halves])
-        floor, share = float(np.mean(floors)), math.sqrt(number / (4 / size))  # of what halves show
-        known[name] = apart, 1 - share * (1 - floor) if name == "agreement" else share * floor
-    return known
 
 
 def coverage(outputs: Outputs, reference: ReferencePosterior) -> dict[float, tuple[float, float]]:

@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from pyro.distributions import Bernoulli, Categorical, Normal
 from torch import nn
 
 from bnn_pyro.datasets import load_data
@@ -31,7 +30,7 @@ from bnn_pyro.files import read_archive
 from bnn_pyro.inference.potential import Potential
 from bnn_pyro.isolation import isolated
 from bnn_pyro.posterior import Posterior, archive_digest, weight_space
-from bnn_pyro.predictive import Prediction, predict
+from bnn_pyro.predictive import predict
 from bnn_pyro.zoo import Entry
 
 REFERENCES = Path(__file__).parent / "references"
@@ -80,10 +79,6 @@ class ReferencePosterior:
     def outputs(self) -> np.ndarray:
         """(S, T, J) float64: the stored draws' log-odds, or means in target units."""
         return self.centre[self.points] + self.spread[self.points] * self.draws.astype(np.float64)
-
-    def prediction(self) -> Prediction:
-        """The stored draws as a prediction of the T points."""
-        return prediction_of(self.outputs(), self.noise)
 
     def data(self) -> Dataset:
         """The data set that it is a posterior given. Raises UserError where a file of it is not at hand."""
@@ -138,17 +133,6 @@ def load_reference(name: str, folder: Path = REFERENCES) -> ReferencePosterior:
     return ReferencePosterior(name, about, **arrays, backbone=backbone)
 
 
-def prediction_of(outputs: np.ndarray, noise: np.ndarray) -> Prediction:
-    """Outputs (S, T, J) as a prediction; noise (S, 1), empty where they are log-odds."""
-    values = torch.from_numpy(outputs).float()
-    if noise.size:
-        scale = torch.from_numpy(noise).float().expand(values.shape[:2])
-        return Prediction(Normal(values[..., 0], scale, validate_args=False))
-    if values.shape[-1] == 1:
-        return Prediction(Bernoulli(logits=values[..., 0], validate_args=False))
-    return Prediction(Categorical(logits=torch.nn.functional.logsigmoid(values), validate_args=False))
-
-
 def bounded(outputs: np.ndarray, centre: np.ndarray, spread: np.ndarray) -> np.ndarray:
     """(2, …, B, J) of outputs (…, B, J): tanh z and z²/(1 + z²), z = (output − centre)/spread.
 
@@ -181,12 +165,10 @@ class Outputs:
     """What a posterior predicts at the inputs of a reference. Shapes: C chains of D draws, B and J as there.
 
     values    (C, D, B, J) log-odds, or means in target units
-    noise     (C·D, 1) standard deviations of the observations; empty for classification
     markov    whether draws of a chain depend on one another
     """
 
     values: np.ndarray
-    noise: np.ndarray
     markov: bool
 
     @property
@@ -208,5 +190,4 @@ def outputs_of(posterior: Posterior, reference: ReferencePosterior, draws: int) 
     shape = sized(posterior, draws)
     prediction = predict(posterior, torch.from_numpy(reference.x), num_draws=shape[0] * shape[1])
     values = prediction.output_values().numpy().astype(np.float32).reshape(*shape, len(reference.x), -1)
-    noise = np.zeros(0) if prediction.has_classes else prediction.scales[:, :1].numpy()
-    return Outputs(values, noise, posterior.chains is not None and shape[1] >= LEAST_DRAWS)
+    return Outputs(values, posterior.chains is not None and shape[1] >= LEAST_DRAWS)

@@ -11,6 +11,6 @@ _NAMES = {
     "classification": "SCORES accuracy adaptive_ece aurc auroc brier classwise_ece confusion_matrix ece ece_floor "
     "error ood_auroc ood_table reliability rps selective_risk",
     "evaluation": "DISTANCES METRICS agreement coverage_50 coverage_90 coverage_95 crps distance_floor distances "
-    "evaluate interval_verdict nll paired pit rmse total_variation wasserstein wasserstein_2 width_95",
+    "evaluate interval_verdict nll paired pit rmse total_variation wasserstein width_95",
 }
 __all__, __getattr__, __dir__ = lazy_names(__name__, _NAMES)

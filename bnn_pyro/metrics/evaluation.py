@@ -3,9 +3,8 @@
 Scores are of the mixture over the draws, never of a matched Gaussian. Two predictions of the same points differ in a
 metric, see :func:`paired`, or lie a distance apart, whatever the targets: agreement and total variation of the mean
 class probabilities (Izmailov, Vikram, Hoffman & Wilson 2021, arXiv:2104.14421, section 7); for regression the
-Wasserstein-1 distance of the predictive mixtures. These compare averages over the draws; ``wasserstein_2`` compares
-how the draws differ from one another. Of finitely many draws no distance is 0, not even between two runs of one exact
-sampler: :func:`distance_floor` tells what would be seen then.
+Wasserstein-1 distance of the predictive mixtures. These compare averages over the draws. Of finitely many draws no
+distance is 0, not even between two runs of one exact sampler: :func:`distance_floor` tells what would be seen then.
 """
 
 from collections.abc import Callable
@@ -185,23 +184,6 @@ def _transport(a: Prediction, b: Prediction) -> np.ndarray:
     return torch.cat(distances).numpy()
 
 
-def _spread(a: Prediction, b: Prediction) -> np.ndarray:
-    if not a.has_classes:
-        return _quantile_distance(a.locs.numpy(), b.locs.numpy())
-    p, q = a.probs.numpy(), b.probs.numpy()
-    classes = [_quantile_distance(p[..., k], q[..., k]) for k in range(p.shape[-1])]
-    return np.sqrt(0.5 * sum(np.square(c) for c in classes))
-
-
-def _quantile_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """The 2-Wasserstein distance of the empirical distributions of a (S, …) and b (S', …), exactly; (…,) float64."""
-    a, b = np.sort(a, 0).astype(np.float64), np.sort(b, 0).astype(np.float64)
-    n, m = len(a), len(b)
-    ends = np.union1d(np.arange(1, n + 1) * m, np.arange(1, m + 1) * n)  # where either quantile function jumps, · n m
-    widths = np.diff(ends, prepend=0) / (n * m)
-    return np.sqrt(np.tensordot(widths, np.square(a[(ends - 1) // m] - b[(ends - 1) // n]), 1))
-
-
 @dataclass(frozen=True)
 class Distance:
     """Call it with two predictions of the same points for its mean over the points, with its 95 % interval.
@@ -241,11 +223,6 @@ total_variation = Distance(lambda a, b: 0.5 * np.abs(mean_probs(a) - mean_probs(
 #: ∫ |F − G| of the two predictive mixtures, target units (Wasserstein-1): of two Normals with equal scales the distance
 #: of their means; exact to a thousandth of the predictive scale.
 wasserstein = Distance(_transport, "wasserstein")
-#: (∫₀¹ (F⁻¹(u) − G⁻¹(u))² du)^½ of what single draws predict: means, or probabilities.
-#: Unlike the other distances it sees an approximation that is right on average and too sure of it: of two Normals
-#: W₂² = (μ − μ')² + (σ − σ')². Over classes (½ Σ_k W₂(p_k, q_k)²)^½, which for two of them is that of either one.
-#: Sample against sample, of S draws each, it is some 2.4 standard deviations/√S where they agree.
-wasserstein_2 = Distance(_spread, "wasserstein_2")
 
 #: By task, those that :func:`distances` takes.
 DISTANCES: dict[str, dict[str, Distance]] = {
