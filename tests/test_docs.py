@@ -150,3 +150,10 @@ def test_architecture_names_every_module():
         path.name for path in (ROOT / "bnn_pyro").iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()
     }
     assert table == package - {"__init__.py"}
+
+
+def test_the_glossary_has_every_metric_with_its_unit():
+    rows = re.findall(r"^\| (`.*?) \| .+ \| .+ \|$", (ROOT / "docs/glossary.md").read_text(), re.MULTILINE)
+    assert set(re.findall("`(.*?)`", " ".join(rows))) == {
+        name for table in bp.metrics.METRICS.values() for name in table
+    }
