@@ -189,14 +189,7 @@ def test_weights_are_those_of_the_largest_disagreement():
     assert line_of(axes[1], "NUTS").get_ydata().max() == pytest.approx(0.2, rel=0.08)
 
 
-def test_weights_of_other_models_and_wrong_names_are_told():
+def test_weights_of_other_models_are_told():
     posterior, other = chains(random(1, 5, 3, 2)), pictures.guided(4)
     words = r"'a' and 'b' are not posteriors of one model: 'layers.0.weight' has shape \(3, 2"
     refuses(words, plots.weight_posteriors, {"a": posterior, "b": other})
-    for name, words in {
-        "layers.0.weight": r"a weight is named like 'layers\.0\.weight\[3, 17\]'",
-        "layers.0.weigth[0, 0]": "did you mean 'layers.0.weight'",
-        "layers.0.weight[3, 0]": r"there is no .* has shape \(3, 2\)",
-        "layers.0.weight[1]": r"there is no .* has shape \(3, 2\)",
-    }.items():
-        refuses(words, plots.weight_posteriors, {"a": posterior}, [name])

@@ -10,7 +10,7 @@ from matplotlib.ticker import LogLocator
 from torch import Tensor
 
 from bnn_pyro.diagnostics.draws import chosen_weights, even_weights
-from bnn_pyro.errors import UserError, unknown
+from bnn_pyro.errors import UserError
 from bnn_pyro.parts.nets import weights_digest
 from bnn_pyro.plots.layout import Panel, Panels, legend_below, legend_outside, panel, panels
 from bnn_pyro.plots.style import BAYES, CONTRAST, DASHED, DATA, LINES, REFERENCE, drawn, look, tint
@@ -29,24 +29,20 @@ FLOOR = -60.0
 @drawn
 def weight_posteriors(
     posteriors: Mapping[str, Posterior],
-    weights: Sequence[str] | None = None,
     *,
     num: int = 6,
     num_draws: int = 1000,
     seed: int = 0,
     axes: Panels = None,
 ) -> np.ndarray:
-    """Marginal posterior densities of a few weights by method, on the same axes; axes (weights,).
+    """Marginal posterior densities of the weights on which methods differ most, on the same axes; axes (num,).
 
+    That is the largest Wasserstein-2 distance of two methods' Normal approximations, √((μ − μ')² + (σ − σ')²), in units
+    of the mean σ; of a single method, its widest ones. Of a large network, 1,000 weights are compared.
     The densities are kernel estimates from the draws; a point estimate is a vertical line. Marginals do not show how
     weights depend on one another, and predictions can agree where they differ.
 
-    posteriors: {label: posterior} of one model.
-    weights: names such as "layers.0.weight[3, 17]"; None takes the ``num`` on which the methods disagree most: the
-        largest Wasserstein-2 distance of two methods' Normal approximations, √((μ − μ')² + (σ − σ')²), in units of the
-        mean σ. Of a single method, its widest ones. Of a large network, 1,000 weights are compared.
-
-    Raises UserError for posteriors of different models, or a weight that they have not.
+    posteriors: {label: posterior} of one model.   Raises UserError for posteriors of different models.
     """
     if not posteriors:
         raise UserError("there is no posterior to draw")
@@ -54,10 +50,7 @@ def weight_posteriors(
     for label in rest:
         if reason := unlike(posteriors[first], posteriors[label]):
             raise UserError(f"'{first}' and '{label}' are not posteriors of one model: {reason}")
-    if weights is None:
-        picks = _disagreement(posteriors, num, num_draws, seed)
-    else:
-        picks = [_named(name, _shapes(posteriors[first])) for name in weights]
+    picks = _disagreement(posteriors, num, num_draws, seed)
     values = {label: chosen_weights(p, picks, num_draws, seed) for label, p in posteriors.items()}
     axes = panels(axes, len(picks), 3, (2.6, 2.1), (0, 0.5), least=3.6)
     for k, ax in enumerate(axes):
@@ -86,20 +79,6 @@ def unlike(a: Posterior, b: Posterior) -> str | None:
 
 def _shapes(posterior: Posterior) -> dict[str, tuple[int, ...]]:
     return {site: tuple(value.shape) for site, value in posterior.model.initial.items()}
-
-
-def _named(name: str, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, tuple[int, ...]]:
-    """(site, index) of the weight that "site[3, 17]" names."""
-    site, _, inside = name.strip().removesuffix("]").partition("[")
-    if site not in shapes:
-        raise unknown("site", site, shapes)
-    try:
-        index = tuple(map(int, inside.split(",")))
-        np.ravel_multi_index(index, shapes[site])
-    except ValueError:
-        like = "a weight is named like 'layers.0.weight[3, 17]'"
-        raise UserError(f"there is no {name}: '{site}' has shape {shapes[site]}, and {like}") from None
-    return site, index
 
 
 def _disagreement(
