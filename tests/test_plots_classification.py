@@ -144,16 +144,9 @@ METHODS = {
 }
 
 
-def test_the_most_disputed_point_has_the_largest_total_variation_of_any_pair():
-    assert plots.most_disputed(METHODS) == 1
-    assert plots.dispute(METHODS, 0) == pytest.approx(0.1)  # NUTS and MAP: ½ (0 + .1 + .1)
-    assert plots.dispute(METHODS, 1) == pytest.approx(0.6)  # NUTS and MAP: ½ (.3 + .3 + .6)
-    refuses("single method disputes nothing", plots.most_disputed, {"SVI": METHODS["SVI"]})
-
-
-def test_methods_are_drawn_side_by_side_at_that_point():
+def test_methods_are_drawn_side_by_side():
     images, y = torch.arange(8.0).reshape(2, 1, 2, 2), torch.tensor([0, 2])
-    axes = plots.method_predictions(METHODS, x=images, y=y, schema=pictures.SCHEMA)
+    axes = plots.method_predictions(METHODS, 1, x=images, y=y, schema=pictures.SCHEMA)
     assert axes[0].images[0].get_array().ravel().tolist() == [4, 5, 6, 7] and axes[0].get_title() == "point 1, true: c"
     means = {"SVI": [0.4, 0.4, 0.2], "NUTS": [0.1, 0.2, 0.7], "MAP": [0.4, 0.5, 0.1]}
     for ax, (name, mean) in zip(axes[1:], means.items(), strict=True):

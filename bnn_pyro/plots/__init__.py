@@ -16,11 +16,11 @@ _NAMES = {
     ),
     "diagnostics": "convergence loo_pit pareto_k posterior_predictive",
     "effects": "partial_dependence permutation_importance",
-    "points": "dispute method_predictions most_disputed ood_bars softmax_draws uncertain_images",
+    "points": "method_predictions ood_bars softmax_draws uncertain_images",
     "maps": "Grid decision_boundary epistemic_map grid line",
     "regression": "predicted_observed predictive_band regression_calibration rootogram",
     "sweep": "Scores sweep_points",
     "training": "growing_ensemble sampler_trace training_curves",
-    "weights": "pruning_curve signal_to_noise unlike weight_posteriors",
+    "weights": "pruning_curve signal_to_noise weight_posteriors",
 }
 __all__, __getattr__, __dir__ = lazy_names(__name__, _NAMES)

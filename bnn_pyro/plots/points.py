@@ -13,7 +13,6 @@ from torch import Tensor
 
 from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.errors import UserError, unknown
-from bnn_pyro.metrics.classification import mean_probs
 from bnn_pyro.metrics.metric import Targets, targets
 from bnn_pyro.plots.layout import Panels, class_names, figure, legend_outside, panels
 from bnn_pyro.plots.style import BAYES, DATA, HATCH, POINT, WRONG, drawn, tint
@@ -57,7 +56,7 @@ def softmax_draws(
 @drawn
 def method_predictions(
     predictions: Mapping[str, Prediction],
-    row: int | None = None,
+    row: int,
     *,
     x: Tensor | None = None,
     y: Targets | None = None,
@@ -69,12 +68,11 @@ def method_predictions(
     With images a first panel shows the input; axes is then (1 + methods,).
 
     predictions: {label: prediction of the same points}.
-    row: which point; None takes the one that the methods dispute most, see :func:`most_disputed`.
+    row: which point.
     x: (B, …) the inputs, shown where they are images.   y: labels (B,).
 
     Raises UserError for a regression, predictions of different points, or a row that they have not.
     """
-    row = most_disputed(predictions) if row is None else row
     first = _same_points(predictions)
     if not 0 <= row < len(first):
         raise UserError(f"row must be 0 to {len(first) - 1}, got {row}")
@@ -225,28 +223,6 @@ def _show(ax: Axes, image: Tensor, schema: Schema | None = None) -> None:
         ax.imshow(np.clip((pixels - pixels.min()) / max(np.ptp(pixels), 1e-12), 0, 1))
     ax.set(xticks=[], yticks=[])
     ax.spines[:].set(visible=True, color="0.7")
-
-
-# -- several methods ---------------------------------------------------------------------------------------------------
-def most_disputed(predictions: Mapping[str, Prediction]) -> int:
-    """The point at which two of the methods are furthest apart, by :func:`dispute`.
-
-    Raises UserError for a regression, predictions of different points, or a single one.
-    """
-    return int(_disputes(predictions).argmax())
-
-
-def dispute(predictions: Mapping[str, Prediction], row: int) -> float:
-    """How far apart the methods are at a point: the largest total variation ½ Σ |p − p'| of any two, 0 to 1."""
-    return float(_disputes(predictions)[row])
-
-
-def _disputes(predictions: Mapping[str, Prediction]) -> np.ndarray:
-    _same_points(predictions)
-    if len(predictions) < 2:
-        raise UserError("a single method disputes nothing: give a second prediction, or a row")
-    probs = [mean_probs(p) for p in predictions.values()]
-    return np.max([0.5 * np.abs(a - b).sum(1) for k, a in enumerate(probs) for b in probs[:k]], axis=0)
 
 
 def _same_points(predictions: Mapping[str, Prediction]) -> Prediction:

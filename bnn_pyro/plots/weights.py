@@ -48,7 +48,7 @@ def weight_posteriors(
         raise UserError("there is no posterior to draw")
     first, *rest = posteriors
     for label in rest:
-        if reason := unlike(posteriors[first], posteriors[label]):
+        if reason := _unlike(posteriors[first], posteriors[label]):
             raise UserError(f"'{first}' and '{label}' are not posteriors of one model: {reason}")
     picks = _disagreement(posteriors, num, num_draws, seed)
     values = {label: chosen_weights(p, picks, num_draws, seed) for label, p in posteriors.items()}
@@ -66,7 +66,7 @@ def weight_posteriors(
     return legend_outside(axes, 4)
 
 
-def unlike(a: Posterior, b: Posterior) -> str | None:
+def _unlike(a: Posterior, b: Posterior) -> str | None:
     """Why a weight of one does not mean the same in the other; None where it does."""
     one, two = _shapes(a), _shapes(b)
     for site in [*one, *two]:
