@@ -138,7 +138,8 @@ def calibrate(args: Namespace) -> None:
     baseline = load_posterior(folder.baseline, recipe.device, args.module) if folder.baseline.is_trained else None
     level, data = args.level if args.level is not None else recipe.conformal or 0.9, recipe.load()
     with lock_folder(folder.path):
-        done = calibrate_run(folder, recipe, data, posterior, name=args.data, method=args.method, level=level)
+        how = dict(name=args.data, method=args.method, level=level, by_uncertainty=args.by_uncertainty)
+        done = calibrate_run(folder, recipe, data, posterior, **how)
         evaluate_run(folder, recipe, data, posterior, baseline)
     print(f"{guarantees_section(done).text()}\n\nreport: {folder.path / 'report.html'}")
 

@@ -113,7 +113,7 @@ class Calibrated:
     """A posterior with maps of its predictive distribution, and conformal scores; ``bp.predict`` takes it as one.
 
     maps       (name, map), applied one after the other     conformal  scores of calibration rows, or None
-    column, borders  that groups are read from                rows       (n,) digests of all calibration rows
+    column, borders  that groups are read from              rows       (n,) digests of all calibration rows
     epistemic  of the last calibration rows                 num_draws, seed  of every prediction
     """
 

@@ -118,7 +118,7 @@ def dataset(
     raw = _raw(x if table is None else table, columns["y"], task, classes, missing, exposure)
     raw = replace(raw, name=name, source=f"in memory: {name}", unseen=unseen, target_scale=target_scale)
     if parts:
-        features = _feature_names(parts)
+        features = tuple(f"{part.name}[{i}]" for part in parts for i in range(math.prod(part.shape)))
         raw = replace(raw, features=features, columns=tuple(map(Column, features)), input_parts=tuple(parts))
     if x_test is not None:
         splits = [w for w, v in (("split", split), ("groups", groups), ("time", time)) if v is not None]
@@ -263,8 +263,3 @@ def _pack(what: str, parts: Mapping[str, Any], like: Sequence[InputPart] = ()) -
     order = [part.name for part in like] or list(arrays)
     packed = [arrays[name].reshape(len(arrays[name]), -1).astype(np.float32) for name in order]
     return np.concatenate(packed, 1), list(like) or inputs
-
-
-def _feature_names(parts: Sequence[InputPart]) -> tuple[str, ...]:
-    """The name of each number of a packed row."""
-    return tuple(f"{part.name}[{i}]" for part in parts for i in range(math.prod(part.shape)))

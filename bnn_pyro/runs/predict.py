@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from bnn_pyro.calibration import calibrate, monitor
-from bnn_pyro.calibration.calibrated import Calibrated, with_calibration
+from bnn_pyro.calibration.calibrated import UNCERTAINTY, Calibrated, with_calibration
 from bnn_pyro.cells import MISSING
 from bnn_pyro.datasets import TABLES, Schema, load_inputs
 from bnn_pyro.datasets.dataset import Dataset
@@ -48,7 +48,7 @@ def _calibration_rows(data: Dataset, recipe: Recipe, name: str | None) -> tuple[
 
 def calibrate_run(
     folder: RunFolder, recipe: Recipe, data: Dataset, posterior: Posterior, *, name: str | None = None,
-    method: str | None = None, level: float = 0.9,
+    method: str | None = None, level: float = 0.9, by_uncertainty: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
     """Write calibration.json and guarantees.json; the latter's content.
 
@@ -61,7 +61,8 @@ def calibrate_run(
     failed = failure(posterior, data, num_draws=recipe.num_draws)
     if failed and not failed.finite:
         raise FitFailed(f"there is nothing to calibrate: {failed}")
-    made = calibrate(posterior, x, y, method, level=level, num_draws=recipe.num_draws)
+    groups = UNCERTAINTY if by_uncertainty else None
+    made = calibrate(posterior, x, y, method, level=level, groups=groups, num_draws=recipe.num_draws)
     done = made.provenance["calibration"]["methods"][-1]
     rows, note = [], "there are no test rows to see it on"
     if len(data.x_test):
