@@ -33,3 +33,16 @@ def test_numbers_of_classes_are_their_places_in_arrays_and_names_in_frames_that_
     assert [table.schema.classes[k] for k in table.y_test] == [str(k) for k in labels[33:]]
     places = bp.dataset(pd.DataFrame(x), labels % 2, classes=["no", "yes"], split=np.arange(66) >= 33)
     assert places.schema.classes == ("no", "yes") and places.y_test.tolist() == (labels % 2)[33:].tolist()
+
+
+def test_an_archive_may_have_several_targets_and_leaves_out_rows_with_a_gap(tmp_path):
+    targets = np.stack([PRICE, 2 * PRICE], 1)
+    targets[7, 1] = np.nan
+    np.savez(tmp_path / "t.npz", x=ARRAY, y=targets)
+    data = bp.load_data(tmp_path / "t.npz", missing="drop", seed=1)
+    kept = np.delete(np.arange(len(ARRAY)), 7)
+    assert data.schema.task == "targets" and data.schema.targets == ("y1", "y2")
+    assert data.fingerprint == bp.dataset(ARRAY[kept], targets[kept], seed=1).fingerprint
+    assert 7 not in np.concatenate([data.index_train, data.index_val, data.index_test])
+    with pytest.raises(UserError, match=r"t.npz: column 'y2', row 7: missing value"):
+        bp.load_data(tmp_path / "t.npz")
