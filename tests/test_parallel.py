@@ -21,6 +21,7 @@ from conjugate import correlated
 from monte_carlo import same
 from plain_tasks import (
     die,
+    die_beside,
     die_once,
     free_port,
     refuse,
@@ -222,6 +223,13 @@ def test_a_task_that_kills_its_process_each_time_is_given_up_alone(at, place):
     assert task == 1 and isinstance(error, WorkerDied) and "cores=1" in str(error)
     assert str(error).startswith("task 2 of 4 (1): its process died each time")
     assert sorted(ended) == [0, 1, 2, 3] and ended[-1] == 1  # the others did not wait for it
+
+
+def test_the_last_time_it_is_alone(tmp_path):
+    with executor("processes:2"):
+        found = map_tasks(die_beside, [(number, tmp_path) for number in range(4)], failed=lambda *_: "none")
+    beside = (tmp_path / "beside").read_text().splitlines()
+    assert found == ["none", 1, 2, 3] and len(beside) == 3 and not beside[2]
 
 
 # -- progress and stopping ---------------------------------------------------------------------------------------------
