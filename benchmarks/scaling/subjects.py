@@ -51,10 +51,7 @@ def _long(kind: type, **settings: Any) -> Callable[[Sizes], Any]:
 
 def _sghmc(s: Sizes) -> bp.SGHMC:
     """As many epochs as fill the store: one draw is kept an epoch."""
-    return bp.SGHMC(
-        epochs=s.draws + 2, burn_in=1, batch_size=s.batch, lr=1e-3, chains=s.chains, thin=-(-s.rows // s.batch),
-        max_draws=s.draws,
-    )  # fmt: skip
+    return bp.SGHMC(epochs=s.draws + 2, burn_in=1, batch_size=s.batch, lr=1e-3, chains=s.chains, max_draws=s.draws)
 
 
 def _laplace(s: Sizes) -> bp.Laplace:
