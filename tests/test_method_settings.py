@@ -1,10 +1,13 @@
 """Settings of methods that are refused: the message says what would do."""
 
+import json
 import math
 
 import pytest
 
 import bnn_pyro as bp
+from bnn_pyro.runs.folder import ARCHIVE, RunFolder
+from bnn_pyro.runs.recipe import Recipe
 from bnn_pyro.settings import build, plain
 
 HMCS, SG, POINTS = (bp.NUTS, bp.HMC, bp.ChEES), (bp.SGHMC, bp.SGLD), (bp.MAP, bp.MLE, bp.Ensemble)
@@ -52,3 +55,15 @@ def test_settings_of_earlier_versions_have_one_value(method):
     for name, value in method.former.items():
         with pytest.raises(bp.UserError, match=rf"takes {name}={value} alone, not other; leave '{name}' out"):
             build(method, written | {name: "other"})
+
+
+def test_a_run_of_earlier_settings_is_read_but_not_fitted_again(tmp_path):
+    """What has been fitted is evaluated whatever its method's settings were then; the rest of the fit is refused."""
+    recipe = Recipe.from_dict({"variant": "mean-field", "inference": "sghmc", "data": {"name": "toy-curve"}}).to_dict()
+    recipe["inference_settings"] |= {"schedule": "cyclical:3", "chains": 7}
+    (tmp_path / "config.json").write_text(json.dumps(recipe))
+    with pytest.raises(bp.UserError, match="takes schedule=constant alone, not cyclical:3"):
+        _ = RunFolder(tmp_path).recipe
+    for name in ARCHIVE:
+        (tmp_path / name).touch()
+    assert RunFolder(tmp_path).recipe.method == bp.SGHMC(chains=7)

@@ -14,7 +14,7 @@ from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.parts.mixtures import Mixture, NormalMixture
 from bnn_pyro.parts.observed import LearnedNoise, Likelihood, Ordinal
-from bnn_pyro.parts.several import Several
+from bnn_pyro.parts.several import CorrelatedNoise, Several
 
 
 class Categorical(Likelihood):
@@ -244,8 +244,8 @@ def make_likelihood(schema: Schema, noise: str | float = "learned", likelihood: 
     """The likelihood for a schema.
 
     noise: of numbers, ``"learned"`` (one scale with a LogNormal prior), ``"heteroscedastic"`` (a second output of the
-        network; "normal" only) or a fixed scale in target units, on a log scale of log y. Ignored where targets are
-        classes or counts.
+        network; "normal" only), ``"correlated"`` (of several targets; "normal" only) or a fixed scale in target units,
+        on a log scale of log y. Ignored where targets are classes or counts.
     likelihood: a key of ``LIKELIHOODS``; by default that of the task.
 
     Raises UserError for a likelihood that does not suit the task, or a noise that it does not have.
@@ -261,6 +261,10 @@ def make_likelihood(schema: Schema, noise: str | float = "learned", likelihood: 
                         "(task=)")  # fmt: skip
     if schema.task == "labels":
         return Several(Bernoulli(), *[(0.0,) * len(schema.targets)] * 2)
+    if noise == "correlated":
+        if not schema.targets or kind is not Normal:
+            raise UserError("noise=correlated is of several targets that are numbers, with likelihood=normal")
+        return CorrelatedNoise(schema.y_shift, schema.y_scale)
     if schema.targets:
         return Several(make_likelihood(schema.of_target(""), noise, likelihood), schema.y_shift, schema.y_scale)
     if task == "ordinal":

@@ -2,13 +2,16 @@
 
     f (…, B, T·outputs)    y_t ~ the likelihood of one target, with its part of f, its own units and its own noise
 
-What a draw of the weights says of one target it says of the others: over the draws they depend on each other.
+What a draw of the weights says of one target it says of the others: over the draws they depend on each other. The
+noise of numbers may be correlated as well (:class:`CorrelatedNoise`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
+from typing import Any
 
 import pyro.distributions as dist
 import torch
@@ -16,7 +19,7 @@ from torch import Tensor
 
 from bnn_pyro.parts.components import select
 from bnn_pyro.parts.decisions import Interval, check_level
-from bnn_pyro.parts.mixtures import Mixture
+from bnn_pyro.parts.mixtures import Mixture, NormalMixture
 from bnn_pyro.parts.observed import Likelihood
 
 
@@ -37,7 +40,7 @@ class SeveralMixture(Mixture):
         return new
 
     def _like(self, components: dist.Distribution) -> SeveralMixture:
-        return SeveralMixture(components, self.one)
+        return type(self)(components, self.one)
 
     def target(self, k: int) -> Mixture:
         """The prediction of one target, counted from 0; of a label, one of two classes."""
@@ -107,3 +110,95 @@ class Several(Likelihood):
     def fitted_noise(self, error: Tensor) -> dict[str, Tensor]:
         """See ``Likelihood``; error: (T,)."""
         return self.one.fitted_noise(error)
+
+
+# -- correlated noise --------------------------------------------------------------------------------------------------
+class AutoregressiveNormal(dist.TorchDistribution):
+    """Normal(loc, (AᵀA)⁻¹) of T numbers as its factors p(y_t | y_1 … y_{t−1}), batch shape (…, T).
+
+    loc (…, T)    rows (…, T, T): those of A, lower triangular with a positive diagonal
+
+    ``log_prob`` has a number a factor: their sum is the joint density. Mean, variance and draws are those of the y_t.
+    """
+
+    arg_constraints = {"loc": dist.constraints.real, "rows": dist.constraints.real_vector}  # noqa: RUF012
+    support, has_rsample = dist.constraints.real, True
+
+    def __init__(self, loc: Tensor, rows: Tensor, validate_args: bool | None = None) -> None:
+        shape = torch.broadcast_shapes(loc.shape, rows.shape[:-1])
+        self.loc, self.rows = loc.expand(shape), rows.expand(*shape, loc.shape[-1])
+        super().__init__(shape, validate_args=False)
+
+    @property
+    def mean(self) -> Tensor:
+        """(…, T)."""
+        return self.loc
+
+    @property
+    def variance(self) -> Tensor:
+        """Of each number by itself, (…, T)."""
+        return self._root.square().sum(-1)
+
+    @property
+    def _eye(self) -> Tensor:
+        return torch.eye(self.loc.shape[-1], dtype=self.loc.dtype, device=self.loc.device)
+
+    @property
+    def _root(self) -> Tensor:
+        """A⁻¹, a root of the covariance."""
+        return torch.linalg.solve_triangular(self.rows, self._eye, upper=False)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """log p(y_t | y_1 … y_{t−1}), (…, T), nats."""
+        z = (self.rows * (value - self.loc).unsqueeze(-2)).sum(-1)
+        diagonal = (self.rows * self._eye).sum(-1)
+        return diagonal.log() - 0.5 * (z.square() + math.log(2 * math.pi))
+
+    def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        """Draws (*sample_shape, …, T)."""
+        noise = torch.randn(
+            self._extended_shape(torch.Size(sample_shape)), dtype=self.loc.dtype, device=self.loc.device
+        )
+        return self.loc + (self._root @ noise.unsqueeze(-1)).squeeze(-1)
+
+    def expand(self, batch_shape: torch.Size, _instance: Any = None) -> AutoregressiveNormal:
+        """See ``torch.distributions.Distribution``."""
+        return type(self)(self.loc.expand(batch_shape), self.rows)
+
+
+class CorrelatedMixture(SeveralMixture):
+    """Of targets whose noise is correlated; each by itself has a Normal one."""
+
+    def target(self, k: int) -> Mixture:
+        """See ``SeveralMixture``."""
+        return self.one(dist.Normal(self.components.mean[..., k], self.components.stddev[..., k]))
+
+
+class CorrelatedNoise(Likelihood):
+    """y = shift + scale·f + noise, f (…, B, T), of T numbers with a full covariance, learned, the same at every input.
+
+    In units of ``scale`` (T,) the noise is e_t = Σ_{s<t} b_ts e_s + σ_t ε_t, ε standard Normal, with the latent sites
+    "log_noise" (T,), log σ_t ~ Normal(-1, 1), and "noise_slopes" (T(T−1)/2,), b_ts ~ Normal(0, 1): the modified
+    Cholesky decomposition of Pourahmadi 1999, Biometrika 86:677-690.
+    """
+
+    event_dim = 1
+    mixture = partial(CorrelatedMixture, one=NormalMixture)
+
+    def __init__(self, shift: Sequence[float], scale: Sequence[float]) -> None:
+        super().__init__()
+        self.outputs = num = len(shift)
+        lower = torch.tril_indices(num, num, -1)
+        place = torch.zeros(lower.shape[1], num, num)
+        place[torch.arange(lower.shape[1]), lower[0], lower[1]] = 1.0
+        for name, value in (("shift", torch.tensor(shift)), ("scale", torch.tensor(scale)), ("place", place)):
+            self.register_buffer(name, value, persistent=False)
+        slopes = torch.zeros(lower.shape[1])
+        self.add_own(log_noise=(torch.full((num,), -1.0), torch.ones(num)), noise_slopes=(slopes, slopes + 1))
+
+    def components(self, f: Tensor) -> dist.Independent:
+        """See ``Likelihood``; event shape (T,)."""
+        log_noise, slopes = self.own("log_noise"), self.own("noise_slopes")
+        lower = (slopes @ self.place.flatten(1).to(slopes.dtype)).unflatten(-1, self.place.shape[1:])
+        rows = (torch.eye(self.outputs).to(lower) - lower) * (-log_noise).exp().unsqueeze(-1) / self.scale
+        return AutoregressiveNormal(self.shift + self.scale * f, rows).to_event(1)

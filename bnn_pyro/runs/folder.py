@@ -28,6 +28,7 @@ from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.distributed import here
 from bnn_pyro.errors import UserError
 from bnn_pyro.files import is_occupied, lock_folder, read_json, write_whole
+from bnn_pyro.inference import METHODS
 from bnn_pyro.posterior import Posterior, read_archive
 from bnn_pyro.reports.tables import RunFacts
 from bnn_pyro.runs.recipe import Recipe, read_config
@@ -186,6 +187,10 @@ class RunFolder(OutputFolder):
         try:
             if "name" not in config.get("data", {}) or "inference" not in config:
                 raise UserError("it names no data, or no inference method")
+            if self.is_trained:  # by settings that some methods had once, which decide nothing after the fit
+                former = getattr(METHODS.get(config["inference"]), "former", {})
+                settings = config.get("inference_settings", {})
+                config["inference_settings"] = {k: v for k, v in settings.items() if k not in former}
             return Recipe.from_dict(config)
         except UserError as error:
             raise UserError(f"{path} is damaged ({error}); restore it, or train again") from None

@@ -49,7 +49,7 @@ class LastLayer(Settings):
     bias        in the last layer, or none
     prior       normal:SCALE, fan-in:SCALE, gamma:SHAPE,RATE or scale-mixture:WIDE,NARROW,WEIGHT; features have a
                 mean square of 1. By default fan-in:4 for classes; fan-in:1 for numbers, whose scale is known
-    noise       regression only: learned, heteroscedastic, or a standard deviation in target units
+    noise       numbers only: learned, heteroscedastic, correlated (several targets), or a standard deviation of theirs
     likelihood  of numbers, as in ``Network``
     family      SVI: q is mean-field, low-rank:RANK or full (any covariance of all weights)
     init_scale  SVI: σ of every weight where training starts

@@ -59,7 +59,7 @@ class Network(Settings):
     bias        in every layer, or in none
     prior       normal:SCALE, fan-in:SCALE, gamma:SHAPE,RATE or scale-mixture:WIDE,NARROW,WEIGHT; of a point estimate
                 the weight decay. by-target: fan-in:8 for classes, fan-in:2 for numbers; narrower ones predict too flat
-    noise       regression only: learned, heteroscedastic, or a standard deviation in target units
+    noise       numbers only: learned, heteroscedastic, correlated (several targets), or a standard deviation of theirs
     likelihood  of numbers: normal, student-t or laplace (with outliers); of counts: negative-binomial or poisson; of
                 ordered classes: ordinal; the first of the task where not given
     """

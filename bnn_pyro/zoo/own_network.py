@@ -101,7 +101,7 @@ class Bayesian(Settings):
                 {pattern: prior}, the first that matches
     start       initial: at the module's weights, as they are; pretrained: they are those of a trained network, whose
                 batch normalisation stays frozen
-    noise       regression only: learned, heteroscedastic, or a standard deviation in target units
+    noise       numbers only: learned, heteroscedastic, correlated (several targets), or a standard deviation of theirs
     family      SVI: q is mean-field, low-rank:RANK or full
     init_scale  σ of every weight where training starts; by default a share of each layer's weights, at which
                 activations keep their variance
