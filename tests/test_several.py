@@ -18,7 +18,7 @@ from bnn_pyro import metrics
 from bnn_pyro.inference.log_joint import LogJoint
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.likelihoods import Bernoulli, Heteroscedastic, Normal, StudentT
-from bnn_pyro.parts.several import CorrelatedNoise, Several, SeveralMixture
+from bnn_pyro.parts.several import Several, SeveralMixture
 from bnn_pyro.run import main
 
 SHIFT, SCALE = (5.0, -1.0), (3.0, 0.2)
@@ -118,53 +118,6 @@ def test_as_many_targets_as_inputs_are_no_rows_of_each_draw():
         log_joint = LogJoint(bp.Bayesian(torch.nn.Linear(2, 2)).model(NUMBERS.schema), x, y)
         u = log_joint.initial + 0.1 * torch.randn(3, log_joint.size, dtype=torch.float64)
     torch.testing.assert_close(log_joint.log_density(u), torch.cat([log_joint.log_density(one[None]) for one in u]))
-
-
-def test_correlated_noise_is_a_multivariate_normal():
-    """Of several draws: joint density, variances, and the covariance of draws of y."""
-    likelihood, g = CorrelatedNoise((5.0, -1.0, 2.0), (3.0, 0.2, 1.0)), torch.Generator().manual_seed(0)
-    f, y = torch.randn(4, 7, 3, generator=g), torch.randn(4, 7, 3, generator=g)
-    own = {site: 0.5 * torch.randn(4, 3, generator=g) for site in likelihood.initial}
-    with isolated(0), poutine.trace() as trace, poutine.condition(data=own):
-        likelihood(f, y)
-        drawn = trace.trace.nodes["y"]["fn"].base_dist.rsample((20_000,))
-    trace.trace.compute_log_prob()
-    components = trace.trace.nodes["y"]["fn"].base_dist
-    scale, lower = torch.tensor([3.0, 0.2, 1.0]), torch.tril_indices(3, 3, -1)
-    for s in range(4):
-        b = torch.zeros(3, 3)
-        b[lower[0], lower[1]] = own["noise_slopes"][s]
-        root = scale[:, None] * torch.linalg.inv(torch.eye(3) - b) * own["log_noise"][s].exp()
-        exact = stats.multivariate_normal([0, 0, 0], (root @ root.T).numpy())
-        error = y[s] - torch.tensor([5.0, -1.0, 2.0]) - scale * f[s]
-        np.testing.assert_allclose(trace.trace.nodes["y"]["log_prob"][s], exact.logpdf(error.numpy()), rtol=1e-4)
-        np.testing.assert_allclose(components.variance[s, 0], exact.cov.diagonal(), rtol=1e-4)
-        correlation = np.corrcoef(drawn[:, s, 0].T.numpy())
-        deviation = exact.cov.diagonal() ** 0.5
-        np.testing.assert_allclose(correlation, exact.cov / np.outer(deviation, deviation), atol=4 / 20_000**0.5)
-
-
-def test_correlated_noise_is_learned_and_predicted(tmp_path):
-    """Of a correlation ρ knowing one target is worth −½ log(1 − ρ²) nats of the other; each by itself is the same."""
-    rng = np.random.default_rng(0)
-    x, noise = rng.normal(size=(700, 2)), rng.multivariate_normal([0, 0], [[1, 0.9], [0.9, 1]], 700)
-    data = bp.dataset(x, x @ [[2.0, 0.0], [0.0, 1.0]] + noise)
-    fits = {kind: bp.fit(bp.MLP(hidden=(), noise=kind), data, bp.MAP(epochs=800), progress=False)
-            for kind in ("learned", "correlated")}  # fmt: skip
-    apart, joint = (bp.predict(posterior, data.x_test) for posterior in fits.values())
-    gain = (joint.log_prob(data.y_test) - apart.log_prob(data.y_test)).double()
-    error = gain.std().item() / len(gain) ** 0.5
-    assert abs(gain.mean().item() + 0.5 * math.log(1 - 0.81)) < 4 * error + 0.05
-    np.testing.assert_allclose(joint.total.mean(0), [1, 1], rtol=0.2)
-    covariance = torch.linalg.inv(joint.components.rows[0, 0].mT @ joint.components.rows[0, 0]).numpy()
-    exact = stats.multivariate_normal([0, 0], covariance).logpdf((data.y_test - joint.mean).numpy())
-    np.testing.assert_allclose(joint.log_prob(data.y_test), exact, rtol=1e-3)
-    assert metrics.evaluate(joint, data.y_test).flat()["nll"] == pytest.approx(-exact.mean(), rel=1e-3)
-    fits["correlated"].save(tmp_path / "fit")
-    again = bp.predict(bp.load(tmp_path / "fit"), data.x_test)[:3].of_draws([0])
-    assert torch.equal(again.target(1).mean, joint.mean[:3, 1])
-    with pytest.raises(bp.UserError, match="noise=correlated is of several targets"):
-        bp.MLP(noise="correlated").model(bp.Schema("regression", (2,)))
 
 
 # -- predictions -------------------------------------------------------------------------------------------------------
