@@ -4,7 +4,6 @@
     python -m benchmarks.scaling asked                  # the same; bytes that were asked for, no times
     python -m benchmarks.scaling growth --subject predict --repeats 3
     python -m benchmarks.scaling processes              # one fit in several processes (needs MNIST)
-    python -m benchmarks.scaling many                   # many fits on an executor
 
 A measurement is in ``benchmarks/results/scaling.json`` as soon as it is made; a command that is given again makes what
 is missing. Inputs and labels are synthetic.
@@ -17,7 +16,6 @@ import os
 
 from benchmarks.provenance import Measurements, add_out, check_tree
 from benchmarks.scaling.growth import ALLOCATORS, measure_growth
-from benchmarks.scaling.many import measure_many
 from benchmarks.scaling.processes import measure_processes
 from benchmarks.scaling.subjects import SUBJECTS
 
@@ -25,10 +23,10 @@ from benchmarks.scaling.subjects import SUBJECTS
 def main() -> None:
     """Measure a part."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=[*ALLOCATORS, "processes", "many"])
+    parser.add_argument("part", choices=[*ALLOCATORS, "processes"])
     parser.add_argument("--subject", nargs="+", choices=list(SUBJECTS), default=[], help="some of growth's (all)")
     parser.add_argument("--repeats", type=int, default=1, help="runs of every measurement (1)")
-    parser.add_argument("--cores", type=int, default=os.cpu_count(), help="of processes and many (all there are)")
+    parser.add_argument("--cores", type=int, default=os.cpu_count(), help="of processes (all there are)")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="of processes")
     add_out(parser, "scaling.json")
     args = parser.parse_args()
@@ -36,10 +34,8 @@ def main() -> None:
     results = Measurements(args.out, args.part)
     if args.part in ALLOCATORS:
         measure_growth(results, args.subject, args.repeats)
-    elif args.part == "processes":
-        measure_processes(results, args.cores, args.repeats, args.device)
     else:
-        measure_many(results, args.cores, args.repeats)
+        measure_processes(results, args.cores, args.repeats, args.device)
 
 
 if __name__ == "__main__":

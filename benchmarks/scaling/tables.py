@@ -11,7 +11,6 @@ from benchmarks.markdown import table
 from benchmarks.provenance import RESULTS, Measurements, source
 from benchmarks.scaling.formulae import TEXTS, expected
 from benchmarks.scaling.growth import SWEEPS
-from benchmarks.scaling.many import JOBS
 from benchmarks.scaling.processes import BATCHES, FITS, ways
 from benchmarks.scaling.sizes import Sizes
 from benchmarks.scaling.subjects import SUBJECTS
@@ -103,25 +102,10 @@ def processes_table() -> str:
     return table(head, rows) + "\n\n" + source(part)
 
 
-def many_table() -> str:
-    """Seconds, overhead and memory of many fits by the ways to run them."""
-    part, rows = _part("many"), []
-    for job, (title, _, _, names) in JOBS.items():
-        lines = [line for name in names for line in part if line["key"]["job"] == job and line["key"]["way"] == name]
-        for line in lines:
-            seconds, more = best(line, "seconds"), ""
-            if job == "overhead":
-                more = f" (of which {1000 * best(line, 'again') / line['key']['tasks']:.1f} ms a task)"
-            to_first = f"{best(lines[0], 'seconds') / seconds:.2f}"
-            rows.append([title, line["key"]["way"], f"{seconds:.1f}{more}", to_first, _mb(best(line, "memory"))])
-    return table(["job", "way", "s", "to the first way", "MB, all processes"], rows) + "\n\n" + source(part)
-
-
 TABLES: dict[str, Callable[[], str]] = {
     "scaling growth": growth_table,
     "scaling bytes": bytes_table,
     "scaling processes": processes_table,
-    "scaling many": many_table,
 }
 
 

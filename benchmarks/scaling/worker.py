@@ -11,7 +11,6 @@ import sys
 import warnings
 from dataclasses import replace
 
-from benchmarks.scaling.many import run_job
 from benchmarks.scaling.processes import time_fit
 from benchmarks.scaling.subjects import SUBJECTS, measure
 
@@ -20,8 +19,7 @@ def main() -> None:
     """Measure, print."""
     warnings.simplefilter("ignore")
     name, settings = sys.argv[1], json.loads(sys.argv[2])
-    others = {"fit": time_fit, "many": run_job}
-    found = others[name](**settings) if name in others else measure(name, replace(SUBJECTS[name].sizes, **settings))
+    found = time_fit(**settings) if name == "fit" else measure(name, replace(SUBJECTS[name].sizes, **settings))
     if os.environ.get("RANK", "0") == "0":  # of torchrun's processes the first
         print(json.dumps(found))
 

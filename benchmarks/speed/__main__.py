@@ -4,8 +4,6 @@
     python -m benchmarks.speed main --against ../older       # beside those of another one
     python -m benchmarks.speed steps                         # a training step beside other packages' (25 minutes)
     python -m benchmarks.speed steps --sizes 784-400-400-10 --only deterministic hidden-layer --quick
-    python -m benchmarks.speed prediction
-    python -m benchmarks.speed last-layer
 
 ``pip install -e ".[peers]"`` brings the other packages; those that are not installed are left out. ``--quick`` takes
 few rounds and writes nothing. Ctrl-C keeps the rounds that are whole. On a machine that others use too, take
@@ -25,14 +23,11 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler complains about 
 import torch
 
 from benchmarks.provenance import PACKAGES, add_out, check_tree, provenance, write_json
-from benchmarks.speed.last_layer import time_last_layer
 from benchmarks.speed.main_figures import time_main_figures
-from benchmarks.speed.prediction import time_prediction
 from benchmarks.speed.steps import CONTESTANTS, SIZES, chosen, problem, time_steps
 
-PARTS = ("main", "steps", "prediction", "last-layer")
+PARTS = ("main", "steps")
 PEER_PACKAGES = ("torchbnn", "bayesian-torch", "blitz-bayesian-pytorch", "tyxe")
-PREDICTION = "784-400-400-10"
 
 
 def measure(args: argparse.Namespace, result: dict[str, Any]) -> None:
@@ -40,18 +35,12 @@ def measure(args: argparse.Namespace, result: dict[str, Any]) -> None:
     device = torch.device(args.device)
     if args.part == "main":
         time_main_figures(args.against, args.only, args.rounds, result.setdefault("figures", {}))
-    elif args.part == "steps":
+    else:
         names = chosen(args.only)
         result["contestants"] = {name: CONTESTANTS[name].note for name in names}
         for sizes in args.sizes:
             found = result.setdefault("networks", {}).setdefault(sizes, {})
             time_steps(problem(sizes, device), names, args.rounds, args.steps, found)
-    elif args.part == "prediction":
-        images, draws = (1000, 10) if args.quick else (10_000, 100)
-        time_prediction(problem(PREDICTION, device), images, draws, args.rounds, result)
-    else:
-        rows, images = (4096, 1000) if args.quick else (48_000, 10_000)
-        time_last_layer(args.rounds, result, rows, images)
 
 
 def main(argv: list[str] | None = None) -> None:

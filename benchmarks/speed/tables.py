@@ -43,18 +43,9 @@ def main_table() -> str:
     return table(head, rows) + "\n\n" + _origin(found)
 
 
-def ratios_table(part: str) -> str:
-    """The ratios of predictions, or of a last layer."""
-    found = _part(part)
-    rows = [[name, _spread(value)] for name, value in found.get("ratios", {}).items()]
-    return table(["ratio", "median (quartiles)"], rows) + "\n\n" + _origin(found)
-
-
 TABLES: dict[str, Callable[[], str]] = {
     "speed main": main_table,
     "speed steps": steps_table,
-    "speed prediction": lambda: ratios_table("prediction"),
-    "speed last-layer": lambda: ratios_table("last-layer"),
 }
 
 
