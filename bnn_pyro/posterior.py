@@ -106,7 +106,7 @@ class Posterior:
 
         That is how training samples it: rows, flipout (``parts.own_start``), weights (one draw for all rows), or point.
         """
-        model, draws, lines = self.model, self.draw(200, seed=0), []
+        model, draws, lines = getattr(self.model, "head", self.model), self.draw(200, seed=0), []
         for site, value in model.net.named_parameters():
             point, share = site in model.points, float("nan")
             with suppress(NotImplementedError):  # a prior without a variance

@@ -107,3 +107,18 @@ def test_new_rows_with_other_inputs_are_refused():
     posterior = bp.fit(bp.Bayesian(Words()), data, bp.SVI(epochs=1))
     with pytest.raises(UserError, match=r"X has the inputs 'meta' \(N, 2\); this model takes 'words' \(N, 4\)"):
         bp.predict(posterior, {"meta": META})
+
+
+def test_values_that_training_did_not_have_are_refused():
+    """A missing number, a fraction where a whole number chooses a row of an embedding, and what packing cannot take."""
+    data = bp.dataset({"words": WORDS, "meta": META}, Y)
+    posterior = bp.fit(bp.Bayesian(Words()), data, bp.SVI(epochs=1))
+    gap = np.where(np.arange(NUM)[:, None] == 2, np.float32("nan"), META)
+    with pytest.raises(UserError, match=r"X\[2, 4\] is nan|x\[2, 4\] is nan"):
+        bp.predict(posterior, {"words": WORDS, "meta": gap})
+    with pytest.raises(UserError, match=r"X\['words'\] must be whole numbers"):
+        bp.predict(posterior, {"words": WORDS + 0.5, "meta": META})
+    for how in ({"missing": "indicator"}, {"exposure": np.ones(NUM), "task": "counts"}):
+        with pytest.raises(UserError, match="several inputs, which take no exposure"):
+            bp.dataset({"words": WORDS, "meta": gap}, np.arange(NUM), **how)
+    assert len(bp.dataset({"words": WORDS, "meta": gap}, Y, missing="drop").index_train)

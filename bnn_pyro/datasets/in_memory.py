@@ -96,6 +96,8 @@ def dataset(
     elif test is not None or rows is not None:
         raise UserError("test= and rows= are of torch data sets and loaders; give train=, or x_test= and y_test=")
     x, parts = _pack("X", several) if (several := _parts_of(x)) else (on_disk("X", x), [])
+    if parts and (exposure is not None or missing == "indicator"):
+        raise UserError("X has several inputs, which take no exposure= and no missing='indicator'; fill values in before")
     table = as_table("X", x)
     columns = {"y": y, "groups": groups, "time": time, "exposure": exposure}
     taken: list[str] = []
@@ -178,7 +180,7 @@ def _encoded(what: str, x: Any, like: Schema | Raw) -> tuple[Tensor, float]:
     """(the features of rows, the value of a white pixel)."""
     shape = like.input_shape if isinstance(like, Schema) else tuple(like.x.shape[1:])
     if like.input_parts and not isinstance(x, Tensor):
-        return torch.from_numpy(_pack(what, _parts_of(x), like.input_parts)[0]), 1.0
+        x = _pack(what, _parts_of(x), like.input_parts)[0]
     table = as_table(what, x)
     if table is None and not isinstance(x, OnDisk):
         x = as_array(what, x)
@@ -260,6 +262,9 @@ def _pack(what: str, parts: Mapping[str, Any], like: Sequence[InputPart] = ()) -
     if like and {p.name: p.shape for p in inputs} != {p.name: p.shape for p in like}:
         here, there = (", ".join(f"'{p.name}' {('N', *p.shape)}" for p in some) for some in (inputs, like))
         raise UserError(f"{what} has the inputs {here}; this model takes {there}".replace("'N'", "N"))
+    for part in like:
+        if part.is_whole and (arrays[part.name] % 1 != 0).any():
+            raise UserError(f"{what}['{part.name}'] must be whole numbers, as those that this model was trained on")
     order = [part.name for part in like] or list(arrays)
     packed = [arrays[name].reshape(len(arrays[name]), -1).astype(np.float32) for name in order]
     return np.concatenate(packed, 1), list(like) or inputs
