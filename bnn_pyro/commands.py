@@ -149,7 +149,7 @@ def compare(args: Namespace) -> None:
     from bnn_pyro.runs.compare import compare_runs
 
     files = [Path(path) for path in args.runs[1:] if path.lower().endswith(".csv")]
-    folders = [RunFolder.open(path) for path in args.runs if Path(path) not in files]
+    folders = [RunFolder.open(path) for k, path in enumerate(args.runs) if not k or Path(path) not in files]
     if len(args.runs) < 2:
         raise UserError("compare takes two run folders or more, or one and files of predictions")
     out = Path(args.out) if args.out else folders[0].path / "comparison.html"

@@ -70,5 +70,7 @@ def test_a_file_that_does_not_fit_is_refused_in_one_line(runs, tmp_path, capsys,
     frame = pd.DataFrame({"mean": np.ones(len(data.y_test)), "sd": 1.0})
     code, told = compared(run, change(frame), tmp_path, capsys)
     assert code == 2 and said in told and told.count("\n") == 1 and not (tmp_path / "c.html").exists()
+    assert main(["compare", str(tmp_path / "none.csv"), str(tmp_path / "none.csv"), "--quiet"]) == 2
+    assert "none.csv" in capsys.readouterr().err
     assert main(["compare", str(run), str(tmp_path / "none.csv"), "--quiet"]) == 2
     assert capsys.readouterr().err.startswith(f"error: {tmp_path / 'none.csv'}: no such file")

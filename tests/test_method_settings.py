@@ -67,3 +67,8 @@ def test_a_run_of_earlier_settings_is_read_but_not_fitted_again(tmp_path):
     for name in ARCHIVE:
         (tmp_path / name).touch()
     assert RunFolder(tmp_path).recipe.method == bp.SGHMC(chains=7)
+    assert RunFolder(tmp_path).former_settings["schedule"] == "cyclical:3"
+    recipe |= {"inference": "nuts", "inference_settings": {"draws": 7, "start": "svi", "mass": "dense"}}
+    (tmp_path / "config.json").write_text(json.dumps(recipe))
+    assert RunFolder(tmp_path).recipe.method == bp.NUTS(draws=7)
+    assert RunFolder(tmp_path).former_settings == {"start": "svi", "mass": "dense"}

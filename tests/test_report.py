@@ -105,6 +105,10 @@ def test_a_report_says_what_was_run_and_found_is_self_contained_and_escaped():
     for words in ("0.25", "[0.2, 0.31]", "0.4", "-0.15", "[-0.2, -0.05]", "better", "f00d", "hidden 8/4", "1.2 s"):
         assert words in html, words
     assert "train --config runs/a/config.json" in html and "One seed and one split" in html
+    more = {"seed": 0, "module": {"class": "Net", "parameters": {"layer.weight": [3, 2]}}}
+    html_of_more = run_html(replace(RUN, provenance={**RUN.provenance, **more}), [])
+    assert "<dt>seed</dt><dd>0</dd>" in html_of_more and "class Net" in html_of_more
+    assert "layer.weight" not in html_of_more
     cold = {**RUN.recipe, "inference_settings": {"temperature": 0.1}}
     assert "Temperature" not in html and "Temperature 0.1" in run_html(replace(RUN, recipe=cold), [])
     assert "<b>scikit-learn</b>" not in html and "&lt;b&gt;scikit-learn" in html

@@ -97,7 +97,7 @@ def dataset(
         raise UserError("test= and rows= are of torch data sets and loaders; give train=, or x_test= and y_test=")
     x, parts = _pack("X", several) if (several := _parts_of(x)) else (on_disk("X", x), [])
     if parts and (exposure is not None or missing == "indicator"):
-        raise UserError("X has several inputs, which take no exposure= and no missing='indicator'; fill values in before")
+        raise UserError("X has several inputs, which take no exposure= and no missing='indicator'")
     table = as_table("X", x)
     columns = {"y": y, "groups": groups, "time": time, "exposure": exposure}
     taken: list[str] = []

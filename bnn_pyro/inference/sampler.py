@@ -89,6 +89,8 @@ class Sampler(Settings):
     temperature: float = setting(1.0, above=0)
     compiled: str = setting("auto", choices=("auto", "yes", "no"))
 
+    #: {setting: values that only earlier versions took}.
+    former_values: ClassVar[Mapping[str, Any]] = {"start": ("svi",)}
     #: Where several chains draw side by side, each computes on one thread, and draws the same.
     one_by_one: ClassVar[bool] = True
     #: Takes ``max_minutes``, and where ``auto`` starts in a narrow network.

@@ -177,8 +177,10 @@ def facts_of(run: RunFacts) -> list[tuple[str, str]]:
         facts["baseline"] = f"{base['variant']} by {base['inference']}: {settings}; {seconds:.1f} s"
     if run.boosting:
         facts[BOOSTING] = f"{run.boosting['about']}; {run.boosting['seconds']:.1f} s"
-    others = {key: value for key, value in {**provenance, **run.environment}.items() if key not in NO_FACTS}
-    return [*facts.items(), *((key.replace("_", " "), _text(value)) for key, value in others.items() if value)]
+    module = {k: v for k, v in provenance.get("module", {}).items() if k != "parameters"}
+    provenance = provenance | {"module": module}
+    others = {key: value for key, value in {**provenance, **run.environment}.items() if value or value == 0}
+    return [*facts.items(), *((k.replace("_", " "), _text(value)) for k, value in others.items() if k not in NO_FACTS)]
 
 
 def spoken(settings: Mapping[str, Any]) -> str:

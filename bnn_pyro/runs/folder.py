@@ -187,13 +187,21 @@ class RunFolder(OutputFolder):
         try:
             if "name" not in config.get("data", {}) or "inference" not in config:
                 raise UserError("it names no data, or no inference method")
-            if self.is_trained:  # by settings that some methods had once, which decide nothing after the fit
-                former = getattr(METHODS.get(config["inference"]), "former", {})
-                settings = config.get("inference_settings", {})
+            if self.is_trained:  # they decide nothing after the fit
+                former, settings = self.former_settings, config.get("inference_settings", {})
                 config["inference_settings"] = {k: v for k, v in settings.items() if k not in former}
             return Recipe.from_dict(config)
         except UserError as error:
             raise UserError(f"{path} is damaged ({error}); restore it, or train again") from None
+
+    @property
+    def former_settings(self) -> dict[str, Any]:
+        """Settings of its method that only earlier versions had, or with values that only these took."""
+        config = read_config(self.path / "config.json")
+        method = METHODS.get(config.get("inference"))
+        names, values = getattr(method, "former", {}), getattr(method, "former_values", {})
+        settings = config.get("inference_settings", {}).items()
+        return {name: value for name, value in settings if name in names or value in values.get(name, ())}
 
     @contextmanager
     def begun(self, recipe: Recipe, *, keep: bool = False, new: bool = False) -> Iterator[None]:
@@ -233,6 +241,7 @@ class RunFolder(OutputFolder):
     def facts(self, name: str | None = None) -> RunFacts:
         """What the files of a finished run say; ``name`` is what its column is headed with."""
         recipe, meta = self.recipe.to_dict(), read_archive(self.path)[1]
+        recipe["inference_settings"] = meta["provenance"].get("method_settings", recipe["inference_settings"])
         label, baseline = name or f"{recipe['variant']} ({recipe['inference']})", self.baseline
         names = ("metrics", "environment", "convergence", "guarantees", "rows", "boosting")
         return RunFacts(

@@ -26,6 +26,7 @@ from bnn_pyro.runs.recipe import Recipe
 from bnn_pyro.runs.sweep_config import BEGUN, CHANGED, FAILED, FINISHED, MISSING, RunTask, SweepConfig, setting_text
 from bnn_pyro.runs.sweep_statistics import DatasetSummary, summarise
 from bnn_pyro.runs.train import calibrate_set_aside, fit_run, prepare_run
+from bnn_pyro.settings import plain
 
 #: Seconds that a fit waits for a worker of a stopped sweep, which may still be at it.
 MAX_WAIT = 600.0
@@ -49,7 +50,9 @@ class SweepFolder(OutputFolder):
             former = run.recipe
         except UserError as error:
             return CHANGED, str(error)
-        changed = task.recipe.difference(former)
+        settings = plain(task.recipe.method)
+        other = ((k, settings[k], v) for k, v in run.former_settings.items() if settings[k] != v)
+        changed = task.recipe.difference(former) or next(other, None)
         if changed is not None:
             what, now, then = changed
             # One that was cut off has no result that could be lost, or taken for that of these settings.
