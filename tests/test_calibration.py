@@ -265,6 +265,8 @@ def test_monitor_speaks_of_what_changed():
     assert "a chance of 0.01 if nothing changed" in loud["targets"].sentence
     with pytest.raises(UserError, match="the 100 calibration rows"):
         monitor(calibrated, x, x)
+    with pytest.raises(UserError, match="calibrate returns"):
+        monitor(posterior, x[:100], x[100:])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         monitor(calibrated, x[:100], x[100:105])

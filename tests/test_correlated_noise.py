@@ -59,3 +59,6 @@ def test_correlated_noise_is_learned_and_predicted(tmp_path):
     assert torch.equal(again.target(1).mean, joint.mean[:3, 1])
     with pytest.raises(bp.UserError, match="noise=correlated is of several targets"):
         bp.MLP(noise="correlated").model(bp.Schema("regression", (2,)))
+    labels = bp.dataset(np.eye(9)[:, :2], np.eye(9)[:, :3].astype(int), validation=0, split=0)
+    with pytest.raises(bp.UserError, match="noise=correlated is of several targets"):
+        bp.MLP(noise="correlated").model(labels.schema)

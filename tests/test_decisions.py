@@ -68,6 +68,8 @@ def test_the_risk_of_a_log_scale_of_a_conformal_prediction_and_of_bad_losses():
     for call, message in (
         (lambda: prediction.risk(lambda y: y.sum(0)), "must be finite, of shape"),
         (lambda: prediction.risk(lambda y: y / 0), "must be finite"),
+        (lambda: prediction.risk(torch.eye(2)), "a function of targets of numbers"),
+        (lambda: simulated("classification", 4)[0].risk(lambda y: y), "a loss is a matrix"),
         (lambda: prediction.decide(), "classification"),
         (lambda: prediction.decide(lambda y: y), "among actions"),
     ):

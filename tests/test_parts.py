@@ -189,7 +189,7 @@ def test_classification_likelihoods():
 
 @pytest.mark.parametrize("noise", ["leanred", "0", -2.0, math.inf, "nan"])
 def test_noise_that_is_refused(noise):
-    with pytest.raises(bp.UserError, match="noise must be 'learned', 'heteroscedastic' or a positive number"):
+    with pytest.raises(bp.UserError, match=r"must be 'learned', 'heteroscedastic', 'correlated' .* positive number"):
         make_likelihood(SCHEMA, noise)
 
 

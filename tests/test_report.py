@@ -124,7 +124,10 @@ def test_intervals_that_do_not_hold_are_said_in_the_first_box_with_what_to_do():
     narrow = replace(RUN, task="regression", metrics=numbers, baseline=None)
     page = run_html(narrow, [])
     assert "90 % intervals hold 70 % of 300 test rows: too narrow" in page and "`calibrate runs/a` corrects" in page
-    assert "calibrate" not in run_html(replace(narrow, metrics=numbers | {"coverage_90": 0.89}), [])
+    right = numbers | {"coverage_90": 0.89, "coverage_50": 0.52}
+    assert "calibrate" not in run_html(replace(narrow, metrics=right), [])
+    page = run_html(replace(narrow, metrics=right | {"coverage_50": 0.95}), [])
+    assert "about right; 50 % intervals hold 95 % of 300 test rows: too wide." in page and "`calibrate runs/a`" in page
 
 
 def test_inputs_of_another_kind_that_look_familiar_are_said_first():

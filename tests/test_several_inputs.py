@@ -122,3 +122,16 @@ def test_values_that_training_did_not_have_are_refused():
         with pytest.raises(UserError, match="several inputs, which take no exposure"):
             bp.dataset({"words": WORDS, "meta": gap}, np.arange(NUM), **how)
     assert len(bp.dataset({"words": WORDS, "meta": gap}, Y, missing="drop").index_train)
+
+
+def test_numbers_beyond_an_embedding_and_other_shapes_are_refused():
+    """Numbers beyond an embedding; inputs that are no tuple, or other ones."""
+    posterior = bp.fit(bp.Bayesian(Words()), bp.dataset({"words": WORDS, "meta": META}, Y), bp.SVI(epochs=1))
+    with pytest.raises(UserError, match="index that it has not"):
+        bp.predict(posterior, {"words": WORDS + 7, "meta": META})
+    with pytest.raises(UserError, match="is no tuple or dict"):
+        bp.predict(posterior, [WORDS, META])
+    with pytest.raises(UserError, match="index that it has not"):
+        bp.fit(bp.Bayesian(Words()), bp.dataset({"words": WORDS + 7, "meta": META}, Y), bp.SVI(epochs=1))
+    with pytest.raises(UserError, match=r"'words': \(2, 2\)"):
+        bp.fit(bp.Bayesian(Words()), bp.dataset({"words": WORDS[:, :2], "meta": META}, Y), bp.SVI(epochs=1))

@@ -272,7 +272,8 @@ class Rows:
         """(kind, note) of intervals or sets."""
         num, need = len(self.conformal.scores), rows_needed(level) if 0 < level < 1 else math.inf
         whom = "calibration rows" if self.conformal.groups is None else "calibration rows of its group"
-        parts = [f"covers {level:.4g} of new rows that are exchangeable with the {num:,} {whom}"]
+        rows = f"{num:,} {whom}" if self.conformal.groups is None else f"{whom} ({num:,} in all groups)"
+        parts = [f"covers {level:.4g} of new rows that are exchangeable with the {rows}"]
         if self.ratios is not None:
             parts = [f"covers {level:.4g} of new rows if the weights are the likelihood ratios of the covariate shift"]
         elif self.conformal.groups is None and need <= num:

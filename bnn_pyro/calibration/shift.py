@@ -54,6 +54,8 @@ def monitor(
     Raises UserError for a rate outside (0, 1), fewer than four rows of either, or x that are not the calibration rows.
     """
     check_level(1 - false_alarm)
+    if not isinstance(calibrated, Calibrated):
+        raise UserError("monitor takes what bp.calibrate returns, which knows its calibration rows")
     if min(len(x), len(x_new)) < 4 or len(x) != len(calibrated.epistemic):
         raise UserError(f"monitor takes the {len(calibrated.epistemic)} calibration rows and four new rows or more, "
                         f"got {len(x)} and {len(x_new)}")  # fmt: skip

@@ -261,7 +261,8 @@ def _pack(what: str, parts: Mapping[str, Any], like: Sequence[InputPart] = ()) -
     ]
     if like and {p.name: p.shape for p in inputs} != {p.name: p.shape for p in like}:
         here, there = (", ".join(f"'{p.name}' {('N', *p.shape)}" for p in some) for some in (inputs, like))
-        raise UserError(f"{what} has the inputs {here}; this model takes {there}".replace("'N'", "N"))
+        given = f"has the inputs {here}" if here else "is no tuple or dict of arrays (N, …)"
+        raise UserError(f"{what} {given}; this model takes {there}".replace("'N'", "N"))
     for part in like:
         if part.is_whole and (arrays[part.name] % 1 != 0).any():
             raise UserError(f"{what}['{part.name}'] must be whole numbers, as those that this model was trained on")

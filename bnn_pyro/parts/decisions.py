@@ -114,6 +114,8 @@ class Decisions:
 
         Raises UserError for a loss of another shape or that is not finite.
         """
+        if callable(loss) == self.has_classes:
+            raise UserError("a loss is a matrix (actions, classes) of classes, and a function of targets of numbers")
         if self.has_classes:
             weights = self.probs.mean(0, dtype=torch.float64).mT[..., None]  # (K, B, 1)
             values = torch.as_tensor(loss).double()

@@ -259,12 +259,12 @@ def make_likelihood(schema: Schema, noise: str | float = "learned", likelihood: 
         way = f"take {' or '.join(fit)}" if fit else "leave it out"
         raise UserError(f"likelihood={name} is for {task}, and the task is {schema.task}; {way}, or say --task {task} "
                         "(task=)")  # fmt: skip
-    if schema.task == "labels":
-        return Several(Bernoulli(), *[(0.0,) * len(schema.targets)] * 2)
     if noise == "correlated":
-        if not schema.targets or kind is not Normal:
+        if schema.task != "targets" or kind is not Normal:
             raise UserError("noise=correlated is of several targets that are numbers, with likelihood=normal")
         return CorrelatedNoise(schema.y_shift, schema.y_scale)
+    if schema.task == "labels":
+        return Several(Bernoulli(), *[(0.0,) * len(schema.targets)] * 2)
     if schema.targets:
         return Several(make_likelihood(schema.of_target(""), noise, likelihood), schema.y_shift, schema.y_scale)
     if task == "ordinal":
@@ -285,7 +285,6 @@ def make_likelihood(schema: Schema, noise: str | float = "learned", likelihood: 
     except (TypeError, ValueError):
         scale = math.nan
     if scale is not None and not 0 < scale < math.inf:
-        raise UserError(
-            f"noise must be 'learned', 'heteroscedastic' or a positive number (target units), got {noise!r}"
-        )
+        raise UserError("noise must be 'learned', 'heteroscedastic', 'correlated' (of several targets) or a positive "
+                        f"number (target units), got {noise!r}")  # fmt: skip
     return (LogNormal if on_log_scale else kind)(schema.y_shift, schema.y_scale, scale)

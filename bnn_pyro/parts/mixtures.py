@@ -173,7 +173,7 @@ class Mixture(Decisions):
             below = self.cdf(middle) < levels[:, None]
             low, high = torch.where(below, middle, low), torch.where(below, high, middle)
         middle = (low + high) / 2
-        return (middle.round() if self.is_discrete else middle).float()
+        return (middle.round() + 0.0 if self.is_discrete else middle).float()  # no -0
 
     def crps(self, y: Tensor) -> Tensor:
         """∫ (P(Y ≤ t) − 1{y ≤ t})² dt, (B,) float64, y (B,) float64.

@@ -157,7 +157,8 @@ def call_with_draws(net: nn.Module, w: Mapping[str, Tensor], x: Tensor, rows_of_
     lead = torch.broadcast_shapes(*leads.values())
 
     def call(one: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        return functional_call(net, one, (x,))
+        with named_index(net):
+            return functional_call(net, one, (x,))
 
     if not lead:
         return call(w, x)
@@ -190,6 +191,16 @@ def call_with_draws(net: nn.Module, w: Mapping[str, Tensor], x: Tensor, rows_of_
 
 
 @contextmanager
+def named_index(net: nn.Module) -> Iterator[None]:
+    """An index out of range is a UserError."""
+    try:
+        yield
+    except IndexError as error:
+        raise UserError(f"{type(net).__name__} is given an index that it has not, such as a number beyond its "
+                        f"nn.Embedding: {first_line(error)}") from error  # fmt: skip
+
+
+@contextmanager
 def _quiet_vmap() -> Iterator[None]:
     """Without attention's fused kernels, which cannot be mapped, nor torch's warnings of operations that it loops."""
     before = torch.backends.mha.get_fastpath_enabled()
@@ -204,10 +215,10 @@ def _quiet_vmap() -> Iterator[None]:
 
 # -- what a network must be ------------------------------------------------------------------------------------------
 @torch.no_grad()
-def check_outputs(net: nn.Module, x: Tensor, widths: Mapping[int, str]) -> int:
+def check_outputs(net: nn.Module, x: Tensor, widths: Mapping[int, str], shape: object = None) -> int:
     """The width of the outputs of a network out of training mode, one of ``widths`` ({width: for what}).
 
-    Raises UserError where it does not take x (B, *input_shape), or gives outputs of another shape than (B, width).
+    Raises UserError, of ``shape``, where it does not take x (B, *input_shape) or gives others than (B, width).
     """
     name = type(net).__name__
     try:
@@ -215,7 +226,9 @@ def check_outputs(net: nn.Module, x: Tensor, widths: Mapping[int, str]) -> int:
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # whatever a user's own network raises
-        raise UserError(f"{name} does not take inputs of shape {tuple(x.shape)}: {first_line(error)}") from error
+        raise UserError(
+            f"{name} does not take inputs of shape {shape or tuple(x.shape)}: {first_line(error)}"
+        ) from error
     shape = tuple(f.shape) if isinstance(f, Tensor) else type(f).__name__
     if not isinstance(f, Tensor) or f.dim() != 2 or len(f) != len(x) or f.shape[1] not in widths:
         wanted = " or ".join(f"({len(x)}, {width}) for {what}" for width, what in widths.items())

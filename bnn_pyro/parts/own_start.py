@@ -45,7 +45,7 @@ from bnn_pyro.errors import UserError
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.gradients import LAYERS
 from bnn_pyro.parts.nets import in_mode, outputs_seen
-from bnn_pyro.parts.own_module import check_pure, norm_layers
+from bnn_pyro.parts.own_module import check_pure, named_index, norm_layers
 
 BATCH_NORM = ("batch", "frozen")
 #: Training rows whose statistics a draw is normalised by.
@@ -66,7 +66,7 @@ def start_guide(model: nn.Module, guide: nn.Module, x: Tensor, init_scale: float
     norms, net = norm_layers(model.net), model.net
     if model.statistics is not None:
         model.statistics.take(x)
-    with in_mode(net, training=False):
+    with in_mode(net, training=False), named_index(net):
         check_pure(net, rows[:8])
         ignored = _without_gradient(net, rows)
     q = getattr(guide, "random", guide)

@@ -143,9 +143,10 @@ def regression_calibration(prediction: Prediction, y: Targets, *, axes: Panels =
     axes[0].fill_between(nominal, [0, *low, 1], [0, *high, 1], color="0.88", linewidth=0, label="95% if calibrated")
     axes[0].plot([0, 1], [0, 1], **DASHED)
     axes[0].plot(nominal, observed, color=BAYES, marker="o", markevery=4, label="this prediction")
-    verdict = metrics.interval_verdict(0.9, observed[36], len(pit))
+    verdict, half = (metrics.interval_verdict(at / 40, observed[at], len(pit)) for at in (36, 20))
     what = "90% of the PIT" if prediction.is_discrete else "90% intervals"
     title = f"{what} hold {observed[36]:.1%}\nof {len(pit):,} targets: {verdict}"
+    title += "" if half in ("about right", verdict) else f"; 50%: {half}"
     axes[0].set(xlim=(0, 1), ylim=(0, 1), aspect="equal", title=title)
     axes[0].set(xlabel="nominal coverage of the central interval", ylabel="observed coverage")
     axes[0].legend(loc="upper left")

@@ -43,10 +43,8 @@ def summary(run: RunFacts) -> list[str]:
         )
     for other, differences in _rivals(run):
         sentences += headline_differences(run.label, other, differences, run.task, names)
-    if "coverage_90" in run.metrics:
-        share = run.metrics["coverage_90"]
-        verdict = interval_verdict(0.9, share, rows)
-        sentences.append(f"90 % intervals hold {100 * share:.0f} % of {rows:,} test rows: {verdict}.")
+    if coverage := list(_coverage(run)):
+        sentences.append("; ".join(coverage) + ".")
     if "ece_floor_95" in run.metrics and "ece" in run.metrics:
         floor, ece = run.metrics["ece_floor_95"], run.metrics["ece"]
         verdict = ("off by more than chance", "above") if ece > floor else ("about right", "within")
@@ -95,6 +93,16 @@ def _rivals(run: RunFacts) -> Iterator[tuple[str, dict[str, float]]]:
         yield BOOSTING, run.boosting["differences"]
 
 
+def _coverage(run: RunFacts) -> Iterator[str]:
+    """What intervals of 90 % hold; and of 50 %, where that is wrong and no count, of which steps hold more."""
+    rows = run.provenance["rows"]["test"]
+    for level in (90,) if run.task == "counts" else (90, 50):
+        share = run.metrics.get(f"coverage_{level}")
+        verdict = "" if share is None else interval_verdict(level / 100, share, rows)
+        if verdict and (level == 90 or verdict != "about right"):
+            yield f"{level} % intervals hold {100 * share:.0f} % of {rows:,} test rows: {verdict}"
+
+
 def _next_steps(run: RunFacts) -> Iterator[str]:
     rows, folder = run.provenance["rows"]["test"], run.folder
     if run.worries or not rows:  # they say what to do
@@ -106,9 +114,7 @@ def _next_steps(run: RunFacts) -> Iterator[str]:
     elif boosting is not None and boosting.verdict == "worse":
         yield "gradient boosting predicts better: more --minutes or --epochs, or take its predictions"
     off = run.metrics.get("ece", 0.0) > run.metrics.get("ece_floor_95", 1.0)
-    if off or (
-        "coverage_90" in run.metrics and interval_verdict(0.9, run.metrics["coverage_90"], rows) != "about right"
-    ):
+    if off or any(not text.endswith("about right") for text in _coverage(run)):
         yield f"`calibrate {folder}` corrects that by rows that did not train"
     if run.is_unbalanced and len(run.metrics["class_rows"]) == 2:
         second = list(run.metrics["class_rows"])[1]

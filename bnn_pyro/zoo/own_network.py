@@ -212,7 +212,8 @@ class Bayesian(Settings):
             widths[2] = "two logits"
         x = torch.zeros(2, *schema.input_shape)
         with in_mode(net, training=False):
-            width = check_outputs(net, x, widths)
+            shapes = {part.name: (2, *part.shape) for part in schema.input_parts}
+            width = check_outputs(net, x, widths, shapes)
         return own if width == own.outputs else Categorical(2)
 
 
