@@ -59,8 +59,8 @@ def test_classes_have_the_scores_of_their_probabilities_and_tables_are_written_f
     [
         (lambda frame: frame.drop(columns="sd"), "no column 'sd'; it needs mean, sd"),
         (lambda frame: frame[1:], "test rows: give one for each in their order, or a column 'row'"),
-        (lambda frame: frame.assign(sd=0.0), "row 0 has not a mean and an sd above 0: [1.0, 0.0]"),
-        (lambda frame: frame.assign(mean="x"), "row 0 has not a mean and an sd above 0: [nan, 1.0]"),
+        (lambda frame: frame.assign(sd=0.0), "row 0 is missing, or has not a mean and an sd above 0: [1.0, 0.0]"),
+        (lambda frame: frame.assign(mean="x"), "row 0 is missing, or has not a mean and an sd above 0: [nan, 1.0]"),
         (lambda frame: frame.assign(row=3), "a number stands twice in the column 'row'"),
         (lambda frame: frame.assign(row=range(10**6, 10**6 + len(frame))), "has not a mean and an sd above 0"),
     ],

@@ -142,8 +142,12 @@ def test_evaluate_on_other_data(runs, tmp_path, capsys):
     before = (runs / "houses" / "metrics.json").read_bytes()
     assert main(["evaluate", str(runs / "houses"), "--data", str(other), "--quiet"]) == 0
     found = json.loads((runs / "houses" / "metrics-other.json").read_text())
-    assert found["rmse"] > 700 and "40 rows" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert found["rmse"] > 700 and "40 rows" in said and "trained this run" not in said
     assert (runs / "houses" / "metrics.json").read_bytes() == before
+    assert main(["evaluate", str(runs / "houses"), "--data", str(runs / "houses.csv"), "--quiet"]) == 0
+    trained = json.loads((runs / "houses" / "posterior.json").read_text())["provenance"]["rows"]["train"]
+    assert f"{trained} of these rows trained this run" in capsys.readouterr().out
 
 
 def test_labels_of_other_data_are_matched_by_name(tmp_path):

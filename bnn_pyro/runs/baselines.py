@@ -159,7 +159,7 @@ def read_predictions(path: Path, data: Dataset) -> Prediction:
     good = (values >= 0).all(1) & (abs(values.sum(1) - 1) < SUM) if schema.has_classes else values[:, 1] > 0
     if len(bad := np.flatnonzero(~(good & np.isfinite(values).all(1)))):
         what = "probabilities that add up to 1" if schema.has_classes else "a mean and an sd above 0"
-        raise UserError(f"{path}: row {frame.index[bad[0]]} has not {what}: {values[bad[0]].tolist()}")
+        raise UserError(f"{path}: row {frame.index[bad[0]]} is missing, or has not {what}: {values[bad[0]].tolist()}")
     made = torch.tensor(values, dtype=torch.float32)[None]
     return _of_classes(schema.task, made + FLOOR) if schema.has_classes else Prediction(Normal(*made.unbind(-1)))
 

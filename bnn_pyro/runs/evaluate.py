@@ -15,6 +15,7 @@ from bnn_pyro.datasets import DATASETS, TABLES, load_data, load_inputs, read_row
 from bnn_pyro.datasets.arrays import load_archive
 from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.datasets.prepare import standardised
+from bnn_pyro.datasets.rows import row_digests
 from bnn_pyro.diagnostics import failure
 from bnn_pyro.distributed import choose_device
 from bnn_pyro.errors import UserError
@@ -198,6 +199,9 @@ def score_rows(folder: RunFolder, posterior: Posterior, x: Tensor, y: Tensor, nu
     scores = metrics.evaluate(predict_with_progress(posterior, x, num_draws, what), y).flat()
     path = folder.write(f"metrics-{what}.json", scores | {"test_rows": len(x)})
     table = as_text(metric_table(posterior.schema.task, {f"{len(x):,} rows": scores}))
+    known = getattr(posterior, "posterior", posterior).rows
+    if used := 0 if known is None else int(torch.isin(row_digests(x, y), known).sum()):
+        table += f"\n\n{used:,} of these rows trained this run, or equal such: they fit better than new ones"
     return f"{table}\n\n95 % intervals in brackets; written: {path}"
 
 
