@@ -54,6 +54,7 @@ def test_correlated_noise_is_learned_and_predicted(tmp_path):
     exact = stats.multivariate_normal([0, 0], covariance).logpdf((data.y_test - joint.mean).numpy())
     np.testing.assert_allclose(joint.log_prob(data.y_test), exact, rtol=1e-3)
     assert metrics.evaluate(joint, data.y_test).flat()["nll"] == pytest.approx(-exact.mean(), rel=1e-3)
+    assert joint.noise_correlation[0, 1].item() == pytest.approx(0.9, abs=4 * (1 - 0.81) / len(data.x_train) ** 0.5)
     fits["correlated"].save(tmp_path / "fit")
     again = bp.predict(bp.load(tmp_path / "fit"), data.x_test)[:3].of_draws([0])
     assert torch.equal(again.target(1).mean, joint.mean[:3, 1])

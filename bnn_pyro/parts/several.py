@@ -137,15 +137,15 @@ class AutoregressiveNormal(dist.TorchDistribution):
     @property
     def variance(self) -> Tensor:
         """Of each number by itself, (…, T)."""
-        return self._root.square().sum(-1)
+        return self.root.square().sum(-1)
 
     @property
     def _eye(self) -> Tensor:
         return torch.eye(self.loc.shape[-1], dtype=self.loc.dtype, device=self.loc.device)
 
     @property
-    def _root(self) -> Tensor:
-        """A⁻¹, a root of the covariance."""
+    def root(self) -> Tensor:
+        """A⁻¹ (…, T, T), a root of the covariance."""
         return torch.linalg.solve_triangular(self.rows, self._eye, upper=False)
 
     def log_prob(self, value: Tensor) -> Tensor:
@@ -159,7 +159,7 @@ class AutoregressiveNormal(dist.TorchDistribution):
         noise = torch.randn(
             self._extended_shape(torch.Size(sample_shape)), dtype=self.loc.dtype, device=self.loc.device
         )
-        return self.loc + (self._root @ noise.unsqueeze(-1)).squeeze(-1)
+        return self.loc + (self.root @ noise.unsqueeze(-1)).squeeze(-1)
 
     def expand(self, batch_shape: torch.Size, _instance: Any = None) -> AutoregressiveNormal:
         """See ``torch.distributions.Distribution``."""
@@ -172,6 +172,12 @@ class CorrelatedMixture(SeveralMixture):
     def target(self, k: int) -> Mixture:
         """See ``SeveralMixture``."""
         return self.one(dist.Normal(self.components.mean[..., k], self.components.stddev[..., k]))
+
+    @property
+    def noise_correlation(self) -> Tensor:
+        """Correlations of the noise of the targets, (T, T), the mean over the draws."""
+        root = torch.nn.functional.normalize(self.components.root[:, 0], dim=-1)
+        return (root @ root.mT).mean(0)
 
 
 class CorrelatedNoise(Likelihood):
