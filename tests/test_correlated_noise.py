@@ -12,6 +12,7 @@ import bnn_pyro as bp
 from bnn_pyro import metrics
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.several import CorrelatedNoise
+from bnn_pyro.runs.compare import _left_out
 
 
 def test_correlated_noise_is_a_multivariate_normal():
@@ -63,3 +64,12 @@ def test_correlated_noise_is_learned_and_predicted(tmp_path):
     labels = bp.dataset(np.eye(9)[:, :2], np.eye(9)[:, :3].astype(int), validation=0, split=0)
     with pytest.raises(bp.UserError, match="noise=correlated is of several targets"):
         bp.MLP(noise="correlated").model(labels.schema)
+
+
+def test_compare_leaves_no_rows_out_of_several_targets():
+    """The report says why, and the runs are compared on the test rows alone."""
+    rng = np.random.default_rng(0)
+    data = bp.dataset(rng.normal(size=(60, 2)), rng.normal(size=(60, 2)))
+    method = bp.NUTS(warmup=10, draws=30, chains=2, compiled="no")
+    posterior = bp.fit(bp.MeanField(hidden=(), noise="correlated"), data, method, progress=False)
+    assert "several targets" in _left_out(posterior, data, data)

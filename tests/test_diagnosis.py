@@ -16,7 +16,7 @@ from bnn_pyro.reports.page import read_texts
 from bnn_pyro.reports.ranking import ranked
 from bnn_pyro.run import main
 from bnn_pyro.runs import compare as comparison
-from bnn_pyro.runs.diagnose import diagnosis_tables
+from bnn_pyro.runs.diagnose import FIGURES, diagnosis_tables
 from bnn_pyro.runs.folder import RunFolder
 
 FEATURES = ["--data", "breast-cancer", "--features", "mean radius,mean texture"]
@@ -235,3 +235,9 @@ def test_an_approximation_is_left_out_where_its_weights_fail_and_other_rows_alwa
 
     other = bp.load_data("breast-cancer", limit=50, features=["mean radius"])
     assert "other rows" in comparison._left_out(posterior, data, other)
+
+
+def test_a_row_without_a_leave_one_out_estimate_leaves_the_figure_out():
+    """Where all draws rule a label out its PIT is not a number; the rest of the diagnosis stands."""
+    assert FIGURES["loo-pit"]({"loo_pit": np.array([0.2, math.nan])}) is None
+    assert FIGURES["loo-pit"]({"loo_pit": np.linspace(0, 1, 20)}) is not None

@@ -82,7 +82,7 @@ def multiplications(net: nn.Module, x: Tensor) -> int:
 
     def count(path: str, output: object) -> None:
         weight = getattr(net.get_submodule(path), "weight", None)
-        if isinstance(weight, Tensor) and weight.dim() > 1:
+        if isinstance(weight, Tensor) and isinstance(output, Tensor) and weight.dim() > 1:
             counts.append(output.numel() * weight[0].numel())
 
     with isolated(0), outputs_seen(net, count):

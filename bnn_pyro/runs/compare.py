@@ -113,6 +113,8 @@ def _left_out(posterior: Posterior, data: Dataset, truth: Dataset) -> Loo | str:
     """PSIS-LOO of one run, or the reason why it has none."""
     if len(data.y_train) != len(truth.y_train) or not torch.equal(data.y_train, truth.y_train):
         return "was trained on other rows than the first run, so that leaving them out compares nothing"
+    if data.schema.targets:
+        return "has several targets a row, and leaving rows out takes one"
     what = kind(posterior)
     if what == "chains" and (num := len(next(iter(posterior.chains.values())).flatten(0, 1))) < MIN_TAIL:
         return f"its chains have {num} draws, too few to leave rows out by ({MIN_TAIL} are needed)"

@@ -107,7 +107,7 @@ FIGURES: dict[str, Callable[[Mapping[str, Any]], object]] = {
     ),
     "elbo": lambda e: plots.training_curves({"elbo": e["elbo"]}),
     "pareto-k": lambda e: plots.pareto_k(e["pareto_k"], rows=e.get("loo_row_numbers")),
-    "loo-pit": lambda e: plots.loo_pit(e["loo_pit"]),
+    "loo-pit": lambda e: None if math.isnan(e["loo_pit"].sum()) else plots.loo_pit(e["loo_pit"]),
     "replicated": lambda e: plots.posterior_predictive(
         e["replicated"], e["observed"], classes=e["classes"], label=e["target"]
     ),
