@@ -163,6 +163,16 @@ def test_a_function_of_a_notebook_travels_by_value_and_results_come_in_order():
         assert found == [10, 11, 12, 13, 14] and reports == [(i, 5, {}) for i in range(1, 6)]
 
 
+def leave(task):
+    raise SystemExit(task)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_task_that_ends_its_process_is_an_error_and_does_not_end_the_caller(at, place):
+    with at(place), pytest.raises(RuntimeError, match="SystemExit: 3"):
+        map_tasks(leave, [3, 3])
+
+
 @pytest.mark.parametrize("place", ["here", *PLACES])
 def test_an_error_names_its_task_and_may_be_collected(at, place):
     before = torch.get_num_threads()

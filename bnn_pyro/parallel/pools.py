@@ -247,6 +247,8 @@ def run_task(call: str, function: bytes | Path, task: bytes, name: str, connect:
 def _failure(error: BaseException, name: str) -> bytes:
     """What a task raised, named; where that cannot travel, a RuntimeError."""
     where = "".join(traceback.format_exception(error))
+    if isinstance(error, SystemExit):  # which would end the caller without a word
+        error = RuntimeError(f"{type(error).__name__}: {error}")
     error = named(error, name)
     if not isinstance(error, UserError):
         error.add_note(f"in its process:\n{where}")
@@ -255,7 +257,7 @@ def _failure(error: BaseException, name: str) -> bytes:
         pickle.loads(blob)
         return blob
     other = RuntimeError(f"{type(error).__name__}: {error}")
-    other.__notes__ = error.__notes__
+    other.__notes__ = getattr(error, "__notes__", [])
     return cloudpickle.dumps((False, other, []))
 
 

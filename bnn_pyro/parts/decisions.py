@@ -162,6 +162,8 @@ class Decisions:
 
         Raises UserError as :meth:`risk`, for a regression without a cost, or a loss of one action.
         """
+        if abstain_cost is not None and not abstain_cost >= 0:
+            raise UserError(f"abstain_cost is at least 0, got {abstain_cost}")
         if cost is None:
             self._need("classification", "decide() without a cost")
             cost = 1 - torch.eye(self.mean.shape[1])

@@ -154,7 +154,7 @@ class RunFolder(OutputFolder):
         """A finished run. Raises UserError where there is none."""
         folder = cls(Path(path))
         if not folder.path.is_dir():
-            raise UserError(f"no run folder {path}")
+            raise UserError(f"no run folder {path}" + (": it is a file" if folder.path.is_file() else ""))
         if not folder.is_begun:
             raise UserError(f"{path} is not a run: it has no config.json of one")
         if not folder.is_trained:
