@@ -182,7 +182,9 @@ def test_effective_draws_of_autoregressions():
     assert effective_draws(np.ones((20, 1))) == 20
 
 
-def test_the_step_meets_its_energy_error():
+@pytest.mark.parametrize("shares", [SHARES, LEAPFROG], ids=["minimal-norm", "leapfrog"])
+def test_the_step_meets_its_energy_error(shares, monkeypatch):
+    monkeypatch.setattr(microcanonical, "SHARES", shares)
     potential, size = Density(np.logspace(-2, 0, 50)), 50
     settings = MILE(warmup=1000, energy_variance=1e-3, first_energy_variance=1e-2)
     kernel = Kernel(settings, potential, np.random.default_rng(1).standard_normal((8, size)) * 0.1, seed=0)
