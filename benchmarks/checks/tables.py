@@ -16,10 +16,11 @@ __all__ = ["TABLES"]
 def overview_table(budget: str) -> str:
     """Variant × method × check, those of which every check was made; and what was run."""
     found = json.loads((RESULTS / f"checks_{budget}.json").read_text())
-    head, rows = overview(found["subjects"])
+    frame = overview(found["subjects"])
+    rows = [[name, *row] for name, row in zip(frame.index, frame.to_numpy().tolist(), strict=True)]
     facts = found["facts"]
     run = f"`{facts['command']}`; commit {facts['commit']}, {facts['machine']}, {facts['finished'][:10]}."
-    return table(head, [row for row in rows if "…" not in row]) + "\n\n" + run
+    return table(["fit", *frame.columns], [row for row in rows if "…" not in row]) + "\n\n" + run
 
 
 def references_table() -> str:
