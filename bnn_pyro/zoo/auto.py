@@ -212,12 +212,13 @@ def set_up(
         setup = replace(setup, method=fixed or setup.method)
     else:
         setup = make_setup(variant, method)
+    setup = setup.changed(of_variant, of_method, settings)
     names = [*defaults(setup.entry), *defaults(setup.method)]
     for key in settings:
         if key not in names:
             which = f"{setup.variant} or {setup.inference}" + (", which auto chose" if setup.auto else "")
             raise unknown(f"setting of {which}", key, names)
-    return setup.changed(of_variant, of_method, settings)
+    return setup
 
 
 def choose(
