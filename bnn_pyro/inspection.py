@@ -65,10 +65,10 @@ class Inspection:
         """The `train` command for this table; its placeholder is a target that was not given."""
         words, gaps = ["bnn-pyro", "train", "--data", str(self.path), "--target", self.target or "COLUMN"], []
         for name in dict.fromkeys(finding.column for finding in self.findings if finding.exclude):
-            words += ["--exclude", name]
+            words += ["--exclude", as_item(name)]
         for finding in self.findings:
             if finding.sentence.endswith("--categorical"):
-                words += ["--categorical", finding.column]
+                words += ["--categorical", as_item(finding.column)]
             if finding.refused and not finding.exclude and "missing" in finding.sentence:
                 gaps.append("target" in self.columns[finding.column])  # which nothing can fill
         return shlex.join(words + (["--missing", "drop" if any(gaps) else "indicator"] if gaps else []))
@@ -90,6 +90,11 @@ class Inspection:
             lines += ["", title, *some] if some else []
         lines += ["", "nothing is wrong with it"] if not self.findings else []
         return "\n".join([*lines, "", f"train with: {self.command}"])
+
+
+def as_item(name: str) -> str:
+    """A column's name in a list of the command line, quoted where it has a comma."""
+    return f'"{name}"' if "," in name else name
 
 
 def inspect_table(path: Path, target: str | None = None) -> Inspection:

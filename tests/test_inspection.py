@@ -2,14 +2,17 @@
 
 import subprocess
 import sys
+from argparse import Namespace
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import bnn_pyro as bp
 from bnn_pyro.cells import read_cells
 from bnn_pyro.inspection import inspect_table
 from bnn_pyro.run import main
+from bnn_pyro.runs.recipe import resolve
 
 COUNTS = "whole numbers from 0 on; if they are counts, --task counts"
 
@@ -171,3 +174,13 @@ def test_inspect_is_a_command_that_loads_no_torch(tmp_path, capsys):
     assert main(["inspect", str(tmp_path / "none.csv")]) == 2
     code = f"import sys, bnn_pyro.run as r; r.main(['inspect', {str(path)!r}]); assert 'torch' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, timeout=60).returncode == 0
+
+
+def test_columns_to_leave_out_are_a_list_with_quotes_around_a_comma(tmp_path):
+    table = pd.DataFrame(
+        {"id, own": range(100, 160), "a": np.arange(60) % 7, "b": np.arange(60) ** 2, "y": np.sqrt(np.arange(60))}
+    )
+    table.to_csv(path := tmp_path / "t.csv", index=False)
+    assert inspect_table(path, "y").command.endswith("""--exclude '"id, own"'""")
+    flags = Namespace(data=str(path), target="y", exclude=['"id, own",b'], task="regression")
+    assert resolve(flags, {}).load().schema.features == ("a",)

@@ -62,8 +62,8 @@ def dataset(
     train, test  instead of x and of x_test: torch data sets or loaders
     rows    how many rows these give, where they have no length: of train, or (of train, of test)
     x_test, y_test  the test part, where it is given
-    task    one of ``TASKS``; where not given see ``cells.infer_task``, and for several targets labels where all are 0
-            or 1
+    task    regression, classification, counts, ordinal, targets (several numbers) or labels (several 0 and 1); where
+            not given see ``cells.infer_task``, and for several targets labels where all are 0 or 1
     classes names of the labels 0 … K−1, where y are these; or all that y has, in their order (of ordinal the lowest
             first, where y is text that is no ordered category)
     split   share of the rows that test (0.15), stratified for classification; or a mask (N,) of test rows, their
@@ -76,6 +76,8 @@ def dataset(
     unseen  a category that only new rows have: "refuse" it, or "ignore" it, so that it is none of the categories
     validation  number or share of the rows to hold out for validation (0.15)
     limit   keep so many training rows, the first after shuffling, for quick runs
+    seed    of the split
+    name    of the data, in reports
     target_scale  "log" of positive numbers: their logarithm is modelled, and everything predicted is of y itself
 
     Raises UserError, one line with the place and the way out, for whatever is wrong with the input.

@@ -1,4 +1,4 @@
-"""What the checks found: how far off each quantity is, ranks of the truth, and outputs beside a reference posterior."""
+"""Figures of checks: how far off each quantity is, ranks of the truth, and outputs beside a reference posterior."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -48,7 +48,7 @@ def convergence(
 ) -> np.ndarray:
     """R-hat (left) and effective draws (right) of what the network computes at test points, as shares; axes (2,).
 
-    A curve at (v, s) says that a share s of the outputs has at most v. Dashed: what is asked for, R-hat below 1.01 and
+    A curve at (v, s) says that a share s of the outputs has at most v. Dashed: what is required, R-hat below 1.01 and
     400 effective draws; the shaded side is not good enough.
 
     rhat, ess_bulk, ess_tail: any shape, NaN where an output never varies.   draws: C·D, the effective draws of an
@@ -85,9 +85,9 @@ def convergence(
 
 
 def _threshold(ax: Axes, value: float, end: float) -> None:
-    """What is asked for, and shaded what is not good enough, from there to ``end``."""
+    """What is required, and shaded what is not good enough, from there to ``end``."""
     ax.axvspan(value, end, color="0.93", linewidth=0)
-    ax.axvline(value, **DASHED, label=f"{value:g}: asked for")
+    ax.axvline(value, **DASHED, label=f"{value:g}: required")
 
 
 @drawn

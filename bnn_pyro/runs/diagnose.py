@@ -76,7 +76,7 @@ def diagnosis_tables(diagnosis: Diagnosis) -> list[Section]:
         if any(key not in COUNTS for key in used):
             of = "nested R-hat" if numbers.get("nested") else "R-hat"
             rows = {
-                name.replace("R-hat", of): {"value": _number(numbers[key], form), "asked for": demand, MEANING: meaning}
+                name.replace("R-hat", of): {"value": _number(numbers[key], form), "required": demand, MEANING: meaning}
                 for key, (name, meaning, form, demand) in used.items()
             }
             tables.append(Section(words["title"], words["sentence"], pd.DataFrame.from_dict(rows, orient="index")))

@@ -261,7 +261,9 @@ def _data_options(flags: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str
     data |= {k: flags[k] for k in DATA_KEYS if k in flags and k not in special}
     for key in {"features", "classes"} & flags.keys():
         data[key] = next(csv.reader([flags[key]], skipinitialspace=True), [])
-    data |= {k: flags[k] for k in ("exclude", "categorical") if flags.get(k)}
+    for key in ("exclude", "categorical"):
+        if flags.get(key):
+            data[key] = [name for names in csv.reader(flags[key], skipinitialspace=True) for name in names]
     if "data_seed" in flags:
         data["seed"] = flags["data_seed"]
     return located(data)

@@ -61,12 +61,12 @@ def summary_sentences(data: DatasetSummary) -> dict[str, str]:
     varied = [word for word, num in (("seeds", data.seeds), ("splits", data.splits)) if num > 1]
     sources = f"variation over {' and '.join(varied)} and the finite number of test rows" if varied else "one fit each"
     sentences = {}
-    for metric, found in data.headline.items():
+    for metric, summary in data.headline.items():
         groups = [
-            (kind, [name for name, verdict in found.verdicts.items() if verdict == kind]) for kind in (WORSE, OPEN)
+            (kind, [name for name, verdict in summary.verdicts.items() if verdict == kind]) for kind in (WORSE, OPEN)
         ]
         parts = [f"; {kind}: {', '.join(names)}" for kind, names in groups if names]
-        best = f"{found.best} has the best mean, {_number(found.means[found.best], metric)}"
+        best = f"{summary.best} has the best mean, {_number(summary.means[summary.best], metric)}"
         sentences[metric] = f"{best}{''.join(parts)}{f' (given {sources})' if parts else ''}."
     return sentences
 
@@ -75,45 +75,49 @@ def summary_sentences(data: DatasetSummary) -> dict[str, str]:
 def _overviews(summaries: Sequence[DatasetSummary]) -> Iterator[Section]:
     """A table for each headline metric: recipes by data sets, and on how many a recipe is worse than the best."""
     for metric in dict.fromkeys(metric for data in summaries for metric in data.headline):
-        having = {data.name: data.headline[metric] for data in summaries if metric in data.headline}
-        table = pd.DataFrame({name: _cells(found, metric) for name, found in having.items()})
-        verdicts = pd.DataFrame({name: found.verdicts for name, found in having.items()}).reindex(table.index)
+        by_data = {data.name: data.headline[metric] for data in summaries if metric in data.headline}
+        table = pd.DataFrame({name: _cells(summary, metric) for name, summary in by_data.items()})
+        verdicts = pd.DataFrame({name: summary.verdicts for name, summary in by_data.items()}).reindex(table.index)
         worse = (verdicts == WORSE).sum(axis=1).astype(str) + " of " + verdicts.notna().sum(axis=1).astype(str)
         yield Section(metric, "", table.assign(**{"worse on": worse}))
 
 
 def _table(data: DatasetSummary, metrics: Mapping[str, MetricSummary]) -> pd.DataFrame:
     """A row a recipe on one data set: these metrics, the seconds of a fit, and how many fits."""
-    columns = {name: _cells(found, name) for name, found in metrics.items()}
+    columns = {name: _cells(summary, name) for name, summary in metrics.items()}
     columns["seconds a fit"] = {name: f"{seconds:,.3g}" for name, seconds in data.seconds.items()}
     columns["fits"] = {name: _fits(states) for name, states in data.states.items()}
     return pd.DataFrame(columns, list(data.states))
 
 
-def _cells(found: MetricSummary, metric: str) -> dict[str, str]:
+def _cells(summary: MetricSummary, metric: str) -> dict[str, str]:
     """{recipe: mean ± standard error, and how it compares with the best}."""
-    return {r: f"{_number(mean, metric)} {found.verdicts.get(r, '')}".strip() for r, mean in found.means.items()}
+    return {r: f"{_number(mean, metric)} {summary.verdicts.get(r, '')}".strip() for r, mean in summary.means.items()}
 
 
 def _number(mean: Mean, metric: str, sign: str = "") -> str:
-    """ "0.532 ± 0.021", without an error where there is none; shares in per cent."""
+    """ "0.532 ± 0.021", to the two digits of its error, without one where there is none; shares in per cent."""
     unit, word = (100.0, " pp" if sign else " %") if metric in SHARES else (1.0, "")
-    error = f" ± {unit * mean.error:.2g}" if math.isfinite(mean.error) else ""
-    return f"{unit * mean.value:{sign}.4g}{word}{error}"
+    value, error = unit * mean.value, unit * mean.error
+    if not (math.isfinite(error) and error > 0 and math.isfinite(value)):
+        return f"{value:{sign}.4g}{word}"
+    digits = max(0, 1 - math.floor(math.log10(error)))
+    return f"{value:{sign},.{digits}f}{word} ± {error:,.{digits}f}"
 
 
 def _fits(states: Counter[str]) -> str:
-    """ "4 of 6 fits · 2 failed"."""
+    """ "6 fits", or where some are missing "4 of 6 fits · 2 failed"."""
     failed = f" · {states[FAILED]:,} failed" if states[FAILED] else ""
-    return f"{states[FINISHED]:,} of {states.total():,} fits{failed}"
+    finished = f"{states[FINISHED]:,} of " if states[FINISHED] < states.total() else ""
+    return f"{finished}{states.total():,} fit{'s' if states.total() > 1 else ''}{failed}"
 
 
 # -- figures -----------------------------------------------------------------------------------------------------------
 def _metric_figures(summaries: Sequence[DatasetSummary]) -> Iterator[Picture]:
     """A figure a metric: every recipe's score on every data set."""
     for metric, label in LABELS.items():
-        having = {data.name: data.metrics[metric] for data in summaries if metric in data.metrics}
-        scores = {name: {r: _scores(found, metric, r) for r in found.means} for name, found in having.items()}
+        by_data = {data.name: data.metrics[metric] for data in summaries if metric in data.metrics}
+        scores = {name: {r: _scores(summary, metric, r) for r in summary.means} for name, summary in by_data.items()}
         if scores:
             nominal = 95.0 if metric == "coverage_95" else None
             sentence = "Every mark is a fit; above it the mean of its recipe ± the standard error that the table names."
@@ -121,7 +125,7 @@ def _metric_figures(summaries: Sequence[DatasetSummary]) -> Iterator[Picture]:
             yield Picture.of(name, axes, f"{label.partition(',')[0]} by recipe", sentence, wide=len(scores) > 1)
 
 
-def _scores(found: MetricSummary, metric: str, recipe: str) -> plots.Scores:
-    unit, mean = 100.0 if metric in SHARES else 1.0, found.means[recipe]
-    points = (unit * found.values[recipe].dropna()).tolist()
-    return plots.Scores(points, unit * mean.value, unit * mean.error, found.verdicts.get(recipe, ""))
+def _scores(summary: MetricSummary, metric: str, recipe: str) -> plots.Scores:
+    unit, mean = 100.0 if metric in SHARES else 1.0, summary.means[recipe]
+    points = (unit * summary.values[recipe].dropna()).tolist()
+    return plots.Scores(points, unit * mean.value, unit * mean.error, summary.verdicts.get(recipe, ""))
