@@ -251,9 +251,9 @@ def _takes_all_rows(setup: Setup, data: Dataset) -> bool:
 
 def provenance_of(setup: Setup, data: Dataset, seed: int) -> dict[str, Any]:
     """What the posterior's archive says of its fit; ``key`` is what a fit must have in common to be resumed."""
-    incidental = getattr(setup.method, "incidental", ())
+    incidental, former = getattr(setup.method, "incidental", ()), getattr(setup.method, "former", {})
     entry_settings, method_settings = setup.variant_settings, setup.inference_settings
-    settings_that_count = {k: v for k, v in method_settings.items() if k not in incidental}
+    settings_that_count = {k: v for k, v in (method_settings | former).items() if k not in incidental}
     versions, fingerprint = {"python": platform.python_version()}, data.fingerprint
     versions |= {package: version(package) for package in ("bnn-pyro", "pyro-ppl", "torch", "numpy")}
     return {

@@ -55,7 +55,7 @@ class Settings:
     The docstring of a class says what its own fields mean; those of its bases' are put behind it.
     """
 
-    #: {setting of earlier versions: the value that all fits have}: written and read, so that their runs are resumed.
+    #: {setting of earlier versions: the value that all fits have}: read, and in the key that resumes their fits.
     former: ClassVar[Mapping[str, Any]] = {}
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -194,10 +194,9 @@ def build(kind: type[T] | T, values: Mapping[str, Any]) -> T:
 def plain(settings: Any) -> dict[str, Any]:
     """The fields of a settings dataclass as JSON-able values; an object that is not is given by its ``description``.
 
-    An optional field is left out where it is None; those of earlier versions are added.
+    An optional field is left out where it is None.
     """
     values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)
               if not (field.metadata.get("optional") and getattr(settings, field.name) is None)}  # fmt: skip
     values = {k: dict(getattr(v, "description", None) or {}) or v for k, v in values.items()}
-    values |= getattr(settings, "former", {})
     return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}

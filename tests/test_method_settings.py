@@ -6,9 +6,11 @@ import math
 import pytest
 
 import bnn_pyro as bp
+from bnn_pyro.fitting import provenance_of
 from bnn_pyro.runs.folder import ARCHIVE, RunFolder
 from bnn_pyro.runs.recipe import Recipe
 from bnn_pyro.settings import build, plain
+from bnn_pyro.zoo.auto import make_setup
 
 HMCS, SG, POINTS = (bp.NUTS, bp.HMC, bp.ChEES), (bp.SGHMC, bp.SGLD), (bp.MAP, bp.MLE, bp.Ensemble)
 REFUSED = [
@@ -49,9 +51,12 @@ def test_a_value_out_of_bounds(methods, settings, message):
 
 @pytest.mark.parametrize("method", [bp.NUTS, bp.MILE, bp.SGHMC, bp.SGLD, bp.SVI, bp.Ensemble, bp.Laplace])
 def test_settings_of_earlier_versions_have_one_value(method):
-    """They are written as before, so that a run of then is resumed; with another value it is refused."""
-    written = plain(method())
-    assert method.former and method.former.items() <= written.items() and build(method, written) == method()
+    """They are in the key of a fit as before, so that a run of then is resumed; with another value it is refused."""
+    setup = make_setup({bp.Laplace: "last-layer", bp.Ensemble: "mlp"}.get(method, "mean-field"), method())
+    key = provenance_of(setup, bp.load_data("toy-curve"), 0)["key"][3]
+    assert method.former and method.former.items() <= key.items() and not method.former.keys() & plain(method()).keys()
+    written = plain(method()) | method.former
+    assert build(method, written) == method()
     for name, value in method.former.items():
         with pytest.raises(bp.UserError, match=rf"takes {name}={value} alone, not other; leave '{name}' out"):
             build(method, written | {name: "other"})

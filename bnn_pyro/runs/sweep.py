@@ -50,7 +50,7 @@ class SweepFolder(OutputFolder):
             former = run.recipe
         except UserError as error:
             return CHANGED, str(error)
-        settings = plain(task.recipe.method)
+        settings = plain(task.recipe.method) | getattr(task.recipe.method, "former", {})
         other = ((k, settings[k], v) for k, v in run.former_settings.items() if settings[k] != v)
         changed = task.recipe.difference(former) or next(other, None)
         if changed is not None:
