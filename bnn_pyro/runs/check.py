@@ -258,7 +258,7 @@ def overview(subjects: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
 
 
 def _cells(finding: Mapping[str, Any]) -> list[str]:
-    """found, expected, standard error, p, verdict."""
+    """estimate, expected, standard error, p, verdict."""
     values = (finding[name] for name in ("found", "expected", "error"))
     numbers = ["–" if value is None else f"{value:.4g}" for value in values]
     p = "–" if finding["p"] is None else "< 0.001" if finding["p"] < 1e-3 else f"{finding['p']:.3f}"
