@@ -29,7 +29,8 @@ LEVEL, SPLITS, EPOCHS = 0.9, 20, 300
 def of_split(path: str, split: int) -> list[list[float]]:
     """For each way: coverage, coverage in thirds, mean width in standard deviations of the target."""
     size = len(bp.load_data(f"{path}.csv", splits=f"{path}.splits.npz", split=split).y_train)
-    data = bp.load_data(f"{path}.csv", splits=f"{path}.splits.npz", split=split, validation=size // 5)
+    rows = dict(splits=f"{path}.splits.npz", split=split, seed=split)  # other rows calibrate in every split
+    data = bp.load_data(f"{path}.csv", **rows, validation=size // 5)
     posterior = bp.fit("hidden-layer", data, bp.SVI(epochs=EPOCHS), seed=0, progress=False)
     lines = []
     for way in WAYS.values():
