@@ -15,9 +15,8 @@ from monte_carlo import fit, same, stop_at
 
 import bnn_pyro as bp
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
-from bnn_pyro.inference import cost
 from bnn_pyro.inference.chains import Record
-from bnn_pyro.inference.sampler import most_draws, warn_of_idle_chains
+from bnn_pyro.inference.sampler import warn_of_idle_chains
 from bnn_pyro.isolation import chain_seed
 from bnn_pyro.parallel.map import WorkerDied
 
@@ -39,7 +38,6 @@ def run(method, entry=NET, seed=0, **settings):
         return method.run(entry.model(PROBLEM.schema), None, PROBLEM.data, seed=seed, **settings)
 
 
-# -- in this process -------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", SMALL)
 def test_a_stopped_run_goes_on_to_the_same_draws(name, tmp_path, monkeypatch):
     """In warm-up windows, among the draws, at the end of a chain, and after the last step; twice in one run."""
@@ -58,22 +56,6 @@ def test_a_stopped_run_goes_on_to_the_same_draws(name, tmp_path, monkeypatch):
         monkeypatch.setattr(Checkpoint, "due", real)
         assert same(fit(entry, data, SMALL[name], out=out, resume=True), whole), stops
         assert not (out / "checkpoint").exists()
-
-
-def test_a_finished_chain_is_not_lost_with_the_next(tmp_path, monkeypatch):
-    """Whatever a checkpoint's timer says, a chain is on the disk when it ends."""
-    monkeypatch.setattr(Checkpoint, "due", property(lambda self: self.stop))
-    folder, lines = Checkpoint(tmp_path, every=1e9), []
-
-    def killed(done, of, figures):
-        lines.append(done)
-        if done == 40:
-            raise MemoryError
-
-    with pytest.raises(MemoryError):
-        run(SMALL["nuts"], checkpoint=folder, report=killed)
-    assert same(run(SMALL["nuts"], checkpoint=folder, report=lambda done, *_: lines.append(done)), run(SMALL["nuts"]))
-    assert lines[40:] == list(range(39, 77))
 
 
 def test_thinning_keeps_every_third_transition():
@@ -97,7 +79,6 @@ def test_every_divergence_is_counted():
     assert record.columns["acceptance_rate"].tolist() == pytest.approx([0.2, 0.5])
 
 
-# -- in processes ----------------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def whole():
     return run(BLOCK)
@@ -155,38 +136,26 @@ def test_the_number_of_processes_is_no_setting_of_the_result(tmp_path, monkeypat
             fit(NET, PROBLEM.data, SMALL["nuts"], out=tmp_path)
     whole = fit(NET, PROBLEM.data, replace(SMALL["nuts"], cores=1), out=tmp_path, resume=True)
     assert same(fit(NET, PROBLEM.data, replace(SMALL["nuts"], cores=2), out=tmp_path, resume=True), whole)
-    with pytest.raises(bp.UserError, match="other settings"):
-        fit(NET, PROBLEM.data, replace(SMALL["nuts"], thin=2), out=tmp_path, resume=True)
-
-
-def die():
-    raise WorkerDied("its process died each time")
 
 
 def test_a_chain_that_dies_each_time_is_named_and_nothing_is_lost(tmp_path, whole):
     with pytest.raises(bp.UserError, match=r"chain 1 of 2 died in its process .* go on with --resume"):
-        run(failing(20, die), checkpoint=Checkpoint(tmp_path, every=0.0))
+        run(failing(20, dies), checkpoint=Checkpoint(tmp_path, every=0.0))
     lines = []
-    again = run(BLOCK, checkpoint=Checkpoint(tmp_path), report=lambda done, *_: lines.append(done))
+    assert same(run(BLOCK, checkpoint=Checkpoint(tmp_path), report=lambda done, *_: lines.append(done)), whole)
     assert lines[0] == 38 + 19 + 1  # the other was run to its end, and its own file has what it drew
-    assert same(again, whole)
-
-
-def test_a_chain_that_dies_leaves_the_others_where_there_is_no_checkpoint(whole):
     with pytest.warns(UserWarning, match=r"chain 1 of 2 died .*: 1 of 2 chains with 12 of 12 draws each are kept"):
-        rest = run(failing(20, die))
+        rest = run(failing(20, dies))  # without a checkpoint
     assert all(torch.equal(whole.chains[site][1:], v) for site, v in rest.chains.items())
     assert "chain 1 of 2 died" in rest.provenance["stopped"]
 
 
-# -- Ctrl-C without a checkpoint -------------------------------------------------------------------------------------
 def interrupt_at(step):
     def report(done, of, figures):
-        if done >= step and not report.told:
-            report.told = True
+        if done >= step and next(times) == 0:
             signal.raise_signal(signal.SIGINT)
 
-    report.told = False
+    times = itertools.count()
     return report
 
 
@@ -196,6 +165,10 @@ def ctrl_c():
     former = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, former)
+
+
+def dies():
+    raise WorkerDied("its process died each time")
 
 
 def test_ctrl_c_keeps_the_draws_so_far(ctrl_c, tmp_path):
@@ -214,42 +187,6 @@ def test_ctrl_c_keeps_the_draws_so_far(ctrl_c, tmp_path):
         run(method, report=interrupt_at(9))
 
 
-def test_the_most_draws():
-    for kept, chosen in (
-        ((20, 3, 20), ([0, 2], 20)),
-        ((9, 8, 0), ([0, 1], 8)),
-        ((20, 1, 0), ([0], 20)),
-        ((0, 0, 0), ([], 0)),
-    ):
-        records = [Record(20, 0, 1) for _ in kept]
-        for record, num in zip(records, kept, strict=True):
-            record.kept = num
-        assert most_draws(records) == chosen
-
-
-# -- what a run is going to cost -------------------------------------------------------------------------------------
-def test_when_to_compile_and_how_many_processes():
-    """By the settings and the sizes alone; never for a short run."""
-
-    class Potential:
-        x, size = torch.zeros(100, 2), 50
-
-    class Large(Potential):
-        size = 1_000_000
-
-    assert [cost.choose_compiled(setting, 100, Potential) for setting in ("yes", "no", "auto")] == [True, False, False]
-    assert cost.choose_compiled("auto", 1e6, Potential) and not cost.choose_compiled("no", 1e6, Potential)
-    assert not cost.choose_compiled("auto", 1e6, Large) and cost.choose_compiled("yes", 1e6, Large)
-
-    def cores(asked, gradients, compiled=False):
-        seconds = cost.run_cost(gradients, compiled, Potential)
-        return cost.choose_cores(asked, 4, torch.device("cpu"), *seconds)
-
-    assert cores(1, 1e9) == cores(0, 1e3) == cores(0, 1e5, True) == 1
-    assert cores(7, 1) == 4 and cores(0, 1e6) == min(4, cost.usable_cores())
-
-
-# -- settings and reports --------------------------------------------------------------------------------------------
 def test_chains_that_tell_of_nothing_but_their_starts():
     z, diverging = torch.arange(5.0 * 12).reshape(5, 12, 1), torch.zeros(5, 12)
     z[1], z[3] = 1.0, 2.0

@@ -1,20 +1,28 @@
-"""The command `check`: what it asks of whom, that finished checks are never lost, and what it writes and returns."""
+"""The command `check`: what it asks of whom, that finished checks are never lost; modules of the user's own."""
 
 import json
 from dataclasses import dataclass
 from typing import ClassVar
 
 import pytest
+import torch
+import torch.nn.functional as F
+from conjugate import correlated
+from torch import nn
 
+import bnn_pyro as bp
 from bnn_pyro import checks as registry
-from bnn_pyro.checks import Finding, Outcome
+from bnn_pyro.checks import Finding, Outcome, Subject
+from bnn_pyro.checks.estimators import Estimators
+from bnn_pyro.checks.joint_distribution import JointDistribution
+from bnn_pyro.checks.known_answers import ClosedForm
+from bnn_pyro.checks.predictive import PredictiveCheck
+from bnn_pyro.checks.user_module import linear_module
 from bnn_pyro.errors import UserError
-from bnn_pyro.inference import methods_for
+from bnn_pyro.parts import own_module
 from bnn_pyro.reports.page import read_texts
 from bnn_pyro.run import main
 from bnn_pyro.runs import check as bench
-from bnn_pyro.runs.diagnose import FIGURES as DIAGNOSIS_FIGURES
-from bnn_pyro.zoo import ZOO
 
 CALLS: list = []
 
@@ -42,34 +50,26 @@ class Wrong(Made):
     title, level = "Wrong", "bad"
 
 
-class Stopped(Made):
-    title = "Stopped"
-
+def raising(error):
     def run(self, subject, *, seed=0, report=None):
-        raise KeyboardInterrupt
+        raise error
+
+    return run
 
 
-class Refused(Made):
-    title = "Refused"
-
-    def run(self, subject, *, seed=0, report=None):
-        raise UserError("row 3 of x.csv is not finite")
+Stopped = type("Stopped", (Made,), {"run": raising(KeyboardInterrupt()), "title": "Stopped"})
+Refused = type("Refused", (Made,), {"run": raising(UserError("row 3 of x.csv is not finite")), "title": "Refused"})
 
 
 @pytest.fixture(autouse=True)
-def calls():
+def no_calls():
     CALLS.clear()
 
 
 @pytest.fixture
 def checks(monkeypatch):
     """Puts these checks in the place of the real ones."""
-
-    def put(**kinds):
-        monkeypatch.setattr(registry, "CHECKS", kinds)
-        monkeypatch.setattr(bench, "CHECKS", kinds)
-
-    return put
+    return lambda **kinds: [monkeypatch.setattr(place, "CHECKS", kinds) for place in (registry, bench)]
 
 
 def check(*args):
@@ -87,24 +87,25 @@ def test_a_check_that_holds(checks, tmp_path, capsys):
     assert CALLS == [("Made", "mean-field", "nuts", 3, 0)]
     printed = capsys.readouterr().out
     assert "Good" in printed and "Two & two." in printed and "claims the exact posterior" in printed
-    held = read(out)
-    assert held["key"]["plans"][0]["variant_settings"]["hidden"] == [3]
-    assert held["key"]["plans"][0]["given"] == {"chains": 2}
-    assert held["subjects"][0]["outcomes"]["made"]["check_settings"] == {"effort": 3}
-    assert "evidence" not in held["subjects"][0]["outcomes"]["made"]
+    plan, outcome = read(out)["key"]["plans"][0], read(out)["subjects"][0]["outcomes"]["made"]
+    assert plan["variant_settings"]["hidden"] == [3] and plan["given"] == {"chains": 2}
+    assert outcome["check_settings"] == {"effort": 3} and "evidence" not in outcome
     html = (out / "check.html").read_text()
     assert "Two &amp; two." in html and "the mean &lt;of w&gt;" in html and "0.300" in html
+    assert set(bench.FIGURES) == set(read_texts("figures")["check"])
+    (figure,) = outcome["figures_drawn"]  # it has no ranks, and no reference
+    assert figure["title"] == "How far off is each quantity?" and "data:image/png;base64" in html
+    assert (out / f"figures/{figure['name']}.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_claim_that_does_not_hold_and_what_does_not_apply(checks, tmp_path, capsys):
     """The first is told by the exit code, the second is no fault; the full budget takes the defaults."""
     checks(made=Made, wrong=Wrong)
     assert check("mean-field", "--budget", "full", "--seed", 4, "--out", tmp_path / "out") == 1
-    assert "Problem" in capsys.readouterr().out
     assert [(kind, "mean-field", "svi", 100, 4) for kind in ("Made", "Wrong")] == CALLS
+    assert "Problem" in capsys.readouterr().out
     assert check("mlp", "--out", tmp_path / "other") == 0 and len(CALLS) == 2
     assert "Not checked: made: points have no spread" in capsys.readouterr().out
-    assert "points have no spread" in (tmp_path / "other/check.html").read_text()
 
 
 def test_finished_checks_survive_a_stop_and_failed_ones_are_made_again(checks, tmp_path, capsys):
@@ -115,36 +116,28 @@ def test_finished_checks_survive_a_stop_and_failed_ones_are_made_again(checks, t
     subject = read(out)["subjects"][0]
     assert subject["failed"] == {"refused": "row 3 of x.csv is not finite"} and list(subject["outcomes"]) == ["made"]
     assert "could not be finished: row 3 of x.csv is not finite" in (out / "check.html").read_text()
-    checks(refused=Refused, made=Made, stopped=Wrong)
-    assert check("mean-field", "--resume", "--out", out) == 1
-    assert "could not be finished: row 3 of x.csv" in capsys.readouterr().out
-    assert [name for name, *_ in CALLS] == ["Made", "Wrong"], "a finished check is not made again"
     checks(refused=Made, made=Made, stopped=Wrong)
     assert check("mean-field", "--resume", "--out", out) == 1
+    assert [name for name, *_ in CALLS] == ["Made", "Made", "Wrong"], "a finished check is not made again"
     subject = read(out)["subjects"][0]
-    assert subject["failed"] == {} and list(subject["outcomes"]) == ["made", "stopped", "refused"]
+    assert subject["failed"] == {} and set(subject["outcomes"]) == {"made", "stopped", "refused"}
 
 
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["mean-feld"], "did you mean 'mean-field'"),
         (["mean-field", "--budget", "large"], "unknown budget 'large'. Valid: full, quick"),
         (["mean-field", "--only", "mad"], "did you mean 'made'"),
-        (["mean-field", "--set", "chain=3"], "unknown setting"),
         (["--hidden", "3"], "--hidden needs a variant"),
-        (["--inference", "nutz"], "did you mean 'nuts'"),
         (["mean-field", "--resume"], "nothing to resume"),
-        (["mean-field", "--data", "none.csv"], "none.csv"),
     ],
 )
 def test_bad_input_is_one_line(checks, tmp_path, capsys, monkeypatch, args, message):
     checks(made=Made)
     monkeypatch.chdir(tmp_path)
-    assert check(*args) == 2
+    assert check(*args) == 2 and not CALLS
     error = capsys.readouterr().err.strip()
     assert error.startswith("error: ") and message in error and "\n" not in error
-    assert not CALLS
 
 
 def test_a_folder_with_something_else_stays_as_it_is(checks, tmp_path, capsys):
@@ -158,38 +151,111 @@ def test_a_folder_with_something_else_stays_as_it_is(checks, tmp_path, capsys):
         (mine, (), "is a file"),
         (out, (), "is a check already"),
         (out, ("--resume", "--budget", "full"), "are of budget quick"),
-        (out, ("--resume", "--seed", 1), "are of seed 0"),
         (out, ("--resume", "--hidden", 9), "other variants, methods, data or settings"),
     ):
-        assert check("mean-field", *args, "--out", place) == 2
-        assert said in capsys.readouterr().err
+        assert check("mean-field", *args, "--out", place) == 2 and said in capsys.readouterr().err
     assert (out / "check.json").read_bytes() == before and {p.name for p in tmp_path.iterdir()} == {"out", "mine.txt"}
     (out / "check.json").write_text("{")
     assert check("mean-field", "--resume", "--out", out) == 2 and "damaged" in capsys.readouterr().err
 
 
-def test_without_a_variant_the_whole_zoo(checks, tmp_path, capsys, monkeypatch):
-    checks(made=Made)
-    out = tmp_path / "out"
-    monkeypatch.setattr(bench.SubjectSpec, "entry", property(lambda spec: spec.recipe.entry))  # untrained
-    assert check("--inference", "svi", "--executor", "here", "--out", out) == 0
-    assert [variant for _, variant, *_ in CALLS] == [
-        name for name, kind in ZOO.items() if "svi" in methods_for(kind) and name != "my-network"
-    ]
-    printed = capsys.readouterr().out
-    assert "covers 95 %" in printed and "88%" in printed
-    assert "All" in (out / "check.html").read_text()
+# -- a module of the user's own: the closed form where it is linear, and planted faults, which are named --------
+DATA = correlated(60, 2, y_shift=2.0, y_scale=3.0).data
 
 
-def test_figures_are_drawn_of_the_evidence_and_kept(checks, tmp_path):
-    checks(made=Made)  # has no ranks, and no reference
-    check("mean-field", "--out", tmp_path / "out")
-    drawn = read(tmp_path / "out")["subjects"][0]["outcomes"]["made"]["figures_drawn"]
-    assert [figure["title"] for figure in drawn] == ["How far off is each quantity?"]
-    assert (tmp_path / f"out/figures/{drawn[0]['name']}.png").read_bytes().startswith(b"\x89PNG")
-    assert "data:image/png;base64" in (tmp_path / "out/check.html").read_text()
+class Net(nn.Module):
+    """Two layers, and one of the faults that a user's network can have."""
+
+    def __init__(self, fault=""):
+        super().__init__()
+        self.fault, self.inner, self.head, self.spare = fault, nn.Linear(2, 3), nn.Linear(3, 1), nn.Linear(3, 1)
+
+    def forward(self, x):
+        h = torch.tanh(self.inner(x))
+        h = F.dropout(h, 0.4) if self.fault == "dropout" else h
+        weight = self.head.weight.detach() if self.fault == "detached" else self.head.weight
+        out = F.linear(h, weight, self.head.bias)
+        return out if self.fault == "ignored" else out + self.spare(h)
 
 
-def test_every_figure_has_its_words_and_every_words_a_figure():
-    words = read_texts("figures")
-    assert set(bench.FIGURES) == set(words["check"]) and list(DIAGNOSIS_FIGURES) == list(words["diagnose"])
+@pytest.fixture(autouse=True)
+def seeded():
+    """Modules draw their initial weights."""
+    with bp.isolated(0):
+        yield
+
+
+def made(kind, *args):
+    with bp.isolated(0):
+        return kind(*args)
+
+
+def subject(module, method="svi", **settings):
+    return Subject("my-network", bp.Bayesian(module, **settings), method, DATA)
+
+
+def test_the_formulas_of_a_linear_module_are_those_of_the_design_matrix():
+    """f = shift + scale (A w + f₀), here by hand; a frozen layer below, and a prior around the module's weights."""
+    net = made(nn.Sequential, nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
+    one = linear_module(subject(net, where="2", frozen="*", prior="pretrained:0.5", noise=1.5))
+    with torch.no_grad():
+        h = net[1](net[0](DATA.x_train)).double()
+    a = 3 * torch.cat([h, torch.ones(60, 1)], 1)
+    w0, s = torch.cat([p.flatten() for p in net[2].parameters()]).double(), torch.tensor([0.5 / 3**0.5] * 3 + [0.5])
+    precision = a.T @ a / 1.5**2 + s.double().pow(-2).diag()
+    mean = torch.linalg.solve(precision, a.T @ (DATA.y_train.double() - 2) / 1.5**2 + w0 / s.double() ** 2)
+    torch.testing.assert_close(one.gaussian[1], precision, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(one.gaussian[0], mean, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(one.output(mean[None], one.inputs)[0], 2 + a @ mean, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["nuts", "svi"])
+def test_a_linear_module_meets_its_claim_and_another_prior_is_bad(method, monkeypatch):
+    check, one = ClosedForm(fits=2, effort=0.25), subject(made(nn.Linear, 2, 1), method)
+    assert not check.refuses(one)
+    outcome = check.run(one)
+    assert outcome.level == ("good" if method == "nuts" else "caution") and "by the module" in outcome.sentence
+    exact, own = linear_module(one), Subject.reduced
+    monkeypatch.setattr("bnn_pyro.checks.known_answers.linear_module", lambda _: exact)
+    other = subject(made(nn.Linear, 2, 1), prior="normal:0.1")
+    monkeypatch.setattr(Subject, "reduced", lambda self, **s: own(other, **s))
+    assert check.run(one).level == "bad"
+
+
+def test_what_does_not_apply_says_why():
+    linear, large = made(nn.Linear, 2, 1), nn.Sequential(nn.Linear(2, 800), nn.Tanh(), nn.Linear(800, 1))
+    assert "not linear in its Bayesian weights" in ClosedForm().refuses(subject(made(Net)))
+    assert "needs Normal noise and priors" in ClosedForm().refuses(subject(linear, likelihood="student-t"))
+    assert "2,000 weights" in JointDistribution().refuses(subject(large, "nuts"))
+
+
+def test_predictions_are_those_of_plain_passes_and_other_outputs_are_bad(monkeypatch):
+    net = made(nn.Sequential, nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Tanh(), nn.Linear(3, 1))
+    check, one, call = PredictiveCheck(draws=20, effort=0.02), subject(net, inputs="raw"), own_module.functional_call
+    assert not check.refuses(one) and check.run(one).level == "good"
+    monkeypatch.setattr(own_module, "functional_call", lambda *args: 1.01 * call(*args))
+    assert check.run(one).level == "bad"
+
+
+@pytest.mark.filterwarnings("ignore:the outputs of .* have no gradient")
+def test_planted_faults_are_named():
+    check = Estimators(rows=30, repeats=20, warm=5)
+    for fault, site in (("ignored", "spare.weight"), ("detached", "head.weight")):
+        outcome = check.run(subject(made(Net, fault), "nuts"))
+        assert outcome.level == "bad" and f"no gradient along '{site}': its posterior would be" in outcome.sentence
+    assert check.run(subject(made(Net), "nuts")).level == "good"
+    random = subject(made(Net, "dropout"), "nuts")
+    with pytest.raises(bp.UserError, match="Net gives other outputs for the same inputs"):
+        check.run(random)
+    assert ClosedForm().refuses(random).startswith("Net gives")
+
+
+def test_python_and_the_command_line_take_a_module(tmp_path, monkeypatch, capsys):
+    outcomes = bp.checks.run(made(nn.Linear, 2, 1), DATA, "nuts", ["estimator", "quadrature"], draws=20)
+    assert outcomes["estimator"].level == "good" and "it is a module" in outcomes["quadrature"]
+    monkeypatch.syspath_prepend(tmp_path)
+    code = "from torch import nn\ndef one(s):\n    return nn.Linear(*s.input_shape, 1)\n"
+    (tmp_path / "linear_nets.py").write_text(code)
+    args = ["--module", "linear_nets:one", "--inference", "nuts", "--only", "estimator", "--out", str(tmp_path / "out")]
+    assert main(["check", *args, "--quiet"]) == 0
+    assert "my-network · nuts · toy-curve" in capsys.readouterr().out

@@ -1,7 +1,6 @@
 """Problems whose posterior is known: the answers themselves, that every claim holds, and that wrong ones do not."""
 
 import math
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -12,15 +11,14 @@ from scipy.stats import norm
 from torch.distributions import MultivariateNormal
 
 import bnn_pyro as bp
-from bnn_pyro import plots
-from bnn_pyro.checks import ALPHA, Subject
+from bnn_pyro.checks import Subject
 from bnn_pyro.checks.check import Estimate, judge
 from bnn_pyro.checks.integration import best_normal, climb, curvature, grid, hermite, importance, normal
 from bnn_pyro.checks.known_answers import ClosedForm, Logistic, Quadrature
 from bnn_pyro.checks.predictive import PredictiveCheck
-from bnn_pyro.checks.problems import TWO_WEIGHTS, linear_regression, six_weights, softmax_regression
+from bnn_pyro.checks.problems import linear_regression
 from bnn_pyro.checks.stationary import stationary
-from bnn_pyro.inference import laplace, log_joint
+from bnn_pyro.inference import log_joint
 from bnn_pyro.zoo import ZOO
 
 
@@ -34,6 +32,9 @@ class Linear(ClosedForm):
 LINEAR = Linear(fits=3, effort=0.4)
 SMALL = Quadrature(fits=2, effort=0.4)
 MORE = Logistic(fits=3, effort=0.4)
+#: What mean field makes of the standard deviations: 1/√Λᵢᵢ instead of √(Λ⁻¹)ᵢᵢ.
+PRECISION = linear_regression(60, 2, 3).gaussian[1]
+AMOUNT = (PRECISION.diagonal() * torch.linalg.inv(PRECISION).diagonal()).rsqrt().mean().item()
 
 
 def subject(variant, method, **settings):
@@ -46,7 +47,6 @@ def bad(outcome):
     return [f.about for f in outcome.findings if f.level == "bad"]
 
 
-# -- z-tests -----------------------------------------------------------------------------------------------------
 def test_errors_are_those_of_independent_numbers_and_larger_for_dependent_ones():
     rng = np.random.default_rng(0)
     values = rng.normal(size=(4, 500, 3))
@@ -67,7 +67,6 @@ def test_p_values_are_corrected_for_how_many_there_are():
     assert [judge(["c"], stuck, np.array([x]))[0].level for x in (0.0, 0.1)] == ["bad", "good"]
 
 
-# -- the answers -------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("friction", [0.05, 1.0])
 def test_the_stationary_law_of_a_finite_step(friction):
     """Full batch: every variance 1/λ is larger by 1/(1 − ηλ/(4 − 2α)); mini-batches only add to it."""
@@ -113,9 +112,8 @@ def test_a_correlated_normal_is_integrated_exactly():
         exact = 1e-3 if len(nodes.w) == 2**15 else 1e-9
         torch.testing.assert_close(nodes.expect(nodes.w), target.mean, rtol=exact, atol=exact)
         off = nodes.w - target.mean
-        torch.testing.assert_close(
-            off.T @ (nodes.mass[:, None] * off), target.covariance_matrix, rtol=exact, atol=exact
-        )
+        spread = off.T @ (nodes.mass[:, None] * off)
+        torch.testing.assert_close(spread, target.covariance_matrix, rtol=exact, atol=exact)
     # The best independent Normals: the same mean, and the conditional standard deviations; of any covariance: itself.
     mean, scale, elbo = best_normal(density, mode, standard)
     torch.testing.assert_close(mean, target.mean, atol=1e-5, rtol=0)
@@ -127,23 +125,13 @@ def test_a_correlated_normal_is_integrated_exactly():
     assert elbo == pytest.approx(-3.0, abs=1e-8)
 
 
-def test_importance_sampling_is_the_grid_and_does_not_depend_on_its_points():
-    problem = TWO_WEIGHTS["logistic"]
-    sampled = importance(problem.log_joint, problem.mode())
-    off = problem.units(sampled.w, problem.output(sampled.w, problem.x))
-    assert sampled.expect(off).abs().max() < 2e-3 and (sampled.expect(off.square()) - 1).abs().max() < 5e-3
-    for more in (six_weights(60, 5, 3), softmax_regression(30, 2, 6)):
-        half = replace(more.posterior, w=more.posterior.w[::2], mass=2 * more.posterior.mass[::2])
-        assert np.abs(more.expect(half) - more.exact).max() < 0.02
-
-
-# -- the claims --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("check", "variant", "method", "settings", "levels", "ratio"),
     [
         (LINEAR, "mean-field", "nuts", {}, "good", (0.93, 1.07)),
         (LINEAR, "last-layer", "laplace", {"temperature": 0.25}, "good", (0.98, 1.02)),
         (LINEAR, "mean-field", "sghmc", {}, "good caution", (0.95, 1.1)),
+        (LINEAR, "hidden-layer", "svi", {}, "caution", (AMOUNT - 0.05, AMOUNT + 0.05)),
         (LINEAR, "last-layer", "svi", {"family": "low-rank:1"}, "caution", (0.6, 1.05)),
         (LINEAR, "mlp", "mle", {}, "caution", (0.0, 0.03)),
         (SMALL, "mean-field", "nuts", {}, "good caution", (0.85, 1.15)),
@@ -151,59 +139,24 @@ def test_importance_sampling_is_the_grid_and_does_not_depend_on_its_points():
         (SMALL, "last-layer", "laplace", {}, "caution", (0.8, 1.05)),
         (MORE, "mean-field", "chees", {}, "good", (0.9, 1.1)),
         (MORE, "mean-field", "svi", {}, "caution", (0.4, 0.85)),
-        (MORE, "last-layer", "svi", {"family": "full"}, "good caution", (0.7, 1.1)),
     ],
 )
 def test_methods_are_what_they_claim(check, variant, method, settings, levels, ratio):
     """Ratio: of standard deviations of the weights to the posterior's."""
     outcome = check.run(subject(variant, method, **settings))
     assert outcome.level in levels.split(), outcome.sentence
-    differs = any(f.p is not None and f.level == "caution" for f in outcome.findings)
-    assert differs == ("quantities are not those of the exact posterior" in outcome.sentence)
     assert ratio[0] <= next(iter(outcome.figures.values())) <= ratio[1]
-    assert {"about", "found", "expected", "error", "p", "level", "z"} == set(outcome.to_dict()["findings"][0])
-
-
-def test_the_amount_is_the_known_one():
-    """Mean field: 1/√Λᵢᵢ instead of √(Λ⁻¹)ᵢᵢ."""
-    outcome = LINEAR.run(subject("hidden-layer", "svi"))
-    precision = linear_regression(60, 2, 3).gaussian[1]
-    share = (precision.diagonal() * torch.linalg.inv(precision).diagonal()).rsqrt()
-    assert outcome.figures["closed_form"] == pytest.approx(share.mean().item(), abs=0.05)
-    assert "best mean-field Normal" in outcome.sentence and "standard deviations of weights are" in outcome.sentence
-    off = plots.standard_errors([f for f in outcome.findings if f.z is not None])
-    assert off.get_title().startswith("0 of") and len(off.get_legend().get_texts()) == 4
-
-
-def test_a_diagonal_of_the_curvature_is_not_right(monkeypatch):
-    whole = laplace.summed
-    monkeypatch.setattr(laplace, "summed", lambda *how: whole(*how).diagonal().diag())
-    outcome = LINEAR.run(subject("last-layer", "laplace"))
-    assert outcome.level == "bad" and "Normal at the mode" in outcome.sentence
 
 
 def test_what_cannot_be_reduced_is_refused():
-    for variant, method, why in (
-        ("dropout-mlp", "mc-dropout", "settings, not inferred"),
-        ("convnet", "map", "convolutions"),
-        ("variational-dropout", "svi", "improper"),
-        ("sparse-dropout", "svi", "improper"),
+    for variant, method, settings, why in (
+        ("dropout-mlp", "mc-dropout", {}, "settings, not inferred"),
+        ("convnet", "map", {}, "convolutions"),
+        ("variational-dropout", "svi", {}, "improper"),
+        ("hidden-layer", "svi", {"scale": "layer"}, "in proportion to the mean"),
     ):
-        assert why in LINEAR.refuses(subject(variant, method))
-    assert "in proportion to the mean" in LINEAR.refuses(subject("hidden-layer", "svi", scale="layer"))
+        assert why in LINEAR.refuses(subject(variant, method, **settings))
     assert LINEAR.refuses(subject("dropout-mlp", "map")) == ""
-
-
-# -- what is wrong is seen ---------------------------------------------------------------------------------------
-def test_a_wrong_sampler_is_bad(monkeypatch):
-    """Draws of the posterior at another noise."""
-    own = bp.NUTS.run
-    monkeypatch.setattr(bp.NUTS, "run", lambda self, *rest, **how: own(replace(self, temperature=0.6), *rest, **how))
-    outcome = LINEAR.run(subject("mean-field", "nuts"))
-    assert outcome.level == "bad" and "not the exact posterior" in outcome.sentence
-    assert min(f.p for f in outcome.findings if f.p is not None) < ALPHA
-    densities = bad(PredictiveCheck(draws=100, effort=0.2).run(subject("mean-field", "nuts")))
-    assert densities and all(about.startswith("predictive density at input") for about in densities)
 
 
 @pytest.mark.parametrize(("check", "variant", "method"), [(SMALL, "last-layer", "nuts"), (MORE, "mean-field", "chees")])
@@ -224,12 +177,9 @@ def test_an_elbo_that_is_not_that_of_the_draws_is_bad(monkeypatch):
     ]
 
 
-# -- predictions -------------------------------------------------------------------------------------------------
-def test_predictions_of_every_way_to_store_draws():
-    check = PredictiveCheck(draws=100, effort=0.1)
-    for variant, method in (("mean-field", "nuts"), ("last-layer", "laplace"), ("mlp", "map")):
-        outcome = check.run(subject(variant, method))
-        assert outcome.level == "good", outcome.sentence
-        assert ("agree with the exact" in outcome.sentence) == (method == "nuts")
-        lost = re.search(r"lose (\d\.\d+) nats a label", outcome.sentence)
-        assert (lost is None) == (method == "nuts") and (lost is None or 0 < float(lost[1]) < 1)
+@pytest.mark.parametrize(("variant", "method"), [("mean-field", "nuts"), ("last-layer", "laplace"), ("mlp", "map")])
+def test_predictions_of_every_way_to_store_draws(variant, method):
+    outcome = PredictiveCheck(draws=100, effort=0.1).run(subject(variant, method))
+    assert outcome.level == "good", outcome.sentence
+    assert ("agree with the exact" in outcome.sentence) == (method == "nuts")
+    assert ("nats a label" in outcome.sentence) == (method != "nuts")

@@ -24,8 +24,6 @@ EMPTY = dataset(torch.zeros(1, 1), torch.zeros(1), bp.Schema("regression", (1,))
 class Density(nn.Module):
     """One latent site "w" of a given law, and a target that tells nothing of it."""
 
-    width = 1
-
     def __init__(self, law, start):
         super().__init__()
         self.law, self.initial = law, {"w": start}
@@ -41,7 +39,6 @@ def sample(law, start, method, seed=0):
         return method.run(Density(law, start), None, EMPTY, seed=seed)
 
 
-# -- the right posterior ---------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", ["correlated", "ill-conditioned"])
 def test_gaussian(kind):
     """Every mean and covariance, from starts far off: correlation 0.95, or scales from 0.01 to 10."""
@@ -69,17 +66,6 @@ def test_a_transition_leaves_exact_draws_exact():
         moved = chains.move(potential, torch.ones(2, dtype=torch.float64), torch.full_like(z[:, 0], 1.5), 1)
     assert moved.acceptance.mean() < 0.7 and moved.end.var() > 2
     assert chains.z.var().item() == pytest.approx(1, abs=0.06)  # 4 standard errors
-
-
-# -- what it learns ----------------------------------------------------------------------------------------------------
-def test_what_the_warm_up_learns():
-    """The mass is the covariance's diagonal, trajectories about a quarter of a period, acceptance as asked for."""
-    law = dist.Normal(torch.zeros(10), torch.logspace(-1, 1, 10)).to_event(1)
-    posterior = sample(law, torch.zeros(10), replace(SMALL, warmup=500, start="jitter"))
-    step, length = posterior.stats["step_size"], posterior.stats["trajectory_length"]
-    assert step.unique().numel() == 1 and step[0, 0] > 0.5  # of a posterior made round: its limit is 2
-    assert 0.5 < length.mean() < 2.5
-    assert 0.5 < posterior.stats["acceptance_rate"].mean() < 0.97
 
 
 def test_superchains():
@@ -115,28 +101,16 @@ def test_the_mass_forgets_the_first_iterations():
     assert learned.variance.item() == pytest.approx(0.3 * 1 + 0.7 * 4, abs=0.1)
 
 
-def test_a_step_that_underflows():
-    z = torch.randn(4, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    learned = Adaptation.begin(torch.full((4,), 1e-9).double(), z, torch.ones(2).double())
-    zero = torch.zeros(4, dtype=torch.float64)
-    moved = Transition(z, z * torch.inf, z, z, zero, zero, zero + 1)
-    with pytest.raises(bp.UserError, match=r"the step size fell to .* chain 1 accepts no trajectory"):
-        for _ in range(100):
-            learned.learn(moved, 0.5, 0.65, 1.0)
-
-
 def test_not_a_number_is_a_divergence(monkeypatch):
     """A trajectory that ends in NaN is rejected and counted; the chain stays where it was."""
     with bp.isolated(0):
         potential = Potential(PROBLEM.entry().model(PROBLEM.schema), PROBLEM.data.x_train, PROBLEM.data.y_train)
         z = potential.prior_draws(6)
-        chains = Chains(z, *potential(z))
-        honest = potential.evaluate
+        chains, evaluate = Chains(z, *potential(z)), potential.evaluate
 
         def broken(z):
-            density, gradient = honest(z)
-            gradient[2] = torch.nan
-            density[4] = torch.inf
+            density, gradient = evaluate(z)
+            gradient[2], density[4] = torch.nan, torch.inf
             return density, gradient
 
         monkeypatch.setattr(potential, "evaluate", broken)
@@ -146,7 +120,6 @@ def test_not_a_number_is_a_divergence(monkeypatch):
     assert not torch.equal(chains.z[[0, 1, 3, 5]], z[[0, 1, 3, 5]])
 
 
-# -- runs --------------------------------------------------------------------------------------------------------------
 TINY = bp.ChEES(chains=6, superchains=3, draws=6, warmup=12, thin=2)
 
 
@@ -154,34 +127,23 @@ def test_lp_is_the_log_joint_and_thinning_adds_up():
     posterior = fit(PROBLEM.entry(), PROBLEM.data, TINY)
     with bp.isolated(0):
         potential = Potential(posterior.model, PROBLEM.data.x_train, PROBLEM.data.y_train)
-    w = {site: value.flatten(0, 1) for site, value in posterior.chains.items()}
-    torch.testing.assert_close(
-        potential(potential.position(w))[0], posterior.stats["lp"].flatten(), rtol=1e-4, atol=0.01
-    )
+    density, _ = potential(potential.position({site: w.flatten(0, 1) for site, w in posterior.chains.items()}))
+    torch.testing.assert_close(density, posterior.stats["lp"].flatten(), rtol=1e-4, atol=0.01)
     assert (posterior.stats["n_steps"] >= 2).all()  # two transitions a draw
-    assert {k: v.shape for k, v in posterior.stats.items()} == dict.fromkeys(posterior.stats, (6, 6))
 
 
-def test_progress_and_ctrl_c_which_keeps_the_draws_so_far():
-    lines = []
-
+def test_ctrl_c_keeps_the_draws_so_far():
     def stop_after(iterations):
         def report(*line):
-            lines.append(line)
             if line[0] == iterations:
                 raise KeyboardInterrupt
 
         with bp.isolated(0):
-            model = PROBLEM.entry().model(PROBLEM.schema)
-            return TINY.run(model, None, PROBLEM.data, report=report)
+            return TINY.run(PROBLEM.entry().model(PROBLEM.schema), None, PROBLEM.data, report=report)
 
     with pytest.warns(UserWarning, match="stopped by Ctrl-C: 6 of 6 chains with 2 of 6 draws each are kept"):
         part = stop_after(17)
-    assert [line[0] for line in lines] == list(range(1, 18)) and {line[1] for line in lines} == {24}
-    assert {"accept", "step size", "gradients", "divergent"} <= set(lines[-1][2])
-    whole = fit(PROBLEM.entry(), PROBLEM.data, TINY)
     assert all(v.shape[:2] == (6, 2) for v in part.chains.values()) and "stopped" in part.provenance
-    assert part.stats["lp"].shape == (6, 2) and whole.stats["lp"].shape == (6, 6)
     with pytest.raises(KeyboardInterrupt, match="before the first draw"):
         stop_after(8)
 
@@ -197,11 +159,11 @@ def test_a_checkpoint_of_an_earlier_version_goes_on_to_the_same_draws(tmp_path):
             model = PROBLEM.entry().model(PROBLEM.schema)
             return TINY.run(model, None, PROBLEM.data, checkpoint=checkpoint, report=report)
 
-    whole = run(Checkpoint(tmp_path / "whole"))
+    whole, part = run(Checkpoint(tmp_path / "whole")), Checkpoint(tmp_path / "part")
     with pytest.raises(Interrupted):
-        run(Checkpoint(tmp_path / "part"), stop=10)
-    state = Checkpoint(tmp_path / "part").load()
+        run(part, stop=10)
+    state = part.load()
     kernel = state.pop("kernel")
     del kernel["done"]
-    Checkpoint(tmp_path / "part").save(kernel | state)
+    part.save(kernel | state)
     assert all(torch.equal(w, whole.chains[site]) for site, w in run(Checkpoint(tmp_path / "part")).chains.items())

@@ -1,20 +1,29 @@
-"""Predictions of a file beside a run, against scipy and scikit-learn; tables for a paper."""
+"""What a run is compared with, against scipy and scikit-learn: files, gradient boosting; calibration by a command."""
+
+import json
+import shutil
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
+from conjugate import dataset
 from run_folders import MEAN_FIELD, SMALL, small_table
 from scipy import stats
+from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 from sklearn.metrics import log_loss
+from sklearn.model_selection import KFold, cross_val_predict
 
+from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.run import main
+from bnn_pyro.runs.baselines import boosted
 from bnn_pyro.runs.folder import RunFolder
 
 pytestmark = pytest.mark.usefixtures("quick", "no_figures")
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
+def compared_runs(tmp_path_factory):
     """{task: (a run, its data)}."""
     folder = tmp_path_factory.mktemp("runs")
     table = small_table(folder / "houses.csv", rows=90)
@@ -24,16 +33,20 @@ def runs(tmp_path_factory):
     return {name: (folder / name, RunFolder(folder / name).recipe.load()) for name in options}
 
 
+def said(capsys, *arguments):
+    """(exit code, what was printed) of a command."""
+    code, out = main([*map(str, arguments), "--quiet"]), capsys.readouterr()
+    return code, out.out + out.err
+
+
 def compared(run, frame, tmp_path, capsys, *more):
-    """(exit code, what was printed) of a comparison with a file."""
+    """Of a comparison with a file."""
     frame.to_csv(tmp_path / "mine.csv", index=False)
-    arguments = ["compare", str(run), str(tmp_path / "mine.csv"), "--out", str(tmp_path / "c.html"), "--quiet", *more]
-    code, told = main(arguments), capsys.readouterr()
-    return code, told.out + told.err
+    return said(capsys, "compare", run, tmp_path / "mine.csv", "--out", tmp_path / "c.html", *more)
 
 
-def test_numbers_have_the_scores_of_their_normal(runs, tmp_path, capsys):
-    run, data = runs["regression"]
+def test_numbers_have_the_scores_of_their_normal(compared_runs, tmp_path, capsys):
+    run, data = compared_runs["regression"]
     y, rng = data.y_test.double().numpy(), np.random.default_rng(0)
     frame = pd.DataFrame({"row": data.index_test, "mean": y + rng.normal(0, y.std(), len(y)), "sd": y.std()})
     code, told = compared(run, frame.sample(frac=1, random_state=0), tmp_path, capsys)  # in any order, by their rows
@@ -42,8 +55,10 @@ def test_numbers_have_the_scores_of_their_normal(runs, tmp_path, capsys):
     assert "is a file of predictions" in told and str(tmp_path / "mine.csv") in (tmp_path / "c.html").read_text()
 
 
-def test_classes_have_the_scores_of_their_probabilities_and_tables_are_written_for_a_paper(runs, tmp_path, capsys):
-    run, data = runs["classification"]
+def test_classes_have_the_scores_of_their_probabilities_and_tables_are_written_for_a_paper(
+    compared_runs, tmp_path, capsys
+):
+    run, data = compared_runs["classification"]
     p = np.random.default_rng(0).uniform(0.1, 0.9, len(data.y_test))
     frame = pd.DataFrame(dict(zip((f"p({name})" for name in data.schema.classes), (1 - p, p), strict=True)))
     value = f"{log_loss(data.y_test, np.c_[1 - p, p]):.3g}"
@@ -55,22 +70,135 @@ def test_classes_have_the_scores_of_their_probabilities_and_tables_are_written_f
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "words"),
     [
         (lambda frame: frame.drop(columns="sd"), "no column 'sd'; it needs mean, sd"),
         (lambda frame: frame[1:], "test rows: give one for each in their order, or a column 'row'"),
         (lambda frame: frame.assign(sd=0.0), "row 0 is missing, or has not a mean and an sd above 0: [1.0, 0.0]"),
-        (lambda frame: frame.assign(mean="x"), "row 0 is missing, or has not a mean and an sd above 0: [nan, 1.0]"),
         (lambda frame: frame.assign(row=3), "a number stands twice in the column 'row'"),
-        (lambda frame: frame.assign(row=range(10**6, 10**6 + len(frame))), "has not a mean and an sd above 0"),
     ],
 )
-def test_a_file_that_does_not_fit_is_refused_in_one_line(runs, tmp_path, capsys, change, said):
-    run, data = runs["regression"]
+def test_a_file_that_does_not_fit_is_refused_in_one_line(compared_runs, tmp_path, capsys, change, words):
+    run, data = compared_runs["regression"]
     frame = pd.DataFrame({"mean": np.ones(len(data.y_test)), "sd": 1.0})
     code, told = compared(run, change(frame), tmp_path, capsys)
-    assert code == 2 and said in told and told.count("\n") == 1 and not (tmp_path / "c.html").exists()
-    assert main(["compare", str(tmp_path / "none.csv"), str(tmp_path / "none.csv"), "--quiet"]) == 2
-    assert "none.csv" in capsys.readouterr().err
-    assert main(["compare", str(run), str(tmp_path / "none.csv"), "--quiet"]) == 2
-    assert capsys.readouterr().err.startswith(f"error: {tmp_path / 'none.csv'}: no such file")
+    assert code == 2 and words in told and told.count("\n") == 1 and not (tmp_path / "c.html").exists()
+    code, told = said(capsys, "compare", run, tmp_path / "none.csv")
+    assert code == 2 and told.startswith(f"error: {tmp_path / 'none.csv'}: no such file")
+
+
+# -- gradient boosting ------------------------------------------------------------------------------------------
+def rows(num, new=400, seed=0):
+    """Inputs (num + new, 3), a smooth function of them, and standard Normal noise."""
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(num + new, 3, generator=g)
+    return x, x[:, 0] + x[:, 1].abs(), torch.randn(num + new, generator=g)
+
+
+def table(x, y, num, **schema):
+    return dataset(x[:num], y[:num], Schema(**{"task": "regression", "input_shape": (3,), **schema}), x[num:], y[num:])
+
+
+def test_a_number_has_scikit_learns_prediction_and_its_cross_validated_error():
+    x, f, noise = rows(150)
+    prediction, about = boosted(table(x, 5 + f + 0.5 * noise, 150))
+    model = HistGradientBoostingRegressor(min_samples_leaf=7, random_state=0)
+    own, y = x[:150].double().numpy(), (5 + f + 0.5 * noise)[:150].double().numpy()
+    assert np.allclose(prediction.mean, model.fit(own, y).predict(x[150:].double().numpy()), rtol=1e-5)
+    left_out = cross_val_predict(model, own, y, cv=KFold(5, shuffle=True, random_state=0))
+    assert prediction.scales[0, 0].item() == pytest.approx(np.sqrt(np.mean((y - left_out) ** 2)), rel=1e-5)
+    assert "150 training rows, 100 iterations" in about["about"] and "error on training rows left out" in about["about"]
+
+
+def test_on_a_log_scale_it_is_the_logarithm_that_is_modelled():
+    x, f, noise = rows(150)
+    plain, _ = boosted(table(x, f + 0.5 * noise, 150))
+    scaled, about = boosted(table(x, (f + 0.5 * noise).exp(), 150, target_scale="log"))
+    assert torch.allclose(scaled.untransformed.mean, plain.mean, atol=1e-4) and "log y" in about["about"]
+
+
+def test_classes_have_scikit_learns_probabilities_and_a_missing_one_is_not_impossible():
+    x, f, noise = rows(300)
+    y = torch.bucketize(f + noise, torch.tensor([0.0, 1.5]))
+    data = table(x, y, 300, task="classification", classes=("a", "b", "c", "never"))
+    prediction, _ = boosted(data)
+    model = HistGradientBoostingClassifier(min_samples_leaf=15, random_state=0)
+    own = model.fit(x[:300].double().numpy(), y[:300].numpy()).predict_proba(x[300:].double().numpy())
+    assert np.allclose(prediction.mean[:, :3], own, atol=1e-5)
+    assert (prediction.log_prob(torch.full((400,), 3)) > -20).all()
+
+
+def test_a_run_says_how_it_compares_with_it(tmp_path, capsys):
+    file, run = small_table(tmp_path / "houses.csv", rows=90), tmp_path / "a"
+    train = [*MEAN_FIELD, "--data", str(file), "--target", "price", *SMALL]
+    assert main([*train, "--baseline", "boosting", "--out", str(run)]) == 0
+    assert "beside gradient boosting, paired differences: rmse" in capsys.readouterr().out
+    found, own = (json.loads((run / name).read_text()) for name in ("boosting.json", "metrics.json"))
+    assert found["differences"]["nll"] == pytest.approx(own["nll"] - found["metrics"]["nll"], abs=1e-5)
+    assert "gradient boosting" in (run / "report.html").read_text() and not (run / "baseline").exists()
+    old = json.loads((run / "config.json").read_text())
+    del old["boosting"]  # a run of an earlier version, which had none
+    (run / "config.json").write_text(json.dumps(old))
+    assert main(["evaluate", str(run)]) == 0 and not (run / "boosting.json").exists()
+
+
+# -- calibration from the command line -----------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def houses(tmp_path_factory, quick):
+    """A run of which half of the validation rows calibrated."""
+    folder = tmp_path_factory.mktemp("calibrated")
+    table = small_table(folder / "houses.csv", rows=200)
+    how = ["--data", str(table), "--target", "price", "--conformal", "0.8", "--no-baseline", "--out"]
+    assert main(["train", "mean-field", *how, str(folder / "run"), *SMALL]) == 0
+    return folder
+
+
+def test_train_sets_half_of_the_validation_rows_aside(houses, capsys):
+    run = houses / "run"
+    assert json.loads((run / "config.json").read_text())["conformal"] == 0.8
+    meta, done = (json.loads((run / name).read_text()) for name in ("posterior.json", "guarantees.json"))
+    assert meta["provenance"]["rows"]["val"] == 15 and done["calibration_rows"] == 15 and done["level"] == 0.8
+    assert [row["prediction"] for row in done["table"][:2]] == ["predictive", "conformal: normalised"]
+    assert [row["rows"] for row in done["table"][::6]] == ["all test rows", "most uncertain third"]
+    page = (run / "report.html").read_text()
+    assert "<h2>Guarantees</h2>" in page and "exchangeable with the 15 calibration rows" in page
+
+
+def test_predictions_have_intervals_and_rows_are_monitored(houses, capsys):
+    for name, shift in (("same", 0), ("other", 500)):
+        frame = pd.read_csv(small_table(houses / f"{name}.csv", rows=120))
+        frame.assign(area=frame.area + shift).to_csv(houses / f"{name}.csv", index=False)
+        out = houses / f"{name}-out.csv"
+        code, text = said(capsys, "predict", houses / "run", "--input", houses / f"{name}.csv", "--output", out,
+                          "--monitor", "--overwrite")  # fmt: skip
+        assert code == 0 and ("ALARM  inputs" in text) == (name == "other"), text
+        table = pd.read_csv(out)
+        assert {"mean", "low", "high", "share_as_uncertain"} <= {*table} and (table.low < table.high).all()
+        assert (table.share_as_uncertain.median() < 0.1) == (name == "other")
+
+
+def test_calibrate_a_run_by_other_rows(runs, houses, capsys, tmp_path):
+    table = small_table(tmp_path / "new.csv", rows=80, shift=1.5)
+    code, text = said(capsys, "calibrate", houses / "run", "--by-uncertainty", "--data", table)
+    assert code == 0 and "the calibration rows of its group (80 in all groups)" in text
+    train = ["train", "mean-field", "--data", table, "--target", "price", "--out", tmp_path / "x", "--conformal"]
+    for arguments, words in (
+        (["calibrate", houses / "run", "--data", houses / "houses.csv"], "calibration rows trained"),
+        (["predict", runs / "houses", "--input", table, "--output", tmp_path / "o.csv", "--monitor"], "has none"),
+        ([*train, "2"], "below 1"),
+        ([*train, "0.9", "--validation", "0"], "half of the validation rows"),
+    ):
+        code, text = said(capsys, *arguments)
+        assert code == 2 and words in text and "Traceback" not in text, text
+
+
+def test_recalibrated_figures_are_drawn(runs, houses, capsys, monkeypatch, tmp_path):
+    drawn = {}
+    monkeypatch.setattr("bnn_pyro.runs.evaluate.draw_all", lambda figures, folder: drawn.update(figures) or [])
+    for of, method, name in (
+        (runs / "digits", "temperature", "reliability"),
+        (houses / "run", "isotonic", "calibration"),
+    ):
+        code, text = said(capsys, "calibrate", shutil.copytree(of, tmp_path / name), "--method", method)
+        assert code == 0 and f"recalibrated: {method}" in text and "most uncertain third" in text, text
+        drawn.pop(f"{name}-recalibrated")()

@@ -1,6 +1,6 @@
-"""Exposure of counts, their randomised PIT and their rootogram: against models by hand and simulation."""
+"""Exposure of counts, their randomised PIT and rootogram, by hand and by simulation; correlated noise, by SciPy."""
 
-import json
+import math
 
 import numpy as np
 import pandas as pd
@@ -12,8 +12,10 @@ import torch
 from scipy import stats
 
 import bnn_pyro as bp
+from bnn_pyro import metrics
 from bnn_pyro.inference.log_joint import LogJoint
 from bnn_pyro.isolation import isolated
+from bnn_pyro.parts.several import CorrelatedNoise
 from bnn_pyro.run import main
 
 
@@ -25,7 +27,6 @@ def visits(num=120, seed=0):
     return table.assign(count=rng.poisson(hours * np.exp(1 + 0.3 * x)))
 
 
-# -- exposure ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("variant", ["mean-field", "dropout-mlp"])
 def test_the_log_joint_is_that_of_a_model_written_by_hand(variant):
     """The exposure multiplies the mean, and is no input of the network."""
@@ -51,45 +52,13 @@ def test_the_log_joint_is_that_of_a_model_written_by_hand(variant):
     torch.testing.assert_close(log_joint.log_density(u), expected, rtol=1e-5, atol=1e-3)
 
 
-@pytest.mark.parametrize("variant", ["mean-field", "hidden-layer"])
-def test_twice_the_exposure_is_twice_the_mean(variant):
-    table = visits()
-    data = bp.dataset(table.drop(columns="hours"), "count", task="counts", exposure=table["hours"].tolist(), seed=0)
-    method = bp.SVI(epochs=400, lr=0.02)
-    posterior = bp.fit(bp.ZOO[variant](hidden=(4,)), data, method, progress=False, device="cpu")
-    new = pd.DataFrame({"city": "Oslo", "x": [0.0, 0.0, 0.5], "exposure": [1.0, 2.0, 1.0]})
-    mean = bp.predict(posterior, new).mean
-    assert mean[1] / mean[0] == pytest.approx(2, rel=1e-5)
-    assert mean[0] == pytest.approx(np.e, rel=0.15) and mean[2] / mean[0] == pytest.approx(np.exp(0.15), rel=0.1)
-
-
-def test_nuts_of_an_intercept_is_the_gamma_of_the_rate():
-    """With a wide prior the posterior of the rate is Gamma(Σy, Σ exposure), in closed form."""
-    table = visits(40).assign(count=lambda t: np.random.default_rng(1).poisson(0.3 * t["hours"]), x=0.0)
-    options = dict(task="counts", exposure="hours", split=0, validation=0)
-    data = bp.dataset(table[["x", "hours", "count"]], "count", **options)
-    entry = bp.MeanField(hidden=(), prior="normal:30", likelihood="poisson")
-    posterior = bp.fit(entry, data, bp.NUTS(chains=2, warmup=200, draws=500), progress=False, device="cpu")
-    rate = bp.predict(posterior, pd.DataFrame({"x": [0.0], "hours": [1.0]}), num_draws=1000).components.mean[:, 0]
-    exact = stats.gamma(table["count"].sum(), scale=1 / table["hours"].sum())
-    assert abs(rate.mean().item() - exact.mean()) < 5 * exact.std() / np.sqrt(200)
-    assert rate.std().item() == pytest.approx(exact.std(), rel=0.2)
-
-
 @pytest.mark.parametrize(
     ("change", "options", "message"),
     [
         ({}, {"exposure": "hour"}, "unknown column of X .exposure=. 'hour'; did you mean 'hours'"),
         ({}, {"exposure": "hours", "task": "regression"}, "exposure .--exposure. is for counts, and the task is regr"),
         ({"hours": 0.0}, {"exposure": "hours"}, "column 'hours', row 0: 0.0 is no exposure, which is positive"),
-        (
-            {"hours": np.r_[np.nan, np.ones(119)]},
-            {"exposure": "hours", "missing": "indicator"},
-            "column 'hours', row 0",
-        ),
         ({}, {"exposure": [1.0, 2.0]}, "exposure has 2 values, and X 120 rows"),
-        ({}, {"exposure": 3.0}, "exposure has 1 values, and X 120 rows"),
-        ({}, {"task": "survival"}, "no likelihood here takes censored times"),
         ({"count": -1}, {"exposure": "hours"}, "row 0: -1.0 is no count"),
     ],
 )
@@ -98,19 +67,6 @@ def test_exposures_that_are_refused(change, options, message):
         bp.dataset(visits().assign(**change), "count", **{"task": "counts", **options})
 
 
-def test_other_variants_and_rows_refuse_an_exposure():
-    data = bp.dataset(visits(), "count", task="counts", exposure="hours")
-    with isolated(0):
-        module = torch.nn.Linear(4, 1)
-    for entry, name in ((bp.LastLayer(), "last-layer"), (module, "my-network")):
-        with pytest.raises(bp.UserError, match=f"{name} takes no exposure"):
-            bp.fit(entry, data, progress=False)
-    with pytest.raises(bp.UserError, match="no column 'hours', which this model needs"):
-        bp.load_inputs(visits().drop(columns="hours"), data.schema)
-    assert bp.Schema.from_dict(json.loads(json.dumps(data.schema.to_dict()))) == data.schema
-
-
-# -- are predicted counts right? ---------------------------------------------------------------------------------------
 def mixture(num=4000, wrong=False):
     """Five draws of negative binomials, and y from the same mixture; or predicted by Poissons of the same means."""
     rng = np.random.default_rng(0)
@@ -135,38 +91,79 @@ def test_the_randomised_pit_is_uniform_where_the_model_is_right_and_only_there()
 
 def test_the_rootogram_hangs_from_what_is_expected():
     prediction, y = mixture()
-    ax = bp.plots.rootogram(prediction, y)
     k = np.arange(int(y.max()) + 1)
     pmf = torch.stack([prediction.log_prob(torch.full((len(y),), float(value))).exp().sum() for value in k]).numpy()
-    observed = np.bincount(y, minlength=len(k))
-    bars = np.array([(bar.get_y(), bar.get_height()) for bar in ax.patches])
-    np.testing.assert_allclose(bars[:, 1], np.sqrt(observed), rtol=1e-6)
+    bars = np.array([(bar.get_y(), bar.get_height()) for bar in bp.plots.rootogram(prediction, y).patches])
+    np.testing.assert_allclose(bars[:, 1], np.sqrt(np.bincount(y, minlength=len(k))), rtol=1e-6)
     np.testing.assert_allclose(bars.sum(1), np.sqrt(pmf), rtol=1e-4)
-    outside = [int(bp.plots.rootogram(*mixture(wrong=wrong)).get_title().split()[0]) for wrong in (False, True)]
-    assert outside[0] <= 4 and outside[1] >= 10  # of 30 to 40 bars, 5 % by chance
-    wide = bp.plots.rootogram(prediction, 10 * y)
-    assert len(wide.patches) <= 51
-    with pytest.raises(bp.UserError, match="a rootogram is for counts"):
-        bp.plots.rootogram(bp.Prediction(dist.Normal(torch.zeros(1, 3), 1.0)), [1, 2, 3])
 
 
 def test_commands_take_an_exposure(tmp_path, capsys):
     table = visits()
-    table.to_csv(tmp_path / "visits.csv", index=False)
     file, run, predictions = (str(tmp_path / name) for name in ("visits.csv", "run", "p.csv"))
+    table.to_csv(file, index=False)
     data = ["--data", file, "--target", "count", "--task", "counts", "--exposure", "hours"]
-    train = ["train", "hidden-layer", *data, "--epochs", "200", "--num-draws", "20", "--device", "cpu", "--quiet"]
-    assert main([*train, "--out", run]) == 0
-    assert (tmp_path / "run/figures/rootogram.png").is_file()
-    table.assign(hours=2 * table["hours"]).to_csv(tmp_path / "twice.csv", index=False)
-    means = []
-    for name in ("visits.csv", "twice.csv"):
-        command = ["predict", run, "--input", str(tmp_path / name), "--output", predictions, "--quiet", "--overwrite"]
+    train = ["train", "hidden-layer", *data, "--epochs", "20", "--num-draws", "20", "--device", "cpu", "--quiet"]
+    assert main([*train, "--out", run]) == 0 and (tmp_path / "run/figures/rootogram.png").is_file()
+    command, means = ["predict", run, "--input", file, "--output", predictions, "--quiet", "--overwrite"], []
+    for factor in (1, 2):
+        table.assign(hours=factor * table["hours"]).to_csv(file, index=False)
         assert main(command) == 0
         means.append(pd.read_csv(predictions)["mean"])
     np.testing.assert_allclose(means[1], 2 * means[0], rtol=1e-4)
-    bad = table.assign(hours=table["hours"].where(table.index != 3, -1.0))
-    bad.to_csv(tmp_path / "bad.csv", index=False)
-    command[3] = str(tmp_path / "bad.csv")
+    table.assign(hours=table["hours"].where(table.index != 3, -1.0)).to_csv(file, index=False)
     assert main(command) == 2 and "row 5: -1.0 is no exposure" in capsys.readouterr().err
-    assert main([*command, "--on-bad-row", "skip"]) == 0 and len(pd.read_csv(predictions)) == len(table) - 1
+    data = bp.dataset(table, "count", task="counts", exposure="hours")
+    with isolated(0), pytest.raises(bp.UserError, match="my-network takes no exposure"):
+        bp.fit(torch.nn.Linear(4, 1), data, progress=False)
+    with pytest.raises(bp.UserError, match="no column 'hours', which this model needs"):
+        bp.load_inputs(table.drop(columns="hours"), data.schema)
+
+
+# -- several targets with correlated noise ----------------------------------------------------------------------
+def test_correlated_noise_is_a_multivariate_normal():
+    """Of several draws: joint density, variances, and the covariance of draws of y."""
+    likelihood, g = CorrelatedNoise((5.0, -1.0, 2.0), (3.0, 0.2, 1.0)), torch.Generator().manual_seed(0)
+    f, y = torch.randn(4, 7, 3, generator=g), torch.randn(4, 7, 3, generator=g)
+    own = {site: 0.5 * torch.randn(4, 3, generator=g) for site in likelihood.initial}
+    with isolated(0), poutine.trace() as trace, poutine.condition(data=own):
+        likelihood(f, y)
+        drawn = trace.trace.nodes["y"]["fn"].base_dist.rsample((20_000,))
+    trace.trace.compute_log_prob()
+    components = trace.trace.nodes["y"]["fn"].base_dist
+    scale, lower = torch.tensor([3.0, 0.2, 1.0]), torch.tril_indices(3, 3, -1)
+    for s in range(4):
+        b = torch.zeros(3, 3)
+        b[lower[0], lower[1]] = own["noise_slopes"][s]
+        root = scale[:, None] * torch.linalg.inv(torch.eye(3) - b) * own["log_noise"][s].exp()
+        exact = stats.multivariate_normal([0, 0, 0], (root @ root.T).numpy())
+        error = y[s] - torch.tensor([5.0, -1.0, 2.0]) - scale * f[s]
+        np.testing.assert_allclose(trace.trace.nodes["y"]["log_prob"][s], exact.logpdf(error.numpy()), rtol=1e-4)
+        np.testing.assert_allclose(components.variance[s, 0], exact.cov.diagonal(), rtol=1e-4)
+        correlation = np.corrcoef(drawn[:, s, 0].T.numpy())
+        deviation = exact.cov.diagonal() ** 0.5
+        np.testing.assert_allclose(correlation, exact.cov / np.outer(deviation, deviation), atol=4 / 20_000**0.5)
+
+
+def test_correlated_noise_is_learned_and_predicted(tmp_path):
+    """Of a correlation ρ knowing one target is worth −½ log(1 − ρ²) nats of the other; each by itself is the same."""
+    rng = np.random.default_rng(0)
+    x, noise = rng.normal(size=(700, 2)), rng.multivariate_normal([0, 0], [[1, 0.9], [0.9, 1]], 700)
+    data = bp.dataset(x, x @ [[2.0, 0.0], [0.0, 1.0]] + noise)
+    own, fit = (bp.fit(bp.MLP(hidden=(), noise=kind), data, bp.MAP(epochs=800), progress=False)
+                for kind in ("learned", "correlated"))  # fmt: skip
+    apart, joint = bp.predict(own, data.x_test), bp.predict(fit, data.x_test)
+    gain = (joint.log_prob(data.y_test) - apart.log_prob(data.y_test)).double()
+    error = gain.std().item() / len(gain) ** 0.5
+    assert abs(gain.mean().item() + 0.5 * math.log(1 - 0.81)) < 4 * error + 0.05
+    np.testing.assert_allclose(joint.total.mean(0), [1, 1], rtol=0.2)
+    covariance = torch.linalg.inv(joint.components.rows[0, 0].mT @ joint.components.rows[0, 0]).numpy()
+    exact = stats.multivariate_normal([0, 0], covariance).logpdf((data.y_test - joint.mean).numpy())
+    np.testing.assert_allclose(joint.log_prob(data.y_test), exact, rtol=1e-3)
+    assert metrics.evaluate(joint, data.y_test).flat()["nll"] == pytest.approx(-exact.mean(), rel=1e-3)
+    assert joint.noise_correlation[0, 1].item() == pytest.approx(0.9, abs=4 * (1 - 0.81) / len(data.x_train) ** 0.5)
+    fit.save(tmp_path)
+    again = bp.predict(bp.load(tmp_path), data.x_test)[:3].of_draws([0])
+    assert torch.equal(again.target(1).mean, joint.mean[:3, 1])
+    with pytest.raises(bp.UserError, match="noise=correlated is of several targets"):
+        bp.MLP(noise="correlated").model(bp.Schema("regression", (2,)))

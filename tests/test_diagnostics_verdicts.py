@@ -51,36 +51,26 @@ def sound(diagnosis):
     assert diagnosis.verdicts[0].about == "overall" and diagnosis.level == diagnosis.verdicts[0].level
     for verdict in diagnosis.verdicts:
         assert verdict.level in LEVELS and verdict.sentence.endswith(".") and "nan" not in verdict.sentence.split()
-        assert verdict.sentence[0].isupper() or verdict.sentence[0].isdigit()
     plain = diagnosis.to_dict()
     assert json.loads(json.dumps(plain, allow_nan=False)) == plain
-    assert plain["statistics"].keys() == diagnosis.statistics.keys()
     assert len(diagnosis.weights) == diagnosis.statistics["weights_shown"] <= 200
     return diagnosis
 
 
 def test_exact_draws():
-    steps = []
-    found = sound(diagnose(exact(), DATA, progress=lambda done, of: steps.append((done, of))))
+    found, prediction = sound(diagnose(exact(), DATA)), bp.predict(exact(), DATA.x_test, num_draws=2000)
     s = found.statistics
-    assert found.level == "good" and "The chains agree about what the network predicts" in found.verdicts[0].sentence
     assert all(v.level == "good" for v in found.verdicts)
     assert s["rhat_max"] < 1.01 and s["rhat_share"] == 1 and 1200 < s["ess_bulk_min"] <= 3000 and s["points"] == 20
     assert s["chains"] == 4 and s["draws"] == 500 and s["divergences"] == s["stuck_chains"] == 0 and "nested" not in s
     assert s["mcse_max"] == pytest.approx(2000**-0.5, rel=0.3)
     assert s["pareto_k_bad"] == 0 and s["loo_rows"] == 60 and "khat" not in s
     assert 3.5 < s["p_loo"] < 6.5  # five weights
-    assert steps == [(i, 6) for i in range(7)]
-    row = found.weights[4]
+    row, outputs = found.weights[4], found.series["outputs"]
     assert row["name"] == "layers.0.bias[0]" and row["mean"] == pytest.approx(PROBLEM.mean[4].item(), abs=0.02)
     assert row["sd"] == pytest.approx(torch.linalg.inv(PROBLEM.precision)[4, 4].sqrt().item(), rel=0.1)
-
-
-def test_outputs_are_those_of_the_predictions_draw_by_draw():
-    series, prediction = diagnose(exact(), DATA).series, bp.predict(exact(), DATA.x_test, num_draws=2000)
-    assert series["output_labels"][0] == "mean of y, test point 1" and series["outputs"].shape[:2] == (CHAINS, DRAWS)
-    assert np.array_equal(series["outputs"][..., 0].ravel(), prediction.locs[:, 0].numpy())
-    assert series["weights"].shape == (CHAINS, DRAWS, 5) and series["weight_labels"][0] == "layers.0.weight[0, 0]"
+    assert np.array_equal(outputs[..., 0].ravel(), prediction.locs[:, 0].numpy()), "those of the predictions"
+    assert outputs.shape[:2] == (CHAINS, DRAWS) and found.series["weights"].shape == (CHAINS, DRAWS, 5)
 
 
 def autocorrelated(unit):
@@ -95,69 +85,40 @@ def put(unit, where, value):
 
 
 @pytest.mark.parametrize(
-    ("change", "levels", "words", "stuck"),
+    ("change", "words", "stuck"),
     [
-        (lambda u: put(u, 0, 1.0), ("bad",), "the chains disagree about what the network predicts", []),
-        (autocorrelated, ("caution", "bad"), "effective draws of 2,000", []),
-        (lambda u: put(u, 2, 6.0), ("bad",), "1 chain got stuck", [2]),
-        (lambda u: put(u, 1, lambda u: u[1, :1]), ("bad",), "1 chain got stuck", [1]),
-        (lambda u: u[:1, :1].expand(4, 20, 5).clone(), ("bad",), "did not move", [0, 1, 2, 3]),
-        (lambda u: put(u, (3, slice(10, None)), torch.nan), ("bad",), "490 draws of 2,000 predict", [3]),
+        (lambda u: put(u, 0, 1.0), "the chains disagree about what the network predicts", []),
+        (autocorrelated, "effective draws of 2,000", []),
+        (lambda u: put(u, 2, 6.0), "1 chain got stuck", [2]),
+        (lambda u: put(u, 1, lambda u: u[1, :1]), "1 chain got stuck", [1]),
+        (lambda u: u[:1, :1].expand(4, 20, 5).clone(), "did not move", [0, 1, 2, 3]),
+        (lambda u: put(u, (3, slice(10, None)), torch.nan), "490 draws of 2,000 predict", [3]),
     ],
     ids=["apart", "slow", "poor mode", "frozen", "none moved", "not finite"],
 )
-def test_chains_in_trouble(change, levels, words, stuck):
+def test_chains_in_trouble(change, words, stuck):
     found = sound(diagnose(exact(change), DATA))
-    assert found.level in levels and words in found.verdicts[0].sentence
-    assert np.flatnonzero(found.series["stuck"]).tolist() == stuck
+    assert found.level == "bad" or (found.level == "caution" and change is autocorrelated)
+    assert words in found.verdicts[0].sentence and np.flatnonzero(found.series["stuck"]).tolist() == stuck
     assert found.statistics["stuck_chains"] == len(stuck) and (said(found, "stuck chains") is None) == (not stuck)
-    assert found.statistics.get("rhat_max", 0.0) > 1.05 or "disagree" not in words
-    assert found.statistics.get("ess_bulk_min", 0.0) < 250 or "effective" not in words
 
 
 def test_divergences_and_the_other_warnings():
     g = torch.Generator().manual_seed(5)
     diverging = (torch.rand(CHAINS, DRAWS, generator=g) < 0.05).double()
     deep, slow = torch.full((CHAINS, DRAWS), 3.0), torch.randn(CHAINS, DRAWS, generator=g).cumsum(1)
-    accepted = torch.full((CHAINS, DRAWS), 0.1)
-    stats = {"diverging": diverging, "tree_depth": deep, "energy": slow, "acceptance_rate": accepted}
+    stats = {"diverging": diverging, "tree_depth": deep, "energy": slow, "acceptance_rate": 0.1 + 0 * deep}
     settings = {"max_tree_depth": 3, "temperature": 0.5}
     found = sound(diagnose(exact(stats=stats, method_settings=settings), DATA))
-    assert found.level == "caution" and found.statistics["divergences"] == diverging.sum()
-    assert said(found, "divergences").level == "bad" and "target_accept" in said(found, "divergences").sentence
-    assert said(found, "trajectories").sentence.startswith("100%")
-    assert "BFMI" in said(found, "energy").sentence and "10%" in said(found, "acceptance").sentence
-    assert "temperature 0.5" in said(found, "temperature").sentence
-    few = exact(stats={"diverging": torch.zeros(CHAINS, DRAWS).index_fill(1, torch.tensor([7]), 1.0)})
-    verdict = said(diagnose(few, DATA), "divergences")  # of a sampler that accepts every proposal
-    assert verdict.level == "caution" and "energy_variance" in verdict.sentence and "accept" not in verdict.sentence
-
-
-@pytest.mark.parametrize(("lr", "level"), [(0.05, "bad"), (0.001, "not bad")])
-def test_a_step_size_that_is_too_large_is_named(lr, level):
-    """SGHMC with a learned noise leaves the posterior at lr 0.05: predictions spread over 1e9 and more."""
-    g = torch.Generator().manual_seed(0)
-    x = torch.randn(40, 2, generator=g)
-    y = 2 * x[:, 0] + 0.3 * torch.randn(40, generator=g)
-    data = dataset(x, y, bp.Schema("regression", (2,), y_scale=2.0), x[:10], y[:10])
-    posterior = bp.fit(bp.MeanField(hidden=(), prior="fan-in:1"), data, bp.SGHMC(epochs=600, lr=lr), progress=False)
-    found = diagnose_chains(posterior, data)
-    kinetic, sentence = found.statistics["kinetic_temperature"], found.verdicts[0].sentence
-    if level == "bad":
-        assert kinetic > 1.8 and found.statistics["spread_max"] > 1e9 and found.level == "bad"
-        assert "kinetic temperature" in sentence and "ran away" in sentence and "--set lr=" in sentence
-        assert "draws=" not in sentence and said(found, "kinetic temperature").level == "bad"
-    else:
-        assert abs(kinetic - 1) < 0.5 and "kinetic temperature" not in sentence and said(found, "spread") is None
-
-
-def test_causes_of_a_sampler_that_has_not_converged_come_before_more_draws():
-    deep = torch.full((CHAINS, DRAWS), 3.0)
-    stats = {"tree_depth": deep, "acceptance_rate": 0.9 + 0 * deep}
-    stats |= {"diverging": (torch.arange(CHAINS * DRAWS) % 5 == 0).double().view(CHAINS, DRAWS)}
-    shifted = exact(lambda u: u + torch.arange(4.0)[:, None, None], stats=stats, method_settings={"max_tree_depth": 3})
-    sentence = diagnose_chains(shifted, DATA).verdicts[0].sentence
-    order = [sentence.index(word) for word in ("diverged", "cut at their longest", "target_accept", "draws=")]
+    assert found.level == "caution" and said(found, "divergences").level == "bad"
+    for about, words in (
+        ("divergences", "target_accept"), ("trajectories", "100%"), ("energy", "BFMI"), ("acceptance", "10%"),
+        ("temperature", "temperature 0.5"),
+    ):  # fmt: skip
+        assert words in said(found, about).sentence
+    shifted = exact(lambda u: u + torch.arange(4.0)[:, None, None], stats=stats, method_settings=settings)
+    sentence = diagnose_chains(shifted, DATA).verdicts[0].sentence  # causes come before more draws
+    order = [sentence.index(word) for word in ("diverged", "cut at their longest", "draws=")]
     assert sentence.startswith("Not converged") and order == sorted(order)
 
 
@@ -168,25 +129,30 @@ def test_superchains():
     plain = diagnose(exact(autocorrelated, 128, 10), DATA)
     assert nested.statistics["nested"] == 1 and "nested R-hat" in nested.verdicts[0].sentence
     assert nested.statistics["rhat_max"] < 1.1 < 1.2 < plain.statistics["rhat_max"]
-    found = function_space(exact(autocorrelated, 128, 10, stats={"superchain": groups}), DATA.x_test)
-    assert found.nested and found.worst == pytest.approx(nested.statistics["rhat_max"], rel=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("chains", "draws", "words"),
-    [(4, 9, "4 chains of 9 draws"), (1, 2, "1 chain of 2 draws")],
-)
-def test_too_few_draws(chains, draws, words):
-    found = sound(diagnose(exact(chains=chains, draws=draws), DATA))
-    assert found.level == "bad" and words in found.verdicts[0].sentence and "set chains=4" in found.verdicts[0].sentence
-    assert "ess_bulk_min" not in found.statistics
+def test_a_step_size_that_is_too_large_is_named():
+    """SGHMC with a learned noise leaves the posterior at lr 0.05: predictions spread over 1e9 and more."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(40, 2, generator=g)
+    y = 2 * x[:, 0] + 0.3 * torch.randn(40, generator=g)
+    data = dataset(x, y, bp.Schema("regression", (2,), y_scale=2.0), x[:10], y[:10])
+    posterior = bp.fit(bp.MeanField(hidden=(), prior="fan-in:1"), data, bp.SGHMC(epochs=600, lr=0.05), progress=False)
+    found = diagnose_chains(posterior, data)
+    assert found.level == "bad" and found.statistics["kinetic_temperature"] > 1.8
+    sentence = found.verdicts[0].sentence
+    assert "kinetic temperature" in sentence and "ran away" in sentence and "--set lr=" in sentence
 
 
-def test_no_test_rows():
+def test_no_test_rows_few_draws_and_members():
     found = sound(diagnose(exact(), PROBLEM.data))
     assert "60 training points" in found.verdicts[0].sentence and "no test rows" in said(found, "test rows").sentence
-    with pytest.raises(bp.UserError, match=r"inputs of shape \(3,\)"):
-        diagnose(exact(), correlated(num=20, inputs=3).data)
+    few = sound(diagnose(exact(chains=4, draws=9), DATA))
+    assert few.level == "bad" and "4 chains of 9 draws" in few.verdicts[0].sentence
+    members = sound(diagnose(replace(exact(chains=5, draws=1), stats={}), DATA))
+    assert members.level == "caution" and members.verdicts[0].sentence.startswith("5 networks")
+    with pytest.raises(bp.UserError, match="holds 1 of 1"):
+        function_space(exact(chains=1, draws=1), PROBLEM.data.x_train)
 
 
 def test_a_wrong_model_is_noticed():
@@ -199,7 +165,6 @@ def test_a_wrong_model_is_noticed():
     assert said(wide, "calibration").level == "caution"
 
 
-# -- what is no chain ----------------------------------------------------------------------------------------------
 def guided(narrower=1.0, problem=PROBLEM, moments=None, **about):
     """The exact posterior as a guide, with all standard deviations divided by ``narrower``; moments as of ``exact``."""
     mean, precision = moments or (problem.mean, problem.precision)
@@ -217,24 +182,10 @@ def test_a_good_and_a_bad_approximation():
     assert good.level == "good" and good.statistics["khat"] < 0.7 and "close to the exact" in good.verdicts[0].sentence
     assert said(good, "training").level == "good" and "rhat_max" not in good.statistics
     assert bad.level == "caution" and bad.statistics["khat"] > 0.7 and "--inference nuts" in bad.verdicts[0].sentence
-    chains = diagnose(exact(), DATA).statistics
-    assert good.statistics["elpd_loo"] == pytest.approx(chains["elpd_loo"], abs=0.3)
     assert "elpd_loo" not in bad.statistics and "left out" in said(bad, "leave-one-out").sentence
-
-
-def test_training_that_had_not_settled():
     rising = replace(guided(1.0), trace={"elbo": [-500.0 + i for i in range(100)]})
     found = sound(diagnose(rising, DATA))
     assert said(found, "training").level == "caution" and found.statistics["elbo_rise"] == pytest.approx(10)
-    noise = torch.randn(100, generator=torch.Generator().manual_seed(0)) * 20
-    assert diagnose(replace(rising, trace={"elbo": noise.tolist()}), DATA).statistics["elbo_rise"] == 0
-    assert "elbo_rise" not in diagnose(replace(rising, trace={"elbo": [-1.0] * 19}), DATA).statistics
-
-
-def test_members():
-    members = sound(diagnose(replace(exact(chains=5, draws=1), stats={}), DATA))
-    assert members.level == "caution" and members.verdicts[0].sentence.startswith("5 networks")
-    assert members.series["outputs"].shape == (5, 1, 6) and "elpd_loo" not in members.statistics
 
 
 def classifier(classes, draws):
@@ -257,22 +208,14 @@ def test_classes_and_the_label_of_an_output(classes):
     assert found.statistics["points"] == 4 and found.series["replicated"].max() < len(classes)
 
 
-# -- function space ------------------------------------------------------------------------------------------------
 def test_exchanged_units_are_no_disagreement():
-    """A network's chains with their hidden units renamed and signs flipped: weights apart, functions together."""
+    """A network's chains with signs flipped: weights apart, functions together."""
     schema, g = bp.Schema("regression", (1,)), torch.Generator().manual_seed(2)
     with bp.isolated(0):
         model = bp.MeanField(hidden=(2,), activation="tanh", noise=0.5).model(schema)
-    chains = {s: torch.randn(v.shape, generator=g) + torch.zeros(2, 100, *v.shape) for s, v in model.initial.items()}
-    chains = {s: v + 0.1 * torch.randn(v.shape, generator=g) for s, v in chains.items()}
+    place = {s: torch.randn(v.shape, generator=g) for s, v in model.initial.items()}
+    chains = {s: v + 0.1 * torch.randn(2, 100, *v.shape, generator=g) for s, v in place.items()}
     for site in ("layers.0.weight", "layers.0.bias", "layers.1.weight"):
         chains[site][1] *= -1  # tanh is odd
-    posterior = bp.Posterior(model, schema, chains=chains)
-    assert arviz.rhat(chains["layers.0.weight"][:, :, 0, 0].numpy()) > 1.5
-    assert function_space(posterior, torch.linspace(-1, 1, 5)[:, None]).rhat.max() < 1.1
-
-
-def test_function_space_refuses_what_is_no_chain():
-    for posterior, why in ((guided(1.0), "this posterior is a guide"), (exact(chains=1, draws=1), "holds 1 of 1")):
-        with pytest.raises(bp.UserError, match=why):
-            function_space(posterior, PROBLEM.data.x_train)
+    found = function_space(bp.Posterior(model, schema, chains=chains), torch.linspace(-1, 1, 5)[:, None])
+    assert arviz.rhat(chains["layers.0.weight"][:, :, 0, 0].numpy()) > 1.5 and found.rhat.max() < 1.1

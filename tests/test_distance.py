@@ -1,13 +1,24 @@
-"""Distances between predictions, by numbers that can be worked out by hand."""
+"""Predictions by closed forms: their distances, intervals, expected losses, and what they rest on."""
 
 import math
+from types import SimpleNamespace
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
-from pyro.distributions import Categorical, Normal
+from conjugate import correlated
+from pyro.distributions import Categorical, LogNormal, Normal, Poisson
+from scipy import stats
+from test_conformal import simulated
 
 import bnn_pyro as bp
+from bnn_pyro import plots
+from bnn_pyro.calibration import Conformal
+from bnn_pyro.diagnostics.draws import as_chain
+from bnn_pyro.errors import UserError
 from bnn_pyro.metrics import agreement, distance_floor, distances, total_variation, wasserstein
+from bnn_pyro.parts.mixtures import Mixture
 from bnn_pyro.predictive import Prediction
 
 
@@ -28,65 +39,186 @@ B = classes([[0.2, 0.5, 0.3], [0.6, 0.3, 0.1]])
 
 def test_classification_by_hand():
     """Total variation: ½(0.4 + 0.3 + 0.1) = 0.4 and ½(0.1 + 0.15 + 0.05) = 0.15; the labels agree at one of two."""
-    assert agreement(A, B).value == 0.5
-    assert total_variation(A, B).value == pytest.approx(0.275)
+    assert agreement(A, B).value == 0.5 and total_variation(A, B).value == pytest.approx(0.275)
     assert agreement(A, A).value == 1.0 and total_variation(A, A) == (0.0, 0.0, 0.0)
-    assert total_variation(B, A) == total_variation(A, B)
 
 
 def test_wasserstein_by_hand():
     """Shifted Normals: the shift. Normals of one mean: |σ − σ'| √(2/π). Mixtures: by their quantile functions."""
     a = normals([[0.0, 1.0, -2.0]], 0.5)
     assert wasserstein(a, normals([[0.25, 0.25, 1.0]], 0.5)).value == pytest.approx((0.25 + 0.75 + 3.0) / 3, rel=1e-3)
-    assert wasserstein(normals([[3.0]], 1.0), normals([[3.0]], 2.5)).value == pytest.approx(
-        1.5 * math.sqrt(2 / math.pi), rel=1e-3
-    )
-    # ½δ₀ + ½δ₂ against δ₁, blurred by too little to matter: every half moves by 1.
-    assert wasserstein(normals([[0.0], [2.0]], 0.01), normals([[1.0]], 0.01)).value == pytest.approx(1.0, abs=0.02)
-    levels = (torch.arange(2000) + 0.5) / 2000
+    spread = wasserstein(normals([[3.0]], 1.0), normals([[3.0]], 2.5)).value
+    assert spread == pytest.approx(1.5 * math.sqrt(2 / math.pi), rel=1e-3)
+    levels = ((torch.arange(2000) + 0.5) / 2000).tolist()
     p, q = normals([[0.0], [2.0], [2.5]], [[0.3], [0.1], [1.0]]), normals([[0.5], [1.0]], [[0.4], [2.0]])
-    exact = (p.quantile(levels.tolist()) - q.quantile(levels.tolist())).abs().mean().item()
+    exact = (p.quantile(levels) - q.quantile(levels)).abs().mean().item()
     assert wasserstein(p, q).value == pytest.approx(exact, rel=5e-3)
 
 
 def test_the_floor_of_independent_draws():
     """One point, p = ½ ± δ at random: the halves of S draws differ by |Normal(0, 2δ/√S)| in total variation."""
     draws, delta = 1000, 0.2
-    g = torch.Generator().manual_seed(0)
-    up = torch.rand(draws, 100, 1, generator=g) < 0.5
-    p = 0.5 + delta * (2.0 * up - 1.0)
+    p = 0.5 + delta * (2.0 * (torch.rand(draws, 100, 1, generator=torch.Generator().manual_seed(0)) < 0.5) - 1.0)
     a = Prediction(Categorical(logits=torch.cat([p, 1 - p], -1).log()))
-    floor = distance_floor(a)
-    expected = 2 * delta / math.sqrt(draws) * math.sqrt(2 / math.pi)
-    assert floor["total_variation"].value == pytest.approx(expected, rel=0.1)
-    low, high = floor["total_variation"][1:]
-    assert low < floor["total_variation"].value < high < 1.5 * expected
+    floor, expected = distance_floor(a), 2 * delta / math.sqrt(draws) * math.sqrt(2 / math.pi)
+    value, low, high = floor["total_variation"]
+    assert value == pytest.approx(expected, rel=0.1) and low < value < high < 1.5 * expected
     assert floor["agreement"].value < 0.6  # the label of p = ½ is a coin
     assert distance_floor(a) == floor != distance_floor(a, seed=1)
 
 
 def test_the_floor_of_chains_needs_blocks():
     """Two chains that stay apart: halves of single draws hide it, halves of chains show it."""
-    p = torch.tensor([0.3] * 100 + [0.7] * 100)[:, None, None]
-    a = Prediction(Categorical(logits=torch.cat([p, 1 - p], -1).log()))
-    assert distance_floor(a, block=100)["total_variation"].value == pytest.approx(0.4)
-    assert distance_floor(a)["total_variation"].value < 0.1
     stuck = normals([[0.0]] * 100 + [[1.0]] * 100, 1.0)
     assert distance_floor(stuck, block=100)["wasserstein"].value == pytest.approx(1.0, rel=1e-3)
+    assert distance_floor(stuck)["wasserstein"].value < 0.25
 
 
-def test_refused():
-    regression = normals([[0.0, 1.0]], 1.0)
-    for call, message in [
-        (lambda: agreement(regression, regression), "'probs' belongs to classification"),
-        (lambda: wasserstein(A, B), "belongs to regression"),
-        (lambda: distances(A, regression), "cannot compare a classification with a regression"),
-        (lambda: total_variation(A, B[:1]), "2 and 1 points"),
-        (lambda: total_variation(A, classes([[0.5, 0.5], [0.5, 0.5]])), "3 and 2 classes"),
-        (lambda: agreement(A[:0], B[:0]), "nothing to compare"),
-        (lambda: distance_floor(B), "two blocks of draws"),
-        (lambda: distance_floor(A, block=2), "two blocks of draws"),
-        (lambda: wasserstein(normals([[math.nan]], 1.0), normals([[0.0]], 1.0)), "not finite at row 0"),
-    ]:
-        with pytest.raises(bp.UserError, match=message):
+@pytest.mark.parametrize(
+    ("metric", "a", "b", "message"),
+    [
+        (agreement, normals([[0.0]], 1.0), normals([[0.0]], 1.0), "'probs' belongs to classification"),
+        (wasserstein, A, B, "belongs to regression"),
+        (distances, A, normals([[0.0, 1.0]], 1.0), "cannot compare a classification with a regression"),
+        (total_variation, A, B[:1], "2 and 1 points"),
+        (lambda a, b: distance_floor(b), A, B, "two blocks of draws"),
+        (wasserstein, normals([[math.nan]], 1.0), normals([[0.0]], 1.0), "not finite at row 0"),
+    ],
+)
+def test_refused(metric, a, b, message):
+    with pytest.raises(UserError, match=message):
+        metric(a, b)
+
+
+# -- decisions ----------------------------------------------------------------------------------------------------
+def test_predictive_intervals_sets_and_decisions():
+    prediction, _ = simulated("regression", 30)
+    low, high, _, kind, note = prediction.interval(0.8)
+    torch.testing.assert_close(torch.stack([low, high]).float(), prediction.quantile([0.1, 0.9]).float())
+    assert kind == "predictive" and "if the model is right" in note
+    labels = classes([[0.5, 0.3, 0.2], [0.9, 0.06, 0.04]])
+    assert labels.set(0.7).members.tolist() == [[True, True, False], [True, False, False]]
+    assert labels.decide().tolist() == [0, 0]
+    assert labels.decide(abstain_cost=0.3).tolist() == [-1, 0]  # expected costs 0.5 and 0.1
+    # Missing class 2 costs 10: action 1 (treat) costs 1 always; 10 · 0.2 > 1 > 10 · 0.04.
+    cost = [[0, 0, 10], [1, 1, 1]]
+    assert labels.decide(cost).tolist() == [1, 0] and labels.decide(cost, abstain_cost=0.7).tolist() == [-1, 0]
+    with pytest.raises(UserError, match=r"\(actions, 3\)"):
+        labels.decide([[0, 1]])
+    with pytest.raises(UserError, match="classification"):
+        prediction.set(0.8)
+
+
+def test_the_expected_loss_of_a_mixture_has_its_closed_form():
+    """Of squared errors variance + bias², of a threshold 1 − F, of a stock the partial moments, of counts a sum."""
+    prediction, _ = simulated("regression", 30)
+    loc, scale = (v.double().numpy() for v in (prediction.locs, prediction.scales))
+    squared = prediction.risk(lambda y: (y - 0.3).square()).expected
+    expected = (scale**2 + (loc - 0.3) ** 2).mean(0)
+    torch.testing.assert_close(squared, torch.tensor(expected), rtol=1e-3, atol=1e-4)
+    over = prediction.risk(lambda y: (y > 0.1).double()).expected
+    torch.testing.assert_close(over, 1 - prediction.cdf(torch.full((30,), 0.1).double()), rtol=0, atol=5e-3)
+    # A piece left costs 1, one missing 3: E(a − Y)⁺ + 3 E(Y − a)⁺, least where a is the quantile of ¾.
+    stock = torch.linspace(-3, 3, 241, dtype=torch.float64)
+    loss = lambda y: (stock - y[..., None]).clamp_min(0) + 3 * (y[..., None] - stock).clamp_min(0)  # noqa: E731
+    risk = prediction.risk(loss)
+    z = (stock.numpy()[:, None, None] - loc) / scale
+    left = scale * (z * stats.norm.cdf(z) + stats.norm.pdf(z))
+    exact = (left + 3 * (left - (stock.numpy()[:, None, None] - loc))).mean(1).T
+    torch.testing.assert_close(risk.expected, torch.tensor(exact), rtol=2e-3, atol=1e-3)
+    assert risk.kind == "predictive" and "if the predictive distribution is" in risk.note
+    torch.testing.assert_close(stock[prediction.decide(loss)], prediction.quantile(0.75)[0].double(), rtol=0, atol=0.03)
+    rate = torch.tensor([[0.5, 30.0], [2.0, 40.0]])
+    counts = Mixture(Poisson(rate)).risk(lambda y: y * (y - 1)).expected  # E Y(Y − 1) = rate²
+    torch.testing.assert_close(counts, rate.double().square().mean(0), rtol=2e-3, atol=0)
+
+
+def test_the_risk_of_a_log_scale_of_a_conformal_prediction_and_of_bad_losses():
+    prediction, y = simulated("regression", 40)
+    prediction.guarantee = Conformal.fit("cqr", prediction, y).at(40)
+    assert "conformal method changes intervals" in prediction.risk(lambda y: y).note
+    skewed = Mixture(LogNormal(torch.zeros(1, 3), torch.full((1, 3), 0.5)))
+    torch.testing.assert_close(skewed.risk(lambda y: y).expected, torch.full((3,), 1.1331).double(), rtol=2e-3, atol=0)
+    labels, _ = simulated("classification", 4)
+    for call, message in (
+        (lambda: prediction.risk(lambda y: y.sum(0)), "must be finite, of shape"),
+        (lambda: prediction.risk(lambda y: y / 0), "must be finite"),
+        (lambda: prediction.risk(torch.eye(2)), "a function of targets of numbers"),
+        (lambda: labels.risk(lambda y: y), "a loss is a matrix"),
+        (lambda: prediction.decide(), "classification"),
+    ):
+        with pytest.raises(UserError, match=message):
             call()
+
+
+# -- explanations ----------------------------------------------------------------------------------------------------
+NOISE, DRAWS = 0.7, 40
+
+
+@pytest.fixture(scope="module")
+def linear():
+    """40 draws of a linear network of 3 inputs, of which the last has no weight in any of them."""
+    problem = correlated(num=60, inputs=3, noise=NOISE)
+    fitted = bp.fit(problem.entry(), problem.data, bp.SVI(epochs=2), progress=False)
+    weight = 1 + 0.2 * torch.randn(DRAWS, 1, 3, generator=torch.Generator().manual_seed(1))
+    weight[..., 2] = 0.0
+    draws = {"layers.0.weight": weight, "layers.0.bias": torch.zeros(DRAWS, 1)}
+    return SimpleNamespace(posterior=as_chain(fitted, draws), data=problem.data, weight=weight[:, 0].double())
+
+
+def test_importance_of_a_linear_network_is_its_formula(linear):
+    """E over permutations of (r + w (x − x'))² − r² is 2 w cov(r, x) + 2 w² var(x), of each draw."""
+    x, y = linear.data.x_train.double(), linear.data.y_train.double()
+    residual = y[:, None] - x @ linear.weight.mT  # (N, S)
+    covariance = torch.einsum("ns,nj->sj", residual - residual.mean(0), x - x.mean(0)) / len(x)
+    exact = 2 * linear.weight * (covariance + linear.weight * x.var(0, correction=0)) / y.var(correction=0)  # (S, 3)
+    right = exact.quantile(torch.tensor([0.5, 0.05, 0.95]).double(), 0).mT.numpy()
+    found = [bp.explain(linear.posterior, linear.data, num_draws=DRAWS, seed=seed) for seed in range(4)]
+    names, columns = ["feature 0", "feature 1", "feature 2"], ["importance", "low", "high"]
+    tables = np.array([one.importance.loc[names, columns] for one in found])  # (4, 3 columns, 3 numbers)
+    mean, error = tables.mean(0), tables.std(0, ddof=1) / 2
+    assert (np.abs(mean - right) < 4 * error.mean() + 1e-6).all(), (mean, right, error)
+    assert found[0].rows == "60 training rows" and np.abs(tables[:, 2]).max() < 1e-6
+
+
+def test_dependence_of_a_linear_network_is_its_weights(linear):
+    found = bp.explain(linear.posterior, linear.data, num_draws=DRAWS, num=2)
+    assert list(found.dependence) == list(found.importance.index[:2]) and found.outputs == ["mean of y"]
+    for name, (values, outputs) in found.dependence.items():
+        slopes = (outputs[:, -1, 0] - outputs[:, 0, 0]) / (values[-1] - values[0])
+        assert np.allclose(slopes, linear.weight[:, int(name[-1])], atol=1e-4) and outputs.shape == (DRAWS, 20, 1)
+
+
+def test_on_a_log_scale_it_is_the_logarithm_that_is_explained():
+    """One draw whose mean of y is beyond any number of the data would else be all that is seen."""
+    g, found = torch.Generator().manual_seed(0), []
+    x = torch.randn(60, 2, generator=g).numpy()
+    y = np.exp(x[:, 0] + 0.3 * torch.randn(60, generator=g).numpy())
+    for target, scale in ((y, "log"), (np.log(y), "identity")):
+        data = bp.dataset(x, target, target_scale=scale)
+        fitted = bp.fit(bp.MeanField(hidden=(), noise="heteroscedastic"), data, bp.SVI(epochs=2), progress=False)
+        draws = {site: value.clone() for site, value in fitted.draw(DRAWS, seed=0).items()}
+        draws["layers.0.bias"][0, 1] += 6.0  # a noise of e⁶ times the others
+        found.append(bp.explain(as_chain(fitted, draws), data, num_draws=DRAWS))
+    np.testing.assert_allclose(*(one.importance.to_numpy() for one in found), rtol=1e-3, atol=1e-5)
+    logarithm, plain = (next(iter(one.dependence.values())).outputs for one in found)
+    np.testing.assert_allclose(logarithm, np.exp(plain), rtol=1e-3)
+
+
+def test_categories_and_gaps_are_set_as_in_the_users_own_rows():
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"area": rng.normal(60, 20, 90), "town": rng.choice(["north", "south", "west"], 90)})
+    frame["class"] = np.where((frame["town"] == "north") == (rng.random(90) < 0.9), "dear", "cheap")
+    frame.loc[:5, "area"] = np.nan
+    data = bp.dataset(frame, "class", missing="indicator")
+    posterior = bp.fit(bp.MeanField(hidden=(3,)), data, bp.SVI(epochs=300), progress=False)
+    found = bp.explain(posterior, data, num_draws=10)
+    assert found.importance.index[0] == "town" and found.outputs == ["P(class = dear)"]
+    values, outputs = found.dependence["town"]
+    rows = frame.loc[data.index_train.numpy() if len(data.x_test) < 20 else data.index_test.numpy()]
+    for k, town in enumerate(values):
+        own = bp.predict(posterior, rows.assign(town=town).drop(columns="class"), num_draws=10)
+        assert outputs[:, k, 0] == pytest.approx(own.probs[..., 1].mean(1).numpy(), abs=1e-5)
+    assert len(found.dependence["area"].values) == 20 and np.isfinite(found.dependence["area"].outputs).all()
+    assert [ax.get_xlabel() for ax in plots.partial_dependence(found)] == ["town", "area"]
+    assert [t.get_text() for t in plots.permutation_importance(found).get_yticklabels()] == ["town", "area"]

@@ -1,16 +1,18 @@
-"""Early stopping: the best epoch by the validation rows is kept, and that is all that these rows do."""
+"""Point estimates: the best epoch by the validation rows is kept; ensembles of them; and how both are resumed."""
 
 import math
+import signal
+import time
 from dataclasses import replace
 
 import pytest
 import torch
-from monte_carlo import stop_at
+from conjugate import correlated
+from monte_carlo import same, stop_at
 
 import bnn_pyro as bp
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
 from bnn_pyro.inference.early_stopping import EarlyStopping, hold_out
-from bnn_pyro.inference.potential import log_likelihood
 
 ENTRY = bp.MLP(hidden=(20,), prior="normal:3", noise=2.0)
 LONG = dict(epochs=30, batch_size=10, lr=0.05, patience=0)
@@ -53,56 +55,41 @@ def test_it_stops_after_patience_epochs_without_a_better_one(patience):
     whole, stopped = (fit(rows(), patience=p).trace for p in (30, patience))
     best, since, epoch = math.inf, 0, 0
     while since < patience:
-        nll = whole["validation_nll"][epoch]
+        nll, epoch = whole["validation_nll"][epoch], epoch + 1
         best, since = (nll, 0) if nll < best else (best, since + 1)
-        epoch += 1
-    assert epoch < 30  # else nothing was tested
-    assert stopped == {name: line[:epoch] for name, line in whole.items()}
+    assert epoch < 30 and stopped == {name: line[:epoch] for name, line in whole.items()}
 
 
-def test_validation_rows_choose_the_epoch_and_nothing_else():
+def test_validation_rows_choose_the_epoch_and_nothing_else(monkeypatch):
     """Other labels there: the very same path of the weights, of which another epoch may be kept."""
-    data = rows()
-    other = replace(data, y_val=(data.y_val + 1) % 3)
-    first, second = fit(data, patience=30), fit(other, patience=30)
-    assert first.trace["log_joint"] == second.trace["log_joint"]
-    assert first.trace["validation_nll"] != second.trace["validation_nll"]
-    kept = [p.trace["validation_nll"].index(min(p.trace["validation_nll"])) + 1 for p in (first, second)]
-    assert kept[0] != kept[1]
-    # Each is where training with the labels of no validation row at all was after so many epochs.
-    path = []
-    seen = EarlyStopping.seen
+    data, path, seen = rows(), [], EarlyStopping.seen
 
     def remember(self, *scored):
         path.append({site: value.detach().clone() for site, value in self.point.sites().items()})
         return seen(self, *scored)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(EarlyStopping, "seen", remember)
-        fit(replace(data, y_val=data.y_val * 0), patience=30)
-    for posterior, epoch in zip((first, second), kept, strict=True):
-        assert all(torch.equal(posterior.chains[site][0, 0], value) for site, value in path[epoch - 1].items())
+    first, second = fit(data, patience=30), fit(replace(data, y_val=(data.y_val + 1) % 3), patience=30)
+    best = [p.trace["validation_nll"].index(min(p.trace["validation_nll"])) for p in (first, second)]
+    assert first.trace["log_joint"] == second.trace["log_joint"] and best[0] != best[1]
+    # Each is where training with the labels of no validation row at all was after so many epochs.
+    monkeypatch.setattr(EarlyStopping, "seen", remember)
+    fit(replace(data, y_val=data.y_val * 0), patience=30)
+    for posterior, epoch in zip((first, second), best, strict=True):
+        assert all(torch.equal(posterior.chains[site][0, 0], value) for site, value in path[epoch].items())
 
 
 def test_dropout_is_off_while_it_looks_and_on_again_after(monkeypatch):
     schema = bp.Schema("classification", (1, 8, 8), tuple("abc"))
-    g = torch.Generator().manual_seed(0)
-    x, y = torch.randn(24, 1, 8, 8, generator=g), torch.arange(24) % 3
+    x, y = torch.randn(24, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(24) % 3
     data = bp.Dataset("by-hand", schema, x[:16], y[:16], x[16:], y[16:], x[:0], y[:0])
-    modes, look = [], EarlyStopping.score
-    forward = bp.parts.nets.ConvNet.features
+    modes, look, forward = [], EarlyStopping.score, bp.parts.nets.ConvNet.features
 
     def note(self, x):
-        if len(x) > 1:  # with one row, memory is measured
-            modes.append(self.training)
+        modes.extend([self.training] * (len(x) > 1))  # with one row, memory is measured
         return forward(self, x)
 
-    def looking(self, *rows):
-        modes.append("looks")
-        return look(self, *rows)
-
     monkeypatch.setattr(bp.parts.nets.ConvNet, "features", note)
-    monkeypatch.setattr(EarlyStopping, "score", looking)
+    monkeypatch.setattr(EarlyStopping, "score", lambda self, *rows: modes.append("looks") or look(self, *rows))
     posterior = fit(data, bp.ConvNet(channels=(2,), hidden=(5,), dropout=0.5), patience=3, epochs=2, batch_size=0)
     assert modes == [True, "looks", False, True, "looks", False]
     assert validation_nll(posterior, data) == pytest.approx(min(posterior.trace["validation_nll"]), rel=1e-5)
@@ -110,20 +97,19 @@ def test_dropout_is_off_while_it_looks_and_on_again_after(monkeypatch):
 
 def test_without_validation_rows_some_of_the_training_rows_stop_it():
     """By rule, and no gradient is taken of them: other targets there leave the path of the weights as it is."""
-    data = rows(0, num=60, num_val=0)
-    entry, apart = bp.MLP(hidden=(20,)), hold_out(data, seed=3)
-    assert len(apart.x_val) == 9 and len(apart.x_train) == 51
-    found = fit(data, entry, patience=None)
-    whole = [*map(tuple, data.x_train.tolist())]
-    held = torch.tensor([whole.index(row) for row in map(tuple, apart.x_val.tolist())])
-    assert sorted(map(tuple, torch.cat([apart.x_train, apart.x_val]).tolist())) == sorted(whole)
+    data, entry = rows(0, num=60, num_val=0), bp.MLP(hidden=(20,))
+    apart, found = hold_out(data, seed=3), fit(data, entry, patience=None)
+    whole, held = ([*map(tuple, x.tolist())] for x in (data.x_train, apart.x_val))
+    assert len(held) == 9 and sorted([*held, *map(tuple, apart.x_train.tolist())]) == sorted(whole)
     about = found.provenance["early_stopping"]
     assert about == {"rows": 9, "of": "of 60 training rows", "patience": 50}  # 300 steps, 6 an epoch
     assert found.trace["validation_nll"] == fit(apart, entry, patience=None).trace["validation_nll"]
     y = data.y_train.clone()
-    y[held] += 100.0
+    y[[whole.index(row) for row in held]] += 100.0
     assert fit(replace(data, y_train=y), entry, patience=None).trace["log_joint"] == found.trace["log_joint"]
-    assert hold_out(data, 4).x_val.tolist() != apart.x_val.tolist()
+    assert "early_stopping" not in fit(rows(0, num=40, num_val=0), patience=None).provenance  # too few
+    with pytest.raises(bp.UserError, match=r"of by-hand's 3 training rows none can be held out: set patience to 0"):
+        fit(rows(0, num=3, num_val=0), patience=4)
 
 
 def test_where_epochs_are_left_out_the_rate_falls_when_patience_is_over(tmp_path, monkeypatch):
@@ -142,37 +128,15 @@ def test_where_epochs_are_left_out_the_rate_falls_when_patience_is_over(tmp_path
     assert fit(data, out=tmp_path, resume=True, **how).trace == whole.trace
 
 
-def test_few_rows_stop_no_training_unless_asked_to():
-    few = rows(0, num=40, num_val=0)
-    plain, found = fit(few), fit(few, patience=None)
-    assert "early_stopping" not in found.provenance and found.trace == plain.trace
-    assert fit(few, patience=4).provenance["early_stopping"]["rows"] == 6
-    with pytest.raises(bp.UserError, match=r"of by-hand's 3 training rows none can be held out: set patience to 0"):
-        fit(rows(0, num=3, num_val=0), patience=4)
-
-
 @pytest.mark.parametrize("num_val", [0, 20])
 def test_a_learned_noise_is_that_of_the_rows_that_stop_it(num_val):
     """Targets are noise of sd 12, and 50 units learn 51 rows by heart."""
-    data, entry, how = rows(0, num=60, num_val=num_val), bp.MLP(hidden=(50,), prior="normal:5"), dict(epochs=200)
-    posterior = fit(data, entry, patience=None, **how)
-    apart, weights = hold_out(data, seed=3), posterior.draw(1)
+    data, entry = rows(0, num=60, num_val=num_val), bp.MLP(hidden=(50,), prior="normal:5")
+    posterior, apart = fit(data, entry, patience=None, epochs=200), hold_out(data, seed=3)
     residuals = apart.y_val - bp.predict(posterior, apart.x_val).mean
-    noise = 8.0 * weights["log_noise"].exp().item()
+    noise = 8.0 * posterior.draw(1)["log_noise"].exp().item()
     assert noise == pytest.approx(residuals.square().mean().sqrt().item(), rel=1e-4)
-    nll = -bp.predict(posterior, apart.x_val).log_prob(apart.y_val).mean().item()
-    assert nll == pytest.approx(min(posterior.trace["validation_nll"]), rel=1e-5)
-    by_heart = fit(data, entry, **how)
-    assert 8.0 * by_heart.draw(1)["log_noise"].exp().item() < 0.7 * noise
-
-
-def test_members_of_an_ensemble_are_stopped_by_rows_of_their_own(monkeypatch):
-    seen, make = [], EarlyStopping.__init__
-    monkeypatch.setattr(EarlyStopping, "__init__", lambda self, *how: (seen.append(how[2]), make(self, *how))[1])
-    data = rows(0, num=60, num_val=0)
-    posterior = fit(data, kind=bp.Ensemble, members=3, patience=None, epochs=2)
-    assert len({tuple(map(tuple, x.tolist())) for x in seen}) == 3
-    assert posterior.provenance["early_stopping"]["rows"] == 9
+    assert validation_nll(posterior, apart) == pytest.approx(min(posterior.trace["validation_nll"]), rel=1e-5)
 
 
 def test_a_stopped_run_goes_on_to_the_same_result(tmp_path, monkeypatch):
@@ -186,27 +150,54 @@ def test_a_stopped_run_goes_on_to_the_same_result(tmp_path, monkeypatch):
             patch.setattr(Checkpoint, "due", stop_at(step))
             fit(data, out=tmp_path, resume=True, **settings)
     resumed = fit(data, out=tmp_path, resume=True, **settings)
-    assert resumed.trace == whole.trace
-    for posterior in (resumed, bp.load(tmp_path)):
-        assert all(torch.equal(posterior.chains[site], value) for site, value in whole.chains.items())
+    assert same(resumed, whole) and same(bp.load(tmp_path), whole)
 
 
-def test_log_likelihood_of_several_draws_in_chunks(monkeypatch):
-    for classes in (0, 3):
-        data = rows(classes)
-        posterior = bp.fit(bp.MeanField(hidden=(4,)), data, bp.SVI(epochs=2), progress=False, device="cpu")
-        draws = posterior.draw(5, seed=0)
-        whole = log_likelihood(posterior.model, draws, data.x_val, data.y_val)
-        with monkeypatch.context() as patch:
-            patch.setattr("bnn_pyro.inference.potential.ROWS_MEMORY", 4 * 5 * 4 * 7)
-            parts = log_likelihood(posterior.model, draws, data.x_val, data.y_val)
-        torch.testing.assert_close(parts, whole)
-        predicted = bp.predict(posterior, data.x_val, num_draws=5, seed=0).log_prob(data.y_val)
-        torch.testing.assert_close(whole.logsumexp(0) - math.log(5), predicted, rtol=1e-5, atol=1e-5)
+# -- ensembles ----------------------------------------------------------------------------------------------------
+PROBLEM = correlated(num=30, noise=0.5)
+SETTINGS = dict(epochs=6, batch_size=8)  # 24 steps a member
 
 
-def test_defaults_learn_from_few_pictures():
-    """Under a prior by fan-in the mode of this network is one of zeros (NLL log 10 = 2.30)."""
-    data = bp.load_data("digits", limit=300)
-    posterior = bp.fit(bp.ConvNet(hidden=(64,)), data, bp.MAP(epochs=25, batch_size=64, lr=0.003), progress=False)
-    assert bp.metrics.evaluate(bp.predict(posterior, data.x_val), data.y_val).flat()["nll"] < 1
+def members(method, seed=2):
+    return bp.fit(bp.MLP(hidden=(3,)), PROBLEM.data, method, seed=seed, progress=False, device="cpu")
+
+
+def test_members_are_point_estimates_from_different_starts():
+    """And do not depend on how many there are."""
+    three, two, other = (members(bp.Ensemble(members=m, **SETTINGS), seed) for m, seed in ((3, 2), (2, 2), (3, 1)))
+    alone, first = members(bp.MAP(**SETTINGS)), three.chains["layers.0.weight"]
+    for site, value in three.chains.items():
+        assert value.shape[:2] == (3, 1) and torch.equal(value[0], alone.chains[site][0])
+        assert torch.equal(value[:2], two.chains[site])
+    assert (first[0] - first[1]).abs().max() > 0.1 and (first[1] - first[2]).abs().max() > 0.1
+    assert not any(torch.equal(a, b) for a, b in zip(first, other.chains["layers.0.weight"], strict=True))
+
+
+def run(method, **settings):
+    """``method.run`` as ``fit`` calls it."""
+    with bp.isolated(2):
+        return method.run(bp.MLP(hidden=(3,)).model(PROBLEM.schema), None, PROBLEM.data, seed=2, **settings)
+
+
+def test_processes_are_stopped_and_this_one_has_the_rest_to_do(tmp_path):
+    """SIGTERM comes while two members are at it."""
+    plain, lines = bp.Ensemble(members=3, epochs=30, batch_size=8), []
+
+    class Slow(bp.Ensemble):  # travels by value
+        def find(self, model, data, run):
+            def slow(*line):
+                time.sleep(0.02)
+                run.tell(*line)
+
+            return super().find(model, data, replace(run, report=slow))
+
+    def signalled(done, of, figures):
+        if done > 1 and not checkpoint.stop:  # of both, as a member has 120 steps
+            signal.raise_signal(signal.SIGTERM)
+
+    folder = tmp_path / "checkpoint"
+    with pytest.raises(Interrupted, match=r"stopped with . of 3 members found"), Checkpoint(folder) as checkpoint:
+        run(Slow(**{**vars(plain), "cores": 2}), checkpoint=checkpoint, report=signalled)
+    assert list(folder.glob("*.member-*.pt"))  # what they had when they were stopped
+    posterior = run(plain, checkpoint=Checkpoint(folder), report=lambda done, *_: lines.append(done))
+    assert lines[0] > 1 and same(posterior, run(plain))
