@@ -63,7 +63,7 @@ def explain(
     """Permutation importance of every column of a table, and the effect of the ``num`` most important ones.
 
     posterior: also one that was calibrated.   data: whose test rows are taken, 200 at most; training rows where there
-        are fewer than 20.   num_draws: S, as of ``predict``.   seed: of the permutations.
+        are fewer than 20. Censored times are left out.   num_draws: S, as of ``predict``.   seed: of the permutations.
 
     Raises UserError for images, other inputs than the posterior's, and more than 200 columns.
     """
@@ -76,8 +76,11 @@ def explain(
     if len(columns) > MAX_COLUMNS:
         raise UserError(f"explain takes at most {MAX_COLUMNS} columns, and '{data.name}' has {len(columns):,}; leave "
                         "some out with exclude=")  # fmt: skip
-    which = "test" if len(data.x_test) >= MIN_ROWS else "train"
-    rows = even(len(getattr(data, f"x_{which}")), MAX_ROWS)
+    targets = {part: getattr(data, f"y_{part}").cpu() for part in ("test", "train")}
+    of_times = schema.task == "survival"  # how far off a censored one is is not known
+    known = {part: np.flatnonzero(y > 0) if of_times else np.arange(len(y)) for part, y in targets.items()}
+    which = "test" if len(known["test"]) >= MIN_ROWS else "train"
+    rows = known[which][even(len(known[which]), MAX_ROWS)]
     x, y = (getattr(data, f"{part}_{which}")[rows].cpu() for part in "xy")
 
     def losses(x: Tensor) -> np.ndarray:
@@ -110,11 +113,11 @@ def explain(
         outputs = _outputs(prediction).double().unflatten(1, (len(values), len(x))).mean(2)
         effects[column.name] = Dependence(values, prediction.transform(outputs).numpy())
     classes = schema.classes[1:] if len(schema.classes) == 2 else schema.classes
-    log = schema.target_scale == "log"
+    log = of_times or schema.target_scale == "log"
     outputs = [f"P({schema.target} = {name})" for name in classes] or [
-        f"{'median' if log else 'mean'} of {schema.target}"
+        f"{'geometric mean' if of_times else 'median' if log else 'mean'} of {schema.target}"
     ]
-    words = f"{len(x):,} {'test' if which == 'test' else 'training'} rows"
+    words = f"{len(x):,} {'test' if which == 'test' else 'training'} rows{' that are not censored' * of_times}"
     loss = (
         "−log p, nats per row"
         if schema.has_classes

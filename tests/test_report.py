@@ -269,5 +269,6 @@ def test_every_figure_of_a_report_has_a_sentence_and_is_drawn_by_a_command():
         figure.split("-uniform")[0].split("-gaussian")[0] for _, names in REPORTS.values() for figure in names.split()
     }
     elsewhere = {"pruning", "signal-to-noise", "reliability-recalibrated", "calibration-recalibrated", "rootogram"}
-    tests = "test_pruning, test_compare_files, test_counts"
+    elsewhere |= {"survival-curve"}
+    tests = "test_pruning, test_compare_files, test_counts, test_times"
     assert drawn | elsewhere == set(read_texts("figures")["report"]), f"and by {tests}"

@@ -23,6 +23,7 @@ TASKS = {
     "binary": ("classification", dict(classes=2)),
     "multiclass": ("classification", dict(classes=3)),
     "counts": ("counts", dict(likelihood="poisson")),
+    "times": ("survival", dict(likelihood="weibull")),
 }
 
 
@@ -51,6 +52,7 @@ def problem(name, task, proper=False):
     x = torch.randn(NUM, *shape, generator=g)
     y = torch.arange(NUM) % len(classes) if classes else 5 + 2 * torch.randn(NUM, generator=g)
     y = y.round() if kind == "counts" else y
+    y = y.abs().add(0.1) * torch.tensor([1, 1, -1]).repeat(NUM // 3) if kind == "survival" else y  # some are censored
     data = dataset(x, y, schema, x[:7] + 0.1, y[:7])
     if "backbone" in fields(ZOO[name]):  # its backbone, trained for a moment
         small["backbone"] = bp.fit(bp.MLP(hidden=(4,)), data, quick("map"), seed=8, progress=False, device="cpu")

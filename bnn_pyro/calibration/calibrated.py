@@ -67,7 +67,7 @@ def calibrate(
 
     Raises UserError for rows that trained or calibrated before, bad targets or level, and a method of the other task.
     """
-    posterior.schema.need_one_target("calibrate")
+    posterior.schema.need_uncensored("calibrate")
     before = posterior if isinstance(posterior, Calibrated) else None
     task = "classification" if posterior.schema.has_classes else "regression"  # counts are numbers
     plain = posterior if before is None else before.posterior

@@ -154,6 +154,7 @@ def load_data(
     groups: str | None = None,
     time: str | None = None,
     exposure: str | None = None,
+    event: str | None = None,
     splits: str | Path | None = None,
     split: int = 0,
     seed: int = 0,
@@ -170,7 +171,7 @@ def load_data(
     categorical   names of a table's columns whose numbers are codes: categories, or classes, as they are written
     target        the column of a user's file; where not given "y". Of a table also several, or one text with commas
     drop_missing  the same as missing="drop"; of pictures, which leaves out damaged files
-    groups, time, exposure  names of a table's columns
+    groups, time, exposure, event  names of a table's columns; of event also COLUMN=VALUE
     splits, split an NPZ file of given test rows (test_0, test_1, …; rows counted from 0), and which of them to take;
                   the other rows train
     fractions     training, validation and test share, 0.70, 0.15 and 0.15 where not given; not where the test part
@@ -192,7 +193,8 @@ def load_data(
     path, aside = _located(name_or_path), {}
     by = {name: column for name, column in (("groups", groups), ("time", time)) if column is not None}
     table = path is not None and not path.is_dir() and path.suffix.lower() not in ARRAYS
-    of_tables = {**by, "classes": classes, "exposure": exposure, "missing=indicator": missing == "indicator" or None}
+    of_tables = {**by, "classes": classes, "exposure": exposure, "event": event}
+    of_tables["missing=indicator"] = missing == "indicator" or None
     if not table and (names := [name for name, value in of_tables.items() if value is not None]):
         raise UserError(f"{name_or_path}: {', '.join(names)} is for tables (CSV, TSV, Parquet)")
     if path is None:
@@ -205,7 +207,7 @@ def load_data(
         raw = load_archive(path, target=target, task=task, drop_missing=missing == "drop")
     else:
         of_columns = dict(features=features, exclude=exclude, categorical=categorical, exposure=exposure)
-        of_target = dict(target=target, task=task, classes=classes)
+        of_target = dict(target=target, task=task, classes=classes, event=event)
         raw, aside = load_table(path, aside=list(by.values()), missing=missing, **of_columns, **of_target)
     if path is None or path.is_dir():
         for what, choice, has in (("target", target, raw.target), ("task", task, raw.task)):

@@ -12,9 +12,9 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from bnn_pyro.cells import numbered, read_targets
+from bnn_pyro.cells import numbered
 from bnn_pyro.datasets.dataset import Raw, Schema
-from bnn_pyro.datasets.frames import WAY, as_target, gaps_in, refuse_gaps
+from bnn_pyro.datasets.frames import WAY, as_target, gaps_in, refuse_gaps, target_fields
 from bnn_pyro.datasets.rows import CHUNK, TORCH_TYPES, OnDisk, is_large
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.files import existing, read_archive
@@ -27,6 +27,8 @@ def load_archive(
     path: str | Path, *, target: str | None = None, task: str | None = None, drop_missing: bool = False
 ) -> Raw:
     """Read an NPZ file: x (N, F), (N, H, W), (N, H, W, 1 or 3) or (N, 1 or 3, H, W), and y (N,) or (N, T).
+
+    Of times y is (N, 2), the time and the event (see ``dataset``).
 
     With an array ``classes`` of K names, y must be labels 0 … K−1. An NPY file is a table with the target among its
     columns x1, x2, …, or x.npy (NAME_x.npy) with y.npy beside it.
@@ -90,8 +92,9 @@ def raw_arrays(
     task: str | None = None,
     classes: Sequence[str] | None = None,
     drop_missing: bool = False,
+    event: Sequence[str] = (),
 ) -> Raw:
-    """Arrays as in :func:`load_archive`, y as of ``as_target``; ``path`` is what errors call them."""
+    """Arrays as in :func:`load_archive`, y as of ``as_target`` and event of ``target_fields``; errors name ``path``."""
     if 0 in (x.shape or [0]) or len(y) != len(x):
         raise UserError(f"{path}: x has shape {x.shape}, and y {len(y)} rows; x needs rows, and y one for each")
     rows = None
@@ -108,18 +111,16 @@ def raw_arrays(
     x, white = image_arrays(path, x)
     refuse_gaps(path, y, gaps_in(y), WAY)
     labels = classes is not None and y.shape[1] == 1 and y.iloc[:, 0].dtype.kind in "iuf"
-    task, values, classes = (
-        numbered(path, y.iloc[:, 0], task, classes) if labels else read_targets(path, y, task, classes)
-    )
+    if labels:
+        task, values, classes = numbered(path, y.iloc[:, 0], task, classes)
+        fields = dict(task=task, y=torch.from_numpy(values), classes=classes, target=y.columns[0])
+    else:
+        fields = target_fields(path, y, task, classes, event)
     return Raw(
+        **fields,
         name=str(path),
-        task=task,
         x=x if isinstance(x, OnDisk) else torch.from_numpy(x),
-        y=torch.from_numpy(values),
-        classes=classes,
         features=() if len(x.shape) == 4 else tuple(f"x{i + 1}" for i in range(x.shape[1])),
-        target=", ".join(y.columns),
-        targets=tuple(y.columns) if y.shape[1] > 1 else (),
         source=str(path),
         white=white,
         rows=rows,

@@ -19,8 +19,9 @@ from torch import Tensor
 
 from bnn_pyro.errors import UserError, unknown
 
-#: "ordinal" is classes in an order; "targets" and "labels" are several a row: numbers, or 0 and 1.
-TASKS = ("regression", "classification", "ordinal", "counts", "targets", "labels")
+#: "ordinal" is classes in an order; "survival" a time, negative where censored; "targets" and "labels" are several
+#: numbers a row, labels 0 and 1.
+TASKS = ("regression", "classification", "ordinal", "counts", "survival", "targets", "labels")
 #: The words that options take; missing, unseen: what is done with a missing value, a category that only new rows have.
 CHOICES = {"task": TASKS, "missing": ("refuse", "drop", "indicator"), "unseen": ("refuse", "ignore"),
            "target_scale": ("identity", "log")}  # fmt: skip
@@ -66,9 +67,6 @@ class InputPart(NamedTuple):
 
 def check_options(**options: str | None) -> None:
     """Raise UserError for a word that is none of ``CHOICES``; None is not given."""
-    if options.get("task") == "survival":
-        raise UserError("task 'survival': no likelihood here takes censored times; as numbers (task='regression') they "
-                        "would count as events, and predictions come out too short")  # fmt: skip
     for name, value in options.items():
         if value is not None and value not in CHOICES[name]:
             raise unknown(name.replace("_", " "), value, CHOICES[name])
@@ -86,10 +84,12 @@ class Schema:
     targets      names of several targets, () of one
     input_parts  of several inputs: what is where in a row; () of one
     x_shift, x_scale  of length 1 (one for all, as for images) or one per feature
-    y_shift, y_scale  mean and standard deviation of the training targets, or of their logarithms; 0 and 1 of classes;
-                 of several numbers (T,)
+    y_shift, y_scale  mean and standard deviation of the training targets, or of their logarithms, as of times; of
+                 classes 0 and 1; of several numbers (T,)
     columns      how a raw table becomes features; () where there is no table
     unseen       what a category does that training did not have: "refuse", or "ignore", where it is none of them
+    event        of times: the column that says which are censored, and what stands there where the event happened (1
+                 where it is left out)
     target_scale "log" where the logarithm of the (positive) targets is what is modelled, or "identity"
     """
 
@@ -107,6 +107,7 @@ class Schema:
     target_scale: str = "identity"
     targets: tuple[str, ...] = ()
     input_parts: tuple[InputPart, ...] = ()
+    event: tuple[str, ...] = ()
 
     @property
     def has_classes(self) -> bool:
@@ -115,8 +116,8 @@ class Schema:
 
     @property
     def target_names(self) -> tuple[str, ...]:
-        """Of the one target, or of several."""
-        return self.targets or (self.target,)
+        """Of the one target, of a time and its event, or of several."""
+        return self.targets or (self.target, *self.event[:1])
 
     def of_target(self, name: str) -> Schema:
         """That of one of several targets by itself; of a label, of two classes."""
@@ -139,6 +140,12 @@ class Schema:
         if self.targets:
             raise UserError(f"{what} takes one target a row, and there are {len(self.targets)} ({self.target:.60}); "
                             "train a run for each of them")  # fmt: skip
+
+    def need_uncensored(self, what: str) -> None:
+        """Raise UserError where there are several targets, or times of which some may be censored."""
+        self.need_one_target(what)
+        if self.task == "survival":
+            raise UserError(f"{what} takes no censored times: where they lie in an interval is not known; leave it out")
 
     @property
     def is_image(self) -> bool:
@@ -171,7 +178,7 @@ class Schema:
             for c in self.columns
             for more in [[c.fill, True] if c.exposure else [] if c.fill is None else [c.fill]]
         ]
-        later = ("targets", "input_parts")  # as it was written before there were several
+        later = ("targets", "input_parts", "event")  # as it was written before there were several
         return {name: value for name, value in plain.items() if value or name not in later}
 
     @classmethod
@@ -192,7 +199,8 @@ class Dataset:
     """Inputs and targets for training, validation and test.
 
     x_*  (N, *input_shape) float32, standardised with the statistics of x_train; or ``Rows`` of a file
-    y_*  (N,) float32 in the target's own units, or int64 labels (classification); (N, T) float32 of several targets
+    y_*  (N,) float32 in the target's own units, or int64 labels (classification); of a time that is censored minus that
+         time; (N, T) float32 of several targets
     name      as given to ``load_data`` (a file's stem for a user's file)
     source    where it came from, for the report and the model card
     split     how the rows were divided: seed, fractions or the given split; JSON-able
@@ -280,5 +288,6 @@ class Raw:
     index: Tensor | None = None
     targets: tuple[str, ...] = ()
     input_parts: tuple[InputPart, ...] = ()
+    event: tuple[str, ...] = ()
 
     has_classes, target_names = Schema.has_classes, Schema.target_names

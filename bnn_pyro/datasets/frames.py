@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 from torch import Tensor
 
-from bnn_pyro.cells import DECIMAL_COMMA, MAX_CATEGORIES, numbers, parsed, positions
+from bnn_pyro.cells import DECIMAL_COMMA, MAX_CATEGORIES, label, numbers, parsed, positions, read_targets, truth
 from bnn_pyro.datasets.dataset import Column
-from bnn_pyro.errors import UserError
+from bnn_pyro.errors import UserError, unknown
 
 #: Kinds of an array's type that may hold text.
 TEXT = ("O", "U", "S")
@@ -122,6 +123,52 @@ def as_target(what: str, y: Any) -> pd.DataFrame:
     cells = pd.Series(y).reset_index(drop=True)
     cells = cells.rename("y" if cells.name is None else str(cells.name))
     return _column(f"{what} (rows from 0)", cells).to_frame()
+
+
+# -- targets -----------------------------------------------------------------------------------------------------------
+def target_fields(
+    where: str | Path, cells: pd.DataFrame, task: str | None, order: Sequence[str] | None = None,
+    event: Sequence[str] = (),
+) -> dict[str, Any]:  # fmt: skip
+    """What a ``Raw`` says of its targets, by its fields' names. See ``cells.read_targets``.
+
+    event: as of a ``Schema``, whose column is then the second one of two; of task "survival" () is 1 there.
+    """
+    if event and task not in (None, "survival"):
+        raise UserError(f"{where}: event= (--event) is for task='survival', and the task is {task}; leave one out")
+    if event or task == "survival":
+        y = torch.from_numpy(_times(where, cells, event[1] if event[1:] else None))
+        return dict(task="survival", y=y, target=cells.columns[0], event=(cells.columns[1], *event[1:]))
+    task, y, classes = read_targets(where, cells, task, order)
+    several = tuple(cells.columns) if cells.shape[1] > 1 else ()
+    return dict(task=task, y=torch.from_numpy(y), classes=classes, target=", ".join(cells.columns), targets=several)
+
+
+def event_column(what: str, event: str, names: Sequence[str]) -> tuple[str, ...]:
+    """(column,), or of a text COLUMN=VALUE both; see :class:`Schema`. Raises UserError for an unknown column."""
+    name, _, value = (event, "", "") if event in names else event.partition("=")
+    if name not in names:
+        raise unknown(f"column of {what} (event, or --event)", name, names)
+    return (name, value) if value else (name,)
+
+
+def _times(where: str | Path, cells: pd.DataFrame, value: str | None) -> np.ndarray:
+    """(N,) float64, negative where censored, of times and of an event: 1 or 0, or this value or any other."""
+    if cells.shape[1] != 2:
+        raise UserError(f"{where}: task='survival' takes a time and an event, and there are {cells.shape[1]} columns; "
+                        "give event= (--event), 1 where it happened at that time and 0 where it had not")  # fmt: skip
+    name, event = cells.columns
+    y = numbers(where, cells[name])
+    if (wrong := np.flatnonzero(y <= 0)).size:
+        raise UserError(f"{where}: target '{name}', row {cells.index[wrong[0]]}: {y[wrong[0]]:g} is no time, which is "
+                        f"positive ({wrong.size:,} such rows); correct it, or leave such rows out")  # fmt: skip
+    labels = cells[event].map(label)
+    known = parsed(truth(cells[event])) if value is None else (labels == label(value)).to_numpy(float)
+    if not np.isin(known, (0, 1)).all():
+        names = ", ".join(sorted(set(labels))[:5])
+        raise UserError(f"{where}: event '{event}' holds {names}; give 1 where the event happened and 0 where it had "
+                        f"not, or say which it is: event='{event}=VALUE' (--event {event}=VALUE)")  # fmt: skip
+    return np.where(known == 1, y, -y)
 
 
 # -- missing values ----------------------------------------------------------------------------------------------------

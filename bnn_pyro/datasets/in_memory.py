@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -17,7 +18,7 @@ from torch.utils.data import Dataset as Items
 
 from bnn_pyro.datasets.arrays import image_arrays, on_disk, raw_arrays
 from bnn_pyro.datasets.dataset import Column, Dataset, InputPart, Raw, Schema, check_options
-from bnn_pyro.datasets.frames import as_array, as_cells, as_table, as_target, named
+from bnn_pyro.datasets.frames import as_array, as_cells, as_table, as_target, event_column, named
 from bnn_pyro.datasets.prepare import prepare, select_features, standardised
 from bnn_pyro.datasets.rows import OnDisk, read_items
 from bnn_pyro.datasets.splits import FRACTIONS
@@ -40,6 +41,7 @@ def dataset(
     groups: Any = None,
     time: Any = None,
     exposure: Any = None,
+    event: Any = None,
     missing: str = "refuse",
     unseen: str = "refuse",
     validation: int | float | None = None,
@@ -58,7 +60,7 @@ def dataset(
             {name: array}, by name; whole numbers, but for uint8, stay as they are, for an ``nn.Embedding``. More inputs
             than ``memory_bound()`` stay on disk, also those of a mapped array (see ``rows``)
     y       (N,): numbers, or labels of any type; or the name of a column of the frame. (N, T), or a list of names:
-            several targets a row, numbers or 0 and 1
+            several targets a row, numbers or 0 and 1. Of task "survival" a positive time, with ``event``, or (N, 2)
     train, test  instead of x and of x_test: torch data sets or loaders
     rows    how many rows these give, where they have no length: of train, or (of train, of test)
     x_test, y_test  the test part, where it is given
@@ -71,6 +73,8 @@ def dataset(
     groups  (N,), or a column's name: rows of one group come into one part
     time    (N,), or a column's name: the last rows test, those before them validate
     exposure (N,), or a column's name: of counts, what a row's count is proportional to, such as hours or persons
+    event   (N,), or a column's name: of times, 1 where it happened then and 0 where it had not (censored); or the text
+            "COLUMN=VALUE", where it happened at this value of a column alone
     missing a value: "refuse" it, "drop" its row, or have an "indicator": the training rows' median and a second
             feature that says where; of text, one more category. One in y is refused, or its row dropped
     unseen  a category that only new rows have: "refuse" it, or "ignore" it, so that it is none of the categories
@@ -101,7 +105,10 @@ def dataset(
     if parts and (exposure is not None or missing == "indicator"):
         raise UserError("X has several inputs, which take no exposure= and no missing='indicator'")
     table = as_table("X", x)
-    columns = {"y": y, "groups": groups, "time": time, "exposure": exposure}
+    of_event: tuple[str, ...] = () if event is None else (str(getattr(event, "name", None) or "event"),)
+    if isinstance(event, str):
+        event, *_ = of_event = event_column("X", event, [] if table is None else list(table.columns))
+    columns = {"y": y, "groups": groups, "time": time, "exposure": exposure, "event": event}
     taken: list[str] = []
     for what, value in columns.items():
         names = [value] if isinstance(value, str) else value
@@ -112,6 +119,8 @@ def dataset(
                     raise unknown(f"column of X ({what}=)", column, [] if table is None else table.columns)
             columns[what] = table[value if isinstance(value, str) else names]
             taken += names
+    if event is not None:
+        columns["y"] = _with_event(columns["y"], columns["event"], of_event[0])
     table = table if table is None else table.drop(columns=taken)
     if (values := columns["exposure"]) is not None:
         if isinstance(x, OnDisk) or np.shape(values) != (len(x),):
@@ -119,7 +128,7 @@ def dataset(
                             "for each")  # fmt: skip
         exposure = exposure if isinstance(exposure, str) else "exposure"
         table = (named(as_array("X", x)) if table is None else table).assign(**{exposure: np.asarray(values)})
-    raw = _raw(x if table is None else table, columns["y"], task, classes, missing, exposure)
+    raw = _raw(x if table is None else table, columns["y"], task, classes, missing, exposure, of_event)
     raw = replace(raw, name=name, source=f"in memory: {name}", unseen=unseen, target_scale=target_scale)
     if parts:
         features = tuple(f"{part.name}[{i}]" for part in parts for i in range(math.prod(part.shape)))
@@ -145,7 +154,19 @@ def inputs(x: Any, schema: Schema, what: str = "X") -> Tensor:
 
 
 # -- rows to features --------------------------------------------------------------------------------------------------
-def _raw(x: Any, y: Any, task: str | None, classes: Sequence[str] | None, missing: str, exposure: str | None) -> Raw:
+def _with_event(y: Any, event: Any, name: str) -> pd.DataFrame:
+    """The times, and whether they are events as a column of this name."""
+    y, event = as_target("y", y), as_target("event", event).set_axis([name], axis=1)
+    if len(y) != len(event) or name in y:
+        raise UserError(f"event '{name}' has {len(event)} values, and the times {', '.join(y)} {len(y)}; give another "
+                        "column, with one value for each time")  # fmt: skip
+    return y.join(event)
+
+
+def _raw(
+    x: Any, y: Any, task: str | None, classes: Sequence[str] | None, missing: str, exposure: str | None,
+    event: Sequence[str],
+) -> Raw:  # fmt: skip
     if y is None:
         raise UserError("y is missing: give the targets, or the name of a column of X")
     target, where = as_target("y", y), "X (rows from 0)"
@@ -160,11 +181,12 @@ def _raw(x: Any, y: Any, task: str | None, classes: Sequence[str] | None, missin
         if x.ndim == 2 and missing == "indicator" and np.issubdtype(x.dtype, np.floating) and np.isnan(x).any():
             table = named(x)
     if table is None:
-        return select_features(raw_arrays("X, y", x, target, task, classes, missing == "drop"), None, "X")
+        return select_features(raw_arrays("X, y", x, target, task, classes, missing == "drop", event), None, "X")
     if both := [name for name in target.columns if name in table.columns]:
         raise UserError(f"X has a column '{both[0]}', as y is called: the target among its own inputs? Leave it out")
     cells = as_cells(table).join(target)
-    return raw_table(where, cells, list(target.columns), task=task, missing=missing, order=classes, exposure=exposure)
+    how = dict(task=task, missing=missing, order=classes, exposure=exposure, event=event)
+    return raw_table(where, cells, list(target.columns), **how)
 
 
 def _test_part(raw: Raw, x: Any, y: Any) -> tuple[Tensor, Tensor]:

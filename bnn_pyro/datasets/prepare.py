@@ -132,6 +132,12 @@ def _schema(raw: Raw, rows: Tensor) -> Schema:
     y, statistics = raw.y[rows], _pixel_statistics if raw.x.dim() == 4 else _column_statistics
     shift, scale = statistics(raw, rows)
     mean, deviation = 0.0, 1.0
+    if raw.task == "survival":
+        if not (y > 0).any():
+            value = (*raw.event, "1")[1]
+            raise UserError(f"{raw.name}: all {len(y):,} training times of '{raw.target}' are censored: nothing tells "
+                            f"when it happens; is '{raw.event[0]}' right, and {value} an event?")  # fmt: skip
+        y = y.abs()
     if not raw.has_classes and raw.task != "labels":
         mean, deviation = mean_and_scale([y])
         narrow = (deviation < MIN_RELATIVE_SPREAD * y.abs().amax(0)).flatten()
@@ -139,13 +145,14 @@ def _schema(raw: Raw, rows: Tensor) -> Schema:
             name, sd, around = (v[int(narrow.argmax())] for v in (raw.target_names, deviation.view(-1), mean.view(-1)))
             raise UserError(f"{raw.name}: the target '{name}' varies by {sd.item():.3g} around {around.item():.6g}, "
                             "too little for 32-bit numbers; subtract a constant from it first")  # fmt: skip
-        if raw.target_scale == "log":
+        if raw.target_scale == "log" or raw.task == "survival":
             mean, deviation = mean_and_scale([y.double().log()])
         mean, deviation = (tuple(v.tolist()) if v.dim() else v.item() for v in (mean, deviation))
     if raw.targets and (same := (y == y[:1]).all(0)).any():
         name = raw.targets[int(same.int().argmax())]
         raise UserError(f"{raw.name}: the target '{name}' is the same in every training row; there is nothing to learn")
-    names = ("task", "classes", "features", "target", "targets", "columns", "unseen", "target_scale", "input_parts")
+    names = ("task", "classes", "features", "target", "targets", "columns", "unseen", "target_scale", "input_parts",
+             "event")  # fmt: skip
     return Schema(
         **{name: getattr(raw, name) for name in names},
         input_shape=tuple(raw.x.shape[1:]),

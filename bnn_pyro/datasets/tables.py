@@ -13,9 +13,20 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from bnn_pyro.cells import MISSING, label, numbers, parsed, positions, read_cells, read_targets, truth
+from bnn_pyro.cells import MISSING, label, numbers, parsed, positions, read_cells, truth
 from bnn_pyro.datasets.dataset import Column, Raw, Schema
-from bnn_pyro.datasets.frames import WAY, as_cells, as_table, describe, encode, gaps_in, refuse_gaps, takes_no_gaps
+from bnn_pyro.datasets.frames import (
+    WAY,
+    as_cells,
+    as_table,
+    describe,
+    encode,
+    event_column,
+    gaps_in,
+    refuse_gaps,
+    takes_no_gaps,
+    target_fields,
+)
 from bnn_pyro.datasets.prepare import check_choice, check_positive
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.files import existing
@@ -33,6 +44,7 @@ def load_table(
     aside: Sequence[str] = (),
     classes: Sequence[str] | None = None,
     exposure: str | None = None,
+    event: str | None = None,
 ) -> tuple[Raw, dict[str, np.ndarray]]:
     """Read a CSV, TSV or Parquet file: numeric columns as they are, text columns one-hot, one column as the target.
 
@@ -45,6 +57,8 @@ def load_table(
     target = target or "y"
     if isinstance(target, str):
         target = [target] if target in frame.columns else next(csv.reader([target], skipinitialspace=True), [target])
+    of_event = () if event is None else event_column(str(path), event, list(frame.columns))
+    target = [*target, *of_event[:1]]
     known = [] if exposure is None else [exposure]
     for name in (*target, *exclude, *categorical, *aside, *known):
         if name not in frame.columns:
@@ -61,7 +75,7 @@ def load_table(
         check_choice(features, names, str(path))
         names = [name for name in features if name not in exclude]
     frame = frame.astype(dict.fromkeys(categorical, "category")) if categorical else frame
-    how = dict(task=task, missing=missing, words=MISSING, order=classes, exposure=exposure)
+    how = dict(task=task, missing=missing, words=MISSING, order=classes, exposure=exposure, event=of_event)
     raw = raw_table(path, frame[[*names, *known, *target]], target, **how)
     values = {}
     for name in aside:
@@ -100,11 +114,13 @@ def raw_table(
     words: Sequence[str] = ("",),
     order: Sequence[str] | None = None,
     exposure: str | None = None,
+    event: Sequence[str] = (),
 ) -> Raw:
     """Columns of numbers or of text to features and the target, or several.
 
     missing  as of ``dataset``   words  texts that stand for a missing value
     order    see ``cells.read_targets``   exposure  the name of the last column of inputs, where that is one
+    event    see ``frames.target_fields``
     """
     gaps, whole = gaps_in(frame, words), frame
     if missing == "drop":
@@ -117,22 +133,18 @@ def raw_table(
     else:
         refuse_gaps(where, frame, gaps, WAY)
     gaps = gaps.loc[whole.index]
-    task, y, classes = read_targets(where, whole[target], task, order)
+    fields = target_fields(where, whole[target], task, order, event)
     columns = [describe(where, whole[name], gaps[name]) for name in whole.columns if name not in target]
     if exposure is not None:
-        if task != "counts":
-            raise UserError(f"{where}: exposure (--exposure) is for counts, and the task is {task}; say --task counts "
-                            "(task=)")  # fmt: skip
+        if fields["task"] != "counts":
+            raise UserError(f"{where}: exposure (--exposure) is for counts, and the task is {fields['task']}; say "
+                            "--task counts (task=)")  # fmt: skip
         columns[-1] = Column(exposure, exposure=True)
     return Raw(
+        **fields,
         name=str(where),
-        task=task,
         x=torch.from_numpy(encode(where, whole, gaps, columns)),
-        y=torch.from_numpy(y),
-        classes=classes,
         features=tuple(feature for column in columns for feature in column.features),
-        target=", ".join(target),
-        targets=tuple(target) if len(target) > 1 else (),
         columns=tuple(columns),
         source=str(where),
         rows=None if len(whole) == len(frame) else torch.from_numpy(frame.index.get_indexer(whole.index)),
@@ -202,8 +214,8 @@ def encode_rows(
 def encode_target(where: str | Path, frame: pd.DataFrame, like: Schema | Raw, words: Sequence[str] = ("",)) -> Tensor:
     """Targets (N,) or (N, T) float32, or labels by the names of the classes; of the columns of the targets."""
     refuse_gaps(where, frame, gaps_in(frame, words))
-    if like.targets:
-        return torch.from_numpy(read_targets(where, frame, like.task)[1]).to(torch.float32)
+    if like.targets or like.event:
+        return target_fields(where, frame, like.task, event=like.event)["y"].to(torch.float32)
     cells = frame.iloc[:, 0]
     if not like.has_classes:
         y = torch.from_numpy(numbers(where, cells)).to(torch.float32)

@@ -163,7 +163,8 @@ class _Work:
         schema, num = self.posterior.schema, self.shape[0] * self.shape[1]
         names = [f"log-odds of {c}" for c in (schema.classes[1:] if len(schema.classes) == 2 else schema.classes)]
         names = names or [
-            f"{'log-odds' if schema.task == 'labels' else 'mean'} of {name}" for name in schema.target_names
+            f"{'log-odds' if schema.task == 'labels' else 'mean'} of {'log ' * (schema.task == 'survival')}{name}"
+            for name in schema.targets or (schema.target,)
         ]
         points = even(len(self.x), int(min(self.most, max(1, self.values / (num * len(names))))))
         self.statistics["points"] = float(len(points))
@@ -250,8 +251,8 @@ class _Work:
         self.series |= {"pareto_k": loo.pareto_k, "loo_pit": loo.pit, "loo_row_numbers": loo.rows}
 
     def replication(self) -> None:
-        """Data sets that the fitted model makes, beside the observed one."""
-        if not self.findings.broken:
+        """Data sets that the fitted model makes, beside the observed one; which times of it to censor is not known."""
+        if not self.findings.broken and self.data.schema.task != "survival":
             made, observed, self.statistics["ppc_p"] = importance.replicate(self.posterior, self.data)
             self.series |= {"replicated": made, "observed": observed}
 

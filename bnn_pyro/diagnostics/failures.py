@@ -1,12 +1,13 @@
 """Whether a fit has failed: it has no finite predictions, a chain of it diverged, or knowing nothing predicts better.
 
-What knows nothing is a Normal of the training targets' mean and standard deviation, or the frequencies of the training
-classes. The rows are the validation rows where there are 30 or more, else training rows; 1,000 at most, evenly chosen.
-On each, a difference d to that reference: of −log p(y), in nats; of the squared error of the mean, in variances of the
-training targets, or of whether the class is wrong. Predictions are worse where Student's one-sided test of
-mean d > ``MARGINS`` has p < 0.0001. Before it d is cut from above, which makes its mean smaller, at 10 or at 1: a few
-rows that are off by any amount would else hide, in their own standard error, that all are off. Where the logarithm of
-the targets is modelled, that is what has a Normal, errors and variances.
+What knows nothing is a Normal of the training targets' mean and standard deviation, the frequencies of the training
+classes, or of times the likeliest Weibull, by densities alone. The rows are the validation rows where there are 30 or
+more, else training rows; 1,000 at most, evenly chosen. On each, a difference d to that reference: of −log p(y), in
+nats; of the squared error of the mean, in variances of the training targets, or of whether the class is wrong.
+Predictions are worse where Student's one-sided test of mean d > ``MARGINS`` has p < 0.0001. Before it d is cut from
+above, which makes its mean smaller, at 10 or at 1: a few rows that are off by any amount would else hide, in their own
+standard error, that all are off. Where the logarithm of the targets is modelled, that is what has a Normal, errors and
+variances.
 """
 
 import math
@@ -21,6 +22,7 @@ from torch.distributions import Bernoulli, Categorical, Normal
 
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.diagnostics.draws import even
+from bnn_pyro.parts.components import without_inputs
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction, predict
 
@@ -81,7 +83,9 @@ def failure(posterior: Posterior, data: Dataset, *, num_draws: int = 100) -> Fai
             measured = f"the RMSE{of} is {root:.4g}, and {its_root:.4g} with the mean of the training targets"
     elif is_worse(nll + log_density, MARGINS["nll"]):
         measured = f"the NLL is {nll.mean():.4g} nats a row, and {-log_density.mean():.4g} with the "
-        measured += "class frequencies" if classes else "mean and standard deviation of the training targets"
+        of_times = prediction.task == "survival"
+        others = "Weibull of the training times" if of_times else "mean and standard deviation of the training targets"
+        measured += "class frequencies" if classes else others
         if errors.mean() < its_errors.mean():
             settled = "what is predicted is better, but too certain: "
             settled += "try rows that validate (--validation), a stronger prior, more noise or more --epochs"
@@ -109,6 +113,8 @@ def _knows_nothing(data: Dataset, prediction: Prediction, y: Tensor) -> tuple[Te
         counts = torch.bincount(train, minlength=len(data.schema.classes)).double() + 1  # no class is impossible
         density, errors = Categorical(counts), (prediction.mean.argmax(-1) != y, counts.argmax() != y)
         return density.log_prob(y), *(error.double() for error in errors)
+    if data.schema.task == "survival":  # how far off a censored time is is not known
+        return without_inputs(train).log_prob(y).double(), y.new_zeros(len(y)), y.new_zeros(len(y))
     transform = prediction.transform
     train, at = (transform.inv(v.double()) for v in (train, y))
     mean, sd = train.mean(0), train.std(0, correction=0).clamp_min(torch.finfo(torch.float32).tiny)

@@ -26,6 +26,7 @@ from bnn_pyro.metrics.metric import (
     Targets,
     Undefined,
     average_precision,
+    concordance,
     intervals,
     label_brier,
     label_error,
@@ -58,7 +59,7 @@ def pit(prediction: Prediction, y: Targets, *, seed: int | None = None) -> np.nd
     """Probability integral transform P(Y ≤ y) of each point, (B,): uniform on (0, 1) if calibrated.
 
     Of counts P(Y < y) + u P(Y = y): with ``seed`` u is uniform, and so is the PIT (Dunn & Smyth 1996, JCGS 5:236-244);
-    without it u = ½, and the PIT is uniform but for their steps.
+    without it u = ½, and the PIT is uniform but for their steps. Of a time that is censored P(T ≤ t) + u P(T > t).
     """
     upper, lower = _steps(prediction, targets(prediction, y))
     # A stream of its own: data simulated from the same seed must not depend on it.
@@ -73,6 +74,10 @@ def _covered(share: float, prediction: Prediction, y: np.ndarray) -> np.ndarray:
 def _coverage(share: float) -> Metric:
     text = f"share of targets inside the central {share:.0%} interval"
     return Metric(partial(_covered, share), mean_of, text, "nominal", nominal=share, share=True)
+
+
+def _drawn_coverage(share: float, prediction: Prediction, y: np.ndarray) -> np.ndarray:
+    return (np.abs(pit(prediction, y, seed=0) - 0.5) <= share / 2).astype(np.float64)
 
 
 def interval_verdict(share: float, observed: float, num: int) -> str:
@@ -93,6 +98,7 @@ _RMSE = "root mean squared error of the predictive mean, target units"
 rmse = Metric(_squared_error, lambda points, counts: np.sqrt(mean_of(points, counts)), _RMSE)
 crps = Metric(_crps, mean_of, "continuous ranked probability score of the mixture, target units")
 coverage_50, coverage_90, coverage_95 = _coverage(0.50), _coverage(0.90), _coverage(0.95)
+_DRAWN = "share of times inside the central {:.0%} interval; of a censored row drawn from what is predicted beyond it"
 width_95 = Metric(_width, mean_of, "mean width of the central 95% interval, target units")
 
 
@@ -102,6 +108,8 @@ nll = Metric(lambda p, y: -p.log_prob(torch.from_numpy(y)).double().numpy(), mea
 
 _NUMBERS = dict(rmse=rmse, nll=nll, crps=crps)
 _NUMBERS |= dict(coverage_50=coverage_50, coverage_90=coverage_90, coverage_95=coverage_95, width_95=width_95)
+_TIMES = {f"coverage_{share}": Metric(partial(_drawn_coverage, share / 100), mean_of, _DRAWN.format(share / 100),
+                                      "nominal", nominal=share / 100, share=True) for share in (50, 90)}  # fmt: skip
 _CLASSES = dict(error=classification.error, accuracy=classification.accuracy, nll=nll, brier=classification.brier)
 _CLASSES |= {name: vars(classification)[name] for name in ("ece", "adaptive_ece", "classwise_ece", "auroc", "aurc")}
 _CLASSES |= dict(average_precision=average_precision)
@@ -112,6 +120,7 @@ METRICS: dict[str, dict[str, Metric]] = {
     "ordinal": {"rps": classification.rps, **_CLASSES},
     "regression": _NUMBERS,
     "counts": _NUMBERS,
+    "survival": {"concordance": concordance, "nll": nll, **_TIMES},
     "targets": dict(nrmse=nrmse, nll=nll),
     "labels": _LABELS,
 }
@@ -229,6 +238,7 @@ DISTANCES: dict[str, dict[str, Distance]] = {
     "classification": {"agreement": agreement, "total_variation": total_variation},
     "ordinal": {"agreement": agreement, "total_variation": total_variation},
     "regression": {"wasserstein": wasserstein},
+    "survival": {"wasserstein": wasserstein},
 }
 
 

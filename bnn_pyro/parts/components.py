@@ -1,16 +1,24 @@
-"""Distributions by their parameters: how components are cut, put together and selected, whatever their family."""
+"""Distributions by their parameters: how components are cut, put together and selected, whatever their family.
 
-from collections.abc import Callable
+And those of times until an event, some of them censored. A time is one number with a sign: t > 0 where the event
+happened at t, and −t where it had not happened by then. Its log density is log p(t), or log P(T > t).
+"""
+
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import pyro.distributions as dist
 import torch
 from pyro.distributions import Categorical, Distribution, NegativeBinomial, Poisson, StudentT
-from scipy import special
+from scipy import special, stats
 from torch import Tensor
+from torch.distributions.transforms import ExpTransform
 
 from bnn_pyro.errors import UserError
 
+#: Where log of the cumulative hazard is cut off: beyond it the exponential of 32-bit numbers would soon end.
+MAX_LOG_HAZARD = 60.0
 #: P(Y ≤ y) of a family without a cdf in PyTorch, by y and its parameters; of counts, a step function of real y.
 CDFS: dict[type, Callable[..., np.ndarray]] = {
     Poisson: lambda y, rate: np.where(y < 0, 0.0, special.gammaincc(np.floor(y).clip(0) + 1, rate)),
@@ -59,3 +67,92 @@ def select(d: Distribution, index: Any) -> Distribution:
 def dtype_of(d: Distribution) -> torch.dtype:
     """That of its parameters."""
     return next(iter(parameters(d).values()))[0].dtype
+
+
+# -- times until an event ----------------------------------------------------------------------------------------------
+class LeastExtreme(dist.Gumbel):
+    """loc + scale·ε, P(ε > z) = exp(−eᶻ): the logarithm of a Weibull variable, of shape 1/scale and scale exp(loc)."""
+
+    @property
+    def mean(self) -> Tensor:
+        """loc − 0.5772 scale."""
+        return 2 * self.loc - super().mean
+
+    def hazard(self, value: Tensor) -> Tensor:
+        """The cumulative hazard −log P(X > value)."""
+        return ((value - self.loc) / self.scale).clamp_max(MAX_LOG_HAZARD).exp()
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """z − eᶻ − log scale."""
+        hazard = self.hazard(value)
+        return (value - self.loc) / self.scale - hazard - self.scale.log()
+
+    def cdf(self, value: Tensor) -> Tensor:
+        """1 − exp(−eᶻ)."""
+        return -torch.expm1(-self.hazard(value))
+
+    def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        """Draws: a Gumbel's, mirrored at loc."""
+        return 2 * self.loc - super().rsample(torch.Size(sample_shape))
+
+    @torch.no_grad()
+    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        """See ``rsample``."""
+        return self.rsample(sample_shape)
+
+
+class Times(dist.TransformedDistribution):
+    """T = exp X, X of the class ``of_log`` with these loc and scale; ``log_prob`` takes −t for "later than t"."""
+
+    arg_constraints = {"loc": dist.constraints.real, "scale": dist.constraints.positive}  # noqa: RUF012
+    support = dist.constraints.real
+    of_log: type[dist.TorchDistribution]
+
+    def __init__(self, loc: Tensor, scale: Tensor, validate_args: bool | None = None) -> None:
+        base = self.of_log(loc, scale, validate_args=validate_args)
+        super().__init__(base, ExpTransform(), validate_args=validate_args)
+
+    loc = property(lambda self: self.base_dist.loc)
+    scale = property(lambda self: self.base_dist.scale)
+    mean = property(lambda self: self._log_moment(1).exp())
+    variance = property(lambda self: self.mean.square() * (self._log_moment(2) - 2 * self._log_moment(1)).expm1())
+
+    def expand(self, batch_shape: torch.Size, _instance: object = None) -> "Times":
+        """See ``torch.distributions.Distribution``."""
+        return type(self)(self.loc.expand(batch_shape), self.scale.expand(batch_shape), validate_args=False)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """log p(t) at t > 0, log P(T > t) at −t, in nats."""
+        log_t = value.abs().log()
+        return torch.where(value > 0, self.base_dist.log_prob(log_t) - log_t, self._log_survival(log_t))
+
+
+class WeibullTimes(Times):
+    """P(T > t) = exp(−(t / exp loc)^(1/scale))."""
+
+    of_log = LeastExtreme
+
+    def _log_moment(self, k: int) -> Tensor:
+        return k * self.loc + (1 + k * self.scale).lgamma()
+
+    def _log_survival(self, log_t: Tensor) -> Tensor:
+        return -self.base_dist.hazard(log_t)
+
+
+class LogNormalTimes(Times):
+    """log T ~ Normal(loc, scale)."""
+
+    of_log = dist.Normal
+
+    def _log_moment(self, k: int) -> Tensor:
+        return k * self.loc + (k * self.scale).square() / 2
+
+    def _log_survival(self, log_t: Tensor) -> Tensor:
+        return torch.special.log_ndtr((self.loc - log_t) / self.scale)
+
+
+def without_inputs(y: Tensor) -> WeibullTimes:
+    """The Weibull of the largest likelihood of times (N,), negative where censored; batch shape ()."""
+    data = stats.CensoredData.right_censored(y.abs().double().numpy(), (y < 0).numpy())
+    shape, _, scale = map(torch.tensor, stats.weibull_min.fit(data, floc=0))
+    return WeibullTimes(scale.log().float(), (1 / shape).float())

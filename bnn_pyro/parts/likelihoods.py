@@ -1,19 +1,17 @@
 """The likelihoods, and which of them is a schema's. To add one: a class, and a line in ``LIKELIHOODS``."""
 
 import math
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections.abc import Mapping
 
 import pyro.distributions as dist
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.distributions.transforms import ExpTransform
 
 from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.errors import UserError, unknown
-from bnn_pyro.parts.mixtures import Mixture, NormalMixture
-from bnn_pyro.parts.observed import LearnedNoise, Likelihood, Ordinal
+from bnn_pyro.parts.components import LogNormalTimes, Times, WeibullTimes
+from bnn_pyro.parts.observed import LearnedNoise, Likelihood, LogNormalMixture, Ordinal, TimeMixture
 from bnn_pyro.parts.several import CorrelatedNoise, Several
 
 
@@ -137,31 +135,6 @@ class LaplaceNoise(LearnedNoise):
 
 
 # -- log y -------------------------------------------------------------------------------------------------------------
-class LogNormalMixture(NormalMixture):
-    """Mixture of log-normals: moments and densities in closed form; quantiles are those of log y, transformed."""
-
-    transform = ExpTransform()
-
-    @cached_property
-    def untransformed(self) -> NormalMixture:
-        """See :meth:`Mixture.untransformed`: of log y."""
-        return NormalMixture(self.components.base_dist)
-
-    def component_cdf(self, y: Tensor) -> Tensor:
-        """See :meth:`Mixture.component_cdf`; 0 up to 0."""
-        return self.untransformed.component_cdf(y.double().clamp_min(0).log())
-
-    def quantile(self, q: float | Sequence[float]) -> Tensor:
-        """See :meth:`Mixture.quantile`."""
-        return self.untransformed.quantile(q).double().exp().float()
-
-    crps = Mixture.crps  # an integral
-
-    def discrepancy(self, y: Tensor, so_far: Tensor) -> Tensor:
-        """See :meth:`Mixture.discrepancy`, of log y."""
-        return self.untransformed.discrepancy(y.log(), so_far)
-
-
 class OnLogScale:
     """Before a likelihood whose components are Normal: log y has that distribution, and y > 0 a log-normal one.
 
@@ -227,6 +200,24 @@ class NegativeBinomial(Poisson):
         return dist.NegativeBinomial(log_r.exp(), logits=self.log_mean(f) + math.log(self.shift) - log_r)
 
 
+# -- times until an event, some of them censored ----------------------------------------------------------------------
+class Weibull(LearnedNoise):
+    """t ~ Weibull of scale exp(shift + scale·f) and shape 1/σ, f (…, B, 1); σ as in ``LearnedNoise``, of log t."""
+
+    mixture, times = TimeMixture, WeibullTimes
+
+    def components(self, f: Tensor) -> Times:
+        """See ``Likelihood``."""
+        loc, scale = self.loc_and_scale(f)
+        return self.times(loc, torch.as_tensor(scale).to(loc).expand(loc.shape))
+
+
+class LogNormalTime(Weibull):
+    """log t ~ Normal(shift + scale·f, σ), f (…, B, 1); σ as in ``LearnedNoise``, of log t."""
+
+    times = LogNormalTimes
+
+
 # -- which of them -----------------------------------------------------------------------------------------------------
 #: Name -> (class, its task): what the setting ``likelihood`` takes; where it is not given, the task's first. Counts are
 #: seldom as regular as a Poisson's.
@@ -237,6 +228,8 @@ LIKELIHOODS: dict[str, tuple[type[Likelihood], str]] = {
     "negative-binomial": (NegativeBinomial, "counts"),
     "poisson": (Poisson, "counts"),
     "ordinal": (Ordinal, "ordinal"),
+    "weibull": (Weibull, "survival"),
+    "log-normal": (LogNormalTime, "survival"),
 }
 
 

@@ -113,6 +113,9 @@ class Mixture(Decisions):
         """Whether Y takes separate values only, such as counts."""
         return self.components.support.is_discrete
 
+    #: Whether the PIT of a target is drawn from a range of values; see ``metrics.pit``.
+    randomised = property(lambda self: self.is_discrete)
+
     def discrepancy(self, y: Tensor, so_far: Tensor) -> Tensor:
         """How badly y (B,) and the points before, (S,), fit: the largest |y − mean| / standard deviation."""
         return torch.maximum(so_far, ((y - self.components.mean) / self.components.stddev).abs().amax(1))
@@ -264,6 +267,9 @@ class ClassMixture(Mixture):
         # log p/(1 − p): probabilities that round to 1 would tie in rank.
         others = [torch.cat([logits[..., :k], logits[..., k + 1 :]], -1).logsumexp(-1) for k in range(logits.shape[-1])]
         return logits - torch.stack(others, -1)
+
+    #: Whether the PIT of a target is drawn from a range of values; see ``metrics.pit``.
+    randomised = property(lambda self: self.is_discrete)
 
     def discrepancy(self, y: Tensor, so_far: Tensor) -> Tensor:
         """How badly y (B,) and the points before, (S,), fit: the sum of −log p_s(y)."""

@@ -4,7 +4,8 @@ To add a likelihood: a subclass of :class:`Likelihood`. The network works on sta
 scale of the schema are applied to its output: ELBOs, test densities and intervals are all in the target's own units.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 
 import pyro
 import pyro.distributions as dist
@@ -12,9 +13,10 @@ import torch
 import torch.nn.functional as F
 from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
+from torch.distributions.transforms import ExpTransform
 
 from bnn_pyro.errors import UserError
-from bnn_pyro.parts.mixtures import ClassMixture, Mixture
+from bnn_pyro.parts.mixtures import ClassMixture, Mixture, NormalMixture
 
 #: The observed site of every model.
 OBSERVED = "y"
@@ -115,6 +117,61 @@ class OrdinalMixture(ClassMixture):
     """Mixture of Categoricals over classes that have an order, by which ``metrics.rps`` scores it."""
 
     task = "ordinal"
+
+
+class LogNormalMixture(NormalMixture):
+    """Mixture of log-normals: moments and densities in closed form; quantiles are those of log y, transformed."""
+
+    transform = ExpTransform()
+
+    @cached_property
+    def untransformed(self) -> NormalMixture:
+        """See :meth:`Mixture.untransformed`: of log y."""
+        return NormalMixture(self.components.base_dist)
+
+    def component_cdf(self, y: Tensor) -> Tensor:
+        """See :meth:`Mixture.component_cdf`; 0 up to 0."""
+        return self.untransformed.component_cdf(y.double().clamp_min(0).log())
+
+    def quantile(self, q: float | Sequence[float]) -> Tensor:
+        """See :meth:`Mixture.quantile`."""
+        return self.untransformed.quantile(q).double().exp().float()
+
+    crps = Mixture.crps  # an integral
+
+    def discrepancy(self, y: Tensor, so_far: Tensor) -> Tensor:
+        """See :meth:`Mixture.discrepancy`, of log y."""
+        return self.untransformed.discrepancy(y.log(), so_far)
+
+
+class TimeMixture(LogNormalMixture):
+    """Mixture of times; targets have a sign, as above. Draws are compared by their means of log t."""
+
+    task = "survival"
+    randomised = True
+
+    def _need(self, task: str, what: str) -> None:
+        super()._need(self.task if task == "regression" else task, what)
+
+    @cached_property
+    def untransformed(self) -> Mixture:
+        """See :meth:`Mixture.untransformed`: of log t."""
+        return Mixture(self.components.base_dist)
+
+    def component_below(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        """See :meth:`Mixture.component_below`; of a censored time (P_s(T ≤ t), P_s(T > t)), where T may be."""
+        cdf = self.component_cdf(y.abs())
+        return cdf, torch.where(y > 0, 0.0, 1 - cdf)
+
+    def output_values(self) -> Tensor:
+        """The means of log t, (S, B, 1) float64: those of t may be too large for 32-bit numbers."""
+        return self.untransformed.output_values()
+
+    def crps(self, y: Tensor) -> Tensor:
+        """See :meth:`Mixture.crps`. Raises UserError for censored times, of which it is no proper score."""
+        if bool((y < 0).any()):
+            raise UserError("the CRPS is of times that happened, and some are censored; take nll and concordance")
+        return super().crps(y)
 
 
 class Ordinal(Likelihood):

@@ -18,7 +18,7 @@ _NAMES = {
     "effects": "partial_dependence permutation_importance",
     "points": "method_predictions ood_bars softmax_draws uncertain_images",
     "maps": "Grid decision_boundary epistemic_map grid line",
-    "regression": "predicted_observed predictive_band regression_calibration rootogram",
+    "regression": "predicted_observed predictive_band regression_calibration rootogram survival_curve",
     "sweep": "Scores sweep_points",
     "training": "growing_ensemble sampler_trace training_curves",
     "weights": "pruning_curve signal_to_noise weight_posteriors",

@@ -76,7 +76,8 @@ def predictive_band(
         ax.set(xlabel=(data.schema.features or ("x",))[0], ylabel=data.schema.target)
         raw = data.schema.unstandardise(data.x_train.cpu())[:, 0].double()
         look = dict(markersize=2.5, mew=0.3, alpha=0.6) if len(raw) > 200 else dict(markersize=5, mew=0.8)
-        ax.plot(raw, data.y_train.cpu(), "o", color=DATA, mec="white", label="training data", zorder=4, **look)
+        y = data.y_train.cpu().abs() if data.schema.task == "survival" else data.y_train.cpu()
+        ax.plot(raw, y, "o", color=DATA, mec="white", label="training data", zorder=4, **look)
         label, low, high = "outside the training data", raw.min().item(), raw.max().item()
         for start, stop, edge in ((x[0].item(), low, low), (high, x[-1].item(), high)):
             if stop > start:
@@ -99,10 +100,13 @@ def predicted_observed(
 
     Points whose interval misses the target are crosses. Of many points 200 are drawn, evenly from the smallest to the
     largest y; the title is about all of them.
+    Censored times are left out.
 
     y: (B,) in target units.
     """
     y = targets(prediction, y)
+    if prediction.task == "survival":
+        prediction, y = prediction[np.flatnonzero(y > 0)], y[y > 0]
     low, middle, high = prediction.quantile([0.025, 0.5, 0.975]).double().numpy()
     hit = (low <= y) & (y <= high)
     picks = np.argsort(y, kind="stable")[even(len(y), MOST_POINTS)]
@@ -132,8 +136,8 @@ def regression_calibration(prediction: Prediction, y: Targets, *, axes: Panels =
     """Observed against nominal coverage of central intervals, and the histogram of P(Y ≤ y); axes (2,).
 
     Grey: where 95 % of perfectly calibrated models would lie at this number of points, at each place by itself.
-    A curve below the diagonal, or a U-shaped histogram, is overconfidence; the opposite is too wide. Of counts, the PIT
-    is randomised.
+    A curve below the diagonal, or a U-shaped histogram, is overconfidence; the opposite is too wide. Of counts and
+    of censored times the PIT is randomised.
     """
     pit = metrics.pit(prediction, y, seed=0)
     nominal = np.linspace(0, 1, 41)
@@ -144,13 +148,13 @@ def regression_calibration(prediction: Prediction, y: Targets, *, axes: Panels =
     axes[0].plot([0, 1], [0, 1], **DASHED)
     axes[0].plot(nominal, observed, color=BAYES, marker="o", markevery=4, label="this prediction")
     verdict, half = (metrics.interval_verdict(at / 40, observed[at], len(pit)) for at in (36, 20))
-    what = "90% of the PIT" if prediction.is_discrete else "90% intervals"
+    what = "90% of the PIT" if prediction.randomised else "90% intervals"
     title = f"{what} hold {observed[36]:.1%}\nof {len(pit):,} targets: {verdict}"
     title += "" if half in ("about right", verdict) else f"; 50%: {half}"
     axes[0].set(xlim=(0, 1), ylim=(0, 1), aspect="equal", title=title)
     axes[0].set(xlabel="nominal coverage of the central interval", ylabel="observed coverage")
     axes[0].legend(loc="upper left")
-    name = "P(Y ≤ observed y), the PIT" + (" (randomised)" if prediction.is_discrete else "")
+    name = "P(Y ≤ observed y), the PIT" + (" (randomised)" if prediction.randomised else "")
     bins = calibrated_histogram(axes[1], pit, xlabel=name, ylabel="points")
     low, high = binom.ppf([0.025, 0.975], len(pit), 1 / bins)
     axes[1].axhspan(low, high, color="0.88", linewidth=0, zorder=0)
@@ -189,3 +193,35 @@ def rootogram(prediction: Prediction, y: Targets, schema: Schema | None = None, 
     ax.set_title(f"{outside.sum()} of {len(observed)} bars end outside the band")
     ax.set(xlabel=schema.target if schema is not None else "y", ylabel="square root of the number of rows")
     return legend_below(ax, 3)
+
+
+@drawn
+def survival_curve(prediction: Prediction, y: Targets, schema: Schema | None = None, *, ax: Axes | None = None) -> Axes:
+    """Share of the rows whose event has not happened by then: the mean over the predictions, and Kaplan & Meier 1958.
+
+    Grey: its 95 % interval by Greenwood's formula, on the scale of log(−log S). Marks are censored times.
+
+    y: (B,) times, negative where censored.   Raises UserError for a prediction of anything else.
+    """
+    if prediction.task != "survival":
+        raise UserError("a survival curve is for times (--task survival)")
+    y = targets(prediction, y)
+    times, at = np.unique(np.abs(y), return_inverse=True)
+    events, leaving = np.bincount(at, y > 0), np.bincount(at)
+    risk = len(y) - leaving.cumsum() + leaving
+    share = (1 - events / risk).cumprod()
+    ax = panel(ax, 5.6, 3.7)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        spread = np.sqrt((events / (risk * (risk - events))).cumsum()) / np.abs(np.log(share))
+        low, high = (np.nan_to_num(share ** np.exp(sign * 1.96 * spread), nan=1.0) for sign in (1, -1))
+    inside = (share > 0) & (share < 1)
+    ax.fill_between(times, np.where(inside, low, share), np.where(inside, high, share), step="post", color="0.88",
+                    linewidth=0, label="95% of it")  # fmt: skip
+    ax.step([0, *times], [1, *share], where="post", color=DATA, label="observed (Kaplan-Meier)")
+    ax.plot(times[events < leaving], share[events < leaving], "|", color=DATA, ms=5, label="censored")
+    grid = torch.linspace(0, times[-1], 200, dtype=torch.float64)[:, None]
+    beyond = torch.cat([1 - prediction[some].cdf(grid) for some in torch.arange(len(y)).split(1000)], 1).mean(1)
+    ax.plot(grid[:, 0], beyond, color=BAYES, label="predicted, mean of the rows")
+    ax.set(xlabel=schema.target if schema is not None else "t", ylabel="share without the event", ylim=(0, 1.02))
+    ax.set_xlim(left=0)
+    return legend_below(ax, 2)

@@ -43,6 +43,11 @@ def summary(run: RunFacts) -> list[str]:
         )
     for other, differences in _rivals(run):
         sentences += headline_differences(run.label, other, differences, run.task, names)
+    if censored := run.metrics.get("censored_rows"):
+        sentences.append(
+            f"{censored:,} of the test rows are censored: where in its interval such a row lies is drawn from what is "
+            "predicted beyond its time, so that the more of them there are, the less coverage can show."
+        )
     if coverage := list(_coverage(run)):
         sentences.append("; ".join(coverage) + ".")
     if "ece_floor_95" in run.metrics and "ece" in run.metrics:
@@ -85,8 +90,8 @@ def _named(rows: dict[str, int], names: list[str]) -> str:
 
 def _rivals(run: RunFacts) -> Iterator[tuple[str, dict[str, float]]]:
     """(name, paired differences to it) of what a run is compared with, knowing nothing first."""
-    alone = "class frequencies" if run.task in ("classification", "ordinal") else "training mean"
-    yield f"the {alone} alone", run.differences(NOTHING)
+    alone = {"classification": "class frequencies", "ordinal": "class frequencies", "survival": "training times"}
+    yield f"the {alone.get(run.task, 'training mean')} alone", run.differences(NOTHING)
     if run.baseline is not None:
         yield run.baseline.label, run.differences()
     if run.boosting:

@@ -21,7 +21,8 @@ WORDS = {"good": "Good", "caution": "Caution", "bad": "Problem", "failed": "Fail
 SHARES = tuple(name for table in METRICS.values() for name, metric in table.items() if metric.share)
 #: The metrics that a summary speaks of.
 HEADLINE = {"classification": ("error", "nll"), "regression": ("rmse", "nll"), "counts": ("rmse", "nll"),
-            "ordinal": ("rps", "nll"), "targets": ("nrmse", "nll"), "labels": ("label_error", "nll")}  # fmt: skip
+            "ordinal": ("rps", "nll"), "survival": ("concordance", "nll"), "targets": ("nrmse", "nll"),
+            "labels": ("label_error", "nll")}  # fmt: skip
 SCORE_NAMES = {"total_entropy": "total entropy", "max_prob": "1 − max p", "mutual_information": "mutual information"}
 #: Ends of the names of paired differences in metrics.json: to the baseline, and to knowing nothing.
 AGAINST, NOTHING = "_minus_baseline", "_minus_nothing"

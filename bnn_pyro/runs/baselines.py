@@ -22,8 +22,8 @@ from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.diagnostics.draws import even
 from bnn_pyro.errors import UserError
 from bnn_pyro.files import existing
-from bnn_pyro.parts.likelihoods import LogNormalMixture
-from bnn_pyro.parts.observed import OrdinalMixture
+from bnn_pyro.parts.components import without_inputs
+from bnn_pyro.parts.observed import LogNormalMixture, OrdinalMixture, TimeMixture
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction, predict
 from bnn_pyro.pruning import signal_to_noise
@@ -79,7 +79,7 @@ def knows_nothing(data: Dataset) -> Prediction | None:
     """The test rows' prediction without any input; None of several targets.
 
     It has the class frequencies of the training rows, each with a row more, or a Normal of their mean and standard
-    deviation (of log y on a log scale), or of counts a Poisson of their mean.
+    deviation (of log y on a log scale), of counts a Poisson of their mean, or of times the likeliest Weibull.
     """
     schema, num, y = data.schema, len(data.y_test), data.y_train.cpu()
     if schema.has_classes:
@@ -87,6 +87,8 @@ def knows_nothing(data: Dataset) -> Prediction | None:
         return _of_classes(schema.task, counts.expand(1, num, -1))
     if schema.task == "counts":
         return Prediction(Poisson(y.float().mean().clamp_min(FLOOR).expand(1, num)))
+    if schema.task == "survival":
+        return TimeMixture(without_inputs(y).expand((1, num)))
     if schema.task != "regression":
         return None
     y = y.log() if schema.target_scale == "log" else y
@@ -94,12 +96,13 @@ def knows_nothing(data: Dataset) -> Prediction | None:
 
 
 def boosted(data: Dataset) -> tuple[Prediction, dict[str, Any]] | None:
-    """(the test rows' prediction, {about, seconds}); None for images, rows in a file, few rows or several targets."""
+    """(the test rows' prediction, {about, seconds}); None for images, times, rows in a file, few, several targets."""
     start, schema = time.perf_counter(), data.schema
     rows = even(len(data.x_train), MAX_ROWS)
     if (
         not isinstance(data.x_test, Tensor)
         or schema.targets
+        or schema.task == "survival"
         or len(schema.input_shape) != 1
         or len(rows) < MIN_ROWS
         or len(data.y_train[rows].unique()) < 2

@@ -103,7 +103,10 @@ def figures_of(
             outside, own = dict(list(run.outside.items())[:4]), f"{data.name} (test)"
             figures["entropy-histograms"] = lambda: plots.entropy_histograms(prediction, outside, name=own)
     elif prediction is not None:
-        figures["predicted-observed"] = lambda: plots.predicted_observed(prediction, y, schema)
+        if schema.task == "survival":
+            figures["survival-curve"] = lambda: plots.survival_curve(prediction, y, schema)
+        else:
+            figures["predicted-observed"] = lambda: plots.predicted_observed(prediction, y, schema)
         figures["calibration"] = lambda: plots.regression_calibration(prediction, y)
         if schema.task == "counts":
             figures["rootogram"] = lambda: plots.rootogram(prediction, y, schema)
@@ -202,7 +205,9 @@ def _words(schema: Schema, prediction: Prediction, y: Tensor) -> tuple[list[str]
         return [schema.classes[int(k)] for k in y], [f"{schema.classes[k]} ({p:.1%})" for p, k in best]
     ends = prediction.quantile((0.5, 0.05, 0.95)).mT.tolist()
     texts = ([f"{v:,.0f}" if abs(v) >= 1000 else f"{v:.4g}" for v in each] for each in ends)
-    observed = [f"{v:{',.0f' if abs(v) >= 1e6 else ',.7g'}}" for v in y.tolist()]  # 32 bits have no more digits
+    censored = (y < 0).tolist() if schema.task == "survival" else [False] * len(y)
+    pairs = zip(y.abs().tolist() if any(censored) else y.tolist(), censored, strict=True)
+    observed = [f"{'> ' * later}{v:{',.0f' if abs(v) >= 1e6 else ',.7g'}}" for v, later in pairs]  # 32 bits
     return observed, ["{} (90 %: {} to {})".format(*each) for each in texts]
 
 

@@ -141,7 +141,7 @@ def predict_file(
         far, which = (x.abs() * numeric).max(1)
         columns |= {"furthest_input": np.array(schema.features)[which.numpy()], "furthest_sd": far.numpy()}
     table = pd.DataFrame(columns)
-    if "q50" in table and (off := int((~table["mean"].between(table["q2.5"], table["q97.5"])).sum())):
+    if "mean" in table and (off := int((~table["mean"].between(table["q2.5"], table["q97.5"])).sum())):
         notes.append(f"the mean of {off:,} rows is outside their own 95 % interval, as a few draws carry it: take q50")
     if calibrated:
         about = folder.read(GUARANTEES)
@@ -175,7 +175,8 @@ def predict_file(
 
 
 def _columns(prediction: Prediction, schema: Schema, threshold: float | None) -> dict[str, Any]:
-    """Of each row: class, probabilities and entropies in nats; or mean, standard deviations and quantiles.
+    """Of each row: class, probabilities and entropies in nats; or mean, standard deviations and quantiles, of times
+    the former of log t.
 
     Of several targets: of each by itself, with its name before; of labels the probabilities and their epistemic part.
     """
@@ -192,8 +193,10 @@ def _columns(prediction: Prediction, schema: Schema, threshold: float | None) ->
         columns = {schema.target: np.array(schema.classes, dtype=object)[best.numpy()]}
         columns |= {f"p({name})": prediction.mean[:, k].numpy() for k, name in enumerate(schema.classes)}
         return columns | {f"{p}_nats": getattr(prediction, p).numpy() for p in ("total", "epistemic", "aleatoric")}
-    spreads = {"sd": prediction.total, "epistemic_sd": prediction.epistemic, "aleatoric_sd": prediction.aleatoric}
-    columns = {"mean": prediction.mean.numpy()} | {name: value.sqrt().numpy() for name, value in spreads.items()}
+    law = prediction.untransformed if schema.task == "survival" else prediction  # of times of log t: means may be huge
+    spreads = {"sd": law.total, "epistemic_sd": law.epistemic, "aleatoric_sd": law.aleatoric}
+    log = "log_" * (law is not prediction)
+    columns = {f"{log}mean": law.mean.numpy()} | {f"{log}{name}": v.sqrt().numpy() for name, v in spreads.items()}
     quantiles = prediction.quantile((0.025, 0.5, 0.975)).numpy()
     return columns | dict(zip(("q2.5", "q50", "q97.5"), quantiles, strict=True))
 

@@ -27,8 +27,8 @@ from bnn_pyro.zoo.auto import AUTO, MINUTES, Setup, make_setup, set_up
 #: what a config file may say of them.
 DATA_KEYS = {"name": str, "target": str, "features": list[str], "exclude": list[str], "categorical": list[str],
              "task": str, "classes": list[str], "target_scale": str, "missing": str, "drop_missing": bool,
-             "unseen": str, "groups": str, "time": str, "exposure": str, "fractions": list[float], "splits": str,
-             "split": int, "validation": int, "limit": int, "seed": int}  # fmt: skip
+             "unseen": str, "groups": str, "time": str, "exposure": str, "event": str, "fractions": list[float],
+             "splits": str, "split": int, "validation": int, "limit": int, "seed": int}  # fmt: skip
 #: What `train` takes where no data are named, with a test part that is large enough to tell two models apart.
 EXAMPLE = {"name": "digits", "fractions": [0.3, 0.1, 0.6]}
 #: The other keys of a config file.
@@ -81,7 +81,7 @@ class Recipe(Setup, Settings):
         data = _load(self.data)
         if not self.conformal:
             return data
-        data.schema.need_one_target("conformal")
+        data.schema.need_uncensored("conformal")
         half = len(data.x_val) // 2
         if not half:
             raise UserError(f"conformal takes half of the validation rows, and {data.name} has {len(data.x_val)}: give "

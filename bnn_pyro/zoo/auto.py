@@ -247,7 +247,7 @@ def choose(
         known = ", ".join(rule.method for rule in RULES if rule.inputs == kind)
         raise UserError(f"auto takes {known} for a {kind}, not {method}; name a variant that takes {method} (`list`)")
     for rule in rules:
-        other = schema.has_classes or settings.get("likelihood", "normal") != "normal"
+        other = schema.has_classes or schema.task == "survival" or settings.get("likelihood", "normal") != "normal"
         own = rule.settings | (rule.wide if inputs > WIDE else {}) | ({} if other else {"noise": rule.noise})
         of_method = dict(rule.method_settings)
         if rule.steps:

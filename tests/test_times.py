@@ -1,0 +1,259 @@
+"""Times of which some are censored: against SciPy's densities and censored fits, Kaplan-Meier, sums and simulation."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from scipy import stats
+from test_parts import read
+
+import bnn_pyro as bp
+from bnn_pyro.isolation import isolated
+from bnn_pyro.metrics.metric import concordant
+from bnn_pyro.parts.components import LogNormalTimes, WeibullTimes, without_inputs
+from bnn_pyro.parts.likelihoods import LIKELIHOODS, make_likelihood
+from bnn_pyro.parts.observed import TimeMixture
+from bnn_pyro.run import main
+
+SCHEMA = bp.Schema("survival", (1,), y_shift=1.0, y_scale=0.5, event=("event",))
+NAMES = ("weibull", "log-normal")
+
+
+def lifetimes(num=400, seed=0):
+    """(x, time, event): a Weibull of shape 1.5 whose scale is e^{1 + x}, about half of it censored."""
+    rng = np.random.default_rng(seed)
+    x = rng.uniform(-1, 1, (num, 1))
+    time, end = np.exp(1 + x[:, 0]) * rng.weibull(1.5, num), rng.exponential(4, num)
+    return x, np.minimum(time, end), time <= end
+
+
+def law(name, loc, scale):
+    return stats.weibull_min(1 / scale, 0, np.exp(loc)) if name == "weibull" else stats.lognorm(scale, 0, np.exp(loc))
+
+
+def mixture(name="weibull", num=3000, seed=0):
+    """Three draws, times from the same mixture, negative where censored, and what they were before."""
+    rng = np.random.default_rng(seed)
+    loc, scale = rng.normal(1, 0.5, (3, num)), 0.6
+    time = law(name, loc[rng.integers(3, size=num), np.arange(num)], scale).rvs(random_state=rng)
+    end, kind = rng.exponential(4, num), WeibullTimes if name == "weibull" else LogNormalTimes
+    prediction = TimeMixture(kind(torch.from_numpy(loc), torch.full((3, num), scale).double()))
+    return prediction, np.where(time <= end, time, -end), loc
+
+
+# -- the likelihoods ---------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", NAMES)
+def test_densities_and_tails_are_scipys(name):
+    f, t = torch.tensor([[-1.0], [0.0], [2.0]]), torch.tensor([0.3, 4.0, 9.0])
+    likelihood = make_likelihood(SCHEMA, "learned", name)
+    assert type(likelihood) is LIKELIHOODS[name][0] and type(make_likelihood(SCHEMA)) is LIKELIHOODS["weibull"][0]
+    d = read(likelihood, f, log_noise=torch.tensor(-0.5))
+    reference = law(name, 1 + 0.5 * f[:, 0].double().numpy(), 0.5 * np.exp(-0.5))
+    np.testing.assert_allclose(d.log_prob(t), reference.logpdf(t.numpy()), rtol=2e-5)
+    np.testing.assert_allclose(d.log_prob(-t), reference.logsf(t.numpy()), rtol=2e-5, atol=1e-6)
+    np.testing.assert_allclose(d.mean, reference.mean(), rtol=1e-5)
+    np.testing.assert_allclose(d.variance, reference.var(), rtol=1e-4)
+    one = TimeMixture(type(d)(d.loc[None], d.scale[None]))
+    np.testing.assert_allclose(one.quantile([0.1, 0.9]), reference.ppf([[0.1], [0.9]]), rtol=1e-5)
+    np.testing.assert_allclose(one.cdf(t), reference.cdf(t.numpy()), atol=1e-6)
+    with isolated(0):
+        draws = d.sample((2000,))[:, 1].double().numpy()
+    assert stats.kstest(draws, lambda t: reference.cdf(t[:, None])[:, 1]).pvalue > 0.001
+    far = (90 * f).requires_grad_()
+    slope = torch.autograd.grad(read(likelihood, far, log_noise=torch.tensor(-4.0)).log_prob(-t).sum(), far)[0]
+    assert slope.isfinite().all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_without_inputs_a_fit_is_scipys_of_censored_data(name):
+    _, time, event = lifetimes()
+    y = np.where(event, time, -time)
+    kind = stats.weibull_min if name == "weibull" else stats.lognorm
+    shape, _, scale = kind.fit(stats.CensoredData.right_censored(time, ~event), floc=0)
+    wrong, _, short = kind.fit(time, floc=0)
+    data = bp.dataset(np.zeros((len(y), 1)), time, event=event, split=0, validation=0)
+    method = bp.MLE(epochs=600, batch_size=0, lr=0.05, patience=0)
+    posterior = bp.fit(bp.MLP(hidden=(), likelihood=name), data, method, progress=False, device="cpu")
+    found = bp.predict(posterior, data.x_train[:1]).quantile([0.2, 0.5, 0.8])[:, 0]
+    np.testing.assert_allclose(found, kind(shape, 0, scale).ppf([0.2, 0.5, 0.8]), rtol=5e-3)
+    assert kind(wrong, 0, short).median() < 0.75 * found[1]  # where censored times count as events
+    if name == "weibull":
+        own = without_inputs(torch.from_numpy(y))
+        np.testing.assert_allclose([1 / own.scale, own.loc.exp()], [shape, scale], rtol=1e-5)
+
+
+def test_nuts_finds_the_posterior_of_scale_and_shape():
+    """Against sums over a grid of the bias and of the logarithm of the noise."""
+    _, time, event = lifetimes(30, seed=1)
+    data = bp.dataset(np.zeros((30, 1)), time, event=event, split=0, validation=0)
+    method = bp.NUTS(chains=2, warmup=200, draws=500)
+    posterior = bp.fit(bp.MeanField(hidden=(), prior="normal:1"), data, method, progress=False, device="cpu")
+    b, s = (g.ravel()[:, None] for g in np.meshgrid(np.linspace(-3, 3, 121), np.linspace(-3, 2, 101)))
+    reference = law("weibull", data.schema.y_shift + data.schema.y_scale * b, data.schema.y_scale * np.exp(s))
+    log_p = np.where(event, reference.logpdf(time), reference.logsf(time)).sum(1)
+    log_p += (stats.norm.logpdf(b) + stats.norm.logpdf(s, -1, 1))[:, 0]
+    p = np.exp(log_p - log_p.max()) / np.exp(log_p - log_p.max()).sum()
+    draws = posterior.draw(1000)
+    for site, grid in {"layers.0.bias": b[:, 0], "log_noise": s[:, 0]}.items():
+        mean, found = p @ grid, draws[site].flatten().double().numpy()
+        sd = np.sqrt(p @ (grid - mean) ** 2)
+        assert abs(found.mean() - mean) < 5 * sd / np.sqrt(150), site
+        assert found.std() == pytest.approx(sd, rel=0.25), site
+
+
+# -- predictions and their scores --------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", NAMES)
+def test_the_pit_is_uniform_where_the_model_is_right_and_censoring_is_told(name):
+    prediction, y, loc = mixture(name)
+    assert stats.kstest(bp.metrics.pit(prediction, y, seed=0), "uniform").pvalue > 0.01
+    assert stats.kstest(bp.metrics.pit(prediction, np.abs(y), seed=0), "uniform").pvalue < 1e-9
+    scores = bp.metrics.evaluate(prediction, y)
+    assert set(scores) == set(bp.metrics.METRICS["survival"])
+    assert abs(scores["coverage_90"].value - 0.9) < 4 * np.sqrt(0.09 / len(y))
+    reference = law(name, loc, 0.6)
+    density = np.where(y > 0, reference.pdf(np.abs(y)), reference.sf(np.abs(y))).mean(0)
+    assert scores["nll"].value == pytest.approx(-np.log(density).mean(), rel=1e-5)
+    median = prediction.quantile(0.5)[0].double().numpy()
+    np.testing.assert_allclose(reference.cdf(median).mean(0), 0.5, atol=1e-5)
+    t = np.linspace(0, 60, 60_001)[:, None]  # CRPS by sums
+    cdf = law(name, loc[:, None, :5], 0.6).cdf(t).mean(0)
+    crps = ((cdf - (np.abs(y[:5]) <= t)) ** 2).sum(0) * 1e-3
+    np.testing.assert_allclose(prediction[:5].crps(torch.from_numpy(np.abs(y[:5]))), crps, rtol=5e-3)
+    with pytest.raises(bp.UserError, match="the CRPS is of times that happened"):
+        bp.metrics.crps(prediction, y)
+
+
+def test_concordance_counts_the_comparable_pairs():
+    """Of resampled rows with ties of times and of scores, against all pairs one by one."""
+    rng = np.random.default_rng(0)
+    time, event, score = rng.integers(1, 12, 40), rng.random(40) < 0.6, rng.integers(0, 9, 40)
+    counts = rng.multinomial(40, np.full(40, 1 / 40), size=3).astype(float)
+    rank = 2 * np.unique(time, return_inverse=True)[1] + ~event
+    before = event[:, None] & ((time[:, None] < time) | ((time[:, None] == time) & ~event))
+    right = before * ((score[:, None] < score) + 0.5 * (score[:, None] == score))
+    found = concordant(np.stack([rank, event, score], 1).astype(float), counts)
+    for values, pairs in zip(found, (right, before), strict=True):
+        np.testing.assert_allclose(values, [c @ pairs @ c for c in counts])
+    prediction, y, _ = mixture(num=50)
+    assert bp.metrics.concordance(prediction, y) > 0.55
+    with pytest.raises(bp.metrics.Undefined, match="needs an event"):
+        bp.metrics.concordance(prediction, -np.abs(y))
+
+
+@pytest.mark.filterwarnings("ignore:The confidence interval is undefined")
+def test_the_survival_curve_is_kaplan_meiers():
+    prediction, y, loc = mixture(num=200)
+    ax = bp.plots.survival_curve(prediction, y)
+    curve = stats.ecdf(stats.CensoredData.right_censored(np.abs(y), y < 0)).sf
+    observed, _, predicted = ax.lines
+    np.testing.assert_allclose(observed.get_ydata()[1:], curve.evaluate(observed.get_xdata()[1:]), atol=1e-9)
+    band, ends = ax.collections[0].get_paths()[0].vertices, curve.confidence_interval(method="log-log")
+    known = np.concatenate([end.probabilities[np.isfinite(end.probabilities)] for end in (ends.low, ends.high)])
+    inside = band[(band[:, 1] > 0.01) & (band[:, 1] < 0.99), 1]
+    assert np.abs(inside[:, None] - known).min(1).max() < 1e-5
+    grid = predicted.get_xdata()
+    beyond = law("weibull", loc, 0.6).sf(grid[:, None, None]).mean((1, 2))
+    np.testing.assert_allclose(predicted.get_ydata(), beyond, atol=1e-5)
+    with pytest.raises(bp.UserError, match="a survival curve is for times"):
+        bp.plots.survival_curve(bp.Prediction(torch.distributions.Normal(torch.zeros(1, 3), 1.0)), [1, 2, 3])
+
+
+# -- data --------------------------------------------------------------------------------------------------------------
+def test_events_may_stand_in_columns_arrays_and_files(tmp_path):
+    x, time, event = lifetimes(60)
+    y, coded = np.stack([time, event], 1), np.where(event, 2, np.arange(60) % 2)  # of three values 2 is the event
+    frame = pd.DataFrame({"x": x[:, 0], "time": time, "died": event, "status": coded})
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    np.savez(tmp_path / "t.npz", x=x, y=y)
+    path, columns = tmp_path / "t.csv", {"target": "time", "features": ["x"]}
+    for data in (
+        bp.dataset(x, time, event=event),
+        bp.dataset(x, y, task="survival"),
+        bp.dataset(frame.drop(columns="status"), "time", event="died"),
+        bp.dataset(frame.drop(columns="died"), "time", event="status=2"),
+        bp.load_data(path, **columns, event="died"),
+        bp.load_data(path, **columns, event="status=2", task="survival"),
+        bp.load_data(tmp_path / "t.npz", task="survival"),
+        bp.dataset(x[:40], y[:40], task="survival", x_test=x[40:], y_test=y[40:]),
+    ):
+        assert data.schema.task == "survival" and data.schema.input_shape == (1,)
+        rows = data.index_test.numpy() - (2 if data.schema.event == ("died",) and "t.csv" in data.source else 0)
+        rows = rows - 2 if data.schema.event == ("status", "2") and "t.csv" in data.source else rows
+        rows = rows + 40 if data.split["kind"] == "own test part" else rows
+        np.testing.assert_allclose(data.y_test, np.where(event, time, -time)[rows], rtol=1e-6)
+        assert data.schema.y_shift == pytest.approx(data.y_train.abs().log().mean().item(), abs=1e-5)
+        assert bp.Schema.from_dict(json.loads(json.dumps(data.schema.to_dict()))) == data.schema
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "message"),
+    [
+        ({"time": 0.0}, {"event": "died"}, "target 'time', row 7: 0 is no time, which is positive"),
+        ({"died": 3}, {"event": "died"}, r"event 'died' holds 0, 1, 3; give 1 .* event='died=VALUE'"),
+        ({"died": "gone"}, {"event": "died"}, "event 'died' holds 0, 1, gone"),
+        ({}, {"event": "died=5"}, "training times of 'time' are censored: .* is 'died' right, and 5 an event"),
+        ({}, {"event": "dead"}, "unknown column of X .event, or --event. 'dead'; did you mean 'died'"),
+        (
+            {},
+            {"event": "died", "task": "regression"},
+            "event= .--event. is for task='survival', and the task is",
+        ),
+        ({}, {"task": "survival"}, "takes a time and an event, and there are 1 columns; give event="),
+        ({}, {"event": np.ones(3)}, "event 'event' has 3 values, and the times time 60"),
+        ({}, {"event": "died", "target_scale": "log"}, "target_scale=log is for the task regression, not survival"),
+    ],
+)
+def test_times_that_are_refused(change, options, message):
+    x, time, event = lifetimes(60)
+    frame = pd.DataFrame({"x": x[:, 0], "time": time, "died": event.astype(int)}).astype({"died": object})
+    for name, value in change.items():
+        frame.loc[7, name] = value
+    frame["died"] = frame["died"].astype(str) if "gone" in str(change) else pd.to_numeric(frame["died"])
+    with pytest.raises(bp.UserError, match=message):
+        bp.dataset(frame, "time", **options)
+
+
+# -- every command -----------------------------------------------------------------------------------------------------
+def test_commands_take_times(tmp_path, capsys):
+    x, time, event = lifetimes(300)
+    table = pd.DataFrame({"x": x[:, 0], "z": x[::-1, 0], "time": time, "status": np.where(event, 2, 1)})
+    table.to_csv(tmp_path / "t.csv", index=False)
+    file, run, predictions = (str(tmp_path / name) for name in ("t.csv", "run", "p.csv"))
+    train = [
+        "train",
+        "hidden-layer",
+        "--data",
+        file,
+        "--target",
+        "time",
+        "--epochs",
+        "300",
+        "--device",
+        "cpu",
+        "--quiet",
+    ]
+    assert main([*train, "--event", "status", "--out", run]) == 2 and "holds 1, 2" in capsys.readouterr().err
+    assert main([*train, "--event", "status=2", "--num-draws", "20", "--out", run]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "beside the training times alone" in said and "of the test rows are censored" in said
+    for command in (
+        ["diagnose", run, "--no-netcdf"],
+        ["evaluate", run, "--data", file],
+        ["compare", run, f"{run}/baseline", "--out", f"{run}-compare"],
+        ["predict", run, "--input", file, "--output", predictions, "--levels", "0.8"],
+    ):
+        assert main([*command, "--quiet"]) == 0, command
+    found = pd.read_csv(predictions)
+    assert (found["lower_80"] < found["q50"]).all() and found.filter(like="log_").notna().all(axis=None)
+    assert np.corrcoef(found["q50"].apply(np.log), table["x"])[0, 1] > 0.9
+    scores = json.loads((tmp_path / "run/metrics.json").read_text())
+    assert scores["concordance"] > 0.6 and scores["nll_minus_nothing"] < 0 and scores["censored_rows"] > 0
+    figures = {path.stem for path in (tmp_path / "run/figures").glob("*.png")}
+    assert {"survival-curve", "calibration", "permutation-importance"} <= figures
+    rows = json.loads((tmp_path / "run/rows.json").read_text())
+    assert any(row["observed time"].startswith("> ") for row in rows["uncertain"] + rows["worst"])
+    capsys.readouterr()
+    assert main(["calibrate", run, "--quiet"]) == 2 and "takes no censored times" in capsys.readouterr().err
+    assert bp.load(run).schema.event == ("status", "2")
