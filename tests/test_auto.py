@@ -43,9 +43,7 @@ def test_every_rule_is_reached_by_some_size_and_fits_into_the_minutes(schema):
 def test_small_tables_are_sampled_and_shortened_where_there_is_no_time():
     whole, short = choose(TABLE, 2000), choose(TABLE, 2000, minutes=1)
     assert whole.inference == short.inference and whole.method == bp.METHODS[whole.inference]()
-    shares = [
-        value / getattr(whole.method, k) for k, value in vars(short.method).items() if value != vars(whole.method)[k]
-    ]
+    shares = [v / vars(whole.method)[k] for k, v in vars(short.method).items() if v != vars(whole.method)[k]]
     assert len(shares) > 1 and max(shares) < 0.9 and max(shares) - min(shares) < 0.02
     assert short.auto["expected_seconds"] <= 60 < whole.auto["expected_seconds"]
     assert whole.entry.noise == "heteroscedastic" and choose(LABELS, 2000).entry.noise == bp.MeanField().noise

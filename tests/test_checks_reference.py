@@ -73,7 +73,6 @@ def test_damaged_files_are_refused_and_nothing_is_executed(tmp_path):
     for path in (npz, text):
         shutil.copy(REFERENCES / path.name, path)
     blob, words = npz.read_bytes(), text.read_text()
-    assert load_reference("toy-curve", tmp_path).title == load_reference("toy-curve").title
     with pytest.raises(UserError, match=r"unknown reference 'toy'.*toy-curve"):
         load_reference("toy", tmp_path)
 

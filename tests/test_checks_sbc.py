@@ -50,9 +50,8 @@ class Exact:
             mean, covariance = torch.zeros_like(mean), PRIOR**2 * torch.eye(len(mean)).double()
         w = MultivariateNormal(mean, self.width**2 * covariance).sample((self.draws,)).float()
         w = w.repeat_interleave(self.repeat, 0) + self.shift * covariance.diagonal().sqrt().float()
-        return Posterior(
-            model, data.schema, chains={"layers.0.weight": w[None, :, None, :-1], "layers.0.bias": w[None, :, -1:]}
-        )
+        chains = {"layers.0.weight": w[None, :, None, :-1], "layers.0.bias": w[None, :, -1:]}
+        return Posterior(model, data.schema, chains=chains)
 
 
 @dataclass(frozen=True)

@@ -155,7 +155,6 @@ def houses(tmp_path_factory, quick):
 
 def test_train_sets_half_of_the_validation_rows_aside(houses, capsys):
     run = houses / "run"
-    assert json.loads((run / "config.json").read_text())["conformal"] == 0.8
     meta, done = (json.loads((run / name).read_text()) for name in ("posterior.json", "guarantees.json"))
     assert meta["provenance"]["rows"]["val"] == 15 and done["calibration_rows"] == 15 and done["level"] == 0.8
     assert [row["prediction"] for row in done["table"][:2]] == ["predictive", "conformal: normalised"]

@@ -76,9 +76,8 @@ def test_diagnose_writes_what_the_library_finds(runs, capsys, monkeypatch):
     assert html.count("data:image/png;base64,iVBOR") == len(figures) and 'src="http' not in html
     kept = json.loads((folder / "diagnosis.json").read_text())
     assert kept["verdicts"] == [vars(verdict) for verdict in found.verdicts]
-    assert {k: v for k, v in kept["statistics"].items() if v is not None} == pytest.approx(
-        {k: v for k, v in found.statistics.items() if math.isfinite(v)}
-    )
+    finite = {k: v for k, v in found.statistics.items() if math.isfinite(v)}
+    assert {k: v for k, v in kept["statistics"].items() if v is not None} == pytest.approx(finite)
     assert f"{found.statistics['rhat_max']:.3f}" in text and f"{found.statistics['rhat_max']:.3f}" in html
     (folder / "figures" / "mine.png").write_bytes(b"mine")
     monkeypatch.setattr("bnn_pyro.runs.diagnose.draw_diagnosis", lambda *args: [])

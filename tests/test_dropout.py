@@ -91,9 +91,8 @@ def test_the_gradient_is_the_mean_over_all_masks():
     x, y = torch.tensor([[1.0, -0.7], [0.4, 1.3]]), torch.tensor([1, 0])
     rates, copies = (0.3, 0.5), 40_000
     with isolated(1):
-        entry = bp.DropoutMLP(
-            hidden=(2,), activation="tanh", prior="normal:1", input_dropout=rates[0], hidden_dropout=rates[1]
-        )
+        own = dict(activation="tanh", prior="normal:1", input_dropout=rates[0], hidden_dropout=rates[1])
+        entry = bp.DropoutMLP(hidden=(2,), **own)
         model = entry.model(bp.Schema("classification", (2,), classes=("a", "b")))
         start = {name: torch.randn(v.shape, generator=g) for name, v in model.initial.items()}
 
@@ -141,6 +140,11 @@ def test_a_draw_is_one_function_of_x():
     tight = bp.predict(posterior, DATA.x_test, num_draws=6, max_memory=1).components.logits
     torch.testing.assert_close(tight, whole)
     assert len(whole[:, 0].unique()) > 1 and not any(part.training for part in posterior.model.modules())
+    posterior.model.train()
+    posterior.model.net.layers[1].eval()
+    with pytest.raises(KeyboardInterrupt), in_mode(posterior.model, False):
+        raise KeyboardInterrupt
+    assert not posterior.model.net.layers[1].training
     posterior.model.train()
     assert torch.equal(bp.predict(posterior, DATA.x_test, num_draws=6).components.logits, whole)
     assert posterior.model.training and posterior.model.net.training

@@ -153,6 +153,13 @@ def test_a_stopped_run_goes_on_to_the_same_result(tmp_path, monkeypatch):
     assert same(resumed, whole) and same(bp.load(tmp_path), whole)
 
 
+def test_defaults_learn_from_few_pictures():
+    """Under a prior by fan-in the mode of this network is one of zeros (NLL log 10 = 2.30)."""
+    data = bp.load_data("digits", limit=300)
+    posterior = bp.fit(bp.ConvNet(hidden=(64,)), data, bp.MAP(epochs=25, batch_size=64, lr=0.003), progress=False)
+    assert validation_nll(posterior, data) < 1
+
+
 # -- ensembles ----------------------------------------------------------------------------------------------------
 PROBLEM = correlated(num=30, noise=0.5)
 SETTINGS = dict(epochs=6, batch_size=8)  # 24 steps a member
