@@ -32,8 +32,6 @@ def randn(*shape, seed=0):
         ("", "unknown prior ''"),
         ("normal:0", "form normal:SCALE .*SCALE > 0"),
         ("normal:nan", "form normal:SCALE"),
-        ("normal:wide", "form normal:SCALE"),
-        ("normal:1,2", "form normal:SCALE"),
         ("fan-in:1,", "form fan-in:SCALE"),
         ("gamma:0,1", "form gamma:SHAPE,RATE"),
         ("scale-mixture:1,2,3,4", "form scale-mixture:WIDE,NARROW,WEIGHT"),
@@ -43,8 +41,6 @@ def randn(*shape, seed=0):
 def test_priors_that_are_refused(text, message):
     with pytest.raises(bp.UserError, match=message):
         parse_prior(text)
-    with pytest.raises(bp.UserError, match=message), isolated(0):
-        bp.MeanField(prior=text).model(bp.Schema("regression", (1,)))
 
 
 @pytest.mark.parametrize("name", PRIORS)
@@ -54,12 +50,9 @@ def test_every_prior_has_defaults_and_the_parameters_shape(name):
         assert prior.event_shape == shape and prior.batch_shape == ()
         assert prior.log_prob(torch.ones(7, *shape)).shape == (7,)
         assert prior.expand(torch.Size((6,))).log_prob(torch.ones(6, *shape)).shape == (6,)
-        if name == "log-uniform":  # improper: tests/test_weights.py
-            continue
-        with isolated(0):
-            assert prior.sample().shape == shape and prior.sample((7,)).shape == (7, *shape)
-            assert prior.log_prob(prior.sample((7,))).shape == (7,)
-            assert prior.expand((6,)).sample().shape == (6, *shape)
+        if name != "log-uniform":  # improper: tests/test_weights.py
+            with isolated(0):
+                assert prior.sample((7,)).shape == (7, *shape) and prior.expand((6,)).sample().shape == (6, *shape)
 
 
 def test_scales():
@@ -84,11 +77,8 @@ def test_isotropic_normal_is_torchs(shape):
     theirs = Independent(theirs, len(shape))
     value, loc, scale = randn(6, *shape), randn(*shape, seed=1), randn(*shape, seed=2).exp()
     torch.testing.assert_close(mine.log_prob(value), theirs.log_prob(value))
-    torch.testing.assert_close(mine.log_prob(value[0]), theirs.log_prob(value[0]))
-    q = Independent(Normal(loc, scale), len(shape))
     if shape:
-        torch.testing.assert_close(kl_divergence(q, mine), kl_divergence(q, theirs))
-        batch = Independent(Normal(value, scale.expand(6, *shape)), len(shape))
+        batch = Independent(Normal(value + loc, scale.expand(6, *shape)), len(shape))
         torch.testing.assert_close(kl_divergence(batch, mine), kl_divergence(batch, theirs))
     with isolated(0):
         many = mine.sample((20000,))
@@ -147,21 +137,17 @@ SCHEMA = bp.Schema("regression", (1,), y_shift=100.0, y_scale=20.0)
 def test_fixed_noise_is_in_target_units():
     d = read(make_likelihood(SCHEMA, 3.0), torch.tensor([[0.0], [1.0], [-2.0]]))
     assert d.mean.tolist() == [100.0, 120.0, 60.0] and d.stddev.tolist() == [3.0, 3.0, 3.0]
-    assert torch.equal(d.mean, read(make_likelihood(SCHEMA, "3.0"), torch.tensor([[0.0], [1.0], [-2.0]])).mean)
 
 
 def test_learned_noise_has_a_prior_in_standardised_units():
     likelihood, f = make_likelihood(SCHEMA), torch.zeros(4, 1)
     d = read(likelihood, f, log_noise=torch.tensor(-1.0))
     assert d.stddev.tolist() == pytest.approx([20 / math.e] * 4)
-    many = read(likelihood, torch.zeros(2, 4, 1), log_noise=torch.tensor([0.0, -2.0]))
-    assert many.stddev[:, 0].tolist() == pytest.approx([20.0, 20 * math.exp(-2)])
     with isolated(0):
         trace = poutine.trace(likelihood).get_trace(f)
     prior = trace.nodes["log_noise"]["fn"]
     assert (prior.mean.item(), prior.stddev.item()) == (-1.0, 1.0)
     assert not trace.nodes["log_noise"]["cond_indep_stack"]
-    assert likelihood.initial["log_noise"].item() == -1.0
 
 
 def test_heteroscedastic_noise():
@@ -172,49 +158,23 @@ def test_heteroscedastic_noise():
 
 
 def test_classification_likelihoods():
-    f = randn(6, 3)
-    y = torch.tensor([0, 1, 2, 0, 1, 2])
+    f, y = randn(6, 3), torch.tensor([0, 1, 2, 0, 1, 2])
     three = make_likelihood(bp.Schema("classification", (1,), classes=tuple("abc")))
     torch.testing.assert_close(read(three, f).log_prob(y), f.log_softmax(-1)[torch.arange(6), y])
     two = make_likelihood(bp.Schema("classification", (1,), classes=tuple("ab")))
     assert (three.outputs, two.outputs) == (3, 1)
-    torch.testing.assert_close(
-        read(two, f[:, :1]).log_prob((y > 0).float()), F.logsigmoid(f[:, 0] * (2.0 * (y > 0) - 1))
-    )
     with isolated(0):
         observed = poutine.trace(two).get_trace(f[:, :1], (y > 0).long())  # integer labels
         observed.compute_log_prob()
-    assert observed.nodes["y"]["log_prob"].shape == (6,)
-
-
-@pytest.mark.parametrize("noise", ["leanred", "0", -2.0, math.inf, "nan"])
-def test_noise_that_is_refused(noise):
-    with pytest.raises(bp.UserError, match=r"must be 'learned', 'heteroscedastic', 'correlated' .* positive number"):
-        make_likelihood(SCHEMA, noise)
+    torch.testing.assert_close(observed.nodes["y"]["log_prob"], F.logsigmoid(f[:, 0] * (2.0 * (y > 0) - 1)))
 
 
 # -- models and guides -------------------------------------------------------------------------------------------
-def test_bayesian_net_draws_its_own_weights():
-    """The net's initial values are a starting point, and no part of the model."""
-    with isolated(0):
-        net = MLP((2,), (3,), 1)
-        model = BayesianNet(net, make_likelihood(SCHEMA, 1.0), "normal:1")
-        before = poutine.condition(model, data={})
-        first = poutine.trace(before).get_trace(randn(4, 2)).nodes
-    with isolated(0), torch.no_grad():
-        MLP((2,), (3,), 1)
-        for p in net.parameters():
-            p.fill_(1e9)
-        second = poutine.trace(model).get_trace(randn(4, 2)).nodes
-    assert torch.equal(first["y"]["fn"].mean, second["y"]["fn"].mean)
-    assert set(model.initial) == {name for name, _ in net.named_parameters()}
 
 
 def test_mean_field_normal_starts_where_it_is_told():
     initial = {"a": randn(2, 3), "b": torch.tensor(0.5)}
     guide = MeanFieldNormal(initial, init_scale=0.02)
-    torch.testing.assert_close(guide.scale, torch.full((7,), 0.02))
-    assert all(torch.equal(guide.sites()[name], value) for name, value in initial.items())
     with isolated(0):
         nodes = poutine.trace(guide).get_trace(None).nodes
     for name, value in initial.items():
@@ -226,9 +186,15 @@ def test_mean_field_normal_starts_where_it_is_told():
     assert not torch.equal(guide.sites()["a"], initial["a"])  # a copy of its own
 
 
-def test_variant_settings_that_are_refused():
-    for wrong in (dict(hidden=(5, -1)), dict(init_scale=0.0)):
-        with pytest.raises(bp.UserError, match=next(iter(wrong)).split("_")[0]):
-            bp.MeanField(**wrong)
-    with pytest.raises(bp.UserError, match="unknown activation 'rleu'; did you mean 'relu'"):
-        bp.MeanField(activation="rleu").model(bp.Schema("regression", (1,)))
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"hidden": (5, -1)}, "hidden"),
+        ({"init_scale": 0.0}, "init"),
+        ({"activation": "rleu"}, "unknown activation 'rleu'; did you mean 'relu'"),
+        *[({"noise": noise}, "'learned', 'heteroscedastic', .* positive") for noise in ("leanred", "0", -2.0, "nan")],
+    ],
+)
+def test_variant_settings_that_are_refused(settings, message):
+    with pytest.raises(bp.UserError, match=message), isolated(0):
+        bp.MeanField(**settings).model(SCHEMA)

@@ -23,8 +23,6 @@ def test_reliability_bars_are_the_accuracies_and_counts_of_the_metric():
     assert pictures.heights(bars) == pytest.approx(table.accuracy[filled])
     assert pictures.heights(gaps) == pytest.approx((table.confidence - table.accuracy)[filled])
     assert pictures.heights(bottom.containers[0]).tolist() == table.count[filled].tolist()
-    grey = [bar.get_facecolor()[:3] == (0.88, 0.88, 0.88) for bar in bars]
-    assert grey == (table.count[filled] < 10).tolist() and 0 < sum(grey) < len(grey)
     ece, floor = metrics.ece(CATEGORICAL, LABELS), metrics.ece_floor(CATEGORICAL).mean
     assert top.get_title() == f"ECE {ece:.4f}, noise floor {floor:.4f}"
 
@@ -34,7 +32,6 @@ def test_reliability_of_two_classes_is_of_the_second_ones_probability():
     y = torch.tensor([1] * 5 + [0] * 15 + [1] * 6 + [0] * 4)
     top, bottom = plots.reliability(prediction, y, Schema("classification", (2,), ("no", "yes")))
     assert pictures.heights(top.containers[0]) == pytest.approx([0.25, 0.6])
-    assert [t.get_text() for t in bottom.texts] == ["20", "10"]
     assert (top.get_ylabel(), bottom.get_xlabel()) == ("share of yes", "P(yes)")
 
 
@@ -45,8 +42,6 @@ def test_confusion_matrix_has_the_counts():
     assert shown == expected.ravel().tolist()
     shares = expected / expected.sum(1, keepdims=True) * (2 * np.eye(4) - 1)  # of the true class; wrong ones negative
     np.testing.assert_allclose(np.ravel(ax.collections[0].get_array()), shares.ravel())
-    assert [t.get_text() for t in ax.get_yticklabels()] == ["a", "b", "c", "d"]
-    assert ax.get_title() == "12 of 60 wrong"
 
 
 def test_softmax_draws_shows_the_means_and_the_decomposition(monkeypatch):
@@ -57,11 +52,11 @@ def test_softmax_draws_shows_the_means_and_the_decomposition(monkeypatch):
         assert f"total {total:.2f} = {epistemic:.2f} epist. +" in ax.get_title()
         assert f"point {row}, true: {LABELS[row]}" in ax.get_title()
     monkeypatch.setattr("bnn_pyro.plots.points.MOST_CLASSES", 2)
-    few = plots.softmax_draws(CATEGORICAL, 5)[0]
-    named = plots.softmax_draws(CATEGORICAL, 5, index=torch.arange(60) + 100)[0]
-    assert few.get_title().startswith("point 5\n") and named.get_title().startswith("row 105\n")
+    few = plots.softmax_draws(CATEGORICAL, 5, index=torch.arange(60) + 100)[0]
     top = CATEGORICAL.mean[5].topk(2).indices.sort().values
-    assert [t.get_text() for t in few.get_xticklabels()] == [str(k.item()) for k in top]
+    assert few.get_title().startswith("row 105\n") and [t.get_text() for t in few.get_xticklabels()] == [
+        str(k.item()) for k in top
+    ]
     refuses("rows 0 to 59", plots.softmax_draws, CATEGORICAL, 60)
 
 
@@ -72,7 +67,6 @@ def test_selective_risk_lies_between_the_oracle_and_a_random_order():
     oracle = line_of(ax, "oracle").get_ydata()
     assert oracle[47] == 0 and oracle[48] == pytest.approx(1 / 49) and oracle[-1] == pytest.approx(0.2)
     assert line_of(ax, "random").get_ydata() == [pytest.approx(0.2)] * 2
-    assert ax.get_title() == f"AURC {metrics.aurc(CATEGORICAL, LABELS):.4f}"
 
 
 def test_entropy_histograms_hold_every_point_and_tell_the_auroc():
@@ -80,8 +74,7 @@ def test_entropy_histograms_hold_every_point_and_tell_the_auroc():
     ax = plots.entropy_histograms(CATEGORICAL, {"noise": outside})
     inner, outer = (patch.get_data() for patch in ax.patches)
     expected, _ = np.histogram(metrics.SCORES["total_entropy"](CATEGORICAL), outer.edges)
-    assert inner.values == pytest.approx(expected / pictures.POINTS) and inner.values.sum() == pytest.approx(1)
-    assert outer.values.sum() == pytest.approx(1)
+    assert inner.values == pytest.approx(expected / pictures.POINTS) and outer.values.sum() == pytest.approx(1)
     assert f"AUROC {metrics.ood_auroc(CATEGORICAL, outside):.3f}" in pictures.legend_of(ax)[1]
     refuses("1 to 4 out-of-distribution sets, got 0", plots.entropy_histograms, CATEGORICAL, {})
 
@@ -95,8 +88,7 @@ def test_images_come_in_the_order_of_their_uncertainty():
     for (_, bars), row in zip(axes, expected, strict=True):
         mean = CATEGORICAL.mean[row]
         assert pictures.heights(bars.containers[0]) == pytest.approx(mean.numpy())
-        words = f"most probable {mean.argmax()} ({mean.max():.0%}), true: {LABELS[row]}\ntotal"
-        assert bars.get_title("right").startswith(words)
+        assert f"{mean.argmax()} ({mean.max():.0%}), true: {LABELS[row]}" in bars.get_title("right")
 
 
 # -- the growing ensemble ----------------------------------------------------------------------------------------------
@@ -128,7 +120,6 @@ def test_an_ensemble_grows_by_the_stored_draws_in_their_order(numbers, monkeypat
     low, middle, high = np.quantile(single, (0.16, 0.5, 0.84))
     assert line_of(ax, "a single draw").get_ydata()[0] == pytest.approx(middle, rel=1e-5)
     assert f"{middle:.4f} ({low:.4f} to {high:.4f})" in line_of(ax, "a single draw").get_label()
-    assert ax.get_title() == f"NLL {expected[-1]:.4f} nats of all 6 draws"
     members = chains(random(3, 1, 3, 2))  # one draw a chain: it grows by its chains
     curve = line_of(plots.growing_ensemble(members, x, y), "ensemble")
     expected = [by_hand(members, x, y, [(c, 0) for c in range(s)]) for s in (1, 2, 3)]
@@ -137,9 +128,7 @@ def test_an_ensemble_grows_by_the_stored_draws_in_their_order(numbers, monkeypat
 
 # -- methods side by side ----------------------------------------------------------------------------------------------
 METHODS = {
-    # means .7 .15 .15 and .4 .4 .2
     "SVI": pictures.stated([[0.8, 0.1, 0.1], [0.6, 0.3, 0.1]], [[0.6, 0.2, 0.2], [0.2, 0.5, 0.3]]),
-    "NUTS": pictures.stated([[0.7, 0.2, 0.1], [0.1, 0.2, 0.7]]),
     "MAP": pictures.stated([[0.7, 0.1, 0.2], [0.4, 0.5, 0.1]]),
 }
 
@@ -148,15 +137,12 @@ def test_methods_are_drawn_side_by_side():
     images, y = torch.arange(8.0).reshape(2, 1, 2, 2), torch.tensor([0, 2])
     axes = plots.method_predictions(METHODS, 1, x=images, y=y, schema=pictures.SCHEMA)
     assert axes[0].images[0].get_array().ravel().tolist() == [4, 5, 6, 7] and axes[0].get_title() == "point 1, true: c"
-    means = {"SVI": [0.4, 0.4, 0.2], "NUTS": [0.1, 0.2, 0.7], "MAP": [0.4, 0.5, 0.1]}
+    means = {"SVI": [0.4, 0.4, 0.2], "MAP": [0.4, 0.5, 0.1]}
     for ax, (name, mean) in zip(axes[1:], means.items(), strict=True):
         assert [bar.get_height() for bar in ax.containers[0]] == pytest.approx(mean)
         assert ax.get_title().startswith(f"{name}\ntotal {METHODS[name].total[1]:.2f} = ") and "nats" in ax.get_title()
-        assert [t.get_text() for t in ax.get_xticklabels() if t.get_fontweight() == "bold"] == ["c"]
     medians = [line.get_ydata()[0] for line in axes[1].lines if line.get_color() == "0.1"]
     assert medians == pytest.approx([0.4, 0.4, 0.2]) and not axes[2].lines, "a box of one draw is none"
-    plain = plots.method_predictions(METHODS, 0, y=y)
-    assert len(plain) == 3 and plain[0].get_title().startswith("point 0, true: 0\nSVI")
     few = METHODS | {"MAP": METHODS["MAP"][:1]}
     refuses("'SVI' predicts 2 points and 3 classes, 'MAP' 1 and 3", plots.method_predictions, few, 0)
     refuses("row must be 0 to 1, got 2", plots.method_predictions, METHODS, 2)
@@ -180,9 +166,5 @@ def test_weights_are_those_of_the_largest_disagreement():
     assert x[density.argmax()] == pytest.approx(3, abs=0.25) and np.trapezoid(density, x) == pytest.approx(1, abs=0.02)
     assert line_of(axes[1], "SVI").get_ydata().max() == pytest.approx(0.4, rel=0.08)  # of a standard Normal
     assert line_of(axes[1], "NUTS").get_ydata().max() == pytest.approx(0.2, rel=0.08)
-
-
-def test_weights_of_other_models_are_told():
-    posterior, other = chains(random(1, 5, 3, 2)), pictures.guided(4)
-    words = r"'a' and 'b' are not posteriors of one model: 'layers.0.weight' has shape \(3, 2"
-    refuses(words, plots.weight_posteriors, {"a": posterior, "b": other})
+    both["NUTS"] = pictures.guided(4)
+    refuses(r"'layers.0.weight' has shape \(3, 2", plots.weight_posteriors, both)

@@ -49,12 +49,9 @@ chains_alone = pytest.mark.parametrize("saved", ["chains"], indirect=True)
 def test_draws_of_a_guide(trained, monkeypatch):
     posterior, _ = trained["guide"]
     draws = posterior.draw(500, seed=1)
-    for site, initial in posterior.model.initial.items():
-        assert draws[site].shape == (500, *initial.shape)
-        assert len(draws[site].reshape(500, -1).unique(dim=0)) == 500
-        assert not draws[site].requires_grad
     flat = torch.cat([value.reshape(500, -1) for value in draws.values()], 1).double()
     loc, scale = posterior.guide.loc.detach(), posterior.guide.scale.detach()
+    assert not flat.requires_grad and len(flat.unique(dim=0)) == 500
     assert ((flat.mean(0) - loc).abs() < 5 * scale / 500**0.5).all()
     assert ((flat.std(0) / scale - 1).abs() < 5 / 1000**0.5).all()
     again, other = posterior.draw(500, seed=1), posterior.draw(500, seed=2)
@@ -64,42 +61,24 @@ def test_draws_of_a_guide(trained, monkeypatch):
     monkeypatch.setattr("bnn_pyro.posterior.BLOCK_BYTES", 4 * 20 * 3)  # 20 weights: three draws a block
     with isolated(3):
         sizes = [next(iter(block.values())).shape[0] for block in posterior.blocks(8)]
-    assert sizes == [3, 3, 2] and all(value.shape[0] == 8 for value in posterior.draw(8, seed=3).values())
+    assert sizes == [3, 3, 2]
     for both in ({}, dict(guide=posterior.guide, chains={})):
         with pytest.raises(ValueError, match="either a guide or chains"):
             Posterior(posterior.model, posterior.schema, **both)
 
 
-def numbered(chains, length):
-    """A posterior whose draw d of chain c is the number c·length + d."""
-    with isolated(0):
-        model = bp.MeanField(hidden=(), bias=False, noise=1.0).model(bp.Schema("regression", (1,)))
-    value = torch.arange(chains * length).float().view(chains, length, 1, 1)
-    return Posterior(model, bp.Schema("regression", (1,)), chains={"layers.0.weight": value})
-
-
-def test_posterior_and_data_say_what_they_are(trained):
-    guide, chains = (trained[kind][0] for kind in METHODS)
-    size = sum(value.numel() for value in guide.model.initial.values())
-    assert f"Posterior of mean-field by svi on {PROBLEM.data.name}: {size} weights; a guide" in repr(guide)
-    assert "by map" in repr(chains) and "1 chain of 1" in repr(chains) and "bp.predict(posterior" in repr(chains)
-    assert list(guide.history["elbo"]) == guide.trace["elbo"] and {"kl", "epoch"} <= set(guide.history)
-    rows = len(PROBLEM.data.x_train)
-    assert f"regression of {PROBLEM.data.schema.target} (numbers)" in repr(PROBLEM.data)
-    assert f"{rows} train" in repr(PROBLEM.data) and len(repr(PROBLEM.data)) < 300
-
-
 def test_thinning_is_even():
-    posterior = numbered(4, 25)
+    """Draw d of chain c is the number 25 c + d."""
+    schema = bp.Schema("regression", (1,))
+    with isolated(0):
+        model = bp.MeanField(hidden=(), bias=False, noise=1.0).model(schema)
+    value = torch.arange(100.0).view(4, 25, 1, 1)
+    posterior = Posterior(model, schema, chains={"layers.0.weight": value})
     for num in (1, 2, 3, 7, 10, 33, 99, 100):
         kept = posterior.draw(num)["layers.0.weight"].flatten()
-        assert len(kept) == num and len(kept.unique()) == num
-        assert (kept.diff() > 0).all() and kept.diff().amax() - kept.diff().amin() <= 1 if num > 2 else True
-        if num >= 4:
-            share = torch.bincount((kept // 25).long(), minlength=4)
-            assert share.amax() - share.amin() <= 1
-        if num > 1:
-            assert kept[0] == 0 and kept[-1] == 99
+        assert len(kept) == len(kept.unique()) == num
+        assert num < 3 or ((kept.diff() > 0).all() and kept.diff().amax() - kept.diff().amin() <= 1)
+        assert num == 1 or (kept[0] == 0 and kept[-1] == 99)
     assert posterior.draw(1000)["layers.0.weight"].flatten().tolist() == list(range(100))
 
 
@@ -118,7 +97,6 @@ def test_pooled_chains_stand_side_by_side(tmp_path):
     assert torch.equal(pooled.stats["lp"], torch.cat([first.stats["lp"], second.stats["lp"]]))
     assert pooled.stats["superchain"][:, 0].tolist() == [0, 0, 1, 1, 2, 2, 2, 3, 3, 3]
     assert pooled.provenance["seeds"] == [0, 1] and "key" not in pooled.provenance
-    assert bp.predict(pooled, PROBLEM.data.x_train, num_draws=30).num_draws == 30
     pooled.save(tmp_path / "pooled")
     assert torch.equal(bp.load(tmp_path / "pooled").stats["superchain"], pooled.stats["superchain"])
 
@@ -145,8 +123,7 @@ def test_round_trip_is_exact(saved):
     loaded = bp.load(folder)
     for seed in (0, 1):
         before, after = posterior.draw(5, seed=seed), loaded.draw(5, seed=seed)
-        assert before.keys() == after.keys()
-        assert all(torch.equal(before[site], after[site]) for site in before)
+        assert before.keys() == after.keys() and all(torch.equal(before[site], after[site]) for site in before)
     x = PROBLEM.data.x_train
     assert torch.equal(bp.predict(posterior, x).locs, bp.predict(loaded, x).locs)
     assert loaded.schema == posterior.schema
@@ -155,7 +132,6 @@ def test_round_trip_is_exact(saved):
     assert known <= set(loaded.provenance)
     loaded.save(folder.parent / "again")
     assert (folder / "posterior.pt").read_bytes() == (folder.parent / "again" / "posterior.pt").read_bytes()
-    assert sorted(path.name for path in folder.iterdir()) == ["posterior.json", "posterior.pt"]
 
 
 def one_bit(blob):
@@ -188,21 +164,23 @@ def test_a_damaged_archive_is_refused(saved):
 
 def test_other_descriptions_are_told(saved):
     posterior, folder = saved
-    reseal(folder, format=99)
-    with pytest.raises(bp.UserError, match="format 99; this version reads format 1"):
-        bp.load(folder)
-    reseal(folder, format=1, provenance={**posterior.provenance, "entry": "mean-feild"})
-    with pytest.raises(bp.UserError, match="did you mean 'mean-field'"):
-        bp.load(folder)
-    settings = {**posterior.provenance["entry_settings"], "hidden": [4]}
-    reseal(folder, provenance={**posterior.provenance, "entry_settings": settings})
-    with pytest.raises(bp.UserError, match="does not fit its own settings"):
-        bp.load(folder)
+    about = posterior.provenance
+    settings = {**about["entry_settings"], "hidden": [4]}
+    for changes, words in (
+        ({"format": 99}, "format 99; this version reads format 1"),
+        ({"format": 1, "provenance": {**about, "entry": "mean-feild"}}, "did you mean 'mean-field'"),
+        ({"provenance": {**about, "entry_settings": settings}}, "does not fit its own settings"),
+    ):
+        reseal(folder, **changes)
+        with pytest.raises(bp.UserError, match=words):
+            bp.load(folder)
     (folder / "posterior.pt").unlink()
-    with pytest.raises(bp.UserError, match=r"no posterior\.pt in .*not a finished run"):
-        bp.load(folder)
-    with pytest.raises(bp.UserError, match=r"no posterior\.json in"):
-        bp.load(folder / "nowhere")
+    for place, words in (
+        (folder, r"no posterior\.pt in .*not a finished run"),
+        (folder / "x", r"no posterior\.json in"),
+    ):
+        with pytest.raises(bp.UserError, match=words):
+            bp.load(place)
 
 
 @chains_alone
@@ -229,24 +207,16 @@ def test_the_prior_predicts_by_its_own_variance_without_a_row(tmp_path):
     """Var y = σ² + scale² τ² (|x|² + 1) of a linear network."""
     x = torch.tensor([[0.0, 0.0], [1.0, -2.0]])
     schema = Schema("regression", (2,), y_shift=40.0, y_scale=8.0)
-    data = dataset(x[:0], x[:0, 0], schema, x, x[:, 0])
-    posterior = bp.prior(bp.MeanField(hidden=(), prior="normal:1.5", noise=5.0), data, num_draws=4000)
+    data, variant = dataset(x[:0], x[:0, 0], schema, x, x[:, 0]), bp.MeanField(hidden=(), prior="normal:1.5", noise=5.0)
+    posterior = bp.prior(variant, data, num_draws=4000)
     prediction = bp.predict(posterior, x, num_draws=4000)
     exact = 25 + (8 * 1.5) ** 2 * (x.square().sum(1) + 1)
     assert (prediction.total / exact - 1).abs().max() < 5 * (2 / 4000) ** 0.5
     assert ((prediction.mean - 40).abs() < 5 * (exact / 4000).sqrt()).all()
-    assert "Prediction of a number for 2 points by 4,000 draws>\nnext: prediction.mean" in repr(prediction)
-    again = bp.prior(bp.MeanField(hidden=(), prior="normal:1.5", noise=5.0), data, num_draws=4000)
-    assert all(torch.equal(again.chains[site], w) for site, w in posterior.chains.items()) and "prior" in repr(again)
     posterior.save(tmp_path)
     assert torch.allclose(bp.predict(bp.load(tmp_path), x, num_draws=4000).mean, prediction.mean)
-
-
-def test_a_saved_prior_is_not_resumed_as_a_fit(tmp_path):
-    variant, data = bp.MeanField(hidden=()), PROBLEM.data
-    bp.prior(variant, data, num_draws=3).save(tmp_path)
-    with pytest.raises(bp.UserError, match="other settings, seed or data"):
-        bp.fit(variant, data, out=tmp_path, resume=True, progress=False)
+    with pytest.raises(bp.UserError, match="other settings, seed or data"):  # it is no fit to go on with
+        bp.fit(variant, PROBLEM.data, out=tmp_path, resume=True, progress=False)
 
 
 @pytest.mark.parametrize(("variant", "said"), [("sparse-dropout", "improper"), ("last-layer", "trained network")])

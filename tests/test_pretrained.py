@@ -59,10 +59,8 @@ def exported(tmp_path_factory):
     """The same network out of training mode, and another one."""
     folder = tmp_path_factory.mktemp("exported")
     with isolated(0):
-        return {
-            "eval": export(network().eval(), folder / "eval.pt2"),
-            "other": export(network(1).eval(), folder / "other.pt2"),
-        }
+        nets = {name: network(seed).eval() for seed, name in enumerate(("eval", "other"))}
+        return {name: export(net, folder / f"{name}.pt2") for name, net in nets.items()}
 
 
 # -- modules -----------------------------------------------------------------------------------------------------
@@ -78,7 +76,6 @@ def test_a_module_is_passed_again_to_load(on_module):
     loaded = bp.load(folder, entry=bp.LastLayer(backbone=network()))
     assert torch.equal(logits(loaded), logits(posterior))
     assert torch.equal(logits(fit(network(), folder, resume=True)), logits(posterior))
-    assert loaded.model.backbone.scale == posterior.model.backbone.scale != 1
     with pytest.raises(bp.UserError, match=r"your own \(Sequential\).*load\(folder, entry=LastLayer\(backbone=module"):
         bp.load(folder)
 
@@ -86,19 +83,13 @@ def test_a_module_is_passed_again_to_load(on_module):
 @pytest.mark.parametrize("other", [lambda: network(1), lambda: nn.Linear(3, 4)], ids=["weights", "layers"])
 def test_another_module_is_refused_and_left_as_it_was(on_module, other):
     with isolated(0):
-        module, entry = other(), bp.LastLayer(backbone=other())
+        module = other()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
     with pytest.raises(bp.UserError, match="was fitted with backbone module Sequential, and"):
-        bp.load(on_module[0], entry=entry)
+        bp.load(on_module[0], entry=bp.LastLayer(backbone=module))
     with pytest.raises(bp.UserError):
         fit(module, on_module[0], resume=True)
-    if isinstance(module, nn.Sequential):
-        here, there = module.state_dict(), entry.backbone.net.state_dict()
-        assert all(torch.equal(here[name], there[name]) for name in here)
-
-
-def features(entry, data):
-    with isolated(0):
-        return entry.model(data.schema).backbone(data.x_test)
+    assert all(torch.equal(module.state_dict()[name], value) for name, value in before.items())
 
 
 def test_an_archive_that_says_nothing_of_inputs_stands_on_raw_ones(tmp_path):
@@ -111,16 +102,6 @@ def test_an_archive_that_says_nothing_of_inputs_stands_on_raw_ones(tmp_path):
     standard = fit(network())
     assert standard.provenance["entry_settings"]["backbone"]["inputs"] == "standardised"
     assert not torch.equal(logits(standard), logits(posterior))
-
-
-def test_inputs_that_are_refused(tmp_path, weights):
-    for backbone, inputs, words in (
-        (network(), "rw", "unknown inputs 'rw'"),
-        ("mlp", "raw", "the backbone 'mlp' knows its own"),
-        (from_text(f"shufflenet_v2_x0_5:{weights}"), "standardised", "takes raw inputs; leave 'inputs' out"),
-    ):
-        with pytest.raises(bp.UserError, match=words):
-            bp.LastLayer(backbone=backbone, inputs=inputs)
 
 
 @pytest.mark.parametrize("trained", ["raw", "standardised"])
@@ -139,16 +120,20 @@ def test_batch_normalisation_tells_that_a_network_knows_other_inputs(trained):
 
 
 # -- files -------------------------------------------------------------------------------------------------------
-def test_texts_that_name_nothing_are_refused_with_the_valid_forms(tmp_path):
-    for text in ("convnt", str(tmp_path / "weights.bin")):
-        with pytest.raises(bp.UserError, match=r"none of: auto, convnet, mlp, .*\(\.pt\).*\(\.pt2\).*resnet18:FILE"):
-            fit(text)
-    for text in ("none.pt", tmp_path / "none.pt2"):
-        with pytest.raises(bp.UserError, match=r"no backbone file .*none\.pt2?$"):
-            fit(text)
-    for text in (3, torch.zeros(2)):
-        with pytest.raises(bp.UserError, match="a backbone is a text, a module or a posterior"):
-            bp.LastLayer(backbone=text)
+def test_backbones_and_inputs_that_are_none_are_refused_with_the_valid_forms(tmp_path, weights):
+    forms = r"none of: auto, convnet, mlp, .*\(\.pt\).*\(\.pt2\).*resnet18:FILE"
+    for backbone, inputs, words in (
+        ("convnt", None, forms),
+        (str(tmp_path / "weights.bin"), None, forms),
+        ("none.pt", None, r"no backbone file .*none\.pt$"),
+        (tmp_path / "none.pt2", None, r"no backbone file .*none\.pt2$"),
+        (3, None, "a backbone is a text, a module or a posterior"),
+        (network(), "rw", "unknown inputs 'rw'"),
+        ("mlp", "raw", "the backbone 'mlp' knows its own"),
+        (f"shufflenet_v2_x0_5:{weights}", "standardised", "takes raw inputs; leave 'inputs' out"),
+    ):
+        with pytest.raises(bp.UserError, match=words):
+            fit(bp.LastLayer(backbone=backbone, **({"inputs": inputs} if inputs else {})))
 
 
 FILES = {"TorchScript": "net.pt", "torch.export": "net.pt2"}
@@ -169,27 +154,24 @@ def write(tmp_path, exported):
 
 @pytest.mark.parametrize("kind", FILES)
 def test_features_are_those_of_the_module_in_the_file(write, kind):
-    data, path = rows(), write(kind)
-    entry, module = bp.LastLayer(backbone=path), network().eval()
-    with isolated(0):
-        backbone = entry.model(data.schema).backbone
-    for num in (0, 1, 2, 9):
-        raw = data.schema.unstandardise(data.x_test[:num])
-        torch.testing.assert_close(backbone(data.x_test[:num]), module(raw).detach(), rtol=1e-5, atol=1e-6)
-    told = features(bp.LastLayer(backbone=from_text(str(path)), inputs="standardised"), data)
-    torch.testing.assert_close(told, module(data.x_test).detach(), rtol=1e-5, atol=1e-6)
+    data, path, module = rows(), write(kind), network().eval()
+    for entry, shown in (
+        (bp.LastLayer(backbone=path), data.schema.unstandardise),
+        (bp.LastLayer(backbone=from_text(str(path)), inputs="standardised"), lambda x: x),
+    ):
+        with isolated(0):
+            backbone = entry.model(data.schema).backbone
+        for num in (0, 1, 2, 9):
+            x = data.x_test[:num]
+            torch.testing.assert_close(backbone(x), module(shown(x)).detach(), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", FILES)
 def test_a_posterior_on_a_file_is_loaded_exactly_and_not_if_it_went_or_changed(tmp_path, write, kind, monkeypatch):
     path = write(kind)
-    posterior = fit(path, tmp_path / "run")
-    assert torch.equal(logits(bp.load(tmp_path / "run")), logits(posterior))
+    posterior = fit(bp.LastLayer(backbone=str(path), inputs="standardised"), tmp_path / "run")
     monkeypatch.chdir("/")
     assert torch.equal(logits(bp.load(tmp_path / "run")), logits(posterior))
-    told = fit(bp.LastLayer(backbone=str(path), inputs="standardised"), tmp_path / "told")
-    assert torch.equal(logits(bp.load(tmp_path / "told")), logits(told))
-    assert not torch.equal(logits(told), logits(posterior))
     write(kind, other=True)
     monkeypatch.setattr(torch.export, "load", None)  # it is not even read
     monkeypatch.setattr(torch.jit, "load", None)
@@ -204,13 +186,11 @@ def test_a_posterior_on_a_file_is_loaded_exactly_and_not_if_it_went_or_changed(t
 def test_files_of_another_kind_are_refused_and_nothing_is_unpickled(tmp_path, suffix):
     path, mark = tmp_path / f"net{suffix}", tmp_path / "executed"
     for write in (
-        lambda: path.write_bytes(b""),
         lambda: path.write_bytes(planted(mark)),
         lambda: torch.save(Planted(mark), path),
-        lambda: torch.save(nn.Linear(3, 4).state_dict(), path),
+        lambda: torch.save(network().state_dict(), path),
     ):
-        with isolated(0):
-            write()
+        write()
         with pytest.raises(bp.UserError) as told:
             from_text(str(path))
         assert str(path) in str(told.value) and "\n" not in str(told.value) and not mark.exists()
@@ -267,7 +247,6 @@ def test_a_torchvision_backbone_has_imagenets_inputs_and_no_last_layer(weights):
     mean, std = (torch.tensor(v).view(3, 1, 1) for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
     own = net.eval()((pixels - mean) / std).detach()
     torch.testing.assert_close(model.backbone(IMAGES.x_test), own)
-    assert model.initial["layers.0.weight"].shape == (3, 1024)
 
 
 def test_a_torchvision_posterior_outlives_its_weights_file_and_holds_tensors_only(tmp_path, weights):
@@ -277,8 +256,8 @@ def test_a_torchvision_posterior_outlives_its_weights_file_and_holds_tensors_onl
     assert torch.equal(logits(bp.load(tmp_path / "run"), IMAGES), logits(posterior, IMAGES))
     tensors = torch.load(tmp_path / "run" / "posterior.pt", weights_only=True)
     assert tensors["backbone"]["scale"] == posterior.model.backbone.scale
-    about = json.loads((tmp_path / "run" / "posterior.json").read_text())["provenance"]["entry_settings"]["backbone"]
-    assert about["kind"] == "torchvision" and about["name"] == "shufflenet_v2_x0_5"
+    about = posterior.provenance["entry_settings"]["backbone"]
+    assert (about["kind"], about["name"]) == ("torchvision", "shufflenet_v2_x0_5")
 
 
 def test_torchvision_texts_that_are_wrong(tmp_path, weights):
@@ -290,7 +269,6 @@ def test_torchvision_texts_that_are_wrong(tmp_path, weights):
         "shufflenet_v2_x0_5:none.pt": r"no weights file none\.pt for torchvision's shufflenet",
         f"shufflenet_v2_x0_5:{tmp_path / 'bad.pth'}": "holds no weights of torchvision's",
         f"shufflenet_v2_x0_5:{tmp_path / 'other.pth'}": "it lacks conv1",
-        f"squeezenet1_1:{weights}": "ends in no linear layer",
     }
     for text, words in cases.items():
         with pytest.raises(bp.UserError, match=words):

@@ -33,19 +33,6 @@ def mean_field():
     return posterior
 
 
-@pytest.fixture(scope="module")
-def relevant():
-    """(data, relevant inputs): y depends on 2 of 20 inputs.
-
-    Inputs and noise are orthogonal, so that the data say exactly nothing of the other 18: by chance alone, some of
-    them would lie two standard errors from 0, and sparse dropout rightly keeps such ones.
-    """
-    g = torch.Generator().manual_seed(3)
-    q = torch.linalg.qr(torch.cat([torch.ones(200, 1), torch.randn(200, 21, generator=g)], 1))[0] * math.sqrt(200)
-    x, noise = q[:, 1:21], 0.3 * q[:, 21]
-    return dataset(x, 1.5 * x[:, 4] - x[:, 13] + noise, bp.Schema("regression", (20,))), {4, 13}
-
-
 # -- the ratio ---------------------------------------------------------------------------------------------------------
 def test_ratio_by_hand():
     posterior = fit(bp.MeanField(hidden=(), noise=0.5))
@@ -80,39 +67,24 @@ def test_ratio_is_that_of_the_draws(posterior):
         assert ((estimated - ratio).abs() < 5 * ((1 + ratio**2 / 2) / 20_000).sqrt()).all()
 
 
-def test_convolutions_have_ratios():
-    g = torch.Generator().manual_seed(0)
-    schema = bp.Schema("classification", (1, 6, 6), ("a", "b", "c"))
-    data = dataset(torch.randn(12, 1, 6, 6, generator=g), torch.arange(12) % 3, schema)
-    posterior = fit(bp.BayesianConvNet(channels=(2,), hidden=(4,)), 1, data=data)
-    ratios = pruning.signal_to_noise(posterior)
-    assert [r.dim() for r in ratios.values()] == [4, 2, 2]
-    draws = pruning.prune(posterior, 0.5).draw(3, seed=0)
-    removed = sum(int((draws[site] == 0).all(0).sum()) for site in ratios)
-    assert removed == round(0.5 * sum(r.numel() for r in ratios.values()))
-
-
 # -- prune -------------------------------------------------------------------------------------------------------------
 def test_removed_weights_are_zero_and_the_others_the_same(posterior):
-    before, state = posterior.draw(7, seed=5), {k: v.clone() for k, v in posterior.guide.state_dict().items()}
-    nothing, some, everything = (pruning.prune(posterior, share).draw(7, seed=5) for share in (0.0, 0.4, 1.0))
+    before = posterior.draw(7, seed=5)
+    some, everything = (pruning.prune(posterior, share).draw(7, seed=5) for share in (0.4, 1.0))
     ratios = torch.cat([r.flatten() for r in pruning.signal_to_noise(posterior).values()])
     removed = []
     for site, value in before.items():
-        assert torch.equal(nothing[site], value)
         if "weight" not in site:
             assert torch.equal(some[site], value) and torch.equal(everything[site], value)
             continue
-        assert (everything[site] == 0).all()
         zero = (some[site] == 0).all(0)
-        assert torch.equal(some[site], torch.where(zero, 0.0, value))
+        assert torch.equal(some[site], torch.where(zero, 0.0, value)) and (everything[site] == 0).all()
         removed.append(zero.flatten())
     removed = torch.cat(removed)
     assert removed.sum() == round(0.4 * 15)
     assert ratios[removed].max() <= ratios[~removed].min() * (1 + 2 * pruning.SAME)
     after = posterior.draw(7, seed=5)
-    assert all(torch.equal(after[site], value) for site, value in before.items())
-    assert all(torch.equal(posterior.guide.state_dict()[k], v) for k, v in state.items())
+    assert all(torch.equal(after[site], value) for site, value in before.items()), "the posterior was changed"
 
 
 def test_equal_ratios_go_by_size():
@@ -126,13 +98,10 @@ def test_equal_ratios_go_by_size():
 def test_a_pruned_posterior_is_a_posterior(mean_field, tmp_path):
     pruned = pruning.prune(mean_field, 0.6)
     zero = pruned.draw(1, seed=0)[WEIGHT][0] == 0
-    assert 0 < zero.sum() < zero.numel()
     mean, whole = pruned.at_mean_weights().chains[WEIGHT][0, 0], mean_field.at_mean_weights().chains[WEIGHT][0, 0]
-    assert torch.equal(mean, torch.where(zero, 0.0, whole))
-    assert (pruning.signal_to_noise(pruned)[WEIGHT][zero] == 0).all()
-    assert torch.equal(
-        pruning.signal_to_noise(pruned)[WEIGHT][~zero], pruning.signal_to_noise(mean_field)[WEIGHT][~zero]
-    )
+    assert 0 < zero.sum() < zero.numel() and torch.equal(mean, torch.where(zero, 0.0, whole))
+    ratio, former = (pruning.signal_to_noise(p)[WEIGHT] for p in (pruned, mean_field))
+    assert torch.equal(ratio, torch.where(zero, 0.0, former))
     twice, once = pruning.prune(pruned, 0.8).draw(3, seed=1), pruning.prune(mean_field, 0.8).draw(3, seed=1)
     assert all(torch.equal(twice[site], value) for site, value in once.items())
     pruned.save(tmp_path)
@@ -144,59 +113,46 @@ def test_a_pruned_posterior_is_a_posterior(mean_field, tmp_path):
 
 
 # -- the curve ---------------------------------------------------------------------------------------------------------
-def test_curve_at_0_is_the_prediction(mean_field):
+def test_points_of_the_curve_are_scores_of_pruned_posteriors(mean_field):
     calls = []
     curve = pruning.pruning_curve(mean_field, X, Y, (0, 0.5, 1), num_draws=9, progress=lambda *done: calls.append(done))
-    scores = bp.metrics.evaluate(bp.predict(mean_field, X, num_draws=9), Y)
-    first = curve[0]
-    assert (first.share, first.weights, first.measure) == (0.0, 15, "rmse")
-    assert first.loss == scores["rmse"] and first.nll == scores["nll"]
-    assert [point.weights for point in curve] == [15, 15 - round(7.5), 0]
-    pruned = bp.metrics.evaluate(bp.predict(pruning.prune(mean_field, 0.5), X, num_draws=9), Y)
-    assert curve[1].loss == pruned["rmse"] and curve[1].nll == pruned["nll"]
+    for point, share, weights in zip(curve, (0, 0.5, 1), (15, 15 - round(7.5), 0), strict=True):
+        scores = bp.metrics.evaluate(bp.predict(pruning.prune(mean_field, share), X, num_draws=9), Y)
+        assert (point.share, point.weights, point.measure) == (share, weights, "rmse")
+        assert point.loss == scores["rmse"] and point.nll == scores["nll"]
     assert calls == [(9, 27), (18, 27), (27, 27)]
 
 
-def test_the_relevant_inputs_stay(relevant):
-    data, which = relevant
-    posterior = fit(bp.MeanField(hidden=(), noise=0.3), 150, bp.SVI(epochs=150, lr=0.05, batch_size=0), data)
-    kept = pruning.prune(posterior, 0.9).draw(1, seed=0)[WEIGHT][0, 0].nonzero().flatten()
-    assert set(kept.tolist()) == which
-    curve = pruning.pruning_curve(posterior, data.x_train, data.y_train, (0, 0.9, 0.95))
-    assert curve[1].loss.value < 0.35 < 0.9 < curve[2].loss.value  # the noise is 0.3; the smaller weight 1
-
-
-def test_sparse_dropout_removes_the_others(relevant):
-    data, which = relevant
+def test_sparse_dropout_removes_the_inputs_that_say_nothing():
+    """Inputs and noise are orthogonal, so that the data say exactly nothing of 18 of the 20 inputs."""
+    g = torch.Generator().manual_seed(3)
+    q = torch.linalg.qr(torch.cat([torch.ones(200, 1), torch.randn(200, 21, generator=g)], 1))[0] * math.sqrt(200)
+    x, noise = q[:, 1:21], 0.3 * q[:, 21]
+    data = dataset(x, 1.5 * x[:, 4] - x[:, 13] + noise, bp.Schema("regression", (20,)))
     entry = bp.SparseDropout(hidden=(), noise=0.3)
     posterior = fit(entry, method=bp.SVI(epochs=1000, lr=0.05, batch_size=0), data=data)
     removed = pruning.share_removed(posterior)
     assert removed == pruning.Removed(pytest.approx(0.9), {WEIGHT: pytest.approx(0.9)})
     kept = pruning.prune(posterior, removed.share).draw(1, seed=0)[WEIGHT][0, 0].nonzero().flatten()
-    assert set(kept.tolist()) == which
+    assert set(kept.tolist()) == {4, 13}
 
 
 # -- what it refuses ---------------------------------------------------------------------------------------------------
 def test_errors(mean_field):
-    for method in (bp.MAP(epochs=1), bp.MLE(epochs=1)):
-        with pytest.raises(bp.UserError, match="point estimate or stored draws"):
-            pruning.signal_to_noise(fit(bp.MLP(hidden=(3,)), method=method))
-    with pytest.raises(bp.UserError, match="DroppedInputs has no mean and standard deviation of every weight"):
-        pruning.prune(fit(bp.DropoutMLP(hidden=(3,)), method=bp.MCDropout(epochs=1)), 0.5)
-    for family, guide in (("low-rank:1", "LowRankNormal"), ("full", "FullNormal")):
-        backbone = fit(bp.MLP(hidden=(3,)), method=bp.MAP(epochs=1))
-        with pytest.raises(bp.UserError, match=f"{guide} draws all weights jointly"):
-            pruning.signal_to_noise(fit(bp.LastLayer(backbone=backbone, family=family)))
+    backbone = fit(bp.MLP(hidden=(3,)), method=bp.MAP(epochs=1))
+    for posterior, words in (
+        (backbone, "point estimate or stored draws"),
+        (fit(bp.DropoutMLP(hidden=(3,)), method=bp.MCDropout(epochs=1)), "DroppedInputs has no mean and standard dev"),
+        (fit(bp.LastLayer(backbone=backbone, family="full")), "FullNormal draws all weights jointly"),
+    ):
+        with pytest.raises(bp.UserError, match=words):
+            pruning.prune(posterior, 0.5)
     for share in (-0.1, 1.1, math.nan):
         with pytest.raises(bp.UserError, match="must lie between 0 and 1"):
             pruning.prune(mean_field, share)
-    with pytest.raises(bp.UserError, match="must lie between 0 and 1"):
-        pruning.pruning_curve(mean_field, X, Y, (0, 75))
 
 
 # -- pictures ----------------------------------------------------------------------------------------------------------
-
-
 def test_picture_of_the_ratios():
     ratios = {"a": torch.logspace(-2, 2, 50).view(5, 10), "b": torch.tensor([0.0])}
     ax = plots.signal_to_noise(ratios, shares=(0.5,), bins=10)
@@ -212,16 +168,14 @@ def test_picture_of_the_ratios():
 def test_command(tmp_path, capsys):
     out = tmp_path / "run"
     assert main(["train", "sparse-dropout", "--data", "toy-curve", "--no-baseline", *SMALL, "--out", str(out)]) == 0
-    assert not (out / "pruning.json").exists() and not (out / "figures" / "pruning.png").exists()
-    capsys.readouterr()
+    assert not (out / "pruning.json").exists()
     assert main(["evaluate", str(out), "--prune", "--quiet"]) == 0
-    shown = capsys.readouterr().out
     held, scores = json.loads((out / "pruning.json").read_text()), json.loads((out / "metrics.json").read_text())
     assert held["curve"][0]["rmse"] == scores["rmse"] and held["curve"][0]["nll_high"] == scores["nll_high"]
     removed = pruning.share_removed(bp.load(out))
     assert (held["share_removed"], held["share_removed_by_site"]) == removed
     assert {point["share"] for point in held["curve"]} - {removed.share} == set(pruning.SHARES) - {removed.share}
-    assert f"{held['curve'][2]['rmse']:.3g}" in shown and f"all weights      {100 * removed.share:.1f} %" in shown
+    assert f"{held['curve'][2]['rmse']:.3g}" in capsys.readouterr().out
     report = (out / "report.html").read_text()
     assert "With weights removed" in report and "Which weights it is sure of" in report
     assert main(["evaluate", str(out), "--quiet"]) == 0  # what was found stays in the report
