@@ -4,7 +4,6 @@ Calling the other functions gives the results of a process that runs alone.
 """
 
 import io
-import os
 import signal
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import replace
@@ -177,24 +176,6 @@ def complaints(folder):
     return told
 
 
-def features(folder):
-    """Of a backbone, in shares of 2,001 rows; and who wrote the cache."""
-    from bnn_pyro.features import _features
-    from bnn_pyro.parts.backbone import Backbone
-
-    schema = bp.Schema("classification", (6,), classes=("a", "b"))
-    calls, rows = [], torch.randn(2001, 6, generator=torch.Generator().manual_seed(0))
-    os.environ["BNN_PYRO_CACHE"] = str(folder / "cache")
-    with isolated(3):
-        backbone = bp.LastLayer(backbone=torch.nn.Linear(6, 200)).model(schema).backbone
-    forward = Backbone.forward
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Backbone, "forward", lambda self, x, *args: calls.append(len(x)) or forward(self, x, *args))
-        first, c = _features(backbone, rows, "rows", False, unit=True)
-        again, _ = _features(backbone, rows, "rows", False, unit=True)
-    return {"features": first, "c": c, "again": again, "calls": calls, "files": len(list(folder.glob("cache/*/*.npy")))}
-
-
 def generators():
     """What each rank would draw next, in the middle of a fit."""
     with isolated(0):
@@ -239,7 +220,7 @@ def main(folder):
     results = {}
     with ranks.joined() as here:
         assert here.size > 1
-        in_folder = (stopped, taken_over, finished, complaints, features, loading)
+        in_folder = (stopped, taken_over, finished, complaints, loading)
         for task in (objectives, points, contract, whole, drifted, generators, *in_folder, commands):
             results[task.__name__] = task(folder) if task in in_folder else task()
         torch.save(results, folder / f"rank-{here.rank}.pt")

@@ -33,22 +33,17 @@ def test_bad_rows_are_refused_skipped_or_flagged(predict, tmp_path):
     assert "row 3: missing value ('')" in predict(code=2)
     table, said = predict("--on-bad-row", "skip", "--keep", "street,price")
     assert table["street"].tolist() == ["A 1", "E 5", "F 6"] and table["row"].tolist() == [2, 6, 7]
-    assert (
-        "3 of 6 rows are left out (row 3: area is missing; row 4: town: 'west' is a category new to the model; row 5: "
-        in said
-    )
-    flagged, said = predict("--on-bad-row", "flag", "--keep", "all")
+    assert "3 of 6 rows are left out (row 3: area is missing; row 4: town: 'west' is a category new to" in said
+    flagged, _ = predict("--on-bad-row", "flag", "--keep", "all")
     assert list(flagged)[:5] == ["row", "street", "area", "town", "price"] and len(flagged) == 6
     assert flagged["mean"].isna().tolist() == [False, True, True, True, False, False]
     assert flagged["problem"][3] == "area: 'much' is no number, or too large a one; town is missing"
-    assert "3 of 6 rows are without a prediction, see the column 'problem'" in said
     np.testing.assert_allclose(flagged.dropna(subset=["mean"])["mean"], table["mean"])
     good = tmp_path / "good.csv"
     good.write_text("\n".join(NEW.splitlines()[i] for i in (0, 1, 5, 6)))
     np.testing.assert_allclose(predict(file=good)[0]["mean"], table["mean"])  # other rows change nothing
-    (tmp_path / "none.csv").write_text("area,town\n,north\n")
-    assert "no row can be predicted; row 2: area is missing" in predict("--on-bad-row", "skip", code=2,
-                                                                       file=tmp_path / "none.csv")  # fmt: skip
+    good.write_text("area,town\n,north\n")
+    assert "no row can be predicted; row 2: area is missing" in predict("--on-bad-row", "skip", code=2, file=good)
 
 
 def test_predictions_that_are_not_finite_are_never_written(predict, tmp_path):
@@ -59,53 +54,49 @@ def test_predictions_that_are_not_finite_are_never_written(predict, tmp_path):
     assert table["mean"].isna().tolist() == [True, False] and "its prediction is not finite" in table["problem"][0]
 
 
-def test_a_row_says_its_furthest_input(predict, runs, tmp_path):
-    table, _ = predict("--on-bad-row", "skip")
-    schema = bp.load(runs / "houses").schema
-    far = np.abs((np.array([50, 1e3, 150]) - schema.x_shift[0]) / schema.x_scale[0])
+def test_levels_and_the_furthest_input_of_a_row(predict, runs):
+    table, _ = predict("--on-bad-row", "skip", "--levels", "0.5,0.95")
+    posterior = bp.load(runs / "houses")
+    x = bp.load_inputs(pd.DataFrame({"area": [50.0, 150.0], "town": ["south", "north"]}), posterior.schema)
+    low, high = bp.predict(posterior, x, num_draws=5).quantile([0.25, 0.75])
+    np.testing.assert_allclose(table[["lower_50", "upper_50"]].to_numpy()[[0, 2]], np.stack([low, high], 1), rtol=1e-4)
+    np.testing.assert_allclose(table["lower_95"], table["q2.5"], rtol=1e-5)
+    far = np.abs((np.array([50, 1e3, 150]) - posterior.schema.x_shift[0]) / posterior.schema.x_scale[0])
     assert table["furthest_input"].tolist() == ["area"] * 3
     np.testing.assert_allclose(table["furthest_sd"], far, rtol=1e-5)
 
 
-def test_levels_thresholds_and_options_that_are_none(predict, runs, tmp_path):
-    table, _ = predict("--on-bad-row", "skip", "--levels", "0.5,0.95")
-    x = bp.load_inputs(
-        pd.DataFrame({"area": [50.0, 150.0], "town": ["south", "north"]}), bp.load(runs / "houses").schema
-    )
-    low, high = bp.predict(bp.load(runs / "houses"), x, num_draws=5).quantile([0.25, 0.75])
-    np.testing.assert_allclose(table[["lower_50", "upper_50"]].to_numpy()[[0, 2]], np.stack([low, high], 1), rtol=1e-4)
-    np.testing.assert_allclose(table["lower_95"], table["q2.5"], rtol=1e-5)
-    for options, said in (
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
         (["--levels", "0.5,high"], "argument --levels: invalid numbers value: '0.5,high'"),
         (["--levels", "90"], "level must lie strictly between 0 and 1, got 90"),
         (["--threshold", "0.3"], "--threshold 0.3: give a probability between 0 and 1, for a run of two classes"),
         (["--on-bad-row", "skp"], "invalid choice: 'skp'"),
         (["--keep", "stret"], "did you mean 'street'"),
-    ):
-        assert said in predict(*(["--on-bad-row", "skip"] if "--on-bad-row" not in options else []), *options, code=2)
-    np.savez(tmp_path / "x.npz", x=np.zeros((2, 3)))
-    assert "--keep takes columns of a CSV" in predict("--keep", "all", code=2, file=tmp_path / "x.npz")
+    ],
+)
+def test_options_that_are_none(predict, options, said):
+    assert said in predict("--on-bad-row", "skip", *options, code=2)
 
 
-def test_a_threshold_and_sets_of_two_classes_and_rows_in_the_report(tmp_path, capsys):
+def test_a_threshold_and_sets_of_two_classes_and_rows_in_the_report(tmp_path):
     table = pd.read_csv(small_table(tmp_path / "t.csv", rows=80))
     table["dear"] = np.where(table.pop("price") > 400, "yes", "no")
     table.to_csv(tmp_path / "t.csv", index=False)
-    out, to = tmp_path / "run", ["--output", str(tmp_path / "p.csv"), "--overwrite", "--quiet"]
+    out, to = tmp_path / "run", ["--output", str(tmp_path / "p.csv"), "--quiet", "--threshold", "0.2"]
     assert main(["train", "mlp", "--data", str(tmp_path / "t.csv"), "--target", "dear", "--out", str(out), *SMALL]) == 0
-    command = ["predict", str(out), "--input", str(tmp_path / "t.csv"), *to, "--keep", "dear"]
-    assert main([*command, "--threshold", "0.2", "--levels", "0.9"]) == 0
+    command = ["predict", str(out), "--input", str(tmp_path / "t.csv"), *to, "--keep", "dear", "--levels", "0.9"]
+    assert main(command) == 0
     found = pd.read_csv(tmp_path / "p.csv")
     assert (found["dear"] == np.where(found["p(yes)"] >= 0.2, "yes", "no")).all() and (found["dear"] == "yes").any()
     assert (found["dear (input)"] == table["dear"]).all() and set(found["set_90"]) <= {"no", "yes", "no|yes", "yes|no"}
     rows = json.loads((out / "rows.json").read_text())
-    assert rows["note"] == "Rows are numbered as in t.csv, whose header is row 1."
     for row in rows["worst"] + rows["uncertain"]:
-        written = table.iloc[int(row["row"]) - 2]
-        assert row["observed dear"] == written["dear"]
+        written = table.iloc[int(row["row"]) - 2]  # as in the file, whose header is row 1
+        assert row["observed dear"] == written["dear"] and row["row"] in (out / "report.html").read_text()
         inputs = row["inputs, the most unusual first"].split(", ")
         assert sorted(inputs) == [f"area {written['area']:g}", f"town={written['town']}"]
-        assert row["row"] in (out / "report.html").read_text()
     p = {row["row"]: float(found["p(yes)"][int(row["row"]) - 2]) for row in rows["worst"]}
     true = [p[row["row"]] if row["observed dear"] == "yes" else 1 - p[row["row"]] for row in rows["worst"]]
     assert true == sorted(true)
@@ -118,17 +109,12 @@ def test_train_offers_a_log_scale_and_takes_it(tmp_path, capsys):
     command = ["train", "mlp", "--data", str(tmp_path / "t.csv"), "--target", "price", *SMALL[:-1], "--no-baseline"]
     assert main([*command, "--out", str(tmp_path / "plain")]) == 0
     assert "price: positive and skewed" in (said := capsys.readouterr().err) and "--target-scale log" in said
-    assert main([*command, "--target-scale", "log", "--conformal", "0.8", "--out", str(tmp_path / "log")]) == 0
+    run, other = str(tmp_path / "log"), tmp_path / "new.csv"
+    assert main([*command, "--target-scale", "log", "--conformal", "0.8", "--out", run]) == 0
     assert "skewed" not in capsys.readouterr().err
-    assert json.loads((tmp_path / "log" / "config.json").read_text())["data"]["target_scale"] == "log"
-    report = (tmp_path / "log" / "report.html").read_text()
-    assert "target scale" in report and ": crps " in report
-    (tmp_path / "new.csv").write_text("x\n-60\n3\n")
-    files = ["--input", str(tmp_path / "new.csv"), "--output", str(tmp_path / "p.csv")]
-    assert main(["predict", str(tmp_path / "log"), *files, "--levels", "0.5,0.99", "--quiet"]) == 0
+    other.write_text("x\n-60\n3\n")
+    files = ["--input", str(other), "--output", str(tmp_path / "p.csv")]
+    assert main(["predict", run, *files, "--levels", "0.5,0.99", "--quiet"]) == 0
     found = pd.read_csv(tmp_path / "p.csv")
     assert (found[["mean", "q2.5", "low", "lower_50"]] > 0).all(axis=None) and (found["upper_99"] == np.inf).all()
     assert "2 of 2 exclude nothing: a level of 0.99 needs 99 calibration rows" in capsys.readouterr().out
-    (tmp_path / "zero.csv").write_text("x,price\n1,0\n2,5\n")
-    assert main(["evaluate", str(tmp_path / "log"), "--data", str(tmp_path / "zero.csv"), "--quiet"]) == 2
-    assert "zero.csv: target 'price', row 2: 0 has no logarithm" in capsys.readouterr().err

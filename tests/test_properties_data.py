@@ -8,19 +8,7 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from properties import (
-    MEAN_FIELD,
-    NUMBER,
-    SHORT,
-    TEXT,
-    WORD,
-    answer,
-    array,
-    cases,
-    contents,
-    damage,
-    place,
-)
+from properties import MEAN_FIELD, NUMBER, SHORT, TEXT, WORD, answer, array, cases, contents, damage, place
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -83,27 +71,6 @@ OPTIONS = [
 ]  # fmt: skip
 
 
-@cases(22)
-@given(case=table(), suffix=st.sampled_from([".csv", ".csv", ".csv", ".tsv", ".CSV", ".txt", ".npz"]))
-def test_a_table_is_trained_on_or_refused(case, suffix):
-    blob, options = case
-    with place("table to train on") as folder:
-        path = folder / f"table{suffix}"
-        path.write_bytes(blob)
-        done = answer(
-            [*MEAN_FIELD, "--data", str(path), "--no-baseline", "--out", str(folder / "run"), *options, *SHORT]
-        )
-        assert path.read_bytes() == blob
-        if done.code:
-            assert not (folder / "run" / "posterior.pt").exists()
-            return
-        output = folder / "p.csv"
-        found = answer(["predict", str(folder / "run"), "--input", str(path), "--output", str(output), "--quiet"])
-        assert path.read_bytes() == blob
-        if found.code == 0:
-            assert np.isfinite(pd.read_csv(output).select_dtypes("number").to_numpy()).all()
-
-
 @cases(9)
 @given(case=table(), how=st.sampled_from(["predict", "evaluate"]), known=st.integers(0, 3))
 def test_rows_for_a_run_are_predicted_or_refused(runs, case, how, known):
@@ -114,11 +81,8 @@ def test_rows_for_a_run_are_predicted_or_refused(runs, case, how, known):
     with place("table to predict") as folder:
         path, output = folder / "new.csv", folder / "p.csv"
         path.write_bytes(blob)
-        if how == "predict":
-            argv = ["predict", str(runs / "table"), "--input", str(path), "--output", str(output), "--quiet"]
-        else:
-            argv = ["evaluate", str(runs / "table"), "--data", str(path), "--quiet"]
-        done = answer(argv)
+        files = ["--input", str(path), "--output", str(output)] if how == "predict" else ["--data", str(path)]
+        done = answer([how, str(runs / "table"), *files, "--quiet"])
         assert path.read_bytes() == blob
         assert output.exists() == (how == "predict" and done.code == 0)
     (runs / "table" / "metrics-new.json").unlink(missing_ok=True)
@@ -139,17 +103,23 @@ def archive(draw) -> bytes:
     return draw(st.one_of(st.just(file.getvalue()), damage(file.getvalue())))
 
 
-@cases(15)
-@given(
-    blob=archive(), options=st.sampled_from([[], ["--drop-missing"], ["--task", "regression"], ["--features", "x1"]])
-)
-def test_an_archive_is_trained_on_or_refused(blob, options):
-    with place("archive to train on") as folder:
-        path = folder / "a.npz"
+TABLES = st.tuples(st.sampled_from([".csv", ".csv", ".csv", ".tsv", ".CSV", ".txt", ".npz"]), table())
+FEW = st.sampled_from([[], ["--drop-missing"], ["--task", "regression"], ["--features", "x1"]])
+
+
+@cases(37)
+@given(file=st.one_of(TABLES, TABLES, st.tuples(st.just(".npz"), st.tuples(archive(), FEW))))
+def test_a_file_is_trained_on_or_refused(file):
+    suffix, (blob, options) = file
+    with place("file to train on") as folder:
+        path, run, output = folder / f"data{suffix}", folder / "run", folder / "p.csv"
         path.write_bytes(blob)
-        done = answer(
-            [*MEAN_FIELD, "--data", str(path), "--no-baseline", "--out", str(folder / "run"), *options, *SHORT]
-        )
+        done = answer([*MEAN_FIELD, "--data", str(path), "--no-baseline", "--out", str(run), *options, *SHORT])
         assert path.read_bytes() == blob
         if done.code:
-            assert not (folder / "run" / "posterior.pt").exists()
+            assert not (run / "posterior.pt").exists()
+            return
+        found = answer(["predict", str(run), "--input", str(path), "--output", str(output), "--quiet"])
+        assert path.read_bytes() == blob
+        if found.code == 0:
+            assert np.isfinite(pd.read_csv(output).select_dtypes("number").to_numpy()).all()

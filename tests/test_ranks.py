@@ -1,6 +1,5 @@
 """One fit in several processes: the fit of all rows that one process makes, or a clear error on every one of them."""
 
-import json
 import os
 import re
 import signal
@@ -19,9 +18,8 @@ from run_folders import SMALL
 
 import bnn_pyro as bp
 from bnn_pyro.checkpoint import Checkpoint
-from bnn_pyro.distributed import Ranks, joined
+from bnn_pyro.distributed import joined
 from bnn_pyro.run import main
-from bnn_pyro.runs.train import load_together
 
 LAUNCH = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 ENVIRONMENT = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
@@ -93,30 +91,24 @@ def test_a_point_estimate_is_that_of_one_process(results):
         assert_close(rank["points"], ranked.points())
 
 
-def test_ranks_agree_bit_for_bit(results):
+def test_ranks_agree_bit_for_bit_on_every_variant(results):
+    """With batches that are smaller than the number of ranks, too."""
     first, second = results[0]
-    for name in ("points", "whole"):
-        assert equal(first[name], second[name]), name
-    assert first["contract"].keys() == second["contract"].keys()
-    for name, result in first["contract"].items():
-        assert equal(result, second["contract"][name]), name
-
-
-def test_every_variant_can_be_divided(results):
-    """With batches that are smaller than the number of ranks."""
-    done = results[0][0]["contract"]
-    assert {method for _, method in done} == {"svi", "map", "mle", "ensemble", "mc-dropout"}
-    assert {name for name, _ in done} == set(bp.ZOO)
-    for values, trace in done.values():
+    done = {name: first[name] for name in ("points", "whole")} | first["contract"]
+    others = {name: second[name] for name in ("points", "whole")} | second["contract"]
+    assert done.keys() == others.keys() and all(equal(result, others[name]) for name, result in done.items())
+    assert {method for _, method in first["contract"]} == {"svi", "map", "mle", "ensemble", "mc-dropout"}
+    assert {name for name, _ in first["contract"]} == set(bp.ZOO)
+    for values, trace in first["contract"].values():
         assert all(torch.isfinite(v).all() for v in values.values())
         assert all(torch.isfinite(torch.tensor(line)).all() for line in trace.values())
 
 
 # -- stopping and going on ---------------------------------------------------------------------------------------
-def test_a_stopped_fit_goes_on_to_the_very_same_result(results):
+def test_a_stopped_fit_goes_on_to_the_very_same_result_and_a_finished_one_is_loaded_by_all(results):
     """The signal came to rank 1 alone."""
     for rank in results[0]:
-        assert equal(rank["stopped"], rank["whole"])
+        assert equal(rank["stopped"], rank["whole"]) and equal(*rank["finished"])
 
 
 def test_a_checkpoint_is_resumed_by_another_number_of_processes(results):
@@ -131,11 +123,6 @@ def test_a_checkpoint_is_resumed_by_another_number_of_processes(results):
     for rank in both:
         assert rank["taken_over"][1]["elbo"][:passed] == whole[:passed]
     assert equal(both[0]["taken_over"], both[1]["taken_over"])
-
-
-def test_a_finished_fit_is_loaded_by_all(results):
-    for rank in results[0]:
-        assert equal(*rank["finished"])
 
 
 # -- what goes wrong is told -------------------------------------------------------------------------------------
@@ -161,16 +148,6 @@ def test_an_error_is_the_same_on_all(results, name, words):
         assert kind == "Agreed" and re.search(words, told)
 
 
-def test_features_are_computed_in_shares_and_kept_once(results):
-    both, _ = results
-    assert [rank["features"]["calls"] for rank in both] == [[8, 1001, 8], [8, 1000, 8]]  # 8: the probe
-    for rank in both:
-        assert rank["features"]["files"] == 1 and rank["features"]["c"] == both[0]["features"]["c"]
-        assert torch.equal(rank["features"]["features"], rank["features"]["again"])
-        assert torch.equal(rank["features"]["features"], both[0]["features"]["features"])
-    assert both[0]["features"]["features"].square().mean() == pytest.approx(1.0, rel=1e-4)
-
-
 def test_processes_that_find_no_connection_are_told(monkeypatch):
     for name, value in dict(RANK="1", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="none").items():
         monkeypatch.setenv(name, value)
@@ -179,23 +156,18 @@ def test_processes_that_find_no_connection_are_told(monkeypatch):
 
 
 # -- the data ----------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(("case", "error"), [("all", None), ("first fails", 0), ("second fails", 1)])
-def test_every_process_has_the_data_set_or_the_error(results, case, error):
+@pytest.mark.parametrize(("case", "error"), [("first fails", 0), ("second fails", 1)])
+def test_where_one_process_cannot_load_all_have_its_error(results, case, error):
     both = [rank["loading"][case] for rank in results[0]]
-    if error is not None:
-        assert [result["error"] for result in both] == [("Agreed", f"rank {error} has no such file")] * 2
-        assert both[1]["calls"] == error, "the first of a machine loads first"
-        return
+    assert [result["error"] for result in both] == [("Agreed", f"rank {error} has no such file")] * 2
+    assert both[1]["calls"] == error, "the first of a machine loads first"
+
+
+def test_every_process_has_the_data_set(results):
     data = bp.load_data(results[1] / "rows.npz")
-    for found in (result["data"] for result in both):
+    for found in (rank["loading"]["all"]["data"] for rank in results[0]):
         assert (found.schema, found.split, found.fingerprint) == (data.schema, data.split, data.fingerprint)
         assert all(torch.equal(rows, found.parts()[name]) for name, rows in data.parts().items())
-
-
-def test_a_process_alone_just_loads():
-    data = bp.load_data("toy-curve")
-    assert load_together(Ranks(), lambda: data) is data
-    assert all(rows is data.parts()[name] for name, rows in data.to("cpu").parts().items())  # and moves no row
 
 
 # -- the command line --------------------------------------------------------------------------------------------
@@ -236,7 +208,6 @@ def test_a_killed_rank_and_ctrl_c_leave_a_whole_checkpoint(tmp_path):
     assert both[0].exitcode != 0
     assert re.search(r"error: process 0 of 2: another process of this fit has ended .* --resume", told), told
     killed_at = steps()
-    assert killed_at > 3 and not (out / "posterior.pt").exists()
 
     often = tmp_path / "often.py"  # as `-m bnn_pyro.run`, but with a checkpoint after every step
     often.write_text(
@@ -251,8 +222,6 @@ def test_a_killed_rank_and_ctrl_c_leave_a_whole_checkpoint(tmp_path):
     assert re.search(rf"stopped after step \d+ of .*go on to the same result with: .*--resume --out {out}", told), told
     assert steps() > killed_at
 
-    config = json.loads((out / "config.json").read_text())
-    state = torch.load(saved, weights_only=True)
-    assert len(state["state"]["others"]) == 1 and config["inference_settings"]["epochs"] == 20
+    assert len(torch.load(saved, weights_only=True)["state"]["others"]) == 1
     assert main(["train", "--resume", "--out", str(out), "--quiet"]) == 0
     assert (out / "metrics.json").is_file() and not saved.exists()

@@ -9,9 +9,7 @@ from run_folders import MEAN_FIELD, SMALL, small_table, snapshot
 
 from bnn_pyro.run import main
 
-WRONG_KINDS = [{"variant": ["mlp"]}, {"data": {"limit": "few"}}, {"data": {"features": "a"}},
-               {"inference_settings": {"epochs": 1e400}}, {"variant_settings": {"prior": {}}},
-               {"conformal": "much"}]  # fmt: skip
+WRONG_KINDS = [{"variant": ["mlp"]}, {"data": {"limit": "few"}}, {"data": {"features": "a"}}, {"conformal": "much"}]
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +27,6 @@ def bad(tmp_path_factory, runs):
     blob, meta = ((runs / "houses" / f"posterior.{end}").read_bytes() for end in ("pt", "json"))
     for name, changed in {
         "truncated": (blob[: len(blob) // 2], meta),
-        "tampered": (blob[:-50] + bytes([blob[-50] ^ 1]) + blob[-49:], meta),
         "edited": (blob, meta.replace(b'"price"', b'"prize"')),
         "unfinished": (),
     }.items():
@@ -50,15 +47,8 @@ TRAIN = {
     "setting without a value": (["--set", "epochs"], "KEY=VALUE"),
     "epochs that are none": (["--epochs", "ten"], "epochs takes whole numbers, got 'ten'"),
     "no epochs": (["--epochs", "0"], "error: --epochs must be at least 1"),
-    "batches below 0": (["--batch-size=-1"], "error: --batch-size must be at least 0"),
     "a setting below 0": (["--set", "batch_size=-1"], "error: batch_size must be at least 0"),
     "a split of no file": (["--split", "2"], "split=2 is one of a file of given splits; give splits too"),
-    "negative learning rate": (["--lr=-1"], "lr must be above 0"),
-    "a limit of time for laplace": (
-        ["last-layer", "--inference", "laplace", "--max-minutes", "2"],
-        "is for methods that can end",
-    ),
-    "no minutes": (["--inference", "nuts", "--max-minutes", "0"], "error: --max-minutes must be a number above 0"),
     "no draws": (["--num-draws", "0"], "argument --num-draws: must be at least 1, got 0"),
     "unknown device": (["--device", "gpu"], "unknown device 'gpu'"),
     "missing file": (["--data", "DIR/none.csv"], "none.csv"),
@@ -68,31 +58,25 @@ TRAIN = {
     "unknown config key": (["--config", "DIR/key.json"], "did you mean 'variant'"),
     "folder that is no run": (["--out", "DIR/other"], "is not a run"),
     "folder that is a file": (["--out", "DIR/file"], "is a file"),
-    "overwriting what is no run": (["--out", "DIR/other", "--overwrite"], "is not a run"),
     "existing run": (["--out", "RUNS/digits"], "--resume"),
     "resuming nothing": (["--out", "DIR/new", "--resume"], "nothing to resume"),
     "resuming with another seed": (["--out", "RUNS/digits", "--resume", "--seed", "5"], "seed 0, not 5"),
-    "resuming with other epochs": (["--out", "RUNS/houses", "--resume", "--epochs", "9"], "epochs 3, not 9"),
     "resume and overwrite": (["--out", "RUNS/digits", "--resume", "--overwrite"], "one of them"),
 }
 for number, said in enumerate(["'variant' must be a text", "'limit' must be a whole number", "must be a list of texts",
-                               "epochs takes whole numbers", "prior is a text or a number",
                                "'conformal' must be a number"]):  # fmt: skip
     TRAIN[f"config {number}"] = (["--config", f"DIR/{number}.json"], said)
 TO = ["--output", "DIR/p.csv"]
 OTHERS = {
     "no run": (["evaluate", "DIR/nowhere"], "no run folder"),
-    "evaluating what is no run": (["evaluate", "DIR/other"], "is not a run"),
     "unfinished": (["evaluate", "DIR/unfinished"], "--resume"),
     "truncated posterior": (["predict", "DIR/truncated", "--input", "DIR/fine.csv", *TO], "truncated"),
-    "tampered posterior": (["evaluate", "DIR/tampered"], "altered"),
     "edited posterior": (["evaluate", "DIR/edited"], "altered"),
     "data of another shape": (["evaluate", "RUNS/digits", "--data", "breast-cancer"], "shape (30,)"),
     "data of another task": (["evaluate", "RUNS/digits", "--data", "diabetes"], "is regression"),
     "labels outside the classes": (["evaluate", "RUNS/digits", "--data", "DIR/labels.npz"], "class '10'"),
     "unknown outside data": (["evaluate", "RUNS/digits", "--ood", "nose"], "did you mean 'noise'"),
     "no outside data": (["evaluate", "RUNS/digits", "--ood", "noise", "--limit", "0"], "--limit: must be at least 1"),
-    "no number": (["evaluate", "RUNS/digits", "--ood", "noise", "--limit", "many"], "at least 1, got many"),
     "outside data of another shape": (["evaluate", "RUNS/digits", "--ood", "diabetes"], "(10,)"),
     "an image that is none": (["predict", "RUNS/digits", "--input", "DIR/picture.png", *TO], "no image"),
     "a missing column": (["predict", "RUNS/houses", "--input", "DIR/fine.csv", *TO], "'town'"),
@@ -100,16 +84,8 @@ OTHERS = {
     "comparing other rows": (["compare", "RUNS/digits", "RUNS/houses"], "other test rows"),
     "comparing one": (["compare", "RUNS/digits"], "two run folders"),
     "pruning a point": (["evaluate", "RUNS/digits/baseline", "--prune"], "point estimate or stored draws"),
-    "pruning one network": (
-        ["evaluate", "RUNS/digits", "--prune", "--mean-weights"],
-        "leave out --data and --mean-wei",
-    ),
-    "diagnosing nothing": (["diagnose", "DIR/nowhere"], "no run folder"),
-    "diagnosing what is no run": (["diagnose", "DIR/other"], "is not a run"),
     "diagnosing what is unfinished": (["diagnose", "DIR/unfinished"], "--resume"),
     "a diagnosis that exists": (["diagnose", "RUNS/houses", "--out", "DIR/other"], "exists; choose another name"),
-    "unknown device to diagnose on": (["diagnose", "RUNS/houses", "--device", "gpu"], "unknown device 'gpu'"),
-    "unknown option to diagnose": (["diagnose", "RUNS/houses", "--no-netcfd"], "did you mean '--no-netcdf'"),
     "unknown command": (["trian"], "did you mean 'train'"),
     "unknown option": (["evaluate", "RUNS/digits", "--odd", "noise"], "did you mean '--ood'"),
     "abbreviated option": (["train", "--epo", "3"], "did you mean '--epochs'"),

@@ -86,6 +86,9 @@ def test_whole_numbers_reach_an_embedding_as_they_are(tmp_path):
     assert torch.equal(again.components.loc, same.components.loc)
 
 
+GAP = np.where(np.arange(NUM)[:, None] == 2, np.float32("nan"), META)
+
+
 @pytest.mark.parametrize(
     ("x", "words"),
     [
@@ -93,45 +96,31 @@ def test_whole_numbers_reach_an_embedding_as_they_are(tmp_path):
         ({"words": WORDS.astype(str), "meta": META}, "X['words'] is no array of numbers"),
         ({"words": WORDS + 2**25, "meta": META}, "X['words'] has whole numbers above 2^24"),
         (({"words": WORDS}, META), "X['0'] is no array of numbers"),
+        ({"words": WORDS + 7, "meta": META}, "index that it has not"),
+        ({"words": WORDS[:, :2], "meta": META}, "'words': (2, 2)"),
     ],
 )
-def test_what_cannot_be_packed_is_refused_in_a_line(x, words):
+def test_inputs_that_cannot_be_fitted_are_refused_in_a_line(x, words):
     with pytest.raises(UserError) as error:
-        bp.dataset(x, Y)
-    assert words in str(error.value)
-    assert "\n" not in str(error.value)
+        bp.fit(bp.Bayesian(Words()), bp.dataset(x, Y), bp.SVI(epochs=1))
+    assert words in str(error.value) and "\n" not in str(error.value)
 
 
-def test_new_rows_with_other_inputs_are_refused():
-    data = bp.dataset({"words": WORDS, "meta": META}, Y)
-    posterior = bp.fit(bp.Bayesian(Words()), data, bp.SVI(epochs=1))
-    with pytest.raises(UserError, match=r"X has the inputs 'meta' \(N, 2\); this model takes 'words' \(N, 4\)"):
-        bp.predict(posterior, {"meta": META})
+def test_new_rows_that_training_did_not_have_are_refused():
+    posterior = bp.fit(bp.Bayesian(Words()), bp.dataset({"words": WORDS, "meta": META}, Y), bp.SVI(epochs=1))
+    for x, words in (
+        ({"meta": META}, r"X has the inputs 'meta' \(N, 2\); this model takes 'words' \(N, 4\)"),
+        ({"words": WORDS, "meta": GAP}, r"X\[2, 4\] is nan|x\[2, 4\] is nan"),
+        ({"words": WORDS + 0.5, "meta": META}, r"X\['words'\] must be whole numbers"),
+        ({"words": WORDS + 7, "meta": META}, "index that it has not"),
+        ([WORDS, META], "is no tuple or dict"),
+    ):
+        with pytest.raises(UserError, match=words):
+            bp.predict(posterior, x)
 
 
-def test_values_that_training_did_not_have_are_refused():
-    """A missing number, a fraction where a whole number chooses a row of an embedding, and what packing cannot take."""
-    data = bp.dataset({"words": WORDS, "meta": META}, Y)
-    posterior = bp.fit(bp.Bayesian(Words()), data, bp.SVI(epochs=1))
-    gap = np.where(np.arange(NUM)[:, None] == 2, np.float32("nan"), META)
-    with pytest.raises(UserError, match=r"X\[2, 4\] is nan|x\[2, 4\] is nan"):
-        bp.predict(posterior, {"words": WORDS, "meta": gap})
-    with pytest.raises(UserError, match=r"X\['words'\] must be whole numbers"):
-        bp.predict(posterior, {"words": WORDS + 0.5, "meta": META})
+def test_what_several_inputs_do_not_take():
     for how in ({"missing": "indicator"}, {"exposure": np.ones(NUM), "task": "counts"}):
         with pytest.raises(UserError, match="several inputs, which take no exposure"):
-            bp.dataset({"words": WORDS, "meta": gap}, np.arange(NUM), **how)
-    assert len(bp.dataset({"words": WORDS, "meta": gap}, Y, missing="drop").index_train)
-
-
-def test_numbers_beyond_an_embedding_and_other_shapes_are_refused():
-    """Numbers beyond an embedding; inputs that are no tuple, or other ones."""
-    posterior = bp.fit(bp.Bayesian(Words()), bp.dataset({"words": WORDS, "meta": META}, Y), bp.SVI(epochs=1))
-    with pytest.raises(UserError, match="index that it has not"):
-        bp.predict(posterior, {"words": WORDS + 7, "meta": META})
-    with pytest.raises(UserError, match="is no tuple or dict"):
-        bp.predict(posterior, [WORDS, META])
-    with pytest.raises(UserError, match="index that it has not"):
-        bp.fit(bp.Bayesian(Words()), bp.dataset({"words": WORDS + 7, "meta": META}, Y), bp.SVI(epochs=1))
-    with pytest.raises(UserError, match=r"'words': \(2, 2\)"):
-        bp.fit(bp.Bayesian(Words()), bp.dataset({"words": WORDS[:, :2], "meta": META}, Y), bp.SVI(epochs=1))
+            bp.dataset({"words": WORDS, "meta": GAP}, np.arange(NUM), **how)
+    assert len(bp.dataset({"words": WORDS, "meta": GAP}, Y, missing="drop").index_train)

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 from conjugate import correlated
-from scipy.stats import norm
+from scipy.stats import kstest
 
 import bnn_pyro as bp
 from bnn_pyro.checkpoint import Run
@@ -44,13 +44,8 @@ def test_jitter_is_the_priors_width_around_the_initial_values(white):
 
 
 def test_prior_starts_are_draws_of_the_prior():
-    problem, num = correlated(num=10, prior_scale=0.5), 400
-    potential, z = starts(problem, "prior", num)
-    draws = flat(potential, z)
-    unit = draws / 0.5
-    assert unit.mean().abs() < 4 / math.sqrt(unit.numel())
-    assert (unit.square().mean() - 1).abs() < 4 * math.sqrt(2 / unit.numel())
-    assert norm.cdf(unit.numpy()).max() > 0.99
+    unit = flat(*starts(correlated(num=10, prior_scale=0.5), "prior", 400)) / 0.5
+    assert kstest(unit.flatten().numpy(), "norm").pvalue > 1e-4
 
 
 @pytest.mark.parametrize(("white", "temperature"), [(False, 0.25), (True, 1.0)], ids=["plain", "whitened"])
@@ -63,27 +58,16 @@ def test_map_starts_are_at_the_mode(white, temperature):
     assert ((flat(potential, z) - exact.mean) / scale).abs().max() < 0.05
 
 
-def test_map_starts_of_a_network_are_modes_of_their_own():
-    problem, entry = correlated(num=30, noise=0.5), bp.MeanField(hidden=(3,))
-    potential, climbed = starts(problem, "map", 4, entry)
-    _, drawn = starts(problem, "jitter", 4, entry)
-    before, after = (potential(z)[0] for z in (drawn, climbed))
-    assert (after > before + 10).all()
-    assert torch.cdist(climbed, climbed).add(torch.eye(4)).min() > 0.1
-
-
 @pytest.mark.parametrize("how", STARTS)
 def test_starts_are_finite_and_repeat(how, monkeypatch):
     monkeypatch.setattr("bnn_pyro.inference.sampler.STEPS", 100)
     monkeypatch.setattr("bnn_pyro.inference.sampler.optimised", partial(optimised, epochs=3))
     problem, entry = correlated(num=20), bp.MeanField(hidden=(2,))
     potential, z = starts(problem, how, 3, entry)
-    density, gradient = potential(z)
     assert z.shape == (3, potential.size) and z.dtype == torch.float64
-    assert torch.isfinite(density).all() and torch.isfinite(gradient).all()
+    assert all(torch.isfinite(value).all() for value in potential(z))
     assert torch.equal(z, starts(problem, how, 3, entry)[1])
-    assert not torch.equal(z, starts(problem, how, 3, entry, seed=4)[1])
-    assert not torch.equal(z[0], z[1])
+    assert not torch.equal(z, starts(problem, how, 3, entry, seed=4)[1]) and not torch.equal(z[0], z[1])
     if how in ("jitter", "prior"):  # a chain's start is its own
         assert torch.equal(z[:2], starts(problem, how, 2, entry)[1])
 
@@ -98,10 +82,10 @@ def test_wide_networks_start_from_members(monkeypatch):
         ((21,), bp.ChEES, "members"),
         ((), bp.NUTS, "jitter"),
     ):
-        given = problem, 2, bp.MeanField(hidden=hidden)
-        auto, explicit = (starts(given[0], one, *given[1:], method=method)[1] for one in ("auto", how))
+        auto, explicit = (
+            starts(problem, one, 2, bp.MeanField(hidden=hidden), method=method)[1] for one in ("auto", how)
+        )
         assert torch.equal(auto, explicit), (hidden, method)
-    assert bp.NUTS().start == bp.HMC().start == bp.ChEES().start == "auto" and bp.MILE().start == "members"
 
 
 class Walled:
@@ -124,9 +108,6 @@ class Walled:
 def test_a_start_without_density_is_drawn_again(how):
     z = starting_points(Walled(-1.0), how, 20)
     assert (z[:, 0] <= -1).all() and z[:, 0].std() > 0.1
-
-
-@pytest.mark.parametrize("how", ["jitter", "prior", "map"])
-def test_no_start_of_finite_density(how):
-    with pytest.raises(bp.UserError, match=r"chain 1 has no start where the log density .*are finite \(start="):
-        starting_points(Walled(-100.0), how, 2)
+    for without in (how, "map"):
+        with pytest.raises(bp.UserError, match=r"chain 1 has no start where the log density .*are finite \(start="):
+            starting_points(Walled(-100.0), without, 2)

@@ -34,6 +34,7 @@ def both(monkeypatch):
     """``make()`` in memory, and with rows that stay in their file."""
 
     def both(make):
+        monkeypatch.delenv("BNN_PYRO_MEMORY", raising=False)
         in_memory = make()
         monkeypatch.setenv("BNN_PYRO_MEMORY", "1e-9")
         return in_memory, make()
@@ -51,14 +52,12 @@ def alike(data, streamed):
         assert torch.equal(getattr(streamed, f"y_{part}"), getattr(data, f"y_{part}"))
 
 
-def test_files_of_arrays_stream_the_rows_that_they_hold(files, both, monkeypatch):
+def test_files_of_arrays_stream_the_rows_that_they_hold(files, both):
     data, streamed = both(lambda: load_data(files / "x.npy"))
     alike(data, streamed)
     again = pickle.loads(pickle.dumps(streamed.x_train))
     assert len(pickle.dumps(streamed.x_train.source)) < 1000 and torch.equal(again[:5], data.x_train[:5])
-    mapped = np.load(files / "x.npy", mmap_mode="r")
-    alike(data, bp.dataset(mapped, np.load(files / "y.npy")))
-    monkeypatch.delenv("BNN_PYRO_MEMORY")
+    alike(data, bp.dataset(np.load(files / "x.npy", mmap_mode="r"), np.load(files / "y.npy")))
     table, streamed = both(lambda: load_data(files / "table.npy", target="x3", features=["x5", "x1"]))
     alike(table, streamed)
     assert table.schema.features == ("x5", "x1") and table.schema.target == "x3"
@@ -66,24 +65,22 @@ def test_files_of_arrays_stream_the_rows_that_they_hold(files, both, monkeypatch
 
 
 FITS = {
-    "svi": ("mean-field", bp.SVI(epochs=2, batch_size=32)),
-    "map by held-out rows": ("mlp", bp.MAP(epochs=3, batch_size=32, patience=2)),
-    "ensemble": ("mlp", bp.Ensemble(epochs=2, batch_size=32, members=2, cores=1)),
-    "mc-dropout": ("dropout-mlp", bp.MCDropout(epochs=2, batch_size=32)),
-    "sghmc": ("mean-field", bp.SGHMC(epochs=3, batch_size=32, chains=2)),
+    "svi": ("mean-field", bp.SVI(epochs=2, batch_size=32), {}),
+    "map by held-out rows": ("mlp", bp.MAP(epochs=3, batch_size=32, patience=2), {"validation": 0}),
+    "ensemble": ("mlp", bp.Ensemble(epochs=2, batch_size=32, members=2, cores=1), {"validation": 40}),
+    "sghmc": ("mean-field", bp.SGHMC(epochs=3, batch_size=32, chains=2), {"validation": 40}),
 }
 
 
 @pytest.mark.parametrize("name", FITS)
 def test_streamed_rows_give_the_same_posterior(name, files, both):
-    variant, method = FITS[name]
-    validation = {} if name == "svi" else {"validation": 0} if "held" in name else {"validation": 40}
+    variant, method, validation = FITS[name]
     x, y = np.load(files / "x.npy", mmap_mode="r"), np.load(files / "y.npy")
     pair = both(lambda: bp.dataset(x, y, split=0.2, **validation))
     first, second = (bp.fit(variant, data, method, seed=3, device="cpu", progress=False) for data in pair)
     assert first.provenance["key"] == second.provenance["key"] and torch.equal(first.rows, second.rows)
-    draws = [posterior.draw(3, seed=0) for posterior in (first, second)]
-    assert all(torch.equal(draws[0][site], draws[1][site]) for site in draws[0])
+    a, b = (posterior.draw(3, seed=0) for posterior in (first, second))
+    assert all(torch.equal(a[site], b[site]) for site in a)
     means = [bp.predict(p, d.x_test, num_draws=3).mean for p, d in zip((first, second), pair, strict=True)]
     assert torch.equal(*means)
 
@@ -101,6 +98,19 @@ def test_a_streamed_fit_goes_on_at_the_row_where_it_stopped(files, both, tmp_pat
     assert same(resumed, whole)
 
 
+class Items(torch.utils.data.Dataset):
+    """Pictures of floats, 40 of one shape and then one of another."""
+
+    def __init__(self, num):
+        self.num = num
+
+    def __len__(self):
+        return self.num
+
+    def __getitem__(self, number):
+        return torch.rand(1, 4, 4 + number // 40, generator=torch.Generator().manual_seed(number)), number % 2
+
+
 def test_pictures_larger_than_memory_are_read_once_into_a_file(both, tmp_path, monkeypatch):
     monkeypatch.setenv("BNN_PYRO_CACHE", str(tmp_path / "cache"))
     generator = np.random.default_rng(0)
@@ -108,71 +118,48 @@ def test_pictures_larger_than_memory_are_read_once_into_a_file(both, tmp_path, m
         place = tmp_path / "photos" / "ab"[number % 2] / f"{number}.png"
         place.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(generator.integers(0, 255, (5, 6, 3), np.uint8)).save(place)
-    items = ImageFolder(tmp_path / "photos")
-    data, streamed = both(lambda: bp.dataset(items))
-    alike(data, streamed)
-    floats = [(torch.rand(1, 4, 4, generator=torch.Generator().manual_seed(k)), k % 2) for k in range(40)]
-
-    class Items(torch.utils.data.Dataset):
-        def __len__(self):
-            return len(floats)
-
-        def __getitem__(self, number):
-            return floats[number]
-
-    monkeypatch.delenv("BNN_PYRO_MEMORY")
-    data, streamed = both(lambda: bp.dataset(Items()))
-    alike(data, streamed)
+    for items in (ImageFolder(tmp_path / "photos"), Items(40)):
+        data, streamed = both(lambda items=items: bp.dataset(items))
+        alike(data, streamed)
     pixels = streamed.schema.unstandardise(streamed.x_train[:]).flatten()
     assert data.schema.x_shift[0] == pytest.approx(pixels.median().item(), abs=1e-6)
     assert list((tmp_path / "cache").iterdir())
-    del data, streamed
-    floats.append((torch.zeros(1, 4, 5), 0))
     with pytest.raises(bp.UserError, match=r"X\[40\] is float32 \(1, 4, 5\).*resize"):
-        bp.dataset(Items())
+        bp.dataset(Items(41))
 
 
-def test_what_takes_all_rows_says_how_much_memory_that_is(files, both, monkeypatch):
+def test_what_takes_all_rows_says_how_much_memory_that_is(files, both):
     data = both(lambda: load_data(files / "x.npy"))[1]
     for variant, method, what in (
-        ("mean-field", "nuts", "nuts takes all 210 training rows at once, 3.13e-06 GiB"),
-        ("mean-field", "sghmc", "batch_size=0 takes all"),
+        ("mean-field", "nuts", "nuts takes all 210 training rows at once, 3.13e-06 GiB.*svi"),
+        ("mean-field", "sghmc", "batch_size=0 takes all.*svi"),
         ("last-layer", "svi", "a backbone takes all"),
     ):
-        with pytest.raises(bp.UserError, match=what) as refused:
+        with pytest.raises(bp.UserError, match=what):
             bp.fit(variant, data, method, progress=False)
-        assert "svi" in str(refused.value) and "\n" not in str(refused.value)
-    monkeypatch.setenv("BNN_PYRO_MEMORY", "1")  # now it fits
-    posterior = bp.fit("mlp", data, bp.MLE(epochs=1, batch_size=0), progress=False)
-    assert len(bp.predict(posterior, data.x_test)) == 45
+
+
+BAD = [
+    ("x.npy", {}, r"x\[250, 2\] is nan; correct or remove row 250"),
+    ("x.npy", {"missing": "drop"}, "no rows are dropped"),
+    ("f_x.npy", {}, "Fortran's order"),
+    ("s_x.npy", {}, r"it must be \(N, features\)"),
+    ("broken.npy", {}, "is no NPY file"),
+    ("table.npy", {"target": "x9"}, "no column 'x9'"),
+]
 
 
 def test_bad_files_of_arrays_get_one_line(files, tmp_path, monkeypatch):
-    x, y = np.load(files / "x.npy"), np.load(files / "y.npy")
+    x, y, table = (np.load(files / f"{name}.npy") for name in ("x", "y", "table"))
     x[250, 2] = np.nan
     monkeypatch.setenv("BNN_PYRO_MEMORY", "1e-9")
-    np.save(tmp_path / "x.npy", x)
-    np.save(tmp_path / "y.npy", y)
-    np.save(tmp_path / "f_x.npy", np.asfortranarray(x))
-    np.save(tmp_path / "f_y.npy", y)
-    np.save(tmp_path / "s_x.npy", y)
-    np.save(tmp_path / "s_y.npy", y[:9])
+    arrays = {"x": x, "y": y, "f_x": np.asfortranarray(x), "f_y": y, "s_x": y, "s_y": y[:9], "table": table}
+    for name, values in arrays.items():
+        np.save(tmp_path / f"{name}.npy", values)
     (tmp_path / "broken.npy").write_bytes(b"no array")
-    cases = {
-        "x.npy": ({}, r"x\[250, 2\] is nan; correct or remove row 250"),
-        "f_x.npy": ({}, "Fortran's order"),
-        "s_x.npy": ({}, r"it must be \(N, features\)"),
-        "broken.npy": ({}, "is no NPY file"),
-        "y.npy": ({}, r"it must be \(N, features\)"),
-    }
-    for name, (how, message) in cases.items():
+    for name, how, message in BAD:
         with pytest.raises(bp.UserError, match=message):
             load_data(tmp_path / name, **how)
-    for how, message in (({"target": "x9"}, "no column 'x9'"), ({"missing": "drop"}, "which column is the target")):
-        with pytest.raises(bp.UserError, match=message):
-            load_data(files / "table.npy", **how)
-    with pytest.raises(bp.UserError, match="no rows are dropped"):
-        load_data(tmp_path / "x.npy", missing="drop")
     monkeypatch.setenv("BNN_PYRO_MEMORY", "much")
     with pytest.raises(bp.UserError, match="BNN_PYRO_MEMORY is a number of GiB"):
         load_data(files / "x.npy")

@@ -7,7 +7,6 @@ then agree with the exact answer within its own standard error, and that error m
 
 import math
 
-import pyro
 import pytest
 import torch
 from conjugate import correlated, dataset
@@ -18,16 +17,12 @@ import bnn_pyro as bp
 from bnn_pyro.inference.log_joint import Rescale, elbo_of
 from bnn_pyro.isolation import isolated
 
-# Shift and scale of the target that are not 0 and 1: the likelihood has to carry them.
-UNITS = dict(noise=5.0, y_shift=40.0, y_scale=8.0)
 STEPS = 500
 
 
-def fits(problem, seeds=3, steps=STEPS, batch_size=0, init_scale=0.05, **settings):
-    """Posteriors from several seeds, all of as many steps."""
-    per_epoch = math.ceil(len(problem.x) / batch_size) if batch_size else 1
-    svi = bp.SVI(epochs=steps // per_epoch, batch_size=batch_size, lr=0.03, final_lr=0.0, **settings)
-    entry = problem.entry(init_scale=init_scale)
+def fits(problem, seeds=3):
+    """Posteriors from several seeds."""
+    svi, entry = bp.SVI(epochs=STEPS, batch_size=0, lr=0.03, final_lr=0.0), problem.entry(init_scale=0.05)
     return [bp.fit(entry, problem.data, svi, seed=s, progress=False, device="cpu") for s in range(seeds)]
 
 
@@ -47,58 +42,46 @@ def check_optimum(problem, posteriors, alpha=1e-4):
     lacking = [problem.log_evidence - problem.gap - exact_elbo(problem, p) for p in posteriors]
     assert max(lacking) < 0.3, f"off the exact optimum by {max(lacking):.1f} nats"
     q = [p.guide for p in posteriors]
-    errors = torch.stack(
-        [torch.stack([(g.loc.double() - exact) / width, (g.scale.double() / width).log()]) for g in q]
-    ).detach()  # (seeds, 2, P)
+    errors = [torch.stack([(g.loc.double() - exact) / width, (g.scale.double() / width).log()]) for g in q]
+    errors = torch.stack(errors).detach()  # (seeds, 2, P)
     seeds, _, weights = errors.shape
-    mean, spread = errors.mean(0), errors.var(0).mean(-1).sqrt()
+    spread = errors.var(0).mean(-1).sqrt()
     bound = t.isf(alpha / (2 * 2 * weights), (seeds - 1) * weights) * spread / math.sqrt(seeds)
-    worst = mean.abs().amax(-1)
+    worst = errors.mean(0).abs().amax(-1)
     assert (worst <= bound).all(), f"off the exact optimum: means {worst[0]:.3f}, log scales {worst[1]:.3f} > {bound}"
     assert (bound < 0.45).all(), f"too noisy to tell: {bound}"
 
 
 @pytest.fixture(scope="module")
 def full_batch():
-    problem = correlated()
+    """Shift and scale of the target are not 0 and 1: the likelihood has to carry them."""
+    problem = correlated(noise=5.0, y_shift=40.0, y_scale=8.0)
     return problem, fits(problem)
 
 
 # -- the optimum -------------------------------------------------------------------------------------------------
 def test_full_batch_reaches_the_mean_field_optimum(full_batch):
-    problem, posteriors = full_batch
-    check_optimum(problem, posteriors)
-    # What the table of numbers teaches: mean field finds 1/√Λᵢᵢ, not the marginal standard deviation √(Λ⁻¹)ᵢᵢ.
-    marginal = torch.linalg.inv(problem.precision).diagonal().sqrt()
-    assert (posteriors[0].guide.scale[:-1] < 0.9 * marginal[:-1]).all()
+    check_optimum(*full_batch)
 
 
 # -- the ELBO ----------------------------------------------------------------------------------------------------
-def estimate(problem, posterior, particles=300):
-    """(mean, standard error) of the library's own ELBO estimator at the fitted q."""
-    x, y = problem.data.x_train, problem.data.y_train
-    with isolated(0), torch.no_grad():
-        one = [elbo_of(posterior.model, posterior.guide, x, y)[0] for _ in range(particles)]
-    elbo = torch.stack(one).double()
-    return elbo.mean().item(), elbo.std().item() / math.sqrt(particles)
 
 
 def test_elbo_against_the_evidence(full_batch):
-    """ELBO = evidence − KL(q ‖ posterior): below it by the analytic gap."""
+    """ELBO = evidence − KL(q ‖ posterior), and the KL to the prior is exact."""
     problem, posteriors = full_batch
-    best = problem.elbo(problem.mean, problem.mean_field_scale)
-    assert best == pytest.approx(problem.log_evidence - problem.gap, abs=1e-6)
+    x, y = problem.data.x_train, problem.data.y_train
     for posterior in posteriors:
-        mean, error = estimate(problem, posterior)
-        assert mean == pytest.approx(exact_elbo(problem, posterior), abs=4 * error)
-        assert mean <= problem.log_evidence + 4 * error
+        with isolated(0), torch.no_grad():
+            elbos = torch.stack([elbo_of(posterior.model, posterior.guide, x, y)[0] for _ in range(300)]).double()
+        assert elbos.mean().item() == pytest.approx(
+            exact_elbo(problem, posterior), abs=4 * elbos.std().item() / 300**0.5
+        )
         assert exact_elbo(problem, posterior) <= problem.log_evidence - problem.gap
         trace = {k: torch.tensor(v).double() for k, v in posterior.trace.items()}
         assert len(trace["elbo"]) == STEPS and trace["epoch"][-1] == STEPS
         torch.testing.assert_close(trace["elbo"], trace["log_likelihood"] - trace["kl"])
-        for part in trace["elbo"].split(50):
-            assert part.mean() <= problem.log_evidence + 4 * part.std() / math.sqrt(50)
-        # The KL is exact, without Monte-Carlo error; the last recorded one is that of the step before the last.
+        # The last recorded KL is that of the step before the last.
         _, kl = problem.parts(posterior.guide.loc.detach().double(), posterior.guide.scale.detach().double())
         assert trace["kl"][-1].item() == pytest.approx(kl, rel=1e-4)
 
@@ -171,4 +154,3 @@ def test_temperature_scales_the_kl_only():
 def test_no_rows_to_train_on():
     with pytest.raises(bp.UserError, match="no training rows"):
         bp.fit(bp.MeanField(), dataset(torch.zeros(0, 3), torch.zeros(0), SCHEMAS["learned"]), progress=False)
-    assert not dict(pyro.get_param_store())

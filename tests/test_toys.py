@@ -56,20 +56,19 @@ def test_every_command_takes_a_likelihood_of_the_users_own(tmp_path, monkeypatch
     table = pd.DataFrame({"x": x, "count": np.random.default_rng(1).poisson(np.exp(1 + x))})
     table.to_csv(tmp_path / "counts.csv", index=False)
     file, run, predictions = (str(tmp_path / name) for name in ("counts.csv", "run", "p.csv"))
-    data = ["--data", file, "--target", "count", "--task", "regression"]
-    svi = ["--inference", "svi", "--epochs", "150", "--lr", "0.05"]
-    train = ["train", "counts", *data, *svi, "--num-draws", "20", "--device", "cpu", "--no-baseline"]
+    data = ["--data", file, "--target", "count", "--task", "regression", "--quiet"]
+    svi = ["--inference", "svi", "--epochs", "150", "--lr", "0.05", "--num-draws", "20", "--device", "cpu"]
     for command in (
-        [*train, "--quiet", "--out", run],
+        ["train", "counts", *data, *svi, "--no-baseline", "--out", run],
         ["diagnose", run, "--quiet"],
         ["predict", run, "--input", file, "--output", predictions, "--quiet"],
-        ["check", "counts", *data, "--inference", "nuts", "--only", "estimator", "--quiet", "--out", f"{run}-check"],
+        ["check", "counts", *data, "--inference", "nuts", "--only", "estimator", "--out", f"{run}-check"],
     ):
         assert main(command) == 0, command
     assert set(np.mod(pd.read_csv(predictions)["q97.5"], 1)) == {0.0}
     scores = json.loads((tmp_path / "run/metrics.json").read_text())
-    assert set(bp.metrics.METRICS["regression"]) <= set(scores)
-    assert 0.5 < scores["coverage_95"] <= 1 and "coverage 95" in (tmp_path / "run/report.html").read_text()
+    assert set(bp.metrics.METRICS["regression"]) <= set(scores) and 0.5 < scores["coverage_95"] <= 1
+    assert "coverage 95" in (tmp_path / "run/report.html").read_text()
 
 
 def test_a_mixture_of_poissons_has_its_closed_forms():
@@ -111,19 +110,15 @@ class Jitter(Settings):
         return bp.Posterior(model, data.schema, chains=noisy, trace=point.trace)
 
 
-@pytest.fixture
-def toy(monkeypatch):
-    monkeypatch.setitem(bp.METHODS, "jitter", Jitter)
-
-
-@pytest.mark.usefixtures("toy")
 def test_every_command_takes_a_method_of_the_users_own(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(bp.METHODS, "jitter", Jitter)
     run, other, out = (str(tmp_path / name) for name in ("run", "other", "check"))
     assert "jitter" in methods_for(bp.MeanField) and "jitter" not in methods_for(bp.HiddenLayerNet)
     train = ["train", "mean-field", "--inference", "jitter", "--data", "toy-curve", "--quiet"]
     assert main([*train, "--set", "draws=0"]) == 2 and "draws must be at least 1" in capsys.readouterr().err
+    assert main(["train", "hidden-layer", *train[2:], "--out", other]) == 2
+    assert "jitter needs a model p(y, w | x)" in capsys.readouterr().err
     assert main([*train, "--out", run]) == 0
-    assert json.loads((tmp_path / "run/config.json").read_text())["inference"] == "jitter"
     assert bp.load(run).draw(8)["layers.0.weight"].shape[0] == 8
     assert list((tmp_path / "run/figures").glob("*.png")) and "jitter" in (tmp_path / "run/report.html").read_text()
     monkeypatch.setattr("bnn_pyro.runs.evaluate.draw_all", lambda scene, folder: [])  # drawn once is enough
@@ -134,10 +129,3 @@ def test_every_command_takes_a_method_of_the_users_own(tmp_path, capsys, monkeyp
     assert main(["check", "mean-field", "--inference", "jitter", "--quiet", *checks]) in (0, 1)
     outcomes = json.loads((tmp_path / "check/check.json").read_text())["subjects"][0]["outcomes"]
     assert len(outcomes) == 2 and all("Error" not in json.dumps(outcome) for outcome in outcomes)
-
-
-@pytest.mark.usefixtures("toy")
-def test_what_a_method_needs_is_said(tmp_path, capsys):
-    out = str(tmp_path / "x")
-    assert main(["train", "hidden-layer", "--inference", "jitter", "--data", "toy-curve", "--out", out]) == 2
-    assert "jitter needs a model p(y, w | x)" in capsys.readouterr().err

@@ -20,17 +20,25 @@ def fit(method, data=FEW, entry=NET, **options):
 
 
 def weights(posterior):
-    return {k: v for k, v in (posterior.chains or posterior.guide.state_dict()).items()}
+    return dict(posterior.chains or posterior.guide.state_dict())
 
 
-@pytest.mark.parametrize(
-    "method", [bp.SVI(epochs=40), bp.MAP(epochs=40, patience=0), bp.Ensemble(epochs=40, members=2, patience=0, cores=1)]
-)
-def test_it_starts_where_the_earlier_one_ended(method):
-    entry = bp.MLP(hidden=(4,)) if isinstance(method, bp.Ensemble) else NET
+STOPPED = {"patience": 0}
+METHODS = {
+    "svi": (NET, bp.SVI(epochs=40), bp.SVI(**STILL)),
+    "map": (NET, bp.MAP(epochs=40, **STOPPED), bp.MAP(**STILL, **STOPPED)),
+    "ensemble": (
+        bp.MLP(hidden=(4,)),
+        bp.Ensemble(epochs=40, members=2, cores=1, **STOPPED),
+        bp.Ensemble(members=3, cores=1, **STILL, **STOPPED),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_it_starts_where_the_earlier_one_ended(name):
+    entry, method, still = METHODS[name]
     first = fit(method, entry=entry)
-    still = type(method)(**STILL, **({"patience": 0} if hasattr(method, "patience") else {}),
-                         **({"members": 3, "cores": 1} if hasattr(method, "members") else {}))  # fmt: skip
     again, cold = fit(still, MORE, entry, start=first), fit(still, MORE, entry)
     for site, value in weights(first).items():
         torch.testing.assert_close(weights(again)[site][: len(value)], value, atol=1e-5, rtol=1e-5)
@@ -46,9 +54,6 @@ def test_the_optimum_is_that_of_the_new_rows(tmp_path):
     cold, warm = fit(method, MORE, linear), fit(method, MORE, linear, start=first, out=tmp_path)
     for site, value in cold.chains.items():
         torch.testing.assert_close(warm.chains[site], value, atol=1e-3, rtol=1e-3)
-    short = bp.MAP(epochs=30, lr=0.01, patience=0, batch_size=0)
-    better = [fit(short, MORE, linear, **how).trace["log_joint"][0] for how in ({"start": first}, {})]
-    assert better[0] > better[1] + 10
     same = fit(method, MORE, linear, start=first, out=tmp_path, resume=True)
     assert torch.equal(same.chains["layers.0.weight"], warm.chains["layers.0.weight"])
     with pytest.raises(bp.UserError, match="holds a finished posterior of other settings"):
