@@ -3,8 +3,6 @@
 import contextlib
 import multiprocessing
 import os
-import resource
-from pathlib import Path
 from unittest import mock
 
 #: Seconds between two checkpoints of a job; 20 otherwise.
@@ -55,22 +53,3 @@ def command(argv, log):
     bnn_pyro.runs.evaluate.draw_all = lambda scene, folder: []
     with open(log, "w") as file, contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
         return main(argv)
-
-
-def predict_within(run, rows, draws, bound, room, log):
-    """Predict where the address space ends ``room`` bytes above what is there after loading."""
-    import torch
-
-    import bnn_pyro as bp
-
-    posterior = bp.load(run)
-    x = torch.zeros(rows, *posterior.schema.input_shape)
-    bp.predict(posterior, x[:8], num_draws=2)  # what is loaded at the first use is no part of the prediction
-    size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (size + room, size + room))
-    try:
-        prediction = bp.predict(posterior, x, num_draws=draws, max_memory=bound)
-    except bp.UserError as error:
-        Path(log).write_text(f"error: {error}")
-        return 2
-    return 0 if len(prediction) == rows else 1

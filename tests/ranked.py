@@ -3,9 +3,8 @@
 Calling the other functions gives the results of a process that runs alone.
 """
 
-import io
 import signal
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager
 from dataclasses import replace
 from unittest.mock import patch
 
@@ -16,7 +15,6 @@ from monte_carlo import tensors
 
 import bnn_pyro as bp
 from bnn_pyro import distributed as ranks
-from bnn_pyro import run
 from bnn_pyro.checkpoint import Checkpoint, Interrupted, Run
 from bnn_pyro.datasets import load_data
 from bnn_pyro.errors import UserError
@@ -33,11 +31,6 @@ ENTRY = bp.MeanField(hidden=(3,), activation="tanh")
 SVI = bp.SVI(epochs=6, batch_size=8, num_particles=2)
 MAP = bp.MAP(epochs=15, batch_size=8, patience=4, lr=0.05)
 STOPPED = 7  # a step in the middle of an epoch
-#: {a command line: the error that it ends with}.
-COMMANDS = {
-    "evaluate runs/none": "error: evaluate runs in one process; start it without torchrun",
-    "train mean-feld": "error: unknown variant 'mean-feld'; did you mean 'mean-field'",
-}
 
 
 def fit(method, out=None, entry=ENTRY, data=DATA, **settings):
@@ -206,22 +199,12 @@ def loading(folder):
     return cases
 
 
-def commands():
-    """{command: what this rank says}."""
-    told = {}
-    for command in COMMANDS:
-        with redirect_stderr(io.StringIO()) as said:
-            assert run.main(command.split()) == 2
-        told[command] = said.getvalue()
-    return told
-
-
 def main(folder):
     results = {}
     with ranks.joined() as here:
         assert here.size > 1
         in_folder = (stopped, taken_over, finished, complaints, loading)
-        for task in (objectives, points, contract, whole, drifted, generators, *in_folder, commands):
+        for task in (objectives, points, contract, whole, drifted, generators, *in_folder):
             results[task.__name__] = task(folder) if task in in_folder else task()
         torch.save(results, folder / f"rank-{here.rank}.pt")
     return 0

@@ -1,4 +1,4 @@
-"""What variants are made of: priors, nets, likelihoods and guides, against densities written out or libraries'."""
+"""What variants are made of, against densities written out, libraries' and quadrature."""
 
 import math
 
@@ -6,18 +6,27 @@ import pyro.poutine as poutine
 import pytest
 import torch
 import torch.nn.functional as F
-from scipy.stats import kstest, norm
-from torch.distributions import Independent, Normal, kl_divergence
+from scipy.integrate import quad
+from scipy.stats import gamma, kstest, norm
+from torch.distributions import Normal, kl_divergence
 from torch.func import functional_call
 
 import bnn_pyro as bp
 from bnn_pyro.isolation import isolated
+from bnn_pyro.parts.gradients import kl_log_uniform
 from bnn_pyro.parts.guides import MeanFieldNormal
 from bnn_pyro.parts.likelihoods import make_likelihood
 from bnn_pyro.parts.nets import ACTIVATIONS, MLP
 from bnn_pyro.parts.observed import ReadLikelihood
-from bnn_pyro.parts.priors import PRIORS, BayesianNet, ScaleMixture, parse_prior, widest_activation
-from bnn_pyro.parts.weights import CentredNormal
+from bnn_pyro.parts.priors import GammaNormal, ScaleMixture, parse_prior
+from bnn_pyro.parts.weights import (
+    CentredNormal,
+    DropoutWeights,
+    FreeWeights,
+    LogUniform,
+    NormalWeights,
+    log_alpha,
+)
 
 
 def randn(*shape, seed=0):
@@ -43,18 +52,6 @@ def test_priors_that_are_refused(text, message):
         parse_prior(text)
 
 
-@pytest.mark.parametrize("name", PRIORS)
-def test_every_prior_has_defaults_and_the_parameters_shape(name):
-    for shape in ((5, 3), (5,), (4, 2, 3, 3)):
-        prior = parse_prior(name)(torch.zeros(shape))
-        assert prior.event_shape == shape and prior.batch_shape == ()
-        assert prior.log_prob(torch.ones(7, *shape)).shape == (7,)
-        assert prior.expand(torch.Size((6,))).log_prob(torch.ones(6, *shape)).shape == (6,)
-        if name != "log-uniform":  # improper: tests/test_weights.py
-            with isolated(0):
-                assert prior.sample((7,)).shape == (7, *shape) and prior.expand((6,)).sample().shape == (6, *shape)
-
-
 def test_scales():
     """normal: the same everywhere; fan-in: 1/√fan-in for weights, dense or convolutional, and 1 for biases."""
     for text, shape, scale in [
@@ -69,20 +66,6 @@ def test_scales():
         torch.testing.assert_close(
             parse_prior(text)(torch.zeros(shape)).log_prob(value).double(), torch.tensor(expected), rtol=1e-5, atol=1e-4
         )
-
-
-@pytest.mark.parametrize("shape", [(), (4,), (3, 2)])
-def test_isotropic_normal_is_torchs(shape):
-    mine, theirs = CentredNormal(torch.tensor(0.7), torch.Size(shape)), Normal(torch.zeros(shape), 0.7)
-    theirs = Independent(theirs, len(shape))
-    value, loc, scale = randn(6, *shape), randn(*shape, seed=1), randn(*shape, seed=2).exp()
-    torch.testing.assert_close(mine.log_prob(value), theirs.log_prob(value))
-    if shape:
-        batch = Independent(Normal(value + loc, scale.expand(6, *shape)), len(shape))
-        torch.testing.assert_close(kl_divergence(batch, mine), kl_divergence(batch, theirs))
-    with isolated(0):
-        many = mine.sample((20000,))
-    assert many.std().item() == pytest.approx(0.7, rel=5 / math.sqrt(2 * many.numel()))
 
 
 MIXTURE = ScaleMixture(torch.tensor(1.3), torch.tensor(0.04), 0.3, torch.Size())
@@ -104,24 +87,19 @@ def test_scale_mixture_samples_have_its_density():
 
 # -- nets --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("activation", "bias"), [("tanh", True), ("relu", False)])
-def test_many_draws_in_one_call_equal_a_loop(activation, bias):
+def test_a_network_by_hand_for_one_draw_and_for_many(activation, bias):
     with isolated(0):
         net = MLP((2, 3), (5, 4), 2, activation, bias)
-        model = BayesianNet(net, make_likelihood(bp.Schema("regression", (2, 3))))
-        assert widest_activation(model, torch.zeros(4, 2, 3)) == 5
     x = randn(7, 2, 3)
     draws = {name: randn(6, *p.shape, seed=i) for i, (name, p) in enumerate(net.named_parameters())}
-    together = functional_call(net, draws, (x,))
-    assert together.shape == (6, 7, 2)
-    for s in range(6):
-        one = functional_call(net, {name: value[s] for name, value in draws.items()}, (x,))
-        torch.testing.assert_close(together[s], one)
-    w = {name: p.detach() for name, p in net.named_parameters()}
-    h = x.flatten(1)
+    h = x.flatten(1).expand(6, 7, 6)
     for i in range(3):
-        h = h @ w[f"layers.{i}.weight"].T + w.get(f"layers.{i}.bias", 0.0)
+        h = h @ draws[f"layers.{i}.weight"].mT + (draws[f"layers.{i}.bias"].unsqueeze(1) if bias else 0.0)
         h = ACTIVATIONS[activation](h) if i < 2 else h
-    torch.testing.assert_close(net(x).detach(), h)
+    torch.testing.assert_close(functional_call(net, draws, (x,)), h)
+    for s in range(6):
+        one = {name: value[s] for name, value in draws.items()}
+        torch.testing.assert_close(functional_call(net, one, (x,)), h[s])
 
 
 # -- likelihoods -------------------------------------------------------------------------------------------------
@@ -132,11 +110,6 @@ def read(likelihood, f, **latent):
 
 
 SCHEMA = bp.Schema("regression", (1,), y_shift=100.0, y_scale=20.0)
-
-
-def test_fixed_noise_is_in_target_units():
-    d = read(make_likelihood(SCHEMA, 3.0), torch.tensor([[0.0], [1.0], [-2.0]]))
-    assert d.mean.tolist() == [100.0, 120.0, 60.0] and d.stddev.tolist() == [3.0, 3.0, 3.0]
 
 
 def test_learned_noise_has_a_prior_in_standardised_units():
@@ -198,3 +171,119 @@ def test_mean_field_normal_starts_where_it_is_told():
 def test_variant_settings_that_are_refused(settings, message):
     with pytest.raises(bp.UserError, match=message), isolated(0):
         bp.MeanField(**settings).model(SCHEMA)
+
+
+G = torch.Generator().manual_seed(4)
+LOC = torch.randn(3, 5, generator=G, dtype=torch.float64)
+SCALE = 0.1 + torch.rand(3, 5, generator=G, dtype=torch.float64)
+ALPHAS = {"layer": torch.tensor(0.4).double(), "unit": torch.tensor([[0.2], [0.5], [0.9]]).double(), "weight": SCALE}
+KINDS = {
+    "normal": (NormalWeights(LOC, SCALE), SCALE),
+    "free": (FreeWeights(LOC, 2 * SCALE.log()), SCALE),
+    **{name: (DropoutWeights(LOC, a), (a.sqrt() * LOC.abs()).expand(3, 5)) for name, a in ALPHAS.items()},
+}
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+@every_kind
+def test_one_parametrisation_is_like_another(kind, draws=50_000):
+    q, scale = KINDS[kind]
+    assert (q.batch_shape, q.event_shape) == ((), (3, 5))
+    for name, expected in (("scale", scale), ("variance", scale.square()), ("log_variance", 2 * scale.log())):
+        torch.testing.assert_close(getattr(q, name), expected)
+    value = torch.randn(7, 3, 5, generator=G, dtype=torch.float64)
+    torch.testing.assert_close(q.log_prob(value), Normal(LOC, scale).log_prob(value).sum((-1, -2)))
+    with isolated(0):
+        assert q.expand(torch.Size((2,))).sample().shape == (2, 3, 5)
+        drawn = q.sample((draws,))
+    assert ((drawn.mean(0) - LOC).abs() < 5 * scale / math.sqrt(draws)).all()
+    assert ((drawn.std(0) / scale - 1).abs() < 5 / math.sqrt(2 * draws)).all()
+
+
+ROWS = torch.tensor([[0.5], [1.0], [2.0]]).double()
+PRIORS = {
+    "centred": (CentredNormal(ROWS[0, 0], LOC.shape), 0.0, ROWS[0, 0]),
+    "a scale a row": (CentredNormal(ROWS, LOC.shape), 0.0, ROWS),
+    "normal": (NormalWeights(LOC.flip(0), SCALE.flip(1)), LOC.flip(0), SCALE.flip(1)),
+}
+SENSITIVITY = torch.randn(3, 5, generator=G, dtype=torch.float64)
+
+
+@every_kind
+@pytest.mark.parametrize("prior", PRIORS)
+def test_kl_of_normals_against_torch(kind, prior):
+    (q, scale), (p, loc, width) = KINDS[kind], PRIORS[prior]
+    torch.testing.assert_close(kl_divergence(q, p), kl_divergence(Normal(LOC, scale), Normal(loc, width)).sum())
+
+
+@pytest.mark.parametrize(
+    ("make", "second"),
+    [(NormalWeights, SCALE), (FreeWeights, SCALE.log()), *[(DropoutWeights, alpha) for alpha in ALPHAS.values()]],
+)
+def test_gradients_through_the_parametrisations(make, second):
+    """Of an objective that uses variance and KL together, as a layer in an ELBO does."""
+
+    def objective(*parameters):
+        q = make(*parameters)
+        return kl_divergence(q, PRIORS["a scale a row"][0]) + (SENSITIVITY * (q.variance + q.mean)).sum()
+
+    assert torch.autograd.gradcheck(objective, [t.clone().requires_grad_() for t in (LOC, second)])
+
+
+@pytest.mark.parametrize("alpha", [1e-4, 0.1, 1.0, 100.0])
+def test_the_log_uniform_kl_against_its_integral(alpha):
+    """−KL = ½ log α − E log|ε| + const, ε ~ Normal(1, α); the constant makes it vanish as α → ∞."""
+    scale = math.sqrt(alpha)
+    density = lambda z: math.log(abs(1 + scale * z)) * math.exp(-z * z / 2) / math.sqrt(2 * math.pi)  # noqa: E731
+    expected = quad(density, -12, 12, points=[-1 / scale] if scale > 1 / 12 else None, limit=500)[0]
+    limit = -0.5 * (0.5772156649015329 + math.log(2))  # E log|z| of a standard Normal
+    exact = expected - 0.5 * math.log(alpha) - limit
+    assert kl_log_uniform(torch.tensor(alpha).log()).item() == pytest.approx(exact, abs=0.008)
+
+
+def test_the_log_uniform_kl_knows_only_alpha():
+    a = torch.linspace(-9, 9, 13, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(kl_log_uniform, a)
+    p = LogUniform(LOC.shape)
+    for alpha in ALPHAS.values():
+        q = DropoutWeights(LOC, alpha)
+        free = NormalWeights(LOC, q.scale)  # the same weights by their scale have the same α, and the same KL
+        torch.testing.assert_close(log_alpha(free), alpha.log().expand(3, 5))
+        for one in (q, DropoutWeights(-7 * LOC, alpha), free):
+            torch.testing.assert_close(kl_divergence(one, p), kl_log_uniform(alpha.log()).expand(3, 5).sum())
+
+
+def test_an_improper_prior_has_no_samples():
+    with pytest.raises(NotImplementedError, match="improper"):
+        LogUniform(torch.Size((2,))).sample()
+    ratio = LogUniform(torch.Size((2,))).log_prob(torch.tensor([[1.0, 2.0], [3.0, -2.0]]))
+    assert (ratio[0] - ratio[1]).item() == pytest.approx(math.log(3))
+
+
+# -- a Normal prior whose precision has a Gamma prior --------------------------------------------------------------
+SHAPE, RATE = 2.5, 0.7
+W = torch.tensor([[0.3, -1.2, 0.5], [0.9, 0.1, -0.4]])
+
+
+def joint(t, w):
+    return gamma.pdf(t, SHAPE, scale=1 / RATE) * math.exp(norm.logpdf(w, scale=t**-0.5).sum())
+
+
+def test_density_and_precision_are_integrals_over_the_precision():
+    prior, w = parse_prior(f"gamma:{SHAPE},{RATE}")(W), W.double().numpy()
+    zeroth, first = (quad(lambda t, k=k: t**k * joint(t, w), 0, 60)[0] for k in (0, 1))
+    assert prior.log_prob(W).item() == pytest.approx(math.log(zeroth), rel=1e-5)
+    assert prior.precision_given(W).item() == pytest.approx(first / zeroth, rel=1e-5)
+    several = torch.stack([W, 2 * W, -W])
+    for own in (prior.log_prob, prior.expand([3]).log_prob, prior.precision_given):
+        one = prior.precision_given if own == prior.precision_given else prior.log_prob
+        torch.testing.assert_close(own(several), torch.stack([one(v) for v in several]))
+    with isolated(0):
+        assert prior.expand([3]).sample().shape == (3, 2, 3)
+
+
+def test_draws_have_the_density():
+    prior = GammaNormal(torch.tensor(SHAPE), torch.tensor(RATE), torch.Size([2]))
+    with isolated(0):
+        w = prior.sample((20_000,))
+    assert kstest((w.square().sum(1) * SHAPE / RATE / 2).numpy(), "f", args=(2, 2 * SHAPE)).pvalue > 1e-3

@@ -31,14 +31,12 @@ EXACT = replace(LINEAR, fits=8, effort=0.5)
 JOINT = JointDistribution(chains=600, sweeps=4, rows=6)
 STEPS = StepSize(chains=100, times=6.0)
 
-own_nuts, own_hmc, move = hmc.nuts, hmc.hmc, chees.Chains.move
+own_nuts, move = hmc.nuts, chees.Chains.move
 kl, log_joints, cut = log_joint._kl, log_joint.log_joints, guides.cut
 log_prob, step, pull = weights.CentredNormal.log_prob, sghmc.step, linear.prior_pull
 
 
 class Unscaled(Rescale):
-    """The likelihood of B rows stands for B rows, not for N."""
-
     def __init__(self, likelihood=1.0, latent=1.0):
         super().__init__(1.0, latent)
 
@@ -51,23 +49,19 @@ class PerBatch(Rescale):
 
 
 def unscaled(model, w, x, y, likelihood=1.0):
-    """Of a mini-batch, in the log joint that stochastic gradients are of."""
     return log_joints(model, w, x, y, 1.0)
 
 
 def mean_of_logs(self):
-    """Predictions that do not sum to 1."""
     return self.probs.log().mean(0).exp()
 
 
 def log_of_draws(self, y):
-    """Predictions that are too sure."""
     y = y.float() if self.task == "regression" or self.probs.shape[-1] == 2 else y
     return self.components.log_prob(y).mean(0)
 
 
 def first_weight_stays(flat, shapes):
-    """As one that the optimiser never heard of."""
     return cut(torch.cat([flat[:1].detach(), flat[1:]]), shapes)
 
 
@@ -79,15 +73,7 @@ def newest_always(rng, start, dynamics, step, max_depth):
     return own_nuts(rng, start, certain, step, max_depth)
 
 
-def end_always(rng, start, dynamics, step, steps):
-    """HMC that is never rejected; what it tells of its acceptance rate is right."""
-    done = own_hmc(rng, start, dynamics, step, steps)
-    end, _, _ = dynamics.trajectory(start, rng.standard_normal(len(start.z)), step, steps)
-    return done._replace(point=end)
-
-
 def all_move(self, potential, *rest):
-    """ChEES that is never rejected."""
     moved = move(self, potential, *rest)
     self.z = moved.end
     self.density, self.gradient = potential(moved.end)
@@ -112,14 +98,9 @@ def old_momentum(w, v, *rest):
     return w + v, step(w, v, *rest)[1]
 
 
-def not_a_mean(w, v, gradient, eta, friction):
-    """η is the step on the mean over the 60 rows, not divided by how many there are."""
-    return step(w, v, gradient, 60 * eta, friction)
-
-
 WIDE = [(weights.CentredNormal, "log_prob", wide), (linear, "prior_pull", lambda p, w: 0.25 * pull(p, w))]
 HOT, WARM = [(sghmc, "step", noisier(math.sqrt(2)))], [(sghmc, "step", noisier(1.1))]
-ETA, OLD = [(sghmc, "step", not_a_mean)], [(sghmc, "step", old_momentum)]
+OLD = [(sghmc, "step", old_momentum)]
 PER_BATCH = [(log_joint, "Rescale", PerBatch), (log_joint, "_kl", lambda q, p: p["scale"] * kl(q, p))]
 UNSCALED = [(linear, "log_joints", unscaled), (log_joint, "log_joints", unscaled)]
 AVERAGED = [(ClassMixture, "mean", property(mean_of_logs)), (Mixture, "log_prob", log_of_draws)]
@@ -133,19 +114,12 @@ FAULTS = {
     "averaged log-probabilities": ("svi", PREDICTIVE, AVERAGED),
     "a guide that ignores a weight": ("svi", EXACT, [(guides, "cut", first_weight_stays)]),
     "NUTS without acceptance": ("nuts", JOINT, [(hmc, "nuts", newest_always)]),
-    "HMC without acceptance": ("hmc", JOINT, [(hmc, "hmc", end_always)]),
     "ChEES without acceptance": ("chees", JOINT, [(chees.Chains, "move", all_move)]),
-    "another prior, NUTS": ("nuts", JOINT, WIDE),
     "another prior, ChEES": ("chees", JOINT, WIDE),
     "another prior, SGHMC": ("sghmc", JOINT, WIDE),
     "twice the noise, SGHMC": ("sghmc", JOINT, HOT),
-    "twice the noise, SGLD": ("sgld", JOINT, HOT),
     "a tenth more noise, SGHMC": ("sghmc", STEPS, WARM),
-    "a tenth more noise, SGLD": ("sgld", STEPS, WARM),
     "positions move with the old momentum, SGHMC": ("sghmc", STEPS, OLD),
-    "positions move with the old momentum, SGLD": ("sgld", STEPS, OLD),
-    "too large a step, SGHMC": ("sghmc", STEPS, ETA),
-    "too large a step, SGLD": ("sgld", STEPS, ETA),
 }
 
 

@@ -1,16 +1,20 @@
-"""Pictures of a regression, maps, and training carry the right numbers, on axes with labels."""
+"""Pictures carry the right numbers: of predictions, ensembles and weights, of chains, checks and sweeps."""
+
+import math
 
 import numpy as np
 import pictures
 import pytest
 import torch
 from matplotlib.collections import QuadMesh
-from matplotlib.figure import Figure
-from pictures import CATEGORICAL, LABELS, POINTS, clean_matplotlib, line_of, random, refuses  # noqa: F401 (a fixture)
+from pictures import CATEGORICAL, LABELS, POINTS, chains, clean_matplotlib, legend_of, line_of, random, refuses  # noqa: F401 (a fixture)  # noqa: F401 (a fixture)
 from pyro.distributions import Bernoulli, Categorical, Normal
+from scipy.stats import norm
 
 from bnn_pyro import metrics, plots
+from bnn_pyro.checks import Finding
 from bnn_pyro.datasets.dataset import Dataset, Schema
+from bnn_pyro.plots import Scores
 from bnn_pyro.predictive import Prediction
 
 NORMAL = Prediction(Normal(random(pictures.DRAWS, POINTS), 0.5 + random(pictures.DRAWS, POINTS, seed=1).abs()))
@@ -28,52 +32,6 @@ def one_feature():
     schema = Schema("regression", (1,), (), ("age",), "height", x_shift=(30.0,), x_scale=(10.0,))
     x, y = torch.tensor([[-1.0], [0.0], [1.0]]), torch.tensor([1.0, 2.0, 3.0])
     return Dataset("one", schema, x, y, x[:0], y[:0], x[:0], y[:0])
-
-
-# -- axes --------------------------------------------------------------------------------------------------------------
-def test_a_picture_draws_on_the_axes_that_it_is_given():
-    page = Figure()
-    ax = page.add_subplot()
-    assert plots.selective_risk(CATEGORICAL, LABELS, ax=ax) is ax
-    pair = Figure().subplots(2)
-    assert list(plots.reliability(CATEGORICAL, LABELS, axes=pair)) == list(pair)
-    refuses(r"draws on 2 axes, but 1 were given", plots.reliability, CATEGORICAL, LABELS, axes=[ax])
-    refuses("belongs to classification, but this is a regression", plots.confusion_matrix, NORMAL, NORMAL.mean)
-
-
-# -- where to predict --------------------------------------------------------------------------------------------------
-def test_grid_is_a_mesh_in_raw_units_whose_points_are_standardised():
-    data = two_features()
-    grid = plots.grid(data, num=5, margin=0.5)
-    raw = data.schema.unstandardise(grid.x).numpy()
-    assert np.allclose(raw[:5, 0], grid.first, atol=1e-5), "the first feature runs along the columns"
-    assert np.allclose(raw[::5, 1], grid.second, atol=1e-5), "the second along the rows"
-    everything = grid.points(torch.cat([data.x_train, data.x_val, data.x_test]))
-    low, high = everything.min(0), everything.max(0)
-    assert np.allclose([grid.first[0], grid.second[0]], low - 0.5 * (high - low), atol=1e-4)
-    assert np.allclose([grid.first[-1], grid.second[-1]], high + 0.5 * (high - low), atol=1e-4)
-
-
-def test_grid_of_two_among_more_features_keeps_the_others_at_their_mean():
-    x, y = random(10, 3), torch.zeros(10)
-    schema = Schema("regression", (3,), (), ("a", "b", "c"), x_shift=(1.0, 2.0, 3.0), x_scale=(1.0, 1.0, 1.0))
-    data = Dataset("three", schema, x, y, x, y, x, y)
-    grid = plots.grid(data, ["c", "a"], num=3)
-    assert grid.names == ("c", "a") and not grid.x[:, 1].any() and grid.x[:, 0].any()
-    refuses("name the two features", plots.grid, data)
-    refuses("unknown feature 'd'", plots.grid, data, ["a", "d"])
-    refuses("one input feature", plots.line, data)
-
-
-# -- training ----------------------------------------------------------------------------------------------------------
-def test_training_curves_show_each_part_of_the_trace_and_the_epoch_that_was_kept():
-    trace = {"epoch": [1.0, 2.0, 3.0], "elbo": [-9.0, -5.0, -4.0], "log_likelihood": [-5, -3, -3], "kl": [4, 2, 1]}
-    objective, likelihood, kl, nll = plots.training_curves(trace | {"validation_nll": [0.5, 0.3, 0.3]})
-    assert line_of(objective, "elbo").get_xydata().tolist() == [[1, -9], [2, -5], [3, -4]]
-    assert line_of(likelihood, "log_likelihood").get_ydata().tolist() == [-5, -3, -3]
-    assert line_of(kl, "kl").get_ydata().tolist() == [4, 2, 1] and kl.get_title() == "KL to the prior: 1 at last"
-    assert line_of(nll, "lowest: epoch 2, 0.3000 nats").get_xydata().tolist() == [[2, 0.3]], "the first of equals"
-    assert "nats" in objective.get_ylabel() and "nats" in nll.get_ylabel() and len(plots.training_curves(trace)) == 3
 
 
 # -- regression --------------------------------------------------------------------------------------------------------
@@ -104,8 +62,7 @@ def test_band_edges_are_the_quantiles_of_the_mixture_and_of_the_mean_curves():
 def test_predicted_observed_counts_the_hits_of_all_points(monkeypatch):
     prediction = Prediction(Normal(torch.zeros(1, 10), torch.ones(1, 10)))
     y = torch.tensor([0.0] * 8 + [1.95, 1.97])  # the interval ends at 1.96
-    ax = plots.predicted_observed(prediction, y)
-    misses = next(c for c in ax.containers if "misses" in c.get_label())
+    misses = next(c for c in plots.predicted_observed(prediction, y).containers if "misses" in c.get_label())
     assert misses[0].get_xdata().tolist() == pytest.approx([1.97])
     monkeypatch.setattr("bnn_pyro.plots.regression.MOST_POINTS", 5)
     assert "90.0% of 10 targets" in plots.predicted_observed(prediction, y).get_title(), "of all, not of those drawn"
@@ -149,13 +106,124 @@ def test_maps_show_the_probability_and_the_mutual_information_with_the_data():
 
 
 def test_maps_of_more_classes_and_of_a_regression():
-    data = two_features("regression")
-    grid = plots.grid(data, num=5)
+    grid = plots.grid(two_features("regression"), num=5)
     prediction = Prediction(Normal(random(pictures.DRAWS, 25), torch.ones(pictures.DRAWS, 25)))
-    ax = plots.epistemic_map(prediction, grid, data.x_test)
-    assert np.allclose(mesh_of(ax), prediction.epistemic.sqrt().reshape(5, 5))
+    assert np.allclose(mesh_of(plots.epistemic_map(prediction, grid)), prediction.epistemic.sqrt().reshape(5, 5))
     three = Schema("classification", (2,), ("u", "v", "w"), ("a", "b"))
     grid = plots.Grid(grid.x, grid.first, grid.second, grid.features, three)
     prediction = Prediction(Categorical(logits=3 * random(pictures.DRAWS, 25, 3)))
     assert np.allclose(mesh_of(plots.decision_boundary(prediction, grid)), prediction.mean.amax(1).reshape(5, 5))
     refuses(r"predict at grid\.x", plots.decision_boundary, prediction[:7], grid)
+
+
+# -- checks ------------------------------------------------------------------------------------------------------------
+def test_z_scores():
+    names, z = ("mean of a", "mean of b (sd)", "variance of c"), (-1.0, 20.0, np.nan)
+    ax = plots.standard_errors([Finding(name, 1.0, z=own) for name, own in zip(names, z, strict=True)])
+    bound = norm.isf(0.001 / 6)
+    assert line_of(ax, "mean").get_xydata().tolist() == [[1, -1], [2, 20]]
+    assert line_of(ax, "variance").get_ydata() == pytest.approx([0.97 * 6 * bound])
+    assert {text.get_text() for text in ax.texts} == {"mean of b", "variance of c"}
+    assert ax.get_title() == f"2 of 3 beyond ±{bound:.1f} (shaded)"
+
+
+# -- sweeps ------------------------------------------------------------------------------------------------------------
+def scores(*points, kind=""):
+    return Scores(points, float(np.mean(points)), float(np.std(points, ddof=1)) if len(points) > 1 else math.nan, kind)
+
+
+def test_a_mean_and_its_error_and_a_mark_for_every_fit():
+    by = {"good": scores(1.0, 2.0, 3.0, kind="best"), "bad": scores(4.0, 6.0, kind="worse"), "one": scores(5.0)}
+    (ax,) = plots.sweep_points({"energy": by}, "RMSE, target units", nominal=95.0)
+    assert [text.get_text() for text in ax.get_yticklabels()] == ["good", "bad", "one"] and ax.yaxis_inverted()
+    drawn = {container.lines[0].get_ydata()[0]: container.lines[0] for container in ax.containers}
+    assert [drawn[y].get_xdata()[0] for y in sorted(drawn)] == [2.0, 5.0, 5.0]
+    (low, high), *_ = (segment[:, 0] for segment in ax.containers[0].lines[2][0].get_segments())
+    assert (low, high) == pytest.approx((1.0, 3.0))
+    assert len({drawn[y].get_marker() for y in drawn}) == 3, "markers tell what colours tell"
+    for expected in ([1.0, 2.0, 3.0], [95.0, 95.0]):
+        assert any(np.array_equal(line.get_xdata(), expected) for line in ax.lines)
+    refuses("no fit to draw", plots.sweep_points, {}, "RMSE")
+
+
+# -- classes -----------------------------------------------------------------------------------------------------------
+def test_reliability_bars_are_the_accuracies_and_counts_of_the_metric():
+    table = metrics.reliability(CATEGORICAL, LABELS)
+    filled = table.count > 0
+    top, bottom = plots.reliability(CATEGORICAL, LABELS)
+    bars, gaps = top.containers
+    assert pictures.heights(bars) == pytest.approx(table.accuracy[filled])
+    assert pictures.heights(gaps) == pytest.approx((table.confidence - table.accuracy)[filled])
+    assert pictures.heights(bottom.containers[0]).tolist() == table.count[filled].tolist()
+    ece, floor = metrics.ece(CATEGORICAL, LABELS), metrics.ece_floor(CATEGORICAL).mean
+    assert top.get_title() == f"ECE {ece:.4f}, noise floor {floor:.4f}"
+    second = pictures.stated([[0.9, 0.1]] * 20 + [[0.3, 0.7]] * 10)  # of two classes: P(the second)
+    y = torch.tensor([1] * 5 + [0] * 15 + [1] * 6 + [0] * 4)
+    assert pictures.heights(plots.reliability(second, y)[0].containers[0]) == pytest.approx([0.25, 0.6])
+
+
+def test_confusion_matrix_has_the_counts():
+    ax = plots.confusion_matrix(CATEGORICAL, LABELS, Schema("classification", (2,), ("a", "b", "c", "d")))
+    shown = [int(t.get_text() or 0) for t in ax.texts]
+    expected = metrics.confusion_matrix(CATEGORICAL, LABELS)
+    assert shown == expected.ravel().tolist()
+    shares = expected / expected.sum(1, keepdims=True) * (2 * np.eye(4) - 1)  # of the true class; wrong ones negative
+    np.testing.assert_allclose(np.ravel(ax.collections[0].get_array()), shares.ravel())
+
+
+def test_selective_risk_lies_between_the_oracle_and_a_random_order():
+    ax = plots.selective_risk(CATEGORICAL, LABELS)
+    coverage, risk = metrics.selective_risk(CATEGORICAL, LABELS)
+    assert np.allclose(line_of(ax, "least entropy").get_xydata(), np.stack([coverage, risk], 1))
+    oracle = line_of(ax, "oracle").get_ydata()
+    assert oracle[47] == 0 and oracle[48] == pytest.approx(1 / 49) and oracle[-1] == pytest.approx(0.2)
+    assert line_of(ax, "random").get_ydata() == [pytest.approx(0.2)] * 2
+
+
+# -- the growing ensemble ----------------------------------------------------------------------------------------------
+def by_hand(posterior, x, y, picks):
+    """NLL of an ensemble of some (chain, draw)s."""
+    total = 0.0
+    for row, label in zip(x, y.tolist(), strict=True):
+        probs = [
+            torch.softmax(posterior.chains["layers.0.weight"][c, d] @ row + posterior.chains["layers.0.bias"][c, d], 0)
+            for c, d in picks
+        ]
+        total -= math.log(sum(p[label].item() for p in probs) / len(probs))
+    return total / len(x)
+
+
+@pytest.mark.parametrize("numbers", [2**24, 40])
+def test_an_ensemble_grows_by_the_stored_draws_in_their_order(numbers, monkeypatch):
+    monkeypatch.setattr("bnn_pyro.plots.training.NUMBERS", numbers)  # 40: two rows at a time
+    posterior = chains(random(2, 3, 3, 2), random(2, 3, 3, seed=1))
+    x, y = random(7, 2, seed=2), torch.tensor([0, 1, 2, 0, 1, 2, 0])
+    ax = plots.growing_ensemble(posterior, x, y)
+    curves = {"ensemble of 2 chains": (0, 1), "each of 2 chains": (0,), "_chain 1": (1,)}
+    for label, members in curves.items():
+        expected = [by_hand(posterior, x, y, [(c, d) for c in members for d in range(s)]) for s in (1, 2, 3)]
+        assert list(line_of(ax, label).get_ydata()) == pytest.approx(expected, rel=1e-5)
+    single = np.array([by_hand(posterior, x, y, [(c, d)]) for c in range(2) for d in range(3)])
+    low, middle, high = np.quantile(single, (0.16, 0.5, 0.84))
+    assert f"{middle:.4f} ({low:.4f} to {high:.4f})" in line_of(ax, "a single draw").get_label()
+
+
+# -- weights -----------------------------------------------------------------------------------------------------------
+def test_weights_are_those_of_the_largest_disagreement():
+    """By Wasserstein-2 in units of the mean σ: 3 at [2, 0] (a shift), 2·(2 − 1)/(2 + 1) at [0, 1] (a scale)."""
+    one = random(1, 4000, 3, 2)
+    one = (one - one.mean(1, keepdim=True)) / one.std(1, keepdim=True)
+    one[..., 1, 1] *= 10
+    other = one.clone()
+    other[..., 1, 1] += 5  # half of its σ
+    other[..., 2, 0] += 3
+    other[..., 0, 1] *= 2
+    both = {"SVI": chains(one), "NUTS": chains(other)}
+    axes = plots.weight_posteriors(both, num=2, num_draws=4000)
+    assert [ax.get_title() for ax in axes] == ["layers.0.weight[2, 0]", "layers.0.weight[0, 1]"]
+    x, density = line_of(axes[0], "NUTS").get_xydata().T
+    assert x[density.argmax()] == pytest.approx(3, abs=0.25) and np.trapezoid(density, x) == pytest.approx(1, abs=0.02)
+    assert line_of(axes[1], "SVI").get_ydata().max() == pytest.approx(0.4, rel=0.08)  # of a standard Normal
+    assert line_of(axes[1], "NUTS").get_ydata().max() == pytest.approx(0.2, rel=0.08)
+    both["NUTS"] = pictures.guided(4)
+    refuses(r"'layers.0.weight' has shape \(3, 2", plots.weight_posteriors, both)

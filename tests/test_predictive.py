@@ -1,6 +1,7 @@
 """The predictive distribution: an equal mixture of the draws' own likelihoods, checked against closed forms."""
 
 import math
+from unittest.mock import Mock
 
 import numpy as np
 import pyro.poutine as poutine
@@ -41,7 +42,6 @@ def parameters(prediction):
     return [getattr(prediction.components, name) for name in names]
 
 
-# -- from the draws to the components ----------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", SCHEMAS)
 def test_vectorised_draws_equal_a_loop_over_draws(kind):
     """Each component is the distribution at "y" of the model conditioned on that one draw."""
@@ -63,8 +63,13 @@ def test_the_memory_bound_is_kept_and_changes_nothing_nor_does_selection(kind):
     """The bound is of the widest activation that the network is ever asked for."""
     posterior, x = wide(kind)
     default, asked = predict(posterior, x, num_draws=7, seed=1), []
+
+    def record(layer, inputs, output):
+        assert not output.requires_grad, "the activations of all layers are kept"
+        asked.append(4 * output.numel())
+
     for layer in posterior.model.net.layers:
-        layer.register_forward_hook(lambda layer, inputs, output: asked.append(4 * output.numel()))
+        layer.register_forward_hook(record)
     for max_memory in (20, 4 * 5 * 4, 4 * 5 * 13 * 3):
         asked.clear()
         bounded = predict(posterior, x, num_draws=7, seed=1, max_memory=max_memory)
@@ -91,7 +96,6 @@ def test_seeds_and_stored_draws_which_are_not_repeated():
     torch.testing.assert_close(prediction.locs, predict(posterior, x, num_draws=6, seed=0).locs)
 
 
-# -- hand-made mixtures ------------------------------------------------------------------------------------------
 LOCS, SCALES = (
     torch.tensor([[0.0, 5.0], [4.0, 5.0], [-1.0, -300.0]]),
     torch.tensor([[1.0, 0.1], [0.5, 2.0], [3.0, 1.0]]),
@@ -158,8 +162,7 @@ def test_entropy_decomposition():
     assert prediction.epistemic.tolist() == pytest.approx([log2, 0.0, h(p.mean()) - h(p).mean()], abs=1e-6)
 
 
-# -- shapes, selection, mistakes ---------------------------------------------------------------------------------
-def test_mistakes_are_told():
+def test_mistakes_are_told(monkeypatch):
     posterior, x = wide("fixed")
     regression, classes = predict(posterior, x, num_draws=2), predict(*wide("binary"), num_draws=2)
     for call, words in (
@@ -172,3 +175,6 @@ def test_mistakes_are_told():
     ):
         with pytest.raises(bp.UserError, match=words):
             call()
+    monkeypatch.setattr(posterior.model.net, "forward", Mock(side_effect=MemoryError))
+    with pytest.raises(bp.UserError, match=r"not enough memory .*max_memory"):
+        predict(posterior, x, num_draws=2)

@@ -8,22 +8,11 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from properties import MEAN_FIELD, NUMBER, SHORT, TEXT, WORD, answer, array, cases, contents, damage, place
+from properties import MEAN_FIELD, NUMBER, SHORT, TEXT, WORD, answer, array, cases, damage, place
 
 pytestmark = pytest.mark.usefixtures("quick")
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """A finished run on a table."""
-    folder = tmp_path_factory.mktemp("runs")
-    rows = [f"{i % 7},{'red' if i % 3 else 'blue'},{100 + 2.5 * i}" for i in range(40)]
-    (folder / "t.csv").write_text("rooms,colour,price\n" + "\n".join(rows) + "\n")
-    answer([*MEAN_FIELD, "--data", str(folder / "t.csv"), "--target", "price", "--out", str(folder / "table"), *SHORT])
-    return folder
-
-
-# -- tables ----------------------------------------------------------------------------------------------------------
 CELLS = {
     "numbers": NUMBER,
     "words": WORD,
@@ -65,39 +54,15 @@ def table(draw) -> tuple[bytes, list[str]]:
 
 OPTIONS = [
     ["--task", "regression"], ["--task", "classification"], ["--drop-missing"], ["--features", "a"],
-    ["--features", "a,b"], ["--limit", "5"], ["--limit", "1"], ["--limit", "0"], ["--validation", "3"],
-    ["--validation", "0"], ["--validation", "-1"], ["--data-seed", "7"], ["--data-seed", "-1"], ["--split", "1"],
-    ["--inference", "map"], ["--noise", "heteroscedastic"],
+    ["--features", "a,b"], ["--limit", "5"], ["--limit", "0"], ["--validation", "3"], ["--validation", "-1"],
+    ["--data-seed", "7"], ["--split", "1"], ["--inference", "map"], ["--noise", "heteroscedastic"],
 ]  # fmt: skip
 
 
-@cases(9)
-@given(case=table(), how=st.sampled_from(["predict", "evaluate"]), known=st.integers(0, 3))
-def test_rows_for_a_run_are_predicted_or_refused(runs, case, how, known):
-    blob, _ = case
-    if known == 0:  # of the run's own columns
-        blob = blob.replace(b"a", b"rooms", 1).replace(b"b", b"colour", 1).replace(b"y", b"price", 1)
-    before = contents(runs / "table")
-    with place("table to predict") as folder:
-        path, output = folder / "new.csv", folder / "p.csv"
-        path.write_bytes(blob)
-        files = ["--input", str(path), "--output", str(output)] if how == "predict" else ["--data", str(path)]
-        done = answer([how, str(runs / "table"), *files, "--quiet"])
-        assert path.read_bytes() == blob
-        assert output.exists() == (how == "predict" and done.code == 0)
-    (runs / "table" / "metrics-new.json").unlink(missing_ok=True)
-    assert contents(runs / "table") == before
-
-
-# -- archives --------------------------------------------------------------------------------------------------------
 @st.composite
 def archive(draw) -> bytes:
-    """An NPZ file whose arrays may be of any type and shape, or damaged."""
-    rows = draw(st.sampled_from([None, 30, 30, 30]))
-    good = st.sampled_from([np.arange(30) % 3, np.linspace(0, 1, 30)])  # targets that will do
-    arrays = {"x": draw(array(rows)), "y": draw(st.one_of(array(rows), good))}
-    if draw(st.integers(0, 4)) == 0:
-        arrays |= {draw(st.sampled_from(["classes", "arr_0", "a/b", "x.npy"])): np.array(draw(st.lists(TEXT)), "U6")}
+    """An NPZ file whose arrays may be of any type, number of rows and shape, or damaged."""
+    arrays = {"x": draw(array()), "y": draw(st.one_of(array(), st.just(np.arange(30) % 3)))}
     file = io.BytesIO()
     np.savez(file, **arrays, allow_pickle=True)
     return draw(st.one_of(st.just(file.getvalue()), damage(file.getvalue())))
@@ -107,7 +72,7 @@ TABLES = st.tuples(st.sampled_from([".csv", ".csv", ".csv", ".tsv", ".CSV", ".tx
 FEW = st.sampled_from([[], ["--drop-missing"], ["--task", "regression"], ["--features", "x1"]])
 
 
-@cases(37)
+@cases(46)
 @given(file=st.one_of(TABLES, TABLES, st.tuples(st.just(".npz"), st.tuples(archive(), FEW))))
 def test_a_file_is_trained_on_or_refused(file):
     suffix, (blob, options) = file

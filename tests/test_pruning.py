@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from conjugate import correlated, dataset
+from conjugate import correlated
 from run_folders import SMALL
 
 import bnn_pyro as bp
@@ -22,33 +22,17 @@ def fit(entry, epochs=3, method=None, data=PROBLEM.data):
     return bp.fit(entry, data, method or bp.SVI(epochs=epochs), progress=False, device="cpu")
 
 
-@pytest.fixture(scope="module")
-def mean_field():
-    """A mean-field network of 4 · 3 + 3 weights with known means and scales; the noise is learned."""
-    posterior = fit(bp.MeanField(hidden=(3,)))
-    numbers = posterior.guide.loc.numel()
-    with torch.no_grad():
-        posterior.guide.loc.copy_(torch.linspace(-1.1, 1.3, numbers))
-        posterior.guide.rho.copy_(torch.linspace(-3.0, 0.0, numbers).flip(0))
-    return posterior
-
-
-# -- the ratio ---------------------------------------------------------------------------------------------------------
 def test_ratio_by_hand():
     posterior = fit(bp.MeanField(hidden=(), noise=0.5))
     with torch.no_grad():  # 4 weights, then the bias
         posterior.guide.loc.copy_(torch.tensor([2.0, -3.0, 0.0, 0.1, 9.0]))
-        scale = torch.tensor([0.5, 1.0, 1.0, 2.0, 1.0])
-        posterior.guide.rho.copy_(scale.expm1().log())
+        posterior.guide.rho.copy_(torch.tensor([0.5, 1.0, 1.0, 2.0, 1.0]).expm1().log())
     ratios = pruning.signal_to_noise(posterior)
     assert ratios.keys() == {WEIGHT}  # not the bias
     assert torch.allclose(ratios[WEIGHT].float(), torch.tensor([[4.0, 3.0, 0.0, 0.05]]))
     # log α = −2 log SNR: −2.77, −2.20, ∞, 5.99.
     assert pruning.share_removed(posterior) == pruning.Removed(0.5, {WEIGHT: 0.5})
-    assert pruning.share_removed(posterior, 6.0).share == 0.25
-    assert pruning.share_removed(posterior, -2.5).share == 0.75
-    draws = pruning.prune(posterior, 0.75).draw(5, seed=0)
-    assert (draws[WEIGHT][..., 0] != 0).all() and (draws[WEIGHT][..., 1:] == 0).all()
+    assert (pruning.share_removed(posterior, 6.0).share, pruning.share_removed(posterior, -2.5).share) == (0.25, 0.75)
 
 
 @pytest.fixture(scope="module", params=["mean-field", "hidden-layer", "variational-dropout", "sparse-dropout"])
@@ -56,18 +40,21 @@ def posterior(request):
     return fit(bp.ZOO[request.param](hidden=(3,)))
 
 
+@pytest.fixture(scope="module")
+def mean_field():
+    """A mean-field network of 4 · 3 + 3 weights; the noise is learned."""
+    return fit(bp.MeanField(hidden=(3,), init_scale=0.3))
+
+
 def test_ratio_is_that_of_the_draws(posterior):
-    draws = posterior.draw(20_000, seed=1)
-    ratios = pruning.signal_to_noise(posterior)
+    draws, ratios = posterior.draw(20_000, seed=1), pruning.signal_to_noise(posterior)
     assert list(ratios) == [WEIGHT, HIDDEN]  # neither biases nor the learned noise
     for site, ratio in ratios.items():
-        assert ratio.shape == draws[site].shape[1:]
         estimated = draws[site].double().mean(0).abs() / draws[site].double().std(0)
         # Standard error of mean/sd: √((1 + ratio²/2) / S).
         assert ((estimated - ratio).abs() < 5 * ((1 + ratio**2 / 2) / 20_000).sqrt()).all()
 
 
-# -- prune -------------------------------------------------------------------------------------------------------------
 def test_removed_weights_are_zero_and_the_others_the_same(posterior):
     before = posterior.draw(7, seed=5)
     some, everything = (pruning.prune(posterior, share).draw(7, seed=5) for share in (0.4, 1.0))
@@ -87,14 +74,6 @@ def test_removed_weights_are_zero_and_the_others_the_same(posterior):
     assert all(torch.equal(after[site], value) for site, value in before.items()), "the posterior was changed"
 
 
-def test_equal_ratios_go_by_size():
-    """One α a layer: every weight of it has one ratio, up to rounding."""
-    posterior = fit(bp.VariationalDropout(hidden=()))
-    means = posterior.at_mean_weights().chains[WEIGHT].flatten().abs()
-    kept = (pruning.prune(posterior, 0.5).draw(1, seed=0)[WEIGHT] != 0).flatten()
-    assert kept.sum() == 2 and means[kept].min() > means[~kept].max()
-
-
 def test_a_pruned_posterior_is_a_posterior(mean_field, tmp_path):
     pruned = pruning.prune(mean_field, 0.6)
     zero = pruned.draw(1, seed=0)[WEIGHT][0] == 0
@@ -112,7 +91,6 @@ def test_a_pruned_posterior_is_a_posterior(mean_field, tmp_path):
         bp.fit(bp.MeanField(hidden=(3,)), PROBLEM.data, bp.SVI(epochs=3), out=tmp_path, resume=True, progress=False)
 
 
-# -- the curve ---------------------------------------------------------------------------------------------------------
 def test_points_of_the_curve_are_scores_of_pruned_posteriors(mean_field):
     calls = []
     curve = pruning.pruning_curve(mean_field, X, Y, (0, 0.5, 1), num_draws=9, progress=lambda *done: calls.append(done))
@@ -123,36 +101,17 @@ def test_points_of_the_curve_are_scores_of_pruned_posteriors(mean_field):
     assert calls == [(9, 27), (18, 27), (27, 27)]
 
 
-def test_sparse_dropout_removes_the_inputs_that_say_nothing():
-    """Inputs and noise are orthogonal, so that the data say exactly nothing of 18 of the 20 inputs."""
-    g = torch.Generator().manual_seed(3)
-    q = torch.linalg.qr(torch.cat([torch.ones(200, 1), torch.randn(200, 21, generator=g)], 1))[0] * math.sqrt(200)
-    x, noise = q[:, 1:21], 0.3 * q[:, 21]
-    data = dataset(x, 1.5 * x[:, 4] - x[:, 13] + noise, bp.Schema("regression", (20,)))
-    entry = bp.SparseDropout(hidden=(), noise=0.3)
-    posterior = fit(entry, method=bp.SVI(epochs=1000, lr=0.05, batch_size=0), data=data)
-    removed = pruning.share_removed(posterior)
-    assert removed == pruning.Removed(pytest.approx(0.9), {WEIGHT: pytest.approx(0.9)})
-    kept = pruning.prune(posterior, removed.share).draw(1, seed=0)[WEIGHT][0, 0].nonzero().flatten()
-    assert set(kept.tolist()) == {4, 13}
-
-
-# -- what it refuses ---------------------------------------------------------------------------------------------------
 def test_errors(mean_field):
-    backbone = fit(bp.MLP(hidden=(3,)), method=bp.MAP(epochs=1))
-    for posterior, words in (
-        (backbone, "point estimate or stored draws"),
-        (fit(bp.DropoutMLP(hidden=(3,)), method=bp.MCDropout(epochs=1)), "DroppedInputs has no mean and standard dev"),
-        (fit(bp.LastLayer(backbone=backbone, family="full")), "FullNormal draws all weights jointly"),
+    dropout = fit(bp.DropoutMLP(hidden=(3,)), method=bp.MCDropout(epochs=1))
+    for posterior, share, words in (
+        (fit(bp.MLP(hidden=(3,)), method=bp.MAP(epochs=1)), 0.5, "point estimate or stored draws"),
+        (dropout, 0.5, "DroppedInputs has no mean and standard deviation of every weight"),
+        *[(mean_field, share, "must lie between 0 and 1") for share in (-0.1, 1.1, math.nan)],
     ):
         with pytest.raises(bp.UserError, match=words):
-            pruning.prune(posterior, 0.5)
-    for share in (-0.1, 1.1, math.nan):
-        with pytest.raises(bp.UserError, match="must lie between 0 and 1"):
-            pruning.prune(mean_field, share)
+            pruning.prune(posterior, share)
 
 
-# -- pictures ----------------------------------------------------------------------------------------------------------
 def test_picture_of_the_ratios():
     ratios = {"a": torch.logspace(-2, 2, 50).view(5, 10), "b": torch.tensor([0.0])}
     ax = plots.signal_to_noise(ratios, shares=(0.5,), bins=10)
@@ -164,17 +123,13 @@ def test_picture_of_the_ratios():
     assert threshold == pytest.approx(20 * math.log10(math.exp(-1.5)))
 
 
-# -- command -----------------------------------------------------------------------------------------------------------
 def test_command(tmp_path, capsys):
     out = tmp_path / "run"
     assert main(["train", "sparse-dropout", "--data", "toy-curve", "--no-baseline", *SMALL, "--out", str(out)]) == 0
-    assert not (out / "pruning.json").exists()
     assert main(["evaluate", str(out), "--prune", "--quiet"]) == 0
     held, scores = json.loads((out / "pruning.json").read_text()), json.loads((out / "metrics.json").read_text())
     assert held["curve"][0]["rmse"] == scores["rmse"] and held["curve"][0]["nll_high"] == scores["nll_high"]
-    removed = pruning.share_removed(bp.load(out))
-    assert (held["share_removed"], held["share_removed_by_site"]) == removed
-    assert {point["share"] for point in held["curve"]} - {removed.share} == set(pruning.SHARES) - {removed.share}
+    assert (held["share_removed"], held["share_removed_by_site"]) == pruning.share_removed(bp.load(out))
     assert f"{held['curve'][2]['rmse']:.3g}" in capsys.readouterr().out
     report = (out / "report.html").read_text()
     assert "With weights removed" in report and "Which weights it is sure of" in report

@@ -1,4 +1,4 @@
-"""Every command end to end on small data."""
+"""Every command end to end on small data; `predict` in all its options."""
 
 import dataclasses
 import json
@@ -54,17 +54,6 @@ def test_config_reproduces_bit_for_bit(runs, tmp_path):
         assert (again / name).read_bytes() == (run / name).read_bytes()
 
 
-def test_default_name_is_numbered_where_it_is_taken_and_temperature_is_named_everywhere(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    cold = [*MEAN_FIELD, "--data", "toy-curve", "--seed", "3", "--no-baseline", "--set", "temperature=0.1", *SMALL]
-    for out in ("runs/mean-field-toy-curve-3", "runs/mean-field-toy-curve-3-2"):
-        assert main(cold) == 0
-        said = capsys.readouterr().out
-        assert f"{out}/report.html" in said and "temperature 0.1" in said
-    assert "Temperature 0.1" in (tmp_path / out / "report.html").read_text()
-    assert "temperature 0.1" in (tmp_path / out / "README.md").read_text()
-
-
 def test_overwrite_replaces_the_run_and_nothing_else(tmp_path):
     out = tmp_path / "run"
     command = [*MEAN_FIELD, "--data", "toy-curve", "--out", str(out), *SMALL]
@@ -108,18 +97,6 @@ def test_list_has_every_name_and_explains_every_setting(capsys):
         text = capsys.readouterr().out
         assert all(f"\n  {field} = " in text for field in fields) and "–\n" not in text
     assert main(["list", "nutz"]) == 2 and "did you mean 'nuts'" in capsys.readouterr().err
-
-
-def test_evaluate_with_inputs_from_elsewhere(runs, capsys):
-    before = json.loads((runs / "digits" / "metrics.json").read_text())
-    assert main(["evaluate", str(runs / "digits"), "--ood", "noise", "--limit", "50", "--quiet"]) == 0
-    found = json.loads((runs / "digits" / "metrics.json").read_text())
-    assert all(found[k] == before[k] for k in before if not k.startswith("ood_"))
-    for name in ("uniform-noise", "gaussian-noise"):
-        for score in ("total_entropy", "max_prob", "mutual_information"):
-            key = f"ood_{name}_{score}"
-            assert 0 <= found[f"{key}_low"] <= found[key] <= found[f"{key}_high"] <= 1
-    assert "uniform-noise" in capsys.readouterr().out
 
 
 def test_evaluate_on_other_data(runs, tmp_path, capsys):
@@ -180,10 +157,79 @@ def test_predict_images(runs, tmp_path):
     assert folder.iloc[:, 1:].equals(one) and folder["file"].tolist() == ["b/1.png"]
 
 
-def test_compare(runs, capsys):
-    first, second = runs / "digits", runs / "digits" / "baseline"
-    assert main(["compare", str(first), str(second), "--quiet"]) == 0
-    text, html = capsys.readouterr().out, (first / "comparison.html").read_text()
-    found = json.loads((first / "metrics.json").read_text())
-    for words in (f"{-found['nll_minus_baseline']:+.3g}", f"{-found['nll'] * found['test_rows']:,.1f}"):
-        assert words in text and words in html
+ROWS = ["A 1,50,south,1", "B 2,,north,2", "C 3,90,west,3", "D 4,much,,4", "E 5,1e3,south,5", "F 6,150,north,6"]
+NEW = "\n".join(["street,area,town,price", *ROWS, ""])
+
+
+@pytest.fixture
+def predict(runs, tmp_path, capsys):
+    """What a run predicts of the new rows with some options: the table, and what was said."""
+    path = tmp_path / "new.csv"
+    path.write_text(NEW)
+
+    def run(*options, run="houses", code=0, file=path):
+        files = ["--input", str(file), "--output", str(tmp_path / "p.csv"), "--overwrite", "--quiet"]
+        assert main(["predict", str(runs / run), *files, *options]) == code
+        said = capsys.readouterr()
+        return said.err if code else (pd.read_csv(tmp_path / "p.csv"), said.out)
+
+    return run
+
+
+def test_bad_rows_are_refused_skipped_or_flagged(predict, tmp_path):
+    assert "row 3: missing value ('')" in predict(code=2)
+    table, said = predict("--on-bad-row", "skip", "--keep", "street,price")
+    assert table["street"].tolist() == ["A 1", "E 5", "F 6"] and table["row"].tolist() == [2, 6, 7]
+    assert "3 of 6 rows are left out (row 3: area is missing; row 4: town: 'west' is a category new to" in said
+    flagged, _ = predict("--on-bad-row", "flag", "--keep", "all")
+    assert list(flagged)[:5] == ["row", "street", "area", "town", "price"] and len(flagged) == 6
+    assert flagged["mean"].isna().tolist() == [False, True, True, True, False, False]
+    assert flagged["problem"][3] == "area: 'much' is no number, or too large a one; town is missing"
+    np.testing.assert_allclose(flagged.dropna(subset=["mean"])["mean"], table["mean"])
+    good = tmp_path / "good.csv"
+    good.write_text("\n".join(NEW.splitlines()[i] for i in (0, 1, 5, 6)))
+    np.testing.assert_allclose(predict(file=good)[0]["mean"], table["mean"])  # other rows change nothing
+    good.write_text("area,town\n,north\n")
+    assert "no row can be predicted; row 2: area is missing" in predict("--on-bad-row", "skip", code=2, file=good)
+
+
+def test_predictions_that_are_not_finite_are_never_written(predict, tmp_path):
+    (tmp_path / "far.csv").write_text("area,town\n3e38,south\n60,north\n")
+    said = predict(code=2, file=tmp_path / "far.csv")
+    assert "row 2: its prediction is not finite: area is " in said and "--on-bad-row skip or flag" in said
+    table, said = predict("--on-bad-row", "flag", file=tmp_path / "far.csv")
+    assert table["mean"].isna().tolist() == [True, False] and "its prediction is not finite" in table["problem"][0]
+
+
+def test_levels_and_the_furthest_input_of_a_row(predict, runs):
+    table, _ = predict("--on-bad-row", "skip", "--levels", "0.5,0.95")
+    posterior = bp.load(runs / "houses")
+    x = bp.load_inputs(pd.DataFrame({"area": [50.0, 150.0], "town": ["south", "north"]}), posterior.schema)
+    low, high = bp.predict(posterior, x, num_draws=5).quantile([0.25, 0.75])
+    np.testing.assert_allclose(table[["lower_50", "upper_50"]].to_numpy()[[0, 2]], np.stack([low, high], 1), rtol=1e-4)
+    np.testing.assert_allclose(table["lower_95"], table["q2.5"], rtol=1e-5)
+    far = np.abs((np.array([50, 1e3, 150]) - posterior.schema.x_shift[0]) / posterior.schema.x_scale[0])
+    assert table["furthest_input"].tolist() == ["area"] * 3
+    np.testing.assert_allclose(table["furthest_sd"], far, rtol=1e-5)
+
+
+def test_a_threshold_and_sets_of_two_classes_and_rows_in_the_report(tmp_path):
+    table = pd.read_csv(small_table(tmp_path / "t.csv", rows=80))
+    table["dear"] = np.where(table.pop("price") > 400, "yes", "no")
+    table.to_csv(tmp_path / "t.csv", index=False)
+    out, to = tmp_path / "run", ["--output", str(tmp_path / "p.csv"), "--quiet", "--threshold", "0.2"]
+    assert main(["train", "mlp", "--data", str(tmp_path / "t.csv"), "--target", "dear", "--out", str(out), *SMALL]) == 0
+    command = ["predict", str(out), "--input", str(tmp_path / "t.csv"), *to, "--keep", "dear", "--levels", "0.9"]
+    assert main(command) == 0
+    found = pd.read_csv(tmp_path / "p.csv")
+    assert (found["dear"] == np.where(found["p(yes)"] >= 0.2, "yes", "no")).all() and (found["dear"] == "yes").any()
+    assert (found["dear (input)"] == table["dear"]).all() and set(found["set_90"]) <= {"no", "yes", "no|yes", "yes|no"}
+    rows = json.loads((out / "rows.json").read_text())
+    for row in rows["worst"] + rows["uncertain"]:
+        written = table.iloc[int(row["row"]) - 2]  # as in the file, whose header is row 1
+        assert row["observed dear"] == written["dear"] and row["row"] in (out / "report.html").read_text()
+        inputs = row["inputs, the most unusual first"].split(", ")
+        assert sorted(inputs) == [f"area {written['area']:g}", f"town={written['town']}"]
+    p = {row["row"]: float(found["p(yes)"][int(row["row"]) - 2]) for row in rows["worst"]}
+    true = [p[row["row"]] if row["observed dear"] == "yes" else 1 - p[row["row"]] for row in rows["worst"]]
+    assert true == sorted(true)

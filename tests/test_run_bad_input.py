@@ -42,10 +42,8 @@ TRAIN = {
     "unknown variant": (["men-field"], "did you mean 'mean-field'"),
     "unknown method": (["--inference", "svy"], "did you mean 'svi'"),
     "method of another variant": (["mlp", "--inference", "svi"], "svi needs a guide"),
-    "unknown task": (["--data", "DIR/fine.csv", "--target", "price", "--task", "regresion"], "mean 'regression'"),
     "unknown setting": (["--set", "epoch=3"], "did you mean 'epochs'"),
     "setting without a value": (["--set", "epochs"], "KEY=VALUE"),
-    "epochs that are none": (["--epochs", "ten"], "epochs takes whole numbers, got 'ten'"),
     "no epochs": (["--epochs", "0"], "error: --epochs must be at least 1"),
     "a setting below 0": (["--set", "batch_size=-1"], "error: batch_size must be at least 0"),
     "a split of no file": (["--split", "2"], "split=2 is one of a file of given splits; give splits too"),
@@ -67,13 +65,13 @@ for number, said in enumerate(["'variant' must be a text", "'limit' must be a wh
                                "'conformal' must be a number"]):  # fmt: skip
     TRAIN[f"config {number}"] = (["--config", f"DIR/{number}.json"], said)
 TO = ["--output", "DIR/p.csv"]
+PREDICT = ["predict", "RUNS/houses", "--input", "RUNS/houses.csv", *TO]
 OTHERS = {
     "no run": (["evaluate", "DIR/nowhere"], "no run folder"),
     "unfinished": (["evaluate", "DIR/unfinished"], "--resume"),
     "truncated posterior": (["predict", "DIR/truncated", "--input", "DIR/fine.csv", *TO], "truncated"),
     "edited posterior": (["evaluate", "DIR/edited"], "altered"),
     "data of another shape": (["evaluate", "RUNS/digits", "--data", "breast-cancer"], "shape (30,)"),
-    "data of another task": (["evaluate", "RUNS/digits", "--data", "diabetes"], "is regression"),
     "labels outside the classes": (["evaluate", "RUNS/digits", "--data", "DIR/labels.npz"], "class '10'"),
     "unknown outside data": (["evaluate", "RUNS/digits", "--ood", "nose"], "did you mean 'noise'"),
     "no outside data": (["evaluate", "RUNS/digits", "--ood", "noise", "--limit", "0"], "--limit: must be at least 1"),
@@ -81,15 +79,18 @@ OTHERS = {
     "an image that is none": (["predict", "RUNS/digits", "--input", "DIR/picture.png", *TO], "no image"),
     "a missing column": (["predict", "RUNS/houses", "--input", "DIR/fine.csv", *TO], "'town'"),
     "an output that exists": (["predict", "RUNS/houses", "--input", "DIR/fine.csv", "--output", "DIR/file"], "exists"),
+    "levels that are none": ([*PREDICT, "--levels", "0.5,high"], "--levels: invalid numbers value: '0.5,high'"),
+    "a level in per cent": ([*PREDICT, "--levels", "90"], "level must lie strictly between 0 and 1, got 90"),
+    "a threshold of no classes": ([*PREDICT, "--threshold", "0.3"], "--threshold 0.3: give a probability between 0"),
+    "bad rows": ([*PREDICT, "--on-bad-row", "skp"], "invalid choice: 'skp'"),
+    "keeping no column": ([*PREDICT, "--keep", "twn"], "did you mean 'town'"),
     "comparing other rows": (["compare", "RUNS/digits", "RUNS/houses"], "other test rows"),
     "comparing one": (["compare", "RUNS/digits"], "two run folders"),
     "pruning a point": (["evaluate", "RUNS/digits/baseline", "--prune"], "point estimate or stored draws"),
-    "diagnosing what is unfinished": (["diagnose", "DIR/unfinished"], "--resume"),
     "a diagnosis that exists": (["diagnose", "RUNS/houses", "--out", "DIR/other"], "exists; choose another name"),
     "unknown command": (["trian"], "did you mean 'train'"),
     "unknown option": (["evaluate", "RUNS/digits", "--odd", "noise"], "did you mean '--ood'"),
     "abbreviated option": (["train", "--epo", "3"], "did you mean '--epochs'"),
-    "seed that is none": (["train", "--seed", "one"], "'one'"),
     "missing argument": (["predict", "RUNS/digits", "--input", "x.csv"], "--output"),
 }
 

@@ -117,10 +117,3 @@ def test_new_rows_that_training_did_not_have_are_refused():
     ):
         with pytest.raises(UserError, match=words):
             bp.predict(posterior, x)
-
-
-def test_what_several_inputs_do_not_take():
-    for how in ({"missing": "indicator"}, {"exposure": np.ones(NUM), "task": "counts"}):
-        with pytest.raises(UserError, match="several inputs, which take no exposure"):
-            bp.dataset({"words": WORDS, "meta": GAP}, np.arange(NUM), **how)
-    assert len(bp.dataset({"words": WORDS, "meta": GAP}, Y, missing="drop").index_train)

@@ -4,7 +4,6 @@ Tolerances are Monte-Carlo errors. Some hundreds of independent chains run at on
 average is known from its spread over them; the bounds hold all of a test's statistics with probability 1 − 10⁻⁴.
 """
 
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +11,7 @@ import pytest
 import torch
 from conjugate import correlated
 from monte_carlo import check_by_chain, fit, moments, weights
+from zoo_problems import problem
 
 import bnn_pyro as bp
 from bnn_pyro.checks.stationary import stationary_covariance
@@ -38,13 +38,8 @@ def check_gaussian(posterior, mean, covariance):
     assert error.max() < 0.025, f"too noisy to tell: {error.max():.3f}"
 
 
-def check_posterior(problem, posterior):
-    check_gaussian(posterior, problem.mean, torch.linalg.inv(problem.precision))
-
-
-# -- the right posterior ---------------------------------------------------------------------------------------------
 def test_linear_regression_on_mini_batches():
-    check_posterior(PROBLEM, sample(PROBLEM, MINI))
+    check_gaussian(sample(PROBLEM, MINI), PROBLEM.mean, torch.linalg.inv(PROBLEM.precision))
 
 
 def test_sgld():
@@ -53,14 +48,6 @@ def test_sgld():
     check_gaussian(posterior, PROBLEM.mean, stationary_covariance(PROBLEM.precision, 0.5 * 0.05 / 60, 1.0))
 
 
-def test_units_and_temperature():
-    """p(y | x, w)^(1/T) p(w) is the posterior at noise σ√T."""
-    warm = correlated(num=60, inputs=3, noise=5.0, y_shift=40.0, y_scale=8.0, prior_scale=0.3)
-    posterior = sample(warm, replace(SMALL, temperature=0.5, lr=0.003))
-    check_posterior(replace(warm, noise=warm.noise * math.sqrt(0.5)), posterior)
-
-
-# -- the bias of a finite step ---------------------------------------------------------------------------------------
 def test_the_bias_is_the_one_that_theory_tells():
     """Stationary covariance of the recursion, and the kinetic temperature: the same factor in every direction."""
     values, vectors = torch.linalg.eigh(PROBLEM.precision)
@@ -72,47 +59,24 @@ def test_the_bias_is_the_one_that_theory_tells():
     assert temperature == pytest.approx(factor.mean().item(), rel=0.01) and temperature > 1.05
 
 
-# -- the Gamma prior -------------------------------------------------------------------------------------------------
-
-
-def test_the_precision_of_the_prior_is_integrated_out():
-    """Mean and covariance under the prior gamma:2,1 by quadrature over log τ."""
-    problem = correlated(num=12, inputs=2, bias=False, noise=2.0)
-    mass, means, seconds = [], [], []
-    for tau in np.exp(np.linspace(-7, 7, 1401)):
-        at = replace(problem, prior_scale=tau**-0.5)
-        mass.append(at.log_evidence + 2 * math.log(tau) - tau)
-        means.append(at.mean)
-        seconds.append(torch.linalg.inv(at.precision) + torch.outer(at.mean, at.mean))
-    share = torch.tensor(mass).softmax(0)
-    mean = (share[:, None] * torch.stack(means)).sum(0)
-    covariance = (share[:, None, None] * torch.stack(seconds)).sum(0) - torch.outer(mean, mean)
-    check_gaussian(sample(problem, replace(SMALL, lr=0.05, epochs=1600), prior="gamma:2,1"), mean, covariance)
-
-
-# -- what is evaluated -----------------------------------------------------------------------------------------------
-TASKS = {
-    "learned": (dict(), "fan-in:1", ()),
-    "heteroscedastic": (dict(noise="heteroscedastic"), "normal:2", ()),
-    "two classes": (dict(), "gamma:2,1", ("a", "b")),
-    "three classes": (dict(), "scale-mixture:1,0.1,0.5", ("a", "b", "c")),
+PRIORS = {
+    "learned noise": "fan-in:1",
+    "heteroscedastic": "normal:2",
+    "binary": "gamma:2,1",
+    "multiclass": "scale-mixture:1,0.1,0.5",
 }
 
 
 @pytest.mark.parametrize("hidden", [(), (3,)], ids=["linear", "network"])
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", PRIORS)
 def test_log_joint_and_gradient_of_many_chains(task, hidden):
     """Chain by chain the number that the samplers of whole data sets use, and its gradient; both ways."""
-    settings, prior, classes = TASKS[task]
-    g = torch.Generator().manual_seed(0)
-    x = torch.randn(9, 2, generator=g)
-    y = torch.arange(9) % len(classes) if classes else 3 * torch.randn(9, generator=g) + 5
-    kind = dict(classes=classes) if classes else dict(y_shift=5.0, y_scale=3.0)
-    schema = bp.Schema("classification" if classes else "regression", (2,), **kind)
+    entry, data = problem("mean-field", task)
+    x, y = data.x_train, data.y_train
     with bp.isolated(0):
-        model = bp.MeanField(hidden=hidden, prior=prior, **settings).model(schema)
-        target = stochastic_log_joint(model, x.repeat(2, 1), y.repeat(2))  # 18 rows of which 9 are seen
-        assert (type(target) is LinearLogJoint) == (not hidden and task != "three classes")
+        model = replace(entry, hidden=hidden, prior=PRIORS[task]).model(data.schema)
+        target = stochastic_log_joint(model, x.repeat(2, 1), y.repeat(2))  # of which half are seen
+        assert (type(target) is LinearLogJoint) == (not hidden and task != "multiclass")
         w = target.flat(target.sample_prior(3)[0])
         found = target.gradient(w, x, y)
         in_double = tuple(value.double() for value in found)
@@ -124,7 +88,6 @@ def test_log_joint_and_gradient_of_many_chains(task, hidden):
             torch.testing.assert_close(fast, slow, rtol=1e-4, atol=1e-4)
 
 
-# -- mini-batches ------------------------------------------------------------------------------------------------------
 def test_batches_belong_to_seed_epoch_and_chain():
     x, y = torch.arange(14.0)[:, None], torch.arange(14.0)
     batches = Batches(x, y, 4, 2, 3)
@@ -138,7 +101,6 @@ def test_batches_belong_to_seed_epoch_and_chain():
     assert not torch.equal(steps[0][1][0], steps[0][1][1]) and not torch.equal(steps[0][1], steps[4][1])
 
 
-# -- stored draws ----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("burn_in", "num"), [(20, 8), (20, 80), (0, 1000), (99, 1)])
 def test_draws_are_evenly_spaced_after_the_burn_in(burn_in, num):
     due = np.flatnonzero(draws_due(100, burn_in, num))
@@ -178,7 +140,6 @@ def test_chains_start_around_the_initial_weights_and_burn_in_is_a_fifth_of_the_e
     assert offset.std() == pytest.approx(0.7 * PROBLEM.prior_scale, rel=0.08)  # 4 standard errors
 
 
-# -- runs ------------------------------------------------------------------------------------------------------------
 def test_a_run_that_diverges_or_has_no_proper_prior_says_so():
     for hidden in ((), (3,)):
         with pytest.raises(bp.UserError, match="smaller --lr, such as 10"):

@@ -84,15 +84,13 @@ def test_pickles_of_variants_of_ones_own_have_their_settings(variant):
 
 
 def test_pipelines_searches_and_cross_validation():
-    quick = BayesianRegressor("mlp", **{**QUICK, "epochs": 20})
-    search = GridSearchCV(make_pipeline(StandardScaler(), quick), {"bayesianregressor__hidden": [(4,), (8,)]}, cv=2)
-    assert search.fit(X, Y).best_params_["bayesianregressor__hidden"] in [(4,), (8,)]
+    quick = {**QUICK, "epochs": 20}
+    search = GridSearchCV(BayesianRegressor("mlp", **quick), {"hidden": [(4,), (8,)]}, cv=2)
+    assert search.fit(X, Y).best_params_["hidden"] in [(4,), (8,)]
     columns = (StandardScaler(), make_column_selector(dtype_include=float))
     scaler = make_column_transformer(columns, remainder="passthrough", verbose_feature_names_out=False)
-    scaler.set_output(transform="pandas")
-    pipeline = make_pipeline(scaler, BayesianClassifier("mlp", **{**QUICK, "epochs": 20}))
-    proba = cross_val_predict(pipeline, FRAME, LABELS, cv=2, method="predict_proba")
-    assert proba.shape == (60, 2)
+    pipeline = make_pipeline(scaler.set_output(transform="pandas"), BayesianClassifier("mlp", **quick))
+    assert cross_val_predict(pipeline, FRAME, LABELS, cv=2, method="predict_proba").shape == (60, 2)
     assert pipeline.fit(FRAME, LABELS)[-1].feature_names_in_.tolist() == ["size", "city", "flat"]
 
 
@@ -109,16 +107,3 @@ def test_pipelines_searches_and_cross_validation():
 def test_what_is_wrong_with_parameters_is_said(estimator, message):
     with pytest.raises(bp.UserError, match=message):
         estimator.fit(X, Y)
-
-
-def test_quantiles_of_counts_are_whole():
-    counts = BayesianRegressor("mlp", **QUICK, task="counts", likelihood="poisson").fit(X, np.arange(60) % 7)
-    assert (counts.predict_quantiles(X) % 1 == 0).all()
-
-
-def test_auto_chooses_by_the_rows():
-    settings = {"warmup": 20, "thin": 1, "draws": 3, "chains": 2, "cores": 1, "compiled": "no"}
-    model = BayesianRegressor("auto", epochs=2, settings=settings).fit(X, Y)
-    about = model.posterior_.provenance
-    assert "60 rows" in about["auto"]["reason"] and about["method_settings"]["draws"] == 3
-    assert pickle.loads(pickle.dumps(model)).predict(X[:2]).shape == (2,)

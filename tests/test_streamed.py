@@ -1,10 +1,12 @@
-"""Rows that stay in their file give what rows in memory give, bit for bit; what needs all of them says so."""
+"""Rows that stay in their file give what rows in memory give, bit for bit; Parquet files are the tables they hold."""
 
 import contextlib
 import pickle
 import signal
+import sys
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from monte_carlo import same, stop_at
@@ -98,19 +100,6 @@ def test_a_streamed_fit_goes_on_at_the_row_where_it_stopped(files, both, tmp_pat
     assert same(resumed, whole)
 
 
-class Items(torch.utils.data.Dataset):
-    """Pictures of floats, 40 of one shape and then one of another."""
-
-    def __init__(self, num):
-        self.num = num
-
-    def __len__(self):
-        return self.num
-
-    def __getitem__(self, number):
-        return torch.rand(1, 4, 4 + number // 40, generator=torch.Generator().manual_seed(number)), number % 2
-
-
 def test_pictures_larger_than_memory_are_read_once_into_a_file(both, tmp_path, monkeypatch):
     monkeypatch.setenv("BNN_PYRO_CACHE", str(tmp_path / "cache"))
     generator = np.random.default_rng(0)
@@ -118,14 +107,14 @@ def test_pictures_larger_than_memory_are_read_once_into_a_file(both, tmp_path, m
         place = tmp_path / "photos" / "ab"[number % 2] / f"{number}.png"
         place.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(generator.integers(0, 255, (5, 6, 3), np.uint8)).save(place)
-    for items in (ImageFolder(tmp_path / "photos"), Items(40)):
-        data, streamed = both(lambda items=items: bp.dataset(items))
-        alike(data, streamed)
-    pixels = streamed.schema.unstandardise(streamed.x_train[:]).flatten()
-    assert data.schema.x_shift[0] == pytest.approx(pixels.median().item(), abs=1e-6)
+    data, streamed = both(lambda: bp.dataset(ImageFolder(tmp_path / "photos")))
+    alike(data, streamed)
     assert list((tmp_path / "cache").iterdir())
+    floats = [(torch.from_numpy(generator.random((1, 4, 4), np.float32)), k % 2) for k in range(40)]
+    data, streamed = both(lambda: bp.dataset(torch.utils.data.Subset(floats, range(40))))
+    alike(data, streamed)
     with pytest.raises(bp.UserError, match=r"X\[40\] is float32 \(1, 4, 5\).*resize"):
-        bp.dataset(Items(41))
+        bp.dataset(torch.utils.data.Subset([*floats, (torch.zeros(1, 4, 5), 0)], range(41)))
 
 
 def test_what_takes_all_rows_says_how_much_memory_that_is(files, both):
@@ -163,3 +152,38 @@ def test_bad_files_of_arrays_get_one_line(files, tmp_path, monkeypatch):
     monkeypatch.setenv("BNN_PYRO_MEMORY", "much")
     with pytest.raises(bp.UserError, match="BNN_PYRO_MEMORY is a number of GiB"):
         load_data(files / "x.npy")
+
+
+@pytest.fixture
+def table(tmp_path):
+    pytest.importorskip("pyarrow")
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"area": rng.normal(80, 20, 90), "city": rng.choice(["Oslo", "Rome"], 90)})
+    frame = frame.assign(zone=rng.integers(1, 4, 90), flat=rng.random(90) < 0.5, price=frame["area"] * 3)
+    frame.to_parquet(tmp_path / "houses.parquet")
+    frame.to_csv(tmp_path / "houses.csv", index=False)
+    return tmp_path / "houses.parquet", frame
+
+
+def test_a_file_is_the_frame_and_the_csv(table):
+    path, frame = table
+    data = bp.load_data(path, target="price", categorical=["zone"])
+    for other in (bp.load_data(path.with_suffix(".csv"), target="price", categorical=["zone"]),
+                  bp.dataset(frame.astype({"zone": "category"}), "price")):  # fmt: skip
+        assert data.schema == other.schema
+        torch.testing.assert_close(data.x_test, other.x_test)
+        torch.testing.assert_close(data.y_train, other.y_train)
+    torch.testing.assert_close(bp.load_inputs(path, data.schema), bp.load_inputs(path.with_suffix(".csv"), data.schema))
+
+
+def test_what_is_wrong_names_the_way_out(table, tmp_path, monkeypatch):
+    path, _ = table
+    with pytest.raises(bp.UserError, match=r"column of .*did you mean 'price'"):
+        bp.load_data(path, target="prize")
+    (tmp_path / "broken.parquet").write_bytes(b"PAR1 nothing")
+    with pytest.raises(bp.UserError, match="is no Parquet file, or damaged"):
+        bp.load_data(tmp_path / "broken.parquet", target="price")
+    for name in ("pyarrow", "fastparquet"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(bp.UserError, match=r'pip install "bnn_pyro\[parquet\]"'):
+        bp.load_data(path, target="price")

@@ -1,110 +1,63 @@
-"""SVI where the answer is known: Bayesian linear regression, through the public API, and its ELBO term by term.
+"""SVI where the answer is known: linear regression, its ELBO by Pyro's; noise of every row by itself."""
 
-Tolerances are Monte-Carlo errors. A fit ends a little off the optimum, by the gradient noise that Adam's falling
-learning rate has not averaged away; how much is measured by fitting with several seeds. The mean over the seeds must
-then agree with the exact answer within its own standard error, and that error must be small enough to tell.
-"""
-
+import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from conjugate import correlated, dataset
+from own_networks import NETS, made
 from pyro.infer import TraceMeanField_ELBO
 from scipy.stats import t
+from torch import nn
+from zoo_problems import problem
 
 import bnn_pyro as bp
-from bnn_pyro.inference.log_joint import Rescale, elbo_of
+from bnn_pyro.inference.log_joint import Objective, Rescale, elbo_of
 from bnn_pyro.isolation import isolated
-
-STEPS = 500
-
-
-def fits(problem, seeds=3):
-    """Posteriors from several seeds."""
-    svi, entry = bp.SVI(epochs=STEPS, batch_size=0, lr=0.03, final_lr=0.0), problem.entry(init_scale=0.05)
-    return [bp.fit(entry, problem.data, svi, seed=s, progress=False, device="cpu") for s in range(seeds)]
+from bnn_pyro.parts.gradients import RowNoise
+from bnn_pyro.parts.own_start import sampling_of
 
 
-def exact_elbo(problem, posterior):
-    return problem.elbo(posterior.guide.loc.detach().double(), posterior.guide.scale.detach().double())
-
-
-def check_optimum(problem, posteriors, alpha=1e-4):
-    """Means and scales of q agree with the exact mean-field optimum of ``problem`` within Monte-Carlo error.
+def test_full_batch_reaches_the_mean_field_optimum(alpha=1e-4):
+    """Means and scales of q agree with the exact mean-field optimum within Monte-Carlo error.
 
     Errors are taken in posterior standard deviations (means) and in log (scales). Their spread over the seeds, pooled
     over the weights, gives the standard error of their mean; the bound is Student's t for the probability ``alpha``
     that any of the statistics exceeds it by chance. Nor may a single fit fall short of the best ELBO by 0.3 nats.
     Faults such as a KL counted four times move a log scale by 0.7, so the bound itself has to stay under 0.45.
     """
+    problem = correlated(noise=5.0, y_shift=40.0, y_scale=8.0)
+    svi, entry = bp.SVI(epochs=500, batch_size=0, lr=0.03, final_lr=0.0), problem.entry(init_scale=0.05)
+    fits = [bp.fit(entry, problem.data, svi, seed=s, progress=False, device="cpu") for s in range(3)]
+    q = [(p.guide.loc.detach().double(), p.guide.scale.detach().double()) for p in fits]
+    lacking = [problem.log_evidence - problem.gap - problem.elbo(*one) for one in q]
+    assert min(lacking) >= 0 and max(lacking) < 0.3, f"off the exact optimum by {max(lacking):.1f} nats"
     exact, width = problem.mean, problem.mean_field_scale
-    lacking = [problem.log_evidence - problem.gap - exact_elbo(problem, p) for p in posteriors]
-    assert max(lacking) < 0.3, f"off the exact optimum by {max(lacking):.1f} nats"
-    q = [p.guide for p in posteriors]
-    errors = [torch.stack([(g.loc.double() - exact) / width, (g.scale.double() / width).log()]) for g in q]
-    errors = torch.stack(errors).detach()  # (seeds, 2, P)
+    errors = torch.stack([torch.stack([(loc - exact) / width, (scale / width).log()]) for loc, scale in q])
     seeds, _, weights = errors.shape
     spread = errors.var(0).mean(-1).sqrt()
     bound = t.isf(alpha / (2 * 2 * weights), (seeds - 1) * weights) * spread / math.sqrt(seeds)
     worst = errors.mean(0).abs().amax(-1)
     assert (worst <= bound).all(), f"off the exact optimum: means {worst[0]:.3f}, log scales {worst[1]:.3f} > {bound}"
     assert (bound < 0.45).all(), f"too noisy to tell: {bound}"
+    trace = {name: torch.tensor(line).double() for name, line in fits[0].trace.items()}
+    torch.testing.assert_close(trace["elbo"], trace["log_likelihood"] - trace["kl"])
+    # The last recorded KL is that of the step before the last; it is exact, without Monte-Carlo error.
+    assert trace["kl"][-1].item() == pytest.approx(problem.parts(*q[0])[1], rel=1e-4)
 
 
-@pytest.fixture(scope="module")
-def full_batch():
-    """Shift and scale of the target are not 0 and 1: the likelihood has to carry them."""
-    problem = correlated(noise=5.0, y_shift=40.0, y_scale=8.0)
-    return problem, fits(problem)
+KINDS = ("learned noise", "heteroscedastic", "binary", "multiclass")
 
 
-# -- the optimum -------------------------------------------------------------------------------------------------
-def test_full_batch_reaches_the_mean_field_optimum(full_batch):
-    check_optimum(*full_batch)
-
-
-# -- the ELBO ----------------------------------------------------------------------------------------------------
-
-
-def test_elbo_against_the_evidence(full_batch):
-    """ELBO = evidence − KL(q ‖ posterior), and the KL to the prior is exact."""
-    problem, posteriors = full_batch
-    x, y = problem.data.x_train, problem.data.y_train
-    for posterior in posteriors:
-        with isolated(0), torch.no_grad():
-            elbos = torch.stack([elbo_of(posterior.model, posterior.guide, x, y)[0] for _ in range(300)]).double()
-        assert elbos.mean().item() == pytest.approx(
-            exact_elbo(problem, posterior), abs=4 * elbos.std().item() / 300**0.5
-        )
-        assert exact_elbo(problem, posterior) <= problem.log_evidence - problem.gap
-        trace = {k: torch.tensor(v).double() for k, v in posterior.trace.items()}
-        assert len(trace["elbo"]) == STEPS and trace["epoch"][-1] == STEPS
-        torch.testing.assert_close(trace["elbo"], trace["log_likelihood"] - trace["kl"])
-        # The last recorded KL is that of the step before the last.
-        _, kl = problem.parts(posterior.guide.loc.detach().double(), posterior.guide.scale.detach().double())
-        assert trace["kl"][-1].item() == pytest.approx(kl, rel=1e-4)
-
-
-SCHEMAS = {
-    "learned": bp.Schema("regression", (3,), y_shift=2.0, y_scale=3.0),
-    "heteroscedastic": bp.Schema("regression", (3,), y_shift=2.0, y_scale=3.0),
-    "binary": bp.Schema("classification", (3,), classes=("a", "b")),
-    "multiclass": bp.Schema("classification", (3,), classes=("a", "b", "c")),
-}
-
-
-def small_net(kind, num=24, **settings):
+def small_net(kind, **settings):
     """(model, guide, x, y) of a network with a hidden layer and a q of appreciable width."""
-    schema, g = SCHEMAS[kind], torch.Generator().manual_seed(3)
-    x = torch.randn(num, 3, generator=g)
-    k = len(schema.classes)
-    y = torch.randint(k, (num,), generator=g) if k else 2 + 3 * torch.randn(num, generator=g)
-    noise = kind if schema.task == "regression" else "learned"
-    entry = bp.MeanField(hidden=(4,), noise=noise, init_scale=0.3, **settings)
+    entry, data = problem("mean-field", kind)
+    entry = replace(entry, init_scale=0.3, **settings)
     with isolated(5):
-        model = entry.model(schema)
-        return model, entry.guide(model), x, y
+        model = entry.model(data.schema)
+        return model, entry.guide(model), data.x_train, data.y_train
 
 
 def with_noise(seed, scaled_model, guide, x, y):
@@ -113,22 +66,22 @@ def with_noise(seed, scaled_model, guide, x, y):
 
 
 @pytest.mark.parametrize("prior", ["fan-in:1", "scale-mixture:1,0.1,0.5"])
-@pytest.mark.parametrize("kind", SCHEMAS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_mini_batch_elbo_averages_to_the_full_one(kind, prior):
     """Over the batches of any partition, weighted by their rows: with the same draw of w, equal."""
     model, guide, x, y = small_net(kind, prior=prior)
     full, full_likelihood = with_noise(7, model, guide, x, y)
     assert full != pytest.approx(full_likelihood)
-    for batches in (x.new_tensor(range(24)).long().split(8), torch.arange(24).flip(0).split([1, 16, 7])):
+    for batches in (torch.arange(12).split(4), torch.arange(12).flip(0).split([1, 8, 3])):
         elbo = likelihood = 0.0
         for rows in batches:
-            part = with_noise(7, Rescale(24 / len(rows))(model), guide, x[rows], y[rows])
-            elbo, likelihood = elbo + part[0] * len(rows) / 24, likelihood + part[1] * len(rows) / 24
+            part = with_noise(7, Rescale(12 / len(rows))(model), guide, x[rows], y[rows])
+            elbo, likelihood = elbo + part[0] * len(rows) / 12, likelihood + part[1] * len(rows) / 12
         assert (elbo, likelihood) == pytest.approx((full, full_likelihood), rel=2e-5)
 
 
 @pytest.mark.parametrize("prior", ["normal:0.8", "scale-mixture:1,0.1,0.5"])
-@pytest.mark.parametrize("kind", SCHEMAS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_elbo_is_pyros(kind, prior):
     """The leaner evaluation is the same number as ``TraceMeanField_ELBO``, and has the same gradient."""
     model, guide, x, y = small_net(kind, prior=prior)
@@ -141,16 +94,100 @@ def test_elbo_is_pyros(kind, prior):
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-4, atol=1e-4)
 
 
-def test_temperature_scales_the_kl_only():
-    for prior in ("normal:0.8", "scale-mixture:1,0.1,0.5"):
-        model, guide, x, y = small_net("learned", prior=prior)
-        warm, likelihood = with_noise(1, model, guide, x, y)
-        cold = Rescale(latent=0.3)
-        elbo, same = with_noise(1, cold(model), Rescale(latent=0.3)(guide), x, y)
-        assert same == likelihood
-        assert likelihood - elbo == pytest.approx(0.3 * (likelihood - warm), rel=1e-4)
+@pytest.mark.parametrize("prior", ["normal:0.8", "scale-mixture:1,0.1,0.5"])
+def test_temperature_scales_the_kl_only(prior):
+    model, guide, x, y = small_net("learned noise", prior=prior)
+    warm, likelihood = with_noise(1, model, guide, x, y)
+    elbo, same = with_noise(1, Rescale(latent=0.3)(model), Rescale(latent=0.3)(guide), x, y)
+    assert same == likelihood and likelihood - elbo == pytest.approx(0.3 * (likelihood - warm), rel=1e-4)
 
 
 def test_no_rows_to_train_on():
     with pytest.raises(bp.UserError, match="no training rows"):
-        bp.fit(bp.MeanField(), dataset(torch.zeros(0, 3), torch.zeros(0), SCHEMAS["learned"]), progress=False)
+        bp.fit(
+            bp.MeanField(),
+            dataset(torch.zeros(0, 3), torch.zeros(0), problem("mean-field", "learned noise")[1].schema),
+            progress=False,
+        )
+
+
+class Positions(nn.Module):
+    """Inputs (B, 4, 6): a convolution, a layer of tokens, and one of rows; their mean is what matters."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.token, self.head = nn.Conv1d(4, 3, 2), nn.Linear(5, 4), nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.head(self.token(self.conv(x).tanh()).tanh().mean(1))
+
+
+def data(num=16):
+    g = torch.Generator().manual_seed(1)
+    x, y = torch.randn(num, 4, 6, generator=g), torch.randn(num, generator=g)
+    return bp.Dataset("by-hand", bp.Schema("regression", (4, 6)), x, y, x[:0], y[:0], x[:0], y[:0])
+
+
+def objective(sampling, repeats, seed):
+    """ELBOs (R,) and their gradients (R, means and scales of q); {site: where its means are}."""
+    with bp.isolated(0):
+        entry = bp.Bayesian(Positions(), noise=0.7, sampling=sampling, init_scale=0.3)
+        model = entry.model(data().schema)
+        guide = entry.guide(model)
+        of, (x, y) = Objective(model.train(), guide, 1), (data().x_train, data().y_train)
+        elbos, gradients = [], []
+        torch.manual_seed(seed)
+        for _ in range(repeats):
+            elbo, _ = of(x, y, 1.0, 1.0)
+            gradients.append(torch.cat(torch.autograd.grad(elbo, [guide.loc, guide.rho])))
+            elbos.append(elbo.detach())
+    ends = torch.tensor([0, *(shape.numel() for shape in guide.shapes.values())]).cumsum(0).tolist()
+    places = {site: slice(*pair) for site, pair in zip(guide.shapes, itertools.pairwise(ends), strict=True)}
+    return torch.stack(elbos)[:, None], torch.stack(gradients), places
+
+
+def test_sites_that_reach_one_layer_once_are_sampled_by_row():
+    with bp.isolated(0):
+        found = sampling_of(Positions(), (4, 6))
+    kinds = {"conv": "flipout", "token": "flipout", "head": "rows"}
+    assert found == {f"{layer}.{kind}": how for layer, how in kinds.items() for kind in ("weight", "bias")}
+    by_net = {name: set(sampling_of(made(name), (4, 6))) for name in NETS}
+    assert by_net["embedding, tied"] == set()
+    assert by_net["lstm"] == by_net["attention"] == {"head.weight", "head.bias"}
+    assert not any(site.startswith("inner") for site in by_net["used twice"])
+    schema = bp.Schema("classification", (4, 6), tuple("abc"))
+    assert (
+        bp.Bayesian(made("norms")).model(schema).sampling and not bp.Bayesian(made("batch norm")).model(schema).sampling
+    )
+
+
+def test_the_elbo_and_its_gradient_are_the_same_on_average_and_scatter_less():
+    (*drawn, places), (*by_row, _) = (objective(how, 300, seed=s) for how, s in (("weights", 1), (None, 2)))
+    for one, other in zip(drawn, by_row, strict=True):
+        error = (one.var(0) / len(one) + other.var(0) / len(other)).sqrt()
+        assert ((one.mean(0) - other.mean(0)).abs() < 5 * error).all()
+    for site, place in places.items():
+        assert by_row[1][:, place].var(0).sum() < 0.8 * drawn[1][:, place].var(0).sum(), site
+
+
+@pytest.mark.parametrize("kind", [nn.Conv2d, nn.ConvTranspose2d])
+def test_outputs_have_the_moments_of_drawn_weights(kind):
+    """Of one row: means and the covariance of all its outputs; groups, stride and padding as the layer has them."""
+    with bp.isolated(0):
+        layer, x = kind(4, 4, 2, stride=2, padding=1, groups=2), torch.randn(1, 4, 3, 3)
+        q = {n: torch.distributions.Independent(torch.distributions.Normal(p.detach(), 0.5 + p.detach().abs()), p.dim())
+             for n, p in layer.named_parameters()}  # fmt: skip
+        draws = {True: [], False: []}
+        for by_row in draws:
+            for _ in range(800):
+                w = {name: own.rsample() for name, own in q.items()}
+                for name, value in w.items():
+                    value.drawn_from = q[name]
+                with RowNoise(w, dict.fromkeys(w, "flipout") if by_row else {}):
+                    draws[by_row].append(torch.func.functional_call(layer, w, (x,)).flatten())
+    a, b = (torch.stack(draws[by_row]) for by_row in draws)
+    sd = b.std(0)
+    assert ((a.mean(0) - b.mean(0)).abs() < 6 * sd * (2 / 800) ** 0.5 + 1e-6).all()
+    noise = 8 * sd[:, None] * sd * (2 / 800) ** 0.5 + 1e-6
+    assert ((b.T.cov() - b.var(0).diag()).abs() > noise).any()  # noise of every activation by itself would be seen
+    assert ((a.T.cov() - b.T.cov()).abs() < noise).all()

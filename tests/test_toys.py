@@ -23,7 +23,6 @@ from bnn_pyro.settings import Settings, setting
 from bnn_pyro.zoo import ZOO, MeanField
 
 
-# -- a likelihood -----------------------------------------------------------------------------------------------------
 class PoissonMixture(Mixture):
     def component_cdf(self, y):
         y = y.unsqueeze(-2).double().floor()
@@ -90,7 +89,6 @@ def test_a_mixture_of_poissons_has_its_closed_forms():
     np.testing.assert_allclose(bp.metrics.pit(prediction, y), pit, rtol=1e-5)
 
 
-# -- a method ---------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Jitter(Settings):
     """Settings of a point estimate with Normal noise around it, which is right about nothing but its centre."""
