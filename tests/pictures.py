@@ -70,10 +70,6 @@ def line_of(ax, label):
     return next(line for line in ax.lines if line.get_label().startswith(label))
 
 
-def legend_of(ax):
-    return [text.get_text() for text in ax.get_legend().get_texts()]
-
-
 def refuses(words, draw, *args, **options):
     with pytest.raises(UserError, match=words):
         draw(*args, **options)

@@ -14,11 +14,9 @@ import warnings
 from collections import namedtuple
 from pathlib import Path
 
-import numpy as np
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.configuration import set_hypothesis_home_dir
-from hypothesis.extra import numpy as hnp
 
 from bnn_pyro.run import main
 
@@ -176,25 +174,3 @@ def changed_json(draw, blob: bytes) -> bytes:
     elif what != "gone":
         holder |= {draw(st.text(max_size=5)): former} if what == "key" else {key: draw(ODD_VALUE)}
     return json.dumps(tree).encode()
-
-
-#: Arrays of every kind that numpy can write, but of objects.
-DTYPES = st.one_of(
-    hnp.floating_dtypes(), hnp.integer_dtypes(), hnp.boolean_dtypes(), hnp.complex_number_dtypes(),
-    hnp.datetime64_dtypes(), hnp.unicode_string_dtypes(max_len=5), hnp.byte_string_dtypes(max_len=3),
-    st.just(np.dtype([("a", "f8"), ("b", "i4")])),
-)  # fmt: skip
-SHAPES = st.sampled_from([(), (), (2,), (2,), (1,), (0,), (3, 3), (3, 3, 1), (3, 3, 3), (1, 3, 3), (2, 2, 2, 2)])
-
-
-@st.composite
-def array(draw) -> np.ndarray:
-    """An array of any type and shape, mostly of 30 rows and mostly with one odd value in it."""
-    kind, shape = draw(DTYPES), (draw(st.sampled_from([0, 1, 2, 30, 30, 30, 30])), *draw(SHAPES))
-    values = np.zeros(shape, kind)
-    if draw(st.booleans()) and kind.kind in "fiu":  # numbers that will do, and an odd one
-        values += np.random.default_rng(0).integers(0, 3, values.shape).astype(kind)
-        values.reshape(-1)[:1] = draw(hnp.from_dtype(kind))
-    else:
-        values[...] = draw(hnp.from_dtype(kind))
-    return values

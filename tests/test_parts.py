@@ -33,7 +33,6 @@ def randn(*shape, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-# -- priors ------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -85,7 +84,6 @@ def test_scale_mixture_samples_have_its_density():
     assert kstest(draws, norm(scale=draws.std()).cdf).pvalue < 1e-6  # the test can tell it from one Normal
 
 
-# -- nets --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("activation", "bias"), [("tanh", True), ("relu", False)])
 def test_a_network_by_hand_for_one_draw_and_for_many(activation, bias):
     with isolated(0):
@@ -102,7 +100,6 @@ def test_a_network_by_hand_for_one_draw_and_for_many(activation, bias):
         torch.testing.assert_close(functional_call(net, one, (x,)), h[s])
 
 
-# -- likelihoods -------------------------------------------------------------------------------------------------
 def read(likelihood, f, **latent):
     with ReadLikelihood() as kept, poutine.condition(data=latent):
         likelihood(f)
@@ -140,9 +137,6 @@ def test_classification_likelihoods():
         observed = poutine.trace(two).get_trace(f[:, :1], (y > 0).long())  # integer labels
         observed.compute_log_prob()
     torch.testing.assert_close(observed.nodes["y"]["log_prob"], F.logsigmoid(f[:, 0] * (2.0 * (y > 0) - 1)))
-
-
-# -- models and guides -------------------------------------------------------------------------------------------
 
 
 def test_mean_field_normal_starts_where_it_is_told():
@@ -260,7 +254,6 @@ def test_an_improper_prior_has_no_samples():
     assert (ratio[0] - ratio[1]).item() == pytest.approx(math.log(3))
 
 
-# -- a Normal prior whose precision has a Gamma prior --------------------------------------------------------------
 SHAPE, RATE = 2.5, 0.7
 W = torch.tensor([[0.3, -1.2, 0.5], [0.9, 0.1, -0.4]])
 

@@ -7,14 +7,13 @@ import pictures
 import pytest
 import torch
 from matplotlib.collections import QuadMesh
-from pictures import CATEGORICAL, LABELS, POINTS, chains, clean_matplotlib, legend_of, line_of, random, refuses  # noqa: F401 (a fixture)  # noqa: F401 (a fixture)
+from pictures import CATEGORICAL, LABELS, POINTS, chains, clean_matplotlib, line_of, random, refuses  # noqa: F401 (a fixture)
 from pyro.distributions import Bernoulli, Categorical, Normal
 from scipy.stats import norm
 
 from bnn_pyro import metrics, plots
 from bnn_pyro.checks import Finding
 from bnn_pyro.datasets.dataset import Dataset, Schema
-from bnn_pyro.plots import Scores
 from bnn_pyro.predictive import Prediction
 
 NORMAL = Prediction(Normal(random(pictures.DRAWS, POINTS), 0.5 + random(pictures.DRAWS, POINTS, seed=1).abs()))
@@ -34,7 +33,6 @@ def one_feature():
     return Dataset("one", schema, x, y, x[:0], y[:0], x[:0], y[:0])
 
 
-# -- regression --------------------------------------------------------------------------------------------------------
 def edges_of(ax, label):
     """Lower and upper edge of a filled band, by ascending x."""
     band = next(c for c in ax.collections if str(c.get_label()).startswith(label))
@@ -79,7 +77,6 @@ def test_coverage_and_pit_are_those_of_the_metrics():
     assert pictures.heights(pit.containers[0]).tolist() == expected.tolist()
 
 
-# -- maps --------------------------------------------------------------------------------------------------------------
 def mesh_of(ax):
     return next(c for c in ax.collections if isinstance(c, QuadMesh)).get_array()
 
@@ -116,7 +113,6 @@ def test_maps_of_more_classes_and_of_a_regression():
     refuses(r"predict at grid\.x", plots.decision_boundary, prediction[:7], grid)
 
 
-# -- checks ------------------------------------------------------------------------------------------------------------
 def test_z_scores():
     names, z = ("mean of a", "mean of b (sd)", "variance of c"), (-1.0, 20.0, np.nan)
     ax = plots.standard_errors([Finding(name, 1.0, z=own) for name, own in zip(names, z, strict=True)])
@@ -127,26 +123,6 @@ def test_z_scores():
     assert ax.get_title() == f"2 of 3 beyond ±{bound:.1f} (shaded)"
 
 
-# -- sweeps ------------------------------------------------------------------------------------------------------------
-def scores(*points, kind=""):
-    return Scores(points, float(np.mean(points)), float(np.std(points, ddof=1)) if len(points) > 1 else math.nan, kind)
-
-
-def test_a_mean_and_its_error_and_a_mark_for_every_fit():
-    by = {"good": scores(1.0, 2.0, 3.0, kind="best"), "bad": scores(4.0, 6.0, kind="worse"), "one": scores(5.0)}
-    (ax,) = plots.sweep_points({"energy": by}, "RMSE, target units", nominal=95.0)
-    assert [text.get_text() for text in ax.get_yticklabels()] == ["good", "bad", "one"] and ax.yaxis_inverted()
-    drawn = {container.lines[0].get_ydata()[0]: container.lines[0] for container in ax.containers}
-    assert [drawn[y].get_xdata()[0] for y in sorted(drawn)] == [2.0, 5.0, 5.0]
-    (low, high), *_ = (segment[:, 0] for segment in ax.containers[0].lines[2][0].get_segments())
-    assert (low, high) == pytest.approx((1.0, 3.0))
-    assert len({drawn[y].get_marker() for y in drawn}) == 3, "markers tell what colours tell"
-    for expected in ([1.0, 2.0, 3.0], [95.0, 95.0]):
-        assert any(np.array_equal(line.get_xdata(), expected) for line in ax.lines)
-    refuses("no fit to draw", plots.sweep_points, {}, "RMSE")
-
-
-# -- classes -----------------------------------------------------------------------------------------------------------
 def test_reliability_bars_are_the_accuracies_and_counts_of_the_metric():
     table = metrics.reliability(CATEGORICAL, LABELS)
     filled = table.count > 0
@@ -180,7 +156,6 @@ def test_selective_risk_lies_between_the_oracle_and_a_random_order():
     assert line_of(ax, "random").get_ydata() == [pytest.approx(0.2)] * 2
 
 
-# -- the growing ensemble ----------------------------------------------------------------------------------------------
 def by_hand(posterior, x, y, picks):
     """NLL of an ensemble of some (chain, draw)s."""
     total = 0.0
@@ -208,7 +183,6 @@ def test_an_ensemble_grows_by_the_stored_draws_in_their_order(numbers, monkeypat
     assert f"{middle:.4f} ({low:.4f} to {high:.4f})" in line_of(ax, "a single draw").get_label()
 
 
-# -- weights -----------------------------------------------------------------------------------------------------------
 def test_weights_are_those_of_the_largest_disagreement():
     """By Wasserstein-2 in units of the mean σ: 3 at [2, 0] (a shift), 2·(2 − 1)/(2 + 1) at [0, 1] (a scale)."""
     one = random(1, 4000, 3, 2)

@@ -45,7 +45,6 @@ def saved(request, trained, tmp_path):
 chains_alone = pytest.mark.parametrize("saved", ["chains"], indirect=True)
 
 
-# -- draws -------------------------------------------------------------------------------------------------------
 def test_draws_of_a_guide(trained, monkeypatch):
     posterior, _ = trained["guide"]
     draws = posterior.draw(500, seed=1)
@@ -82,7 +81,6 @@ def test_thinning_is_even():
     assert posterior.draw(1000)["layers.0.weight"].flatten().tolist() == list(range(100))
 
 
-# -- pooling -----------------------------------------------------------------------------------------------------
 def sampled(seed, chains=4, **settings):
     method = bp.ChEES(**{"chains": chains, "superchains": 2, "warmup": 10, "draws": 3, "compiled": "no", **settings})
     return bp.fit(PROBLEM.entry(), PROBLEM.data, method, seed=seed, progress=False, device="cpu")
@@ -117,7 +115,6 @@ def test_what_belongs_to_different_posteriors_is_not_pooled(trained):
         bp.pool([])
 
 
-# -- the archive -------------------------------------------------------------------------------------------------
 def test_round_trip_is_exact(saved):
     posterior, folder = saved
     loaded = bp.load(folder)
@@ -202,7 +199,6 @@ def test_code_in_a_file_is_not_executed(saved, tmp_path, writer):
     assert mark.exists()
 
 
-# -- the prior ---------------------------------------------------------------------------------------------------------
 def test_the_prior_predicts_by_its_own_variance_without_a_row(tmp_path):
     """Var y = σ² + scale² τ² (|x|² + 1) of a linear network."""
     x = torch.tensor([[0.0, 0.0], [1.0, -2.0]])

@@ -1,6 +1,7 @@
 """The predictive distribution: an equal mixture of the draws' own likelihoods, checked against closed forms."""
 
 import math
+from dataclasses import replace
 from unittest.mock import Mock
 
 import numpy as np
@@ -11,30 +12,21 @@ from pyro.distributions import Bernoulli, Categorical, Normal
 from scipy.optimize import brentq
 from scipy.special import logsumexp
 from scipy.stats import norm
+from zoo_problems import TASKS, problem
 
 import bnn_pyro as bp
 from bnn_pyro.isolation import isolated
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction, predict
 
-SCHEMAS = {
-    **dict.fromkeys(("fixed", "learned", "heteroscedastic"), bp.Schema("regression", (3,), y_shift=2.0, y_scale=3.0)),
-    "binary": bp.Schema("classification", (3,), classes=("a", "b")),
-    "multiclass": bp.Schema("classification", (3,), classes=("a", "b", "c")),
-    "images": bp.Schema("classification", (1, 3, 2), classes=("a", "b", "c")),
-}
 
-
-def wide(kind, **settings):
-    """An untrained posterior with a q of appreciable width, and 13 inputs."""
-    schema = SCHEMAS[kind]
-    noise = {"fixed": 0.7, "heteroscedastic": "heteroscedastic"}.get(kind, "learned")
-    entry = bp.MeanField(hidden=(5, 4), noise=noise, init_scale=0.4, **settings)
+def wide(kind):
+    """An untrained posterior with a q of appreciable width, and 12 inputs."""
+    entry, data = problem("mean-field", kind)
+    entry = replace(entry, hidden=(5, 4), init_scale=0.4)
     with isolated(3):
-        model = entry.model(schema)
-        guide = entry.guide(model)
-        x = torch.randn(13, *schema.input_shape)
-    return Posterior(model, schema, guide=guide, provenance={"data": "by-hand"}), x
+        model = entry.model(data.schema)
+        return Posterior(model, data.schema, guide=entry.guide(model), provenance={"data": "by-hand"}), data.x_train
 
 
 def parameters(prediction):
@@ -42,7 +34,7 @@ def parameters(prediction):
     return [getattr(prediction.components, name) for name in names]
 
 
-@pytest.mark.parametrize("kind", SCHEMAS)
+@pytest.mark.parametrize("kind", TASKS)
 def test_vectorised_draws_equal_a_loop_over_draws(kind):
     """Each component is the distribution at "y" of the model conditioned on that one draw."""
     posterior, x = wide(kind)
@@ -58,7 +50,7 @@ def test_vectorised_draws_equal_a_loop_over_draws(kind):
         torch.testing.assert_close(prediction.components.mean[s], node["fn"].mean, equal_nan=True)
 
 
-@pytest.mark.parametrize("kind", SCHEMAS)
+@pytest.mark.parametrize("kind", [task for task in TASKS if task != "counts"])
 def test_the_memory_bound_is_kept_and_changes_nothing_nor_does_selection(kind):
     """The bound is of the widest activation that the network is ever asked for."""
     posterior, x = wide(kind)
@@ -70,14 +62,14 @@ def test_the_memory_bound_is_kept_and_changes_nothing_nor_does_selection(kind):
 
     for layer in posterior.model.net.layers:
         layer.register_forward_hook(record)
-    for max_memory in (20, 4 * 5 * 4, 4 * 5 * 13 * 3):
+    for max_memory in (20, 4 * 5 * 4, 4 * 5 * 12 * 3):
         asked.clear()
         bounded = predict(posterior, x, num_draws=7, seed=1, max_memory=max_memory)
         assert max(asked) <= max_memory
         for a, b in zip(parameters(default), parameters(bounded), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
-    mask = torch.arange(13) % 3 == 0
-    for index in (slice(2, 9, 2), mask, [4, 0, 4], torch.tensor([12])):
+    mask = torch.arange(12) % 3 == 0
+    for index in (slice(2, 9, 2), mask, [4, 0, 4], torch.tensor([11])):
         part = default[index]
         assert len(part) == len(x[index]) and part.num_draws == 7
         for name in ("mean", "total", "epistemic"):
@@ -85,7 +77,7 @@ def test_the_memory_bound_is_kept_and_changes_nothing_nor_does_selection(kind):
 
 
 def test_seeds_and_stored_draws_which_are_not_repeated():
-    posterior, x = wide("fixed")
+    posterior, x = wide("fixed noise")
     first, again, other = (predict(posterior, x, num_draws=5, seed=s).locs for s in (4, 4, 5))
     assert torch.equal(first, again) and not torch.equal(first, other)
     draws = posterior.draw(6, seed=0)
@@ -163,7 +155,7 @@ def test_entropy_decomposition():
 
 
 def test_mistakes_are_told(monkeypatch):
-    posterior, x = wide("fixed")
+    posterior, x = wide("fixed noise")
     regression, classes = predict(posterior, x, num_draws=2), predict(*wide("binary"), num_draws=2)
     for call, words in (
         (lambda: predict(posterior, torch.zeros(2, 4)), r"inputs have shape \(4,\).*trained on \(3,\)"),

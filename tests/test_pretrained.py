@@ -41,29 +41,17 @@ def logits(posterior, data=None):
     return bp.predict(posterior, (data or rows()).x_test, num_draws=6, seed=5).components.logits
 
 
-def script(module, path):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.jit.script(module).save(path)
-    return path
-
-
-def export(module, path, rows=4):
-    batch = ({0: torch.export.Dim("batch")},)
-    torch.export.save(torch.export.export(module, (torch.randn(rows, 3),), dynamic_shapes=batch), path)
-    return path
-
-
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory):
-    """The same network out of training mode, and another one."""
-    folder = tmp_path_factory.mktemp("exported")
-    with isolated(0):
-        nets = {name: network(seed).eval() for seed, name in enumerate(("eval", "other"))}
-        return {name: export(net, folder / f"{name}.pt2") for name, net in nets.items()}
-
-
-# -- modules -----------------------------------------------------------------------------------------------------
+def files(tmp_path_factory):
+    """A folder with the network in 0.pt (TorchScript) and 0.pt2 (torch.export), and another one in 1.pt and 1.pt2."""
+    folder, batch = tmp_path_factory.mktemp("files"), ({0: torch.export.Dim("batch")},)
+    with isolated(0), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for seed in (0, 1):
+            torch.jit.script(network(seed)).save(folder / f"{seed}.pt")
+            program = torch.export.export(network(seed).eval(), (torch.randn(4, 3),), dynamic_shapes=batch)
+            torch.export.save(program, folder / f"{seed}.pt2")
+    return folder
 
 
 @pytest.mark.parametrize("inputs", ["standardised", "raw"])
@@ -100,7 +88,6 @@ def test_batch_normalisation_tells_that_a_network_knows_other_inputs(trained, ot
         fit(bp.LastLayer(backbone=net, inputs=other), data=data)
 
 
-# -- files -------------------------------------------------------------------------------------------------------
 def test_backbones_and_inputs_that_are_none_are_refused_with_the_valid_forms(tmp_path, weights):
     forms = r"none of: auto, convnet, mlp, .*\(\.pt\).*\(\.pt2\).*resnet18:FILE"
     for backbone, inputs, words in (
@@ -117,25 +104,9 @@ def test_backbones_and_inputs_that_are_none_are_refused_with_the_valid_forms(tmp
             fit(bp.LastLayer(backbone=backbone, **({"inputs": inputs} if inputs else {})))
 
 
-FILES = {"TorchScript": "net.pt", "torch.export": "net.pt2"}
-
-
-@pytest.fixture
-def write(tmp_path, exported):
-    """write(kind, other): a file with the network, or with another one, at its place."""
-
-    def put(kind, other=False):
-        path = tmp_path / FILES[kind]
-        if kind == "TorchScript":
-            return script(network(1 if other else 0), path)
-        return shutil.copy(exported["other" if other else "eval"], path)
-
-    return put
-
-
-@pytest.mark.parametrize("kind", FILES)
-def test_features_are_those_of_the_module_in_the_file(write, kind):
-    data, path, module = rows(), write(kind), network().eval()
+@pytest.mark.parametrize("suffix", [".pt", ".pt2"])
+def test_features_are_those_of_the_module_in_the_file(files, suffix):
+    data, path, module = rows(), files / f"0{suffix}", network().eval()
     for entry, shown in (
         (bp.LastLayer(backbone=path), data.schema.unstandardise),
         (bp.LastLayer(backbone=from_text(str(path)), inputs="standardised"), lambda x: x),
@@ -147,13 +118,13 @@ def test_features_are_those_of_the_module_in_the_file(write, kind):
             torch.testing.assert_close(backbone(x), module(shown(x)).detach(), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", FILES)
-def test_a_posterior_on_a_file_is_loaded_exactly_and_not_if_it_went_or_changed(tmp_path, write, kind, monkeypatch):
-    path = write(kind)
+@pytest.mark.parametrize("suffix", [".pt", ".pt2"])
+def test_a_posterior_on_a_file_is_loaded_exactly_and_not_if_it_went_or_changed(tmp_path, files, suffix, monkeypatch):
+    path = shutil.copy(files / f"0{suffix}", tmp_path / f"net{suffix}")
     posterior = fit(bp.LastLayer(backbone=str(path), inputs="standardised"), tmp_path / "run")
     monkeypatch.chdir("/")
     assert torch.equal(logits(bp.load(tmp_path / "run")), logits(posterior))
-    write(kind, other=True)
+    shutil.copy(files / f"1{suffix}", path)
     monkeypatch.setattr(torch.export, "load", None)  # it is not even read
     monkeypatch.setattr(torch.jit, "load", None)
     with pytest.raises(bp.UserError, match=r"is not the one that this posterior was made with \(SHA-256 "):
@@ -178,10 +149,10 @@ def test_files_of_another_kind_are_refused_and_nothing_is_unpickled(tmp_path, su
 
 
 @pytest.mark.parametrize("what", ["object", "subclass", "compiled"])
-def test_an_export_that_holds_more_than_tensors_is_not_read(tmp_path, exported, what):
+def test_an_export_that_holds_more_than_tensors_is_not_read(tmp_path, files, what):
     """``torch.export.load`` would unpickle the first two and run the third."""
     path, mark = tmp_path / "net.pt2", tmp_path / "executed"
-    with zipfile.ZipFile(exported["eval"]) as old, zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as new:
+    with zipfile.ZipFile(files / "0.pt2") as old, zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as new:
         for name in old.namelist():
             blob = old.read(name)
             if what == "subclass" and name.endswith("weights_config.json"):
@@ -199,7 +170,6 @@ def test_an_export_that_holds_more_than_tensors_is_not_read(tmp_path, exported, 
     assert not mark.exists()
 
 
-# -- torchvision -------------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory):
     """A small architecture with random weights, in a file that is called .pt as many are."""

@@ -20,7 +20,7 @@ from run_folders import same
 
 import bnn_pyro as bp
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
-from bnn_pyro.files import LOCK, lock_folder, write_whole
+from bnn_pyro.files import LOCK, lock_folder
 from bnn_pyro.runs.folder import CheckFolder, RunFolder
 from bnn_pyro.runs.sweep import SweepFolder
 
@@ -30,7 +30,6 @@ DATA = ["mean-field", "--data", "toy-curve", "--no-baseline", *SHORT]
 pytestmark = pytest.mark.usefixtures("quick")
 
 
-# -- two processes, one folder ---------------------------------------------------------------------------------------
 HOLD = """
 import fcntl, os, sys, time
 file = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
@@ -94,17 +93,6 @@ def test_what_a_killed_process_left_half_written_holds_nobody_up_and_is_removed(
         assert mine.exists() and not any(path.exists() for path in left)
 
 
-# -- disks -----------------------------------------------------------------------------------------------------------
-def test_a_file_that_could_not_be_written_is_as_it_was(tmp_path):
-    path = tmp_path / "file"
-    write_whole(path, b"old")
-    with limited(1000), pytest.raises(bp.UserError, match=r"file could not be written .*make room.*--resume"):
-        write_whole(path, b"new" * 1000)
-    assert path.read_bytes() == b"old" and [p.name for p in tmp_path.iterdir()] == ["file"]
-    with pytest.raises(bp.UserError, match="choose a place that can be written"):
-        write_whole(path / "file", b"")
-
-
 @contextmanager
 def limited(size):
     """No file of this process may grow beyond so many bytes: what a full disk is to it."""
@@ -131,7 +119,6 @@ def test_a_disk_that_fills_up_is_told_and_the_run_goes_on_once_there_is_room(tmp
         assert answer(["train", *again, "--out", str(out)]).code == 0 and same(out, whole)
 
 
-# -- SIGKILL ---------------------------------------------------------------------------------------------------------
 RUNS = {
     "svi": ["mean-field", "--epochs", "60", "--hidden", "8"],
     "nuts": ["mean-field", "--inference", "nuts", "--hidden", "3", "--set", "draws=12", "--set", "warmup=12",
@@ -172,7 +159,6 @@ def test_chains_begun_over_a_finished_run_are_not_mistaken_for_it(tmp_path, monk
     assert torch.equal(new.stats["lp"], bp.fit(NET, data, method, seed=2, **how).stats["lp"])
 
 
-# -- the same again --------------------------------------------------------------------------------------------------
 METHODS = {
     "svi": bp.SVI(epochs=30),
     "nuts": bp.NUTS(draws=8, warmup=10, chains=2, compiled="no", cores=1, max_tree_depth=3),

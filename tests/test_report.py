@@ -1,4 +1,4 @@
-"""Reports say what their numbers say, hold all that they show, escape what a user typed; and which figures apply."""
+"""Reports say what their numbers say, hold all that they show, escape what a user typed."""
 
 import re
 from dataclasses import replace
@@ -6,7 +6,7 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure as Page
-from pictures import SCHEMA, chains, clean_matplotlib, guided, random  # noqa: F401 (a fixture)
+from pictures import clean_matplotlib  # noqa: F401 (a fixture)
 
 from bnn_pyro.reports.page import Picture, read_texts, run_card, run_html
 from bnn_pyro.reports.summary import run_table

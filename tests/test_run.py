@@ -21,7 +21,6 @@ from bnn_pyro.settings import field_docs
 pytestmark = pytest.mark.usefixtures("quick")
 
 
-# -- what a run folder holds -------------------------------------------------------------------------------------------
 def test_train_writes_the_whole_folder_with_its_baseline(runs):
     folder = runs / "digits"
     names = {p.name for p in folder.iterdir()}
@@ -67,7 +66,6 @@ def test_overwrite_replaces_the_run_and_nothing_else(tmp_path):
     assert not (out / "figures" / "old.png").exists() and not (out / "baseline").exists()
 
 
-# -- settings ----------------------------------------------------------------------------------------------------------
 def test_flags_go_before_config_and_config_before_defaults(tmp_path):
     (tmp_path / "c.toml").write_text(
         'variant = "mean-field"\ndata.name = "toy-curve"\nseed = 4\n'
@@ -79,9 +77,6 @@ def test_flags_go_before_config_and_config_before_defaults(tmp_path):
     inference = {"epochs": 33, "lr": 0.5, "temperature": 0.5}
     assert flagged.inference_settings.items() >= inference.items()
     assert flagged.variant_settings.items() >= {"hidden": [7], "prior": "normal:0.1", "bias": False}.items()
-
-
-# -- the other commands ------------------------------------------------------------------------------------------------
 
 
 def test_list_has_every_name_and_explains_every_setting(capsys):

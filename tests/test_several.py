@@ -39,7 +39,6 @@ UNITS = ("y_shift", "y_scale")
 FRAME = pd.DataFrame(np.concatenate([X, Y], 1), columns=["a", "b", "up", "down"])
 
 
-# -- the likelihood ----------------------------------------------------------------------------------------------------
 #: {likelihood: (data, {site of its own: mean of its Normal prior})}, each prior with standard deviation 1.
 LIKELIHOODS = {
     "normal": (NUMBERS, {"log_noise": -1.0}),
@@ -100,7 +99,6 @@ def test_as_many_targets_as_inputs_are_no_rows_of_each_draw():
     torch.testing.assert_close(log_joint.log_density(u), torch.cat([log_joint.log_density(one[None]) for one in u]))
 
 
-# -- predictions -------------------------------------------------------------------------------------------------------
 def test_the_mixture_against_scipy():
     rng = np.random.default_rng(0)
     loc, scale, y = rng.normal(size=(5, 4, 2)), rng.uniform(0.5, 2, (5, 4, 2)), rng.normal(size=(4, 2))
@@ -138,20 +136,19 @@ def test_labels_against_scipy_and_scikit_learn():
         metrics.nll(prediction, 2 * y)
 
 
-# -- fits --------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("entry", "method"),
-    [
-        ("hidden-layer", bp.SVI(epochs=40)),
-        (bp.MeanField(noise="heteroscedastic"), bp.SVI(epochs=3)),
-        ("mlp", bp.MAP(epochs=30)),
-        ("mean-field", bp.SGHMC(epochs=2)),
-        ("mean-field", bp.MILE(warmup=5, draws=4, chains=2, epochs=4, thin=2)),
-        ("dropout-mlp", bp.MCDropout(epochs=3)),
-    ],
-    ids=["hidden-layer", "heteroscedastic", "map", "sghmc", "mile", "mc-dropout"],
-)
-def test_methods_take_them(entry, method, tmp_path):
+FITS = {
+    "hidden-layer": ("hidden-layer", bp.SVI(epochs=40)),
+    "heteroscedastic": (bp.MeanField(noise="heteroscedastic"), bp.SVI(epochs=3)),
+    "map": ("mlp", bp.MAP(epochs=30)),
+    "sghmc": ("mean-field", bp.SGHMC(epochs=2)),
+    "mile": ("mean-field", bp.MILE(warmup=5, draws=4, chains=2, epochs=4, thin=2)),
+    "mc-dropout": ("dropout-mlp", bp.MCDropout(epochs=3)),
+}
+
+
+@pytest.mark.parametrize("name", FITS)
+def test_methods_take_them(name, tmp_path):
+    entry, method = FITS[name]
     for data in (NUMBERS, LABELS):
         posterior = bp.fit(entry, data, method, seed=0, progress=False)
         prediction = bp.predict(posterior, data.x_test, num_draws=4)
@@ -162,7 +159,6 @@ def test_methods_take_them(entry, method, tmp_path):
     assert again.schema == data.schema
 
 
-# -- data --------------------------------------------------------------------------------------------------------------
 def test_frames_names_and_arrays_are_one(tmp_path):
     FRAME.to_csv(tmp_path / "t.csv", index=False)
     one = bp.dataset(FRAME, ["up", "down"], seed=0)
@@ -203,7 +199,6 @@ def test_refused():
             call()
 
 
-# -- the command line --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("task", ["targets", "labels"])
 def test_from_a_file_to_predictions(task, tmp_path, capsys):
     x, y = (numbers if task == "targets" else labels)(150)

@@ -117,17 +117,6 @@ def test_pictures_larger_than_memory_are_read_once_into_a_file(both, tmp_path, m
         bp.dataset(torch.utils.data.Subset([*floats, (torch.zeros(1, 4, 5), 0)], range(41)))
 
 
-def test_what_takes_all_rows_says_how_much_memory_that_is(files, both):
-    data = both(lambda: load_data(files / "x.npy"))[1]
-    for variant, method, what in (
-        ("mean-field", "nuts", "nuts takes all 210 training rows at once, 3.13e-06 GiB.*svi"),
-        ("mean-field", "sghmc", "batch_size=0 takes all.*svi"),
-        ("last-layer", "svi", "a backbone takes all"),
-    ):
-        with pytest.raises(bp.UserError, match=what):
-            bp.fit(variant, data, method, progress=False)
-
-
 BAD = [
     ("x.npy", {}, r"x\[250, 2\] is nan; correct or remove row 250"),
     ("x.npy", {"missing": "drop"}, "no rows are dropped"),

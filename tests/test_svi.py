@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conjugate import correlated, dataset
+from conjugate import correlated
 from own_networks import NETS, made
 from pyro.infer import TraceMeanField_ELBO
 from scipy.stats import t
@@ -100,15 +100,6 @@ def test_temperature_scales_the_kl_only(prior):
     warm, likelihood = with_noise(1, model, guide, x, y)
     elbo, same = with_noise(1, Rescale(latent=0.3)(model), Rescale(latent=0.3)(guide), x, y)
     assert same == likelihood and likelihood - elbo == pytest.approx(0.3 * (likelihood - warm), rel=1e-4)
-
-
-def test_no_rows_to_train_on():
-    with pytest.raises(bp.UserError, match="no training rows"):
-        bp.fit(
-            bp.MeanField(),
-            dataset(torch.zeros(0, 3), torch.zeros(0), problem("mean-field", "learned noise")[1].schema),
-            progress=False,
-        )
 
 
 class Positions(nn.Module):

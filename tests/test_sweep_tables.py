@@ -82,10 +82,8 @@ WRONG = {
     f"seed = [0]\n{DATA}{RECIPES}": "unknown key in s.toml 'seed'; did you mean 'seeds'?",
     f"seeds = 3\n{DATA}{RECIPES}": "'seeds' must be a list of whole numbers, such as [0, 1, 2], got 3",
     f"seeds = [1, 2, 1]\n{DATA}{RECIPES}": "none twice, got [1, 2, 1]",
-    f"splits = []\n{DATA}{RECIPES}": "'splits' must be whole numbers",
     DATA: "s.toml has no recipes: add a table [recipes.NAME]",
     RECIPES: "s.toml has no data: add a table [data.NAME]",
-    f"[data]\ntoy-curve = 3\n{RECIPES}": "s.toml [data]: 'toy-curve' must be a table, got 3",
     f"[data.a]\nlimit = true\n{RECIPES}": "s.toml [data.a]: 'limit' must be a whole number, got True",
     f'splits = "all"\n{DATA}{RECIPES}': "s.toml [data.toy-curve]: \"all\" splits are those of a file",
     f"splits = [1]\n[data.toy-curve]\nseed = 3\n{RECIPES}": "'seed' is which split to take",
@@ -97,10 +95,8 @@ WRONG = {
     f"{DATA}{RECIPES}inference_settings = {{ epoch = 3 }}\n": "[recipes.mlp] (mlp): unknown MAP setting 'epoch'; did",
     f"{DATA}{RECIPES}grid = {{ hiden = [1] }}\n": "(mlp hiden=1): unknown setting of mlp or map 'hiden'; did",
     f"{DATA}{RECIPES}grid = {{ lr = 0.1 }}\n": "[recipes.mlp]: 'lr' of the grid must be a list of values",
-    f"{DATA}{RECIPES}grid = {{ lr = [1, 1] }}\n": "would share a folder",
     f'{DATA}{RECIPES}[recipes.MLP]\nvariant = "mlp"\n': "and 'MLP' on 'toy-curve' would share a folder; rename",
     f'{DATA}[recipes.{"a" * 240}]\nvariant = "mlp"\n': "more than 255 characters; give the recipe",
-    f'[data.a]\nname = "gone.csv"\n{RECIPES}': "s.toml [data.a]: gone.csv: no such file",
     f"[data.toy-cruve]\n{RECIPES}": "s.toml [data.toy-cruve]: unknown data set 'toy-cruve'; did you mean 'toy-curve'?",
     f'{DATA}[recipes.cnn]\nvariant = "convnet"\n': "s.toml [recipes.cnn] (cnn) on data 'toy-curve': ",
 }  # fmt: skip
@@ -177,7 +173,6 @@ def test_the_variance_over_test_rows_is_added_to_that_over_seeds():
     assert alike == pytest.approx((1.0, 0.5, 2, 2, float(stats.norm.sf(2))))
 
 
-# -- summary -----------------------------------------------------------------------------------------------------------
 def fit(recipe, split, seed=0, *, status="finished", kind="random", **metrics):
     about = {"name": f"{recipe}-{split}", "recipe": recipe, "data": "d", "seed": seed, "split": split, "status": status}
     if status != "finished":
@@ -201,7 +196,7 @@ def test_a_better_recipe_is_told_and_equal_ones_are_not():
     assert contest.means["good"].error > 1 > 20 * contest.differences["bad"].error
 
 
-def replicated(kind, rows=40, num=3):
+def replicated(kind, rows=40):
     """(fits, replicates) of two recipes on the same test rows: b is worse by 0.1, alike with every seed."""
     rng = np.random.default_rng(0)
     hard, extra = rng.normal(0, 5, rows), rng.normal(0.1, 1, rows)
@@ -209,13 +204,12 @@ def replicated(kind, rows=40, num=3):
     counts = rng.multinomial(rows, np.full(rows, 1 / rows), size=1000)
     fits, replicates = [], {}
     for recipe, points in (("a", hard), ("b", hard + extra)):
-        means = counts @ points / rows
-        for k in range(num):
-            wiggle = rng.normal(0, 1e-4)
+        for k in range(3):
+            means, wiggle = counts @ points / rows, rng.normal(0, 1e-4)
             where = (0, k) if kind == "random" else (k, 0)
-            found = {"nll": points.mean() + wiggle, "nll_low": np.quantile(means, 0.025) + wiggle,
-                     "nll_high": np.quantile(means, 0.975) + wiggle}  # fmt: skip
-            fits.append(fit(recipe, *where, kind=kind, **found) | {"name": f"{recipe}-{where}"})
+            low, high = np.quantile(means, (0.025, 0.975)) + wiggle
+            one = fit(recipe, *where, kind=kind, nll=points.mean() + wiggle, nll_low=low, nll_high=high)
+            fits.append(one | {"name": f"{recipe}-{where}"})
             replicates[fits[-1]["name"]] = {"nll": means + wiggle}
     return fits, replicates, math.sqrt(extra.var(ddof=1) / rows), math.sqrt(hard.var(ddof=1) / rows)
 

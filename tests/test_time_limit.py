@@ -87,14 +87,6 @@ def test_a_limit_in_the_warm_up_is_an_error_and_a_checkpoint(name, monkeypatch, 
         )
 
 
-def test_limits_of_time_that_are_none():
-    for minutes in (0, -1, float("nan"), float("inf")):
-        with pytest.raises(bp.UserError, match="max_minutes must be a number above 0"):
-            fit(NET, PROBLEM.data, bp.NUTS(), max_minutes=minutes)
-    with pytest.raises(bp.UserError, match=r"can end with what they have \(svi, mc-dropout, map, mle, ensemble, hmc, "):
-        fit(NET, PROBLEM.data, bp.SGLD(), max_minutes=1)
-
-
 POINTS = {
     "svi": (NET, bp.SVI(epochs=40, batch_size=10)),
     "map": (bp.MLP(hidden=(3,)), bp.MAP(epochs=40, batch_size=10)),
