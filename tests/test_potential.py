@@ -185,13 +185,6 @@ def test_constrained_sites():
         assert target(z)[0][row].item() == pytest.approx((by_pyro(target, z[row]) + jacobian).item(), rel=1e-4)
 
 
-def test_what_is_refused():
-    with bp.isolated(0), pyro.validation_enabled(False), pytest.raises(bp.UserError, match="log joint density is -inf"):
-        Potential(Constrained(), torch.zeros(3, 1), torch.full((3,), 1e30))
-    with pytest.raises(bp.UserError, match="proper prior"):
-        potential(prior="log-uniform")
-
-
 def test_where_nothing_can_be_compiled_a_warning_says_why(monkeypatch):
     """Also of a compiler that gets one operator wrong, a planted fault."""
     monkeypatch.setattr(compiled, "TRACES", {})

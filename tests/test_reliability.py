@@ -185,13 +185,3 @@ def test_the_same_seed_gives_the_same_again_and_with_two_threads(name):
     assert all(monte_carlo.same(fits[0], again) for again in fits[1 : 3 if name == "nuts" else 2])
     one, _, two = (bp.predict(posterior, data.x_test).mean for posterior in fits)
     assert (one - two).abs().max() <= TOLERANCE
-
-
-def test_a_run_of_a_gpu_is_opened_where_there_is_none(tmp_path, monkeypatch):
-    out = tmp_path / "run"
-    assert answer(["train", *DATA, "--out", str(out)]).code == 0
-    text = (out / "config.json").read_text()
-    (out / "config.json").write_text(text.replace('"device": "cpu"', '"device": "cuda"'))
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert "--device cpu" in answer(["evaluate", str(out), "--quiet"]).err
-    assert answer(["evaluate", str(out), "--quiet", "--device", "cpu"]).code == 0

@@ -1,4 +1,4 @@
-"""The estimators: scikit-learn's own checks, pipelines, searches, pickles, frames; the same as ``predict``."""
+"""The estimators: scikit-learn's own checks, pickles, frames; the same as ``predict``."""
 
 import pickle
 
@@ -7,10 +7,6 @@ import pandas as pd
 import pytest
 import torch
 from sklearn.base import clone
-from sklearn.compose import make_column_selector, make_column_transformer
-from sklearn.model_selection import GridSearchCV, cross_val_predict
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import bnn_pyro as bp
@@ -81,17 +77,6 @@ def test_pickles_of_variants_of_ones_own_have_their_settings(variant):
     model = BayesianRegressor(variant, **changes, epochs=2).fit(X[:, :2], Y)
     again = pickle.loads(pickle.dumps(model))
     np.testing.assert_array_equal(*(m.predict(X[:, :2], return_std=True)[1] for m in (model, again)))
-
-
-def test_pipelines_searches_and_cross_validation():
-    quick = {**QUICK, "epochs": 20}
-    search = GridSearchCV(BayesianRegressor("mlp", **quick), {"hidden": [(4,), (8,)]}, cv=2)
-    assert search.fit(X, Y).best_params_["hidden"] in [(4,), (8,)]
-    columns = (StandardScaler(), make_column_selector(dtype_include=float))
-    scaler = make_column_transformer(columns, remainder="passthrough", verbose_feature_names_out=False)
-    pipeline = make_pipeline(scaler.set_output(transform="pandas"), BayesianClassifier("mlp", **quick))
-    assert cross_val_predict(pipeline, FRAME, LABELS, cv=2, method="predict_proba").shape == (60, 2)
-    assert pipeline.fit(FRAME, LABELS)[-1].feature_names_in_.tolist() == ["size", "city", "flat"]
 
 
 @pytest.mark.parametrize(

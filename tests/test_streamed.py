@@ -165,13 +165,13 @@ def test_a_file_is_the_frame_and_the_csv(table):
     torch.testing.assert_close(bp.load_inputs(path, data.schema), bp.load_inputs(path.with_suffix(".csv"), data.schema))
 
 
-def test_what_is_wrong_names_the_way_out(table, tmp_path, monkeypatch):
+def test_what_is_wrong_with_parquet_names_the_way_out(table, monkeypatch):
     path, _ = table
     with pytest.raises(bp.UserError, match=r"column of .*did you mean 'price'"):
         bp.load_data(path, target="prize")
-    (tmp_path / "broken.parquet").write_bytes(b"PAR1 nothing")
+    path.write_bytes(b"PAR1 nothing")
     with pytest.raises(bp.UserError, match="is no Parquet file, or damaged"):
-        bp.load_data(tmp_path / "broken.parquet", target="price")
+        bp.load_data(path, target="price")
     for name in ("pyarrow", "fastparquet"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(bp.UserError, match=r'pip install "bnn_pyro\[parquet\]"'):

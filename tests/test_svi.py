@@ -147,9 +147,8 @@ def test_sites_that_reach_one_layer_once_are_sampled_by_row():
     assert by_net["lstm"] == by_net["attention"] == {"head.weight", "head.bias"}
     assert not any(site.startswith("inner") for site in by_net["used twice"])
     schema = bp.Schema("classification", (4, 6), tuple("abc"))
-    assert (
-        bp.Bayesian(made("norms")).model(schema).sampling and not bp.Bayesian(made("batch norm")).model(schema).sampling
-    )
+    norms, batch_norm = (bp.Bayesian(made(name)).model(schema) for name in ("norms", "batch norm"))
+    assert norms.sampling and not batch_norm.sampling
 
 
 def test_the_elbo_and_its_gradient_are_the_same_on_average_and_scatter_less():

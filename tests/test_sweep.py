@@ -14,7 +14,6 @@ from run_folders import same, small_table
 from bnn_pyro.files import lock_folder
 from bnn_pyro.inference import optimise
 from bnn_pyro.run import main
-from bnn_pyro.runs.train import typed_command
 
 DATA = """
 splits = [0, 1]
@@ -101,18 +100,6 @@ def test_errors_over_seeds_include_the_test_rows_that_all_share(copied):
     of_seeds, of_rows = np.subtract(*values), np.subtract(*resampled).mean(0)
     (found,) = results(out)["summary"][0]["best"]["nll"]["differences"].values()
     assert found["error"] == pytest.approx(math.sqrt(of_seeds.var(ddof=1) / 2 + of_rows.var(ddof=1)))
-
-
-@pytest.mark.usefixtures("no_figures")
-def test_every_fit_is_a_run_that_other_commands_take_and_train_makes(made, tmp_path):
-    run, again = tmp_path / "run", tmp_path / "again"
-    shutil.copytree(made[1] / "mean-field-houses-seed0-split1", run)
-    # What the user typed, not what a worker was started with.
-    assert json.loads((run / "environment.json").read_text())["command"] == typed_command()
-    assert not (run / "report.html").exists()
-    assert main(["evaluate", str(run), "--quiet"]) == 0 and (run / "report.html").exists()
-    assert main(["train", "--config", str(run / "config.json"), "--out", str(again), "--quiet"]) == 0
-    assert same(run, again) and (run / "metrics.json").read_bytes() == (again / "metrics.json").read_bytes()
 
 
 def test_the_same_command_again_makes_only_what_is_missing(copied, capsys):
