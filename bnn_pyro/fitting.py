@@ -221,7 +221,8 @@ def fit_setup(
         if ranks.size > 1:
             provenance["processes"] = ranks.size
         whole = posterior.model if inferred is model else model
-        rows = _rows(setup.method, data, getattr(entry, "backbone", None), start and start.posterior)
+        stops = "early_stopping" in provenance or bool(getattr(setup.method, "patience", 0))
+        rows = _rows(stops, data, getattr(entry, "backbone", None), start and start.posterior)
         posterior = replace(posterior, model=whole, schema=data.schema, provenance=provenance, rows=rows)
         if checkpoint is not None:
             ranks.first_does(lambda: posterior.save(out))
@@ -272,10 +273,10 @@ def provenance_of(setup: Setup, data: Dataset, seed: int) -> dict[str, Any]:
     } | ({"auto": dict(setup.auto)} if setup.auto else {})
 
 
-def _rows(method: Method, data: Dataset, *others: Any) -> Tensor:
+def _rows(stops: bool, data: Dataset, *others: Any) -> Tensor:
     """Digests of the rows that a fit uses: training rows, validation rows where they stop it, and those of others."""
-    stops = [row_digests(data.x_val, data.y_val)] if getattr(method, "patience", 0) != 0 else []
-    rows = torch.cat([row_digests(data.x_train, data.y_train), *stops])
+    held_out = [row_digests(data.x_val, data.y_val)] if stops else []
+    rows = torch.cat([row_digests(data.x_train, data.y_train), *held_out])
     for more in (getattr(other, "rows", None) for other in others):  # of a backbone, or a start
         rows = rows if more is None else torch.cat([rows, more[~torch.isin(more, rows)]])
     return rows

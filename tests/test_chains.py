@@ -24,8 +24,8 @@ SMALL = {
     "nuts": bp.NUTS(chains=2, draws=8, warmup=30, max_tree_depth=3, compiled="yes"),
     "hmc": bp.HMC(chains=2, draws=8, warmup=30, max_steps=3),
     "chees": bp.ChEES(chains=6, superchains=3, draws=8, warmup=60, thin=2, max_steps=4),
-    "sghmc": bp.SGHMC(epochs=38, batch_size=15, chains=2, burn_in=15, max_draws=20),
-    "sgld": bp.SGLD(epochs=76, chains=2),
+    "sghmc": bp.SGHMC(lr=0.01, start="jitter", epochs=38, batch_size=15, chains=2, burn_in=15, max_draws=20),
+    "sgld": bp.SGLD(lr=0.01, start="jitter", epochs=76, chains=2),
 }  # fmt: skip
 PROBLEM = correlated(num=30, noise=0.5)
 NET = bp.MeanField(hidden=(3,))

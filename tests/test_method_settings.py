@@ -31,7 +31,7 @@ REFUSED = [
     ((*SG, bp.SVI, *POINTS), dict(lr=0.0), "lr must be above 0"),
     ((*SG, bp.SVI, *POINTS), dict(batch_size=-1), "batch_size must be at least 0"),
     (SG, dict(chains=0), "chains must be at least 1"),
-    (SG, dict(burn_in=5000), "burn_in must lie between 0 and the 5000 epochs"),
+    (SG, dict(burn_in=5000, epochs=5000), "burn_in must lie between 0 and the 5000 epochs"),
     (SG, dict(max_draws=0), "max_draws must be at least 1"),
     ([bp.SGHMC], dict(friction=1.1), "friction must be above 0 and at most 1"),
     ([bp.SVI], dict(num_particles=0), "num_particles must be at least 1"),

@@ -22,7 +22,7 @@ from bnn_pyro.inference.sg_chains import Batches, draws_due
 
 CHAINS, FRICTION = 400, 0.1
 PROBLEM = correlated(num=60, inputs=3)
-SMALL = bp.SGHMC(epochs=1400, lr=0.004, chains=CHAINS, friction=FRICTION, burn_in=400, max_draws=200)
+SMALL = bp.SGHMC(batch_size=0, start="jitter", epochs=1400, lr=0.004, chains=CHAINS, friction=FRICTION, burn_in=400, max_draws=200)
 MINI = replace(SMALL, batch_size=15, epochs=350, burn_in=100)
 LARGE = replace(SMALL, epochs=700, burn_in=200, lr=0.15)
 
@@ -43,7 +43,7 @@ def test_linear_regression_on_mini_batches():
 
 
 def test_sgld():
-    method = bp.SGLD(epochs=1800, lr=0.05, chains=CHAINS, burn_in=500, max_draws=200)
+    method = bp.SGLD(batch_size=0, epochs=1800, lr=0.05, chains=CHAINS, burn_in=500, max_draws=200)
     posterior = sample(PROBLEM, method)
     check_gaussian(posterior, PROBLEM.mean, stationary_covariance(PROBLEM.precision, 0.5 * 0.05 / 60, 1.0))
 
@@ -114,7 +114,7 @@ DATA = replace(PROBLEM.data, x_val=VALIDATION[0], y_val=VALIDATION[1])
 
 def test_what_is_recorded_and_shown():
     data, lines = DATA, []
-    method = bp.SGHMC(epochs=30, batch_size=20, chains=3, burn_in=10, max_draws=16)
+    method = bp.SGHMC(lr=0.01, start="jitter", epochs=30, batch_size=20, chains=3, burn_in=10, max_draws=16)
     with bp.isolated(0):
         model = PROBLEM.entry().model(data.schema)
         posterior = method.run(model, None, data, report=lambda *line: lines.append(line))
@@ -130,7 +130,7 @@ def test_what_is_recorded_and_shown():
 
 def test_chains_start_around_the_initial_weights_and_burn_in_is_a_fifth_of_the_epochs():
     """At a step size of almost 0 the draws are the starts, and every line of the trace scores the same mixture."""
-    data, method = DATA, bp.SGHMC(lr=1e-14, epochs=10, batch_size=20, chains=500, jitter=0.7)
+    data, method = DATA, bp.SGHMC(lr=1e-14, start="jitter", epochs=10, batch_size=20, chains=500, jitter=0.7)
     with bp.isolated(0):
         posterior = method.run(model := PROBLEM.entry().model(data.schema), None, data)
     assert [draws > 0 for draws in posterior.trace["draws"]] == [False] * 2 + [True] * 8

@@ -70,7 +70,7 @@ FITS = {
     "svi": ("mean-field", bp.SVI(epochs=2, batch_size=32), {}),
     "map by held-out rows": ("mlp", bp.MAP(epochs=3, batch_size=32, patience=2), {"validation": 0}),
     "ensemble": ("mlp", bp.Ensemble(epochs=2, batch_size=32, members=2, cores=1), {"validation": 40}),
-    "sghmc": ("mean-field", bp.SGHMC(epochs=3, batch_size=32, chains=2), {"validation": 40}),
+    "sghmc": ("mean-field", bp.SGHMC(start="jitter", epochs=3, batch_size=32, chains=2), {"validation": 40}),
 }
 
 

@@ -33,7 +33,7 @@ def stationary(method: Method, problem: Any) -> tuple[Tensor, Tensor]:
     (mean, precision), num, size = problem.gaussian, len(problem.inputs), method.batch_size
     eta = method.eta_share * method.lr / num
     low = stationary_covariance(precision, eta, method.friction)
-    if not 0 < size < num:
+    if not 0 < (size or 0) < num:
         return low, low
     # Gradients of rows, a r / σ², at weights of the posterior: E r² = (r at the mean)² + its variance.
     a, variance = problem.design(problem.inputs), problem.noise**2 * problem.temperature

@@ -258,7 +258,8 @@ def _details(f: Findings) -> Iterator[Verdict]:
         which = "agree" if not f.apart("weight_") else "disagree" if f.apart() else "exchanged"
         yield f.say("caution" if which == "disagree" else "good", f"weights, {which}")
     if f.has("elbo_rise"):
-        yield f.say("caution", "training, rising") if f.get("elbo_rise") > 0 else f.say("good", "training")
+        rising = "training, stopped" if f.has("stopping_rows") else "training, rising"
+        yield f.say("caution", rising) if f.get("elbo_rise") > 0 else f.say("good", "training")
     if f.has("elpd_loo"):
         bad, rows = int(f.get("pareto_k_bad")), int(f.get("loo_rows"))
         level, but = "good", f"; no row matters too much (Pareto k below {GOOD_K})"

@@ -2,16 +2,17 @@
 
     NLL(t) = −1/M Σ_m log p(y_m | x_m, w_t, σ_t),     σ_t² = 1/M Σ_m (y_m − f(x_m, w_t))²
 
-The rows held out are the validation rows, or a share of the training rows where the data have none (Prechelt 1998,
-doi:10.1007/3-540-49430-8_3). No gradient is taken of them: they choose the epoch, and a noise that is
-learned, of which the residuals of rows that were learned by heart would say too little. Where ``epochs`` is left out
-the learning rate stays until patience is over for the first time, and then falls.
+Of a guide q the NLL is that of an equal mixture of draws of w. The rows held out are the validation rows, or a share of
+the training rows where the data have none (Prechelt 1998, doi:10.1007/3-540-49430-8_3). No gradient is taken of them:
+they choose the epoch, and a noise that is learned, of which the residuals of rows that were learned by heart would say
+too little. Where ``epochs`` is left out the learning rate stays until patience is over for the first time, and then
+falls.
 """
 
 import copy
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -20,9 +21,8 @@ from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.datasets.rows import part_of
 from bnn_pyro.distributed import Ranks
 from bnn_pyro.inference.potential import log_likelihood, mixtures
-from bnn_pyro.parts.guides import PointMass
 from bnn_pyro.parts.nets import in_mode
-from bnn_pyro.posterior import model_buffers
+from bnn_pyro.posterior import Posterior, model_buffers
 
 #: Share of the training rows that are held out where the data have no validation rows.
 HELD_OUT = 0.15
@@ -30,6 +30,9 @@ HELD_OUT = 0.15
 MIN_HELD_OUT = 8
 #: Patience by rule: so many steps, and so many epochs at least.
 PATIENT_STEPS, PATIENT_EPOCHS = 300, 10
+#: Draws of a guide, by the same noise every time, which take no more rows each than this share of those that train, or
+#: this number.
+DRAWS, SCORED, MIN_SCORED = 8, 1 / 8, 256
 
 
 def hold_out(data: Dataset, seed: int) -> Dataset:
@@ -59,7 +62,10 @@ class EarlyStopping:
     x, y: the rows.   patience: epochs without a better NLL after which training is to stop.
     """
 
-    def __init__(self, model: nn.Module, point: PointMass, x: Tensor, y: Tensor, patience: int) -> None:
+    #: Whether the learning rate falls from the best epoch on.
+    goes_back: ClassVar[bool] = False
+
+    def __init__(self, model: nn.Module, point: nn.Module, x: Tensor, y: Tensor, patience: int) -> None:
         self.model, self.point, self.x, self.y, self.patience = model, point, x, y, patience
         #: {site: value} of a learned noise by these rows, for the weights as they are.
         self.noise: dict[str, Tensor] = {}
@@ -105,3 +111,30 @@ class EarlyStopping:
         """Copies of the weights, of the noise, and of the model's buffers, which training may change too."""
         weights = {"weights": self.point.state_dict(), "noise": self.noise, "buffers": model_buffers(self.model)}
         return copy.deepcopy(weights)
+
+
+class GuideStopping(EarlyStopping):
+    """The same by draws of a guide, whose parameters are kept.
+
+    Its σ rises from its start to where the KL balances the likelihood. The learning rate falls from the best epoch on:
+    what it was before has let σ pass.
+
+    data: with the rows held out as validation rows, of which some are scored where they are many.
+    """
+
+    goes_back: ClassVar[bool] = True
+
+    def __init__(self, model: nn.Module, guide: nn.Module, data: Dataset, patience: int) -> None:
+        self.posterior = Posterior(model, data.schema, guide=guide)
+        most = max(MIN_SCORED, int(SCORED * len(data.x_train)))
+        rows = torch.linspace(0, len(data.x_val) - 1, min(most, len(data.x_val))).round().long()
+        super().__init__(model, guide, part_of(data.x_val, rows), data.y_val[rows], patience)
+
+    @torch.no_grad()
+    def score(self, ranks: Ranks) -> float:
+        """The mean NLL of the mixture by the guide as it is; each rank scores its share of the rows."""
+        x, y = ranks.part(self.x), ranks.part(self.y)
+        with in_mode(self.model, training=False):
+            log_p = log_likelihood(self.model, self.posterior.draw(DRAWS, seed=0), x, y)
+        total = (log_p.double().logsumexp(0) - math.log(DRAWS)).sum()
+        return -ranks.total(total).item() / len(self.x)

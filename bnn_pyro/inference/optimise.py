@@ -29,7 +29,8 @@ from torch import Tensor, nn
 from bnn_pyro.checkpoint import Run
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.distributed import here
-from bnn_pyro.errors import FitFailed
+from bnn_pyro.errors import FitFailed, UserError
+from bnn_pyro.inference.early_stopping import default_patience, hold_out
 from bnn_pyro.inference.log_joint import Objective
 from bnn_pyro.inference.schedule import schedule, settled
 from bnn_pyro.isolation import generator_state, set_generator_state, set_stream
@@ -48,6 +49,9 @@ class Optimisation(Settings):
     batch_size  rows a step, by rule all of up to 512; 0 takes all rows in every step
     lr          the first learning rate, by rule of the number of weights; it falls by a cosine to ``final_lr``·lr
     final_lr    the last learning rate as a share of the first
+    patience    epochs without a better NLL of held-out rows after which training stops, with what the best epoch
+                had; by the rule of ``early_stopping`` for points, and for any q of a network of one's own. The rows
+                are the validation rows, or 15 % of the training rows where the data have none. 0: train all epochs
     """
 
     former: ClassVar[Mapping[str, Any]] = {"optimiser": "adam"}
@@ -55,12 +59,31 @@ class Optimisation(Settings):
     divisible: ClassVar[bool] = True
     streams: ClassVar[bool] = True
     timed: ClassVar[bool] = True
-    tiny: ClassVar[Mapping[str, Any]] = {"epochs": 400, "batch_size": 0, "lr": 0.05, "final_lr": 0.0}
+    tiny: ClassVar[Mapping[str, Any]] = {"epochs": 400, "batch_size": 0, "lr": 0.05, "final_lr": 0.0, "patience": 0}
 
     epochs: int | None = setting(None, low=1, optional=True)
     batch_size: int | None = setting(None, low=0, optional=True)
     lr: float | None = setting(None, above=0, optional=True)
     final_lr: float = setting(0.01, low=0, high=1)
+    patience: int | None = setting(None, low=0, optional=True)
+
+    def held_out(self, model: nn.Module, data: Dataset, seed: int) -> tuple[Dataset, int]:
+        """(the data with the rows that stop the training as validation rows, the patience); as they are, 0: none do.
+
+        Raises UserError where early stopping is asked for, and the rows are too few for it.
+        """
+        if self.patience == 0 or (self.patience is None and not self.stops_early(model)):
+            return data, 0
+        apart = hold_out(data, seed)
+        if self.patience and not len(apart.x_val):
+            raise UserError(f"early stopping (patience {self.patience}) needs validation rows, and of {data.name}'s "
+                            f"{len(data.x_train)} training rows none can be held out: set patience to 0")  # fmt: skip
+        patience = self.patience or default_patience(apart, self.resolved(model, apart).batch_size)
+        return (apart, patience) if patience else (data, 0)
+
+    def stops_early(self, model: nn.Module) -> bool:
+        """Whether held-out rows stop the training by rule."""
+        return True
 
     def resolved(self, model: nn.Module, data: Dataset) -> Self:
         """These settings with every number in them; ``epochs`` is then the most."""
@@ -69,12 +92,17 @@ class Optimisation(Settings):
         return replace(self, **{name: value for name, value in rule.items() if getattr(self, name) is None})
 
     def chosen(self, model: nn.Module, data: Dataset, trace: Trace, over: str) -> dict[str, Any]:
-        """For the provenance, what the rule chose for the settings left out, and why the fit ended before its end."""
-        rule = plain(self.resolved(model, data)) | {"epochs": round(trace["epoch"][-1])}
+        """For the provenance, what the rule chose for the settings left out, what rows stopped the training, and why
+        the fit ended before its end.
+        """
+        apart, patience = self.held_out(model, data, 0)
+        rule = plain(self.resolved(model, apart)) | {"epochs": round(trace["epoch"][-1])}
         chosen = {k: rule[k] for k in ("epochs", "batch_size", "lr") if getattr(self, k) is None}
         if over:
             warnings.warn(f"{over}: the weights of then are kept", stacklevel=4)
-        return ({"schedule": chosen} if chosen else {}) | ({"stopped": over} if over else {})
+        of = "validation rows" if len(data.x_val) else f"of {len(data.x_train)} training rows"
+        about = {"early_stopping": {"rows": len(apart.x_val), "of": of, "patience": patience}} if patience else {}
+        return ({"schedule": chosen} if chosen else {}) | ({"stopped": over} if over else {}) | about
 
     def minimise(self, model: nn.Module, guide: nn.Module, data: Dataset, run: Run, **how: Any) -> tuple[Trace, str]:
         """Fit ``guide`` in place, as ``how`` says (see :class:`Training`); the trace, and what ``Run.take`` says.
@@ -187,6 +215,8 @@ class Training:
         self.since = 0
         over = self._over() if self.watch is not None else settled(self.trace["elbo"], len(self.x))
         if self.decay is None and (over or 3 * self.step >= 2 * self.total):
+            if self.watch is not None and self.watch.goes_back:
+                self.watch.restore()
             self._decay_from(self.step)
         return figures
 

@@ -27,7 +27,7 @@ from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.distributed import here
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference.cost import ARITHMETIC, PYRO_STEP, choose_cores, multiplications
-from bnn_pyro.inference.early_stopping import EarlyStopping, default_patience, hold_out
+from bnn_pyro.inference.early_stopping import EarlyStopping
 from bnn_pyro.inference.optimise import Optimisation, Trace
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parallel.executor import executor, on_cluster
@@ -45,16 +45,11 @@ Member = tuple[dict[str, Tensor], Trace, str]
 class MAP(Optimisation):
     """Settings of the maximum a posteriori estimate. The prior is the weight decay.
 
-    patience  epochs without a better NLL of held-out rows after which training stops, with the weights of the best
-              epoch and, where a noise is learned, that of these rows' residuals; by the rule of ``early_stopping``.
-              They are the validation rows, or 15 % of the training rows where the data have none. 0: train all epochs
+    Where a noise is learned, early stopping leaves it at that of the held-out rows' residuals.
     """
 
     converges_to: ClassVar[str] = "point"
     needs: ClassVar[frozenset[str]] = frozenset({"weights"})
-    tiny: ClassVar[Mapping[str, Any]] = {**Optimisation.tiny, "patience": 0}
-    patience: int | None = setting(None, low=0, optional=True)
-
     former: ClassVar[Mapping[str, Any]] = {**Optimisation.former, "max_norm": 0.0}
     prior_weight: ClassVar[float] = 1.0
     starts_at: ClassVar[str] = "point"
@@ -65,27 +60,6 @@ class MAP(Optimisation):
         chains = {site: value.detach()[None, None] for site, value in point.sites().items()}
         about = self.chosen(model, data, trace, over)
         return Posterior(model, data.schema, chains=chains, trace=trace, provenance=about)
-
-    def held_out(self, model: nn.Module, data: Dataset, seed: int) -> tuple[Dataset, int]:
-        """(the data with the rows that stop the training as validation rows, the patience); as they are, 0: none do.
-
-        Raises UserError where early stopping is asked for, and the rows are too few for it.
-        """
-        if self.patience == 0:
-            return data, 0
-        apart = hold_out(data, seed)
-        if self.patience and not len(apart.x_val):
-            raise UserError(f"early stopping (patience {self.patience}) needs validation rows, and of {data.name}'s "
-                            f"{len(data.x_train)} training rows none can be held out: set patience to 0")  # fmt: skip
-        patience = self.patience or default_patience(apart, self.resolved(model, apart).batch_size)
-        return (apart, patience) if patience else (data, 0)
-
-    def chosen(self, model: nn.Module, data: Dataset, trace: Trace, over: str) -> dict[str, Any]:
-        """See ``Optimisation``; and what rows stopped the training."""
-        apart, patience = self.held_out(model, data, 0)
-        of = "validation rows" if len(data.x_val) else f"of {len(data.x_train)} training rows"
-        stopping = {"rows": len(apart.x_val), "of": of, "patience": patience}
-        return super().chosen(model, apart, trace, over) | ({"early_stopping": stopping} if patience else {})
 
     def find(self, model: nn.Module, data: Dataset, run: Run) -> tuple[PointMass, Trace, str]:
         """The point; the trace {epoch, log_likelihood, log_joint, log_prior}, and see ``minimise``."""

@@ -1,4 +1,4 @@
-"""What a run of stochastic-gradient MCMC goes by: mini-batches, and which draws are stored."""
+"""What a run of stochastic-gradient MCMC goes by: mini-batches, which draws are stored, and the largest curvature."""
 
 from __future__ import annotations
 
@@ -9,12 +9,30 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bnn_pyro.inference.log_joint import LogJoint
+
+#: Power iterations, and the half distance of the gradients whose difference is a curvature.
+ITERATIONS, REACH = 20, 1e-2
+
 
 def draws_due(steps: int, burn_in: int, num: int) -> np.ndarray:
     """(steps,), whether a draw is due: ``num`` of them after the burn-in, evenly spaced, or one a step."""
     left = steps - burn_in
     serial = np.floor(np.arange(1, left + 1) / max(left / num, 1.0) + 1e-6)
     return np.append(np.zeros(burn_in, dtype=bool), np.diff(serial, prepend=0) > 0)
+
+
+def stiffest(log_joint: LogJoint, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """The largest |λ| of the Hessian of −log π at each of C places, (C,); w (C, P), rows as for ``LogJoint.terms``.
+
+    By power iteration with differences of gradients.
+    """
+    u = torch.randn_like(w)
+    for _ in range(ITERATIONS):
+        u = REACH * u / u.norm(dim=1, keepdim=True)
+        ahead, behind = (log_joint.gradient(w + side * u, x, y)[1] for side in (1, -1))
+        u = (behind - ahead) / (2 * REACH)
+    return u.norm(dim=1)
 
 
 class Batches:

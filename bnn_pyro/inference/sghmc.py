@@ -5,15 +5,19 @@
 over mini-batches of B of the N rows, several chains at once (Chen, Fox & Guestrin 2014, arXiv:1402.4102, equation 15).
 Positions move with the *new* momentum. The target is p(y | x, w)^(1/T)·p(w), up to a bias that vanishes with η.
 
-How to choose lr (η = lr/N, so that it is a step on the mean over the rows, as in gradient descent). In a direction of
+How lr is chosen (η = lr/N, so that it is a step on the mean over the rows, as in gradient descent). In a direction of
 posterior variance 1/λ the variance of full-batch draws is too large by 1/(1 − ηλ/(4 − 2α)). The kinetic temperature
 that is shown, mean v²·(1 − α/2)/η over the weights, is the mean of just these factors: 1.02 says that variances are 2 %
-too large on average, standard deviations 1 %. Slow directions need about 2α/(ηλ) steps for an independent draw. So:
-raise lr until that temperature leaves 1 by more than you allow, and look at R-hat for whether the run was long enough.
+too large on average, standard deviations 1 %. Slow directions need about 2α/(ηλ) steps for an independent draw, and
+R-hat tells whether the run was long enough.
 
 Mini-batches ask for a smaller step. Every epoch takes each row once, so that the noises of an epoch sum to zero and
 slow directions hardly feel them: standard deviations were 0 to 2 % too large up to ηλ·N/B = 4α and 6 % at 6α, while the
 momenta, which do feel them, were at 1.35 and 1.7: the temperature is a warning here, not a measure of the bias.
+
+So where lr is left out it is, by the stiffest direction of any chain, whose λ is looked for at times in the burn-in,
+
+    η = min(STIFFEST·(4 − 2α), 4α·B/N where there are mini-batches) / max λ
 Independent batches were worse: 8 % too wide where this is right within 0.5 %, and 10 % too narrow where the estimated
 variance of their gradients was taken off the injected noise, as the paper has it (docs/results/sghmc.md).
 """
@@ -22,8 +26,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
 
 import pyro
 import torch
@@ -32,15 +36,28 @@ from torch import Tensor, nn
 from bnn_pyro.checkpoint import Run
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError
-from bnn_pyro.inference.linear import stochastic_log_joint
+from bnn_pyro.inference.early_stopping import default_patience, hold_out
+from bnn_pyro.inference.linear import LinearLogJoint, stochastic_log_joint
+from bnn_pyro.inference.members import optimised
 from bnn_pyro.inference.optimise import check_finite, diverged
 from bnn_pyro.inference.potential import log_likelihood
-from bnn_pyro.inference.sg_chains import Batches, draws_due
+from bnn_pyro.inference.schedule import MIN_EPOCHS, schedule
+from bnn_pyro.inference.sg_chains import Batches, draws_due, stiffest
 from bnn_pyro.isolation import generator_state, set_generator_state
 from bnn_pyro.parts.nets import in_mode
 from bnn_pyro.posterior import Posterior, weight_space
 from bnn_pyro.settings import Settings, setting
 
+#: Of the step size by rule: how much too large a variance may be, and where in the burn-in λ is looked for.
+STIFFEST, LOOKS = 0.05, (0.0, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7)
+#: Kinetic temperature at which chains diverge in the second half of the burn-in; what then becomes of the step size,
+#: and the least share of the rule's with which they begin again.
+TOO_HOT, CAUTION, LEAST_SHARE = 3.0, 0.25, 1e-4
+#: Steps by rule, of the chains and of the networks that they start from.
+STEPS, MEMBER_STEPS = 10_000, 2_500
+#: Rows × weights up to which a step takes all rows by rule, as its step size is then many times as large; and the rows
+#: of a step where they do not fit into memory, however few.
+WHOLE, MIN_BATCH = 5_000_000, 64
 #: What a checkpoint calls the parts of stored draws.
 COLUMNS = ("draws", "log_joint", "validation")
 
@@ -55,20 +72,30 @@ def step(w: Tensor, v: Tensor, gradient: Tensor, eta: float, friction: float) ->
 class Chains:
     """C chains between two steps; w and v are (C, P): a step is one normal draw and a few passes over memory."""
 
-    def __init__(self, settings: StochasticGradient, model: nn.Module, data: Dataset, seed: int) -> None:
+    def __init__(
+        self,
+        settings: StochasticGradient,
+        model: nn.Module,
+        data: Dataset,
+        seed: int,
+        start: Mapping[str, Tensor] | None = None,
+    ) -> None:
         self.settings, self.x_val, self.y_val = (s := settings), data.x_val, data.y_val
         self.batches = Batches(data.x_train, data.y_train, s.batch_size, s.chains, seed)
         self.step, self.total = 0, (per_epoch := self.batches.per_epoch) * s.epochs
         self.window = per_epoch * math.ceil(s.epochs / 1000)  # steps that make one line of the trace
         burn_in = self.total // 5 if s.burn_in is None else per_epoch * s.burn_in
         self.due = draws_due(self.total, burn_in, s.max_draws)
-        self.eta = s.eta_share * s.lr / len(data.x_train)
-        #: In stationarity, in the limit of small steps.
-        self.momentum_variance = self.eta / (1 - s.friction / 2)
         self.log_joint = stochastic_log_joint(model, data.x_train, data.y_train, s.temperature)
         a, b = (self.log_joint.flat(w) for w in self.log_joint.sample_prior(s.chains, s.chains))
         # The difference of two draws has mean 0 and twice the variance of the prior.
         self.w = self.log_joint.initial.to(a) + s.jitter / math.sqrt(2) * (a - b)
+        if start is not None:
+            self.w = self.log_joint.flat(start).to(a)
+        #: Where lr is looked for: steps at which it is, and the share of the rule's that it has come to.
+        self.burn_in, self.share, self.first = burn_in, 1.0, self.w
+        self.looks = {int(part * burn_in) for part in LOOKS} if s.lr is None else set()
+        self.lr = s.lr or 0.0
         self.v = torch.randn_like(self.w) * math.sqrt(self.momentum_variance)
         #: w (C, P) and log joint (C,) of each, and where there are validation rows, log Σ_c p(y | x, w_c).
         self.draws: list[tuple[Tensor, ...]] = []
@@ -76,14 +103,29 @@ class Chains:
         names = ["epoch", "step_size", "kinetic_temperature", "log_joint", "draws"]
         self.trace: dict[str, list[float]] = {n: [] for n in [*names, *(["validation_nll"] if len(self.x_val) else [])]}
 
+    @property
+    def eta(self) -> float:
+        """η."""
+        return self.settings.eta_share * self.lr / len(self.log_joint.x)
+
+    @property
+    def momentum_variance(self) -> float:
+        """In stationarity, in the limit of small steps."""
+        return self.eta / (1 - self.settings.friction / 2)
+
     def steps(self) -> Iterator[dict[str, float] | None]:
         """Those that are left, and what to show after an epoch."""
-        for x, y in self.batches.steps(self.step, self.total):
-            self.advance(x, y)
-            yield self.record() if self.step % self.window == 0 or self.step == self.total else None
+        while self.step < self.total:
+            for x, y in self.batches.steps(self.step, self.total):
+                self.advance(x, y)
+                yield self.record() if self.step % self.window == 0 or self.step == self.total else None
+                if self.step == 0:  # begun again
+                    break
 
     def advance(self, x: Tensor, y: Tensor) -> None:
         """One step of every chain, before which a draw is kept where one is due."""
+        if self.step in self.looks:
+            self._look(x, y)
         log_joint, gradient = self.log_joint.gradient(self.w, x, y)
         if self.due[self.step]:
             self.draws.append((self.w, log_joint, *([self._scores()] if len(self.x_val) else [])))
@@ -92,18 +134,47 @@ class Chains:
         self.recent.append(torch.stack([log_joint.mean(), kinetic]))
         self.step += 1
 
+    def _look(self, x: Tensor, y: Tensor) -> None:
+        """Set the step size by the stiffest direction, as these rows show it, of the chains as they are."""
+        s, batches = self.settings, self.batches
+        curvature = stiffest(self.log_joint, self.w, x, y).max().item()
+        eta = STIFFEST * (4 - 2 * s.friction)
+        if batches.per_epoch > 1:
+            eta = min(eta, 4 * s.friction * s.eta_share / batches.per_epoch)
+        before = self.lr
+        self.lr = self.share * eta / curvature * len(self.log_joint.x) / s.eta_share
+        # Momenta at the temperature of before.
+        self.v = (
+            self.v * math.sqrt(self.lr / before)
+            if before
+            else torch.randn_like(self.w) * math.sqrt(self.momentum_variance)
+        )
+
+    def _begin_again(self) -> dict[str, float]:
+        """From the start with a smaller step size, after a divergence in the burn-in."""
+        if self.share < LEAST_SHARE:
+            self._check()
+        self.step, self.share, self.lr, self.w = 0, self.share * CAUTION, 0.0, self.first
+        self.recent.clear()
+        for values in self.trace.values():
+            values.clear()
+        return {"lr": self.lr}
+
     def start_at(self, w: dict[str, Tensor]) -> None:
         """Go on from other weights, {site: (C, *shape)}."""
         self.w = self.log_joint.flat(w)
 
     def record(self) -> dict[str, float]:
         """Add a line to the trace; what to show of it. Raises UserError where something is not finite."""
-        self._check()
         log_joint, kinetic = torch.stack(self.recent).double().mean(0).tolist()
+        too_hot = self.step > self.burn_in / 2 and kinetic > TOO_HOT
+        if self.looks and self.step <= self.burn_in and (too_hot or not math.isfinite(log_joint)):
+            return self._begin_again()
+        self._check()
         self.recent.clear()
         draws = self.settings.chains * len(self.draws)
-        line = [self.step / self.batches.per_epoch, self.settings.lr, kinetic, log_joint, float(draws)]
-        figures = {"lr": self.settings.lr, "draws": draws, "kinetic T": kinetic}
+        line = [self.step / self.batches.per_epoch, self.lr, kinetic, log_joint, float(draws)]
+        figures = {"lr": self.lr, "draws": draws, "kinetic T": kinetic}
         if len(self.x_val):
             scores = torch.stack([scores for *_, scores in self.draws] or [self._scores()])
             log_p = scores.logsumexp(0) - math.log(self.settings.chains * len(scores))  # of all draws of all chains
@@ -117,7 +188,7 @@ class Chains:
         """What a checkpoint must hold. Raises UserError where something is not finite."""
         self._check()
         recent = torch.stack(self.recent) if self.recent else torch.empty(0, 2)
-        chains = {"tensors": {"w": self.w, "v": self.v}, "recent": recent}
+        chains = {"tensors": {"w": self.w, "v": self.v}, "recent": recent, "lr": self.lr, "share": self.share}
         columns = [torch.stack(column) for column in zip(*self.draws, strict=True)]
         results = {"ensemble": {**dict.fromkeys(COLUMNS, torch.empty(0)), **dict(zip(COLUMNS, columns, strict=False))}}
         return {**chains, **results, "trace": self.trace, "generators": generator_state(), "done": self.step}
@@ -130,6 +201,7 @@ class Chains:
         columns = [state["ensemble"][name].to(device) for name in COLUMNS if len(state["ensemble"][name])]
         self.draws = list(zip(*columns, strict=True))
         self.step, self.trace = state["done"], state["trace"]
+        self.lr, self.share = state.get("lr", self.lr), state.get("share", 1.0)
         set_generator_state(state["generators"])
 
     def _scores(self) -> Tensor:
@@ -138,21 +210,25 @@ class Chains:
         return log_probs.logsumexp(0)
 
     def _check(self) -> None:
-        check_finite(self.recent, self.step, self.settings.lr)
+        check_finite(self.recent, self.step, self.lr)
         if not bool(torch.isfinite(self.w).all()):
-            raise diverged("weights stopped being finite at", self.step, self.settings.lr)
+            raise diverged("weights stopped being finite at", self.step, self.lr)
 
 
 @dataclass(frozen=True)
 class StochasticGradient(Settings):
-    """Settings that SGHMC and SGLD share.
+    """Settings that SGHMC and SGLD share; those left out follow a rule.
 
-    epochs          passes over the training rows
-    batch_size      rows a step; 0 takes all rows in every step
-    lr              step size on the mean over the rows; see above
+    epochs          passes over the training rows, by rule 10,000 steps, or 20 where these are more
+    batch_size      rows a step, by rule all where rows × weights are 5 million at most, else as in
+                    ``inference.schedule``; 0 takes all rows in every step
+    lr              step size on the mean over the rows, by rule found in the burn-in; see above
     chains          independent chains, all at once, each with mini-batches of its own
     burn_in         epochs before the first draw; none given: a fifth of all
     max_draws       stored draws of a chain at most, evenly spaced after the burn-in
+    start           where chains start: members (networks that are optimised with early stopping, one for each chain) or
+                    jitter (the model's initial values plus ``jitter``); by default members, of a linear model, and
+                    of rows that stay in their file, jitter
     jitter          how far apart chains start, in standard deviations of the prior around the model's initial values
     temperature     T: p(y | x, w)^(1/T) p(w) is sampled; 1 is Bayes, less is a cold posterior and is reported as such
     """
@@ -160,13 +236,16 @@ class StochasticGradient(Settings):
     converges_to: ClassVar[str] = "exact as lr → 0"
     needs: ClassVar[frozenset[str]] = frozenset({"weights", "proper prior"})
     streams: ClassVar[bool] = True
-    tiny: ClassVar[Mapping[str, Any]] = {"chains": 128, "lr": 0.02, "jitter": 1.0, "epochs": 1500, "burn_in": 400}
-    epochs: int = setting(5000, low=1)
-    batch_size: int = setting(0, low=0)
-    lr: float = setting(0.01, above=0)
+    tiny: ClassVar[Mapping[str, Any]] = {
+        "chains": 128, "lr": 0.02, "start": "jitter", "jitter": 1.0, "batch_size": 0, "epochs": 1500, "burn_in": 400,
+    }  # fmt: skip
+    epochs: int | None = setting(None, low=1, optional=True)
+    batch_size: int | None = setting(None, low=0, optional=True)
+    lr: float | None = setting(None, above=0, optional=True)
     chains: int = setting(4, low=1)
     burn_in: int | None = setting(None, low=0)
     max_draws: int = setting(100, low=1)
+    start: str | None = setting(None, choices=("members", "jitter"), optional=True)
     jitter: float = setting(0.5, low=0)
     temperature: float = setting(1.0, above=0)
 
@@ -178,7 +257,7 @@ class StochasticGradient(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.burn_in is not None and self.burn_in >= self.epochs:
+        if self.burn_in is not None and self.burn_in >= (self.epochs or math.inf):
             raise UserError(f"burn_in must lie between 0 and the {self.epochs} epochs (excluded), got {self.burn_in}")
 
     def run(self, model: nn.Module, guide: nn.Module | None, data: Dataset, **how: Any) -> Posterior:
@@ -189,13 +268,41 @@ class StochasticGradient(Settings):
         draws (stored, all chains), validation_nll (of the ensemble so far, or of the chains as they are).
         """
         model, run = weight_space(model), Run(**how)
-        with in_mode(model, training=False):
-            chains = Chains(self, model, data, run.seed)
-            with pyro.validation_enabled(False):
-                run.take(chains)
+        settings = self.resolved(model, data)
+        with in_mode(model, training=False), pyro.validation_enabled(False):
+            start = settings.starts(model, data, run)
+            chains = Chains(settings, model, data, run.seed, start)
+            run.take(chains)
         w, log_joint, *_ = (torch.stack(column, 1) for column in zip(*chains.draws, strict=True))
         draws, stats = chains.log_joint.sites(w), {"log_joint": log_joint}
-        return Posterior(model, data.schema, chains=draws, stats=stats, trace=chains.trace)
+        rule = {k: v for k, v in vars(replace(settings, lr=chains.lr)).items() if k in ("epochs", "batch_size", "lr")}
+        about = {k: v for k, v in rule.items() if getattr(self, k) is None}
+        about = {"schedule": about} if about else {}
+        return Posterior(model, data.schema, chains=draws, stats=stats, trace=chains.trace, provenance=about)
+
+    def resolved(self, model: nn.Module, data: Dataset) -> Self:
+        """These settings with numbers in them, but for a step size that is to be found."""
+        num, size = len(data.x_train), self.batch_size
+        if size is None:
+            weights = sum(value.numel() for value in model.initial.values())
+            small = isinstance(data.x_train, Tensor) and num * weights <= WHOLE
+            size = 0 if small else schedule(num, weights).batch_size or MIN_BATCH
+        epochs = self.epochs or max(MIN_EPOCHS, STEPS // math.ceil(num / (size or num)))
+        return replace(self, batch_size=size, epochs=epochs)
+
+    def starts(self, model: nn.Module, data: Dataset, run: Run) -> dict[str, Tensor] | None:
+        """{site: (C, *shape)}, a network for each chain; None: around the model's initial values."""
+        linear = isinstance(stochastic_log_joint(model, data.x_train[:2], data.y_train[:2]), LinearLogJoint)
+        if self.start == "jitter" or (self.start is None and (linear or not isinstance(data.x_train, Tensor))):
+            return None
+        data = replace(data, x_val=data.x_val[:0], y_val=data.y_val[:0])  # validation rows may calibrate
+        apart = hold_out(data, run.seed)
+        rule = schedule(num := len(apart.x_train), sum(value.numel() for value in model.initial.values()))
+        epochs = max(MIN_EPOCHS, MEMBER_STEPS // math.ceil(num / (rule.batch_size or num)))
+        how = dict(epochs=epochs, patience=default_patience(apart, rule.batch_size), lr=rule.lr)
+        return optimised(
+            model, data, self.chains, run, temperature=self.temperature, batch_size=rule.batch_size or num, **how
+        )
 
 
 @dataclass(frozen=True)
@@ -219,6 +326,6 @@ class SGLD(StochasticGradient):
     some 1/√(ηλ) times as many steps for an independent draw.
     """
 
-    tiny: ClassVar[Mapping[str, Any]] = {"chains": 128, "lr": 0.15, "jitter": 1.0, "epochs": 3000, "burn_in": 1000}
+    tiny: ClassVar[Mapping[str, Any]] = {**StochasticGradient.tiny, "lr": 0.15, "epochs": 3000, "burn_in": 1000}
     friction: ClassVar[float] = 1.0
     eta_share: ClassVar[float] = 0.5

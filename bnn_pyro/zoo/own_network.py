@@ -187,7 +187,9 @@ class Bayesian(Settings):
         statistics = BatchStatistics(net) if norms and self.norm == "batch" else None
         # Batch statistics mix the rows: noise of each row would be another network.
         by_row = {} if self.sampling == "weights" or statistics else sampling_of(net, schema.input_shape)
-        return BayesianNet(net, likelihood, prior, points, statistics, self.norm == "frozen", by_row).eval()
+        model = BayesianNet(net, likelihood, prior, points, statistics, self.norm == "frozen", by_row).eval()
+        model.stops_early = True
+        return model
 
     def guide(self, model: nn.Module) -> nn.Module:
         """q(w), starting at the module's own weights; see ``Entry.guide``."""
