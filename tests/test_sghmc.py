@@ -10,19 +10,23 @@ import numpy as np
 import pytest
 import torch
 from conjugate import correlated
-from monte_carlo import check_by_chain, fit, moments, weights
+from monte_carlo import check_by_chain, fit, moments, same, stop_at, weights
 from zoo_problems import problem
 
 import bnn_pyro as bp
+from bnn_pyro.checkpoint import Checkpoint, Interrupted
 from bnn_pyro.checks.stationary import stationary_covariance
+from bnn_pyro.inference import sghmc
 from bnn_pyro.inference.linear import LinearLogJoint, stochastic_log_joint
 from bnn_pyro.inference.log_joint import LogJoint
-from bnn_pyro.inference.potential import Potential
+from bnn_pyro.inference.potential import Potential, log_likelihood
 from bnn_pyro.inference.sg_chains import Batches, draws_due
 
 CHAINS, FRICTION = 400, 0.1
 PROBLEM = correlated(num=60, inputs=3)
-SMALL = bp.SGHMC(batch_size=0, start="jitter", epochs=1400, lr=0.004, chains=CHAINS, friction=FRICTION, burn_in=400, max_draws=200)
+SMALL = bp.SGHMC(
+    batch_size=0, start="jitter", epochs=1400, lr=0.004, chains=CHAINS, friction=FRICTION, burn_in=400, max_draws=200
+)
 MINI = replace(SMALL, batch_size=15, epochs=350, burn_in=100)
 LARGE = replace(SMALL, epochs=700, burn_in=200, lr=0.15)
 
@@ -146,3 +150,41 @@ def test_a_run_that_diverges_or_has_no_proper_prior_says_so():
             sample(PROBLEM, bp.SGHMC(lr=100.0, epochs=300, burn_in=10), hidden=hidden)
     with pytest.raises(bp.UserError, match="proper prior"):
         sample(PROBLEM, bp.SGHMC(epochs=10), prior="log-uniform")
+
+
+# -- what is found and chosen ------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("kind", [bp.SGHMC, bp.SGLD])
+def test_the_step_size_that_is_found_is_that_of_the_rule(kind):
+    """With the exact curvature of the stiffest direction, whose variance is then too large by 1/(1 − 0.05)."""
+    alpha, share = (0.05, 1.0) if kind is bp.SGHMC else (1.0, 0.5)
+    posterior = sample(PROBLEM, kind(chains=CHAINS, epochs=2500, burn_in=1000, jitter=0.3))
+    eta = share * posterior.trace["step_size"][-1] / 60
+    largest = torch.linalg.eigvalsh(PROBLEM.precision).max().item()
+    assert eta * largest == pytest.approx(0.05 * (4 - 2 * alpha), rel=0.02)
+    check_gaussian(posterior, PROBLEM.mean, stationary_covariance(PROBLEM.precision, eta, alpha))
+    batches = sample(PROBLEM, kind(chains=20, epochs=60, batch_size=20))
+    eta = share * batches.provenance["schedule"]["lr"] / 60
+    assert eta * largest == pytest.approx(min(0.05 * (4 - 2 * alpha), 4 * alpha * share / 3), rel=0.5)
+
+
+def test_a_divergence_in_the_burn_in_begins_again_and_a_stopped_run_goes_on_all_the_same(tmp_path, monkeypatch):
+    """As where the curvature that was found is too small by far."""
+    monkeypatch.setattr(sghmc, "stiffest", lambda log_joint, w, x, y: torch.full((len(w),), 0.05))
+    entry, method = PROBLEM.entry(hidden=(3,)), bp.SGHMC(start="jitter", epochs=150, batch_size=20, chains=2, max_draws=20)
+    how = dict(seed=1, device="cpu", progress=False)
+    whole = bp.fit(entry, PROBLEM.data, method, **how)
+    assert whole.trace["epoch"][-1] == 150 and np.mean(whole.trace["kinetic_temperature"][-50:]) < 3
+    for step in (3, 40, 300):
+        with monkeypatch.context() as patch, pytest.raises(Interrupted):
+            patch.setattr(Checkpoint, "due", stop_at(step))
+            bp.fit(entry, PROBLEM.data, method, out=tmp_path, resume=True, **how)
+    assert same(bp.fit(entry, PROBLEM.data, method, out=tmp_path, resume=True, **how), whole)
+
+
+def test_chains_of_a_network_start_from_members_which_validation_rows_do_not_stop():
+    entry = PROBLEM.entry(hidden=(3,))
+    posterior = bp.fit(entry, DATA, bp.SGHMC(lr=1e-14, epochs=5, chains=3), progress=False)
+    model, first = posterior.model, {site: value[:, 0] for site, value in posterior.chains.items()}
+    fit_of = lambda w: log_likelihood(model, w, DATA.x_train, DATA.y_train).mean(1)  # noqa: E731
+    assert (fit_of(first) > fit_of({site: value[None] for site, value in model.initial.items()}) + 0.3).all()
+    assert len(posterior.rows) == len(DATA.x_train)

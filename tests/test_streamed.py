@@ -127,6 +127,17 @@ BAD = [
 ]
 
 
+def test_what_takes_all_rows_says_how_much_memory_that_is(files, both):
+    data = both(lambda: load_data(files / "x.npy"))[1]
+    for variant, method, what in (
+        ("mean-field", "nuts", "nuts takes all 210 training rows at once, 3.13e-06 GiB"),
+        ("mean-field", bp.SGHMC(batch_size=0), "batch_size=0 takes all"),
+        ("last-layer", "svi", "a backbone takes all"),
+    ):
+        with pytest.raises(bp.UserError, match=f"{what}.*svi"):
+            bp.fit(variant, data, method, progress=False)
+
+
 def test_bad_files_of_arrays_get_one_line(files, tmp_path, monkeypatch):
     x, y, table = (np.load(files / f"{name}.npy") for name in ("x", "y", "table"))
     x[250, 2] = np.nan

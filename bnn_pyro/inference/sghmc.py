@@ -51,8 +51,8 @@ from bnn_pyro.settings import Settings, setting
 #: Of the step size by rule: how much too large a variance may be, and where in the burn-in λ is looked for.
 STIFFEST, LOOKS = 0.05, (0.0, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7)
 #: Kinetic temperature at which chains diverge in the second half of the burn-in; what then becomes of the step size,
-#: and the least share of the rule's with which they begin again.
-TOO_HOT, CAUTION, LEAST_SHARE = 3.0, 0.25, 1e-4
+#: the least share of the rule's with which they begin again, and steps in which momenta are hot from any start.
+TOO_HOT, CAUTION, LEAST_SHARE, TRANSIENT = 3.0, 0.25, 1e-4, 300
 #: Steps by rule, of the chains and of the networks that they start from.
 STEPS, MEMBER_STEPS = 10_000, 2_500
 #: Rows × weights up to which a step takes all rows by rule, as its step size is then many times as large; and the rows
@@ -167,7 +167,7 @@ class Chains:
     def record(self) -> dict[str, float]:
         """Add a line to the trace; what to show of it. Raises UserError where something is not finite."""
         log_joint, kinetic = torch.stack(self.recent).double().mean(0).tolist()
-        too_hot = self.step > self.burn_in / 2 and kinetic > TOO_HOT
+        too_hot = self.step > max(self.burn_in / 2, TRANSIENT) and kinetic > TOO_HOT
         if self.looks and self.step <= self.burn_in and (too_hot or not math.isfinite(log_joint)):
             return self._begin_again()
         self._check()
