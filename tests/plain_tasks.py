@@ -28,20 +28,6 @@ def die_once(task):
     return number
 
 
-def die_beside(task):
-    """The first dies each time, and writes down which others are at work then; a task is (number, a folder)."""
-    number, folder = task
-    if number == 0:
-        with open(folder / "beside", "a") as file:
-            file.write(" ".join(path.name for path in folder.glob("at-work-*")) + "\n")
-        os._exit(9)
-    mine = folder / f"at-work-{number}"
-    mine.touch()
-    time.sleep(3)
-    mine.unlink()
-    return number
-
-
 # -- that end by themselves --------------------------------------------------------------------------------------------
 def refuse(task):
     if task == 3:

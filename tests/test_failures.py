@@ -56,36 +56,28 @@ def test_noise_is_no_failure(heavy, num=30):
 
 def test_a_few_rows_that_are_far_off_do_not_hide_the_others():
     d = np.full(40, 0.5) + 0.2 * np.random.default_rng(0).normal(size=40)
-    assert is_worse(d, 0.1) and not is_worse(d - 0.45, 0.1) and not is_worse(d[:2], 0.1)
-    assert is_worse(np.r_[d, [1e30, math.inf]], 0.1) and not is_worse(np.r_[np.zeros(40), 1e30], 0.1)
-    assert is_worse(np.full(40, math.inf), 0.1) and not is_worse(np.zeros(40), 0.1)
+    for worse, not_worse in ((d, d - 0.45), (np.r_[d, [1e30, math.inf]], np.r_[np.zeros(40), 1e30]), (d * 1e30, d[:2])):
+        assert is_worse(worse, 0.1) and not is_worse(not_worse, 0.1)
 
 
-BAD = {
-    "too few epochs": (["mean-field", "--epochs", "1"], "84 training rows the .* of the training targets; .*epochs"),
-    "too large a step": (
-        ["mean-field", "--inference", "sghmc", "--epochs", "300", "--lr", "3", "--set", "chains=2"],
-        "predictions are worse than knowing nothing|diverged|stopped being finite|became",
-    ),
-}
-
-
-@pytest.mark.parametrize("bad", BAD)
-def test_a_bad_fit_is_exit_code_3_and_said_everywhere(bad, houses, tmp_path, capsys):
-    (arguments, words), out = BAD[bad], tmp_path / "run"
-    assert main(["train", *arguments, *houses, *FEW, "--out", str(out)]) == 3
-    told = capsys.readouterr()
-    if not (out / "posterior.json").is_file():  # every chain diverged
-        assert "smaller --lr" in told.err and "Traceback" not in told.err
-        return
+def test_a_bad_fit_is_exit_code_3_and_said_everywhere(houses, tmp_path, capsys):
+    out = tmp_path / "run"
+    assert main(["train", "mean-field", "--epochs", "1", *houses, *FEW, "--out", str(out)]) == 3
+    printed = capsys.readouterr().out
     sentence = json.loads((out / "metrics.json").read_text())["failed"]
-    assert re.search(words, sentence) and ("--lr" in sentence or "--epochs" in sentence), sentence
-    for text in (told.out, (out / "report.html").read_text(), (out / "README.md").read_text()):
+    assert re.search("84 training rows the .* of the training targets; .*--epochs", sentence)
+    for text in (printed, (out / "report.html").read_text(), (out / "README.md").read_text()):
         flat = " ".join(text.replace("&#39;", "'").split())
         assert sentence in flat and flat.index("Failed") < flat.rindex("nll")
     assert main(["evaluate", str(out), "--quiet"]) == 0 and "Failed" in capsys.readouterr().out
     assert main(["diagnose", str(out), "--quiet", "--no-netcdf"]) == 0
     assert f"Problem The fit failed: {sentence[:40]}" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_step_that_is_too_large_is_told(houses, tmp_path, capsys):
+    sampler = ["--inference", "sghmc", "--epochs", "300", "--lr", "3", "--set", "chains=2"]
+    assert main(["train", "mean-field", *sampler, *houses, *FEW, "--out", str(tmp_path / "run")]) == 3
+    assert "--lr" in "".join(capsys.readouterr())
 
 
 def test_a_good_fit_is_none_and_weights_that_are_not_finite_are(houses, tmp_path, capsys):
@@ -127,7 +119,6 @@ def test_a_sweep_goes_on_and_compare_says_which(houses, tmp_path, capsys, no_fig
     assert text.index(f"Failed   {runs[1][:20]}") < text.index("rmse")
 
 
-# -- the judgement -----------------------------------------------------------------------------------------------------
 def test_too_certain_predictions_of_right_means(monkeypatch):
     """What validates decides where it suffices, else training rows do."""
     generator = torch.Generator().manual_seed(0)
@@ -150,7 +141,6 @@ def test_too_certain_predictions_of_right_means(monkeypatch):
 def test_a_density_is_no_bar_for_the_probability_of_rare_counts():
     """A Normal of the targets' moments, 1 in 200 of which is 1, has a density of 5.6 at 0."""
     y = (torch.arange(400) % 200 == 0).float()
-    data = bp.dataset(torch.randn(400, 2, generator=torch.Generator().manual_seed(0)), y, task="counts", split=0.0,
-                      validation=0)  # fmt: skip
+    data = bp.dataset(torch.zeros(400, 1), y, task="counts", split=0, validation=0)
     posterior = bp.fit(bp.MLP(hidden=()), data, bp.MAP(epochs=100, lr=0.05, patience=0), progress=False)
     assert failure(posterior, data) is None

@@ -48,7 +48,6 @@ def test_a_number_between_categories_is_standardised_and_the_categories_are_not(
     ("cells", "task"),
     [
         (["yes", "no"] * 20, "classification"),
-        ([0, 1] * 20, "classification"),
         ([1.0, 2.0] * 20, "classification"),
         ([True, False] * 20, "classification"),
         (list(range(5)) * 8, "classification"),
@@ -63,12 +62,6 @@ def test_the_task_is_inferred_from_the_target(tmp_path, cells, task):
     assert load_data(table(tmp_path / "t.csv", price=cells), target="price").schema.task == task
 
 
-def test_the_task_can_be_overridden(tmp_path):
-    path = table(tmp_path / "t.csv", price=[3, 4, 5, 6] * 10)
-    assert load_data(path, target="price").schema.classes == ("3", "4", "5", "6")
-    assert load_data(path, target="price", task="regression").schema.classes == ()
-
-
 def test_classes_are_in_the_order_of_numbers_or_letters(tmp_path):
     numbers = load_data(table(tmp_path / "a.csv", price=[10, 9, 2, 9] * 10), target="price", task="classification")
     texts = load_data(table(tmp_path / "b.csv", price=["no", "yes"] * 20), target="price")
@@ -77,12 +70,6 @@ def test_classes_are_in_the_order_of_numbers_or_letters(tmp_path):
     assert halves.schema.classes == ("0", "0.5", "1", "1.5")
     counts = sum(torch.bincount(getattr(numbers, f"y_{p}"), minlength=3) for p in ("train", "val", "test"))
     assert counts.tolist() == [10, 20, 10]
-
-
-def test_y_is_the_target_where_none_is_named_and_features_can_be_chosen(tmp_path):
-    path = table(tmp_path / "t.csv", y=list(range(40)))
-    assert load_data(path).schema.target == "y"
-    assert load_data(path, features=["price", "rooms"]).schema.features == ("price", "rooms")
 
 
 def test_tabs_semicolons_blank_lines_and_a_byte_order_mark_are_read(tmp_path):
@@ -100,42 +87,28 @@ def test_rows_with_missing_values_are_dropped_only_when_asked(tmp_path):
         load_data(path, target="price")
     for way in ({"drop_missing": True}, {"missing": "drop"}):
         assert sum(load_data(path, target="price", **way).split["rows"]) == 38
-    filled = load_data(path, target="price", missing="indicator", unseen="ignore")
-    assert "rooms missing" in filled.schema.features and sum(filled.split["rows"]) == 40
-    where = filled.schema.features.index("rooms missing")
-    marked = {part: getattr(filled, f"x_{part}")[:, where] for part in ("train", "val", "test")}
-    rows = [int(r) for part, mark in marked.items() for r in getattr(filled, f"index_{part}")[mark == 1]]
-    assert sorted(rows) == [5, 10] and filled.schema.unseen == "ignore"
-    strange, _ = read_rows(table(tmp_path / "new.csv", city=["Atlantis"] * 40), filled.schema)
-    cities = [k for k, name in enumerate(filled.schema.features) if name.startswith("city=")]
-    assert cities and not strange[:, cities].any()
+    filled = load_data(path, target="price", missing="indicator", unseen="ignore").schema
+    assert "rooms missing" in filled.features and filled.unseen == "ignore"
 
 
 def test_a_column_may_divide_the_rows_of_a_file(tmp_path):
-    days = [f"2024-{1 + i % 12:02d}-{1 + i // 12:02d}" for i in range(40)]
-    path = table(tmp_path / "t.csv", rooms=days, age=[i % 7 for i in range(40)])
-    by_time = load_data(path, target="price", time="rooms")
-    day = {part: [days[int(r) - 2] for r in getattr(by_time, f"index_{part}")] for part in ("train", "val", "test")}
-    assert max(day["train"]) < min(day["val"]) <= max(day["val"]) < min(day["test"])
-    assert "rooms" not in by_time.schema.features and by_time.split["kind"] == "time"
-    numbers = load_data(path, target="price", exclude=["rooms"], time="age", fractions=(0.6, 0.0, 0.4))
-    assert {(int(r) - 2) % 7 for r in numbers.index_train} == {0, 1, 2, 3} and not len(numbers.y_val)
-    groups = load_data(path, target="price", exclude=["rooms"], groups="age")
-    of = [{(int(r) - 2) % 7 for r in getattr(groups, f"index_{part}")} for part in ("train", "val", "test")]
-    assert sum(map(len, of)) == 7 == len(set.union(*of))
+    path = table(tmp_path / "t.csv", age=[i % 7 for i in range(40)])
+    for way in ("time", "groups"):
+        data = load_data(path, target="price", fractions=(0.6, 0.0, 0.4), **{way: "age"})
+        train, test = ({(int(r) - 2) % 7 for r in rows} for rows in (data.index_train, data.index_test))
+        assert not train & test and len(train | test) == 7 and not len(data.y_val)
+        assert (way == "groups" or train == {0, 1, 2, 3}) and "age" not in data.schema.features
     for bad, match in (
-        ({"groups": "age", "time": "rooms"}, "three ways to divide"),
-        ({"groups": "age", "validation": 5}, "fractions"),
+        ({"validation": 5}, "fractions"),
         ({"groups": "ages"}, "did you mean 'age'"),
         ({"groups": "price"}, "is the target"),
-        ({"missing": "fill"}, "missing .*indicator"),
         ({"missing": "indicator", "drop_missing": True}, "leave it out"),
-        ({"groups": "age", "fractions": (0.5, 0.5)}, "three shares"),
-        ({"groups": "age", "fractions": (0.5, 0.2, 0.2)}, "sum to 1"),
-        ({"groups": "age", "fractions": ("a", 1, 2)}, "three shares"),
+        ({"fractions": (0.5, 0.5)}, "three shares"),
+        ({"fractions": (0.5, 0.2, 0.2)}, "sum to 1"),
+        ({"fractions": ("a", 1, 2)}, "three shares"),
     ):
         with pytest.raises(UserError, match=match):
-            load_data(path, **{"target": "price", "exclude": ["rooms"], **bad})
+            load_data(path, **{"target": "price", "groups": "age", **bad})
     with pytest.raises(UserError, match="time is for tables"):
         load_data("digits", time="age")
 
@@ -147,25 +120,19 @@ def test_a_constant_column_gets_scale_one_and_a_large_offset_keeps_its_digits(tm
     constant, *offset = data.x_train.T
     assert data.schema.x_scale[0] == 1.0 and constant.abs().max() < 1e-6
     assert all(len(column.unique()) == 28 for column in offset)
-    torch.testing.assert_close(offset[0].std(correction=0), torch.tensor(1.0))
+    torch.testing.assert_close(torch.stack(offset).std(1, correction=0), torch.ones(2))
 
 
 def test_given_splits_decide_the_test_rows(tmp_path):
-    path = table(tmp_path / "t.csv")
-    np.savez(tmp_path / "s.npz", test_0=np.array([0, 1]), test_1=np.array([39, 5, 20]))
-    data = load_data(path, target="price", splits=tmp_path / "s.npz", split=1)
-    assert data.y_test.tolist() == [197.5, 112.5, 150.0]
-    assert data.split["rows"] == [37, 0, 3] and data.split["split"] == 1
-    assert sorted(data.y_train.tolist()) == [100 + 2.5 * i for i in range(40) if i not in (39, 5, 20)]
-    held = load_data(path, target="price", splits=tmp_path / "s.npz", validation=7)
-    assert held.split["rows"] == [31, 7, 2]
-
-
-def test_given_splits_count_the_rows_of_the_file_even_where_some_are_dropped(tmp_path):
+    """They count the rows of the file, of which one is dropped."""
     path = table(tmp_path / "t.csv", rooms=[None if i == 3 else i for i in range(40)])
-    np.savez(tmp_path / "s.npz", test_0=np.array([3, 5, 39]))
-    data = load_data(path, target="price", drop_missing=True, splits=tmp_path / "s.npz")
-    assert data.y_test.tolist() == [112.5, 197.5]
+    np.savez(tmp_path / "s.npz", test_0=np.array([0, 1]), test_1=np.array([39, 5, 20, 3]))
+    data = load_data(path, target="price", drop_missing=True, splits=tmp_path / "s.npz", split=1)
+    assert data.y_test.tolist() == [112.5, 150.0, 197.5]
+    assert data.split["rows"] == [36, 0, 3] and data.split["split"] == 1
+    assert sorted(data.y_train.tolist()) == [100 + 2.5 * i for i in range(40) if i not in (39, 5, 20, 3)]
+    held = load_data(path, target="price", drop_missing=True, splits=tmp_path / "s.npz", validation=7)
+    assert held.split["rows"] == [30, 7, 2]
 
 
 def test_paths_are_also_looked_for_under_the_data_root(root):
@@ -188,10 +155,9 @@ def test_new_rows_are_read_as_the_training_rows_were(tmp_path, trained):
     raw = trained.schema.unstandardise(x)
     torch.testing.assert_close(raw, torch.tensor([[2.5, 0, 1], [4.5, 1, 0]]))
     assert y.tolist() == [1, 0] and trained.schema.classes == ("high", "low")
-    path.write_text("city,rooms\nOslo,2.5\n")
-    assert read_rows(path, trained.schema)[1] is None
-    path.write_text("city,rooms,price\nOslo,2.5,\n")
-    assert read_rows(path, trained.schema)[1] is None
+    for text in ("city,rooms\nOslo,2.5\n", "city,rooms,price\nOslo,2.5,\n"):
+        path.write_text(text)
+        assert read_rows(path, trained.schema)[1] is None
 
 
 BAD_ROWS = {
@@ -215,7 +181,6 @@ def test_rows_that_do_not_fit_the_model_are_refused(tmp_path, trained, case):
 NUMBERED = "\n".join(f"{i},{i * i}" for i in range(20)) + "\n"
 BAD_TABLES = {
     "no target": ("a,b\n" + NUMBERED, {"target": "price"}, "unknown target column .*'price'.*Valid: a, b"),
-    "near target": ("a,price\n" + NUMBERED, {"target": "prise"}, "did you mean 'price'"),
     "target not told": ("a,b\n" + NUMBERED, {}, "which column is the target.*a, b"),
     "text": ("a,y\n1,2\n1,3\nx1,4\n3,5\n", {}, "column 'a', row 4: 'x1' is not a number"),
     "text in target": ("a,y\n1,2.5\n1,3\n2,x\n3,5\n", {}, "column 'y', row 4: 'x' is not a number"),
@@ -232,14 +197,11 @@ BAD_TABLES = {
     "names": ("a,b,y\n" + "".join(f"{i},n{i},{i}\n" for i in range(30)), {}, "'b' holds 30 different texts"),
     "duplicate": ("a,b,a\n1,2,3\n", {}, "columns 1 and 3 are both called 'a'"),
     "nameless": ("a,,y\n0,1,2\n", {}, "column 2 has no name"),
-    "nameless numbers": (",a,y\n0.5,1,2\n", {}, "column 1 has no name"),
     "nameless codes": (",a,y\n1,1,2\n1,2,3\n", {}, "column 1 has no name"),
     "ragged": ("a,y\n1,2\n1,2,3\n", {}, "Expected 2 fields in line 3, saw 3"),
     "empty": ("", {}, "is empty"),
-    "header only": ("a,y\n", {}, "has a header and no rows"),
     "target only": ("y\n1\n", {}, "no column is left but the target"),
     "feature": ("height,y\n" + NUMBERED, {"features": ["heigth"]}, "did you mean 'height'"),
-    "target as feature": ("a,y\n" + NUMBERED, {"features": ["y"]}, "column 'y' is the target"),
     "all missing": ("a,b,y\n,1,2\n,2,3\n", {"drop_missing": True}, "every row has a missing value.*'a'"),
 }
 
@@ -257,7 +219,6 @@ def test_bad_tables_get_one_line_with_the_place(tmp_path, case):
 
 BAD_SPLITS = {
     "absent": ({"test_0": np.array([1])}, 4, "no array test_4; it has test_0 to test_0"),
-    "other arrays": ({"rows": np.array([1])}, 0, "no array test_0; it has rows"),
     "range": ({"test_0": np.array([1, 40])}, 0, "test_0 names rows 1 to 40, but there are rows 0 to 39"),
     "negative": ({"test_0": np.array([-1])}, 0, "test_0 names rows -1"),
     "twice": ({"test_0": np.array([1, 1])}, 0, "names a row twice"),
@@ -276,14 +237,15 @@ def test_bad_splits_get_one_line(tmp_path, case):
 
 def test_files_that_are_none_are_told(tmp_path):
     (tmp_path / "bad.csv").write_bytes("a,y\nÅ,1\n".encode("latin-1"))
-    with pytest.raises(UserError, match="byte 4 is not UTF-8"):
-        load_data(tmp_path / "bad.csv")
-    path = table(tmp_path / "t.csv")
-    with pytest.raises(UserError, match=r"s\.npz: no such file"):
-        load_data(path, target="price", splits=tmp_path / "s.npz")
     (tmp_path / "s.npz").write_text("0 1 2")
-    with pytest.raises(UserError, match="not an NPZ file"):
-        load_data(path, target="price", splits=tmp_path / "s.npz")
+    path = table(tmp_path / "t.csv")
+    for name, splits, message in (
+        ("bad.csv", None, "byte 4 is not UTF-8"),
+        (path, "none.npz", r"none\.npz: no such file"),
+        (path, "s.npz", "not an NPZ file"),
+    ):
+        with pytest.raises(UserError, match=message):
+            load_data(tmp_path / name, target="y" if splits is None else "price", splits=splits and tmp_path / splits)
 
 
 def test_numbers_are_the_same_read_as_numbers_and_as_text(tmp_path):

@@ -27,9 +27,8 @@ def box(tmp_path, quick, capsys):
         frame.to_csv(file, index=False)
         assert main(["train", "--data", str(file), "--out", str(run), "--target", "y", *SHORT, *arguments]) in (0, 3)
         page = (run / "report.html").read_text()
-        sentences = [
-            unescape(text) for text in re.findall("<p>(.*?)</p>", page.split('class="summary">')[1].split("</div>")[0])
-        ]
+        summary = page.split('class="summary">')[1].split("</div>")[0]
+        sentences = [unescape(text) for text in re.findall("<p>(.*?)</p>", summary)]
         printed = " ".join(capsys.readouterr().out.split())
         assert all(sentence in printed for sentence in sentences)
         return sentences, json.loads((run / "metrics.json").read_text())
@@ -50,15 +49,9 @@ def test_three_per_cent_positives(box, tmp_path):
     sentences, scores = box(frame, "mlp")
     share = scores["class_rows"]["no"] / 300
     assert scores["class_predictions"] == {"fraud": 0, "no": 300}
-    words = (
-        f"{share:.1%} of the test rows are 'no', and this run says it of every row: accuracy says little, look at how"
-    )
-    assert sentences[0] == f"{words} P(fraud) ranks the rows."
-    assert (
-        re.match(r"On 300 test rows: nll .*, auroc .*, average precision ", sentences[1])
-        and "error" not in sentences[1]
-    )
-    assert "beside the class frequencies alone, paired differences: nll" in sentences[2]
+    assert re.match(rf"{share:.1%} of the test rows are 'no', and this run says it of every row: .*fraud", sentences[0])
+    assert re.match(r"On 300 test rows: nll .*, auroc .*, average precision ", sentences[1])
+    assert "error" not in sentences[1] and "beside the class frequencies alone" in sentences[2]
     assert "a threshold on P(no) (`predict --threshold`) finds more of the rare class" in sentences[-1]
     data = bp.load_data(tmp_path / "t.csv", target="y")
     prediction = bp.predict(bp.load(tmp_path / "run"), data.x_test, num_draws=20)
@@ -71,8 +64,8 @@ def test_a_skewed_positive_target(box, tmp_path):
     frame, x = table(400)
     frame["y"] = np.exp(3 + x[:, 0] + 0.2 * RNG.normal(size=400))
     sentences, scores = box(frame, "mlp", "--target-scale", "log", "--epochs", "200")
-    assert re.match("On 60 test rows: crps .*, nll ", sentences[0]) and "beside the training mean alone" in sentences[1]
-    assert re.search(r"nll -\d.*, better", sentences[1]) and "90 % intervals hold" in sentences[2]
+    assert re.match("On 60 test rows: crps .*, nll ", sentences[0])
+    assert re.search(r"beside the training mean alone.*nll -\d.*, better", sentences[1])
     # Knowing nothing is a log-normal of the training rows: its NLL by hand.
     data = bp.load_data(tmp_path / "t.csv", target="y", target_scale="log")
     log_train, log_test = (np.log(y.double().numpy()) for y in (data.y_train, data.y_test))
@@ -82,43 +75,26 @@ def test_a_skewed_positive_target(box, tmp_path):
     assert scores["nll_minus_nothing"] == pytest.approx(scores["nll"] - nll, abs=1e-3)
 
 
-def test_thirty_rows(box):
-    frame, x = table(30)
-    frame["y"] = x[:, 0] + 0.1 * RNG.normal(size=30)
-    sentences, _ = box(frame, "mlp")
-    assert sentences[0].startswith("On 4 test rows") or sentences[0].startswith("On 5 test rows")
+def test_few_rows_of_many_columns_that_tell_nothing(box, tmp_path):
+    """Counts beside a Poisson of their mean: its NLL by hand."""
+    frame, _ = table(30, columns=200)
+    frame["y"] = RNG.poisson(2.0, size=30)
+    sentences, scores = box(frame, "mean-field", "--task", "counts")
     num = int(sentences[0].split()[1])
-    assert sentences[1].startswith(
-        f"{num} test rows are few: one more or less that is wrong, or outside its interval, is {100 / num:.0f} %"
-    )
-
-
-def test_more_columns_than_rows(box):
-    frame, _ = table(120, columns=2000)
-    frame["y"] = RNG.normal(size=120)
-    sentences, scores = box(frame, "mlp", "--epochs", "3")
-    assert "beside the training mean alone" in " ".join(sentences) and scores["nll_minus_nothing_high"] > 0
-    assert not re.search(r"training mean alone.*nll [^;]*, better", " ".join(sentences))
-
-
-def test_five_classes_with_one_of_four_rows(box):
-    frame, _ = table(300)
-    y = np.array(list("abcd"))[RNG.integers(4, size=300)]
-    y[:4] = "e"
-    frame["y"] = y
-    sentences, scores = box(frame, "mlp", "--fractions", "0.4,0.2,0.4")
-    num, never = scores["class_rows"]["e"], scores["class_predictions"]["e"] == 0
-    assert 0 < num < 5 and ("never" in sentences[0] or "No test row is given the class" in sentences[0]) == never
-    assert f"Too few test rows to judge the class 'e' ({num} of the test rows)." in sentences[:2]
-
-
-def test_counts_beside_a_poisson_of_their_mean(box, tmp_path):
-    frame, x = table(300)
-    frame["y"] = RNG.poisson(np.exp(x[:, 0]))
-    sentences, scores = box(frame, "mean-field", "--task", "counts", "--baseline", "network")
+    assert sentences[0].startswith(f"On {num} test rows") and num in (4, 5)
+    assert sentences[1].startswith(f"{num} test rows are few") and f" {100 / num:.0f} %" in sentences[1]
     data = bp.load_data(tmp_path / "t.csv", target="y", task="counts")
     nll = -poisson.logpmf(data.y_test, data.y_train.double().mean()).mean()
     assert scores["nll_minus_nothing"] == pytest.approx(scores["nll"] - nll, abs=1e-4)
     beside = next(sentence for sentence in sentences if "beside the training mean alone" in sentence)
-    assert any("beside mlp (map)" in sentence for sentence in sentences)
-    assert ("nats" in beside) and ("inputs may say little" in sentences[-1]) == (scores["nll_minus_nothing_high"] > 0)
+    assert scores["nll_minus_nothing_high"] > 0 and not re.search(r"nll [^;]*, better", beside)
+    assert "inputs may say little" in sentences[-1]
+
+
+def test_five_classes_with_one_of_four_rows(box):
+    frame, _ = table(300)
+    frame["y"] = ["e"] * 4 + [*np.array(list("abcd"))[RNG.integers(4, size=296)]]
+    sentences, scores = box(frame, "mlp", "--fractions", "0.4,0.2,0.4")
+    num, never = scores["class_rows"]["e"], scores["class_predictions"]["e"] == 0
+    assert 0 < num < 5 and ("never" in sentences[0] or "No test row is given the class" in sentences[0]) == never
+    assert f"Too few test rows to judge the class 'e' ({num} of the test rows)." in sentences[:2]

@@ -61,21 +61,6 @@ def test_no_cycle_inside_a_unit():
     list(TopologicalSorter(graph).static_order())  # CycleError, with the cycle
 
 
-@pytest.mark.parametrize(
-    ("library", "packages"),
-    [
-        ("matplotlib", {"plots"}),
-        ("seaborn", {"plots"}),
-        ("arviz", {"diagnostics"}),
-        ("jinja2", {"reports"}),
-        ("argparse", {"commands", "listing", "run", "runs"}),
-    ],
-)
-def test_libraries_stay_in_their_packages(library, packages):
-    users = {unit(module) for module, path in FILES.items() if library in {unit(o) for o in imported(path)}}
-    assert users <= packages
-
-
 def test_one_file_alone_touches_the_store_and_the_global_generators():
     """Only isolation.py may name them: everything else goes through ``isolated``."""
     words = ("get_param_store", "clear_param_store", "set_rng_seed", "manual_seed(", "get_rng_state", "random.seed(")
@@ -84,19 +69,6 @@ def test_one_file_alone_touches_the_store_and_the_global_generators():
             text = path.read_text().replace("torch.Generator().manual_seed(", "").replace("generator.manual_seed(", "")
             found = [word for word in words if word in text]
             assert not found, f"{module} uses {found}"
-
-
-def test_one_file_alone_names_the_observed_site():
-    for module, path in FILES.items():
-        if module != "parts.observed" and unit(module) in ("parts", "inference", "posterior", "zoo", "predictive"):
-            literals = [
-                node.value
-                for node in ast.walk(ast.parse(path.read_text()))
-                if isinstance(node, ast.Constant) and node.value in ("y", "data")
-            ]
-            # These three read provenance["data"]; nobody else spells the site or its plate.
-            reads = module in ("posterior", "predictive", "zoo.last_layer")
-            assert literals in ([], ["data"] * len(literals)) and (not literals or reads), module
 
 
 #: What a process does one after the other; after each name, the modules that it has loaded by then.
@@ -157,23 +129,24 @@ def loaded(tmp_path_factory):
     return {stage: set(names) for stage, names in map(json.loads, done.stdout.splitlines())}
 
 
-def test_importing_the_package_is_cheap(loaded):
-    heavy = {"torch", "pyro", "numpy", "pandas", "matplotlib", "sklearn", "torchvision", "arviz", "scipy"}
-    assert "bnn_pyro" in loaded["package"] and not heavy & loaded["package"]
+HEAVY = {"torch", "pyro", "numpy", "pandas", "matplotlib", "seaborn", "sklearn", "jinja2"}
+PLOTS = {"matplotlib", "seaborn", "jinja2", "bnn_pyro.plots"}
 
 
-def test_help_list_and_typos_need_neither_torch_nor_matplotlib(loaded):
-    assert not {"torch", "pyro", "numpy", "pandas", "sklearn", "matplotlib", "jinja2"} & loaded["commands"]
-
-
-def test_training_and_a_sweeps_worker_need_no_plots(loaded):
-    assert "torch" in loaded["fit"] and not {"matplotlib", "seaborn", "jinja2", "bnn_pyro.plots"} & loaded["fit"]
-    assert "bnn_pyro.runs.evaluate" in loaded["work"] and not {"matplotlib", "seaborn"} & loaded["work"]
-
-
-def test_train_loads_few_modules(loaded):
-    own = [name for name in loaded["train"] if name.startswith("bnn_pyro")]
-    assert len(own) <= 110 and "bnn_pyro.checks" not in own and "bnn_pyro.runs.sweep" not in own
+@pytest.mark.parametrize(
+    ("stage", "there", "absent"),
+    [
+        ("package", "bnn_pyro", HEAVY | {"torchvision", "arviz", "scipy"}),
+        ("commands", "bnn_pyro.run", HEAVY),
+        ("fit", "torch", PLOTS),
+        ("work", "bnn_pyro.runs.evaluate", PLOTS - {"jinja2", "bnn_pyro.plots"}),
+        ("train", "bnn_pyro.runs.train", {"bnn_pyro.checks", "bnn_pyro.runs.sweep"}),
+    ],
+)
+def test_what_a_process_loads(loaded, stage, there, absent):
+    """At the import of the package, for help, lists and typing errors, for a fit, in a sweep's worker, by ``train``."""
+    assert there in loaded[stage] and not absent & loaded[stage]
+    assert stage != "train" or sum(name.startswith("bnn_pyro") for name in loaded[stage]) <= 110
 
 
 def test_list_is_read_as_the_tables_are():

@@ -25,12 +25,6 @@ def made(entry, data):
         return entry.model(data.schema)
 
 
-def run(problem, temperature=1.0, **settings):
-    model = made(problem.entry(**settings), problem.data)
-    return bp.Laplace(temperature=temperature).run(model, None, problem.data)
-
-
-# -- regression: exact -------------------------------------------------------------------------------------------
 def check_exact(problem, temperature=1.0):
     """q is the conjugate posterior of the noise σ√T: to float64 inside, and to float32, in which it is kept."""
     target = replace(problem, noise=problem.noise * math.sqrt(temperature))
@@ -68,7 +62,6 @@ def test_one_newton_step_ends_the_search(monkeypatch):
     check_exact(correlated())
 
 
-# -- against the curvature of the Pyro model itself ---------------------------------------------------------------
 def classes(num_classes, num=60, inputs=3):
     g = torch.Generator().manual_seed(num_classes)
     x = torch.randn(num, inputs, generator=g)
@@ -105,7 +98,6 @@ def log_joint(model, data, temperature=1.0):
 CASES = {
     "binary": (lambda: classes(2), {}),
     "softmax": (lambda: classes(4), {"prior": "fan-in:2"}),
-    "softmax, no bias": (lambda: classes(3), {"bias": False}),
     "cold": (lambda: classes(3), {"temperature": 0.5}),
     "learned noise": (targets, {}),
     "heteroscedastic": (targets, {"noise": "heteroscedastic"}),
@@ -135,9 +127,6 @@ def test_mode_and_precision_are_those_of_the_model(case, monkeypatch):
         hessian = expected_hessian(made(entry, data), data, mode)
     error = ((precision - hessian) * scale[:, None] * scale).abs().max()
     assert error < 2e-5, error
-    if case == "learned noise":  # about log σ: 2N/T of the rows, 1 of the prior Normal(−1, 1), and nothing else
-        assert precision[-1, -1].item() == pytest.approx(2 * 60 + 1, rel=1e-5)
-        assert posterior.guide.lower[-1].abs().max() < 1e-6
 
 
 def expected_hessian(model, data, w):
@@ -159,58 +148,51 @@ def test_kron_is_full_where_the_information_is_the_same_everywhere():
     data = classes(3)
     model = made(bp.MeanField(hidden=(), prior="fan-in:1"), data).double()
     problem = Curvature(LogJoint(model, data.x_train.double(), data.y_train))
-    zero = torch.zeros(model.net.layers[0].out_features * 4).double()
-    full, kron = (problem.precision(zero, structure) for structure in (summed, factored))
-    torch.testing.assert_close(kron, full)
-    elsewhere = torch.linspace(-2, 2, len(zero)).double()
-    full, kron = (problem.precision(elsewhere, structure) for structure in (summed, factored))
-    assert (full - kron).abs().max() > 0.5
+    for w, same in ((torch.zeros(12), True), (torch.linspace(-2, 2, 12), False)):
+        full, kron = (problem.precision(w.double(), structure) for structure in (summed, factored))
+        assert torch.allclose(kron, full) if same else (full - kron).abs().max() > 0.5
 
 
-# -- the search for the mode -------------------------------------------------------------------------------------
 def test_the_mode_is_the_same_by_any_way_there(monkeypatch):
     """By the curvature of few rows, in many short rounds, and from far off: to a thousandth of a standard deviation."""
     data, entry = classes(4), bp.MeanField(hidden=())
     straight = bp.Laplace().run(made(entry, data), None, data)
-    sd = straight.guide.distribution.variance.sqrt()
+    sd, best = straight.guide.distribution.variance.sqrt(), straight.guide.loc.detach()
+    value = log_joint(made(entry, data), data)(best.double()).item()
     monkeypatch.setattr(laplace, "MAX_SINGLE_ROWS", 5)  # all other rows as their mean
     monkeypatch.setattr(laplace, "MAX_ROUND", 3)
-    model = made(entry, data)
-    with torch.no_grad():
-        model.net.layers[0].weight.mul_(20)
-    far = bp.Laplace().run(model, None, data)
-    assert len(far.trace["epoch"]) > len(straight.trace["epoch"])
-    for other in (bp.Laplace().run(made(entry, data), None, data), far):
-        assert ((other.guide.loc - straight.guide.loc) / sd).abs().max() < 1e-3
+    for factor in (1, 20):
+        model = made(entry, data)
+        with torch.no_grad():
+            model.net.layers[0].weight.mul_(factor)
+        other = bp.Laplace().run(model, None, data)
+        assert ((other.guide.loc - best) / sd).abs().max() < 1e-3
         last = {name: line[-1] for name, line in other.trace.items()}
-        assert last["epoch"] == len(other.trace["epoch"])
-        value = log_joint(made(entry, data), data)(straight.guide.loc.detach().double()).item()
+        assert last["epoch"] == len(other.trace["epoch"]) >= len(straight.trace["epoch"])
         assert last["log_joint"] == pytest.approx(value, abs=1e-5)
         assert last["log_likelihood"] + last["log_prior"] == pytest.approx(last["log_joint"], rel=1e-12)
 
 
-# -- as a method, saved and loaded ------------------------------------------------------------------------------------
-def test_refusals_tell_the_way_out(monkeypatch):
+@pytest.mark.parametrize(
+    ("settings", "iterations", "message"),
+    [
+        (dict(hidden=(4,)), 100, "linear models"),
+        (dict(prior="scale-mixture:1,0.1,0.5"), 100, "needs a Normal prior"),
+        (dict(prior="gamma:1,1"), 100, "needs a Normal prior"),
+        (dict(prior="normal:100"), 1, "not found in 1 iterations"),
+        (dict(bias=False), 100, "8 weights at most, and this model has 9"),
+    ],
+)
+def test_refusals_tell_the_way_out(settings, iterations, message, monkeypatch):
     data = classes(3)
-
-    def fit(**settings):
-        return bp.Laplace().run(made(bp.MeanField(**{"hidden": (), **settings}), data), None, data)
-
-    with pytest.raises(bp.UserError, match="linear models"):
-        fit(hidden=(4,))
-    for prior in ("scale-mixture:1,0.1,0.5", "gamma:1,1"):
-        with pytest.raises(bp.UserError, match="needs a Normal prior"):
-            fit(prior=prior)
-    with pytest.raises(bp.UserError, match="not found in 1 iterations"):
-        bp.Laplace(max_iterations=1).run(made(bp.MeanField(hidden=(), prior="normal:100"), data), None, data)
-    monkeypatch.setattr(laplace, "MAX_WEIGHTS", 11)
-    with pytest.raises(bp.UserError, match="11 weights at most, and this model has 12"):
-        fit()
+    monkeypatch.setattr(laplace, "MAX_WEIGHTS", 8 if "bias" in settings else 12)
+    with pytest.raises(bp.UserError, match=message):
+        entry = bp.MeanField(**{"hidden": (), **settings})
+        bp.Laplace(max_iterations=iterations).run(made(entry, data), None, data)
 
 
 def test_it_stops_on_a_signal(tmp_path):
-    data = classes(3)
-    checkpoint = Checkpoint(tmp_path)
+    data, checkpoint = classes(3), Checkpoint(tmp_path)
     checkpoint.signalled = True
     with pytest.raises(Interrupted):
         bp.Laplace().run(made(bp.MeanField(hidden=()), data), None, data, checkpoint=checkpoint)

@@ -1,8 +1,4 @@
-"""Layers by local reparametrization: moments of sampled weights, gradients, one KL of the right sign, known optima.
-
-The yardstick is Bayesian linear regression: the exact ELBO of the fitted q may fall short of the best mean-field ELBO
-by 0.3 nats at most, which is what stochastic gradients leave.
-"""
+"""Layers by local reparametrization: moments of sampled weights, gradients, one KL of the right sign."""
 
 import math
 
@@ -11,18 +7,16 @@ import pyro.distributions as dist
 import pytest
 import torch
 import torch.nn.functional as F
-from conjugate import correlated
-from pyro.infer import Predictive, Trace_ELBO, TraceMeanField_ELBO
+from pyro.infer import Predictive, TraceMeanField_ELBO
 from torch import nn
 from torch.distributions import Normal, kl_divergence
 
 from bnn_pyro.inference.log_joint import elbo_of
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.gradients import FreeLinear, local_conv2d, local_linear
-from bnn_pyro.parts.local_layer import Conv2dLayer, HiddenLayer, LinearLayer
+from bnn_pyro.parts.local_layer import Conv2dLayer, HiddenLayer
 from bnn_pyro.parts.weights import CentredNormal, DropoutWeights, FreeWeights, NormalWeights
 
-SHORTFALL = 0.3  # nats
 ONE, NO_DRAWS = torch.tensor(1.0), torch.Size()
 every_bias = pytest.mark.parametrize("bias", [False, True])
 #: Kernel, stride, padding, bias.
@@ -83,7 +77,6 @@ def check_gradient(function, inputs):
     assert torch.autograd.gradcheck(call, inputs)
 
 
-# -- the layer itself ----------------------------------------------------------------------------------------------
 def same_moments(local, weights):
     """Two-sided z of 5 for the difference of two means of draws, and of two variances (fourth moment measured)."""
     draws = len(local)
@@ -101,8 +94,8 @@ def test_moments_are_those_of_sampled_weights(non_linearity, bias, draws=50_000)
         local = layer(**kwargs).rsample((draws,))
         same_moments(local, layer(**kwargs, weight_space_sampling=True).rsample((draws,)))
     assert local.shape == (draws, 2, 4 + bias)
-    if non_linearity is None:  # outputs of one row are independent
-        correlation = torch.corrcoef(local[:, 0, :4].T) - torch.eye(4)
+    if non_linearity is None:  # outputs are independent, also of different rows (Kingma et al. 2015, section 2.1)
+        correlation = torch.corrcoef(local[..., :4].flatten(1).T) - torch.eye(8)
         assert (correlation.abs() <= 5 / math.sqrt(draws)).all()
 
 
@@ -121,7 +114,7 @@ def test_gradients_of_dense_layers(bias, draws):
         check_gradient(lambda X, M, L, s=s: FreeLinear.apply(X, M, L, s, bias, shape), (X, M, L))
     V = L.detach().exp().requires_grad_()
     check_gradient(lambda X, M, V: local_linear(X, M, V, bias, shape), (X, M, V))
-    for size in ((), (1,), (3 + bias, 1), (3 + bias, 2)):
+    for size in ((), (3 + bias, 1), (3 + bias, 2)):
         alpha = torch.linspace(0.2, 0.8, math.prod(size), dtype=torch.float64).view(size).requires_grad_()
         check_gradient(lambda X, M, a: DropoutWeights(M, a).linear(X, bias, shape), (X, M, alpha))
 
@@ -149,29 +142,6 @@ def test_black_images_have_finite_gradients_and_add_nothing():
             output = draw(*inputs)
         d_X, *others = torch.autograd.grad(output.square().sum() + output.sum(), inputs)
         assert (output == 0).all() and d_X.isfinite().all() and all((d == 0).all() for d in others)
-    zero = torch.zeros_like(conv.weights.variance).requires_grad_()  # no noise at all: the plain convolution
-    with isolated(0):
-        output = local_conv2d(conv.X, conv.weights.loc, zero, conv.geometry, NO_DRAWS)
-    assert (torch.autograd.grad(output.square().sum(), zero)[0] == 0).all()
-
-
-@pytest.mark.parametrize("size", [1, 3])
-def test_a_convolution_with_one_position_is_the_dense_layer(size):
-    """A kernel as large as the image: the same draws, the same KL, the same gradients."""
-    one, prior = (conv_layer((size, size), size=size, B=4, seed=seed) for seed in (0, 5))
-    found = []
-    for make in (
-        lambda w: Conv2dLayer(one.X, w, convolution(2, 3, size), torch.tanh),
-        lambda w: LinearLayer(one.X.flatten(1), w, torch.tanh, adjoin_one=True),
-    ):
-        mean, scale = (t.clone().requires_grad_() for t in (one.weights.loc, one.weights.scale))
-        q, p = make(NormalWeights(mean, scale)), make(prior.weights)
-        with isolated(0):
-            value = q.rsample().flatten(1)
-        kl = kl_divergence(q, p)
-        found.append((value, kl, *torch.autograd.grad(value.square().sum() + kl.sum(), (mean, scale))))
-    for conv, dense in zip(*found, strict=True):
-        torch.testing.assert_close(conv, dense)
 
 
 def test_kl_against_torch(dtype=torch.float64):
@@ -197,16 +167,12 @@ def test_shapes_in_plates_bad_ones_and_values_without_a_density():
             assert pyro.sample("f", HiddenLayer(h, ones, ones)).shape == (3, 2, 3)
             images = pyro.sample("c", conv_layer())
             assert images.shape == (3, 2, 3, 3, 3) and not torch.equal(images[0], images[1])
-            kernels = NormalWeights(torch.ones(3, 7).double(), torch.ones(3, 7).double())
-            deeper = Conv2dLayer(images, kernels, convolution(3, 7, 1, bias=False))
-            assert pyro.sample("d", deeper).shape == (3, 2, 7, 3, 3)
             assert pyro.sample("e", conv_layer(size=6, non_linearity=flat)).shape == (3, 2, 12)
         drawn = Predictive(lambda x: pyro.sample("h", layer(B=6)), num_samples=7)(None)["h"]
     assert drawn.shape == (7, 6, 5)
-    with pytest.raises(ValueError, match=r"X must be .* 3\)"):
-        HiddenLayer(torch.ones(2, 4), torch.ones(3, 2), torch.ones(3, 2))
-    with pytest.raises(ValueError, match="must both be"):
-        HiddenLayer(torch.ones(2, 3), torch.ones(3, 2), torch.ones(3, 1))
+    for scale, message in (((3, 2), r"X must be .* 3\)"), ((3, 1), "must both be")):
+        with pytest.raises(ValueError, match=message):
+            HiddenLayer(torch.ones(2, 4 if scale[1] == 2 else 3), torch.ones(3, 2), torch.ones(scale))
     with pytest.raises(NotImplementedError, match="no tractable density"):
         layer().log_prob(torch.zeros(2, 5))
 
@@ -225,7 +191,6 @@ def test_a_layer_in_the_guide_alone_is_refused(elbo):
         elbo(model, guide)
 
 
-# -- the KL that is made along with the output -----------------------------------------------------------------------
 @every_bias
 def test_another_prior_than_the_one_told_is_never_charged_in_its_place(bias):
     X, M, L = arrays(bias)
@@ -239,58 +204,9 @@ def test_another_prior_than_the_one_told_is_never_charged_in_its_place(bias):
         q.linear(X, bias, NO_DRAWS)
     assert kl_divergence(q, prior) is q.known_kl
     torch.testing.assert_close(q.known_kl, kl_divergence(own, Normal(0.0, known)).sum())
-    q.known_kl = torch.full_like(q.known_kl, 1e6).requires_grad_()  # planted: whoever takes it would be found out
+    q.known_kl = torch.full_like(q.known_kl, 1e6).requires_grad_()  # whoever takes it is noticed
     for other in (2 * known, known.clone(), torch.tensor(3.0).double()):
         right = kl_divergence(own, Normal(0.0, other)).sum()
         torch.testing.assert_close(kl_divergence(q, CentredNormal(other, M.shape)), right)
     p = NormalWeights(torch.ones_like(M), known.expand(M.shape))
     torch.testing.assert_close(kl_divergence(q, p), kl_divergence(own, Normal(p.loc, p.scale)).sum())
-
-
-# -- inside an ELBO ------------------------------------------------------------------------------------------------
-def fit(elbo, *, batch=0, kl_factor=1.0, steps=150):
-    """What the q that Pyro finds through HiddenLayer in model and guide, as people write it, lacks to the best ELBO."""
-    x, y = PROBLEM.design(PROBLEM.x).float(), PROBLEM.y.float()
-    size = x.shape[1]
-    with isolated(0):
-        mean = torch.zeros(size, 1, requires_grad=True)
-        log_scale = torch.full((size, 1), -3.0, requires_grad=True)
-        kwargs = dict(non_linearity=None, include_hidden_bias=False)
-
-        def rescaled(x):
-            return pyro.poutine.scale(scale=len(PROBLEM.x) / len(x))
-
-        def model(x, y):
-            prior = torch.full((size, 1), PROBLEM.prior_scale)
-            with pyro.plate("data", len(x)), rescaled(x):
-                h = pyro.sample("h", HiddenLayer(x, torch.zeros(size, 1), prior, **kwargs)).squeeze(-1)
-                pyro.sample("y", dist.Normal(PROBLEM.y_shift + PROBLEM.y_scale * h, PROBLEM.noise), obs=y)
-
-        def guide(x, y):
-            with pyro.plate("data", len(x)), rescaled(x):
-                pyro.sample("h", HiddenLayer(x, mean, log_scale.exp(), KL_factor=kl_factor, **kwargs))
-
-        optimiser = torch.optim.Adam([mean, log_scale])
-        for step in range(steps):
-            optimiser.param_groups[0]["lr"] = 0.1 * (0.01 + 0.495 * (1 + math.cos(math.pi * step / steps)))
-            rows = torch.randperm(len(x))[: batch or len(x)]
-            loss = elbo.differentiable_loss(model, guide, x[rows], y[rows])
-            optimiser.zero_grad()
-            loss.backward()
-            optimiser.step()
-    found = PROBLEM.elbo(mean.detach().double().flatten(), log_scale.detach().exp().double().flatten())
-    return PROBLEM.log_evidence - PROBLEM.gap - found
-
-
-PROBLEM = correlated(num=60, inputs=2)
-VECTORISED = TraceMeanField_ELBO(num_particles=3, vectorize_particles=True, max_plate_nesting=1)
-
-
-@pytest.mark.parametrize("elbo", [TraceMeanField_ELBO(), Trace_ELBO(), VECTORISED], ids=["kl", "trace", "vectorised"])
-def test_the_conjugate_optimum(elbo):
-    assert -1e-6 <= fit(elbo) < SHORTFALL
-
-
-def test_the_conjugate_optimum_of_mini_batches_with_their_factor():
-    assert -1e-6 <= fit(TraceMeanField_ELBO(), batch=20, kl_factor=20 / 60, steps=250) < SHORTFALL
-    assert fit(TraceMeanField_ELBO(), batch=20, kl_factor=1.0) > SHORTFALL  # no B/N

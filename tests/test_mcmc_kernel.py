@@ -1,18 +1,21 @@
-"""Our trajectories beside Pyro's own, unmodified kernels, and what becomes of gradients that are not numbers."""
+"""HMC and NUTS: trajectories beside Pyro's own kernels, posteriors that are known, gradients that are not numbers."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pyro
 import pytest
 import torch
 from conjugate import correlated
-from monte_carlo import check, check_alike
+from monte_carlo import check, check_alike, check_gaussian, fit, weights
 from pyro.infer import mcmc
 from scipy.special import digamma, polygamma
 
 import bnn_pyro as bp
-from bnn_pyro.inference.potential import Potential
+from bnn_pyro.inference import linear as whitening
+from bnn_pyro.inference import sampler as samplers
+from bnn_pyro.inference.potential import Potential, Space
 from bnn_pyro.inference.trajectories import Dynamics, Point, gradient_of, hmc, nuts
 
 SHAPES = torch.tensor([1.5, 4.0, 9.0], dtype=torch.float64)
@@ -54,7 +57,6 @@ def moments(z, potential):
     return np.concatenate([unit, unit**2 - 1, unit**3 - skew], -1)
 
 
-# -- the same algorithm ----------------------------------------------------------------------------------------------
 def test_nuts_is_pyros_nuts():
     """At one step size: tree depths, gradients, acceptance and moments are alike."""
     num, potential, step = 800, LogGamma(), 0.35
@@ -178,7 +180,6 @@ def test_energy_is_kept():
     assert 2.5 < errors[0] / errors[1] < 6
 
 
-# -- bad luck --------------------------------------------------------------------------------------------------------
 class Broken(LogGamma):
     """As ``LogGamma`` up to a wall; beyond it is ``beyond``: a density and a gradient."""
 
@@ -213,6 +214,68 @@ def test_what_is_not_a_number_is_a_divergence(kind, beyond):
     assert all(z <= 1.0 and math.isfinite(figures["lp"]) for figures, z in steps)
     assert all(0 <= figures["acceptance_rate"] <= 1 for figures, _ in steps)
     assert len({z for _, z in steps[60:]}) > 20
+
+
+UNITS = dict(noise=5.0, y_shift=40.0, y_scale=8.0)
+SAMPLERS = {
+    "nuts": bp.NUTS(chains=2, draws=500, warmup=150, compiled="yes"),
+    "hmc": bp.HMC(chains=2, draws=600, warmup=150, compiled="yes"),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "space"),
+    [("nuts", "hessian"), ("hmc", "kronecker"), ("nuts", "weights"), ("hmc", "weights")],
+)
+def test_linear_regression(name, space, monkeypatch):
+    """The whole covariance, in units of a target that is not standardised, in whatever coordinates.
+
+    In those of the weights these correlate.
+    """
+    sampler, problem = SAMPLERS[name], correlated(inputs=2, **UNITS)
+    if space == "kronecker":
+        monkeypatch.setattr(whitening, "DENSE", 0)
+    elif space != "hessian":
+        monkeypatch.setattr(samplers, "coordinates", lambda *_: Space())
+        sampler, problem = replace(sampler, draws=800, warmup=300), correlated(inputs=3, num=30, noise=2.0)
+    posterior = fit(problem.entry(), problem.data, sampler)
+    check_gaussian(problem, posterior)
+    if space in ("hessian", "kronecker"):
+        assert posterior.stats["diverging"].sum() == 0
+
+
+def test_many_rows_do_not_cost_acceptance():
+    """The sum over 50,000 rows is exact enough: energies a float32 sum could not tell apart are."""
+    problem = correlated(num=50_000, inputs=2)
+    posterior = fit(problem.entry(), problem.data, bp.NUTS(chains=1, draws=60, warmup=60))
+    assert posterior.stats["acceptance_rate"].mean() > 0.7 and posterior.stats["n_steps"].max() <= 31
+    scale = torch.linalg.inv(problem.precision).diagonal().sqrt()
+    assert ((weights(posterior).mean((0, 1)) - problem.mean) / scale).abs().max() < 0.8
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_what_is_recorded(name):
+    problem = correlated(num=40)
+    posterior = fit(problem.entry(), problem.data, replace(SAMPLERS[name], draws=400))
+    stats = posterior.stats
+    own = {"nuts": "tree_depth", "hmc": "trajectory_length"}[name]
+    assert set(stats) == {"acceptance_rate", "diverging", "energy", "lp", "n_steps", "step_size", own}
+    assert all(v.shape == (2, 400) and v.dtype == torch.float64 for v in stats.values())
+    assert ((stats["acceptance_rate"] > -1e-9) & (stats["acceptance_rate"] <= 1 + 1e-9)).all()
+    # lp is the log joint of the stored draw: quadratic around the mean, from its value there.
+    w = weights(posterior) - problem.mean
+    drop = 0.5 * torch.einsum("cdi,ij,cdj->cd", w, problem.precision, w)
+    top = stats["lp"] + drop
+    assert (top - top.mean()).abs().max() < 1e-3
+    # The energy where a trajectory starts: that of the draw before, and a kinetic energy of ½ χ²(P).
+    kinetic = stats["energy"][:, 1:] + stats["lp"][:, :-1]
+    check(2 * kinetic.numpy()[..., None], np.array([w.shape[-1]]))
+    assert stats["step_size"].unique().numel() == 2
+    if name == "nuts":
+        depth, steps = stats["tree_depth"], stats["n_steps"]
+        assert (steps < 2 ** (depth + 1)).all() and (steps >= 2**depth - 1).all()
+    else:
+        assert torch.allclose(stats["trajectory_length"], stats["n_steps"] * stats["step_size"])
 
 
 def test_a_step_size_that_underflows():

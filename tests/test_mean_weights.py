@@ -1,12 +1,13 @@
 """The network at the mean weights: the mean of q, one draw, and metrics of its own that overwrite nothing."""
 
 import json
+import shutil
 
 import pytest
 import torch
 from conjugate import correlated
 from pyro.infer.autoguide import AutoNormal
-from run_folders import small_table
+from run_folders import SMALL, small_table
 
 import bnn_pyro as bp
 from bnn_pyro.inference import methods_for
@@ -16,7 +17,6 @@ from bnn_pyro.runs.baselines import against_mean_weights
 from bnn_pyro.runs.folder import RunFolder
 
 PROBLEM = correlated(num=30)
-SMALL = ["--hidden", "8", "--epochs", "3", "--num-draws", "4", "--device", "cpu", "--quiet"]
 
 
 def fit(entry, method, **settings):
@@ -25,7 +25,8 @@ def fit(entry, method, **settings):
 
 @pytest.mark.parametrize("name", ["mean-field", "dropout-mlp"])
 def test_it_is_the_mean_of_the_draws(name, tmp_path):
-    posterior = fit(bp.ZOO[name](hidden=(4,)), bp.METHODS[methods_for(bp.ZOO[name])[0]](epochs=5))
+    entry, method = bp.ZOO[name](hidden=(4,)), bp.METHODS[methods_for(bp.ZOO[name])[0]](epochs=5)
+    posterior = fit(entry, method)
     mean, draws = posterior.at_mean_weights(), posterior.draw(20_000, seed=0)
     assert mean.chains.keys() == draws.keys()
     for site, value in draws.items():
@@ -35,51 +36,37 @@ def test_it_is_the_mean_of_the_draws(name, tmp_path):
     prediction = bp.predict(mean, PROBLEM.data.x_train, num_draws=50)
     assert prediction.num_draws == 1 and (prediction.epistemic == 0).all()
     mean.save(tmp_path)
-    again = bp.predict(bp.load(tmp_path), PROBLEM.data.x_train, num_draws=50)
-    assert torch.equal(again.locs, prediction.locs)
+    assert torch.equal(bp.predict(bp.load(tmp_path), PROBLEM.data.x_train).locs, prediction.locs)
     with pytest.raises(bp.UserError, match="other settings"):  # it is not what fit would have returned
-        fit(bp.ZOO[name](hidden=(4,)), bp.METHODS[methods_for(bp.ZOO[name])[0]](epochs=5), out=tmp_path, resume=True)
+        fit(entry, method, out=tmp_path, resume=True)
 
 
 def test_what_has_no_mean_weights():
-    with pytest.raises(bp.UserError, match="stored draws have no mean weights"):
-        fit(bp.MLP(hidden=(4,)), bp.MAP(epochs=1)).at_mean_weights()
     with isolated(0):
         model = bp.MeanField(hidden=(4,)).model(PROBLEM.schema)
         guide = AutoNormal(model)  # draws "w_unconstrained", and w is a point at its value
         guide(PROBLEM.data.x_train)
-        posterior = bp.Posterior(model, PROBLEM.schema, guide=guide)
         with pytest.raises(bp.UserError, match="AutoNormal has no mean of every weight"):
-            posterior.at_mean_weights()
+            bp.Posterior(model, PROBLEM.schema, guide=guide).at_mean_weights()
 
 
-def test_command(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("bnn_pyro.runs.evaluate.draw_all", lambda scene, folder: [])
+def test_command(runs, tmp_path, capsys, no_figures):
     run = tmp_path / "run"
-    data = ["--data", "digits", "--limit", "120", "--no-baseline"]
-    assert main(["train", "dropout-mlp", *data, "--out", str(run), *SMALL]) == 0
+    shutil.copytree(runs / "digits", run)
     before = {p.name: p.read_bytes() for p in run.iterdir() if p.is_file()}
-    own = json.loads(before["metrics.json"])
-    capsys.readouterr()
     assert main(["evaluate", str(run), "--mean-weights", "--quiet"]) == 0
-    out = capsys.readouterr().out
-    assert "metrics-mean-weights.json" in out and "nll" in out
+    assert "metrics-mean-weights.json" in capsys.readouterr().out
     found = json.loads((run / "metrics-mean-weights.json").read_text())
-    digits, posterior = bp.load_data("digits", limit=120), bp.load(run)
-    exact = bp.predict(posterior.at_mean_weights(), digits.x_test)
-    assert found["nll"] == pytest.approx(bp.metrics.nll(exact, digits.y_test), abs=1e-6)
-    assert found["nll"] != own["nll"] and found["test_rows"] == len(digits.y_test)
-    assert {name: (run / name).read_bytes() for name in before} == before
-
-    # Out-of-distribution rows get a file of their own as well.
+    digits = bp.load_data("digits", limit=150)
+    exact = bp.metrics.nll(bp.predict(bp.load(run).at_mean_weights(), digits.x_test), digits.y_test)
+    assert found["nll"] == pytest.approx(exact, abs=1e-6) != json.loads(before["metrics.json"])["nll"]
+    # Other rows get a file of their own as well.
     assert main(["evaluate", str(run), "--mean-weights", "--data", "digits", "--quiet"]) == 0
     assert (run / "metrics-digits-mean-weights.json").is_file() and not (run / "metrics-digits.json").exists()
     assert {name: (run / name).read_bytes() for name in before} == before
-
     # A run that replaces this one leaves nothing of it.
-    assert main(["train", "mlp", *data, "--out", str(run), "--overwrite", *SMALL]) == 0
-    assert not (run / "metrics-mean-weights.json").exists()
-    capsys.readouterr()
+    again = ["train", "mlp", "--data", "digits", "--limit", "150", "--no-baseline", "--out", str(run), "--overwrite"]
+    assert main([*again, *SMALL]) == 0 and not (run / "metrics-mean-weights.json").exists()
     assert main(["evaluate", str(run), "--mean-weights", "--quiet"]) == 2
     assert "stored draws have no mean weights" in capsys.readouterr().err
 

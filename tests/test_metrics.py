@@ -11,10 +11,11 @@ from pyro.distributions import Bernoulli, Categorical, Normal
 from scipy.stats import binom
 from sklearn.metrics import roc_auc_score
 
-from bnn_pyro import diagnostics, metrics, plots
+from bnn_pyro import metrics
 from bnn_pyro.errors import UserError
 from bnn_pyro.metrics.classification import auroc_of, in_order, mean_probs
 from bnn_pyro.metrics.metric import intervals, mean_of
+from bnn_pyro.parts import mixtures
 from bnn_pyro.parts.several import SeveralMixture
 from bnn_pyro.predictive import Prediction
 
@@ -31,9 +32,9 @@ def simulated(num=2000, num_classes=4, draws=3, seed=0, sharpen=1.0):
 # Two draws of three points. Mean probabilities: (.75, .25), (.4, .6), (.5, .5)
 TWO_DRAWS = classes([[[0.9, 0.1], [0.2, 0.8], [0.5, 0.5]], [[0.6, 0.4], [0.6, 0.4], [0.5, 0.5]]])
 Y = [0, 0, 1]
+POINT = classes([[[0.9, 0.1], [0.5, 0.5]]])
 
 
-# -- classification ----------------------------------------------------------------------------------------------
 def test_hand_numbers_classification():
     # Most probable: 0, 1, 0 (first of a tie); right: only the first.
     assert metrics.error(TWO_DRAWS, Y) == pytest.approx(2 / 3)
@@ -49,22 +50,14 @@ def test_hand_numbers_classification():
     # Class 1's gaps .25−0, .6−0, .5−1 in three bins; class 0's are the same with the other sign.
     assert metrics.classwise_ece(TWO_DRAWS, Y) == pytest.approx((0.25 + 0.6 + 0.5) / 3)
     # By confidence: right, wrong, wrong. Risks 0, 1/2, 2/3.
-    coverage, risk = metrics.selective_risk(TWO_DRAWS, Y)
-    np.testing.assert_allclose(coverage, [1 / 3, 2 / 3, 1])
-    np.testing.assert_allclose(risk, [0, 1 / 2, 2 / 3])
+    np.testing.assert_allclose(metrics.selective_risk(TWO_DRAWS, Y), [[1 / 3, 2 / 3, 1], [0, 1 / 2, 2 / 3]])
     assert metrics.aurc(TWO_DRAWS, Y) == pytest.approx((1 / 2 + 2 / 3) / 3)
     np.testing.assert_array_equal(metrics.confusion_matrix(TWO_DRAWS, Y), [[1, 1], [1, 0]])
-
-
-def test_entropies_add_up_to_hand_numbers():
-    def h(p):
-        return -p * math.log(p) - (1 - p) * math.log(1 - p)
-
-    information = h(0.75) - (h(0.9) + h(0.6)) / 2
-    assert metrics.SCORES["total_entropy"](TWO_DRAWS)[0] == pytest.approx(h(0.75), rel=1e-6)
-    assert metrics.SCORES["mutual_information"](TWO_DRAWS)[0] == pytest.approx(information, rel=1e-5)
-    assert metrics.SCORES["mutual_information"](TWO_DRAWS)[2] == 0.0
-    assert metrics.SCORES["max_prob"](TWO_DRAWS)[0] == pytest.approx(0.25)
+    of_90, of_60, of_75 = (-p * math.log(p) - (1 - p) * math.log(1 - p) for p in (0.9, 0.6, 0.75))
+    scores = {name: score(TWO_DRAWS) for name, score in metrics.SCORES.items()}
+    assert scores["total_entropy"][0] == pytest.approx(of_75, rel=1e-6) and scores["max_prob"][0] == pytest.approx(0.25)
+    assert scores["mutual_information"][0] == pytest.approx(of_75 - (of_90 + of_60) / 2, rel=1e-5)
+    assert scores["mutual_information"][2] == 0.0
 
 
 def test_ece_against_brute_force():
@@ -90,9 +83,7 @@ def test_ece_against_brute_force():
 def test_bins_are_closed_on_the_right_and_a_confidence_of_one_is_in_the_last():
     half = classes([[[0.5, 0.5], [0.51, 0.49]]])
     np.testing.assert_array_equal(metrics.reliability(half, [0, 0], bins=2).count, [1, 1])
-    certain = classes([[[1.0, 0.0], [1.0, 0.0], [0.97, 0.03], [0.97, 0.03]]])
-    assert metrics.ece(certain, [0, 1, 0, 0]) == pytest.approx(abs(0.985 - 0.75))
-    result = metrics.reliability(certain, [0, 1, 0, 0])
+    result = metrics.reliability(classes([[[1.0, 0.0], [1.0, 0.0], [0.97, 0.03], [0.97, 0.03]]]), [0, 1, 0, 0])
     assert result.count[-1] == 4 and result.count.sum() == 4
     assert result.confidence[-1] == pytest.approx(0.985) and result.accuracy[-1] == 0.75
     assert np.isnan(result.accuracy[:-1]).all()
@@ -105,7 +96,6 @@ def test_a_calibrated_model_is_at_the_floor_and_an_overconfident_one_is_not():
     assert abs(np.mean(eces) - floor.mean) < 4 * standard_error
     assert np.mean(np.array(eces) > floor.quantile_95) < 0.25  # 5% expected, of 40
     assert 0 < floor.mean < floor.quantile_95
-    assert metrics.ece(*simulated(num=1500, sharpen=2.0)) > 2 * floor.quantile_95
     # By hand: one point of confidence 0.92 has an ECE of 0.08, or of 0.92 in 8 % of the test sets.
     assert metrics.ece_floor(classes([[[0.92, 0.08]]])).quantile_95 == pytest.approx(0.92)
 
@@ -127,7 +117,6 @@ def test_tied_points_do_not_depend_on_the_order_of_the_file():
     np.testing.assert_allclose(ordered, [[5, 2, 2], [5 / 3] * 3, [5, 5, 5]])
 
 
-# -- intervals ---------------------------------------------------------------------------------------------------
 def test_interval_of_a_mean_is_the_analytic_one():
     points = np.random.default_rng(1).exponential(size=2000)
     value, low, high = intervals({"m": lambda c: mean_of(points, c)}, (2000,), bootstrap=4000)["m"]
@@ -164,11 +153,16 @@ def test_evaluate_gives_every_metric_an_interval_around_its_value():
         assert 0 <= low < value < high, name  # the ECEs too: their raw replicates lie above the value
     assert result == metrics.evaluate(prediction, y) != metrics.evaluate(prediction, y, seed=1)
     flat = json.loads(json.dumps(result.flat(), allow_nan=False))
-    assert flat["nll"] == result["nll"].value and flat["nll_low"] == result["nll"].low
-    assert flat["nll_high"] == result["nll"].high and len(flat) == 3 * len(result)
+    assert (flat["nll"], flat["nll_low"], flat["nll_high"]) == result["nll"] and len(flat) == 3 * len(result)
 
-    regression = metrics.evaluate(MIXTURE, TARGETS, bootstrap=100)
-    assert list(regression) == list(metrics.METRICS["regression"])
+
+def test_paired_difference_is_sharper_than_two_intervals():
+    (a, y), (b, _) = simulated(num=1000), simulated(num=1000, sharpen=1.6)
+    difference, alone = metrics.paired("nll", a, b, y), metrics.evaluate(a, y)["nll"]
+    assert difference.value == pytest.approx(metrics.nll(a, y) - metrics.nll(b, y))
+    assert difference.low < difference.value < difference.high < 0
+    assert difference.high - difference.low < (alone.high - alone.low) / 2
+    assert metrics.paired("ece", a, a, y) == (0, 0, 0)
 
 
 def test_shares_have_exact_binomial_intervals():
@@ -182,19 +176,6 @@ def test_shares_have_exact_binomial_intervals():
     assert binom.cdf(round(200 * value), 200, high) == pytest.approx(0.1)
 
 
-def test_paired_difference_is_sharper_than_two_intervals():
-    a, y = simulated(num=1000)
-    b, _ = simulated(num=1000, sharpen=1.6)
-    difference = metrics.paired("nll", a, b, y)
-    alone = metrics.evaluate(a, y)["nll"]
-    assert difference.value == pytest.approx(metrics.nll(a, y) - metrics.nll(b, y))
-    assert difference.low < difference.value < difference.high < 0
-    assert difference.high - difference.low < (alone.high - alone.low) / 2
-    assert metrics.paired(metrics.nll, b, a, y).value == pytest.approx(-difference.value)
-    assert metrics.paired("ece", a, a, y) == (0, 0, 0)
-
-
-# -- out of distribution -----------------------------------------------------------------------------------------
 def test_ood_auroc_by_hand():
     inside = classes([[[0.95, 0.05], [0.7, 0.3]], [[0.95, 0.05], [0.7, 0.3]]])  # no disagreement
     outside = classes([[[0.9, 0.1], [0.9, 0.1]], [[0.1, 0.9], [0.8, 0.2]]])  # means .5, .85
@@ -206,6 +187,14 @@ def test_ood_auroc_by_hand():
     table = metrics.ood_table(inside, outside, bootstrap=50)
     assert list(table) == list(metrics.SCORES) and table["max_prob"].value == 0.75
     assert table["mutual_information"] == (1, 1, 1)
+    point = metrics.ood_table(POINT, POINT, bootstrap=10)
+    assert list(point) == ["total_entropy", "max_prob"] and "more than one draw" in point.notes["mutual_information"]
+    # At float32, p = 1 − 1e-9 is 1; the sum of the others still tells it from 1 − 1e-12.
+    certain = Prediction(Categorical(logits=torch.tensor([[[0.0, -27.6], [0.0, -20.7]]]), validate_args=False))
+    for score in ("max_prob", "total_entropy"):
+        assert metrics.ood_auroc(certain[:1], certain[1:], score) == 1.0
+    unnormalised = classes(torch.rand(3, 50, 10, generator=torch.Generator().manual_seed(0)) + 0.1)
+    np.testing.assert_allclose(mean_probs(unnormalised).sum(1), 1.0, rtol=1e-14)
 
 
 def test_inside_and_outside_are_resampled_by_themselves():
@@ -215,32 +204,13 @@ def test_inside_and_outside_are_resampled_by_themselves():
     assert table["max_prob"] == (0.5, 0.5, 0.5)
 
 
-def test_saturated_confidences_keep_their_order():
-    """At float32, p = 1 − 1e-9 is 1; the sum of the others still tells it from 1 − 1e-12."""
-    logits = torch.tensor([[[0.0, -27.6], [0.0, -20.7]]])
-    prediction = Prediction(Categorical(logits=logits, validate_args=False))
-    assert prediction.probs.max(-1).values.tolist() == [[1.0, 1.0]]
-    single = classes(torch.rand(3, 50, 10, generator=torch.Generator().manual_seed(0)) + 0.1)
-    np.testing.assert_allclose(mean_probs(single).sum(1), 1.0, rtol=1e-14)
-    for score in ("max_prob", "total_entropy"):
-        assert metrics.ood_auroc(prediction[:1], prediction[1:], score) == 1.0
-
-
-def test_one_draw_has_no_mutual_information():
-    point = classes([[[0.9, 0.1], [0.5, 0.5]]])
-    table = metrics.ood_table(point[:1], point[1:], bootstrap=10)
-    assert list(table) == ["total_entropy", "max_prob"] and "more than one draw" in table.notes["mutual_information"]
-    with pytest.raises(UserError, match="more than one draw"):
-        metrics.ood_auroc(point[:1], point[1:], "mutual_information")
-
-
-# -- bad input ---------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda: metrics.paired("nl", TWO_DRAWS, TWO_DRAWS, Y), "did you mean 'nll'"),
         (lambda: metrics.paired("nll", TWO_DRAWS, MIXTURE, Y), "cannot compare a classification with a regression"),
         (lambda: metrics.ood_auroc(TWO_DRAWS, TWO_DRAWS, "max_probs"), "did you mean 'max_prob'"),
+        (lambda: metrics.ood_auroc(POINT, POINT, "mutual_information"), "more than one draw"),
         (lambda: metrics.rmse(TWO_DRAWS, Y), "belongs to regression"),
         (lambda: metrics.evaluate(TWO_DRAWS, Y, bootstrap=0), "at least 2 replicates"),
         (lambda: metrics.evaluate(TWO_DRAWS, Y, confidence=95), "confidence must lie"),
@@ -253,14 +223,37 @@ def test_mistakes(call, message):
         call()
 
 
-def test_the_tables_name_what_the_module_holds():
-    assert all(getattr(metrics, name) is m for table in metrics.METRICS.values() for name, m in table.items())
-    for module in (metrics, diagnostics, plots):
-        assert dir(module) == sorted(module.__all__) and all(hasattr(module, name) for name in module.__all__)
+def test_hand_numbers_regression():
+    one = gaussians([[0.0, 1.0], [2.0, 1.0]], [[1.0, 2.0], [1.0, 2.0]])
+    assert metrics.rmse(one, [2.0, 4.0]) == pytest.approx(math.sqrt((1 + 9) / 2))
+
+    def density(y, loc, scale):
+        return math.exp(-(((y - loc) / scale) ** 2) / 2) / scale / math.sqrt(2 * math.pi)
+
+    expected = -(math.log((density(2, 0, 1) + density(2, 2, 1)) / 2) + math.log(density(4, 1, 2))) / 2
+    assert metrics.nll(one, [2.0, 4.0]) == pytest.approx(expected, rel=1e-6)
+    # A Gaussian's CRPS at its mean: σ (√2 − 1)/√π
+    assert metrics.crps(one[1:], [1.0]) == pytest.approx(2 * (math.sqrt(2) - 1) / math.sqrt(math.pi), rel=1e-6)
+    assert metrics.width_95(one[1:], [1.0]) == pytest.approx(2 * 2 * 1.959964, rel=1e-5)
+    np.testing.assert_allclose(metrics.pit(one, [1.0, 3.0]), [0.5, 0.8413447], rtol=1e-6)
+    # Φ(.67) = .7486 lies inside the central half, Φ(.68) = .7517 outside.
+    assert metrics.coverage_50(gaussians([[0.0] * 4], [[1.0] * 4]), [0.67, 0.68, -0.67, -0.68]) == 0.5
+    # 95 % of binomial counts of 100 at 0.9 lie in 84 … 95.
+    words = [metrics.interval_verdict(0.9, held / 100, 100) for held in (83, 84, 95, 96)]
+    assert words == ["too narrow", "about right", "about right", "too wide"]
+    assert metrics.coverage_90(gaussians([[0.0] * 4], [[1.0] * 4]), [1.64, 1.65, -1.64, 0.0]) == 0.75
+    assert metrics.coverage_95(gaussians([[0.0] * 4], [[1.0] * 4]), [1.95, 1.97, -1.97, -3.0]) == 0.25
 
 
-def test_targets_may_be_a_column_of_a_frame():
-    """Which NumPy reads as an array that is read-only."""
-    y = np.arange(4.0)
-    y.flags.writeable = False
-    assert metrics.nll(gaussians(np.zeros((2, 4)), np.ones((2, 4))), y) == pytest.approx(0.5 * np.log(2 * np.pi) + 1.75)
+@pytest.mark.parametrize("draws", [1, 2, 3])
+def test_crps_is_the_integrated_squared_error_of_the_cdf_also_in_chunks(draws, monkeypatch):
+    prediction = gaussians(MIXTURE.locs[:draws], MIXTURE.scales[:draws])
+    expected = []
+    for i, y in enumerate(TARGETS):  # split at y, where the integrand jumps
+        for low, high, step in ((-40.0, y, 0.0), (y, 40.0, 1.0)):
+            t = torch.linspace(low, high, 40_001, dtype=torch.float64)
+            expected.append(torch.trapezoid((prediction[i : i + 1].cdf(t[:, None])[:, 0] - step) ** 2, t).item())
+    whole = metrics.crps(prediction, TARGETS)
+    assert whole == pytest.approx(sum(expected) / 3, rel=1e-5)
+    monkeypatch.setattr(mixtures, "BLOCK", 2 * draws)
+    assert metrics.crps(prediction, TARGETS) == pytest.approx(whole, rel=1e-12)

@@ -1,19 +1,28 @@
-"""A network of one's own, fitted: as the zoo's of the same layers, by samplers; saved, loaded, from a command."""
+"""Networks of one's own, fitted: as the zoo's of the same layers, by samplers; saved, resumed, from a command."""
 
 import functools
 import json
+from dataclasses import dataclass
+from typing import ClassVar
 
 import pytest
 import torch
 from conjugate import correlated
+from monte_carlo import stop_at
 from own_networks import convnet
+from run_folders import reseal
 from test_own_network import fit, rows, seeded
 from torch import nn
 from torch.distributions import Normal
 
 import bnn_pyro as bp
+from bnn_pyro.checkpoint import Checkpoint, Interrupted
 from bnn_pyro.inference.log_joint import LogJoint
 from bnn_pyro.parts import nets
+from bnn_pyro.parts.guides import MeanFieldNormal
+from bnn_pyro.parts.likelihoods import make_likelihood
+from bnn_pyro.parts.priors import BayesianNet
+from bnn_pyro.posterior import read_archive
 from bnn_pyro.run import main
 from bnn_pyro.settings import plain
 
@@ -23,10 +32,6 @@ SMALL = dict(prior="normal:1", noise=0.5, init_scale=1e-3)
 
 def own_layers(schema):
     return nets.MLP(schema.input_shape, (4,), 1, "tanh")
-
-
-def torch_layers(schema):
-    return nn.Sequential(nn.Linear(schema.input_shape[0], 4), nn.Tanh(), nn.Linear(4, 1))
 
 
 @functools.lru_cache
@@ -49,39 +54,6 @@ def test_a_module_of_the_packages_layers_is_the_zoos_variant_bit_for_bit(method)
     own = fit(bp.Bayesian(own_layers, sampling="weights", **SMALL), METHODS[method], regression())
     here, there = (posterior.draw(3, seed=5) for posterior in (own, zoo))
     assert here.keys() == there.keys() and all(torch.equal(here[site], there[site]) for site in there)
-
-
-@pytest.mark.parametrize("method", ["svi", "map", "sghmc"])
-def test_torchs_own_layers_are_the_zoos_variant_but_for_rounding(method):
-    """The same weights, rows and noise; products are summed in another order, and few steps let it grow little."""
-    zoo = fit(bp.MeanField(hidden=(4,), activation="tanh", **SMALL), METHODS[method], regression())
-    own = fit(bp.Bayesian(torch_layers, sampling="weights", **SMALL), METHODS[method], regression())
-    names = dict(zip(("0.weight", "0.bias", "2.weight", "2.bias"), zoo.model.initial, strict=True))
-    here, there = (posterior.draw(3, seed=5) for posterior in (own, zoo))
-    for name, theirs in names.items():
-        torch.testing.assert_close(here[name], there[theirs], rtol=1e-3, atol=1e-4)
-
-
-def linear_module(schema):
-    return nn.Linear(schema.input_shape[0], 1)
-
-
-def test_a_linear_module_has_the_exact_posterior():
-    """Against the formula, with Monte-Carlo errors; of SVI the precision's diagonal, as mean field has it."""
-    problem = correlated(20)
-    known, data = problem, problem.data
-    entry = bp.Bayesian(linear_module, prior=f"normal:{problem.prior_scale}", noise=problem.noise)
-    draws = fit(entry, bp.NUTS(draws=300, warmup=150, chains=2, compiled="yes"), data).chains
-    w = torch.cat([draws["weight"].flatten(2), draws["bias"]], 2).flatten(0, 1).double()
-    scale = torch.linalg.inv(known.precision).diagonal().sqrt()
-    error = scale / len(w) ** 0.5
-    assert ((w.mean(0) - known.mean).abs() < 6 * error).all()
-    assert ((w.std(0) / scale - 1).abs() < 6 / (2 * len(w) / 2) ** 0.5).all()
-    q = fit(entry, bp.SVI(epochs=400, lr=0.05, num_particles=8), data).guide
-    means, sds = torch.cat([v.flatten() for v in q.sites().values()]), q.scale
-    narrow = known.precision.diagonal().rsqrt()
-    assert ((means.detach() - known.mean).abs() < 0.1 * narrow).all()
-    assert ((sds.detach() / narrow - 1).abs() < 0.1).all()
 
 
 def normed(schema):
@@ -111,7 +83,6 @@ def test_samplers_follow_the_gradient_of_the_network_in_torchs_training_mode():
     assert bp.predict(sampled, data.x_train, num_draws=4).epistemic.min() > 0
 
 
-# -- saved and loaded ------------------------------------------------------------------------------------------------
 def test_an_archive_is_loaded_with_the_users_module_and_differences_are_named(tmp_path):
     net, data = nn.Sequential(nn.Flatten(), nn.Linear(24, 5), nn.Tanh(), nn.Linear(5, 3)), rows()
     posterior = fit(bp.Bayesian(net, where="3", prior="pretrained:0.3", start="pretrained"), out=tmp_path)
@@ -148,22 +119,67 @@ def test_a_resumed_fit_is_the_same_and_other_weights_are_another_fit(tmp_path):
     json.dumps(plain(bp.Bayesian(net)))
 
 
+@dataclass(frozen=True)
+class Own:
+    """A variant of one's own around a module with batch statistics."""
+
+    normalised: bool = True
+
+    summary: ClassVar[str] = "a network of one's own"
+    paper: ClassVar[str] = "none"
+    has: ClassVar[frozenset] = frozenset({"guide", "weights", "proper prior", "deterministic"})
+    fits: ClassVar[dict] = {}
+
+    def model(self, schema):
+        norm = nn.BatchNorm1d(5) if self.normalised else nn.Identity()
+        net = nn.Sequential(nn.Flatten(), nn.Linear(24, 5), norm, nn.Tanh(), nn.Linear(5, 3))
+        return BayesianNet(net, make_likelihood(schema), "normal:1")
+
+    def guide(self, model):
+        return MeanFieldNormal(model.initial, 0.05)
+
+
+@pytest.mark.parametrize("method", ["svi", "sghmc"])
+def test_statistics_of_a_variant_of_ones_own_are_kept_with_the_posterior(tmp_path, method):
+    """Samplers run out of training mode; archives of before had none, and there are none without buffers."""
+    posterior = fit(Own(), METHODS[method], out=tmp_path)
+    assert (method == "sghmc") == bool((posterior.model.net[2].running_mean == 0).all())
+    before, after = (bp.predict(p, rows().x_test, num_draws=4) for p in (posterior, bp.load(tmp_path, Own())))
+    assert torch.equal(before.components.logits, after.components.logits)
+    archive, _ = read_archive(tmp_path)
+    torch.save({k: v for k, v in archive.items() if k != "buffers"}, tmp_path / "posterior.pt")
+    reseal(tmp_path)
+    assert (bp.load(tmp_path, Own()).model.net[2].running_mean == 0).all()
+    fit(Own(normalised=False), METHODS[method], out=tmp_path / "plain")
+    assert "buffers" not in read_archive(tmp_path / "plain")[0]
+    with pytest.raises(bp.UserError, match="layer or group normalisation instead of batch"):
+        fit(Own(), bp.Ensemble(members=2, epochs=3))
+
+
+def test_an_interrupted_fit_goes_on_with_its_batch_statistics(tmp_path, monkeypatch):
+    method = bp.MAP(epochs=8, batch_size=10, patience=3)
+    whole = fit(Own(), method).model.net.state_dict()
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+        patch.setattr(Checkpoint, "due", stop_at(10))
+        fit(Own(), method, out=tmp_path)
+    resumed = fit(Own(), method, out=tmp_path, resume=True).model.net.state_dict()
+    assert all(torch.equal(resumed[name], value) for name, value in whole.items())
+
+
+class Looks(nn.Linear):
+    seen: ClassVar[list] = []
+
+    def forward(self, x):
+        self.seen.append(x.detach())
+        return super().forward(x)
+
+
 def test_raw_inputs_are_those_in_their_own_units():
     data = bp.load_data("breast-cancer", features=["mean radius", "mean texture"])
-    seen = []
-
-    class Looks(nn.Linear):
-        def forward(self, x):
-            seen.append(x.detach())
-            return super().forward(x)
-
-    with bp.isolated(0):
-        net = Looks(2, 1)
-    bp.Bayesian(net, inputs="raw").model(data.schema)(data.x_train[:5])
-    torch.testing.assert_close(seen[-1], data.schema.unstandardise(data.x_train[:5]))
+    bp.Bayesian(Looks(2, 1), inputs="raw").model(data.schema)(data.x_train[:5])
+    torch.testing.assert_close(Looks.seen[-1], data.schema.unstandardise(data.x_train[:5]))
 
 
-# -- the command line ------------------------------------------------------------------------------------------------
 def test_a_run_of_ones_own_module(tmp_path, monkeypatch, capsys, no_figures):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "mynets.py").write_text(
@@ -174,13 +190,10 @@ def test_a_run_of_ones_own_module(tmp_path, monkeypatch, capsys, no_figures):
     assert main(["train", "my-network", *own, "--prior", "fan-in:2", *short]) == 0
     config = json.loads((tmp_path / "run/config.json").read_text())
     assert config["variant_settings"]["module"] == "mynets:small" and config["variant_settings"]["prior"] == "fan-in:2"
-    beside = json.loads((tmp_path / "run/baseline/config.json").read_text())
-    assert (beside["variant"], beside["inference"]) == ("my-network", "map")
     assert "variance ratio" in (tmp_path / "run/report.html").read_text()
     capsys.readouterr()
     assert main(["evaluate", out, "--quiet"]) == 2  # nothing is imported that was not asked for
     assert "--module package.module:function" in capsys.readouterr().err
     assert main(["evaluate", out, "--quiet", *own]) == 0
-    assert main(["diagnose", out, "--quiet", "--no-netcdf", *own]) == 0
     assert main(["train", "my-network", *short, "--overwrite"]) == 2
     assert "there is no module: give bp.Bayesian(module)" in capsys.readouterr().err
