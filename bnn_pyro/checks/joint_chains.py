@@ -94,7 +94,7 @@ def _in_steps(method: Any, joint: "JointChains", w: Weights, steps: int) -> Tran
     whole = dict(epochs=total, burn_in=0, batch_size=0, max_draws=1)
     whole["chains"] = joint.check.chains
     run = StochasticChains(replace(method, **whole), joint.simulator.model, joint.data, joint.seed)
-    run.start_at(w)
+    run.w = run.log_joint.flat(w)
 
     def move(y: Tensor) -> dict[str, Tensor]:
         for _ in range(steps):

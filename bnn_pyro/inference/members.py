@@ -18,15 +18,18 @@ from torch import Tensor, nn
 from bnn_pyro.checkpoint import Run
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError
-from bnn_pyro.inference.early_stopping import hold_out
+from bnn_pyro.inference.early_stopping import default_patience, hold_out
 from bnn_pyro.inference.log_joint import LogJoint
 from bnn_pyro.inference.point import restarted
+from bnn_pyro.inference.schedule import MIN_EPOCHS, schedule
 from bnn_pyro.inference.sg_chains import Batches
 from bnn_pyro.isolation import chain_seed, isolated
 from bnn_pyro.progress import Figures
 
 #: AdamW's decay besides the prior's own.
 DECAY = 1e-3
+#: By rule.
+STEPS = 2_500
 
 
 def optimised(model: nn.Module, data: Dataset, members: int, run: Run, **settings: Any) -> dict[str, Tensor]:
@@ -50,6 +53,14 @@ def optimised(model: nn.Module, data: Dataset, members: int, run: Run, **setting
         raise UserError(f"member {lost} of {members} has no finite loss (lr {lr:g}); try a smaller lr, such as "
                         f"{lr / 10:g}")  # fmt: skip
     return job.log_joint.sites(job.best)
+
+
+def by_rule(model: nn.Module, data: Dataset, seed: int) -> dict[str, Any]:
+    """Settings of :class:`Members` by the rules of ``inference.schedule`` and ``early_stopping``."""
+    apart = hold_out(data, seed)
+    rule = schedule(num := len(apart.x_train), sum(value.numel() for value in model.initial.values()))
+    epochs = max(MIN_EPOCHS, STEPS // math.ceil(num / (size := rule.batch_size or num)))
+    return dict(epochs=epochs, patience=default_patience(apart, rule.batch_size), lr=rule.lr, batch_size=size)
 
 
 class Members:

@@ -13,6 +13,8 @@ from bnn_pyro.inference.log_joint import LogJoint
 
 #: Power iterations, and the half distance of the gradients whose difference is a curvature.
 ITERATIONS, REACH = 20, 1e-2
+#: By how much a step size that is found makes the largest variance too large, with all rows in every step.
+EXCESS = 0.05
 
 
 def draws_due(steps: int, burn_in: int, num: int) -> np.ndarray:
@@ -33,6 +35,19 @@ def stiffest(log_joint: LogJoint, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
         ahead, behind = (log_joint.gradient(w + side * u, x, y)[1] for side in (1, -1))
         u = (behind - ahead) / (2 * REACH)
     return u.norm(dim=1)
+
+
+def stable_step(
+    log_joint: LogJoint, w: Tensor, x: Tensor, y: Tensor, friction: float, per_epoch: int, share: float
+) -> float:
+    """η = min(0.05·(4 − 2α), 4α·share·B/N where there are mini-batches) / max λ over the chains.
+
+    x, y: all rows (per_epoch 1), or a mini-batch of per_epoch = N/B.   share: of SGLD a half, of SGHMC 1.
+    """
+    most = EXCESS * (4 - 2 * friction)
+    if per_epoch > 1:
+        most = min(most, 4 * friction * share / per_epoch)
+    return most / stiffest(log_joint, w, x, y).max().item()
 
 
 class Batches:

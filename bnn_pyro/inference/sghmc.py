@@ -14,12 +14,8 @@ R-hat tells whether the run was long enough.
 Mini-batches ask for a smaller step. Every epoch takes each row once, so that the noises of an epoch sum to zero and
 slow directions hardly feel them: standard deviations were 0 to 2 % too large up to ηλ·N/B = 4α and 6 % at 6α, while the
 momenta, which do feel them, were at 1.35 and 1.7: the temperature is a warning here, not a measure of the bias.
-
-So where lr is left out it is, by the stiffest direction of any chain, whose λ is looked for at times in the burn-in,
-
-    η = min(STIFFEST·(4 − 2α), 4α·B/N where there are mini-batches) / max λ
-Independent batches were worse: 8 % too wide where this is right within 0.5 %, and 10 % too narrow where the estimated
-variance of their gradients was taken off the injected noise, as the paper has it (docs/results/sghmc.md).
+Independent batches were worse (docs/results/sghmc.md). Where lr is left out it is the largest that this allows for the
+stiffest direction of any chain, whose λ is looked for at times in the burn-in (``stable_step``).
 """
 
 from __future__ import annotations
@@ -36,28 +32,24 @@ from torch import Tensor, nn
 from bnn_pyro.checkpoint import Run
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError
-from bnn_pyro.inference.early_stopping import default_patience, hold_out
 from bnn_pyro.inference.linear import LinearLogJoint, stochastic_log_joint
-from bnn_pyro.inference.members import optimised
+from bnn_pyro.inference.members import by_rule, optimised
 from bnn_pyro.inference.optimise import check_finite, diverged
 from bnn_pyro.inference.potential import log_likelihood
-from bnn_pyro.inference.schedule import MIN_EPOCHS, schedule
-from bnn_pyro.inference.sg_chains import Batches, draws_due, stiffest
+from bnn_pyro.inference.schedule import MIN_EPOCHS, batch_of_chains
+from bnn_pyro.inference.sg_chains import Batches, draws_due, stable_step
 from bnn_pyro.isolation import generator_state, set_generator_state
 from bnn_pyro.parts.nets import in_mode
 from bnn_pyro.posterior import Posterior, weight_space
 from bnn_pyro.settings import Settings, setting
 
-#: Of the step size by rule: how much too large a variance may be, and where in the burn-in λ is looked for.
-STIFFEST, LOOKS = 0.05, (0.0, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7)
+#: Where in the burn-in λ is looked for.
+LOOKS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7)
 #: Kinetic temperature at which chains diverge in the second half of the burn-in; what then becomes of the step size,
 #: the least share of the rule's with which they begin again, and steps in which momenta are hot from any start.
 TOO_HOT, CAUTION, LEAST_SHARE, TRANSIENT = 3.0, 0.25, 1e-4, 300
-#: Steps by rule, of the chains and of the networks that they start from.
-STEPS, MEMBER_STEPS = 10_000, 2_500
-#: Rows × weights up to which a step takes all rows by rule, as its step size is then many times as large; and the rows
-#: of a step where they do not fit into memory, however few.
-WHOLE, MIN_BATCH = 5_000_000, 64
+#: Steps by rule.
+STEPS = 10_000
 #: What a checkpoint calls the parts of stored draws.
 COLUMNS = ("draws", "log_joint", "validation")
 
@@ -89,9 +81,8 @@ class Chains:
         self.log_joint = stochastic_log_joint(model, data.x_train, data.y_train, s.temperature)
         a, b = (self.log_joint.flat(w) for w in self.log_joint.sample_prior(s.chains, s.chains))
         # The difference of two draws has mean 0 and twice the variance of the prior.
-        self.w = self.log_joint.initial.to(a) + s.jitter / math.sqrt(2) * (a - b)
-        if start is not None:
-            self.w = self.log_joint.flat(start).to(a)
+        jittered = self.log_joint.initial.to(a) + s.jitter / math.sqrt(2) * (a - b)
+        self.w = jittered if start is None else self.log_joint.flat(start).to(a)
         #: Where lr is looked for: steps at which it is, and the share of the rule's that it has come to.
         self.burn_in, self.share, self.first = burn_in, 1.0, self.w
         self.looks = {int(part * burn_in) for part in LOOKS} if s.lr is None else set()
@@ -137,32 +128,19 @@ class Chains:
     def _look(self, x: Tensor, y: Tensor) -> None:
         """Set the step size by the stiffest direction, as these rows show it, of the chains as they are."""
         s, batches = self.settings, self.batches
-        curvature = stiffest(self.log_joint, self.w, x, y).max().item()
-        eta = STIFFEST * (4 - 2 * s.friction)
-        if batches.per_epoch > 1:
-            eta = min(eta, 4 * s.friction * s.eta_share / batches.per_epoch)
-        before = self.lr
-        self.lr = self.share * eta / curvature * len(self.log_joint.x) / s.eta_share
-        # Momenta at the temperature of before.
-        self.v = (
-            self.v * math.sqrt(self.lr / before)
-            if before
-            else torch.randn_like(self.w) * math.sqrt(self.momentum_variance)
-        )
+        most = stable_step(self.log_joint, self.w, x, y, s.friction, batches.per_epoch, s.eta_share)
+        self.lr = self.share * most * len(self.log_joint.x) / s.eta_share
+        self.v = torch.randn_like(self.w) * math.sqrt(self.momentum_variance)
 
     def _begin_again(self) -> dict[str, float]:
         """From the start with a smaller step size, after a divergence in the burn-in."""
         if self.share < LEAST_SHARE:
-            self._check()
+            raise diverged("chains diverged again and again, the last time at", self.step, self.lr)
         self.step, self.share, self.lr, self.w = 0, self.share * CAUTION, 0.0, self.first
         self.recent.clear()
         for values in self.trace.values():
             values.clear()
         return {"lr": self.lr}
-
-    def start_at(self, w: dict[str, Tensor]) -> None:
-        """Go on from other weights, {site: (C, *shape)}."""
-        self.w = self.log_joint.flat(w)
 
     def record(self) -> dict[str, float]:
         """Add a line to the trace; what to show of it. Raises UserError where something is not finite."""
@@ -185,8 +163,9 @@ class Chains:
         return figures
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint must hold. Raises UserError where something is not finite."""
-        self._check()
+        """What a checkpoint must hold. Raises UserError where something is not finite that no new start mends."""
+        if not (self.looks and self.step <= self.burn_in):
+            self._check()
         recent = torch.stack(self.recent) if self.recent else torch.empty(0, 2)
         chains = {"tensors": {"w": self.w, "v": self.v}, "recent": recent, "lr": self.lr, "share": self.share}
         columns = [torch.stack(column) for column in zip(*self.draws, strict=True)]
@@ -220,15 +199,13 @@ class StochasticGradient(Settings):
     """Settings that SGHMC and SGLD share; those left out follow a rule.
 
     epochs          passes over the training rows, by rule 10,000 steps, or 20 where these are more
-    batch_size      rows a step, by rule all where rows × weights are 5 million at most, else as in
-                    ``inference.schedule``; 0 takes all rows in every step
+    batch_size      rows a step, by rule all where rows × weights are 5 million at most; 0 takes all in every step
     lr              step size on the mean over the rows, by rule found in the burn-in; see above
     chains          independent chains, all at once, each with mini-batches of its own
     burn_in         epochs before the first draw; none given: a fifth of all
     max_draws       stored draws of a chain at most, evenly spaced after the burn-in
-    start           where chains start: members (networks that are optimised with early stopping, one for each chain) or
-                    jitter (the model's initial values plus ``jitter``); by default members, of a linear model, and
-                    of rows that stay in their file, jitter
+    start           where chains start: members (an optimised network each) or jitter (the model's initial values plus
+                    ``jitter``); by rule members, but jitter of a linear model and of rows that stay in their file
     jitter          how far apart chains start, in standard deviations of the prior around the model's initial values
     temperature     T: p(y | x, w)^(1/T) p(w) is sampled; 1 is Bayes, less is a cold posterior and is reported as such
     """
@@ -275,9 +252,8 @@ class StochasticGradient(Settings):
             run.take(chains)
         w, log_joint, *_ = (torch.stack(column, 1) for column in zip(*chains.draws, strict=True))
         draws, stats = chains.log_joint.sites(w), {"log_joint": log_joint}
-        rule = {k: v for k, v in vars(replace(settings, lr=chains.lr)).items() if k in ("epochs", "batch_size", "lr")}
-        about = {k: v for k, v in rule.items() if getattr(self, k) is None}
-        about = {"schedule": about} if about else {}
+        rule = {"epochs": settings.epochs, "batch_size": settings.batch_size, "lr": chains.lr}
+        about = {"schedule": {k: v for k, v in rule.items() if getattr(self, k) is None}}
         return Posterior(model, data.schema, chains=draws, stats=stats, trace=chains.trace, provenance=about)
 
     def resolved(self, model: nn.Module, data: Dataset) -> Self:
@@ -285,8 +261,7 @@ class StochasticGradient(Settings):
         num, size = len(data.x_train), self.batch_size
         if size is None:
             weights = sum(value.numel() for value in model.initial.values())
-            small = isinstance(data.x_train, Tensor) and num * weights <= WHOLE
-            size = 0 if small else schedule(num, weights).batch_size or MIN_BATCH
+            size = batch_of_chains(num, weights, isinstance(data.x_train, Tensor))
         epochs = self.epochs or max(MIN_EPOCHS, STEPS // math.ceil(num / (size or num)))
         return replace(self, batch_size=size, epochs=epochs)
 
@@ -296,13 +271,7 @@ class StochasticGradient(Settings):
         if self.start == "jitter" or (self.start is None and (linear or not isinstance(data.x_train, Tensor))):
             return None
         data = replace(data, x_val=data.x_val[:0], y_val=data.y_val[:0])  # validation rows may calibrate
-        apart = hold_out(data, run.seed)
-        rule = schedule(num := len(apart.x_train), sum(value.numel() for value in model.initial.values()))
-        epochs = max(MIN_EPOCHS, MEMBER_STEPS // math.ceil(num / (rule.batch_size or num)))
-        how = dict(epochs=epochs, patience=default_patience(apart, rule.batch_size), lr=rule.lr)
-        return optimised(
-            model, data, self.chains, run, temperature=self.temperature, batch_size=rule.batch_size or num, **how
-        )
+        return optimised(model, data, self.chains, run, temperature=self.temperature, **by_rule(model, data, run.seed))
 
 
 @dataclass(frozen=True)
