@@ -50,7 +50,6 @@ class Foreign:
         return type("Column", (), {"to_list": lambda self: values})()
 
 
-# -- the same as a file ------------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def file(tmp_path_factory):
     path = tmp_path_factory.mktemp("own") / "houses.csv"
@@ -64,8 +63,7 @@ def test_a_frame_is_the_same_as_a_file_of_it(file, frame):
     assert data.fingerprint == of_file.fingerprint and data.split == of_file.split
     assert data.schema == of_file.schema and torch.equal(data.y_test, of_file.y_test)
     assert data.schema.features[3:] == ("city=Rome", "flat=False", "flat=True", "heating=gas", "heating=oil", "year")
-    whole = FRAME.assign(price=PRICE)
-    assert bp.dataset(whole, "price").fingerprint == data.fingerprint
+    assert bp.dataset(FRAME.assign(price=PRICE), "price").fingerprint == data.fingerprint
     torch.testing.assert_close(
         bp.load_inputs(FRAME[FRAME.columns[::-1]], data.schema), bp.load_inputs(file, data.schema)
     )
@@ -77,9 +75,7 @@ def test_arrays_tensors_and_lists_are_one(kind):
     data = bp.dataset(kind(ARRAY), kind(PRICES[:, None]), seed=3)
     frame = bp.dataset(FRAME[["area", "rooms"]], PRICE, seed=3)
     assert data.fingerprint == frame.fingerprint and data.schema.features == ("x1", "x2")
-    torch.testing.assert_close(
-        bp.load_inputs(kind(ARRAY[:3]), data.schema), data.schema.standardise(torch.tensor(ARRAY[:3]))
-    )
+    torch.testing.assert_close(bp.load_inputs(kind(ARRAY[:3]), data.schema), data.schema.standardise(ARRAY[:3]))
 
 
 def test_categories_of_a_type_stay_categories_and_labels_keep_their_names():
@@ -94,8 +90,6 @@ def test_categories_of_a_type_stay_categories_and_labels_keep_their_names():
         assert data.schema.classes == classes and data.y_train.unique().tolist() == [*range(len(classes))]
     data = bp.dataset(ARRAY, np.tile([0, 1], NUM // 2), classes=["no", "yes"])
     assert data.schema.classes == ("no", "yes")
-    images = bp.dataset(np.random.default_rng(0).integers(0, 255, (NUM, 8, 8), dtype=np.uint8), LABELS)
-    assert images.schema.input_shape == (1, 8, 8)
 
 
 def test_a_torch_data_set_is_read_into_memory(tmp_path):
@@ -112,8 +106,6 @@ def test_a_torch_data_set_is_read_into_memory(tmp_path):
     of_pixels = bp.dataset(ImageFolder(tmp_path))  # images as they are: uint8, channels last
     pixels, floats = (d.schema.unstandardise(d.x_test) for d in (of_pixels, data))
     torch.testing.assert_close(pixels, floats)
-    rows = bp.dataset(TensorDataset(torch.tensor(ARRAY), torch.tensor(PRICES)))
-    assert rows.fingerprint == bp.dataset(ARRAY, PRICES).fingerprint
     Image.fromarray(np.zeros((9, 9, 3), dtype=np.uint8)).save(tmp_path / "dogs" / "z.png")
     for wrong, message in (
         (dict(x=ImageFolder(tmp_path)), r"X\[20\] is .*\(9, 9, 3\).*resize them"),
@@ -126,20 +118,16 @@ def test_a_torch_data_set_is_read_into_memory(tmp_path):
 
 
 def test_a_fit_takes_rows_and_a_prediction_a_frame():
-    posterior = bp.fit(
-        "mlp", (FRAME, PRICE), bp.MAP(epochs=100, batch_size=0, lr=0.05), seed=0, progress=False, device="cpu"
-    )
+    posterior = bp.fit("mlp", (FRAME, PRICE), bp.MAP(epochs=2), progress=False, device="cpu")
     assert posterior.provenance["rows"] == {"train": NUM, "val": 0, "test": 0}
     mean = bp.predict(posterior, FRAME).mean
     assert torch.equal(mean, bp.predict(posterior, bp.load_inputs(FRAME, posterior.schema)).mean)
-    assert (mean.double() - torch.tensor(PRICES)).std() < 0.2 * PRICES.std()
     with pytest.raises(UserError, match=r"a fit takes a data set .* or \(X, y\), not a str"):
         bp.fit("mlp", "houses.csv")
     with pytest.warns(UserWarning, match="left aside: garden"):
         bp.predict(posterior, FRAME.assign(garden=1))
 
 
-# -- missing and unseen -----------------------------------------------------------------------------------------------
 def test_missing_values_become_the_training_median_and_an_indicator():
     gaps = FRAME.assign(area=FRAME["area"].where(FRAME.index % 5 > 0), city=FRAME["city"].where(FRAME.index % 7 > 0))
     rows = np.arange(40), np.arange(40, NUM)
@@ -154,13 +142,9 @@ def test_missing_values_become_the_training_median_and_an_indicator():
     torch.testing.assert_close(bp.load_inputs(gaps[40:], data.schema), data.x_test)
     filled = x[:40, 0].double()
     assert data.schema.x_shift[0] == pytest.approx(filled.mean().item(), rel=1e-5) and data.schema.x_shift[1] == 0
-    assert bp.Schema.from_dict(data.schema.to_dict()) == data.schema
     array = bp.dataset(gaps[["area", "rooms"]].to_numpy(), PRICES, missing="indicator", split=rows)
     torch.testing.assert_close(array.x_test, data.x_test[:, :3])
     torch.testing.assert_close(bp.load_inputs(gaps[["area", "rooms"]].to_numpy()[40:], array.schema), array.x_test)
-    complete = gaps.notna().all(axis=1)
-    dropped = bp.dataset(gaps, PRICE, missing="drop")
-    assert dropped.fingerprint == bp.dataset(gaps[complete].reset_index(drop=True), PRICE[complete]).fingerprint
     with pytest.raises(UserError, match="column 'rooms', row 0: missing value"):
         bp.load_inputs(gaps.assign(rooms=np.nan), data.schema)
 
@@ -173,7 +157,6 @@ def test_unseen_categories_are_none_of_the_known_ones():
         bp.dataset(FRAME, PRICE, x_test=FRAME.assign(city="Paris"), y_test=PRICE)
 
 
-# -- splits ------------------------------------------------------------------------------------------------------------
 def parts(data, column):
     """The values of a column in each part."""
     place = data.schema.features.index(column)
@@ -187,14 +170,13 @@ def test_groups_stay_together_and_time_goes_on():
     groups = bp.dataset(FRAME, PRICE, groups=FRAME["year"], split=0.2, validation=0.2)
     train, val, test = parts(groups, "year")
     assert train and val and test and not (train & val or train & test or val & test)
-    assert groups.fingerprint != bp.dataset(FRAME, PRICE, groups=FRAME["year"], split=0.2, seed=1).fingerprint
     assert sum(groups.split["rows"]) == NUM and abs(groups.split["rows"][2] - 12) <= 5
     train, val, test = parts(bp.dataset(FRAME, PRICE, time=FRAME["year"]), "year")
     assert max(train) < min(val) <= max(val) < min(test)
     dates = pd.to_datetime("2020-01-01") + pd.to_timedelta(FRAME["year"] - 1950, unit="D")
-    by_column = bp.dataset(FRAME.assign(day=dates), PRICE, time="day", validation=0)
-    assert "day" not in by_column.schema.features and not len(by_column.x_val)
-    text = bp.dataset(FRAME, PRICE, time=dates.dt.strftime("%Y-%m-%d").tolist(), validation=0)
+    by_column = bp.dataset(FRAME.assign(day=dates), PRICE, time="day")
+    assert "day" not in by_column.schema.features
+    text = bp.dataset(FRAME, PRICE, time=dates.dt.strftime("%Y-%m-%d").tolist())
     assert text.fingerprint == by_column.fingerprint
 
 
@@ -203,59 +185,42 @@ def test_given_rows_are_the_test_part():
     of_mask, of_rows = (bp.dataset(FRAME, PRICE, split=s, validation=5) for s in (mask, np.flatnonzero(mask)))
     assert of_mask.fingerprint == of_rows.fingerprint and of_mask.split["rows"] == [40, 5, 15]
     np.testing.assert_allclose(of_mask.y_test, PRICES[mask], rtol=1e-6)
-    both = bp.dataset(FRAME, PRICE, split=(np.arange(10, 50), np.arange(50, 55), np.arange(55, 60)))
-    assert both.split["rows"] == [40, 5, 5]
-    np.testing.assert_allclose(both.y_val, PRICES[50:55], rtol=1e-6)
+    three = bp.dataset(FRAME, PRICE, split=(np.arange(10, 50), np.arange(50, 55), np.arange(55, 60)))
+    assert three.split["rows"] == [40, 5, 5]
+    np.testing.assert_allclose(three.y_val, PRICES[50:55], rtol=1e-6)
     given = bp.dataset(FRAME[:40], PRICE[:40], x_test=FRAME[40:], y_test=PRICE[40:], validation=0)
     np.testing.assert_allclose(given.y_test, PRICES[40:], rtol=1e-6)
     torch.testing.assert_close(given.x_test, bp.load_inputs(FRAME[40:], given.schema))
-    labels = bp.dataset(ARRAY[:40], LABELS[:40], x_test=ARRAY[40:], y_test=LABELS[40:])
-    assert labels.y_test.tolist() == (LABELS[40:] == "v").astype(int).tolist()
     shares = bp.dataset(ARRAY, LABELS, split=0.5, validation=10)
     assert shares.split["rows"] == [20, 10, 30] and shares.y_test.sum() == 15, "stratified"
 
 
-# -- what is refused -------------------------------------------------------------------------------------------------
 BAD = {
     "lengths": (dict(y=PRICE[:9]), "X has 60 rows and y 9"),
     "no target": (dict(y=None), "y is missing"),
     "no such column": (dict(y="prize"), r"unknown column of X \(y=\) 'prize'"),
     "dates": (dict(x=FRAME.assign(day=pd.Timestamp("2020-01-01"))), "'day' holds dates or times.*days since a day"),
     "mixed": (dict(x=FRAME.assign(a=[1, "a"] * 30)), r"'a' holds mixed-integer values \(row 0: int, row 1: str\)"),
-    "mixed target": (dict(y=[1, "a"] * 30), r"y .*holds mixed-integer values"),
-    "bytes": (dict(x=FRAME.assign(a=b"a")), "'a' holds bytes values"),
     "gap": (dict(x=FRAME.assign(area=[np.nan, *FRAME["area"][1:]])), r"'area', row 0: missing value.*missing='drop'"),
     "gap in array": (dict(x=np.where(np.arange(NUM)[:, None] == 7, np.nan, ARRAY)), r"x\[7, 0\] is nan.*row 7"),
-    "infinite": (dict(x=FRAME.assign(area=np.inf)), "'area', row 0: 'inf' is not finite"),
-    "gap in y": (dict(y=PRICE.where(PRICE.index != 4)), r"'price', row 4: missing value"),
-    "gap in y of an array": (dict(x=ARRAY, y=PRICE.where(PRICE.index != 4)), "'price', row 4: missing value"),
     "gap in labels": (dict(x=ARRAY, y=[None, *LABELS[1:]]), "'y', row 0: missing value"),
     "all missing": (dict(x=FRAME.assign(a=np.nan), missing="indicator"), "column 'a' has no value in any row"),
     "names": (dict(x=pd.concat([FRAME, FRAME], axis=1)), "X has 2 columns called 'area'"),
-    "names in text": (dict(x=FRAME.assign(city=[f"c{k}" for k in range(NUM)])), "holds 60 different texts"),
-    "target inside": (dict(x=FRAME.assign(price=1)), "X has a column 'price', as y is called"),
     "one dimension": (dict(x=PRICES), r"X has shape \(60,\); .*X.reshape\(-1, 1\)"),
     "targets in three dimensions": (dict(y=np.ones((NUM, 2, 2))), r"y has shape \(60, 2, 2\); give one target"),
     "empty": (dict(x=ARRAY[:0], y=[]), "X has no rows"),
     "ragged": (dict(x=[[1, 2], [3]], y=[1, 2]), "rows of unequal length"),
     "pixels": (dict(x=np.full((NUM, 4, 4), 300.0)), "pixels from 300.0 to 300.0"),
-    "one class": (dict(y=["u"] * NUM), "one class only"),
-    "labels skip": (dict(x=ARRAY, y=np.tile([0, 2], 30), classes=["a", "b"]), "row 1: unknown label '2.0'"),
     "class without rows": (dict(y=np.repeat(["u", "v"], 30), split=np.arange(NUM) < 30), "class 'u' .*no training row"),
     "negative counts": (dict(y=np.arange(NUM) - 3, task="counts"), r"row 0: -3.0 is no count.*task='regression'"),
-    "share": (dict(split=1.5), "split=1.5: give the share"),
     "mask": (dict(split=np.ones(5, bool)), r"split= is bool of shape \(5,\)"),
     "rows": (dict(split=[3, 99]), "split= names rows 3 to 99, but there are rows 0 to 59"),
-    "twice": (dict(split=([1, 2], [2, 3])), "names a row twice"),
-    "two ways": (dict(groups=FRAME["year"], time=FRAME["year"]), "three ways to divide"),
     "few groups": (dict(groups=np.arange(NUM) % 2), "2 different values are too few"),
     "group gap": (dict(groups=[None] + [1] * 59), r"groups: row 0 .*has no value"),
     "no date": (dict(time=["1.2.2020"] * NUM), "time must be numbers, dates"),
     "test alone": (dict(x_test=FRAME), "x_test is given without y_test"),
     "test and split": (dict(x_test=FRAME, y_test=PRICE, split=0.2), "leave split= out"),
-    "test columns": (dict(x_test=FRAME.drop(columns="area"), y_test=PRICE), "x_test.* no column 'area'"),
     "choice": (dict(missing="median"), "unknown missing 'median'"),
-    "task": (dict(task="ranking"), "unknown task 'ranking'"),
 }  # fmt: skip
 
 
@@ -268,24 +233,17 @@ def test_what_is_wrong_is_said_in_one_line(case):
 
 
 def test_load_data_and_new_rows_say_the_way_out():
-    with pytest.raises(UserError, match=r"a DataFrame; give it to bp\.dataset"):
-        bp.load_data(FRAME)
-    schema = bp.dataset(ARRAY, PRICES).schema
-    with pytest.raises(UserError, match=r"inputs of shape \(3,\); this model takes \(2,\)"):
-        bp.load_inputs(np.ones((4, 3)), schema)
-    images = bp.dataset(np.zeros((NUM, 4, 4), dtype=np.uint8), LABELS).schema
-    with pytest.raises(UserError, match=r"X is a frame, and this model takes arrays of shape \(N, 1, 4, 4\)"):
-        bp.load_inputs(FRAME, images)
+    table, images = (bp.dataset(x, LABELS).schema for x in (ARRAY, np.zeros((NUM, 4, 4), dtype=np.uint8)))
+    for call, message in (
+        (lambda: bp.load_data(FRAME), r"a DataFrame; give it to bp\.dataset"),
+        (lambda: bp.load_inputs(np.ones((4, 3)), table), r"inputs of shape \(3,\); this model takes \(2,\)"),
+        (lambda: bp.load_inputs(FRAME, images), r"a frame, and this model takes arrays of shape \(N, 1, 4, 4\)"),
+    ):
+        with pytest.raises(UserError, match=message):
+            call()
 
 
-@pytest.mark.parametrize("settings", [{"prior": ("normal:1", "normal:2")}, {"prior": {"a": "normal:1"}},
-                                      {"noise": lambda x: x}])  # fmt: skip
+@pytest.mark.parametrize("settings", [{"prior": ("normal:1", "normal:2")}, {"noise": lambda x: x}])
 def test_settings_of_another_kind_are_refused_in_a_sentence(settings):
-    with pytest.raises(bp.UserError, match=r"prior= takes one text, such as 'fan-in:1'|noise must be 'learned'"):
-        bp.fit(bp.MeanField(**settings), bp.load_data("diabetes"), bp.SVI(epochs=1), progress=False)
-
-
-def test_arrays_are_standardised_as_tensors_are():
-    schema = bp.load_data("diabetes").schema
-    x = np.random.default_rng(0).normal(size=(3, 10))
-    assert torch.equal(schema.standardise(x), schema.standardise(torch.from_numpy(x)))
+    with pytest.raises(UserError, match=r"prior= takes one text, such as 'fan-in:1'|noise must be 'learned'"):
+        bp.fit(bp.MeanField(**settings), (ARRAY, PRICES), bp.SVI(epochs=1), progress=False)
